@@ -1,13 +1,18 @@
 //! The client for programs without an asynchronous runtime.
 //!
-//! A [`Runtime`] is a thread that drives the connections of its mounts. The methods of [`Mount`] and [`File`] wait for that
-//! thread; they can be called from any thread and from several at once, also from a thread of another tokio runtime (which
-//! does nothing else meanwhile), and in the destructors of a thread that ends. All types here can be dropped there, too. Operations that have no method here run by [`Mount::run`].
+//! A [`Runtime`] is a thread that drives the connections of its mounts. The methods of [`Mount`] and [`File`] wait for
+//! that
+//! thread. They can be called from any number of threads at the same time. These can be threads of another tokio
+//! runtime, which
+//! are blocked meanwhile, or threads that run their destructors. All types here can be dropped there, too. Operations
+//! without
+//! a method here run through [`Mount::run`].
 //!
-//! Buffers: [`File::read_at`], [`Reader`] and [`Writer`] copy the data once. [`File::read_buffer`] and [`File::write_at`] copy
-//! nothing: a buffer moves into the operation and returns with its result.
+//! Buffers: [`File::read_at`], [`Reader`] and [`Writer`] copy the data once. [`File::read_buffer`] and
+//! [`File::write_at`] do
+//! not copy: a buffer moves into the operation and returns with its result.
 //!
-//! On error the operation's [`Error`](crate::Error) is returned. A panic in an operation is raised again in its caller.
+//! An operation that fails returns its [`Error`](crate::Error). A panic in an operation is raised again in its caller.
 //!
 //! ```no_run
 //! # fn example(switch: rpc::Switch) -> Result<(), Box<dyn std::error::Error>> {
@@ -40,7 +45,7 @@ use crate::{
     mount::{self, DirEntry, OpenOptions},
 };
 
-/// A thread that drives connections. It ends when the last clone, [`Mount`] and [`File`] is dropped.
+/// A thread that drives connections. It ends when the last clone and the last [`Mount`] and [`File`] of it are dropped.
 #[derive(Clone)]
 pub struct Runtime(Arc<Driver>);
 
@@ -52,10 +57,10 @@ struct Driver {
     id: ThreadId,
 }
 
-/// A value that belongs to a runtime, and is dropped on its thread.
+/// A value that belongs to a runtime and is dropped on its thread.
 #[derive(Clone)]
 struct Owned<T: Send + 'static> {
-    /// Taken only by `Drop`, and while an operation has it.
+    /// `None` only while an operation uses the value, and in `Drop`.
     value: Option<T>,
     runtime: Runtime,
 }
@@ -71,35 +76,36 @@ pub struct File(Owned<mount::File>);
 /// Reads a file in order, with read-ahead.
 pub struct Reader {
     reader: Owned<mount::Reader>,
-    /// Data that has been read and not handed out.
+    /// Data that were received and not yet returned to the caller.
     chunk: Bytes,
 }
 
-/// Writes a file in order, with write-behind. Small writes are best made through a [`std::io::BufWriter`]. Data is on stable
-/// storage after [`flush`](io::Write::flush); what is not flushed may be lost.
+/// Writes a file in order, with write-behind. A [`std::io::BufWriter`] around it makes small writes cheaper. Data are
+/// on stable
+/// storage after [`flush`](io::Write::flush). Data that are not flushed may be lost.
 pub struct Writer(Owned<mount::Writer>);
 
 impl Runtime {
     /// Starts the thread.
     ///
     /// # Errors
-    /// The system gives no thread or no descriptors.
+    /// The system has no resources for a thread or for descriptors.
     pub fn start() -> io::Result<Self> {
         let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
         let handle = runtime.handle().clone();
         let (stop, stopped) = oneshot::channel::<()>();
         let thread = thread::Builder::new().name("slipway-client".to_owned()).spawn(move || {
-            // It ends by an error, as nothing is ever sent.
+            // Nothing is ever sent: `block_on` returns an error when the sender is dropped.
             let _ = runtime.block_on(stopped);
         })?;
         let id = thread.thread().id();
         Ok(Self(Arc::new(Driver { handle, stop: Some(stop), thread: Some(thread), id })))
     }
 
-    /// Mounts what `url` names; see [`Mount::connect`](crate::Mount::connect).
+    /// Mounts the tree that `url` names; see [`Mount::connect`](crate::Mount::connect).
     ///
     /// # Errors
-    /// The host or transport is not known, no server answers, or it does not export the path to this client.
+    /// The host or transport is unknown, no server answers, or the server does not export the path to this client.
     pub fn connect(&self, url: &NfsUrl, switch: &Switch) -> Result<Mount> {
         let (url, switch) = (url.clone(), switch.clone());
         let mount = self.run(async move { mount::Mount::connect(&url, &switch).await })?;
@@ -109,18 +115,18 @@ impl Runtime {
     /// Runs a future on the thread and waits for its result.
     ///
     /// # Panics
-    /// If the future panics, or if the caller is itself a future on that thread, which would wait for ever.
+    /// If the future panics, or if the caller is itself a future on that thread, which would wait forever.
     pub fn run<T: Send + 'static>(&self, future: impl Future<Output = T> + Send + 'static) -> T {
         assert!(
             thread::current().id() != self.0.id,
-            "a blocking call on the thread that drives the client's connections"
+            "a blocking call must not run on the thread that drives the client's connections"
         );
-        // A channel rather than the runtime: a runtime refuses to block threads of another one.
+        // This uses a channel instead of the runtime's `block_on`, which panics on threads of another runtime.
         let (done, result) = mpsc::sync_channel::<std::result::Result<T, Box<dyn Any + Send>>>(1);
         self.0.handle.spawn(async move {
             let _ = done.send(AssertUnwindSafe(future).catch_unwind().await);
         });
-        let result = result.recv().expect("the thread runs as long as it is referred to");
+        let result = result.recv().expect("the thread must run as long as references to it exist");
         result.unwrap_or_else(|panic| resume_unwind(panic))
     }
 }
@@ -128,7 +134,7 @@ impl Runtime {
 impl Drop for Driver {
     fn drop(&mut self) {
         drop(self.stop.take());
-        // The last reference can be in a future on that very thread, which then ends by itself.
+        // If a future on this thread drops the last reference, the thread ends without a join.
         if thread::current().id() != self.id
             && let Some(thread) = self.thread.take()
         {
@@ -139,7 +145,7 @@ impl Drop for Driver {
 
 impl<T: Send + 'static> Owned<T> {
     fn get(&self) -> &T {
-        self.value.as_ref().expect("only Drop takes the value, and operations return it")
+        self.value.as_ref().expect("operations must return the value")
     }
 
     fn with<U: Send + 'static>(&self, value: U) -> Owned<U> {
@@ -159,13 +165,13 @@ impl<T: Clone + Send + 'static> Owned<T> {
 }
 
 impl<T: Send + 'static> Owned<T> {
-    /// Runs an operation on the value itself, which returns with the result.
+    /// Runs an operation on the value itself. The operation returns it with the result.
     fn lend<R, F>(&mut self, operation: impl FnOnce(T) -> F) -> R
     where
         R: Send + 'static,
         F: Future<Output = (T, R)> + Send + 'static,
     {
-        let value = self.value.take().expect("only Drop takes the value, and operations return it");
+        let value = self.value.take().expect("operations must return the value");
         let (value, result) = self.runtime.run(operation(value));
         self.value = Some(value);
         result
@@ -173,7 +179,8 @@ impl<T: Send + 'static> Owned<T> {
 }
 
 impl<T: Send + 'static> Drop for Owned<T> {
-    /// The value is dropped by a task: a thread that ends and runs its destructors can have no tokio context any more.
+    /// Drops the value in a task on the runtime's thread, because a thread that runs its destructors may have no tokio
+    /// context.
     fn drop(&mut self) {
         if let Some(value) = self.value.take() {
             self.runtime.0.handle.spawn(async move { drop(value) });
@@ -191,15 +198,15 @@ impl Mount {
         self.0.run(operations)
     }
 
-    /// The asynchronous mount.
+    /// Returns the asynchronous mount.
     pub fn as_async(&self) -> &mount::Mount {
         self.0.get()
     }
 
-    /// Attributes of an object; symbolic links are followed.
+    /// Returns the attributes of an object. Follows symbolic links.
     ///
     /// # Errors
-    /// The path leads to nothing, or the server refuses.
+    /// The path does not lead to an object, or the server refuses.
     pub fn stat(&self, path: impl AsRef<[u8]>) -> Result<Attr> {
         let path = owned(path);
         self.run(|mount| async move { mount.stat(path).await })
@@ -208,16 +215,17 @@ impl Mount {
     /// Reads a whole file.
     ///
     /// # Errors
-    /// It cannot be opened or read.
+    /// The file cannot be opened or read.
     pub fn read(&self, path: impl AsRef<[u8]>) -> Result<Bytes> {
         let path = owned(path);
         self.run(|mount| async move { mount.read(path).await })
     }
 
-    /// Replaces the content of a file, which is created if it does not exist. The data is on stable storage afterwards.
+    /// Replaces the content of a file, which is created if it does not exist. The data are on stable storage when this
+    /// returns.
     ///
     /// # Errors
-    /// It cannot be created or written.
+    /// The file cannot be created or written.
     pub fn write(&self, path: impl AsRef<[u8]>, data: impl Into<Bytes>) -> Result<()> {
         let (path, data) = (owned(path), data.into());
         self.run(|mount| async move { mount.write(path, data).await })
@@ -226,7 +234,7 @@ impl Mount {
     /// Opens a file.
     ///
     /// # Errors
-    /// The path leads to no file.
+    /// The path does not lead to a file.
     pub fn open(&self, path: impl AsRef<[u8]>) -> Result<File> {
         let path = owned(path);
         self.file(self.run(|mount| async move { mount.open(path).await }))
@@ -235,13 +243,13 @@ impl Mount {
     /// Opens or creates a file.
     ///
     /// # Errors
-    /// It does not exist and is not to be created, or it exists and is to be new, or the server refuses.
+    /// The file does not exist and `create` is not set, or it exists and `exclusive` is set, or the server refuses.
     pub fn open_with(&self, path: impl AsRef<[u8]>, options: OpenOptions) -> Result<File> {
         let path = owned(path);
         self.file(self.run(|mount| async move { mount.open_with(path, options).await }))
     }
 
-    /// Creates a file, or truncates the one that is there.
+    /// Creates a file, or truncates an existing one.
     ///
     /// # Errors
     /// The server refuses.
@@ -250,7 +258,7 @@ impl Mount {
         self.file(self.run(|mount| async move { mount.create(path, mode).await }))
     }
 
-    /// Makes a directory.
+    /// Creates a directory.
     ///
     /// # Errors
     /// The server refuses.
@@ -289,7 +297,7 @@ impl Mount {
     /// Lists a directory, without `.` and `..`.
     ///
     /// # Errors
-    /// The path leads to no directory, or the server refuses.
+    /// The path does not lead to a directory, or the server refuses.
     pub fn read_dir(&self, path: impl AsRef<[u8]>) -> Result<Vec<DirEntry>> {
         let path = owned(path);
         self.run(|mount| async move { mount.read_dir(path).await?.collect().await })
@@ -298,7 +306,7 @@ impl Mount {
     /// Ends the mount; see [`Mount::unmount`](crate::Mount::unmount).
     ///
     /// # Errors
-    /// The server cannot be told.
+    /// The server does not answer.
     pub fn unmount(self) -> Result<()> {
         self.0.run(|mount| async move { mount.unmount().await })
     }
@@ -309,12 +317,12 @@ impl Mount {
 }
 
 impl File {
-    /// The asynchronous file.
+    /// Returns the asynchronous file.
     pub fn as_async(&self) -> &mount::File {
         self.0.get()
     }
 
-    /// Its attributes.
+    /// Returns the attributes.
     ///
     /// # Errors
     /// The file has been removed, or the server refuses.
@@ -322,11 +330,12 @@ impl File {
         self.0.run(|file| async move { file.stat().await })
     }
 
-    /// Reads at `offset` into `into` and returns the number of bytes read, which is less than the length of `into` only at the
-    /// end of the file. The data is copied once.
+    /// Reads at `offset` into `into`. Returns the number of bytes, which is less than the length of `into` only at the
+    /// end of
+    /// the file. The data are copied once.
     ///
     /// # Errors
-    /// A READ failed; the content of `into` is unspecified.
+    /// A READ failed. The content of `into` is then unspecified.
     pub fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
         let buffer = self.as_async().mount().pool().take(into.len());
         let (read, buffer) = self.read_buffer(offset, buffer);
@@ -335,11 +344,11 @@ impl File {
         Ok(len)
     }
 
-    /// Reads at `offset` into a [`Buffer`](buf::Buffer) or a [`Region`], without a copy if it has at most
-    /// [`Mount::read_size`](crate::Mount::read_size) bytes. It returns with the result.
+    /// Reads at `offset` into a [`Buffer`](buf::Buffer) or a [`Region`]. Does not copy if the memory has at most
+    /// [`Mount::read_size`](crate::Mount::read_size) bytes. Returns the memory with the result.
     ///
     /// # Errors
-    /// A READ failed; the content of the memory is unspecified.
+    /// A READ failed. The content of the memory is then unspecified.
     pub fn read_buffer<R>(&self, offset: u64, into: R) -> (Result<usize>, R)
     where
         R: Into<Region> + TryFrom<Region> + Send + 'static,
@@ -347,21 +356,21 @@ impl File {
         self.0.run(|file| async move { file.read_at(offset, into).await })
     }
 
-    /// Writes at `offset`, without a copy. The data is on stable storage when this returns.
+    /// Writes at `offset`, without a copy. The data are on stable storage when this returns.
     ///
     /// # Errors
-    /// A WRITE or COMMIT failed; some of the data may have been written.
+    /// A WRITE or COMMIT failed. Some of the data may have been written.
     pub fn write_at(&self, offset: u64, data: impl Into<Rope>) -> Result<()> {
         let data = data.into();
         self.0.run(|file| async move { file.write_at(offset, data).await })
     }
 
-    /// Reads the whole file in order.
+    /// Returns a reader of the whole file.
     pub fn reader(&self) -> Reader {
         Reader { reader: self.0.with(self.as_async().reader()), chunk: Bytes::new() }
     }
 
-    /// Writes in order from `offset`.
+    /// Returns a writer that starts at `offset`.
     pub fn writer_at(&self, offset: u64) -> Writer {
         Writer(self.0.with(self.as_async().writer_at(offset)))
     }

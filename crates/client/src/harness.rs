@@ -1,4 +1,4 @@
-//! For tests of this library: parts of it that a server can reach, without a server.
+//! Parts of this library that tests can call without a server, as a hostile server would.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::{
     v4::callbacks::Callbacks,
 };
 
-/// The callback program of a mount that holds nothing, whose session has this ID and so many slots for callbacks.
+/// Returns the callback program of a mount without state, for a session with this ID and this number of callback slots.
 pub fn callback_service(session: Sessionid4, slots: u32) -> Arc<dyn rpc::Service> {
     let backchannel = Arc::new(Backchannel::new(Arc::new(Callbacks::default())));
     backchannel.session(session, slots);

@@ -1,20 +1,30 @@
-//! The NFS client library: NFS version 3 over any transport of [`rpc`]'s switch, in user space.
+//! The NFS client library: NFSv3 and NFSv4 in user space, over any transport of [`rpc`]'s switch.
 //!
-//! A [`Mount`] is made from a URL and has the operations of a file system, by path; a [`File`] reads and writes, and its
-//! [`Reader`] and [`Writer`] do so in order, with read-ahead and write-behind; a [`Dir`] lists. [`V3`] are the procedures
-//! themselves, by file handle; [`MountClient`] is the MOUNT protocol. All are `Send`, and work from any task of any
-//! tokio runtime as long as the one on which the mount was made runs.
+//! - [`Mount`] is made from a URL and has the operations of a file system, by path.
+//! - [`File`] reads and writes at offsets; its [`Reader`] and [`Writer`] do so in order, with read-ahead and
+//!   write-behind.
+//!   [`Dir`] lists a directory.
+//! - [`Protocol`] has the operations by file handle, [`V3`] the procedures of NFSv3, [`V4`] what only NFSv4 has, and
+//!   [`MountClient`] the MOUNT protocol.
+//!
+//! All of these are `Send`. They can be used from any task of any tokio runtime, as long as the runtime runs on which
+//! the
+//! mount was made.
 //!
 //! Programs without an asynchronous runtime use [`blocking`].
 //!
-//! - **Memory.** File data is not copied: it is received into the caller's [`Buffer`](buf::Buffer) or into memory of the
-//!   transport's pool, and sent from the [`Rope`](buf::Rope) that the caller gave.
-//! - **Time.** Every call ends when the server has been silent until the deadline (`timeo` in the URL,
-//!   [`Mount::with_deadline`]). A server that says "later" (JUKEBOX, DELAY, GRACE) is asked again, for as long as it says so.
-//!   A lost connection is made again below, and only a deadline that passes shows it. Dropping a future gives its call up.
-//! - **Errors** say what happened in which procedure, on which server and for which path; see [`ErrorKind`].
+//! - **Memory.** File data are not copied: they are received into the caller's [`Buffer`](buf::Buffer) or into memory
+//!   of
+//!   the transport's pool, and sent from the caller's [`Rope`](buf::Rope).
+//! - **Time.** A call fails when the server has been silent until the deadline (`timeo` in the URL,
+//!   [`Mount::with_deadline`]). If the server asks to retry later (JUKEBOX, DELAY, GRACE), the client retries without a
+//!   limit. A lost connection is made again; callers notice it only if the deadline passes. Dropping a future cancels
+//!   its call.
+//! - **Errors** name the failure, the procedure, the server and the path; see [`ErrorKind`].
 //!
-//! Read RFC 1813 first; the parts that decide ([`Writer`]'s and [`Reader`]'s plans, the walk along a path) do no I/O.
+//! Read RFC 1813 first. The read-ahead of [`Reader`], the write-behind of [`Writer`] and the walk along a path are
+//! decided in
+//! modules without I/O.
 //!
 //! ```no_run
 //! # async fn example(switch: rpc::Switch) -> client::Result<()> {

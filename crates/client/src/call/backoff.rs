@@ -1,4 +1,6 @@
-//! [`Backoff`]: pauses between attempts, each longer than the last; [`Notice`] warns the user about a server that asks to wait.
+//! Pauses between the attempts of an operation.
+//!
+//! [`Backoff`] doubles each pause up to a maximum. [`Notice`] warns the user about a server that asks to retry later.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,29 +10,29 @@ use tokio::time::Instant;
 use super::{Deadline, Program};
 use crate::model::{Error, Status};
 
-/// The pauses of one operation.
+/// The pauses between the attempts of one operation.
 pub(crate) struct Backoff {
     delay: Duration,
-    /// When the server first asked to retry later.
+    /// The time when the server first asked to retry later.
     since: Option<Instant>,
 }
 
 impl Backoff {
     pub fn new() -> Self {
-        Self { delay: FIRST, since: None }
+        Self { delay: FIRST_DELAY, since: None }
     }
 
-    /// Pauses if this error asks to retry later. Returns whether to retry.
-    pub async fn later(&mut self, program: &Program, error: &Error, deadline: &Deadline) -> bool {
+    /// Pauses if the error asks to retry later. Returns `true` if the caller is to retry.
+    pub async fn pause_if_delayed(&mut self, program: &Program, error: &Error, deadline: &Deadline) -> bool {
         if !error.is_later() {
             return false;
         }
-        self.put_off(program, error.operation(), error.status() == Some(Status::Grace), deadline).await
+        self.pause_for_delay(program, error.operation(), error.status() == Some(Status::Grace), deadline).await
     }
 
-    /// Pauses because the server asks to retry this operation later. The pause does not count against the deadline. Returns false
-    /// only if the deadline is strict and would pass.
-    pub async fn put_off(
+    /// Pauses because the server asks to retry this operation later. The pause does not count against the deadline.
+    /// Returns `false` only if the deadline is strict and the pause would end after it.
+    pub async fn pause_for_delay(
         &mut self,
         program: &Program,
         operation: &'static str,
@@ -38,20 +40,20 @@ impl Backoff {
         deadline: &Deadline,
     ) -> bool {
         let since = *self.since.get_or_insert_with(Instant::now);
-        program.notice().put_off(program.server(), operation, is_grace, since.elapsed());
-        deadline.heard();
-        let waited = self.waits(deadline).await;
-        deadline.heard();
+        program.notice().record_delay(program.server(), operation, is_grace, since.elapsed());
+        deadline.restart();
+        let waited = self.pause_before(deadline).await;
+        deadline.restart();
         waited
     }
 
-    /// Makes all further pauses the longest: the server will notify the client.
+    /// Sets all further pauses to the maximum, because the server will notify the client.
     pub fn slow_down(&mut self) {
-        self.delay = MOST;
+        self.delay = DELAY_MAX;
     }
 
-    /// Pauses, and returns true; but not beyond the deadline.
-    pub async fn waits(&mut self, deadline: &Deadline) -> bool {
+    /// Pauses and returns `true`. Returns `false` without a pause if the pause would end after the deadline.
+    pub async fn pause_before(&mut self, deadline: &Deadline) -> bool {
         let at = Instant::now() + self.delay;
         if at >= deadline.at() {
             return false;
@@ -60,40 +62,42 @@ impl Backoff {
         true
     }
 
-    /// Pauses for a random part, at least half, of the present delay, so that the clients of a server do not all retry at once.
+    /// Pauses for a random time between half of the current delay and all of it, so that the clients of a server do not
+    /// all retry at the same time.
     pub async fn pause(&mut self) {
         tokio::time::sleep(self.delay.mul_f64(rand::random_range(0.5..=1.0))).await;
-        self.delay = (self.delay * 2).min(MOST);
+        self.delay = (self.delay * 2).min(DELAY_MAX);
     }
 }
 
-/// Warns the user once about a server that asks to wait. The users of a connection share it.
+/// Warns the user when a server keeps asking to retry later. All users of a connection share it, so that the warnings
+/// are rate-limited.
 #[derive(Debug, Default)]
 pub(crate) struct Notice {
-    /// When a server last put off an operation that had waited for long.
+    /// The time of the last answer that delayed an operation which had already waited for [`WARN_AFTER`].
     last: Mutex<Option<Instant>>,
 }
 
 impl Notice {
-    fn put_off(&self, server: &Arc<str>, operation: &'static str, is_grace: bool, waited: Duration) {
+    fn record_delay(&self, server: &Arc<str>, operation: &'static str, is_grace: bool, waited: Duration) {
         if waited < WARN_AFTER {
             return;
         }
         let now = Instant::now();
         let before = self.last.lock().replace(now);
         if before.is_some_and(|before| now - before < WARN_AGAIN) {
-            tracing::debug!(%server, operation, ?waited, is_grace, "the server still asks to wait");
+            tracing::debug!(%server, operation, ?waited, is_grace, "the server still asks to retry later");
         } else if is_grace {
-            tracing::warn!(%server, operation, ?waited, "the server is in its grace period; waiting");
+            tracing::warn!(%server, operation, ?waited, "the server is in its grace period; retrying");
         } else {
-            tracing::warn!(%server, operation, ?waited, "the server asks to try again later; waiting");
+            tracing::warn!(%server, operation, ?waited, "the server asks to retry later; retrying");
         }
     }
 }
 
-const FIRST: Duration = Duration::from_millis(100);
-const MOST: Duration = Duration::from_secs(5);
-/// The time for which an operation waits before the user is warned.
+const FIRST_DELAY: Duration = Duration::from_millis(100);
+const DELAY_MAX: Duration = Duration::from_secs(5);
+/// The time that an operation waits before the user is warned.
 const WARN_AFTER: Duration = Duration::from_secs(2);
-/// The time without a pause after which the user is warned again.
+/// The time without a delayed operation after which the user is warned again.
 const WARN_AGAIN: Duration = Duration::from_secs(60);

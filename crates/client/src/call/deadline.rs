@@ -1,8 +1,8 @@
-//! [`Deadline`]: the time for which a server may be silent while an operation waits for it.
+//! [`Deadline`]: bounds the time that an operation waits for a silent server.
 //!
-//! A server that asks to retry later (NFS3ERR_JUKEBOX, NFS4ERR_DELAY, NFS4ERR_GRACE) is not silent. Each such answer restarts the
-//! time, as on a hard mount of Linux: an operation ends when the server has answered, when it has not answered for the whole timeout, or
-//! when the caller drops the future.
+//! A server that asks to retry later (NFS3ERR_JUKEBOX, NFS4ERR_DELAY, NFS4ERR_GRACE) is not silent. Each such answer
+//! restarts the timeout, as on a hard mount of Linux. So an operation ends when the server has answered, when the
+//! server has sent nothing for the whole timeout, or when the caller drops the future.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering::Relaxed},
@@ -11,46 +11,47 @@ use std::{
 
 use tokio::time::Instant;
 
-/// The end of an operation whose server is silent. All requests of the operation share it.
+/// The deadline of an operation. All requests of the operation share it.
 #[derive(Debug)]
 pub(crate) struct Deadline {
     start: Instant,
     timeout: Duration,
-    /// Nanoseconds from the start to the deadline.
+    /// Nanoseconds from `start` to the deadline.
     until_ns: AtomicU64,
     is_strict: bool,
 }
 
 impl Deadline {
-    /// Passes when the server has been silent for this time.
+    /// Makes a deadline that passes when the server has been silent for `timeout`.
     pub fn after(timeout: Duration) -> Self {
         Self { start: Instant::now(), timeout, until_ns: AtomicU64::new(nanoseconds(timeout)), is_strict: false }
     }
 
-    /// Passes after this time, whatever the server says: for work in the background that can be left undone.
+    /// Makes a deadline that passes after `timeout`, whatever the server answers. It is for background work that can be
+    /// left undone.
     pub fn strict(timeout: Duration) -> Self {
         Self { is_strict: true, ..Self::after(timeout) }
     }
 
-    /// When it passes, as far as is known now.
+    /// Returns the time at which the deadline passes, unless it is extended before.
     pub fn at(&self) -> Instant {
         self.start + Duration::from_nanos(self.until_ns.load(Relaxed))
     }
 
-    /// Waits until it has passed.
+    /// Waits until the deadline has passed.
     pub async fn passed(&self) {
         while Instant::now() < self.at() {
             tokio::time::sleep_until(self.at()).await;
         }
     }
 
-    /// Restarts the time: the server has answered.
-    pub fn heard(&self) {
+    /// Restarts the timeout because the server has answered.
+    pub fn restart(&self) {
         self.not_before(self.start.elapsed().saturating_add(self.timeout));
     }
 
-    /// Does not count time in which another operation, with a deadline of its own, waited for the server.
-    pub fn excuse(&self, time: Duration) {
+    /// Extends the deadline by the time that this operation waited for another one with a deadline of its own.
+    pub fn extend(&self, time: Duration) {
         self.not_before(Duration::from_nanos(self.until_ns.load(Relaxed)).saturating_add(time));
     }
 
@@ -74,14 +75,14 @@ mod tests {
         let (deadline, strict) = (Deadline::after(Duration::from_secs(60)), Deadline::strict(Duration::from_secs(60)));
         let start = Instant::now();
         tokio::time::advance(Duration::from_secs(50)).await;
-        deadline.heard();
-        strict.heard();
+        deadline.restart();
+        strict.restart();
         assert_eq!(deadline.at() - start, Duration::from_secs(110));
-        deadline.excuse(Duration::from_secs(5));
-        strict.excuse(Duration::from_secs(5));
+        deadline.extend(Duration::from_secs(5));
+        strict.extend(Duration::from_secs(5));
         assert_eq!(deadline.at() - start, Duration::from_secs(115));
-        deadline.heard();
-        assert_eq!(deadline.at() - start, Duration::from_secs(115), "an answer takes no time away");
+        deadline.restart();
+        assert_eq!(deadline.at() - start, Duration::from_secs(115), "an answer must not shorten the deadline");
         assert_eq!(strict.at() - start, Duration::from_secs(60));
     }
 }

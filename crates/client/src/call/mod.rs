@@ -1,7 +1,10 @@
-//! RPC calls, whatever the program and the transport: connections, deadlines, pauses, and the data of replies.
+//! RPC calls of any program over any transport: connections, deadlines, pauses, and the data of replies.
 //!
-//! [`Program`] makes calls over a [`Link`], which reconnects. A [`Deadline`] bounds the time for which the server may be silent,
-//! and [`Backoff`] the rate of calls that the server has put off. [`payload`] returns the caller's buffer with the data in it.
+//! [`Program`] makes calls over a [`Link`], which reconnects. [`Deadline`] bounds the time that the server may be
+//! silent,
+//! and [`Backoff`] limits the rate of calls to a server that asks to retry later. [`payload`] returns the caller's
+//! buffer
+//! with the data in it.
 
 mod backoff;
 mod deadline;

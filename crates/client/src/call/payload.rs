@@ -1,4 +1,4 @@
-//! The data of a READ's reply: in the caller's region, or piece by piece as it was received.
+//! The data of a reply to READ: in the caller's region, or as the pieces in which they were received.
 
 use std::io;
 
@@ -8,25 +8,25 @@ use smallvec::SmallVec;
 
 use crate::model::{Error, ErrorKind, Result};
 
-/// Data as they were received: mostly one piece.
+/// Data in the pieces in which they were received, which is usually one piece.
 pub(crate) type Pieces = SmallVec<[Bytes; 1]>;
 
-/// The data of a READ piece by piece, as it was received.
+/// Returns the data of a READ as the pieces in which they were received.
 pub(crate) fn pieces(data: Rope) -> Result<Pieces> {
     let pieces = data.into_iter().map(|piece| piece.into_memory().map_err(|_| unreadable("READ")));
     pieces.collect()
 }
 
-/// The sink with the data in its first bytes, wherever the transport has put them: what it could not place is copied. The error
-/// is that of a device.
-pub(crate) fn settle(data: Rope, sink: SharedRegion, wanted: usize) -> (Result<()>, Region) {
+/// Returns the sink with the data in its first bytes. Data that the transport has not placed in the sink are copied
+/// into it. The error is that of a device which fails to copy.
+pub(crate) fn place_in_sink(data: Rope, sink: SharedRegion, wanted: usize) -> (Result<()>, Region) {
     let is_placed = data.is_empty() || sink.holds(&data);
     if is_placed {
         drop(data);
-        return (Ok(()), reclaim(sink, wanted));
+        return (Ok(()), into_region(sink, wanted));
     }
-    let mut region = reclaim(sink, wanted);
-    let copied = copy(data, &mut region).map_err(|error| inaccessible(&error));
+    let mut region = into_region(sink, wanted);
+    let copied = copy(data, &mut region).map_err(|error| device_error(&error));
     (copied, region)
 }
 
@@ -40,14 +40,14 @@ fn copy(data: Rope, region: &mut Region) -> io::Result<()> {
     Ok(())
 }
 
-/// The error of a region of a device that fails.
-pub(crate) fn inaccessible(error: &io::Error) -> Error {
+/// Returns the error of a READ into device memory that fails.
+pub(crate) fn device_error(error: &io::Error) -> Error {
     Error::new(ErrorKind::Device(error.to_string()), "READ")
 }
 
-/// The caller's region, as long as it was.
-pub(crate) fn reclaim(sink: SharedRegion, wanted: usize) -> Region {
-    // If the transport holds on to it for another moment, its bytes are worth a copy.
+/// Returns the caller's region with its original length of `wanted` bytes.
+pub(crate) fn into_region(sink: SharedRegion, wanted: usize) -> Region {
+    // If the transport still holds the region for a moment, copy its bytes instead of waiting.
     let mut region = sink.into_region_or_copy();
     region.set_len(wanted);
     region

@@ -1,4 +1,4 @@
-//! [`Link`] and [`Program`]: RPC calls, with errors that say what was called where.
+//! [`Link`] and [`Program`]: RPC calls whose errors name the operation and the server.
 
 use std::{
     net::SocketAddr,
@@ -19,27 +19,27 @@ use xdr::{Decode, Encode};
 use super::{Deadline, backoff::Notice};
 use crate::model::{Error, ErrorKind, MountOptions, Result};
 
-/// A connection to a server, made again when it is lost. Clones share it.
+/// A connection to a server, which is made again when it is lost. Clones share it.
 #[derive(Clone)]
 pub(crate) struct Link {
     client: Client,
-    /// Of the transport; a connection that is made again has the same.
+    /// The pool of the transport. A new connection has the same pool.
     pool: Pool,
     message_max: usize,
-    /// A connection is being made that nobody waits for.
+    /// Set while a background task makes the connection.
     connecting: Arc<AtomicBool>,
     notice: Arc<Notice>,
 }
 
 impl Link {
-    /// Connects; `callbacks` answers calls of the server.
+    /// Connects to `server`. `callbacks` answers the calls that the server makes.
     pub async fn connect(
         kind: Arc<dyn TransportKind>,
         server: SocketAddr,
         options: &MountOptions,
         callbacks: Option<Arc<rpc::Server>>,
     ) -> Result<Self> {
-        // Program and version are set with each use.
+        // `Link::client.with_program` sets program and version for each use.
         let client_options = ClientOptions { credential: credential(options), callbacks, ..ClientOptions::new(0, 0) };
         let connected = timeout(options.deadline, Client::connect(kind, server, client_options)).await;
         let failed = |kind| Error::new(kind, "connect").on(&server.to_string().into());
@@ -57,10 +57,10 @@ impl Link {
 }
 
 fn lost() -> rpc::TransportError {
-    rpc::TransportError::Lost("right after it was made".to_owned())
+    rpc::TransportError::Lost("right after it was established".to_owned())
 }
 
-/// One program of a server, called with a deadline.
+/// One program of a server. Its calls have a deadline.
 #[derive(Clone)]
 pub(crate) struct Program {
     link: Link,
@@ -83,7 +83,7 @@ impl Program {
         self.number
     }
 
-    /// The server's name, for messages.
+    /// Returns the server's name, for error and log messages.
     pub fn server(&self) -> &Arc<str> {
         &self.server
     }
@@ -96,22 +96,22 @@ impl Program {
         self.link.message_max
     }
 
-    /// How long the server may be silent.
+    /// Returns the time that the server may be silent.
     pub fn timeout(&self) -> Duration {
         self.timeout
     }
 
-    /// The deadline of an operation that begins now.
+    /// Returns the deadline of an operation that begins now.
     pub fn deadline(&self) -> Deadline {
         Deadline::after(self.timeout)
     }
 
-    /// Tells the user that the server asks to wait.
+    /// Returns the object that warns the user when the server keeps asking to retry later.
     pub fn notice(&self) -> &Notice {
         &self.link.notice
     }
 
-    /// Calls `procedure`. The sink of `plan` comes back, unless the transport still has it at the deadline.
+    /// Calls `procedure`. Returns the sink of `plan`, unless the transport still holds it at the deadline.
     pub async fn call<A: Encode, R: Decode>(
         &self,
         procedure: u32,
@@ -123,7 +123,8 @@ impl Program {
         self.call_with(procedure, name, arguments, plan, deadline, false).await
     }
 
-    /// The same, but when the connection is lost that is the error.
+    /// Calls `procedure` like [`call`](Self::call), but fails when the connection is lost instead of sending the call
+    /// again.
     pub async fn call_once<A: Encode, R: Decode>(
         &self,
         procedure: u32,
@@ -135,36 +136,39 @@ impl Program {
         self.call_with(procedure, name, arguments, plan, deadline, true).await
     }
 
-    /// Calls NULL over the connection that has just been made. If the connection is lost, it is made again a few times; then that
-    /// is an error, because what listens at the port does not speak RPC over this transport. Later calls would connect again
-    /// until their deadline.
+    /// Calls NULL over the new connection, to check that the server speaks RPC. If the connection is lost, it is made
+    /// again
+    /// up to [`PINGS_MAX`] times. Then this fails, because whatever listens at the port does not speak RPC over this
+    /// transport, and later calls would reconnect until their deadline.
     ///
     /// # Errors
-    /// The connection is lost each time, or nothing answers before the deadline. An answer that refuses the call is none.
-    pub async fn greeted(self) -> Result<Self> {
+    /// The connection is lost each time, or the server does not answer before the deadline. It is not an error if the
+    /// server
+    /// refuses the call.
+    pub async fn pinged(self) -> Result<Self> {
         let deadline = self.deadline();
         let mut attempts = 1;
         loop {
             let null = self.call_once::<(), ()>(NULL, "NULL", &(), ReplyPlan::default(), &deadline).await.0;
             match null {
-                Err(error) if error.is_lost() && attempts < GREETINGS => attempts += 1,
+                Err(error) if error.is_lost() && attempts < PINGS_MAX => attempts += 1,
                 Err(error) if error.is_unanswered() => return Err(error),
                 _ => return Ok(self),
             }
         }
     }
 
-    /// Whether there is a connection now.
+    /// Returns `true` if the connection is established.
     pub fn is_connected(&self) -> bool {
         self.link.client.transport().is_some()
     }
 
-    /// Waits until there is a connection.
+    /// Waits until the connection is established.
     pub async fn connected(&self) {
         self.link.client.connected().await;
     }
 
-    /// Makes a connection, for later.
+    /// Starts to make the connection in a background task, for later calls.
     pub fn connect_in_background(&self, deadline: Instant) {
         if !self.link.connecting.swap(true, Relaxed) {
             let link = self.link.clone();
@@ -175,8 +179,8 @@ impl Program {
         }
     }
 
-    /// The error of a call for which there was no connection until its deadline.
-    pub fn late(&self, name: &'static str) -> Error {
+    /// Returns the timeout error of a call that had no connection until its deadline.
+    pub fn timeout_error(&self, name: &'static str) -> Error {
         Error::new(ErrorKind::Timeout { after: self.timeout, last: None }, name).on(&self.server)
     }
 
@@ -212,14 +216,14 @@ impl std::fmt::Debug for Program {
     }
 }
 
-/// RFC 5531 §12.1: every program has it.
+/// The NULL procedure, which every program has (RFC 5531 §12.1).
 const NULL: u32 = 0;
-/// Connections that are lost at their first call before a mount fails.
-const GREETINGS: u32 = 5;
+/// Maximum attempts to call NULL over a connection that is lost each time, before a mount fails.
+const PINGS_MAX: u32 = 5;
 
 fn credential(options: &MountOptions) -> Credential {
     let own = AuthSys::of_process();
-    // A caller that acts as another user does not know that user's groups.
+    // If the caller acts as another user, that user's groups are not known.
     let other = options.uid.is_some_and(|uid| uid != own.uid);
     let gids = match &options.gids {
         Some(gids) => gids.iter().copied().collect(),

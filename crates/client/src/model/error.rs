@@ -10,14 +10,14 @@ use super::{PeerStatus, Status, UrlError};
 /// The result of an operation.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// The failure of an operation. Cheap to clone and to move.
+/// The failure of an operation. It is cheap to clone and to move.
 #[derive(Clone, Debug)]
 pub struct Error(Box<Inner>);
 
 #[derive(Clone, Debug)]
 struct Inner {
     kind: ErrorKind,
-    /// The status as the server sent it.
+    /// The status that the server sent.
     peer_status: Option<PeerStatus>,
     operation: &'static str,
     server: Option<Arc<str>>,
@@ -30,30 +30,30 @@ struct Inner {
 pub enum ErrorKind {
     /// The server refused the operation.
     Status(Status),
-    /// No answer within the deadline.
+    /// The server did not answer within the deadline.
     Timeout {
-        /// The deadline.
+        /// The timeout of the call.
         after: Duration,
         /// The last failure of the connection, if there was one.
         last: Option<rpc::TransportError>,
     },
     /// The call was not executed, or its reply could not be received.
     Rpc(rpc::ClientError),
-    /// The server's answer is invalid: the server is broken or hostile.
+    /// The server's reply is invalid, so the server is broken or hostile.
     Protocol(String),
-    /// The URL, or an option in it, is invalid.
+    /// The URL or an option in it is invalid.
     Url(UrlError),
-    /// The host's name could not be resolved.
+    /// The host name could not be resolved.
     Resolve(String),
-    /// The file system is on other servers, and none of them can be reached; the reason for each.
+    /// The file system is on other servers, and none of them can be reached. The text has the reason for each.
     Referral(String),
-    /// The file system has moved to another server, and the object is not found there; the reason.
+    /// The file system has moved to another server, and the object is not found there. The text has the reason.
     Moved(String),
-    /// The path cannot be followed: too many symbolic links, or a name is missing.
+    /// The path cannot be followed, because it has too many symbolic links or does not end in a name.
     Path(&'static str),
-    /// The caller's request is invalid.
+    /// The arguments of the caller are invalid.
     Invalid(&'static str),
-    /// The device fails to whose memory the caller reads; the reason.
+    /// The device failed to copy data into its memory. The text has the reason.
     Device(String),
 }
 
@@ -62,7 +62,7 @@ impl Error {
         Self(Box::new(Inner { kind, peer_status: None, operation, server: None, path: None }))
     }
 
-    /// The error of a status that the server has sent.
+    /// Returns the error of a status that the server has sent.
     pub(crate) fn of_status(status: impl Into<PeerStatus>, operation: &'static str) -> Self {
         let status = status.into();
         let mut error = Self::refused(status.into(), operation);
@@ -70,75 +70,76 @@ impl Error {
         error
     }
 
-    /// The error of an operation that the client itself refuses.
+    /// Returns the error of an operation that the client itself refuses.
     pub(crate) fn refused(status: Status, operation: &'static str) -> Self {
         Self::new(ErrorKind::Status(status), operation)
     }
 
-    /// Adds the server's name, unless it is known.
+    /// Adds the server's name, unless the error has one.
     pub(crate) fn on(mut self, server: &Arc<str>) -> Self {
         self.0.server.get_or_insert_with(|| server.clone());
         self
     }
 
-    /// Adds the path, unless it is known.
+    /// Adds the path, unless the error has one.
     pub(crate) fn at(mut self, path: impl AsRef<[u8]>) -> Self {
         self.0.path.get_or_insert_with(|| Bytes::copy_from_slice(path.as_ref()));
         self
     }
 
-    /// What went wrong.
+    /// Returns the kind of failure.
     pub fn kind(&self) -> &ErrorKind {
         &self.0.kind
     }
 
-    /// The procedure, as its RFC names it, or what else was being done.
+    /// Returns the name of the procedure as in its RFC, or of the step that failed.
     pub fn operation(&self) -> &'static str {
         self.0.operation
     }
 
-    /// The path it was about, where there is one.
+    /// Returns the path that the operation was about, if there was one.
     pub fn path(&self) -> Option<&Bytes> {
         self.0.path.as_ref()
     }
 
-    /// The reason for which the operation was refused, if the server answered.
+    /// Returns the reason for which the operation was refused, if there was a status.
     pub fn status(&self) -> Option<Status> {
         if let ErrorKind::Status(status) = self.0.kind { Some(status) } else { None }
     }
 
-    /// The status as the server sent it, for messages.
+    /// Returns the status that the server sent, for messages.
     pub fn peer_status(&self) -> Option<PeerStatus> {
         self.0.peer_status
     }
 
-    /// The status of a server of version 4.
+    /// Returns the status that a server of NFSv4 sent.
     pub(crate) fn status4(&self) -> Option<Nfsstat4> {
         self.0.peer_status.and_then(|status| status.v4())
     }
 
-    /// Whether the server asks to retry later.
+    /// Returns `true` if the server asks to retry later.
     pub(crate) fn is_later(&self) -> bool {
         matches!(self.status(), Some(Status::Delayed | Status::Grace))
     }
 
-    /// Whether nothing has answered: a later call may be answered.
+    /// Returns `true` if the server did not answer. A later call can succeed.
     pub(crate) fn is_unanswered(&self) -> bool {
         matches!(self.kind(), ErrorKind::Timeout { .. } | ErrorKind::Rpc(rpc::ClientError::Transport(_)))
     }
 
-    /// Whether the connection was lost before the answer came.
+    /// Returns `true` if the connection was lost before the reply was received.
     pub(crate) fn is_lost(&self) -> bool {
         matches!(self.kind(), ErrorKind::Rpc(rpc::ClientError::Transport(rpc::TransportError::Lost(_))))
     }
 
-    /// Whether there was an answer that cannot be decoded. Linux's server (6.1) leaves out results, or parts of them, where the answer to a
-    /// compound has more than there is room for: what was asked for in one request may be had in several.
+    /// Returns `true` if a reply was received that cannot be decoded. Linux's server (6.1) omits results or parts of
+    /// them if the
+    /// reply to a compound exceeds its limit. Several smaller requests can succeed instead of the one that failed.
     pub(crate) fn is_unreadable(&self) -> bool {
         matches!(self.0.kind, ErrorKind::Protocol(_))
     }
 
-    /// Whether the object or path does not exist.
+    /// Returns `true` if the object or path does not exist.
     pub fn is_not_found(&self) -> bool {
         self.status() == Some(Status::NotFound)
     }
@@ -168,13 +169,15 @@ impl fmt::Display for ErrorKind {
             ErrorKind::Timeout { after, last: None } => write!(f, "no answer within {after:?}"),
             ErrorKind::Timeout { after, last: Some(last) } => write!(f, "no answer within {after:?}: {last}"),
             ErrorKind::Rpc(error) => write!(f, "{error}"),
-            ErrorKind::Protocol(problem) => write!(f, "the server's answer makes no sense: {problem}"),
+            ErrorKind::Protocol(problem) => write!(f, "the server's reply is invalid: {problem}"),
             ErrorKind::Url(error) => write!(f, "{error}"),
-            ErrorKind::Resolve(problem) => write!(f, "the host cannot be found: {problem}"),
-            ErrorKind::Referral(why) => write!(f, "this is on another server, which cannot be reached: {why}"),
-            ErrorKind::Moved(why) => write!(f, "its file system has moved to another server: {why}"),
+            ErrorKind::Resolve(problem) => write!(f, "the host name cannot be resolved: {problem}"),
+            ErrorKind::Referral(why) => {
+                write!(f, "the file system is on other servers, which cannot be reached: {why}")
+            }
+            ErrorKind::Moved(why) => write!(f, "the file system has moved to another server: {why}"),
             ErrorKind::Path(problem) | ErrorKind::Invalid(problem) => f.write_str(problem),
-            ErrorKind::Device(problem) => write!(f, "the memory to read into fails: {problem}"),
+            ErrorKind::Device(problem) => write!(f, "copying to device memory failed: {problem}"),
         }
     }
 }
@@ -187,7 +190,7 @@ impl From<UrlError> for Error {
     }
 }
 
-/// Keeps the whole text, and the nearest `std` kind.
+/// Keeps the whole text and maps the kind to the nearest one of `std`.
 impl From<Error> for io::Error {
     fn from(error: Error) -> Self {
         use io::ErrorKind as Io;
@@ -228,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_status_has_one_kind_whichever_version_sent_it() {
+    fn statuses_of_both_versions_map_to_one_kind() {
         let third = Error::of_status(Nfsstat3::NoEnt, "LOOKUP");
         let fourth = Error::of_status(Nfsstat4::NoEnt, "LOOKUP");
         for error in [&third, &fourth] {
@@ -240,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_without_a_kind_keeps_its_text_and_number() {
+    fn unmapped_status_keeps_text_and_number() {
         let error = Error::of_status(Nfsstat4::BadStateid, "READ");
         assert_eq!(error.status(), Some(Status::Other));
         assert_eq!(error.peer_status().unwrap().number(), Nfsstat4::BadStateid as u32);

@@ -1,6 +1,6 @@
-//! The vocabulary of the client: types, errors, URLs, and the table of operations that every version has.
+//! Types that all versions of NFS share: objects, errors, URLs, and the table of operations.
 //!
-//! Nothing here does I/O, and nothing here depends on another folder of this crate.
+//! This module does no I/O and does not depend on other modules of this crate.
 
 mod error;
 mod operations;

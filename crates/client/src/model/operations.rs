@@ -1,7 +1,9 @@
-//! The table of the operations that every version of NFS has, by file handle.
+//! The table of the operations by file handle that every version of NFS has.
 //!
-//! [`operations!`] hands the table to another macro. The trait [`Operations`] is made of it here, for the versions to implement; the
-//! methods of [`Protocol`](crate::Protocol), which dispatch to a version, are made of it in `mount`.
+//! [`operations!`] passes the table to another macro. This module makes the trait [`Operations`] from it, which each
+//! version
+//! implements. The module `mount` makes the methods of [`Protocol`](crate::Protocol) from it, which call the version in
+//! use.
 
 use std::future::Future;
 
@@ -17,132 +19,139 @@ use super::{
 macro_rules! operations {
     ($define:ident) => {
         $define! {
-                /// Asks whether the server answers.
+                /// Checks that the server answers.
                 ///
                 /// # Errors
-                /// It does not.
+                /// The server does not answer.
                 null() -> Result<()>;
 
-                /// The attributes of an object.
+                /// Returns the attributes of an object.
                 ///
                 /// # Errors
-                /// `Stale`, and what can fail with any call.
+                /// `StaleHandle`, and the errors of any call.
                 getattr(object: &Handle) -> Result<Attr>;
 
-                /// Sets attributes; returns those that the object has then, if the server says them.
+                /// Sets attributes. Returns the attributes after the change, if the server sends them.
                 ///
                 /// # Errors
-                /// `Perm`, `Acces`, …
+                /// `NotPermitted`, `AccessDenied`, …
                 setattr(object: &Handle, set: SetAttr) -> Result<Option<Attr>>;
 
-                /// The object of a name.
+                /// Returns the object with a name.
                 ///
                 /// # Errors
-                /// `NoEnt`, `NotDir`, …
+                /// `NotFound`, `NotADirectory`, …
                 lookup(dir: &Handle, name: &[u8]) -> Result<Node>;
 
-                /// Which of the wanted rights (`ACCESS3_…`) the caller has.
+                /// Returns which of the `wanted` rights (`ACCESS3_…`) the caller has.
                 ///
                 /// # Errors
-                /// `Stale`, …
+                /// `StaleHandle`, …
                 access(object: &Handle, wanted: u32) -> Result<u32>;
 
-                /// The text of a symbolic link.
+                /// Returns the text of a symbolic link.
                 ///
                 /// # Errors
-                /// `Inval` if it is none.
+                /// `InvalidArgument` if the object is not a symbolic link.
                 readlink(link: &Handle) -> Result<Bytes>;
 
-                /// Up to `count` bytes of a file, in the memory that the transport received them into.
+                /// Reads up to `count` bytes of a file. Returns them in the memory into which the transport received
+                /// them.
                 ///
                 /// # Errors
-                /// `IsDir`, `Acces`, …
+                /// `IsADirectory`, `AccessDenied`, …
                 read(file: &Handle, offset: u64, count: u32) -> Result<ReadData>;
 
-                /// Reads into all visible bytes of `region`, which the transport fills itself where it can. A region of that
-                /// visible length comes back whatever happens; it is the same, unless the transport still had it at the deadline:
-                /// then it is host memory.
+                /// Reads into all visible bytes of `region`, which the transport fills itself if it can. Returns a
+                /// region of the same visible
+                /// length in every case. It is the caller's region, unless the transport still holds that at the
+                /// deadline; then it is host
+                /// memory.
                 ///
                 /// # Errors
-                /// As [`read`](Self::read); what the region holds is then unspecified.
+                /// The errors of [`read`](Self::read). The content of the region is then unspecified.
                 read_into(file: &Handle, offset: u64, region: Region) -> (Result<ReadInfo>, Region);
 
-                /// Writes `data` at `offset`; the server may write less.
+                /// Writes `data` at `offset`. The server may write less.
                 ///
                 /// # Errors
-                /// `NoSpc`, `FBig`, `Acces`, …
+                /// `NoSpace`, `FileTooLarge`, `AccessDenied`, …
                 write(file: &Handle, offset: u64, data: Rope, stable: StableHow) -> Result<Written>;
 
-                /// Makes unstable writes durable. What a WRITE wrote is safe if this is the verifier that it returned.
+                /// Makes unstable writes durable. The data of a WRITE are durable if this returns the verifier that the
+                /// WRITE returned.
                 ///
                 /// # Errors
                 /// `Io`, …
                 commit(file: &Handle) -> Result<Verifier>;
 
-                /// Makes a regular file, or finds one as `how` allows.
+                /// Creates a regular file, or opens an existing one if `how` allows it.
                 ///
                 /// # Errors
-                /// `Exist`, `Acces`, …
+                /// `AlreadyExists`, `AccessDenied`, …
                 create(dir: &Handle, name: &[u8], how: CreateHow) -> Result<Node>;
 
-                /// Makes a directory.
+                /// Creates a directory.
                 ///
                 /// # Errors
-                /// `Exist`, `Acces`, …
+                /// `AlreadyExists`, `AccessDenied`, …
                 mkdir(dir: &Handle, name: &[u8], set: SetAttr) -> Result<Node>;
 
-                /// Makes a symbolic link.
+                /// Creates a symbolic link.
                 ///
                 /// # Errors
-                /// `Exist`, `Acces`, …
+                /// `AlreadyExists`, `AccessDenied`, …
                 symlink(dir: &Handle, name: &[u8], text: Bytes, set: SetAttr) -> Result<Node>;
 
-                /// Makes a device, socket or pipe.
+                /// Creates a device, socket or pipe.
                 ///
                 /// # Errors
-                /// `Perm`, `NotSupp`, …
+                /// `NotPermitted`, `NotSupported`, …
                 mknod(dir: &Handle, name: &[u8], what: Special, set: SetAttr) -> Result<Node>;
 
-                /// Removes a name that is not a directory's.
+                /// Removes the name of an object that is not a directory.
                 ///
                 /// # Errors
-                /// `NoEnt`, `IsDir`, `Acces`, …
+                /// `NotFound`, `IsADirectory`, `AccessDenied`, …
                 remove(dir: &Handle, name: &[u8]) -> Result<()>;
 
                 /// Removes an empty directory.
                 ///
                 /// # Errors
-                /// `NotEmpty`, `NoEnt`, …
+                /// `NotEmpty`, `NotFound`, …
                 rmdir(dir: &Handle, name: &[u8]) -> Result<()>;
 
-                /// Moves a name, replacing what is at the target if it can be.
+                /// Renames an object. Replaces an object with the new name if the file system allows it.
                 ///
                 /// # Errors
-                /// `NoEnt`, `XDev`, `NotEmpty`, …
+                /// `NotFound`, `CrossDevice`, `NotEmpty`, …
                 rename(from_dir: &Handle, from: &[u8], to_dir: &Handle, to: &[u8]) -> Result<()>;
 
-                /// Gives an object a further name; returns the attributes that it has then, if the server says them.
+                /// Creates a hard link. Returns the attributes of the object after the change, if the server sends
+                /// them.
                 ///
                 /// # Errors
-                /// `Exist`, `MLink`, …
+                /// `AlreadyExists`, `TooManyLinks`, …
                 link(object: &Handle, dir: &Handle, name: &[u8]) -> Result<Option<Attr>>;
 
-                /// Entries behind `cookie`, in up to `count` bytes; with attributes and handles if wanted and the server can.
+                /// Returns the entries after `cookie` in up to `count` bytes. With `plus`, they have attributes and
+                /// handles if the server
+                /// sends these.
                 ///
                 /// # Errors
                 /// `BadCookie`, `TooSmall`, …
                 readdir(dir: &Handle, cookie: u64, verifier: Verifier, count: u32, plus: bool) -> Result<Page>;
 
-                /// Space and objects of the file system, total and free.
+                /// Returns the total and free space and number of objects of the file system.
                 ///
                 /// # Errors
-                /// `Stale`, …
+                /// `StaleHandle`, …
                 fsstat(object: &Handle) -> Result<FsStat>;
 
-                /// The file system's limits.
+                /// Returns the limits of the file system.
                 ///
                 /// # Errors
-                /// `Stale`, …
+                /// `StaleHandle`, …
                 pathconf(object: &Handle) -> Result<PathConf>;
         }
     };

@@ -1,16 +1,17 @@
-//! [`Status`]: the status codes of all versions of NFS, and of MOUNT, in one vocabulary.
+//! [`Status`]: one set of status codes for all versions of NFS and for MOUNT.
 
 use std::fmt;
 
 use nfs::{mount::Mountstat3, v3::Nfsstat3, v4::Nfsstat4};
 
-/// The reason for which a server, or the client in its place, refused an operation.
+/// The reason for which the server, or the client on its behalf, refused an operation.
 ///
-/// No version of NFS has all of these. The status as the server sent it is [`Error::peer_status`](super::Error::peer_status).
+/// No version of NFS has all of these. [`Error::peer_status`](super::Error::peer_status) is the status that the server
+/// sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Status {
-    /// The caller is not the owner, or not privileged.
+    /// The caller is neither the owner nor privileged.
     NotPermitted,
     /// The object does not exist.
     NotFound,
@@ -22,11 +23,11 @@ pub enum Status {
     NoDevice,
     /// The permissions of the object deny it.
     AccessDenied,
-    /// The object exists.
+    /// An object with this name already exists.
     AlreadyExists,
     /// The objects are in different file systems, or on different servers.
     CrossDevice,
-    /// A directory is needed.
+    /// The object is not a directory.
     NotADirectory,
     /// The object is a directory.
     IsADirectory,
@@ -38,7 +39,7 @@ pub enum Status {
     NoSpace,
     /// The file system is read-only.
     ReadOnly,
-    /// The object has too many names.
+    /// The object has too many hard links.
     TooManyLinks,
     /// The name is too long.
     NameTooLong,
@@ -48,7 +49,7 @@ pub enum Status {
     NotEmpty,
     /// The quota of the user is exceeded.
     QuotaExceeded,
-    /// The object of the file handle does not exist any more.
+    /// The file handle refers to an object that does not exist any more.
     StaleHandle,
     /// The file handle is malformed.
     BadHandle,
@@ -58,11 +59,11 @@ pub enum Status {
     NotSupported,
     /// The buffer for the reply is too small.
     TooSmall,
-    /// The server failed for a reason that it does not name.
+    /// The server failed for an unknown reason.
     ServerFault,
     /// The server does not support objects of this type.
     BadType,
-    /// The object was changed since its attributes were read.
+    /// The object was changed after its attributes were read.
     NotSynchronized,
     /// The server asks to retry later.
     Delayed,
@@ -76,11 +77,11 @@ pub enum Status {
     WrongType,
     /// Another owner holds a conflicting lock.
     LockDenied,
-    /// A mandatory lock is in the way.
+    /// A mandatory lock on the file prevents the operation.
     FileLocked,
     /// Another open of the file denies this access.
     ShareDenied,
-    /// Waiting for the lock would be a deadlock.
+    /// Waiting for the lock would cause a deadlock.
     Deadlock,
     /// The server cannot lock this range.
     InvalidRange,
@@ -88,17 +89,17 @@ pub enum Status {
     LocksNotSupported,
     /// The file is not open for this access.
     OpenMode,
-    /// The security flavour is not accepted.
+    /// The server does not accept the security flavour.
     WrongSecurity,
     /// The extended attribute does not exist.
     NoAttribute,
     /// The extended attribute is too large.
     AttributeTooLarge,
-    /// Another status; [`Error::peer_status`](super::Error::peer_status) has it.
+    /// Another status, which [`Error::peer_status`](super::Error::peer_status) returns.
     Other,
 }
 
-/// A status as a server sent it, for messages.
+/// A status that a server sent, for messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerStatus(Source);
 
@@ -110,7 +111,7 @@ enum Source {
 }
 
 impl PeerStatus {
-    /// The number of the status in its protocol.
+    /// Returns the number of the status in its protocol.
     pub fn number(&self) -> u32 {
         match self.0 {
             Source::V3(status) => status as u32,
@@ -119,7 +120,7 @@ impl PeerStatus {
         }
     }
 
-    /// The protocol that defines the number.
+    /// Returns the name of the protocol that defines the number.
     pub fn protocol(&self) -> &'static str {
         match self.0 {
             Source::V3(_) => "NFS version 3",
@@ -133,7 +134,7 @@ impl PeerStatus {
     }
 }
 
-/// The meaning of the status.
+/// Writes the meaning of the status.
 impl fmt::Display for PeerStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
@@ -141,12 +142,12 @@ impl fmt::Display for PeerStatus {
             Source::V4(status) => write!(f, "{status}"),
             Source::Mount(status) => f.write_str(match status {
                 Mountstat3::Ok => "OK",
-                Mountstat3::Perm => "the server does not let this client mount it: operation not permitted",
-                Mountstat3::NoEnt => "the server has no such path to mount",
+                Mountstat3::Perm => "operation not permitted: the server does not allow this client to mount the path",
+                Mountstat3::NoEnt => "the path does not exist on the server",
                 Mountstat3::Io => "input/output error on the server",
-                Mountstat3::Acces => "the server does not export it to this client",
+                Mountstat3::Acces => "the server does not export the path to this client",
                 Mountstat3::NotDir => "not a directory on the server",
-                Mountstat3::Inval => "the server takes the request for invalid",
+                Mountstat3::Inval => "the server rejects the request as invalid",
                 Mountstat3::NameTooLong => "path too long for the server",
                 Mountstat3::NotSupp => "not supported by the server",
                 Mountstat3::ServerFault => "server fault",
@@ -323,7 +324,7 @@ impl fmt::Display for Status {
             Status::WrongSecurity => "wrong security flavour",
             Status::NoAttribute => "no such extended attribute",
             Status::AttributeTooLarge => "extended attribute too large",
-            Status::Other => "another error of the server",
+            Status::Other => "other server error",
         })
     }
 }

@@ -1,7 +1,6 @@
-//! The vocabulary of a [`Mount`](crate::Mount): what all versions of NFS say of objects, in types of none of them.
+//! The types of a [`Mount`](crate::Mount) that do not depend on the version of NFS.
 //!
-//! Statuses are those of NFSv3, which every version has with the same numbers; see [`ErrorKind`](crate::ErrorKind) for
-//! the others. [`StableHow`] and the bits of ACCESS (`ACCESS3_…`) are the same in all versions too.
+//! [`StableHow`] and the bits of ACCESS (`ACCESS3_…`) are those of NFSv3, because they are the same in all versions.
 
 use buf::Rope;
 use bytes::Bytes;
@@ -9,13 +8,15 @@ use xdr::Opaque;
 
 pub use nfs::v3::StableHow;
 
-/// A file handle: opaque, and up to 128 bytes (RFC 8881 §3.3).
+/// A file handle: opaque, up to 128 bytes (RFC 8881 §3.3).
 pub type Handle = Opaque<{ nfs::v4::FHSIZE4 }>;
 
-/// What changes when a server may have lost what was not committed, and what goes with the cookies of a directory.
+/// A value by which the client detects changes at the server. The verifier of a WRITE changes when the server may have
+/// lost
+/// uncommitted data. The verifier of a directory is sent together with its cookies.
 pub type Verifier = [u8; 8];
 
-/// What an object is.
+/// The type of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FileKind {
     /// Regular file.
@@ -37,60 +38,61 @@ pub enum FileKind {
 /// A device number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Device {
-    /// Its major number.
+    /// The major number.
     pub major: u32,
-    /// Its minor number.
+    /// The minor number.
     pub minor: u32,
 }
 
-/// Seconds and nanoseconds since 1970.
+/// Seconds and nanoseconds since 1970-01-01.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Time {
     /// Seconds.
     pub seconds: i64,
-    /// Nanoseconds, below 10⁹ if the server makes sense.
+    /// Nanoseconds. Servers send values below 10⁹.
     pub nseconds: u32,
 }
 
-/// Attributes of an object.
+/// The attributes of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attr {
-    /// What it is.
+    /// The type of the object.
     pub kind: FileKind,
     /// Permission bits.
     pub mode: u32,
-    /// Names it has.
+    /// The number of hard links.
     pub nlink: u32,
-    /// Owner.
+    /// The user ID of the owner.
     pub uid: u32,
-    /// Group.
+    /// The group ID.
     pub gid: u32,
-    /// Bytes.
+    /// The size in bytes.
     pub size: u64,
-    /// Bytes of storage.
+    /// The bytes of storage in use.
     pub used: u64,
-    /// Of a device.
+    /// The device number, if the object is a device.
     pub rdev: Device,
-    /// The file system; of version 4, both halves of its number in one.
+    /// The ID of the file system. For NFSv4, it combines both halves of the ID.
     pub fsid: u64,
-    /// The number of the object in its file system; 0 if the server does not say it.
+    /// The number of the object in its file system; 0 if the server does not send it.
     pub fileid: u64,
-    /// Last read.
+    /// The time of the last read.
     pub atime: Time,
-    /// Last write.
+    /// The time of the last write.
     pub mtime: Time,
-    /// Last change.
+    /// The time of the last change of the attributes.
     pub ctime: Time,
 }
 
 impl Attr {
-    /// The file system and the number of the object in it, which are those of no other object of the server; `None` if the server
-    /// does not say the number.
+    /// Returns the ID of the file system and the number of the object in it, which together identify the object at its
+    /// server.
+    /// Returns `None` if the server does not send the number.
     pub fn identity(&self) -> Option<(u64, u64)> {
         (self.fileid != 0).then_some((self.fsid, self.fileid))
     }
 
-    /// Of an object of which nothing but the kind matters.
+    /// Returns attributes for tests in which only the type matters.
     #[cfg(test)]
     pub(crate) fn of(kind: FileKind) -> Self {
         Self {
@@ -111,55 +113,57 @@ impl Attr {
     }
 }
 
-/// To what a time is set.
+/// A change of a time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SetTime {
-    /// It is left.
+    /// The time is unchanged.
     #[default]
     DontChange,
-    /// The server's time.
+    /// The time is set to the server's time.
     ToServerTime,
-    /// This. Version 3 counts seconds in 32 bits: earlier and later times become its first and last.
+    /// The time is set to this value. NFSv3 has 32 bits for the seconds, so values outside of its range are clamped.
     ToClientTime(Time),
 }
 
-/// Attributes to be set; those that are `None` are left, or the server's choice.
+/// Attributes to set. The server leaves or chooses those that are `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SetAttr {
     /// Permission bits.
     pub mode: Option<u32>,
-    /// Owner.
+    /// The user ID of the owner.
     pub uid: Option<u32>,
-    /// Group.
+    /// The group ID.
     pub gid: Option<u32>,
-    /// Bytes.
+    /// The size in bytes.
     pub size: Option<u64>,
-    /// Last read.
+    /// The time of the last read.
     pub atime: SetTime,
-    /// Last write.
+    /// The time of the last write.
     pub mtime: SetTime,
 }
 
 impl SetAttr {
-    /// The same with both times, now if it says nothing else: a server may have kept a verifier in them.
+    /// Sets both times to the server's time unless they have a value, because the server may have stored a verifier in
+    /// them.
     pub(crate) fn with_times(self) -> Self {
         let now = |time| if time == SetTime::DontChange { SetTime::ToServerTime } else { time };
         Self { atime: now(self.atime), mtime: now(self.mtime), ..self }
     }
 }
 
-/// How to make a regular file.
+/// The way to create a regular file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CreateHow {
-    /// One that is there is taken, and of the attributes only the size is set.
+    /// An existing file is opened, and only the size of the attributes is set.
     Unchecked(SetAttr),
-    /// One that is there is an error.
+    /// An existing file is an error.
     Guarded(SetAttr),
-    /// So too; and it is decided exactly once, by this verifier, however often the call travels.
+    /// An existing file is an error. The verifier lets the server recognize a retransmission, so the file is created
+    /// exactly once.
     Exclusive(Verifier, SetAttr),
 }
 
-/// An object that is neither file, directory nor link.
+/// A special object: neither file, directory nor symbolic link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Special {
     /// A block device.
@@ -172,102 +176,102 @@ pub enum Special {
     Fifo,
 }
 
-/// An object that was found or made.
+/// An object that was found or created.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
-    /// Its handle.
+    /// The handle.
     pub handle: Handle,
-    /// Its attributes, if the server has said them.
+    /// The attributes, if the server has sent them.
     pub attr: Option<Attr>,
 }
 
-/// What was read.
+/// The result of a READ.
 #[derive(Debug)]
 pub struct ReadData {
-    /// The bytes, in the memory that the transport received them into.
+    /// The data, in the memory into which the transport received them.
     pub data: Rope,
-    /// Whether they reach the end of the file.
+    /// Set if the data reach the end of the file.
     pub eof: bool,
-    /// The size of the file, if the server has said it.
+    /// The size of the file in bytes, if the server has sent it.
     pub size: Option<u64>,
 }
 
-/// What was read into the caller's buffer.
+/// The result of a READ into the caller's buffer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReadInfo {
-    /// Bytes in the buffer.
+    /// The number of bytes in the buffer.
     pub len: usize,
-    /// Whether they reach the end of the file.
+    /// Set if the data reach the end of the file.
     pub eof: bool,
 }
 
-/// What was written.
+/// The result of a WRITE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Written {
-    /// Bytes, from the first.
+    /// The number of bytes written, from the first.
     pub count: u32,
-    /// How durable they are.
+    /// The durability of the data.
     pub committed: StableHow,
-    /// To be compared with what COMMIT returns.
+    /// The verifier to compare with the one that COMMIT returns.
     pub verf: Verifier,
 }
 
-/// An entry of a directory, as the server lists it.
+/// An entry of a directory from the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// The number of the object in its file system.
     pub fileid: u64,
-    /// Its name.
+    /// The name.
     pub name: Bytes,
-    /// Continues behind this entry.
+    /// The cookie after which the next READDIR continues.
     pub cookie: u64,
-    /// The object's attributes, if the server gave them.
+    /// The attributes of the object, if the server has sent them.
     pub attr: Option<Attr>,
-    /// The object's handle, if the server gave it.
+    /// The handle of the object, if the server has sent it.
     pub handle: Option<Handle>,
 }
 
-/// A part of a directory.
+/// A part of the entries of a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Page {
-    /// Goes with the cookies.
+    /// The verifier to send with the cookies.
     pub verifier: Verifier,
     /// The entries.
     pub entries: Vec<Entry>,
-    /// Whether none follow.
+    /// Set if this part ends the directory.
     pub eof: bool,
 }
 
-/// Space and objects of a file system.
+/// The space and the number of objects of a file system.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FsStat {
-    /// Bytes in all.
+    /// Total bytes.
     pub tbytes: u64,
-    /// Bytes free.
+    /// Free bytes.
     pub fbytes: u64,
-    /// Bytes free for the caller.
+    /// Free bytes that the caller can use.
     pub abytes: u64,
-    /// Objects in all.
+    /// Total objects.
     pub tfiles: u64,
-    /// Objects free.
+    /// Free objects.
     pub ffiles: u64,
-    /// Objects free for the caller.
+    /// Free objects that the caller can create.
     pub afiles: u64,
 }
 
-/// Limits of a file system.
+/// The limits of a file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathConf {
-    /// Most names of an object.
+    /// Maximum number of hard links of an object.
     pub linkmax: u32,
-    /// Most bytes of a name.
+    /// Maximum bytes of a name.
     pub name_max: u32,
-    /// Whether a longer name is an error, rather than cut.
+    /// Set if a longer name is an error; otherwise it is truncated.
     pub no_trunc: bool,
-    /// Whether only a privileged user may give files away.
+    /// Set if only a privileged user may change the owner of an object.
     pub chown_restricted: bool,
-    /// Whether case is ignored in names.
+    /// Set if names are compared without regard to case.
     pub case_insensitive: bool,
-    /// Whether case is kept in names.
+    /// Set if names keep their case.
     pub case_preserving: bool,
 }

@@ -1,7 +1,7 @@
-//! [`NfsUrl`]: where a mount is and how to reach it, parsed once.
+//! [`NfsUrl`]: a parsed URL that names the tree to mount and the options.
 //!
-//! `nfs://host[:port]/export/path?proto=rdma&rsize=1M&…`. The path is percent-decoded to bytes, as file names are
-//! bytes. Keys of the query that are not ours belong to the transport, which refuses what it does not know.
+//! `nfs://host[:port]/export/path?proto=rdma&rsize=1M&…`. The path is percent-decoded to bytes, because file names are
+//! bytes. Keys of the query that this module does not know are passed to the transport, which rejects unknown ones.
 
 use std::{fmt, str::FromStr, time::Duration};
 
@@ -9,7 +9,7 @@ use bytes::Bytes;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, percent_encode};
 use rpc::RawOptions;
 
-/// The address of a directory or file on an NFS server, and how it is to be mounted.
+/// The location of a directory or file on an NFS server, and the options of the mount.
 ///
 /// ```
 /// let url: client::NfsUrl = "nfs://[::1]:2049/srv/a%20b?proto=tcp&rsize=256K&timeo=300".parse().unwrap();
@@ -21,49 +21,51 @@ use rpc::RawOptions;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NfsUrl {
-    /// Host name or address; an IPv6 address without its brackets.
+    /// The host name or address. An IPv6 address has no brackets here.
     pub host: String,
-    /// The port of NFS; without one it is found out.
+    /// The port of NFS. If it is `None`, the default or rpcbind's port is used.
     pub port: Option<u16>,
-    /// The path on the server, decoded; starts with a slash.
+    /// The decoded path on the server. It starts with a slash.
     pub path: Bytes,
-    /// What the query says.
+    /// The options from the query.
     pub options: MountOptions,
 }
 
-/// How to mount.
+/// The options of a mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountOptions {
     /// `vers`: the version of NFS.
     pub version: Version,
-    /// `nconnect`: how many connections version 4 makes to each address, by each transport.
+    /// `nconnect`: the number of connections that NFSv4 makes to each address over each transport.
     pub nconnect: u32,
-    /// `addr`: further addresses of the same server, by commas, each `host`, `host:port` or `proto@host:port`; version 4
-    /// uses them all.
+    /// `addr`: further addresses of the same server, separated by commas. Each is `host`, `host:port` or
+    /// `proto@host:port`.
+    /// NFSv4 uses all of them.
     pub addresses: Vec<String>,
-    /// `proto`: the transport, by its name in the switch. Version 4 can use several at once: `tcp+rdma`.
+    /// `proto`: the name of the transport in the switch. NFSv4 can use several at the same time: `tcp+rdma`.
     pub proto: String,
-    /// `mountport`: the port of MOUNT; without one it is found out.
+    /// `mountport`: the port of MOUNT. If it is `None`, the client finds the port.
     pub mount_port: Option<u16>,
-    /// `mountproto`: the transport of MOUNT, where it is not that of NFS.
+    /// `mountproto`: the transport of MOUNT, if it is not the transport of NFS.
     pub mount_proto: Option<String>,
-    /// `timeo`: how long the server may be silent while an operation waits for it, retransmissions included. A server that
-    /// says "later" is not silent. In the URL a number is in tenths of a second, as in nfs(5); `ms` and `s` can be written
-    /// behind it.
+    /// `timeo`: the time that the server may be silent while an operation waits, including retransmissions. A server
+    /// that asks
+    /// to retry later is not silent. A number in the URL is in tenths of a second, as in nfs(5), unless `ms` or `s`
+    /// follows it.
     pub deadline: Duration,
-    /// `uid`: the user to act as; else that of the process.
+    /// `uid`: the user to act as. The default is the user of the process.
     pub uid: Option<u32>,
-    /// `gid`: the group to act as; else that of the process.
+    /// `gid`: the group to act as. The default is the group of the process.
     pub gid: Option<u32>,
-    /// `gids`: further groups, by commas; else those of the process.
+    /// `gids`: supplementary groups, separated by commas. The default is those of the process.
     pub gids: Option<Vec<u32>>,
-    /// `rsize`: largest READ in bytes; else the server's largest, up to 1 MiB.
+    /// `rsize`: maximum bytes of a READ. The default is the server's maximum, up to 1 MiB.
     pub read_size: Option<u32>,
-    /// `wsize`: largest WRITE in bytes; else the server's largest, up to 1 MiB.
+    /// `wsize`: maximum bytes of a WRITE. The default is the server's maximum, up to 1 MiB.
     pub write_size: Option<u32>,
-    /// `readahead`: most bytes that a reader asks for before they are wanted.
+    /// `readahead`: maximum bytes that a reader requests before the caller needs them.
     pub read_ahead: usize,
-    /// `writebehind`: most bytes that a writer holds that are not on stable storage.
+    /// `writebehind`: maximum bytes that a writer holds which are not on stable storage.
     pub write_behind: usize,
     /// Options of the transport.
     pub transport: RawOptions,
@@ -91,10 +93,10 @@ impl Default for MountOptions {
     }
 }
 
-/// Which version of NFS is spoken.
+/// The version of NFS to use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Version {
-    /// The newest that the server has.
+    /// The newest version that the server supports.
     Auto,
     /// Version 3.
     V3,
@@ -107,7 +109,7 @@ pub enum Version {
 }
 
 impl Version {
-    /// The minor versions of 4 that may be spoken, the newest first.
+    /// Returns the minor versions of NFSv4 that may be used, the newest first.
     pub(crate) fn minors(self) -> &'static [u32] {
         match self {
             Version::Auto => &[2, 1, 0],
@@ -119,12 +121,12 @@ impl Version {
     }
 }
 
-/// What is wrong with a URL.
+/// The error of an invalid URL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UrlError {
     /// The URL.
     pub url: String,
-    /// What is wrong with it, and what is possible.
+    /// The problem, and what is allowed instead.
     pub problem: String,
 }
 
@@ -145,19 +147,19 @@ impl FromStr for NfsUrl {
 }
 
 impl NfsUrl {
-    /// `host` or `host:port`, with an IPv6 address in brackets.
+    /// Returns `host` or `host:port`, with an IPv6 address in brackets.
     pub fn authority(&self) -> String {
         let host = if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.clone() };
         self.port.map_or_else(|| host.clone(), |port| format!("{host}:{port}"))
     }
 
-    /// The same, but for another path: bytes, not percent-encoded.
+    /// Returns the URL with another path, which consists of bytes without percent-encoding.
     pub fn with_path(&self, path: impl Into<Bytes>) -> Self {
         Self { path: path.into(), ..self.clone() }
     }
 }
 
-/// The URL without its options.
+/// Writes the URL without its options.
 impl fmt::Display for NfsUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "nfs://{}{}", self.authority(), percent_encode(&self.path, ENCODED))
@@ -170,10 +172,10 @@ fn parse(text: &str) -> Result<NfsUrl, String> {
         return Err(format!("scheme '{}'; expected {SHAPE}", url.scheme()));
     }
     if url.fragment().is_some() {
-        return Err("'#' in a path is written %23".to_owned());
+        return Err("write '#' in a path as %23".to_owned());
     }
     if !url.username().is_empty() || url.password().is_some() {
-        return Err("NFS knows no user name or password; to act as a user write ?uid=…&gid=…".to_owned());
+        return Err("NFS has no user name or password; write ?uid=…&gid=… to act as a user".to_owned());
     }
     let host = match url.host() {
         Some(url::Host::Ipv6(address)) => address.to_string(),
@@ -185,13 +187,13 @@ fn parse(text: &str) -> Result<NfsUrl, String> {
         path.push(b'/');
     }
     if path.contains(&0) {
-        return Err("a path has no zero bytes".to_owned());
+        return Err("a path must not contain zero bytes".to_owned());
     }
     let mut options = MountOptions::default();
     let mut seen = Vec::new();
     for (key, value) in url.query_pairs() {
         if seen.contains(&key) {
-            return Err(format!("option '{key}' stands there twice"));
+            return Err(format!("option '{key}' is given twice"));
         }
         options.set(&key, &value).map_err(|problem| format!("option '{key}={value}': {problem}"))?;
         seen.push(key);
@@ -200,7 +202,7 @@ fn parse(text: &str) -> Result<NfsUrl, String> {
 }
 
 impl MountOptions {
-    /// The keys of the query that are not the transport's.
+    /// The keys of the query that are not options of the transport.
     pub const KEYS: &[&str] = &[
         "proto",
         "vers",
@@ -218,10 +220,11 @@ impl MountOptions {
         "writebehind",
     ];
 
-    /// Sets what a key of a URL's query sets; a key that is not one of [`KEYS`](Self::KEYS) is the transport's.
+    /// Sets the option that a key of the query names. A key that is not in [`KEYS`](Self::KEYS) is an option of the
+    /// transport.
     ///
     /// # Errors
-    /// What is wrong with the value, and what is possible.
+    /// A text that describes the problem with the value, and the allowed values.
     pub fn set(&mut self, key: &str, value: &str) -> Result<(), String> {
         match key {
             "proto" => self.proto = name(value)?,
@@ -232,7 +235,7 @@ impl MountOptions {
                     "4.1" => Version::V4_1,
                     "4" | "4.2" => Version::V4_2,
                     "auto" => Version::Auto,
-                    _ => return Err("possible: 3, 4.0, 4.1, 4.2, auto".to_owned()),
+                    _ => return Err("allowed: 3, 4.0, 4.1, 4.2, auto".to_owned()),
                 }
             }
             "nconnect" => self.nconnect = size(value, 1, NCONNECT_MAX)? as u32,
@@ -287,7 +290,7 @@ fn size(value: &str, min: usize, max: usize) -> Result<usize, String> {
     let bytes = shift.and_then(|shift| digits.parse::<usize>().ok()?.checked_mul(1 << shift));
     bytes
         .filter(|bytes| (min..=max).contains(bytes))
-        .ok_or_else(|| format!("expected bytes from {min} to {max}; K, M and G can be written behind the number"))
+        .ok_or_else(|| format!("expected a number of bytes from {min} to {max}, optionally with the suffix K, M or G"))
 }
 
 fn duration(value: &str) -> Result<Duration, String> {
@@ -301,16 +304,16 @@ fn duration(value: &str) -> Result<Duration, String> {
     let ms = unit_ms.and_then(|unit_ms: u64| digits.parse::<u64>().ok()?.checked_mul(unit_ms));
     ms.filter(|ms| (1..=TIMEO_MAX_MS).contains(ms))
         .map(Duration::from_millis)
-        .ok_or_else(|| "expected tenths of a second, or a number with 'ms' or 's' behind it, up to a day".to_owned())
+        .ok_or_else(|| "expected tenths of a second, or a number with the suffix 'ms' or 's', up to a day".to_owned())
 }
 
 const SHAPE: &str = "nfs://host[:port]/export/path[?proto=tcp&…]";
 const WINDOW_MAX: usize = 1 << 30;
-/// As in nfs(5).
+/// Maximum of `nconnect`, as in nfs(5).
 const NCONNECT_MAX: usize = 16;
 const ADDRESSES_MAX: usize = 8;
 const TIMEO_MAX_MS: u64 = 24 * 3600 * 1000;
-/// What [`NfsUrl`]'s `Display` encodes: everything but slashes and what RFC 3986 §2.3 calls unreserved.
+/// The characters that `Display` of [`NfsUrl`] encodes: all but slashes and the unreserved characters of RFC 3986 §2.3.
 const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'/').remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 #[cfg(test)]
@@ -322,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn the_shortest_url_has_defaults() {
+    fn shortest_url_has_default_options() {
         let url: NfsUrl = "nfs://server".parse().unwrap();
         assert_eq!(
             url,
@@ -337,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn every_option_is_taken_and_others_go_to_the_transport() {
+    fn options_are_parsed_and_unknown_keys_are_passed_to_the_transport() {
         let url: NfsUrl =
             "nfs://10.0.0.1:20049/e?proto=rdma&vers=3&mountport=20048&mountproto=tcp&timeo=5s&uid=1&gid=2\
                            &gids=3,4&rsize=64k&wsize=1M&readahead=4M&writebehind=0&inline=8192"
@@ -354,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_are_bytes_and_come_back_the_same() {
+    fn path_is_decoded_to_bytes_and_encoded_again() {
         let url: NfsUrl = "nfs://[fe80::1]:7/a%ff%20b/c+d%23%3F".parse().unwrap();
         assert_eq!(&url.path[..], b"/a\xff b/c+d#?");
         assert_eq!(url.to_string(), "nfs://[fe80::1]:7/a%FF%20b/c%2Bd%23%3F");
@@ -362,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn error_names_the_problem() {
         assert!(problem("server:/export").contains("expected nfs://host"));
         assert!(problem("/local/path").contains("expected nfs://host"));
         assert!(problem("http://h/e").contains("scheme 'http'"));
@@ -371,11 +374,11 @@ mod tests {
         assert!(problem("nfs://me@h/a").contains("uid="));
         assert!(problem("nfs://h/a%00b").contains("zero bytes"));
         assert!(problem("nfs://h:99999/").contains("port"));
-        assert!(problem("nfs://h/?vers=5").contains("possible: 3, 4.0, 4.1"));
+        assert!(problem("nfs://h/?vers=5").contains("allowed: 3, 4.0, 4.1"));
         assert!(problem("nfs://h/?uid=-1").contains("4294967295"));
         assert!(problem("nfs://h/?mountport=65536").contains("65535"));
         assert!(problem("nfs://h/?rsize=9G").contains("'rsize=9G'"));
-        assert!(problem("nfs://h/?rsize=1x").contains("K, M and G"));
+        assert!(problem("nfs://h/?rsize=1x").contains("K, M or G"));
         assert!(problem("nfs://h/?timeo=0").contains("tenths"));
         assert!(problem("nfs://h/?proto=").contains("transport"));
         assert!(problem("nfs://h/?uid=1&uid=2").contains("twice"));

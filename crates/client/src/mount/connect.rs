@@ -1,11 +1,14 @@
-//! From a URL to a mount: which addresses, ports and transports, and which part of the path is the export.
+//! Makes a mount from a URL: chooses addresses, ports and transports, and finds the export in the path.
 //!
-//! - **Ports.** A port in the URL is that of NFS. Without one it is 20049 for `rdma` (RFC 8267 §4.4); for `tcp` and `udp` what
-//!   rpcbind says; else 2049.
-//! - **MOUNT** is where `mountport` says. Otherwise it is tried on the connection of NFS, where Slipway's server answers it,
-//!   and then where rpcbind says; the other way round if rpcbind has been asked already. So a server that has no MOUNT on RDMA
-//!   is asked by TCP.
-//! - **The export** is the longest part of the path that the server mounts; the rest is walked.
+//! - **Ports.** A port in the URL is that of NFS. Without one, the port is 20049 for `rdma` (RFC 8267 §4.4). For `tcp`
+//!   and
+//!   `udp` it is the port that rpcbind returns, or else 2049.
+//! - **MOUNT** is at the port `mountport`. Without this option, MOUNT is tried first on the connection of NFS, where
+//!   Slipway's
+//!   server answers it, and then at the port that rpcbind returns; in the other order if rpcbind has already been
+//!   asked. So a
+//!   server without MOUNT on RDMA is asked over TCP.
+//! - **The export** is the longest part of the path that the server mounts. The names in the rest are looked up.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -41,51 +44,54 @@ use crate::{
     },
 };
 
-/// A server, as a URL names it.
+/// A server that a URL names.
 #[derive(Clone)]
 pub(crate) struct Site {
     server: Arc<str>,
     url: NfsUrl,
     switch: Switch,
-    /// Referrals that have led here.
+    /// The number of referrals that have led to this server.
     hops: u32,
-    /// The client's identity at the server from which a file system has moved there.
+    /// The client's identity at the server from which a file system has moved to this one.
     identity: Option<MigrationIdentity>,
 }
 
-/// Something to be done at an address of a server.
+/// A step that is attempted at an address of a server.
 type Attempt<T> = for<'a> fn(&'a Site, IpAddr) -> BoxFuture<'a, Result<T>>;
 
-/// Something to be asked of what may be a MOUNT service.
+/// A call to a service that may be MOUNT.
 type Probe<T> = for<'a> fn(&'a Site, MountClient) -> BoxFuture<'a, Result<T>>;
 
 impl Mount {
-    /// Mounts what `url` names: connects by the transport that it asks for, finds MOUNT, and mounts the URL's path or, where
-    /// the server refuses that, the longest part of it that it will mount.
+    /// Mounts the tree that `url` names: connects over its transport, finds MOUNT, and mounts the URL's path. If the
+    /// server
+    /// refuses that path, mounts the longest part of it that the server mounts.
     ///
     /// # Errors
-    /// The host or transport is not known, no server answers, or it does not export the path to this client.
+    /// The host or transport is unknown, no server answers, or the server does not export the path to this client.
     pub async fn connect(url: &NfsUrl, switch: &Switch) -> Result<Self> {
         mount(url, switch, 0, None).await
     }
 }
 
 impl MountClient {
-    /// Finds the MOUNT service of the URL's server and connects to it.
+    /// Connects to the MOUNT service of the URL's server.
     ///
     /// # Errors
-    /// The host is not known, or no MOUNT service answers there.
+    /// The host is unknown, or no MOUNT service answers there.
     pub async fn connect(url: &NfsUrl, switch: &Switch) -> Result<Self> {
-        Site::new(url, switch).each_address(|site, ip| Box::pin(site.mountd_at(ip))).await
+        Site::new(url, switch).try_addresses(|site, ip| Box::pin(site.mountd_at(ip))).await
     }
 }
 
-/// Mounts what a URL names, after this number of referrals; as a client that another server knows, if it has an identity there.
+/// Mounts the tree that a URL names, after `hops` referrals. `identity` is the client's identity at another server, if
+/// the file
+/// system has moved from there.
 async fn mount(url: &NfsUrl, switch: &Switch, hops: u32, identity: Option<MigrationIdentity>) -> Result<Mount> {
-    Site { hops, identity, ..Site::new(url, switch) }.each_address(|site, ip| Box::pin(site.mount_at(ip))).await
+    Site { hops, identity, ..Site::new(url, switch) }.try_addresses(|site, ip| Box::pin(site.mount_at(ip))).await
 }
 
-/// Mounts the places to which file systems move, with the options of the URL of their former server.
+/// Mounts file systems at the servers to which they have moved, with the options of the URL of their former server.
 struct SiteDialer {
     url: NfsUrl,
     switch: Switch,
@@ -98,7 +104,7 @@ impl Dialer for SiteDialer {
             let url = url_of(place, &self.url)?;
             let mount = mount(&url, &self.switch, self.hops, Some(identity)).await?;
             let Some(v4) = mount.v4().filter(|_| mount.start().is_empty()) else {
-                let problem = "its root is not there, or not by version 4";
+                let problem = "the root of the file system is not found there, or not over NFSv4";
                 return Err(Error::new(ErrorKind::Protocol(problem.to_owned()), "LOOKUP"));
             };
             Ok(Dialed {
@@ -112,12 +118,12 @@ impl Dialer for SiteDialer {
     }
 }
 
-/// What is known of ports before anything is connected.
+/// The ports of a server that are known before a connection is made.
 struct Ports {
     nfs: u16,
-    /// Of MOUNT, by rpcbind; `None` if it was not asked or does not know.
+    /// The port of MOUNT from rpcbind; `None` if rpcbind was not asked or has no such port.
     mount: Option<u16>,
-    /// rpcbind has been asked.
+    /// Set if rpcbind has been asked.
     asked: bool,
 }
 
@@ -139,8 +145,8 @@ impl Site {
         Referred::new(Box::new(dial), hops)
     }
 
-    /// Tries the addresses of the host in turn while there is no connection to be had.
-    async fn each_address<T>(&self, attempt: Attempt<T>) -> Result<T> {
+    /// Attempts a step at the addresses of the host one after the other, until one answers.
+    async fn try_addresses<T>(&self, attempt: Attempt<T>) -> Result<T> {
         let mut last = None;
         for ip in self.resolve().await? {
             match attempt(self, ip).await {
@@ -150,20 +156,20 @@ impl Site {
                 result => return result.map_err(|error| error.on(&self.server)),
             }
         }
-        Err(last.expect("a host has addresses").on(&self.server))
+        Err(last.expect("a host must have an address").on(&self.server))
     }
 
     async fn resolve(&self) -> Result<Vec<IpAddr>> {
         let failed = |problem: String| Error::new(ErrorKind::Resolve(problem), "connect").on(&self.server);
         let found = timeout(self.options().deadline, tokio::net::lookup_host((self.url.host.as_str(), 0)));
-        let found = found.await.map_err(|_| failed("the name service does not answer".to_owned()))?;
+        let found = found.await.map_err(|_| failed("name resolution timed out".to_owned()))?;
         let mut addresses = Vec::new();
         for address in found.map_err(|error| failed(error.to_string()))? {
             if !addresses.contains(&address.ip()) {
                 addresses.push(address.ip());
             }
         }
-        if addresses.is_empty() { Err(failed("it has no address".to_owned())) } else { Ok(addresses) }
+        if addresses.is_empty() { Err(failed("the name has no address".to_owned())) } else { Ok(addresses) }
     }
 
     async fn mount_at(&self, ip: IpAddr) -> Result<Mount> {
@@ -173,28 +179,28 @@ impl Site {
         }
         match self.mount4_at(ip).await {
             Err(error) if version == Version::Auto && is_no_v4(&error) => {
-                tracing::debug!(%error, "the server has no version 4");
+                tracing::debug!(%error, "the server does not support NFSv4");
                 self.mount3_at(ip).await
             }
             result => result,
         }
     }
 
-    /// By version 4: one port, and no other protocol.
+    /// Mounts over NFSv4, which needs one port and no other protocol.
     async fn mount4_at(&self, ip: IpAddr) -> Result<Mount> {
         let callbacks = Callbacks::new();
         let options = self.options();
         let known = self.identity.as_ref().map(|identity| identity.owner.clone());
-        let mut ends = self.ends(ip).await?.into_iter();
-        let first = ends.next().expect("there is the host of the URL");
+        let mut endpoints = self.endpoints(ip).await?.into_iter();
+        let first = endpoints.next().expect("the host of the URL must be among the endpoints");
         let program = self.program4(&first, &callbacks).await?;
         let (v4, exchanged) = V4::connect(program, options.version.minors(), &callbacks, known).await?;
         for _ in 1..options.nconnect {
             v4.add_connection(self.program4(&first, &callbacks).await?, exchanged.as_ref(), false).await?;
         }
-        for end in ends {
+        for endpoint in endpoints {
             for turn in 0..options.nconnect {
-                let program = self.program4(&end, &callbacks).await?;
+                let program = self.program4(&endpoint, &callbacks).await?;
                 v4.add_connection(program, exchanged.as_ref(), turn == 0).await?;
             }
         }
@@ -224,14 +230,14 @@ impl Site {
         Ok(Mount::new(Protocol::V4(v4), inner))
     }
 
-    /// Where version 4 is reached: by each transport at the URL's host, and at further addresses.
-    async fn ends(&self, ip: IpAddr) -> Result<Vec<(Arc<dyn TransportKind>, SocketAddr)>> {
-        let mut ends = Vec::new();
+    /// Returns the endpoints of NFSv4: each transport at the URL's host, and the further addresses.
+    async fn endpoints(&self, ip: IpAddr) -> Result<Vec<(Arc<dyn TransportKind>, SocketAddr)>> {
+        let mut endpoints = Vec::new();
         let protos = || self.options().proto.split('+');
         for (at, proto) in protos().enumerate() {
-            // A port of the URL is that of the first transport: no two share one.
+            // The port of the URL is that of the first transport, because two transports cannot share one.
             let port = self.url.port.filter(|_| at == 0).unwrap_or(default_port(proto));
-            ends.push((self.kind(proto, &self.options().transport)?, SocketAddr::new(ip, port)));
+            endpoints.push((self.kind(proto, &self.options().transport)?, SocketAddr::new(ip, port)));
         }
         for address in &self.options().addresses {
             let (proto, host) = address.split_once('@').unwrap_or((protos().next().unwrap_or("tcp"), address));
@@ -240,18 +246,22 @@ impl Site {
             let host = if has_port { host.to_owned() } else { format!("{host}:{}", default_port(proto)) };
             let failed = |problem: String| Error::new(ErrorKind::Resolve(format!("{address}: {problem}")), "connect");
             let found = timeout(self.options().deadline, tokio::net::lookup_host(host)).await;
-            let found = found.map_err(|_| failed("the name service does not answer".to_owned()))?;
+            let found = found.map_err(|_| failed("name resolution timed out".to_owned()))?;
             let found = found.map_err(|error| failed(error.to_string()))?.next();
-            ends.push((kind, found.ok_or_else(|| failed("it has no address".to_owned()))?));
+            endpoints.push((kind, found.ok_or_else(|| failed("the name has no address".to_owned()))?));
         }
-        Ok(ends)
+        Ok(endpoints)
     }
 
-    async fn program4(&self, end: &(Arc<dyn TransportKind>, SocketAddr), callbacks: &Callbacks) -> Result<Program> {
-        let (kind, address) = end.clone();
+    async fn program4(
+        &self,
+        endpoint: &(Arc<dyn TransportKind>, SocketAddr),
+        callbacks: &Callbacks,
+    ) -> Result<Program> {
+        let (kind, address) = endpoint.clone();
         let link = Link::connect(kind, address, self.options(), Some(callbacks.server.clone())).await?;
         let (server, deadline) = (self.server.clone(), self.options().deadline);
-        Program::new(link, NFS_PROGRAM, nfs::v4::VERSION, server, deadline).greeted().await
+        Program::new(link, NFS_PROGRAM, nfs::v4::VERSION, server, deadline).pinged().await
     }
 
     async fn mount3_at(&self, ip: IpAddr) -> Result<Mount> {
@@ -259,7 +269,7 @@ impl Site {
         let link = self.nfs_link(ip, &ports).await?;
         let program =
             Program::new(link.clone(), NFS_PROGRAM, nfs::v3::VERSION, self.server.clone(), self.options().deadline);
-        let program = program.greeted().await?;
+        let program = program.pinged().await?;
         let export: Probe<_> = |site, client| Box::pin(site.longest_export(client));
         let (mountd, (mounted, ok)) = self.find_mountd(ip, &ports, Some(&link), export).await?;
         let path = clean(&self.url.path);
@@ -293,7 +303,7 @@ impl Site {
         }
     }
 
-    /// Mounts the URL's path or the longest part of it that the server will mount; returns that part.
+    /// Mounts the URL's path, or the longest part of it that the server mounts. Returns that part.
     async fn longest_export(&self, client: MountClient) -> Result<(Bytes, MountOk)> {
         let path = clean(&self.url.path);
         let mut refused = None;
@@ -301,13 +311,13 @@ impl Site {
         loop {
             let part = path.slice(..len.max(1));
             match client.mnt(&part).await {
-                Ok(ok) if !takes_auth_sys(&ok.auth_flavors) => {
+                Ok(ok) if !accepts_auth_sys(&ok.auth_flavors) => {
                     let denied = RejectStat::AuthError(AuthStat::TooWeak);
                     return Err(Error::new(ErrorKind::Rpc(ClientError::Denied(denied)), "MNT").at(&part));
                 }
                 Ok(ok) => return Ok((part, ok)),
                 Err(error) if len > 1 && is_below_an_export(&error) => {
-                    len = path[..len].iter().rposition(|&byte| byte == b'/').expect("a path starts with a slash");
+                    len = path[..len].iter().rposition(|&byte| byte == b'/').expect("a path must start with a slash");
                     refused.get_or_insert(error);
                 }
                 Err(error) => return Err(refused.unwrap_or(error)),
@@ -322,7 +332,7 @@ impl Site {
         match self.options().proto.as_str() {
             "tcp" | "udp" => {}
             "rdma" => return Ok(Ports { nfs: NFS_RDMA_PORT, mount: None, asked: false }),
-            // rpcbind knows nothing of it.
+            // rpcbind has no entries for other transports.
             _ => return Ok(Ports { nfs: NFS_PORT, mount: None, asked: false }),
         }
         let nfs = self.ask_rpcbind(ip, NFS_PROGRAM, nfs::v3::VERSION, &self.options().proto).await;
@@ -338,7 +348,7 @@ impl Site {
         Link::connect(kind, SocketAddr::new(ip, ports.nfs), self.options(), None).await
     }
 
-    /// Runs `first` against each place where MOUNT can be, until one of them speaks MOUNT.
+    /// Calls `first` at each location where MOUNT can be, until one of them serves MOUNT.
     async fn find_mountd<T>(
         &self,
         ip: IpAddr,
@@ -353,7 +363,9 @@ impl Site {
         {
             let client = MountClient::new(mountd::program(link.clone(), self.server.clone(), self.options()));
             match first(self, client.clone()).await {
-                Err(error) if elsewhere(&error) => tracing::debug!(%error, "MOUNT is not where NFS is"),
+                Err(error) if lacks_mount(&error) => {
+                    tracing::debug!(%error, "the connection of NFS does not serve MOUNT")
+                }
                 result => return result.map(|value| (Mountd::Shared(client), value)),
             }
         }
@@ -363,7 +375,7 @@ impl Site {
         };
         let Some(port) = found else {
             let problem = format!(
-                "no MOUNT service found: not on the connection of NFS, and rpcbind on {ip} names none; \
+                "no MOUNT service found: the connection of NFS does not serve it, and rpcbind on {ip} has no port of it; \
                  give its port as mountport=…"
             );
             return Err(Error::new(ErrorKind::Resolve(problem), "MOUNT"));
@@ -375,7 +387,7 @@ impl Site {
         Ok((mountd, value))
     }
 
-    /// The transport of MOUNT: a server on RDMA has it on TCP.
+    /// Returns the transport of MOUNT, which is TCP for a server on RDMA.
     fn mount_proto(&self) -> &str {
         match (&self.options().mount_proto, self.options().proto.as_str()) {
             (Some(proto), _) => proto,
@@ -389,14 +401,14 @@ impl Site {
         let address = SocketAddr::new(ip, rpcbind::PORT);
         let netid = Netid::new(proto, address);
         let lookup = rpcbind::lookup(kind, address, program, version, &netid);
-        match timeout(self.options().deadline.min(RPCBIND_PATIENCE), lookup).await {
+        match timeout(self.options().deadline.min(RPCBIND_TIMEOUT), lookup).await {
             Ok(Ok(found)) => Some(found.port()),
             Ok(Err(error)) => {
-                tracing::debug!(%error, "rpcbind does not help");
+                tracing::debug!(%error, "rpcbind has no port of the program");
                 None
             }
             Err(_) => {
-                tracing::debug!(%address, "rpcbind does not answer");
+                tracing::debug!(%address, "rpcbind timed out");
                 None
             }
         }
@@ -406,16 +418,16 @@ impl Site {
         let wrong = |problem| UrlError { url: self.url.to_string(), problem };
         let Some(kind) = self.switch.find(proto) else {
             let names: Vec<_> = self.switch.names().collect();
-            return Err(wrong(format!("no transport '{proto}'; possible: {}", names.join(", "))).into());
+            return Err(wrong(format!("no transport '{proto}'; available: {}", names.join(", "))).into());
         };
         kind.with_options(transport).map_err(|error| {
             let ours = MountOptions::KEYS.join(", ");
-            wrong(format!("{error}; options that are not the transport's: {ours}")).into()
+            wrong(format!("{error}; options of the mount: {ours}")).into()
         })
     }
 }
 
-/// RFC 8881 §2.9.3: version 4 is at its well-known port, without rpcbind.
+/// Returns the well-known port of NFSv4, which is used without rpcbind (RFC 8881 §2.9.3).
 fn default_port(proto: &str) -> u16 {
     if proto == "rdma" { NFS_RDMA_PORT } else { NFS_PORT }
 }
@@ -425,32 +437,33 @@ fn next_number() -> u64 {
     NEXT.fetch_add(1, Relaxed)
 }
 
-/// Whether an error says that version 3 is worth trying: the server has no other, or nobody is at version 4's port.
+/// Returns `true` if NFSv3 is worth an attempt: the server does not support NFSv4, or there is no connection to its
+/// port.
 fn is_no_v4(error: &Error) -> bool {
     is_another_version(error) || matches!(error.kind(), ErrorKind::Rpc(ClientError::Transport(_)))
 }
 
-/// RFC 1813 appendix I: the flavours that the export takes; some servers name none.
-fn takes_auth_sys(flavors: &[u32]) -> bool {
+/// Returns `true` if the export accepts AUTH_SYS or AUTH_NONE. Some servers list no flavours (RFC 1813 appendix I).
+fn accepts_auth_sys(flavors: &[u32]) -> bool {
     flavors.is_empty() || flavors.iter().any(|flavor| [AUTH_NONE, AUTH_SYS].contains(flavor))
 }
 
-/// Whether a refused path can still lie in an export: it may be a file, be yet to be made, or be hidden.
+/// Returns `true` if a refused path can be inside an export: it can be a file, not exist yet, or be hidden.
 fn is_below_an_export(error: &Error) -> bool {
     use Status as S;
     let hides = matches!(error.status(), Some(S::NotFound | S::NotADirectory | S::AccessDenied | S::InvalidArgument));
     hides && error.operation() == "MNT"
 }
 
-/// Whether an error says that MOUNT is not served here.
-fn elsewhere(error: &Error) -> bool {
+/// Returns `true` if an error means that the connection does not serve MOUNT.
+fn lacks_mount(error: &Error) -> bool {
     matches!(
         error.kind(),
         ErrorKind::Rpc(ClientError::NotExecuted(AcceptStat::ProgUnavail | AcceptStat::ProgMismatch { .. }))
     )
 }
 
-/// The path with one slash before each name and none at the end; the root is one slash.
+/// Returns the path with one slash before each name and none at the end. The root is one slash.
 fn clean(path: &[u8]) -> Bytes {
     let names = path.split(|&byte| byte == b'/').filter(|name| !name.is_empty());
     let clean = names.fold(Vec::new(), |mut clean, name| {
@@ -463,7 +476,7 @@ fn clean(path: &[u8]) -> Bytes {
 
 fn transfer_size(wanted: Option<u32>, server_max: u32, message_max: usize) -> usize {
     let wanted = wanted.map_or(TRANSFER_DEFAULT, |wanted| wanted as usize);
-    // A server that says nothing gets what every server takes.
+    // If the server sends no limit, use a size that every server accepts.
     let server_max = if server_max == 0 { TRANSFER_SAFE } else { server_max as usize };
     wanted.min(server_max).min(message_max.saturating_sub(HEADERS_MAX)).clamp(TRANSFER_MIN, DATA_BOUND)
 }
@@ -473,9 +486,9 @@ fn page_size(preferred: u32, message_max: usize) -> u32 {
     (preferred as usize).max(PAGE_MIN).min(most) as u32
 }
 
-/// A firewall that drops packets to rpcbind must not cost the whole deadline.
-const RPCBIND_PATIENCE: Duration = Duration::from_secs(5);
-// RFC 5531 §8.2.
+/// Maximum time to wait for rpcbind, so that a firewall that drops packets to it does not use up the whole deadline.
+const RPCBIND_TIMEOUT: Duration = Duration::from_secs(5);
+// Authentication flavours, RFC 5531 §8.2.
 const AUTH_NONE: u32 = 0;
 const AUTH_SYS: u32 = 1;
 const TRANSFER_DEFAULT: usize = 1 << 20;
@@ -483,7 +496,7 @@ const TRANSFER_SAFE: usize = 8 << 10;
 const TRANSFER_MIN: usize = 512;
 const PAGE_MIN: usize = 32 << 10;
 const PAGE_MAX: usize = 256 << 10;
-/// Bytes of a READ's reply or a WRITE's call that are not data.
+/// Maximum bytes of a READ's reply or a WRITE's call without its data.
 const HEADERS_MAX: usize = 1024;
 
 #[cfg(test)]
@@ -491,14 +504,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_are_cleaned() {
+    fn clean_normalizes_slashes() {
         for (path, expected) in [("/", "/"), ("", "/"), ("//a//b/", "/a/b"), ("/a", "/a")] {
             assert_eq!(clean(path.as_bytes()), expected);
         }
     }
 
     #[test]
-    fn sizes_respect_the_server_the_transport_and_the_user() {
+    fn transfer_size_respects_limits_of_server_transport_and_user() {
         assert_eq!(transfer_size(None, 1 << 20, 2 << 20), 1 << 20);
         assert_eq!(transfer_size(None, 65536, 2 << 20), 65536);
         assert_eq!(transfer_size(Some(4096), 65536, 2 << 20), 4096);

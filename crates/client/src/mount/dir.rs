@@ -13,17 +13,17 @@ use crate::model::{Attr, Error, ErrorKind, Handle, Result, Status, Verifier};
 /// An entry of a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DirEntry {
-    /// Its name: neither empty, `.` nor `..`, and without slashes and zero bytes, whatever the server says.
+    /// The name. It is not empty, `.` or `..` and has no slashes and zero bytes; the client rejects other names.
     pub name: Bytes,
     /// The number of the object in its file system.
     pub fileid: u64,
-    /// The object's attributes, if the server gave them.
+    /// The attributes of the object, if the server has sent them.
     pub attr: Option<Attr>,
-    /// The object's handle, if the server gave it.
+    /// The handle of the object, if the server has sent it.
     pub handle: Option<Handle>,
 }
 
-/// Reads a directory, page by page, with attributes and handles where the server gives them.
+/// Reads a directory page by page, with attributes and handles if the server sends them.
 ///
 /// ```no_run
 /// # async fn example(mount: client::Mount) -> client::Result<()> {
@@ -38,24 +38,27 @@ pub struct Dir {
     mount: Mount,
     handle: Handle,
     path: Bytes,
-    /// With attributes and handles.
+    /// Set if attributes and handles are requested.
     plus: bool,
     cookie: u64,
     verifier: Verifier,
-    /// Bytes of one reply.
+    /// Maximum bytes of one reply.
     page: u32,
     entries: VecDeque<DirEntry>,
     eof: bool,
-    /// The server whose the cookie is: another's means nothing to it, and the directory is read from its beginning again.
+    /// The server that issued the cookie. If the directory moves to another server, it is read again from the
+    /// beginning.
     server: u64,
-    /// What has been listed, by their hashes, in case of that; and what is not to be listed again because of that.
+    /// The hashes of the names that were listed from this server. When the directory moves, they are added to `again`,
+    /// whose
+    /// names are skipped.
     listed: Vec<u64>,
     again: HashSet<u64>,
     hasher: RandomState,
 }
 
 impl Dir {
-    /// The directory of this handle; `path` is for messages only.
+    /// Makes the reader of the directory with this handle. `path` is only for messages.
     pub fn new(mount: Mount, handle: Handle, path: impl Into<Bytes>) -> Self {
         let page = mount.page_size();
         Self {
@@ -75,21 +78,21 @@ impl Dir {
         }
     }
 
-    /// Asks for names only, which is cheaper for the server.
+    /// Requests names without attributes and handles, which costs the server less.
     pub fn names_only(mut self) -> Self {
         self.plus = false;
         self
     }
 
-    /// The directory's handle.
+    /// Returns the handle of the directory.
     pub fn handle(&self) -> &Handle {
         &self.handle
     }
 
-    /// The next entry; `None` at the end.
+    /// Returns the next entry; `None` at the end.
     ///
     /// # Errors
-    /// The directory cannot be read, or the server gave a name that cannot be one.
+    /// The directory cannot be read, or the server sent an invalid name.
     pub async fn next(&mut self) -> Result<Option<DirEntry>> {
         while self.entries.is_empty() && !self.eof {
             self.fetch().await.map_err(|error| error.at(&self.path))?;
@@ -97,10 +100,10 @@ impl Dir {
         Ok(self.entries.pop_front())
     }
 
-    /// All entries that are left.
+    /// Returns all remaining entries.
     ///
     /// # Errors
-    /// As [`next`](Self::next).
+    /// The errors of [`next`](Self::next).
     pub async fn collect(mut self) -> Result<Vec<DirEntry>> {
         let mut all = Vec::new();
         while let Some(entry) = self.next().await? {
@@ -118,13 +121,13 @@ impl Dir {
         }
         let page = protocol.readdir(&self.handle, self.cookie, self.verifier, self.page, self.plus).await;
         if protocol.server_of(&self.handle) != server {
-            // It has moved meanwhile.
+            // The directory has moved during the call.
             return Ok(());
         }
         let page = match page {
-            // One entry can be larger than a page: its name, attributes and handle.
-            Err(error) if error.status() == Some(Status::TooSmall) && self.page < PAGE_ENOUGH => {
-                self.page = PAGE_ENOUGH;
+            // One entry with its name, attributes and handle can be larger than a page.
+            Err(error) if error.status() == Some(Status::TooSmall) && self.page < PAGE_LARGE => {
+                self.page = PAGE_LARGE;
                 return Ok(());
             }
             result => result?,
@@ -132,10 +135,10 @@ impl Dir {
         self.verifier = page.verifier;
         self.eof = page.eof;
         if page.entries.is_empty() && !page.eof {
-            return Err(nonsense("a page of a directory without entries".to_owned()));
+            return Err(protocol_error("a page of a directory has no entries".to_owned()));
         }
         if page.entries.last().is_some_and(|last| last.cookie == self.cookie) {
-            return Err(nonsense("a directory that goes in circles".to_owned()));
+            return Err(protocol_error("a cookie of a directory repeats".to_owned()));
         }
         for entry in page.entries {
             self.cookie = entry.cookie;
@@ -144,7 +147,7 @@ impl Dir {
                 continue;
             }
             if name.is_empty() || name.contains(&b'/') || name.contains(&0) {
-                return Err(nonsense(format!("a file name '{}'", name.escape_ascii())));
+                return Err(protocol_error(format!("invalid file name '{}'", name.escape_ascii())));
             }
             if self.mount.v4().is_some() {
                 let hash = self.hasher.hash_one(&name);
@@ -160,8 +163,8 @@ impl Dir {
     }
 }
 
-fn nonsense(problem: String) -> Error {
+fn protocol_error(problem: String) -> Error {
     Error::new(ErrorKind::Protocol(problem), "READDIR")
 }
 
-const PAGE_ENOUGH: u32 = 64 << 10;
+const PAGE_LARGE: u32 = 64 << 10;

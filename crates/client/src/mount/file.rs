@@ -1,4 +1,4 @@
-//! [`File`]: reading and writing a regular file.
+//! [`File`]: reads and writes a regular file.
 
 use buf::{Region, Rope};
 use bytes::{Bytes, BytesMut};
@@ -10,8 +10,9 @@ use crate::{
     model::{Attr, Error, Handle, Result, SetAttr, Verifier},
 };
 
-/// A file of a [`Mount`]: a handle, cheap to clone, and there is nothing to close. NFS version 3 has no open files on the
-/// server; where a version has, the mount opens and closes by itself.
+/// A file of a [`Mount`]. It consists of a handle, is cheap to clone, and needs no close. NFSv3 has no open files on
+/// the
+/// server. In NFSv4, the mount opens and closes the file when that is needed.
 #[derive(Clone, Debug)]
 pub struct File {
     mount: Mount,
@@ -20,27 +21,27 @@ pub struct File {
 }
 
 impl File {
-    /// The file of this handle; `path` is for messages only.
+    /// Makes the file with this handle. `path` is only for messages.
     pub fn new(mount: Mount, handle: Handle, path: impl Into<Bytes>) -> Self {
         Self { mount, handle, path: path.into() }
     }
 
-    /// Where it is.
+    /// Returns the mount of the file.
     pub fn mount(&self) -> &Mount {
         &self.mount
     }
 
-    /// Its handle.
+    /// Returns the handle.
     pub fn handle(&self) -> &Handle {
         &self.handle
     }
 
-    /// The path it was opened by.
+    /// Returns the path by which the file was opened.
     pub fn path(&self) -> &Bytes {
         &self.path
     }
 
-    /// Its attributes.
+    /// Returns the attributes.
     ///
     /// # Errors
     /// GETATTR failed.
@@ -48,7 +49,7 @@ impl File {
         self.mount.protocol().getattr(&self.handle).await.map_err(|error| self.annotate(error))
     }
 
-    /// Cuts it to `len` bytes, or extends it by a hole.
+    /// Truncates the file to `len` bytes, or extends it by a hole.
     ///
     /// # Errors
     /// SETATTR failed.
@@ -65,15 +66,18 @@ impl File {
         result.map(drop).map_err(|error| self.annotate(error))
     }
 
-    /// Reads into all visible bytes of `into`: a [`Buffer`](buf::Buffer), or a [`Region`] of any kind of memory. Fewer bytes than
-    /// that means that the file ends there. Memory of that visible length comes back whatever happens; it is the same, unless
-    /// the transport still had it at the deadline: then it is host memory.
+    /// Reads into all visible bytes of `into`: a [`Buffer`](buf::Buffer), or a [`Region`] of any kind of memory. Reads
+    /// fewer bytes
+    /// only at the end of the file. Returns memory of the same visible length in every case. It is the caller's memory,
+    /// unless
+    /// the transport still holds that at the deadline; then it is host memory.
     ///
-    /// Up to [`Mount::read_size`] bytes are given to the transport, which places the data there if it can; into larger memory
-    /// several READs run at once and their data is copied in.
+    /// The transport places up to [`Mount::read_size`] bytes directly into the memory if it can. For larger memory,
+    /// several READs
+    /// run at the same time and their data are copied into it.
     ///
     /// # Errors
-    /// A READ failed; what the memory holds is unspecified.
+    /// A READ failed. The content of the memory is then unspecified.
     pub async fn read_at<R>(&self, offset: u64, into: R) -> (Result<usize>, R)
     where
         R: Into<Region> + TryFrom<Region>,
@@ -97,7 +101,7 @@ impl File {
         }
     }
 
-    /// Fills `region` from its byte `done` on.
+    /// Fills `region` from byte `done` on.
     async fn read_rest(&self, offset: u64, mut region: Region, mut done: usize) -> (Result<usize>, Region) {
         let end = offset.saturating_add(region.len() as u64);
         let mut reader = Reader::new(self.clone(), offset.saturating_add(done as u64), end).eager();
@@ -107,7 +111,7 @@ impl File {
                 Ok(None) => return (Ok(done), region),
                 Ok(Some(bytes)) => {
                     if let Err(error) = region.copy_in(done, &bytes) {
-                        return (Err(self.annotate(payload::inaccessible(&error))), region);
+                        return (Err(self.annotate(payload::device_error(&error))), region);
                     }
                     done += bytes.len();
                 }
@@ -115,11 +119,11 @@ impl File {
         }
     }
 
-    /// Reads consecutive bytes into several regions at once, without a copy if none is larger than
-    /// [`Mount::read_size`]. Returns the bytes read up to the end of the file, and the regions in their order.
+    /// Reads consecutive bytes into several regions at the same time, without a copy if no region is larger than
+    /// [`Mount::read_size`]. Returns the number of bytes up to the end of the file, and the regions in their order.
     ///
     /// # Errors
-    /// A READ failed; what the regions hold is unspecified.
+    /// A READ failed. The content of the regions is then unspecified.
     pub async fn read_many_at<R>(&self, offset: u64, into: Vec<R>) -> (Result<usize>, Vec<R>)
     where
         R: Into<Region> + TryFrom<Region>,
@@ -149,8 +153,9 @@ impl File {
         (total, back)
     }
 
-    /// Reads up to `len` bytes, fewer only at the end of the file. Up to [`Mount::read_size`] they are shown in the
-    /// memory that the transport received them into, of its pool.
+    /// Reads up to `len` bytes; fewer only at the end of the file. Up to [`Mount::read_size`] bytes are not copied:
+    /// they are
+    /// returned in the pool memory into which the transport received them.
     ///
     /// # Errors
     /// A READ failed.
@@ -180,22 +185,24 @@ impl File {
         Ok(all.freeze())
     }
 
-    /// Writes `data` at `offset`; when it returns, all of it is on stable storage. Data is not copied.
+    /// Writes `data` at `offset`, without a copy. All data are on stable storage when this returns.
     ///
-    /// For writes that need not be durable one by one use a [`writer`](Self::writer), or
-    /// [`Protocol::write`](crate::Protocol::write).
+    /// Use a [`writer`](Self::writer) or [`Protocol::write`](crate::Protocol::write) if not every write must be durable
+    /// at once:
+    /// these send unstable writes.
     ///
     /// # Errors
-    /// A WRITE or COMMIT failed; some of the data may have been written.
+    /// A WRITE or COMMIT failed. Some of the data may have been written.
     pub async fn write_at(&self, offset: u64, data: impl Into<Rope>) -> Result<()> {
         let mut writer = self.writer_at(offset);
         writer.write(data).await?;
         writer.close().await
     }
 
-    /// Makes all writes to the file durable that the server has answered.
+    /// Makes all writes to the file durable that the server has acknowledged.
     ///
-    /// A [`Writer`] does this by itself. A caller of [`Protocol::write`](crate::Protocol::write) must compare the verifiers.
+    /// A [`Writer`] sends COMMIT itself. A caller of [`Protocol::write`](crate::Protocol::write) must compare the
+    /// verifiers.
     ///
     /// # Errors
     /// COMMIT failed.
@@ -204,33 +211,33 @@ impl File {
         result.map_err(|error| self.annotate(error))
     }
 
-    /// Reads the whole file in order.
+    /// Returns a reader of the whole file.
     pub fn reader(&self) -> Reader {
         self.reader_range(0, u64::MAX)
     }
 
-    /// Reads the bytes `start .. end` in order, as far as the file has them.
+    /// Returns a reader of the bytes `start .. end`, up to the end of the file.
     pub fn reader_range(&self, start: u64, end: u64) -> Reader {
         Reader::new(self.clone(), start, end)
     }
 
-    /// Writes in order from the start of the file. What the file has behind that stays.
+    /// Returns a writer that starts at offset 0. It does not truncate the file.
     pub fn writer(&self) -> Writer {
         self.writer_at(0)
     }
 
-    /// Writes in order from `offset`.
+    /// Returns a writer that starts at `offset`.
     pub fn writer_at(&self, offset: u64) -> Writer {
         Writer::new(self.clone(), offset)
     }
 
-    /// Says in an error which file it was.
+    /// Adds the path of the file to an error.
     pub(crate) fn annotate(&self, error: Error) -> Error {
         error.at(&self.path)
     }
 }
 
-/// What the caller gave, as the caller gave it. A buffer is replaced by host memory, if at all.
+/// Converts a region back to the type that the caller passed. Host memory can replace a buffer only by host memory.
 fn returned<R: TryFrom<Region>>(region: Region) -> R {
-    R::try_from(region).unwrap_or_else(|_| unreachable!("host memory comes back for host memory"))
+    R::try_from(region).unwrap_or_else(|_| unreachable!("a buffer must return as host memory"))
 }

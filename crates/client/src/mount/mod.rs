@@ -1,11 +1,15 @@
 //! [`Mount`]: a mounted tree, and operations on its paths.
 //!
-//! A path is bytes with slashes between names. It starts at what the URL names, whether it begins with a slash or not.
-//! Symbolic links are followed here, not by the server, and lead nowhere but into the mount: `..` stays at its root and an
-//! absolute link starts there. A caller that has handles uses [`Mount::protocol`] and saves the lookups.
+//! A path consists of bytes with slashes between names. It starts at the directory that the URL names, with or without
+//! a
+//! leading slash. The client follows symbolic links, not the server. They cannot lead out of the mount: `..` stays at
+//! its
+//! root, and an absolute link starts there. A caller that has handles uses [`Mount::protocol`] and avoids the lookups.
 //!
-//! A path may lead to other servers, by referrals of version 4. What is there is of a mount of its own, which is made on the way;
-//! an [`Object`], [`File`] or [`Dir`] says of which mount it is, and a handle means nothing to any other.
+//! In NFSv4, a referral on a path can lead to another server. The objects there belong to a mount of their own, which
+//! is
+//! made when it is first needed. An [`Object`], [`File`] or [`Dir`] contains its mount. A handle is valid only in its
+//! own mount.
 
 mod connect;
 mod dir;
@@ -48,7 +52,7 @@ use crate::{
     v4::V4,
 };
 
-/// A mounted tree. Cheap to clone; usable from any task of any runtime.
+/// A mounted tree. It is cheap to clone and can be used from any task of any runtime.
 ///
 /// ```no_run
 /// # async fn example(switch: rpc::Switch) -> client::Result<()> {
@@ -68,39 +72,39 @@ pub struct Mount {
 pub(crate) struct Inner {
     pub number: u64,
     pub url: NfsUrl,
-    /// The path that was mounted: the URL's, or what of it the server would mount.
+    /// The path that was mounted: the URL's path, or the part of it that the server mounts.
     pub mounted: Bytes,
-    /// The rest of the URL's path: where paths start.
+    /// The rest of the URL's path, at which paths start.
     pub start: Bytes,
     pub root: Handle,
     pub read_size: usize,
     pub write_size: usize,
     pub page_size: u32,
-    /// Where MOUNT is spoken, to take leave there.
+    /// The MOUNT service, to which UMNT is sent.
     pub mountd: Option<Mountd>,
-    /// Other servers that this one has referred to.
+    /// The mounts of other servers to which this one has referred.
     pub referred: Referred,
 }
 
-/// An object that a path leads to.
+/// An object to which a path leads.
 #[derive(Clone, Debug)]
 pub struct Object {
-    /// The mount that it is of: another than was asked if a referral was on the way.
+    /// The mount of the object. It is not the mount that was asked if a referral was on the path.
     pub mount: Mount,
-    /// Its handle.
+    /// The handle.
     pub handle: Handle,
-    /// Its attributes.
+    /// The attributes.
     pub attr: Attr,
 }
 
-/// How to open a file.
+/// The options for opening a file.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OpenOptions {
-    /// Make the file if there is none, with this mode.
+    /// Creates the file with this mode if it does not exist.
     pub create: Option<u32>,
-    /// With `create`: a file that is there already is an error. It is decided by the server, exactly once.
+    /// With `create`: an existing file is an error. The server creates the file exactly once.
     pub exclusive: bool,
-    /// Cut a file that is there to nothing.
+    /// Truncates an existing file to zero bytes.
     pub truncate: bool,
 }
 
@@ -109,80 +113,84 @@ impl Mount {
         Self { protocol, inner: Arc::new(inner) }
     }
 
-    /// The same mount, but each call ends when the server has been silent for so long.
+    /// Returns the same mount with another deadline: the time that the server may be silent during a call.
     pub fn with_deadline(&self, deadline: Duration) -> Self {
         Self { protocol: self.protocol.with_deadline(deadline), inner: self.inner.clone() }
     }
 
-    /// Tells the server that the mount is over: version 3 may list it, version 4 keeps state for it. The connection ends
-    /// with the last clone; of version 4, no clone is of any more use.
+    /// Ends the mount at the server: NFSv3 servers can list it, NFSv4 servers keep state for it. The connection closes
+    /// with the
+    /// last clone. In NFSv4, clones cannot be used any more.
     ///
     /// # Errors
-    /// The server cannot be told. It does not matter to anything but its list; state it forgets by itself.
+    /// The server does not answer. This is harmless: a server of NFSv3 keeps an entry in its list, a server of NFSv4
+    /// removes
+    /// the state when the lease expires.
     pub async fn unmount(self) -> Result<()> {
-        // One that does not answer keeps no other from hearing of it.
+        // All servers are called at the same time, so that one that does not answer does not delay the others.
         let referred = future::join_all(self.inner.referred.take().into_iter().map(|referred| async {
             if let Err(error) = Box::pin(referred.unmount()).await {
-                tracing::debug!(%error, "a server that was referred to cannot be told");
+                tracing::debug!(%error, "unmounting a server that was referred to failed");
             }
         }));
-        future::join(referred, self.take_leave()).await.1
+        future::join(referred, self.unmount_one()).await.1
     }
 
-    async fn take_leave(&self) -> Result<()> {
+    async fn unmount_one(&self) -> Result<()> {
         match (&self.protocol, &self.inner.mountd) {
-            (Protocol::V4(v4), _) => v4.leave().await,
+            (Protocol::V4(v4), _) => v4.disconnect().await,
             (_, Some(mountd)) => mountd.client().await?.umnt(&self.inner.mounted).await,
             (_, None) => Ok(()),
         }
     }
 
-    /// The operations, by handles.
+    /// Returns the operations by file handle.
     pub fn protocol(&self) -> &Protocol {
         &self.protocol
     }
 
-    /// The procedures of version 3, if that is what is spoken.
+    /// Returns the procedures of NFSv3, if the mount uses it.
     pub fn v3(&self) -> Option<&V3> {
         if let Protocol::V3(v3) = &self.protocol { Some(v3) } else { None }
     }
 
-    /// What only version 4 can do, if that is what is spoken.
+    /// Returns the operations that only NFSv4 has, if the mount uses it.
     pub fn v4(&self) -> Option<&V4> {
         if let Protocol::V4(v4) = &self.protocol { Some(v4) } else { None }
     }
 
-    /// A number that no other mount of this process has; clones are one mount.
+    /// Returns a number that no other mount of this process has. Clones have the same number.
     pub fn number(&self) -> u64 {
         self.inner.number
     }
 
-    /// The handle of the directory that was mounted; nothing leads above it.
+    /// Returns the handle of the mounted directory. No path leads above it.
     pub fn root(&self) -> &Handle {
         &self.inner.root
     }
 
-    /// The URL.
+    /// Returns the URL.
     pub fn url(&self) -> &NfsUrl {
         &self.inner.url
     }
 
-    /// The options of the URL.
+    /// Returns the options of the URL.
     pub fn options(&self) -> &MountOptions {
         &self.inner.url.options
     }
 
-    /// Bytes of the largest READ.
+    /// Returns the maximum bytes of a READ.
     pub fn read_size(&self) -> usize {
         self.inner.read_size
     }
 
-    /// Bytes of the largest WRITE.
+    /// Returns the maximum bytes of a WRITE.
     pub fn write_size(&self) -> usize {
         self.inner.write_size
     }
 
-    /// Where buffers for reading and writing should come from: memory that the transport knows.
+    /// Returns the pool from which buffers for reading and writing should be taken: its memory is registered with the
+    /// transport.
     pub fn pool(&self) -> &Pool {
         self.protocol.pool()
     }
@@ -191,42 +199,42 @@ impl Mount {
         self.inner.page_size
     }
 
-    /// The object that `path` leads to, through a symbolic link at its end too.
+    /// Returns the object to which `path` leads. Follows a symbolic link at the end of the path.
     ///
     /// # Errors
-    /// `NoEnt`, `NotDir`, `Acces`, …; or too many symbolic links.
+    /// `NotFound`, `NotADirectory`, `AccessDenied`, …, or too many symbolic links.
     pub async fn resolve(&self, path: impl AsRef<[u8]>) -> Result<Object> {
         self.object(path.as_ref(), true).await
     }
 
-    /// The object that `path` names, which can be a symbolic link.
+    /// Returns the object that `path` names. Does not follow a symbolic link at the end of the path.
     ///
     /// # Errors
-    /// As [`resolve`](Self::resolve).
+    /// The errors of [`resolve`](Self::resolve).
     pub async fn resolve_link(&self, path: impl AsRef<[u8]>) -> Result<Object> {
         self.object(path.as_ref(), false).await
     }
 
-    /// The attributes of what `path` leads to.
+    /// Returns the attributes of the object to which `path` leads.
     ///
     /// # Errors
-    /// As [`resolve`](Self::resolve).
+    /// The errors of [`resolve`](Self::resolve).
     pub async fn stat(&self, path: impl AsRef<[u8]>) -> Result<Attr> {
         self.resolve(path).await.map(|object| object.attr)
     }
 
-    /// The attributes of what `path` names, which can be a symbolic link.
+    /// Returns the attributes of the object that `path` names, which can be a symbolic link.
     ///
     /// # Errors
-    /// As [`resolve`](Self::resolve).
+    /// The errors of [`resolve`](Self::resolve).
     pub async fn stat_link(&self, path: impl AsRef<[u8]>) -> Result<Attr> {
         self.resolve_link(path).await.map(|object| object.attr)
     }
 
-    /// Sets attributes of what `path` leads to.
+    /// Sets attributes of the object to which `path` leads.
     ///
     /// # Errors
-    /// `Perm`, …, and as [`resolve`](Self::resolve).
+    /// `NotPermitted`, …, and the errors of [`resolve`](Self::resolve).
     pub async fn set_attr(&self, path: impl AsRef<[u8]>, set: SetAttr) -> Result<()> {
         let path = path.as_ref();
         let Object { mount, handle, .. } = self.object(path, true).await?;
@@ -236,7 +244,7 @@ impl Mount {
     /// Sets the permission bits.
     ///
     /// # Errors
-    /// As [`set_attr`](Self::set_attr).
+    /// The errors of [`set_attr`](Self::set_attr).
     pub async fn chmod(&self, path: impl AsRef<[u8]>, mode: u32) -> Result<()> {
         self.set_attr(path, SetAttr { mode: Some(mode), ..SetAttr::default() }).await
     }
@@ -244,67 +252,67 @@ impl Mount {
     /// Sets the owner, the group, or both.
     ///
     /// # Errors
-    /// As [`set_attr`](Self::set_attr).
+    /// The errors of [`set_attr`](Self::set_attr).
     pub async fn chown(&self, path: impl AsRef<[u8]>, uid: Option<u32>, gid: Option<u32>) -> Result<()> {
         self.set_attr(path, SetAttr { uid, gid, ..SetAttr::default() }).await
     }
 
-    /// Cuts a file to `size` bytes, or extends it by a hole.
+    /// Truncates a file to `size` bytes, or extends it by a hole.
     ///
     /// # Errors
-    /// As [`set_attr`](Self::set_attr).
+    /// The errors of [`set_attr`](Self::set_attr).
     pub async fn truncate(&self, path: impl AsRef<[u8]>, size: u64) -> Result<()> {
         self.set_attr(path, SetAttr { size: Some(size), ..SetAttr::default() }).await
     }
 
-    /// Sets the times of last access and last change of the data.
+    /// Sets the times of the last access and of the last change of the data.
     ///
     /// # Errors
-    /// As [`set_attr`](Self::set_attr).
+    /// The errors of [`set_attr`](Self::set_attr).
     pub async fn set_times(&self, path: impl AsRef<[u8]>, atime: SetTime, mtime: SetTime) -> Result<()> {
         self.set_attr(path, SetAttr { atime, mtime, ..SetAttr::default() }).await
     }
 
-    /// Which of the `wanted` rights (`ACCESS3_…`) the caller has.
+    /// Returns which of the `wanted` rights (`ACCESS3_…`) the caller has.
     ///
     /// # Errors
-    /// As [`resolve`](Self::resolve).
+    /// The errors of [`resolve`](Self::resolve).
     pub async fn access(&self, path: impl AsRef<[u8]>, wanted: u32) -> Result<u32> {
         let path = path.as_ref();
         let Object { mount, handle, .. } = self.object(path, true).await?;
         mount.protocol.access(&handle, wanted).await.map_err(mount.at(path))
     }
 
-    /// The text of the symbolic link at `path`.
+    /// Returns the text of the symbolic link at `path`.
     ///
     /// # Errors
-    /// `Inval` if it is none, and as [`resolve`](Self::resolve).
+    /// `InvalidArgument` if the object is not a symbolic link, and the errors of [`resolve`](Self::resolve).
     pub async fn readlink(&self, path: impl AsRef<[u8]>) -> Result<Bytes> {
         let path = path.as_ref();
         let Object { mount, handle, .. } = self.object(path, false).await?;
         mount.protocol.readlink(&handle).await.map_err(mount.at(path))
     }
 
-    /// Opens a file that is there.
+    /// Opens an existing file.
     ///
     /// # Errors
-    /// As [`resolve`](Self::resolve).
+    /// The errors of [`resolve`](Self::resolve).
     pub async fn open(&self, path: impl AsRef<[u8]>) -> Result<File> {
         self.open_with(path, OpenOptions::default()).await
     }
 
-    /// Makes a file with this mode, or cuts one that is there to nothing.
+    /// Creates a file with this mode, or truncates an existing one to zero bytes.
     ///
     /// # Errors
-    /// `Acces`, `NoSpc`, …, and as [`resolve`](Self::resolve).
+    /// `AccessDenied`, `NoSpace`, …, and the errors of [`resolve`](Self::resolve).
     pub async fn create(&self, path: impl AsRef<[u8]>, mode: u32) -> Result<File> {
         self.open_with(path, OpenOptions { create: Some(mode), exclusive: false, truncate: true }).await
     }
 
-    /// Opens or makes a file.
+    /// Opens or creates a file.
     ///
     /// # Errors
-    /// `Exist`, `Acces`, `NoSpc`, …, and as [`resolve`](Self::resolve).
+    /// `AlreadyExists`, `AccessDenied`, `NoSpace`, …, and the errors of [`resolve`](Self::resolve).
     pub async fn open_with(&self, path: impl AsRef<[u8]>, options: OpenOptions) -> Result<File> {
         let path = path.as_ref();
         let file = |mount, handle| File::new(mount, handle, Bytes::copy_from_slice(path));
@@ -339,10 +347,10 @@ impl Mount {
         Ok(file)
     }
 
-    /// The whole content of a file. A small one costs one call where the version of NFS can do that.
+    /// Returns the content of a file. In NFSv4, reading a small file costs one call.
     ///
     /// # Errors
-    /// As [`open`](Self::open), or a READ failed.
+    /// The errors of [`open`](Self::open), or a READ failed.
     pub async fn read(&self, path: impl AsRef<[u8]>) -> Result<Bytes> {
         let path = path.as_ref();
         let file = |mount, handle| File::new(mount, handle, Bytes::copy_from_slice(path));
@@ -364,25 +372,27 @@ impl Mount {
         Ok(join(pieces))
     }
 
-    /// The file's handle and first bytes, all of them if it is small, in one call; `None` if that cannot be done.
+    /// Returns the handle and first bytes of a file, read in one call; these are all bytes of a small file. Returns
+    /// `None` if
+    /// one call cannot do that.
     async fn read_small(&self, path: &[u8]) -> Result<Option<(Handle, ReadData)>> {
         let full = self.full(path);
         let Some(names) = plain_names(&full) else { return Ok(None) };
-        self.protocol.read_path(&self.inner.root, &names, SMALL.min(self.read_size() as u32)).await
+        self.protocol.read_path(&self.inner.root, &names, SMALL_FILE_MAX.min(self.read_size() as u32)).await
     }
 
-    /// Makes a file of this content (mode 0644 where it is new); it is on stable storage when this returns.
+    /// Replaces the content of a file. A new file has mode 0644. The data are on stable storage when this returns.
     ///
     /// # Errors
-    /// As [`create`](Self::create), or a WRITE failed.
+    /// The errors of [`create`](Self::create), or a WRITE failed.
     pub async fn write(&self, path: impl AsRef<[u8]>, data: impl Into<Bytes>) -> Result<()> {
         self.create(path, 0o644).await?.write_at(0, data.into()).await
     }
 
-    /// Makes a directory.
+    /// Creates a directory.
     ///
     /// # Errors
-    /// `Exist`, `Acces`, …
+    /// `AlreadyExists`, `AccessDenied`, …
     pub async fn mkdir(&self, path: impl AsRef<[u8]>, mode: u32) -> Result<()> {
         let path = path.as_ref();
         let (mount, dir, name) = self.parent(path).await?;
@@ -390,42 +400,42 @@ impl Mount {
         mount.protocol.mkdir(&dir, &name, set).await.map(drop).map_err(mount.at(path))
     }
 
-    /// Makes a device, socket or pipe.
+    /// Creates a device, socket or pipe.
     ///
     /// # Errors
-    /// `Perm`, `NotSupp`, …
+    /// `NotPermitted`, `NotSupported`, …
     pub async fn mknod(&self, path: impl AsRef<[u8]>, special: Special, set: SetAttr) -> Result<()> {
         let path = path.as_ref();
         let (mount, dir, name) = self.parent(path).await?;
         mount.protocol.mknod(&dir, &name, special, set).await.map(drop).map_err(mount.at(path))
     }
 
-    /// Makes a symbolic link at `path` whose text is `text`.
+    /// Creates a symbolic link at `path` with this text.
     ///
     /// # Errors
-    /// `Exist`, `Acces`, …
+    /// `AlreadyExists`, `AccessDenied`, …
     pub async fn symlink(&self, text: impl AsRef<[u8]>, path: impl AsRef<[u8]>) -> Result<()> {
         let (text, path) = (Bytes::copy_from_slice(text.as_ref()), path.as_ref());
         let (mount, dir, name) = self.parent(path).await?;
         mount.protocol.symlink(&dir, &name, text, SetAttr::default()).await.map(drop).map_err(mount.at(path))
     }
 
-    /// Gives the object at `existing`, itself and not what a link there leads to, the further name `new`.
+    /// Creates the hard link `new` to the object at `existing`. A symbolic link at `existing` is not followed.
     ///
     /// # Errors
-    /// `Exist`, `IsDir`, `MLink`, …
+    /// `AlreadyExists`, `IsADirectory`, `TooManyLinks`, …
     pub async fn link(&self, existing: impl AsRef<[u8]>, new: impl AsRef<[u8]>) -> Result<()> {
         let new = new.as_ref();
         let object = self.object(existing.as_ref(), false).await?;
         let (mount, dir, name) = self.parent(new).await?;
-        mount.is_that_of(&object.mount, "LINK").map_err(mount.at(new))?;
+        mount.check_same_mount(&object.mount, "LINK").map_err(mount.at(new))?;
         mount.protocol.link(&object.handle, &dir, &name).await.map(drop).map_err(mount.at(new))
     }
 
-    /// Removes a name that is not a directory's.
+    /// Removes the name of an object that is not a directory.
     ///
     /// # Errors
-    /// `NoEnt`, `IsDir`, `Acces`, …
+    /// `NotFound`, `IsADirectory`, `AccessDenied`, …
     pub async fn remove(&self, path: impl AsRef<[u8]>) -> Result<()> {
         let path = path.as_ref();
         let (mount, dir, name) = self.parent(path).await?;
@@ -435,60 +445,60 @@ impl Mount {
     /// Removes an empty directory.
     ///
     /// # Errors
-    /// `NotEmpty`, `NotDir`, …
+    /// `NotEmpty`, `NotADirectory`, …
     pub async fn rmdir(&self, path: impl AsRef<[u8]>) -> Result<()> {
         let path = path.as_ref();
         let (mount, dir, name) = self.parent(path).await?;
         mount.protocol.rmdir(&dir, &name).await.map(drop).map_err(mount.at(path))
     }
 
-    /// Moves a name, replacing what is at the target if it can be.
+    /// Renames an object. Replaces an object with the new name if the file system allows it.
     ///
     /// # Errors
-    /// `NoEnt`, `NotEmpty`, …
+    /// `NotFound`, `NotEmpty`, …
     pub async fn rename(&self, from: impl AsRef<[u8]>, to: impl AsRef<[u8]>) -> Result<()> {
         let from = from.as_ref();
         let (mount, from_dir, from_name) = self.parent(from).await?;
         let (to_mount, to_dir, to_name) = self.parent(to.as_ref()).await?;
-        mount.is_that_of(&to_mount, "RENAME").map_err(mount.at(from))?;
+        mount.check_same_mount(&to_mount, "RENAME").map_err(mount.at(from))?;
         let result = mount.protocol.rename(&from_dir, &from_name, &to_dir, &to_name).await;
         result.map(drop).map_err(mount.at(from))
     }
 
-    /// The entries of a directory.
+    /// Opens a directory for reading its entries.
     ///
     /// # Errors
-    /// As [`resolve`](Self::resolve).
+    /// The errors of [`resolve`](Self::resolve).
     pub async fn read_dir(&self, path: impl AsRef<[u8]>) -> Result<Dir> {
         let path = path.as_ref();
         let Object { mount, handle, .. } = self.object(path, true).await?;
         Ok(Dir::new(mount, handle, Bytes::copy_from_slice(path)))
     }
 
-    /// Space and objects of the file system at `path`, total and free.
+    /// Returns the total and free space and number of objects of the file system at `path`.
     ///
     /// # Errors
-    /// As [`resolve`](Self::resolve).
+    /// The errors of [`resolve`](Self::resolve).
     pub async fn statfs(&self, path: impl AsRef<[u8]>) -> Result<FsStat> {
         let path = path.as_ref();
         let Object { mount, handle, .. } = self.object(path, true).await?;
         mount.protocol.fsstat(&handle).await.map_err(mount.at(path))
     }
 
-    /// The limits of the file system at `path`.
+    /// Returns the limits of the file system at `path`.
     ///
     /// # Errors
-    /// As [`resolve`](Self::resolve).
+    /// The errors of [`resolve`](Self::resolve).
     pub async fn pathconf(&self, path: impl AsRef<[u8]>) -> Result<PathConf> {
         let path = path.as_ref();
         let Object { mount, handle, .. } = self.object(path, true).await?;
         mount.protocol.pathconf(&handle).await.map_err(mount.at(path))
     }
 
-    /// The directory that holds the last name of `path`, with the mount that it is of, and that name.
+    /// Returns the directory that contains the last name of `path`, with its mount, and that name.
     ///
     /// # Errors
-    /// The path does not end in a name, and as [`resolve`](Self::resolve).
+    /// The path does not end in a name, and the errors of [`resolve`](Self::resolve).
     pub async fn parent(&self, path: &[u8]) -> Result<(Mount, Handle, Bytes)> {
         let full = self.full(path);
         let bad = |problem| Error::new(ErrorKind::Path(problem), "walk");
@@ -497,21 +507,22 @@ impl Mount {
         Ok((mount, node.handle, Bytes::copy_from_slice(name)))
     }
 
-    /// The object of a name in a directory of this mount, without following a link; where the name stands for a file system of
-    /// another server, the root of that, with the mount that it is of.
+    /// Returns the object with a name in a directory of this mount, without following a symbolic link. If the name is a
+    /// referral,
+    /// returns the root of the file system on the other server, with its mount.
     ///
     /// # Errors
-    /// `NoEnt`, `NotDir`, …; or none of the servers that this one refers to can be reached.
+    /// `NotFound`, `NotADirectory`, …, or none of the servers of a referral can be reached.
     pub async fn lookup(&self, dir: &Handle, name: &[u8]) -> Result<Object> {
         let node = match self.protocol.lookup(dir, name).await {
             Err(error) if error.status() == Some(Status::Absent) => return self.follow(dir, name).await,
             result => result?,
         };
-        self.looked_at(node).await
+        self.with_attributes(node).await
     }
 
-    /// An object of this mount with its attributes.
-    async fn looked_at(&self, node: Node) -> Result<Object> {
+    /// Returns an object of this mount with its attributes.
+    async fn with_attributes(&self, node: Node) -> Result<Object> {
         let attr = match node.attr {
             Some(attr) => attr,
             None => self.protocol.getattr(&node.handle).await?,
@@ -519,16 +530,18 @@ impl Mount {
         Ok(Object { mount: self.clone(), handle: node.handle, attr })
     }
 
+    /// Checks that `other` is this mount.
+    ///
     /// # Errors
-    /// XDEV: it is another server.
-    fn is_that_of(&self, other: &Mount, operation: &'static str) -> Result<()> {
+    /// `CrossDevice` if it is another one, because no operation works across servers.
+    fn check_same_mount(&self, other: &Mount, operation: &'static str) -> Result<()> {
         match self.number() == other.number() {
             true => Ok(()),
             false => Err(Error::refused(Status::CrossDevice, operation)),
         }
     }
 
-    /// The rest of the URL's path, which was not mounted.
+    /// Returns the rest of the URL's path, which was not mounted.
     pub(crate) fn start(&self) -> &Bytes {
         &self.inner.start
     }
@@ -539,19 +552,19 @@ impl Mount {
 
     async fn object(&self, path: &[u8], follow: bool) -> Result<Object> {
         let (mount, node) = self.walk(path, follow).await.and_then(existing).map_err(self.at(path))?;
-        mount.looked_at(node).await.map_err(mount.at(path))
+        mount.with_attributes(node).await.map_err(mount.at(path))
     }
 
     async fn walk(&self, path: &[u8], follow: bool) -> Result<End<Mount>> {
         self.walk_full(&self.full(path), follow).await.map_err(self.at(path))
     }
 
-    /// Says in an error where it happened.
+    /// Returns a function that adds the server and `path` to an error.
     fn at(&self, path: &[u8]) -> impl Fn(Error) -> Error {
         move |error| error.on(self.protocol.program().server()).at(path)
     }
 
-    /// `path` behind the URL's.
+    /// Returns `path` after the rest of the URL's path.
     fn full(&self, path: &[u8]) -> Vec<u8> {
         match (&self.inner.start[..], path) {
             (b"", path) => path.to_vec(),
@@ -580,7 +593,7 @@ impl Mount {
     }
 }
 
-/// One piece is taken as it is.
+/// Joins the pieces. A single piece is not copied.
 fn join(mut pieces: Pieces) -> Bytes {
     match pieces.len() {
         0 | 1 => pieces.pop().unwrap_or_default(),
@@ -595,5 +608,5 @@ fn existing(end: End<Mount>) -> Result<(Mount, Node)> {
     }
 }
 
-/// Bytes of a file that may come with the first call.
-const SMALL: u32 = 64 << 10;
+/// Maximum bytes of a file that the first call requests.
+const SMALL_FILE_MAX: u32 = 64 << 10;

@@ -14,7 +14,7 @@ use crate::{
     model::{Error, MountOptions, Result, Status},
 };
 
-/// A server's MOUNT service: what is exported, who has mounted it, and the handles of exports.
+/// The MOUNT service of a server. It lists exports and mounts, and returns the handles of exports.
 ///
 /// ```no_run
 /// # async fn example(switch: rpc::Switch) -> client::Result<()> {
@@ -35,18 +35,18 @@ impl MountClient {
         Self { program }
     }
 
-    /// NULL: asks whether the service answers.
+    /// NULL: checks that the service answers.
     ///
     /// # Errors
-    /// It does not.
+    /// The service does not answer.
     pub async fn null(&self) -> Result<()> {
         self.call(MountProc3::Null, &(), 0).await
     }
 
-    /// MNT: the handle of a path.
+    /// MNT: returns the handle of a path.
     ///
     /// # Errors
-    /// The server has no such path, or does not export it to this client.
+    /// The path does not exist on the server, or the server does not export it to this client.
     pub async fn mnt(&self, path: &[u8]) -> Result<MountOk> {
         match self.call(MountProc3::Mnt, &dirpath(path)?, HANDLE_MAX).await? {
             MountRes::Ok(ok) => Ok(ok),
@@ -54,34 +54,34 @@ impl MountClient {
         }
     }
 
-    /// UMNT: forgets this client's mount of a path.
+    /// UMNT: removes this client's mount of a path from the server's list.
     ///
     /// # Errors
-    /// The server cannot be told.
+    /// The service does not answer.
     pub async fn umnt(&self, path: &[u8]) -> Result<()> {
         self.call(MountProc3::Umnt, &dirpath(path)?, 0).await
     }
 
-    /// UMNTALL: forgets all mounts of this client.
+    /// UMNTALL: removes all mounts of this client from the server's list.
     ///
     /// # Errors
-    /// The server cannot be told.
+    /// The service does not answer.
     pub async fn umnt_all(&self) -> Result<()> {
         self.call(MountProc3::UmntAll, &(), 0).await
     }
 
-    /// DUMP: who has mounted what.
+    /// DUMP: returns the mounts of all clients.
     ///
     /// # Errors
-    /// The server does not say.
+    /// The service does not answer, or refuses.
     pub async fn mounts(&self) -> Result<Vec<MountEntry>> {
         self.call::<_, List<MountEntry>>(MountProc3::Dump, &(), LIST_MAX).await.map(|list| list.0)
     }
 
-    /// EXPORT: what is exported, and to whom.
+    /// EXPORT: returns the exports and the clients that can mount them.
     ///
     /// # Errors
-    /// The server does not say.
+    /// The service does not answer, or refuses.
     pub async fn exports(&self) -> Result<Vec<ExportEntry>> {
         self.call::<_, List<ExportEntry>>(MountProc3::Export, &(), LIST_MAX).await.map(|list| list.0)
     }
@@ -92,13 +92,13 @@ impl MountClient {
     }
 }
 
-/// The place of a MOUNT service: an open connection that it shares with NFS, or the address to connect to.
+/// The location of a MOUNT service: a connection that it shares with NFS, or an address.
 pub(crate) enum Mountd {
     Shared(MountClient),
     At(Box<MountdAddress>),
 }
 
-/// The address of a MOUNT service, with what a connection to it needs.
+/// The address of a MOUNT service, and the options of a connection to it.
 pub(crate) struct MountdAddress {
     pub kind: Arc<dyn TransportKind>,
     pub address: SocketAddr,
@@ -108,13 +108,13 @@ pub(crate) struct MountdAddress {
 }
 
 impl Mountd {
-    /// A connection to it.
+    /// Returns a client that is connected to the service.
     pub async fn client(&self) -> Result<MountClient> {
         match self {
             Mountd::Shared(client) => Ok(client.clone()),
             Mountd::At(at) => {
                 let link = Link::connect(at.kind.clone(), at.address, &at.options, None).await?;
-                Ok(MountClient::new(program(link, at.server.clone(), &at.options).greeted().await?))
+                Ok(MountClient::new(program(link, at.server.clone(), &at.options).pinged().await?))
             }
         }
     }
@@ -129,7 +129,7 @@ impl fmt::Debug for Mountd {
     }
 }
 
-/// The MOUNT program over a connection.
+/// Returns the MOUNT program over a connection.
 pub(crate) fn program(link: Link, server: Arc<str>, options: &MountOptions) -> Program {
     Program::new(link, MOUNT_PROGRAM, nfs::mount::VERSION, server, options.deadline)
 }
@@ -142,11 +142,11 @@ fn dirpath(path: &[u8]) -> Result<Dirpath> {
     Ok(Dirpath::from(path))
 }
 
-/// RFC 1813 appendix I: MNTPATHLEN.
+/// Maximum bytes of a path (RFC 1813 appendix I: MNTPATHLEN).
 const DIRPATH_MAX: usize = 1024;
-/// Bytes of a reply's header, with the longest verifier.
+/// Maximum bytes of a reply's header with the longest verifier.
 const HEADER_MAX: usize = 24 + 400;
-/// Bytes of a handle and its authentication flavours.
+/// Maximum bytes of a handle and its authentication flavours.
 const HANDLE_MAX: usize = 512;
-/// Bytes of the longest list that is taken.
+/// Maximum bytes of a list that is accepted.
 const LIST_MAX: usize = 1 << 20;

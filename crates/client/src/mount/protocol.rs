@@ -1,7 +1,8 @@
-//! [`Protocol`]: the seam between a mount and the versions of NFS.
+//! [`Protocol`]: the interface between a mount and the versions of NFS.
 //!
-//! Above it, paths, files, read-ahead, write-behind and the recovery of uncommitted writes are the same code for every
-//! version. Below it each version does the same operations, by handles, in its own way: here is the one table of them.
+//! Paths, files, read-ahead, write-behind and the recovery of uncommitted writes are above this interface, and the same
+//! for
+//! every version. Below it, each version implements the same table of operations by file handle.
 
 use std::time::Duration;
 
@@ -18,9 +19,9 @@ use crate::{
     v4::V4,
 };
 
-/// A version of NFS on one server, by file handles. Cheap to clone; usable from any task.
+/// A version of NFS on one server, with operations by file handle. It is cheap to clone and can be used from any task.
 ///
-/// Every call ends when the server has been silent until the deadline, and dropping its future gives it up.
+/// A call fails when the server has been silent until the deadline. Dropping the future cancels the call.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Protocol {
@@ -46,7 +47,7 @@ macro_rules! define_dispatch {
 operations!(define_dispatch);
 
 impl Protocol {
-    /// The same, but each call ends when the server has been silent for so long.
+    /// Returns the same protocol with another deadline: the time that the server may be silent during a call.
     pub fn with_deadline(&self, deadline: Duration) -> Self {
         match self {
             Protocol::V3(v3) => Protocol::V3(v3.with_deadline(deadline)),
@@ -54,7 +55,7 @@ impl Protocol {
         }
     }
 
-    /// The version, as a URL says it.
+    /// Returns the version as a URL spells it.
     pub fn version(&self) -> &'static str {
         match self {
             Protocol::V3(_) => "3",
@@ -66,8 +67,9 @@ impl Protocol {
         }
     }
 
-    /// Reads a file from its first byte that is known to be small: up to `count` bytes, in one call where the version
-    /// knows opens too.
+    /// Reads up to `count` bytes from the start of a file that is known to be small. In NFSv4, one call opens, reads
+    /// and closes
+    /// the file.
     pub(crate) async fn read_small(&self, file: &Handle, count: u32) -> Result<ReadData> {
         match self {
             Protocol::V3(v3) => Operations::read(v3, file, 0, count).await,
@@ -75,11 +77,12 @@ impl Protocol {
         }
     }
 
-    /// Reads up to `count` bytes of the file that `names` lead to from a directory, in one call; `None` where the version
-    /// cannot, or where the way is not that plain.
+    /// Reads up to `count` bytes of the file to which `names` lead from a directory, in one call. Returns `None` if the
+    /// version
+    /// cannot do that, or if the path has symbolic links or leads to another server.
     ///
     /// # Errors
-    /// The server was not reached.
+    /// The server did not answer.
     pub(crate) async fn read_path(
         &self,
         dir: &Handle,
@@ -89,13 +92,13 @@ impl Protocol {
         let Protocol::V4(v4) = self else { return Ok(None) };
         match v4.read_path(dir, names, count).await {
             Ok(read) => Ok(Some(read)),
-            // Walking finds out what is wrong and where, or that it is a link, or has moved.
+            // The step-by-step walk finds the failing name, or the symbolic link or moved file system.
             Err(error) if error.status().is_some() || error.is_unreadable() => Ok(None),
             Err(error) => Err(error),
         }
     }
 
-    /// A number of the server where an object is, as far as that is known: a file system can move.
+    /// Returns the number of the server that has an object, as far as the client knows: its file system can have moved.
     pub fn server_of(&self, object: &Handle) -> u64 {
         match self {
             Protocol::V3(_) => 0,
@@ -103,15 +106,15 @@ impl Protocol {
         }
     }
 
-    /// A user of a file has finished.
-    pub(crate) fn done(&self, file: &Handle) {
+    /// Tells the protocol that a user of a file has finished, so that the file can be closed.
+    pub(crate) fn close_if_idle(&self, file: &Handle) {
         match self {
             Protocol::V3(_) => {}
-            Protocol::V4(v4) => v4.done(file),
+            Protocol::V4(v4) => v4.close_if_idle(file),
         }
     }
 
-    /// How calls are made; what is below NFS.
+    /// Returns the RPC program that sends the calls.
     pub(crate) fn program(&self) -> &Program {
         match self {
             Protocol::V3(v3) => v3.program(),
@@ -119,7 +122,7 @@ impl Protocol {
         }
     }
 
-    /// Where buffers should come from.
+    /// Returns the pool from which buffers should be taken.
     pub(crate) fn pool(&self) -> &Pool {
         self.program().pool()
     }

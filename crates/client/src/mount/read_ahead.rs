@@ -1,8 +1,10 @@
-//! [`ReadAhead`]: which parts of a file to ask for next, and the answers in order. No I/O.
+//! [`ReadAhead`]: decides which parts of a file to request next, and returns the data in order. No I/O.
 //!
-//! The file is asked for in blocks, up to a window ahead of what has been taken. The window begins at one block
-//! and doubles with every block taken, so that a small file costs one READ and a large one fills the pipe. What a short
-//! read leaves of a block is asked for again. An error waits its turn: what lies before it is handed out first.
+//! The file is requested in blocks, up to a window beyond the data that were taken. The window starts at one block and
+//! doubles
+//! with every block that is taken. So a small file costs one READ, and the requests of a large file keep the connection
+//! busy.
+//! The rest of a block after a short read is requested again. An error is returned only after all data before it.
 
 use std::collections::VecDeque;
 
@@ -10,19 +12,19 @@ use bytes::Bytes;
 
 use crate::call::payload::Pieces;
 
-/// A part of the file to be read.
+/// A part of the file to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Request {
     pub offset: u64,
     pub len: usize,
 }
 
-/// What came of a [`Request`].
+/// The reply to a [`Request`].
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub data: Pieces,
     pub eof: bool,
-    /// The file's size, if the server said it.
+    /// The file's size, if the server sent it.
     pub size: Option<u64>,
 }
 
@@ -31,43 +33,43 @@ pub(crate) struct ReadAhead<E> {
     block: usize,
     window: usize,
     window_max: usize,
-    /// Contiguous, from the next byte to be taken up to `asked`.
+    /// The blocks from the next byte to take up to `asked`, without gaps.
     slots: VecDeque<Slot<E>>,
-    /// Everything below has a slot, or has been taken.
+    /// The end of the requested part: all bytes below have a slot or were taken.
     asked: u64,
-    /// Nothing is wanted from here on: the caller's limit, or the end of the file once it is seen.
+    /// The end of the part to read: the caller's limit, or the end of the file when it is known.
     end: u64,
-    /// The file's size as last heard. It is a hint: only an eof is the end.
+    /// The last known size of the file. It is a hint; only `eof` marks the end.
     size: u64,
 }
 
 #[derive(Debug)]
 struct Slot<E> {
-    /// Where the bytes not yet answered begin.
+    /// The offset of the first byte that was not yet received.
     offset: u64,
-    /// How many those are.
+    /// The number of bytes that were not yet received.
     missing: usize,
-    /// They have been asked for.
+    /// Set if these bytes have been requested.
     asked: bool,
-    /// Answered and not taken.
+    /// Received data that were not yet taken.
     ready: VecDeque<Bytes>,
     error: Option<E>,
 }
 
 impl<E: Clone> ReadAhead<E> {
-    /// Reads `start .. end` in requests of at most `block` bytes, with up to `window` bytes asked for ahead in the end.
+    /// Reads `start .. end` in requests of at most `block` bytes. The window grows up to `window` bytes.
     pub fn new(start: u64, end: u64, block: usize, window: usize) -> Self {
-        assert!(block > 0, "a block has bytes");
+        assert!(block > 0, "the block size must not be zero");
         let slots = VecDeque::new();
         Self { block, window: block, window_max: window.max(block), slots, asked: start, end, size: u64::MAX }
     }
 
-    /// Asks for the whole window at once: for a caller who is known to want all of it.
+    /// Opens the whole window at once, for a caller that needs all data.
     pub fn make_eager(&mut self) {
         self.window = self.window_max;
     }
 
-    /// The next request to send, if one is due.
+    /// Returns the next request to send, if one is due.
     pub fn next_request(&mut self) -> Option<Request> {
         if let Some(slot) = self.slots.iter_mut().find(|slot| slot.missing > 0 && !slot.asked) {
             slot.asked = true;
@@ -76,7 +78,7 @@ impl<E: Clone> ReadAhead<E> {
         if self.asked >= self.end || self.ahead() >= self.window {
             return None;
         }
-        // Behind the size there should be nothing; that is asked only when all else has been taken.
+        // There should be no data beyond the known size. A request there is due only when all other data were taken.
         let room = match self.size.saturating_sub(self.asked) {
             0 if self.slots.is_empty() => u64::MAX,
             0 => return None,
@@ -90,20 +92,20 @@ impl<E: Clone> ReadAhead<E> {
         Some(request)
     }
 
-    /// Takes the answer to a request.
+    /// Processes the reply to a request.
     ///
     /// # Errors
-    /// What is wrong with it: more than was asked for, or nothing without an end.
+    /// A description of an invalid reply: more data than requested, or no data and no end of the file.
     pub fn answer(&mut self, request: Request, answer: Answer) -> Result<(), &'static str> {
         let Some(slot) = self.slots.iter_mut().find(|slot| slot.asked && slot.offset == request.offset) else {
-            return Ok(()); // It lay behind the end of the file.
+            return Ok(()); // The block was beyond the end of the file.
         };
         let len = answer.data.iter().map(Bytes::len).sum::<usize>();
         if len > request.len {
-            return Err("more data than was asked for");
+            return Err("more data than requested");
         }
         if len == 0 && !answer.eof {
-            return Err("no data, and not the end of the file");
+            return Err("no data, but not the end of the file");
         }
         slot.offset += len as u64;
         slot.missing -= len;
@@ -120,14 +122,14 @@ impl<E: Clone> ReadAhead<E> {
         Ok(())
     }
 
-    /// A request has failed for good.
+    /// Stores the error of a request that will not be retried.
     pub fn fail(&mut self, request: Request, error: E) {
         if let Some(slot) = self.slots.iter_mut().find(|slot| slot.asked && slot.offset == request.offset) {
             slot.error = Some(error);
         }
     }
 
-    /// The next bytes in order, or the error that stands in their place; `None` while they are not there.
+    /// Takes the next bytes in order, or the error in their place. Returns `None` if they were not yet received.
     pub fn take(&mut self) -> Option<Result<Bytes, E>> {
         loop {
             let slot = self.slots.front_mut()?;
@@ -142,12 +144,12 @@ impl<E: Clone> ReadAhead<E> {
         }
     }
 
-    /// Whether all has been taken.
+    /// Returns `true` if all data were taken.
     pub fn is_done(&self) -> bool {
         self.slots.is_empty() && self.asked >= self.end
     }
 
-    /// Bytes asked for and not taken.
+    /// Returns the number of bytes that were requested and not yet taken.
     fn ahead(&self) -> usize {
         self.slots.iter().map(|slot| slot.missing + slot.ready.iter().map(Bytes::len).sum::<usize>()).sum()
     }
@@ -155,7 +157,7 @@ impl<E: Clone> ReadAhead<E> {
     fn finish_at(&mut self, end: u64) {
         self.end = self.end.min(end);
         self.asked = self.asked.min(self.end);
-        // What was answered in a block behind the end belongs to a file that has since shrunk.
+        // If data beyond the end were received, the file has shrunk since then.
         while self.slots.back().is_some_and(|slot| slot.offset > end || (slot.missing > 0 && slot.offset >= end)) {
             self.slots.pop_back();
         }
@@ -179,14 +181,14 @@ mod tests {
     }
 
     #[test]
-    fn the_window_begins_at_one_block_and_doubles() {
+    fn window_starts_at_one_block_and_doubles() {
         let mut ahead = ReadAhead::<()>::new(0, u64::MAX, 4, 16);
         for round in [1, 2, 4, 4] {
             let mut requests = Vec::new();
             while let Some(request) = ahead.next_request() {
                 requests.push(request);
             }
-            assert_eq!(requests.len(), round, "requests when all before has been taken");
+            assert_eq!(requests.len(), round, "number of requests after all data were taken");
             for request in requests.drain(..) {
                 ahead.answer(request, answer(&[0; 4], false)).unwrap();
             }
@@ -197,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_known_to_be_small_is_not_asked_for_beyond_its_size() {
+    fn no_request_beyond_known_size_until_all_data_are_taken() {
         let mut ahead = ReadAhead::<()>::new(0, u64::MAX, 4, 100);
         let first = ahead.next_request().unwrap();
         ahead.answer(first, Answer { size: Some(6), ..answer(b"abcd", false) }).unwrap();
@@ -208,7 +210,7 @@ mod tests {
         ahead.answer(request(4, 2).unwrap(), answer(b"ef", false)).unwrap();
         assert_eq!(ahead.take(), Some(Ok(Bytes::from_static(b"ef"))));
         assert_eq!(ahead.take(), None);
-        // No eof was seen: the file may have grown.
+        // No eof was received, so the file may have grown.
         assert!(!ahead.is_done());
         assert_eq!(ahead.next_request(), request(6, 4));
         ahead.answer(request(6, 4).unwrap(), answer(b"", true)).unwrap();
@@ -216,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_before_an_error_comes_first() {
+    fn data_before_an_error_are_returned_first() {
         let mut ahead = ReadAhead::new(0, 8, 4, 100);
         ahead.make_eager();
         let (first, second) = (ahead.next_request().unwrap(), ahead.next_request().unwrap());
@@ -225,11 +227,11 @@ mod tests {
         ahead.answer(first, answer(b"abcd", false)).unwrap();
         assert_eq!(ahead.take(), Some(Ok(Bytes::from_static(b"abcd"))));
         assert_eq!(ahead.take(), Some(Err("bad sector")));
-        assert_eq!(ahead.take(), Some(Err("bad sector")), "and stays");
+        assert_eq!(ahead.take(), Some(Err("bad sector")), "the error must be repeated");
     }
 
     #[test]
-    fn a_server_that_makes_no_sense_is_found_out() {
+    fn invalid_replies_are_rejected() {
         let mut ahead = ReadAhead::<()>::new(0, 8, 4, 100);
         let first = ahead.next_request().unwrap();
         assert!(ahead.answer(first, answer(b"abcde", false)).is_err());
@@ -237,9 +239,9 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever order and shape the answers have, the bytes are those of the file.
+        /// For any order and shape of the replies, the data are those of the file.
         #[test]
-        fn the_bytes_are_those_of_the_file(
+        fn data_equal_the_file(
             size in 0usize..500,
             start in 0usize..520,
             limit in prop_oneof![Just(u64::MAX), 0u64..520],
@@ -265,8 +267,8 @@ mod tests {
                     let most = request.len.min(size - from);
                     let len = if most > 1 { 1 + choose(most) } else { most };
                     let eof = from + len == size && (len < request.len || choose(2) == 0);
-                    let told = (choose(2) == 0).then_some(size as u64);
-                    ahead.answer(request, Answer { size: told, ..answer(&file[from..from + len], eof) }).unwrap();
+                    let reported = (choose(2) == 0).then_some(size as u64);
+                    ahead.answer(request, Answer { size: reported, ..answer(&file[from..from + len], eof) }).unwrap();
                 }
                 while let Some(data) = ahead.take() {
                     got.extend_from_slice(&data.unwrap());

@@ -1,4 +1,4 @@
-//! [`Reader`]: a file in order, read ahead.
+//! [`Reader`]: reads a file in order, with read-ahead.
 
 use std::{
     pin::Pin,
@@ -20,10 +20,11 @@ use crate::{
     model::{Error, ErrorKind, ReadData, Result},
 };
 
-/// Reads a file in order, asking for what comes next before it is wanted.
+/// Reads a file in order and requests data before the caller needs them.
 ///
-/// [`next`](Self::next) gives the data in the memory that the transport received it into; nothing is copied. Through
-/// [`AsyncRead`] it is copied once. Requests are in flight only while the reader lives: dropping it gives them up.
+/// [`next`](Self::next) returns the data in the memory into which the transport received them, without a copy.
+/// [`AsyncRead`]
+/// copies them once. Dropping the reader cancels its requests.
 ///
 /// ```no_run
 /// # async fn example(file: client::File) -> client::Result<()> {
@@ -37,9 +38,9 @@ pub struct Reader {
     file: Arc<File>,
     ahead: ReadAhead<Error>,
     running: FuturesUnordered<BoxFuture<'static, (Request, Result<ReadData>)>>,
-    /// What is left of a chunk that `AsyncRead` has begun.
+    /// The rest of a chunk of which `AsyncRead` has returned the first bytes.
     chunk: Bytes,
-    /// Bytes of a file that is thought to be small enough for one READ.
+    /// The size of a file that is expected to need only one READ.
     small: Option<u32>,
 }
 
@@ -49,14 +50,15 @@ impl Reader {
         Self { file: Arc::new(file), ahead, running: FuturesUnordered::new(), chunk: Bytes::new(), small: None }
     }
 
-    /// Asks for the whole window at once, for a caller who is known to want it all.
+    /// Requests the whole window at once, for a caller that needs all data.
     pub(crate) fn eager(mut self) -> Self {
         self.ahead.make_eager();
         self
     }
 
-    /// For a file that is thought to have `size` bytes: if one READ can take them all, then all that reading it needs is
-    /// one call, also by a protocol that opens and closes.
+    /// Expects the file to have `size` bytes. If one READ can return them, the file is read by one call, even in a
+    /// protocol that
+    /// opens and closes files.
     pub fn expecting(mut self, size: u64) -> Self {
         if size <= self.file.mount().read_size() as u64 {
             self.small = Some((size as u32).max(1));
@@ -64,27 +66,27 @@ impl Reader {
         self
     }
 
-    /// The next bytes, in pieces of the server's choice; `None` at the end.
+    /// Returns the next bytes; `None` at the end. The server chooses the size of the pieces.
     ///
-    /// Dropping the future loses nothing.
+    /// Dropping the future loses no data.
     ///
     /// # Errors
-    /// A READ that failed. The reader is then of no more use.
+    /// A READ failed. The reader cannot be used any more.
     pub async fn next(&mut self) -> Result<Option<Bytes>> {
         std::future::poll_fn(|cx| self.poll_next(cx)).await
     }
 
-    /// As [`next`](Self::next).
+    /// Polls for the next bytes like [`next`](Self::next).
     ///
     /// # Errors
-    /// As `next`.
+    /// The errors of [`next`](Self::next).
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>>> {
         if !self.chunk.is_empty() {
             return Poll::Ready(Ok(Some(std::mem::take(&mut self.chunk))));
         }
         loop {
             if let Some(data) = self.ahead.take() {
-                // Taking has made room: what comes next leaves now, not when the caller comes back.
+                // Taking data has made room in the window. Send the next requests now, not when the caller returns.
                 self.drive(cx);
                 return Poll::Ready(data.map(Some));
             }
@@ -97,7 +99,7 @@ impl Reader {
         }
     }
 
-    /// Sends what is due and takes in what has come; returns whether anything has.
+    /// Sends the requests that are due and processes replies. Returns `true` if there were replies.
     fn drive(&mut self, cx: &mut Context<'_>) -> bool {
         let mut any = false;
         loop {
@@ -115,13 +117,13 @@ impl Reader {
             }
             let Poll::Ready(Some((request, answer))) = self.running.poll_next_unpin(cx) else { return any };
             any = true;
-            if let Err(error) = self.take_in(request, answer) {
+            if let Err(error) = self.process_reply(request, answer) {
                 self.ahead.fail(request, self.file.annotate(error));
             }
         }
     }
 
-    fn take_in(&mut self, request: Request, answer: Result<ReadData>) -> Result<()> {
+    fn process_reply(&mut self, request: Request, answer: Result<ReadData>) -> Result<()> {
         let ok = answer?;
         let protocol = |problem: &str| Error::new(ErrorKind::Protocol(problem.to_owned()), "READ");
         let data = payload::pieces(ok.data)?;
@@ -132,7 +134,7 @@ impl Reader {
 impl Drop for Reader {
     fn drop(&mut self) {
         self.running.clear();
-        self.file.mount().protocol().done(self.file.handle());
+        self.file.mount().protocol().close_if_idle(self.file.handle());
     }
 }
 

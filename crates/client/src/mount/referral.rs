@@ -1,9 +1,12 @@
-//! [`Referred`]: the mounts of other servers that a server has referred to.
+//! [`Referred`]: the mounts of other servers to which a server has referred.
 //!
-//! Read RFC 8881 §11 first (RFC 7530 §8 of version 4.0). A name can stand for a file system that another server has: then
-//! the first of the places that it names and that can be mounted takes its place. It is mounted when somebody first comes
-//! there, with the options of the URL, and stays until the mount that led there is no more. A server that was referred to
-//! can refer on; that this has an end is seen to here.
+//! Read RFC 8881 §11 first (RFC 7530 §8 for NFSv4.0). A name can stand for a file system on another server. The server
+//! then
+//! lists locations of it, and the first location that can be mounted is used. It is mounted at the first access, with
+//! the
+//! options of the URL, and stays mounted until the referring mount is dropped. The other server can refer to further
+//! servers;
+//! the number of referrals in a chain is limited.
 
 use std::{
     collections::HashMap,
@@ -29,47 +32,47 @@ use crate::{
     v4::location::Location,
 };
 
-/// Mounts what a URL names, one referral further.
+/// A function that mounts the tree of a URL, one referral further.
 pub(crate) type Dial = Box<dyn Fn(NfsUrl) -> BoxFuture<'static, Result<Mount>> + Send + Sync>;
 
 /// The mounts of the servers that a server has referred to.
 pub(crate) struct Referred {
     dial: Dial,
-    /// Referrals that have led here.
+    /// The number of referrals that have led to this mount.
     hops: u32,
     mounts: Mutex<HashMap<Location, Arc<Site>>>,
 }
 
-/// A place that has been referred to.
+/// A location to which the server has referred.
 #[derive(Debug, Default)]
 struct Site {
     mount: OnceLock<Mount>,
-    /// Attempts to mount it that have failed.
+    /// The number of failed attempts to mount it.
     failures: AtomicU64,
-    /// The last failure. It is locked while an attempt is made.
+    /// The last failure. It is locked during an attempt.
     failure: tokio::sync::Mutex<Option<Failure>>,
 }
 
-/// Why an attempt has failed.
+/// The failure of an attempt.
 #[derive(Debug)]
 struct Failure {
     error: Error,
-    /// Until then nobody makes another.
+    /// The time before which no other attempt is made.
     until: Instant,
 }
 
 impl Referred {
-    /// Of a mount to which this number of referrals has led.
+    /// Makes the table of a mount to which `hops` referrals have led.
     pub fn new(dial: Dial, hops: u32) -> Self {
         Self { dial, hops, mounts: Mutex::default() }
     }
 
-    /// Forgets all of them.
+    /// Removes and returns all mounts.
     pub fn take(&self) -> Vec<Mount> {
         self.mounts.lock().drain().filter_map(|(_, site)| site.mount.get().cloned()).collect()
     }
 
-    /// The mount of a place, made now if there is none.
+    /// Returns the mount of a location, and makes it if there is none.
     async fn mount(&self, from: &NfsUrl, place: &Location) -> Result<Mount> {
         let url = url_of(place, from)?;
         let site = self.mounts.lock().entry(place.clone()).or_default().clone();
@@ -87,9 +90,12 @@ impl Referred {
 }
 
 impl Site {
-    /// The mount of it, made by `attempt` if there is none. A caller that comes while an attempt is made waits for it, and shares its
-    /// failure; a later one makes another. One that has taken long is shared for as long again, up to [`PAUSE_MAX`]: the kernel lets
-    /// the programs that look up a name through one after the other, and each would wait as long.
+    /// Returns the mount of the location. If there is none, `attempt` makes it. Callers that arrive during an attempt
+    /// wait for it
+    /// and share its failure. Later callers attempt again, but not before as much time has passed as the failed attempt
+    /// took, up
+    /// to [`PAUSE_MAX`]: the kernel serializes programs that look up the same name, and each would wait as long as the
+    /// first.
     async fn mount(&self, attempt: impl Future<Output = Result<Mount>>) -> Result<Mount> {
         let before = self.failures.load(Acquire);
         let mut failure = self.failure.lock().await;
@@ -115,35 +121,40 @@ impl Site {
 }
 
 impl Mount {
-    /// The root of the file system that a name of this server stands for, wherever that is.
+    /// Returns the root of the file system to which a name of this server refers.
     pub(crate) async fn follow(&self, dir: &Handle, name: &[u8]) -> Result<Object> {
-        let v4 = self.v4().expect("no other version says MOVED");
+        let v4 = self.v4().expect("only NFSv4 returns MOVED");
         let mut places = v4.locations(dir, name).await?;
         let referred = self.referred();
         if referred.hops >= HOPS_MAX {
             return Err(Error::new(ErrorKind::Path("too many referrals from server to server"), "LOOKUP"));
         }
-        // What has been reached is not left for what the server would rather have.
+        // Prefer locations that are already mounted to the server's order of preference.
         places.sort_by_key(|place| !referred.is_mounted(place));
         let mut failures = Vec::new();
         for place in &places {
             let found = async { referred.mount(self.url(), place).await?.resolve("").await };
-            // What is there can be another referral.
+            // The location can contain another referral.
             match Box::pin(found).await {
                 Ok(object) => return Ok(object),
                 Err(error) => failures.push(format!("{place}: {error}")),
             }
         }
-        let why = if failures.is_empty() { "it does not say where".to_owned() } else { failures.join("; ") };
+        let why = if failures.is_empty() { "the server lists no location".to_owned() } else { failures.join("; ") };
         Err(Error::new(ErrorKind::Referral(why), "LOOKUP"))
     }
 }
 
-/// RFC 8881 §11.16: a server is a name, or an address with or without the port behind it as two bytes in decimal, or
-/// empty for the one that says it.
+/// Converts a location to a URL. RFC 8881 §11.16: the server is a name; an address, optionally followed by the port as
+/// two
+/// bytes in decimal; or empty for the server that sent the location.
 pub(crate) fn url_of(place: &Location, from: &NfsUrl) -> Result<NfsUrl> {
-    let wrong =
-        || Error::new(ErrorKind::Protocol(format!("a server called '{}'", place.server.escape_ascii())), "LOOKUP");
+    let wrong = || {
+        Error::new(
+            ErrorKind::Protocol(format!("invalid server name '{}' in a location", place.server.escape_ascii())),
+            "LOOKUP",
+        )
+    };
     let server = std::str::from_utf8(&place.server).map_err(|_| wrong())?;
     let (host, port) = match (server, server.parse::<IpAddr>(), from_universal(server)) {
         ("", ..) => (from.host.clone(), from.port),
@@ -164,9 +175,9 @@ impl fmt::Debug for Referred {
     }
 }
 
-/// Referrals from server to server; more of them are taken for a circle.
+/// Maximum number of referrals in a chain. A longer chain is taken for a loop.
 const HOPS_MAX: u32 = 8;
-/// What could not be reached is tried again after this at the latest.
+/// Maximum time for which a failure is shared with later callers.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
@@ -176,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_server_is_a_name_an_address_or_the_same() {
+    fn location_server_is_name_address_or_empty() {
         let from: NfsUrl = "nfs://nas:2050/x?vers=4.2&addr=nas2&uid=7".parse().unwrap();
         for (server, host, port) in [
             ("other.example", "other.example", None),
@@ -196,11 +207,11 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_waits_for_an_attempt_shares_its_failure() {
+    async fn callers_waiting_for_an_attempt_share_its_failure() {
         let (site, attempts) = (Site::default(), AtomicU64::new(0));
         let attempt = || async {
             let number = attempts.fetch_add(1, AcqRel);
-            // The first takes no time that could be counted.
+            // The first attempt takes no time.
             match number {
                 0 => tokio::task::yield_now().await,
                 _ => sleep(Duration::from_secs(60 * number)).await,
@@ -211,7 +222,7 @@ mod tests {
         for shared in [first, second] {
             assert!(shared.unwrap_err().to_string().contains("attempt 0"));
         }
-        // What failed soon is tried again soon, and what took a minute after a while.
+        // After a short failure the next caller attempts at once; after a failure of a minute, after `PAUSE_MAX`.
         for number in [1, 1, 2] {
             sleep(PAUSE_MAX * 2 / 3).await;
             let error = site.mount(attempt()).await.unwrap_err().to_string();

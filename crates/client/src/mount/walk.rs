@@ -1,42 +1,43 @@
 //! [`Walk`]: follows a path through directories and symbolic links. No I/O.
 //!
-//! A path starts at the directory that the mount names. `..` takes back a step and stays at the root, and an absolute link
-//! leads from the root: no path leaves the mount, and the server is never asked for `..`.
+//! A path starts at the mounted directory. `..` returns to the parent directory and stays at the root. An absolute link
+//! starts
+//! at the root. So no path leaves the mount, and the server is never asked for `..`.
 //!
-//! On the way it may come to another server, which a referral names: each object is of a site, `S`, and `..` leads back.
+//! A referral on the path leads to another server. Each object has a site, `S`, and `..` returns to the former site.
 
 use bytes::Bytes;
 use smallvec::SmallVec;
 
 use crate::model::{FileKind, Handle, Node};
 
-/// What must be found out next.
+/// The next step of a walk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Step<S> {
-    /// Look up `name` in `dir`; then [`Walk::found`] or [`Walk::missing`].
+    /// Look up `name` in `dir`; then call [`Walk::found`] or [`Walk::missing`].
     Lookup { site: S, dir: Handle, name: Bytes },
-    /// Read the link; then [`Walk::link_text`].
+    /// Read the symbolic link; then call [`Walk::link_text`].
     ReadLink(S, Handle),
-    /// The end of the path.
+    /// The walk has ended.
     Done(End<S>),
 }
 
-/// Where a path ends.
+/// The end of a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum End<S> {
-    /// At this object.
+    /// The path leads to this object.
     Object(S, Node),
-    /// In a directory that has no such name.
+    /// The path leads to a directory that has no such name.
     Missing { site: S, dir: Handle, name: Bytes },
 }
 
 #[derive(Debug)]
 pub(crate) struct Walk<S> {
-    /// The way from the root to the current object, which is the last.
+    /// The objects from the root to the current one, which is the last.
     nodes: Vec<(S, Node)>,
-    /// Names still to be walked, the next one last.
+    /// The names still to look up, the next one last.
     names: Vec<Bytes>,
-    /// Whether a link at the end of the path is followed.
+    /// Set if a symbolic link at the end of the path is followed.
     follow: bool,
     links: u32,
     missing: Option<Bytes>,
@@ -48,7 +49,7 @@ impl<S: Clone> Walk<S> {
         let mut walk = Self {
             nodes: vec![(site, Node { handle: root, attr: None })],
             names: Vec::new(),
-            // A slash behind a name asks for a directory: a link is followed (POSIX, path resolution).
+            // A slash after a name requires a directory, so a link is followed (POSIX, path resolution).
             follow: follow || path.ends_with(b"/"),
             links: 0,
             missing: None,
@@ -57,10 +58,10 @@ impl<S: Clone> Walk<S> {
         walk
     }
 
-    /// What to do next.
+    /// Returns the next step.
     ///
     /// # Errors
-    /// Too many symbolic links, or `..` behind a file.
+    /// The path has too many symbolic links, or `..` after a file.
     pub fn step(&mut self) -> Result<Step<S>, &'static str> {
         if let Some(name) = &self.missing {
             let (site, node) = self.current();
@@ -77,7 +78,7 @@ impl<S: Clone> Walk<S> {
         }
         while self.names.last().is_some_and(|name| name == "..") {
             if self.current().1.attr.as_ref().is_some_and(|attr| attr.kind != FileKind::Dir) {
-                return Err("what stands before '..' is not a directory");
+                return Err("the name before '..' is not a directory");
             }
             self.names.pop();
             if self.nodes.len() > 1 {
@@ -91,19 +92,20 @@ impl<S: Clone> Walk<S> {
         })
     }
 
-    /// The name of the last [`Step::Lookup`] is this object's, which is of this site.
+    /// Continues at the object that [`Step::Lookup`] found, which belongs to `site`.
     pub fn found(&mut self, site: S, node: Node) {
         self.names.pop();
         self.nodes.push((site, node));
     }
 
-    /// The directory has no such name. Returns whether that is the end of the path rather than a fault on the way.
+    /// Continues after [`Step::Lookup`] found no object. Returns `true` if the missing name is the last one of the
+    /// path.
     pub fn missing(&mut self) -> bool {
         self.missing = self.names.pop();
         self.names.is_empty()
     }
 
-    /// The text of the link of the last [`Step::ReadLink`].
+    /// Continues with the text of the link of [`Step::ReadLink`].
     pub fn link_text(&mut self, text: &[u8]) {
         self.nodes.pop();
         if text.starts_with(b"/") {
@@ -119,7 +121,7 @@ impl<S: Clone> Walk<S> {
     }
 
     fn current(&self) -> &(S, Node) {
-        self.nodes.last().expect("the root is never left")
+        self.nodes.last().expect("the root must remain")
     }
 }
 
@@ -129,10 +131,10 @@ impl Node {
     }
 }
 
-/// Splits a path into that of the parent directory and the last name, for operations that make or remove a name.
+/// Splits a path into the path of the parent directory and the last name, for operations that create or remove a name.
 ///
 /// # Errors
-/// It does not end in a name.
+/// The path does not end in a name.
 pub(crate) fn split_last(path: &[u8]) -> Result<(&[u8], &[u8]), &'static str> {
     let end = path.iter().rposition(|&byte| byte != b'/').map_or(0, |at| at + 1);
     let start = path[..end].iter().rposition(|&byte| byte == b'/').map_or(0, |at| at + 1);
@@ -142,7 +144,7 @@ pub(crate) fn split_last(path: &[u8]) -> Result<(&[u8], &[u8]), &'static str> {
     }
 }
 
-/// The names of a path that leads straight down to something that need not be a directory, if they are that few.
+/// Returns the names of a path without `..`, slash or `.` at its end, if it has at most [`NAMES_MAX`] names.
 pub(crate) fn plain_names(path: &[u8]) -> Option<SmallVec<[&[u8]; NAMES_MAX]>> {
     let names: SmallVec<_> = path.split(|&byte| byte == b'/').filter(|name| !matches!(*name, b"" | b".")).collect();
     let ends_in_name = path.split(|&byte| byte == b'/').next_back() == names.last().copied();
@@ -150,7 +152,7 @@ pub(crate) fn plain_names(path: &[u8]) -> Option<SmallVec<[&[u8]; NAMES_MAX]>> {
 }
 
 const LINKS_MAX: u32 = 40;
-/// Servers take so many operations in a request.
+/// Maximum number of names that are looked up in one request, because servers limit the operations of a request.
 const NAMES_MAX: usize = 8;
 
 #[cfg(test)]
@@ -160,7 +162,7 @@ mod tests {
     use super::*;
     use crate::Attr;
 
-    /// A tree by paths; a handle is the path, a value is a link's text.
+    /// A tree by paths. A handle is the path; the value is the text of a link.
     struct Tree(HashMap<&'static str, Option<&'static str>>);
 
     impl Tree {
@@ -210,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_lead_where_they_should() {
+    fn walk_resolves_paths() {
         let tree = Tree::sample();
         for (path, end) in [
             ("", ""),
@@ -234,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_at_the_end_is_followed_on_request_only() {
+    fn link_at_the_end_is_followed_only_on_request() {
         let tree = Tree::sample();
         assert_eq!(tree.walk("a/up", false).as_deref(), Ok("/a/up"));
         assert_eq!(tree.walk("a/up/", false).as_deref(), Ok("/d"));
@@ -242,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn only_ways_straight_down_are_plain() {
+    fn plain_names_rejects_parent_and_directory_paths() {
         let plain = |path: &'static str| plain_names(path.as_bytes()).map(|names| names.join(&b"/"[..]));
         assert_eq!(plain("//a/./b").as_deref(), Some(&b"a/b"[..]));
         assert_eq!(plain("1/2/3/4/5/6/7/8").map(|names| names.len()), Some(15));
@@ -252,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_name_is_split_off() {
+    fn split_last_returns_parent_and_name() {
         assert_eq!(split_last(b"a/b//"), Ok((&b"a/"[..], &b"b"[..])));
         assert_eq!(split_last(b"b"), Ok((&b""[..], &b"b"[..])));
         assert!(split_last(b"/").is_err() && split_last(b"").is_err() && split_last(b"a/..").is_err());

@@ -1,9 +1,11 @@
-//! [`WriteBehind`]: what to write, commit and write again, with bounded memory. No I/O.
+//! [`WriteBehind`]: decides which data to write, commit and write again, with bounded memory. No I/O.
 //!
-//! Data is sent UNSTABLE and kept until a COMMIT has made it durable (RFC 1813 §3.3.21). A COMMIT vouches for those blocks
-//! that were written before it was sent and whose write verifier it repeats; the others were in the memory of a server that
-//! has since restarted, and are written again, this time synchronously, so that no second restart can lose them.
-//! Blocks never overlap, so their order does not matter.
+//! Data are sent UNSTABLE and kept until a COMMIT has made them durable (RFC 1813 §3.3.21). A COMMIT covers the blocks
+//! that
+//! were written before it was sent. A block is durable if its write verifier is the one that COMMIT returned. The other
+//! covered blocks may be lost, because the server has restarted. They are written again, synchronously, so that a
+//! second
+//! restart cannot lose them. Blocks never overlap, so their order does not matter.
 
 use std::collections::VecDeque;
 
@@ -11,7 +13,7 @@ use buf::Rope;
 
 use crate::model::{StableHow, Verifier, Written};
 
-/// A part of the file to be written.
+/// A part of the file to write.
 #[derive(Clone, Debug)]
 pub(crate) struct Block {
     pub offset: u64,
@@ -19,7 +21,7 @@ pub(crate) struct Block {
     pub stable: StableHow,
 }
 
-/// What to do next.
+/// The next action.
 #[derive(Debug)]
 pub(crate) enum Action {
     Write(Block),
@@ -28,24 +30,24 @@ pub(crate) enum Action {
 
 #[derive(Debug)]
 pub(crate) struct WriteBehind {
-    /// Most bytes held.
+    /// Maximum bytes held.
     limit: usize,
-    /// Where the next byte goes.
+    /// The offset of the next byte.
     at: u64,
     queued: VecDeque<Block>,
-    /// Bytes of blocks that are being written.
+    /// The number of bytes in blocks that are being written.
     in_flight: usize,
-    /// Written, not committed, with the verifier of their write.
+    /// Blocks that were written and not yet committed, with the verifiers of their writes.
     uncommitted: Vec<(Block, Verifier)>,
     uncommitted_bytes: usize,
-    /// A COMMIT is under way that covers so many of `uncommitted`, from the first.
+    /// The number of blocks, from the first of `uncommitted`, that the outstanding COMMIT covers.
     committing: Option<usize>,
-    /// All bytes held: queued, in flight and uncommitted.
+    /// The number of bytes that are queued, being written or uncommitted.
     held: usize,
 }
 
 impl WriteBehind {
-    /// Writes from `start` on, holding at most `limit` bytes (or one block).
+    /// Writes from `start` on and holds at most `limit` bytes, or one block.
     pub fn new(start: u64, limit: usize) -> Self {
         Self {
             limit,
@@ -59,17 +61,17 @@ impl WriteBehind {
         }
     }
 
-    /// Where the next byte goes.
+    /// Returns the offset of the next byte.
     pub fn position(&self) -> u64 {
         self.at
     }
 
-    /// Whether `len` more bytes may be pushed.
+    /// Returns `true` if `len` more bytes may be pushed.
     pub fn has_room(&self, len: usize) -> bool {
         self.held == 0 || self.held + len <= self.limit
     }
 
-    /// Whether more is held than should be, because holes have made small blocks.
+    /// Returns `true` if more bytes are held than the limit allows, because holes have made small blocks.
     pub fn is_overfull(&self) -> bool {
         self.held > self.limit
     }
@@ -89,13 +91,14 @@ impl WriteBehind {
         self.at += len;
     }
 
-    /// What to do next, if anything is due. With `flush`, nothing more will be pushed before all is durable.
+    /// Returns the next action, if one is due. With `flush`, the caller pushes nothing more before all data are
+    /// durable.
     pub fn next_action(&mut self, flush: bool) -> Option<Action> {
-        // Half of the memory is for what travels, the other half for what waits for its COMMIT.
+        // Half of the memory is for blocks being written, the other half for blocks that wait for COMMIT.
         let may_send = self.in_flight == 0 || self.in_flight < self.limit / 2;
         if may_send && let Some(mut block) = self.queued.pop_front() {
             if flush && self.held == block.data.len() {
-                // All there is fits one WRITE: one synchronous call is better than two.
+                // All data fit in one WRITE: one synchronous WRITE costs less than a WRITE and a COMMIT.
                 block.stable = StableHow::FileSync;
             }
             self.in_flight += block.data.len();
@@ -110,21 +113,21 @@ impl WriteBehind {
         None
     }
 
-    /// A block has been written, or its first bytes have.
+    /// Processes the reply to a WRITE of a block, which may have written only its first bytes.
     ///
     /// # Errors
-    /// What is wrong with the answer.
+    /// A description of an invalid reply.
     pub fn written(&mut self, block: Block, ok: &Written) -> Result<(), &'static str> {
         let (len, count) = (block.data.len(), ok.count as usize);
         if count > len {
-            return Err("more was written than was sent");
+            return Err("more bytes were written than were sent");
         }
         if count == 0 {
-            return Err("nothing was written, and no error said why");
+            return Err("no bytes were written, but the status is OK");
         }
-        // RFC 1813 §3.3.7: committed is never less than what was asked for.
+        // RFC 1813 §3.3.7: the server must commit at least as durably as requested.
         if ok.committed < block.stable {
-            return Err("the data is less durable than was asked for");
+            return Err("the data are less durable than requested");
         }
         self.in_flight -= len;
         if count < len {
@@ -141,12 +144,12 @@ impl WriteBehind {
         Ok(())
     }
 
-    /// The COMMIT has succeeded. Returns how many bytes must be written again.
+    /// Processes a successful COMMIT. Returns the number of bytes that must be written again.
     ///
     /// # Panics
-    /// If none was under way.
+    /// If no COMMIT was outstanding.
     pub fn committed(&mut self, verifier: Verifier) -> usize {
-        let covered = self.committing.take().expect("a COMMIT was under way");
+        let covered = self.committing.take().expect("a COMMIT must be outstanding");
         let mut again = 0;
         for (mut block, verf) in self.uncommitted.drain(..covered) {
             let len = block.data.len();
@@ -162,7 +165,7 @@ impl WriteBehind {
         again
     }
 
-    /// Whether every byte is durable.
+    /// Returns `true` if all data are durable.
     pub fn is_clean(&self) -> bool {
         self.held == 0
     }
@@ -191,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_file_is_one_synchronous_write() {
+    fn small_file_needs_one_synchronous_write() {
         let mut behind = WriteBehind::new(0, 100);
         behind.push(rope(b"hello"));
         let block = write(behind.next_action(true));
@@ -201,13 +204,13 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_bounded_and_a_commit_frees_it() {
+    fn memory_is_bounded_and_freed_by_commit() {
         let mut behind = WriteBehind::new(0, 8);
         behind.push(rope(b"aaaa"));
         behind.push(rope(b"bbbb"));
         assert!(!behind.has_room(1));
         let (a, none) = (write(behind.next_action(false)), behind.next_action(false));
-        assert!(none.is_none(), "half of the memory is in flight");
+        assert!(none.is_none(), "half of the memory is for blocks being written");
         behind.written(a, &ok(4, StableHow::Unstable, 1)).unwrap();
         let b = write(behind.next_action(false));
         assert!(matches!(behind.next_action(false), Some(Action::Commit)));
@@ -215,11 +218,11 @@ mod tests {
         behind.written(b, &ok(4, StableHow::Unstable, 1)).unwrap();
         assert!(!behind.has_room(1));
         assert_eq!(behind.committed([1; 8]), 0);
-        assert!(behind.has_room(4) && !behind.has_room(5), "the second block was written after the COMMIT was sent");
+        assert!(behind.has_room(4) && !behind.has_room(5), "the COMMIT does not cover the second block");
     }
 
     #[test]
-    fn another_verifier_brings_the_data_back() {
+    fn changed_verifier_causes_rewrite() {
         let mut behind = WriteBehind::new(10, 100);
         behind.push(rope(b"aaaa"));
         let block = write(behind.next_action(false));
@@ -239,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_makes_no_sense_is_found_out() {
+    fn invalid_replies_are_rejected() {
         let mut behind = WriteBehind::new(0, 100);
         behind.push(rope(b"aaaa"));
         let block = write(behind.next_action(true));
@@ -248,7 +251,7 @@ mod tests {
         assert!(behind.written(block, &ok(4, StableHow::Unstable, 1)).is_err());
     }
 
-    /// A server whose memory is lost at restart.
+    /// A server that loses uncommitted data when it restarts.
     #[derive(Default)]
     struct Server {
         disk: Vec<u8>,
@@ -281,9 +284,9 @@ mod tests {
     }
 
     proptest! {
-        /// Short writes, restarts at any time and replies in any order lose nothing, and memory stays bounded.
+        /// Short writes, restarts at any time and replies in any order lose no data, and memory stays bounded.
         #[test]
-        fn nothing_is_lost(
+        fn no_data_are_lost(
             blocks in prop::collection::vec((1usize..20, 0u64..5), 1..40),
             limit in 0usize..100,
             choices in prop::collection::vec(any::<u16>(), 1..64),
@@ -304,7 +307,7 @@ mod tests {
                     behind.push(Rope::from(Bytes::from(data)));
                     blocks.next();
                 }
-                // Some choices repeat for ever; a server that always restarts serves nobody.
+                // Some sequences of choices repeat forever. A server that always restarts would never finish.
                 steps += 1;
                 if steps < 1000 && choose(7) == 0 {
                     server.restart();

@@ -1,4 +1,4 @@
-//! [`Writer`]: a file in order, written behind.
+//! [`Writer`]: writes a file in order, with write-behind.
 
 use std::{
     pin::Pin,
@@ -17,14 +17,17 @@ use super::{
 };
 use crate::model::{Error, ErrorKind, Result, Verifier, Written};
 
-/// Writes a file in order, without waiting for each write.
+/// Writes a file in order without waiting for each WRITE.
 ///
-/// Data is gathered into WRITEs of the mount's write size and kept until the server has committed it; if the server
-/// restarts before that, what it has lost is sent again. At most
-/// [`write_behind`](crate::MountOptions::write_behind) bytes are kept: [`write`](Self::write) waits for room.
+/// The writer collects data into WRITEs of the mount's write size and keeps them until the server has committed them.
+/// If the
+/// server restarts before that, the writer sends the lost data again. It keeps at most
+/// [`write_behind`](crate::MountOptions::write_behind) bytes; [`write`](Self::write) waits for room.
 ///
-/// An error of an earlier write comes with a later call, at the latest with [`flush`](Self::flush) or
-/// [`close`](Self::close); all later calls then repeat it. **Close a writer**: dropping it gives up what is not yet durable.
+/// The error of an earlier write is returned by a later call, at the latest by [`flush`](Self::flush) or
+/// [`close`](Self::close). All calls after that return the same error. **Close a writer**: dropping it discards data
+/// that
+/// are not yet durable.
 ///
 /// ```no_run
 /// # async fn example(file: client::File) -> client::Result<()> {
@@ -37,11 +40,11 @@ pub struct Writer {
     file: Arc<File>,
     behind: WriteBehind,
     running: FuturesUnordered<BoxFuture<'static, Done>>,
-    /// Gathered, not yet a block: less than one write size, unless there is no room for more blocks.
+    /// Collected data that are not yet a block: less than one write size, unless there is no room for more blocks.
     gathered: Rope,
-    /// Small writes are copied together here; it follows `gathered`.
+    /// Small writes are copied together into this buffer. It follows `gathered`.
     small: Option<Buffer>,
-    /// The file ends in a hole, as far as this writer knows.
+    /// Set if the last call was `skip`, so that the file must be extended.
     ends_in_hole: bool,
     error: Option<Error>,
 }
@@ -58,29 +61,30 @@ impl Writer {
         Self { file, behind, running, gathered: Rope::new(), small: None, ends_in_hole: false, error: None }
     }
 
-    /// Where the next byte goes.
+    /// Returns the offset of the next byte.
     pub fn position(&self) -> u64 {
         self.behind.position() + self.pending() as u64
     }
 
     /// Appends `data`. Large pieces are not copied.
     ///
-    /// The data is taken at once: dropping the future gives up the waiting, not the data.
+    /// The writer owns the data as soon as this is called: dropping the future only stops waiting for room.
     ///
     /// # Errors
-    /// An earlier write has failed.
+    /// An earlier write failed.
     pub async fn write(&mut self, data: impl Into<Rope>) -> Result<()> {
         self.gather(data.into());
         std::future::poll_fn(|cx| self.poll_room(cx)).await
     }
 
-    /// Leaves a hole of `len` bytes: they read as zeros, and need no storage where the server supports it. Only for
-    /// a file that has no data there yet.
+    /// Leaves a hole of `len` bytes. The hole reads as zeros and needs no storage if the server supports it. The file
+    /// must have
+    /// no data there yet.
     pub fn skip(&mut self, len: u64) {
         if len > 0 {
-            self.block_up();
+            self.flush_small();
             if !self.gathered.is_empty() {
-                // Above the limit if need be: the next write waits until there is room again.
+                // This may exceed the limit. The next write waits until there is room again.
                 self.behind.push(std::mem::take(&mut self.gathered));
             }
             self.behind.skip(len);
@@ -88,18 +92,18 @@ impl Writer {
         }
     }
 
-    /// Waits until everything written is on stable storage.
+    /// Waits until all data are on stable storage.
     ///
     /// # Errors
-    /// A write or commit has failed.
+    /// A WRITE or COMMIT failed.
     pub async fn flush(&mut self) -> Result<()> {
         std::future::poll_fn(|cx| self.poll_flush_all(cx)).await
     }
 
-    /// Flushes, and sets the file's size if it ends in a hole.
+    /// Flushes, and sets the size of the file if it ends in a hole.
     ///
     /// # Errors
-    /// As [`flush`](Self::flush).
+    /// The errors of [`flush`](Self::flush).
     pub async fn close(mut self) -> Result<()> {
         self.flush().await?;
         if self.ends_in_hole { self.file.set_len(self.position()).await } else { Ok(()) }
@@ -115,7 +119,7 @@ impl Writer {
         }
         self.ends_in_hole = false;
         if data.len() > SMALL_MAX {
-            self.block_up();
+            self.flush_small();
             self.gathered.append(data);
             return;
         }
@@ -123,14 +127,14 @@ impl Writer {
             match piece {
                 Piece::Memory(bytes) => self.copy_in(bytes),
                 Piece::File(_) | Piece::Peer(_) | Piece::Device(_) => {
-                    self.block_up();
+                    self.flush_small();
                     self.gathered.push(piece.clone());
                 }
             }
         }
     }
 
-    /// Copies small data; returns when all of it is in.
+    /// Copies small data into `small`.
     fn copy_in(&mut self, mut data: &[u8]) {
         while !data.is_empty() {
             let small = self.small.get_or_insert_with(|| {
@@ -143,19 +147,19 @@ impl Writer {
             small[at..].copy_from_slice(&data[..len]);
             data = &data[len..];
             if small.len() == SMALL_BUFFER {
-                self.block_up();
+                self.flush_small();
             }
         }
     }
 
-    /// Moves the small writes behind what is gathered.
-    fn block_up(&mut self) {
+    /// Appends the copied small writes to the collected data.
+    fn flush_small(&mut self) {
         if let Some(small) = self.small.take() {
             self.gathered.push(Piece::Memory(small.freeze()));
         }
     }
 
-    /// Waits until what is gathered is less than a block, and no more is held than should be.
+    /// Waits until the collected data are less than a block and the memory is within its limit.
     fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
         loop {
             self.check()?;
@@ -167,7 +171,7 @@ impl Writer {
                 self.behind.push(data);
             }
             let waits = self.gathered.len() >= block || self.behind.is_overfull();
-            // With nothing under way and no room, only a COMMIT can make some.
+            // If there is no room and no request is outstanding, only a COMMIT can make room.
             let any = self.drive(cx, waits && self.running.is_empty());
             self.check()?;
             if !waits {
@@ -180,7 +184,7 @@ impl Writer {
     }
 
     fn poll_flush_all(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
-        self.block_up();
+        self.flush_small();
         loop {
             ready!(self.poll_room(cx))?;
             if !self.gathered.is_empty() && self.behind.has_room(self.gathered.len()) {
@@ -201,7 +205,7 @@ impl Writer {
         self.error.clone().map_or(Ok(()), Err)
     }
 
-    /// Sends what is due and takes in what has come; returns whether anything has.
+    /// Sends the requests that are due and processes replies. Returns `true` if there were replies.
     fn drive(&mut self, cx: &mut Context<'_>, flush: bool) -> bool {
         let mut any = false;
         loop {
@@ -210,7 +214,7 @@ impl Writer {
             }
             let Poll::Ready(Some(done)) = self.running.poll_next_unpin(cx) else { return any };
             any = true;
-            if let Err(error) = self.take_in(done) {
+            if let Err(error) = self.process_reply(done) {
                 self.error = Some(self.file.annotate(error));
                 self.running.clear();
                 return true;
@@ -218,7 +222,7 @@ impl Writer {
         }
     }
 
-    fn take_in(&mut self, done: Done) -> Result<()> {
+    fn process_reply(&mut self, done: Done) -> Result<()> {
         match done {
             Done::Written(block, result) => self
                 .behind
@@ -227,7 +231,7 @@ impl Writer {
             Done::Committed(result) => {
                 let again = self.behind.committed(result?);
                 if again > 0 {
-                    tracing::info!(bytes = again, "the server has restarted: uncommitted data is written again");
+                    tracing::info!(bytes = again, "the server has restarted; uncommitted data are written again");
                 }
                 Ok(())
             }
@@ -249,13 +253,13 @@ fn perform(file: Arc<File>, action: Action) -> BoxFuture<'static, Done> {
 impl Drop for Writer {
     fn drop(&mut self) {
         self.running.clear();
-        self.file.mount().protocol().done(self.file.handle());
+        self.file.mount().protocol().close_if_idle(self.file.handle());
     }
 }
 
 impl AsyncWrite for Writer {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, data: &[u8]) -> Poll<std::io::Result<usize>> {
-        // Room first: what has been taken must be reported as taken.
+        // Wait for room first, because bytes that are taken must be reported as taken.
         ready!(self.poll_room(cx))?;
         let len = data.len().min(self.file.mount().write_size());
         self.ends_in_hole &= len == 0;
@@ -266,7 +270,7 @@ impl AsyncWrite for Writer {
         Poll::Ready(Ok(len))
     }
 
-    /// Waits until everything written is on stable storage.
+    /// Waits until all data are on stable storage.
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
         self.poll_flush_all(cx).map_err(Into::into)
     }
@@ -276,7 +280,7 @@ impl AsyncWrite for Writer {
     }
 }
 
-/// Writes up to this size, in bytes, are copied together: a copy is cheaper than carrying the piece.
+/// Maximum bytes of a write that is copied. Copying it costs less than handling it as a separate piece.
 const SMALL_MAX: usize = 16 << 10;
-/// Bytes that are copied together.
+/// Bytes of the buffer into which small writes are copied.
 const SMALL_BUFFER: usize = 64 << 10;

@@ -1,8 +1,9 @@
 //! [`Backchannel`]: the callback program, which the server calls over the connections that this client has made.
 //!
-//! Read RFC 8881 §2.10.6 (the same slots, the other way) and §20 first. The backchannel decodes a callback and finds its slot; a
-//! [`CallbackHandler`] executes the operations. A callback that cannot be decoded is answered as malformed. A server can hold no more
-//! memory here than its slots.
+//! Read RFC 8881 §2.10.6 (the same slots, in the other direction) and §20 first. The backchannel decodes a callback and
+//! finds its slot; a [`CallbackHandler`] executes the operations. A callback that cannot be decoded gets an error
+//! reply.
+//! The slots bound the memory that a server can use here.
 
 use std::{fmt, ops::RangeInclusive, sync::Arc};
 
@@ -37,7 +38,7 @@ struct Slot {
     reply: Option<CbCompoundRes>,
 }
 
-/// The callback program as RPC sees it.
+/// The callback program as a service of RPC.
 pub(crate) struct CallbackService(pub Arc<Backchannel>);
 
 impl Service for CallbackService {
@@ -50,7 +51,7 @@ impl Service for CallbackService {
     }
 
     fn procedure(&self, _version: u32, procedure: u32) -> Option<Procedure> {
-        // The slots know what has been executed, better than a cache could.
+        // The slots detect retransmissions exactly, so the duplicate request cache is not needed.
         match procedure {
             PROC_NULL => Some(Procedure { name: "CB_NULL", idempotent: true }),
             PROC_COMPOUND => Some(Procedure { name: "CB_COMPOUND", idempotent: true }),
@@ -81,12 +82,12 @@ impl Service for CallbackService {
 }
 
 impl Backchannel {
-    /// A backchannel without a session.
+    /// Makes a backchannel without a session.
     pub fn new(handler: Arc<dyn CallbackHandler>) -> Self {
         Self { handler, inner: Mutex::default() }
     }
 
-    /// From now on, callbacks are of this session.
+    /// Sets the session whose callbacks are executed from now on, and its number of slots.
     pub fn session(&self, session: Sessionid4, slots: u32) {
         let mut inner = self.inner.lock();
         inner.session = session;
@@ -96,7 +97,7 @@ impl Backchannel {
     fn answer(&self, tag: Tag, ops: Vec<CbArgop4>, bad: Option<BadOperation<CbOpnum4>>) -> CbCompoundRes {
         let fail =
             |result: CbResop4| CbCompoundRes { status: result.status(), tag: tag.clone(), resarray: vec![result] };
-        // RFC 8881 §20.9.3: CB_SEQUENCE is first.
+        // RFC 8881 §20.9.3: CB_SEQUENCE must be the first operation.
         let mut ops = ops.into_iter();
         let args = match ops.next() {
             Some(CbArgop4::Sequence(args)) => args,
@@ -116,7 +117,7 @@ impl Backchannel {
         let mut results = vec![CbResop4::Sequence(Res4::Ok(ok))];
         for op in ops {
             let result = match op {
-                // RFC 8881 §20.9.3: only the first.
+                // RFC 8881 §20.9.3: CB_SEQUENCE is allowed only as the first operation.
                 CbArgop4::Sequence(_) => CbResop4::failure(CbOpnum4::Sequence, Nfsstat4::SequencePos),
                 op => self.handler.execute(op),
             };
@@ -150,7 +151,7 @@ impl fmt::Debug for Backchannel {
 }
 
 impl Inner {
-    /// RFC 8881 §2.10.6.1.3, §20.9.3.
+    /// Starts a callback in its slot, or finds the cached reply (RFC 8881 §2.10.6.1.3, §20.9.3).
     fn begin(&mut self, args: &CbSequenceArgs) -> Result<Begun, Nfsstat4> {
         if args.sessionid != self.session {
             return Err(Nfsstat4::BadSession);
@@ -174,9 +175,9 @@ impl Inner {
     }
 }
 
-/// The number by which the server calls: any that is not taken (RFC 5531 §8.3: transient).
+/// The program number of callbacks, from the transient range (RFC 5531 §8.3).
 pub(crate) const CALLBACK_PROGRAM: u32 = 0x4000_0000;
-/// Operations of one callback that are looked at: what a session's backchannel allows.
+/// Maximum operations of one callback that are decoded: the limit of the session's backchannel.
 const OPERATIONS_MAX: u32 = 8;
-/// Callbacks that can be outstanding at a time.
+/// Maximum number of callbacks that can be outstanding.
 pub(crate) const BACK_SLOTS: u32 = 8;

@@ -1,8 +1,11 @@
-//! [`Client4`]: a client with its server: how requests are made, and what happens when the server has forgotten the client.
+//! [`Client4`]: the client of one server. It sends requests and recovers when the server has lost the client or its
+//! session.
 //!
-//! Read RFC 8881 §2.10.13 and §8.4.2 (recovery) first. The first request that finds the server to have forgotten the client introduces
-//! it again, while the others wait, and the holder of the state reclaims it. Requests whose answers were lost are sent
-//! again.
+//! Read RFC 8881 §2.10.13 and §8.4.2 (recovery) first. The first request that finds the client or session lost
+//! registers
+//! the client again, while all others wait; then the [`StateHolder`](super::link::StateHolder) reclaims the client's
+//! state.
+//! Requests whose replies were lost are sent again.
 
 use std::sync::Arc;
 
@@ -26,23 +29,23 @@ use crate::{
     model::{Handle, Result},
 };
 
-/// A client with its server.
+/// The client of one server.
 #[derive(Debug)]
 pub(crate) struct Client4 {
     pub link: Arc<ServerLink>,
     pub owner: ClientOwner4,
     backchannel: Arc<Backchannel>,
     state: Mutex<ClientState>,
-    /// Only one task recovers at a time.
+    /// Held during recovery, so that only one task recovers at a time.
     pub recovering: tokio::sync::Mutex<()>,
 }
 
-/// The name by which the server knows the client, and the way in which requests are made.
+/// The registration of the client at the server, through which requests are sent.
 #[derive(Clone, Debug)]
 pub(crate) enum ClientState {
-    /// From version 4.1 on.
+    /// A session, from NFSv4.1 on.
     Session(Arc<Session>),
-    /// Version 4.0.
+    /// A client of NFSv4.0.
     V40(Arc<Client40>),
 }
 
@@ -57,11 +60,13 @@ impl ClientState {
 }
 
 impl Client4 {
-    /// Introduces the client by the first connection, and makes a session. From version 4.1 on, returns the answer of EXCHANGE_ID
-    /// too. A client that was `known` at another server keeps that name, and has state to reclaim.
+    /// Registers the client over the first connection and creates a session. From NFSv4.1 on, also returns the result
+    /// of
+    /// EXCHANGE_ID. If `known` is the client owner that another server knows, the client keeps it, and has state to
+    /// reclaim.
     ///
     /// # Errors
-    /// The server does not speak this minor version, or refuses.
+    /// The server does not support this minor version, or refuses the client.
     pub async fn establish(
         trunk: Trunk,
         minor: u32,
@@ -72,7 +77,7 @@ impl Client4 {
         let owner = known.unwrap_or_else(identity::client_owner);
         let first = trunk.first().clone();
         let (state, exchanged) = if minor == 0 {
-            (ClientState::V40(Client40::introduce(&first, owner.clone(), is_known, deadline).await?), None)
+            (ClientState::V40(Client40::register(&first, owner.clone(), is_known, deadline).await?), None)
         } else {
             let exchanged = identity::exchange_id(&first, minor, &owner, deadline).await?;
             let client = (exchanged.clientid, exchanged.sequenceid);
@@ -89,12 +94,12 @@ impl Client4 {
         Ok((client, exchanged))
     }
 
-    /// The minor version.
+    /// Returns the minor version.
     pub fn minor(&self) -> u32 {
         self.link.minor
     }
 
-    /// The session, if the version has one.
+    /// Returns the session; `None` for NFSv4.0.
     pub fn session(&self) -> Option<Arc<Session>> {
         match &*self.state.lock() {
             ClientState::Session(session) => Some(session.clone()),
@@ -102,56 +107,60 @@ impl Client4 {
         }
     }
 
-    /// An owner of opens or locks.
+    /// Returns the owner of opens or locks with this name.
     pub fn state_owner(&self, name: &[u8]) -> StateOwner4 {
-        // Version 4.0 puts its own there when it sends; RFC 8881 §18.16.3: with a session, the server knows.
+        // The client ID stays zero: a server with sessions takes it from the session (RFC 8881 §18.16.3), and for
+        // NFSv4.0
+        // `Client40` sets its own when it sends the request.
         StateOwner4 { clientid: Clientid4(0), owner: Opaque(Bytes::copy_from_slice(name)) }
     }
 
-    /// A stateid as it is used with data: RFC 8881 §8.2.2: a seqid of zero is the most recent state, whatever changes it
-    /// meanwhile. Version 4.0 does not have this rule.
+    /// Returns a stateid as READ and WRITE use it. A seqid of zero names the most recent state, even if the state
+    /// changes
+    /// meanwhile (RFC 8881 §8.2.2). NFSv4.0 does not have this rule, so there the stateid is unchanged.
     pub fn latest(&self, stateid: Stateid4) -> Stateid4 {
         if self.minor() == 0 { stateid } else { Stateid4 { seqid: 0, ..stateid } }
     }
 
-    /// The session, or the client of version 4.0, by which requests are made now.
+    /// Returns the session, or the client of NFSv4.0, through which requests are sent now.
     pub fn state(&self) -> ClientState {
         self.state.lock().clone()
     }
 
-    /// Introduces this client again, unless somebody has since it was `lost`.
+    /// Registers this client again after the registration `lost` was lost, unless another task has done so meanwhile.
     ///
     /// # Errors
-    /// The server does not want this client any more.
+    /// The server refuses this client.
     pub async fn recover(&self, lost: &ClientState, deadline: &Deadline) -> Result<()> {
         let began = Instant::now();
         let _one = self.recovering.lock().await;
         if !self.state.lock().is(lost) {
-            deadline.excuse(began.elapsed());
+            deadline.extend(began.elapsed());
             return Ok(());
         }
-        tracing::info!(server = %self.link.trunk.first().server(), "the server has forgotten this client or its session");
+        tracing::info!(server = %self.link.trunk.first().server(), "the server has lost this client or its session");
         let forgotten = match lost {
-            ClientState::Session(dead) => self.another_session(dead, deadline).await?,
+            ClientState::Session(dead) => self.replace_session(dead, deadline).await?,
             ClientState::V40(dead) => {
-                let client = dead.again(self.link.trunk.first(), deadline).await?;
+                let client = dead.register_again(self.link.trunk.first(), deadline).await?;
                 *self.state.lock() = ClientState::V40(client);
                 true
             }
         };
         if forgotten && let Some(holder) = self.link.holder() {
-            // Not by this request's deadline: others need what is reclaimed too. It goes by the new session, whose own
-            // loss in the meantime the next request finds.
+            // Reclaiming does not use this request's deadline, because other requests need the reclaimed state too. It
+            // uses the
+            // new session. If that is lost meanwhile, the next request recovers again.
             holder.reclaim(&Deadline::after(BACKGROUND)).await;
         }
-        deadline.excuse(began.elapsed());
+        deadline.extend(began.elapsed());
         Ok(())
     }
 
-    /// Makes a session in the place of a dead one; returns whether the server has forgotten the client as well.
-    async fn another_session(&self, dead: &Session, deadline: &Deadline) -> Result<bool> {
+    /// Creates a session that replaces a dead one. Returns `true` if the server has lost the client too.
+    async fn replace_session(&self, dead: &Session, deadline: &Deadline) -> Result<bool> {
         let program = self.link.trunk.first();
-        let mut client = (dead.clientid, dead.next);
+        let mut client = (dead.clientid, dead.next_sequence);
         let mut confirmed = true;
         let mut backoff = Backoff::new();
         let session = loop {
@@ -165,22 +174,22 @@ impl Client4 {
                     client = (ok.clientid, ok.sequenceid);
                     confirmed &= ok.flags & EXCHGID4_FLAG_CONFIRMED_R != 0;
                 }
-                _ if backoff.later(self.link.trunk.first(), &error, deadline).await => {}
+                _ if backoff.pause_if_delayed(self.link.trunk.first(), &error, deadline).await => {}
                 _ => return Err(error),
             }
         };
         *self.state.lock() = ClientState::Session(session.clone());
-        dead.over();
-        // RFC 8881 §2.10.3.1: by SEQUENCE a connection is bound to the fore channel only.
+        dead.close();
+        // RFC 8881 §2.10.3.1: SEQUENCE binds a connection to the fore channel only.
         session.bind_all(&self.link, deadline).await;
-        // A record that was confirmed before is this client's: its state is there still.
+        // If the client record was confirmed before and has the same client ID, the server still has its state.
         Ok(!confirmed || session.clientid != dead.clientid)
     }
 
-    /// RECLAIM_COMPLETE, of everything or of the file system of this root.
+    /// Sends RECLAIM_COMPLETE for all state, or for the file system with this root.
     ///
     /// # Errors
-    /// The server refuses it.
+    /// The server refuses RECLAIM_COMPLETE.
     pub async fn reclaim_complete(self: &Arc<Self>, root: Option<&Handle>, deadline: &Deadline) -> Result<()> {
         if self.minor() == 0 {
             return Ok(());
@@ -188,19 +197,21 @@ impl Client4 {
         let args = ReclaimCompleteArgs { one_fs: root.is_some() };
         let compound = root.map_or(Compound::new("RECLAIM_COMPLETE"), |root| Compound::on("RECLAIM_COMPLETE", root));
         let compound = compound.op(Argop4::ReclaimComplete(args), 0).once();
-        match self.plain(&compound, deadline).await {
+        match self.run_in_recovery(&compound, deadline).await {
             Err(error) if error.status4() == Some(Nfsstat4::CompleteAlready) => Ok(()),
             result => result.map(drop),
         }
     }
 
-    /// Ends the session and the client.
+    /// Destroys the session and the client ID at the server.
     ///
     /// # Errors
-    /// The server cannot be told, or the client still has state there (`CLIENTID_BUSY`); it forgets by itself when the lease has expired.
+    /// The server does not answer, or the client still has state there (`CLIENTID_BUSY`). The server then removes the
+    /// client
+    /// when the lease expires.
     pub async fn destroy(&self, deadline: &Deadline) -> Result<()> {
         let Some(session) = self.session() else { return Ok(()) };
-        session.over();
+        session.close();
         let program = self.link.trunk.first();
         identity::destroy_session(program, self.minor(), session.id, deadline).await?;
         identity::destroy_clientid(program, self.minor(), session.clientid, deadline).await

@@ -1,6 +1,6 @@
-//! [`Compound`]: the operations of one request and what is known of its reply, and [`Results`], its results in order.
+//! [`Compound`]: the operations of one request and the limits of its reply; and [`Results`]: its results in order.
 //!
-//! Read RFC 8881 §16.2: a compound ends with its first failure, so results are those of successes, but for the last.
+//! Read RFC 8881 §16.2: a compound ends with its first failure, so all results but the last are those of successes.
 
 use std::sync::Arc;
 
@@ -15,22 +15,24 @@ use xdr::{Decode, Encode, Encoder, Located, Message, Opaque};
 
 use crate::model::{Error, ErrorKind, Handle, Result, Status};
 
-/// A request.
+/// The operations of one COMPOUND request.
 #[derive(Clone, Debug)]
 pub(crate) struct Compound {
-    /// After SEQUENCE, which the session puts first.
+    /// The operations after SEQUENCE, which the session adds.
     pub ops: Vec<Argop4>,
-    /// Most bytes of the reply without payload.
+    /// Maximum bytes of the reply without its payload.
     pub reply_max: usize,
-    /// Most bytes of its payload.
+    /// Maximum bytes of the payload of the reply.
     pub payload_max: usize,
-    /// Whether the payload is the last item, so that it can be located while it arrives.
+    /// Set if the payload is the last item, so that it can be located while the reply arrives.
     pub payload_last: bool,
-    /// Whether executing it twice could differ from once: the server must keep the reply (RFC 8881 §2.10.6.1.3).
+    /// Set if executing the request twice can differ from executing it once, so that the server must cache the reply
+    /// (RFC 8881
+    /// §2.10.6.1.3).
     pub cache: bool,
-    /// Counts the operations of the owner of locks that it names, in version 4.0.
+    /// The seqid of the lock owner that the request names, for NFSv4.0.
     pub locker: Option<Counter>,
-    /// What it is called in errors, where an operation does not say it.
+    /// The name for errors that are not those of one operation.
     pub name: &'static str,
 }
 
@@ -40,7 +42,7 @@ impl Compound {
         Self { ops, reply_max, payload_max: 0, payload_last: false, cache: false, locker: None, name }
     }
 
-    /// A request on an object.
+    /// Makes a request that begins with PUTFH of an object.
     pub fn on(name: &'static str, handle: &Handle) -> Self {
         Self::new(name).put_fh(handle)
     }
@@ -69,37 +71,37 @@ impl Compound {
         self.op(Argop4::GetAttr(GetAttrArgs { attr_request }), ATTRS_MAX)
     }
 
-    /// The server keeps the reply.
+    /// Asks the server to cache the reply.
     pub fn once(mut self) -> Self {
         self.cache = true;
         self
     }
 
-    /// With an operation of an owner of locks.
+    /// Sets the seqid of the lock owner that the request names.
     pub fn locker(mut self, counter: Counter) -> Self {
         self.locker = Some(counter);
         self
     }
 
-    /// With data of at most so many bytes in the reply.
+    /// Sets the maximum bytes of data in the reply, and whether the data are the last item.
     pub fn payload(mut self, payload_max: usize, last: bool) -> Self {
         (self.payload_max, self.payload_last) = (payload_max, last);
         self
     }
 
-    /// What is known of its reply.
+    /// Returns the limits of the reply, for the transport.
     pub fn plan(&self) -> ReplyPlan {
-        // Finds the data in the first bytes of the reply.
+        // `locate` finds the payload from the first bytes of the reply.
         let locate = (self.payload_max > 0 && self.payload_last).then_some(locate as fn(&Bytes) -> Option<Located>);
         ReplyPlan { inline_max: self.reply_max, payload_max: self.payload_max, sink: None, locate }
     }
 }
 
-/// A request as it travels: the arguments of COMPOUND, of which the operations need not be had in one place.
+/// The arguments of COMPOUND as they are encoded. SEQUENCE and the other operations are borrowed from different places.
 #[derive(Debug)]
 pub(crate) struct Request<'a> {
     pub minor: u32,
-    /// SEQUENCE, where there are sessions.
+    /// SEQUENCE, from NFSv4.1 on.
     pub first: Option<&'a Argop4>,
     pub ops: &'a [Argop4],
 }
@@ -107,7 +109,7 @@ pub(crate) struct Request<'a> {
 impl Encode for Request<'_> {
     fn encode(&self, encoder: &mut Encoder) {
         let count = usize::from(self.first.is_some()) + self.ops.len();
-        let operations = OperationCount(u32::try_from(count).expect("few operations"));
+        let operations = OperationCount(u32::try_from(count).expect("the number of operations must fit in 32 bits"));
         CompoundHead { tag: Tag::default(), minorversion: self.minor, operations }.encode(encoder);
         self.first.into_iter().chain(self.ops).for_each(|operation| operation.encode(encoder));
     }
@@ -117,10 +119,10 @@ fn locate(prefix: &Bytes) -> Option<Located> {
     Message::locate::<CompoundRes>(prefix, |decoder| ReplyHeader::decode(decoder).map(drop))
 }
 
-/// A name for an operation.
+/// Converts a name to a component.
 ///
 /// # Errors
-/// It is too long for any server.
+/// The name is too long for any server.
 pub(crate) fn component(name: &[u8]) -> Result<Component4> {
     if name.len() > nfs::v4::NAME_BOUND {
         return Err(Error::refused(Status::NameTooLong, "name"));
@@ -128,7 +130,7 @@ pub(crate) fn component(name: &[u8]) -> Result<Component4> {
     Ok(Opaque(Bytes::copy_from_slice(name)))
 }
 
-/// The results of a request that succeeded, SEQUENCE's aside.
+/// The results of a request that succeeded, without that of SEQUENCE.
 #[derive(Debug)]
 pub(crate) struct Results {
     results: std::vec::IntoIter<Resop4>,
@@ -140,80 +142,81 @@ impl Results {
         Self { results, name }
     }
 
-    /// The next result.
+    /// Returns the next result.
     ///
     /// # Errors
-    /// There is none.
+    /// There are no more results.
     pub fn next(&mut self) -> Result<Resop4> {
-        self.results.next().ok_or_else(|| self.nonsense("a result is missing"))
+        self.results.next().ok_or_else(|| self.protocol_error("a result is missing"))
     }
 
-    /// Passes over the results of operations that say nothing else than that they succeeded.
+    /// Skips the results of operations that return only their status.
     ///
     /// # Errors
-    /// Other results are there.
+    /// The results are those of other operations.
     pub fn skip(&mut self, opnums: &[Opnum4]) -> Result<()> {
         for &opnum in opnums {
             if self.next()?.opnum() != opnum {
-                return Err(self.nonsense("results that are not those of what was called"));
+                return Err(self.protocol_error("a result is of another operation than the request's"));
             }
         }
         Ok(())
     }
 
-    pub fn nonsense(&self, problem: &str) -> Error {
+    pub fn protocol_error(&self, problem: &str) -> Error {
         Error::new(ErrorKind::Protocol(problem.to_owned()), self.name)
     }
 }
 
-/// The value of the next result, which must be of this operation.
+/// Returns the value of the next result, which must be of the given operation.
 macro_rules! value {
     ($results:expr, $name:ident) => {{
         let results: &mut $crate::session::compound::Results = &mut $results;
         match results.next() {
             Ok(nfs::v4::Resop4::$name(nfs::v4::Res4::Ok(value))) => Ok(value),
-            Ok(_) => Err(results.nonsense("results that are not those of what was called")),
+            Ok(_) => Err(results.protocol_error("a result is of another operation than the request's")),
             Err(error) => Err(error),
         }
     }};
 }
 pub(crate) use value;
 
-/// The error of a status.
+/// Returns the error of a status.
 pub(crate) fn failure(status: Nfsstat4, operation: &'static str) -> Error {
     Error::of_status(status, operation)
 }
 
-/// The number of an owner's next operation in version 4.0; locked while one is outstanding.
+/// The seqid of an owner's next operation in NFSv4.0. It is locked while an operation is outstanding.
 pub(crate) type Counter = Arc<tokio::sync::Mutex<u32>>;
 
 /// The outcome of one attempt at a request.
 pub(crate) enum Outcome {
-    /// The server has executed the request, or kept its reply.
+    /// The server has executed the request, or has returned its cached reply.
     Answered(CompoundRes),
-    /// The request cannot be attempted again.
+    /// The request failed and cannot be attempted again.
     Failed(Error),
     /// The connection was lost.
     Disconnected(Error),
-    /// There was no connection until the deadline.
+    /// No connection was established before the deadline.
     NoConnection,
-    /// There was no slot until the deadline.
+    /// No slot was free before the deadline.
     NoSlot,
     /// The server is executing the request, or is busy.
     SlotBusy,
     /// The connection is not bound to the session.
     Unbound,
-    /// The server has executed the request, and has not kept its reply.
+    /// The server has executed the request, and has not cached its reply.
     Uncached,
-    /// The server has forgotten this client or its session: the request is to be made again after recovery.
+    /// The server has lost this client or its session. The request must be made again after recovery.
     Lost,
-    /// The server has forgotten this client, and the request names state that is lost: this is the answer, after recovery.
+    /// The server has lost this client, and the request contains a stateid that is lost too. After recovery, this reply
+    /// is final.
     Outdated(CompoundRes),
 }
 
-/// Bytes of a reply's RPC header with the longest verifier, the compound's head and SEQUENCE.
+/// Bytes of a reply's RPC header with the longest verifier, the head of the compound and the result of SEQUENCE.
 const REPLY_BASE: usize = 24 + 400 + 16 + 48;
-/// Bytes of a result that has nothing but a status.
+/// Bytes of a result without a body.
 const RESULT_HEAD: usize = 8;
-/// Bytes of the attributes that we ask for: numbers, and the names of owner and group.
+/// Maximum bytes of the attributes that the client asks for: numbers, and the names of owner and group.
 const ATTRS_MAX: usize = 512;

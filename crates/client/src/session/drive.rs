@@ -1,40 +1,46 @@
-//! [`drive`]: the one loop that executes an operation of version 4. It owns the deadline and the caller's buffer.
+//! [`drive`]: the loop that executes every operation of NFSv4. It owns the deadline and the caller's buffer.
 //!
-//! Read RFC 8881 §2.10.6 (slots) and §8.4 (recovery) first. An operation is one request whose result a caller waits for. It goes through
-//! these states; each arrow on the right leads to the next attempt:
+//! Read RFC 8881 §2.10.6 (slots) and §8.4 (recovery) first. An operation is one request whose result a caller waits
+//! for. It
+//! goes through these states; each arrow on the right leads to the next attempt:
 //!
 //! ```text
 //!            ┌────────────────────────────────────────────────────────────────────────┐
 //!            ▼                                                                        │
 //!        PREPARE   find the server that has the object, open the file,                │
-//!            │     make the request                                                   │
+//!            │     build the request                                                  │
 //!            ▼                                                                        │
-//!   ┌─▶  ATTEMPT   take a slot, send the request by one connection, wait              │
+//!   ┌─▶  ATTEMPT   take a slot, send the request over one connection, wait            │
 //!   │        │                                                                        │
 //!   │        ▼                                                                        │
 //!   │    CLASSIFY                                                                     │
 //!   │        ├─ executed, status OK or final ─────────▶ END: results and buffer       │
 //!   │        ├─ no connection or slot until the                                       │
-//!   │        │  deadline, undecodable answer ─────────▶ END: error and buffer         │
+//!   │        │  deadline, undecodable reply ──────────▶ END: error and buffer         │
 //!   ├────────┼─ connection lost: same slot, another connection                        │
 //!   ├────────┼─ SEQUENCE delayed: pause, same slot                                    │
 //!   ├────────┼─ connection not bound to the session: bind, pause, same slot           │
-//!            ├─ reply not kept for the slot: next sequence ──────────────────────────▶┤
-//!            ├─ DELAY, GRACE: pause; the deadline starts again ──────────────────────▶┤
-//!            ├─ session or client forgotten, bad slot: new session, reclaim ─────────▶┤
-//!            ├─ some file system has moved (4.0): look which, pause ─────────────────▶┤
+//!            ├─ reply not cached in the slot: next sequence ─────────────────────────▶┤
+//!            ├─ DELAY, GRACE: pause; the timeout restarts ───────────────────────────▶┤
+//!            ├─ session or client lost, bad slot: new session, reclaim ──────────────▶┤
+//!            ├─ a file system has moved (4.0): find out which, pause ────────────────▶┤
 //!            └─ the operation recovers: stale stateid (open again),                   │
 //!               object moved to another server (find it there) ──────────────────────▶┘
 //! ```
 //!
-//! - **A request that keeps its slot is sent again unchanged**: the server may be executing it. Every other attempt is prepared anew.
-//! - **The buffer** moves into each attempt and returns with its outcome. If a transport still holds it, the next attempt gets one
-//!   of the same length from the pool.
-//! - **The deadline** bounds the silence of the server. An answer that asks to wait starts it again, unless it is strict; time that
-//!   another request needs to recover does not count.
-//! - **Errors** of sessions and connections end here. The caller gets the compound's results, whatever their status.
+//! - **A request that keeps its slot is sent again unchanged**, because the server may be executing it. Every other
+//!   attempt
+//!   is prepared again.
+//! - **The buffer** moves into each attempt and returns with its outcome. If a transport still holds it, the next
+//!   attempt
+//!   uses one of the same length from the pool.
+//! - **The deadline** bounds the time that the server is silent. A reply that asks to retry later restarts the timeout,
+//!   unless
+//!   the deadline is strict. The time that another request needs to recover does not count.
+//! - **Errors** of sessions and connections are handled here. The caller gets the results of the compound with any
+//!   status.
 //!
-//! A file is opened by an operation of its own, which the same loop drives during PREPARE.
+//! A file is opened by an operation of its own, which the same loop executes during PREPARE.
 
 use std::{future::Future, ops::ControlFlow, sync::Arc};
 
@@ -51,78 +57,79 @@ use crate::{
     model::{Error, Result},
 };
 
-/// An operation, as [`drive`] sees it.
+/// An operation that [`drive`] executes.
 pub(crate) trait Operation: Send + Sync {
     /// Prepares the next attempt.
     ///
     /// # Errors
-    /// The operation cannot be attempted; this ends it.
+    /// The operation cannot be attempted. It ends with this error.
     fn prepare(&mut self, deadline: &Deadline) -> impl Future<Output = Result<Next>> + Send;
 
-    /// The client that sends the request. It is called after [`prepare`](Self::prepare).
+    /// Returns the client that sends the request. It is called after [`prepare`](Self::prepare).
     fn client(&self) -> &Arc<Client4>;
 
-    /// The request. It is called after [`prepare`](Self::prepare).
+    /// Returns the request. It is called after [`prepare`](Self::prepare).
     fn compound(&self) -> &Compound;
 
-    /// Errors from which the operation is to recover.
+    /// Returns the errors from which the operation is to recover.
     fn persistence(&self) -> Persistence {
         Persistence::Full
     }
 
-    /// Whether DELAY and GRACE are waited for. If not, they are answers.
-    fn waits(&self) -> bool {
+    /// Returns `true` if the operation is retried after DELAY and GRACE, `false` if these are final.
+    fn retries_delay(&self) -> bool {
         true
     }
 
-    /// Recovers from an answer that only this operation understands.
+    /// Recovers from a reply that only this operation can handle.
     ///
     /// # Errors
-    /// It cannot; this ends the operation.
+    /// Recovery failed. The operation ends with this error.
     fn recover(&mut self, _: &CompoundRes, _: &Deadline) -> impl Future<Output = Result<Retry>> + Send {
         async { Ok(Retry::No) }
     }
 
-    /// Releases what other operations may wait for, before a pause.
+    /// Releases, before a pause, locks for which other operations may wait.
     fn before_pause(&mut self) {}
 }
 
 /// The result of preparing an attempt.
 pub(crate) enum Next {
-    /// The request is to be sent.
+    /// Send the request.
     Send,
-    /// The operation needs no request any more.
+    /// The operation ends without a request.
     Done,
-    /// The attempt must be prepared again.
+    /// Prepare the attempt again.
     Again,
 }
 
 /// The result of recovering.
 pub(crate) enum Retry {
-    /// The answer is final.
+    /// The reply is final.
     No,
-    /// The next attempt follows at once.
+    /// Attempt again at once.
     Now,
-    /// The next attempt follows after a pause.
+    /// Attempt again after a pause.
     AfterPause,
 }
 
 /// The errors from which an operation recovers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Persistence {
-    /// Only what concerns slots and connections.
+    /// Only errors of slots and connections.
     Once,
-    /// DELAY and GRACE too, but not the loss of the session: an operation that is itself a part of recovery.
+    /// Also DELAY and GRACE, but not the loss of the session: for an operation that is itself a part of recovery.
     Delays,
-    /// Everything.
+    /// All errors.
     Full,
 }
 
-/// The end of an operation: the answer, or none if there was [nothing to send](Next::Done); and the caller's buffer, unless a transport
-/// still held it at the deadline.
+/// The result of [`drive`]: the reply, or `None` if there was [nothing to send](Next::Done); and the caller's buffer,
+/// unless a
+/// transport still held it at the deadline.
 pub(crate) type Driven = (Result<Option<CompoundRes>>, Option<SharedRegion>);
 
-/// Drives an operation to its end.
+/// Executes an operation until it ends.
 pub(crate) async fn drive<O: Operation>(operation: &mut O, mut buffer: Option<Region>, deadline: &Deadline) -> Driven {
     let wanted = buffer.as_ref().map(|buffer| buffer.len());
     let mut driver =
@@ -147,23 +154,23 @@ pub(crate) async fn drive<O: Operation>(operation: &mut O, mut buffer: Option<Re
             (_, Some(len)) => Some(operation.client().link.trunk.pool().take(len).into()),
             (_, None) => None,
         };
-        // Boxed: what is rare is not to make the future of every operation larger.
+        // Boxed, so that rare cases do not enlarge the future of every operation.
         if let ControlFlow::Break(result) = Box::pin(driver.next(operation, outcome, deadline)).await {
             return (result, buffer.map(SharedRegion::from));
         }
     }
 }
 
-/// What one attempt leaves to the next.
+/// The state that one attempt passes to the next.
 struct Driver {
-    /// The session, or the client of version 4.0, of the last attempt.
+    /// The session, or the client of NFSv4.0, of the last attempt.
     state: Option<ClientState>,
-    /// The slot of a request that is to be sent again unchanged.
+    /// The slot of a request that must be sent again unchanged.
     slot: Option<TakenSlot>,
     backoff: Backoff,
-    /// The server has forgotten the client before.
+    /// Set when the server has lost the client during this operation.
     lost_before: bool,
-    /// Why the last connection was lost.
+    /// The reason for which the last connection was lost.
     disconnected: Option<Error>,
 }
 
@@ -177,7 +184,7 @@ impl Driver {
         deadline: &Deadline,
     ) -> (Outcome, Option<SharedRegion>) {
         let (link, compound) = (&operation.client().link, operation.compound());
-        match self.state.as_ref().expect("it was prepared") {
+        match self.state.as_ref().expect("the operation must be prepared before an attempt") {
             ClientState::Session(session) => session.attempt(link, compound, &mut self.slot, buffer, deadline).await,
             ClientState::V40(client) => client.attempt(link, compound, buffer, deadline).await,
         }
@@ -185,33 +192,35 @@ impl Driver {
 
     /// Recovers from the outcome of an attempt, or ends the operation.
     async fn next<O: Operation>(&mut self, operation: &mut O, outcome: Outcome, deadline: &Deadline) -> Step {
-        let late = |operation: &O| Err(operation.client().link.trunk.first().late(operation.compound().name));
+        let timed_out =
+            |operation: &O| Err(operation.client().link.trunk.first().timeout_error(operation.compound().name));
         match outcome {
             Outcome::Answered(res) => return self.answered(operation, res, deadline).await,
             Outcome::Failed(error) => return Step::Break(Err(error)),
             Outcome::Disconnected(error) => {
-                tracing::debug!(%error, "the request goes by another connection");
+                tracing::debug!(%error, "connection lost, the request is sent over another one");
                 self.disconnected = Some(error);
-                // The task that drives the connection is to notice the loss too: until then the connection seems to exist.
+                // Let the task that drives the connection notice the loss. Until then the connection seems to be
+                // established.
                 tokio::task::yield_now().await;
             }
             Outcome::NoConnection => {
-                return Step::Break(self.disconnected.take().map_or_else(|| late(operation), Err));
+                return Step::Break(self.disconnected.take().map_or_else(|| timed_out(operation), Err));
             }
-            Outcome::NoSlot => return Step::Break(late(operation)),
+            Outcome::NoSlot => return Step::Break(timed_out(operation)),
             Outcome::SlotBusy => {
                 operation.before_pause();
                 let (first, name) = (operation.client().link.trunk.first(), operation.compound().name);
-                if !self.backoff.put_off(first, name, false, deadline).await {
-                    return Step::Break(late(operation));
+                if !self.backoff.pause_for_delay(first, name, false, deadline).await {
+                    return Step::Break(timed_out(operation));
                 }
             }
             Outcome::Unbound => {
                 if let Some(ClientState::Session(session)) = &self.state {
                     session.bind_all(&operation.client().link, deadline).await;
                 }
-                if !self.backoff.waits(deadline).await {
-                    return Step::Break(late(operation));
+                if !self.backoff.pause_before(deadline).await {
+                    return Step::Break(timed_out(operation));
                 }
             }
             Outcome::Uncached => {}
@@ -220,12 +229,12 @@ impl Driver {
         Step::Continue(())
     }
 
-    /// The server has forgotten the client or its session.
+    /// Recovers after the server has lost the client or its session.
     async fn lost<O: Operation>(&mut self, operation: &mut O, outcome: Outcome, deadline: &Deadline) -> Step {
         let persists = operation.persistence() == Persistence::Full;
         let (client, name) = (operation.client(), operation.compound().name);
         if persists {
-            let state = self.state.as_ref().expect("it was attempted");
+            let state = self.state.as_ref().expect("the operation must have been attempted");
             if let Err(error) = client.recover(state, deadline).await {
                 return Step::Break(Err(error));
             }
@@ -236,37 +245,38 @@ impl Driver {
             _ if !persists => return Step::Break(Err(failure(Nfsstat4::StaleClientid, name))),
             _ => {}
         }
-        if self.lost_before && !self.backoff.waits(deadline).await {
-            return Step::Break(Err(client.link.trunk.first().late(name)));
+        if self.lost_before && !self.backoff.pause_before(deadline).await {
+            return Step::Break(Err(client.link.trunk.first().timeout_error(name)));
         }
         self.lost_before = true;
         Step::Continue(())
     }
 
-    /// The request was executed, and has failed.
+    /// Handles a reply with an error status.
     async fn answered<O: Operation>(&mut self, operation: &mut O, res: CompoundRes, deadline: &Deadline) -> Step {
         let persistence = operation.persistence();
         let client = operation.client().clone();
         let first = client.link.trunk.first();
         match res.status {
             _ if persistence == Persistence::Once => {}
-            Nfsstat4::Delay | Nfsstat4::Grace if !operation.waits() => {}
+            Nfsstat4::Delay | Nfsstat4::Grace if !operation.retries_delay() => {}
             Nfsstat4::Delay | Nfsstat4::Grace => {
                 operation.before_pause();
                 let is_grace = res.status == Nfsstat4::Grace;
                 let name = failed_operation(operation.compound(), &res);
-                if self.backoff.put_off(first, name, is_grace, deadline).await {
+                if self.backoff.pause_for_delay(first, name, is_grace, deadline).await {
                     return Step::Continue(());
                 }
             }
             _ if persistence != Persistence::Full => {}
-            // RFC 7530 §13.1.5: whatever the request is, the server answers this until it has been asked where that is.
+            // RFC 7530 §13.1.5: the server returns this for any request until the client has accessed the file system
+            // that has moved.
             Nfsstat4::LeaseMoved => {
                 if let Some(holder) = client.link.holder() {
                     client.link.runtime.spawn(holder.find_moved());
                 }
-                if !self.backoff.waits(deadline).await {
-                    return Step::Break(Err(first.late(operation.compound().name)));
+                if !self.backoff.pause_before(deadline).await {
+                    return Step::Break(Err(first.timeout_error(operation.compound().name)));
                 }
                 return Step::Continue(());
             }
@@ -276,7 +286,7 @@ impl Driver {
                 Ok(Retry::Now) => return Step::Continue(()),
                 Ok(Retry::AfterPause) => {
                     operation.before_pause();
-                    if self.backoff.waits(deadline).await {
+                    if self.backoff.pause_before(deadline).await {
                         return Step::Continue(());
                     }
                 }
@@ -286,12 +296,12 @@ impl Driver {
     }
 }
 
-/// The name of the operation of a compound that has failed: its last result's.
+/// Returns the name of the operation of a compound that failed, which has the last result.
 fn failed_operation(compound: &Compound, res: &CompoundRes) -> &'static str {
     res.resarray.last().map_or(compound.name, |last| last.opnum().name())
 }
 
-/// A request that does not change from attempt to attempt.
+/// A request that is the same in each attempt.
 struct Fixed<'a> {
     client: &'a Arc<Client4>,
     compound: &'a Compound,
@@ -317,27 +327,28 @@ impl Operation for Fixed<'_> {
 }
 
 impl Client4 {
-    /// Executes a request that names no stateid and no object that can move.
+    /// Executes a request that contains no stateid and no object that can move.
     ///
     /// # Errors
-    /// That of the operation that failed, or what can fail with any call.
+    /// The error of the operation that failed, or an error of the connection or the session.
     pub async fn run(self: &Arc<Self>, compound: &Compound, deadline: &Deadline) -> Result<Results> {
         self.results(compound, self.fixed(compound, Persistence::Full, deadline).await?)
     }
 
-    /// Executes a request that is a part of recovery.
+    /// Executes a request that is a part of recovery. The loss of the session is an error.
     ///
     /// # Errors
-    /// As of [`run`](Self::run); and what recovery would be needed for.
-    pub async fn plain(self: &Arc<Self>, compound: &Compound, deadline: &Deadline) -> Result<Results> {
+    /// The errors of [`run`](Self::run), and the loss of the session.
+    pub async fn run_in_recovery(self: &Arc<Self>, compound: &Compound, deadline: &Deadline) -> Result<Results> {
         self.results(compound, self.fixed(compound, Persistence::Delays, deadline).await?)
     }
 
-    /// Executes a request once, and returns its answer whatever its status is.
+    /// Executes a request without retries after DELAY, GRACE or the loss of the session. Returns the reply with any
+    /// status.
     ///
     /// # Errors
-    /// It was not answered, or the server has forgotten this client.
-    pub async fn ask(self: &Arc<Self>, compound: &Compound, deadline: &Deadline) -> Result<CompoundRes> {
+    /// The server did not answer, or it has lost this client.
+    pub async fn run_once(self: &Arc<Self>, compound: &Compound, deadline: &Deadline) -> Result<CompoundRes> {
         self.fixed(compound, Persistence::Once, deadline).await
     }
 
@@ -348,19 +359,19 @@ impl Client4 {
         deadline: &Deadline,
     ) -> Result<CompoundRes> {
         let (result, _) = drive(&mut Fixed { client: self, compound, persistence }, None, deadline).await;
-        result.map(|res| res.expect("it is always sent"))
+        result.map(|res| res.expect("a fixed request must be sent"))
     }
 
-    /// The results of a request, SEQUENCE's aside.
+    /// Returns the results of a request, without that of SEQUENCE.
     ///
     /// # Errors
-    /// That of the operation that failed.
+    /// The error of the operation that failed.
     pub fn results(&self, compound: &Compound, res: CompoundRes) -> Result<Results> {
         match res.status {
             Nfsstat4::Ok => {
                 let mut results = res.resarray.into_iter();
                 if self.minor() > 0 {
-                    // That of SEQUENCE.
+                    // The first result is that of SEQUENCE.
                     results.next();
                 }
                 Ok(Results::new(results, compound.name))

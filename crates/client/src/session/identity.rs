@@ -1,6 +1,7 @@
-//! The client's name, and the operations outside of sessions: EXCHANGE_ID, CREATE_SESSION, BIND_CONN_TO_SESSION,
-//! DESTROY_SESSION and DESTROY_CLIENTID (RFC 8881 §18.34–18.37, §18.50), and SETCLIENTID and SETCLIENTID_CONFIRM of version
-//! 4.0 (RFC 7530 §16.33, §16.34). Each goes by one connection, alone.
+//! The client owner and the operations outside of sessions: EXCHANGE_ID, CREATE_SESSION, BIND_CONN_TO_SESSION,
+//! DESTROY_SESSION and DESTROY_CLIENTID (RFC 8881 §18.34–18.37, §18.50), and SETCLIENTID and SETCLIENTID_CONFIRM of
+//! NFSv4.0
+//! (RFC 7530 §16.33, §16.34). Each is the only operation of its compound, and is sent over one given connection.
 
 use bytes::Bytes;
 use nfs::v4::{compound::*, *};
@@ -17,8 +18,9 @@ use crate::{
     model::{Error, ErrorKind, Result},
 };
 
-/// A name that no other mount has, of this process or another: state is of one mount, and ends with it. A name that came
-/// back after a crash could reclaim nothing, since nobody would know what.
+/// Returns a client owner that no other mount of this process or another has. State belongs to one mount and ends with
+/// it. A
+/// client that used the same owner after a crash could reclaim nothing, because it would not know its former state.
 pub(crate) fn client_owner() -> ClientOwner4 {
     let unique: [u8; 16] = rand::random();
     let unique: String = unique.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -27,10 +29,10 @@ pub(crate) fn client_owner() -> ClientOwner4 {
     ClientOwner4 { verifier: rand::random(), ownerid: Opaque(ownerid.into()) }
 }
 
-/// EXCHANGE_ID.
+/// Sends EXCHANGE_ID.
 ///
 /// # Errors
-/// The server does not speak the minor version, or refuses.
+/// The server does not support the minor version, or refuses the client.
 pub(crate) async fn exchange_id(
     program: &Program,
     minor: u32,
@@ -48,48 +50,48 @@ pub(crate) async fn exchange_id(
         state_protect: StateProtect4A::None,
         client_impl_id: Some(implementation),
     };
-    let mut results = alone(program, minor, Argop4::ExchangeId(args), "EXCHANGE_ID", deadline).await?;
+    let mut results = call_alone(program, minor, Argop4::ExchangeId(args), "EXCHANGE_ID", deadline).await?;
     value!(results, ExchangeId)
 }
 
-/// SETCLIENTID and SETCLIENTID_CONFIRM, without an address for callbacks.
+/// Sends SETCLIENTID and SETCLIENTID_CONFIRM, with an invalid callback address.
 ///
 /// # Errors
-/// The server does not speak version 4.0, or refuses.
+/// The server does not support NFSv4.0, or refuses the client.
 pub(crate) async fn set_clientid(program: &Program, owner: &ClientOwner4, deadline: &Deadline) -> Result<Clientid4> {
-    let nowhere = Netaddr4 { netid: "tcp".into(), addr: "0.0.0.0.0.0".into() };
+    let no_address = Netaddr4 { netid: "tcp".into(), addr: "0.0.0.0.0.0".into() };
     let args = SetClientIdArgs {
         client: NfsClientId4 { verifier: owner.verifier, id: owner.ownerid.clone() },
-        callback: CbClient4 { cb_program: 0, cb_location: nowhere },
+        callback: CbClient4 { cb_program: 0, cb_location: no_address },
         callback_ident: 0,
     };
     let mut backoff = Backoff::new();
     loop {
-        let mut results = alone(program, 0, Argop4::SetClientId(args.clone()), "SETCLIENTID", deadline).await?;
+        let mut results = call_alone(program, 0, Argop4::SetClientId(args.clone()), "SETCLIENTID", deadline).await?;
         let Resop4::SetClientId(SetClientIdRes::Ok(SetClientIdOk { clientid, setclientid_confirm })) =
             results.next()?
         else {
-            return Err(results.nonsense("a client without a name"));
+            return Err(results.protocol_error("SETCLIENTID succeeded without a client ID"));
         };
         let confirm = Argop4::SetClientIdConfirm(SetClientIdConfirmArgs { clientid, setclientid_confirm });
-        match alone(program, 0, confirm, "SETCLIENTID_CONFIRM", deadline).await {
+        match call_alone(program, 0, confirm, "SETCLIENTID_CONFIRM", deadline).await {
             Ok(_) => return Ok(clientid),
-            // RFC 7530 §16.34: the server has restarted in between.
-            Err(error) if error.status4() == Some(Nfsstat4::StaleClientid) && backoff.waits(deadline).await => {}
+            // RFC 7530 §16.34: the server has restarted between the two operations.
+            Err(error) if error.status4() == Some(Nfsstat4::StaleClientid) && backoff.pause_before(deadline).await => {}
             Err(error) => return Err(error),
         }
     }
 }
 
-/// Asks whether the server is there, by a connection that is to carry version 4.0.
+/// Checks that the server answers over a connection that is to carry NFSv4.0.
 ///
 /// # Errors
-/// It is not.
-pub(crate) async fn greet(program: &Program, deadline: &Deadline) -> Result<()> {
-    alone(program, 0, Argop4::PutRootFh, "PUTROOTFH", deadline).await.map(drop)
+/// The server does not answer.
+pub(crate) async fn probe(program: &Program, deadline: &Deadline) -> Result<()> {
+    call_alone(program, 0, Argop4::PutRootFh, "PUTROOTFH", deadline).await.map(drop)
 }
 
-/// CREATE_SESSION, with callbacks by the same connection.
+/// Sends CREATE_SESSION, which binds the connection for callbacks too.
 ///
 /// # Errors
 /// `STALE_CLIENTID` if the server does not know the client.
@@ -127,7 +129,7 @@ pub(crate) async fn create_session(
         cb_program: CALLBACK_PROGRAM,
         sec_parms: Array(vec![CallbackSecParms4::None]),
     };
-    let mut results = alone(program, minor, Argop4::CreateSession(args), "CREATE_SESSION", deadline).await?;
+    let mut results = call_alone(program, minor, Argop4::CreateSession(args), "CREATE_SESSION", deadline).await?;
     let ok = value!(results, CreateSession)?;
     if ok.fore_chan_attrs.maxrequests == 0 || ok.fore_chan_attrs.maxoperations < OPERATIONS_LEAST {
         let problem = format!(
@@ -139,35 +141,41 @@ pub(crate) async fn create_session(
     Ok(ok)
 }
 
-/// BIND_CONN_TO_SESSION, for calls and, if the server can, callbacks.
+/// Sends BIND_CONN_TO_SESSION, for calls and, if the server supports it, callbacks.
 ///
 /// # Errors
-/// `BADSESSION`, …
+/// `BADSESSION` if the server does not know the session.
 pub(crate) async fn bind(program: &Program, minor: u32, sessid: Sessionid4, deadline: &Deadline) -> Result<()> {
     let args = BindConnToSessionArgs { sessid, dir: ChannelDirFromClient4::ForeOrBoth, use_conn_in_rdma_mode: false };
-    alone(program, minor, Argop4::BindConnToSession(args), "BIND_CONN_TO_SESSION", deadline).await.map(drop)
+    call_alone(program, minor, Argop4::BindConnToSession(args), "BIND_CONN_TO_SESSION", deadline).await.map(drop)
 }
 
-/// DESTROY_SESSION.
+/// Sends DESTROY_SESSION.
 ///
 /// # Errors
-/// `BADSESSION`, …
+/// `BADSESSION` if the server does not know the session.
 pub(crate) async fn destroy_session(program: &Program, minor: u32, id: Sessionid4, deadline: &Deadline) -> Result<()> {
     let args = DestroySessionArgs { sessionid: id };
-    alone(program, minor, Argop4::DestroySession(args), "DESTROY_SESSION", deadline).await.map(drop)
+    call_alone(program, minor, Argop4::DestroySession(args), "DESTROY_SESSION", deadline).await.map(drop)
 }
 
-/// DESTROY_CLIENTID.
+/// Sends DESTROY_CLIENTID.
 ///
 /// # Errors
-/// `CLIENTID_BUSY` while it has state.
+/// `CLIENTID_BUSY` if the client still has state.
 pub(crate) async fn destroy_clientid(program: &Program, minor: u32, id: Clientid4, deadline: &Deadline) -> Result<()> {
     let args = ClientIdArgs { clientid: id };
-    alone(program, minor, Argop4::DestroyClientId(args), "DESTROY_CLIENTID", deadline).await.map(drop)
+    call_alone(program, minor, Argop4::DestroyClientId(args), "DESTROY_CLIENTID", deadline).await.map(drop)
 }
 
-/// An operation that is the only one of its compound (RFC 8881 §18.35.3, §18.36.3, …).
-async fn alone(program: &Program, minor: u32, op: Argop4, name: &'static str, deadline: &Deadline) -> Result<Results> {
+/// Sends an operation as the only one of its compound (RFC 8881 §18.35.3, §18.36.3, …).
+async fn call_alone(
+    program: &Program,
+    minor: u32,
+    op: Argop4,
+    name: &'static str,
+    deadline: &Deadline,
+) -> Result<Results> {
     let args = CompoundArgs { tag: Tag::default(), minorversion: minor, argarray: vec![op] };
     let mut backoff = Backoff::new();
     loop {
@@ -177,22 +185,25 @@ async fn alone(program: &Program, minor: u32, op: Argop4, name: &'static str, de
             return Ok(Results::new(res.resarray.into_iter(), name));
         }
         let error = failure(res.status, name).on(program.server());
-        if !(backoff.later(program, &error, deadline).await) {
+        if !(backoff.pause_if_delayed(program, &error, deadline).await) {
             return Err(error);
         }
     }
 }
 
-/// Bytes of the longest request and reply that we want: 1 MiB of data and what is around it, of which RPC-over-RDMA's
-/// chunks are part of neither.
+/// Maximum bytes of a request or reply that the client asks for: 1 MiB of data and the operations around it. The chunks
+/// of
+/// RPC-over-RDMA do not count.
 const MESSAGE_MAX: u32 = (1 << 20) + (16 << 10);
-/// Bytes of the longest reply that is to be kept: that of OPEN with a delegation, GETFH and GETATTR.
+/// Maximum bytes of a reply that the server is to cache: that of OPEN with a delegation, GETFH and GETATTR.
 const CACHED_MAX: u32 = 4 << 10;
 const OPERATIONS_MAX: u32 = 16;
-/// Without so many, nothing here works: SEQUENCE, PUTFH, SAVEFH, LOOKUP, NVERIFY, RESTOREFH, REMOVE.
+/// Minimum number of operations in a compound that the client needs: SEQUENCE, PUTFH, SAVEFH, LOOKUP, NVERIFY,
+/// RESTOREFH,
+/// REMOVE.
 const OPERATIONS_LEAST: u32 = 8;
-/// Slots that are asked for.
+/// The number of slots that the client asks for.
 const SLOTS_WANTED: u32 = 128;
 const BACK_MESSAGE_MAX: u32 = 4 << 10;
-/// Bytes of these operations' replies.
+/// Maximum bytes of the replies to these operations.
 const REPLY_MAX: usize = 2 << 10;

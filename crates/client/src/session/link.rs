@@ -1,4 +1,4 @@
-//! [`ServerLink`]: the connections to one server, the lease, and the handler of what the server reports beside its replies.
+//! [`ServerLink`]: the connections to one server, the lease, and the status flags that the server sends.
 
 use std::{
     fmt,
@@ -16,30 +16,30 @@ use tokio::time::Instant;
 use super::trunk::Trunk;
 use crate::call::Deadline;
 
-/// The connections to one server, with the lease of the client there.
+/// The connections to one server, with the client's lease there.
 pub(crate) struct ServerLink {
     pub trunk: Trunk,
     pub minor: u32,
     pub runtime: tokio::runtime::Handle,
     holder: OnceLock<Weak<dyn StateHolder>>,
-    /// The flags of the last SEQUENCE.
+    /// The status flags of the last SEQUENCE.
     status_flags: AtomicU32,
-    /// Seconds.
+    /// The lease time in seconds.
     lease: AtomicU32,
-    /// When the server last confirmed that the client exists.
+    /// The time when the server last renewed the lease.
     renewed: Mutex<Instant>,
 }
 
 /// The owner of the state that a server keeps for the client: opens, locks and delegations.
 pub(crate) trait StateHolder: Send + Sync {
-    /// Reclaims all state, after the server has lost it (RFC 8881 §8.4.2.1).
+    /// Reclaims all state after the server has lost it (RFC 8881 §8.4.2.1).
     fn reclaim<'a>(&'a self, deadline: &'a Deadline) -> BoxFuture<'a, ()>;
 
-    /// Handles the flags of SEQUENCE (RFC 8881 §18.46.3). The caller passes them on with each reply that has one of
+    /// Handles the status flags of SEQUENCE (RFC 8881 §18.46.3). It is called for each reply that has one of the
     /// [`HANDLED_FLAGS`](super::requests::HANDLED_FLAGS).
     fn handle_status_flags(self: Arc<Self>, flags: u32);
 
-    /// Looks for file systems that the server does not have any more (`NFS4ERR_LEASE_MOVED`).
+    /// Looks for file systems that have moved away from the server (`NFS4ERR_LEASE_MOVED`).
     fn find_moved(self: Arc<Self>) -> BoxFuture<'static, ()>;
 }
 
@@ -56,49 +56,50 @@ impl ServerLink {
         }
     }
 
-    /// Sets the owner of the client's state, once.
+    /// Sets the owner of the client's state. It can be set once.
     pub fn set_holder(&self, holder: Weak<dyn StateHolder>) {
-        assert!(self.holder.set(holder).is_ok(), "a link has one holder of state");
+        assert!(self.holder.set(holder).is_ok(), "the state holder of a link must be set only once");
     }
 
-    /// The owner of the client's state; `None` before it is set, and after it was dropped.
+    /// Returns the owner of the client's state; `None` before it is set, and after it was dropped.
     pub fn holder(&self) -> Option<Arc<dyn StateHolder>> {
         self.holder.get()?.upgrade()
     }
 
-    /// Keeps the flags of a SEQUENCE.
+    /// Stores the status flags of a SEQUENCE.
     pub fn set_status_flags(&self, flags: u32) {
         self.status_flags.store(flags, Relaxed);
     }
 
-    /// The flags of the last SEQUENCE.
+    /// Returns the status flags of the last SEQUENCE.
     pub fn status_flags(&self) -> u32 {
         self.status_flags.load(Relaxed)
     }
 
-    /// The time for which the server keeps the state of a silent client.
+    /// Returns the time for which the server keeps the state of a silent client.
     pub fn lease(&self) -> Duration {
         Duration::from_secs(self.lease.load(Relaxed).max(1).into())
     }
 
-    /// Sets the lease time, which the server has told.
+    /// Sets the lease time that the server has reported.
     pub fn set_lease(&self, seconds: u32) {
         self.lease.store(seconds, Relaxed);
     }
 
-    /// The time for which the lease certainly lasts, with a quarter of it as the margin for the way to the server and back; `None` if
-    /// it may have expired.
+    /// Returns the time for which the lease is certainly valid: what is left of three quarters of it. The last quarter
+    /// is the
+    /// margin for the time that messages take. Returns `None` if the lease may have expired.
     pub fn lease_left(&self) -> Option<Duration> {
         let lease = self.lease();
         (lease - lease / 4).checked_sub(self.since_renewed())
     }
 
-    /// Restarts the lease: the server has just answered for the client.
+    /// Restarts the lease because the server has just answered a request that renews it.
     pub fn renewed(&self) {
         *self.renewed.lock() = Instant::now();
     }
 
-    /// The time since the lease was renewed.
+    /// Returns the time since the lease was renewed.
     pub fn since_renewed(&self) -> Duration {
         self.renewed.lock().elapsed()
     }
@@ -110,5 +111,5 @@ impl fmt::Debug for ServerLink {
     }
 }
 
-/// Seconds, until the server has told its lease time.
+/// The lease time in seconds that is assumed until the server has reported its own.
 const LEASE_UNKNOWN: u32 = 30;

@@ -1,13 +1,16 @@
-//! [`Session`]: requests by slots, exactly once each.
+//! [`Session`]: sends requests in slots, so that the server executes each exactly once.
 //!
-//! Read RFC 8881 §2.10.6 (slots) first. Each attempt at a request returns an [`Outcome`]; the loop of [`drive`](super::drive) decides
-//! what follows.
+//! Read RFC 8881 §2.10.6 (slots) first. Each attempt at a request returns an [`Outcome`]; the loop of
+//! [`drive`](super::drive)
+//! decides what follows.
 //!
-//! Requests that find no free slot wait in a queue. A slot that is released goes to the request that has waited longest, also if the
+//! Requests that find no free slot wait in a queue. A released slot goes to the request that has waited longest, even
+//! if the
 //! task that releases it has another request at once.
 //!
-//! A request that is given up before it was answered leaves its slot in doubt: a background task sends SEQUENCE in its place until the
-//! server answers.
+//! If the caller gives up a request before it was answered, its slot is in doubt: a background task sends SEQUENCE in
+//! this
+//! slot until the server answers.
 
 use std::{
     collections::VecDeque,
@@ -39,55 +42,55 @@ use crate::{
     model::Result,
 };
 
-/// A session as CREATE_SESSION made it.
+/// A session that CREATE_SESSION has created.
 #[derive(Debug)]
 pub(crate) struct Session {
     pub id: Sessionid4,
     pub clientid: Clientid4,
-    /// Of the client's next CREATE_SESSION.
-    pub next: Sequenceid4,
-    /// The limits of requests.
+    /// The sequence ID of the client's next CREATE_SESSION.
+    pub next_sequence: Sequenceid4,
+    /// The limits of the fore channel.
     pub fore: ChannelAttrs4,
-    line: Mutex<Line>,
-    /// The server does not know it any more.
-    gone: AtomicBool,
+    queue: Mutex<SlotQueue>,
+    /// Set when the session has ended, or when the server does not know it any more.
+    ended: AtomicBool,
 }
 
 /// The slots, and the requests that wait for one.
 #[derive(Debug)]
-struct Line {
+struct SlotQueue {
     slots: Slots,
-    /// The first has waited longest.
+    /// The requests that wait for a slot, the longest waiting first.
     waiting: VecDeque<oneshot::Sender<SlotUse>>,
 }
 
-impl Line {
-    /// A slot, unless others wait for one.
+impl SlotQueue {
+    /// Takes a free slot, unless other requests wait for one.
     fn take(&mut self) -> Option<SlotUse> {
         if self.waiting.is_empty() { self.slots.take() } else { None }
     }
 
-    /// Gives free slots to the requests that wait.
-    fn serve(&mut self) {
+    /// Gives free slots to the waiting requests.
+    fn serve_waiting(&mut self) {
         while !self.waiting.is_empty()
             && let Some(place) = self.slots.take()
         {
-            let first = self.waiting.pop_front().expect("a request waits");
+            let first = self.waiting.pop_front().expect("the queue must not be empty");
             if first.send(place).is_err() {
-                // Not any more.
+                // The request was given up.
                 self.slots.release(place, false);
             }
         }
     }
 }
 
-/// A request that waits for a slot. When it is dropped, it releases a slot that it was given meanwhile.
-struct Turn<'a> {
+/// A request that waits for a slot. If it has been given a slot, dropping it releases that slot.
+struct SlotWaiter<'a> {
     session: &'a Session,
     given: oneshot::Receiver<SlotUse>,
 }
 
-impl Drop for Turn<'_> {
+impl Drop for SlotWaiter<'_> {
     fn drop(&mut self) {
         self.given.close();
         if let Ok(place) = self.given.try_recv() {
@@ -96,30 +99,33 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// A slot that a request holds. If it is dropped before the request was answered, the slot is in doubt.
+/// A slot that a request holds. If it is dropped after the request was sent and before it was answered, the slot is in
+/// doubt.
 pub(crate) struct TakenSlot {
     link: Arc<ServerLink>,
     session: Arc<Session>,
     place: SlotUse,
-    /// SEQUENCE, the same in each transmission: a server takes a request that differs in any byte for another one (§2.10.6.1.3.1).
+    /// SEQUENCE, which must be the same in each transmission: a server takes a request that differs in any byte for
+    /// another
+    /// request (§2.10.6.1.3.1).
     sequence: Argop4,
     sent: bool,
-    settled: bool,
+    released: bool,
 }
 
 impl TakenSlot {
-    fn settle(mut self, used: bool) {
-        self.settled = true;
+    fn release(mut self, used: bool) {
+        self.released = true;
         self.session.release(self.place, used);
     }
 }
 
 impl Drop for TakenSlot {
     fn drop(&mut self) {
-        if self.settled {
+        if self.released {
             return;
         }
-        if !self.sent || self.session.gone.load(Relaxed) {
+        if !self.sent || self.session.ended.load(Relaxed) {
             return self.session.release(self.place, false);
         }
         let (link, session, place) = (self.link.clone(), self.session.clone(), self.place);
@@ -128,7 +134,7 @@ impl Drop for TakenSlot {
 }
 
 impl Session {
-    /// Makes a session of a client, by its next CREATE_SESSION.
+    /// Creates a session of a client; `sequence` is the sequence ID of its next CREATE_SESSION.
     ///
     /// # Errors
     /// `STALE_CLIENTID` if the server does not know the client.
@@ -144,33 +150,37 @@ impl Session {
         Ok(Arc::new(Self {
             id: ok.sessionid,
             clientid,
-            next: Sequenceid4(sequence.0.wrapping_add(1)),
+            next_sequence: Sequenceid4(sequence.0.wrapping_add(1)),
             fore: ok.fore_chan_attrs,
-            line: Mutex::new(Line { slots: Slots::new(ok.fore_chan_attrs.maxrequests), waiting: VecDeque::new() }),
-            gone: AtomicBool::new(false),
+            queue: Mutex::new(SlotQueue {
+                slots: Slots::new(ok.fore_chan_attrs.maxrequests),
+                waiting: VecDeque::new(),
+            }),
+            ended: AtomicBool::new(false),
         }))
     }
 
-    /// The number of requests that can be outstanding.
+    /// Returns the maximum number of outstanding requests.
     pub fn slots(&self) -> u32 {
-        self.line.lock().slots.len()
+        self.queue.lock().slots.len()
     }
 
-    /// The server would like no slot above this to be used (RFC 8881 §20.8).
-    pub fn use_no_more_than(&self, target: Slotid4) {
-        let mut line = self.line.lock();
-        line.slots.wish(target);
-        line.serve();
+    /// Limits the slots in use to those up to `target`, which the server has asked for (RFC 8881 §20.8).
+    pub fn set_target_slot(&self, target: Slotid4) {
+        let mut queue = self.queue.lock();
+        queue.slots.set_target(target);
+        queue.serve_waiting();
     }
 
     /// Ends the use of the session. Requests that wait for a slot fail.
-    pub fn over(&self) {
-        self.gone.store(true, Relaxed);
-        self.line.lock().waiting.clear();
+    pub fn close(&self) {
+        self.ended.store(true, Relaxed);
+        self.queue.lock().waiting.clear();
     }
 
-    /// Attempts a request: in the slot that an earlier attempt has left, or else in a free one. If the request is to be sent again
-    /// unchanged, it leaves its slot. The first result is SEQUENCE's.
+    /// Attempts a request, in `slot` if an earlier attempt has left one there, otherwise in a free slot. If the request
+    /// is to be
+    /// sent again unchanged, its slot is put into `slot`. The first result of the reply is that of SEQUENCE.
     pub async fn attempt(
         self: &Arc<Self>,
         link: &Arc<ServerLink>,
@@ -181,18 +191,18 @@ impl Session {
     ) -> (Outcome, Option<SharedRegion>) {
         let mut taken = match slot.take() {
             Some(taken) => taken,
-            None => match self.place(deadline).await {
+            None => match self.take_slot(deadline).await {
                 Ok(Some((place, highest))) => {
                     let sequence = self.sequence(place, highest, compound.cache);
                     let (link, session) = (link.clone(), self.clone());
-                    TakenSlot { link, session, place, sequence, sent: false, settled: false }
+                    TakenSlot { link, session, place, sequence, sent: false, released: false }
                 }
                 Ok(None) => return (Outcome::Lost, sink.map(SharedRegion::from)),
                 Err(_) => return (Outcome::NoSlot, sink.map(SharedRegion::from)),
             },
         };
         let plan = ReplyPlan { sink, ..compound.plan() };
-        // Even if it is dropped while it is sent.
+        // Set before the call, because the future can be dropped while the request is being sent.
         taken.sent = true;
         let request = Request { minor: link.minor, first: Some(&taken.sequence), ops: &compound.ops };
         let (outcome, back) = link.trunk.call_once(&request, plan, compound.name, deadline).await;
@@ -201,58 +211,58 @@ impl Session {
             outcome => outcome,
         };
         match &outcome {
-            Outcome::Answered(_) | Outcome::Uncached => taken.settle(true),
+            Outcome::Answered(_) | Outcome::Uncached => taken.release(true),
             Outcome::Disconnected(_) | Outcome::SlotBusy | Outcome::Unbound => *slot = Some(taken),
-            Outcome::Lost => self.over(),
-            // SEQUENCE was refused.
-            Outcome::Failed(error) if error.status4().is_some() => taken.settle(false),
-            // Dropped, it is in doubt.
+            Outcome::Lost => self.close(),
+            // The server has refused SEQUENCE, so the slot's sequence has not advanced.
+            Outcome::Failed(error) if error.status4().is_some() => taken.release(false),
+            // Dropping `taken` puts the slot in doubt.
             _ => {}
         }
         (outcome, back)
     }
 
-    /// A slot, when it is this caller's turn, and the highest slot in use; none if the session is over.
+    /// Takes a slot, and returns it with the highest slot in use; `None` if the session has ended.
     ///
     /// # Errors
-    /// It was nobody's turn until the deadline.
-    async fn place(&self, deadline: &Deadline) -> std::result::Result<Option<(SlotUse, Slotid4)>, Elapsed> {
+    /// No slot became free before the deadline.
+    async fn take_slot(&self, deadline: &Deadline) -> std::result::Result<Option<(SlotUse, Slotid4)>, Elapsed> {
         let free = {
-            let mut line = self.line.lock();
-            line.take().map(|place| (place, line.slots.highest()))
+            let mut queue = self.queue.lock();
+            queue.take().map(|place| (place, queue.slots.highest()))
         };
         match free {
             Some(place) => Ok(Some(place)),
             None => {
-                let given = timeout_at(deadline.at(), self.wait_in_line()).await?;
+                let given = timeout_at(deadline.at(), self.wait_for_slot()).await?;
                 Ok(given.map(|place| (place, self.highest())))
             }
         }
     }
 
-    async fn wait_in_line(&self) -> Option<SlotUse> {
+    async fn wait_for_slot(&self) -> Option<SlotUse> {
         let (give, given) = oneshot::channel();
-        let mut turn = Turn { session: self, given };
+        let mut waiter = SlotWaiter { session: self, given };
         {
-            let mut line = self.line.lock();
-            if self.gone.load(Relaxed) {
+            let mut queue = self.queue.lock();
+            if self.ended.load(Relaxed) {
                 return None;
             }
-            line.waiting.push_back(give);
-            // What has become free since it was looked at.
-            line.serve();
+            queue.waiting.push_back(give);
+            // A slot can have become free after the caller looked for one.
+            queue.serve_waiting();
         }
-        (&mut turn.given).await.ok()
+        (&mut waiter.given).await.ok()
     }
 
     fn release(&self, place: SlotUse, used: bool) {
-        let mut line = self.line.lock();
-        line.slots.release(place, used);
-        line.serve();
+        let mut queue = self.queue.lock();
+        queue.slots.release(place, used);
+        queue.serve_waiting();
     }
 
     fn highest(&self) -> Slotid4 {
-        self.line.lock().slots.highest()
+        self.queue.lock().slots.highest()
     }
 
     fn sequence(&self, place: SlotUse, highest_slotid: Slotid4, cache: bool) -> Argop4 {
@@ -269,18 +279,19 @@ impl Session {
     pub async fn bind_all(&self, link: &ServerLink, deadline: &Deadline) {
         for program in link.trunk.all().into_iter().filter(|program| program.is_connected()) {
             if let Err(error) = identity::bind(&program, link.minor, self.id, deadline).await {
-                tracing::debug!(%error, "a connection cannot be bound to the session");
+                tracing::debug!(%error, "binding a connection to the session failed");
             }
         }
     }
 
-    /// Classifies an answer by the result of SEQUENCE, and keeps what that says of the session.
+    /// Classifies a reply by the result of SEQUENCE, and stores the slot limits, the lease renewal and the status flags
+    /// from it.
     fn classify(&self, link: &ServerLink, res: CompoundRes) -> Outcome {
         if let Some(Resop4::Sequence(Res4::Ok(ok))) = res.resarray.first() {
             {
-                let mut line = self.line.lock();
-                line.slots.adjust(ok.highest_slotid, ok.target_highest_slotid);
-                line.serve();
+                let mut queue = self.queue.lock();
+                queue.slots.adjust(ok.highest_slotid, ok.target_highest_slotid);
+                queue.serve_waiting();
             }
             link.renewed();
             link.set_status_flags(ok.status_flags);
@@ -289,13 +300,14 @@ impl Session {
             {
                 holder.handle_status_flags(ok.status_flags);
             }
-            // RFC 8881 §2.10.6.1.3: a retry whose reply was not kept says so in the operation behind SEQUENCE.
+            // RFC 8881 §2.10.6.1.3: if the reply to a retry was not cached, the operation after SEQUENCE has this
+            // status.
             return match res.status {
                 Nfsstat4::RetryUncachedRep => Outcome::Uncached,
                 _ => Outcome::Answered(res),
             };
         }
-        tracing::debug!(status = res.status.name(), "SEQUENCE has failed");
+        tracing::debug!(status = res.status.name(), "SEQUENCE failed");
         match res.status {
             // §18.46.3: the request is in progress, or the server is busy.
             Nfsstat4::Delay => Outcome::SlotBusy,
@@ -312,7 +324,7 @@ impl Session {
         }
     }
 
-    /// Sends SEQUENCE alone in a place whose request nobody waits for, until something is answered there.
+    /// Resolves a slot in doubt: sends SEQUENCE alone in the slot until the server answers.
     async fn resolve_doubt(self: &Arc<Self>, link: &Arc<ServerLink>, place: SlotUse) {
         let mut backoff = Backoff::new();
         loop {
@@ -321,13 +333,13 @@ impl Session {
             let request = Request { minor: link.minor, first: Some(&sequence), ops: &[] };
             let plan = ReplyPlan { inline_max: DOUBT_REPLY_MAX, ..ReplyPlan::default() };
             let (outcome, _) = link.trunk.call_once(&request, plan, "SEQUENCE", deadline).await;
-            let gone = self.gone.load(Relaxed);
+            let ended = self.ended.load(Relaxed);
             let outcome = match outcome {
                 Outcome::Answered(res) => self.classify(link, res),
-                // An answer that cannot be decoded is one: that of the request itself.
+                // A reply that cannot be decoded is a reply: that to the original request.
                 Outcome::Failed(error) if error.is_unreadable() => return self.release(place, true),
-                // The next request finds that the session is gone.
-                _ if gone => return self.release(place, false),
+                // The next request will find that the session has ended.
+                _ if ended => return self.release(place, false),
                 outcome => outcome,
             };
             match outcome {
@@ -336,22 +348,22 @@ impl Session {
                 Outcome::Failed(error) if error.status4().is_some() => return self.release(place, false),
                 _ => {}
             }
-            backoff.waits(deadline).await;
+            backoff.pause_before(deadline).await;
         }
     }
 }
 
-/// The flags of SEQUENCE that need handling: callbacks do not reach the client, state was revoked, state must be reclaimed, or a
-/// file system has moved.
+/// The status flags of SEQUENCE that must be handled: the backchannel does not work, state was revoked, state must be
+/// reclaimed, or a file system has moved.
 pub(crate) const HANDLED_FLAGS: u32 =
     CALLBACK_FLAGS | REVOKED_FLAGS | SEQ4_STATUS_RESTART_RECLAIM_NEEDED | SEQ4_STATUS_LEASE_MOVED;
-/// The flags of a backchannel that does not work.
+/// The status flags of a backchannel that does not work.
 pub(crate) const CALLBACK_FLAGS: u32 =
     SEQ4_STATUS_CB_PATH_DOWN | SEQ4_STATUS_CB_PATH_DOWN_SESSION | SEQ4_STATUS_BACKCHANNEL_FAULT;
-/// The flags of revoked state.
+/// The status flags of revoked state.
 pub(crate) const REVOKED_FLAGS: u32 = SEQ4_STATUS_EXPIRED_ALL_STATE_REVOKED
     | SEQ4_STATUS_EXPIRED_SOME_STATE_REVOKED
     | SEQ4_STATUS_ADMIN_STATE_REVOKED
     | SEQ4_STATUS_RECALLABLE_STATE_REVOKED;
-/// Bytes of an answer in the place of a request that was given up: one that the server has kept.
+/// Maximum bytes of the reply in a slot in doubt, which can be the cached reply to the request that was given up.
 const DOUBT_REPLY_MAX: usize = 8 << 10;

@@ -1,5 +1,8 @@
-//! [`Trunk`]: the connections of a session. A call goes by one of them and, if that is lost, by another, the same
-//! request in the same slot: the session makes it one (RFC 8881 §2.10.6.2). They can be of different transports.
+//! [`Trunk`]: the connections of a session, which can be of different transports.
+//!
+//! A call uses one connection. If that is lost, the same request is sent in the same slot over another connection, and
+//! the
+//! session makes sure that the server executes it only once (RFC 8881 §2.10.6.2).
 
 use std::{
     sync::{
@@ -22,7 +25,7 @@ use crate::{
     model::{Error, ErrorKind, Result},
 };
 
-/// The connections of a session; clones share them.
+/// The connections of a session. Clones share them.
 #[derive(Clone, Debug)]
 pub(crate) struct Trunk {
     first: Arc<Program>,
@@ -41,12 +44,12 @@ impl Trunk {
         self.all.write().push(Arc::new(program));
     }
 
-    /// All connections.
+    /// Returns all connections.
     pub fn all(&self) -> Vec<Arc<Program>> {
         self.all.read().clone()
     }
 
-    /// The connection that was made first; its pool is that of the mount.
+    /// Returns the connection that was made first. Its pool is the pool of the mount.
     pub fn first(&self) -> &Program {
         &self.first
     }
@@ -55,13 +58,14 @@ impl Trunk {
         self.first.pool()
     }
 
-    /// Bytes of the longest message that all of them carry.
+    /// Returns the bytes of the longest message that all connections can carry.
     pub fn message_max(&self) -> usize {
-        self.all.read().iter().map(|program| program.message_max()).min().expect("a trunk has a connection")
+        self.all.read().iter().map(|program| program.message_max()).min().expect("a trunk must have a connection")
     }
 
-    /// Sends a compound by one connection, once. The sink of `plan` comes back with the outcome, unless a transport still holds it at
-    /// the deadline.
+    /// Sends a compound over one connection, once. Returns the sink of `plan` with the outcome, unless a transport
+    /// still holds
+    /// it at the deadline.
     pub async fn call_once(
         &self,
         request: &Request<'_>,
@@ -80,9 +84,12 @@ impl Trunk {
         }
     }
 
-    /// Sends a compound until it is answered, by one connection: made again, it sends it again with the same XID (RFC 7530
-    /// §3.1.1). The sink of `plan` comes back, unless the transport still has it at the deadline.
-    pub async fn call_by_one(
+    /// Sends a compound over one connection until the server answers. When that connection is lost, it is made again,
+    /// and the
+    /// request is sent again with the same XID (RFC 7530 §3.1.1). Returns the sink of `plan`, unless the transport
+    /// still
+    /// holds it at the deadline.
+    pub async fn call_until_answered(
         &self,
         request: &Request<'_>,
         plan: ReplyPlan,
@@ -91,11 +98,11 @@ impl Trunk {
     ) -> (Result<CompoundRes>, Option<SharedRegion>) {
         match self.pick(deadline).await {
             Some(program) => program.call(PROC_COMPOUND, name, request, plan, deadline).await,
-            None => (Err(self.first.late(name)), plan.sink.map(SharedRegion::from)),
+            None => (Err(self.first.timeout_error(name)), plan.sink.map(SharedRegion::from)),
         }
     }
 
-    /// A connection that is there now, or the first that comes to be there.
+    /// Returns a connection that is established now, or else the first that becomes established.
     async fn pick(&self, deadline: &Deadline) -> Option<Arc<Program>> {
         if let Some(ready) = self.ready(deadline) {
             return Some(ready);
@@ -108,7 +115,9 @@ impl Trunk {
         }
     }
 
-    /// The next in turn of the connections that are there now. Those that are not shall be, for the calls to come.
+    /// Returns the next established connection in round-robin order. Starts to reconnect one that is not established,
+    /// for later
+    /// calls.
     fn ready(&self, deadline: &Deadline) -> Option<Arc<Program>> {
         let all = self.all.read();
         let start = self.next.fetch_add(1, Relaxed);
@@ -134,5 +143,5 @@ fn is_lost(error: &Error) -> bool {
     )
 }
 
-/// How long a call that nobody waits for may take.
+/// The timeout of a call in the background, for which no caller waits.
 pub(crate) const BACKGROUND: Duration = Duration::from_secs(60);

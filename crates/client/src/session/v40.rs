@@ -1,11 +1,14 @@
-//! [`Client40`]: requests of version 4.0, which has no sessions. It has a client by its name, and owners whose operations are numbered.
+//! [`Client40`]: requests of NFSv4.0, which has no sessions. The client has a client ID, and its owners number their
+//! operations.
 //!
-//! Read RFC 7530 §9.1 first. An owner of opens or locks executes its operations one after the other, each with the next number: by that
-//! the server knows which it has executed, and returns its answer again (§9.1.7). So such an operation is sent until it is
-//! answered, by a task of its own in case that its caller gives up. Every other request is sent again with the same XID after its
-//! connection was lost, for the server's duplicate request cache (§3.1.1), so it goes by one connection from begin to end.
+//! Read RFC 7530 §9.1 first. An owner of opens or locks executes its operations one after the other, each with the next
+//! seqid. The server recognizes a retransmission by its seqid and returns the cached reply (§9.1.7). Therefore such an
+//! operation is sent until it is answered, in a task of its own, in case that the caller drops the future. All other
+//! requests rely on the server's duplicate request cache: after the connection was lost, they are sent again with the
+//! same XID (§3.1.1), so each uses the same connection from begin to end.
 //!
-//! All files of a mount are opened by one owner. It has no address for callbacks: the server grants no delegations (§10.2).
+//! One owner opens all files of a mount. The client gives no callback address, so the server grants no delegations
+//! (§10.2).
 
 use std::{
     borrow::Cow,
@@ -33,33 +36,36 @@ use crate::{
     model::{ErrorKind, Result},
 };
 
-/// A client of version 4.0, as SETCLIENTID_CONFIRM made it.
+/// A client of NFSv4.0 that SETCLIENTID_CONFIRM has confirmed.
 #[derive(Debug)]
 pub(crate) struct Client40 {
     clientid: Clientid4,
-    /// Of this life.
+    /// The name and verifier that the server knows.
     owner: ClientOwner4,
-    /// The owner's name is that of a client of another server, which may be a client of this one too.
+    /// `owner` is the client owner at another server, from which a file system has moved. It may be in use at this
+    /// server too.
     inherited: bool,
-    /// The owner of all opens. Another with each introduction: the server may still count the former.
+    /// The owner of all opens. Each registration has another one, because the server may still have the seqid of the
+    /// former.
     opener: Bytes,
     opens: Counter,
-    /// The server has dropped what this client had, or counts differently: it begins a new life.
-    over: AtomicBool,
+    /// Set when the server has dropped the client's state or has another seqid. The next registration uses a new
+    /// verifier.
+    is_lost: AtomicBool,
 }
 
-/// The turn of the owners of an operation.
-struct Turn {
+/// The locked seqids of the owners of an operation.
+struct Seqids {
     opener: Option<OwnedMutexGuard<u32>>,
     locker: Option<OwnedMutexGuard<u32>>,
 }
 
 impl Client40 {
-    /// Introduces a client.
+    /// Registers a client.
     ///
     /// # Errors
-    /// The server does not speak version 4.0, or refuses.
-    pub async fn introduce(
+    /// The server does not support NFSv4.0, or refuses the client.
+    pub async fn register(
         program: &Program,
         owner: ClientOwner4,
         inherited: bool,
@@ -73,28 +79,30 @@ impl Client40 {
             inherited,
             opener,
             opens: Counter::default(),
-            over: AtomicBool::new(false),
+            is_lost: AtomicBool::new(false),
         }))
     }
 
-    /// Introduces it again: as the same that it was, which may reclaim, unless that is over.
+    /// Registers the client again, with the same verifier, so that it can reclaim its state; if its state is lost, with
+    /// another one.
     ///
     /// # Errors
-    /// The server does not want this client any more.
-    pub async fn again(&self, program: &Program, deadline: &Deadline) -> Result<Arc<Self>> {
+    /// The server refuses this client.
+    pub async fn register_again(&self, program: &Program, deadline: &Deadline) -> Result<Arc<Self>> {
         let (mut owner, mut inherited) = (self.owner.clone(), self.inherited);
-        if self.over.load(Relaxed) {
+        if self.is_lost.load(Relaxed) {
             owner.verifier = rand::random();
             if inherited {
-                // The new life is not to end the other's.
+                // The new verifier must not make the server drop the state of the other client with this name.
                 owner.ownerid = Opaque([&owner.ownerid[..], b"/", &owner.verifier].concat().into());
                 inherited = false;
             }
         }
-        Self::introduce(program, owner, inherited, deadline).await
+        Self::register(program, owner, inherited, deadline).await
     }
 
-    /// Attempts a request. A connection that is lost is made again below, and the request is sent again with the same XID.
+    /// Attempts a request. If the connection is lost, the RPC layer reconnects and sends the request again with the
+    /// same XID.
     pub async fn attempt(
         self: &Arc<Self>,
         link: &Arc<ServerLink>,
@@ -102,16 +110,19 @@ impl Client40 {
         sink: Option<Region>,
         deadline: &Deadline,
     ) -> (Outcome, Option<SharedRegion>) {
-        let (result, sink) = match compound.ops.iter().position(is_counted) {
+        let (result, sink) = match compound.ops.iter().position(has_seqid) {
             Some(at) => {
                 let sent = timeout_at(deadline.at(), self.send_in_turn(link, compound, at)).await;
-                (sent.unwrap_or_else(|_| Err(link.trunk.first().late(compound.name))), sink.map(SharedRegion::from))
+                (
+                    sent.unwrap_or_else(|_| Err(link.trunk.first().timeout_error(compound.name))),
+                    sink.map(SharedRegion::from),
+                )
             }
             None => {
                 let plan = ReplyPlan { sink, ..compound.plan() };
-                let ops = self.signed(&compound.ops);
+                let ops = self.with_clientid(&compound.ops);
                 let request = Request { minor: 0, first: None, ops: &ops };
-                link.trunk.call_by_one(&request, plan, compound.name, deadline).await
+                link.trunk.call_until_answered(&request, plan, compound.name, deadline).await
             }
         };
         match result {
@@ -120,16 +131,16 @@ impl Client40 {
         }
     }
 
-    /// Classifies an answer by what it says of the client.
+    /// Classifies a reply by its effect on the client's registration.
     fn classify(&self, link: &ServerLink, compound: &Compound, res: CompoundRes) -> Outcome {
         match res.status {
-            // RFC 7530 §16.28: with either, the lease is renewed.
+            // RFC 7530 §16.28: the server renews the lease with either status.
             Nfsstat4::Ok | Nfsstat4::CbPathDown if matches!(compound.ops[..], [Argop4::Renew(_)]) => link.renewed(),
             // §9.6.2: the server has restarted.
             Nfsstat4::StaleClientid | Nfsstat4::StaleStateid => return lost(res),
-            // §9.6.3: it has not heard of this client for too long.
+            // §9.6.3: the lease has expired.
             Nfsstat4::Expired | Nfsstat4::BadSeqid => {
-                self.over.store(true, Relaxed);
+                self.is_lost.store(true, Relaxed);
                 return lost(res);
             }
             _ => {}
@@ -137,22 +148,22 @@ impl Client40 {
         Outcome::Answered(res)
     }
 
-    /// Operations with this client's name where they have one. Few do, and none that carries data.
-    fn signed<'a>(&self, ops: &'a [Argop4]) -> Cow<'a, [Argop4]> {
-        if !ops.iter().any(is_signed) {
+    /// Returns the operations with the client ID set. Few operations have one, and none of these carries file data.
+    fn with_clientid<'a>(&self, ops: &'a [Argop4]) -> Cow<'a, [Argop4]> {
+        if !ops.iter().any(names_client) {
             return Cow::Borrowed(ops);
         }
-        let mut signed = ops.to_vec();
-        signed.iter_mut().for_each(|operation| self.sign(operation));
-        Cow::Owned(signed)
+        let mut owned = ops.to_vec();
+        owned.iter_mut().for_each(|operation| self.set_clientid(operation));
+        Cow::Owned(owned)
     }
 
-    /// Puts this client's name where an operation has one.
-    fn sign(&self, operation: &mut Argop4) {
+    /// Sets the client ID of an operation that has one.
+    fn set_clientid(&self, operation: &mut Argop4) {
         match operation {
             Argop4::Open(args) => {
                 args.owner = StateOwner4 { clientid: self.clientid, owner: Opaque(self.opener.clone()) };
-                // What a client would like of delegations, it can say since 4.1 only.
+                // Only NFSv4.1 has flags for the client's wish for a delegation.
                 args.share_access &= OPEN4_SHARE_ACCESS_BOTH;
             }
             Argop4::Lock(LockArgs { locker: Locker4::New { lock_owner, .. }, .. }) => {
@@ -165,38 +176,38 @@ impl Client40 {
         }
     }
 
-    /// Sends a compound whose operation at `at` is counted, when it is the turn of its owners.
+    /// Locks the seqids of the owners of the operation at `at`, and sends the compound.
     async fn send_in_turn(
         self: &Arc<Self>,
         link: &Arc<ServerLink>,
         compound: &Compound,
         at: usize,
     ) -> Result<CompoundRes> {
-        let mut ops = self.signed(&compound.ops).into_owned();
+        let mut ops = self.with_clientid(&compound.ops).into_owned();
         let locker = match &compound.locker {
             Some(counter) => Some(counter.clone().lock_owned().await),
             None => None,
         };
-        let opener = match opens(&ops[at]) {
+        let opener = match has_open_seqid(&ops[at]) {
             true => Some(self.opens.clone().lock_owned().await),
             false => None,
         };
-        let mut turn = Turn { opener, locker };
-        let late = link.trunk.first().late(compound.name);
+        let mut seqids = Seqids { opener, locker };
+        let timed_out = link.trunk.first().timeout_error(compound.name);
         let (trunk, mount, compound) = (link.trunk.clone(), Arc::downgrade(link), compound.clone());
         let task = link.runtime.spawn(async move {
             let send = async |ops: &[Argop4]| loop {
                 let (plan, request) = (compound.plan(), Request { minor: 0, first: None, ops });
-                match trunk.call_by_one(&request, plan, compound.name, &Deadline::after(BACKGROUND)).await.0 {
-                    Err(error) if matches!(error.kind(), ErrorKind::Timeout { .. }) && is_there(&mount) => {}
+                match trunk.call_until_answered(&request, plan, compound.name, &Deadline::after(BACKGROUND)).await.0 {
+                    Err(error) if matches!(error.kind(), ErrorKind::Timeout { .. }) && is_in_use(&mount) => {}
                     result => return result,
                 }
             };
-            turn.number(&mut ops[at]);
-            let mut res = turn.over(send(&ops).await, at)?;
-            if let Some(mut confirm) = to_confirm(&ops, &res) {
-                turn.number(&mut confirm[1]);
-                let confirmed = turn.over(send(&confirm).await, 1)?;
+            seqids.set_seqid(&mut ops[at]);
+            let mut res = seqids.count_reply(send(&ops).await, at)?;
+            if let Some(mut confirm) = open_confirm(&ops, &res) {
+                seqids.set_seqid(&mut confirm[1]);
+                let confirmed = seqids.count_reply(send(&confirm).await, 1)?;
                 match (confirmed.resarray.last(), res.resarray.get_mut(at)) {
                     (Some(Resop4::OpenConfirm(Res4::Ok(stateid))), Some(Resop4::Open(Res4::Ok(ok)))) => {
                         ok.stateid = *stateid;
@@ -206,15 +217,16 @@ impl Client40 {
             }
             Ok(res)
         });
-        // Only with its runtime it ends before that.
-        task.await.unwrap_or_else(|_| Err(late))
+        // The task fails only if its runtime shuts down.
+        task.await.unwrap_or_else(|_| Err(timed_out))
     }
 }
 
-impl Turn {
-    /// Gives an operation its number.
-    fn number(&self, operation: &mut Argop4) {
-        let number = |owner: &Option<OwnedMutexGuard<u32>>| Seqid4(**owner.as_ref().expect("it is the owner's turn"));
+impl Seqids {
+    /// Sets the seqid of an operation.
+    fn set_seqid(&self, operation: &mut Argop4) {
+        let number =
+            |owner: &Option<OwnedMutexGuard<u32>>| Seqid4(**owner.as_ref().expect("the owner's seqid must be locked"));
         match operation {
             Argop4::Open(args) => args.seqid = number(&self.opener),
             Argop4::OpenConfirm(args) => args.seqid = number(&self.opener),
@@ -226,14 +238,16 @@ impl Turn {
                 *lock_seqid = number(&self.locker);
             }
             Argop4::LockU(args) => args.seqid = number(&self.locker),
-            _ => unreachable!("it is not counted"),
+            _ => unreachable!("the operation must have a seqid"),
         }
     }
 
-    /// The operation at `at` has been answered.
-    fn over(&mut self, result: Result<CompoundRes>, at: usize) -> Result<CompoundRes> {
+    /// Increments the seqids if the server has counted the operation at `at`.
+    fn count_reply(&mut self, result: Result<CompoundRes>, at: usize) -> Result<CompoundRes> {
         use Nfsstat4 as S;
-        // RFC 7530 §9.1.7: failures count as well, but for these; and for what was not come to.
+        // RFC 7530 §9.1.7: the server counts failed operations too, except for these errors. It does not count
+        // operations that it has
+        // not reached.
         let counts = |result: &Resop4| {
             !matches!(
                 result.status(),
@@ -249,7 +263,7 @@ impl Turn {
         };
         let counted = match &result {
             Ok(res) => res.resarray.get(at).is_some_and(counts),
-            // An answer that cannot be read is one.
+            // A reply that cannot be decoded is a reply: the server has counted the operation.
             Err(error) => matches!(error.kind(), ErrorKind::Protocol(_)),
         };
         if counted {
@@ -262,8 +276,11 @@ impl Turn {
     }
 }
 
-/// The server has forgotten the client. A request that names the client alone can be sent again, and is the first of its compound that
-/// could have changed anything; one that names a stateid needs another first.
+/// Returns the outcome of a request after the server has lost the client. If the failed operation names only the
+/// client, the
+/// request can be sent again: no operation before it in its compound can have changed anything. If it names a stateid,
+/// the
+/// operation needs another stateid first.
 fn lost(res: CompoundRes) -> Outcome {
     match res.resarray.last().map(Resop4::opnum) {
         Some(Opnum4::Open | Opnum4::LockT | Opnum4::Renew | Opnum4::ReleaseLockOwner) => Outcome::Lost,
@@ -271,8 +288,8 @@ fn lost(res: CompoundRes) -> Outcome {
     }
 }
 
-/// Whether an operation has the client's name, or something in its place.
-fn is_signed(operation: &Argop4) -> bool {
+/// Returns `true` if an operation names the client, by the client ID or by its owner.
+fn names_client(operation: &Argop4) -> bool {
     matches!(
         operation,
         Argop4::Open(_)
@@ -283,13 +300,13 @@ fn is_signed(operation: &Argop4) -> bool {
     )
 }
 
-/// Whether an operation is counted by its owners.
-fn is_counted(operation: &Argop4) -> bool {
-    opens(operation) || matches!(operation, Argop4::Lock(_) | Argop4::LockU(_))
+/// Returns `true` if an operation has a seqid.
+fn has_seqid(operation: &Argop4) -> bool {
+    has_open_seqid(operation) || matches!(operation, Argop4::Lock(_) | Argop4::LockU(_))
 }
 
-/// Whether the owner of opens counts it.
-fn opens(operation: &Argop4) -> bool {
+/// Returns `true` if an operation has a seqid of the owner of opens.
+fn has_open_seqid(operation: &Argop4) -> bool {
     matches!(
         operation,
         Argop4::Open(_)
@@ -299,14 +316,16 @@ fn opens(operation: &Argop4) -> bool {
     )
 }
 
-/// OPEN_CONFIRM of the file that a compound has opened, if the server wants it (RFC 7530 §16.18): its owner is new there.
-fn to_confirm(ops: &[Argop4], res: &CompoundRes) -> Option<Vec<Argop4>> {
+/// Returns OPEN_CONFIRM of the file that a compound has opened, if the server asks for it because the owner is new (RFC
+/// 7530
+/// §16.18).
+fn open_confirm(ops: &[Argop4], res: &CompoundRes) -> Option<Vec<Argop4>> {
     let opened = res.resarray.iter().find_map(|result| match result {
         Resop4::Open(Res4::Ok(ok)) if ok.rflags & OPEN4_RESULT_CONFIRM != 0 => Some(ok.stateid),
         _ => None,
     });
     let open_stateid = opened?;
-    // By its name a file is opened in a compound that asks for its handle, else by that.
+    // A compound that opens a file by name also gets its handle; otherwise PUTFH has set the file's handle.
     let found = res.resarray.iter().find_map(|result| match result {
         Resop4::GetFh(Res4::Ok(object)) => Some(object.clone()),
         _ => None,
@@ -320,7 +339,7 @@ fn to_confirm(ops: &[Argop4], res: &CompoundRes) -> Option<Vec<Argop4>> {
     Some(vec![Argop4::PutFh(PutFhArgs { object }), Argop4::OpenConfirm(confirm)])
 }
 
-/// Whether anybody still uses the mount.
-fn is_there(mount: &Weak<ServerLink>) -> bool {
+/// Returns `true` if the mount is still in use.
+fn is_in_use(mount: &Weak<ServerLink>) -> bool {
     mount.strong_count() > 0
 }

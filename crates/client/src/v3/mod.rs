@@ -1,7 +1,8 @@
-//! [`V3`]: the procedures of NFS version 3, one function each (RFC 1813 §3.3).
+//! [`V3`]: the procedures of NFSv3, with one function for each (RFC 1813 §3.3).
 //!
-//! Arguments and results are those of the RFC. A server that answers JUKEBOX, which means "later", is asked again, for as
-//! long as it answers. On error, what the reply said of attributes is dropped.
+//! Arguments and results are those of the RFC. If the server answers JUKEBOX, the call is retried without a limit. On
+//! error,
+//! the attributes in the reply are dropped.
 
 mod operations;
 
@@ -22,13 +23,13 @@ use crate::{
     model::{Error, ErrorKind, ReadInfo, Result, Status},
 };
 
-/// NFS version 3 on one server, by file handles. Cheap to clone; usable from any task.
+/// NFSv3 on one server, with operations by file handle. It is cheap to clone and can be used from any task.
 ///
-/// Every call ends when the server has been silent until the deadline, and dropping its future gives it up.
+/// A call fails when the server has been silent until the deadline. Dropping the future cancels the call.
 #[derive(Clone, Debug)]
 pub struct V3 {
     program: Program,
-    /// The server has said that it has none.
+    /// Set when the server has answered that it does not support READDIRPLUS.
     no_readdirplus: Arc<AtomicBool>,
 }
 
@@ -37,84 +38,86 @@ impl V3 {
         Self { program, no_readdirplus: Arc::default() }
     }
 
-    /// The same, but each call ends when the server has been silent for so long.
+    /// Returns the same protocol with another deadline: the time that the server may be silent during a call.
     pub fn with_deadline(&self, deadline: Duration) -> Self {
         Self { program: self.program.with_deadline(deadline), ..self.clone() }
     }
 
-    /// How calls are made; what is below NFS.
+    /// Returns the RPC program that sends the calls.
     pub(crate) fn program(&self) -> &Program {
         &self.program
     }
 
-    /// NULL: asks whether the server answers.
+    /// NULL: checks that the server answers.
     ///
     /// # Errors
-    /// It does not.
+    /// The server does not answer.
     pub async fn null(&self) -> Result<()> {
         let plan = ReplyPlan { inline_max: RESULT_MAX, ..ReplyPlan::default() };
         self.program.call(Proc3::Null as u32, Proc3::Null.name(), &(), plan, &self.program.deadline()).await.0
     }
 
-    /// GETATTR: the attributes of an object.
+    /// GETATTR: returns the attributes of an object.
     ///
     /// # Errors
-    /// `Stale`, and what can fail with any call.
+    /// `StaleHandle`, and the errors of any call.
     pub async fn getattr(&self, object: &NfsFh3) -> Result<Fattr3> {
         self.call::<GetAttr, _, _>(&GetAttrArgs { object: object.clone() }, 0, 0).await
     }
 
-    /// SETATTR: sets attributes; with `guard`, only if that is the object's ctime.
+    /// SETATTR: sets attributes. With `guard`, it does so only if the object's ctime is equal to `guard`.
     ///
     /// # Errors
-    /// `NotSync` if the guard is not, `Perm`, …
+    /// `NotSynchronized` if the ctime differs from the guard, `NotPermitted`, …
     pub async fn setattr(&self, object: &NfsFh3, set: Sattr3, guard: Option<Nfstime3>) -> Result<WccData> {
         let args = SetAttrArgs { object: object.clone(), new_attributes: set, guard };
         self.call::<SetAttr, _, _>(&args, 0, 0).await
     }
 
-    /// LOOKUP: the object of a name.
+    /// LOOKUP: returns the object with a name.
     ///
     /// # Errors
-    /// `NoEnt`, `NotDir`, …
+    /// `NotFound`, `NotADirectory`, …
     pub async fn lookup(&self, dir: &NfsFh3, name: &[u8]) -> Result<LookupOk> {
         self.call::<Lookup, _, _>(&LookupArgs { what: dirop(dir, name)? }, 0, 0).await
     }
 
-    /// ACCESS: which of the wanted rights (`ACCESS3_…`) the caller has.
+    /// ACCESS: returns which of the `wanted` rights (`ACCESS3_…`) the caller has.
     ///
     /// # Errors
-    /// `Stale`, …
+    /// `StaleHandle`, …
     pub async fn access(&self, object: &NfsFh3, wanted: u32) -> Result<AccessOk> {
         self.call::<Access, _, _>(&AccessArgs { object: object.clone(), access: wanted }, 0, 0).await
     }
 
-    /// READLINK: the text of a symbolic link.
+    /// READLINK: returns the text of a symbolic link.
     ///
     /// # Errors
-    /// `Inval` if it is none.
+    /// `InvalidArgument` if the object is not a symbolic link.
     pub async fn readlink(&self, symlink: &NfsFh3) -> Result<Bytes> {
         let args = ReadLinkArgs { symlink: symlink.clone() };
         let ok = self.call::<ReadLink, _, _>(&args, 0, NAME_BOUND).await?;
         ok.data.0.to_bytes().map_err(|_| payload::unreadable("READLINK"))
     }
 
-    /// READ: up to `count` bytes, in the memory that the transport received them into.
+    /// READ: returns up to `count` bytes, in the memory into which the transport received them.
     ///
     /// # Errors
-    /// `IsDir`, `Acces`, …
+    /// `IsADirectory`, `AccessDenied`, …
     pub async fn read(&self, file: &NfsFh3, offset: u64, count: u32) -> Result<ReadOk> {
         let args = ReadArgs { file: file.clone(), offset, count };
         let ok = self.call::<Read, _, _>(&args, 0, count as usize).await?;
         check_read(&ok, count as usize).map(|()| ok)
     }
 
-    /// READ into all visible bytes of `region`, which the transport fills itself where it can. A region of that
-    /// visible length comes back whatever happens; it is the same, unless the transport still had it at the deadline: then it
+    /// READ: reads into all visible bytes of `region`, which the transport fills itself if it can. Returns a region of
+    /// the same
+    /// visible length in every case. It is the caller's region, unless the transport still holds that at the deadline;
+    /// then it
     /// is host memory.
     ///
     /// # Errors
-    /// As [`read`](Self::read); what the region holds is then unspecified.
+    /// The errors of [`read`](Self::read). The content of the region is then unspecified.
     pub async fn read_into(&self, file: &NfsFh3, offset: u64, region: Region) -> (Result<ReadInfo>, Region) {
         let wanted = region.len();
         let Ok(count) = u32::try_from(wanted) else {
@@ -127,19 +130,19 @@ impl V3 {
             let plan = ReplyPlan { sink: Some(region), ..plan::<Read>(0, wanted) };
             let (result, sink) =
                 self.program.call::<_, ReadRes>(Proc3::Read as u32, "READ", &args, plan, deadline).await;
-            // At a deadline the transport may still hold the region, and releases it later.
+            // At the deadline, the transport may still hold the region. It then releases it later.
             let sink = sink.unwrap_or_else(|| Region::from(self.program.pool().take(wanted)).into());
             let result = result.and_then(|res| self.status::<Read, _, _>(res));
             let result = result.and_then(|ok| check_read(&ok, wanted).map(|()| ok));
             match result {
                 Ok(ok) => {
                     let info = ReadInfo { len: ok.data.0.len(), eof: ok.eof };
-                    let (settled, region) = payload::settle(ok.data.0, sink, wanted);
+                    let (settled, region) = payload::place_in_sink(ok.data.0, sink, wanted);
                     return (settled.map(|()| info), region);
                 }
                 Err(error) => {
-                    region = payload::reclaim(sink, wanted);
-                    if !backoff.later(&self.program, &error, deadline).await {
+                    region = payload::into_region(sink, wanted);
+                    if !backoff.pause_if_delayed(&self.program, &error, deadline).await {
                         return (Err(error), region);
                     }
                 }
@@ -147,10 +150,10 @@ impl V3 {
         }
     }
 
-    /// WRITE: writes `data` at `offset`; the server may write less.
+    /// WRITE: writes `data` at `offset`. The server may write less.
     ///
     /// # Errors
-    /// `NoSpc`, `FBig`, `Acces`, …
+    /// `NoSpace`, `FileTooLarge`, `AccessDenied`, …
     pub async fn write(&self, file: &NfsFh3, offset: u64, data: impl Into<Rope>, stable: StableHow) -> Result<WriteOk> {
         let data = data.into();
         if data.len() > DATA_BOUND {
@@ -160,26 +163,26 @@ impl V3 {
         self.call::<Write, _, _>(&args, 0, 0).await
     }
 
-    /// CREATE: makes a regular file, or finds one as `how` allows.
+    /// CREATE: creates a regular file, or opens an existing one if `how` allows it.
     ///
     /// # Errors
-    /// `Exist`, `Acces`, …
+    /// `AlreadyExists`, `AccessDenied`, …
     pub async fn create(&self, dir: &NfsFh3, name: &[u8], how: CreateHow3) -> Result<NewObjectOk> {
         self.call::<Create, _, _>(&CreateArgs { what: dirop(dir, name)?, how }, 0, 0).await
     }
 
-    /// MKDIR: makes a directory.
+    /// MKDIR: creates a directory.
     ///
     /// # Errors
-    /// `Exist`, `Acces`, …
+    /// `AlreadyExists`, `AccessDenied`, …
     pub async fn mkdir(&self, dir: &NfsFh3, name: &[u8], attributes: Sattr3) -> Result<NewObjectOk> {
         self.call::<MkDir, _, _>(&MkDirArgs { what: dirop(dir, name)?, attributes }, 0, 0).await
     }
 
-    /// SYMLINK: makes a symbolic link.
+    /// SYMLINK: creates a symbolic link.
     ///
     /// # Errors
-    /// `Exist`, `Acces`, …
+    /// `AlreadyExists`, `AccessDenied`, …
     pub async fn symlink(&self, dir: &NfsFh3, name: &[u8], text: Bytes, set: Sattr3) -> Result<NewObjectOk> {
         if text.len() > NAME_BOUND {
             return Err(Error::refused(Status::NameTooLong, "SYMLINK"));
@@ -188,18 +191,18 @@ impl V3 {
         self.call::<SymLink, _, _>(&args, 0, 0).await
     }
 
-    /// MKNOD: makes a device, socket or pipe.
+    /// MKNOD: creates a device, socket or pipe.
     ///
     /// # Errors
-    /// `Perm`, `NotSupp`, …
+    /// `NotPermitted`, `NotSupported`, …
     pub async fn mknod(&self, dir: &NfsFh3, name: &[u8], data: MkNodData3) -> Result<NewObjectOk> {
         self.call::<MkNod, _, _>(&MkNodArgs { what: dirop(dir, name)?, data }, 0, 0).await
     }
 
-    /// REMOVE: removes a name that is not a directory's.
+    /// REMOVE: removes the name of an object that is not a directory.
     ///
     /// # Errors
-    /// `NoEnt`, `Acces`, …
+    /// `NotFound`, `AccessDenied`, …
     pub async fn remove(&self, dir: &NfsFh3, name: &[u8]) -> Result<WccData> {
         self.call::<Remove, _, _>(&RemoveArgs { object: dirop(dir, name)? }, 0, 0).await
     }
@@ -207,28 +210,28 @@ impl V3 {
     /// RMDIR: removes an empty directory.
     ///
     /// # Errors
-    /// `NotEmpty`, `NoEnt`, …
+    /// `NotEmpty`, `NotFound`, …
     pub async fn rmdir(&self, dir: &NfsFh3, name: &[u8]) -> Result<WccData> {
         self.call::<RmDir, _, _>(&RemoveArgs { object: dirop(dir, name)? }, 0, 0).await
     }
 
-    /// RENAME: moves a name, replacing what is at the target if it can be.
+    /// RENAME: renames an object. Replaces an object with the new name if the file system allows it.
     ///
     /// # Errors
-    /// `NoEnt`, `XDev`, `NotEmpty`, …
+    /// `NotFound`, `CrossDevice`, `NotEmpty`, …
     pub async fn rename(&self, from_dir: &NfsFh3, from: &[u8], to_dir: &NfsFh3, to: &[u8]) -> Result<RenameWcc> {
         self.call::<Rename, _, _>(&RenameArgs { from: dirop(from_dir, from)?, to: dirop(to_dir, to)? }, 0, 0).await
     }
 
-    /// LINK: gives an object a further name.
+    /// LINK: creates a hard link.
     ///
     /// # Errors
-    /// `Exist`, `MLink`, …
+    /// `AlreadyExists`, `TooManyLinks`, …
     pub async fn link(&self, file: &NfsFh3, dir: &NfsFh3, name: &[u8]) -> Result<LinkWcc> {
         self.call::<Link, _, _>(&LinkArgs { file: file.clone(), link: dirop(dir, name)? }, 0, 0).await
     }
 
-    /// READDIR: entries behind `cookie`, in up to `count` bytes.
+    /// READDIR: returns the entries after `cookie`, in up to `count` bytes.
     ///
     /// # Errors
     /// `BadCookie`, `TooSmall`, …
@@ -243,10 +246,10 @@ impl V3 {
         self.call::<ReadDir, _, _>(&args, count as usize, 0).await
     }
 
-    /// READDIRPLUS: entries behind `cookie` with attributes and handles, in up to `maxcount` bytes.
+    /// READDIRPLUS: returns the entries after `cookie` with attributes and handles, in up to `maxcount` bytes.
     ///
     /// # Errors
-    /// `BadCookie`, `TooSmall`, `NotSupp`, …
+    /// `BadCookie`, `TooSmall`, `NotSupported`, …
     pub async fn readdirplus(
         &self,
         dir: &NfsFh3,
@@ -259,32 +262,33 @@ impl V3 {
         self.call::<ReadDirPlus, _, _>(&args, maxcount as usize, 0).await
     }
 
-    /// FSSTAT: space and objects of the file system, total and free.
+    /// FSSTAT: returns the total and free space and number of objects of the file system.
     ///
     /// # Errors
-    /// `Stale`, …
+    /// `StaleHandle`, …
     pub async fn fsstat(&self, fsroot: &NfsFh3) -> Result<FsStatOk> {
         self.call::<FsStat, _, _>(&FsStatArgs { fsroot: fsroot.clone() }, 0, 0).await
     }
 
-    /// FSINFO: the server's limits.
+    /// FSINFO: returns the limits of the server.
     ///
     /// # Errors
-    /// `Stale`, …
+    /// `StaleHandle`, …
     pub async fn fsinfo(&self, fsroot: &NfsFh3) -> Result<FsInfoOk> {
         self.call::<FsInfo, _, _>(&FsInfoArgs { fsroot: fsroot.clone() }, 0, 0).await
     }
 
-    /// PATHCONF: the file system's limits.
+    /// PATHCONF: returns the limits of the file system.
     ///
     /// # Errors
-    /// `Stale`, …
+    /// `StaleHandle`, …
     pub async fn pathconf(&self, object: &NfsFh3) -> Result<PathConfOk> {
         self.call::<PathConf, _, _>(&PathConfArgs { object: object.clone() }, 0, 0).await
     }
 
-    /// COMMIT: makes unstable writes to the range durable; `count` 0 means to the end. Data is safe if the verifier is
-    /// the one that its WRITE returned.
+    /// COMMIT: makes unstable writes to the range durable. A `count` of 0 means up to the end of the file. The data of
+    /// a WRITE are
+    /// durable if the verifier is the one that the WRITE returned.
     ///
     /// # Errors
     /// `Io`, …
@@ -292,7 +296,7 @@ impl V3 {
         self.call::<Commit, _, _>(&CommitArgs { file: file.clone(), offset, count }, 0, 0).await
     }
 
-    /// Calls, and calls again while the server says JUKEBOX.
+    /// Calls a procedure, and retries while the server answers JUKEBOX.
     async fn call<P, T, F>(&self, args: &P::Args, listing_max: usize, payload_max: usize) -> Result<T>
     where
         P: Procedure3<Res = Res3<T, F>>,
@@ -306,7 +310,7 @@ impl V3 {
             let (result, _) =
                 self.program.call::<_, P::Res>(P::NUMBER as u32, P::NUMBER.name(), args, plan, deadline).await;
             match result.and_then(|res| self.status::<P, _, _>(res)) {
-                Err(error) if backoff.later(&self.program, &error, deadline).await => {}
+                Err(error) if backoff.pause_if_delayed(&self.program, &error, deadline).await => {}
                 result => return result,
             }
         }
@@ -318,7 +322,7 @@ impl V3 {
 }
 
 fn plan<P: Procedure3>(listing_max: usize, payload_max: usize) -> ReplyPlan {
-    // RFC 8166 §3.4.2: only a reply whose item may be placed directly has a payload.
+    // RFC 8166 §3.4.2: only a reply with a DDP-eligible item has a payload.
     let locate = (payload_max > 0).then_some(locate::<P::Res> as fn(&Bytes) -> Option<Located>);
     ReplyPlan { inline_max: RESULT_MAX + listing_max, payload_max, sink: None, locate }
 }
@@ -337,15 +341,15 @@ fn dirop(dir: &NfsFh3, name: &[u8]) -> Result<Diropargs3> {
 fn check_read(ok: &ReadOk, wanted: usize) -> Result<()> {
     let len = ok.data.0.len();
     let problem = if len > wanted {
-        "more data than was asked for"
+        "more data than requested"
     } else if len != ok.count as usize {
-        "a count that is not the data's length"
+        "the count differs from the length of the data"
     } else {
         return Ok(());
     };
     Err(Error::new(ErrorKind::Protocol(problem.to_owned()), "READ"))
 }
 
-/// Bytes of the longest reply without payload and listing: the header of RFC 5531 §9 with a verifier, and the results of
-/// RENAME, CREATE or LOOKUP.
+/// Maximum bytes of a reply without payload and directory entries: the header of RFC 5531 §9 with a verifier, and the
+/// results of RENAME, CREATE or LOOKUP.
 const RESULT_MAX: usize = 512;

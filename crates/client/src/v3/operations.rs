@@ -1,4 +1,4 @@
-//! The operations of a [`Protocol`](crate::Protocol) in the procedures of version 3, and its types from and to ours.
+//! The operations of a [`Protocol`](crate::Protocol) as procedures of NFSv3, and the conversions of types.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -154,7 +154,7 @@ impl Operations for V3 {
 }
 
 impl V3 {
-    /// The new object of a reply. A server need not say its handle (RFC 1813 §3.3.8).
+    /// Returns the new object of a reply. Looks up its handle if the server has not sent it (RFC 1813 §3.3.8).
     async fn made(&self, dir: &Handle, name: &[u8], made: NewObjectOk) -> Result<Node> {
         match made.obj {
             Some(object) => Ok(Node { handle: handle(object), attr: made.obj_attributes.map(Attr::from) }),
@@ -170,16 +170,16 @@ impl V3 {
             }
             result => self.made(dir, name, result?).await?,
         };
-        // RFC 1813 §3.3.8: the server may keep the verifier in the times, and has set no attributes.
+        // RFC 1813 §3.3.8: the server has set no attributes, and may have stored the verifier in the times.
         let attr = Operations::setattr(self, &made.handle, set.with_times()).await?;
         Ok(Node { handle: made.handle, attr })
     }
 }
 
-/// A handle of any version as one of this; one that is too long is none that this version's server has given.
+/// Converts a handle to one of NFSv3. A handle that is too long for NFSv3 cannot be from this server.
 fn fh(handle: &Handle) -> Result<NfsFh3> {
     if handle.len() > nfs::v3::FHSIZE3 {
-        return Err(Error::new(ErrorKind::Invalid("a file handle of another version"), "handle"));
+        return Err(Error::new(ErrorKind::Invalid("the file handle is of another version of NFS"), "handle"));
     }
     Ok(Opaque(handle.0.clone()))
 }

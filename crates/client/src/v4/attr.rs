@@ -1,4 +1,4 @@
-//! Attributes of version 4 as those of all versions, and back.
+//! Converts attributes of NFSv4 from and to those of all versions.
 
 use bytes::Bytes;
 use nfs::v4::{
@@ -9,7 +9,7 @@ use xdr::{Decode, DecodeError, Decoder, Opaque};
 
 use crate::model::{Attr, Device, Error, ErrorKind, FileKind, Result, SetAttr, SetTime, Time};
 
-/// What is asked for with every object.
+/// The attributes that are requested for every object.
 pub(crate) const WANTED: &[Attr4] = &[
     Attr4::Type,
     Attr4::Size,
@@ -26,34 +26,37 @@ pub(crate) const WANTED: &[Attr4] = &[
     Attr4::TimeModify,
 ];
 
-/// The values of attributes.
+/// Decodes the values of attributes.
 ///
 /// # Errors
-/// They are malformed.
+/// The attributes are malformed.
 pub(crate) fn values(fattr: &Fattr4) -> Result<Attrs> {
     fattr.to_attrs(2, Purpose::Get).map_err(malformed)
 }
 
-/// The attributes of an object.
+/// Decodes the attributes of an object.
 ///
 /// # Errors
-/// They are malformed, or what every server has is missing.
+/// The attributes are malformed, or lack one that every server supports.
 pub(crate) fn of(fattr: &Fattr4) -> Result<Attr> {
     let mut fields = Fields::default();
     fattr.read(2, Purpose::Get, |attribute, decoder| fields.read(attribute, decoder)).map_err(malformed)?;
-    fields.attr().ok_or_else(|| Error::new(ErrorKind::Protocol("an object without type or size".to_owned()), "GETATTR"))
+    fields
+        .attr()
+        .ok_or_else(|| Error::new(ErrorKind::Protocol("the attributes lack type or size".to_owned()), "GETATTR"))
 }
 
 fn malformed(error: AttrError) -> Error {
     Error::new(ErrorKind::Protocol(error.to_string()), "GETATTR")
 }
 
-/// The attributes of an object; `None` if what every server has is missing, as where rdattr_error is.
+/// Returns the attributes of an object; `None` if one is missing that every server supports, as in an entry with
+/// rdattr_error.
 pub(crate) fn from_values(attrs: &Attrs) -> Option<Attr> {
     Fields::from(attrs).attr()
 }
 
-/// The values that make an [`Attr`], as far as they are known.
+/// The values from which an [`Attr`] is made, if they are known.
 #[derive(Default)]
 struct Fields {
     object_type: Option<Ftype4>,
@@ -73,7 +76,7 @@ struct Fields {
 }
 
 impl Fields {
-    /// Reads one value: those of [`Attrs`] are many, and costly to move.
+    /// Decodes one value. This avoids moving the large [`Attrs`].
     fn read(&mut self, attribute: Attr4, decoder: &mut Decoder<'_>) -> std::result::Result<(), DecodeError> {
         match attribute {
             Attr4::Type => self.object_type = Some(Decode::decode(decoder)?),
@@ -137,7 +140,7 @@ impl From<&Attrs> for Fields {
     }
 }
 
-/// What is to be set.
+/// Returns the attributes to set.
 pub(crate) fn to_set(set: &SetAttr) -> Fattr4 {
     let set_time = |time| match time {
         SetTime::DontChange => None,
@@ -146,7 +149,7 @@ pub(crate) fn to_set(set: &SetAttr) -> Fattr4 {
             Some(Settime4::ToClientTime(Nfstime4 { seconds: time.seconds, nseconds: time.nseconds }))
         }
     };
-    // RFC 8881 §5.9: a user that has no name is a decimal number.
+    // RFC 8881 §5.9: a user without a name is written as a decimal number.
     let name = |id: u32| Opaque(Bytes::from(id.to_string()));
     Fattr4::from(&Attrs {
         size: set.size,
@@ -159,7 +162,7 @@ pub(crate) fn to_set(set: &SetAttr) -> Fattr4 {
     })
 }
 
-/// A device's number.
+/// Returns a device number.
 pub(crate) fn specdata(device: Device) -> Specdata4 {
     Specdata4 { specdata1: device.major, specdata2: device.minor }
 }
@@ -176,12 +179,14 @@ fn kind(object_type: Ftype4) -> FileKind {
     }
 }
 
-/// The number that a name of a user or group is; one that is none is nobody's, as nothing here knows the server's users.
+/// Returns the user or group ID that a name contains in decimal; otherwise that of nobody, because the client does not
+/// know the
+/// server's users.
 fn id(name: &Utf8str) -> u32 {
     std::str::from_utf8(name).ok().and_then(|name| name.parse().ok()).unwrap_or(NOBODY)
 }
 
-/// Both halves in one number. Servers that use both are few, and those that differ in nothing but this fewer.
+/// Combines both halves of the ID of a file system. Few servers use both, and collisions are unlikely.
 pub(super) fn fsid(fsid: Fsid4) -> u64 {
     if fsid.minor == 0 { fsid.major } else { fsid.major.rotate_left(32) ^ fsid.minor }
 }
@@ -197,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn attributes_come_back() {
+    fn attributes_are_converted_both_ways() {
         let time = Time { seconds: -5, nseconds: 7 };
         let set = SetAttr {
             mode: Some(0o100644),
@@ -212,7 +217,7 @@ mod tests {
         let got = Attrs { object_type: Some(Ftype4::Lnk), owner_group: Some("users@example".into()), ..attrs };
         let attr = from_values(&got).unwrap();
         assert_eq!((attr.kind, attr.uid, attr.gid, attr.size), (FileKind::Lnk, 1000, NOBODY, 9));
-        assert_eq!(attr.identity(), None, "without a number, it can be any object");
+        assert_eq!(attr.identity(), None, "an object without a number must have no identity");
         assert_eq!(Attr { fileid: 7, ..attr }.identity(), Some((0, 7)));
         assert_eq!(from_values(&Attrs::default()), None);
     }

@@ -1,7 +1,8 @@
-//! [`Callbacks`]: the callbacks that a server makes to this client (RFC 8881 §20).
+//! [`Callbacks`]: executes the callbacks of a server (RFC 8881 §20).
 //!
-//! A delegation that is recalled is returned. Callbacks about features that this client does not use (layouts, notifications) are
-//! answered as the RFC says for a client that holds none.
+//! A recalled delegation is returned. Callbacks for features that this client does not use (layouts, notifications) get
+//! the reply
+//! that the RFC requires of a client that holds none.
 
 use std::sync::{Arc, Weak};
 
@@ -31,9 +32,9 @@ impl CallbackHandler for Callbacks {
             CbArgop4::RecallAny(args) => self.recall_any(&args),
             CbArgop4::NotifyLock(args) => self.notify_lock(&args),
             CbArgop4::GetAttr(args) => return CbResop4::GetAttr(self.getattr(&args).into()),
-            // No layouts, and none that could be: RFC 8881 §20.3.3.
+            // This client has no layouts and cannot get any: RFC 8881 §20.3.3.
             CbArgop4::LayoutRecall(_) => Nfsstat4::NoMatchingLayout,
-            // RFC 8881 §20.5.3: none was wanted.
+            // RFC 8881 §20.5.3: this client did not ask for a delegation.
             CbArgop4::PushDeleg(_) => Nfsstat4::RejectDeleg,
             CbArgop4::RecallSlot(args) => self.recall_slot(&args),
             CbArgop4::RecallableObjAvail(_) | CbArgop4::WantsCancelled(_) | CbArgop4::NotifyDeviceid(_) => Nfsstat4::Ok,
@@ -42,7 +43,7 @@ impl CallbackHandler for Callbacks {
                 Nfsstat4::Ok
             }
             CbArgop4::Notify(_) => Nfsstat4::NotSupp,
-            CbArgop4::Sequence(_) => unreachable!("the backchannel executes it"),
+            CbArgop4::Sequence(_) => unreachable!("the backchannel must execute CB_SEQUENCE"),
         };
         match (opnum, status) {
             (CbOpnum4::Recall, Nfsstat4::Ok) => CbResop4::Recall(Res4::Ok(())),
@@ -59,7 +60,7 @@ impl CallbackHandler for Callbacks {
 }
 
 impl Callbacks {
-    /// Sets the server whose callbacks they are.
+    /// Sets the server that sends the callbacks.
     pub fn serve(&self, server: &Arc<Server>) {
         *self.server.lock() = Arc::downgrade(server);
     }
@@ -90,19 +91,20 @@ impl Callbacks {
         Nfsstat4::Ok
     }
 
-    /// Uses fewer slots, and lets the server know, which may then forget the others (RFC 8881 §20.8.3).
+    /// Uses fewer slots and tells the server, which may then discard the others (RFC 8881 §20.8.3).
     fn recall_slot(&self, args: &CbRecallSlotArgs) -> Nfsstat4 {
         let server = self.server();
         if let Some(server) = server {
             if let Some(session) = server.client.session() {
-                session.use_no_more_than(args.target_highest_slotid);
+                session.set_target_slot(args.target_highest_slotid);
             }
             server.client.link.runtime.clone().spawn(async move {
                 let deadline = &Deadline::strict(server.client.link.lease());
-                // The first reply tells the server that its target is known; the second request, that it is respected.
+                // With the first request the server learns that its target is known; with the second, that the client
+                // complies.
                 for _ in 0..2 {
                     if let Err(error) = server.client.run(&Compound::new("SEQUENCE"), deadline).await {
-                        tracing::debug!(%error, "slots are given up, and the server does not know");
+                        tracing::debug!(%error, "reporting the smaller number of slots failed");
                     }
                 }
             });
@@ -110,7 +112,7 @@ impl Callbacks {
         Nfsstat4::Ok
     }
 
-    /// An owner that waits for a lock may retry (RFC 8881 §20.11).
+    /// Wakes an owner that waits for a lock, so that it retries (RFC 8881 §20.11).
     fn notify_lock(&self, args: &CbNotifyLockArgs) -> Nfsstat4 {
         let handle: Handle = Opaque(args.fh.0.clone());
         let server = self.server();
@@ -121,8 +123,9 @@ impl Callbacks {
         Nfsstat4::Ok
     }
 
-    /// What this client knows better than the server of a file that it may write: as it writes through, what is under way
-    /// (RFC 8881 §10.4.3).
+    /// Returns the change attribute and size of a file with a write delegation. Only this client knows them while it
+    /// has outstanding
+    /// writes (RFC 8881 §10.4.3).
     fn getattr(&self, args: &CbGetAttrArgs) -> Result<attr::Fattr4, Nfsstat4> {
         let handle: Handle = Opaque(args.fh.0.clone());
         let server = self.server().ok_or(Nfsstat4::BadHandle)?;

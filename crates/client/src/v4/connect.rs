@@ -1,4 +1,5 @@
-//! From connections to a mount of version 4: introductions, the session, its further connections, and the path.
+//! Makes a mount of NFSv4 from connections: registers the client, creates the session, adds connections, and looks up
+//! the path.
 
 use std::sync::Arc;
 
@@ -17,7 +18,7 @@ use crate::{
     },
 };
 
-/// The service for the server's callbacks, on the connections of a mount.
+/// The service for the server's callbacks on the connections of a mount.
 pub(crate) struct Callbacks {
     handler: Arc<callbacks::Callbacks>,
     backchannel: Arc<Backchannel>,
@@ -33,21 +34,22 @@ impl Callbacks {
     }
 }
 
-/// Where a mount begins, and what its server can take.
+/// The root of a mount, and the limits of its server.
 pub(crate) struct Root {
     pub handle: Handle,
-    /// How many names of the URL's path lead there.
+    /// The number of names of the URL's path that lead to the root.
     pub names: usize,
     pub maxread: u64,
     pub maxwrite: u64,
 }
 
 impl V4 {
-    /// Introduces a client in the newest of these minor versions that the server has. A client that was `known` at another server keeps
-    /// that name, and has state to reclaim.
+    /// Registers a client in the newest of these minor versions that the server supports. If `known` is the client
+    /// owner that another
+    /// server knows, the client keeps it, and has state to reclaim.
     ///
     /// # Errors
-    /// It has none of them.
+    /// The server supports none of the minor versions.
     pub(crate) async fn connect(
         first: Program,
         minors: &[u32],
@@ -60,20 +62,20 @@ impl V4 {
             let callbacks = (callbacks.handler.clone(), callbacks.backchannel.clone());
             match Server::establish(trunk, minor, callbacks, known.clone(), &first.deadline()).await {
                 Ok((server, exchanged)) => {
-                    server.keep();
+                    server.start_housekeeping();
                     return Ok((Self { server, timeout: first.timeout() }, exchanged));
                 }
                 Err(error) if is_another_version(&error) => last = Some(error),
                 Err(error) => return Err(error),
             }
         }
-        Err(last.expect("a minor version was tried"))
+        Err(last.expect("the list of minor versions must not be empty"))
     }
 
-    /// Adds a connection, if it leads to the same server (RFC 8881 §2.10.5): at the same address it does.
+    /// Adds a connection. If it is to another address, checks that it leads to the same server (RFC 8881 §2.10.5).
     ///
     /// # Errors
-    /// It does not, or cannot be bound to the session.
+    /// The connection leads to another server, or cannot be bound to the session.
     pub(crate) async fn add_connection(
         &self,
         program: Program,
@@ -83,10 +85,11 @@ impl V4 {
         let (minor, deadline) = (self.server.client.minor(), &program.deadline());
         let (Some(known), Some(session)) = (known, self.server.client.session()) else {
             if elsewhere {
-                let problem = "version 4.0 cannot tell whether two addresses are of one server: give one";
+                let problem =
+                    "NFSv4.0 cannot check that two addresses belong to the same server; give only one address";
                 return Err(Error::new(ErrorKind::Invalid(problem), "SETCLIENTID").on(program.server()));
             }
-            identity::greet(&program, deadline).await?;
+            identity::probe(&program, deadline).await?;
             self.server.client.link.trunk.add(program);
             return Ok(());
         };
@@ -96,7 +99,7 @@ impl V4 {
                 && found.server_scope == known.server_scope
                 && found.clientid == known.clientid;
             if !same {
-                let problem = "the addresses are not of one server: its owner and scope differ";
+                let problem = "the addresses belong to different servers: owner, scope or client ID differ";
                 return Err(Error::new(ErrorKind::Protocol(problem.to_owned()), "EXCHANGE_ID").on(program.server()));
             }
         }
@@ -105,10 +108,11 @@ impl V4 {
         Ok(())
     }
 
-    /// The longest part of a path that leads to a directory; crossing from file system to file system as the server does.
+    /// Looks up the longest part of a path that leads to a directory. The path can cross file systems as the server's
+    /// tree does.
     ///
     /// # Errors
-    /// The server's root cannot be looked at.
+    /// The root of the server cannot be looked up.
     pub(crate) async fn root(&self, names: &[Bytes]) -> Result<Root> {
         let (mut walked, mut handle, mut attr): (usize, Handle, Attr) = self.lookup_path(names).await?;
         if attr.kind != FileKind::Dir && walked > 0 {
@@ -124,7 +128,7 @@ impl V4 {
         }
         let (mut maxread, mut maxwrite) = (attrs.maxread.unwrap_or(u64::MAX), attrs.maxwrite.unwrap_or(u64::MAX));
         if let Some(session) = self.server.client.session() {
-            // The channel's limits are of whole messages: what is around the data is not much.
+            // The limits of the channel are for whole messages, of which a small part is not data.
             let of = |size: u32| u64::from(size.saturating_sub(OVERHEAD).max(LEAST));
             maxread = maxread.min(of(session.fore.maxresponsesize));
             maxwrite = maxwrite.min(of(session.fore.maxrequestsize));
@@ -132,18 +136,18 @@ impl V4 {
         Ok(Root { handle, names: walked, maxread, maxwrite })
     }
 
-    /// Sets what dials servers to which something moves, and the number of moves that have led to this one.
+    /// Sets the dialer, and the number of moves that have led to this server.
     pub(crate) fn set_dialer(&self, dialer: Arc<dyn Dialer>, moves: u32) {
         self.server.moves.set_dialer(dialer, moves);
     }
 
-    /// Bytes of the longest message that all connections carry.
+    /// Returns the bytes of the longest message that all connections can carry.
     pub(crate) fn message_max(&self) -> usize {
         self.server.client.link.trunk.message_max()
     }
 }
 
-/// Whether an error says that the server does not speak this version, and may speak another.
+/// Returns `true` if an error means that the server does not support this version and may support another.
 pub(crate) fn is_another_version(error: &Error) -> bool {
     use rpc::{AcceptStat, ClientError};
     match error.kind() {
@@ -156,6 +160,6 @@ pub(crate) fn is_another_version(error: &Error) -> bool {
     }
 }
 
-/// Bytes of a READ's reply or a WRITE's call that are not data.
+/// Maximum bytes of a READ's reply or a WRITE's call without its data.
 const OVERHEAD: u32 = 1024;
 const LEAST: u32 = 4096;

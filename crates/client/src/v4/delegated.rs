@@ -1,5 +1,5 @@
-//! The operations of [`V4`] on open files and delegations: opening for as long as a file is in use, versions of a file's data, and
-//! the watcher of delegations.
+//! The operations of [`V4`] on open files and delegations: lasting opens, versions of a file's data, and the watcher of
+//! delegations.
 
 use std::{sync::Arc, time::Duration};
 
@@ -7,7 +7,7 @@ use nfs::v4::*;
 
 use super::{
     attr,
-    delegation::{Delegation, Mark, Watcher},
+    delegation::{Delegation, EventTime, Watcher},
     opens::{InUse, wanted},
     place::Place,
     protocol::V4,
@@ -18,7 +18,7 @@ use crate::{
     session::compound::{Compound, value},
 };
 
-/// A file that is not closed before this is dropped.
+/// Keeps a file open until it is dropped.
 #[derive(Debug)]
 pub struct Held {
     _file: InUse,
@@ -28,8 +28,8 @@ pub struct Held {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DataVersion {
     change: Option<u64>,
-    delegated: Option<Mark>,
-    /// Of the server that says so.
+    delegated: Option<EventTime>,
+    /// The number of the server that issued the version.
     server: u64,
 }
 
@@ -38,7 +38,7 @@ impl DataVersion {
         Self { server: at.number(), ..self }
     }
 
-    /// Whether nobody but this mount can have changed the data in between.
+    /// Returns `true` if no other client can have changed the data between the two versions.
     pub fn is_same(&self, other: &Self) -> bool {
         let same = |one: Option<u64>, other: Option<u64>| one.is_some() && one == other;
         self.server == other.server && (same(self.delegated, other.delegated) || same(self.change, other.change))
@@ -46,11 +46,12 @@ impl DataVersion {
 }
 
 impl V4 {
-    /// Opens a file for all that the `OPEN4_SHARE_ACCESS_` bits say; returns which version of its data it has, at this moment or
-    /// later. Where the server delegates it, and it is open for that already, the server is not asked.
+    /// Opens a file for the access in the `OPEN4_SHARE_ACCESS_` bits. Returns the version of its data at this moment or
+    /// later. Sends
+    /// no request if the file is delegated and already open for this access.
     ///
     /// # Errors
-    /// `Acces`, `RoFs`, `Stale`, …
+    /// `AccessDenied`, `ReadOnly`, `StaleHandle`, …
     pub async fn open(&self, handle: &Handle, access: u32) -> Result<DataVersion> {
         let place = self.place(handle).await?;
         place.v4.server.opens.file(&place.handle).0.take_opened();
@@ -64,16 +65,16 @@ impl V4 {
         }
     }
 
-    /// Keeps a file open, once it is, until what comes back is dropped, also if it is not used for a while.
+    /// Keeps a file open, once it was opened, until the returned value is dropped, even if the file is idle.
     pub fn hold(&self, handle: &Handle) -> Held {
         let at = self.place_now(handle);
         Held { _file: at.v4.server.opens.file(&at.handle) }
     }
 
-    /// Which version of its data a file has now.
+    /// Returns the current version of a file's data.
     ///
     /// # Errors
-    /// `Stale`, …
+    /// `StaleHandle`, …
     pub async fn data_version(&self, handle: &Handle) -> Result<DataVersion> {
         match promised_version(&self.place(handle).await?) {
             Some(version) => Ok(version),
@@ -90,24 +91,26 @@ impl V4 {
         let (target, mut results) = self.request("GETATTR", handle).run(make).await?;
         results.skip(&[Opnum4::PutFh])?;
         let attrs = attr::values(&value!(results, GetAttr)?)?;
-        let attr = attr::from_values(&attrs).ok_or_else(|| results.nonsense("an object without type or size"))?;
-        target.opens().seen(target.handle(), &attr, asked);
+        let attr =
+            attr::from_values(&attrs).ok_or_else(|| results.protocol_error("the attributes lack type or size"))?;
+        target.opens().store_attributes(target.handle(), &attr, asked);
         Ok(DataVersion { change: attrs.change, ..DataVersion::default() }.of(&target.place))
     }
 
-    /// From now on this is told of delegations that end. There can be one.
+    /// Registers a watcher that is notified when delegations end. There can be one.
     pub fn watch(&self, watcher: Arc<dyn Watcher>) {
         self.server.opens.delegations.watch(watcher);
     }
 
-    /// Whether the server delegates a file to this client now.
+    /// Returns `true` if the server delegates a file to this client now.
     pub fn is_delegated(&self, file: &Handle) -> bool {
         let at = self.place_now(file);
         at.v4.server.opens.known(&at.handle).is_some_and(|file| file.state.lock().delegation.is_some())
     }
 
-    /// How long the attributes of a file need not be asked for again, unless a [`Watcher`] hears otherwise: as long as the lease
-    /// is known to last, under which the server delegates it.
+    /// Returns the time for which the cached attributes of a delegated file are valid, unless the [`Watcher`] is
+    /// notified before: the
+    /// rest of the lease. Returns `None` if they are not cached.
     pub fn promised_for(&self, file: &Handle) -> Option<Duration> {
         let at = self.place_now(file);
         let opens = &at.v4.server.opens;
@@ -116,12 +119,12 @@ impl V4 {
     }
 }
 
-/// The version of a file's data that a delegation promises.
+/// Returns the version of a file's data that its delegation guarantees.
 fn promised_version(place: &Place) -> Option<DataVersion> {
     let of = |delegation: &Delegation| DataVersion {
         change: delegation.change,
         delegated: Some(delegation.since),
         ..DataVersion::default()
     };
-    place.v4.server.opens.promised(&place.handle, |delegation| Some(of(delegation).of(place)))
+    place.v4.server.opens.trusted_delegation(&place.handle, |delegation| Some(of(delegation).of(place)))
 }

@@ -1,12 +1,15 @@
-//! Delegations: what the server has promised of files, and what is answered here because of that.
+//! Delegations: the files that the server delegates to this client, and the attributes and names that are cached
+//! because of that.
 //!
-//! Read RFC 8881 §10.4 first. While a file is delegated nobody else changes it, or gives its name to another: its
-//! attributes, and where it was found, are known here. A delegation is trusted as long as the lease is known to be kept.
-//! A [`Watcher`] is notified before a delegation is returned, so that a cache that depends on it (the kernel's pages, for `slipway mount`)
-//! can be dropped.
+//! Read RFC 8881 §10.4 first. While a file is delegated, no other client can change it or rename it. Therefore this
+//! client caches
+//! its attributes and the name under which it was found. A delegation is trusted only while the lease is known to be
+//! valid. A
+//! [`Watcher`] is notified before a delegation is returned, so that it can drop caches that depend on it (the kernel's
+//! page
+//! cache, for `slipway mount`).
 //!
-//! What was learned is dated by a clock of events, not of time: what an answer says holds only if nothing has happened since
-//! its call was made that could have made it untrue.
+//! Events are ordered by a logical clock. A reply is cached only if no event since its request can have made it stale.
 
 use std::{
     collections::HashMap,
@@ -34,80 +37,83 @@ use crate::{
 pub(crate) struct Delegation {
     pub stateid: Stateid4,
     pub write: bool,
-    /// The attributes, which nobody else changes. Unknown after this client has changed them.
+    /// The attributes, which no other client changes; `None` after this client has changed them.
     pub attr: Option<Attr>,
-    /// The change attribute when it was given, if the server has told it.
+    /// The change attribute when the delegation was granted, if the server has sent it.
     pub change: Option<u64>,
-    /// How large the file is with what this client has written or is writing, where it knows.
+    /// The size of the file, including outstanding writes of this client, if it is known.
     pub size: Option<u64>,
-    /// When the attributes were asked for.
-    pub asked: Mark,
-    /// When it was given; no other has the same.
-    pub since: Mark,
-    /// It is about to be given back: nothing is answered by it any more.
-    pub ending: bool,
-    /// Where the file was found since.
+    /// The time at which the attributes were requested.
+    pub asked: EventTime,
+    /// The time at which the delegation was granted. No two delegations have the same.
+    pub since: EventTime,
+    /// Set when the delegation is about to be returned. It is not trusted any more.
+    pub is_returning: bool,
+    /// The directory and name under which the file was found since then.
     name: Option<(Handle, Bytes)>,
 }
 
-/// A moment, by the clock of events.
-pub(crate) type Mark = u64;
+/// A time of the logical clock of events.
+pub(crate) type EventTime = u64;
 
-/// A cache beside this client whose entries are valid only while a file is delegated.
+/// A cache outside of this library whose entries are valid only while a file is delegated.
 pub trait Watcher: Send + Sync + fmt::Debug {
-    /// The delegation of a file is about to be returned, or was lost. The future is ready when nothing of the file is cached any more.
+    /// Called when the delegation of a file is about to be returned, or was lost. The future completes when the cache
+    /// of the file is
+    /// dropped.
     fn ends(&self, file: Handle) -> BoxFuture<'static, ()>;
 }
 
-/// Delegations of a mount.
+/// The delegations of a mount.
 #[derive(Debug, Default)]
 pub(crate) struct Delegations {
     clock: AtomicU64,
-    /// By directory and name, those found while they were delegated. Whether they are still says the [`Delegation`].
+    /// The delegated files by directory and name. An entry is valid only if the [`Delegation`] has the same name.
     names: Mutex<HashMap<(Handle, Bytes), Handle>>,
-    /// When this client has taken a name away last.
+    /// The time at which this client last removed or changed a name.
     renamed: AtomicU64,
     watcher: OnceLock<Arc<dyn Watcher>>,
-    /// Delegations that were recalled before this client had heard of them.
+    /// Delegations that were recalled before this client received the reply that granted them.
     early: Mutex<Vec<Stateid4>>,
 }
 
 impl Delegations {
-    /// Whether a delegation was recalled before this client had heard of it. It answers this once.
+    /// Returns `true`, once, if a delegation was recalled before this client received the reply that granted it.
     pub fn was_recalled(&self, stateid: &Stateid4) -> bool {
         let mut early = self.early.lock();
         let at = early.iter().position(|early| early.other == stateid.other);
         at.map(|at| early.swap_remove(at)).is_some()
     }
 
-    /// Registers the watcher, once.
+    /// Registers the watcher. There can be one.
     pub fn watch(&self, watcher: Arc<dyn Watcher>) {
-        assert!(self.watcher.set(watcher).is_ok(), "a mount has one watcher");
+        assert!(self.watcher.set(watcher).is_ok(), "the watcher of a mount must be set only once");
     }
 
-    /// The watcher, if there is one.
+    /// Returns the watcher, if there is one.
     pub fn watcher(&self) -> Option<Arc<dyn Watcher>> {
         self.watcher.get().cloned()
     }
 
-    /// Now.
-    pub fn now(&self) -> Mark {
+    /// Returns the current time.
+    pub fn now(&self) -> EventTime {
         self.clock.load(Relaxed)
     }
 
-    /// Something happens that makes earlier answers untrue.
-    pub fn event(&self) -> Mark {
+    /// Advances the clock, because an event makes earlier replies stale. Returns the new time.
+    pub fn event(&self) -> EventTime {
         self.clock.fetch_add(1, Relaxed) + 1
     }
 
-    /// Tells who keeps something by a delegation.
+    /// Notifies the watcher of the end of a delegation, and waits until its cache is dropped.
     pub async fn ends(&self, file: &Handle) {
         if let Some(watcher) = self.watcher.get() {
             watcher.ends(file.clone()).await;
         }
     }
 
-    /// The same, of one that has been lost: who waits may wait for what only this task can do.
+    /// Notifies the watcher of a lost delegation without waiting: the watcher may wait for an operation that only this
+    /// task can finish.
     pub fn lost(&self, file: &Handle) {
         if let Some(watcher) = self.watcher.get() {
             tokio::spawn(watcher.ends(file.clone()));
@@ -116,8 +122,18 @@ impl Delegations {
 }
 
 impl Delegation {
-    pub fn new(stateid: Stateid4, write: bool, since: Mark) -> Self {
-        Self { stateid, write, attr: None, change: None, size: None, asked: since, since, ending: false, name: None }
+    pub fn new(stateid: Stateid4, write: bool, since: EventTime) -> Self {
+        Self {
+            stateid,
+            write,
+            attr: None,
+            change: None,
+            size: None,
+            asked: since,
+            since,
+            is_returning: false,
+            name: None,
+        }
     }
 }
 
@@ -125,7 +141,7 @@ impl Opens {
     /// Handles CB_RECALL.
     pub fn recalled(self: &Arc<Self>, stateid: Stateid4) {
         if self.delegated(&stateid).is_none() {
-            // RFC 8881 §20.2.3, §10.4.3: the reply to the OPEN that granted it may be on its way.
+            // RFC 8881 §20.2.3, §10.4.3: the reply to the OPEN that granted the delegation may still be in transit.
             let mut early = self.delegations.early.lock();
             if early.len() >= EARLY_MAX {
                 early.remove(0);
@@ -135,7 +151,7 @@ impl Opens {
         self.recall(stateid);
     }
 
-    /// Returns a delegation in a task of its own: the server waits for the answer to its callback first.
+    /// Returns a delegation in a task of its own, because the server first waits for the reply to its callback.
     pub fn recall(self: &Arc<Self>, stateid: Stateid4) {
         let Some(file) = self.delegated(&stateid) else { return };
         self.delegations.was_recalled(&stateid);
@@ -146,43 +162,44 @@ impl Opens {
         });
     }
 
-    /// What a delegation that is to be trusted says of a file.
-    pub fn promised<T>(&self, handle: &Handle, of: impl Fn(&Delegation) -> Option<T>) -> Option<T> {
+    /// Returns the result of `of` for the delegation of a file, if there is one that can be trusted.
+    pub fn trusted_delegation<T>(&self, handle: &Handle, of: impl Fn(&Delegation) -> Option<T>) -> Option<T> {
         let file = self.known(handle)?;
         self.client.link.lease_left()?;
-        file.state.lock().delegation.as_ref().filter(|delegation| !delegation.ending).and_then(of)
+        file.state.lock().delegation.as_ref().filter(|delegation| !delegation.is_returning).and_then(of)
     }
 
-    /// The attributes of a file that the server delegates.
+    /// Returns the cached attributes of a delegated file.
     pub fn delegated_attr(&self, handle: &Handle) -> Option<Attr> {
-        self.promised(handle, |delegation| self.attr_of(delegation))
+        self.trusted_delegation(handle, |delegation| self.attr_of(delegation))
     }
 
     fn attr_of(&self, delegation: &Delegation) -> Option<Attr> {
-        // Which of several names of a file this client has taken away it may not know.
+        // If the file has several names, this client may not know whether it has removed one of them.
         let names_known = |attr: &&Attr| attr.nlink < 2 || self.delegations.renamed.load(Relaxed) <= delegation.asked;
         delegation.attr.as_ref().filter(names_known).cloned()
     }
 
-    /// This client takes a name away, or gives it to another object: to be called before, and after.
+    /// Drops the cached name and attributes of a file whose name this client removes or changes. Call it before and
+    /// after the request.
     pub fn renamed(&self, dir: &Handle, name: &[u8]) {
         self.delegations.renamed.store(self.delegations.event(), Relaxed);
         let file = self.delegations.names.lock().remove(&(dir.clone(), Bytes::copy_from_slice(name)));
         file.iter().for_each(|file| self.changed(file));
     }
 
-    /// The file of a name, if the server delegates it since before it was found there.
+    /// Returns the file with a name, if it was found there and has been delegated since.
     pub fn delegated_name(&self, dir: &Handle, name: &[u8]) -> Option<Node> {
         let key = (dir.clone(), Bytes::copy_from_slice(name));
         let handle = self.delegations.names.lock().get(&key)?.clone();
         let here =
             |delegation: &Delegation| (delegation.name.as_ref() == Some(&key)).then(|| self.attr_of(delegation))?;
-        let attr = self.promised(&handle, here)?;
+        let attr = self.trusted_delegation(&handle, here)?;
         Some(Node { handle, attr: Some(attr) })
     }
 
-    /// A call that was made then has found a file under a name.
-    pub fn name_found(&self, dir: &Handle, name: &[u8], file: &Handle, asked: Mark) {
+    /// Caches the name under which a request, sent at `asked`, has found a file.
+    pub fn name_found(&self, dir: &Handle, name: &[u8], file: &Handle, asked: EventTime) {
         let Some(known) = self.known(file).filter(|_| self.delegations.renamed.load(Relaxed) <= asked) else { return };
         let key = (dir.clone(), Bytes::copy_from_slice(name));
         match &mut known.state.lock().delegation {
@@ -201,8 +218,8 @@ impl Opens {
         names.insert(key, file.clone());
     }
 
-    /// A call that was made then has seen these attributes of an object.
-    pub fn seen(&self, handle: &Handle, attr: &Attr, asked: Mark) {
+    /// Caches the attributes of an object that a request, sent at `asked`, has returned.
+    pub fn store_attributes(&self, handle: &Handle, attr: &Attr, asked: EventTime) {
         let Some(file) = self.known(handle) else { return };
         let mut state = file.state.lock();
         if state.is_settled(asked)
@@ -212,7 +229,7 @@ impl Opens {
         }
     }
 
-    /// This client has changed the object: its attributes are not known any more.
+    /// Drops the cached attributes of an object that this client has changed.
     pub fn changed(&self, handle: &Handle) {
         if let Some(file) = self.known(handle) {
             let mut state = file.state.lock();
@@ -223,7 +240,7 @@ impl Opens {
         }
     }
 
-    /// This client has changed the size of a file to this.
+    /// Stores the size of a file that this client has set.
     pub fn resized(&self, handle: &Handle, size: u64) {
         if let Some(file) = self.known(handle) {
             let mut state = file.state.lock();
@@ -234,7 +251,7 @@ impl Opens {
         }
     }
 
-    /// The file whose delegation this is.
+    /// Returns the file that has this delegation.
     pub fn delegated(&self, stateid: &Stateid4) -> Option<Arc<OpenFile>> {
         let of = |file: &Arc<OpenFile>| {
             file.state.lock().delegation.as_ref().is_some_and(|d| d.stateid.other == stateid.other)
@@ -242,7 +259,7 @@ impl Opens {
         self.all().into_iter().find(of)
     }
 
-    /// Some files with delegations that nobody uses now, the longest unused first.
+    /// Returns the files with delegations, the least recently used first.
     pub fn delegated_files(&self) -> Vec<Arc<OpenFile>> {
         let mut files = self.all();
         files.retain(|file| file.state.lock().delegation.is_some());
@@ -250,40 +267,41 @@ impl Opens {
         files
     }
 
-    /// Returns the delegation of a file, which stays open.
+    /// Returns the delegation of a file to the server. The file stays open.
     pub async fn return_delegation(self: &Arc<Self>, file: &Arc<OpenFile>, deadline: &Deadline) {
-        // Before anybody is kept from opening the file, who may be reading what is to be forgotten.
-        if !self.ending(file).await {
+        // Notify the watcher before the file is locked, because the watcher may have to finish reads of the file first.
+        if !self.notify_return(file).await {
             return;
         }
-        let _alone = file.changing().await;
-        // Nothing is written behind a delegation's back here: there is nothing to flush before (RFC 8881 §10.4.4); and nothing is
-        // open but at the server.
+        let _changes = file.lock_changes().await;
+        // This client writes through, so there are no data to flush first (RFC 8881 §10.4.4), and every open is known
+        // to the server.
         let Some(delegation) = file.state.lock().delegation.take() else { return };
         let args = DelegReturnArgs { deleg_stateid: delegation.stateid };
         let compound = Compound::on("DELEGRETURN", &file.handle).op(Argop4::DelegReturn(args), 0).once();
         if let Err(error) = self.client.run(&compound, deadline).await {
-            tracing::debug!(%error, "a delegation cannot be returned");
+            tracing::debug!(%error, "returning a delegation failed");
         }
     }
 
-    /// A delegation is about to be given back: waits until nothing is kept by it any more, but not for ever, as somebody else waits
-    /// for it. Returns whether there is one.
-    pub async fn ending(&self, file: &OpenFile) -> bool {
+    /// Notifies the watcher that a delegation will be returned. Waits until its cache is dropped, but at most half of
+    /// the lease time,
+    /// because another client waits for the delegation. Returns `true` if there is a delegation.
+    pub async fn notify_return(&self, file: &OpenFile) -> bool {
         match &mut file.state.lock().delegation {
-            Some(delegation) => delegation.ending = true,
+            Some(delegation) => delegation.is_returning = true,
             None => return false,
         }
         let ends = self.delegations.ends(&file.handle);
         if tokio::time::timeout(self.client.link.lease() / 2, ends).await.is_err() {
-            tracing::debug!("what is kept by a delegation is not forgotten in time");
+            tracing::debug!("the cache that depends on a delegation was not dropped in time");
         }
         true
     }
 }
 
 impl OpenFile {
-    /// Begins a WRITE of bytes up to `end`.
+    /// Begins a WRITE of bytes up to offset `end`.
     pub fn writing(self: &Arc<Self>, opens: &Opens, end: u64) -> Writing {
         let mut state = self.state.lock();
         state.writing += 1;
@@ -294,7 +312,7 @@ impl OpenFile {
     }
 }
 
-/// A WRITE under way: as long as it is, the file may be changed and the server not know of it (RFC 8881 §10.4.3).
+/// An outstanding WRITE. Until it ends, the file may be changed without the server's knowledge (RFC 8881 §10.4.3).
 #[derive(Debug)]
 pub(crate) struct Writing {
     file: Arc<OpenFile>,
@@ -303,7 +321,7 @@ pub(crate) struct Writing {
 }
 
 impl Writing {
-    /// All of it has been written.
+    /// Marks all bytes of the WRITE as written.
     pub fn done(mut self) {
         self.done = true;
     }
@@ -321,7 +339,7 @@ impl Drop for Writing {
     }
 }
 
-/// Fewer names than this are not looked through for those that are not true any more.
+/// Minimum number of names before stale ones are removed.
 const NAMES_MIN: usize = 1024;
-/// Recalls that are remembered until their OPEN is answered.
+/// Maximum number of recalls that are remembered until the reply to their OPEN.
 const EARLY_MAX: usize = 64;

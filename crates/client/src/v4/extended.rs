@@ -1,5 +1,6 @@
-//! What only version 4 has: small files in one request, holes, copies within the server, ACLs, extended attributes (RFC 7862,
-//! RFC 8276).
+//! The operations that only NFSv4 has: reading small files in one request, holes, copies within the server, ACLs,
+//! extended attributes
+//! (RFC 7862, RFC 8276).
 
 use bytes::Bytes;
 use nfs::v4::{
@@ -11,7 +12,7 @@ use xdr::Opaque;
 
 use super::{
     attr, offload,
-    opens::{OPEN_MAX, open_once},
+    opens::{OPEN_MAX, open_temporary},
     protocol::V4,
     request::{Request, Target},
 };
@@ -20,33 +21,34 @@ use crate::{
     session::compound::{Compound, Results, component, value},
 };
 
-/// Whether an extended attribute is made or replaced.
+/// The condition under which an extended attribute is set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SetXattr {
-    /// Either.
+    /// The attribute may or may not exist.
     Either,
-    /// It must not be there.
+    /// The attribute must not exist.
     Create,
-    /// It must be there.
+    /// The attribute must exist.
     Replace,
 }
 
 impl V4 {
-    /// OPEN, READ and CLOSE in one compound: up to `count` bytes from the first. Where the file is open already it is only
-    /// read.
+    /// OPEN, READ and CLOSE in one compound: reads up to `count` bytes from the start of the file. If the file is
+    /// already open, only
+    /// READ is sent.
     ///
     /// # Errors
-    /// `Acces`, `IsDir`, …
+    /// `AccessDenied`, `IsADirectory`, …
     pub async fn read_small(&self, file: &Handle, count: u32) -> Result<ReadData> {
         let place = self.place(file).await?;
         let server = &place.v4.server;
         let is_open = server.opens.known(&place.handle).is_some_and(|file| file.state.lock().open.is_some());
-        // Version 4.0 cannot use in a compound what that opens.
+        // In NFSv4.0, a compound cannot use the stateid of its own OPEN.
         if is_open || server.client.minor() == 0 {
             return self.read(file, 0, count).await;
         }
         let opening = |target: &Target| {
-            Ok(Compound::on("OPEN", target.handle()).op(open_once(target.opens(), OpenClaim4::Fh), OPEN_MAX))
+            Ok(Compound::on("OPEN", target.handle()).op(open_temporary(target.opens(), OpenClaim4::Fh), OPEN_MAX))
         };
         let (_, mut results) = match self.read_and_close(self.request("OPEN", file), opening, count).await {
             Err(error) if error.is_unreadable() => return self.read(file, 0, count).await,
@@ -57,26 +59,27 @@ impl V4 {
         data_read(results, count)
     }
 
-    /// As [`read_small`](Self::read_small), of the file that `names` lead to from a directory, and its handle: all in one
-    /// compound. Links are not followed.
+    /// Opens, reads and closes like [`read_small`](Self::read_small) the file to which `names` lead from a directory,
+    /// in one compound.
+    /// Returns the handle of the file and the data. Does not follow symbolic links.
     ///
     /// # Errors
-    /// `NoEnt`, `NotDir`, NFS4ERR_SYMLINK, `IsDir`, `Acces`, …; `NotSupp` over version 4.0.
+    /// `NotFound`, `NotADirectory`, `SymbolicLink`, `IsADirectory`, `AccessDenied`, …; `NotSupported` in NFSv4.0.
     pub async fn read_path(&self, dir: &Handle, names: &[&[u8]], count: u32) -> Result<(Handle, ReadData)> {
-        // It has no current stateid, by which READ and CLOSE could name what the compound opens.
+        // NFSv4.0 has no current stateid, with which READ and CLOSE could use the open of their compound.
         if self.minor_version() == 0 {
             return Err(Error::refused(Status::NotSupported, "OPEN"));
         }
-        let (file, dirs) = names.split_last().expect("a file has a name");
+        let (file, dirs) = names.split_last().expect("the path of a file must have a name");
         let opening = |target: &Target| {
             let mut compound = Compound::on("OPEN", target.handle());
             for dir in dirs {
                 compound = compound.lookup(component(dir)?);
             }
             let claim = OpenClaim4::Null(component(file)?);
-            Ok(compound.op(open_once(target.opens(), claim), OPEN_MAX).get_fh())
+            Ok(compound.op(open_temporary(target.opens(), claim), OPEN_MAX).get_fh())
         };
-        let (target, mut results) = self.read_and_close(self.request("OPEN", dir).crosses(), opening, count).await?;
+        let (target, mut results) = self.read_and_close(self.request("OPEN", dir).may_cross(), opening, count).await?;
         results.skip(&[Opnum4::PutFh])?;
         results.skip(&vec![Opnum4::Lookup; dirs.len()])?;
         value!(results, Open)?;
@@ -85,13 +88,13 @@ impl V4 {
         if !data.eof
             && let Ok(attr) = target.place.v4.getattr(&handle).await
         {
-            // The caller continues by its handle, which means nothing to another server.
+            // The caller continues with this handle, which is valid only at this server.
             target.opens().found(target.handle(), &names.join(&b'/'), &handle, Some(&attr));
         }
         Ok((target.place.name(handle, None), data))
     }
 
-    /// READ and CLOSE by the stateid of the OPEN before them, which is the current one (RFC 8881 §16.2.3.1.2).
+    /// Adds READ and CLOSE with the stateid of the OPEN before them, the current stateid (RFC 8881 §16.2.3.1.2).
     async fn read_and_close(
         &self,
         request: Request<'_>,
@@ -114,18 +117,19 @@ impl V4 {
             && (error.is_unreadable() || error.operation() == Opnum4::Read.name())
             && let Some((client, opening)) = opened
         {
-            // It may have stayed open. Its owner can open it again, which makes it one open, and close that.
+            // The file may still be open. Its owner opens it again, which does not add another open, and closes it.
             if let Err(error) = client.run(&close(opening), &self.deadline()).await {
-                tracing::debug!(%error, "what could not be read cannot be closed");
+                tracing::debug!(%error, "closing a file that could not be read failed");
             }
         }
         result
     }
 
-    /// SEEK: where data (or a hole) begins at or behind `offset`; `None` if there is none up to the end.
+    /// SEEK: returns the offset of the next data, or of the next hole, at or after `offset`; `None` if there is none
+    /// before the end.
     ///
     /// # Errors
-    /// `NXIO` behind the end, `NotSupp`, …
+    /// `NoDeviceOrAddress` if `offset` is beyond the end, `NotSupported`, …
     pub async fn seek(&self, file: &Handle, offset: u64, what: DataContent4) -> Result<Option<u64>> {
         let make = |target: &mut Target| {
             let args = SeekArgs { stateid: target.stateids[0], offset, what };
@@ -137,10 +141,10 @@ impl V4 {
         Ok((!ok.eof).then_some(ok.offset))
     }
 
-    /// ALLOCATE: reserves space.
+    /// ALLOCATE: reserves space for a range of bytes.
     ///
     /// # Errors
-    /// `NoSpc`, `NotSupp`, …
+    /// `NoSpace`, `NotSupported`, …
     pub async fn allocate(&self, file: &Handle, offset: u64, length: u64) -> Result<()> {
         self.reserve(file, offset, length, Argop4::Allocate).await
     }
@@ -148,7 +152,7 @@ impl V4 {
     /// DEALLOCATE: makes a hole.
     ///
     /// # Errors
-    /// `NotSupp`, …
+    /// `NotSupported`, …
     pub async fn deallocate(&self, file: &Handle, offset: u64, length: u64) -> Result<()> {
         self.reserve(file, offset, length, Argop4::Deallocate).await
     }
@@ -163,17 +167,18 @@ impl V4 {
         done.map(drop)
     }
 
-    /// The attributes of an object that this client has changed are not known any more.
+    /// Drops the cached attributes of an object that this client has changed.
     fn forget_attributes(&self, object: &Handle) {
         let place = self.place_now(object);
         place.v4.server.opens.changed(&place.handle);
     }
 
-    /// COPY within the server: bytes of one file into another. The server may copy less, and may go on behind its reply; this waits for
-    /// the end, as long as the copy makes progress.
+    /// COPY within the server: copies bytes of one file into another. The server may copy fewer bytes, and may continue
+    /// after its reply.
+    /// This waits for the end, as long as the copy makes progress.
     ///
     /// # Errors
-    /// `NotSupp`, `XDev`, `NoSpc`, …
+    /// `NotSupported`, `CrossDevice`, `NoSpace`, …
     pub async fn copy(&self, from: (&Handle, u64), to: (&Handle, u64), count: u64) -> Result<(u64, Written)> {
         let make = |target: &mut Target| {
             let args = CopyArgs {
@@ -195,22 +200,22 @@ impl V4 {
         let (target, mut results) = copied?;
         results.skip(&[Opnum4::PutFh, Opnum4::SaveFh, Opnum4::PutFh])?;
         let Resop4::Copy(CopyRes::Ok(ok)) = results.next()? else {
-            return Err(results.nonsense("a copy without an end"));
+            return Err(results.protocol_error("COPY succeeded without a result"));
         };
         let response = ok.response;
         let copied = match response.callback_id {
             None => Ok(offload::written(&response)),
-            Some(name) => target.place.v4.copied(target.other(), name, response.writeverf).await,
+            Some(name) => target.place.v4.wait_for_copy(target.other(), name, response.writeverf).await,
         };
         self.forget_attributes(to.0);
         let (copied, written) = copied?;
         Ok((copied, Written { verf: target.place.verifier(written.verf), ..written }))
     }
 
-    /// CLONE: the other file shares the data of this one from then on. A `count` of 0 means to the end.
+    /// CLONE: lets a range of one file share the data of another. A `count` of 0 means up to the end.
     ///
     /// # Errors
-    /// `NotSupp`, `Inval`, `XDev`, …
+    /// `NotSupported`, `InvalidArgument`, `CrossDevice`, …
     pub async fn clone_range(&self, from: (&Handle, u64), to: (&Handle, u64), count: u64) -> Result<()> {
         let make = |target: &mut Target| {
             let [src_stateid, dst_stateid] = target.stateids;
@@ -224,10 +229,10 @@ impl V4 {
         done.map(drop)
     }
 
-    /// The access control list of an object (RFC 8881 §6.2.1).
+    /// Returns the access control list of an object (RFC 8881 §6.2.1).
     ///
     /// # Errors
-    /// `NotSupp` where the server has none, …
+    /// `NotSupported` if the server has no access control lists, …
     pub async fn acl(&self, object: &Handle) -> Result<Vec<Nfsace4>> {
         let attr_request: Bitmap4 = [Attr4::Acl as u32].into_iter().collect();
         let make = |target: &mut Target| {
@@ -236,24 +241,25 @@ impl V4 {
         };
         let (_, mut results) = self.request("GETATTR", object).run(make).await?;
         results.skip(&[Opnum4::PutFh])?;
-        // RFC 8881 §18.7.3: what a server does not have is left out.
+        // RFC 8881 §18.7.3: the server omits attributes that it does not support.
         attr::values(&value!(results, GetAttr)?)?.acl.ok_or_else(|| Error::refused(Status::NotSupported, "GETATTR"))
     }
 
-    /// Gives an object another access control list. Servers make their own of it: what they cannot keep they refuse, or say stricter.
+    /// Sets the access control list of an object. Servers may store another list: they refuse, or make stricter, what
+    /// they cannot store.
     ///
     /// # Errors
-    /// `Perm`, `Inval`, `BADOWNER`, `NotSupp`, …
+    /// `NotPermitted`, `InvalidArgument`, `Other` (`BADOWNER`), `NotSupported`, …
     pub async fn set_acl(&self, object: &Handle, acl: Vec<Nfsace4>) -> Result<()> {
         let obj_attributes = Fattr4::from(&Attrs { acl: Some(acl), ..Attrs::default() });
         let args = SetAttrArgs { stateid: Stateid4::ANONYMOUS, obj_attributes };
-        self.changing("SETATTR", object, Argop4::SetAttr(args), 16).await
+        self.change_attributes("SETATTR", object, Argop4::SetAttr(args), 16).await
     }
 
-    /// GETXATTR: the value of an extended attribute; its name is without `user.`
+    /// GETXATTR: returns the value of an extended attribute. `name` has no prefix `user.`.
     ///
     /// # Errors
-    /// `NOXATTR`, `NotSupp`, …
+    /// `NoAttribute`, `NotSupported`, …
     pub async fn xattr(&self, object: &Handle, name: &[u8]) -> Result<Bytes> {
         let args = XattrArgs { name: component(name)? };
         let make = |target: &mut Target| {
@@ -268,7 +274,7 @@ impl V4 {
     /// SETXATTR: sets an extended attribute.
     ///
     /// # Errors
-    /// `Exist`, `NOXATTR`, `XATTR2BIG`, `NotSupp`, …
+    /// `AlreadyExists`, `NoAttribute`, `AttributeTooLarge`, `NotSupported`, …
     pub async fn set_xattr(&self, object: &Handle, name: &[u8], value: Bytes, how: SetXattr) -> Result<()> {
         if value.len() > XATTR_BOUND {
             return Err(Error::refused(Status::AttributeTooLarge, "SETXATTR"));
@@ -279,29 +285,35 @@ impl V4 {
             SetXattr::Replace => SetxattrOption4::Replace,
         };
         let args = SetXattrArgs { option, key: component(name)?, value: Opaque(value) };
-        self.changing("SETXATTR", object, Argop4::SetXattr(args), 20).await
+        self.change_attributes("SETXATTR", object, Argop4::SetXattr(args), 20).await
     }
 
     /// REMOVEXATTR: removes an extended attribute.
     ///
     /// # Errors
-    /// `NOXATTR`, `NotSupp`, …
+    /// `NoAttribute`, `NotSupported`, …
     pub async fn remove_xattr(&self, object: &Handle, name: &[u8]) -> Result<()> {
         let args = XattrArgs { name: component(name)? };
-        self.changing("REMOVEXATTR", object, Argop4::RemoveXattr(args), 20).await
+        self.change_attributes("REMOVEXATTR", object, Argop4::RemoveXattr(args), 20).await
     }
 
-    async fn changing(&self, name: &'static str, object: &Handle, change: Argop4, result_max: usize) -> Result<()> {
+    async fn change_attributes(
+        &self,
+        name: &'static str,
+        object: &Handle,
+        change: Argop4,
+        result_max: usize,
+    ) -> Result<()> {
         let make = |target: &mut Target| Ok(Compound::on(name, target.handle()).op(change.clone(), result_max).once());
         let done = self.request(name, object).run(make).await;
         self.forget_attributes(object);
         done.map(drop)
     }
 
-    /// LISTXATTRS: the names of all extended attributes.
+    /// LISTXATTRS: returns the names of all extended attributes.
     ///
     /// # Errors
-    /// `NotSupp`, …
+    /// `NotSupported`, …
     pub async fn xattrs(&self, object: &Handle) -> Result<Vec<Bytes>> {
         let (mut names, mut cookie) = (Vec::new(), 0);
         loop {
@@ -313,23 +325,23 @@ impl V4 {
             let (_, mut results) = self.request("LISTXATTRS", object).run(make).await?;
             results.skip(&[Opnum4::PutFh])?;
             let ok = value!(results, ListXattrs)?;
-            let circles = ok.names.is_empty() || ok.cookie == cookie;
+            let repeats = ok.names.is_empty() || ok.cookie == cookie;
             names.extend(ok.names.into_iter().map(|name| name.0));
             if ok.eof {
                 return Ok(names);
             }
-            if circles {
-                return Err(results.nonsense("a list of names that repeats"));
+            if repeats {
+                return Err(results.protocol_error("the list of extended attributes repeats"));
             }
             cookie = ok.cookie;
         }
     }
 
-    /// LOOKUP of a path's names, as many as the server can follow, in few compounds. Returns how many those were, and the
-    /// object there.
+    /// LOOKUP of the names of a path, in few compounds. Returns how many of the names the server could look up, and the
+    /// last object.
     ///
     /// # Errors
-    /// Not even the first step is possible.
+    /// The server cannot look up the first name, or does not answer.
     pub(crate) async fn lookup_path(&self, names: &[Bytes]) -> Result<(usize, Handle, Attr)> {
         let (mut done, mut at): (usize, Option<(Handle, Attr)>) = (0, None);
         loop {
@@ -352,7 +364,7 @@ impl V4 {
                         at = Some((Opaque(handle.0), attr));
                         break;
                     }
-                    // What lies behind may be a link, a file, or yet to be made.
+                    // The next name may be a symbolic link or a file, or may not exist.
                     Err(error) if some > 0 && error.status().is_some() => {
                         some -= 1;
                         if some == 0
@@ -365,7 +377,7 @@ impl V4 {
                 }
             }
             done += some;
-            let (handle, attr) = at.clone().expect("it was found");
+            let (handle, attr) = at.clone().expect("an object must have been found");
             if done == names.len() || some < LOOKUPS_MAX {
                 return Ok((done, handle, attr));
             }
@@ -376,14 +388,14 @@ impl V4 {
 fn data_read(mut results: Results, count: u32) -> Result<ReadData> {
     let ok = value!(results, Read)?;
     if ok.data.0.len() > count as usize {
-        return Err(results.nonsense("more data than was asked for"));
+        return Err(results.protocol_error("more data than requested"));
     }
     Ok(ReadData { data: ok.data.0, eof: ok.eof, size: None })
 }
 
-/// Names in one compound.
+/// Maximum number of names that one compound looks up.
 const LOOKUPS_MAX: usize = 4;
-/// Bytes of an access control list, of which Linux's server has no longer one.
+/// Maximum bytes of an access control list, as in Linux's server.
 const ACL_MAX: usize = 64 << 10;
-/// Bytes of one answer to LISTXATTRS.
+/// Maximum bytes of one reply to LISTXATTRS.
 const XATTR_PAGE: u32 = 64 << 10;

@@ -1,4 +1,4 @@
-//! [`HeldState`]: the open and the locks of a file whose file system moves to another server (RFC 8881 §11.11).
+//! [`HeldState`]: the open and the locks of a file that moves with its file system to another server (RFC 8881 §11.11).
 
 use std::{collections::HashMap, mem, sync::Arc};
 
@@ -6,21 +6,21 @@ use bytes::Bytes;
 
 use super::{
     lock_state,
-    opens::{Locked, OpenFile, Opens},
+    opens::{OpenFile, Opens, OwnerLocks},
     unreclaimed::Unreclaimed,
 };
 use crate::{call::Deadline, session::compound::Counter};
 
-/// The open and the locks that were held at a server that does not have the file any more.
+/// The open and the locks of a file at the server from which its file system has moved.
 #[derive(Debug)]
 pub(crate) struct HeldState {
-    /// The access for which it was open.
+    /// The access of the open.
     access: Option<u32>,
-    locks: HashMap<Bytes, Locked>,
+    locks: HashMap<Bytes, OwnerLocks>,
 }
 
 impl OpenFile {
-    /// Takes what was held of the file at a server that does not have it any more.
+    /// Removes the file's open and locks at the former server from the table.
     pub fn take_held(&self, opens: &Opens) -> HeldState {
         let mut state = self.state.lock();
         let (open, locks, delegation) = (state.open.take(), mem::take(&mut state.locks), state.delegation.take());
@@ -31,7 +31,7 @@ impl OpenFile {
         HeldState { access: open.map(|(_, access)| access), locks }
     }
 
-    /// Reclaims at this server what was held at another. Locks that cannot be reclaimed are lost.
+    /// Reclaims at this server the open and locks from another one. Locks that cannot be reclaimed are lost.
     pub async fn reclaim_held(
         self: &Arc<Self>,
         opens: &Arc<Opens>,
@@ -42,10 +42,10 @@ impl OpenFile {
         if held.access.is_none() && held.locks.is_empty() {
             return;
         }
-        let _alone = self.changing().await;
+        let _changes = self.lock_changes().await;
         for (name, locked) in held.locks {
-            // Its operations are counted anew.
-            let locked = Locked { stateid: None, counter: Counter::default(), ..locked };
+            // The seqid of the owner starts again at the new server.
+            let locked = OwnerLocks { stateid: None, counter: Counter::default(), ..locked };
             self.state.lock().locks.insert(name, locked);
         }
         if let Some(access) = held.access

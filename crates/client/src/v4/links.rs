@@ -1,41 +1,43 @@
-//! [`Links`]: which objects of a server are which of others', since their file systems have moved. Those used last are kept.
+//! [`Links`]: maps objects of a server to objects of other servers to which their file systems have moved. Keeps those
+//! used last.
 
 use std::collections::HashMap;
 
 use crate::model::Handle;
 
-/// Handles of a server's objects, and those that they have elsewhere.
+/// The handles of a server's objects, and their handles at other servers.
 #[derive(Debug, Default)]
 pub(crate) struct Links {
-    /// By handles of this server.
+    /// The links by the handles of this server.
     there: HashMap<Handle, Link>,
-    /// The reverse, by number of the other server and handle.
+    /// The reverse: the handles of this server by the number of the other server and the handle there.
     here: HashMap<(u64, Handle), Handle>,
-    /// Uses so far.
+    /// The number of uses so far.
     uses: u64,
-    /// So many could not be forgotten when that was tried last.
+    /// The number of links that could not be evicted at the last attempt.
     kept: usize,
 }
 
-/// Where an object is now.
+/// The server and handle of an object after a move.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Link {
-    /// Number of the server.
+    /// The number of the server.
     pub server: u64,
     pub handle: Handle,
     used: u64,
 }
 
 impl Links {
-    /// An object of this server is that one there. If these are `most` now, beside what is kept, returns those that are used least: to
-    /// be [forgotten](Self::forget), but for what must not be.
+    /// Maps the handle of an object of this server to that of another server. If the number of links without kept ones
+    /// reaches `most`,
+    /// returns the least recently used ones. The caller [evicts](Self::forget) those of them that are not in use.
     pub fn insert(&mut self, here: &Handle, (server, there): (u64, &Handle), most: usize) -> Vec<(Handle, Link)> {
         let (here, there) = (here.detached(), there.detached());
         self.remove(&here);
         self.uses += 1;
         self.here.insert((server, there.clone()), here.clone());
         self.there.insert(here, Link { server, handle: there, used: self.uses });
-        // Half of them, so that it is seldom done.
+        // Half of the links are returned, so that this is rarely done.
         if self.there.len() >= most + 2 * self.kept { self.least_used(self.there.len() / 2) } else { Vec::new() }
     }
 
@@ -46,7 +48,9 @@ impl Links {
         least.map(|(here, link)| (here.clone(), link.clone())).collect()
     }
 
-    /// Forgets these, unless they have been used since; `kept` others of them are not to be forgotten.
+    /// Evicts these links, unless they have been used since. `kept` is the number of links that the caller has not
+    /// included because they
+    /// are in use.
     pub fn forget(&mut self, links: &[(Handle, Link)], kept: usize) {
         for (here, link) in links {
             if self.there.get(here) == Some(link) {
@@ -59,7 +63,7 @@ impl Links {
     fn remove(&mut self, here: &Handle) {
         if let Some(Link { server, handle, .. }) = self.there.remove(here) {
             let back = (server, handle);
-            // Another handle of this server may have led to the same since.
+            // Another handle of this server may lead to the same object.
             if self.here.get(&back) == Some(here) {
                 self.here.remove(&back);
             }
@@ -71,7 +75,7 @@ impl Links {
         self.there.len()
     }
 
-    /// Server and handle of an object of this server.
+    /// Returns the server and handle to which an object of this server has moved.
     pub fn there(&mut self, here: &Handle) -> Option<(u64, Handle)> {
         let link = self.there.get_mut(here)?;
         self.uses += 1;
@@ -79,7 +83,7 @@ impl Links {
         Some((link.server, link.handle.clone()))
     }
 
-    /// The handle here of an object there.
+    /// Returns the handle at this server of an object of another server.
     pub fn here(&self, server: u64, there: &Handle) -> Option<Handle> {
         self.here.get(&(server, there.clone())).cloned()
     }
@@ -96,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn those_used_last_are_kept_and_no_more_than_so_many() {
+    fn recently_used_links_are_kept_and_their_number_is_bounded() {
         let mut links = Links::default();
         for number in 0..10 * MOST {
             let mut idle = links.insert(&handle(number), (7, &handle(number + 1)), MOST);
@@ -104,15 +108,15 @@ mod tests {
             idle.retain(|(here, _)| *here != handle(0));
             links.forget(&idle, before - idle.len());
             assert!(links.there.len() <= MOST + 2 && links.here.len() == links.there.len());
-            assert_eq!(links.here(7, &handle(1)), Some(handle(0)), "it is kept");
-            assert!(number == 0 || links.there(&handle(1)) == Some((7, handle(2))), "it is used");
+            assert_eq!(links.here(7, &handle(1)), Some(handle(0)), "a kept link must not be evicted");
+            assert!(number == 0 || links.there(&handle(1)) == Some((7, handle(2))), "a used link must not be evicted");
         }
         assert_eq!((links.there(&handle(2)), links.here(7, &handle(3))), (None, None));
         assert!((10 * MOST - MOST / 4..10 * MOST).all(|number| links.there(&handle(number)).is_some()));
     }
 
     #[test]
-    fn what_is_used_meanwhile_is_not_forgotten() {
+    fn links_used_meanwhile_are_not_evicted() {
         let mut links = Links::default();
         let idle = (0..4).map(|number| links.insert(&handle(number), (7, &handle(number + 4)), 4)).last().unwrap();
         assert_eq!(idle.len(), 2);
@@ -124,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_seldom_tried_to_forget_what_must_not_be() {
+    fn eviction_is_rarely_attempted_if_all_links_are_kept() {
         let mut links = Links::default();
         let tries = (0..10 * MOST).filter(|&number| {
             let idle = links.insert(&handle(number), (7, &handle(number)), MOST);
@@ -138,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn two_handles_of_one_object_lead_there() {
+    fn two_handles_can_lead_to_one_object() {
         let mut links = Links::default();
         links.insert(&handle(1), (7, &handle(9)), 100);
         let idle = links.there.clone().into_iter().collect::<Vec<_>>();

@@ -1,15 +1,16 @@
-//! [`Location`]: a place where a file system is, and [`AbsentFs`], a file system that a server does not have any more.
+//! [`Location`]: the server and path of a file system; and [`AbsentFs`]: a file system that a server does not have any
+//! more.
 
 use std::fmt;
 
 use bytes::Bytes;
 
-/// A place where a file system is.
+/// The location of a file system.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Location {
-    /// As the server calls it: a name, an address, or nothing for itself.
+    /// The server as the referring server names it: a name, an address, or empty for itself.
     pub server: Bytes,
-    /// The file system's root there.
+    /// The path of the file system's root there.
     pub path: Bytes,
 }
 
@@ -17,9 +18,9 @@ pub(crate) struct Location {
 #[derive(Clone, Debug)]
 pub(crate) struct AbsentFs {
     pub fsid: u64,
-    /// The path of its root here.
+    /// The path of its root at the former server.
     pub root: Vec<Bytes>,
-    /// Where it is now.
+    /// The present locations.
     pub places: Vec<Location>,
 }
 

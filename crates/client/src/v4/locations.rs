@@ -1,4 +1,5 @@
-//! Where a file system is that a server names and does not have (RFC 8881 §11.4, §11.16; RFC 7530 §8).
+//! Queries for the locations of a file system that a server refers to, or that has moved (RFC 8881 §11.4, §11.16; RFC
+//! 7530 §8).
 
 use bytes::Bytes;
 use nfs::v4::{
@@ -20,30 +21,31 @@ use crate::{
 };
 
 impl V4 {
-    /// The places of the file system that a name stands for, in the server's order.
+    /// Returns the locations of the file system to which a name refers, in the server's order.
     ///
     /// # Errors
-    /// The server does not say.
+    /// The server does not return the locations.
     pub(crate) async fn locations(&self, dir: &Handle, name: &[u8]) -> Result<Vec<Location>> {
-        // Of an absent file system, this attribute alone can be asked for.
+        // For an absent file system, only this attribute can be requested.
         let make = |target: &mut Target| {
             Ok(locations_request(
                 Compound::on("LOOKUP", target.handle()).lookup(component(name)?),
                 &[Attr4::FsLocations],
             ))
         };
-        let (_, mut results) = self.request("LOOKUP", dir).crosses().run(make).await?;
+        let (_, mut results) = self.request("LOOKUP", dir).may_cross().run(make).await?;
         results.skip(&[Opnum4::PutFh, Opnum4::Lookup])?;
         let attrs = attr::values(&value!(results, GetAttr)?)?;
         Ok(places(&attrs.fs_locations.unwrap_or_default()))
     }
 
-    /// Where the file system of an object is, if the server has it no more; it may be asked on suspicion.
+    /// Returns the locations of the file system of an object, if it is absent from this server. The caller need not be
+    /// sure of that.
     ///
     /// # Errors
-    /// `MOVED`, as everything else there, if the server does not even answer this; and what can fail with any call.
-    pub(super) async fn gone(&self, object: &Handle, deadline: &Deadline) -> Result<Option<AbsentFs>> {
-        // RFC 8881 §11.4.1: of what is absent there is no type.
+    /// `Absent` if the server does not even return this attribute, and the errors of any call.
+    pub(super) async fn absent_fs(&self, object: &Handle, deadline: &Deadline) -> Result<Option<AbsentFs>> {
+        // RFC 8881 §11.4.1: an object of an absent file system has no type.
         let attrs = match self.attributes_of(object, &[Attr4::Type, Attr4::Fsid, Attr4::FsLocations], deadline).await {
             Err(error) if error.status4() == Some(Nfsstat4::Moved) => {
                 self.attributes_of(object, &[Attr4::Fsid, Attr4::FsLocations], deadline).await?
@@ -62,10 +64,10 @@ impl V4 {
     async fn attributes_of(&self, object: &Handle, attributes: &[Attr4], deadline: &Deadline) -> Result<Attrs> {
         let mut compound = locations_request(Compound::on("GETATTR", object), attributes);
         if self.server.client.minor() == 0 {
-            // So that the server knows which client has been told (RFC 7931).
+            // RENEW tells the server which client has been informed (RFC 7931).
             compound = compound.op(Argop4::Renew(ClientIdArgs { clientid: Clientid4(0) }), 0);
         }
-        let res = self.server.client.ask(&compound, deadline).await?;
+        let res = self.server.client.run_once(&compound, deadline).await?;
         let told = res.resarray.iter().find_map(|result| match result {
             Resop4::GetAttr(Res4::Ok(attrs)) => Some(attrs),
             _ => None,
@@ -91,7 +93,7 @@ fn places(told: &FsLocations4) -> Vec<Location> {
     places.take(PLACES_MAX).collect()
 }
 
-/// Bytes of an answer that names places.
+/// Maximum bytes of a reply with locations.
 const LOCATIONS_MAX: usize = 64 << 10;
-/// Places that are tried.
+/// Maximum number of locations that are tried.
 const PLACES_MAX: usize = 64;

@@ -1,6 +1,7 @@
-//! The byte-range locks that this client holds (RFC 8881 §9), by file and owner: LOCK, reclaiming, and the ranges.
+//! The byte-range locks that this client holds (RFC 8881 §9), by file and owner: building LOCK requests, reclaiming,
+//! and the ranges.
 //!
-//! Locks are held until they are unlocked or the mount ends. They survive a restart of the server, which checks them.
+//! Locks are held until they are unlocked or the mount ends. After a restart of the server, the client reclaims them.
 
 use std::sync::Arc;
 
@@ -8,7 +9,7 @@ use bytes::Bytes;
 use nfs::v4::*;
 
 use super::{
-    opens::{Locked, OpenFile, Opens},
+    opens::{OpenFile, Opens, OwnerLocks},
     unreclaimed::Unreclaimed,
 };
 use crate::{
@@ -17,40 +18,40 @@ use crate::{
     session::compound::{Compound, Counter},
 };
 
-/// The way of a lock request.
+/// The kind of a lock request.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum How {
+pub(crate) enum LockKind {
     AtOnce,
-    /// The owner wants a notification when the lock is free.
+    /// The owner asks for a notification when the lock is free.
     Waiting,
-    /// The server was restarted; the request is a part of recovery.
+    /// The request reclaims a lock after a restart of the server.
     Reclaiming,
 }
 
-/// Bytes of a file that are locked, or to be locked.
+/// A range of bytes to lock, or a locked one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LockRange {
-    /// The first.
+    /// The first byte.
     pub offset: u64,
-    /// How many; [`u64::MAX`] means to the end of the file, wherever that is.
+    /// The number of bytes; [`u64::MAX`] means up to the end of the file, wherever that is.
     pub length: u64,
-    /// Whether nobody else may have a lock there, rather than a shared one.
+    /// Set if the lock is exclusive; otherwise it is shared.
     pub exclusive: bool,
 }
 
-/// A request to lock bytes of a file.
+/// Returns a request to lock bytes of a file.
 pub(crate) fn lock_request(
     handle: &Handle,
-    (range, how): (LockRange, How),
+    (range, how): (LockRange, LockKind),
     (locker, counter): (Locker4, Counter),
 ) -> Compound {
     let LockRange { offset, length, exclusive } = range;
     let locktype = match (how, exclusive) {
-        (How::Waiting, true) => NfsLockType4::WriteW,
-        (How::Waiting, false) => NfsLockType4::ReadW,
+        (LockKind::Waiting, true) => NfsLockType4::WriteW,
+        (LockKind::Waiting, false) => NfsLockType4::ReadW,
         _ => kind(exclusive),
     };
-    let args = LockArgs { locktype, reclaim: how == How::Reclaiming, offset, length, locker };
+    let args = LockArgs { locktype, reclaim: how == LockKind::Reclaiming, offset, length, locker };
     Compound::on("LOCK", handle).op(Argop4::Lock(args), DENIED_MAX).locker(counter).once()
 }
 
@@ -61,16 +62,16 @@ async fn reclaim_lock(
     locker: (Locker4, Counter),
     deadline: &Deadline,
 ) -> Result<Stateid4> {
-    let compound = lock_request(handle, (range, How::Reclaiming), locker);
-    let mut results = opens.client.plain(&compound, deadline).await?;
+    let compound = lock_request(handle, (range, LockKind::Reclaiming), locker);
+    let mut results = opens.client.run_in_recovery(&compound, deadline).await?;
     results.skip(&[Opnum4::PutFh])?;
     match results.next()? {
         Resop4::Lock(LockRes::Ok(stateid)) => Ok(stateid),
-        _ => Err(results.nonsense("a lock without a state")),
+        _ => Err(results.protocol_error("LOCK succeeded without a stateid")),
     }
 }
 
-/// Reclaims the locks of a file that has been reclaimed (RFC 8881 §8.4.2.1).
+/// Reclaims the locks of a file whose open has been reclaimed (RFC 8881 §8.4.2.1).
 pub(crate) async fn reclaim(
     opens: &Arc<Opens>,
     file: &Arc<OpenFile>,
@@ -92,7 +93,7 @@ pub(crate) async fn reclaim(
             let range = LockRange { offset, length, exclusive };
             match reclaim_lock(opens, &file.handle, range, locker, deadline).await {
                 Ok(locked) => {
-                    deadline.heard();
+                    deadline.restart();
                     stateid = Some(locked);
                 }
                 Err(error) => {
@@ -101,29 +102,30 @@ pub(crate) async fn reclaim(
                 }
             }
         }
-        file.state.lock().locks.insert(name, Locked { stateid, lost, ..locked });
+        file.state.lock().locks.insert(name, OwnerLocks { stateid, lost, ..locked });
     }
 }
 
-/// Lets the server forget an owner who has nothing locked in a file any more. If it cannot be told, it keeps that until the
-/// file is closed.
+/// Removes a lock owner without locks at the server. If that fails, the server keeps the owner until the file is
+/// closed.
 pub(crate) async fn forget(opens: &Arc<Opens>, file: &OpenFile, name: &[u8], stateid: Stateid4, deadline: &Deadline) {
     let compound = match opens.client.minor() {
-        // RFC 7530 §16.37: the owner and its number.
+        // RFC 7530 §16.37: this removes the owner and its seqid.
         0 => {
             let args = ReleaseLockOwnerArgs { lock_owner: owner(opens, file, name) };
             Compound::new("RELEASE_LOCKOWNER").op(Argop4::ReleaseLockOwner(args), 0)
         }
-        // RFC 8881 §18.38.3: what has no locks can be freed.
+        // RFC 8881 §18.38.3: a lock stateid without locks can be freed.
         _ => Compound::new("FREE_STATEID").op(Argop4::FreeStateid(FreeStateidArgs { stateid }), 0),
     };
     if let Err(error) = opens.client.run(&compound.once(), deadline).await {
-        tracing::debug!(%error, "an owner of locks is not forgotten");
+        tracing::debug!(%error, "removing a lock owner failed");
     }
 }
 
-/// An owner of locks in a file. In version 4.0 its operations are counted whichever file they are of (RFC 7530 §9.1.7), so
-/// each file has its own there.
+/// Returns the lock owner for a file. In NFSv4.0, the server counts the operations of an owner over all files (RFC 7530
+/// §9.1.7), so
+/// each file has an owner of its own.
 pub(crate) fn owner(opens: &Opens, file: &OpenFile, name: &[u8]) -> StateOwner4 {
     match opens.client.minor() {
         0 => opens.client.state_owner(&[&file.serial.to_be_bytes(), name].concat()),
@@ -132,7 +134,7 @@ pub(crate) fn owner(opens: &Opens, file: &OpenFile, name: &[u8]) -> StateOwner4 
 }
 
 impl OpenFile {
-    /// The owner of a lock request: one that has locked in this file before, or a new one.
+    /// Returns the owner for a lock request: the stateid of its locks in this file, or a new owner.
     pub fn locker(&self, opens: &Opens, name: &[u8], locks: Option<Stateid4>, open: Stateid4) -> Locker4 {
         let (open_seqid, lock_seqid) = (Seqid4(0), Seqid4(0));
         match locks {
@@ -141,16 +143,17 @@ impl OpenFile {
         }
     }
 
-    /// What counts the operations of an owner of locks.
+    /// Returns the seqid of a lock owner.
     pub fn counter(&self, name: &[u8]) -> Counter {
         self.state.lock().locks.entry(Bytes::copy_from_slice(name)).or_default().counter.clone()
     }
 
-    /// The stateid of an owner's locks; `None` if it has none yet.
-    pub fn locked(&self, name: &[u8]) -> Result<Option<Stateid4>> {
+    /// Returns the stateid of an owner's locks; `None` if it has none yet.
+    pub fn lock_stateid(&self, name: &[u8]) -> Result<Option<Stateid4>> {
         match self.state.lock().locks.get(name) {
             Some(locked) if locked.lost => {
-                let lost = "the server has lost locks of this owner: another may have had them meanwhile";
+                let lost =
+                    "the server has lost the locks of this owner; another client may have locked the bytes meanwhile";
                 Err(Error::new(ErrorKind::Invalid(lost), "LOCK"))
             }
             Some(locked) => Ok(locked.stateid),
@@ -158,7 +161,7 @@ impl OpenFile {
         }
     }
 
-    pub fn hold(&self, name: &[u8], stateid: Stateid4, range: LockRange) {
+    pub fn add_lock(&self, name: &[u8], stateid: Stateid4, range: LockRange) {
         let mut state = self.state.lock();
         let locked = state.locks.entry(Bytes::copy_from_slice(name)).or_default();
         locked.stateid = Some(stateid);
@@ -166,7 +169,7 @@ impl OpenFile {
         locked.ranges.push((range.offset, range.length, range.exclusive));
     }
 
-    pub fn unhold(&self, name: &[u8], stateid: Stateid4, offset: u64, length: u64) {
+    pub fn remove_lock(&self, name: &[u8], stateid: Stateid4, offset: u64, length: u64) {
         let mut state = self.state.lock();
         if let Some(locked) = state.locks.get_mut(name) {
             locked.stateid = Some(stateid);
@@ -175,7 +178,7 @@ impl OpenFile {
     }
 }
 
-/// Takes bytes out of ranges.
+/// Removes bytes from ranges.
 fn cut(ranges: &mut Vec<(u64, u64, bool)>, offset: u64, length: u64) {
     let end = offset.saturating_add(length);
     let mut left = Vec::new();
@@ -186,7 +189,7 @@ fn cut(ranges: &mut Vec<(u64, u64, bool)>, offset: u64, length: u64) {
         }
         if stop > end.max(at) {
             let from = end.max(at);
-            // To the end stays to the end.
+            // A range up to the end of the file remains one.
             left.push((from, if stop == u64::MAX { u64::MAX } else { stop - from }, exclusive));
         }
     }
@@ -208,7 +211,7 @@ pub(crate) fn range_of(denied: &LockDenied4) -> LockRange {
     LockRange { offset: denied.offset, length: denied.length, exclusive: denied.locktype.is_exclusive() }
 }
 
-/// Bytes of the description of a lock that is in the way.
+/// Maximum bytes of the description of a conflicting lock.
 pub(crate) const DENIED_MAX: usize = 32 + OPAQUE_LIMIT;
 
 #[cfg(test)]
@@ -216,7 +219,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_are_cut_where_they_are_unlocked() {
+    fn cut_removes_unlocked_bytes_from_ranges() {
         let after = |offset, length| {
             let mut ranges = vec![(10, 10, true), (100, u64::MAX, false)];
             cut(&mut ranges, offset, length);

@@ -1,5 +1,6 @@
-//! [`Names`]: by which names objects were found. Version 4.0 opens by name only (RFC 7530 §16.16; by handle since 4.1), and in a
-//! file system that has moved nothing else leads to an object; what is above here knows objects by their handles.
+//! [`Names`]: the names under which objects were found. Callers know objects by their handles, but NFSv4.0 opens only
+//! by name (RFC 7530
+//! §16.16; by handle since 4.1), and objects of a file system that has moved are found only by name.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -10,21 +11,22 @@ use bytes::Bytes;
 
 use crate::model::{Attr, Handle};
 
-/// Directory and name of objects, those found lately. It is a hint: others may have renamed them.
+/// The directories and names of recently found objects. They are hints, because other clients may have renamed the
+/// objects.
 #[derive(Debug, Default)]
 pub(crate) struct Names {
-    /// Where paths begin: roots of what is mounted, by their paths at the server.
+    /// The roots of mounted trees at which paths begin, with their paths at the server.
     roots: HashMap<Handle, (Vec<Bytes>, Option<Id>)>,
-    /// The latest; and those that were the latest before.
+    /// The objects of the current generation; `old` has those of the generation before.
     new: HashMap<Handle, Found>,
     old: HashMap<Handle, Found>,
-    /// Objects found since `new` was begun, up to [`GENERATION`].
+    /// The number of objects found in the current generation, up to [`GENERATION`].
     fresh: usize,
-    /// The latest object of each name.
+    /// The object that was last found under each name.
     objects: HashMap<(Handle, Bytes), Handle>,
 }
 
-/// An object, for ever: no other of its server has the same while it exists.
+/// The identity of an object. No other existing object of its server has the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Id {
     pub fsid: u64,
@@ -34,25 +36,25 @@ pub(crate) struct Id {
 #[derive(Clone, Debug)]
 struct Found {
     dir: Handle,
-    /// With slashes if it was several directories further.
+    /// The name, which contains slashes if the object was found several directories below `dir`.
     name: Bytes,
     id: Option<Id>,
 }
 
 impl Id {
-    /// What a server says of an object. One that gives it no number (it is 0 then) does not say which object it is.
+    /// Returns the identity from attributes; `None` if the server sends no fileid, which is then 0.
     pub fn of(attr: &Attr) -> Option<Self> {
         (attr.fileid != 0).then_some(Self { fsid: attr.fsid, fileid: attr.fileid })
     }
 }
 
 impl Names {
-    /// A path begins there.
+    /// Adds a root at which paths begin.
     pub fn root(&mut self, root: &Handle, path: &[Bytes], attr: &Attr) {
         self.roots.insert(root.detached(), (path.to_vec(), Id::of(attr)));
     }
 
-    /// An object was found there. What is `kept` is not forgotten.
+    /// Stores the name under which an object was found. Objects for which `kept` returns `true` are not evicted.
     pub fn found(
         &mut self,
         object: &Handle,
@@ -65,16 +67,17 @@ impl Names {
             return;
         }
         if self.fresh >= GENERATION {
-            self.age(kept);
+            self.start_generation(kept);
         }
         let id = id.or_else(|| self.get(object)?.id);
-        let (object, dir, name) = (self.own(object), self.own(dir), Bytes::copy_from_slice(name));
+        let (object, dir, name) = (self.shared(object), self.shared(dir), Bytes::copy_from_slice(name));
         self.objects.insert((dir.clone(), name.clone()), object.clone());
         self.fresh += usize::from(self.new.insert(object, Found { dir, name, id }).is_none());
     }
 
-    /// Forgets what has not been found lately, but not the ways to what has.
-    fn age(&mut self, kept: impl Fn(&Handle) -> bool) {
+    /// Starts a generation: evicts the objects of the oldest one, except kept objects and the directories above known
+    /// objects.
+    fn start_generation(&mut self, kept: impl Fn(&Handle) -> bool) {
         let mut gone = mem::replace(&mut self.old, mem::take(&mut self.new));
         self.fresh = 0;
         let mut wanted: Vec<Handle> = self.old.values().map(|found| found.dir.clone()).collect();
@@ -91,8 +94,8 @@ impl Names {
         objects.retain(|(dir, name), object| known.contains(&(&*object, dir, name)));
     }
 
-    /// A handle that is kept, which shares its memory with where it is kept already.
-    fn own(&self, handle: &Handle) -> Handle {
+    /// Returns a handle to store, which shares memory with an equal stored handle if there is one.
+    fn shared(&self, handle: &Handle) -> Handle {
         let known = self.new.get_key_value(handle).map(|(known, _)| known);
         known
             .or_else(|| self.roots.get_key_value(handle).map(|(known, _)| known))
@@ -104,23 +107,25 @@ impl Names {
         self.new.get(object).or_else(|| self.old.get(object))
     }
 
-    /// Where an object was found last.
-    pub fn of(&self, object: &Handle) -> Option<(Handle, Bytes)> {
+    /// Returns the directory and name under which an object was last found.
+    pub fn name_of(&self, object: &Handle) -> Option<(Handle, Bytes)> {
         self.get(object).map(|found| (found.dir.clone(), found.name.clone()))
     }
 
-    /// The object that was found there last.
-    pub fn at(&self, dir: &Handle, name: &[u8]) -> Option<Handle> {
+    /// Returns the object that was last found under a name.
+    pub fn object_at(&self, dir: &Handle, name: &[u8]) -> Option<Handle> {
         self.objects.get(&(dir.clone(), Bytes::copy_from_slice(name))).cloned()
     }
 
-    /// Which object it is.
+    /// Returns the identity of an object.
     pub fn id(&self, object: &Handle) -> Option<Id> {
         self.get(object).map_or_else(|| self.roots.get(object)?.1, |found| found.id)
     }
 
-    /// The names that lead to it: from the nearest above it that `near` knows, with what that knows; or else its path at the server.
-    pub fn way<T>(&self, object: &Handle, near: impl Fn(&Handle) -> Option<T>) -> Option<(Option<T>, Vec<Bytes>)> {
+    /// Returns the names that lead to an object from the nearest directory above it for which `near` returns a value,
+    /// with this value;
+    /// or else from the root of the server.
+    pub fn path_to<T>(&self, object: &Handle, near: impl Fn(&Handle) -> Option<T>) -> Option<(Option<T>, Vec<Bytes>)> {
         let (mut at, mut back) = (object.clone(), Vec::new());
         for _ in 0..DEPTH_MAX {
             if let Some(near) = near(&at) {
@@ -136,14 +141,14 @@ impl Names {
         None
     }
 
-    /// All of which something is known, by their file systems.
+    /// Returns one known object of each file system.
     pub fn file_systems(&self) -> HashMap<u64, Handle> {
         let roots = self.roots.iter().filter_map(|(root, (_, id))| Some((id.as_ref()?.fsid, root.clone())));
         let found = self.old.iter().chain(&self.new);
         found.filter_map(|(object, found)| Some((found.id?.fsid, object.clone()))).chain(roots).collect()
     }
 
-    /// An object is not there any more.
+    /// Removes an object that is not at its name any more.
     pub fn forget(&mut self, object: &Handle) {
         for found in [self.new.remove(object), self.old.remove(object)].into_iter().flatten() {
             let at = (found.dir, found.name);
@@ -153,10 +158,10 @@ impl Names {
         }
     }
 
-    /// What was at one name is now at another.
+    /// Changes the name of an object that was renamed.
     pub fn renamed(&mut self, from: (&Handle, &[u8]), to: (&Handle, &[u8])) {
         let Some(object) = self.objects.remove(&(from.0.clone(), Bytes::copy_from_slice(from.1))) else { return };
-        let (dir, name) = (self.own(to.0), Bytes::copy_from_slice(to.1));
+        let (dir, name) = (self.shared(to.0), Bytes::copy_from_slice(to.1));
         for found in [self.new.get_mut(&object), self.old.get_mut(&object)].into_iter().flatten() {
             (found.dir, found.name) = (dir.clone(), name.clone());
         }
@@ -164,11 +169,11 @@ impl Names {
     }
 }
 
-/// Objects of which something is known, but for those on the way to them and those that are kept.
+/// Maximum number of known objects, without kept objects and the directories above known ones.
 pub(super) const KNOWN_MAX: usize = 2 * GENERATION;
-/// A few hundred bytes each.
+/// The number of objects in a generation. Each needs a few hundred bytes.
 const GENERATION: usize = 1 << 14;
-/// Names in a path; more are a circle of what others have renamed.
+/// Maximum number of names in a path. A longer path is a loop that renames by other clients have caused.
 const DEPTH_MAX: usize = 1 << 12;
 
 #[cfg(test)]
@@ -184,7 +189,7 @@ mod tests {
     }
 
     fn path(names: &Names, object: usize) -> Option<Vec<Bytes>> {
-        names.way(&handle(object), |_| None::<()>).map(|(_, path)| path)
+        names.path_to(&handle(object), |_| None::<()>).map(|(_, path)| path)
     }
 
     fn root(names: &mut Names, number: usize) {
@@ -193,24 +198,24 @@ mod tests {
     }
 
     #[test]
-    fn an_object_is_where_it_was_found_or_renamed_to_last() {
+    fn object_has_the_name_of_its_last_lookup_or_rename() {
         let mut names = Names::default();
         let (dir, other) = (handle(1), handle(2));
         find(&mut names, 3, 1, "a");
         find(&mut names, 4, 1, "b");
         names.renamed((&dir, b"a"), (&other, b"c"));
         names.renamed((&other, b"b"), (&other, b"d"));
-        assert_eq!(names.of(&handle(3)), Some((other.clone(), "c".into())));
-        assert_eq!(names.of(&handle(4)), Some((dir.clone(), "b".into())));
+        assert_eq!(names.name_of(&handle(3)), Some((other.clone(), "c".into())));
+        assert_eq!(names.name_of(&handle(4)), Some((dir.clone(), "b".into())));
         find(&mut names, 4, 2, "d");
-        assert_eq!(names.of(&handle(4)), Some((other.clone(), "d".into())));
-        assert_eq!((names.at(&other, b"d"), names.at(&dir, b"a")), (Some(handle(4)), None));
+        assert_eq!(names.name_of(&handle(4)), Some((other.clone(), "d".into())));
+        assert_eq!((names.object_at(&other, b"d"), names.object_at(&dir, b"a")), (Some(handle(4)), None));
         names.forget(&handle(4));
-        assert_eq!((names.of(&handle(4)), names.at(&other, b"d")), (None, None));
+        assert_eq!((names.name_of(&handle(4)), names.object_at(&other, b"d")), (None, None));
     }
 
     #[test]
-    fn a_path_begins_at_a_root() {
+    fn path_begins_at_a_root() {
         let mut names = Names::default();
         root(&mut names, 1);
         find(&mut names, 2, 1, "a");
@@ -220,16 +225,16 @@ mod tests {
         names.renamed((&handle(1), b"a"), (&handle(1), b"d"));
         assert_eq!(path(&names, 3), Some(b"export/m/d/b/c".to_vec()));
         assert_eq!(path(&names, 9), None);
-        let near = names.way(&handle(3), |at| (*at == handle(2)).then_some("it"));
+        let near = names.path_to(&handle(3), |at| (*at == handle(2)).then_some("it"));
         assert_eq!(near, Some((Some("it"), vec!["b".into(), "c".into()])));
         find(&mut names, 5, 6, "x");
         find(&mut names, 6, 5, "y");
-        assert_eq!(path(&names, 6), None, "a circle");
+        assert_eq!(path(&names, 6), None, "a loop has no path");
         assert_eq!(names.id(&handle(1)), Some(Id { fsid: 7, fileid: 2 }));
     }
 
     #[test]
-    fn the_latest_are_kept_and_the_ways_to_them() {
+    fn recent_objects_and_their_directories_are_kept() {
         let mut names = Names::default();
         root(&mut names, 1);
         find(&mut names, 4, 1, "dir");
@@ -240,9 +245,9 @@ mod tests {
                 *object == handle(3)
             });
         }
-        assert!(names.of(&handle(10)).is_none());
+        assert!(names.name_of(&handle(10)).is_none());
         assert!((2 * GENERATION..=3 * GENERATION).all(|number| path(&names, 10 + number).is_some()));
-        assert!(names.of(&handle(3)).is_some());
+        assert!(names.name_of(&handle(3)).is_some());
         assert!(names.new.len() + names.old.len() <= 2 * GENERATION + 4);
         assert!(names.objects.len() <= 2 * GENERATION + 4);
     }

@@ -1,7 +1,9 @@
-//! Copies that a server goes on with behind its reply: how their ends are heard of (RFC 7862 §4.8, §15.8, §15.9, §16.1).
+//! Copies that a server continues after its reply, and how the client learns of their ends (RFC 7862 §4.8, §15.8,
+//! §15.9, §16.1).
 //!
-//! The server tells the end of a copy by CB_OFFLOAD, which can come before the reply that the copy has its name from. In case that
-//! it never comes, the server is asked now and then (OFFLOAD_STATUS). A copy that nobody waits for any more is cancelled.
+//! The server reports the end of a copy by CB_OFFLOAD, which can arrive before the reply with the stateid of the copy.
+//! In case that
+//! no CB_OFFLOAD arrives, the client polls with OFFLOAD_STATUS. A copy for which no task waits any more is cancelled.
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,7 +17,7 @@ use crate::{
     session::compound::{Compound, failure, value},
 };
 
-/// A copy that is waited for. It is cancelled if this is dropped before it has ended.
+/// A copy for which a task waits. If it is dropped before the copy has ended, the copy is cancelled.
 struct Waiting {
     server: Arc<Server>,
     file: Handle,
@@ -35,7 +37,7 @@ impl Drop for Waiting {
             let compound = Compound::on("OFFLOAD_CANCEL", &file).op(cancel, 0);
             let deadline = &Deadline::strict(server.client.link.lease());
             if let Err(error) = server.client.run(&compound, deadline).await {
-                tracing::debug!(%error, "a copy cannot be cancelled");
+                tracing::debug!(%error, "cancelling a copy failed");
             }
         });
     }
@@ -45,14 +47,14 @@ impl V4 {
     /// Waits for the end of a copy into a file, as long as it makes progress.
     ///
     /// # Errors
-    /// It has failed, has come to a standstill, or the server knows no more of it.
-    pub(super) async fn copied(&self, file: &Handle, name: Stateid4, verf: [u8; 8]) -> Result<(u64, Written)> {
+    /// The copy failed, made no progress until the deadline, or is unknown to the server.
+    pub(super) async fn wait_for_copy(&self, file: &Handle, name: Stateid4, verf: [u8; 8]) -> Result<(u64, Written)> {
         let mut end = self.server.callbacks.offloads.wait(name);
         let mut waiting = Waiting { server: self.server.clone(), file: file.clone(), name, ended: false };
         let (mut seen, mut deadline) = (0, self.deadline());
         loop {
             let status = tokio::select! {
-                info = &mut end => match info.expect("it is listed until this ends") {
+                info = &mut end => match info.expect("the copy must be in the table") {
                     OffloadInfo4::Ok(response) => {
                         waiting.ended = true;
                         return Ok(written(&response));
@@ -77,14 +79,14 @@ impl V4 {
                     return Err(failure(status, "COPY"));
                 }
                 None if status.count > seen => (seen, deadline) = (status.count, self.deadline()),
-                None if Instant::now() >= deadline.at() => return Err(self.program().late("COPY")),
+                None if Instant::now() >= deadline.at() => return Err(self.program().timeout_error("COPY")),
                 None => {}
             }
         }
     }
 }
 
-/// How many bytes a copy has written, and how.
+/// Returns the number of bytes that a copy has written, and their durability.
 pub(super) fn written(response: &WriteResponse4) -> (u64, Written) {
     let committed = match response.committed {
         StableHow4::Unstable => StableHow::Unstable,
@@ -95,5 +97,5 @@ pub(super) fn written(response: &WriteResponse4) -> (u64, Written) {
     (response.count, Written { count, committed, verf: response.writeverf })
 }
 
-/// Between questions about a copy that the server has not told the end of.
+/// The time between polls for the status of a copy.
 const STATUS_EVERY: Duration = Duration::from_secs(5);

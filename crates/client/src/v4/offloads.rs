@@ -1,4 +1,5 @@
-//! [`Offloads`]: the ends of copies that a server completes after its reply (RFC 7862 §16.1), for those that wait for them.
+//! [`Offloads`]: passes the results of copies that a server completes after its reply (RFC 7862 §16.1) to the tasks
+//! that wait for them.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -6,7 +7,7 @@ use nfs::v4::{Stateid4, callback::OffloadInfo4};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-/// The copies that are waited for, and those that have ended before.
+/// The copies for which tasks wait, and the results that complete_arrival before the reply to COPY.
 #[derive(Debug, Default)]
 pub(crate) struct Offloads(Mutex<Inner>);
 
@@ -17,11 +18,11 @@ struct Inner {
 }
 
 impl Offloads {
-    /// CB_OFFLOAD.
+    /// Stores or passes on the result of a copy, from CB_OFFLOAD.
     pub fn ended(&self, name: Stateid4, info: OffloadInfo4) {
         let mut inner = self.0.lock();
         match inner.awaited.remove(&name) {
-            // It fails if nobody waits any more.
+            // Sending fails if the task does not wait any more.
             Some(waiting) => drop(waiting.send(info)),
             None => {
                 if inner.early.len() >= EARLY_MAX {
@@ -37,8 +38,8 @@ impl Offloads {
         let mut inner = self.0.lock();
         match inner.early.iter().position(|(early, _)| *early == name) {
             Some(at) => {
-                let (_, info) = inner.early.remove(at).expect("it was found there");
-                ended.send(info).expect("the receiver is here");
+                let (_, info) = inner.early.remove(at).expect("the position must be valid");
+                ended.send(info).expect("the receiver must exist");
             }
             None => drop(inner.awaited.insert(name, ended)),
         }
@@ -50,5 +51,5 @@ impl Offloads {
     }
 }
 
-/// Ends that are remembered until the replies to COPY have come.
+/// Maximum number of results that are kept until the reply to COPY arrives.
 const EARLY_MAX: usize = 64;

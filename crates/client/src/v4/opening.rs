@@ -1,4 +1,4 @@
-//! OPEN and CLOSE as operations of the loop in [`drive`], and the results of an OPEN.
+//! OPEN and CLOSE as operations that [`drive`] executes, and the results of an OPEN.
 
 use std::sync::Arc;
 
@@ -8,8 +8,8 @@ use tokio::sync::OwnedMutexGuard;
 use xdr::Opaque;
 
 use super::{
-    delegation::{Delegation, Mark},
-    opens::{OPEN_MAX, OpenFile, Opens, STATE_TRIES, Seen, open, seen, wanted},
+    delegation::{Delegation, EventTime},
+    opens::{OPEN_MAX, OpenAttributes, OpenFile, Opens, STATE_TRIES, open, open_attributes, wanted},
 };
 use crate::{
     call::Deadline,
@@ -22,14 +22,14 @@ use crate::{
 };
 
 impl OpenFile {
-    /// The stateid for READ or WRITE. Opens the file if it is not open for that.
+    /// Returns the stateid for READ or WRITE. Opens the file if it is not open for this access.
     ///
     /// # Errors
     /// OPEN failed.
     pub async fn stateid(&self, opens: &Arc<Opens>, access: u32, deadline: &Deadline) -> Result<Stateid4> {
-        match self.ready(opens, access) {
+        match self.open_stateid(opens, access) {
             Some(stateid) => Ok(stateid),
-            // Boxed: what is rare is not to make the future of every operation larger.
+            // Boxed, so that this rare case does not enlarge the future of every operation.
             None => Box::pin(self.open(opens, access, deadline)).await,
         }
     }
@@ -37,12 +37,12 @@ impl OpenFile {
     async fn open(&self, opens: &Arc<Opens>, access: u32, deadline: &Deadline) -> Result<Stateid4> {
         let asked = opens.delegations.now();
         let mut opening =
-            Opening { opens, file: self, access, alone: None, by: None, ready: None, compound: None, asked };
+            Opening { opens, file: self, access, changes: None, by: None, ready: None, compound: None, asked };
         let res = match drive(&mut opening, None, deadline).await.0? {
             Some(res) => res,
-            None => return Ok(opening.ready.expect("there was no need to open it")),
+            None => return Ok(opening.ready.expect("an operation without a request must have a stateid")),
         };
-        let (compound, asked) = (opening.compound.as_ref().expect("it was sent"), opening.asked);
+        let (compound, asked) = (opening.compound.as_ref().expect("the request must have been sent"), opening.asked);
         let results = opens.client.results(compound, res);
         match opens.client.minor() {
             0 => self.opened_by_name(opens, access, results, asked),
@@ -50,31 +50,34 @@ impl OpenFile {
                 let mut results = results?;
                 results.skip(&[Opnum4::PutFh])?;
                 let ok = value!(results, Open)?;
-                self.take_in(opens, ok, access, seen(&mut results, asked)?);
-                self.ready(opens, access).ok_or_else(|| results.nonsense("an open that is none"))
+                self.store_open(opens, ok, access, open_attributes(&mut results, asked)?);
+                self.open_stateid(opens, access)
+                    .ok_or_else(|| results.protocol_error("OPEN succeeded without access to the file"))
             }
         }
     }
 
-    /// Takes the results of an OPEN by name. If the name is another file's now, this one has the anonymous stateid.
+    /// Stores the results of an OPEN by name. If the name is now that of another file, returns the anonymous stateid.
     fn opened_by_name(
         &self,
         opens: &Arc<Opens>,
         access: u32,
         results: Result<Results>,
-        asked: Mark,
+        asked: EventTime,
     ) -> Result<Stateid4> {
         match results {
             Ok(mut results) => {
                 results.skip(&[Opnum4::PutFh])?;
                 let ok = value!(results, Open)?;
                 let handle: Handle = Opaque(value!(results, GetFh)?.0);
-                let seen = seen(&mut results, asked)?;
+                let seen = open_attributes(&mut results, asked)?;
                 if handle == self.handle {
-                    self.take_in(opens, ok, access, seen);
-                    return self.ready(opens, access).ok_or_else(|| results.nonsense("an open that is none"));
+                    self.store_open(opens, ok, access, seen);
+                    return self
+                        .open_stateid(opens, access)
+                        .ok_or_else(|| results.protocol_error("OPEN succeeded without access to the file"));
                 }
-                // The file that has taken its name is closed when it was idle for a moment.
+                // The other file is closed when it has been idle.
                 opens.opened(&handle, ok, access, seen);
             }
             Err(error) if is_elsewhere(&error) => {}
@@ -84,20 +87,20 @@ impl OpenFile {
         Ok(Stateid4::ANONYMOUS)
     }
 
-    /// The stateid of the open, if it is for this access.
-    pub fn ready(&self, opens: &Opens, access: u32) -> Option<Stateid4> {
+    /// Returns the stateid of the open, if it includes this access.
+    pub fn open_stateid(&self, opens: &Opens, access: u32) -> Option<Stateid4> {
         let state = self.state.lock();
         let (stateid, have) = state.open?;
         (have & access == access).then_some(opens.client.latest(stateid))
     }
 
-    /// What OPEN has returned.
-    pub fn take_in(&self, opens: &Arc<Opens>, ok: OpenOk, access: u32, seen: Seen) {
+    /// Stores the results of an OPEN.
+    pub fn store_open(&self, opens: &Arc<Opens>, ok: OpenOk, access: u32, seen: OpenAttributes) {
         let mut state = self.state.lock();
         let before = state.open.filter(|(stateid, _)| stateid.other == ok.stateid.other).map_or(0, |(_, had)| had);
         state.open = Some((ok.stateid, before | access));
         state.may_notify = ok.rflags & OPEN4_RESULT_MAY_NOTIFY_LOCK != 0;
-        // What this client is changing at the same time may, or may not, be in it.
+        // The attributes may or may not contain changes that this client made at the same time.
         let attr = seen.attr.filter(|_| state.is_settled(seen.asked));
         state.opened = seen.change;
         let (stateid, write, recall) = match ok.delegation {
@@ -115,30 +118,32 @@ impl OpenFile {
         (delegation.attr, delegation.change) = (attr, seen.change);
         state.delegation = Some(delegation);
         drop(state);
-        // RFC 8881 §20.2.3: a recall can overtake the OPEN that it is about.
+        // RFC 8881 §20.2.3: a recall can arrive before the reply to the OPEN that granted the delegation.
         if recall || opens.delegations.was_recalled(&stateid) {
             opens.recall(stateid);
         }
     }
 }
 
-/// OPEN of a file by its handle, or in version 4.0 by its name. Nothing else opens or closes the file meanwhile, but for pauses.
+/// OPEN of a file by its handle, or by its name in NFSv4.0. It excludes other opens and closes of the file, except
+/// during pauses.
 struct Opening<'a> {
     opens: &'a Arc<Opens>,
     file: &'a OpenFile,
     access: u32,
-    alone: Option<OwnedMutexGuard<()>>,
-    /// The delegation by which it is opened.
+    changes: Option<OwnedMutexGuard<()>>,
+    /// The stateid of the delegation that the OPEN claims.
     by: Option<Stateid4>,
-    /// The stateid, if no request is needed.
+    /// The stateid of the open, if no request is needed.
     ready: Option<Stateid4>,
     compound: Option<Compound>,
-    /// When the last attempt was made.
-    asked: Mark,
+    /// The time of the last attempt.
+    asked: EventTime,
 }
 
 impl Opening<'_> {
-    /// By a delegation if there is one: then it is not another open, which could be in its way (RFC 8881 §10.4.1).
+    /// Claims a delegation if there is one, because the server could take another open for a conflict with it (RFC 8881
+    /// §10.4.1).
     fn by_handle(&mut self) -> Compound {
         let writes = self.access & OPEN4_SHARE_ACCESS_WRITE != 0;
         self.by = {
@@ -161,16 +166,16 @@ impl Opening<'_> {
 
 impl Operation for Opening<'_> {
     async fn prepare(&mut self, _: &Deadline) -> Result<Next> {
-        if self.alone.is_none() {
-            self.alone = Some(self.file.changing().await);
+        if self.changes.is_none() {
+            self.changes = Some(self.file.lock_changes().await);
         }
-        self.ready = self.file.ready(self.opens, self.access);
+        self.ready = self.file.open_stateid(self.opens, self.access);
         if self.ready.is_some() {
             return Ok(Next::Done);
         }
         self.asked = self.opens.delegations.now();
         self.compound = Some(if self.opens.client.minor() == 0 {
-            let name = self.opens.names.lock().of(&self.file.handle);
+            let name = self.opens.names.lock().name_of(&self.file.handle);
             let Some(name) = name else {
                 self.ready = Some(Stateid4::ANONYMOUS);
                 return Ok(Next::Done);
@@ -187,7 +192,7 @@ impl Operation for Opening<'_> {
     }
 
     fn compound(&self) -> &Compound {
-        self.compound.as_ref().expect("it was prepared")
+        self.compound.as_ref().expect("the operation must be prepared")
     }
 
     async fn recover(&mut self, res: &CompoundRes, _: &Deadline) -> Result<Retry> {
@@ -196,8 +201,8 @@ impl Operation for Opening<'_> {
     }
 
     fn before_pause(&mut self) {
-        // Others may wait to return a delegation of this file, for which this operation waits.
-        self.alone = None;
+        // Other tasks may wait for the lock to return a delegation of this file, and this OPEN waits for that.
+        self.changes = None;
     }
 }
 
@@ -208,7 +213,7 @@ pub(super) struct Closing<'a> {
     pub open: Option<Stateid4>,
     pub delegation: Option<Stateid4>,
     pub compound: Compound,
-    /// Stateids that were older than the server's.
+    /// The number of stateids that were older than the server's.
     pub old: u32,
 }
 
@@ -236,7 +241,7 @@ impl Operation for Closing<'_> {
     async fn recover(&mut self, res: &CompoundRes, _: &Deadline) -> Result<Retry> {
         self.old += 1;
         match &mut self.open {
-            // As in `State::advance`. The delegation was returned before.
+            // As in `State::advance`. DELEGRETURN before the CLOSE has succeeded, so it is not sent again.
             Some(open) if res.status == Nfsstat4::OldStateid && self.old < STATE_TRIES => {
                 open.seqid = open.seqid.wrapping_add(1);
                 self.delegation = None;
@@ -247,7 +252,7 @@ impl Operation for Closing<'_> {
     }
 }
 
-/// Whether an error of OPEN by name says that the file is not there.
+/// Returns `true` if an error of OPEN by name means that the name does not lead to the file any more.
 fn is_elsewhere(error: &Error) -> bool {
     use Status as S;
     matches!(

@@ -1,13 +1,18 @@
-//! [`Opens`]: which files are open at the server, with the locks and delegations that go with them; one open for each
-//! file handle, however many use it.
+//! [`Opens`]: the files that are open at the server, with their locks and delegations. Each file handle has one open,
+//! however
+//! many users it has.
 //!
 //! Read RFC 8881 §8.2 (stateids), §9.1, §10.4 (delegations) and §8.4.2.1 (reclaiming) first. A file is opened by its
-//! handle when data is first read or written, for what is then wanted, and stays open as long as it is in use or locked,
-//! a moment longer in case that somebody comes back, and as long as the server delegates it: then opening it again costs
-//! nothing, and its attributes are known. When the server has lost state, what is held is reclaimed, or opened anew.
+//! handle when
+//! it is first read or written, for the access that is then needed. It stays open while it is in use or locked, for
+//! [`IDLE_TIMEOUT`]
+//! after that, and while the server delegates it. So opening it again costs nothing, and a delegation keeps its
+//! attributes
+//! cached. When the server has lost its state, opens are reclaimed, or made again when they are needed.
 //!
-//! Version 4.0 opens by name (RFC 7530 §16.16). A file that is not found by its name any more is read and written without an
-//! open, by the anonymous stateid (§9.1.4.3), and cannot be locked.
+//! NFSv4.0 opens by name (RFC 7530 §16.16). A file whose name is unknown is read and written without an open, with the
+//! anonymous
+//! stateid (§9.1.4.3), and cannot be locked.
 
 use std::{
     collections::HashMap,
@@ -28,7 +33,7 @@ use tokio::{
 
 use super::{
     attr,
-    delegation::{Delegation, Delegations, Mark},
+    delegation::{Delegation, Delegations, EventTime},
     lock_state,
     names::Names,
     opening::Closing,
@@ -50,69 +55,70 @@ pub(crate) struct Opens {
     pub client: Arc<Client4>,
     files: Mutex<HashMap<Handle, Arc<OpenFile>>>,
     pub delegations: Arc<Delegations>,
-    /// The next owner of [`open_once`].
-    once: AtomicUsize,
-    /// Files so far.
+    /// The number of the next owner of [`open_temporary`].
+    temporary: AtomicUsize,
+    /// The serial number of the next file.
     serial: AtomicU64,
     pub names: Mutex<Names>,
 }
 
-/// A file that is, or is about to be, open.
+/// A file that is open or is about to be opened.
 #[derive(Debug)]
 pub(crate) struct OpenFile {
     pub handle: Handle,
-    /// In version 4.0 it has owners of locks of its own, told apart by this.
+    /// The serial number of the file. In NFSv4.0, each file has its own lock owners, whose names contain it.
     pub serial: u64,
-    /// Changes one at a time; what is there can be looked at.
-    changing: Arc<tokio::sync::Mutex<()>>,
+    /// Serializes changes of the state at the server. The lock is not needed to read `state`.
+    change_lock: Arc<tokio::sync::Mutex<()>>,
     pub state: Mutex<State>,
-    /// Requests under way.
+    /// The number of requests that use the file.
     uses: AtomicUsize,
+    /// The time of the last use.
     used: Mutex<Instant>,
 }
 
-/// What the server keeps of a file for this client.
+/// The state that the server keeps of a file for this client.
 #[derive(Debug, Default)]
 pub(crate) struct State {
-    /// The open, and for what: the `OPEN4_SHARE_ACCESS_` bits.
+    /// The stateid of the open, and its access: the `OPEN4_SHARE_ACCESS_` bits.
     pub open: Option<(Stateid4, u32)>,
     pub delegation: Option<Delegation>,
-    /// WRITEs under way.
+    /// The number of outstanding WRITEs.
     pub writing: u32,
-    /// When this client has changed it last.
-    pub changed: Mark,
-    /// The change attribute that came with the last OPEN, for who has asked for that.
+    /// The time of the last change that this client made.
+    pub changed: EventTime,
+    /// The change attribute of the last OPEN, for [`OpenFile::take_opened`].
     pub(super) opened: Option<u64>,
-    /// By owner.
-    pub locks: HashMap<Bytes, Locked>,
-    /// Owners that wait for a lock, and are told when to ask again.
+    /// The locks by owner.
+    pub locks: HashMap<Bytes, OwnerLocks>,
+    /// The owners that wait for a lock, with the notifications to retry.
     pub waiting: HashMap<Bytes, Arc<Notify>>,
-    /// Whether the server may tell it (`OPEN4_RESULT_MAY_NOTIFY_LOCK`).
+    /// Set if the server may notify the client when a lock is free (`OPEN4_RESULT_MAY_NOTIFY_LOCK`).
     pub may_notify: bool,
 }
 
-/// The attributes of a file that came with an OPEN.
+/// The attributes of a file from the reply to an OPEN.
 #[derive(Debug)]
-pub(crate) struct Seen {
+pub(crate) struct OpenAttributes {
     pub attr: Option<Attr>,
     pub change: Option<u64>,
-    /// When it was asked.
-    pub asked: Mark,
+    /// The time of the request.
+    pub asked: EventTime,
 }
 
 /// The locks of an owner in a file.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Locked {
+pub(crate) struct OwnerLocks {
     pub stateid: Option<Stateid4>,
-    /// First byte, bytes, exclusive.
+    /// The locked ranges: first byte, number of bytes, exclusive.
     pub ranges: Vec<(u64, u64, bool)>,
-    /// Its operations, in version 4.0.
+    /// The owner's seqid, in NFSv4.0.
     pub counter: Counter,
-    /// The server has lost them, and did not let them be reclaimed.
+    /// Set if the server has lost the locks and did not allow the client to reclaim them.
     pub lost: bool,
 }
 
-/// A file that a request uses.
+/// A use of a file by a request.
 #[derive(Debug)]
 pub(crate) struct InUse(pub Arc<OpenFile>);
 
@@ -124,19 +130,19 @@ impl Drop for InUse {
 }
 
 impl Opens {
-    /// No open files.
+    /// Makes a table without open files.
     pub fn new(client: Arc<Client4>) -> Self {
         Self {
             client,
             files: Mutex::default(),
             delegations: Arc::default(),
-            once: AtomicUsize::default(),
+            temporary: AtomicUsize::default(),
             serial: AtomicU64::default(),
             names: Mutex::default(),
         }
     }
 
-    /// The file of this handle, in use.
+    /// Returns the file with this handle and marks it as used.
     pub fn file(&self, handle: &Handle) -> InUse {
         let mut files = self.files.lock();
         if let Some(file) = files.get(handle) {
@@ -146,7 +152,7 @@ impl Opens {
         let file = Arc::new(OpenFile {
             handle: handle.detached(),
             serial: self.serial.fetch_add(1, Relaxed),
-            changing: Arc::default(),
+            change_lock: Arc::default(),
             state: Mutex::default(),
             uses: AtomicUsize::new(1),
             used: Mutex::new(Instant::now()),
@@ -155,27 +161,27 @@ impl Opens {
         InUse(file)
     }
 
-    /// The file of this handle, if anything is known of it.
+    /// Returns the file with this handle, if it is in the table.
     pub fn known(&self, handle: &Handle) -> Option<Arc<OpenFile>> {
         self.files.lock().get(handle).cloned()
     }
 
-    /// An object was found by this name.
+    /// Stores the name under which an object was found.
     pub fn found(&self, dir: &Handle, name: &[u8], object: &Handle, attr: Option<&Attr>) {
         self.names.lock().found(object, (dir, name), attr, |object| self.known(object).is_some());
     }
 
-    /// All known files.
+    /// Returns all files in the table.
     pub fn all(&self) -> Vec<Arc<OpenFile>> {
         self.files.lock().values().cloned().collect()
     }
 
-    /// The number of known files.
+    /// Returns the number of files in the table.
     pub fn len(&self) -> usize {
         self.files.lock().len()
     }
 
-    /// The stateids of all opens, delegations and locks.
+    /// Returns the stateids of all opens, delegations and locks.
     pub fn stateids(&self) -> Vec<Stateid4> {
         let files = self.all();
         let of = |file: Arc<OpenFile>| {
@@ -187,7 +193,7 @@ impl Opens {
         files.into_iter().flat_map(of).collect()
     }
 
-    /// Forgets a stateid that the server has revoked.
+    /// Removes a stateid that the server has revoked.
     pub fn lost(&self, stateid: &Stateid4) {
         for file in self.all() {
             let mut state = file.state.lock();
@@ -199,14 +205,15 @@ impl Opens {
         }
     }
 
-    /// Remembers a file that an operation has opened.
-    pub fn opened(self: &Arc<Self>, handle: &Handle, ok: OpenOk, access: u32, seen: Seen) -> InUse {
+    /// Stores the results of an OPEN that another operation has sent.
+    pub fn opened(self: &Arc<Self>, handle: &Handle, ok: OpenOk, access: u32, seen: OpenAttributes) -> InUse {
         let file = self.file(handle);
-        file.0.take_in(self, ok, access, seen);
+        file.0.store_open(self, ok, access, seen);
         file
     }
 
-    /// Closes the files that have been idle for a moment, and the least recently used ones if too many are idle.
+    /// Closes the files that have been idle for [`IDLE_TIMEOUT`], and the least recently used ones if more than [`IDLE_MAX`]
+    /// are idle.
     pub async fn close_idle(self: &Arc<Self>, deadline: &Deadline) {
         let mut idle: Vec<_> = {
             let files = self.files.lock();
@@ -217,14 +224,14 @@ impl Opens {
         let excess = idle.len().saturating_sub(IDLE_MAX);
         for (at, (used, file)) in idle.into_iter().enumerate() {
             let delegated = file.state.lock().delegation.is_some();
-            if at < excess || (!delegated && used.elapsed() >= LINGER) {
+            if at < excess || (!delegated && used.elapsed() >= IDLE_TIMEOUT) {
                 self.close(&file, deadline).await;
             }
         }
     }
 
-    /// A user of this file has finished: the file is closed now if it is idle.
-    pub fn done(self: &Arc<Self>, handle: &Handle) {
+    /// Closes the file now if it is idle and not delegated. A user of the file calls this when it has finished.
+    pub fn close_if_idle(self: &Arc<Self>, handle: &Handle) {
         let Some(file) = self.known(handle).filter(|file| file.is_idle()) else { return };
         if file.state.lock().delegation.is_none() {
             let opens = self.clone();
@@ -234,7 +241,7 @@ impl Opens {
         }
     }
 
-    /// Closes everything.
+    /// Closes all files.
     pub async fn close_all(self: &Arc<Self>, deadline: &Deadline) {
         for file in self.all() {
             file.state.lock().locks.clear();
@@ -242,17 +249,18 @@ impl Opens {
         }
     }
 
-    /// Closes a file and returns its delegation, unless it is in use. A request that needs the file meanwhile opens it again after that:
-    /// the server has one open of it, so that a CLOSE would close a new one as well.
+    /// Closes a file and returns its delegation, unless it is in use. A request that needs the file meanwhile opens it
+    /// after the CLOSE:
+    /// the server has one open for the file, so the CLOSE would also close a new open.
     async fn close(self: &Arc<Self>, file: &Arc<OpenFile>, deadline: &Deadline) {
-        self.ending(file).await;
-        let _alone = file.changing.lock().await;
+        self.notify_return(file).await;
+        let _changes = file.change_lock.lock().await;
         let (open, delegation, lockers) = {
-            let _nobody_comes = self.files.lock();
+            let _files = self.files.lock();
             let mut state = file.state.lock();
             if !file.is_unused(&state) {
-                // Somebody goes on with it; what was forgotten is learned again.
-                state.delegation.iter_mut().for_each(|delegation| delegation.ending = false);
+                // The file is in use again. The caches that the watcher has dropped are filled again.
+                state.delegation.iter_mut().for_each(|delegation| delegation.is_returning = false);
                 return;
             }
             let lockers: Vec<_> =
@@ -266,12 +274,13 @@ impl Opens {
             let mut closing =
                 Closing { client: &self.client, handle: &file.handle, open, delegation, compound, old: 0 };
             let (res, _) = drive(&mut closing, None, deadline).await;
-            let res = res.map(|res| res.expect("it is always sent"));
+            let res = res.map(|res| res.expect("a CLOSE must be sent"));
             if let Err(error) = res.and_then(|res| self.client.results(&closing.compound, res)) {
-                tracing::debug!(%error, "a file cannot be closed");
+                tracing::debug!(%error, "closing a file failed");
             }
         }
-        // RFC 7530 §16.37: the server would keep them, and their numbers. Later versions know that they have nothing.
+        // RFC 7530 §16.37: a server of NFSv4.0 would keep the lock owners and their seqids. Later versions discard
+        // them.
         for (name, stateid) in lockers.into_iter().filter(|_| self.client.minor() == 0) {
             lock_state::forget(self, file, &name, stateid, deadline).await;
         }
@@ -281,11 +290,11 @@ impl Opens {
         }
     }
 
-    /// Reclaims opens and locks after the server has forgotten this client (RFC 8881 §8.4.2.1).
+    /// Reclaims opens and locks after the server has lost this client (RFC 8881 §8.4.2.1).
     pub async fn reclaim(self: &Arc<Self>, deadline: &Deadline) {
         let mut unreclaimed = Unreclaimed::default();
         for file in self.all() {
-            // Without keeping others from changing it: they wait for this, with whatever they have begun.
+            // This does not lock `change_lock`, because operations that hold that lock wait for the recovery.
             let (open, delegation) = {
                 let mut state = file.state.lock();
                 let delegation = state.delegation.take();
@@ -296,8 +305,8 @@ impl Opens {
             }
             let Some((_, access)) = open else { continue };
             match file.reclaim(self, access, delegation, deadline).await {
-                // However many there are: only a server that is silent has no time for all of them.
-                Ok(()) => deadline.heard(),
+                // The number of files does not count against the deadline, only the silence of the server.
+                Ok(()) => deadline.restart(),
                 Err(error) => unreclaimed.file(error),
             }
             lock_state::reclaim(self, &file, deadline, &mut unreclaimed).await;
@@ -307,13 +316,14 @@ impl Opens {
 }
 
 impl State {
-    /// Whether this client has changed nothing since then, and is not about to.
-    pub fn is_settled(&self, since: Mark) -> bool {
+    /// Returns `true` if this client has not changed the file since then and has no outstanding WRITE.
+    pub fn is_settled(&self, since: EventTime) -> bool {
         self.writing == 0 && self.changed <= since
     }
 
-    /// A stateid is older than the server's: what has changed it since was given up before it was answered. From 4.1 on, a
-    /// stateid need not say how old it is.
+    /// Increments the seqid of a stateid that is older than the server's, because the caller of an earlier operation
+    /// gave up before
+    /// the reply. From NFSv4.1 on, a request can leave the seqid zero.
     fn advance(&mut self, stateid: &Stateid4) {
         let open = self.open.as_mut().map(|(open, _)| open);
         let locks = self.locks.values_mut().filter_map(|locked| locked.stateid.as_mut());
@@ -322,7 +332,7 @@ impl State {
         }
     }
 
-    /// A stateid is of no more use; returns whether it was one of these.
+    /// Removes a stateid that cannot be used any more. Returns `true` if it was one of these.
     fn forget(&mut self, stateid: &Stateid4) -> bool {
         let same = |other: &Stateid4| other.other == stateid.other;
         let mut any = false;
@@ -344,17 +354,17 @@ impl State {
 }
 
 impl OpenFile {
-    /// Keeps others from opening, closing and locking it meanwhile.
-    pub async fn changing(&self) -> OwnedMutexGuard<()> {
-        self.changing.clone().lock_owned().await
+    /// Locks the file against other opens, closes and changes of locks.
+    pub async fn lock_changes(&self) -> OwnedMutexGuard<()> {
+        self.change_lock.clone().lock_owned().await
     }
 
-    /// Waits until what is changing has changed.
-    pub async fn settled(&self) {
-        drop(self.changing().await);
+    /// Waits until the outstanding open, close or change of locks has ended.
+    pub async fn wait_for_changes(&self) {
+        drop(self.lock_changes().await);
     }
 
-    /// Whether it can be closed.
+    /// Returns `true` if the file can be closed.
     fn is_idle(&self) -> bool {
         self.is_unused(&self.state.lock())
     }
@@ -363,17 +373,17 @@ impl OpenFile {
         self.uses.load(Relaxed) == 0 && state.locks.values().all(|locked| locked.ranges.is_empty())
     }
 
-    /// The change attribute that came with an OPEN since this was called last.
+    /// Returns and clears the change attribute of the last OPEN.
     pub fn take_opened(&self) -> Option<u64> {
         self.state.lock().opened.take()
     }
 
-    /// When a request used it last.
+    /// Returns the time of the last use.
     pub fn used(&self) -> Instant {
         *self.used.lock()
     }
 
-    /// Forgets a stateid that the server has refused with this status. Returns whether the operation can be retried.
+    /// Removes a stateid that the server has refused with this status. Returns `true` if the operation can be retried.
     pub fn state_failed(&self, stateid: &Stateid4, status: Nfsstat4) -> bool {
         match status {
             Nfsstat4::OldStateid => {
@@ -387,7 +397,7 @@ impl OpenFile {
             | Nfsstat4::Expired
             | Nfsstat4::AdminRevoked
             | Nfsstat4::DelegRevoked => {
-                // If it is not there any more, another operation has already forgotten it.
+                // If the stateid is not there any more, another operation has already removed it.
                 self.state.lock().forget(stateid);
                 true
             }
@@ -395,10 +405,10 @@ impl OpenFile {
         }
     }
 
-    /// Opens it as it was open before.
+    /// Reclaims the open with its former access and delegation.
     ///
     /// # Errors
-    /// It cannot be reclaimed.
+    /// The server does not allow the client to reclaim the open.
     pub async fn reclaim(
         &self,
         opens: &Arc<Opens>,
@@ -411,33 +421,34 @@ impl OpenFile {
             Some(Delegation { write: false, .. }) => OpenDelegationType4::Read,
             Some(Delegation { write: true, .. }) => OpenDelegationType4::Write,
         };
-        // Where it may not be reclaimed it is opened anew when it is used: that is not to be had before RECLAIM_COMPLETE
-        // (RFC 8881 §18.51.3).
+        // If the open cannot be reclaimed, it is made again when the file is used, which the server does not allow
+        // before
+        // RECLAIM_COMPLETE (RFC 8881 §18.51.3).
         let compound = Compound::on("OPEN", &self.handle)
             .op(open(opens, access, Openflag4::NoCreate, OpenClaim4::Previous(had)), OPEN_MAX)
             .get_attr(&wanted())
             .once();
         let asked = opens.delegations.now();
-        let mut results = opens.client.plain(&compound, deadline).await?;
+        let mut results = opens.client.run_in_recovery(&compound, deadline).await?;
         results.skip(&[Opnum4::PutFh])?;
         let ok = value!(results, Open)?;
-        self.take_in(opens, ok, access, seen(&mut results, asked)?);
+        self.store_open(opens, ok, access, open_attributes(&mut results, asked)?);
         Ok(())
     }
 }
 
-/// The result of GETATTR behind an OPEN.
-pub(super) fn seen(results: &mut Results, asked: Mark) -> Result<Seen> {
+/// Decodes the result of GETATTR after an OPEN.
+pub(super) fn open_attributes(results: &mut Results, asked: EventTime) -> Result<OpenAttributes> {
     let attrs = attr::values(&value!(*results, GetAttr)?)?;
-    Ok(Seen { attr: attr::from_values(&attrs), change: attrs.change, asked })
+    Ok(OpenAttributes { attr: attr::from_values(&attrs), change: attrs.change, asked })
 }
 
-/// What is asked for with an open.
+/// Returns the attributes that are requested with an OPEN.
 pub(crate) fn wanted() -> Vec<Attr4> {
     attr::WANTED.iter().copied().chain([Attr4::Change]).collect()
 }
 
-/// OPEN by the owner of all that stays open.
+/// Returns an OPEN by the owner of all lasting opens.
 pub(crate) fn open(opens: &Opens, access: u32, openhow: Openflag4, claim: OpenClaim4) -> Argop4 {
     open_by(opens.client.state_owner(b"open"), access, openhow, claim)
 }
@@ -453,21 +464,22 @@ fn open_by(owner: StateOwner4, access: u32, openhow: Openflag4, claim: OpenClaim
     })
 }
 
-/// OPEN to read that another operation of the same compound closes. Its owner has nothing else open meanwhile: the CLOSE
-/// is of nobody else's open.
-pub(crate) fn open_once(opens: &Opens, claim: OpenClaim4) -> Argop4 {
-    let turn = opens.once.fetch_add(1, Relaxed) % ONCE_OWNERS;
+/// Returns an OPEN for reading that the same compound closes. Its owner has no other open at the same time, so the
+/// CLOSE cannot
+/// close an open of another request.
+pub(crate) fn open_temporary(opens: &Opens, claim: OpenClaim4) -> Argop4 {
+    let number = opens.temporary.fetch_add(1, Relaxed) % TEMPORARY_OWNERS;
     let access = OPEN4_SHARE_ACCESS_READ | OPEN4_SHARE_ACCESS_WANT_NO_DELEG;
-    open_by(opens.client.state_owner(format!("once {turn}").as_bytes()), access, Openflag4::NoCreate, claim)
+    open_by(opens.client.state_owner(format!("once {number}").as_bytes()), access, Openflag4::NoCreate, claim)
 }
 
-/// Stateids of one operation that the server may refuse before it is taken to be broken.
+/// Number of stateids of one operation that the server may refuse before the operation fails.
 pub(super) const STATE_TRIES: u32 = 4;
-/// Bytes of the result of OPEN: the longest is a delegation to write.
+/// Maximum bytes of the result of OPEN, which is longest with a write delegation.
 pub(crate) const OPEN_MAX: usize = 1024;
-/// More than requests under way at a time.
-const ONCE_OWNERS: usize = 1 << 12;
-/// How long a file stays open that nobody uses.
-const LINGER: Duration = Duration::from_millis(1500);
-/// Files that nobody uses and are open nevertheless.
+/// Number of owners of temporary opens. It is larger than the number of outstanding requests.
+const TEMPORARY_OWNERS: usize = 1 << 12;
+/// The time for which an idle file stays open.
+const IDLE_TIMEOUT: Duration = Duration::from_millis(1500);
+/// Maximum number of idle files that stay open.
 const IDLE_MAX: usize = 4096;

@@ -1,4 +1,4 @@
-//! The operations of a [`Protocol`](crate::Protocol) in compounds of version 4 (RFC 8881 §18).
+//! The operations of a [`Protocol`](crate::Protocol) as compounds of NFSv4 (RFC 8881 §18).
 
 use buf::{Region, Rope, SharedRegion};
 use bytes::Bytes;
@@ -8,7 +8,7 @@ use xdr::{Opaque, Payload};
 use super::{
     attr,
     delegation::Writing,
-    opens::{OPEN_MAX, Opens, Seen, open},
+    opens::{OPEN_MAX, OpenAttributes, Opens, open},
     protocol::V4,
     request::Target,
 };
@@ -39,7 +39,7 @@ impl Operations for V4 {
         let (target, mut results) = self.request("GETATTR", object).run(make).await?;
         results.skip(&[Opnum4::PutFh])?;
         let attr = attr::of(&value!(results, GetAttr)?)?;
-        target.opens().seen(target.handle(), &attr, asked);
+        target.opens().store_attributes(target.handle(), &attr, asked);
         Ok(attr)
     }
 
@@ -47,7 +47,7 @@ impl Operations for V4 {
         let mut request = self.request("SETATTR", object);
         let place = self.place_now(object);
         if set.size.is_some() && place.v4.server.opens.known(&place.handle).is_some() {
-            // RFC 8881 §18.30.3: the stateid matters to the size alone.
+            // RFC 8881 §18.30.3: the stateid is used only if the size is set.
             request = request.if_open_for(OPEN4_SHARE_ACCESS_WRITE);
         }
         let make = |target: &mut Target| {
@@ -75,13 +75,13 @@ impl Operations for V4 {
             let compound = Compound::on("LOOKUP", target.handle()).lookup(component(name)?);
             Ok(compound.get_fh().get_attr(attr::WANTED))
         };
-        let (target, mut results) = self.request("LOOKUP", dir).crosses().run(make).await?;
+        let (target, mut results) = self.request("LOOKUP", dir).may_cross().run(make).await?;
         results.skip(&[Opnum4::PutFh, Opnum4::Lookup])?;
         let node = node(&mut results)?;
         let (opens, dir) = (target.opens(), target.handle());
         opens.found(dir, name, &node.handle, node.attr.as_ref());
         opens.name_found(dir, name, &node.handle, asked);
-        node.attr.iter().for_each(|attr| opens.seen(&node.handle, attr, asked));
+        node.attr.iter().for_each(|attr| opens.store_attributes(&node.handle, attr, asked));
         Ok(target.place.node(name, node))
     }
 
@@ -95,8 +95,9 @@ impl Operations for V4 {
     }
 
     async fn readlink(&self, link: &Handle) -> Result<Bytes> {
-        // No payload to be placed, although it could be one: Linux's server (6.1) then places its length with it, and leaves
-        // that out of the reply. Its own client never asks for that.
+        // The text is not requested as a payload, although it could be one: Linux's server (6.1) then places its length
+        // with it and omits
+        // the length from the reply. Linux's client never requests that.
         let make =
             |target: &mut Target| Ok(Compound::on("READLINK", target.handle()).op(Argop4::ReadLink, 4 + NAME_BOUND));
         let (_, mut results) = self.request("READLINK", link).run(make).await?;
@@ -106,7 +107,7 @@ impl Operations for V4 {
     }
 
     async fn read(&self, file: &Handle, offset: u64, count: u32) -> Result<ReadData> {
-        let ok = self.reading(file, offset, count, None).await.0?;
+        let ok = self.read_place(file, offset, count, None).await.0?;
         Ok(ReadData { data: ok.data.0, eof: ok.eof, size: None })
     }
 
@@ -115,14 +116,14 @@ impl Operations for V4 {
         let Ok(count) = u32::try_from(wanted) else {
             return (Err(Error::new(ErrorKind::Invalid("a READ of 4 GiB or more"), "READ")), region);
         };
-        let (result, sink) = self.reading(file, offset, count, Some(region)).await;
-        // At a deadline the transport may still hold the region, and releases it later.
+        let (result, sink) = self.read_place(file, offset, count, Some(region)).await;
+        // At the deadline, the transport may still hold the region. It then releases it later.
         let sink = sink.unwrap_or_else(|| Region::from(self.program().pool().take(wanted)).into());
         match result {
-            Err(error) => (Err(error), payload::reclaim(sink, wanted)),
+            Err(error) => (Err(error), payload::into_region(sink, wanted)),
             Ok(ok) => {
                 let info = ReadInfo { len: ok.data.0.len(), eof: ok.eof };
-                let (settled, region) = payload::settle(ok.data.0, sink, wanted);
+                let (settled, region) = payload::place_in_sink(ok.data.0, sink, wanted);
                 (settled.map(|()| info), region)
             }
         }
@@ -143,7 +144,7 @@ impl Operations for V4 {
             let len = target.place.write_size(data.len());
             let data = if len < data.len() { data.slice(0, len) } else { data.clone() };
             end = offset.saturating_add(len as u64);
-            // The file is open for it by now, and delegated perhaps.
+            // The file is now open for writing, and may be delegated.
             writing = Some(target.file().0.writing(target.opens(), end));
             let args = WriteArgs { stateid: target.stateids[0], offset, stable, data: Payload(data) };
             Ok(Compound::on("WRITE", target.handle()).op(Argop4::Write(args), 16))
@@ -191,7 +192,7 @@ impl Operations for V4 {
         results.skip(&[Opnum4::PutFh])?;
         let ok = value!(results, Open)?;
         let node = node(&mut results)?;
-        let seen = Seen { attr: node.attr.clone(), change: None, asked };
+        let seen = OpenAttributes { attr: node.attr.clone(), change: None, asked };
         let opens = target.opens();
         opens.opened(&node.handle, ok, OPEN4_SHARE_ACCESS_WRITE, seen);
         opens.changed(&node.handle);
@@ -225,26 +226,26 @@ impl Operations for V4 {
     }
 
     async fn remove(&self, dir: &Handle, name: &[u8]) -> Result<()> {
-        self.removing(dir, name, false).await
+        self.remove_object(dir, name, false).await
     }
 
     async fn rmdir(&self, dir: &Handle, name: &[u8]) -> Result<()> {
-        self.removing(dir, name, true).await
+        self.remove_object(dir, name, true).await
     }
 
     async fn rename(&self, from_dir: &Handle, from: &[u8], to_dir: &Handle, to: &[u8]) -> Result<()> {
         let args = RenameArgs { oldname: component(from)?, newname: component(to)? };
         let make = |target: &mut Target| {
-            names_change(target.opens(), [(target.handle(), from), (target.other(), to)]);
+            invalidate_names(target.opens(), [(target.handle(), from), (target.other(), to)]);
             let compound = Compound::on("RENAME", target.handle()).op(Argop4::SaveFh, 0).put_fh(target.other());
             Ok(compound.op(Argop4::Rename(args.clone()), 40).once())
         };
         let renamed = self.request("RENAME", from_dir).and(to_dir).run(make).await;
         let (from_place, to_place) = (self.place_now(from_dir), self.place_now(to_dir));
-        names_change(&from_place.v4.server.opens, [(&from_place.handle, from), (&to_place.handle, to)]);
+        invalidate_names(&from_place.v4.server.opens, [(&from_place.handle, from), (&to_place.handle, to)]);
         let (target, _) = renamed?;
         target.opens().names.lock().renamed((target.handle(), from), (target.other(), to));
-        self.renamed_anywhere((from_dir, from), (to_dir, to));
+        self.rename_at_former_servers((from_dir, from), (to_dir, to));
         Ok(())
     }
 
@@ -347,8 +348,9 @@ impl Operations for V4 {
 }
 
 impl V4 {
-    /// READ, with the caller's region if there is one. The region returns unless a transport still held it at the deadline.
-    async fn reading(
+    /// Sends READ, with the caller's region if there is one. Returns the region, unless a transport still held it at
+    /// the deadline.
+    async fn read_place(
         &self,
         handle: &Handle,
         offset: u64,
@@ -368,7 +370,7 @@ impl V4 {
             let ok = value!(results, Read)?;
             match ok.data.0.len() <= asked as usize {
                 true => Ok(ok),
-                false => Err(results.nonsense("more data than was asked for")),
+                false => Err(results.protocol_error("more data than requested")),
             }
         });
         (ok, sink)
@@ -387,8 +389,9 @@ impl V4 {
         Ok(target.place.node(name, made))
     }
 
-    /// REMOVE takes directories and everything else (RFC 8881 §18.25): what it is to be is compared first.
-    async fn removing(&self, dir: &Handle, name: &[u8], directory: bool) -> Result<()> {
+    /// Sends REMOVE, which removes directories and other objects (RFC 8881 §18.25), after it has compared the type in
+    /// the same compound.
+    async fn remove_object(&self, dir: &Handle, name: &[u8], directory: bool) -> Result<()> {
         let of_type = nfs::v4::attr::Attrs { object_type: Some(Ftype4::Dir), ..Default::default() };
         let args = VerifyArgs { obj_attributes: of_type.into() };
         let compare = if directory { Argop4::Verify(args) } else { Argop4::NVerify(args) };
@@ -418,14 +421,14 @@ impl V4 {
     }
 }
 
-/// The way to create a file, and the attributes that are set after that.
+/// Returns the arguments for creating a file, and the attributes to set after that.
 fn creation(how: &CreateHow, minor: u32) -> (Createhow4, Option<SetAttr>) {
     match how.clone() {
         CreateHow::Unchecked(set) => (Createhow4::Unchecked(attr::to_set(&set)), None),
         CreateHow::Guarded(set) => (Createhow4::Guarded(attr::to_set(&set)), None),
-        // RFC 7530 §16.16.5: no attributes are set, and the verifier may be in the place of some.
+        // RFC 7530 §16.16.5: the server sets no attributes, and may store the verifier in some of them.
         CreateHow::Exclusive(verf, set) if minor == 0 => (Createhow4::Exclusive(verf), Some(set.with_times())),
-        // RFC 8881 §18.16.3: the server may keep the verifier in the times, which are then not to be set here.
+        // RFC 8881 §18.16.3: the server may store the verifier in the times, which must then not be set here.
         CreateHow::Exclusive(verf, set) => {
             let dont = SetTime::DontChange;
             let attrs = attr::to_set(&SetAttr { atime: dont, mtime: dont, ..set });
@@ -434,12 +437,12 @@ fn creation(how: &CreateHow, minor: u32) -> (Createhow4, Option<SetAttr>) {
     }
 }
 
-/// Names change their objects: delegated names and attributes are not known any more.
-fn names_change(opens: &Opens, names: [(&Handle, &[u8]); 2]) {
+/// Drops the cached names and attributes of objects whose names change.
+fn invalidate_names(opens: &Opens, names: [(&Handle, &[u8]); 2]) {
     names.into_iter().for_each(|(dir, name)| opens.renamed(dir, name));
 }
 
-/// The results of GETFH and GETATTR.
+/// Decodes the results of GETFH and GETATTR.
 fn node(results: &mut Results) -> Result<Node> {
     let handle = value!(*results, GetFh)?;
     let attr = attr::of(&value!(*results, GetAttr)?)?;

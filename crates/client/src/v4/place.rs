@@ -1,4 +1,4 @@
-//! [`Place`]: the server that has an object now, which can be another than the one of its handle after a migration.
+//! [`Place`]: the server that has an object now. After a migration, it is not the server that issued the handle.
 
 use std::sync::Arc;
 
@@ -10,37 +10,39 @@ use crate::{
     session::compound::failure,
 };
 
-/// Where an object is now.
+/// The server and handle of an object now.
 #[derive(Clone)]
 pub(crate) struct Place {
     pub v4: V4,
     pub handle: Handle,
-    /// How it was come to, from server to server.
-    way: Vec<Step>,
+    /// The moves from the server that issued the handle to the present one.
+    steps: Vec<Step>,
 }
 
 #[derive(Clone)]
 struct Step {
     from: Arc<Server>,
-    /// The object there.
+    /// The handle of the object at `from`.
     handle: Handle,
     peer: Arc<Peer>,
 }
 
 impl Place {
-    /// Whether the object is at another server than the one of its handle.
+    /// Returns `true` if the object has moved from the server that issued its handle.
     pub fn is_elsewhere(&self) -> bool {
-        !self.way.is_empty()
+        !self.steps.is_empty()
     }
 
-    /// A number that no other server's place has.
+    /// Returns the number of the server, which no other server of the mount has.
     pub fn number(&self) -> u64 {
-        self.way.last().map_or(0, |step| step.peer.number)
+        self.steps.last().map_or(0, |step| step.peer.number)
     }
 
-    /// What the caller calls an object that was found there; with a directory's entry, an object is called as it was before.
+    /// Returns the handle by which callers know an object of the server. With the entry of a directory, it is the same
+    /// handle as before the
+    /// move.
     pub fn name(&self, mut there: Handle, entry: Option<(&[u8], Option<&Attr>)>) -> Handle {
-        for step in self.way.iter().rev() {
+        for step in self.steps.iter().rev() {
             if let Some((name, Some(attr))) = entry {
                 step.recognize(&there, name, attr);
             }
@@ -49,27 +51,27 @@ impl Place {
         there
     }
 
-    /// The same, of what was found or made under a name.
+    /// Returns an object that was found or created under a name, with the handle by which callers know it.
     pub fn node(&self, name: &[u8], node: Node) -> Node {
-        if self.way.is_empty() {
+        if self.steps.is_empty() {
             return node;
         }
         Node { handle: self.name(node.handle, Some((name, node.attr.as_ref()))), attr: node.attr }
     }
 
-    /// Bytes of a READ of so many.
+    /// Returns the number of bytes that a READ of `count` bytes may request at this server.
     pub fn read_size(&self, count: u32) -> u32 {
-        self.way.last().map_or(count, |step| count.min(step.peer.read_size as u32))
+        self.steps.last().map_or(count, |step| count.min(step.peer.read_size as u32))
     }
 
-    /// Bytes of a WRITE of so many.
+    /// Returns the number of bytes that a WRITE of `len` bytes may send to this server.
     pub fn write_size(&self, len: usize) -> usize {
-        self.way.last().map_or(len, |step| len.min(step.peer.write_size))
+        self.steps.last().map_or(len, |step| len.min(step.peer.write_size))
     }
 
-    /// A verifier of one server is none of another's.
+    /// Returns a verifier that no verifier of another server equals.
     pub fn verifier(&self, mut verf: Verifier) -> Verifier {
-        for step in &self.way {
+        for step in &self.steps {
             verf.iter_mut().zip(step.peer.tag).for_each(|(byte, tag)| *byte ^= tag);
         }
         verf
@@ -77,14 +79,14 @@ impl Place {
 }
 
 impl Step {
-    /// An object was found there that may have been found here before under the same name.
+    /// Links an object that was found at the new server to the handle under which it was found before by the same name.
     fn recognize(&self, there: &Handle, name: &[u8], attr: &Attr) {
         let before = {
             let names = self.from.opens.names.lock();
-            let before = names.at(&self.handle, name);
+            let before = names.object_at(&self.handle, name);
             before.filter(|before| attr.fileid != 0 && names.id(before).is_some_and(|id| id.fileid == attr.fileid))
         };
-        // What is open is handed over first.
+        // An open file is linked only after its state was handed over.
         let open = |before: &Handle| self.from.opens.known(before).is_some();
         if let Some(before) = before.filter(|before| !open(before) && self.from.moves.known(before).is_none()) {
             self.from.moves.link(&before, &self.peer, there);
@@ -93,17 +95,17 @@ impl Step {
 }
 
 impl V4 {
-    /// Where an object is.
+    /// Returns the server and handle of an object now.
     ///
     /// # Errors
-    /// It has moved, and is not found again.
+    /// The object has moved and cannot be found.
     pub(crate) async fn place(&self, object: &Handle) -> Result<Place> {
         let mut place = self.place_now(object);
         loop {
             let fsid = place.v4.server.moves.any().then(|| place.v4.fsid(&place.handle)).flatten();
             let Some(moved) = fsid.and_then(|fsid| place.v4.server.moves.moved(fsid)) else { break };
-            // What is rare is not to make every operation's future larger.
-            Box::pin(place.v4.bring_one(&moved, &place.handle)).await?;
+            // Boxed, so that this rare case does not enlarge the future of every operation.
+            Box::pin(place.v4.relocate_one(&moved, &place.handle)).await?;
             place = self.place_now(object);
         }
         if place.handle.len() > FHSIZE4 {
@@ -116,23 +118,24 @@ impl V4 {
         self.server.opens.names.lock().id(object).map(|id| id.fsid)
     }
 
-    /// Where it is as far as that is known.
+    /// Returns the server and handle of an object, as far as the table of moves has them.
     pub(crate) fn place_now(&self, object: &Handle) -> Place {
-        let mut place = Place { v4: self.clone(), handle: object.clone(), way: Vec::new() };
+        let mut place = Place { v4: self.clone(), handle: object.clone(), steps: Vec::new() };
         while place.v4.server.moves.any() {
             let Some((peer, there)) = place.v4.server.moves.known(&place.handle) else { break };
             let v4 = peer.v4().with_deadline(self.timeout);
             let from = std::mem::replace(&mut place.v4, v4).server;
             let handle = std::mem::replace(&mut place.handle, there);
-            place.way.push(Step { from, handle, peer });
+            place.steps.push(Step { from, handle, peer });
         }
         place
     }
 
-    /// An object was renamed, wherever it is: it would not be found by its former name where it was before.
-    pub(crate) fn renamed_anywhere(&self, from: (&Handle, &[u8]), to: (&Handle, &[u8])) {
+    /// Changes the name of a renamed object at all its former servers too, so that it is not looked for under its
+    /// former name.
+    pub(crate) fn rename_at_former_servers(&self, from: (&Handle, &[u8]), to: (&Handle, &[u8])) {
         let (from_dir, to_dir) = (self.place_now(from.0), self.place_now(to.0));
-        for (left, entered) in from_dir.way.iter().zip(&to_dir.way) {
+        for (left, entered) in from_dir.steps.iter().zip(&to_dir.steps) {
             left.from.opens.names.lock().renamed((&left.handle, from.1), (&entered.handle, to.1));
         }
     }

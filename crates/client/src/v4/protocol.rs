@@ -1,4 +1,4 @@
-//! [`V4`]: NFS version 4 on one server, by file handles.
+//! [`V4`]: NFSv4 on one server, with operations by file handle.
 
 use std::{sync::Arc, time::Duration};
 
@@ -9,9 +9,10 @@ use crate::{
     session::compound::{Compound, Results},
 };
 
-/// NFS version 4.0, 4.1 or 4.2 on one server, by file handles. Cheap to clone; usable from any task.
+/// NFSv4.0, 4.1 or 4.2 on one server, with operations by file handle. It is cheap to clone and can be used from any
+/// task.
 ///
-/// Every call ends when the server has been silent until the deadline, and dropping its future gives it up.
+/// A call fails when the server has been silent until the deadline. Dropping the future cancels the call.
 #[derive(Clone, Debug)]
 pub struct V4 {
     pub(super) server: Arc<Server>,
@@ -19,51 +20,51 @@ pub struct V4 {
 }
 
 impl V4 {
-    /// The same, but each call ends when the server has been silent for so long.
+    /// Returns the same protocol with another deadline: the time that the server may be silent during a call.
     pub fn with_deadline(&self, timeout: Duration) -> Self {
         Self { server: self.server.clone(), timeout }
     }
 
-    /// The minor version.
+    /// Returns the minor version.
     pub fn minor_version(&self) -> u32 {
         self.server.client.minor()
     }
 
-    /// How many requests can be under way at a time, as the server would have it now. Version 4.0 has no bound.
+    /// Returns the maximum number of outstanding requests that the server allows now. NFSv4.0 has no maximum.
     pub fn slots(&self) -> u32 {
         self.server.client.session().map_or(u32::MAX, |session| session.slots())
     }
 
-    /// How many connections there are, whether they are there now or not.
+    /// Returns the number of connections, including those that are lost at the moment.
     pub fn connections(&self) -> usize {
         self.server.client.link.trunk.all().len()
     }
 
-    /// How calls are made; what is below NFS.
+    /// Returns the RPC program that sends the calls.
     pub(crate) fn program(&self) -> &Program {
         self.server.client.link.trunk.first()
     }
 
-    /// Ends the client at the server, and at those to which something has moved.
+    /// Ends the client at the server, and at the servers to which file systems have moved.
     ///
     /// # Errors
-    /// The server cannot be told; it forgets by itself when the lease has expired.
-    pub(crate) async fn leave(&self) -> Result<()> {
+    /// The server does not answer. It then removes the client when the lease expires.
+    pub(crate) async fn disconnect(&self) -> Result<()> {
         for moved in self.server.moves.take() {
-            if let Err(error) = Box::pin(moved.leave()).await {
-                tracing::debug!(%error, "a server to which something has moved cannot be told");
+            if let Err(error) = Box::pin(moved.disconnect()).await {
+                tracing::debug!(%error, "ending the client at a server to which a file system has moved failed");
             }
         }
-        self.server.leave(&Deadline::strict(self.timeout)).await
+        self.server.disconnect(&Deadline::strict(self.timeout)).await
     }
 
-    /// A user of a file has finished: the file is closed at once if it is idle.
-    pub(crate) fn done(&self, file: &Handle) {
+    /// Tells the protocol that a user of a file has finished. The file is closed at once if it is idle.
+    pub(crate) fn close_if_idle(&self, file: &Handle) {
         let at = self.place_now(file);
-        at.v4.server.opens.done(&at.handle);
+        at.v4.server.opens.close_if_idle(&at.handle);
     }
 
-    /// The deadline of an operation that begins now.
+    /// Returns the deadline of an operation that begins now.
     pub(super) fn deadline(&self) -> Deadline {
         Deadline::after(self.timeout)
     }

@@ -1,5 +1,6 @@
-//! [`Request`]: one request of version 4 on objects, by the server that has them and with the stateids of their files. The loop of
-//! [`drive`] attempts it.
+//! [`Request`]: one request of NFSv4 on objects. It goes to the server that has the objects, with the stateids of their
+//! files. The
+//! loop of [`drive`] attempts it.
 
 use std::sync::Arc;
 
@@ -24,27 +25,27 @@ use crate::{
     },
 };
 
-/// A request, before it is made.
+/// A request before it is sent.
 pub(crate) struct Request<'a> {
     v4: &'a V4,
     name: &'static str,
     one: &'a Handle,
     other: Option<&'a Handle>,
     stateids: [StateidUse; 2],
-    alone: bool,
-    crosses: bool,
+    exclusive: bool,
+    may_cross: bool,
     only_opens: bool,
     delays_are_final: bool,
 }
 
-/// The stateid of a file that a request names.
+/// The stateid of a file that a request contains.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum StateidUse {
-    /// None.
+    /// The request has no stateid.
     No,
-    /// That of the open for this access; the file is opened first if it is not open for that.
+    /// The stateid of the open for this access. The file is opened first if it is not open for it.
     Open(u32),
-    /// That of the open if it is for this access; else the anonymous stateid.
+    /// The stateid of the open if it includes this access, otherwise the anonymous stateid.
     IfOpen(u32),
 }
 
@@ -53,41 +54,41 @@ pub(crate) struct Target {
     pub place: Place,
     other: Option<Handle>,
     files: [Option<InUse>; 2],
-    /// The stateids of the files. A stateid that the server refuses is forgotten, and the request is made again.
+    /// The stateids of the files. A stateid that the server refuses is removed, and the request is made again.
     pub stateids: [Stateid4; 2],
-    /// Keeps others from opening, closing and locking the first file.
-    alone: Option<OwnedMutexGuard<()>>,
+    /// Locks the first file against other opens, closes and changes of locks.
+    changes: Option<OwnedMutexGuard<()>>,
 }
 
 impl Target {
-    /// The handle of the first object.
+    /// Returns the handle of the first object.
     pub fn handle(&self) -> &Handle {
         &self.place.handle
     }
 
-    /// The handle of the other object.
+    /// Returns the handle of the other object.
     pub fn other(&self) -> &Handle {
-        self.other.as_ref().expect("the request has two objects")
+        self.other.as_ref().expect("the request must have two objects")
     }
 
-    /// The server of the objects.
+    /// Returns the server of the objects.
     pub fn server(&self) -> &Arc<Server> {
         &self.place.v4.server
     }
 
-    /// What is open at the server.
+    /// Returns the open files at the server.
     pub fn opens(&self) -> &Arc<Opens> {
         &self.server().opens
     }
 
-    /// The first file.
+    /// Returns the first file.
     pub fn file(&self) -> &InUse {
-        self.files[0].as_ref().expect("the request has a file")
+        self.files[0].as_ref().expect("the request must have a file")
     }
 }
 
 impl V4 {
-    /// A request on an object.
+    /// Makes a request on an object.
     pub(super) fn request<'a>(&'a self, name: &'static str, object: &'a Handle) -> Request<'a> {
         let stateids = [StateidUse::No; 2];
         Request {
@@ -96,8 +97,8 @@ impl V4 {
             one: object,
             other: None,
             stateids,
-            alone: false,
-            crosses: false,
+            exclusive: false,
+            may_cross: false,
             only_opens: false,
             delays_are_final: false,
         }
@@ -105,43 +106,44 @@ impl V4 {
 }
 
 impl<'a> Request<'a> {
-    /// With another object of the same server.
+    /// Adds another object of the same server.
     pub fn and(mut self, other: &'a Handle) -> Self {
         self.other = Some(other);
         self
     }
 
-    /// With the stateid of the file's open for this access.
+    /// Uses the stateid of the file's open for this access.
     pub fn open_for(mut self, access: u32) -> Self {
         self.stateids[0] = StateidUse::Open(access);
         self
     }
 
-    /// With the stateid of the file if it is open for this access.
+    /// Uses the stateid of the file's open if the file is open for this access.
     pub fn if_open_for(mut self, access: u32) -> Self {
         self.stateids[0] = StateidUse::IfOpen(access);
         self
     }
 
-    /// With the stateid of the other file's open for this access.
+    /// Uses the stateid of the other file's open for this access.
     pub fn other_open_for(mut self, access: u32) -> Self {
         self.stateids[1] = StateidUse::Open(access);
         self
     }
 
-    /// While nothing else opens, closes or locks the file.
-    pub fn alone(mut self) -> Self {
-        self.alone = true;
+    /// Excludes other opens, closes and changes of locks of the file during the request.
+    pub fn exclusive(mut self) -> Self {
+        self.exclusive = true;
         self
     }
 
-    /// For a request that looks a name up: what it finds can be on another server, although the object has not moved.
-    pub fn crosses(mut self) -> Self {
-        self.crosses = true;
+    /// Marks a request that looks up a name. The object with that name can be on another server, even if the directory
+    /// has not moved.
+    pub fn may_cross(mut self) -> Self {
+        self.may_cross = true;
         self
     }
 
-    /// Opens the files where they are, and sends no other request.
+    /// Opens the files at the server that has them, and sends no other request.
     ///
     /// # Errors
     /// OPEN failed.
@@ -149,19 +151,19 @@ impl<'a> Request<'a> {
         self.only_opens = true;
         let mut routed = self.routed(|_: &mut Target| Ok(Compound::new("OPEN")));
         drive(&mut routed, None, deadline).await.0?;
-        Ok(routed.sent().0)
+        Ok(routed.into_attempt().0)
     }
 
-    /// DELAY and GRACE are answers: the caller decides how long to wait.
+    /// Returns DELAY and GRACE to the caller, which decides how long to wait.
     pub fn delays_are_final(mut self) -> Self {
         self.delays_are_final = true;
         self
     }
 
-    /// Executes the request that `make` makes for the objects, where they are.
+    /// Executes the request that `make` builds for the objects at their server.
     ///
     /// # Errors
-    /// That of the operation that failed, or what can fail with any call.
+    /// The error of the operation that failed, and the errors of any call.
     pub async fn run(
         self,
         make: impl FnMut(&mut Target) -> Result<Compound> + Send + Sync,
@@ -172,10 +174,10 @@ impl<'a> Request<'a> {
         routed.results(result)
     }
 
-    /// The same, and returns the answer whatever its status is.
+    /// Executes the request like [`run`](Self::run), but returns a reply with any status.
     ///
     /// # Errors
-    /// It was not answered.
+    /// The server did not answer.
     pub async fn answer(
         self,
         make: impl FnMut(&mut Target) -> Result<Compound> + Send + Sync,
@@ -183,13 +185,14 @@ impl<'a> Request<'a> {
     ) -> Result<(Target, Compound, CompoundRes)> {
         let mut routed = self.routed(make);
         let (result, _) = drive(&mut routed, None, deadline).await;
-        let res = result?.expect("it is always sent");
-        let (target, compound) = routed.sent();
+        let res = result?.expect("a request must be sent");
+        let (target, compound) = routed.into_attempt();
         Ok((target, compound, res))
     }
 
-    /// The same, with the caller's buffer for the data. The buffer returns with the results, or beside the error, unless a transport
-    /// still held it at the deadline.
+    /// Executes the request like [`run`](Self::run), with the caller's buffer for the data. Returns the buffer with the
+    /// results or the
+    /// error, unless a transport still held it at the deadline.
     pub async fn run_with_buffer(
         self,
         make: impl FnMut(&mut Target) -> Result<Compound> + Send + Sync,
@@ -211,25 +214,25 @@ impl<'a> Request<'a> {
     }
 }
 
-/// A request with its present attempt.
+/// A request and its current attempt.
 struct Routed<'a, M> {
     request: Request<'a>,
     router: MigrationRouter<'a>,
     make: M,
     attempt: Option<(Target, Compound)>,
-    /// Stateids that the server has refused.
+    /// The number of stateids that the server has refused.
     refusals: u32,
 }
 
 impl<M> Routed<'_, M> {
-    fn sent(self) -> (Target, Compound) {
-        self.attempt.expect("it was sent")
+    fn into_attempt(self) -> (Target, Compound) {
+        self.attempt.expect("the request must have been sent")
     }
 
-    /// The results of the last attempt, which was sent.
+    /// Returns the results of the last attempt, which must have been sent.
     fn results(self, driven: Result<Option<CompoundRes>>) -> Result<(Target, Results)> {
-        let res = driven?.expect("it is always sent");
-        let (target, compound) = self.sent();
+        let res = driven?.expect("a request must be sent");
+        let (target, compound) = self.into_attempt();
         let results = target.server().client.results(&compound, res)?;
         Ok((target, results))
     }
@@ -238,7 +241,9 @@ impl<M> Routed<'_, M> {
         let Some(file) = &target.files[at] else { return Ok(Stateid4::ANONYMOUS) };
         match self.request.stateids[at] {
             StateidUse::Open(access) => file.0.stateid(target.opens(), access, deadline).await,
-            StateidUse::IfOpen(access) => Ok(file.0.ready(target.opens(), access).unwrap_or(Stateid4::ANONYMOUS)),
+            StateidUse::IfOpen(access) => {
+                Ok(file.0.open_stateid(target.opens(), access).unwrap_or(Stateid4::ANONYMOUS))
+            }
             StateidUse::No => Ok(Stateid4::ANONYMOUS),
         }
     }
@@ -246,14 +251,14 @@ impl<M> Routed<'_, M> {
 
 impl<M: FnMut(&mut Target) -> Result<Compound> + Send + Sync> Operation for Routed<'_, M> {
     async fn prepare(&mut self, deadline: &Deadline) -> Result<Next> {
-        // What the last attempt kept is not needed by this one.
+        // Release the locks of the last attempt.
         self.attempt = None;
         let (place, other) = self.router.route(self.request.name, deadline).await?;
         let (opens, used) = (&place.v4.server.opens, self.request.stateids.map(|used| used != StateidUse::No));
-        let one = (used[0] || self.request.alone).then(|| opens.file(&place.handle));
+        let one = (used[0] || self.request.exclusive).then(|| opens.file(&place.handle));
         let two = other.as_ref().filter(|_| used[1]).map(|other| opens.file(other));
         let stateids = [Stateid4::ANONYMOUS; 2];
-        let mut target = Target { place, other, files: [one, two], stateids, alone: None };
+        let mut target = Target { place, other, files: [one, two], stateids, changes: None };
         for at in 0..2 {
             match self.stateid(&target, at, deadline).await {
                 Ok(stateid) => target.stateids[at] = stateid,
@@ -267,9 +272,9 @@ impl<M: FnMut(&mut Target) -> Result<Compound> + Send + Sync> Operation for Rout
                 Err(error) => return Err(error),
             }
         }
-        if self.request.alone {
-            target.alone = Some(target.file().0.changing().await);
-            // While another task had the file to itself, it may have moved with its state.
+        if self.request.exclusive {
+            target.changes = Some(target.file().0.lock_changes().await);
+            // The file can have moved with its state while another task held the lock.
             if !self.router.is_still_at(&target.place) {
                 return Ok(Next::Again);
             }
@@ -280,22 +285,22 @@ impl<M: FnMut(&mut Target) -> Result<Compound> + Send + Sync> Operation for Rout
     }
 
     fn client(&self) -> &Arc<Client4> {
-        &self.attempt.as_ref().expect("it was prepared").0.server().client
+        &self.attempt.as_ref().expect("the operation must be prepared").0.server().client
     }
 
     fn compound(&self) -> &Compound {
-        &self.attempt.as_ref().expect("it was prepared").1
+        &self.attempt.as_ref().expect("the operation must be prepared").1
     }
 
-    fn waits(&self) -> bool {
+    fn retries_delay(&self) -> bool {
         !self.request.delays_are_final
     }
 
     async fn recover(&mut self, res: &CompoundRes, deadline: &Deadline) -> Result<Retry> {
-        let (target, _) = self.attempt.as_mut().expect("it was attempted");
+        let (target, _) = self.attempt.as_mut().expect("the operation must have been attempted");
         if res.status == Nfsstat4::Moved {
-            target.alone = None;
-            if self.request.crosses && !is_about_object(res) {
+            target.changes = None;
+            if self.request.may_cross && !is_about_object(res) {
                 return Ok(Retry::No);
             }
             let moved = self.router.moved(&target.place, target.other.as_ref(), deadline).await?;
@@ -308,9 +313,9 @@ impl<M: FnMut(&mut Target) -> Result<Compound> + Send + Sync> Operation for Rout
         if !refused {
             return Ok(Retry::No);
         }
-        target.alone = None;
+        target.changes = None;
         for file in target.files.iter().flatten() {
-            file.0.settled().await;
+            file.0.wait_for_changes().await;
         }
         self.refusals += 1;
         if self.refusals >= STATE_TRIES {
@@ -321,7 +326,7 @@ impl<M: FnMut(&mut Target) -> Result<Compound> + Send + Sync> Operation for Rout
 
     fn before_pause(&mut self) {
         if let Some((target, _)) = &mut self.attempt {
-            target.alone = None;
+            target.changes = None;
         }
     }
 }

@@ -16,7 +16,7 @@ pub(crate) struct MigrationRouter<'a> {
     v4: &'a V4,
     one: &'a Handle,
     other: Option<&'a Handle>,
-    /// Moves of the objects during the operation.
+    /// The number of moves of the objects during the operation.
     moves: u32,
 }
 
@@ -25,10 +25,10 @@ impl<'a> MigrationRouter<'a> {
         Self { v4, one, other, moves: 0 }
     }
 
-    /// The place of the first object, and the handle of the other there.
+    /// Returns the place of the first object, and the handle of the other one there.
     ///
     /// # Errors
-    /// XDEV if the objects are on different servers; an object has moved, and is not found again.
+    /// `CrossDevice` if the objects are on different servers, or an object has moved and cannot be found.
     pub async fn route(&self, operation: &'static str, deadline: &Deadline) -> Result<(Place, Option<Handle>)> {
         let (place, other) = (self.v4.place(self.one).await?, self.other);
         let there = match other {
@@ -36,8 +36,8 @@ impl<'a> MigrationRouter<'a> {
             None => None,
         };
         if place.is_elsewhere() {
-            // Finding it may have taken long.
-            deadline.heard();
+            // Finding the object may have taken long.
+            deadline.restart();
         }
         match there {
             Some(there) if !Arc::ptr_eq(&place.v4.server, &there.v4.server) => {
@@ -47,17 +47,18 @@ impl<'a> MigrationRouter<'a> {
         }
     }
 
-    /// Whether the first object is still at this place.
+    /// Returns `true` if the first object is still at this place.
     pub fn is_still_at(&self, place: &Place) -> bool {
         let now = self.v4.place_now(self.one);
         Arc::ptr_eq(&now.v4.server, &place.v4.server) && now.handle == place.handle
     }
 
-    /// A server has answered MOVED: finds the objects where they are now. Returns whether one of them has moved; if not, a name that
-    /// the request looks up stands for another server's file system.
+    /// Finds the objects after a server has answered MOVED. Returns `true` if one of them has moved. Otherwise the name
+    /// that the request
+    /// looks up refers to another server's file system.
     ///
     /// # Errors
-    /// An object has moved, and is not found again.
+    /// An object has moved and cannot be found.
     pub async fn moved(&mut self, place: &Place, other: Option<&Handle>, deadline: &Deadline) -> Result<bool> {
         if self.moves >= MOVES_MAX {
             return Ok(false);
@@ -70,13 +71,13 @@ impl<'a> MigrationRouter<'a> {
                 None => false,
             };
         if gone {
-            deadline.heard();
+            deadline.restart();
         }
         Ok(gone)
     }
 }
 
-/// Whether an answer of MOVED is about the object of PUTFH, and not about the one that a name leads to.
+/// Returns `true` if MOVED is about the object of PUTFH, and not about the object to which a name leads.
 pub(crate) fn is_about_object(res: &CompoundRes) -> bool {
     matches!(res.resarray.last().map(|last| last.opnum()), Some(Opnum4::PutFh | Opnum4::Lookup))
 }

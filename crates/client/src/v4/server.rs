@@ -1,4 +1,4 @@
-//! [`Server`]: one server of a mount, with what is open there and what has moved away from there.
+//! [`Server`]: one server of a mount, with its open files and the file systems that have moved away from it.
 
 use std::{
     sync::{
@@ -24,19 +24,20 @@ pub(crate) struct Server {
     pub opens: Arc<Opens>,
     pub moves: Moves,
     pub callbacks: Arc<Callbacks>,
-    /// State that has moved here from another server is yet to be reclaimed.
-    pub arriving: AtomicBool,
-    /// A task handles the status flags of the server.
+    /// Set while state that has moved to this server from another one is not yet reclaimed.
+    pub is_arriving: AtomicBool,
+    /// Set while a task handles the status flags of the server.
     pub handling_flags: AtomicBool,
 }
 
 impl Server {
-    /// Introduces the client by the first connection, and makes a session. From version 4.1 on, returns the answer of EXCHANGE_ID
-    /// too. A client that was `known` at another server keeps that name and has state to reclaim; when all of it is reclaimed,
-    /// [`arrived`](Self::arrived) says so.
+    /// Registers the client over the first connection and creates a session. From NFSv4.1 on, also returns the result
+    /// of EXCHANGE_ID. If
+    /// `known` is the client owner that another server knows, the client keeps it and has state to reclaim; call
+    /// [`complete_arrival`](Self::arrived) when all of it is reclaimed.
     ///
     /// # Errors
-    /// The server does not speak this minor version, or refuses.
+    /// The server does not support this minor version, or refuses the client.
     pub async fn establish(
         trunk: Trunk,
         minor: u32,
@@ -52,32 +53,34 @@ impl Server {
             client,
             moves: Moves::default(),
             callbacks,
-            arriving: AtomicBool::new(is_known),
+            is_arriving: AtomicBool::new(is_known),
             handling_flags: AtomicBool::new(false),
         });
         let holder: std::sync::Weak<Self> = Arc::downgrade(&server);
         server.client.link.set_holder(holder);
         server.callbacks.serve(&server);
-        // RFC 8881 §18.51.3: before the first open, also of a client that has nothing to reclaim.
+        // RFC 8881 §18.51.3: RECLAIM_COMPLETE comes before the first open, even if the client has no state to reclaim.
         if !is_known {
             server.client.reclaim_complete(None, deadline).await?;
         }
         Ok((server, exchanged))
     }
 
-    /// Completes the reclaim of a file system that has moved here; and of the server's if the client `is_new` there.
-    pub async fn arrived(&self, root: &Handle, is_new: bool, deadline: &Deadline) {
-        self.arriving.store(false, Relaxed);
-        // RFC 8881 §18.51.3: of all once for each client, of a file system whenever it has come from another server.
+    /// Completes the reclaim of a file system that has moved here, and of the whole server if the client `is_new`
+    /// there.
+    pub async fn complete_arrival(&self, root: &Handle, is_new: bool, deadline: &Deadline) {
+        self.is_arriving.store(false, Relaxed);
+        // RFC 8881 §18.51.3: once for each client, and for each file system that has moved from another server.
         for of in [is_new.then_some(None), Some(Some(root))].into_iter().flatten() {
             if let Err(error) = self.client.reclaim_complete(of, deadline).await {
-                tracing::debug!(%error, "the server does not take the end of reclaiming");
+                tracing::debug!(%error, "RECLAIM_COMPLETE failed");
             }
         }
     }
 
-    /// Starts the task that renews the lease while no other request does, and closes idle files. It ends when the server is dropped.
-    pub fn keep(self: &Arc<Self>) {
+    /// Starts the task that renews the lease if no other request does so, and closes idle files. It ends when the
+    /// server is dropped.
+    pub fn start_housekeeping(self: &Arc<Self>) {
         let weak = Arc::downgrade(self);
         self.client.link.runtime.spawn(async move {
             loop {
@@ -87,13 +90,13 @@ impl Server {
                 let deadline = &Deadline::strict(link.lease());
                 server.opens.close_idle(deadline).await;
                 if link.since_renewed() >= link.lease() / 3 {
-                    // RFC 8881 §8.3: SEQUENCE alone renews.
+                    // RFC 8881 §8.3: a compound with only SEQUENCE renews the lease.
                     let renew = match link.minor {
                         0 => Compound::new("RENEW").op(Argop4::Renew(ClientIdArgs { clientid: Clientid4(0) }), 0),
                         _ => Compound::new("SEQUENCE"),
                     };
                     if let Err(error) = server.client.run(&renew, deadline).await {
-                        tracing::debug!(%error, "the lease is not renewed");
+                        tracing::debug!(%error, "renewing the lease failed");
                     }
                 }
             }
@@ -103,11 +106,11 @@ impl Server {
     /// Closes all files, returns all delegations, and ends the client at the server.
     ///
     /// # Errors
-    /// The server cannot be told; it forgets by itself when the lease has expired.
-    pub async fn leave(&self, deadline: &Deadline) -> Result<()> {
+    /// The server does not answer. It then removes the client when the lease expires.
+    pub async fn disconnect(&self, deadline: &Deadline) -> Result<()> {
         self.opens.close_all(deadline).await;
         match self.client.destroy(deadline).await {
-            // Files of file systems that have moved cannot be closed here.
+            // Files of file systems that have moved cannot be closed at this server.
             Err(error) if error.status4() == Some(Nfsstat4::ClientidBusy) && self.moves.any() => Ok(()),
             result => result,
         }

@@ -1,4 +1,5 @@
-//! The status flags that a server sets in the replies of SEQUENCE (RFC 8881 §18.46.3), and the recovery of state that they ask for.
+//! The status flags that a server sets in the replies to SEQUENCE (RFC 8881 §18.46.3), and the recovery of state that
+//! they require.
 
 use std::{
     collections::VecDeque,
@@ -25,14 +26,14 @@ impl StateHolder for Server {
         Box::pin(async move {
             self.opens.reclaim(deadline).await;
             if let Err(error) = self.client.reclaim_complete(None, deadline).await {
-                tracing::warn!(%error, "the server does not take the end of reclaiming");
+                tracing::warn!(%error, "RECLAIM_COMPLETE failed");
             }
         })
     }
 
     fn handle_status_flags(self: Arc<Self>, mut flags: u32) {
-        if self.arriving.load(Relaxed) {
-            // The reclaim is under way.
+        if self.is_arriving.load(Relaxed) {
+            // The reclaim is already in progress.
             flags &= !SEQ4_STATUS_RESTART_RECLAIM_NEEDED;
         }
         if flags & HANDLED_FLAGS == 0 || self.handling_flags.swap(true, Relaxed) {
@@ -40,14 +41,14 @@ impl StateHolder for Server {
         }
         self.client.link.runtime.clone().spawn(async move {
             self.recover_from(flags).await;
-            // Callbacks may stay impossible: this limits the rate of the attempts.
+            // The backchannel may stay broken. This pause limits the rate of attempts.
             tokio::time::sleep(FLAGS_PAUSE).await;
             self.handling_flags.store(false, Relaxed);
         });
     }
 
     fn find_moved(self: Arc<Self>) -> BoxFuture<'static, ()> {
-        self.look_for_moves()
+        self.find_moved_file_systems()
     }
 }
 
@@ -62,8 +63,8 @@ impl Server {
         }
         if flags & SEQ4_STATUS_RESTART_RECLAIM_NEEDED != 0 {
             let _one = self.client.recovering.lock().await;
-            // Asked again: another request may have recovered and reclaimed meanwhile.
-            let now = self.client.plain(&Compound::new("SEQUENCE"), deadline).await;
+            // Check again, because another request may have recovered and reclaimed meanwhile.
+            let now = self.client.run_in_recovery(&Compound::new("SEQUENCE"), deadline).await;
             if now.is_ok() && link.status_flags() & SEQ4_STATUS_RESTART_RECLAIM_NEEDED != 0 {
                 self.reclaim(deadline).await;
             }
@@ -71,7 +72,7 @@ impl Server {
             self.free_revoked(deadline).await;
         }
         if flags & SEQ4_STATUS_LEASE_MOVED != 0 {
-            self.look_for_moves().await;
+            self.find_moved_file_systems().await;
         }
     }
 
@@ -94,5 +95,5 @@ impl Server {
 }
 
 const FLAGS_PAUSE: Duration = Duration::from_secs(2);
-/// Stateids that are tested at a time.
+/// Maximum number of stateids in one TEST_STATEID.
 const TEST_MAX: usize = 64;

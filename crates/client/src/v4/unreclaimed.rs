@@ -1,8 +1,9 @@
-//! [`Unreclaimed`]: what a server did not give back after a restart or a move, told in one line of the log.
+//! [`Unreclaimed`]: counts the state that could not be reclaimed after a restart or a migration, and logs one warning
+//! about it.
 
 use crate::model::Error;
 
-/// Files and locks that could not be reclaimed, and why the first could not.
+/// The files and locks that could not be reclaimed, and the first error.
 #[derive(Debug, Default)]
 pub(crate) struct Unreclaimed {
     files: usize,
@@ -11,21 +12,21 @@ pub(crate) struct Unreclaimed {
 }
 
 impl Unreclaimed {
-    /// A file could not be reclaimed. It is opened again when it is used.
+    /// Counts a file that could not be reclaimed. It is opened again when it is used.
     pub fn file(&mut self, error: Error) {
         tracing::debug!(%error, "a file could not be reclaimed");
         self.files += 1;
         self.first.get_or_insert(error);
     }
 
-    /// A lock could not be reclaimed, for this reason if the server gave one. It is lost.
+    /// Counts a lock that could not be reclaimed and is lost. `error` is the server's reason, if it gave one.
     pub fn lock(&mut self, error: Option<Error>) {
         tracing::debug!(error = error.as_ref().map(tracing::field::display), "a lock could not be reclaimed");
         self.locks += 1;
         self.first = self.first.take().or(error);
     }
 
-    /// Writes the line, if there is anything to tell.
+    /// Logs the warning, if anything was counted.
     pub fn report(&self, server: &str) {
         let Self { files, locks, first } = self;
         if *files == 0 && *locks == 0 {
@@ -36,7 +37,7 @@ impl Unreclaimed {
             files,
             locks,
             error = first.as_ref().map(tracing::field::display),
-            "not everything could be reclaimed: files are opened again when they are used, locks are lost"
+            "some state could not be reclaimed: files are opened again when they are used, locks are lost"
         );
     }
 }

@@ -214,7 +214,7 @@ async fn what_cannot_be_mounted_is_explained() {
     assert!(matches!(error.kind(), ErrorKind::Status(_)), "{error}");
     assert!(error.to_string().starts_with("/elsewhere: "), "{error}");
     let error = connect(format!("nfs://{}/m?proto=pigeon", server.address)).await;
-    assert!(error.to_string().contains("no transport 'pigeon'; possible: rdma, shm, tcp, udp"), "{error}");
+    assert!(error.to_string().contains("no transport 'pigeon'; available: rdma, shm, tcp, udp"), "{error}");
     let error = connect(format!("nfs://{}/m?rszie=4096", server.address)).await;
     assert!(error.to_string().contains("rszie") && error.to_string().contains("rsize"), "{error}");
     let error = connect("nfs://no-such-host.invalid/m".to_owned()).await;

@@ -92,7 +92,7 @@ async fn a_file_that_was_renamed_is_read_all_the_same() {
     one.write("f", &b"another"[..]).await.unwrap();
     assert_eq!(file.read_bytes(0, 100).await.unwrap(), "content", "the file, not the name");
     let error = other.v4().unwrap().lock(file.handle(), b"me", ALL).await.unwrap_err();
-    assert!(error.to_string().contains("known by its name"), "{error}");
+    assert!(error.to_string().contains("its name is known"), "{error}");
     let file = other.open("g").await.unwrap();
     assert_eq!(other.v4().unwrap().lock(file.handle(), b"me", ALL).await.unwrap(), None);
     other.rename("g", "h").await.unwrap();

@@ -209,7 +209,7 @@ fn errors_say_what_and_where_and_the_rest_goes_on() {
 
     // The command line is wrong.
     assert!(fails(2, &["ls", "http://host/x"]).contains("nfs://"));
-    assert!(fails(2, &["ls", "nfs://host/x?vers=5"]).contains("possible: 3"));
+    assert!(fails(2, &["ls", "nfs://host/x?vers=5"]).contains("allowed: 3"));
     assert!(fails(2, &["cp", &local("a")]).contains("TARGET"));
     assert!(fails(2, &["cp", &local("a"), &local("a"), &url("/new")]).contains("directory"));
     assert!(fails(2, &["mkdir", "-m", "888", &url("/x")]).contains("octal"));
@@ -297,6 +297,6 @@ fn read_only_exports_and_squashed_roots_are_told_so() {
     assert_eq!(ok(&["cat", &server.url("tcp", "/file")]), "x");
     assert!(fails(1, &["mkdir", &server.url("tcp", "/new")]).contains("read-only"));
     let nobody = Server::everywhere(&["--memory", "1M", "--clients", "10.99.0.0/16"]);
-    assert!(fails(1, &["ls", &nobody.url("tcp", "")]).contains("does not export it to this client"));
+    assert!(fails(1, &["ls", &nobody.url("tcp", "")]).contains("does not export the path to this client"));
     assert_eq!(ok(&["showmount", &nobody.url("tcp", "")]), "/memory  10.99.0.0/16\n");
 }

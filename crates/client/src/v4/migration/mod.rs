@@ -1,19 +1,29 @@
 //! [`Moves`]: file systems that move to other servers while they are used.
 //!
-//! Read RFC 8881 §11.10 and §11.11 first (RFC 7530 §8, RFC 7931 for version 4.0). A server answers a request there with `NFS4ERR_MOVED`,
-//! or reports that some file system has moved (`SEQ4_STATUS_LEASE_MOVED`, `NFS4ERR_LEASE_MOVED`); `fs_locations` has its
-//! new location. The [`Dialer`] mounts that by the same client name, so that the client may reclaim its state. Handles differ
-//! there: an object that was found before is found again by its path, and must have the same fileid. A file that was open
-//! is opened there, as a reclaim while that server is in grace, and its locks with it; locks that cannot be reclaimed are lost.
+//! Read RFC 8881 §11.10 and §11.11 first (RFC 7530 §8, RFC 7931 for NFSv4.0). The former server answers requests with
+//! `NFS4ERR_MOVED`, or reports that some file system has moved (`SEQ4_STATUS_LEASE_MOVED`, `NFS4ERR_LEASE_MOVED`).
+//! `fs_locations`
+//! has the new location. The [`Dialer`] mounts that location with the same client owner, so that the client may reclaim
+//! its state.
+//! Handles differ at the new server: an object that was found before is looked up again by its path, and must have the
+//! same
+//! fileid. An open file is opened there, as a reclaim if that server is in its grace period, and its locks are
+//! reclaimed.
+//! Locks that cannot be reclaimed are lost.
 //!
-//! Callers continue with the handles that they have. Objects that are found there later get handles of which the first bytes, a tag,
-//! name the server. The tag is not sent, and nothing is stored for such a handle.
+//! Callers continue to use their handles. An object that is first found at the new server gets a handle that begins
+//! with a tag,
+//! which identifies the server. The tag is not sent, and the table has no entry for such a handle.
 //!
-//! **Bounds.** For each file system that has moved, the table holds as many found objects as can have been known of it: more are
-//! found only if the former server continues to list objects of a file system that it does not have. The least recently used are
-//! evicted then, and found again when they are used; objects that are open or locked are not evicted.
+//! **Bounds.** For each moved file system, the table has room for all objects that can have been known. More objects
+//! are found only
+//! if the former server continues to list objects of a file system that it does not have. Then the least recently used
+//! entries are
+//! evicted, and looked up again when they are used. Objects that are open or locked are not evicted.
 //!
-//! **Errors.** Requests wait for one attempt to find the new place, and share its failure; the next request starts another attempt.
+//! **Errors.** All requests wait for the same attempt to find the new location, and share its failure. The next request
+//! starts
+//! another attempt.
 
 use std::{
     collections::HashMap,
@@ -52,7 +62,7 @@ use crate::{
 pub(crate) struct Moves {
     /// The dialer, and the number of moves that have led to this server.
     dialer: OnceLock<(Arc<dyn Dialer>, u32)>,
-    /// At least one has.
+    /// Set if at least one file system has moved.
     anything: AtomicBool,
     table: Mutex<Table>,
     /// The attempts to find file systems, by fsid.
@@ -60,31 +70,31 @@ pub(crate) struct Moves {
     looking: AtomicBool,
 }
 
-/// Connects to the servers to which file systems move. What makes mounts implements it.
+/// Connects to the servers to which file systems move. The module that makes mounts implements it.
 pub(crate) trait Dialer: Send + Sync {
-    /// Mounts a place by version 4, as a client that is known by this identity.
+    /// Mounts a location over NFSv4, as the client with this identity.
     fn dial<'a>(&'a self, place: &'a Location, identity: MigrationIdentity) -> BoxFuture<'a, Result<Dialed>>;
 }
 
-/// A server to which a file system has moved, connected.
+/// A connection to a server to which a file system has moved.
 pub(crate) struct Dialed {
     pub v4: V4,
     /// A number that no other mount of the process has.
     pub number: u64,
     /// The root of the file system.
     pub root: Handle,
-    /// Bytes of the largest READ.
+    /// Maximum bytes of a READ.
     pub read_size: usize,
-    /// Bytes of the largest WRITE.
+    /// Maximum bytes of a WRITE.
     pub write_size: usize,
 }
 
-/// The identity by which the client continues at another server.
+/// The identity with which the client continues at another server.
 #[derive(Clone, Debug)]
 pub(crate) struct MigrationIdentity {
-    /// The client's name at the server before.
+    /// The client owner at the former server.
     pub owner: ClientOwner4,
-    /// Moves that have led to the new server.
+    /// The number of moves that have led to the new server.
     pub moves: u32,
 }
 
@@ -93,29 +103,30 @@ type Attempt = future::Shared<BoxFuture<'static, Result<Arc<Moved>>>>;
 
 #[derive(Default)]
 struct Table {
-    /// By places; two, if two file systems have moved to one at a time.
+    /// The servers by the names in their locations. A server can be here twice if two file systems have moved to it at
+    /// the same time.
     servers: Vec<(Bytes, Arc<Peer>)>,
     moved: HashMap<u64, Arc<Moved>>,
     links: Links,
 }
 
-/// A server to which something has moved.
+/// A server to which a file system has moved.
 pub(crate) struct Peer {
     v4: V4,
     pub number: u64,
     pub read_size: usize,
     pub write_size: usize,
     pub tag: [u8; TAG],
-    /// One file at a time is found and handed over.
-    bringing: tokio::sync::Mutex<()>,
+    /// Serializes the relocation of objects to this server.
+    relocating: tokio::sync::Mutex<()>,
 }
 
 /// A file system that has moved.
 pub(crate) struct Moved {
     peer: Arc<Peer>,
-    /// Its root there.
+    /// The root of the file system at the new server.
     root: Handle,
-    /// The path of its root here.
+    /// The path of the root at the former server.
     path: Vec<Bytes>,
 }
 
@@ -132,24 +143,24 @@ impl Table {
 }
 
 impl Moves {
-    /// Sets the dialer, once, with the number of moves that have led to this server.
+    /// Sets the dialer and the number of moves that have led to this server. It can be set once.
     pub fn set_dialer(&self, dialer: Arc<dyn Dialer>, moves: u32) {
-        assert!(self.dialer.set((dialer, moves)).is_ok(), "a server has one dialer");
+        assert!(self.dialer.set((dialer, moves)).is_ok(), "the dialer of a server must be set only once");
     }
 
-    /// Forgets all that has moved, and returns the servers to which it has.
+    /// Clears the table, and returns the servers to which file systems have moved.
     pub fn take(&self) -> Vec<V4> {
         let mut table = self.table.lock();
         (table.moved, table.links) = Default::default();
         table.servers.drain(..).map(|(_, peer)| peer.v4.clone()).collect()
     }
 
-    /// Whether anything has moved.
+    /// Returns `true` if any file system has moved.
     pub fn any(&self) -> bool {
         self.anything.load(Relaxed)
     }
 
-    /// The object of a handle at the server that it has moved to, as far as that is known.
+    /// Returns the server to which an object has moved and its handle there, if the table has them.
     pub fn known(&self, handle: &Handle) -> Option<(Arc<Peer>, Handle)> {
         let mut table = self.table.lock();
         if let Some((server, there)) = table.links.there(handle) {
@@ -162,7 +173,7 @@ impl Moves {
         self.table.lock().moved.get(&fsid).cloned()
     }
 
-    /// An object of this server is that one there.
+    /// Adds an object: its handle here, and its server and handle there.
     pub fn link(&self, here: &Handle, peer: &Arc<Peer>, there: &Handle) {
         let mut idle = {
             let mut table = self.table.lock();
@@ -172,7 +183,7 @@ impl Moves {
         if idle.is_empty() {
             return;
         }
-        // Without the lock: who has a file's may be about to ask for a name of it here.
+        // The table is not locked here, because a task that holds the lock of a file may wait for the table.
         let before = idle.len();
         idle.retain(|(_, link)| !self.is_open(link));
         self.table.lock().links.forget(&idle, before - idle.len());
@@ -186,7 +197,7 @@ impl Moves {
         })
     }
 
-    /// The handle by which callers know an object of another server.
+    /// Returns the handle by which callers know an object of another server.
     pub fn name(&self, peer: &Peer, there: &Handle) -> Handle {
         let here = self.table.lock().links.here(peer.number, there);
         here.unwrap_or_else(|| Bytes::from([&peer.tag[..], there].concat()).into())
@@ -194,19 +205,20 @@ impl Moves {
 }
 
 impl V4 {
-    /// An object of this server may have moved: finds it where it is now. Returns whether it has.
+    /// Finds an object that may have moved at its new server. Returns `true` if it has moved.
     ///
     /// # Errors
-    /// It has, and cannot be found.
+    /// The object has moved and cannot be found.
     pub(super) async fn moved(&self, object: &Handle, deadline: &Deadline) -> Result<bool> {
-        let Some(gone) = self.gone(object, deadline).await? else { return Ok(false) };
-        let moved =
-            timeout_at(deadline.at(), self.attempt(gone)).await.map_err(|_| self.program().late("fs_locations"))??;
-        self.bring_one(&moved, object).await?;
+        let Some(gone) = self.absent_fs(object, deadline).await? else { return Ok(false) };
+        let moved = timeout_at(deadline.at(), self.attempt(gone))
+            .await
+            .map_err(|_| self.program().timeout_error("fs_locations"))??;
+        self.relocate_one(&moved, object).await?;
         Ok(true)
     }
 
-    /// The attempt to find where a file system has gone: the one that is being made, or another.
+    /// Returns the attempt to find a file system: the outstanding one, or a new one.
     fn attempt(&self, gone: AbsentFs) -> Attempt {
         let fsid = gone.fsid;
         let mut attempts = self.server.moves.attempts.lock();
@@ -224,7 +236,7 @@ impl V4 {
         });
         let attempt = attempt.shared();
         attempts.insert(fsid, attempt.clone());
-        // It continues if no request waits any more.
+        // The task continues even if no request waits any more.
         self.server.client.link.runtime.spawn(attempt.clone());
         attempt
     }
@@ -233,17 +245,17 @@ impl V4 {
         tracing::info!(server = %self.program().server(), fsid = gone.fsid, "a file system has moved");
         let mut failures = Vec::new();
         for place in &gone.places {
-            match self.settle(gone, place).await {
+            match self.migrate_to(gone, place).await {
                 Ok(moved) => return Ok(moved),
                 Err(error) => failures.push(format!("{place}: {error}")),
             }
         }
-        let why = if failures.is_empty() { "it does not say where".to_owned() } else { failures.join("; ") };
+        let why = if failures.is_empty() { "the server lists no location".to_owned() } else { failures.join("; ") };
         Err(Error::new(ErrorKind::Referral(why), "fs_locations").on(self.program().server()))
     }
 
-    /// Continues with a file system at its new place.
-    async fn settle(&self, gone: &AbsentFs, place: &Location) -> Result<Arc<Moved>> {
+    /// Continues with a file system at a new location.
+    async fn migrate_to(&self, gone: &AbsentFs, place: &Location) -> Result<Arc<Moved>> {
         let moves = &self.server.moves;
         let known = moves.table.lock().servers.iter().find(|(server, _)| *server == place.server).cloned();
         let is_new = known.is_none();
@@ -265,28 +277,28 @@ impl V4 {
         let mut unreclaimed = Unreclaimed::default();
         for file in self.server.opens.all() {
             if self.fsid(&file.handle) == Some(gone.fsid)
-                && let Err(error) = self.bring(&moved, &file.handle, &mut unreclaimed).await
+                && let Err(error) = self.relocate(&moved, &file.handle, &mut unreclaimed).await
             {
                 unreclaimed.file(error);
             }
         }
         unreclaimed.report(peer.v4().program().server());
-        peer.v4().server.arrived(&moved.root, is_new, &self.deadline()).await;
+        peer.v4().server.complete_arrival(&moved.root, is_new, &self.deadline()).await;
         moves.table.lock().moved.insert(gone.fsid, moved.clone());
         moves.anything.store(true, Relaxed);
         Ok(moved)
     }
 
-    /// Mounts the place that something has moved to.
+    /// Mounts the location to which a file system has moved.
     async fn mount_there(&self, place: &Location) -> Result<(Arc<Peer>, Handle)> {
-        let (dialer, moves) = self.server.moves.dialer.get().expect("a mount has a dialer");
+        let (dialer, moves) = self.server.moves.dialer.get().expect("a mount must have a dialer");
         if *moves >= MOVES_MAX {
             return Err(Error::new(ErrorKind::Path("too many moves from server to server"), "fs_locations"));
         }
         let identity = MigrationIdentity { owner: self.server.client.owner.clone(), moves: moves + 1 };
         let Dialed { v4, number, root, read_size, write_size } = dialer.dial(place, identity).await?;
-        let (tag, bringing) = (rand::random(), tokio::sync::Mutex::default());
-        let peer = Arc::new(Peer { v4, number, read_size, write_size, tag, bringing });
+        let (tag, relocating) = (rand::random(), tokio::sync::Mutex::default());
+        let peer = Arc::new(Peer { v4, number, read_size, write_size, tag, relocating });
         if let Some(watcher) = self.server.opens.delegations.watcher() {
             let (from, to) = (Arc::downgrade(&self.server), Arc::downgrade(&peer));
             peer.v4.watch(Arc::new(ForwardingWatcher { from, peer: to, watcher }));
@@ -294,27 +306,27 @@ impl V4 {
         Ok((peer, root))
     }
 
-    pub(super) async fn bring_one(&self, moved: &Moved, object: &Handle) -> Result<()> {
+    pub(super) async fn relocate_one(&self, moved: &Moved, object: &Handle) -> Result<()> {
         let mut unreclaimed = Unreclaimed::default();
-        let brought = self.bring(moved, object, &mut unreclaimed).await;
+        let relocated = self.relocate(moved, object, &mut unreclaimed).await;
         unreclaimed.report(moved.peer.v4().program().server());
-        brought
+        relocated
     }
 
-    /// Finds an object where its file system is now, and what is held there goes with it.
-    async fn bring(&self, moved: &Moved, object: &Handle, unreclaimed: &mut Unreclaimed) -> Result<()> {
+    /// Finds an object at its new server, and reclaims its open and locks there.
+    async fn relocate(&self, moved: &Moved, object: &Handle, unreclaimed: &mut Unreclaimed) -> Result<()> {
         let (peer, moves) = (&moved.peer, &self.server.moves);
-        let _one = peer.bringing.lock().await;
+        let _one = peer.relocating.lock().await;
         if moves.known(object).is_some() {
             return Ok(());
         }
-        let there = self.find_again(moved, object).await?;
+        let there = self.find_by_path(moved, object).await?;
         let file = self.server.opens.known(object);
-        // Until the link is there, no request takes the file for one of this server.
-        let mut _alone = None;
+        // Until the link is in the table, this lock excludes requests for the file at the former server.
+        let mut _changes = None;
         if let Some(file) = file {
-            // Requests to the former server have ended then.
-            _alone = Some(file.changing().await);
+            // The outstanding requests to the former server have ended when the lock is granted.
+            _changes = Some(file.lock_changes().await);
             let held = file.take_held(&self.server.opens);
             let at = peer.v4().place_now(&there);
             let (opens, deadline) = (&at.v4.server.opens, &self.deadline());
@@ -325,22 +337,24 @@ impl V4 {
         Ok(())
     }
 
-    /// The object there that has the path and the number that this one has had.
-    async fn find_again(&self, moved: &Moved, object: &Handle) -> Result<Handle> {
-        let (way, id) = {
+    /// Returns the handle of the object at the new server that has the same path and the same fileid.
+    async fn find_by_path(&self, moved: &Moved, object: &Handle) -> Result<Handle> {
+        let (path_to, id) = {
             let names = self.server.opens.names.lock();
             let id = names.id(object);
-            // Others may have renamed what is above that since; and elsewhere file systems need not be below each other as they are here.
+            // Other clients may have renamed the directories above. At the new server, file systems may be nested in
+            // another way.
             let near = |dir: &Handle| {
                 let (peer, there) = self.server.moves.known(dir)?;
                 let same = names.id(dir).is_none_or(|of| id.is_some_and(|id| id.fsid == of.fsid));
                 (same && Arc::ptr_eq(&peer, &moved.peer)).then_some(there)
             };
-            (names.way(object, near), id)
+            (names.path_to(object, near), id)
         };
-        let astray = |why: String| Error::new(ErrorKind::Moved(why), "LOOKUP").on(moved.peer.v4().program().server());
-        let Some((near, path)) = way else {
-            return Err(astray("by which path it was found is not known any more".into()));
+        let not_found =
+            |why: String| Error::new(ErrorKind::Moved(why), "LOOKUP").on(moved.peer.v4().program().server());
+        let Some((near, path)) = path_to else {
+            return Err(not_found("the path of the object is unknown".into()));
         };
         let above = if near.is_some() { "" } else { "/" };
         let show = |path: &[Bytes]| format!("{above}{}", path.join(&b'/').escape_ascii());
@@ -348,33 +362,33 @@ impl V4 {
             Some(near) => (near, &path[..]),
             None => match path.strip_prefix(&moved.path[..]) {
                 Some(names) => (moved.root.clone(), names),
-                None => return Err(astray(format!("{} is not in {}", show(&path), show(&moved.path)))),
+                None => return Err(not_found(format!("{} is not in {}", show(&path), show(&moved.path)))),
             },
         };
         let Some(Id { fileid, .. }) = id else {
-            return Err(astray(format!("{} has no fileid by which to tell whether it is the same", show(&path))));
+            return Err(not_found(format!("{} has no fileid to compare", show(&path))));
         };
         let v4 = moved.peer.v4();
         let mut at = Node { handle: start, attr: None };
         for name in names {
-            let found = look_up(v4, &at.handle, name).await;
-            at = found.map_err(|error| astray(format!("{} is not found: {error}", show(&path))))?;
+            let found = lookup_boxed(v4, &at.handle, name).await;
+            at = found.map_err(|error| not_found(format!("{} is not found: {error}", show(&path))))?;
         }
         let attr = match at.attr {
             Some(attr) => attr,
-            None => look_at(v4, &at.handle).await?,
+            None => getattr_boxed(v4, &at.handle).await?,
         };
         if attr.fileid != fileid {
-            let other = format!("what is at {} is another file: fileid {}, not {fileid}", show(&path), attr.fileid);
-            return Err(astray(other));
+            let other = format!("{} is another file there: its fileid is {}, not {fileid}", show(&path), attr.fileid);
+            return Err(not_found(other));
         }
         Ok(at.handle)
     }
 }
 
 impl Server {
-    /// The server has said that something has moved away, and not what.
-    pub fn look_for_moves(self: &Arc<Self>) -> BoxFuture<'static, ()> {
+    /// Finds out which file systems have moved, after the server has reported that some have.
+    pub fn find_moved_file_systems(self: &Arc<Self>) -> BoxFuture<'static, ()> {
         let server = self.clone();
         Box::pin(async move {
             if server.moves.looking.swap(true, Relaxed) {
@@ -386,13 +400,14 @@ impl Server {
                 if v4.server.moves.moved(fsid).is_some() {
                     continue;
                 }
-                // RFC 8881 §18.46.3: the server stops when it has said MOVED, and then where, of all of them.
+                // RFC 8881 §18.46.3: the server resets the flag when it has returned MOVED and then the locations for
+                // all of them.
                 let probe = Compound::on("GETATTR", &object).get_attr(attr::WANTED);
-                if let Err(error) = v4.server.client.ask(&probe, &v4.deadline()).await {
-                    tracing::debug!(%error, "whether a file system is there is not known");
+                if let Err(error) = v4.server.client.run_once(&probe, &v4.deadline()).await {
+                    tracing::debug!(%error, "probing for a moved file system failed");
                 }
                 if let Err(error) = v4.moved(&object, &v4.deadline()).await {
-                    tracing::warn!(%error, "a file system that has moved is not found");
+                    tracing::warn!(%error, "finding a moved file system failed");
                 }
             }
             v4.server.moves.looking.store(false, Relaxed);
@@ -400,7 +415,7 @@ impl Server {
     }
 }
 
-/// Forwards the ends of delegations at the server to which a file system has moved, by the handles that callers know.
+/// Notifies the watcher of the ends of delegations at the new server, with the handles that callers know.
 #[derive(Debug)]
 struct ForwardingWatcher {
     from: Weak<Server>,
@@ -417,12 +432,12 @@ impl Watcher for ForwardingWatcher {
     }
 }
 
-/// LOOKUP at a server from which the object can have moved on.
-fn look_up<'a>(v4: &'a V4, dir: &'a Handle, name: &'a [u8]) -> BoxFuture<'a, Result<Node>> {
+/// Sends LOOKUP to a server. Boxed, because the object can have moved further, which makes this recursive.
+fn lookup_boxed<'a>(v4: &'a V4, dir: &'a Handle, name: &'a [u8]) -> BoxFuture<'a, Result<Node>> {
     Box::pin(v4.lookup(dir, name))
 }
 
-fn look_at<'a>(v4: &'a V4, object: &'a Handle) -> BoxFuture<'a, Result<Attr>> {
+fn getattr_boxed<'a>(v4: &'a V4, object: &'a Handle) -> BoxFuture<'a, Result<Attr>> {
     Box::pin(v4.getattr(object))
 }
 
@@ -447,5 +462,5 @@ impl fmt::Debug for Peer {
 mod tests;
 
 const TAG: usize = 16;
-/// Moves of one file system; more of them are taken for a loop.
+/// Maximum number of moves of one file system. More moves are taken for a loop.
 pub(super) const MOVES_MAX: u32 = 32;

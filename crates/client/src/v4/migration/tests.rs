@@ -31,7 +31,7 @@ fn tcp() -> Arc<dyn TransportKind> {
     Arc::new(TcpKind::new(TcpOptions::default(), Pool::default()))
 }
 
-/// A server of one file system from which that can move.
+/// Starts a server of one file system, which can move away.
 fn site(vfs: Arc<dyn Vfs>) -> Site {
     let options = ExportOptions { squash: Squash::None, ..ExportOptions::default() };
     let export = Export::new("/m", ExportId::unique(), vfs, options).unwrap();
@@ -49,7 +49,7 @@ async fn mount(site: &Site) -> Mount {
     Mount::connect(&url, &switch).await.unwrap()
 }
 
-/// A mount of a server with some files, the server, and another that has the same file system.
+/// Returns a mount of a server with some files, that server, and another server of the same file system.
 async fn filled() -> (Mount, Site, Site) {
     let vfs: Arc<dyn Vfs> = Arc::new(Memory::new(MemoryOptions::default()));
     let (from, to) = (site(vfs.clone()), site(vfs));
@@ -67,7 +67,7 @@ async fn go_away(mount: &Mount, from: &Site, to: &Site) {
 }
 
 #[tokio::test]
-async fn what_is_forgotten_of_a_move_is_found_again_and_what_is_open_is_not_forgotten() {
+async fn evicted_objects_are_found_again_and_open_ones_are_not_evicted() {
     let (mount, from, to) = filled().await;
     let direct = self::mount(&to).await;
     let found = async |path| mount.resolve(path).await.unwrap().handle;
@@ -93,9 +93,9 @@ async fn what_is_forgotten_of_a_move_is_found_again_and_what_is_open_is_not_forg
         moves.link(&other, &peer, &other);
         assert!(moves.table.lock().links.len() <= KNOWN_MAX + 2);
     }
-    assert!(![&dir, &closed, &renamed].into_iter().any(known), "they were not used");
+    assert!(![&dir, &closed, &renamed].into_iter().any(known), "unused objects must be evicted");
     assert!(known(&new) && known(file.handle()));
-    // Were it not known where it is, it would be asked of who has it no more.
+    // If the new server of the file were unknown, these requests would go to the former one and fail.
     let other_wants =
         async || direct.v4().unwrap().test_lock(direct.open("open").await.unwrap().handle(), b"me", range).await;
     assert!(other_wants().await.unwrap().is_some());
@@ -111,13 +111,13 @@ async fn what_is_forgotten_of_a_move_is_found_again_and_what_is_open_is_not_forg
 }
 
 #[tokio::test]
-async fn an_object_is_not_looked_for_below_another_file_system() {
+async fn object_is_not_looked_up_below_another_file_system() {
     let (mount, from, to) = filled().await;
     let (root, v4) = (mount.root(), mount.v4().unwrap());
     let [dir, file] = [mount.resolve("d").await.unwrap(), mount.resolve("d/closed").await.unwrap()];
     go_away(&mount, &from, &to).await;
     mount.stat("").await.unwrap();
-    // As if `d` were the way to it and of a file system which is elsewhere at the same server.
+    // Set the names as if `d` belonged to another file system, which has moved to another directory of the same server.
     let peer = v4.server.moves.table.lock().servers[0].1.clone();
     let of_another = Attr { fsid: !dir.attr.fsid, ..dir.attr };
     v4.server.opens.found(root, b"d", &dir.handle, Some(&of_another));
