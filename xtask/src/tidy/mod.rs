@@ -4,6 +4,7 @@ mod arrows;
 mod folders;
 mod imports;
 mod links;
+mod retired;
 mod text;
 
 use std::path::{Path, PathBuf};
@@ -26,7 +27,7 @@ pub fn run(report: &mut Report) {
             return;
         }
     };
-    let rules: [(&str, Vec<String>); 9] = [
+    let rules: [(&str, Vec<String>); 10] = [
         ("arrows between crates", arrows::broken()),
         ("arrows between folders", folders::broken(&files)),
         ("unsafe stays where it may be", text::unsafe_elsewhere(&files)),
@@ -36,6 +37,7 @@ pub fn run(report: &mut Report) {
         ("no registry but the public one", text::registries(&files)),
         ("ARCHITECTURE.md knows every crate", arrows::unmentioned(&files)),
         ("links resolve", links::dangling(&files)),
+        ("no retired term", retired::found(&files)),
     ];
     for (rule, complaints) in rules {
         report.step(&format!("tidy: {rule}"), || {

@@ -1,0 +1,100 @@
+//! Retired terms: words and identifiers that the glossary has replaced, and that no text file may contain.
+
+use super::File;
+
+/// Each retired term and its replacement. A term with a space also matches a name that is spelled with underscores.
+const RETIRED: &[(&str, &str)] = &[
+    ("Anywhere", "MigrationRouter"),
+    ("Heir", "MigrationIdentity"),
+    ("Standing", "ClientState"),
+    ("Errand", "BackgroundTask"),
+    ("Carrier", "TransportLimits"),
+    ("heed", "handle_status_flags; follow, obey"),
+    ("look_around", "run_periodic"),
+    ("conclude", "encode_result; end, complete"),
+    ("came home", "returned to its pool or owner"),
+];
+
+/// The files that name the terms in order to retire them.
+const TABLE: &str = "xtask/src/tidy/retired.rs";
+const GLOSSARY: (&str, &str) = ("docs/glossary.md", "\n## Retired terms\n");
+
+/// The lines that contain a retired term.
+pub fn found(files: &[File]) -> Vec<String> {
+    let mut complaints = Vec::new();
+    for file in files.iter().filter(|file| file.path != TABLE) {
+        let text = match file.path == GLOSSARY.0 {
+            true => file.text.split(GLOSSARY.1).next().unwrap_or_default(),
+            false => &file.text,
+        };
+        for (number, line) in text.lines().enumerate() {
+            for (term, replacement) in RETIRED.iter().filter(|(term, _)| contains(line, term)) {
+                complaints.push(format!("{}:{}: \"{term}\" is retired: {replacement}", file.path, number + 1));
+            }
+        }
+    }
+    complaints
+}
+
+/// Reports whether `line` contains `term` as whole words. A lowercase term also matches with an uppercase first letter.
+fn contains(line: &str, term: &str) -> bool {
+    let spaced;
+    let line = match term.contains(' ') && line.contains('_') {
+        true => {
+            spaced = line.replace('_', " ");
+            spaced.as_str()
+        }
+        false => line,
+    };
+    let (first, rest) = term.split_at(1);
+    let capital = first.to_uppercase() + rest;
+    let in_word = |c: char| c.is_alphanumeric() || c == '_';
+    [term, &capital].iter().flat_map(|form| line.match_indices(*form)).any(|(at, form)| {
+        let before = line[..at].chars().next_back();
+        let after = line[at + form.len()..].chars().next();
+        !before.is_some_and(in_word) && !after.is_some_and(in_word)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn complaints(path: &str, text: &str) -> usize {
+        found(&[File { path: path.into(), text: text.into() }]).len()
+    }
+
+    #[test]
+    fn whole_words_match() {
+        for line in ["struct Heir;", "fn x() { heed() }", "// Heed.", "heed"] {
+            assert!(["Heir", "heed"].iter().any(|term| contains(line, term)), "{line}");
+        }
+        for line in ["Heirloom", "heeded", "un_heed", "heir"] {
+            assert!(!["Heir", "heed"].iter().any(|term| contains(line, term)), "{line}");
+        }
+    }
+
+    #[test]
+    fn phrases_match_in_text_and_names() {
+        assert!(contains("The memory comes home.", "comes home"));
+        assert!(contains("fn everything_comes_home() {}", "comes home"));
+        assert!(!contains("becomes homeless", "comes home"));
+    }
+
+    #[test]
+    fn only_the_table_and_the_section_of_the_glossary_are_exempt() {
+        assert_eq!(complaints(TABLE, "heed"), 0);
+        assert_eq!(complaints(GLOSSARY.0, "heed\n## Retired terms\nheed\n"), 1);
+        assert_eq!(complaints("docs/other.md", "heed\n## Retired terms\nheed\n"), 2);
+    }
+
+    #[test]
+    fn glossary_lists_every_retired_term() {
+        let glossary = include_str!("../../../docs/glossary.md");
+        let section = glossary.split(GLOSSARY.1).nth(1).expect("glossary must have the section");
+        for (term, _) in RETIRED {
+            assert!(section.contains(&format!("| `{term}` |")), "{term}");
+        }
+        assert_eq!(section.lines().filter(|line| line.starts_with("| `")).count(), RETIRED.len());
+    }
+}
