@@ -257,6 +257,7 @@ impl Connection {
         let mut decoder = Decoder::new(&message);
         let Header { xid, credits, body } = match Header::decode(&mut decoder) {
             Ok(header) => header,
+            //= rfc8166-4.5-1
             Err(HeaderError::Short) => return self.link.fail_protocol(HeaderError::Short.to_string()),
             Err(error) => return self.refuse_header(&error),
         };
@@ -265,6 +266,7 @@ impl Connection {
         let handled = match body {
             Body::Msg(lists) => {
                 let stream = decoder.take_rest();
+                //= rfc8166-4.2.1-1
                 match Direction::of(&stream, xid) {
                     Some(Direction::Call) => responder.handle_call(link, xid, credits, lists, Some(stream), now),
                     Some(Direction::Reply) => {
@@ -306,6 +308,8 @@ impl Connection {
         tracing::debug!(%error, "refusing a message");
         match *error {
             HeaderError::Short => unreachable!("it has no XID to answer with"),
+            //= rfc8166-4.5-7
+            HeaderError::UnknownError(_) => {}
             HeaderError::Version { xid, version } => self.responder.refuse_version(&mut self.link, xid, version),
             HeaderError::Malformed { xid, .. } => self.refuse_new(Refusal { xid, credits: 0 }),
         }
@@ -320,6 +324,7 @@ impl Connection {
     /// Answers ERR_CHUNK. Only a responder does (RFC 8166 §4.5): a malformed answer to a call of ours ends the connection.
     fn refuse(&mut self, refusal: Refusal) {
         match self.requester.is_outstanding(refusal.xid) {
+            //= rfc8166-4.2.4-2
             true => self.link.fail_protocol("a reply that makes no sense"),
             false => self.responder.refuse(&mut self.link, refusal),
         }

@@ -16,6 +16,7 @@ impl Credits {
     pub(crate) fn new(limit: u32) -> Self {
         assert!(limit > 0, "a caller needs at least one credit");
         // RFC 8166 §3.3.3: until the first reply has told the grant, it is one.
+        //= rfc8166-3.3.3-1
         Self { limit, granted: 1, outstanding: 0 }
     }
 
@@ -26,6 +27,7 @@ impl Credits {
 
     /// Takes a credit for one call, if there is one.
     pub(crate) fn take(&mut self) -> bool {
+        //= rfc8166-3.3.1-1
         let free = self.outstanding < self.granted;
         self.outstanding += u32::from(free);
         free
@@ -39,6 +41,7 @@ impl Credits {
     /// A reply grants this many. Zero would stop us for ever and is taken as one; more than we have receives
     /// for would overrun our receive queue.
     pub(crate) fn grant(&mut self, granted: u32) {
+        //= rfc8166-3.3.1-4
         self.granted = granted.clamp(1, self.limit);
     }
 }
@@ -85,6 +88,7 @@ impl Grants {
 
     /// What to grant to a caller that asks for `requested`, when there is room for `room`. RFC 8166 §3.3.1: never zero.
     pub(crate) fn clamp(requested: u32, room: u32) -> u32 {
+        //= rfc8166-3.3.1-2
         requested.clamp(1, room.max(1))
     }
 }
@@ -99,6 +103,7 @@ mod tests {
         assert!(credits.take() && !credits.take());
         credits.grant(100);
         credits.give_back();
+        //= rfc8166-3.3.1-4
         assert_eq!((0..10).filter(|_| credits.take()).count(), 4);
     }
 

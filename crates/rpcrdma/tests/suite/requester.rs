@@ -54,6 +54,7 @@ fn one_call_goes_out_until_the_first_grant_and_a_grant_of_zero_is_one() {
         node.call(message(xid, CALL, 0, b""), plan(16, 0));
     }
     puppet.run(&mut node);
+    //= rfc8166-3.3.1-1 rfc8166-3.3.3-1
     assert_eq!(puppet.sent.len(), 1);
     assert_eq!(puppet.heard().0.credits, 128, "what is asked for");
     let zero = header(1, 0, Body::Msg(Lists::default()));
@@ -85,7 +86,9 @@ fn a_payload_is_exposed_as_it_is_for_one_call_and_then_no_more() {
     puppet.run(&mut node);
     let (lists, stream) = puppet.heard_msg();
     let [read] = lists.reads.chunks() else { panic!("{lists:?}") };
+    //= rfc8166-3.4.4.4-1
     assert_eq!((Some(read.position), stream), (call.payloads[0].position, call.stream));
+    //= rfc8166-3.4.4.1-1 rfc8166-3.4.5.2-2
     let lengths: Vec<_> = read.chunk.segments().iter().map(|segment| segment.length).collect();
     assert_eq!(lengths, [5000, 333], "no padding, no more than the payload");
     let exposed = node.regions.entries.values().map(|memory| match memory {
@@ -130,6 +133,7 @@ fn a_long_call_with_a_long_reply_and_payloads_both_ways_uses_every_list() {
     let (header, rest, _) = puppet.heard();
     let Body::NoMsg(lists) = header.body else { panic!("{header:?}") };
     assert!(rest.is_empty());
+    //= rfc8166-3.5.3-1 rfc8166-3.5.3-2 rfc8166-4.3.3-1
     let (stream, items) = lists.reads.split_stream();
     assert_eq!(stream.unwrap().len(), call.stream.len());
     assert_eq!((items.len(), items[0].chunk.len()), (1, 70_000));
@@ -176,6 +180,7 @@ fn read_into_sink(invalidate: bool, room: usize, used: usize) -> (Node, Puppet, 
     node.call(message(1, CALL, 0, b""), ReplyPlan { sink: Some(Buffer::zeroed(room + 10).into()), ..plan(100, room) });
     puppet.run(&mut node);
     let offered = puppet.heard_msg().0.writes.chunks()[0].clone();
+    //= rfc8166-3.4.6-1 rfc8166-4.3.2.2-2
     assert_eq!(offered.len(), room, "exactly what the reply can have, not the whole buffer");
     let segment = offered.segments()[0];
     node.write(bytes(3, used).into(), segment.remote(0)).unwrap();
@@ -214,6 +219,7 @@ fn a_write_chunk_that_comes_back_empty_leaves_the_payload_inline() {
     let reply = message(1, REPLY, 0, b"inline").to_rope().to_bytes().unwrap();
     puppet.tell(&mut node, &header(1, 16, Body::Msg(lists)), &reply);
     let Reply { message, sink } = node.next_reply().unwrap();
+    //= rfc8166-4.3.2.2-4
     assert_eq!(payload_of(&message, 1, REPLY, 0), b"inline");
     assert_eq!(sink.unwrap().into_region().unwrap().len(), 9000);
 }
@@ -281,6 +287,8 @@ fn a_reply_that_breaks_the_protocol_ends_the_connection_with_every_sink_back() {
         puppet.run(&mut node);
         puppet.tell(&mut node, &header(2, 16, body.clone()), &message(2, REPLY, 0, b"").stream);
         assert!(node.disconnecting, "{body:?}");
+        //= rfc8166-4.2.4-2 rfc8166-4.5-3 rfc8166-4.6.1-2
+        assert!(puppet.sent.iter().all(|(sent, _)| sent[12..16] != [0, 0, 0, 4]), "a requester sends no RDMA_ERROR");
         for _ in 0..2 {
             let error = node.next_reply().unwrap_err();
             assert!(matches!(error.error, TransportError::Protocol(_)), "{error:?}");
@@ -410,6 +418,7 @@ fn a_silent_peer_gets_no_more_than_1024_bytes_and_is_expected_to_send_no_more() 
     puppet.run(&mut node);
     let lists = puppet.heard_msg().0;
     assert_eq!((lists.reads.total(), lists.reply.unwrap().len()), (1000, 1000));
+    //= rfc8166-3.3.3-2 rfc8166-3.3.3-3
     assert!(node.longest_send <= 1024);
 }
 

@@ -68,6 +68,7 @@ fn credits_that_a_call_asks_for_are_clamped_and_never_zero() {
         let (_, token) = node.next_call();
         node.reply(token, message(7, REPLY, 0, b"")).unwrap();
         puppet.run(&mut node);
+        //= rfc8166-3.3.1-2 rfc8166-3.3.1-3
         assert_eq!(puppet.heard().0.credits, granted);
         assert!(node.receives_posted() >= 128);
     }
@@ -103,6 +104,7 @@ fn a_read_chunk_may_include_the_padding_of_its_item() {
     let call = message(7, CALL, 0, b"abcde");
     let at = call.payloads[0].position.unwrap();
     puppet.tell(&mut node, &header(7, Body::Msg(reads(&[(at, 1, 5), (at, 2, 3)]))), &call.stream);
+    //= rfc8166-3.4.5.2-1
     assert_eq!(payload_of(&node.next_call().0, 7, CALL, 0), b"abcde");
 }
 
@@ -118,6 +120,7 @@ fn several_read_chunks_in_any_order() {
     let lists = reads(&[(second, 1, 7), (first, 2, 5)]);
     puppet.tell(&mut node, &header(7, Body::Msg(lists)), &call.stream);
     let (got, _) = node.next_call();
+    //= rfc8166-3.4.5-1
     assert_eq!(got.to_rope(), call.to_rope());
 }
 
@@ -140,6 +143,7 @@ fn a_payload_fills_the_segments_of_a_write_chunk_and_its_padding_is_not_sent() {
     exchange(&mut node, &mut puppet, lists, reply.clone()).unwrap();
     let written: Vec<_> = puppet.memory.values().map(|bytes| bytes.to_vec()).collect();
     assert_eq!(written, [&b"abcd"[..], b"", b"efgh", b"i\xaa\xaa\xaa\xaa\xaa\xaa\xaa"]);
+    //= rfc8166-3.4.6.2-1 rfc8166-3.4.6-2 rfc8166-3.4.6.2-2 rfc8166-3.4.4.4-2
     let (lists, stream) = puppet.heard_msg();
     assert_eq!(lists.writes.chunks(), [chunk(&[(1, 4), (2, 0), (3, 4), (4, 1)])]);
     assert_eq!(stream, reply.stream, "neither payload nor padding is in the stream");
@@ -155,6 +159,7 @@ fn payloads_take_the_write_chunks_in_order_and_unused_ones_come_back_empty() {
     let lists = writes(&[&[(1, 100)], &[(2, 100)], &[(3, 100)]]);
     exchange(&mut node, &mut puppet, lists, encoder.finish()).unwrap();
     let (lists, _) = puppet.heard_msg();
+    //= rfc8166-4.3.2-1 rfc8166-4.3.2.2-1 rfc8166-4.3.2.2-3
     assert_eq!(lists.writes.chunks(), [chunk(&[(1, 3)]), chunk(&[(2, 4)]), chunk(&[(3, 0)])]);
     assert_eq!((&puppet.memory[&Stag(1)][..3], &puppet.memory[&Stag(2)][..4]), (&b"one"[..], &b"two!"[..]));
 }
@@ -166,6 +171,7 @@ fn a_payload_without_a_chunk_goes_inline_and_an_empty_chunk_asks_for_that() {
         let reply = message(7, REPLY, 1, b"small");
         exchange(&mut node, &mut puppet, lists.clone(), reply.clone()).unwrap();
         let (returned, stream) = puppet.heard_msg();
+        //= rfc8166-4.3.1-1 rfc8166-4.3.2.3-1
         assert_eq!((returned, stream), (lists, reply.to_rope().to_bytes().unwrap()));
     }
 }
@@ -182,6 +188,7 @@ fn a_long_reply_fills_the_reply_chunk_and_write_chunks_too() {
         let (header, rest, _) = puppet.heard();
         let Body::NoMsg(lists) = header.body else { panic!("{header:?}") };
         assert!(rest.is_empty());
+        //= rfc8166-3.5.3-3
         let tail = reply.stream.len() - 5000;
         assert_eq!(lists.reply, Some(chunk(&[(2, 5000), (3, 0), (4, tail)])));
         let written = [&puppet.memory[&Stag(2)][..], &puppet.memory[&Stag(4)][..tail]].concat();
@@ -197,6 +204,7 @@ fn a_long_reply_without_a_write_chunk_takes_its_payload_along() {
     let reply = message(7, REPLY, 2, &bytes(1, 9001));
     let lists = Lists { reply: Some(chunk(&[(1, 20000)])), ..Lists::default() };
     exchange(&mut node, &mut puppet, lists, reply.clone()).unwrap();
+    //= rfc8166-3.5.3-4
     let flat = reply.to_rope().to_bytes().unwrap();
     assert_eq!(puppet.memory[&Stag(1)][..flat.len()], flat);
 }
@@ -206,6 +214,7 @@ fn a_reply_that_fits_inline_leaves_the_reply_chunk_alone() {
     let (mut node, mut puppet) = server(&[&[0; 20000]]);
     let lists = Lists { reply: Some(chunk(&[(1, 20000)])), ..Lists::default() };
     exchange(&mut node, &mut puppet, lists, message(7, REPLY, 2, b"")).unwrap();
+    //= rfc8166-4.3.3-2
     assert_eq!((puppet.heard_msg().0, puppet.written), (Lists::default(), 0));
 }
 
@@ -237,6 +246,7 @@ fn a_reply_invalidates_the_memory_it_wrote_if_the_caller_agreed() {
         let mut node = Node::new(rpcrdma::Role::Accepting, Options::default(), Some(peer));
         let (_, mut puppet) = server(&[b"abcd", &[0; 100]]);
         exchange(&mut node, &mut puppet, lists.clone(), message(7, REPLY, 0, b"hello")).unwrap();
+        //= rfc8797-4.1-1 rfc8797-4.1-2
         assert_eq!(puppet.heard().2, expected);
     }
 }
@@ -248,6 +258,7 @@ fn another_version_hears_which_is_spoken() {
     puppet.tell_bytes(&mut node, call.into(), None);
     let (answer, _) = puppet.sent.pop_front().unwrap();
     let words: Vec<_> = answer.chunks(4).map(|word| u32::from_be_bytes(word.try_into().unwrap())).collect();
+    //= rfc8166-4.5-4 rfc8166-4.5-5 rfc8166-4.5-6 rfc8166-4.5.1-1
     assert_eq!(words, [7, 2, 1, 4, 1, 1, 1], "xid, its version, credits, RDMA_ERROR, ERR_VERS, 1 to 1");
     assert!(!node.disconnecting);
 }
@@ -271,6 +282,7 @@ fn what_makes_no_sense_is_answered_with_err_chunk_and_does_no_harm() {
     for (body, stream) in nonsense {
         let (mut node, mut puppet) = server(&[&[0; 16]]);
         puppet.tell(&mut node, &header(7, body.clone()), stream);
+        //= rfc8166-4.2.1-1 rfc8166-4.2.4-1 rfc8166-4.5-2 rfc8166-4.5.2-1
         assert_chunk_error(&mut puppet, 7);
         assert!(node.events.is_empty() && !node.disconnecting, "{body:?}");
         puppet.tell(&mut node, &header(9, Body::Msg(Lists::default())), &message(9, CALL, 0, b"").stream);
@@ -283,12 +295,18 @@ fn what_makes_no_sense_is_answered_with_err_chunk_and_does_no_harm() {
 fn obsolete_procedures_are_ignored_or_refused() {
     let (mut node, mut puppet) = server(&[]);
     puppet.tell(&mut node, &header(7, Body::Done), &[]);
+    //= rfc8166-4.6.2-2
     assert!(puppet.sent.is_empty());
     let msgp = [8u32, 1, 10, 2, 0, 0, 0, 0, 0].into_iter().flat_map(u32::to_be_bytes).collect::<Vec<_>>();
     puppet.tell_bytes(&mut node, msgp.into(), None);
     assert_chunk_error(&mut puppet, 8);
     puppet.tell(&mut node, &header(9, Body::Error(RdmaError::Chunk)), &[]);
+    //= rfc8166-4.2.4-3
     assert!(puppet.sent.is_empty() && node.events.is_empty() && !node.disconnecting);
+    let unknown = [9u32, 1, 10, 4, 3].into_iter().flat_map(u32::to_be_bytes).collect::<Vec<_>>();
+    puppet.tell_bytes(&mut node, unknown.into(), None);
+    //= rfc8166-4.5-7
+    assert!(puppet.sent.is_empty() && node.events.is_empty() && !node.disconnecting, "an unknown RDMA_ERROR");
 }
 
 #[test]
@@ -300,6 +318,7 @@ fn a_call_cut_off_anywhere_is_refused_or_ends_only_its_own_connection() {
     for len in 0..bytes.len() {
         let (mut node, mut puppet) = server(&[&[1; 4]]);
         puppet.tell_bytes(&mut node, bytes[..len].to_vec().into(), None);
+        //= rfc8166-4.5-1
         match len {
             0..16 => assert!(node.disconnecting, "{len}: nobody to answer"),
             // The rest of the message is the RPC program's to judge; its payload must lie inside.
