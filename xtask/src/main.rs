@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! cargo xtask test [--all]                     all of it: format, lints, tests, tidy, interop
-//! cargo xtask tidy                             the rules of STYLE.md and ARCHITECTURE.md that a program can check
+//! cargo xtask tidy                             the rules of STYLE.md and ARCHITECTURE.md that a program can check, and the citations
+//! cargo xtask trace                            write docs/traceability.md, the report of the citations of RFCs
 //! cargo xtask interop [--only NAME] [--all]    a real Linux kernel, libnfs, fio, tshark and attackers against Slipway; --all runs every
 //!                                              cell of the matrices of which a commit runs some
 //! cargo xtask compare [--seconds N] [--congestion cubic,bbr]   speed beside libnfs's client on NFS-Ganesha, in one run
@@ -14,11 +15,13 @@
 mod checks;
 mod compare;
 mod debian;
+mod functions;
 mod fuzz;
 mod interop;
 mod report;
 mod shell;
 mod tidy;
+mod trace;
 
 use std::process::ExitCode;
 
@@ -35,11 +38,17 @@ fn main() -> ExitCode {
             let _ = interop::install();
             checks::run(&mut report);
             tidy::run(&mut report);
+            trace::check(&mut report);
             interop::run(None, arguments.contains(&"--all"), &mut report);
             true
         }
         ["tidy"] => {
             tidy::run(&mut report);
+            trace::check(&mut report);
+            true
+        }
+        ["trace"] => {
+            trace::write(&mut report);
             true
         }
         ["interop"] => interop::run(None, false, &mut report),
@@ -62,6 +71,7 @@ fn main() -> ExitCode {
 const USAGE: &str = "\
 usage: cargo xtask test [--all]
        cargo xtask tidy
+       cargo xtask trace
        cargo xtask interop [--only client|locks|restarts|knfsd|knfsd4|verbs|hostile|libnfs|fio|capture|reference] [--all]
        cargo xtask compare [--seconds N] [--congestion NAME,... | --knfsd]
        cargo xtask sim --seed N

@@ -151,6 +151,8 @@ proptest! {
             let arguments: Argop4 = check(&prefix(&[opnum as u32]), entropy);
             assert_eq!(arguments.opnum(), opnum);
             let message = Message::encode(&arguments);
+            //= rfc8166-3.4.2-1 rfc8166-6.1-1
+            assert!(message.payloads.is_empty() || matches!(opnum, Opnum4::Write | Opnum4::Create), "{opnum:?}");
             let minor = *opnum.minor_versions().end();
             assert_eq!(Argop4::decode_next(&mut Decoder::new(&message), minor), Ok(arguments));
 
@@ -158,6 +160,8 @@ proptest! {
             let unread = if opnum == Opnum4::GetXattr { 3 } else { 0 };
             let ok: Resop4 = check_but(&prefix(&[opnum as u32, 0]), entropy, unread);
             assert_eq!((ok.opnum(), ok.status()), (opnum, Nfsstat4::Ok));
+            let payloads = Message::encode(&ok).payloads;
+            assert!(payloads.is_empty() || matches!(opnum, Opnum4::Read | Opnum4::ReadLink), "{opnum:?}");
             let any: Resop4 = check_but(&prefix(&[opnum as u32]), entropy, unread);
             assert_eq!(any.opnum(), opnum);
         }

@@ -114,6 +114,7 @@ impl Chunk {
     /// If the chunk is shorter than `used`.
     pub fn used(&self, used: usize) -> Chunk {
         assert!(used <= self.len(), "cannot use {used} bytes of a chunk of {}", self.len());
+        //= rfc8166-3.4.6-2 rfc8166-3.4.6.2-2
         let mut left = used as u32;
         let segments = self.segments.iter().map(|segment| {
             let length = segment.length.min(left);
@@ -152,6 +153,7 @@ impl ReadList {
     /// # Errors
     /// The list would violate a property of decoded lists.
     pub fn push(&mut self, position: u32, segment: Segment) -> Result<(), DecodeErrorKind> {
+        //= rfc8166-3.4.5-2
         if !position.is_multiple_of(4) {
             // RFC 8166 §3.4.5: a chunk holds a whole item, and XDR items start at multiples of four.
             return Err(DecodeErrorKind::MisplacedPayload);
@@ -266,6 +268,7 @@ impl Encode for Segment {
 impl Decode for Segment {
     fn decode(decoder: &mut Decoder<'_>) -> Result<Self, DecodeError> {
         let error = decoder.error(DecodeErrorKind::TooLong { len: u32::MAX, max: u32::MAX });
+        //= rfc8166-2.3.2-1
         let segment = Segment { handle: Stag(decoder.u32()?), length: decoder.u32()?, offset: decoder.u64()? };
         segment.offset.checked_add(u64::from(segment.length)).ok_or(error)?;
         Ok(segment)

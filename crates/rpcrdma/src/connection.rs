@@ -268,6 +268,7 @@ impl Connection {
         let mut decoder = Decoder::new(&message);
         let Header { xid, credits, body } = match Header::decode(&mut decoder) {
             Ok(header) => header,
+            //= rfc8166-4.5-1
             Err(HeaderError::Short) => return self.link.fail_protocol(HeaderError::Short.to_string()),
             Err(error) => return self.refuse_header(&error),
         };
@@ -276,6 +277,7 @@ impl Connection {
         let handled = match body {
             Body::Msg(lists) => {
                 let stream = decoder.take_rest();
+                //= rfc8166-4.2.1-1
                 match Direction::of(&stream, xid) {
                     Some(Direction::Call) => responder.handle_call(link, xid, credits, lists, Some(stream), now),
                     Some(Direction::Reply) => {
@@ -317,6 +319,8 @@ impl Connection {
         tracing::debug!(%error, "rejecting a message");
         match *error {
             HeaderError::Short => unreachable!("a short message has no XID for a reply"),
+            //= rfc8166-4.5-7
+            HeaderError::UnknownError(_) => {}
             HeaderError::Version { xid, version } => self.responder.refuse_version(&mut self.link, xid, version),
             HeaderError::Malformed { xid, .. } => self.refuse_new(Refusal { xid, credits: 0 }),
         }
@@ -332,6 +336,7 @@ impl Connection {
     /// closes the connection.
     fn refuse(&mut self, refusal: Refusal) {
         match self.requester.is_outstanding(refusal.xid) {
+            //= rfc8166-4.2.4-2
             true => self.link.fail_protocol("the peer sent an invalid reply"),
             false => self.responder.refuse(&mut self.link, refusal),
         }

@@ -16,6 +16,7 @@ impl Credits {
     pub(crate) fn new(limit: u32) -> Self {
         assert!(limit > 0, "a requester needs at least one credit");
         // RFC 8166 §3.3.3: before the first reply announces the grant, it is one.
+        //= rfc8166-3.3.3-1
         Self { limit, granted: 1, outstanding: 0 }
     }
 
@@ -26,6 +27,7 @@ impl Credits {
 
     /// Takes a credit for one call. Returns `false` if there is none.
     pub(crate) fn take(&mut self) -> bool {
+        //= rfc8166-3.3.1-1
         let free = self.outstanding < self.granted;
         self.outstanding += u32::from(free);
         free
@@ -39,6 +41,7 @@ impl Credits {
     /// Applies the grant of a reply. A grant of zero would stop this side forever and counts as one. A grant above the
     /// number of receives would overrun the receive queue and is reduced.
     pub(crate) fn grant(&mut self, granted: u32) {
+        //= rfc8166-3.3.1-4
         self.granted = granted.clamp(1, self.limit);
     }
 }
@@ -88,6 +91,7 @@ impl Grants {
     /// Returns the number of credits to grant to a caller that requests `requested`, if `room` are available. RFC 8166
     /// §3.3.1: never zero.
     pub(crate) fn clamp(requested: u32, room: u32) -> u32 {
+        //= rfc8166-3.3.1-2
         requested.clamp(1, room.max(1))
     }
 }
@@ -102,6 +106,7 @@ mod tests {
         assert!(credits.take() && !credits.take());
         credits.grant(100);
         credits.release();
+        //= rfc8166-3.3.1-4
         assert_eq!((0..10).filter(|_| credits.take()).count(), 4);
     }
 

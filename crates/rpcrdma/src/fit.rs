@@ -58,6 +58,7 @@ impl ReplyOffer {
             return Self::default();
         }
         // RFC 8166 §3.4.6: the header of the reply returns the chunk.
+        //= rfc8166-4.3.3-1
         let header = PLAIN_LEN + if payload_max > 0 { WRITE_CHUNK_LEN } else { 0 };
         if header + inline_max <= recv_max {
             return Self { write: payload_max, reply: 0 };
@@ -117,22 +118,28 @@ pub(crate) fn fit_reply(
 ) -> Result<ReplyFit, TransportError> {
     let mut writes = SmallVec::<[(Chunk, Rope); 1]>::new();
     let mut used: SmallVec<[Option<usize>; 4]> = SmallVec::from_elem(None, offered.writes.chunks().len());
+    //= rfc8166-4.3.2.2-1
     for (payload, (chunk, used)) in message.payloads.iter().zip(offered.writes.chunks().iter().zip(&mut used)) {
         // RFC 8166 §4.3.2.1: the first item that can be placed takes the first chunk, and so on. This includes an empty
         // item (RFC 8267 §6.4.1). §4.3.2.3: an empty chunk requests its item inline.
         match payload.data.len() {
+            //= rfc8166-4.3.2.3-1
             _ if chunk.is_empty() => {}
             len if len > chunk.len() => return Err(TransportError::TooLong { len, max: chunk.len() }),
             len => {
                 *used = Some(len);
+                //= rfc8166-4.3.2-1
                 writes.push((chunk.clone(), payload.data.clone()));
             }
         }
     }
     let stream = Inline::new(message, |index| used.get(index).is_none_or(Option::is_none));
+    //= rfc8166-4.3.2.2-3
     let returned = offered.writes.chunks().iter().zip(&used).map(|(chunk, used)| chunk.used(used.unwrap_or(0)));
+    //= rfc8166-4.3.1-1
     let mut lists = Lists { writes: WriteList::new(returned), ..Lists::default() };
     let header = |body| Header { xid, credits, body };
+    //= rfc8166-4.3.3-2
     let inline_len = header(Body::Done).wire_len() + lists.wire_len() + stream.len();
     if inline_len <= send_max {
         return Ok(ReplyFit { header: header(Body::Msg(lists)), writes, stream, reply: None });
@@ -141,6 +148,7 @@ pub(crate) fn fit_reply(
     if stream.len() > room {
         return Err(TransportError::TooLong { len: stream.len(), max: room.max(send_max) });
     }
+    //= rfc8166-3.5.3-3
     lists.reply = offered.reply.as_ref().map(|chunk| chunk.used(stream.len()));
     let header = header(Body::NoMsg(lists));
     if header.wire_len() > send_max {
@@ -185,6 +193,7 @@ fn fit_reads(
     let large: SmallVec<[_; 1]> = message.payloads.iter().filter(|&payload| !is_small(payload)).cloned().collect();
     let small: SmallVec<[bool; 4]> = message.payloads.iter().map(is_small).collect();
     let stream = Inline::new(message, |index| small[index]).into_rope();
+    //= rfc8166-3.5.3-1 rfc8166-3.5.3-2
     fit.reads.push((0, contiguous(&stream, pool)?));
     fit.reads.extend(reads_of(&large, pool)?);
     let segments: usize = fit.reads.iter().map(|(_, pieces)| pieces.len()).sum();
@@ -219,6 +228,7 @@ impl Inline {
         let mut reduced = 0;
         for (index, payload) in message.payloads.into_iter().enumerate() {
             let position = payload.position.expect("a payload to be sent must have a position") as usize;
+            //= rfc8166-3.4.4.4-2
             let padded = payload.data.len().next_multiple_of(4);
             if inline(index) {
                 out.len += padded;
@@ -242,6 +252,7 @@ impl Inline {
             let padding = data.len().next_multiple_of(4) - data.len();
             rope.push(Piece::Memory(self.stream.slice(at..end)));
             rope.append(data);
+            //= rfc8166-3.5.3-4
             rope.push(Piece::Memory(Bytes::from_static(&[0; 3]).slice(..padding)));
             at = end;
         }
@@ -293,6 +304,7 @@ type Reads = SmallVec<[(u32, SmallVec<[Piece; 1]>); 1]>;
 
 fn reads_of(payloads: &[PlacedPayload], pool: &Pool) -> Result<Reads, TransportError> {
     let position = |payload: &PlacedPayload| payload.position.expect("a payload to be sent must have a position");
+    //= rfc8166-3.4.4.4-1 rfc8166-3.4.5.2-2
     payloads.iter().map(|payload| Ok((position(payload), contiguous(&payload.data, pool)?))).collect()
 }
 

@@ -69,6 +69,8 @@ pub enum HeaderError {
         /// The version of the header.
         version: u32,
     },
+    /// The message is an RDMA_ERROR of an unknown kind, or a truncated one. The receiver discards it (RFC 8166 §4.5).
+    UnknownError(DecodeError),
     /// The header is malformed; the reply to a call is ERR_CHUNK (RFC 8166 §4.5.2).
     Malformed {
         /// The XID of the header.
@@ -89,7 +91,10 @@ impl Header {
         if version != VERSION {
             return Err(HeaderError::Version { xid, version });
         }
-        let body = Body::decode(procedure, decoder).map_err(|error| HeaderError::Malformed { xid, error })?;
+        let body = Body::decode(procedure, decoder).map_err(|error| match procedure {
+            RDMA_ERROR => HeaderError::UnknownError(error),
+            _ => HeaderError::Malformed { xid, error },
+        })?;
         Ok(Self { xid, credits, body })
     }
 
@@ -138,6 +143,7 @@ impl Encode for Header {
             Body::Done => RDMA_DONE,
             Body::Error(_) => RDMA_ERROR,
         };
+        //= rfc8166-4-1 rfc8166-4.2.2-1
         [self.xid.0, VERSION, self.credits, procedure].into_iter().for_each(|word| encoder.u32(word));
         match &self.body {
             Body::Msg(lists) | Body::NoMsg(lists) => lists.encode(encoder),
@@ -155,6 +161,7 @@ impl std::fmt::Display for HeaderError {
         match self {
             HeaderError::Short => write!(f, "the message is shorter than any header"),
             HeaderError::Version { version, .. } => write!(f, "unsupported RPC-over-RDMA version {version}"),
+            HeaderError::UnknownError(error) => write!(f, "malformed RDMA_ERROR: {error}"),
             HeaderError::Malformed { error, .. } => write!(f, "malformed header: {error}"),
         }
     }
@@ -207,6 +214,7 @@ mod tests {
     fn canonical(bytes: &[u8]) -> Header {
         let (header, rest) = decode(bytes).unwrap();
         assert_eq!((rest, encode(&header)), (0, bytes.to_vec()));
+        //= rfc8166-4-1
         for len in 0..bytes.len() {
             let error = decode(&bytes[..len]).unwrap_err();
             assert_eq!(error == HeaderError::Short, len < FIXED_LEN, "{len}: {error:?}");
@@ -219,6 +227,7 @@ mod tests {
     #[test]
     fn linux_call_without_chunks_is_decoded() {
         let header = canonical(&words(&[0xd444_2701, 1, 128, 0, 0, 0, 0]));
+        //= rfc8166-4.2.2-1
         assert_eq!(header, Header { xid: Xid(0xd444_2701), credits: 128, body: Body::Msg(Lists::default()) });
     }
 
@@ -227,6 +236,7 @@ mod tests {
         let bytes = words(&[0x6245_2701, 1, 128, 0, 1, 112, 0x252c_6303, 65536, 0x6245_2701, 0x85ce_b000, 0, 0, 0]);
         let Body::Msg(lists) = canonical(&bytes).body else { panic!() };
         let [read] = lists.reads.chunks() else { panic!() };
+        //= rfc8166-2.3.2-1
         assert_eq!(read.position, 112);
         assert_eq!(read.chunk.segments(), [segment(0x252c_6303, 65536, 0x6245_2701_85ce_b000)]);
     }
@@ -262,7 +272,9 @@ mod tests {
         assert_eq!(body(&[4, 1, 1, 2]), Body::Error(RdmaError::Version { low: 1, high: 2 }));
         assert_eq!(body(&[4, 2]), Body::Error(RdmaError::Chunk));
         assert_eq!(decode(&words(&[1, 1, 8, 3])).unwrap().0.body, Body::Done);
-        for rest in [&[2, 0, 0, 0, 0, 0][..], &[5], &[4, 3]] {
+        let error = decode(&words(&[7, 1, 8, 4, 3])).unwrap_err();
+        assert!(matches!(error, HeaderError::UnknownError(_)), "{error:?}");
+        for rest in [&[2, 0, 0, 0, 0, 0][..], &[5]] {
             let error = decode(&words(&[&[7, 1, 8][..], rest].concat())).unwrap_err();
             assert!(matches!(error, HeaderError::Malformed { xid: Xid(7), .. }));
         }
@@ -291,6 +303,8 @@ mod tests {
         malformed(&[0, 1, u32::MAX]); // a write chunk of four billion segments
         malformed(&[0, 0, 1, SEGMENTS_MAX as u32 + 1]);
         malformed(&[2, 0, 0]); // a boolean of two
+        
+        //= rfc8166-3.4.5-2
         malformed(&[1, 6, 1, 16, 0, 0, 0, 0, 0]); // position six
         malformed(&[1, 8, 1, 16, u32::MAX, u32::MAX - 3, 0, 0, 0]); // beyond the address space
         malformed(&[0, 1, 2, 1, u32::MAX, 0, 0, 2, 1, 0, 0, 0, 0]); // 4 GiB in one chunk

@@ -138,6 +138,7 @@ impl RdmaKind {
         let private_data = self.private_data(&self.options);
         let Connected { qp, private_data: peer } =
             self.provider.connect(remote, &options, &private_data, recvs).await?;
+        //= rfc8797-4-1
         let settings = Settings::negotiate(Role::Connecting, self.options.clone(), PrivateData::decode(&peer));
         if settings.design != self.options.design {
             let why = "design=read-read was requested, but the server does not offer it; it needs the transport options \

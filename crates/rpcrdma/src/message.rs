@@ -47,6 +47,7 @@ pub(crate) fn is_reply_to(stream: &[u8], xid: Xid) -> bool {
 /// exactly one place, and the message is not longer than `message_max`.
 pub(crate) fn reads_are_valid(reads: &ReadList, inline: Option<&Bytes>, message_max: usize) -> bool {
     let (stream, items) = reads.split_stream();
+    //= rfc8166-4.2.4-1
     let stream_len = match (inline, stream) {
         (Some(inline), None) => inline.len(),
         (None, Some(chunk)) => chunk.len(),
@@ -59,6 +60,7 @@ pub(crate) fn reads_are_valid(reads: &ReadList, inline: Option<&Bytes>, message_
     items.iter().all(|ReadChunk { position, chunk }| {
         let position = *position as usize;
         // RFC 8166 §3.4.5: positions count the unreduced stream.
+        //= rfc8166-3.4.5-1
         let fits = position >= end && position - reduced <= stream_len;
         reduced += chunk.len().next_multiple_of(4);
         end = position + chunk.len().next_multiple_of(4);
@@ -92,6 +94,7 @@ pub(crate) fn assemble(pull: Pull, reads: &ReadList) -> Message {
 pub(crate) fn without_padding(stream: &Bytes, at: usize, len: usize) -> usize {
     let word = at.checked_sub(4).and_then(|start| stream.get(start..)?.first_chunk());
     match word.map(|&word| u32::from_be_bytes(word) as usize) {
+        //= rfc8166-3.4.5.2-1
         Some(item) if item < len && item.next_multiple_of(4) == len => item,
         _ => len,
     }

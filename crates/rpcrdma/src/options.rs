@@ -198,6 +198,7 @@ pub struct Settings {
 impl Settings {
     /// Combines `options` with the private data that the peer sent.
     pub fn negotiate(role: Role, options: Options, peer: Option<PrivateData>) -> Self {
+        //= rfc8797-5.1-1
         let peer = peer.unwrap_or_default();
         Self {
             role,
@@ -205,6 +206,7 @@ impl Settings {
             send_max: options.inline_send.min(peer.recv_size),
             recv_max: options.inline_recv.min(peer.send_size),
             // RFC 8797 §4.1: a responder can invalidate if both sides have set the flag.
+            //= rfc8797-4.1-2
             invalidate_peer: options.remote_invalidation && peer.remote_invalidation,
             options,
         }
@@ -239,6 +241,7 @@ impl Settings {
 pub fn receives(options: &Options) -> usize {
     // RDMA_DONE follows a reply that was read, and can arrive together with the call that uses its credit.
     let per_credit = if options.design == Design::ReadRead { 2 } else { 1 };
+    //= rfc8166-3.3.1-3 rfc8166-3.3.1-4
     (per_credit * options.credits + options.callback_credits) as usize + SPARE_RECEIVES
 }
 
@@ -291,6 +294,7 @@ mod tests {
     fn thresholds_are_the_minimum_of_both_sides_and_1024_without_private_data() {
         let options = Options { inline_send: 8192, inline_recv: 2048, ..Options::default() };
         let silent = Settings::negotiate(Role::Connecting, options.clone(), None);
+        //= rfc8797-5.1-1
         assert_eq!((silent.send_max, silent.recv_max, silent.invalidate_peer), (1024, 1024, false));
         let peer = PrivateData { remote_invalidation: true, send_size: 4096, recv_size: 4096, read_read: true };
         let agreed = Settings::negotiate(Role::Accepting, options, Some(peer));

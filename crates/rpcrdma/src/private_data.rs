@@ -42,10 +42,12 @@ impl PrivateData {
     /// ignored, because lower layers can have their own data there, and some connection managers pad.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         // RFC 8797 §5.2: the receiver searches for the format identifier at any offset.
+        //= rfc8797-5.2-1
         let at = bytes.windows(MAGIC.len()).position(|word| word == MAGIC)?;
         let (&[version, flags, send, recv], rest) = bytes[at + MAGIC.len()..].split_first_chunk()?;
         // RFC 8797 §5.1, §5.2: an unknown version is treated as no private data.
         (version == VERSION).then_some(Self {
+            //= rfc8797-4-2
             remote_invalidation: flags & 1 != 0,
             send_size: decode_size(send),
             recv_size: decode_size(recv),
@@ -57,6 +59,7 @@ impl PrivateData {
 /// The assumed private data of a peer that sent none (RFC 8166 §3.3.3).
 impl Default for PrivateData {
     fn default() -> Self {
+        //= rfc8166-3.3.3-2 rfc8166-3.3.3-3
         Self { remote_invalidation: false, send_size: INLINE_DEFAULT, recv_size: INLINE_DEFAULT, read_read: false }
     }
 }
@@ -96,10 +99,14 @@ mod tests {
         let padded = PrivateData::decode(&bytes).unwrap();
         assert_eq!((padded.recv_size, padded.read_read), (INLINE_MAX, false));
         for len in 0..8 {
+            //= rfc8797-5.2-1
             assert_eq!(PrivateData::decode(&bytes[..len]), None);
         }
         bytes[4] = 2;
         assert_eq!(PrivateData::decode(&bytes), None);
+        let reserved = PrivateData::decode(&[0xf6, 0xab, 0x0e, 0x18, 1, 0xfe, 0, 0]).unwrap();
+        //= rfc8797-4-2
+        assert_eq!((reserved.remote_invalidation, reserved.encode()[5]), (false, 0), "reserved flags are ignored");
         // The private data follow data of another layer, at an odd offset.
         let behind = [&[0xf6, 0xab, 0x0e, 7, 7][..], &[0xf6, 0xab, 0x0e, 0x18, 1, 1, 0, 0]].concat();
         assert!(PrivateData::decode(&behind).unwrap().remote_invalidation);

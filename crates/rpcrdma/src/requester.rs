@@ -151,6 +151,7 @@ impl Requester {
         if offer.write > 0 && fit.is_ok() {
             let purpose = if plan.sink.is_some() { Purpose::Sink } else { Purpose::WriteChunk };
             let mut region = plan.sink.unwrap_or_else(|| link.pool.take(offer.write).into());
+            //= rfc8166-3.4.6-1 rfc8166-4.3.2.2-2
             region.set_len(offer.write);
             call.write = Some(call.exposed.expose([Memory::Write(region)], purpose, registry, &link.pool)?);
         } else if let Some(sink) = plan.sink {
@@ -196,12 +197,14 @@ impl Requester {
         let call = self.calls.get(key).expect("by_xid must hold only calls in the table");
         match call.outcome(&lists, stream) {
             Ok(outcome) => self.answered(link, key, granted, outcome),
+            //= rfc8166-4.5-3 rfc8166-4.6.1-2
             Err(what) => link.fail_protocol(what),
         }
     }
 
     /// Handles the error that the peer could not receive a call or send its reply.
     pub(crate) fn handle_error(&mut self, link: &mut Link, xid: Xid, granted: u32, error: RdmaError) {
+        //= rfc8166-4.2.4-3
         let Some(key) = self.sent_call(xid) else { return };
         let why = match error {
             RdmaError::Version { low, high } => format!("the peer supports RPC-over-RDMA versions {low} to {high}"),

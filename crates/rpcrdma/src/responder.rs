@@ -308,6 +308,7 @@ impl Responder {
         let room = memory_bytes.min(room_for_reply(&lists, &link.settings));
         let mut kept = 0;
         let granted = self.grant(&link.settings, credits);
+        //= rfc8797-4.1-1
         let invalidate = lists.handle().filter(|_| link.settings.invalidate_peer);
         let queued = if link.settings.exposes_replies() {
             fit_exposed(message, &link.settings, &link.pool).map(|fit| {
@@ -349,6 +350,7 @@ impl Responder {
     pub(crate) fn refuse(&mut self, link: &mut Link, Refusal { xid, credits }: Refusal) {
         let credits = self.grant(&link.settings, credits);
         self.grants.reply(credits);
+        //= rfc8166-4.5-2 rfc8166-4.5.2-1 rfc8166-4.5-4 rfc8166-4.5-6
         let header = Header { xid, credits, body: Body::Error(RdmaError::Chunk) };
         self.send_error(link, encode_header(&header).into());
     }
@@ -360,6 +362,7 @@ impl Responder {
         self.grants.reply(credits);
         let error = RdmaError::Version { low: VERSION, high: VERSION };
         let mut bytes = encode_header(&Header { xid, credits, body: Body::Error(error) }).to_vec();
+        //= rfc8166-4.5-5 rfc8166-4.5.1-1
         bytes[4..8].copy_from_slice(&version.to_be_bytes());
         self.send_error(link, Bytes::from(bytes).into());
     }
@@ -396,6 +399,7 @@ impl Responder {
 
     /// Handles RDMA_DONE for the reply with this XID.
     pub(crate) fn handle_done(&mut self, link: &mut Link, xid: Xid) {
+        //= rfc8166-4.6.2-2
         if !link.settings.exposes_replies() {
             return; // RFC 8166 §4.6.2: RDMA_DONE is ignored.
         }
@@ -498,6 +502,7 @@ fn deliver(link: &mut Link, key: Key, xid: Xid, message: Message) {
 /// # Panics
 /// If the chunk is shorter than `data`.
 fn write_chunk(link: &mut Link, chunk: &Chunk, data: Rope) {
+    //= rfc8166-3.4.6.2-1
     assert!(data.len() <= chunk.len());
     for (at, segment) in chunk.parts().take_while(|(at, _)| *at < data.len()) {
         let len = (segment.length as usize).min(data.len() - at);

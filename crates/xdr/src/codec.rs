@@ -139,6 +139,7 @@ impl Encoder {
     /// was offered for it (RFC 8267 §6.4.1: the first READ the first, the next the next), and leaves it without bytes.
     pub fn payload(&mut self, data: Rope) {
         self.length(data.len());
+        //= rfc8166-3.4.4.1-1 rfc8166-3.4.2-1 rfc8166-6.1-1
         let position = Some(self.position() as u32);
         self.reduced += data.len() + padding(data.len());
         self.payloads.push(PlacedPayload { position, data });
@@ -333,12 +334,14 @@ impl<'a> Decoder<'a> {
             Some(at) if at as usize > position => return self.fixed_opaque(len).map(Rope::from),
             Some(at) if (at as usize) < position => return Err(self.error(DecodeErrorKind::MisplacedPayload)),
             // RFC 8166 §4.3.2.2: a write chunk that comes back empty was not used; the item is inline.
+            //= rfc8166-4.3.2.2-4
             None if first.data.is_empty() => {
                 self.payloads = rest;
                 return self.fixed_opaque(len).map(Rope::from);
             }
             _ => {}
         }
+        //= rfc8166-6.1-2
         if first.data.len() != len {
             return Err(self.error(DecodeErrorKind::MisplacedPayload));
         }
@@ -362,6 +365,7 @@ impl<'a> Decoder<'a> {
         if self.remaining() > 0 {
             return Err(self.error(DecodeErrorKind::TrailingBytes));
         }
+        //= rfc8166-6.1-3 rfc8166-6.1-4
         if self.payloads.iter().any(|payload| payload.position.is_some() || !payload.data.is_empty()) {
             return Err(self.error(DecodeErrorKind::MisplacedPayload));
         }

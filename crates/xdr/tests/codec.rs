@@ -106,6 +106,7 @@ fn a_payload_is_taken_by_its_position_else_in_its_turn() {
         vec![payload(Some(4), b"abc"), payload(Some(8), b"de")],
         vec![payload(None, b"abc"), payload(None, b"de"), payload(None, b"f")],
     ] {
+        //= rfc8166-6.1-3 rfc8166-6.1-4 rfc8166-6.1-2
         assert_eq!(decode(bad), Err(DecodeErrorKind::MisplacedPayload));
     }
     assert_eq!(decode(vec![payload(Some(4), b"abc")]), Err(DecodeErrorKind::Truncated));

@@ -20,13 +20,7 @@ pub struct File {
 
 /// Checks every rule and records one step for each.
 pub fn run(report: &mut Report) {
-    let files = match tracked() {
-        Ok(files) => files,
-        Err(why) => {
-            report.record("tidy", Outcome::Failed(why));
-            return;
-        }
-    };
+    let files = tracked();
     let rules: [(&str, Vec<String>); 10] = [
         ("arrows between crates", arrows::broken()),
         ("arrows between folders", folders::broken(&files)),
@@ -52,8 +46,15 @@ pub fn run(report: &mut Report) {
     }
 }
 
-/// The project's text files: what git tracks or would add, or all but what is built where there is no git.
-fn tracked() -> Result<Vec<File>, String> {
+/// The project's text files.
+fn tracked() -> Vec<File> {
+    // What is no text has no rules.
+    let read = |path: String| std::fs::read_to_string(&path).ok().map(|text| File { path, text });
+    tracked_paths().into_iter().filter_map(read).collect()
+}
+
+/// The project's files: those that git tracks or would add, or all but build products where there is no git.
+pub fn tracked_paths() -> Vec<String> {
     let listed = shell::output("git", ["ls-files", "-z", "--cached", "--others", "--exclude-standard"]);
     let mut paths: Vec<String> = match listed {
         Ok(names) => names.split('\0').filter(|name| !name.is_empty()).map(str::to_owned).collect(),
@@ -61,11 +62,7 @@ fn tracked() -> Result<Vec<File>, String> {
     };
     paths.sort();
     paths.retain(|path| Path::new(path).is_file());
-    // What is no text has no rules.
-    Ok(paths
-        .into_iter()
-        .filter_map(|path| std::fs::read_to_string(&path).ok().map(|text| File { path, text }))
-        .collect())
+    paths
 }
 
 fn walk(directory: &Path) -> Vec<PathBuf> {

@@ -54,6 +54,7 @@ fn one_call_is_sent_before_first_grant_and_grant_of_zero_counts_as_one() {
         node.call(message(xid, CALL, 0, b""), plan(16, 0));
     }
     puppet.run(&mut node);
+    //= rfc8166-3.3.1-1 rfc8166-3.3.3-1
     assert_eq!(puppet.sent.len(), 1);
     assert_eq!(puppet.received().0.credits, 128, "the call must request all credits");
     let zero = header(1, 0, Body::Msg(Lists::default()));
@@ -85,7 +86,9 @@ fn payload_is_exposed_without_copy_for_one_call() {
     puppet.run(&mut node);
     let (lists, stream) = puppet.received_msg();
     let [read] = lists.reads.chunks() else { panic!("{lists:?}") };
+    //= rfc8166-3.4.4.4-1
     assert_eq!((Some(read.position), stream), (call.payloads[0].position, call.stream));
+    //= rfc8166-3.4.4.1-1 rfc8166-3.4.5.2-2
     let lengths: Vec<_> = read.chunk.segments().iter().map(|segment| segment.length).collect();
     assert_eq!(lengths, [5000, 333], "only the payload must be exposed, without padding");
     let exposed = node.regions.entries.values().map(|memory| match memory {
@@ -130,6 +133,7 @@ fn long_call_with_long_reply_and_payloads_uses_every_list() {
     let (header, rest, _) = puppet.received();
     let Body::NoMsg(lists) = header.body else { panic!("{header:?}") };
     assert!(rest.is_empty());
+    //= rfc8166-3.5.3-1 rfc8166-3.5.3-2 rfc8166-4.3.3-1
     let (stream, items) = lists.reads.split_stream();
     assert_eq!(stream.unwrap().len(), call.stream.len());
     assert_eq!((items.len(), items[0].chunk.len()), (1, 70_000));
@@ -176,6 +180,7 @@ fn read_into_sink(invalidate: bool, room: usize, used: usize) -> (Node, Puppet, 
     node.call(message(1, CALL, 0, b""), ReplyPlan { sink: Some(Buffer::zeroed(room + 10).into()), ..plan(100, room) });
     puppet.run(&mut node);
     let offered = puppet.received_msg().0.writes.chunks()[0].clone();
+    //= rfc8166-3.4.6-1 rfc8166-4.3.2.2-2
     assert_eq!(offered.len(), room, "the chunk must have the maximum length of the payload, not of the buffer");
     let segment = offered.segments()[0];
     node.write(bytes(3, used).into(), segment.remote(0)).unwrap();
@@ -214,6 +219,7 @@ fn payload_is_inline_if_write_chunk_is_returned_empty() {
     let reply = message(1, REPLY, 0, b"inline").to_rope().to_bytes().unwrap();
     puppet.deliver(&mut node, &header(1, 16, Body::Msg(lists)), &reply);
     let Reply { message, sink } = node.next_reply().unwrap();
+    //= rfc8166-4.3.2.2-4
     assert_eq!(payload_of(&message, 1, REPLY, 0), b"inline");
     assert_eq!(sink.unwrap().into_region().unwrap().len(), 9000);
 }
@@ -281,6 +287,8 @@ fn invalid_reply_closes_connection_and_returns_every_sink() {
         puppet.run(&mut node);
         puppet.deliver(&mut node, &header(2, 16, body.clone()), &message(2, REPLY, 0, b"").stream);
         assert!(node.disconnecting, "{body:?}");
+        //= rfc8166-4.2.4-2 rfc8166-4.5-3 rfc8166-4.6.1-2
+        assert!(puppet.sent.iter().all(|(sent, _)| sent[12..16] != [0, 0, 0, 4]), "a requester sends no RDMA_ERROR");
         for _ in 0..2 {
             let error = node.next_reply().unwrap_err();
             assert!(matches!(error.error, TransportError::Protocol(_)), "{error:?}");
@@ -410,6 +418,7 @@ fn a_silent_peer_gets_no_more_than_1024_bytes_and_is_expected_to_send_no_more() 
     puppet.run(&mut node);
     let lists = puppet.received_msg().0;
     assert_eq!((lists.reads.total(), lists.reply.unwrap().len()), (1000, 1000));
+    //= rfc8166-3.3.3-2 rfc8166-3.3.3-3
     assert!(node.longest_send <= 1024);
 }
 

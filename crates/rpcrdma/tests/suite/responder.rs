@@ -67,6 +67,7 @@ fn requested_credits_are_clamped_and_never_zero() {
         let (_, token) = node.next_call();
         node.reply(token, message(7, REPLY, 0, b"")).unwrap();
         puppet.run(&mut node);
+        //= rfc8166-3.3.1-2 rfc8166-3.3.1-3
         assert_eq!(puppet.received().0.credits, granted);
         assert!(node.receives_posted() >= 128);
     }
@@ -102,6 +103,7 @@ fn read_chunk_can_include_padding_of_its_item() {
     let call = message(7, CALL, 0, b"abcde");
     let at = call.payloads[0].position.unwrap();
     puppet.deliver(&mut node, &header(7, Body::Msg(reads(&[(at, 1, 5), (at, 2, 3)]))), &call.stream);
+    //= rfc8166-3.4.5.2-1
     assert_eq!(payload_of(&node.next_call().0, 7, CALL, 0), b"abcde");
 }
 
@@ -117,6 +119,7 @@ fn read_chunks_can_be_in_any_order() {
     let lists = reads(&[(second, 1, 7), (first, 2, 5)]);
     puppet.deliver(&mut node, &header(7, Body::Msg(lists)), &call.stream);
     let (got, _) = node.next_call();
+    //= rfc8166-3.4.5-1
     assert_eq!(got.to_rope(), call.to_rope());
 }
 
@@ -139,6 +142,7 @@ fn payload_fills_segments_of_write_chunk_without_padding() {
     exchange(&mut node, &mut puppet, lists, reply.clone()).unwrap();
     let written: Vec<_> = puppet.memory.values().map(|bytes| bytes.to_vec()).collect();
     assert_eq!(written, [&b"abcd"[..], b"", b"efgh", b"i\xaa\xaa\xaa\xaa\xaa\xaa\xaa"]);
+    //= rfc8166-3.4.6.2-1 rfc8166-3.4.6-2 rfc8166-3.4.6.2-2 rfc8166-3.4.4.4-2
     let (lists, stream) = puppet.received_msg();
     assert_eq!(lists.writes.chunks(), [chunk(&[(1, 4), (2, 0), (3, 4), (4, 1)])]);
     assert_eq!(stream, reply.stream, "neither payload nor padding must be in the stream");
@@ -154,6 +158,7 @@ fn payloads_use_write_chunks_in_order_and_unused_ones_are_returned_empty() {
     let lists = writes(&[&[(1, 100)], &[(2, 100)], &[(3, 100)]]);
     exchange(&mut node, &mut puppet, lists, encoder.finish()).unwrap();
     let (lists, _) = puppet.received_msg();
+    //= rfc8166-4.3.2-1 rfc8166-4.3.2.2-1 rfc8166-4.3.2.2-3
     assert_eq!(lists.writes.chunks(), [chunk(&[(1, 3)]), chunk(&[(2, 4)]), chunk(&[(3, 0)])]);
     assert_eq!((&puppet.memory[&Stag(1)][..3], &puppet.memory[&Stag(2)][..4]), (&b"one"[..], &b"two!"[..]));
 }
@@ -165,6 +170,7 @@ fn payload_without_chunk_or_with_empty_chunk_travels_inline() {
         let reply = message(7, REPLY, 1, b"small");
         exchange(&mut node, &mut puppet, lists.clone(), reply.clone()).unwrap();
         let (returned, stream) = puppet.received_msg();
+        //= rfc8166-4.3.1-1 rfc8166-4.3.2.3-1
         assert_eq!((returned, stream), (lists, reply.to_rope().to_bytes().unwrap()));
     }
 }
@@ -181,6 +187,7 @@ fn long_reply_uses_reply_chunk_and_write_chunks() {
         let (header, rest, _) = puppet.received();
         let Body::NoMsg(lists) = header.body else { panic!("{header:?}") };
         assert!(rest.is_empty());
+        //= rfc8166-3.5.3-3
         let tail = reply.stream.len() - 5000;
         assert_eq!(lists.reply, Some(chunk(&[(2, 5000), (3, 0), (4, tail)])));
         let written = [&puppet.memory[&Stag(2)][..], &puppet.memory[&Stag(4)][..tail]].concat();
@@ -196,6 +203,7 @@ fn long_reply_without_write_chunk_contains_its_payload() {
     let reply = message(7, REPLY, 2, &bytes(1, 9001));
     let lists = Lists { reply: Some(chunk(&[(1, 20000)])), ..Lists::default() };
     exchange(&mut node, &mut puppet, lists, reply.clone()).unwrap();
+    //= rfc8166-3.5.3-4
     let flat = reply.to_rope().to_bytes().unwrap();
     assert_eq!(puppet.memory[&Stag(1)][..flat.len()], flat);
 }
@@ -205,6 +213,7 @@ fn reply_that_fits_inline_does_not_use_reply_chunk() {
     let (mut node, mut puppet) = server(&[&[0; 20000]]);
     let lists = Lists { reply: Some(chunk(&[(1, 20000)])), ..Lists::default() };
     exchange(&mut node, &mut puppet, lists, message(7, REPLY, 2, b"")).unwrap();
+    //= rfc8166-4.3.3-2
     assert_eq!((puppet.received_msg().0, puppet.written), (Lists::default(), 0));
 }
 
@@ -236,6 +245,7 @@ fn reply_invalidates_memory_that_it_wrote_if_agreed() {
         let mut node = Node::new(rpcrdma::Role::Accepting, Options::default(), Some(peer));
         let (_, mut puppet) = server(&[b"abcd", &[0; 100]]);
         exchange(&mut node, &mut puppet, lists.clone(), message(7, REPLY, 0, b"hello")).unwrap();
+        //= rfc8797-4.1-1 rfc8797-4.1-2
         assert_eq!(puppet.received().2, expected);
     }
 }
@@ -247,6 +257,7 @@ fn other_version_is_answered_with_supported_versions() {
     puppet.deliver_bytes(&mut node, call.into(), None);
     let (answer, _) = puppet.sent.pop_front().unwrap();
     let words: Vec<_> = answer.chunks(4).map(|word| u32::from_be_bytes(word.try_into().unwrap())).collect();
+    //= rfc8166-4.5-4 rfc8166-4.5-5 rfc8166-4.5-6 rfc8166-4.5.1-1
     assert_eq!(
         words,
         [7, 2, 1, 4, 1, 1, 1],
@@ -274,6 +285,7 @@ fn invalid_messages_are_answered_with_err_chunk() {
     for (body, stream) in nonsense {
         let (mut node, mut puppet) = server(&[&[0; 16]]);
         puppet.deliver(&mut node, &header(7, body.clone()), stream);
+        //= rfc8166-4.2.1-1 rfc8166-4.2.4-1 rfc8166-4.5-2 rfc8166-4.5.2-1
         assert_chunk_error(&mut puppet, 7);
         assert!(node.events.is_empty() && !node.disconnecting, "{body:?}");
         puppet.deliver(&mut node, &header(9, Body::Msg(Lists::default())), &message(9, CALL, 0, b"").stream);
@@ -286,12 +298,18 @@ fn invalid_messages_are_answered_with_err_chunk() {
 fn obsolete_procedures_are_ignored_or_rejected() {
     let (mut node, mut puppet) = server(&[]);
     puppet.deliver(&mut node, &header(7, Body::Done), &[]);
+    //= rfc8166-4.6.2-2
     assert!(puppet.sent.is_empty());
     let msgp = [8u32, 1, 10, 2, 0, 0, 0, 0, 0].into_iter().flat_map(u32::to_be_bytes).collect::<Vec<_>>();
     puppet.deliver_bytes(&mut node, msgp.into(), None);
     assert_chunk_error(&mut puppet, 8);
     puppet.deliver(&mut node, &header(9, Body::Error(RdmaError::Chunk)), &[]);
+    //= rfc8166-4.2.4-3
     assert!(puppet.sent.is_empty() && node.events.is_empty() && !node.disconnecting);
+    let unknown = [9u32, 1, 10, 4, 3].into_iter().flat_map(u32::to_be_bytes).collect::<Vec<_>>();
+    puppet.deliver_bytes(&mut node, unknown.into(), None);
+    //= rfc8166-4.5-7
+    assert!(puppet.sent.is_empty() && node.events.is_empty() && !node.disconnecting, "an unknown RDMA_ERROR");
 }
 
 #[test]
@@ -303,6 +321,7 @@ fn truncated_call_is_rejected_or_closes_its_connection() {
     for len in 0..bytes.len() {
         let (mut node, mut puppet) = server(&[&[1; 4]]);
         puppet.deliver_bytes(&mut node, bytes[..len].to_vec().into(), None);
+        //= rfc8166-4.5-1
         match len {
             0..16 => assert!(node.disconnecting, "{len}: a header without an XID must close the connection"),
             // The RPC program validates the rest of the message; its payload must violate inside the message.

@@ -1,0 +1,149 @@
+//! Traceability: each requirement of the RFCs leads to the code that fulfils it and to a test that proves it.
+//!
+//! `docs/requirements/` has one file for each RFC, with the sentences that say MUST, SHALL or REQUIRED (`requirements.rs`). A comment
+//! `//= rfc8166-3.4.5-1` in code or in a test cites a requirement (`citations.rs`). `docs/traceability.md` is the report (`page.rs`).
+
+mod citations;
+mod page;
+mod requirements;
+
+use std::{collections::BTreeMap, fs};
+
+use crate::report::{Outcome, Report};
+use citations::{Citation, Citations};
+use requirements::{Requirement, Rfc};
+
+/// Checks the citations and that the report is current.
+pub fn check(report: &mut Report) {
+    report.step("traceability", || match load() {
+        Err(why) => Outcome::Failed(why),
+        Ok((rfcs, citations)) => {
+            let mut complaints = complaints(&rfcs, &citations);
+            if fs::read_to_string(REPORT).unwrap_or_default() != page::render(&rfcs, &citations) {
+                complaints.push(format!("{REPORT} is stale: run `cargo xtask trace`"));
+            }
+            outcome(&rfcs, &complaints)
+        }
+    });
+}
+
+/// Writes the report, and checks the citations.
+pub fn write(report: &mut Report) {
+    report.step("traceability", || match load() {
+        Err(why) => Outcome::Failed(why),
+        Ok((rfcs, citations)) => match fs::write(REPORT, page::render(&rfcs, &citations)) {
+            Err(error) => Outcome::Failed(format!("{REPORT}: {error}")),
+            Ok(()) => outcome(&rfcs, &complaints(&rfcs, &citations)),
+        },
+    });
+}
+
+fn load() -> Result<(Vec<Rfc>, Citations), String> {
+    Ok((requirements::load()?, citations::load()?))
+}
+
+fn outcome(rfcs: &[Rfc], complaints: &[String]) -> Outcome {
+    for complaint in complaints {
+        eprintln!("{complaint}");
+    }
+    match complaints {
+        [] => Outcome::Passed { tests: rfcs.iter().map(|rfc| rfc.requirements.len() as u64).sum() },
+        [first, ..] => Outcome::Failed(format!("{} to mend, the first: {first}", complaints.len())),
+    }
+}
+
+/// Returns the requirements without a test or a reason, citations of nothing, and a number of gaps other than `GAPS`.
+fn complaints(rfcs: &[Rfc], citations: &Citations) -> Vec<String> {
+    let mut complaints = Vec::new();
+    let mut known = BTreeMap::new();
+    for requirement in rfcs.iter().flat_map(|rfc| &rfc.requirements) {
+        if known.insert(requirement.id.as_str(), ()).is_some() {
+            complaints.push(format!("{}: the identifier is used twice", requirement.id));
+        }
+        complaints.extend(complaint(requirement, citations.of(&requirement.id)));
+    }
+    for (id, cited) in citations.iter().filter(|(id, _)| !known.contains_key(id)) {
+        complaints.push(format!("{}: {id} is no requirement of docs/requirements", cited[0].path));
+    }
+    let gaps = rfcs.iter().flat_map(|rfc| &rfc.requirements).filter(|requirement| requirement.gap.is_some()).count();
+    if gaps != GAPS {
+        let advice = if gaps < GAPS { "lower GAPS in xtask/src/trace" } else { "write the tests" };
+        complaints.push(format!("{gaps} gaps, and {GAPS} are known: {advice}"));
+    }
+    complaints
+}
+
+/// Returns the fault of a requirement, if it has one.
+fn complaint(requirement: &Requirement, cited: &[Citation]) -> Option<String> {
+    let (tests, code): (Vec<_>, Vec<_>) = cited.iter().partition(|citation| citation.is_test);
+    let explanations = [&requirement.reason, &requirement.deviation, &requirement.gap];
+    let explained = explanations.iter().any(|text| text.is_some());
+    let fault = match (code.is_empty(), tests.is_empty()) {
+        (false, false) if requirement.gap.is_some() => "is cited at code and at a test: remove the gap",
+        (false, false) if requirement.reason.is_some() => "is cited at code and at a test: remove the reason",
+        _ if explanations.iter().filter(|text| text.is_some()).count() > 1 => {
+            "has more than one of reason, deviation and gap"
+        }
+        (true, true) if !explained => "is not cited, and has no reason",
+        (true, false) if !explained => "is cited at a test but not at code, and has no reason",
+        (false, true) if !explained => "is cited at code but not at a test, and has no reason",
+        _ => return None,
+    };
+    Some(format!("{} {fault}", requirement.id))
+}
+
+const REPORT: &str = "docs/traceability.md";
+
+/// The number of requirements that are known to lack a test. It only falls.
+const GAPS: usize = 0;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn requirement(reason: Option<&str>, gap: Option<&str>) -> Requirement {
+        Requirement {
+            id: "rfc1-2-3".into(),
+            who: "client".into(),
+            text: "A client MUST.".into(),
+            reason: reason.map(str::to_owned),
+            gap: gap.map(str::to_owned),
+            deviation: None,
+        }
+    }
+
+    fn cited(is_test: bool) -> Citation {
+        Citation { path: "a.rs".into(), function: None, is_test }
+    }
+
+    #[test]
+    fn a_requirement_needs_code_and_a_test_or_a_reason() {
+        let plain = requirement(None, None);
+        assert_eq!(complaint(&plain, &[cited(true), cited(false)]), None);
+        for citations in [&[][..], &[cited(true)], &[cited(false)]] {
+            assert!(complaint(&plain, citations).is_some());
+            assert_eq!(complaint(&requirement(Some("hardware"), None), citations), None);
+            assert_eq!(complaint(&requirement(None, Some("no test")), citations), None);
+        }
+    }
+
+    #[test]
+    fn reasons_and_gaps_end_with_the_citations() {
+        let both = [cited(true), cited(false)];
+        assert!(complaint(&requirement(Some("hardware"), None), &both).is_some());
+        assert!(complaint(&requirement(None, Some("no test")), &both).is_some());
+        assert!(complaint(&requirement(Some("hardware"), Some("no test")), &[]).is_some());
+        let deviation = Requirement { deviation: Some("closes instead".into()), ..requirement(None, None) };
+        assert_eq!(complaint(&deviation, &both), None, "the citations show what is done instead");
+    }
+
+    #[test]
+    fn citations_of_nothing_and_new_gaps_are_reported() {
+        let rfc = |requirements| vec![Rfc { number: 1, title: "One".into(), requirements }];
+        let found = complaints(&rfc(vec![]), &Citations::from([("rfc9-1-1".to_owned(), vec![cited(true)])]));
+        assert!(found.iter().any(|complaint| complaint.contains("rfc9-1-1 is no requirement")), "{found:?}");
+        let gaps = (0..=GAPS).map(|n| Requirement { id: format!("rfc1-1-{n}"), ..requirement(None, Some("no test")) });
+        let found = complaints(&rfc(gaps.collect()), &Citations::from([]));
+        assert!(found.iter().any(|complaint| complaint.contains("write the tests")), "{found:?}");
+    }
+}
