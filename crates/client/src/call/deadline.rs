@@ -32,6 +32,11 @@ impl Deadline {
         Self { is_strict: true, ..Self::after(timeout) }
     }
 
+    /// When the operation began. Its requests were sent later.
+    pub fn start(&self) -> Instant {
+        self.start
+    }
+
     /// When it passes, as far as is known now.
     pub fn at(&self) -> Instant {
         self.start + Duration::from_nanos(self.until_ns.load(Relaxed))

@@ -26,7 +26,7 @@ pub(crate) struct ServerLink {
     status_flags: AtomicU32,
     /// Seconds.
     lease: AtomicU32,
-    /// When the server last confirmed that the client exists.
+    /// The server has confirmed since then that the client exists.
     renewed: Mutex<Instant>,
 }
 
@@ -93,9 +93,10 @@ impl ServerLink {
         (lease - lease / 4).checked_sub(self.since_renewed())
     }
 
-    /// Restarts the lease: the server has just answered for the client.
-    pub fn renewed(&self) {
-        *self.renewed.lock() = Instant::now();
+    /// Restarts the lease: the server has answered a request that was sent after this time.
+    pub fn renewed(&self, after: Instant) {
+        let mut renewed = self.renewed.lock();
+        *renewed = renewed.max(after);
     }
 
     /// The time since the lease was renewed.

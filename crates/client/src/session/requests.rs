@@ -102,7 +102,7 @@ pub(crate) struct TakenSlot {
     session: Arc<Session>,
     place: SlotUse,
     /// SEQUENCE, the same in each transmission: a server takes a request that differs in any byte for another one (§2.10.6.1.3.1).
-    sequence: Argop4,
+    sequence: SequenceArgs,
     sent: bool,
     settled: bool,
 }
@@ -197,7 +197,7 @@ impl Session {
         let request = Request { minor: link.minor, first: Some(&taken.sequence), ops: &compound.ops };
         let (outcome, back) = link.trunk.call_once(&request, plan, compound.name, deadline).await;
         let outcome = match outcome {
-            Outcome::Answered(res) => self.classify(link, res),
+            Outcome::Answered(res) => self.classify(link, res, deadline),
             outcome => outcome,
         };
         match &outcome {
@@ -255,14 +255,14 @@ impl Session {
         self.line.lock().slots.highest()
     }
 
-    fn sequence(&self, place: SlotUse, highest_slotid: Slotid4, cache: bool) -> Argop4 {
-        Argop4::Sequence(SequenceArgs {
+    fn sequence(&self, place: SlotUse, highest_slotid: Slotid4, cache: bool) -> SequenceArgs {
+        SequenceArgs {
             sessionid: self.id,
             sequenceid: place.sequence,
             slotid: place.slot,
             highest_slotid,
             cachethis: cache,
-        })
+        }
     }
 
     /// Binds all connections to the session, for callbacks too.
@@ -275,14 +275,14 @@ impl Session {
     }
 
     /// Classifies an answer by the result of SEQUENCE, and keeps what that says of the session.
-    fn classify(&self, link: &ServerLink, res: CompoundRes) -> Outcome {
+    fn classify(&self, link: &ServerLink, res: CompoundRes, deadline: &Deadline) -> Outcome {
         if let Some(Resop4::Sequence(Res4::Ok(ok))) = res.resarray.first() {
             {
                 let mut line = self.line.lock();
                 line.slots.adjust(ok.highest_slotid, ok.target_highest_slotid);
                 line.serve();
             }
-            link.renewed();
+            link.renewed(deadline.start());
             link.set_status_flags(ok.status_flags);
             if ok.status_flags & HANDLED_FLAGS != 0
                 && let Some(holder) = link.holder()
@@ -323,7 +323,7 @@ impl Session {
             let (outcome, _) = link.trunk.call_once(&request, plan, "SEQUENCE", deadline).await;
             let gone = self.gone.load(Relaxed);
             let outcome = match outcome {
-                Outcome::Answered(res) => self.classify(link, res),
+                Outcome::Answered(res) => self.classify(link, res, deadline),
                 // An answer that cannot be decoded is one: that of the request itself.
                 Outcome::Failed(error) if error.is_unreadable() => return self.release(place, true),
                 // The next request finds that the session is gone.

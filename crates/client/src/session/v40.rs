@@ -115,16 +115,18 @@ impl Client40 {
             }
         };
         match result {
-            Ok(res) => (self.classify(link, compound, res), sink),
+            Ok(res) => (self.classify(link, compound, res, deadline), sink),
             Err(error) => (Outcome::Failed(error), sink),
         }
     }
 
     /// Classifies an answer by what it says of the client.
-    fn classify(&self, link: &ServerLink, compound: &Compound, res: CompoundRes) -> Outcome {
+    fn classify(&self, link: &ServerLink, compound: &Compound, res: CompoundRes, deadline: &Deadline) -> Outcome {
         match res.status {
             // RFC 7530 §16.28: with either, the lease is renewed.
-            Nfsstat4::Ok | Nfsstat4::CbPathDown if matches!(compound.ops[..], [Argop4::Renew(_)]) => link.renewed(),
+            Nfsstat4::Ok | Nfsstat4::CbPathDown if matches!(compound.ops[..], [Argop4::Renew(_)]) => {
+                link.renewed(deadline.start());
+            }
             // §9.6.2: the server has restarted.
             Nfsstat4::StaleClientid | Nfsstat4::StaleStateid => return lost(res),
             // §9.6.3: it has not heard of this client for too long.

@@ -1,8 +1,10 @@
 //! Attributes of version 4 as those of all versions, and back.
 
+use std::sync::LazyLock;
+
 use bytes::Bytes;
 use nfs::v4::{
-    Fsid4, Ftype4, Nfstime4, Settime4, Specdata4, Utf8str,
+    Bitmap4, Fsid4, Ftype4, Nfstime4, OPAQUE_LIMIT, Settime4, Specdata4,
     attr::{Attr4, AttrError, Attrs, Fattr4, Purpose},
 };
 use xdr::{Decode, DecodeError, Decoder, Opaque};
@@ -10,21 +12,25 @@ use xdr::{Decode, DecodeError, Decoder, Opaque};
 use crate::model::{Attr, Device, Error, ErrorKind, FileKind, Result, SetAttr, SetTime, Time};
 
 /// What is asked for with every object.
-pub(crate) const WANTED: &[Attr4] = &[
-    Attr4::Type,
-    Attr4::Size,
-    Attr4::Fsid,
-    Attr4::Fileid,
-    Attr4::Mode,
-    Attr4::Numlinks,
-    Attr4::Owner,
-    Attr4::OwnerGroup,
-    Attr4::Rawdev,
-    Attr4::SpaceUsed,
-    Attr4::TimeAccess,
-    Attr4::TimeMetadata,
-    Attr4::TimeModify,
-];
+pub(crate) static WANTED: LazyLock<Bitmap4> = LazyLock::new(|| {
+    [
+        Attr4::Type,
+        Attr4::Size,
+        Attr4::Fsid,
+        Attr4::Fileid,
+        Attr4::Mode,
+        Attr4::Numlinks,
+        Attr4::Owner,
+        Attr4::OwnerGroup,
+        Attr4::Rawdev,
+        Attr4::SpaceUsed,
+        Attr4::TimeAccess,
+        Attr4::TimeMetadata,
+        Attr4::TimeModify,
+    ]
+    .into_iter()
+    .collect()
+});
 
 /// The values of attributes.
 ///
@@ -74,6 +80,7 @@ struct Fields {
 
 impl Fields {
     /// Reads one value: those of [`Attrs`] are many, and costly to move.
+    #[inline]
     fn read(&mut self, attribute: Attr4, decoder: &mut Decoder<'_>) -> std::result::Result<(), DecodeError> {
         match attribute {
             Attr4::Type => self.object_type = Some(Decode::decode(decoder)?),
@@ -83,8 +90,8 @@ impl Fields {
             Attr4::MountedOnFileid => self.mounted_on_fileid = Some(decoder.u64()?),
             Attr4::Mode => self.mode = Some(decoder.u32()?),
             Attr4::Numlinks => self.numlinks = Some(decoder.u32()?),
-            Attr4::Owner => self.owner = Some(id(&Decode::decode(decoder)?)),
-            Attr4::OwnerGroup => self.owner_group = Some(id(&Decode::decode(decoder)?)),
+            Attr4::Owner => self.owner = Some(id(decoder.opaque_in_place(OPAQUE_LIMIT)?)),
+            Attr4::OwnerGroup => self.owner_group = Some(id(decoder.opaque_in_place(OPAQUE_LIMIT)?)),
             Attr4::Rawdev => self.rawdev = Some(Decode::decode(decoder)?),
             Attr4::SpaceUsed => self.space_used = Some(decoder.u64()?),
             Attr4::TimeAccess => self.time_access = Some(Decode::decode(decoder)?),
@@ -126,8 +133,8 @@ impl From<&Attrs> for Fields {
             mounted_on_fileid: attrs.mounted_on_fileid,
             mode: attrs.mode,
             numlinks: attrs.numlinks,
-            owner: attrs.owner.as_ref().map(id),
-            owner_group: attrs.owner_group.as_ref().map(id),
+            owner: attrs.owner.as_ref().map(|name| id(name)),
+            owner_group: attrs.owner_group.as_ref().map(|name| id(name)),
             rawdev: attrs.rawdev,
             space_used: attrs.space_used,
             time_access: attrs.time_access,
@@ -177,7 +184,7 @@ fn kind(object_type: Ftype4) -> FileKind {
 }
 
 /// The number that a name of a user or group is; one that is none is nobody's, as nothing here knows the server's users.
-fn id(name: &Utf8str) -> u32 {
+fn id(name: &[u8]) -> u32 {
     std::str::from_utf8(name).ok().and_then(|name| name.parse().ok()).unwrap_or(NOBODY)
 }
 

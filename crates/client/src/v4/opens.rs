@@ -433,8 +433,10 @@ pub(super) fn seen(results: &mut Results, asked: Mark) -> Result<Seen> {
 }
 
 /// What is asked for with an open.
-pub(crate) fn wanted() -> Vec<Attr4> {
-    attr::WANTED.iter().copied().chain([Attr4::Change]).collect()
+pub(crate) fn wanted() -> Bitmap4 {
+    let mut wanted = attr::WANTED.clone();
+    wanted.insert(Attr4::Change as u32);
+    wanted
 }
 
 /// OPEN by the owner of all that stays open.

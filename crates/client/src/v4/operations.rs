@@ -34,7 +34,7 @@ impl Operations for V4 {
         let mut asked = 0;
         let make = |target: &mut Target| {
             asked = target.opens().delegations.now();
-            Ok(Compound::on("GETATTR", target.handle()).get_attr(attr::WANTED))
+            Ok(Compound::on("GETATTR", target.handle()).get_attr(&attr::WANTED))
         };
         let (target, mut results) = self.request("GETATTR", object).run(make).await?;
         results.skip(&[Opnum4::PutFh])?;
@@ -52,7 +52,7 @@ impl Operations for V4 {
         }
         let make = |target: &mut Target| {
             let args = SetAttrArgs { stateid: target.stateids[0], obj_attributes: attr::to_set(&set) };
-            Ok(Compound::on("SETATTR", target.handle()).op(Argop4::SetAttr(args), 16).get_attr(attr::WANTED).once())
+            Ok(Compound::on("SETATTR", target.handle()).op(Argop4::SetAttr(args), 16).get_attr(&attr::WANTED).once())
         };
         let done = request.run(make).await;
         let place = self.place_now(object);
@@ -73,7 +73,7 @@ impl Operations for V4 {
         let make = |target: &mut Target| {
             asked = target.opens().delegations.now();
             let compound = Compound::on("LOOKUP", target.handle()).lookup(component(name)?);
-            Ok(compound.get_fh().get_attr(attr::WANTED))
+            Ok(compound.get_fh().get_attr(&attr::WANTED))
         };
         let (target, mut results) = self.request("LOOKUP", dir).crosses().run(make).await?;
         results.skip(&[Opnum4::PutFh, Opnum4::Lookup])?;
@@ -184,7 +184,7 @@ impl Operations for V4 {
             Ok(Compound::on("OPEN", target.handle())
                 .op(open(target.opens(), access, Openflag4::Create(how), claim), OPEN_MAX)
                 .get_fh()
-                .get_attr(attr::WANTED)
+                .get_attr(&attr::WANTED)
                 .once())
         };
         let (target, mut results) = self.request("OPEN", dir).run(make).await?;
@@ -256,7 +256,7 @@ impl Operations for V4 {
                 .put_fh(target.other())
                 .op(Argop4::Link(args.clone()), 20)
                 .op(Argop4::RestoreFh, 0)
-                .get_attr(attr::WANTED)
+                .get_attr(&attr::WANTED)
                 .once())
         };
         let (target, mut results) = self.request("LINK", object).and(dir).run(make).await?;
@@ -266,10 +266,11 @@ impl Operations for V4 {
     }
 
     async fn readdir(&self, dir: &Handle, cookie: u64, verifier: Verifier, count: u32, plus: bool) -> Result<Page> {
-        let wanted: &[Attr4] = if plus { attr::WANTED } else { &[Attr4::Fileid] };
-        let extra = [Attr4::RdattrError, Attr4::MountedOnFileid, Attr4::Filehandle];
-        let extra = &extra[..if plus { 3 } else { 2 }];
-        let attr_request: Bitmap4 = wanted.iter().chain(extra).map(|&attribute| attribute as u32).collect();
+        let always = [Attr4::Fileid, Attr4::RdattrError, Attr4::MountedOnFileid].into_iter().collect::<Bitmap4>();
+        let attr_request = match plus {
+            true => always.union(&attr::WANTED).union(&[Attr4::Filehandle].into_iter().collect()),
+            false => always,
+        };
         let make = |target: &mut Target| {
             let attr_request = attr_request.clone();
             let args = ReadDirArgs { cookie, cookieverf: verifier, dircount: count, maxcount: count, attr_request };
@@ -308,6 +309,7 @@ impl Operations for V4 {
             Attr4::SpaceFree,
             Attr4::SpaceTotal,
         ];
+        let wanted = wanted.into_iter().collect();
         let make = |target: &mut Target| Ok(Compound::on("GETATTR", target.handle()).get_attr(&wanted));
         let (_, mut results) = self.request("GETATTR", object).run(make).await?;
         results.skip(&[Opnum4::PutFh])?;
@@ -331,6 +333,7 @@ impl Operations for V4 {
             Attr4::Maxname,
             Attr4::NoTrunc,
         ];
+        let wanted = wanted.into_iter().collect();
         let make = |target: &mut Target| Ok(Compound::on("GETATTR", target.handle()).get_attr(&wanted));
         let (_, mut results) = self.request("GETATTR", object).run(make).await?;
         results.skip(&[Opnum4::PutFh])?;
@@ -378,7 +381,7 @@ impl V4 {
         let args = CreateArgs { objtype: what, objname: component(name)?, createattrs: attr::to_set(set) };
         let make = |target: &mut Target| {
             let compound = Compound::on("CREATE", target.handle()).op(Argop4::Create(args.clone()), 40);
-            Ok(compound.get_fh().get_attr(attr::WANTED).once())
+            Ok(compound.get_fh().get_attr(&attr::WANTED).once())
         };
         let (target, mut results) = self.request("CREATE", dir).run(make).await?;
         results.skip(&[Opnum4::PutFh, Opnum4::Create])?;

@@ -5,9 +5,9 @@
 //! bit of unknown meaning makes all that follows unreadable; but the values as a whole have a length, and the compound
 //! around them can be read on. [`Attrs`] is what they mean: each attribute is there or not.
 
-use std::fmt;
+use std::{fmt, sync::LazyLock};
 
-use xdr::{Decode, DecodeError, Decoder, Encode, Encoder, Message, Opaque};
+use xdr::{Decode, DecodeError, Decoder, Encode, Encoder, Opaque};
 
 use super::{acl::*, bitmap::Bitmap4, location::*, status::Nfsstat4, types::*};
 
@@ -43,6 +43,7 @@ macro_rules! attributes {
             pub const ALL: &[Attr4] = &[$(Attr4::$name),*];
 
             /// The attribute of this number.
+            #[inline]
             pub const fn from_number(number: u32) -> Option<Self> {
                 match number { $($number => Some(Attr4::$name),)* _ => None }
             }
@@ -209,6 +210,13 @@ impl Attr4 {
     }
 }
 
+/// A set of attributes.
+impl FromIterator<Attr4> for Bitmap4 {
+    fn from_iter<I: IntoIterator<Item = Attr4>>(attributes: I) -> Self {
+        attributes.into_iter().map(|attribute| attribute as u32).collect()
+    }
+}
+
 /// Bits of a mode to be set, and which (RFC 8881 §6.2.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct ModeMasked4 {
@@ -366,25 +374,37 @@ impl Fattr4 {
         purpose: Purpose,
         mut value: impl FnMut(Attr4, &mut Decoder<'_>) -> Result<(), DecodeError>,
     ) -> Result<(), AttrError> {
-        let message = Message::from(self.attr_vals.0.clone());
-        let mut decoder = Decoder::new(&message);
-        let malformed = |attribute, error| {
-            // What comes behind it may be worse.
-            let unknown = self.attrmask.iter().find_map(|number| known(number, minor, purpose).err());
-            unknown.unwrap_or(AttrError { attribute, kind: AttrErrorKind::Malformed(error) })
-        };
+        check(&self.attrmask, minor, purpose)?;
+        let malformed = |attribute, error| AttrError { attribute, kind: AttrErrorKind::Malformed(error) };
+        let mut decoder = Decoder::from(&self.attr_vals.0);
         let mut last = 0;
-        for number in self.attrmask.iter() {
-            let attribute = known(number, minor, purpose)?;
-            value(attribute, &mut decoder).map_err(|error| malformed(number, error))?;
-            last = number;
+        for attribute in self.attrmask.iter().filter_map(Attr4::from_number) {
+            last = attribute as u32;
+            value(attribute, &mut decoder).map_err(|error| malformed(last, error))?;
         }
         decoder.finish().map_err(|error| malformed(last, error))
     }
 }
 
+/// # Errors
+/// The first attribute that is not known in this minor version, or is not for this purpose.
+fn check(mask: &Bitmap4, minor: u32, purpose: Purpose) -> Result<(), AttrError> {
+    /// Those that are, by minor version and purpose.
+    static KNOWN: LazyLock<[[Bitmap4; 3]; 3]> = LazyLock::new(|| {
+        [0, 1, 2].map(|minor| {
+            [Purpose::Set, Purpose::Verify, Purpose::Get].map(|purpose| {
+                let all = Attr4::ALL.iter().map(|&attribute| attribute as u32);
+                all.filter(|&number| known(number, minor, purpose).is_ok()).collect()
+            })
+        })
+    });
+    if mask.is_subset(&KNOWN[minor.min(2) as usize][purpose as usize]) {
+        return Ok(());
+    }
+    mask.iter().try_for_each(|number| known(number, minor, purpose).map(drop))
+}
+
 /// The attribute of a number, if there is one in this minor version, for this purpose.
-#[inline]
 fn known(attribute: u32, minor: u32, purpose: Purpose) -> Result<Attr4, AttrError> {
     let error = |kind| Err(AttrError { attribute, kind });
     let Some(known) = Attr4::from_number(attribute).filter(|known| known.since() <= minor) else {
@@ -431,6 +451,7 @@ const ATTRS_BOUND: usize = 1 << 20;
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
+    use xdr::Message;
 
     use super::*;
 

@@ -65,6 +65,11 @@ impl Bitmap4 {
         self.0.iter().zip(&other.0).any(|(a, b)| a & b != 0)
     }
 
+    /// Whether all of this one is in the other.
+    pub fn is_subset(&self, other: &Self) -> bool {
+        self.0.iter().enumerate().all(|(at, word)| word & !other.0.get(at).copied().unwrap_or(0) == 0)
+    }
+
     /// What is in both.
     #[must_use]
     pub fn intersection(&self, other: &Self) -> Self {
@@ -174,6 +179,8 @@ mod tests {
         let of = |bits: &[u32]| bits.iter().copied().collect::<Bitmap4>();
         let (a, b) = (of(&[1, 40, 80]), of(&[1, 41]));
         assert_eq!(a.intersection(&b), of(&[1]));
+        assert!(of(&[1, 80]).is_subset(&a) && a.is_subset(&a) && Bitmap4::new().is_subset(&b));
+        assert!(!a.is_subset(&b) && !b.is_subset(&a) && !of(&[200]).is_subset(&a));
         assert!(a.intersects(&b) && !a.intersects(&of(&[41, 90])) && !a.intersects(&Bitmap4::new()));
         assert_eq!(a.union(&b), of(&[1, 40, 41, 80]));
         assert_eq!(b.union(&a), a.union(&b));

@@ -47,9 +47,12 @@ use crate::{
 
 /// Whether a compound need not be remembered but by its session: in 4.0, which has none, only if it changes nothing.
 pub(super) fn is_idempotent(mut arguments: Decoder<'_>) -> bool {
+    if CompoundHead::minorversion(arguments.clone()).is_ok_and(|minor| minor > 0) {
+        return true;
+    }
     let Ok(head) = CompoundHead::decode(&mut arguments) else { return true };
     let operations = Incoming { decoder: arguments, minor: head.minorversion, left: head.operations.0 };
-    head.minorversion > 0 || operations.into_iter().flatten().all(|operation| !ops::changes(operation.opnum()))
+    operations.into_iter().flatten().all(|operation| !ops::changes(operation.opnum()))
 }
 
 /// Executes COMPOUND.

@@ -387,7 +387,7 @@ impl Server {
                     continue;
                 }
                 // RFC 8881 §18.46.3: the server stops when it has said MOVED, and then where, of all of them.
-                let probe = Compound::on("GETATTR", &object).get_attr(attr::WANTED);
+                let probe = Compound::on("GETATTR", &object).get_attr(&attr::WANTED);
                 if let Err(error) = v4.server.client.ask(&probe, &v4.deadline()).await {
                     tracing::debug!(%error, "whether a file system is there is not known");
                 }
