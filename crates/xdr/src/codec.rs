@@ -241,6 +241,7 @@ impl<'a> Decoder<'a> {
     ///
     /// # Errors
     /// The stream has ended.
+    #[inline]
     pub fn peek_u32(&self) -> Result<u32, DecodeError> {
         let bytes = self.rest.first_chunk().copied();
         bytes.map(u32::from_be_bytes).ok_or_else(|| self.truncated())
@@ -259,6 +260,7 @@ impl<'a> Decoder<'a> {
     ///
     /// # Errors
     /// The stream has ended, or the padding is not zero.
+    #[inline]
     pub fn fixed_opaque(&mut self, len: usize) -> Result<Bytes, DecodeError> {
         let start = self.at();
         self.padded(len)?;

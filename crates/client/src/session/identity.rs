@@ -48,8 +48,8 @@ pub(crate) async fn exchange_id(
         state_protect: StateProtect4A::None,
         client_impl_id: Some(implementation),
     };
-    let mut results = alone(program, minor, Argop4::ExchangeId(args), "EXCHANGE_ID", deadline).await?;
-    value!(results, ExchangeId)
+    let mut results = alone(program, minor, Argop4::ExchangeId(Box::new(args)), "EXCHANGE_ID", deadline).await?;
+    value!(results, ExchangeId).map(|ok| *ok)
 }
 
 /// SETCLIENTID and SETCLIENTID_CONFIRM, without an address for callbacks.
@@ -58,11 +58,11 @@ pub(crate) async fn exchange_id(
 /// The server does not speak version 4.0, or refuses.
 pub(crate) async fn set_clientid(program: &Program, owner: &ClientOwner4, deadline: &Deadline) -> Result<Clientid4> {
     let nowhere = Netaddr4 { netid: "tcp".into(), addr: "0.0.0.0.0.0".into() };
-    let args = SetClientIdArgs {
+    let args = Box::new(SetClientIdArgs {
         client: NfsClientId4 { verifier: owner.verifier, id: owner.ownerid.clone() },
         callback: CbClient4 { cb_program: 0, cb_location: nowhere },
         callback_ident: 0,
-    };
+    });
     let mut backoff = Backoff::new();
     loop {
         let mut results = alone(program, 0, Argop4::SetClientId(args.clone()), "SETCLIENTID", deadline).await?;
@@ -127,8 +127,8 @@ pub(crate) async fn create_session(
         cb_program: CALLBACK_PROGRAM,
         sec_parms: Array(vec![CallbackSecParms4::None]),
     };
-    let mut results = alone(program, minor, Argop4::CreateSession(args), "CREATE_SESSION", deadline).await?;
-    let ok = value!(results, CreateSession)?;
+    let mut results = alone(program, minor, Argop4::CreateSession(Box::new(args)), "CREATE_SESSION", deadline).await?;
+    let ok = *value!(results, CreateSession)?;
     if ok.fore_chan_attrs.maxrequests == 0 || ok.fore_chan_attrs.maxoperations < OPERATIONS_LEAST {
         let problem = format!(
             "a session of {} slots of {} operations",

@@ -185,7 +185,9 @@ fn kind(object_type: Ftype4) -> FileKind {
 
 /// The number that a name of a user or group is; one that is none is nobody's, as nothing here knows the server's users.
 fn id(name: &[u8]) -> u32 {
-    std::str::from_utf8(name).ok().and_then(|name| name.parse().ok()).unwrap_or(NOBODY)
+    let digit = |&byte: &u8| char::from(byte).to_digit(10);
+    let number = name.iter().try_fold(0u32, |number, byte| number.checked_mul(10)?.checked_add(digit(byte)?));
+    number.filter(|_| !name.is_empty()).unwrap_or(NOBODY)
 }
 
 /// Both halves in one number. Servers that use both are few, and those that differ in nothing but this fewer.

@@ -50,7 +50,7 @@ impl OpenFile {
                 let mut results = results?;
                 results.skip(&[Opnum4::PutFh])?;
                 let ok = value!(results, Open)?;
-                self.take_in(opens, ok, access, seen(&mut results, asked)?);
+                self.take_in(opens, *ok, access, seen(&mut results, asked)?);
                 self.ready(opens, access).ok_or_else(|| results.nonsense("an open that is none"))
             }
         }
@@ -71,11 +71,11 @@ impl OpenFile {
                 let handle: Handle = Opaque(value!(results, GetFh)?.0);
                 let seen = seen(&mut results, asked)?;
                 if handle == self.handle {
-                    self.take_in(opens, ok, access, seen);
+                    self.take_in(opens, *ok, access, seen);
                     return self.ready(opens, access).ok_or_else(|| results.nonsense("an open that is none"));
                 }
                 // The file that has taken its name is closed when it was idle for a moment.
-                opens.opened(&handle, ok, access, seen);
+                opens.opened(&handle, *ok, access, seen);
             }
             Err(error) if is_elsewhere(&error) => {}
             Err(error) => return Err(error),

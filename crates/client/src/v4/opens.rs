@@ -421,7 +421,7 @@ impl OpenFile {
         let mut results = opens.client.plain(&compound, deadline).await?;
         results.skip(&[Opnum4::PutFh])?;
         let ok = value!(results, Open)?;
-        self.take_in(opens, ok, access, seen(&mut results, asked)?);
+        self.take_in(opens, *ok, access, seen(&mut results, asked)?);
         Ok(())
     }
 }
@@ -445,14 +445,14 @@ pub(crate) fn open(opens: &Opens, access: u32, openhow: Openflag4, claim: OpenCl
 }
 
 fn open_by(owner: StateOwner4, access: u32, openhow: Openflag4, claim: OpenClaim4) -> Argop4 {
-    Argop4::Open(OpenArgs {
+    Argop4::Open(Box::new(OpenArgs {
         seqid: Seqid4(0),
         share_access: access,
         share_deny: OPEN4_SHARE_DENY_NONE,
         owner,
         openhow,
         claim,
-    })
+    }))
 }
 
 /// OPEN to read that another operation of the same compound closes. Its owner has nothing else open meanwhile: the CLOSE

@@ -193,7 +193,7 @@ impl Operations for V4 {
         let node = node(&mut results)?;
         let seen = Seen { attr: node.attr.clone(), change: None, asked };
         let opens = target.opens();
-        opens.opened(&node.handle, ok, OPEN4_SHARE_ACCESS_WRITE, seen);
+        opens.opened(&node.handle, *ok, OPEN4_SHARE_ACCESS_WRITE, seen);
         opens.changed(&node.handle);
         opens.found(target.handle(), name, &node.handle, node.attr.as_ref());
         let node = target.place.node(name, node);
@@ -378,7 +378,8 @@ impl V4 {
     }
 
     async fn make(&self, dir: &Handle, name: &[u8], what: Createtype4, set: &SetAttr) -> Result<Node> {
-        let args = CreateArgs { objtype: what, objname: component(name)?, createattrs: attr::to_set(set) };
+        let createattrs = attr::to_set(set);
+        let args = Box::new(CreateArgs { objtype: what, objname: component(name)?, createattrs });
         let make = |target: &mut Target| {
             let compound = Compound::on("CREATE", target.handle()).op(Argop4::Create(args.clone()), 40);
             Ok(compound.get_fh().get_attr(&attr::WANTED).once())

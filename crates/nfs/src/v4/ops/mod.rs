@@ -1,7 +1,7 @@
 //! The operations of COMPOUND, in one table: number, name, minor versions, arguments and results.
 //!
 //! `XArgs` are arguments, `XOk` the body of a successful result, and `XRes` the result itself; an operation whose
-//! result is nothing but a status has `Res4<()>`.
+//! result is nothing but a status has `Res4<()>`. Long ones that are rare are in boxes, so that the others are cheap to move.
 
 mod io;
 mod layout;
@@ -34,7 +34,7 @@ operations! {
     /// Commit cached data to stable storage.
     Commit = 5, "COMMIT", 0..=2, (CommitArgs) => CommitRes;
     /// Create an object that is not a regular file.
-    Create = 6, "CREATE", 0..=2, (CreateArgs) => CreateRes;
+    Create = 6, "CREATE", 0..=2, (Box<CreateArgs>) => CreateRes;
     /// Give up delegations from before a restart.
     DelegPurge = 7, "DELEGPURGE", 0..=2, (ClientIdArgs) => Res4<()>;
     /// Return a delegation.
@@ -58,7 +58,7 @@ operations! {
     /// Go on if attributes differ.
     NVerify = 17, "NVERIFY", 0..=2, (VerifyArgs) => Res4<()>;
     /// Open a regular file.
-    Open = 18, "OPEN", 0..=2, (OpenArgs) => OpenRes;
+    Open = 18, "OPEN", 0..=2, (Box<OpenArgs>) => OpenRes;
     /// Open the directory of named attributes.
     OpenAttr = 19, "OPENATTR", 0..=2, (OpenAttrArgs) => Res4<()>;
     /// Confirm an open.
@@ -92,7 +92,7 @@ operations! {
     /// Set attributes.
     SetAttr = 34, "SETATTR", 0..=2, (SetAttrArgs) => SetAttrRes;
     /// Introduce a client.
-    SetClientId = 35, "SETCLIENTID", 0..=0, (SetClientIdArgs) => SetClientIdRes;
+    SetClientId = 35, "SETCLIENTID", 0..=0, (Box<SetClientIdArgs>) => SetClientIdRes;
     /// Confirm it.
     SetClientIdConfirm = 36, "SETCLIENTID_CONFIRM", 0..=0, (SetClientIdConfirmArgs) => Res4<()>;
     /// Go on if attributes are the same.
@@ -107,9 +107,9 @@ operations! {
     /// Bind the connection to a session.
     BindConnToSession = 41, "BIND_CONN_TO_SESSION", 1..=2, (BindConnToSessionArgs) => BindConnToSessionRes;
     /// Introduce client and server.
-    ExchangeId = 42, "EXCHANGE_ID", 1..=2, (ExchangeIdArgs) => ExchangeIdRes;
+    ExchangeId = 42, "EXCHANGE_ID", 1..=2, (Box<ExchangeIdArgs>) => ExchangeIdRes;
     /// Make a session, and confirm the client.
-    CreateSession = 43, "CREATE_SESSION", 1..=2, (CreateSessionArgs) => CreateSessionRes;
+    CreateSession = 43, "CREATE_SESSION", 1..=2, (Box<CreateSessionArgs>) => CreateSessionRes;
     /// End a session.
     DestroySession = 44, "DESTROY_SESSION", 1..=2, (DestroySessionArgs) => Res4<()>;
     /// Forget state without locks.
@@ -121,7 +121,7 @@ operations! {
     /// Ask which devices there are.
     GetDeviceList = 48, "GETDEVICELIST", 1..=1, (GetDeviceListArgs) => GetDeviceListRes;
     /// Commit what was written by way of a layout.
-    LayoutCommit = 49, "LAYOUTCOMMIT", 1..=2, (LayoutCommitArgs) => LayoutCommitRes;
+    LayoutCommit = 49, "LAYOUTCOMMIT", 1..=2, (Box<LayoutCommitArgs>) => LayoutCommitRes;
     /// Get a layout.
     LayoutGet = 50, "LAYOUTGET", 1..=2, (LayoutGetArgs) => LayoutGetRes;
     /// Return layouts.
@@ -154,7 +154,7 @@ operations! {
     /// Tell what went wrong with a layout.
     LayoutError = 64, "LAYOUTERROR", 2..=2, (LayoutErrorArgs) => Res4<()>;
     /// Tell how much a layout is used.
-    LayoutStats = 65, "LAYOUTSTATS", 2..=2, (LayoutStatsArgs) => Res4<()>;
+    LayoutStats = 65, "LAYOUTSTATS", 2..=2, (Box<LayoutStatsArgs>) => Res4<()>;
     /// Stop a copy.
     OffloadCancel = 66, "OFFLOAD_CANCEL", 2..=2, (OffloadArgs) => Res4<()>;
     /// Ask how far a copy is.
@@ -164,7 +164,7 @@ operations! {
     /// Look for data or a hole.
     Seek = 69, "SEEK", 2..=2, (SeekArgs) => SeekRes;
     /// Write a pattern over and over.
-    WriteSame = 70, "WRITE_SAME", 2..=2, (WriteSameArgs) => WriteSameRes;
+    WriteSame = 70, "WRITE_SAME", 2..=2, (Box<WriteSameArgs>) => WriteSameRes;
     /// Share data with another file.
     Clone = 71, "CLONE", 2..=2, (CloneArgs) => Res4<()>;
     /// Get an extended attribute.
