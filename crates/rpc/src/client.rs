@@ -294,6 +294,11 @@ impl Client {
         self.link.current.borrow().transport.clone()
     }
 
+    /// Whether there is a connection now.
+    pub fn is_connected(&self) -> bool {
+        self.link.current.borrow().transport.is_some()
+    }
+
     /// Waits until there is a connection. Until the deadline of no call, so for callers who have their own.
     pub async fn connected(&self) {
         self.link.connected(0).await;

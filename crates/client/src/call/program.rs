@@ -1,6 +1,7 @@
 //! [`Link`] and [`Program`]: RPC calls, with errors that say what was called where.
 
 use std::{
+    future::Future,
     net::SocketAddr,
     sync::{
         Arc,
@@ -112,27 +113,27 @@ impl Program {
     }
 
     /// Calls `procedure`. The sink of `plan` comes back, unless the transport still has it at the deadline.
-    pub async fn call<A: Encode, R: Decode>(
+    pub fn call<A: Encode, R: Decode>(
         &self,
         procedure: u32,
         name: &'static str,
         arguments: &A,
         plan: ReplyPlan,
         deadline: &Deadline,
-    ) -> (Result<R>, Option<SharedRegion>) {
-        self.call_with(procedure, name, arguments, plan, deadline, false).await
+    ) -> impl Future<Output = (Result<R>, Option<SharedRegion>)> {
+        self.call_with(procedure, name, arguments, plan, deadline, false)
     }
 
     /// The same, but when the connection is lost that is the error.
-    pub async fn call_once<A: Encode, R: Decode>(
+    pub fn call_once<A: Encode, R: Decode>(
         &self,
         procedure: u32,
         name: &'static str,
         arguments: &A,
         plan: ReplyPlan,
         deadline: &Deadline,
-    ) -> (Result<R>, Option<SharedRegion>) {
-        self.call_with(procedure, name, arguments, plan, deadline, true).await
+    ) -> impl Future<Output = (Result<R>, Option<SharedRegion>)> {
+        self.call_with(procedure, name, arguments, plan, deadline, true)
     }
 
     /// Calls NULL over the connection that has just been made. If the connection is lost, it is made again a few times; then that
@@ -156,7 +157,7 @@ impl Program {
 
     /// Whether there is a connection now.
     pub fn is_connected(&self) -> bool {
-        self.link.client.transport().is_some()
+        self.link.client.is_connected()
     }
 
     /// Waits until there is a connection.

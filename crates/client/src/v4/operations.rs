@@ -27,8 +27,15 @@ impl Operations for V4 {
     }
 
     async fn getattr(&self, object: &Handle) -> Result<Attr> {
-        let place = self.place(object).await?;
-        if let Some(attr) = place.v4.server.opens.delegated_attr(&place.handle) {
+        let delegated = match self.server.moves.any() {
+            true => {
+                let place = self.place(object).await?;
+                place.v4.server.opens.delegated_attr(&place.handle)
+            }
+            // It is where its handle is from.
+            false => self.server.opens.delegated_attr(object),
+        };
+        if let Some(attr) = delegated {
             return Ok(attr);
         }
         let mut asked = 0;

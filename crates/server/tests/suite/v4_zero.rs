@@ -181,7 +181,12 @@ fn what_is_reclaimed_need_not_be_confirmed() {
         let (seqid, owner) = (client.next(), StateOwner4 { clientid: client.id, owner: "owner".into() });
         let Argop4::Open(args) = v4::open("f", Open { create: false, ..Open::default() }) else { unreachable!() };
         let claim = OpenClaim4::Previous(OpenDelegationType4::None);
-        opened(client.call([putfh(&handle), Argop4::Open(Box::new(OpenArgs { seqid, owner, claim, ..*args })), Argop4::GetFh])).0
+        opened(client.call([
+            putfh(&handle),
+            Argop4::Open(Box::new(OpenArgs { seqid, owner, claim, ..*args })),
+            Argop4::GetFh,
+        ]))
+        .0
     };
     let ok = open(&mut client);
     assert_eq!(ok.rflags & OPEN4_RESULT_CONFIRM, 0);

@@ -117,7 +117,9 @@ impl Peer {
             state_protect: StateProtect4A::None,
             client_impl_id: None,
         };
-        let Resop4::ExchangeId(Res4::Ok(known)) = peer.alone(paper, Argop4::ExchangeId(Box::new(exchange))) else { panic!() };
+        let Resop4::ExchangeId(Res4::Ok(known)) = peer.alone(paper, Argop4::ExchangeId(Box::new(exchange))) else {
+            panic!()
+        };
         let channel = ChannelAttrs4 {
             headerpadsize: 0,
             maxrequestsize: 1 << 20,
@@ -136,7 +138,9 @@ impl Peer {
             cb_program: 1,
             sec_parms: Default::default(),
         };
-        let Resop4::CreateSession(Res4::Ok(made)) = peer.alone(paper, Argop4::CreateSession(Box::new(create))) else { panic!() };
+        let Resop4::CreateSession(Res4::Ok(made)) = peer.alone(paper, Argop4::CreateSession(Box::new(create))) else {
+            panic!()
+        };
         peer.session = made.sessionid;
         peer.begin(paper, &[Argop4::ReclaimComplete(ReclaimCompleteArgs { one_fs: false })]);
         peer
