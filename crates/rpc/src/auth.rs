@@ -150,8 +150,9 @@ impl Identity {
         let caller = match credential.flavor {
             AUTH_NONE => Identity::None,
             AUTH_SYS => {
-                let body = Message::from(credential.body.clone());
-                Identity::Sys(body.decode().map_err(|_| AuthStat::BadCred)?)
+                let mut body = Decoder::from(&credential.body);
+                let sys = AuthSys::decode(&mut body).and_then(|sys| body.finish().map(|()| sys));
+                Identity::Sys(sys.map_err(|_| AuthStat::BadCred)?)
             }
             _ => return Err(AuthStat::RejectedCred),
         };
@@ -223,7 +224,10 @@ impl Decode for AuthSys {
     fn decode(decoder: &mut Decoder<'_>) -> Result<Self, DecodeError> {
         let (stamp, machine) = (decoder.u32()?, decoder.opaque(MACHINE_MAX)?);
         let (uid, gid) = (decoder.u32()?, decoder.u32()?);
-        let gids = (0..decoder.length(GIDS_MAX)?).map(|_| decoder.u32()).collect::<Result<SmallVec<_>, _>>()?;
+        let mut gids = SmallVec::new();
+        for _ in 0..decoder.length(GIDS_MAX)? {
+            gids.push(decoder.u32()?);
+        }
         Ok(Self { stamp, machine, uid, gid, gids })
     }
 }

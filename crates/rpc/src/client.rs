@@ -299,6 +299,11 @@ impl Client {
         self.link.current.borrow().transport.clone()
     }
 
+    /// Returns `true` if there is a connection now.
+    pub fn is_connected(&self) -> bool {
+        self.link.current.borrow().transport.is_some()
+    }
+
     /// Waits until there is a connection. Has no deadline; the caller has to set one.
     pub async fn connected(&self) {
         self.link.connected(0).await;

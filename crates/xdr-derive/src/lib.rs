@@ -48,13 +48,15 @@ fn expand(input: &DeriveInput, side: Side) -> TokenStream {
         (Data::Enum(data), Side::Decode) => tag(&input.attrs).and_then(|tag| decode_enum(data, tag)),
         (Data::Union(_), _) => Err(Error::new_spanned(&input.ident, "XDR has no untagged unions")),
     };
+    // A struct is as long as its fields are; the code of an enum is that of all its variants.
+    let inline = matches!(input.data, Data::Struct(_)).then(|| quote!(#[inline]));
     match body {
-        Ok(body) => wrap(&input.ident, &input.generics, side, body).into(),
+        Ok(body) => wrap(&input.ident, &input.generics, side, (inline, body)).into(),
         Err(error) => error.to_compile_error().into(),
     }
 }
 
-fn wrap(name: &Ident, generics: &Generics, side: Side, body: Tokens) -> Tokens {
+fn wrap(name: &Ident, generics: &Generics, side: Side, (inline, body): (Option<Tokens>, Tokens)) -> Tokens {
     let mut generics = generics.clone();
     for parameter in generics.type_params_mut() {
         parameter.bounds.push(match side {
@@ -67,6 +69,7 @@ fn wrap(name: &Ident, generics: &Generics, side: Side, body: Tokens) -> Tokens {
         Side::Encode => quote! {
             impl #parameters ::xdr::Encode for #name #arguments #clause {
                 #[allow(unused_variables)]
+                #inline
                 fn encode(&self, encoder: &mut ::xdr::Encoder) {
                     match self { #body }
                 }
@@ -75,6 +78,7 @@ fn wrap(name: &Ident, generics: &Generics, side: Side, body: Tokens) -> Tokens {
         Side::Decode => quote! {
             impl #parameters ::xdr::Decode for #name #arguments #clause {
                 #[allow(unused_variables)]
+                #inline
                 fn decode(decoder: &mut ::xdr::Decoder<'_>) -> ::core::result::Result<Self, ::xdr::DecodeError> {
                     #body
                 }

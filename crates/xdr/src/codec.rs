@@ -113,6 +113,7 @@ impl Encoder {
     }
 
     /// Appends bytes and their padding, without a length (RFC 4506 §4.9).
+    #[inline]
     pub fn fixed_opaque(&mut self, bytes: &[u8]) {
         self.stream.extend_from_slice(bytes);
         self.stream.extend_from_slice(&[0; 3][..padding(bytes.len())]);
@@ -131,6 +132,7 @@ impl Encoder {
     ///
     /// # Panics
     /// If it does not fit 32 bits.
+    #[inline]
     pub fn length(&mut self, len: usize) {
         self.u32(u32::try_from(len).expect("an XDR length fits 32 bits"));
     }
@@ -206,6 +208,7 @@ impl<'a> Decoder<'a> {
     }
 
     /// Position in the unreduced stream.
+    #[inline]
     pub fn position(&self) -> usize {
         self.at() + self.reduced
     }
@@ -239,6 +242,7 @@ impl<'a> Decoder<'a> {
     ///
     /// # Errors
     /// The stream has ended.
+    #[inline]
     pub fn peek_u32(&self) -> Result<u32, DecodeError> {
         let bytes = self.rest.first_chunk().copied();
         bytes.map(u32::from_be_bytes).ok_or_else(|| self.truncated())
@@ -257,13 +261,25 @@ impl<'a> Decoder<'a> {
     ///
     /// # Errors
     /// The stream has ended, or the padding is not zero.
+    #[inline]
     pub fn fixed_opaque(&mut self, len: usize) -> Result<Bytes, DecodeError> {
         let start = self.at();
         self.padded(len)?;
         Ok(self.stream.slice(start..start + len))
     }
 
+    /// Reads a length and that many bytes with their padding, which are used where they lie.
+    ///
+    /// # Errors
+    /// The stream has ended, the length is above `max`, or the padding is not zero.
+    #[inline]
+    pub fn opaque_in_place(&mut self, max: usize) -> Result<&'a [u8], DecodeError> {
+        let len = self.length(max)?;
+        self.padded(len)
+    }
+
     /// Reads bytes of known length, and passes over their padding.
+    #[inline]
     fn padded(&mut self, len: usize) -> Result<&'a [u8], DecodeError> {
         let (bytes, padding) = self.peek_padded(len)?;
         if padding.iter().any(|&byte| byte != 0) {
@@ -274,6 +290,7 @@ impl<'a> Decoder<'a> {
     }
 
     /// The bytes of known length that come next, and their padding.
+    #[inline]
     fn peek_padded(&self, len: usize) -> Result<(&'a [u8], &'a [u8]), DecodeError> {
         let (bytes, rest) = self.rest.split_at_checked(len).ok_or_else(|| self.truncated())?;
         let padding = rest.get(..padding(len)).ok_or_else(|| self.truncated())?;
@@ -376,6 +393,7 @@ impl<'a> Decoder<'a> {
     ///
     /// # Errors
     /// What `read` says, or too much nesting.
+    #[inline]
     pub fn nested<T>(&mut self, read: impl FnOnce(&mut Self) -> Result<T, DecodeError>) -> Result<T, DecodeError> {
         if self.depth == DEPTH_MAX {
             return Err(self.error(DecodeErrorKind::TooDeep));
@@ -392,6 +410,7 @@ impl<'a> Decoder<'a> {
     }
 
     /// Position in the stream, payloads not counted.
+    #[inline]
     fn at(&self) -> usize {
         self.stream.len() - self.rest.len()
     }
@@ -409,7 +428,15 @@ impl<'a> Decoder<'a> {
     }
 }
 
+/// Reads from the start of a stream without payloads.
+impl<'a> From<&'a Bytes> for Decoder<'a> {
+    fn from(stream: &'a Bytes) -> Self {
+        Self { stream, rest: stream, payloads: &[], reduced: 0, depth: 0, located: None }
+    }
+}
+
 /// Zero bytes that follow an item of `len` bytes.
+#[inline]
 pub(crate) fn padding(len: usize) -> usize {
     len.wrapping_neg() & 3
 }
@@ -462,12 +489,14 @@ impl Decode for () {
 
 /// Fixed-length opaque data (RFC 4506 §4.9).
 impl<const N: usize> Encode for [u8; N] {
+    #[inline]
     fn encode(&self, encoder: &mut Encoder) {
         encoder.fixed_opaque(self);
     }
 }
 
 impl<const N: usize> Decode for [u8; N] {
+    #[inline]
     fn decode(decoder: &mut Decoder<'_>) -> Result<Self, DecodeError> {
         // Copied from where they lie: to share the message's memory costs more.
         let bytes = decoder.padded(N)?;

@@ -33,6 +33,11 @@ impl Deadline {
         Self { is_strict: true, ..Self::after(timeout) }
     }
 
+    /// Returns the time at which the operation began. Its requests were sent later.
+    pub fn start(&self) -> Instant {
+        self.start
+    }
+
     /// Returns the time at which the deadline passes, unless it is extended before.
     pub fn at(&self) -> Instant {
         self.start + Duration::from_nanos(self.until_ns.load(Relaxed))

@@ -1,6 +1,7 @@
 //! [`Link`] and [`Program`]: RPC calls whose errors name the operation and the server.
 
 use std::{
+    future::Future,
     net::SocketAddr,
     sync::{
         Arc,
@@ -112,28 +113,28 @@ impl Program {
     }
 
     /// Calls `procedure`. Returns the sink of `plan`, unless the transport still holds it at the deadline.
-    pub async fn call<A: Encode, R: Decode>(
+    pub fn call<A: Encode, R: Decode>(
         &self,
         procedure: u32,
         name: &'static str,
         arguments: &A,
         plan: ReplyPlan,
         deadline: &Deadline,
-    ) -> (Result<R>, Option<SharedRegion>) {
-        self.call_with(procedure, name, arguments, plan, deadline, false).await
+    ) -> impl Future<Output = (Result<R>, Option<SharedRegion>)> {
+        self.call_with(procedure, name, arguments, plan, deadline, false)
     }
 
     /// Calls `procedure` like [`call`](Self::call), but fails when the connection is lost instead of sending the call
     /// again.
-    pub async fn call_once<A: Encode, R: Decode>(
+    pub fn call_once<A: Encode, R: Decode>(
         &self,
         procedure: u32,
         name: &'static str,
         arguments: &A,
         plan: ReplyPlan,
         deadline: &Deadline,
-    ) -> (Result<R>, Option<SharedRegion>) {
-        self.call_with(procedure, name, arguments, plan, deadline, true).await
+    ) -> impl Future<Output = (Result<R>, Option<SharedRegion>)> {
+        self.call_with(procedure, name, arguments, plan, deadline, true)
     }
 
     /// Calls NULL over the new connection, to check that the server speaks RPC. If the connection is lost, it is made
@@ -160,7 +161,7 @@ impl Program {
 
     /// Returns `true` if the connection is established.
     pub fn is_connected(&self) -> bool {
-        self.link.client.transport().is_some()
+        self.link.client.is_connected()
     }
 
     /// Waits until the connection is established.

@@ -6,8 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use nfs::v4::{
-    Argop4, Bitmap4, Component4, GetAttrArgs, LookupArgs, Nfsstat4, Opnum4, PutFhArgs, Resop4,
-    attr::Attr4,
+    Argop4, Bitmap4, Component4, GetAttrArgs, LookupArgs, Nfsstat4, Opnum4, PutFhArgs, Resop4, SequenceArgs,
     compound::{CompoundHead, CompoundRes, OperationCount, Tag},
 };
 use rpc::{ReplyHeader, ReplyPlan};
@@ -66,9 +65,8 @@ impl Compound {
         self.op(Argop4::GetFh, 4 + nfs::v4::FHSIZE4)
     }
 
-    pub fn get_attr(self, attributes: &[Attr4]) -> Self {
-        let attr_request = attributes.iter().map(|&attribute| attribute as u32).collect::<Bitmap4>();
-        self.op(Argop4::GetAttr(GetAttrArgs { attr_request }), ATTRS_MAX)
+    pub fn get_attr(self, attributes: &Bitmap4) -> Self {
+        self.op(Argop4::GetAttr(GetAttrArgs { attr_request: attributes.clone() }), ATTRS_MAX)
     }
 
     /// Asks the server to cache the reply.
@@ -102,7 +100,7 @@ impl Compound {
 pub(crate) struct Request<'a> {
     pub minor: u32,
     /// SEQUENCE, from NFSv4.1 on.
-    pub first: Option<&'a Argop4>,
+    pub first: Option<&'a SequenceArgs>,
     pub ops: &'a [Argop4],
 }
 
@@ -111,7 +109,11 @@ impl Encode for Request<'_> {
         let count = usize::from(self.first.is_some()) + self.ops.len();
         let operations = OperationCount(u32::try_from(count).expect("the number of operations must fit in 32 bits"));
         CompoundHead { tag: Tag::default(), minorversion: self.minor, operations }.encode(encoder);
-        self.first.into_iter().chain(self.ops).for_each(|operation| operation.encode(encoder));
+        if let Some(sequence) = self.first {
+            Opnum4::Sequence.encode(encoder);
+            sequence.encode(encoder);
+        }
+        self.ops.iter().for_each(|operation| operation.encode(encoder));
     }
 }
 

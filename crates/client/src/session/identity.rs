@@ -50,8 +50,8 @@ pub(crate) async fn exchange_id(
         state_protect: StateProtect4A::None,
         client_impl_id: Some(implementation),
     };
-    let mut results = call_alone(program, minor, Argop4::ExchangeId(args), "EXCHANGE_ID", deadline).await?;
-    value!(results, ExchangeId)
+    let mut results = call_alone(program, minor, Argop4::ExchangeId(Box::new(args)), "EXCHANGE_ID", deadline).await?;
+    value!(results, ExchangeId).map(|ok| *ok)
 }
 
 /// Sends SETCLIENTID and SETCLIENTID_CONFIRM, with an invalid callback address.
@@ -60,11 +60,11 @@ pub(crate) async fn exchange_id(
 /// The server does not support NFSv4.0, or refuses the client.
 pub(crate) async fn set_clientid(program: &Program, owner: &ClientOwner4, deadline: &Deadline) -> Result<Clientid4> {
     let no_address = Netaddr4 { netid: "tcp".into(), addr: "0.0.0.0.0.0".into() };
-    let args = SetClientIdArgs {
+    let args = Box::new(SetClientIdArgs {
         client: NfsClientId4 { verifier: owner.verifier, id: owner.ownerid.clone() },
         callback: CbClient4 { cb_program: 0, cb_location: no_address },
         callback_ident: 0,
-    };
+    });
     let mut backoff = Backoff::new();
     loop {
         let mut results = call_alone(program, 0, Argop4::SetClientId(args.clone()), "SETCLIENTID", deadline).await?;
@@ -129,8 +129,9 @@ pub(crate) async fn create_session(
         cb_program: CALLBACK_PROGRAM,
         sec_parms: Array(vec![CallbackSecParms4::None]),
     };
-    let mut results = call_alone(program, minor, Argop4::CreateSession(args), "CREATE_SESSION", deadline).await?;
-    let ok = value!(results, CreateSession)?;
+    let args = Argop4::CreateSession(Box::new(args));
+    let mut results = call_alone(program, minor, args, "CREATE_SESSION", deadline).await?;
+    let ok = *value!(results, CreateSession)?;
     if ok.fore_chan_attrs.maxrequests == 0 || ok.fore_chan_attrs.maxoperations < OPERATIONS_LEAST {
         let problem = format!(
             "a session of {} slots of {} operations",

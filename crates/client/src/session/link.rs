@@ -26,7 +26,7 @@ pub(crate) struct ServerLink {
     status_flags: AtomicU32,
     /// The lease time in seconds.
     lease: AtomicU32,
-    /// The time when the server last renewed the lease.
+    /// The server confirmed after this time that the client exists.
     renewed: Mutex<Instant>,
 }
 
@@ -94,9 +94,10 @@ impl ServerLink {
         (lease - lease / 4).checked_sub(self.since_renewed())
     }
 
-    /// Restarts the lease because the server has just answered a request that renews it.
-    pub fn renewed(&self) {
-        *self.renewed.lock() = Instant::now();
+    /// Restarts the lease: the server answered a request that was sent after this time, and that renews it.
+    pub fn renewed(&self, after: Instant) {
+        let mut renewed = self.renewed.lock();
+        *renewed = renewed.max(after);
     }
 
     /// Returns the time since the lease was renewed.

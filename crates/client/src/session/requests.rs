@@ -106,9 +106,8 @@ pub(crate) struct TakenSlot {
     session: Arc<Session>,
     place: SlotUse,
     /// SEQUENCE, which must be the same in each transmission: a server takes a request that differs in any byte for
-    /// another
-    /// request (§2.10.6.1.3.1).
-    sequence: Argop4,
+    /// another request (§2.10.6.1.3.1).
+    sequence: SequenceArgs,
     sent: bool,
     released: bool,
 }
@@ -207,7 +206,7 @@ impl Session {
         let request = Request { minor: link.minor, first: Some(&taken.sequence), ops: &compound.ops };
         let (outcome, back) = link.trunk.call_once(&request, plan, compound.name, deadline).await;
         let outcome = match outcome {
-            Outcome::Answered(res) => self.classify(link, res),
+            Outcome::Answered(res) => self.classify(link, res, deadline),
             outcome => outcome,
         };
         match &outcome {
@@ -265,14 +264,14 @@ impl Session {
         self.queue.lock().slots.highest()
     }
 
-    fn sequence(&self, place: SlotUse, highest_slotid: Slotid4, cache: bool) -> Argop4 {
-        Argop4::Sequence(SequenceArgs {
+    fn sequence(&self, place: SlotUse, highest_slotid: Slotid4, cache: bool) -> SequenceArgs {
+        SequenceArgs {
             sessionid: self.id,
             sequenceid: place.sequence,
             slotid: place.slot,
             highest_slotid,
             cachethis: cache,
-        })
+        }
     }
 
     /// Binds all connections to the session, for callbacks too.
@@ -286,14 +285,14 @@ impl Session {
 
     /// Classifies a reply by the result of SEQUENCE, and stores the slot limits, the lease renewal and the status flags
     /// from it.
-    fn classify(&self, link: &ServerLink, res: CompoundRes) -> Outcome {
+    fn classify(&self, link: &ServerLink, res: CompoundRes, deadline: &Deadline) -> Outcome {
         if let Some(Resop4::Sequence(Res4::Ok(ok))) = res.resarray.first() {
             {
                 let mut queue = self.queue.lock();
                 queue.slots.adjust(ok.highest_slotid, ok.target_highest_slotid);
                 queue.serve_waiting();
             }
-            link.renewed();
+            link.renewed(deadline.start());
             link.set_status_flags(ok.status_flags);
             if ok.status_flags & HANDLED_FLAGS != 0
                 && let Some(holder) = link.holder()
@@ -335,7 +334,7 @@ impl Session {
             let (outcome, _) = link.trunk.call_once(&request, plan, "SEQUENCE", deadline).await;
             let ended = self.ended.load(Relaxed);
             let outcome = match outcome {
-                Outcome::Answered(res) => self.classify(link, res),
+                Outcome::Answered(res) => self.classify(link, res, deadline),
                 // A reply that cannot be decoded is a reply: that to the original request.
                 Outcome::Failed(error) if error.is_unreadable() => return self.release(place, true),
                 // The next request will find that the session has ended.

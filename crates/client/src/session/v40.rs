@@ -126,16 +126,18 @@ impl Client40 {
             }
         };
         match result {
-            Ok(res) => (self.classify(link, compound, res), sink),
+            Ok(res) => (self.classify(link, compound, res, deadline), sink),
             Err(error) => (Outcome::Failed(error), sink),
         }
     }
 
     /// Classifies a reply by its effect on the client's registration.
-    fn classify(&self, link: &ServerLink, compound: &Compound, res: CompoundRes) -> Outcome {
+    fn classify(&self, link: &ServerLink, compound: &Compound, res: CompoundRes, deadline: &Deadline) -> Outcome {
         match res.status {
             // RFC 7530 §16.28: the server renews the lease with either status.
-            Nfsstat4::Ok | Nfsstat4::CbPathDown if matches!(compound.ops[..], [Argop4::Renew(_)]) => link.renewed(),
+            Nfsstat4::Ok | Nfsstat4::CbPathDown if matches!(compound.ops[..], [Argop4::Renew(_)]) => {
+                link.renewed(deadline.start());
+            }
             // §9.6.2: the server has restarted.
             Nfsstat4::StaleClientid | Nfsstat4::StaleStateid => return lost(res),
             // §9.6.3: the lease has expired.

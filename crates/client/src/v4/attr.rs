@@ -1,8 +1,10 @@
 //! Converts attributes of NFSv4 from and to those of all versions.
 
+use std::sync::LazyLock;
+
 use bytes::Bytes;
 use nfs::v4::{
-    Fsid4, Ftype4, Nfstime4, Settime4, Specdata4, Utf8str,
+    Bitmap4, Fsid4, Ftype4, Nfstime4, OPAQUE_LIMIT, Settime4, Specdata4,
     attr::{Attr4, AttrError, Attrs, Fattr4, Purpose},
 };
 use xdr::{Decode, DecodeError, Decoder, Opaque};
@@ -10,21 +12,25 @@ use xdr::{Decode, DecodeError, Decoder, Opaque};
 use crate::model::{Attr, Device, Error, ErrorKind, FileKind, Result, SetAttr, SetTime, Time};
 
 /// The attributes that are requested for every object.
-pub(crate) const WANTED: &[Attr4] = &[
-    Attr4::Type,
-    Attr4::Size,
-    Attr4::Fsid,
-    Attr4::Fileid,
-    Attr4::Mode,
-    Attr4::Numlinks,
-    Attr4::Owner,
-    Attr4::OwnerGroup,
-    Attr4::Rawdev,
-    Attr4::SpaceUsed,
-    Attr4::TimeAccess,
-    Attr4::TimeMetadata,
-    Attr4::TimeModify,
-];
+pub(crate) static WANTED: LazyLock<Bitmap4> = LazyLock::new(|| {
+    [
+        Attr4::Type,
+        Attr4::Size,
+        Attr4::Fsid,
+        Attr4::Fileid,
+        Attr4::Mode,
+        Attr4::Numlinks,
+        Attr4::Owner,
+        Attr4::OwnerGroup,
+        Attr4::Rawdev,
+        Attr4::SpaceUsed,
+        Attr4::TimeAccess,
+        Attr4::TimeMetadata,
+        Attr4::TimeModify,
+    ]
+    .into_iter()
+    .collect()
+});
 
 /// Decodes the values of attributes.
 ///
@@ -77,6 +83,7 @@ struct Fields {
 
 impl Fields {
     /// Decodes one value. This avoids moving the large [`Attrs`].
+    #[inline]
     fn read(&mut self, attribute: Attr4, decoder: &mut Decoder<'_>) -> std::result::Result<(), DecodeError> {
         match attribute {
             Attr4::Type => self.object_type = Some(Decode::decode(decoder)?),
@@ -86,8 +93,8 @@ impl Fields {
             Attr4::MountedOnFileid => self.mounted_on_fileid = Some(decoder.u64()?),
             Attr4::Mode => self.mode = Some(decoder.u32()?),
             Attr4::Numlinks => self.numlinks = Some(decoder.u32()?),
-            Attr4::Owner => self.owner = Some(id(&Decode::decode(decoder)?)),
-            Attr4::OwnerGroup => self.owner_group = Some(id(&Decode::decode(decoder)?)),
+            Attr4::Owner => self.owner = Some(id(decoder.opaque_in_place(OPAQUE_LIMIT)?)),
+            Attr4::OwnerGroup => self.owner_group = Some(id(decoder.opaque_in_place(OPAQUE_LIMIT)?)),
             Attr4::Rawdev => self.rawdev = Some(Decode::decode(decoder)?),
             Attr4::SpaceUsed => self.space_used = Some(decoder.u64()?),
             Attr4::TimeAccess => self.time_access = Some(Decode::decode(decoder)?),
@@ -129,8 +136,8 @@ impl From<&Attrs> for Fields {
             mounted_on_fileid: attrs.mounted_on_fileid,
             mode: attrs.mode,
             numlinks: attrs.numlinks,
-            owner: attrs.owner.as_ref().map(id),
-            owner_group: attrs.owner_group.as_ref().map(id),
+            owner: attrs.owner.as_ref().map(|name| id(name)),
+            owner_group: attrs.owner_group.as_ref().map(|name| id(name)),
             rawdev: attrs.rawdev,
             space_used: attrs.space_used,
             time_access: attrs.time_access,
@@ -180,10 +187,11 @@ fn kind(object_type: Ftype4) -> FileKind {
 }
 
 /// Returns the user or group ID that a name contains in decimal; otherwise that of nobody, because the client does not
-/// know the
-/// server's users.
-fn id(name: &Utf8str) -> u32 {
-    std::str::from_utf8(name).ok().and_then(|name| name.parse().ok()).unwrap_or(NOBODY)
+/// know the server's users.
+fn id(name: &[u8]) -> u32 {
+    let digit = |&byte: &u8| char::from(byte).to_digit(10);
+    let number = name.iter().try_fold(0u32, |number, byte| number.checked_mul(10)?.checked_add(digit(byte)?));
+    number.filter(|_| !name.is_empty()).unwrap_or(NOBODY)
 }
 
 /// Combines both halves of the ID of a file system. Few servers use both, and collisions are unlikely.

@@ -119,7 +119,7 @@ impl V4 {
             (walked, handle, attr) = self.lookup_path(&names[..walked - 1]).await?;
         }
         self.server.opens.names.lock().root(&handle, &names[..walked], &attr);
-        let wanted = [Attr4::LeaseTime, Attr4::Maxread, Attr4::Maxwrite];
+        let wanted = [Attr4::LeaseTime, Attr4::Maxread, Attr4::Maxwrite].into_iter().collect();
         let mut results = self.run(&Compound::on("GETATTR", &handle).get_attr(&wanted)).await?;
         results.skip(&[nfs::v4::Opnum4::PutFh])?;
         let attrs = attr::values(&value!(results, GetAttr)?)?;

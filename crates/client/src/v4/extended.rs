@@ -356,7 +356,7 @@ impl V4 {
                     compound = compound.lookup(component(name)?);
                 }
                 let deadline = &self.deadline();
-                match self.server.client.run(&compound.get_fh().get_attr(attr::WANTED), deadline).await {
+                match self.server.client.run(&compound.get_fh().get_attr(&attr::WANTED), deadline).await {
                     Ok(mut results) => {
                         (0..=some).try_for_each(|_| results.next().map(drop))?;
                         let handle = value!(results, GetFh)?;

@@ -50,7 +50,7 @@ impl OpenFile {
                 let mut results = results?;
                 results.skip(&[Opnum4::PutFh])?;
                 let ok = value!(results, Open)?;
-                self.store_open(opens, ok, access, open_attributes(&mut results, asked)?);
+                self.store_open(opens, *ok, access, open_attributes(&mut results, asked)?);
                 self.open_stateid(opens, access)
                     .ok_or_else(|| results.protocol_error("OPEN succeeded without access to the file"))
             }
@@ -72,13 +72,13 @@ impl OpenFile {
                 let handle: Handle = Opaque(value!(results, GetFh)?.0);
                 let seen = open_attributes(&mut results, asked)?;
                 if handle == self.handle {
-                    self.store_open(opens, ok, access, seen);
+                    self.store_open(opens, *ok, access, seen);
                     return self
                         .open_stateid(opens, access)
                         .ok_or_else(|| results.protocol_error("OPEN succeeded without access to the file"));
                 }
                 // The other file is closed when it has been idle.
-                opens.opened(&handle, ok, access, seen);
+                opens.opened(&handle, *ok, access, seen);
             }
             Err(error) if is_elsewhere(&error) => {}
             Err(error) => return Err(error),

@@ -432,7 +432,7 @@ impl OpenFile {
         let mut results = opens.client.run_in_recovery(&compound, deadline).await?;
         results.skip(&[Opnum4::PutFh])?;
         let ok = value!(results, Open)?;
-        self.store_open(opens, ok, access, open_attributes(&mut results, asked)?);
+        self.store_open(opens, *ok, access, open_attributes(&mut results, asked)?);
         Ok(())
     }
 }
@@ -444,8 +444,10 @@ pub(super) fn open_attributes(results: &mut Results, asked: EventTime) -> Result
 }
 
 /// Returns the attributes that are requested with an OPEN.
-pub(crate) fn wanted() -> Vec<Attr4> {
-    attr::WANTED.iter().copied().chain([Attr4::Change]).collect()
+pub(crate) fn wanted() -> Bitmap4 {
+    let mut wanted = attr::WANTED.clone();
+    wanted.insert(Attr4::Change as u32);
+    wanted
 }
 
 /// Returns an OPEN by the owner of all lasting opens.
@@ -454,14 +456,14 @@ pub(crate) fn open(opens: &Opens, access: u32, openhow: Openflag4, claim: OpenCl
 }
 
 fn open_by(owner: StateOwner4, access: u32, openhow: Openflag4, claim: OpenClaim4) -> Argop4 {
-    Argop4::Open(OpenArgs {
+    Argop4::Open(Box::new(OpenArgs {
         seqid: Seqid4(0),
         share_access: access,
         share_deny: OPEN4_SHARE_DENY_NONE,
         owner,
         openhow,
         claim,
-    })
+    }))
 }
 
 /// Returns an OPEN for reading that the same compound closes. Its owner has no other open at the same time, so the

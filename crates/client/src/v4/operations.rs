@@ -27,14 +27,21 @@ impl Operations for V4 {
     }
 
     async fn getattr(&self, object: &Handle) -> Result<Attr> {
-        let place = self.place(object).await?;
-        if let Some(attr) = place.v4.server.opens.delegated_attr(&place.handle) {
+        let delegated = match self.server.moves.any() {
+            true => {
+                let place = self.place(object).await?;
+                place.v4.server.opens.delegated_attr(&place.handle)
+            }
+            // It is where its handle is from.
+            false => self.server.opens.delegated_attr(object),
+        };
+        if let Some(attr) = delegated {
             return Ok(attr);
         }
         let mut asked = 0;
         let make = |target: &mut Target| {
             asked = target.opens().delegations.now();
-            Ok(Compound::on("GETATTR", target.handle()).get_attr(attr::WANTED))
+            Ok(Compound::on("GETATTR", target.handle()).get_attr(&attr::WANTED))
         };
         let (target, mut results) = self.request("GETATTR", object).run(make).await?;
         results.skip(&[Opnum4::PutFh])?;
@@ -52,7 +59,7 @@ impl Operations for V4 {
         }
         let make = |target: &mut Target| {
             let args = SetAttrArgs { stateid: target.stateids[0], obj_attributes: attr::to_set(&set) };
-            Ok(Compound::on("SETATTR", target.handle()).op(Argop4::SetAttr(args), 16).get_attr(attr::WANTED).once())
+            Ok(Compound::on("SETATTR", target.handle()).op(Argop4::SetAttr(args), 16).get_attr(&attr::WANTED).once())
         };
         let done = request.run(make).await;
         let place = self.place_now(object);
@@ -73,7 +80,7 @@ impl Operations for V4 {
         let make = |target: &mut Target| {
             asked = target.opens().delegations.now();
             let compound = Compound::on("LOOKUP", target.handle()).lookup(component(name)?);
-            Ok(compound.get_fh().get_attr(attr::WANTED))
+            Ok(compound.get_fh().get_attr(&attr::WANTED))
         };
         let (target, mut results) = self.request("LOOKUP", dir).may_cross().run(make).await?;
         results.skip(&[Opnum4::PutFh, Opnum4::Lookup])?;
@@ -185,7 +192,7 @@ impl Operations for V4 {
             Ok(Compound::on("OPEN", target.handle())
                 .op(open(target.opens(), access, Openflag4::Create(how), claim), OPEN_MAX)
                 .get_fh()
-                .get_attr(attr::WANTED)
+                .get_attr(&attr::WANTED)
                 .once())
         };
         let (target, mut results) = self.request("OPEN", dir).run(make).await?;
@@ -194,7 +201,7 @@ impl Operations for V4 {
         let node = node(&mut results)?;
         let seen = OpenAttributes { attr: node.attr.clone(), change: None, asked };
         let opens = target.opens();
-        opens.opened(&node.handle, ok, OPEN4_SHARE_ACCESS_WRITE, seen);
+        opens.opened(&node.handle, *ok, OPEN4_SHARE_ACCESS_WRITE, seen);
         opens.changed(&node.handle);
         opens.found(target.handle(), name, &node.handle, node.attr.as_ref());
         let node = target.place.node(name, node);
@@ -257,7 +264,7 @@ impl Operations for V4 {
                 .put_fh(target.other())
                 .op(Argop4::Link(args.clone()), 20)
                 .op(Argop4::RestoreFh, 0)
-                .get_attr(attr::WANTED)
+                .get_attr(&attr::WANTED)
                 .once())
         };
         let (target, mut results) = self.request("LINK", object).and(dir).run(make).await?;
@@ -267,10 +274,11 @@ impl Operations for V4 {
     }
 
     async fn readdir(&self, dir: &Handle, cookie: u64, verifier: Verifier, count: u32, plus: bool) -> Result<Page> {
-        let wanted: &[Attr4] = if plus { attr::WANTED } else { &[Attr4::Fileid] };
-        let extra = [Attr4::RdattrError, Attr4::MountedOnFileid, Attr4::Filehandle];
-        let extra = &extra[..if plus { 3 } else { 2 }];
-        let attr_request: Bitmap4 = wanted.iter().chain(extra).map(|&attribute| attribute as u32).collect();
+        let always = [Attr4::Fileid, Attr4::RdattrError, Attr4::MountedOnFileid].into_iter().collect::<Bitmap4>();
+        let attr_request = match plus {
+            true => always.union(&attr::WANTED).union(&[Attr4::Filehandle].into_iter().collect()),
+            false => always,
+        };
         let make = |target: &mut Target| {
             let attr_request = attr_request.clone();
             let args = ReadDirArgs { cookie, cookieverf: verifier, dircount: count, maxcount: count, attr_request };
@@ -309,6 +317,7 @@ impl Operations for V4 {
             Attr4::SpaceFree,
             Attr4::SpaceTotal,
         ];
+        let wanted = wanted.into_iter().collect();
         let make = |target: &mut Target| Ok(Compound::on("GETATTR", target.handle()).get_attr(&wanted));
         let (_, mut results) = self.request("GETATTR", object).run(make).await?;
         results.skip(&[Opnum4::PutFh])?;
@@ -332,6 +341,7 @@ impl Operations for V4 {
             Attr4::Maxname,
             Attr4::NoTrunc,
         ];
+        let wanted = wanted.into_iter().collect();
         let make = |target: &mut Target| Ok(Compound::on("GETATTR", target.handle()).get_attr(&wanted));
         let (_, mut results) = self.request("GETATTR", object).run(make).await?;
         results.skip(&[Opnum4::PutFh])?;
@@ -377,10 +387,11 @@ impl V4 {
     }
 
     async fn make(&self, dir: &Handle, name: &[u8], what: Createtype4, set: &SetAttr) -> Result<Node> {
-        let args = CreateArgs { objtype: what, objname: component(name)?, createattrs: attr::to_set(set) };
+        let createattrs = attr::to_set(set);
+        let args = Box::new(CreateArgs { objtype: what, objname: component(name)?, createattrs });
         let make = |target: &mut Target| {
             let compound = Compound::on("CREATE", target.handle()).op(Argop4::Create(args.clone()), 40);
-            Ok(compound.get_fh().get_attr(attr::WANTED).once())
+            Ok(compound.get_fh().get_attr(&attr::WANTED).once())
         };
         let (target, mut results) = self.request("CREATE", dir).run(make).await?;
         results.skip(&[Opnum4::PutFh, Opnum4::Create])?;

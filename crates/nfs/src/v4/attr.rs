@@ -5,9 +5,9 @@
 //! lengths. So a bit of unknown meaning makes the later values unreadable. The values as a whole have a length, so the
 //! rest of the compound can still be decoded. [`Attrs`] is the decoded form, in which each attribute is present or not.
 
-use std::fmt;
+use std::{fmt, sync::LazyLock};
 
-use xdr::{Decode, DecodeError, Decoder, Encode, Encoder, Message, Opaque};
+use xdr::{Decode, DecodeError, Decoder, Encode, Encoder, Opaque};
 
 use super::{acl::*, bitmap::Bitmap4, location::*, status::Nfsstat4, types::*};
 
@@ -43,6 +43,7 @@ macro_rules! attributes {
             pub const ALL: &[Attr4] = &[$(Attr4::$name),*];
 
             /// Returns the attribute with this number.
+            #[inline]
             pub const fn from_number(number: u32) -> Option<Self> {
                 match number { $($number => Some(Attr4::$name),)* _ => None }
             }
@@ -209,6 +210,12 @@ impl Attr4 {
     }
 }
 
+impl FromIterator<Attr4> for Bitmap4 {
+    fn from_iter<I: IntoIterator<Item = Attr4>>(attributes: I) -> Self {
+        attributes.into_iter().map(|attribute| attribute as u32).collect()
+    }
+}
+
 /// Bits of a mode to set, with a mask (RFC 8881 §6.2.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct ModeMasked4 {
@@ -368,25 +375,39 @@ impl Fattr4 {
         purpose: Purpose,
         mut value: impl FnMut(Attr4, &mut Decoder<'_>) -> Result<(), DecodeError>,
     ) -> Result<(), AttrError> {
-        let message = Message::from(self.attr_vals.0.clone());
-        let mut decoder = Decoder::new(&message);
-        let malformed = |attribute, error| {
-            // A later unknown attribute takes precedence.
-            let unknown = self.attrmask.iter().find_map(|number| known(number, minor, purpose).err());
-            unknown.unwrap_or(AttrError { attribute, kind: AttrErrorKind::Malformed(error) })
-        };
+        check(&self.attrmask, minor, purpose)?;
+        let malformed = |attribute, error| AttrError { attribute, kind: AttrErrorKind::Malformed(error) };
+        let mut decoder = Decoder::from(&self.attr_vals.0);
         let mut last = 0;
-        for number in self.attrmask.iter() {
-            let attribute = known(number, minor, purpose)?;
-            value(attribute, &mut decoder).map_err(|error| malformed(number, error))?;
-            last = number;
+        for attribute in self.attrmask.iter().filter_map(Attr4::from_number) {
+            last = attribute as u32;
+            value(attribute, &mut decoder).map_err(|error| malformed(last, error))?;
         }
         decoder.finish().map_err(|error| malformed(last, error))
     }
 }
 
+/// Checks that all attributes of `mask` exist in this minor version and can be used for `purpose`.
+///
+/// # Errors
+/// Returns the first attribute for which that is not true.
+fn check(mask: &Bitmap4, minor: u32, purpose: Purpose) -> Result<(), AttrError> {
+    /// The valid attributes, by minor version and purpose.
+    static KNOWN: LazyLock<[[Bitmap4; 3]; 3]> = LazyLock::new(|| {
+        [0, 1, 2].map(|minor| {
+            [Purpose::Set, Purpose::Verify, Purpose::Get].map(|purpose| {
+                let all = Attr4::ALL.iter().map(|&attribute| attribute as u32);
+                all.filter(|&number| known(number, minor, purpose).is_ok()).collect()
+            })
+        })
+    });
+    if mask.is_subset(&KNOWN[minor.min(2) as usize][purpose as usize]) {
+        return Ok(());
+    }
+    mask.iter().try_for_each(|number| known(number, minor, purpose).map(drop))
+}
+
 /// Returns the attribute with this number, if this minor version defines it and it can be used for `purpose`.
-#[inline]
 fn known(attribute: u32, minor: u32, purpose: Purpose) -> Result<Attr4, AttrError> {
     let error = |kind| Err(AttrError { attribute, kind });
     let Some(known) = Attr4::from_number(attribute).filter(|known| known.since() <= minor) else {
@@ -433,6 +454,7 @@ const ATTRS_BOUND: usize = 1 << 20;
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
+    use xdr::Message;
 
     use super::*;
 

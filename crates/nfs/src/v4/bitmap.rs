@@ -1,23 +1,32 @@
 //! [`Bitmap4`]: sets of attributes, operations, hints and notifications.
 
-use smallvec::SmallVec;
+use std::iter;
+
 use xdr::{Decode, DecodeError, Decoder, Encode, Encoder};
 
 /// A set of numbers (RFC 8881 §3.3.7, `bitmap4`): bit `n` is bit `n % 32` of word `n / 32`.
 ///
 /// On the wire, it may end with zero words. It is stored and encoded without them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Bitmap4(SmallVec<[u32; 3]>);
+pub struct Bitmap4 {
+    /// Bits 0 to 127: all that have a meaning.
+    low: u128,
+    /// The words of the bits above, without zeros at the end.
+    high: Box<[u32]>,
+}
 
 impl Bitmap4 {
     /// Creates an empty set.
     pub fn new() -> Self {
-        Self(SmallVec::new())
+        Self::default()
     }
 
     /// Returns `true` if `bit` is in the set.
     pub fn contains(&self, bit: u32) -> bool {
-        self.0.get(word(bit)).is_some_and(|&word| word & mask(bit) != 0)
+        match bit.checked_sub(u128::BITS) {
+            None => self.low >> bit & 1 != 0,
+            Some(above) => self.high.get(word(above)).is_some_and(|&word| word & mask(above) != 0),
+        }
     }
 
     /// Adds `bit`.
@@ -25,98 +34,99 @@ impl Bitmap4 {
     /// # Panics
     /// Panics if `bit` is larger than all bits that can have a meaning.
     pub fn insert(&mut self, bit: u32) {
+        let Some(above) = bit.checked_sub(u128::BITS) else {
+            self.low |= 1 << bit;
+            return;
+        };
         assert!(word(bit) < WORDS_MAX, "bit {bit} is out of range");
-        if self.0.len() <= word(bit) {
-            self.0.resize(word(bit) + 1, 0);
-        }
-        self.0[word(bit)] |= mask(bit);
+        let mut high = std::mem::take(&mut self.high).into_vec();
+        high.resize(high.len().max(word(above) + 1), 0);
+        high[word(above)] |= mask(above);
+        self.high = high.into();
     }
 
     /// Removes `bit`.
     pub fn remove(&mut self, bit: u32) {
-        if let Some(word) = self.0.get_mut(word(bit)) {
-            *word &= !mask(bit);
-            self.trim();
+        let Some(above) = bit.checked_sub(u128::BITS) else {
+            self.low &= !(1 << bit);
+            return;
+        };
+        if let Some(word) = self.high.get_mut(word(above)) {
+            *word &= !mask(above);
+            self.high = trimmed(std::mem::take(&mut self.high).into_vec());
         }
     }
 
     /// Returns `true` if the set is empty.
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.low == 0 && self.high.is_empty()
     }
 
     /// Returns the numbers in the set in ascending order.
     #[inline]
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
-        let (mut words, mut rest, mut first) = (self.0.iter().zip(0..), 0, 0);
-        std::iter::from_fn(move || {
-            while rest == 0 {
-                let (&word, index) = words.next()?;
-                (rest, first) = (word, index * 32);
-            }
-            let bit = first + rest.trailing_zeros();
-            rest &= rest - 1;
+        let mut rest = self.low;
+        let low = iter::from_fn(move || {
+            let bit = rest.trailing_zeros();
+            rest &= rest.checked_sub(1)?;
             Some(bit)
-        })
+        });
+        let bits = |word: u32| (0..32).filter(move |bit| word & mask(*bit) != 0);
+        let high = self.high.iter().zip(4..).flat_map(move |(&word, at)| bits(word).map(move |bit| at * 32 + bit));
+        low.chain(high)
     }
 
     /// Returns `true` if the sets have a common number.
     pub fn intersects(&self, other: &Self) -> bool {
-        self.0.iter().zip(&other.0).any(|(a, b)| a & b != 0)
+        self.low & other.low != 0 || self.high.iter().zip(&other.high).any(|(a, b)| a & b != 0)
+    }
+
+    /// Whether all of this one is in the other.
+    pub fn is_subset(&self, other: &Self) -> bool {
+        let above = |at| other.high.get(at).copied().unwrap_or(0);
+        self.low & !other.low == 0 && self.high.iter().enumerate().all(|(at, word)| word & !above(at) == 0)
     }
 
     /// Returns the numbers that are in both sets.
     #[must_use]
     pub fn intersection(&self, other: &Self) -> Self {
-        let len = self.0.len().min(other.0.len());
-        Self::combined(&self.0[..len], &other.0, |a, b| a & b)
+        Self { low: self.low & other.low, high: self.combined(other, |a, b| a & b) }
     }
 
     /// Returns the numbers that are in this set and not in the other.
     #[must_use]
     pub fn difference(&self, other: &Self) -> Self {
-        Self::combined(&self.0, &other.0, |a, b| a & !b)
+        Self { low: self.low & !other.low, high: self.combined(other, |a, b| a & !b) }
     }
 
     /// Returns the numbers that are in either set.
     #[must_use]
     pub fn union(&self, other: &Self) -> Self {
-        let (long, short) = if self.0.len() < other.0.len() { (other, self) } else { (self, other) };
-        Self::combined(&long.0, &short.0, |a, b| a | b)
+        Self { low: self.low | other.low, high: self.combined(other, |a, b| a | b) }
     }
 
-    /// Combines each word of `long` with the word of `short` at the same index, if there is one.
-    fn combined(long: &[u32], short: &[u32], combine: impl Fn(u32, u32) -> u32) -> Self {
-        let mut words = SmallVec::from_slice(long);
-        words.iter_mut().zip(short).for_each(|(word, &other)| *word = combine(*word, other));
-        let mut bitmap = Self(words);
-        bitmap.trim();
-        bitmap
-    }
-
-    fn trim(&mut self) {
-        while self.0.last() == Some(&0) {
-            self.0.pop();
-        }
+    /// Combines each upper word of `self` with the word of `other` at the same index.
+    fn combined(&self, other: &Self, combine: impl Fn(u32, u32) -> u32) -> Box<[u32]> {
+        let len = self.high.len().max(other.high.len());
+        let word = |words: &[u32], at| words.get(at).copied().unwrap_or(0);
+        trimmed((0..len).map(|at| combine(word(&self.high, at), word(&other.high, at))).collect())
     }
 }
 
 impl FromIterator<u32> for Bitmap4 {
     fn from_iter<I: IntoIterator<Item = u32>>(bits: I) -> Self {
-        let (mut words, mut len) = ([0; WORDS_MAX], 0);
-        for bit in bits {
-            assert!(word(bit) < WORDS_MAX, "bit {bit} is out of range");
-            words[word(bit)] |= mask(bit);
-            len = len.max(word(bit) + 1);
-        }
-        Self(SmallVec::from_slice(&words[..len]))
+        let mut bitmap = Self::new();
+        bits.into_iter().for_each(|bit| bitmap.insert(bit));
+        bitmap
     }
 }
 
 impl Encode for Bitmap4 {
     fn encode(&self, encoder: &mut Encoder) {
-        encoder.length(self.0.len());
-        self.0.iter().for_each(|&word| encoder.u32(word));
+        let low = if self.high.is_empty() { u128::BITS - self.low.leading_zeros() } else { u128::BITS }.div_ceil(32);
+        encoder.length(low as usize + self.high.len());
+        (0..low).for_each(|at| encoder.u32((self.low >> (32 * at)) as u32));
+        self.high.iter().for_each(|&word| encoder.u32(word));
     }
 }
 
@@ -124,12 +134,21 @@ impl Decode for Bitmap4 {
     fn decode(decoder: &mut Decoder<'_>) -> Result<Self, DecodeError> {
         let len = decoder.length(WORDS_MAX)?;
         let mut bitmap = Self::new();
-        for _ in 0..len {
-            bitmap.0.push(decoder.u32()?);
+        for at in 0..len.min(LOW_WORDS) {
+            bitmap.low |= u128::from(decoder.u32()?) << (32 * at);
         }
-        bitmap.trim();
+        if len > LOW_WORDS {
+            bitmap.high = trimmed((LOW_WORDS..len).map(|_| decoder.u32()).collect::<Result<_, _>>()?);
+        }
         Ok(bitmap)
     }
+}
+
+fn trimmed(mut words: Vec<u32>) -> Box<[u32]> {
+    while words.last() == Some(&0) {
+        words.pop();
+    }
+    words.into()
 }
 
 fn word(bit: u32) -> usize {
@@ -140,6 +159,8 @@ fn mask(bit: u32) -> u32 {
     1 << (bit % 32)
 }
 
+/// The number of words for bits 0 to 127.
+const LOW_WORDS: usize = 4;
 /// Maximum number of words. The RFCs define fewer than 100 bits of any bitmap, so this leaves room for future ones.
 const WORDS_MAX: usize = 64;
 
@@ -174,11 +195,29 @@ mod tests {
         let of = |bits: &[u32]| bits.iter().copied().collect::<Bitmap4>();
         let (a, b) = (of(&[1, 40, 80]), of(&[1, 41]));
         assert_eq!(a.intersection(&b), of(&[1]));
+        assert!(of(&[1, 80]).is_subset(&a) && a.is_subset(&a) && Bitmap4::new().is_subset(&b));
+        assert!(!a.is_subset(&b) && !b.is_subset(&a) && !of(&[200]).is_subset(&a));
         assert!(a.intersects(&b) && !a.intersects(&of(&[41, 90])) && !a.intersects(&Bitmap4::new()));
         assert_eq!(a.union(&b), of(&[1, 40, 41, 80]));
         assert_eq!(b.union(&a), a.union(&b));
         assert_eq!(a.difference(&b), of(&[40, 80]));
         assert_eq!(b.difference(&a), of(&[41]));
+    }
+
+    #[test]
+    fn unknown_bits_are_kept() {
+        let of = |bits: &[u32]| bits.iter().copied().collect::<Bitmap4>();
+        let (a, b) = (of(&[5, 127, 128, 2047]), of(&[128, 200]));
+        assert_eq!(a.iter().collect::<Vec<_>>(), [5, 127, 128, 2047]);
+        assert_eq!(Message::encode(&a).len(), 4 + 64 * 4);
+        assert_eq!(Message::encode(&a).decode(), Ok(a.clone()));
+        assert_eq!(Message::encode(&b).decode(), Ok(b.clone()));
+        assert_eq!((a.intersection(&b), a.difference(&b)), (of(&[128]), of(&[5, 127, 2047])));
+        assert_eq!(a.union(&b), of(&[5, 127, 128, 200, 2047]));
+        assert!(a.contains(2047) && !a.contains(2046) && a.intersects(&b) && of(&[128]).is_subset(&b));
+        let mut emptied = b.clone();
+        [128, 200].into_iter().for_each(|bit| emptied.remove(bit));
+        assert!(emptied.is_empty() && emptied == Bitmap4::new());
     }
 
     #[test]

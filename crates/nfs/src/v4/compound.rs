@@ -28,6 +28,17 @@ pub struct CompoundHead {
     pub operations: OperationCount,
 }
 
+impl CompoundHead {
+    /// The minor version in the arguments of COMPOUND at which a decoder stands. It is read from a decoder of its own.
+    ///
+    /// # Errors
+    /// The arguments are malformed before it.
+    pub fn minorversion(mut arguments: Decoder<'_>) -> Result<u32, DecodeError> {
+        arguments.opaque_in_place(TAG_BOUND)?;
+        arguments.u32()
+    }
+}
+
 /// COMPOUND arguments.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct CompoundArgs {

@@ -14,7 +14,7 @@ use std::{
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use smallvec::SmallVec;
+use xdr::{Encode, Encoder};
 
 /// The reason why a user or group has no name or number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,8 +34,13 @@ pub(crate) enum Who {
     Group,
 }
 
-/// A name as NFSv4 sends it. A number fits without an allocation.
-pub(crate) type Name = SmallVec<[u8; 32]>;
+/// A name as NFSv4 sends it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Name {
+    /// A number, which is sent in decimal.
+    Number(u32),
+    Text(Bytes),
+}
 
 /// The names of users and groups.
 pub(crate) struct Names {
@@ -74,10 +79,10 @@ impl Names {
     /// # Errors
     /// Returns [`NameError::WouldBlock`] if the name is not cached and `may_block` is `false`.
     pub(crate) fn name(&self, who: Who, id: u32, may_block: bool) -> Result<Name, NameError> {
-        let Some(domain) = &self.domain else { return Ok(decimal(id)) };
+        let Some(domain) = &self.domain else { return Ok(Name::Number(id)) };
         let ask = || self.host.name(who, id).filter(|name| is_name(name)).map(|name| format!("{name}@{domain}").into());
         let name = known(&self.names, (who, id), may_block, ask)?;
-        Ok(name.map_or_else(|| decimal(id), |name| Name::from_slice(&name)))
+        Ok(name.map_or(Name::Number(id), Name::Text))
     }
 
     /// Returns the ID of the user or group with this name, or with this number in decimal.
@@ -103,16 +108,21 @@ impl Names {
     }
 }
 
-/// Formats a number in decimal.
-fn decimal(mut id: u32) -> Name {
-    let mut digits = [0; 10];
-    let mut first = digits.len();
-    loop {
-        first -= 1;
-        digits[first] = b'0' + (id % 10) as u8;
-        id /= 10;
-        if id == 0 {
-            return Name::from_slice(&digits[first..]);
+impl Encode for Name {
+    fn encode(&self, out: &mut Encoder) {
+        let mut id = match self {
+            Name::Number(id) => *id,
+            Name::Text(text) => return out.opaque(text),
+        };
+        let mut digits = [0; 10];
+        let mut first = digits.len();
+        loop {
+            first -= 1;
+            digits[first] = b'0' + (id % 10) as u8;
+            id /= 10;
+            if id == 0 {
+                return out.opaque(&digits[first..]);
+            }
         }
     }
 }
@@ -191,6 +201,8 @@ mod tests {
         atomic::{AtomicUsize, Ordering::Relaxed},
     };
 
+    use xdr::{Message, Opaque};
+
     use super::*;
 
     /// A host with user 7, `venus`, and group 7, `staff`. Counts the look-ups.
@@ -215,7 +227,7 @@ mod tests {
     }
 
     fn sent(name: &str) -> Name {
-        Name::from_slice(name.as_bytes())
+        name.parse().map_or_else(|_| Name::Text(Bytes::copy_from_slice(name.as_bytes())), Name::Number)
     }
 
     #[test]
@@ -224,6 +236,9 @@ mod tests {
         assert_eq!(plain.name(Who::User, 7, false), Ok(sent("7")));
         assert_eq!(plain.name(Who::User, 0, false), Ok(sent("0")));
         assert_eq!(plain.name(Who::User, 4_294_967_290, false), Ok(sent("4294967290")));
+        for (id, text) in [(0, "0"), (7, "7"), (1000, "1000"), (u32::MAX - 1, "4294967294")] {
+            assert_eq!(Message::encode(&Name::Number(id)).decode(), Ok(Opaque::<10>::from(text)));
+        }
         assert_eq!(asked.0.load(Relaxed), 0);
         let (named, _) = names(Some("example.com"));
         assert_eq!(named.name(Who::User, 7, true), Ok(sent("venus@example.com")));

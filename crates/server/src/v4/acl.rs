@@ -8,7 +8,7 @@ use nfs::v4::{Nfsstat4, acl::*};
 use vfs::{Acl, AclEntry, AclWho};
 
 use super::status::{Fault4, nfsstat4};
-use crate::identity::names::{Names, Who, number};
+use crate::identity::names::{Name, Names, Who, number};
 
 /// Converts the ACLs of an object to an NFSv4 ACL.
 pub(super) fn to_nfs4(access: &Acl, default: Option<&Acl>, dir: bool) -> Vec<Nfsace4> {
@@ -241,8 +241,10 @@ pub(super) fn name_all(names: &Names, aces: &mut [Nfsace4], may_block: bool) -> 
     }
     for ace in aces {
         let id = std::str::from_utf8(&ace.who).ok().and_then(number);
-        if let Some(id) = id {
-            ace.who = bytes::Bytes::copy_from_slice(&names.name(kind_of(ace), id, may_block)?).into();
+        if let Some(id) = id
+            && let Name::Text(name) = names.name(kind_of(ace), id, may_block)?
+        {
+            ace.who = name.into();
         }
     }
     Ok(())

@@ -114,7 +114,7 @@ pub(super) fn needs_owners(mask: &Bitmap4) -> bool {
 /// `WouldBlock` if the host's name service must be asked and this thread must not block.
 pub(super) fn owners(cx: &Context<'_>, attr: &Attr, mask: &Bitmap4) -> Result<(Name, Name), Fault4> {
     if !needs_owners(mask) {
-        return Ok(Default::default());
+        return Ok((Name::Number(attr.uid), Name::Number(attr.gid)));
     }
     let names = &cx.shared.names;
     Ok((names.name(Who::User, attr.uid, cx.may_block)?, names.name(Who::Group, attr.gid, cx.may_block)?))
@@ -206,8 +206,8 @@ impl Subject<'_> {
             Attr4::Mode => out.u32(attr.mode),
             Attr4::NoTrunc => true.encode(out),
             Attr4::Numlinks => out.u32(attr.nlink),
-            Attr4::Owner => out.opaque(&self.owners.0),
-            Attr4::OwnerGroup => out.opaque(&self.owners.1),
+            Attr4::Owner => self.owners.0.encode(out),
+            Attr4::OwnerGroup => self.owners.1.encode(out),
             Attr4::Rawdev => Specdata4 { specdata1: attr.device.major, specdata2: attr.device.minor }.encode(out),
             Attr4::SpaceAvail => out.u64(stat(|stat| stat.bytes_available)),
             Attr4::SpaceFree => out.u64(stat(|stat| stat.bytes_free)),

@@ -15,7 +15,7 @@
 
 mod waiting;
 
-use std::{hash::BuildHasher, sync::Arc};
+use std::{hash::BuildHasher, sync::Arc, time::Instant};
 
 use buf::Rope;
 use bytes::Bytes;
@@ -50,9 +50,12 @@ use crate::{
 /// Returns `true` if a retransmitted call may be executed again. From version 4.1 on, the session detects
 /// retransmissions. In 4.0, only a compound that changes nothing is idempotent.
 pub(super) fn is_idempotent(mut arguments: Decoder<'_>) -> bool {
+    if CompoundHead::minorversion(arguments.clone()).is_ok_and(|minor| minor > 0) {
+        return true;
+    }
     let Ok(head) = CompoundHead::decode(&mut arguments) else { return true };
     let operations = Incoming { decoder: arguments, minor: head.minorversion, left: head.operations.0 };
-    head.minorversion > 0 || operations.into_iter().flatten().all(|operation| !ops::changes(operation.opnum()))
+    operations.into_iter().flatten().all(|operation| !ops::changes(operation.opnum()))
 }
 
 /// Executes COMPOUND.
@@ -77,6 +80,9 @@ pub(super) fn run<'a>(shared: &'a Arc<Shared4>, mut call: Call<'a>) -> BoxFuture
         let Err(WouldBlock) = compound.step(&context, &operation) else {
             if compound.status == Nfsstat4::Ok { continue } else { break }
         };
+        if let Some(slot) = &mut compound.slot {
+            slot.now = None;
+        }
         let rest = std::iter::once(operation).chain(operations).collect();
         return Box::pin(waiting::wait(Waiting::new(compound, rest, context.detach(), &thread), len));
     }
@@ -133,6 +139,8 @@ struct Slot {
     session: Sessionid4,
     ticket: Option<Ticket>,
     keep: bool,
+    /// The time, unless the request has waited.
+    now: Option<Instant>,
 }
 
 impl Compound {
@@ -233,7 +241,8 @@ impl Compound {
             Begun::Execute(ticket) => {
                 let keep = cachethis;
                 let (shared, shard) = (shared.clone(), shard.clone());
-                self.slot = Some(Slot { shared, shard, session: sessionid, ticket: Some(ticket), keep });
+                let (ticket, now) = (Some(ticket), Some(now));
+                self.slot = Some(Slot { shared, shard, session: sessionid, ticket, keep, now });
             }
         }
         self.put(Res4::Ok(sequenced.result));
@@ -377,7 +386,7 @@ impl Slot {
 
     fn end(&mut self, reply: Message, cheap: bool) {
         let Some(ticket) = self.ticket.take() else { return };
-        let now = clock::now();
+        let now = self.now.unwrap_or_else(clock::now);
         let ended = match &self.shard {
             Some(shard) => shard.finish(now, self.session, (ticket, reply, cheap)),
             None => Err((ticket, reply)),

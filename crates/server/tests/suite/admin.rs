@@ -132,14 +132,14 @@ fn evicted_client_loses_all_state_and_can_start_anew() {
     // The client gets a new client ID, and cannot reclaim anything.
     let mut anew = Client4::new(&server, "a", 1);
     assert_ne!(anew.client, a.client);
-    let reclaim = OpenArgs {
+    let reclaim = Box::new(OpenArgs {
         seqid: Seqid4(0),
         share_access: OPEN4_SHARE_ACCESS_BOTH,
         share_deny: 0,
         owner: StateOwner4 { clientid: Clientid4(0), owner: "owner".into() },
         openhow: Openflag4::NoCreate,
         claim: OpenClaim4::Previous(OpenDelegationType4::None),
-    };
+    });
     assert_eq!(anew.status([putfh(&handle), Argop4::Open(reclaim)]), Nfsstat4::NoGrace);
 }
 

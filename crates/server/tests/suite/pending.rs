@@ -196,7 +196,7 @@ fn slowly(world: &World, client: &mut Client4, operations: Vec<Argop4>) -> Compo
 fn truncating(name: &str) -> Argop4 {
     let Argop4::Open(args) = open(name, Open::default()) else { unreachable!("open() must return an OPEN") };
     let attrs = v4::attr::Fattr4::from(Attrs { size: Some(0), ..Attrs::default() });
-    Argop4::Open(v4::OpenArgs { openhow: v4::Openflag4::Create(v4::Createhow4::Unchecked(attrs)), ..args })
+    Argop4::Open(Box::new(v4::OpenArgs { openhow: v4::Openflag4::Create(v4::Createhow4::Unchecked(attrs)), ..*args }))
 }
 
 #[test]

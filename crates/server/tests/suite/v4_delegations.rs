@@ -62,14 +62,14 @@ async fn a_delegation_is_given_and_recalled_for_others_of_any_protocol() {
     assert_eq!(a.recalled().await, (delegation, handle.clone()));
     assert_eq!(b.open("f", OPEN4_SHARE_ACCESS_READ).await.unwrap_err(), Nfsstat4::Delay, "until it is given back");
     let owner = |owner: &str| StateOwner4 { clientid: Clientid4(0), owner: owner.into() };
-    let again = Argop4::Open(OpenArgs {
+    let again = Argop4::Open(Box::new(OpenArgs {
         seqid: Seqid4(0),
         share_access: OPEN4_SHARE_ACCESS_WRITE,
         share_deny: 0,
         owner: owner("another"),
         openhow: Openflag4::NoCreate,
         claim: OpenClaim4::DelegCurFh(delegation),
-    });
+    }));
     assert_eq!(a.call([putfh(&handle), again]).await.0, Nfsstat4::Ok, "it tells of what it has opened itself");
     assert_eq!(a.call([putfh(&handle), write(delegation, 0, b"last words")]).await.0, Nfsstat4::Ok);
     assert_eq!(a.give_back(&handle, delegation).await, Nfsstat4::Ok);
@@ -243,14 +243,14 @@ const LONG: Duration = Duration::from_secs(3600);
 const COMPLETE: Argop4 = Argop4::ReclaimComplete(ReclaimCompleteArgs { one_fs: false });
 
 fn reclaim(handle: &NfsFh4) -> [Argop4; 2] {
-    let open = Argop4::Open(OpenArgs {
+    let open = Argop4::Open(Box::new(OpenArgs {
         seqid: Seqid4(0),
         share_access: OPEN4_SHARE_ACCESS_BOTH,
         share_deny: OPEN4_SHARE_DENY_BOTH,
         owner: StateOwner4 { clientid: Clientid4(0), owner: "owner".into() },
         openhow: Openflag4::NoCreate,
         claim: OpenClaim4::Previous(OpenDelegationType4::None),
-    });
+    }));
     [putfh(handle), open]
 }
 

@@ -19,14 +19,14 @@ fn serving() -> NfsServer {
 }
 
 fn set_clientid(name: &str, verifier: u8) -> Argop4 {
-    Argop4::SetClientId(SetClientIdArgs {
+    Argop4::SetClientId(Box::new(SetClientIdArgs {
         client: NfsClientId4 { verifier: [verifier; 8], id: name.into() },
         callback: CbClient4 {
             cb_program: 0x4000_0000,
             cb_location: Netaddr4 { netid: "tcp".into(), addr: "192.0.2.1.2.1".into() },
         },
         callback_ident: 1,
-    })
+    }))
 }
 
 fn introduce(client: &Client4, name: &str, verifier: u8) -> SetClientIdOk {
@@ -79,7 +79,7 @@ impl Client40 {
     fn open_op(&self, name: &str, seqid: Seqid4) -> Vec<Argop4> {
         let Argop4::Open(args) = v4::open(name, Open::default()) else { unreachable!() };
         let owner = StateOwner4 { clientid: self.id, ..args.owner.clone() };
-        let open = [Argop4::Open(OpenArgs { seqid, owner, ..args }), Argop4::GetFh];
+        let open = [Argop4::Open(Box::new(OpenArgs { seqid, owner, ..*args })), Argop4::GetFh];
         at(&self.dir).into_iter().chain(open).collect()
     }
 
@@ -120,7 +120,7 @@ fn opened((status, mut results): (Nfsstat4, Vec<Resop4>)) -> (OpenOk, NfsFh4) {
     else {
         panic!()
     };
-    (ok, handle)
+    (*ok, handle)
 }
 
 #[test]
@@ -181,7 +181,12 @@ fn what_is_reclaimed_need_not_be_confirmed() {
         let (seqid, owner) = (client.next(), StateOwner4 { clientid: client.id, owner: "owner".into() });
         let Argop4::Open(args) = v4::open("f", Open { create: false, ..Open::default() }) else { unreachable!() };
         let claim = OpenClaim4::Previous(OpenDelegationType4::None);
-        opened(client.call([putfh(&handle), Argop4::Open(OpenArgs { seqid, owner, claim, ..args }), Argop4::GetFh])).0
+        opened(client.call([
+            putfh(&handle),
+            Argop4::Open(Box::new(OpenArgs { seqid, owner, claim, ..*args })),
+            Argop4::GetFh,
+        ]))
+        .0
     };
     let ok = open(&mut client);
     assert_eq!(ok.rflags & OPEN4_RESULT_CONFIRM, 0);

@@ -42,14 +42,14 @@ impl Client40 {
         };
         let rpc = Client::connect(served.kind.clone(), served.address, options).await.unwrap();
         let mut zero = Self { rpc, back, listening: Some(workers), _port: port, id: Clientid4(0), seqid: 0 };
-        let introduce = Argop4::SetClientId(SetClientIdArgs {
+        let introduce = Argop4::SetClientId(Box::new(SetClientIdArgs {
             client: NfsClientId4 { verifier: [1; 8], id: name.into() },
             callback: CbClient4 {
                 cb_program: CB_PROGRAM,
                 cb_location: Netaddr4 { netid: "tcp".into(), addr: rpcbind::to_universal(said).as_str().into() },
             },
             callback_ident: IDENT,
-        });
+        }));
         let Resop4::SetClientId(SetClientIdRes::Ok(ok)) = zero.ok([introduce]).await else { panic!("SETCLIENTID") };
         let SetClientIdOk { clientid, setclientid_confirm } = ok;
         zero.ok([Argop4::SetClientIdConfirm(SetClientIdConfirmArgs { clientid, setclientid_confirm })]).await;
@@ -82,12 +82,12 @@ impl Client40 {
         };
         let owner = StateOwner4 { clientid: self.id, ..args.owner.clone() };
         let claim = claim.unwrap_or(args.claim.clone());
-        let open = Argop4::Open(OpenArgs { seqid: self.next(), owner, claim, ..args });
+        let open = Argop4::Open(Box::new(OpenArgs { seqid: self.next(), owner, claim, ..*args }));
         let (status, mut results) = self.call(at("/m").into_iter().chain([open, Argop4::GetFh])).await;
         assert_eq!(status, Nfsstat4::Ok, "{results:?}");
         let Some(Resop4::GetFh(Res4::Ok(handle))) = results.pop() else { panic!("GETFH") };
         let Some(Resop4::Open(Res4::Ok(opened))) = results.pop() else { panic!("OPEN") };
-        (opened, handle)
+        (*opened, handle)
     }
 
     async fn close(&mut self, handle: &NfsFh4, open_stateid: Stateid4) {

@@ -63,10 +63,10 @@ fn attributes_of(operation: &Argop4, minor: u32) {
         Argop4::SetAttr(args) => (&args.obj_attributes, Purpose::Set),
         Argop4::Create(args) => (&args.createattrs, Purpose::Set),
         Argop4::Verify(args) | Argop4::NVerify(args) => (&args.obj_attributes, Purpose::Verify),
-        Argop4::Open(OpenArgs { openhow: Openflag4::Create(how), .. }) => match how {
-            Createhow4::Unchecked(attrs) | Createhow4::Guarded(attrs) => (attrs, Purpose::Set),
-            Createhow4::Exclusive41 { attrs, .. } => (attrs, Purpose::Set),
-            Createhow4::Exclusive(_) => return,
+        Argop4::Open(args) => match &args.openhow {
+            Openflag4::Create(Createhow4::Unchecked(attrs) | Createhow4::Guarded(attrs)) => (attrs, Purpose::Set),
+            Openflag4::Create(Createhow4::Exclusive41 { attrs, .. }) => (attrs, Purpose::Set),
+            Openflag4::Create(Createhow4::Exclusive(_)) | Openflag4::NoCreate => return,
         },
         _ => return,
     };

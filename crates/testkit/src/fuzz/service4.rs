@@ -70,7 +70,7 @@ impl World {
             objname: "dir".into(),
             createattrs: Default::default(),
         };
-        first.begin(&paper, &[Argop4::PutRootFh, lookup("m"), Argop4::Create(mkdir)]);
+        first.begin(&paper, &[Argop4::PutRootFh, lookup("m"), Argop4::Create(Box::new(mkdir))]);
         let second = Peer::new(&server, &paper, "second", 2);
         Self { server, paper, peers: [first, second] }
     }
@@ -117,7 +117,9 @@ impl Peer {
             state_protect: StateProtect4A::None,
             client_impl_id: None,
         };
-        let Resop4::ExchangeId(Res4::Ok(known)) = peer.alone(paper, Argop4::ExchangeId(exchange)) else { panic!() };
+        let Resop4::ExchangeId(Res4::Ok(known)) = peer.alone(paper, Argop4::ExchangeId(Box::new(exchange))) else {
+            panic!()
+        };
         let channel = ChannelAttrs4 {
             headerpadsize: 0,
             maxrequestsize: 1 << 20,
@@ -136,7 +138,9 @@ impl Peer {
             cb_program: 1,
             sec_parms: Default::default(),
         };
-        let Resop4::CreateSession(Res4::Ok(made)) = peer.alone(paper, Argop4::CreateSession(create)) else { panic!() };
+        let Resop4::CreateSession(Res4::Ok(made)) = peer.alone(paper, Argop4::CreateSession(Box::new(create))) else {
+            panic!()
+        };
         peer.session = made.sessionid;
         peer.begin(paper, &[Argop4::ReclaimComplete(ReclaimCompleteArgs { one_fs: false })]);
         peer
@@ -187,12 +191,12 @@ fn lookup(name: &str) -> Argop4 {
 }
 
 fn open() -> Argop4 {
-    Argop4::Open(OpenArgs {
+    Argop4::Open(Box::new(OpenArgs {
         seqid: Seqid4(0),
         share_access: OPEN4_SHARE_ACCESS_BOTH,
         share_deny: OPEN4_SHARE_DENY_NONE,
         owner: StateOwner4 { clientid: Clientid4(0), owner: "owner".into() },
         openhow: Openflag4::Create(Createhow4::Unchecked(Default::default())),
         claim: OpenClaim4::Null("file".into()),
-    })
+    }))
 }

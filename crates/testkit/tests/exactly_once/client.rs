@@ -117,7 +117,7 @@ impl Client {
     async fn exchange_id(&self) -> ExchangeIdOk {
         loop {
             let incarnation = self.inner.lock().incarnation;
-            let exchange = Argop4::ExchangeId(ExchangeIdArgs {
+            let exchange = Argop4::ExchangeId(Box::new(ExchangeIdArgs {
                 clientowner: ClientOwner4 {
                     verifier: incarnation.to_be_bytes(),
                     ownerid: format!("client {}", self.number).as_str().into(),
@@ -125,9 +125,9 @@ impl Client {
                 flags: 0,
                 state_protect: StateProtect4A::None,
                 client_impl_id: None,
-            });
+            }));
             match self.alone(exchange).await {
-                Resop4::ExchangeId(Res4::Ok(known)) => return known,
+                Resop4::ExchangeId(Res4::Ok(known)) => return *known,
                 other => self.fail(format!("EXCHANGE_ID: {}", other.status().name())),
             }
         }
@@ -233,7 +233,7 @@ impl Client {
 }
 
 fn create_session(known: &ExchangeIdOk) -> Argop4 {
-    Argop4::CreateSession(CreateSessionArgs {
+    Argop4::CreateSession(Box::new(CreateSessionArgs {
         clientid: known.clientid,
         sequence: known.sequenceid,
         flags: 0,
@@ -241,7 +241,7 @@ fn create_session(known: &ExchangeIdOk) -> Argop4 {
         back_chan_attrs: CHANNEL,
         cb_program: 0x4000_0000,
         sec_parms: Default::default(),
-    })
+    }))
 }
 
 /// One for each worker, and one for the locks.

@@ -81,11 +81,11 @@ impl Worker {
     fn compound(&self, change: Change) -> Vec<Argop4> {
         let mut operations = at(&[&self.dir]);
         match change {
-            Change::Make(name) => operations.push(Argop4::Create(CreateArgs {
+            Change::Make(name) => operations.push(Argop4::Create(Box::new(CreateArgs {
                 objtype: Createtype4::Other(Ftype4::Fifo),
                 objname: name.into(),
                 createattrs: Attrs { mode: Some(0o644), ..Attrs::default() }.into(),
-            })),
+            }))),
             Change::Open(name) => {
                 let attrs = Attrs { mode: Some(0o644), ..Attrs::default() }.into();
                 let how = Openflag4::Create(Createhow4::Guarded(attrs));
@@ -319,14 +319,14 @@ fn at(path: &[&str]) -> Vec<Argop4> {
 }
 
 fn open(openhow: Openflag4, claim: OpenClaim4) -> Argop4 {
-    Argop4::Open(OpenArgs {
+    Argop4::Open(Box::new(OpenArgs {
         seqid: Seqid4(0),
         share_access: OPEN4_SHARE_ACCESS_BOTH | OPEN4_SHARE_ACCESS_WANT_NO_DELEG,
         share_deny: OPEN4_SHARE_DENY_NONE,
         owner: StateOwner4 { clientid: Clientid4(0), owner: "opener".into() },
         openhow,
         claim,
-    })
+    }))
 }
 
 fn lock(open_stateid: Stateid4, range: usize, reclaim: bool) -> Vec<Argop4> {

@@ -402,7 +402,7 @@ impl Server {
                 }
                 // RFC 8881 §18.46.3: the server resets the flag when it has returned MOVED and then the locations for
                 // all of them.
-                let probe = Compound::on("GETATTR", &object).get_attr(attr::WANTED);
+                let probe = Compound::on("GETATTR", &object).get_attr(&attr::WANTED);
                 if let Err(error) = v4.server.client.run_once(&probe, &v4.deadline()).await {
                     tracing::debug!(%error, "probing for a moved file system failed");
                 }

@@ -174,7 +174,7 @@ impl Scripted {
                     script.client = Some(script.clients);
                     script.created = 0;
                 }
-                Resop4::ExchangeId(Res4::Ok(ExchangeIdOk {
+                Resop4::ExchangeId(Res4::Ok(Box::new(ExchangeIdOk {
                     clientid: Clientid4(script.clients),
                     sequenceid: Sequenceid4(script.created + 1),
                     flags: EXCHGID4_FLAG_USE_NON_PNFS,
@@ -182,7 +182,7 @@ impl Scripted {
                     server_owner: ServerOwner4 { minor_id: 0, major_id: "scripted".into() },
                     server_scope: "scripted".into(),
                     server_impl_id: None,
-                }))
+                })))
             }
             Argop4::CreateSession(args) if script.client.is_none_or(|client| args.clientid.0 != client) => {
                 Resop4::failure(op.opnum(), Nfsstat4::StaleClientid)
@@ -193,13 +193,13 @@ impl Scripted {
                 script.session = Some(script.sessions);
                 script.slots = vec![(0, None); SLOTS as usize];
                 *self.back.lock() = Some(reverse.clone());
-                Resop4::CreateSession(Res4::Ok(CreateSessionOk {
+                Resop4::CreateSession(Res4::Ok(Box::new(CreateSessionOk {
                     sessionid: Sessionid4([script.sessions; 16]),
                     sequence: args.sequence,
                     flags: args.flags,
                     fore_chan_attrs: ChannelAttrs4 { maxrequests: SLOTS, ..args.fore_chan_attrs },
                     back_chan_attrs: args.back_chan_attrs,
-                }))
+                })))
             }
             Argop4::BindConnToSession(args) => Resop4::BindConnToSession(Res4::Ok(BindConnToSessionOk {
                 sessid: args.sessid,
@@ -244,13 +244,13 @@ impl Scripted {
                         },
                     }),
                 };
-                Resop4::Open(Res4::Ok(OpenOk {
+                Resop4::Open(Res4::Ok(Box::new(OpenOk {
                     stateid: Stateid4 { seqid: 1, other: [script.opens; 12] },
                     cinfo: ChangeInfo4::default(),
                     rflags: 0,
                     attrset: Bitmap4::new(),
                     delegation,
-                }))
+                })))
             }
             Argop4::Read(args) => {
                 let from = (args.offset as usize).min(CONTENT.len());

@@ -1,7 +1,8 @@
 //! The operations of COMPOUND, in one table: number, name, minor versions, arguments and results.
 //!
 //! `XArgs` are arguments, `XOk` is the body of a successful result, and `XRes` is the result itself. An operation whose
-//! result is only a status has the result `Res4<()>`.
+//! result is only a status has the result `Res4<()>`. Large arguments and results of rare
+//! operations are boxed, so that the others are cheap to move.
 
 mod io;
 mod layout;
@@ -34,7 +35,7 @@ operations! {
     /// Commit cached data to stable storage.
     Commit = 5, "COMMIT", 0..=2, (CommitArgs) => CommitRes;
     /// Create an object that is not a regular file.
-    Create = 6, "CREATE", 0..=2, (CreateArgs) => CreateRes;
+    Create = 6, "CREATE", 0..=2, (Box<CreateArgs>) => CreateRes;
     /// Purge delegations from before a restart of the client.
     DelegPurge = 7, "DELEGPURGE", 0..=2, (ClientIdArgs) => Res4<()>;
     /// Return a delegation.
@@ -58,7 +59,7 @@ operations! {
     /// Continue the compound if attributes differ.
     NVerify = 17, "NVERIFY", 0..=2, (VerifyArgs) => Res4<()>;
     /// Open a regular file.
-    Open = 18, "OPEN", 0..=2, (OpenArgs) => OpenRes;
+    Open = 18, "OPEN", 0..=2, (Box<OpenArgs>) => OpenRes;
     /// Open the directory of named attributes.
     OpenAttr = 19, "OPENATTR", 0..=2, (OpenAttrArgs) => Res4<()>;
     /// Confirm an open.
@@ -92,7 +93,7 @@ operations! {
     /// Set attributes.
     SetAttr = 34, "SETATTR", 0..=2, (SetAttrArgs) => SetAttrRes;
     /// Establish a client ID.
-    SetClientId = 35, "SETCLIENTID", 0..=0, (SetClientIdArgs) => SetClientIdRes;
+    SetClientId = 35, "SETCLIENTID", 0..=0, (Box<SetClientIdArgs>) => SetClientIdRes;
     /// Confirm a client ID.
     SetClientIdConfirm = 36, "SETCLIENTID_CONFIRM", 0..=0, (SetClientIdConfirmArgs) => Res4<()>;
     /// Continue the compound if attributes are the same.
@@ -107,9 +108,9 @@ operations! {
     /// Bind the connection to a session.
     BindConnToSession = 41, "BIND_CONN_TO_SESSION", 1..=2, (BindConnToSessionArgs) => BindConnToSessionRes;
     /// Exchange the identities of client and server, and establish a client ID.
-    ExchangeId = 42, "EXCHANGE_ID", 1..=2, (ExchangeIdArgs) => ExchangeIdRes;
+    ExchangeId = 42, "EXCHANGE_ID", 1..=2, (Box<ExchangeIdArgs>) => ExchangeIdRes;
     /// Create a session, and confirm the client ID.
-    CreateSession = 43, "CREATE_SESSION", 1..=2, (CreateSessionArgs) => CreateSessionRes;
+    CreateSession = 43, "CREATE_SESSION", 1..=2, (Box<CreateSessionArgs>) => CreateSessionRes;
     /// Destroy a session.
     DestroySession = 44, "DESTROY_SESSION", 1..=2, (DestroySessionArgs) => Res4<()>;
     /// Free a stateid without locks.
@@ -121,7 +122,7 @@ operations! {
     /// List the devices.
     GetDeviceList = 48, "GETDEVICELIST", 1..=1, (GetDeviceListArgs) => GetDeviceListRes;
     /// Commit data that was written with a layout.
-    LayoutCommit = 49, "LAYOUTCOMMIT", 1..=2, (LayoutCommitArgs) => LayoutCommitRes;
+    LayoutCommit = 49, "LAYOUTCOMMIT", 1..=2, (Box<LayoutCommitArgs>) => LayoutCommitRes;
     /// Get a layout.
     LayoutGet = 50, "LAYOUTGET", 1..=2, (LayoutGetArgs) => LayoutGetRes;
     /// Return layouts.
@@ -154,7 +155,7 @@ operations! {
     /// Report errors of a layout.
     LayoutError = 64, "LAYOUTERROR", 2..=2, (LayoutErrorArgs) => Res4<()>;
     /// Report statistics of a layout.
-    LayoutStats = 65, "LAYOUTSTATS", 2..=2, (LayoutStatsArgs) => Res4<()>;
+    LayoutStats = 65, "LAYOUTSTATS", 2..=2, (Box<LayoutStatsArgs>) => Res4<()>;
     /// Cancel a copy.
     OffloadCancel = 66, "OFFLOAD_CANCEL", 2..=2, (OffloadArgs) => Res4<()>;
     /// Get the progress of a copy.
@@ -164,7 +165,7 @@ operations! {
     /// Find the next data or hole.
     Seek = 69, "SEEK", 2..=2, (SeekArgs) => SeekRes;
     /// Write a pattern repeatedly.
-    WriteSame = 70, "WRITE_SAME", 2..=2, (WriteSameArgs) => WriteSameRes;
+    WriteSame = 70, "WRITE_SAME", 2..=2, (Box<WriteSameArgs>) => WriteSameRes;
     /// Share data with another file.
     Clone = 71, "CLONE", 2..=2, (CloneArgs) => Res4<()>;
     /// Get an extended attribute.

@@ -261,7 +261,7 @@ pub const OPEN4_RESULT_PRESERVE_UNLINKED: u32 = 0x08;
 pub const OPEN4_RESULT_MAY_NOTIFY_LOCK: u32 = 0x20;
 
 /// OPEN results.
-pub type OpenRes = Res4<OpenOk>;
+pub type OpenRes = Res4<Box<OpenOk>>;
 
 /// OPEN_CONFIRM arguments (RFC 7530 §16.18).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
@@ -328,7 +328,7 @@ pub struct WantDelegationArgs {
 }
 
 /// WANT_DELEGATION results.
-pub type WantDelegationRes = Res4<OpenDelegation4>;
+pub type WantDelegationRes = Res4<Box<OpenDelegation4>>;
 
 /// GET_DIR_DELEGATION arguments (RFC 8881 §18.39).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
@@ -367,7 +367,7 @@ pub struct GetDirDelegationOk {
 pub enum GetDirDelegationNonFatal {
     /// The request succeeded.
     #[xdr(0)]
-    Ok(GetDirDelegationOk),
+    Ok(Box<GetDirDelegationOk>),
     /// No delegation is available.
     #[xdr(1)]
     Unavail {

@@ -308,7 +308,7 @@ pub struct ExchangeIdOk {
 }
 
 /// EXCHANGE_ID results.
-pub type ExchangeIdRes = Res4<ExchangeIdOk>;
+pub type ExchangeIdRes = Res4<Box<ExchangeIdOk>>;
 
 /// The limits of a channel (§18.36). Sizes are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
@@ -371,7 +371,7 @@ pub struct CreateSessionOk {
 }
 
 /// CREATE_SESSION results.
-pub type CreateSessionRes = Res4<CreateSessionOk>;
+pub type CreateSessionRes = Res4<Box<CreateSessionOk>>;
 
 /// DESTROY_SESSION arguments (§18.37).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]

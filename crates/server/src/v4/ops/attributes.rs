@@ -14,6 +14,7 @@ use xdr::Encoder;
 use super::data::check_stateid;
 use crate::{
     call::{error::Fault, object::Object, transfer::transfer_max},
+    identity::names::Name,
     v4::{
         acl, attr,
         attr::Subject,
@@ -251,7 +252,7 @@ pub(super) fn general<'a>(
         stat,
         acl: None,
         locations: None,
-        owners: Default::default(),
+        owners: (Name::Number(attr.uid), Name::Number(attr.gid)),
         absent: false,
         transfer_max: transfer_max(&cx.transport),
         lease_s: cx.shared.lease.as_secs() as u32,

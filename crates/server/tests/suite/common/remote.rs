@@ -103,9 +103,9 @@ impl Remote {
             flags: CREATE_SESSION4_FLAG_CONN_BACK_CHAN,
             cb_program: CB_PROGRAM,
             sec_parms: Array(vec![CallbackSecParms4::None]),
-            ..create
+            ..*create
         };
-        let (_, created) = remote.compound(vec![Argop4::CreateSession(create)]).await;
+        let (_, created) = remote.compound(vec![Argop4::CreateSession(Box::new(create))]).await;
         let [Resop4::CreateSession(Res4::Ok(created))] = &created[..] else { panic!("{created:?}") };
         remote.session = created.sessionid;
         remote.call([Argop4::ReclaimComplete(ReclaimCompleteArgs { one_fs: false })]).await;
@@ -149,7 +149,7 @@ impl Remote {
         }
         let Some(Resop4::GetFh(Res4::Ok(handle))) = results.pop() else { panic!("GETFH") };
         let Some(Resop4::Open(Res4::Ok(opened))) = results.pop() else { panic!("OPEN") };
-        Ok((opened, handle))
+        Ok((*opened, handle))
     }
 
     /// The same, by one owner: the open, what was delegated, and the file.

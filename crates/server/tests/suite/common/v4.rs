@@ -41,16 +41,16 @@ pub fn channel() -> ChannelAttrs4 {
 }
 
 pub fn exchange_id(name: &str) -> Argop4 {
-    Argop4::ExchangeId(ExchangeIdArgs {
+    Argop4::ExchangeId(Box::new(ExchangeIdArgs {
         clientowner: ClientOwner4 { verifier: [1; 8], ownerid: name.into() },
         flags: 0,
         state_protect: StateProtect4A::None,
         client_impl_id: None,
-    })
+    }))
 }
 
 pub fn create_session(clientid: Clientid4, sequence: Sequenceid4, fore: ChannelAttrs4) -> Argop4 {
-    Argop4::CreateSession(CreateSessionArgs {
+    Argop4::CreateSession(Box::new(CreateSessionArgs {
         clientid,
         sequence,
         flags: 0,
@@ -58,7 +58,7 @@ pub fn create_session(clientid: Clientid4, sequence: Sequenceid4, fore: ChannelA
         back_chan_attrs: channel(),
         cb_program: 0x4000_0000,
         sec_parms: Default::default(),
-    })
+    }))
 }
 
 impl Client4 {
@@ -209,14 +209,14 @@ impl Default for Open {
 pub fn open(name: &str, how: Open) -> Argop4 {
     let attrs = Fattr4::from(Attrs { mode: Some(0o644), ..Attrs::default() });
     let openhow = if how.create { Openflag4::Create(Createhow4::Unchecked(attrs)) } else { Openflag4::NoCreate };
-    Argop4::Open(OpenArgs {
+    Argop4::Open(Box::new(OpenArgs {
         seqid: Seqid4(0),
         share_access: how.access,
         share_deny: how.deny,
         owner: StateOwner4 { clientid: Clientid4(0), owner: how.owner.into() },
         openhow,
         claim: OpenClaim4::Null(name.into()),
-    })
+    }))
 }
 
 /// PUTROOTFH and LOOKUPs.
@@ -256,7 +256,7 @@ pub fn mkdir(name: &str) -> Argop4 {
 
 pub fn create(name: &str, objtype: Createtype4) -> Argop4 {
     let createattrs = Attrs { mode: Some(0o755), ..Attrs::default() }.into();
-    Argop4::Create(CreateArgs { objtype, objname: name.into(), createattrs })
+    Argop4::Create(Box::new(CreateArgs { objtype, objname: name.into(), createattrs }))
 }
 
 pub fn remove(name: &str) -> Argop4 {
