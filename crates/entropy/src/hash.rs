@@ -1,11 +1,6 @@
 //! How hash tables are keyed.
 
-use std::{
-    collections,
-    fmt,
-    hash::BuildHasher,
-    sync::LazyLock,
-};
+use std::{collections, fmt, hash::BuildHasher, sync::LazyLock};
 
 use foldhash::{
     SharedSeed,

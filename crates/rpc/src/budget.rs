@@ -18,7 +18,7 @@
 //! Nothing here does I/O. An account belongs to one connection and needs `&mut`; only [`Entry`] is shared.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::VecDeque,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst},
@@ -27,6 +27,7 @@ use std::{
     time::Duration,
 };
 
+use entropy::HashMap;
 use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
 use tokio::time::Instant;

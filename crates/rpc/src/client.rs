@@ -258,7 +258,7 @@ impl Client {
             kind,
             server,
             // Unpredictable, and unlike those of this client's former life.
-            next_xid: AtomicU32::new(rand::random()),
+            next_xid: AtomicU32::new(entropy::random()),
             current: watch::Sender::new(current),
             waiting: AtomicUsize::new(0),
             wanted: Notify::new(),
@@ -525,6 +525,7 @@ impl Link {
     /// Keeps the client connected, and ends its calls at their deadlines, until it is to stop.
     async fn run(self: Arc<Self>, stopped: watch::Receiver<bool>) {
         tokio::select! {
+            biased;
             () = self.stay_connected(stopped) => {}
             () = self.deadlines.run() => {}
         }
@@ -598,6 +599,7 @@ pub(crate) async fn attempt(
 /// Runs `work` unless it is time to stop.
 async fn until<T>(stopped: &mut watch::Receiver<bool>, work: impl Future<Output = T>) -> Option<T> {
     tokio::select! {
+        biased;
         done = work => Some(done),
         _ = stopped.wait_for(|&now| now) => None,
     }

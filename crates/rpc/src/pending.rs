@@ -4,7 +4,6 @@
 //! a caller can go away at any time; the transport takes it out while it fills it.
 
 use std::{
-    collections::HashMap,
     future::Future,
     hash::{BuildHasherDefault, Hasher},
     pin::Pin,
@@ -12,6 +11,7 @@ use std::{
 };
 
 use buf::{Buffer, SharedRegion};
+use entropy::HashMap;
 use parking_lot::Mutex;
 use xdr::Message;
 

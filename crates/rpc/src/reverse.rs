@@ -4,14 +4,13 @@
 //! whoever serves it. Nothing is retried here, and no new connection is made: that is for the client to do.
 
 use std::{
+    hash::BuildHasher,
     net::SocketAddr,
-    sync::{
-        Arc, Weak,
-        atomic::{AtomicU32, Ordering::Relaxed},
-    },
+    sync::{Arc, Weak},
     time::Duration,
 };
 
+use entropy::{RandomState, Sequence};
 use tokio::time::timeout;
 use xdr::{Decode, Encode};
 
@@ -120,9 +119,7 @@ async fn exchange(
 
 /// One sequence for all connections: several callers may share one, and must not use an XID twice at a time.
 fn next_xid() -> Xid {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let count = NEXT.fetch_add(1, Relaxed);
-    Xid(count.wrapping_add(*FIRST))
+    static CALLS: Sequence = Sequence::new();
+    let first = RandomState::of_process().hash_one("xid") as u32;
+    Xid(first.wrapping_add(CALLS.next() as u32))
 }
-
-static FIRST: std::sync::LazyLock<u32> = std::sync::LazyLock::new(rand::random);

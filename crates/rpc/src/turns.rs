@@ -13,12 +13,13 @@
 
 use std::{
     cell::RefCell,
-    collections::HashMap,
     convert::Infallible,
     future::poll_fn,
     task::{Context, Poll, Waker},
     time::{Duration, Instant},
 };
+
+use entropy::HashMap;
 
 /// A peer, for the time of one of its connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

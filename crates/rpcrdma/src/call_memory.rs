@@ -14,7 +14,7 @@
 //! both be told to wait though one could go on; then one of them is woken again.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::VecDeque,
     sync::{
         Arc,
         atomic::{
@@ -25,6 +25,7 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
+use entropy::HashMap;
 use parking_lot::Mutex;
 use rpc::Host;
 

@@ -1,9 +1,8 @@
 //! [`Table`]: entries by a key that is never valid for a later entry; [`Map`]: by numbers of our own choice.
 
-use std::{
-    collections::HashMap,
-    hash::{BuildHasherDefault, Hash, Hasher},
-};
+use std::hash::{BuildHasherDefault, Hash, Hasher};
+
+use entropy::HashMap;
 
 /// A map whose keys no peer chooses, so that a cheap hash will do.
 pub(crate) type Map<K, V> = HashMap<K, V, BuildHasherDefault<NumberHasher>>;

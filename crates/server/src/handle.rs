@@ -45,7 +45,7 @@ impl ExportId {
 
     /// An id that no other start of a server has: for data that does not outlive the process.
     pub fn unique() -> Self {
-        Self(rand::random::<u64>() & ID_MASK)
+        Self(entropy::random::<u64>() & ID_MASK)
     }
 
     /// The number.
@@ -64,7 +64,7 @@ pub struct HandleKey([u8; KEY_LEN]);
 impl HandleKey {
     /// A new key. Handles made with it are stale when it is gone.
     pub fn random() -> Self {
-        Self(rand::random())
+        Self(entropy::random())
     }
 
     /// The key kept in a state directory. If there is none, one is created; but not where `was_used` says that there was one.

@@ -1,21 +1,18 @@
 //! Hash tables that are asked several times in each call.
 //!
 //! [`Map`] is for keys that this server makes, file handles and numbers: whoever could choose them could have them collide. What
-//! a peer chooses goes into a key by its [`digest`] alone, or into a table of the standard library.
+//! a peer chooses goes into a key by its [`digest`] alone, or into [`entropy::HashMap`].
 
-use std::{
-    collections::HashMap,
-    hash::{BuildHasher, RandomState},
-    sync::LazyLock,
-};
+use std::hash::BuildHasher;
+
+use entropy::{FastState, HashMap, RandomState};
 
 /// A table of which all keys are this server's.
-pub(crate) type Map<K, V> = HashMap<K, V, foldhash::fast::RandomState>;
+pub(crate) type Map<K, V> = HashMap<K, V, FastState>;
 
 /// A number for what a peer has chosen, who cannot know which: by SipHash, with a key of this process.
 pub(crate) fn digest(bytes: &[u8]) -> u64 {
-    static KEY: LazyLock<RandomState> = LazyLock::new(RandomState::new);
-    KEY.hash_one(bytes)
+    RandomState::of_process().hash_one(bytes)
 }
 
 #[cfg(test)]

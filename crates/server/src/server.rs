@@ -134,7 +134,7 @@ impl NfsServer {
         let core = Core::new(exports.into(), key, recovery, (settings.blocking, settings.grace), state_dir);
         let lockd = Lockd::start(core.clone())?;
         // Where starts are counted, none has the number of another, however soon it follows that.
-        let instance = if core.recovery.is_persistent() { lockd.identity().1 as u32 } else { rand::random() };
+        let instance = if core.recovery.is_persistent() { lockd.identity().1 as u32 } else { entropy::random() };
         let v4 = Shared4::new(core.clone(), settings, instance);
         Ok(Self { mounts: Mounts::new(core.clone()), core, lockd, v4 })
     }

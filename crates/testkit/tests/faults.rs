@@ -9,7 +9,7 @@ use rdma::{registration::Registration, sim::Cut};
 use rpc::DrcOptions;
 use testkit::{
     deferred::{Deferred, Pace},
-    world::{Setup, seeds},
+    world::{Setup, memory},
 };
 
 /// Operations of which none may be executed twice, and data that travels in every way: inline, in read chunks and write
@@ -68,7 +68,7 @@ async fn snapshot(mount: &Mount) -> client::Result<Tree> {
 fn run_cut(message: u64, cut: Cut, drc: DrcOptions) -> client::Result<Tree> {
     Setup { drc, ..Setup::new(1) }.run(|world| async move {
         let mount = world.client(1, "").await;
-        world.sim.cut_at(world.sim.messages() + message, cut);
+        world.network.cut_at(world.network.messages() + message, cut);
         work(&mount).await
     })
 }
@@ -77,18 +77,23 @@ fn run_cut(message: u64, cut: Cut, drc: DrcOptions) -> client::Result<Tree> {
 fn run_whole() -> (u64, Tree) {
     Setup::new(1).run(|world| async move {
         let mount = world.client(1, "").await;
-        let before = world.sim.messages();
+        let before = world.network.messages();
         let tree = work(&mount).await.expect("nothing happens to the connection");
         assert_eq!(tree["/d/b"].4, pattern(0, 30_705));
-        (world.sim.messages() - before, tree)
+        (world.network.messages() - before, tree)
     })
 }
 
 /// The seed over a back end that completes each operation a while later, with a connection cut likewise.
 fn run_cut_deferred(message: Option<(u64, Cut)>) -> (u64, Tree) {
-    let setup = Setup::new(1);
-    let fs = Deferred::new(setup.vfs.clone(), Pace::Told);
-    Setup { vfs: fs.clone(), ..setup }.run(|world| async move {
+    let (tell, fs) = std::sync::mpsc::channel();
+    let vfs = move || -> Arc<dyn Vfs> {
+        let fs = Deferred::new(memory(), Pace::Told);
+        tell.send(fs.clone()).expect("the test waits for it");
+        fs
+    };
+    Setup { vfs: Box::new(vfs), ..Setup::new(1) }.run(|world| async move {
+        let fs = fs.recv().expect("the world has made it");
         let completing = tokio::spawn(async move {
             loop {
                 tokio::time::sleep(Duration::from_millis(100)).await;
@@ -96,13 +101,13 @@ fn run_cut_deferred(message: Option<(u64, Cut)>) -> (u64, Tree) {
             }
         });
         let mount = world.client(1, "").await;
-        let before = world.sim.messages();
+        let before = world.network.messages();
         if let Some((message, cut)) = message {
-            world.sim.cut_at(before + message, cut);
+            world.network.cut_at(before + message, cut);
         }
         let tree = work(&mount).await.expect("all work succeeds");
         completing.abort();
-        (world.sim.messages() - before, tree)
+        (world.network.messages() - before, tree)
     })
 }
 
@@ -146,7 +151,7 @@ fn clients_that_lose_their_connections_all_the_time_get_their_work_done() {
     for seed in seeds(20) {
         Setup::new(seed).run(|world| async move {
             let mut clients = tokio::task::JoinSet::new();
-            world.sim.set_cut_probability(0.02);
+            world.network.set_cut_probability(0.02);
             for number in 1..=3 {
                 let way = Registration::ALL[seed as usize % Registration::ALL.len()];
                 let mount = world.client(number, &format!("&timeo=36000&registration={way}")).await;

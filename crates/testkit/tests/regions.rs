@@ -18,7 +18,7 @@ use rdma::{
     hook::{Hook, Hooked, QpId, Verdict},
     iwarp::{Iwarp, IwarpOptions},
     shm::{Shm, ShmOptions},
-    sim::{Sim, SimOptions},
+    sim::{NetworkOptions, Sim},
 };
 use rpc::{Switch, TcpKind, TransportKind, UdpKind};
 use rpcrdma::{Options, RdmaKind};
@@ -54,7 +54,7 @@ fn kind(transport: &str, hook: Arc<Registered>) -> Arc<dyn TransportKind> {
         "tcp" => Arc::new(TcpKind::default()),
         "udp" => Arc::new(UdpKind::default()),
         "iwarp" => Arc::new(rdma(Arc::new(Hooked::new(Iwarp::new(IwarpOptions::default()), hook)))),
-        "sim" => Arc::new(rdma(Arc::new(Hooked::new(Sim::new(SimOptions::default()), hook)))),
+        "sim" => Arc::new(rdma(Arc::new(Hooked::new(Sim::new(NetworkOptions::default()), hook)))),
         _ => {
             let directory = std::env::temp_dir().join(format!("slipway-regions-{}", std::process::id()));
             let provider = Shm::new(ShmOptions { directory: Some(directory), ..ShmOptions::default() });

@@ -18,7 +18,7 @@ use nfs::{
     mount::{Dirpath, MountProc3, MountRes},
     v3::*,
 };
-use rdma::sim::{Sim, SimOptions};
+use rdma::sim::{NetworkOptions, Sim};
 use rpc::{
     AcceptError, AcceptStat, Answer, AuthStat, BoxFuture, Call, CallFailed, CallOptions, Client, ClientError,
     ClientOptions, Credential, Identity, Procedure, RejectStat, ReplyHeader, ReplyPlan, Server, ServerBuilder, Service,
@@ -106,7 +106,7 @@ struct Rig {
 
 impl Rig {
     fn new(transport: &str, services: Vec<Arc<dyn Service>>) -> Self {
-        let sim = (transport == "rdma").then(|| Sim::new(SimOptions::default()));
+        let sim = (transport == "rdma").then(|| Sim::new(NetworkOptions::default()));
         let kind: Arc<dyn TransportKind> = match &sim {
             Some(sim) => Arc::new(RdmaKind::new(Arc::new(sim.clone()), Options::default())),
             None if transport == "tcp" => Arc::new(TcpKind::default()),
@@ -364,7 +364,7 @@ fn calls_are_executed_once_however_connections_are_cut() {
             let counter = Arc::new(Counter::default());
             let rig = Rig::new("rdma", vec![counter.clone()]);
             let client = rig.client(&TestClient::new("alice", SECRET, LEVELS[seed % 3])).await;
-            rig.sim.as_ref().unwrap().set_cut_probability(0.05);
+            rig.sim.as_ref().unwrap().network().set_cut_probability(0.05);
             for sum in 1..=100 {
                 let options = CallOptions { deadline: Some(Duration::from_secs(3000)), ..CallOptions::default() };
                 let answer = client.call::<u64>(ADD, &1u64, ReplyPlan::default(), options).await;

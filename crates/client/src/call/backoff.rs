@@ -62,7 +62,7 @@ impl Backoff {
 
     /// Pauses for a random part, at least half, of the present delay, so that the clients of a server do not all retry at once.
     pub async fn pause(&mut self) {
-        tokio::time::sleep(self.delay.mul_f64(rand::random_range(0.5..=1.0))).await;
+        tokio::time::sleep(self.delay.mul_f64(entropy::random_range(0.5..=1.0))).await;
         self.delay = (self.delay * 2).min(MOST);
     }
 }

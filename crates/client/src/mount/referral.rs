@@ -6,7 +6,6 @@
 //! can refer on; that this has an end is seen to here.
 
 use std::{
-    collections::HashMap,
     fmt,
     net::IpAddr,
     sync::{
@@ -19,6 +18,7 @@ use std::{
     time::Duration,
 };
 
+use entropy::HashMap;
 use parking_lot::Mutex;
 use rpc::{BoxFuture, rpcbind::from_universal};
 use tokio::time::{Instant, timeout};

@@ -20,11 +20,11 @@ use crate::{
 /// A name that no other mount has, of this process or another: state is of one mount, and ends with it. A name that came
 /// back after a crash could reclaim nothing, since nobody would know what.
 pub(crate) fn client_owner() -> ClientOwner4 {
-    let unique: [u8; 16] = rand::random();
+    let unique: [u8; 16] = entropy::random();
     let unique: String = unique.iter().map(|byte| format!("{byte:02x}")).collect();
     let machine = rpc::AuthSys::of_process().machine;
     let ownerid = [b"slipway/", &machine[..], b"/", unique.as_bytes()].concat();
-    ClientOwner4 { verifier: rand::random(), ownerid: Opaque(ownerid.into()) }
+    ClientOwner4 { verifier: entropy::random(), ownerid: Opaque(ownerid.into()) }
 }
 
 /// EXCHANGE_ID.

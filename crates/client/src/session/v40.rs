@@ -66,7 +66,7 @@ impl Client40 {
         deadline: &Deadline,
     ) -> Result<Arc<Self>> {
         let clientid = identity::set_clientid(program, &owner, deadline).await?;
-        let opener = Bytes::copy_from_slice(&rand::random::<[u8; 8]>());
+        let opener = Bytes::copy_from_slice(&entropy::random::<[u8; 8]>());
         Ok(Arc::new(Self {
             clientid,
             owner,
@@ -84,7 +84,7 @@ impl Client40 {
     pub async fn again(&self, program: &Program, deadline: &Deadline) -> Result<Arc<Self>> {
         let (mut owner, mut inherited) = (self.owner.clone(), self.inherited);
         if self.over.load(Relaxed) {
-            owner.verifier = rand::random();
+            owner.verifier = entropy::random();
             if inherited {
                 // The new life is not to end the other's.
                 owner.ownerid = Opaque([&owner.ownerid[..], b"/", &owner.verifier].concat().into());

@@ -9,7 +9,6 @@
 //! its call was made that could have made it untrue.
 
 use std::{
-    collections::HashMap,
     fmt,
     sync::{
         Arc, OnceLock,
@@ -18,6 +17,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use entropy::HashMap;
 use nfs::v4::*;
 use parking_lot::Mutex;
 use rpc::BoxFuture;

@@ -1,6 +1,6 @@
 //! [`Links`]: which objects of a server are which of others', since their file systems have moved. Those used last are kept.
 
-use std::collections::HashMap;
+use entropy::HashMap;
 
 use crate::model::Handle;
 

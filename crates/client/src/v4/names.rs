@@ -1,12 +1,10 @@
 //! [`Names`]: by which names objects were found. Version 4.0 opens by name only (RFC 7530 §16.16; by handle since 4.1), and in a
 //! file system that has moved nothing else leads to an object; what is above here knows objects by their handles.
 
-use std::{
-    collections::{HashMap, HashSet},
-    mem,
-};
+use std::mem;
 
 use bytes::Bytes;
+use entropy::{HashMap, HashSet};
 
 use crate::model::{Attr, Handle};
 

@@ -52,6 +52,7 @@ impl V4 {
         let (mut seen, mut deadline) = (0, self.deadline());
         loop {
             let status = tokio::select! {
+                biased;
                 info = &mut end => match info.expect("it is listed until this ends") {
                     OffloadInfo4::Ok(response) => {
                         waiting.ended = true;

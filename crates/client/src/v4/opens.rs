@@ -10,7 +10,6 @@
 //! open, by the anonymous stateid (§9.1.4.3), and cannot be locked.
 
 use std::{
-    collections::HashMap,
     sync::{
         Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
@@ -19,6 +18,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use entropy::HashMap;
 use nfs::v4::{attr::Attr4, *};
 use parking_lot::Mutex;
 use tokio::{

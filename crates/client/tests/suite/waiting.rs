@@ -12,7 +12,7 @@ use std::{
 
 use client::{ErrorKind, LockRange, Mount};
 use nfs::v4::{Nfsstat4, Opnum4};
-use rdma::sim::{Sim, SimOptions};
+use rdma::sim::{NetworkOptions, Sim};
 use rpc::{Service, Switch};
 use rpcrdma::{Options, RdmaKind};
 use tokio::{task::JoinSet, time::Instant};
@@ -65,7 +65,7 @@ fn run<T, F: Future<Output = T>>(
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
     let result = tracing::subscriber::with_default(warnings.clone(), || {
         runtime.block_on(async {
-            let sim = Sim::new(SimOptions::default());
+            let sim = Sim::new(NetworkOptions::default());
             let kind = |host: [u8; 4]| RdmaKind::new(Arc::new(sim.host(IpAddr::from(host))), Options::default());
             let (_, _process) = process(&kind([127, 0, 0, 1]), SERVER, services);
             let mut switch = Switch::new();

@@ -12,7 +12,9 @@
 //! until [`Cache::insert`] or [`Cache::trim`] finds some that are not, and there can be no more of them than regions.
 //! Giving up is dropping: the registration's `Drop` undoes it.
 
-use std::{collections::HashMap, hash::Hash, sync::Arc};
+use std::{hash::Hash, sync::Arc};
+
+use entropy::HashMap;
 
 /// What a [`Cache`] may hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,7 +86,7 @@ struct Node<K, R> {
 impl<K: Hash + Eq + Clone, R> Cache<K, R> {
     /// An empty cache.
     pub fn new(bounds: CacheBounds) -> Self {
-        let (index, stats) = (HashMap::new(), CacheStats::default());
+        let (index, stats) = (HashMap::default(), CacheStats::default());
         Self { bounds, index, nodes: Vec::new(), free: Vec::new(), newest: NONE, oldest: NONE, stats }
     }
 

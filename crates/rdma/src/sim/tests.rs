@@ -47,23 +47,23 @@ const RESET: QpError = QpError::Io(io::ErrorKind::ConnectionReset);
 #[tokio::test(start_paused = true)]
 async fn a_cut_before_a_message_loses_it_and_a_cut_after_delivers_it() {
     for (cut, received) in [(Cut::Before, Status::Flushed), (Cut::After, Status::Ok)] {
-        let sim = Sim::new(SimOptions::default());
-        sim.cut_at(0, cut);
+        let sim = Sim::new(NetworkOptions::default());
+        sim.network().cut_at(0, cut);
         let (mut client, mut server, _) = pair(&sim).await;
         client.post(send(1)).unwrap();
         let ((_, client_error), (server_saw, server_error)) = tokio::join!(drain(&mut client), drain(&mut server));
         assert_eq!(server_saw, [(200, received)], "{cut:?}");
         assert_eq!((client_error, server_error), (RESET, RESET));
-        assert_eq!((sim.messages(), sim.connections()), (1, 0));
+        assert_eq!((sim.network().messages(), sim.network().connections()), (1, 0));
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_crashed_end_takes_its_listener_and_connections_with_it() {
-    let sim = Sim::new(SimOptions::default());
+    let sim = Sim::new(NetworkOptions::default());
     let (mut client, _server, at) = pair(&sim).await;
     let _other = sim.listen(at).expect("the first listener was dropped with its scope");
-    sim.crash(at);
+    sim.network().crash(at);
     assert_eq!(drain(&mut client).await.1, RESET);
     let error = sim.connect(at, &QpOptions::default(), b"", Vec::new()).await.err().unwrap();
     assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
@@ -71,9 +71,9 @@ async fn a_crashed_end_takes_its_listener_and_connections_with_it() {
 
 #[tokio::test(start_paused = true)]
 async fn a_stalled_fabric_delivers_late() {
-    let sim = Sim::new(SimOptions::default());
+    let sim = Sim::new(NetworkOptions::default());
     let (mut client, mut server, _) = pair(&sim).await;
-    sim.stall(Duration::from_secs(7));
+    sim.network().stall(Duration::from_secs(7));
     let start = Instant::now();
     client.post(send(1)).unwrap();
     let (sent, received) = tokio::join!(next(&mut client), next(&mut server));
@@ -86,7 +86,7 @@ async fn a_stalled_fabric_delivers_late() {
 #[tokio::test(start_paused = true)]
 async fn the_same_seed_gives_the_same_run() {
     async fn run(seed: u64) -> (u64, Duration, Vec<(u64, Status)>) {
-        let sim = Sim::new(SimOptions { seed, cut_probability: 0.05, ..SimOptions::default() });
+        let sim = Sim::new(NetworkOptions { seed, cut_probability: 0.05, ..NetworkOptions::default() });
         let start = Instant::now();
         let (mut client, mut server, _) = pair(&sim).await;
         for id in 0..200 {
@@ -94,7 +94,7 @@ async fn the_same_seed_gives_the_same_run() {
             server.post_recv(WorkId(1000 + id), Buffer::zeroed(64));
         }
         let (_, (seen, _)) = tokio::join!(drain(&mut client), drain(&mut server));
-        (sim.messages(), start.elapsed(), seen)
+        (sim.network().messages(), start.elapsed(), seen)
     }
     assert_eq!(run(7).await, run(7).await);
     assert_ne!(run(7).await, run(8).await);

@@ -7,8 +7,9 @@
 //!
 //! Pure: it is told the time.
 
-use std::{collections::HashMap, net::IpAddr};
+use std::net::IpAddr;
 
+use entropy::HashMap;
 use tokio::time::Instant;
 
 use crate::Host;
@@ -49,7 +50,7 @@ impl Outflow {
     /// To hosts that are served in full, so many bytes a second beyond three times those of their calls.
     pub fn new(bytes_per_s: usize, now: Instant) -> Self {
         let admitted = Rate { bytes_per_s, burst: (bytes_per_s / 4).max(BURST_MIN) };
-        Self { admitted, hosts: HashMap::new(), strangers: Bucket::new(STRANGERS, now), trusts_loopback: true }
+        Self { admitted, hosts: HashMap::default(), strangers: Bucket::new(STRANGERS, now), trusts_loopback: true }
     }
 
     /// Judges a reply of `reply` bytes to a call of `call` bytes.

@@ -6,7 +6,7 @@ use crate::common::{echo::*, *};
 use bytes::Bytes;
 use rdma::{
     Provider, QpOptions, ReceiveSource, ReceiveSourceOptions, WorkId, WorkRequest,
-    sim::{Sim, SimOptions},
+    sim::{NetworkOptions, Sim},
 };
 use rpc::{Hosts, ReplyToken, Transport, TransportError, TransportKind, Xid};
 use rpcrdma::{
@@ -113,7 +113,7 @@ struct Host {
 
 impl Host {
     fn start(seed: u64, recv_memory: usize) -> Self {
-        let sim = Sim::new(SimOptions { seed, ..SimOptions::default() });
+        let sim = Sim::new(NetworkOptions { seed, ..NetworkOptions::default() });
         let kind = RdmaKind::new(Arc::new(sim.clone()), Options { recv_memory, ..Options::default() });
         let mut listener = kind.listen("10.0.0.1:0".parse().unwrap()).unwrap();
         let at = listener.local_addr();

@@ -12,7 +12,7 @@ use std::{
 
 use buf::Buffer;
 use bytes::Bytes;
-use rdma::sim::{Cut, Sim, SimOptions};
+use rdma::sim::{Cut, NetworkOptions, Sim};
 use rpc::{
     AcceptError, BoxFuture, Call, CallOptions, Client, ClientOptions, Drain, Hosts, Procedure, ReplyPlan, Server,
     Service, TransportKind,
@@ -133,17 +133,17 @@ async fn run(sim: Sim, count: u32) -> Run {
     }
     assert_eq!((bank.sum.load(SeqCst), bank.deposits.load(SeqCst)), (expected, u64::from(count)));
     serving.abort();
-    Run { messages: sim.messages(), cuts: connections.load(SeqCst) - 1 }
+    Run { messages: sim.network().messages(), cuts: connections.load(SeqCst) - 1 }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_cut_at_every_message_and_each_call_is_executed_once() {
-    let whole = run(Sim::new(SimOptions::default()), 8).await;
+    let whole = run(Sim::new(NetworkOptions::default()), 8).await;
     assert_eq!(whole.cuts, 0);
     for message in 0..whole.messages {
         for cut in [Cut::Before, Cut::After] {
-            let sim = Sim::new(SimOptions::default());
-            sim.cut_at(message, cut);
+            let sim = Sim::new(NetworkOptions::default());
+            sim.network().cut_at(message, cut);
             run(sim, 8).await;
         }
     }
@@ -153,7 +153,8 @@ async fn a_cut_at_every_message_and_each_call_is_executed_once() {
 async fn cuts_at_random_and_each_call_is_executed_once() {
     let mut cuts = 0;
     for seed in 0..20 {
-        cuts += run(Sim::new(SimOptions { seed, cut_probability: 0.02, ..SimOptions::default() }), 60).await.cuts;
+        cuts +=
+            run(Sim::new(NetworkOptions { seed, cut_probability: 0.02, ..NetworkOptions::default() }), 60).await.cuts;
     }
     assert!(cuts > 50, "{cuts} cuts");
 }

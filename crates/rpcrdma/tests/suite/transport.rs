@@ -7,7 +7,7 @@ use buf::{Buffer, Pool, Rope};
 use bytes::Bytes;
 use rdma::{
     Provider, QpOptions, QueuePair, RemoteSegment, Stag, WorkId, WorkRequest,
-    sim::{Cut, Sim, SimOptions},
+    sim::{Cut, NetworkOptions, Sim},
 };
 use rpc::{Hosts, RawOptions, Transport, TransportError, TransportKind};
 use rpcrdma::{
@@ -29,12 +29,11 @@ struct World {
 
 impl World {
     /// A server that answers every call.
-    fn new(options: SimOptions) -> Self {
-        Self::with(options, Options::default(), Options::default())
+    fn new(options: NetworkOptions) -> Self {
+        Self::with(Sim::new(options), Options::default(), Options::default())
     }
 
-    fn with(sim: SimOptions, client: Options, server: Options) -> Self {
-        let sim = Sim::new(sim);
+    fn with(sim: Sim, client: Options, server: Options) -> Self {
         let (client_pool, server_pool) = (Pool::default(), Pool::default());
         let provider = Arc::new(sim.clone());
         let server = RdmaKind::new(provider.clone(), server).with_pool(server_pool.clone());
@@ -62,11 +61,11 @@ impl World {
 
     /// The connections are over: every buffer is back in its pool.
     async fn assert_all_home(self) {
-        self.sim.cut_all();
+        self.sim.network().cut_all();
         self.listener.abort();
         let _ = self.listener.await;
         tokio::time::sleep(Duration::from_secs(1)).await; // tasks see the cut
-        assert_eq!(self.sim.connections(), 0);
+        assert_eq!(self.sim.network().connections(), 0);
         for (side, pool) in [("client", self.client_pool), ("server", self.server_pool)] {
             let stats = pool.stats();
             assert_eq!(stats.free, stats.mapped, "the {side} has lost buffers");
@@ -76,7 +75,7 @@ impl World {
 
 #[tokio::test(start_paused = true)]
 async fn calls_of_every_size_at_once() {
-    calls_of_all_sizes(World::new(SimOptions::default())).await;
+    calls_of_all_sizes(World::new(NetworkOptions::default())).await;
 }
 
 async fn calls_of_all_sizes(world: World) {
@@ -104,9 +103,9 @@ async fn calls_of_all_sizes(world: World) {
 #[tokio::test(start_paused = true)]
 async fn a_cut_at_every_message_ends_every_call_and_loses_no_buffer() {
     async fn run(options: Options, cut: Option<(u64, Cut)>) -> u64 {
-        let world = World::with(SimOptions::default(), options.clone(), options);
+        let world = World::with(Sim::new(NetworkOptions::default()), options.clone(), options);
         if let Some((message, cut)) = cut {
-            world.sim.cut_at(message, cut);
+            world.sim.network().cut_at(message, cut);
         }
         let transport = world.connect().await;
         let calls = (0..SIZES.len() as u32).map(|xid| {
@@ -127,7 +126,7 @@ async fn a_cut_at_every_message_ends_every_call_and_loses_no_buffer() {
             call.await.unwrap();
         }
         drop(transport);
-        let messages = world.sim.messages();
+        let messages = world.sim.network().messages();
         world.assert_all_home().await;
         messages
     }
@@ -144,7 +143,7 @@ async fn a_cut_at_every_message_ends_every_call_and_loses_no_buffer() {
 #[tokio::test(start_paused = true)]
 async fn a_dropped_call_leaves_nothing_behind_and_the_connection_in_order() {
     for after_ms in [0, 1, 3, 5, 8, 12, 20, 30] {
-        let world = World::new(SimOptions::default());
+        let world = World::new(NetworkOptions::default());
         let transport = world.connect().await;
         let given_up = transport.call(call(1, 100_000, 2000, Bytes::from(vec![1; 100_000])), plan(100_000, 2000));
         let _ = tokio::time::timeout(Duration::from_millis(after_ms), given_up).await;
@@ -158,7 +157,7 @@ async fn a_dropped_call_leaves_nothing_behind_and_the_connection_in_order() {
 
 #[tokio::test(start_paused = true)]
 async fn close_ends_both_sides_and_pending_calls() {
-    let world = World::new(SimOptions::default());
+    let world = World::new(NetworkOptions::default());
     let transport = world.client.connect(world.server).await.unwrap();
     let driver = tokio::spawn(drive(transport.clone()));
     let pending = tokio::spawn({
@@ -178,7 +177,11 @@ async fn close_ends_both_sides_and_pending_calls() {
 
 #[tokio::test(start_paused = true)]
 async fn options_reach_the_connection_and_a_full_send_queue_only_slows_it() {
-    let world = World::new(SimOptions { private_data_max: 4, ..SimOptions::default() });
+    let world = World::with(
+        Sim::new(NetworkOptions::default()).with_private_data_max(4),
+        Options::default(),
+        Options::default(),
+    );
     let raw = RawOptions::from([("credits".to_owned(), "2".to_owned()), ("min_chunk".to_owned(), "1".to_owned())]);
     let kind = world.client.with_options(&raw).unwrap();
     let transport = kind.connect(world.server).await.unwrap();
@@ -201,7 +204,7 @@ async fn options_reach_the_connection_and_a_full_send_queue_only_slows_it() {
 
 #[tokio::test(start_paused = true)]
 async fn a_connection_that_is_never_set_up_times_out_on_either_side() {
-    let sim = Sim::new(SimOptions::default());
+    let sim = Sim::new(NetworkOptions::default());
     let kind = RdmaKind::new(Arc::new(sim.clone()), Options::default());
     let mut listener = kind.listen("10.0.0.1:0".parse().unwrap()).unwrap();
     // Nobody accepts.
@@ -215,7 +218,7 @@ async fn a_connection_that_is_never_set_up_times_out_on_either_side() {
 
 #[tokio::test(start_paused = true)]
 async fn a_host_that_is_not_served_in_full_gets_few_credits_and_short_messages() {
-    let sim = Sim::new(SimOptions::default());
+    let sim = Sim::new(NetworkOptions::default());
     let kind = RdmaKind::new(Arc::new(sim.clone()), Options::default());
     let mut listener = kind.listen("10.0.0.1:0".parse().unwrap()).unwrap();
     let at = listener.local_addr();
@@ -243,14 +246,14 @@ fn read_read() -> Options {
 #[tokio::test(start_paused = true)]
 async fn the_read_read_design_is_done_when_both_ends_ask_for_it() {
     let asking = Options { allow_read_read: false, ..read_read() };
-    calls_of_all_sizes(World::with(SimOptions::default(), asking, read_read())).await;
+    calls_of_all_sizes(World::with(Sim::new(NetworkOptions::default()), asking, read_read())).await;
     // A client that does not ask is served as ever.
-    calls_of_all_sizes(World::with(SimOptions::default(), Options::default(), read_read())).await;
+    calls_of_all_sizes(World::with(Sim::new(NetworkOptions::default()), Options::default(), read_read())).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_read_read_design_is_refused_where_one_end_has_not_asked_for_it() {
-    let world = World::with(SimOptions::default(), read_read(), Options::default());
+    let world = World::with(Sim::new(NetworkOptions::default()), read_read(), Options::default());
     let error = world.client.connect(world.server).await.err().unwrap().to_string();
     assert!(error.contains("the server does not offer it") && error.contains("allow_read_read=on"), "{error}");
     let raw = RawOptions::from([("design".to_owned(), "read-read".to_owned())]);
@@ -266,7 +269,7 @@ fn owned((name, value): (&str, &str)) -> (String, String) {
 
 #[tokio::test(start_paused = true)]
 async fn a_client_that_never_says_done_is_left_alone_and_costs_nobody_else_anything() {
-    let world = World::with(SimOptions::default(), read_read(), read_read());
+    let world = World::with(Sim::new(NetworkOptions::default()), read_read(), read_read());
     let honest = world.connect().await;
     let mut hostile = Hostile::connect(&world).await;
     hostile.send(7, Body::Msg(Lists::default()), &call(7, 100_000, 0, Bytes::new()).stream);
@@ -313,7 +316,7 @@ impl Hostile {
 
 #[tokio::test(start_paused = true)]
 async fn a_hostile_client_ends_its_own_connection_and_disturbs_nobody() {
-    let world = World::new(SimOptions::default());
+    let world = World::new(NetworkOptions::default());
     let honest = world.connect().await;
     let segment = |handle: u32, length: u32| Segment { handle: Stag(handle), length, offset: 0 };
     let reads = move |position: u32, length: u32| {
@@ -371,7 +374,7 @@ async fn memory_of_calls_is_bounded_over_all_connections() {
 async fn memory_of_calls(sent: usize, wanted: usize) {
     const CALL: usize = 200_000;
     let options = Options { message_max: 300_000, call_memory: 8 << 20, ..Options::default() };
-    let (sim, pool) = (Sim::new(SimOptions::default()), Pool::default());
+    let (sim, pool) = (Sim::new(NetworkOptions::default()), Pool::default());
     let server = RdmaKind::new(Arc::new(sim.clone()), options.clone()).with_pool(pool.clone());
     let client = RdmaKind::new(Arc::new(sim), options);
     let mut listener = server.listen("10.0.0.1:0".parse().unwrap()).unwrap();

@@ -11,7 +11,6 @@ mod listing;
 mod record;
 
 use std::{
-    collections::HashSet,
     fmt,
     io::{self, BufRead, Read, Write},
     str::FromStr,
@@ -20,6 +19,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use entropy::HashSet;
 use nfs::v4::Clientid4;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};

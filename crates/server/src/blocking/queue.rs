@@ -8,10 +8,11 @@
 //! host that fills the queue displaces its own calls and nobody else's.
 
 use std::{
-    collections::{HashMap, VecDeque, hash_map::Entry},
+    collections::{VecDeque, hash_map::Entry},
     hash::Hash,
 };
 
+use entropy::{FastState, HashMap};
 use smallvec::SmallVec;
 
 /// Bounds of a [`FairQueue`].
@@ -29,7 +30,7 @@ pub(super) struct Bounds {
 #[derive(Debug)]
 pub(super) struct FairQueue<K, T> {
     bounds: Bounds,
-    hosts: HashMap<K, Host<T>, foldhash::fast::RandomState>,
+    hosts: HashMap<K, Host<T>, FastState>,
     /// The hosts that have calls waiting, in the order of their turns.
     turns: VecDeque<K>,
     held: Held,

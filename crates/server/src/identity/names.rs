@@ -5,12 +5,12 @@
 //! to find a name, so it is asked only on a thread that may wait. Its answer is cached, also that there is no such name.
 
 use std::{
-    collections::HashMap,
     hash::Hash,
     time::{Duration, Instant},
 };
 
 use bytes::Bytes;
+use entropy::HashMap;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 

@@ -11,13 +11,13 @@
 //! [`NOTIFY_AT_ONCE`] and [`Responses`](super::responses::Responses).
 
 use std::{
-    collections::HashMap,
     net::{IpAddr, Ipv4Addr, SocketAddr},
     sync::Arc,
     time::Duration,
 };
 
 use bytes::Bytes;
+use entropy::HashMap;
 use nfs::{
     nlm::{self, Nlm4Stats, NlmProc4},
     nsm::{self, SmProc},
@@ -113,12 +113,13 @@ pub(crate) async fn run(lockd: Arc<Lockd>, transports: CallbackTransports) {
     tasks.spawn(callbacks.clone().pass_on());
     loop {
         tokio::select! {
+            biased;
+            Some(_) = tasks.join_next(), if !tasks.is_empty() => {}
+            () = lockd.core().locks.granted() => lockd.collect_grants(),
             said = queue.recv() => match said {
                 Some(said) => drop(tasks.spawn(callbacks.clone().say(said))),
                 None => return,
             },
-            () = lockd.core().locks.granted() => lockd.collect_grants(),
-            Some(_) = tasks.join_next(), if !tasks.is_empty() => {}
         }
     }
 }

@@ -3,12 +3,10 @@
 //! A host is its address and its name for itself: names alone are often `localhost`, and several hosts can share an
 //! address. The protocol does not authenticate either.
 
-use std::{
-    collections::HashMap,
-    net::{IpAddr, SocketAddr},
-};
+use std::net::{IpAddr, SocketAddr};
 
 use bytes::Bytes;
+use entropy::HashMap;
 
 /// The number of a host; never 0.
 pub(super) type HostId = u32;

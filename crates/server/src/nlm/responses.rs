@@ -1,11 +1,8 @@
 //! [`Responses`]: how many results of `_MSG` procedures are on their way.
 
-use std::{
-    collections::{HashMap, hash_map::Entry},
-    net::IpAddr,
-    sync::Arc,
-};
+use std::{collections::hash_map::Entry, net::IpAddr, sync::Arc};
 
+use entropy::HashMap;
 use parking_lot::Mutex;
 
 /// Counts results by the host that they go to.

@@ -3,8 +3,9 @@
 //!
 //! One call is made about a delegation at a time. All operations that need the attributes in the meantime wait for that call.
 
-use std::{collections::HashMap, time::Duration};
+use std::time::Duration;
 
+use entropy::HashMap;
 use nfs::v4::{Clientid4, Stateid4};
 use parking_lot::Mutex;
 use tokio::{sync::watch, time::timeout};

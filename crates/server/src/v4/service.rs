@@ -9,7 +9,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::{Duration, UNIX_EPOCH},
 };
 
 use bytes::Bytes;
@@ -76,7 +76,7 @@ impl Shared4 {
     /// The state after a start. What clients held before can be reclaimed, and nothing else is granted, for a time. No other
     /// start of a server whose clients may still be there had the number `instance`.
     pub(crate) fn new(core: Arc<Core>, settings: Settings, instance: u32) -> Arc<Self> {
-        let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let started = entropy::system_time().duration_since(UNIX_EPOCH).unwrap_or_default();
         let time = vfs::Time { seconds: started.as_secs() as i64, nanoseconds: started.subsec_nanos() };
         // The same key, the same file handles: the same server.
         let name = Bytes::from(format!("slipway {:032x}", core.key.server_id()));
@@ -101,7 +101,7 @@ impl Shared4 {
             delegations_max: DELEGATIONS_MAX,
             slots_max: SLOTS_MAX,
         };
-        let mut state = State::new(options, instance, rand::random());
+        let mut state = State::new(options, instance, entropy::random());
         let V4Clients { reclaiming, forfeited } = core.recovery.v4_clients();
         if !reclaiming.is_empty() || !forfeited.is_empty() || core.recovery.clients_unknown() {
             let (clients, forfeited_by) = (reclaiming.len(), forfeited.len());

@@ -5,8 +5,9 @@
 //! do little else. Recalls beyond the bound wait for their turn, and have their deadline all the same. What is of no use later
 //! is left out.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 
+use entropy::HashMap;
 use nfs::v4::Clientid4;
 
 /// Who is being called, and what waits: `W`.
@@ -22,7 +23,7 @@ struct OfClient<W> {
 
 impl<W> Default for Turns<W> {
     fn default() -> Self {
-        Self(HashMap::new())
+        Self(HashMap::default())
     }
 }
 

@@ -30,7 +30,7 @@ use std::{
 
 use parking_lot::Mutex;
 use rand::{Rng, SeedableRng, rngs::StdRng};
-use testkit::world::seeds;
+use simnet::seeds;
 use tokio::{task::JoinSet, time::timeout};
 use vfs::{
     Caller, CreateMode, Cred, Name, SetAttr, Vfs,

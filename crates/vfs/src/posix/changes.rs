@@ -11,11 +11,9 @@
 //!
 //! Changes by other programs count by their ctime alone. The clock must not be set back, and be this host's.
 
-use std::{
-    collections::HashMap,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use entropy::HashMap;
 use parking_lot::Mutex;
 use rustix::time::ClockId;
 
@@ -61,7 +59,7 @@ impl Changes {
     pub(super) fn new() -> Self {
         let forgotten = nanoseconds(SystemTime::now());
         std::thread::sleep(TICK);
-        Self { shards: std::array::from_fn(|_| Mutex::new(Shard { forgotten, least: HashMap::new() })) }
+        Self { shards: std::array::from_fn(|_| Mutex::new(Shard { forgotten, least: HashMap::default() })) }
     }
 
     /// The value of an object that was last changed then.
@@ -132,7 +130,7 @@ mod tests {
 
     #[test]
     fn a_value_is_the_ctime_and_more_where_that_stands_still() {
-        let mut shard = Shard { forgotten: 1000, least: HashMap::new() };
+        let mut shard = Shard { forgotten: 1000, least: HashMap::default() };
         let (ctime, now) = at(5_000_000);
         assert_eq!(shard.of(1, ctime), 5_000_000);
         shard.raise(1, 5_000_001, now);
@@ -158,8 +156,8 @@ mod tests {
 
     #[test]
     fn the_table_is_bounded_and_no_value_goes_back_when_it_is_emptied() {
-        let mut shard = Shard { forgotten: 0, least: HashMap::new() };
-        let mut told: HashMap<u64, (Time, u64)> = HashMap::new();
+        let mut shard = Shard { forgotten: 0, least: HashMap::default() };
+        let mut told: HashMap<u64, (Time, u64)> = HashMap::default();
         let tick = 4_000_000;
         for step in 0..4 * SHARD_MAX as u64 {
             let (ctime, now) = at((1000 + step / 8) * tick);

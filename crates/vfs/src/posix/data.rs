@@ -174,7 +174,7 @@ impl Posix {
     /// which a new verifier tells them.
     fn note_failure(&self, error: VfsError) {
         if error == VfsError::Io {
-            *self.verifier.lock() = rand::random();
+            *self.verifier.lock() = entropy::random();
         }
     }
 }

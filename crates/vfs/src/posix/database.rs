@@ -28,7 +28,6 @@
 //! written anew when most of it is obsolete, and, after storage has failed, as soon as it works again.
 
 use std::{
-    collections::HashMap,
     fs::File,
     io::{self, Read, Write},
     os::unix::fs::FileExt,
@@ -36,6 +35,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use entropy::HashMap;
 use parking_lot::{Mutex, RwLock};
 use smallvec::SmallVec;
 
@@ -88,7 +88,7 @@ impl Database {
             Err(error) if loss == Loss::Accept && error.kind() == io::ErrorKind::InvalidData => {
                 let aside = private::set_aside(&path)?;
                 tracing::warn!(%error, aside = %aside.display(), "a new handle database is begun: clients must mount again");
-                Places::new()
+                Places::default()
             }
             read => read?,
         };
@@ -97,7 +97,7 @@ impl Database {
     }
 
     fn read(path: &std::path::Path, loss: Loss) -> io::Result<Places> {
-        let mut places = Places::new();
+        let mut places = Places::default();
         let Some(mut file) = private::open(path, private::OTHERS_WRITE)? else {
             return if loss == Loss::Refuse { Err(damaged("it is missing, and there was one")) } else { Ok(places) };
         };

@@ -9,7 +9,6 @@
 //! data, so the object is put away when the descriptors for data are closed, as soon as nobody uses it.
 
 use std::{
-    collections::HashMap,
     fs::File,
     hash::BuildHasher,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -20,7 +19,7 @@ use std::{
     time::Duration,
 };
 
-use foldhash::fast::RandomState;
+use entropy::{FastState, HashMap};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use smallvec::SmallVec;
 
@@ -105,7 +104,7 @@ pub(super) struct Objects(Arc<Shared>);
 struct Shared {
     shards: Box<[Mutex<Shard>]>,
     /// Finds an object's shard. Handles are the kernel's to choose.
-    hasher: RandomState,
+    hasher: FastState,
     /// Objects in one shard, at most.
     shard_max: usize,
     /// Descriptors for data, about, at most.
@@ -120,7 +119,7 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct Shard {
-    index: HashMap<Handle, usize, RandomState>,
+    index: HashMap<Handle, usize, FastState>,
     slots: Vec<Arc<Object>>,
     /// Where the search for one to put away goes on.
     hand: usize,
@@ -131,7 +130,7 @@ impl Objects {
     pub(super) fn new(max: usize) -> Self {
         let shared = Arc::new(Shared {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
-            hasher: RandomState::default(),
+            hasher: FastState::default(),
             shard_max: (max / 2 / SHARDS).max(4),
             opens_max: (max / 2).max(16),
             opens: AtomicUsize::new(0),

@@ -1,10 +1,8 @@
 //! Requests that wait: in order, without deadlocks.
 
-use std::{
-    collections::{HashSet, VecDeque},
-    hash::Hash,
-    sync::Arc,
-};
+use std::{collections::VecDeque, hash::Hash, sync::Arc};
+
+use entropy::HashSet;
 
 use super::{FileId, FileLocks, LockError, LockKind, LockTable, Owner, OwnerId, Range};
 
@@ -136,7 +134,7 @@ impl<F: Clone + Eq + Hash> LockTable<F> {
 
     /// Whether somebody whom this request would wait for waits, by way of others perhaps, for its owner.
     fn would_deadlock(&self, file: &FileLocks<F>, owner: OwnerId, range: Range, kind: LockKind) -> bool {
-        let mut seen = HashSet::new();
+        let mut seen = HashSet::<OwnerId>::default();
         let mut next: Vec<OwnerId> = blockers(file, owner, range, kind).collect();
         while let Some(blocker) = next.pop() {
             if blocker == owner {

@@ -4,11 +4,9 @@
 //! [`RecallableKind`], the operations that grant and return it, and the callback that recalls it. The compiler then shows each place
 //! where the kinds differ. [`Delegation`] is the only one so far. [`recall`](super::transitions::recall) is what all kinds have in common.
 
-use std::{
-    collections::{HashMap, VecDeque},
-    time::Instant,
-};
+use std::{collections::VecDeque, time::Instant};
 
+use entropy::HashMap;
 use nfs::v4::*;
 
 use super::ids::Other;
@@ -100,7 +98,7 @@ impl Grant {
 
 impl<F> Default for Recalls<F> {
     fn default() -> Self {
-        Self { queue: VecDeque::new(), deadlines: VecDeque::new(), contended: HashMap::new() }
+        Self { queue: VecDeque::new(), deadlines: VecDeque::new(), contended: HashMap::default() }
     }
 }
 

@@ -5,9 +5,10 @@
 //!
 //! On error nothing has changed, but that a lease may have been renewed.
 
-use std::{collections::HashSet, hash::Hash, time::Instant};
+use std::{hash::Hash, time::Instant};
 
 use bytes::Bytes;
+use entropy::HashSet;
 use nfs::v4::*;
 use rand::RngCore;
 
