@@ -26,7 +26,7 @@ use rand::{
 pub use hash::{FastState, HashMap, HashSet, RandomState};
 pub use sequence::Sequence;
 #[cfg(feature = "sim")]
-pub use simulation::simulate;
+pub use simulation::{is_simulated, simulate};
 
 /// A random value that nobody can predict; fit for keys.
 pub fn random<T>() -> T

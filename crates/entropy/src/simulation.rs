@@ -44,6 +44,11 @@ pub fn simulate<T>(seed: u64, work: impl FnOnce() -> T) -> T {
     work()
 }
 
+/// Whether this thread is in a simulation.
+pub fn is_simulated() -> bool {
+    with(|_| ()).is_some()
+}
+
 /// What `ask` says of this thread's simulation, if it is in one.
 pub(crate) fn with<T>(ask: impl FnOnce(&mut Simulation) -> T) -> Option<T> {
     // A thread that ends is in none.
@@ -100,9 +105,11 @@ mod tests {
 
     #[test]
     fn outside_of_a_simulation_nothing_comes_twice() {
-        assert_ne!(draws(), draws());
-        simulate(1, || ());
-        assert_ne!(draws(), draws(), "a simulation has an end");
+        let draw = random::<u128>;
+        assert_ne!(draw(), draw());
+        assert!(simulate(1, is_simulated));
+        assert_ne!(simulate(1, draw), draw(), "a simulation has an end");
+        assert!(!is_simulated());
     }
 
     #[test]

@@ -16,6 +16,7 @@ mod run;
 mod stream;
 mod trace;
 
+pub use entropy::is_simulated;
 pub use network::{Connection, Cut, Listening, Network, NetworkOptions};
 pub use run::{assert_replays, seeds, simulate};
 pub use stream::{Stream, StreamListener};

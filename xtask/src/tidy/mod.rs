@@ -1,6 +1,7 @@
 //! The rules of STYLE.md and ARCHITECTURE.md that a program can check.
 
 mod arrows;
+mod entropy;
 mod folders;
 mod imports;
 mod links;
@@ -26,10 +27,11 @@ pub fn run(report: &mut Report) {
             return;
         }
     };
-    let rules: [(&str, Vec<String>); 9] = [
+    let rules: [(&str, Vec<String>); 10] = [
         ("arrows between crates", arrows::broken()),
         ("arrows between folders", folders::broken(&files)),
         ("unsafe stays where it may be", text::unsafe_elsewhere(&files)),
+        ("randomness follows from the seed", entropy::unseeded(&files)),
         ("files are short", text::too_long(&files)),
         ("nothing is left to do", text::unfinished(&files)),
         ("no machine is named", text::machine_names(&files)),

@@ -168,70 +168,76 @@ async fn connect(host: &Host) -> Arc<dyn Transport> {
     transport
 }
 
-#[tokio::test(start_paused = true)]
-async fn under_overload_everybody_goes_on_and_what_waits_is_served_in_the_end() {
-    for seed in 0..5 {
-        let host = Host::start(seed, 16 * 4096);
-        // Two take all there is, with calls that are not answered for now, some of them read from their memory.
-        let mut hogs = JoinSet::new();
-        for _ in 0..2 {
-            let transport = connect(&host).await;
-            for xid in 0..100u32 {
-                let transport = transport.clone();
-                hogs.spawn(async move {
-                    let payload = if xid % 3 == 0 { 20_000 } else { 100 };
-                    let message = call(xid, 50, 0, Bytes::from(vec![HELD; payload]));
-                    check(
-                        &transport.call(message, plan(50, 0)).await.unwrap(),
-                        xid,
-                        50,
-                        0,
-                        (HELD as usize * payload) as u8,
-                    );
+#[test]
+fn under_overload_everybody_goes_on_and_what_waits_is_served_in_the_end() {
+    simnet::simulate(0, || async {
+        for seed in 0..5 {
+            let host = Host::start(seed, 16 * 4096);
+            // Two take all there is, with calls that are not answered for now, some of them read from their memory.
+            let mut hogs = JoinSet::new();
+            for _ in 0..2 {
+                let transport = connect(&host).await;
+                for xid in 0..100u32 {
+                    let transport = transport.clone();
+                    hogs.spawn(async move {
+                        let payload = if xid % 3 == 0 { 20_000 } else { 100 };
+                        let message = call(xid, 50, 0, Bytes::from(vec![HELD; payload]));
+                        check(
+                            &transport.call(message, plan(50, 0)).await.unwrap(),
+                            xid,
+                            50,
+                            0,
+                            (HELD as usize * payload) as u8,
+                        );
+                    });
+                }
+            }
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            // Others are guaranteed what it takes to be served, reads from their memory included.
+            let mut modest = JoinSet::new();
+            for _ in 0..20 {
+                let transport = connect(&host).await;
+                modest.spawn(async move {
+                    for xid in 0..30u32 {
+                        let payload = if xid % 2 == 0 { 20_000 } else { 100 };
+                        let message = call(xid, 5000, 0, Bytes::from(vec![1; payload]));
+                        check(&transport.call(message, plan(5000, 0)).await.unwrap(), xid, 5000, 0, payload as u8);
+                    }
                 });
             }
+            let served = tokio::time::timeout(Duration::from_secs(50), modest.join_all()).await;
+            assert!(served.is_ok(), "seed {seed}: they are not served");
+            assert_eq!(hogs.len(), 200);
+            assert!(hogs.try_join_next().is_none());
+            host.go.send_replace(true);
+            tokio::time::timeout(Duration::from_secs(50), hogs.join_all()).await.expect("what waited is served");
         }
-        tokio::time::sleep(Duration::from_secs(1)).await;
-        // Others are guaranteed what it takes to be served, reads from their memory included.
-        let mut modest = JoinSet::new();
-        for _ in 0..20 {
-            let transport = connect(&host).await;
-            modest.spawn(async move {
-                for xid in 0..30u32 {
-                    let payload = if xid % 2 == 0 { 20_000 } else { 100 };
-                    let message = call(xid, 5000, 0, Bytes::from(vec![1; payload]));
-                    check(&transport.call(message, plan(5000, 0)).await.unwrap(), xid, 5000, 0, payload as u8);
-                }
-            });
-        }
-        let served = tokio::time::timeout(Duration::from_secs(50), modest.join_all()).await;
-        assert!(served.is_ok(), "seed {seed}: they are not served");
-        assert_eq!(hogs.len(), 200);
-        assert!(hogs.try_join_next().is_none());
-        host.go.send_replace(true);
-        tokio::time::timeout(Duration::from_secs(50), hogs.join_all()).await.expect("what waited is served");
-    }
+    });
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_client_that_overruns_its_credits_is_disconnected_alone() {
-    let host = Host::start(1, 16 * 4096);
-    let honest = connect(&host).await;
-    let serve = |xid| {
-        let honest = honest.clone();
-        async move { check(&honest.call(call(xid, 10, 0, vec![1; 10].into()), plan(10, 0)).await.unwrap(), xid, 10, 0, 10) }
-    };
-    serve(1).await;
-    let data = Options::default().private_data().encode();
-    let receives = (0..300).map(|id| (WorkId(id), buf::Buffer::zeroed(4096))).collect();
-    let mut hostile = host.sim.connect(host.at, &QpOptions::default(), &data, receives).await.unwrap().qp;
-    for xid in 0..200 {
-        let stream = call(xid, 0, 0, vec![1; 100].into()).to_rope().to_bytes().unwrap();
-        let data = Bytes::from([&Message::encode(&call_header(xid)).stream[..], &stream].concat()).into();
-        hostile.post(WorkRequest::Send { id: WorkId(1), data, invalidate: None, solicited: false }).unwrap();
-    }
-    let mut completions = Vec::new();
-    let ended = async { while poll_fn(|cx| hostile.poll_completions(cx, &mut completions)).await.is_ok() {} };
-    tokio::time::timeout(Duration::from_secs(10), ended).await.expect("the server still talks to it");
-    serve(2).await;
+#[test]
+fn a_client_that_overruns_its_credits_is_disconnected_alone() {
+    simnet::simulate(0, || async {
+        let host = Host::start(1, 16 * 4096);
+        let honest = connect(&host).await;
+        let serve = |xid| {
+            let honest = honest.clone();
+            async move {
+                check(&honest.call(call(xid, 10, 0, vec![1; 10].into()), plan(10, 0)).await.unwrap(), xid, 10, 0, 10)
+            }
+        };
+        serve(1).await;
+        let data = Options::default().private_data().encode();
+        let receives = (0..300).map(|id| (WorkId(id), buf::Buffer::zeroed(4096))).collect();
+        let mut hostile = host.sim.connect(host.at, &QpOptions::default(), &data, receives).await.unwrap().qp;
+        for xid in 0..200 {
+            let stream = call(xid, 0, 0, vec![1; 100].into()).to_rope().to_bytes().unwrap();
+            let data = Bytes::from([&Message::encode(&call_header(xid)).stream[..], &stream].concat()).into();
+            hostile.post(WorkRequest::Send { id: WorkId(1), data, invalidate: None, solicited: false }).unwrap();
+        }
+        let mut completions = Vec::new();
+        let ended = async { while poll_fn(|cx| hostile.poll_completions(cx, &mut completions)).await.is_ok() {} };
+        tokio::time::timeout(Duration::from_secs(10), ended).await.expect("the server still talks to it");
+        serve(2).await;
+    });
 }

@@ -136,25 +136,30 @@ async fn run(sim: Sim, count: u32) -> Run {
     Run { messages: sim.network().messages(), cuts: connections.load(SeqCst) - 1 }
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_cut_at_every_message_and_each_call_is_executed_once() {
-    let whole = run(Sim::new(NetworkOptions::default()), 8).await;
-    assert_eq!(whole.cuts, 0);
-    for message in 0..whole.messages {
-        for cut in [Cut::Before, Cut::After] {
-            let sim = Sim::new(NetworkOptions::default());
-            sim.network().cut_at(message, cut);
-            run(sim, 8).await;
+#[test]
+fn a_cut_at_every_message_and_each_call_is_executed_once() {
+    simnet::simulate(0, || async {
+        let whole = run(Sim::new(NetworkOptions::default()), 8).await;
+        assert_eq!(whole.cuts, 0);
+        for message in 0..whole.messages {
+            for cut in [Cut::Before, Cut::After] {
+                let sim = Sim::new(NetworkOptions::default());
+                sim.network().cut_at(message, cut);
+                run(sim, 8).await;
+            }
         }
-    }
+    });
 }
 
-#[tokio::test(start_paused = true)]
-async fn cuts_at_random_and_each_call_is_executed_once() {
-    let mut cuts = 0;
-    for seed in 0..20 {
-        cuts +=
-            run(Sim::new(NetworkOptions { seed, cut_probability: 0.02, ..NetworkOptions::default() }), 60).await.cuts;
-    }
-    assert!(cuts > 50, "{cuts} cuts");
+#[test]
+fn cuts_at_random_and_each_call_is_executed_once() {
+    simnet::simulate(0, || async {
+        let mut cuts = 0;
+        for seed in 0..20 {
+            cuts += run(Sim::new(NetworkOptions { seed, cut_probability: 0.02, ..NetworkOptions::default() }), 60)
+                .await
+                .cuts;
+        }
+        assert!(cuts > 50, "{cuts} cuts");
+    });
 }

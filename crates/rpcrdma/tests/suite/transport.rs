@@ -73,9 +73,11 @@ impl World {
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn calls_of_every_size_at_once() {
-    calls_of_all_sizes(World::new(NetworkOptions::default())).await;
+#[test]
+fn calls_of_every_size_at_once() {
+    simnet::simulate(0, || async {
+        calls_of_all_sizes(World::new(NetworkOptions::default())).await;
+    });
 }
 
 async fn calls_of_all_sizes(world: World) {
@@ -100,187 +102,207 @@ async fn calls_of_all_sizes(world: World) {
     world.assert_all_home().await;
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_cut_at_every_message_ends_every_call_and_loses_no_buffer() {
-    async fn run(options: Options, cut: Option<(u64, Cut)>) -> u64 {
-        let world = World::with(Sim::new(NetworkOptions::default()), options.clone(), options);
-        if let Some((message, cut)) = cut {
-            world.sim.network().cut_at(message, cut);
+#[test]
+fn a_cut_at_every_message_ends_every_call_and_loses_no_buffer() {
+    simnet::simulate(0, || async {
+        async fn run(options: Options, cut: Option<(u64, Cut)>) -> u64 {
+            let world = World::with(Sim::new(NetworkOptions::default()), options.clone(), options);
+            if let Some((message, cut)) = cut {
+                world.sim.network().cut_at(message, cut);
+            }
+            let transport = world.connect().await;
+            let calls = (0..SIZES.len() as u32).map(|xid| {
+                let transport = transport.clone();
+                tokio::spawn(async move {
+                    let (want, words, payload) = SIZES[xid as usize];
+                    let message = call(xid, want, words, Bytes::from(vec![0; payload]));
+                    match transport.call(message, plan(want, words)).await {
+                        Ok(reply) => check(&reply, xid, want, words, 0),
+                        Err(error) => {
+                            assert!(matches!(error.error, TransportError::Lost(_)), "{error:?}");
+                            assert_eq!(error.sink.map_or(0, |sink| sink.len()), want);
+                        }
+                    }
+                })
+            });
+            for call in calls.collect::<Vec<_>>() {
+                call.await.unwrap();
+            }
+            drop(transport);
+            let messages = world.sim.network().messages();
+            world.assert_all_home().await;
+            messages
         }
-        let transport = world.connect().await;
-        let calls = (0..SIZES.len() as u32).map(|xid| {
+        for options in [Options::default(), read_read()] {
+            let messages = run(options.clone(), None).await;
+            assert!(messages > 25, "{messages}");
+            for message in 0..messages {
+                run(options.clone(), Some((message, Cut::Before))).await;
+                run(options.clone(), Some((message, Cut::After))).await;
+            }
+        }
+    });
+}
+
+#[test]
+fn a_dropped_call_leaves_nothing_behind_and_the_connection_in_order() {
+    simnet::simulate(0, || async {
+        for after_ms in [0, 1, 3, 5, 8, 12, 20, 30] {
+            let world = World::new(NetworkOptions::default());
+            let transport = world.connect().await;
+            let given_up = transport.call(call(1, 100_000, 2000, Bytes::from(vec![1; 100_000])), plan(100_000, 2000));
+            let _ = tokio::time::timeout(Duration::from_millis(after_ms), given_up).await;
+            let reply = transport.call(call(2, 7, 0, Bytes::from_static(b"\x05")), plan(7, 0)).await.unwrap();
+            check(&reply, 2, 7, 0, 5);
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            drop((reply, transport));
+            world.assert_all_home().await;
+        }
+    });
+}
+
+#[test]
+fn close_ends_both_sides_and_pending_calls() {
+    simnet::simulate(0, || async {
+        let world = World::new(NetworkOptions::default());
+        let transport = world.client.connect(world.server).await.unwrap();
+        let driver = tokio::spawn(drive(transport.clone()));
+        let pending = tokio::spawn({
+            let transport = transport.clone();
+            async move { transport.call(call(1, 9000, 0, Bytes::new()), plan(9000, 0)).await }
+        });
+        tokio::task::yield_now().await;
+        transport.close();
+        assert!(matches!(driver.await.unwrap(), TransportError::Lost(_)));
+        let error = pending.await.unwrap().unwrap_err();
+        assert_eq!(error.sink.unwrap().len(), 9000);
+        let late = transport.call(call(2, 0, 0, Bytes::new()), plan(0, 0)).await.unwrap_err();
+        assert!(matches!(late.error, TransportError::Lost(_)));
+        drop(transport);
+        world.assert_all_home().await;
+    });
+}
+
+#[test]
+fn options_reach_the_connection_and_a_full_send_queue_only_slows_it() {
+    simnet::simulate(0, || async {
+        let world = World::with(
+            Sim::new(NetworkOptions::default()).with_private_data_max(4),
+            Options::default(),
+            Options::default(),
+        );
+        let raw = RawOptions::from([("credits".to_owned(), "2".to_owned()), ("min_chunk".to_owned(), "1".to_owned())]);
+        let kind = world.client.with_options(&raw).unwrap();
+        let transport = kind.connect(world.server).await.unwrap();
+        tokio::spawn(drive(transport.clone()));
+        let calls = (0..50u32).map(|xid| {
             let transport = transport.clone();
             tokio::spawn(async move {
-                let (want, words, payload) = SIZES[xid as usize];
-                let message = call(xid, want, words, Bytes::from(vec![0; payload]));
-                match transport.call(message, plan(want, words)).await {
-                    Ok(reply) => check(&reply, xid, want, words, 0),
-                    Err(error) => {
-                        assert!(matches!(error.error, TransportError::Lost(_)), "{error:?}");
-                        assert_eq!(error.sink.map_or(0, |sink| sink.len()), want);
-                    }
-                }
+                // No private data fits on this fabric: 1024 bytes inline.
+                let (want, words) = (600, 200);
+                let reply =
+                    transport.call(call(xid, want, words, Bytes::from_static(b"\x03")), plan(want, words)).await;
+                check(&reply.unwrap(), xid, want, words, 3);
             })
         });
         for call in calls.collect::<Vec<_>>() {
             call.await.unwrap();
         }
-        drop(transport);
-        let messages = world.sim.network().messages();
+        drop((transport, kind));
         world.assert_all_home().await;
-        messages
-    }
-    for options in [Options::default(), read_read()] {
-        let messages = run(options.clone(), None).await;
-        assert!(messages > 25, "{messages}");
-        for message in 0..messages {
-            run(options.clone(), Some((message, Cut::Before))).await;
-            run(options.clone(), Some((message, Cut::After))).await;
+    });
+}
+
+#[test]
+fn a_connection_that_is_never_set_up_times_out_on_either_side() {
+    simnet::simulate(0, || async {
+        let sim = Sim::new(NetworkOptions::default());
+        let kind = RdmaKind::new(Arc::new(sim.clone()), Options::default());
+        let mut listener = kind.listen("10.0.0.1:0".parse().unwrap()).unwrap();
+        // Nobody accepts.
+        let error = kind.connect(listener.local_addr()).await.err().unwrap();
+        assert!(matches!(&error, TransportError::Connect(why) if why.contains("timed out")), "{error}");
+        // Whoever asked has gone.
+        assert!(listener.accept().await.unwrap().set_up(Hosts::all()).await.is_err());
+        let refused = kind.connect("10.0.0.1:9".parse().unwrap()).await.err().unwrap();
+        assert!(matches!(refused, TransportError::Connect(_)));
+    });
+}
+
+#[test]
+fn a_host_that_is_not_served_in_full_gets_few_credits_and_short_messages() {
+    simnet::simulate(0, || async {
+        let sim = Sim::new(NetworkOptions::default());
+        let kind = RdmaKind::new(Arc::new(sim.clone()), Options::default());
+        let mut listener = kind.listen("10.0.0.1:0".parse().unwrap()).unwrap();
+        let at = listener.local_addr();
+        for (hosts, message_max) in
+            [(Hosts::admitted_by(|_| false), 64 << 10), (Hosts::all(), Options::default().message_max)]
+        {
+            let accepting = async {
+                let incoming = listener.accept().await.unwrap();
+                assert_eq!(incoming.peer().map(|peer| peer.user), Some(None));
+                incoming.set_up(hosts).await.unwrap()
+            };
+            let (near, far) = tokio::join!(kind.connect(at), accepting);
+            assert_eq!(far.caps().message_max, message_max);
+            far.abort();
+            let error = std::future::poll_fn(|cx| far.poll_recv(cx)).await.unwrap_err();
+            assert!(matches!(error, TransportError::Lost(_)), "{error}");
+            drop(near.unwrap());
         }
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_dropped_call_leaves_nothing_behind_and_the_connection_in_order() {
-    for after_ms in [0, 1, 3, 5, 8, 12, 20, 30] {
-        let world = World::new(NetworkOptions::default());
-        let transport = world.connect().await;
-        let given_up = transport.call(call(1, 100_000, 2000, Bytes::from(vec![1; 100_000])), plan(100_000, 2000));
-        let _ = tokio::time::timeout(Duration::from_millis(after_ms), given_up).await;
-        let reply = transport.call(call(2, 7, 0, Bytes::from_static(b"\x05")), plan(7, 0)).await.unwrap();
-        check(&reply, 2, 7, 0, 5);
-        tokio::time::sleep(Duration::from_secs(1)).await;
-        drop((reply, transport));
-        world.assert_all_home().await;
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn close_ends_both_sides_and_pending_calls() {
-    let world = World::new(NetworkOptions::default());
-    let transport = world.client.connect(world.server).await.unwrap();
-    let driver = tokio::spawn(drive(transport.clone()));
-    let pending = tokio::spawn({
-        let transport = transport.clone();
-        async move { transport.call(call(1, 9000, 0, Bytes::new()), plan(9000, 0)).await }
     });
-    tokio::task::yield_now().await;
-    transport.close();
-    assert!(matches!(driver.await.unwrap(), TransportError::Lost(_)));
-    let error = pending.await.unwrap().unwrap_err();
-    assert_eq!(error.sink.unwrap().len(), 9000);
-    let late = transport.call(call(2, 0, 0, Bytes::new()), plan(0, 0)).await.unwrap_err();
-    assert!(matches!(late.error, TransportError::Lost(_)));
-    drop(transport);
-    world.assert_all_home().await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn options_reach_the_connection_and_a_full_send_queue_only_slows_it() {
-    let world = World::with(
-        Sim::new(NetworkOptions::default()).with_private_data_max(4),
-        Options::default(),
-        Options::default(),
-    );
-    let raw = RawOptions::from([("credits".to_owned(), "2".to_owned()), ("min_chunk".to_owned(), "1".to_owned())]);
-    let kind = world.client.with_options(&raw).unwrap();
-    let transport = kind.connect(world.server).await.unwrap();
-    tokio::spawn(drive(transport.clone()));
-    let calls = (0..50u32).map(|xid| {
-        let transport = transport.clone();
-        tokio::spawn(async move {
-            // No private data fits on this fabric: 1024 bytes inline.
-            let (want, words) = (600, 200);
-            let reply = transport.call(call(xid, want, words, Bytes::from_static(b"\x03")), plan(want, words)).await;
-            check(&reply.unwrap(), xid, want, words, 3);
-        })
-    });
-    for call in calls.collect::<Vec<_>>() {
-        call.await.unwrap();
-    }
-    drop((transport, kind));
-    world.assert_all_home().await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_connection_that_is_never_set_up_times_out_on_either_side() {
-    let sim = Sim::new(NetworkOptions::default());
-    let kind = RdmaKind::new(Arc::new(sim.clone()), Options::default());
-    let mut listener = kind.listen("10.0.0.1:0".parse().unwrap()).unwrap();
-    // Nobody accepts.
-    let error = kind.connect(listener.local_addr()).await.err().unwrap();
-    assert!(matches!(&error, TransportError::Connect(why) if why.contains("timed out")), "{error}");
-    // Whoever asked has gone.
-    assert!(listener.accept().await.unwrap().set_up(Hosts::all()).await.is_err());
-    let refused = kind.connect("10.0.0.1:9".parse().unwrap()).await.err().unwrap();
-    assert!(matches!(refused, TransportError::Connect(_)));
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_host_that_is_not_served_in_full_gets_few_credits_and_short_messages() {
-    let sim = Sim::new(NetworkOptions::default());
-    let kind = RdmaKind::new(Arc::new(sim.clone()), Options::default());
-    let mut listener = kind.listen("10.0.0.1:0".parse().unwrap()).unwrap();
-    let at = listener.local_addr();
-    for (hosts, message_max) in
-        [(Hosts::admitted_by(|_| false), 64 << 10), (Hosts::all(), Options::default().message_max)]
-    {
-        let accepting = async {
-            let incoming = listener.accept().await.unwrap();
-            assert_eq!(incoming.peer().map(|peer| peer.user), Some(None));
-            incoming.set_up(hosts).await.unwrap()
-        };
-        let (near, far) = tokio::join!(kind.connect(at), accepting);
-        assert_eq!(far.caps().message_max, message_max);
-        far.abort();
-        let error = std::future::poll_fn(|cx| far.poll_recv(cx)).await.unwrap_err();
-        assert!(matches!(error, TransportError::Lost(_)), "{error}");
-        drop(near.unwrap());
-    }
 }
 
 fn read_read() -> Options {
     Options { design: Design::ReadRead, allow_read_read: true, ..Options::default() }
 }
 
-#[tokio::test(start_paused = true)]
-async fn the_read_read_design_is_done_when_both_ends_ask_for_it() {
-    let asking = Options { allow_read_read: false, ..read_read() };
-    calls_of_all_sizes(World::with(Sim::new(NetworkOptions::default()), asking, read_read())).await;
-    // A client that does not ask is served as ever.
-    calls_of_all_sizes(World::with(Sim::new(NetworkOptions::default()), Options::default(), read_read())).await;
+#[test]
+fn the_read_read_design_is_done_when_both_ends_ask_for_it() {
+    simnet::simulate(0, || async {
+        let asking = Options { allow_read_read: false, ..read_read() };
+        calls_of_all_sizes(World::with(Sim::new(NetworkOptions::default()), asking, read_read())).await;
+        // A client that does not ask is served as ever.
+        calls_of_all_sizes(World::with(Sim::new(NetworkOptions::default()), Options::default(), read_read())).await;
+    });
 }
 
-#[tokio::test(start_paused = true)]
-async fn the_read_read_design_is_refused_where_one_end_has_not_asked_for_it() {
-    let world = World::with(Sim::new(NetworkOptions::default()), read_read(), Options::default());
-    let error = world.client.connect(world.server).await.err().unwrap().to_string();
-    assert!(error.contains("the server does not offer it") && error.contains("allow_read_read=on"), "{error}");
-    let raw = RawOptions::from([("design".to_owned(), "read-read".to_owned())]);
-    let kind = world.client.with_options(&raw).unwrap().with_options(&[("allow_read_read", "off")].map(owned).into());
-    let error = kind.unwrap().listen("10.0.0.1:0".parse().unwrap()).err().unwrap().to_string();
-    assert!(error.contains("allow_read_read=on") && error.contains("RDMA_DONE"), "{error}");
-    world.assert_all_home().await;
+#[test]
+fn the_read_read_design_is_refused_where_one_end_has_not_asked_for_it() {
+    simnet::simulate(0, || async {
+        let world = World::with(Sim::new(NetworkOptions::default()), read_read(), Options::default());
+        let error = world.client.connect(world.server).await.err().unwrap().to_string();
+        assert!(error.contains("the server does not offer it") && error.contains("allow_read_read=on"), "{error}");
+        let raw = RawOptions::from([("design".to_owned(), "read-read".to_owned())]);
+        let kind =
+            world.client.with_options(&raw).unwrap().with_options(&[("allow_read_read", "off")].map(owned).into());
+        let error = kind.unwrap().listen("10.0.0.1:0".parse().unwrap()).err().unwrap().to_string();
+        assert!(error.contains("allow_read_read=on") && error.contains("RDMA_DONE"), "{error}");
+        world.assert_all_home().await;
+    });
 }
 
 fn owned((name, value): (&str, &str)) -> (String, String) {
     (name.to_owned(), value.to_owned())
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_client_that_never_says_done_is_left_alone_and_costs_nobody_else_anything() {
-    let world = World::with(Sim::new(NetworkOptions::default()), read_read(), read_read());
-    let honest = world.connect().await;
-    let mut hostile = Hostile::connect(&world).await;
-    hostile.send(7, Body::Msg(Lists::default()), &call(7, 100_000, 0, Bytes::new()).stream);
-    let began = tokio::time::Instant::now();
-    let reply = honest.call(call(1, 50_000, 10, Bytes::from(vec![2; 50_000])), plan(50_000, 10)).await;
-    check(&reply.unwrap(), 1, 50_000, 10, (50_000u32 * 2) as u8);
-    hostile.ended().await;
-    let waited = began.elapsed();
-    assert!(waited >= read_read().peer_timeout && waited < 2 * read_read().peer_timeout, "{waited:?}");
-    drop((hostile, honest));
-    world.assert_all_home().await;
+#[test]
+fn a_client_that_never_says_done_is_left_alone_and_costs_nobody_else_anything() {
+    simnet::simulate(0, || async {
+        let world = World::with(Sim::new(NetworkOptions::default()), read_read(), read_read());
+        let honest = world.connect().await;
+        let mut hostile = Hostile::connect(&world).await;
+        hostile.send(7, Body::Msg(Lists::default()), &call(7, 100_000, 0, Bytes::new()).stream);
+        let began = tokio::time::Instant::now();
+        let reply = honest.call(call(1, 50_000, 10, Bytes::from(vec![2; 50_000])), plan(50_000, 10)).await;
+        check(&reply.unwrap(), 1, 50_000, 10, (50_000u32 * 2) as u8);
+        hostile.ended().await;
+        let waited = began.elapsed();
+        assert!(waited >= read_read().peer_timeout && waited < 2 * read_read().peer_timeout, "{waited:?}");
+        drop((hostile, honest));
+        world.assert_all_home().await;
+    });
 }
 
 /// A client that does as it likes.
@@ -314,61 +336,66 @@ impl Hostile {
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_hostile_client_ends_its_own_connection_and_disturbs_nobody() {
-    let world = World::new(NetworkOptions::default());
-    let honest = world.connect().await;
-    let segment = |handle: u32, length: u32| Segment { handle: Stag(handle), length, offset: 0 };
-    let reads = move |position: u32, length: u32| {
-        let mut lists = Lists::default();
-        lists.reads.push(position, segment(0xbad, length)).unwrap();
-        lists
-    };
-    let plain = call(7, 0, 0, Bytes::new()).stream;
-    type Attack = Box<dyn Fn(&mut Hostile)>;
-    let attacks: Vec<Attack> = vec![
-        Box::new(|hostile| hostile.send_bytes(Bytes::from_static(b"short"))),
-        Box::new(|hostile| hostile.send_bytes(vec![0; 4097].into())),
-        // Memory that is not there: to read, to write, to reply into.
-        Box::new(move |hostile| hostile.send(7, Body::Msg(reads(20, 8)), &call(7, 0, 0, vec![0; 8].into()).stream)),
-        Box::new(move |hostile| hostile.send(7, Body::NoMsg(reads(0, 100_000)), &[])),
-        Box::new(move |hostile| {
-            let writes = WriteList::new([Chunk::new([segment(1, 900)])]);
-            let stream = call(7, 900, 0, Bytes::new()).stream;
-            hostile.send(7, Body::Msg(Lists { writes, ..Lists::default() }), &stream);
-        }),
-        Box::new(move |hostile| {
-            let reply = Some(Chunk::new([segment(1, 1 << 20)]));
-            let stream = call(7, 0, 4000, Bytes::new()).stream.slice(..20);
-            hostile.send(7, Body::Msg(Lists { reply, ..Lists::default() }), &stream);
-        }),
-        // More than it has credits for.
-        Box::new(move |hostile| (0..300).for_each(|_| hostile.send(7, Body::Msg(Lists::default()), &plain))),
-        // An RDMA Write into the server.
-        Box::new(|hostile| {
-            let to = RemoteSegment { stag: Stag(0x100), offset: 0 };
-            let data = Rope::from(Bytes::from_static(b"mine"));
-            hostile.qp.post(WorkRequest::Write { id: WorkId(1), data, to }).unwrap();
-        }),
-    ];
-    for (number, attack) in attacks.iter().enumerate() {
-        let mut hostile = Hostile::connect(&world).await;
-        attack(&mut hostile);
-        hostile.ended().await;
-        drop(hostile);
-        let reply = honest.call(call(number as u32, 50_000, 10, Bytes::from(vec![2; 50_000])), plan(50_000, 10)).await;
-        check(&reply.unwrap(), number as u32, 50_000, 10, (50_000u32 * 2) as u8);
-    }
-    drop(honest);
-    world.assert_all_home().await;
+#[test]
+fn a_hostile_client_ends_its_own_connection_and_disturbs_nobody() {
+    simnet::simulate(0, || async {
+        let world = World::new(NetworkOptions::default());
+        let honest = world.connect().await;
+        let segment = |handle: u32, length: u32| Segment { handle: Stag(handle), length, offset: 0 };
+        let reads = move |position: u32, length: u32| {
+            let mut lists = Lists::default();
+            lists.reads.push(position, segment(0xbad, length)).unwrap();
+            lists
+        };
+        let plain = call(7, 0, 0, Bytes::new()).stream;
+        type Attack = Box<dyn Fn(&mut Hostile)>;
+        let attacks: Vec<Attack> = vec![
+            Box::new(|hostile| hostile.send_bytes(Bytes::from_static(b"short"))),
+            Box::new(|hostile| hostile.send_bytes(vec![0; 4097].into())),
+            // Memory that is not there: to read, to write, to reply into.
+            Box::new(move |hostile| hostile.send(7, Body::Msg(reads(20, 8)), &call(7, 0, 0, vec![0; 8].into()).stream)),
+            Box::new(move |hostile| hostile.send(7, Body::NoMsg(reads(0, 100_000)), &[])),
+            Box::new(move |hostile| {
+                let writes = WriteList::new([Chunk::new([segment(1, 900)])]);
+                let stream = call(7, 900, 0, Bytes::new()).stream;
+                hostile.send(7, Body::Msg(Lists { writes, ..Lists::default() }), &stream);
+            }),
+            Box::new(move |hostile| {
+                let reply = Some(Chunk::new([segment(1, 1 << 20)]));
+                let stream = call(7, 0, 4000, Bytes::new()).stream.slice(..20);
+                hostile.send(7, Body::Msg(Lists { reply, ..Lists::default() }), &stream);
+            }),
+            // More than it has credits for.
+            Box::new(move |hostile| (0..300).for_each(|_| hostile.send(7, Body::Msg(Lists::default()), &plain))),
+            // An RDMA Write into the server.
+            Box::new(|hostile| {
+                let to = RemoteSegment { stag: Stag(0x100), offset: 0 };
+                let data = Rope::from(Bytes::from_static(b"mine"));
+                hostile.qp.post(WorkRequest::Write { id: WorkId(1), data, to }).unwrap();
+            }),
+        ];
+        for (number, attack) in attacks.iter().enumerate() {
+            let mut hostile = Hostile::connect(&world).await;
+            attack(&mut hostile);
+            hostile.ended().await;
+            drop(hostile);
+            let reply =
+                honest.call(call(number as u32, 50_000, 10, Bytes::from(vec![2; 50_000])), plan(50_000, 10)).await;
+            check(&reply.unwrap(), number as u32, 50_000, 10, (50_000u32 * 2) as u8);
+        }
+        drop(honest);
+        world.assert_all_home().await;
+    });
 }
 
 /// Calls whose data the server has read take memory until they are answered, and those that want data until the replies have
 /// been sent. All connections of a host together get a part of what there is; the others wait, and go on.
-#[tokio::test(start_paused = true)]
-async fn memory_of_calls_is_bounded_over_all_connections() {
-    memory_of_calls(200_000, 10).await;
-    memory_of_calls(10, 200_000).await;
+#[test]
+fn memory_of_calls_is_bounded_over_all_connections() {
+    simnet::simulate(0, || async {
+        memory_of_calls(200_000, 10).await;
+        memory_of_calls(10, 200_000).await;
+    });
 }
 
 async fn memory_of_calls(sent: usize, wanted: usize) {
