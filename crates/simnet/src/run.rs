@@ -9,14 +9,14 @@ use crate::Trace;
 /// There is no I/O but over a [`Network`](crate::Network): a socket panics.
 ///
 /// # Panics
-/// If the future does, with the seed on standard error; or if it takes an hour of virtual time.
+/// If the future does, with the seed on standard error; or if it takes a day of virtual time.
 pub fn simulate<F: Future>(seed: u64, work: impl FnOnce() -> F) -> F::Output {
     let _told = SeedOnPanic(seed);
     entropy::simulate(seed, || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
         let runtime = runtime.expect("a runtime for the simulation");
-        let ended = runtime.block_on(async { tokio::time::timeout(HOUR, work()).await });
-        ended.expect("the simulation has not ended after an hour of virtual time")
+        let ended = runtime.block_on(async { tokio::time::timeout(DAY, work()).await });
+        ended.expect("the simulation has not ended after a day of virtual time")
     })
 }
 
@@ -68,4 +68,4 @@ impl Drop for SeedOnPanic {
     }
 }
 
-const HOUR: Duration = Duration::from_secs(3600);
+const DAY: Duration = Duration::from_secs(24 * 3600);

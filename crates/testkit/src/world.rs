@@ -60,7 +60,7 @@ impl Setup {
     /// Runs `test` in a new world of virtual time.
     ///
     /// # Panics
-    /// If `test` does, with the seed on standard error; or if it takes an hour of virtual time.
+    /// If `test` does, with the seed on standard error; or if it takes a day of virtual time.
     pub fn run<T, F: Future<Output = T>>(self, test: impl FnOnce(World) -> F) -> T {
         let Setup { seed, vfs, drc } = self;
         simnet::simulate(seed, || {
