@@ -29,10 +29,56 @@ pub fn replay(seed: &str, report: &mut Report) -> bool {
     if seed.parse::<u64>().is_err() {
         return false;
     }
-    let arguments = ["test", "--package", "slipway-testkit", "--", "--nocapture"];
+    let arguments = [&SIMULATED[..], &["--", "--nocapture"]].concat();
     report.step(&format!("seed {seed}"), || counted(&arguments, Some(seed)));
     true
 }
+
+/// Runs all simulations so many times, and compares what their networks have carried; false if `times` is no number above 1.
+pub fn replays(times: &str, report: &mut Report) -> bool {
+    let Some(times) = times.parse::<u32>().ok().filter(|&times| times > 1) else { return false };
+    let mut first = None;
+    for number in 1..=times {
+        report.step(&format!("simulations, run {number}"), || {
+            let traces = match traces() {
+                Ok(traces) => traces,
+                Err(why) => return Outcome::Failed(why),
+            };
+            let first = first.get_or_insert_with(|| traces.clone());
+            let different = first.iter().zip(&traces).find(|(first, now)| first != now);
+            match different {
+                Some((first, now)) => Outcome::Failed(format!("{now}, but {first} in the first run")),
+                None if first.len() != traces.len() => Outcome::Failed("not as many simulations".to_owned()),
+                None => Outcome::Passed { tests: traces.len() as u64 },
+            }
+        });
+    }
+    true
+}
+
+/// One line for each simulated network of the tests, in a fixed order.
+fn traces() -> Result<Vec<String>, String> {
+    let path = target_dir().join("simulations.txt");
+    let _ = std::fs::remove_file(&path);
+    execute(cargo(SIMULATED).env("SLIPWAY_TRACES", &path))?;
+    let text = std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let mut traces: Vec<String> = text.lines().map(str::to_owned).collect();
+    traces.sort();
+    Ok(traces)
+}
+
+/// The tests that are simulations, among others.
+const SIMULATED: [&str; 9] = [
+    "test",
+    "--package",
+    "slipway-testkit",
+    "--package",
+    "slipway-client",
+    "--package",
+    "slipway-rpcrdma",
+    "--package",
+    "slipway-simnet",
+];
 
 fn tests(report: &mut Report) {
     let nextest = cargo(["nextest", "--version"]).output().is_ok_and(|output| output.status.success());

@@ -57,6 +57,8 @@ fn main() -> ExitCode {
         ["interop", "--only", suite, "--all"] => interop::run(Some(suite), true, &mut report),
         ["compare", arguments @ ..] => compare::run(arguments, &mut report),
         ["sim", "--seed", seed] => checks::replay(seed, &mut report),
+        ["sim", "--replay"] => checks::replays("2", &mut report),
+        ["sim", "--replay", times] => checks::replays(times, &mut report),
         ["fuzz", target] => fuzz::run(target, "1", &mut report),
         ["fuzz", target, "--minutes", minutes] => fuzz::run(target, minutes, &mut report),
         _ => false,
@@ -74,6 +76,6 @@ usage: cargo xtask test [--all]
        cargo xtask trace
        cargo xtask interop [--only client|locks|restarts|knfsd|knfsd4|verbs|hostile|libnfs|fio|capture|reference] [--all]
        cargo xtask compare [--seconds N] [--congestion NAME,... | --knfsd]
-       cargo xtask sim --seed N
+       cargo xtask sim --seed N | --replay [TIMES]
        cargo xtask fuzz TARGET [--minutes M]
 ";

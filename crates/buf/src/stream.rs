@@ -100,10 +100,33 @@ impl SendQueue {
         Ok(())
     }
 
+    /// Writes by `writev` until the queue is empty: for a stream that is no socket. File ranges are read into memory.
+    ///
+    /// # Errors
+    /// What `writev` says (what it took has left the queue); or a file or device memory cannot be read.
+    pub fn write_by(&mut self, mut writev: impl FnMut(&[IoSlice<'_>]) -> io::Result<usize>) -> io::Result<()> {
+        while let Some(front) = self.pieces.front() {
+            if !matches!(front, Piece::Memory(_)) {
+                self.copy_front()?;
+                continue;
+            }
+            let sent = writev(&self.memory())?;
+            self.consume(sent);
+        }
+        Ok(())
+    }
+
     fn send_memory(&self, socket: BorrowedFd<'_>) -> rustix::io::Result<usize> {
+        let slices = self.memory();
+        let more = if slices.len() < self.pieces.len() { SendFlags::MORE } else { SendFlags::empty() };
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT | more;
+        rustix::net::sendmsg(socket, &slices, &mut SendAncillaryBuffer::default(), flags)
+    }
+
+    /// The pieces at the front that are in memory, as many as one system call takes.
+    fn memory(&self) -> SmallVec<[IoSlice<'_>; GATHER_MAX]> {
         let mut room = PART;
-        let slices: SmallVec<[IoSlice<'_>; GATHER_MAX]> = self
-            .pieces
+        self.pieces
             .iter()
             .map_while(|piece| match piece {
                 Piece::Memory(bytes) if room > 0 => {
@@ -114,10 +137,7 @@ impl SendQueue {
                 Piece::Memory(_) | Piece::File(_) | Piece::Peer(_) | Piece::Device(_) => None,
             })
             .take(GATHER_MAX)
-            .collect();
-        let more = if slices.len() < self.pieces.len() { SendFlags::MORE } else { SendFlags::empty() };
-        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT | more;
-        rustix::net::sendmsg(socket, &slices, &mut SendAncillaryBuffer::default(), flags)
+            .collect()
     }
 
     fn consume(&mut self, mut sent: usize) {

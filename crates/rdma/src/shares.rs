@@ -7,8 +7,9 @@
 //! (Choudhury and Hahne, "Dynamic Queue Length Thresholds for Shared-Memory Packet Switches", 1998, with factors of one
 //! and one half.)
 
-use std::{collections::HashMap, hash::Hash, sync::Arc};
+use std::{hash::Hash, sync::Arc};
 
+use entropy::HashMap;
 use parking_lot::Mutex;
 
 /// A resource of `total` units, and the units that each user holds.
@@ -43,7 +44,7 @@ pub(crate) struct Share<K: Hash + Eq + Copy> {
 
 impl<K: Hash + Eq + Copy> Shares<K> {
     pub(crate) fn new(total: u64) -> Arc<Self> {
-        Arc::new(Self { total, held: Mutex::new(Held { sum: 0, by: HashMap::new() }) })
+        Arc::new(Self { total, held: Mutex::new(Held { sum: 0, by: HashMap::default() }) })
     }
 
     /// Takes `units` for `user`. Returns `None` if they exceed its share.

@@ -17,7 +17,7 @@ use rdma::{
     iwarp::{Iwarp, IwarpOptions},
     registration::Registration,
     shm::ShmOptions,
-    sim::{Sim, SimOptions},
+    sim::{NetworkOptions, Sim},
     verbs::VerbsOptions,
 };
 
@@ -174,11 +174,14 @@ fn assert_home(pool: &Pool) {
     assert_eq!(stats.free, stats.mapped, "every buffer is home");
 }
 
-#[tokio::test(start_paused = true)]
-async fn on_sim_everything_comes_home() {
-    let sim = |seed| Fabric::new(Sim::new(SimOptions { seed, cut_probability: 0.005, ..SimOptions::default() }));
-    let cuts = cuts(0..150, sim).await;
-    assert!((10..150).contains(&cuts), "{cuts} connections were cut");
+#[test]
+fn on_sim_everything_comes_home() {
+    simnet::simulate(0, || async {
+        let sim =
+            |seed| Fabric::new(Sim::new(NetworkOptions { seed, cut_probability: 0.005, ..NetworkOptions::default() }));
+        let cuts = cuts(0..150, sim).await;
+        assert!((10..150).contains(&cuts), "{cuts} connections were cut");
+    });
 }
 
 #[tokio::test]

@@ -11,7 +11,7 @@ use rdma::{
     hook::{FaultInjector, Hook, Hooked, QpId, Verdict},
     iwarp::{Iwarp, IwarpOptions},
     shm::ShmOptions,
-    sim::{Sim, SimOptions},
+    sim::{NetworkOptions, Sim},
 };
 
 async fn run(fabric: &Fabric) -> Pair {
@@ -42,12 +42,14 @@ async fn every_operation_can_be_cut_at(provider: impl Fn(Arc<FaultInjector>) -> 
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn every_operation_of_sim_can_be_cut_at() {
-    every_operation_can_be_cut_at(|injector| {
-        Fabric::new(Hooked::new(Sim::new(SimOptions::default()), injector as Arc<dyn Hook>))
-    })
-    .await;
+#[test]
+fn every_operation_of_sim_can_be_cut_at() {
+    simnet::simulate(0, || async {
+        every_operation_can_be_cut_at(|injector| {
+            Fabric::new(Hooked::new(Sim::new(NetworkOptions::default()), injector as Arc<dyn Hook>))
+        })
+        .await;
+    });
 }
 
 #[tokio::test]

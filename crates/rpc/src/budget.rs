@@ -20,7 +20,7 @@
 //! This module does no I/O. An account belongs to one connection and needs `&mut`; only [`Entry`] is shared.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::VecDeque,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst},
@@ -29,6 +29,7 @@ use std::{
     time::Duration,
 };
 
+use entropy::HashMap;
 use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
 use tokio::time::Instant;

@@ -263,7 +263,7 @@ impl Client {
             kind,
             server,
             // Random, so that XIDs are unpredictable and differ from those of an earlier process of this client.
-            next_xid: AtomicU32::new(rand::random()),
+            next_xid: AtomicU32::new(entropy::random()),
             current: watch::Sender::new(current),
             waiting: AtomicUsize::new(0),
             wanted: Notify::new(),
@@ -536,6 +536,7 @@ impl Link {
     /// Keeps the client connected and ends its calls at their deadlines, until `stopped` becomes `true`.
     async fn run(self: Arc<Self>, stopped: watch::Receiver<bool>) {
         tokio::select! {
+            biased;
             () = self.stay_connected(stopped) => {}
             () = self.deadlines.run() => {}
         }
@@ -610,6 +611,7 @@ pub(crate) async fn attempt(
 /// Runs `work` until it completes, or returns `None` when the client stops.
 async fn until<T>(stopped: &mut watch::Receiver<bool>, work: impl Future<Output = T>) -> Option<T> {
     tokio::select! {
+        biased;
         done = work => Some(done),
         _ = stopped.wait_for(|&now| now) => None,
     }

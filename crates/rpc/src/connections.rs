@@ -16,7 +16,6 @@
 //! Recording a use does not read the clock: the table's time is the number of connections accepted so far.
 
 use std::{
-    collections::{HashMap, HashSet},
     convert::Infallible,
     future::Future,
     pin::Pin,
@@ -28,6 +27,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use entropy::{HashMap, HashSet};
 use parking_lot::Mutex;
 use tokio::{
     sync::oneshot,
@@ -206,7 +206,7 @@ impl Table {
     /// Returns the oldest connection that has never made a call, of the peer that has the most of these.
     fn never_called(&self) -> Option<u64> {
         let silent = |entry: &&Entry| entry.activity.used.load(Relaxed) == 0;
-        let mut counts = HashMap::<Unit, usize>::new();
+        let mut counts = HashMap::<Unit, usize>::default();
         self.entries.values().filter(silent).for_each(|entry| *counts.entry(entry.unit).or_default() += 1);
         let (unit, _) = counts.into_iter().max_by_key(|&(unit, count)| (count, unit))?;
         self.least_used(|entry| entry.unit == unit && silent(&entry), false)
@@ -214,7 +214,7 @@ impl Table {
 
     /// Returns the least recently used connection of the peer that has the most of these; an idle one if there is one.
     fn of_heaviest(&self, newcomer: Unit, among: impl Fn(&Entry) -> bool) -> Option<u64> {
-        let mut counts = HashMap::<Unit, usize>::from([(newcomer, 0)]);
+        let mut counts: HashMap<Unit, usize> = [(newcomer, 0)].into_iter().collect();
         self.entries
             .values()
             .filter(|entry| among(entry))

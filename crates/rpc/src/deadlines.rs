@@ -60,6 +60,7 @@ impl Deadlines {
                 continue;
             };
             tokio::select! {
+                biased;
                 () = sleep_until(next) => self.table.lock().pass(Instant::now()),
                 () = self.earlier.notified() => {}
             }

@@ -16,13 +16,14 @@
 //! recently used entry is evicted first. Calls in progress are never evicted.
 
 use std::{
-    collections::{HashMap, VecDeque},
-    hash::{BuildHasher, Hash, Hasher, RandomState},
+    collections::VecDeque,
+    hash::{BuildHasher, Hash, Hasher},
     net::{IpAddr, SocketAddr},
     sync::Arc,
     time::Duration,
 };
 
+use entropy::{HashMap, RandomState};
 use parking_lot::Mutex;
 use tokio::{sync::oneshot, time::Instant};
 

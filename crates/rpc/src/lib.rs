@@ -114,7 +114,9 @@ pub use reverse::{Reverse, ReverseTarget};
 pub use security::{Credential, Executed, Identity};
 pub use server::{Drain, Limits, Server, ServerBuilder};
 pub use service::*;
-pub use tcp::{TcpKind, TcpOptions, TcpTransport};
+#[cfg(feature = "sim")]
+pub use tcp::sim::SimStreams;
+pub use tcp::{Accept, Sockets, Stream, StreamNetwork, TcpKind, TcpOptions, TcpTransport};
 pub use transport::*;
 pub use udp::{UdpKind, UdpOptions, UdpTransport};
 pub use workers::{WorkerOptions, Workers};

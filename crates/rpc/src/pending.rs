@@ -4,7 +4,6 @@
 //! transport takes the sink out of the table while it fills it.
 
 use std::{
-    collections::HashMap,
     future::Future,
     hash::{BuildHasherDefault, Hasher},
     pin::Pin,
@@ -12,6 +11,7 @@ use std::{
 };
 
 use buf::{Buffer, SharedRegion};
+use entropy::HashMap;
 use parking_lot::Mutex;
 use xdr::Message;
 

@@ -4,14 +4,13 @@
 //! connection drives it. This module retries nothing and opens no connection; the client must reconnect.
 
 use std::{
+    hash::BuildHasher,
     net::SocketAddr,
-    sync::{
-        Arc, Weak,
-        atomic::{AtomicU32, Ordering::Relaxed},
-    },
+    sync::{Arc, Weak},
     time::Duration,
 };
 
+use entropy::{RandomState, Sequence};
 use tokio::time::timeout;
 use xdr::{Decode, Encode};
 
@@ -123,9 +122,7 @@ async fn exchange(
 /// Returns the next XID. All connections share one sequence: several callers can share a connection, and must not use
 /// the same XID at the same time.
 fn next_xid() -> Xid {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let count = NEXT.fetch_add(1, Relaxed);
-    Xid(count.wrapping_add(*FIRST))
+    static CALLS: Sequence = Sequence::new();
+    let first = RandomState::of_process().hash_one("xid") as u32;
+    Xid(first.wrapping_add(CALLS.next() as u32))
 }
-
-static FIRST: std::sync::LazyLock<u32> = std::sync::LazyLock::new(rand::random);

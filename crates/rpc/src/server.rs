@@ -13,13 +13,11 @@ use std::{
     net::SocketAddr,
     panic::{AssertUnwindSafe, catch_unwind},
     pin::Pin,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    sync::Arc,
     task::{Context, Poll, ready},
 };
 
+use entropy::Sequence;
 use futures_util::{StreamExt, stream::FuturesUnordered};
 use tokio::{
     sync::{oneshot, watch},
@@ -362,8 +360,8 @@ struct Served<'a> {
 
 impl<'a> Served<'a> {
     fn new(programs: &'a Programs, transport: &Arc<dyn Transport>, hosts: &Hosts) -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
-        let id = ConnectionId(NEXT.fetch_add(1, Relaxed));
+        static CONNECTIONS: Sequence = Sequence::new();
+        let id = ConnectionId(CONNECTIONS.next());
         programs.connected(&Reverse::new(id, transport));
         // A datagram socket serves several hosts.
         let admitted = (!transport.caps().lossy).then(|| hosts.admit(transport.peer().ip()));

@@ -13,6 +13,10 @@
 
 mod kind;
 mod memory;
+#[cfg(feature = "sim")]
+pub(crate) mod sim;
+mod sockets;
+mod stream;
 
 use std::{
     collections::VecDeque,
@@ -24,17 +28,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-use buf::{Buffer, Pool, RecvStage, SOCKET_SPIN_MAX, SendQueue, Spin};
+use buf::{Buffer, Pool, RecvStage, SendQueue, Spin};
 use bytes::Bytes;
 use parking_lot::Mutex;
-use socket2::SockRef;
-use tokio::{io::Interest, net::TcpStream, time::Sleep};
+use tokio::time::Sleep;
 use xdr::Message;
 
-pub(crate) use kind::{RESERVED_MAX, RESERVED_MIN, any_address};
 pub use kind::{TcpKind, TcpOptions};
 pub(crate) use memory::Terms;
 use memory::{Ledger, Tally, call_cost, memory_of};
+pub use sockets::Sockets;
+pub(crate) use sockets::{RESERVED_MAX, RESERVED_MIN, any_address};
+pub use stream::{Accept, Stream, StreamNetwork};
 
 use crate::{
     AcceptError, BoxFuture, CallError, CallsMade, IncomingCall, Reply, ReplyHeader, ReplyPlan, ReplyToken, Transport,
@@ -46,12 +51,12 @@ use crate::{
 };
 
 /// A TCP connection.
-pub struct TcpTransport {
+pub struct TcpTransport<S = tokio::net::TcpStream> {
     caps: TransportCaps,
     peer: SocketAddr,
     pool: Pool,
     shared: Mutex<Shared>,
-    driver: Mutex<Driver>,
+    driver: Mutex<Driver<S>>,
 }
 
 /// The state that callers access, in short critical sections without system calls.
@@ -70,8 +75,8 @@ struct Shared {
 }
 
 /// The state that only the driver accesses.
-struct Driver {
-    socket: TcpStream,
+struct Driver<S> {
+    socket: S,
     peer: SocketAddr,
     stage: RecvStage,
     reader: RecordReader,
@@ -88,15 +93,14 @@ struct Driver {
     over: Option<TransportError>,
 }
 
-impl TcpTransport {
+impl<S: Stream> TcpTransport<S> {
     /// Creates a transport over a socket, on the current tokio runtime.
     pub(crate) fn new(
-        socket: std::net::TcpStream,
+        socket: S,
         (message_max, idle): (usize, Option<Duration>),
         terms: Terms,
         pool: Pool,
     ) -> io::Result<Self> {
-        socket.set_nonblocking(true)?;
         let peer = socket.peer_addr()?;
         Ok(Self {
             caps: TransportCaps { name: "tcp", message_max, lossy: false, file_ranges: true, idle },
@@ -114,7 +118,7 @@ impl TcpTransport {
                 sleeping: None,
             }),
             driver: Mutex::new(Driver {
-                socket: TcpStream::from_std(socket)?,
+                socket,
                 peer,
                 stage: RecvStage::new(STAGE_BYTES),
                 reader: RecordReader::new(message_max.min(terms.record_max), pool),
@@ -123,7 +127,7 @@ impl TcpTransport {
                 stash: VecDeque::new(),
                 stash_bytes: 0,
                 tally: Tally::new(terms.replies_max, terms.calls_max),
-                spin: Spin::new(SOCKET_SPIN_MAX),
+                spin: Spin::new(S::SPIN_MAX),
                 linger: None,
                 over: None,
             }),
@@ -131,7 +135,7 @@ impl TcpTransport {
     }
 }
 
-impl Transport for TcpTransport {
+impl<S: Stream> Transport for TcpTransport<S> {
     fn caps(&self) -> &TransportCaps {
         &self.caps
     }
@@ -239,7 +243,7 @@ impl pending::Shared for Shared {
     }
 }
 
-impl Driver {
+impl<S: Stream> Driver<S> {
     fn poll(&mut self, shared: &Mutex<Shared>, cx: &mut Context<'_>) -> Poll<Result<IncomingCall, TransportError>> {
         loop {
             if self.linger.is_some() {
@@ -351,25 +355,18 @@ impl Driver {
             ready.map_err(lost)?;
             let ahead = self.tally.ahead(self.reader.ahead(self.stage.bytes().len()));
             let direct = self.reader.direct();
-            let mut received = None;
-            let tried = self.socket.try_io(Interest::READABLE, || {
-                let got = self.stage.receive(&self.socket, direct, ahead)?;
-                received = Some(got);
-                // The socket is empty. Reporting that here saves another read attempt.
-                if got.short { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
-            });
-            match (received, tried) {
-                (Some(received), _) if received.direct + received.staged == 0 => {
+            match self.socket.try_receive(&mut self.stage, direct, ahead) {
+                Ok(received) if received.direct + received.staged == 0 => {
                     return Err(TransportError::Lost("the peer closed the connection".to_owned()));
                 }
-                (Some(received), _) => {
+                Ok(received) => {
                     self.spin.worked(Instant::now);
                     self.reader.direct_filled(received.direct);
                     self.tally.moved(received.direct + received.staged);
                     return Ok(true);
                 }
-                (None, Err(error)) if error.kind() != io::ErrorKind::WouldBlock => return Err(lost(error)),
-                (None, _) => {}
+                Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(lost(error)),
+                Err(_) => {}
             }
         }
         Ok(false)
@@ -381,7 +378,7 @@ impl Driver {
         while !self.queue.is_empty() {
             let Poll::Ready(ready) = self.socket.poll_write_ready(cx) else { break };
             ready.map_err(lost)?;
-            match self.socket.try_io(Interest::WRITABLE, || self.queue.write_to(&self.socket)) {
+            match self.socket.try_send(&mut self.queue) {
                 Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(lost(error)),
                 _ => {}
             }
@@ -394,7 +391,7 @@ impl Driver {
 
     /// Shuts the connection down, and frees all memory except that of calls in progress.
     fn shut_down(&mut self, shared: &mut Shared) {
-        let _ = SockRef::from(&self.socket).shutdown(Shutdown::Both);
+        self.socket.shutdown(Shutdown::Both);
         self.stash.clear();
         self.queue = SendQueue::new();
         self.stage = RecvStage::new(STAGE_BYTES);
@@ -406,7 +403,7 @@ impl Driver {
     /// All bytes have been sent: shuts down writing, and waits until the peer does the same. Closing a socket that has
     /// unread bytes resets the connection, and the peer could lose replies that it has not read.
     fn start_linger(&mut self) {
-        let _ = SockRef::from(&self.socket).shutdown(Shutdown::Write);
+        self.socket.shutdown(Shutdown::Write);
         self.linger = Some(Box::pin(tokio::time::sleep(LINGER)));
     }
 
@@ -420,8 +417,7 @@ impl Driver {
                 return over();
             }
             self.stage.consume(self.stage.bytes().len());
-            let discard = || self.stage.receive(&self.socket, &mut [], STAGE_BYTES);
-            match self.socket.try_io(Interest::READABLE, discard) {
+            match self.socket.try_receive(&mut self.stage, &mut [], STAGE_BYTES) {
                 Ok(received) if received.staged > 0 => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 _ => return over(),

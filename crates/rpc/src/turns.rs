@@ -15,12 +15,13 @@
 
 use std::{
     cell::RefCell,
-    collections::HashMap,
     convert::Infallible,
     future::poll_fn,
     task::{Context, Poll, Waker},
     time::{Duration, Instant},
 };
+
+use entropy::HashMap;
 
 /// The identity of a peer while at least one of its connections is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -16,7 +16,7 @@
 mod outflow;
 
 use std::{
-    collections::{HashSet, VecDeque},
+    collections::VecDeque,
     io,
     net::SocketAddr,
     sync::Arc,
@@ -25,6 +25,7 @@ use std::{
 
 use buf::Pool;
 use bytes::Bytes;
+use entropy::HashSet;
 use outflow::{Outflow, Verdict};
 use parking_lot::Mutex;
 use socket2::{Domain, Socket, Type};
@@ -215,7 +216,7 @@ struct Bounds {
 
 impl Bounds {
     fn new(hosts: Hosts, reply_rate: usize) -> Self {
-        Self { hosts, outflow: Outflow::new(reply_rate, Instant::now()), unadmitted: HashSet::new() }
+        Self { hosts, outflow: Outflow::new(reply_rate, Instant::now()), unadmitted: HashSet::default() }
     }
 
     /// Returns `true` if a datagram of `len` bytes is accepted as the call of number `call`.

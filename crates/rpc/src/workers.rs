@@ -153,8 +153,9 @@ impl Pool {
         let mut drain = Drain::when(self.drain.clone());
         loop {
             let accepted = tokio::select! {
-                accepted = listener.accept() => accepted,
+                biased;
                 () = drain.wait() => return,
+                accepted = listener.accept() => accepted,
             };
             match accepted {
                 Ok(incoming) => {
@@ -231,6 +232,7 @@ async fn set_up(incoming: Incoming, hosts: &Hosts, place: Option<&mut Place>) ->
         }
     };
     let set_up = tokio::select! {
+        biased;
         set_up = timeout(SETUP_MAX, incoming.set_up(hosts.clone())) => set_up,
         () = evicted => return None,
     };
@@ -278,8 +280,9 @@ fn start_thread(
             let mut stopped = std::pin::pin!(stopped.wait_for(|&now| now));
             loop {
                 tokio::select! {
-                    Some(job) = jobs.recv() => drop(tokio::spawn(job())),
+                    biased;
                     _ = &mut stopped => return,
+                    Some(job) = jobs.recv() => drop(tokio::spawn(job())),
                     else => return,
                 }
             }

@@ -15,7 +15,7 @@
 //! the same time, both can be told to wait although one could proceed; one of them is then woken again.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::VecDeque,
     sync::{
         Arc,
         atomic::{
@@ -26,6 +26,7 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
+use entropy::HashMap;
 use parking_lot::Mutex;
 use rpc::Host;
 

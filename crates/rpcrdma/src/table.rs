@@ -1,10 +1,9 @@
 //! [`Table`]: entries by a key that is never valid for a later entry. [`Map`]: a hash map by numbers that this side
 //! chooses.
 
-use std::{
-    collections::HashMap,
-    hash::{BuildHasherDefault, Hash, Hasher},
-};
+use std::hash::{BuildHasherDefault, Hash, Hasher};
+
+use entropy::HashMap;
 
 /// A map whose keys are not chosen by a peer, so that a cheap hash is sufficient.
 pub(crate) type Map<K, V> = HashMap<K, V, BuildHasherDefault<NumberHasher>>;

@@ -46,7 +46,7 @@ impl ExportId {
 
     /// Returns a random ID, for an export whose objects do not outlive the process.
     pub fn unique() -> Self {
-        Self(rand::random::<u64>() & ID_MASK)
+        Self(entropy::random::<u64>() & ID_MASK)
     }
 
     /// Returns the ID as a number.
@@ -65,7 +65,7 @@ pub struct HandleKey([u8; KEY_LEN]);
 impl HandleKey {
     /// Creates a random key. Handles made with it are stale after the key is lost.
     pub fn random() -> Self {
-        Self(rand::random())
+        Self(entropy::random())
     }
 
     /// Loads the key from a state directory. If there is none, creates one, unless `was_used` says that the directory

@@ -1,23 +1,20 @@
 //! Hash tables that are used several times in each call.
 //!
 //! [`Map`] is only for keys that this server makes, such as file handles and numbers, because a peer that could choose
-//! the keys could make them collide. Data chosen by a peer goes into a key only as its [`digest`], or into a table of
-//! the standard library.
+//! the keys could make them collide. Data chosen by a peer goes into a key only as its [`digest`], or into an
+//! [`entropy::HashMap`].
 
-use std::{
-    collections::HashMap,
-    hash::{BuildHasher, RandomState},
-    sync::LazyLock,
-};
+use std::hash::BuildHasher;
+
+use entropy::{FastState, HashMap, RandomState};
 
 /// A hash table whose keys are all made by this server.
-pub(crate) type Map<K, V> = HashMap<K, V, foldhash::fast::RandomState>;
+pub(crate) type Map<K, V> = HashMap<K, V, FastState>;
 
 /// Returns a hash of data chosen by a peer. It is SipHash with a random key of this process, so a peer cannot predict
 /// it.
 pub(crate) fn digest(bytes: &[u8]) -> u64 {
-    static KEY: LazyLock<RandomState> = LazyLock::new(RandomState::new);
-    KEY.hash_one(bytes)
+    RandomState::of_process().hash_one(bytes)
 }
 
 #[cfg(test)]

@@ -137,7 +137,7 @@ impl NfsServer {
         let lockd = Lockd::start(core.clone())?;
         // If starts are counted, the count is unique. Otherwise use a random number, which is unique even if another
         // start follows at once.
-        let instance = if core.recovery.is_persistent() { lockd.identity().1 as u32 } else { rand::random() };
+        let instance = if core.recovery.is_persistent() { lockd.identity().1 as u32 } else { entropy::random() };
         let v4 = Shared4::new(core.clone(), settings, instance);
         Ok(Self { mounts: Mounts::new(core.clone()), core, lockd, v4 })
     }

@@ -1,7 +1,7 @@
 //! [`World`]: a whole server and its clients on one simulated fabric, in virtual time.
 //!
-//! Everything random comes from one seed and time is tokio's paused clock, so that what fails once fails again:
-//! run it by [`Setup::run`], and a failure names its seed. The server's *machine* outlives its *process*:
+//! Everything random comes from one seed and time is tokio's paused clock ([`simnet::simulate`]), so that what fails once fails again:
+//! run it by [`Setup::run`], and a failure names its seed. Clients reach the server over RDMA and over TCP. The server's *machine* outlives its *process*:
 //! [`World::restart_server`] starts a new process, with an empty duplicate request cache and a new write verifier,
 //! over the same file system.
 
@@ -9,17 +9,18 @@ use std::{
     future::Future,
     net::{IpAddr, SocketAddr},
     sync::Arc,
-    time::Duration,
 };
 
+use buf::Pool;
 use client::{Mount, NfsUrl};
-use rdma::sim::{Sim, SimOptions};
-use rpc::{DrcOptions, Server, Switch, TransportKind};
+use rdma::sim::Sim;
+use rpc::{DrcOptions, Server, Switch, TcpKind, TcpOptions, TransportKind};
 use rpcrdma::{Options, RdmaKind};
 use server::{
     BlockingOptions, Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash, config::Settings,
     recovery::Recovery,
 };
+use simnet::{Network, NetworkOptions};
 use tokio::task::JoinSet;
 use vfs::{
     Vfs,
@@ -31,7 +32,7 @@ use crate::process;
 /// One server, any number of clients, and the network between them.
 pub struct World {
     /// The network.
-    pub sim: Sim,
+    pub network: Network,
     /// The server's file system.
     pub vfs: Arc<dyn Vfs>,
     drc: DrcOptions,
@@ -44,8 +45,8 @@ pub struct World {
 pub struct Setup {
     /// Everything random comes from it.
     pub seed: u64,
-    /// The server's file system.
-    pub vfs: Arc<dyn Vfs>,
+    /// Makes the server's file system, in the simulation.
+    pub vfs: Box<dyn FnOnce() -> Arc<dyn Vfs>>,
     /// The server's duplicate request cache.
     pub drc: DrcOptions,
 }
@@ -53,38 +54,34 @@ pub struct Setup {
 impl Setup {
     /// An empty file system in memory that everybody may write.
     pub fn new(seed: u64) -> Self {
-        let vfs = Memory::new(MemoryOptions { mode: 0o777, ..MemoryOptions::default() });
-        Self { seed, vfs: Arc::new(vfs), drc: DrcOptions::default() }
+        Self { seed, vfs: Box::new(memory), drc: DrcOptions::default() }
     }
 
     /// Runs `test` in a new world of virtual time.
     ///
     /// # Panics
-    /// If `test` does, with the seed on standard error; or if it takes an hour of virtual time.
+    /// If `test` does, with the seed on standard error; or if it takes a day of virtual time.
     pub fn run<T, F: Future<Output = T>>(self, test: impl FnOnce(World) -> F) -> T {
-        let told = SeedOnPanic(self.seed);
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
-        let result = runtime.expect("a runtime for the simulation").block_on(async {
-            let Setup { seed, vfs, drc } = self;
-            let sim = Sim::new(SimOptions { seed, ..SimOptions::default() });
-            let mut world = World { sim, vfs, drc, key: HandleKey::random(), process: JoinSet::new() };
+        let Setup { seed, vfs, drc } = self;
+        simnet::simulate(seed, || {
+            let network = Network::new(NetworkOptions { seed, ..NetworkOptions::default() });
+            let mut world = World { network, vfs: vfs(), drc, key: HandleKey::random(), process: JoinSet::new() };
             world.start_server();
-            tokio::time::timeout(Duration::from_secs(3600), test(world)).await
-        });
-        drop(told);
-        result.expect("the test has not ended after an hour of virtual time")
+            test(world)
+        })
     }
 }
 
 impl World {
-    /// A client of its own address, mounted; `query` is what the URL has beyond the transport.
+    /// A client of its own address, mounted. `query` is the rest of the URL; unless it says otherwise, the transport is RDMA.
     ///
     /// # Panics
     /// If it cannot mount.
     pub async fn client(&self, number: u8, query: &str) -> Mount {
         let mut switch = Switch::new();
-        switch.register(Arc::new(kind(self.sim.host(IpAddr::from([127, 0, 1, number])))));
-        let url: NfsUrl = format!("nfs://127.0.0.1:{}/world?proto=rdma&uid=1000&gid=1000{query}", SERVER.port())
+        kinds(&self.network.host(IpAddr::from([127, 0, 1, number]))).into_iter().for_each(|kind| switch.register(kind));
+        let proto = if query.contains("proto=") { "" } else { "&proto=rdma" };
+        let url: NfsUrl = format!("nfs://127.0.0.1:{}/world?uid=1000&gid=1000{proto}{query}", SERVER.port())
             .parse()
             .expect("a good URL");
         Mount::connect(&url, &switch).await.expect("a mount in the simulation")
@@ -92,7 +89,7 @@ impl World {
 
     /// Ends the server's process at once, whatever it is doing, and starts another.
     pub fn restart_server(&mut self) {
-        self.sim.crash(SERVER);
+        self.network.crash(SERVER);
         self.start_server();
     }
 
@@ -110,43 +107,26 @@ impl World {
             .into_iter()
             .fold(Server::builder().drc(self.drc.clone()), |builder, service| builder.shared(service));
         let server = server.build();
-        let listener = kind(self.sim.host(SERVER.ip())).listen(SERVER).expect("the server's address");
         let mut tasks = JoinSet::new();
         tasks.spawn(nfs.upkeep());
-        tasks.spawn(process::serve(listener, server));
+        for kind in kinds(&self.network.host(SERVER.ip())) {
+            let listener = kind.listen(SERVER).expect("the server's address");
+            tasks.spawn(process::serve(listener, server.clone()));
+        }
         // Whatever the former process was doing ends here.
         self.process = tasks;
     }
 }
 
-fn kind(host: Sim) -> RdmaKind {
-    RdmaKind::new(Arc::new(host), Options::default())
+/// An empty file system in memory that everybody may write.
+pub fn memory() -> Arc<dyn Vfs> {
+    Arc::new(Memory::new(MemoryOptions { mode: 0o777, ..MemoryOptions::default() }))
 }
 
-/// Says with which seed a test has failed.
-struct SeedOnPanic(u64);
-
-impl Drop for SeedOnPanic {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            eprintln!("the seed of this run: {}", self.0);
-        }
-    }
-}
-
-/// The seeds to run: `count` from 0 on, or as many as `SLIPWAY_SEEDS` says; from `SLIPWAY_SEED` on if it is set, and then that one
-/// alone unless more are asked for.
-///
-/// # Panics
-/// If either is not a number.
-pub fn seeds(count: u64) -> std::ops::Range<u64> {
-    let number = |name: &str| {
-        let value = std::env::var(name).ok()?;
-        Some(value.parse::<u64>().unwrap_or_else(|_| panic!("{name} is a number")))
-    };
-    let first = number("SLIPWAY_SEED");
-    let count = number("SLIPWAY_SEEDS").unwrap_or(if first.is_some() { 1 } else { count });
-    first.unwrap_or(0)..first.unwrap_or(0) + count
+/// The transports of a host.
+fn kinds(host: &Network) -> [Arc<dyn TransportKind>; 2] {
+    let rdma = RdmaKind::new(Arc::new(Sim::on(host.clone())), Options::default());
+    [Arc::new(rdma), Arc::new(TcpKind::simulated(host.clone(), TcpOptions::default(), Pool::default()))]
 }
 
 const SERVER: SocketAddr = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 20049);

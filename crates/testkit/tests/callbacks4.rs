@@ -75,7 +75,7 @@ fn a_copy_by_the_server_is_waited_for_to_its_end_whatever_happens_to_the_connect
             from.write_at(LEN - 5, Bytes::from_static(b"bytes")).await.unwrap();
             let to = mount.create("/to", 0o600).await.unwrap();
             to.write_at(0, Bytes::from_static(b"other")).await.unwrap();
-            world.sim.cut_at(world.sim.messages() + message, Cut::After);
+            world.network.cut_at(world.network.messages() + message, Cut::After);
             let (mut done, mut copies) = (0, 0);
             while done < LEN {
                 let (count, _) = v4(&mount).copy((from.handle(), done), (to.handle(), done), LEN - done).await.unwrap();

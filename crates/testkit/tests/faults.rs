@@ -1,16 +1,18 @@
 //! A whole client and server on the simulated fabric, whose connections are cut everywhere.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use client::{FileKind, Mount, OpenOptions, StableHow};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use rdma::{registration::Registration, sim::Cut};
 use rpc::DrcOptions;
+use simnet::seeds;
 use testkit::{
     deferred::{Deferred, Pace},
-    world::{Setup, seeds},
+    world::{Setup, memory},
 };
+use vfs::Vfs;
 
 /// Operations of which none may be executed twice, and data that travels in every way: inline, in read chunks and write
 /// chunks, and in a reply chunk. All of it succeeds, whatever happens to the connection; then what is there comes back.
@@ -65,30 +67,35 @@ async fn snapshot(mount: &Mount) -> client::Result<Tree> {
 }
 
 /// The seed, with a connection cut at message number `message` of the work.
-fn run_cut(message: u64, cut: Cut, drc: DrcOptions) -> client::Result<Tree> {
+fn run_cut(way: &str, message: u64, cut: Cut, drc: DrcOptions) -> client::Result<Tree> {
     Setup { drc, ..Setup::new(1) }.run(|world| async move {
-        let mount = world.client(1, "").await;
-        world.sim.cut_at(world.sim.messages() + message, cut);
+        let mount = world.client(1, way).await;
+        world.network.cut_at(world.network.messages() + message, cut);
         work(&mount).await
     })
 }
 
 /// How many messages the work takes, and what it makes.
-fn run_whole() -> (u64, Tree) {
+fn run_whole(way: &str) -> (u64, Tree) {
     Setup::new(1).run(|world| async move {
-        let mount = world.client(1, "").await;
-        let before = world.sim.messages();
+        let mount = world.client(1, way).await;
+        let before = world.network.messages();
         let tree = work(&mount).await.expect("nothing happens to the connection");
         assert_eq!(tree["/d/b"].4, pattern(0, 30_705));
-        (world.sim.messages() - before, tree)
+        (world.network.messages() - before, tree)
     })
 }
 
 /// The seed over a back end that completes each operation a while later, with a connection cut likewise.
 fn run_cut_deferred(message: Option<(u64, Cut)>) -> (u64, Tree) {
-    let setup = Setup::new(1);
-    let fs = Deferred::new(setup.vfs.clone(), Pace::Told);
-    Setup { vfs: fs.clone(), ..setup }.run(|world| async move {
+    let (tell, fs) = std::sync::mpsc::channel();
+    let vfs = move || -> Arc<dyn Vfs> {
+        let fs = Deferred::new(memory(), Pace::Told);
+        tell.send(fs.clone()).expect("the test waits for it");
+        fs
+    };
+    Setup { vfs: Box::new(vfs), ..Setup::new(1) }.run(|world| async move {
+        let fs = fs.recv().expect("the world has made it");
         let completing = tokio::spawn(async move {
             loop {
                 tokio::time::sleep(Duration::from_millis(100)).await;
@@ -96,19 +103,19 @@ fn run_cut_deferred(message: Option<(u64, Cut)>) -> (u64, Tree) {
             }
         });
         let mount = world.client(1, "").await;
-        let before = world.sim.messages();
+        let before = world.network.messages();
         if let Some((message, cut)) = message {
-            world.sim.cut_at(before + message, cut);
+            world.network.cut_at(before + message, cut);
         }
         let tree = work(&mount).await.expect("all work succeeds");
         completing.abort();
-        (world.sim.messages() - before, tree)
+        (world.network.messages() - before, tree)
     })
 }
 
 #[test]
 fn a_connection_cut_while_operations_are_pending_changes_nothing() {
-    let (_, expected) = run_whole();
+    let (_, expected) = run_whole("");
     let (messages, tree) = run_cut_deferred(None);
     assert_eq!(tree, expected);
     for message in 0..messages {
@@ -119,26 +126,49 @@ fn a_connection_cut_while_operations_are_pending_changes_nothing() {
     }
 }
 
-#[test]
-fn a_connection_cut_at_any_message_changes_nothing() {
-    let (messages, expected) = run_whole();
+fn a_connection_cut_at_any_message_changes_nothing(way: &str) {
+    let (messages, expected) = run_whole(way);
     assert!(messages > 60, "{messages} messages is not much of a test");
     for message in 0..messages {
         for cut in [Cut::Before, Cut::After] {
-            let tree = run_cut(message, cut, DrcOptions::default());
+            let tree = run_cut(way, message, cut, DrcOptions::default());
             assert_eq!(tree.expect("all work succeeds"), expected, "cut {cut:?} message {message}");
         }
     }
 }
 
-/// The test above can fail: a server without memory of its replies does not pass it.
 #[test]
-fn a_server_that_forgets_its_replies_is_caught() {
-    let (messages, expected) = run_whole();
+fn a_connection_cut_at_any_message_changes_nothing_over_rdma() {
+    a_connection_cut_at_any_message_changes_nothing("");
+}
+
+#[test]
+fn a_connection_cut_at_any_segment_changes_nothing_over_tcp() {
+    a_connection_cut_at_any_message_changes_nothing("&proto=tcp");
+}
+
+#[test]
+fn a_connection_cut_at_any_segment_changes_nothing_over_tcp_by_sessions() {
+    a_connection_cut_at_any_message_changes_nothing("&proto=tcp&vers=4.2");
+}
+
+/// The tests above can fail: a server without memory of its replies does not pass them.
+fn a_server_that_forgets_its_replies_is_caught(way: &str) {
+    let (messages, expected) = run_whole(way);
     let forgetful = DrcOptions { reply_max: 0, ..DrcOptions::default() };
-    let run = |message| run_cut(message, Cut::Before, forgetful.clone());
+    let run = |message| run_cut(way, message, Cut::Before, forgetful.clone());
     let survived = (0..messages).filter(|&message| run(message).is_ok_and(|tree| tree == expected)).count() as u64;
     assert!(survived < messages, "no cut of {messages} made a difference");
+}
+
+#[test]
+fn a_server_that_forgets_its_replies_is_caught_over_rdma() {
+    a_server_that_forgets_its_replies_is_caught("");
+}
+
+#[test]
+fn a_server_that_forgets_its_replies_is_caught_over_tcp() {
+    a_server_that_forgets_its_replies_is_caught("&proto=tcp");
 }
 
 #[test]
@@ -146,10 +176,14 @@ fn clients_that_lose_their_connections_all_the_time_get_their_work_done() {
     for seed in seeds(20) {
         Setup::new(seed).run(|world| async move {
             let mut clients = tokio::task::JoinSet::new();
-            world.sim.set_cut_probability(0.02);
+            world.network.set_cut_probability(0.02);
             for number in 1..=3 {
-                let way = Registration::ALL[seed as usize % Registration::ALL.len()];
-                let mount = world.client(number, &format!("&timeo=36000&registration={way}")).await;
+                // The last client comes over TCP.
+                let way = match number {
+                    3 => "proto=tcp".to_owned(),
+                    _ => format!("registration={}", Registration::ALL[seed as usize % Registration::ALL.len()]),
+                };
+                let mount = world.client(number, &format!("&timeo=36000&{way}")).await;
                 clients.spawn(async move {
                     let mut rng = StdRng::seed_from_u64(seed * 10 + u64::from(number));
                     let dir = format!("/client-{number}");
@@ -214,7 +248,8 @@ async fn churn(mount: &Mount, dir: &str, model: &mut BTreeMap<String, Vec<u8>>, 
 fn a_server_that_is_down_for_a_while_is_waited_for() {
     for seed in seeds(10) {
         Setup::new(seed).run(|mut world| async move {
-            let mount = world.client(1, "&timeo=6000").await;
+            let proto = if seed % 2 == 0 { "rdma" } else { "tcp" };
+            let mount = world.client(1, &format!("&timeo=6000&proto={proto}")).await;
             let file = mount.create("/f", 0o644).await.expect("create");
             let writing = tokio::spawn(async move {
                 let mut writer = file.writer();

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use testkit::world::{Setup, seeds};
+use simnet::seeds;
+use testkit::world::Setup;
 
 fn idles(after: Duration, query: &str, seed: u64) {
     Setup::new(seed).run(|world| async move {
@@ -11,13 +12,13 @@ fn idles(after: Duration, query: &str, seed: u64) {
         for round in 0..3u8 {
             let content = vec![round; 70_000];
             mount.write("/file", content.clone()).await.unwrap();
-            assert_eq!(world.sim.connections(), 1);
+            assert_eq!(world.network.connections(), 1);
             tokio::time::sleep(after / 2).await;
-            assert_eq!(world.sim.connections(), 1, "not yet");
+            assert_eq!(world.network.connections(), 1, "not yet");
             tokio::time::sleep(after).await;
-            assert_eq!(world.sim.connections(), 0, "nobody uses it");
+            assert_eq!(world.network.connections(), 0, "nobody uses it");
             assert_eq!(mount.read("/file").await.unwrap(), content);
-            assert_eq!(world.sim.connections(), 1, "used again");
+            assert_eq!(world.network.connections(), 1, "used again");
             // What is registered is the pool's.
             let before = std::mem::replace(&mut mapped, mount.pool().stats().mapped);
             assert!(round == 0 || mapped == before, "the same memory");
@@ -46,7 +47,7 @@ fn whoever_calls_now_and_then_keeps_the_connection() {
         for _ in 0..100 {
             mount.stat("/").await.unwrap();
             tokio::time::sleep(Duration::from_secs(5)).await;
-            assert_eq!(world.sim.connections(), 1);
+            assert_eq!(world.network.connections(), 1);
         }
     });
 }

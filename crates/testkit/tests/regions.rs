@@ -18,7 +18,7 @@ use rdma::{
     hook::{Hook, Hooked, QpId, Verdict},
     iwarp::{Iwarp, IwarpOptions},
     shm::{Shm, ShmOptions},
-    sim::{Sim, SimOptions},
+    sim::{NetworkOptions, Sim},
 };
 use rpc::{Switch, TcpKind, TransportKind, UdpKind};
 use rpcrdma::{Options, RdmaKind};
@@ -54,7 +54,7 @@ fn kind(transport: &str, hook: Arc<Registered>) -> Arc<dyn TransportKind> {
         "tcp" => Arc::new(TcpKind::default()),
         "udp" => Arc::new(UdpKind::default()),
         "iwarp" => Arc::new(rdma(Arc::new(Hooked::new(Iwarp::new(IwarpOptions::default()), hook)))),
-        "sim" => Arc::new(rdma(Arc::new(Hooked::new(Sim::new(SimOptions::default()), hook)))),
+        "sim" => Arc::new(rdma(Arc::new(Hooked::new(Sim::new(NetworkOptions::default()), hook)))),
         _ => {
             let directory = std::env::temp_dir().join(format!("slipway-regions-{}", std::process::id()));
             let provider = Shm::new(ShmOptions { directory: Some(directory), ..ShmOptions::default() });
@@ -64,12 +64,10 @@ fn kind(transport: &str, hook: Arc<Registered>) -> Arc<dyn TransportKind> {
     }
 }
 
-/// Runs a test with a mount of an empty file system. The simulated network is in virtual time. Returns how often device memory
+/// Runs a test with a mount of an empty file system: over the simulated network in a simulation. Returns how often device memory
 /// was registered.
 fn with_mount(transport: &str, proto: &str, version: &str, test: impl AsyncFn(&Mount)) -> usize {
     let registered = Arc::new(Registered::default());
-    let mut builder = tokio::runtime::Builder::new_current_thread();
-    let runtime = builder.enable_all().start_paused(transport == "sim").build().unwrap();
     let run = async {
         let options = ExportOptions { squash: Squash::None, ..ExportOptions::default() };
         let vfs = Arc::new(Memory::new(MemoryOptions::default()));
@@ -83,7 +81,12 @@ fn with_mount(transport: &str, proto: &str, version: &str, test: impl AsyncFn(&M
         let mount = Mount::connect(&url.parse::<NfsUrl>().unwrap(), &switch).await.unwrap();
         test(&mount).await;
     };
-    runtime.block_on(async { tokio::time::timeout(Duration::from_secs(3600), run).await.unwrap() });
+    if transport == "sim" {
+        simnet::simulate(0, || run);
+    } else {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async { tokio::time::timeout(Duration::from_secs(3600), run).await.unwrap() });
+    }
     registered.0.load(SeqCst)
 }
 

@@ -18,7 +18,7 @@ use nfs::{
     mount::{Dirpath, MountProc3, MountRes},
     v3::*,
 };
-use rdma::sim::{Sim, SimOptions};
+use rdma::sim::{NetworkOptions, Sim};
 use rpc::{
     AcceptError, AcceptStat, Answer, AuthStat, BoxFuture, Call, CallFailed, CallOptions, Client, ClientError,
     ClientOptions, Credential, Identity, Procedure, RejectStat, ReplyHeader, ReplyPlan, Server, ServerBuilder, Service,
@@ -106,7 +106,7 @@ struct Rig {
 
 impl Rig {
     fn new(transport: &str, services: Vec<Arc<dyn Service>>) -> Self {
-        let sim = (transport == "rdma").then(|| Sim::new(SimOptions::default()));
+        let sim = (transport == "rdma").then(|| Sim::new(NetworkOptions::default()));
         let kind: Arc<dyn TransportKind> = match &sim {
             Some(sim) => Arc::new(RdmaKind::new(Arc::new(sim.clone()), Options::default())),
             None if transport == "tcp" => Arc::new(TcpKind::default()),
@@ -138,10 +138,12 @@ impl Rig {
     }
 }
 
-/// Runs a test; the simulated network is in virtual time.
+/// Runs a test: over the simulated network in a simulation.
 fn run<F: Future<Output = ()>>(transport: &str, test: impl FnOnce() -> F) {
-    let mut builder = tokio::runtime::Builder::new_current_thread();
-    let runtime = builder.enable_all().start_paused(transport == "rdma").build().unwrap();
+    if transport == "rdma" {
+        return simnet::simulate(0, test);
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async { tokio::time::timeout(Duration::from_secs(3600), test()).await.unwrap() });
 }
 
@@ -364,7 +366,7 @@ fn calls_are_executed_once_however_connections_are_cut() {
             let counter = Arc::new(Counter::default());
             let rig = Rig::new("rdma", vec![counter.clone()]);
             let client = rig.client(&TestClient::new("alice", SECRET, LEVELS[seed % 3])).await;
-            rig.sim.as_ref().unwrap().set_cut_probability(0.05);
+            rig.sim.as_ref().unwrap().network().set_cut_probability(0.05);
             for sum in 1..=100 {
                 let options = CallOptions { deadline: Some(Duration::from_secs(3000)), ..CallOptions::default() };
                 let answer = client.call::<u64>(ADD, &1u64, ReplyPlan::default(), options).await;

@@ -11,7 +11,7 @@ use std::{
     io::{self, Write},
     os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
-    time::{SystemTime, UNIX_EPOCH},
+    time::UNIX_EPOCH,
 };
 
 use rustix::{
@@ -99,7 +99,7 @@ pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
 /// # Errors
 /// Returns an error if the storage fails.
 pub fn set_aside(path: &Path) -> io::Result<PathBuf> {
-    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let seconds = entropy::system_time().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let names = (0..).map(|count| path.with_added_extension(format!("bad-{seconds}-{count}")));
     let free = |path: &PathBuf| fs::symlink_metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
     let aside = names.take(NAMES_MAX).find(free).ok_or(io::ErrorKind::AlreadyExists)?;

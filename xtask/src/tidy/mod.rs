@@ -1,6 +1,7 @@
 //! The rules of STYLE.md and ARCHITECTURE.md that a program can check.
 
 mod arrows;
+mod entropy;
 mod folders;
 mod imports;
 mod links;
@@ -25,6 +26,7 @@ pub fn run(report: &mut Report) {
         ("arrows between crates", arrows::broken()),
         ("arrows between folders", folders::broken(&files)),
         ("unsafe stays where it may be", text::unsafe_elsewhere(&files)),
+        ("randomness follows from the seed", entropy::unseeded(&files)),
         ("files are short", text::too_long(&files)),
         ("nothing is left to do", text::unfinished(&files)),
         ("no machine is named", text::machine_names(&files)),

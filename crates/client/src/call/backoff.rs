@@ -65,7 +65,7 @@ impl Backoff {
     /// Pauses for a random time between half of the current delay and all of it, so that the clients of a server do not
     /// all retry at the same time.
     pub async fn pause(&mut self) {
-        tokio::time::sleep(self.delay.mul_f64(rand::random_range(0.5..=1.0))).await;
+        tokio::time::sleep(self.delay.mul_f64(entropy::random_range(0.5..=1.0))).await;
         self.delay = (self.delay * 2).min(DELAY_MAX);
     }
 }

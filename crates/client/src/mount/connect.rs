@@ -12,14 +12,12 @@
 
 use std::{
     net::{IpAddr, SocketAddr},
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    sync::Arc,
     time::Duration,
 };
 
 use bytes::Bytes;
+use entropy::Sequence;
 use nfs::{MOUNT_PROGRAM, NFS_PORT, NFS_PROGRAM, NFS_RDMA_PORT, mount::MountOk, v3::DATA_BOUND};
 use rpc::{
     AcceptStat, AuthStat, BoxFuture, ClientError, RawOptions, RejectStat, Switch, TransportKind,
@@ -433,8 +431,8 @@ fn default_port(proto: &str) -> u16 {
 }
 
 fn next_number() -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
-    NEXT.fetch_add(1, Relaxed)
+    static SERVERS: Sequence = Sequence::new();
+    SERVERS.next()
 }
 
 /// Returns `true` if NFSv3 is worth an attempt: the server does not support NFSv4, or there is no connection to its

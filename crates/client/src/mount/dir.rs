@@ -1,11 +1,9 @@
 //! [`Dir`]: the entries of a directory.
 
-use std::{
-    collections::{HashSet, VecDeque, hash_map::RandomState},
-    hash::BuildHasher,
-};
+use std::{collections::VecDeque, hash::BuildHasher};
 
 use bytes::Bytes;
+use entropy::{HashSet, RandomState};
 
 use super::Mount;
 use crate::model::{Attr, Error, ErrorKind, Handle, Result, Status, Verifier};
@@ -73,7 +71,7 @@ impl Dir {
             eof: false,
             server: 0,
             listed: Vec::new(),
-            again: HashSet::new(),
+            again: HashSet::default(),
             hasher: RandomState::new(),
         }
     }

@@ -323,7 +323,7 @@ impl Mount {
         let (mount, made) = if options.exclusive {
             let (mount, dir, name) = self.parent(path).await?;
             let set = SetAttr { mode: Some(mode), ..SetAttr::default() };
-            let made = mount.protocol.create(&dir, &name, CreateHow::Exclusive(rand::random(), set)).await;
+            let made = mount.protocol.create(&dir, &name, CreateHow::Exclusive(entropy::random(), set)).await;
             (mount, made)
         } else {
             match self.walk(path, true).await? {

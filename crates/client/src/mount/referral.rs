@@ -9,7 +9,6 @@
 //! the number of referrals in a chain is limited.
 
 use std::{
-    collections::HashMap,
     fmt,
     net::IpAddr,
     sync::{
@@ -22,6 +21,7 @@ use std::{
     time::Duration,
 };
 
+use entropy::HashMap;
 use parking_lot::Mutex;
 use rpc::{BoxFuture, rpcbind::from_universal};
 use tokio::time::{Instant, timeout};

@@ -22,11 +22,11 @@ use crate::{
 /// it. A
 /// client that used the same owner after a crash could reclaim nothing, because it would not know its former state.
 pub(crate) fn client_owner() -> ClientOwner4 {
-    let unique: [u8; 16] = rand::random();
+    let unique: [u8; 16] = entropy::random();
     let unique: String = unique.iter().map(|byte| format!("{byte:02x}")).collect();
     let machine = rpc::AuthSys::of_process().machine;
     let ownerid = [b"slipway/", &machine[..], b"/", unique.as_bytes()].concat();
-    ClientOwner4 { verifier: rand::random(), ownerid: Opaque(ownerid.into()) }
+    ClientOwner4 { verifier: entropy::random(), ownerid: Opaque(ownerid.into()) }
 }
 
 /// Sends EXCHANGE_ID.

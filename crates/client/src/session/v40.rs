@@ -72,7 +72,7 @@ impl Client40 {
         deadline: &Deadline,
     ) -> Result<Arc<Self>> {
         let clientid = identity::set_clientid(program, &owner, deadline).await?;
-        let opener = Bytes::copy_from_slice(&rand::random::<[u8; 8]>());
+        let opener = Bytes::copy_from_slice(&entropy::random::<[u8; 8]>());
         Ok(Arc::new(Self {
             clientid,
             owner,
@@ -91,7 +91,7 @@ impl Client40 {
     pub async fn register_again(&self, program: &Program, deadline: &Deadline) -> Result<Arc<Self>> {
         let (mut owner, mut inherited) = (self.owner.clone(), self.inherited);
         if self.is_lost.load(Relaxed) {
-            owner.verifier = rand::random();
+            owner.verifier = entropy::random();
             if inherited {
                 // The new verifier must not make the server drop the state of the other client with this name.
                 owner.ownerid = Opaque([&owner.ownerid[..], b"/", &owner.verifier].concat().into());

@@ -12,7 +12,6 @@
 //! Events are ordered by a logical clock. A reply is cached only if no event since its request can have made it stale.
 
 use std::{
-    collections::HashMap,
     fmt,
     sync::{
         Arc, OnceLock,
@@ -21,6 +20,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use entropy::HashMap;
 use nfs::v4::*;
 use parking_lot::Mutex;
 use rpc::BoxFuture;

@@ -1,8 +1,9 @@
 //! [`HeldState`]: the open and the locks of a file that moves with its file system to another server (RFC 8881 §11.11).
 
-use std::{collections::HashMap, mem, sync::Arc};
+use std::{mem, sync::Arc};
 
 use bytes::Bytes;
+use entropy::HashMap;
 
 use super::{
     lock_state,

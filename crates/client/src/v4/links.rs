@@ -1,7 +1,7 @@
 //! [`Links`]: maps objects of a server to objects of other servers to which their file systems have moved. Keeps those
 //! used last.
 
-use std::collections::HashMap;
+use entropy::HashMap;
 
 use crate::model::Handle;
 

@@ -83,15 +83,17 @@ impl V4 {
                 Ok(Some(_)) => {}
                 Err(error) if error.is_later() => {
                     tokio::select! {
-                        _ = backoff.pause_if_delayed(self.program(), &error, deadline) => continue,
+                        biased;
                         () = &mut given_up => return Err(Error::refused(Status::LockDenied, "LOCK")),
+                        _ = backoff.pause_if_delayed(self.program(), &error, deadline) => continue,
                     }
                 }
                 Err(error) => return Err(error),
             }
             tokio::select! {
-                () = retry => {}
+                biased;
                 () = &mut given_up => return Err(Error::refused(Status::LockDenied, "LOCK")),
+                () = retry => {}
                 () = backoff.pause() => {}
             }
         }

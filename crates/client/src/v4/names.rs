@@ -2,12 +2,10 @@
 //! by name (RFC 7530
 //! §16.16; by handle since 4.1), and objects of a file system that has moved are found only by name.
 
-use std::{
-    collections::{HashMap, HashSet},
-    mem,
-};
+use std::mem;
 
 use bytes::Bytes;
+use entropy::{HashMap, HashSet};
 
 use crate::model::{Attr, Handle};
 

@@ -54,6 +54,7 @@ impl V4 {
         let (mut seen, mut deadline) = (0, self.deadline());
         loop {
             let status = tokio::select! {
+                biased;
                 info = &mut end => match info.expect("the copy must be in the table") {
                     OffloadInfo4::Ok(response) => {
                         waiting.ended = true;

@@ -1,8 +1,9 @@
 //! [`Offloads`]: passes the results of copies that a server completes after its reply (RFC 7862 §16.1) to the tasks
 //! that wait for them.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 
+use entropy::HashMap;
 use nfs::v4::{Stateid4, callback::OffloadInfo4};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;

@@ -15,7 +15,6 @@
 //! stateid (§9.1.4.3), and cannot be locked.
 
 use std::{
-    collections::HashMap,
     sync::{
         Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
@@ -24,6 +23,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use entropy::HashMap;
 use nfs::v4::{attr::Attr4, *};
 use parking_lot::Mutex;
 use tokio::{

@@ -2,23 +2,25 @@
 
 use std::{sync::Arc, time::Duration};
 
-use crate::common::{Server, for_each, iwarp, memory, port::Port, process, recovery, switch, tcp};
+use crate::common::{
+    Server, memory, recovery,
+    sim::{self, for_each_simulated},
+};
 use client::{LockRange, Mount};
-use rdma::hook::Tracer;
-use rpc::TransportKind;
-use server::{Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash, config::Settings};
+use server::{BlockingOptions, Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash, config::Settings};
+use simnet::Network;
 use tempfile::TempDir;
 use tokio::task::JoinSet;
 use vfs::Vfs;
 
-for_each! {
+for_each_simulated! {
     [what_was_locked_is_locked_after_a_restart what_cannot_be_reclaimed_is_lost_and_said_so]
     v4_0 = "vers=4.0"
     v4_1 = "vers=4.1"
     v4_2 = "vers=4.2"
 }
 
-for_each! {
+for_each_simulated! {
     [what_was_locked_is_locked_after_three_restarts]
     three_times_v4_0_tcp = "vers=4.0"
     three_times_v4_0_rdma = "vers=4.0&proto=rdma"
@@ -30,24 +32,18 @@ for_each! {
 
 /// What outlives the server's process.
 struct Machine {
+    network: Network,
     vfs: Arc<dyn Vfs>,
     key: HandleKey,
     state: TempDir,
     process: JoinSet<()>,
-    port: Port,
-    transport: Arc<dyn TransportKind>,
-    grace: Duration,
 }
 
 impl Machine {
-    fn start() -> Self {
-        Self::serving(tcp(), GRACE)
-    }
-
-    fn serving(transport: Arc<dyn TransportKind>, grace: Duration) -> Self {
+    fn start(network: Network) -> Self {
         let state = tempfile::tempdir().unwrap();
-        let (vfs, key, port) = (Arc::new(memory()), HandleKey::random(), Port::take());
-        let mut machine = Self { vfs, key, state, process: JoinSet::new(), port, transport, grace };
+        let (vfs, key) = (Arc::new(memory()), HandleKey::random());
+        let mut machine = Self { network, vfs, key, state, process: JoinSet::new() };
         machine.boot();
         machine
     }
@@ -61,19 +57,21 @@ impl Machine {
         let options = ExportOptions { squash: Squash::None, ..ExportOptions::default() };
         let export = Export::new("/m", ExportId::of(&[b"m"]), self.vfs.clone(), options).unwrap();
         let recovery = recovery(self.state.path());
-        let settings = Settings { grace: self.grace, ..Settings::default() };
+        // In virtual time nothing waits for another thread.
+        let blocking = BlockingOptions { threads: 0, ..BlockingOptions::default() };
+        let settings = Settings { blocking, grace: GRACE, ..Settings::default() };
         let nfs = NfsServer::recovering(export, self.key.clone(), recovery, settings).unwrap();
-        self.process = process(&*self.transport, self.port.address(), nfs.services()).1;
+        self.process = sim::start(&self.network, nfs.services());
         self.process.spawn(nfs.upkeep());
     }
 
     async fn mount(&self, query: &str) -> Mount {
-        Server { address: self.port.address(), switch: switch() }.mount(query).await
+        Server { address: sim::SERVER, switch: sim::switch(&self.network, 1) }.mount(query).await
     }
 }
 
-async fn what_was_locked_is_locked_after_a_restart(vers: &str) {
-    let mut machine = Machine::start();
+async fn what_was_locked_is_locked_after_a_restart(network: Network, vers: &str) {
+    let mut machine = Machine::start(network);
     let (one, other) = (machine.mount(vers).await, machine.mount(vers).await);
     one.write("f", &b"0123456789"[..]).await.unwrap();
     let (mine, theirs) = (one.open("f").await.unwrap(), other.open("f").await.unwrap());
@@ -95,9 +93,8 @@ async fn what_was_locked_is_locked_after_a_restart(vers: &str) {
 }
 
 /// Two clients lose nothing, whatever the server has forgotten and remembered of them between its lives.
-async fn what_was_locked_is_locked_after_three_restarts(query: &str) {
-    let transport = if query.contains("rdma") { iwarp(Arc::new(Tracer)) } else { tcp() };
-    let mut machine = Machine::serving(transport, SHORT_GRACE);
+async fn what_was_locked_is_locked_after_three_restarts(network: Network, query: &str) {
+    let mut machine = Machine::start(network);
     let (one, other) = (machine.mount(query).await, machine.mount(query).await);
     one.write("f", vec![b'-'; 40]).await.unwrap();
     let (mine, theirs) = (one.open("f").await.unwrap(), other.open("f").await.unwrap());
@@ -129,8 +126,8 @@ async fn what_was_locked_is_locked_after_three_restarts(query: &str) {
     }
 }
 
-async fn what_cannot_be_reclaimed_is_lost_and_said_so(vers: &str) {
-    let mut machine = Machine::start();
+async fn what_cannot_be_reclaimed_is_lost_and_said_so(network: Network, vers: &str) {
+    let mut machine = Machine::start(network);
     let mount = machine.mount(vers).await;
     mount.write("f", &b"0123456789"[..]).await.unwrap();
     let file = mount.open("f").await.unwrap();
@@ -147,5 +144,3 @@ async fn what_cannot_be_reclaimed_is_lost_and_said_so(vers: &str) {
 
 /// Enough for a client to find out and reclaim; version 4.0 waits for its end.
 const GRACE: Duration = Duration::from_secs(30);
-/// The same where it is waited for three times.
-const SHORT_GRACE: Duration = Duration::from_secs(10);

@@ -2,7 +2,6 @@
 
 use std::{
     future::Future,
-    net::{IpAddr, SocketAddr},
     sync::{
         Arc,
         atomic::{AtomicU32, Ordering::SeqCst},
@@ -12,20 +11,17 @@ use std::{
 
 use client::{ErrorKind, LockRange, Mount};
 use nfs::v4::{Nfsstat4, Opnum4};
-use rdma::sim::{Sim, SimOptions};
-use rpc::{Service, Switch};
-use rpcrdma::{Options, RdmaKind};
+use rpc::Service;
 use tokio::{task::JoinSet, time::Instant};
 use tracing::{Event, Level, Metadata, Subscriber, span};
 
 use crate::common::{
     self,
     faulty::Faulty,
-    process,
-    scripted::{CONTENT, Scripted, ScriptedService},
+    scripted::{CONTENT, Scripted},
+    sim,
 };
 
-const SERVER: SocketAddr = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 20049);
 const DEADLINE: Duration = Duration::from_secs(60);
 /// Longer than the deadline, as a grace period is.
 const LONG: Duration = Duration::from_secs(95);
@@ -56,31 +52,20 @@ impl Subscriber for Warnings {
 }
 
 /// Runs a test in virtual time, with these services and a mount of them; returns what it returns, and the warnings.
-fn run<T, F: Future<Output = T>>(
-    services: Vec<Arc<dyn Service>>,
+fn run<S, T, F: Future<Output = T>>(
     url: &str,
-    test: impl FnOnce(Mount) -> F,
+    serve: impl FnOnce() -> (Vec<Arc<dyn Service>>, S),
+    test: impl FnOnce(S, Mount) -> F,
 ) -> (T, u32) {
     let warnings = Warnings::default();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
     let result = tracing::subscriber::with_default(warnings.clone(), || {
-        runtime.block_on(async {
-            let sim = Sim::new(SimOptions::default());
-            let kind = |host: [u8; 4]| RdmaKind::new(Arc::new(sim.host(IpAddr::from(host))), Options::default());
-            let (_, _process) = process(&kind([127, 0, 0, 1]), SERVER, services);
-            let mut switch = Switch::new();
-            switch.register(Arc::new(kind([127, 0, 1, 1])));
-            let url = format!("nfs://{SERVER}{url}&proto=rdma&uid=0&gid=0&timeo=60s").parse().unwrap();
-            test(Mount::connect(&url, &switch).await.unwrap()).await
-        })
+        sim::run(&format!("{url}&proto=rdma&timeo=60s"), serve, test)
     });
     (result, warnings.0.load(SeqCst))
 }
 
 fn run_scripted<T, F: Future<Output = T>>(test: impl FnOnce(Arc<Scripted>, Mount) -> F) -> (T, u32) {
-    let scripted = Scripted::new();
-    let service = Arc::new(ScriptedService(scripted.clone()));
-    run(vec![service], "/?vers=4.1", |mount| test(scripted, mount))
+    run("/?vers=4.1", sim::scripted, test)
 }
 
 /// Refuses an operation for a time, and expects reading and locking a file to take that time and to succeed.
@@ -203,9 +188,11 @@ fn what_cannot_be_reclaimed_is_one_line_of_the_log() {
 
 #[test]
 fn version_3_waits_for_a_server_that_is_busy_for_longer_than_the_deadline() {
-    let vfs = Faulty::new(common::memory(), Vec::new());
-    let services = common::nfs_server(vfs.clone()).services();
-    let ((), warnings) = run(services, "/m?vers=3", |mount| async move {
+    let serve = || {
+        let vfs = Faulty::new(common::memory(), Vec::new());
+        (common::nfs_server(vfs.clone()).services(), vfs)
+    };
+    let ((), warnings) = run("/m?vers=3", serve, |vfs, mount| async move {
         let began = Instant::now();
         vfs.delays.store(40, SeqCst);
         mount.protocol().getattr(mount.root()).await.unwrap();

@@ -12,7 +12,9 @@
 //! exceeds its limits until [`Cache::insert`] or [`Cache::trim`] finds unused ones; there cannot be more of them than
 //! regions. Evicting a registration drops it, and its `Drop` undoes it.
 
-use std::{collections::HashMap, hash::Hash, sync::Arc};
+use std::{hash::Hash, sync::Arc};
+
+use entropy::HashMap;
 
 /// The limits of a [`Cache`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,7 +86,7 @@ struct Node<K, R> {
 impl<K: Hash + Eq + Clone, R> Cache<K, R> {
     /// Creates an empty cache.
     pub fn new(bounds: CacheBounds) -> Self {
-        let (index, stats) = (HashMap::new(), CacheStats::default());
+        let (index, stats) = (HashMap::default(), CacheStats::default());
         Self { bounds, index, nodes: Vec::new(), free: Vec::new(), newest: NONE, oldest: NONE, stats }
     }
 

@@ -17,7 +17,6 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use rand::Rng;
 use rustix::{
     fs::FlockOperation,
     net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType},
@@ -52,7 +51,7 @@ impl Place {
             return Self::lock(socket_in(&directory, local.port()), local);
         }
         for _ in 0..ATTEMPTS {
-            let port = rand::rng().random_range(PORTS_FREE);
+            let port = entropy::random_range(PORTS_FREE);
             match Self::lock(socket_in(&directory, port), SocketAddr::new(local.ip(), port)) {
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
                 result => return result,

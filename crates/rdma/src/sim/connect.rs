@@ -1,25 +1,23 @@
 //! How two ends of a [`Sim`] find each other.
 
-use std::{io, net::SocketAddr};
+use std::{
+    io,
+    net::SocketAddr,
+    sync::{Arc, Weak},
+};
 
 use buf::Buffer;
 use bytes::Bytes;
-use tokio::{
-    sync::{mpsc, oneshot},
-    time::sleep,
-};
+use simnet::Listening;
+use tokio::{sync::oneshot, time::sleep};
 
 use super::{
     Sim,
-    link::{End, Link, SimQp},
+    link::{End, SharedLink, SimQp},
 };
 use crate::{BoxFuture, ConnectRequest, Connected, Listener, QpOptions, QueuePair, WorkId};
 
-pub(super) struct SimListener {
-    sim: Sim,
-    local: SocketAddr,
-    requests: mpsc::UnboundedReceiver<SimRequest>,
-}
+pub(super) struct SimListener(Listening<SimRequest>);
 
 /// A connection request; the sender of `reply` going away rejects it.
 pub(super) struct SimRequest {
@@ -33,41 +31,21 @@ pub(super) struct SimRequest {
 }
 
 impl SimListener {
-    pub(super) fn bind(sim: &Sim, mut local: SocketAddr) -> io::Result<Self> {
-        let mut fabric = sim.fabric.lock();
-        if local.port() == 0 {
-            local.set_port(fabric.take_port());
-        }
-        // One whose listener was dropped without a word (its task died) is free again.
-        if fabric.listeners.get(&local).is_some_and(|requests| !requests.is_closed()) {
-            return Err(io::ErrorKind::AddrInUse.into());
-        }
-        let (sender, requests) = mpsc::unbounded_channel();
-        fabric.listeners.insert(local, sender);
-        Ok(Self { sim: sim.clone(), local, requests })
+    pub(super) fn bind(sim: &Sim, local: SocketAddr) -> io::Result<Self> {
+        sim.network.listen(local).map(Self)
     }
 }
 
 impl Listener for SimListener {
     fn local_addr(&self) -> SocketAddr {
-        self.local
+        self.0.local_addr()
     }
 
     fn accept(&mut self) -> BoxFuture<'_, io::Result<Box<dyn ConnectRequest>>> {
         Box::pin(async {
-            let request = self.requests.recv().await.ok_or(io::ErrorKind::ConnectionAborted)?;
+            let request = self.0.accept().await?;
             Ok(Box::new(request) as Box<dyn ConnectRequest>)
         })
-    }
-}
-
-impl Drop for SimListener {
-    fn drop(&mut self) {
-        self.requests.close();
-        let mut fabric = self.sim.fabric.lock();
-        if fabric.listeners.get(&self.local).is_some_and(mpsc::UnboundedSender::is_closed) {
-            fabric.listeners.remove(&self.local);
-        }
     }
 }
 
@@ -79,8 +57,8 @@ pub(super) async fn connect(
     recvs: Vec<(WorkId, Buffer)>,
 ) -> io::Result<Connected> {
     check_private_data(sim, private_data)?;
-    let client = SocketAddr::new(sim.host, sim.fabric.lock().take_port());
-    sleep(sim.latency()).await;
+    let client = sim.network.take_address();
+    sleep(sim.network.latency()).await;
     let (reply, answer) = oneshot::channel();
     let request = SimRequest {
         sim: sim.clone(),
@@ -91,14 +69,9 @@ pub(super) async fn connect(
         recvs,
         reply,
     };
-    {
-        let fabric = sim.fabric.lock();
-        let listener = fabric.listeners.get(&remote).filter(|_| !fabric.refusing);
-        let listener = listener.ok_or(io::ErrorKind::ConnectionRefused)?;
-        listener.send(request).map_err(|_| io::ErrorKind::ConnectionRefused)?;
-    }
+    sim.network.request(remote, request)?;
     let (qp, private_data) = answer.await.map_err(|_| io::ErrorKind::ConnectionRefused)?;
-    sleep(sim.latency()).await;
+    sleep(sim.network.latency()).await;
     Ok(Connected { qp: Box::new(qp), private_data })
 }
 
@@ -109,7 +82,7 @@ impl ConnectRequest for SimRequest {
 
     fn private_data(&mut self) -> BoxFuture<'_, io::Result<Bytes>> {
         Box::pin(async {
-            sleep(self.sim.latency()).await;
+            sleep(self.sim.network.latency()).await;
             if self.reply.is_closed() {
                 return Err(io::ErrorKind::ConnectionReset.into());
             }
@@ -125,24 +98,25 @@ impl ConnectRequest for SimRequest {
     ) -> BoxFuture<'a, io::Result<Box<dyn QueuePair>>> {
         Box::pin(async move {
             check_private_data(&self.sim, private_data)?;
-            let regions = self.sim.options.regions_max;
+            let regions = self.sim.regions_max;
             let client_reads = self.options.outbound_reads.min(options.inbound_reads);
             let server_reads = options.outbound_reads.min(self.options.inbound_reads);
             let client = End::new(self.client, &self.options, client_reads, regions, self.recvs);
             let server = End::new(self.server, options, server_reads, regions, recvs);
-            let link = Link::shared([client, server]);
-            self.sim.fabric.lock().add_link(&link);
+            let link = SharedLink::new([client, server]);
+            let known: Weak<SharedLink> = Arc::downgrade(&link);
+            self.sim.network.connected(known);
             let [client, server] = SimQp::pair(&self.sim, &link);
             // A client that gave up gets its end back only to drop it, which the server then sees.
             let _ = self.reply.send((client, Bytes::copy_from_slice(private_data)));
-            sleep(self.sim.latency()).await;
+            sleep(self.sim.network.latency()).await;
             Ok(Box::new(server) as Box<dyn QueuePair>)
         })
     }
 }
 
 fn check_private_data(sim: &Sim, private_data: &[u8]) -> io::Result<()> {
-    if private_data.len() > sim.options.private_data_max {
+    if private_data.len() > sim.private_data_max {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "private data too long"));
     }
     Ok(())

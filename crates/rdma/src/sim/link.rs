@@ -15,10 +15,11 @@ use std::{
 
 use buf::{Buffer, Rope};
 use bytes::Bytes;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
+use simnet::Connection;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use super::{Cut, MessageKind, Sim};
+use super::{Cut, Sim};
 use crate::{
     Completion, CompletionKind, Memory, PostError, QpCaps, QpError, QpOptions, QueuePair, Registered, RemoteSegment,
     Stag, Status, WorkId, WorkRequest,
@@ -27,8 +28,13 @@ use crate::{
     regions::{AccessFault, Regions},
 };
 
-pub(super) struct Link {
+struct Link {
     ends: [End; 2],
+}
+
+pub(super) struct SharedLink {
+    addresses: [SocketAddr; 2],
+    link: Mutex<Link>,
 }
 
 pub(super) struct End {
@@ -97,7 +103,7 @@ type Side = usize;
 
 pub(super) struct SimQp {
     sim: Sim,
-    link: Arc<Mutex<Link>>,
+    link: Arc<SharedLink>,
     side: Side,
     caps: QpCaps,
     peer: SocketAddr,
@@ -194,27 +200,40 @@ impl End {
     }
 }
 
+impl SharedLink {
+    pub(super) fn new(ends: [End; 2]) -> Arc<Self> {
+        let addresses = [ends[0].local, ends[1].local];
+        Arc::new(Self { addresses, link: Mutex::new(Link { ends }) })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Link> {
+        self.link.lock()
+    }
+}
+
+impl Connection for SharedLink {
+    fn has_end_at(&self, local: SocketAddr) -> bool {
+        self.addresses.contains(&local)
+    }
+
+    fn is_open(&self) -> bool {
+        self.lock().ends.iter().all(|end| end.ended.is_none())
+    }
+
+    fn cut(&self) {
+        self.lock().cut(QpError::Io(io::ErrorKind::ConnectionReset));
+    }
+}
+
 impl Link {
-    pub(super) fn shared(ends: [End; 2]) -> Arc<Mutex<Self>> {
-        Arc::new(Mutex::new(Self { ends }))
-    }
-
-    pub(super) fn has_end_at(&self, local: SocketAddr) -> bool {
-        self.ends.iter().any(|end| end.local == local)
-    }
-
-    pub(super) fn is_open(&self) -> bool {
-        self.ends.iter().all(|end| end.ended.is_none())
-    }
-
     /// Both ends are over at once, and what is under way is lost.
-    pub(super) fn cut(&mut self, error: QpError) {
+    fn cut(&mut self, error: QpError) {
         self.ends.iter_mut().for_each(|end| end.end(error.clone()));
     }
 
     fn send(&mut self, sim: &Sim, from: Side, body: Body) {
         let inbox = &mut self.ends[1 - from].inbox;
-        let due = sim.arrival(inbox.back().map(|packet| packet.due));
+        let due = sim.network.arrival(inbox.back().map(|packet| packet.due));
         inbox.push_back(Packet { due, body });
         self.ends[1 - from].wake();
     }
@@ -294,7 +313,8 @@ impl Link {
                 return;
             }
             let body = self.ends[side].inbox.pop_front().expect("just seen").body;
-            let cut = body.kind().and_then(|kind| sim.count_message(kind));
+            let way = (self.ends[1 - side].local, self.ends[side].local);
+            let cut = body.deliver(sim, way);
             if cut != Some(Cut::Before) {
                 self.deliver_one(sim, side, body, completions);
             }
@@ -396,19 +416,26 @@ impl End {
 }
 
 impl Body {
-    fn kind(&self) -> Option<MessageKind> {
+    /// Records its arrival. The end of a connection is no message.
+    fn deliver(&self, sim: &Sim, way: (SocketAddr, SocketAddr)) -> Option<Cut> {
+        let place = |at: &RemoteSegment| [&at.stag.0.to_be_bytes()[..], &at.offset.to_be_bytes()].concat();
         match self {
-            Body::Send { .. } => Some(MessageKind::Send),
-            Body::Write { .. } => Some(MessageKind::Write),
-            Body::ReadRequest { .. } => Some(MessageKind::ReadRequest),
-            Body::ReadResponse(_) => Some(MessageKind::ReadResponse),
+            Body::Send { data, invalidate, .. } => {
+                let stag = invalidate.map_or([0; 4], |stag| stag.0.to_be_bytes());
+                sim.network.deliver(way, "Send", &[&stag, data])
+            }
+            Body::Write { data, to } => sim.network.deliver(way, "Write", &[&place(to), data]),
+            Body::ReadRequest { from, len } => {
+                sim.network.deliver(way, "Read Request", &[&place(from), &len.to_be_bytes()])
+            }
+            Body::ReadResponse(data) => sim.network.deliver(way, "Read Response", &[data]),
             Body::Ended { .. } => None,
         }
     }
 }
 
 impl SimQp {
-    pub(super) fn pair(sim: &Sim, link: &Arc<Mutex<Link>>) -> [Self; 2] {
+    pub(super) fn pair(sim: &Sim, link: &Arc<SharedLink>) -> [Self; 2] {
         [0, 1].map(|side| {
             let guard = link.lock();
             let caps = guard.ends[side].caps.clone();
@@ -511,5 +538,5 @@ impl Drop for SimQp {
 }
 
 fn sending(sim: &Sim, kind: CompletionKind) -> State {
-    State::Sending { kind, until: sim.arrival(None) }
+    State::Sending { kind, until: sim.network.arrival(None) }
 }

@@ -1,12 +1,12 @@
-//! A seeded fabric inside one process, on tokio's clock.
+//! A provider on a simulated network ([`simnet`]), on tokio's clock.
 //!
 //! Two ends in the same process exchange messages that take a random time, in order, as RFC 5040
 //! §5.5 has them. With the clock paused (`tokio::time::pause`, a current-thread runtime) a run is a
 //! function of its seed; with the clock running it is an ordinary, slow network.
 //!
-//! Faults are commanded on the [`Sim`]: [`cut_at`](Sim::cut_at) a given message, cut at random
-//! ([`SimOptions::cut_probability`]), [`cut_all`](Sim::cut_all), [`crash`](Sim::crash) one end,
-//! [`stall`](Sim::stall) the whole fabric.
+//! Faults are commanded on the [`Network`]: [`cut_at`](Network::cut_at) a given message, cut at random
+//! ([`NetworkOptions::cut_probability`]), [`cut_all`](Network::cut_all), [`crash`](Network::crash) one end,
+//! [`stall`](Network::stall) the whole network.
 //!
 //! Buffers belong to the queue pair while posted or registered; on every error they come home.
 
@@ -16,221 +16,69 @@ mod link;
 mod tests;
 
 use std::{
-    collections::BTreeMap,
     io,
-    net::{IpAddr, Ipv4Addr, SocketAddr},
-    ops::RangeInclusive,
-    sync::{Arc, Weak},
-    time::Duration,
+    net::{IpAddr, SocketAddr},
 };
 
 use buf::Buffer;
-use parking_lot::Mutex;
-use rand::{Rng, SeedableRng, rngs::StdRng};
-use tokio::{sync::mpsc, time::Instant};
+use rand::Rng;
+pub use simnet::{Cut, Network, NetworkOptions};
 
-use self::{
-    connect::{SimListener, SimRequest},
-    link::Link,
-};
-use crate::{BoxFuture, Connected, Listener, Provider, ProviderCaps, QpError, QpOptions, WorkId};
+use self::connect::SimListener;
+use crate::{BoxFuture, Connected, Listener, Provider, ProviderCaps, QpOptions, WorkId};
 
-/// How a [`Sim`] behaves.
-#[derive(Clone, Debug)]
-pub struct SimOptions {
-    /// Everything random comes from it.
-    pub seed: u64,
-    /// How long a message takes; each takes its own time from this range, but none overtakes another.
-    /// tokio's timers count whole milliseconds, so finer differences make no difference.
-    pub latency: RangeInclusive<Duration>,
-    /// Probability that a connection is cut at a message, before or after its delivery; 0 to 1.
-    pub cut_probability: f64,
-    /// Longest private data, in bytes.
-    pub private_data_max: usize,
-    /// Regions that one queue pair can have.
-    pub regions_max: usize,
-}
-
-impl Default for SimOptions {
-    fn default() -> Self {
-        Self {
-            seed: 0,
-            latency: Duration::from_millis(1)..=Duration::from_millis(10),
-            cut_probability: 0.0,
-            private_data_max: 196,
-            regions_max: 4096,
-        }
-    }
-}
-
-/// When, relative to the delivery of a message, its connection is cut.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cut {
-    /// The message is lost.
-    Before,
-    /// The message arrives, and nothing after it.
-    After,
-}
-
-/// What kind of message a fabric has carried.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MessageKind {
-    /// A Send.
-    Send,
-    /// An RDMA Write.
-    Write,
-    /// A request for an RDMA Read.
-    ReadRequest,
-    /// The answer to one.
-    ReadResponse,
-}
-
-/// The fabric, and a provider on it. Clones are the same fabric.
+/// A provider on a simulated network, as one of its hosts has it. Clones have the same network.
 #[derive(Clone)]
 pub struct Sim {
-    fabric: Arc<Mutex<Fabric>>,
-    options: Arc<SimOptions>,
-    /// Where this provider's connections come from.
-    host: IpAddr,
-}
-
-struct Fabric {
-    rng: StdRng,
-    listeners: BTreeMap<SocketAddr, mpsc::UnboundedSender<SimRequest>>,
-    links: Vec<Weak<Mutex<Link>>>,
-    next_port: u16,
-    messages: u64,
-    cuts: BTreeMap<u64, Cut>,
-    cut_probability: f64,
-    stalled_until: Option<Instant>,
-    refusing: bool,
+    network: Network,
+    /// Longest private data, in bytes.
+    private_data_max: usize,
+    /// Regions that one queue pair can have.
+    regions_max: usize,
 }
 
 impl Sim {
-    /// A new fabric.
-    pub fn new(options: SimOptions) -> Self {
-        let fabric = Fabric {
-            rng: StdRng::seed_from_u64(options.seed),
-            listeners: BTreeMap::new(),
-            links: Vec::new(),
-            next_port: 32768,
-            messages: 0,
-            cuts: BTreeMap::new(),
-            cut_probability: options.cut_probability,
-            stalled_until: None,
-            refusing: false,
-        };
-        let host = IpAddr::V4(Ipv4Addr::LOCALHOST);
-        Self { fabric: Arc::new(Mutex::new(fabric)), options: Arc::new(options), host }
+    /// On a network of its own.
+    pub fn new(options: NetworkOptions) -> Self {
+        Self::on(Network::new(options))
     }
 
-    /// The same fabric, for a host whose connections come from `ip`.
+    /// On this network, for the host of this view of it.
+    pub fn on(network: Network) -> Self {
+        Self { network, private_data_max: 196, regions_max: 4096 }
+    }
+
+    /// With private data of `bytes` at most.
+    pub fn with_private_data_max(self, bytes: usize) -> Self {
+        Self { private_data_max: bytes, ..self }
+    }
+
+    /// On the same network, for a host whose connections come from `ip`.
     pub fn host(&self, ip: IpAddr) -> Self {
-        Self { host: ip, ..self.clone() }
+        Self { network: self.network.host(ip), ..self.clone() }
     }
 
-    /// Messages that have come to their delivery so far, of all connections: the numbers that
-    /// [`cut_at`](Self::cut_at) counts.
-    pub fn messages(&self) -> u64 {
-        self.fabric.lock().messages
-    }
-
-    /// Cuts the connection that carries the message of number `message` (the first is 0).
-    pub fn cut_at(&self, message: u64, cut: Cut) {
-        self.fabric.lock().cuts.insert(message, cut);
-    }
-
-    /// Changes [`SimOptions::cut_probability`].
-    pub fn set_cut_probability(&self, probability: f64) {
-        self.fabric.lock().cut_probability = probability;
-    }
-
-    /// Cuts every connection now; what is under way is lost.
-    pub fn cut_all(&self) {
-        for link in self.links() {
-            link.lock().cut(QpError::Io(io::ErrorKind::ConnectionReset));
-        }
-    }
-
-    /// The end at `local` (a listener's address, or a host's own of a connection) is gone from now on: it
-    /// listens no more, and its connections are lost.
-    pub fn crash(&self, local: SocketAddr) {
-        self.fabric.lock().listeners.remove(&local);
-        for link in self.links() {
-            let mut link = link.lock();
-            if link.has_end_at(local) {
-                link.cut(QpError::Io(io::ErrorKind::ConnectionReset));
-            }
-        }
-    }
-
-    /// Nothing arrives anywhere for the next `duration`.
-    pub fn stall(&self, duration: Duration) {
-        self.fabric.lock().stalled_until = Some(Instant::now() + duration);
-    }
-
-    /// Whether new connections are refused.
-    pub fn set_refusing(&self, refusing: bool) {
-        self.fabric.lock().refusing = refusing;
-    }
-
-    /// Connections that both ends still hold.
-    pub fn connections(&self) -> usize {
-        self.links().iter().filter(|link| link.lock().is_open()).count()
-    }
-
-    fn links(&self) -> Vec<Arc<Mutex<Link>>> {
-        self.fabric.lock().links.iter().filter_map(Weak::upgrade).collect()
-    }
-
-    fn latency(&self) -> Duration {
-        self.fabric.lock().rng.random_range(self.options.latency.clone())
-    }
-
-    /// When a message that leaves now arrives, if it must not overtake one that arrives at `after`.
-    fn arrival(&self, after: Option<Instant>) -> Instant {
-        let mut fabric = self.fabric.lock();
-        let mut due = Instant::now() + fabric.rng.random_range(self.options.latency.clone());
-        if let Some(until) = fabric.stalled_until {
-            due = due.max(until);
-        }
-        after.map_or(due, |after| due.max(after))
+    /// The network.
+    pub fn network(&self) -> &Network {
+        &self.network
     }
 
     /// A tagged offset for a new region: any value that a peer must be able to bear.
     fn region_base(&self) -> u64 {
-        match self.fabric.lock().rng.random_range(0..4) {
+        match self.network.choose(|rng| rng.random_range(0..4)) {
             0 => 0,
             1 => 0xffff_ffff,
             2 => 0x7fff_0000_0000_1000,
             _ => 0xffff_8880_0000_0123,
         }
     }
-
-    /// Counts a message that arrives, and says whether its connection is cut there.
-    fn count_message(&self, kind: MessageKind) -> Option<Cut> {
-        let mut fabric = self.fabric.lock();
-        let number = fabric.messages;
-        fabric.messages += 1;
-        let probability = fabric.cut_probability;
-        let cut = match fabric.cuts.remove(&number) {
-            Some(cut) => Some(cut),
-            None if probability > 0.0 && fabric.rng.random_bool(probability) => {
-                Some(if fabric.rng.random() { Cut::Before } else { Cut::After })
-            }
-            None => None,
-        };
-        tracing::trace!(number, ?kind, ?cut, "message arrives");
-        cut
-    }
 }
 
 impl Provider for Sim {
     fn caps(&self) -> ProviderCaps {
-        let private_data_max = self.options.private_data_max;
         ProviderCaps {
             name: "sim",
-            private_data_max,
+            private_data_max: self.private_data_max,
             shared_receives: true,
             remote_invalidation: true,
             keeps_credentials: false,
@@ -249,17 +97,5 @@ impl Provider for Sim {
         recvs: Vec<(WorkId, Buffer)>,
     ) -> BoxFuture<'a, io::Result<Connected>> {
         Box::pin(connect::connect(self, remote, options, private_data, recvs))
-    }
-}
-
-impl Fabric {
-    fn take_port(&mut self) -> u16 {
-        self.next_port = self.next_port.checked_add(1).unwrap_or(32768);
-        self.next_port
-    }
-
-    fn add_link(&mut self, link: &Arc<Mutex<Link>>) {
-        self.links.retain(|link| link.strong_count() > 0);
-        self.links.push(Arc::downgrade(link));
     }
 }

@@ -5,8 +5,10 @@ use std::{future::poll_fn, io, net::SocketAddr, time::Duration};
 use buf::{Buffer, Rope};
 use bytes::Bytes;
 
+use tokio::time::Instant;
+
 use super::*;
-use crate::{Completion, CompletionKind, QueuePair, Status, WorkRequest};
+use crate::{Completion, CompletionKind, QpError, QueuePair, Status, WorkRequest};
 
 async fn pair(sim: &Sim) -> (Box<dyn QueuePair>, Box<dyn QueuePair>, SocketAddr) {
     let mut listener = sim.listen("10.0.0.1:0".parse().unwrap()).unwrap();
@@ -44,58 +46,66 @@ async fn drain(qp: &mut Box<dyn QueuePair>) -> (Vec<(u64, Status)>, QpError) {
 
 const RESET: QpError = QpError::Io(io::ErrorKind::ConnectionReset);
 
-#[tokio::test(start_paused = true)]
-async fn a_cut_before_a_message_loses_it_and_a_cut_after_delivers_it() {
-    for (cut, received) in [(Cut::Before, Status::Flushed), (Cut::After, Status::Ok)] {
-        let sim = Sim::new(SimOptions::default());
-        sim.cut_at(0, cut);
-        let (mut client, mut server, _) = pair(&sim).await;
-        client.post(send(1)).unwrap();
-        let ((_, client_error), (server_saw, server_error)) = tokio::join!(drain(&mut client), drain(&mut server));
-        assert_eq!(server_saw, [(200, received)], "{cut:?}");
-        assert_eq!((client_error, server_error), (RESET, RESET));
-        assert_eq!((sim.messages(), sim.connections()), (1, 0));
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_crashed_end_takes_its_listener_and_connections_with_it() {
-    let sim = Sim::new(SimOptions::default());
-    let (mut client, _server, at) = pair(&sim).await;
-    let _other = sim.listen(at).expect("the first listener was dropped with its scope");
-    sim.crash(at);
-    assert_eq!(drain(&mut client).await.1, RESET);
-    let error = sim.connect(at, &QpOptions::default(), b"", Vec::new()).await.err().unwrap();
-    assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_stalled_fabric_delivers_late() {
-    let sim = Sim::new(SimOptions::default());
-    let (mut client, mut server, _) = pair(&sim).await;
-    sim.stall(Duration::from_secs(7));
-    let start = Instant::now();
-    client.post(send(1)).unwrap();
-    let (sent, received) = tokio::join!(next(&mut client), next(&mut server));
-    assert_eq!(sent.unwrap().len(), 1);
-    let CompletionKind::Receive { buffer, .. } = &received.unwrap()[0].kind else { panic!("not a receive") };
-    assert_eq!(&**buffer, b"hello");
-    assert!(start.elapsed() >= Duration::from_secs(7));
-}
-
-#[tokio::test(start_paused = true)]
-async fn the_same_seed_gives_the_same_run() {
-    async fn run(seed: u64) -> (u64, Duration, Vec<(u64, Status)>) {
-        let sim = Sim::new(SimOptions { seed, cut_probability: 0.05, ..SimOptions::default() });
-        let start = Instant::now();
-        let (mut client, mut server, _) = pair(&sim).await;
-        for id in 0..200 {
-            client.post(send(id)).unwrap();
-            server.post_recv(WorkId(1000 + id), Buffer::zeroed(64));
+#[test]
+fn a_cut_before_a_message_loses_it_and_a_cut_after_delivers_it() {
+    simnet::simulate(0, || async {
+        for (cut, received) in [(Cut::Before, Status::Flushed), (Cut::After, Status::Ok)] {
+            let sim = Sim::new(NetworkOptions::default());
+            sim.network().cut_at(0, cut);
+            let (mut client, mut server, _) = pair(&sim).await;
+            client.post(send(1)).unwrap();
+            let ((_, client_error), (server_saw, server_error)) = tokio::join!(drain(&mut client), drain(&mut server));
+            assert_eq!(server_saw, [(200, received)], "{cut:?}");
+            assert_eq!((client_error, server_error), (RESET, RESET));
+            assert_eq!((sim.network().messages(), sim.network().connections()), (1, 0));
         }
-        let (_, (seen, _)) = tokio::join!(drain(&mut client), drain(&mut server));
-        (sim.messages(), start.elapsed(), seen)
-    }
-    assert_eq!(run(7).await, run(7).await);
-    assert_ne!(run(7).await, run(8).await);
+    });
+}
+
+#[test]
+fn a_crashed_end_takes_its_listener_and_connections_with_it() {
+    simnet::simulate(0, || async {
+        let sim = Sim::new(NetworkOptions::default());
+        let (mut client, _server, at) = pair(&sim).await;
+        let _other = sim.listen(at).expect("the first listener was dropped with its scope");
+        sim.network().crash(at);
+        assert_eq!(drain(&mut client).await.1, RESET);
+        let error = sim.connect(at, &QpOptions::default(), b"", Vec::new()).await.err().unwrap();
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
+    });
+}
+
+#[test]
+fn a_stalled_fabric_delivers_late() {
+    simnet::simulate(0, || async {
+        let sim = Sim::new(NetworkOptions::default());
+        let (mut client, mut server, _) = pair(&sim).await;
+        sim.network().stall(Duration::from_secs(7));
+        let start = Instant::now();
+        client.post(send(1)).unwrap();
+        let (sent, received) = tokio::join!(next(&mut client), next(&mut server));
+        assert_eq!(sent.unwrap().len(), 1);
+        let CompletionKind::Receive { buffer, .. } = &received.unwrap()[0].kind else { panic!("not a receive") };
+        assert_eq!(&**buffer, b"hello");
+        assert!(start.elapsed() >= Duration::from_secs(7));
+    });
+}
+
+#[test]
+fn the_same_seed_gives_the_same_run() {
+    simnet::simulate(0, || async {
+        async fn run(seed: u64) -> (u64, Duration, Vec<(u64, Status)>) {
+            let sim = Sim::new(NetworkOptions { seed, cut_probability: 0.05, ..NetworkOptions::default() });
+            let start = Instant::now();
+            let (mut client, mut server, _) = pair(&sim).await;
+            for id in 0..200 {
+                client.post(send(id)).unwrap();
+                server.post_recv(WorkId(1000 + id), Buffer::zeroed(64));
+            }
+            let (_, (seen, _)) = tokio::join!(drain(&mut client), drain(&mut server));
+            (sim.network().messages(), start.elapsed(), seen)
+        }
+        assert_eq!(run(7).await, run(7).await);
+        assert_ne!(run(7).await, run(8).await);
+    });
 }

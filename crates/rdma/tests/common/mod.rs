@@ -11,14 +11,14 @@ use rdma::{
     iwarp::{Iwarp, IwarpOptions},
     registration::Registration,
     shm::{Shm, ShmOptions},
-    sim::{Sim, SimOptions},
+    sim::{NetworkOptions, Sim},
     verbs::{Verbs, VerbsOptions, survey},
 };
 
 /// The simulated fabric. The way of registration follows from the seed.
 pub fn sim(seed: u64) -> Fabric {
     let way = Registration::ALL[seed as usize % Registration::ALL.len()];
-    Fabric::new(Sim::new(SimOptions { seed, ..SimOptions::default() })).registering(way)
+    Fabric::new(Sim::new(NetworkOptions { seed, ..NetworkOptions::default() })).registering(way)
 }
 
 pub fn iwarp(options: IwarpOptions) -> Fabric {

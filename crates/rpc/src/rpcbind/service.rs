@@ -92,7 +92,7 @@ impl Rpcbind {
             (DUMP, 2) => Ok(call.reply(&List(self.registry.list().iter().filter_map(mapping_of).collect()))),
             (DUMP, _) => Ok(call.reply(&List(self.registry.list().iter().map(Rpcb::from).collect()))),
             (GETTIME, _) => {
-                let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+                let now = entropy::system_time().duration_since(std::time::UNIX_EPOCH);
                 Ok(call.reply(&now.map_or(0, |since| since.as_secs() as u32)))
             }
             (procedure, version) => unreachable!("procedure {procedure} of version {version} is not listed"),

@@ -1,24 +1,20 @@
 //! Connecting and accepting TCP connections, and their options.
 
-use std::{
-    io,
-    net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream},
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use buf::Pool;
-use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
+use socket2::{Domain, Socket, Type};
 
-use super::{TcpTransport, Terms};
+use super::{Accept, Sockets, StreamNetwork, TcpTransport, Terms};
 use crate::{
     BoxFuture, Host, Hosts, Incoming, Listener, OptionError, OptionReader, Peer, RawOptions, Transport, TransportError,
     TransportKind, accepting_idle, budget::Budget,
 };
 
 /// The transport "tcp", which connects and listens.
-#[derive(Clone, Debug, Default)]
-pub struct TcpKind {
+#[derive(Clone, Debug)]
+pub struct TcpKind<N = Sockets> {
+    network: N,
     options: TcpOptions,
     pool: Pool,
 }
@@ -92,88 +88,41 @@ impl TcpOptions {
         options.finish()?;
         Ok(parsed)
     }
-
-    fn apply(&self, socket: &SockRef<'_>) -> io::Result<()> {
-        socket.set_tcp_nodelay(self.nodelay)?;
-        if let Some(name) = &self.congestion {
-            socket.set_tcp_congestion(name.as_bytes())?;
-        }
-        if let Some(bytes) = self.send_buffer {
-            socket.set_send_buffer_size(bytes)?;
-        }
-        if let Some(bytes) = self.receive_buffer {
-            socket.set_recv_buffer_size(bytes)?;
-        }
-        let interval = (self.dead_after / 6).max(Duration::from_secs(1));
-        let keepalive = TcpKeepalive::new().with_time(self.dead_after).with_interval(interval).with_retries(5);
-        socket.set_tcp_keepalive(&keepalive)?;
-        socket.set_tcp_user_timeout(Some(self.dead_after))
-    }
 }
 
 impl TcpKind {
     /// Creates a kind with these options, which takes the buffers of large records from `pool`.
     pub fn new(options: TcpOptions, pool: Pool) -> Self {
-        Self { options, pool }
-    }
-
-    async fn connect_socket(&self, remote: SocketAddr) -> io::Result<TcpStream> {
-        let (reserved, must) = match self.options.reserved_port {
-            Some(wanted) => (wanted, wanted),
-            None => (rustix::process::geteuid().is_root(), false),
-        };
-        let mut socket = self.socket(remote)?;
-        if reserved {
-            let first = rand::random_range(RESERVED_MIN..=RESERVED_MAX);
-            let ports = (first..=RESERVED_MAX).chain(RESERVED_MIN..first).rev();
-            for port in ports {
-                match socket.bind(&any_address(remote, port).into()) {
-                    Ok(()) => {}
-                    // Connections in TIME_WAIT can hold nearly all of these ports, so a failed attempt must cost little.
-                    Err(error) if error.kind() == io::ErrorKind::AddrInUse => continue,
-                    Err(error) if error.kind() == io::ErrorKind::PermissionDenied && !must => break,
-                    Err(error) => return Err(error),
-                }
-                match self.connect_from(socket, remote).await {
-                    // A former connection to the same address still has the port.
-                    Err(error)
-                        if matches!(error.kind(), io::ErrorKind::AddrInUse | io::ErrorKind::AddrNotAvailable) =>
-                    {
-                        socket = self.socket(remote)?;
-                    }
-                    done => return done,
-                }
-            }
-            if must {
-                return Err(io::Error::other("no port below 1024 is free"));
-            }
-        }
-        self.connect_from(socket, remote).await
-    }
-
-    fn socket(&self, remote: SocketAddr) -> io::Result<Socket> {
-        Socket::new(Domain::for_address(remote), Type::STREAM.nonblocking().cloexec(), None)
-    }
-
-    async fn connect_from(&self, socket: Socket, remote: SocketAddr) -> io::Result<TcpStream> {
-        self.options.apply(&SockRef::from(&socket))?;
-        tokio::net::TcpSocket::from_std_stream(socket.into()).connect(remote).await?.into_std()
+        Self::over(Sockets, options, pool)
     }
 }
 
-impl TransportKind for TcpKind {
+impl Default for TcpKind {
+    fn default() -> Self {
+        Self::new(TcpOptions::default(), Pool::default())
+    }
+}
+
+impl<N: StreamNetwork> TcpKind<N> {
+    /// Connections over the streams of `network`.
+    pub fn over(network: N, options: TcpOptions, pool: Pool) -> Self {
+        Self { network, options, pool }
+    }
+}
+
+impl<N: StreamNetwork> TransportKind for TcpKind<N> {
     fn name(&self) -> &'static str {
         NAME
     }
 
     fn with_options(&self, options: &RawOptions) -> Result<Arc<dyn TransportKind>, OptionError> {
-        Ok(Arc::new(Self { options: TcpOptions::parse(options)?, pool: self.pool.clone() }))
+        Ok(Arc::new(Self::over(self.network.clone(), TcpOptions::parse(options)?, self.pool.clone())))
     }
 
     fn connect(&self, remote: SocketAddr) -> BoxFuture<'_, Result<Arc<dyn Transport>, TransportError>> {
         Box::pin(async move {
             let limit = self.options.connect_timeout;
-            let connected = tokio::time::timeout(limit, self.connect_socket(remote)).await;
+            let connected = tokio::time::timeout(limit, self.network.connect(remote, &self.options)).await;
             let socket = connected.unwrap_or_else(|_| Err(io::Error::other(format!("no answer within {limit:?}"))));
             let TcpOptions { message_max, idle, .. } = self.options;
             let transport = socket.and_then(|socket| {
@@ -187,85 +136,40 @@ impl TransportKind for TcpKind {
     }
 
     fn listen(&self, local: SocketAddr) -> io::Result<Box<dyn Listener>> {
-        let socket = Socket::new(Domain::for_address(local), Type::STREAM.nonblocking().cloexec(), None)?;
-        // A restarted server can bind its port at once.
-        socket.set_reuse_address(true)?;
-        if local.is_ipv6() {
-            socket.set_only_v6(false)?;
-        }
-        self.options.apply(&SockRef::from(&socket))?;
-        socket.bind(&local.into())?;
-        socket.listen(BACKLOG)?;
-        let socket: std::net::TcpListener = socket.into();
-        let local_addr = socket.local_addr()?;
-        let budgets = Budgets::new(&self.options);
-        let (kind, socket) = (self.clone(), Some(socket));
-        Ok(Box::new(TcpListener { local_addr, kind, budgets, socket, listening: None, warned: None }))
+        let listener = self.network.listen(local, &self.options)?;
+        Ok(Box::new(TcpListener { listener, kind: self.clone(), budgets: Budgets::new(&self.options) }))
     }
 }
 
-struct TcpListener {
-    local_addr: SocketAddr,
-    kind: TcpKind,
+struct TcpListener<N: StreamNetwork> {
+    listener: N::Listener,
+    kind: TcpKind<N>,
     budgets: Budgets,
-    /// The socket before the first `accept`, which decides the runtime.
-    socket: Option<std::net::TcpListener>,
-    listening: Option<tokio::net::TcpListener>,
-    /// The time of the last warning.
-    warned: Option<Instant>,
 }
 
-impl Listener for TcpListener {
+impl<N: StreamNetwork> Listener for TcpListener<N> {
     fn local_addr(&self) -> SocketAddr {
-        self.local_addr
+        self.listener.local_addr()
     }
 
     fn accept(&mut self) -> BoxFuture<'_, io::Result<Incoming>> {
         Box::pin(async move {
-            if let Some(socket) = self.socket.take() {
-                self.listening = Some(tokio::net::TcpListener::from_std(socket)?);
-            }
-            loop {
-                let listening = self.listening.as_ref().expect("the first accept must set the listener");
-                match listening.accept().await {
-                    Ok((socket, peer)) => {
-                        if let Ok(socket) = socket.into_std() {
-                            return Ok(self.kind.incoming(socket, peer, self.budgets.clone()));
-                        }
-                    }
-                    Err(error) if is_fatal(&error) => return Err(error),
-                    // The peer has closed the connection already, or file descriptors are temporarily exhausted.
-                    Err(error) => {
-                        self.warn_at_times(&error);
-                        tokio::time::sleep(ACCEPT_PAUSE).await;
-                    }
-                }
-            }
+            let (accepted, peer) = self.listener.accept().await?;
+            Ok(self.kind.incoming(accepted, peer, self.budgets.clone()))
         })
     }
 }
 
-impl TcpListener {
-    /// Logs at most one warning a minute, however often accepting fails.
-    fn warn_at_times(&mut self, error: &io::Error) {
-        let now = Instant::now();
-        if self.warned.is_none_or(|warned| now.duration_since(warned) >= WARN_PERIOD) {
-            self.warned = Some(now);
-            tracing::warn!(%error, "a TCP connection could not be accepted");
-        }
-    }
-}
-
-impl TcpKind {
-    fn incoming(&self, socket: TcpStream, peer: SocketAddr, budgets: Budgets) -> Incoming {
+impl<N: StreamNetwork> TcpKind<N> {
+    fn incoming(&self, accepted: N::Accepted, peer: SocketAddr, budgets: Budgets) -> Incoming {
         let kind = self.clone();
         Incoming::new(Some(Peer { address: peer.ip(), user: None }), move |hosts| {
             Box::pin(async move {
-                let applied = kind.options.apply(&SockRef::from(&socket));
+                let socket = kind.network.open(accepted, &kind.options);
                 let TcpOptions { message_max, idle, .. } = kind.options;
                 let bounds = (message_max, accepting_idle(idle));
                 let terms = budgets.terms(peer, &hosts);
-                let transport = applied.and_then(|()| TcpTransport::new(socket, bounds, terms, kind.pool));
+                let transport = socket.and_then(|socket| TcpTransport::new(socket, bounds, terms, kind.pool));
                 match transport {
                     Ok(transport) => Ok(Arc::new(transport) as Arc<dyn Transport>),
                     Err(error) => Err(TransportError::Lost(error.to_string())),
@@ -297,19 +201,6 @@ impl Budgets {
     }
 }
 
-fn is_fatal(error: &io::Error) -> bool {
-    use rustix::io::Errno;
-    let errno = Errno::from_io_error(error);
-    matches!(errno, Some(Errno::BADF | Errno::INVAL | Errno::NOTSOCK | Errno::OPNOTSUPP | Errno::FAULT))
-}
-
-pub(crate) fn any_address(like: SocketAddr, port: u16) -> SocketAddr {
-    match like {
-        SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, port).into(),
-        SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, port).into(),
-    }
-}
-
 fn congestion_available(name: &str) -> Result<(), String> {
     let path = "/proc/sys/net/ipv4/tcp_available_congestion_control";
     let Ok(available) = std::fs::read_to_string(path) else { return Ok(()) };
@@ -326,15 +217,9 @@ fn congestion_available(name: &str) -> Result<(), String> {
 }
 
 const NAME: &str = "tcp";
-const BACKLOG: i32 = 1024;
-const WARN_PERIOD: Duration = Duration::from_secs(60);
-const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 const BUFFER_MIN: usize = 4 << 10;
 const BUFFER_MAX: usize = 1 << 30;
 const MEMORY_MIN: usize = 1 << 20;
 /// Memory that all connections of hosts that are not admitted share.
 const UNADMITTED_MEMORY: usize = 2 << 20;
 const MESSAGE_MAX: usize = (1 << 31) - 1;
-/// Other services use the ports below 665.
-pub(crate) const RESERVED_MIN: u16 = 665;
-pub(crate) const RESERVED_MAX: u16 = 1023;

@@ -177,13 +177,19 @@ fn options_are_validated() {
     assert!(parse("port", "1").unwrap_err().problem.contains("congestion, connect_timeout, dead_after"));
 }
 
-/// Creates a connection that is charged to a budget, and returns the socket of its other end, too.
+/// Creates a socket on this runtime.
+fn driven(socket: std::net::TcpStream) -> tokio::net::TcpStream {
+    socket.set_nonblocking(true).unwrap();
+    tokio::net::TcpStream::from_std(socket).unwrap()
+}
+
+/// A connection that is charged to a budget, and returns the socket of its other end, too.
 fn charged(budget: &Budget) -> (std::net::TcpStream, Arc<TcpTransport>) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let near = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (far, peer) = listener.accept().unwrap();
     let terms = Terms::admitted(budget.account(Host::of(peer.ip())));
-    (near, Arc::new(TcpTransport::new(far, (2 << 20, None), terms, Pool::default()).unwrap()))
+    (near, Arc::new(TcpTransport::new(driven(far), (2 << 20, None), terms, Pool::default()).unwrap()))
 }
 
 async fn until(condition: impl Fn() -> bool) {
@@ -204,7 +210,7 @@ async fn all_memory_is_released_when_calls_are_answered() {
     let (socket, far) = charged(&budget);
     drive(far.clone(), reply_of_words);
     let terms = Terms::connecting();
-    let near = Arc::new(TcpTransport::new(socket, (2 << 20, None), terms, Pool::default()).unwrap());
+    let near = Arc::new(TcpTransport::new(driven(socket), (2 << 20, None), terms, Pool::default()).unwrap());
     drive(near.clone(), |_| None);
     let calls = (0..200u32).map(|xid| {
         let near = near.clone();

@@ -7,8 +7,9 @@
 //!
 //! This module does no I/O; the caller passes the time.
 
-use std::{collections::HashMap, net::IpAddr};
+use std::net::IpAddr;
 
+use entropy::HashMap;
 use tokio::time::Instant;
 
 use crate::Host;
@@ -49,7 +50,12 @@ impl Outflow {
     /// Creates limits. An admitted host gets `bytes_per_s` in addition to three times the bytes of its calls.
     pub fn new(bytes_per_s: usize, now: Instant) -> Self {
         let admitted = Rate { bytes_per_s, burst: (bytes_per_s / 4).max(BURST_MIN) };
-        Self { admitted, hosts: HashMap::new(), unadmitted: Bucket::new(ALL_UNADMITTED, now), trusts_loopback: true }
+        Self {
+            admitted,
+            hosts: HashMap::default(),
+            unadmitted: Bucket::new(ALL_UNADMITTED, now),
+            trusts_loopback: true,
+        }
     }
 
     /// Decides about a reply of `reply` bytes to a call of `call` bytes.

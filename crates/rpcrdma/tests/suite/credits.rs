@@ -1,4 +1,4 @@
-//! Credits: grants depend on free receives, are never zero, and cannot be exceeded.
+//! Credits: granted from what is free, never zero, and not to be overrun.
 
 use std::{future::poll_fn, sync::Arc, time::Duration};
 
@@ -6,7 +6,7 @@ use crate::common::{echo::*, *};
 use bytes::Bytes;
 use rdma::{
     Provider, QpOptions, ReceiveSource, ReceiveSourceOptions, WorkId, WorkRequest,
-    sim::{Sim, SimOptions},
+    sim::{NetworkOptions, Sim},
 };
 use rpc::{Hosts, ReplyToken, Transport, TransportError, TransportKind, Xid};
 use rpcrdma::{
@@ -17,13 +17,13 @@ use rpcrdma::{
 use tokio::{sync::watch, task::JoinSet};
 use xdr::Message;
 
-const REQUESTED: u32 = 100;
+const ASKED: u32 = 100;
 
 fn call_header(xid: u32) -> Header {
-    Header { xid: Xid(xid), credits: REQUESTED, body: Body::Msg(Lists::default()) }
+    Header { xid: Xid(xid), credits: ASKED, body: Body::Msg(Lists::default()) }
 }
 
-/// Creates a server with the receives of `source`. As with a real queue pair, each call holds one of them.
+/// A server whose receives are those of `source`, of which each call holds one as it would with a real queue pair.
 fn server(source: &ReceiveSource) -> Node {
     let mut node = Node::server(Options::default());
     let options = Options::default();
@@ -33,16 +33,16 @@ fn server(source: &ReceiveSource) -> Node {
     node
 }
 
-fn send_call(node: &mut Node, puppet: &mut Puppet, xid: u32) {
-    puppet.deliver(node, &call_header(xid), &message(xid, CALL, 0, b"").stream);
+fn tell(node: &mut Node, puppet: &mut Puppet, xid: u32) {
+    puppet.tell(node, &call_header(xid), &message(xid, CALL, 0, b"").stream);
 }
 
-/// Answers a call, and returns the number of credits that the reply grants.
+/// Answers a call; what the reply grants.
 fn answer_one(node: &mut Node, puppet: &mut Puppet, token: ReplyToken) -> u32 {
     let xid = token.xid.0;
     node.reply(token, message(xid, REPLY, 0, b"")).unwrap();
     puppet.run(node);
-    puppet.received().0.credits
+    puppet.heard().0.credits
 }
 
 fn source(budget: usize) -> ReceiveSource {
@@ -50,60 +50,60 @@ fn source(budget: usize) -> ReceiveSource {
 }
 
 #[test]
-fn grants_follow_free_receives_and_never_fall_below_the_guarantee() {
+fn grants_follow_what_is_free_and_never_fall_below_the_guarantee() {
     let source = source(200);
     let (mut node, mut puppet) = (server(&source), Puppet::default());
     let (mut mine, mut others) = (source.account(), source.account());
     let mut grant = |held: usize| {
         let held: Vec<_> = (0..held).map(|_| others.take(false).unwrap()).collect();
         let call = mine.take(false).unwrap();
-        send_call(&mut node, &mut puppet, 1);
+        tell(&mut node, &mut puppet, 1);
         let token = node.next_call().1;
         let granted = answer_one(&mut node, &mut puppet, token);
         drop((held, call));
         granted
     };
     assert_eq!([0, 50, 100, 150, 190, 196, 199].map(&mut grant), [100, 74, 49, 24, 4, 2, 2]);
-    assert_eq!(grant(0), 100, "receives that are free again must be granted again");
+    assert_eq!(grant(0), 100, "what is free again is granted again");
 }
 
 #[test]
-fn calls_under_an_earlier_grant_are_served_and_further_ones_rejected() {
+fn calls_on_their_way_under_an_earlier_grant_are_served_and_the_next_is_one_too_many() {
     let source = source(300);
     let (mut node, mut puppet) = (server(&source), Puppet::default());
     let mut others = source.account();
-    send_call(&mut node, &mut puppet, 0);
+    tell(&mut node, &mut puppet, 0);
     let token = node.next_call().1;
-    assert_eq!(answer_one(&mut node, &mut puppet, token), REQUESTED);
+    assert_eq!(answer_one(&mut node, &mut puppet, token), ASKED);
     let _scarce: Vec<_> = std::iter::from_fn(|| others.take(false)).collect();
-    // The caller uses the whole grant before it receives a smaller one.
-    (1..=REQUESTED).for_each(|xid| send_call(&mut node, &mut puppet, xid));
-    for outstanding in (0..REQUESTED).rev() {
+    // The caller uses all of the grant before it hears of less.
+    (1..=ASKED).for_each(|xid| tell(&mut node, &mut puppet, xid));
+    for outstanding in (0..ASKED).rev() {
         assert!(!node.disconnecting);
         let token = node.next_call().1;
         let granted = answer_one(&mut node, &mut puppet, token);
-        assert_eq!(granted, outstanding.max(2), "the grant must be the number of outstanding calls, at least two");
+        assert_eq!(granted, outstanding.max(2), "no more than are outstanding");
     }
-    (1..=3).for_each(|xid| send_call(&mut node, &mut puppet, xid));
-    assert!(node.disconnecting, "three calls must exceed the grant of two");
+    (1..=3).for_each(|xid| tell(&mut node, &mut puppet, xid));
+    assert!(node.disconnecting, "two were granted");
     assert!(node.events.iter().any(|event| matches!(event, Event::Closed(TransportError::Protocol(_)))));
 }
 
 #[test]
-fn forgotten_call_returns_its_credit() {
+fn a_call_that_is_forgotten_gives_its_credit_back() {
     let source = source(300);
     let (mut node, mut puppet) = (server(&source), Puppet::default());
     for xid in 0..1000 {
-        send_call(&mut node, &mut puppet, xid);
+        tell(&mut node, &mut puppet, xid);
         let token = node.next_call().1;
         node.connection.forget(&token);
-        assert!(node.reply(token, message(xid, REPLY, 0, b"")).is_err(), "a forgotten call must not be answered");
+        assert!(node.reply(token, message(xid, REPLY, 0, b"")).is_err(), "it is over");
         node.post_receive();
     }
     assert!(!node.disconnecting && puppet.sent.is_empty());
 }
 
-/// A server on the simulated fabric whose connections share few receives. It answers when it is told to.
+/// A server on the simulated fabric whose connections share few receives, and answers when it is told to.
 struct Host {
     sim: Sim,
     at: std::net::SocketAddr,
@@ -113,7 +113,7 @@ struct Host {
 
 impl Host {
     fn start(seed: u64, recv_memory: usize) -> Self {
-        let sim = Sim::new(SimOptions { seed, ..SimOptions::default() });
+        let sim = Sim::new(NetworkOptions { seed, ..NetworkOptions::default() });
         let kind = RdmaKind::new(Arc::new(sim.clone()), Options { recv_memory, ..Options::default() });
         let mut listener = kind.listen("10.0.0.1:0".parse().unwrap()).unwrap();
         let at = listener.local_addr();
@@ -131,7 +131,7 @@ impl Host {
     }
 }
 
-/// Serves calls with a delay, and calls whose payload is `HELD` only after `go` is sent.
+/// Keeps calls in progress for a while each, and those whose payload is `HELD` until told.
 async fn serve_slowly(transport: Arc<dyn Transport>, told: watch::Receiver<bool>) {
     let mut calls = JoinSet::new();
     while let Ok(call) = poll_fn(|cx| transport.poll_recv(cx)).await {
@@ -168,70 +168,76 @@ async fn connect(host: &Host) -> Arc<dyn Transport> {
     transport
 }
 
-#[tokio::test(start_paused = true)]
-async fn all_clients_are_served_under_overload() {
-    for seed in 0..5 {
-        let host = Host::start(seed, 16 * 4096);
-        // Two clients use all receives with calls that are not answered yet. Some of their payloads are read.
-        let mut hogs = JoinSet::new();
-        for _ in 0..2 {
-            let transport = connect(&host).await;
-            for xid in 0..100u32 {
-                let transport = transport.clone();
-                hogs.spawn(async move {
-                    let payload = if xid % 3 == 0 { 20_000 } else { 100 };
-                    let message = call(xid, 50, 0, Bytes::from(vec![HELD; payload]));
-                    check(
-                        &transport.call(message, plan(50, 0)).await.unwrap(),
-                        xid,
-                        50,
-                        0,
-                        (HELD as usize * payload) as u8,
-                    );
+#[test]
+fn under_overload_everybody_goes_on_and_what_waits_is_served_in_the_end() {
+    simnet::simulate(0, || async {
+        for seed in 0..5 {
+            let host = Host::start(seed, 16 * 4096);
+            // Two take all there is, with calls that are not answered for now, some of them read from their memory.
+            let mut hogs = JoinSet::new();
+            for _ in 0..2 {
+                let transport = connect(&host).await;
+                for xid in 0..100u32 {
+                    let transport = transport.clone();
+                    hogs.spawn(async move {
+                        let payload = if xid % 3 == 0 { 20_000 } else { 100 };
+                        let message = call(xid, 50, 0, Bytes::from(vec![HELD; payload]));
+                        check(
+                            &transport.call(message, plan(50, 0)).await.unwrap(),
+                            xid,
+                            50,
+                            0,
+                            (HELD as usize * payload) as u8,
+                        );
+                    });
+                }
+            }
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            // Others are guaranteed what it takes to be served, reads from their memory included.
+            let mut modest = JoinSet::new();
+            for _ in 0..20 {
+                let transport = connect(&host).await;
+                modest.spawn(async move {
+                    for xid in 0..30u32 {
+                        let payload = if xid % 2 == 0 { 20_000 } else { 100 };
+                        let message = call(xid, 5000, 0, Bytes::from(vec![1; payload]));
+                        check(&transport.call(message, plan(5000, 0)).await.unwrap(), xid, 5000, 0, payload as u8);
+                    }
                 });
             }
+            let served = tokio::time::timeout(Duration::from_secs(50), modest.join_all()).await;
+            assert!(served.is_ok(), "seed {seed}: they are not served");
+            assert_eq!(hogs.len(), 200);
+            assert!(hogs.try_join_next().is_none());
+            host.go.send_replace(true);
+            tokio::time::timeout(Duration::from_secs(50), hogs.join_all()).await.expect("what waited is served");
         }
-        tokio::time::sleep(Duration::from_secs(1)).await;
-        // Other clients must be served with their guaranteed receives, including reads of their payloads.
-        let mut modest = JoinSet::new();
-        for _ in 0..20 {
-            let transport = connect(&host).await;
-            modest.spawn(async move {
-                for xid in 0..30u32 {
-                    let payload = if xid % 2 == 0 { 20_000 } else { 100 };
-                    let message = call(xid, 5000, 0, Bytes::from(vec![1; payload]));
-                    check(&transport.call(message, plan(5000, 0)).await.unwrap(), xid, 5000, 0, payload as u8);
-                }
-            });
-        }
-        let served = tokio::time::timeout(Duration::from_secs(50), modest.join_all()).await;
-        assert!(served.is_ok(), "seed {seed}: the other clients must be served");
-        assert_eq!(hogs.len(), 200);
-        assert!(hogs.try_join_next().is_none());
-        host.go.send_replace(true);
-        tokio::time::timeout(Duration::from_secs(50), hogs.join_all()).await.expect("the waiting calls must be served");
-    }
+    });
 }
 
-#[tokio::test(start_paused = true)]
-async fn only_the_client_that_exceeds_its_credits_is_disconnected() {
-    let host = Host::start(1, 16 * 4096);
-    let honest = connect(&host).await;
-    let serve = |xid| {
-        let honest = honest.clone();
-        async move { check(&honest.call(call(xid, 10, 0, vec![1; 10].into()), plan(10, 0)).await.unwrap(), xid, 10, 0, 10) }
-    };
-    serve(1).await;
-    let data = Options::default().private_data().encode();
-    let receives = (0..300).map(|id| (WorkId(id), buf::Buffer::zeroed(4096))).collect();
-    let mut hostile = host.sim.connect(host.at, &QpOptions::default(), &data, receives).await.unwrap().qp;
-    for xid in 0..200 {
-        let stream = call(xid, 0, 0, vec![1; 100].into()).to_rope().to_bytes().unwrap();
-        let data = Bytes::from([&Message::encode(&call_header(xid)).stream[..], &stream].concat()).into();
-        hostile.post(WorkRequest::Send { id: WorkId(1), data, invalidate: None, solicited: false }).unwrap();
-    }
-    let mut completions = Vec::new();
-    let ended = async { while poll_fn(|cx| hostile.poll_completions(cx, &mut completions)).await.is_ok() {} };
-    tokio::time::timeout(Duration::from_secs(10), ended).await.expect("the server must disconnect the client");
-    serve(2).await;
+#[test]
+fn a_client_that_overruns_its_credits_is_disconnected_alone() {
+    simnet::simulate(0, || async {
+        let host = Host::start(1, 16 * 4096);
+        let honest = connect(&host).await;
+        let serve = |xid| {
+            let honest = honest.clone();
+            async move {
+                check(&honest.call(call(xid, 10, 0, vec![1; 10].into()), plan(10, 0)).await.unwrap(), xid, 10, 0, 10)
+            }
+        };
+        serve(1).await;
+        let data = Options::default().private_data().encode();
+        let receives = (0..300).map(|id| (WorkId(id), buf::Buffer::zeroed(4096))).collect();
+        let mut hostile = host.sim.connect(host.at, &QpOptions::default(), &data, receives).await.unwrap().qp;
+        for xid in 0..200 {
+            let stream = call(xid, 0, 0, vec![1; 100].into()).to_rope().to_bytes().unwrap();
+            let data = Bytes::from([&Message::encode(&call_header(xid)).stream[..], &stream].concat()).into();
+            hostile.post(WorkRequest::Send { id: WorkId(1), data, invalidate: None, solicited: false }).unwrap();
+        }
+        let mut completions = Vec::new();
+        let ended = async { while poll_fn(|cx| hostile.poll_completions(cx, &mut completions)).await.is_ok() {} };
+        tokio::time::timeout(Duration::from_secs(10), ended).await.expect("the server still talks to it");
+        serve(2).await;
+    });
 }

@@ -12,7 +12,7 @@ use std::{
 
 use buf::Buffer;
 use bytes::Bytes;
-use rdma::sim::{Cut, Sim, SimOptions};
+use rdma::sim::{Cut, NetworkOptions, Sim};
 use rpc::{
     AcceptError, BoxFuture, Call, CallOptions, Client, ClientOptions, Drain, Hosts, Procedure, ReplyPlan, Server,
     Service, TransportKind,
@@ -133,27 +133,33 @@ async fn run(sim: Sim, count: u32) -> Run {
     }
     assert_eq!((bank.sum.load(SeqCst), bank.deposits.load(SeqCst)), (expected, u64::from(count)));
     serving.abort();
-    Run { messages: sim.messages(), cuts: connections.load(SeqCst) - 1 }
+    Run { messages: sim.network().messages(), cuts: connections.load(SeqCst) - 1 }
 }
 
-#[tokio::test(start_paused = true)]
-async fn call_is_executed_once_when_cut_at_any_message() {
-    let whole = run(Sim::new(SimOptions::default()), 8).await;
-    assert_eq!(whole.cuts, 0);
-    for message in 0..whole.messages {
-        for cut in [Cut::Before, Cut::After] {
-            let sim = Sim::new(SimOptions::default());
-            sim.cut_at(message, cut);
-            run(sim, 8).await;
+#[test]
+fn call_is_executed_once_when_cut_at_any_message() {
+    simnet::simulate(0, || async {
+        let whole = run(Sim::new(NetworkOptions::default()), 8).await;
+        assert_eq!(whole.cuts, 0);
+        for message in 0..whole.messages {
+            for cut in [Cut::Before, Cut::After] {
+                let sim = Sim::new(NetworkOptions::default());
+                sim.network().cut_at(message, cut);
+                run(sim, 8).await;
+            }
         }
-    }
+    });
 }
 
-#[tokio::test(start_paused = true)]
-async fn call_is_executed_once_with_random_cuts() {
-    let mut cuts = 0;
-    for seed in 0..20 {
-        cuts += run(Sim::new(SimOptions { seed, cut_probability: 0.02, ..SimOptions::default() }), 60).await.cuts;
-    }
-    assert!(cuts > 50, "{cuts} cuts");
+#[test]
+fn call_is_executed_once_with_random_cuts() {
+    simnet::simulate(0, || async {
+        let mut cuts = 0;
+        for seed in 0..20 {
+            cuts += run(Sim::new(NetworkOptions { seed, cut_probability: 0.02, ..NetworkOptions::default() }), 60)
+                .await
+                .cuts;
+        }
+        assert!(cuts > 50, "{cuts} cuts");
+    });
 }

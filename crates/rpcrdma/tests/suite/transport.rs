@@ -1,4 +1,4 @@
-//! The transport over the simulated fabric, with tasks, timers, queue pairs and a simulated clock.
+//! The transport over the simulated fabric: tasks, timers, real queue pairs, and a clock that jumps.
 
 use std::{future::poll_fn, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -7,7 +7,7 @@ use buf::{Buffer, Pool, Rope};
 use bytes::Bytes;
 use rdma::{
     Provider, QpOptions, QueuePair, RemoteSegment, Stag, WorkId, WorkRequest,
-    sim::{Cut, Sim, SimOptions},
+    sim::{Cut, NetworkOptions, Sim},
 };
 use rpc::{Hosts, RawOptions, Transport, TransportError, TransportKind};
 use rpcrdma::{
@@ -28,13 +28,12 @@ struct World {
 }
 
 impl World {
-    /// Creates a server that answers every call.
-    fn new(options: SimOptions) -> Self {
-        Self::with(options, Options::default(), Options::default())
+    /// A server that answers every call.
+    fn new(options: NetworkOptions) -> Self {
+        Self::with(Sim::new(options), Options::default(), Options::default())
     }
 
-    fn with(sim: SimOptions, client: Options, server: Options) -> Self {
-        let sim = Sim::new(sim);
+    fn with(sim: Sim, client: Options, server: Options) -> Self {
         let (client_pool, server_pool) = (Pool::default(), Pool::default());
         let provider = Arc::new(sim.clone());
         let server = RdmaKind::new(provider.clone(), server).with_pool(server_pool.clone());
@@ -60,23 +59,25 @@ impl World {
         transport
     }
 
-    /// Asserts that all buffers return to their pools after the connections were closed.
+    /// The connections are over: every buffer is back in its pool.
     async fn assert_no_leak(self) {
-        self.sim.cut_all();
+        self.sim.network().cut_all();
         self.listener.abort();
         let _ = self.listener.await;
-        tokio::time::sleep(Duration::from_secs(1)).await; // Lets tasks handle the cut.
-        assert_eq!(self.sim.connections(), 0);
+        tokio::time::sleep(Duration::from_secs(1)).await; // tasks see the cut
+        assert_eq!(self.sim.network().connections(), 0);
         for (side, pool) in [("client", self.client_pool), ("server", self.server_pool)] {
             let stats = pool.stats();
-            assert_eq!(stats.free, stats.mapped, "the {side} leaks buffers");
+            assert_eq!(stats.free, stats.mapped, "the {side} has lost buffers");
         }
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn concurrent_calls_of_all_sizes() {
-    calls_of_all_sizes(World::new(SimOptions::default())).await;
+#[test]
+fn calls_of_every_size_at_once() {
+    simnet::simulate(0, || async {
+        calls_of_all_sizes(World::new(NetworkOptions::default())).await;
+    });
 }
 
 async fn calls_of_all_sizes(world: World) {
@@ -91,7 +92,7 @@ async fn calls_of_all_sizes(world: World) {
             check(&reply, xid, want, words, sum);
             let payload = reply.message.payloads.first();
             let placed = reply.sink.as_ref().zip(payload).is_some_and(|(sink, payload)| sink.holds(&payload.data));
-            assert_eq!(placed, want > 4000, "a large payload must be placed in the sink");
+            assert_eq!(placed, want > 4000, "a large payload is put where it is wanted");
         })
     });
     for call in calls.collect::<Vec<_>>() {
@@ -101,186 +102,210 @@ async fn calls_of_all_sizes(world: World) {
     world.assert_no_leak().await;
 }
 
-#[tokio::test(start_paused = true)]
-async fn cut_at_any_message_ends_every_call_and_leaks_no_buffer() {
-    async fn run(options: Options, cut: Option<(u64, Cut)>) -> u64 {
-        let world = World::with(SimOptions::default(), options.clone(), options);
-        if let Some((message, cut)) = cut {
-            world.sim.cut_at(message, cut);
+#[test]
+fn a_cut_at_every_message_ends_every_call_and_loses_no_buffer() {
+    simnet::simulate(0, || async {
+        async fn run(options: Options, cut: Option<(u64, Cut)>) -> u64 {
+            let world = World::with(Sim::new(NetworkOptions::default()), options.clone(), options);
+            if let Some((message, cut)) = cut {
+                world.sim.network().cut_at(message, cut);
+            }
+            let transport = world.connect().await;
+            let calls = (0..SIZES.len() as u32).map(|xid| {
+                let transport = transport.clone();
+                tokio::spawn(async move {
+                    let (want, words, payload) = SIZES[xid as usize];
+                    let message = call(xid, want, words, Bytes::from(vec![0; payload]));
+                    match transport.call(message, plan(want, words)).await {
+                        Ok(reply) => check(&reply, xid, want, words, 0),
+                        Err(error) => {
+                            assert!(matches!(error.error, TransportError::Lost(_)), "{error:?}");
+                            assert_eq!(error.sink.map_or(0, |sink| sink.len()), want);
+                        }
+                    }
+                })
+            });
+            for call in calls.collect::<Vec<_>>() {
+                call.await.unwrap();
+            }
+            drop(transport);
+            let messages = world.sim.network().messages();
+            world.assert_no_leak().await;
+            messages
         }
-        let transport = world.connect().await;
-        let calls = (0..SIZES.len() as u32).map(|xid| {
+        for options in [Options::default(), read_read()] {
+            let messages = run(options.clone(), None).await;
+            assert!(messages > 25, "{messages}");
+            for message in 0..messages {
+                run(options.clone(), Some((message, Cut::Before))).await;
+                run(options.clone(), Some((message, Cut::After))).await;
+            }
+        }
+    });
+}
+
+#[test]
+fn a_dropped_call_leaves_nothing_behind_and_the_connection_in_order() {
+    simnet::simulate(0, || async {
+        for after_ms in [0, 1, 3, 5, 8, 12, 20, 30] {
+            let world = World::new(NetworkOptions::default());
+            let transport = world.connect().await;
+            let given_up = transport.call(call(1, 100_000, 2000, Bytes::from(vec![1; 100_000])), plan(100_000, 2000));
+            let _ = tokio::time::timeout(Duration::from_millis(after_ms), given_up).await;
+            let reply = transport.call(call(2, 7, 0, Bytes::from_static(b"\x05")), plan(7, 0)).await.unwrap();
+            check(&reply, 2, 7, 0, 5);
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            drop((reply, transport));
+            world.assert_no_leak().await;
+        }
+    });
+}
+
+#[test]
+fn close_ends_both_sides_and_pending_calls() {
+    simnet::simulate(0, || async {
+        let world = World::new(NetworkOptions::default());
+        let transport = world.client.connect(world.server).await.unwrap();
+        let driver = tokio::spawn(drive(transport.clone()));
+        let pending = tokio::spawn({
+            let transport = transport.clone();
+            async move { transport.call(call(1, 9000, 0, Bytes::new()), plan(9000, 0)).await }
+        });
+        tokio::task::yield_now().await;
+        transport.close();
+        assert!(matches!(driver.await.unwrap(), TransportError::Lost(_)));
+        let error = pending.await.unwrap().unwrap_err();
+        assert_eq!(error.sink.unwrap().len(), 9000);
+        let late = transport.call(call(2, 0, 0, Bytes::new()), plan(0, 0)).await.unwrap_err();
+        assert!(matches!(late.error, TransportError::Lost(_)));
+        drop(transport);
+        world.assert_no_leak().await;
+    });
+}
+
+#[test]
+fn options_reach_the_connection_and_a_full_send_queue_only_slows_it() {
+    simnet::simulate(0, || async {
+        let world = World::with(
+            Sim::new(NetworkOptions::default()).with_private_data_max(4),
+            Options::default(),
+            Options::default(),
+        );
+        let raw = RawOptions::from([("credits".to_owned(), "2".to_owned()), ("min_chunk".to_owned(), "1".to_owned())]);
+        let kind = world.client.with_options(&raw).unwrap();
+        let transport = kind.connect(world.server).await.unwrap();
+        tokio::spawn(drive(transport.clone()));
+        let calls = (0..50u32).map(|xid| {
             let transport = transport.clone();
             tokio::spawn(async move {
-                let (want, words, payload) = SIZES[xid as usize];
-                let message = call(xid, want, words, Bytes::from(vec![0; payload]));
-                match transport.call(message, plan(want, words)).await {
-                    Ok(reply) => check(&reply, xid, want, words, 0),
-                    Err(error) => {
-                        assert!(matches!(error.error, TransportError::Lost(_)), "{error:?}");
-                        assert_eq!(error.sink.map_or(0, |sink| sink.len()), want);
-                    }
-                }
+                // No private data fits on this fabric: 1024 bytes inline.
+                let (want, words) = (600, 200);
+                let reply =
+                    transport.call(call(xid, want, words, Bytes::from_static(b"\x03")), plan(want, words)).await;
+                check(&reply.unwrap(), xid, want, words, 3);
             })
         });
         for call in calls.collect::<Vec<_>>() {
             call.await.unwrap();
         }
-        drop(transport);
-        let messages = world.sim.messages();
+        drop((transport, kind));
         world.assert_no_leak().await;
-        messages
-    }
-    for options in [Options::default(), read_read()] {
-        let messages = run(options.clone(), None).await;
-        assert!(messages > 25, "{messages}");
-        for message in 0..messages {
-            run(options.clone(), Some((message, Cut::Before))).await;
-            run(options.clone(), Some((message, Cut::After))).await;
+    });
+}
+
+#[test]
+fn a_connection_that_is_never_set_up_times_out_on_either_side() {
+    simnet::simulate(0, || async {
+        let sim = Sim::new(NetworkOptions::default());
+        let kind = RdmaKind::new(Arc::new(sim.clone()), Options::default());
+        let mut listener = kind.listen("10.0.0.1:0".parse().unwrap()).unwrap();
+        // Nobody accepts.
+        let error = kind.connect(listener.local_addr()).await.err().unwrap();
+        assert!(matches!(&error, TransportError::Connect(why) if why.contains("timed out")), "{error}");
+        // Whoever asked has gone.
+        assert!(listener.accept().await.unwrap().set_up(Hosts::all()).await.is_err());
+        let refused = kind.connect("10.0.0.1:9".parse().unwrap()).await.err().unwrap();
+        assert!(matches!(refused, TransportError::Connect(_)));
+    });
+}
+
+#[test]
+fn a_host_that_is_not_served_in_full_gets_few_credits_and_short_messages() {
+    simnet::simulate(0, || async {
+        let sim = Sim::new(NetworkOptions::default());
+        let kind = RdmaKind::new(Arc::new(sim.clone()), Options::default());
+        let mut listener = kind.listen("10.0.0.1:0".parse().unwrap()).unwrap();
+        let at = listener.local_addr();
+        for (hosts, message_max) in
+            [(Hosts::admitted_by(|_| false), 64 << 10), (Hosts::all(), Options::default().message_max)]
+        {
+            let accepting = async {
+                let incoming = listener.accept().await.unwrap();
+                assert_eq!(incoming.peer().map(|peer| peer.user), Some(None));
+                incoming.set_up(hosts).await.unwrap()
+            };
+            let (near, far) = tokio::join!(kind.connect(at), accepting);
+            assert_eq!(far.caps().message_max, message_max);
+            far.abort();
+            let error = std::future::poll_fn(|cx| far.poll_recv(cx)).await.unwrap_err();
+            assert!(matches!(error, TransportError::Lost(_)), "{error}");
+            drop(near.unwrap());
         }
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn dropped_call_leaks_nothing_and_connection_still_works() {
-    for after_ms in [0, 1, 3, 5, 8, 12, 20, 30] {
-        let world = World::new(SimOptions::default());
-        let transport = world.connect().await;
-        let given_up = transport.call(call(1, 100_000, 2000, Bytes::from(vec![1; 100_000])), plan(100_000, 2000));
-        let _ = tokio::time::timeout(Duration::from_millis(after_ms), given_up).await;
-        let reply = transport.call(call(2, 7, 0, Bytes::from_static(b"\x05")), plan(7, 0)).await.unwrap();
-        check(&reply, 2, 7, 0, 5);
-        tokio::time::sleep(Duration::from_secs(1)).await;
-        drop((reply, transport));
-        world.assert_no_leak().await;
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn close_ends_both_sides_and_pending_calls() {
-    let world = World::new(SimOptions::default());
-    let transport = world.client.connect(world.server).await.unwrap();
-    let driver = tokio::spawn(drive(transport.clone()));
-    let pending = tokio::spawn({
-        let transport = transport.clone();
-        async move { transport.call(call(1, 9000, 0, Bytes::new()), plan(9000, 0)).await }
     });
-    tokio::task::yield_now().await;
-    transport.close();
-    assert!(matches!(driver.await.unwrap(), TransportError::Lost(_)));
-    let error = pending.await.unwrap().unwrap_err();
-    assert_eq!(error.sink.unwrap().len(), 9000);
-    let late = transport.call(call(2, 0, 0, Bytes::new()), plan(0, 0)).await.unwrap_err();
-    assert!(matches!(late.error, TransportError::Lost(_)));
-    drop(transport);
-    world.assert_no_leak().await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn options_apply_to_connection_and_full_send_queue_only_delays_it() {
-    let world = World::new(SimOptions { private_data_max: 4, ..SimOptions::default() });
-    let raw = RawOptions::from([("credits".to_owned(), "2".to_owned()), ("min_chunk".to_owned(), "1".to_owned())]);
-    let kind = world.client.with_options(&raw).unwrap();
-    let transport = kind.connect(world.server).await.unwrap();
-    tokio::spawn(drive(transport.clone()));
-    let calls = (0..50u32).map(|xid| {
-        let transport = transport.clone();
-        tokio::spawn(async move {
-            // The private data do not fit on this fabric, so the inline threshold is 1024 bytes.
-            let (want, words) = (600, 200);
-            let reply = transport.call(call(xid, want, words, Bytes::from_static(b"\x03")), plan(want, words)).await;
-            check(&reply.unwrap(), xid, want, words, 3);
-        })
-    });
-    for call in calls.collect::<Vec<_>>() {
-        call.await.unwrap();
-    }
-    drop((transport, kind));
-    world.assert_no_leak().await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn connection_that_is_not_set_up_times_out_on_both_sides() {
-    let sim = Sim::new(SimOptions::default());
-    let kind = RdmaKind::new(Arc::new(sim.clone()), Options::default());
-    let mut listener = kind.listen("10.0.0.1:0".parse().unwrap()).unwrap();
-    // The server does not accept the connection.
-    let error = kind.connect(listener.local_addr()).await.err().unwrap();
-    assert!(matches!(&error, TransportError::Connect(why) if why.contains("timed out")), "{error}");
-    // The client has cancelled its request.
-    assert!(listener.accept().await.unwrap().set_up(Hosts::all()).await.is_err());
-    let refused = kind.connect("10.0.0.1:9".parse().unwrap()).await.err().unwrap();
-    assert!(matches!(refused, TransportError::Connect(_)));
-}
-
-#[tokio::test(start_paused = true)]
-async fn unadmitted_host_gets_few_credits_and_short_messages() {
-    let sim = Sim::new(SimOptions::default());
-    let kind = RdmaKind::new(Arc::new(sim.clone()), Options::default());
-    let mut listener = kind.listen("10.0.0.1:0".parse().unwrap()).unwrap();
-    let at = listener.local_addr();
-    for (hosts, message_max) in
-        [(Hosts::admitted_by(|_| false), 64 << 10), (Hosts::all(), Options::default().message_max)]
-    {
-        let accepting = async {
-            let incoming = listener.accept().await.unwrap();
-            assert_eq!(incoming.peer().map(|peer| peer.user), Some(None));
-            incoming.set_up(hosts).await.unwrap()
-        };
-        let (near, far) = tokio::join!(kind.connect(at), accepting);
-        assert_eq!(far.caps().message_max, message_max);
-        far.abort();
-        let error = std::future::poll_fn(|cx| far.poll_recv(cx)).await.unwrap_err();
-        assert!(matches!(error, TransportError::Lost(_)), "{error}");
-        drop(near.unwrap());
-    }
 }
 
 fn read_read() -> Options {
     Options { design: Design::ReadRead, allow_read_read: true, ..Options::default() }
 }
 
-#[tokio::test(start_paused = true)]
-async fn read_read_design_is_used_if_both_sides_request_it() {
-    let asking = Options { allow_read_read: false, ..read_read() };
-    calls_of_all_sizes(World::with(SimOptions::default(), asking, read_read())).await;
-    // A client that does not request it gets the Read-Write design.
-    calls_of_all_sizes(World::with(SimOptions::default(), Options::default(), read_read())).await;
+#[test]
+fn the_read_read_design_is_done_when_both_ends_ask_for_it() {
+    simnet::simulate(0, || async {
+        let asking = Options { allow_read_read: false, ..read_read() };
+        calls_of_all_sizes(World::with(Sim::new(NetworkOptions::default()), asking, read_read())).await;
+        // A client that does not ask is served as ever.
+        calls_of_all_sizes(World::with(Sim::new(NetworkOptions::default()), Options::default(), read_read())).await;
+    });
 }
 
-#[tokio::test(start_paused = true)]
-async fn read_read_design_is_rejected_if_one_side_does_not_request_it() {
-    let world = World::with(SimOptions::default(), read_read(), Options::default());
-    let error = world.client.connect(world.server).await.err().unwrap().to_string();
-    assert!(error.contains("the server does not offer it") && error.contains("allow_read_read=on"), "{error}");
-    let raw = RawOptions::from([("design".to_owned(), "read-read".to_owned())]);
-    let kind = world.client.with_options(&raw).unwrap().with_options(&[("allow_read_read", "off")].map(owned).into());
-    let error = kind.unwrap().listen("10.0.0.1:0".parse().unwrap()).err().unwrap().to_string();
-    assert!(error.contains("allow_read_read=on") && error.contains("RDMA_DONE"), "{error}");
-    world.assert_no_leak().await;
+#[test]
+fn the_read_read_design_is_refused_where_one_end_has_not_asked_for_it() {
+    simnet::simulate(0, || async {
+        let world = World::with(Sim::new(NetworkOptions::default()), read_read(), Options::default());
+        let error = world.client.connect(world.server).await.err().unwrap().to_string();
+        assert!(error.contains("the server does not offer it") && error.contains("allow_read_read=on"), "{error}");
+        let raw = RawOptions::from([("design".to_owned(), "read-read".to_owned())]);
+        let kind =
+            world.client.with_options(&raw).unwrap().with_options(&[("allow_read_read", "off")].map(owned).into());
+        let error = kind.unwrap().listen("10.0.0.1:0".parse().unwrap()).err().unwrap().to_string();
+        assert!(error.contains("allow_read_read=on") && error.contains("RDMA_DONE"), "{error}");
+        world.assert_no_leak().await;
+    });
 }
 
 fn owned((name, value): (&str, &str)) -> (String, String) {
     (name.to_owned(), value.to_owned())
 }
 
-#[tokio::test(start_paused = true)]
-async fn client_that_never_sends_done_is_disconnected_and_others_are_not_affected() {
-    let world = World::with(SimOptions::default(), read_read(), read_read());
-    let honest = world.connect().await;
-    let mut hostile = Hostile::connect(&world).await;
-    hostile.send(7, Body::Msg(Lists::default()), &call(7, 100_000, 0, Bytes::new()).stream);
-    let began = tokio::time::Instant::now();
-    let reply = honest.call(call(1, 50_000, 10, Bytes::from(vec![2; 50_000])), plan(50_000, 10)).await;
-    check(&reply.unwrap(), 1, 50_000, 10, (50_000u32 * 2) as u8);
-    hostile.ended().await;
-    let waited = began.elapsed();
-    assert!(waited >= read_read().peer_timeout && waited < 2 * read_read().peer_timeout, "{waited:?}");
-    drop((hostile, honest));
-    world.assert_no_leak().await;
+#[test]
+fn a_client_that_never_says_done_is_left_alone_and_costs_nobody_else_anything() {
+    simnet::simulate(0, || async {
+        let world = World::with(Sim::new(NetworkOptions::default()), read_read(), read_read());
+        let honest = world.connect().await;
+        let mut hostile = Hostile::connect(&world).await;
+        hostile.send(7, Body::Msg(Lists::default()), &call(7, 100_000, 0, Bytes::new()).stream);
+        let began = tokio::time::Instant::now();
+        let reply = honest.call(call(1, 50_000, 10, Bytes::from(vec![2; 50_000])), plan(50_000, 10)).await;
+        check(&reply.unwrap(), 1, 50_000, 10, (50_000u32 * 2) as u8);
+        hostile.ended().await;
+        let waited = began.elapsed();
+        assert!(waited >= read_read().peer_timeout && waited < 2 * read_read().peer_timeout, "{waited:?}");
+        drop((hostile, honest));
+        world.assert_no_leak().await;
+    });
 }
 
-/// A client that can send arbitrary messages.
+/// A client that does as it likes.
 struct Hostile {
     qp: Box<dyn QueuePair>,
 }
@@ -303,76 +328,80 @@ impl Hostile {
         self.qp.post(WorkRequest::Send { id: WorkId(1), data, invalidate: None, solicited: false }).unwrap();
     }
 
-    /// Waits until the server closes the connection.
+    /// Waits until the server has had enough.
     async fn ended(&mut self) {
         let mut completions = Vec::new();
         let ended = async { while poll_fn(|cx| self.qp.poll_completions(cx, &mut completions)).await.is_ok() {} };
-        tokio::time::timeout(Duration::from_secs(200), ended).await.expect("the server must disconnect the client");
+        tokio::time::timeout(Duration::from_secs(200), ended).await.expect("the server still talks to it");
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn hostile_client_affects_only_its_own_connection() {
-    let world = World::new(SimOptions::default());
-    let honest = world.connect().await;
-    let segment = |handle: u32, length: u32| Segment { handle: Stag(handle), length, offset: 0 };
-    let reads = move |position: u32, length: u32| {
-        let mut lists = Lists::default();
-        lists.reads.push(position, segment(0xbad, length)).unwrap();
-        lists
-    };
-    let plain = call(7, 0, 0, Bytes::new()).stream;
-    type Attack = Box<dyn Fn(&mut Hostile)>;
-    let attacks: Vec<Attack> = vec![
-        Box::new(|hostile| hostile.send_bytes(Bytes::from_static(b"short"))),
-        Box::new(|hostile| hostile.send_bytes(vec![0; 4097].into())),
-        // The memory to read, to write, or for the reply does not exist.
-        Box::new(move |hostile| hostile.send(7, Body::Msg(reads(20, 8)), &call(7, 0, 0, vec![0; 8].into()).stream)),
-        Box::new(move |hostile| hostile.send(7, Body::NoMsg(reads(0, 100_000)), &[])),
-        Box::new(move |hostile| {
-            let writes = WriteList::new([Chunk::new([segment(1, 900)])]);
-            let stream = call(7, 900, 0, Bytes::new()).stream;
-            hostile.send(7, Body::Msg(Lists { writes, ..Lists::default() }), &stream);
-        }),
-        Box::new(move |hostile| {
-            let reply = Some(Chunk::new([segment(1, 1 << 20)]));
-            let stream = call(7, 0, 4000, Bytes::new()).stream.slice(..20);
-            hostile.send(7, Body::Msg(Lists { reply, ..Lists::default() }), &stream);
-        }),
-        // The client exceeds its credits.
-        Box::new(move |hostile| (0..300).for_each(|_| hostile.send(7, Body::Msg(Lists::default()), &plain))),
-        // An RDMA Write into the server's memory.
-        Box::new(|hostile| {
-            let to = RemoteSegment { stag: Stag(0x100), offset: 0 };
-            let data = Rope::from(Bytes::from_static(b"mine"));
-            hostile.qp.post(WorkRequest::Write { id: WorkId(1), data, to }).unwrap();
-        }),
-    ];
-    for (number, attack) in attacks.iter().enumerate() {
-        let mut hostile = Hostile::connect(&world).await;
-        attack(&mut hostile);
-        hostile.ended().await;
-        drop(hostile);
-        let reply = honest.call(call(number as u32, 50_000, 10, Bytes::from(vec![2; 50_000])), plan(50_000, 10)).await;
-        check(&reply.unwrap(), number as u32, 50_000, 10, (50_000u32 * 2) as u8);
-    }
-    drop(honest);
-    world.assert_no_leak().await;
+#[test]
+fn a_hostile_client_ends_its_own_connection_and_disturbs_nobody() {
+    simnet::simulate(0, || async {
+        let world = World::new(NetworkOptions::default());
+        let honest = world.connect().await;
+        let segment = |handle: u32, length: u32| Segment { handle: Stag(handle), length, offset: 0 };
+        let reads = move |position: u32, length: u32| {
+            let mut lists = Lists::default();
+            lists.reads.push(position, segment(0xbad, length)).unwrap();
+            lists
+        };
+        let plain = call(7, 0, 0, Bytes::new()).stream;
+        type Attack = Box<dyn Fn(&mut Hostile)>;
+        let attacks: Vec<Attack> = vec![
+            Box::new(|hostile| hostile.send_bytes(Bytes::from_static(b"short"))),
+            Box::new(|hostile| hostile.send_bytes(vec![0; 4097].into())),
+            // Memory that is not there: to read, to write, to reply into.
+            Box::new(move |hostile| hostile.send(7, Body::Msg(reads(20, 8)), &call(7, 0, 0, vec![0; 8].into()).stream)),
+            Box::new(move |hostile| hostile.send(7, Body::NoMsg(reads(0, 100_000)), &[])),
+            Box::new(move |hostile| {
+                let writes = WriteList::new([Chunk::new([segment(1, 900)])]);
+                let stream = call(7, 900, 0, Bytes::new()).stream;
+                hostile.send(7, Body::Msg(Lists { writes, ..Lists::default() }), &stream);
+            }),
+            Box::new(move |hostile| {
+                let reply = Some(Chunk::new([segment(1, 1 << 20)]));
+                let stream = call(7, 0, 4000, Bytes::new()).stream.slice(..20);
+                hostile.send(7, Body::Msg(Lists { reply, ..Lists::default() }), &stream);
+            }),
+            // More than it has credits for.
+            Box::new(move |hostile| (0..300).for_each(|_| hostile.send(7, Body::Msg(Lists::default()), &plain))),
+            // An RDMA Write into the server.
+            Box::new(|hostile| {
+                let to = RemoteSegment { stag: Stag(0x100), offset: 0 };
+                let data = Rope::from(Bytes::from_static(b"mine"));
+                hostile.qp.post(WorkRequest::Write { id: WorkId(1), data, to }).unwrap();
+            }),
+        ];
+        for (number, attack) in attacks.iter().enumerate() {
+            let mut hostile = Hostile::connect(&world).await;
+            attack(&mut hostile);
+            hostile.ended().await;
+            drop(hostile);
+            let reply =
+                honest.call(call(number as u32, 50_000, 10, Bytes::from(vec![2; 50_000])), plan(50_000, 10)).await;
+            check(&reply.unwrap(), number as u32, 50_000, 10, (50_000u32 * 2) as u8);
+        }
+        drop(honest);
+        world.assert_no_leak().await;
+    });
 }
 
-/// Checks the memory limit of calls. Calls whose data the server has read hold memory until they are answered, and
-/// calls that want data until the replies have been sent. All connections of a host together get a part of the memory;
-/// the other calls wait and then proceed.
-#[tokio::test(start_paused = true)]
-async fn memory_of_calls_is_limited_over_all_connections() {
-    memory_of_calls(200_000, 10).await;
-    memory_of_calls(10, 200_000).await;
+/// Calls whose data the server has read take memory until they are answered, and those that want data until the replies have
+/// been sent. All connections of a host together get a part of what there is; the others wait, and go on.
+#[test]
+fn memory_of_calls_is_bounded_over_all_connections() {
+    simnet::simulate(0, || async {
+        memory_of_calls(200_000, 10).await;
+        memory_of_calls(10, 200_000).await;
+    });
 }
 
 async fn memory_of_calls(sent: usize, wanted: usize) {
     const CALL: usize = 200_000;
     let options = Options { message_max: 300_000, call_memory: 8 << 20, ..Options::default() };
-    let (sim, pool) = (Sim::new(SimOptions::default()), Pool::default());
+    let (sim, pool) = (Sim::new(NetworkOptions::default()), Pool::default());
     let server = RdmaKind::new(Arc::new(sim.clone()), options.clone()).with_pool(pool.clone());
     let client = RdmaKind::new(Arc::new(sim), options);
     let mut listener = server.listen("10.0.0.1:0".parse().unwrap()).unwrap();
@@ -405,7 +434,7 @@ async fn memory_of_calls(sent: usize, wanted: usize) {
     tokio::time::sleep(Duration::from_secs(5)).await;
     let mut unanswered: Vec<_> = std::iter::from_fn(|| calls.try_recv().ok()).collect();
     let used = pool.stats().mapped - pool.stats().free;
-    // One host gets half of 8 MiB, which is less than one call of each connection.
+    // One host has half of 8 MiB, which is less than one call of each connection.
     assert!((16..=4_194_304 / CALL).contains(&unanswered.len()), "{} calls are in service", unanswered.len());
     assert!(used <= 6 << 20, "{used} bytes are in use");
     for _ in 0..answered.len() {

@@ -13,7 +13,6 @@ mod listing;
 mod record;
 
 use std::{
-    collections::HashSet,
     fmt,
     io::{self, BufRead, Read, Write},
     str::FromStr,
@@ -22,6 +21,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use entropy::HashSet;
 use nfs::v4::Clientid4;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};

@@ -7,11 +7,9 @@
 //!
 //! A permit is taken before the first operation of a call, so that a refused call has had no effect.
 
-use std::{
-    collections::{HashMap, hash_map::Entry},
-    sync::Arc,
-};
+use std::{collections::hash_map::Entry, sync::Arc};
 
+use entropy::HashMap;
 use parking_lot::Mutex;
 
 use super::Source;

@@ -13,13 +13,13 @@ mod in_flight;
 mod queue;
 
 use std::{
-    collections::HashMap,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, mpsc},
     thread,
     time::{Duration, Instant},
 };
 
+use entropy::HashMap;
 use parking_lot::{Condvar, Mutex};
 use rpc::{Host, PeerUser};
 use tokio::sync::oneshot;

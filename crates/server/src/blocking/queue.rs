@@ -9,10 +9,11 @@
 //! most is refused. So a host that fills the queue displaces only its own calls.
 
 use std::{
-    collections::{HashMap, VecDeque, hash_map::Entry},
+    collections::{VecDeque, hash_map::Entry},
     hash::Hash,
 };
 
+use entropy::{FastState, HashMap};
 use smallvec::SmallVec;
 
 /// Bounds of a [`FairQueue`].
@@ -30,7 +31,7 @@ pub(super) struct Bounds {
 #[derive(Debug)]
 pub(super) struct FairQueue<K, T> {
     bounds: Bounds,
-    hosts: HashMap<K, Host<T>, foldhash::fast::RandomState>,
+    hosts: HashMap<K, Host<T>, FastState>,
     /// The hosts that have waiting calls, in the order of their turns.
     turns: VecDeque<K>,
     held: Held,

@@ -7,12 +7,12 @@
 //! may block. Results are cached, including that a name does not exist.
 
 use std::{
-    collections::HashMap,
     hash::Hash,
     time::{Duration, Instant},
 };
 
 use bytes::Bytes;
+use entropy::HashMap;
 use parking_lot::Mutex;
 use xdr::{Encode, Encoder};
 

@@ -13,13 +13,13 @@
 //! [`NOTIFY_AT_ONCE`] and [`Responses`](super::responses::Responses).
 
 use std::{
-    collections::HashMap,
     net::{IpAddr, Ipv4Addr, SocketAddr},
     sync::Arc,
     time::Duration,
 };
 
 use bytes::Bytes;
+use entropy::HashMap;
 use nfs::{
     nlm::{self, Nlm4Stats, NlmProc4},
     nsm::{self, SmProc},
@@ -116,12 +116,13 @@ pub(crate) async fn run(lockd: Arc<Lockd>, transports: CallbackTransports) {
     tasks.spawn(callbacks.clone().send_notices());
     loop {
         tokio::select! {
+            biased;
+            Some(_) = tasks.join_next(), if !tasks.is_empty() => {}
+            () = lockd.core().locks.granted() => lockd.collect_grants(),
             callback = queue.recv() => match callback {
                 Some(callback) => drop(tasks.spawn(callbacks.clone().send(callback))),
                 None => return,
             },
-            () = lockd.core().locks.granted() => lockd.collect_grants(),
-            Some(_) = tasks.join_next(), if !tasks.is_empty() => {}
         }
     }
 }

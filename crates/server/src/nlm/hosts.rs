@@ -3,12 +3,10 @@
 //! A host is identified by its address and its name (`caller_name`). The name alone is often `localhost`, and several
 //! hosts can share an address. The protocol authenticates neither.
 
-use std::{
-    collections::HashMap,
-    net::{IpAddr, SocketAddr},
-};
+use std::net::{IpAddr, SocketAddr};
 
 use bytes::Bytes;
+use entropy::HashMap;
 
 /// The number of a host; never 0.
 pub(super) type HostId = u32;

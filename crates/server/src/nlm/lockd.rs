@@ -4,7 +4,6 @@
 //! held while waiting for storage or a peer. Calls to hosts are queued for `callbacks.rs`.
 
 use std::{
-    collections::{HashMap, HashSet},
     io,
     net::{IpAddr, SocketAddr},
     sync::{
@@ -14,6 +13,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use entropy::{HashMap, HashSet};
 use nfs::{
     nlm::{self, Nlm4Stats, NlmProc4},
     nsm,

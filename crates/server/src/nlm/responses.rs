@@ -1,11 +1,8 @@
 //! [`Responses`]: bounds the results of `_MSG` procedures that are being sent.
 
-use std::{
-    collections::{HashMap, hash_map::Entry},
-    net::IpAddr,
-    sync::Arc,
-};
+use std::{collections::hash_map::Entry, net::IpAddr, sync::Arc};
 
+use entropy::HashMap;
 use parking_lot::Mutex;
 
 /// The number of results that are being sent, in total and for each host.

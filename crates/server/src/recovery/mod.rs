@@ -43,7 +43,7 @@ use std::{
         AtomicBool, AtomicU64,
         Ordering::{Acquire, Relaxed, Release},
     },
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant, UNIX_EPOCH},
 };
 
 use bytes::Bytes;
@@ -271,7 +271,7 @@ impl Recovery {
     pub fn next_nsm_state(&self) -> io::Result<i32> {
         let last = self.contents.read().nsm_state;
         // Without a previous number, the time serves: it is greater than at every earlier start.
-        let seconds = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs() as u32);
+        let seconds = || entropy::system_time().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs() as u32);
         let next = (last.map_or_else(seconds, |last| last + 1) | 1) & i32::MAX as u32;
         self.write(vec![Change::NsmState(next)])?;
         Ok(next as i32)

@@ -15,7 +15,7 @@ use std::{
     },
 };
 
-use foldhash::fast::RandomState;
+use entropy::FastState;
 
 /// Counters of delegations and of changes. Clones share the counters.
 #[derive(Clone, Debug)]
@@ -23,7 +23,7 @@ pub struct Marks(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    hasher: RandomState,
+    hasher: FastState,
     /// The number of all delegations.
     total: AtomicU32,
     buckets: Box<[Bucket]>,
@@ -47,7 +47,7 @@ impl Marks {
     /// Creates counters that are zero.
     pub fn new() -> Self {
         let buckets = (0..BUCKETS).map(|_| Bucket::default()).collect();
-        Self(Arc::new(Inner { hasher: RandomState::default(), total: AtomicU32::new(0), buckets }))
+        Self(Arc::new(Inner { hasher: FastState::default(), total: AtomicU32::new(0), buckets }))
     }
 
     /// Returns `true` if there is any delegation.

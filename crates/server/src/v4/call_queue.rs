@@ -5,8 +5,9 @@
 //! Recalls beyond the limit are queued; their deadlines do not move. Callbacks that are useless later are not queued
 //! but dropped.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 
+use entropy::HashMap;
 use nfs::v4::Clientid4;
 
 /// The number of calls in progress and the queued items `W` of each client.
@@ -22,7 +23,7 @@ struct OfClient<W> {
 
 impl<W> Default for CallQueue<W> {
     fn default() -> Self {
-        Self(HashMap::new())
+        Self(HashMap::default())
     }
 }
 

@@ -3,8 +3,9 @@
 //!
 //! At most one call about a delegation is in progress at a time. All operations that need the attributes wait for it.
 
-use std::{collections::HashMap, time::Duration};
+use std::time::Duration;
 
+use entropy::HashMap;
 use nfs::v4::{Clientid4, Stateid4};
 use parking_lot::Mutex;
 use tokio::{sync::watch, time::timeout};

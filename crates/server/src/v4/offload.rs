@@ -7,14 +7,12 @@
 
 pub(super) mod copy;
 
-use std::{
-    collections::HashMap,
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
-    },
+use std::sync::{
+    Arc, OnceLock,
+    atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
 };
 
+use entropy::HashMap;
 use nfs::v4::{Clientid4, Nfsstat4, OffloadStatusOk, Stateid4};
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
@@ -96,7 +94,7 @@ impl Offloads {
         if by_name.len() >= OFFLOADS_MAX || own >= CLIENT_OFFLOADS_MAX {
             return None;
         }
-        let name = Stateid4 { seqid: 1, other: rand::random() };
+        let name = Stateid4 { seqid: 1, other: entropy::random() };
         let (copied, ended, cancelled, copying) = Default::default();
         let offload = Arc::new(Offload { client, name, file, copied, ended, cancelled, copying });
         by_name.insert(name, offload.clone());

@@ -10,7 +10,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::{Duration, UNIX_EPOCH},
 };
 
 use bytes::Bytes;
@@ -78,7 +78,7 @@ impl Shared4 {
     /// which they can reclaim that state and no other state is granted. `instance` must differ from the number of each
     /// earlier start whose clients may still be active.
     pub(crate) fn new(core: Arc<Core>, settings: Settings, instance: u32) -> Arc<Self> {
-        let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let started = entropy::system_time().duration_since(UNIX_EPOCH).unwrap_or_default();
         let time = vfs::Time { seconds: started.as_secs() as i64, nanoseconds: started.subsec_nanos() };
         // Starts with the same handle key issue the same file handles, so they have the same server owner.
         let name = Bytes::from(format!("slipway {:032x}", core.key.server_id()));
@@ -103,7 +103,7 @@ impl Shared4 {
             delegations_max: DELEGATIONS_MAX,
             slots_max: SLOTS_MAX,
         };
-        let mut state = State::new(options, instance, rand::random());
+        let mut state = State::new(options, instance, entropy::random());
         let V4Clients { reclaiming, forfeited } = core.recovery.v4_clients();
         if !reclaiming.is_empty() || !forfeited.is_empty() || core.recovery.clients_unknown() {
             let (clients, forfeited_by) = (reclaiming.len(), forfeited.len());

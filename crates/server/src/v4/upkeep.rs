@@ -46,6 +46,16 @@ pub(crate) async fn run(shared: Arc<Shared4>, others: Arc<dyn Reclaim>) {
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
+            biased;
+            _ = tick.tick() => {
+                drop(tasks.spawn(run_periodic(shared.clone(), others.clone())));
+            }
+            Some(ended) = calls.tasks.join_next(), if !calls.tasks.is_empty() => calls.ended(ended.ok()),
+            Some(_) = tasks.join_next(), if !tasks.is_empty() => {}
+            noticed = notices.recv() => match noticed {
+                Some(notice) => calls.notify_lock(notice),
+                None => return,
+            },
             task = new_tasks.recv() => match task {
                 Some(BackgroundTask::Recall(held)) => calls.recall(held),
                 Some(BackgroundTask::Reduce(client, reduction)) => drop(tasks.spawn(reduce(shared.clone(), client, reduction))),
@@ -54,15 +64,6 @@ pub(crate) async fn run(shared: Arc<Shared4>, others: Arc<dyn Reclaim>) {
                 Some(BackgroundTask::Copy(copying)) => drop(tasks.spawn(copying)),
                 None => return,
             },
-            noticed = notices.recv() => match noticed {
-                Some(notice) => calls.notify_lock(notice),
-                None => return,
-            },
-            Some(ended) = calls.tasks.join_next(), if !calls.tasks.is_empty() => calls.ended(ended.ok()),
-            Some(_) = tasks.join_next(), if !tasks.is_empty() => {}
-            _ = tick.tick() => {
-                drop(tasks.spawn(run_periodic(shared.clone(), others.clone())));
-            }
         }
     }
 }

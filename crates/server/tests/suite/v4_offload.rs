@@ -1,6 +1,6 @@
 //! Copies that go on behind their reply: how their client hears of the end, asks about them, and cancels them.
 
-use crate::common::remote::{Remote, Served};
+use crate::common::remote::{Remote, Served, simulated};
 use crate::common::v4::*;
 use nfs::v4::{
     attr::Attrs,
@@ -81,66 +81,72 @@ impl Copier {
     }
 }
 
-#[tokio::test]
-async fn a_large_copy_goes_on_and_its_client_is_told_the_end() {
-    let served = Served::kept_up().await;
-    let mut client = Copier::new(&served, "a").await;
-    let copy = client.begin().await;
-    Copier::hears_end(&client.remote, &client.to.1, copy).await;
-    client.forgotten(copy.0).await;
-    for (offset, wanted) in [(0, &b"begin\0"[..]), (LEN - 4, b"\0end")] {
-        let got = client.remote.ok([putfh(&client.to.1), read(client.to.0, offset, wanted.len() as u32)]).await;
-        let Resop4::Read(Res4::Ok(got)) = got else { panic!("{got:?}") };
-        assert_eq!((got.eof, got.data), (offset > 0, bytes::Bytes::from_static(wanted).into()));
-    }
-    // One that is small, or that the client wants to wait for, is over with its reply.
-    for (count, synchronous) in [(4096, false), (0, true)] {
-        let CopyOk { response, requirements } = client.copy(count, synchronous).await;
-        assert!(response.callback_id.is_none() && requirements.synchronous);
-        assert_eq!(response.count, if count == 0 { LEN } else { count });
-    }
-}
-
-#[tokio::test]
-async fn the_end_is_there_to_be_asked_for_until_the_client_has_heard_it() {
-    let served = Served::kept_up().await;
-    let (mut client, mut other) = (Copier::new(&served, "a").await, Copier::new(&served, "b").await);
-    client.remote.back.answer(CbResop4::Offload(Res4::Fail(Nfsstat4::Delay)));
-    let (first, _) = client.begin().await;
-    client.remote.back.called(CbOpnum4::Offload).await;
-    assert_eq!(client.status(first).await, Ok((LEN, Some(Nfsstat4::Ok))));
-    assert_eq!(other.status(first).await, Err(Nfsstat4::BadStateid), "it is not its");
-    assert_eq!(other.cancel(first).await, Nfsstat4::BadStateid);
-    assert_eq!(client.cancel(first).await, Nfsstat4::Ok);
-    assert_eq!(client.status(first).await, Err(Nfsstat4::BadStateid));
-
-    // Its connection is lost, and it comes back by another session.
-    let copy = client.begin().await;
-    let Copier { remote, to, .. } = client;
-    drop(remote);
-    let again = Remote::new(&served, "a", 2).await;
-    Copier::hears_end(&again, &to.1, copy).await;
-}
-
-#[tokio::test]
-async fn a_copy_is_cancelled_and_their_number_is_bounded() {
-    let served = Served::new();
-    let upkeep = tokio::spawn(served.nfs.upkeep());
-    tokio::task::yield_now().await;
-    let mut client = Copier::new(&served, "a").await;
-    // From here on nobody makes copies, so that they can be looked at.
-    upkeep.abort();
-    assert!(upkeep.await.unwrap_err().is_cancelled());
-    let mut begun = Vec::new();
-    let CopyOk { response, .. } = loop {
-        match client.copy(0, false).await {
-            ok @ CopyOk { response: WriteResponse4 { callback_id: None, .. }, .. } => break ok,
-            ok => begun.extend(ok.response.callback_id),
+#[test]
+fn a_large_copy_goes_on_and_its_client_is_told_the_end() {
+    simulated(|| async {
+        let served = Served::kept_up().await;
+        let mut client = Copier::new(&served, "a").await;
+        let copy = client.begin().await;
+        Copier::hears_end(&client.remote, &client.to.1, copy).await;
+        client.forgotten(copy.0).await;
+        for (offset, wanted) in [(0, &b"begin\0"[..]), (LEN - 4, b"\0end")] {
+            let got = client.remote.ok([putfh(&client.to.1), read(client.to.0, offset, wanted.len() as u32)]).await;
+            let Resop4::Read(Res4::Ok(got)) = got else { panic!("{got:?}") };
+            assert_eq!((got.eof, got.data), (offset > 0, bytes::Bytes::from_static(wanted).into()));
         }
-    };
-    assert_eq!((response.count, begun.len()), (LEN, 16), "one more is made at once");
-    assert_eq!(client.status(begun[0]).await, Ok((0, None)));
-    assert_eq!(client.cancel(begun[0]).await, Nfsstat4::Ok);
-    assert_eq!(client.cancel(begun[0]).await, Nfsstat4::BadStateid);
-    assert!(client.copy(0, false).await.response.callback_id.is_some(), "there is room again");
+        // One that is small, or that the client wants to wait for, is over with its reply.
+        for (count, synchronous) in [(4096, false), (0, true)] {
+            let CopyOk { response, requirements } = client.copy(count, synchronous).await;
+            assert!(response.callback_id.is_none() && requirements.synchronous);
+            assert_eq!(response.count, if count == 0 { LEN } else { count });
+        }
+    });
+}
+
+#[test]
+fn the_end_is_there_to_be_asked_for_until_the_client_has_heard_it() {
+    simulated(|| async {
+        let served = Served::kept_up().await;
+        let (mut client, mut other) = (Copier::new(&served, "a").await, Copier::new(&served, "b").await);
+        client.remote.back.answer(CbResop4::Offload(Res4::Fail(Nfsstat4::Delay)));
+        let (first, _) = client.begin().await;
+        client.remote.back.called(CbOpnum4::Offload).await;
+        assert_eq!(client.status(first).await, Ok((LEN, Some(Nfsstat4::Ok))));
+        assert_eq!(other.status(first).await, Err(Nfsstat4::BadStateid), "it is not its");
+        assert_eq!(other.cancel(first).await, Nfsstat4::BadStateid);
+        assert_eq!(client.cancel(first).await, Nfsstat4::Ok);
+        assert_eq!(client.status(first).await, Err(Nfsstat4::BadStateid));
+
+        // Its connection is lost, and it comes back by another session.
+        let copy = client.begin().await;
+        let Copier { remote, to, .. } = client;
+        drop(remote);
+        let again = Remote::new(&served, "a", 2).await;
+        Copier::hears_end(&again, &to.1, copy).await;
+    });
+}
+
+#[test]
+fn a_copy_is_cancelled_and_their_number_is_bounded() {
+    simulated(|| async {
+        let served = Served::new();
+        let upkeep = tokio::spawn(served.nfs.upkeep());
+        tokio::task::yield_now().await;
+        let mut client = Copier::new(&served, "a").await;
+        // From here on nobody makes copies, so that they can be looked at.
+        upkeep.abort();
+        assert!(upkeep.await.unwrap_err().is_cancelled());
+        let mut begun = Vec::new();
+        let CopyOk { response, .. } = loop {
+            match client.copy(0, false).await {
+                ok @ CopyOk { response: WriteResponse4 { callback_id: None, .. }, .. } => break ok,
+                ok => begun.extend(ok.response.callback_id),
+            }
+        };
+        assert_eq!((response.count, begun.len()), (LEN, 16), "one more is made at once");
+        assert_eq!(client.status(begun[0]).await, Ok((0, None)));
+        assert_eq!(client.cancel(begun[0]).await, Nfsstat4::Ok);
+        assert_eq!(client.cancel(begun[0]).await, Nfsstat4::BadStateid);
+        assert!(client.copy(0, false).await.response.callback_id.is_some(), "there is room again");
+    });
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::common::remote::{Remote, Served};
+use crate::common::remote::{Remote, Served, simulated};
 use crate::common::v4::*;
 use crate::common::{Rig, results};
 use nfs::{
@@ -63,26 +63,28 @@ impl Locker {
 
 const ALL: (u64, u64) = (0, u64::MAX);
 
-#[tokio::test]
-async fn who_waits_for_a_lock_is_told_when_it_is_free_and_nobody_else_is() {
-    use NfsLockType4::*;
-    let served = Served::kept_up().await;
-    let (mut a, mut b) = (Locker::new(&served, "a").await, Locker::new(&served, "b").await);
-    let mut c = Locker::new(&served, "c").await;
-    let held = a.lock(Write, (0, 100)).await.unwrap();
-    assert!(b.lock(WriteW, (90, 20)).await.is_none() && c.lock(Write, ALL).await.is_none());
-    a.unlock(held, (0, 50)).await;
-    a.unlock(held, (50, 50)).await;
-    b.is_told().await;
-    let held = b.lock(WriteW, (90, 20)).await.expect("what it was told is true");
-    assert!(!c.was_told(), "it has not said that it would wait");
+#[test]
+fn who_waits_for_a_lock_is_told_when_it_is_free_and_nobody_else_is() {
+    simulated(|| async {
+        use NfsLockType4::*;
+        let served = Served::kept_up().await;
+        let (mut a, mut b) = (Locker::new(&served, "a").await, Locker::new(&served, "b").await);
+        let mut c = Locker::new(&served, "c").await;
+        let held = a.lock(Write, (0, 100)).await.unwrap();
+        assert!(b.lock(WriteW, (90, 20)).await.is_none() && c.lock(Write, ALL).await.is_none());
+        a.unlock(held, (0, 50)).await;
+        a.unlock(held, (50, 50)).await;
+        b.is_told().await;
+        let held = b.lock(WriteW, (90, 20)).await.expect("what it was told is true");
+        assert!(!c.was_told(), "it has not said that it would wait");
 
-    // It goes with the client that holds it, as well.
-    assert!(c.lock(ReadW, ALL).await.is_none());
-    b.remote.call([putfh(&b.handle), close(b.open)]).await;
-    c.is_told().await;
-    c.lock(ReadW, ALL).await.expect("b's went with its open");
-    assert!(!a.was_told() && !b.was_told() && held.seqid > 0);
+        // It goes with the client that holds it, as well.
+        assert!(c.lock(ReadW, ALL).await.is_none());
+        b.remote.call([putfh(&b.handle), close(b.open)]).await;
+        c.is_told().await;
+        c.lock(ReadW, ALL).await.expect("b's went with its open");
+        assert!(!a.was_told() && !b.was_told() && held.seqid > 0);
+    });
 }
 
 #[tokio::test]

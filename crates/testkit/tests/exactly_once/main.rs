@@ -30,7 +30,7 @@ use std::{
 
 use parking_lot::Mutex;
 use rand::{Rng, SeedableRng, rngs::StdRng};
-use testkit::world::seeds;
+use simnet::{Trace, assert_replays, seeds};
 use tokio::{task::JoinSet, time::timeout};
 use vfs::{
     Caller, CreateMode, Cred, Name, SetAttr, Vfs,
@@ -46,8 +46,7 @@ const CLIENTS: usize = 2;
 
 /// One run: how much has happened, or what must not have.
 fn run(seed: u64, faults: Faults) -> Result<Ended, String> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
-    runtime.expect("a runtime").block_on(async {
+    simnet::simulate(seed, || async {
         let world = World::new(seed, faults, file_system(), Judge::new(CLIENTS, work::RANGES, LEASE));
         let clients: Vec<_> = (0..CLIENTS).map(|number| Arc::new(Client::new(&world, number))).collect();
         let mut working = JoinSet::new();
@@ -80,7 +79,7 @@ fn run(seed: u64, faults: Faults) -> Result<Ended, String> {
         }
         let mut counts = world.judge.lock().verdict()?;
         counts.full = world.disk.refused();
-        Ok(Ended { counts, messages: world.messages(), writes: world.disk.done() })
+        Ok(Ended { counts, messages: world.messages(), writes: world.disk.done(), trace: world.trace() })
     })
 }
 
@@ -89,6 +88,7 @@ struct Ended {
     counts: Counts,
     messages: u64,
     writes: u64,
+    trace: Trace,
 }
 
 /// Where clients work.
@@ -225,6 +225,13 @@ fn whatever_goes_wrong_everything_is_done_once() {
             || counts.again > count && counts.reclaimed > count / 10 && counts.refused > 0 && counts.full > count / 4,
         "{counts:?}"
     );
+}
+
+#[test]
+fn a_run_replays_bit_for_bit() {
+    for seed in seeds(100) {
+        assert_replays(|| run(seed, faults(seed)).unwrap_or_else(|why| panic!("{why}")).trace);
+    }
 }
 
 #[test]

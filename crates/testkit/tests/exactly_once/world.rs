@@ -90,6 +90,8 @@ pub struct World {
     /// The server's file system, which survives.
     pub vfs: Arc<dyn Vfs>,
     rng: Mutex<StdRng>,
+    /// Every call that is executed, and its reply.
+    record: simnet::Network,
     key: HandleKey,
     began: Instant,
     life: Mutex<Option<Life>>,
@@ -129,6 +131,7 @@ impl World {
             disk,
             vfs,
             rng: Mutex::new(StdRng::seed_from_u64(seed)),
+            record: simnet::Network::new(simnet::NetworkOptions { seed, ..Default::default() }),
             key: HandleKey::random(),
             began: Instant::now(),
             life: Mutex::new(None),
@@ -139,6 +142,11 @@ impl World {
         });
         world.begin_life();
         world
+    }
+
+    /// Every call that was executed, and its reply.
+    pub fn trace(&self) -> simnet::Trace {
+        self.record.trace()
     }
 
     /// Now.
@@ -286,7 +294,11 @@ impl World {
         let (caller, message) = (Identity::Sys(sys), Message::encode(args));
         let paper = self.paper.connection(connection);
         let reply = finish(paper.call(nfs, PROC_COMPOUND, (PEER, &caller), &message));
-        results(&reply.expect("a good call is accepted"))
+        let reply = reply.expect("a good call is accepted");
+        for (way, kind, message) in [((PEER, SERVER), "call", &message), ((SERVER, PEER), "reply", &reply)] {
+            self.record.deliver(way, kind, &[&message.to_rope().to_bytes().expect("it is in memory")]);
+        }
+        results(&reply)
     }
 
     /// As a server does that takes every call for the next one of its slot.
@@ -374,4 +386,5 @@ fn finish<T>(future: impl Future<Output = T>) -> T {
 
 /// Of the server; its grace is as long.
 pub const LEASE: Duration = Duration::from_secs(5);
+const SERVER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 2049);
 const PEER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 700);

@@ -1,10 +1,8 @@
 //! [`Dir`]: the entries of a directory.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    ops::Bound,
-    sync::Arc,
-};
+use std::{collections::BTreeMap, ops::Bound, sync::Arc};
+
+use entropy::HashMap;
 
 use super::{space::Charge, table::shrink};
 
@@ -35,7 +33,7 @@ pub(super) const COOKIE_PARENT: u64 = 2;
 
 impl Dir {
     pub(super) fn new(parent: u64) -> Self {
-        Self { parent, names: HashMap::new(), order: BTreeMap::new(), next_cookie: COOKIE_PARENT + 1 }
+        Self { parent, names: HashMap::default(), order: BTreeMap::new(), next_cookie: COOKIE_PARENT + 1 }
     }
 
     pub(super) fn is_empty(&self) -> bool {

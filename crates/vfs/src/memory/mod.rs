@@ -95,8 +95,8 @@ impl Memory {
         let space = Arc::new(Space::new(capacity.max(OBJECT_BYTES)));
         let fs = Self {
             caps: CAPS,
-            instance: rand::random(),
-            fsid: rand::random(),
+            instance: entropy::random(),
+            fsid: entropy::random(),
             source: PageSource::new(pool),
             table: Table::default(),
             names: RwLock::new(()),

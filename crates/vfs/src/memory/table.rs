@@ -1,7 +1,6 @@
 //! [`Table`]: all objects by number.
 
 use std::{
-    collections::HashMap,
     hash::{BuildHasher, BuildHasherDefault, Hash, Hasher},
     sync::{
         Arc,
@@ -9,6 +8,7 @@ use std::{
     },
 };
 
+use entropy::HashMap;
 use parking_lot::RwLock;
 
 use super::inode::Inode;

@@ -14,11 +14,9 @@
 //! Changes by other programs count only by their ctime. The clock must not be set back, and must be the clock of this
 //! host.
 
-use std::{
-    collections::HashMap,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use entropy::HashMap;
 use parking_lot::Mutex;
 use rustix::time::ClockId;
 
@@ -64,7 +62,7 @@ impl Changes {
     pub(super) fn new() -> Self {
         let forgotten = nanoseconds(SystemTime::now());
         std::thread::sleep(TICK);
-        Self { shards: std::array::from_fn(|_| Mutex::new(Shard { forgotten, least: HashMap::new() })) }
+        Self { shards: std::array::from_fn(|_| Mutex::new(Shard { forgotten, least: HashMap::default() })) }
     }
 
     /// Returns the change attribute of an object that was last changed at `ctime`.
@@ -135,7 +133,7 @@ mod tests {
 
     #[test]
     fn value_is_ctime_or_more_if_the_clock_has_not_ticked() {
-        let mut shard = Shard { forgotten: 1000, least: HashMap::new() };
+        let mut shard = Shard { forgotten: 1000, least: HashMap::default() };
         let (ctime, now) = at(5_000_000);
         assert_eq!(shard.of(1, ctime), 5_000_000);
         shard.raise(1, 5_000_001, now);
@@ -165,8 +163,8 @@ mod tests {
 
     #[test]
     fn table_is_bounded_and_values_never_decrease() {
-        let mut shard = Shard { forgotten: 0, least: HashMap::new() };
-        let mut told: HashMap<u64, (Time, u64)> = HashMap::new();
+        let mut shard = Shard { forgotten: 0, least: HashMap::default() };
+        let mut told: HashMap<u64, (Time, u64)> = HashMap::default();
         let tick = 4_000_000;
         for step in 0..4 * SHARD_MAX as u64 {
             let (ctime, now) = at((1000 + step / 8) * tick);

@@ -176,7 +176,7 @@ impl Posix {
     /// makes the clients write them again.
     fn note_failure(&self, error: VfsError) {
         if error == VfsError::Io {
-            *self.verifier.lock() = rand::random();
+            *self.verifier.lock() = entropy::random();
         }
     }
 }

@@ -30,7 +30,6 @@
 //! storage, it is rewritten as soon as the storage works again.
 
 use std::{
-    collections::HashMap,
     fs::File,
     io::{self, Read, Write},
     os::unix::fs::FileExt,
@@ -38,6 +37,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use entropy::HashMap;
 use parking_lot::{Mutex, RwLock};
 use smallvec::SmallVec;
 
@@ -91,7 +91,7 @@ impl Database {
             Err(error) if loss == Loss::Accept && error.kind() == io::ErrorKind::InvalidData => {
                 let aside = private::set_aside(&path)?;
                 tracing::warn!(%error, aside = %aside.display(), "a new handle database is created: clients must mount again");
-                Places::new()
+                Places::default()
             }
             read => read?,
         };
@@ -100,7 +100,7 @@ impl Database {
     }
 
     fn read(path: &std::path::Path, loss: Loss) -> io::Result<Places> {
-        let mut places = Places::new();
+        let mut places = Places::default();
         let Some(mut file) = private::open(path, private::OTHERS_WRITE)? else {
             return if loss == Loss::Refuse { Err(damaged("it is missing, but there was one")) } else { Ok(places) };
         };

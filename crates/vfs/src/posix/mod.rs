@@ -157,7 +157,7 @@ impl Posix {
             database,
             objects,
             changes: Changes::new(),
-            verifier: Mutex::new(rand::random()),
+            verifier: Mutex::new(entropy::random()),
         })
     }
 

@@ -11,7 +11,6 @@
 //! nothing uses it.
 
 use std::{
-    collections::HashMap,
     fs::File,
     hash::BuildHasher,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -22,7 +21,7 @@ use std::{
     time::Duration,
 };
 
-use foldhash::fast::RandomState;
+use entropy::{FastState, HashMap};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use smallvec::SmallVec;
 
@@ -108,7 +107,7 @@ pub(super) struct Objects(Arc<Shared>);
 struct Shared {
     shards: Box<[Mutex<Shard>]>,
     /// Hashes handles to shards. It needs no random keys, because the kernel chooses the handles.
-    hasher: RandomState,
+    hasher: FastState,
     /// Maximum number of objects in one shard.
     shard_max: usize,
     /// Approximate maximum number of descriptors for data.
@@ -123,7 +122,7 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct Shard {
-    index: HashMap<Handle, usize, RandomState>,
+    index: HashMap<Handle, usize, FastState>,
     slots: Vec<Arc<Object>>,
     /// The position of the clock hand, at which the search for an object to evict continues.
     hand: usize,
@@ -134,7 +133,7 @@ impl Objects {
     pub(super) fn new(max: usize) -> Self {
         let shared = Arc::new(Shared {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
-            hasher: RandomState::default(),
+            hasher: FastState::default(),
             shard_max: (max / 2 / SHARDS).max(4),
             opens_max: (max / 2).max(16),
             opens: AtomicUsize::new(0),

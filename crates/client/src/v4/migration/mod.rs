@@ -26,7 +26,6 @@
 //! another attempt.
 
 use std::{
-    collections::HashMap,
     fmt,
     sync::{
         Arc, OnceLock, Weak,
@@ -35,6 +34,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use entropy::HashMap;
 use futures_util::future::{self, FutureExt};
 use nfs::v4::ClientOwner4;
 use parking_lot::Mutex;
@@ -297,7 +297,7 @@ impl V4 {
         }
         let identity = MigrationIdentity { owner: self.server.client.owner.clone(), moves: moves + 1 };
         let Dialed { v4, number, root, read_size, write_size } = dialer.dial(place, identity).await?;
-        let (tag, relocating) = (rand::random(), tokio::sync::Mutex::default());
+        let (tag, relocating) = (entropy::random(), tokio::sync::Mutex::default());
         let peer = Arc::new(Peer { v4, number, read_size, write_size, tag, relocating });
         if let Some(watcher) = self.server.opens.delegations.watcher() {
             let (from, to) = (Arc::downgrade(&self.server), Arc::downgrade(&peer));

@@ -10,6 +10,7 @@ pub mod port;
 pub mod process;
 pub mod proxy;
 pub mod scripted;
+pub mod sim;
 
 use std::{net::SocketAddr, path::Path, sync::Arc};
 

@@ -1,10 +1,8 @@
 //! Waiting requests: their order, and the detection of deadlocks.
 
-use std::{
-    collections::{HashSet, VecDeque},
-    hash::Hash,
-    sync::Arc,
-};
+use std::{collections::VecDeque, hash::Hash, sync::Arc};
+
+use entropy::HashSet;
 
 use super::{FileId, FileLocks, LockError, LockKind, LockTable, Owner, OwnerId, Range};
 
@@ -138,7 +136,7 @@ impl<F: Clone + Eq + Hash> LockTable<F> {
 
     /// Returns `true` if the request would wait, directly or through others, for its own owner.
     fn would_deadlock(&self, file: &FileLocks<F>, owner: OwnerId, range: Range, kind: LockKind) -> bool {
-        let mut seen = HashSet::new();
+        let mut seen = HashSet::<OwnerId>::default();
         let mut next: Vec<OwnerId> = blockers(file, owner, range, kind).collect();
         while let Some(blocker) = next.pop() {
             if blocker == owner {

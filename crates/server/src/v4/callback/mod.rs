@@ -11,8 +11,9 @@
 
 mod v40;
 
-use std::{collections::HashMap, fmt, hash::Hash, net::SocketAddr, time::Duration};
+use std::{fmt, hash::Hash, net::SocketAddr, time::Duration};
 
+use entropy::HashMap;
 use nfs::v4::{
     CALLBACK_VERSION, CallbackSecParms4, Clientid4, Nfsstat4, Res4, Sessionid4,
     callback::{CbArgop4, CbResop4, CbSequenceArgs},

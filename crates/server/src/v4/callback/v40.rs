@@ -7,12 +7,12 @@
 //! callbacks are idempotent.
 
 use std::{
-    collections::HashMap,
     net::IpAddr,
     sync::{Arc, OnceLock},
     time::Duration,
 };
 
+use entropy::HashMap;
 use nfs::v4::{
     CALLBACK_VERSION, Clientid4, PROC_COMPOUND, PROC_NULL, Verifier4,
     callback::{CbArgop4, CbResop4},

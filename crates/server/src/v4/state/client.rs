@@ -10,13 +10,14 @@
 mod v40;
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::BTreeSet,
     net::IpAddr,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use bytes::Bytes;
+use entropy::HashMap;
 use nfs::v4::*;
 use smallvec::SmallVec;
 
@@ -245,7 +246,7 @@ impl<R: Clone, F> Clients<R, F> {
         Self {
             by_id: Map::default(),
             shards: Shards::default(),
-            by_owner: HashMap::new(),
+            by_owner: HashMap::default(),
             hosts: Hosts::default(),
             sessions: 0,
             lease,

@@ -6,9 +6,8 @@
 //!
 //! `K` is the form in which a result is cached.
 
-use std::collections::HashMap;
-
 use bytes::Bytes;
+use entropy::HashMap;
 use nfs::v4::{Clientid4, Nfsstat4, Seqid4};
 
 use super::ids::Other;

@@ -5,11 +5,9 @@
 //! compiler then shows each place where the kinds differ. [`Delegation`] is the only kind so far.
 //! [`recall`](super::transitions::recall) is common to all kinds.
 
-use std::{
-    collections::{HashMap, VecDeque},
-    time::Instant,
-};
+use std::{collections::VecDeque, time::Instant};
 
+use entropy::HashMap;
 use nfs::v4::*;
 
 use super::ids::Other;
@@ -101,7 +99,7 @@ impl Grant {
 
 impl<F> Default for Recalls<F> {
     fn default() -> Self {
-        Self { queue: VecDeque::new(), deadlines: VecDeque::new(), contended: HashMap::new() }
+        Self { queue: VecDeque::new(), deadlines: VecDeque::new(), contended: HashMap::default() }
     }
 }
 

@@ -4,13 +4,14 @@
 //! a `seqid`, which counts the changes of the state. A lookup only finds the stateids of the client that asks.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet},
     hash::{Hash, Hasher},
     ops::Bound,
     sync::Arc,
 };
 
 use bytes::Bytes;
+use entropy::HashMap;
 use nfs::v4::{Clientid4, Nfsstat4, Stateid4};
 use rand::{RngCore, SeedableRng, rngs::StdRng};
 use smallvec::SmallVec;
@@ -132,7 +133,7 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
             by_client: Map::default(),
             by_group: BTreeMap::new(),
             by_owner: Map::default(),
-            lock_owners: HashMap::new(),
+            lock_owners: HashMap::default(),
             recallables: Map::default(),
             recallable_counts: Map::default(),
             marks: Marks::new(),
@@ -413,7 +414,7 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
             *by_group.entry(*group).or_insert(0) += others.len();
         }
         assert_eq!(self.by_group, by_group);
-        let (mut revoked, mut lock_owners, mut recallables, mut owned) = (HashMap::new(), HashMap::new(), 0, 0);
+        let (mut revoked, mut lock_owners, mut recallables, mut owned) = (HashMap::default(), HashMap::default(), 0, 0);
         for (other, entry) in &self.entries {
             assert!(is_client(entry.client), "the client of a stateid must exist");
             assert!(self.by_client[&entry.client].others.contains(other));

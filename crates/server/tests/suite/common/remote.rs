@@ -1,15 +1,22 @@
-//! A server that is reached over TCP, and clients of version 4 that it can call.
+//! A server that is reached over TCP, and clients of version 4 that it can call: in a simulation over a simulated network, otherwise
+//! over the loopback.
 #![allow(dead_code)] // Each test file uses its part.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{future::Future, net::SocketAddr, sync::Arc, time::Duration};
 
 use nfs::v4::{
     callback::{CbArgop4, CbOpnum4},
     compound::{CompoundArgs, CompoundRes},
     *,
 };
-use rpc::{Client, ReplyPlan, Server, TcpKind, TransportKind, WorkerOptions, Workers};
-use server::{Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash, config::Settings, recovery::Recovery};
+use rpc::{Client, ReplyPlan, Server, TcpKind, TcpOptions, TransportKind, WorkerOptions, Workers};
+use server::{
+    BlockingOptions, Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash, config::Settings,
+    recovery::Recovery,
+};
+use simnet::{Network, NetworkOptions};
+use testkit::process;
+use tokio::task::JoinSet;
 use vfs::Vfs;
 use xdr::Array;
 
@@ -25,7 +32,18 @@ pub struct Served {
     pub nfs: NfsServer,
     pub kind: Arc<dyn TransportKind>,
     pub address: SocketAddr,
-    _workers: Workers,
+    _running: Running,
+}
+
+/// What serves, until it is dropped.
+enum Running {
+    Simulated { _tasks: JoinSet<()> },
+    Threads { _workers: Workers },
+}
+
+/// Runs a test in a simulation. Its seed is 0, or `SLIPWAY_SEED`.
+pub fn simulated<F: Future<Output = ()>>(test: impl FnOnce() -> F) {
+    simnet::simulate(simnet::seeds(1).start, test);
 }
 
 impl Served {
@@ -50,14 +68,25 @@ impl Served {
     fn of(fs: Arc<dyn Vfs>, settings: Settings) -> Self {
         let options = ExportOptions { squash: Squash::None, ..Default::default() };
         let export = Export::new("/m", ExportId::unique(), fs, options).unwrap();
+        let any = "127.0.0.1:0".parse().unwrap();
+        if simnet::is_simulated() {
+            // Another thread would not be in the simulation.
+            let settings =
+                Settings { blocking: BlockingOptions { threads: 0, ..BlockingOptions::default() }, ..settings };
+            let nfs = NfsServer::recovering(export, HandleKey::random(), Recovery::in_memory(), settings).unwrap();
+            let network = Network::new(NetworkOptions { seed: simnet::seeds(1).start, ..NetworkOptions::default() });
+            let kind = TcpKind::simulated(network, TcpOptions::default(), buf::Pool::default());
+            let (address, tasks) = process::process(&kind, any, nfs.services());
+            return Self { nfs, kind: Arc::new(kind), address, _running: Running::Simulated { _tasks: tasks } };
+        }
         let nfs = NfsServer::recovering(export, HandleKey::random(), Recovery::in_memory(), settings).unwrap();
         let kind: Arc<dyn TransportKind> = Arc::new(TcpKind::default());
         let workers = Workers::new(WorkerOptions { threads: 1, ..WorkerOptions::default() }).unwrap();
-        let listener = kind.listen("127.0.0.1:0".parse().unwrap()).unwrap();
+        let listener = kind.listen(any).unwrap();
         let address = listener.local_addr();
         let server = nfs.services().into_iter().fold(Server::builder(), rpc::ServerBuilder::shared).build();
         workers.listen(server, listener);
-        Self { nfs, kind, address, _workers: workers }
+        Self { nfs, kind, address, _running: Running::Threads { _workers: workers } }
     }
 
     /// One that does what has to be done unasked.

@@ -5,9 +5,10 @@
 //!
 //! An error leaves the state unchanged, except that a lease may have been renewed.
 
-use std::{collections::HashSet, hash::Hash, time::Instant};
+use std::{hash::Hash, time::Instant};
 
 use bytes::Bytes;
+use entropy::HashSet;
 use nfs::v4::*;
 use rand::RngCore;
 

@@ -1,0 +1,89 @@
+//! A server and a client in a simulation: in virtual time, over a simulated network that carries TCP and RDMA.
+
+use std::{
+    future::Future,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    sync::Arc,
+};
+
+use buf::Pool;
+use client::Mount;
+use rdma::sim::Sim;
+use rpc::{Server, ServerBuilder, Service, Switch, TcpKind, TcpOptions, TransportKind};
+use rpcrdma::{Options, RdmaKind};
+use simnet::{Network, NetworkOptions};
+use tokio::task::JoinSet;
+
+use super::{
+    process,
+    scripted::{Scripted, ScriptedService},
+};
+
+/// Makes simulations of functions that take a network and something to be told: each of them with each argument, in a module for that.
+macro_rules! for_each_simulated {
+    ($names:tt $($module:ident = $argument:expr)*) => {
+        $($crate::common::sim::for_each_simulated!(@ $names $module $argument);)*
+    };
+    (@ [$($name:ident)*] $module:ident $argument:expr) => {
+        mod $module {
+            $(#[test]
+            fn $name() {
+                $crate::common::sim::simulate(|network| super::$name(network, $argument));
+            })*
+        }
+    };
+}
+pub(crate) use for_each_simulated;
+
+/// Where the server is.
+pub const SERVER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 20049);
+
+/// Runs a test with a mount of what `serve` serves, and what else `serve` returns. `url` is its path and its query, the transport
+/// included.
+pub fn run<S, T, F: Future<Output = T>>(
+    url: &str,
+    serve: impl FnOnce() -> (Vec<Arc<dyn Service>>, S),
+    test: impl FnOnce(S, Mount) -> F,
+) -> T {
+    simulate(|network| async move {
+        let (services, more) = serve();
+        let _process = start(&network, services);
+        let url = format!("nfs://{SERVER}{url}&uid=0&gid=0").parse().unwrap();
+        test(more, Mount::connect(&url, &switch(&network, 1)).await.unwrap()).await
+    })
+}
+
+/// Runs a test with a network. The seed is 0, or `SLIPWAY_SEED`.
+pub fn simulate<T, F: Future<Output = T>>(test: impl FnOnce(Network) -> F) -> T {
+    let seed = simnet::seeds(1).start;
+    simnet::simulate(seed, || test(Network::new(NetworkOptions { seed, ..NetworkOptions::default() })))
+}
+
+/// A server of these programs until this is dropped.
+pub fn start(network: &Network, services: Vec<Arc<dyn Service>>) -> JoinSet<()> {
+    let server = services.into_iter().fold(Server::builder(), ServerBuilder::shared).build();
+    let mut tasks = JoinSet::new();
+    for kind in kinds(&network.host(SERVER.ip())) {
+        tasks.spawn(process::serve(kind.listen(SERVER).unwrap(), server.clone()));
+    }
+    tasks
+}
+
+/// The server that does what it is told.
+pub fn scripted() -> (Vec<Arc<dyn Service>>, Arc<Scripted>) {
+    let scripted = Scripted::new();
+    (vec![Arc::new(ScriptedService(scripted.clone()))], scripted)
+}
+
+/// What the client of this number reaches the server by.
+pub fn switch(network: &Network, number: u8) -> Switch {
+    let mut switch = Switch::new();
+    kinds(&network.host(IpAddr::from([127, 0, 1, number]))).into_iter().for_each(|kind| switch.register(kind));
+    switch
+}
+
+/// The transports of a host.
+fn kinds(host: &Network) -> [Arc<dyn TransportKind>; 2] {
+    let rdma = RdmaKind::new(Arc::new(Sim::on(host.clone())), Options::default());
+    [Arc::new(rdma), Arc::new(TcpKind::simulated(host.clone(), TcpOptions::default(), Pool::default()))]
+}
