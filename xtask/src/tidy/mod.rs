@@ -22,7 +22,7 @@ pub struct File {
 /// Checks every rule and records one step for each.
 pub fn run(report: &mut Report) {
     let files = tracked();
-    let rules: [(&str, Vec<String>); 10] = [
+    let rules: [(&str, Vec<String>); 11] = [
         ("arrows between crates", arrows::broken()),
         ("arrows between folders", folders::broken(&files)),
         ("unsafe stays where it may be", text::unsafe_elsewhere(&files)),

@@ -34,7 +34,7 @@ fn server(source: &ReceiveSource) -> Node {
 }
 
 fn tell(node: &mut Node, puppet: &mut Puppet, xid: u32) {
-    puppet.tell(node, &call_header(xid), &message(xid, CALL, 0, b"").stream);
+    puppet.deliver(node, &call_header(xid), &message(xid, CALL, 0, b"").stream);
 }
 
 /// Answers a call; what the reply grants.
@@ -42,7 +42,7 @@ fn answer_one(node: &mut Node, puppet: &mut Puppet, token: ReplyToken) -> u32 {
     let xid = token.xid.0;
     node.reply(token, message(xid, REPLY, 0, b"")).unwrap();
     puppet.run(node);
-    puppet.heard().0.credits
+    puppet.received().0.credits
 }
 
 fn source(budget: usize) -> ReceiveSource {
