@@ -1,4 +1,4 @@
-//! Copies that go on behind their reply: how their client hears of the end, asks about them, and cancels them.
+//! Asynchronous copies: CB_OFFLOAD, OFFLOAD_STATUS and OFFLOAD_CANCEL.
 
 use crate::common::remote::{Remote, Served};
 use crate::common::v4::*;
@@ -10,7 +10,7 @@ use nfs::v4::{
 
 const LEN: u64 = 20 << 20;
 
-/// A client that has two files open, one of which it copies to the other.
+/// A client that has two files open and copies one to the other.
 struct Copier {
     remote: Remote,
     from: (Stateid4, NfsFh4),
@@ -47,11 +47,11 @@ impl Copier {
         }
     }
 
-    /// One that goes on: its name, and the verifier of what it writes.
+    /// Begins an asynchronous copy. Returns its stateid and the write verifier.
     async fn begin(&mut self) -> (Stateid4, Verifier4) {
         let CopyOk { response, requirements } = self.copy(0, false).await;
         assert_eq!((response.count, requirements.synchronous), (0, false));
-        (response.callback_id.expect("it goes on"), response.writeverf)
+        (response.callback_id.expect("the copy must be asynchronous"), response.writeverf)
     }
 
     async fn status(&mut self, stateid: Stateid4) -> Result<(u64, Option<Nfsstat4>), Nfsstat4> {
@@ -66,15 +66,15 @@ impl Copier {
         self.remote.call([putfh(&self.to.1), Argop4::OffloadCancel(OffloadArgs { stateid })]).await.0
     }
 
-    /// Its client is told the end, whichever of its connections it is told by.
-    async fn hears_end(remote: &Remote, fh: &NfsFh4, (stateid, writeverf): (Stateid4, Verifier4)) {
+    /// Waits for CB_OFFLOAD on any connection of the client.
+    async fn receives_end(remote: &Remote, fh: &NfsFh4, (stateid, writeverf): (Stateid4, Verifier4)) {
         let response = WriteResponse4 { callback_id: None, count: LEN, committed: StableHow4::Unstable, writeverf };
         let told = CbOffloadArgs { fh: fh.clone(), stateid, offload_info: OffloadInfo4::Ok(response) };
-        assert_eq!(remote.back.called(CbOpnum4::Offload).await, CbArgop4::Offload(told));
+        assert_eq!(remote.back.receive_operation(CbOpnum4::Offload).await, CbArgop4::Offload(told));
     }
 
-    /// Until the name of a copy has been forgotten.
-    async fn forgotten(&mut self, stateid: Stateid4) {
+    /// Waits until the stateid of a copy is no longer valid.
+    async fn wait_until_removed(&mut self, stateid: Stateid4) {
         while self.status(stateid).await != Err(Nfsstat4::BadStateid) {
             tokio::task::yield_now().await;
         }
@@ -82,18 +82,18 @@ impl Copier {
 }
 
 #[tokio::test]
-async fn a_large_copy_goes_on_and_its_client_is_told_the_end() {
-    let served = Served::kept_up().await;
+async fn large_copy_is_asynchronous_and_ends_with_cb_offload() {
+    let served = Served::with_background_work().await;
     let mut client = Copier::new(&served, "a").await;
     let copy = client.begin().await;
-    Copier::hears_end(&client.remote, &client.to.1, copy).await;
-    client.forgotten(copy.0).await;
+    Copier::receives_end(&client.remote, &client.to.1, copy).await;
+    client.wait_until_removed(copy.0).await;
     for (offset, wanted) in [(0, &b"begin\0"[..]), (LEN - 4, b"\0end")] {
         let got = client.remote.ok([putfh(&client.to.1), read(client.to.0, offset, wanted.len() as u32)]).await;
         let Resop4::Read(Res4::Ok(got)) = got else { panic!("{got:?}") };
         assert_eq!((got.eof, got.data), (offset > 0, bytes::Bytes::from_static(wanted).into()));
     }
-    // One that is small, or that the client wants to wait for, is over with its reply.
+    // A small copy, and one that the client wants to be synchronous, ends with its reply.
     for (count, synchronous) in [(4096, false), (0, true)] {
         let CopyOk { response, requirements } = client.copy(count, synchronous).await;
         assert!(response.callback_id.is_none() && requirements.synchronous);
@@ -102,33 +102,33 @@ async fn a_large_copy_goes_on_and_its_client_is_told_the_end() {
 }
 
 #[tokio::test]
-async fn the_end_is_there_to_be_asked_for_until_the_client_has_heard_it() {
-    let served = Served::kept_up().await;
+async fn ended_copy_can_be_queried_until_the_client_acknowledges_it() {
+    let served = Served::with_background_work().await;
     let (mut client, mut other) = (Copier::new(&served, "a").await, Copier::new(&served, "b").await);
     client.remote.back.answer(CbResop4::Offload(Res4::Fail(Nfsstat4::Delay)));
     let (first, _) = client.begin().await;
-    client.remote.back.called(CbOpnum4::Offload).await;
+    client.remote.back.receive_operation(CbOpnum4::Offload).await;
     assert_eq!(client.status(first).await, Ok((LEN, Some(Nfsstat4::Ok))));
-    assert_eq!(other.status(first).await, Err(Nfsstat4::BadStateid), "it is not its");
+    assert_eq!(other.status(first).await, Err(Nfsstat4::BadStateid), "the copy belongs to another client");
     assert_eq!(other.cancel(first).await, Nfsstat4::BadStateid);
     assert_eq!(client.cancel(first).await, Nfsstat4::Ok);
     assert_eq!(client.status(first).await, Err(Nfsstat4::BadStateid));
 
-    // Its connection is lost, and it comes back by another session.
+    // The connection is lost, and the client returns with another session.
     let copy = client.begin().await;
     let Copier { remote, to, .. } = client;
     drop(remote);
     let again = Remote::new(&served, "a", 2).await;
-    Copier::hears_end(&again, &to.1, copy).await;
+    Copier::receives_end(&again, &to.1, copy).await;
 }
 
 #[tokio::test]
-async fn a_copy_is_cancelled_and_their_number_is_bounded() {
+async fn copies_can_be_cancelled_and_are_bounded() {
     let served = Served::new();
     let upkeep = tokio::spawn(served.nfs.upkeep());
     tokio::task::yield_now().await;
     let mut client = Copier::new(&served, "a").await;
-    // From here on nobody makes copies, so that they can be looked at.
+    // From here on no copy is executed, so the state of the copies is stable.
     upkeep.abort();
     assert!(upkeep.await.unwrap_err().is_cancelled());
     let mut begun = Vec::new();
@@ -138,9 +138,9 @@ async fn a_copy_is_cancelled_and_their_number_is_bounded() {
             ok => begun.extend(ok.response.callback_id),
         }
     };
-    assert_eq!((response.count, begun.len()), (LEN, 16), "one more is made at once");
+    assert_eq!((response.count, begun.len()), (LEN, 16), "the next copy is synchronous");
     assert_eq!(client.status(begun[0]).await, Ok((0, None)));
     assert_eq!(client.cancel(begun[0]).await, Nfsstat4::Ok);
     assert_eq!(client.cancel(begun[0]).await, Nfsstat4::BadStateid);
-    assert!(client.copy(0, false).await.response.callback_id.is_some(), "there is room again");
+    assert!(client.copy(0, false).await.response.callback_id.is_some(), "a copy was removed");
 }

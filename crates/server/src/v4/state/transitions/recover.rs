@@ -139,8 +139,8 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     /// restart.
     pub(in crate::v4::state) fn adopt_record(&mut self, id: Clientid4) {
         let Some(client) = self.clients.find(id) else { return };
-        let is_remembered = self.could_reclaim(&client.owner.ownerid.0);
-        if let Some(client) = self.clients.find_mut(id).filter(|_| is_remembered) {
+        let is_stored = self.could_reclaim(&client.owner.ownerid.0);
+        if let Some(client) = self.clients.find_mut(id).filter(|_| is_stored) {
             client.record = Record::Written;
         }
     }
@@ -219,7 +219,8 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             if client.record == Record::Written && knows && unused && self.stateids.count(id) == 0 {
                 client.record = Record::None;
                 self.records.push_back(RecordChange::Retire(owner));
-            } else if !matches!(client.record, Record::None | Record::Pending) && client.unheard(now) > lease {
+            } else if !matches!(client.record, Record::None | Record::Pending) && client.time_since_request(now) > lease
+            {
                 client.stored = Stored::Lapsed;
                 self.records.push_back(RecordChange::Remove(owner));
             }
