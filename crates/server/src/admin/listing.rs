@@ -79,7 +79,7 @@ impl Admin {
                 confirmed: client.confirmed,
                 silent_s: Some(client.silent(now).as_secs()),
                 expired,
-                remembered: client.is_remembered(),
+                remembered: client.is_stored(),
             })
         })
     }

@@ -214,8 +214,8 @@ impl Compound {
         let begin = |request| shared.with_state(|state| state.sequence(now, request, connection));
         let begun = match shard.as_ref().and_then(|shard| shard.sequence(now, &request, connection)) {
             Some(sequenced) => Ok(sequenced),
-            // The state of a client that was absent during a restart must be stored before it is used. The first
-            // attempt stores it.
+            // The recovery record of a client that is back after its lease is stored again before its requests are
+            // executed. The first attempt stores it.
             None => match begin(request.clone()) {
                 Err(Nfsstat4::Delay) => begin(request),
                 begun => begun,

@@ -47,7 +47,7 @@ impl Offloads {
         found.filter(|offload| offload.client == client && offload.file == *file).ok_or(Nfsstat4::BadStateid)
     }
 
-    /// OFFLOAD_STATUS (§15.9).
+    /// Executes OFFLOAD_STATUS (§15.9).
     ///
     /// # Errors
     /// BAD_STATEID.
@@ -63,7 +63,7 @@ impl Offloads {
         Ok(OffloadStatusOk { count: offload.copied.load(SeqCst), complete })
     }
 
-    /// OFFLOAD_CANCEL (§15.8). Data that was copied stays.
+    /// Executes OFFLOAD_CANCEL (§15.8). Data that was copied stays.
     ///
     /// # Errors
     /// BAD_STATEID. DELAY while a piece is being copied, because the client may write to the range as soon as this

@@ -266,7 +266,7 @@ impl Shared4 {
         bytes::Bytes::copy_from_slice(&self.core.key.seal(*export, handle)).into()
     }
 
-    /// Sends a callback until the client returns OK or `is_of_use` returns `false`. The pause between attempts doubles
+    /// Sends a callback until the client returns OK or `is_needed` returns `false`. The pause between attempts doubles
     /// each time.
     pub(super) async fn call_until_acknowledged(
         &self,
@@ -302,17 +302,17 @@ pub(super) const CHANNEL: ChannelLimits = ChannelLimits {
 };
 const CLIENTS_MAX: usize = 1 << 14;
 const CLIENT_SESSIONS_MAX: usize = 64;
-/// At least two sessions are guaranteed for each client.
+/// The maximum number of sessions. At least two are guaranteed for each client.
 const SESSIONS_MAX: usize = 1 << 16;
-/// Bytes. 2 KiB of these are guaranteed for each possible session.
+/// The maximum bytes of cached replies. 2 KiB are guaranteed for each possible session.
 const REPLIES_MAX: usize = 256 << 20;
 const CLIENT_STATEIDS_MAX: usize = 1 << 18;
-/// 128 are guaranteed for each client.
+/// The maximum number of stateids. 128 are guaranteed for each client.
 const STATEIDS_MAX: usize = 1 << 22;
-/// 32 are guaranteed for each client.
+/// The maximum number of owners of 4.0. 32 are guaranteed for each client.
 const OWNERS_MAX: usize = 1 << 20;
 const DELEGATIONS_MAX: usize = 1 << 18;
-/// Each slot can cache a reply of up to 4 KiB, as `CHANNEL` says.
+/// The limit of slots in use. Each slot can cache a reply of up to 4 KiB, as `CHANNEL` says.
 const SLOTS_MAX: usize = 1 << 16;
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);

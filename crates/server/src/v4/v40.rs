@@ -40,8 +40,8 @@ pub(super) fn enter(shared: &Arc<Shared4>, at: &mut Cursor, operation: &Argop4) 
     let Some(subject) = Subject::of(operation) else { return Ok(Entry::Free) };
     let now = clock::now();
     let enter = || shared.with_locks(|state, locks| state.enter(locks, now, subject));
-    // The state of a client that was absent during a restart must be stored before it is used. The first attempt stores
-    // it.
+    // The recovery record of a client that is back after its lease is stored again before its requests are executed.
+    // The first attempt stores it.
     let entered = match enter() {
         Err(Nfsstat4::Delay) => enter(),
         entered => entered,

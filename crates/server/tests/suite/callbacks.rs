@@ -1,4 +1,4 @@
-//! Calls of a server to its clients, over TCP connections that these have made.
+//! Callbacks from a server to its clients, over TCP connections that the clients have made.
 
 use std::{
     ops::RangeInclusive,
@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::common::back::{Back, CB_PROGRAM, Heard};
+use crate::common::back::{Back, CB_PROGRAM, Received};
 
 use nfs::v4::{
     callback::{CbArgop4, CbRecallArgs, CbResop4},
@@ -29,7 +29,7 @@ use server::v4::{
 };
 use xdr::{Array, Message};
 
-/// The server's side: it knows its connections, and has no procedures but NULL.
+/// The server side: it registers its connections and only has the NULL procedure.
 #[derive(Default)]
 struct Host {
     callbacks: Callbacks,
@@ -81,7 +81,7 @@ fn channel() -> ChannelAttrs4 {
 }
 
 impl World {
-    /// A client with `connections` connections, all bound to the backchannel of its session.
+    /// Creates a client with `connections` connections, all bound to the backchannel of its session.
     async fn new(connections: usize) -> Self {
         let (host, back) = (Arc::new(Host::default()), Arc::new(Back::default()));
         let kind: Arc<dyn TransportKind> = Arc::new(TcpKind::default());
@@ -156,9 +156,9 @@ impl World {
         self.host.callbacks.call(&self.state, self.client, &recall()).await
     }
 
-    fn heard(&self) -> Vec<(u32, u32)> {
-        let heard = self.back.heard.lock().unwrap();
-        let sequences = heard.iter().filter_map(|Heard { sequence, .. }| sequence.as_ref());
+    fn received(&self) -> Vec<(u32, u32)> {
+        let received = self.back.received.lock().unwrap();
+        let sequences = received.iter().filter_map(|Received { sequence, .. }| sequence.as_ref());
         sequences.map(|sequence| (sequence.slotid.0, sequence.sequenceid.0)).collect()
     }
 }
@@ -168,35 +168,35 @@ fn recall() -> CbArgop4 {
 }
 
 #[tokio::test]
-async fn a_client_is_called_by_its_session_and_as_it_has_asked_to_be() {
+async fn callback_uses_the_session_and_credentials_of_the_client() {
     let world = World::new(1).await;
     for _ in 0..3 {
         assert_eq!(world.recall().await.unwrap(), CbResop4::Recall(Res4::Ok(())));
     }
-    assert_eq!(world.heard(), [(0, 1), (0, 2), (0, 3)]);
-    let Heard { sequence, operation, minor, caller, .. } = world.back.heard.lock().unwrap()[0].clone();
+    assert_eq!(world.received(), [(0, 1), (0, 2), (0, 3)]);
+    let Received { sequence, operation, minor, caller, .. } = world.back.received.lock().unwrap()[0].clone();
     assert_eq!((sequence.unwrap().sessionid, operation, minor), (world.session, recall(), 2));
     let Identity::Sys(AuthSys { stamp: 5, uid: 1001, gid: 1002, .. }) = caller else { panic!("{caller:?}") };
     let (one, other) = tokio::join!(world.recall(), world.recall());
     assert!(one.is_ok() && other.is_ok());
-    let mut both = world.heard()[3..].to_vec();
+    let mut both = world.received()[3..].to_vec();
     both.sort();
-    assert_eq!(both, [(0, 4), (1, 1)], "two at a time take two slots");
+    assert_eq!(both, [(0, 4), (1, 1)], "concurrent callbacks use two slots");
 }
 
 #[tokio::test]
-async fn what_a_connection_takes_with_it_is_sent_again_by_another_as_it_was() {
+async fn callback_on_a_lost_connection_is_sent_again_on_another() {
     let world = World::new(2).await;
     world.back.drop_next.store(true, SeqCst);
     assert_eq!(world.recall().await.unwrap(), CbResop4::Recall(Res4::Ok(())));
-    assert_eq!(world.heard(), [(0, 1), (0, 1)], "the client can tell that it is the same");
+    assert_eq!(world.received(), [(0, 1), (0, 1)], "the retry must have the same slot and sequence ID");
     assert!(world.state.lock().can_be_called(world.client));
     assert!(world.recall().await.is_ok());
-    assert_eq!(world.heard()[2], (0, 2));
+    assert_eq!(world.received()[2], (0, 2));
 }
 
 #[tokio::test]
-async fn without_another_connection_the_slot_is_lost_and_the_client_is_one_that_cannot_be_called() {
+async fn callback_without_another_connection_loses_its_slot() {
     let world = World::new(1).await;
     world.back.drop_next.store(true, SeqCst);
     let error = world.recall().await.unwrap_err();
@@ -209,14 +209,14 @@ async fn without_another_connection_the_slot_is_lost_and_the_client_is_one_that_
 }
 
 #[tokio::test]
-async fn a_refused_sequence_is_used_again_unless_the_client_counts_otherwise() {
+async fn sequence_id_of_a_rejected_callback_is_reused_unless_misordered() {
     let world = World::new(1).await;
     *world.back.refuse.lock().unwrap() = Some(Nfsstat4::Delay);
-    assert!(world.recall().await.is_ok(), "it comes again");
-    assert_eq!(world.heard(), [(0, 1), (0, 1)]);
+    assert!(world.recall().await.is_ok(), "the callback is sent again");
+    assert_eq!(world.received(), [(0, 1), (0, 1)]);
     *world.back.refuse.lock().unwrap() = Some(Nfsstat4::SeqMisordered);
     let error = world.recall().await.unwrap_err();
     assert!(matches!(error, CallbackError::Sequence(Nfsstat4::SeqMisordered)), "{error}");
     assert!(world.recall().await.is_ok());
-    assert_eq!(world.heard()[2..], [(0, 2), (1, 1)], "that slot is not used any more");
+    assert_eq!(world.received()[2..], [(0, 2), (1, 1)], "the misordered slot is lost");
 }

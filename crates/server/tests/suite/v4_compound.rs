@@ -1,4 +1,4 @@
-//! COMPOUND: sessions, slots, limits, and what ends a compound.
+//! COMPOUND: sessions, slots, limits, and errors.
 
 use crate::common::v4::*;
 use crate::common::*;
@@ -16,7 +16,7 @@ fn bytes(operations: Vec<Argop4>) -> Message {
 }
 
 #[test]
-fn a_compound_begins_with_sequence_or_is_one_operation_that_needs_none() {
+fn compound_begins_with_sequence_or_has_one_sessionless_operation() {
     let server = server();
     let mut client = Client4::new(&server, "a", 1);
     assert_eq!(client.compound(vec![Argop4::PutRootFh]).status, Nfsstat4::OpNotInSession);
@@ -31,7 +31,7 @@ fn a_compound_begins_with_sequence_or_is_one_operation_that_needs_none() {
 }
 
 #[test]
-fn a_retry_gets_the_same_bytes_and_nothing_happens_twice() {
+fn retry_gets_the_same_bytes_and_executes_nothing() {
     let server = server();
     let mut client = Client4::new(&server, "a", 1);
     client.cachethis = true;
@@ -41,7 +41,7 @@ fn a_retry_gets_the_same_bytes_and_nothing_happens_twice() {
     operations.extend([mkdir("made"), Argop4::GetFh]);
     let call = bytes(operations);
     let first = client.raw(&call).unwrap();
-    // By another connection of the same session, as after a reconnect.
+    // The retry uses another connection of the session, as after a reconnect.
     client.peer = "192.0.2.1:701".parse().unwrap();
     let second = client.raw(&call).unwrap();
     assert_eq!(first.stream, second.stream);
@@ -49,7 +49,7 @@ fn a_retry_gets_the_same_bytes_and_nothing_happens_twice() {
 }
 
 #[test]
-fn a_retry_of_what_was_not_to_be_kept_is_told_so() {
+fn retry_of_an_uncached_request_gets_retry_uncached_rep() {
     let server = server();
     let mut client = Client4::new(&server, "a", 1);
     client.sequence += 1;
@@ -62,22 +62,22 @@ fn a_retry_of_what_was_not_to_be_kept_is_told_so() {
 }
 
 #[test]
-fn malformed_arguments_end_a_compound_after_what_came_before() {
+fn malformed_operation_ends_a_compound_after_the_valid_ones() {
     let server = server();
     let mut client = Client4::new(&server, "a", 1);
     client.sequence += 1;
     let good = bytes(vec![client.sequence_op(0, client.sequence), Argop4::PutRootFh, mkdir("x")]);
-    // Without the last word, CREATE's attributes are cut.
+    // The last word is missing, so the attributes of CREATE are truncated.
     let cut = good.stream.slice(..good.stream.len() - 4);
     let results: compound::CompoundRes = results(&client.raw(&Message::from(cut)).unwrap());
     assert_eq!((results.status, results.resarray.len()), (Nfsstat4::BadXdr, 3));
     assert_eq!(results.resarray[2], Resop4::failure(Opnum4::Create, Nfsstat4::BadXdr));
-    // The slot goes on.
+    // The slot stays usable.
     client.ok([Argop4::PutRootFh]);
 }
 
 #[test]
-fn replies_are_no_larger_than_the_session_takes() {
+fn replies_respect_the_limits_of_the_session() {
     let server = server();
     let mut client = Client4::new(&server, "a", 1);
     client.file("m", "f", &[7; 3000]);
@@ -88,7 +88,7 @@ fn replies_are_no_larger_than_the_session_takes() {
     assert_eq!(small.status(reads(3000)), Nfsstat4::RepTooBig);
     small.cachethis = true;
     assert_eq!(small.status(reads(1000)), Nfsstat4::RepTooBigToCache);
-    // What changes something is refused before it does.
+    // An operation that changes something is refused before it is executed.
     let mut many = at("m");
     many.extend(std::iter::repeat_n(getattr(&[Attr4::Fsid, Attr4::Owner, Attr4::Filehandle]), 3));
     many.push(mkdir("too-late"));
@@ -97,7 +97,7 @@ fn replies_are_no_larger_than_the_session_takes() {
 }
 
 #[test]
-fn a_call_has_no_more_operations_than_agreed() {
+fn requests_respect_the_limits_of_the_session() {
     let server = server();
     let fore = ChannelAttrs4 { maxoperations: 3, maxrequestsize: 300, ..channel() };
     let client = Client4::with_channel(&server, "a", 1, fore);
@@ -112,27 +112,27 @@ fn a_call_has_no_more_operations_than_agreed() {
 }
 
 #[test]
-fn a_session_is_destroyed_by_the_last_operation_of_its_compound() {
+fn destroy_session_must_be_the_last_operation_of_its_compound() {
     let server = server();
     let mut client = Client4::new(&server, "a", 1);
     let destroy = Argop4::DestroySession(DestroySessionArgs { sessionid: client.session });
     assert_eq!(client.status([destroy.clone(), Argop4::PutRootFh]), Nfsstat4::NotOnlyOp);
     assert_eq!(client.status([destroy.clone()]), Nfsstat4::Ok);
     assert_eq!(client.alone(destroy).status(), Nfsstat4::BadSession);
-    let gone = Argop4::DestroyClientId(ClientIdArgs { clientid: client.client });
-    assert_eq!(client.alone(gone.clone()).status(), Nfsstat4::Ok);
-    assert_eq!(client.alone(gone).status(), Nfsstat4::StaleClientid);
+    let destroy_client = Argop4::DestroyClientId(ClientIdArgs { clientid: client.client });
+    assert_eq!(client.alone(destroy_client.clone()).status(), Nfsstat4::Ok);
+    assert_eq!(client.alone(destroy_client).status(), Nfsstat4::StaleClientid);
 }
 
 #[test]
-fn a_lost_client_gives_back_what_it_held() {
+fn restarted_client_releases_its_share_reservation() {
     let server = server();
     let mut first = Client4::new(&server, "a", 1);
     let deny = Open { deny: OPEN4_SHARE_DENY_BOTH, ..Open::default() };
     first.open("m", "f", deny).unwrap();
     let mut second = Client4::new(&server, "b", 1);
     assert_eq!(second.open("m", "f", Open::default()), Err(Nfsstat4::ShareDenied));
-    // The same client after a restart: another verifier.
+    // The same client after a restart: it has a new verifier.
     let mut again = Client4::stranger(&server, 1);
     let Argop4::ExchangeId(mut args) = exchange_id("a") else { unreachable!() };
     args.clientowner.verifier = [2; 8];

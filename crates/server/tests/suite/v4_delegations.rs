@@ -1,5 +1,5 @@
-//! Delegations and restarts of version 4, through the service: a client over TCP that is called back, and what others get
-//! meanwhile.
+//! Delegations and restarts of version 4: a client over TCP that is called back, and the results of other clients in
+//! the meantime.
 
 use crate::common::remote;
 use std::{sync::Arc, task::Poll, time::Duration};
@@ -19,7 +19,7 @@ use testkit::deferred::{Deferred, Pace};
 use tokio::runtime::Runtime;
 use xdr::Message;
 
-/// What another protocol gets: it is read on a thread of its own, as its caller would.
+/// Reads by version 3, on a separate thread.
 async fn read_by_v3(rig: &Rig, handle: &NfsFh4) -> Nfsstat3 {
     let (rig, file) = (rig.clone(), handle.0.clone());
     let args = move || ReadArgs { file: file.clone().into(), offset: 0, count: 10 };
@@ -33,34 +33,39 @@ async fn lock_by_nlm(rig: &Rig, nfs: &NfsServer, handle: &NfsFh4) -> Nlm4Stats {
         let lock = Lock { caller_name: "mars".into(), fh: fh.into(), oh: "oh".into(), svid: 1, offset: 0, len: 0 };
         let (cookie, exclusive) = ("c".into(), true);
         let args = LockArgs { cookie, block: false, exclusive, lock, reclaim: false, state: 1 };
-        let reply = rig.raw(&*nlm, NlmProc4::NmLock as u32, &Message::encode(&args)).expect("accepted");
+        let reply =
+            rig.raw(&*nlm, NlmProc4::NmLock as u32, &Message::encode(&args)).expect("the call must be accepted");
         results::<Res>(&reply).status
     };
     tokio::task::spawn_blocking(ask).await.unwrap()
 }
 
 #[tokio::test]
-async fn a_delegation_is_given_and_recalled_for_others_of_any_protocol() {
+async fn delegation_is_recalled_for_clients_of_any_protocol() {
     let served = Served::new();
     let rig = Rig::calling(&served.nfs);
     let mut a = served.client("a").await;
     let (stateid, delegation, handle) = a.open("f", OPEN4_SHARE_ACCESS_BOTH).await.unwrap();
-    assert_eq!(delegation, OpenDelegation4::None, "nobody would recall it");
+    assert_eq!(delegation, OpenDelegation4::None, "no background work could recall it");
     a.call([putfh(&handle), close(stateid)]).await;
     tokio::spawn(served.nfs.upkeep());
     let mut b = served.client("b").await;
 
-    // Another client of version 4.
+    // Another client of version 4 conflicts.
     let (open, delegation) = loop {
         let (stateid, delegation, _) = a.open("f", OPEN4_SHARE_ACCESS_BOTH).await.unwrap();
         if let OpenDelegation4::Write(write) = delegation {
             break (stateid, write.stateid);
         }
-        tokio::task::yield_now().await; // the upkeep has yet to begin
+        tokio::task::yield_now().await; // the background work has not begun yet
     };
     assert_eq!(b.open("f", OPEN4_SHARE_ACCESS_READ).await.unwrap_err(), Nfsstat4::Delay);
     assert_eq!(a.recalled().await, (delegation, handle.clone()));
-    assert_eq!(b.open("f", OPEN4_SHARE_ACCESS_READ).await.unwrap_err(), Nfsstat4::Delay, "until it is given back");
+    assert_eq!(
+        b.open("f", OPEN4_SHARE_ACCESS_READ).await.unwrap_err(),
+        Nfsstat4::Delay,
+        "the open fails until the delegation is returned"
+    );
     let owner = |owner: &str| StateOwner4 { clientid: Clientid4(0), owner: owner.into() };
     let again = Argop4::Open(Box::new(OpenArgs {
         seqid: Seqid4(0),
@@ -70,48 +75,48 @@ async fn a_delegation_is_given_and_recalled_for_others_of_any_protocol() {
         openhow: Openflag4::NoCreate,
         claim: OpenClaim4::DelegCurFh(delegation),
     }));
-    assert_eq!(a.call([putfh(&handle), again]).await.0, Nfsstat4::Ok, "it tells of what it has opened itself");
+    assert_eq!(a.call([putfh(&handle), again]).await.0, Nfsstat4::Ok, "the holder claims its local open");
     assert_eq!(a.call([putfh(&handle), write(delegation, 0, b"last words")]).await.0, Nfsstat4::Ok);
-    assert_eq!(a.give_back(&handle, delegation).await, Nfsstat4::Ok);
-    assert_eq!(a.give_back(&handle, delegation).await, Nfsstat4::BadStateid);
+    assert_eq!(a.return_delegation(&handle, delegation).await, Nfsstat4::Ok);
+    assert_eq!(a.return_delegation(&handle, delegation).await, Nfsstat4::BadStateid);
     let (read, none, _) = b.open("f", OPEN4_SHARE_ACCESS_READ).await.unwrap();
     assert_eq!(none, OpenDelegation4::None, "the file is contended");
     b.call([putfh(&handle), close(read)]).await;
     a.call([putfh(&handle), close(open)]).await;
 
-    // A client of version 3, which has neither opened it nor will.
+    // A client of version 3 conflicts, without an open.
     let (_, stateid, handle) = a.delegated("g").await;
     assert_eq!(read_by_v3(&rig, &handle).await, Nfsstat3::Jukebox);
     assert_eq!(a.recalled().await, (stateid, handle.clone()));
-    assert_eq!(a.give_back(&handle, stateid).await, Nfsstat4::Ok);
+    assert_eq!(a.return_delegation(&handle, stateid).await, Nfsstat4::Ok);
     assert_eq!(read_by_v3(&rig, &handle).await, Nfsstat3::Ok);
-    // A host that locks it by NLM: who has a delegation locks by himself.
+    // A lock by NLM conflicts, because a delegation holder locks locally.
     let (open, stateid, handle) = a.delegated("l").await;
     assert_eq!(lock_by_nlm(&rig, &served.nfs, &handle).await, Nlm4Stats::DeniedGracePeriod);
     assert_eq!(a.recalled().await, (stateid, handle.clone()));
-    assert_eq!(a.give_back(&handle, stateid).await, Nfsstat4::Ok);
+    assert_eq!(a.return_delegation(&handle, stateid).await, Nfsstat4::Ok);
     assert_eq!(lock_by_nlm(&rig, &served.nfs, &handle).await, Nlm4Stats::Granted);
     a.call([putfh(&handle), close(open)]).await;
-    // Who takes the file's name away asks, too; and who asks how large it is.
+    // Removing the file's name conflicts, and so does reading its size.
     let (_, stateid, handle) = a.delegated("h").await;
     assert_eq!(b.call([putfh(&handle), getattr(&[Attr4::Mode])]).await.0, Nfsstat4::Ok);
     assert_eq!(b.call([putfh(&handle), getattr(&[Attr4::Size])]).await.0, Nfsstat4::Delay);
     assert_eq!(b.call(at("/m").into_iter().chain([remove("h")])).await.0, Nfsstat4::Delay);
     assert_eq!(a.recalled().await.0, stateid);
-    assert_eq!(a.give_back(&handle, stateid).await, Nfsstat4::Ok);
+    assert_eq!(a.return_delegation(&handle, stateid).await, Nfsstat4::Ok);
     assert_eq!(b.call(at("/m").into_iter().chain([remove("h")])).await.0, Nfsstat4::Ok);
 }
 
-/// A change is in progress until its operation has completed.
+/// A change is in progress until its pending operation has completed.
 #[tokio::test]
-async fn no_delegation_is_given_while_a_change_is_pending() {
+async fn no_delegation_is_granted_while_a_change_is_pending() {
     let fs = Deferred::new(plain_memory(), Pace::Told);
     fs.0.hold(false);
     let served = Served::serving(fs.clone()).await;
     let rig = Rig::calling(&served.nfs);
     let mut a = served.client("a").await;
     let (open, delegation, handle) = a.delegated("f").await;
-    assert_eq!(a.give_back(&handle, delegation).await, Nfsstat4::Ok);
+    assert_eq!(a.return_delegation(&handle, delegation).await, Nfsstat4::Ok);
     a.call([putfh(&handle), close(open)]).await;
     fs.0.hold(true);
     let args = Message::encode(&write_args(&handle.0.clone().into(), 0, b"data"));
@@ -123,15 +128,15 @@ async fn no_delegation_is_given_while_a_change_is_pending() {
     assert_eq!(delegation, OpenDelegation4::None, "the file is being changed");
     a.call([putfh(&handle), close(open)]).await;
     assert_eq!(fs.0.complete(1), 1);
-    writing.await.expect("accepted");
+    writing.await.expect("the call must be accepted");
     assert_eq!(fs.0.executed("write"), 1);
     a.delegated("f").await;
 }
 
-/// Whatever changes a file of which somebody has a delegation to read waits until that is back.
+/// Every change of a file with a read delegation fails with DELAY until the delegation is returned.
 #[tokio::test]
-async fn all_that_changes_a_file_recalls_its_delegations() {
-    let served = Served::kept_up().await;
+async fn each_change_of_a_file_recalls_its_delegations() {
+    let served = Served::with_background_work().await;
     let mut a = served.client("a").await;
     let mut b = remote::Remote::new(&served, "b", 2).await;
     let any = Stateid4::ANONYMOUS;
@@ -164,7 +169,7 @@ async fn all_that_changes_a_file_recalls_its_delegations() {
         let (_, delegation, file) = a.open(&format!("f{at}"), OPEN4_SHARE_ACCESS_READ).await.unwrap();
         let OpenDelegation4::Read(OpenReadDelegation4 { stateid, .. }) = delegation else { panic!("{delegation:?}") };
         if let Argop4::RemoveXattr(_) = change {
-            // It is there because its holder has set it, which asks nobody.
+            // The holder sets the attribute itself, which recalls nothing.
             let own = SetXattrArgs { option, key: key.into(), value: "value".into() };
             a.minor = 2;
             a.ok([putfh(&file), Argop4::SetXattr(own)]).await;
@@ -173,13 +178,13 @@ async fn all_that_changes_a_file_recalls_its_delegations() {
         let asked = || [putfh(&source), Argop4::SaveFh, putfh(&file), change.clone()];
         assert_eq!(b.call(asked()).await.0, Nfsstat4::Delay, "{change:?}");
         assert_eq!(a.recalled().await, (stateid, file.clone()), "{change:?}");
-        assert_eq!(a.give_back(&file, stateid).await, Nfsstat4::Ok);
+        assert_eq!(a.return_delegation(&file, stateid).await, Nfsstat4::Ok);
         assert_eq!(b.call(asked()).await.0, Nfsstat4::Ok, "{change:?}");
     }
 }
 
-/// A client that was there before the restart, with a new session.
-fn back_again(server: &NfsServer, name: &str, caller: &Identity) -> Client4 {
+/// Returns a client of the previous server start, with a new session.
+fn returning_client(server: &NfsServer, name: &str, caller: &Identity) -> Client4 {
     let mut client = Client4::stranger(server, 1);
     client.caller = caller.clone();
     let Resop4::ExchangeId(Res4::Ok(exchanged)) = client.alone(exchange_id(name)) else { panic!("EXCHANGE_ID") };
@@ -189,15 +194,15 @@ fn back_again(server: &NfsServer, name: &str, caller: &Identity) -> Client4 {
     client
 }
 
-/// A server that is started again and again, and who calls.
-struct Lives {
+/// A server that is restarted several times, and the identity of its caller.
+struct Restarts {
     dir: TempDir,
     state: TempDir,
     path: String,
     me: Identity,
 }
 
-impl Lives {
+impl Restarts {
     fn new() -> Self {
         let (dir, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let path = dir.path().canonicalize().unwrap().to_str().unwrap().to_owned();
@@ -209,14 +214,14 @@ impl Lives {
         serve(self.dir.path(), self.state.path(), grace)
     }
 
-    /// One in which `a` opens a file for itself alone, and `idle` nothing.
+    /// Starts a server in which client `a` opens a file exclusively, and client `idle` opens none.
     fn opened(&self) -> NfsFh4 {
         let server = self.next(LONG);
-        let mut a = back_again(&server, "a", &self.me);
+        let mut a = returning_client(&server, "a", &self.me);
         a.ok([COMPLETE]);
         let (_, handle) = a.open(&self.path, "f", alone()).unwrap();
-        // One that has nothing open has nothing to reclaim.
-        back_again(&server, "idle", &self.me).ok([COMPLETE]);
+        // This client has nothing to reclaim.
+        returning_client(&server, "idle", &self.me).ok([COMPLETE]);
         handle
     }
 }
@@ -229,7 +234,7 @@ fn runtime() -> Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
 }
 
-/// What is answered when grace is over.
+/// Returns the first answer other than GRACE.
 fn after_grace<T>(runtime: &Runtime, mut ask: impl FnMut() -> Result<T, Nfsstat4>) -> Result<T, Nfsstat4> {
     loop {
         match ask() {
@@ -255,71 +260,76 @@ fn reclaim(handle: &NfsFh4) -> [Argop4; 2] {
 }
 
 #[test]
-fn after_a_restart_who_had_a_file_open_reclaims_it_and_grace_ends_when_all_have() {
-    let lives = Lives::new();
-    let (handle, server) = (lives.opened(), lives.next(LONG));
-    let (mut b, mut idle) = (back_again(&server, "b", &lives.me), back_again(&server, "idle", &lives.me));
+fn open_is_reclaimed_after_a_restart_and_grace_ends_after_all_reclaims() {
+    let restarts = Restarts::new();
+    let (handle, server) = (restarts.opened(), restarts.next(LONG));
+    let (mut b, mut idle) =
+        (returning_client(&server, "b", &restarts.me), returning_client(&server, "idle", &restarts.me));
     for other in [&mut b, &mut idle] {
-        assert_eq!(other.status(reclaim(&handle)), Nfsstat4::ReclaimBad, "it held nothing");
+        assert_eq!(other.status(reclaim(&handle)), Nfsstat4::ReclaimBad, "it held no state");
         other.ok([COMPLETE]);
         let wanted = Open { create: false, ..Open::default() };
-        assert_eq!(other.open(&lives.path, "f", wanted).unwrap_err(), Nfsstat4::Grace);
+        assert_eq!(other.open(&restarts.path, "f", wanted).unwrap_err(), Nfsstat4::Grace);
     }
-    let mut a = back_again(&server, "a", &lives.me);
+    let mut a = returning_client(&server, "a", &restarts.me);
     a.ok(reclaim(&handle));
     let runtime = runtime();
     runtime.spawn(server.upkeep());
     runtime.block_on(async { tokio::time::sleep(Duration::from_millis(10)).await });
     let wanted = Open { create: false, ..Open::default() };
-    assert_eq!(b.open(&lives.path, "f", wanted).unwrap_err(), Nfsstat4::Grace, "a has not said that this is all");
+    assert_eq!(b.open(&restarts.path, "f", wanted).unwrap_err(), Nfsstat4::Grace, "a has not sent RECLAIM_COMPLETE");
     a.ok([COMPLETE]);
-    let status = after_grace(&runtime, || b.open(&lives.path, "f", wanted)).unwrap_err();
-    assert_eq!(status, Nfsstat4::ShareDenied, "an hour before its time grace is over, and a has what it had");
+    let status = after_grace(&runtime, || b.open(&restarts.path, "f", wanted)).unwrap_err();
+    assert_eq!(status, Nfsstat4::ShareDenied, "the grace period ended early, and a has reclaimed its open");
 }
 
 #[test]
-fn who_was_reclaiming_when_grace_ended_is_remembered_with_what_it_has() {
-    let lives = Lives::new();
-    let handle = lives.opened();
+fn late_client_is_stored_with_its_state() {
+    let restarts = Restarts::new();
+    let handle = restarts.opened();
     {
-        let server = lives.next(Duration::from_secs(3));
-        let mut a = back_again(&server, "a", &lives.me);
+        let server = restarts.next(Duration::from_secs(3));
+        let mut a = returning_client(&server, "a", &restarts.me);
         a.ok(reclaim(&handle));
         let runtime = runtime();
         runtime.spawn(server.upkeep());
-        let mut b = back_again(&server, "b", &lives.me);
+        let mut b = returning_client(&server, "b", &restarts.me);
         b.ok([COMPLETE]);
-        after_grace(&runtime, || b.open(&lives.path, "g", alone())).unwrap();
+        after_grace(&runtime, || b.open(&restarts.path, "g", alone())).unwrap();
         a.ok([COMPLETE]);
     }
-    let server = lives.next(LONG);
-    back_again(&server, "a", &lives.me).ok(reclaim(&handle));
+    let server = restarts.next(LONG);
+    returning_client(&server, "a", &restarts.me).ok(reclaim(&handle));
 }
 
 #[test]
-fn what_was_reclaimed_by_who_may_not_do_so_again_is_given_to_others_when_it_has_heard_of_it() {
-    let lives = Lives::new();
-    let handle = lives.opened();
+fn late_client_that_did_not_complete_cannot_reclaim_after_the_next_restart() {
+    let restarts = Restarts::new();
+    let handle = restarts.opened();
     let runtime = runtime();
     {
-        let server = lives.next(Duration::from_secs(3));
-        back_again(&server, "a", &lives.me).ok(reclaim(&handle));
+        let server = restarts.next(Duration::from_secs(3));
+        returning_client(&server, "a", &restarts.me).ok(reclaim(&handle));
         let upkeep = runtime.spawn(server.upkeep());
-        let mut b = back_again(&server, "b", &lives.me);
+        let mut b = returning_client(&server, "b", &restarts.me);
         b.ok([COMPLETE]);
-        after_grace(&runtime, || b.open(&lives.path, "g", alone())).unwrap();
+        after_grace(&runtime, || b.open(&restarts.path, "g", alone())).unwrap();
         upkeep.abort();
         let _ = runtime.block_on(upkeep);
     }
-    // It ends before a has said that this is all. The next life is told of b, which comes back at once.
-    let server = lives.next(LONG);
-    let mut b = back_again(&server, "b", &lives.me);
+    // The server stops before `a` has sent RECLAIM_COMPLETE. After the next start `b` returns at once.
+    let server = restarts.next(LONG);
+    let mut b = returning_client(&server, "b", &restarts.me);
     b.ok([COMPLETE]);
     runtime.spawn(server.upkeep());
     runtime.block_on(async { tokio::time::sleep(Duration::from_secs(2)).await });
-    assert_eq!(b.open(&lives.path, "f", alone()).unwrap_err(), Nfsstat4::Grace, "a believes that it has it");
-    let mut a = back_again(&server, "a", &lives.me);
-    assert_eq!(a.status(reclaim(&handle)), Nfsstat4::ReclaimBad, "another could have had it, for a moment");
+    assert_eq!(
+        b.open(&restarts.path, "f", alone()).unwrap_err(),
+        Nfsstat4::Grace,
+        "a may assume that it still has the file open"
+    );
+    let mut a = returning_client(&server, "a", &restarts.me);
+    assert_eq!(a.status(reclaim(&handle)), Nfsstat4::ReclaimBad, "another client could have opened it in the meantime");
     a.ok([COMPLETE]);
-    after_grace(&runtime, || b.open(&lives.path, "f", alone())).unwrap();
+    after_grace(&runtime, || b.open(&restarts.path, "f", alone())).unwrap();
 }

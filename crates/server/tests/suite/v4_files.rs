@@ -38,7 +38,7 @@ fn names(client: &mut Client4, path: &str) -> Vec<String> {
 }
 
 #[test]
-fn exports_are_joined_by_a_tree_of_their_names() {
+fn pseudo_file_system_joins_the_exports() {
     let server = serving(&["/a/b", "/a/c/d", "/e"]);
     let mut client = Client4::new(&server, "a", 2);
     assert_eq!(names(&mut client, ""), ["a", "e"]);
@@ -48,19 +48,19 @@ fn exports_are_joined_by_a_tree_of_their_names() {
     assert_eq!(fsid(&mut client, ""), fsid(&mut client, "a/c"));
     assert_ne!(fsid(&mut client, "a"), fsid(&mut client, "a/b"));
     assert_ne!(fsid(&mut client, "a/b"), fsid(&mut client, "e"));
-    // Up again, across what is mounted.
+    // LOOKUPP crosses the mount points.
     let up = [at("a/c/d"), vec![Argop4::LookupP, Argop4::LookupP, Argop4::GetFh]].concat();
     let Some(Resop4::GetFh(Res4::Ok(handle))) = client.ok(up).pop() else { panic!() };
     assert_eq!(handle, client.walk("a"));
     assert_eq!(client.status([Argop4::PutRootFh, Argop4::LookupP]), Nfsstat4::NoEnt);
-    // Nothing can be made there.
+    // The pseudo file system is read-only.
     assert_eq!(client.status([at("a"), vec![mkdir("x")]].concat()), Nfsstat4::RoFs);
     let root = client.attrs("a/b", &[Attr4::Fileid, Attr4::MountedOnFileid]);
     assert_ne!(root.fileid, root.mounted_on_fileid);
 }
 
 #[test]
-fn an_export_can_hang_in_another() {
+fn export_can_be_mounted_in_another() {
     let server = serving(&["/", "/sub/inner"]);
     let mut client = Client4::new(&server, "a", 2);
     assert_eq!(client.status(at("sub")), Nfsstat4::NoEnt);
@@ -74,7 +74,7 @@ fn an_export_can_hang_in_another() {
 }
 
 #[test]
-fn exports_of_others_are_not_to_be_seen() {
+fn exports_that_do_not_admit_the_caller_are_hidden() {
     let mut exports = Exports::new();
     exports.add(export("/mine", ExportOptions::default())).unwrap();
     let clients = vec!["10.0.0.0/8".parse().unwrap()];
@@ -91,7 +91,7 @@ fn exports_of_others_are_not_to_be_seen() {
 }
 
 #[test]
-fn data_is_written_and_read_by_the_current_stateid() {
+fn current_stateid_writes_and_reads() {
     let server = serving(&["/m"]);
     let mut client = Client4::new(&server, "a", 2);
     let mut operations = at("m");
@@ -102,12 +102,12 @@ fn data_is_written_and_read_by_the_current_stateid() {
     assert_eq!(read_back.data.0.to_bytes().unwrap(), &b"\0\0\0hello"[..]);
     assert!(read_back.eof);
     assert_eq!(*closed, Stateid4::INVALID);
-    // Without one that was left by the compound, there is none.
+    // A compound without an OPEN has no current stateid.
     assert_eq!(client.status([at("m/f"), vec![read(Stateid4::CURRENT, 0, 1)]].concat()), Nfsstat4::BadStateid);
 }
 
 #[test]
-fn stateids_are_checked() {
+fn io_checks_stateids() {
     let server = serving(&["/m"]);
     let mut client = Client4::new(&server, "a", 2);
     let how = Open { access: OPEN4_SHARE_ACCESS_READ, ..Open::default() };
@@ -123,7 +123,7 @@ fn stateids_are_checked() {
 }
 
 #[test]
-fn shares_are_kept_and_a_refused_open_leaves_the_file_alone() {
+fn open_denied_by_a_share_does_not_truncate_the_file() {
     let server = serving(&["/m"]);
     let mut first = Client4::new(&server, "a", 2);
     first.file("m", "f", b"content");
@@ -138,14 +138,14 @@ fn shares_are_kept_and_a_refused_open_leaves_the_file_alone() {
     assert_eq!(second.status(truncate.clone()), Nfsstat4::ShareDenied);
     assert_eq!(second.attrs("m/f", &[Attr4::Size]).size, Some(7));
     assert_eq!(second.status([putfh(&handle), write(Stateid4::ANONYMOUS, 0, b"x")]), Nfsstat4::Locked);
-    assert_eq!(first.status(truncate.clone()), Nfsstat4::ShareDenied, "what an owner denies is denied to itself");
+    assert_eq!(first.status(truncate.clone()), Nfsstat4::ShareDenied, "a deny also applies to the same owner");
     first.ok([putfh(&handle), close(held)]);
     assert_eq!(second.status(truncate), Nfsstat4::Ok);
     assert_eq!(second.attrs("m/f", &[Attr4::Size]).size, Some(0));
 }
 
 #[test]
-fn an_exclusive_create_is_repeated_by_its_verifier_alone() {
+fn exclusive_create_is_repeatable_with_the_same_verifier() {
     let server = serving(&["/m"]);
     let mut client = Client4::new(&server, "a", 2);
     let mut make = |verf: u8| {
@@ -159,7 +159,7 @@ fn an_exclusive_create_is_repeated_by_its_verifier_alone() {
 }
 
 #[test]
-fn what_is_no_file_is_not_opened() {
+fn open_of_other_objects_fails() {
     let server = serving(&["/m"]);
     let mut client = Client4::new(&server, "a", 2);
     client.ok([at("m"), vec![mkdir("d")]].concat());
@@ -176,14 +176,14 @@ fn what_is_no_file_is_not_opened() {
         panic!()
     };
     assert_eq!(text.link.0.to_bytes().unwrap(), &b"f"[..]);
-    // Clients that walk a tree set its mode, too, which means nothing.
+    // Clients that change whole trees set the mode of links too, which has no effect.
     let mode = v4::set(Attrs { mode: Some(0o600), ..Attrs::default() });
     assert_eq!(client.status([at("m/l"), vec![mode]].concat()), Nfsstat4::Ok);
     assert_eq!(client.status([at("m/d"), vec![Argop4::ReadLink]].concat()), Nfsstat4::WrongType);
 }
 
 #[test]
-fn names_are_made_moved_linked_and_removed() {
+fn names_are_created_renamed_linked_and_removed() {
     let server = serving(&["/m", "/n"]);
     let mut client = Client4::new(&server, "a", 2);
     client.file("m", "f", b"f");
@@ -218,7 +218,7 @@ fn names_are_made_moved_linked_and_removed() {
 }
 
 #[test]
-fn every_supported_attribute_has_a_value_and_those_that_are_not_are_left_out() {
+fn getattr_returns_all_supported_attributes_and_no_others() {
     let server = serving(&["/m"]);
     for minor in [1, 2] {
         let mut client = Client4::new(&server, ["first", "second"][minor as usize - 1], minor);
@@ -232,11 +232,11 @@ fn every_supported_attribute_has_a_value_and_those_that_are_not_are_left_out() {
             let readable = supported.difference(&Attr4::defined(2, |access| access == attr::Access::Set));
             assert_eq!(fattr.attrmask, readable);
             let attrs = fattr.to_attrs(minor, Purpose::Get).unwrap();
-            // And each is what VERIFY takes it for.
+            // VERIFY accepts each value.
             let mut same = attrs.clone();
             same.rdattr_error = None;
             let verify = |attrs: &Attrs| Argop4::Verify(VerifyArgs { obj_attributes: attrs.into() });
-            // Space comes and goes.
+            // The space attributes can change at any time.
             (same.space_avail, same.space_free, same.space_used, same.files_avail, same.files_free) =
                 Default::default();
             assert_eq!(client.status([at(path), vec![verify(&same)]].concat()), Nfsstat4::Ok, "{path}");
@@ -247,7 +247,7 @@ fn every_supported_attribute_has_a_value_and_those_that_are_not_are_left_out() {
 }
 
 #[test]
-fn attributes_are_set_or_refused() {
+fn setattr_sets_valid_attributes_and_rejects_others() {
     let server = serving(&["/m"]);
     let mut client = Client4::new(&server, "a", 2);
     client.file("m", "f", b"12345");
@@ -268,7 +268,7 @@ fn attributes_are_set_or_refused() {
 }
 
 #[test]
-fn locks_are_one_for_all_owners() {
+fn locks_of_different_clients_conflict() {
     let server = serving(&["/m"]);
     let mut first = Client4::new(&server, "a", 2);
     let mut second = Client4::new(&server, "b", 2);

@@ -1,4 +1,4 @@
-//! GETATTR of a file that somebody else has a delegation to write: what the holder says of it, and what others hear.
+//! GETATTR of a file with a write delegation of another client: the holder's answer, and the result.
 
 use crate::common::remote::{Remote, Served, simulated};
 use crate::common::v4::*;
@@ -8,8 +8,8 @@ use nfs::v4::{
     *,
 };
 
-/// A holder says this of its file from now on.
-fn says(holder: &Remote, change: Option<u64>, size: Option<u64>) {
+/// Sets the answer of a holder to CB_GETATTR.
+fn set_answer(holder: &Remote, change: Option<u64>, size: Option<u64>) {
     holder.back.answer(CbResop4::GetAttr(Res4::Ok(Attrs { change, size, ..Attrs::default() }.into())));
 }
 
@@ -25,77 +25,82 @@ async fn attrs(remote: &mut Remote, handle: &NfsFh4) -> Result<(u64, u64), Nfsst
 }
 
 #[test]
-fn the_holder_is_asked_and_keeps_what_it_has() {
+fn getattr_asks_the_holder_without_a_recall() {
     simulated(|| async {
-        let served = Served::patient().await;
+        let served = Served::with_long_lease().await;
         let (mut a, mut b) = (served.client("a").await, served.client("b").await);
         let (_, stateid, handle) = a.delegated("f").await;
         a.ok([putfh(&handle), write(stateid, 0, b"0123456789")]).await;
         let (given, size) = attrs(&mut a, &handle).await.unwrap();
-        assert_eq!((size, a.back.heard.lock().unwrap().len()), (10, 0), "it is not asked about its own");
+        assert_eq!(
+            (size, a.back.received.lock().unwrap().len()),
+            (10, 0),
+            "the holder is not asked about its own file"
+        );
 
-        // It has written back all that it had, but its change attribute is not the one of the delegation.
-        says(&a, Some(given), Some(10));
+        // The holder has written back everything, but its change attribute differs from that of the delegation.
+        set_answer(&a, Some(given), Some(10));
         let (seen, size) = attrs(&mut b, &handle).await.unwrap();
         assert!(seen > given && size == 10, "{given} {seen}");
         let fh = handle.clone();
         let attr_request = [Attr4::Change, Attr4::Size].into_iter().map(|attr| attr as u32).collect();
         let asked = CbArgop4::GetAttr(CbGetAttrArgs { fh, attr_request });
-        assert_eq!(a.back.called(CbOpnum4::GetAttr).await, asked);
+        assert_eq!(a.back.receive_operation(CbOpnum4::GetAttr).await, asked);
 
-        // It has more than the server, and may have changed it again at any time, also where it says the same.
-        says(&a, None, Some(4096));
+        // The holder has a larger size than the server. It may change the file at any time, so the change attribute grows
+        // with each GETATTR.
+        set_answer(&a, None, Some(4096));
         let (second, size) = attrs(&mut b, &handle).await.unwrap();
         let (third, _) = attrs(&mut b, &handle).await.unwrap();
         assert!(seen < second && second < third && size == 4096);
-        assert!(a.back.heard.lock().unwrap().iter().all(|heard| heard.operation.opnum() == CbOpnum4::GetAttr));
-        // It gives back without having written: nothing goes backwards but the size that never was.
-        assert_eq!(a.give_back(&handle, stateid).await, Nfsstat4::Ok);
+        assert!(a.back.received.lock().unwrap().iter().all(|received| received.operation.opnum() == CbOpnum4::GetAttr));
+        // The holder returns the delegation without writing: only the size goes back.
+        assert_eq!(a.return_delegation(&handle, stateid).await, Nfsstat4::Ok);
         let (last, size) = attrs(&mut b, &handle).await.unwrap();
         assert!(last >= third && size == 10);
     });
 }
 
 #[test]
-fn a_file_that_its_holder_has_not_changed_is_as_the_server_knows_it() {
+fn file_unchanged_by_its_holder_has_the_servers_attributes() {
     simulated(|| async {
-        let served = Served::patient().await;
+        let served = Served::with_long_lease().await;
         let (mut a, mut b) = (served.client("a").await, served.client("b").await);
         let (open, _, handle) = b.open("f", OPEN4_SHARE_ACCESS_BOTH | OPEN4_SHARE_ACCESS_WANT_NO_DELEG).await.unwrap();
         b.ok([putfh(&handle), close(open)]).await;
         let before = attrs(&mut b, &handle).await.unwrap();
         let (_, _, handle) = a.delegated("f").await;
-        says(&a, Some(before.0), Some(before.1));
+        set_answer(&a, Some(before.0), Some(before.1));
         assert_eq!(attrs(&mut b, &handle).await, Ok(before));
-        assert_eq!(attrs(&mut b, &handle).await, Ok(before), "and stays so");
-        // Two questions in one request.
+        assert_eq!(attrs(&mut b, &handle).await, Ok(before), "the attributes stay the same");
+        // Two GETATTR operations in one compound.
         let both = [putfh(&handle), getattr(&[Attr4::Size]), putfh(&handle), getattr(&[Attr4::Change])];
         b.ok(both).await;
-        assert_eq!(a.back.heard.lock().unwrap().len(), 4);
+        assert_eq!(a.back.received.lock().unwrap().len(), 4);
     });
 }
 
 #[test]
-fn a_delegation_that_was_to_have_the_times_comes_without() {
+fn delegation_with_timestamps_is_granted_without_them() {
     simulated(|| async {
-        let served = Served::patient().await;
+        let served = Served::with_long_lease().await;
         let (mut a, mut b) = (Remote::new(&served, "a", 2).await, served.client("b").await);
         let access =
             OPEN4_SHARE_ACCESS_BOTH | OPEN4_SHARE_ACCESS_WANT_WRITE_DELEG | OPEN4_SHARE_ACCESS_WANT_DELEG_TIMESTAMPS;
         let (_, delegation, handle) = a.open("f", access).await.unwrap();
         assert!(matches!(delegation, OpenDelegation4::Write(_)), "{delegation:?}");
-        // It tells them all the same.
+        // The holder reports timestamps all the same. The server ignores them.
         let time_deleg_modify = Some(Nfstime4 { seconds: 1, nseconds: 0 });
-        let said = Attrs { size: Some(5), time_deleg_modify, ..Attrs::default() };
-        a.back.answer(CbResop4::GetAttr(Res4::Ok(said.into())));
+        let answer = Attrs { size: Some(5), time_deleg_modify, ..Attrs::default() };
+        a.back.answer(CbResop4::GetAttr(Res4::Ok(answer.into())));
         assert_eq!(attrs(&mut b, &handle).await.unwrap().1, 5);
     });
 }
 
 #[test]
-fn a_holder_that_will_not_say_has_to_give_back() {
+fn holder_that_rejects_cb_getattr_is_recalled() {
     simulated(|| async {
-        let served = Served::kept_up().await;
+        let served = Served::with_background_work().await;
         let (mut a, mut b) = (served.client("a").await, served.client("b").await);
         for (name, answer) in [("refuses", Some(Nfsstat4::BadHandle)), ("is silent", None)] {
             let (_, stateid, handle) = a.delegated(name).await;
@@ -105,7 +110,7 @@ fn a_holder_that_will_not_say_has_to_give_back() {
             }
             assert_eq!(attrs(&mut b, &handle).await, Err(Nfsstat4::Delay), "{name}");
             assert_eq!(a.recalled().await, (stateid, handle.clone()));
-            assert_eq!(a.give_back(&handle, stateid).await, Nfsstat4::Ok);
+            assert_eq!(a.return_delegation(&handle, stateid).await, Nfsstat4::Ok);
             assert_eq!(attrs(&mut b, &handle).await.map(|(_, size)| size), Ok(0));
         }
     });

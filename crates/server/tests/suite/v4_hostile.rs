@@ -1,4 +1,5 @@
-//! Clients that mean no good: what they can reach of others', how many slots and sessions they get, and that others go on.
+//! Hostile clients: they cannot reach the state of others, get a bounded number of slots and sessions, and do not
+//! affect others.
 
 use crate::common::v4::*;
 use crate::common::*;
@@ -7,7 +8,7 @@ use rpc::{ConnectionId, Identity, security::Principal};
 use server::{Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash};
 use testkit::paper::Paper;
 
-/// A server, a client of it with a file that is open, locked and has content, and another client, which comes by a connection of its own.
+/// A server with a good client, which has a file open, locked and filled, and a bad client on its own connection.
 struct Neighbours {
     server: NfsServer,
     good: Client4,
@@ -33,7 +34,7 @@ impl Neighbours {
         Self { server, good, file, open, locked, bad }
     }
 
-    /// That the good client has what it had.
+    /// Checks that the good client's state is unchanged.
     fn check(mut self) {
         let unlock = Argop4::LockU(LockUArgs {
             locktype: NfsLockType4::Write,
@@ -57,7 +58,7 @@ fn lock(open_stateid: Stateid4) -> Argop4 {
     Argop4::Lock(LockArgs { locktype: NfsLockType4::Write, reclaim: false, offset: 0, length: 10, locker })
 }
 
-/// What can be done with a stateid.
+/// Returns all operations that use a stateid.
 fn uses(stateid: Stateid4) -> [Argop4; 7] {
     let (seqid, share_access) = (Seqid4(0), OPEN4_SHARE_ACCESS_READ);
     [
@@ -72,10 +73,10 @@ fn uses(stateid: Stateid4) -> [Argop4; 7] {
 }
 
 #[test]
-fn the_stateids_of_others_are_good_for_nothing() {
+fn stateids_of_other_clients_are_rejected() {
     let mut all = Neighbours::new();
     let (own, _) = all.bad.open("m", "own", Open::default()).unwrap();
-    // Those that there are, and many that look like them.
+    // The stateids of the good client, and many similar ones.
     let near = [1, 2, 3, 7, 128, 255].into_iter().flat_map(|step: u8| (0..12).map(move |at| (at, step)));
     let near = near.map(|(at, step)| {
         let mut guess = own;
@@ -94,7 +95,7 @@ fn the_stateids_of_others_are_good_for_nothing() {
 }
 
 #[test]
-fn slots_and_sessions_are_no_more_than_were_agreed() {
+fn slots_and_sessions_are_bounded() {
     let all = Neighbours::new();
     for slot in 0..200 {
         for sequence in [0, 5, u32::MAX] {
@@ -107,13 +108,13 @@ fn slots_and_sessions_are_no_more_than_were_agreed() {
         let create = create_session(all.bad.client, Sequenceid4(1 + number), channel());
         all.bad.alone(create).status() == Nfsstat4::Ok
     });
-    assert_eq!(made.count(), 63, "with the first one, 64");
+    assert_eq!(made.count(), 63, "64 sessions including the first");
     all.check();
 }
 
-/// There are at most 16,384 clients. Those that never confirm themselves, or make sessions and never call, give way.
+/// The maximum is 16,384 clients. Clients that are not confirmed, or have sent no request, are evicted first.
 #[test]
-fn who_does_nothing_but_introduce_itself_keeps_nobody_out() {
+fn idle_clients_do_not_keep_others_out() {
     let all = Neighbours::new();
     for number in 0..17_000 {
         let Resop4::ExchangeId(Res4::Ok(made)) = all.bad.alone(exchange_id(&format!("half {number}"))) else {
@@ -130,12 +131,12 @@ fn who_does_nothing_but_introduce_itself_keeps_nobody_out() {
 }
 
 #[test]
-fn nobody_takes_the_name_of_another() {
+fn other_principal_cannot_take_a_client() {
     let all = Neighbours::new();
     let mut thief = Client4::stranger(&all.server, 1);
     (thief.caller, thief.paper) = (user(666, 666), all.bad.paper.connection(ConnectionId(667)));
     assert_eq!(thief.alone(exchange_id("good")).status(), Nfsstat4::ClidInuse);
-    // A principal that knows the client ID gets sessions by the next sequences, but no callbacks of the owner.
+    // Another principal that knows the client ID can create sessions with the next sequence IDs, but gets no callbacks.
     for (sequence, expected) in [(0, Nfsstat4::SeqMisordered), (1, Nfsstat4::Ok), (3, Nfsstat4::SeqMisordered)] {
         let create = create_session(all.good.client, Sequenceid4(sequence), channel());
         assert_eq!(thief.alone(create).status(), expected, "{sequence}");
@@ -147,7 +148,7 @@ fn nobody_takes_the_name_of_another() {
         assert_ne!(made.sessionid, all.good.session);
     }
     let create = |sequence| create_session(all.good.client, Sequenceid4(sequence), channel());
-    assert_eq!(thief.alone(create(34)).status(), Nfsstat4::NoSpc, "half of the sessions are the owner's");
+    assert_eq!(thief.alone(create(34)).status(), Nfsstat4::NoSpc, "half of the sessions are reserved for the owner");
     assert_eq!(all.good.alone(create(35)).status(), Nfsstat4::Ok);
     let destroy = Argop4::DestroySession(DestroySessionArgs { sessionid: all.good.session });
     assert_eq!(thief.alone(destroy).status(), Nfsstat4::ConnNotBoundToSession);
@@ -156,9 +157,9 @@ fn nobody_takes_the_name_of_another() {
     all.check();
 }
 
-/// What CREATE_SESSION grants beyond all others, and that a host has no more of it than its share.
+/// CREATE_SESSION guarantees a minimum to each session, and a host gets a bounded share of the rest.
 #[test]
-fn the_reply_cache_of_one_host_is_bounded() {
+fn reply_cache_of_one_host_is_bounded() {
     let all = Neighbours::new();
     let mut granted = 0;
     for number in 0..2000 {
@@ -181,7 +182,7 @@ fn the_reply_cache_of_one_host_is_bounded() {
 }
 
 #[test]
-fn hosts_that_no_export_admits_are_granted_little() {
+fn hosts_not_admitted_get_a_small_share() {
     let options = ExportOptions { clients: vec!["192.0.2.0/24".parse().unwrap()], ..Default::default() };
     let server = NfsServer::new(Export::new("/m", ExportId::unique(), memory(), options).unwrap(), HandleKey::random());
     let mut stranger = Client4::stranger(&server, 1);
@@ -197,20 +198,24 @@ fn hosts_that_no_export_admits_are_granted_little() {
         };
         let fore = created.fore_chan_attrs;
         assert!(fore.maxrequests * fore.maxresponsesize_cached.max(512) <= 2 << 10, "{fore:?}");
-        assert_eq!(stranger.alone(create(made.sequenceid.0 + 1)).status(), Nfsstat4::NoSpc, "a second session");
+        assert_eq!(
+            stranger.alone(create(made.sequenceid.0 + 1)).status(),
+            Nfsstat4::NoSpc,
+            "a second session must be refused"
+        );
         sessions.push(created.sessionid);
     }
-    // 256 of them are there.
+    // 256 of these clients exist at a time.
     let destroy = |sessionid| Argop4::DestroySession(DestroySessionArgs { sessionid });
-    let there = sessions.iter().filter(|id| stranger.alone(destroy(**id)).status() == Nfsstat4::Ok).count();
-    assert_eq!(there, 256);
+    let remaining = sessions.iter().filter(|id| stranger.alone(destroy(**id)).status() == Nfsstat4::Ok).count();
+    assert_eq!(remaining, 256);
     let honest = Client4::new(&server, "honest", 1);
     assert_eq!(honest.compound(vec![honest.sequence_op(63, 1)]).status, Nfsstat4::BadSlot);
     assert_eq!(honest.compound(vec![honest.sequence_op(channel().maxrequests - 1, 1)]).status, Nfsstat4::Ok);
 }
 
 #[test]
-fn state_belongs_to_the_name_of_its_principal() {
+fn state_belongs_to_its_principal() {
     let server = NfsServer::new(
         Export::new("/m", ExportId::unique(), memory(), Default::default()).unwrap(),
         HandleKey::random(),
@@ -223,7 +228,7 @@ fn state_belongs_to_the_name_of_its_principal() {
         (name("mallory@REALM", 390_004), Nfsstat4::WrongCred),
         (user(0, 0), Nfsstat4::WrongCred),
         (Identity::None, Nfsstat4::WrongCred),
-        // It has a session.
+        // This is the owner. The client ID is busy because it has a session.
         (name("alice@REALM", 390_003), Nfsstat4::ClientidBusy),
     ] {
         let other = Client4 { caller, ..Client4::stranger(&server, 1) };

@@ -6,12 +6,13 @@ use crate::common::remote::{Served, simulated};
 use crate::common::v4::*;
 use nfs::v4::{attr::Attr4, callback::CbOpnum4, *};
 
-/// Each file that the silent client has delegated is wanted by another. Its callbacks fill the slots of its own backchannel, and no
-/// more are sent; who wants its files hears so at once; and the others are recalled and asked as if it were not there.
+/// Another client opens each file that the silent client has delegated. The callbacks fill the slots of the silent
+/// client's backchannel, and no more are sent. The opens fail with DELAY at once. The delegations of a third client are
+/// recalled as usual.
 #[test]
-fn who_never_answers_keeps_others_waiting_for_its_own_files_alone() {
+fn silent_client_delays_only_access_to_its_own_files() {
     simulated(|| async {
-        let served = Served::kept_up().await;
+        let served = Served::with_background_work().await;
         let (mut silent, mut holder, mut other) =
             (served.client("silent").await, served.client("holder").await, served.client("other").await);
         silent.back.silent.lock().unwrap().extend([CbOpnum4::Recall, CbOpnum4::GetAttr]);
@@ -26,22 +27,18 @@ fn who_never_answers_keeps_others_waiting_for_its_own_files_alone() {
         let (_, stateid, file) = holder.delegated("h").await;
         assert_eq!(other.open("h", OPEN4_SHARE_ACCESS_READ).await.unwrap_err(), Nfsstat4::Delay);
         assert_eq!(holder.recalled().await, (stateid, file.clone()));
-        assert_eq!(holder.give_back(&file, stateid).await, Nfsstat4::Ok);
+        assert_eq!(holder.return_delegation(&file, stateid).await, Nfsstat4::Ok);
         other.open("h", OPEN4_SHARE_ACCESS_READ).await.unwrap();
         for file in &files[..20] {
             assert_eq!(other.call([putfh(file), getattr(&[Attr4::Size])]).await.0, Nfsstat4::Delay);
         }
-        let heard = || silent.back.heard.lock().unwrap().len();
-        while heard() < channel().maxrequests as usize {
+        let received = || silent.back.received.lock().unwrap().len();
+        while received() < channel().maxrequests as usize {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        assert_eq!(
-            heard(),
-            channel().maxrequests as usize,
-            "one in each slot, of which none has been given up as lost"
-        );
-        // It is not cut off: it may still do what it should.
-        let heard = silent.recalled().await;
-        assert_eq!(silent.give_back(&heard.1, heard.0).await, Nfsstat4::Ok);
+        assert_eq!(received(), channel().maxrequests as usize, "each slot carries one callback");
+        // The silent client is still connected and can return its delegation.
+        let received = silent.recalled().await;
+        assert_eq!(silent.return_delegation(&received.1, received.0).await, Nfsstat4::Ok);
     });
 }

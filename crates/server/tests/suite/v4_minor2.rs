@@ -1,4 +1,4 @@
-//! What version 4.2 adds: ranges of files, copies, extended attributes; and ACLs.
+//! The additions of version 4.2: ranges of files, copies, extended attributes; and ACLs.
 
 use crate::common::v4::*;
 use crate::common::*;
@@ -18,7 +18,7 @@ fn client(server: &NfsServer) -> Client4 {
     Client4::new(server, "a", 2)
 }
 
-/// A page of the memory backend, the unit of its holes and clones.
+/// The page size of the memory back end: the unit of holes and clones.
 const PAGE: u64 = 128 << 10;
 
 fn seek(what: DataContent4, offset: u64) -> Argop4 {
@@ -30,7 +30,7 @@ fn range(offset: u64, length: u64) -> AllocateArgs {
 }
 
 #[test]
-fn operations_of_the_second_minor_version_are_not_of_the_first() {
+fn operations_of_4_2_are_illegal_in_4_1() {
     let server = server();
     let mut client = Client4::new(&server, "a", 1);
     client.file("m", "f", b"x");
@@ -40,7 +40,7 @@ fn operations_of_the_second_minor_version_are_not_of_the_first() {
 }
 
 #[test]
-fn holes_are_made_found_and_read() {
+fn deallocate_seek_and_read_plus_handle_holes() {
     let server = server();
     let mut client = client(&server);
     client.file("m", "f", &[7; 3 * PAGE as usize]);
@@ -65,7 +65,7 @@ fn holes_are_made_found_and_read() {
         panic!("{:?}", read.contents.len())
     };
     assert_eq!((*offset, &data[..]), (PAGE - 10, &[7; 10][..]));
-    assert_eq!((*hole, *length), (PAGE, PAGE - 10), "the range ends there");
+    assert_eq!((*hole, *length), (PAGE, PAGE - 10), "the segment must end with the range");
     client.ok([at("m/f"), vec![Argop4::Allocate(range(5 * PAGE, 10))]].concat());
     assert_eq!(client.attrs("m/f", &[Attr4::Size]).size, Some(5 * PAGE + 10));
     assert_eq!(client.status([at("m/f"), vec![Argop4::Allocate(range(0, 0))]].concat()), Nfsstat4::Inval);
@@ -73,7 +73,7 @@ fn holes_are_made_found_and_read() {
 }
 
 #[test]
-fn the_server_copies_and_clones() {
+fn copy_and_clone_transfer_ranges() {
     let server = server();
     let mut client = client(&server);
     let data: Vec<u8> = (0..2 * PAGE).map(|at| (at % 251) as u8).collect();
@@ -118,7 +118,7 @@ fn the_server_copies_and_clones() {
 }
 
 #[test]
-fn extended_attributes_are_kept() {
+fn extended_attributes_are_stored() {
     let server = server();
     let mut client = client(&server);
     client.file("m", "f", b"");
@@ -156,24 +156,27 @@ fn extended_attributes_are_kept() {
 }
 
 #[test]
-fn the_server_tells_what_open_can_be_asked() {
+fn open_arguments_lists_the_supported_values() {
     let server = server();
     let mut client = client(&server);
-    let told = client.attrs("m", &[Attr4::OpenArguments]).open_arguments.unwrap();
+    let supported = client.attrs("m", &[Attr4::OpenArguments]).open_arguments.unwrap();
     let values = |set: &Bitmap4| set.iter().collect::<Vec<_>>();
-    assert_eq!((values(&told.share_access), values(&told.share_deny)), (vec![1, 2, 3], vec![0, 1, 2, 3]));
+    assert_eq!((values(&supported.share_access), values(&supported.share_deny)), (vec![1, 2, 3], vec![0, 1, 2, 3]));
     assert_eq!(
-        values(&told.share_access_want),
+        values(&supported.share_access_want),
         [3, 4, 5],
-        "neither the times nor a delegation in the place of an open"
+        "neither timestamps nor OPEN with XOR delegation is supported"
     );
-    assert_eq!((values(&told.open_claim), values(&told.create_mode)), (vec![0, 1, 2, 4, 5], vec![0, 1, 2, 3]));
+    assert_eq!(
+        (values(&supported.open_claim), values(&supported.create_mode)),
+        (vec![0, 1, 2, 4, 5], vec![0, 1, 2, 3])
+    );
     let mut client = Client4::new(&server, "b", 1);
-    assert_eq!(client.attrs("m", &[Attr4::OpenArguments]).open_arguments, None, "4.1 does not have it");
+    assert_eq!(client.attrs("m", &[Attr4::OpenArguments]).open_arguments, None, "4.1 does not have this attribute");
 }
 
 #[test]
-fn acls_are_set_and_read_and_show_in_the_mode() {
+fn acl_is_set_read_and_reflected_in_the_mode() {
     let server = server();
     let mut client = client(&server);
     client.file("m", "f", b"");
@@ -196,7 +199,7 @@ fn acls_are_set_and_read_and_show_in_the_mode() {
     assert_eq!(allowed("77"), Some(ACE4_READ_DATA));
     assert_eq!(allowed("OWNER@"), Some(ACE4_READ_DATA | write));
     assert_eq!(allowed("EVERYONE@"), Some(0));
-    // It decides.
+    // The ACL decides about access.
     client.caller = user(1234, 1234);
     client.ok([at("m/f"), vec![read(Stateid4::ANONYMOUS, 0, 1)]].concat());
     client.caller = user(1235, 1235);

@@ -1,4 +1,4 @@
-//! Users and groups by their names, over the protocol. Root is called so on every host.
+//! User and group names over the protocol. Every host has a user and a group `root`.
 
 use crate::common::v4::*;
 use crate::common::*;
@@ -30,7 +30,7 @@ fn chown(client: &mut Client4, owner: &str, group: &str) -> Nfsstat4 {
 const WHO: [Attr4; 2] = [Attr4::Owner, Attr4::OwnerGroup];
 
 #[test]
-fn without_a_domain_numbers_go_out_and_names_come_in_too() {
+fn without_a_domain_numbers_are_sent_and_names_are_accepted() {
     let mut client = client(None);
     assert_eq!(chown(&mut client, "4000000000", "4000000001"), Nfsstat4::Ok);
     assert_eq!(owners(&client.attrs("m/f", &WHO)), ["4000000000", "4000000001"]);
@@ -40,7 +40,7 @@ fn without_a_domain_numbers_go_out_and_names_come_in_too() {
 }
 
 #[test]
-fn with_a_domain_names_go_out_wherever_somebody_is_named() {
+fn with_a_domain_names_are_sent() {
     let mut client = client(Some("example.com"));
     assert_eq!(owners(&client.attrs("m/f", &WHO)), ["root@example.com", "root@example.com"]);
     let attr_request = WHO.iter().map(|&attr| attr as u32).collect();
@@ -50,7 +50,11 @@ fn with_a_domain_names_go_out_wherever_somebody_is_named() {
     let attrs = read.reply.entries[0].attrs.to_attrs(2, Purpose::Get).unwrap();
     assert_eq!(owners(&attrs), ["root@example.com", "root@example.com"]);
     assert_eq!(chown(&mut client, "4000000000", "root@Example.Com"), Nfsstat4::Ok);
-    assert_eq!(owners(&client.attrs("m/f", &WHO)), ["4000000000", "root@example.com"], "who has no name has a number");
+    assert_eq!(
+        owners(&client.attrs("m/f", &WHO)),
+        ["4000000000", "root@example.com"],
+        "a user without a name is sent as a number"
+    );
     for bad in ["root@elsewhere", "there is nobody@example.com", "4294967295", "@example.com"] {
         assert_eq!(chown(&mut client, bad, "0"), Nfsstat4::BadOwner, "{bad}");
     }

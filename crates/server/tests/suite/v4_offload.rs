@@ -67,14 +67,14 @@ impl Copier {
     }
 
     /// Its client is told the end, whichever of its connections it is told by.
-    async fn hears_end(remote: &Remote, fh: &NfsFh4, (stateid, writeverf): (Stateid4, Verifier4)) {
+    async fn receives_end(remote: &Remote, fh: &NfsFh4, (stateid, writeverf): (Stateid4, Verifier4)) {
         let response = WriteResponse4 { callback_id: None, count: LEN, committed: StableHow4::Unstable, writeverf };
         let told = CbOffloadArgs { fh: fh.clone(), stateid, offload_info: OffloadInfo4::Ok(response) };
-        assert_eq!(remote.back.called(CbOpnum4::Offload).await, CbArgop4::Offload(told));
+        assert_eq!(remote.back.receive_operation(CbOpnum4::Offload).await, CbArgop4::Offload(told));
     }
 
     /// Until the name of a copy has been forgotten.
-    async fn forgotten(&mut self, stateid: Stateid4) {
+    async fn wait_until_removed(&mut self, stateid: Stateid4) {
         while self.status(stateid).await != Err(Nfsstat4::BadStateid) {
             tokio::task::yield_now().await;
         }
@@ -82,19 +82,19 @@ impl Copier {
 }
 
 #[test]
-fn a_large_copy_goes_on_and_its_client_is_told_the_end() {
+fn large_copy_is_asynchronous_and_ends_with_cb_offload() {
     simulated(|| async {
-        let served = Served::kept_up().await;
+        let served = Served::with_background_work().await;
         let mut client = Copier::new(&served, "a").await;
         let copy = client.begin().await;
-        Copier::hears_end(&client.remote, &client.to.1, copy).await;
-        client.forgotten(copy.0).await;
+        Copier::receives_end(&client.remote, &client.to.1, copy).await;
+        client.wait_until_removed(copy.0).await;
         for (offset, wanted) in [(0, &b"begin\0"[..]), (LEN - 4, b"\0end")] {
             let got = client.remote.ok([putfh(&client.to.1), read(client.to.0, offset, wanted.len() as u32)]).await;
             let Resop4::Read(Res4::Ok(got)) = got else { panic!("{got:?}") };
             assert_eq!((got.eof, got.data), (offset > 0, bytes::Bytes::from_static(wanted).into()));
         }
-        // One that is small, or that the client wants to wait for, is over with its reply.
+        // A small copy, and one that the client wants to be synchronous, ends with its reply.
         for (count, synchronous) in [(4096, false), (0, true)] {
             let CopyOk { response, requirements } = client.copy(count, synchronous).await;
             assert!(response.callback_id.is_none() && requirements.synchronous);
@@ -104,36 +104,36 @@ fn a_large_copy_goes_on_and_its_client_is_told_the_end() {
 }
 
 #[test]
-fn the_end_is_there_to_be_asked_for_until_the_client_has_heard_it() {
+fn ended_copy_can_be_queried_until_the_client_acknowledges_it() {
     simulated(|| async {
-        let served = Served::kept_up().await;
+        let served = Served::with_background_work().await;
         let (mut client, mut other) = (Copier::new(&served, "a").await, Copier::new(&served, "b").await);
         client.remote.back.answer(CbResop4::Offload(Res4::Fail(Nfsstat4::Delay)));
         let (first, _) = client.begin().await;
-        client.remote.back.called(CbOpnum4::Offload).await;
+        client.remote.back.receive_operation(CbOpnum4::Offload).await;
         assert_eq!(client.status(first).await, Ok((LEN, Some(Nfsstat4::Ok))));
-        assert_eq!(other.status(first).await, Err(Nfsstat4::BadStateid), "it is not its");
+        assert_eq!(other.status(first).await, Err(Nfsstat4::BadStateid), "the copy belongs to another client");
         assert_eq!(other.cancel(first).await, Nfsstat4::BadStateid);
         assert_eq!(client.cancel(first).await, Nfsstat4::Ok);
         assert_eq!(client.status(first).await, Err(Nfsstat4::BadStateid));
 
-        // Its connection is lost, and it comes back by another session.
+        // The connection is lost, and the client returns with another session.
         let copy = client.begin().await;
         let Copier { remote, to, .. } = client;
         drop(remote);
         let again = Remote::new(&served, "a", 2).await;
-        Copier::hears_end(&again, &to.1, copy).await;
+        Copier::receives_end(&again, &to.1, copy).await;
     });
 }
 
 #[test]
-fn a_copy_is_cancelled_and_their_number_is_bounded() {
+fn copies_can_be_cancelled_and_are_bounded() {
     simulated(|| async {
         let served = Served::new();
         let upkeep = tokio::spawn(served.nfs.upkeep());
         tokio::task::yield_now().await;
         let mut client = Copier::new(&served, "a").await;
-        // From here on nobody makes copies, so that they can be looked at.
+        // From here on no copy is executed, so the state of the copies is stable.
         upkeep.abort();
         assert!(upkeep.await.unwrap_err().is_cancelled());
         let mut begun = Vec::new();

@@ -1,4 +1,4 @@
-//! Names that stand for file systems of other servers: what is told of them, and what is not (RFC 8881 §11).
+//! Referrals to file systems of other servers (RFC 8881 §11).
 
 use crate::common::v4::*;
 use crate::common::*;
@@ -23,7 +23,7 @@ fn server() -> NfsServer {
     NfsServer::new(exports, HandleKey::random())
 }
 
-fn behind(path: &str, operation: Argop4) -> Vec<Argop4> {
+fn at_path(path: &str, operation: Argop4) -> Vec<Argop4> {
     [at(path), vec![operation]].concat()
 }
 
@@ -33,7 +33,7 @@ fn readdir(wanted: &[Attr4]) -> Argop4 {
 }
 
 fn listed(client: &mut Client4, path: &str, wanted: &[Attr4]) -> Vec<(String, Attrs)> {
-    let Some(Resop4::ReadDir(Res4::Ok(read))) = client.ok(behind(path, readdir(wanted))).pop() else { panic!() };
+    let Some(Resop4::ReadDir(Res4::Ok(read))) = client.ok(at_path(path, readdir(wanted))).pop() else { panic!() };
     assert!(read.reply.eof);
     let entry = |entry: &Entry4| {
         let name = String::from_utf8(entry.name.to_vec()).unwrap();
@@ -49,10 +49,10 @@ fn places(locations: &FsLocations4) -> Vec<(String, String)> {
 }
 
 #[test]
-fn who_comes_there_is_told_where_it_is_and_nothing_else() {
+fn referral_returns_its_locations_and_otherwise_moved() {
     let server = server();
     let mut client = Client4::new(&server, "a", 2);
-    client.ok(behind("here", mkdir("dir")));
+    client.ok(at_path("here", mkdir("dir")));
     for path in ["far/away", "here/dir/within"] {
         client.ok(at(path));
         for refused in [
@@ -66,58 +66,58 @@ fn who_comes_there_is_told_where_it_is_and_nothing_else() {
             readdir(&[Attr4::FsLocations]),
             mkdir("x"),
         ] {
-            assert_eq!(client.status(behind(path, refused.clone())), Nfsstat4::Moved, "{path}: {refused:?}");
+            assert_eq!(client.status(at_path(path, refused.clone())), Nfsstat4::Moved, "{path}: {refused:?}");
         }
         let wanted = [Attr4::FsLocations, Attr4::Fsid, Attr4::MountedOnFileid];
-        let told = client.attrs(path, &[&wanted[..], &[Attr4::Size, Attr4::Type, Attr4::Filehandle]].concat());
-        let locations = told.fs_locations.clone().unwrap();
+        let got = client.attrs(path, &[&wanted[..], &[Attr4::Size, Attr4::Type, Attr4::Filehandle]].concat());
+        let locations = got.fs_locations.clone().unwrap();
         assert_eq!(places(&locations), [("nas".into(), "/srv/data".into()), ("2001:db8::7".into(), "/data".into())]);
         assert_eq!(locations.fs_root.len(), path.split('/').count());
-        assert!(told.mounted_on_fileid.is_some() && told.size.is_none() && told.filehandle.is_none());
+        assert!(got.mounted_on_fileid.is_some() && got.size.is_none() && got.filehandle.is_none());
         for other in ["", "far", "here"] {
-            assert_ne!(client.attrs(other, &[Attr4::Fsid]).fsid, told.fsid, "a file system of its own");
+            assert_ne!(client.attrs(other, &[Attr4::Fsid]).fsid, got.fsid, "a referral must have its own fsid");
         }
-        // The compound can go elsewhere.
-        client.ok([behind(path, Argop4::PutRootFh), vec![Argop4::GetFh]].concat());
+        // The compound can continue at another file handle.
+        client.ok([at_path(path, Argop4::PutRootFh), vec![Argop4::GetFh]].concat());
         let verify = |attrs: Attrs| Argop4::Verify(VerifyArgs { obj_attributes: Fattr4::from(attrs) });
-        let same = Attrs { fs_locations: Some(locations.clone()), fsid: told.fsid, ..Attrs::default() };
-        client.ok(behind(path, verify(same.clone())));
-        assert_eq!(client.status(behind(path, verify(Attrs { size: Some(0), ..same }))), Nfsstat4::Moved);
+        let same = Attrs { fs_locations: Some(locations.clone()), fsid: got.fsid, ..Attrs::default() };
+        client.ok(at_path(path, verify(same.clone())));
+        assert_eq!(client.status(at_path(path, verify(Attrs { size: Some(0), ..same }))), Nfsstat4::Moved);
     }
 }
 
 #[test]
-fn a_directory_that_holds_one_says_so_if_it_is_asked() {
+fn readdir_returns_the_locations_of_referrals() {
     let server = server();
     let mut client = Client4::new(&server, "a", 1);
-    client.ok(behind("here", mkdir("dir")));
-    client.ok(behind("here/dir", mkdir("within")));
+    client.ok(at_path("here", mkdir("dir")));
+    client.ok(at_path("here/dir", mkdir("within")));
     for (path, name) in [("far", "away"), ("here/dir", "within")] {
-        let told = listed(&mut client, path, &[Attr4::FsLocations, Attr4::RdattrError, Attr4::Fileid]);
-        let [(listed_as, attrs)] = &told[..] else { panic!("{told:?}") };
+        let got = listed(&mut client, path, &[Attr4::FsLocations, Attr4::RdattrError, Attr4::Fileid]);
+        let [(listed_as, attrs)] = &got[..] else { panic!("{got:?}") };
         assert_eq!((listed_as.as_str(), attrs.rdattr_error, attrs.fileid), (name, Some(Nfsstat4::Ok), None));
         assert_eq!(attrs.fs_locations.as_ref().unwrap().locations.len(), 2);
-        let told = listed(&mut client, path, &[Attr4::RdattrError, Attr4::Fileid]);
-        assert_eq!((told.len(), told[0].1.rdattr_error), (1, Some(Nfsstat4::Moved)));
-        assert_eq!(client.status(behind(path, readdir(&[Attr4::Fileid]))), Nfsstat4::Moved);
+        let got = listed(&mut client, path, &[Attr4::RdattrError, Attr4::Fileid]);
+        assert_eq!((got.len(), got[0].1.rdattr_error), (1, Some(Nfsstat4::Moved)));
+        assert_eq!(client.status(at_path(path, readdir(&[Attr4::Fileid]))), Nfsstat4::Moved);
     }
-    // Whoever is not to know of one does not.
+    // A referral that does not admit the caller is hidden.
     let names: Vec<_> = listed(&mut client, "", &[Attr4::RdattrError]).into_iter().map(|(name, _)| name).collect();
     assert_eq!(names, ["here", "far"]);
     assert_eq!(client.status(at("secret")), Nfsstat4::NoEnt);
     client.peer = "10.1.2.3:700".parse().unwrap();
-    assert_eq!(client.status(behind("secret", Argop4::GetFh)), Nfsstat4::Moved);
+    assert_eq!(client.status(at_path("secret", Argop4::GetFh)), Nfsstat4::Moved);
 }
 
 #[test]
-fn what_is_hidden_by_one_is_not_lost_unseen() {
+fn object_below_a_referral_cannot_be_removed_or_renamed() {
     let server = server();
     let mut client = Client4::new(&server, "a", 1);
-    client.ok(behind("here", mkdir("dir")));
+    client.ok(at_path("here", mkdir("dir")));
     for name in ["within", "x"] {
-        client.ok(behind("here/dir", mkdir(name)));
+        client.ok(at_path("here/dir", mkdir(name)));
     }
-    assert_eq!(client.status(behind("here/dir", remove("within"))), Nfsstat4::FileOpen);
+    assert_eq!(client.status(at_path("here/dir", remove("within"))), Nfsstat4::FileOpen);
     let rename = |from: &str, to: &str| {
         let rename = Argop4::Rename(RenameArgs { oldname: from.into(), newname: to.into() });
         [at("here/dir"), vec![Argop4::SaveFh, rename]].concat()
@@ -126,15 +126,15 @@ fn what_is_hidden_by_one_is_not_lost_unseen() {
         assert_eq!(client.status(rename(from, to)), Nfsstat4::FileOpen, "{from} {to}");
     }
     client.ok(rename("x", "y"));
-    client.ok(behind("here/dir", remove("y")));
+    client.ok(at_path("here/dir", remove("y")));
     assert_eq!(listed(&mut client, "here/dir", &[Attr4::RdattrError]).len(), 1);
 }
 
 #[test]
-fn what_is_here_is_nowhere_else() {
+fn local_export_has_no_other_locations() {
     let server = server();
     let mut client = Client4::new(&server, "a", 1);
-    let told = client.attrs("here", &[Attr4::FsLocations]).fs_locations.unwrap();
-    assert_eq!(told, FsLocations4 { fs_root: vec!["here".into()], locations: Vec::new() });
+    let got = client.attrs("here", &[Attr4::FsLocations]).fs_locations.unwrap();
+    assert_eq!(got, FsLocations4 { fs_root: vec!["here".into()], locations: Vec::new() });
     assert_eq!(client.attrs("", &[Attr4::FsLocations]).fs_locations, Some(FsLocations4::default()));
 }

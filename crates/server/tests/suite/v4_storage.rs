@@ -1,6 +1,6 @@
-//! Storage that fails: what a client has lost nobody else gets, if the client could reclaim it after a restart.
+//! Failing storage: a client's state is not granted to others while the client could reclaim it after a restart.
 
-#[allow(dead_code)] // Of how a disk can fail one way is enough.
+#[allow(dead_code)] // One way for a disk to fail is enough here.
 #[path = "../../../testkit/tests/exactly_once/disk.rs"]
 mod disk;
 
@@ -29,19 +29,23 @@ fn serve(disk: &Disk) -> NfsServer {
 }
 
 #[test]
-fn who_cannot_be_forgotten_loses_nothing_to_others() {
+fn state_is_not_revoked_while_records_cannot_be_removed() {
     let disk = Disk::default();
     let server = serve(&disk);
     let mut holder = Client4::new(&server, "holder", 1);
     let alone = Open { deny: OPEN4_SHARE_DENY_BOTH, ..Open::default() };
     holder.open("m", "f", alone).unwrap();
     let mut other = Client4::new(&server, "other", 1);
-    // It is remembered before anything fails.
+    // This client is stored before the disk fails.
     let (stateid, file) = other.open("m", "another", Open::default()).unwrap();
     disk.set_full(true);
     thread::sleep(LEASE * 2);
-    assert_eq!(other.open("m", "f", Open::default()).unwrap_err(), Nfsstat4::Delay, "its holder's lease is over");
-    assert_eq!(other.open("m", "f", Open::default()).unwrap_err(), Nfsstat4::Delay, "nor when it asks again");
+    assert_eq!(
+        other.open("m", "f", Open::default()).unwrap_err(),
+        Nfsstat4::Delay,
+        "the lease of the holder has expired"
+    );
+    assert_eq!(other.open("m", "f", Open::default()).unwrap_err(), Nfsstat4::Delay, "a retry is refused too");
     other.ok([putfh(&file), write(stateid, 0, b"what it had it keeps"), close(stateid)]);
     assert!(server.storage().is_failing && server.storage().refusals >= 2, "{:?}", server.storage());
 
@@ -51,9 +55,9 @@ fn who_cannot_be_forgotten_loses_nothing_to_others() {
     assert!(remembered.reclaiming.contains(&b"holder"[..]), "{remembered:?}");
 }
 
-/// A full disk refuses new clients alone, and they get what they want when there is room.
+/// A full disk only affects new clients. They are served when there is space again.
 #[test]
-fn a_full_disk_is_in_the_way_of_new_clients_alone_and_of_them_for_a_time() {
+fn full_disk_delays_only_new_clients() {
     let disk = Disk::default();
     let server = serve(&disk);
     let mut old = Client4::new(&server, "old", 1);
@@ -61,7 +65,7 @@ fn a_full_disk_is_in_the_way_of_new_clients_alone_and_of_them_for_a_time() {
     disk.set_full(true);
     let mut new = Client4::new(&server, "new", 1);
     assert_eq!(new.open("m", "g", Open::default()).unwrap_err(), Nfsstat4::Delay);
-    // Nothing of the new client's is there, and the old one is served in all things.
+    // The new client has no state, and the old one is fully served.
     let (stateid, file) = old.open("m", "g", Open::default()).unwrap();
     old.ok([putfh(&file), write(stateid, 0, b"data"), close(stateid)]);
     assert_eq!(new.open("m", "g", Open::default()).unwrap_err(), Nfsstat4::Delay);
@@ -69,7 +73,7 @@ fn a_full_disk_is_in_the_way_of_new_clients_alone_and_of_them_for_a_time() {
     let end = Instant::now() + PATIENCE;
     while let Err(status) = new.open("m", "g", Open::default()) {
         assert_eq!(status, Nfsstat4::Delay);
-        assert!(Instant::now() < end, "it gets what it wants");
+        assert!(Instant::now() < end, "the open must succeed after the disk has space");
         thread::sleep(Duration::from_millis(50));
     }
     assert!(!server.storage().is_failing);
@@ -79,9 +83,10 @@ fn a_full_disk_is_in_the_way_of_new_clients_alone_and_of_them_for_a_time() {
     assert_eq!(remembered.reclaiming.len(), 2, "{remembered:?}");
 }
 
-/// After a loss nothing can be reclaimed, and nothing new had before all leases are over.
+/// After the loss of the recovery database nothing can be reclaimed, and nothing new is granted until all leases have
+/// expired.
 #[test]
-fn after_a_reset_nobody_gets_anything_in_grace() {
+fn no_state_is_granted_in_grace_after_a_reset() {
     let (dir, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let options = ExportOptions { squash: Squash::None, ..Default::default() };
     let export = server::config::ExportConfig::directory(dir.path(), options).unwrap();
@@ -108,24 +113,24 @@ fn after_a_reset_nobody_gets_anything_in_grace() {
     let end = Instant::now() + PATIENCE;
     while let Err(status) = other.open(&name, "f", Open::default()) {
         assert_eq!(status, Nfsstat4::Grace);
-        assert!(Instant::now() < end, "grace ends");
+        assert!(Instant::now() < end, "the grace period must end");
         thread::sleep(Duration::from_millis(50));
     }
-    assert!(begun.elapsed() >= LEASE, "not before all leases are over");
+    assert!(begun.elapsed() >= LEASE, "the grace period must last until all leases have expired");
 }
 
 #[test]
-fn who_is_forgotten_loses_what_others_want() {
+fn expired_client_loses_conflicting_state() {
     let server = serve(&Disk::default());
     let mut holder = Client4::new(&server, "holder", 1);
     let begun = Instant::now();
     holder.open("m", "f", Open { deny: OPEN4_SHARE_DENY_BOTH, ..Open::default() }).unwrap();
     let mut other = Client4::new(&server, "other", 1);
     let denied = other.open("m", "f", Open::default());
-    // A machine that is that busy has made a lease of it already.
+    // On a busy machine a lease time may already have passed.
     assert!(begun.elapsed() > LEASE || denied.is_err_and(|status| status == Nfsstat4::ShareDenied));
     thread::sleep(LEASE * 2);
-    // Its own lease is over as well, but nobody wants what it has.
+    // The lease of `other` has expired too, but no other client wants its state.
     assert!(other.open("m", "f", Open::default()).is_ok());
 }
 

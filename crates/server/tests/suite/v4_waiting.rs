@@ -1,4 +1,4 @@
-//! Waiting for a lock in version 4: who is told by CB_NOTIFY_LOCK that it may ask again, and when.
+//! Waiting for a lock in version 4: CB_NOTIFY_LOCK tells a waiting client when to retry.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use nfs::{
 };
 use xdr::Message;
 
-/// A file that a client has opened with a share of its own, to lock in it.
+/// A client that has a file open, to lock ranges of it.
 struct Locker {
     remote: Remote,
     open: Stateid4,
@@ -30,7 +30,7 @@ impl Locker {
         Self { remote, open: opened.stateid, handle }
     }
 
-    /// The lock, or nothing if it is denied.
+    /// Locks a range. Returns `None` if the lock is denied.
     async fn lock(&mut self, locktype: NfsLockType4, (offset, length): (u64, u64)) -> Option<Stateid4> {
         let zero = Seqid4(0);
         let lock_owner = StateOwner4 { clientid: Clientid4(0), owner: "locker".into() };
@@ -50,46 +50,46 @@ impl Locker {
         self.remote.ok([putfh(&self.handle), Argop4::LockU(args)]).await;
     }
 
-    async fn is_told(&self) {
-        let told = self.remote.back.called(CbOpnum4::NotifyLock).await;
+    async fn receives_notification(&self) {
+        let told = self.remote.back.receive_operation(CbOpnum4::NotifyLock).await;
         let lock_owner = StateOwner4 { clientid: self.remote.client, owner: "locker".into() };
         assert_eq!(told, CbArgop4::NotifyLock(CbNotifyLockArgs { fh: self.handle.clone(), lock_owner }));
     }
 
-    fn was_told(&self) -> bool {
-        !self.remote.back.heard.lock().unwrap().is_empty()
+    fn has_received_callbacks(&self) -> bool {
+        !self.remote.back.received.lock().unwrap().is_empty()
     }
 }
 
 const ALL: (u64, u64) = (0, u64::MAX);
 
 #[test]
-fn who_waits_for_a_lock_is_told_when_it_is_free_and_nobody_else_is() {
+fn only_waiting_clients_are_notified_of_a_free_lock() {
     simulated(|| async {
         use NfsLockType4::*;
-        let served = Served::kept_up().await;
+        let served = Served::with_background_work().await;
         let (mut a, mut b) = (Locker::new(&served, "a").await, Locker::new(&served, "b").await);
         let mut c = Locker::new(&served, "c").await;
         let held = a.lock(Write, (0, 100)).await.unwrap();
         assert!(b.lock(WriteW, (90, 20)).await.is_none() && c.lock(Write, ALL).await.is_none());
         a.unlock(held, (0, 50)).await;
         a.unlock(held, (50, 50)).await;
-        b.is_told().await;
-        let held = b.lock(WriteW, (90, 20)).await.expect("what it was told is true");
-        assert!(!c.was_told(), "it has not said that it would wait");
+        b.receives_notification().await;
+        let held = b.lock(WriteW, (90, 20)).await.expect("the lock must be available after the notification");
+        assert!(!c.has_received_callbacks(), "it did not ask to wait");
 
-        // It goes with the client that holds it, as well.
+        // A CLOSE that releases the lock notifies waiting clients too.
         assert!(c.lock(ReadW, ALL).await.is_none());
         b.remote.call([putfh(&b.handle), close(b.open)]).await;
-        c.is_told().await;
-        c.lock(ReadW, ALL).await.expect("b's went with its open");
-        assert!(!a.was_told() && !b.was_told() && held.seqid > 0);
+        c.receives_notification().await;
+        c.lock(ReadW, ALL).await.expect("the CLOSE must release the lock");
+        assert!(!a.has_received_callbacks() && !b.has_received_callbacks() && held.seqid > 0);
     });
 }
 
 #[tokio::test]
-async fn a_lock_of_another_protocol_is_waited_for_as_well() {
-    let served = Served::kept_up().await;
+async fn client_is_notified_when_an_nlm_lock_is_released() {
+    let served = Served::with_background_work().await;
     let mut a = Locker::new(&served, "a").await;
     let (rig, service) = (Rig::calling(&served.nfs), Arc::new(served.nfs.nlm4()));
     let fh = a.handle.0.clone();
@@ -104,13 +104,13 @@ async fn a_lock_of_another_protocol_is_waited_for_as_well() {
                     Message::encode(&nlm::LockArgs { cookie, block: false, exclusive, lock, reclaim: false, state: 1 })
                 }
             };
-            results::<nlm::Res>(&rig.raw(&*service, procedure as u32, &args).expect("accepted")).status
+            results::<nlm::Res>(&rig.raw(&*service, procedure as u32, &args).expect("the call must be accepted")).status
         };
         tokio::task::spawn_blocking(call)
     };
     assert_eq!(nlm(NlmProc4::NmLock).await.unwrap(), Nlm4Stats::Granted);
     assert!(a.lock(NfsLockType4::WriteW, ALL).await.is_none());
     assert_eq!(nlm(NlmProc4::Unlock).await.unwrap(), Nlm4Stats::Granted);
-    a.is_told().await;
-    a.lock(NfsLockType4::WriteW, ALL).await.expect("the host has let go of it");
+    a.receives_notification().await;
+    a.lock(NfsLockType4::WriteW, ALL).await.expect("the NLM lock was released");
 }

@@ -28,7 +28,7 @@ pub(super) fn set_clientid_confirm(cx: &Context<'_>, at: &Cursor, args: &SetClie
     Ok(cx.shared.with_state(|state| state.set_clientid_confirm(now, args, &at.principal))?)
 }
 
-/// RENEW (§16.28). The search for the client has already renewed the lease.
+/// Executes RENEW (§16.28). The search for the client has already renewed the lease.
 pub(super) fn renew(cx: &Context<'_>, at: &Cursor) -> Result<(), Fault4> {
     Ok(cx.shared.with_state(|state| state.check_path40(at.client()))?)
 }

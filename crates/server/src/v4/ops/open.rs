@@ -323,7 +323,7 @@ fn check_permission(file: &Object<'_>, request: &OpenRequest) -> Result<(), Faul
     if may { Ok(()) } else { Err(Nfsstat4::Access.into()) }
 }
 
-/// DELEGRETURN (§18.6).
+/// Executes DELEGRETURN (§18.6).
 pub(super) fn delegreturn(cx: &Context<'_>, at: &Cursor, args: &DelegReturnArgs) -> Result<(), Fault4> {
     let file = cx.object4(at.current()?)?;
     let stateid = at.stateid(args.deleg_stateid)?;

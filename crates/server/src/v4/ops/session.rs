@@ -56,7 +56,7 @@ pub(super) fn bind_conn_to_session(
     Ok(cx.shared.with_state(|state| state.bind_conn_to_session(args, &at.principal, at.connection))?)
 }
 
-/// BACKCHANNEL_CTL (§18.33): sets program and credentials of the session's callbacks.
+/// Executes BACKCHANNEL_CTL (§18.33): sets program and credentials of the session's callbacks.
 pub(super) fn backchannel_ctl(cx: &Context<'_>, at: &Cursor, args: &BackchannelCtlArgs) -> Result<(), Fault4> {
     let id = at.session.as_ref().expect("the operation must come after SEQUENCE").id;
     Ok(cx.shared.with_state(|state| state.backchannel_ctl(id, args))?)

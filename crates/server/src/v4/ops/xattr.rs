@@ -46,7 +46,7 @@ pub(super) fn removexattr(cx: &Context<'_>, at: &Cursor, args: &XattrArgs) -> Re
     Ok(change_info(&removed.map_err(xattr_fault)?))
 }
 
-/// LISTXATTRS (§8.4.3). Names are in a fixed order, and a cookie is a number of names.
+/// Executes LISTXATTRS (§8.4.3). Names are in a fixed order, and a cookie is a number of names.
 pub(super) fn listxattrs(cx: &Context<'_>, at: &Cursor, args: &ListXattrsArgs) -> Result<ListXattrsOk, Fault4> {
     let names = match at.current()? {
         Place::Pseudo(_) => Vec::new(),

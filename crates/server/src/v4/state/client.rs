@@ -216,7 +216,7 @@ impl<R, F> Client<R, F> {
     }
 
     /// Returns `true` if the client is stored in the recovery database.
-    pub fn is_remembered(&self) -> bool {
+    pub fn is_stored(&self) -> bool {
         self.record == Record::Written && self.stored == Stored::Current
     }
 
@@ -227,8 +227,8 @@ impl<R, F> Client<R, F> {
     }
 
     /// Returns the time since the last request, whether or not it renewed the lease.
-    pub(super) fn unheard(&self, now: Instant) -> Duration {
-        self.shard.close().unheard(now)
+    pub(super) fn time_since_request(&self, now: Instant) -> Duration {
+        self.shard.close().time_since_request(now)
     }
 }
 

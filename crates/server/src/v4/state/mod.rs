@@ -207,7 +207,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         self.events.pop_front()
     }
 
-    /// BIND_CONN_TO_SESSION (§18.34). Connections do not change to RDMA mode.
+    /// Executes BIND_CONN_TO_SESSION (§18.34). Connections do not change to RDMA mode.
     ///
     /// # Errors
     /// BADSESSION, INVAL; WRONG_CRED if the principal is not the client's.
@@ -230,8 +230,8 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         Ok(BindConnToSessionOk { sessid: args.sessid, dir: bound.dir, use_conn_in_rdma_mode: false })
     }
 
-    /// SEQUENCE (§18.46), the first operation of a compound. If the request must be executed, it must also be ended by
-    /// [`finish`](Self::finish).
+    /// Executes SEQUENCE (§18.46), the first operation of a compound. If the request must be executed, it must also be
+    /// ended by [`finish`](Self::finish).
     ///
     /// # Errors
     /// BADSESSION, CONN_NOT_BOUND_TO_SESSION, REQ_TOO_BIG, TOO_MANY_OPS, REP_TOO_BIG_TO_CACHE, those of
@@ -306,7 +306,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     fn renew(&mut self, now: Instant, id: Clientid4) {
         let Some(client) = self.clients.find(id) else { return };
         match self.has_lost_all(id) {
-            true => client.shard.close().note_heard(now),
+            true => client.shard.close().note_request(now),
             false => client.shard.close().renew(now),
         }
     }
@@ -323,7 +323,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         self.clients.find(id).is_some_and(Client::is_busy) || self.owners.is_busy(id)
     }
 
-    /// DESTROY_SESSION (§18.37). `own` is `true` if the compound's SEQUENCE used the same session.
+    /// Executes DESTROY_SESSION (§18.37). `own` is `true` if the compound's SEQUENCE used the same session.
     ///
     /// # Errors
     /// BADSESSION; CONN_NOT_BOUND_TO_SESSION; WRONG_CRED if the principal is not the client's; DELAY while other
@@ -350,7 +350,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         Ok(())
     }
 
-    /// DESTROY_CLIENTID (§18.50). `own` is the client of the compound's SEQUENCE, if it has one.
+    /// Executes DESTROY_CLIENTID (§18.50). `own` is the client of the compound's SEQUENCE, if it has one.
     ///
     /// # Errors
     /// STALE_CLIENTID; WRONG_CRED if the principal is not the client's; CLIENTID_BUSY while the client has state and a
@@ -375,8 +375,8 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         Ok(())
     }
 
-    /// RECLAIM_COMPLETE (§18.51). For a single file system this has no effect, because no file system is migrated to
-    /// this server.
+    /// Executes RECLAIM_COMPLETE (§18.51). For a single file system this has no effect, because no file system is
+    /// migrated to this server.
     ///
     /// # Errors
     /// STALE_CLIENTID, COMPLETE_ALREADY.

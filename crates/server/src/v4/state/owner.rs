@@ -44,7 +44,7 @@ pub struct Kept<F> {
     pub file: Option<F>,
 }
 
-/// The limits of the number of owners.
+/// Limits on the number of owners.
 #[derive(Clone, Copy, Debug)]
 pub struct OwnerLimits {
     /// The maximum for one client.

@@ -68,7 +68,7 @@ pub struct Shard<R, F> {
 pub(super) struct Inner<R> {
     renewed_at: Instant,
     /// The time of the last request, including those that did not renew the lease.
-    heard_at: Instant,
+    last_request_at: Instant,
     channels: SmallVec<[Channel<R>; 1]>,
     is_open: bool,
 }
@@ -162,7 +162,7 @@ impl<R: Clone, F: Eq> Shard<R, F> {
 impl<R, F> Shard<R, F> {
     pub(super) fn new(now: Instant) -> Self {
         let channels = SmallVec::new();
-        let inner = Inner { renewed_at: now, heard_at: now, channels, is_open: false };
+        let inner = Inner { renewed_at: now, last_request_at: now, channels, is_open: false };
         Self { inner: Mutex::new(inner), uses: Arc::new(Uses(Mutex::default())) }
     }
 
@@ -205,19 +205,19 @@ impl<R> Inner<R> {
         now.saturating_duration_since(self.renewed_at)
     }
 
-    pub(super) fn unheard(&self, now: Instant) -> Duration {
-        now.saturating_duration_since(self.heard_at)
+    pub(super) fn time_since_request(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.last_request_at)
     }
 
     /// Renews the lease.
     pub(super) fn renew(&mut self, now: Instant) {
         self.renewed_at = self.renewed_at.max(now);
-        self.note_heard(now);
+        self.note_request(now);
     }
 
     /// Notes a request of the client, which does not renew the lease.
-    pub(super) fn note_heard(&mut self, now: Instant) {
-        self.heard_at = self.heard_at.max(now);
+    pub(super) fn note_request(&mut self, now: Instant) {
+        self.last_request_at = self.last_request_at.max(now);
     }
 }
 
@@ -256,7 +256,7 @@ impl<R: fmt::Debug, F> fmt::Debug for Shard<R, F> {
         let slots: Vec<_> = inner.channels.iter().map(|channel| (channel.session, &channel.slots)).collect();
         f.debug_struct("Shard")
             .field("renewed_at", &inner.renewed_at)
-            .field("heard_at", &inner.heard_at)
+            .field("last_request_at", &inner.last_request_at)
             .field("slots", &slots)
             .finish_non_exhaustive()
     }

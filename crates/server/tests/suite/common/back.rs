@@ -1,4 +1,4 @@
-//! The callback program of a client that is called over a connection of its own.
+//! The callback program of a client that is called over its own connection.
 #![allow(dead_code)] // Each test file uses its part.
 
 use std::{
@@ -23,35 +23,35 @@ use xdr::{Decode, Message};
 
 pub const CB_PROGRAM: u32 = 0x4000_0001;
 
-/// A callback as it came.
+/// A callback as it was received.
 #[derive(Clone, Debug)]
-pub struct Heard {
-    /// Not in 4.0.
+pub struct Received {
+    /// `None` in 4.0.
     pub sequence: Option<CbSequenceArgs>,
     pub operation: CbArgop4,
     pub minor: u32,
     pub ident: u32,
     pub caller: Identity,
-    /// The server's end of the connection.
+    /// The address of the server's end of the connection.
     pub from: std::net::SocketAddr,
 }
 
-/// Keeps what it is called with, and says OK to it unless it is told otherwise.
+/// Records all callbacks, and answers OK unless another answer is set.
 #[derive(Default)]
 pub struct Back {
-    pub heard: Mutex<Vec<Heard>>,
-    /// The next callback is heard, and ends its connection.
+    pub received: Mutex<Vec<Received>>,
+    /// If `true`, the next callback is recorded and then closes its connection.
     pub drop_next: AtomicBool,
-    /// What the next CB_SEQUENCE fails with.
+    /// The status with which the next CB_SEQUENCE fails.
     pub refuse: Mutex<Option<Nfsstat4>>,
-    /// What the operations behind it are answered with, each until it is replaced.
+    /// The answers to operations after CB_SEQUENCE. Each is used until it is replaced.
     pub answers: Mutex<Vec<CbResop4>>,
-    /// Operations that are never answered.
+    /// The operations that are never answered.
     pub silent: Mutex<Vec<CbOpnum4>>,
 }
 
 impl Back {
-    /// A client that can be called.
+    /// Connects a client that can be called back.
     pub async fn connect(
         self: &Arc<Self>,
         kind: &Arc<dyn TransportKind>,
@@ -63,32 +63,32 @@ impl Back {
         Client::connect(kind.clone(), address, options).await.unwrap()
     }
 
-    /// Answers operations of this kind with this from now on.
+    /// Sets the answer to operations of this kind.
     pub fn answer(&self, result: CbResop4) {
         let mut answers = self.answers.lock().unwrap();
         answers.retain(|other| other.opnum() != result.opnum());
         answers.push(result);
     }
 
-    /// The first operation of a kind, when it has come; it is taken out of what was heard.
-    pub async fn called(&self, opnum: CbOpnum4) -> CbArgop4 {
-        self.hears(opnum).await.operation
+    /// Waits for the first operation of a kind, and removes it from the recorded callbacks.
+    pub async fn receive_operation(&self, opnum: CbOpnum4) -> CbArgop4 {
+        self.receive(opnum).await.operation
     }
 
-    /// The same, with all that came with it.
-    pub async fn hears(&self, opnum: CbOpnum4) -> Heard {
+    /// Like [`receive_operation`](Self::receive_operation), with the whole callback.
+    pub async fn receive(&self, opnum: CbOpnum4) -> Received {
         loop {
-            if let Some(heard) = self.take(opnum) {
-                return heard;
+            if let Some(received) = self.take(opnum) {
+                return received;
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
 
-    fn take(&self, opnum: CbOpnum4) -> Option<Heard> {
-        let mut heard = self.heard.lock().unwrap();
-        let at = heard.iter().position(|heard| heard.operation.opnum() == opnum)?;
-        Some(heard.remove(at))
+    fn take(&self, opnum: CbOpnum4) -> Option<Received> {
+        let mut received = self.received.lock().unwrap();
+        let at = received.iter().position(|received| received.operation.opnum() == opnum)?;
+        Some(received.remove(at))
     }
 
     fn result(&self, operation: &CbArgop4) -> CbResop4 {
@@ -132,8 +132,8 @@ impl Service for Back {
             };
             let (result, opnum) = (self.result(&operation), operation.opnum());
             let (caller, from) = (call.caller.clone(), call.peer);
-            let heard = Heard { sequence: sequence.clone(), operation, minor, ident, caller, from };
-            self.heard.lock().unwrap().push(heard);
+            let received = Received { sequence: sequence.clone(), operation, minor, ident, caller, from };
+            self.received.lock().unwrap().push(received);
             if self.silent.lock().unwrap().contains(&opnum) {
                 std::future::pending::<()>().await;
             }

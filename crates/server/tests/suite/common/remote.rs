@@ -1,4 +1,4 @@
-//! A server that is reached over TCP, and clients of version 4 that it can call: in a simulation over a simulated network, otherwise
+//! A server over TCP, and clients of version 4 that it can call back: in a simulation over a simulated network, otherwise
 //! over the loopback.
 #![allow(dead_code)] // Each test file uses its part.
 
@@ -51,18 +51,18 @@ impl Served {
         Self::with(Settings::default())
     }
 
-    /// One whose clients may take their time to answer.
-    pub async fn patient() -> Self {
-        Self::with(Settings { lease: Duration::from_secs(3600), ..Settings::default() }).keep_up().await
+    /// Creates a server with a long lease time, so that callbacks do not time out.
+    pub async fn with_long_lease() -> Self {
+        Self::with(Settings { lease: Duration::from_secs(3600), ..Settings::default() }).run_background_work().await
     }
 
     fn with(settings: Settings) -> Self {
         Self::of(memory(), settings)
     }
 
-    /// One of this tree that does what has to be done unasked.
+    /// Creates a server of this tree that runs its background work.
     pub async fn serving(fs: Arc<dyn Vfs>) -> Self {
-        Self::of(fs, Settings::default()).keep_up().await
+        Self::of(fs, Settings::default()).run_background_work().await
     }
 
     fn of(fs: Arc<dyn Vfs>, settings: Settings) -> Self {
@@ -89,14 +89,14 @@ impl Served {
         Self { nfs, kind, address, _running: Running::Threads { _workers: workers } }
     }
 
-    /// One that does what has to be done unasked.
-    pub async fn kept_up() -> Self {
-        Self::new().keep_up().await
+    /// Creates a server that runs its background work.
+    pub async fn with_background_work() -> Self {
+        Self::new().run_background_work().await
     }
 
-    async fn keep_up(self) -> Self {
+    async fn run_background_work(self) -> Self {
         tokio::spawn(self.nfs.upkeep());
-        // It begins with its first turn.
+        // The task must run once before it accepts background tasks.
         tokio::task::yield_now().await;
         self
     }
@@ -148,7 +148,7 @@ impl Remote {
         (answer.results.status, answer.results.resarray)
     }
 
-    /// The status, and the results behind that of SEQUENCE.
+    /// Returns the status, and the results after that of SEQUENCE.
     pub async fn call(&mut self, operations: impl IntoIterator<Item = Argop4>) -> (Nfsstat4, Vec<Resop4>) {
         self.sequence += 1;
         let sequence = Argop4::Sequence(SequenceArgs {
@@ -163,14 +163,14 @@ impl Remote {
         (status, results)
     }
 
-    /// The last result; all are OK.
+    /// Returns the last result. All results must be OK.
     pub async fn ok(&mut self, operations: impl IntoIterator<Item = Argop4>) -> Resop4 {
         let (status, mut results) = self.call(operations).await;
         assert_eq!(status, Nfsstat4::Ok, "{results:?}");
-        results.pop().expect("a result")
+        results.pop().expect("there must be a result")
     }
 
-    /// Opens a file of `/m`, which is made if it is not there: what OPEN says, and the file.
+    /// Opens a file of `/m`, and creates it if it does not exist. Returns the result of OPEN and the file handle.
     pub async fn open_as(&mut self, name: &str, how: Open) -> Result<(OpenOk, NfsFh4), Nfsstat4> {
         let (status, mut results) = self.call(at("/m").into_iter().chain([open(name, how), Argop4::GetFh])).await;
         if status != Nfsstat4::Ok {
@@ -181,26 +181,29 @@ impl Remote {
         Ok((*opened, handle))
     }
 
-    /// The same, by one owner: the open, what was delegated, and the file.
+    /// Like [`open_as`](Self::open_as), with a fixed owner. Returns the open, the delegation and the file handle.
     pub async fn open(&mut self, name: &str, access: u32) -> Result<(Stateid4, OpenDelegation4, NfsFh4), Nfsstat4> {
         let (opened, handle) = self.open_as(name, Open { access, ..Open::default() }).await?;
         Ok((opened.stateid, opened.delegation, handle))
     }
 
-    /// Opens a file for everything, and gets a delegation to write.
+    /// Opens a file to read and write, and gets a write delegation. Returns the open, the delegation and the file
+    /// handle.
     pub async fn delegated(&mut self, name: &str) -> (Stateid4, Stateid4, NfsFh4) {
         let (open, delegation, handle) = self.open(name, OPEN4_SHARE_ACCESS_BOTH).await.unwrap();
         let OpenDelegation4::Write(OpenWriteDelegation4 { stateid, .. }) = delegation else { panic!("{delegation:?}") };
         (open, stateid, handle)
     }
 
-    pub async fn give_back(&mut self, handle: &NfsFh4, deleg_stateid: Stateid4) -> Nfsstat4 {
+    pub async fn return_delegation(&mut self, handle: &NfsFh4, deleg_stateid: Stateid4) -> Nfsstat4 {
         self.call([putfh(handle), Argop4::DelegReturn(DelegReturnArgs { deleg_stateid })]).await.0
     }
 
-    /// The delegation that is recalled, when it is.
+    /// Waits for CB_RECALL. Returns the delegation and the file handle.
     pub async fn recalled(&self) -> (Stateid4, NfsFh4) {
-        let CbArgop4::Recall(recall) = self.back.called(CbOpnum4::Recall).await else { unreachable!("of that kind") };
+        let CbArgop4::Recall(recall) = self.back.receive_operation(CbOpnum4::Recall).await else {
+            unreachable!("the operation must be CB_RECALL")
+        };
         (recall.stateid, recall.fh)
     }
 }

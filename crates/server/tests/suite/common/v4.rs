@@ -15,7 +15,7 @@ use xdr::Message;
 
 use super::{results, user};
 
-/// A client with a session, in one slot of which it calls.
+/// A client with a session. It calls in one slot of it.
 pub struct Client4 {
     pub nfs: Arc<Nfs4>,
     pub paper: Paper,
@@ -62,7 +62,7 @@ pub fn create_session(clientid: Clientid4, sequence: Sequenceid4, fore: ChannelA
 }
 
 impl Client4 {
-    /// A client that is ready: it has a session, and nothing to reclaim.
+    /// Creates a client with a session and nothing to reclaim.
     pub fn new(server: &NfsServer, name: &str, minor: u32) -> Self {
         Self::with_channel(server, name, minor, channel())
     }
@@ -73,7 +73,7 @@ impl Client4 {
         client
     }
 
-    /// Introduces itself, and has nothing to reclaim.
+    /// Introduces the client and completes its reclaims.
     pub fn introduce(&mut self, name: &str, fore: ChannelAttrs4) {
         let Resop4::ExchangeId(Res4::Ok(exchanged)) = self.alone(exchange_id(name)) else { panic!("EXCHANGE_ID") };
         self.client = exchanged.clientid;
@@ -83,7 +83,7 @@ impl Client4 {
         self.ok([Argop4::ReclaimComplete(ReclaimCompleteArgs { one_fs: false })]);
     }
 
-    /// One that has not introduced itself.
+    /// Creates a client that has not introduced itself.
     pub fn stranger(server: &NfsServer, minor: u32) -> Self {
         Self {
             nfs: Arc::new(server.nfs4()),
@@ -98,7 +98,7 @@ impl Client4 {
         }
     }
 
-    /// The bytes of the results of a call.
+    /// Returns the bytes of the results of a call.
     pub fn raw(&self, message: &Message) -> Result<Message, AcceptError> {
         let future = self.paper.call(&*self.nfs, PROC_COMPOUND, (self.peer, &self.caller), message);
         tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
@@ -106,14 +106,14 @@ impl Client4 {
 
     pub fn compound(&self, argarray: Vec<Argop4>) -> CompoundRes {
         let args = CompoundArgs { tag: "tag".into(), minorversion: self.minor, argarray };
-        let results: CompoundRes = results(&self.raw(&Message::encode(&args)).expect("accepted"));
+        let results: CompoundRes = results(&self.raw(&Message::encode(&args)).expect("the call must be accepted"));
         assert_eq!(results.tag, "tag".into());
         results
     }
 
-    /// The result of an operation that needs no session.
+    /// Returns the result of an operation that needs no session.
     pub fn alone(&self, operation: Argop4) -> Resop4 {
-        self.compound(vec![operation]).resarray.pop().expect("a result")
+        self.compound(vec![operation]).resarray.pop().expect("there must be a result")
     }
 
     pub fn sequence_op(&self, slot: u32, sequence: u32) -> Argop4 {
@@ -126,7 +126,7 @@ impl Client4 {
         })
     }
 
-    /// The status, and the results behind that of SEQUENCE.
+    /// Returns the status, and the results after that of SEQUENCE.
     pub fn call(&mut self, operations: impl IntoIterator<Item = Argop4>) -> (Nfsstat4, Vec<Resop4>) {
         self.sequence += 1;
         let mut all = vec![self.sequence_op(0, self.sequence)];
@@ -138,19 +138,19 @@ impl Client4 {
         (status, resarray)
     }
 
-    /// The results, all of which are OK.
+    /// Returns the results. All must be OK.
     pub fn ok(&mut self, operations: impl IntoIterator<Item = Argop4>) -> Vec<Resop4> {
         let (status, results) = self.call(operations);
         assert_eq!(status, Nfsstat4::Ok, "{results:?}");
         results
     }
 
-    /// The status of operations, the last of which fails.
+    /// Returns the status of a compound.
     pub fn status(&mut self, operations: impl IntoIterator<Item = Argop4>) -> Nfsstat4 {
         self.call(operations).0
     }
 
-    /// The file handle at a path.
+    /// Returns the file handle at a path.
     pub fn walk(&mut self, path: &str) -> NfsFh4 {
         let mut operations = at(path);
         operations.push(Argop4::GetFh);
@@ -169,7 +169,7 @@ impl Client4 {
         }
     }
 
-    /// Opens a file below a directory, making it if `create`: its stateid and handle.
+    /// Opens a file in a directory, and creates it if `how.create`. Returns its stateid and handle.
     pub fn open(&mut self, dir: &str, name: &str, how: Open) -> Result<(Stateid4, NfsFh4), Nfsstat4> {
         let mut operations = at(dir);
         operations.push(open(name, how));
@@ -183,7 +183,7 @@ impl Client4 {
         Ok((opened.stateid, handle))
     }
 
-    /// A file of this content.
+    /// Creates a file with this content.
     pub fn file(&mut self, dir: &str, name: &str, content: &[u8]) -> NfsFh4 {
         let (stateid, handle) = self.open(dir, name, Open::default()).unwrap();
         self.ok([putfh(&handle), write(stateid, 0, content), close(stateid)]);
@@ -191,7 +191,7 @@ impl Client4 {
     }
 }
 
-/// How to open.
+/// The arguments of an OPEN.
 #[derive(Clone, Copy)]
 pub struct Open {
     pub owner: &'static str,
@@ -219,7 +219,7 @@ pub fn open(name: &str, how: Open) -> Argop4 {
     }))
 }
 
-/// PUTROOTFH and LOOKUPs.
+/// Returns PUTROOTFH and LOOKUPs.
 pub fn at(path: &str) -> Vec<Argop4> {
     let lookup = |name: &str| Argop4::Lookup(LookupArgs { objname: name.into() });
     std::iter::once(Argop4::PutRootFh).chain(path.split('/').filter(|name| !name.is_empty()).map(lookup)).collect()

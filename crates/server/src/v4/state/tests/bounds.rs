@@ -1,9 +1,9 @@
-//! How many clients, sessions and replies there can be, whose they are, and who makes room.
+//! The limits of clients, sessions and replies, their division among hosts, and the choice of clients to evict.
 
 use super::*;
 
 #[test]
-fn sessions_of_a_client_and_clients_are_bounded() {
+fn sessions_and_clients_are_bounded() {
     let mut world = World::new();
     let (id, _) = world.client("a", 1);
     world.create(&create(id, 2)).unwrap();
@@ -14,14 +14,18 @@ fn sessions_of_a_client_and_clients_are_bounded() {
         world.exchange(&exchange(name, 1, 0), &OWNER).unwrap();
     }
     assert_eq!(world.state.clients().len(), 4);
-    assert_eq!(world.create(&create(b, 1)), Err(Nfsstat4::StaleClientid), "the oldest unconfirmed one had to go");
+    assert_eq!(
+        world.create(&create(b, 1)),
+        Err(Nfsstat4::StaleClientid),
+        "the oldest unconfirmed client must be evicted"
+    );
     let made = ["c", "d", "e"].map(|name| world.client(name, 1));
     world.events();
     world.exchange(&exchange("f", 1, 0), &OWNER).unwrap();
-    assert_eq!(world.events(), [Event::Removed(id)], "the oldest that has never called had to");
+    assert_eq!(world.events(), [Event::Removed(id)], "the oldest client without requests must be evicted");
     assert_eq!(world.state.clients().len(), 4);
     world.client("f", 1);
-    // Those that do call stay, however many introduce themselves and make sessions.
+    // Clients that send requests stay, however many others introduce themselves and create sessions.
     let (d, in_use) = made[1];
     world.call(in_use, 1, 1);
     for at in 0..100 {
@@ -33,7 +37,7 @@ fn sessions_of_a_client_and_clients_are_bounded() {
 }
 
 #[test]
-fn sessions_of_all_clients_are_bounded_and_two_are_certain() {
+fn sessions_of_all_clients_are_bounded_and_two_are_guaranteed() {
     let mut world = World::new();
     let mut made_by = Vec::new();
     let mut ids = Vec::new();
@@ -44,8 +48,8 @@ fn sessions_of_all_clients_are_bounded_and_two_are_certain() {
         let made = (1..).map(|sequence| world.create(&create(id, sequence))).take_while(Result::is_ok);
         made_by.push(made.count());
     }
-    assert_eq!(made_by, [3, 3, 3, 3, 3, 2, 2, 2], "from a half of 32 on");
-    // Those that are gone do not count.
+    assert_eq!(made_by, [3, 3, 3, 3, 3, 2, 2, 2], "the limit is lower after half of 32 sessions");
+    // Destroyed sessions do not count.
     for id in ids {
         let removed: Vec<_> = world.state.sessions_of(id).map(|session| session.id).collect();
         removed.into_iter().for_each(|id| world.state.destroy_session(id, false, &OWNER, TCP.id).unwrap());
@@ -55,7 +59,7 @@ fn sessions_of_all_clients_are_bounded_and_two_are_certain() {
     assert_eq!(made, 3);
 }
 
-/// What sessions of one client are granted: slots, and bytes of each reply that is cached.
+/// Creates sessions of one client. Returns the slots of each, and the maximum bytes of a cached reply.
 fn granted(world: &mut World, name: &str, count: u32) -> Vec<(u32, u32)> {
     let id = world.exchange(&exchange(name, 1, 0), &OWNER).unwrap().clientid;
     let made = (1..=count).map(|sequence| world.create(&create(id, sequence)).unwrap().fore_chan_attrs);
@@ -63,15 +67,18 @@ fn granted(world: &mut World, name: &str, count: u32) -> Vec<(u32, u32)> {
 }
 
 #[test]
-fn the_reply_cache_is_bounded_and_a_part_of_it_is_certain() {
-    // 2 KiB for each of 64 sessions, and 128 KiB beside these, of which a host has no more than a quarter.
+fn reply_cache_is_bounded_and_each_session_has_a_share() {
+    // 2 KiB are guaranteed for each of 64 sessions. Of the other 128 KiB a host gets at most a quarter.
     let mut world = World::with(|options| {
         (options.replies_max, options.sessions_max, options.client_sessions_max) = (256 << 10, 64, 8);
     });
     let bytes =
         |of: &[(u32, u32)]| of.iter().map(|(slots, cached)| (slots * (*cached).max(512)) as usize).sum::<usize>();
     let first = granted(&mut world, "a", 8);
-    assert!(first.is_sorted_by(|a, b| bytes(&[*a]) >= bytes(&[*b])), "fewer and fewer: {first:?}");
+    assert!(
+        first.is_sorted_by(|a, b| bytes(&[*a]) >= bytes(&[*b])),
+        "each session must get at most as much as the one before: {first:?}"
+    );
     assert_eq!(first[0], (2, 2 << 10));
     let mut all = bytes(&first);
     for host in 1..8u8 {
@@ -81,7 +88,7 @@ fn the_reply_cache_is_bounded_and_a_part_of_it_is_certain() {
         all += bytes(&of_host);
     }
     assert!(all <= 256 << 10, "{all} bytes");
-    // A client that wants less is charged less, but for what is kept unasked.
+    // A client that asks for less is granted less, except for small replies, which are always cached.
     let id = world.exchange(&exchange("small", 1, 0), &OWNER).unwrap().clientid;
     let mut args = create(id, 1);
     (args.fore_chan_attrs.maxresponsesize_cached, args.fore_chan_attrs.maxrequests) = (0, 4);
@@ -89,7 +96,7 @@ fn the_reply_cache_is_bounded_and_a_part_of_it_is_certain() {
 }
 
 #[test]
-fn hosts_that_no_export_admits_share_a_few_places_and_small_sessions() {
+fn hosts_not_admitted_share_few_clients_and_small_sessions() {
     let mut world = World::with(|options| options.replies_max = 32 * (4 << 10));
     let introduce = |world: &mut World, host: u8| {
         let origin = Origin { principal: &OWNER, peer: Ipv4Addr::new(198, 51, 100, host).into(), admitted: false };
@@ -99,16 +106,16 @@ fn hosts_that_no_export_admits_share_a_few_places_and_small_sessions() {
     let first = introduce(&mut world, 0);
     let made = world.create(&create(first, 1)).unwrap().fore_chan_attrs;
     assert_eq!((made.maxrequests, made.maxresponsesize_cached), (1, 2 << 10));
-    assert_eq!(world.create(&create(first, 2)), Err(Nfsstat4::NoSpc), "one session");
+    assert_eq!(world.create(&create(first, 2)), Err(Nfsstat4::NoSpc), "such a client gets one session");
     for host in 1..100 {
         introduce(&mut world, host);
-        assert_eq!(world.state.clients().len(), 2, "the eighth part of one place is one");
+        assert_eq!(world.state.clients().len(), 2, "all such hosts share one client");
     }
     assert!(world.state.clients().find(honest).is_some() && world.state.clients().find(first).is_none());
 }
 
 #[test]
-fn nobody_is_kept_out_by_who_only_introduces_itself_but_by_clients_that_hold_something() {
+fn clients_without_state_are_evicted_before_clients_that_can_reclaim() {
     let mut world = World::new();
     world.begin_grace(&["a"], &[]);
     let (a, _) = world.client("a", 1);
@@ -120,11 +127,11 @@ fn nobody_is_kept_out_by_who_only_introduces_itself_but_by_clients_that_hold_som
     });
     assert!(world.exchange(&exchange("e", 1, 0), &OWNER).is_ok());
     let is_there = |id: &Clientid4| world.state.clients().find(*id).is_some();
-    assert!(is_there(&a), "it has something to reclaim");
-    assert_eq!(others.map(|id| is_there(&id)), [false, true, true], "they hold nothing");
+    assert!(is_there(&a), "it can reclaim state");
+    assert_eq!(others.map(|id| is_there(&id)), [false, true, true], "they hold no state");
 }
 
-/// Two hosts have all places, and everything that they have there is in use.
+/// Returns a full table: two hosts have all clients, and all clients are in use.
 fn full(hold: bool) -> (World, Vec<Clientid4>) {
     let mut world = World::new();
     let mut ids = Vec::new();
@@ -145,17 +152,17 @@ fn full(hold: bool) -> (World, Vec<Clientid4>) {
 }
 
 #[test]
-fn a_new_host_gets_in_whatever_those_have_that_have_the_most() {
+fn new_host_evicts_a_client_of_the_largest_host() {
     for hold in [false, true] {
         let (mut world, ids) = full(hold);
         world.peer = Ipv4Addr::new(192, 0, 2, 3).into();
         let (new, session) = world.client("new", 1);
         world.call(session, 1, 1);
         let gone: Vec<_> = ids.iter().filter(|id| world.state.clients().find(**id).is_none()).collect();
-        assert_eq!(gone, [&ids[4]], "of the host with the most, who was silent for the longest time; holding: {hold}");
+        assert_eq!(gone, [&ids[4]], "the longest silent client of the largest host must be evicted; holding: {hold}");
         assert_eq!(world.state.clients().len(), 8);
         assert!(world.state.clients().find(new).is_some());
-        // Who has as many as any other makes room by itself, or has to wait.
+        // A host with the largest number of clients can only evict one of its own, or must wait.
         world.peer = Ipv4Addr::new(192, 0, 2, 1).into();
         let again = world.exchange(&exchange("one more", 1, 0), &OWNER);
         assert_eq!(again.is_err(), hold, "{again:?}");
@@ -164,19 +171,19 @@ fn a_new_host_gets_in_whatever_those_have_that_have_the_most() {
 }
 
 #[test]
-fn a_client_whose_request_is_being_executed_makes_no_room() {
+fn client_with_a_request_in_progress_is_not_evicted() {
     let (mut world, ids) = full(true);
     let session = world.state.sessions_of(ids[4]).next().unwrap().id;
-    let Begun::Execute(ticket) = world.sequence(session, 2, 1).unwrap().begun else { panic!("new") };
+    let Begun::Execute(ticket) = world.sequence(session, 2, 1).unwrap().begun else { panic!("the request is new") };
     world.peer = Ipv4Addr::new(192, 0, 2, 3).into();
     world.client("new", 1);
     assert!(world.state.clients().find(ids[4]).is_some() && world.state.clients().find(ids[5]).is_none());
     world.state.finish(world.now, session, ticket, "reply", false);
 }
 
-/// A collision that is refused for want of room has not ended the client whose name it is.
+/// A collision that fails because the table is full must not remove the other client.
 #[test]
-fn who_finds_no_room_has_taken_no_name() {
+fn failed_collision_does_not_remove_the_other_client() {
     let mut world = World::new();
     let (_, session) = world.client("a", 1);
     world.call(session, 1, 1);
@@ -191,7 +198,7 @@ fn who_finds_no_room_has_taken_no_name() {
 }
 
 #[test]
-fn names_cannot_be_guessed_nor_used_by_others() {
+fn client_ids_are_random_and_bound_to_their_principal() {
     let mut world = World::new();
     let ids: Vec<_> =
         (0..4).map(|n| world.exchange(&exchange(&n.to_string(), 1, 0), &OWNER).unwrap().clientid.0).collect();
@@ -206,26 +213,26 @@ fn names_cannot_be_guessed_nor_used_by_others() {
     let bound = world.state.bind_conn_to_session(&bind(session, ChannelDirFromClient4::Back), &OTHER, by);
     assert_eq!(bound, Err(Nfsstat4::WrongCred));
     let other = world.state.bind_conn_to_session(&bind(session, ChannelDirFromClient4::Back), &OWNER, by);
-    assert!(other.is_ok(), "another connection of the client, from wherever it comes");
+    assert!(other.is_ok(), "another connection of the same principal may be bound");
     assert_eq!(world.state.destroy_session(session, false, &OWNER, by.id), Ok(()));
     assert_eq!(world.state.destroy_clientid(world.now, id, None, &OWNER), Ok(()));
 }
 
 #[test]
-fn one_host_keeps_no_other_out_and_gives_way_to_itself() {
+fn one_host_gets_half_of_the_table_and_evicts_its_own_clients() {
     let mut world = World::new();
     let from = |world: &mut World, peer: &str, name: &str| {
         world.peer = peer.parse().unwrap();
         world.exchange(&exchange(name, 1, 0), &OWNER).map(|ok| ok.clientid)
     };
-    // All addresses of a link of IPv6 are one host's, which has no more than a half.
+    // All addresses of one IPv6 /64 prefix are one host, which gets at most half of the table.
     let first = from(&mut world, "2001:db8::1", "a").unwrap();
     for (peer, name) in [("2001:db8::2", "b"), ("2001:db8::3", "c"), ("2001:db8::4", "d")] {
         from(&mut world, peer, name).unwrap();
     }
     assert!(world.state.clients().find(first).is_some());
     let again = from(&mut world, "2001:db8::5", "e").unwrap();
-    assert!(world.state.clients().find(first).is_none(), "of its own the first that has done least");
+    assert!(world.state.clients().find(first).is_none(), "its own oldest unconfirmed client must be evicted");
     assert_eq!(world.state.clients().len(), 4);
 
     world.peer = Ipv4Addr::LOCALHOST.into();
@@ -235,9 +242,9 @@ fn one_host_keeps_no_other_out_and_gives_way_to_itself() {
         world.open(id, "o", OPEN4_SHARE_ACCESS_READ, 0).unwrap();
     }
     for peer in ["127.0.0.1", "::ffff:127.0.0.1"] {
-        assert_eq!(from(&mut world, peer, "j"), Err(Nfsstat4::Delay), "all of its own hold something");
+        assert_eq!(from(&mut world, peer, "j"), Err(Nfsstat4::Delay), "all its clients hold state");
     }
-    // Where all places are taken, of the hosts with the most whoever has done least gives way.
+    // If the table is full, the lowest-ranked client of the largest host is evicted.
     assert_eq!(world.state.clients().len(), 8);
     from(&mut world, "192.0.2.1", "k").unwrap();
     assert_eq!(world.state.clients().len(), 8);
@@ -245,7 +252,7 @@ fn one_host_keeps_no_other_out_and_gives_way_to_itself() {
 }
 
 #[test]
-fn what_a_host_had_and_has_no_more_does_not_count() {
+fn removed_clients_do_not_count() {
     let mut world = World::new();
     for round in 0..20 {
         let (client, session) = world.client(&format!("{round}"), 1);
@@ -253,7 +260,7 @@ fn what_a_host_had_and_has_no_more_does_not_count() {
         world.state.destroy_session(session, false, &OWNER, TCP.id).unwrap();
         world.state.destroy_clientid(world.now, client, None, &OWNER).unwrap();
     }
-    // A client that restarts again and again is one.
+    // A client that restarts repeatedly counts once.
     for incarnation in 0..20 {
         let (_, session) = world.client("a", incarnation);
         world.call(session, 1, 1);

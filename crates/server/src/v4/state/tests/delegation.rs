@@ -1,4 +1,4 @@
-//! Delegations: granted, recalled, returned, revoked; and the slots that recalls go by.
+//! Delegations: grant, recall, return, revocation; and the slots of recalls.
 
 use super::*;
 use crate::{
@@ -27,14 +27,14 @@ enum Got {
 const CONTENTION: Got = Got::Why(OpenNoneDelegation4::Contention { server_will_push_deleg: false });
 const RESOURCE: Got = Got::Why(OpenNoneDelegation4::Resource { server_will_signal_avail: false });
 
-/// What a client has opened to write is delegated to it.
+/// Returns a write delegation of a client that has opened the file to write.
 pub(super) fn delegate_to_write(world: &mut World, client: Clientid4) -> Stateid4 {
-    let Got::Write(stateid) = world.delegation(client, WRITE) else { panic!("to write") };
+    let Got::Write(stateid) = world.delegation(client, WRITE) else { panic!("a write delegation must be granted") };
     stateid
 }
 
 impl World {
-    /// What an OPEN of this access gets beside the open.
+    /// Returns the delegation that comes with an OPEN with this access.
     fn delegation(&mut self, client: Clientid4, share_access: u32) -> Got {
         let request = DelegationRequest { client, file: &'f', share_access, change: 7, reclaim: None };
         self.delegate(&request)
@@ -68,25 +68,29 @@ impl World {
 }
 
 #[test]
-fn readers_share_a_file_and_a_writer_has_it_alone() {
+fn read_delegations_coexist_and_conflict_with_a_writer() {
     let mut world = World::new();
     let ((a, _), (b, _)) = (world.ready("a"), world.ready("b"));
     assert!(matches!(world.open_and_delegate(a, READ), Got::Read(_)));
     assert!(matches!(world.open_and_delegate(b, READ), Got::Read(_)));
-    assert_eq!(world.by_others(Access::Read), Ok(()), "reading is what they are for");
+    assert_eq!(world.by_others(Access::Read), Ok(()), "read delegations permit reads of others");
     assert_eq!(world.recalls(), []);
     assert_eq!(world.open(a, "w", WRITE, 0), Err(Nfsstat4::Delay));
     let recalls = world.recalls();
-    assert_eq!(recalls.iter().map(|recall| recall.client).collect::<Vec<_>>(), [b], "one's own is not in the way");
+    assert_eq!(
+        recalls.iter().map(|recall| recall.client).collect::<Vec<_>>(),
+        [b],
+        "the client's own delegation does not conflict"
+    );
     assert_eq!(world.open(a, "w", WRITE, 0), Err(Nfsstat4::Delay));
-    assert_eq!(world.recalls(), [], "it is recalled once");
+    assert_eq!(world.recalls(), [], "the recall is sent once");
     world.state.delegreturn(b, &'f', &recalls[0].stateid).unwrap();
     assert!(!world.state.is_recalling(&recalls[0]));
     world.open(a, "w", WRITE, 0).unwrap();
 }
 
 #[test]
-fn a_writer_that_opens_again_without_its_delegation_is_in_its_own_way() {
+fn open_without_its_own_write_delegation_recalls_it() {
     let mut world = World::new();
     let (a, _) = world.ready("a");
     let Got::Write(stateid) = world.open_and_delegate(a, WRITE) else { panic!() };
@@ -97,13 +101,13 @@ fn a_writer_that_opens_again_without_its_delegation_is_in_its_own_way() {
     assert_eq!(world.recalls().len(), 1);
     world.state.delegreturn(a, &'f', &stateid).unwrap();
     let by_delegation = OpenRequest { claim: Claim::Delegated(stateid), ..request.clone() };
-    assert_eq!(world.open_by(by_delegation), Err(Nfsstat4::BadStateid), "it has none any more");
+    assert_eq!(world.open_by(by_delegation), Err(Nfsstat4::BadStateid), "it no longer holds the delegation");
     world.open_by(request).unwrap();
 }
 
-/// What OPEN gets beside the open, in the same entry into the state.
+/// OPEN grants the delegation in the same call as the open.
 #[test]
-fn an_open_comes_with_a_delegation_if_that_is_wanted_and_can_be_recalled() {
+fn open_grants_a_delegation_if_wanted_and_recallable() {
     let mut world = World::new();
     let ((a, _), (b, _)) = (world.ready("a"), world.ready("b"));
     let wanted = |client, want, can_recall| OpenRequest { want, can_recall, ..opening(client, Bytes::new()) };
@@ -114,7 +118,7 @@ fn an_open_comes_with_a_delegation_if_that_is_wanted_and_can_be_recalled() {
     assert_eq!(open(wanted(a, OPEN4_SHARE_ACCESS_WANT_ANY_DELEG, false)), OpenDelegation4::NoneExt(resource));
     assert_eq!(open(wanted(a, OPEN4_SHARE_ACCESS_WANT_NO_DELEG, true)), none(WhyNoDelegation4::NotWanted));
     assert!(matches!(open(wanted(a, 0, true)), OpenDelegation4::Read(_)));
-    // A file that is truncated behind the commit is delegated behind that.
+    // If the file is truncated after the commit, the delegation is granted after that.
     let plan = world.state.plan_open(&world.locks, wanted(b, 0, true), world.now).unwrap();
     assert!(plan.is_delegable());
     let target = OpenTarget { file: &'f', change: None, truncates: true };
@@ -125,18 +129,24 @@ fn an_open_comes_with_a_delegation_if_that_is_wanted_and_can_be_recalled() {
 }
 
 #[test]
-fn a_writer_is_in_the_way_of_everybody_else() {
+fn write_delegation_conflicts_with_all_others() {
     let mut world = World::new();
     let ((a, _), (b, _)) = (world.ready("a"), world.ready("b"));
-    let Got::Write(stateid) = world.open_and_delegate(a, OPEN4_SHARE_ACCESS_BOTH) else { panic!("to write") };
+    let Got::Write(stateid) = world.open_and_delegate(a, OPEN4_SHARE_ACCESS_BOTH) else {
+        panic!("a write delegation must be granted")
+    };
     for access in [Access::Read, Access::Write] {
         assert_eq!(world.by_others(access), Err(Nfsstat4::Delay));
     }
     assert_eq!(world.recalls(), [Held { client: a, file: 'f', stateid }]);
-    assert_eq!(world.state.recall(&mut world.locks, &'f', (Some(a), Access::Write), world.now), Ok(()), "its own");
+    assert_eq!(
+        world.state.recall(&mut world.locks, &'f', (Some(a), Access::Write), world.now),
+        Ok(()),
+        "its own access"
+    );
     assert_eq!(world.state.recall(&mut world.locks, &'g', (None, Access::Write), world.now), Ok(()), "another file");
     assert_eq!(world.open(b, "o", READ, 0), Err(Nfsstat4::Delay));
-    // While it is recalled its holder may still open, write, and tell what it has done (CLAIM_DELEGATE_CUR).
+    // During the recall the holder may still open, write, and use CLAIM_DELEGATE_CUR.
     let by = |client, stateid| OpenRequest {
         access: WRITE,
         claim: Claim::Delegated(stateid),
@@ -149,7 +159,7 @@ fn a_writer_is_in_the_way_of_everybody_else() {
     assert_eq!(io(&mut world, a, true), Ok(()));
     assert_eq!(io(&mut world, b, false), Err(Nfsstat4::BadStateid));
     let open = world.open_by(by(a, stateid)).unwrap().stateid;
-    assert_eq!(world.open_by(by(a, open)), Err(Nfsstat4::BadStateid), "an open is none");
+    assert_eq!(world.open_by(by(a, open)), Err(Nfsstat4::BadStateid), "an open stateid is not a delegation");
     assert_eq!(world.state.delegreturn(a, &'f', &open), Err(Nfsstat4::BadStateid));
     world.state.delegreturn(a, &'f', &stateid).unwrap();
     assert_eq!(world.state.delegreturn(a, &'f', &stateid), Err(Nfsstat4::BadStateid));
@@ -157,14 +167,14 @@ fn a_writer_is_in_the_way_of_everybody_else() {
 }
 
 #[test]
-fn a_delegation_to_read_does_not_allow_writing() {
+fn read_delegation_does_not_permit_writing() {
     let mut world = World::new();
     let (a, _) = world.ready("a");
-    let Got::Read(stateid) = world.open_and_delegate(a, READ) else { panic!("to read") };
+    let Got::Read(stateid) = world.open_and_delegate(a, READ) else { panic!("a read delegation must be granted") };
     let now = world.now;
     assert_eq!(world.state.check_io(&mut world.locks, a, &'f', &stateid, false, now), Ok(()));
     assert_eq!(world.state.check_io(&mut world.locks, a, &'f', &stateid, true, now), Err(Nfsstat4::OpenMode));
-    // Reads without a stateid are no worse than those of other protocols.
+    // I/O with a special stateid conflicts like that of other protocols.
     let anonymous = Stateid4::ANONYMOUS;
     let (b, _) = world.ready("b");
     assert_eq!(world.state.check_io(&mut world.locks, b, &'f', &anonymous, false, now), Ok(()));
@@ -172,7 +182,7 @@ fn a_delegation_to_read_does_not_allow_writing() {
 }
 
 #[test]
-fn what_is_wanted_is_heard_and_refusals_say_why() {
+fn delegation_wants_are_honoured_and_refusals_have_a_reason() {
     let mut world = World::new();
     let ((a, _), (b, _)) = (world.ready("a"), world.ready("b"));
     world.open(a, "o", READ, 0).unwrap();
@@ -180,9 +190,9 @@ fn what_is_wanted_is_heard_and_refusals_say_why() {
     assert_eq!(world.delegation(a, READ | OPEN4_SHARE_ACCESS_WANT_NO_DELEG), why(WhyNoDelegation4::NotWanted));
     assert_eq!(world.delegation(a, READ | OPEN4_SHARE_ACCESS_WANT_CANCEL), why(WhyNoDelegation4::Cancelled));
     let impossible = world.delegation(a, READ | OPEN4_SHARE_ACCESS_WANT_WRITE_DELEG);
-    assert_eq!(impossible, why(WhyNoDelegation4::NotSuppUpgrade), "it may not write");
+    assert_eq!(impossible, why(WhyNoDelegation4::NotSuppUpgrade), "the client opened it only to read");
     assert!(matches!(world.delegation(a, READ | OPEN4_SHARE_ACCESS_WANT_ANY_DELEG), Got::Read(_)));
-    assert_eq!(world.delegation(a, READ), Got::None, "it has one, and did not say what it wants");
+    assert_eq!(world.delegation(a, READ), Got::None, "it has a delegation and stated no preference");
     let again = world.delegation(a, OPEN4_SHARE_ACCESS_BOTH | OPEN4_SHARE_ACCESS_WANT_ANY_DELEG);
     assert_eq!(again, why(WhyNoDelegation4::NotSuppUpgrade));
     world.open(b, "o", READ, 0).unwrap();
@@ -190,7 +200,7 @@ fn what_is_wanted_is_heard_and_refusals_say_why() {
 }
 
 #[test]
-fn none_is_given_of_what_others_use_or_have_just_wanted() {
+fn no_delegation_of_files_in_use_or_recently_recalled() {
     let mut world = World::new();
     let ((a, _), (b, _)) = (world.ready("a"), world.ready("b"));
     let any = |access| access | OPEN4_SHARE_ACCESS_WANT_ANY_DELEG;
@@ -208,22 +218,22 @@ fn none_is_given_of_what_others_use_or_have_just_wanted() {
     world.locks.lock(&'f', &host, &request).unwrap();
     assert_eq!(world.delegation(a, any(READ)), CONTENTION);
     world.locks.release_client(LockClient::Nlm(1));
-    // A change that is being made.
+    // The file is being changed.
     let changing = world.state.marks().begin_change(&'f');
     assert_eq!(world.delegation(a, any(READ)), CONTENTION);
-    assert_eq!(world.by_others(Access::Write), Ok(()), "nothing has been left behind");
+    assert_eq!(world.by_others(Access::Write), Ok(()), "the refused delegation must leave no state");
     drop(changing);
-    let Got::Read(stateid) = world.delegation(a, any(READ)) else { panic!("nobody is in the way") };
+    let Got::Read(stateid) = world.delegation(a, any(READ)) else { panic!("nothing conflicts") };
     assert_eq!(world.by_others(Access::Write), Err(Nfsstat4::Delay));
     world.state.delegreturn(a, &'f', &stateid).unwrap();
     assert_eq!(world.by_others(Access::Write), Ok(()));
-    assert_eq!(world.delegation(a, any(READ)), CONTENTION, "for a while");
+    assert_eq!(world.delegation(a, any(READ)), CONTENTION, "no grant soon after a recall");
     world.now += LEASE / 2;
     assert!(matches!(world.delegation(a, any(READ)), Got::Read(_)));
 }
 
 #[test]
-fn who_cannot_be_called_gets_none_until_it_can() {
+fn client_without_a_callback_path_gets_no_delegation() {
     let mut world = World::new();
     let (a, session) = world.ready("a");
     let any = READ | OPEN4_SHARE_ACCESS_WANT_ANY_DELEG;
@@ -242,20 +252,20 @@ fn who_cannot_be_called_gets_none_until_it_can() {
     assert!(matches!(world.delegation(a, any), Got::Read(_)));
     let call = world.state.begin_callback(a, None).unwrap();
     assert_eq!((call.session, call.connections), (session, vec![ConnectionId(2)]));
-    assert_eq!(world.state.begin_callback(a, None).unwrap_err(), NoPath::Busy, "the client has one slot");
+    assert_eq!(world.state.begin_callback(a, None).unwrap_err(), NoPath::Busy, "the client has one backchannel slot");
     world.state.end_callback(session, &call.ticket, BackOutcome::Unknown);
     assert_eq!(world.state.begin_callback(a, None).unwrap_err(), NoPath::Down);
-    assert_ne!(world.flags(session, 3) & SEQ4_STATUS_BACKCHANNEL_FAULT, 0, "its sequence is not known any more");
+    assert_ne!(world.flags(session, 3) & SEQ4_STATUS_BACKCHANNEL_FAULT, 0, "the sequence ID of the slot is unknown");
 }
 
 #[test]
-fn who_does_not_give_back_in_a_leases_time_is_deprived_and_told() {
+fn unreturned_delegation_is_revoked_after_a_lease_time() {
     let mut world = World::new();
     let (a, session) = world.ready("a");
-    let Got::Write(stateid) = world.open_and_delegate(a, WRITE) else { panic!("to write") };
+    let Got::Write(stateid) = world.open_and_delegate(a, WRITE) else { panic!("a write delegation must be granted") };
     assert_eq!(world.by_others(Access::Read), Err(Nfsstat4::Delay));
     world.now += LEASE;
-    // It is alive, and renews its lease.
+    // The client renews its lease, and the delegation is revoked all the same.
     assert_eq!(world.flags(session, 1), 0);
     world.state.expire(world.now);
     assert_eq!(world.by_others(Access::Read), Ok(()));
@@ -269,10 +279,10 @@ fn who_does_not_give_back_in_a_leases_time_is_deprived_and_told() {
 }
 
 #[test]
-fn one_that_was_returned_in_time_is_not_revoked_nor_one_that_came_later() {
+fn returned_delegation_and_a_later_one_are_not_revoked() {
     let mut world = World::new();
     let (a, session) = world.ready("a");
-    let Got::Write(stateid) = world.open_and_delegate(a, WRITE) else { panic!("to write") };
+    let Got::Write(stateid) = world.open_and_delegate(a, WRITE) else { panic!("a write delegation must be granted") };
     assert_eq!(world.by_others(Access::Read), Err(Nfsstat4::Delay));
     world.state.delegreturn(a, &'f', &stateid).unwrap();
     world.now += LEASE / 2;
@@ -280,29 +290,33 @@ fn one_that_was_returned_in_time_is_not_revoked_nor_one_that_came_later() {
     world.now += LEASE / 2;
     assert_eq!(world.flags(session, 1), 0);
     world.state.expire(world.now);
-    assert_eq!(world.by_others(Access::Read), Err(Nfsstat4::Delay), "it still has the second");
+    assert_eq!(world.by_others(Access::Read), Err(Nfsstat4::Delay), "it still holds the second delegation");
 }
 
 #[test]
-fn a_silent_client_keeps_what_it_has_until_somebody_wants_it() {
+fn expired_client_keeps_its_delegation_until_a_conflict() {
     let mut world = World::new();
     let (a, session) = world.ready("a");
     assert!(matches!(world.open_and_delegate(a, WRITE), Got::Write(_)));
     world.now += 10 * LEASE;
     world.state.expire(world.now);
     assert_eq!(world.state.clients().len(), 1);
-    assert_eq!(world.by_others(Access::Read), Ok(()), "nobody waits for a silent client");
+    assert_eq!(world.by_others(Access::Read), Ok(()), "the state of an expired client is revoked at once");
     assert_eq!(world.recalls(), []);
     assert_ne!(world.flags(session, 1) & SEQ4_STATUS_EXPIRED_SOME_STATE_REVOKED, 0);
 }
 
 #[test]
-fn what_was_delegated_before_a_restart_is_delegated_again() {
+fn delegation_is_reclaimed_after_a_restart() {
     let mut world = World::new();
     world.begin_grace(&["a"], &[]);
     let (a, _) = world.client("a", 1);
     world.reclaim(a, "o").unwrap();
-    assert_eq!(world.delegation(a, WRITE | OPEN4_SHARE_ACCESS_WANT_ANY_DELEG), RESOURCE, "nothing new is given");
+    assert_eq!(
+        world.delegation(a, WRITE | OPEN4_SHARE_ACCESS_WANT_ANY_DELEG),
+        RESOURCE,
+        "nothing new is granted in the grace period"
+    );
     let reclaim = Some(OpenDelegationType4::Write);
     let request = DelegationRequest { client: a, file: &'f', share_access: WRITE, change: 7, reclaim };
     assert!(matches!(world.delegate(&request), Got::Write(_)));
@@ -312,11 +326,11 @@ fn what_was_delegated_before_a_restart_is_delegated_again() {
 }
 
 #[test]
-fn delegations_of_a_client_that_is_gone_are_in_nobodys_way() {
+fn delegations_of_a_removed_client_do_not_conflict() {
     let mut world = World::new();
     let (a, _) = world.ready("a");
     assert!(matches!(world.open_and_delegate(a, WRITE), Got::Write(_)));
-    // It has restarted.
+    // The client has restarted.
     world.client("a", 2);
     assert_eq!(world.by_others(Access::Write), Ok(()));
     let (b, _) = world.ready("b");

@@ -1,4 +1,4 @@
-//! A state and its clients, for the tests of the operations.
+//! A state with clients, for the tests of the operations.
 
 mod bounds;
 mod delegation;
@@ -32,11 +32,11 @@ struct World {
     state: State<&'static str, char>,
     locks: LockTable<char>,
     now: Instant,
-    /// From where clients introduce themselves.
+    /// The address from which clients introduce themselves.
     peer: IpAddr,
 }
 
-/// The owner, on this host.
+/// The principal `OWNER`, on this host.
 fn local() -> Origin<'static> {
     Origin { principal: &OWNER, peer: Ipv4Addr::LOCALHOST.into(), admitted: true }
 }
@@ -78,7 +78,7 @@ fn bind(sessid: Sessionid4, dir: ChannelDirFromClient4) -> BindConnToSessionArgs
     BindConnToSessionArgs { sessid, dir, use_conn_in_rdma_mode: false }
 }
 
-/// OPEN to read by a server that recalls nothing.
+/// Returns an OPEN to read, by a server that cannot recall delegations.
 fn opening(client: Clientid4, owner: Bytes) -> OpenRequest {
     OpenRequest {
         client,
@@ -96,7 +96,7 @@ impl World {
         Self::with(|_| {})
     }
 
-    /// With other options.
+    /// Creates a world with changed options.
     fn with(change: impl FnOnce(&mut StateOptions)) -> Self {
         let limits = ChannelLimits {
             request_max: 256 << 10,
@@ -139,7 +139,7 @@ impl World {
         self.state.create_session(self.now, args, &OWNER, TCP)
     }
 
-    /// A confirmed client with a session.
+    /// Adds a confirmed client with a session.
     fn client(&mut self, name: &str, verifier: u8) -> (Clientid4, Sessionid4) {
         let id = self.exchange(&exchange(name, verifier, 0), &OWNER).unwrap().clientid;
         (id, self.create(&create(id, 1)).unwrap().sessionid)
@@ -160,7 +160,7 @@ impl World {
         };
         let fingerprint = Fingerprint { principal: OWNER, checksum: u64::from(sequence) };
         let request = Request { args: &args, fingerprint, len: 1000, operations: 3 };
-        // As the service does.
+        // Try the shard first, as the service does.
         let shard = self.state.shards().of_session(&sessionid);
         match shard.and_then(|shard| shard.sequence(self.now, &request, ConnectionId(connection))) {
             Some(sequenced) => Ok(sequenced),
@@ -179,7 +179,7 @@ impl World {
         }
     }
 
-    /// READ or WRITE, as the service does.
+    /// Checks a READ or WRITE, as the service does.
     fn io_of(&mut self, client: Clientid4, file: char, stateid: &Stateid4, write: bool) -> Result<(), Nfsstat4> {
         let shard = self.state.clients().find(client).map(|client| client.shard.clone());
         match shard.is_some_and(|shard| shard.permits_io(&file, stateid, write)) {
@@ -190,12 +190,12 @@ impl World {
 
     fn call(&mut self, sessionid: Sessionid4, sequence: u32, connection: u64) -> SequenceOk {
         let sequenced = self.sequence(sessionid, sequence, connection).unwrap();
-        let Begun::Execute(ticket) = sequenced.begun else { panic!("new") };
+        let Begun::Execute(ticket) = sequenced.begun else { panic!("the request is new") };
         self.finish(sessionid, ticket);
         sequenced.result
     }
 
-    /// A client that has reclaimed what it had, and opens what it likes.
+    /// Adds a client that has completed its reclaims and may open files.
     fn ready(&mut self, name: &str) -> (Clientid4, Sessionid4) {
         let (id, session) = self.client(name, 1);
         self.state.reclaim_complete(id, &ReclaimCompleteArgs { one_fs: false }).unwrap();
@@ -223,7 +223,7 @@ impl World {
         self.open_by(request).map(|opened| opened.stateid)
     }
 
-    /// OPEN, as the service does it. Tests of what is stored store a client themselves.
+    /// Executes an OPEN, as the service does. The client is not stored; tests of recovery records store it themselves.
     fn open_by(&mut self, request: OpenRequest) -> Result<Opened, Nfsstat4> {
         let client = request.client;
         let plan = self.state.plan_open(&self.locks, request, self.now)?;

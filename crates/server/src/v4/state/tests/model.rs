@@ -1,5 +1,5 @@
-//! Random sequences of all operations, by few clients and at tiny limits: whatever they do, the state agrees with itself, and an
-//! operation that fails has changed nothing.
+//! Random sequences of all operations, by few clients and with tiny limits. After each operation all tables agree, and
+//! a failed operation has changed nothing.
 
 use std::collections::BTreeSet;
 
@@ -18,7 +18,7 @@ use super::{
 };
 use crate::sharing::conflict::Access;
 
-/// An operation. Numbers choose among what there is, by their remainder.
+/// An operation. Numbers select among the existing objects, by their remainder.
 #[derive(Clone, Debug)]
 enum Op {
     Exchange { name: u8, verifier: u8, by: u8, host: u8, update: bool },
@@ -32,7 +32,7 @@ enum Op {
     Bind { session: u8, by: u8, connection: u8 },
     Disconnect { connection: u8 },
     ReclaimComplete { client: u8 },
-    Remember { client: u8, written: bool },
+    Store { client: u8, written: bool },
     Open { client: u8, owner: u8, file: u8, access: u8, deny: u8, reclaim: bool, step: Step },
     Close { stateid: u8 },
     Lock { stateid: u8, owner: u8, write: bool },
@@ -50,16 +50,16 @@ enum Op {
     Pass { quarters: u8 },
 }
 
-/// How an OPEN goes.
+/// The variant of an OPEN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// The file cannot be found.
+    /// The file is not found, and the plan is dropped.
     Dropped,
-    /// By a delegation, if the stateid is of one.
+    /// The OPEN claims a delegation, if the stateid is one.
     Delegated,
-    /// A delegation may come with it.
+    /// A delegation may be granted.
     Delegates,
-    /// A delegation may come with it after the file is truncated.
+    /// A delegation may be granted after the file is truncated.
     Truncates,
     Plain,
 }
@@ -92,7 +92,7 @@ fn ops() -> impl Strategy<Value = Op> {
         1 => (n(), 0..2u8, 0..4u8).prop_map(|(session, by, connection)| Op::Bind { session, by, connection }),
         1 => (0..4u8).prop_map(|connection| Op::Disconnect { connection }),
         2 => n().prop_map(|client| Op::ReclaimComplete { client }),
-        2 => (n(), any::<bool>()).prop_map(|(client, written)| Op::Remember { client, written }),
+        2 => (n(), any::<bool>()).prop_map(|(client, written)| Op::Store { client, written }),
         6 => (n(), n(), 0..3u8, 1..4u8, 0..4u8, any::<bool>(), step())
             .prop_map(|(client, owner, file, access, deny, reclaim, step)| {
                 Op::Open { client, owner, file, access, deny, reclaim, step }
@@ -114,7 +114,7 @@ fn ops() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// A state, and what its clients have been told.
+/// A state, and the identifiers that its clients know.
 struct Model {
     world: World,
     clients: Vec<Clientid4>,
@@ -122,7 +122,7 @@ struct Model {
     sessions: Vec<Sessionid4>,
     begun: Vec<(Sessionid4, Ticket)>,
     stateids: Vec<(Clientid4, char, Stateid4)>,
-    /// The owners that are remembered over a restart, reclaiming or not.
+    /// The owners in the recovery database, with or without permission to reclaim.
     stored: BTreeSet<Bytes>,
 }
 
@@ -134,8 +134,9 @@ fn by(number: u8) -> &'static Principal {
     if number == 0 { &OWNER } else { &OTHER }
 }
 
-/// By DELAY a client that is back after its lease waits for what it may reclaim to be stored again, which has begun.
-fn settled(status: &Nfsstat4) -> bool {
+/// Returns `false` for DELAY. After it the state may have changed: the record of a client that is back after its lease
+/// is being stored.
+fn is_unchanged_after(status: &Nfsstat4) -> bool {
     *status != Nfsstat4::Delay
 }
 
@@ -144,7 +145,7 @@ fn connection(number: u8) -> Connection {
 }
 
 fn origin(principal: &Principal, host: u8) -> Origin<'_> {
-    // Three hosts, one of which no export admits.
+    // Three hosts. No export admits the third.
     let peer = Ipv4Addr::new(192, 0, 2, host).into();
     Origin { principal, peer, admitted: host < 2 }
 }
@@ -167,7 +168,7 @@ impl Model {
         Self { world, clients, confirms, sessions, begun: Vec::new(), stateids: Vec::new(), stored }
     }
 
-    /// Does it, and says what it failed with, if that must have left all as it was.
+    /// Applies an operation. Returns its error if that must have left the state unchanged.
     fn apply(&mut self, op: &Op) -> Option<Nfsstat4> {
         match op {
             Op::Exchange { .. } | Op::SetClientid { .. } | Op::Confirm { .. } | Op::DestroyClientid { .. } => {
@@ -207,21 +208,21 @@ impl Model {
                     callback_ident: 1,
                 };
                 let made = state.set_clientid(*now, &args, origin(by(principal), host));
-                let told = |SetClientIdOk { clientid, setclientid_confirm }| {
+                let note = |SetClientIdOk { clientid, setclientid_confirm }| {
                     self.clients.push(clientid);
                     self.confirms.push(SetClientIdConfirmArgs { clientid, setclientid_confirm });
                 };
-                made.map(told).err()
+                made.map(note).err()
             }
             Op::Confirm { which, by: principal } => {
                 let args = pick(&self.confirms, which)?;
-                state.set_clientid_confirm(*now, &args, by(principal)).err().filter(settled)
+                state.set_clientid_confirm(*now, &args, by(principal)).err().filter(is_unchanged_after)
             }
             Op::DestroyClientid { client, by: principal } => {
                 let id = pick(&self.clients, client)?;
                 state.destroy_clientid(*now, id, None, by(principal)).err()
             }
-            _ => unreachable!("of another kind"),
+            _ => unreachable!("another function applies this operation"),
         }
     }
 
@@ -237,8 +238,8 @@ impl Model {
                 }
                 let made = state.create_session(*now, &args, by(principal), connection(host));
                 made.map(|made| self.sessions.push(made.sessionid)).err().filter(|status| {
-                    // These are kept for a retry (§18.36.4).
-                    !matches!(status, Nfsstat4::NoSpc | Nfsstat4::TooSmall) && settled(status)
+                    // These errors are cached for a retry (§18.36.4).
+                    !matches!(status, Nfsstat4::NoSpc | Nfsstat4::TooSmall) && is_unchanged_after(status)
                 })
             }
             Op::Sequence { session, sequence, connection } => {
@@ -246,7 +247,7 @@ impl Model {
                 match self.world.sequence(id, u32::from(sequence), u64::from(connection)) {
                     Ok(Sequenced { begun: Begun::Execute(ticket), .. }) => self.begun.push((id, ticket)),
                     Ok(_) => {}
-                    Err(status) => return Some(status).filter(settled),
+                    Err(status) => return Some(status).filter(is_unchanged_after),
                 }
                 None
             }
@@ -269,7 +270,7 @@ impl Model {
                 state.disconnect(connection(number).id);
                 None
             }
-            _ => unreachable!("of another kind"),
+            _ => unreachable!("another function applies this operation"),
         }
     }
 
@@ -357,7 +358,7 @@ impl Model {
                 let (client, file, stateid) = pick(&self.stateids, stateid)?;
                 return state.delegreturn(client, &file, &stateid).err();
             }
-            _ => unreachable!("of another kind"),
+            _ => unreachable!("another function applies this operation"),
         }
         None
     }
@@ -367,11 +368,11 @@ impl Model {
         match *op {
             Op::ReclaimComplete { client } => {
                 let id = pick(&self.clients, client)?;
-                // It comes behind SEQUENCE.
+                // The operation follows SEQUENCE.
                 state.clients().find(id).filter(|client| client.confirmed && client.legacy.is_none())?;
                 return state.reclaim_complete(id, &ReclaimCompleteArgs { one_fs: false }).err();
             }
-            Op::Remember { client, written } => {
+            Op::Store { client, written } => {
                 let id = pick(&self.clients, client)?;
                 state.clients().find(id).filter(|client| client.confirmed)?;
                 if let Some(owner) = state.unstored_owner(id, *now) {
@@ -406,12 +407,12 @@ impl Model {
             Op::EndGrace if state.in_grace() => drop(self.world.end_grace()),
             Op::EndGrace => {}
             Op::Pass { quarters } => *now += LEASE / 4 * u32::from(quarters) + Duration::from_millis(1),
-            _ => unreachable!("of another kind"),
+            _ => unreachable!("another function applies this operation"),
         }
         None
     }
 
-    /// What follows from it, as the service does it.
+    /// Carries out the consequences of an operation, as the service does.
     fn settle(&mut self) {
         let World { state, locks, .. } = &mut self.world;
         let changes: Vec<_> = std::iter::from_fn(|| state.poll_record()).collect();
@@ -430,7 +431,7 @@ impl Model {
         }
     }
 
-    /// What always holds.
+    /// Checks the invariants.
     fn check(&self) {
         let World { state, now, .. } = &self.world;
         state.check();
@@ -440,16 +441,16 @@ impl Model {
                 let is_stored = stored && client.record != Record::None;
                 assert_eq!(self.stored.contains(owner), is_stored, "{:?} {:?}", client.record, client.stored);
             }
-            assert!(stored || client.unheard(*now) > LEASE, "whoever is heard is stored");
+            assert!(stored || client.time_since_request(*now) > LEASE, "the record of an active client must be stored");
         }
     }
 }
 
 impl State<&'static str, char> {
-    /// That each open shard answers as the state would.
+    /// Checks that each open shard answers as the state would.
     fn check_shards(&self) {
         for (id, client) in self.clients.iter() {
-            let found = self.shards().of_client(id).expect("each client has a shard");
+            let found = self.shards().of_client(id).expect("each client must have a shard");
             assert!(Arc::ptr_eq(&found, &client.shard));
             for (other, used) in client.shard.uses().all() {
                 let stateid = Stateid4 { seqid: used.seqid, other };
@@ -464,7 +465,10 @@ impl State<&'static str, char> {
             }
             let Some(opened) = client.shard.opened() else { continue };
             assert!(client.confirmed && !client.evicted && client.stored == Stored::Current);
-            assert!(!self.stateids.has_revoked(id), "its lease is renewed whatever it has lost");
+            assert!(
+                !self.stateids.has_revoked(id),
+                "an open shard would renew the lease of a client with revoked state"
+            );
             let sessions = client
                 .sessions()
                 .map(|session| (session.id, session.connections().collect(), self.status_flags(id, session.id)));
@@ -472,14 +476,14 @@ impl State<&'static str, char> {
         }
     }
 
-    /// What clients, and others, can tell of it, as text.
+    /// Returns the observable state as text.
     fn observable(&self) -> String {
         let Self { clients, by_connection, stateids, load, .. } = self;
         let owners = (&self.owners, self.grace.as_ref(), &self.records, &self.events);
         format!("{clients:?} {by_connection:?} {} {load:?} {owners:?}", stateids.total())
     }
 
-    /// That all tables agree.
+    /// Checks that all tables agree.
     fn check(&self) {
         self.clients.check();
         self.check_shards();
@@ -493,11 +497,11 @@ impl State<&'static str, char> {
             ids.iter().map(|id| (*connection, *id)).collect::<Vec<_>>()
         };
         let listed: Vec<_> = self.by_connection.iter().flat_map(listed).collect();
-        assert_eq!(listed.len(), bound.len(), "each is listed once");
+        assert_eq!(listed.len(), bound.len(), "each connection must be listed once");
         assert_eq!(listed.into_iter().collect::<BTreeSet<_>>(), bound);
         let floors = self.options.replies_max / 2;
         let granted = self.clients.hosts().granted(hosts::Group::NotAdmitted).0;
-        assert!(floors + granted <= self.options.replies_max, "replies are bounded");
+        assert!(floors + granted <= self.options.replies_max, "the reply cache must be bounded");
     }
 }
 
@@ -505,7 +509,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_state_agrees_with_itself_whatever_is_done(grace: bool, ops in prop::collection::vec(ops(), 1..120)) {
+    fn random_operations_keep_the_invariants(grace: bool, ops in prop::collection::vec(ops(), 1..120)) {
         let mut model = Model::new(grace);
         for op in ops {
             let before = model.world.state.observable();

@@ -1,4 +1,4 @@
-//! The cases of RFC 8881 §9, §18.2, §18.10–18.12, §18.16, §18.18, §18.38 and §18.48, one after the other.
+//! The cases of RFC 8881 §9, §18.2, §18.10–18.12, §18.16, §18.18, §18.38 and §18.48.
 
 use super::*;
 
@@ -31,7 +31,7 @@ impl World {
         self.state.lock(&mut self.locks, client, &'f', &args, self.now)
     }
 
-    /// Locks under an open.
+    /// Locks a range, by a new lock-owner of an open.
     fn lock(
         &mut self,
         client: Clientid4,
@@ -48,7 +48,7 @@ impl World {
         self.lock_by(client, locker, NfsLockType4::Write, bytes)
     }
 
-    /// Locks more.
+    /// Locks a further range, by a lock stateid.
     fn relock(&mut self, client: Clientid4, lock: Stateid4, bytes: (u64, u64)) -> Result<Stateid4, LockFailure> {
         let locker = Locker4::Exist { lock_stateid: lock, lock_seqid: Seqid4(0) };
         self.lock_by(client, locker, NfsLockType4::Write, bytes)
@@ -85,7 +85,7 @@ fn denied(failure: LockFailure) -> LockDenied4 {
 }
 
 #[test]
-fn an_owner_has_one_open_of_a_file() {
+fn owner_has_one_open_of_a_file() {
     let mut world = World::new();
     let (client, _) = world.ready("a");
     let first = world.open(client, "o", READ, 0).unwrap();
@@ -93,8 +93,8 @@ fn an_owner_has_one_open_of_a_file() {
     assert_eq!((second.other, second.seqid), (first.other, 2));
     assert_eq!(world.io(client, first, false), Err(Nfsstat4::OldStateid));
     assert_eq!(world.io(client, second, true), Ok(()));
-    assert_eq!(world.open(client, "p", WRITE, 0), Err(Nfsstat4::ShareDenied), "another owner is another");
-    assert_eq!(world.open(client, "o", WRITE, 0), Err(Nfsstat4::ShareDenied), "and this one denies it to itself");
+    assert_eq!(world.open(client, "p", WRITE, 0), Err(Nfsstat4::ShareDenied), "a different owner conflicts");
+    assert_eq!(world.open(client, "o", WRITE, 0), Err(Nfsstat4::ShareDenied), "the deny applies to the same owner");
     let other = world.open(client, "p", READ, 0).unwrap();
     assert_ne!(other.other, first.other);
     assert_eq!(world.close(client, second), Ok(Stateid4::INVALID));
@@ -103,14 +103,14 @@ fn an_owner_has_one_open_of_a_file() {
 }
 
 #[test]
-fn opens_that_deny_each_other_are_refused_and_change_nothing() {
+fn conflicting_open_fails_and_changes_nothing() {
     let mut world = World::new();
     let ((a, _), (b, _)) = (world.ready("a"), world.ready("b"));
     let held = world.open(a, "o", READ, OPEN4_SHARE_DENY_WRITE).unwrap();
     assert_eq!(world.open(b, "o", WRITE, 0), Err(Nfsstat4::ShareDenied));
     assert_eq!(world.open(b, "o", READ, OPEN4_SHARE_DENY_READ), Err(Nfsstat4::ShareDenied));
     let reader = world.open(b, "o", READ, 0).unwrap();
-    assert_eq!(world.open(b, "o", WRITE, 0), Err(Nfsstat4::ShareDenied), "an upgrade is no better");
+    assert_eq!(world.open(b, "o", WRITE, 0), Err(Nfsstat4::ShareDenied), "an upgrade conflicts too");
     assert_eq!(world.io(b, reader, true), Err(Nfsstat4::OpenMode));
     assert_eq!(world.io(b, reader, false), Ok(()));
     world.close(a, held).unwrap();
@@ -121,25 +121,29 @@ fn opens_that_deny_each_other_are_refused_and_change_nothing() {
 }
 
 #[test]
-fn an_open_is_reduced_to_what_it_was_made_of() {
+fn downgrade_needs_a_matching_earlier_open() {
     let mut world = World::new();
     let ((a, _), (b, _)) = (world.ready("a"), world.ready("b"));
     let whole = world.open(a, "o", BOTH, OPEN4_SHARE_DENY_WRITE).unwrap();
-    assert_eq!(world.downgrade(a, whole, READ, OPEN4_SHARE_DENY_WRITE), Err(Nfsstat4::Inval), "it was one open");
+    assert_eq!(
+        world.downgrade(a, whole, READ, OPEN4_SHARE_DENY_WRITE),
+        Err(Nfsstat4::Inval),
+        "there was a single open"
+    );
     let whole = world.open(a, "o", READ, 0).unwrap();
     assert_eq!(world.open(b, "o", WRITE, 0), Err(Nfsstat4::ShareDenied));
     let less = world.downgrade(a, whole, READ, 0).unwrap();
     assert_eq!(less.seqid, 3);
     assert_eq!(world.io(a, less, true), Err(Nfsstat4::OpenMode));
     assert!(world.open(b, "o", WRITE, 0).is_ok());
-    assert_eq!(world.downgrade(a, less, BOTH, 0), Err(Nfsstat4::Inval), "it does not come back");
+    assert_eq!(world.downgrade(a, less, BOTH, 0), Err(Nfsstat4::Inval), "a downgrade does not restore access");
     let want = OPEN4_SHARE_ACCESS_WANT_NO_DELEG;
     assert!(world.downgrade(a, less, READ | want, 0).is_ok());
     assert_eq!(world.downgrade(a, less, 0, 0), Err(Nfsstat4::Inval));
 }
 
 #[test]
-fn two_opens_make_up_a_union() {
+fn two_opens_form_a_union() {
     let mut world = World::new();
     let (a, _) = world.ready("a");
     world.open(a, "o", READ, 0).unwrap();
@@ -150,7 +154,7 @@ fn two_opens_make_up_a_union() {
 }
 
 #[test]
-fn locks_have_a_stateid_of_their_own_and_conflict() {
+fn locks_have_their_own_stateid_and_conflict() {
     let mut world = World::new();
     let ((a, _), (b, _)) = (world.ready("a"), world.ready("b"));
     let open_a = world.open(a, "o", BOTH, 0).unwrap();
@@ -159,24 +163,32 @@ fn locks_have_a_stateid_of_their_own_and_conflict() {
     assert_eq!(lock.seqid, 1);
     let again = world.relock(a, lock, (30, LENGTH_TO_EOF)).unwrap();
     assert_eq!((again.other, again.seqid), (lock.other, 2));
-    assert_eq!(world.lock(a, open_a, "l", (50, 1)).unwrap(), Stateid4 { seqid: 3, ..lock }, "by the open again");
+    assert_eq!(
+        world.lock(a, open_a, "l", (50, 1)).unwrap(),
+        Stateid4 { seqid: 3, ..lock },
+        "by the open stateid again"
+    );
     let refused = denied(world.lock(b, open_b, "l", (15, 10)).unwrap_err());
     let expected =
         LockDenied4 { offset: 10, length: 10, locktype: NfsLockType4::Write, owner: owner(Clientid4(0), "l") };
-    assert_eq!(refused, expected, "the client ID of another is not told");
+    assert_eq!(refused, expected, "the client ID of another client must not be disclosed");
     let refused = denied(world.lock(b, open_b, "l", (40, 1)).unwrap_err());
     assert_eq!((refused.offset, refused.length), (30, LENGTH_TO_EOF));
     let args = LockTArgs { locktype: NfsLockType4::Read, offset: 12, length: 1, owner: owner(b, "l") };
     assert!(world.state.lockt(&world.locks, b, &'f', &args).is_err());
-    assert_eq!(world.state.lockt(&world.locks, a, &'f', &args), Ok(()), "the client's own of that name");
+    assert_eq!(world.state.lockt(&world.locks, a, &'f', &args), Ok(()), "the client's own lock does not conflict");
     let lock = Stateid4 { seqid: 0, ..lock };
     assert_eq!(world.unlock(a, lock, (10, 10)).unwrap().seqid, 4);
     world.lock(b, open_b, "l", (15, 10)).unwrap();
-    assert_eq!(world.io(a, lock, true), Ok(()), "a lock stateid is as good as its open");
+    assert_eq!(world.io(a, lock, true), Ok(()), "a lock stateid permits what its open permits");
     assert_eq!(world.io(a, Stateid4 { seqid: 4, ..lock }, true), Ok(()));
     world.unlock(a, lock, (15, 1)).unwrap();
-    assert_eq!(world.io(a, Stateid4 { seqid: 4, ..lock }, true), Err(Nfsstat4::OldStateid), "although it was good");
-    // Nor is it better than its open.
+    assert_eq!(
+        world.io(a, Stateid4 { seqid: 4, ..lock }, true),
+        Err(Nfsstat4::OldStateid),
+        "an earlier use does not keep it valid"
+    );
+    // A lock stateid permits no more than its open.
     let args = OpenDowngradeArgs { open_stateid: open_a, seqid: Seqid4(0), share_access: READ, share_deny: 0 };
     assert_eq!(world.io(a, lock, true), Ok(()));
     world.open(a, "o", READ, 0).unwrap();
@@ -193,7 +205,7 @@ fn locks_have_a_stateid_of_their_own_and_conflict() {
 }
 
 #[test]
-fn bad_ranges_modes_and_stateids_are_refused() {
+fn invalid_ranges_modes_and_stateids_are_rejected() {
     let mut world = World::new();
     let ((a, _), (b, _)) = (world.ready("a"), world.ready("b"));
     let open = world.open(a, "o", READ, 0).unwrap();
@@ -204,19 +216,19 @@ fn bad_ranges_modes_and_stateids_are_refused() {
     for range in [(0, 0), (2, u64::MAX - 1), (u64::MAX, 2)] {
         assert_eq!(status(world.lock(a, open, "l", range)), Nfsstat4::Inval, "{range:?}");
     }
-    assert_eq!(status(world.lock(a, open, "l", (0, 1))), Nfsstat4::OpenMode, "an exclusive lock of a reader");
-    assert_eq!(status(world.lock(b, open, "l", (0, 1))), Nfsstat4::BadStateid, "another's open");
-    assert_eq!(status(world.relock(a, open, (0, 1))), Nfsstat4::BadStateid, "an open is no lock");
+    assert_eq!(status(world.lock(a, open, "l", (0, 1))), Nfsstat4::OpenMode, "an exclusive lock needs write access");
+    assert_eq!(status(world.lock(b, open, "l", (0, 1))), Nfsstat4::BadStateid, "the open belongs to another client");
+    assert_eq!(status(world.relock(a, open, (0, 1))), Nfsstat4::BadStateid, "an open stateid is not a lock stateid");
     assert_eq!(world.unlock(a, open, (0, 1)), Err(Nfsstat4::BadStateid));
     let writer = world.open(a, "o", WRITE, 0).unwrap();
     let lock = world.lock(a, writer, "l", (0, 1)).unwrap();
-    assert_eq!(status(world.lock(a, lock, "l", (0, 1))), Nfsstat4::BadStateid, "a lock is no open");
+    assert_eq!(status(world.lock(a, lock, "l", (0, 1))), Nfsstat4::BadStateid, "a lock stateid is not an open stateid");
     assert_eq!(world.close(a, lock), Err(Nfsstat4::BadStateid));
     assert_eq!(status(world.lock(a, Stateid4::ANONYMOUS, "l", (0, 1))), Nfsstat4::BadStateid);
 }
 
 #[test]
-fn closing_releases_the_locks_under_it_and_no_others() {
+fn close_releases_only_the_locks_under_the_open() {
     let mut world = World::new();
     let ((a, _), (b, _)) = (world.ready("a"), world.ready("b"));
     let one = world.open(a, "o", BOTH, 0).unwrap();
@@ -234,7 +246,7 @@ fn closing_releases_the_locks_under_it_and_no_others() {
 }
 
 #[test]
-fn a_stateid_is_freed_when_it_stands_for_nothing() {
+fn lock_stateid_without_locks_can_be_freed() {
     let mut world = World::new();
     let ((a, _), (b, _)) = (world.ready("a"), world.ready("b"));
     let open = world.open(a, "o", BOTH, 0).unwrap();
@@ -248,11 +260,11 @@ fn a_stateid_is_freed_when_it_stands_for_nothing() {
     assert_eq!(world.free(a, lock), Ok(()));
     assert_eq!(world.test(a, &[lock, Stateid4::ANONYMOUS]), [Nfsstat4::BadStateid; 2]);
     assert_eq!(world.free(a, Stateid4::CURRENT), Err(Nfsstat4::BadStateid));
-    assert_eq!(world.lock(a, open, "l", (0, 10)).unwrap().seqid, 1, "a new one");
+    assert_eq!(world.lock(a, open, "l", (0, 10)).unwrap().seqid, 1, "a new stateid");
 }
 
 #[test]
-fn without_a_stateid_only_what_nobody_denies_is_done() {
+fn special_stateid_permits_io_unless_a_share_denies_it() {
     let mut world = World::new();
     let (a, _) = world.ready("a");
     for special in [Stateid4::ANONYMOUS, Stateid4::READ_BYPASS] {
@@ -263,11 +275,11 @@ fn without_a_stateid_only_what_nobody_denies_is_done() {
         assert_eq!((world.io(a, special, false), world.io(a, special, true)), (Ok(()), Err(Nfsstat4::Locked)));
     }
     assert_eq!(world.io(a, Stateid4::INVALID, false), Err(Nfsstat4::BadStateid));
-    assert_eq!(world.io(a, Stateid4::CURRENT, false), Err(Nfsstat4::BadStateid), "it is to be replaced before");
+    assert_eq!(world.io(a, Stateid4::CURRENT, false), Err(Nfsstat4::BadStateid), "the caller must replace it");
 }
 
 #[test]
-fn a_writer_may_read_what_he_has_to() {
+fn open_for_writing_permits_reading() {
     let mut world = World::new();
     let (a, _) = world.ready("a");
     let open = world.open(a, "o", WRITE, 0).unwrap();
@@ -275,7 +287,7 @@ fn a_writer_may_read_what_he_has_to() {
 }
 
 #[test]
-fn nothing_is_opened_before_reclaim_is_complete() {
+fn open_before_reclaim_complete_fails() {
     let mut world = World::new();
     let (a, _) = world.client("a", 1);
     assert_eq!(world.open(a, "o", READ, 0), Err(Nfsstat4::Grace));
@@ -284,13 +296,13 @@ fn nothing_is_opened_before_reclaim_is_complete() {
 }
 
 #[test]
-fn in_grace_those_who_had_something_reclaim_it() {
+fn clients_with_earlier_state_reclaim_it_in_the_grace_period() {
     let mut world = World::new();
     world.begin_grace(&["a"], &[]);
     let ((a, _), (b, _)) = (world.client("a", 1), world.client("b", 1));
     let reclaim = |world: &mut World, client, reclaim| world.open_how(client, "o", (BOTH, 0), reclaim);
     let open = reclaim(&mut world, a, true).unwrap();
-    assert_eq!(reclaim(&mut world, b, true), Err(Nfsstat4::ReclaimBad), "it had nothing");
+    assert_eq!(reclaim(&mut world, b, true), Err(Nfsstat4::ReclaimBad), "it held no state before the restart");
     let locker =
         Locker4::New { open_seqid: Seqid4(0), open_stateid: open, lock_seqid: Seqid4(0), lock_owner: owner(a, "l") };
     let mut args = LockArgs { locktype: NfsLockType4::Write, reclaim: true, offset: 0, length: 1, locker };
@@ -299,7 +311,7 @@ fn in_grace_those_who_had_something_reclaim_it() {
     for client in [a, b] {
         world.state.reclaim_complete(client, &ReclaimCompleteArgs { one_fs: false }).unwrap();
     }
-    assert_eq!(reclaim(&mut world, a, true), Err(Nfsstat4::NoGrace), "it has said that this was all");
+    assert_eq!(reclaim(&mut world, a, true), Err(Nfsstat4::NoGrace), "it has sent RECLAIM_COMPLETE");
     args.offset = 5;
     let late = world.state.lock(&mut world.locks, a, &'f', &args, world.now);
     assert_eq!(late, Err(LockFailure::Status(Nfsstat4::NoGrace)));
@@ -311,23 +323,24 @@ fn in_grace_those_who_had_something_reclaim_it() {
 }
 
 #[test]
-fn what_a_silent_client_holds_is_taken_when_somebody_wants_it() {
+fn state_of_an_expired_client_is_revoked_on_conflict() {
     let mut world = World::new();
     let ((a, session), (b, lively)) = (world.ready("a"), world.ready("b"));
     let open = world.open(a, "o", BOTH, OPEN4_SHARE_DENY_WRITE).unwrap();
     let lock = world.lock(a, open, "l", (0, 1)).unwrap();
     world.events();
     world.now += LEASE;
-    assert_eq!(world.open(b, "o", WRITE, 0), Err(Nfsstat4::ShareDenied), "its lease lasts");
+    assert_eq!(world.open(b, "o", WRITE, 0), Err(Nfsstat4::ShareDenied), "the lease is still valid");
     world.call(lively, 1, 2);
     world.now += Duration::from_secs(1);
     world.state.expire(world.now);
-    assert_eq!(world.test(a, &[open, lock]), [Nfsstat4::Ok; 2], "nobody wants it");
+    assert_eq!(world.test(a, &[open, lock]), [Nfsstat4::Ok; 2], "nothing is revoked without a conflict");
     assert!(world.open(b, "o", WRITE, 0).is_ok());
     assert_eq!(world.test(a, &[open, lock]), [Nfsstat4::Expired; 2]);
     assert_eq!(world.io(a, open, true), Err(Nfsstat4::Expired));
     assert!(world.events().contains(&Event::Revoked(a)));
-    // §18.46.3: it is told so, and its lease is not renewed, until it has freed all that it has lost.
+    // §18.46.3: SEQUENCE reports the loss, and the lease is not renewed, until the client has freed all revoked
+    // stateids.
     assert_eq!(world.call(session, 1, 1).status_flags, SEQ4_STATUS_EXPIRED_SOME_STATE_REVOKED);
     assert!(world.state.clients().is_expired(a, world.now));
     assert_eq!(world.free(a, open), Ok(()));
@@ -339,35 +352,35 @@ fn what_a_silent_client_holds_is_taken_when_somebody_wants_it() {
 }
 
 #[test]
-fn a_lock_of_a_silent_client_is_no_hindrance_either() {
+fn lock_of_an_expired_client_is_revoked_on_conflict() {
     let mut world = World::new();
     let ((a, _), (b, _)) = (world.ready("a"), world.ready("b"));
     let open_a = world.open(a, "o", BOTH, 0).unwrap();
     world.lock(a, open_a, "l", (0, 1)).unwrap();
     world.now += LEASE + Duration::from_secs(1);
     let open_b = world.open(b, "o", BOTH, 0).unwrap();
-    assert_eq!(world.test(a, &[open_a]), [Nfsstat4::Ok], "they did not conflict");
+    assert_eq!(world.test(a, &[open_a]), [Nfsstat4::Ok], "the opens did not conflict");
     world.lock(b, open_b, "l", (0, 1)).unwrap();
     assert_eq!(world.test(a, &[open_a]), [Nfsstat4::Expired]);
 }
 
 #[test]
-fn a_client_does_not_expire_under_a_request() {
+fn client_does_not_expire_while_a_request_executes() {
     let mut world = World::new();
     let ((a, session), (b, _)) = (world.ready("a"), world.ready("b"));
     world.open(a, "o", READ, OPEN4_SHARE_DENY_WRITE).unwrap();
-    let Begun::Execute(ticket) = world.sequence(session, 1, 1).unwrap().begun else { panic!("new") };
+    let Begun::Execute(ticket) = world.sequence(session, 1, 1).unwrap().begun else { panic!("the request is new") };
     world.now += LEASE * 2;
     assert_eq!(world.open(b, "o", WRITE, 0), Err(Nfsstat4::ShareDenied));
     world.state.finish(world.now, session, ticket, "reply", false);
     world.now += LEASE;
-    assert_eq!(world.open(b, "o", WRITE, 0), Err(Nfsstat4::ShareDenied), "the lease lasts from its end");
+    assert_eq!(world.open(b, "o", WRITE, 0), Err(Nfsstat4::ShareDenied), "the lease begins at the end of the request");
     world.now += Duration::from_secs(1);
     assert!(world.open(b, "o", WRITE, 0).is_ok());
 }
 
 #[test]
-fn the_administrator_takes_what_he_likes() {
+fn administrator_revokes_state() {
     let mut world = World::new();
     let (a, session) = world.ready("a");
     let open = world.open(a, "o", READ, 0).unwrap();
@@ -381,7 +394,7 @@ fn the_administrator_takes_what_he_likes() {
 }
 
 #[test]
-fn a_client_that_is_gone_holds_nothing() {
+fn removed_client_holds_no_state() {
     let mut world = World::new();
     let (old, _) = world.ready("a");
     let open = world.open(old, "o", BOTH, 0).unwrap();
@@ -394,8 +407,9 @@ fn a_client_that_is_gone_holds_nothing() {
 }
 
 #[test]
-fn who_has_very_much_leaves_a_share_to_everybody() {
-    // A half of 800 is anybody's, of which a host has no more than a quarter; of the other half each of 8 clients has 50.
+fn each_client_keeps_a_reserved_share_of_stateids() {
+    // The first half of 800 stateids is granted on demand, at most a quarter of it to one host. In the other half each
+    // of 8 clients has 50.
     let mut world = World::with(|options| options.stateids_max = 800);
     let from = |world: &mut World, host: u8, name: &str| {
         world.peer = Ipv4Addr::new(192, 0, 2, host).into();
@@ -423,22 +437,26 @@ fn stateids_of_a_client_are_bounded() {
             lock_owner: StateOwner4 { clientid: a, owner: n.to_string().as_str().into() },
         };
         match world.lock_by(a, locker, NfsLockType4::Write, (0, 1)) {
-            // An owner that has unlocked all still has its stateid.
+            // A lock-owner that has unlocked all its ranges still has its stateid.
             Ok(lock) => last = Some((n, world.unlock(a, lock, (0, 1)).unwrap())),
             Err(failure) => assert_eq!(failure, LockFailure::Status(Nfsstat4::Delay)),
         }
     }
     let (n, lock) = last.unwrap();
     assert_eq!(n, 98);
-    assert!(world.relock(a, lock, (0, 1)).is_ok(), "what there is goes on");
+    assert!(world.relock(a, lock, (0, 1)).is_ok(), "existing stateids stay usable");
     for owner in ["p", "o"] {
-        assert_eq!(world.open(a, owner, READ, 0), Err(Nfsstat4::Delay), "the plan does not know the file");
+        assert_eq!(
+            world.open(a, owner, READ, 0),
+            Err(Nfsstat4::Delay),
+            "the plan cannot know whether the owner has the file open"
+        );
     }
 }
 
-/// A plan reserves nothing, so what has changed by the time of the commit is checked again.
+/// A plan reserves nothing, so the commit repeats the checks.
 #[test]
-fn a_plan_reserves_nothing() {
+fn plan_reserves_nothing() {
     let mut world = World::new();
     let ((a, _), (b, _)) = (world.ready("a"), world.ready("b"));
     let plan = |world: &mut World, client, owner: &'static [u8]| {
@@ -449,7 +467,7 @@ fn a_plan_reserves_nothing() {
     let (first, second) = (plan(&mut world, a, b"o"), plan(&mut world, a, b"p"));
     drop(plan(&mut world, a, b"dropped"));
     assert_eq!((world.state.stateids.total(), world.locks.units()), (0, 0));
-    // Somebody else denies reading by then.
+    // In the meantime another client denies reading.
     let denies = world.open(b, "o", BOTH, OPEN4_SHARE_DENY_READ).unwrap();
     let commit = |world: &mut World, plan| {
         world.state.commit_open(&mut world.locks, plan, target, world.now).map(|opened| opened.stateid)
@@ -457,9 +475,9 @@ fn a_plan_reserves_nothing() {
     assert_eq!(commit(&mut world, &first), Err(Nfsstat4::ShareDenied));
     world.state.close(&mut world.locks, b, &'f', &denies).unwrap();
     commit(&mut world, &first).unwrap();
-    // By then the client has as many stateids as it may, but for one.
+    // In the meantime the client has reached its limit of stateids.
     world.state.options.client_stateids_max = 1;
     assert_eq!(commit(&mut world, &second), Err(Nfsstat4::Delay));
-    assert_eq!(commit(&mut world, &first).unwrap().seqid, 2, "an open that it has");
+    assert_eq!(commit(&mut world, &first).unwrap().seqid, 2, "an existing open");
     assert_eq!(world.state.stateids.total(), 1);
 }

@@ -1,4 +1,4 @@
-//! What is remembered of clients over a restart, and when it is not.
+//! The recovery records of clients: when they are stored, and when they are removed.
 
 use super::{delegation::delegate_to_write, *};
 use crate::sharing::conflict::Access;
@@ -15,7 +15,7 @@ fn remove(owner: &'static str) -> RecordChange {
     RecordChange::Remove(Bytes::from_static(owner.as_bytes()))
 }
 
-/// Stored later: nobody waits for it.
+/// A removal that is stored later. No reply waits for it.
 fn retire(owner: &'static str) -> RecordChange {
     RecordChange::Retire(Bytes::from_static(owner.as_bytes()))
 }
@@ -36,35 +36,35 @@ impl World {
         std::iter::from_fn(|| self.state.poll_record()).collect()
     }
 
-    fn remember(&mut self, client: Clientid4) -> Option<Bytes> {
+    fn store(&mut self, client: Clientid4) -> Option<Bytes> {
         let owner = self.state.unstored_owner(client, self.now)?;
         self.state.client_stored(client, &owner, true);
         Some(owner)
     }
 
-    /// A client that has lost what it had, and what that was.
-    fn deprived(&mut self) -> (Clientid4, Stateid4) {
+    /// Returns a client whose only open was revoked, with the stateid of that open.
+    fn with_revoked_open(&mut self) -> (Clientid4, Stateid4) {
         let ((a, _), (b, _)) = (self.ready("a"), self.ready("b"));
-        self.remember(a);
+        self.store(a);
         let lost = self.open(a, "o", OPEN4_SHARE_ACCESS_WRITE, OPEN4_SHARE_DENY_BOTH).unwrap();
         self.now += 2 * LEASE;
         self.open(b, "o", OPEN4_SHARE_ACCESS_WRITE, 0).unwrap();
-        assert_eq!(self.records(), [forfeit("a")], "before b is answered");
-        assert_eq!(self.remember(a), None, "it may believe that it still has all");
+        assert_eq!(self.records(), [forfeit("a")], "the record must be forfeited before b gets its reply");
+        assert_eq!(self.store(a), None, "it has not acknowledged the loss");
         (a, lost)
     }
 }
 
 #[test]
-fn a_client_is_remembered_once_and_forgotten_when_it_is_gone() {
+fn client_is_stored_once_and_its_record_is_removed_with_it() {
     let mut world = World::new();
     let (a, session) = world.ready("a");
-    assert_eq!(world.remember(a), Some(Bytes::from_static(b"a")));
-    assert_eq!(world.remember(a), None, "it is remembered already");
+    assert_eq!(world.store(a), Some(Bytes::from_static(b"a")));
+    assert_eq!(world.store(a), None, "it is already stored");
     world.state.destroy_session(session, false, &OWNER, TCP.id).unwrap();
     world.state.destroy_clientid(world.now, a, None, &OWNER).unwrap();
     assert_eq!(world.records(), [retire("a")]);
-    // One that never held anything was never remembered.
+    // A client that never held state was never stored.
     let (b, session) = world.ready("b");
     world.state.destroy_session(session, false, &OWNER, TCP.id).unwrap();
     world.state.destroy_clientid(world.now, b, None, &OWNER).unwrap();
@@ -72,24 +72,24 @@ fn a_client_is_remembered_once_and_forgotten_when_it_is_gone() {
 }
 
 #[test]
-fn a_client_that_restarts_is_the_same_to_be_remembered() {
+fn restarted_client_keeps_its_record() {
     let mut world = World::new();
     let (old, _) = world.ready("a");
-    world.remember(old);
+    world.store(old);
     let (new, session) = world.client("a", 2);
     assert_eq!(world.records(), []);
-    assert_eq!(world.remember(new), None);
+    assert_eq!(world.store(new), None);
     world.state.destroy_session(session, false, &OWNER, TCP.id).unwrap();
     world.state.destroy_clientid(world.now, new, None, &OWNER).unwrap();
     assert_eq!(world.records(), [retire("a")]);
 }
 
-/// What it held others may get now, and it may not know.
+/// Others may now get the state that it held, and it may not know that.
 #[test]
-fn the_record_of_a_client_that_held_something_is_removed_before_others_get_it() {
+fn record_of_an_evicted_client_is_removed_before_others_get_its_state() {
     let mut world = World::new();
     let (a, _) = world.ready("a");
-    world.remember(a);
+    world.store(a);
     world.open(a, "o", OPEN4_SHARE_ACCESS_READ, 0).unwrap();
     world.state.evict(a);
     assert_eq!(world.records(), [remove("a")]);
@@ -98,26 +98,26 @@ fn the_record_of_a_client_that_held_something_is_removed_before_others_get_it() 
     let (b, session) = world.client("b", 1);
     world.state.destroy_session(session, false, &OWNER, TCP.id).unwrap();
     world.state.destroy_clientid(world.now, b, None, &OWNER).unwrap();
-    assert_eq!(world.records(), [remove("b")], "what it has not reclaimed");
+    assert_eq!(world.records(), [remove("b")], "others may get what it has not reclaimed");
 }
 
 #[test]
-fn what_a_client_loses_it_cannot_reclaim_before_it_takes_note() {
+fn client_cannot_reclaim_before_it_acknowledges_a_loss() {
     let mut world = World::new();
-    let (a, lost) = world.deprived();
+    let (a, lost) = world.with_revoked_open();
     world.state.free_stateid(&world.locks, a, &lost).unwrap();
-    assert_eq!(world.records(), [remove("a")], "it has nothing that it could reclaim");
+    assert_eq!(world.records(), [remove("a")], "it holds no state to reclaim");
     let name = world.state.unstored_owner(a, world.now).unwrap();
     assert_eq!(name, "a");
-    // It loses all once more while it is being written.
+    // Its state is revoked again while its record is being written.
     world.state.revoke_all(&mut world.locks, a, Nfsstat4::AdminRevoked);
     assert_eq!(world.records(), [forfeit("a")]);
     world.state.client_stored(a, &name, true);
-    assert_eq!(world.records(), [forfeit("a")], "it may have been written only after it was crossed out");
+    assert_eq!(world.records(), [forfeit("a")], "the record may have been written after it was forfeited");
 }
 
 #[test]
-fn who_could_not_be_remembered_is_to_be_with_its_next_open() {
+fn failed_write_of_a_record_is_retried_at_the_next_open() {
     let mut world = World::new();
     let (a, _) = world.ready("a");
     let name = world.state.unstored_owner(a, world.now).unwrap();
@@ -126,73 +126,73 @@ fn who_could_not_be_remembered_is_to_be_with_its_next_open() {
 }
 
 #[test]
-fn who_is_deprived_of_a_delegation_reclaims_nothing_before_it_takes_note_and_then_what_it_has_kept() {
+fn revoked_delegation_forfeits_the_record_until_acknowledged() {
     let mut world = World::new();
     let (a, _) = world.ready("a");
-    world.remember(a);
+    world.store(a);
     world.open(a, "o", OPEN4_SHARE_ACCESS_WRITE, OPEN4_SHARE_DENY_NONE).unwrap();
     let lost = delegate_to_write(&mut world, a);
     assert_eq!(world.state.recall(&mut world.locks, &'f', (None, Access::Read), world.now), Err(Nfsstat4::Delay));
     world.now += LEASE;
     world.state.expire(world.now);
-    assert_eq!(world.records(), [forfeit("a")], "others read now what it believes nobody else does");
-    assert_eq!(world.remember(a), None);
+    assert_eq!(world.records(), [forfeit("a")], "another client now uses the delegated file");
+    assert_eq!(world.store(a), None);
     world.state.free_stateid(&world.locks, a, &lost).unwrap();
-    assert_eq!(world.records(), [add("a")], "it still has its open");
-    assert_eq!(world.remember(a), None, "and need not be written again");
+    assert_eq!(world.records(), [add("a")], "it still holds its open");
+    assert_eq!(world.store(a), None, "it is already stored");
 }
 
 #[test]
-fn what_a_client_gets_before_it_has_taken_note_is_not_given_to_others_after_a_restart_at_once() {
+fn state_granted_before_acknowledgement_is_protected_by_the_forfeited_record() {
     let mut world = World::new();
-    let (a, lost) = world.deprived();
+    let (a, lost) = world.with_revoked_open();
     world.open(a, "p", OPEN4_SHARE_ACCESS_WRITE, 0).unwrap();
-    assert_eq!(world.records(), [], "it stands");
+    assert_eq!(world.records(), [], "the record stays forfeited");
     world.state.free_stateid(&world.locks, a, &lost).unwrap();
     assert_eq!(world.records(), [add("a")]);
 }
 
 #[test]
-fn who_has_lost_something_and_restarts_is_not_remembered() {
+fn restarted_client_with_a_loss_is_not_stored() {
     let mut world = World::new();
     let (a, _) = world.ready("a");
-    world.remember(a);
+    world.store(a);
     world.state.revoke_all(&mut world.locks, a, Nfsstat4::AdminRevoked);
     assert_eq!(world.records(), [forfeit("a")]);
     let (a, _) = world.client("a", 2);
-    assert_eq!(world.records(), [remove("a")], "it has nothing");
-    assert_eq!(world.remember(a).as_deref(), Some(&b"a"[..]));
+    assert_eq!(world.records(), [remove("a")], "it holds no state");
+    assert_eq!(world.store(a).as_deref(), Some(&b"a"[..]));
 }
 
 #[test]
-fn who_has_lost_something_in_grace_is_not_remembered_when_it_ends() {
+fn loss_in_the_grace_period_forfeits_the_record() {
     let mut world = World::new();
     world.begin_grace(&["a"], &[]);
     let (a, _) = world.client("a", 1);
     world.state.revoke_all(&mut world.locks, a, Nfsstat4::AdminRevoked);
     assert_eq!(world.records(), [forfeit("a")]);
-    assert_eq!(world.end_grace(), 0, "it is forgotten already");
-    assert_eq!((world.records(), world.remember(a)), (vec![], None));
+    assert_eq!(world.end_grace(), 0, "the record was forfeited before");
+    assert_eq!((world.records(), world.store(a)), (vec![], None));
 }
 
 #[test]
-fn who_has_not_reclaimed_all_when_grace_ends_is_forgotten() {
+fn client_without_reclaim_complete_is_removed_at_the_end_of_grace() {
     let mut world = World::new();
     world.begin_grace(&["a", "b", "c"], &[]);
     let (a, _) = world.ready("a");
-    assert_eq!(world.remember(a), None, "it is, from before the restart");
+    assert_eq!(world.store(a), None, "it is stored since before the restart");
     let (b, _) = world.client("b", 1);
     let (_d, _) = world.ready("d");
     assert!(world.state.in_grace() && !world.state.may_end_grace());
-    assert_eq!(world.end_grace(), 2, "b has come back, but others get now what it has not reclaimed");
+    assert_eq!(world.end_grace(), 2, "b has returned, but others may now get what it has not reclaimed");
     let changes = world.records();
     assert!(changes.len() == 2 && changes.contains(&remove("b")) && changes.contains(&remove("c")), "{changes:?}");
     assert!(!world.state.in_grace());
-    assert_eq!(world.remember(b).as_deref(), Some(&b"b"[..]), "what it gets from now on is remembered");
+    assert_eq!(world.store(b).as_deref(), Some(&b"b"[..]), "it is stored before it gets new state");
 }
 
 #[test]
-fn what_was_reclaimed_by_who_was_late_is_not_given_to_others_after_another_restart_at_once() {
+fn late_client_is_stored_after_reclaim_complete_if_it_holds_state() {
     let complete = ReclaimCompleteArgs { one_fs: false };
     let reclaiming = || {
         let mut world = World::new();
@@ -204,18 +204,18 @@ fn what_was_reclaimed_by_who_was_late_is_not_given_to_others_after_another_resta
     };
     let (mut world, a, ..) = reclaiming();
     world.state.reclaim_complete(a, &complete).unwrap();
-    assert_eq!((world.records(), world.remember(a)), (vec![add("a")], None), "it knows what it has");
+    assert_eq!((world.records(), world.store(a)), (vec![add("a")], None), "it knows what it holds");
 
     let (mut world, a, _, stateid) = reclaiming();
     world.state.close(&mut world.locks, a, &'f', &stateid).unwrap();
-    assert_eq!(world.records(), [], "it may ask for more");
+    assert_eq!(world.records(), [], "it may still try to reclaim");
     world.state.reclaim_complete(a, &complete).unwrap();
     assert_eq!(world.records(), [remove("a")]);
 
     let (mut world, a, _, stateid) = reclaiming();
     world.state.revoke_all(&mut world.locks, a, Nfsstat4::AdminRevoked);
     world.state.free_stateid(&world.locks, a, &stateid).unwrap();
-    assert_eq!(world.records(), [], "it knows of that, but not of what it has not reclaimed");
+    assert_eq!(world.records(), [], "it has acknowledged the revocation but not completed its reclaims");
     world.state.reclaim_complete(a, &complete).unwrap();
     assert_eq!(world.records(), [remove("a")]);
 
@@ -224,43 +224,44 @@ fn what_was_reclaimed_by_who_was_late_is_not_given_to_others_after_another_resta
     world.state.destroy_session(session, false, &OWNER, TCP.id).unwrap();
     world.now += 2 * LEASE;
     let _ = world.client("a", 2);
-    assert_eq!(world.records(), [remove("a")], "it has begun anew");
+    assert_eq!(world.records(), [remove("a")], "it has restarted");
 }
 
 #[test]
-fn grace_lasts_for_who_may_not_reclaim_until_it_has_heard_of_the_restart() {
+fn grace_period_waits_for_forfeited_clients() {
     let mut world = World::new();
     world.begin_grace(&["a"], &["b", "c"]);
     let _ = world.ready("a");
-    assert!(!world.state.may_end_grace(), "b and c may believe that they have something");
+    assert!(!world.state.may_end_grace(), "b and c may assume that they still hold state");
     let (b, _) = world.client("b", 1);
     assert!(!world.state.may_reclaim(b) && !world.state.may_end_grace());
     world.state.reclaim_complete(b, &ReclaimCompleteArgs { one_fs: false }).unwrap();
     assert_eq!(world.records(), [remove("b")]);
-    assert!(!world.state.may_end_grace(), "c has not been heard of");
-    assert_eq!((world.end_grace(), world.records()), (1, vec![remove("c")]), "its lease is over");
+    assert!(!world.state.may_end_grace(), "c has not returned");
+    assert_eq!((world.end_grace(), world.records()), (1, vec![remove("c")]), "the grace period is over");
 }
 
-/// What is stored after so many lives, each of which a client of `minor` version spends its lease in: it has a file open all the time.
-fn lives(minor: u32) -> Vec<Vec<RecordChange>> {
+/// Returns the records that a client of `minor` version causes over four server starts. It keeps one file open all the
+/// time.
+fn records_over_restarts(minor: u32) -> Vec<Vec<RecordChange>> {
     let mut stored = Vec::new();
-    for life in 0..4 {
+    for start in 0..4 {
         let mut world = World::new();
-        if life > 0 {
+        if start > 0 {
             world.begin_grace(&["a"], &[]);
         }
         let a = if minor == 0 { v40::introduce(&mut world, "a") } else { world.client("a", 1).0 };
-        if life > 0 {
-            assert_eq!(world.remember(a), None, "it is, from before the restart");
-            world.reclaim(a, "o").unwrap_or_else(|status| panic!("life {life}: {}", status.name()));
+        if start > 0 {
+            assert_eq!(world.store(a), None, "it is stored since before the restart");
+            world.reclaim(a, "o").unwrap_or_else(|status| panic!("start {start}: {}", status.name()));
         }
         if minor > 0 {
             world.state.reclaim_complete(a, &ReclaimCompleteArgs { one_fs: false }).unwrap();
         }
-        if life > 0 {
+        if start > 0 {
             world.end_grace();
         } else {
-            assert_eq!(world.remember(a).as_deref(), Some(&b"a"[..]));
+            assert_eq!(world.store(a).as_deref(), Some(&b"a"[..]));
             world.open(a, "o", OPEN4_SHARE_ACCESS_WRITE, 0).unwrap();
         }
         world.state.expire(world.now);
@@ -271,14 +272,14 @@ fn lives(minor: u32) -> Vec<Vec<RecordChange>> {
 }
 
 #[test]
-fn a_client_of_any_version_reclaims_after_each_of_three_restarts() {
+fn client_of_any_version_reclaims_after_each_restart() {
     for minor in [0, 1] {
-        assert_eq!(lives(minor), vec![vec![]; 4], "4.{minor}");
+        assert_eq!(records_over_restarts(minor), vec![vec![]; 4], "4.{minor}");
     }
 }
 
 #[test]
-fn a_client_has_the_minor_version_that_it_has_introduced_itself_by() {
+fn client_has_the_minor_version_of_its_introduction() {
     let mut world = World::new();
     let old = v40::introduce(&mut world, "old");
     let (new, _) = world.client("new", 1);
@@ -287,8 +288,8 @@ fn a_client_has_the_minor_version_that_it_has_introduced_itself_by() {
 }
 
 impl World {
-    /// Looks after what has had its time.
-    fn look(&mut self, later: Duration) -> Vec<RecordChange> {
+    /// Runs the periodic checks after a delay, and stores the records.
+    fn run_periodic(&mut self, later: Duration) -> Vec<RecordChange> {
         self.now += later;
         self.state.expire(self.now);
         self.state.drop_unused_records(self.now);
@@ -299,76 +300,76 @@ impl World {
 }
 
 #[test]
-fn a_client_that_holds_nothing_for_a_while_is_not_remembered() {
+fn record_of_a_client_without_state_is_removed() {
     let mut world = World::new();
     let (a, session) = world.ready("a");
-    world.remember(a);
+    world.store(a);
     let opened = world.open(a, "o", OPEN4_SHARE_ACCESS_WRITE, 0).unwrap();
-    assert_eq!(world.look(LEASE / 2), []);
+    assert_eq!(world.run_periodic(LEASE / 2), []);
     world.call(session, 1, 1);
     world.state.close(&mut world.locks, a, &'f', &opened).unwrap();
-    // It opens one file after the other: nothing is written.
+    // It opens and closes one file after the other: no record changes.
     for _ in 0..8 {
-        assert_eq!(world.remember(a), None);
+        assert_eq!(world.store(a), None);
         let opened = world.open(a, "o", OPEN4_SHARE_ACCESS_WRITE, 0).unwrap();
         world.state.close(&mut world.locks, a, &'f', &opened).unwrap();
-        assert_eq!(world.look(LEASE / 16), []);
+        assert_eq!(world.run_periodic(LEASE / 16), []);
     }
-    // An OPEN that is being executed is about to give it something.
-    let Begun::Execute(ticket) = world.sequence(session, 2, 1).unwrap().begun else { panic!("new") };
-    assert_eq!(world.look(LEASE / 2), []);
+    // While an OPEN is in progress, the record stays.
+    let Begun::Execute(ticket) = world.sequence(session, 2, 1).unwrap().begun else { panic!("the request is new") };
+    assert_eq!(world.run_periodic(LEASE / 2), []);
     world.state.finish(world.now, session, ticket, "reply", false);
-    assert_eq!(world.look(LEASE / 16), [retire("a")]);
-    assert_eq!(world.look(LEASE / 16), []);
-    assert_eq!(world.remember(a).as_deref(), Some(&b"a"[..]), "before its next open");
+    assert_eq!(world.run_periodic(LEASE / 16), [retire("a")]);
+    assert_eq!(world.run_periodic(LEASE / 16), []);
+    assert_eq!(world.store(a).as_deref(), Some(&b"a"[..]), "it is stored again before its next open");
 }
 
 #[test]
-fn grace_ends_at_once_where_those_that_may_reclaim_hold_nothing_or_were_silent() {
+fn records_of_idle_and_expired_clients_are_removed() {
     let mut world = World::new();
     for name in ["idle", "dead", "dead40"] {
         let id = if name == "dead40" { v40::introduce(&mut world, name) } else { world.ready(name).0 };
-        world.remember(id);
+        world.store(id);
     }
     let clients = ["dead", "dead40"].map(|name| world.state.clients().confirmed(&Bytes::from(name)).unwrap());
     for id in clients {
         world.open(id, "o", OPEN4_SHARE_ACCESS_READ, 0).unwrap();
     }
-    let mut changes = world.look(LEASE / 2);
+    let mut changes = world.run_periodic(LEASE / 2);
     assert_eq!(changes, [retire("idle")]);
-    changes = world.look(LEASE);
+    changes = world.run_periodic(LEASE);
     changes.sort_by_key(|change| format!("{change:?}"));
     assert_eq!(changes, [remove("dead"), remove("dead40")]);
-    // What they hold is still theirs, until somebody else wants it. They have no claim that others would have to hear of.
+    // They keep their state until another client wants it. Their records are gone, so revoking it changes no record.
     world.state.revoke_all(&mut world.locks, clients[0], Nfsstat4::Expired);
     assert_eq!(world.records(), []);
 }
 
 #[test]
-fn a_client_that_is_back_after_its_lease_is_remembered_before_it_is_answered() {
+fn client_back_after_its_lease_is_stored_before_its_reply() {
     let mut world = World::new();
     let (a, session) = world.ready("a");
-    world.remember(a);
+    world.store(a);
     world.open(a, "o", OPEN4_SHARE_ACCESS_WRITE, 0).unwrap();
-    assert_eq!(world.look(LEASE + Duration::from_secs(1)), [remove("a")]);
+    assert_eq!(world.run_periodic(LEASE + Duration::from_secs(1)), [remove("a")]);
     assert_eq!(world.sequence(session, 1, 1).unwrap_err(), Nfsstat4::Delay);
     assert_eq!(world.records(), [add("a")]);
-    assert_eq!(world.sequence(session, 1, 1).unwrap_err(), Nfsstat4::Delay, "it is being stored");
+    assert_eq!(world.sequence(session, 1, 1).unwrap_err(), Nfsstat4::Delay, "the record is being stored");
     assert_eq!(world.records(), []);
     world.state.records_stored(&[add("a")], false);
-    assert_eq!(world.sequence(session, 1, 1).unwrap_err(), Nfsstat4::Delay, "it could not be");
+    assert_eq!(world.sequence(session, 1, 1).unwrap_err(), Nfsstat4::Delay, "the record could not be stored");
     assert_eq!(world.records(), [remove("a"), add("a")]);
     world.state.records_stored(&[add("a")], true);
     assert_eq!(world.call(session, 1, 1).status_flags, 0);
-    assert_eq!(world.look(LEASE / 2), [], "it has a lease again");
+    assert_eq!(world.run_periodic(LEASE / 2), [], "its lease is valid again");
 
     let old = v40::introduce(&mut world, "old");
-    world.remember(old);
+    world.store(old);
     world.open(old, "p", OPEN4_SHARE_ACCESS_READ, 0).unwrap();
     world.call(session, 2, 1);
-    assert_eq!(world.look(LEASE / 2), []);
+    assert_eq!(world.run_periodic(LEASE / 2), []);
     world.call(session, 3, 1);
-    assert_eq!(world.look(LEASE / 2 + Duration::from_secs(1)), [remove("old")]);
+    assert_eq!(world.run_periodic(LEASE / 2 + Duration::from_secs(1)), [remove("old")]);
     assert_eq!(v40::renew(&mut world, old), Err(Nfsstat4::Delay));
     assert_eq!(world.records(), [add("old")]);
     world.state.records_stored(&[add("old")], true);
@@ -376,7 +377,7 @@ fn a_client_that_is_back_after_its_lease_is_remembered_before_it_is_answered() {
 }
 
 #[test]
-fn a_client_that_is_evicted_in_grace_reclaims_nothing_by_its_name() {
+fn client_evicted_in_grace_cannot_reclaim_after_restarting() {
     let mut world = World::new();
     world.begin_grace(&["a"], &[]);
     let (a, _) = world.client("a", 1);
@@ -387,15 +388,15 @@ fn a_client_that_is_evicted_in_grace_reclaims_nothing_by_its_name() {
 }
 
 #[test]
-fn records_are_not_given_up_while_nothing_can_be_stored() {
+fn records_are_kept_while_storage_fails() {
     let mut world = World::new();
     let (a, _) = world.ready("a");
-    world.remember(a);
+    world.store(a);
     world.state.set_storage_works(false);
     world.now += LEASE / 2;
     world.state.expire(world.now);
     world.state.drop_unused_records(world.now);
-    assert_eq!(world.records(), [], "it would keep everybody from new opens");
+    assert_eq!(world.records(), [], "a queued change would block all new opens");
     world.state.set_storage_works(true);
     world.now += LEASE / 4;
     world.state.expire(world.now);
@@ -404,15 +405,15 @@ fn records_are_not_given_up_while_nothing_can_be_stored() {
 }
 
 #[test]
-fn a_client_that_is_back_and_cannot_be_stored_again_is_crossed_out() {
+fn record_of_a_returning_client_is_removed_if_storing_fails() {
     let mut world = World::new();
     let (a, _) = world.ready("a");
-    world.remember(a);
+    world.store(a);
     world.open(a, "o", OPEN4_SHARE_ACCESS_WRITE, OPEN4_SHARE_DENY_NONE).unwrap();
     world.now += 2 * LEASE;
     world.state.expire(world.now);
     world.state.drop_unused_records(world.now);
-    assert_eq!(world.records(), [remove("a")], "its lease is over");
+    assert_eq!(world.records(), [remove("a")], "its lease has expired");
     for stored in [false, true] {
         assert_eq!(world.state.check_stored(a), Err(Nfsstat4::Delay));
         world.state.records_stored(&[add("a")], stored);

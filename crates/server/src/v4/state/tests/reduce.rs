@@ -1,10 +1,10 @@
-//! What is asked back, from whom, and until when. There may be 16 slots in use and 8 delegations.
+//! Requests to return slots and delegations. The limits are 16 slots and 8 delegations.
 
 use super::*;
 use crate::v4::state::{load::Reduction, transitions::delegation::DelegationRequest};
 
 impl World {
-    /// A request in a slot, and what its reply says of the slots that shall be used.
+    /// Sends a request in a slot. Returns the target slot of its reply.
     fn in_slot(&mut self, sessionid: Sessionid4, slot: u32, sequence: u32, highest: u32) -> u32 {
         let args = SequenceArgs {
             sessionid,
@@ -16,7 +16,7 @@ impl World {
         let fingerprint = Fingerprint { principal: OWNER, checksum: u64::from(sequence) };
         let request = Request { args: &args, fingerprint, len: 1000, operations: 3 };
         let sequenced = self.state.sequence(self.now, request, ConnectionId(1)).unwrap();
-        let Begun::Execute(ticket) = sequenced.begun else { panic!("new") };
+        let Begun::Execute(ticket) = sequenced.begun else { panic!("the request is new") };
         self.state.finish(self.now, sessionid, ticket, "reply", false);
         sequenced.result.target_highest_slotid.0
     }
@@ -28,55 +28,59 @@ impl World {
         asks
     }
 
-    /// So many files, each delegated to read.
+    /// Requests a read delegation for each of `files`. Returns the number granted.
     fn hold(&mut self, client: Clientid4, files: &str) -> usize {
         let delegate = |file| {
             let share_access = OPEN4_SHARE_ACCESS_READ;
             let request = DelegationRequest { client, file: &file, share_access, change: 7, reclaim: None };
             matches!(self.state.delegate(&self.locks, &request, self.now), OpenDelegation4::Read(_))
         };
-        files.chars().map(delegate).filter(|given| *given).count()
+        files.chars().map(delegate).filter(|granted| *granted).count()
     }
 }
 
 #[test]
-fn who_uses_more_than_its_share_of_slots_is_asked_to_use_fewer_until_there_are_enough() {
+fn sessions_above_their_share_of_slots_are_asked_to_reduce_until_enough_are_free() {
     let mut world = World::new();
     let ((a, one), (b, two), (_, idle)) = (world.ready("a"), world.ready("b"), world.ready("c"));
     for slot in 0..8 {
         assert_eq!(world.in_slot(one, slot, 1, 7), 7);
     }
     world.in_slot(idle, 0, 1, 0);
-    assert_eq!(world.reductions(), [], "nine of sixteen");
+    assert_eq!(world.reductions(), [], "9 of 16 slots are in use");
     for slot in 0..4 {
         world.in_slot(two, slot, 1, 3);
     }
-    // A half of all slots is two for each of three sessions.
+    // Half of all slots is two for each of three sessions.
     let target = Slotid4(1);
     assert_eq!(world.reductions(), [(a, Reduction::Slots(one, target)), (b, Reduction::Slots(two, target))]);
-    assert_eq!(world.reductions(), [], "once is enough");
-    assert_eq!((world.in_slot(one, 0, 2, 7), world.in_slot(two, 0, 2, 3)), (1, 1), "each reply says so as well");
-    assert_eq!((world.in_slot(one, 0, 3, 1), world.in_slot(two, 0, 3, 1)), (1, 1), "and these have heard it");
+    assert_eq!(world.reductions(), [], "the request is sent once");
+    assert_eq!((world.in_slot(one, 0, 2, 7), world.in_slot(two, 0, 2, 3)), (1, 1), "each reply has the target");
+    assert_eq!(
+        (world.in_slot(one, 0, 3, 1), world.in_slot(two, 0, 3, 1)),
+        (1, 1),
+        "these requests show that the client has seen the target"
+    );
     assert_eq!(world.state.clients().find(client_of(&one)).unwrap().shard.close().slots(one).unwrap().in_use(), 2);
     assert_eq!(world.reductions(), []);
-    assert_eq!(world.in_slot(one, 1, 2, 1), 7, "five of sixteen: there are enough again");
+    assert_eq!(world.in_slot(one, 1, 2, 1), 7, "5 of 16 slots are in use: the limit is lifted");
 }
 
 #[test]
-fn who_holds_more_than_its_share_of_delegations_is_asked_to_keep_no_more() {
+fn client_above_its_share_of_delegations_is_asked_to_reduce() {
     let mut world = World::new();
     let ((a, _), (b, _)) = (world.ready("a"), world.ready("b"));
     assert_eq!((world.hold(a, "abcde"), world.hold(b, "f")), (5, 1));
-    assert_eq!(world.reductions(), [], "six of eight");
-    assert_eq!(world.hold(a, "ghi"), 2, "the ninth is one too many");
+    assert_eq!(world.reductions(), [], "6 of 8 delegations are granted");
+    assert_eq!(world.hold(a, "ghi"), 2, "the ninth exceeds the limit");
     assert_eq!(world.reductions(), [(a, Reduction::Delegations(2))]);
-    assert_eq!(world.reductions(), [], "it has time to give back");
+    assert_eq!(world.reductions(), [], "the client has time to return delegations");
     world.now += Duration::from_secs(5);
     assert_eq!(world.reductions(), [(a, Reduction::Delegations(2))]);
 }
 
 #[test]
-fn a_client_of_the_first_minor_version_is_asked_for_each() {
+fn delegations_of_a_v40_client_are_recalled_one_by_one() {
     let mut world = World::new();
     let args = SetClientIdArgs {
         client: NfsClientId4 { verifier: [1; 8], id: "old".into() },
@@ -94,12 +98,12 @@ fn a_client_of_the_first_minor_version_is_asked_for_each() {
     let confirm = SetClientIdConfirmArgs { clientid, setclientid_confirm };
     world.state.set_clientid_confirm(world.now, &confirm, &OWNER).unwrap();
     assert_eq!(world.events(), [Event::Confirmed(clientid), Event::NewListener(clientid)]);
-    assert_eq!(world.hold(clientid, "a"), 0, "nobody knows whether it can be called");
+    assert_eq!(world.hold(clientid, "a"), 0, "the callback address was not probed");
     let listener = world.state.listener40(clientid).unwrap();
     assert_eq!(listener.address, "192.0.2.1:2049".parse().unwrap());
     assert!(!world.state.listener_probed(clientid, &listener, true));
     assert_eq!(world.hold(clientid, "abcdefg"), 7);
     assert_eq!(world.reductions(), []);
     let recalled = std::iter::from_fn(|| world.state.poll_recall()).count();
-    assert_eq!(recalled, 3, "it keeps a half of all");
+    assert_eq!(recalled, 3, "it keeps half of the limit");
 }

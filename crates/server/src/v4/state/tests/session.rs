@@ -1,4 +1,4 @@
-//! The cases of RFC 8881 §18.33–18.37, §18.46, §18.50 and §18.51, one after the other.
+//! The cases of RFC 8881 §18.33–18.37, §18.46, §18.50 and §18.51.
 
 use super::{
     super::{
@@ -13,7 +13,7 @@ use super::{
 };
 
 #[test]
-fn case_1_a_new_owner_gets_an_unconfirmed_record() {
+fn case_1_new_owner_gets_an_unconfirmed_record() {
     let mut world = World::new();
     let first = world.exchange(&exchange("a", 1, 0), &OWNER).unwrap();
     let second = world.exchange(&exchange("b", 1, 0), &OWNER).unwrap();
@@ -24,21 +24,21 @@ fn case_1_a_new_owner_gets_an_unconfirmed_record() {
 }
 
 #[test]
-fn case_2_a_retry_gets_the_confirmed_record_and_so_does_trunking() {
+fn case_2_retry_and_trunking_get_the_confirmed_record() {
     let mut world = World::new();
     let (id, session) = world.client("a", 1);
     let again = world.exchange(&exchange("a", 1, 0), &OWNER).unwrap();
     assert_eq!((again.clientid, again.flags & EXCHGID4_FLAG_CONFIRMED_R), (id, EXCHGID4_FLAG_CONFIRMED_R));
     assert!(world.state.session(session).is_some());
     assert_eq!(world.events(), [Event::Confirmed(id)]);
-    // A restart that came to nothing is forgotten.
+    // An unconfirmed restart is removed.
     let restarted = world.exchange(&exchange("a", 2, 0), &OWNER).unwrap().clientid;
     assert_eq!(world.exchange(&exchange("a", 1, 0), &OWNER).unwrap().clientid, id);
     assert_eq!(world.create(&create(restarted, 1)), Err(Nfsstat4::StaleClientid));
 }
 
 #[test]
-fn case_3_a_collision_is_refused_while_the_other_has_state_and_a_lease() {
+fn case_3_collision_fails_while_the_other_client_has_state_and_a_lease() {
     let mut world = World::new();
     let (id, session) = world.client("a", 1);
     assert_eq!(world.exchange(&exchange("a", 1, 0), &OTHER), Err(Nfsstat4::ClidInuse));
@@ -53,7 +53,7 @@ fn case_3_a_collision_is_refused_while_the_other_has_state_and_a_lease() {
 }
 
 #[test]
-fn case_3_a_collision_with_a_client_without_state_is_a_new_owner() {
+fn case_3_collision_replaces_a_client_without_state() {
     let mut world = World::new();
     let (id, session) = world.ready("a");
     world.state.destroy_session(session, false, &OWNER, TCP.id).unwrap();
@@ -64,7 +64,7 @@ fn case_3_a_collision_with_a_client_without_state_is_a_new_owner() {
 }
 
 #[test]
-fn case_4_an_unconfirmed_record_is_replaced() {
+fn case_4_unconfirmed_record_is_replaced() {
     let mut world = World::new();
     let first = world.exchange(&exchange("a", 1, 0), &OWNER).unwrap().clientid;
     for (verifier, principal) in [(1, OWNER), (2, OWNER), (1, OTHER)] {
@@ -76,7 +76,7 @@ fn case_4_an_unconfirmed_record_is_replaced() {
 }
 
 #[test]
-fn case_5_a_restarted_client_loses_its_state_when_it_is_confirmed() {
+fn case_5_restarted_client_loses_its_state_at_confirmation() {
     let mut world = World::new();
     let (old, session) = world.client("a", 1);
     let new = world.exchange(&exchange("a", 2, 0), &OWNER).unwrap();
@@ -91,7 +91,7 @@ fn case_5_a_restarted_client_loses_its_state_when_it_is_confirmed() {
 }
 
 #[test]
-fn case_5_a_confirmation_that_fails_changes_nothing() {
+fn case_5_failed_confirmation_changes_nothing() {
     let mut world = World::new();
     let (_, session) = world.client("a", 1);
     let new = world.exchange(&exchange("a", 2, 0), &OWNER).unwrap().clientid;
@@ -100,12 +100,12 @@ fn case_5_a_confirmation_that_fails_changes_nothing() {
     assert_eq!(world.create(&args), Err(Nfsstat4::TooSmall));
     assert!(world.state.session(session).is_some());
     assert!(!world.state.clients().find(new).unwrap().confirmed);
-    assert_eq!(world.create(&args), Err(Nfsstat4::TooSmall), "a retry gets the same again");
+    assert_eq!(world.create(&args), Err(Nfsstat4::TooSmall), "a retry gets the same error");
     assert!(world.create(&create(new, 2)).is_ok());
 }
 
 #[test]
-fn the_sequence_of_what_was_refused_for_its_arguments_is_good_for_better_ones() {
+fn sequence_id_of_a_rejected_create_session_can_be_reused() {
     let mut world = World::new();
     let id = world.exchange(&exchange("a", 1, 0), &OWNER).unwrap().clientid;
     let mut small = create(id, 1);
@@ -118,18 +118,18 @@ fn the_sequence_of_what_was_refused_for_its_arguments_is_good_for_better_ones() 
     }
     assert_eq!(world.create(&create(id, 3)), Err(Nfsstat4::SeqMisordered));
     let made = world.create(&create(id, 1)).unwrap();
-    assert_eq!(world.create(&small), Ok(made), "a session is made once");
+    assert_eq!(world.create(&small), Ok(made), "the session is created once");
     assert!(world.create(&create(id, 2)).is_ok());
 }
 
 #[test]
-fn cases_6_to_9_only_a_confirmed_record_is_updated_by_its_own_client() {
+fn cases_6_to_9_only_its_own_client_updates_a_confirmed_record() {
     let mut world = World::new();
     let update = |verifier| exchange("a", verifier, EXCHGID4_FLAG_UPD_CONFIRMED_REC_A);
     assert_eq!(world.exchange(&update(1), &OWNER), Err(Nfsstat4::NoEnt));
     let unconfirmed = world.exchange(&exchange("a", 1, 0), &OWNER).unwrap().clientid;
     assert_eq!(world.exchange(&update(1), &OWNER), Err(Nfsstat4::NoEnt));
-    world.create(&create(unconfirmed, 1)).expect("the unconfirmed record is intact");
+    world.create(&create(unconfirmed, 1)).expect("the unconfirmed record must be intact");
     let implementation = NfsImplId4 { domain: "d".into(), name: "n".into(), date: Nfstime4::default() };
     let args = ExchangeIdArgs { client_impl_id: Some(implementation.clone()), ..update(1) };
     let updated = world.exchange(&args, &OWNER).unwrap();
@@ -141,17 +141,17 @@ fn cases_6_to_9_only_a_confirmed_record_is_updated_by_its_own_client() {
 }
 
 #[test]
-fn flags_without_meaning_are_refused() {
+fn undefined_flags_are_rejected() {
     let mut world = World::new();
     for flags in [EXCHGID4_FLAG_CONFIRMED_R, 0x8, EXCHGID4_FLAG_SUPP_FENCE_OPS] {
         assert_eq!(world.exchange(&exchange("a", 1, flags), &OWNER), Err(Nfsstat4::Inval), "{flags:#x}");
     }
     let fence = exchange("a", 1, EXCHGID4_FLAG_SUPP_FENCE_OPS);
-    assert!(world.state.exchange_id(world.now, 2, &fence, local()).is_ok(), "4.2 has this one");
+    assert!(world.state.exchange_id(world.now, 2, &fence, local()).is_ok(), "4.2 defines this flag");
 }
 
 #[test]
-fn protection_takes_rpcsec_gss() {
+fn state_protection_requires_rpcsec_gss() {
     let mut world = World::new();
     let gss = Principal::Gss(Bytes::from_static(b"host@REALM"));
     let all = Opnum4::ALL.iter().map(|&opnum| opnum as u32).collect::<Bitmap4>();
@@ -221,26 +221,26 @@ fn another_principal_can_create_a_session_of_a_confirmed_client() {
         let connection = Connection { id: ConnectionId(66), duplex: true };
         world.state.create_session(world.now, &create(id, sequence), &OTHER, connection)
     };
-    assert_eq!(by_other(&mut world, 1).unwrap().sessionid, own, "the cached result");
+    assert_eq!(by_other(&mut world, 1).unwrap().sessionid, own, "a retry returns the cached result");
     world.state.note_callback(id, true);
     let made = by_other(&mut world, 2).unwrap();
     assert_eq!(by_other(&mut world, 2), Ok(made.clone()), "a retry");
-    assert!(!world.state.can_be_called(id), "whether the owner can be called is not for another to say");
+    assert!(!world.state.can_be_called(id), "a session of another principal must not clear the callback failure");
     world.state.note_callback(id, false);
-    assert_eq!(made.flags & CREATE_SESSION4_FLAG_CONN_BACK_CHAN, 0, "callbacks stay with the owner");
+    assert_eq!(made.flags & CREATE_SESSION4_FLAG_CONN_BACK_CHAN, 0, "only the owner gets callbacks");
     let call = world.state.begin_callback(id, None).unwrap();
     assert_eq!(call.session, own);
     assert!(matches!(world.state.begin_callback(id, Some(made.sessionid)), Err(NoPath::Down)));
     world.state.end_callback(own, &call.ticket, BackOutcome::NotBegun);
-    // The owner gets an error and not the other's session.
+    // The owner gets an error and not the other principal's session.
     assert_eq!(world.create(&create(id, 2)), Err(Nfsstat4::SeqMisordered));
-    assert_eq!(by_other(&mut world, 3), Err(Nfsstat4::NoSpc), "of three sessions others get one");
+    assert_eq!(by_other(&mut world, 3), Err(Nfsstat4::NoSpc), "other principals get one of three sessions");
     world.create(&create(id, 4)).unwrap();
     assert_eq!(world.create(&create(id, 5)), Err(Nfsstat4::NoSpc));
 }
 
 #[test]
-fn channels_are_lowered_and_never_raised() {
+fn channel_attributes_are_lowered_and_never_raised() {
     let mut world = World::new();
     let id = world.exchange(&exchange("a", 1, 0), &OWNER).unwrap().clientid;
     let made = world.create(&create(id, 1)).unwrap();
@@ -254,7 +254,7 @@ fn channels_are_lowered_and_never_raised() {
         rdma_ird: None,
     };
     assert_eq!(made.fore_chan_attrs, expected);
-    // §18.36.3: the server must not change these of the backchannel.
+    // §18.36.3: the server must not change these attributes of the backchannel.
     assert_eq!((made.back_chan_attrs.maxoperations, made.back_chan_attrs.maxrequests), (2, 1));
     assert_eq!(made.flags, CREATE_SESSION4_FLAG_CONN_BACK_CHAN);
 
@@ -273,19 +273,19 @@ fn channels_are_lowered_and_never_raised() {
 }
 
 #[test]
-fn flags_of_a_session_are_what_is_granted() {
+fn session_flags_report_what_was_granted() {
     let mut world = World::new();
     let id = world.exchange(&exchange("a", 1, 0), &OWNER).unwrap().clientid;
     let persist = CREATE_SESSION4_FLAG_PERSIST | CREATE_SESSION4_FLAG_CONN_RDMA;
     assert_eq!(world.create(&CreateSessionArgs { flags: persist, ..create(id, 1) }).unwrap().flags, 0);
     let simplex = Connection { id: ConnectionId(5), duplex: false };
     let made = world.state.create_session(world.now, &create(id, 2), &OWNER, simplex).unwrap();
-    assert_eq!(made.flags, 0, "callbacks cannot go by it");
+    assert_eq!(made.flags, 0, "the connection cannot carry callbacks");
 }
 
-/// What is decoded is a part of the buffer that its message came in.
+/// Decoded values refer to the buffer of their message. State must not keep such buffers.
 #[test]
-fn what_is_kept_does_not_keep_the_message_that_it_came_in() {
+fn state_does_not_keep_message_buffers() {
     let mut world = World::new();
     let message = Bytes::from(vec![b'n'; 1 << 16]);
     let name = || message.slice(100..108);
@@ -329,7 +329,7 @@ fn what_is_kept_does_not_keep_the_message_that_it_came_in() {
     let entered = world.state.enter(&mut world.locks, world.now, Subject::OpenOwner(&opener, Seqid4(1)));
     assert!(matches!(entered, Ok(Entered::Sequenced(_))));
     drop((lock_owner, lock, opener, entered));
-    assert!(message.try_into_mut().is_ok(), "nobody else has any of it");
+    assert!(message.try_into_mut().is_ok(), "nothing must refer to the message");
 }
 
 #[test]
@@ -359,7 +359,7 @@ fn sequence_renews_the_lease_and_reports_slots() {
 }
 
 #[test]
-fn a_retry_may_come_by_any_connection() {
+fn retry_may_arrive_on_any_connection() {
     let mut world = World::new();
     let (_, session) = world.client("a", 1);
     world.call(session, 1, 1);
@@ -369,7 +369,7 @@ fn a_retry_may_come_by_any_connection() {
 }
 
 #[test]
-fn an_error_of_sequence_changes_nothing() {
+fn failed_sequence_changes_nothing() {
     let mut world = World::new();
     let (id, session) = world.client("a", 1);
     world.now += LEASE + Duration::from_secs(1);
@@ -393,7 +393,7 @@ fn an_error_of_sequence_changes_nothing() {
 }
 
 #[test]
-fn a_lost_backchannel_is_told_until_another_is_bound() {
+fn lost_backchannel_is_reported_until_another_is_bound() {
     let mut world = World::new();
     let (id, first) = world.client("a", 1);
     let second = world.create(&create(id, 2)).unwrap().sessionid;
@@ -403,7 +403,7 @@ fn a_lost_backchannel_is_told_until_another_is_bound() {
     let three = Connection { id: ConnectionId(3), duplex: true };
     world.state.bind_conn_to_session(&bind(second, ChannelDirFromClient4::Back), &OWNER, three).unwrap();
     assert_eq!(world.call(first, 2, 2).status_flags, SEQ4_STATUS_CB_PATH_DOWN_SESSION);
-    // The connection was bound by SEQUENCE alone, which is no hindrance.
+    // Only SEQUENCE bound this connection, so it may be bound to other channels.
     let two = Connection { id: ConnectionId(2), duplex: true };
     let bound = world.state.bind_conn_to_session(&bind(first, ChannelDirFromClient4::ForeOrBoth), &OWNER, two);
     assert_eq!(bound.unwrap().dir, ChannelDirFromServer4::Both);
@@ -412,7 +412,7 @@ fn a_lost_backchannel_is_told_until_another_is_bound() {
 }
 
 #[test]
-fn a_client_that_wants_no_callbacks_is_not_told_that_there_is_no_way() {
+fn client_without_callbacks_gets_no_callback_flags() {
     let mut world = World::new();
     let id = world.exchange(&exchange("a", 1, 0), &OWNER).unwrap().clientid;
     let session = world.create(&CreateSessionArgs { flags: 0, ..create(id, 1) }).unwrap().sessionid;
@@ -420,7 +420,7 @@ fn a_client_that_wants_no_callbacks_is_not_told_that_there_is_no_way() {
 }
 
 #[test]
-fn connections_are_bound_as_the_client_demands_or_not_at_all() {
+fn bind_conn_to_session_satisfies_the_request_or_fails() {
     use ChannelDirFromClient4::{Back, BackOrBoth, Fore, ForeOrBoth};
     use ChannelDirFromServer4 as Server;
     let mut world = World::new();
@@ -435,7 +435,7 @@ fn connections_are_bound_as_the_client_demands_or_not_at_all() {
     assert_eq!(bound(13, true, BackOrBoth), Ok(Server::Both));
     assert_eq!(bound(14, false, ForeOrBoth), Ok(Server::Fore));
     assert_eq!(bound(15, false, Back), Err(Nfsstat4::Inval));
-    // §18.34.3: once more is fine, but nothing else is.
+    // §18.34.3: a repeated binding succeeds, a different one fails.
     assert_eq!(bound(10, true, Fore), Ok(Server::Fore));
     assert_eq!(bound(10, true, ForeOrBoth), Ok(Server::Fore));
     assert_eq!(bound(10, true, Back), Err(Nfsstat4::Inval));
@@ -458,7 +458,7 @@ fn connections_of_a_session_are_bounded() {
 }
 
 #[test]
-fn a_session_is_destroyed_by_its_connections_when_nothing_is_under_way() {
+fn destroy_session_needs_a_bound_connection_and_no_request_in_progress() {
     let mut world = World::new();
     let (_, session) = world.client("a", 1);
     assert_eq!(world.state.destroy_session(Sessionid4([3; 16]), false, &OWNER, TCP.id), Err(Nfsstat4::BadSession));
@@ -468,13 +468,13 @@ fn a_session_is_destroyed_by_its_connections_when_nothing_is_under_way() {
     let sequenced = world.sequence(session, 1, 1).unwrap();
     assert_eq!(world.state.destroy_session(session, false, &OWNER, TCP.id), Err(Nfsstat4::Delay));
     assert_eq!(world.state.destroy_session(session, true, &OWNER, TCP.id), Ok(()));
-    let Begun::Execute(ticket) = sequenced.begun else { panic!("new") };
+    let Begun::Execute(ticket) = sequenced.begun else { panic!("the request is new") };
     world.state.finish(world.now, session, ticket, "reply", false);
     assert_eq!(world.sequence(session, 1, 1).unwrap_err(), Nfsstat4::BadSession);
 }
 
 #[test]
-fn a_client_is_destroyed_when_it_has_nothing() {
+fn destroy_clientid_needs_a_client_without_state() {
     let mut world = World::new();
     let (id, session) = world.ready("a");
     let (other, _) = world.client("b", 1);
@@ -491,17 +491,17 @@ fn a_client_is_destroyed_when_it_has_nothing() {
     assert_eq!(world.events(), [Event::Removed(id)]);
     let unconfirmed = world.exchange(&exchange("c", 1, 0), &OWNER).unwrap().clientid;
     assert_eq!(destroy(&mut world, unconfirmed, None), Ok(()));
-    assert_eq!(world.events(), [], "it never was anybody");
+    assert_eq!(world.events(), [], "an unconfirmed client causes no event");
 }
 
 #[test]
-fn reclaim_is_complete_once() {
+fn reclaim_complete_succeeds_once() {
     let mut world = World::new();
     world.begin_grace(&["a", "x"], &[]);
     let (id, session) = world.client("a", 1);
     let (new, other) = world.client("b", 1);
     assert_eq!(world.call(session, 1, 1).status_flags, SEQ4_STATUS_RESTART_RECLAIM_NEEDED);
-    assert_eq!(world.call(other, 1, 1).status_flags, 0, "it had nothing before the restart");
+    assert_eq!(world.call(other, 1, 1).status_flags, 0, "it held no state before the restart");
     assert!(world.state.may_reclaim(id) && !world.state.may_reclaim(new));
     let one_fs = ReclaimCompleteArgs { one_fs: true };
     let all = ReclaimCompleteArgs { one_fs: false };
@@ -510,7 +510,7 @@ fn reclaim_is_complete_once() {
     assert_eq!(world.state.reclaim_complete(id, &all), Ok(()));
     assert_eq!(world.state.reclaim_complete(id, &all), Err(Nfsstat4::CompleteAlready));
     assert_eq!(world.events(), [Event::ReclaimComplete(id)]);
-    assert!(!world.state.may_reclaim(id) && !world.state.may_end_grace(), "x has not been heard of");
+    assert!(!world.state.may_reclaim(id) && !world.state.may_end_grace(), "client x has not returned");
     assert_eq!(world.call(session, 2, 1).status_flags, 0);
     let (x, _) = world.client("x", 1);
     world.state.reclaim_complete(x, &all).unwrap();
@@ -520,7 +520,7 @@ fn reclaim_is_complete_once() {
 }
 
 #[test]
-fn who_is_silent_for_a_lease_is_forgotten_unless_it_holds_something() {
+fn expired_client_is_removed_unless_it_holds_state() {
     let mut world = World::new();
     let (idle, session) = world.client("a", 1);
     let (holder, kept) = world.ready("b");
@@ -539,13 +539,13 @@ fn who_is_silent_for_a_lease_is_forgotten_unless_it_holds_something() {
     assert!(!world.state.clients().is_expired(holder, world.now));
 }
 
-/// What is executed when a client is evicted ends, nothing else begins, and then all of it is gone.
+/// Requests in progress at an eviction end, no new one begins, and then all state is removed.
 #[test]
-fn who_is_evicted_ends_what_he_has_begun() {
+fn eviction_waits_for_requests_in_progress() {
     let mut world = World::new();
     let (a, session) = world.ready("a");
     world.open(a, "o", OPEN4_SHARE_ACCESS_WRITE, 0).unwrap();
-    let Begun::Execute(ticket) = world.sequence(session, 1, 1).unwrap().begun else { panic!("new") };
+    let Begun::Execute(ticket) = world.sequence(session, 1, 1).unwrap().begun else { panic!("the request is new") };
     world.events();
     assert_eq!(world.state.evict(a), Evicted::Busy);
     assert_eq!(world.sequence(session, 2, 1).unwrap_err(), Nfsstat4::BadSession);

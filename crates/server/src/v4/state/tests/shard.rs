@@ -1,4 +1,4 @@
-//! Requests that are answered without the state: when they are, and that nothing is decided while they begin.
+//! Requests that the shard answers without the state, and the closing of shards while the state decides.
 
 use super::{
     super::{shard::Shard, transitions::evict::Evicted},
@@ -16,7 +16,7 @@ impl World {
         self.shard(client).opened().is_some()
     }
 
-    /// SEQUENCE by the shard alone.
+    /// Executes SEQUENCE by the shard alone.
     fn begin(&self, session: Sessionid4, sequence: u32, connection: u64) -> Option<Ticket> {
         let shard = self.state.shards().of_session(&session)?;
         let args = SequenceArgs {
@@ -36,14 +36,14 @@ impl World {
 }
 
 #[test]
-fn a_client_goes_on_without_the_state_once_it_has_called() {
+fn shard_answers_after_the_first_request() {
     let mut world = World::new();
     let (a, session) = world.ready("a");
-    assert!(world.begin(session, 1, 1).is_none(), "its first call");
+    assert!(world.begin(session, 1, 1).is_none(), "the first request needs the state");
     world.call(session, 1, 1);
     let ticket = world.begin(session, 2, 1).unwrap();
     assert_eq!(world.shard(a).finish(world.now, session, (ticket, "reply", false)), Ok(()));
-    assert!(world.begin(session, 3, 2).is_none(), "by another connection, which the state has to note");
+    assert!(world.begin(session, 3, 2).is_none(), "the state must bind the new connection");
     world.call(session, 3, 2);
     let ticket = world.begin(session, 4, 2).unwrap();
     world.finish(session, ticket);
@@ -51,16 +51,16 @@ fn a_client_goes_on_without_the_state_once_it_has_called() {
     assert!(world.begin(session, 5, 2).is_none());
     world.call(session, 5, 1);
     world.open(a, "o", WRITE, 0).unwrap();
-    assert!(world.is_open(a), "an OPEN changes nothing of what SEQUENCE says");
+    assert!(world.is_open(a), "an OPEN does not affect the result of SEQUENCE");
     world.state.note_callback(a, true);
-    assert!(world.begin(session, 6, 1).is_none(), "it has to be said that callbacks fail");
+    assert!(world.begin(session, 6, 1).is_none(), "the status flags changed");
     assert_ne!(world.call(session, 6, 1).status_flags & SEQ4_STATUS_CB_PATH_DOWN, 0);
     assert!(world.is_open(a));
-    assert_ne!(world.call(session, 7, 1).status_flags & SEQ4_STATUS_CB_PATH_DOWN, 0, "also without the state");
+    assert_ne!(world.call(session, 7, 1).status_flags & SEQ4_STATUS_CB_PATH_DOWN, 0, "the shard reports the flags too");
 }
 
 #[test]
-fn a_lease_that_was_renewed_without_the_state_lasts() {
+fn lease_renewed_by_the_shard_is_valid() {
     let mut world = World::new();
     let ((a, session), (b, _)) = (world.ready("a"), world.ready("b"));
     world.call(session, 1, 1);
@@ -70,18 +70,18 @@ fn a_lease_that_was_renewed_without_the_state_lasts() {
     world.finish(session, ticket);
     world.now += LEASE - Duration::from_secs(1);
     assert_eq!(world.open(b, "o", WRITE, 0), Err(Nfsstat4::ShareDenied));
-    assert!(!world.is_open(a), "whether the lease is over was asked, so nothing renews it unseen");
+    assert!(!world.is_open(a), "checking the lease must close the shard");
 }
 
 #[test]
-fn nothing_is_taken_while_a_request_is_executed_that_began_without_the_state() {
+fn state_is_not_revoked_while_a_request_of_the_shard_executes() {
     let mut world = World::new();
     let ((a, session), (b, _)) = (world.ready("a"), world.ready("b"));
     world.call(session, 1, 1);
     let held = world.open(a, "o", WRITE, OPEN4_SHARE_DENY_BOTH).unwrap();
     let ticket = world.begin(session, 2, 1).unwrap();
     world.now += 2 * LEASE;
-    assert_eq!(world.open(b, "o", WRITE, 0), Err(Nfsstat4::ShareDenied), "it is busy");
+    assert_eq!(world.open(b, "o", WRITE, 0), Err(Nfsstat4::ShareDenied), "the client is busy");
     assert_eq!(world.state.evict(b), Evicted::Gone);
     assert_eq!(world.state.destroy_session(session, false, &OWNER, TCP.id), Err(Nfsstat4::Delay));
     assert_eq!(world.io_of(a, 'f', &held, true), Ok(()));
@@ -89,7 +89,7 @@ fn nothing_is_taken_while_a_request_is_executed_that_began_without_the_state() {
     world.now += 2 * LEASE;
     let (b, _) = world.ready("b");
     world.open(b, "o", WRITE, 0).unwrap();
-    assert!(world.begin(session, 3, 1).is_none(), "what it has lost is for the state to say");
+    assert!(world.begin(session, 3, 1).is_none(), "the state must report the loss");
     assert_eq!(world.io_of(a, 'f', &held, true), Err(Nfsstat4::Expired));
     assert_ne!(world.call(session, 3, 1).status_flags & SEQ4_STATUS_EXPIRED_SOME_STATE_REVOKED, 0);
     assert!(!world.is_open(a));
@@ -99,13 +99,13 @@ fn nothing_is_taken_while_a_request_is_executed_that_began_without_the_state() {
 }
 
 #[test]
-fn a_stateid_is_used_without_the_state_until_it_changes() {
+fn shard_permits_io_by_a_stateid_until_it_changes() {
     let mut world = World::new();
     let (a, session) = world.ready("a");
     world.call(session, 1, 1);
     let shard = world.shard(a);
     let first = world.open(a, "o", WRITE, 0).unwrap();
-    assert!(!shard.permits_io(&'f', &first, true), "nobody has used it");
+    assert!(!shard.permits_io(&'f', &first, true), "the stateid was not used yet");
     assert_eq!(world.io_of(a, 'f', &first, true), Ok(()));
     let any = Stateid4 { seqid: 0, ..first };
     let other = Stateid4 { seqid: 2, ..first };

@@ -1,8 +1,8 @@
-//! Clients without sessions.
+//! Clients of 4.0, which have no sessions.
 
 use super::{super::transitions::v40::Subject, *};
 
-/// What a client of 4.0 says first, and each time that it begins anew.
+/// Executes SETCLIENTID and SETCLIENTID_CONFIRM.
 pub(super) fn introduce(world: &mut World, name: &str) -> Clientid4 {
     let args = SetClientIdArgs {
         client: NfsClientId4 { verifier: [1; 8], id: name.into() },
@@ -20,7 +20,7 @@ pub(super) fn renew(world: &mut World, client: Clientid4) -> Result<(), Nfsstat4
 }
 
 #[test]
-fn a_client_whose_state_was_taken_hears_so_until_it_begins_anew() {
+fn client_with_revoked_state_gets_expired_until_it_confirms_again() {
     let mut world = World::new();
     let (a, b) = (introduce(&mut world, "a"), introduce(&mut world, "b"));
     let lost = world.open(a, "o", OPEN4_SHARE_ACCESS_BOTH, OPEN4_SHARE_DENY_BOTH).unwrap();
@@ -34,5 +34,5 @@ fn a_client_whose_state_was_taken_hears_so_until_it_begins_anew() {
     assert_eq!(renew(&mut world, again), Ok(()));
     assert!(world.open(again, "o", OPEN4_SHARE_ACCESS_READ, 0).is_ok());
     let old = world.state.enter(&mut world.locks, world.now, Subject::State(&lost));
-    assert_eq!(old.map(drop), Err(Nfsstat4::BadStateid), "what was lost does not come back");
+    assert_eq!(old.map(drop), Err(Nfsstat4::BadStateid), "revoked state must not be restored");
 }

@@ -104,7 +104,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         }
     }
 
-    /// BACKCHANNEL_CTL (§18.33), for the compound's session.
+    /// Executes BACKCHANNEL_CTL (§18.33), for the compound's session.
     ///
     /// # Errors
     /// BADSESSION; INVAL if no credentials are offered.

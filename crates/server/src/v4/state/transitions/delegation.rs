@@ -184,10 +184,10 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         Ok((stateid, write))
     }
 
-    /// DELEGRETURN (§18.6).
+    /// Executes DELEGRETURN (§18.6).
     ///
     /// # Errors
-    /// Those of the stateid.
+    /// Those of `Stateids::resolve`.
     pub fn delegreturn(&mut self, client: Clientid4, file: &F, stateid: &Stateid4) -> Result<(), Nfsstat4> {
         let other = self.resolve_delegation(client, file, stateid)?;
         self.stateids.remove(&other);
@@ -197,7 +197,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     /// Finds the delegation of a stateid, also while it is recalled (CLAIM_DELEGATE_CUR, §18.16.3).
     ///
     /// # Errors
-    /// Those of the stateid.
+    /// Those of `Stateids::resolve`.
     pub(in crate::v4::state) fn resolve_delegation(
         &self,
         client: Clientid4,

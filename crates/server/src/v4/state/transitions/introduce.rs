@@ -17,7 +17,7 @@ use crate::v4::state::{
 };
 
 impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
-    /// EXCHANGE_ID (§18.35).
+    /// Executes EXCHANGE_ID (§18.35).
     ///
     /// # Errors
     /// INVAL for undefined flags, or state protection without RPCSEC_GSS; ENCR_ALG_UNSUPP for SP4_SSV; those of the
@@ -76,7 +76,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         }
     }
 
-    /// CREATE_SESSION (§18.36).
+    /// Executes CREATE_SESSION (§18.36).
     ///
     /// The principal is compared while the client ID is not confirmed (§18.36.4, phase 3). Afterwards any principal
     /// that knows the client ID can create a session, as it can use any session whose ID it knows (SP4_NONE,

@@ -139,9 +139,9 @@ impl From<Nfsstat4> for LockFailure {
 }
 
 impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
-    /// The first half of OPEN (§18.16): rejects what can be rejected before the file is known, and therefore before it
-    /// is created. If the client is not stored yet, this marks its record as pending. Until the record is written, each
-    /// plan asks for it again.
+    /// Executes the first half of OPEN (§18.16): rejects what can be rejected before the file is known, and therefore
+    /// before it is created. If the client is not stored yet, this marks its record as pending. Until the record is
+    /// written, each plan asks for it again.
     ///
     /// # Errors
     /// INVAL, GRACE, NO_GRACE, RECLAIM_BAD; DELAY if the client has reached its limit of stateids.
@@ -166,13 +166,12 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         Ok(OpenPlan { request, unstored_owner, confirm })
     }
 
-    /// The second half of OPEN (§18.16), after the file was found or created: grants the share reservation, and a
-    /// delegation if possible. If the owner already has the file open, it gets the same stateid with the union of both
-    /// opens.
+    /// Executes the second half of OPEN (§18.16), after the file was found or created: grants the share reservation,
+    /// and a delegation if possible. If the owner already has the file open, it gets the same stateid with the union of
+    /// both opens.
     ///
-    /// # Errors
-    /// Those of the delegation's stateid; SHARE_DENIED, GRACE, NO_GRACE; DELAY if there are too many opens, or if
-    /// conflicting delegations are being recalled.
+    /// # Errors Those of `Stateids::resolve` for the delegation's stateid; SHARE_DENIED, GRACE, NO_GRACE; DELAY if
+    /// there are too many opens, or if conflicting delegations are being recalled.
     pub fn commit_open(
         &mut self,
         locks: &mut LockTable<F>,
@@ -250,10 +249,10 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         })
     }
 
-    /// OPEN_DOWNGRADE (§18.18).
+    /// Executes OPEN_DOWNGRADE (§18.18).
     ///
     /// # Errors
-    /// Those of the stateid; INVAL if no combination of the owner's opens has the requested access and deny.
+    /// Those of `Stateids::resolve`; INVAL if no combination of the owner's opens has the requested access and deny.
     pub fn open_downgrade(
         &mut self,
         locks: &mut LockTable<F>,
@@ -280,10 +279,10 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         Ok(self.stateids.change(&other))
     }
 
-    /// CLOSE (§18.2). Locks under the open are released.
+    /// Executes CLOSE (§18.2). Locks under the open are released.
     ///
     /// # Errors
-    /// Those of the stateid.
+    /// Those of `Stateids::resolve`.
     pub fn close(
         &mut self,
         locks: &mut LockTable<F>,
@@ -310,11 +309,11 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         locks.unshare(&entry.file, &open_owner(client, &owner));
     }
 
-    /// LOCK (§18.10). A client that is denied a lock and wants to wait is notified when the lock is available, if it
-    /// has a callback path.
+    /// Executes LOCK (§18.10). A client that is denied a lock and wants to wait is notified when the lock is available,
+    /// if it has a callback path.
     ///
     /// # Errors
-    /// DENIED; those of the stateid; OPENMODE, INVAL, GRACE, NO_GRACE; DELAY if there are too many locks.
+    /// DENIED; those of `Stateids::resolve`; OPENMODE, INVAL, GRACE, NO_GRACE; DELAY if there are too many locks.
     pub fn lock(
         &mut self,
         locks: &mut LockTable<F>,
@@ -370,7 +369,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         })
     }
 
-    /// LOCKT (§18.11). The owner belongs to the client of the session.
+    /// Executes LOCKT (§18.11). The owner belongs to the client of the session.
     ///
     /// # Errors
     /// DENIED, INVAL, GRACE.
@@ -391,10 +390,10 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         }
     }
 
-    /// LOCKU (§18.12).
+    /// Executes LOCKU (§18.12).
     ///
     /// # Errors
-    /// Those of the stateid; INVAL; DELAY if the owner would have too many ranges.
+    /// Those of `Stateids::resolve`; INVAL; DELAY if the owner would have too many ranges.
     pub fn locku(
         &mut self,
         locks: &mut LockTable<F>,
@@ -409,7 +408,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         Ok(self.stateids.change(&other))
     }
 
-    /// FREE_STATEID (§18.38). Freeing a revoked stateid acknowledges the loss of its state.
+    /// Executes FREE_STATEID (§18.38). Freeing a revoked stateid acknowledges the loss of its state.
     ///
     /// # Errors
     /// BAD_STATEID, OLD_STATEID; LOCKS_HELD while the stateid has state.
@@ -437,7 +436,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         Ok(())
     }
 
-    /// TEST_STATEID (§18.48). Returns the status of each stateid.
+    /// Executes TEST_STATEID (§18.48). Returns the status of each stateid.
     pub fn test_stateid(&self, client: Clientid4, args: &TestStateidArgs) -> Vec<Nfsstat4> {
         let test = |stateid| self.stateids.resolve(client, None, stateid).err().unwrap_or(Nfsstat4::Ok);
         args.stateids.iter().map(test).collect()
@@ -447,7 +446,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     /// replaced the special current stateid.
     ///
     /// # Errors
-    /// Those of the stateid; OPENMODE; LOCKED if a share reservation denies the access; GRACE; DELAY while a
+    /// Those of `Stateids::resolve`; OPENMODE; LOCKED if a share reservation denies the access; GRACE; DELAY while a
     /// conflicting delegation is recalled.
     pub fn check_io(
         &mut self,

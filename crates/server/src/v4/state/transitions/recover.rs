@@ -1,8 +1,8 @@
 //! The recovery records of clients, and reclaims after a restart (RFC 8881 §8.4.2, §8.4.2.1, §18.51).
 //!
 //! A client is stored in the recovery database before its first OPEN is answered, or at RECLAIM_COMPLETE if it holds
-//! state then. It stays stored until it is removed or loses any state. Another client may have been granted what it
-//! lost. Therefore its record is removed before that grant is answered, and stored again when the client has
+//! state then. It stays stored until it is removed or loses any state. Another client may be granted what it has lost.
+//! Therefore its record is marked as forfeited before that grant is answered, and restored when the client has
 //! acknowledged the loss. Otherwise the client could reclaim after a restart what it has lost (§8.4.2.1). A client may
 //! hold more state than when it was stored. That is safe, because after a restart nobody else gets new state before the
 //! grace period is over. The callers of [`State::plan_open`] and [`State::poll_record`] write the records.
@@ -139,8 +139,8 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     /// restart.
     pub(in crate::v4::state) fn adopt_record(&mut self, id: Clientid4) {
         let Some(client) = self.clients.find(id) else { return };
-        let is_remembered = self.could_reclaim(&client.owner.ownerid.0);
-        if let Some(client) = self.clients.find_mut(id).filter(|_| is_remembered) {
+        let is_stored = self.could_reclaim(&client.owner.ownerid.0);
+        if let Some(client) = self.clients.find_mut(id).filter(|_| is_stored) {
             client.record = Record::Written;
         }
     }
@@ -219,7 +219,8 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             if client.record == Record::Written && knows && unused && self.stateids.count(id) == 0 {
                 client.record = Record::None;
                 self.records.push_back(RecordChange::Retire(owner));
-            } else if !matches!(client.record, Record::None | Record::Pending) && client.unheard(now) > lease {
+            } else if !matches!(client.record, Record::None | Record::Pending) && client.time_since_request(now) > lease
+            {
                 client.stored = Stored::Lapsed;
                 self.records.push_back(RecordChange::Remove(owner));
             }

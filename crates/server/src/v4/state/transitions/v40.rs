@@ -76,7 +76,7 @@ pub enum Entered<F> {
 }
 
 impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
-    /// SETCLIENTID (§16.33).
+    /// Executes SETCLIENTID (§16.33).
     ///
     /// # Errors
     /// CLID_INUSE; DELAY if there are too many clients.
@@ -94,7 +94,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         Ok(SetClientIdOk { clientid: self.execute_plan(plan), setclientid_confirm: confirm })
     }
 
-    /// SETCLIENTID_CONFIRM (§16.34).
+    /// Executes SETCLIENTID_CONFIRM (§16.34).
     ///
     /// # Errors
     /// STALE_CLIENTID, CLID_INUSE.
@@ -137,7 +137,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     /// Begins an operation: finds its client, checks the sequence ID, and renews the client's lease (§9.5).
     ///
     /// # Errors
-    /// STALE_CLIENTID, EXPIRED; those of the stateid; BAD_SEQID; DELAY, RESOURCE.
+    /// STALE_CLIENTID, EXPIRED; those of `Stateids::resolve`; BAD_SEQID; DELAY, RESOURCE.
     pub fn enter(
         &mut self,
         locks: &mut LockTable<F>,
@@ -187,10 +187,10 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         }
     }
 
-    /// OPEN_CONFIRM (§16.18).
+    /// Executes OPEN_CONFIRM (§16.18).
     ///
     /// # Errors
-    /// Those of the stateid; BAD_STATEID if the owner is already confirmed.
+    /// Those of `Stateids::resolve`; BAD_STATEID if the owner is already confirmed.
     pub fn open_confirm(&mut self, client: Clientid4, file: &F, stateid: &Stateid4) -> Result<Stateid4, Nfsstat4> {
         let other = self.resolve_open(client, file, stateid)?;
         let owner = self.owner_name(&other).ok_or(Nfsstat4::BadStateid)?;
@@ -201,7 +201,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         Ok(self.stateids.change(&other))
     }
 
-    /// RELEASE_LOCKOWNER (§16.37).
+    /// Executes RELEASE_LOCKOWNER (§16.37).
     ///
     /// # Errors
     /// LOCKS_HELD.

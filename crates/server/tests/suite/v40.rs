@@ -1,4 +1,4 @@
-//! NFSv4.0: clients without sessions, and owners whose operations are counted.
+//! NFSv4.0: clients without sessions, and owners with sequence IDs.
 
 use crate::common::v4;
 use std::time::Duration;
@@ -45,12 +45,12 @@ fn renew(client: &Client4, clientid: Clientid4) -> Nfsstat4 {
     client.alone(Argop4::Renew(ClientIdArgs { clientid })).status()
 }
 
-/// A client, and one owner of it.
+/// A client with one open-owner.
 struct Client40 {
     on: Client4,
     id: Clientid4,
     seqid: u32,
-    /// Where it opens files.
+    /// The directory in which it opens files.
     dir: String,
 }
 
@@ -88,7 +88,7 @@ impl Client40 {
         opened(self.call(self.open_op(name, seqid)))
     }
 
-    /// Opens for the first time, and confirms the owner.
+    /// Opens a file for the first time and confirms the owner.
     fn open_first(&mut self, name: &str) -> (Stateid4, NfsFh4) {
         let (ok, handle) = self.open(name);
         assert_ne!(ok.rflags & OPEN4_RESULT_CONFIRM, 0);
@@ -124,15 +124,15 @@ fn opened((status, mut results): (Nfsstat4, Vec<Resop4>)) -> (OpenOk, NfsFh4) {
 }
 
 #[test]
-fn a_client_is_confirmed_and_may_move_its_callbacks() {
+fn client_is_confirmed_and_may_change_its_callback_address() {
     let server = serving();
     let on = Client4::stranger(&server, 0);
     let first = introduce(&on, "a", 1);
-    assert_eq!(renew(&on, first.clientid), Nfsstat4::StaleClientid, "not confirmed");
+    assert_eq!(renew(&on, first.clientid), Nfsstat4::StaleClientid, "the client is not confirmed");
     let again = introduce(&on, "a", 1);
-    assert_eq!(confirm(&on, &first), Nfsstat4::StaleClientid, "replaced before it was confirmed");
+    assert_eq!(confirm(&on, &first), Nfsstat4::StaleClientid, "the record was replaced before its confirmation");
     assert_eq!(confirm(&on, &again), Nfsstat4::Ok);
-    assert_eq!(confirm(&on, &again), Nfsstat4::Ok, "the reply may have been lost");
+    assert_eq!(confirm(&on, &again), Nfsstat4::Ok, "a retry succeeds");
     assert_eq!(renew(&on, again.clientid), Nfsstat4::Ok);
     let moved = introduce(&on, "a", 1);
     assert_eq!(moved.clientid, again.clientid);
@@ -141,14 +141,14 @@ fn a_client_is_confirmed_and_may_move_its_callbacks() {
     assert_eq!(confirm(&on, &again), Nfsstat4::StaleClientid);
     let stranger = Client4 { caller: user(7, 7), ..Client4::stranger(&server, 0) };
     let other = introduce(&stranger, "a", 1);
-    assert_ne!(other.clientid, again.clientid, "who has no state can lose the name");
+    assert_ne!(other.clientid, again.clientid, "another principal may take the name of a client without state");
     assert_eq!(confirm(&on, &other), Nfsstat4::ClidInuse);
     assert_eq!(confirm(&stranger, &other), Nfsstat4::Ok);
     assert_eq!(renew(&on, again.clientid), Nfsstat4::StaleClientid);
 }
 
 #[test]
-fn an_open_is_good_once_its_owner_is_confirmed() {
+fn open_is_usable_after_its_owner_is_confirmed() {
     let server = serving();
     let mut client = Client40::new(&server, "a");
     let (ok, handle) = client.open("f");
@@ -162,20 +162,20 @@ fn an_open_is_good_once_its_owner_is_confirmed() {
     assert_eq!(client.status([putfh(&handle), write(stateid, 0, b"data")]), Nfsstat4::Ok);
     assert_eq!(client.status([putfh(&handle), write(ok.stateid, 0, b"data")]), Nfsstat4::OldStateid);
     let (second, _) = client.open("g");
-    assert_eq!(second.rflags & OPEN4_RESULT_CONFIRM, 0, "once is enough");
+    assert_eq!(second.rflags & OPEN4_RESULT_CONFIRM, 0, "the owner is confirmed once");
 }
 
 #[test]
-fn what_is_reclaimed_need_not_be_confirmed() {
+fn reclaimed_open_needs_no_confirmation() {
     let (dir, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let life = || serve(dir.path(), state.path(), Duration::from_secs(3600));
+    let start = || serve(dir.path(), state.path(), Duration::from_secs(3600));
     let handle = {
-        let server = life();
+        let server = start();
         let mut client = Client40::new(&server, "a");
         client.dir = dir.path().canonicalize().unwrap().to_str().unwrap().to_owned();
         client.open_first("f").1
     };
-    let server = life();
+    let server = start();
     let mut client = Client40::new(&server, "a");
     let open = |client: &mut Client40| {
         let (seqid, owner) = (client.next(), StateOwner4 { clientid: client.id, owner: "owner".into() });
@@ -191,37 +191,37 @@ fn what_is_reclaimed_need_not_be_confirmed() {
     let ok = open(&mut client);
     assert_eq!(ok.rflags & OPEN4_RESULT_CONFIRM, 0);
     assert_eq!(client.status([putfh(&handle), read(ok.stateid, 0, 10)]), Nfsstat4::Ok);
-    assert_eq!(open(&mut client).stateid.other, ok.stateid.other, "nor is what it has closed by what it opens next");
+    assert_eq!(open(&mut client).stateid.other, ok.stateid.other, "the second reclaim must not close the first");
 }
 
 #[test]
-fn what_an_owner_has_done_is_told_again_and_not_done_again() {
+fn retry_of_an_owner_gets_the_cached_result() {
     let server = serving();
     let mut client = Client40::new(&server, "a");
     client.open_first("f");
     let seqid = client.next();
     let first = client.call(client.open_op("g", seqid));
-    assert_eq!(client.call(client.open_op("g", seqid)), first, "with the file handle");
+    assert_eq!(client.call(client.open_op("g", seqid)), first, "the retry also sets the current file handle");
     let (ok, handle) = opened(first);
-    assert_eq!(ok.stateid.seqid, 1, "opened once");
+    assert_eq!(ok.stateid.seqid, 1, "the file must be opened once");
     let close = [putfh(&handle), Argop4::Close(CloseArgs { seqid: client.next(), open_stateid: ok.stateid })];
     assert_eq!(client.status(close.clone()), Nfsstat4::Ok);
-    assert_eq!(client.status(close.clone()), Nfsstat4::Ok, "told again");
+    assert_eq!(client.status(close.clone()), Nfsstat4::Ok, "the retry gets the cached result");
     let again =
         [putfh(&handle), Argop4::Close(CloseArgs { seqid: Seqid4(client.seqid + 1), open_stateid: ok.stateid })];
-    assert_eq!(client.status(again), Nfsstat4::BadStateid, "there is no such open any more");
-    assert_eq!(client.status(close), Nfsstat4::BadStateid, "and now it names nobody");
+    assert_eq!(client.status(again), Nfsstat4::BadStateid, "the open no longer exists");
+    assert_eq!(client.status(close), Nfsstat4::BadStateid, "the stateid no longer names an owner");
     assert_eq!(client.status(client.open_op("g", Seqid4(90))), Nfsstat4::BadSeqid);
     let missing = client.next();
     let mut operations = client.open_op("no/slash", missing);
     assert_eq!(client.status(operations.clone()), Nfsstat4::BadChar);
     operations.truncate(2);
-    assert_eq!(client.status(operations), Nfsstat4::BadChar, "a failure is kept as well");
+    assert_eq!(client.status(operations), Nfsstat4::BadChar, "a failure is cached too");
     client.open("h");
 }
 
 #[test]
-fn locks_have_owners_of_their_own() {
+fn lock_owners_have_their_own_sequence() {
     let server = serving();
     let (mut one, mut two) = (Client40::new(&server, "a"), Client40::new(&server, "b"));
     let (open, handle) = one.open_first("f");
@@ -233,14 +233,14 @@ fn locks_have_owners_of_their_own() {
         lock_seqid: Seqid4(40),
         lock_owner: of_another,
     };
-    assert_eq!(one.lock(&handle, new).0, Nfsstat4::BadStateid, "of another client");
+    assert_eq!(one.lock(&handle, new).0, Nfsstat4::BadStateid, "the lock-owner names another client");
     let (_, locked) = one.lock_first(&handle, open);
     let locked = locked.unwrap();
     assert_eq!(two.lock_first(&handle, other_open), (Nfsstat4::Denied, None));
     let exist = |lock_seqid| Locker4::Exist { lock_stateid: locked, lock_seqid: Seqid4(lock_seqid) };
     assert_eq!(one.lock(&handle, exist(50)).0, Nfsstat4::BadSeqid);
     let (status, again) = one.lock(&handle, exist(41));
-    assert_eq!((status, one.lock(&handle, exist(41)).1), (Nfsstat4::Ok, again), "told again");
+    assert_eq!((status, one.lock(&handle, exist(41)).1), (Nfsstat4::Ok, again), "the retry gets the cached result");
     let owner = StateOwner4 { clientid: one.id, owner: "locker".into() };
     let release = || Argop4::ReleaseLockOwner(ReleaseLockOwnerArgs { lock_owner: owner.clone() });
     assert_eq!(one.status([release()]), Nfsstat4::LocksHeld);
@@ -256,19 +256,19 @@ fn locks_have_owners_of_their_own() {
 }
 
 #[test]
-fn a_client_that_has_restarted_has_nothing() {
+fn restarted_client_loses_its_state() {
     let server = serving();
     let (mut one, mut two) = (Client40::new(&server, "a"), Client40::new(&server, "b"));
     let (open, handle) = one.open_first("f");
     let (other_open, _) = two.open_first("f");
     assert_eq!(one.lock_first(&handle, open).0, Nfsstat4::Ok);
     let restarted = introduce(&one.on, "a", 2);
-    assert_eq!(two.lock_first(&handle, other_open).0, Nfsstat4::Denied, "not before it is confirmed");
+    assert_eq!(two.lock_first(&handle, other_open).0, Nfsstat4::Denied, "the state stays until the confirmation");
     assert_eq!(confirm(&one.on, &restarted), Nfsstat4::Ok);
     assert_eq!(two.lock_first(&handle, other_open).0, Nfsstat4::Ok);
     assert_eq!(one.status([putfh(&handle), read(open, 0, 1)]), Nfsstat4::BadStateid);
     assert_eq!(renew(&one.on, one.id), Nfsstat4::StaleClientid);
-    // So has one that comes back with a later version.
+    // A client that returns with a later version has restarted too.
     let Resop4::ExchangeId(Res4::Ok(exchanged)) = Client4::stranger(&server, 1).alone(v4::exchange_id("b")) else {
         panic!()
     };
@@ -276,7 +276,7 @@ fn a_client_that_has_restarted_has_nothing() {
 }
 
 #[test]
-fn a_compound_is_not_endless() {
+fn operations_of_a_compound_are_bounded() {
     let client = Client40::new(&serving(), "a");
     assert_eq!(client.status(vec![Argop4::PutRootFh; 64]), Nfsstat4::Ok);
     let (status, results) = client.call(vec![Argop4::PutRootFh; 65]);
@@ -284,7 +284,7 @@ fn a_compound_is_not_endless() {
 }
 
 #[test]
-fn attributes_are_those_of_this_version_and_what_can_only_be_set_is_not_read() {
+fn only_readable_attributes_of_this_version_are_returned() {
     let client = Client40::new(&serving(), "a");
     let (_, results) = client.call([Argop4::PutRootFh, v4::getattr(&[Attr4::SupportedAttrs])]);
     let Some(Resop4::GetAttr(Res4::Ok(fattr))) = results.last() else { panic!("{results:?}") };
@@ -301,19 +301,23 @@ fn attributes_are_those_of_this_version_and_what_can_only_be_set_is_not_read() {
 }
 
 #[test]
-fn who_has_state_keeps_its_name() {
+fn client_with_state_keeps_its_name() {
     let server = serving();
     let mut one = Client40::new(&server, "a");
     one.open_first("f");
     let stranger = Client4 { caller: user(7, 7), ..Client4::stranger(&server, 0) };
     let result = stranger.alone(set_clientid("a", 1));
     let Resop4::SetClientId(SetClientIdRes::ClidInuse(address)) = result else { panic!("{result:?}") };
-    assert_eq!(address, Netaddr4 { netid: "tcp".into(), addr: "192.0.2.1.2.1".into() }, "whose it is");
+    assert_eq!(
+        address,
+        Netaddr4 { netid: "tcp".into(), addr: "192.0.2.1.2.1".into() },
+        "the error has the callback address of the client"
+    );
     assert_eq!(renew(&one.on, one.id), Nfsstat4::Ok);
 }
 
 #[test]
-fn names_of_another_incarnation_are_stale() {
+fn stateids_of_another_server_start_are_stale() {
     let (server, other) = (serving(), serving());
     let (mut here, mut there) = (Client40::new(&server, "a"), Client40::new(&other, "a"));
     let (_, handle) = here.open_first("f");
@@ -324,6 +328,6 @@ fn names_of_another_incarnation_are_stale() {
     assert_eq!(here.status([putfh(&handle), read(Stateid4::ANONYMOUS, 0, 1)]), Nfsstat4::Ok);
     assert_eq!(renew(&here.on, Clientid4(here.id.0 ^ 1 << 40)), Nfsstat4::StaleClientid);
     let sequence = Argop4::ReclaimComplete(ReclaimCompleteArgs { one_fs: false });
-    assert_eq!(here.status([sequence]), Nfsstat4::OpIllegal, "of a later version");
+    assert_eq!(here.status([sequence]), Nfsstat4::OpIllegal, "the operation belongs to a later version");
     assert_eq!(here.status(at("f")), Nfsstat4::Ok);
 }

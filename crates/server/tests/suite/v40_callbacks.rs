@@ -1,4 +1,4 @@
-//! Callbacks and delegations of NFSv4.0: by connections that the server makes to where a client listens.
+//! Callbacks and delegations of NFSv4.0, over connections that the server makes to the client's callback address.
 
 use crate::common::v4;
 use std::{net::SocketAddr, sync::Arc, time::Duration};
@@ -15,7 +15,7 @@ use nfs::v4::{
 use rpc::{Client, ClientOptions, ReplyPlan, Server, TcpKind, TransportKind, WorkerOptions, Workers, rpcbind};
 use testkit::port::Port;
 
-/// A client of 4.0 that listens for callbacks, and one owner of it.
+/// A client of 4.0 with a callback listener and one open-owner.
 struct Client40 {
     rpc: Client,
     back: Arc<Back>,
@@ -28,33 +28,33 @@ struct Client40 {
 const IDENT: u32 = 77;
 
 impl Client40 {
-    /// One that says it listens at `host`, and does so at 127.0.0.1.
+    /// Creates a client that announces the callback address `host` and listens at 127.0.0.1.
     async fn new(served: &Served, name: &str, host: &str) -> Self {
         let back = Arc::new(Back::default());
         let workers = Workers::new(WorkerOptions { threads: 1, ..WorkerOptions::default() }).unwrap();
         let port = Port::take();
         let listener = TcpKind::default().listen(port.address()).unwrap();
-        let said = SocketAddr::new(host.parse().unwrap(), port.number());
+        let announced = SocketAddr::new(host.parse().unwrap(), port.number());
         workers.listen(Server::builder().shared(back.clone()).build(), listener);
         let options = ClientOptions {
             credential: rpc::Credential::Sys(auth_sys(0, 0)),
             ..ClientOptions::new(nfs::NFS_PROGRAM, VERSION)
         };
         let rpc = Client::connect(served.kind.clone(), served.address, options).await.unwrap();
-        let mut zero = Self { rpc, back, listening: Some(workers), _port: port, id: Clientid4(0), seqid: 0 };
+        let mut client = Self { rpc, back, listening: Some(workers), _port: port, id: Clientid4(0), seqid: 0 };
         let introduce = Argop4::SetClientId(Box::new(SetClientIdArgs {
             client: NfsClientId4 { verifier: [1; 8], id: name.into() },
             callback: CbClient4 {
                 cb_program: CB_PROGRAM,
-                cb_location: Netaddr4 { netid: "tcp".into(), addr: rpcbind::to_universal(said).as_str().into() },
+                cb_location: Netaddr4 { netid: "tcp".into(), addr: rpcbind::to_universal(announced).as_str().into() },
             },
             callback_ident: IDENT,
         }));
-        let Resop4::SetClientId(SetClientIdRes::Ok(ok)) = zero.ok([introduce]).await else { panic!("SETCLIENTID") };
+        let Resop4::SetClientId(SetClientIdRes::Ok(ok)) = client.ok([introduce]).await else { panic!("SETCLIENTID") };
         let SetClientIdOk { clientid, setclientid_confirm } = ok;
-        zero.ok([Argop4::SetClientIdConfirm(SetClientIdConfirmArgs { clientid, setclientid_confirm })]).await;
-        zero.id = clientid;
-        zero
+        client.ok([Argop4::SetClientIdConfirm(SetClientIdConfirmArgs { clientid, setclientid_confirm })]).await;
+        client.id = clientid;
+        client
     }
 
     async fn call(&self, operations: impl IntoIterator<Item = Argop4>) -> (Nfsstat4, Vec<Resop4>) {
@@ -95,11 +95,11 @@ impl Client40 {
         self.ok([putfh(handle), Argop4::Close(CloseArgs { seqid, open_stateid })]).await;
     }
 
-    /// Opens for the first time, and confirms the owner.
+    /// Opens a file for the first time and confirms the owner.
     async fn introduce_owner(&mut self) {
         let (opened, handle) = self.open("first", OPEN4_SHARE_ACCESS_READ, None).await;
         assert_ne!(opened.rflags & OPEN4_RESULT_CONFIRM, 0);
-        assert_eq!(opened.delegation, OpenDelegation4::None, "not with what is to be confirmed");
+        assert_eq!(opened.delegation, OpenDelegation4::None, "an unconfirmed open must not come with a delegation");
         let args = OpenConfirmArgs { open_stateid: opened.stateid, seqid: self.next() };
         let Resop4::OpenConfirm(Res4::Ok(open)) = self.ok([putfh(&handle), Argop4::OpenConfirm(args)]).await else {
             panic!("OPEN_CONFIRM")
@@ -107,7 +107,7 @@ impl Client40 {
         self.close(&handle, open).await;
     }
 
-    /// Opens a file to read until a delegation comes with it, as it does once the server has reached the client.
+    /// Opens a file to read until a delegation is granted. The server first has to probe the callback address.
     async fn delegated(&mut self, name: &str) -> (Stateid4, NfsFh4) {
         loop {
             let (opened, handle) = self.open(name, OPEN4_SHARE_ACCESS_READ, None).await;
@@ -124,25 +124,25 @@ impl Client40 {
     }
 }
 
-async fn served() -> Served {
-    let served = Served::kept_up().await;
+async fn serve() -> Served {
+    let served = Served::with_background_work().await;
     served.nfs.call_back_by(Arc::new(TcpKind::default()));
     served
 }
 
 #[tokio::test]
-async fn a_delegation_is_given_and_recalled_where_the_client_listens() {
-    let served = served().await;
+async fn delegation_is_recalled_at_the_callback_address() {
+    let served = serve().await;
     let (mut a, mut b) = (Client40::new(&served, "a", "127.0.0.1").await, served.client("b").await);
     a.introduce_owner().await;
     let (stateid, handle) = a.delegated("f").await;
     assert_eq!(b.open("f", OPEN4_SHARE_ACCESS_BOTH).await.unwrap_err(), Nfsstat4::Delay);
     let recall = CbArgop4::Recall(CbRecallArgs { stateid, truncate: false, fh: handle.clone() });
-    let heard = a.back.hears(CbOpnum4::Recall).await;
-    assert_eq!((heard.operation, heard.minor, heard.ident), (recall, 0, IDENT));
-    assert!(heard.sequence.is_none() && heard.caller != rpc::Identity::None, "as Linux wants it");
-    assert!(heard.from.port() >= 1024, "the client has chosen the port that is called: {}", heard.from);
-    // It opens by what it has, also while that is recalled.
+    let received = a.back.receive(CbOpnum4::Recall).await;
+    assert_eq!((received.operation, received.minor, received.ident), (recall, 0, IDENT));
+    assert!(received.sequence.is_none() && received.caller != rpc::Identity::None, "Linux clients require AUTH_SYS");
+    assert!(received.from.port() >= 1024, "the source port must be unprivileged: {}", received.from);
+    // The holder can open by its delegation, also during the recall.
     let claim = OpenClaim4::DelegateCur { delegate_stateid: stateid, file: "f".into() };
     let (opened, _) = a.open("f", OPEN4_SHARE_ACCESS_READ, Some(claim)).await;
     assert_eq!(opened.delegation, OpenDelegation4::None);
@@ -151,20 +151,20 @@ async fn a_delegation_is_given_and_recalled_where_the_client_listens() {
     a.ok([putfh(&handle), Argop4::DelegReturn(DelegReturnArgs { deleg_stateid: stateid })]).await;
     b.open("f", OPEN4_SHARE_ACCESS_BOTH).await.unwrap();
     assert_eq!(a.renew().await, Nfsstat4::Ok);
-    // What is written is not delegated, nor is anything kept for a client that is gone for good.
+    // Write delegations are not granted in 4.0, and DELEGPURGE is not supported.
     let (opened, _) = a.open("g", OPEN4_SHARE_ACCESS_BOTH, None).await;
     assert_eq!(opened.delegation, OpenDelegation4::None);
     assert_eq!(a.call([Argop4::DelegPurge(ClientIdArgs { clientid: a.id })]).await.0, Nfsstat4::NotSupp);
 }
 
 #[tokio::test]
-async fn a_client_that_cannot_be_called_any_more_hears_so_when_it_renews() {
-    let served = served().await;
+async fn renew_reports_a_lost_callback_path() {
+    let served = serve().await;
     let (mut a, mut b) = (Client40::new(&served, "a", "127.0.0.1").await, served.client("b").await);
     a.introduce_owner().await;
     a.delegated("f").await;
     a.listening.take().unwrap().drain(Duration::ZERO).await;
-    assert_eq!(a.renew().await, Nfsstat4::Ok, "nobody has tried");
+    assert_eq!(a.renew().await, Nfsstat4::Ok, "no callback was tried yet");
     assert_eq!(b.open("f", OPEN4_SHARE_ACCESS_BOTH).await.unwrap_err(), Nfsstat4::Delay);
     while a.renew().await != Nfsstat4::CbPathDown {
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -174,8 +174,8 @@ async fn a_client_that_cannot_be_called_any_more_hears_so_when_it_renews() {
 }
 
 #[tokio::test]
-async fn nobody_is_called_but_at_the_host_that_he_calls_from() {
-    let served = served().await;
+async fn callback_address_of_another_host_is_not_used() {
+    let served = serve().await;
     let mut a = Client40::new(&served, "a", "127.0.0.2").await;
     a.introduce_owner().await;
     let mut b = Client40::new(&served, "b", "127.0.0.1").await;
@@ -183,7 +183,7 @@ async fn nobody_is_called_but_at_the_host_that_he_calls_from() {
     b.delegated("f").await;
     for _ in 0..3 {
         let (opened, handle) = a.open("f", OPEN4_SHARE_ACCESS_READ, None).await;
-        assert_eq!(opened.delegation, OpenDelegation4::None, "b has been reached by now, and a will not be");
+        assert_eq!(opened.delegation, OpenDelegation4::None, "b was probed, and a must not be probed");
         a.close(&handle, opened.stateid).await;
     }
 }
