@@ -221,7 +221,7 @@ proptest! {
     fn memory_behaves_like_a_real_directory(ops in proptest::collection::vec(op(), 1..120)) {
         let dir = tempfile::tempdir().unwrap();
         let posix = Posix::open(dir.path(), PosixOptions::default()).unwrap();
-        if !posix.acts_as_callers() {
+        if !posix.tells_callers_apart() {
             eprintln!("SKIPPED memory_behaves_like_a_real_directory: needs root");
             return Ok(());
         }

@@ -62,7 +62,7 @@ fn posix(dir: TempDir, handles: Handles) -> Result<World, Skipped> {
         }
         Err(error) => panic!("cannot serve {}: {error}", export.display()),
     };
-    let identities = fs.acts_as_callers();
+    let identities = fs.tells_callers_apart();
     let me = cred(rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw(), &[]);
     Ok(World::new(Arc::new(fs)).acting_as(me, identities).with_coarse_times().keeping(dir))
 }

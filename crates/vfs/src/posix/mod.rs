@@ -163,7 +163,7 @@ impl Posix {
 
     /// Returns `true` if operations run with their callers' identities, because the process is root. Otherwise all
     /// operations run as this user.
-    pub fn acts_as_callers(&self) -> bool {
+    pub fn tells_callers_apart(&self) -> bool {
         matches!(self.identity, Identity::Caller)
     }
 

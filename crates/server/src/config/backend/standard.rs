@@ -84,7 +84,7 @@ fn open_directory(path: &Path, opening: &Opening<'_>) -> io::Result<Posix> {
         state.recovery.add_handle_database(name)?;
     }
     let path = path.display();
-    if !posix.acts_as_callers() {
+    if !posix.tells_callers_apart() {
         tracing::info!(%path, "the server is not root: all clients act as its user");
     }
     if !posix.handles_persist() {
