@@ -33,7 +33,7 @@ fn measure(title: &str, fs: &dyn Vfs) {
     let block = Rope::from(block.freeze());
     for i in 0..BLOCKS {
         fs.write(&caller, &file, i << 17, &block, Stability::Unstable, Report::Attributes(Writer(1)))
-            .expect("room for 64 MiB");
+            .expect("cannot write 64 MiB");
     }
     let small = block.slice(0, 4096);
     let mut into = vec![0; 4096];
@@ -53,19 +53,19 @@ fn measure(title: &str, fs: &dyn Vfs) {
         write(fs, &caller, &file, next(i), &Rope::from(buffer.freeze()));
     });
     report("create + remove", 50_000, |_| {
-        let name = Name::new(b"backend-speed-new").expect("a good name");
-        fs.create(&caller, &root, name, &CreateMode::Guarded(SetAttr::default())).expect("a new file");
-        fs.remove(&caller, &root, name).expect("removed");
+        let name = Name::new(b"backend-speed-new").expect("name must be valid");
+        fs.create(&caller, &root, name, &CreateMode::Guarded(SetAttr::default())).expect("cannot create a file");
+        fs.remove(&caller, &root, name).expect("cannot remove the file");
     });
-    fs.remove(&caller, &root, name).expect("removed");
+    fs.remove(&caller, &root, name).expect("cannot remove the file");
 }
 
 fn read(fs: &dyn Vfs, caller: &Caller<'_>, file: &Handle, pool: &Pool, offset: u64, len: usize) {
-    drop(black_box(fs.read(caller, file, offset, len, pool, true).expect("read")));
+    drop(black_box(fs.read(caller, file, offset, len, pool, true).expect("cannot read")));
 }
 
 fn write(fs: &dyn Vfs, caller: &Caller<'_>, file: &Handle, offset: u64, data: &Rope) {
-    fs.write(caller, file, offset, data, Stability::Unstable, Report::Attributes(Writer(1))).expect("written");
+    fs.write(caller, file, offset, data, Stability::Unstable, Report::Attributes(Writer(1))).expect("cannot write");
 }
 
 fn report(what: &str, times: u64, mut run: impl FnMut(u64)) {

@@ -24,7 +24,7 @@ pub trait Interpose: Send + Sync + 'static {
         self.inner().caps()
     }
 
-    /// Executes an operation. `run` calls it on the back end, and may be called any number of times, also never.
+    /// Executes an operation. `run` calls it on the back end, and may be called any number of times, including zero.
     ///
     /// # Errors
     /// Returns the errors of the operation.

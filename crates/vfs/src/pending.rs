@@ -5,11 +5,11 @@
 //!
 //! 1. The caller provides a [`CompletionSlot`] in [`Caller::completion`].
 //! 2. The operation starts its work, leaves a future in the slot, and returns [`VfsError::Pending`]. It may already
-//!   have had its effect, and has it exactly once.
+//!    have had its effect, and has it exactly once.
 //! 3. The caller awaits the future on any thread ([`CompletionSlot::take_future`]), puts its output back
-//!   ([`CompletionSlot::complete`]), and calls the same operation again with the same arguments and the same slot.
+//!    ([`CompletionSlot::complete`]), and calls the same operation again with the same arguments and the same slot.
 //! 4. The operation takes its completion from the slot and returns its result. If it has several stages, it can return
-//!   `Pending` again.
+//!    `Pending` again.
 //!
 //! Dropping a future does not undo the effect. If the caller has no slot, the operation does not return `Pending`: it
 //! blocks if it may, and otherwise returns [`VfsError::WouldBlock`] without an effect. [`Caller::complete`] implements

@@ -32,7 +32,7 @@ pub struct Fabric {
     /// `true` if the connection uses an adapter. If the contract leaves a choice, the adapter decides: private data may
     /// be padded, a solicited event may not be reported, and the cause of a fault may be lost.
     pub adapter: bool,
-    /// `true` if the device may be Linux's siw. Up to Linux 6.1, it does not refuse an address that wraps around, or a
+    /// `true` if the device may be Linux's siw. In Linux 6.1, it does not refuse an address that wraps around, or a
     /// read of memory that is exposed for writing.
     pub siw: bool,
     keep: Option<Box<dyn Any>>,

@@ -143,7 +143,7 @@ fn run_in<F: Into<Option<Fabric>>>(runtime: Runtime, make: impl FnOnce() -> F, c
 }
 
 fn runtime(paused: bool) -> Runtime {
-    Builder::new_current_thread().enable_all().start_paused(paused).build().expect("a runtime")
+    Builder::new_current_thread().enable_all().start_paused(paused).build().expect("cannot create a runtime")
 }
 
 const SEEDS: u64 = 5;

@@ -119,7 +119,7 @@ pub struct SetAttrArgs {
     pub object: NfsFh3,
     /// The attributes to set.
     pub new_attributes: Sattr3,
-    /// Set the attributes only if this is the object's ctime.
+    /// The expected ctime. The attributes are set only if the object has it.
     pub guard: Option<Nfstime3>,
 }
 
@@ -414,7 +414,7 @@ pub type LinkRes = Res3<LinkWcc, LinkWcc>;
 pub struct ReadDirArgs {
     /// The directory.
     pub dir: NfsFh3,
-    /// Continue after the entry with this cookie; 0 means from the start.
+    /// The cookie after which to continue; 0 means from the start.
     pub cookie: u64,
     /// The verifier of the reply that returned the cookie.
     pub cookieverf: Cookieverf3,
@@ -427,7 +427,7 @@ pub struct ReadDirArgs {
 pub struct ReadDirPlusArgs {
     /// The directory.
     pub dir: NfsFh3,
-    /// Continue after the entry with this cookie; 0 means from the start.
+    /// The cookie after which to continue; 0 means from the start.
     pub cookie: u64,
     /// The verifier of the reply that returned the cookie.
     pub cookieverf: Cookieverf3,

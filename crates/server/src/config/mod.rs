@@ -529,7 +529,7 @@ mod tests {
         assert_eq!((listen.transport.as_str(), listen.address.port()), ("rdma", 20049));
         let options: Vec<_> = listen.options.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
         assert_eq!(options, [("crc", "true"), ("credits", "64"), ("provider", "iwarp")]);
-        let [a, m] = &config.export[..] else { panic!("two exports") };
+        let [a, m] = &config.export[..] else { panic!("there must be two exports") };
         let path_of = |path: &str| BackendSettings { path: Some(path.into()), ..Default::default() };
         assert_eq!((a.backend.name(), m.backend.name()), ("posix", "memory"));
         assert_eq!((a.name.as_str(), &a.backend.settings), ("/a", &path_of("/srv/a")));

@@ -46,8 +46,8 @@ pub(crate) enum Name {
 pub(crate) struct Names {
     domain: Option<String>,
     host: Box<dyn Host>,
-    names: Mutex<Known<(Who, u32), Option<Bytes>>>,
-    ids: Mutex<Known<(Who, String), Option<u32>>>,
+    names: Mutex<Cache<(Who, u32), Option<Bytes>>>,
+    ids: Mutex<Cache<(Who, String), Option<u32>>>,
 }
 
 /// A source of names and IDs. Its methods can block for a long time.
@@ -57,7 +57,7 @@ trait Host: Send + Sync {
 }
 
 /// Cached results with the time at which they were looked up.
-type Known<K, V> = HashMap<K, (Instant, V)>;
+type Cache<K, V> = HashMap<K, (Instant, V)>;
 
 impl Names {
     /// Creates the mapping of this host. With a domain, names are sent; without one, numbers.
@@ -81,7 +81,7 @@ impl Names {
     pub(crate) fn name(&self, who: Who, id: u32, may_block: bool) -> Result<Name, NameError> {
         let Some(domain) = &self.domain else { return Ok(Name::Number(id)) };
         let ask = || self.host.name(who, id).filter(|name| is_name(name)).map(|name| format!("{name}@{domain}").into());
-        let name = known(&self.names, (who, id), may_block, ask)?;
+        let name = cached(&self.names, (who, id), may_block, ask)?;
         Ok(name.map_or(Name::Number(id), Name::Text))
     }
 
@@ -103,7 +103,7 @@ impl Names {
             return Err(NameError::Unknown);
         }
         let ask = || self.host.id(who, name).filter(|&id| id != u32::MAX);
-        let id = known(&self.ids, (who, name.to_owned()), may_block, ask)?;
+        let id = cached(&self.ids, (who, name.to_owned()), may_block, ask)?;
         id.ok_or(NameError::Unknown)
     }
 }
@@ -143,15 +143,15 @@ fn is_name(text: &str) -> bool {
 
 /// Returns the cached value for `key`, or calls `ask` and caches its result if the thread may block. No lock is held
 /// during `ask`.
-fn known<K: Eq + Hash, V: Clone>(
-    known: &Mutex<Known<K, V>>,
+fn cached<K: Eq + Hash, V: Clone>(
+    cache: &Mutex<Cache<K, V>>,
     key: K,
     may_block: bool,
     ask: impl FnOnce() -> V,
 ) -> Result<V, NameError> {
     let now = Instant::now();
-    if let Some((at, value)) = known.lock().get(&key)
-        && now.duration_since(*at) < KEPT
+    if let Some((at, value)) = cache.lock().get(&key)
+        && now.duration_since(*at) < CACHE_TIME
     {
         return Ok(value.clone());
     }
@@ -159,14 +159,14 @@ fn known<K: Eq + Hash, V: Clone>(
         return Err(NameError::WouldBlock);
     }
     let value = ask();
-    let mut known = known.lock();
-    if known.len() >= KNOWN_MAX {
-        known.retain(|_, (at, _)| now.duration_since(*at) < KEPT);
-        if known.len() >= KNOWN_MAX {
-            known.clear();
+    let mut cache = cache.lock();
+    if cache.len() >= CACHE_MAX {
+        cache.retain(|_, (at, _)| now.duration_since(*at) < CACHE_TIME);
+        if cache.len() >= CACHE_MAX {
+            cache.clear();
         }
     }
-    known.insert(key, (now, value.clone()));
+    cache.insert(key, (now, value.clone()));
     Ok(value)
 }
 
@@ -191,8 +191,8 @@ impl Host for System {
 
 const NAME_MAX: usize = 256;
 /// Time for which a result is cached.
-const KEPT: Duration = Duration::from_secs(60);
-const KNOWN_MAX: usize = 4096;
+const CACHE_TIME: Duration = Duration::from_secs(60);
+const CACHE_MAX: usize = 4096;
 
 #[cfg(test)]
 mod tests {
@@ -207,9 +207,9 @@ mod tests {
 
     /// A host with user 7, `venus`, and group 7, `staff`. Counts the look-ups.
     #[derive(Clone, Default)]
-    struct Two(Arc<AtomicUsize>);
+    struct TestHost(Arc<AtomicUsize>);
 
-    impl Host for Two {
+    impl Host for TestHost {
         fn name(&self, who: Who, id: u32) -> Option<String> {
             self.0.fetch_add(1, Relaxed);
             (id == 7).then(|| if who == Who::User { "venus" } else { "staff" }.to_owned())
@@ -221,8 +221,8 @@ mod tests {
         }
     }
 
-    fn names(domain: Option<&str>) -> (Names, Two) {
-        let host = Two::default();
+    fn names(domain: Option<&str>) -> (Names, TestHost) {
+        let host = TestHost::default();
         (Names::of(domain.map(str::to_owned), Box::new(host.clone())), host)
     }
 
@@ -258,10 +258,10 @@ mod tests {
         }
         assert_eq!(asked.0.load(Relaxed), 2);
         assert_eq!(names.name(Who::User, 7, false), Ok(sent("venus@d")));
-        for id in 0..2 * KNOWN_MAX as u32 {
+        for id in 0..2 * CACHE_MAX as u32 {
             names.name(Who::User, id, true).unwrap();
         }
-        assert!(names.names.lock().len() <= KNOWN_MAX);
+        assert!(names.names.lock().len() <= CACHE_MAX);
     }
 
     #[test]

@@ -160,18 +160,18 @@ impl Callbacks {
             match answer {
                 Ok(res) if res.status == Nlm4Stats::Granted => {
                     tracing::debug!(host = %to.address, "host has confirmed GRANTED");
-                    return self.lockd.settle_granted(id, true);
+                    return self.lockd.end_granted(id, true);
                 }
                 Ok(res) if res.status != Nlm4Stats::DeniedGracePeriod => {
                     tracing::debug!(host = %to.address, status = ?res.status, "host no longer wants the granted lock");
-                    return self.lockd.settle_granted(id, false);
+                    return self.lockd.end_granted(id, false);
                 }
                 Ok(_) => {}
                 Err(error) => tracing::debug!(host = %to.address, %error, "cannot send GRANTED"),
             }
             if Instant::now() + pause > until {
                 tracing::warn!(host = %to.address, "host did not confirm GRANTED in time: its lock is released");
-                return self.lockd.settle_granted(id, false);
+                return self.lockd.end_granted(id, false);
             }
             sleep(pause).await;
             pause = (pause * 2).min(PAUSE_MAX);

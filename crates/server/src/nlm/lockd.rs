@@ -522,7 +522,7 @@ impl Lockd {
     }
 
     /// Ends the sending of GRANTED: the host has taken the lock, or it is released.
-    pub(crate) fn settle_granted(&self, id: WaiterId, taken: bool) {
+    pub(crate) fn end_granted(&self, id: WaiterId, taken: bool) {
         self.with(|inner, table| {
             if let Some(Granted { grant, .. }) = inner.granted.remove(&id)
                 && !taken

@@ -262,7 +262,7 @@ fn list_of_exports_is_returned_while_one_hangs() {
         [Argop4::PutRootFh, Argop4::ReadDir(args)]
     };
     let Some(Resop4::ReadDir(v4::Res4::Ok(list))) = client.ok(list(&[Attr4::RdattrError, Attr4::Fileid])).pop() else {
-        panic!("READDIR")
+        panic!("READDIR must succeed")
     };
     let attrs = |entry: &v4::Entry4| entry.attrs.to_attrs(1, Purpose::Get).unwrap();
     let entries = list.reply.entries.0.iter();

@@ -54,7 +54,7 @@ fn read_data_is_a_payload_beside_the_stream() {
     let file = rig.file(&rig.root(), "f", &pattern(8192));
     let args = Message::encode(&ReadArgs { file, offset: 0, count: 8192 });
     let reply = rig.raw(&*rig.nfs, Proc3::Read as u32, &args).unwrap();
-    let [payload] = &reply.payloads[..] else { panic!("one payload") };
+    let [payload] = &reply.payloads[..] else { panic!("there must be one payload") };
     // Header, status, attributes, count, eof, and length of the data.
     assert_eq!(payload.position, Some(24 + 4 + 88 + 4 + 4 + 4));
     assert_eq!((payload.data.len(), reply.stream.len()), (8192, 128));

@@ -221,7 +221,7 @@ fn creating_open_and_truncating_open_have_each_effect_once() {
     let truncated = slowly(&world, &mut client, truncate);
     assert_eq!((truncated.status, seqid(&truncated)), (Nfsstat4::Ok, 2), "{truncated:?}");
     assert_eq!(world.fs.0.executed("setattr"), 1);
-    let Some(Resop4::Read(v4::Res4::Ok(read))) = truncated.resarray.last() else { panic!("READ") };
+    let Some(Resop4::Read(v4::Res4::Ok(read))) = truncated.resarray.last() else { panic!("READ must succeed") };
     assert!(read.eof && read.data.0.is_empty());
 }
 

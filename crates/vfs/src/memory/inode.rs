@@ -42,21 +42,21 @@ pub(super) struct State {
     /// The verifier of the exclusive create that created the file, until data or times are set.
     pub(super) verifier: Option<[u8; 8]>,
     /// The access ACL, unless the mode has the same meaning.
-    pub(super) acl: Option<KeptAcl>,
+    pub(super) acl: Option<StoredAcl>,
     /// The default ACL of a directory.
-    pub(super) default_acl: Option<KeptAcl>,
+    pub(super) default_acl: Option<StoredAcl>,
     pub(super) xattrs: Xattrs,
     pub(super) content: Content,
 }
 
 /// An ACL and the space that it takes.
 #[derive(Debug)]
-pub(super) struct KeptAcl {
+pub(super) struct StoredAcl {
     pub(super) acl: Acl,
     _charge: Charge,
 }
 
-impl KeptAcl {
+impl StoredAcl {
     /// Stores an ACL and charges its space.
     ///
     /// # Errors
@@ -305,7 +305,7 @@ impl State {
             return if acl.is_some() { Err(VfsError::Access) } else { Ok(()) };
         }
         let says_more = acl.filter(|acl| kind == AclKind::Default || !acl.is_minimal());
-        let kept = says_more.map(|acl| KeptAcl::new(acl.clone(), space)).transpose()?;
+        let kept = says_more.map(|acl| StoredAcl::new(acl.clone(), space)).transpose()?;
         match (kind, acl) {
             (AclKind::Default, _) => self.default_acl = kept,
             (AclKind::Access, acl) => {
@@ -329,10 +329,10 @@ impl State {
         let acl = default.inherited(self.mode);
         self.mode = self.mode & 0o7000 | acl.mode();
         if !acl.is_minimal() {
-            self.acl = Some(KeptAcl::new(acl, space)?);
+            self.acl = Some(StoredAcl::new(acl, space)?);
         }
         if self.kind == Kind::Dir {
-            self.default_acl = Some(KeptAcl::new(default.clone(), space)?);
+            self.default_acl = Some(StoredAcl::new(default.clone(), space)?);
         }
         Ok(())
     }

@@ -308,11 +308,11 @@ impl Vfs for Memory {
     }
 
     fn remove(&self, caller: &Caller<'_>, dir: &Handle, name: &Name) -> Result<Change> {
-        self.take_name(caller, dir, name, false)
+        self.remove_name(caller, dir, name, false)
     }
 
     fn rmdir(&self, caller: &Caller<'_>, dir: &Handle, name: &Name) -> Result<Change> {
-        self.take_name(caller, dir, name, true)
+        self.remove_name(caller, dir, name, true)
     }
 
     fn rename(

@@ -191,7 +191,7 @@ impl Memory {
         if set.size.is_some_and(|size| size > self.caps.file_size_max) { Err(VfsError::FileTooBig) } else { Ok(()) }
     }
 
-    pub(super) fn take_name(&self, caller: &Caller<'_>, dir: &Handle, name: &Name, rmdir: bool) -> Result<Change> {
+    pub(super) fn remove_name(&self, caller: &Caller<'_>, dir: &Handle, name: &Name, rmdir: bool) -> Result<Change> {
         let _names = self.names.read();
         let parent = self.find(dir)?;
         let mut state = parent.write()?;

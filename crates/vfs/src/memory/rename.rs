@@ -53,11 +53,11 @@ impl Memory {
         {
             return Err(VfsError::NotEmpty);
         }
-        source.check_take(caller, moved)?;
+        source.check_remove(caller, moved)?;
         match replaced {
             None => target.dir.read()?.guarded().check(caller.cred, WRITE)?,
             Some(replaced) => {
-                target.check_take(caller, replaced)?;
+                target.check_remove(caller, replaced)?;
                 match (moved.kind, replaced.kind) {
                     (Kind::Dir, Kind::Dir) => {}
                     (Kind::Dir, _) => return Err(VfsError::NotDir),
@@ -159,7 +159,7 @@ impl Place<'_> {
         Ok(self.dir.read()?.dir()?.find(self.name.as_bytes()).map(|id| fs.named(id)))
     }
 
-    fn check_take(&self, caller: &Caller<'_>, victim: &Inode) -> Result<()> {
+    fn check_remove(&self, caller: &Caller<'_>, victim: &Inode) -> Result<()> {
         let state = self.dir.read()?;
         let dir = state.guarded();
         dir.check(caller.cred, WRITE)?;

@@ -235,7 +235,8 @@ fn header(snapshot_len: usize) -> [u8; HEADER_LEN] {
 /// Returns the length of a log's snapshot if its header is valid.
 fn snapshot_len(bytes: &[u8]) -> Option<usize> {
     let found = bytes.first_chunk::<HEADER_LEN>()?;
-    let len = usize::try_from(u64::from_le_bytes(found[8..16].try_into().expect("eight bytes"))).ok()?;
+    let len =
+        usize::try_from(u64::from_le_bytes(found[8..16].try_into().expect("length must have eight bytes"))).ok()?;
     (len >= HEADER_LEN && *found == header(len)).then_some(len)
 }
 
@@ -303,9 +304,9 @@ impl Log {
         // Write at a fixed position, so that the next record overwrites one that was written in part.
         self.file.write_all_at(record, self.bytes as u64)?;
         self.bytes += record.len();
-        if self.bytes > LOG_LEAST {
+        if self.bytes > LOG_REWRITE_MIN {
             let places = places.read();
-            if self.bytes / RECORD_USUAL > 4 * places.len() {
+            if self.bytes / RECORD_TYPICAL > 4 * places.len() {
                 *self = Self::rewrite(self.path.clone(), &places)?;
             }
         }
@@ -322,9 +323,9 @@ const IS_NOT_AT: u8 = 2;
 /// Maximum number of recorded locations of one object.
 const PLACES_MAX: usize = 8;
 /// Approximate bytes of a record.
-const RECORD_USUAL: usize = 64;
+const RECORD_TYPICAL: usize = 64;
 /// Length up to which a log is not rewritten.
-const LOG_LEAST: usize = 4 << 20;
+const LOG_REWRITE_MIN: usize = 4 << 20;
 const RECORD_MAX: usize = 4 + 1 + 2 * (1 + HANDLE_MAX) + 1 + NAME_MAX;
 
 #[cfg(test)]
@@ -366,7 +367,7 @@ mod tests {
             database.add(&handle(2), &handle(0), format!("name-{i}").as_bytes());
             database.remove(&handle(2), &handle(0), format!("name-{i}").as_bytes());
         }
-        assert!(std::fs::metadata(&path).unwrap().len() < 2 * LOG_LEAST as u64);
+        assert!(std::fs::metadata(&path).unwrap().len() < 2 * LOG_REWRITE_MIN as u64);
         database.add(&handle(3), &handle(0), b"last");
         drop(database);
         let database = Database::open(Some(path), Loss::Create).unwrap();

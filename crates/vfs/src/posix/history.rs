@@ -56,10 +56,10 @@ impl RecentNames {
 
 /// The only recent writer of a file, if this server has made no other change of the file since.
 #[derive(Debug, Default)]
-pub(super) struct Writers(Option<Sole>);
+pub(super) struct Writers(Option<SoleWriter>);
 
 #[derive(Debug)]
-struct Sole {
+struct SoleWriter {
     writer: Writer,
     since: Duration,
     last: Duration,
@@ -77,10 +77,10 @@ impl Writers {
         match &mut self.0 {
             Some(sole) if sole.writer == writer && now.saturating_sub(sole.last) < PAUSE_MAX => {
                 sole.last = now;
-                now.saturating_sub(sole.since) >= SETTLED
+                now.saturating_sub(sole.since) >= SOLE_WRITER_MIN
             }
             last => {
-                *last = Some(Sole { writer, since: now, last: now });
+                *last = Some(SoleWriter { writer, since: now, last: now });
                 false
             }
         }
@@ -99,7 +99,7 @@ const NAMES_MAX: usize = 32;
 const PAUSE_MAX: Duration = Duration::from_millis(20);
 /// Time for which a writer must be the only one before it is assumed to know the attributes. It then has the replies to
 /// all writes that it sent before the last change by somebody else. A client may process replies in another order.
-const SETTLED: Duration = Duration::from_millis(100);
+const SOLE_WRITER_MIN: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
 mod tests {
@@ -141,7 +141,7 @@ mod tests {
         let (one, other) = (Writer(1), Writer(2));
         let (mut writers, mut now) = (Writers::default(), Duration::from_secs(9));
         let step = PAUSE_MAX / 2;
-        let steps = SETTLED.as_millis().div_ceil(step.as_millis());
+        let steps = SOLE_WRITER_MIN.as_millis().div_ceil(step.as_millis());
         for _ in 0..steps {
             assert!(!writers.write(one, now));
             now += step;
@@ -155,7 +155,7 @@ mod tests {
         }
         assert!(writers.write(one, now));
         assert!(!writers.write(one, now + PAUSE_MAX), "another program had time to write");
-        now += PAUSE_MAX + SETTLED;
+        now += PAUSE_MAX + SOLE_WRITER_MIN;
         for _ in 0..=steps {
             writers.write(one, now);
             now += step;

@@ -43,7 +43,7 @@ pub(super) struct Acting {
 
 thread_local! {
     /// `true` if this thread keeps its credentials.
-    static KEEPS: Cell<bool> = const { Cell::new(false) };
+    static KEEPS_CREDENTIALS: Cell<bool> = const { Cell::new(false) };
     /// The groups that this thread has set, if any. They stay when root's identity is restored, because root needs no
     /// groups.
     static GROUPS: RefCell<Option<SmallVec<[u32; 16]>>> = const { RefCell::new(None) };
@@ -54,7 +54,7 @@ thread_local! {
 /// that need no other credentials (reading a file that is open for its caller, reading attributes) and those of root
 /// still run on it.
 pub fn keep_credentials() {
-    KEEPS.set(true);
+    KEEPS_CREDENTIALS.set(true);
 }
 
 impl Identity {
@@ -101,7 +101,7 @@ impl Identity {
         if cred.uid == u32::MAX || cred.gid == u32::MAX || cred.groups.contains(&u32::MAX) {
             return Err(VfsError::Perm);
         }
-        if (cred.uid != 0 || cred.gid != 0) && KEEPS.get() {
+        if (cred.uid != 0 || cred.gid != 0) && KEEPS_CREDENTIALS.get() {
             return Err(VfsError::WouldBlock);
         }
         if cred.uid != 0 {

@@ -224,7 +224,7 @@ fn caps(root: &OwnedFd, file_system: u64) -> FsCaps {
     FsCaps {
         links: true,
         symlinks: true,
-        link_max: kernel::link_max(root).unwrap_or(1).max(LINK_MAX_LEAST),
+        link_max: kernel::link_max(root).unwrap_or(1).max(LINK_MAX_MIN),
         name_max: NAME_MAX as u32,
         file_size_max: file_size_max(root),
         time_resolution_ns: 1,
@@ -261,7 +261,7 @@ fn has_fine_times(root: &OwnedFd) -> bool {
         let file = rustix::fs::openat(root, c".", flags, mode)?;
         let mut last = None;
         // Make more changes than there can be ticks of the kernel's clock meanwhile.
-        for _ in 0..FINE_LOOKS {
+        for _ in 0..FINE_TIMES_TRIES {
             rustix::fs::fchmod(&file, mode)?;
             let stat = rustix::fs::fstat(&file)?;
             let ctime = Some((stat.st_ctime, stat.st_ctime_nsec));
@@ -568,7 +568,7 @@ impl Vfs for Posix {
     }
 }
 
-const FINE_LOOKS: usize = 32;
+const FINE_TIMES_TRIES: usize = 32;
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 const RAMFS_MAGIC: u64 = 0x8584_58f6;
 /// File systems on a disk or in memory: ext2 to ext4, xfs, btrfs, f2fs, bcachefs, ZFS, JFS, ReiserFS, NILFS, overlayfs,
@@ -597,4 +597,4 @@ const LOCAL_MAGIC: [u64; 19] = [
 ];
 /// Minimum link count that all file systems with hard links support. The C library reports less for file systems that
 /// it does not know.
-const LINK_MAX_LEAST: u32 = 32_000;
+const LINK_MAX_MIN: u32 = 32_000;

@@ -68,7 +68,9 @@ pub async fn data_posted_before_a_disconnect_arrives(fabric: Fabric) {
     assert_eq!((client, server), (QpError::Disconnected, QpError::Disconnected));
     pair.server.ok(send);
     assert_eq!(pair.client.received(recv), b"bye");
-    let Memory::Write(written) = pair.invalidated(Side::Client, recv, target.stag).await else { panic!("read-only") };
+    let Memory::Write(written) = pair.invalidated(Side::Client, recv, target.stag).await else {
+        panic!("the memory must be writable")
+    };
     assert!(written.as_host().unwrap()[..] == data[..]);
 }
 

@@ -86,7 +86,7 @@ pub struct GetDeviceListArgs {
     pub layout_type: Layouttype4,
     /// Maximum number of devices.
     pub maxdevices: u32,
-    /// Continue after the entry with this cookie; 0 means from the start.
+    /// The cookie after which to continue; 0 means from the start.
     pub cookie: u64,
     /// The verifier of the reply that returned the cookie.
     pub cookieverf: Verifier4,

@@ -138,7 +138,7 @@ pub struct PutFhArgs {
 /// READDIR arguments (§18.23).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct ReadDirArgs {
-    /// Continue after the entry with this cookie; 0 means from the start.
+    /// The cookie after which to continue; 0 means from the start.
     pub cookie: u64,
     /// The verifier of the reply that returned the cookie.
     pub cookieverf: Verifier4,
@@ -358,7 +358,7 @@ pub type ChangeXattrRes = Res4<ChangeInfo4>;
 /// LISTXATTRS arguments.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct ListXattrsArgs {
-    /// Continue after the entry with this cookie; 0 means from the start.
+    /// The cookie after which to continue; 0 means from the start.
     pub cookie: u64,
     /// Maximum bytes of the result (`LISTXATTRS4resok`).
     pub maxcount: u32,

@@ -213,7 +213,7 @@ impl<F: Clone + Eq + Hash> LockTable<F> {
         self.check_grace(request.reclaim)?;
         let (file, owner) = (self.intern(file), self.owners.intern(owner));
         let done = self.lock_interned(file, owner, request);
-        self.settle(file, owner);
+        self.clean_up(file, owner);
         done
     }
 
@@ -229,7 +229,7 @@ impl<F: Clone + Eq + Hash> LockTable<F> {
         self.check_room(file, owner, range, None)?;
         self.set(file, owner, range, None);
         self.rescan(file);
-        self.settle(file, owner);
+        self.clean_up(file, owner);
         Ok(())
     }
 
@@ -246,7 +246,7 @@ impl<F: Clone + Eq + Hash> LockTable<F> {
         let at = waiting.iter().position(|waiter| waiter.is(owner, range, kind))?;
         let id = self.remove_waiter(file, at).id;
         self.rescan(file);
-        self.settle(file, owner);
+        self.clean_up(file, owner);
         Some(id)
     }
 
@@ -259,7 +259,7 @@ impl<F: Clone + Eq + Hash> LockTable<F> {
         self.check_grace(reclaim)?;
         let (file, owner) = (self.intern(file), self.owners.intern(owner));
         let done = self.share_interned(file, owner, share);
-        self.settle(file, owner);
+        self.clean_up(file, owner);
         done
     }
 
@@ -304,7 +304,7 @@ impl<F: Clone + Eq + Hash> LockTable<F> {
         let Some(at) = shares.iter().position(|(other, _)| *other == owner) else { return false };
         shares.remove(at);
         self.owners.count_units(owner, 1, 0);
-        self.settle(file, owner);
+        self.clean_up(file, owner);
         true
     }
 
@@ -422,7 +422,7 @@ impl<F: Clone + Eq + Hash> LockTable<F> {
             if self.files.contains_key(&file) {
                 self.rescan(file);
             }
-            self.settle_file(file, owner);
+            self.clean_up_file(file, owner);
         }
         owners.iter().for_each(|&owner| self.owners.forget_if_idle(owner));
     }
@@ -483,12 +483,12 @@ impl<F: Clone + Eq + Hash> LockTable<F> {
     }
 
     /// Updates the records of an owner and a file after an operation, and removes those that are empty.
-    fn settle(&mut self, file: FileId, owner: OwnerId) {
-        self.settle_file(file, owner);
+    fn clean_up(&mut self, file: FileId, owner: OwnerId) {
+        self.clean_up_file(file, owner);
         self.owners.forget_if_idle(owner);
     }
 
-    fn settle_file(&mut self, file: FileId, owner: OwnerId) {
+    fn clean_up_file(&mut self, file: FileId, owner: OwnerId) {
         let Some(state) = self.files.get(&file) else { return self.owners.note_file(owner, file, false) };
         self.owners.note_file(owner, file, state.has(owner));
         if state.is_empty() {

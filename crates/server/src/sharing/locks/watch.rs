@@ -47,7 +47,7 @@ impl<F: Clone + Eq + Hash> LockTable<F> {
             self.file_mut(file).watching.push(watcher);
             self.watches.since.insert(watcher.id, (now, file));
         }
-        self.settle(file, owner);
+        self.clean_up(file, owner);
         watcher.is_some()
     }
 
@@ -68,7 +68,7 @@ impl<F: Clone + Eq + Hash> LockTable<F> {
                 .expect("request must be in `watching`")
                 .owner;
             self.unwatch(file, |watcher| watcher.id == id);
-            self.settle(file, owner);
+            self.clean_up(file, owner);
         }
     }
 
@@ -93,7 +93,7 @@ impl<F: Clone + Eq + Hash> LockTable<F> {
             self.unwatch(file, |other| other.id == watcher.id);
             let owner = self.owners.state(watcher.owner).owner.clone();
             self.watches.notices.push_back(Notice { file: key.clone().expect("`free` must not be empty"), owner });
-            self.settle(file, watcher.owner);
+            self.clean_up(file, watcher.owner);
         }
     }
 }
