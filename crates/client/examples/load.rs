@@ -1,14 +1,10 @@
 //! A well-behaved client of every transport that runs until standard input is closed. `cargo xtask interop --only
-//! hostile` runs it beside
-//! each attack and judges the server by its output.
+//! hostile` runs it beside each attack and judges the server by its output.
 //!
 //! `load DIRECTORY URL…`: DIRECTORY contains the sockets of shm. For each URL, one mount stats, reads 4 KiB, and
-//! creates and removes
-//! files, one operation after the other. For the first URL, another client repeatedly mounts, creates a file and
-//! unmounts. Each operation
-//! prints a line: `WHO OPERATION MICROSECONDS`, or `WHO OPERATION FAILED: WHY`. WHO is the transport, or `new` for the
-//! client that mounts
-//! repeatedly.
+//! creates and removes files, one operation after the other. For the first URL, another client repeatedly mounts,
+//! creates a file and unmounts. Each operation prints a line: `WHO OPERATION MICROSECONDS`, or `WHO OPERATION FAILED:
+//! WHY`. WHO is the transport, or `new` for the client that mounts repeatedly.
 
 use std::{fmt::Display, io::Read, path::Path, sync::Arc, time::Duration};
 

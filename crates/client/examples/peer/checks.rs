@@ -1,6 +1,5 @@
 //! Checks of the operations that only NFSv4 has: locks, attributes, holes, copies, delegations, and sessions over
-//! several connections. The
-//! export is an ext4 of Linux's server.
+//! several connections. The export is an ext4 of Linux's server.
 
 use std::time::Duration;
 
@@ -174,14 +173,12 @@ async fn check_file_types_and_attributes(url: &str) {
 }
 
 /// The server grants delegations to clients since 4.1, because it can call them back on their own connections. A write
-/// by another client
-/// recalls the delegation. With or without a delegation, no client reads stale data.
+/// by another client recalls the delegation. With or without a delegation, no client reads stale data.
 async fn check_delegations(url: &str) {
     let writer = mount(url).await;
     let (mut delegated, mut can) = (false, true);
     // Linux's server grants no delegation while another client writes, nor, for some time, for files that look like one
-    // whose delegation
-    // was recalled. It also keeps written files open for some seconds.
+    // whose delegation was recalled. It also keeps written files open for some seconds.
     for attempt in 0..DELEGATION_TRIES {
         let name = format!("shared-{attempt}");
         let made = mount(url).await;

@@ -16,8 +16,7 @@ use tokio::task::JoinHandle;
 use crate::{data, exclusive, mount, v4};
 
 /// Takes a lock through each URL, creates DIR/holding, and is idle until DIR/enough exists. Then checks that the
-/// clients still hold their
-/// locks.
+/// clients still hold their locks.
 pub async fn idle(dir: &Path, urls: &[&str]) {
     let mut holders = Vec::new();
     for (at, url) in urls.iter().enumerate() {
@@ -31,9 +30,8 @@ pub async fn idle(dir: &Path, urls: &[&str]) {
 }
 
 /// Writes and reads through each URL, and holds a lock through those of NFSv4. Creates DIR/restart when all clients
-/// run, and waits for
-/// DIR/restarted, which means that the server was restarted. Then checks that all clients continue and no data are
-/// lost.
+/// run, and waits for DIR/restarted, which means that the server was restarted. Then checks that all clients continue
+/// and no data are lost.
 pub async fn restart(dir: &Path, urls: &[&str]) {
     let (mut holders, mut loads) = (Vec::new(), Vec::new());
     for (at, url) in urls.iter().enumerate() {

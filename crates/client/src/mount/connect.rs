@@ -1,13 +1,10 @@
 //! Makes a mount from a URL: chooses addresses, ports and transports, and finds the export in the path.
 //!
 //! - **Ports.** A port in the URL is that of NFS. Without one, the port is 20049 for `rdma` (RFC 8267 §4.4). For `tcp`
-//!   and
-//!   `udp` it is the port that rpcbind returns, or else 2049.
+//!   and `udp` it is the port that rpcbind returns, or else 2049.
 //! - **MOUNT** is at the port `mountport`. Without this option, MOUNT is tried first on the connection of NFS, where
-//!   Slipway's
-//!   server answers it, and then at the port that rpcbind returns; in the other order if rpcbind has already been
-//!   asked. So a
-//!   server without MOUNT on RDMA is asked over TCP.
+//!   Slipway's server answers it, and then at the port that rpcbind returns; in the other order if rpcbind has already
+//!   been asked. So a server without MOUNT on RDMA is asked over TCP.
 //! - **The export** is the longest part of the path that the server mounts. The names in the rest are looked up.
 
 use std::{
@@ -64,8 +61,7 @@ type Probe<T> = for<'a> fn(&'a Site, MountClient) -> BoxFuture<'a, Result<T>>;
 
 impl Mount {
     /// Mounts the tree that `url` names: connects over its transport, finds MOUNT, and mounts the URL's path. If the
-    /// server
-    /// refuses that path, mounts the longest part of it that the server mounts.
+    /// server refuses that path, mounts the longest part of it that the server mounts.
     ///
     /// # Errors
     /// The host or transport is unknown, no server answers, or the server does not export the path to this client.
@@ -85,8 +81,7 @@ impl MountClient {
 }
 
 /// Mounts the tree that a URL names, after `hops` referrals. `identity` is the client's identity at another server, if
-/// the file
-/// system has moved from there.
+/// the file system has moved from there.
 async fn mount(url: &NfsUrl, switch: &Switch, hops: u32, identity: Option<MigrationIdentity>) -> Result<Mount> {
     Site { hops, identity, ..Site::new(url, switch) }.try_addresses(|site, ip| Box::pin(site.mount_at(ip))).await
 }

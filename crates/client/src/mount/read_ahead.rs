@@ -1,10 +1,9 @@
 //! [`ReadAhead`]: decides which parts of a file to request next, and returns the data in order. No I/O.
 //!
 //! The file is requested in blocks, up to a window beyond the data that were taken. The window starts at one block and
-//! doubles
-//! with every block that is taken. So a small file costs one READ, and the requests of a large file keep the connection
-//! busy.
-//! The rest of a block after a short read is requested again. An error is returned only after all data before it.
+//! doubles with every block that is taken. So a small file costs one READ, and the requests of a large file keep the
+//! connection busy. The rest of a block after a short read is requested again. An error is returned only after all data
+//! before it.
 
 use std::collections::VecDeque;
 

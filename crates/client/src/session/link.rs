@@ -87,8 +87,7 @@ impl ServerLink {
     }
 
     /// Returns the time for which the lease is certainly valid: what is left of three quarters of it. The last quarter
-    /// is the
-    /// margin for the time that messages take. Returns `None` if the lease may have expired.
+    /// is the margin for the time that messages take. Returns `None` if the lease may have expired.
     pub fn lease_left(&self) -> Option<Duration> {
         let lease = self.lease();
         (lease - lease / 4).checked_sub(self.since_renewed())

@@ -246,8 +246,7 @@ impl Seqids {
     fn count_reply(&mut self, result: Result<CompoundRes>, at: usize) -> Result<CompoundRes> {
         use Nfsstat4 as S;
         // RFC 7530 §9.1.7: the server counts failed operations too, except for these errors. It does not count
-        // operations that it has
-        // not reached.
+        // operations that it has not reached.
         let counts = |result: &Resop4| {
             !matches!(
                 result.status(),
@@ -277,10 +276,8 @@ impl Seqids {
 }
 
 /// Returns the outcome of a request after the server has lost the client. If the failed operation names only the
-/// client, the
-/// request can be sent again: no operation before it in its compound can have changed anything. If it names a stateid,
-/// the
-/// operation needs another stateid first.
+/// client, the request can be sent again: no operation before it in its compound can have changed anything. If it names
+/// a stateid, the operation needs another stateid first.
 fn lost(res: CompoundRes) -> Outcome {
     match res.resarray.last().map(Resop4::opnum) {
         Some(Opnum4::Open | Opnum4::LockT | Opnum4::Renew | Opnum4::ReleaseLockOwner) => Outcome::Lost,
@@ -317,8 +314,7 @@ fn has_open_seqid(operation: &Argop4) -> bool {
 }
 
 /// Returns OPEN_CONFIRM of the file that a compound has opened, if the server asks for it because the owner is new (RFC
-/// 7530
-/// §16.18).
+/// 7530 §16.18).
 fn open_confirm(ops: &[Argop4], res: &CompoundRes) -> Option<Vec<Argop4>> {
     let opened = res.resarray.iter().find_map(|result| match result {
         Resop4::Open(Res4::Ok(ok)) if ok.rflags & OPEN4_RESULT_CONFIRM != 0 => Some(ok.stateid),

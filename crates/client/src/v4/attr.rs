@@ -180,8 +180,7 @@ fn kind(object_type: Ftype4) -> FileKind {
 }
 
 /// Returns the user or group ID that a name contains in decimal; otherwise that of nobody, because the client does not
-/// know the
-/// server's users.
+/// know the server's users.
 fn id(name: &Utf8str) -> u32 {
     std::str::from_utf8(name).ok().and_then(|name| name.parse().ok()).unwrap_or(NOBODY)
 }

@@ -47,8 +47,7 @@ impl DataVersion {
 
 impl V4 {
     /// Opens a file for the access in the `OPEN4_SHARE_ACCESS_` bits. Returns the version of its data at this moment or
-    /// later. Sends
-    /// no request if the file is delegated and already open for this access.
+    /// later. Sends no request if the file is delegated and already open for this access.
     ///
     /// # Errors
     /// `AccessDenied`, `ReadOnly`, `StaleHandle`, …
@@ -109,8 +108,7 @@ impl V4 {
     }
 
     /// Returns the time for which the cached attributes of a delegated file are valid, unless the [`Watcher`] is
-    /// notified before: the
-    /// rest of the lease. Returns `None` if they are not cached.
+    /// notified before: the rest of the lease. Returns `None` if they are not cached.
     pub fn promised_for(&self, file: &Handle) -> Option<Duration> {
         let at = self.place_now(file);
         let opens = &at.v4.server.opens;

@@ -2,12 +2,9 @@
 //! because of that.
 //!
 //! Read RFC 8881 §10.4 first. While a file is delegated, no other client can change it or rename it. Therefore this
-//! client caches
-//! its attributes and the name under which it was found. A delegation is trusted only while the lease is known to be
-//! valid. A
-//! [`Watcher`] is notified before a delegation is returned, so that it can drop caches that depend on it (the kernel's
-//! page
-//! cache, for `slipway mount`).
+//! client caches its attributes and the name under which it was found. A delegation is trusted only while the lease is
+//! known to be valid. A [`Watcher`] is notified before a delegation is returned, so that it can drop caches that depend
+//! on it (the kernel's page cache, for `slipway mount`).
 //!
 //! Events are ordered by a logical clock. A reply is cached only if no event since its request can have made it stale.
 
@@ -59,8 +56,7 @@ pub(crate) type EventTime = u64;
 /// A cache outside of this library whose entries are valid only while a file is delegated.
 pub trait Watcher: Send + Sync + fmt::Debug {
     /// Called when the delegation of a file is about to be returned, or was lost. The future completes when the cache
-    /// of the file is
-    /// dropped.
+    /// of the file is dropped.
     fn ends(&self, file: Handle) -> BoxFuture<'static, ()>;
 }
 
@@ -285,8 +281,7 @@ impl Opens {
     }
 
     /// Notifies the watcher that a delegation will be returned. Waits until its cache is dropped, but at most half of
-    /// the lease time,
-    /// because another client waits for the delegation. Returns `true` if there is a delegation.
+    /// the lease time, because another client waits for the delegation. Returns `true` if there is a delegation.
     pub async fn notify_return(&self, file: &OpenFile) -> bool {
         match &mut file.state.lock().delegation {
             Some(delegation) => delegation.is_returning = true,

@@ -29,8 +29,8 @@ pub(crate) struct Link {
 
 impl Links {
     /// Maps the handle of an object of this server to that of another server. If the number of links without kept ones
-    /// reaches `most`,
-    /// returns the least recently used ones. The caller [evicts](Self::forget) those of them that are not in use.
+    /// reaches `most`, returns the least recently used ones. The caller [evicts](Self::forget) those of them that are
+    /// not in use.
     pub fn insert(&mut self, here: &Handle, (server, there): (u64, &Handle), most: usize) -> Vec<(Handle, Link)> {
         let (here, there) = (here.detached(), there.detached());
         self.remove(&here);
@@ -49,8 +49,7 @@ impl Links {
     }
 
     /// Evicts these links, unless they have been used since. `kept` is the number of links that the caller has not
-    /// included because they
-    /// are in use.
+    /// included because they are in use.
     pub fn forget(&mut self, links: &[(Handle, Link)], kept: usize) {
         for (here, link) in links {
             if self.there.get(here) == Some(link) {

@@ -96,8 +96,7 @@ impl Operations for V4 {
 
     async fn readlink(&self, link: &Handle) -> Result<Bytes> {
         // The text is not requested as a payload, although it could be one: Linux's server (6.1) then places its length
-        // with it and omits
-        // the length from the reply. Linux's client never requests that.
+        // with it and omits the length from the reply. Linux's client never requests that.
         let make =
             |target: &mut Target| Ok(Compound::on("READLINK", target.handle()).op(Argop4::ReadLink, 4 + NAME_BOUND));
         let (_, mut results) = self.request("READLINK", link).run(make).await?;

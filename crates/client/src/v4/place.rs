@@ -39,8 +39,7 @@ impl Place {
     }
 
     /// Returns the handle by which callers know an object of the server. With the entry of a directory, it is the same
-    /// handle as before the
-    /// move.
+    /// handle as before the move.
     pub fn name(&self, mut there: Handle, entry: Option<(&[u8], Option<&Attr>)>) -> Handle {
         for step in self.steps.iter().rev() {
             if let Some((name, Some(attr))) = entry {

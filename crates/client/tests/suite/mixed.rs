@@ -39,8 +39,7 @@ impl Mixed {
 }
 
 /// Creates, writes, renames, reads and removes files and checks the results, until `enough` returns `true`. Each
-/// operation would fail if
-/// it were executed twice.
+/// operation would fail if it were executed twice.
 async fn work(mount: &Mount, number: usize, enough: impl Fn() -> bool) {
     let exclusive = OpenOptions { create: Some(0o644), exclusive: true, truncate: false };
     let data: Bytes = pattern(LEN + number);

@@ -1,6 +1,5 @@
 //! The client waits for a server that asks to retry later; only a silent server makes an operation time out. The tests
-//! run in virtual
-//! time over the simulated fabric.
+//! run in virtual time over the simulated fabric.
 
 use std::{
     future::Future,
@@ -86,8 +85,7 @@ fn run_scripted<T, F: Future<Output = T>>(test: impl FnOnce(Arc<Scripted>, Mount
 }
 
 /// Refuses an operation for a time, and checks that reading and locking a file take that time and succeed. Returns the
-/// number of
-/// warnings.
+/// number of warnings.
 fn refused(opnum: Opnum4, status: Nfsstat4, time: Duration) -> u32 {
     let ((), warnings) = run_scripted(|scripted, mount| async move {
         let file = mount.open("file").await.unwrap();

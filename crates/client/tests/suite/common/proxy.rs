@@ -23,8 +23,7 @@ pub struct Cutter {
 }
 
 /// Starts a proxy for `server`. It cuts each of the first `cuts` connections after a random number of bytes below
-/// `most`, counted in
-/// both directions together. It does not cut later connections.
+/// `most`, counted in both directions together. It does not cut later connections.
 pub async fn start(server: SocketAddr, seed: u64, cuts: usize, most: usize) -> Cutter {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let cutter = Cutter { address: listener.local_addr().unwrap(), cuts: Arc::default() };

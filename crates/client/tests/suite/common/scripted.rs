@@ -1,6 +1,5 @@
 //! A server of NFSv4.1 with one file and with slots as in RFC 8881 §2.10.6, controlled by a test: it loses replies,
-//! cuts connections,
-//! loses sessions and clients, and recalls delegations.
+//! cuts connections, loses sessions and clients, and recalls delegations.
 
 use std::{ops::RangeInclusive, sync::Arc, time::Duration};
 
