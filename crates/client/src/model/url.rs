@@ -96,13 +96,13 @@ impl Default for MountOptions {
 pub enum Version {
     /// The newest version that the server supports.
     Auto,
-    /// Version 3.
+    /// NFSv3.
     V3,
-    /// Version 4.0.
+    /// NFSv4.0.
     V4_0,
-    /// Version 4.1.
+    /// NFSv4.1.
     V4_1,
-    /// Version 4.2.
+    /// NFSv4.2.
     V4_2,
 }
 

@@ -24,9 +24,9 @@ use crate::{
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Protocol {
-    /// Version 3.
+    /// NFSv3.
     V3(V3),
-    /// Version 4.0, 4.1 or 4.2.
+    /// NFSv4.0, NFSv4.1 or NFSv4.2.
     V4(V4),
 }
 

@@ -3,7 +3,7 @@
 //!
 //! Read RFC 7530 §9.1 first. An owner of opens or locks executes its operations one after the other, each with the next
 //! seqid. The server recognizes a retransmission by its seqid and returns the cached reply (§9.1.7). Therefore such an
-//! operation is sent until it is answered, in a task of its own, in case that the caller drops the future. All other
+//! operation is sent until it is answered, in a task of its own, in case the caller drops the future. All other
 //! requests rely on the server's duplicate request cache: after the connection was lost, they are sent again with the
 //! same XID (§3.1.1), so each uses the same connection from begin to end.
 //!

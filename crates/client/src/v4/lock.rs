@@ -1,5 +1,5 @@
 //! LOCK, LOCKU and LOCKT by file handle (RFC 8881 §18.10–18.12). A request that waits for a lock is retried when the
-//! server notifies the client (CB_NOTIFY_LOCK, §20.11), and every few seconds in case that no notification arrives.
+//! server notifies the client (CB_NOTIFY_LOCK, §20.11), and every few seconds in case no notification arrives.
 
 use std::{future::Future, sync::Arc};
 
