@@ -25,10 +25,10 @@
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let server = transports::for_server(&buf::Pool::default());
-//! let listener = server.find("tcp").expect("always there").listen("127.0.0.1:0".parse()?)?;
+//! let listener = server.find("tcp").expect("tcp must be available").listen("127.0.0.1:0".parse()?)?;
 //!
 //! let client = transports::for_client();
-//! let transport = client.find("tcp").expect("always there").connect(listener.local_addr()).await?;
+//! let transport = client.find("tcp").expect("tcp must be available").connect(listener.local_addr()).await?;
 //! # let _ = transport;
 //! # Ok(()) }
 //! ```

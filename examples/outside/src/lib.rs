@@ -116,8 +116,8 @@ pub async fn serve(config: &str, changes: Arc<AtomicU64>) -> io::Result<(SocketA
     let nfs = NfsServer::open_with(&config, "unused: nothing survives".as_ref(), &pool, Settings::default())?;
     let server = nfs.services().into_iter().fold(rpc::Server::builder(), ServerBuilder::shared).build();
     let workers = Workers::new(WorkerOptions { threads: 1, ..Default::default() })?;
-    let tcp = transports::for_server(&pool).find("tcp").expect("always there");
-    let listener = tcp.listen("127.0.0.1:0".parse().expect("an address"))?;
+    let tcp = transports::for_server(&pool).find("tcp").expect("tcp must be available");
+    let listener = tcp.listen("127.0.0.1:0".parse().expect("the address must be valid"))?;
     let address = listener.local_addr();
     workers.listen(server, listener);
     tokio::spawn(nfs.upkeep());

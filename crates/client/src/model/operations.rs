@@ -36,7 +36,7 @@ macro_rules! operations {
                 /// `NotPermitted`, `AccessDenied`, …
                 setattr(object: &Handle, set: SetAttr) -> Result<Option<Attr>>;
 
-                /// Returns the object with a name.
+                /// Returns the object with the given name.
                 ///
                 /// # Errors
                 /// `NotFound`, `NotADirectory`, …

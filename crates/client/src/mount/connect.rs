@@ -119,7 +119,7 @@ struct Ports {
     /// The port of MOUNT from rpcbind; `None` if rpcbind was not asked or has no such port.
     mount: Option<u16>,
     /// Set if rpcbind has been asked.
-    asked: bool,
+    rpcbind_asked: bool,
 }
 
 impl Site {
@@ -322,20 +322,20 @@ impl Site {
 
     async fn ports(&self, ip: IpAddr) -> Result<Ports> {
         if let Some(nfs) = self.url.port {
-            return Ok(Ports { nfs, mount: None, asked: false });
+            return Ok(Ports { nfs, mount: None, rpcbind_asked: false });
         }
         match self.options().proto.as_str() {
             "tcp" | "udp" => {}
-            "rdma" => return Ok(Ports { nfs: NFS_RDMA_PORT, mount: None, asked: false }),
+            "rdma" => return Ok(Ports { nfs: NFS_RDMA_PORT, mount: None, rpcbind_asked: false }),
             // rpcbind has no entries for other transports.
-            _ => return Ok(Ports { nfs: NFS_PORT, mount: None, asked: false }),
+            _ => return Ok(Ports { nfs: NFS_PORT, mount: None, rpcbind_asked: false }),
         }
         let nfs = self.ask_rpcbind(ip, NFS_PROGRAM, nfs::v3::VERSION, &self.options().proto).await;
         let mount = match self.options().mount_port {
             None => self.ask_rpcbind(ip, MOUNT_PROGRAM, nfs::mount::VERSION, self.mount_proto()).await,
             given => given,
         };
-        Ok(Ports { nfs: nfs.unwrap_or(NFS_PORT), mount, asked: true })
+        Ok(Ports { nfs: nfs.unwrap_or(NFS_PORT), mount, rpcbind_asked: true })
     }
 
     async fn nfs_link(&self, ip: IpAddr, ports: &Ports) -> Result<Link> {
@@ -353,7 +353,7 @@ impl Site {
     ) -> Result<(Mountd, T)> {
         let given = self.options().mount_port;
         if given.is_none()
-            && !(ports.asked && ports.mount.is_some())
+            && !(ports.rpcbind_asked && ports.mount.is_some())
             && let Some(link) = nfs
         {
             let client = MountClient::new(mountd::program(link.clone(), self.server.clone(), self.options()));
@@ -365,7 +365,9 @@ impl Site {
             }
         }
         let found = match given.or(ports.mount) {
-            None if !ports.asked => self.ask_rpcbind(ip, MOUNT_PROGRAM, nfs::mount::VERSION, self.mount_proto()).await,
+            None if !ports.rpcbind_asked => {
+                self.ask_rpcbind(ip, MOUNT_PROGRAM, nfs::mount::VERSION, self.mount_proto()).await
+            }
             port => port,
         };
         let Some(port) = found else {

@@ -87,7 +87,7 @@ pub(crate) struct Inner {
 /// An object to which a path leads.
 #[derive(Clone, Debug)]
 pub struct Object {
-    /// The mount of the object. It is not the mount that was asked if a referral was on the path.
+    /// The mount of the object. It differs from the mount that was called if a referral was on the path.
     pub mount: Mount,
     /// The handle.
     pub handle: Handle,
@@ -502,7 +502,7 @@ impl Mount {
         Ok((mount, node.handle, Bytes::copy_from_slice(name)))
     }
 
-    /// Returns the object with a name in a directory of this mount, without following a symbolic link. If the name is a
+    /// Returns the object with the given name in a directory of this mount, without following a symbolic link. If the name is a
     /// referral, returns the root of the file system on the other server, with its mount.
     ///
     /// # Errors

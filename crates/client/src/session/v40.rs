@@ -5,7 +5,7 @@
 //! seqid. The server recognizes a retransmission by its seqid and returns the cached reply (§9.1.7). Therefore such an
 //! operation is sent until it is answered, in a task of its own, in case the caller drops the future. All other
 //! requests rely on the server's duplicate request cache: after the connection was lost, they are sent again with the
-//! same XID (§3.1.1), so each uses the same connection from begin to end.
+//! same XID (§3.1.1), so each uses the same connection from beginning to end.
 //!
 //! One owner opens all files of a mount. The client gives no callback address, so the server grants no delegations
 //! (§10.2).

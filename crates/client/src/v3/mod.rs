@@ -73,7 +73,7 @@ impl V3 {
         self.call::<SetAttr, _, _>(&args, 0, 0).await
     }
 
-    /// LOOKUP: returns the object with a name.
+    /// LOOKUP: returns the object with the given name.
     ///
     /// # Errors
     /// `NotFound`, `NotADirectory`, …

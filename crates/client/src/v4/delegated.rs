@@ -82,9 +82,9 @@ impl V4 {
     }
 
     async fn ask_version(&self, handle: &Handle) -> Result<DataVersion> {
-        let mut asked = 0;
+        let mut requested_at = 0;
         let make = |target: &mut Target| {
-            asked = target.opens().delegations.now();
+            requested_at = target.opens().delegations.now();
             Ok(Compound::on("GETATTR", target.handle()).get_attr(&wanted()))
         };
         let (target, mut results) = self.request("GETATTR", handle).run(make).await?;
@@ -92,7 +92,7 @@ impl V4 {
         let attrs = attr::values(&value!(results, GetAttr)?)?;
         let attr =
             attr::from_values(&attrs).ok_or_else(|| results.protocol_error("the attributes lack type or size"))?;
-        target.opens().store_attributes(target.handle(), &attr, asked);
+        target.opens().store_attributes(target.handle(), &attr, requested_at);
         Ok(DataVersion { change: attrs.change, ..DataVersion::default() }.of(&target.place))
     }
 

@@ -99,7 +99,7 @@ pub(crate) struct OpenAttributes {
     pub attr: Option<Attr>,
     pub change: Option<u64>,
     /// The time of the request.
-    pub asked: EventTime,
+    pub requested_at: EventTime,
 }
 
 /// The locks of an owner in a file.
@@ -421,19 +421,19 @@ impl OpenFile {
             .op(open(opens, access, Openflag4::NoCreate, OpenClaim4::Previous(had)), OPEN_MAX)
             .get_attr(&wanted())
             .once();
-        let asked = opens.delegations.now();
+        let requested_at = opens.delegations.now();
         let mut results = opens.client.run_in_recovery(&compound, deadline).await?;
         results.skip(&[Opnum4::PutFh])?;
         let ok = value!(results, Open)?;
-        self.store_open(opens, ok, access, open_attributes(&mut results, asked)?);
+        self.store_open(opens, ok, access, open_attributes(&mut results, requested_at)?);
         Ok(())
     }
 }
 
 /// Decodes the result of GETATTR after an OPEN.
-pub(super) fn open_attributes(results: &mut Results, asked: EventTime) -> Result<OpenAttributes> {
+pub(super) fn open_attributes(results: &mut Results, requested_at: EventTime) -> Result<OpenAttributes> {
     let attrs = attr::values(&value!(*results, GetAttr)?)?;
-    Ok(OpenAttributes { attr: attr::from_values(&attrs), change: attrs.change, asked })
+    Ok(OpenAttributes { attr: attr::from_values(&attrs), change: attrs.change, requested_at })
 }
 
 /// Returns the attributes that are requested with an OPEN.

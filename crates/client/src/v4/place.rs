@@ -68,7 +68,7 @@ impl Place {
         self.steps.last().map_or(len, |step| len.min(step.peer.write_size))
     }
 
-    /// Returns a verifier that no verifier of another server equals.
+    /// Converts a verifier of this server so that it differs from the verifiers of all other servers.
     pub fn verifier(&self, mut verf: Verifier) -> Verifier {
         for step in &self.steps {
             verf.iter_mut().zip(step.peer.tag).for_each(|(byte, tag)| *byte ^= tag);

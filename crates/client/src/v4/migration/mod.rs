@@ -156,7 +156,7 @@ impl Moves {
     /// Returns the server to which an object has moved and its handle there, if the table has them.
     pub fn known(&self, handle: &Handle) -> Option<(Arc<Peer>, Handle)> {
         let mut table = self.table.lock();
-        if let Some((server, there)) = table.links.there(handle) {
+        if let Some((server, there)) = table.links.remote(handle) {
             return Some((table.peer(|peer| peer.number == server)?, there));
         }
         Some((table.peer(|peer| handle.starts_with(&peer.tag))?, handle.0.slice(TAG..).into()))
@@ -192,7 +192,7 @@ impl Moves {
 
     /// Returns the handle by which callers know an object of another server.
     pub fn name(&self, peer: &Peer, there: &Handle) -> Handle {
-        let here = self.table.lock().links.here(peer.number, there);
+        let here = self.table.lock().links.local(peer.number, there);
         here.unwrap_or_else(|| Bytes::from([&peer.tag[..], there].concat()).into())
     }
 }
