@@ -3,10 +3,9 @@
 //! Waking a sleeping thread costs tens of microseconds; spinning occupies a processor. So a side spins for a limited
 //! time if spinning has helped recently, as the kernel's `haltpoll` does. The decision is based on the duration of each
 //! whole wait. If a wait was short although a thread had to be woken ([`SHORT`]), it would have been much shorter
-//! without that, so the next wait starts with spinning, for twice the time as before. A long wait halves the time. If
-//! spins fail repeatedly, because the peer takes a little longer than the maximum each time, spinning stops for a
-//! number of waits. An idle connection sleeps. No connection spins while more threads want to run than there are
-//! processors.
+//! without that, so the next wait starts with spinning, for twice as long. A long wait halves the time. If spins fail
+//! repeatedly, because the peer takes a little longer than the maximum each time, spinning stops for a number of waits.
+//! An idle connection sleeps. No connection spins while more threads want to run than there are processors.
 
 use std::{
     future::Future,

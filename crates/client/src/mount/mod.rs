@@ -502,8 +502,8 @@ impl Mount {
         Ok((mount, node.handle, Bytes::copy_from_slice(name)))
     }
 
-    /// Returns the object with the given name in a directory of this mount, without following a symbolic link. If the name is a
-    /// referral, returns the root of the file system on the other server, with its mount.
+    /// Returns the object with the given name in a directory of this mount, without following a symbolic link. If the
+    /// name is a referral, returns the root of the file system on the other server, with its mount.
     ///
     /// # Errors
     /// `NotFound`, `NotADirectory`, …, or none of the servers of a referral can be reached.

@@ -337,7 +337,7 @@ impl V4 {
     /// last object.
     ///
     /// # Errors
-    /// The server cannot look up the first name, or does not answer.
+    /// The root of the server cannot be looked up, or the server does not answer.
     pub(crate) async fn lookup_path(&self, names: &[Bytes]) -> Result<(usize, Handle, Attr)> {
         let (mut done, mut at): (usize, Option<(Handle, Attr)>) = (0, None);
         loop {

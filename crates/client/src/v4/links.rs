@@ -28,9 +28,9 @@ pub(crate) struct Link {
 }
 
 impl Links {
-    /// Maps the handle of an object of this server to that of another server. If the number of links without kept ones
-    /// reaches `most`, returns the least recently used ones. The caller [evicts](Self::forget) those of them that are
-    /// not in use.
+    /// Maps the handle of an object of this server to that of another server. If there are now at least `most` links
+    /// plus twice the number of those that were in use at the last eviction, returns the least recently used half. The
+    /// caller [evicts](Self::forget) those of them that are not in use.
     pub fn insert(&mut self, local: &Handle, (server, remote): (u64, &Handle), most: usize) -> Vec<(Handle, Link)> {
         let (local, remote) = (local.detached(), remote.detached());
         self.remove(&local);
