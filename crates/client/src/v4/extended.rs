@@ -32,7 +32,7 @@ pub enum SetXattr {
 }
 
 impl V4 {
-    /// OPEN, READ and CLOSE in one compound: reads up to `count` bytes from the start of the file. If the file is
+    /// Reads up to `count` bytes from the start of the file, by OPEN, READ and CLOSE in one compound. If the file is
     /// already open, only READ is sent.
     ///
     /// # Errors
@@ -333,7 +333,7 @@ impl V4 {
         }
     }
 
-    /// LOOKUP of the names of a path, in few compounds. Returns how many of the names the server could look up, and the
+    /// Looks up the names of a path in few compounds. Returns how many of the names the server could look up, and the
     /// last object.
     ///
     /// # Errors
