@@ -335,7 +335,7 @@ impl<'a> Decoder<'a> {
         match first.position {
             Some(at) if at as usize > position => return self.fixed_opaque(len).map(Rope::from),
             Some(at) if (at as usize) < position => return Err(self.error(DecodeErrorKind::MisplacedPayload)),
-            // RFC 8166 §4.3.2.2: a write chunk that is returned empty was not used, so the item is inline.
+            // RFC 8166 §4.3.2.2: a write chunk that comes back empty was not used; the item is inline.
             None if first.data.is_empty() => {
                 self.payloads = rest;
                 return self.fixed_opaque(len).map(Rope::from);
