@@ -1,26 +1,26 @@
-//! [`Arena`]: small parts of messages, copied together.
+//! [`Arena`]: memory into which small parts of messages are copied.
 //!
-//! It starts small and doubles with what is put into it, so that a busy connection allocates seldom; at
-//! [`rest`](Arena::rest) it forgets that and lets its memory go, so that an idle one holds none.
+//! The size of its blocks doubles with use, so that a busy connection allocates rarely. [`rest`](Arena::rest) frees the
+//! memory and resets the size, so that an idle connection holds no memory.
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-/// Memory that is filled piece by piece, each of which leaves as [`Bytes`].
+/// Memory that is filled one piece after the other. Each finished piece is returned as [`Bytes`].
 #[derive(Debug)]
 pub struct Arena {
     memory: BytesMut,
-    /// Bytes of the next block.
+    /// The size of the next block in bytes.
     next: usize,
     max: usize,
 }
 
 impl Arena {
-    /// An empty arena whose blocks have at most `max` bytes, unless one piece is longer.
+    /// Makes an empty arena. Its blocks have at most `max` bytes, unless one piece is longer.
     pub fn new(max: usize) -> Self {
         Self { memory: BytesMut::new(), next: FIRST.min(max), max }
     }
 
-    /// Makes room for a piece of `len` more bytes, if there is none and no piece has begun; says whether there is.
+    /// Makes room for `len` more bytes, by a new block if no piece has begun. Returns `true` if there is room.
     pub fn make_room(&mut self, len: usize) -> bool {
         if self.memory.capacity() - self.memory.len() >= len {
             return true;
@@ -33,22 +33,22 @@ impl Arena {
         true
     }
 
-    /// Adds to the piece that has begun.
+    /// Appends bytes to the current piece.
     pub fn put(&mut self, bytes: &[u8]) {
         self.memory.put_slice(bytes);
     }
 
-    /// The piece that has begun.
+    /// Returns the current piece.
     pub fn piece(&mut self) -> &mut BytesMut {
         &mut self.memory
     }
 
-    /// Ends the piece.
+    /// Ends the current piece and returns it.
     pub fn take(&mut self) -> Bytes {
         self.memory.split().freeze()
     }
 
-    /// Lets memory go that holds nothing.
+    /// Frees the memory if no piece has begun.
     pub fn rest(&mut self) {
         if self.memory.is_empty() {
             *self = Self::new(self.max);
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_share_blocks_that_grow_and_are_let_go() {
+    fn pieces_share_growing_blocks_and_rest_frees_them() {
         const LENS: [usize; 5] = [400, 1600, 2400, 3600, 20_000];
         let mut arena = Arena::new(8192);
         let mut pieces = Vec::new();
@@ -73,7 +73,7 @@ mod tests {
             pieces.push(arena.take());
         }
         assert!(pieces.iter().zip(LENS).all(|(piece, len)| **piece == vec![len as u8; len]));
-        assert_eq!(pieces[0].as_ptr().wrapping_add(LENS[0]), pieces[1].as_ptr(), "one block");
+        assert_eq!(pieces[0].as_ptr().wrapping_add(LENS[0]), pieces[1].as_ptr(), "both pieces must be in one block");
         arena.make_room(10);
         arena.put(b"begun");
         assert!(!arena.make_room(100_000));

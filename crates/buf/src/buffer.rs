@@ -1,4 +1,4 @@
-//! [`Buffer`]: uniquely owned, always initialised memory.
+//! [`Buffer`]: memory with one owner that is always initialized.
 
 use std::{
     ops::{Deref, DerefMut},
@@ -9,21 +9,21 @@ use bytes::Bytes;
 
 use crate::pool::Chunk;
 
-/// A contiguous, uniquely owned piece of memory, to be filled and then frozen or given back.
+/// Contiguous memory with one owner. It is filled, and then frozen or returned to its pool.
 ///
-/// `len` bytes are visible; up to [`capacity`](Self::capacity) can be made so by
-/// [`set_len`](Self::set_len). All of the capacity is initialised memory at all times, though what
-/// it holds is unspecified: code that shows a buffer to a peer must have written it first.
+/// `len` bytes are visible; [`set_len`](Self::set_len) can make up to [`capacity`](Self::capacity) bytes visible. The
+/// whole capacity is always initialized memory, but its content is unspecified: a byte must be written before a peer
+/// can see it.
 pub struct Buffer {
     storage: Storage,
     len: usize,
-    /// Dropped after the storage: who is told of it finds the memory free.
+    /// Declared after the storage, so that the account is notified when the memory is already free.
     charge: Option<Charge>,
 }
 
-/// Who answers for buffers while they are out.
+/// A counter of buffers in use, which is notified when they return.
 pub trait Account: Send + Sync {
-    /// A [`Buffer`] that was charged to it has gone back to where it came from.
+    /// Called when a [`Buffer`] that was charged to the account has returned to its pool or was freed.
     fn returned(&self);
 }
 
@@ -41,7 +41,7 @@ enum Storage {
 }
 
 impl Buffer {
-    /// A zeroed buffer of `len` bytes from the ordinary heap, of no pool.
+    /// Returns a zeroed buffer of `len` bytes from the heap instead of a pool.
     pub fn zeroed(len: usize) -> Self {
         Self::from(vec![0; len])
     }
@@ -51,7 +51,7 @@ impl Buffer {
         Self { storage: Storage::Pooled(chunk), len, charge: None }
     }
 
-    /// Bytes that the buffer can hold.
+    /// Returns the number of bytes that the buffer can hold.
     pub fn capacity(&self) -> usize {
         match &self.storage {
             Storage::Pooled(chunk) => chunk.capacity(),
@@ -68,12 +68,12 @@ impl Buffer {
         self.len = len;
     }
 
-    /// Has `account` told when this buffer goes back, in place of whom it was charged to before (who is told now).
+    /// Charges the buffer to `account`, which is notified when the buffer returns. The former account is notified now.
     pub fn charge(&mut self, account: Arc<dyn Account>) {
         self.charge = Some(Charge(account));
     }
 
-    /// The visible bytes as shared, immutable memory. No byte is copied.
+    /// Converts the visible bytes to shared, immutable memory, without a copy.
     pub fn freeze(self) -> Bytes {
         if self.len == 0 {
             return Bytes::new();

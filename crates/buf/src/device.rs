@@ -2,26 +2,27 @@
 
 use std::{io, sync::Arc};
 
-/// Memory of a device, such as a GPU: bytes are copied in and out, and there is no reference to them.
+/// Memory of a device, such as a GPU. Its bytes are copied in and out; the processor cannot reference them.
 ///
-/// A transport moves data to and from it directly where it can. Where it cannot, it copies them by these methods.
-/// Either can run at the same time as others, on any thread. What a range holds after two overlapping copies is unspecified.
+/// A transport moves data directly to and from it if it can. Otherwise the transport copies the data with these
+/// methods. They can be called on several threads at the same time. Bytes in two overlapping copies are unspecified
+/// afterwards.
 pub trait DeviceMemory: Send + Sync {
     /// Copies `from` to the bytes from `offset` on.
     ///
     /// # Errors
-    /// Not all of them lie in the memory, or the device fails.
+    /// The bytes are not all inside the memory, or the device fails.
     fn copy_in(&self, offset: usize, from: &[u8]) -> io::Result<()>;
 
     /// Copies the bytes from `offset` on to `into`.
     ///
     /// # Errors
-    /// Not all of them lie in the memory, or the device fails.
+    /// The bytes are not all inside the memory, or the device fails.
     fn copy_out(&self, offset: usize, into: &mut [u8]) -> io::Result<()>;
 }
 
-/// `len` bytes of device memory from `offset`. Cheap to clone; clones name the same bytes, which stay allocated while any
-/// clone lives.
+/// `len` bytes of device memory from `offset`. It is cheap to clone. Clones refer to the same bytes, which stay
+/// allocated while any clone exists.
 #[derive(Clone)]
 pub struct DeviceRange {
     memory: Arc<dyn DeviceMemory>,
@@ -30,7 +31,7 @@ pub struct DeviceRange {
 }
 
 impl DeviceRange {
-    /// `len` bytes of `memory` from `offset`.
+    /// Makes the range of `len` bytes of `memory` from `offset`.
     ///
     /// # Panics
     /// If offset and length overflow.
@@ -39,12 +40,12 @@ impl DeviceRange {
         Self { memory, offset, len }
     }
 
-    /// Bytes.
+    /// Returns the number of bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Returns `true` if the range has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -66,7 +67,7 @@ impl DeviceRange {
     /// The device fails.
     ///
     /// # Panics
-    /// If not all of them lie in the range.
+    /// If the bytes are not all inside the range.
     pub fn copy_in(&self, at: usize, from: &[u8]) -> io::Result<()> {
         self.check(at, from.len());
         self.memory.copy_in(self.offset + at, from)
@@ -78,13 +79,13 @@ impl DeviceRange {
     /// The device fails.
     ///
     /// # Panics
-    /// If not all of them lie in the range.
+    /// If the bytes are not all inside the range.
     pub fn copy_out(&self, at: usize, into: &mut [u8]) -> io::Result<()> {
         self.check(at, into.len());
         self.memory.copy_out(self.offset + at, into)
     }
 
-    /// Whether both begin with the same byte of the same memory.
+    /// Returns `true` if both ranges begin with the same byte of the same memory.
     pub(crate) fn starts_with(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.memory, &other.memory) && self.offset == other.offset
     }

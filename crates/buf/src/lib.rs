@@ -1,29 +1,30 @@
-//! Memory that moves: buffers, pools of them, and gather lists.
+//! Buffers, pools of buffers, and gather lists.
 //!
-//! Every layer passes file data as these types, so that a byte is written once, where it is
-//! wanted, and never copied between layers.
+//! All layers pass file data in these types. A byte is written once, to its final place, and is not copied between
+//! layers.
 //!
-//! - [`Buffer`]: memory with one owner, to be filled. It *moves* into an operation (a receive, an
-//!   RDMA Read, a client's read) and comes home with its completion.
-//! - [`Region`]: memory as operations take it: a [`Buffer`], or memory of a device ([`DeviceMemory`]), which is copied in and
-//!   out but never looked at. [`SharedRegion`] is its form while a message shows it.
-//! - [`bytes::Bytes`]: memory that is shared and immutable. [`Buffer::freeze`] makes one without a
-//!   copy; its storage returns to its pool when the last clone is dropped.
-//! - [`Pool`]: where buffers come from. Its memory is page-aligned and allocated in large slabs. A provider registers
-//!   each [`Slab`] once with its adapter or with a peer on the same host, and keeps it mapped by its `Arc`;
-//!   [`Pool::trim`] unmaps others that are no longer used.
-//! - [`Rope`]: a gather list of [`Piece`]s: memory, a range of an open file that a socket can
-//!   send without its bytes passing through user memory, memory of a peer on this host, or device memory.
-//! - [`SendQueue`] and [`RecvStage`]: ropes to and from a stream socket, with few system calls.
-//! - [`Spin`]: whether a driver that has nothing to do looks again at once or sleeps.
+//! - [`Buffer`]: memory with one owner, which an operation fills. It *moves* into the operation (a receive, an RDMA
+//!   Read, a client's read) and returns with its completion.
+//! - [`Region`]: the memory that an operation fills: a [`Buffer`], or memory of a device ([`DeviceMemory`]), whose
+//!   bytes are copied in and out but cannot be referenced. [`SharedRegion`] is a region while a message refers to its
+//!   bytes.
+//! - [`bytes::Bytes`]: memory that is shared and immutable. [`Buffer::freeze`] makes one without a copy. Its storage
+//!   returns to its pool when the last clone is dropped.
+//! - [`Pool`]: the source of buffers. Its memory is page-aligned and allocated in large slabs. A provider registers
+//!   each [`Slab`] once with its adapter or with a peer on the same host, and keeps it mapped by its `Arc`.
+//!   [`Pool::trim`] unmaps slabs that are not in use any more.
+//! - [`Rope`]: a gather list of [`Piece`]s: memory, a range of an open file that a socket can send without copying it
+//!   through user memory, memory of a peer on this host, or device memory.
+//! - [`SendQueue`] and [`RecvStage`]: send and receive ropes over a stream socket, with few system calls.
+//! - [`Spin`]: decides whether an idle driver polls again or sleeps.
 //!
-//! On error nothing is lost: an operation that fails gives its buffer back.
+//! An operation that fails returns its buffer with the error.
 
 mod arena;
 mod buffer;
-mod crowd;
 mod device;
 mod heap;
+mod overload;
 mod peer;
 mod pool;
 mod region;

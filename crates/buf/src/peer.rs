@@ -2,11 +2,11 @@
 
 use std::{any::Any, ptr::NonNull, sync::Arc};
 
-/// Bytes in memory that is shared with a peer, to be copied from or written to a file, and never to be looked at.
+/// Bytes in memory that is shared with a peer. They can be copied, or written to a file, but not referenced.
 ///
-/// The peer may change them between any two instructions, so that there can be no `&[u8]` of them, and nothing that was
-/// checked in place stays true: bulk data can travel so, what is parsed has to be [copied](Self::copy_to) first. Cheap to
-/// clone; the memory stays mapped, and whatever `keeper` stands for, while any clone lives.
+/// The peer can change them between any two instructions. Therefore there can be no `&[u8]` of them, and a check of
+/// them in place proves nothing: use this type for bulk data, and [copy](Self::copy_to) data before parsing them. It is
+/// cheap to clone. The memory stays mapped, and `keeper` exists, while any clone exists.
 #[derive(Clone)]
 pub struct PeerBytes {
     start: NonNull<u8>,
@@ -14,8 +14,8 @@ pub struct PeerBytes {
     _keeper: Arc<dyn Any + Send + Sync>,
 }
 
-// SAFETY: an address range and its keeper, which may move; the memory is accessed by copies alone, which are as right or
-// wrong from one thread as from another, since the peer can write at any time in any case.
+// SAFETY: this is an address range and its keeper, which may move between threads. The memory is accessed only by
+// copies, which are as correct from one thread as from another, because the peer can write at any time in any case.
 #[expect(unsafe_code)]
 unsafe impl Send for PeerBytes {}
 // SAFETY: as above.
@@ -23,26 +23,27 @@ unsafe impl Send for PeerBytes {}
 unsafe impl Sync for PeerBytes {}
 
 impl PeerBytes {
-    /// `len` bytes at `start`.
+    /// Makes the range of `len` bytes at `start`.
     ///
     /// # Safety
-    /// They are mapped for reading while `keeper` lives, in memory that no reference of this process refers to.
+    /// The bytes must be mapped for reading while `keeper` exists, in memory to which no reference of this process
+    /// refers.
     #[expect(unsafe_code)]
     pub unsafe fn new(keeper: Arc<dyn Any + Send + Sync>, start: NonNull<u8>, len: usize) -> Self {
         Self { start, len, _keeper: keeper }
     }
 
-    /// Bytes.
+    /// Returns the number of bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Returns `true` if the range has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Where they are, for a system call.
+    /// Returns the address of the first byte, for a system call.
     pub fn as_ptr(&self) -> *const u8 {
         self.start.as_ptr()
     }
@@ -54,17 +55,18 @@ impl PeerBytes {
     pub fn split_to(&mut self, at: usize) -> Self {
         assert!(at <= self.len);
         let head = Self { len: at, ..self.clone() };
-        // SAFETY: not beyond the end of the range.
+        // SAFETY: the address is not beyond the end of the range.
         #[expect(unsafe_code)]
         let rest = unsafe { self.start.add(at) };
         (self.start, self.len) = (rest, self.len - at);
         head
     }
 
-    /// Copies them, as they are now, into `into`, which must be of their length.
+    /// Copies the bytes, as they are now, to `into`, which must have the same length.
     pub fn copy_to(&self, into: &mut [u8]) {
         assert_eq!(into.len(), self.len);
-        // SAFETY: mapped while the keeper lives, as `new` was promised; `into` is of this process and so no part of it.
+        // SAFETY: the bytes are mapped while the keeper exists, as the caller of `new` has promised. `into` is not part
+        // of that memory, because references of this process do not refer to it.
         #[expect(unsafe_code)]
         unsafe {
             self.start.copy_to_nonoverlapping(NonNull::from(&mut *into).cast(), self.len);
@@ -84,10 +86,10 @@ mod tests {
     use crate::{Piece, Rope};
 
     #[test]
-    fn peers_bytes_are_cut_and_copied_like_others_and_keep_their_memory() {
+    fn peer_bytes_are_sliced_and_copied_and_keep_their_memory() {
         let memory: Arc<Vec<u8>> = Arc::new((0..100).collect());
         let start = NonNull::new(memory.as_ptr().cast_mut()).unwrap();
-        // SAFETY: it is kept by itself, and only read.
+        // SAFETY: the memory is its own keeper, and is only read.
         #[expect(unsafe_code)]
         let bytes = unsafe { PeerBytes::new(memory.clone(), start, 100) };
         let mut rope = Rope::from(bytes::Bytes::from_static(b"in front"));

@@ -1,8 +1,8 @@
-//! [`Pool`]: page-aligned slabs cut into buffers of a few sizes.
+//! [`Pool`]: page-aligned slabs that are cut into buffers of fixed sizes.
 //!
-//! Sizes are powers of two from 4 KiB to 2 MiB; a larger request is served from the heap. A slab is
-//! mapped when a size runs out. [`Pool::trim`], called at intervals, unmaps what a burst has left behind; taking a buffer
-//! and giving it back never does.
+//! The sizes are powers of two from 4 KiB to 2 MiB. Larger buffers are allocated from the heap. A slab is mapped when
+//! no buffer of a size is free. Taking and returning buffers unmaps nothing; [`Pool::trim`], called periodically,
+//! unmaps slabs that are free after a burst.
 
 use std::{
     cmp::Reverse,
@@ -14,15 +14,16 @@ use parking_lot::Mutex;
 
 use crate::{Buffer, Slab};
 
-/// How a [`Pool`] behaves.
+/// The options of a [`Pool`].
 #[derive(Clone, Debug)]
 pub struct PoolOptions {
-    /// Bytes mapped at a time; at least one buffer of the size asked for.
+    /// Bytes mapped at a time, rounded up to at least one buffer of the requested size.
     pub slab_bytes: usize,
-    /// Map sealed memfds that a peer on this host can map, too ([`Slab::fd`](crate::Slab::fd)), instead of private memory.
+    /// Set to map sealed memfds, which a peer on this host can map too ([`Slab::fd`](crate::Slab::fd)), instead of
+    /// private memory.
     pub shared: bool,
-    /// Ask the kernel for huge pages where it has them: fewer faults and misses under bulk data, more memory
-    /// for a pool that is used little.
+    /// Set to ask the kernel for huge pages if it has them. Bulk data then cause fewer page faults and TLB misses; a
+    /// pool that is used little needs more memory.
     pub huge_pages: bool,
 }
 
@@ -32,52 +33,52 @@ impl Default for PoolOptions {
     }
 }
 
-/// What a [`Pool`] holds, in bytes.
+/// The memory of a [`Pool`], in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PoolStats {
-    /// Mapped from the system.
+    /// Bytes mapped from the system.
     pub mapped: usize,
-    /// Of these, now free.
+    /// The part of `mapped` that is free now.
     pub free: usize,
 }
 
-/// A source of [`Buffer`]s, cheap to clone and to share among threads.
+/// A source of [`Buffer`]s. It is cheap to clone and to share among threads.
 #[derive(Clone)]
 pub struct Pool(Arc<Inner>);
 
 struct Inner {
     options: PoolOptions,
-    /// If it is shared: the one beside it that is not.
+    /// For a shared pool: the pool of private memory.
     private: OnceLock<Pool>,
     classes: [Mutex<Class>; CLASSES],
 }
 
 #[derive(Default)]
 struct Class {
-    /// A stack: the block freed last is handed out first.
+    /// The free blocks. It is a stack, so that the block freed last is reused first.
     free: Vec<Block>,
-    /// All of one size, in the order of their addresses.
+    /// The slabs, all of one size, sorted by address.
     slabs: Vec<Arc<Slab>>,
-    /// The fewest free blocks there have been since the last trim.
+    /// The minimum number of free blocks since the last trim.
     low: usize,
 }
 
-/// One block of a slab: `CLASS_MIN << class` bytes.
+/// A block of a slab: `CLASS_MIN << class` bytes.
 struct Block(NonNull<u8>);
 
-// SAFETY: a `Block` is the only reference to its memory (it is cut once from its slab, and moves
-// between the free list and one `Chunk`), and plain memory has no thread affinity.
+// SAFETY: a `Block` is the only reference to its memory (it is cut once from its slab, and moves between the free list
+// and one `Chunk`), and plain memory has no thread affinity.
 #[expect(unsafe_code)]
 unsafe impl Send for Block {}
-// SAFETY: `&Block` gives no access but the address; see `Chunk` for the memory itself.
+// SAFETY: `&Block` gives access only to the address; see `Chunk` for the memory itself.
 #[expect(unsafe_code)]
 unsafe impl Sync for Block {}
 
-/// A block that is out with a [`Buffer`]; goes back on drop.
+/// A block that a [`Buffer`] owns. It returns to the free list when it is dropped.
 pub(crate) struct Chunk {
     block: NonNull<u8>,
     class: usize,
-    home: Arc<Inner>,
+    pool: Arc<Inner>,
 }
 
 // SAFETY: as for `Block`; `&Chunk` only reads, `&mut Chunk` is exclusive.
@@ -88,12 +89,12 @@ unsafe impl Send for Chunk {}
 unsafe impl Sync for Chunk {}
 
 impl Pool {
-    /// An empty pool; memory is mapped when first asked for.
+    /// Makes an empty pool. It maps memory when a buffer is first taken.
     pub fn new(options: PoolOptions) -> Self {
         Self(Arc::new(Inner { options, private: OnceLock::new(), classes: Default::default() }))
     }
 
-    /// A buffer of `len` visible bytes, page-aligned up to 2 MiB. Its content is unspecified.
+    /// Returns a buffer of `len` visible bytes with unspecified content. It is page-aligned if it has at most 2 MiB.
     pub fn take(&self, len: usize) -> Buffer {
         let Some(class) = class_of(len) else { return Buffer::zeroed(len) };
         let block = {
@@ -101,15 +102,15 @@ impl Pool {
             if entry.free.is_empty() {
                 entry.grow(class, &self.0.options);
             }
-            let block = entry.free.pop().expect("grow adds a block");
+            let block = entry.free.pop().expect("grow must add a block");
             entry.low = entry.low.min(entry.free.len());
             block
         };
-        Buffer::from_chunk(Chunk { block: block.0, class, home: self.0.clone() }, len)
+        Buffer::from_chunk(Chunk { block: block.0, class, pool: self.0.clone() }, len)
     }
 
-    /// A pool whose memory no peer can map: this one, unless it is [shared](PoolOptions::shared). What is parsed belongs
-    /// there, so that it stays what it was when it was checked.
+    /// Returns a pool whose memory no peer can map: this one, unless it is [shared](PoolOptions::shared). Data to be
+    /// parsed must be in such memory, so that they do not change after they were checked.
     pub fn private(&self) -> &Pool {
         if !self.0.options.shared {
             return self;
@@ -117,23 +118,24 @@ impl Pool {
         self.0.private.get_or_init(|| Pool::new(PoolOptions { shared: false, ..self.0.options.clone() }))
     }
 
-    /// Unmaps whole slabs that are free, as far as their memory has not been needed since the last call; returns how many
-    /// bytes. To be called at intervals, such as every ten seconds, by a thread that may wait for the kernel.
+    /// Unmaps whole slabs that are free, up to the amount of memory that was not needed since the last call. Returns
+    /// the number of bytes. It should be called periodically, for example every ten seconds, by a thread that may block
+    /// in the kernel.
     ///
-    /// A load that needs the same memory again within the interval keeps it. So does whoever holds an `Arc` of a slab: a
-    /// slab that is registered with an adapter, or was passed to a peer, stays. One slab of each size stays, too, so that
-    /// a few calls now and then map nothing.
+    /// A load that needs the same memory again within the interval keeps it. A slab of which others hold an `Arc` stays
+    /// mapped, because it is registered with an adapter or was passed to a peer. One slab of each size stays mapped
+    /// too, so that occasional calls need not map memory.
     pub fn trim(&self) -> usize {
         let mut bytes = self.0.private.get().map_or(0, Pool::trim);
         for (class, entry) in self.0.classes.iter().enumerate() {
-            // Unmapped when the lock is free again.
+            // The slabs are unmapped when they are dropped, after the lock was released.
             let slabs = entry.lock().trim(class);
             bytes += slabs.iter().map(|slab| slab.len()).sum::<usize>();
         }
         bytes
     }
 
-    /// What the pool holds now.
+    /// Returns the amounts of mapped and free memory.
     pub fn stats(&self) -> PoolStats {
         let mut stats = PoolStats::default();
         for (class, entry) in self.0.classes.iter().enumerate() {
@@ -161,8 +163,8 @@ impl Class {
     fn grow(&mut self, class: usize, options: &PoolOptions) {
         let size = CLASS_MIN << class;
         let slab = Slab::map(options.slab_bytes.next_multiple_of(size).max(size), options);
-        let start = NonNull::new(slab.base()).expect("a mapping is not at null");
-        // Last address first, so that blocks are handed out in ascending order.
+        let start = NonNull::new(slab.base()).expect("a mapping must not be at address zero");
+        // Push the last address first, so that blocks are taken in ascending order.
         for offset in (0..slab.len()).step_by(size).rev() {
             // SAFETY: offset < slab.len(), so the address is inside the mapping.
             #[expect(unsafe_code)]
@@ -173,7 +175,7 @@ impl Class {
         self.slabs.insert(after, slab);
     }
 
-    /// Takes out slabs that are free, of together no more blocks than were free at all times since the last call.
+    /// Removes and returns free slabs. Their blocks are at most as many as were free at all times since the last call.
     fn trim(&mut self, class: usize) -> Vec<Arc<Slab>> {
         let mut unused = std::mem::replace(&mut self.low, self.free.len());
         let Some(blocks) = self.slabs.first().map(|slab| slab.len() / (CLASS_MIN << class)) else { return Vec::new() };
@@ -181,7 +183,7 @@ impl Class {
         if unused < blocks || self.slabs.len() == 1 {
             return released;
         }
-        // Buffers come from low addresses first from now on, so that the slabs at high ones run empty.
+        // Take buffers from low addresses first from now on, so that the slabs at high addresses become free.
         self.free.sort_unstable_by_key(|block| Reverse(block.0));
         let mut start = 0;
         for index in (0..self.slabs.len()).rev() {
@@ -189,7 +191,7 @@ impl Class {
             let count = self.free[start..].partition_point(|block| block.0.as_ptr() >= base);
             start += count;
             let is_free = count == blocks && unused >= blocks && self.slabs.len() > 1;
-            // Nobody can get hold of a slab of which no buffer is out.
+            // All blocks of the slab are free, and the lock is held, so no new reference to it can be made.
             if is_free && Arc::strong_count(&self.slabs[index]) == 1 {
                 released.push(self.slabs.remove(index));
                 unused -= blocks;
@@ -200,7 +202,7 @@ impl Class {
         released
     }
 
-    /// Takes the blocks of `released` off the free list. Both are in descending order.
+    /// Removes the blocks of `released` from the free list. Both are in descending order.
     fn forget_blocks(&mut self, mut released: &[Arc<Slab>]) {
         if released.is_empty() {
             return;
@@ -224,8 +226,8 @@ impl Chunk {
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
-        // SAFETY: the block is `capacity` bytes of zero-initialised mapped memory, owned by this
-        // chunk alone; the slab outlives it through `home`.
+        // SAFETY: the block is `capacity` bytes of zero-initialised mapped memory, owned by this chunk alone; the slab
+        // outlives it through `pool`.
         #[expect(unsafe_code)]
         unsafe {
             std::slice::from_raw_parts(self.block.as_ptr(), self.capacity())
@@ -243,7 +245,7 @@ impl Chunk {
 
 impl Drop for Chunk {
     fn drop(&mut self) {
-        self.home.classes[self.class].lock().free.push(Block(self.block));
+        self.pool.classes[self.class].lock().free.push(Block(self.block));
     }
 }
 
@@ -261,20 +263,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_buffer_comes_back_to_its_pool_even_when_frozen_and_shared() {
+    fn frozen_buffer_returns_to_its_pool_with_the_last_clone() {
         let pool = Pool::default();
         let frozen = pool.take(100).freeze();
         let clone = frozen.slice(10..20);
         let mapped = pool.stats().mapped;
         assert_eq!(pool.stats().free, mapped - 4096);
         drop(frozen);
-        assert_eq!(pool.stats().free, mapped - 4096, "a slice still holds it");
+        assert_eq!(pool.stats().free, mapped - 4096, "the slice must keep the buffer");
         drop(clone);
         assert_eq!(pool.stats().free, mapped);
     }
 
     #[test]
-    fn sizes_round_up_to_a_class_and_beyond_the_last_come_from_the_heap() {
+    fn sizes_are_rounded_up_and_large_buffers_are_from_the_heap() {
         let pool = Pool::default();
         assert_eq!(pool.take(0).capacity(), 4096);
         assert_eq!(pool.take(4097).capacity(), 8192);
@@ -284,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn beside_a_shared_pool_is_one_that_no_peer_maps() {
+    fn shared_pool_has_a_private_pool() {
         let pool = Pool::new(PoolOptions { shared: true, ..PoolOptions::default() });
         let is_shared = |pool: &Pool| Slab::of(&pool.take(1)).unwrap().0.fd().is_some();
         assert!(is_shared(&pool) && !is_shared(pool.private()));
@@ -302,14 +304,14 @@ mod tests {
     }
 
     #[test]
-    fn slabs_of_a_burst_are_unmapped_by_the_second_trim() {
+    fn second_trim_unmaps_the_slabs_of_a_burst() {
         let pool = small_slabs();
         let burst = take(&pool, 160);
         let slabs: Vec<_> = burst.iter().map(|buffer| Arc::downgrade(&Slab::of(buffer).unwrap().0)).collect();
         drop(burst);
-        assert_eq!((pool.trim(), pool.stats().mapped), (0, 10 * SLAB), "it was needed a moment ago");
+        assert_eq!((pool.trim(), pool.stats().mapped), (0, 10 * SLAB), "memory used since the last trim must stay");
         assert_eq!((pool.trim(), pool.stats().mapped), (9 * SLAB, SLAB));
-        assert_eq!(slabs.iter().filter(|slab| slab.strong_count() > 0).count(), 16, "the blocks of one slab");
+        assert_eq!(slabs.iter().filter(|slab| slab.strong_count() > 0).count(), 16, "one slab must stay");
         assert_eq!((pool.trim(), pool.stats()), (0, PoolStats { mapped: SLAB, free: SLAB }));
         let again = take(&pool, 160);
         assert_eq!(pool.stats(), PoolStats { mapped: 10 * SLAB, free: 0 });
@@ -317,20 +319,20 @@ mod tests {
     }
 
     #[test]
-    fn a_steady_load_keeps_its_slabs() {
+    fn steady_load_keeps_its_slabs() {
         let pool = small_slabs();
         drop(take(&pool, 320));
         pool.trim();
         for round in 0..10 {
             drop(take(&pool, 160));
             pool.trim();
-            // What the burst took beyond the load has gone at once, and nothing after it.
+            // The first trim has unmapped the slabs that only the burst needed; later trims must unmap nothing.
             assert_eq!(pool.stats().mapped, 10 * SLAB, "round {round}");
         }
     }
 
     #[test]
-    fn slabs_with_a_buffer_out_or_held_by_others_stay() {
+    fn slabs_in_use_or_held_stay_mapped() {
         let pool = small_slabs();
         let mut burst = take(&pool, 160);
         let kept = burst.swap_remove(40);
@@ -341,7 +343,7 @@ mod tests {
         pool.trim();
         let mapped = pool.stats().mapped;
         assert!((2 * SLAB..=3 * SLAB).contains(&mapped), "{mapped}");
-        let (slab, _) = Slab::of(&kept).expect("its slab is mapped");
+        let (slab, _) = Slab::of(&kept).expect("the slab of a buffer in use must be mapped");
         assert_ne!(slab.id(), registered.id());
         drop((registered, slab, kept));
         pool.trim();
@@ -350,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn the_private_pool_beside_a_shared_one_is_trimmed_with_it() {
+    fn trim_includes_the_private_pool() {
         let pool = Pool::new(PoolOptions { shared: true, slab_bytes: SLAB, ..PoolOptions::default() });
         drop((take(&pool, 160), take(pool.private(), 160)));
         pool.trim();
@@ -358,21 +360,21 @@ mod tests {
         assert_eq!((pool.stats().mapped, pool.private().stats().mapped), (SLAB, SLAB));
     }
 
-    /// Buffers that are out when a trim sorts the free list come back to where they belong.
+    /// Blocks that are in use while a trim sorts the free list must return to the right slab.
     #[test]
-    fn a_load_that_shrinks_gathers_in_few_slabs() {
+    fn shrinking_load_concentrates_in_few_slabs() {
         let pool = small_slabs();
         let burst = take(&pool, 160);
-        // One of each slab stays out, until others have taken its place.
+        // One buffer of each slab stays in use until others have replaced it.
         let scattered: Vec<_> = burst.into_iter().step_by(16).collect();
         pool.trim();
         pool.trim();
-        assert_eq!(pool.stats().mapped, 10 * SLAB, "there is something in each");
+        assert_eq!(pool.stats().mapped, 10 * SLAB, "each slab must have a buffer in use");
         let moved = take(&pool, scattered.len());
         drop(scattered);
         pool.trim();
         pool.trim();
-        assert_eq!(pool.stats().mapped, SLAB, "ten blocks are in one slab");
+        assert_eq!(pool.stats().mapped, SLAB, "ten blocks must fit in one slab");
         drop(moved);
     }
 

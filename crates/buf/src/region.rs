@@ -1,4 +1,4 @@
-//! [`Region`]: memory that an operation fills, of the host or of a device.
+//! [`Region`]: host or device memory that an operation fills.
 
 use std::{io, sync::Arc};
 
@@ -6,11 +6,11 @@ use bytes::Bytes;
 
 use crate::{Buffer, DeviceRange, Piece, Rope};
 
-/// Contiguous memory with one owner, which moves into the operation that fills it and returns with its completion.
+/// Contiguous memory with one owner. It moves into the operation that fills it and returns with its completion.
 ///
-/// It need not be memory that this process can look at, so there is no `Deref` to bytes: [`as_host`](Self::as_host)
-/// yields them where it is, and [`copy_in`](Self::copy_in) and [`copy_out`](Self::copy_out) work in any case. What only
-/// passes a region on does not ask for its kind.
+/// This process may be unable to reference the memory, so there is no `Deref` to bytes. [`as_host`](Self::as_host)
+/// returns the buffer of host memory; [`copy_in`](Self::copy_in) and [`copy_out`](Self::copy_out) work for both kinds.
+/// Code that only passes a region on need not know its kind.
 ///
 /// ```
 /// # use buf::{Buffer, Region};
@@ -26,12 +26,12 @@ pub struct Region(Kind);
 #[derive(Debug)]
 enum Kind {
     Host(Buffer),
-    /// The range, and how many of its bytes are visible.
+    /// The range, and the number of its bytes that are visible.
     Device(DeviceRange, usize),
 }
 
 impl Region {
-    /// Visible bytes.
+    /// Returns the number of visible bytes.
     pub fn len(&self) -> usize {
         match &self.0 {
             Kind::Host(buffer) => buffer.len(),
@@ -39,7 +39,7 @@ impl Region {
         }
     }
 
-    /// Whether no bytes are visible.
+    /// Returns `true` if no bytes are visible.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -47,7 +47,7 @@ impl Region {
     /// Makes exactly the first `len` bytes visible.
     ///
     /// # Panics
-    /// If the memory has fewer.
+    /// If the memory has fewer bytes.
     pub fn set_len(&mut self, len: usize) {
         match &mut self.0 {
             Kind::Host(buffer) => buffer.set_len(len),
@@ -58,7 +58,7 @@ impl Region {
         }
     }
 
-    /// The buffer, if it is host memory.
+    /// Returns the buffer, if this is host memory.
     pub fn as_host(&self) -> Option<&Buffer> {
         match &self.0 {
             Kind::Host(buffer) => Some(buffer),
@@ -66,7 +66,7 @@ impl Region {
         }
     }
 
-    /// The buffer, if it is host memory.
+    /// Returns the buffer, if this is host memory.
     pub fn as_host_mut(&mut self) -> Option<&mut Buffer> {
         match &mut self.0 {
             Kind::Host(buffer) => Some(buffer),
@@ -77,10 +77,10 @@ impl Region {
     /// Copies `from` to the visible bytes from `at` on.
     ///
     /// # Errors
-    /// The device fails; never for host memory.
+    /// The device fails. Host memory does not fail.
     ///
     /// # Panics
-    /// If not all of them are visible.
+    /// If the bytes are not all visible.
     pub fn copy_in(&mut self, at: usize, from: &[u8]) -> io::Result<()> {
         match &mut self.0 {
             Kind::Host(buffer) => buffer[at..][..from.len()].copy_from_slice(from),
@@ -92,10 +92,10 @@ impl Region {
     /// Copies the visible bytes from `at` on to `into`.
     ///
     /// # Errors
-    /// The device fails; never for host memory.
+    /// The device fails. Host memory does not fail.
     ///
     /// # Panics
-    /// If not all of them are visible.
+    /// If the bytes are not all visible.
     pub fn copy_out(&self, at: usize, into: &mut [u8]) -> io::Result<()> {
         match &self.0 {
             Kind::Host(buffer) => into.copy_from_slice(&buffer[at..][..into.len()]),
@@ -111,7 +111,7 @@ impl From<Buffer> for Region {
     }
 }
 
-/// All of the range. Its clones are not to be used while an operation fills it.
+/// Converts the whole range. Its clones must not be used while an operation fills it.
 impl From<DeviceRange> for Region {
     fn from(range: DeviceRange) -> Self {
         let len = range.len();
@@ -119,7 +119,7 @@ impl From<DeviceRange> for Region {
     }
 }
 
-/// The visible bytes, to be sent. Nothing is copied.
+/// Converts the visible bytes without a copy, to send them.
 impl From<Region> for Rope {
     fn from(region: Region) -> Self {
         match region.0 {
@@ -129,7 +129,7 @@ impl From<Region> for Rope {
     }
 }
 
-/// The buffer, if it is host memory; else the region comes back.
+/// Returns the buffer of host memory; returns the region as the error if it is device memory.
 impl TryFrom<Region> for Buffer {
     type Error = Region;
 
@@ -141,10 +141,10 @@ impl TryFrom<Region> for Buffer {
     }
 }
 
-/// A filled [`Region`] that is read as a [`Piece`] and can become a `Region` again.
+/// A filled [`Region`] whose bytes can be read as a [`Piece`], and which can be converted back.
 ///
-/// A transport that has placed a reply's payload in the caller's own region shows it in the message this way, and the
-/// caller takes the region back when the message has been read.
+/// A transport that has placed the payload of a reply in the caller's region returns the data in the message as such a
+/// piece. The caller gets the region back when the message has been decoded.
 #[derive(Clone, Debug)]
 pub struct SharedRegion(Shared);
 
@@ -155,10 +155,10 @@ enum Shared {
 }
 
 impl SharedRegion {
-    /// The first `len` bytes. Nothing is copied.
+    /// Returns the first `len` bytes without a copy.
     ///
     /// # Panics
-    /// If fewer are visible.
+    /// If fewer bytes are visible.
     pub fn piece(&self, len: usize) -> Piece {
         match &self.0 {
             Shared::Host(buffer) if buffer.is_empty() => Piece::Memory(Bytes::new().slice(..len)),
@@ -167,7 +167,8 @@ impl SharedRegion {
         }
     }
 
-    /// Whether `data` are the first bytes of it themselves, so that a transport has placed them.
+    /// Returns `true` if `data` starts with the first byte of this region itself, so a transport has placed the data
+    /// there.
     pub fn holds(&self, data: &Rope) -> bool {
         match (&self.0, data.pieces()) {
             (Shared::Host(buffer), [Piece::Memory(bytes)]) => bytes.as_ptr() == buffer.as_ptr(),
@@ -176,26 +177,26 @@ impl SharedRegion {
         }
     }
 
-    /// The region, once nothing else refers to it.
+    /// Converts back to the region, if nothing else refers to its bytes.
     ///
     /// # Errors
-    /// Bytes of it are still held.
+    /// Returns itself if pieces of its bytes exist.
     pub fn into_region(self) -> Result<Region, Self> {
         match self.0 {
             Shared::Host(buffer) => {
                 let unshared = Arc::try_unwrap(buffer);
                 unshared.map(Region::from).map_err(|buffer| Self(Shared::Host(buffer)))
             }
-            // Whoever holds a piece of it holds a name, no reference.
+            // Pieces of device memory are not references, so they do not prevent this.
             Shared::Device(range, len) => Ok(Region(Kind::Device(range, len))),
         }
     }
 
-    /// The region, or a copy of it while bytes of it are held.
+    /// Converts back to the region, or copies it if pieces of its bytes exist.
     pub fn into_region_or_copy(self) -> Region {
         self.into_region().unwrap_or_else(|shared| match shared.0 {
             Shared::Host(buffer) => Buffer::from(buffer.to_vec()).into(),
-            Shared::Device(..) => unreachable!("it is never held"),
+            Shared::Device(..) => unreachable!("device memory must always be convertible"),
         })
     }
 }
@@ -209,7 +210,7 @@ impl From<Region> for SharedRegion {
     }
 }
 
-/// What [`Bytes`] refer to.
+/// The owner of the memory to which [`Bytes`] refer.
 struct HostBytes(Arc<Buffer>);
 
 impl AsRef<[u8]> for HostBytes {
@@ -244,7 +245,7 @@ mod tests {
         }
     }
 
-    /// A region of each kind, of ten bytes of which eight are visible.
+    /// Returns a region of each kind with ten bytes, of which eight are visible.
     fn regions() -> [Region; 2] {
         let device = Arc::new(Device(Mutex::new(vec![0; 12])));
         [Region::from(Buffer::zeroed(10)), DeviceRange::new(device, 2, 10).into()].map(|mut region| {
@@ -260,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_copied_in_and_out_of_what_is_visible() {
+    fn visible_bytes_are_copied_in_and_out() {
         for mut region in regions() {
             region.copy_in(3, b"data").unwrap();
             assert_eq!(content(&region), b"\0\0\0data\0");
@@ -273,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_that_is_not_visible_is_reached() {
+    fn copies_beyond_the_visible_bytes_panic() {
         let panics =
             |attempt: &mut dyn FnMut()| std::panic::catch_unwind(std::panic::AssertUnwindSafe(attempt)).is_err();
         for mut region in regions() {
@@ -287,13 +288,13 @@ mod tests {
     }
 
     #[test]
-    fn a_shared_region_knows_its_own_bytes_and_comes_back() {
+    fn shared_region_recognizes_its_bytes_and_is_converted_back() {
         for region in regions() {
             let len = region.len();
             let shared = SharedRegion::from(region);
             let data = Rope::from(shared.piece(5));
             assert!(shared.holds(&data) && shared.holds(&data.slice(0, 1)));
-            assert!(!shared.holds(&data.slice(1, 2)), "not its first bytes");
+            assert!(!shared.holds(&data.slice(1, 2)), "bytes that are not the first must not match");
             let mut others = regions().into_iter().map(SharedRegion::from);
             assert!(others.all(|other| !other.holds(&data)) && !shared.holds(&Rope::new()));
             drop(data);
@@ -302,19 +303,19 @@ mod tests {
     }
 
     #[test]
-    fn host_memory_of_which_bytes_are_held_is_copied() {
+    fn host_memory_with_pieces_is_copied() {
         let [host, _] = regions();
         let at = host.as_host().unwrap().as_ptr();
         let shared = SharedRegion::from(host);
         let piece = shared.piece(8);
-        let shared = shared.into_region().expect_err("its bytes are held");
+        let shared = shared.into_region().expect_err("conversion must fail while a piece exists");
         assert_ne!(shared.clone().into_region_or_copy().as_host().unwrap().as_ptr(), at);
         drop(piece);
         assert_eq!(shared.into_region_or_copy().as_host().unwrap().as_ptr(), at);
     }
 
     #[test]
-    fn a_socket_takes_a_copy_of_device_memory() {
+    fn device_memory_is_copied_for_a_socket() {
         let [_, mut device] = regions();
         device.copy_in(0, b"on a GPU").unwrap();
         let (tx, rx) = std::os::unix::net::UnixStream::pair().unwrap();

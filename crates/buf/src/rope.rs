@@ -27,19 +27,19 @@ pub enum Piece {
 
 /// `len` bytes of `file` from `offset`.
 ///
-/// The range was inside the file when the piece was made. If the file has shrunk since, what is
-/// missing reads as zeros: the length is a promise already made to the peer.
+/// The range was inside the file when the piece was made. If the file has shrunk since then, the missing bytes read as
+/// zeros, because the length has already been sent to the peer.
 #[derive(Clone, Debug)]
 pub struct FileRange {
     /// The open file.
     pub file: Arc<File>,
-    /// First byte.
+    /// The offset of the first byte.
     pub offset: u64,
-    /// Bytes.
+    /// The number of bytes.
     pub len: usize,
 }
 
-/// A sequence of bytes, held as a list of pieces. Cheap to clone and to slice.
+/// A sequence of bytes as a list of pieces. It is cheap to clone and to slice.
 #[derive(Clone, Debug, Default)]
 pub struct Rope {
     pieces: SmallVec<[Piece; 1]>,
@@ -47,7 +47,7 @@ pub struct Rope {
 }
 
 impl Piece {
-    /// Bytes in the piece.
+    /// Returns the number of bytes.
     pub fn len(&self) -> usize {
         match self {
             Piece::Memory(bytes) => bytes.len(),
@@ -57,15 +57,15 @@ impl Piece {
         }
     }
 
-    /// Whether the piece has no bytes.
+    /// Returns `true` if the piece has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The bytes in memory that is nobody else's: as they are, if they are such, else a copy.
+    /// Returns the bytes in memory that no peer can change. Copies them unless they are [`Piece::Memory`].
     ///
     /// # Errors
-    /// A file or device memory that cannot be read.
+    /// The file or device memory cannot be read.
     pub fn into_memory(self) -> io::Result<Bytes> {
         if let Piece::Memory(bytes) = self {
             return Ok(bytes);
@@ -75,10 +75,10 @@ impl Piece {
         Ok(copy.freeze())
     }
 
-    /// Copies the bytes into `into`, which must be of the piece's length.
+    /// Copies the bytes to `into`, which must have the same length.
     ///
     /// # Errors
-    /// A file or device memory that cannot be read.
+    /// The file or device memory cannot be read.
     pub fn copy_to(&self, into: &mut [u8]) -> io::Result<()> {
         match self {
             Piece::Memory(bytes) => into.copy_from_slice(bytes),
@@ -116,10 +116,10 @@ impl From<Bytes> for Piece {
 }
 
 impl FileRange {
-    /// Reads the range into `into`, which must be of its length. Zeros stand for what the file no longer has.
+    /// Reads the range into `into`, which must have the same length. Bytes beyond the end of the file read as zeros.
     ///
     /// # Errors
-    /// What `pread` says.
+    /// The errors of `pread`.
     pub fn read(&self, into: &mut [u8]) -> io::Result<()> {
         assert_eq!(into.len(), self.len);
         let mut done = 0;
@@ -143,27 +143,27 @@ impl FileRange {
 }
 
 impl Rope {
-    /// No bytes.
+    /// Makes a rope without bytes.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Bytes in all.
+    /// Returns the total number of bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are no bytes.
+    /// Returns `true` if the rope has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The pieces in order; none is empty.
+    /// Returns the pieces in order. None is empty.
     pub fn pieces(&self) -> &[Piece] {
         &self.pieces
     }
 
-    /// Appends a piece; an empty one is dropped.
+    /// Appends a piece, unless it is empty.
     pub fn push(&mut self, piece: Piece) {
         if !piece.is_empty() {
             self.len += piece.len();
@@ -171,13 +171,13 @@ impl Rope {
         }
     }
 
-    /// Appends all of `other`.
+    /// Appends all pieces of `other`.
     pub fn append(&mut self, other: Rope) {
         self.len += other.len;
         self.pieces.extend(other.pieces);
     }
 
-    /// The bytes `start .. start + len` as a rope of their own; nothing is copied.
+    /// Returns the bytes `start .. start + len` as another rope, without a copy.
     ///
     /// # Panics
     /// If the range is not inside the rope.
@@ -206,7 +206,7 @@ impl Rope {
     /// Replaces device memory by copies in host memory.
     ///
     /// # Errors
-    /// Device memory that cannot be read.
+    /// The device memory cannot be read.
     pub fn bounce(&mut self) -> io::Result<()> {
         for piece in &mut self.pieces {
             if let Piece::Device(range) = piece {
@@ -218,10 +218,10 @@ impl Rope {
         Ok(())
     }
 
-    /// Copies the bytes into `into`, which must be of the rope's length.
+    /// Copies the bytes to `into`, which must have the same length.
     ///
     /// # Errors
-    /// A file or device memory that cannot be read.
+    /// A file or device memory cannot be read.
     pub fn copy_to(&self, into: &mut [u8]) -> io::Result<()> {
         assert_eq!(into.len(), self.len);
         let mut at = 0;
@@ -232,10 +232,10 @@ impl Rope {
         Ok(())
     }
 
-    /// The bytes as one contiguous piece of memory; free of copies when they already are.
+    /// Returns the bytes as contiguous memory. Copies them unless they are one piece of memory.
     ///
     /// # Errors
-    /// A file or device memory that cannot be read.
+    /// A file or device memory cannot be read.
     pub fn to_bytes(&self) -> io::Result<Bytes> {
         match self.pieces.as_slice() {
             [] => Ok(Bytes::new()),
@@ -291,7 +291,7 @@ impl IntoIterator for Rope {
     }
 }
 
-/// Equality of content. Files and device memory are read; what cannot be read equals nothing.
+/// Compares the content. Files and device memory are read; a rope that cannot be read equals no other.
 impl PartialEq for Rope {
     fn eq(&self, other: &Self) -> bool {
         self.len == other.len && matches!((self.to_bytes(), other.to_bytes()), (Ok(a), Ok(b)) if a == b)
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn every_slice_of_a_rope_is_the_slice_of_its_bytes() {
+    fn slices_of_a_rope_equal_slices_of_its_bytes() {
         let rope = rope(&[b"abc", b"", b"d", b"efgh"]);
         let flat = rope.to_bytes().unwrap();
         assert_eq!(&flat[..], b"abcdefgh");
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_shrank_reads_as_zeros_where_it_ends() {
+    fn missing_bytes_of_a_shrunken_file_read_as_zeros() {
         let path = std::env::temp_dir().join(format!("slipway-rope-{}", std::process::id()));
         std::fs::write(&path, b"0123456789").unwrap();
         let file = Arc::new(File::open(&path).unwrap());

@@ -1,28 +1,28 @@
-//! [`Slab`]: one mapping that buffers are cut from, with an identity.
+//! [`Slab`]: a mapping that is cut into buffers, and has an identity.
 //!
-//! A network adapter, or a peer on the same host, is told of memory in large pieces and seldom; a buffer
-//! is one of thousands and short-lived. So a provider registers the *slab* of a buffer, once, and from then on
-//! names the buffer by the slab's registration and an offset:
+//! Registering memory with a network adapter or with a peer on the same host is expensive, and buffers are many and
+//! short-lived. So a provider registers the *slab* of a buffer once. After that it refers to a buffer by the
+//! registration of the slab and an offset:
 //!
 //! ```
 //! use buf::{Pool, PoolOptions, Slab};
 //!
 //! let pool = Pool::new(PoolOptions { shared: true, ..PoolOptions::default() });
 //! let data = pool.take(100).freeze();
-//! let (slab, offset) = Slab::of(&data).expect("it is of a pool");
+//! let (slab, offset) = Slab::of(&data).expect("a buffer of a pool has a slab");
 //! assert_eq!(slab.base() as usize + offset, data.as_ptr() as usize);
-//! // Registered with the peer by its descriptor, or with an adapter by its address range.
+//! // Registered with a peer by its descriptor, or with an adapter by its address range.
 //! assert!(slab.fd().is_some() && offset + data.len() <= slab.len());
-//! // Memory of no pool has no slab; a provider copies it into a buffer of a pool.
+//! // Memory that is not of a pool has no slab. A provider copies it into a buffer of a pool.
 //! assert!(Slab::of(&[0; 100]).is_none());
 //! ```
 //!
-//! [`Slab::of`] takes a lock that all threads share. A provider therefore asks it once for each slab: it keeps
-//! the `Arc<Slab>` beside its registration, and finds later buffers by their addresses in its own list. That is sound
-//! because a slab that somebody holds stays mapped, so that its addresses belong to nothing else. A provider drops the `Arc`
-//! when it has undone the registration.
+//! [`Slab::of`] takes a lock that all threads share. Therefore a provider calls it once for each slab: it keeps the
+//! `Arc<Slab>` with its registration, and finds later buffers by their addresses in its own list. This is sound because
+//! a slab stays mapped while an `Arc` of it exists, so that its addresses belong to no other memory. A provider drops
+//! the `Arc` after it has undone the registration.
 //!
-//! Errors: memory that cannot be mapped is fatal, as for any allocator.
+//! Errors: a failure to map memory panics, as in any allocator.
 
 use std::{
     collections::BTreeMap,
@@ -42,8 +42,8 @@ use rustix::{
 
 use crate::PoolOptions;
 
-/// A mapping that buffers are cut from. It lasts as long as one of its buffers or an `Arc` of it, or until its pool is gone
-/// or [trimmed](crate::Pool::trim).
+/// A mapping that is cut into buffers. It stays mapped while one of its buffers or an `Arc` of it exists, and until its
+/// pool is dropped or [trimmed](crate::Pool::trim).
 #[derive(Debug)]
 pub struct Slab {
     id: u64,
@@ -52,8 +52,8 @@ pub struct Slab {
     fd: Option<OwnedFd>,
 }
 
-// SAFETY: a slab is an address range and a descriptor; it gives no access to the memory, whose blocks
-// are handed out separately and have an owner each.
+// SAFETY: a slab is an address range and a descriptor. It gives no access to the memory, whose blocks are handed out
+// separately and have one owner each.
 #[expect(unsafe_code)]
 unsafe impl Send for Slab {}
 // SAFETY: as above.
@@ -61,39 +61,39 @@ unsafe impl Send for Slab {}
 unsafe impl Sync for Slab {}
 
 impl Slab {
-    /// The slab that `bytes` lie in, and where they begin in it; `None` if they are not of a pool.
+    /// Returns the slab that contains `bytes`, and their offset in it; `None` if they are not of a pool.
     pub fn of(bytes: &[u8]) -> Option<(Arc<Slab>, usize)> {
         let start = bytes.as_ptr() as usize;
-        // The lock is gone when the slab may be dropped, which takes it.
+        // The lock is released before the slab can be dropped, because dropping it takes the lock.
         let slab = SLABS.read().range(..=start).next_back()?.1.upgrade()?;
         let offset = slab.offset_of(bytes)?;
         Some((slab, offset))
     }
 
-    /// Where `bytes` begin in this slab, if all of them lie in it.
+    /// Returns the offset of `bytes` in this slab, if it contains all of them.
     pub fn offset_of(&self, bytes: &[u8]) -> Option<usize> {
         let offset = (bytes.as_ptr() as usize).checked_sub(self.base() as usize)?;
         (offset < self.bytes && bytes.len() <= self.bytes - offset).then_some(offset)
     }
 
-    /// Differs for every slab that the process ever has.
+    /// Returns a number that no other slab of this process ever has.
     pub fn id(&self) -> u64 {
         self.id
     }
 
-    /// The first byte, for a registration. Dereferencing it is up to the owners of the buffers.
+    /// Returns the address of the first byte, for a registration. Only the owners of the buffers may dereference it.
     pub fn base(&self) -> *mut u8 {
         self.start.as_ptr()
     }
 
-    /// Bytes; a multiple of 4 KiB.
+    /// Returns the number of bytes, a multiple of 4 KiB.
     #[expect(clippy::len_without_is_empty, reason = "never empty")]
     pub fn len(&self) -> usize {
         self.bytes
     }
 
-    /// The memfd behind it, of exactly [`len`](Self::len) bytes and sealed against any other size;
-    /// `None` unless [`PoolOptions::shared`] asked for it.
+    /// Returns the memfd of the memory, which has exactly [`len`](Self::len) bytes and is sealed against a change of
+    /// its size; `None` unless [`PoolOptions::shared`] is set.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.fd.as_ref().map(OwnedFd::as_fd)
     }
@@ -102,7 +102,7 @@ impl Slab {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let fd = options.shared.then(|| sealed_memfd(bytes).unwrap_or_else(|error| cannot_map(bytes, error)));
         let (null, prot) = (std::ptr::null_mut(), ProtFlags::READ | ProtFlags::WRITE);
-        // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing.
+        // SAFETY: a new mapping at an address that the kernel chooses aliases nothing.
         #[expect(unsafe_code)]
         let start = unsafe {
             match &fd {
@@ -112,13 +112,13 @@ impl Slab {
         };
         let start = start.unwrap_or_else(|error| cannot_map(bytes, error));
         if options.huge_pages {
-            // SAFETY: advice about a mapping that was made just now; it changes no content.
+            // SAFETY: this advises about a mapping that was just made, and changes no content.
             #[expect(unsafe_code)]
             let advised = unsafe { rustix::mm::madvise(start, bytes, Advice::LinuxHugepage) };
-            // A kernel without huge pages refuses; ordinary ones do as well.
+            // A kernel without huge pages returns an error. Ordinary pages work too.
             let _ = advised;
         }
-        let start = NonNull::new(start.cast()).expect("mmap gives no null");
+        let start = NonNull::new(start.cast()).expect("mmap must not return address zero");
         let slab = Arc::new(Self { id: NEXT.fetch_add(1, Ordering::Relaxed), start, bytes, fd });
         SLABS.write().insert(start.as_ptr() as usize, Arc::downgrade(&slab));
         slab
@@ -127,10 +127,10 @@ impl Slab {
 
 impl Drop for Slab {
     fn drop(&mut self) {
-        // Unlisted before unmapped: afterwards the address may be another slab's.
+        // Remove the entry before unmapping, because after that another slab can have the address.
         SLABS.write().remove(&(self.base() as usize));
-        // SAFETY: the mapping was made by `map`. The pool owns the slab until all blocks of it are free and taken off the
-        // free list, and every buffer owns a part of the pool, so no block is in use when it is dropped.
+        // SAFETY: `map` made the mapping. The pool owns the slab until all of its blocks are free and removed from the
+        // free list, and every buffer keeps the pool alive, so no block is in use when the slab is dropped.
         #[expect(unsafe_code)]
         let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.bytes) };
     }
@@ -139,7 +139,7 @@ impl Drop for Slab {
 fn sealed_memfd(bytes: usize) -> rustix::io::Result<OwnedFd> {
     let fd = rustix::fs::memfd_create("slipway-slab", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&fd, bytes as u64)?;
-    // A peer that maps it may rely on its size: no access to it faults.
+    // A peer that maps the memfd relies on its size: no access inside of it may fault.
     rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     Ok(fd)
 }
@@ -157,7 +157,7 @@ mod tests {
     use crate::Pool;
 
     #[test]
-    fn a_buffer_and_its_frozen_slices_are_found_in_their_slab_and_nothing_else_is() {
+    fn only_buffers_and_their_slices_are_found_in_their_slab() {
         let (a, b) = (Pool::default(), Pool::default());
         let (mut first, second) = (a.take(5000), b.take(5000));
         first.set_len(0);
@@ -172,12 +172,12 @@ mod tests {
     }
 
     #[test]
-    fn a_shared_slab_is_a_sealed_memfd_of_its_size_and_shows_what_buffers_hold() {
+    fn shared_slab_is_a_sealed_memfd_with_the_content_of_its_buffers() {
         let pool = Pool::new(PoolOptions { shared: true, huge_pages: true, ..PoolOptions::default() });
         let mut buffer = pool.take(9000);
         buffer.fill(7);
         let (slab, offset) = Slab::of(&buffer).unwrap();
-        let fd = slab.fd().expect("shared");
+        let fd = slab.fd().expect("a shared slab must have a descriptor");
         assert_eq!(rustix::fs::fstat(fd).unwrap().st_size as usize, slab.len());
         assert_eq!(rustix::fs::fcntl_get_seals(fd).unwrap(), SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL);
         assert!(rustix::fs::ftruncate(fd, 0).is_err());
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slab_outlives_its_pool_while_held_and_is_found_no_more_when_gone() {
+    fn slab_outlives_its_pool_while_held() {
         let pool = Pool::default();
         let (slab, offset) = Slab::of(&pool.take(100)).unwrap();
         drop(pool);
@@ -199,7 +199,7 @@ mod tests {
         assert!(SLABS.read().contains_key(&base));
         let weak = Arc::downgrade(&slab);
         drop(slab);
-        // Another test's slab may have taken the address meanwhile.
+        // The slab of another test may have the address now.
         assert!(SLABS.read().get(&base).is_none_or(|now| !Weak::ptr_eq(now, &weak)));
     }
 }

@@ -1,11 +1,11 @@
-//! [`Spin`]: when to look again at once, and when to sleep.
+//! [`Spin`]: decides whether an idle driver polls again or sleeps.
 //!
-//! Waking a sleeper costs tens of microseconds, spinning costs a processor. So a side spins for a while when that has
-//! been worth it lately, in the manner of the kernel's `haltpoll`. What counts is the whole wait: one that was short enough
-//! although somebody had to be woken ([`SHORT`]) would have been far shorter without, so that the next is begun by
-//! spinning, twice as long each time; a long one halves the time. Who spins to no avail again and again, because the peer
-//! takes a little longer than that each time, gives it up for a while. An idle connection sleeps, and nobody spins while more
-//! threads want to run than there are processors.
+//! Waking a sleeping thread costs tens of microseconds; spinning occupies a processor. So a side spins for a limited
+//! time if spinning has helped recently, as the kernel's `haltpoll` does. The decision is based on the duration of each
+//! whole wait. If a wait was short although a thread had to be woken ([`SHORT`]), it would have been much shorter
+//! without that, so the next wait starts with spinning, for twice as long. A long wait halves the time. If spins fail
+//! repeatedly, because the peer takes a little longer than the maximum each time, spinning stops for a number of waits.
+//! An idle connection sleeps. No connection spins while more threads want to run than there are processors.
 
 use std::{
     future::Future,
@@ -17,35 +17,35 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::crowd::is_crowded;
+use crate::overload::is_overloaded;
 
-/// How long the driver of a connection spins.
+/// Decides how long the driver of a connection spins.
 #[derive(Debug)]
 pub struct Spin {
-    /// Longest time that is ever worth it.
+    /// The maximum time to spin in one wait.
     max: Duration,
     budget: Duration,
-    /// Since when there is nothing to do.
+    /// The start of the current wait.
     idle: Option<Instant>,
-    /// Short waits in a row that the longest spin did not outlast.
+    /// The number of consecutive short waits that were longer than the longest spin.
     misses: u32,
-    /// Short waits that are still to be slept through after too many of these.
+    /// The number of short waits to sleep through after too many misses.
     rest: u32,
 }
 
 impl Spin {
-    /// Never longer than `max`, and not at all where this process has one processor alone.
+    /// Makes one that spins for at most `max`, and never if this process has only one processor.
     pub fn new(max: Duration) -> Self {
         Self::among(max, *PROCESSORS)
     }
 
-    /// With `processors` to run on. On one alone, whoever spins keeps its peer from working.
+    /// Makes one for a number of processors. With one processor, spinning would keep the peer from running.
     fn among(max: Duration, processors: usize) -> Self {
         let max = if processors > 1 { max } else { Duration::ZERO };
         Self { max, budget: Duration::ZERO, idle: None, misses: 0, rest: 0 }
     }
 
-    /// There was something to do.
+    /// Ends a wait because there was work.
     pub fn worked(&mut self, now: impl FnOnce() -> Instant) {
         let Some(since) = self.idle.take() else { return };
         let waited = now() - since;
@@ -66,24 +66,24 @@ impl Spin {
         }
     }
 
-    /// There is nothing to do: whether to look again at once.
+    /// Starts or continues a wait because there is no work. Returns `true` if the driver should poll again at once.
     pub fn again(&mut self, now: impl FnOnce() -> Instant) -> bool {
-        self.again_unless(now, is_crowded)
+        self.again_unless(now, is_overloaded)
     }
 
-    fn again_unless(&mut self, now: impl FnOnce() -> Instant, is_crowded: impl FnOnce(Instant) -> bool) -> bool {
+    fn again_unless(&mut self, now: impl FnOnce() -> Instant, is_overloaded: impl FnOnce(Instant) -> bool) -> bool {
         if self.budget.is_zero() && self.idle.is_some() {
             return false;
         }
         let now = now();
         let since = *self.idle.get_or_insert(now);
-        now - since < self.budget && !is_crowded(now)
+        now - since < self.budget && !is_overloaded(now)
     }
 }
 
 impl Spin {
-    /// [`Spin::again`] for a driver that waits for a socket: if so, its task is woken once the sockets of this thread
-    /// have been looked at again, without sleeping. Only on a tokio runtime.
+    /// Calls [`Spin::again`] for a driver that waits for a socket. If it returns `true`, the task is woken after the
+    /// sockets of this thread were polled again, without sleeping. It must be called on a tokio runtime.
     pub fn poll_again(&mut self, cx: &mut Context<'_>) -> bool {
         let again = self.again(Instant::now);
         if again {
@@ -93,15 +93,15 @@ impl Spin {
     }
 }
 
-/// The longest spin that is worth it as a rule.
+/// The usual maximum time to spin.
 pub const SPIN_MAX: Duration = Duration::from_micros(50);
-/// The same for sockets, where more has to happen before the next bytes are there: as long as the kernel's own
-/// `haltpoll` waits before it lets a virtual processor sleep.
+/// The maximum time to spin for sockets, where more steps precede the next bytes. It is the time that the kernel's
+/// `haltpoll` spins before it lets a virtual processor sleep.
 pub const SOCKET_SPIN_MAX: Duration = Duration::from_micros(200);
-/// Processors that this process may use.
+/// The number of processors that this process may use.
 static PROCESSORS: LazyLock<usize> = LazyLock::new(|| thread::available_parallelism().map_or(1, NonZero::get));
 const SPIN_MIN: Duration = Duration::from_micros(10);
-/// A wait that may have consisted of waking two sleepers.
+/// The maximum duration of a short wait, which can include waking two threads.
 const SHORT: Duration = Duration::from_micros(250);
 const MISSES_MAX: u32 = 16;
 const REST: u32 = 256;
@@ -110,7 +110,7 @@ const REST: u32 = 256;
 mod tests {
     use super::*;
 
-    /// Waits for so many microseconds from now on; how many of them it spun.
+    /// Waits for `us` microseconds. Returns how many of them it spun.
     fn wait(spin: &mut Spin, clock: &mut Instant, us: u64) -> u64 {
         let mut spun = 0;
         for at in 0..us {
@@ -127,34 +127,34 @@ mod tests {
     }
 
     #[test]
-    fn short_waits_make_it_spin_and_long_ones_sleep() {
+    fn short_waits_increase_and_long_waits_decrease_the_spin_time() {
         let (mut spin, mut clock) = (Spin::among(SPIN_MAX, 2), Instant::now());
         let waits: Vec<_> = (0..5).map(|_| wait(&mut spin, &mut clock, 90)).collect();
-        assert_eq!(waits, [0, 10, 20, 40, 50], "two wake-ups are to be saved");
-        assert_eq!(wait(&mut spin, &mut clock, 3), 3, "and are");
+        assert_eq!(waits, [0, 10, 20, 40, 50], "the spin time must double up to the maximum");
+        assert_eq!(wait(&mut spin, &mut clock, 3), 3, "a short wait must be spun completely");
         let waits: Vec<_> = (0..5).map(|_| wait(&mut spin, &mut clock, 5000)).collect();
-        assert_eq!(waits, [50, 25, 13, 7, 0], "long waits teach it to sleep");
+        assert_eq!(waits, [50, 25, 13, 7, 0], "long waits must halve the spin time");
     }
 
     #[test]
-    fn who_spins_to_no_avail_gives_it_up_for_a_while() {
+    fn repeated_misses_stop_spinning_for_a_while() {
         let (mut spin, mut clock) = (Spin::among(SPIN_MAX, 2), Instant::now());
         let spun: u64 = (0..200).map(|_| wait(&mut spin, &mut clock, 90)).sum();
         assert!(spun < 20 * 50, "{spun}");
         let later: u64 = (0..100).map(|_| wait(&mut spin, &mut clock, 90)).sum();
-        assert!(later > 0, "it is tried again");
+        assert!(later > 0, "spinning must be tried again");
     }
 
     #[test]
-    fn in_a_crowd_it_does_not_spin() {
+    fn no_spinning_while_overloaded() {
         let (mut spin, now) = (Spin::among(SPIN_MAX, 2), Instant::now());
         spin.budget = SPIN_MAX;
         assert!(!spin.again_unless(|| now, |_| true));
-        assert!(spin.again_unless(|| now, |_| false), "as soon as it is none");
+        assert!(spin.again_unless(|| now, |_| false), "spinning must resume when the overload ends");
     }
 
     #[test]
-    fn with_one_processor_it_never_spins() {
+    fn no_spinning_with_one_processor() {
         let (mut spin, mut clock) = (Spin::among(SPIN_MAX, 1), Instant::now());
         assert_eq!((0..10).map(|_| wait(&mut spin, &mut clock, 20)).sum::<u64>(), 0);
     }

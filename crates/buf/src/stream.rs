@@ -1,8 +1,8 @@
-//! [`SendQueue`] and [`RecvStage`]: between ropes and a non-blocking stream socket.
+//! [`SendQueue`] and [`RecvStage`]: send ropes to, and receive from, a non-blocking stream socket.
 //!
-//! Both do as much as one system call can: a send gathers many messages, and leaves file ranges to
-//! `sendfile`; a receive fills the place where the data is wanted and, with the same call, reads a
-//! little ahead. Neither waits: `WouldBlock` is the caller's cue to wait for readiness.
+//! Each system call does as much as it can. A send gathers many messages, and sends file ranges with `sendfile`. A
+//! receive fills the caller's memory and, in the same call, reads a few bytes ahead. Neither blocks: on `WouldBlock`,
+//! the caller waits for readiness.
 
 use std::{
     collections::VecDeque,
@@ -19,7 +19,7 @@ use smallvec::SmallVec;
 
 use crate::{FileRange, Piece, Rope};
 
-/// Pieces that wait to be sent, in order.
+/// A queue of pieces to send.
 #[derive(Debug, Default)]
 pub struct SendQueue {
     pieces: VecDeque<Piece>,
@@ -27,25 +27,25 @@ pub struct SendQueue {
 }
 
 impl SendQueue {
-    /// An empty queue.
+    /// Makes an empty queue.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Bytes that wait.
+    /// Returns the number of queued bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether nothing waits.
+    /// Returns `true` if the queue is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Adds one piece at the end.
+    /// Appends one piece.
     pub fn push(&mut self, mut piece: Piece) {
         if let Piece::Peer(bytes) = &piece {
-            // It must not keep the peer waiting for as long as the socket takes.
+            // Copied, so that the peer need not keep the memory for as long as the socket takes.
             let mut copy = BytesMut::zeroed(bytes.len());
             bytes.copy_to(&mut copy);
             piece = Piece::Memory(copy.freeze());
@@ -56,12 +56,12 @@ impl SendQueue {
         }
     }
 
-    /// Adds all of `rope` at the end.
+    /// Appends all pieces of `rope`.
     pub fn append(&mut self, rope: Rope) {
         rope.into_iter().for_each(|piece| self.push(piece));
     }
 
-    /// Holds no memory while nothing waits.
+    /// Frees the memory of an empty queue.
     pub fn rest(&mut self) {
         if self.pieces.is_empty() && self.pieces.capacity() > REST_PIECES {
             self.pieces = VecDeque::new();
@@ -71,14 +71,14 @@ impl SendQueue {
     /// Writes to a non-blocking stream socket until the queue is empty.
     ///
     /// # Errors
-    /// `WouldBlock` when the socket takes no more now (what it took has left the queue); device memory that cannot be read; or
-    /// what the socket says.
+    /// `WouldBlock` if the socket accepts no more bytes now (accepted bytes have left the queue), device memory that
+    /// cannot be read, or an error of the socket.
     pub fn write_to(&mut self, socket: impl AsFd) -> io::Result<()> {
         let socket = socket.as_fd();
         while let Some(front) = self.pieces.front() {
             let sent = match front {
                 Piece::Memory(_) => self.send_memory(socket),
-                Piece::Peer(_) => unreachable!("copied when it was queued"),
+                Piece::Peer(_) => unreachable!("memory of a peer must be copied when it is queued"),
                 Piece::Device(_) => {
                     self.copy_front()?;
                     continue;
@@ -143,7 +143,7 @@ impl SendQueue {
     fn consume(&mut self, mut sent: usize) {
         self.len -= sent;
         while sent > 0 {
-            let front = self.pieces.front_mut().expect("no more was sent than was queued");
+            let front = self.pieces.front_mut().expect("the socket must not accept more than was queued");
             if sent < front.len() {
                 front.split_to(sent);
                 return;
@@ -153,14 +153,14 @@ impl SendQueue {
         }
     }
 
-    /// A socket takes no device memory: a copy takes the place of the piece at the front.
+    /// Replaces the device memory at the front by a copy, because a socket cannot send it.
     fn copy_front(&mut self) -> io::Result<()> {
-        let front = self.pieces.front_mut().expect("just seen");
+        let front = self.pieces.front_mut().expect("the queue must not be empty");
         *front = Piece::Memory(front.clone().into_memory()?);
         Ok(())
     }
 
-    /// The file at the front has shrunk: zeros take the place of its missing bytes.
+    /// Replaces the file range at the front, whose file has shrunk, by zeros.
     fn zero_front(&mut self) {
         let Some(Piece::File(FileRange { len: mut missing, .. })) = self.pieces.pop_front() else { unreachable!() };
         while missing > 0 {
@@ -176,36 +176,36 @@ fn send_file(socket: BorrowedFd<'_>, range: &FileRange) -> rustix::io::Result<us
     rustix::fs::sendfile(socket, range.fd(), Some(&mut offset), range.len.min(PART))
 }
 
-/// What one [`RecvStage::receive`] brought. Nothing at all means that the peer has closed its side.
+/// The result of one [`RecvStage::receive`]. If it has no bytes at all, the peer has closed its side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Received {
-    /// Bytes put into the caller's place.
+    /// The number of bytes in the caller's memory.
     pub direct: usize,
-    /// Bytes staged.
+    /// The number of staged bytes.
     pub staged: usize,
-    /// Whether less came than there was room for: the socket is empty now.
+    /// Set if fewer bytes arrived than there was room for, so that the socket is empty now.
     pub short: bool,
 }
 
-/// How the caller's place lies in the stream: in pieces, and between two of them bytes that are to be staged.
+/// The layout of the caller's memory in the stream: pieces, with bytes to be staged between them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Spread {
-    /// Bytes of the first piece.
+    /// The length of the first piece.
     pub first: usize,
-    /// Bytes of every further piece; the last may have fewer.
+    /// The length of every further piece. The last one can be shorter.
     pub piece: usize,
-    /// Bytes between two pieces.
+    /// The number of bytes between two pieces.
     pub gap: usize,
 }
 
 impl Spread {
-    /// A place in one piece.
+    /// The layout of one piece.
     pub const WHOLE: Self = Self { first: usize::MAX, piece: usize::MAX, gap: 0 };
 }
 
-/// A small buffer in front of a stream socket: headers are parsed from it, bulk data passes it by.
+/// A small buffer in front of a stream socket. Headers are parsed in it; bulk data bypass it.
 ///
-/// It has memory while it holds bytes, and no longer: the thread's stages take turns with one block.
+/// It has memory only while it holds bytes: the stages of a thread share one spare block.
 #[derive(Debug)]
 pub struct RecvStage {
     memory: Vec<u8>,
@@ -215,12 +215,12 @@ pub struct RecvStage {
 }
 
 impl RecvStage {
-    /// A stage of `capacity` bytes: the longest header that can be looked at whole.
+    /// Makes a stage of `capacity` bytes, the maximum length of a header that can be parsed in one piece.
     pub fn new(capacity: usize) -> Self {
         Self { memory: Vec::new(), capacity, start: 0, end: 0 }
     }
 
-    /// The staged bytes that are not consumed yet.
+    /// Returns the staged bytes that are not yet consumed.
     pub fn bytes(&self) -> &[u8] {
         &self.memory[self.start..self.end]
     }
@@ -228,7 +228,7 @@ impl RecvStage {
     /// Drops the first `len` staged bytes.
     ///
     /// # Panics
-    /// If fewer are staged.
+    /// If fewer bytes are staged.
     pub fn consume(&mut self, len: usize) {
         assert!(len <= self.end - self.start);
         self.start += len;
@@ -237,7 +237,7 @@ impl RecvStage {
         }
     }
 
-    /// Keeps no more memory than for the bytes that are staged, while more of them may be long in coming.
+    /// Reduces the memory to the staged bytes, because the next ones may take long to arrive.
     pub fn rest(&mut self) {
         let bytes = self.bytes().to_vec();
         self.let_go();
@@ -245,7 +245,7 @@ impl RecvStage {
         self.memory = bytes;
     }
 
-    /// Moves staged bytes to the front of `into`; returns how many.
+    /// Moves staged bytes to the start of `into`. Returns their number.
     pub fn take_into(&mut self, into: &mut [u8]) -> usize {
         let len = into.len().min(self.bytes().len());
         into[..len].copy_from_slice(&self.bytes()[..len]);
@@ -253,8 +253,7 @@ impl RecvStage {
         len
     }
 
-    /// Stages bytes that the caller has from elsewhere, behind what is staged. The stage grows for them if it must,
-    /// until it is empty.
+    /// Appends bytes from another source to the staged bytes. If necessary, the stage grows until it is empty again.
     pub fn put(&mut self, bytes: &[u8]) {
         self.make_room(bytes.len());
         if self.memory.len() - self.end < bytes.len() {
@@ -267,22 +266,22 @@ impl RecvStage {
     /// Receives once: first into `direct`, then up to `ahead` bytes into the stage.
     ///
     /// # Errors
-    /// `WouldBlock` when nothing is there, or what the socket says.
+    /// `WouldBlock` if no bytes are available, or an error of the socket.
     ///
     /// # Panics
-    /// If `direct` is given while bytes that precede it are still staged.
+    /// If `direct` is not empty while bytes that precede it are still staged.
     pub fn receive(&mut self, socket: impl AsFd, direct: &mut [u8], ahead: usize) -> io::Result<Received> {
         self.receive_spread(direct, Spread::WHOLE, ahead, |slices| read_vectored(&socket, slices))
     }
 
-    /// Receives once by `readv`: into `direct`, spread like this, what lies between its pieces into the stage, and
-    /// up to `ahead` bytes behind the last piece, too.
+    /// Receives once with `readv`: into the pieces of `direct`; into the stage the bytes between the pieces, and up to
+    /// `ahead` bytes after the last piece.
     ///
     /// # Errors
-    /// What `readv` says.
+    /// The errors of `readv`.
     ///
     /// # Panics
-    /// If `direct` is given while bytes that precede it are still staged.
+    /// If `direct` is not empty while bytes that precede it are still staged.
     pub fn receive_spread(
         &mut self,
         direct: &mut [u8],
@@ -290,14 +289,17 @@ impl RecvStage {
         ahead: usize,
         readv: impl FnOnce(&mut [IoSliceMut<'_>]) -> io::Result<usize>,
     ) -> io::Result<Received> {
-        assert!(direct.is_empty() || self.bytes().is_empty(), "staged bytes come before direct ones");
+        assert!(
+            direct.is_empty() || self.bytes().is_empty(),
+            "staged bytes must be consumed before direct ones are received"
+        );
         let gaps = direct.len().saturating_sub(spread.first).div_ceil(spread.piece);
         let wanted = direct.len();
         self.make_room(gaps * spread.gap + ahead);
         let room = (self.end + gaps * spread.gap + ahead).min(self.memory.len());
         let stage = &mut self.memory[self.end..room];
         let total = wanted + stage.len();
-        assert!(total > 0, "nothing to receive into");
+        assert!(total > 0, "there must be memory to receive into");
         let outcome = readv(&mut interleave(direct, stage, spread));
         let received = *outcome.as_ref().unwrap_or(&0);
         let direct = direct_part(received, wanted, spread);
@@ -326,11 +328,11 @@ impl RecvStage {
 }
 
 impl RecvStage {
-    /// Gives the memory, which holds nothing more, to the next stage of this thread.
+    /// Releases the memory, which holds no more bytes, for the next stage of this thread.
     fn let_go(&mut self) {
         (self.start, self.end) = (0, 0);
         let block = std::mem::take(&mut self.memory);
-        // What had to grow once would stay large for ever.
+        // A block that had to grow is not kept, so that it does not stay large forever.
         if block.len() == self.capacity {
             SPARE.set(block);
         }
@@ -341,10 +343,10 @@ thread_local! {
     static SPARE: std::cell::Cell<Vec<u8>> = const { std::cell::Cell::new(Vec::new()) };
 }
 
-/// Reads from a stream socket into all of these, as far as it goes.
+/// Reads once from a stream socket into these slices.
 ///
 /// # Errors
-/// `WouldBlock` when nothing is there, or what the socket says.
+/// `WouldBlock` if no bytes are available, or an error of the socket.
 pub fn read_vectored(socket: impl AsFd, slices: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
     loop {
         match rustix::io::readv(&socket, slices) {
@@ -356,7 +358,7 @@ pub fn read_vectored(socket: impl AsFd, slices: &mut [IoSliceMut<'_>]) -> io::Re
 
 type Slices<'a> = SmallVec<[IoSliceMut<'a>; 2 * PIECES_INLINE]>;
 
-/// The pieces of `direct`, each followed by its part of `stage`.
+/// Returns the pieces of `direct`, each followed by its part of `stage`.
 fn interleave<'a>(mut direct: &'a mut [u8], mut stage: &'a mut [u8], spread: Spread) -> Slices<'a> {
     let mut slices = Slices::new();
     let mut piece = spread.first;
@@ -370,7 +372,7 @@ fn interleave<'a>(mut direct: &'a mut [u8], mut stage: &'a mut [u8], spread: Spr
     slices
 }
 
-/// How many of `received` bytes went to the caller's place of `wanted` bytes.
+/// Returns how many of `received` bytes are in the caller's memory of `wanted` bytes.
 fn direct_part(received: usize, wanted: usize, spread: Spread) -> usize {
     let (mut direct, mut left, mut piece) = (0, received, spread.first);
     loop {
@@ -384,12 +386,12 @@ fn direct_part(received: usize, wanted: usize, spread: Spread) -> usize {
     }
 }
 
-/// Most bytes of one `sendfile` or `sendmsg`. With 64 KiB and more, bbr is slower: READs from a file by two thirds, from
-/// memory by a third. Most likely the kernel then makes segments that bbr has to pace one by one: measured in
-/// `docs/performance.md`.
+/// Maximum bytes of one `sendfile` or `sendmsg`. With 64 KiB and more, bbr is slower: READs from a file by two thirds,
+/// from memory by a third. The likely cause is that the kernel then makes segments which bbr must pace one by one.
+/// Measured in `docs/performance.md`.
 const PART: usize = 60 << 10;
 const PIECES_INLINE: usize = 8;
-/// Room for pieces that is not worth giving back.
+/// Capacity of the queue, in pieces, that is too small to be freed.
 const REST_PIECES: usize = 4;
 const GATHER_MAX: usize = 64;
 static ZEROS: [u8; 4096] = [0; 4096];
@@ -408,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_and_files_arrive_in_order_through_a_socket_that_fills_up() {
+    fn memory_and_files_arrive_in_order_through_a_full_socket() {
         let path = std::env::temp_dir().join(format!("slipway-stream-{}", std::process::id()));
         let content: Vec<u8> = (0..300_000u32).map(|i| (i % 251) as u8).collect();
         std::fs::write(&path, &content).unwrap();
@@ -453,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn the_stage_keeps_what_is_not_consumed_and_makes_room() {
+    fn stage_keeps_unconsumed_bytes_and_makes_room() {
         let (tx, rx) = pair();
         let mut stage = RecvStage::new(8);
         rustix::io::write(&tx, b"abcdefgh").unwrap();
@@ -469,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn a_spread_place_gets_its_pieces_and_the_stage_what_lies_between() {
+    fn spread_receive_fills_pieces_and_stages_the_gaps() {
         let stream: Vec<u8> = (0..60).collect();
         let spread = Spread { first: 5, piece: 10, gap: 3 };
         // 5 direct, 3 staged, 10 direct, 3 staged, 7 direct, 4 staged.
@@ -488,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_can_be_put_behind_what_is_staged() {
+    fn put_appends_to_staged_bytes() {
         let mut stage = RecvStage::new(4);
         stage.put(b"abc");
         stage.consume(2);
@@ -497,14 +499,14 @@ mod tests {
         stage.put(b"ghijk");
         assert_eq!(stage.bytes(), b"cdefghijk");
         stage.consume(9);
-        assert_eq!(stage.memory.len(), 0, "it grew once, and has let that go");
+        assert_eq!(stage.memory.len(), 0, "the grown memory must be freed");
     }
 
     #[test]
-    fn a_stage_has_memory_only_while_it_holds_bytes() {
+    fn stage_has_memory_only_while_it_holds_bytes() {
         let (tx, rx) = pair();
         let mut stage = RecvStage::new(1000);
-        assert!(stage.receive(&rx, &mut [], 10).is_err(), "nothing is there");
+        assert!(stage.receive(&rx, &mut [], 10).is_err(), "the socket must be empty");
         assert_eq!(stage.memory.capacity(), 0);
         rustix::io::write(&tx, b"abcdef").unwrap();
         assert_eq!(stage.receive(&rx, &mut [], 900).unwrap().staged, 6);

@@ -1,9 +1,10 @@
-//! A well-behaved client by every transport, for as long as standard input stays open: `cargo xtask interop --only hostile` runs it beside
-//! each attack and judges by what it prints.
+//! A well-behaved client of every transport that runs until standard input is closed. `cargo xtask interop --only
+//! hostile` runs it beside each attack and judges the server by its output.
 //!
-//! `load DIRECTORY URL…`: DIRECTORY has the sockets of shm. By each URL one mount stats, reads 4 KiB, and creates and removes files, one
-//! operation after the other. By the first, a further client connects again and again, and creates a file. A line is printed for each
-//! operation: `WHO OPERATION MICROSECONDS`, or `WHO OPERATION FAILED: WHY`. WHO is the transport, or `new` for the clients that connect.
+//! `load DIRECTORY URL…`: DIRECTORY contains the sockets of shm. For each URL, one mount stats, reads 4 KiB, and
+//! creates and removes files, one operation after the other. For the first URL, another client repeatedly mounts,
+//! creates a file and unmounts. Each operation prints a line: `WHO OPERATION MICROSECONDS`, or `WHO OPERATION FAILED:
+//! WHY`. WHO is the transport, or `new` for the client that mounts repeatedly.
 
 use std::{fmt::Display, io::Read, path::Path, sync::Arc, time::Duration};
 
@@ -23,13 +24,13 @@ async fn main() {
     let [directory, urls @ ..] = &arguments[..] else { panic!("load DIRECTORY URL…") };
     let switch = switch(directory.as_ref());
     for url in urls {
-        let url: NfsUrl = url.parse().expect("a URL");
+        let url: NfsUrl = url.parse().expect("URL must be valid");
         tokio::task::spawn(work(url, switch.clone()));
     }
     if let Some(url) = urls.first() {
-        tokio::task::spawn(arrive(url.parse().expect("a URL"), switch.clone()));
+        tokio::task::spawn(mount_repeatedly(url.parse().expect("URL must be valid"), switch.clone()));
     }
-    // A thread of its own, as the runtime must not wait for it.
+    // Standard input is read on a thread of its own, because the runtime must not wait for it.
     let (ended, end) = tokio::sync::oneshot::channel();
     std::thread::spawn(move || {
         let _ = std::io::stdin().read(&mut [0]);
@@ -38,7 +39,7 @@ async fn main() {
     let _ = end.await;
 }
 
-/// One mount that does one thing after the other.
+/// Runs one operation after the other on one mount.
 async fn work(url: NfsUrl, switch: Switch) {
     let who = url.options.proto.clone();
     let mount = loop {
@@ -48,7 +49,7 @@ async fn work(url: NfsUrl, switch: Switch) {
         }
         sleep(PAUSE).await;
     };
-    // Another process may do the same beside this one.
+    // The process ID is part of the name, because another process may run at the same time.
     let file = format!("load.{who}.{}", std::process::id());
     let opened = async || {
         mount.write(&file, vec![7; FILE_LEN]).await?;
@@ -73,13 +74,13 @@ async fn work(url: NfsUrl, switch: Switch) {
             }
             _ => ("stat", opened.stat().await.map(drop)),
         };
-        told(&who, operation, begun, result);
+        report(&who, operation, begun, result);
         sleep(PAUSE).await;
     }
 }
 
-/// Clients that come, create a file and go.
-async fn arrive(url: NfsUrl, switch: Switch) {
+/// Repeatedly mounts, creates and removes a file, and unmounts.
+async fn mount_repeatedly(url: NfsUrl, switch: Switch) {
     loop {
         let begun = Instant::now();
         let result = async {
@@ -89,12 +90,12 @@ async fn arrive(url: NfsUrl, switch: Switch) {
             mount.remove(&name).await?;
             mount.unmount().await
         };
-        told("new", "client", begun, result.await);
-        sleep(BETWEEN_ARRIVALS).await;
+        report("new", "client", begun, result.await);
+        sleep(PAUSE_BETWEEN_MOUNTS).await;
     }
 }
 
-fn told(who: &str, operation: &str, begun: Instant, result: client::Result<()>) {
+fn report(who: &str, operation: &str, begun: Instant, result: client::Result<()>) {
     match result {
         Ok(()) => println!("{who} {operation} {}", begun.elapsed().as_micros()),
         Err(error) => failed(who, operation, &error),
@@ -117,6 +118,6 @@ fn switch(directory: &Path) -> Switch {
 
 const FILE_LEN: usize = 256 << 10;
 const BLOCK: usize = 4 << 10;
-/// So that the clients use a part of a processor, and leave the rest to the server and to who attacks it.
+/// The pause between operations, so that the clients use only a part of a processor.
 const PAUSE: Duration = Duration::from_millis(5);
-const BETWEEN_ARRIVALS: Duration = Duration::from_millis(100);
+const PAUSE_BETWEEN_MOUNTS: Duration = Duration::from_millis(100);

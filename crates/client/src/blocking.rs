@@ -1,16 +1,12 @@
 //! The client for programs without an asynchronous runtime.
 //!
 //! A [`Runtime`] is a thread that drives the connections of its mounts. The methods of [`Mount`] and [`File`] wait for
-//! that
-//! thread. They can be called from any number of threads at the same time. These can be threads of another tokio
-//! runtime, which
-//! are blocked meanwhile, or threads that run their destructors. All types here can be dropped there, too. Operations
-//! without
-//! a method here run through [`Mount::run`].
+//! that thread. They can be called from any number of threads at the same time. These can be threads of another tokio
+//! runtime, which are blocked meanwhile, or threads that run their destructors. All types here can be dropped there,
+//! too. Operations without a method here run through [`Mount::run`].
 //!
 //! Buffers: [`File::read_at`], [`Reader`] and [`Writer`] copy the data once. [`File::read_buffer`] and
-//! [`File::write_at`] do
-//! not copy: a buffer moves into the operation and returns with its result.
+//! [`File::write_at`] do not copy: a buffer moves into the operation and returns with its result.
 //!
 //! An operation that fails returns its [`Error`](crate::Error). A panic in an operation is raised again in its caller.
 //!
@@ -81,8 +77,7 @@ pub struct Reader {
 }
 
 /// Writes a file in order, with write-behind. A [`std::io::BufWriter`] around it makes small writes cheaper. Data are
-/// on stable
-/// storage after [`flush`](io::Write::flush). Data that are not flushed may be lost.
+/// on stable storage after [`flush`](io::Write::flush). Data that are not flushed may be lost.
 pub struct Writer(Owned<mount::Writer>);
 
 impl Runtime {
@@ -331,8 +326,7 @@ impl File {
     }
 
     /// Reads at `offset` into `into`. Returns the number of bytes, which is less than the length of `into` only at the
-    /// end of
-    /// the file. The data are copied once.
+    /// end of the file. The data are copied once.
     ///
     /// # Errors
     /// A READ failed. The content of `into` is then unspecified.

@@ -1,4 +1,4 @@
-//! Makes an exact number of GETATTRs, so that what one costs can be counted.
+//! Sends an exact number of GETATTRs, so that the instructions of one GETATTR can be counted.
 //!
 //! ```sh
 //! cargo build --release -p slipway-transports --example count_calls
@@ -6,8 +6,9 @@
 //! target/release/examples/count_calls call 'nfs://127.0.0.1:20490/memory?proto=tcp&vers=4.1' 16 6000
 //! ```
 //!
-//! The server ends at an interrupt (`kill -INT`). The client can run under valgrind instead. The last two arguments are the GETATTRs in
-//! flight and their number. The cost of one is the difference of two runs, the second with one GETATTR, divided by the number.
+//! The server ends when it is interrupted (`kill -INT`). The client can run under valgrind instead. The last two
+//! arguments are the number of concurrent GETATTRs and their total number. The cost of one GETATTR is the difference
+//! between this run and a run with one GETATTR, divided by the number.
 
 use std::{error::Error, time::Instant};
 
@@ -16,7 +17,7 @@ use client::{CreateHow, Mount, SetAttr};
 use rpc::{ServerBuilder, WorkerOptions, Workers};
 use server::{Config, NfsServer, config::Settings};
 
-/// Serves 64 MiB of memory with one worker until an interrupt.
+/// Serves 64 MiB of memory with one worker until it is interrupted.
 async fn serve(transport: &str, address: &str) -> Result<(), Box<dyn Error>> {
     let config = "[[export]]\nname = '/memory'\nbackend = 'memory'\nsquash = 'none'\nsize = '64 MiB'";
     let (state, pool) = (tempfile::tempdir()?, Pool::default());
@@ -29,13 +30,13 @@ async fn serve(transport: &str, address: &str) -> Result<(), Box<dyn Error>> {
     Ok(tokio::signal::ctrl_c().await?)
 }
 
-/// Makes `count` GETATTRs of one file, `in_flight` at a time, and says how many a second.
+/// Sends `count` GETATTRs of one file, `in_flight` at a time, and prints the rate per second.
 async fn call(url: &str, in_flight: usize, count: usize) -> Result<(), Box<dyn Error>> {
     let mount = Mount::connect(&url.parse()?, &transports::for_client()).await?;
     let root = mount.resolve("").await?.handle;
     mount.protocol().create(&root, b"file", CreateHow::Unchecked(SetAttr::default())).await?;
     let file = mount.open("file").await?;
-    // What CREATE has left open is closed with the last user.
+    // CREATE leaves the file open at the server. It is closed when this write, its last user, has finished.
     file.write_at(0, bytes::Bytes::from(vec![7; 64 << 10])).await?;
     let start = Instant::now();
     let mut tasks = tokio::task::JoinSet::new();

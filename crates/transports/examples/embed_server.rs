@@ -1,4 +1,4 @@
-//! Embeds a server with a back end of this program, and reads from it.
+//! Embeds a server with a back end of this program, and reads a file from it.
 //!
 //! `cargo run -p slipway-transports --example embed_server`
 
@@ -15,7 +15,7 @@ use vfs::{
     memory::{Memory, MemoryOptions},
 };
 
-/// The back end `note`: one file, with the text of the option `text`.
+/// Opens the back end `note`: one file with the text of the option `text`.
 fn note(settings: &BackendSettings, opening: &Opening<'_>) -> io::Result<Tree> {
     let text = settings.options.get("text").cloned().unwrap_or_default();
     let tree = Memory::new(MemoryOptions { pool: opening.pool().clone(), ..Default::default() });
@@ -28,7 +28,7 @@ fn note(settings: &BackendSettings, opening: &Opening<'_>) -> io::Result<Tree> {
     Ok(Tree::volatile(Arc::new(tree)))
 }
 
-/// Serves over TCP on a free port, as long as the [`Workers`] live.
+/// Serves over TCP on a free port while the [`Workers`] exist.
 pub async fn serve() -> Result<(SocketAddr, Workers), Box<dyn Error>> {
     let mut backends = Backends::standard();
     backends.register("note", note);

@@ -1,4 +1,4 @@
-//! An RPC service of this program, called over every transport.
+//! Defines an RPC service and calls it over every transport.
 //!
 //! `cargo run -p slipway-transports --example rpc_service`
 
@@ -17,7 +17,7 @@ struct Pair {
     right: u64,
 }
 
-/// Program 0x20000000, version 1: `uint64 ADD(pair) = 1`.
+/// The service of program 0x20000000, version 1: `uint64 ADD(pair) = 1`.
 struct Adder;
 
 impl Service for Adder {
@@ -45,7 +45,7 @@ pub async fn main() -> Result<(), Box<dyn Error>> {
     let workers = Workers::new(WorkerOptions { threads: 1, ..Default::default() })?;
     let server = Server::builder().service(Adder).build();
     let (serving, calling) = (transports::for_server(&Pool::default()), transports::for_client());
-    // "auto" is for clients alone.
+    // "auto" is only for clients.
     for name in serving.names().filter(|name| *name != "auto") {
         let listener = serving.find(name).ok_or(name)?.listen("127.0.0.1:0".parse()?)?;
         let address = listener.local_addr();
@@ -60,5 +60,5 @@ pub async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// From 0x20000000 up, program numbers are free for everyone (RFC 5531 §13.1).
+/// The program number. Numbers from 0x20000000 on are free for private use (RFC 5531 §13.1).
 const PROGRAM: u32 = 0x2000_0000;

@@ -1,36 +1,36 @@
-//! "auto": the best transport that leads to a server.
+//! "auto": selects the best transport that reaches a server.
 //!
-//! Each connection is made by the first of these that can make it: shared memory with a server on this host; RDMA by an
-//! adapter; TCP. The log has the attempts that failed and the transport selected. A lost connection is made again in the same way:
-//! a mount continues by TCP if its server restarts without shared memory.
+//! Each connection uses the first of these transports that succeeds: shared memory with a server on this host; RDMA
+//! over an adapter; TCP. Failed attempts and the selected transport are logged. A lost connection is made again in the
+//! same way: for example, a mount continues over TCP if its server restarts without shared memory.
 //!
-//! A port other than 2049 is taken to be the server's on every transport. 2049 becomes 20049 for RDMA (RFC 8267 §4.4).
+//! A port other than 2049 is used for every transport. Port 2049 is replaced by 20049 for RDMA (RFC 8267 §4.4).
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use nfs::{NFS_PORT, NFS_RDMA_PORT};
 use rpc::{BoxFuture, Listener, OptionError, RawOptions, Switch, Transport, TransportError, TransportKind};
 
-/// A kind of transport that selects another one for each connection.
+/// A kind of transport that selects another kind for each connection.
 pub(crate) struct Auto {
-    /// In the order of preference.
+    /// The transports in the order of preference.
     candidates: Vec<Candidate>,
 }
 
-/// A transport that may lead to the server.
+/// A transport that may reach the server.
 #[derive(Clone)]
 struct Candidate {
     /// The name in a URL.
     proto: &'static str,
     kind: Arc<dyn TransportKind>,
-    /// An attempt without an answer is given up after this time; `None`: after the time that the caller allows.
+    /// The timeout of an attempt; `None` for the caller's timeout.
     limit: Option<Duration>,
 }
 
 impl Auto {
     pub(crate) fn new(switch: &Switch) -> Self {
         let candidate = |(proto, limit): &(&'static str, Option<Duration>)| {
-            // iWARP in software is slower than TCP: RDMA is selected only with an adapter.
+            // iWARP in software is slower than TCP, so RDMA is selected only over an adapter.
             let options = match *proto {
                 ADAPTER => RawOptions::from([("provider".to_owned(), "verbs".to_owned())]),
                 _ => RawOptions::new(),
@@ -96,12 +96,12 @@ impl TransportKind for Auto {
     }
 
     fn listen(&self, _: SocketAddr) -> io::Result<Box<dyn Listener>> {
-        Err(io::Error::new(io::ErrorKind::Unsupported, "auto is for clients; a server listens by each transport"))
+        Err(io::Error::new(io::ErrorKind::Unsupported, "auto is for clients; a server listens on each transport"))
     }
 }
 
 const ADAPTER: &str = rpcrdma::NAME;
-/// In the order of preference.
+/// The names and timeouts of the transports, in the order of preference.
 const PREFERENCE: [(&str, Option<Duration>); 3] = [("shm", None), (ADAPTER, Some(crate::ADAPTER_LIMIT)), ("tcp", None)];
 
 #[cfg(test)]
@@ -136,14 +136,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn each_is_tried_in_turn_at_its_own_port_and_the_last_says_why() {
+    async fn transports_are_tried_in_order_at_their_ports() {
         let asked = Arc::default();
         let mut switch = Switch::new();
         for name in ["tcp", ADAPTER, "shm"] {
             switch.register(Arc::new(Refusing(name, Arc::clone(&asked))));
         }
         let mut auto = Auto::new(&switch);
-        // An adapter that does not answer is given up.
+        // An attempt over an adapter that does not answer must time out.
         auto.candidates.iter_mut().for_each(|candidate| candidate.limit = candidate.limit.map(|_| Duration::ZERO));
         let error = auto.connect("127.0.0.1:2049".parse().unwrap()).await.err().unwrap();
         assert!(error.to_string().contains("tcp"), "{error}");

@@ -14,14 +14,14 @@ use rpcrdma::RdmaKind;
 
 use crate::ADAPTER_LIMIT;
 
-/// RPC-over-RDMA on the providers selected.
+/// RPC-over-RDMA on the selected providers.
 pub(super) struct Rdma {
     pool: Pool,
     choice: Choice,
-    /// iWARP in software; `None`: this program is built without it.
+    /// iWARP in software; `None` if this program is built without it.
     software: Option<RdmaKind>,
     rpc: rpcrdma::Options,
-    /// Adapters and the memory registered with them. They are shared by all connections and outlast them.
+    /// The adapters, and the memory that is registered with them. All connections share them.
     adapters: adapters::Adapters,
 }
 
@@ -36,11 +36,11 @@ enum Choice {
 impl Rdma {
     pub(super) fn new(pool: &Pool) -> Self {
         let rpc = rpcrdma::Options::default();
-        let software = software::kind(&RawOptions::new(), &rpc, pool).expect("no options are valid options");
+        let software = software::kind(&RawOptions::new(), &rpc, pool).expect("the default options must be valid");
         Self { pool: pool.clone(), choice: Choice::Auto, software, rpc, adapters: Default::default() }
     }
 
-    /// Over the adapters that the machine has now.
+    /// Returns RPC-over-RDMA on the adapters that the machine has now.
     fn by_adapter(&self) -> io::Result<RdmaKind> {
         self.adapters.kind(&self.rpc, &self.pool)
     }
@@ -68,7 +68,7 @@ impl Rdma {
             Ok(Err(error)) => error.to_string(),
             Err(_) => format!("no answer within {} s", ADAPTER_LIMIT.as_secs()),
         };
-        tracing::info!(%remote, why, "not reached by an RDMA adapter; trying iWARP in software");
+        tracing::info!(%remote, why, "connecting over an RDMA adapter failed; trying iWARP in software");
         self.connect_in_software(remote).await
     }
 
@@ -78,13 +78,13 @@ impl Rdma {
         }
         let software = self.in_software()?.listen(local)?;
         let Ok(adapter) = self.by_adapter() else { return Ok(software) };
-        // Where a free port was asked for, both listen at the same one.
+        // If the caller asks for any free port, both listen on the same one.
         let local = SocketAddr::new(local.ip(), software.local_addr().port());
         match adapter.listen(local) {
             Ok(adapter) => Ok(Box::new(both::Both::new(software, adapter))),
             Err(error) => {
-                // Linux's siw shares the TCP ports with iWARP in software: only one of the two can listen.
-                tracing::warn!(%local, %error, "RDMA adapters are not listened on; provider=verbs listens on them alone");
+                // Linux's siw uses the same TCP ports as iWARP in software, so only one of the two can listen.
+                tracing::warn!(%local, %error, "listening on RDMA adapters failed; provider=verbs listens only on them");
                 Ok(software)
             }
         }
@@ -130,7 +130,7 @@ fn failed(error: io::Error) -> TransportError {
     TransportError::Connect(error.to_string())
 }
 
-/// The provider selected, and the options that are left for iWARP in software.
+/// Returns the selected provider, and the options that remain for iWARP in software.
 fn choice(raw: &RawOptions) -> Result<(Choice, RawOptions), OptionError> {
     let reader = OptionReader::new(rpcrdma::NAME, raw);
     let mut of_software = raw.clone();
@@ -146,7 +146,7 @@ fn choice(raw: &RawOptions) -> Result<(Choice, RawOptions), OptionError> {
     if choice == Choice::Adapters
         && let Some(name) = of_software.keys().next()
     {
-        return Err(reader.error(name, "belongs to iWARP in software; an adapter has its own".to_owned()));
+        return Err(reader.error(name, "this is an option of iWARP in software, not of adapters".to_owned()));
     }
     Ok((choice, of_software))
 }
@@ -168,7 +168,7 @@ fn is_provider_option(name: &str) -> bool {
 
 const PROVIDER: &str = "provider";
 
-/// In a program without iWARP in software.
+/// The provider of a program without iWARP in software.
 #[cfg(not(feature = "iwarp"))]
 mod software {
     use super::{OptionError, Pool, RawOptions, RdmaKind};
@@ -180,7 +180,7 @@ mod software {
     }
 }
 
-/// In a program without RDMA adapters.
+/// The provider of a program without RDMA adapters.
 #[cfg(not(feature = "verbs"))]
 mod adapters {
     use super::{Pool, RdmaKind, io};

@@ -1,4 +1,4 @@
-//! "shm": RPC-over-RDMA with a server on this host, in shared memory.
+//! "shm": RPC-over-RDMA in memory that is shared with a server on this host.
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 

@@ -1,4 +1,4 @@
-//! The switch with all features.
+//! Tests of the switch with all features.
 
 use rdma::verbs::{Verbs, VerbsOptions};
 use rpc::{Hosts, OptionError, RawOptions, TransportKind};
@@ -11,12 +11,12 @@ fn rdma(options: &[(&str, &str)]) -> Result<Arc<dyn TransportKind>, OptionError>
 }
 
 #[test]
-fn all_transports_are_there() {
+fn switch_has_all_transports() {
     assert_eq!(for_client().names().collect::<Vec<_>>(), ["auto", "rdma", "shm", "tcp", "udp"]);
 }
 
 #[test]
-fn rdma_takes_its_own_options_and_the_providers() {
+fn rdma_accepts_options_of_protocol_and_provider() {
     assert!(rdma(&[("credits", "32"), ("crc", "on"), ("congestion", "cubic"), ("mpa", "1")]).is_ok());
     let error = rdma(&[("colour", "red")]).err().unwrap().to_string();
     assert!(error.contains("credits") && error.contains("crc"), "{error}");
@@ -25,7 +25,7 @@ fn rdma_takes_its_own_options_and_the_providers() {
 }
 
 #[test]
-fn shm_takes_its_own_options_and_those_of_the_protocol() {
+fn shm_accepts_options_of_protocol_and_provider() {
     let shm = |name: &str, value: &str| {
         let raw = RawOptions::from([(name.to_owned(), value.to_owned())]);
         for_client().find("shm").unwrap().with_options(&raw)
@@ -37,14 +37,14 @@ fn shm_takes_its_own_options_and_those_of_the_protocol() {
 }
 
 #[test]
-fn an_option_of_iwarp_is_none_of_an_adapter() {
+fn iwarp_options_are_rejected_for_adapters() {
     assert!(["auto", "iwarp", "verbs"].into_iter().all(|name| rdma(&[("provider", name)]).is_ok()));
     let error = rdma(&[("provider", "verbs"), ("crc", "on")]).err().unwrap();
     assert_eq!(error.option, "crc");
 }
 
 #[tokio::test]
-async fn without_adapters_the_default_is_iwarp_and_verbs_names_the_missing_packages() {
+async fn without_adapters_auto_uses_iwarp_and_verbs_names_the_packages() {
     if Verbs::open(VerbsOptions::default()).is_ok() {
         println!("SKIPPED transports: behaviour without adapters: this machine has one");
         return;
@@ -63,7 +63,7 @@ async fn without_adapters_the_default_is_iwarp_and_verbs_names_the_missing_packa
 }
 
 #[tokio::test]
-async fn the_peer_is_known_before_the_connection_is_set_up() {
+async fn peer_is_known_before_connection_setup() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("socket").to_str().unwrap().to_owned();
     let options = RawOptions::from([("socket".to_owned(), socket)]);

@@ -1,4 +1,4 @@
-//! The examples run.
+//! Runs the examples.
 
 #[path = "../examples/embed_server.rs"]
 mod embed_server;
@@ -9,21 +9,21 @@ mod read_into_buffer;
 mod rpc_service;
 
 #[test]
-fn a_server_with_an_own_back_end_is_embedded() {
+fn embed_server_runs() {
     embed_server::main().unwrap();
 }
 
 #[tokio::test]
-async fn a_file_is_read_into_an_own_buffer() {
+async fn read_into_buffer_reads_a_file() {
     let (address, _workers) = embed_server::serve().await.unwrap();
     let url = format!("nfs://{address}/notes");
-    // The blocking client, called from asynchronous code: the server runs on threads of its own.
+    // The blocking client can be called from asynchronous code here, because the server runs on threads of its own.
     assert_eq!(&read_into_buffer::read(&url, "note", 100).unwrap()[..], b"hello");
     assert_eq!(&read_into_buffer::read(&url, "note", 3).unwrap()[..], b"hel");
     assert!(read_into_buffer::read(&url, "none", 3).is_err());
 }
 
 #[test]
-fn an_own_service_is_called_over_all_transports() {
+fn rpc_service_runs_over_all_transports() {
     rpc_service::main().unwrap();
 }

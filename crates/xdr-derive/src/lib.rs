@@ -1,14 +1,13 @@
 //! `#[derive(Encode, Decode)]` for XDR (RFC 4506).
 //!
-//! - A struct is its fields in order (§4.14).
-//! - An enum whose variants have no fields is an XDR enum (§4.3): every variant has an explicit
-//!   discriminant, `Ok = 0`.
-//! - An enum whose variants have fields is a discriminated union (§4.15): the discriminant, then
-//!   the fields of its arm. Discriminants are written `#[xdr(3)]` on each variant. One tuple
-//!   variant may be `#[xdr(default)]`: its first field, a `u32`, is any discriminant not listed,
-//!   and the rest of its fields follow.
-//! - Where the discriminant is an XDR enum itself, `#[xdr(tag = Status)]` on the union names it: arms
-//!   are then `#[xdr(Status::Ok)]`, the default arm's first field is a `Status`, and a number that
+//! - A struct is encoded as its fields in order (§4.14).
+//! - An enum whose variants have no fields is an XDR enum (§4.3). Every variant must have an explicit discriminant, `Ok
+//!   = 0`.
+//! - An enum whose variants have fields is a discriminated union (§4.15): the discriminant, then the fields of its arm.
+//!   Each variant has its discriminant in an attribute, `#[xdr(3)]`. One tuple variant can be `#[xdr(default)]`: its
+//!   first field, a `u32`, is the discriminant, for all values that are not listed, and its other fields follow.
+//! - If the discriminant is itself an XDR enum, `#[xdr(tag = Status)]` on the union names that enum. Then arms have
+//!   attributes such as `#[xdr(Status::Ok)]`, the first field of the default arm is a `Status`, and a number that
 //!   `Status` does not have is an error.
 
 use proc_macro::TokenStream;
@@ -46,7 +45,7 @@ fn expand(input: &DeriveInput, side: Side) -> TokenStream {
         }
         (Data::Enum(data), Side::Encode) => encode_enum(data),
         (Data::Enum(data), Side::Decode) => tag(&input.attrs).and_then(|tag| decode_enum(data, tag)),
-        (Data::Union(_), _) => Err(Error::new_spanned(&input.ident, "XDR has no untagged unions")),
+        (Data::Union(_), _) => Err(Error::new_spanned(&input.ident, "XDR has only discriminated unions")),
     };
     // A struct is as long as its fields are; the code of an enum is that of all its variants.
     let inline = matches!(input.data, Data::Struct(_)).then(|| quote!(#[inline]));
@@ -87,13 +86,13 @@ fn wrap(name: &Ident, generics: &Generics, side: Side, (inline, body): (Option<T
     }
 }
 
-/// A match arm that binds the fields of `path` and encodes them in order.
+/// Returns a match arm that binds the fields of `path` and encodes them in order.
 fn encode_fields(path: Tokens, fields: &Fields) -> Tokens {
     let (pattern, names) = bind(path, fields);
     quote!(#pattern => { #(::xdr::Encode::encode(#names, encoder);)* })
 }
 
-/// An expression that decodes the fields of `path` in order.
+/// Returns an expression that decodes the fields of `path` in order.
 fn decode_fields(path: Tokens, fields: &Fields) -> Tokens {
     let value = quote!(::xdr::Decode::decode(decoder)?);
     match fields {
@@ -112,7 +111,8 @@ fn decode_fields(path: Tokens, fields: &Fields) -> Tokens {
 fn bind(path: Tokens, fields: &Fields) -> (Tokens, Vec<Ident>) {
     match fields {
         Fields::Named(named) => {
-            let names: Vec<_> = named.named.iter().map(|field| field.ident.clone().expect("named")).collect();
+            let names: Vec<_> =
+                named.named.iter().map(|field| field.ident.clone().expect("a named field must have a name")).collect();
             (quote!(#path { #(#names),* }), names)
         }
         Fields::Unnamed(unnamed) => {
@@ -140,11 +140,14 @@ fn arm(variant: &Variant) -> Result<Arm> {
     }
     match &variant.discriminant {
         Some((_, expression)) => Ok(Arm::Value(expression.clone())),
-        None => Err(Error::new_spanned(variant, "give the discriminant: `Name = 1`, or `#[xdr(1)]` on a union's arm")),
+        None => Err(Error::new_spanned(
+            variant,
+            "the discriminant is missing: write `Name = 1`, or `#[xdr(1)]` on an arm of a union",
+        )),
     }
 }
 
-/// The type of the discriminant, from `#[xdr(tag = Type)]`.
+/// Returns the type of the discriminant, from `#[xdr(tag = Type)]`.
 fn tag(attributes: &[Attribute]) -> Result<Option<Type>> {
     let mut tag = None;
     for attribute in attributes.iter().filter(|attribute| attribute.path().is_ident("xdr")) {
@@ -174,11 +177,11 @@ fn encode_enum(data: &DataEnum) -> Result<Tokens> {
             Arm::Default => {
                 let (pattern, names) = bind(quote!(Self::#name), &variant.fields);
                 let Some(discriminant) = names.first() else {
-                    return Err(Error::new_spanned(variant, "the default arm is a tuple: (discriminant, …)"));
+                    return Err(Error::new_spanned(variant, "the default arm must be a tuple: (discriminant, …)"));
                 };
                 quote!(#pattern => {
                     let listed = [#((#listed) as u32),*].contains(&(*#discriminant as u32));
-                    assert!(!listed, "a discriminant with an arm of its own");
+                    assert!(!listed, "the default arm must not have a discriminant of another arm");
                     #(::xdr::Encode::encode(#names, encoder);)*
                 })
             }
@@ -212,7 +215,7 @@ fn decode_enum(data: &DataEnum, tag: Option<Type>) -> Result<Tokens> {
             }
             Arm::Default => {
                 let Fields::Unnamed(fields) = &variant.fields else {
-                    return Err(Error::new_spanned(variant, "the default arm is a tuple: (discriminant, …)"));
+                    return Err(Error::new_spanned(variant, "the default arm must be a tuple: (discriminant, …)"));
                 };
                 let rest = fields.unnamed.iter().skip(1).map(|_| quote!(::xdr::Decode::decode(decoder)?));
                 default = quote!(Ok(Self::#name(#default_field, #(#rest),*)));

@@ -1,7 +1,7 @@
 //! [`Encode`] and [`Decode`], and the XDR of primitive types.
 //!
-//! Read RFC 4506 §4. An [`Encoder`] cannot fail: what is too long for its type is a bug of the
-//! caller and panics. A [`Decoder`] never panics, and says what was wrong and at which offset.
+//! Read RFC 4506 §4. An [`Encoder`] cannot fail: it panics if an item is too long for its type, which is a bug of the
+//! caller. A [`Decoder`] never panics. Its errors contain the problem and the offset.
 
 use std::fmt;
 
@@ -11,13 +11,13 @@ use smallvec::SmallVec;
 
 use crate::{Message, PlacedPayload};
 
-/// A type with an XDR form that can be written.
+/// A type that can be written as XDR.
 pub trait Encode {
     /// Appends the XDR form to `encoder`.
     fn encode(&self, encoder: &mut Encoder);
 }
 
-/// A type with an XDR form that can be read.
+/// A type that can be read from XDR.
 pub trait Decode: Sized {
     /// Reads one value.
     ///
@@ -26,38 +26,38 @@ pub trait Decode: Sized {
     fn decode(decoder: &mut Decoder<'_>) -> Result<Self, DecodeError>;
 }
 
-/// The peer sent bytes that are not what they should be.
+/// The error of bytes that are not valid XDR of the expected type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DecodeError {
-    /// What is wrong.
+    /// The problem.
     pub kind: DecodeErrorKind,
-    /// Where: bytes from the start of the unreduced XDR stream.
+    /// The position of the problem, in bytes from the start of the unreduced XDR stream.
     pub offset: usize,
 }
 
-/// What is wrong with the bytes.
+/// The problem of a [`DecodeError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DecodeErrorKind {
     /// The stream ends inside the item.
     Truncated,
-    /// A length above the bound of its type.
+    /// A length exceeds the bound of its type.
     TooLong {
-        /// The length found.
+        /// The length in the stream.
         len: u32,
-        /// The most its type allows.
+        /// The maximum length of the type.
         max: u32,
     },
-    /// A discriminant or boolean of no known meaning.
+    /// A discriminant or boolean has an unknown value.
     BadDiscriminant(u32),
-    /// Padding that is not zero.
+    /// Padding is not zero.
     BadPadding,
-    /// A string that is not UTF-8 where the protocol says it is.
+    /// A string is not UTF-8 although the protocol requires it.
     BadUtf8,
-    /// More bytes after the last item.
+    /// Bytes follow the last item.
     TrailingBytes,
-    /// A payload at a position where the item has no payload, or of another length than its item.
+    /// A payload is at a position where the item has no payload, or its length differs from that of the item.
     MisplacedPayload,
-    /// More nesting than the protocol has any use for.
+    /// Items are nested more deeply than any supported protocol needs.
     TooDeep,
 }
 
@@ -79,22 +79,22 @@ impl fmt::Display for DecodeError {
 
 impl std::error::Error for DecodeError {}
 
-/// Writes XDR, keeping payloads beside the stream.
+/// Writes XDR and keeps payloads beside the stream.
 #[derive(Debug, Default)]
 pub struct Encoder {
     stream: Vec<u8>,
     payloads: SmallVec<[PlacedPayload; 1]>,
-    /// Bytes of payloads so far, padding included.
+    /// The number of bytes of payloads so far, including padding.
     reduced: usize,
 }
 
 impl Encoder {
-    /// An empty encoder with room for `capacity` bytes of stream.
+    /// Makes an empty encoder with room for `capacity` bytes of stream.
     pub fn with_capacity(capacity: usize) -> Self {
         Self { stream: Vec::with_capacity(capacity), ..Self::default() }
     }
 
-    /// Position in the unreduced stream: what has been written, payloads and their padding included.
+    /// Returns the position in the unreduced stream: the bytes written, including payloads and their padding.
     pub fn position(&self) -> usize {
         self.stream.len() + self.reduced
     }
@@ -102,7 +102,7 @@ impl Encoder {
     /// Appends an unsigned 32-bit integer.
     #[inline]
     pub fn u32(&mut self, value: u32) {
-        // Of a length that the compiler knows: no call is made to copy it.
+        // The compiler knows the length of this slice, so it does not call a function to copy it.
         self.stream.extend_from_slice(&value.to_be_bytes());
     }
 
@@ -112,7 +112,7 @@ impl Encoder {
         self.stream.extend_from_slice(&value.to_be_bytes());
     }
 
-    /// Appends bytes and their padding, without a length (RFC 4506 §4.9).
+    /// Appends bytes and their padding without a length (RFC 4506 §4.9).
     #[inline]
     pub fn fixed_opaque(&mut self, bytes: &[u8]) {
         self.stream.extend_from_slice(bytes);
@@ -122,7 +122,7 @@ impl Encoder {
     /// Appends a length, bytes and padding (RFC 4506 §4.10).
     ///
     /// # Panics
-    /// If there are 4 GiB or more.
+    /// If the length does not fit in 32 bits.
     pub fn opaque(&mut self, bytes: &[u8]) {
         self.length(bytes.len());
         self.fixed_opaque(bytes);
@@ -131,14 +131,15 @@ impl Encoder {
     /// Appends the length of a variable-length item.
     ///
     /// # Panics
-    /// If it does not fit 32 bits.
+    /// If the length does not fit in 32 bits.
     #[inline]
     pub fn length(&mut self, len: usize) {
-        self.u32(u32::try_from(len).expect("an XDR length fits 32 bits"));
+        self.u32(u32::try_from(len).expect("an XDR length must fit in 32 bits"));
     }
 
-    /// Appends a length to the stream and `data` as a payload beside it. An empty one is one, too: it takes the chunk that
-    /// was offered for it (RFC 8267 §6.4.1: the first READ the first, the next the next), and leaves it without bytes.
+    /// Appends a length to the stream, and `data` as a payload beside it. An empty payload is a payload too: it uses
+    /// the chunk that was offered for it and leaves that chunk empty (RFC 8267 §6.4.1: chunks are assigned to READs in
+    /// order).
     pub fn payload(&mut self, data: Rope) {
         self.length(data.len());
         //= rfc8166-3.4.4.1-1 rfc8166-3.4.2-1 rfc8166-6.1-1
@@ -147,52 +148,53 @@ impl Encoder {
         self.payloads.push(PlacedPayload { position, data });
     }
 
-    /// Appends bytes that are XDR already: whole items, their length a multiple of four.
+    /// Appends whole items that are already XDR.
     ///
     /// # Panics
     /// If the length is not a multiple of four.
     pub fn raw(&mut self, items: &[u8]) {
-        assert!(items.len().is_multiple_of(4), "XDR items are multiples of four bytes");
+        assert!(items.len().is_multiple_of(4), "the length of XDR items must be a multiple of four");
         self.stream.extend_from_slice(items);
     }
 
     /// Overwrites the unsigned 32-bit integer at `offset` of the (reduced) stream.
     ///
     /// # Panics
-    /// If nothing has been written there.
+    /// If these bytes have not been written.
     pub fn patch_u32(&mut self, offset: usize, value: u32) {
         self.stream[offset..offset + 4].copy_from_slice(&value.to_be_bytes());
     }
 
-    /// Bytes in the (reduced) stream so far; an offset for [`patch_u32`](Self::patch_u32).
+    /// Returns the number of bytes in the (reduced) stream so far, which is an offset for
+    /// [`patch_u32`](Self::patch_u32).
     pub fn stream_len(&self) -> usize {
         self.stream.len()
     }
 
-    /// What has been written to the stream from an offset on.
+    /// Returns the bytes that have been written to the stream from an offset on.
     ///
     /// # Panics
-    /// If not so much has been written.
+    /// If fewer bytes have been written.
     pub fn written(&self, offset: usize) -> &[u8] {
         &self.stream[offset..]
     }
 
-    /// Drops everything written after the stream had `stream_len` bytes; no payload may have been added since.
+    /// Removes everything written after the stream had `stream_len` bytes. No payload may have been added after that.
     pub fn truncate(&mut self, stream_len: usize) {
         self.stream.truncate(stream_len);
     }
 
-    /// What has been written.
+    /// Returns the encoded message.
     pub fn finish(self) -> Message {
         Message { stream: self.stream.into(), payloads: self.payloads }
     }
 }
 
-/// Reads XDR from a [`Message`]. A clone reads on its own from where this one stands.
+/// Reads XDR from a [`Message`]. A clone continues independently from the same position.
 #[derive(Clone, Debug)]
 pub struct Decoder<'a> {
     stream: &'a Bytes,
-    /// The part of the stream that has not been read.
+    /// The unread part of the stream.
     rest: &'a [u8],
     payloads: &'a [PlacedPayload],
     reduced: usize,
@@ -201,30 +203,30 @@ pub struct Decoder<'a> {
 }
 
 impl<'a> Decoder<'a> {
-    /// Reads from the start of `message`.
+    /// Makes a decoder that starts at the beginning of `message`.
     pub fn new(message: &'a Message) -> Self {
         let Message { stream, payloads } = message;
         Self { stream, rest: stream, payloads, reduced: 0, depth: 0, located: None }
     }
 
-    /// Position in the unreduced stream.
+    /// Returns the position in the unreduced stream.
     #[inline]
     pub fn position(&self) -> usize {
         self.at() + self.reduced
     }
 
-    /// Bytes of the stream that are left, payloads not counted.
+    /// Returns the number of unread bytes of the stream, without payloads.
     pub fn remaining(&self) -> usize {
         self.rest.len()
     }
 
-    /// Bytes of the whole unreduced stream, what has been read included.
+    /// Returns the length of the whole unreduced stream in bytes, including the part that has been read.
     pub fn message_len(&self) -> usize {
         let unread = self.payloads.iter().map(|payload| payload.data.len());
         self.position() + self.remaining() + unread.map(|len| len + padding(len)).sum::<usize>()
     }
 
-    /// An error of `kind` at the current position.
+    /// Returns an error of `kind` at the current position.
     pub fn error(&self, kind: DecodeErrorKind) -> DecodeError {
         DecodeError { kind, offset: self.position() }
     }
@@ -238,7 +240,7 @@ impl<'a> Decoder<'a> {
         Ok(u32::from_be_bytes(self.array()?))
     }
 
-    /// The unsigned 32-bit integer that comes next, which stays.
+    /// Returns the next unsigned 32-bit integer without consuming it.
     ///
     /// # Errors
     /// The stream has ended.
@@ -257,7 +259,7 @@ impl<'a> Decoder<'a> {
         Ok(u64::from_be_bytes(self.array()?))
     }
 
-    /// Reads bytes of known length and their padding; shares the message's memory.
+    /// Reads `len` bytes and their padding. The result shares the memory of the message.
     ///
     /// # Errors
     /// The stream has ended, or the padding is not zero.
@@ -277,8 +279,7 @@ impl<'a> Decoder<'a> {
         let len = self.length(max)?;
         self.padded(len)
     }
-
-    /// Reads bytes of known length, and passes over their padding.
+    /// Reads `len` bytes, and skips their padding.
     #[inline]
     fn padded(&mut self, len: usize) -> Result<&'a [u8], DecodeError> {
         let (bytes, padding) = self.peek_padded(len)?;
@@ -289,7 +290,7 @@ impl<'a> Decoder<'a> {
         Ok(bytes)
     }
 
-    /// The bytes of known length that come next, and their padding.
+    /// Returns the next `len` bytes and their padding without consuming them.
     #[inline]
     fn peek_padded(&self, len: usize) -> Result<(&'a [u8], &'a [u8]), DecodeError> {
         let (bytes, rest) = self.rest.split_at_checked(len).ok_or_else(|| self.truncated())?;
@@ -305,7 +306,7 @@ impl<'a> Decoder<'a> {
     pub fn length(&mut self, max: usize) -> Result<usize, DecodeError> {
         let len = self.peek_u32()?;
         if len as usize > max {
-            // Below a length of 32 bits.
+            // `max` is less than `len`, so it fits in 32 bits.
             let max = max as u32;
             return Err(self.error(DecodeErrorKind::TooLong { len, max }));
         }
@@ -313,7 +314,7 @@ impl<'a> Decoder<'a> {
         Ok(len as usize)
     }
 
-    /// Reads a length and that many bytes with their padding; shares the message's memory.
+    /// Reads a length, and that many bytes with their padding. The result shares the memory of the message.
     ///
     /// # Errors
     /// The stream has ended, the length is above `max`, or the padding is not zero.
@@ -322,7 +323,8 @@ impl<'a> Decoder<'a> {
         self.fixed_opaque(len)
     }
 
-    /// The same, but what the padding is does not matter, for items that peers are known to pad with whatever there was.
+    /// Reads bytes like [`opaque`](Self::opaque), but ignores the content of the padding, for items that some peers do
+    /// not pad with zeros.
     ///
     /// # Errors
     /// The stream has ended, or the length is above `max`.
@@ -334,11 +336,11 @@ impl<'a> Decoder<'a> {
         Ok(self.stream.slice(start..start + len))
     }
 
-    /// Reads a length and the payload that belongs to it: the one held at this position, else the
-    /// next one of no position (RFC 8166 §4.3.2.1: write chunks carry none), else bytes of the stream.
+    /// Reads a length and the payload that belongs to it: the payload at this position; otherwise the next payload
+    /// without a position (RFC 8166 §4.3.2.1: write chunks have none); otherwise bytes of the stream.
     ///
     /// # Errors
-    /// The length is above `max` or differs from its payload's, or there are neither payload nor bytes.
+    /// The length exceeds `max` or differs from that of the payload, or the stream has ended.
     pub fn payload(&mut self, max: usize) -> Result<Rope, DecodeError> {
         let len = self.length(max)?;
         let position = self.position();
@@ -367,7 +369,7 @@ impl<'a> Decoder<'a> {
         Ok(first.data.clone())
     }
 
-    /// Reads the rest of the stream as it is. Payloads stay.
+    /// Returns the unread rest of the stream. Does not consume payloads.
     pub fn take_rest(&mut self) -> Bytes {
         let start = self.at();
         self.rest = &[];
@@ -377,7 +379,7 @@ impl<'a> Decoder<'a> {
     /// Checks that everything has been read.
     ///
     /// # Errors
-    /// Bytes or payloads are left.
+    /// Bytes or payloads have not been read.
     pub fn finish(&self) -> Result<(), DecodeError> {
         if self.remaining() > 0 {
             return Err(self.error(DecodeErrorKind::TrailingBytes));
@@ -389,10 +391,10 @@ impl<'a> Decoder<'a> {
         Ok(())
     }
 
-    /// Runs `read` one level deeper; recursive types (linked lists) call this to stay bounded.
+    /// Calls `read` one level deeper. Recursive types such as linked lists must use this, so that the depth is bounded.
     ///
     /// # Errors
-    /// What `read` says, or too much nesting.
+    /// The errors of `read`, or the nesting is too deep.
     #[inline]
     pub fn nested<T>(&mut self, read: impl FnOnce(&mut Self) -> Result<T, DecodeError>) -> Result<T, DecodeError> {
         if self.depth == DEPTH_MAX {
@@ -404,12 +406,12 @@ impl<'a> Decoder<'a> {
         out
     }
 
-    /// Where the first payload lies whose bytes are not in the stream.
+    /// Returns the position of the first payload whose bytes are not in the stream.
     pub(crate) fn located(&self) -> Option<crate::Located> {
         self.located
     }
 
-    /// Position in the stream, payloads not counted.
+    /// Returns the position in the stream, without payloads.
     #[inline]
     fn at(&self) -> usize {
         self.stream.len() - self.rest.len()
@@ -434,8 +436,7 @@ impl<'a> From<&'a Bytes> for Decoder<'a> {
         Self { stream, rest: stream, payloads: &[], reduced: 0, depth: 0, located: None }
     }
 }
-
-/// Zero bytes that follow an item of `len` bytes.
+/// Returns the number of padding bytes after an item of `len` bytes.
 #[inline]
 pub(crate) fn padding(len: usize) -> usize {
     len.wrapping_neg() & 3
@@ -498,9 +499,9 @@ impl<const N: usize> Encode for [u8; N] {
 impl<const N: usize> Decode for [u8; N] {
     #[inline]
     fn decode(decoder: &mut Decoder<'_>) -> Result<Self, DecodeError> {
-        // Copied from where they lie: to share the message's memory costs more.
+        // The bytes are copied from the stream, because sharing the memory of the message costs more.
         let bytes = decoder.padded(N)?;
-        Ok(*bytes.as_array().expect("of N bytes"))
+        Ok(*bytes.as_array().expect("the slice must have N bytes"))
     }
 }
 
@@ -520,7 +521,7 @@ impl<T: Decode> Decode for Option<T> {
     }
 }
 
-/// Variable-length array (RFC 4506 §4.13), bounded by what the message holds.
+/// Variable-length array (RFC 4506 §4.13). The size of the message bounds its length.
 impl<T: Encode> Encode for Vec<T> {
     fn encode(&self, encoder: &mut Encoder) {
         encoder.length(self.len());
@@ -530,7 +531,7 @@ impl<T: Encode> Encode for Vec<T> {
 
 impl<T: Decode> Decode for Vec<T> {
     fn decode(decoder: &mut Decoder<'_>) -> Result<Self, DecodeError> {
-        // Every item of a variable array takes at least four bytes in the protocols we speak.
+        // In the supported protocols, every item of a variable-length array has at least four bytes.
         let len = decoder.length(decoder.remaining().saturating_sub(4) / 4)?;
         let mut items = Vec::with_capacity(len.min(PREALLOCATE_MAX));
         for _ in 0..len {

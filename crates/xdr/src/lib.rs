@@ -1,11 +1,11 @@
-//! XDR, RFC 4506, and the one message type that every transport carries.
+//! XDR (RFC 4506), and the message type that all transports carry.
 //!
-//! Read RFC 4506 §3–4 first, and RFC 8166 §3.4 for why payloads exist.
+//! Read RFC 4506 §3–4 first, and RFC 8166 §3.4 for the reason of payloads.
 //!
-//! - [`Encode`] / [`Decode`] (derivable) turn types into XDR and back. Decoding is bounded: no
-//!   length is believed before that many bytes are known to be there, or to be a payload.
-//! - [`Message`] is an XDR stream plus *payloads*: large opaque items that are not copied into the
-//!   stream but held beside it at a known position. A transport decides how they travel.
+//! - [`Encode`] / [`Decode`] (derivable) convert types to XDR and back. Decoding is bounded: a length is accepted only
+//!   if that many bytes are in the stream or in a payload.
+//! - [`Message`] is an XDR stream plus *payloads*: large opaque items that are not copied into the stream but held
+//!   beside it at a known position. A transport chooses how it transfers them.
 //!
 //! ```
 //! use xdr::{Decode, Encode, Message, Opaque, Payload};
@@ -26,7 +26,7 @@
 //! assert_eq!(flat.decode::<WriteArgs>().unwrap(), args);
 //! ```
 
-// Lets the derive macros, which name `::xdr`, be used in this crate too.
+// The derive macros refer to `::xdr`. This lets them be used in this crate too.
 extern crate self as xdr;
 
 mod codec;

@@ -6,49 +6,49 @@ use smallvec::SmallVec;
 
 use crate::{Decode, DecodeError, Decoder, Encode, Encoder, codec::padding};
 
-/// One RPC message: inline XDR, and the large items that were taken out of it.
+/// An RPC message: inline XDR, and the large items that are held beside it.
 ///
-/// The *unreduced stream* is what XDR would produce without payloads; positions count it.
-/// Lengths of payloads are in the stream, their bytes and padding are not.
+/// The *unreduced stream* is the XDR without payloads taken out. Positions count its bytes. The stream contains the
+/// lengths of payloads, but not their bytes and padding.
 #[derive(Clone, Debug, Default)]
 pub struct Message {
     /// The XDR stream without the payloads.
     pub stream: Bytes,
-    /// The payloads, by ascending position; those without one come in the order of their items.
+    /// The payloads by ascending position. Payloads without a position are in the order of their items.
     pub payloads: SmallVec<[PlacedPayload; 1]>,
 }
 
-/// A payload and where it belongs.
+/// A payload and its position.
 #[derive(Clone, Debug)]
 pub struct PlacedPayload {
-    /// Offset of the payload's first byte in the unreduced stream, a multiple of four. A received
-    /// payload can lack one: a write chunk belongs to the next item that may be a payload.
+    /// The offset of the payload's first byte in the unreduced stream, a multiple of four. A received payload can have
+    /// none: a write chunk belongs to the next item that can be a payload.
     pub position: Option<u32>,
     /// The bytes, without padding.
     pub data: Rope,
 }
 
-/// Where in a message that is still arriving its payload lies.
+/// The position of a payload in a message of which only the first bytes have arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Located {
-    /// Offset of the first byte in the unreduced stream.
+    /// The offset of the first byte in the unreduced stream.
     pub position: usize,
-    /// Bytes, without padding.
+    /// The number of bytes without padding.
     pub len: usize,
 }
 
 impl Message {
-    /// The XDR form of `value`.
+    /// Encodes `value` as a message.
     pub fn encode(value: &impl Encode) -> Self {
         let mut encoder = Encoder::with_capacity(256);
         value.encode(&mut encoder);
         encoder.finish()
     }
 
-    /// Reads a whole message as one value.
+    /// Decodes the whole message as one value.
     ///
     /// # Errors
-    /// It is not the XDR form of `T`, or more follows.
+    /// The message is not the XDR of `T`, or bytes or payloads follow.
     pub fn decode<T: Decode>(&self) -> Result<T, DecodeError> {
         let mut decoder = Decoder::new(self);
         let value = T::decode(&mut decoder)?;
@@ -56,18 +56,18 @@ impl Message {
         Ok(value)
     }
 
-    /// Bytes of the unreduced stream.
+    /// Returns the length of the unreduced stream in bytes.
     pub fn len(&self) -> usize {
         let payloads = self.payloads.iter().map(|payload| payload.data.len());
         self.stream.len() + payloads.map(|len| len + padding(len)).sum::<usize>()
     }
 
-    /// Whether there are no bytes at all.
+    /// Returns `true` if the message has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The unreduced stream, gathered: what goes into one TCP record. Nothing is copied.
+    /// Returns the unreduced stream as a gather list, without a copy: the content of one TCP record.
     ///
     /// # Panics
     /// If a payload has no position.
@@ -75,7 +75,7 @@ impl Message {
         let mut rope = Rope::new();
         let (mut at, mut reduced) = (0, 0);
         for payload in &self.payloads {
-            let position = payload.position.expect("a payload to be sent has a position") as usize;
+            let position = payload.position.expect("a payload to send must have a position") as usize;
             let len = payload.data.len();
             let end = position - reduced;
             rope.push(Piece::Memory(self.stream.slice(at..end)));
@@ -88,10 +88,10 @@ impl Message {
         rope
     }
 
-    /// Given the first bytes of a message whose last item ends with a `T`, finds the payload of
-    /// that `T` if it reaches beyond those bytes. `skip` reads what precedes the `T`.
+    /// Finds the payload of the `T` at the end of a message from the first bytes of the message. Returns `None` if the
+    /// payload does not extend beyond these bytes. `skip` reads the items before the `T`.
     ///
-    /// This is how a stream transport puts bulk data where it is wanted before all of it is there.
+    /// Stream transports use this to receive bulk data directly into their final memory.
     pub fn locate<T: Decode>(
         prefix: &Bytes,
         skip: impl FnOnce(&mut Decoder<'_>) -> Result<(), DecodeError>,
@@ -104,7 +104,7 @@ impl Message {
     }
 }
 
-/// A message that is all stream.
+/// Makes a message without payloads.
 impl From<Bytes> for Message {
     fn from(stream: Bytes) -> Self {
         Self { stream, payloads: SmallVec::new() }

@@ -1,4 +1,4 @@
-//! Types with a bound: [`Opaque`], [`Text`], and [`Payload`].
+//! Types with a maximum length: [`Opaque`], [`Text`], [`Payload`] and [`Array`]; and [`List`].
 
 use std::{fmt, ops::Deref};
 
@@ -12,8 +12,8 @@ use crate::{Decode, DecodeError, DecodeErrorKind, Decoder, Encode, Encoder};
 pub struct Opaque<const MAX: usize>(pub Bytes);
 
 impl<const MAX: usize> Opaque<MAX> {
-    /// The same in memory of its own, for whoever keeps it: what was decoded lies in the message that it came in, whose memory
-    /// cannot be received into again as long as that is so.
+    /// Returns a copy in memory of its own, for a caller that stores it. Decoded data share the memory of their
+    /// message, which is not available for receiving while they exist.
     pub fn detached(&self) -> Self {
         Self(Bytes::copy_from_slice(&self.0))
     }
@@ -82,10 +82,10 @@ impl<const MAX: usize> From<&str> for Text<MAX> {
     }
 }
 
-/// Variable-length opaque data of at most `MAX` bytes that travels beside the stream.
+/// Variable-length opaque data of at most `MAX` bytes, which is held beside the stream.
 ///
-/// Use it for the items that a protocol's RDMA binding allows to be placed directly, and for no
-/// others (RFC 8166 §3.4.1; for NFS, RFC 8267).
+/// It is only for items that the RDMA binding of a protocol allows to be placed directly (RFC 8166 §3.4.1; for NFS, RFC
+/// 8267).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Payload<const MAX: usize>(pub Rope);
 
@@ -149,7 +149,7 @@ impl<T: Decode, const MAX: usize> Decode for Array<T, MAX> {
     }
 }
 
-/// A linked list (RFC 4506 §4.19): each item behind a TRUE, and a FALSE at the end.
+/// A linked list (RFC 4506 §4.19): a TRUE precedes each item, and a FALSE ends the list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct List<T>(pub Vec<T>);
 
@@ -195,7 +195,8 @@ impl<T: Encode> Encode for List<T> {
 impl<T: Decode> Decode for List<T> {
     fn decode(decoder: &mut Decoder<'_>) -> Result<Self, DecodeError> {
         let mut items = Vec::new();
-        // Each item takes a word of the stream for its TRUE: there are no more than the message has words.
+        // Each item needs a word of the stream for its TRUE, so the number of items is bounded by the size of the
+        // message.
         while bool::decode(decoder)? {
             items.push(T::decode(decoder)?);
         }

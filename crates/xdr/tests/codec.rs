@@ -1,4 +1,4 @@
-//! The codec against RFC 4506's layouts, against itself, and against bytes that are not XDR.
+//! Tests of the codec: the layouts of RFC 4506, round trips, and invalid bytes.
 
 use buf::{Piece, Rope};
 use bytes::Bytes;
@@ -47,7 +47,7 @@ fn kind_of<T: Decode + std::fmt::Debug>(bytes: &'static [u8]) -> (DecodeErrorKin
 }
 
 #[test]
-fn layouts_are_those_of_the_rfc() {
+fn layouts_match_the_rfc() {
     assert_eq!(&bytes_of(&0x0102_0304_u32)[..], [1, 2, 3, 4]);
     assert_eq!(&bytes_of(&-2_i32)[..], [0xff, 0xff, 0xff, 0xfe]);
     assert_eq!(&bytes_of(&-2_i64)[..], [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xfe]);
@@ -62,7 +62,7 @@ fn layouts_are_those_of_the_rfc() {
 }
 
 #[test]
-fn what_is_not_xdr_is_refused_where_it_is_wrong() {
+fn invalid_bytes_are_rejected_with_their_offset() {
     assert_eq!(kind_of::<u32>(&[0, 0, 1]), (DecodeErrorKind::Truncated, 0));
     assert_eq!(kind_of::<u32>(&[0; 8]), (DecodeErrorKind::TrailingBytes, 4));
     assert_eq!(kind_of::<bool>(&[0, 0, 0, 2]), (DecodeErrorKind::BadDiscriminant(2), 0));
@@ -71,14 +71,14 @@ fn what_is_not_xdr_is_refused_where_it_is_wrong() {
     assert_eq!(kind_of::<Opaque<2>>(&[0, 0, 0, 3, 1, 2, 3, 0]), (long, 0));
     assert_eq!(kind_of::<Opaque<8>>(&[0, 0, 0, 3, 1, 2, 3, 9]), (DecodeErrorKind::BadPadding, 4));
     assert_eq!(kind_of::<Text<8>>(&[0, 0, 0, 1, 0xff, 0, 0, 0]).0, DecodeErrorKind::BadUtf8);
-    // A count is not believed beyond what the message can hold.
+    // A count that exceeds the size of the message is rejected.
     let counted = DecodeErrorKind::TooLong { len: u32::MAX, max: 1 };
     assert_eq!(kind_of::<Vec<u64>>(&[0xff, 0xff, 0xff, 0xff, 0, 0, 0, 1]), (counted, 0));
     assert_eq!(kind_of::<Opaque<{ usize::MAX }>>(&[0xff; 4]), (DecodeErrorKind::Truncated, 4));
 }
 
 #[test]
-fn nesting_has_a_bound() {
+fn nesting_is_bounded() {
     #[derive(Debug, Encode, Decode)]
     struct Chain(Option<Box<Chain>>);
     let deep: Vec<u8> = [[0, 0, 0, 1]; 100_000].concat();
@@ -87,7 +87,7 @@ fn nesting_has_a_bound() {
 }
 
 #[test]
-fn a_payload_is_taken_by_its_position_else_in_its_turn() {
+fn payloads_are_found_by_position_or_by_order() {
     let stream = Bytes::from_static(&[0, 0, 0, 3, 0, 0, 0, 2]);
     let payload = |position, data: &'static [u8]| PlacedPayload { position, data: Bytes::from_static(data).into() };
     let decode = |payloads: Vec<PlacedPayload>| {
@@ -113,7 +113,7 @@ fn a_payload_is_taken_by_its_position_else_in_its_turn() {
 }
 
 #[test]
-fn an_empty_payload_keeps_its_place_among_the_others() {
+fn empty_payload_keeps_its_place() {
     let mut encoder = Encoder::default();
     for data in [&b"abcde"[..], b"", b"", b"fg"] {
         encoder.payload(Bytes::from_static(data).into());
@@ -131,7 +131,7 @@ fn an_empty_payload_keeps_its_place_among_the_others() {
 }
 
 #[test]
-fn an_unused_payload_means_that_the_item_is_inline() {
+fn unused_payload_means_inline_item() {
     let stream = Bytes::from_static(&[0, 0, 0, 3, 1, 2, 3, 0]);
     let unused = PlacedPayload { position: None, data: Rope::new() };
     let message = Message { stream, payloads: smallvec::smallvec![unused] };
@@ -139,7 +139,7 @@ fn an_unused_payload_means_that_the_item_is_inline() {
 }
 
 #[test]
-fn the_encoder_patches_and_forgets() {
+fn encoder_patches_and_truncates() {
     let mut encoder = Encoder::default();
     encoder.u32(0);
     let end = encoder.stream_len();
@@ -183,20 +183,20 @@ prop_compose! {
 
 proptest! {
     #[test]
-    fn everything_comes_back(value in everything()) {
+    fn decode_returns_the_encoded_value(value in everything()) {
         let message = Message::encode(&value);
         prop_assert_eq!(&message.decode::<Everything>().unwrap(), &value);
         let flat = message.to_rope().to_bytes().unwrap();
         prop_assert_eq!(flat.len(), message.len());
         prop_assert_eq!(&Message::from(flat).decode::<Everything>().unwrap(), &value);
-        // Payloads share the memory they were given.
+        // Payloads share the memory of the value.
         let given: Vec<_> = value.first.0.pieces().iter().chain(value.last.0.pieces()).map(address).collect();
         let held: Vec<_> = message.payloads.iter().flat_map(|payload| payload.data.pieces()).map(address).collect();
         prop_assert_eq!(given, held);
     }
 
     #[test]
-    fn every_truncation_is_refused_and_locates_the_payload(value in everything(), cut in any::<proptest::sample::Index>()) {
+    fn truncated_message_is_rejected_and_its_payload_located(value in everything(), cut in any::<proptest::sample::Index>()) {
         let message = Message::encode(&value);
         let flat = message.to_rope().to_bytes().unwrap();
         let cut = flat.slice(..cut.index(flat.len()));

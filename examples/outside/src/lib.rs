@@ -1,7 +1,8 @@
-//! A back end and a server that are no part of Slipway: [`Audited`], a tree in memory that counts the changes of its names.
+//! A back end and a server outside of Slipway's workspace: [`Audited`], a tree in memory that counts the changes of its
+//! names.
 //!
-//! It names no crate of Slipway but public ones, and Slipway names nothing of it: `tests/conformance.rs` runs the conformance suite
-//! on the back end, `tests/serve.rs` serves it.
+//! It uses only public crates of Slipway, and Slipway does not depend on it. `tests/conformance.rs` runs the
+//! conformance suite on the back end; `tests/serve.rs` serves it.
 
 use std::{
     io,
@@ -34,7 +35,7 @@ pub struct Audited {
 }
 
 impl Audited {
-    /// An empty tree that adds its changes to `changes`.
+    /// Makes an empty tree that adds the number of its changes to `changes`.
     pub fn new(options: MemoryOptions, changes: Arc<AtomicU64>) -> Self {
         let tree = Memory::new(options);
         let caps = FsCaps { acls: false, xattrs: false, clone_block: 0, ..tree.caps().clone() };
@@ -49,7 +50,7 @@ impl Audited {
     }
 }
 
-/// Methods that the tree has, as they are.
+/// Defines methods that call those of the tree. Methods marked `counted` also count the change.
 macro_rules! delegate {
     ($($(#[$counted:ident])? fn $method:ident($($argument:ident: $kind:ty),*) -> $result:ty;)*) => {
         $(fn $method(&self, $($argument: $kind),*) -> $result {
@@ -101,8 +102,8 @@ impl Vfs for Audited {
     }
 }
 
-/// Serves the exports of `config`, in which `backend = "audited"` adds its changes to `changes`, over TCP on a free port, as long
-/// as the [`Workers`] live.
+/// Serves the exports of `config` over TCP on a free port while the [`Workers`] exist. Back ends `audited` in the
+/// configuration add the number of their changes to `changes`.
 pub async fn serve(config: &str, changes: Arc<AtomicU64>) -> io::Result<(SocketAddr, Workers)> {
     let mut backends = Backends::standard();
     backends.register("audited", move |settings: &BackendSettings, opening: &Opening<'_>| {
@@ -115,8 +116,8 @@ pub async fn serve(config: &str, changes: Arc<AtomicU64>) -> io::Result<(SocketA
     let nfs = NfsServer::open_with(&config, "unused: nothing survives".as_ref(), &pool, Settings::default())?;
     let server = nfs.services().into_iter().fold(rpc::Server::builder(), ServerBuilder::shared).build();
     let workers = Workers::new(WorkerOptions { threads: 1, ..Default::default() })?;
-    let tcp = transports::for_server(&pool).find("tcp").expect("always there");
-    let listener = tcp.listen("127.0.0.1:0".parse().expect("an address"))?;
+    let tcp = transports::for_server(&pool).find("tcp").expect("tcp must be available");
+    let listener = tcp.listen("127.0.0.1:0".parse().expect("the address must be valid"))?;
     let address = listener.local_addr();
     workers.listen(server, listener);
     tokio::spawn(nfs.upkeep());

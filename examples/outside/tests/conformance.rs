@@ -1,4 +1,4 @@
-//! The conformance suite on the back end of this crate.
+//! Runs the conformance suite on the back end of this crate.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! The server of this crate serves its back end.
+//! Tests the server of this crate with its back end.
 
 use std::sync::{Arc, atomic::AtomicU64};
 
@@ -14,7 +14,7 @@ async fn clients_reach_the_back_end() {
         assert_eq!(mount.read(version).await.unwrap(), "hello");
         mount.remove(version).await.unwrap();
     }
-    assert_eq!(changes.load(std::sync::atomic::Ordering::Relaxed), 4, "two files were created and removed");
+    assert_eq!(changes.load(std::sync::atomic::Ordering::Relaxed), 4, "creating and removing two files must count four changes");
     let unknown = outside::serve("[[export]]\nname = '/a'\nbackend = 'other'", changes).await.err().unwrap();
     assert!(unknown.to_string().contains("there are audited, memory, posix"), "{unknown}");
 }

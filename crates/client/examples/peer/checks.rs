@@ -1,5 +1,5 @@
-//! What only version 4 has, of one way to reach an export: locks, attributes, holes, copies, delegations, and sessions over several
-//! connections. The export is an ext4 of Linux's.
+//! Checks of the operations that only NFSv4 has: locks, attributes, holes, copies, delegations, and sessions over
+//! several connections. The export is an ext4 of Linux's server.
 
 use std::time::Duration;
 
@@ -12,13 +12,14 @@ use nfs::v4::{
 
 use crate::{data, exclusive, mount, shared, v4};
 
-/// By the URL of an export, and a further address of its server, as in the URL's `addr`, by the other transport.
+/// Runs all checks through the URL of an export. `also` is a further address of its server, as in the URL's `addr`, by
+/// the other transport.
 pub async fn all(url: &str, also: &str) {
-    locks_of_two_clients_exclude_each_other(url).await;
-    files_are_what_they_were_made(url).await;
-    acls_are_kept(url).await;
-    delegations_are_given_and_recalled(url).await;
-    several_connections_carry_a_mount(url).await;
+    check_locks_conflict(url).await;
+    check_file_types_and_attributes(url).await;
+    check_acls(url).await;
+    check_delegations(url).await;
+    check_several_connections(url).await;
     let minor = {
         let mount = mount(url).await;
         let minor = v4(&mount).minor_version();
@@ -26,24 +27,24 @@ pub async fn all(url: &str, also: &str) {
         minor
     };
     if minor >= 1 {
-        transports_are_mixed_in_one_session(url, also).await;
+        check_mixed_transports(url, also).await;
     }
     if minor >= 2 {
-        extended_attributes_are_kept(url).await;
-        holes_are_found_made_and_filled(url).await;
-        the_server_copies(url).await;
+        check_extended_attributes(url).await;
+        check_holes(url).await;
+        check_copy(url).await;
     }
 }
 
-async fn locks_of_two_clients_exclude_each_other(url: &str) {
+async fn check_locks_conflict(url: &str) {
     let (one, other) = (mount(url).await, mount(url).await);
     one.write("locked", &b"0123456789"[..]).await.unwrap();
     let file = one.open("locked").await.unwrap().handle().clone();
     assert_eq!(v4(&one).lock(&file, b"a", exclusive(0, 10)).await.unwrap(), None);
-    // Version 4.0 opens what it locks by the name that it has found it by.
+    // NFSv4.0 opens the file to lock by the name under which it was found.
     assert_eq!(*other.open("locked").await.unwrap().handle(), file);
-    let in_the_way = v4(&other).lock(&file, b"a", shared(5, 1)).await.unwrap().expect("it is locked");
-    assert!(in_the_way.exclusive && in_the_way.offset == 0 && in_the_way.length == 10, "{in_the_way:?}");
+    let conflict = v4(&other).lock(&file, b"a", shared(5, 1)).await.unwrap().expect("the bytes must be locked");
+    assert!(conflict.exclusive && conflict.offset == 0 && conflict.length == 10, "{conflict:?}");
     assert_eq!(v4(&other).lock(&file, b"a", exclusive(10, u64::MAX)).await.unwrap(), None, "another range");
     assert!(v4(&one).test_lock(&file, b"b", shared(0, 1)).await.unwrap().is_some(), "another owner of one client");
     v4(&one).unlock(&file, b"a", 0, 5).await.unwrap();
@@ -59,8 +60,8 @@ async fn locks_of_two_clients_exclude_each_other(url: &str) {
     other.unmount().await.unwrap();
 }
 
-/// They are POSIX ACLs there, and users are numbers: what one may do more is kept, and is what he can do.
-async fn acls_are_kept(url: &str) {
+/// The server maps ACLs to POSIX ACLs, and users are numbers. An added entry must be stored and must grant access.
+async fn check_acls(url: &str) {
     let mount = mount(url).await;
     mount.write("with-acl", &b"for some"[..]).await.unwrap();
     mount.chmod("with-acl", 0o600).await.unwrap();
@@ -83,12 +84,12 @@ async fn acls_are_kept(url: &str) {
     let refused = stranger.write("with-acl", &b"by a stranger"[..]).await.unwrap_err();
     assert_eq!(refused.status(), Some(client::Status::AccessDenied));
     stranger.unmount().await.unwrap();
-    // The next run's is to begin with its mode alone.
+    // Remove the file, so that the next run creates it without an ACL.
     mount.remove("with-acl").await.unwrap();
     mount.unmount().await.unwrap();
 }
 
-async fn extended_attributes_are_kept(url: &str) {
+async fn check_extended_attributes(url: &str) {
     let mount = mount(url).await;
     mount.write("with-xattrs", &b"x"[..]).await.unwrap();
     let file = mount.resolve("with-xattrs").await.unwrap().handle;
@@ -103,7 +104,7 @@ async fn extended_attributes_are_kept(url: &str) {
     mount.unmount().await.unwrap();
 }
 
-async fn holes_are_found_made_and_filled(url: &str) {
+async fn check_holes(url: &str) {
     let mount = mount(url).await;
     let file = mount.create("sparse", 0o644).await.unwrap();
     let block = Bytes::from(vec![7u8; 1 << 20]);
@@ -117,12 +118,12 @@ async fn holes_are_found_made_and_filled(url: &str) {
     assert!(file.read_bytes(0, 4096).await.unwrap().iter().all(|&byte| byte == 0));
     v4(&mount).allocate(file.handle(), 1 << 20, 1 << 20).await.unwrap();
     assert!(file.stat().await.unwrap().used >= 2 << 20);
-    // A delegation that is left behind is in the next run's way for as long as a lease.
+    // A delegation that is not returned would delay the next run for as long as a lease.
     drop(file);
     mount.unmount().await.unwrap();
 }
 
-async fn the_server_copies(url: &str) {
+async fn check_copy(url: &str) {
     let mount = mount(url).await;
     let content = data(3 << 20, 5);
     mount.write("original", content.clone()).await.unwrap();
@@ -130,7 +131,7 @@ async fn the_server_copies(url: &str) {
     let (mut copied, whole) = (0, content.len() as u64);
     while copied < whole {
         let (bytes, _) = v4(&mount).copy((from.handle(), copied), (to.handle(), copied), whole - copied).await.unwrap();
-        assert!(bytes > 0, "a copy that goes on");
+        assert!(bytes > 0, "a copy must make progress");
         copied += bytes;
     }
     assert_eq!(mount.read("copied").await.unwrap(), content);
@@ -141,7 +142,7 @@ async fn the_server_copies(url: &str) {
     mount.unmount().await.unwrap();
 }
 
-async fn files_are_what_they_were_made(url: &str) {
+async fn check_file_types_and_attributes(url: &str) {
     let mount = mount(url).await;
     mount.mkdir("made", 0o755).await.unwrap();
     mount.symlink("made/f", "made/link").await.unwrap();
@@ -171,13 +172,13 @@ async fn files_are_what_they_were_made(url: &str) {
     mount.unmount().await.unwrap();
 }
 
-/// The server gives delegations to clients since 4.1, which can be called back on their own connections. Another client that writes
-/// has it recalled; with or without, nobody reads stale data.
-async fn delegations_are_given_and_recalled(url: &str) {
+/// The server grants delegations to clients since 4.1, because it can call them back on their own connections. A write
+/// by another client recalls the delegation. With or without a delegation, no client reads stale data.
+async fn check_delegations(url: &str) {
     let writer = mount(url).await;
     let (mut delegated, mut can) = (false, true);
-    // Linux's server gives none while somebody writes, nor, for a while, of what looks like a file whose delegation was recalled lately,
-    // and it keeps what was written open for some seconds.
+    // Linux's server grants no delegation while another client writes, nor, for some time, for files that look like one
+    // whose delegation was recalled. It also keeps written files open for some seconds.
     for attempt in 0..DELEGATION_TRIES {
         let name = format!("shared-{attempt}");
         let made = mount(url).await;
@@ -189,7 +190,10 @@ async fn delegations_are_given_and_recalled(url: &str) {
         assert_eq!(file.read_bytes(0, 100).await.unwrap(), "first");
         delegated = v4(&reader).is_delegated(file.handle());
         writer.write(&name, &b"second one"[..]).await.unwrap();
-        assert!(!v4(&reader).is_delegated(file.handle()), "somebody else writes");
+        assert!(
+            !v4(&reader).is_delegated(file.handle()),
+            "the delegation must be recalled before another client writes"
+        );
         assert_eq!(file.stat().await.unwrap().size, 10);
         assert_eq!(file.read_bytes(0, 100).await.unwrap(), "second one");
         drop(file);
@@ -200,23 +204,23 @@ async fn delegations_are_given_and_recalled(url: &str) {
             break;
         }
     }
-    assert_eq!(delegated, can, "the server delegates files to whom it can call back");
+    assert_eq!(delegated, can, "the server must delegate files exactly if it can call the client back");
     writer.unmount().await.unwrap();
 }
 
-async fn several_connections_carry_a_mount(url: &str) {
+async fn check_several_connections(url: &str) {
     let mount = mount(&format!("{url}&nconnect=4")).await;
     assert_eq!(v4(&mount).connections(), 4);
-    carries_data(mount, "by-four", 7).await;
+    check_data(mount, "by-four", 7).await;
 }
 
-async fn transports_are_mixed_in_one_session(url: &str, also: &str) {
+async fn check_mixed_transports(url: &str, also: &str) {
     let mount = mount(&format!("{url}&addr={also}")).await;
     assert_eq!(v4(&mount).connections(), 2);
-    carries_data(mount, "by-both", 11).await;
+    check_data(mount, "by-both", 11).await;
 }
 
-async fn carries_data(mount: Mount, file: &str, seed: u32) {
+async fn check_data(mount: Mount, file: &str, seed: u32) {
     let data = data(3_000_000, seed);
     mount.write(file, data.clone()).await.unwrap();
     assert_eq!(mount.read(file).await.unwrap(), data);

@@ -1,4 +1,5 @@
-//! What has to last: locks of clients that do nothing for several leases, and opens, locks and data over a restart of the server.
+//! Long-lived state: locks of clients that are idle for several leases, and opens, locks and data over a restart of the
+//! server.
 
 use std::{
     path::Path,
@@ -14,22 +15,23 @@ use tokio::task::JoinHandle;
 
 use crate::{data, exclusive, mount, v4};
 
-/// Takes a lock by each URL, makes DIR/holding, and does nothing until DIR/enough is there; then the locks must be in force, and still
-/// these clients' own.
+/// Takes a lock through each URL, creates DIR/holding, and is idle until DIR/enough exists. Then checks that the
+/// clients still hold their locks.
 pub async fn idle(dir: &Path, urls: &[&str]) {
     let mut holders = Vec::new();
     for (at, url) in urls.iter().enumerate() {
         holders.push(Holder::new(url, &format!("idle-{at}")).await);
     }
-    tell(dir, "holding");
-    told(dir, "enough").await;
+    signal(dir, "holding");
+    wait_for_signal(dir, "enough").await;
     for holder in holders {
-        holder.still_holds().await;
+        holder.check_lock().await;
     }
 }
 
-/// Loads a server by each URL, by those of version 4 with a lock held, and makes DIR/restart when all are under way; the server is to be
-/// another by the time that DIR/restarted is there. All go on, and nothing is lost.
+/// Writes and reads through each URL, and holds a lock through those of NFSv4. Creates DIR/restart when all clients
+/// run, and waits for DIR/restarted, which means that the server was restarted. Then checks that all clients continue
+/// and no data are lost.
 pub async fn restart(dir: &Path, urls: &[&str]) {
     let (mut holders, mut loads) = (Vec::new(), Vec::new());
     for (at, url) in urls.iter().enumerate() {
@@ -39,22 +41,22 @@ pub async fn restart(dir: &Path, urls: &[&str]) {
         }
     }
     for load in &loads {
-        load.goes_on().await;
+        load.wait_for_progress().await;
     }
-    tell(dir, "restart");
-    told(dir, "restarted").await;
+    signal(dir, "restart");
+    wait_for_signal(dir, "restarted").await;
     for load in &loads {
-        load.goes_on().await;
+        load.wait_for_progress().await;
     }
     for holder in holders {
-        holder.still_holds().await;
+        holder.check_lock().await;
     }
     for load in loads {
         load.end().await;
     }
 }
 
-/// A client with a lock.
+/// A client that holds a lock.
 struct Holder {
     url: String,
     name: String,
@@ -71,14 +73,14 @@ impl Holder {
         Self { url: url.to_owned(), name: name.to_owned(), mount, file }
     }
 
-    /// It is in another client's way, and goes when it is unlocked, which says that it was there.
-    async fn still_holds(self) {
+    /// Checks that the lock conflicts with that of another client, and that unlocking it removes the conflict.
+    async fn check_lock(self) {
         let Self { url, name, mount: own, file } = self;
         let other = mount(&url).await;
         let seen = other.open(&name).await.unwrap();
-        let in_the_way = v4(&other).lock(seen.handle(), b"other", exclusive(0, 10)).await.unwrap();
-        let in_the_way = in_the_way.unwrap_or_else(|| panic!("{url}: the lock is not in force any more"));
-        assert_eq!((in_the_way.offset, in_the_way.length), (2, 6), "{url}");
+        let conflict = v4(&other).lock(seen.handle(), b"other", exclusive(0, 10)).await.unwrap();
+        let conflict = conflict.unwrap_or_else(|| panic!("{url}: the lock is lost"));
+        assert_eq!((conflict.offset, conflict.length), (2, 6), "{url}");
         assert_eq!(file.read_bytes(0, 10).await.unwrap(), "0123456789");
         v4(&own).unlock(file.handle(), b"holder", 2, 6).await.unwrap_or_else(|error| panic!("{url}: {error}"));
         assert_eq!(v4(&other).lock(seen.handle(), b"other", exclusive(0, 10)).await.unwrap(), None);
@@ -88,7 +90,7 @@ impl Holder {
     }
 }
 
-/// A client that writes and reads a file all the time.
+/// A client that writes and reads a file continuously.
 struct Load {
     rounds: Arc<AtomicU32>,
     enough: Arc<AtomicBool>,
@@ -114,7 +116,7 @@ impl Load {
             for block in 0..BLOCKS.min(round) {
                 let last = (round - 1 - block) / BLOCKS * BLOCKS + block;
                 let read = file.read_bytes(u64::from(block) * u64::from(BLOCK), BLOCK as usize).await.unwrap();
-                assert!(read == data(BLOCK, last), "{name}: block {block} is that of round {last}");
+                assert!(read == data(BLOCK, last), "{name}: block {block} must be that of round {last}");
             }
             drop(file);
             mount.unmount().await.unwrap();
@@ -122,11 +124,11 @@ impl Load {
         Self { rounds, enough, task }
     }
 
-    /// Waits until it has come some way from here.
-    async fn goes_on(&self) {
+    /// Waits until the client has completed some more rounds.
+    async fn wait_for_progress(&self) {
         let before = self.rounds.load(Relaxed);
         while self.rounds.load(Relaxed) < before + BLOCKS {
-            assert!(!self.task.is_finished(), "a load has ended");
+            assert!(!self.task.is_finished(), "a client has ended");
             tokio::time::sleep(POLL).await;
         }
     }
@@ -137,20 +139,20 @@ impl Load {
     }
 }
 
-/// Makes a file that tells somebody something.
-fn tell(dir: &Path, what: &str) {
+/// Creates a file as a signal for the calling script.
+fn signal(dir: &Path, what: &str) {
     std::fs::write(dir.join(what), "").unwrap_or_else(|error| panic!("{what}: {error}"));
 }
 
-/// Waits for one.
-async fn told(dir: &Path, what: &str) {
+/// Waits until the script creates a file.
+async fn wait_for_signal(dir: &Path, what: &str) {
     while !dir.join(what).exists() {
         tokio::time::sleep(POLL).await;
     }
 }
 
-/// Bytes of a write.
+/// Bytes of each write.
 const BLOCK: u32 = 64 << 10;
-/// Of a loaded file.
+/// The number of blocks in a file.
 const BLOCKS: u32 = 8;
 const POLL: Duration = Duration::from_millis(200);

@@ -1,11 +1,12 @@
-//! This client against a server that nobody here wrote: `cargo xtask interop --only knfsd4` runs it. It panics where something is not
-//! as it should be.
+//! This client against a server of another implementation: `cargo xtask interop --only knfsd4` runs it. It panics if a
+//! check fails.
 //!
-//! - `peer checks URL ADDR`: what only version 4 has, by one URL of an export; ADDR is a further address of its server.
-//! - `peer idle DIR URL…`: locks are held by clients that do nothing, for as long as it takes.
+//! - `peer checks URL ADDR`: the operations that only NFSv4 has, by one URL of an export. ADDR is a further address of
+//!   its server.
+//! - `peer idle DIR URL…`: idle clients hold locks over several leases.
 //! - `peer restart DIR URL…`: the server restarts under load.
 //!
-//! A URL has a query. In DIR, files tell what has come to pass; each mode says which.
+//! Each URL must have a query. Files in DIR signal progress; each mode documents them.
 
 mod checks;
 mod lasting;
@@ -30,9 +31,9 @@ async fn main() {
     }
 }
 
-/// Another client of the export.
+/// Mounts the export as another client.
 async fn mount(url: &str) -> Mount {
-    let url: NfsUrl = format!("{url}&timeo={CALL_LIMIT_DS}").parse().expect("a URL");
+    let url: NfsUrl = format!("{url}&timeo={CALL_LIMIT_DS}").parse().expect("URL must be valid");
     Mount::connect(&url, &switch()).await.unwrap_or_else(|error| panic!("mounting: {error}"))
 }
 
@@ -44,7 +45,7 @@ fn switch() -> Switch {
 }
 
 fn v4(mount: &Mount) -> &V4 {
-    mount.v4().expect("version 4")
+    mount.v4().expect("the mount must use NFSv4")
 }
 
 fn exclusive(offset: u64, length: u64) -> LockRange {
@@ -55,10 +56,10 @@ fn shared(offset: u64, length: u64) -> LockRange {
     LockRange { offset, length, exclusive: false }
 }
 
-/// Bytes that differ with `seed`.
+/// Returns bytes that depend on `seed`.
 fn data(len: u32, seed: u32) -> Bytes {
     (0..len).map(|at| (at.wrapping_mul(seed) ^ (at >> 8)) as u8).collect()
 }
 
-/// Longest that a call may take, in tenths of a second, also while the server restarts: the machine may be busy.
+/// The timeout of a call in tenths of a second. It is long, because the server restarts and the machine may be busy.
 const CALL_LIMIT_DS: u32 = 6000;

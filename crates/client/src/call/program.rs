@@ -138,14 +138,12 @@ impl Program {
     }
 
     /// Calls NULL over the new connection, to check that the server speaks RPC. If the connection is lost, it is made
-    /// again
-    /// up to [`PINGS_MAX`] times. Then this fails, because whatever listens at the port does not speak RPC over this
-    /// transport, and later calls would reconnect until their deadline.
+    /// again up to [`PINGS_MAX`] times. Then this fails, because whatever listens at the port does not speak RPC over
+    /// this transport, and later calls would reconnect until their deadline.
     ///
     /// # Errors
     /// The connection is lost each time, or the server does not answer before the deadline. It is not an error if the
-    /// server
-    /// refuses the call.
+    /// server refuses the call.
     pub async fn pinged(self) -> Result<Self> {
         let deadline = self.deadline();
         let mut attempts = 1;

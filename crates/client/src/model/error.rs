@@ -133,8 +133,8 @@ impl Error {
     }
 
     /// Returns `true` if a reply was received that cannot be decoded. Linux's server (6.1) omits results or parts of
-    /// them if the
-    /// reply to a compound exceeds its limit. Several smaller requests can succeed instead of the one that failed.
+    /// them if the reply to a compound exceeds its limit. Several smaller requests can succeed instead of the one that
+    /// failed.
     pub(crate) fn is_unreadable(&self) -> bool {
         matches!(self.0.kind, ErrorKind::Protocol(_))
     }

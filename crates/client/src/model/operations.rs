@@ -1,9 +1,8 @@
 //! The table of the operations by file handle that every version of NFS has.
 //!
 //! [`operations!`] passes the table to another macro. This module makes the trait [`Operations`] from it, which each
-//! version
-//! implements. The module `mount` makes the methods of [`Protocol`](crate::Protocol) from it, which call the version in
-//! use.
+//! version implements. The module `mount` makes the methods of [`Protocol`](crate::Protocol) from it, which call the
+//! version in use.
 
 use std::future::Future;
 
@@ -37,7 +36,7 @@ macro_rules! operations {
                 /// `NotPermitted`, `AccessDenied`, …
                 setattr(object: &Handle, set: SetAttr) -> Result<Option<Attr>>;
 
-                /// Returns the object with a name.
+                /// Returns the object with the given name.
                 ///
                 /// # Errors
                 /// `NotFound`, `NotADirectory`, …
@@ -63,10 +62,8 @@ macro_rules! operations {
                 read(file: &Handle, offset: u64, count: u32) -> Result<ReadData>;
 
                 /// Reads into all visible bytes of `region`, which the transport fills itself if it can. Returns a
-                /// region of the same visible
-                /// length in every case. It is the caller's region, unless the transport still holds that at the
-                /// deadline; then it is host
-                /// memory.
+                /// region of the same visible length in every case. It is the caller's region, unless the transport
+                /// still holds that at the deadline; then it is host memory.
                 ///
                 /// # Errors
                 /// The errors of [`read`](Self::read). The content of the region is then unspecified.
@@ -135,8 +132,7 @@ macro_rules! operations {
                 link(object: &Handle, dir: &Handle, name: &[u8]) -> Result<Option<Attr>>;
 
                 /// Returns the entries after `cookie` in up to `count` bytes. With `plus`, they have attributes and
-                /// handles if the server
-                /// sends these.
+                /// handles if the server sends these.
                 ///
                 /// # Errors
                 /// `BadCookie`, `TooSmall`, …

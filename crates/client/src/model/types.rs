@@ -12,8 +12,7 @@ pub use nfs::v3::StableHow;
 pub type Handle = Opaque<{ nfs::v4::FHSIZE4 }>;
 
 /// A value by which the client detects changes at the server. The verifier of a WRITE changes when the server may have
-/// lost
-/// uncommitted data. The verifier of a directory is sent together with its cookies.
+/// lost uncommitted data. The verifier of a directory is sent together with its cookies.
 pub type Verifier = [u8; 8];
 
 /// The type of an object.
@@ -86,8 +85,7 @@ pub struct Attr {
 
 impl Attr {
     /// Returns the ID of the file system and the number of the object in it, which together identify the object at its
-    /// server.
-    /// Returns `None` if the server does not send the number.
+    /// server. Returns `None` if the server does not send the number.
     pub fn identity(&self) -> Option<(u64, u64)> {
         (self.fileid != 0).then_some((self.fsid, self.fileid))
     }

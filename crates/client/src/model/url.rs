@@ -39,8 +39,7 @@ pub struct MountOptions {
     /// `nconnect`: the number of connections that NFSv4 makes to each address over each transport.
     pub nconnect: u32,
     /// `addr`: further addresses of the same server, separated by commas. Each is `host`, `host:port` or
-    /// `proto@host:port`.
-    /// NFSv4 uses all of them.
+    /// `proto@host:port`. NFSv4 uses all of them.
     pub addresses: Vec<String>,
     /// `proto`: the name of the transport in the switch. NFSv4 can use several at the same time: `tcp+rdma`.
     pub proto: String,
@@ -49,9 +48,8 @@ pub struct MountOptions {
     /// `mountproto`: the transport of MOUNT, if it is not the transport of NFS.
     pub mount_proto: Option<String>,
     /// `timeo`: the time that the server may be silent while an operation waits, including retransmissions. A server
-    /// that asks
-    /// to retry later is not silent. A number in the URL is in tenths of a second, as in nfs(5), unless `ms` or `s`
-    /// follows it.
+    /// that asks to retry later is not silent. A number in the URL is in tenths of a second, as in nfs(5), unless `ms`
+    /// or `s` follows it.
     pub deadline: Duration,
     /// `uid`: the user to act as. The default is the user of the process.
     pub uid: Option<u32>,
@@ -98,13 +96,13 @@ impl Default for MountOptions {
 pub enum Version {
     /// The newest version that the server supports.
     Auto,
-    /// Version 3.
+    /// NFSv3.
     V3,
-    /// Version 4.0.
+    /// NFSv4.0.
     V4_0,
-    /// Version 4.1.
+    /// NFSv4.1.
     V4_1,
-    /// Version 4.2.
+    /// NFSv4.2.
     V4_2,
 }
 

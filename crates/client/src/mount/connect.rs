@@ -1,13 +1,10 @@
 //! Makes a mount from a URL: chooses addresses, ports and transports, and finds the export in the path.
 //!
 //! - **Ports.** A port in the URL is that of NFS. Without one, the port is 20049 for `rdma` (RFC 8267 §4.4). For `tcp`
-//!   and
-//!   `udp` it is the port that rpcbind returns, or else 2049.
+//!   and `udp` it is the port that rpcbind returns, or else 2049.
 //! - **MOUNT** is at the port `mountport`. Without this option, MOUNT is tried first on the connection of NFS, where
-//!   Slipway's
-//!   server answers it, and then at the port that rpcbind returns; in the other order if rpcbind has already been
-//!   asked. So a
-//!   server without MOUNT on RDMA is asked over TCP.
+//!   Slipway's server answers it, and then at the port that rpcbind returns; in the other order if rpcbind has already
+//!   been asked. So a server without MOUNT on RDMA is asked over TCP.
 //! - **The export** is the longest part of the path that the server mounts. The names in the rest are looked up.
 
 use std::{
@@ -62,8 +59,7 @@ type Probe<T> = for<'a> fn(&'a Site, MountClient) -> BoxFuture<'a, Result<T>>;
 
 impl Mount {
     /// Mounts the tree that `url` names: connects over its transport, finds MOUNT, and mounts the URL's path. If the
-    /// server
-    /// refuses that path, mounts the longest part of it that the server mounts.
+    /// server refuses that path, mounts the longest part of it that the server mounts.
     ///
     /// # Errors
     /// The host or transport is unknown, no server answers, or the server does not export the path to this client.
@@ -83,8 +79,7 @@ impl MountClient {
 }
 
 /// Mounts the tree that a URL names, after `hops` referrals. `identity` is the client's identity at another server, if
-/// the file
-/// system has moved from there.
+/// the file system has moved from there.
 async fn mount(url: &NfsUrl, switch: &Switch, hops: u32, identity: Option<MigrationIdentity>) -> Result<Mount> {
     Site { hops, identity, ..Site::new(url, switch) }.try_addresses(|site, ip| Box::pin(site.mount_at(ip))).await
 }
@@ -122,7 +117,7 @@ struct Ports {
     /// The port of MOUNT from rpcbind; `None` if rpcbind was not asked or has no such port.
     mount: Option<u16>,
     /// Set if rpcbind has been asked.
-    asked: bool,
+    rpcbind_asked: bool,
 }
 
 impl Site {
@@ -325,20 +320,20 @@ impl Site {
 
     async fn ports(&self, ip: IpAddr) -> Result<Ports> {
         if let Some(nfs) = self.url.port {
-            return Ok(Ports { nfs, mount: None, asked: false });
+            return Ok(Ports { nfs, mount: None, rpcbind_asked: false });
         }
         match self.options().proto.as_str() {
             "tcp" | "udp" => {}
-            "rdma" => return Ok(Ports { nfs: NFS_RDMA_PORT, mount: None, asked: false }),
+            "rdma" => return Ok(Ports { nfs: NFS_RDMA_PORT, mount: None, rpcbind_asked: false }),
             // rpcbind has no entries for other transports.
-            _ => return Ok(Ports { nfs: NFS_PORT, mount: None, asked: false }),
+            _ => return Ok(Ports { nfs: NFS_PORT, mount: None, rpcbind_asked: false }),
         }
         let nfs = self.ask_rpcbind(ip, NFS_PROGRAM, nfs::v3::VERSION, &self.options().proto).await;
         let mount = match self.options().mount_port {
             None => self.ask_rpcbind(ip, MOUNT_PROGRAM, nfs::mount::VERSION, self.mount_proto()).await,
             given => given,
         };
-        Ok(Ports { nfs: nfs.unwrap_or(NFS_PORT), mount, asked: true })
+        Ok(Ports { nfs: nfs.unwrap_or(NFS_PORT), mount, rpcbind_asked: true })
     }
 
     async fn nfs_link(&self, ip: IpAddr, ports: &Ports) -> Result<Link> {
@@ -356,7 +351,7 @@ impl Site {
     ) -> Result<(Mountd, T)> {
         let given = self.options().mount_port;
         if given.is_none()
-            && !(ports.asked && ports.mount.is_some())
+            && !(ports.rpcbind_asked && ports.mount.is_some())
             && let Some(link) = nfs
         {
             let client = MountClient::new(mountd::program(link.clone(), self.server.clone(), self.options()));
@@ -368,7 +363,9 @@ impl Site {
             }
         }
         let found = match given.or(ports.mount) {
-            None if !ports.asked => self.ask_rpcbind(ip, MOUNT_PROGRAM, nfs::mount::VERSION, self.mount_proto()).await,
+            None if !ports.rpcbind_asked => {
+                self.ask_rpcbind(ip, MOUNT_PROGRAM, nfs::mount::VERSION, self.mount_proto()).await
+            }
             port => port,
         };
         let Some(port) = found else {

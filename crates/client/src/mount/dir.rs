@@ -48,8 +48,7 @@ pub struct Dir {
     /// beginning.
     server: u64,
     /// The hashes of the names that were listed from this server. When the directory moves, they are added to `again`,
-    /// whose
-    /// names are skipped.
+    /// whose names are skipped.
     listed: Vec<u64>,
     again: HashSet<u64>,
     hasher: RandomState,

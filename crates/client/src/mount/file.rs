@@ -11,8 +11,7 @@ use crate::{
 };
 
 /// A file of a [`Mount`]. It consists of a handle, is cheap to clone, and needs no close. NFSv3 has no open files on
-/// the
-/// server. In NFSv4, the mount opens and closes the file when that is needed.
+/// the server. In NFSv4, the mount opens and closes the file when that is needed.
 #[derive(Clone, Debug)]
 pub struct File {
     mount: Mount,
@@ -67,14 +66,11 @@ impl File {
     }
 
     /// Reads into all visible bytes of `into`: a [`Buffer`](buf::Buffer), or a [`Region`] of any kind of memory. Reads
-    /// fewer bytes
-    /// only at the end of the file. Returns memory of the same visible length in every case. It is the caller's memory,
-    /// unless
-    /// the transport still holds that at the deadline; then it is host memory.
+    /// fewer bytes only at the end of the file. Returns memory of the same visible length in every case. It is the
+    /// caller's memory, unless the transport still holds that at the deadline; then it is host memory.
     ///
     /// The transport places up to [`Mount::read_size`] bytes directly into the memory if it can. For larger memory,
-    /// several READs
-    /// run at the same time and their data are copied into it.
+    /// several READs run at the same time and their data are copied into it.
     ///
     /// # Errors
     /// A READ failed. The content of the memory is then unspecified.
@@ -154,8 +150,7 @@ impl File {
     }
 
     /// Reads up to `len` bytes; fewer only at the end of the file. Up to [`Mount::read_size`] bytes are not copied:
-    /// they are
-    /// returned in the pool memory into which the transport received them.
+    /// they are returned in the pool memory into which the transport received them.
     ///
     /// # Errors
     /// A READ failed.
@@ -188,8 +183,7 @@ impl File {
     /// Writes `data` at `offset`, without a copy. All data are on stable storage when this returns.
     ///
     /// Use a [`writer`](Self::writer) or [`Protocol::write`](crate::Protocol::write) if not every write must be durable
-    /// at once:
-    /// these send unstable writes.
+    /// at once: these send unstable writes.
     ///
     /// # Errors
     /// A WRITE or COMMIT failed. Some of the data may have been written.

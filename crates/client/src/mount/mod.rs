@@ -1,15 +1,13 @@
 //! [`Mount`]: a mounted tree, and operations on its paths.
 //!
 //! A path consists of bytes with slashes between names. It starts at the directory that the URL names, with or without
-//! a
-//! leading slash. The client follows symbolic links, not the server. They cannot lead out of the mount: `..` stays at
-//! its
-//! root, and an absolute link starts there. A caller that has handles uses [`Mount::protocol`] and avoids the lookups.
+//! a leading slash. The client follows symbolic links, not the server. They cannot lead out of the mount: `..` stays at
+//! its root, and an absolute link starts there. A caller that has handles uses [`Mount::protocol`] and avoids the
+//! lookups.
 //!
 //! In NFSv4, a referral on a path can lead to another server. The objects there belong to a mount of their own, which
-//! is
-//! made when it is first needed. An [`Object`], [`File`] or [`Dir`] contains its mount. A handle is valid only in its
-//! own mount.
+//! is made when it is first needed. An [`Object`], [`File`] or [`Dir`] contains its mount. A handle is valid only in
+//! its own mount.
 
 mod connect;
 mod dir;
@@ -89,7 +87,7 @@ pub(crate) struct Inner {
 /// An object to which a path leads.
 #[derive(Clone, Debug)]
 pub struct Object {
-    /// The mount of the object. It is not the mount that was asked if a referral was on the path.
+    /// The mount of the object. It differs from the mount that was called if a referral was on the path.
     pub mount: Mount,
     /// The handle.
     pub handle: Handle,
@@ -119,13 +117,11 @@ impl Mount {
     }
 
     /// Ends the mount at the server: NFSv3 servers can list it, NFSv4 servers keep state for it. The connection closes
-    /// with the
-    /// last clone. In NFSv4, clones cannot be used any more.
+    /// with the last clone. In NFSv4, clones cannot be used any more.
     ///
     /// # Errors
     /// The server does not answer. This is harmless: a server of NFSv3 keeps an entry in its list, a server of NFSv4
-    /// removes
-    /// the state when the lease expires.
+    /// removes the state when the lease expires.
     pub async fn unmount(self) -> Result<()> {
         // All servers are called at the same time, so that one that does not answer does not delay the others.
         let referred = future::join_all(self.inner.referred.take().into_iter().map(|referred| async {
@@ -373,8 +369,7 @@ impl Mount {
     }
 
     /// Returns the handle and first bytes of a file, read in one call; these are all bytes of a small file. Returns
-    /// `None` if
-    /// one call cannot do that.
+    /// `None` if one call cannot do that.
     async fn read_small(&self, path: &[u8]) -> Result<Option<(Handle, ReadData)>> {
         let full = self.full(path);
         let Some(names) = plain_names(&full) else { return Ok(None) };
@@ -507,9 +502,8 @@ impl Mount {
         Ok((mount, node.handle, Bytes::copy_from_slice(name)))
     }
 
-    /// Returns the object with a name in a directory of this mount, without following a symbolic link. If the name is a
-    /// referral,
-    /// returns the root of the file system on the other server, with its mount.
+    /// Returns the object with the given name in a directory of this mount, without following a symbolic link. If the
+    /// name is a referral, returns the root of the file system on the other server, with its mount.
     ///
     /// # Errors
     /// `NotFound`, `NotADirectory`, …, or none of the servers of a referral can be reached.

@@ -1,8 +1,7 @@
 //! [`Protocol`]: the interface between a mount and the versions of NFS.
 //!
 //! Paths, files, read-ahead, write-behind and the recovery of uncommitted writes are above this interface, and the same
-//! for
-//! every version. Below it, each version implements the same table of operations by file handle.
+//! for every version. Below it, each version implements the same table of operations by file handle.
 
 use std::time::Duration;
 
@@ -25,9 +24,9 @@ use crate::{
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Protocol {
-    /// Version 3.
+    /// NFSv3.
     V3(V3),
-    /// Version 4.0, 4.1 or 4.2.
+    /// NFSv4.0, NFSv4.1 or NFSv4.2.
     V4(V4),
 }
 
@@ -68,8 +67,7 @@ impl Protocol {
     }
 
     /// Reads up to `count` bytes from the start of a file that is known to be small. In NFSv4, one call opens, reads
-    /// and closes
-    /// the file.
+    /// and closes the file.
     pub(crate) async fn read_small(&self, file: &Handle, count: u32) -> Result<ReadData> {
         match self {
             Protocol::V3(v3) => Operations::read(v3, file, 0, count).await,
@@ -78,8 +76,7 @@ impl Protocol {
     }
 
     /// Reads up to `count` bytes of the file to which `names` lead from a directory, in one call. Returns `None` if the
-    /// version
-    /// cannot do that, or if the path has symbolic links or leads to another server.
+    /// version cannot do that, or if the path has symbolic links or leads to another server.
     ///
     /// # Errors
     /// The server did not answer.

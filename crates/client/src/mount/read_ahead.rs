@@ -1,10 +1,9 @@
 //! [`ReadAhead`]: decides which parts of a file to request next, and returns the data in order. No I/O.
 //!
 //! The file is requested in blocks, up to a window beyond the data that were taken. The window starts at one block and
-//! doubles
-//! with every block that is taken. So a small file costs one READ, and the requests of a large file keep the connection
-//! busy.
-//! The rest of a block after a short read is requested again. An error is returned only after all data before it.
+//! doubles with every block that is taken. So a small file costs one READ, and the requests of a large file keep the
+//! connection busy. The rest of a block after a short read is requested again. An error is returned only after all data
+//! before it.
 
 use std::collections::VecDeque;
 
@@ -33,10 +32,10 @@ pub(crate) struct ReadAhead<E> {
     block: usize,
     window: usize,
     window_max: usize,
-    /// The blocks from the next byte to take up to `asked`, without gaps.
+    /// The blocks from the next byte to take up to `requested`, without gaps.
     slots: VecDeque<Slot<E>>,
     /// The end of the requested part: all bytes below have a slot or were taken.
-    asked: u64,
+    requested: u64,
     /// The end of the part to read: the caller's limit, or the end of the file when it is known.
     end: u64,
     /// The last known size of the file. It is a hint; only `eof` marks the end.
@@ -50,7 +49,7 @@ struct Slot<E> {
     /// The number of bytes that were not yet received.
     missing: usize,
     /// Set if these bytes have been requested.
-    asked: bool,
+    requested: bool,
     /// Received data that were not yet taken.
     ready: VecDeque<Bytes>,
     error: Option<E>,
@@ -61,7 +60,7 @@ impl<E: Clone> ReadAhead<E> {
     pub fn new(start: u64, end: u64, block: usize, window: usize) -> Self {
         assert!(block > 0, "the block size must not be zero");
         let slots = VecDeque::new();
-        Self { block, window: block, window_max: window.max(block), slots, asked: start, end, size: u64::MAX }
+        Self { block, window: block, window_max: window.max(block), slots, requested: start, end, size: u64::MAX }
     }
 
     /// Opens the whole window at once, for a caller that needs all data.
@@ -71,24 +70,24 @@ impl<E: Clone> ReadAhead<E> {
 
     /// Returns the next request to send, if one is due.
     pub fn next_request(&mut self) -> Option<Request> {
-        if let Some(slot) = self.slots.iter_mut().find(|slot| slot.missing > 0 && !slot.asked) {
-            slot.asked = true;
+        if let Some(slot) = self.slots.iter_mut().find(|slot| slot.missing > 0 && !slot.requested) {
+            slot.requested = true;
             return Some(Request { offset: slot.offset, len: slot.missing });
         }
-        if self.asked >= self.end || self.ahead() >= self.window {
+        if self.requested >= self.end || self.ahead() >= self.window {
             return None;
         }
         // There should be no data beyond the known size. A request there is due only when all other data were taken.
-        let room = match self.size.saturating_sub(self.asked) {
+        let room = match self.size.saturating_sub(self.requested) {
             0 if self.slots.is_empty() => u64::MAX,
             0 => return None,
             room => room,
         };
-        let len = room.min(self.end - self.asked).min(self.block as u64) as usize;
-        let request = Request { offset: self.asked, len };
+        let len = room.min(self.end - self.requested).min(self.block as u64) as usize;
+        let request = Request { offset: self.requested, len };
         let ready = VecDeque::new();
-        self.slots.push_back(Slot { offset: self.asked, missing: len, asked: true, ready, error: None });
-        self.asked += len as u64;
+        self.slots.push_back(Slot { offset: self.requested, missing: len, requested: true, ready, error: None });
+        self.requested += len as u64;
         Some(request)
     }
 
@@ -97,7 +96,7 @@ impl<E: Clone> ReadAhead<E> {
     /// # Errors
     /// A description of an invalid reply: more data than requested, or no data and no end of the file.
     pub fn answer(&mut self, request: Request, answer: Answer) -> Result<(), &'static str> {
-        let Some(slot) = self.slots.iter_mut().find(|slot| slot.asked && slot.offset == request.offset) else {
+        let Some(slot) = self.slots.iter_mut().find(|slot| slot.requested && slot.offset == request.offset) else {
             return Ok(()); // The block was beyond the end of the file.
         };
         let len = answer.data.iter().map(Bytes::len).sum::<usize>();
@@ -109,7 +108,7 @@ impl<E: Clone> ReadAhead<E> {
         }
         slot.offset += len as u64;
         slot.missing -= len;
-        slot.asked = false;
+        slot.requested = false;
         slot.ready.extend(answer.data.into_iter().filter(|data| !data.is_empty()));
         if answer.eof {
             let end = slot.offset;
@@ -124,7 +123,7 @@ impl<E: Clone> ReadAhead<E> {
 
     /// Stores the error of a request that will not be retried.
     pub fn fail(&mut self, request: Request, error: E) {
-        if let Some(slot) = self.slots.iter_mut().find(|slot| slot.asked && slot.offset == request.offset) {
+        if let Some(slot) = self.slots.iter_mut().find(|slot| slot.requested && slot.offset == request.offset) {
             slot.error = Some(error);
         }
     }
@@ -146,7 +145,7 @@ impl<E: Clone> ReadAhead<E> {
 
     /// Returns `true` if all data were taken.
     pub fn is_done(&self) -> bool {
-        self.slots.is_empty() && self.asked >= self.end
+        self.slots.is_empty() && self.requested >= self.end
     }
 
     /// Returns the number of bytes that were requested and not yet taken.
@@ -156,7 +155,7 @@ impl<E: Clone> ReadAhead<E> {
 
     fn finish_at(&mut self, end: u64) {
         self.end = self.end.min(end);
-        self.asked = self.asked.min(self.end);
+        self.requested = self.requested.min(self.end);
         // If data beyond the end were received, the file has shrunk since then.
         while self.slots.back().is_some_and(|slot| slot.offset > end || (slot.missing > 0 && slot.offset >= end)) {
             self.slots.pop_back();

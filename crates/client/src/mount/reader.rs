@@ -23,8 +23,7 @@ use crate::{
 /// Reads a file in order and requests data before the caller needs them.
 ///
 /// [`next`](Self::next) returns the data in the memory into which the transport received them, without a copy.
-/// [`AsyncRead`]
-/// copies them once. Dropping the reader cancels its requests.
+/// [`AsyncRead`] copies them once. Dropping the reader cancels its requests.
 ///
 /// ```no_run
 /// # async fn example(file: client::File) -> client::Result<()> {
@@ -57,8 +56,7 @@ impl Reader {
     }
 
     /// Expects the file to have `size` bytes. If one READ can return them, the file is read by one call, even in a
-    /// protocol that
-    /// opens and closes files.
+    /// protocol that opens and closes files.
     pub fn expecting(mut self, size: u64) -> Self {
         if size <= self.file.mount().read_size() as u64 {
             self.small = Some((size as u32).max(1));

@@ -1,12 +1,9 @@
 //! [`Referred`]: the mounts of other servers to which a server has referred.
 //!
 //! Read RFC 8881 §11 first (RFC 7530 §8 for NFSv4.0). A name can stand for a file system on another server. The server
-//! then
-//! lists locations of it, and the first location that can be mounted is used. It is mounted at the first access, with
-//! the
-//! options of the URL, and stays mounted until the referring mount is dropped. The other server can refer to further
-//! servers;
-//! the number of referrals in a chain is limited.
+//! then lists locations of it, and the first location that can be mounted is used. It is mounted at the first access,
+//! with the options of the URL, and stays mounted until the referring mount is dropped. The other server can refer to
+//! further servers; the number of referrals in a chain is limited.
 
 use std::{
     fmt,
@@ -91,11 +88,9 @@ impl Referred {
 
 impl Site {
     /// Returns the mount of the location. If there is none, `attempt` makes it. Callers that arrive during an attempt
-    /// wait for it
-    /// and share its failure. Later callers attempt again, but not before as much time has passed as the failed attempt
-    /// took, up
-    /// to [`PAUSE_MAX`]: the kernel serializes programs that look up the same name, and each would wait as long as the
-    /// first.
+    /// wait for it and share its failure. Later callers attempt again, but not before as much time has passed as the
+    /// failed attempt took, up to [`PAUSE_MAX`]: the kernel serializes programs that look up the same name, and each
+    /// would wait as long as the first.
     async fn mount(&self, attempt: impl Future<Output = Result<Mount>>) -> Result<Mount> {
         let before = self.failures.load(Acquire);
         let mut failure = self.failure.lock().await;
@@ -146,8 +141,7 @@ impl Mount {
 }
 
 /// Converts a location to a URL. RFC 8881 §11.16: the server is a name; an address, optionally followed by the port as
-/// two
-/// bytes in decimal; or empty for the server that sent the location.
+/// two bytes in decimal; or empty for the server that sent the location.
 pub(crate) fn url_of(place: &Location, from: &NfsUrl) -> Result<NfsUrl> {
     let wrong = || {
         Error::new(

@@ -1,8 +1,7 @@
 //! [`Walk`]: follows a path through directories and symbolic links. No I/O.
 //!
 //! A path starts at the mounted directory. `..` returns to the parent directory and stays at the root. An absolute link
-//! starts
-//! at the root. So no path leaves the mount, and the server is never asked for `..`.
+//! starts at the root. So no path leaves the mount, and the server is never asked for `..`.
 //!
 //! A referral on the path leads to another server. Each object has a site, `S`, and `..` returns to the former site.
 

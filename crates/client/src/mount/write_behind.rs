@@ -1,11 +1,9 @@
 //! [`WriteBehind`]: decides which data to write, commit and write again, with bounded memory. No I/O.
 //!
 //! Data are sent UNSTABLE and kept until a COMMIT has made them durable (RFC 1813 §3.3.21). A COMMIT covers the blocks
-//! that
-//! were written before it was sent. A block is durable if its write verifier is the one that COMMIT returned. The other
-//! covered blocks may be lost, because the server has restarted. They are written again, synchronously, so that a
-//! second
-//! restart cannot lose them. Blocks never overlap, so their order does not matter.
+//! that were written before it was sent. A block is durable if its write verifier is the one that COMMIT returned. The
+//! other covered blocks may be lost, because the server has restarted. They are written again, synchronously, so that a
+//! second restart cannot lose them. Blocks never overlap, so their order does not matter.
 
 use std::collections::VecDeque;
 

@@ -20,14 +20,12 @@ use crate::model::{Error, ErrorKind, Result, Verifier, Written};
 /// Writes a file in order without waiting for each WRITE.
 ///
 /// The writer collects data into WRITEs of the mount's write size and keeps them until the server has committed them.
-/// If the
-/// server restarts before that, the writer sends the lost data again. It keeps at most
+/// If the server restarts before that, the writer sends the lost data again. It keeps at most
 /// [`write_behind`](crate::MountOptions::write_behind) bytes; [`write`](Self::write) waits for room.
 ///
 /// The error of an earlier write is returned by a later call, at the latest by [`flush`](Self::flush) or
 /// [`close`](Self::close). All calls after that return the same error. **Close a writer**: dropping it discards data
-/// that
-/// are not yet durable.
+/// that are not yet durable.
 ///
 /// ```no_run
 /// # async fn example(file: client::File) -> client::Result<()> {
@@ -78,8 +76,7 @@ impl Writer {
     }
 
     /// Leaves a hole of `len` bytes. The hole reads as zeros and needs no storage if the server supports it. The file
-    /// must have
-    /// no data there yet.
+    /// must have no data there yet.
     pub fn skip(&mut self, len: u64) {
         if len > 0 {
             self.flush_small();

@@ -2,8 +2,7 @@
 //!
 //! Read RFC 8881 §2.10.6 (the same slots, in the other direction) and §20 first. The backchannel decodes a callback and
 //! finds its slot; a [`CallbackHandler`] executes the operations. A callback that cannot be decoded gets an error
-//! reply.
-//! The slots bound the memory that a server can use here.
+//! reply. The slots bound the memory that a server can use here.
 
 use std::{fmt, ops::RangeInclusive, sync::Arc};
 

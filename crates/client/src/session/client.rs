@@ -2,10 +2,8 @@
 //! session.
 //!
 //! Read RFC 8881 §2.10.13 and §8.4.2 (recovery) first. The first request that finds the client or session lost
-//! registers
-//! the client again, while all others wait; then the [`StateHolder`](super::link::StateHolder) reclaims the client's
-//! state.
-//! Requests whose replies were lost are sent again.
+//! registers the client again, while all others wait; then the [`StateHolder`](super::link::StateHolder) reclaims the
+//! client's state. Requests whose replies were lost are sent again.
 
 use std::sync::Arc;
 
@@ -61,8 +59,7 @@ impl ClientState {
 
 impl Client4 {
     /// Registers the client over the first connection and creates a session. From NFSv4.1 on, also returns the result
-    /// of
-    /// EXCHANGE_ID. If `known` is the client owner that another server knows, the client keeps it, and has state to
+    /// of EXCHANGE_ID. If `known` is the client owner that another server knows, the client keeps it, and has state to
     /// reclaim.
     ///
     /// # Errors
@@ -110,14 +107,12 @@ impl Client4 {
     /// Returns the owner of opens or locks with this name.
     pub fn state_owner(&self, name: &[u8]) -> StateOwner4 {
         // The client ID stays zero: a server with sessions takes it from the session (RFC 8881 §18.16.3), and for
-        // NFSv4.0
-        // `Client40` sets its own when it sends the request.
+        // NFSv4.0 `Client40` sets its own when it sends the request.
         StateOwner4 { clientid: Clientid4(0), owner: Opaque(Bytes::copy_from_slice(name)) }
     }
 
     /// Returns a stateid as READ and WRITE use it. A seqid of zero names the most recent state, even if the state
-    /// changes
-    /// meanwhile (RFC 8881 §8.2.2). NFSv4.0 does not have this rule, so there the stateid is unchanged.
+    /// changes meanwhile (RFC 8881 §8.2.2). NFSv4.0 does not have this rule, so there the stateid is unchanged.
     pub fn latest(&self, stateid: Stateid4) -> Stateid4 {
         if self.minor() == 0 { stateid } else { Stateid4 { seqid: 0, ..stateid } }
     }
@@ -149,8 +144,7 @@ impl Client4 {
         };
         if forgotten && let Some(holder) = self.link.holder() {
             // Reclaiming does not use this request's deadline, because other requests need the reclaimed state too. It
-            // uses the
-            // new session. If that is lost meanwhile, the next request recovers again.
+            // uses the new session. If that is lost meanwhile, the next request recovers again.
             holder.reclaim(&Deadline::after(BACKGROUND)).await;
         }
         deadline.extend(began.elapsed());
@@ -207,8 +201,7 @@ impl Client4 {
     ///
     /// # Errors
     /// The server does not answer, or the client still has state there (`CLIENTID_BUSY`). The server then removes the
-    /// client
-    /// when the lease expires.
+    /// client when the lease expires.
     pub async fn destroy(&self, deadline: &Deadline) -> Result<()> {
         let Some(session) = self.session() else { return Ok(()) };
         session.close();

@@ -26,8 +26,7 @@ pub(crate) struct Compound {
     /// Set if the payload is the last item, so that it can be located while the reply arrives.
     pub payload_last: bool,
     /// Set if executing the request twice can differ from executing it once, so that the server must cache the reply
-    /// (RFC 8881
-    /// §2.10.6.1.3).
+    /// (RFC 8881 §2.10.6.1.3).
     pub cache: bool,
     /// The seqid of the lock owner that the request names, for NFSv4.0.
     pub locker: Option<Counter>,

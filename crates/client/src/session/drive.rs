@@ -1,8 +1,7 @@
 //! [`drive`]: the loop that executes every operation of NFSv4. It owns the deadline and the caller's buffer.
 //!
 //! Read RFC 8881 §2.10.6 (slots) and §8.4 (recovery) first. An operation is one request whose result a caller waits
-//! for. It
-//! goes through these states; each arrow on the right leads to the next attempt:
+//! for. It goes through these states; each arrow on the right leads to the next attempt:
 //!
 //! ```text
 //!            ┌────────────────────────────────────────────────────────────────────────┐
@@ -29,14 +28,11 @@
 //! ```
 //!
 //! - **A request that keeps its slot is sent again unchanged**, because the server may be executing it. Every other
-//!   attempt
-//!   is prepared again.
+//!   attempt is prepared again.
 //! - **The buffer** moves into each attempt and returns with its outcome. If a transport still holds it, the next
-//!   attempt
-//!   uses one of the same length from the pool.
+//!   attempt uses one of the same length from the pool.
 //! - **The deadline** bounds the time that the server is silent. A reply that asks to retry later restarts the timeout,
-//!   unless
-//!   the deadline is strict. The time that another request needs to recover does not count.
+//!   unless the deadline is strict. The time that another request needs to recover does not count.
 //! - **Errors** of sessions and connections are handled here. The caller gets the results of the compound with any
 //!   status.
 //!
@@ -125,8 +121,7 @@ pub(crate) enum Persistence {
 }
 
 /// The result of [`drive`]: the reply, or `None` if there was [nothing to send](Next::Done); and the caller's buffer,
-/// unless a
-/// transport still held it at the deadline.
+/// unless a transport still held it at the deadline.
 pub(crate) type Driven = (Result<Option<CompoundRes>>, Option<SharedRegion>);
 
 /// Executes an operation until it ends.

@@ -1,7 +1,7 @@
 //! The client owner and the operations outside of sessions: EXCHANGE_ID, CREATE_SESSION, BIND_CONN_TO_SESSION,
 //! DESTROY_SESSION and DESTROY_CLIENTID (RFC 8881 §18.34–18.37, §18.50), and SETCLIENTID and SETCLIENTID_CONFIRM of
-//! NFSv4.0
-//! (RFC 7530 §16.33, §16.34). Each is the only operation of its compound, and is sent over one given connection.
+//! NFSv4.0 (RFC 7530 §16.33, §16.34). Each is the only operation of its compound, and is sent over one given
+//! connection.
 
 use bytes::Bytes;
 use nfs::v4::{compound::*, *};
@@ -19,8 +19,8 @@ use crate::{
 };
 
 /// Returns a client owner that no other mount of this process or another has. State belongs to one mount and ends with
-/// it. A
-/// client that used the same owner after a crash could reclaim nothing, because it would not know its former state.
+/// it. A client that used the same owner after a crash could reclaim nothing, because it would not know its former
+/// state.
 pub(crate) fn client_owner() -> ClientOwner4 {
     let unique: [u8; 16] = entropy::random();
     let unique: String = unique.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -193,15 +193,13 @@ async fn call_alone(
 }
 
 /// Maximum bytes of a request or reply that the client asks for: 1 MiB of data and the operations around it. The chunks
-/// of
-/// RPC-over-RDMA do not count.
+/// of RPC-over-RDMA do not count.
 const MESSAGE_MAX: u32 = (1 << 20) + (16 << 10);
 /// Maximum bytes of a reply that the server is to cache: that of OPEN with a delegation, GETFH and GETATTR.
 const CACHED_MAX: u32 = 4 << 10;
 const OPERATIONS_MAX: u32 = 16;
 /// Minimum number of operations in a compound that the client needs: SEQUENCE, PUTFH, SAVEFH, LOOKUP, NVERIFY,
-/// RESTOREFH,
-/// REMOVE.
+/// RESTOREFH, REMOVE.
 const OPERATIONS_LEAST: u32 = 8;
 /// The number of slots that the client asks for.
 const SLOTS_WANTED: u32 = 128;

@@ -86,9 +86,8 @@ impl ServerLink {
         self.lease.store(seconds, Relaxed);
     }
 
-    /// Returns the time for which the lease is certainly valid: what is left of three quarters of it. The last quarter
-    /// is the
-    /// margin for the time that messages take. Returns `None` if the lease may have expired.
+    /// Returns the time for which the lease is certainly valid: the rest of its first three quarters. The last quarter
+    /// is the margin for the time that messages take. Returns `None` if the lease may have expired.
     pub fn lease_left(&self) -> Option<Duration> {
         let lease = self.lease();
         (lease - lease / 4).checked_sub(self.since_renewed())

@@ -4,8 +4,7 @@
 //! - [`trunk`] holds the connections to one server; [`link`] adds the lease and the handler of the server's status
 //!   flags.
 //! - [`slots`] assigns the slots of a session without I/O, and [`requests`] sends requests in these slots. [`v40`]
-//!   sends
-//!   the requests of NFSv4.0, which has no sessions.
+//!   sends the requests of NFSv4.0, which has no sessions.
 //! - [`identity`] registers the client with the server.
 //! - [`client`] is the client of one server. It creates a new session when the server has lost the old one.
 //! - [`drive`] is the loop that executes every operation.

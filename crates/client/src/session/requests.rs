@@ -1,16 +1,13 @@
 //! [`Session`]: sends requests in slots, so that the server executes each exactly once.
 //!
 //! Read RFC 8881 §2.10.6 (slots) first. Each attempt at a request returns an [`Outcome`]; the loop of
-//! [`drive`](super::drive)
-//! decides what follows.
+//! [`drive`](super::drive) decides what follows.
 //!
 //! Requests that find no free slot wait in a queue. A released slot goes to the request that has waited longest, even
-//! if the
-//! task that releases it has another request at once.
+//! if the task that releases it has another request at once.
 //!
 //! If the caller gives up a request before it was answered, its slot is in doubt: a background task sends SEQUENCE in
-//! this
-//! slot until the server answers.
+//! this slot until the server answers.
 
 use std::{
     collections::VecDeque,
@@ -178,8 +175,7 @@ impl Session {
     }
 
     /// Attempts a request, in `slot` if an earlier attempt has left one there, otherwise in a free slot. If the request
-    /// is to be
-    /// sent again unchanged, its slot is put into `slot`. The first result of the reply is that of SEQUENCE.
+    /// is to be sent again unchanged, its slot is put into `slot`. The first result of the reply is that of SEQUENCE.
     pub async fn attempt(
         self: &Arc<Self>,
         link: &Arc<ServerLink>,

@@ -1,12 +1,10 @@
 //! [`Slots`]: the slots of a session, their outstanding requests and their sequence IDs, without I/O. Read RFC 8881
-//! §2.10.6
-//! first.
+//! §2.10.6 first.
 //!
 //! A request keeps its slot and sequence ID until it is answered, however often and over whichever connection it is
-//! sent. So
-//! the server executes it exactly once. Only a reply with a result of SEQUENCE advances the sequence ID. A request that
-//! was
-//! given up leaves its slot *in doubt*: the slot is not used again before the server has answered in it (§2.10.6.2).
+//! sent. So the server executes it exactly once. Only a reply with a result of SEQUENCE advances the sequence ID. A
+//! request that was given up leaves its slot *in doubt*: the slot is not used again before the server has answered in
+//! it (§2.10.6.2).
 
 use nfs::v4::{Sequenceid4, Slotid4};
 

@@ -1,8 +1,7 @@
 //! [`Trunk`]: the connections of a session, which can be of different transports.
 //!
 //! A call uses one connection. If that is lost, the same request is sent in the same slot over another connection, and
-//! the
-//! session makes sure that the server executes it only once (RFC 8881 §2.10.6.2).
+//! the session makes sure that the server executes it only once (RFC 8881 §2.10.6.2).
 
 use std::{
     sync::{
@@ -64,8 +63,7 @@ impl Trunk {
     }
 
     /// Sends a compound over one connection, once. Returns the sink of `plan` with the outcome, unless a transport
-    /// still holds
-    /// it at the deadline.
+    /// still holds it at the deadline.
     pub async fn call_once(
         &self,
         request: &Request<'_>,
@@ -85,10 +83,8 @@ impl Trunk {
     }
 
     /// Sends a compound over one connection until the server answers. When that connection is lost, it is made again,
-    /// and the
-    /// request is sent again with the same XID (RFC 7530 §3.1.1). Returns the sink of `plan`, unless the transport
-    /// still
-    /// holds it at the deadline.
+    /// and the request is sent again with the same XID (RFC 7530 §3.1.1). Returns the sink of `plan`, unless the
+    /// transport still holds it at the deadline.
     pub async fn call_until_answered(
         &self,
         request: &Request<'_>,
@@ -116,8 +112,7 @@ impl Trunk {
     }
 
     /// Returns the next established connection in round-robin order. Starts to reconnect one that is not established,
-    /// for later
-    /// calls.
+    /// for later calls.
     fn ready(&self, deadline: &Deadline) -> Option<Arc<Program>> {
         let all = self.all.read();
         let start = self.next.fetch_add(1, Relaxed);

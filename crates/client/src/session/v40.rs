@@ -3,9 +3,9 @@
 //!
 //! Read RFC 7530 §9.1 first. An owner of opens or locks executes its operations one after the other, each with the next
 //! seqid. The server recognizes a retransmission by its seqid and returns the cached reply (§9.1.7). Therefore such an
-//! operation is sent until it is answered, in a task of its own, in case that the caller drops the future. All other
+//! operation is sent until it is answered, in a task of its own, in case the caller drops the future. All other
 //! requests rely on the server's duplicate request cache: after the connection was lost, they are sent again with the
-//! same XID (§3.1.1), so each uses the same connection from begin to end.
+//! same XID (§3.1.1), so each uses the same connection from beginning to end.
 //!
 //! One owner opens all files of a mount. The client gives no callback address, so the server grants no delegations
 //! (§10.2).
@@ -248,8 +248,7 @@ impl Seqids {
     fn count_reply(&mut self, result: Result<CompoundRes>, at: usize) -> Result<CompoundRes> {
         use Nfsstat4 as S;
         // RFC 7530 §9.1.7: the server counts failed operations too, except for these errors. It does not count
-        // operations that it has
-        // not reached.
+        // operations that it has not reached.
         let counts = |result: &Resop4| {
             !matches!(
                 result.status(),
@@ -279,10 +278,8 @@ impl Seqids {
 }
 
 /// Returns the outcome of a request after the server has lost the client. If the failed operation names only the
-/// client, the
-/// request can be sent again: no operation before it in its compound can have changed anything. If it names a stateid,
-/// the
-/// operation needs another stateid first.
+/// client, the request can be sent again: no operation before it in its compound can have changed anything. If it names
+/// a stateid, the operation needs another stateid first.
 fn lost(res: CompoundRes) -> Outcome {
     match res.resarray.last().map(Resop4::opnum) {
         Some(Opnum4::Open | Opnum4::LockT | Opnum4::Renew | Opnum4::ReleaseLockOwner) => Outcome::Lost,
@@ -319,8 +316,7 @@ fn has_open_seqid(operation: &Argop4) -> bool {
 }
 
 /// Returns OPEN_CONFIRM of the file that a compound has opened, if the server asks for it because the owner is new (RFC
-/// 7530
-/// §16.18).
+/// 7530 §16.18).
 fn open_confirm(ops: &[Argop4], res: &CompoundRes) -> Option<Vec<Argop4>> {
     let opened = res.resarray.iter().find_map(|result| match result {
         Resop4::Open(Res4::Ok(ok)) if ok.rflags & OPEN4_RESULT_CONFIRM != 0 => Some(ok.stateid),

@@ -1,8 +1,7 @@
 //! [`V3`]: the procedures of NFSv3, with one function for each (RFC 1813 §3.3).
 //!
 //! Arguments and results are those of the RFC. If the server answers JUKEBOX, the call is retried without a limit. On
-//! error,
-//! the attributes in the reply are dropped.
+//! error, the attributes in the reply are dropped.
 
 mod operations;
 
@@ -74,7 +73,7 @@ impl V3 {
         self.call::<SetAttr, _, _>(&args, 0, 0).await
     }
 
-    /// LOOKUP: returns the object with a name.
+    /// LOOKUP: returns the object with the given name.
     ///
     /// # Errors
     /// `NotFound`, `NotADirectory`, …
@@ -111,10 +110,8 @@ impl V3 {
     }
 
     /// READ: reads into all visible bytes of `region`, which the transport fills itself if it can. Returns a region of
-    /// the same
-    /// visible length in every case. It is the caller's region, unless the transport still holds that at the deadline;
-    /// then it
-    /// is host memory.
+    /// the same visible length in every case. It is the caller's region, unless the transport still holds that at the
+    /// deadline; then it is host memory.
     ///
     /// # Errors
     /// The errors of [`read`](Self::read). The content of the region is then unspecified.
@@ -287,8 +284,7 @@ impl V3 {
     }
 
     /// COMMIT: makes unstable writes to the range durable. A `count` of 0 means up to the end of the file. The data of
-    /// a WRITE are
-    /// durable if the verifier is the one that the WRITE returned.
+    /// a WRITE are durable if the verifier is the one that the WRITE returned.
     ///
     /// # Errors
     /// `Io`, …

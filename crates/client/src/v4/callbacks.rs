@@ -1,8 +1,7 @@
 //! [`Callbacks`]: executes the callbacks of a server (RFC 8881 §20).
 //!
 //! A recalled delegation is returned. Callbacks for features that this client does not use (layouts, notifications) get
-//! the reply
-//! that the RFC requires of a client that holds none.
+//! the reply that the RFC requires of a client that holds none.
 
 use std::sync::{Arc, Weak};
 
@@ -124,8 +123,7 @@ impl Callbacks {
     }
 
     /// Returns the change attribute and size of a file with a write delegation. Only this client knows them while it
-    /// has outstanding
-    /// writes (RFC 8881 §10.4.3).
+    /// has outstanding writes (RFC 8881 §10.4.3).
     fn getattr(&self, args: &CbGetAttrArgs) -> Result<attr::Fattr4, Nfsstat4> {
         let handle: Handle = Opaque(args.fh.0.clone());
         let server = self.server().ok_or(Nfsstat4::BadHandle)?;

@@ -45,8 +45,7 @@ pub(crate) struct Root {
 
 impl V4 {
     /// Registers a client in the newest of these minor versions that the server supports. If `known` is the client
-    /// owner that another
-    /// server knows, the client keeps it, and has state to reclaim.
+    /// owner that another server knows, the client keeps it, and has state to reclaim.
     ///
     /// # Errors
     /// The server supports none of the minor versions.

@@ -47,8 +47,7 @@ impl DataVersion {
 
 impl V4 {
     /// Opens a file for the access in the `OPEN4_SHARE_ACCESS_` bits. Returns the version of its data at this moment or
-    /// later. Sends
-    /// no request if the file is delegated and already open for this access.
+    /// later. Sends no request if the file is delegated and already open for this access.
     ///
     /// # Errors
     /// `AccessDenied`, `ReadOnly`, `StaleHandle`, …
@@ -83,9 +82,9 @@ impl V4 {
     }
 
     async fn ask_version(&self, handle: &Handle) -> Result<DataVersion> {
-        let mut asked = 0;
+        let mut requested_at = 0;
         let make = |target: &mut Target| {
-            asked = target.opens().delegations.now();
+            requested_at = target.opens().delegations.now();
             Ok(Compound::on("GETATTR", target.handle()).get_attr(&wanted()))
         };
         let (target, mut results) = self.request("GETATTR", handle).run(make).await?;
@@ -93,7 +92,7 @@ impl V4 {
         let attrs = attr::values(&value!(results, GetAttr)?)?;
         let attr =
             attr::from_values(&attrs).ok_or_else(|| results.protocol_error("the attributes lack type or size"))?;
-        target.opens().store_attributes(target.handle(), &attr, asked);
+        target.opens().store_attributes(target.handle(), &attr, requested_at);
         Ok(DataVersion { change: attrs.change, ..DataVersion::default() }.of(&target.place))
     }
 
@@ -109,8 +108,7 @@ impl V4 {
     }
 
     /// Returns the time for which the cached attributes of a delegated file are valid, unless the [`Watcher`] is
-    /// notified before: the
-    /// rest of the lease. Returns `None` if they are not cached.
+    /// notified before: the rest of the lease. Returns `None` if they are not cached.
     pub fn promised_for(&self, file: &Handle) -> Option<Duration> {
         let at = self.place_now(file);
         let opens = &at.v4.server.opens;

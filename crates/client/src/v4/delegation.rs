@@ -2,12 +2,9 @@
 //! because of that.
 //!
 //! Read RFC 8881 §10.4 first. While a file is delegated, no other client can change it or rename it. Therefore this
-//! client caches
-//! its attributes and the name under which it was found. A delegation is trusted only while the lease is known to be
-//! valid. A
-//! [`Watcher`] is notified before a delegation is returned, so that it can drop caches that depend on it (the kernel's
-//! page
-//! cache, for `slipway mount`).
+//! client caches its attributes and the name under which it was found. A delegation is trusted only while the lease is
+//! known to be valid. A [`Watcher`] is notified before a delegation is returned, so that it can drop caches that depend
+//! on it (the kernel's page cache, for `slipway mount`).
 //!
 //! Events are ordered by a logical clock. A reply is cached only if no event since its request can have made it stale.
 
@@ -44,7 +41,7 @@ pub(crate) struct Delegation {
     /// The size of the file, including outstanding writes of this client, if it is known.
     pub size: Option<u64>,
     /// The time at which the attributes were requested.
-    pub asked: EventTime,
+    pub requested_at: EventTime,
     /// The time at which the delegation was granted. No two delegations have the same.
     pub since: EventTime,
     /// Set when the delegation is about to be returned. It is not trusted any more.
@@ -59,8 +56,7 @@ pub(crate) type EventTime = u64;
 /// A cache outside of this library whose entries are valid only while a file is delegated.
 pub trait Watcher: Send + Sync + fmt::Debug {
     /// Called when the delegation of a file is about to be returned, or was lost. The future completes when the cache
-    /// of the file is
-    /// dropped.
+    /// of the file is dropped.
     fn ends(&self, file: Handle) -> BoxFuture<'static, ()>;
 }
 
@@ -129,7 +125,7 @@ impl Delegation {
             attr: None,
             change: None,
             size: None,
-            asked: since,
+            requested_at: since,
             since,
             is_returning: false,
             name: None,
@@ -176,7 +172,8 @@ impl Opens {
 
     fn attr_of(&self, delegation: &Delegation) -> Option<Attr> {
         // If the file has several names, this client may not know whether it has removed one of them.
-        let names_known = |attr: &&Attr| attr.nlink < 2 || self.delegations.renamed.load(Relaxed) <= delegation.asked;
+        let names_known =
+            |attr: &&Attr| attr.nlink < 2 || self.delegations.renamed.load(Relaxed) <= delegation.requested_at;
         delegation.attr.as_ref().filter(names_known).cloned()
     }
 
@@ -198,12 +195,14 @@ impl Opens {
         Some(Node { handle, attr: Some(attr) })
     }
 
-    /// Caches the name under which a request, sent at `asked`, has found a file.
-    pub fn name_found(&self, dir: &Handle, name: &[u8], file: &Handle, asked: EventTime) {
-        let Some(known) = self.known(file).filter(|_| self.delegations.renamed.load(Relaxed) <= asked) else { return };
+    /// Caches the name under which a request, sent at `requested_at`, has found a file.
+    pub fn name_found(&self, dir: &Handle, name: &[u8], file: &Handle, requested_at: EventTime) {
+        let Some(known) = self.known(file).filter(|_| self.delegations.renamed.load(Relaxed) <= requested_at) else {
+            return;
+        };
         let key = (dir.clone(), Bytes::copy_from_slice(name));
         match &mut known.state.lock().delegation {
-            Some(delegation) if delegation.since <= asked => delegation.name = Some(key.clone()),
+            Some(delegation) if delegation.since <= requested_at => delegation.name = Some(key.clone()),
             _ => return,
         }
         let mut names = self.delegations.names.lock();
@@ -218,14 +217,15 @@ impl Opens {
         names.insert(key, file.clone());
     }
 
-    /// Caches the attributes of an object that a request, sent at `asked`, has returned.
-    pub fn store_attributes(&self, handle: &Handle, attr: &Attr, asked: EventTime) {
+    /// Caches the attributes of an object that a request, sent at `requested_at`, has returned.
+    pub fn store_attributes(&self, handle: &Handle, attr: &Attr, requested_at: EventTime) {
         let Some(file) = self.known(handle) else { return };
         let mut state = file.state.lock();
-        if state.is_settled(asked)
-            && let Some(delegation) = state.delegation.as_mut().filter(|delegation| delegation.since <= asked)
+        if state.is_settled(requested_at)
+            && let Some(delegation) = state.delegation.as_mut().filter(|delegation| delegation.since <= requested_at)
         {
-            (delegation.attr, delegation.size, delegation.asked) = (Some(attr.clone()), Some(attr.size), asked);
+            (delegation.attr, delegation.size, delegation.requested_at) =
+                (Some(attr.clone()), Some(attr.size), requested_at);
         }
     }
 
@@ -285,8 +285,7 @@ impl Opens {
     }
 
     /// Notifies the watcher that a delegation will be returned. Waits until its cache is dropped, but at most half of
-    /// the lease time,
-    /// because another client waits for the delegation. Returns `true` if there is a delegation.
+    /// the lease time, because another client waits for the delegation. Returns `true` if there is a delegation.
     pub async fn notify_return(&self, file: &OpenFile) -> bool {
         match &mut file.state.lock().delegation {
             Some(delegation) => delegation.is_returning = true,

@@ -1,6 +1,5 @@
 //! The operations that only NFSv4 has: reading small files in one request, holes, copies within the server, ACLs,
-//! extended attributes
-//! (RFC 7862, RFC 8276).
+//! extended attributes (RFC 7862, RFC 8276).
 
 use bytes::Bytes;
 use nfs::v4::{
@@ -33,9 +32,8 @@ pub enum SetXattr {
 }
 
 impl V4 {
-    /// OPEN, READ and CLOSE in one compound: reads up to `count` bytes from the start of the file. If the file is
-    /// already open, only
-    /// READ is sent.
+    /// Reads up to `count` bytes from the start of the file, by OPEN, READ and CLOSE in one compound. If the file is
+    /// already open, only READ is sent.
     ///
     /// # Errors
     /// `AccessDenied`, `IsADirectory`, …
@@ -60,8 +58,7 @@ impl V4 {
     }
 
     /// Opens, reads and closes like [`read_small`](Self::read_small) the file to which `names` lead from a directory,
-    /// in one compound.
-    /// Returns the handle of the file and the data. Does not follow symbolic links.
+    /// in one compound. Returns the handle of the file and the data. Does not follow symbolic links.
     ///
     /// # Errors
     /// `NotFound`, `NotADirectory`, `SymbolicLink`, `IsADirectory`, `AccessDenied`, …; `NotSupported` in NFSv4.0.
@@ -174,8 +171,7 @@ impl V4 {
     }
 
     /// COPY within the server: copies bytes of one file into another. The server may copy fewer bytes, and may continue
-    /// after its reply.
-    /// This waits for the end, as long as the copy makes progress.
+    /// after its reply. This waits for the end, as long as the copy makes progress.
     ///
     /// # Errors
     /// `NotSupported`, `CrossDevice`, `NoSpace`, …
@@ -337,11 +333,11 @@ impl V4 {
         }
     }
 
-    /// LOOKUP of the names of a path, in few compounds. Returns how many of the names the server could look up, and the
+    /// Looks up the names of a path in few compounds. Returns how many of the names the server could look up, and the
     /// last object.
     ///
     /// # Errors
-    /// The server cannot look up the first name, or does not answer.
+    /// The root of the server cannot be looked up, or the server does not answer.
     pub(crate) async fn lookup_path(&self, names: &[Bytes]) -> Result<(usize, Handle, Attr)> {
         let (mut done, mut at): (usize, Option<(Handle, Attr)>) = (0, None);
         loop {

@@ -9,9 +9,9 @@ use crate::model::Handle;
 #[derive(Debug, Default)]
 pub(crate) struct Links {
     /// The links by the handles of this server.
-    there: HashMap<Handle, Link>,
-    /// The reverse: the handles of this server by the number of the other server and the handle there.
-    here: HashMap<(u64, Handle), Handle>,
+    remote: HashMap<Handle, Link>,
+    /// The reverse: the handles of this server by the number of the other server and the handle at that server.
+    local: HashMap<(u64, Handle), Handle>,
     /// The number of uses so far.
     uses: u64,
     /// The number of links that could not be evicted at the last attempt.
@@ -28,64 +28,63 @@ pub(crate) struct Link {
 }
 
 impl Links {
-    /// Maps the handle of an object of this server to that of another server. If the number of links without kept ones
-    /// reaches `most`,
-    /// returns the least recently used ones. The caller [evicts](Self::forget) those of them that are not in use.
-    pub fn insert(&mut self, here: &Handle, (server, there): (u64, &Handle), most: usize) -> Vec<(Handle, Link)> {
-        let (here, there) = (here.detached(), there.detached());
-        self.remove(&here);
+    /// Maps the handle of an object of this server to that of another server. If there are now at least `most` links
+    /// plus twice the number of those that were in use at the last eviction, returns the least recently used half. The
+    /// caller [evicts](Self::forget) those of them that are not in use.
+    pub fn insert(&mut self, local: &Handle, (server, remote): (u64, &Handle), most: usize) -> Vec<(Handle, Link)> {
+        let (local, remote) = (local.detached(), remote.detached());
+        self.remove(&local);
         self.uses += 1;
-        self.here.insert((server, there.clone()), here.clone());
-        self.there.insert(here, Link { server, handle: there, used: self.uses });
+        self.local.insert((server, remote.clone()), local.clone());
+        self.remote.insert(local, Link { server, handle: remote, used: self.uses });
         // Half of the links are returned, so that this is rarely done.
-        if self.there.len() >= most + 2 * self.kept { self.least_used(self.there.len() / 2) } else { Vec::new() }
+        if self.remote.len() >= most + 2 * self.kept { self.least_used(self.remote.len() / 2) } else { Vec::new() }
     }
 
     fn least_used(&self, count: usize) -> Vec<(Handle, Link)> {
-        let mut uses: Vec<u64> = self.there.values().map(|link| link.used).collect();
+        let mut uses: Vec<u64> = self.remote.values().map(|link| link.used).collect();
         let (_, &mut bound, _) = uses.select_nth_unstable(count);
-        let least = self.there.iter().filter(|(_, link)| link.used < bound);
-        least.map(|(here, link)| (here.clone(), link.clone())).collect()
+        let least = self.remote.iter().filter(|(_, link)| link.used < bound);
+        least.map(|(local, link)| (local.clone(), link.clone())).collect()
     }
 
     /// Evicts these links, unless they have been used since. `kept` is the number of links that the caller has not
-    /// included because they
-    /// are in use.
+    /// included because they are in use.
     pub fn forget(&mut self, links: &[(Handle, Link)], kept: usize) {
-        for (here, link) in links {
-            if self.there.get(here) == Some(link) {
-                self.remove(here);
+        for (local, link) in links {
+            if self.remote.get(local) == Some(link) {
+                self.remove(local);
             }
         }
         self.kept = kept;
     }
 
-    fn remove(&mut self, here: &Handle) {
-        if let Some(Link { server, handle, .. }) = self.there.remove(here) {
+    fn remove(&mut self, local: &Handle) {
+        if let Some(Link { server, handle, .. }) = self.remote.remove(local) {
             let back = (server, handle);
             // Another handle of this server may lead to the same object.
-            if self.here.get(&back) == Some(here) {
-                self.here.remove(&back);
+            if self.local.get(&back) == Some(local) {
+                self.local.remove(&back);
             }
         }
     }
 
     #[cfg(test)]
     pub fn len(&self) -> usize {
-        self.there.len()
+        self.remote.len()
     }
 
     /// Returns the server and handle to which an object of this server has moved.
-    pub fn there(&mut self, here: &Handle) -> Option<(u64, Handle)> {
-        let link = self.there.get_mut(here)?;
+    pub fn remote(&mut self, local: &Handle) -> Option<(u64, Handle)> {
+        let link = self.remote.get_mut(local)?;
         self.uses += 1;
         link.used = self.uses;
         Some((link.server, link.handle.clone()))
     }
 
     /// Returns the handle at this server of an object of another server.
-    pub fn here(&self, server: u64, there: &Handle) -> Option<Handle> {
-        self.here.get(&(server, there.clone())).cloned()
+    pub fn local(&self, server: u64, remote: &Handle) -> Option<Handle> {
+        self.local.get(&(server, remote.clone())).cloned()
     }
 }
 
@@ -105,14 +104,14 @@ mod tests {
         for number in 0..10 * MOST {
             let mut idle = links.insert(&handle(number), (7, &handle(number + 1)), MOST);
             let before = idle.len();
-            idle.retain(|(here, _)| *here != handle(0));
+            idle.retain(|(local, _)| *local != handle(0));
             links.forget(&idle, before - idle.len());
-            assert!(links.there.len() <= MOST + 2 && links.here.len() == links.there.len());
-            assert_eq!(links.here(7, &handle(1)), Some(handle(0)), "a kept link must not be evicted");
-            assert!(number == 0 || links.there(&handle(1)) == Some((7, handle(2))), "a used link must not be evicted");
+            assert!(links.remote.len() <= MOST + 2 && links.local.len() == links.remote.len());
+            assert_eq!(links.local(7, &handle(1)), Some(handle(0)), "a kept link must not be evicted");
+            assert!(number == 0 || links.remote(&handle(1)) == Some((7, handle(2))), "a used link must not be evicted");
         }
-        assert_eq!((links.there(&handle(2)), links.here(7, &handle(3))), (None, None));
-        assert!((10 * MOST - MOST / 4..10 * MOST).all(|number| links.there(&handle(number)).is_some()));
+        assert_eq!((links.remote(&handle(2)), links.local(7, &handle(3))), (None, None));
+        assert!((10 * MOST - MOST / 4..10 * MOST).all(|number| links.remote(&handle(number)).is_some()));
     }
 
     #[test]
@@ -120,10 +119,10 @@ mod tests {
         let mut links = Links::default();
         let idle = (0..4).map(|number| links.insert(&handle(number), (7, &handle(number + 4)), 4)).last().unwrap();
         assert_eq!(idle.len(), 2);
-        links.there(&handle(0));
+        links.remote(&handle(0));
         links.insert(&handle(5), (8, &handle(5)), 100);
         links.forget(&idle, 0);
-        let known: Vec<_> = (0..6).filter(|&number| links.there(&handle(number)).is_some()).collect();
+        let known: Vec<_> = (0..6).filter(|&number| links.remote(&handle(number)).is_some()).collect();
         assert_eq!(known, [0, 2, 3, 5]);
     }
 
@@ -145,12 +144,12 @@ mod tests {
     fn two_handles_can_lead_to_one_object() {
         let mut links = Links::default();
         links.insert(&handle(1), (7, &handle(9)), 100);
-        let idle = links.there.clone().into_iter().collect::<Vec<_>>();
+        let idle = links.remote.clone().into_iter().collect::<Vec<_>>();
         links.insert(&handle(2), (7, &handle(9)), 100);
         links.forget(&idle, 0);
-        assert_eq!((links.there(&handle(1)), links.here(7, &handle(9))), (None, Some(handle(2))));
+        assert_eq!((links.remote(&handle(1)), links.local(7, &handle(9))), (None, Some(handle(2))));
         links.insert(&handle(2), (8, &handle(9)), 100);
-        assert_eq!((links.here(7, &handle(9)), links.here(8, &handle(9))), (None, Some(handle(2))));
+        assert_eq!((links.local(7, &handle(9)), links.local(8, &handle(9))), (None, Some(handle(2))));
     }
 
     const MOST: usize = 100;

@@ -56,9 +56,9 @@ impl V4 {
         let Some(fsid) = attrs.fsid.map(attr::fsid).or(known).filter(|_| attrs.object_type.is_none()) else {
             return Ok(None);
         };
-        let told = attrs.fs_locations.unwrap_or_default();
-        let root = told.fs_root.iter().map(|name| Bytes::copy_from_slice(name)).collect();
-        Ok(Some(AbsentFs { fsid, root, places: places(&told) }))
+        let locations = attrs.fs_locations.unwrap_or_default();
+        let root = locations.fs_root.iter().map(|name| Bytes::copy_from_slice(name)).collect();
+        Ok(Some(AbsentFs { fsid, root, places: places(&locations) }))
     }
 
     async fn attributes_of(&self, object: &Handle, attributes: &[Attr4], deadline: &Deadline) -> Result<Attrs> {
@@ -68,11 +68,11 @@ impl V4 {
             compound = compound.op(Argop4::Renew(ClientIdArgs { clientid: Clientid4(0) }), 0);
         }
         let res = self.server.client.run_once(&compound, deadline).await?;
-        let told = res.resarray.iter().find_map(|result| match result {
+        let attrs = res.resarray.iter().find_map(|result| match result {
             Resop4::GetAttr(Res4::Ok(attrs)) => Some(attrs),
             _ => None,
         });
-        match told {
+        match attrs {
             Some(attrs) => attr::values(attrs),
             None => Err(failure(res.status, "GETATTR").on(self.program().server())),
         }
@@ -84,8 +84,8 @@ fn locations_request(compound: Compound, attributes: &[Attr4]) -> Compound {
     compound.op(Argop4::GetAttr(GetAttrArgs { attr_request }), LOCATIONS_MAX)
 }
 
-fn places(told: &FsLocations4) -> Vec<Location> {
-    let places = told.locations.iter().flat_map(|location| {
+fn places(locations: &FsLocations4) -> Vec<Location> {
+    let places = locations.locations.iter().flat_map(|location| {
         let names = location.rootpath.iter().flat_map(|name| [b"/", &name[..]]);
         let path = Bytes::from(names.collect::<Vec<_>>().concat());
         location.server.iter().map(move |server| Location { server: server.0.clone(), path: path.clone() })

@@ -1,6 +1,5 @@
 //! LOCK, LOCKU and LOCKT by file handle (RFC 8881 §18.10–18.12). A request that waits for a lock is retried when the
-//! server notifies
-//! the client (CB_NOTIFY_LOCK, §20.11), and every few seconds in case that no notification arrives.
+//! server notifies the client (CB_NOTIFY_LOCK, §20.11), and every few seconds in case no notification arrives.
 
 use std::{future::Future, sync::Arc};
 
@@ -23,8 +22,7 @@ use crate::{
 
 impl V4 {
     /// LOCK: locks bytes for `owner`, which is a name of up to 1016 bytes that the caller chooses. Returns `None` if
-    /// the lock was
-    /// granted, otherwise a conflicting lock of another owner.
+    /// the lock was granted, otherwise a conflicting lock of another owner.
     ///
     /// # Errors
     /// `InvalidArgument`, `InvalidRange`, …, or the locks of this owner have been lost.
@@ -33,8 +31,7 @@ impl V4 {
     }
 
     /// Locks bytes like [`lock`](Self::lock). If there is a conflicting lock, waits until the lock is granted, or until
-    /// the deadline
-    /// has passed since the server last asked to retry later.
+    /// the deadline has passed since the server last asked to retry later.
     ///
     /// # Errors
     /// `LockDenied` at the deadline, and the errors of [`lock`](Self::lock).
@@ -44,8 +41,7 @@ impl V4 {
     }
 
     /// Locks bytes like [`lock_wait`](Self::lock_wait), but waits until `given_up` completes. An outstanding request is
-    /// first
-    /// completed: if it is granted, the lock is held.
+    /// first completed: if it is granted, the lock is held.
     ///
     /// # Errors
     /// `LockDenied` if `given_up` has completed, and the errors of [`lock`](Self::lock).
@@ -167,8 +163,7 @@ impl V4 {
     }
 
     /// Releases all locks of an owner in a file: unlocks them and removes the owner at the server. Locks that the
-    /// server has lost are
-    /// removed from the table too, so that the owner can lock again.
+    /// server has lost are removed from the table too, so that the owner can lock again.
     ///
     /// # Errors
     /// The server does not answer, or refuses LOCKU. The locks are then held until the file is closed.

@@ -124,8 +124,7 @@ pub(crate) async fn forget(opens: &Arc<Opens>, file: &OpenFile, name: &[u8], sta
 }
 
 /// Returns the lock owner for a file. In NFSv4.0, the server counts the operations of an owner over all files (RFC 7530
-/// §9.1.7), so
-/// each file has an owner of its own.
+/// §9.1.7), so each file has an owner of its own.
 pub(crate) fn owner(opens: &Opens, file: &OpenFile, name: &[u8]) -> StateOwner4 {
     match opens.client.minor() {
         0 => opens.client.state_owner(&[&file.serial.to_be_bytes(), name].concat()),

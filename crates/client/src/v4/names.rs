@@ -1,6 +1,5 @@
 //! [`Names`]: the names under which objects were found. Callers know objects by their handles, but NFSv4.0 opens only
-//! by name (RFC 7530
-//! §16.16; by handle since 4.1), and objects of a file system that has moved are found only by name.
+//! by name (RFC 7530 §16.16; by handle since 4.1), and objects of a file system that has moved are found only by name.
 
 use std::mem;
 
@@ -121,8 +120,7 @@ impl Names {
     }
 
     /// Returns the names that lead to an object from the nearest directory above it for which `near` returns a value,
-    /// with this value;
-    /// or else from the root of the server.
+    /// with this value; or else from the root of the server.
     pub fn path_to<T>(&self, object: &Handle, near: impl Fn(&Handle) -> Option<T>) -> Option<(Option<T>, Vec<Bytes>)> {
         let (mut at, mut back) = (object.clone(), Vec::new());
         for _ in 0..DEPTH_MAX {

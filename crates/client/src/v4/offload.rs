@@ -2,8 +2,8 @@
 //! §15.9, §16.1).
 //!
 //! The server reports the end of a copy by CB_OFFLOAD, which can arrive before the reply with the stateid of the copy.
-//! In case that
-//! no CB_OFFLOAD arrives, the client polls with OFFLOAD_STATUS. A copy for which no task waits any more is cancelled.
+//! In case that no CB_OFFLOAD arrives, the client polls with OFFLOAD_STATUS. A copy for which no task waits any more is
+//! cancelled.
 
 use std::{sync::Arc, time::Duration};
 

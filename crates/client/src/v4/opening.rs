@@ -35,22 +35,23 @@ impl OpenFile {
     }
 
     async fn open(&self, opens: &Arc<Opens>, access: u32, deadline: &Deadline) -> Result<Stateid4> {
-        let asked = opens.delegations.now();
+        let requested_at = opens.delegations.now();
         let mut opening =
-            Opening { opens, file: self, access, changes: None, by: None, ready: None, compound: None, asked };
+            Opening { opens, file: self, access, changes: None, by: None, ready: None, compound: None, requested_at };
         let res = match drive(&mut opening, None, deadline).await.0? {
             Some(res) => res,
             None => return Ok(opening.ready.expect("an operation without a request must have a stateid")),
         };
-        let (compound, asked) = (opening.compound.as_ref().expect("the request must have been sent"), opening.asked);
+        let (compound, requested_at) =
+            (opening.compound.as_ref().expect("the request must have been sent"), opening.requested_at);
         let results = opens.client.results(compound, res);
         match opens.client.minor() {
-            0 => self.opened_by_name(opens, access, results, asked),
+            0 => self.opened_by_name(opens, access, results, requested_at),
             _ => {
                 let mut results = results?;
                 results.skip(&[Opnum4::PutFh])?;
                 let ok = value!(results, Open)?;
-                self.store_open(opens, *ok, access, open_attributes(&mut results, asked)?);
+                self.store_open(opens, *ok, access, open_attributes(&mut results, requested_at)?);
                 self.open_stateid(opens, access)
                     .ok_or_else(|| results.protocol_error("OPEN succeeded without access to the file"))
             }
@@ -63,14 +64,14 @@ impl OpenFile {
         opens: &Arc<Opens>,
         access: u32,
         results: Result<Results>,
-        asked: EventTime,
+        requested_at: EventTime,
     ) -> Result<Stateid4> {
         match results {
             Ok(mut results) => {
                 results.skip(&[Opnum4::PutFh])?;
                 let ok = value!(results, Open)?;
                 let handle: Handle = Opaque(value!(results, GetFh)?.0);
-                let seen = open_attributes(&mut results, asked)?;
+                let seen = open_attributes(&mut results, requested_at)?;
                 if handle == self.handle {
                     self.store_open(opens, *ok, access, seen);
                     return self
@@ -101,7 +102,7 @@ impl OpenFile {
         state.open = Some((ok.stateid, before | access));
         state.may_notify = ok.rflags & OPEN4_RESULT_MAY_NOTIFY_LOCK != 0;
         // The attributes may or may not contain changes that this client made at the same time.
-        let attr = seen.attr.filter(|_| state.is_settled(seen.asked));
+        let attr = seen.attr.filter(|_| state.is_settled(seen.requested_at));
         state.opened = seen.change;
         let (stateid, write, recall) = match ok.delegation {
             OpenDelegation4::Read(read) => (read.stateid, false, read.recall),
@@ -113,7 +114,7 @@ impl OpenFile {
             let since = opens.delegations.event();
             Delegation::new(stateid, write, since)
         });
-        (delegation.stateid, delegation.write, delegation.asked) = (stateid, write, seen.asked);
+        (delegation.stateid, delegation.write, delegation.requested_at) = (stateid, write, seen.requested_at);
         delegation.size = attr.as_ref().map(|attr| attr.size);
         (delegation.attr, delegation.change) = (attr, seen.change);
         state.delegation = Some(delegation);
@@ -138,7 +139,7 @@ struct Opening<'a> {
     ready: Option<Stateid4>,
     compound: Option<Compound>,
     /// The time of the last attempt.
-    asked: EventTime,
+    requested_at: EventTime,
 }
 
 impl Opening<'_> {
@@ -173,7 +174,7 @@ impl Operation for Opening<'_> {
         if self.ready.is_some() {
             return Ok(Next::Done);
         }
-        self.asked = self.opens.delegations.now();
+        self.requested_at = self.opens.delegations.now();
         self.compound = Some(if self.opens.client.minor() == 0 {
             let name = self.opens.names.lock().name_of(&self.file.handle);
             let Some(name) = name else {

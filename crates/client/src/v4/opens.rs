@@ -1,18 +1,14 @@
 //! [`Opens`]: the files that are open at the server, with their locks and delegations. Each file handle has one open,
-//! however
-//! many users it has.
+//! however many users it has.
 //!
 //! Read RFC 8881 §8.2 (stateids), §9.1, §10.4 (delegations) and §8.4.2.1 (reclaiming) first. A file is opened by its
-//! handle when
-//! it is first read or written, for the access that is then needed. It stays open while it is in use or locked, for
-//! [`IDLE_TIMEOUT`]
-//! after that, and while the server delegates it. So opening it again costs nothing, and a delegation keeps its
-//! attributes
-//! cached. When the server has lost its state, opens are reclaimed, or made again when they are needed.
+//! handle when it is first read or written, for the access that is then needed. It stays open while it is in use or
+//! locked, for [`IDLE_TIMEOUT`] after that, and while the server delegates it. So opening it again costs nothing, and a
+//! delegation keeps its attributes cached. When the server has lost its state, opens are reclaimed, or made again when
+//! they are needed.
 //!
 //! NFSv4.0 opens by name (RFC 7530 §16.16). A file whose name is unknown is read and written without an open, with the
-//! anonymous
-//! stateid (§9.1.4.3), and cannot be locked.
+//! anonymous stateid (§9.1.4.3), and cannot be locked.
 
 use std::{
     sync::{
@@ -103,7 +99,7 @@ pub(crate) struct OpenAttributes {
     pub attr: Option<Attr>,
     pub change: Option<u64>,
     /// The time of the request.
-    pub asked: EventTime,
+    pub requested_at: EventTime,
 }
 
 /// The locks of an owner in a file.
@@ -212,8 +208,8 @@ impl Opens {
         file
     }
 
-    /// Closes the files that have been idle for [`IDLE_TIMEOUT`], and the least recently used ones if more than [`IDLE_MAX`]
-    /// are idle.
+    /// Closes the files that have been idle for [`IDLE_TIMEOUT`], and the least recently used ones if more than
+    /// [`IDLE_MAX`] are idle.
     pub async fn close_idle(self: &Arc<Self>, deadline: &Deadline) {
         let mut idle: Vec<_> = {
             let files = self.files.lock();
@@ -250,8 +246,7 @@ impl Opens {
     }
 
     /// Closes a file and returns its delegation, unless it is in use. A request that needs the file meanwhile opens it
-    /// after the CLOSE:
-    /// the server has one open for the file, so the CLOSE would also close a new open.
+    /// after the CLOSE: the server has one open for the file, so the CLOSE would also close a new open.
     async fn close(self: &Arc<Self>, file: &Arc<OpenFile>, deadline: &Deadline) {
         self.notify_return(file).await;
         let _changes = file.change_lock.lock().await;
@@ -322,8 +317,7 @@ impl State {
     }
 
     /// Increments the seqid of a stateid that is older than the server's, because the caller of an earlier operation
-    /// gave up before
-    /// the reply. From NFSv4.1 on, a request can leave the seqid zero.
+    /// gave up before the reply. From NFSv4.1 on, a request can leave the seqid zero.
     fn advance(&mut self, stateid: &Stateid4) {
         let open = self.open.as_mut().map(|(open, _)| open);
         let locks = self.locks.values_mut().filter_map(|locked| locked.stateid.as_mut());
@@ -422,25 +416,24 @@ impl OpenFile {
             Some(Delegation { write: true, .. }) => OpenDelegationType4::Write,
         };
         // If the open cannot be reclaimed, it is made again when the file is used, which the server does not allow
-        // before
-        // RECLAIM_COMPLETE (RFC 8881 §18.51.3).
+        // before RECLAIM_COMPLETE (RFC 8881 §18.51.3).
         let compound = Compound::on("OPEN", &self.handle)
             .op(open(opens, access, Openflag4::NoCreate, OpenClaim4::Previous(had)), OPEN_MAX)
             .get_attr(&wanted())
             .once();
-        let asked = opens.delegations.now();
+        let requested_at = opens.delegations.now();
         let mut results = opens.client.run_in_recovery(&compound, deadline).await?;
         results.skip(&[Opnum4::PutFh])?;
         let ok = value!(results, Open)?;
-        self.store_open(opens, *ok, access, open_attributes(&mut results, asked)?);
+        self.store_open(opens, *ok, access, open_attributes(&mut results, requested_at)?);
         Ok(())
     }
 }
 
 /// Decodes the result of GETATTR after an OPEN.
-pub(super) fn open_attributes(results: &mut Results, asked: EventTime) -> Result<OpenAttributes> {
+pub(super) fn open_attributes(results: &mut Results, requested_at: EventTime) -> Result<OpenAttributes> {
     let attrs = attr::values(&value!(*results, GetAttr)?)?;
-    Ok(OpenAttributes { attr: attr::from_values(&attrs), change: attrs.change, asked })
+    Ok(OpenAttributes { attr: attr::from_values(&attrs), change: attrs.change, requested_at })
 }
 
 /// Returns the attributes that are requested with an OPEN.
@@ -467,8 +460,7 @@ fn open_by(owner: StateOwner4, access: u32, openhow: Openflag4, claim: OpenClaim
 }
 
 /// Returns an OPEN for reading that the same compound closes. Its owner has no other open at the same time, so the
-/// CLOSE cannot
-/// close an open of another request.
+/// CLOSE cannot close an open of another request.
 pub(crate) fn open_temporary(opens: &Opens, claim: OpenClaim4) -> Argop4 {
     let number = opens.temporary.fetch_add(1, Relaxed) % TEMPORARY_OWNERS;
     let access = OPEN4_SHARE_ACCESS_READ | OPEN4_SHARE_ACCESS_WANT_NO_DELEG;

@@ -38,15 +38,15 @@ impl Operations for V4 {
         if let Some(attr) = delegated {
             return Ok(attr);
         }
-        let mut asked = 0;
+        let mut requested_at = 0;
         let make = |target: &mut Target| {
-            asked = target.opens().delegations.now();
+            requested_at = target.opens().delegations.now();
             Ok(Compound::on("GETATTR", target.handle()).get_attr(&attr::WANTED))
         };
         let (target, mut results) = self.request("GETATTR", object).run(make).await?;
         results.skip(&[Opnum4::PutFh])?;
         let attr = attr::of(&value!(results, GetAttr)?)?;
-        target.opens().store_attributes(target.handle(), &attr, asked);
+        target.opens().store_attributes(target.handle(), &attr, requested_at);
         Ok(attr)
     }
 
@@ -76,9 +76,9 @@ impl Operations for V4 {
         if let Some(node) = place.v4.server.opens.delegated_name(&place.handle, name) {
             return Ok(place.node(name, node));
         }
-        let mut asked = 0;
+        let mut requested_at = 0;
         let make = |target: &mut Target| {
-            asked = target.opens().delegations.now();
+            requested_at = target.opens().delegations.now();
             let compound = Compound::on("LOOKUP", target.handle()).lookup(component(name)?);
             Ok(compound.get_fh().get_attr(&attr::WANTED))
         };
@@ -87,8 +87,8 @@ impl Operations for V4 {
         let node = node(&mut results)?;
         let (opens, dir) = (target.opens(), target.handle());
         opens.found(dir, name, &node.handle, node.attr.as_ref());
-        opens.name_found(dir, name, &node.handle, asked);
-        node.attr.iter().for_each(|attr| opens.store_attributes(&node.handle, attr, asked));
+        opens.name_found(dir, name, &node.handle, requested_at);
+        node.attr.iter().for_each(|attr| opens.store_attributes(&node.handle, attr, requested_at));
         Ok(target.place.node(name, node))
     }
 
@@ -103,8 +103,7 @@ impl Operations for V4 {
 
     async fn readlink(&self, link: &Handle) -> Result<Bytes> {
         // The text is not requested as a payload, although it could be one: Linux's server (6.1) then places its length
-        // with it and omits
-        // the length from the reply. Linux's client never requests that.
+        // with it and omits the length from the reply. Linux's client never requests that.
         let make =
             |target: &mut Target| Ok(Compound::on("READLINK", target.handle()).op(Argop4::ReadLink, 4 + NAME_BOUND));
         let (_, mut results) = self.request("READLINK", link).run(make).await?;
@@ -114,7 +113,7 @@ impl Operations for V4 {
     }
 
     async fn read(&self, file: &Handle, offset: u64, count: u32) -> Result<ReadData> {
-        let ok = self.read_place(file, offset, count, None).await.0?;
+        let ok = self.send_read(file, offset, count, None).await.0?;
         Ok(ReadData { data: ok.data.0, eof: ok.eof, size: None })
     }
 
@@ -123,7 +122,7 @@ impl Operations for V4 {
         let Ok(count) = u32::try_from(wanted) else {
             return (Err(Error::new(ErrorKind::Invalid("a READ of 4 GiB or more"), "READ")), region);
         };
-        let (result, sink) = self.read_place(file, offset, count, Some(region)).await;
+        let (result, sink) = self.send_read(file, offset, count, Some(region)).await;
         // At the deadline, the transport may still hold the region. It then releases it later.
         let sink = sink.unwrap_or_else(|| Region::from(self.program().pool().take(wanted)).into());
         match result {
@@ -182,13 +181,13 @@ impl Operations for V4 {
     }
 
     async fn create(&self, dir: &Handle, name: &[u8], how_wanted: CreateHow) -> Result<Node> {
-        let (mut asked, mut set_after) = (0, None);
+        let (mut requested_at, mut set_after) = (0, None);
         let make = |target: &mut Target| {
             let how;
             (how, set_after) = creation(&how_wanted, target.server().client.minor());
             let access = OPEN4_SHARE_ACCESS_WRITE | OPEN4_SHARE_ACCESS_WANT_NO_DELEG;
             let claim = OpenClaim4::Null(component(name)?);
-            asked = target.opens().delegations.now();
+            requested_at = target.opens().delegations.now();
             Ok(Compound::on("OPEN", target.handle())
                 .op(open(target.opens(), access, Openflag4::Create(how), claim), OPEN_MAX)
                 .get_fh()
@@ -199,7 +198,7 @@ impl Operations for V4 {
         results.skip(&[Opnum4::PutFh])?;
         let ok = value!(results, Open)?;
         let node = node(&mut results)?;
-        let seen = OpenAttributes { attr: node.attr.clone(), change: None, asked };
+        let seen = OpenAttributes { attr: node.attr.clone(), change: None, requested_at };
         let opens = target.opens();
         opens.opened(&node.handle, *ok, OPEN4_SHARE_ACCESS_WRITE, seen);
         opens.changed(&node.handle);
@@ -212,14 +211,14 @@ impl Operations for V4 {
     }
 
     async fn mkdir(&self, dir: &Handle, name: &[u8], set: SetAttr) -> Result<Node> {
-        self.make(dir, name, Createtype4::Other(Ftype4::Dir), &set).await
+        self.create_object(dir, name, Createtype4::Other(Ftype4::Dir), &set).await
     }
 
     async fn symlink(&self, dir: &Handle, name: &[u8], text: Bytes, set: SetAttr) -> Result<Node> {
         if text.len() > NAME_BOUND {
             return Err(Error::refused(Status::NameTooLong, "CREATE"));
         }
-        self.make(dir, name, Createtype4::Lnk(text.into()), &set).await
+        self.create_object(dir, name, Createtype4::Lnk(text.into()), &set).await
     }
 
     async fn mknod(&self, dir: &Handle, name: &[u8], what: Special, set: SetAttr) -> Result<Node> {
@@ -229,7 +228,7 @@ impl Operations for V4 {
             Special::Sock => Createtype4::Other(Ftype4::Sock),
             Special::Fifo => Createtype4::Other(Ftype4::Fifo),
         };
-        self.make(dir, name, what, &set).await
+        self.create_object(dir, name, what, &set).await
     }
 
     async fn remove(&self, dir: &Handle, name: &[u8]) -> Result<()> {
@@ -360,25 +359,25 @@ impl Operations for V4 {
 impl V4 {
     /// Sends READ, with the caller's region if there is one. Returns the region, unless a transport still held it at
     /// the deadline.
-    async fn read_place(
+    async fn send_read(
         &self,
         handle: &Handle,
         offset: u64,
         count: u32,
         region: Option<Region>,
     ) -> (Result<ReadOk>, Option<SharedRegion>) {
-        let mut asked = 0;
+        let mut wanted = 0;
         let make = |target: &mut Target| {
-            asked = target.place.read_size(count);
-            let args = ReadArgs { stateid: target.stateids[0], offset, count: asked };
-            Ok(Compound::on("READ", target.handle()).op(Argop4::Read(args), 8).payload(asked as usize, true))
+            wanted = target.place.read_size(count);
+            let args = ReadArgs { stateid: target.stateids[0], offset, count: wanted };
+            Ok(Compound::on("READ", target.handle()).op(Argop4::Read(args), 8).payload(wanted as usize, true))
         };
         let request = self.request("READ", handle).open_for(OPEN4_SHARE_ACCESS_READ);
         let (result, sink) = request.run_with_buffer(make, region).await;
         let ok = result.and_then(|mut results| {
             results.skip(&[Opnum4::PutFh])?;
             let ok = value!(results, Read)?;
-            match ok.data.0.len() <= asked as usize {
+            match ok.data.0.len() <= wanted as usize {
                 true => Ok(ok),
                 false => Err(results.protocol_error("more data than requested")),
             }
@@ -386,7 +385,7 @@ impl V4 {
         (ok, sink)
     }
 
-    async fn make(&self, dir: &Handle, name: &[u8], what: Createtype4, set: &SetAttr) -> Result<Node> {
+    async fn create_object(&self, dir: &Handle, name: &[u8], what: Createtype4, set: &SetAttr) -> Result<Node> {
         let createattrs = attr::to_set(set);
         let args = Box::new(CreateArgs { objtype: what, objname: component(name)?, createattrs });
         let make = |target: &mut Target| {

@@ -39,8 +39,7 @@ impl Place {
     }
 
     /// Returns the handle by which callers know an object of the server. With the entry of a directory, it is the same
-    /// handle as before the
-    /// move.
+    /// handle as before the move.
     pub fn name(&self, mut there: Handle, entry: Option<(&[u8], Option<&Attr>)>) -> Handle {
         for step in self.steps.iter().rev() {
             if let Some((name, Some(attr))) = entry {
@@ -69,7 +68,7 @@ impl Place {
         self.steps.last().map_or(len, |step| len.min(step.peer.write_size))
     }
 
-    /// Returns a verifier that no verifier of another server equals.
+    /// Converts a verifier of this server so that it differs from the verifiers of all other servers.
     pub fn verifier(&self, mut verf: Verifier) -> Verifier {
         for step in &self.steps {
             verf.iter_mut().zip(step.peer.tag).for_each(|(byte, tag)| *byte ^= tag);

@@ -1,6 +1,5 @@
 //! [`Request`]: one request of NFSv4 on objects. It goes to the server that has the objects, with the stateids of their
-//! files. The
-//! loop of [`drive`] attempts it.
+//! files. The loop of [`drive`] attempts it.
 
 use std::sync::Arc;
 
@@ -191,8 +190,7 @@ impl<'a> Request<'a> {
     }
 
     /// Executes the request like [`run`](Self::run), with the caller's buffer for the data. Returns the buffer with the
-    /// results or the
-    /// error, unless a transport still held it at the deadline.
+    /// results or the error, unless a transport still held it at the deadline.
     pub async fn run_with_buffer(
         self,
         make: impl FnMut(&mut Target) -> Result<Compound> + Send + Sync,

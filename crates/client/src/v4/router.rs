@@ -54,8 +54,7 @@ impl<'a> MigrationRouter<'a> {
     }
 
     /// Finds the objects after a server has answered MOVED. Returns `true` if one of them has moved. Otherwise the name
-    /// that the request
-    /// looks up refers to another server's file system.
+    /// that the request looks up refers to another server's file system.
     ///
     /// # Errors
     /// An object has moved and cannot be found.

@@ -32,9 +32,8 @@ pub(crate) struct Server {
 
 impl Server {
     /// Registers the client over the first connection and creates a session. From NFSv4.1 on, also returns the result
-    /// of EXCHANGE_ID. If
-    /// `known` is the client owner that another server knows, the client keeps it and has state to reclaim; call
-    /// [`complete_arrival`](Self::arrived) when all of it is reclaimed.
+    /// of EXCHANGE_ID. If `known` is the client owner that another server knows, the client keeps it and has state to
+    /// reclaim; call [`complete_arrival`](Self::complete_arrival) when all of it is reclaimed.
     ///
     /// # Errors
     /// The server does not support this minor version, or refuses the client.

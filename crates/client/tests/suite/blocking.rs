@@ -1,4 +1,4 @@
-//! The blocking client, called from threads of every kind.
+//! The blocking client, called from all kinds of threads.
 
 use std::{
     cell::RefCell,
@@ -13,7 +13,7 @@ use tokio::runtime::Builder;
 
 use crate::common::{Server, pattern};
 
-/// Uses the API from this thread; whatever it creates begins with `name`.
+/// Uses the API from this thread. The names of all objects that it creates begin with `name`.
 fn exercise(mount: &Mount, name: &str) {
     let path = |what: &str| format!("{name}-{what}");
     let data = pattern(3 << 20);
@@ -50,7 +50,7 @@ fn exercise(mount: &Mount, name: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_thread_may_call_the_blocking_client() {
+async fn all_kinds_of_threads_can_call_the_blocking_client() {
     let server = Server::memory().await;
     let url = format!("nfs://{}/m?uid=0&gid=0&vers=4.1", server.address).parse().unwrap();
     let switch = server.switch.clone();
@@ -58,7 +58,7 @@ async fn every_thread_may_call_the_blocking_client() {
         let runtime = Runtime::start().unwrap();
         let mount = runtime.connect(&url, &switch).unwrap();
         drop(runtime);
-        // Threads of no runtime, several at once.
+        // Several threads without a runtime at the same time.
         std::thread::scope(|scope| {
             for name in ["a", "b", "c"] {
                 let mount = mount.clone();
@@ -68,7 +68,7 @@ async fn every_thread_may_call_the_blocking_client() {
         mount
     });
     let mount = tokio::task::spawn_blocking(|| threads.join().unwrap()).await.unwrap();
-    // A worker thread of another runtime, inside a task.
+    // A worker thread of another runtime, in a task.
     let task = tokio::spawn(async move {
         tokio::task::block_in_place(|| exercise(&mount, "task"));
         exercise(&mount, "worker");
@@ -77,12 +77,12 @@ async fn every_thread_may_call_the_blocking_client() {
     let mount = task.await.unwrap();
     let listed = mount.run(|mount| async move { mount.read_dir("").await?.collect().await }).unwrap();
     assert_eq!(listed.len(), 5);
-    // The last owner may be any thread, too.
+    // Any thread can drop the last reference.
     std::thread::spawn(move || mount.unmount().unwrap()).join().unwrap();
 }
 
 #[test]
-fn a_panic_in_an_operation_is_raised_in_its_caller_and_the_runtime_goes_on() {
+fn panic_is_raised_in_the_caller_and_the_runtime_continues() {
     let runtime = Runtime::start().unwrap();
     let panics = runtime.clone();
     let caught = std::thread::spawn(move || panics.run(async { panic!("on purpose") })).join().unwrap_err();
@@ -92,21 +92,21 @@ fn a_panic_in_an_operation_is_raised_in_its_caller_and_the_runtime_goes_on() {
     let nested = std::thread::spawn(move || runtime.run(async move { inner.run(async { 7 }) })).join();
     let message = nested.unwrap_err();
     let message = message.downcast_ref::<&str>().unwrap();
-    assert!(message.starts_with("a blocking call on the thread that drives"), "{message}");
+    assert!(message.starts_with("a blocking call must not run on the thread"), "{message}");
 }
 
-/// The address of a server on threads of its own, which no caller can block.
+/// Starts a server on threads of its own, which callers cannot block. Returns its address.
 fn server() -> (String, rpc::Switch) {
-    let (told, heard) = std::sync::mpsc::channel();
+    let (sender, receiver) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let server = Server::memory().await;
-            told.send((server.address.to_string(), server.switch.clone())).unwrap();
+            sender.send((server.address.to_string(), server.switch.clone())).unwrap();
             std::future::pending::<()>().await;
         });
     });
-    heard.recv().unwrap()
+    receiver.recv().unwrap()
 }
 
 fn connect(runtime: &Runtime, (address, switch): &(String, rpc::Switch)) -> Mount {
@@ -115,13 +115,13 @@ fn connect(runtime: &Runtime, (address, switch): &(String, rpc::Switch)) -> Moun
 }
 
 #[test]
-fn a_mount_outlives_the_thread_that_made_it() {
+fn mount_outlives_the_thread_that_made_it() {
     let server = server();
     let mount = std::thread::spawn(move || connect(&Runtime::start().unwrap(), &server)).join().unwrap();
     exercise(&mount, "after");
 }
 
-/// Uses its mount when it is dropped.
+/// Uses its mount in its destructor.
 struct Last(Mount);
 
 impl Drop for Last {
@@ -136,11 +136,12 @@ thread_local! {
 }
 
 #[test]
-fn a_thread_that_ends_uses_and_drops_the_client_in_its_last_destructors() {
+fn client_can_be_used_and_dropped_in_thread_local_destructors() {
     let server = server();
     let other = connect(&Runtime::start().unwrap(), &server);
     std::thread::spawn(move || {
-        // Destructors run in the reverse order of first use: tokio's thread-local state is gone when this one runs.
+        // Destructors run in the reverse order of first use, so tokio's thread-local state is destroyed before this one
+        // runs.
         LAST.with(|last| drop(last.borrow()));
         let mount = connect(&Runtime::start().unwrap(), &server);
         exercise(&mount, "thread");
@@ -151,7 +152,7 @@ fn a_thread_that_ends_uses_and_drops_the_client_in_its_last_destructors() {
     assert_eq!(other.read("last").unwrap(), "words");
 }
 
-/// One of each type, with requests in flight.
+/// Returns a value of each type, with outstanding requests.
 fn everything(mount: &Mount, name: &str) -> (Mount, File, Reader, Writer) {
     mount.write(name, pattern(3 << 20)).unwrap();
     let file = mount.open(name).unwrap();
@@ -163,7 +164,7 @@ fn everything(mount: &Mount, name: &str) -> (Mount, File, Reader, Writer) {
 }
 
 #[test]
-fn asynchronous_code_drops_what_is_in_use() {
+fn values_in_use_can_be_dropped_in_asynchronous_code() {
     let server = server();
     for threads in [1, 2] {
         let mut builder = match threads {
@@ -174,14 +175,14 @@ fn asynchronous_code_drops_what_is_in_use() {
         let mount = connect(&Runtime::start().unwrap(), &server);
         let used = everything(&mount, "of a task");
         runtime.block_on(async move {
-            // Also a blocking call: nothing else of this runtime runs meanwhile.
+            // Calls that block in a future, so that nothing else runs on this runtime meanwhile.
             let name = "of a future";
             drop(everything(&mount, name));
             mount.remove(name).unwrap();
             tokio::spawn(async move { drop((used, mount)) }).await.unwrap();
         });
     }
-    // On the thread of the client itself, which cannot wait for its own end.
+    // Drop on the thread of the client itself, which cannot wait for its own end.
     let runtime = Runtime::start().unwrap();
     let mount = connect(&runtime, &server);
     let used = everything(&mount, "of the client");

@@ -11,14 +11,14 @@ use rand::{Rng, SeedableRng, rngs::StdRng};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 for_each_version! {
-    a_buffer_is_filled_and_comes_back
-    a_failed_read_gives_the_buffer_back
-    read_ahead_and_write_behind_carry_any_sizes
-    holes_are_left_and_read_as_zeros
-    what_a_restarted_server_has_lost_is_written_again
-    a_small_file_costs_one_write_and_no_commit
-    errors_of_writes_come_with_the_flush_and_stay
-    the_procedures_are_there_by_handle
+    read_at_fills_and_returns_the_buffer
+    failed_read_returns_the_buffer
+    read_ahead_and_write_behind_transfer_any_size
+    skipped_ranges_are_holes_that_read_as_zeros
+    data_lost_in_a_server_restart_are_written_again
+    small_file_costs_one_write_and_no_commit
+    flush_returns_write_errors_and_later_calls_repeat_them
+    operations_by_handle_work
 }
 
 async fn read_all(file: &File) -> Bytes {
@@ -31,7 +31,7 @@ async fn read_all(file: &File) -> Bytes {
     all.freeze()
 }
 
-async fn a_buffer_is_filled_and_comes_back(vers: &str) {
+async fn read_at_fills_and_returns_the_buffer(vers: &str) {
     let server = Server::memory().await;
     let mount = server.mount(&format!("{vers}&rsize=64K")).await;
     let data = pattern(300_000);
@@ -44,7 +44,7 @@ async fn a_buffer_is_filled_and_comes_back(vers: &str) {
             let (read, buffer) = file.read_at(offset, buffer).await;
             let expected = &data[data.len().min(offset as usize)..data.len().min(offset as usize + len)];
             assert_eq!(read.unwrap(), expected.len());
-            assert_eq!((buffer.len(), buffer.as_ptr()), (len, at), "the very same buffer");
+            assert_eq!((buffer.len(), buffer.as_ptr()), (len, at), "the same buffer must return");
             assert_eq!(&buffer[..expected.len()], expected);
         }
         assert_eq!(
@@ -59,7 +59,7 @@ async fn a_buffer_is_filled_and_comes_back(vers: &str) {
     assert_eq!(joined, data[10..]);
 }
 
-async fn a_failed_read_gives_the_buffer_back(vers: &str) {
+async fn failed_read_returns_the_buffer(vers: &str) {
     let server = Server::memory().await;
     let mount = server.mount(vers).await;
     let dir = File::new(mount.clone(), mount.root().clone(), "the root");
@@ -72,7 +72,7 @@ async fn a_failed_read_gives_the_buffer_back(vers: &str) {
     }
 }
 
-async fn read_ahead_and_write_behind_carry_any_sizes(vers: &str) {
+async fn read_ahead_and_write_behind_transfer_any_size(vers: &str) {
     let server = Server::memory().await;
     let mut rng = StdRng::seed_from_u64(7);
     for round in 0..30 {
@@ -106,7 +106,7 @@ async fn read_ahead_and_write_behind_carry_any_sizes(vers: &str) {
 }
 
 #[tokio::test]
-async fn readers_and_writers_are_those_of_tokio_too() {
+async fn readers_and_writers_implement_tokio_traits() {
     let server = Server::memory().await;
     let mount = server.mount("wsize=4K&rsize=4K&writebehind=20K").await;
     let data = pattern(100_001);
@@ -121,7 +121,7 @@ async fn readers_and_writers_are_those_of_tokio_too() {
     assert_eq!(back, data);
 }
 
-async fn holes_are_left_and_read_as_zeros(vers: &str) {
+async fn skipped_ranges_are_holes_that_read_as_zeros(vers: &str) {
     let server = Server::memory().await;
     let mount = server.mount(vers).await;
     let file = mount.create("f", 0o644).await.unwrap();
@@ -140,7 +140,7 @@ async fn holes_are_left_and_read_as_zeros(vers: &str) {
     assert!(data[5..data.len() - 8].iter().all(|&byte| byte == 0));
 }
 
-async fn what_a_restarted_server_has_lost_is_written_again(vers: &str) {
+async fn data_lost_in_a_server_restart_are_written_again(vers: &str) {
     let mut rng = StdRng::seed_from_u64(11);
     for round in 0..20 {
         let restarts = (0..rng.random_range(1..6)).map(|_| rng.random_range(0..36)).collect();
@@ -154,14 +154,14 @@ async fn what_a_restarted_server_has_lost_is_written_again(vers: &str) {
             writer.write(data.slice_ref(chunk)).await.unwrap();
         }
         writer.close().await.unwrap();
-        // What has been committed survives.
+        // Committed data survive a restart.
         vfs.restart();
         assert_eq!(read_all(&file).await, data, "seed 11, round {round}");
-        assert!(vfs.boots() > 1, "a restart came into the writing");
+        assert!(vfs.boots() > 1, "the server must have restarted during the writes");
     }
 }
 
-async fn a_small_file_costs_one_write_and_no_commit(vers: &str) {
+async fn small_file_costs_one_write_and_no_commit(vers: &str) {
     let vfs = Faulty::new(memory(), Vec::new());
     let server = Server::start(vfs.clone()).await;
     let mount = server.mount(vers).await;
@@ -173,7 +173,7 @@ async fn a_small_file_costs_one_write_and_no_commit(vers: &str) {
     assert_eq!((vfs.writes(), vfs.commits.load(Ordering::SeqCst)), (6, 1));
 }
 
-async fn errors_of_writes_come_with_the_flush_and_stay(vers: &str) {
+async fn flush_returns_write_errors_and_later_calls_repeat_them(vers: &str) {
     let server = Server::memory().await;
     let mount = server.mount(vers).await;
     let root = File::new(mount.clone(), mount.root().clone(), "the root");
@@ -185,7 +185,7 @@ async fn errors_of_writes_come_with_the_flush_and_stay(vers: &str) {
     assert_eq!(writer.close().await.unwrap_err().to_string(), error.to_string());
 }
 
-async fn the_procedures_are_there_by_handle(vers: &str) {
+async fn operations_by_handle_work(vers: &str) {
     let server = Server::memory().await;
     let mount: Mount = server.mount(vers).await;
     let file = mount.create("f", 0o644).await.unwrap();

@@ -1,4 +1,4 @@
-//! Servers that are silent, gone, slow or broken.
+//! Servers that are silent, unreachable, slow or broken.
 
 use crate::common;
 use std::{
@@ -12,13 +12,13 @@ use buf::Buffer;
 use client::{CreateHow, ErrorKind, Mount, NfsUrl, SetAttr};
 use tokio::net::TcpListener;
 
-/// A listener that never answers.
+/// Returns a listener that never answers.
 async fn silent() -> TcpListener {
     TcpListener::bind("127.0.0.1:0").await.unwrap()
 }
 
 #[tokio::test]
-async fn a_silent_server_is_given_up_at_the_deadline() {
+async fn connect_to_silent_server_times_out() {
     let listener = silent().await;
     let url: NfsUrl = format!("nfs://{}/m?timeo=300ms", listener.local_addr().unwrap()).parse().unwrap();
     let start = Instant::now();
@@ -29,16 +29,16 @@ async fn a_silent_server_is_given_up_at_the_deadline() {
 }
 
 #[tokio::test]
-async fn a_server_that_falls_silent_ends_every_call_at_its_deadline() {
-    a_server_that_falls_silent_ends_every_call_at_its_deadline_over("tcp").await;
+async fn calls_time_out_when_the_server_becomes_silent() {
+    calls_time_out_when_the_server_becomes_silent_over("tcp").await;
 }
 
 #[tokio::test]
-async fn a_server_that_falls_silent_ends_every_call_at_its_deadline_by_rdma() {
-    a_server_that_falls_silent_ends_every_call_at_its_deadline_over("rdma").await;
+async fn calls_time_out_when_the_server_becomes_silent_over_rdma() {
+    calls_time_out_when_the_server_becomes_silent_over("rdma").await;
 }
 
-async fn a_server_that_falls_silent_ends_every_call_at_its_deadline_over(proto: &str) {
+async fn calls_time_out_when_the_server_becomes_silent_over(proto: &str) {
     let server = Server::over(proto).await;
     let (gate, address) = proxy::gate(server.address).await;
     let url: NfsUrl = format!("nfs://{address}/m?uid=0&gid=0&proto={proto}").parse().unwrap();
@@ -56,7 +56,7 @@ async fn a_server_that_falls_silent_ends_every_call_at_its_deadline_over(proto: 
     let mut writer = hurried.writer();
     writer.write(pattern(1 << 20)).await.unwrap();
     assert!(matches!(writer.close().await.unwrap_err().kind(), ErrorKind::Timeout { .. }));
-    // The mount is as good as before once the server is back.
+    // The mount works again when the server is reachable.
     gate.open();
     assert_eq!(mount.stat("f").await.unwrap().size, 2 << 20);
 }
@@ -67,7 +67,7 @@ async fn cancelled_calls_free_their_buffers() {
 }
 
 #[tokio::test]
-async fn cancelled_calls_free_their_buffers_by_rdma() {
+async fn cancelled_calls_free_their_buffers_over_rdma() {
     cancelled_calls_free_their_buffers_over("rdma").await;
 }
 
@@ -79,7 +79,7 @@ async fn cancelled_calls_free_their_buffers_over(proto: &str) {
     mount.write("f", pattern(4 << 20)).await.unwrap();
     let file = mount.open("f").await.unwrap();
     mount.read("f").await.unwrap();
-    // RDMA has receives posted all the time.
+    // RDMA always has receives posted.
     let used = |mount: &Mount| mount.pool().stats().mapped - mount.pool().stats().free;
     let before = used(&mount);
     gate.close();
@@ -94,7 +94,7 @@ async fn cancelled_calls_free_their_buffers_over(proto: &str) {
         assert!(tokio::time::timeout(Duration::from_millis(10), writer.flush()).await.is_err());
     }
     gate.open();
-    // Replies to what was given up may still come; then everything is free.
+    // Replies to the cancelled calls may still arrive. After that, all buffers must be free.
     for _ in 0..1000 {
         mount.stat("f").await.unwrap();
         if used(&mount) <= before {
@@ -102,11 +102,11 @@ async fn cancelled_calls_free_their_buffers_over(proto: &str) {
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    panic!("buffers are lost: {:?}", mount.pool().stats());
+    panic!("buffers leak: {:?}", mount.pool().stats());
 }
 
 for_each! {
-    [cut_connections_are_not_noticed]
+    [callers_do_not_notice_cut_connections]
     tcp = ("tcp", "3")
     rdma = ("rdma", "3")
     tcp_4_0 = ("tcp", "4.0")
@@ -114,7 +114,7 @@ for_each! {
     tcp_4_2 = ("tcp", "4.2")
 }
 
-async fn cut_connections_are_not_noticed((proto, vers): (&str, &str)) {
+async fn callers_do_not_notice_cut_connections((proto, vers): (&str, &str)) {
     for seed in 0..8 {
         let server = Server::over(proto).await;
         let address = proxy::start(server.address, seed, 12, 300_000).await.address;
@@ -127,7 +127,7 @@ async fn cut_connections_are_not_noticed((proto, vers): (&str, &str)) {
 }
 
 for_each! {
-    [cuts_at_any_work_request_are_not_noticed]
+    [callers_do_not_notice_cuts_at_any_work_request]
     iwarp_per_io = ("rdma", "per-io")
     iwarp_fast = ("rdma", "fast")
     iwarp_cache = ("rdma", "cache")
@@ -138,8 +138,8 @@ for_each! {
     shm_pool = ("shm", "pool")
 }
 
-/// Both ends register in this way, and either cuts connections.
-async fn cuts_at_any_work_request_are_not_noticed((proto, way): (&str, &str)) {
+/// Both ends register memory in this way, and either of them cuts connections.
+async fn callers_do_not_notice_cuts_at_any_work_request((proto, way): (&str, &str)) {
     for seed in 0..3 {
         let injector = Arc::new(FaultInjector::new(seed, 0.005));
         let kind = if proto == "shm" { common::shm(injector.clone()) } else { common::iwarp(injector.clone()) };
@@ -155,7 +155,7 @@ async fn cuts_at_any_work_request_are_not_noticed((proto, way): (&str, &str)) {
     }
 }
 
-/// Writes a file and meanwhile does what would fail if it were executed twice, in the root of `mount`.
+/// Writes a file in the root of `mount`, and meanwhile executes operations that would fail if they were executed twice.
 async fn all_is_done_once(mount: &Mount, about: &str) {
     let data = pattern(500_000);
     let mut writer = mount.create("data", 0o644).await.unwrap().writer();
@@ -174,14 +174,14 @@ async fn all_is_done_once(mount: &Mount, about: &str) {
     assert!(mount.read("data").await.unwrap() == data, "{about}");
 }
 
-/// What [`all_is_done_once`] leaves behind is there, as another mount sees it.
+/// Checks through another mount that the results of [`all_is_done_once`] exist.
 async fn all_was_done_once(mount: &Mount, about: &str) {
     assert!(mount.read("data").await.unwrap() == pattern(500_000), "{about}");
     assert_eq!(mount.read_dir("").await.unwrap().collect().await.unwrap().len(), 26, "{about}");
 }
 
 #[tokio::test]
-async fn a_writer_waits_for_a_slow_server_whatever_is_written() {
+async fn writer_waits_for_slow_server_with_any_data() {
     let server = Server::memory().await;
     let (gate, address) = proxy::gate(server.address).await;
     let url: NfsUrl = format!("nfs://{address}/m?uid=0&gid=0&writebehind=64K&wsize=16K").parse().unwrap();
@@ -207,7 +207,7 @@ async fn a_writer_waits_for_a_slow_server_whatever_is_written() {
 }
 
 #[test]
-fn handles_go_to_any_task_and_runtime() {
+fn types_can_be_used_from_any_task_and_runtime() {
     fn check<T: Send + Sync + 'static>() {}
     fn check_send<T: Send + 'static>() {}
     check::<Mount>();

@@ -1,4 +1,5 @@
-//! Servers that answer nonsense: an error, never a panic, an endless loop or a wrong name.
+//! Servers that send invalid replies. The client must return an error: it must not panic, loop forever or accept an
+//! invalid name.
 
 use crate::common;
 use std::{ops::RangeInclusive, sync::Arc, time::Duration};
@@ -10,7 +11,7 @@ use nfs::{MOUNT_PROGRAM, NFS_PROGRAM, mount::*, v3::*};
 use rpc::{AcceptError, BoxFuture, Call, Procedure, Service};
 use xdr::{Encode, Encoder, List, Message};
 
-/// Answers every procedure of a program with what a function says.
+/// Answers every procedure of a program with the output of a function.
 struct Script {
     program: u32,
     answer: fn(u32, &mut Encoder),
@@ -35,7 +36,7 @@ impl Service for Script {
     }
 }
 
-/// Mounts a server that answers NFS calls as `answer` says.
+/// Mounts a server that answers NFS calls with the output of `answer`.
 async fn mount(answer: fn(u32, &mut Encoder)) -> Mount {
     let mount = |procedure, encoder: &mut Encoder| {
         assert_eq!(procedure, MountProc3::Mnt as u32);
@@ -83,7 +84,7 @@ fn protocol<T: std::fmt::Debug>(result: client::Result<T>) {
     assert!(matches!(error.kind(), ErrorKind::Protocol(_)), "{error}");
 }
 
-/// The answers to FSINFO and the case at hand.
+/// Makes a server with a valid reply to FSINFO and the given reply to all other procedures.
 macro_rules! server {
     ($answer:expr) => {
         mount(|procedure, encoder| {
@@ -98,13 +99,13 @@ macro_rules! server {
 }
 
 #[tokio::test]
-async fn limits_without_sense_become_sizes_that_work() {
+async fn invalid_limits_become_usable_sizes() {
     let mount = server!(|_| {});
     assert_eq!((mount.read_size(), mount.write_size()), (1 << 20, 8 << 10));
 }
 
 #[tokio::test]
-async fn names_that_lead_elsewhere_are_refused() {
+async fn invalid_file_names_are_rejected() {
     for mount in [
         server!(|encoder| page(&["good", "../../etc/passwd"], 1, true, encoder)),
         server!(|encoder| page(&["a\0b"], 1, true, encoder)),
@@ -116,7 +117,7 @@ async fn names_that_lead_elsewhere_are_refused() {
 }
 
 #[tokio::test]
-async fn directories_without_end_are_noticed() {
+async fn endless_directories_are_rejected() {
     for mount in [
         server!(|encoder| page(&["again"], 0, false, encoder)),
         server!(|encoder| page(&["again"], 7, false, encoder)),
@@ -124,12 +125,12 @@ async fn directories_without_end_are_noticed() {
     ] {
         let dir = client::Dir::new(mount.clone(), mount.root().clone(), "d");
         let result = tokio::time::timeout(Duration::from_secs(60), dir.collect()).await;
-        protocol(result.expect("it ends"));
+        protocol(result.expect("listing the directory must end"));
     }
 }
 
 #[tokio::test]
-async fn reads_that_are_too_long_empty_or_miscounted_fail() {
+async fn invalid_read_replies_are_rejected() {
     let read = |mount: &Mount| File::new(mount.clone(), mount.root().clone(), "f");
     for mount in [
         server!(|encoder| read_ok(20, 20, false, encoder)),
@@ -147,7 +148,7 @@ async fn reads_that_are_too_long_empty_or_miscounted_fail() {
 }
 
 #[tokio::test]
-async fn writes_that_do_nothing_or_too_much_fail() {
+async fn invalid_write_replies_are_rejected() {
     for mount in [
         server!(|encoder| write_ok(0, StableHow::FileSync, encoder)),
         server!(|encoder| write_ok(100, StableHow::FileSync, encoder)),

@@ -1,4 +1,5 @@
-//! Tests of the client against servers in the same process. One program, because each test program links everything anew.
+//! Tests of the client against servers in the same process. They are one program, because linking each test program
+//! takes long.
 
 mod common;
 

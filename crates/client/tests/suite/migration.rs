@@ -1,4 +1,5 @@
-//! File systems that move to another server while they are used: over all of version 4 (RFC 8881 §11.10, RFC 7530 §8).
+//! File systems that move to another server while they are used, in all minor versions of NFSv4 (RFC 8881 §11.10, RFC
+//! 7530 §8).
 
 use std::{
     net::SocketAddr,
@@ -14,7 +15,7 @@ use crate::common::{
     for_each,
     gated::Gated,
     memory,
-    moving::{Fate, Gone, Moving},
+    moving::{Gone, MoveState, Moving},
     pattern, process, recovery, switch, tcp,
 };
 use bytes::Bytes;
@@ -30,30 +31,30 @@ use vfs::Vfs;
 
 for_each! {
     [
-        what_is_held_is_reclaimed
-        what_cannot_be_reclaimed_is_lost_and_said_so
-        whoever_is_at_work_goes_on
-        what_is_renamed_there_is_found_again
-        another_file_of_that_name_is_refused
+        open_and_locks_are_reclaimed
+        lost_locks_are_reported
+        operations_in_progress_continue
+        objects_renamed_after_the_move_are_found
+        another_file_with_the_same_name_is_rejected
         requests_wait_for_one_attempt_and_share_its_failure
-        a_lease_that_has_moved_is_looked_for
-        it_can_move_again
+        moved_lease_is_found
+        file_system_can_move_twice
     ]
     v4_0 = "4.0"
     v4_1 = "4.1"
     v4_2 = "4.2"
 }
 
-/// A server that has the file system, or has had it.
+/// A server that has the file system, or had it before.
 struct Site {
     address: SocketAddr,
-    fate: Arc<Fate>,
+    move_state: Arc<MoveState>,
     state: TempDir,
     _process: JoinSet<()>,
 }
 
 impl Site {
-    /// Exports under this name; `after` another, whose clients may reclaim here what they had there.
+    /// Starts a server that exports under this name. Clients of `after` may reclaim their state here.
     fn start(name: &str, vfs: Arc<dyn Vfs>, after: Option<&Site>) -> Self {
         Self::behind(name, vfs, after, |service| service)
     }
@@ -67,17 +68,17 @@ impl Site {
         let state = tempfile::tempdir().unwrap();
         after.iter().for_each(|after| copy(after.state.path(), state.path()));
         let options = ExportOptions { squash: Squash::None, ..ExportOptions::default() };
-        // Neither handles nor the number of the file system are those of another server.
+        // The handles and the ID of the file system must differ from those of another server.
         let export = Export::new(name, ExportId::of(&[name.as_bytes()]), vfs, options).unwrap();
         let settings = Settings { grace: GRACE, ..Settings::default() };
         let recovery = recovery(state.path());
         let nfs = NfsServer::recovering(export, HandleKey::random(), recovery, settings).unwrap();
-        let fate = Arc::<Fate>::default();
-        let moving = |service| wrap(Arc::new(Moving(service, fate.clone())));
+        let move_state = Arc::<MoveState>::default();
+        let moving = |service| wrap(Arc::new(Moving(service, move_state.clone())));
         let services = vec![moving(Arc::new(nfs.nfs4()))];
         let (address, mut process) = process(&*tcp(), "127.0.0.1:0".parse().unwrap(), services);
         process.spawn(nfs.upkeep());
-        Self { address, fate, state, _process: process }
+        Self { address, move_state, state, _process: process }
     }
 
     async fn mount(&self, path: &str, vers: &str) -> Mount {
@@ -85,10 +86,10 @@ impl Site {
         Mount::connect(&url, &switch()).await.unwrap()
     }
 
-    /// From now on the file system is elsewhere.
+    /// Moves the file system away.
     async fn moves(&self, mount: &Mount, path: &'static str, places: Vec<(String, &'static str)>, lease_moved: bool) {
         let fsid = mount.stat("").await.unwrap().fsid;
-        *self.fate.gone.lock() = Some(Gone { fsid, path, places, lease_moved });
+        *self.move_state.gone.lock() = Some(Gone { fsid, path, places, lease_moved });
     }
 
     fn place(&self, path: &'static str) -> (String, &'static str) {
@@ -103,12 +104,12 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// A file system with what the tests want there.
+/// Fills a file system with the files for the tests. `first` are created before all others.
 async fn filled(vfs: Arc<dyn Vfs>, first: &[&str]) -> Arc<dyn Vfs> {
     let server = Site::start("/fill", vfs.clone(), None);
     let mount = server.mount("/fill", "4.2").await;
     for name in first {
-        mount.write(name, &b"in the way"[..]).await.unwrap();
+        mount.write(name, &b"unrelated"[..]).await.unwrap();
     }
     mount.mkdir("d", 0o755).await.unwrap();
     mount.write("d/f", &b"0123456789"[..]).await.unwrap();
@@ -118,7 +119,7 @@ async fn filled(vfs: Arc<dyn Vfs>, first: &[&str]) -> Arc<dyn Vfs> {
     vfs
 }
 
-/// A mount of a server that has a file system which is to move, and a file that is open there.
+/// A mount of a server whose file system will move, and an open file there.
 struct Before {
     vfs: Arc<dyn Vfs>,
     here: Site,
@@ -135,7 +136,7 @@ impl Before {
         Self { vfs, here, mount, file }
     }
 
-    /// The file has been read, and its first bytes are locked by `a`.
+    /// Returns a mount whose file has been read, and whose first bytes `a` has locked.
     async fn locked(vers: &str) -> Self {
         let before = Self::opened(vers).await;
         assert_eq!(before.file.read_bytes(0, 4).await.unwrap(), "0123");
@@ -149,44 +150,44 @@ fn range(offset: u64) -> LockRange {
     LockRange { offset, length: 5, exclusive: true }
 }
 
-async fn what_is_held_is_reclaimed(vers: &str) {
+async fn open_and_locks_are_reclaimed(vers: &str) {
     let Before { vfs, here, mount, file } = Before::locked(vers).await;
     let v4 = mount.v4().unwrap();
     let there = Site::start("/srv/new", vfs, Some(&here));
     here.moves(&mount, "/m", vec![there.place("/srv/new")], false).await;
-    // An open that is not reclaimed would have to wait for the end of grace.
+    // An open that is not reclaimed would have to wait for the end of the grace period.
     assert_eq!(file.read_bytes(0, 100).await.unwrap(), "0123456789");
     v4.unlock(file.handle(), b"a", 0, 1).await.unwrap();
     file.write_at(9, Bytes::from_static(b"!")).await.unwrap();
-    assert_eq!(here.fate.asked.load(SeqCst), 1, "the first has found out for all");
+    assert_eq!(here.move_state.asked.load(SeqCst), 1, "all requests must share one query");
     if vers != "4.0" {
-        // Which knows that nothing more is reclaimed, and ends grace.
+        // From NFSv4.1 on, the server knows that no more state is reclaimed, and ends the grace period.
         let other = there.mount("/srv/new", vers).await;
         let seen = other.open("d/f").await.unwrap();
-        let in_the_way = other.v4().unwrap().test_lock(seen.handle(), b"a", range(0)).await.unwrap();
-        assert_eq!(in_the_way.map(|lock| (lock.offset, lock.length)), Some((1, 4)), "it is held there");
+        let conflict = other.v4().unwrap().test_lock(seen.handle(), b"a", range(0)).await.unwrap();
+        assert_eq!(conflict.map(|lock| (lock.offset, lock.length)), Some((1, 4)), "the new server must hold the lock");
         assert_eq!(v4.lock(file.handle(), b"a", range(100)).await.unwrap(), None);
         assert_eq!(other.read("d/f").await.unwrap(), "012345678!");
     }
     mount.unmount().await.unwrap();
 }
 
-async fn what_cannot_be_reclaimed_is_lost_and_said_so(vers: &str) {
+async fn lost_locks_are_reported(vers: &str) {
     let Before { vfs, here, mount, file } = Before::locked(vers).await;
     let v4 = mount.v4().unwrap();
     let there = Site::start("/n", vfs, None);
     here.moves(&mount, "/m", vec![there.place("/n")], false).await;
-    assert_eq!(file.read_bytes(0, 100).await.unwrap(), "0123456789", "it is opened anew");
+    assert_eq!(file.read_bytes(0, 100).await.unwrap(), "0123456789", "the file must be opened again");
     let error = v4.unlock(file.handle(), b"a", 0, 5).await.unwrap_err();
-    assert!(error.to_string().contains("lost locks"), "{error}");
-    assert_eq!(v4.lock(file.handle(), b"b", range(0)).await.unwrap(), None, "another owner has lost nothing");
+    assert!(error.to_string().contains("lost the locks"), "{error}");
+    assert_eq!(v4.lock(file.handle(), b"b", range(0)).await.unwrap(), None, "another owner must be able to lock");
     v4.release_locks(file.handle(), b"a").await.unwrap();
     v4.unlock(file.handle(), b"b", 0, 5).await.unwrap();
     assert_eq!(v4.lock(file.handle(), b"a", range(0)).await.unwrap(), None);
 }
 
-/// The other server has a copy: nothing of the former's is worth anything there but paths and fileids.
-async fn whoever_is_at_work_goes_on(vers: &str) {
+/// The other server has a copy. Only paths and fileids are the same there.
+async fn operations_in_progress_continue(vers: &str) {
     let (here, there) = (filled(Arc::new(memory()), &[]).await, filled(Arc::new(memory()), &[]).await);
     let (here, there) = (Site::start("/m", here, None), Site::start("/n", there, None));
     let (mount, direct) = (here.mount("/m", vers).await, there.mount("/n", vers).await);
@@ -203,8 +204,8 @@ async fn whoever_is_at_work_goes_on(vers: &str) {
     let mut writer = written.writer();
     let data = pattern(3 << 20);
     writer.write(data.slice(..2 << 20)).await.unwrap();
-    while here.fate.written.load(SeqCst) == 0 {
-        // It goes on only while it is asked to.
+    while here.move_state.written.load(SeqCst) == 0 {
+        // The writer makes progress only while it is polled.
         writer.write(Bytes::new()).await.unwrap();
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -213,7 +214,7 @@ async fn whoever_is_at_work_goes_on(vers: &str) {
     here.moves(&mount, "/m", vec![there.place("/n")], false).await;
     writer.write(data.slice(2 << 20..)).await.unwrap();
     writer.close().await.unwrap();
-    assert!(direct.read("w").await.unwrap() == data, "what was not committed is written again");
+    assert!(direct.read("w").await.unwrap() == data, "uncommitted data must be written again");
     while let Some(more) = reader.next().await.unwrap() {
         read.extend_from_slice(&more);
     }
@@ -224,7 +225,7 @@ async fn whoever_is_at_work_goes_on(vers: &str) {
     listed.sort();
     let mut all: Vec<_> = (0..MANY).map(|number| name(number)[2..].to_owned()).chain(["f".to_owned()]).collect();
     all.sort();
-    assert_eq!(listed, all, "each once");
+    assert_eq!(listed, all, "each entry must be listed once");
 
     let after = mount.resolve("d/f").await.unwrap();
     assert_eq!((after.handle, after.attr.fileid), (before.handle.clone(), before.attr.fileid));
@@ -242,8 +243,8 @@ async fn whoever_is_at_work_goes_on(vers: &str) {
     mount.unmount().await.unwrap();
 }
 
-/// Known before, and not asked for since until it has another path.
-async fn what_is_renamed_there_is_found_again(vers: &str) {
+/// The objects are known before the move, and are used again only after they were renamed.
+async fn objects_renamed_after_the_move_are_found(vers: &str) {
     let vfs = filled(Arc::new(memory()), &[]).await;
     let [here, there] = ["/m", "/n"].map(|name| Site::start(name, vfs.clone(), None));
     let (mount, other) = (here.mount("/m", vers).await, there.mount("/n", vers).await);
@@ -263,13 +264,13 @@ async fn what_is_renamed_there_is_found_again(vers: &str) {
         }
     };
     check(&known[..2]).await;
-    // Its directory is known by now, however others call that.
+    // The client knows the directory at the new server, so a rename by another client does not matter.
     other.rename("made/e", "others").await.unwrap();
     check(&known).await;
     assert_eq!(mount.resolve("made/w").await.unwrap().handle, known[0].0);
 }
 
-async fn another_file_of_that_name_is_refused(vers: &str) {
+async fn another_file_with_the_same_name_is_rejected(vers: &str) {
     let (here, other) = (filled(Arc::new(memory()), &[]).await, filled(Arc::new(memory()), &["x", "y"]).await);
     let (here, there) = (Site::start("/m", here, None), Site::start("/n", other, None));
     let mount = here.mount("/m", vers).await;
@@ -284,7 +285,7 @@ async fn another_file_of_that_name_is_refused(vers: &str) {
     file.write_at(0, Bytes::from_static(b"not there")).await.unwrap_err();
     let direct = there.mount("/n", vers).await;
     assert_eq!(direct.read("d/f").await.unwrap(), "0123456789");
-    assert_eq!(mount.read("x").await.unwrap(), "in the way", "who asks for what is there gets it");
+    assert_eq!(mount.read("x").await.unwrap(), "unrelated", "files at the new server must be readable");
 }
 
 async fn requests_wait_for_one_attempt_and_share_its_failure(vers: &str) {
@@ -300,7 +301,7 @@ async fn requests_wait_for_one_attempt_and_share_its_failure(vers: &str) {
         let file = file.clone();
         tasks.spawn(async move { file.stat().await });
     }
-    while here.fate.asked.load(SeqCst) < WAITING || introduced.load(SeqCst) == 0 {
+    while here.move_state.asked.load(SeqCst) < WAITING || introduced.load(SeqCst) == 0 {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     gate.send_replace(true);
@@ -309,59 +310,60 @@ async fn requests_wait_for_one_attempt_and_share_its_failure(vers: &str) {
         assert!(matches!(error.kind(), ErrorKind::Referral(_)), "{error}");
         assert!(error.to_string().contains("/other: "), "{error}");
     }
-    assert_eq!(introduced.load(SeqCst), 1, "they have made one attempt");
+    assert_eq!(introduced.load(SeqCst), 1, "the requests must share one attempt");
     here.moves_to(vec![there.place("/other"), there.place("/n")]);
-    assert_eq!(file.read_bytes(0, 100).await.unwrap(), "0123456789", "who comes later tries again");
+    assert_eq!(file.read_bytes(0, 100).await.unwrap(), "0123456789", "a later request must start another attempt");
 }
 
 impl Site {
     fn moves_to(&self, places: Vec<(String, &'static str)>) {
-        self.fate.gone.lock().as_mut().unwrap().places = places;
+        self.move_state.gone.lock().as_mut().unwrap().places = places;
     }
 }
 
-/// What is locked must be reclaimed in the other server's grace, although nobody does anything there.
-async fn a_lease_that_has_moved_is_looked_for(vers: &str) {
+/// The client must reclaim its locks in the grace period of the other server, even if it sends no request on the moved
+/// file system.
+async fn moved_lease_is_found(vers: &str) {
     let Before { vfs, here, mount, file } = Before::locked(vers).await;
     let v4 = mount.v4().unwrap();
     let there = Site::start("/n", vfs, Some(&here));
     here.moves(&mount, "/m", vec![there.place("/n")], true).await;
     if vers == "4.0" {
-        // Whatever it is, it hears of it, and is done all the same.
+        // In NFSv4.0, any request reports the moved lease. The request must succeed nevertheless.
         v4.unlock(file.handle(), b"a", 0, 1).await.unwrap();
     } else {
         mount.protocol().null().await.unwrap();
     }
-    while here.fate.asked.load(SeqCst) == 0 {
+    while here.move_state.asked.load(SeqCst) == 0 {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     v4.unlock(file.handle(), b"a", 1, 1).await.unwrap();
     assert_eq!(file.read_bytes(0, 100).await.unwrap(), "0123456789");
-    assert!(!here.fate.gone.lock().as_ref().unwrap().lease_moved);
+    assert!(!here.move_state.gone.lock().as_ref().unwrap().lease_moved);
 }
 
-/// Who is told which delegations end.
+/// Sends the files whose delegations end to a channel.
 #[derive(Debug)]
-struct Told(mpsc::UnboundedSender<Handle>);
+struct ChannelWatcher(mpsc::UnboundedSender<Handle>);
 
-impl Watcher for Told {
+impl Watcher for ChannelWatcher {
     fn ends(&self, file: Handle) -> BoxFuture<'static, ()> {
         let _ = self.0.send(file);
         Box::pin(async {})
     }
 }
 
-/// In version 4.0 the client has none.
+/// This needs NFSv4.1, because the client has no delegations in NFSv4.0.
 #[tokio::test]
-async fn delegations_end_by_the_handles_that_are_known() {
+async fn watcher_gets_the_handles_that_callers_know() {
     let vfs = filled(Arc::new(memory()), &[]).await;
     let [here, there] = ["/m", "/n"].map(|name| Site::start(name, vfs.clone(), None));
     let (mount, other) = (here.mount("/m", "4.1").await, there.mount("/n", "4.1").await);
-    let (told, mut ended) = mpsc::unbounded_channel();
-    mount.v4().unwrap().watch(Arc::new(Told(told)));
+    let (sender, mut ended) = mpsc::unbounded_channel();
+    mount.v4().unwrap().watch(Arc::new(ChannelWatcher(sender)));
     let known = mount.resolve("d/f").await.unwrap().handle;
     here.moves(&mount, "/m", vec![there.place("/n")], false).await;
-    // The server may have to find out first that it can call back.
+    // The server may first have to find out that it can call the client back.
     let file = loop {
         let file = mount.open("d/f").await.unwrap();
         file.read_bytes(0, 4).await.unwrap();
@@ -376,7 +378,7 @@ async fn delegations_end_by_the_handles_that_are_known() {
     assert_eq!(file.read_bytes(0, 100).await.unwrap(), "others'");
 }
 
-async fn it_can_move_again(vers: &str) {
+async fn file_system_can_move_twice(vers: &str) {
     let vfs = filled(Arc::new(memory()), &[]).await;
     let [one, two, three] = ["/m", "/n", "/o"].map(|name| Site::start(name, vfs.clone(), None));
     let mount = one.mount("/m/d", vers).await;
@@ -392,11 +394,11 @@ async fn it_can_move_again(vers: &str) {
     names.sort_by(|a, b| a.name.cmp(&b.name));
     assert_eq!(names.iter().map(|entry| &entry.name[..]).collect::<Vec<_>>(), [&b"f"[..], b"made at the second"]);
     assert_eq!(names[0].handle.as_ref(), Some(file.handle()));
-    assert!(two.fate.asked.load(SeqCst) > 0);
+    assert!(two.move_state.asked.load(SeqCst) > 0);
     mount.unmount().await.unwrap();
 }
 
-/// Nobody waits for its end.
+/// The grace period. No test waits for its end.
 const GRACE: Duration = Duration::from_secs(3600);
 const LARGE: usize = 9 << 20;
 const MANY: usize = 500;

@@ -1,4 +1,4 @@
-//! One session of NFSv4.1 over a connection by TCP and one by RDMA, of which either is cut again and again.
+//! A session of NFSv4.1 over one connection by TCP and one by RDMA, either of which is cut repeatedly.
 
 use crate::common;
 use std::sync::{Arc, atomic::Ordering::Relaxed};
@@ -11,7 +11,8 @@ use bytes::Bytes;
 use client::{Mount, OpenOptions, StableHow};
 use futures_util::future::join_all;
 
-/// A mount by both transports, each through a proxy that cuts so many connections, each after less than `most` bytes.
+/// A mount by both transports. Each goes through a proxy that cuts a number of connections after less than `most` bytes
+/// each.
 struct Mixed {
     mount: Mount,
     tcp: Cutter,
@@ -37,7 +38,8 @@ impl Mixed {
     }
 }
 
-/// Makes, writes, renames, reads and removes, and finds what it must, until `enough`. None of it may be done twice.
+/// Creates, writes, renames, reads and removes files and checks the results, until `enough` returns `true`. Each
+/// operation would fail if it were executed twice.
 async fn work(mount: &Mount, number: usize, enough: impl Fn() -> bool) {
     let exclusive = OpenOptions { create: Some(0o644), exclusive: true, truncate: false };
     let data: Bytes = pattern(LEN + number);
@@ -60,7 +62,7 @@ async fn work(mount: &Mount, number: usize, enough: impl Fn() -> bool) {
 }
 
 #[tokio::test]
-async fn nothing_is_lost_while_either_is_cut() {
+async fn no_data_are_lost_when_either_connection_is_cut() {
     for cuts in [[8, 0], [0, 8], [8, 8]] {
         let mixed = Mixed::new(cuts, 250_000).await;
         let enough = || mixed.cuts().iter().zip(cuts).all(|(done, wanted)| *done >= wanted);

@@ -1,4 +1,4 @@
-//! The client over RPC-over-RDMA: on iWARP in user space, and in shared memory.
+//! The client over RPC-over-RDMA, on iWARP in user space and in shared memory.
 
 use crate::common;
 use std::sync::Arc;
@@ -7,7 +7,8 @@ use crate::common::{Server, for_each, memory, nfs_server, pattern, registering, 
 use client::{FileKind, LockRange, Mount, MountClient};
 use rpc::RawOptions;
 
-/// A mount by a transport, with both ends registering memory in a way or in their own, and of a version.
+/// Returns a mount by a transport and of a version. Both ends register memory in `way`, or in the default way if it is
+/// empty.
 async fn mount((proto, way, vers): (&str, &str, &str)) -> (Server, Mount) {
     let kind = switch().find(proto).unwrap();
     let (kind, query) = match way {
@@ -20,7 +21,7 @@ async fn mount((proto, way, vers): (&str, &str, &str)) -> (Server, Mount) {
 }
 
 for_each! {
-    [data_of_any_size_goes_both_ways replies_that_fit_no_send_come_in_a_reply_chunk]
+    [data_of_any_size_are_transferred long_replies_are_received_in_a_reply_chunk]
     rdma = ("rdma", "", "3")
     shm = ("shm", "", "3")
     rdma_4_0 = ("rdma", "", "4.0")
@@ -37,7 +38,7 @@ for_each! {
     shm_pool = ("shm", "pool", "3")
 }
 
-async fn data_of_any_size_goes_both_ways(how: (&str, &str, &str)) {
+async fn data_of_any_size_are_transferred(how: (&str, &str, &str)) {
     let (_server, mount) = mount(how).await;
     assert_eq!((mount.read_size(), mount.write_size()), (1 << 20, 1 << 20));
     for len in [0, 1, 3, 100, 1000, 4095, 4096, 5001, 70_000, (1 << 20) + 1, 9_999_999] {
@@ -53,7 +54,7 @@ async fn data_of_any_size_goes_both_ways(how: (&str, &str, &str)) {
     }
 }
 
-async fn replies_that_fit_no_send_come_in_a_reply_chunk(how: (&str, &str, &str)) {
+async fn long_replies_are_received_in_a_reply_chunk(how: (&str, &str, &str)) {
     let (_server, mount) = mount(how).await;
     let text = "t/".repeat(2000);
     mount.symlink(&text, "long").await.unwrap();
@@ -70,17 +71,17 @@ async fn replies_that_fit_no_send_come_in_a_reply_chunk(how: (&str, &str, &str))
 }
 
 for_each! {
-    [what_a_client_holds_keeps_no_receives_from_others]
+    [state_of_a_client_does_not_occupy_receives]
     held_4_0 = "vers=4.0"
     held_4_1 = "vers=4.1"
 }
 
-async fn what_a_client_holds_keeps_no_receives_from_others(query: &str) {
+async fn state_of_a_client_does_not_occupy_receives(query: &str) {
     let few = RawOptions::from([("recv_memory".to_owned(), "256k".to_owned())]);
     let kind = switch().find("rdma").unwrap().with_options(&few).unwrap();
     let server = Server::serving(&*kind, nfs_server(Arc::new(memory())).services()).await;
     let mount = server.mount(&format!("proto=rdma&{query}")).await;
-    // More files than there are receives (of 4 KiB), each open and locked.
+    // More files than there are receives (of 4 KiB). Each file is open and locked.
     for number in 0..100 {
         let file = mount.create(number.to_string(), 0o644).await.unwrap();
         let whole = LockRange { offset: 0, length: u64::MAX, exclusive: true };
@@ -90,7 +91,7 @@ async fn what_a_client_holds_keeps_no_receives_from_others(query: &str) {
     assert_eq!(other.read_dir("").await.unwrap().collect().await.unwrap().len(), 100);
 }
 
-/// As the Linux kernel's server: no MOUNT on RDMA.
+/// The server is like Linux's, which does not serve MOUNT on RDMA.
 #[tokio::test]
 async fn mount_is_found_on_tcp_when_rdma_has_none() {
     let programs = nfs_server(Arc::new(memory()));

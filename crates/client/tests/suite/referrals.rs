@@ -1,4 +1,4 @@
-//! File systems that are on other servers than that which names them: over all of version 4, by paths (RFC 8881 §11).
+//! Referrals: file systems that are on other servers, in all minor versions of NFSv4, by path (RFC 8881 §11).
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -8,7 +8,7 @@ use rpc::rpcbind::to_universal;
 use server::{Client, Export, ExportId, ExportOptions, Exports, HandleKey, NfsServer, Referral, Squash};
 use tokio::task::JoinSet;
 
-/// A server of `/m` that refers those who come to `/away` to these places.
+/// Starts a server of `/m` with a referral at `/away` to these locations.
 fn serve(address: SocketAddr, places: &[String]) -> (SocketAddr, JoinSet<()>) {
     let options = ExportOptions { squash: Squash::None, ..Default::default() };
     let mut exports = Exports::new();
@@ -34,13 +34,13 @@ async fn mount(address: SocketAddr, path: &str, vers: &str) -> Mount {
 }
 
 for_each! {
-    [a_path_leads_on_to_another_server what_cannot_be_reached_is_named circles_have_an_end]
+    [path_crosses_to_another_server unreachable_servers_are_named referral_loops_end]
     v4_0 = "4.0"
     v4_1 = "4.1"
     v4_2 = "4.2"
 }
 
-async fn a_path_leads_on_to_another_server(vers: &str) {
+async fn path_crosses_to_another_server(vers: &str) {
     let (there, _there) = serve(anywhere(), &[]);
     let nowhere = Port::take();
     let (here, _here) = serve(anywhere(), &[place(nowhere.address(), "/m"), place(there, "/m/dir")]);
@@ -56,7 +56,7 @@ async fn a_path_leads_on_to_another_server(vers: &str) {
     let mut names: Vec<_> = mount.read_dir("away").await.unwrap().collect().await.unwrap();
     names.sort_by(|a, b| a.name.cmp(&b.name));
     assert_eq!(names.iter().map(|entry| &entry.name[..]).collect::<Vec<_>>(), [&b"d"[..], b"h"]);
-    // Back again, and by a link that is there.
+    // Leave the other server by `..`, and by a symbolic link.
     mount.write("away/../m/here", &b"here"[..]).await.unwrap();
     mount.symlink("/m/here", "away/link").await.unwrap();
     assert_eq!(mount.read("away/link").await.unwrap(), "here");
@@ -66,13 +66,13 @@ async fn a_path_leads_on_to_another_server(vers: &str) {
     assert_ne!(found.mount.number(), mount.number());
     assert_eq!(found.mount.url().port, Some(there.port()));
     mount.unmount().await.unwrap();
-    // The path of a URL as well.
+    // The path of a URL can cross to another server too.
     let mount = self::mount(here, "/away/d", vers).await;
     assert_eq!(mount.read("g").await.unwrap(), "content");
     assert_eq!(mount.stat("none").await.unwrap_err().status(), Some(Status::NotFound));
 }
 
-async fn what_cannot_be_reached_is_named(vers: &str) {
+async fn unreachable_servers_are_named(vers: &str) {
     let nowhere = [Port::take(), Port::take()];
     let [gone, other] = [0, 1].map(|at| nowhere[at].address());
     let (here, _here) = serve(anywhere(), &[place(gone, "/m"), place(other, "/n")]);
@@ -82,10 +82,10 @@ async fn what_cannot_be_reached_is_named(vers: &str) {
     for place in [place(gone, "/m"), place(other, "/n")] {
         assert!(error.to_string().contains(&place), "{error}");
     }
-    mount.write("m/f", &b"what is here is here"[..]).await.unwrap();
+    mount.write("m/f", &b"local"[..]).await.unwrap();
 }
 
-async fn circles_have_an_end(vers: &str) {
+async fn referral_loops_end(vers: &str) {
     let port = Port::take();
     let address = port.address();
     let (_, _server) = serve(address, &[place(address, "/")]);

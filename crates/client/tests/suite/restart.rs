@@ -1,4 +1,4 @@
-//! Servers that restart, with opens and locks held: what is reclaimed, and what is lost.
+//! Servers that restart while clients have opens and locks: state that is reclaimed, and state that is lost.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,14 +14,14 @@ use tokio::task::JoinSet;
 use vfs::Vfs;
 
 for_each_simulated! {
-    [what_was_locked_is_locked_after_a_restart what_cannot_be_reclaimed_is_lost_and_said_so]
+    [locks_survive_a_restart lost_locks_are_reported]
     v4_0 = "vers=4.0"
     v4_1 = "vers=4.1"
     v4_2 = "vers=4.2"
 }
 
 for_each_simulated! {
-    [what_was_locked_is_locked_after_three_restarts]
+    [locks_survive_three_restarts]
     three_times_v4_0_tcp = "vers=4.0"
     three_times_v4_0_rdma = "vers=4.0&proto=rdma"
     three_times_v4_1_tcp = "vers=4.1"
@@ -30,7 +30,7 @@ for_each_simulated! {
     three_times_v4_2_rdma = "vers=4.2&proto=rdma"
 }
 
-/// What outlives the server's process.
+/// The parts of a server that survive a restart of its process.
 struct Machine {
     network: Network,
     vfs: Arc<dyn Vfs>,
@@ -70,7 +70,7 @@ impl Machine {
     }
 }
 
-async fn what_was_locked_is_locked_after_a_restart(network: Network, vers: &str) {
+async fn locks_survive_a_restart(network: Network,vers: &str) {
     let mut machine = Machine::start(network);
     let (one, other) = (machine.mount(vers).await, machine.mount(vers).await);
     one.write("f", &b"0123456789"[..]).await.unwrap();
@@ -81,19 +81,20 @@ async fn what_was_locked_is_locked_after_a_restart(network: Network, vers: &str)
     assert_eq!(one.lock(mine, b"a", range(0)).await.unwrap(), None);
     assert_eq!(other.lock(theirs, b"a", range(5)).await.unwrap(), None);
     machine.restart().await;
-    // Whichever operation comes first finds the server restarted, and is done.
+    // The first operation of any kind detects the restart and succeeds.
     one.unlock(mine, b"a", 0, 1).await.unwrap();
     other.unlock(theirs, b"a", 5, 1).await.unwrap();
-    let in_the_way = one.lock(mine, b"a", range(5)).await.unwrap().expect("they have reclaimed as well");
-    assert_eq!((in_the_way.offset, in_the_way.length), (6, 4));
-    let in_the_way = other.test_lock(theirs, b"a", range(0)).await.unwrap().expect("it has been reclaimed");
-    assert_eq!((in_the_way.offset, in_the_way.length), (1, 4));
+    let conflict =
+        one.lock(mine, b"a", range(5)).await.unwrap().expect("the other client must have reclaimed its lock");
+    assert_eq!((conflict.offset, conflict.length), (6, 4));
+    let conflict = other.test_lock(theirs, b"a", range(0)).await.unwrap().expect("the lock must have been reclaimed");
+    assert_eq!((conflict.offset, conflict.length), (1, 4));
     one.unlock(mine, b"a", 0, 5).await.unwrap();
     assert_eq!(other.lock(theirs, b"a", range(0)).await.unwrap(), None);
 }
 
-/// Two clients lose nothing, whatever the server has forgotten and remembered of them between its lives.
-async fn what_was_locked_is_locked_after_three_restarts(network: Network, query: &str) {
+/// Two clients keep their locks over several restarts, whatever the server has stored of them in the recovery database.
+async fn locks_survive_three_restarts(network: Network,query: &str) {
     let mut machine = Machine::start(network);
     let (one, other) = (machine.mount(query).await, machine.mount(query).await);
     one.write("f", vec![b'-'; 40]).await.unwrap();
@@ -106,17 +107,17 @@ async fn what_was_locked_is_locked_after_three_restarts(network: Network, query:
         mine.write_at(restart, bytes::Bytes::from_static(b"1")).await.unwrap();
         theirs.write_at(20 + restart, bytes::Bytes::from_static(b"2")).await.unwrap();
         machine.restart().await;
-        // Each finds the server restarted with its first operation.
+        // Each client detects the restart with its first operation.
         let unlocked = tokio::join!(
             one.unlock(mine.handle(), b"a", restart - 1, 1),
             other.unlock(theirs.handle(), b"a", 20 + restart - 1, 1),
         );
         assert!(matches!(unlocked, (Ok(()), Ok(()))), "restart {restart}: {unlocked:?}");
-        // Neither is told before the grace period has ended.
-        let in_the_way = one.test_lock(mine.handle(), b"a", range(20)).await.unwrap();
-        assert_eq!(in_the_way.map(|lock| (lock.offset, lock.length)), Some((20 + restart, 20 - restart)));
-        let in_the_way = other.test_lock(theirs.handle(), b"a", range(0)).await.unwrap();
-        assert_eq!(in_the_way.map(|lock| (lock.offset, lock.length)), Some((restart, 20 - restart)));
+        // The server does not grant these requests before the grace period has ended.
+        let conflict = one.test_lock(mine.handle(), b"a", range(20)).await.unwrap();
+        assert_eq!(conflict.map(|lock| (lock.offset, lock.length)), Some((20 + restart, 20 - restart)));
+        let conflict = other.test_lock(theirs.handle(), b"a", range(0)).await.unwrap();
+        assert_eq!(conflict.map(|lock| (lock.offset, lock.length)), Some((restart, 20 - restart)));
         let bytes = theirs.read_bytes(0, 40).await.unwrap();
         let written = |from: usize| &bytes[from + 1..=from + restart as usize];
         assert!(
@@ -126,7 +127,7 @@ async fn what_was_locked_is_locked_after_three_restarts(network: Network, query:
     }
 }
 
-async fn what_cannot_be_reclaimed_is_lost_and_said_so(network: Network, vers: &str) {
+async fn lost_locks_are_reported(network: Network,vers: &str) {
     let mut machine = Machine::start(network);
     let mount = machine.mount(vers).await;
     mount.write("f", &b"0123456789"[..]).await.unwrap();
@@ -136,11 +137,11 @@ async fn what_cannot_be_reclaimed_is_lost_and_said_so(network: Network, vers: &s
     assert_eq!(v4.lock(file.handle(), b"a", range).await.unwrap(), None);
     machine.state = tempfile::tempdir().unwrap();
     machine.restart().await;
-    assert_eq!(file.read_bytes(0, 100).await.unwrap(), "0123456789", "it is opened anew");
+    assert_eq!(file.read_bytes(0, 100).await.unwrap(), "0123456789", "the file must be opened again");
     let error = v4.unlock(file.handle(), b"a", 0, 5).await.unwrap_err();
-    assert!(error.to_string().contains("lost locks"), "{error}");
-    assert_eq!(v4.lock(file.handle(), b"b", range).await.unwrap(), None, "another owner has lost nothing");
+    assert!(error.to_string().contains("lost the locks"), "{error}");
+    assert_eq!(v4.lock(file.handle(), b"b", range).await.unwrap(), None, "another owner must be able to lock");
 }
 
-/// Enough for a client to find out and reclaim; version 4.0 waits for its end.
+/// Long enough for a client to detect the restart and reclaim. NFSv4.0 waits for its end.
 const GRACE: Duration = Duration::from_secs(30);

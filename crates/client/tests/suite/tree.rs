@@ -10,14 +10,14 @@ use client::{
 use nfs::v3::{ACCESS3_MODIFY, ACCESS3_READ};
 
 for_each_version! {
-    files_are_made_written_read_and_removed
+    files_are_created_written_read_and_removed
     exclusive_creation_is_exclusive
     attributes_are_set
-    directories_are_made_listed_and_removed
-    links_are_made_and_followed_within_the_mount
-    the_file_system_is_described
-    a_url_can_name_what_lies_below_the_export
-    the_caller_acts_as_the_user_of_the_url
+    directories_are_created_listed_and_removed
+    links_are_created_and_followed_within_the_mount
+    file_system_limits_are_returned
+    url_can_name_an_object_below_the_export
+    calls_use_the_user_of_the_url
 }
 
 async fn mount(query: &str) -> (Server, Mount) {
@@ -27,20 +27,20 @@ async fn mount(query: &str) -> (Server, Mount) {
 }
 
 fn status(result: client::Result<impl std::fmt::Debug>) -> Status {
-    let error = result.expect_err("it should fail");
+    let error = result.expect_err("the operation must fail");
     error.status().unwrap_or_else(|| panic!("{error}"))
 }
 
-async fn files_are_made_written_read_and_removed(vers: &str) {
+async fn files_are_created_written_read_and_removed(vers: &str) {
     let (_server, mount) = mount(vers).await;
     mount.protocol().null().await.unwrap();
     assert_eq!(status(mount.open("f").await), Status::NotFound);
     mount.write("f", &b"hello"[..]).await.unwrap();
     assert_eq!(mount.read("/f").await.unwrap(), "hello");
     mount.write("f", &b"bye"[..]).await.unwrap();
-    assert_eq!(mount.read("f").await.unwrap(), "bye", "create cuts the file");
+    assert_eq!(mount.read("f").await.unwrap(), "bye", "creating must truncate the file");
     mount.open_with("f", OpenOptions { create: Some(0o600), ..Default::default() }).await.unwrap();
-    assert_eq!(mount.read("f").await.unwrap(), "bye", "opening does not");
+    assert_eq!(mount.read("f").await.unwrap(), "bye", "opening must not truncate the file");
     mount.remove("f").await.unwrap();
     let error = mount.open("f").await.unwrap_err();
     assert!(error.is_not_found());
@@ -73,7 +73,7 @@ async fn attributes_are_set(vers: &str) {
     assert_eq!(rights, ACCESS3_READ | ACCESS3_MODIFY);
 }
 
-async fn directories_are_made_listed_and_removed(vers: &str) {
+async fn directories_are_created_listed_and_removed(vers: &str) {
     let (_server, mount) = mount(vers).await;
     mount.mkdir("d", 0o755).await.unwrap();
     assert_eq!(status(mount.mkdir("d", 0o755).await), Status::AlreadyExists);
@@ -105,7 +105,7 @@ async fn directories_are_made_listed_and_removed(vers: &str) {
     assert_eq!(status(mount.stat("d").await), Status::NotFound);
 }
 
-async fn links_are_made_and_followed_within_the_mount(vers: &str) {
+async fn links_are_created_and_followed_within_the_mount(vers: &str) {
     let (_server, mount) = mount(vers).await;
     mount.mkdir("a", 0o755).await.unwrap();
     mount.mkdir("a/b", 0o755).await.unwrap();
@@ -132,7 +132,7 @@ async fn links_are_made_and_followed_within_the_mount(vers: &str) {
     assert_eq!(mount.stat("pipe").await.unwrap().kind, FileKind::Fifo);
 }
 
-async fn the_file_system_is_described(vers: &str) {
+async fn file_system_limits_are_returned(vers: &str) {
     let (_server, mount) = mount(vers).await;
     assert_eq!((mount.read_size(), mount.write_size()), (1 << 20, 1 << 20));
     let space = mount.statfs("").await.unwrap();
@@ -142,7 +142,7 @@ async fn the_file_system_is_described(vers: &str) {
     assert_eq!(error.status(), Some(Status::NameTooLong));
 }
 
-async fn a_url_can_name_what_lies_below_the_export(vers: &str) {
+async fn url_can_name_an_object_below_the_export(vers: &str) {
     let (server, mount) = mount(vers).await;
     mount.mkdir("dir", 0o755).await.unwrap();
     mount.write("dir/f", &b"content"[..]).await.unwrap();
@@ -158,7 +158,7 @@ async fn a_url_can_name_what_lies_below_the_export(vers: &str) {
 }
 
 #[tokio::test]
-async fn mounts_are_listed_and_end() {
+async fn mounts_are_listed_until_unmounted() {
     let (server, mount) = mount("").await;
     let url: NfsUrl = format!("nfs://{}", server.address).parse().unwrap();
     let mountd = MountClient::connect(&url, &server.switch).await.unwrap();
@@ -187,7 +187,7 @@ async fn mount_can_be_at_another_port_and_transport() {
 }
 
 #[tokio::test]
-async fn udp_carries_all_but_large_messages() {
+async fn udp_transfers_data_in_small_messages() {
     let programs = common::nfs_server(Arc::new(common::memory()));
     let server = Server::serving(&*common::udp(), programs.services()).await;
     let mount = server.mount("proto=udp").await;
@@ -204,7 +204,7 @@ async fn udp_carries_all_but_large_messages() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_mounted_is_explained() {
+async fn mount_errors_explain_the_problem() {
     let server = Server::memory().await;
     let connect = async |url: String| {
         let url: NfsUrl = url.parse().unwrap();
@@ -221,7 +221,7 @@ async fn what_cannot_be_mounted_is_explained() {
     assert!(matches!(error.kind(), ErrorKind::Resolve(_)), "{error}");
 }
 
-async fn the_caller_acts_as_the_user_of_the_url(vers: &str) {
+async fn calls_use_the_user_of_the_url(vers: &str) {
     let server = Server::memory().await;
     server.mount(vers).await.mkdir("open", 0o777).await.unwrap();
     let user = server.mount(&format!("{vers}&uid=1000&gid=100&gids=7")).await;

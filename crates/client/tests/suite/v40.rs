@@ -1,4 +1,4 @@
-//! NFSv4.0: found where there is nothing newer, opening by name, and owners whose operations are counted.
+//! NFSv4.0: falling back to it, opening by name, and the seqids of owners.
 
 use std::{ops::RangeInclusive, sync::Arc, time::Duration};
 
@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use rpc::{AcceptError, BoxFuture, Call, Procedure, Service};
 use xdr::{Decode, Message};
 
-/// A service that knows version 4.0 alone, and remembers the operations of each request.
+/// A service that supports only NFSv4.0 and records the operations of each request.
 struct OnlyZero(Arc<dyn Service>, Arc<Mutex<Vec<Vec<Opnum4>>>>);
 
 impl OnlyZero {
@@ -50,7 +50,7 @@ impl Service for OnlyZero {
 const ALL: LockRange = LockRange { offset: 0, length: u64::MAX, exclusive: true };
 
 #[tokio::test]
-async fn it_is_found_where_there_is_nothing_newer() {
+async fn auto_falls_back_to_v40() {
     let server = Server::serving(&*tcp(), vec![Arc::new(OnlyZero::new())]).await;
     let mount = server.mount("vers=auto&nconnect=3").await;
     assert_eq!(mount.protocol().version(), "4.0");
@@ -60,19 +60,19 @@ async fn it_is_found_where_there_is_nothing_newer() {
     mount.unmount().await.unwrap();
     let query = format!("vers=4.0&addr={}", server.address);
     let error = server.mount_path("", &query).await.unwrap_err();
-    assert!(error.to_string().contains("cannot tell whether two addresses are of one server"), "{error}");
+    assert!(error.to_string().contains("cannot check that two addresses belong to the same server"), "{error}");
 }
 
-/// It has no current stateid (RFC 7530 §9.1.4): what a request opens can be read by the next only.
+/// NFSv4.0 has no current stateid (RFC 7530 §9.1.4), so READ cannot be in the same request as its OPEN.
 #[tokio::test]
-async fn a_file_is_not_read_by_the_request_that_opens_it() {
+async fn open_and_read_are_separate_requests() {
     let service = OnlyZero::new();
     let requests = service.1.clone();
     let server = Server::serving(&*tcp(), vec![Arc::new(service)]).await;
     let mount = server.mount("vers=4.0").await;
     mount.write("f", &b"content"[..]).await.unwrap();
     let all = std::mem::take(&mut *requests.lock());
-    assert!(all.iter().flatten().any(|opnum| *opnum == Opnum4::Open), "requests are seen");
+    assert!(all.iter().flatten().any(|opnum| *opnum == Opnum4::Open), "the service must record requests");
     assert_eq!(mount.read("f").await.unwrap(), "content");
     let mut reader = mount.open("f").await.unwrap().reader().expecting(7);
     assert_eq!(reader.next().await.unwrap().unwrap(), "content");
@@ -83,25 +83,26 @@ async fn a_file_is_not_read_by_the_request_that_opens_it() {
 }
 
 #[tokio::test]
-async fn a_file_that_was_renamed_is_read_all_the_same() {
+async fn renamed_file_is_read_by_its_handle() {
     let server = Server::memory().await;
     let (one, other) = (server.mount("vers=4.0").await, server.mount("vers=4.0").await);
     one.write("f", &b"content"[..]).await.unwrap();
     let file = other.open("f").await.unwrap();
     one.rename("f", "g").await.unwrap();
     one.write("f", &b"another"[..]).await.unwrap();
-    assert_eq!(file.read_bytes(0, 100).await.unwrap(), "content", "the file, not the name");
+    assert_eq!(file.read_bytes(0, 100).await.unwrap(), "content", "the handle must be read, not the name");
     let error = other.v4().unwrap().lock(file.handle(), b"me", ALL).await.unwrap_err();
     assert!(error.to_string().contains("its name is known"), "{error}");
     let file = other.open("g").await.unwrap();
     assert_eq!(other.v4().unwrap().lock(file.handle(), b"me", ALL).await.unwrap(), None);
     other.rename("g", "h").await.unwrap();
-    assert_eq!(file.read_bytes(0, 100).await.unwrap(), "content", "what it has renamed itself, it finds");
+    assert_eq!(file.read_bytes(0, 100).await.unwrap(), "content", "a file that this client has renamed must be found");
 }
 
-/// A request that its caller gives up is sent until it is answered: the next of its owner has the next number.
+/// An operation with a seqid is sent until it is answered, even if its caller gives up, because the next operation has
+/// the next seqid.
 #[tokio::test]
-async fn what_is_given_up_is_counted_as_well() {
+async fn cancelled_operations_keep_seqids_in_step() {
     let server = Server::memory().await;
     let (gate, address) = proxy::gate(server.address).await;
     let url: NfsUrl = format!("nfs://{address}/m?vers=4.0&uid=0&gid=0").parse().unwrap();
@@ -120,5 +121,5 @@ async fn what_is_given_up_is_counted_as_well() {
     v4.unlock(&handle, b"me", 0, u64::MAX).await.unwrap();
     let direct = server.mount("vers=4.0").await;
     let seen = direct.resolve("f").await.unwrap().handle;
-    assert_eq!(direct.v4().unwrap().lock(&seen, b"me", ALL).await.unwrap(), None, "everything is unlocked");
+    assert_eq!(direct.v4().unwrap().lock(&seen, b"me", ALL).await.unwrap(), None, "all bytes must be unlocked");
 }

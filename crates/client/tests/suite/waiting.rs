@@ -1,4 +1,5 @@
-//! A server that says "later" is waited for, in virtual time over the simulated fabric: only its silence ends an operation.
+//! The client waits for a server that asks to retry later; only a silent server makes an operation time out. The tests
+//! run in virtual time over the simulated fabric.
 
 use std::{
     future::Future,
@@ -23,12 +24,12 @@ use crate::common::{
 };
 
 const DEADLINE: Duration = Duration::from_secs(60);
-/// Longer than the deadline, as a grace period is.
+/// A time longer than the deadline, as a grace period can be.
 const LONG: Duration = Duration::from_secs(95);
-/// The longest pause between two questions, and the time that a message takes.
+/// The longest pause between two attempts, and the time that a message takes.
 const SLACK: Duration = Duration::from_secs(6);
 
-/// Counts warnings.
+/// A subscriber that counts warnings.
 #[derive(Clone, Default)]
 struct Warnings(Arc<AtomicU32>);
 
@@ -51,8 +52,8 @@ impl Subscriber for Warnings {
     fn exit(&self, _: &span::Id) {}
 }
 
-/// Runs a test in virtual time, with these services and a mount of them; returns what it returns, and the warnings.
-fn run<S, T, F: Future<Output = T>>(
+/// Runs a test in virtual time with a mount of these services. Returns its result and the number of warnings.
+fn run<S,T, F: Future<Output = T>>(
     url: &str,
     serve: impl FnOnce() -> (Vec<Arc<dyn Service>>, S),
     test: impl FnOnce(S, Mount) -> F,
@@ -68,7 +69,8 @@ fn run_scripted<T, F: Future<Output = T>>(test: impl FnOnce(Arc<Scripted>, Mount
     run("/?vers=4.1", sim::scripted, test)
 }
 
-/// Refuses an operation for a time, and expects reading and locking a file to take that time and to succeed.
+/// Refuses an operation for a time, and checks that reading and locking a file take that time and succeed. Returns the
+/// number of warnings.
 fn refused(opnum: Opnum4, status: Nfsstat4, time: Duration) -> u32 {
     let ((), warnings) = run_scripted(|scripted, mount| async move {
         let file = mount.open("file").await.unwrap();
@@ -79,38 +81,38 @@ fn refused(opnum: Opnum4, status: Nfsstat4, time: Duration) -> u32 {
         assert_eq!(mount.v4().unwrap().lock(file.handle(), b"me", range).await.unwrap(), None);
         let took = began.elapsed();
         assert!(took >= time && took < time + SLACK, "{took:?}");
-        // SEQUENCE is also sent to keep the lease.
+        // SEQUENCE is also sent to renew the lease.
         let (asked, most) = (scripted.script.lock().refused, 10 + time.as_millis() / 2500);
-        assert!(opnum == Opnum4::Sequence || u128::from(asked) <= most, "asked {asked} times");
+        assert!(opnum == Opnum4::Sequence || u128::from(asked) <= most, "{asked} attempts");
     });
     warnings
 }
 
 #[test]
-fn an_open_waits_for_the_end_of_a_grace_period_that_is_longer_than_the_deadline() {
-    assert_eq!(refused(Opnum4::Open, Nfsstat4::Grace, LONG), 1, "the user is told once");
+fn open_waits_for_a_grace_period_longer_than_the_deadline() {
+    assert_eq!(refused(Opnum4::Open, Nfsstat4::Grace, LONG), 1, "one warning");
 }
 
 #[test]
-fn every_operation_waits_for_a_server_that_is_busy() {
+fn every_operation_waits_for_a_busy_server() {
     for opnum in [Opnum4::Read, Opnum4::Open, Opnum4::Lock, Opnum4::Sequence] {
-        assert_eq!(refused(opnum, Nfsstat4::Delay, LONG), 1, "{opnum:?}: the user is told once");
+        assert_eq!(refused(opnum, Nfsstat4::Delay, LONG), 1, "{opnum:?}: one warning");
     }
     assert_eq!(refused(Opnum4::Lock, Nfsstat4::Grace, LONG), 1);
 }
 
 #[test]
-fn a_server_may_be_busy_for_hours() {
-    assert_eq!(refused(Opnum4::Read, Nfsstat4::Delay, Duration::from_secs(3 * 3600)), 1, "the user is told once");
+fn operation_waits_for_hours() {
+    assert_eq!(refused(Opnum4::Read, Nfsstat4::Delay, Duration::from_secs(3 * 3600)), 1, "one warning");
 }
 
 #[test]
-fn a_short_delay_is_not_told() {
+fn short_delay_causes_no_warning() {
     assert_eq!(refused(Opnum4::Open, Nfsstat4::Delay, Duration::from_millis(500)), 0);
 }
 
 #[test]
-fn a_server_that_is_silent_after_it_has_asked_to_wait_is_given_up_at_the_deadline() {
+fn operation_times_out_if_the_server_becomes_silent_after_a_delay() {
     run_scripted(|scripted, mount| async move {
         let file = mount.open("file").await.unwrap();
         let began = Instant::now();
@@ -127,21 +129,21 @@ fn a_server_that_is_silent_after_it_has_asked_to_wait_is_given_up_at_the_deadlin
 }
 
 #[test]
-fn a_wait_ends_when_its_caller_drops_it() {
+fn dropping_the_future_ends_the_retries() {
     run_scripted(|scripted, mount| async move {
         let file = mount.open("file").await.unwrap();
         scripted.script.lock().refuse = Some((Opnum4::Open, Nfsstat4::Grace, Instant::now() + LONG));
         tokio::time::timeout(Duration::from_secs(10), file.read_bytes(0, 100)).await.unwrap_err();
         let asked = scripted.script.lock().refused;
         tokio::time::sleep(LONG).await;
-        assert_eq!(scripted.script.lock().refused, asked, "nobody asks any more");
+        assert_eq!(scripted.script.lock().refused, asked, "no more attempts must be made");
         assert_eq!(file.read_bytes(0, 100).await.unwrap(), CONTENT);
     });
 }
 
-/// The one that recovers waits for the server, and the others for that one.
+/// The recovering task waits for the server, and the other tasks wait for the recovering one.
 #[test]
-fn all_users_of_a_mount_wait_for_a_recovery_that_takes_longer_than_the_deadline() {
+fn all_users_wait_for_a_recovery_longer_than_the_deadline() {
     let ((), warnings) = run_scripted(|scripted, mount| async move {
         let file = mount.open("file").await.unwrap();
         assert_eq!(file.read_bytes(0, 100).await.unwrap(), CONTENT);
@@ -156,11 +158,11 @@ fn all_users_of_a_mount_wait_for_a_recovery_that_takes_longer_than_the_deadline(
             assert_eq!(read.unwrap(), CONTENT);
         }
     });
-    assert_eq!(warnings, 1, "the user is told once");
+    assert_eq!(warnings, 1, "one warning");
 }
 
 #[test]
-fn waiting_for_a_lock_does_not_end_in_a_grace_period() {
+fn lock_wait_continues_during_a_grace_period() {
     run_scripted(|scripted, mount| async move {
         let file = mount.open("file").await.unwrap();
         scripted.script.lock().refuse = Some((Opnum4::Lock, Nfsstat4::Grace, Instant::now() + LONG));
@@ -170,7 +172,7 @@ fn waiting_for_a_lock_does_not_end_in_a_grace_period() {
 }
 
 #[test]
-fn what_cannot_be_reclaimed_is_one_line_of_the_log() {
+fn unreclaimed_state_is_logged_in_one_line() {
     let ((), warnings) = run_scripted(|scripted, mount| async move {
         let file = mount.open("file").await.unwrap();
         let v4 = mount.v4().unwrap();
@@ -187,17 +189,17 @@ fn what_cannot_be_reclaimed_is_one_line_of_the_log() {
 }
 
 #[test]
-fn version_3_waits_for_a_server_that_is_busy_for_longer_than_the_deadline() {
+fn v3_waits_for_a_server_busy_longer_than_the_deadline() {
     let serve = || {
-        let vfs = Faulty::new(common::memory(), Vec::new());
-        (common::nfs_server(vfs.clone()).services(), vfs)
+    let vfs = Faulty::new(common::memory(), Vec::new());
+        ( common::nfs_server(vfs.clone()).services(), vfs)
     };
-    let ((), warnings) = run("/m?vers=3", serve, |vfs, mount| async move {
+    let ((), warnings) = run( "/m?vers=3", serve, |vfs,mount| async move {
         let began = Instant::now();
         vfs.delays.store(40, SeqCst);
         mount.protocol().getattr(mount.root()).await.unwrap();
         assert_eq!(vfs.delays.load(SeqCst), 0);
         assert!(began.elapsed() > DEADLINE, "{:?}", began.elapsed());
     });
-    assert_eq!(warnings, 1, "the user is told once");
+    assert_eq!(warnings, 1, "one warning");
 }

@@ -8,15 +8,15 @@ use rpcrdma::RdmaKind;
 
 use crate::VERBS_PACKAGES;
 
-/// The adapters of this machine, with the memory that is registered with them.
+/// The adapters of this machine, and the memory that is registered with them.
 #[derive(Clone, Default)]
 pub(super) struct Adapters(Devices);
 
 impl Adapters {
-    /// RPC-over-RDMA on the adapters that the machine has now.
+    /// Returns RPC-over-RDMA on the adapters that the machine has now.
     ///
     /// # Errors
-    /// `Unsupported`: there is none, or the libraries are not installed.
+    /// `Unsupported` if there is no adapter, or the libraries are not installed.
     pub(super) fn kind(&self, rpc: &rpcrdma::Options, pool: &Pool) -> io::Result<RdmaKind> {
         let options = VerbsOptions { devices: self.0.clone(), ..VerbsOptions::default() };
         let verbs = Verbs::open(options).map_err(|why| {

@@ -1,13 +1,13 @@
-//! A listener on two providers.
+//! [`Both`]: a listener on two providers.
 
 use std::{io, net::SocketAddr};
 
 use rpc::{BoxFuture, Incoming, Listener};
 
-/// Accepts connections in software and by adapters.
+/// Accepts connections on iWARP in software and on adapters.
 pub(super) struct Both {
     software: Box<dyn Listener>,
-    /// `None` after it has failed or was taken.
+    /// The listener on adapters; `None` after it has failed or was taken.
     adapter: Option<Box<dyn Listener>>,
 }
 
@@ -37,7 +37,7 @@ impl Listener for Both {
                     incoming = self.software.accept() => return incoming,
                     incoming = adapter.accept() => match incoming {
                         Ok(incoming) => return Ok(incoming),
-                        Err(error) => tracing::error!(%error, "RDMA adapters are no longer listened on"),
+                        Err(error) => tracing::error!(%error, "listening on RDMA adapters failed; continuing without them"),
                     }
                 }
                 self.adapter = None;

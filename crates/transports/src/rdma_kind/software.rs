@@ -7,7 +7,7 @@ use rdma::iwarp::{Iwarp, IwarpOptions, Pcap};
 use rpc::{OptionError, OptionReader, RawOptions};
 use rpcrdma::RdmaKind;
 
-/// RPC-over-RDMA on iWARP in software, with these options of it.
+/// Returns RPC-over-RDMA on iWARP in software with these options.
 pub(super) fn kind(raw: &RawOptions, rpc: &rpcrdma::Options, pool: &Pool) -> Result<Option<RdmaKind>, OptionError> {
     let provider = Arc::new(Iwarp::new(options(raw)?));
     Ok(Some(RdmaKind::new(provider, rpc.clone()).with_pool(pool.clone())))

@@ -2,28 +2,21 @@
 //!
 //! Read RFC 8881 §11.10 and §11.11 first (RFC 7530 §8, RFC 7931 for NFSv4.0). The former server answers requests with
 //! `NFS4ERR_MOVED`, or reports that some file system has moved (`SEQ4_STATUS_LEASE_MOVED`, `NFS4ERR_LEASE_MOVED`).
-//! `fs_locations`
-//! has the new location. The [`Dialer`] mounts that location with the same client owner, so that the client may reclaim
-//! its state.
-//! Handles differ at the new server: an object that was found before is looked up again by its path, and must have the
-//! same
-//! fileid. An open file is opened there, as a reclaim if that server is in its grace period, and its locks are
-//! reclaimed.
-//! Locks that cannot be reclaimed are lost.
+//! `fs_locations` has the new location. The [`Dialer`] mounts that location with the same client owner, so that the
+//! client may reclaim its state. Handles differ at the new server: an object that was found before is looked up again
+//! by its path, and must have the same fileid. An open file is opened there, as a reclaim if that server is in its
+//! grace period, and its locks are reclaimed. Locks that cannot be reclaimed are lost.
 //!
 //! Callers continue to use their handles. An object that is first found at the new server gets a handle that begins
-//! with a tag,
-//! which identifies the server. The tag is not sent, and the table has no entry for such a handle.
+//! with a tag, which identifies the server. The tag is not sent, and the table has no entry for such a handle.
 //!
 //! **Bounds.** For each moved file system, the table has room for all objects that can have been known. More objects
-//! are found only
-//! if the former server continues to list objects of a file system that it does not have. Then the least recently used
-//! entries are
-//! evicted, and looked up again when they are used. Objects that are open or locked are not evicted.
+//! are found only if the former server continues to list objects of a file system that it does not have. Then the least
+//! recently used entries are evicted, and looked up again when they are used. Objects that are open or locked are not
+//! evicted.
 //!
 //! **Errors.** All requests wait for the same attempt to find the new location, and share its failure. The next request
-//! starts
-//! another attempt.
+//! starts another attempt.
 
 use std::{
     fmt,
@@ -163,7 +156,7 @@ impl Moves {
     /// Returns the server to which an object has moved and its handle there, if the table has them.
     pub fn known(&self, handle: &Handle) -> Option<(Arc<Peer>, Handle)> {
         let mut table = self.table.lock();
-        if let Some((server, there)) = table.links.there(handle) {
+        if let Some((server, there)) = table.links.remote(handle) {
             return Some((table.peer(|peer| peer.number == server)?, there));
         }
         Some((table.peer(|peer| handle.starts_with(&peer.tag))?, handle.0.slice(TAG..).into()))
@@ -199,7 +192,7 @@ impl Moves {
 
     /// Returns the handle by which callers know an object of another server.
     pub fn name(&self, peer: &Peer, there: &Handle) -> Handle {
-        let here = self.table.lock().links.here(peer.number, there);
+        let here = self.table.lock().links.local(peer.number, there);
         here.unwrap_or_else(|| Bytes::from([&peer.tag[..], there].concat()).into())
     }
 }

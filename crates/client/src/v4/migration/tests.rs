@@ -15,7 +15,7 @@ use vfs::{
 };
 
 use self::{
-    moving::{Fate, Gone, Moving},
+    moving::{Gone, MoveState, Moving},
     process::process,
 };
 use super::*;
@@ -23,7 +23,7 @@ use crate::{LockRange, Mount};
 
 struct Site {
     address: SocketAddr,
-    fate: Arc<Fate>,
+    state: Arc<MoveState>,
     _process: JoinSet<()>,
 }
 
@@ -36,10 +36,10 @@ fn site(vfs: Arc<dyn Vfs>) -> Site {
     let options = ExportOptions { squash: Squash::None, ..ExportOptions::default() };
     let export = Export::new("/m", ExportId::unique(), vfs, options).unwrap();
     let nfs = NfsServer::new(export, HandleKey::random());
-    let fate = Arc::<Fate>::default();
-    let services: Vec<Arc<dyn Service>> = vec![Arc::new(Moving(Arc::new(nfs.nfs4()), fate.clone()))];
+    let state = Arc::<MoveState>::default();
+    let services: Vec<Arc<dyn Service>> = vec![Arc::new(Moving(Arc::new(nfs.nfs4()), state.clone()))];
     let (address, _process) = process(&*tcp(), "127.0.0.1:0".parse().unwrap(), services);
-    Site { address, fate, _process }
+    Site { address, state, _process }
 }
 
 async fn mount(site: &Site) -> Mount {
@@ -63,7 +63,7 @@ async fn filled() -> (Mount, Site, Site) {
 
 async fn go_away(mount: &Mount, from: &Site, to: &Site) {
     let (places, fsid) = (vec![(to_universal(to.address), "/m")], mount.stat("").await.unwrap().fsid);
-    *from.fate.gone.lock() = Some(Gone { fsid, path: "/m", places, lease_moved: false });
+    *from.state.gone.lock() = Some(Gone { fsid, path: "/m", places, lease_moved: false });
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! A file system that keeps unstable writes in memory and can lose them as a restart would, and that can say "later".
+//! A file system that keeps unstable writes in memory, can lose them as in a restart, and can return "delay".
 
 use std::{
     ops::ControlFlow,
@@ -18,10 +18,10 @@ pub struct Faulty {
     cached: Mutex<Vec<(Handle, u64, Rope)>>,
     boots: AtomicU64,
     writes: AtomicU64,
-    /// The restarts come before these writes, counted from zero.
+    /// The numbers of the writes, counted from zero, before which the file system restarts.
     restart_at: Vec<u64>,
     pub commits: AtomicU64,
-    /// So many GETATTRs are put off.
+    /// The number of GETATTRs that will return "delay".
     pub delays: AtomicU64,
 }
 
@@ -72,7 +72,7 @@ impl Vfs for Faulty {
         if self.restart_at.contains(&number) {
             self.restart();
         }
-        // The transport's memory is not ours to keep.
+        // The data are copied, because the transport owns their memory.
         let copy = Bytes::copy_from_slice(&data.to_bytes().map_err(|_| VfsError::Io)?);
         self.cached.lock().push((file.clone(), offset, Rope::from(copy)));
         if how != Stability::Unstable {

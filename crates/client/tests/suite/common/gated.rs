@@ -1,4 +1,4 @@
-//! A server of version 4 that waits.
+//! A server of NFSv4 that delays its replies on command.
 
 use std::{
     ops::RangeInclusive,
@@ -13,7 +13,7 @@ use rpc::{AcceptError, BoxFuture, Call, ConnectionId, Procedure, Reverse, Servic
 use tokio::sync::watch;
 use xdr::{Decode, Decoder, Message};
 
-/// A service that answers when it is let, and counts who introduces himself.
+/// A service that does not answer registrations of clients before the gate is open, and counts them.
 pub struct Gated {
     pub inner: Arc<dyn Service>,
     pub introduced: Arc<AtomicUsize>,

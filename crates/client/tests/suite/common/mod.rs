@@ -1,4 +1,4 @@
-//! A server in the same process, over the loopback.
+//! Servers in the same process, over the loopback interface.
 #![allow(dead_code, unused_imports, unused_macros)] // Each test file uses its part.
 
 pub mod faulty;
@@ -38,7 +38,7 @@ use vfs::{
     memory::{Memory, MemoryOptions},
 };
 
-/// Makes tests of functions that take something to be told: each of them with each argument, in a module for that.
+/// Makes tests from functions with one parameter: a module for each argument, with a test for each function.
 macro_rules! for_each {
     ($names:tt $($module:ident = $argument:expr)*) => { $($crate::common::for_each!(@ $names $module $argument);)* };
     (@ [$($name:ident)*] $module:ident $argument:expr) => {
@@ -52,7 +52,7 @@ macro_rules! for_each {
 }
 pub(crate) use for_each;
 
-/// The same, with a query for each version.
+/// Makes tests for each version: its query is the argument.
 macro_rules! for_each_version {
     ($($name:ident)*) => {
         $crate::common::for_each! {
@@ -62,7 +62,7 @@ macro_rules! for_each_version {
 }
 pub(crate) use for_each_version;
 
-/// A server, and the transports to reach it by.
+/// A server, and the transports by which clients reach it.
 pub struct Server {
     pub address: SocketAddr,
     pub switch: Switch,
@@ -73,7 +73,7 @@ impl Server {
         Self::start(Arc::new(memory())).await
     }
 
-    /// Memory over the transport of this name.
+    /// Starts a server of a memory file system over the transport with this name.
     pub async fn over(proto: &str) -> Self {
         Self::serving(&*switch().find(proto).unwrap(), nfs_server(Arc::new(memory())).services()).await
     }
@@ -82,14 +82,14 @@ impl Server {
         Self::serving(&*tcp(), nfs_server(vfs).services()).await
     }
 
-    /// These programs over this transport.
+    /// Starts a server of these programs over this transport.
     pub async fn serving(kind: &dyn TransportKind, services: Vec<Arc<dyn Service>>) -> Self {
         let (address, mut process) = process(kind, "127.0.0.1:0".parse().unwrap(), services);
         process.detach_all();
         Self { address, switch: switch() }
     }
 
-    /// Mounts the export, as root unless the query says otherwise.
+    /// Mounts the export, as root unless the query names a user.
     pub async fn mount(&self, query: &str) -> Mount {
         self.mount_path("", query).await.unwrap_or_else(|error| panic!("mounting: {error}"))
     }
@@ -102,14 +102,14 @@ impl Server {
     }
 }
 
-/// A server of one export, `/m`.
+/// Makes a server with one export, `/m`.
 pub fn nfs_server(vfs: Arc<dyn Vfs>) -> NfsServer {
     let options = ExportOptions { squash: Squash::None, ..Default::default() };
     let export = Export::new("/m", ExportId::unique(), vfs, options).unwrap();
     NfsServer::new(export, HandleKey::random())
 }
 
-/// The recovery database in this directory, which is created if there is none.
+/// Opens the recovery database in this directory. Creates it if there is none.
 pub fn recovery(dir: &Path) -> Recovery {
     Recovery::open(&StateDir::open(dir).unwrap(), false, OnLoss::Refuse).unwrap()
 }
@@ -123,13 +123,13 @@ pub fn switch() -> Switch {
     switch
 }
 
-/// iWARP in user space, whose connections `hook` sees.
+/// Returns iWARP in user space. `hook` observes its connections.
 pub fn iwarp(hook: Arc<dyn Hook>) -> Arc<dyn TransportKind> {
     let provider = Hooked::new(Iwarp::new(IwarpOptions::default()), hook);
     Arc::new(RdmaKind::new(Arc::new(provider), Default::default()))
 }
 
-/// Shared memory, with its sockets where no other test has them, whose connections `hook` sees.
+/// Returns shared memory with its sockets in a directory of this process. `hook` observes its connections.
 pub fn shm(hook: Arc<dyn Hook>) -> Arc<dyn TransportKind> {
     let directory = std::env::temp_dir().join(format!("slipway-client-{}", std::process::id()));
     let provider = Hooked::new(Shm::new(ShmOptions { directory: Some(directory), ..ShmOptions::default() }), hook);
@@ -137,7 +137,7 @@ pub fn shm(hook: Arc<dyn Hook>) -> Arc<dyn TransportKind> {
     Arc::new(RdmaKind::new(Arc::new(provider), Default::default()).with_pool(pool).named("shm"))
 }
 
-/// The same transport with memory registered in this way.
+/// Returns the same transport with this way of registering memory.
 pub fn registering(kind: &dyn TransportKind, way: &str) -> Arc<dyn TransportKind> {
     kind.with_options(&RawOptions::from([("registration".to_owned(), way.to_owned())])).unwrap()
 }
@@ -146,7 +146,7 @@ pub fn memory() -> Memory {
     Memory::new(MemoryOptions::default())
 }
 
-/// Bytes in which every part looks different.
+/// Returns bytes that differ at every offset.
 pub fn pattern(len: usize) -> Bytes {
     let word = |i: usize| (i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes();
     (0..len.div_ceil(8)).flat_map(word).take(len).collect()

@@ -1,4 +1,4 @@
-//! A server of version 4 whose file system can move away: it then answers as RFC 8881 §11 and RFC 7530 §8 have it.
+//! A server of NFSv4 whose file system can move away. It then answers as RFC 8881 §11 and RFC 7530 §8 require.
 
 use std::{
     ops::RangeInclusive,
@@ -18,35 +18,35 @@ use parking_lot::Mutex;
 use rpc::{AcceptError, BoxFuture, Call, ConnectionId, Procedure, ReplyHeader, Reverse, Service};
 use xdr::{Decode, Decoder, Message};
 
-/// What has become of the file system.
+/// The state of the file system.
 #[derive(Default)]
-pub struct Fate {
+pub struct MoveState {
     pub gone: Mutex<Option<Gone>>,
-    /// How often it was asked where it is.
+    /// The number of requests for its locations.
     pub asked: AtomicUsize,
-    /// WRITEs that were executed here.
+    /// The number of WRITEs that were executed here.
     pub written: AtomicUsize,
 }
 
 #[derive(Clone)]
 pub struct Gone {
     pub fsid: u64,
-    /// Of its root here.
+    /// The path of its root here.
     pub path: &'static str,
-    /// Servers and paths.
+    /// Its locations: servers and paths.
     pub places: Vec<(String, &'static str)>,
-    /// Whether the server says that something has moved, until it is asked what.
+    /// Set if the server reports that some file system has moved. Cleared by a request for the locations.
     pub lease_moved: bool,
 }
 
-/// A service before a file system moves away, and after that.
-pub struct Moving(pub Arc<dyn Service>, pub Arc<Fate>);
+/// A service whose file system can move away.
+pub struct Moving(pub Arc<dyn Service>, pub Arc<MoveState>);
 
 fn names(path: &str) -> Pathname4 {
     path.split('/').filter(|name| !name.is_empty()).map(Into::into).collect()
 }
 
-/// Whether it is of data that need not be durable.
+/// Returns `true` if an operation is about data that need not be durable.
 fn may_be_lost(op: &Argop4) -> bool {
     matches!(op, Argop4::Write(WriteArgs { stable: StableHow4::Unstable, .. }) | Argop4::Commit(_))
 }
@@ -120,7 +120,7 @@ impl Moving {
                     Resop4::GetAttr(Res4::Ok(gone.attrs(&args.attr_request)))
                 }
                 Argop4::Renew(_) if !lease_moved() => Resop4::Renew(Res4::Ok(())),
-                // No later version says so.
+                // Only NFSv4.0 has this status.
                 _ if args.minorversion == 0 && lease_moved() => Resop4::failure(op.opnum(), Nfsstat4::LeaseMoved),
                 _ => Resop4::failure(op.opnum(), Nfsstat4::Moved),
             };
@@ -170,7 +170,7 @@ impl Service for Moving {
             (None, Ok(args)) if args.argarray.iter().any(may_be_lost) => {
                 Box::pin(async move {
                     let mut res = self.pass_on(&call, &args).await?;
-                    // Nothing is durable, and nobody says that the verifiers of two servers differ.
+                    // The data are not durable, and the verifiers of two servers can be equal.
                     for result in &mut res.resarray {
                         match result {
                             Resop4::Write(Res4::Ok(written)) => {

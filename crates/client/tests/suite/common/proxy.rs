@@ -1,4 +1,4 @@
-//! TCP proxies: one cuts connections after so many bytes, one stops on command.
+//! TCP proxies: one cuts connections after a number of bytes, one stops on command.
 
 use std::{
     net::SocketAddr,
@@ -18,12 +18,12 @@ use tokio::{
 /// A proxy that cuts connections.
 pub struct Cutter {
     pub address: SocketAddr,
-    /// How many it has cut.
+    /// The number of connections that it has cut.
     pub cuts: Arc<AtomicUsize>,
 }
 
-/// Listens, and passes on to `server`. Each of the first `cuts` connections is cut after a random number of bytes below
-/// `most`, of both directions together; later ones live.
+/// Starts a proxy for `server`. It cuts each of the first `cuts` connections after a random number of bytes below
+/// `most`, counted in both directions together. It does not cut later connections.
 pub async fn start(server: SocketAddr, seed: u64, cuts: usize, most: usize) -> Cutter {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let cutter = Cutter { address: listener.local_addr().unwrap(), cuts: Arc::default() };
@@ -45,7 +45,7 @@ pub async fn start(server: SocketAddr, seed: u64, cuts: usize, most: usize) -> C
     cutter
 }
 
-/// Whether a proxy passes anything on.
+/// Stops and resumes a proxy.
 pub struct Gate(watch::Sender<bool>);
 
 impl Gate {
@@ -58,7 +58,7 @@ impl Gate {
     }
 }
 
-/// Listens, and passes on to `server` while the gate is open. Nothing is lost while it is closed.
+/// Starts a proxy for `server` that forwards data while the gate is open. It loses no data while the gate is closed.
 pub async fn gate(server: SocketAddr) -> (Gate, SocketAddr) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();

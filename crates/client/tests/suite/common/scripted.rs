@@ -1,5 +1,5 @@
-//! A server of NFSv4.1 for one file, with slots as RFC 8881 §2.10.6 has them, that does what a test tells it to: it loses
-//! replies, cuts connections, forgets sessions and clients, and recalls delegations.
+//! A server of NFSv4.1 with one file and with slots as in RFC 8881 §2.10.6, controlled by a test: it loses replies,
+//! cuts connections, loses sessions and clients, and recalls delegations.
 
 use std::{ops::RangeInclusive, sync::Arc, time::Duration};
 
@@ -15,7 +15,7 @@ use rpc::{AcceptError, BoxFuture, Call, Credential, Procedure, ReplyPlan, Revers
 use tokio::{sync::Notify, time::Instant};
 use xdr::{Array, Decode, Encode, Encoder, Message, Opaque};
 
-/// A request, as it was executed.
+/// A request that the server has executed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Executed {
     pub slot: u32,
@@ -27,17 +27,18 @@ pub struct Executed {
 #[derive(Default)]
 pub struct Script {
     pub executed: Vec<Executed>,
-    /// Requests that were answered from the slots.
+    /// The number of requests that were answered from the slots.
     pub replayed: u32,
-    /// So many requests with this operation are executed, and their connections cut in place of a reply.
+    /// For this number of requests with this operation, the server cuts the connection instead of sending the reply.
     pub lose: Option<(Opnum4, u32)>,
-    /// Answers to requests with READ and CLOSE end behind the number of READ, as if there were no room for its result.
+    /// If set, replies to requests with READ and CLOSE end after the number of READ, as if there were no room for its
+    /// result.
     pub cut_short: bool,
-    /// Requests with this operation wait until told.
+    /// The operation whose requests wait for [`Scripted::go_on`].
     pub hold: Option<Opnum4>,
     pub held: u32,
     pub most_held: u32,
-    /// Requests with this operation are refused with this status, until then.
+    /// The operation that is refused, with its status and the time at which that ends.
     pub refuse: Option<(Opnum4, Nfsstat4, Instant)>,
     pub refused: u32,
     pub target: u32,
@@ -49,7 +50,7 @@ pub struct Script {
     created: u32,
     slots: Vec<(u32, Option<CompoundRes>)>,
     opens: u8,
-    /// Callbacks so far.
+    /// The number of callbacks so far.
     called_back: u32,
 }
 
@@ -68,7 +69,7 @@ impl Script {
     }
 }
 
-pub const CONTENT: &[u8] = b"what the file holds";
+pub const CONTENT: &[u8] = b"content of the file";
 
 impl Scripted {
     pub fn new() -> Arc<Self> {
@@ -85,20 +86,20 @@ impl Scripted {
         (script.session, script.client) = (None, None);
     }
 
-    /// The requests with this operation.
+    /// Returns the executed requests with this operation.
     pub fn with(&self, opnum: Opnum4) -> Vec<Executed> {
         self.script.lock().executed.iter().filter(|one| one.ops.contains(&opnum)).cloned().collect()
     }
 
-    /// CB_RECALL of the delegation.
+    /// Sends CB_RECALL of the delegation.
     pub async fn recall(&self) -> Nfsstat4 {
         self.call_back(CbArgop4::Recall(CbRecallArgs { stateid: DELEGATION, truncate: false, fh: handle(b"file") }))
             .await
     }
 
-    /// A callback by the connection that made the session, sent twice.
+    /// Sends a callback twice over the connection that created the session.
     pub async fn call_back(&self, operation: CbArgop4) -> Nfsstat4 {
-        let back = self.back.lock().clone().expect("a session");
+        let back = self.back.lock().clone().expect("a session must exist");
         let (session, sequenceid) = {
             let mut script = self.script.lock();
             script.called_back += 1;
@@ -120,10 +121,18 @@ impl Scripted {
         };
         let target = ReverseTarget::new(0x4000_0000, CALLBACK_VERSION, &Credential::None);
         let plan = (ReplyPlan { inline_max: 1024, ..ReplyPlan::default() }, Duration::from_secs(120));
-        let once = back.call::<CbCompoundRes>(&target, PROC_COMPOUND, &args, plan).await.expect("an answer").results;
+        let once = back
+            .call::<CbCompoundRes>(&target, PROC_COMPOUND, &args, plan)
+            .await
+            .expect("the callback must be answered")
+            .results;
         let plan = (ReplyPlan { inline_max: 1024, ..ReplyPlan::default() }, Duration::from_secs(120));
-        let again = back.call::<CbCompoundRes>(&target, PROC_COMPOUND, &args, plan).await.expect("an answer").results;
-        assert_eq!(once, again, "a retry is answered from the slot");
+        let again = back
+            .call::<CbCompoundRes>(&target, PROC_COMPOUND, &args, plan)
+            .await
+            .expect("the callback must be answered")
+            .results;
+        assert_eq!(once, again, "a retry must be answered from the slot");
         once.status
     }
 
@@ -276,7 +285,7 @@ impl Scripted {
     async fn wait(&self, ops: &[Argop4]) {
         let held = |script: &Script| script.hold.is_some_and(|hold| ops.iter().any(|op| op.opnum() == hold));
         loop {
-            let told = self.go_on.notified();
+            let resumed = self.go_on.notified();
             {
                 let mut script = self.script.lock();
                 if !held(&script) {
@@ -285,7 +294,7 @@ impl Scripted {
                 script.held += 1;
                 script.most_held = script.most_held.max(script.held);
             }
-            told.await;
+            resumed.await;
             self.script.lock().held -= 1;
         }
     }
@@ -362,7 +371,7 @@ impl Service for ScriptedService {
     }
 }
 
-/// Results up to READ's, of which there is no more than the operation's number.
+/// A reply with the results before READ and only the number of READ.
 struct CutShort(CompoundRes);
 
 impl Encode for CutShort {
@@ -380,6 +389,6 @@ fn handle(name: &'static [u8]) -> NfsFh4 {
     Opaque(Bytes::from_static(name))
 }
 
-/// Of the session.
+/// The number of slots of the session.
 pub const SLOTS: u32 = 8;
 const DELEGATION: Stateid4 = Stateid4 { seqid: 1, other: [99; 12] };

@@ -1,11 +1,12 @@
-//! [`is_crowded`]: whether more threads want to run than there are processors.
+//! [`is_overloaded`]: detects that more threads want to run than there are processors.
 //!
-//! Whoever spins then keeps somebody from working, perhaps the very peer that he waits for. Linux tells how many threads run or
-//! wait for a processor in `/proc/loadavg` (proc_loadavg(5), the fourth field). That is of the whole machine, so it is compared
-//! with all processors that are on line, not with those that this process may use: a container that is confined to two
-//! of sixty-four would else never spin while ten threads of others run. (The opposite, two that are crowded on a machine
-//! that is not, goes unseen; then the spins bear no fruit, and [`Spin`](crate::Spin) gives them up by itself.) It is read at
-//! most once in [`INTERVAL`], by whoever asks then, and smoothed, since it is of one instant.
+//! Spinning then takes a processor from other threads, possibly from the peer. Linux returns the number of threads that
+//! run or wait for a processor in the fourth field of `/proc/loadavg` (proc_loadavg(5)). This number is for the whole
+//! machine, so it is compared with all online processors, not with those that this process may use. Otherwise a
+//! container that is confined to two of sixty-four processors would never spin while ten threads of other containers
+//! run. (The opposite case is not detected: the processors of a container are overloaded, and the machine is not. Its
+//! spins then fail, and [`Spin`](crate::Spin) stops spinning.) The file is read at most once in [`INTERVAL`], by the
+//! thread that asks next. The samples are smoothed, because each is of one instant.
 
 use std::{
     fs::{self, File},
@@ -17,8 +18,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Whether more threads than processors run or wait to run, as far as the system says.
-pub(crate) fn is_crowded(now: Instant) -> bool {
+/// Returns `true` if more threads than processors run or wait to run, as far as the system reports it.
+pub(crate) fn is_overloaded(now: Instant) -> bool {
     let at = now.saturating_duration_since(*START).as_nanos() as u64;
     let last = SAMPLED.load(Relaxed);
     if at.saturating_sub(last) >= INTERVAL.as_nanos() as u64
@@ -30,7 +31,7 @@ pub(crate) fn is_crowded(now: Instant) -> bool {
     RUNNING.load(Relaxed) > *ONLINE * ONE + ONE / 2
 }
 
-/// Threads that run or wait to run, this one included.
+/// Returns the number of threads that run or wait to run, including this one.
 fn running() -> Option<u32> {
     static LOADAVG: LazyLock<Option<File>> = LazyLock::new(|| File::open("/proc/loadavg").ok());
     let mut text = [0; 64];
@@ -38,13 +39,13 @@ fn running() -> Option<u32> {
     parse(&text[..len])
 }
 
-/// `0.20 0.18 0.12 1/80 11206`: the 1.
+/// Parses a line such as `0.20 0.18 0.12 1/80 11206`. Returns the 1.
 fn parse(loadavg: &[u8]) -> Option<u32> {
     let threads = std::str::from_utf8(loadavg).ok()?.split(' ').nth(3)?;
     threads.split_once('/')?.0.parse().ok()
 }
 
-/// `0-3,6`: 5 processors (cputopology.rst of Linux, "online").
+/// Counts the processors in a list such as `0-3,6`, which has 5 (cputopology.rst of Linux, "online").
 fn count(list: &str) -> Option<u32> {
     list.trim_end().split(',').try_fold(0, |sum: u32, range| {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
@@ -53,27 +54,27 @@ fn count(list: &str) -> Option<u32> {
     })
 }
 
-/// The mean of the last few, in parts of [`ONE`].
+/// Returns the new exponential mean after a sample, in units of 1/[`ONE`].
 fn smooth(mean: u32, sample: u32) -> u32 {
     mean - mean / MEMORY + sample.min(SAMPLE_MAX) * ONE / MEMORY
 }
 
-/// Processors that are on line when first asked; without limit where the system does not say.
+/// The number of online processors at the first call; [`PROCESSORS_MAX`] if the system does not report it.
 static ONLINE: LazyLock<u32> = LazyLock::new(|| {
     let online = fs::read_to_string("/sys/devices/system/cpu/online").ok();
     online.as_deref().and_then(count).unwrap_or(PROCESSORS_MAX)
 });
 const PROCESSORS_MAX: u32 = 1 << 16;
 static START: LazyLock<Instant> = LazyLock::new(Instant::now);
-/// When it was last read, in nanoseconds since `START`.
+/// The time of the last sample, in nanoseconds since `START`.
 static SAMPLED: AtomicU64 = AtomicU64::new(0);
-/// The mean, in parts of [`ONE`].
+/// The mean number of running threads, in units of 1/[`ONE`].
 static RUNNING: AtomicU32 = AtomicU32::new(0);
 const ONE: u32 = 256;
-/// So many samples count.
+/// A new sample has the weight 1/`MEMORY` in the mean.
 const MEMORY: u32 = 4;
 const SAMPLE_MAX: u32 = 1 << 16;
-/// Reading it costs about two microseconds.
+/// The minimum time between two samples. Reading one costs about two microseconds.
 const INTERVAL: Duration = Duration::from_millis(1);
 
 #[cfg(test)]
@@ -81,15 +82,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_system_tells_how_many_run() {
+    fn running_threads_are_parsed() {
         assert_eq!(parse(b"0.20 0.18 0.12 3/80 11206\n"), Some(3));
         assert_eq!(parse(b"0.20 0.18"), None);
         assert_eq!(parse(b"\xff \xff \xff \xff"), None);
-        assert!(running().is_none_or(|running| running >= 1), "this thread runs");
+        assert!(running().is_none_or(|running| running >= 1), "this thread must be counted");
     }
 
     #[test]
-    fn all_processors_of_the_machine_count() {
+    fn online_processors_are_counted() {
         assert_eq!(count("0\n"), Some(1));
         assert_eq!(count("0-3,6,8-9\n"), Some(7));
         assert_eq!(count("3-0"), None);
@@ -100,12 +101,12 @@ mod tests {
     }
 
     #[test]
-    fn one_sample_is_not_a_crowd_and_some_are() {
+    fn a_single_sample_does_not_indicate_overload() {
         let mean = |samples: &[u32]| samples.iter().fold(0, |mean, &sample| smooth(mean, sample));
         assert!((2 * ONE - 16..=2 * ONE).contains(&mean(&[2; 40])), "{}", mean(&[2; 40]));
         let once = smooth(mean(&[2; 40]), 3);
         assert!(once < 2 * ONE + ONE / 2, "{once}");
         assert!(smooth(mean(&[2; 40]), 16) > 2 * ONE + ONE / 2);
-        assert!(mean(&[u32::MAX; 100]) > 1 << 20, "nothing overflows");
+        assert!(mean(&[u32::MAX; 100]) > 1 << 20, "the mean must not overflow");
     }
 }
