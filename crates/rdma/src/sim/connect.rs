@@ -1,4 +1,4 @@
-//! How two ends of a [`Sim`] find each other.
+//! Opening connections between two ends of a [`Sim`].
 
 use std::{io, net::SocketAddr};
 
@@ -21,7 +21,7 @@ pub(super) struct SimListener {
     requests: mpsc::UnboundedReceiver<SimRequest>,
 }
 
-/// A connection request; the sender of `reply` going away rejects it.
+/// A connection request. Dropping the sender `reply` rejects it.
 pub(super) struct SimRequest {
     sim: Sim,
     client: SocketAddr,
@@ -38,7 +38,7 @@ impl SimListener {
         if local.port() == 0 {
             local.set_port(fabric.take_port());
         }
-        // One whose listener was dropped without a word (its task died) is free again.
+        // An address whose listener was dropped without closing (because its task ended) is free again.
         if fabric.listeners.get(&local).is_some_and(|requests| !requests.is_closed()) {
             return Err(io::ErrorKind::AddrInUse.into());
         }
@@ -133,7 +133,7 @@ impl ConnectRequest for SimRequest {
             let link = Link::shared([client, server]);
             self.sim.fabric.lock().add_link(&link);
             let [client, server] = SimQp::pair(&self.sim, &link);
-            // A client that gave up gets its end back only to drop it, which the server then sees.
+            // If the client gave up, it drops its end when it gets it, and the server sees that.
             let _ = self.reply.send((client, Bytes::copy_from_slice(private_data)));
             sleep(self.sim.latency()).await;
             Ok(Box::new(server) as Box<dyn QueuePair>)
@@ -143,7 +143,7 @@ impl ConnectRequest for SimRequest {
 
 fn check_private_data(sim: &Sim, private_data: &[u8]) -> io::Result<()> {
     if private_data.len() > sim.options.private_data_max {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "private data too long"));
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "private data is too long"));
     }
     Ok(())
 }

@@ -1,14 +1,14 @@
-//! A seeded fabric inside one process, on tokio's clock.
+//! A simulated fabric inside one process, with a seed, on tokio's clock.
 //!
-//! Two ends in the same process exchange messages that take a random time, in order, as RFC 5040
-//! §5.5 has them. With the clock paused (`tokio::time::pause`, a current-thread runtime) a run is a
-//! function of its seed; with the clock running it is an ordinary, slow network.
+//! Two ends in the same process exchange messages that take a random time and arrive in order, as RFC 5040 §5.5
+//! requires. With a paused clock (`tokio::time::pause`, a current-thread runtime) a run depends only on its seed. With
+//! a running clock it is an ordinary, slow network.
 //!
-//! Faults are commanded on the [`Sim`]: [`cut_at`](Sim::cut_at) a given message, cut at random
-//! ([`SimOptions::cut_probability`]), [`cut_all`](Sim::cut_all), [`crash`](Sim::crash) one end,
-//! [`stall`](Sim::stall) the whole fabric.
+//! Faults are requested by methods of [`Sim`]: [`cut_at`](Sim::cut_at) cuts a connection at a given message,
+//! [`cut_all`](Sim::cut_all) cuts all connections, [`crash`](Sim::crash) removes one end, and [`stall`](Sim::stall)
+//! delays the whole fabric. [`SimOptions::cut_probability`] cuts at random.
 //!
-//! Buffers belong to the queue pair while posted or registered; on every error they come home.
+//! Buffers belong to the queue pair while they are posted or registered, and are returned on every error.
 
 mod connect;
 mod link;
@@ -35,19 +35,19 @@ use self::{
 };
 use crate::{BoxFuture, Connected, Listener, Provider, ProviderCaps, QpError, QpOptions, WorkId};
 
-/// How a [`Sim`] behaves.
+/// The options of a [`Sim`].
 #[derive(Clone, Debug)]
 pub struct SimOptions {
-    /// Everything random comes from it.
+    /// The seed of all random decisions.
     pub seed: u64,
-    /// How long a message takes; each takes its own time from this range, but none overtakes another.
-    /// tokio's timers count whole milliseconds, so finer differences make no difference.
+    /// The latency of a message. Each message has its own latency in this range, but none overtakes another. tokio's
+    /// timers count whole milliseconds, so smaller differences have no effect.
     pub latency: RangeInclusive<Duration>,
-    /// Probability that a connection is cut at a message, before or after its delivery; 0 to 1.
+    /// The probability, from 0 to 1, that a connection is cut at a message, before or after its delivery.
     pub cut_probability: f64,
-    /// Longest private data, in bytes.
+    /// Maximum bytes of private data.
     pub private_data_max: usize,
-    /// Regions that one queue pair can have.
+    /// Maximum number of regions of one queue pair.
     pub regions_max: usize,
 }
 
@@ -63,16 +63,16 @@ impl Default for SimOptions {
     }
 }
 
-/// When, relative to the delivery of a message, its connection is cut.
+/// The time of a cut relative to the delivery of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cut {
     /// The message is lost.
     Before,
-    /// The message arrives, and nothing after it.
+    /// The message arrives, but nothing after it.
     After,
 }
 
-/// What kind of message a fabric has carried.
+/// The kind of a message on the fabric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MessageKind {
     /// A Send.
@@ -81,16 +81,16 @@ pub enum MessageKind {
     Write,
     /// A request for an RDMA Read.
     ReadRequest,
-    /// The answer to one.
+    /// The response to an RDMA Read.
     ReadResponse,
 }
 
-/// The fabric, and a provider on it. Clones are the same fabric.
+/// The fabric, with a provider on it. Clones share the same fabric.
 #[derive(Clone)]
 pub struct Sim {
     fabric: Arc<Mutex<Fabric>>,
     options: Arc<SimOptions>,
-    /// Where this provider's connections come from.
+    /// The address from which this provider's connections come.
     host: IpAddr,
 }
 
@@ -107,7 +107,7 @@ struct Fabric {
 }
 
 impl Sim {
-    /// A new fabric.
+    /// Creates a fabric.
     pub fn new(options: SimOptions) -> Self {
         let fabric = Fabric {
             rng: StdRng::seed_from_u64(options.seed),
@@ -124,18 +124,18 @@ impl Sim {
         Self { fabric: Arc::new(Mutex::new(fabric)), options: Arc::new(options), host }
     }
 
-    /// The same fabric, for a host whose connections come from `ip`.
+    /// Returns a provider on the same fabric, for a host whose connections come from `ip`.
     pub fn host(&self, ip: IpAddr) -> Self {
         Self { host: ip, ..self.clone() }
     }
 
-    /// Messages that have come to their delivery so far, of all connections: the numbers that
-    /// [`cut_at`](Self::cut_at) counts.
+    /// Returns the number of messages of all connections that have reached their delivery. [`cut_at`](Self::cut_at)
+    /// counts the same messages.
     pub fn messages(&self) -> u64 {
         self.fabric.lock().messages
     }
 
-    /// Cuts the connection that carries the message of number `message` (the first is 0).
+    /// Cuts the connection that carries the message with number `message` (the first is 0).
     pub fn cut_at(&self, message: u64, cut: Cut) {
         self.fabric.lock().cuts.insert(message, cut);
     }
@@ -145,15 +145,15 @@ impl Sim {
         self.fabric.lock().cut_probability = probability;
     }
 
-    /// Cuts every connection now; what is under way is lost.
+    /// Cuts every connection now. Messages in transit are lost.
     pub fn cut_all(&self) {
         for link in self.links() {
             link.lock().cut(QpError::Io(io::ErrorKind::ConnectionReset));
         }
     }
 
-    /// The end at `local` (a listener's address, or a host's own of a connection) is gone from now on: it
-    /// listens no more, and its connections are lost.
+    /// Removes the end at `local` (a listener's address, or the local address of a connection): it stops listening, and
+    /// its connections are lost.
     pub fn crash(&self, local: SocketAddr) {
         self.fabric.lock().listeners.remove(&local);
         for link in self.links() {
@@ -164,17 +164,17 @@ impl Sim {
         }
     }
 
-    /// Nothing arrives anywhere for the next `duration`.
+    /// Delays all messages for the next `duration`.
     pub fn stall(&self, duration: Duration) {
         self.fabric.lock().stalled_until = Some(Instant::now() + duration);
     }
 
-    /// Whether new connections are refused.
+    /// Refuses new connections, or accepts them again.
     pub fn set_refusing(&self, refusing: bool) {
         self.fabric.lock().refusing = refusing;
     }
 
-    /// Connections that both ends still hold.
+    /// Returns the number of connections that both ends still hold.
     pub fn connections(&self) -> usize {
         self.links().iter().filter(|link| link.lock().is_open()).count()
     }
@@ -187,7 +187,7 @@ impl Sim {
         self.fabric.lock().rng.random_range(self.options.latency.clone())
     }
 
-    /// When a message that leaves now arrives, if it must not overtake one that arrives at `after`.
+    /// Returns the arrival time of a message that is sent now and must not overtake one that arrives at `after`.
     fn arrival(&self, after: Option<Instant>) -> Instant {
         let mut fabric = self.fabric.lock();
         let mut due = Instant::now() + fabric.rng.random_range(self.options.latency.clone());
@@ -197,7 +197,7 @@ impl Sim {
         after.map_or(due, |after| due.max(after))
     }
 
-    /// A tagged offset for a new region: any value that a peer must be able to bear.
+    /// Returns a tagged offset for a new region. A peer must accept any value.
     fn region_base(&self) -> u64 {
         match self.fabric.lock().rng.random_range(0..4) {
             0 => 0,
@@ -207,7 +207,7 @@ impl Sim {
         }
     }
 
-    /// Counts a message that arrives, and says whether its connection is cut there.
+    /// Counts an arriving message. Returns a cut if its connection must be cut there.
     fn count_message(&self, kind: MessageKind) -> Option<Cut> {
         let mut fabric = self.fabric.lock();
         let number = fabric.messages;

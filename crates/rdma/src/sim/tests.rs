@@ -1,4 +1,4 @@
-//! What only the simulator can do; what every provider does is in `tests/conformance.rs`.
+//! Tests of features that only the simulator has. `tests/conformance.rs` tests what all providers share.
 
 use std::{future::poll_fn, io, net::SocketAddr, time::Duration};
 
@@ -31,7 +31,7 @@ fn send(id: u64) -> WorkRequest {
     WorkRequest::Send { id: WorkId(id), data, invalidate: None, solicited: false }
 }
 
-/// Everything until the end: ids with whether they were flushed, and the error.
+/// Returns the completions until the end of the connection, each with its ID and status, and the error.
 async fn drain(qp: &mut Box<dyn QueuePair>) -> (Vec<(u64, Status)>, QpError) {
     let mut seen = Vec::new();
     loop {
@@ -45,7 +45,7 @@ async fn drain(qp: &mut Box<dyn QueuePair>) -> (Vec<(u64, Status)>, QpError) {
 const RESET: QpError = QpError::Io(io::ErrorKind::ConnectionReset);
 
 #[tokio::test(start_paused = true)]
-async fn a_cut_before_a_message_loses_it_and_a_cut_after_delivers_it() {
+async fn cut_before_a_message_loses_it_and_cut_after_delivers_it() {
     for (cut, received) in [(Cut::Before, Status::Flushed), (Cut::After, Status::Ok)] {
         let sim = Sim::new(SimOptions::default());
         sim.cut_at(0, cut);
@@ -59,10 +59,10 @@ async fn a_cut_before_a_message_loses_it_and_a_cut_after_delivers_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_crashed_end_takes_its_listener_and_connections_with_it() {
+async fn crash_removes_listener_and_connections() {
     let sim = Sim::new(SimOptions::default());
     let (mut client, _server, at) = pair(&sim).await;
-    let _other = sim.listen(at).expect("the first listener was dropped with its scope");
+    let _other = sim.listen(at).expect("the first listener must have been dropped");
     sim.crash(at);
     assert_eq!(drain(&mut client).await.1, RESET);
     let error = sim.connect(at, &QpOptions::default(), b"", Vec::new()).await.err().unwrap();
@@ -70,7 +70,7 @@ async fn a_crashed_end_takes_its_listener_and_connections_with_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stalled_fabric_delivers_late() {
+async fn stalled_fabric_delays_messages() {
     let sim = Sim::new(SimOptions::default());
     let (mut client, mut server, _) = pair(&sim).await;
     sim.stall(Duration::from_secs(7));
