@@ -296,7 +296,7 @@ pub trait Listener: Send {
 
     /// Removes and returns the part for which [`keeps_credentials`](Self::keeps_credentials) is `true`, if it is only a
     /// part of this listener.
-    fn keeping_part(&mut self) -> Option<Box<dyn Listener>> {
+    fn take_fixed_credentials_part(&mut self) -> Option<Box<dyn Listener>> {
         None
     }
 }

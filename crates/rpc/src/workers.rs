@@ -107,7 +107,7 @@ impl Workers {
 
     /// Accepts connections and serves `server` on them.
     pub fn listen(&self, server: Arc<Server>, mut listener: Box<dyn Listener>) {
-        if let Some(fixed) = listener.keeping_part() {
+        if let Some(fixed) = listener.take_fixed_credentials_part() {
             self.listen(server.clone(), fixed);
         }
         let pool = self.pool.clone();
