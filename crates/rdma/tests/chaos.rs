@@ -88,7 +88,7 @@ async fn work(pair: &mut Pair, side: Side, other: Side, rng: &mut StdRng, record
     records[other as usize].recvs.push((recv, target.stag));
     records[other as usize].sources.push(source.stag);
     if pair.adapter {
-        // No message tells the peer that the regions can be used.
+        // The peer gets no message after which it can use the regions.
         pair.settle(other).await;
     }
     let end = pair.end(side);

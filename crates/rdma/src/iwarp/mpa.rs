@@ -42,7 +42,7 @@ pub struct Enhanced {
     pub rtr_read: bool,
     /// Maximum number of RDMA Reads that the sender of this frame accepts at once: 14 bits, all ones for "unspecified".
     pub inbound_reads: u16,
-    /// Maximum number of outstanding RDMA Reads that the sender of this frame wants: 14 bits, all ones for
+    /// Maximum number of outstanding RDMA Reads that the sender of this frame requests: 14 bits, all ones for
     /// "unspecified".
     pub outbound_reads: u16,
 }

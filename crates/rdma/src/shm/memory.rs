@@ -169,7 +169,7 @@ impl PeerSlab {
         Ok(Self { mapping: Mapping::new(fd, bytes)?, _charge: charge })
     }
 
-    /// Checks that a descriptor is of a slab of `bytes` bytes, as the peer says, before it is mapped.
+    /// Checks that a descriptor is of a slab of `bytes` bytes, as stated by the peer, before it is mapped.
     ///
     /// # Errors
     /// The descriptor is not of a memfd, the memfd is not sealed against shrinking, or its size differs.

@@ -1,7 +1,7 @@
 //! The receiving half: takes records, places data and returns events. Does no I/O.
 //!
 //! The receiver owns the memory that the peer can fill through the ring: posted receives, registered regions, and the
-//! buffers of reads that the peer was asked for. Every record is validated before its first byte is placed.
+//! buffers of reads requested from the peer. Every record is validated before its first byte is placed.
 //!
 //! On error it returns a [`Fault`]. The connection cannot continue then; the buffers stay here until they are flushed.
 
@@ -21,7 +21,7 @@ use crate::{Completion, CompletionKind, Stag, Status, receives::ReceiveQueue, re
 pub(super) enum Event {
     /// A message has filled a receive.
     Received(Completion),
-    /// The oldest read that the peer was asked for is complete.
+    /// The oldest read requested from the peer is complete.
     ReadDone(Buffer),
     /// The peer reads this data.
     ReadRequested(Bytes),
@@ -40,7 +40,7 @@ pub(super) enum Fault {
     Terminated { what: String, refused: u64 },
 }
 
-/// A read that the peer was asked for.
+/// A read requested from the peer.
 #[derive(Debug)]
 pub(super) struct PendingRead {
     /// The number of the read, counted from 1.

@@ -34,7 +34,7 @@ pub(super) struct Sender {
     current: Option<Message>,
     /// `true` if the next message is a response, when both a response and a request wait.
     response_next: bool,
-    /// The number of reads that the peer was asked for.
+    /// The number of reads requested from the peer.
     reads_requested: u64,
     reads_outstanding: u16,
     scratch: Box<[u8]>,

@@ -49,7 +49,7 @@ pub(crate) struct Shared {
     /// The numbers of all slabs that the peer has. `next` is the next number.
     passed: BTreeSet<u32>,
     next: u32,
-    /// The numbers of released slabs of which the peer could not be told yet.
+    /// The numbers of released slabs that could not be reported to the peer yet.
     released: Vec<u32>,
     bytes: u64,
     bytes_max: u64,

@@ -219,12 +219,12 @@ impl Link {
         self.ends[1 - from].wake();
     }
 
-    /// Ends the end at `side` because of `error`. The peer gets `told`.
-    fn fail(&mut self, sim: &Sim, side: Side, error: QpError, told: QpError, read_refused: bool) {
+    /// Ends the end at `side` because of `error`. The peer gets `peer_error`.
+    fn fail(&mut self, sim: &Sim, side: Side, error: QpError, peer_error: QpError, read_refused: bool) {
         if self.ends[side].ended.is_none() {
             self.ends[side].end(error);
             if self.ends[1 - side].ended.is_none() {
-                self.send(sim, side, Body::Ended { error: told, read_refused });
+                self.send(sim, side, Body::Ended { error: peer_error, read_refused });
             }
         }
     }
@@ -505,7 +505,7 @@ impl Drop for SimQp {
     fn drop(&mut self) {
         let mut link = self.link.lock();
         link.fail(&self.sim, self.side, QpError::Disconnected, QpError::Disconnected, false);
-        // The link lives on with the other end. The buffers of this end are returned now.
+        // The link continues to exist with the other end. The buffers of this end are returned now.
         let end = &mut link.ends[self.side];
         end.flush(&mut Vec::new());
         end.regions = Regions::new(0);

@@ -15,7 +15,7 @@ use super::{
 pub struct DeviceReport {
     /// The name in the kernel, for example `mlx5_0` or `rxe0`.
     pub name: String,
-    /// The device speaks iWARP; otherwise it is InfiniBand or RoCE.
+    /// The device uses iWARP; otherwise it is InfiniBand or RoCE.
     pub iwarp: bool,
     /// Regions are exposed by memory windows, which peers can invalidate.
     pub windows: bool,

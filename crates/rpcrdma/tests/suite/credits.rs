@@ -103,7 +103,7 @@ fn forgotten_call_returns_its_credit() {
     assert!(!node.disconnecting && puppet.sent.is_empty());
 }
 
-/// A server on the simulated fabric whose connections share few receives. It answers when it is told to.
+/// A server on the simulated fabric whose connections share few receives. It answers when the test requests it.
 struct Host {
     sim: Sim,
     at: std::net::SocketAddr,

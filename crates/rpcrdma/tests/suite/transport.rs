@@ -361,8 +361,8 @@ async fn hostile_client_affects_only_its_own_connection() {
 }
 
 /// Checks the memory limit of calls. Calls whose data the server has read hold memory until they are answered, and
-/// calls that want data until the replies have been sent. All connections of a host together get a part of the memory;
-/// the other calls wait and then proceed.
+/// calls that request data until the replies have been sent. All connections of a host together get a part of the
+/// memory; the other calls wait and then proceed.
 #[tokio::test(start_paused = true)]
 async fn memory_of_calls_is_limited_over_all_connections() {
     memory_of_calls(200_000, 10).await;
