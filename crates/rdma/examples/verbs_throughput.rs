@@ -1,9 +1,11 @@
-//! How fast a provider alone is: requests in flight, answered by RDMA Write or RDMA Read, over loopback.
+//! Measures the throughput of a provider alone: concurrent requests that are answered by RDMA Write or RDMA Read, over
+//! loopback.
 //!
-//! `cargo run --release -p slipway-rdma --example verbs_throughput -- [write|read|inline] [bytes] [in flight] [seconds]`
+//! `cargo run --release -p slipway-rdma --example verbs_throughput -- [write|read|inline] [bytes] [in flight]
+//! [seconds]`
 //!
-//! The server answers each small Send with one RDMA Write (or fetches with one RDMA Read) of the
-//! given size and a Send, as an NFS server does for READ and WRITE.
+//! The server answers each small Send with one RDMA Write (or RDMA Read) of the given size and a Send, as an NFS server
+//! does for READ (or WRITE).
 
 use std::{
     future::poll_fn,
@@ -32,16 +34,17 @@ fn main() {
         Some("inline") => Mode::Inline,
         _ => Mode::Write,
     };
-    let number = |at: usize, default| args.get(at).map_or(default, |text| text.parse().expect("a number"));
+    let number =
+        |at: usize, default| args.get(at).map_or(default, |text| text.parse().expect("the argument must be a number"));
     let (bytes, in_flight, seconds) = (number(2, 131_072), number(3, 8), number(4, 3));
-    let (tell, told) = std::sync::mpsc::channel();
-    std::thread::spawn(move || runtime().block_on(serve(tell, mode, bytes)));
-    let at = told.recv().expect("the server listens");
+    let (address_sender, address_receiver) = std::sync::mpsc::channel();
+    std::thread::spawn(move || runtime().block_on(serve(address_sender, mode, bytes)));
+    let at = address_receiver.recv().expect("the server must listen");
     runtime().block_on(request(at, mode, bytes, in_flight, Duration::from_secs(seconds as u64)));
 }
 
 fn runtime() -> tokio::runtime::Runtime {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")
+    tokio::runtime::Builder::new_current_thread().enable_all().build().expect("the runtime must start")
 }
 
 fn iwarp() -> Iwarp {
@@ -53,9 +56,9 @@ async fn next(qp: &mut Box<dyn QueuePair>, done: &mut Vec<Completion>) -> bool {
     poll_fn(|cx| qp.poll_completions(cx, done)).await.is_ok()
 }
 
-async fn serve(tell: std::sync::mpsc::Sender<SocketAddr>, mode: Mode, bytes: usize) {
+async fn serve(address_sender: std::sync::mpsc::Sender<SocketAddr>, mode: Mode, bytes: usize) {
     let mut listener = iwarp().listen("127.0.0.1:0".parse().unwrap()).unwrap();
-    tell.send(listener.local_addr()).unwrap();
+    address_sender.send(listener.local_addr()).unwrap();
     let request = listener.accept().await.unwrap();
     let recvs = (0..256).map(|id| (WorkId(id), Buffer::zeroed(4096))).collect();
     let mut qp = request.accept(&QpOptions::default(), b"", recvs).await.unwrap();
@@ -109,7 +112,7 @@ async fn request(at: SocketAddr, mode: Mode, bytes: usize, in_flight: usize, dur
             Mode::Read => Memory::Read(Bytes::from(vec![9; bytes]).into()),
             _ => Memory::Write(Buffer::zeroed(bytes).into()),
         };
-        ask(&mut qp, memory);
+        send_request(&mut qp, memory);
     }
     let (start, cpu, mut count, mut done) = (Instant::now(), cpu_seconds(), 0u64, Vec::new());
     while start.elapsed() < duration && next(&mut qp, &mut done).await {
@@ -118,7 +121,7 @@ async fn request(at: SocketAddr, mode: Mode, bytes: usize, in_flight: usize, dur
                 count += 1;
                 buffer.set_len(4096);
                 qp.post_recv(completion.id, buffer);
-                ask(&mut qp, memory);
+                send_request(&mut qp, memory);
             }
         }
     }
@@ -134,8 +137,8 @@ async fn request(at: SocketAddr, mode: Mode, bytes: usize, in_flight: usize, dur
     );
 }
 
-fn ask(qp: &mut Box<dyn QueuePair>, memory: Memory) {
-    let region = qp.register(memory).expect("room");
+fn send_request(qp: &mut Box<dyn QueuePair>, memory: Memory) {
+    let region = qp.register(memory).expect("registration must succeed");
     let mut call = vec![0; 180];
     call[..4].copy_from_slice(&region.stag.0.to_be_bytes());
     call[4..12].copy_from_slice(&region.offset.to_be_bytes());
@@ -143,7 +146,7 @@ fn ask(qp: &mut Box<dyn QueuePair>, memory: Memory) {
         .unwrap();
 }
 
-/// User and system time of this process.
+/// Returns the user and system time of this process, in seconds.
 fn cpu_seconds() -> f64 {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();

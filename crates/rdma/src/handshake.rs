@@ -39,7 +39,7 @@ pub(crate) enum Stage<F, A> {
     /// No byte of the request has been received.
     Fresh(F),
     /// The request has been received.
-    Asked(A),
+    Received(A),
     /// The request was answered, or failed.
     Gone,
 }
@@ -60,9 +60,9 @@ impl<F, A> Stage<F, A> {
     ///
     /// # Errors
     /// It was not received, or it was answered.
-    pub(crate) fn asked(&self) -> io::Result<&A> {
+    pub(crate) fn received(&self) -> io::Result<&A> {
         match self {
-            Stage::Asked(asked) => Ok(asked),
+            Stage::Received(received) => Ok(received),
             Stage::Fresh(_) | Stage::Gone => Err(io::ErrorKind::NotConnected.into()),
         }
     }
@@ -71,9 +71,9 @@ impl<F, A> Stage<F, A> {
     ///
     /// # Errors
     /// It was not received, or it was answered.
-    pub(crate) fn take_asked(&mut self) -> io::Result<A> {
+    pub(crate) fn take_received(&mut self) -> io::Result<A> {
         match std::mem::replace(self, Stage::Gone) {
-            Stage::Asked(asked) => Ok(asked),
+            Stage::Received(received) => Ok(received),
             Stage::Fresh(_) | Stage::Gone => Err(io::ErrorKind::NotConnected.into()),
         }
     }
@@ -101,7 +101,7 @@ pub(crate) fn check_private_data(private_data: &[u8], max: usize) -> io::Result<
 
 /// Returns `true` if a failure to accept does not affect the listener: the peer closed the connection, or descriptors
 /// are temporarily exhausted.
-pub(crate) fn is_passing(error: &io::Error) -> bool {
+pub(crate) fn is_transient(error: &io::Error) -> bool {
     use rustix::io::Errno;
     let errno = Errno::from_io_error(error);
     matches!(
@@ -120,12 +120,12 @@ mod tests {
     #[test]
     fn request_is_received_once_and_answered_once() {
         let mut stage = Stage::<u8, &str>::Fresh(1);
-        assert!(stage.asked().is_err());
+        assert!(stage.received().is_err());
         assert_eq!((stage.take_fresh(), stage.take_fresh()), (Some(1), None));
-        stage = Stage::Asked("what");
-        assert_eq!((stage.take_fresh(), *stage.asked().unwrap()), (None, "what"));
-        assert_eq!(stage.take_asked().unwrap(), "what");
-        assert!(stage.take_asked().is_err() && stage.asked().is_err());
+        stage = Stage::Received("what");
+        assert_eq!((stage.take_fresh(), *stage.received().unwrap()), (None, "what"));
+        assert_eq!(stage.take_received().unwrap(), "what");
+        assert!(stage.take_received().is_err() && stage.received().is_err());
     }
 
     #[test]

@@ -85,7 +85,7 @@ struct HookedQp {
     inner: Box<dyn QueuePair>,
     shared: Arc<Shared>,
     id: QpId,
-    end_told: bool,
+    end_reported: bool,
 }
 
 impl<P: Provider> Hooked<P> {
@@ -99,7 +99,7 @@ impl Shared {
     fn wrap(self: &Arc<Self>, inner: Box<dyn QueuePair>) -> Box<dyn QueuePair> {
         let id = QpId(self.next.fetch_add(1, Ordering::Relaxed));
         self.hook.connected(id, inner.peer());
-        Box::new(HookedQp { inner, shared: self.clone(), id, end_told: false })
+        Box::new(HookedQp { inner, shared: self.clone(), id, end_reported: false })
     }
 }
 
@@ -219,7 +219,7 @@ impl QueuePair for HookedQp {
             }
         }
         if let Poll::Ready(Err(error)) = &polled
-            && !std::mem::replace(&mut self.end_told, true)
+            && !std::mem::replace(&mut self.end_reported, true)
         {
             self.shared.hook.ended(self.id, error);
         }

@@ -229,12 +229,12 @@ impl ReceiveAccount {
     }
 
     /// Waits until [`ReceiveSource::take`] can succeed.
-    pub fn poll_free_for_all(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    pub fn poll_source_free(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         self.wait(0, cx)
     }
 
     /// Cancels a wait, and wakes the next waiting queue pair in its place.
-    pub fn wait_no_more(&mut self) {
+    pub fn cancel_wait(&mut self) {
         if std::mem::take(&mut self.waits) {
             let Ledger { source, number, .. } = &*self.ledger;
             source.change_waiting(|waiting| waiting.retain(|(waiter, _)| waiter != number));
@@ -278,7 +278,7 @@ impl ReceiveAccount {
 impl Drop for ReceiveAccount {
     fn drop(&mut self) {
         // The account can have been woken for a buffer that it will not take.
-        self.wait_no_more();
+        self.cancel_wait();
     }
 }
 
@@ -513,14 +513,14 @@ mod tests {
         for (account, woken) in accounts.iter_mut().zip(&woken) {
             let waker = Waker::from(woken.clone());
             assert!(
-                account.poll_free_for_all(&mut Context::from_waker(&waker)).is_pending(),
+                account.poll_source_free(&mut Context::from_waker(&waker)).is_pending(),
                 "the guarantee must not count"
             );
         }
         drop(held);
-        accounts[0].wait_no_more();
+        accounts[0].cancel_wait();
         assert_eq!(woken.iter().map(|woken| woken.0.load(SeqCst)).collect::<Vec<_>>(), [1, 1]);
-        assert!(accounts[1].poll_free_for_all(&mut Context::from_waker(Waker::noop())).is_ready());
+        assert!(accounts[1].poll_source_free(&mut Context::from_waker(Waker::noop())).is_ready());
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The conformance suite over the providers of this crate.
+//! The conformance suite for the providers of this crate.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! The fault injector cuts where it is told to, on every provider.
+//! Tests that the fault injector cuts connections at the requested operation, on every provider.
 
 mod common;
 
@@ -27,7 +27,7 @@ async fn run(fabric: &Fabric) -> Pair {
 async fn every_operation_can_be_cut_at(provider: impl Fn(Arc<FaultInjector>) -> Fabric) {
     let injector = Arc::new(FaultInjector::new(0, 0.0));
     run(&provider(injector.clone())).await;
-    // A post, its completion, a receive.
+    // The operations are a post, its completion, and a receive.
     assert_eq!((injector.operations(), injector.cuts()), (3, 0));
     for operation in 0..3 {
         let injector = Arc::new(FaultInjector::new(0, 0.0));
@@ -37,7 +37,11 @@ async fn every_operation_can_be_cut_at(provider: impl Fn(Arc<FaultInjector>) -> 
         assert!(matches!(errors, (QpError::Io(_), QpError::Io(_))), "{errors:?}");
         assert_eq!(injector.cuts(), 1);
         if operation == 0 {
-            assert_eq!(pair.server.find(WorkId(1000)).unwrap().status, Status::Flushed, "the request is lost");
+            assert_eq!(
+                pair.server.find(WorkId(1000)).unwrap().status,
+                Status::Flushed,
+                "the request must not reach the server"
+            );
         }
     }
 }
@@ -69,7 +73,7 @@ async fn every_operation_of_shm_can_be_cut_at() {
 }
 
 #[test]
-fn random_faults_come_from_the_seed() {
+fn random_faults_are_determined_by_the_seed() {
     let faults = |seed| {
         let injector = FaultInjector::new(seed, 0.1);
         let request = || rdma::WorkRequest::Invalidate { id: WorkId(0), stag: rdma::Stag(0) };

@@ -1,4 +1,4 @@
-//! What is particular to iWARP: the handshake with other peers, Terminate on the wire, captures.
+//! Tests specific to iWARP: the handshake with other implementations, Terminate messages, packet captures.
 
 use std::{io, net::SocketAddr, time::Duration};
 
@@ -23,7 +23,7 @@ fn fabric(options: IwarpOptions) -> Fabric {
     Fabric::new(Iwarp::new(options))
 }
 
-/// A peer made of bytes: connects to an [`Iwarp`] listener, whose end is driven beside it.
+/// A client that sends raw bytes to an [`Iwarp`] listener, while the test polls the accepted end.
 struct RawPeer {
     stream: TcpStream,
     reply: Handshake,
@@ -40,11 +40,11 @@ impl RawPeer {
 
     async fn terminate(&mut self) -> Terminate {
         loop {
-            let (header, payload) = self.read_fpdu().await.expect("a Terminate before the end");
+            let (header, payload) = self.read_fpdu().await.expect("the stream must contain a Terminate");
             if header.ulp() == Opcode::Terminate.ulp() {
                 assert!(matches!(header, Header::Untagged { queue: 2, msn: 1, offset: 0, last: true, .. }));
                 let terminate = Terminate::parse(&payload).unwrap();
-                assert!(self.read_fpdu().await.is_none(), "nothing follows a Terminate");
+                assert!(self.read_fpdu().await.is_none(), "nothing may follow a Terminate");
                 return terminate;
             }
         }
@@ -73,13 +73,13 @@ async fn raw_connect(at: SocketAddr, request: &Handshake) -> io::Result<RawPeer>
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         if let Some((reply, len)) = Handshake::parse(&bytes, true).unwrap() {
-            assert_eq!(len, bytes.len(), "the responder waits for our first FPDU");
+            assert_eq!(len, bytes.len(), "the responder must wait for the first FPDU");
             return Ok(RawPeer { stream, reply });
         }
     }
 }
 
-/// A raw peer and the end that it talks to.
+/// Connects a raw client. Returns it with the accepted end.
 async fn with_raw(iwarp: &Iwarp, request: &Handshake, recvs: u64) -> (RawPeer, End) {
     let mut listener = iwarp.listen("127.0.0.1:0".parse().unwrap()).unwrap();
     let at = listener.local_addr();
@@ -116,7 +116,7 @@ fn read_request(size: u32, source_stag: u32, source_offset: u64) -> Vec<u8> {
     out
 }
 
-/// Polls `end` while `peer` does its part.
+/// Polls `end` while `peer` runs.
 async fn beside<T>(end: &mut End, peer: impl Future<Output = T>) -> T {
     let mut peer = Box::pin(peer);
     let both = std::future::poll_fn(|cx| {
@@ -129,11 +129,11 @@ async fn beside<T>(end: &mut End, peer: impl Future<Output = T>) -> T {
         }
         peer.as_mut().poll(cx)
     });
-    tokio::time::timeout(Duration::from_secs(60), both).await.expect("stuck")
+    tokio::time::timeout(Duration::from_secs(60), both).await.expect("the test must finish within 60 seconds")
 }
 
 #[tokio::test]
-async fn every_error_of_a_peer_is_answered_with_its_terminate() {
+async fn every_error_of_a_peer_is_answered_with_the_matching_terminate() {
     let iwarp = Iwarp::new(IwarpOptions::default());
     let old_ddp = |header: Header| {
         let mut bytes = fpdu(header, b"x");
@@ -156,23 +156,23 @@ async fn every_error_of_a_peer_is_answered_with_its_terminate() {
         ("untagged version", old_ddp(untagged(Opcode::Send, 0, 1, 0)), (1, 2, 6)),
         ("RDMAP version", old_rdmap, (0, 2, 5)),
         ("unknown operation", unknown, (0, 2, 6)),
-        ("no such region", fpdu(tagged(Opcode::Write, 0x555, 0), b"x"), (1, 1, 0)),
+        ("unknown region", fpdu(tagged(Opcode::Write, 0x555, 0), b"x"), (1, 1, 0)),
         ("beyond the region", fpdu(tagged(Opcode::Write, 0x101, 100), b"x"), (1, 1, 1)),
         ("wrapping offset", fpdu(tagged(Opcode::Write, 0x101, u64::MAX), b"xx"), (1, 1, 3)),
-        ("no right to write", fpdu(tagged(Opcode::Write, 0x201, 0), b"x"), (0, 1, 2)),
-        ("unasked response", fpdu(tagged(Opcode::ReadResponse, 0x101, 0), b"x"), (1, 1, 0)),
+        ("no write access", fpdu(tagged(Opcode::Write, 0x201, 0), b"x"), (0, 1, 2)),
+        ("unsolicited response", fpdu(tagged(Opcode::ReadResponse, 0x101, 0), b"x"), (1, 1, 0)),
         ("tagged Send", fpdu(tagged(Opcode::Send, 0x101, 0), b"x"), (0, 2, 6)),
         ("untagged Write", fpdu(untagged(Opcode::Write, 0, 1, 0), b"x"), (0, 2, 6)),
-        ("no such queue", fpdu(untagged(Opcode::Send, 3, 1, 0), b"x"), (1, 2, 1)),
+        ("unknown queue", fpdu(untagged(Opcode::Send, 3, 1, 0), b"x"), (1, 2, 1)),
         ("Send on another queue", fpdu(untagged(Opcode::Send, 1, 1, 0), b"x"), (0, 2, 6)),
         ("message number", fpdu(untagged(Opcode::Send, 0, 2, 0), b"x"), (1, 2, 3)),
         ("message offset", fpdu(untagged(Opcode::Send, 0, 1, 4), b"x"), (1, 2, 4)),
         ("too long", fpdu(untagged(Opcode::Send, 0, 1, 0), &[0; 101]), (1, 2, 5)),
-        ("read of no region", fpdu(untagged(Opcode::ReadRequest, 1, 1, 0), &read_request(9, 0x555, 0)), (0, 1, 0)),
+        ("read of unknown region", fpdu(untagged(Opcode::ReadRequest, 1, 1, 0), &read_request(9, 0x555, 0)), (0, 1, 0)),
         ("read beyond", fpdu(untagged(Opcode::ReadRequest, 1, 1, 0), &read_request(9, 0x201, 1 << 30)), (0, 1, 1)),
-        ("read without right", fpdu(untagged(Opcode::ReadRequest, 1, 1, 0), &read_request(9, 0x101, 0)), (0, 1, 2)),
+        ("read without access", fpdu(untagged(Opcode::ReadRequest, 1, 1, 0), &read_request(9, 0x101, 0)), (0, 1, 2)),
         ("read that wraps", fpdu(untagged(Opcode::ReadRequest, 1, 1, 0), &read_request(9, 0x201, u64::MAX)), (0, 1, 4)),
-        ("more reads than agreed", many_reads, (1, 2, 2)),
+        ("more reads than negotiated", many_reads, (1, 2, 2)),
         ("short read request", fpdu(untagged(Opcode::ReadRequest, 1, 1, 0), &[0; 27]), (0, 2, 0xff)),
         ("long read request", fpdu(untagged(Opcode::ReadRequest, 1, 1, 0), &[0; 29]), (1, 2, 5)),
         ("read request in parts", fpdu(in_parts, &[0; 14]), (0, 2, 0xff)),
@@ -201,7 +201,7 @@ async fn every_error_of_a_peer_is_answered_with_its_terminate() {
 }
 
 #[tokio::test]
-async fn a_send_without_a_receive_is_answered_with_its_terminate() {
+async fn a_send_without_a_receive_is_answered_with_the_matching_terminate() {
     let iwarp = Iwarp::new(IwarpOptions::default());
     let (mut raw, mut end) = with_raw(&iwarp, &request(b""), 0).await;
     let terminate = beside(&mut end, async {
@@ -213,17 +213,17 @@ async fn a_send_without_a_receive_is_answered_with_its_terminate() {
 }
 
 #[tokio::test]
-async fn a_wrong_crc_is_answered_with_its_terminate() {
+async fn a_wrong_crc_is_answered_with_the_matching_terminate() {
     let iwarp = Iwarp::new(IwarpOptions::default());
     let (mut raw, mut end) = with_raw(&iwarp, &Handshake { crc: true, ..request(b"") }, 1).await;
-    assert!(raw.reply.crc, "who asks for CRCs gets them");
+    assert!(raw.reply.crc, "a request for CRCs must be accepted");
     let terminate = beside(&mut end, async {
         raw.stream.write_all(&fpdu(untagged(Opcode::Send, 0, 1, 0), b"x")).await.unwrap();
         raw.terminate().await
     })
     .await;
     assert_eq!(terminate.error, ErrorCode::MPA_CRC);
-    assert!(end.done.iter().all(|done| done.status == rdma::Status::Flushed), "nothing was delivered");
+    assert!(end.done.iter().all(|done| done.status == rdma::Status::Flushed), "nothing may be delivered");
 }
 
 #[tokio::test]
@@ -241,27 +241,31 @@ async fn the_numbers_of_reads_are_negotiated() {
     assert_eq!((raw.reply.revision, raw.reply.enhanced), (1, None));
     assert_eq!(end.qp.caps().outbound_reads, 32);
 
-    // "Not said" binds nobody.
-    let unsaid = Enhanced { inbound_reads: mpa::READS_UNSAID, outbound_reads: mpa::READS_UNSAID, ..Default::default() };
-    let (raw, _) = with_raw(&iwarp, &Handshake { enhanced: Some(unsaid), ..request(b"") }, 0).await;
+    // Unspecified numbers set no limit.
+    let unspecified = Enhanced {
+        inbound_reads: mpa::READS_UNSPECIFIED,
+        outbound_reads: mpa::READS_UNSPECIFIED,
+        ..Default::default()
+    };
+    let (raw, _) = with_raw(&iwarp, &Handshake { enhanced: Some(unspecified), ..request(b"") }, 0).await;
     let enhanced = raw.reply.enhanced.unwrap();
     assert_eq!((enhanced.inbound_reads, enhanced.outbound_reads), (32, 32));
 }
 
 #[tokio::test]
-async fn the_responder_waits_for_the_first_fpdu_and_takes_each_ready_indication() {
+async fn the_responder_waits_for_the_first_fpdu_and_accepts_each_ready_indication() {
     let iwarp = Iwarp::new(IwarpOptions::default());
     let p2p =
         |rtr_write, rtr_read| Enhanced { peer_to_peer: true, rtr_write, rtr_read, ..request(b"").enhanced.unwrap() };
     let write = fpdu(tagged(Opcode::Write, 0, 0), b"");
     let read = fpdu(untagged(Opcode::ReadRequest, 1, 1, 0), &read_request(0, 0, 0));
-    for (asked, chosen, indication) in [
+    for (offered, chosen, indication) in [
         (p2p(true, true), (true, false), &write),
         (p2p(true, false), (true, false), &write),
         (p2p(false, true), (false, true), &read),
     ] {
-        let ask = Handshake { enhanced: Some(asked), ..request(b"") };
-        let (mut raw, mut end) = with_raw(&iwarp, &ask, 0).await;
+        let offer = Handshake { enhanced: Some(offered), ..request(b"") };
+        let (mut raw, mut end) = with_raw(&iwarp, &offer, 0).await;
         let enhanced = raw.reply.enhanced.unwrap();
         assert_eq!((enhanced.rtr_write, enhanced.rtr_read), chosen);
         assert!(enhanced.peer_to_peer);
@@ -277,14 +281,14 @@ async fn the_responder_waits_for_the_first_fpdu_and_takes_each_ready_indication(
             (early, got)
         })
         .await;
-        assert!(!early, "the responder spoke before its turn");
+        assert!(!early, "the responder must not send before the ready indication");
         assert!(got.iter().any(|(header, payload)| header.ulp() == Opcode::Send.ulp() && payload == b"first"));
         assert_eq!(got.iter().any(|(header, _)| header.ulp() == Opcode::ReadResponse.ulp()), chosen.1);
     }
 }
 
 #[tokio::test]
-async fn the_acceptor_may_speak_first_in_peer_to_peer_mode() {
+async fn the_acceptor_may_send_first_in_peer_to_peer_mode() {
     let mut pair = fabric(IwarpOptions::default()).pair_with(&QpOptions::default(), &QpOptions::default(), 1).await;
     pair.server.send(Bytes::from_static(b"welcome"));
     pair.until(|pair| pair.client.has(&[WorkId(1000)])).await;
@@ -302,20 +306,20 @@ async fn revision_1_connects_without_negotiation() {
 }
 
 #[tokio::test]
-async fn a_peer_that_demands_markers_is_refused() {
+async fn a_peer_that_requires_markers_is_rejected() {
     let fabric = fabric(IwarpOptions::default());
     let mut listener = fabric.provider.listen(fabric.listen).unwrap();
     let at = listener.local_addr();
-    let ask = Handshake { markers: true, ..request(b"") };
+    let offer = Handshake { markers: true, ..request(b"") };
     let accept = async { listener.accept().await.unwrap().private_data().await };
-    let (raw, asked) = tokio::join!(raw_connect(at, &ask), accept);
+    let (raw, accepted) = tokio::join!(raw_connect(at, &offer), accept);
     let reply = raw.unwrap().reply;
     assert!(reply.rejected && !reply.markers);
-    assert_eq!(asked.unwrap_err().kind(), io::ErrorKind::Unsupported);
+    assert_eq!(accepted.unwrap_err().kind(), io::ErrorKind::Unsupported);
 }
 
 #[tokio::test]
-async fn what_is_no_mpa_ends_the_handshake() {
+async fn bytes_that_are_not_mpa_end_the_handshake() {
     for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], b"MPA ID Req Frame\x10\x03\0\0", b"MPA ID Req Frame\0\x01\xff\xff"] {
         let fabric = fabric(IwarpOptions::default());
         let mut listener = fabric.provider.listen(fabric.listen).unwrap();
@@ -327,20 +331,20 @@ async fn what_is_no_mpa_ends_the_handshake() {
 }
 
 #[tokio::test]
-async fn a_peer_that_says_nothing_does_not_wait_for_ever() {
+async fn the_handshake_with_a_silent_peer_times_out() {
     let fabric = fabric(IwarpOptions { handshake_timeout: Duration::from_millis(50), ..IwarpOptions::default() });
     let mut listener = fabric.provider.listen(fabric.listen).unwrap();
     let _silent = TcpStream::connect(listener.local_addr()).await.unwrap();
     let error = listener.accept().await.unwrap().private_data().await.unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::TimedOut);
 
-    let deaf = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let at = deaf.local_addr().unwrap();
+    let unresponsive = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let at = unresponsive.local_addr().unwrap();
     let error = fabric.provider.connect(at, &QpOptions::default(), b"", Vec::new()).await.err().unwrap();
     assert_eq!(error.kind(), io::ErrorKind::TimedOut);
 }
 
-/// Connects to a responder made of bytes; what comes of it, and the responder.
+/// Connects to a raw responder. Returns the result, and the responder.
 async fn connect_to_raw(enhanced: Enhanced) -> (io::Result<rdma::Connected>, RawPeer) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let at = listener.local_addr().unwrap();
@@ -350,15 +354,15 @@ async fn connect_to_raw(enhanced: Enhanced) -> (io::Result<rdma::Connected>, Raw
         let (mut stream, _) = listener.accept().await.unwrap();
         let mut bytes = [0; mpa::HEADER_LEN + mpa::ENHANCED_LEN];
         stream.read_exact(&mut bytes).await.unwrap();
-        let (asked, _) = Handshake::parse(&bytes, false).unwrap().unwrap();
-        let reply = Handshake { reply: true, enhanced: Some(enhanced), ..asked };
+        let (received, _) = Handshake::parse(&bytes, false).unwrap().unwrap();
+        let reply = Handshake { reply: true, enhanced: Some(enhanced), ..received };
         stream.write_all(&reply.encode()).await.unwrap();
         RawPeer { stream, reply }
     };
     tokio::join!(iwarp.connect(at, &options, b"", Vec::new()), respond)
 }
 
-/// The same, and the Terminate that the responder gets, if any.
+/// Same as [`connect_to_raw`], but returns the Terminate that the responder received, if any.
 async fn answered(enhanced: Enhanced) -> (io::Result<rdma::Connected>, Option<Terminate>) {
     let (connected, mut raw) = connect_to_raw(enhanced).await;
     let terminate = if connected.is_err() { Some(raw.terminate().await) } else { None };
@@ -366,24 +370,24 @@ async fn answered(enhanced: Enhanced) -> (io::Result<rdma::Connected>, Option<Te
 }
 
 #[tokio::test]
-async fn a_reply_that_cannot_be_lived_with_is_answered_with_its_terminate() {
-    let good =
+async fn an_unacceptable_reply_is_answered_with_the_matching_terminate() {
+    let valid =
         Enhanced { peer_to_peer: true, rtr_write: true, inbound_reads: 7, outbound_reads: 32, ..Default::default() };
-    let (connected, _) = answered(good).await;
+    let (connected, _) = answered(valid).await;
     assert_eq!(connected.unwrap().qp.caps().outbound_reads, 7);
-    let (connected, terminate) = answered(Enhanced { outbound_reads: 33, ..good }).await;
+    let (connected, terminate) = answered(Enhanced { outbound_reads: 33, ..valid }).await;
     assert!(connected.is_err());
     assert_eq!(terminate.unwrap().error, ErrorCode::MPA_READS);
-    let (_, terminate) = answered(Enhanced { rtr_write: false, rtr_read: true, ..good }).await;
+    let (_, terminate) = answered(Enhanced { rtr_write: false, rtr_read: true, ..valid }).await;
     assert_eq!(terminate.unwrap().error, ErrorCode::MPA_RTR);
 }
 
-/// Some responders (Linux siw) do not see what arrives while they accept, until more does.
+/// Some responders (siw of Linux) do not notice data that arrived while they accepted until more data arrives.
 #[tokio::test]
-async fn the_ready_indication_is_repeated_while_the_responder_says_nothing() {
-    let good =
+async fn the_ready_indication_is_repeated_until_the_responder_sends() {
+    let valid =
         Enhanced { peer_to_peer: true, rtr_write: true, inbound_reads: 7, outbound_reads: 32, ..Default::default() };
-    let (connected, mut raw) = connect_to_raw(good).await;
+    let (connected, mut raw) = connect_to_raw(valid).await;
     let mut end = End::new(connected.unwrap().qp);
     tokio::time::pause();
     beside(&mut end, async {
@@ -396,7 +400,7 @@ async fn the_ready_indication_is_repeated_while_the_responder_says_nothing() {
 }
 
 #[tokio::test]
-async fn a_terminate_of_the_peer_is_told_in_words() {
+async fn a_terminate_of_the_peer_is_reported_as_text() {
     let iwarp = Iwarp::new(IwarpOptions::default());
     let (mut raw, mut end) = with_raw(&iwarp, &request(b""), 1).await;
     let mut payload = Vec::new();
@@ -404,23 +408,23 @@ async fn a_terminate_of_the_peer_is_told_in_words() {
     let bytes = fpdu(untagged(Opcode::Terminate, 2, 1, 0), &payload);
     beside(&mut end, async {
         raw.stream.write_all(&bytes).await.unwrap();
-        assert!(raw.read_fpdu().await.is_none(), "a Terminate is not answered");
+        assert!(raw.read_fpdu().await.is_none(), "a Terminate must not be answered");
     })
     .await;
     assert_eq!(end.error, Some(QpError::Terminated("DDP: message too long for its buffer (1/2/0x05)".into())));
 }
 
-/// The last words of a peer count even when it has gone before they are read.
+/// Messages that arrived before the peer's connection was reset are processed.
 #[tokio::test]
-async fn what_a_peer_said_before_it_was_gone_is_heard() {
+async fn messages_before_a_reset_are_received() {
     let iwarp = Iwarp::new(IwarpOptions::default());
     for _ in 0..20 {
         let (mut raw, mut end) = with_raw(&iwarp, &request(b""), 1).await;
         let mut payload = Vec::new();
         Terminate { error: ErrorCode::CATASTROPHIC_STREAM, segment: None, read_request: None }.encode(&mut payload);
-        let mut bytes = fpdu(untagged(Opcode::Send, 0, 1, 0), b"last words");
+        let mut bytes = fpdu(untagged(Opcode::Send, 0, 1, 0), b"last message");
         bytes.extend(fpdu(untagged(Opcode::Terminate, 2, 1, 0), &payload));
-        // Ours is on its way and never read, so that the socket of the peer answers with a reset.
+        // Data to the peer is in flight and never read, so the peer's socket answers with a reset.
         beside(&mut end, raw.stream.write_all(&fpdu(tagged(Opcode::Write, 0, 0), b""))).await.unwrap();
         let send = end.send(pattern(1, 8 << 20));
         beside(&mut end, raw.stream.readable()).await.unwrap();
@@ -431,7 +435,7 @@ async fn what_a_peer_said_before_it_was_gone_is_heard() {
                 end.error = Some(error);
             }
         }
-        assert_eq!(end.received(WorkId(1000)), b"last words");
+        assert_eq!(end.received(WorkId(1000)), b"last message");
         assert!(end.has(&[send]));
         assert_eq!(end.error, Some(QpError::Terminated(ErrorCode::CATASTROPHIC_STREAM.to_string())));
     }
@@ -439,7 +443,7 @@ async fn what_a_peer_said_before_it_was_gone_is_heard() {
 
 /// An invalidation takes effect even while a segment for the region is arriving.
 #[tokio::test]
-async fn a_region_that_goes_away_in_the_middle_of_a_segment_takes_no_more_of_it() {
+async fn a_region_invalidated_during_a_segment_receives_no_more_of_it() {
     let iwarp = Iwarp::new(IwarpOptions::default());
     let (mut raw, mut end) = with_raw(&iwarp, &request(b""), 1).await;
     let region = end.expose_for_write(50_000);
@@ -464,7 +468,7 @@ async fn a_region_that_goes_away_in_the_middle_of_a_segment_takes_no_more_of_it(
 }
 
 #[tokio::test]
-async fn a_connection_cut_in_the_middle_of_a_message_is_an_error_of_the_network() {
+async fn a_connection_cut_during_a_message_is_a_network_error() {
     let iwarp = Iwarp::new(IwarpOptions::default());
     let bytes = fpdu(untagged(Opcode::Send, 0, 1, 0), b"some message");
     for cut in 1..bytes.len() {
@@ -480,13 +484,13 @@ async fn a_connection_cut_in_the_middle_of_a_message_is_an_error_of_the_network(
     }
 }
 
-/// tshark finds nothing to complain about in our own traffic; where it is not installed that is said.
+/// tshark finds no fault in the captured traffic. If it is not installed, the test prints that it was skipped.
 #[tokio::test]
-async fn wireshark_dissects_our_traffic() {
+async fn wireshark_dissects_the_traffic() {
     for crc in [false, true] {
         let path = std::env::temp_dir().join(format!("slipway-iwarp-{}-{crc}.pcap", std::process::id()));
         let pcap = Pcap::create(&path).unwrap();
-        // One end records; both would show everything twice.
+        // Only one end records, so that every packet appears once.
         let client = Iwarp::new(IwarpOptions { crc, pcap: Some(pcap.clone()), ..IwarpOptions::default() });
         all_kinds_of_messages(fabric(IwarpOptions::default()).connecting_by(client)).await;
         pcap.flush().unwrap();
@@ -520,13 +524,13 @@ async fn all_kinds_of_messages(fabric: Fabric) {
     let data = pattern(1, 200_000);
     let target = pair.client.expose_for_write(data.len());
     let source = pair.client.expose_for_read(&data);
-    // Long enough to be told from what Wireshark knows to travel over RDMA.
+    // The messages are long enough that Wireshark does not dissect them as another protocol over RDMA.
     pair.client.send(pattern(2, 100));
     let read = pair.server.read(data.len(), source.stag, source.offset);
     pair.server.write(data.clone(), target.stag, target.offset);
     pair.server.send_invalidate(pattern(3, 100), target.stag, true);
     pair.until(|pair| pair.server.has(&[read]) && pair.client.has(&[WorkId(1000)])).await;
-    // And a Terminate with all its headers.
+    // A Terminate with all its headers.
     pair.server.read(10, Stag(0x9999), 0);
     pair.until_ended().await;
 }

@@ -1,4 +1,4 @@
-//! Queue pairs that share their receives, over every provider that can.
+//! Tests of queue pairs that share their receives, for every provider that supports it.
 
 mod common;
 
@@ -13,10 +13,10 @@ use rdma::{
 conformance::over_fabrics! {
     [
         an_idle_queue_pair_holds_nothing
-        a_send_waits_for_a_receive_and_no_other_connection_with_it
-        what_waits_goes_on_as_soon_as_something_comes_back
-        a_send_ahead_of_a_read_response_does_not_wait
-        a_send_must_fit_what_the_source_gives
+        a_send_that_waits_for_a_receive_blocks_no_other_connection
+        waiting_sends_continue_when_a_buffer_is_released
+        a_send_before_a_read_response_does_not_wait
+        a_send_must_fit_a_buffer_of_the_source
     ]
     sim(seed) = common::sim(seed);
     iwarp = common::iwarp(IwarpOptions::default());
@@ -24,14 +24,15 @@ conformance::over_fabrics! {
     shm = common::shm();
 }
 
-// An adapter's shared queue holds some receives for all, and does not tell whom it lets wait.
+// The shared queue of an adapter holds some receives for all queue pairs, and the adapter does not report which peer
+// waits.
 conformance::over_fabrics! {
     [
         an_idle_queue_pair_holds_nothing
-        what_waits_goes_on_as_soon_as_something_comes_back
-        a_send_must_fit_what_the_source_gives
-        connections_that_end_take_no_receive_along
-        all_get_what_was_sent_to_them
+        waiting_sends_continue_when_a_buffer_is_released
+        a_send_must_fit_a_buffer_of_the_source
+        connections_that_end_keep_no_receive
+        every_queue_pair_receives_its_own_messages
     ]
     verbs = common::verbs_sharing();
 }
@@ -42,14 +43,14 @@ fn source(budget: usize, guaranteed: usize) -> ReceiveSource {
     ReceiveSource::new(ReceiveSourceOptions { buffer_bytes: 4096, budget, guaranteed }, Pool::default())
 }
 
-/// A pair whose server takes its receives from `source`.
+/// Connects a pair whose server takes its receives from `source`.
 async fn pair(fabric: &Fabric, source: &ReceiveSource) -> Pair {
     assert!(fabric.adapter || fabric.provider.caps().shared_receives);
     let server = QpOptions { receive_source: Some((source.clone(), RECEIVE)), ..Default::default() };
     fabric.pair_with(&QpOptions::default(), &server, 0).await
 }
 
-/// What the server has received, in order.
+/// Returns the messages that the server has received, in order.
 fn received(end: &End) -> Vec<&[u8]> {
     let receives = end.done.iter().filter(|done| done.id == RECEIVE && done.status == Status::Ok);
     receives
@@ -63,7 +64,7 @@ fn received(end: &End) -> Vec<&[u8]> {
 async fn an_idle_queue_pair_holds_nothing(fabric: Fabric) {
     let source = source(10, 1);
     let mut pair = pair(&fabric, &source).await;
-    // A quarter of the budget, whatever number of queue pairs there is.
+    // A shared queue holds a quarter of the budget, for any number of queue pairs.
     let shared = if fabric.adapter { 2 } else { 0 };
     let _another = self::pair(&fabric, &source).await;
     assert_eq!(source.stats(), ReceiveStats { budget: 10, out: shared, active: 0 });
@@ -77,12 +78,12 @@ async fn an_idle_queue_pair_holds_nothing(fabric: Fabric) {
     assert_eq!(source.stats(), ReceiveStats { budget: 10, out: shared, active: 0 });
 }
 
-async fn a_send_waits_for_a_receive_and_no_other_connection_with_it(fabric: Fabric) {
+async fn a_send_that_waits_for_a_receive_blocks_no_other_connection(fabric: Fabric) {
     let source = source(3, 1);
     let (mut greedy, mut modest) = (pair(&fabric, &source).await, pair(&fabric, &source).await);
     (0..5).for_each(|i| _ = greedy.client.send(pattern(i, 1000)));
     greedy.until(|pair| received(&pair.server).len() == 3).await;
-    // Another is served beyond the budget, as it is guaranteed, again and again.
+    // The other connection is served beyond the budget every time, because of its guarantee.
     for i in 0..10 {
         modest.client.send(pattern(i, 3000));
         modest.until(|pair| received(&pair.server).len() == 1).await;
@@ -93,7 +94,7 @@ async fn a_send_waits_for_a_receive_and_no_other_connection_with_it(fabric: Fabr
     }
 }
 
-async fn what_waits_goes_on_as_soon_as_something_comes_back(fabric: Fabric) {
+async fn waiting_sends_continue_when_a_buffer_is_released(fabric: Fabric) {
     let source = source(3, 1);
     let mut pair = pair(&fabric, &source).await;
     let data: Vec<_> = (0..50).map(|i| pattern(i, 4096 - i as usize)).collect();
@@ -102,21 +103,22 @@ async fn what_waits_goes_on_as_soon_as_something_comes_back(fabric: Fabric) {
     while got.len() < data.len() {
         pair.until(|pair| !received(&pair.server).is_empty()).await;
         let arrived = received(&pair.server);
-        assert!(arrived.len() <= 3, "never more than the budget");
+        assert!(arrived.len() <= 3, "the budget must not be exceeded");
         got.extend(arrived.into_iter().map(<[u8]>::to_vec));
         pair.server.done.clear();
     }
     assert_eq!(got, data);
 }
 
-async fn a_send_ahead_of_a_read_response_does_not_wait(fabric: Fabric) {
+async fn a_send_before_a_read_response_does_not_wait(fabric: Fabric) {
     let source = source(2, 1);
     let mut pair = pair(&fabric, &source).await;
     let content = pattern(9, 100_000);
     let region = pair.client.expose_for_read(&content);
     (0..4).for_each(|i| _ = pair.client.send(pattern(i, 1000)));
     pair.until(|pair| received(&pair.server).len() == 2).await;
-    // As with calls whose data is read from behind further calls: they could never end if those had to wait for them.
+    // This occurs when the data of a call is read while further calls arrive before it: the call could never finish if
+    // these had to wait.
     let read = pair.server.read(content.len(), region.stag, region.offset);
     pair.until(move |pair| pair.server.has(&[read])).await;
     assert_eq!(pair.server.read_result(read), content);
@@ -124,7 +126,7 @@ async fn a_send_ahead_of_a_read_response_does_not_wait(fabric: Fabric) {
     assert_eq!(source.stats().out, 4);
 }
 
-async fn a_send_must_fit_what_the_source_gives(fabric: Fabric) {
+async fn a_send_must_fit_a_buffer_of_the_source(fabric: Fabric) {
     let source = source(2, 1);
     let mut pair = pair(&fabric, &source).await;
     pair.client.send(pattern(1, 4097));
@@ -134,8 +136,8 @@ async fn a_send_must_fit_what_the_source_gives(fabric: Fabric) {
     assert_eq!(source.stats().out, 0);
 }
 
-/// What a queue holds for all is all there after connections that were cut in the middle of a Send.
-async fn connections_that_end_take_no_receive_along(fabric: Fabric) {
+/// After connections were cut during a Send, the shared queue still holds all its receives.
+async fn connections_that_end_keep_no_receive(fabric: Fabric) {
     let (len, shared) = (256 << 10, 8);
     let options = ReceiveSourceOptions { buffer_bytes: len, budget: 32, guaranteed: 1 };
     let source = ReceiveSource::new(options, Pool::default());
@@ -143,7 +145,8 @@ async fn connections_that_end_take_no_receive_along(fabric: Fabric) {
     for _ in 0..6 {
         let Pair { mut client, mut server, .. } = pair(&fabric, &source).await;
         (0..shared).for_each(|i| _ = client.send(pattern(i, len)));
-        // A software device sends within the call: on another thread, so that this one sees the first arrive before the last.
+        // A software device sends within the call, which therefore runs on another thread, so that this thread sees the
+        // first message before the last has arrived.
         let runtime = tokio::runtime::Handle::current();
         let sender = std::thread::spawn(move || {
             let _entered = runtime.enter();
@@ -154,7 +157,7 @@ async fn connections_that_end_take_no_receive_along(fabric: Fabric) {
         server.until(|server| server.error.is_some()).await;
         sender.join().unwrap();
     }
-    // The server does not look, and so replaces nothing.
+    // The server does not poll, so it replaces no receive.
     last.until(|_| true).await;
     assert_eq!(source.stats(), ReceiveStats { budget: 32, out: shared as usize, active: 0 });
     let sent: Vec<_> = (0..shared).map(|i| last.client.send(pattern(i, len))).collect();
@@ -162,7 +165,7 @@ async fn connections_that_end_take_no_receive_along(fabric: Fabric) {
     assert!(last.client.statuses().iter().all(|(_, status)| *status == Status::Ok));
 }
 
-async fn all_get_what_was_sent_to_them(fabric: Fabric) {
+async fn every_queue_pair_receives_its_own_messages(fabric: Fabric) {
     let source = source(16, 1);
     let mut pairs = Vec::new();
     for _ in 0..4 {

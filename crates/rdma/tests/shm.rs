@@ -1,4 +1,4 @@
-//! Peers of the shm provider that keep to no rules: they can end their own connection, and nothing else.
+//! Tests with peers of the shm provider that violate the protocol: they can end only their own connection.
 
 mod common;
 
@@ -27,7 +27,7 @@ use rustix::{
     },
 };
 
-/// A client that was written by somebody else.
+/// A client that does not use this implementation.
 struct Raw {
     socket: OwnedFd,
     control: OwnedFd,
@@ -42,7 +42,7 @@ impl Raw {
         self.send(&[&[4][..], &number.to_le_bytes(), &bytes.to_le_bytes()].concat(), fds);
     }
 
-    /// Writes words of the control memory.
+    /// Writes words into the control memory.
     fn put(&self, word: usize, words: &[u64]) {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         assert_eq!(rustix::io::pwrite(&self.control, &bytes, 8 * word as u64), Ok(bytes.len()));
@@ -59,7 +59,7 @@ fn send(socket: &OwnedFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
     if !fds.is_empty() {
         assert!(ancillary.push(SendAncillaryMessage::ScmRights(fds)));
     }
-    // A server that has hung up already is what is hoped for.
+    // The send fails if the server has already closed the connection, as intended.
     let _ = rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL);
 }
 
@@ -73,7 +73,7 @@ fn socket(path: &PathBuf) -> OwnedFd {
     socket
 }
 
-/// A raw client and the server's end of its connection.
+/// Connects a raw client. Returns it with the server's end of its connection.
 async fn raw(fabric: &Fabric) -> (Raw, End) {
     let mut listener = fabric.provider.listen(fabric.listen).unwrap();
     let socket = socket(&path(fabric, &*listener));
@@ -100,7 +100,7 @@ async fn ends(end: &mut End) -> QpError {
             }
         }
     };
-    tokio::time::timeout(Duration::from_secs(30), polling).await.expect("the connection ends")
+    tokio::time::timeout(Duration::from_secs(30), polling).await.expect("the connection must end")
 }
 
 fn memfd(bytes: u64, seals: SealFlags) -> OwnedFd {
@@ -111,7 +111,7 @@ fn memfd(bytes: u64, seals: SealFlags) -> OwnedFd {
 }
 
 #[tokio::test]
-async fn descriptors_that_are_no_slabs_end_the_connection_and_no_other() {
+async fn descriptors_that_are_not_slabs_end_only_their_connection() {
     let fabric = common::shm().with_pool(shared_pool());
     let mut neighbour = fabric.pair().await;
     let (sealed, open) = (memfd(8192, SealFlags::SHRINK), memfd(8192, SealFlags::GROW));
@@ -119,18 +119,18 @@ async fn descriptors_that_are_no_slabs_end_the_connection_and_no_other() {
     let cases: [(&str, u32, u64, Vec<BorrowedFd<'_>>); 8] = [
         ("not sealed", 0, 8192, vec![open.as_fd()]),
         ("8192 bytes, not 12288", 0, 12288, vec![sealed.as_fd()]),
-        ("no memfd", 0, 8192, vec![pipe.as_fd()]),
+        ("not a memfd", 0, 8192, vec![pipe.as_fd()]),
         ("without its descriptor", 0, 8192, vec![]),
-        ("out of turn", 1, 8192, vec![sealed.as_fd()]),
-        ("out of turn", 0, u64::MAX, vec![sealed.as_fd()]),
-        ("no sense", 0, 8192, vec![sealed.as_fd(); 2]),
-        ("no sense", 0, 8192, vec![sealed.as_fd(); 8]),
+        ("wrong number", 1, 8192, vec![sealed.as_fd()]),
+        ("exceeds the limit", 0, u64::MAX, vec![sealed.as_fd()]),
+        ("invalid packet", 0, 8192, vec![sealed.as_fd(); 2]),
+        ("invalid packet", 0, 8192, vec![sealed.as_fd(); 8]),
     ];
     for (what, number, bytes, fds) in cases {
         let (raw, mut server) = raw(&fabric).await;
         raw.slab(number, bytes, &fds);
-        let QpError::Protocol(said) = ends(&mut server).await else { panic!("{what}: not noticed") };
-        assert!(said.contains(what), "{said}");
+        let QpError::Protocol(problem) = ends(&mut server).await else { panic!("{what}: the error was not detected") };
+        assert!(problem.contains(what), "{problem}");
     }
     let (raw, mut server) = raw(&fabric).await;
     raw.send(b"\x07nonsense", &[]);
@@ -138,7 +138,7 @@ async fn descriptors_that_are_no_slabs_end_the_connection_and_no_other() {
     works(&mut neighbour).await;
 }
 
-/// A Send, a Write and a Read go through.
+/// Checks that a Send, an RDMA Write and an RDMA Read succeed.
 async fn works(pair: &mut conformance::provider::Pair) {
     let data = pattern(1, 9000);
     let (target, source) = (pair.client.expose_for_write(9000), pair.client.expose_for_read(&data));
@@ -149,13 +149,13 @@ async fn works(pair: &mut conformance::provider::Pair) {
     pair.until(|pair| pair.client.has(&[recv]) && pair.server.has(&[send, read])).await;
     assert!(pair.server.read_result(read) == data);
     let CompletionKind::Receive { invalidated: Some((_, Memory::Write(written))), .. } = pair.client.ok(recv) else {
-        panic!("nothing was invalidated")
+        panic!("the Send invalidated no region")
     };
     assert!(written.as_host().unwrap()[..] == data[..]);
 }
 
 #[tokio::test]
-async fn garbage_in_the_control_memory_ends_the_connection_at_most() {
+async fn garbage_in_the_control_memory_can_only_end_the_connection() {
     let fabric = common::shm();
     let mut neighbour = fabric.pair().await;
     let mut refused = 0;
@@ -172,7 +172,7 @@ async fn garbage_in_the_control_memory_ends_the_connection_at_most() {
         };
         let garbage: Vec<u64> = (0..200).map(|_| word()).collect();
         raw.put(64, &garbage);
-        // The table of exposures, too.
+        // The table of exposures is overwritten as well.
         raw.put((2 * 69_632) / 8, &garbage);
         raw.put(
             0,
@@ -190,16 +190,16 @@ async fn garbage_in_the_control_memory_ends_the_connection_at_most() {
         drop(raw);
         let error = ends(&mut server).await;
         refused += usize::from(matches!(error, QpError::Protocol(_)));
-        let home = server.done.iter().filter(|done| matches!(done.kind, CompletionKind::Read(_))).count();
-        assert_eq!(home, 10, "seed {seed}: every buffer comes home");
+        let returned = server.done.iter().filter(|done| matches!(done.kind, CompletionKind::Read(_))).count();
+        assert_eq!(returned, 10, "seed {seed}: every buffer must be returned");
     }
-    assert!(refused > 100, "only {refused} were found out");
+    assert!(refused > 100, "only {refused} violations were detected");
     works(&mut neighbour).await;
 }
 
-/// The table says that a region lies where there is no memory: the server asks the client instead, who refuses.
+/// The table contains a region outside the memory, so the server sends its request through the ring instead.
 #[tokio::test]
-async fn a_table_that_points_beyond_a_slab_is_not_believed() {
+async fn a_table_entry_beyond_its_slab_is_not_used() {
     let fabric = common::shm();
     for (slab, offset) in [(0u64, 8192u64), (0, u64::MAX), (0, 8092)] {
         let (raw, mut server) = raw(&fabric).await;
@@ -209,17 +209,17 @@ async fn a_table_that_points_beyond_a_slab_is_not_believed() {
         let write = server.write(pattern(3, 1000), Stag(0x101), 0);
         drop(raw);
         ends(&mut server).await;
-        // It went into the ring, where nobody took it.
+        // The data went into the ring, which no one read.
         assert_eq!(server.find(write).unwrap().status, Status::Ok);
     }
     let (raw, mut server) = raw(&fabric).await;
     raw.put((2 * 69_632) / 8, &[0x101 << 32 | 1, 9 << 32 | 1000, 0]);
     server.write(pattern(3, 1000), Stag(0x101), 0);
-    assert!(matches!(ends(&mut server).await, QpError::Protocol(_)), "a slab that was never passed");
+    assert!(matches!(ends(&mut server).await, QpError::Protocol(_)), "a slab that was not passed must be rejected");
 }
 
 #[tokio::test]
-async fn memory_that_the_peer_is_at_is_kept_when_the_connection_ends() {
+async fn memory_that_the_peer_accesses_is_kept_when_the_connection_ends() {
     let pool = shared_pool();
     let fabric = common::shm().with_pool(pool.clone());
     let mut pair = fabric.pair().await;
@@ -236,28 +236,29 @@ async fn memory_that_the_peer_is_at_is_kept_when_the_connection_ends() {
     assert!(!pair.client.has(&[invalidate]));
     pair.client.qp.disconnect();
     pair.until_ended().await;
-    let CompletionKind::Invalidate(Some(home @ Memory::Read(_))) = &pair.client.find(invalidate).unwrap().kind else {
-        panic!("the memory does not come home")
+    let CompletionKind::Invalidate(Some(returned @ Memory::Read(_))) = &pair.client.find(invalidate).unwrap().kind
+    else {
+        panic!("the memory was not returned")
     };
-    assert_eq!(home.as_host(), Some(&data[..]));
+    assert_eq!(returned.as_host(), Some(&data[..]));
     let used = || pool.stats().mapped - pool.stats().free;
     drop(pair);
     view.copy_to(&mut copy);
-    assert_eq!(copy, data[1..], "what the view shows is not used for anything else");
-    // Looked at many times: while the view is there, nothing comes back.
+    assert_eq!(copy, data[1..], "the memory of a view must not be reused");
+    // The memory is checked many times in this interval, and stays in use while the view exists.
     tokio::time::pause();
     tokio::time::sleep(Duration::from_secs(10)).await;
     tokio::time::resume();
     assert!(used() > 0);
     drop(view);
-    let patience = Instant::now() + Duration::from_secs(120);
-    while Instant::now() < patience {
+    let deadline = Instant::now() + Duration::from_secs(120);
+    while Instant::now() < deadline {
         if used() == 0 {
             return;
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    panic!("the memory was never given back");
+    panic!("the memory was not released");
 }
 
 #[tokio::test]
@@ -270,7 +271,7 @@ async fn an_invalidation_waits_for_the_peers_access() {
     let recv = pair.server.recv(10);
     let send = pair.client.send(Bytes::from_static(b"hello"));
     pair.until(|pair| pair.server.has(&[recv])).await;
-    assert!(!pair.client.has(&[invalidate]) && !pair.client.has(&[send]), "completions keep their order");
+    assert!(!pair.client.has(&[invalidate]) && !pair.client.has(&[send]), "completions must keep their order");
     let waiting = pair.until(|pair| pair.client.has(&[invalidate, send]));
     let dropping = async {
         tokio::task::yield_now().await;
@@ -281,7 +282,7 @@ async fn an_invalidation_waits_for_the_peers_access() {
 }
 
 #[tokio::test]
-async fn what_is_started_leaves_before_its_end_is_polled() {
+async fn started_requests_are_sent_before_completions_are_polled() {
     let fabric = common::shm();
     let mut pair = fabric.pair().await;
     let recv = pair.server.recv(10);
@@ -291,12 +292,12 @@ async fn what_is_started_leaves_before_its_end_is_polled() {
         poll_fn(|cx| pair.server.qp.poll_completions(cx, &mut pair.server.done)).await.unwrap();
     }
     assert_eq!(pair.server.received(recv), b"hello");
-    assert!(!pair.client.has(&[send]), "that is told when it is asked for");
+    assert!(!pair.client.has(&[send]), "the completion must be reported only when it is polled");
     pair.until(|pair| pair.client.has(&[send])).await;
 }
 
 #[tokio::test]
-async fn the_kernel_says_who_the_peer_is() {
+async fn the_kernel_identifies_the_peers_user() {
     let fabric = common::shm();
     let mut pair = fabric.pair().await;
     for side in [Side::Client, Side::Server] {
@@ -305,7 +306,7 @@ async fn the_kernel_says_who_the_peer_is() {
     }
 }
 
-/// An idle pair of queue pairs is not polled.
+/// An idle pair of queue pairs must not be polled.
 #[tokio::test]
 async fn an_idle_connection_sleeps() {
     let fabric = common::shm();
@@ -313,8 +314,8 @@ async fn an_idle_connection_sleeps() {
     pair.server.recv(10);
     pair.client.send(Bytes::from_static(b"hello"));
     pair.until(|pair| !pair.server.done.is_empty()).await;
-    // It looks for a while, of which it may get little on a busy machine; then it sleeps.
-    let patience = Instant::now() + Duration::from_secs(120);
+    // The end polls for a while, which can take long on a busy machine; then it sleeps.
+    let deadline = Instant::now() + Duration::from_secs(120);
     loop {
         let mut polls = 0;
         let idle = poll_fn(|cx| {
@@ -325,11 +326,11 @@ async fn an_idle_connection_sleeps() {
         if polls <= 3 {
             return;
         }
-        assert!(Instant::now() < patience, "{polls} polls: it never stops to look");
+        assert!(Instant::now() < deadline, "{polls} polls: the idle end does not stop polling");
     }
 }
 
-/// A fabric whose accepting side enforces these bounds.
+/// Creates a fabric whose accepting side enforces these bounds.
 fn bounded(bounds: Bounds) -> Fabric {
     common::shm_as(ShmOptions { ledger: Some(Ledger::new(bounds)), ..ShmOptions::default() }, |shm| shm)
 }
@@ -341,20 +342,21 @@ fn named_memfd(name: &str, bytes: u64) -> OwnedFd {
     fd
 }
 
-/// Mappings of this process of memfds of this name.
+/// Returns the number of mappings of this process of memfds with this name.
 fn mappings(name: &str) -> usize {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     maps.lines().filter(|line| line.contains(&format!("memfd:{name} "))).count()
 }
 
 impl Raw {
-    /// Lets the server write to the first `len` bytes of a slab.
+    /// Exposes the first `len` bytes of a slab for writes by the server.
     fn expose(&self, slab: u64, len: u64) {
         self.put((2 * 69_632) / 8, &[0x101 << 32 | 1, slab << 32 | len, 0]);
     }
 }
 
-/// Has the server write to what is exposed: it takes in all slabs before, and writes directly if it has mapped them.
+/// Posts a write of the server to the exposed memory. The server first processes all slabs sent before, and writes
+/// directly if it has mapped them.
 async fn write(server: &mut End, len: usize) {
     server.write(pattern(6, len), Stag(0x101), 0);
     let polled = poll_fn(|cx| Poll::Ready(server.qp.poll_completions(cx, &mut server.done))).await;
@@ -362,7 +364,7 @@ async fn write(server: &mut End, len: usize) {
 }
 
 #[tokio::test]
-async fn slabs_of_one_user_are_mapped_up_to_a_bound_over_all_its_connections() {
+async fn mappings_of_one_user_are_bounded_over_all_its_connections() {
     let fabric = bounded(Bounds { mappings: 300, descriptors: 300, memfds: 10_000, bytes: 1 << 30 });
     let mut peers = Vec::new();
     for _ in 0..32 {
@@ -375,17 +377,21 @@ async fn slabs_of_one_user_are_mapped_up_to_a_bound_over_all_its_connections() {
         peers.push((raw, server));
     }
     let mapped = mappings("many-slabs");
-    assert!((60..=100).contains(&mapped), "{mapped} of {} slabs, where one user may have a third of 300", 32 * 40);
-    // The user's next connection works, if only through the ring.
+    assert!(
+        (60..=100).contains(&mapped),
+        "{mapped} of {} slabs, although one user is limited to a third of 300",
+        32 * 40
+    );
+    // The user's next connection works, although it may use only the ring.
     let mut pair = fabric.with_pool(shared_pool()).pair().await;
     works(&mut pair).await;
     drop(peers);
     assert_eq!(mappings("many-slabs"), 0);
 }
 
-/// A page of a hole that the server writes to is the server's, for as long as the memfd exists.
+/// A page of a hole that the server writes to is charged to the server as long as the memfd exists.
 #[tokio::test]
-async fn holes_of_a_peers_memory_are_filled_up_to_a_bound_however_often_it_connects() {
+async fn the_filling_of_holes_is_bounded_over_any_number_of_connections() {
     const SLAB: u64 = 1 << 20;
     let fabric = bounded(Bounds { mappings: 1000, descriptors: 1000, memfds: 1000, bytes: 24 * SLAB });
     let fill = async |count: usize| {
@@ -402,16 +408,16 @@ async fn holes_of_a_peers_memory_are_filled_up_to_a_bound_however_often_it_conne
         memfds.iter().map(|fd| 512 * rustix::fs::fstat(fd).unwrap().st_blocks as u64).sum::<u64>() / SLAB
     };
     let first = fill(20).await;
-    assert!((4..=8).contains(&filled(&first)), "{} MiB, where one user may have a third of 24", filled(&first));
+    assert!((4..=8).contains(&filled(&first)), "{} MiB, although one user is limited to a third of 24", filled(&first));
     let second = fill(20).await;
-    assert_eq!(filled(&second), 0, "what was filled before still exists");
+    assert_eq!(filled(&second), 0, "memory that was filled before still counts");
     drop((first, second));
     let third = fill(20).await;
     assert!((4..=8).contains(&filled(&third)), "{} MiB", filled(&third));
 }
 
 #[tokio::test]
-async fn a_user_with_too_many_connections_is_refused_and_served_again_when_it_has_fewer() {
+async fn a_user_with_too_many_connections_is_rejected_until_one_closes() {
     let fabric = bounded(Bounds { mappings: 20, descriptors: 20, memfds: 100, bytes: 1 << 30 });
     let mut pairs = Vec::new();
     for _ in 0..10 {
@@ -422,11 +428,11 @@ async fn a_user_with_too_many_connections_is_refused_and_served_again_when_it_ha
     let connecting = fabric.connector.connect(address, &options, b"", Vec::new());
     let accepting = async {
         let accepted = listener.accept().await.unwrap().accept(&options, b"", Vec::new()).await;
-        accepted.err().expect("it is refused").to_string()
+        accepted.err().expect("the connection must be rejected").to_string()
     };
     let (connected, why) = tokio::join!(connecting, accepting);
     assert_eq!(connected.err().unwrap().kind(), std::io::ErrorKind::ConnectionRefused);
-    assert!(why.contains("as many mappings as it may"), "{why}");
+    assert!(why.contains("reached its limit of mappings"), "{why}");
     pairs.pop();
     works(&mut fabric.pair().await).await;
 }

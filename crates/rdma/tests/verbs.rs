@@ -1,4 +1,5 @@
-//! What only adapters have: peers that vanish without a word, and devices that outlast connections.
+//! Tests of behaviour that only adapters have: peers that disappear without notice, and devices that stay open without
+//! connections.
 
 mod common;
 
@@ -18,7 +19,7 @@ use rdma::{
     verbs::{Devices, VerbsOptions},
 };
 
-/// A pair whose ends ask soon for signs of life; both have exchanged a message.
+/// Returns a pair whose ends probe each other after a short time without completions, and have exchanged a message.
 async fn pair() -> Option<Pair> {
     let keepalive = Duration::from_secs(1);
     let fabric = common::verbs_as(VerbsOptions { keepalive, ..VerbsOptions::default() }, |verbs| verbs)?;
@@ -30,22 +31,25 @@ async fn pair() -> Option<Pair> {
 }
 
 #[tokio::test]
-async fn an_idle_connection_lasts_while_the_peer_is_there() {
+async fn an_idle_connection_stays_open_while_the_peer_answers() {
     let Some(mut pair) = pair().await else { return };
     let recv = pair.client.recv(10);
     let quiet = tokio::time::timeout(Duration::from_secs(5), pair.until(|pair| pair.client.error.is_some()));
     assert!(quiet.await.is_err(), "{:?} {:?}", pair.client.error, pair.server.error);
-    assert!(pair.client.statuses().len() == 1 && pair.server.statuses().len() == 1, "nobody notices");
+    assert!(
+        pair.client.statuses().len() == 1 && pair.server.statuses().len() == 1,
+        "probes must not produce completions"
+    );
     pair.server.send(Bytes::from_static(b"still here"));
     pair.until(move |pair| pair.client.has(&[recv])).await;
     assert_eq!(pair.client.received(recv), b"still here");
 }
 
 #[tokio::test]
-async fn a_peer_that_vanishes_is_noticed() {
+async fn a_peer_that_disappears_is_detected() {
     let Ok(cut) = std::env::var(VERBS_CUT) else {
         println!(
-            "SKIPPED rdma: verbs: a peer that vanishes: {VERBS_CUT} names no command that cuts the adapter's network"
+            "SKIPPED rdma: verbs: a peer that disappears: {VERBS_CUT} is not set to a command that cuts the adapter's network"
         );
         return;
     };
@@ -58,7 +62,7 @@ async fn a_peer_that_vanishes_is_noticed() {
 }
 
 #[tokio::test]
-async fn an_idle_device_keeps_what_is_registered_with_it() {
+async fn an_idle_device_keeps_its_registrations() {
     for way in [Registration::Fast, Registration::Cache] {
         let devices = Devices::default();
         let options = VerbsOptions { devices: devices.clone(), ..VerbsOptions::default() };
@@ -78,34 +82,35 @@ async fn an_idle_device_keeps_what_is_registered_with_it() {
             registered.push(format!("{devices:?}"));
         }
         assert!(registered[0].contains(" slabs") && !registered[0].contains("\"0 slabs"), "{registered:?}");
-        assert_eq!(registered[0], registered[1], "{way}: nothing is registered again");
+        assert_eq!(registered[0], registered[1], "{way}: the second connection must reuse the registrations");
     }
 }
 
-/// A child that shared registered pages copy-on-write would leave the adapter the old ones when the parent writes.
+/// If a child shared registered pages copy-on-write, the parent's next write would move the data to a page that the
+/// adapter does not know.
 #[tokio::test]
-async fn a_child_takes_no_page_from_the_adapter() {
+async fn a_forked_child_does_not_detach_registered_pages() {
     let Some(fabric) = common::verbs() else { return };
     let mut pair = fabric.with_pool(Pool::default()).pair().await;
     let recvs = [pair.server.recv(5000), pair.server.recv(5000)];
-    // Two buffers of one slab: with the first it becomes known to the adapter.
+    // Two buffers of one slab: the first one causes the slab to be registered.
     let [first, mut second] = [pair.client.buffer(5000), pair.client.buffer(5000)];
     pair.client.send(first.freeze());
     pair.until(move |pair| pair.server.has(&recvs[..1])).await;
-    let (mut born, told) = std::io::pipe().unwrap();
+    let (mut started, notify) = std::io::pipe().unwrap();
     let parent = std::thread::spawn(move || {
         let mut child = Command::new("true");
-        let lives_a_while = move || {
-            (&told).write_all(b"!")?;
+        let run_for_a_while = move || {
+            (&notify).write_all(b"!")?;
             std::thread::sleep(Duration::from_secs(2));
             Ok(())
         };
-        // SAFETY: between fork and exec it writes to a pipe and sleeps, for which no lock is needed.
+        // SAFETY: between fork and exec the closure writes to a pipe and sleeps, which requires no lock.
         #[expect(unsafe_code)]
-        let status = unsafe { child.pre_exec(lives_a_while) }.status();
+        let status = unsafe { child.pre_exec(run_for_a_while) }.status();
         assert!(status.unwrap().success());
     });
-    born.read_exact(&mut [0]).unwrap();
+    started.read_exact(&mut [0]).unwrap();
     second.copy_from_slice(&pattern(3, 5000));
     pair.client.send(second.freeze());
     pair.until(move |pair| pair.server.has(&recvs)).await;
@@ -113,5 +118,5 @@ async fn a_child_takes_no_page_from_the_adapter() {
     parent.join().unwrap();
 }
 
-/// The environment variable with a command for a shell: after it, the adapter's two ends do not hear of each other.
+/// The environment variable with a shell command after which the two ends of the adapter can no longer communicate.
 const VERBS_CUT: &str = "SLIPWAY_VERBS_CUT";

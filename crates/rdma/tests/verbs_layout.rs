@@ -1,11 +1,11 @@
-//! The layouts that `verbs` declares are those of the installed headers, as a C compiler sees them.
+//! Tests that the layouts declared by `verbs` match the installed headers, as compiled by a C compiler.
 
 use std::{fmt::Write as _, process::Command};
 
 use rdma::verbs::ffi::LAYOUT;
 
 #[test]
-fn layouts_are_those_of_the_headers() {
+fn layouts_match_the_headers() {
     let directory = tempfile::tempdir().unwrap();
     let (source, program) = (directory.path().join("layout.c"), directory.path().join("layout"));
     let mut text =

@@ -195,7 +195,7 @@ impl Account {
         if beyond > self.taken {
             self.take(beyond.next_multiple_of(STEP) - self.taken);
         } else if self.taken >= beyond + 2 * STEP {
-            self.give_back(beyond.next_multiple_of(STEP) + STEP);
+            self.shrink_to(beyond.next_multiple_of(STEP) + STEP);
         }
     }
 
@@ -221,7 +221,7 @@ impl Account {
     pub fn report_progress(&mut self, stallable: usize, moved: usize, driver: &Waker) {
         let beyond = self.beyond(0).next_multiple_of(STEP);
         if self.taken > beyond {
-            self.give_back(beyond);
+            self.shrink_to(beyond);
         }
         self.entry.moved.store(moved, Relaxed);
         self.entry.stallable.store(stallable, Relaxed);
@@ -271,7 +271,7 @@ impl Account {
         }
     }
 
-    fn give_back(&mut self, keep: usize) {
+    fn shrink_to(&mut self, keep: usize) {
         let bytes = self.taken - keep;
         self.taken = keep;
         self.host_used.fetch_sub(bytes, Relaxed);
@@ -282,7 +282,7 @@ impl Account {
 
 impl Drop for Account {
     fn drop(&mut self) {
-        self.give_back(0);
+        self.shrink_to(0);
         let mut accounts = self.budget.0.accounts.lock();
         let accounts = &mut *accounts;
         let (_, connections) = accounts.hosts.get_mut(&self.host).expect("the host of an account must have an entry");

@@ -1,8 +1,8 @@
 //! ONC RPC version 2, RFC 5531, over interchangeable transports.
 //!
-//! - [`Transport`] and [`Listener`]: a connection, and a source of connections. The rest of the crate knows nothing
-//!   else of the network; [`Switch`] finds a transport by its name. This crate has [`TcpKind`] and [`UdpKind`]; the
-//!   crate `rpcrdma` has RDMA.
+//! - [`Transport`] and [`Listener`]: a connection, and a source of connections. The rest of the crate does not depend
+//!   on anything else of the network; [`Switch`] finds a transport by its name. This crate has [`TcpKind`] and
+//!   [`UdpKind`]; the crate `rpcrdma` has RDMA.
 //! - [`Service`]: an RPC program on the server side. [`Server`] and [`Workers`] serve any number of services.
 //! - [`Client`]: calls the procedures of a program. It reconnects when a connection is lost, and retries each call
 //!   until its deadline.

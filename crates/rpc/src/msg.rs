@@ -29,7 +29,7 @@ pub struct CallHeader {
 /// The reason why a call header is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallHeaderError {
-    /// The message is no call, or is too short to have an XID. There is nobody to reply to.
+    /// The message is no call, or is too short to have an XID. No reply can be addressed.
     NotACall,
     /// The header of the call ends early.
     Malformed(Xid),
@@ -74,7 +74,7 @@ impl CallHeader {
 }
 
 impl CallHeaderError {
-    /// Returns the reply, or `None` if there is nobody to reply to.
+    /// Returns the reply, or `None` if no reply can be addressed.
     pub fn reply(&self) -> Option<Message> {
         let (xid, body) = match *self {
             CallHeaderError::NotACall => return None,

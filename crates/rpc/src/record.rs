@@ -49,7 +49,7 @@ pub trait Place {
     fn place(&mut self, xid: Xid, prefix: &Bytes, record_len: usize) -> Option<Placement>;
 
     /// Returns `true` and charges `bytes` to the record if there is room for them. If it returns `false`, the reader
-    /// stays in its state and asks again at the next [`RecordReader::advance`].
+    /// stays in its state and requests it again at the next [`RecordReader::advance`].
     fn room(&mut self, bytes: usize) -> bool {
         let _ = bytes;
         true

@@ -130,7 +130,7 @@ impl ServerBuilder {
     }
 }
 
-/// The signal that tells connections to drain.
+/// The signal that makes connections drain.
 #[derive(Clone, Debug, Default)]
 pub struct Drain(Option<watch::Receiver<bool>>);
 
@@ -140,9 +140,9 @@ impl Drain {
         Self(None)
     }
 
-    /// Creates a signal that is sent when `told` becomes `true` or loses its sender.
-    pub fn when(told: watch::Receiver<bool>) -> Self {
-        Self(Some(told))
+    /// Creates a signal that is sent when `signal` becomes `true` or loses its sender.
+    pub fn when(signal: watch::Receiver<bool>) -> Self {
+        Self(Some(signal))
     }
 
     /// Waits for the signal.

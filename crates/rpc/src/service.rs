@@ -20,7 +20,7 @@ pub trait Service: Send + Sync + 'static {
     fn procedure(&self, version: u32, procedure: u32) -> Option<Procedure>;
 
     /// Returns `true` if executing the call twice has the same effect as executing it once. Override this for a
-    /// procedure that stands for several operations, whose arguments decide.
+    /// procedure that represents several operations, whose arguments decide.
     fn is_idempotent(&self, procedure: &Procedure, arguments: &Decoder<'_>) -> bool {
         let _ = arguments;
         procedure.idempotent

@@ -1,7 +1,7 @@
 //! The transport switch: the interface of a transport, and the table that finds one by its name.
 //!
 //! A transport carries whole [`Message`]s in both directions of one connection: calls one way, replies the other. It
-//! reads the XID in the first four bytes of a message (RFC 5531 §9) and the direction in the next four; it knows
+//! reads the XID in the first four bytes of a message (RFC 5531 §9) and the direction in the next four; it depends on
 //! nothing else of RPC.
 //!
 //! One task, the *driver*, polls [`Transport::poll_recv`], which does all I/O. All other tasks only queue work and wake
@@ -296,7 +296,7 @@ pub trait Listener: Send {
 
     /// Removes and returns the part for which [`keeps_credentials`](Self::keeps_credentials) is `true`, if it is only a
     /// part of this listener.
-    fn keeping_part(&mut self) -> Option<Box<dyn Listener>> {
+    fn take_fixed_credentials_part(&mut self) -> Option<Box<dyn Listener>> {
         None
     }
 }

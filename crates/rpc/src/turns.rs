@@ -5,7 +5,7 @@
 //! peers wait for all 200.
 //!
 //! Therefore the connections of one peer share a [`QUANTUM`] of time in each round of the worker. When the peer has
-//! used up its quantum, its connections are deferred to the next round, in the order in which they asked for a turn. A
+//! used up its quantum, its connections are deferred to the next round, in the order in which they requested a turn. A
 //! round ends when every task that was ready at the round's first turn has run: that turn wakes the task of
 //! [`run_rounds`], which the executor queues behind all of them.
 //!

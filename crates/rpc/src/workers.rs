@@ -41,8 +41,8 @@ pub struct WorkerOptions {
     /// Limits on the connections of all workers together.
     pub connections: ConnectionLimits,
     /// A function that each worker for connections with fixed credentials ([`Listener::keeps_credentials`]) runs first.
-    /// It tells services on that thread not to change credentials. There are `threads` such workers, which are idle
-    /// until there are such connections. With `None` there are none: no service changes credentials.
+    /// It makes services on that thread leave the credentials unchanged. There are `threads` such workers, which are
+    /// idle until there are such connections. With `None` there are none: no service changes credentials.
     pub keep_credentials: Option<fn()>,
 }
 
@@ -107,7 +107,7 @@ impl Workers {
 
     /// Accepts connections and serves `server` on them.
     pub fn listen(&self, server: Arc<Server>, mut listener: Box<dyn Listener>) {
-        if let Some(fixed) = listener.keeping_part() {
+        if let Some(fixed) = listener.take_fixed_credentials_part() {
             self.listen(server.clone(), fixed);
         }
         let pool = self.pool.clone();

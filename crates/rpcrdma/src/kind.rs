@@ -150,7 +150,7 @@ impl RdmaKind {
 
     async fn accept(&self, mut request: Box<dyn ConnectRequest>, admitted: bool) -> io::Result<Arc<dyn Transport>> {
         let peer = PrivateData::decode(&request.private_data().await?);
-        // A peer that does not request another design gets the safe one, and learns nothing of others.
+        // A peer that does not request another design gets the safe one, and no information about other designs.
         let design = self.options.agreed_design(&peer.unwrap_or_default());
         let options = if admitted { self.options.clone() } else { self.options.for_unadmitted_host() };
         let options = Options { design: if admitted { design } else { Design::ReadWrite }, ..options };

@@ -183,10 +183,10 @@ impl Link {
         self.deadlines.push_back((now + self.settings.options.peer_timeout, deadline));
     }
 
-    /// Returns the earliest deadline for which `stands` is `true`, and removes those before it.
-    pub(crate) fn next_deadline(&mut self, stands: impl Fn(Deadline) -> bool) -> Option<Instant> {
+    /// Returns the earliest deadline for which `is_pending` is `true`, and removes those before it.
+    pub(crate) fn next_deadline(&mut self, is_pending: impl Fn(Deadline) -> bool) -> Option<Instant> {
         while let Some(&(due, deadline)) = self.deadlines.front() {
-            if stands(deadline) {
+            if is_pending(deadline) {
                 return Some(due);
             }
             self.deadlines.pop_front();

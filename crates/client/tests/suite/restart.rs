@@ -70,7 +70,7 @@ impl Machine {
     }
 }
 
-async fn locks_survive_a_restart(network: Network,vers: &str) {
+async fn locks_survive_a_restart(network: Network, vers: &str) {
     let mut machine = Machine::start(network);
     let (one, other) = (machine.mount(vers).await, machine.mount(vers).await);
     one.write("f", &b"0123456789"[..]).await.unwrap();
@@ -94,7 +94,7 @@ async fn locks_survive_a_restart(network: Network,vers: &str) {
 }
 
 /// Two clients keep their locks over several restarts, whatever the server has stored of them in the recovery database.
-async fn locks_survive_three_restarts(network: Network,query: &str) {
+async fn locks_survive_three_restarts(network: Network, query: &str) {
     let mut machine = Machine::start(network);
     let (one, other) = (machine.mount(query).await, machine.mount(query).await);
     one.write("f", vec![b'-'; 40]).await.unwrap();
@@ -127,7 +127,7 @@ async fn locks_survive_three_restarts(network: Network,query: &str) {
     }
 }
 
-async fn lost_locks_are_reported(network: Network,vers: &str) {
+async fn lost_locks_are_reported(network: Network, vers: &str) {
     let mut machine = Machine::start(network);
     let mount = machine.mount(vers).await;
     mount.write("f", &b"0123456789"[..]).await.unwrap();

@@ -53,7 +53,7 @@ impl Subscriber for Warnings {
 }
 
 /// Runs a test in virtual time with a mount of these services. Returns its result and the number of warnings.
-fn run<S,T, F: Future<Output = T>>(
+fn run<S, T, F: Future<Output = T>>(
     url: &str,
     serve: impl FnOnce() -> (Vec<Arc<dyn Service>>, S),
     test: impl FnOnce(S, Mount) -> F,
@@ -191,10 +191,10 @@ fn unreclaimed_state_is_logged_in_one_line() {
 #[test]
 fn v3_waits_for_a_server_busy_longer_than_the_deadline() {
     let serve = || {
-    let vfs = Faulty::new(common::memory(), Vec::new());
-        ( common::nfs_server(vfs.clone()).services(), vfs)
+        let vfs = Faulty::new(common::memory(), Vec::new());
+        (common::nfs_server(vfs.clone()).services(), vfs)
     };
-    let ((), warnings) = run( "/m?vers=3", serve, |vfs,mount| async move {
+    let ((), warnings) = run("/m?vers=3", serve, |vfs, mount| async move {
         let began = Instant::now();
         vfs.delays.store(40, SeqCst);
         mount.protocol().getattr(mount.root()).await.unwrap();

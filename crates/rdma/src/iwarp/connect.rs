@@ -1,4 +1,4 @@
-//! How iWARP connections are made: TCP, then the MPA handshake (RFC 5044 §7.1, RFC 6581 §9).
+//! Opening iWARP connections: TCP, then the MPA handshake (RFC 5044 §7.1, RFC 6581 §9).
 
 use std::{
     io,
@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     BoxFuture, ConnectRequest, Connected, Listener, QpOptions, QueuePair, WorkId,
-    handshake::{Deferred, PAUSE, Stage, check_private_data, is_passing, within},
+    handshake::{Deferred, PAUSE, Stage, check_private_data, is_transient, within},
 };
 
 pub(super) struct IwarpListener {
@@ -32,7 +32,7 @@ pub(super) struct IwarpListener {
     socket: Deferred<StdListener, TcpListener>,
 }
 
-/// A connection whose handshake is to come. Until used it belongs to no runtime.
+/// A connection before its handshake. It belongs to no runtime until its first use.
 struct IwarpRequest {
     options: Arc<IwarpOptions>,
     peer: SocketAddr,
@@ -66,8 +66,8 @@ impl Listener for IwarpListener {
             loop {
                 let (stream, peer) = match listener.accept().await {
                     Ok(accepted) => accepted,
-                    // The peer gave up, or descriptors are short: the listener itself is well.
-                    Err(error) if is_passing(&error) => {
+                    // The peer closed the connection, or descriptors are exhausted. The listener itself still works.
+                    Err(error) if is_transient(&error) => {
                         tracing::warn!(%error, "a connection could not be accepted");
                         tokio::time::sleep(PAUSE).await;
                         continue;
@@ -82,8 +82,8 @@ impl Listener for IwarpListener {
 }
 
 impl IwarpRequest {
-    /// Reads the request frame, if that has not been done.
-    async fn ask(&mut self) -> io::Result<&Handshake> {
+    /// Receives the request frame, if that has not been done.
+    async fn receive_request(&mut self) -> io::Result<&Handshake> {
         if let Some(stream) = self.stage.take_fresh() {
             let mut stream = TcpStream::from_std(stream)?;
             stream.set_nodelay(true)?;
@@ -91,14 +91,14 @@ impl IwarpRequest {
             let frame =
                 within(self.options.handshake_timeout, read_frame(&mut stream, false, self.tap.as_ref())).await?;
             if frame.markers {
-                // RFC 5044 §7.1.1: what we cannot do is refused in the reply.
+                // RFC 5044 §7.1.1: the reply rejects what this side does not support.
                 let reply = Handshake { markers: false, ..reply_to(&frame, true) };
                 write_frame(&mut stream, &reply, self.tap.as_ref()).await?;
-                return Err(io::Error::new(io::ErrorKind::Unsupported, "the peer demands MPA markers"));
+                return Err(io::Error::new(io::ErrorKind::Unsupported, "the peer requires MPA markers"));
             }
-            self.stage = Stage::Asked((stream, frame));
+            self.stage = Stage::Received((stream, frame));
         }
-        self.stage.asked().map(|(_, frame)| frame)
+        self.stage.received().map(|(_, frame)| frame)
     }
 }
 
@@ -108,7 +108,7 @@ impl ConnectRequest for IwarpRequest {
     }
 
     fn private_data(&mut self) -> BoxFuture<'_, io::Result<Bytes>> {
-        Box::pin(async { Ok(self.ask().await?.private_data.clone()) })
+        Box::pin(async { Ok(self.receive_request().await?.private_data.clone()) })
     }
 
     fn accept<'a>(
@@ -119,8 +119,8 @@ impl ConnectRequest for IwarpRequest {
     ) -> BoxFuture<'a, io::Result<Box<dyn QueuePair>>> {
         Box::pin(async move {
             check_private_data(private_data, PRIVATE_DATA_MAX)?;
-            self.ask().await?;
-            let (mut stream, request) = self.stage.take_asked()?;
+            self.receive_request().await?;
+            let (mut stream, request) = self.stage.take_received()?;
             let (inbound_reads, outbound_reads) = match &request.enhanced {
                 Some(theirs) => {
                     (options.inbound_reads.min(theirs.outbound_reads), options.outbound_reads.min(theirs.inbound_reads))
@@ -139,9 +139,9 @@ impl ConnectRequest for IwarpRequest {
             let private_data = Bytes::copy_from_slice(private_data);
             let reply = Handshake { crc, enhanced, private_data, ..reply_to(&request, false) };
             within(self.options.handshake_timeout, write_frame(&mut stream, &reply, self.tap.as_ref())).await?;
-            // A read as the ready-to-receive indication needs a place even where no reads were agreed on.
+            // A read as ready-to-receive indication needs an inbound read even if none were negotiated.
             let inbound_reads = inbound_reads.max(u16::from(enhanced.is_some_and(|ours| ours.rtr_read)));
-            // RFC 5044 §7.1.2: the responder sends nothing until the first FPDU has come.
+            // RFC 5044 §7.1.2: the responder sends nothing before the first FPDU arrives.
             let negotiated = Negotiated { crc, inbound_reads, outbound_reads, hold: true };
             let queue = SendQueue::new();
             let qp = IwarpQp::new(stream, self.peer, &self.options, options, negotiated, queue, self.tap.take(), recvs);
@@ -151,9 +151,10 @@ impl ConnectRequest for IwarpRequest {
 }
 
 impl Drop for IwarpRequest {
-    /// Rejects, if the peer has asked and was not answered: a frame this short fits any fresh socket.
+    /// Rejects the peer, if its request was received but not answered. So short a frame fits in the send buffer of a
+    /// new socket.
     fn drop(&mut self) {
-        if let Stage::Asked((stream, request)) = &self.stage {
+        if let Stage::Received((stream, request)) = &self.stage {
             let reply = reply_to(request, true).encode();
             if stream.try_write(&reply).is_ok_and(|len| len == reply.len())
                 && let Some(tap) = &self.tap
@@ -198,8 +199,8 @@ pub(super) async fn connect(
     let mut ready = false;
     if let (Some(ours), Some(theirs)) = (request.enhanced, reply.enhanced) {
         negotiated.outbound_reads = options.outbound_reads.min(theirs.inbound_reads);
-        // RFC 6581 §9.1: the responder must not want more than we said we can take.
-        if theirs.outbound_reads > ours.inbound_reads && theirs.outbound_reads != mpa::READS_UNSAID {
+        // RFC 6581 §9.1: the responder must not request more reads than this side accepts.
+        if theirs.outbound_reads > ours.inbound_reads && theirs.outbound_reads != mpa::READS_UNSPECIFIED {
             refusal = Some(ErrorCode::MPA_READS);
         }
         if ours.peer_to_peer && theirs.peer_to_peer {
@@ -227,8 +228,8 @@ fn request(iwarp: &IwarpOptions, options: &QpOptions, private_data: &[u8]) -> Ha
         rtr_send: false,
         rtr_write: iwarp.peer_to_peer,
         rtr_read: false,
-        inbound_reads: options.inbound_reads.min(mpa::READS_UNSAID - 1),
-        outbound_reads: options.outbound_reads.min(mpa::READS_UNSAID - 1),
+        inbound_reads: options.inbound_reads.min(mpa::READS_UNSPECIFIED - 1),
+        outbound_reads: options.outbound_reads.min(mpa::READS_UNSPECIFIED - 1),
     });
     Handshake {
         reply: false,
@@ -242,7 +243,7 @@ fn request(iwarp: &IwarpOptions, options: &QpOptions, private_data: &[u8]) -> Ha
     }
 }
 
-/// A reply of the peer's revision that agrees to nothing yet.
+/// Returns a reply with the peer's revision that agrees to nothing.
 fn reply_to(request: &Handshake, rejected: bool) -> Handshake {
     Handshake {
         reply: true,
@@ -261,12 +262,12 @@ fn check_reply(reply: &Handshake) -> io::Result<()> {
         return Err(io::Error::new(io::ErrorKind::ConnectionRefused, "the peer rejected the connection"));
     }
     if reply.markers {
-        return Err(io::Error::new(io::ErrorKind::Unsupported, "the peer demands MPA markers"));
+        return Err(io::Error::new(io::ErrorKind::Unsupported, "the peer requires MPA markers"));
     }
     Ok(())
 }
 
-/// Reads one frame and not a byte more.
+/// Reads exactly one frame.
 async fn read_frame(stream: &mut TcpStream, reply: bool, tap: Option<&Tap>) -> io::Result<Handshake> {
     let mut bytes = Vec::with_capacity(mpa::HEADER_LEN + mpa::PRIVATE_DATA_MAX);
     let mut wanted = mpa::HEADER_LEN;
@@ -276,7 +277,7 @@ async fn read_frame(stream: &mut TcpStream, reply: bool, tap: Option<&Tap>) -> i
             if (&mut *stream).take(missing).read_buf(&mut bytes).await? == 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
-            // A peer that speaks something else is found out at its first bytes.
+            // Other protocols are detected at their first bytes.
             if let Some((frame, len)) = parse(&bytes, reply)? {
                 debug_assert_eq!(len, bytes.len());
                 if let Some(tap) = tap {
@@ -285,7 +286,7 @@ async fn read_frame(stream: &mut TcpStream, reply: bool, tap: Option<&Tap>) -> i
                 return Ok(frame);
             }
         }
-        // The header is complete, the private data is not: the last two bytes of the header say how much it is.
+        // The header is complete, but the private data are not. The last two bytes of the header are their length.
         wanted = mpa::HEADER_LEN + usize::from(u16::from_be_bytes([bytes[18], bytes[19]]));
     }
 }
@@ -308,7 +309,8 @@ fn tap(options: &IwarpOptions, stream: &TcpStream, initiator: bool) -> io::Resul
     Ok(Some(pcap.tap(stream.local_addr()?, stream.peer_addr()?, initiator)))
 }
 
-/// Set before listening and connecting, as TCP's window scale depends on the buffer sizes; accepted sockets inherit them.
+/// Sets socket options. This happens before listening and connecting, because TCP's window scale depends on the buffer
+/// sizes. Accepted sockets inherit the options.
 fn set_options(socket: SockRef<'_>, options: &IwarpOptions) -> io::Result<()> {
     let keepalive = TcpKeepalive::new().with_time(options.keepalive).with_interval(options.keepalive / 6);
     socket.set_tcp_keepalive(&keepalive)?;
@@ -325,5 +327,5 @@ fn set_options(socket: SockRef<'_>, options: &IwarpOptions) -> io::Result<()> {
     Ok(())
 }
 
-/// What the handshake leaves of an MPA frame's private data (RFC 6581 §9.1).
+/// Maximum bytes of private data: those of an MPA frame without the fields of the enhanced setup (RFC 6581 §9.1).
 pub(super) const PRIVATE_DATA_MAX: usize = mpa::PRIVATE_DATA_MAX - mpa::ENHANCED_LEN;

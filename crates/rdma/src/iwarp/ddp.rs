@@ -1,59 +1,59 @@
 //! DDP: the header of a segment, tagged or untagged (RFC 5041 §4).
 //!
-//! Pure codec. The bits that DDP reserves for the protocol above it (`RsvdULP`) are carried as they are.
+//! This codec does no I/O. The bits that DDP reserves for the protocol above it (`RsvdULP`) are passed on unchanged.
 
 use bytes::BufMut;
 
 use crate::Stag;
 
-/// A segment header.
+/// The header of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Header {
-    /// The segment names the place of its payload (RFC 5041 §4.2).
+    /// The segment contains the address of its payload (RFC 5041 §4.2).
     Tagged {
-        /// L: the last segment of its message.
+        /// L: this is the last segment of its message.
         last: bool,
-        /// For RDMAP.
+        /// The bits for RDMAP.
         ulp: u8,
-        /// The region.
+        /// The STag of the region.
         stag: Stag,
-        /// Tagged offset of the first byte.
+        /// The tagged offset of the first byte.
         offset: u64,
     },
     /// The payload goes to the next buffer of a queue (RFC 5041 §4.3).
     Untagged {
-        /// L: the last segment of its message.
+        /// L: this is the last segment of its message.
         last: bool,
-        /// For RDMAP.
+        /// The bits for RDMAP.
         ulp: u8,
-        /// For RDMAP: the steering tag to invalidate.
+        /// The word for RDMAP: the STag to invalidate.
         ulp_word: u32,
-        /// QN.
+        /// QN: the queue number.
         queue: u32,
-        /// MSN: the number of the message on its queue, from 1, wrapping.
+        /// MSN: the number of the message in its queue, counted from 1, wrapping.
         msn: u32,
-        /// MO: offset of the first byte in the message.
+        /// MO: the offset of the first byte in the message.
         offset: u32,
     },
 }
 
-/// A header of another DDP version.
+/// The error of a header with another DDP version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VersionError {
-    /// Whether the segment is tagged.
+    /// `true` if the segment is tagged.
     pub tagged: bool,
 }
 
 impl Header {
-    /// Bytes of the header that begins with `control`.
+    /// Returns the length of a header whose first byte is `control`.
     pub fn len_of(control: u8) -> usize {
         if control & FLAG_TAGGED != 0 { TAGGED_LEN } else { UNTAGGED_LEN }
     }
 
-    /// Parses the header at the front of `bytes`; `None` while it is incomplete.
+    /// Parses the header at the start of `bytes`. Returns `None` if it is incomplete.
     ///
     /// # Errors
-    /// Another version.
+    /// The DDP version is not 1.
     pub fn parse(bytes: &[u8]) -> Result<Option<Self>, VersionError> {
         let Some(&control) = bytes.first() else { return Ok(None) };
         let tagged = control & FLAG_TAGGED != 0;
@@ -74,7 +74,7 @@ impl Header {
         }))
     }
 
-    /// Writes the header.
+    /// Encodes the header.
     pub fn encode(&self, out: &mut impl BufMut) {
         let control = |flags: u8, last: bool| flags | VERSION | if last { FLAG_LAST } else { 0 };
         match *self {
@@ -95,7 +95,7 @@ impl Header {
         }
     }
 
-    /// Bytes of the encoded header.
+    /// Returns the length of the encoded header.
     pub fn encoded_len(&self) -> usize {
         match self {
             Header::Tagged { .. } => TAGGED_LEN,
@@ -103,14 +103,14 @@ impl Header {
         }
     }
 
-    /// L: whether it is the last segment of its message.
+    /// Returns L: `true` for the last segment of a message.
     pub fn last(&self) -> bool {
         match *self {
             Header::Tagged { last, .. } | Header::Untagged { last, .. } => last,
         }
     }
 
-    /// The byte for RDMAP.
+    /// Returns the byte for RDMAP.
     pub fn ulp(&self) -> u8 {
         match *self {
             Header::Tagged { ulp, .. } | Header::Untagged { ulp, .. } => ulp,
@@ -118,9 +118,9 @@ impl Header {
     }
 }
 
-/// Bytes of a tagged header.
+/// The length in bytes of a tagged header.
 pub const TAGGED_LEN: usize = 14;
-/// Bytes of an untagged header.
+/// The length in bytes of an untagged header.
 pub const UNTAGGED_LEN: usize = 18;
 
 const FLAG_TAGGED: u8 = 0x80;
@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn headers_lie_as_rfc_5041_draws_them() {
+    fn headers_have_the_format_of_rfc_5041() {
         let tagged = Header::Tagged { last: true, ulp: 0x40, stag: Stag(0x01020304), offset: 0x05060708_090a0b0c };
         let mut bytes = Vec::new();
         tagged.encode(&mut bytes);
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn another_version_is_refused() {
+    fn other_versions_are_rejected() {
         assert_eq!(Header::parse(&[0x82]), Err(VersionError { tagged: true }));
         assert_eq!(Header::parse(&[0x00]), Err(VersionError { tagged: false }));
     }

@@ -1,4 +1,4 @@
-//! An established stream without a socket, for fuzzing and for comparing it with captures.
+//! An established stream without a socket, for fuzzing and for comparison with captures.
 
 use std::io::Read;
 
@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{Completion, CompletionKind, Memory, Registered, Status, WorkId, WorkRequest, receives::ReceiveQueue};
 
-/// Both halves of a stream. Bytes of the peer are fed to it; what it sends is taken away and counted.
+/// Both halves of a stream. The caller feeds it the peer's bytes; the bytes that it sends are counted and discarded.
 pub struct StreamHarness {
     receiver: Receiver,
     stage: RecvStage,
@@ -22,13 +22,13 @@ pub struct StreamHarness {
 }
 
 impl StreamHarness {
-    /// A stream with `recvs` receives of 4096 bytes.
+    /// Creates a stream with `recvs` receives of 4096 bytes.
     pub fn new(crc: bool, inbound_reads: u16, recvs: usize) -> Self {
         let posted = (0..recvs).map(|id| (WorkId(id as u64), Buffer::zeroed(4096))).collect();
         let options =
             SenderOptions { crc, send_queue: 1024, outbound_reads: 2, payload_max: payload_max(0), tap: None };
         let mut receiver = Receiver::new(crc, inbound_reads, 64, ReceiveQueue::new(None, posted));
-        // Short streams are to get at the forecasts, too.
+        // A low minimum makes forecasts reachable for short streams.
         receiver.forecast_min = 8;
         Self {
             receiver,
@@ -41,29 +41,30 @@ impl StreamHarness {
         }
     }
 
-    /// Exposes memory.
+    /// Registers memory.
     pub fn register(&mut self, memory: Memory) -> Option<Registered> {
         self.receiver.regions.register(memory, 0).ok()
     }
 
-    /// Posts to the send queue.
+    /// Posts a request to the send queue.
     pub fn post(&mut self, request: WorkRequest) {
         self.posted += 1;
         self.sender.post(request);
         self.send();
     }
 
-    /// Feeds all of `bytes`, `step` at a time, by way of the stage or straight into their place as a socket would.
+    /// Feeds all of `bytes`, `step` bytes at a time, through the stage or directly into their destination, as a socket
+    /// would.
     ///
     /// # Errors
-    /// What the peer would be told, or has told.
+    /// The error that would be sent to the peer, or that the peer sent.
     pub fn feed(&mut self, bytes: &[u8], step: usize, direct: bool) -> Result<(), String> {
         self.feed_all(bytes, step, direct).map_err(|fault| match fault {
             Fault::Peer(terminate) => {
                 self.sender.form_terminate(&terminate, &mut SendQueue::new());
                 terminate.error.to_string()
             }
-            Fault::Terminated(terminate) => format!("the peer says: {}", terminate.error),
+            Fault::Terminated(terminate) => format!("terminated by the peer: {}", terminate.error),
         })
     }
 
@@ -85,37 +86,37 @@ impl StreamHarness {
             self.completions.extend(self.events.drain(..).filter_map(|event| self.sender.take(event)));
             self.send();
             fed?;
-            assert!(self.stage.bytes().len() < 64, "what is left is at most an incomplete header or trailer");
+            assert!(self.stage.bytes().len() < 64, "only an incomplete header or trailer can remain");
         }
         Ok(())
     }
 
-    /// Does what a queue pair does with its socket, from `chunk`.
+    /// Receives from `chunk` like a queue pair from its socket.
     fn receive(&mut self, chunk: &mut &[u8]) -> Result<(), Fault> {
         let ahead = self.receiver.look_ahead();
         let forecast = self.receiver.forecast(true)?;
         let place = self.receiver.place_of(&forecast);
         let got = self.stage.receive_spread(place, forecast.spread, ahead, |slices| chunk.read_vectored(slices));
-        self.receiver.take(&forecast, got.expect("memory can be read"), &mut self.stage, &mut self.events)
+        self.receiver.take(&forecast, got.expect("reading memory must succeed"), &mut self.stage, &mut self.events)
     }
 
-    /// Sends all that can be sent.
+    /// Sends everything that can be sent.
     fn send(&mut self) {
         while !self.sender.is_idle() {
             let mut queue = SendQueue::new();
-            self.sender.form(&mut queue, &mut self.receiver).expect("no file is read");
+            self.sender.form(&mut queue, &mut self.receiver).expect("no file range is sent");
             self.sent += queue.len() as u64;
         }
         self.sender.complete(0, &mut self.completions);
     }
 
-    /// Receives completed so far.
+    /// Returns the number of completed receives.
     pub fn received(&self) -> usize {
         let done = |completion: &&Completion| matches!(completion.kind, CompletionKind::Receive { .. });
         self.completions.iter().filter(done).count()
     }
 
-    /// Bytes sent so far.
+    /// Returns the number of bytes sent.
     pub fn sent(&self) -> u64 {
         self.sent
     }
@@ -123,11 +124,11 @@ impl StreamHarness {
     /// Ends the stream.
     ///
     /// # Panics
-    /// If not everything posted comes home, once.
+    /// If the number of completions differs from the number of posted requests.
     pub fn end(mut self) -> Vec<Completion> {
         self.sender.flush(&mut self.receiver, &mut self.completions);
         self.receiver.flush(&mut self.completions);
-        assert_eq!(self.completions.len(), self.posted, "everything posted comes home once");
+        assert_eq!(self.completions.len(), self.posted, "each posted request must complete once");
         assert!(self.completions.iter().all(|done| done.status != Status::LocalAccess));
         self.completions
     }

@@ -1,12 +1,12 @@
 //! iWARP in user space: MPA, DDP and RDMAP over an ordinary TCP socket.
 //!
-//! On the wire it is what Linux `siw` and hardware iWARP adapters speak. Read RFC 5044 (MPA), RFC
-//! 5041 (DDP), RFC 5040 (RDMAP) and RFC 6581 (connection set-up), in this order, or their codecs
-//! here, which are pure: [`mpa`], [`ddp`], [`rdmap`]. `receiver` and `sender` are the two halves of
-//! an established stream, without I/O; `qp` drives them over a socket; `connect` makes connections.
+//! The wire format is that of Linux `siw` and of hardware iWARP adapters. Read RFC 5044 (MPA), RFC 5041 (DDP), RFC 5040
+//! (RDMAP) and RFC 6581 (connection setup), in this order, or their codecs in [`mpa`], [`ddp`] and [`rdmap`], which do
+//! no I/O. `receiver` and `sender` are the two halves of an established stream, without I/O. `qp` drives them over a
+//! socket; `connect` opens connections.
 //!
-//! Payload is received straight into its destination and sent from where it lies. Buffers belong to
-//! the queue pair while posted or registered, and come home on every error.
+//! Payload is received directly into its destination and sent without a copy. Buffers belong to the queue pair while
+//! they are posted or registered, and are returned on every error.
 
 mod connect;
 pub mod ddp;
@@ -26,37 +26,37 @@ use buf::Buffer;
 pub use self::pcap::Pcap;
 use crate::{BoxFuture, Connected, Listener, Provider, ProviderCaps, QpOptions, WorkId};
 
-/// How the [`Iwarp`] provider behaves.
+/// The options of the [`Iwarp`] provider.
 #[derive(Clone, Debug)]
 pub struct IwarpOptions {
-    /// Ask for CRC32C on every FPDU. A peer that asks for it gets it in any case. With CRCs, files
-    /// are read into memory to be sent.
+    /// Requests a CRC32C for every FPDU. It is also used if the peer requests it. With CRCs, file ranges are read into
+    /// memory before they are sent.
     pub crc: bool,
-    /// Longest FPDU to send, in bytes: 128 to 65541. The length field allows as much
-    /// (RFC 5044 §4.1), and receivers here take it.
+    /// Maximum bytes of an FPDU that is sent: 128 to 65541. The length field allows as much (RFC 5044 §4.1), and this
+    /// receiver accepts it.
     pub fpdu_max: usize,
-    /// The MPA revision to connect with: 2 negotiates the numbers of reads, 1 does not.
+    /// The MPA revision of connection requests: 2 negotiates the numbers of reads, 1 does not.
     pub revision: u8,
-    /// Ask for peer-to-peer mode, so that the accepting side may be the first to send (RFC 6581 §9.2).
-    /// It needs revision 2.
+    /// Requests peer-to-peer mode, in which the accepting side can send first (RFC 6581 §9.2). This requires revision
+    /// 2.
     pub peer_to_peer: bool,
-    /// How long each step of the handshake may take.
+    /// The timeout of each step of the handshake.
     pub handshake_timeout: Duration,
-    /// How long a connection that is being ended may take to hand over what was posted.
+    /// Maximum time for sending posted requests while a connection is closed.
     pub linger: Duration,
-    /// Regions that one queue pair can have.
+    /// Maximum number of regions of one queue pair.
     pub regions_max: usize,
-    /// TCP congestion control by its name in the system, such as `cubic`; the system's default if unset.
+    /// TCP congestion control by its name in the system, such as `cubic`; the system's default if `None`.
     pub congestion: Option<String>,
-    /// Size of the socket's send buffer, in bytes; the system's own choice if unset.
+    /// Size of the socket's send buffer in bytes; chosen by the system if `None`.
     pub send_buffer: Option<usize>,
-    /// Size of the socket's receive buffer, likewise.
+    /// Size of the socket's receive buffer in bytes; chosen by the system if `None`.
     pub recv_buffer: Option<usize>,
-    /// How long a connection may be silent before TCP asks whether the peer is still there.
+    /// The idle time after which TCP sends keepalive probes.
     pub keepalive: Duration,
-    /// Connections that may wait to be accepted.
+    /// Maximum number of connections that wait to be accepted.
     pub backlog: u32,
-    /// Records all traffic.
+    /// The capture file for all traffic.
     pub pcap: Option<Pcap>,
 }
 
@@ -80,7 +80,7 @@ impl Default for IwarpOptions {
     }
 }
 
-/// The provider. Its futures run on a tokio runtime with I/O and time enabled.
+/// The iWARP provider. Its futures run on a tokio runtime with I/O and time enabled.
 ///
 /// ```no_run
 /// use rdma::{Provider, QpOptions, iwarp::{Iwarp, IwarpOptions}};
@@ -98,7 +98,7 @@ pub struct Iwarp {
 }
 
 impl Iwarp {
-    /// A provider.
+    /// Creates a provider.
     pub fn new(options: IwarpOptions) -> Self {
         Self { options: Arc::new(options) }
     }

@@ -1,69 +1,70 @@
-//! MPA: how FPDUs lie in a TCP stream, and the handshake before the first (RFC 5044, RFC 6581).
+//! MPA: the format of FPDUs in a TCP stream, and the handshake before the first FPDU (RFC 5044, RFC 6581).
 //!
-//! Pure codecs. Markers are never used: a peer that insists on them is refused (RFC 5044 §7.1 lets
-//! either side want none for its own receiving; a sender's markers are what the *receiver* asks for).
+//! These codecs do no I/O. Markers are not supported: a peer that requires them is rejected. RFC 5044 §7.1 permits
+//! this, because each side decides about the markers that it *receives*.
 //!
-//! An FPDU is `length(2) | ULPDU | pad(0..3) | CRC32C(4)`; the length counts the ULPDU alone, and
-//! the CRC covers everything before it. Where CRCs were not agreed on the field is there, as zero.
+//! An FPDU is `length(2) | ULPDU | pad(0..3) | CRC32C(4)`. The length counts only the ULPDU, and the CRC covers
+//! everything before it. Without CRCs the field is zero.
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-/// The first frame from the initiator, or the responder's answer (RFC 5044 §7.1.1).
+/// The first frame of the initiator, or the reply of the responder (RFC 5044 §7.1.1).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Handshake {
-    /// Whether it is the reply.
+    /// `true` for the reply.
     pub reply: bool,
-    /// M: the sender wants markers in what it receives.
+    /// M: the sender requires markers in the data that it receives.
     pub markers: bool,
-    /// C: the sender wants CRCs.
+    /// C: the sender requests CRCs.
     pub crc: bool,
-    /// R: the connection is rejected; only in a reply.
+    /// R: the connection is rejected. Only in a reply.
     pub rejected: bool,
-    /// The revision of the protocol.
+    /// The protocol revision.
     pub revision: u8,
-    /// The further bits of the flag byte, as they came: reserved, to be ignored.
+    /// The reserved bits of the flag byte as received, to be ignored.
     pub reserved: u8,
-    /// S: enhanced set-up (RFC 6581 §6).
+    /// S: the enhanced setup (RFC 6581 §6).
     pub enhanced: Option<Enhanced>,
-    /// The caller's own data.
+    /// The private data of the caller.
     pub private_data: Bytes,
 }
 
-/// What enhanced set-up adds in front of the private data (RFC 6581 §9.1).
+/// The fields of the enhanced setup before the private data (RFC 6581 §9.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Enhanced {
     /// A: peer-to-peer mode, in which the initiator's first FPDU is a ready-to-receive indication.
     pub peer_to_peer: bool,
-    /// B: that may be a zero-length Send.
+    /// B: the indication can be a zero-length Send.
     pub rtr_send: bool,
-    /// C: that may be a zero-length RDMA Write.
+    /// C: the indication can be a zero-length RDMA Write.
     pub rtr_write: bool,
-    /// D: that may be a zero-length RDMA Read.
+    /// D: the indication can be a zero-length RDMA Read.
     pub rtr_read: bool,
-    /// RDMA Reads that the sender of this frame takes at once; 14 bits, all ones for "not said".
+    /// Maximum number of RDMA Reads that the sender of this frame accepts at once: 14 bits, all ones for "unspecified".
     pub inbound_reads: u16,
-    /// RDMA Reads that the sender of this frame wants to have outstanding; likewise.
+    /// Maximum number of outstanding RDMA Reads that the sender of this frame requests: 14 bits, all ones for
+    /// "unspecified".
     pub outbound_reads: u16,
 }
 
-/// Why bytes are no handshake.
+/// The reason why a handshake frame is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HandshakeError {
-    /// The key is another: this is not MPA, or the wrong side of it.
+    /// The key is wrong: the protocol is not MPA, or a request and a reply are mixed up.
     Key,
-    /// A revision that we do not speak.
+    /// The revision is not supported.
     Revision(u8),
-    /// More private data than RFC 5044 §7.1.1 allows.
+    /// There are more private data than RFC 5044 §7.1.1 allows.
     PrivateData(usize),
-    /// The flag for enhanced set-up without its fields.
+    /// The flag for the enhanced setup is set, but its fields are missing.
     Enhanced,
 }
 
 impl Handshake {
-    /// Parses a frame from the front of `bytes`; the frame and its length, or `None` while it is incomplete.
+    /// Parses a frame at the start of `bytes`. Returns the frame and its length, or `None` if it is incomplete.
     ///
     /// # Errors
-    /// As soon as the bytes can no longer be a frame.
+    /// The bytes cannot be the start of a valid frame.
     pub fn parse(bytes: &[u8], reply: bool) -> Result<Option<(Self, usize)>, HandshakeError> {
         let key = if reply { KEY_REPLY } else { KEY_REQUEST };
         let seen = bytes.len().min(key.len());
@@ -79,7 +80,7 @@ impl Handshake {
             return Err(HandshakeError::PrivateData(data_len));
         }
         let Some(mut data) = bytes.get(HEADER_LEN..HEADER_LEN + data_len) else { return Ok(None) };
-        // RFC 6581 §6: the flag is of revision 2; in revision 1 it is reserved and ignored.
+        // RFC 6581 §6 defines this flag for revision 2. In revision 1 it is reserved and ignored.
         let mut reserved = flags & 0x0f;
         let enhanced = if flags & FLAG_ENHANCED == 0 {
             None
@@ -104,13 +105,13 @@ impl Handshake {
         Ok(Some((frame, HEADER_LEN + data_len)))
     }
 
-    /// The frame as bytes.
+    /// Encodes the frame.
     ///
     /// # Panics
-    /// If the private data is longer than [`PRIVATE_DATA_MAX`] leaves room for.
+    /// If the private data are longer than [`PRIVATE_DATA_MAX`] permits.
     pub fn encode(&self) -> Bytes {
         let data_len = self.private_data.len() + if self.enhanced.is_some() { ENHANCED_LEN } else { 0 };
-        assert!(data_len <= PRIVATE_DATA_MAX, "private data is checked before");
+        assert!(data_len <= PRIVATE_DATA_MAX, "private data must not exceed PRIVATE_DATA_MAX");
         let mut out = BytesMut::with_capacity(HEADER_LEN + data_len);
         out.put_slice(if self.reply { KEY_REPLY } else { KEY_REQUEST });
         let mut flags = self.reserved;
@@ -142,15 +143,15 @@ impl Enhanced {
             rtr_send: inbound & 0x4000 != 0,
             rtr_write: outbound & 0x8000 != 0,
             rtr_read: outbound & 0x4000 != 0,
-            inbound_reads: inbound & READS_UNSAID,
-            outbound_reads: outbound & READS_UNSAID,
+            inbound_reads: inbound & READS_UNSPECIFIED,
+            outbound_reads: outbound & READS_UNSPECIFIED,
         }
     }
 
     fn encode(&self) -> [u8; ENHANCED_LEN] {
         let bits = |high: bool, low: bool| u16::from(high) << 15 | u16::from(low) << 14;
-        let inbound = self.inbound_reads.min(READS_UNSAID) | bits(self.peer_to_peer, self.rtr_send);
-        let outbound = self.outbound_reads.min(READS_UNSAID) | bits(self.rtr_write, self.rtr_read);
+        let inbound = self.inbound_reads.min(READS_UNSPECIFIED) | bits(self.peer_to_peer, self.rtr_send);
+        let outbound = self.outbound_reads.min(READS_UNSPECIFIED) | bits(self.rtr_write, self.rtr_read);
         let ([a, b], [c, d]) = (inbound.to_be_bytes(), outbound.to_be_bytes());
         [a, b, c, d]
     }
@@ -159,42 +160,43 @@ impl Enhanced {
 impl std::fmt::Display for HandshakeError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            HandshakeError::Key => write!(f, "the peer does not speak MPA"),
+            HandshakeError::Key => write!(f, "the peer does not use MPA"),
             HandshakeError::Revision(revision) => write!(f, "MPA revision {revision} is not supported"),
-            HandshakeError::PrivateData(len) => write!(f, "{len} bytes of MPA private data are too many"),
-            HandshakeError::Enhanced => write!(f, "an enhanced MPA frame without its fields"),
+            HandshakeError::PrivateData(len) => write!(f, "{len} bytes of MPA private data exceed the maximum of 512"),
+            HandshakeError::Enhanced => write!(f, "an enhanced MPA frame lacks its fields"),
         }
     }
 }
 
 impl std::error::Error for HandshakeError {}
 
-/// Bytes of padding after a ULPDU of `len` bytes: an FPDU is a multiple of four (RFC 5044 §4.1).
+/// Returns the number of padding bytes behind a ULPDU of `len` bytes: the length of an FPDU is a multiple of four (RFC
+/// 5044 §4.1).
 pub fn pad_len(len: usize) -> usize {
     (LENGTH_LEN + len).wrapping_neg() % 4
 }
 
-/// Bytes of the whole FPDU around a ULPDU of `len` bytes.
+/// Returns the length of the FPDU around a ULPDU of `len` bytes.
 pub fn fpdu_len(len: usize) -> usize {
     LENGTH_LEN + len + pad_len(len) + CRC_LEN
 }
 
-/// The CRC field as it stands in the stream (RFC 5044 §4.4: as iSCSI has it, least significant byte first).
+/// Encodes the CRC field (RFC 5044 §4.4: like iSCSI, least significant byte first).
 pub fn crc_field(crc: u32) -> [u8; CRC_LEN] {
     crc.to_le_bytes()
 }
 
-/// Most bytes of private data, the fields of enhanced set-up included (RFC 5044 §7.1.1).
+/// Maximum bytes of private data, including the fields of the enhanced setup (RFC 5044 §7.1.1).
 pub const PRIVATE_DATA_MAX: usize = 512;
-/// Bytes of the fields of enhanced set-up.
+/// The length in bytes of the fields of the enhanced setup.
 pub const ENHANCED_LEN: usize = 4;
-/// The value of a number of reads that says nothing (RFC 6581 §9.1).
-pub const READS_UNSAID: u16 = 0x3fff;
-/// Bytes of the length field in front of an FPDU.
+/// The value of an unspecified number of reads (RFC 6581 §9.1).
+pub const READS_UNSPECIFIED: u16 = 0x3fff;
+/// The length in bytes of the length field of an FPDU.
 pub const LENGTH_LEN: usize = 2;
-/// Bytes of the CRC field behind it.
+/// The length in bytes of the CRC field of an FPDU.
 pub const CRC_LEN: usize = 4;
-/// Bytes of a handshake frame without private data.
+/// The length in bytes of a handshake frame without private data.
 pub const HEADER_LEN: usize = 20;
 
 const KEY_REQUEST: &[u8; 16] = b"MPA ID Req Frame";
@@ -208,11 +210,11 @@ const FLAG_ENHANCED: u8 = 0x10;
 mod tests {
     use super::*;
 
-    /// What a Linux 6.1 NFS client on siw sends.
+    /// The request of a Linux 6.1 NFS client on siw.
     const SIW_REQUEST: &[u8] = b"MPA ID Req Frame\x10\x02\x00\x0c\x00\x80\x00\x00\xf6\xab\x0e\x18\x01\x00\x00\x00";
 
     #[test]
-    fn the_request_of_linux_siw_is_understood_and_written_back() {
+    fn request_of_linux_siw_round_trips() {
         let (frame, len) = Handshake::parse(SIW_REQUEST, false).unwrap().unwrap();
         assert_eq!(len, SIW_REQUEST.len());
         let enhanced = Enhanced { inbound_reads: 128, ..Enhanced::default() };
@@ -226,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn every_flag_survives_a_round_trip() {
+    fn every_flag_round_trips() {
         for bits in 0u16..256 {
             let flag = |bit: u16| bits >> bit & 1 == 1;
             let enhanced = Enhanced {
@@ -253,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_handshake_is_refused_as_early_as_can_be() {
+    fn invalid_handshakes_are_rejected_early() {
         assert_eq!(Handshake::parse(b"GET / HTTP", false), Err(HandshakeError::Key));
         assert_eq!(Handshake::parse(SIW_REQUEST, true), Err(HandshakeError::Key));
         let altered = |at: usize, value: u8| {

@@ -1,7 +1,7 @@
-//! Writes the traffic of connections as a capture file that Wireshark dissects.
+//! Captures the traffic of connections in a file that Wireshark dissects.
 //!
-//! There is no packet to capture in a user-space stack, so Ethernet, IP and TCP headers are made
-//! up around the bytes of each direction, with the addresses and ports of the real connection.
+//! A user-space stack has no packets to capture. So the capture adds generated Ethernet, IP and TCP headers to the
+//! bytes of each direction, with the addresses and ports of the real connection.
 
 use std::{
     fs::File,
@@ -14,11 +14,11 @@ use std::{
 
 use parking_lot::Mutex;
 
-/// A capture file that any number of connections write to. Cheap to clone.
+/// A capture file to which any number of connections write. Clones write to the same file.
 #[derive(Clone)]
 pub struct Pcap(Arc<Mutex<Box<dyn Write + Send>>>);
 
-/// The view of one connection on a capture file.
+/// The capture of one connection.
 #[derive(Clone)]
 pub(crate) struct Tap {
     file: Pcap,
@@ -26,17 +26,17 @@ pub(crate) struct Tap {
 }
 
 struct Flow {
-    /// Our end and the peer's.
+    /// This side and the peer.
     ends: [SocketAddr; 2],
-    /// Next sequence number of each.
+    /// The next sequence number of each side.
     next: [u32; 2],
 }
 
 impl Pcap {
-    /// Creates a file, or replaces it.
+    /// Creates or replaces a file.
     ///
     /// # Errors
-    /// What the file system says.
+    /// The file cannot be written.
     pub fn create(path: impl AsRef<Path>) -> io::Result<Self> {
         Self::new(BufWriter::new(File::create(path)?))
     }
@@ -44,7 +44,7 @@ impl Pcap {
     /// Writes to `out`.
     ///
     /// # Errors
-    /// What `out` says.
+    /// `out` cannot be written.
     pub fn new(mut out: impl Write + Send + 'static) -> io::Result<Self> {
         let mut header = Vec::with_capacity(24);
         header.extend(0xa1b2_c3d4u32.to_le_bytes());
@@ -56,15 +56,15 @@ impl Pcap {
         Ok(Self(Arc::new(Mutex::new(Box::new(out)))))
     }
 
-    /// Writes out what is buffered.
+    /// Writes buffered data to the file.
     ///
     /// # Errors
-    /// What the file says.
+    /// The file cannot be written.
     pub fn flush(&self) -> io::Result<()> {
         self.0.lock().flush()
     }
 
-    /// Begins the capture of a connection; `initiator` says which end opened it.
+    /// Begins the capture of a connection. `initiator` means that this side opened it.
     pub(crate) fn tap(&self, local: SocketAddr, peer: SocketAddr, initiator: bool) -> Tap {
         let flow = Flow { ends: [local, peer], next: [0, 0] };
         let tap = Tap { file: self.clone(), flow: Arc::new(Mutex::new(flow)) };
@@ -75,7 +75,7 @@ impl Pcap {
         tap
     }
 
-    /// A capture that cannot be written is no reason to end a connection.
+    /// Writes a packet. An error does not close the connection, but is logged.
     fn packet(&self, packet: &[u8]) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let len = (packet.len() as u32).to_le_bytes();
@@ -98,17 +98,17 @@ impl std::fmt::Debug for Pcap {
 }
 
 impl Tap {
-    /// Our end has sent `bytes`.
+    /// Captures bytes that this side sent.
     pub(crate) fn sent(&self, bytes: &[u8]) {
         self.data(0, bytes);
     }
 
-    /// Our end has received `bytes`.
+    /// Captures bytes that this side received.
     pub(crate) fn received(&self, bytes: &[u8]) {
         self.data(1, bytes);
     }
 
-    /// The connection is over.
+    /// Captures the end of the connection.
     pub(crate) fn closed(&self) {
         self.segment(0, FLAG_FIN | FLAG_ACK, &[]);
         self.segment(1, FLAG_FIN | FLAG_ACK, &[]);
@@ -141,7 +141,7 @@ impl Tap {
     }
 }
 
-/// Puts IP and Ethernet headers in front of a TCP segment and sums it up.
+/// Adds IP and Ethernet headers and checksums to a TCP segment.
 fn in_ip(source: IpAddr, target: IpAddr, mut tcp: Vec<u8>) -> Vec<u8> {
     let len = tcp.len() as u16;
     let mut packet = vec![0; 12];
@@ -177,7 +177,7 @@ fn in_ip(source: IpAddr, target: IpAddr, mut tcp: Vec<u8>) -> Vec<u8> {
     packet
 }
 
-/// The Internet checksum (RFC 1071) of parts of which all but the last are even.
+/// Computes the Internet checksum (RFC 1071) of several parts. All parts except the last have even lengths.
 fn checksum(parts: &[&[u8]]) -> u16 {
     let mut sum = 0u64;
     for part in parts {
@@ -205,7 +205,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_checksum_of_rfc_1071() {
+    fn checksum_matches_example_of_rfc_1071() {
         // The example of RFC 1071 §3 sums to ddf2.
         assert_eq!(checksum(&[&[0x00, 0x01, 0xf2, 0x03], &[0xf4, 0xf5, 0xf6, 0xf7]]), !0xddf2);
         assert_eq!(checksum(&[&[0xff]]), !0xff00);

@@ -1,10 +1,10 @@
-//! A queue pair on a TCP socket: drives the receiver and the sender.
+//! A queue pair on a TCP socket, which drives the receiver and the sender.
 //!
-//! All I/O happens in [`QueuePair::poll_completions`]: it reads until the socket is empty or a fair
-//! budget is used up, then writes until the socket is full or nothing is left to send.
+//! [`QueuePair::poll_completions`] does all I/O. It reads until the socket is empty or its budget is used up, then
+//! writes until the socket is full or nothing is left to send.
 //!
-//! On a fault of the peer the Terminate is sent, as far as the peer still takes it within
-//! [`IwarpOptions::linger`], and then everything posted comes home flushed.
+//! After a fault of the peer, the Terminate is sent as far as the peer receives it within [`IwarpOptions::linger`].
+//! Then all posted requests complete as flushed.
 
 use std::{
     future::Future,
@@ -35,7 +35,7 @@ use crate::{
     provider::polled, receives::ReceiveQueue,
 };
 
-/// What the handshake has agreed on.
+/// The parameters that the handshake has negotiated.
 pub(super) struct Negotiated {
     pub(super) crc: bool,
     pub(super) inbound_reads: u16,
@@ -59,16 +59,16 @@ pub(super) struct IwarpQp {
     linger: Duration,
     tap: Option<Tap>,
     spin: Spin,
-    /// The last poll has found nothing, and looks again.
+    /// `true` if the last poll found nothing and polls again.
     spinning: bool,
 }
 
 enum Phase {
     Open,
-    /// What is queued still goes out, then our side is closed, then the peer's.
+    /// Queued data are still sent; then this side closes its direction, then the peer.
     Closing {
         error: QpError,
-        /// Whether work posted before is still sent, and what arrives still counts.
+        /// `true` if posted requests are still sent and arriving data are still processed.
         orderly: bool,
         shut: bool,
         timer: Pin<Box<Sleep>>,
@@ -76,26 +76,27 @@ enum Phase {
     Ended(QpError),
 }
 
-/// Repeats the ready-to-receive indication until the peer is heard.
+/// The state for repeating the ready-to-receive indication until the peer sends data.
 ///
-/// Linux's siw does not see what arrives after it has sent its reply and before it takes over the socket: that lies there
-/// until more arrives. If we closed such a connection, the kernel would stop at a BUG(), as it was never established.
+/// Linux's siw does not notice data that arrive after it has sent its reply and before it has taken over the socket:
+/// the data stay there until more arrive. If this side closed such a connection, the kernel would stop at a BUG(),
+/// because the connection was never established.
 struct Ready {
     timer: Pin<Box<Sleep>>,
     pause: Duration,
 }
 
-/// How far one round of I/O came.
+/// The progress of one round of I/O.
 #[derive(PartialEq, Eq)]
 enum Progress {
-    /// The socket has no more, or takes no more; its readiness wakes the task.
+    /// The socket has no more data, or accepts no more; its readiness wakes the task.
     Blocked,
-    /// There is more to do.
+    /// There is more work.
     More,
 }
 
 impl IwarpQp {
-    #[expect(clippy::too_many_arguments, reason = "one caller on each side of the handshake")]
+    #[expect(clippy::too_many_arguments, reason = "there is one caller on each side of the handshake")]
     pub(super) fn new(
         stream: TcpStream,
         peer: SocketAddr,
@@ -135,13 +136,13 @@ impl IwarpQp {
         }
     }
 
-    /// Queues the ready-to-receive indication, and will again while the peer says nothing.
+    /// Queues the ready-to-receive indication, and repeats it while the peer sends nothing.
     pub(super) fn send_ready(&mut self) {
         self.sender.form_ready(&mut self.queue);
         self.ready = Some(Ready { timer: Box::pin(sleep_until(Instant::now() + READY_PAUSE)), pause: READY_PAUSE });
     }
 
-    /// Repeats the indication when it is time. What is being sent anyway serves as well.
+    /// Repeats the indication when it is due. Other data that are being sent serve the same purpose.
     fn poll_ready(&mut self, cx: &mut Context<'_>) {
         while let Some(ready) = &mut self.ready {
             if self.receiver.fpdus() > 0 || ready.pause > READY_PAUSE_MAX || !matches!(self.phase, Phase::Open) {
@@ -158,16 +159,16 @@ impl IwarpQp {
         }
     }
 
-    /// Tells the peer that there will be no connection.
+    /// Tells the peer that the connection is rejected.
     pub(super) fn refuse(&mut self, terminate: Terminate) {
         self.sender.form_terminate(&terminate, &mut self.queue);
         if let Some(stream) = &self.stream {
-            // A fresh socket takes a few bytes; if not, the peer sees the connection close.
+            // A new socket accepts a few bytes. If it does not, the peer sees the connection close.
             let _ = stream.try_io(Interest::WRITABLE, || self.queue.write_to(stream));
         }
     }
 
-    /// One round of reading, at most [`READ_BUDGET`] bytes and about [`EVENTS_MAX`] messages.
+    /// Reads one round, at most [`READ_BUDGET`] bytes and about [`EVENTS_MAX`] messages.
     fn read(&mut self, cx: &mut Context<'_>, completions: &mut Vec<Completion>) -> Progress {
         let mut budget = READ_BUDGET;
         while budget > 0 && completions.len() < EVENTS_MAX {
@@ -201,13 +202,13 @@ impl IwarpQp {
         Progress::More
     }
 
-    /// Whether a Send that has begun to arrive waits for a receive, and all behind it.
+    /// Returns `true` if an arriving Send, and all data behind it, wait for a receive.
     fn is_starved(&self) -> bool {
         let discard = matches!(self.phase, Phase::Closing { orderly: false, .. });
         !discard && self.receiver.recvs.is_starved()
     }
 
-    /// One system call, and what it brought.
+    /// Reads with one system call, and processes the data.
     fn read_once(&mut self, completions: &mut Vec<Completion>) -> io::Result<usize> {
         let discard = matches!(self.phase, Phase::Closing { orderly: false, .. });
         if discard {
@@ -216,7 +217,7 @@ impl IwarpQp {
         }
         let stream = self.stream.as_ref().expect("checked by the caller");
         let ahead = self.receiver.look_ahead();
-        // A tap is told the bytes in their order, so they are not spread.
+        // A tap needs the bytes in order, so the read is not spread then.
         let forecast = match self.receiver.forecast(self.tap.is_none()) {
             Ok(forecast) => forecast,
             Err(fault) => {
@@ -230,7 +231,7 @@ impl IwarpQp {
             let readv = |slices: &mut [IoSliceMut<'_>]| read_vectored(stream, slices);
             let got = self.stage.receive_spread(direct, forecast.spread, ahead, readv)?;
             received = Some(got);
-            // A short read has emptied the socket: forget its readiness without asking it again.
+            // A short read has emptied the socket. Its readiness is cleared without another read attempt.
             if got.short { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
         });
         let Some(got) = received else { return outcome.map(|()| 0) };
@@ -249,7 +250,7 @@ impl IwarpQp {
         Ok(got.direct + got.staged)
     }
 
-    /// Gives what was received to the receiver, and what is staged.
+    /// Passes received and staged data to the receiver.
     fn take_in(&mut self, received: Option<(&Forecast, Received)>, completions: &mut Vec<Completion>) {
         let fed = match received {
             Some((forecast, got)) => self.receiver.take(forecast, got, &mut self.stage, &mut self.events),
@@ -261,7 +262,7 @@ impl IwarpQp {
         }
     }
 
-    /// One round of writing.
+    /// Writes one round.
     fn write(&mut self, cx: &mut Context<'_>, completions: &mut Vec<Completion>) -> Progress {
         self.hold &= self.receiver.fpdus() == 0;
         let mut budget = WRITE_BUDGET;
@@ -299,7 +300,7 @@ impl IwarpQp {
         Progress::More
     }
 
-    /// The peer takes nothing more; it may have said why, which matters more than that it did.
+    /// Handles a failed write. The peer can have sent a reason, which is more specific than the error.
     fn write_failed(&mut self, error: &io::Error, completions: &mut Vec<Completion>) {
         while !matches!(self.phase, Phase::Ended(_)) && !self.is_starved() {
             if self.read_once(completions).is_err() || matches!(self.phase, Phase::Closing { .. }) {
@@ -322,7 +323,7 @@ impl IwarpQp {
             }
             Fault::Terminated(terminate) => {
                 tracing::debug!(peer = %self.peer, error = %terminate.error, "terminated by the peer");
-                // RFC 5040 §4.8: a protection error that carries a Read Request is about that read of ours.
+                // RFC 5040 §4.8: a protection error that contains a Read Request is about that read of this side.
                 if (terminate.error.layer, terminate.error.kind) == (0, 1)
                     && let Some(request) = terminate.read_request
                     && let Some(index) = self.receiver.reads.iter().position(|read| read.sink == request.sink_stag)
@@ -352,7 +353,7 @@ impl IwarpQp {
         }
     }
 
-    /// Goes on with closing; when our side is closed what is left is to wait for the peer's.
+    /// Continues closing. After this side has closed its direction, only the peer's close is missing.
     fn poll_close(&mut self, cx: &mut Context<'_>) {
         let Phase::Closing { error, orderly, shut, timer } = &mut self.phase else { return };
         if timer.as_mut().poll(cx).is_ready() {
@@ -363,23 +364,23 @@ impl IwarpQp {
         if all_sent && !*shut {
             *shut = true;
             if let Some(stream) = &self.stream {
-                // A socket that cannot be shut down is gone already, as the next read will say.
+                // If the socket cannot be shut down, it is already closed, and the next read returns the error.
                 let _ = SockRef::from(stream).shutdown(std::net::Shutdown::Write);
             }
         }
     }
 
-    /// Holds little memory while waiting, which may be for long.
-    fn rest(&mut self) {
+    /// Frees memory for a wait, which can be long.
+    fn shrink_idle(&mut self) {
         self.stage.rest();
-        self.sender.rest();
+        self.sender.shrink_idle();
         self.queue.rest();
-        if self.events.capacity() > REST_EVENTS {
+        if self.events.capacity() > IDLE_EVENTS {
             self.events = Vec::new();
         }
     }
 
-    /// Why the connection has ended, if it has.
+    /// Returns the reason why the connection has ended, if it has.
     fn error(&self) -> Option<&QpError> {
         match &self.phase {
             Phase::Ended(error) => Some(error),
@@ -398,7 +399,7 @@ impl IwarpQp {
         }
     }
 
-    /// Takes back everything posted.
+    /// Flushes all posted requests.
     fn flush(&mut self, completions: &mut Vec<Completion>) {
         self.queue = SendQueue::new();
         self.sender.flush(&mut self.receiver, completions);
@@ -444,7 +445,7 @@ impl QueuePair for IwarpQp {
         self.poll_ready(cx);
         let written = self.write(cx, completions);
         if self.is_starved() && !self.receiver.reads.is_empty() {
-            read = self.read(cx, completions); // a read has been begun meanwhile, which must not wait
+            read = self.read(cx, completions); // A read was started meanwhile. It must not wait.
         }
         self.poll_close(cx);
         self.sender.complete(self.queue.len(), completions);
@@ -460,7 +461,7 @@ impl QueuePair for IwarpQp {
         }
         self.spinning = more || matches!(self.phase, Phase::Open) && self.spin.poll_again(cx);
         if !self.spinning {
-            self.rest();
+            self.shrink_idle();
         }
         Poll::Pending
     }
@@ -484,22 +485,23 @@ impl QueuePair for IwarpQp {
 
     fn abort(&mut self) {
         if let Some(stream) = &self.stream {
-            // The peer is to see a reset, whatever is still on its way; a socket that refuses is gone already.
+            // The peer must see a reset, even if data are still in transit. A socket that rejects the option is already
+            // closed.
             let _ = SockRef::from(stream).set_linger(Some(Duration::ZERO));
         }
         self.end(QpError::Io(io::ErrorKind::ConnectionReset));
     }
 }
 
-/// Bytes read before others get their turn.
+/// Maximum bytes read before other tasks run.
 const READ_BUDGET: usize = 2 << 20;
-/// Completions beyond which nothing more is read before they are looked at: what a peer sends in spite of
-/// having no credits for it takes no more receives than these, and those in what was read with the last of them.
+/// Maximum number of completions before the caller processes them. A peer that sends without credits uses at most these
+/// receives, and those for the data that were read with the last of them.
 const EVENTS_MAX: usize = 256;
-/// How long to wait for the peer's first word before the ready-to-receive indication is repeated, at first and at last.
+/// The pause before the ready-to-receive indication is repeated, at first and at last.
 const READY_PAUSE: Duration = Duration::from_millis(100);
 const READY_PAUSE_MAX: Duration = Duration::from_secs(4);
-/// Room for events that is not worth giving back.
-const REST_EVENTS: usize = 4;
-/// Bytes written before others get their turn.
+/// Maximum number of events for which memory is kept.
+const IDLE_EVENTS: usize = 4;
+/// Maximum bytes written before other tasks run.
 const WRITE_BUDGET: usize = 4 << 20;

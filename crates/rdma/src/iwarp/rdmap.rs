@@ -1,13 +1,13 @@
 //! RDMAP: operation codes, the RDMA Read Request, and Terminate (RFC 5040 §4).
 //!
-//! Pure codecs.
+//! These codecs do no I/O.
 
 use bytes::BufMut;
 
 use super::ddp;
 use crate::{Stag, regions::AccessFault};
 
-/// What a message does (RFC 5040 §4.1).
+/// The operation of a message (RFC 5040 §4.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Opcode {
@@ -17,7 +17,7 @@ pub enum Opcode {
     ReadRequest = 1,
     /// RDMA Read Response; tagged.
     ReadResponse = 2,
-    /// Send; untagged, queue 0, as are its variants.
+    /// Send; untagged, queue 0. Its variants use queue 0, too.
     Send = 3,
     /// Send with Invalidate.
     SendInvalidate = 4,
@@ -33,7 +33,7 @@ impl Opcode {
     /// Parses the RDMAP byte of a DDP header.
     ///
     /// # Errors
-    /// The code to terminate with.
+    /// Returns the error code for the Terminate message.
     pub fn parse(ulp: u8) -> Result<Self, ErrorCode> {
         if ulp & MASK_VERSION != VERSION {
             return Err(ErrorCode::RDMAP_VERSION);
@@ -51,12 +51,12 @@ impl Opcode {
         })
     }
 
-    /// The RDMAP byte of a DDP header.
+    /// Returns the RDMAP byte of a DDP header.
     pub fn ulp(self) -> u8 {
         VERSION | self as u8
     }
 
-    /// The Send with these properties.
+    /// Returns the variant of Send with these properties.
     pub fn send(invalidate: bool, solicited: bool) -> Self {
         match (invalidate, solicited) {
             (false, false) => Opcode::Send,
@@ -66,12 +66,12 @@ impl Opcode {
         }
     }
 
-    /// Whether it invalidates a region on its way.
+    /// Returns `true` if the message invalidates a region at its receiver.
     pub fn invalidates(self) -> bool {
         matches!(self, Opcode::SendInvalidate | Opcode::SendSolicitedInvalidate)
     }
 
-    /// Whether it asks for an event.
+    /// Returns `true` if the message requests an event.
     pub fn solicits(self) -> bool {
         matches!(self, Opcode::SendSolicited | Opcode::SendSolicitedInvalidate)
     }
@@ -80,15 +80,15 @@ impl Opcode {
 /// The payload of an RDMA Read Request (RFC 5040 §4.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadRequest {
-    /// Where the response goes.
+    /// The STag of the destination.
     pub sink_stag: Stag,
-    /// Likewise.
+    /// The tagged offset of the destination.
     pub sink_offset: u64,
-    /// Bytes to read.
+    /// The number of bytes to read.
     pub size: u32,
-    /// Where they are.
+    /// The STag of the source.
     pub source_stag: Stag,
-    /// Likewise.
+    /// The tagged offset of the source.
     pub source_offset: u64,
 }
 
@@ -106,7 +106,7 @@ impl ReadRequest {
         }
     }
 
-    /// Writes the payload.
+    /// Encodes the payload.
     pub fn encode(&self, out: &mut impl BufMut) {
         out.put_u32(self.sink_stag.0);
         out.put_u64(self.sink_offset);
@@ -116,73 +116,73 @@ impl ReadRequest {
     }
 }
 
-/// Why a stream ends: layer, error type and error code (RFC 5040 §4.8, RFC 5041 §7.2, RFC 5044 §8).
+/// The reason for a Terminate: layer, error type and error code (RFC 5040 §4.8, RFC 5041 §7.2, RFC 5044 §8).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ErrorCode {
-    /// 0 RDMAP, 1 DDP, 2 the layer below (MPA).
+    /// The layer: 0 is RDMAP, 1 is DDP, 2 is the layer below (MPA).
     pub layer: u8,
-    /// Of the layer.
+    /// The error type of the layer.
     pub kind: u8,
-    /// Of the kind.
+    /// The error code of the type.
     pub code: u8,
 }
 
 impl ErrorCode {
-    /// A region is not to be invalidated by the peer, or is not there.
+    /// The peer cannot invalidate the region, or there is no such region.
     pub const CANNOT_INVALIDATE: Self = Self::new(0, 1, 0x09);
-    /// Another RDMAP version.
+    /// The RDMAP version is wrong.
     pub const RDMAP_VERSION: Self = Self::new(0, 2, 0x05);
-    /// An operation that has no place here.
+    /// The operation is not allowed here.
     pub const UNEXPECTED_OPCODE: Self = Self::new(0, 2, 0x06);
-    /// This end of the stream cannot go on.
+    /// This end of the stream cannot continue.
     pub const CATASTROPHIC_STREAM: Self = Self::new(0, 2, 0x07);
-    /// An operation that is malformed in no listed way.
+    /// The operation is malformed in a way that has no code of its own.
     pub const UNSPECIFIED: Self = Self::new(0, 2, 0xff);
-    /// No region has the steering tag of a tagged segment.
+    /// No region has the STag of a tagged segment.
     pub const TAGGED_STAG: Self = Self::new(1, 1, 0x00);
-    /// A tagged segment leaves its region.
+    /// A tagged segment exceeds its region.
     pub const TAGGED_BOUNDS: Self = Self::new(1, 1, 0x01);
     /// A tagged offset wraps.
     pub const TAGGED_WRAP: Self = Self::new(1, 1, 0x03);
-    /// Another DDP version, in a tagged segment.
+    /// The DDP version of a tagged segment is wrong.
     pub const TAGGED_VERSION: Self = Self::new(1, 1, 0x04);
-    /// There is no such queue.
+    /// The queue does not exist.
     pub const UNTAGGED_QUEUE: Self = Self::new(1, 2, 0x01);
-    /// No buffer is there for the message.
+    /// There is no buffer for the message.
     pub const UNTAGGED_NO_BUFFER: Self = Self::new(1, 2, 0x02);
-    /// The message number is not the next.
+    /// The message number is not the next one.
     pub const UNTAGGED_MSN: Self = Self::new(1, 2, 0x03);
-    /// The message offset is not the next.
+    /// The message offset is not the next one.
     pub const UNTAGGED_OFFSET: Self = Self::new(1, 2, 0x04);
     /// The message is longer than its buffer.
     pub const UNTAGGED_TOO_LONG: Self = Self::new(1, 2, 0x05);
-    /// Another DDP version, in an untagged segment.
+    /// The DDP version of an untagged segment is wrong.
     pub const UNTAGGED_VERSION: Self = Self::new(1, 2, 0x06);
     /// The CRC does not match.
     pub const MPA_CRC: Self = Self::new(2, 0, 0x02);
-    /// The length of an FPDU cannot be.
+    /// The length of an FPDU is invalid.
     pub const MPA_LENGTH: Self = Self::new(2, 0, 0x03);
-    /// The peer takes fewer reads than we must have.
+    /// The peer accepts fewer reads than this side requires.
     pub const MPA_READS: Self = Self::new(2, 0, 0x06);
-    /// The peer chose a ready-to-receive indication that we did not offer.
+    /// The peer chose a ready-to-receive indication that this side did not offer.
     pub const MPA_RTR: Self = Self::new(2, 0, 0x07);
 
     const fn new(layer: u8, kind: u8, code: u8) -> Self {
         Self { layer, kind, code }
     }
 
-    /// For an RDMA Write that was refused.
+    /// Returns the error code for a rejected RDMA Write.
     pub(crate) fn of_write(fault: AccessFault) -> Self {
         match fault {
             AccessFault::Stag => Self::TAGGED_STAG,
             AccessFault::Bounds => Self::TAGGED_BOUNDS,
             AccessFault::Wrap => Self::TAGGED_WRAP,
-            // RFC 5040 §4.8: an error of RDMAP, since DDP knows no rights.
+            // RFC 5040 §4.8: this is an RDMAP error, because DDP has no access rights.
             AccessFault::Rights => Self::new(0, 1, 0x02),
         }
     }
 
-    /// For an RDMA Read that was refused.
+    /// Returns the error code for a rejected RDMA Read.
     pub(crate) fn of_read(fault: AccessFault) -> Self {
         let code = match fault {
             AccessFault::Stag => 0x00,
@@ -236,16 +236,16 @@ impl std::fmt::Display for ErrorCode {
 /// The payload of a Terminate message (RFC 5040 §4.8).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Terminate {
-    /// Why.
+    /// The reason.
     pub error: ErrorCode,
-    /// M and D: the length (of the DDP segment) and DDP header of the message that was wrong.
+    /// M and D: the length (of the DDP segment) and the DDP header of the faulty message.
     pub segment: Option<(u16, ddp::Header)>,
-    /// R: its Read Request, if it was one.
+    /// R: the Read Request, if the faulty message was one.
     pub read_request: Option<ReadRequest>,
 }
 
 impl Terminate {
-    /// Parses the payload. What is missing of the optional parts is taken as absent: the stream ends in any case.
+    /// Parses the payload. Truncated optional parts count as absent, because the stream ends anyway.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let (&[first, code, flags, _], mut rest) = bytes.split_first_chunk()?;
         let error = ErrorCode { layer: first >> 4, kind: first & 0x0f, code };
@@ -266,7 +266,7 @@ impl Terminate {
         Some(terminate)
     }
 
-    /// Writes the payload.
+    /// Encodes the payload.
     pub fn encode(&self, out: &mut impl BufMut) {
         out.put_u8(self.error.layer << 4 | self.error.kind & 0x0f);
         out.put_u8(self.error.code);
@@ -283,9 +283,9 @@ impl Terminate {
     }
 }
 
-/// Bytes of the payload of an RDMA Read Request.
+/// The length in bytes of the payload of an RDMA Read Request.
 pub const READ_REQUEST_LEN: usize = 28;
-/// Most bytes of the payload of a Terminate.
+/// Maximum bytes of the payload of a Terminate.
 pub const TERMINATE_MAX: usize = 4 + 2 + ddp::UNTAGGED_LEN + READ_REQUEST_LEN;
 
 const MASK_VERSION: u8 = 0xc0;
@@ -299,7 +299,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_operation_survives_a_round_trip_and_others_are_refused() {
+    fn operations_round_trip_and_others_are_rejected() {
         for code in 0..8 {
             assert_eq!(Opcode::parse(0x40 | code).unwrap().ulp(), 0x40 | code);
         }
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn a_terminate_carries_what_was_wrong_and_bears_truncation() {
+    fn terminate_contains_the_faulty_message_and_can_be_truncated() {
         let request =
             ReadRequest { sink_stag: Stag(1), sink_offset: 2, size: 3, source_stag: Stag(4), source_offset: u64::MAX };
         let header = ddp::Header::Untagged { last: true, ulp: 0x41, ulp_word: 0, queue: 1, msn: 9, offset: 0 };

@@ -1,14 +1,14 @@
-//! The receiving half of a stream: bytes in, placed data and events out. No I/O.
+//! The receiving half of a stream: takes bytes, places data and returns events. Does no I/O.
 //!
-//! Read RFC 5041 §5–§7 (placement, delivery, what is checked) and RFC 5040 §5. The caller hands over
-//! staged bytes with [`Receiver::feed`]; while the payload of a segment is due it may also read
-//! straight into [`Receiver::place_of`] a [`Forecast`], the destination itself, and say so with [`Receiver::take`].
+//! Read RFC 5041 §5–§7 (placement, delivery, checks) and RFC 5040 §5. The caller passes staged bytes to
+//! [`Receiver::feed`]. While the payload of a segment is due, the caller can also read directly into the destination,
+//! which is [`Receiver::place_of`] a [`Forecast`], and report that with [`Receiver::take`].
 //!
-//! The receiver owns what the peer can fill: posted receives, registered regions and the buffers of
-//! outstanding reads. Every segment is checked before its first byte is placed, and a region is
-//! looked up anew whenever more bytes arrive, so an invalidation takes effect within a segment.
+//! The receiver owns the memory that the peer can fill: posted receives, registered regions and the buffers of
+//! outstanding reads. Every segment is validated before its first byte is placed. A region is looked up again whenever
+//! more bytes arrive, so an invalidation takes effect within a segment.
 //!
-//! On error: a [`Fault`], after which the stream is dead; the buffers stay here until flushed.
+//! On error it returns a [`Fault`]. The stream cannot continue then; the buffers stay here until they are flushed.
 
 mod forecast;
 
@@ -25,32 +25,32 @@ use super::{
 use crate::{Completion, CompletionKind, Memory, Stag, Status, receives::ReceiveQueue, regions::Regions};
 pub(crate) use forecast::Forecast;
 
-/// What has happened.
+/// An event for the sender or the application.
 #[derive(Debug)]
 pub(crate) enum Event {
     /// A message has filled a receive.
     Received(Completion),
     /// The oldest outstanding read is complete.
     ReadDone(Buffer),
-    /// The peer reads `data` of ours.
+    /// The peer reads `data` of this side.
     ReadRequested { request: ReadRequest, data: Bytes },
 }
 
-/// Why the stream is over.
+/// The reason why the stream has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// The peer broke the protocol; this is to be told to it.
+    /// The peer violated the protocol. This Terminate must be sent to it.
     Peer(Box<Terminate>),
-    /// The peer says that we did.
+    /// The peer reported that this side violated the protocol.
     Terminated(Box<Terminate>),
 }
 
-/// An RDMA Read whose response is awaited.
+/// An outstanding RDMA Read.
 #[derive(Debug)]
 pub(crate) struct PendingRead {
     pub(crate) sink: Stag,
     pub(crate) into: Buffer,
-    /// Bytes placed so far.
+    /// The number of bytes placed so far.
     pub(crate) placed: usize,
 }
 
@@ -59,23 +59,23 @@ pub(crate) struct Receiver {
     inbound_reads: u16,
     pub(crate) regions: Regions,
     pub(crate) recvs: ReceiveQueue,
-    /// Outstanding reads, oldest first: responses come in this order (RFC 5040 §5.5).
+    /// The outstanding reads, oldest first: responses arrive in this order (RFC 5040 §5.5).
     pub(crate) reads: VecDeque<PendingRead>,
-    /// Read requests taken in whose responses have not left.
-    pub(crate) reads_owed: u16,
-    /// Messages complete so far on queues 0, 1 and 2.
+    /// The number of received read requests whose responses have not been sent.
+    pub(crate) reads_unanswered: u16,
+    /// The number of complete messages on queues 0, 1 and 2.
     done: [u32; 3],
-    /// Bytes that the incomplete message at the front of `recvs` has.
+    /// The number of bytes of the incomplete message at the front of `recvs`.
     filled: usize,
     control: Control,
     state: State,
     running_crc: u32,
     fpdus: u64,
-    /// FPDUs since the last with bulk data.
+    /// The number of FPDUs since the last one with bulk data.
     small_run: u32,
-    /// FPDUs until forecasts are trusted again.
-    distrust: u32,
-    /// Payload of an FPDU from which on more of its kind are forecast.
+    /// The number of FPDUs until forecasts are used again.
+    suspended: u32,
+    /// Minimum payload in bytes of an FPDU after which more FPDUs of its kind are forecast.
     pub(crate) forecast_min: usize,
 }
 
@@ -89,7 +89,7 @@ struct Control {
 enum State {
     /// The next bytes are a length and a DDP header.
     Header,
-    /// The next bytes are the payload of a segment; some of it is missing.
+    /// The next bytes are payload of a segment; some of it has not arrived.
     Payload(Segment),
     /// The next bytes are padding and CRC.
     Trailer(Segment),
@@ -99,7 +99,7 @@ enum State {
 struct Segment {
     header: Header,
     opcode: Opcode,
-    /// Of the ULPDU.
+    /// The length of the ULPDU.
     len: u16,
     payload: usize,
     done: usize,
@@ -113,7 +113,7 @@ impl Receiver {
             regions: Regions::new(regions_max),
             recvs,
             reads: VecDeque::new(),
-            reads_owed: 0,
+            reads_unanswered: 0,
             done: [0; 3],
             filled: 0,
             control: Control { bytes: [0; TERMINATE_MAX], len: 0 },
@@ -121,23 +121,23 @@ impl Receiver {
             running_crc: 0,
             fpdus: 0,
             small_run: 0,
-            distrust: 0,
+            suspended: 0,
             forecast_min: SMALL_MAX,
         }
     }
 
-    /// Whole FPDUs received.
+    /// Returns the number of complete FPDUs received.
     pub(crate) fn fpdus(&self) -> u64 {
         self.fpdus
     }
 
-    /// Whether the stream may end here: not inside an FPDU.
+    /// Returns `true` if the stream can end here: it is not inside an FPDU.
     pub(crate) fn between_fpdus(&self) -> bool {
         matches!(self.state, State::Header)
     }
 
-    /// Takes in bytes; returns how many. Those left are too few to go on with, or are of a Send for which there is
-    /// no receive now (see [`ReceiveQueue::is_starved`]).
+    /// Processes bytes and returns their number. The remaining bytes are too few to proceed, or belong to a Send for
+    /// which there is no receive now (see [`ReceiveQueue::is_starved`]).
     pub(crate) fn feed(&mut self, bytes: &[u8], events: &mut Vec<Event>) -> Result<usize, Fault> {
         let mut at = 0;
         loop {
@@ -165,36 +165,36 @@ impl Receiver {
         }
     }
 
-    /// Where the rest of the current payload goes; empty when no payload is due.
+    /// Returns the destination of the rest of the current payload, which is empty if no payload is due.
     fn place(&mut self) -> Result<&mut [u8], Fault> {
         let State::Payload(segment) = self.state else { return Ok(&mut []) };
         let left = segment.payload - segment.done;
         match segment.header {
             Header::Tagged { stag, offset, .. } if segment.opcode == Opcode::Write => {
-                // No overflow: the whole segment was checked when it began.
+                // This cannot overflow, because the whole segment was validated when it began.
                 let place = self.regions.for_write(stag, offset + segment.done as u64, left);
                 place.map_err(|fault| peer(ErrorCode::of_write(fault), &segment))
             }
             Header::Tagged { .. } => {
-                let read = self.reads.front_mut().expect("checked when the segment began");
+                let read = self.reads.front_mut().expect("the segment was validated when it began");
                 Ok(&mut read.into[read.placed..][..left])
             }
             Header::Untagged { queue: 0, .. } => {
-                let buffer = self.recvs.front().expect("checked when the segment began");
+                let buffer = self.recvs.front().expect("the segment was validated when it began");
                 Ok(&mut buffer[self.filled..][..left])
             }
             Header::Untagged { .. } => Ok(&mut self.control.bytes[self.control.len..][..left]),
         }
     }
 
-    /// Says that the first `len` bytes of [`place`](Self::place) have been filled.
+    /// Records that the first `len` bytes of [`place`](Self::place) have been filled.
     fn placed(&mut self, len: usize) -> Result<(), Fault> {
         if self.crc {
             let crc = self.running_crc;
             self.running_crc = crc32c::crc32c_append(crc, &self.place()?[..len]);
         }
         let State::Payload(segment) = &mut self.state else {
-            assert_eq!(len, 0, "bytes placed where none were due");
+            assert_eq!(len, 0, "no bytes must be placed if none are due");
             return Ok(());
         };
         segment.done += len;
@@ -211,16 +211,16 @@ impl Receiver {
         Ok(())
     }
 
-    /// How many bytes behind the place of a forecast are worth reading at once.
+    /// Returns the number of bytes to read behind the place of a forecast.
     ///
-    /// Much while FPDUs are small, to have many with one system call; little among bulk data, since what is staged
-    /// of it has to be copied.
+    /// The number is large while FPDUs are small, so that one system call receives many. It is small among bulk data,
+    /// because staged bytes must be copied.
     pub(crate) fn look_ahead(&self) -> usize {
         match self.state {
-            // What has to wait for a receive waits in the socket rather than here.
-            _ if self.small_run >= SMALL_RUN && !self.recvs.is_scarce() => AHEAD_FAR,
-            // Behind bulk data the next header is wanted, and little of the next bulk data.
-            State::Payload(segment) if segment.payload - segment.done > AHEAD => AHEAD_NEAR,
+            // If receives are scarce, data should wait in the socket rather than in the stage.
+            _ if self.small_run >= SMALL_RUN && !self.recvs.is_scarce() => AHEAD_MAX,
+            // Behind bulk data, only the next header is needed, and little of the next bulk data.
+            State::Payload(segment) if segment.payload - segment.done > AHEAD => AHEAD_MIN,
             _ => AHEAD,
         }
     }
@@ -229,15 +229,15 @@ impl Receiver {
         let Some((&length, rest)) = bytes.split_first_chunk() else { return Ok(0) };
         let len = u16::from_be_bytes(length);
         if usize::from(len) < ddp::TAGGED_LEN {
-            return Err(peer_unseen(ErrorCode::MPA_LENGTH));
+            return Err(stream_fault(ErrorCode::MPA_LENGTH));
         }
         let header = Header::parse(rest).map_err(|version| {
-            peer_unseen(if version.tagged { ErrorCode::TAGGED_VERSION } else { ErrorCode::UNTAGGED_VERSION })
+            stream_fault(if version.tagged { ErrorCode::TAGGED_VERSION } else { ErrorCode::UNTAGGED_VERSION })
         })?;
         let Some(header) = header else { return Ok(0) };
         let header_len = header.encoded_len();
         let Some(payload) = usize::from(len).checked_sub(header_len) else {
-            return Err(peer_unseen(ErrorCode::MPA_LENGTH));
+            return Err(stream_fault(ErrorCode::MPA_LENGTH));
         };
         if matches!(header, Header::Untagged { queue: 0, .. }) && !self.recvs.prepare(!self.reads.is_empty()) {
             return Ok(0);
@@ -253,12 +253,12 @@ impl Receiver {
         Ok(taken)
     }
 
-    /// Everything that can be wrong with a segment (RFC 5041 §7.1, RFC 5040 §7.2), before any of it is placed.
+    /// Validates a segment before any of it is placed (RFC 5041 §7.1, RFC 5040 §7.2).
     fn check(&mut self, segment: &Segment) -> Result<(), Fault> {
         let fault = |error| Err(peer(error, segment));
         match (segment.opcode, segment.header) {
             (Opcode::Write, Header::Tagged { stag, offset, .. }) => {
-                // A Write of no bytes touches no region; some peers begin with one (RFC 6581 §9.2).
+                // A zero-length Write accesses no region; some peers begin with one (RFC 6581 §9.2).
                 if segment.payload > 0 {
                     let place = self.regions.for_write(stag, offset, segment.payload);
                     place.map_err(|error| peer(ErrorCode::of_write(error), segment))?;
@@ -302,8 +302,8 @@ impl Receiver {
                 Some(buffer) => (self.filled, buffer.len()),
                 None => return Err(peer(ErrorCode::UNTAGGED_NO_BUFFER, segment)),
             },
-            // RFC 5040 §6.1: the queue of read requests has as many buffers as reads were agreed on.
-            1 if self.reads_owed >= self.inbound_reads => {
+            // RFC 5040 §6.1: the queue of read requests has as many buffers as reads were negotiated.
+            1 if self.reads_unanswered >= self.inbound_reads => {
                 return Err(peer(ErrorCode::UNTAGGED_NO_BUFFER, segment));
             }
             1 => (self.control.len, READ_REQUEST_LEN),
@@ -315,7 +315,7 @@ impl Receiver {
         if segment.payload > room - filled {
             return Err(peer(ErrorCode::UNTAGGED_TOO_LONG, segment));
         }
-        // Messages of queues 1 and 2 fit any segment; kept whole, they need only one place to wait in.
+        // Messages of queues 1 and 2 fit in one segment. Requiring that avoids a buffer for each incomplete message.
         if queue > 0 && !segment.header.last() {
             return Err(peer(ErrorCode::UNSPECIFIED, segment));
         }
@@ -324,11 +324,11 @@ impl Receiver {
 
     fn end_segment(&mut self, segment: Segment, pad: &[u8], crc: &[u8], events: &mut Vec<Event>) -> Result<(), Fault> {
         if self.crc && mpa::crc_field(crc32c::crc32c_append(self.running_crc, pad)) != crc {
-            return Err(peer_unseen(ErrorCode::MPA_CRC));
+            return Err(stream_fault(ErrorCode::MPA_CRC));
         }
         self.state = State::Header;
         self.fpdus += 1;
-        self.distrust = self.distrust.saturating_sub(1);
+        self.suspended = self.suspended.saturating_sub(1);
         self.small_run = if segment.payload > SMALL_MAX { 0 } else { self.small_run.saturating_add(1) };
         if !segment.header.last() {
             return Ok(());
@@ -336,7 +336,7 @@ impl Receiver {
         match segment.header {
             Header::Tagged { .. } if segment.opcode == Opcode::Write => {}
             Header::Tagged { .. } => {
-                let read = self.reads.pop_front().expect("checked when the segment began");
+                let read = self.reads.pop_front().expect("the segment was validated when it began");
                 events.push(Event::ReadDone(read.into));
             }
             Header::Untagged { queue, ulp_word, .. } => {
@@ -358,7 +358,7 @@ impl Receiver {
         } else {
             None
         };
-        let (id, mut buffer) = self.recvs.pop().expect("checked when the segment began");
+        let (id, mut buffer) = self.recvs.pop().expect("the segment was validated when it began");
         buffer.set_len(std::mem::take(&mut self.filled));
         let kind = CompletionKind::Receive { buffer, invalidated, solicited: segment.opcode.solicits() };
         Ok(Event::Received(Completion { id, status: Status::Ok, kind }))
@@ -376,7 +376,7 @@ impl Receiver {
         };
         match data {
             Ok(data) => {
-                self.reads_owed += 1;
+                self.reads_unanswered += 1;
                 Ok(Event::ReadRequested { request, data })
             }
             Err(fault) => Err(Fault::Peer(Box::new(Terminate {
@@ -394,12 +394,12 @@ impl Receiver {
         }
     }
 
-    /// Takes back all posted receives, as flushed.
+    /// Flushes all posted receives.
     pub(crate) fn flush(&mut self, completions: &mut Vec<Completion>) {
         self.recvs.flush(completions);
     }
 
-    /// Takes out the memory of a region.
+    /// Removes a region and returns its memory.
     pub(crate) fn remove(&mut self, stag: Stag) -> Option<Memory> {
         self.regions.remove(stag)
     }
@@ -410,17 +410,17 @@ fn peer(error: ErrorCode, segment: &Segment) -> Fault {
     Fault::Peer(Box::new(Terminate { error, segment, read_request: None }))
 }
 
-/// A fault in bytes that are no segment.
-fn peer_unseen(error: ErrorCode) -> Fault {
+/// Returns a fault in bytes that are not a valid segment.
+fn stream_fault(error: ErrorCode) -> Fault {
     Fault::Peer(Box::new(Terminate { error, segment: None, read_request: None }))
 }
 
-const AHEAD_FAR: usize = 64 << 10;
+const AHEAD_MAX: usize = 64 << 10;
 const AHEAD: usize = 4096;
-const AHEAD_NEAR: usize = 256;
-/// So many FPDUs in a row without bulk data make it likely that the next has none, too.
+const AHEAD_MIN: usize = 256;
+/// The number of consecutive FPDUs without bulk data after which the next one probably has none, too.
 const SMALL_RUN: u32 = 16;
-/// An FPDU with more payload is bulk data.
+/// Maximum payload in bytes of an FPDU that is not bulk data.
 const SMALL_MAX: usize = 16 << 10;
-/// Room that a stage needs for what [`Receiver::look_ahead`] asks for, behind an incomplete header.
-pub(crate) const STAGE_LEN: usize = AHEAD_FAR + 64;
+/// Capacity of the stage: what [`Receiver::look_ahead`] requests, behind an incomplete header.
+pub(crate) const STAGE_LEN: usize = AHEAD_MAX + 64;

@@ -1,14 +1,14 @@
-//! The sending half of a stream: work requests in, FPDUs out. No I/O.
+//! The sending half of a stream: takes work requests, and forms FPDUs. Does no I/O.
 //!
-//! Read RFC 5041 §5 (segmentation) and RFC 5040 §5.5 (ordering). Bytes are formed lazily, as the
-//! [`SendQueue`] drains, so little is ever queued, and answers to the peer's reads take turns with
-//! our own requests, message by message. A message is never interleaved with another: some peers
-//! (Linux siw) take that only between tagged and untagged ones.
+//! Read RFC 5041 §5 (segmentation) and RFC 5040 §5.5 (ordering). Bytes are formed lazily as the [`SendQueue`] drains,
+//! so few bytes are queued. Responses to the peer's reads alternate with this side's requests, message by message.
+//! Messages are never interleaved, because some peers (Linux siw) accept that only between tagged and untagged
+//! messages.
 //!
-//! Payload is never copied: an FPDU is a few bytes of header, pieces of the caller's rope, and a
-//! few bytes of trailer, and small pieces share one block of memory with the headers around them.
+//! Payload is never copied, except for small pieces. An FPDU consists of a few bytes of header, pieces of the caller's
+//! rope, and a few bytes of trailer. Small pieces share one block of memory with the headers around them.
 //!
-//! On error everything posted is handed back by [`Sender::flush`].
+//! On error, [`Sender::flush`] returns all posted requests.
 
 use std::{collections::VecDeque, io};
 
@@ -26,36 +26,36 @@ use crate::{Completion, CompletionKind, Stag, Status, WorkId, WorkRequest};
 
 pub(crate) struct Sender {
     options: SenderOptions,
-    /// Posted, not begun.
+    /// Requests that were posted and not started.
     posted: VecDeque<WorkRequest>,
-    /// Begun, not completed; in the order posted.
+    /// Requests that were started and not completed, in the order in which they were posted.
     started: VecDeque<Started>,
-    /// Requests that were ever completed: the number of the first of `started`.
+    /// The number of completed requests, which is the number of the first request in `started`.
     completed: u64,
-    /// Answers to the peer's reads.
+    /// The responses to the peer's reads.
     responses: VecDeque<(ReadRequest, Bytes)>,
     current: Option<Message>,
-    /// Whose turn it is when both wait.
+    /// `true` if the next message is a response, when both a response and a request wait.
     response_next: bool,
-    /// Messages sent so far on queues 0, 1 and 2.
+    /// The number of messages sent on queues 0, 1 and 2.
     msn: [u32; 3],
     reads_begun: u32,
     reads_outstanding: u16,
-    /// Bytes that ever went to the queue.
+    /// Total bytes moved to the queue.
     formed: u64,
     block: Arena,
 }
 
 pub(crate) struct SenderOptions {
-    /// Whether CRCs are used.
+    /// `true` if CRCs are used.
     pub(crate) crc: bool,
-    /// Requests that can be posted at once.
+    /// Maximum number of posted requests.
     pub(crate) send_queue: usize,
-    /// Reads that can be outstanding.
+    /// Maximum number of outstanding reads.
     pub(crate) outbound_reads: u16,
-    /// Most payload of one FPDU.
+    /// Maximum payload of one FPDU in bytes.
     pub(crate) payload_max: usize,
-    /// Sees every byte that is sent.
+    /// The capture of all sent bytes.
     pub(crate) tap: Option<Tap>,
 }
 
@@ -66,30 +66,31 @@ struct Started {
 }
 
 enum State {
-    /// Done when `sent` bytes of the stream have been handed to the socket; unknown while being formed.
+    /// Completes when `sent` bytes of the stream have been handed to the socket; `None` while its FPDUs are being
+    /// formed.
     Sending {
         kind: CompletionKind,
         sent: Option<u64>,
     },
-    /// A read that waits for its response; its buffer is with the receiver.
+    /// A read that waits for its response. Its buffer is with the receiver.
     Reading,
     Done(CompletionKind),
 }
 
-/// A message of which some FPDUs may have been formed.
+/// A message, some of whose FPDUs can have been formed.
 struct Message {
     header: Header,
     front: Option<Piece>,
     rest: <Rope as IntoIterator>::IntoIter,
     left: usize,
-    then: Then,
+    then: AfterMessage,
 }
 
-/// What follows when the last FPDU of a message has been formed.
-enum Then {
-    /// The request of this number is complete when that is sent.
+/// The action after the last FPDU of a message has been formed.
+enum AfterMessage {
+    /// The request of this number completes when the FPDU has been sent.
     Complete(u64),
-    /// The peer's read is answered.
+    /// The response to the peer's read is complete.
     Answered,
     Nothing,
 }
@@ -112,7 +113,7 @@ impl Sender {
         }
     }
 
-    /// Room in the send queue?
+    /// Returns `true` if the send queue is full.
     pub(crate) fn is_full(&self) -> bool {
         self.posted.len() + self.started.len() >= self.options.send_queue
     }
@@ -121,7 +122,7 @@ impl Sender {
         self.posted.push_back(request);
     }
 
-    /// Takes in what the receiver has seen; what of it is complete at once is given back.
+    /// Handles an event of the receiver. Returns its completion, if the event is one.
     pub(crate) fn take(&mut self, event: Event) -> Option<Completion> {
         match event {
             Event::Received(completion) => return Some(completion),
@@ -129,14 +130,14 @@ impl Sender {
             Event::ReadDone(into) => {
                 self.reads_outstanding -= 1;
                 let read = self.started.iter_mut().find(|started| matches!(started.state, State::Reading));
-                let read = read.expect("the receiver completes only reads that were begun");
+                let read = read.expect("the receiver must complete only started reads");
                 read.state = State::Done(CompletionKind::Read(into));
             }
         }
         None
     }
 
-    /// The peer refused a read; `index` counts from the oldest outstanding.
+    /// Records that the peer rejected a read. `index` counts from the oldest outstanding read.
     pub(crate) fn read_refused(&mut self, index: usize) {
         let mut reads = self.started.iter_mut().filter(|started| matches!(started.state, State::Reading));
         if let Some(read) = reads.nth(index) {
@@ -144,15 +145,15 @@ impl Sender {
         }
     }
 
-    /// Whether there is nothing left that could be formed now.
+    /// Returns `true` if nothing can be formed now.
     pub(crate) fn is_idle(&self) -> bool {
         self.current.is_none() && self.responses.is_empty() && !self.can_start()
     }
 
-    /// Forms FPDUs while there is something to send and less than [`QUEUED_MAX`] waits.
+    /// Forms FPDUs while there is data to send and less than [`QUEUED_MAX`] bytes are queued.
     ///
     /// # Errors
-    /// A file that cannot be read; the stream cannot go on.
+    /// A file range cannot be read. The stream cannot continue.
     pub(crate) fn form(&mut self, queue: &mut SendQueue, receiver: &mut Receiver) -> io::Result<()> {
         while queue.len() + self.block.piece().len() < QUEUED_MAX {
             if self.current.is_none() && !self.begin(receiver) {
@@ -174,25 +175,25 @@ impl Sender {
         Ok(())
     }
 
-    /// Queues a Terminate behind what has been formed; nothing else follows it.
+    /// Queues a Terminate behind the formed data. Nothing follows it.
     pub(crate) fn form_terminate(&mut self, terminate: &Terminate, queue: &mut SendQueue) {
         let mut payload = BytesMut::new();
         terminate.encode(&mut payload);
         let header = self.untagged(Opcode::Terminate, 0, 2);
-        let mut message = Message::new(header, payload.freeze().into(), Then::Nothing);
-        self.form_fpdu(&mut message, queue).expect("no file is read");
+        let mut message = Message::new(header, payload.freeze().into(), AfterMessage::Nothing);
+        self.form_fpdu(&mut message, queue).expect("no file range is sent");
         self.emit_block(queue);
     }
 
-    /// Queues the zero-length RDMA Write that tells the responder to begin (RFC 6581 §9.2).
+    /// Queues the zero-length RDMA Write that permits the responder to send (RFC 6581 §9.2).
     pub(crate) fn form_ready(&mut self, queue: &mut SendQueue) {
         let header = Header::Tagged { last: true, ulp: Opcode::Write.ulp(), stag: Stag(0), offset: 0 };
-        let mut message = Message::new(header, Rope::new(), Then::Nothing);
-        self.form_fpdu(&mut message, queue).expect("no file is read");
+        let mut message = Message::new(header, Rope::new(), AfterMessage::Nothing);
+        self.form_fpdu(&mut message, queue).expect("no file range is sent");
         self.emit_block(queue);
     }
 
-    /// Gives out what has completed, in the order posted, when `queued` bytes have not yet been handed to the socket.
+    /// Returns completions in the order of posting. `queued` bytes have not been handed to the socket.
     pub(crate) fn complete(&mut self, queued: usize, completions: &mut Vec<Completion>) {
         let handed_over = self.formed - queued as u64;
         while let Some(front) = self.started.front() {
@@ -204,23 +205,23 @@ impl Sender {
             let Some(Started { id, status, state: State::Sending { kind, .. } | State::Done(kind) }) =
                 self.started.pop_front()
             else {
-                unreachable!("just seen")
+                unreachable!("the front was just checked")
             };
             self.completed += 1;
             completions.push(Completion { id, status, kind });
         }
     }
 
-    /// Holds no memory while there is nothing to do.
-    pub(crate) fn rest(&mut self) {
+    /// Frees memory while there is nothing to do.
+    pub(crate) fn shrink_idle(&mut self) {
         self.block.rest();
         let idle = self.posted.is_empty() && self.started.is_empty() && self.responses.is_empty();
-        if idle && self.started.capacity().max(self.posted.capacity()) > REST_REQUESTS {
+        if idle && self.started.capacity().max(self.posted.capacity()) > IDLE_REQUESTS {
             (self.posted, self.started, self.responses) = Default::default();
         }
     }
 
-    /// Takes back everything posted, as flushed.
+    /// Flushes all posted requests.
     pub(crate) fn flush(&mut self, receiver: &mut Receiver, completions: &mut Vec<Completion>) {
         self.current = None;
         self.responses.clear();
@@ -234,7 +235,7 @@ impl Sender {
             let kind = match state {
                 State::Done(kind) | State::Sending { kind, .. } => kind,
                 State::Reading => {
-                    let read = receiver.reads.pop_front().expect("one for each that is awaited");
+                    let read = receiver.reads.pop_front().expect("each outstanding read must have a buffer");
                     CompletionKind::Read(read.into)
                 }
             };
@@ -248,7 +249,7 @@ impl Sender {
     fn can_start(&self) -> bool {
         match self.posted.front() {
             None => false,
-            // With no reads at all agreed on, the read is begun only to fail.
+            // If no reads were negotiated, the read is started only to fail.
             Some(WorkRequest::Read { .. }) => {
                 self.reads_outstanding < self.options.outbound_reads || self.options.outbound_reads == 0
             }
@@ -256,24 +257,24 @@ impl Sender {
         }
     }
 
-    /// Begins the next message or request; whether there was one.
+    /// Starts the next response or request. Returns `true` if there was one.
     fn begin(&mut self, receiver: &mut Receiver) -> bool {
         let can_start = self.can_start();
         if !self.responses.is_empty() && (self.response_next || !can_start) {
             self.response_next = false;
-            let (request, data) = self.responses.pop_front().expect("just seen");
+            let (request, data) = self.responses.pop_front().expect("the queue was just checked");
             let header = Header::Tagged {
                 last: true,
                 ulp: Opcode::ReadResponse.ulp(),
                 stag: request.sink_stag,
                 offset: request.sink_offset,
             };
-            self.current = Some(Message::new(header, data.into(), Then::Answered));
+            self.current = Some(Message::new(header, data.into(), AfterMessage::Answered));
             return true;
         }
         self.response_next = true;
         if can_start {
-            let request = self.posted.pop_front().expect("just seen");
+            let request = self.posted.pop_front().expect("the queue was just checked");
             self.begin_request(request, receiver);
         }
         can_start
@@ -286,12 +287,12 @@ impl Sender {
             WorkRequest::Send { data, invalidate, solicited, .. } => {
                 let opcode = Opcode::send(invalidate.is_some(), solicited);
                 let header = self.untagged(opcode, invalidate.map_or(0, |stag| stag.0), 0);
-                self.current = Some(Message::new(header, data, Then::Complete(number)));
+                self.current = Some(Message::new(header, data, AfterMessage::Complete(number)));
                 (Status::Ok, State::Sending { kind: CompletionKind::Send, sent: None })
             }
             WorkRequest::Write { data, to, .. } => {
                 let header = Header::Tagged { last: true, ulp: Opcode::Write.ulp(), stag: to.stag, offset: to.offset };
-                self.current = Some(Message::new(header, data, Then::Complete(number)));
+                self.current = Some(Message::new(header, data, AfterMessage::Complete(number)));
                 (Status::Ok, State::Sending { kind: CompletionKind::Write, sent: None })
             }
             WorkRequest::Read { into, from, .. } => match u32::try_from(into.len()) {
@@ -302,7 +303,7 @@ impl Sender {
                     let mut payload = BytesMut::with_capacity(READ_REQUEST_LEN);
                     request.encode(&mut payload);
                     let header = self.untagged(Opcode::ReadRequest, 0, 1);
-                    self.current = Some(Message::new(header, payload.freeze().into(), Then::Nothing));
+                    self.current = Some(Message::new(header, payload.freeze().into(), AfterMessage::Nothing));
                     self.reads_outstanding += 1;
                     receiver.reads.push_back(PendingRead { sink, into, placed: 0 });
                     (Status::Ok, State::Reading)
@@ -318,7 +319,7 @@ impl Sender {
         self.started.push_back(Started { id, status, state });
     }
 
-    /// Tags for our own read buffers; only responses are matched with them, never a Write.
+    /// Returns an STag for a read buffer of this side. Only responses are matched with it, never a Write.
     fn sink_stag(&mut self) -> Stag {
         self.reads_begun = self.reads_begun.wrapping_add(1);
         Stag(SINK_BIT | self.reads_begun)
@@ -330,17 +331,17 @@ impl Sender {
         Header::Untagged { last: true, ulp: opcode.ulp(), ulp_word, queue, msn: *msn, offset: 0 }
     }
 
-    fn end_message(&mut self, then: Then, receiver: &mut Receiver) {
+    fn end_message(&mut self, then: AfterMessage, receiver: &mut Receiver) {
         match then {
-            Then::Complete(number) => {
+            AfterMessage::Complete(number) => {
                 let started = &mut self.started[(number - self.completed) as usize];
                 let State::Sending { sent, .. } = &mut started.state else {
-                    unreachable!("only Sends and Writes complete when sent")
+                    unreachable!("only Sends and Writes complete when they are sent")
                 };
                 *sent = Some(self.formed + self.block.piece().len() as u64);
             }
-            Then::Answered => receiver.reads_owed -= 1,
-            Then::Nothing => {}
+            AfterMessage::Answered => receiver.reads_unanswered -= 1,
+            AfterMessage::Nothing => {}
         }
     }
 
@@ -349,7 +350,7 @@ impl Sender {
         let header_len = message.header.encoded_len();
         let payload = message.left.min(self.options.payload_max);
         let ulpdu = header_len + payload;
-        // If there is none behind what has begun, that grows.
+        // If there is no room behind the current block, the block grows.
         let _ = self.block.make_room(AROUND_MAX);
         let start = self.block.piece().len();
         self.block.piece().put_u16(ulpdu as u16);
@@ -385,7 +386,7 @@ impl Sender {
         Ok(())
     }
 
-    /// A file piece stays one unless somebody must look at its bytes.
+    /// Reads a file range into memory if its bytes are needed for the CRC or for a capture.
     fn in_memory_if_needed(&self, piece: Piece) -> io::Result<Piece> {
         match piece {
             Piece::File(range) if self.options.crc || self.options.tap.is_some() => {
@@ -414,11 +415,11 @@ impl Sender {
 }
 
 impl Message {
-    fn new(header: Header, data: Rope, then: Then) -> Self {
+    fn new(header: Header, data: Rope, then: AfterMessage) -> Self {
         Self { header, left: data.len(), front: None, rest: data.into_iter(), then }
     }
 
-    /// The header of the next segment, of `payload` bytes; `self.header` goes on behind it.
+    /// Returns the header of the next segment, of `payload` bytes, and advances `self.header` behind it.
     fn next_header(&mut self, payload: usize) -> Header {
         self.left -= payload;
         let is_last = self.left == 0;
@@ -432,14 +433,15 @@ impl Message {
                 *last = is_last;
                 *offset = offset.wrapping_add(payload as u32);
             }
-            _ => unreachable!("a copy is of the same kind"),
+            _ => unreachable!("both headers have the same kind"),
         }
         header
     }
 
-    /// The next piece of the payload, of at most `max` bytes.
+    /// Returns the next piece of the payload, of at most `max` bytes.
     fn take(&mut self, max: usize) -> Piece {
-        let mut piece = self.front.take().or_else(|| self.rest.next()).expect("a rope has its length");
+        let mut piece =
+            self.front.take().or_else(|| self.rest.next()).expect("the rope must not be shorter than its length");
         if piece.len() <= max {
             return piece;
         }
@@ -449,25 +451,26 @@ impl Message {
     }
 }
 
-/// Most payload of an FPDU of at most `fpdu_max` bytes; in whole pages, so that file pieces stay aligned.
+/// Returns the maximum payload of an FPDU of at most `fpdu_max` bytes, in whole pages, so that file ranges stay
+/// aligned.
 pub(crate) fn payload_max(fpdu_max: usize) -> usize {
     let around = mpa::LENGTH_LEN + ddp::UNTAGGED_LEN + 3 + mpa::CRC_LEN;
     let payload = fpdu_max.clamp(FPDU_MIN, FPDU_MAX) - around;
     if payload < PAGE { payload } else { payload / PAGE * PAGE }
 }
 
-/// Bytes queued beyond which no more are formed.
+/// The number of queued bytes at which no more FPDUs are formed.
 pub(crate) const QUEUED_MAX: usize = 256 << 10;
-/// The longest FPDU that there is.
+/// Maximum bytes of an FPDU.
 pub(crate) const FPDU_MAX: usize = 0xffff + mpa::LENGTH_LEN + mpa::CRC_LEN;
-/// The shortest limit that can be set.
+/// Minimum value of the limit for FPDUs, in bytes.
 pub(crate) const FPDU_MIN: usize = 128;
 const PAGE: usize = 4096;
-/// Pieces up to this length are cheaper to copy than to gather.
+/// Maximum length in bytes of pieces for which a copy costs less than gathering.
 const COPY_MAX: usize = 256;
 const BLOCK_LEN: usize = 8192;
-/// What surrounds the payload of an FPDU.
+/// Maximum bytes of an FPDU around its payload.
 const AROUND_MAX: usize = 32;
-/// Room for requests that is not worth giving back.
-const REST_REQUESTS: usize = 4;
+/// Maximum number of requests for which memory is kept.
+const IDLE_REQUESTS: usize = 4;
 const SINK_BIT: u32 = 0x8000_0000;

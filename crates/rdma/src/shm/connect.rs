@@ -1,4 +1,4 @@
-//! How connections are made: a Unix socket, who is at its ends, and control memory.
+//! Opening connections: a Unix socket, the identities of its ends, and control memory.
 
 use std::{
     future::poll_fn,
@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{
     BoxFuture, ConnectRequest, Connected, Listener, PeerUser, QpOptions, QueuePair, WorkId,
-    handshake::{Deferred, PAUSE, Stage, check_private_data, is_passing, within},
+    handshake::{Deferred, PAUSE, Stage, check_private_data, is_transient, within},
 };
 
 pub(super) struct ShmListener {
@@ -35,7 +35,7 @@ pub(super) struct ShmListener {
     socket: Deferred<OwnedFd, AsyncFd<OwnedFd>>,
 }
 
-/// A connection whose handshake is to come. Until used it belongs to no runtime.
+/// A connection before its handshake. It belongs to no runtime until its first use.
 struct ShmRequest {
     options: Arc<ShmOptions>,
     user: PeerUser,
@@ -70,9 +70,9 @@ impl Listener for ShmListener {
                         let stage = Stage::Fresh(fd);
                         return Ok(Box::new(ShmRequest { options, user, stage }) as Box<dyn ConnectRequest>);
                     }
-                    (Ok(_), error) => tracing::warn!(?error, "a peer whose user is not known was refused"),
+                    (Ok(_), error) => tracing::warn!(?error, "a peer was rejected because its user is unknown"),
                     (Err(Errno::AGAIN), _) => ready.clear_ready(),
-                    (Err(errno), _) if is_passing(&errno.into()) => {
+                    (Err(errno), _) if is_transient(&errno.into()) => {
                         tracing::warn!(%errno, "a connection could not be accepted");
                         tokio::time::sleep(PAUSE).await;
                     }
@@ -84,16 +84,16 @@ impl Listener for ShmListener {
 }
 
 impl ShmRequest {
-    /// Waits for the peer's first packet, if that has not been done.
-    async fn ask(&mut self) -> io::Result<&Terms> {
+    /// Waits for the peer's first packet, if it has not been received.
+    async fn receive_request(&mut self) -> io::Result<&Terms> {
         if let Some(fd) = self.stage.take_fresh() {
             let socket = Socket::new(fd)?;
             match within(self.options.handshake_timeout, packet(&socket)).await? {
-                (Packet::Hello(terms), None) => self.stage = Stage::Asked((socket, terms)),
-                _ => return Err(nonsense()),
+                (Packet::Hello(terms), None) => self.stage = Stage::Received((socket, terms)),
+                _ => return Err(unexpected_packet()),
             }
         }
-        self.stage.asked().map(|(_, terms)| terms)
+        self.stage.received().map(|(_, terms)| terms)
     }
 }
 
@@ -107,7 +107,7 @@ impl ConnectRequest for ShmRequest {
     }
 
     fn private_data(&mut self) -> BoxFuture<'_, io::Result<Bytes>> {
-        Box::pin(async { Ok(self.ask().await?.private_data.clone()) })
+        Box::pin(async { Ok(self.receive_request().await?.private_data.clone()) })
     }
 
     fn accept<'a>(
@@ -118,11 +118,11 @@ impl ConnectRequest for ShmRequest {
     ) -> BoxFuture<'a, io::Result<Box<dyn QueuePair>>> {
         Box::pin(async move {
             check_private_data(private_data, PRIVATE_DATA_MAX)?;
-            self.ask().await?;
-            // Before the request is taken: if this fails the peer is told.
+            self.receive_request().await?;
+            // This happens before the request is taken, so that the peer gets a rejection if it fails.
             let account = self.options.ledger.clone().unwrap_or_else(Ledger::of_process).account(self.user.uid);
             let (control, fd) = Control::with_fd(&account)?;
-            let (socket, theirs) = self.stage.take_asked()?;
+            let (socket, theirs) = self.stage.take_received()?;
             let inbound_reads = options.inbound_reads.min(theirs.outbound_reads);
             let outbound_reads = options.outbound_reads.min(theirs.inbound_reads);
             let terms = Terms {
@@ -151,9 +151,9 @@ impl ConnectRequest for ShmRequest {
 }
 
 impl Drop for ShmRequest {
-    /// Rejects, if the peer has asked and was not answered.
+    /// Rejects the peer, if its request was received but not answered.
     fn drop(&mut self) {
-        if let Stage::Asked((socket, _)) = &self.stage {
+        if let Stage::Received((socket, _)) = &self.stage {
             let _ = socket.send(&Packet::Reject, None);
         }
     }
@@ -182,7 +182,7 @@ pub(super) async fn connect(
         (Packet::Reject, None) => {
             return Err(io::Error::new(io::ErrorKind::ConnectionRefused, "the peer rejected the connection"));
         }
-        _ => return Err(nonsense()),
+        _ => return Err(unexpected_packet()),
     };
     let control = Control::open(fd.as_fd())?;
     let start = Start {
@@ -197,7 +197,7 @@ pub(super) async fn connect(
     Ok(Connected { qp: Box::new(ShmQp::new(start, shm, options, recvs)), private_data: agreed.private_data })
 }
 
-/// A connected socket; waits while the listener's queue is full.
+/// Returns a connected socket. Waits while the listener's queue is full.
 async fn connected(shm: &ShmOptions, remote: SocketAddr) -> io::Result<OwnedFd> {
     loop {
         match place::connect(shm, remote) {
@@ -211,17 +211,17 @@ async fn packet(socket: &Socket) -> io::Result<(Packet, Option<OwnedFd>)> {
     match poll_fn(|cx| socket.poll_receive(cx)).await? {
         Received::Packet(packet, fd) => Ok((packet, fd)),
         Received::End => Err(io::ErrorKind::UnexpectedEof.into()),
-        Received::Garbage | Received::Nothing => Err(nonsense()),
+        Received::Garbage | Received::Nothing => Err(unexpected_packet()),
     }
 }
 
-fn nonsense() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, "the peer speaks something else")
+fn unexpected_packet() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "the peer sent an unexpected packet")
 }
 
-/// Has a listener's socket watched by the current runtime.
+/// Registers a listener's socket with the current runtime.
 fn watched(socket: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
-    // SAFETY: a descriptor that is owned, and so stays the same and open while it is registered.
+    // SAFETY: the descriptor is owned, so it stays the same and open while it is registered.
     #[expect(unsafe_code)]
     Ok(unsafe { AsyncFd::register(socket)? })
 }

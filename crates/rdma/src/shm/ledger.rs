@@ -1,16 +1,17 @@
-//! [`Ledger`]: how much of the process peers may take up by the memory that they share, each user and all together.
+//! [`Ledger`]: limits the resources that peers use by sharing memory, for each user and in total.
 //!
-//! Three things are scarce. *Mappings*: beyond `vm.max_map_count` nothing can be mapped and no thread started.
-//! *Descriptors*: beyond `RLIMIT_NOFILE` no connection can be accepted. *Memory*: the kernel charges a page of a memfd to the
-//! cgroup of the process that touches it first, so an access of ours to a hole of a peer's memfd allocates a page at our
-//! cost, and it remains ours until the memfd is gone, not until we unmap it. A memfd is therefore charged with its whole size
-//! from when it is first accepted to when the kernel frees it, however many connections it is passed over. That is what
-//! inotify(7) tells us: a watch of the inode does not keep it, and ends with it.
+//! Three resources are scarce. *Mappings*: beyond `vm.max_map_count` no memory can be mapped and no thread started.
+//! *Descriptors*: beyond `RLIMIT_NOFILE` no connection can be accepted. *Memory*: the kernel charges a page of a memfd
+//! to the cgroup of the process that accesses it first. So an access to a hole of a peer's memfd allocates a page at
+//! the cost of this process, until the memfd is freed, even if it is unmapped before. Therefore the full size of a
+//! memfd is charged from its first acceptance until the kernel frees it, over however many connections it is passed.
+//! inotify(7) reports that: a watch of the inode does not keep it alive, and ends with it.
 //!
-//! Of each of the three a user has a fair part: see [`Shares`]. The user is the one the kernel names for the socket. Control
-//! memory is essential, slabs are optional: whoever has passed as many slabs as it may can still connect.
+//! Each user has a fair share of each resource: see [`Shares`]. The user is the one that the kernel reports for the
+//! socket. Control memory is essential and slabs are optional: a user that has passed its maximum of slabs can still
+//! connect.
 //!
-//! On error nothing is charged, and the caller does without the memory.
+//! On error nothing is charged, and the caller proceeds without the memory.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -32,20 +33,20 @@ use rustix::{
 
 use crate::shares::{Need, Share, Shares};
 
-/// What peers may take up in all. One user alone may take up half of each, a third by its slabs.
+/// The limits of the resources of all peers. One user can use half of each resource, and a third by its slabs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// Mappings: of control memory and of slabs.
+    /// Maximum number of mappings of control memory and of slabs.
     pub mappings: u64,
-    /// Descriptors that are kept open, of slabs that are not mapped as a whole.
+    /// Maximum number of descriptors kept open, for slabs that are not mapped as a whole.
     pub descriptors: u64,
-    /// Memfds that peers have shared and that still exist.
+    /// Maximum number of existing memfds that peers have shared.
     pub memfds: u64,
-    /// Their bytes.
+    /// Maximum total bytes of these memfds.
     pub bytes: u64,
 }
 
-/// What peers of one process take up. Clones are the same ledger.
+/// The resources that the peers of one process use. Clones share the same ledger.
 #[derive(Clone, Debug)]
 pub struct Ledger(Arc<Inner>);
 
@@ -55,15 +56,15 @@ struct Inner {
     descriptors: Arc<Shares<u32>>,
     memfds: Arc<Shares<u32>>,
     bytes: Arc<Shares<u32>>,
-    living: Mutex<Living>,
-    /// The first refusal is worth a warning.
+    live: Mutex<LiveMemfds>,
+    /// `true` after the first refusal, which is logged as a warning.
     warned: AtomicBool,
 }
 
-/// The memfds that still exist, by their watches.
+/// The existing memfds by their watches.
 #[derive(Debug, Default)]
-struct Living {
-    /// Made with the first memfd.
+struct LiveMemfds {
+    /// Created with the first memfd.
     inotify: Option<OwnedFd>,
     memfds: HashMap<i32, Memfd>,
 }
@@ -71,24 +72,25 @@ struct Living {
 #[derive(Debug)]
 struct Memfd {
     bytes: u64,
-    /// Of the memfd, and of its bytes. More if it was found larger when it was passed again.
+    /// The shares for the memfd and for its bytes. There are more if it had grown when it was passed again.
     shares: Vec<Share<u32>>,
 }
 
-/// The ledger as one user's connection sees it.
+/// The ledger for the connections of one user.
 #[derive(Clone, Debug)]
 pub(crate) struct Account {
     ledger: Ledger,
     user: u32,
 }
 
-/// A mapping or a descriptor, given back on drop.
+/// A mapping or a descriptor. Dropping it releases the charge.
 #[derive(Debug)]
-pub(crate) struct Charge(#[expect(dead_code, reason = "held for its drop")] Share<u32>);
+pub(crate) struct Charge(#[expect(dead_code, reason = "its drop releases the charge")] Share<u32>);
 
 impl Bounds {
-    /// Of this process: half of the mappings it may have, a quarter of its descriptors, and a third of the memory of the
-    /// machine, or of its cgroup if that has less. Of memfds, half of what inotify lets a user watch.
+    /// Returns the limits of this process: half of the mappings that it can have, a quarter of its descriptors, and a
+    /// third of the memory of the machine, or of its cgroup if that has less. The limit of memfds is half of the
+    /// watches that inotify permits a user.
     pub fn of_process() -> Self {
         let number = |path: &str| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
         Self {
@@ -101,19 +103,19 @@ impl Bounds {
 }
 
 impl Ledger {
-    /// An empty ledger.
+    /// Creates an empty ledger.
     pub fn new(bounds: Bounds) -> Self {
         Self(Arc::new(Inner {
             mappings: Shares::new(bounds.mappings),
             descriptors: Shares::new(bounds.descriptors),
             memfds: Shares::new(bounds.memfds),
             bytes: Shares::new(bounds.bytes),
-            living: Mutex::default(),
+            live: Mutex::default(),
             warned: AtomicBool::new(false),
         }))
     }
 
-    /// The one of this process, with the bounds that hold when it is first asked for.
+    /// Returns the ledger of this process. Its limits are determined at the first call.
     pub fn of_process() -> Self {
         static LEDGER: LazyLock<Ledger> = LazyLock::new(|| {
             let bounds = Bounds::of_process();
@@ -123,7 +125,7 @@ impl Ledger {
         LEDGER.clone()
     }
 
-    /// The part of a user.
+    /// Opens the account of a user.
     pub(crate) fn account(&self, user: u32) -> Account {
         Account { ledger: self.clone(), user }
     }
@@ -133,7 +135,7 @@ impl Account {
     /// Charges one more mapping.
     ///
     /// # Errors
-    /// The user has as many as it may.
+    /// The user has reached its limit.
     pub(crate) fn mapping(&self, need: Need) -> io::Result<Charge> {
         self.take(&self.ledger.0.mappings, 1, need, "mappings").map(Charge)
     }
@@ -141,35 +143,35 @@ impl Account {
     /// Charges one more descriptor.
     ///
     /// # Errors
-    /// The user has as many as it may.
+    /// The user has reached its limit.
     pub(crate) fn descriptor(&self) -> io::Result<Charge> {
         self.take(&self.ledger.0.descriptors, 1, Need::Optional, "descriptors").map(Charge)
     }
 
-    /// Charges a memfd of `bytes`, if it is not charged already, until it exists no more.
+    /// Charges a memfd of `bytes` bytes until it is freed, unless it is charged already.
     ///
     /// # Errors
-    /// The user has as much as it may, or the memfd cannot be watched.
+    /// The user has reached its limit, or the memfd cannot be watched.
     pub(crate) fn memfd(&self, fd: BorrowedFd<'_>, bytes: u64, need: Need) -> io::Result<()> {
-        let mut living = self.ledger.0.living.lock();
-        living.forget_gone()?;
-        let watch = living.watch(fd)?;
-        let known = living.memfds.get(&watch).map_or(0, |memfd| memfd.bytes);
+        let mut live = self.ledger.0.live.lock();
+        live.release_freed()?;
+        let watch = live.watch(fd)?;
+        let known = live.memfds.get(&watch).map_or(0, |memfd| memfd.bytes);
         if bytes <= known {
             return Ok(());
         }
         let shares = self.shares(bytes - known, known == 0, need).inspect_err(|_| {
             if known == 0 {
-                living.unwatch(watch);
+                live.unwatch(watch);
             }
         })?;
-        let memfd = living.memfds.entry(watch).or_insert_with(|| Memfd { bytes, shares: Vec::new() });
+        let memfd = live.memfds.entry(watch).or_insert_with(|| Memfd { bytes, shares: Vec::new() });
         memfd.bytes = bytes;
         memfd.shares.extend(shares);
         Ok(())
     }
 
-    /// Shares of the bytes of a memfd, and of its being one if it `is_new`.
+    /// Takes shares for the bytes of a memfd, and for the memfd itself if it `is_new`.
     fn shares(&self, bytes: u64, is_new: bool, need: Need) -> io::Result<Vec<Share<u32>>> {
         let Inner { memfds, bytes: of_bytes, .. } = &*self.ledger.0;
         let mut shares = vec![self.take(of_bytes, bytes, need, "bytes of shared memory")?];
@@ -181,17 +183,17 @@ impl Account {
 
     fn take(&self, shares: &Arc<Shares<u32>>, units: u64, need: Need, what: &str) -> io::Result<Share<u32>> {
         shares.take(self.user, units, need).ok_or_else(|| {
-            let error = format!("user {} has as many {what} as it may", self.user);
+            let error = format!("user {} has reached its limit of {what}", self.user);
             if !self.ledger.0.warned.swap(true, Relaxed) {
-                tracing::warn!("shm: {error}; its data go through the ring, or it cannot connect");
+                tracing::warn!("shm: {error}; its data go through the ring, or its connection is rejected");
             }
             io::Error::new(io::ErrorKind::QuotaExceeded, error)
         })
     }
 }
 
-impl Living {
-    /// Watches a memfd; the same one is the same watch.
+impl LiveMemfds {
+    /// Watches a memfd. The same memfd has the same watch.
     fn watch(&mut self, fd: BorrowedFd<'_>) -> io::Result<i32> {
         let inotify = match &self.inotify {
             Some(inotify) => inotify,
@@ -205,13 +207,13 @@ impl Living {
 
     fn unwatch(&mut self, watch: i32) {
         if let Some(inotify) = &self.inotify {
-            // It fails if the memfd is gone already.
+            // Removal fails if the memfd has been freed already.
             let _ = inotify::remove_watch(inotify, watch);
         }
     }
 
-    /// Gives back what memfds were charged that exist no more.
-    fn forget_gone(&mut self) -> io::Result<()> {
+    /// Releases the charges of memfds that have been freed.
+    fn release_freed(&mut self) -> io::Result<()> {
         let Some(inotify) = &self.inotify else { return Ok(()) };
         let mut lost = false;
         let mut space = [MaybeUninit::uninit(); 4096];
@@ -225,26 +227,27 @@ impl Living {
                 Err(errno) => return Err(errno.into()),
             }
         }
-        if lost { self.forget_unwatched() } else { Ok(()) }
+        if lost { self.release_unwatched() } else { Ok(()) }
     }
 
-    /// The same without events: more went at once than the kernel keeps of them.
-    fn forget_unwatched(&mut self) -> io::Result<()> {
+    /// Does the same without events, after more memfds were freed at once than the kernel has events for.
+    fn release_unwatched(&mut self) -> io::Result<()> {
         let Some(inotify) = &self.inotify else { return Ok(()) };
-        let living = fs::read_to_string(format!("/proc/self/fdinfo/{}", inotify.as_raw_fd()))?;
-        let living: HashSet<i32> = living.lines().filter_map(watch_of).collect();
-        self.memfds.retain(|watch, _| living.contains(watch));
+        let live = fs::read_to_string(format!("/proc/self/fdinfo/{}", inotify.as_raw_fd()))?;
+        let live: HashSet<i32> = live.lines().filter_map(watch_of).collect();
+        self.memfds.retain(|watch, _| live.contains(watch));
         Ok(())
     }
 }
 
-/// The watch in a line of `/proc/PID/fdinfo/FD`, such as `inotify wd:1 ino:2f sdev:1 mask:400 …` (proc_pid_fdinfo(5)).
+/// Parses the watch in a line of `/proc/PID/fdinfo/FD`, such as `inotify wd:1 ino:2f sdev:1 mask:400 …`
+/// (proc_pid_fdinfo(5)).
 fn watch_of(line: &str) -> Option<i32> {
     let number = line.strip_prefix("inotify wd:")?.split(' ').next()?;
     i32::from_str_radix(number, 16).ok()
 }
 
-/// Bytes of memory that this process can use: the machine's, or its cgroup's if that is less.
+/// Returns the bytes of memory that this process can use: those of the machine, or of its cgroup if that has less.
 fn memory_of_process() -> u64 {
     let info = rustix::system::sysinfo();
     let machine = (info.totalram as u64).saturating_mul(info.mem_unit.into());
@@ -252,7 +255,7 @@ fn memory_of_process() -> u64 {
     limits_of(&groups).filter_map(|path| fs::read_to_string(path).ok()?.trim().parse().ok()).fold(machine, u64::min)
 }
 
-/// Where limits of memory are found, given `/proc/self/cgroup`: those of its cgroup and of all above it.
+/// Returns the paths of memory limits for the content of `/proc/self/cgroup`: those of its cgroup and of all parents.
 fn limits_of(groups: &str) -> impl Iterator<Item = String> {
     groups.lines().flat_map(|line| {
         // cgroups(7): `0::/path` for version 2, `N:controllers:/path` for version 1.
@@ -285,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_memfd_is_charged_once_and_until_it_is_gone() {
+    fn memfd_is_charged_once_until_it_is_freed() {
         let ledger = Ledger::new(BOUNDS);
         let (one, two) = (ledger.account(1000), ledger.account(2000));
         let held: Vec<_> = (0..2).map(|_| memfd(256 << 10)).collect();
@@ -297,12 +300,12 @@ mod tests {
         let error = one.memfd(more.as_fd(), 4096, Need::Essential).unwrap_err().to_string();
         assert!(error.contains("user 1000") && error.contains("bytes"), "{error}");
         two.memfd(more.as_fd(), 4096, Need::Essential).unwrap();
-        // Closed here, but open elsewhere: it exists, with all pages that were allocated.
+        // It is closed here but open elsewhere, so it exists with all allocated pages.
         let elsewhere = held[0].try_clone().unwrap();
         drop(held);
         let next = memfd(128 << 10);
         one.memfd(next.as_fd(), 128 << 10, Need::Essential).unwrap();
-        assert_eq!(ledger.0.bytes.sum(), (384 << 10) + 4096, "one has gone, and one has come");
+        assert_eq!(ledger.0.bytes.sum(), (384 << 10) + 4096, "one memfd was freed and one was added");
         assert!(one.memfd(memfd(256 << 10).as_fd(), 256 << 10, Need::Essential).is_err());
         drop((elsewhere, next, more));
         two.memfd(memfd(4096).as_fd(), 4096, Need::Essential).unwrap();
@@ -311,21 +314,21 @@ mod tests {
     }
 
     #[test]
-    fn what_still_exists_is_found_without_events() {
+    fn existing_memfds_are_found_without_events() {
         let ledger = Ledger::new(BOUNDS);
         let account = ledger.account(7);
         let mut held: Vec<_> = (0..40).map(|_| memfd(4096)).collect();
         held.iter().for_each(|fd| account.memfd(fd.as_fd(), 4096, Need::Essential).unwrap());
         held.truncate(30);
-        ledger.0.living.lock().forget_unwatched().unwrap();
+        ledger.0.live.lock().release_unwatched().unwrap();
         assert_eq!((ledger.0.memfds.sum(), ledger.0.bytes.sum()), (30, 30 * 4096));
         held.clear();
-        ledger.0.living.lock().forget_unwatched().unwrap();
+        ledger.0.live.lock().release_unwatched().unwrap();
         assert_eq!(ledger.0.memfds.sum(), 0);
     }
 
     #[test]
-    fn a_memfd_that_has_grown_is_charged_for_that() {
+    fn grown_memfd_is_charged_for_its_growth() {
         let ledger = Ledger::new(BOUNDS);
         let account = ledger.account(1000);
         let fd = memfd(4096);
@@ -348,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_are_looked_for_in_all_cgroups_above() {
+    fn limits_of_all_parent_cgroups_are_found() {
         let paths = |groups| limits_of(groups).collect::<Vec<_>>();
         assert_eq!(paths("0::/\n"), ["/sys/fs/cgroup/memory.max"]);
         let nested = ["/sys/fs/cgroup/a/b/memory.max", "/sys/fs/cgroup/a/memory.max", "/sys/fs/cgroup/memory.max"];

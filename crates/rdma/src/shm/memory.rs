@@ -1,7 +1,7 @@
-//! Memory of two processes: the control memory, and the slabs of the connecting side.
+//! Memory shared by two processes: the control memory, and the slabs of the connecting side.
 //!
-//! Each is a memfd. Whoever maps one that the other side made checks its seals and size first, since a file that could
-//! shrink would turn an access into a signal. Control memory is all atomics; slabs are touched only through
+//! Each is a memfd. A side that maps a memfd of the other side checks its seals and size first, because a file that
+//! could shrink would turn an access into a signal. Control memory consists of atomics. Slabs are accessed only through
 //! raw pointers and system calls, never through a reference, because the other side can change them at any time.
 //!
 //! On error nothing is mapped.
@@ -30,11 +30,11 @@ use super::{
 };
 use crate::shares::Need;
 
-/// The control memory: a ring each way, and the table of exposures. The accepting side makes it.
+/// The control memory: a ring in each direction, and the table of exposures. The accepting side creates it.
 #[derive(Debug)]
 pub(crate) struct Control {
     mapping: Mapping,
-    /// On the accepting side.
+    /// The charge for the mapping, on the accepting side.
     _charge: Option<Charge>,
 }
 
@@ -59,7 +59,7 @@ struct Mapping {
     bytes: usize,
 }
 
-// SAFETY: a mapping is memory like any other, the same for all threads; what is done with it is up to its users.
+// SAFETY: a mapping is the same memory for all threads; its users are responsible for their accesses.
 #[expect(unsafe_code)]
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
@@ -67,10 +67,10 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Control {
-    /// Fresh control memory, all zeros, at the peer's expense, and its descriptor for the peer.
+    /// Creates control memory filled with zeros, charged to the peer, and returns it with its descriptor for the peer.
     ///
     /// # Errors
-    /// The peer's user has as much as it may, or the system refuses.
+    /// The peer's user has reached its limit, or the system rejects the request.
     pub(crate) fn with_fd(account: &Account) -> io::Result<(Arc<Self>, OwnedFd)> {
         let charge = account.mapping(Need::Essential)?;
         let fd = rustix::fs::memfd_create("slipway-shm", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
@@ -80,35 +80,35 @@ impl Control {
         Ok((Arc::new(Self { mapping: Mapping::new(fd.as_fd(), CONTROL_LEN)?, _charge: Some(charge) }), fd))
     }
 
-    /// Fresh control memory for both sides in this process.
+    /// Creates control memory for both sides in this process.
     #[cfg(test)]
     pub(crate) fn create() -> io::Result<Arc<Self>> {
         let account = super::ledger::Ledger::of_process().account(0);
         Self::with_fd(&account).map(|(control, _)| control)
     }
 
-    /// The control memory behind a descriptor of the peer's.
+    /// Maps control memory by a descriptor of the peer.
     pub(crate) fn open(fd: BorrowedFd<'_>) -> io::Result<Arc<Self>> {
         check(fd, CONTROL_LEN)?;
         Ok(Arc::new(Self { mapping: Mapping::new(fd, CONTROL_LEN)?, _charge: None }))
     }
 
-    /// The writing end of the ring of the accepting or the connecting side.
+    /// Returns the writing end of the ring of the accepting or the connecting side.
     pub(crate) fn tx(self: &Arc<Self>, accepting: bool) -> Producer<SharedWords> {
         Producer::new(self.ring(accepting))
     }
 
-    /// The reading end for the accepting or the connecting side: of the other's ring.
+    /// Returns the reading end for the accepting or the connecting side, which is of the other side's ring.
     pub(crate) fn rx(self: &Arc<Self>, accepting: bool) -> Consumer<SharedWords> {
         Consumer::new(self.ring(!accepting))
     }
 
-    /// The table of exposures.
+    /// Returns the table of exposures.
     pub(crate) fn table(self: &Arc<Self>) -> Table<SharedWords> {
         Table(SharedWords { control: self.clone(), start: TABLE_START, count: EXPOSURES_MAX * ENTRY_WORDS })
     }
 
-    /// The words of a ring, as a peer that keeps to no rules sees them.
+    /// Returns the words of a ring, to which a hostile peer can write anything.
     pub(crate) fn words_of_ring(self: &Arc<Self>, of_accepting: bool) -> SharedWords {
         self.ring(of_accepting)
     }
@@ -123,8 +123,8 @@ impl SharedWords {
     #[inline]
     fn word(&self, index: usize) -> &AtomicU64 {
         assert!(index < self.count);
-        // SAFETY: all parts lie inside the control memory, as the constants below say, which is mapped while `control`
-        // lives and of full size, by its seals. It is aligned to pages. Nobody sees it but as atomics.
+        // SAFETY: all parts lie inside the control memory, as the constants below define. It is mapped while `control`
+        // lives, and has its full size because of its seals. It is aligned to pages. It is accessed only as atomics.
         #[expect(unsafe_code)]
         unsafe {
             self.control.mapping.start.cast::<AtomicU64>().add(self.start / 8 + index).as_ref()
@@ -160,33 +160,33 @@ impl Words for SharedWords {
 }
 
 impl PeerSlab {
-    /// Maps a slab that was checked.
+    /// Maps a slab that has been checked.
     ///
     /// # Errors
-    /// The peer's user has as many mappings as it may, or it cannot be mapped.
+    /// The peer's user has reached its limit of mappings, or the slab cannot be mapped.
     pub(crate) fn map(fd: BorrowedFd<'_>, bytes: usize, account: &Account) -> io::Result<Self> {
         let charge = account.mapping(Need::Optional)?;
         Ok(Self { mapping: Mapping::new(fd, bytes)?, _charge: charge })
     }
 
-    /// Whether a descriptor is of a slab that the peer says has `bytes`, to be mapped next or later.
+    /// Checks that a descriptor is of a slab of `bytes` bytes, as stated by the peer, before it is mapped.
     ///
     /// # Errors
-    /// It is no memfd, is not sealed against shrinking, or is of another size.
+    /// The descriptor is not of a memfd, the memfd is not sealed against shrinking, or its size differs.
     pub(crate) fn check(fd: BorrowedFd<'_>, bytes: usize) -> io::Result<()> {
         check(fd, bytes)
     }
 
-    /// Maps `bytes` from `start` of a slab that was checked, with their pages: those of one access.
+    /// Maps `bytes` bytes from `start` of a checked slab, with their pages, for one access.
     ///
     /// # Errors
-    /// As of [`map`](Self::map).
+    /// As for [`map`](Self::map).
     pub(crate) fn window(fd: BorrowedFd<'_>, start: u64, bytes: usize, account: &Account) -> io::Result<Self> {
         let charge = account.mapping(Need::Optional)?;
         Ok(Self { mapping: Mapping::part(fd, start, bytes, MapFlags::POPULATE)?, _charge: charge })
     }
 
-    /// The address of the bytes `offset .. offset + len`, if all lie in the slab.
+    /// Returns the address of the bytes `offset .. offset + len`, or `None` if some of them lie outside the slab.
     pub(crate) fn range(&self, offset: u64, len: usize) -> Option<NonNull<u8>> {
         let end = offset.checked_add(len as u64)?;
         if end > self.mapping.bytes as u64 {
@@ -197,10 +197,10 @@ impl PeerSlab {
         Some(unsafe { self.mapping.start.add(offset as usize) })
     }
 
-    /// Fills `offset .. offset + data.len()` with `data`. False if not all of it lies in the slab.
+    /// Writes `data` to `offset .. offset + data.len()`. Returns `false` if some of the range lies outside the slab.
     ///
     /// # Errors
-    /// A file or device memory of the rope that cannot be read.
+    /// A file range or device memory of the rope cannot be read.
     pub(crate) fn fill(&self, offset: u64, data: &Rope) -> io::Result<bool> {
         let Some(start) = self.range(offset, data.len()) else { return Ok(false) };
         let mut at = 0;
@@ -210,8 +210,8 @@ impl PeerSlab {
             let target = unsafe { start.add(at) };
             match piece {
                 Piece::Memory(bytes) => {
-                    // SAFETY: the target has room for it, as above; our own memory is never the peer's. That the peer may
-                    // look at, or write to, the target meanwhile is its own affair: nothing here reads it.
+                    // SAFETY: the target has room for the bytes, as above. Memory of this process is never the peer's
+                    // memory. The peer can read or write the target at the same time, but nothing here reads it.
                     #[expect(unsafe_code)]
                     unsafe {
                         target.copy_from_nonoverlapping(NonNull::from(&**bytes).cast(), bytes.len());
@@ -219,7 +219,7 @@ impl PeerSlab {
                 }
                 Piece::File(range) => read_file(range, target)?,
                 Piece::Peer(bytes) => {
-                    // SAFETY: as above; from one peer's memory to another's, or to another place in it.
+                    // SAFETY: as above. The source can be another peer's memory, or another range of the same memory.
                     #[expect(unsafe_code)]
                     unsafe {
                         std::ptr::copy(bytes.as_ptr(), target.as_ptr(), bytes.len());
@@ -228,7 +228,7 @@ impl PeerSlab {
                 Piece::Device(range) => {
                     let mut copy = vec![0; range.len()];
                     range.copy_out(0, &mut copy)?;
-                    // SAFETY: as for memory of ours.
+                    // SAFETY: as for memory of this process.
                     #[expect(unsafe_code)]
                     unsafe {
                         target.copy_from_nonoverlapping(NonNull::from(&*copy).cast(), copy.len());
@@ -240,11 +240,11 @@ impl PeerSlab {
         Ok(true)
     }
 
-    /// Copies `offset .. offset + into.len()` out. False if not all of it lies in the slab.
+    /// Copies `offset .. offset + into.len()` to `into`. Returns `false` if some of the range lies outside the slab.
     pub(crate) fn copy_to(&self, offset: u64, into: &mut [u8]) -> bool {
         let Some(start) = self.range(offset, into.len()) else { return false };
-        // SAFETY: the range lies inside the mapping; `into` is ours alone. A peer that writes there meanwhile decides what
-        // is copied, as it does in any case.
+        // SAFETY: the range lies inside the mapping, and `into` is memory of this process only. A peer that writes at
+        // the same time determines what is copied, as it can anyway.
         #[expect(unsafe_code)]
         unsafe {
             start.copy_to_nonoverlapping(NonNull::from(&mut *into).cast(), into.len());
@@ -253,19 +253,20 @@ impl PeerSlab {
     }
 }
 
-/// Reads a range of a file to `target`, which has room for it: straight from the page cache into the peer's memory.
+/// Reads a file range to `target`, which has room for it, directly from the page cache into the peer's memory.
 fn read_file(range: &FileRange, target: NonNull<u8>) -> io::Result<()> {
     let file: &File = &range.file;
     let mut done = 0;
     while done < range.len {
         let offset = i64::try_from(range.offset + done as u64).map_err(|_| io::ErrorKind::InvalidInput)?;
-        // SAFETY: the kernel writes at most `len - done` bytes behind the first `done`, and checks the addresses itself.
+        // SAFETY: the kernel writes at most `len - done` bytes behind the first `done`, and checks the addresses
+        // itself.
         #[expect(unsafe_code)]
         let read =
             unsafe { libc::pread64(file.as_raw_fd(), target.add(done).as_ptr().cast(), range.len - done, offset) };
         match read {
             0 => {
-                // What a file no longer has is zeros.
+                // Bytes beyond the end of the file are zeros.
                 // SAFETY: as above.
                 #[expect(unsafe_code)]
                 unsafe {
@@ -283,11 +284,11 @@ fn read_file(range: &FileRange, target: NonNull<u8>) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether `fd` is memory of exactly `bytes` bytes that can never have fewer.
+/// Checks that `fd` is memory of exactly `bytes` bytes that cannot shrink.
 fn check(fd: BorrowedFd<'_>, bytes: usize) -> io::Result<()> {
     let refuse = |what: &str| Err(io::Error::new(io::ErrorKind::InvalidData, format!("the peer's memory {what}")));
-    // Only memfds have seals of their own; a file of any other kind could be truncated, or be somebody's disk.
-    let Ok(seals) = rustix::fs::fcntl_get_seals(fd) else { return refuse("is no memfd") };
+    // Only memfds have seals. A file of another kind could be truncated, or be on a disk.
+    let Ok(seals) = rustix::fs::fcntl_get_seals(fd) else { return refuse("is not a memfd") };
     if !seals.contains(SealFlags::SHRINK) {
         return refuse("is not sealed against shrinking");
     }
@@ -295,9 +296,9 @@ fn check(fd: BorrowedFd<'_>, bytes: usize) -> io::Result<()> {
     if bytes == 0 || size != bytes as i64 {
         return refuse(&format!("has {size} bytes, not {bytes}"));
     }
-    // Huge pages of a fixed pool can run out at a fault, which is a signal; ordinary memory cannot.
+    // Huge pages of a fixed pool can be exhausted at a page fault, which causes a signal. Ordinary memory cannot.
     if rustix::fs::fstatfs(fd)?.f_type != TMPFS_MAGIC {
-        return refuse("is not ordinary memory");
+        return refuse("is not ordinary memory (tmpfs)");
     }
     Ok(())
 }
@@ -310,26 +311,26 @@ impl Mapping {
     fn part(fd: BorrowedFd<'_>, start: u64, bytes: usize, flags: MapFlags) -> io::Result<Self> {
         let flags = flags | MapFlags::SHARED;
         let prot = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing.
+        // SAFETY: a new mapping at an address that the kernel chooses aliases nothing.
         #[expect(unsafe_code)]
         let start = unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, prot, flags, fd, start)? };
-        Ok(Self { start: NonNull::new(start.cast()).expect("mmap gives no null"), bytes })
+        Ok(Self { start: NonNull::new(start.cast()).expect("mmap must not return null"), bytes })
     }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: made by `new`, and nobody has its addresses without holding it.
+        // SAFETY: `part` created the mapping, and all users of its addresses hold it.
         #[expect(unsafe_code)]
         let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.bytes) };
     }
 }
 
-/// Regions of the connecting side that the accepting side can reach without asking.
+/// Maximum number of regions of the connecting side that the accepting side can access directly.
 pub(crate) const EXPOSURES_MAX: usize = 4096;
-/// Words of data in a ring: 64 KiB.
+/// The number of data words in a ring: 64 KiB.
 const RING_WORDS: usize = 8 << 10;
-/// Bytes from one ring to the next, in whole pages.
+/// The distance in bytes from one ring to the next, in whole pages.
 const RING_SPACE: usize = ((DATA + RING_WORDS) * 8).next_multiple_of(4096);
 const TABLE_START: usize = 2 * RING_SPACE;
 const CONTROL_LEN: usize = TABLE_START + EXPOSURES_MAX * ENTRY_WORDS * 8;
@@ -353,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn both_sides_see_the_same_rings_and_table_and_none_overlaps() {
+    fn both_sides_share_rings_and_table_without_overlap() {
         let (ours, fd) = Control::with_fd(&account()).unwrap();
         let theirs = Control::open(fd.as_fd()).unwrap();
         let (mut down, mut up) = (ours.tx(true), theirs.tx(false));
@@ -367,15 +368,18 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_is_not_sealed_or_not_of_its_size_is_refused() {
+    fn unsealed_or_wrongly_sized_memory_is_rejected() {
         let refused = |fd: &OwnedFd, bytes| PeerSlab::check(fd.as_fd(), bytes).unwrap_err().to_string();
         let seal = SealFlags::SHRINK;
         assert!(refused(&memfd(8192, SealFlags::GROW), 8192).contains("not sealed"));
         assert!(refused(&memfd(4096, seal), 8192).contains("4096 bytes, not 8192"));
         assert!(refused(&memfd(0, seal), 0).contains("0 bytes"));
-        assert!(PeerSlab::map(memfd(8192, seal | SealFlags::WRITE).as_fd(), 8192, &account()).is_err(), "read-only");
+        assert!(
+            PeerSlab::map(memfd(8192, seal | SealFlags::WRITE).as_fd(), 8192, &account()).is_err(),
+            "a read-only memfd must be rejected"
+        );
         let file = tempfile();
-        assert!(refused(&file, 8192).contains("no"), "an ordinary file");
+        assert!(refused(&file, 8192).contains("no"), "an ordinary file must be rejected");
         assert!(Control::open(memfd(4096, seal).as_fd()).is_err());
         assert!(PeerSlab::check(memfd(8192, seal).as_fd(), 8192).is_ok());
     }
@@ -389,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_beyond_a_slab_is_touched() {
+    fn access_beyond_a_slab_is_rejected() {
         let fd = memfd(8192, SealFlags::SHRINK);
         let slab = PeerSlab::map(fd.as_fd(), 8192, &account()).unwrap();
         let rope = Rope::from(Bytes::from(vec![7; 100]));

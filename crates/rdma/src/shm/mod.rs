@@ -1,28 +1,28 @@
 //! Client and server on one host: registered memory is shared, and an RDMA operation is a copy.
 //!
-//! Two processes are connected by a Unix socket, which tells who the peer is and passes descriptors, and by *control
-//! memory* that both map: a ring each way, and a table of exposures. What the connecting side registers lies in slabs
-//! (sealed memfds, [`buf::Slab`]) that the accepting side maps once; the accepting side never shows its memory. So the
-//! accepting side carries out its RDMA Writes and Reads by itself, straight to and from the place where the data is wanted;
-//! everything else (Sends, and memory that is in no shared slab) goes through the rings in pieces.
+//! Two processes are connected by a Unix socket, which identifies the peer and passes descriptors, and by *control
+//! memory* that both map: a ring in each direction, and a table of exposures. The connecting side registers memory in
+//! slabs (sealed memfds, [`buf::Slab`]), which the accepting side maps once. The accepting side never exposes its
+//! memory. So the accepting side executes its RDMA Writes and Reads by itself, directly to and from the final location
+//! of the data. All other data (Sends, and memory that is not in a shared slab) go through the rings in pieces.
 //!
 //! | file | |
 //! |---|---|
-//! | `place` | where listeners are found |
+//! | `place` | the sockets of listeners in the file system |
 //! | `packet`, `socket`, `connect` | the socket: handshake, descriptors, doorbells |
-//! | `memory` | mapping what the peer has made |
+//! | `memory` | mapping the peer's memory |
 //! | `ring`, `record` | messages in shared memory |
-//! | `table` | what the accepting side may touch |
-//! | `ledger` | what peers may take up of the process, each user and all together |
-//! | `passed` | the slabs that the accepting side has been passed, and the ways of mapping them |
-//! | `slabs` | the connecting side's memory, as each of the two sides knows it |
+//! | `table` | the memory that the accepting side can access |
+//! | `ledger` | the resources that peers use, for each user and in total |
+//! | `passed` | the slabs that the accepting side has received, and the methods of mapping them |
+//! | `slabs` | the connecting side's memory, as each side manages it |
 //! | `qp`, `sender`, `receiver` | the queue pair |
 //!
-//! Buffers belong to the queue pair while posted or registered. What is registered goes back to its owner only when no
-//! access to it is under way in the other process; if the connection ends in the middle of one, its owner gets other
-//! memory of the same size, and the old is kept until the peer has let go of it.
+//! Buffers belong to the queue pair while they are posted or registered. Registered memory is returned to its owner
+//! only when no access by the other process is in progress. If the connection ends during an access, the owner gets
+//! other memory of the same size, and the old memory is kept until the peer has released it.
 //!
-//! On error: a peer that breaks a rule loses its connection; see `docs/providers/shm.md` for what it cannot do.
+//! On error: a peer that violates a rule loses its connection. `docs/providers/shm.md` lists what a peer cannot do.
 
 mod connect;
 #[doc(hidden)]
@@ -48,27 +48,27 @@ pub use ledger::{Bounds, Ledger};
 
 use crate::{BoxFuture, Connected, Listener, Provider, ProviderCaps, QpOptions, WorkId, registration::Registration};
 
-/// How the [`Shm`] provider behaves.
+/// The options of the [`Shm`] provider.
 #[derive(Clone, Debug)]
 pub struct ShmOptions {
-    /// The socket to listen at or to connect to, whatever the port; for containers that share a directory. Who connects
-    /// then trusts whoever listens there.
+    /// The socket to listen at or to connect to, for any port. This is for containers that share a directory. The
+    /// connecting side then trusts whatever process listens there.
     pub socket: Option<PathBuf>,
-    /// The directory of the sockets, in place of the runtime directory.
+    /// The directory of the sockets; the runtime directory if `None`.
     pub directory: Option<PathBuf>,
-    /// How long a side with nothing to do looks again before it sleeps. Zero for a machine that is short of processors.
+    /// The time for which an idle side polls before it sleeps. Use zero on a machine with few processors.
     pub spin: Duration,
-    /// How long each step of the handshake may take.
+    /// The timeout of each step of the handshake.
     pub handshake_timeout: Duration,
-    /// How long a connection that is being ended may take to hand over what was posted.
+    /// Maximum time for sending posted requests while a connection is closed.
     pub linger: Duration,
-    /// Regions that one queue pair can have.
+    /// Maximum number of regions of one queue pair.
     pub regions_max: usize,
-    /// Bytes of a peer's memory that are mapped for one connection. Beyond, its memory is reached through the ring.
+    /// Maximum bytes of a peer's memory that one connection maps. Other memory is accessed through the ring.
     pub mapped_max: u64,
-    /// What accepted connections take up is entered here; the ledger of the process if absent.
+    /// The ledger that accounts for accepted connections; the ledger of the process if `None`.
     pub ledger: Option<Ledger>,
-    /// Connections that may wait to be accepted.
+    /// Maximum number of connections that wait to be accepted.
     pub backlog: u32,
 }
 
@@ -88,9 +88,9 @@ impl Default for ShmOptions {
     }
 }
 
-/// The provider. Its futures run on a tokio runtime with I/O and time enabled.
+/// The shared-memory provider. Its futures run on a tokio runtime with I/O and time enabled.
 ///
-/// Of an address it uses the port: see [`ShmOptions::directory`].
+/// It uses only the port of an address: see [`ShmOptions::directory`].
 ///
 /// ```no_run
 /// use rdma::{Provider, QpOptions, shm::{Shm, ShmOptions}};
@@ -108,7 +108,7 @@ pub struct Shm {
 }
 
 impl Shm {
-    /// A provider.
+    /// Creates a provider.
     pub fn new(options: ShmOptions) -> Self {
         Self { options: Arc::new(options) }
     }

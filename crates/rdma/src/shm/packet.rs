@@ -1,11 +1,12 @@
-//! What travels over the socket: the handshake, slabs with their descriptors, and doorbells.
+//! The packets on the socket: the handshake, slabs with their descriptors, and doorbells.
 //!
-//! The socket keeps packets apart (`SOCK_SEQPACKET`). Numbers are little-endian, as both ends are one machine.
+//! The socket preserves packet boundaries (`SOCK_SEQPACKET`). Numbers are little-endian, because both ends are on one
+//! machine.
 //!
 //! | packet | bytes | descriptor |
 //! |---|---|---|
 //! | Hello | `SLIPSHM1`, 1, outbound and inbound reads (16 bits each), private data | |
-//! | Accept | `SLIPSHM1`, 2, outbound and inbound reads as agreed, for the connecting side; private data | control memory |
+//! | Accept | `SLIPSHM1`, 2, the negotiated outbound and inbound reads of the connecting side; private data | control memory |
 //! | Reject | `SLIPSHM1`, 3 | |
 //! | Slab | 4, its number (32 bits), its bytes (64 bits) | the slab |
 //! | Bell | 5 | |
@@ -13,24 +14,24 @@
 
 use bytes::{BufMut, Bytes};
 
-/// One packet.
+/// A packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Packet {
-    /// The connecting side asks.
+    /// The connecting side requests a connection.
     Hello(Terms),
-    /// The accepting side agrees.
+    /// The accepting side accepts.
     Accept(Terms),
-    /// The accepting side does not.
+    /// The accepting side rejects.
     Reject,
-    /// Memory of the connecting side, whose regions can be reached without asking.
+    /// A slab of the connecting side, whose regions the accepting side can access directly.
     Slab { number: u32, bytes: u64 },
-    /// Look at the ring.
+    /// Check the ring.
     Bell,
     /// The connecting side takes a slab back.
     Forget { number: u32 },
 }
 
-/// What the two sides tell each other first.
+/// The first packet of each side.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Terms {
     pub(crate) outbound_reads: u16,
@@ -39,7 +40,7 @@ pub(crate) struct Terms {
 }
 
 impl Packet {
-    /// Its bytes.
+    /// Encodes the packet.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(32);
         match self {
@@ -63,7 +64,7 @@ impl Packet {
         out
     }
 
-    /// Understands a packet; `None` if it is none.
+    /// Parses a packet. Returns `None` if it is invalid.
     pub(crate) fn parse(bytes: &[u8]) -> Option<Self> {
         if let Some((&[kind], rest)) = bytes.strip_prefix(MAGIC).and_then(<[u8]>::split_first_chunk) {
             return match kind {
@@ -106,9 +107,9 @@ impl Terms {
     }
 }
 
-/// Longest private data.
+/// Maximum bytes of private data.
 pub(crate) const PRIVATE_DATA_MAX: usize = 512;
-/// Longest packet, and one byte more to find out longer ones.
+/// Maximum bytes of a packet, plus one byte to detect longer ones.
 pub(crate) const PACKET_MAX: usize = MAGIC.len() + 5 + PRIVATE_DATA_MAX + 1;
 const MAGIC: &[u8; 8] = b"SLIPSHM1";
 const HELLO: u8 = 1;
@@ -123,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn packets_survive_the_socket_and_cut_ones_are_refused() {
+    fn packets_round_trip_and_truncated_ones_are_rejected() {
         let terms = |data: &'static [u8]| Terms {
             outbound_reads: 3,
             inbound_reads: 0xfffe,

@@ -1,19 +1,19 @@
-//! Slabs that the connecting side has passed, and how the accepting side maps them.
+//! The slabs that the connecting side has passed, and how the accepting side maps them.
 //!
-//! That is what registration costs here, so the ways of it ([`Registration`]) are ways of mapping:
+//! Mapping is the cost of registration here, so the methods of registration ([`Registration`]) are methods of mapping:
 //!
-//! | way | the connecting side passes a slab's descriptor | the accepting side maps |
+//! | method | the connecting side passes a slab's descriptor | the accepting side maps |
 //! |---|---|---|
-//! | `per-io` | for each region, and takes it back with it | the pages of one access, for that access |
+//! | `per-io` | for each region, and takes it back with the region | the pages of one access, for that access |
 //! | `fast` | once | the pages of one access, for that access |
-//! | `cache` | once | the slab when it is first used, until others need its place |
+//! | `cache` | once | the slab at its first use, until it is evicted for others |
 //! | `pool` | once | the slab when it is passed, until the end |
 //!
-//! A slab is charged to its user before it is mapped ([`Account`]). One that is beyond what the user may have is kept neither
-//! mapped nor open: what is to go there goes through the ring.
+//! A slab is charged to its user before it is mapped ([`Account`]). If it exceeds the user's limit, it is neither
+//! mapped nor kept open, and data for it go through the ring.
 //!
-//! Each side goes its own way. What the accepting side's operations may touch is in all of them what the table of exposures
-//! says at that moment.
+//! Each side chooses its own method. With every method, the accepting side's operations can access only what the table
+//! of exposures permits at that moment.
 
 use std::{
     collections::VecDeque,
@@ -31,11 +31,11 @@ use crate::{
     shares::Need,
 };
 
-/// What the connecting side has passed, on the accepting side.
+/// The slabs of the connecting side, as the accepting side manages them.
 pub(crate) struct Passed {
     way: Registration,
     account: Account,
-    /// By number from `first` on; nothing where the peer has taken one back. Numbers are never used again.
+    /// The slabs by number, from `first` on. `None` if the peer has taken a slab back. Numbers are never reused.
     slabs: VecDeque<Option<Slab>>,
     first: u32,
     cache: Cache<u32, PeerSlab>,
@@ -50,9 +50,9 @@ struct Slab {
 
 enum Backing {
     Mapped(Arc<PeerSlab>),
-    /// Of memory that was found to be what it should be.
-    Descriptor(OwnedFd, #[expect(dead_code, reason = "held for its drop")] Charge),
-    /// Nothing: it is beyond what the user may have.
+    /// The descriptor of memory that has been checked.
+    Descriptor(OwnedFd, #[expect(dead_code, reason = "its drop releases the charge")] Charge),
+    /// No access: the slab exceeds the user's limit.
     Refused,
 }
 
@@ -63,24 +63,24 @@ impl Passed {
         Self { way, account, slabs, first: 0, cache, bytes: 0, bytes_max }
     }
 
-    /// Whether this one has been passed, be it taken back since or not.
+    /// Returns `true` if this slab has been passed, even if it was taken back since.
     pub(crate) fn knows(&self, number: u32) -> bool {
         u64::from(number) < self.next()
     }
 
-    /// Takes in a slab.
+    /// Adds a slab.
     ///
     /// # Errors
-    /// It is not what the peer says it is, or more than one connection may have.
+    /// The slab differs from the peer's description, or exceeds the limit of one connection.
     pub(crate) fn add(&mut self, number: u32, bytes: u64, fd: Option<OwnedFd>) -> Result<(), String> {
-        let Some(fd) = fd else { return Err("a slab without its descriptor".to_owned()) };
+        let Some(fd) = fd else { return Err("a slab was sent without its descriptor".to_owned()) };
         let total = self.bytes.checked_add(bytes).filter(|&total| total <= self.bytes_max);
         let Some(total) = total.filter(|_| u64::from(number) == self.next() && self.slabs.len() < SLABS_MAX) else {
-            return Err(format!("slab {number} of {bytes} bytes is out of turn, or too much"));
+            return Err(format!("slab {number} of {bytes} bytes has the wrong number, or exceeds the limit"));
         };
         PeerSlab::check(fd.as_fd(), bytes as usize).map_err(|error| error.to_string())?;
         let backing = self.backing(fd, bytes).unwrap_or_else(|error| {
-            tracing::debug!(number, bytes, %error, "a peer's slab is reached through the ring");
+            tracing::debug!(number, bytes, %error, "a peer's slab is accessed through the ring");
             Backing::Refused
         });
         self.slabs.push_back(Some(Slab { bytes, backing }));
@@ -88,7 +88,7 @@ impl Passed {
         Ok(())
     }
 
-    /// What is kept of a slab that was checked.
+    /// Returns the resource by which a checked slab is accessed.
     fn backing(&self, fd: OwnedFd, bytes: u64) -> io::Result<Backing> {
         self.account.memfd(fd.as_fd(), bytes, Need::Optional)?;
         // Descriptors are scarcer than mappings.
@@ -100,13 +100,13 @@ impl Passed {
         PeerSlab::map(fd.as_fd(), bytes as usize, &self.account).map(|slab| Backing::Mapped(Arc::new(slab)))
     }
 
-    /// The peer takes a slab back. What is mapped of it for an access stays until that is over.
+    /// Removes a slab that the peer takes back. A mapping for an access stays until the access is complete.
     ///
     /// # Errors
-    /// There is none of this number.
+    /// There is no slab with this number.
     pub(crate) fn forget(&mut self, number: u32) -> Result<(), String> {
         let slab = self.index(number).and_then(|index| self.slabs[index].take());
-        let slab = slab.ok_or_else(|| format!("slab {number} is taken back, and was not there"))?;
+        let slab = slab.ok_or_else(|| format!("slab {number} is taken back, but does not exist"))?;
         self.bytes -= slab.bytes;
         self.cache.remove(&number);
         while let Some(None) = self.slabs.front() {
@@ -116,8 +116,8 @@ impl Passed {
         Ok(())
     }
 
-    /// `len` bytes from `offset` of a slab: a mapping, and where in it they begin. `None` if there is no such memory, or it
-    /// cannot be mapped.
+    /// Returns a mapping of `len` bytes from `offset` of a slab, and the offset at which they begin in it. Returns
+    /// `None` if there is no such memory, or it cannot be mapped.
     pub(crate) fn reach(&mut self, number: u32, offset: u64, len: usize) -> Option<(Arc<PeerSlab>, u64)> {
         let index = self.index(number)?;
         let Slab { bytes, backing } = self.slabs[index].as_ref()?;
@@ -154,9 +154,9 @@ impl Passed {
     }
 }
 
-/// The way that is taken if none is given.
+/// The default method.
 pub(crate) const DEFAULT: Registration = Registration::Pool;
-/// Slabs that one connection can have at once.
+/// Maximum number of slabs that one connection can have.
 pub(crate) const SLABS_MAX: usize = 4096;
 const PAGE: u64 = 4096;
 
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn every_way_reaches_the_same_bytes_and_none_beyond_a_slab() {
+    fn every_method_accesses_the_same_bytes_and_none_beyond_a_slab() {
         for way in Registration::ALL {
             let mut passed = passed(way);
             let buffers: Vec<_> = (0..3).map(|number| pass(&mut passed, number).unwrap()).collect();
@@ -201,12 +201,16 @@ mod tests {
                 }
             }
             assert!(passed.reach(3, 0, 1).is_none() && !passed.knows(3));
-            assert_eq!(passed.cache.stats().entries, usize::from(way == Registration::Cache), "one, as bounded");
+            assert_eq!(
+                passed.cache.stats().entries,
+                usize::from(way == Registration::Cache),
+                "the cache must hold at most one slab"
+            );
         }
     }
 
     #[test]
-    fn a_slab_that_was_taken_back_is_reached_no_more_and_its_number_not_used_again() {
+    fn slab_that_was_taken_back_is_inaccessible_and_its_number_is_not_reused() {
         for way in Registration::ALL {
             let mut passed = passed(way);
             let _buffers: Vec<_> = (0..3).map(|number| pass(&mut passed, number).unwrap()).collect();
@@ -214,7 +218,7 @@ mod tests {
             passed.forget(1).unwrap();
             assert!(!write(&mut passed, 1, 0, b"x") && passed.knows(1));
             assert!(passed.forget(1).is_err() && passed.forget(7).is_err());
-            assert!(pass(&mut passed, 1).is_err(), "out of turn");
+            assert!(pass(&mut passed, 1).is_err(), "a number must not be reused");
             passed.forget(0).unwrap();
             assert!(write(&mut passed, 2, 0, b"x") && !write(&mut passed, 0, 0, b"x"));
             let _fourth = pass(&mut passed, 3).unwrap();
@@ -223,13 +227,13 @@ mod tests {
     }
 
     #[test]
-    fn a_window_in_use_outlives_its_slab() {
+    fn window_in_use_outlives_its_slab() {
         let mut passed = passed(Registration::PerIo);
         let buffer = pass(&mut passed, 0).unwrap();
         let (window, at) = passed.reach(0, 4100, 100).unwrap();
         passed.forget(0).unwrap();
         assert!(window.fill(at, &Rope::from(Bytes::from_static(&[9; 100]))).unwrap());
         assert_eq!(buffer[4100..4200], [9; 100]);
-        assert!(window.range(at, 4096).is_none(), "only the pages asked for");
+        assert!(window.range(at, 4096).is_none(), "only the requested pages must be mapped");
     }
 }

@@ -1,10 +1,10 @@
-//! Where listeners are found: a socket in a directory, named by its port.
+//! The sockets of listeners: each is in a directory, and its name contains the port.
 //!
-//! The providers' interface speaks of addresses; of an address, `shm` uses the port alone. Port 20049 is the socket
-//! `shm-20049.sock` in the *runtime directory*: `/run/slipway` for root, `$XDG_RUNTIME_DIR/slipway` for another user, or
-//! `/tmp/slipway-UID`. Who connects looks in root's directory first, then in its own, and trusts nobody else's.
+//! The providers' interface uses addresses; `shm` uses only the port of an address. Port 20049 is the socket
+//! `shm-20049.sock` in the *runtime directory*: `/run/slipway` for root, `$XDG_RUNTIME_DIR/slipway` for another user,
+//! or `/tmp/slipway-UID`. A client searches root's directory first, then its own, and trusts no other directory.
 //!
-//! A listener holds a lock beside its socket, so that a socket without a living owner is known for what it is.
+//! A listener holds a lock beside its socket, so that a socket without a living owner is detected.
 
 use std::{
     fs::{self, DirBuilder, File},
@@ -24,7 +24,7 @@ use rustix::{
 
 use super::ShmOptions;
 
-/// A socket's name in the file system, ours while this lives.
+/// A socket's name in the file system, which belongs to this process while this value lives.
 #[derive(Debug)]
 pub(super) struct Place {
     pub(super) address: SocketAddr,
@@ -34,10 +34,10 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Takes the place of `local`, or of a free port if that is 0.
+    /// Takes the name for `local`, or for a free port if its port is 0.
     ///
     /// # Errors
-    /// Another has it, or the directory cannot be made or written.
+    /// Another process has the name, or the directory cannot be created or written.
     pub(super) fn take(options: &ShmOptions, local: SocketAddr) -> io::Result<Self> {
         if let Some(path) = &options.socket {
             return Self::lock(path.clone(), local);
@@ -68,7 +68,7 @@ impl Place {
                 rustix::io::Errno::WOULDBLOCK => io::ErrorKind::AddrInUse.into(),
                 errno => io::Error::from(errno),
             })?;
-            // Its former owner may have removed it between our two steps.
+            // The previous owner can have removed the lock file between opening and locking it.
             let ours = lock.metadata()?;
             if fs::metadata(&lock_path).is_ok_and(|now| (now.dev(), now.ino()) == (ours.dev(), ours.ino())) {
                 match fs::remove_file(&path) {
@@ -79,7 +79,7 @@ impl Place {
         }
     }
 
-    /// The listening socket. Anyone on this host may connect; who it is, is known then.
+    /// Creates the listening socket. Any user of this host can connect; the kernel then reports the user.
     pub(super) fn listen(&self, backlog: i32) -> io::Result<OwnedFd> {
         let fd = socket()?;
         rustix::net::bind(&fd, &SocketAddrUnix::new(&self.path)?)?;
@@ -91,16 +91,17 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        // The lock is held until both are gone.
+        // The lock is held until both files are removed.
         let _ = fs::remove_file(&self.path);
         let _ = fs::remove_file(&self.lock_path);
     }
 }
 
-/// A connection to whoever listens for `remote`.
+/// Connects to the listener for `remote`.
 ///
 /// # Errors
-/// `ConnectionRefused` if nobody does, `InvalidInput` if `remote` is another host; `WouldBlock` if the listener is busy.
+/// `ConnectionRefused` if there is no listener, `InvalidInput` if `remote` is another host, `WouldBlock` if the
+/// listener is busy.
 pub(super) fn connect(options: &ShmOptions, remote: SocketAddr) -> io::Result<OwnedFd> {
     if let Some(path) = &options.socket {
         return connect_to(path);
@@ -136,13 +137,13 @@ fn connect_to(path: &Path) -> io::Result<OwnedFd> {
     }
 }
 
-/// Passes a connection on if who listens is root, or the user of this process.
+/// Returns a connection if the listener's user is root or the user of this process.
 fn trusted(fd: OwnedFd) -> io::Result<OwnedFd> {
     let server = rustix::net::sockopt::socket_peercred(fd.as_fd())?.uid;
     if server.is_root() || server == rustix::process::geteuid() {
         return Ok(fd);
     }
-    let why = format!("the server is of user {}; name its socket to trust it", server.as_raw());
+    let why = format!("the server belongs to user {}; specify its socket to trust it", server.as_raw());
     Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
 }
 
@@ -155,7 +156,7 @@ fn socket_in(directory: &Path, port: u16) -> PathBuf {
     directory.join(format!("shm-{port}.sock"))
 }
 
-/// Whether an address is one of this host: one that a socket can be bound to.
+/// Returns `true` if an address belongs to this host, which means that a socket can be bound to it.
 pub(super) fn is_here(address: SocketAddr) -> bool {
     address.ip().is_loopback() || std::net::UdpSocket::bind((address.ip(), 0)).is_ok()
 }
@@ -171,13 +172,13 @@ fn own_directory() -> PathBuf {
     }
 }
 
-/// Makes the directory if there is none; refuses one that others could put sockets into.
+/// Creates the directory if it does not exist. Rejects a directory in which other users could create sockets.
 fn prepare(directory: &Path) -> io::Result<()> {
     let uid = rustix::process::geteuid();
     let mode = if uid.is_root() { 0o755 } else { 0o700 };
     match DirBuilder::new().mode(mode).create(directory) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-            let why = format!("making {}: {error}", directory.display());
+            let why = format!("creating {}: {error}", directory.display());
             return Err(io::Error::new(error.kind(), why));
         }
         _ => {}
@@ -186,11 +187,11 @@ fn prepare(directory: &Path) -> io::Result<()> {
     if found.is_dir() && found.uid() == uid.as_raw() && found.mode() & 0o022 == 0 {
         return Ok(());
     }
-    let why = format!("{} is no directory that only user {} can write to", directory.display(), uid.as_raw());
+    let why = format!("{} is not a directory that only user {} can write to", directory.display(), uid.as_raw());
     Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
 }
 
-/// The address that a peer goes by: this host's, with a port that says whether it is root's, as over TCP.
+/// Returns the address for a peer: that of this host, with a port that shows whether the peer is root, as with TCP.
 pub(super) fn address_of(uid: u32) -> SocketAddr {
     let port = if uid == 0 { PORT_OF_ROOT } else { PORT_OF_OTHERS };
     SocketAddr::from((Ipv4Addr::LOCALHOST, port))
@@ -217,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_is_one_listeners_and_free_again_after_it_or_its_death() {
+    fn name_belongs_to_one_listener_and_is_free_after_its_end() {
         let dir = scratch("taken");
         let options = options(&dir);
         let place = Place::take(&options, "127.0.0.1:0".parse().unwrap()).unwrap();
@@ -228,7 +229,7 @@ mod tests {
         drop(place);
         assert_eq!(connect(&options, address).unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
         assert_eq!(fs::read_dir(&dir).unwrap().count(), 0);
-        // What a killed server leaves behind.
+        // A killed server leaves its socket behind.
         let fd = socket().unwrap();
         rustix::net::bind(&fd, &SocketAddrUnix::new(&path).unwrap()).unwrap();
         drop(fd);
@@ -238,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn other_hosts_and_directories_that_others_can_write_are_refused() {
+    fn other_hosts_and_world_writable_directories_are_rejected() {
         let dir = scratch("open");
         let away = connect(&options(&dir), "192.0.2.1:20049".parse().unwrap()).unwrap_err();
         assert_eq!(away.kind(), io::ErrorKind::InvalidInput);

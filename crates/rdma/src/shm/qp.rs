@@ -1,10 +1,10 @@
-//! A queue pair in shared memory: drives the receiver and the sender.
+//! A queue pair in shared memory, which drives the receiver and the sender.
 //!
-//! All progress happens in [`QueuePair::poll_completions`]: it takes in what the ring holds, carries out what was
-//! posted, and when there is nothing to do it looks again for a while, giving other tasks of the thread their turn in
-//! between, and then sleeps until the doorbell.
+//! [`QueuePair::poll_completions`] makes all progress. It processes the records in the ring and executes posted
+//! requests. When there is nothing to do, it polls for a while, with other tasks of the thread running in between, and
+//! then sleeps until the doorbell rings.
 //!
-//! On a fault of the peer it is told so in the ring, and everything posted comes home flushed.
+//! After a fault of the peer, it sends the reason through the ring, and all posted requests complete as flushed.
 
 use std::{
     future::Future,
@@ -27,7 +27,7 @@ use super::{
     receiver::{Event, Fault, Receiver},
     record::Record,
     ring::Consumer,
-    sender::{Around, Failure, Progress, Sender},
+    sender::{Failure, Parts, Progress, Sender},
     slabs::Side,
     socket::{Received, Socket},
 };
@@ -36,7 +36,7 @@ use crate::{
     RemoteSegment, Stag, WorkId, WorkRequest, provider::polled, receives::ReceiveQueue,
 };
 
-/// What the handshake has brought.
+/// The result of the handshake.
 pub(super) struct Start {
     pub(super) peer: SocketAddr,
     pub(super) user: Option<PeerUser>,
@@ -57,21 +57,21 @@ pub(super) struct ShmQp {
     sender: Sender,
     side: Side,
     spin: Spin,
-    /// What completed while [`QueuePair::start`] was at work.
+    /// Completions that [`QueuePair::start`] found.
     early: Vec<Completion>,
-    /// Polls without anything since there was something.
+    /// The number of consecutive polls that found nothing.
     empty_polls: u32,
-    /// The peer has said that it ends the connection, and need not be told.
+    /// `true` if the peer ended the connection, so that it needs no message about the end.
     ended_by_peer: bool,
-    /// The doorbell has been asked for.
-    dozing: bool,
+    /// `true` while the doorbell is requested.
+    is_asleep: bool,
     phase: Phase,
     linger: std::time::Duration,
 }
 
 enum Phase {
     Open,
-    /// What is posted still goes out.
+    /// Posted requests are still executed.
     Closing(Pin<Box<Sleep>>),
     Ended(QpError),
 }
@@ -94,7 +94,7 @@ impl ShmQp {
             early: Vec::new(),
             empty_polls: 0,
             ended_by_peer: false,
-            dozing: false,
+            is_asleep: false,
             phase: Phase::Open,
             linger: shm.linger,
         }
@@ -104,7 +104,7 @@ impl ShmQp {
         self.error().is_some()
     }
 
-    /// Why the connection has ended, if it has.
+    /// Returns the reason why the connection has ended, if it has.
     fn error(&self) -> Option<&QpError> {
         match &self.phase {
             Phase::Ended(error) => Some(error),
@@ -112,7 +112,7 @@ impl ShmQp {
         }
     }
 
-    /// One round of receiving and sending; whether there may be more to do at once.
+    /// Receives and sends one round. Returns `true` if there can be more to do.
     fn turn(&mut self, cx: &mut Context<'_>, completions: &mut Vec<Completion>) -> bool {
         let received = self.receive(completions);
         if self.is_ended() {
@@ -126,10 +126,10 @@ impl ShmQp {
         received || more
     }
 
-    /// One round of sending; whether there is more to do at once.
+    /// Sends one round. Returns `true` if there is more to do.
     fn send(&mut self, completions: &mut Vec<Completion>) -> bool {
-        let mut around = Around { receiver: &mut self.receiver, side: &mut self.side, socket: &self.socket };
-        let sent = self.sender.round(&mut around, completions);
+        let mut parts = Parts { receiver: &mut self.receiver, side: &mut self.side, socket: &self.socket };
+        let sent = self.sender.round(&mut parts, completions);
         self.sender.publish(&self.socket);
         match sent {
             Ok(progress) => return progress == Progress::More,
@@ -139,7 +139,7 @@ impl ShmQp {
         false
     }
 
-    /// Takes in at most as much as a ring can hold; whether that was anything.
+    /// Processes at most as many records as a ring can hold. Returns `true` if there were any.
     fn receive(&mut self, completions: &mut Vec<Completion>) -> bool {
         let mut any = false;
         let mut closed = false;
@@ -185,33 +185,34 @@ impl ShmQp {
         any
     }
 
-    /// Watches the ring for less than a microsecond; whether something has come.
-    fn look_again(&mut self) -> bool {
-        (0..LOOKS).any(|_| {
+    /// Polls the ring for less than a microsecond. Returns `true` if a record has arrived.
+    fn poll_ring(&mut self) -> bool {
+        (0..RING_POLLS).any(|_| {
             std::hint::spin_loop();
-            // What is wrong with the ring is found out by whoever takes from it.
+            // The receiver detects errors in the ring when it takes the record.
             self.ring.available() != Ok(0)
         })
     }
 
-    /// Whether a Send waits for a receive, and all behind it. Registers the task for when there may be one; if there is one
-    /// now, it has been taken.
+    /// Returns `true` if a Send, and all records behind it, wait for a receive. Registers the task to be woken when
+    /// there can be one. If there is one now, takes it.
     fn is_starved(&mut self, cx: &mut Context<'_>) -> bool {
         self.receiver.recvs.is_starved()
             && self.receiver.reads.is_empty()
             && self.receiver.recvs.poll_prepared(cx).is_pending()
     }
 
-    /// Whether the ring has something, or something was seen in the socket. Registers the task for the doorbell otherwise.
+    /// Returns `true` if the ring has records, or if the socket had a packet. Otherwise registers the task for the
+    /// doorbell.
     fn sleep(&mut self, cx: &mut Context<'_>, completions: &mut Vec<Completion>) -> bool {
-        // With the next Send waiting for a receive, what else the ring holds waits, too.
+        // While the next Send waits for a receive, the other records in the ring wait, too.
         let starved = self.is_starved(cx);
-        match self.ring.doze() {
-            Ok(true) => self.dozing = true,
+        match self.ring.prepare_sleep() {
+            Ok(true) => self.is_asleep = true,
             Ok(false) if starved => {}
             Ok(false) => return true,
             Err(_) => {
-                self.refuse("the ring's indices make no sense".to_owned(), 0);
+                self.refuse("the indices of the ring are invalid".to_owned(), 0);
                 return true;
             }
         }
@@ -223,9 +224,9 @@ impl ShmQp {
                 }
             }
             Poll::Ready(Ok(Received::Nothing)) => {}
-            Poll::Ready(Ok(Received::Garbage)) => self.refuse("a packet that makes no sense".to_owned(), 0),
+            Poll::Ready(Ok(Received::Garbage)) => self.refuse("the peer sent an invalid packet".to_owned(), 0),
             Poll::Ready(Ok(Received::End)) => {
-                // What the peer sent before it went away still counts.
+                // Messages that the peer sent before it closed the connection are still processed.
                 self.receive(completions);
                 self.ended_by_peer = true;
                 self.end(QpError::Io(io::ErrorKind::ConnectionReset));
@@ -248,18 +249,18 @@ impl ShmQp {
         }
     }
 
-    /// Ends the connection because of what the peer did, and tells it.
+    /// Ends the connection because of a violation by the peer, and sends it the reason.
     fn refuse(&mut self, what: String, refused: u64) {
         if self.is_ended() {
             return;
         }
-        // A peer whose ring is full does not listen.
+        // A peer whose ring is full does not get the reason.
         let _ = self.sender.put_last(Record::Terminate { refused }, &what);
         self.sender.publish(&self.socket);
         self.end(QpError::Protocol(what));
     }
 
-    /// Goes on with closing: when what was posted is in the ring, the end of it follows.
+    /// Continues closing. When all posted requests are in the ring, the Close record follows.
     fn poll_close(&mut self, cx: &mut Context<'_>) {
         let Phase::Closing(timer) = &mut self.phase else { return };
         let over = timer.as_mut().poll(cx).is_ready();
@@ -282,12 +283,12 @@ impl ShmQp {
         }
     }
 
-    /// Takes back everything posted.
+    /// Flushes all posted requests.
     fn flush(&mut self, completions: &mut Vec<Completion>) {
         let mut kept = Vec::new();
         let side = &self.side;
         self.sender.flush(&mut self.receiver, completions, |receiver, stag| match side {
-            Side::Connecting(shared) => shared.take_back(&mut receiver.regions, stag, &mut kept),
+            Side::Connecting(shared) => shared.reclaim(&mut receiver.regions, stag, &mut kept),
             Side::Accepting(_) => receiver.regions.remove(stag),
         });
         self.receiver.flush(completions);
@@ -324,7 +325,7 @@ impl QueuePair for ShmQp {
                 Ok(region)
             }
             (Err(memory), Some(place)) => {
-                shared.give_up(place);
+                shared.release(place);
                 Err(memory)
             }
             (registered, None) => registered,
@@ -350,8 +351,8 @@ impl QueuePair for ShmQp {
     ) -> Poll<Result<(), QpError>> {
         let before = completions.len();
         completions.append(&mut self.early);
-        if std::mem::take(&mut self.dozing) {
-            self.ring.rouse();
+        if std::mem::take(&mut self.is_asleep) {
+            self.ring.cancel_sleep();
         }
         for _ in 0..TURNS_MAX {
             let more = !self.is_ended() && self.turn(cx, completions);
@@ -368,10 +369,10 @@ impl QueuePair for ShmQp {
                 continue;
             }
             if self.spin.again(Instant::now) {
-                // Who has been woken by what was there has something to do first.
+                // Tasks that were woken by the last completions run first.
                 let first = self.empty_polls == 0;
                 self.empty_polls = self.empty_polls.saturating_add(1);
-                if !first && self.look_again() {
+                if !first && self.poll_ring() {
                     continue;
                 }
                 break;
@@ -380,8 +381,8 @@ impl QueuePair for ShmQp {
                 self.empty_polls = 0;
                 return Poll::Pending;
             }
-            self.dozing = false;
-            self.ring.rouse();
+            self.is_asleep = false;
+            self.ring.cancel_sleep();
         }
         cx.waker().wake_by_ref();
         Poll::Pending
@@ -413,7 +414,7 @@ impl QueuePair for ShmQp {
         }
         let mut kept = Vec::new();
         let Side::Connecting(shared) = &self.side else { return self.receiver.regions.remove(stag) };
-        let memory = shared.take_back(&mut self.receiver.regions, stag, &mut kept);
+        let memory = shared.reclaim(&mut self.receiver.regions, stag, &mut kept);
         shared.keep(kept);
         memory
     }
@@ -436,28 +437,28 @@ impl Drop for ShmQp {
         let mut kept = Vec::new();
         if let Side::Connecting(shared) = &self.side {
             for stag in self.receiver.regions.stags() {
-                shared.take_back(&mut self.receiver.regions, stag, &mut kept);
+                shared.reclaim(&mut self.receiver.regions, stag, &mut kept);
             }
             shared.keep(kept);
         }
     }
 }
 
-/// What may come by the socket once the connection stands.
+/// Handles a packet on the socket of an established connection.
 fn take_packet(side: &mut Side, packet: Packet, fd: Option<OwnedFd>) -> Result<(), String> {
     match (side, packet) {
         (Side::Accepting(mapped), Packet::Slab { number, bytes }) => mapped.slabs().add(number, bytes, fd),
         (Side::Accepting(mapped), Packet::Forget { number }) if fd.is_none() => mapped.slabs().forget(number),
         (_, Packet::Bell) if fd.is_none() => Ok(()),
-        _ => Err("a packet that makes no sense".to_owned()),
+        _ => Err("the peer sent an unexpected packet".to_owned()),
     }
 }
 
-/// Completions beyond which nothing more is received before they are looked at.
+/// Maximum number of completions before the caller processes them.
 const EVENTS_MAX: usize = 256;
-/// More records than a ring can hold.
+/// Maximum number of records in a round, which is more than a ring can hold.
 const RECORDS_PER_TURN: usize = 1 << 13;
-/// Looks at the ring before other tasks of the thread have their turn.
-const LOOKS: usize = 32;
-/// Turns before other tasks of the thread have theirs.
+/// The number of polls of the ring before other tasks of the thread run.
+const RING_POLLS: usize = 32;
+/// Maximum number of rounds before other tasks of the thread run.
 const TURNS_MAX: usize = 8;

@@ -1,9 +1,9 @@
-//! The receiving half: records in, placed data and events out. No I/O.
+//! The receiving half: takes records, places data and returns events. Does no I/O.
 //!
-//! It owns what the peer can fill through the ring: posted receives, registered regions, and the buffers of reads that
-//! the peer has been asked for. Every record is checked before its first byte is placed.
+//! The receiver owns the memory that the peer can fill through the ring: posted receives, registered regions, and the
+//! buffers of reads requested from the peer. Every record is validated before its first byte is placed.
 //!
-//! On error: a [`Fault`], after which the connection is over; the buffers stay here until flushed.
+//! On error it returns a [`Fault`]. The connection cannot continue then; the buffers stay here until they are flushed.
 
 use std::collections::VecDeque;
 
@@ -16,34 +16,34 @@ use super::{
 };
 use crate::{Completion, CompletionKind, Stag, Status, receives::ReceiveQueue, regions::Regions};
 
-/// What has happened.
+/// An event for the queue pair.
 #[derive(Debug)]
 pub(super) enum Event {
     /// A message has filled a receive.
     Received(Completion),
-    /// The oldest read that the peer was asked for is complete.
+    /// The oldest read requested from the peer is complete.
     ReadDone(Buffer),
-    /// The peer reads this of ours.
+    /// The peer reads this data.
     ReadRequested(Bytes),
     /// The peer sends nothing more.
     Closed,
-    /// Nothing that concerns anybody.
+    /// No further action is necessary.
     Nothing,
 }
 
-/// Why the connection is over.
+/// The reason why the connection has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// The peer broke the rules; it is told so, and which of its reads that was, if it was one.
+    /// The peer violated the protocol. It gets this description, and the number of its read if that was the reason.
     Peer { what: String, refused: u64 },
-    /// The peer says that we did, and with which read, if it was one.
+    /// The peer reported that this side violated the protocol, with the number of the read if that was the reason.
     Terminated { what: String, refused: u64 },
 }
 
-/// A read that the peer was asked for.
+/// A read requested from the peer.
 #[derive(Debug)]
 pub(super) struct PendingRead {
-    /// Counts from 1.
+    /// The number of the read, counted from 1.
     pub(super) number: u64,
     pub(super) into: Buffer,
     placed: usize,
@@ -52,14 +52,14 @@ pub(super) struct PendingRead {
 pub(super) struct Receiver {
     pub(super) regions: Regions,
     pub(super) recvs: ReceiveQueue,
-    /// Oldest first: answers come in this order.
+    /// The outstanding reads, oldest first: responses arrive in this order.
     pub(super) reads: VecDeque<PendingRead>,
-    /// Requests of the peer's whose answers have not left.
-    pub(super) reads_owed: u16,
+    /// The number of the peer's requests whose responses have not been sent.
+    pub(super) reads_unanswered: u16,
     inbound_reads: u16,
-    /// Requests of the peer's so far.
+    /// The number of the peer's requests so far.
     requests: u64,
-    /// Bytes that the incomplete message at the front of `recvs` has.
+    /// The number of bytes of the incomplete message at the front of `recvs`.
     filled: usize,
 }
 
@@ -75,17 +75,17 @@ impl Receiver {
             regions: Regions::new(regions_max),
             recvs,
             reads: VecDeque::new(),
-            reads_owed: 0,
+            reads_unanswered: 0,
             inbound_reads,
             requests: 0,
             filled: 0,
         }
     }
 
-    /// Takes the next record, and what of it concerns others; `None` if there is no record, or if it is of a Send for
-    /// which there is no receive now (see [`ReceiveQueue::is_starved`]).
+    /// Processes the next record, and returns its event. Returns `None` if there is no record, or if it belongs to a
+    /// Send for which there is no receive now (see [`ReceiveQueue::is_starved`]).
     pub(super) fn take<W: Words>(&mut self, ring: &mut Consumer<W>) -> Result<Option<Event>, Fault> {
-        let garbage = |Corrupt| peer("the ring holds what is no record");
+        let garbage = |Corrupt| peer("the ring contains an invalid record");
         let Some(arrived) = Record::take(ring).map_err(garbage)? else { return Ok(None) };
         let event = match arrived.record {
             Record::Send { last, solicited, invalidate } => {
@@ -116,12 +116,12 @@ impl Receiver {
     }
 
     fn take_send<W: Words>(&mut self, arrived: &Arrived, ring: &Consumer<W>, last: bool) -> Result<(), Fault> {
-        let Some(buffer) = self.recvs.front() else { return Err(peer("a Send without a receive")) };
+        let Some(buffer) = self.recvs.front() else { return Err(peer("there is no receive for a Send")) };
         let Some(place) = buffer.get_mut(self.filled..).and_then(|rest| rest.get_mut(..arrived.len)) else {
-            return Err(peer("a Send longer than the receive"));
+            return Err(peer("a Send is longer than its receive"));
         };
         if !last && arrived.len == 0 {
-            return Err(peer("a part of a Send without bytes"));
+            return Err(peer("a part of a Send has no bytes"));
         }
         ring.copy_to(arrived.ahead, place);
         self.filled += arrived.len;
@@ -133,10 +133,10 @@ impl Receiver {
             None => None,
             Some(stag) => {
                 let memory = self.regions.remove(stag);
-                Some((stag, memory.ok_or_else(|| peer("a Send that invalidates no region"))?))
+                Some((stag, memory.ok_or_else(|| peer("a Send invalidates a region that does not exist"))?))
             }
         };
-        let (id, mut buffer) = self.recvs.pop().expect("its last part was put there");
+        let (id, mut buffer) = self.recvs.pop().expect("the receive of a complete Send must exist");
         buffer.set_len(std::mem::take(&mut self.filled));
         let kind = CompletionKind::Receive { buffer, invalidated, solicited };
         Ok(Event::Received(Completion { id, status: Status::Ok, kind }))
@@ -145,35 +145,35 @@ impl Receiver {
     fn take_request(&mut self, stag: Stag, offset: u64, len: usize) -> Result<Event, Fault> {
         self.requests += 1;
         let refuse = |what: &str| Fault::Peer { what: what.to_owned(), refused: self.requests };
-        if self.reads_owed >= self.inbound_reads {
-            return Err(refuse("more RDMA Reads than were agreed on"));
+        if self.reads_unanswered >= self.inbound_reads {
+            return Err(refuse("more RDMA Reads than negotiated"));
         }
         let data = match len {
             0 => Bytes::new(),
             len => self.regions.for_read(stag, offset, len).map_err(|fault| refuse(fault.text()))?,
         };
-        self.reads_owed += 1;
+        self.reads_unanswered += 1;
         Ok(Event::ReadRequested(data))
     }
 
     fn take_response<W: Words>(&mut self, arrived: &Arrived, ring: &Consumer<W>, last: bool) -> Result<Event, Fault> {
-        let Some(read) = self.reads.front_mut() else { return Err(peer("an answer to no RDMA Read")) };
+        let Some(read) = self.reads.front_mut() else { return Err(peer("a response without an RDMA Read")) };
         let Some(place) = read.into.get_mut(read.placed..).and_then(|rest| rest.get_mut(..arrived.len)) else {
-            return Err(peer("an answer longer than was asked for"));
+            return Err(peer("a response is longer than its RDMA Read"));
         };
         if !last && arrived.len == 0 {
-            return Err(peer("a part of an answer without bytes"));
+            return Err(peer("a part of a response has no bytes"));
         }
         ring.copy_to(arrived.ahead, place);
         read.placed += arrived.len;
         match (last, read.placed == read.into.len()) {
             (false, _) => Ok(Event::Nothing),
-            (true, false) => Err(peer("an answer shorter than was asked for")),
-            (true, true) => Ok(Event::ReadDone(self.reads.pop_front().expect("just seen").into)),
+            (true, false) => Err(peer("a response is shorter than its RDMA Read")),
+            (true, true) => Ok(Event::ReadDone(self.reads.pop_front().expect("the read was just checked").into)),
         }
     }
 
-    /// Takes back the receives, as flushed.
+    /// Flushes all posted receives.
     pub(super) fn flush(&mut self, completions: &mut Vec<Completion>) {
         self.recvs.flush(completions);
     }
@@ -183,5 +183,5 @@ fn peer(what: &str) -> Fault {
     Fault::Peer { what: what.to_owned(), refused: 0 }
 }
 
-/// Longest text of a Terminate that is taken in.
+/// Maximum bytes of the text of a Terminate.
 const TEXT_MAX: usize = 256;

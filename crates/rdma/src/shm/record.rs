@@ -1,22 +1,22 @@
-//! What travels in a ring: records of a head word, words of arguments, and bytes.
+//! The records in a ring: a head word, argument words, and bytes.
 //!
 //! | record | arguments | bytes |
 //! |---|---|---|
-//! | Send | region to invalidate, or 0 | the next of the message |
-//! | Write | steering tag, tagged offset | the next to be placed |
-//! | ReadRequest | steering tag, tagged offset, length | |
-//! | ReadResponse | | the next of the answer to the oldest request |
-//! | Terminate | number of the read that is refused, or 0 | what is wrong, as text |
+//! | Send | region to invalidate, or 0 | the next bytes of the message |
+//! | Write | STag, tagged offset | the next bytes to be placed |
+//! | ReadRequest | STag, tagged offset, length | |
+//! | ReadResponse | | the next bytes of the response to the oldest request |
+//! | Terminate | number of the rejected read, or 0 | a description of the error |
 //! | Close | | |
 //!
-//! The head word holds, from its lowest bit: the length in bytes (32), the kind (8), flags (8), zeros. A message longer than
-//! [`FRAGMENT_MAX`] takes several records, of which the last is flagged. The peer may change its words at any time, so
-//! [`Record::take`] loads each of them once and judges what it has loaded.
+//! The head word contains, from its lowest bit: the length in bytes (32 bits), the kind (8 bits), flags (8 bits), and
+//! zeros. A message longer than [`FRAGMENT_MAX`] takes several records, the last of which is flagged. The peer can
+//! change its words at any time, so [`Record::take`] loads each word once and validates the loaded value.
 
 use super::ring::{Consumer, Corrupt, Producer, Words};
 use crate::Stag;
 
-/// One record, without its bytes.
+/// A record without its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Record {
     /// A part of a Send.
@@ -25,11 +25,11 @@ pub(crate) enum Record {
     Write { stag: Stag, offset: u64 },
     /// An RDMA Read.
     ReadRequest { stag: Stag, offset: u64, len: u32 },
-    /// A part of the answer to one.
+    /// A part of the response to an RDMA Read.
     ReadResponse { last: bool },
-    /// The sender of this ends the connection because of what the receiver did.
+    /// The sender of this record closes the connection because the receiver violated the protocol.
     Terminate { refused: u64 },
-    /// The sender of this will send nothing more.
+    /// The sender of this record sends nothing more.
     Close,
 }
 
@@ -37,26 +37,26 @@ pub(crate) enum Record {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Arrived {
     pub(crate) record: Record,
-    /// Its bytes.
+    /// The number of its bytes.
     pub(crate) len: usize,
-    /// Words before them.
+    /// The number of words before the bytes.
     pub(crate) ahead: usize,
 }
 
 impl Arrived {
-    /// Words in all.
+    /// Returns the number of words of the record.
     pub(crate) fn words(&self) -> usize {
         self.ahead + self.len.div_ceil(8)
     }
 }
 
 impl Record {
-    /// Words that it takes with `len` bytes.
+    /// Returns the number of words of the record with `len` bytes.
     pub(crate) fn words(&self, len: usize) -> usize {
         1 + argument_count(self.kind()) + len.div_ceil(8)
     }
 
-    /// Appends it; the caller has found room, and appends its `len` bytes next.
+    /// Appends the record. The caller has checked that there is room, and appends `len` bytes next.
     pub(crate) fn put<W: Words>(&self, len: usize, ring: &mut Producer<W>) {
         debug_assert!(len <= FRAGMENT_MAX);
         let flags = match *self {
@@ -76,10 +76,11 @@ impl Record {
         }
     }
 
-    /// The next record, if one has arrived. It stays in the ring until [`Consumer::advance`] is told its words.
+    /// Returns the next record if one has arrived. It stays in the ring until [`Consumer::advance`] is called with its
+    /// words.
     ///
     /// # Errors
-    /// What is there is no record, or not all of it is there: a producer publishes whole records.
+    /// The words are not a valid record, or the record is incomplete: a producer publishes only complete records.
     pub(crate) fn take<W: Words>(ring: &mut Consumer<W>) -> Result<Option<Arrived>, Corrupt> {
         let available = ring.available()?;
         if available == 0 {
@@ -136,7 +137,7 @@ fn flag(set: bool, bit: u64) -> u64 {
     if set { bit } else { 0 }
 }
 
-/// Most bytes in one record: an eighth of a ring.
+/// Maximum bytes of one record: an eighth of a ring.
 pub(crate) const FRAGMENT_MAX: usize = 8 << 10;
 
 const SEND: u64 = 0;
@@ -154,7 +155,7 @@ mod tests {
     use crate::shm::memory::Control;
 
     #[test]
-    fn every_record_survives_the_ring() {
+    fn every_record_round_trips() {
         let records = [
             Record::Send { last: true, solicited: false, invalidate: None },
             Record::Send { last: false, solicited: true, invalidate: Some(Stag(0xffff_ff01)) },
@@ -183,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn words_that_are_no_record_are_refused() {
+    fn invalid_records_are_rejected() {
         let bad: &[&[u64]] = &[
             &[6 << 32],
             &[0xff << 32],

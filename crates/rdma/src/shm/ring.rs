@@ -1,48 +1,50 @@
-//! A ring for one producer and one consumer, in memory that a hostile peer can write at any time.
+//! A ring for one producer and one consumer, in memory to which a hostile peer can write at any time.
 //!
-//! Memory is seen as 64-bit words, each of them an atomic, so that no access is a data race whoever writes there. Two
-//! indices count words and never wrap: the producer's `TAIL`, the consumer's `HEAD`. Each side keeps its own index to
-//! itself and only *tells* the other; what it reads of the other's is checked before it is used, so that a peer that lies
-//! about it is found out and reaches nothing but its own words.
+//! The memory is accessed as 64-bit words, each of which is an atomic, so no access is a data race. Two indices count
+//! words and never wrap: the producer's `TAIL` and the consumer's `HEAD`. Each side keeps a private copy of its own
+//! index and only *publishes* it. It validates the other side's index before use. So a peer that publishes a wrong
+//! index is detected, and can affect only its own words.
 //!
-//! Sleeping is by two flags. A consumer that finds nothing sets `ASLEEP`, looks once more, and then waits for its
-//! doorbell; a producer that has published looks at `ASLEEP` and rings. Between "I have published" and "are you asleep?"
-//! on one side, and "I fall asleep" and "is there something?" on the other, stands a sequentially consistent fence: at
-//! least one of the two sees the other. `BLOCKED` is the same for a producer that waits for room. Both sides write the
-//! flags, so all writes to them are swaps: each then follows the one before it, for the processor as for the model below.
+//! Sleeping uses two flags. A consumer that finds nothing sets `ASLEEP`, checks once more, and then waits for its
+//! doorbell. A producer that has published checks `ASLEEP` and rings the doorbell. On each side a sequentially
+//! consistent fence is between the two steps (publish and check the flag; set the flag and check for words), so at
+//! least one side sees the other's step. `BLOCKED` does the same for a producer that waits for room. Both sides write
+//! the flags, so all writes to them are swaps: each swap then follows the one before it, for the processor as well as
+//! for the model below.
 
 use std::sync::atomic::Ordering::{self, Acquire, Relaxed, Release};
 
 /// The memory of a ring. All accesses are atomic.
 pub(crate) trait Words {
-    /// How many there are, a power of two more than [`DATA`].
+    /// Returns the number of words: a power of two, plus [`DATA`].
     fn count(&self) -> usize;
     /// Loads word `index`.
     fn load(&self, index: usize, order: Ordering) -> u64;
     /// Stores word `index`.
     fn store(&self, index: usize, value: u64, order: Ordering);
-    /// Replaces word `index`; returns what it was.
+    /// Replaces word `index`, and returns its old value.
     fn swap(&self, index: usize, value: u64, order: Ordering) -> u64;
-    /// A sequentially consistent fence.
+    /// Executes a sequentially consistent fence.
     #[inline]
     fn fence(&self) {
         std::sync::atomic::fence(Ordering::SeqCst);
     }
-    /// Replaces word `index` if it is `old`, with acquire and release; else returns what it is.
+    /// Replaces word `index` if it is `old`, with acquire and release ordering. Otherwise returns its value as an
+    /// error.
     fn compare_exchange(&self, index: usize, old: u64, new: u64) -> Result<u64, u64>;
 }
 
-/// The other side has written what cannot be.
+/// The error that the other side has written an invalid value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Corrupt;
 
 /// The writing end.
 pub(crate) struct Producer<W> {
     words: W,
-    /// Written, perhaps not yet published.
+    /// The index behind the words written, which can be unpublished.
     tail: u64,
     published: u64,
-    /// How far the consumer was when last looked at.
+    /// The consumer's index at the last check.
     head: u64,
 }
 
@@ -51,17 +53,17 @@ pub(crate) struct Consumer<W> {
     words: W,
     head: u64,
     released: u64,
-    /// How far the producer was when last looked at.
+    /// The producer's index at the last check.
     tail: u64,
 }
 
 impl<W: Words> Producer<W> {
-    /// The writing end of a ring that is all zeros.
+    /// Creates the writing end of a ring that is all zeros.
     pub(crate) fn new(words: W) -> Self {
         Self { words, tail: 0, published: 0, head: 0 }
     }
 
-    /// Whether there is room for `len` words.
+    /// Returns `true` if there is room for `len` words.
     #[inline]
     pub(crate) fn has_room(&mut self, len: usize) -> Result<bool, Corrupt> {
         if self.capacity() - (self.tail - self.head) >= len as u64 {
@@ -75,14 +77,14 @@ impl<W: Words> Producer<W> {
         Ok(self.capacity() - (self.tail - self.head) >= len as u64)
     }
 
-    /// Appends a word; room for it has been found.
+    /// Appends a word. The caller has checked that there is room.
     #[inline]
     pub(crate) fn push(&mut self, word: u64) {
         self.words.store(self.place(self.tail), word, Relaxed);
         self.tail += 1;
     }
 
-    /// Appends bytes, filled up to a whole word with zeros; room has been found.
+    /// Appends bytes, padded to a whole word with zeros. The caller has checked that there is room.
     pub(crate) fn push_bytes(&mut self, bytes: &[u8]) {
         let (whole, rest) = bytes.as_chunks::<8>();
         for chunk in whole {
@@ -95,7 +97,7 @@ impl<W: Words> Producer<W> {
         }
     }
 
-    /// Shows the consumer what was appended. True if its doorbell must be rung.
+    /// Publishes the appended words. Returns `true` if the consumer's doorbell must be rung.
     #[inline]
     pub(crate) fn publish(&mut self) -> bool {
         if self.published == self.tail {
@@ -107,7 +109,7 @@ impl<W: Words> Producer<W> {
         self.words.load(ASLEEP, Relaxed) != 0 && self.words.swap(ASLEEP, 0, Relaxed) != 0
     }
 
-    /// Asks for the doorbell when there is room for `len` words. False if there is by now.
+    /// Requests the doorbell for when there is room for `len` words. Returns `false` if there is room now.
     pub(crate) fn block(&mut self, len: usize) -> Result<bool, Corrupt> {
         self.words.swap(BLOCKED, 1, Relaxed);
         self.words.fence();
@@ -130,12 +132,12 @@ impl<W: Words> Producer<W> {
 }
 
 impl<W: Words> Consumer<W> {
-    /// The reading end of a ring that is all zeros.
+    /// Creates the reading end of a ring that is all zeros.
     pub(crate) fn new(words: W) -> Self {
         Self { words, head: 0, released: 0, tail: 0 }
     }
 
-    /// Words that can be read.
+    /// Returns the number of words that can be read.
     #[inline]
     pub(crate) fn available(&mut self) -> Result<usize, Corrupt> {
         if self.tail == self.head {
@@ -148,13 +150,14 @@ impl<W: Words> Consumer<W> {
         Ok((self.tail - self.head) as usize)
     }
 
-    /// The word `ahead` of the next. It may differ each time: what is checked is what was loaded once.
+    /// Returns the word `ahead` words behind the next one. Its value can differ at each load, so a caller must validate
+    /// the loaded value.
     #[inline]
     pub(crate) fn word(&self, ahead: usize) -> u64 {
         self.words.load(place(&self.words, self.head + ahead as u64), Relaxed)
     }
 
-    /// Copies bytes that begin `ahead` words from the next.
+    /// Copies bytes that begin `ahead` words behind the next word.
     pub(crate) fn copy_to(&self, ahead: usize, into: &mut [u8]) {
         let (whole, rest) = into.as_chunks_mut::<8>();
         for (at, chunk) in whole.iter_mut().enumerate() {
@@ -166,19 +169,19 @@ impl<W: Words> Consumer<W> {
         }
     }
 
-    /// Is done with `len` words, that were available.
+    /// Consumes `len` available words.
     #[inline]
     pub(crate) fn advance(&mut self, len: usize) {
         self.head += len as u64;
-        assert!(self.head <= self.tail, "no more is taken than was available");
+        assert!(self.head <= self.tail, "consumed words must have been available");
     }
 
-    /// Whether much has been read that the producer cannot use again yet.
+    /// Returns `true` if at least half of the ring has been read and not released to the producer.
     pub(crate) fn should_release(&self) -> bool {
         self.head - self.released >= self.capacity() / 2
     }
 
-    /// Gives what was read back to the producer. True if its doorbell must be rung.
+    /// Releases the words read to the producer. Returns `true` if its doorbell must be rung.
     #[inline]
     pub(crate) fn release(&mut self) -> bool {
         if self.released == self.head {
@@ -190,19 +193,19 @@ impl<W: Words> Consumer<W> {
         self.words.load(BLOCKED, Relaxed) != 0 && self.words.swap(BLOCKED, 0, Relaxed) != 0
     }
 
-    /// Asks for the doorbell. False if there is something to read by now.
-    pub(crate) fn doze(&mut self) -> Result<bool, Corrupt> {
+    /// Requests the doorbell. Returns `false` if there are words to read now.
+    pub(crate) fn prepare_sleep(&mut self) -> Result<bool, Corrupt> {
         self.words.swap(ASLEEP, 1, Relaxed);
         self.words.fence();
-        let dozing = self.available()? == 0;
-        if !dozing {
-            self.rouse();
+        let is_asleep = self.available()? == 0;
+        if !is_asleep {
+            self.cancel_sleep();
         }
-        Ok(dozing)
+        Ok(is_asleep)
     }
 
-    /// Wants no doorbell.
-    pub(crate) fn rouse(&mut self) {
+    /// Cancels the request for the doorbell.
+    pub(crate) fn cancel_sleep(&mut self) {
         self.words.swap(ASLEEP, 0, Relaxed);
     }
 
@@ -215,16 +218,16 @@ impl<W: Words> Consumer<W> {
 #[inline]
 fn place(words: &impl Words, index: u64) -> usize {
     let capacity = words.count() - DATA;
-    // A power of two, so that no index that a peer could bring about lies outside.
+    // The capacity is a power of two, so no index that a peer could cause lies outside.
     DATA + (index as usize & (capacity - 1))
 }
 
-// Each in a pair of cache lines of its own (processors fetch pairs).
+// Each index and flag has its own pair of cache lines (processors fetch pairs).
 const TAIL: usize = 0;
 const HEAD: usize = 16;
 const ASLEEP: usize = 32;
 const BLOCKED: usize = 48;
-/// Words before the data.
+/// The number of words before the data.
 pub(crate) const DATA: usize = 64;
 
 #[cfg(test)]
@@ -259,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_of_every_length_come_through_many_times_around() {
+    fn bytes_of_every_length_pass_through_the_ring() {
         let (mut tx, mut rx, _) = ring(64);
         for round in 0..50 {
             for len in 0..100usize {
@@ -278,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_ring_has_no_room_until_words_are_released() {
+    fn full_ring_has_no_room_until_words_are_released() {
         let (mut tx, mut rx, _) = ring(4);
         (0..4).for_each(|word| tx.push(word));
         assert!(!tx.has_room(1).unwrap());
@@ -287,28 +290,28 @@ mod tests {
         assert_eq!(rx.available(), Ok(4));
         assert_eq!([0, 1, 2, 3].map(|at| rx.word(at)), [0, 1, 2, 3]);
         rx.advance(3);
-        assert!(!tx.has_room(1).unwrap(), "read, but not released");
-        assert!(rx.release(), "the producer waits");
+        assert!(!tx.has_room(1).unwrap(), "words that were read must still occupy the ring");
+        assert!(rx.release(), "the waiting producer must be woken");
         assert!(tx.has_room(3).unwrap() && !tx.has_room(4).unwrap());
         assert!(!tx.block(3).unwrap());
     }
 
     #[test]
-    fn the_doorbell_is_rung_for_who_sleeps_and_nobody_else() {
+    fn doorbell_is_rung_only_for_sleeping_side() {
         let (mut tx, mut rx, _) = ring(8);
         tx.push(1);
-        assert!(!tx.publish(), "nobody sleeps");
-        assert!(!rx.doze().unwrap(), "there is something");
+        assert!(!tx.publish(), "no side sleeps");
+        assert!(!rx.prepare_sleep().unwrap(), "there is a word to read");
         rx.advance(1);
-        assert!(rx.doze().unwrap());
+        assert!(rx.prepare_sleep().unwrap());
         tx.push(2);
         assert!(tx.publish());
         tx.push(3);
-        assert!(!tx.publish(), "it has been rung");
+        assert!(!tx.publish(), "the doorbell has been rung already");
     }
 
     #[test]
-    fn indices_that_cannot_be_are_found_out() {
+    fn invalid_indices_are_detected() {
         for tail in [9, u64::MAX, 1 << 63] {
             let (_, mut rx, words) = ring(8);
             words[TAIL].store(tail, Relaxed);
@@ -320,7 +323,7 @@ mod tests {
         rx.available().unwrap();
         rx.advance(8);
         words[TAIL].store(7, Relaxed);
-        assert_eq!(rx.available(), Err(Corrupt), "it went back");
+        assert_eq!(rx.available(), Err(Corrupt), "a decreasing index must be detected");
         for head in [9, u64::MAX] {
             words[HEAD].store(head, Relaxed);
             assert_eq!(tx.has_room(1), Err(Corrupt), "head {head}");
@@ -357,11 +360,11 @@ mod tests {
     }
 }
 
-/// All interleavings of a producer and a consumer, with all that the memory model allows, explored by loom.
+/// Explores all interleavings of a producer and a consumer that the memory model permits, with loom.
 ///
-/// Loom (0.7) orders the writes to a word only as far as one happens before another, and lets a plain store come between the
-/// two halves of a concurrent swap. With plain stores to the flags it so finds a deadlock that no machine can have: a
-/// producer's swap that returned "awake" and yet undoes the "asleep" that was stored after.
+/// Loom (0.7) orders the writes to a word only as far as one happens before another, and permits a plain store between
+/// the two halves of a concurrent swap. With plain stores to the flags it therefore finds a deadlock that is impossible
+/// on any machine: a producer's swap that returned "awake" and yet undoes the "asleep" that was stored later.
 #[cfg(test)]
 mod model {
     use loom::{
@@ -373,7 +376,7 @@ mod model {
 
     struct Modelled(Arc<Vec<AtomicU64>>);
 
-    /// The words that exist in the model: the four of control, and two of data.
+    /// Maps an index to the words of the model: four control words and two data words.
     fn index(index: usize) -> usize {
         match index {
             TAIL => 0,
@@ -410,7 +413,7 @@ mod model {
         (Producer::new(Modelled(words.clone())), Consumer::new(Modelled(words)))
     }
 
-    /// A doorbell: what is rung stays rung until somebody has waited for it.
+    /// A doorbell. It stays rung until a thread has waited for it.
     #[derive(Default)]
     struct Bell(Mutex<bool>, Condvar);
 
@@ -419,7 +422,7 @@ mod model {
             *self.0.lock().unwrap() = true;
             self.1.notify_one();
         }
-        /// Deadlocks, which loom reports, if nobody ever rings.
+        /// Waits for the doorbell. If it is never rung, this deadlocks, and loom reports that.
         fn wait(&self) {
             let mut rung = self.0.lock().unwrap();
             while !*rung {
@@ -429,10 +432,11 @@ mod model {
         }
     }
 
-    /// Sends `count` words through `capacity`, both sides sleeping whenever they cannot go on.
+    /// Sends `count` words through a ring of `capacity` words. Both sides sleep whenever they cannot proceed.
     fn exchange(capacity: usize, count: u64) {
         let mut model = loom::model::Builder::new();
-        // Two to get into a race, and one to spoil the way out of it; without a bound the second test takes minutes.
+        // Two preemptions lead into a race, and a third prevents the way out of it. Without a bound, the second test
+        // takes minutes.
         model.preemption_bound = Some(3);
         model.check(move || {
             let (mut tx, mut rx) = ring(capacity);
@@ -454,11 +458,11 @@ mod model {
             let mut expected = 1;
             while expected <= count {
                 let available = rx.available().unwrap();
-                if available == 0 && rx.doze().unwrap() {
+                if available == 0 && rx.prepare_sleep().unwrap() {
                     bells.1.wait();
                 }
                 for ahead in 0..available {
-                    assert_eq!(rx.word(ahead), expected, "a word was seen before it was written, or twice");
+                    assert_eq!(rx.word(ahead), expected, "a word must be read once, after it was written");
                     expected += 1;
                 }
                 rx.advance(available);
@@ -471,12 +475,12 @@ mod model {
     }
 
     #[test]
-    fn no_word_is_lost_and_nobody_sleeps_for_ever() {
+    fn no_word_is_lost_and_no_side_sleeps_forever() {
         exchange(2, 2);
     }
 
     #[test]
-    fn a_producer_that_waits_for_room_is_woken() {
+    fn producer_that_waits_for_room_is_woken() {
         exchange(1, 2);
     }
 }

@@ -1,9 +1,10 @@
-//! The sending half: work requests in, records out, or memory of the peer's read and written directly. No I/O of its own.
+//! The sending half: executes work requests by records in the ring, or by direct access to the peer's memory. Does no
+//! I/O of its own.
 //!
-//! Requests are carried out in the order posted. A message that the ring has no room for is left in the middle, and gone on
-//! with when there is room; answers to the peer's reads take turns with our own requests.
+//! Requests are executed in the order in which they were posted. If the ring has no room for a message, the sender
+//! stops within it and continues when there is room. Responses to the peer's reads alternate with this side's requests.
 //!
-//! On error everything posted is handed back by [`Sender::flush`].
+//! On error, [`Sender::flush`] returns all posted requests.
 
 use std::{collections::VecDeque, io};
 
@@ -24,17 +25,17 @@ pub(super) struct Sender {
     ring: Producer<SharedWords>,
     send_queue: usize,
     outbound_reads: u16,
-    /// Posted, not begun.
+    /// Requests that were posted and not started.
     posted: VecDeque<WorkRequest>,
-    /// Begun, not completed; in the order posted.
+    /// Requests that were started and not completed, in the order in which they were posted.
     started: VecDeque<Started>,
-    /// Answers to the peer's reads.
+    /// The responses to the peer's reads.
     responses: VecDeque<Bytes>,
     current: Option<Message>,
-    /// Whose turn it is when both wait.
+    /// `true` if the next message is a response, when both a response and a request wait.
     response_next: bool,
-    /// Reads that the peer was ever asked for.
-    reads_asked: u64,
+    /// The number of reads requested from the peer.
+    reads_requested: u64,
     reads_outstanding: u16,
     scratch: Box<[u8]>,
 }
@@ -48,14 +49,14 @@ struct Started {
 enum State {
     /// Its message is `current`.
     Sending(CompletionKind),
-    /// A read that waits for its answer; its buffer is with the receiver.
+    /// A read that waits for its response. Its buffer is with the receiver.
     Reading,
-    /// An invalidation that waits for the peer to let go.
+    /// An invalidation that waits until the peer releases the region.
     Revoking(Stag),
     Done(CompletionKind),
 }
 
-/// A message of which some records may have been put into the ring.
+/// A message, some of whose records can be in the ring already.
 struct Message {
     kind: Kind,
     data: Rope,
@@ -70,26 +71,26 @@ enum Kind {
     Response,
 }
 
-/// How far one round of sending came.
+/// The progress of one round of sending.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Progress {
-    /// There is nothing to send, or no room to send it.
+    /// There is nothing to send, or no room for it.
     Blocked,
     /// There is more to do.
     More,
 }
 
-/// Why a round of sending failed.
+/// The reason why a round of sending failed.
 #[derive(Debug)]
 pub(super) enum Failure {
-    /// The peer breaks the rules.
+    /// The peer violated the protocol.
     Peer(String),
-    /// A file cannot be read.
+    /// A file range cannot be read.
     Io(io::Error),
 }
 
-/// What sending needs beside the sender.
-pub(super) struct Around<'a> {
+/// The parts of the queue pair that sending needs.
+pub(super) struct Parts<'a> {
     pub(super) receiver: &'a mut Receiver,
     pub(super) side: &'a mut Side,
     pub(super) socket: &'a Socket,
@@ -97,7 +98,7 @@ pub(super) struct Around<'a> {
 
 impl From<Corrupt> for Failure {
     fn from(Corrupt: Corrupt) -> Self {
-        Failure::Peer("the ring's indices make no sense".to_owned())
+        Failure::Peer("the indices of the ring are invalid".to_owned())
     }
 }
 
@@ -112,13 +113,13 @@ impl Sender {
             responses: VecDeque::new(),
             current: None,
             response_next: false,
-            reads_asked: 0,
+            reads_requested: 0,
             reads_outstanding: 0,
             scratch: Box::default(),
         }
     }
 
-    /// Whether there is no room in the send queue.
+    /// Returns `true` if the send queue is full.
     pub(super) fn is_full(&self) -> bool {
         self.posted.len() + self.started.len() >= self.send_queue
     }
@@ -127,7 +128,7 @@ impl Sender {
         self.posted.push_back(request);
     }
 
-    /// Takes in what the receiver has seen; a receive that is complete is given back.
+    /// Handles an event of the receiver. Returns its completion, if the event is one.
     pub(super) fn take(&mut self, event: Event) -> Option<Completion> {
         match event {
             Event::Received(completion) => return Some(completion),
@@ -135,7 +136,7 @@ impl Sender {
             Event::ReadDone(into) => {
                 self.reads_outstanding -= 1;
                 let read = self.started.iter_mut().find(|started| matches!(started.state, State::Reading));
-                let read = read.expect("an answer is to a read that was begun");
+                let read = read.expect("a response must belong to a started read");
                 read.state = State::Done(CompletionKind::Read(into));
             }
             Event::Closed | Event::Nothing => {}
@@ -143,7 +144,7 @@ impl Sender {
         None
     }
 
-    /// The peer refused a read; `index` counts from the oldest outstanding.
+    /// Records that the peer rejected a read. `index` counts from the oldest outstanding read.
     pub(super) fn read_refused(&mut self, index: usize) {
         let mut reads = self.started.iter_mut().filter(|started| matches!(started.state, State::Reading));
         if let Some(read) = reads.nth(index) {
@@ -151,51 +152,51 @@ impl Sender {
         }
     }
 
-    /// Whether there is nothing left that could be sent now.
+    /// Returns `true` if nothing can be sent now.
     pub(super) fn is_idle(&self) -> bool {
         self.current.is_none() && self.responses.is_empty() && !self.can_start()
     }
 
-    /// Sends what there is, up to a fair share.
+    /// Sends until nothing is left or the budget of a round is used up.
     pub(super) fn round(
         &mut self,
-        around: &mut Around<'_>,
+        parts: &mut Parts<'_>,
         completions: &mut Vec<Completion>,
     ) -> Result<Progress, Failure> {
         let mut left = ROUND_BYTES;
         loop {
-            self.complete(around, completions);
+            self.complete(parts, completions);
             if let Some(mut message) = self.current.take() {
                 let before = message.at;
                 let done = self.put(&mut message)?;
                 left = left.saturating_sub(message.at - before + 1);
                 if done {
-                    self.end_message(message.kind, around.receiver);
+                    self.end_message(message.kind, parts.receiver);
                 } else {
                     self.current = Some(message);
                     return Ok(Progress::Blocked);
                 }
             } else {
-                match self.begin(around)? {
+                match self.begin(parts)? {
                     None => return Ok(Progress::Blocked),
                     Some(moved) => left = left.saturating_sub(moved + 1),
                 }
             }
             if left == 0 {
-                self.complete(around, completions);
+                self.complete(parts, completions);
                 return Ok(Progress::More);
             }
         }
     }
 
-    /// Shows the peer what was put into the ring.
+    /// Publishes the records in the ring.
     pub(super) fn publish(&mut self, socket: &Socket) {
         if self.ring.publish() {
             socket.bell().ring();
         }
     }
 
-    /// Puts a last record into the ring. False if there is no room.
+    /// Appends a last record. Returns `false` if there is no room.
     pub(super) fn put_last(&mut self, record: Record, text: &str) -> Result<bool, Corrupt> {
         let text = &text.as_bytes()[..text.len().min(FRAGMENT_MAX)];
         let room = self.ring.has_room(record.words(text.len()))? || !self.ring.block(record.words(text.len()))?;
@@ -206,49 +207,50 @@ impl Sender {
         Ok(room)
     }
 
-    /// Takes back everything posted, as flushed; `take_back` takes a region's memory out.
+    /// Flushes all posted requests. `reclaim` removes a region and returns its memory.
     pub(super) fn flush(
         &mut self,
         receiver: &mut Receiver,
         completions: &mut Vec<Completion>,
-        mut take_back: impl FnMut(&mut Receiver, Stag) -> Option<Memory>,
+        mut reclaim: impl FnMut(&mut Receiver, Stag) -> Option<Memory>,
     ) {
         self.current = None;
         self.responses.clear();
-        // What is done behind something that is not counts as flushed, too: its poster has heard of neither.
+        // A completed request behind an incomplete one counts as flushed, too, because its completion has not been
+        // returned.
         let mut cut = false;
         for Started { id, status, state } in std::mem::take(&mut self.started) {
             cut |= !matches!(state, State::Done(_));
             let status = if cut && status == Status::Ok { Status::Flushed } else { status };
             let kind = match state {
                 State::Done(kind) | State::Sending(kind) => kind,
-                State::Revoking(stag) => CompletionKind::Invalidate(take_back(receiver, stag)),
+                State::Revoking(stag) => CompletionKind::Invalidate(reclaim(receiver, stag)),
                 State::Reading => {
-                    let read = receiver.reads.pop_front().expect("one for each that is awaited");
+                    let read = receiver.reads.pop_front().expect("each outstanding read must have a buffer");
                     CompletionKind::Read(read.into)
                 }
             };
             completions.push(Completion { id, status, kind });
         }
         for request in std::mem::take(&mut self.posted) {
-            completions.push(request.flushed(|stag| take_back(receiver, stag)));
+            completions.push(request.flushed(|stag| reclaim(receiver, stag)));
         }
     }
 
     fn can_start(&self) -> bool {
         match self.posted.front() {
             None => false,
-            // With no reads at all agreed on, the read is begun only to fail.
+            // If no reads were negotiated, the read is started only to fail.
             Some(WorkRequest::Read { .. }) => self.reads_outstanding < self.outbound_reads || self.outbound_reads == 0,
             Some(_) => true,
         }
     }
 
-    /// Gives out what has completed, in the order posted.
-    fn complete(&mut self, around: &mut Around<'_>, completions: &mut Vec<Completion>) {
+    /// Returns completions in the order of posting.
+    fn complete(&mut self, parts: &mut Parts<'_>, completions: &mut Vec<Completion>) {
         while let Some(front) = self.started.front_mut() {
             if let State::Revoking(stag) = front.state
-                && let Some(memory) = revoked(stag, around)
+                && let Some(memory) = revoked(stag, parts)
             {
                 front.state = State::Done(CompletionKind::Invalidate(Some(memory)));
             }
@@ -256,18 +258,19 @@ impl Sender {
                 return;
             }
             let Some(Started { id, status, state: State::Done(kind) }) = self.started.pop_front() else {
-                unreachable!("just seen")
+                unreachable!("the front was just checked")
             };
             completions.push(Completion { id, status, kind });
         }
     }
 
-    /// Begins the next message or request, and says how many bytes it moved at once; `None` if there is none.
-    fn begin(&mut self, around: &mut Around<'_>) -> Result<Option<usize>, Failure> {
+    /// Starts the next response or request. Returns the number of bytes that were moved directly, or `None` if there is
+    /// nothing to start.
+    fn begin(&mut self, parts: &mut Parts<'_>) -> Result<Option<usize>, Failure> {
         let can_start = self.can_start();
         if !self.responses.is_empty() && (self.response_next || !can_start) {
             self.response_next = false;
-            let data = self.responses.pop_front().expect("just seen");
+            let data = self.responses.pop_front().expect("the queue was just checked");
             self.current = Some(Message { kind: Kind::Response, data: data.into(), at: 0 });
             return Ok(Some(0));
         }
@@ -275,11 +278,11 @@ impl Sender {
         if !can_start {
             return Ok(None);
         }
-        let request = self.posted.pop_front().expect("just seen");
-        self.begin_request(request, around).map(Some)
+        let request = self.posted.pop_front().expect("the queue was just checked");
+        self.begin_request(request, parts).map(Some)
     }
 
-    fn begin_request(&mut self, request: WorkRequest, around: &mut Around<'_>) -> Result<usize, Failure> {
+    fn begin_request(&mut self, request: WorkRequest, parts: &mut Parts<'_>) -> Result<usize, Failure> {
         let id = request.id();
         let mut moved = 0;
         let (status, state) = match request {
@@ -289,10 +292,10 @@ impl Sender {
             }
             WorkRequest::Write { data, to, .. } => {
                 moved = data.len();
-                let direct = match around.side {
+                let direct = match parts.side {
                     _ if data.is_empty() => Direct::Done,
-                    Side::Accepting(mapped) => mapped.write(&data, to, around.socket),
-                    Side::Connecting(_) => Direct::Ask,
+                    Side::Accepting(mapped) => mapped.write(&data, to, parts.socket),
+                    Side::Connecting(_) => Direct::UseRing,
                 };
                 match direct {
                     Direct::Done => (Status::Ok, State::Done(CompletionKind::Write)),
@@ -303,38 +306,38 @@ impl Sender {
                             status: Status::Ok,
                             state: State::Sending(CompletionKind::Write),
                         });
-                        return other.or_ask().map(|()| 0);
+                        return other.or_use_ring().map(|()| 0);
                     }
                 }
             }
             WorkRequest::Read { mut into, from, .. } => {
-                let direct = match around.side {
-                    _ if self.outbound_reads == 0 => Direct::Ask,
+                let direct = match parts.side {
+                    _ if self.outbound_reads == 0 => Direct::UseRing,
                     _ if into.is_empty() => Direct::Done,
-                    Side::Accepting(mapped) => mapped.read(&mut into, from, around.socket),
-                    Side::Connecting(_) => Direct::Ask,
+                    Side::Accepting(mapped) => mapped.read(&mut into, from, parts.socket),
+                    Side::Connecting(_) => Direct::UseRing,
                 };
                 moved = into.len();
                 match (direct, u32::try_from(into.len())) {
                     (Direct::Done, _) => (Status::Ok, State::Done(CompletionKind::Read(into))),
                     (other, Ok(len)) if self.outbound_reads > 0 => {
-                        self.reads_asked += 1;
+                        self.reads_requested += 1;
                         self.reads_outstanding += 1;
-                        around.receiver.reads.push_back(PendingRead::new(self.reads_asked, into));
+                        parts.receiver.reads.push_back(PendingRead::new(self.reads_requested, into));
                         self.current = Some(Message { kind: Kind::Request { from, len }, data: Rope::new(), at: 0 });
                         self.started.push_back(Started { id, status: Status::Ok, state: State::Reading });
-                        return other.or_ask().map(|()| 0);
+                        return other.or_use_ring().map(|()| 0);
                     }
                     _ => (Status::LocalAccess, State::Done(CompletionKind::Read(into))),
                 }
             }
             WorkRequest::Invalidate { stag, .. } => {
-                let is_out = match around.side {
+                let is_out = match parts.side {
                     Side::Connecting(shared) => shared.revoke(stag),
                     Side::Accepting(_) => true,
                 };
                 if is_out {
-                    let memory = around.receiver.regions.remove(stag);
+                    let memory = parts.receiver.regions.remove(stag);
                     let status = if memory.is_some() { Status::Ok } else { Status::LocalAccess };
                     (status, State::Done(CompletionKind::Invalidate(memory)))
                 } else {
@@ -346,7 +349,7 @@ impl Sender {
         Ok(moved)
     }
 
-    /// Puts as much of a message into the ring as there is room for; whether that was all.
+    /// Puts as much of a message into the ring as there is room for. Returns `true` if that was all of it.
     fn put(&mut self, message: &mut Message) -> Result<bool, Failure> {
         loop {
             let len = (message.data.len() - message.at).min(FRAGMENT_MAX);
@@ -380,13 +383,13 @@ impl Sender {
 
     fn end_message(&mut self, kind: Kind, receiver: &mut Receiver) {
         match kind {
-            Kind::Response => receiver.reads_owed -= 1,
+            Kind::Response => receiver.reads_unanswered -= 1,
             Kind::Request { .. } => {}
             Kind::Send { .. } | Kind::Write(_) => {
-                let started = self.started.back_mut().expect("nothing is begun while a message is being sent");
-                let State::Sending(_) = started.state else { unreachable!("it is the message's") };
+                let started = self.started.back_mut().expect("no request must start while a message is being sent");
+                let State::Sending(_) = started.state else { unreachable!("the last request must own the message") };
                 let State::Sending(kind) = std::mem::replace(&mut started.state, State::Reading) else {
-                    unreachable!("just seen")
+                    unreachable!("the state was just checked")
                 };
                 started.state = State::Done(kind);
             }
@@ -395,12 +398,12 @@ impl Sender {
 }
 
 impl Direct {
-    /// The peer is to be asked, unless this has failed otherwise.
-    fn or_ask(self) -> Result<(), Failure> {
+    /// Returns an error if a direct access failed for another reason than that it is impossible.
+    fn or_use_ring(self) -> Result<(), Failure> {
         match self {
-            Direct::Done | Direct::Ask => Ok(()),
+            Direct::Done | Direct::UseRing => Ok(()),
             Direct::Failed(error) => Err(Failure::Io(error)),
-            Direct::Broken(what) => Err(Failure::Peer(what)),
+            Direct::Violation(what) => Err(Failure::Peer(what)),
         }
     }
 }
@@ -409,7 +412,7 @@ impl Message {
     fn record(&self, last: bool) -> Record {
         match self.kind {
             Kind::Send { invalidate, solicited } => Record::Send { last, solicited, invalidate },
-            // A sum that overflows is out of bounds in any case, at the peer as here.
+            // A sum that overflows is out of bounds anyway, at the peer as well as here.
             Kind::Write(to) => Record::Write { stag: to.stag, offset: to.offset.saturating_add(self.at as u64) },
             Kind::Request { from, len } => Record::ReadRequest { stag: from.stag, offset: from.offset, len },
             Kind::Response => Record::ReadResponse { last },
@@ -417,14 +420,14 @@ impl Message {
     }
 }
 
-/// The memory of a region whose invalidation was waited for, if the peer has let go.
-fn revoked(stag: Stag, around: &mut Around<'_>) -> Option<Memory> {
-    let Side::Connecting(shared) = around.side else { unreachable!("only this side waits") };
+/// Returns the memory of a region whose invalidation waits, if the peer has released it.
+fn revoked(stag: Stag, parts: &mut Parts<'_>) -> Option<Memory> {
+    let Side::Connecting(shared) = parts.side else { unreachable!("only the connecting side waits") };
     if !shared.revoke(stag) {
         return None;
     }
-    around.receiver.regions.remove(stag)
+    parts.receiver.regions.remove(stag)
 }
 
-/// Bytes moved before others get their turn.
+/// Maximum bytes moved before other tasks run.
 const ROUND_BYTES: usize = 4 << 20;

@@ -1,9 +1,9 @@
-//! The connecting side's memory, as each side knows it.
+//! The connecting side's memory, as each side manages it.
 //!
-//! The connecting side ([`Shared`]) passes each slab once, when a region in it is first registered (or for each region, see
-//! `passed.rs`), and keeps the table of exposures. The accepting side ([`Mapped`]) maps the slabs, and carries out its RDMA
-//! operations on what the table says. What it cannot carry out, for whatever reason, it leaves to the ring, where the
-//! connecting side judges it.
+//! The connecting side ([`Shared`]) passes each slab once, when a region in it is first registered (or for each region,
+//! see `passed.rs`), and maintains the table of exposures. The accepting side ([`Mapped`]) maps the slabs, and executes
+//! its RDMA operations on the regions in the table. If it cannot execute an operation for any reason, it sends the
+//! operation through the ring, and the connecting side validates it.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -29,33 +29,33 @@ use crate::{
     registration::{Registration, RegistrationOptions},
 };
 
-/// Which side this is, and what it knows.
+/// The side of this queue pair, with its state.
 pub(crate) enum Side {
-    /// Whose memory is shared.
+    /// The side whose memory is shared.
     Connecting(Shared),
-    /// Who reaches for it.
+    /// The side that accesses the memory.
     Accepting(Mapped),
 }
 
-/// Our memory, shared with the accepting side.
+/// The memory of this side, shared with the accepting side.
 pub(crate) struct Shared {
     table: Table<SharedWords>,
     bell: Bell,
     way: Registration,
-    /// What the peer has been passed for good, by address. The slab stays mapped while it is here.
+    /// The slabs that have been passed permanently, ordered by address. Each slab stays mapped while it is here.
     slabs: Vec<(Arc<Slab>, u32)>,
-    /// What it has been passed for one region.
+    /// The slabs that have been passed for one region.
     single: HashMap<Stag, Single>,
-    /// Numbers of all that it has, and the next.
+    /// The numbers of all slabs that the peer has. `next` is the next number.
     passed: BTreeSet<u32>,
     next: u32,
-    /// What it may give up and could not yet be told of.
+    /// The numbers of released slabs that could not be reported to the peer yet.
     released: Vec<u32>,
     bytes: u64,
     bytes_max: u64,
 }
 
-/// Where memory is that is to be registered.
+/// The location of memory to be registered.
 pub(crate) struct Located {
     slab: u32,
     offset: u64,
@@ -68,24 +68,24 @@ struct Single {
     bytes: u64,
 }
 
-/// The connecting side's memory, mapped here.
+/// The connecting side's memory, mapped on the accepting side.
 pub(crate) struct Mapped {
     table: Table<SharedWords>,
     bell: Bell,
     slabs: Passed,
 }
 
-/// How far an attempt to reach the peer's memory came.
+/// The outcome of an attempt to access the peer's memory directly.
 #[derive(Debug)]
 pub(crate) enum Direct {
-    /// Done.
+    /// The access is complete.
     Done,
-    /// It cannot be reached from here: the peer has to be asked.
-    Ask,
-    /// A file to be written there cannot be read.
+    /// The memory cannot be accessed directly. The operation must go through the ring.
+    UseRing,
+    /// A file range that should be written cannot be read.
     Failed(io::Error),
-    /// The peer breaks the rules.
-    Broken(String),
+    /// The peer violated the protocol.
+    Violation(String),
 }
 
 impl Shared {
@@ -104,7 +104,7 @@ impl Shared {
         }
     }
 
-    /// Lets the peer at a region that was registered. If there is no entry to be had, it has to ask.
+    /// Exposes a registered region to the peer. If no entry is available, the peer has to use the ring.
     pub(crate) fn expose(&mut self, region: Registered, access: Access, located: Located) {
         let Located { slab, offset, single } = located;
         if let Some(single) = single {
@@ -113,17 +113,18 @@ impl Shared {
         self.table.expose(region.stag, access, Place { slab, offset, len: region.len });
     }
 
-    /// Whether a region is out of the peer's reach; if not, to be asked again when the doorbell has rung.
+    /// Returns `true` if the peer can no longer access a region. Otherwise the caller must call this again after the
+    /// doorbell has rung.
     pub(crate) fn revoke(&mut self, stag: Stag) -> bool {
         let is_out = self.table.revoke(stag);
         if is_out && let Some(single) = self.single.remove(&stag) {
-            self.take_slab_back(single.number, single.bytes);
+            self.release_slab(single.number, single.bytes);
         }
         is_out
     }
 
-    /// The slab of `bytes` by its number, and where in it they begin; `None` if they are in none that can be shared, and
-    /// so have to be asked for.
+    /// Returns the slab of `bytes` and their offset in it. Returns `None` if they are in no slab that can be shared, so
+    /// that the peer has to use the ring.
     pub(crate) fn locate(&mut self, bytes: &[u8], socket: &Socket) -> Option<Located> {
         if bytes.is_empty() {
             return None;
@@ -148,17 +149,17 @@ impl Shared {
         Some(Located { slab: number, offset: offset as u64, single: None })
     }
 
-    /// Memory that was located is not registered after all.
-    pub(crate) fn give_up(&mut self, located: Located) {
+    /// Releases memory that was located but not registered.
+    pub(crate) fn release(&mut self, located: Located) {
         if let Some(Single { number, bytes }) = located.single {
-            self.take_slab_back(number, bytes);
+            self.release_slab(number, bytes);
         }
     }
 
-    /// Passes a slab; its number, unless it cannot be shared.
+    /// Passes a slab, and returns its number. Returns `None` if it cannot be shared.
     fn pass(&mut self, slab: &Slab, socket: &Socket) -> Option<u32> {
         let fd = slab.fd()?;
-        self.tell_released();
+        self.send_released();
         let number = self.next;
         let oldest = self.passed.first().copied().unwrap_or(number);
         let total = self.bytes + slab.len() as u64;
@@ -167,7 +168,7 @@ impl Shared {
             return None;
         }
         self.next = number.checked_add(1)?;
-        // The peer finds it in the socket when it needs it: a region is told of only after this.
+        // The peer finds the packet in the socket when it needs it, because a region is announced only after this.
         if socket.send(&Packet::Slab { number, bytes: slab.len() as u64 }, Some(fd)).is_err() {
             self.next = number;
             return None;
@@ -177,16 +178,16 @@ impl Shared {
         Some(number)
     }
 
-    fn take_slab_back(&mut self, number: u32, bytes: u64) {
+    fn release_slab(&mut self, number: u32, bytes: u64) {
         self.bytes -= bytes;
         self.released.push(number);
-        self.tell_released();
+        self.send_released();
     }
 
-    /// Tells the peer what it may give up, as far as the socket has room.
-    fn tell_released(&mut self) {
+    /// Tells the peer about released slabs, as far as the socket has room.
+    fn send_released(&mut self) {
         while let Some(&number) = self.released.last() {
-            if !self.bell.tell(&Packet::Forget { number }) {
+            if !self.bell.send(&Packet::Forget { number }) {
                 return;
             }
             self.released.pop();
@@ -194,36 +195,31 @@ impl Shared {
         }
     }
 
-    /// Takes the memory of a region back when the connection has ended. If the peer is at it just now, its owner gets other
-    /// memory, and what the peer is at is kept aside.
-    pub(crate) fn take_back(
-        &self,
-        regions: &mut Regions,
-        stag: Stag,
-        kept: &mut Vec<(Stag, Memory)>,
-    ) -> Option<Memory> {
+    /// Takes the memory of a region back after the connection has ended. If the peer is accessing it, its owner gets
+    /// other memory, and the accessed memory is moved to `kept`.
+    pub(crate) fn reclaim(&self, regions: &mut Regions, stag: Stag, kept: &mut Vec<(Stag, Memory)>) -> Option<Memory> {
         let memory = regions.remove(stag)?;
         if self.table.revoke(stag) {
             return Some(memory);
         }
         let (other, held) = match memory {
             Memory::Write(region) => (Memory::Write(Buffer::zeroed(region.len()).into()), Memory::Write(region)),
-            // Bytes do not change while somebody has them.
+            // The bytes are immutable while they are shared.
             Memory::Read(piece) => (Memory::Read(piece.clone()), Memory::Read(piece)),
         };
         kept.push((stag, held));
         Some(other)
     }
 
-    /// Keeps memory until the peer has let go of it, or is gone. A peer that never does could have it all: what is beyond
-    /// [`KEPT_MAX`] is not kept. Such a peer can write to all slabs that it has been passed anyway.
+    /// Keeps memory until the peer has released it or is gone. A peer that never releases memory could occupy all of
+    /// it, so memory beyond [`KEPT_MAX`] is not kept. Such a peer can write to all slabs that it has received anyway.
     pub(crate) fn keep(&self, kept: Vec<(Stag, Memory)>) {
         if kept.is_empty() {
             return;
         }
         let bytes = kept.iter().map(|(_, memory)| memory.len()).sum();
-        let Some(charge) = Kept::take(bytes) else {
-            return tracing::warn!(bytes, "shm: a server does not let go of memory; it is used again");
+        let Some(charge) = KeptMemory::take(bytes) else {
+            return tracing::warn!(bytes, "shm: a server does not release memory; the memory is reused");
         };
         let (table, bell) = (self.table.clone(), self.bell.clone());
         let slabs: Vec<_> = self.slabs.iter().map(|(slab, _)| slab.clone()).collect();
@@ -235,23 +231,23 @@ impl Shared {
         };
         match tokio::runtime::Handle::try_current() {
             Ok(runtime) => drop(runtime.spawn(waiting)),
-            // Nothing runs here any more that could wait: the memory stays where it is.
+            // No runtime is left that could wait, so the memory is leaked.
             Err(_) => std::mem::forget(waiting),
         }
     }
 }
 
-/// Bytes of this process that are kept, given back on drop.
-struct Kept(usize);
+/// A charge for kept bytes of this process. Dropping it releases the bytes.
+struct KeptMemory(usize);
 
-impl Kept {
+impl KeptMemory {
     fn take(bytes: usize) -> Option<Self> {
         let most = |sum: usize| sum.checked_add(bytes).filter(|&sum| sum <= KEPT_MAX);
         KEPT.fetch_update(Relaxed, Relaxed, most).is_ok().then_some(Self(bytes))
     }
 }
 
-impl Drop for Kept {
+impl Drop for KeptMemory {
     fn drop(&mut self) {
         KEPT.fetch_sub(self.0, Relaxed);
     }
@@ -262,12 +258,12 @@ impl Mapped {
         Self { table: control.table(), bell, slabs }
     }
 
-    /// The slabs of the peer.
+    /// Returns the slabs of the peer.
     pub(crate) fn slabs(&mut self) -> &mut Passed {
         &mut self.slabs
     }
 
-    /// Carries out an RDMA Write.
+    /// Executes an RDMA Write.
     pub(crate) fn write(&mut self, data: &Rope, to: RemoteSegment, socket: &Socket) -> Direct {
         let (slab, offset) = match self.pin(to, data.len(), Access::RemoteWrite, socket) {
             Ok(pinned) => pinned,
@@ -277,12 +273,12 @@ impl Mapped {
         self.unpin(to.stag);
         match filled {
             Ok(true) => Direct::Done,
-            Ok(false) => Direct::Ask,
+            Ok(false) => Direct::UseRing,
             Err(error) => Direct::Failed(error),
         }
     }
 
-    /// Carries out an RDMA Read.
+    /// Executes an RDMA Read.
     pub(crate) fn read(&mut self, into: &mut [u8], from: RemoteSegment, socket: &Socket) -> Direct {
         let (slab, offset) = match self.pin(from, into.len(), Access::RemoteRead, socket) {
             Ok(pinned) => pinned,
@@ -290,10 +286,10 @@ impl Mapped {
         };
         let copied = slab.copy_to(offset, into);
         self.unpin(from.stag);
-        if copied { Direct::Done } else { Direct::Ask }
+        if copied { Direct::Done } else { Direct::UseRing }
     }
 
-    /// The bytes of a region themselves, which stays exposed while they are held.
+    /// Returns the bytes of a region without a copy. The region stays exposed while they are held.
     pub(crate) fn view(&mut self, from: RemoteSegment, len: usize, socket: &Socket) -> Option<PeerBytes> {
         if len == 0 {
             return None;
@@ -306,8 +302,8 @@ impl Mapped {
         Some(unsafe { PeerBytes::new(Arc::new(pin), start, len) })
     }
 
-    /// A mapping that holds the `len` bytes at `segment`, and where in it they begin. The region stays as it is until
-    /// unpinned.
+    /// Pins a region. Returns a mapping that contains the `len` bytes at `segment`, and their offset in it. The region
+    /// does not change until it is unpinned.
     fn pin(
         &mut self,
         segment: RemoteSegment,
@@ -316,34 +312,36 @@ impl Mapped {
         socket: &Socket,
     ) -> Result<(Arc<PeerSlab>, u64), Direct> {
         let RemoteSegment { stag, offset } = segment;
-        let place = self.table.pin(stag, access).ok_or(Direct::Ask)?;
-        let learnt = if self.slabs.knows(place.slab) { Ok(()) } else { self.learn(place.slab, socket) };
+        let place = self.table.pin(stag, access).ok_or(Direct::UseRing)?;
+        let received = if self.slabs.knows(place.slab) { Ok(()) } else { self.receive_slab(place.slab, socket) };
         let within = offset.checked_add(len as u64).is_some_and(|end| end <= u64::from(place.len));
-        let reached = match (&learnt, place.offset.checked_add(offset)) {
+        let reached = match (&received, place.offset.checked_add(offset)) {
             (Ok(()), Some(offset)) if within => self.slabs.reach(place.slab, offset, len),
             _ => None,
         };
         reached.ok_or_else(|| {
             self.unpin(stag);
-            learnt.err().map_or(Direct::Ask, Direct::Broken)
+            received.err().map_or(Direct::UseRing, Direct::Violation)
         })
     }
 
-    /// Takes in slabs until this one is there: the peer has sent it before it told of a region in it.
-    fn learn(&mut self, slab: u32, socket: &Socket) -> Result<(), String> {
+    /// Receives slabs until `slab` is there. The peer has sent it before it announced a region in it.
+    fn receive_slab(&mut self, slab: u32, socket: &Socket) -> Result<(), String> {
         for _ in 0..PACKETS_MAX {
             match socket.receive() {
                 Ok(Received::Packet(Packet::Slab { number, bytes }, fd)) => self.slabs.add(number, bytes, fd)?,
                 Ok(Received::Packet(Packet::Forget { number }, None)) => self.slabs.forget(number)?,
                 Ok(Received::Packet(Packet::Bell, None)) => {}
                 Ok(Received::End | Received::Nothing) | Err(_) => break,
-                Ok(Received::Packet(..) | Received::Garbage) => return Err("a packet that makes no sense".to_owned()),
+                Ok(Received::Packet(..) | Received::Garbage) => {
+                    return Err("the peer sent an unexpected packet".to_owned());
+                }
             }
             if self.slabs.knows(slab) {
                 return Ok(());
             }
         }
-        Err(format!("a region in slab {slab}, which there is not"))
+        Err(format!("a region is in slab {slab}, which does not exist"))
     }
 
     fn unpin(&self, stag: Stag) {
@@ -353,7 +351,7 @@ impl Mapped {
     }
 }
 
-/// Keeps a region exposed, and its slab mapped.
+/// A pin that keeps a region exposed, and its slab mapped.
 struct Pin {
     table: Table<SharedWords>,
     bell: Bell,
@@ -369,9 +367,10 @@ impl Drop for Pin {
     }
 }
 
-/// Packets that are looked at to find a slab. More than doorbells can have come between.
+/// Maximum number of packets that are read to find a slab. Fewer doorbells can precede it.
 const PACKETS_MAX: usize = 4096;
 static KEPT: AtomicUsize = AtomicUsize::new(0);
-/// Bytes that are kept for peers of ended connections, in the whole process: what is exposed on very many of them.
+/// Maximum bytes that the process keeps for peers of ended connections. This is the exposed memory of very many
+/// connections.
 const KEPT_MAX: usize = 256 << 20;
 const KEEP_POLL: std::time::Duration = std::time::Duration::from_millis(20);

@@ -1,9 +1,9 @@
-//! The socket of a connection: packets, descriptors, and who is at the other end.
+//! The socket of a connection, which carries packets and descriptors, and identifies the peer.
 //!
-//! Doorbells go through it, too. (A shared eventfd would be a little cheaper, but its peer could make it block
-//! us: both ends of an eventfd share one open file, with its flags. See `docs/adr/0003-shm-doorbells.md`.)
+//! Doorbells use the socket, too. (A shared eventfd would cost slightly less, but a peer could make it block: both ends
+//! of an eventfd share one open file, with its flags. See `docs/adr/0003-shm-doorbells.md`.)
 //!
-//! Nothing here waits, save the few functions that are `async`.
+//! Only the `async` functions wait.
 
 use std::{
     io::{self, IoSlice, IoSliceMut},
@@ -30,20 +30,20 @@ pub(crate) struct Socket {
     fd: AsyncFd<Arc<OwnedFd>>,
 }
 
-/// Rings the peer's doorbell, from any thread. While one is held, the peer does not see our end closed.
+/// A handle that rings the peer's doorbell from any thread. While one exists, the peer does not see this end closed.
 #[derive(Clone, Debug)]
 pub(crate) struct Bell(Arc<OwnedFd>);
 
-/// What has come.
+/// The result of receiving.
 #[derive(Debug)]
 pub(crate) enum Received {
-    /// A packet, and a descriptor if it brought one.
+    /// A packet, with its descriptor if it had one.
     Packet(Packet, Option<OwnedFd>),
-    /// Nothing, now.
+    /// There is no packet now.
     Nothing,
-    /// The peer's end is closed.
+    /// The peer has closed its end.
     End,
-    /// Something that is no packet.
+    /// The data are not a valid packet.
     Garbage,
 }
 
@@ -52,18 +52,21 @@ impl Bell {
         Self(fd)
     }
 
-    /// Wakes the peer. A full socket means that it has been woken and has not looked yet; a closed one, that it is gone.
+    /// Wakes the peer. If the socket is full, the peer has been woken and has not read it yet; if it is closed, the
+    /// peer is gone.
     pub(crate) fn ring(&self) {
         let _ = rustix::net::send(&self.0, &Packet::Bell.encode(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
     }
 
-    /// Sends a packet that has no descriptor; whether there was room for it. One for a peer that is gone counts as sent.
-    pub(crate) fn tell(&self, packet: &Packet) -> bool {
+    /// Sends a packet without a descriptor. Returns `true` if there was room for it. A packet for a peer that is gone
+    /// counts as sent.
+    pub(crate) fn send(&self, packet: &Packet) -> bool {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         rustix::net::send(&self.0, &packet.encode(), flags) != Err(Errno::AGAIN)
     }
 
-    /// Whether the peer's end is closed for good: its process is gone, or nothing of it holds the connection any more.
+    /// Returns `true` if the peer's end is closed permanently: its process has ended, or no part of it holds the
+    /// connection any more.
     pub(crate) fn is_abandoned(&self) -> bool {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
         let mut fds = [PollFd::new(&self.0, PollFlags::empty())];
@@ -73,9 +76,9 @@ impl Bell {
 }
 
 impl Socket {
-    /// Takes over a non-blocking socket, on the current tokio runtime.
+    /// Takes a non-blocking socket over, on the current tokio runtime.
     pub(crate) fn new(fd: OwnedFd) -> io::Result<Self> {
-        // SAFETY: a descriptor that is owned, and so stays the same and open while it is registered.
+        // SAFETY: the descriptor is owned, so it stays the same and open while it is registered.
         #[expect(unsafe_code)]
         let fd = unsafe { AsyncFd::register(Arc::new(fd))? };
         Ok(Self { fd })
@@ -85,22 +88,22 @@ impl Socket {
         Bell::new(self.fd.get_ref().clone())
     }
 
-    /// Sends a packet at once.
+    /// Sends a packet without waiting.
     ///
     /// # Errors
-    /// `WouldBlock` if there is no room, or what the socket says.
+    /// `WouldBlock` if there is no room, or an error of the socket.
     pub(crate) fn send(&self, packet: &Packet, fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
         let bytes = packet.encode();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         let fds: &[BorrowedFd<'_>] = fd.as_slice();
         if !fds.is_empty() {
-            assert!(ancillary.push(SendAncillaryMessage::ScmRights(fds)), "there is space for one");
+            assert!(ancillary.push(SendAncillaryMessage::ScmRights(fds)), "there must be space for one descriptor");
         }
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         loop {
             match rustix::net::sendmsg(self.fd.get_ref(), &[IoSlice::new(&bytes)], &mut ancillary, flags) {
-                Ok(_) => return Ok(()), // packets are sent whole
+                Ok(_) => return Ok(()), // A packet is sent as a whole.
                 Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno.into()),
             }
@@ -110,11 +113,11 @@ impl Socket {
     /// Receives a packet, if there is one.
     ///
     /// # Errors
-    /// What the socket says.
+    /// The socket failed.
     pub(crate) fn receive(&self) -> io::Result<Received> {
         let mut bytes = [0; PACKET_MAX];
-        // Room for more descriptors than anybody may send: those that do not fit are closed by the kernel, and the rest
-        // when the buffer is dropped.
+        // There is room for more descriptors than a peer is permitted to send. The kernel closes those that do not fit;
+        // the others are closed when the buffer is dropped.
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
@@ -139,7 +142,7 @@ impl Socket {
         Ok(packet.map_or(Received::Garbage, |packet| Received::Packet(packet, fds.pop())))
     }
 
-    /// Receives a packet; ready with [`Received::Nothing`] never.
+    /// Receives a packet. Never returns [`Received::Nothing`].
     pub(crate) fn poll_receive(&self, cx: &mut Context<'_>) -> Poll<io::Result<Received>> {
         loop {
             let mut guard = ready!(self.fd.poll_read_ready(cx))?;
@@ -150,10 +153,10 @@ impl Socket {
         }
     }
 
-    /// Waits until a packet has been sent.
+    /// Sends a packet, and waits until there is room for it.
     ///
     /// # Errors
-    /// What the socket says.
+    /// The socket failed.
     pub(crate) async fn send_when_possible(&self, packet: &Packet, fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
         loop {
             let mut guard = self.fd.ready(Interest::WRITABLE).await?;
@@ -164,18 +167,19 @@ impl Socket {
         }
     }
 
-    /// The peer sees the end of the connection, now. Only one of the two may do this: with both directions shut down the
-    /// kernel no longer tells whether the peer's end is closed (see [`Bell::is_abandoned`]).
+    /// Ends the connection for the peer at once. Only one side can do this: if both directions are shut down, the
+    /// kernel no longer reports whether the peer's end is closed (see [`Bell::is_abandoned`]).
     pub(crate) fn shutdown(&self) {
-        // It fails only when the peer is gone.
+        // This fails only if the peer is gone.
         let _ = rustix::net::shutdown(self.fd.get_ref(), Shutdown::Write);
     }
 }
 
-/// The user at the other end when the connection was made (`SO_PEERCRED`, `SO_PEERGROUPS`), as this process sees users.
+/// Returns the user at the other end at the time of the connection (`SO_PEERCRED`, `SO_PEERGROUPS`), with IDs as this
+/// process sees them.
 ///
 /// # Errors
-/// What the socket says.
+/// The socket failed.
 pub(crate) fn peer_user(fd: BorrowedFd<'_>) -> io::Result<PeerUser> {
     let cred = rustix::net::sockopt::socket_peercred(fd)?;
     Ok(PeerUser { uid: cred.uid.as_raw(), gid: cred.gid.as_raw(), groups: peer_groups(fd)? })
@@ -185,7 +189,7 @@ fn peer_groups(fd: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
     let mut groups = vec![0u32; 64];
     loop {
         let mut bytes = size_of_val(&groups[..]) as libc::socklen_t;
-        // SAFETY: the kernel writes at most `bytes` bytes to the vector, and how many it has to `bytes`.
+        // SAFETY: the kernel writes at most `bytes` bytes to the vector, and their number to `bytes`.
         #[expect(unsafe_code)]
         let result = unsafe {
             let (into, bytes) = (groups.as_mut_ptr().cast(), &raw mut bytes);
@@ -209,5 +213,5 @@ impl AsFd for Socket {
     }
 }
 
-/// `NGROUPS_MAX` of Linux.
+/// The constant `NGROUPS_MAX` of Linux.
 const GROUPS_MAX: usize = 65536;

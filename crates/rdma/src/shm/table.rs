@@ -1,50 +1,51 @@
-//! The table of exposures: what of the connecting side's memory the accepting side may touch, right now.
+//! The table of exposures: the memory of the connecting side that the accepting side can access at the moment.
 //!
-//! The connecting side keeps it in the control memory; for each region that lies in a slab that the accepting side has
+//! The connecting side maintains it in the control memory. Each region that lies in a slab that the accepting side has
+//! mapped has an entry of four words:
 //! mapped there is an entry of four words:
 //!
 //! | word | |
 //! |---|---|
-//! | 0 | steering tag (upper 32 bits); right to write (bit 0); revoked (bit 1); pins (bits 8–31) |
+//! | 0 | STag (upper 32 bits); write access (bit 0); revoked (bit 1); number of pins (bits 8–31) |
 //! | 1 | number of the slab (upper 32 bits), length of the region |
-//! | 2 | where in the slab it begins |
+//! | 2 | offset of the region in the slab |
 //! | 3 | unused |
 //!
-//! The accepting side *pins* an entry for the time of an access, and reads words 1 and 2 only then. The connecting side
-//! *revokes* an entry before its memory goes back to the caller; while there are pins it has to wait. So no access is
-//! ever under way to memory that its owner has again. A side that breaks these rules harms only the memory that
-//! belongs to the connecting side: everything read here is checked against the slab's true size.
+//! The accepting side *pins* an entry during an access, and reads words 1 and 2 only then. The connecting side
+//! *revokes* an entry before its memory returns to the caller; while there are pins it has to wait. So no access is
+//! ever in progress to memory that was returned to its owner. A side that violates these rules damages only memory of
+//! the connecting side, because everything that is read here is checked against the slab's actual size.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use super::ring::Words;
 use crate::{Access, Stag};
 
-/// Where a region lies, as its entry says; not to be believed.
+/// The location of a region according to its entry. The values are not trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
-    /// Number of the slab.
+    /// The number of the slab.
     pub(crate) slab: u32,
-    /// Of the region, in the slab.
+    /// The offset of the region in the slab.
     pub(crate) offset: u64,
-    /// Of the region.
+    /// The length of the region in bytes.
     pub(crate) len: u32,
 }
 
-/// Entries, as both sides see them.
+/// The entries, which both sides access.
 #[derive(Clone)]
 pub(crate) struct Table<W>(pub(crate) W);
 
 impl<W: Words> Table<W> {
-    /// Entries.
+    /// Returns the number of entries.
     pub(crate) fn capacity(&self) -> usize {
         self.0.count() / ENTRY_WORDS
     }
 
-    /// Exposes a region. False if the entry is beyond the table, or still pinned.
+    /// Exposes a region. Returns `false` if there is no such entry, or if it is still pinned.
     pub(crate) fn expose(&self, stag: Stag, access: Access, place: Place) -> bool {
         let Some(at) = self.at(stag) else { return false };
-        // One that was revoked while it was pinned is free when the last pin has gone.
+        // An entry that was revoked while it was pinned is free when its last pin has been removed.
         let state = self.0.load(at, Acquire);
         if state != 0 && (state & PINS != 0 || state & REVOKED == 0) {
             return false;
@@ -56,11 +57,12 @@ impl<W: Words> Table<W> {
         true
     }
 
-    /// Ends an exposure. False while the other side is at it; then it can begin no more, and this is to be asked again.
+    /// Revokes an exposure. Returns `false` while the other side accesses it; no new access can begin then, and the
+    /// caller must call this again.
     pub(crate) fn revoke(&self, stag: Stag) -> bool {
         let Some(at) = self.at(stag) else { return true };
         let mut state = self.0.load(at, Acquire);
-        // The other side can change the word for ever, but only by misbehaving: it is then as good as pinned.
+        // The other side can change the word repeatedly only by violating the rules. The entry then counts as pinned.
         for _ in 0..ATTEMPTS {
             if state >> 32 != u64::from(stag.0) {
                 return true;
@@ -74,7 +76,7 @@ impl<W: Words> Table<W> {
         false
     }
 
-    /// Begins an access to a region; `None` if there is none of this tag and right.
+    /// Begins an access to a region. Returns `None` if there is none with this STag and right.
     pub(crate) fn pin(&self, stag: Stag, access: Access) -> Option<Place> {
         let at = self.at(stag)?;
         let mut state = self.0.load(at, Relaxed);
@@ -95,13 +97,13 @@ impl<W: Words> Table<W> {
         None
     }
 
-    /// Ends an access. True if the other side waits for that.
+    /// Ends an access. Returns `true` if the other side waits for that.
     pub(crate) fn unpin(&self, stag: Stag) -> bool {
         let Some(at) = self.at(stag) else { return false };
         let mut state = self.0.load(at, Relaxed);
         for _ in 0..ATTEMPTS {
             if state >> 32 != u64::from(stag.0) || state & PINS == 0 {
-                return false; // not what we left: the other side has no more use for it
+                return false; // The other side has replaced the entry, so it does not wait.
             }
             match self.0.compare_exchange(at, state, state - PIN) {
                 Ok(_) => return state & REVOKED != 0 && state & PINS == PIN,
@@ -111,20 +113,20 @@ impl<W: Words> Table<W> {
         false
     }
 
-    /// Where the entry of a tag is: the upper 24 bits are its index, plus one.
+    /// Returns the position of an STag's entry: the upper 24 bits are its index plus one.
     fn at(&self, stag: Stag) -> Option<usize> {
         let index = (stag.0 >> 8).checked_sub(1)? as usize;
         (index < self.capacity()).then_some(index * ENTRY_WORDS)
     }
 }
 
-/// Words of an entry.
+/// The number of words of an entry.
 pub(crate) const ENTRY_WORDS: usize = 4;
 const WRITE: u64 = 1;
 const REVOKED: u64 = 2;
 const PIN: u64 = 1 << 8;
 const PINS: u64 = 0xff_ffff << 8;
-/// How often the two sides can change a word under each other before something is wrong.
+/// Maximum number of concurrent changes of a word by the other side before it counts as a violation.
 const ATTEMPTS: usize = 64;
 
 #[cfg(test)]
@@ -136,7 +138,7 @@ mod tests {
     const PLACE: Place = Place { slab: 5, offset: 1 << 33, len: u32::MAX };
 
     #[test]
-    fn an_exposure_is_found_by_its_tag_and_right_until_revoked() {
+    fn exposure_is_found_by_stag_and_right_until_revoked() {
         let table = Control::create().unwrap().table();
         assert!(table.expose(STAG, Access::RemoteWrite, PLACE));
         for wrong in [Stag(0), Stag(9), Stag(STAG.0 ^ 1), Stag(STAG.0 + 256), Stag(u32::MAX)] {
@@ -147,26 +149,26 @@ mod tests {
         assert!(!table.unpin(STAG));
         assert!(table.revoke(STAG));
         assert_eq!(table.pin(STAG, Access::RemoteWrite), None);
-        assert!(!table.expose(Stag(u32::MAX), Access::RemoteRead, PLACE), "there is no such entry");
+        assert!(!table.expose(Stag(u32::MAX), Access::RemoteRead, PLACE), "an entry beyond the table must be rejected");
     }
 
     #[test]
-    fn a_pinned_region_is_revoked_when_the_last_pin_goes() {
+    fn pinned_region_is_revoked_when_its_last_pin_is_removed() {
         let table = Control::create().unwrap().table();
         assert!(table.expose(STAG, Access::RemoteRead, PLACE));
         table.pin(STAG, Access::RemoteRead).unwrap();
         table.pin(STAG, Access::RemoteRead).unwrap();
         assert!(!table.revoke(STAG));
-        assert_eq!(table.pin(STAG, Access::RemoteRead), None, "no access begins any more");
-        assert!(!table.expose(STAG, Access::RemoteRead, PLACE), "nor is the entry used again");
-        assert!(!table.unpin(STAG), "another pin is left");
-        assert!(table.unpin(STAG), "the owner waits");
+        assert_eq!(table.pin(STAG, Access::RemoteRead), None, "no new access must begin");
+        assert!(!table.expose(STAG, Access::RemoteRead, PLACE), "the entry must not be reused");
+        assert!(!table.unpin(STAG), "another pin must remain");
+        assert!(table.unpin(STAG), "the waiting owner must be woken");
         assert_eq!(table.pin(STAG, Access::RemoteRead), None);
-        assert!(table.expose(Stag(STAG.0 + 1), Access::RemoteRead, PLACE), "the entry is free again");
+        assert!(table.expose(Stag(STAG.0 + 1), Access::RemoteRead, PLACE), "the entry must be free again");
     }
 }
 
-/// The same in all interleavings: see [`super::ring`].
+/// Explores all interleavings: see [`super::ring`].
 #[cfg(test)]
 mod model {
     use std::sync::atomic::Ordering;
@@ -214,7 +216,7 @@ mod model {
             let accessor = thread::spawn(move || {
                 if let Some(place) = theirs.pin(stag, Access::RemoteWrite) {
                     assert_eq!(place.offset, 7);
-                    // SAFETY: none is needed: loom checks that nobody else is at it.
+                    // SAFETY: none is needed, because loom checks that there is no concurrent access.
                     #[expect(unsafe_code)]
                     target.with_mut(|memory| unsafe { *memory = 1 });
                     theirs.unpin(stag);
@@ -226,7 +228,7 @@ mod model {
                 memory.with_mut(|memory| unsafe { *memory = 2 });
             }
             accessor.join().unwrap();
-            assert!(table.revoke(stag), "nothing is pinned for ever");
+            assert!(table.revoke(stag), "no entry must stay pinned forever");
         });
     }
 }

@@ -1,8 +1,8 @@
 //! The connection manager: event channels, identifiers, events.
 //!
-//! Read rdma_cm(7). An identifier is bound to a device when its address is resolved or its request arrives, and its
-//! events come through the channel that it was created on or migrated to. Every event is acknowledged as soon as it is
-//! read, because destroying an identifier waits for that.
+//! See rdma_cm(7). An identifier is bound to a device when its address is resolved or its request arrives, and its
+//! events arrive on the channel that it was created on or migrated to. Every event is acknowledged as soon as it has
+//! been read, because the destruction of an identifier waits for that.
 
 #![expect(unsafe_code, reason = "calls of C")]
 
@@ -27,7 +27,7 @@ use super::{
     library::{Library, check, last_error},
 };
 
-/// A channel on which events arrive; it does not block.
+/// A nonblocking channel on which events arrive.
 pub(super) struct EventChannel {
     library: &'static Library,
     ptr: NonNull<rdma_event_channel>,
@@ -38,53 +38,54 @@ unsafe impl Send for EventChannel {}
 // SAFETY: as above.
 unsafe impl Sync for EventChannel {}
 
-/// A channel as a task waits for it.
+/// A channel with its registration in the runtime, so that a task can wait for events.
 pub(super) struct Events {
     // In this order: the descriptor leaves the runtime before it is closed.
     ready: AsyncFd<Descriptor>,
     channel: Arc<EventChannel>,
 }
 
-/// A descriptor that somebody else closes.
+/// A descriptor that another owner closes.
 pub(super) struct Descriptor(RawFd);
 
-/// An identifier: one end of a connection to be, or a listener.
+/// An identifier: one end of a connection that is being established, or a listener.
 pub(super) struct CmId {
     ptr: NonNull<rdma_cm_id>,
-    // After the identifier is destroyed.
+    // Dropped after the identifier has been destroyed.
     channel: Arc<EventChannel>,
 }
 
 // SAFETY: as for `EventChannel`.
 unsafe impl Send for CmId {}
-// SAFETY: as above; what is read of the identifier itself changes only in calls by its owner.
+// SAFETY: as above; the fields of the identifier that are read change only in calls by its owner.
 unsafe impl Sync for CmId {}
 
-/// What has happened.
+/// An event of the connection manager.
 pub(super) struct Event {
     pub(super) kind: c_int,
-    /// Zero, a negative errno, or the reason of a rejection as the fabric numbers it.
+    /// Zero, a negative errno, or the reason of a rejection in the numbering of the fabric.
     pub(super) status: c_int,
-    /// The request's new identifier, if it is a request.
+    /// The new identifier, if the event is a connection request.
     pub(super) request: Option<CmId>,
     pub(super) private_data: Bytes,
-    /// RDMA Reads that the recipient of the event may have outstanding, and that it shall be able to answer.
+    /// The numbers of RDMA Reads that the recipient of the event may have outstanding as initiator, and must be able to
+    /// answer as responder.
     pub(super) reads: (u8, u8),
 }
 
-/// What is told to the peer with a request or its acceptance.
+/// The parameters that are sent to the peer in a connection request or its acceptance.
 pub(super) struct Offer<'a> {
     pub(super) private_data: &'a [u8],
     pub(super) outbound_reads: u8,
     pub(super) inbound_reads: u8,
-    /// The peer shall wait where it finds no receive; else a Send finds one, or ends the connection: upper layers have
-    /// credits for that.
+    /// The peer retries if it finds no receive. Otherwise, a Send that finds no receive ends the connection; upper
+    /// layers prevent this with credits.
     pub(super) waits_for_receives: bool,
 }
 
 impl EventChannel {
     pub(super) fn create(library: &'static Library) -> io::Result<Arc<Self>> {
-        // SAFETY: takes nothing; the result is checked.
+        // SAFETY: the function has no arguments; the result is checked.
         let ptr = unsafe { (library.functions.rdma_create_event_channel)() };
         let ptr = NonNull::new(ptr).ok_or_else(|| {
             last_error("opening /dev/infiniband/rdma_cm (`modprobe rdma_ucm` where there is an adapter)")
@@ -100,7 +101,7 @@ impl EventChannel {
         unsafe { self.ptr.as_ref().fd }
     }
 
-    /// The next event, if there is one.
+    /// Returns the next event, if one has arrived.
     fn next(self: &Arc<Self>) -> io::Result<Option<Event>> {
         let mut event = std::ptr::null_mut();
         // SAFETY: a valid channel; the result is checked.
@@ -108,7 +109,8 @@ impl EventChannel {
             let error = last_error("reading an event of the connection manager");
             return if error.kind() == io::ErrorKind::WouldBlock { Ok(None) } else { Err(error) };
         }
-        // SAFETY: an event just got, not yet acknowledged; a connection's events have `conn` for parameters.
+        // SAFETY: an event that was just read and not yet acknowledged; a connection's events have `conn` as
+        // parameters.
         let read = unsafe {
             let rdma_cm_event { id, event: kind, status, conn, .. } = &*event;
             let request = (*kind == RDMA_CM_EVENT_CONNECT_REQUEST)
@@ -121,7 +123,7 @@ impl EventChannel {
             let reads = (conn.initiator_depth, conn.responder_resources);
             Event { kind: *kind, status: *status, request, private_data, reads }
         };
-        // SAFETY: as above; what the event held has been copied.
+        // SAFETY: as above; the contents of the event have been copied.
         unsafe { (self.library.functions.rdma_ack_cm_event)(event) };
         tracing::trace!(kind = read.kind, status = read.status, "connection manager");
         Ok(Some(read))
@@ -136,9 +138,9 @@ impl Drop for EventChannel {
 }
 
 impl Events {
-    /// Waits on a channel in the current runtime.
+    /// Registers a channel with the current runtime.
     pub(super) fn new(channel: Arc<EventChannel>) -> io::Result<Self> {
-        // SAFETY: the descriptor is the channel's, which is kept longer.
+        // SAFETY: the descriptor belongs to the channel, which is dropped later.
         let ready = unsafe { Descriptor(channel.fd()).register()? };
         Ok(Self { ready, channel })
     }
@@ -160,7 +162,7 @@ impl Events {
         std::future::poll_fn(|cx| self.poll_next(cx)).await
     }
 
-    /// Waits for the outcome of a step.
+    /// Waits until a step has succeeded or failed.
     pub(super) async fn expect(&self, kind: c_int) -> io::Result<Event> {
         loop {
             let event = self.next().await?;
@@ -173,16 +175,16 @@ impl Events {
 }
 
 impl Event {
-    /// `Err` if it means that there will be no connection.
+    /// Returns an error if the event means that the connection cannot be established.
     fn passes(&self) -> io::Result<()> {
         let failed = |what| Err(io::Error::new(self.error_kind(), format!("{what} (status {})", self.status)));
         match self.kind {
-            RDMA_CM_EVENT_ADDR_ERROR => failed("no RDMA device leads there"),
-            RDMA_CM_EVENT_ROUTE_ERROR => failed("no route over RDMA"),
-            RDMA_CM_EVENT_CONNECT_ERROR => failed("the connection could not be made"),
-            RDMA_CM_EVENT_UNREACHABLE => failed("nobody answers over RDMA"),
+            RDMA_CM_EVENT_ADDR_ERROR => failed("no RDMA device reaches the address"),
+            RDMA_CM_EVENT_ROUTE_ERROR => failed("there is no route over RDMA"),
+            RDMA_CM_EVENT_CONNECT_ERROR => failed("the connection could not be established"),
+            RDMA_CM_EVENT_UNREACHABLE => failed("there is no answer over RDMA"),
             RDMA_CM_EVENT_REJECTED => failed("the peer rejected the connection"),
-            RDMA_CM_EVENT_DISCONNECTED => failed("the peer closed the connection at once"),
+            RDMA_CM_EVENT_DISCONNECTED => failed("the peer closed the connection immediately"),
             RDMA_CM_EVENT_DEVICE_REMOVAL => failed("the adapter is being removed"),
             _ => Ok(()),
         }
@@ -213,11 +215,11 @@ impl CmId {
         Ok(Self { ptr: NonNull::new(ptr).expect("created"), channel: channel.clone() })
     }
 
-    /// Waits for requests at `local`.
+    /// Listens for connection requests at `local`.
     pub(super) fn listen(&self, local: SocketAddr, backlog: c_int) -> io::Result<()> {
         self.set_option(RDMA_OPTION_ID_REUSEADDR)?;
         if local.is_ipv6() {
-            // The IPv4 address of the same port is another listener.
+            // The IPv4 address with the same port is a separate listener.
             self.set_option(RDMA_OPTION_ID_AFONLY)?;
         }
         self.bind(local)?;
@@ -225,7 +227,7 @@ impl CmId {
         check(unsafe { (self.channel.library.functions.rdma_listen)(self.as_ptr(), backlog) }, "listening")
     }
 
-    /// Binds it to `local`, and where that is the address of a device, to the device.
+    /// Binds the identifier to `local`, and to the device that has this address, if one does.
     pub(super) fn bind(&self, local: SocketAddr) -> io::Result<()> {
         let address = SockAddr::from(local);
         let address = address.as_ptr().cast_mut().cast();
@@ -237,19 +239,19 @@ impl CmId {
         let mut on: c_int = 1;
         let (value, len) = ((&raw mut on).cast::<c_void>(), size_of::<c_int>());
         let functions = &self.channel.library.functions;
-        // SAFETY: a valid identifier; the value is an int, as both options want it.
+        // SAFETY: a valid identifier; the value is an int, as both options require.
         let set = unsafe { (functions.rdma_set_option)(self.as_ptr(), RDMA_OPTION_ID, option, value, len) };
         check(set, "setting an option of a connection identifier")
     }
 
-    /// Starts to find out by which device and how `remote` is reached.
+    /// Starts the resolution of `remote` to a device and an address.
     pub(super) fn resolve_address(&self, remote: SocketAddr, timeout_ms: c_int) -> io::Result<()> {
         let address = SockAddr::from(remote);
         let to = address.as_ptr().cast_mut().cast();
         let functions = &self.channel.library.functions;
         // SAFETY: a valid identifier and a socket address, which is only read.
         let started = unsafe { (functions.rdma_resolve_addr)(self.as_ptr(), std::ptr::null_mut(), to, timeout_ms) };
-        check(started, "no RDMA device leads there")
+        check(started, "no RDMA device reaches the address")
     }
 
     pub(super) fn resolve_route(&self, timeout_ms: c_int) -> io::Result<()> {
@@ -260,16 +262,16 @@ impl CmId {
         )
     }
 
-    /// The device that the identifier is bound to.
+    /// Returns the device that the identifier is bound to.
     pub(super) fn device(&self) -> io::Result<Arc<Device>> {
         // SAFETY: a valid identifier.
         let context = unsafe { self.ptr.as_ref().verbs };
         let context = NonNull::new(context).ok_or_else(|| io::Error::other("the identifier has no device"))?;
-        // SAFETY: the context is librdmacm's; whoever keeps the device keeps this identifier longer.
+        // SAFETY: the context belongs to librdmacm; the owner of the device drops this identifier later.
         unsafe { Device::of(self.channel.library, context) }
     }
 
-    /// The device's port.
+    /// Returns the port of the device.
     pub(super) fn port(&self) -> u8 {
         // SAFETY: a valid identifier.
         unsafe { self.ptr.as_ref().port_num }
@@ -295,21 +297,21 @@ impl CmId {
         }
     }
 
-    /// Begins the end of the connection; the peer is told.
+    /// Starts to disconnect; the peer is notified.
     pub(super) fn disconnect(&self) {
-        // SAFETY: a connected identifier, or one whose connection has ended, which is an error and nothing more.
-        let asked = unsafe { (self.channel.library.functions.rdma_disconnect)(self.as_ptr()) };
-        if let Err(error) = check(asked, "disconnecting") {
+        // SAFETY: a connected identifier, or one whose connection has ended, for which the call only returns an error.
+        let started = unsafe { (self.channel.library.functions.rdma_disconnect)(self.as_ptr()) };
+        if let Err(error) = check(started, "disconnecting") {
             tracing::trace!(%error);
         }
     }
 
-    /// Gets its events through `channel` from now on.
+    /// Moves the identifier to `channel`, on which its events arrive from now on.
     pub(super) fn migrate(&mut self, channel: &Arc<EventChannel>) -> io::Result<()> {
         let functions = &self.channel.library.functions;
         // SAFETY: a valid identifier and channel; events on the old channel are acknowledged as they are read.
         let migrated = unsafe { (functions.rdma_migrate_id)(self.as_ptr(), channel.ptr.as_ptr()) };
-        check(migrated, "moving a connection to its thread")?;
+        check(migrated, "moving a connection to its event channel")?;
         self.channel = channel.clone();
         Ok(())
     }
@@ -335,7 +337,7 @@ impl CmId {
 
 impl Drop for CmId {
     fn drop(&mut self) {
-        // SAFETY: created by the library, owned here; its queue pair, if it had one, is gone.
+        // SAFETY: created by the library, owned by this value; its queue pair, if it had one, has been destroyed.
         let destroyed = unsafe { (self.channel.library.functions.rdma_destroy_id)(self.as_ptr()) };
         if let Err(error) = check(destroyed, "destroying a connection identifier") {
             tracing::debug!(%error);
@@ -352,7 +354,7 @@ impl Offer<'_> {
             initiator_depth: self.outbound_reads,
             flow_control: 0,
             retry_count: RETRIES,
-            rnr_retry_count: if self.waits_for_receives { FOR_EVER } else { 0 },
+            rnr_retry_count: if self.waits_for_receives { RETRY_FOREVER } else { 0 },
             srq: 0,
             qp_num: 0,
         }
@@ -364,12 +366,12 @@ impl Descriptor {
         Self(fd)
     }
 
-    /// Has it watched by the current runtime.
+    /// Registers the descriptor with the current runtime.
     ///
     /// # Safety
-    /// It stays open until the result is dropped.
+    /// The descriptor stays open until the result is dropped.
     pub(super) unsafe fn register(self) -> io::Result<AsyncFd<Self>> {
-        // SAFETY: by the caller.
+        // SAFETY: guaranteed by the caller.
         Ok(unsafe { AsyncFd::register_with_interest(self, Interest::READABLE)? })
     }
 }
@@ -381,7 +383,7 @@ impl AsRawFd for Descriptor {
 }
 
 impl sockaddr_storage {
-    /// The address, if it is one of IP.
+    /// Returns the address, if it is an IP address.
     fn parse(&self) -> Option<SocketAddr> {
         let [f0, f1, p0, p1, rest @ ..] = self.bytes;
         let port = u16::from_be_bytes([p0, p1]);
@@ -398,7 +400,7 @@ impl sockaddr_storage {
     }
 }
 
-/// The same address without IPv4 inside IPv6.
+/// Returns the address with an IPv4-mapped IPv6 address converted to IPv4.
 pub(super) fn canonical(address: SocketAddr) -> SocketAddr {
     match address.ip() {
         IpAddr::V6(ip) => ip.to_ipv4_mapped().map_or(address, |ip| (ip, address.port()).into()),
@@ -408,17 +410,17 @@ pub(super) fn canonical(address: SocketAddr) -> SocketAddr {
 
 const AF_INET: i32 = 2;
 const AF_INET6: i32 = 10;
-/// The most that the fabric can be asked for.
+/// The maximum that the connection manager accepts.
 const RETRIES: u8 = 7;
-/// As many retries as it takes.
-const FOR_EVER: u8 = 7;
+/// The value that means an unlimited number of retries.
+const RETRY_FOREVER: u8 = 7;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn addresses_read_back_from_how_c_has_them() {
+    fn addresses_are_parsed_from_their_c_representation() {
         for text in ["10.1.2.3:20049", "[fe80::1%7]:5", "[2001:db8::2]:65535", "0.0.0.0:0"] {
             let address: SocketAddr = text.parse().unwrap();
             let c = SockAddr::from(address);

@@ -1,7 +1,7 @@
-//! How connections are made: addresses and routes, requests and their acceptance.
+//! Connection establishment: resolution of addresses and routes, and connection requests and their acceptance.
 //!
-//! A request's identifier moves from the listener's channel to one of its own when it is accepted, on whatever thread that
-//! is. Private data arrives padded with zeros on InfiniBand and RoCE, whose messages have a fixed size.
+//! A request's identifier moves from the listener's channel to a channel of its own when the request is accepted, on
+//! any thread. On InfiniBand and RoCE, whose messages have a fixed size, private data arrives padded with zeros.
 
 use std::{
     io,
@@ -32,17 +32,17 @@ pub(super) struct VerbsListener {
     options: Arc<VerbsOptions>,
     local: SocketAddr,
     events: Deferred<Arc<EventChannel>, Events>,
-    /// One for each family of addresses.
+    /// One for each address family.
     _ids: Vec<CmId>,
 }
 
 struct VerbsRequest {
     options: Arc<VerbsOptions>,
-    /// Until it is accepted.
+    /// Present until the request is accepted.
     id: Option<CmId>,
     peer: SocketAddr,
     private_data: Bytes,
-    /// What the peer proposes, seen from here: outbound, inbound.
+    /// The numbers of RDMA Reads that the peer proposes, from the local point of view: outbound, inbound.
     reads: (u8, u8),
 }
 
@@ -59,7 +59,7 @@ impl VerbsListener {
         let bound = first.local().map_or(local, |bound| SocketAddr::new(local.ip(), bound.port()));
         let mut ids = vec![first];
         if local.ip() == Ipv6Addr::UNSPECIFIED {
-            // As a socket at `[::]` does, this one serves IPv4 as well.
+            // Like a socket bound to `[::]`, this listener accepts IPv4 as well.
             ids.push(listen((Ipv4Addr::UNSPECIFIED, bound.port()).into())?);
         }
         Ok(Self { options: options.clone(), local: bound, events: Deferred::new(channel), _ids: ids })
@@ -77,14 +77,14 @@ impl Listener for VerbsListener {
             loop {
                 let Event { kind, request, private_data, reads, .. } = events.next().await?;
                 let Some(id) = request else {
-                    // What concerns a request that has not been accepted shows when it is.
+                    // A failure of a request that has not been accepted yet appears when it is accepted.
                     if kind == RDMA_CM_EVENT_DEVICE_REMOVAL {
                         tracing::warn!(local = %self.local, "an adapter is being removed");
                     }
                     continue;
                 };
                 let Some(peer) = id.peer() else {
-                    tracing::debug!("a request from no IP address");
+                    tracing::debug!("a connection request without an IP address");
                     id.reject();
                     continue;
                 };
@@ -178,7 +178,7 @@ pub(super) async fn connect(
     Ok(Connected { qp: Box::new(qp), private_data: event.private_data })
 }
 
-/// A queue pair with its receives posted, on an identifier that has its device.
+/// Creates a queue pair with its receives posted, on an identifier that is bound to a device.
 fn prepare(
     id: CmId,
     events: Events,
@@ -198,7 +198,8 @@ fn least(ours: u16, theirs: u8) -> u8 {
     u8::try_from(ours).unwrap_or(u8::MAX).min(theirs)
 }
 
-/// Work requests that the adapter has at once; further ones wait here, where they cost less memory.
+/// The maximum number of work requests that are posted to the adapter. Further requests are queued in the process,
+/// where they use less memory.
 const SENDS_MAX: usize = 256;
-/// Receives that the adapter can have at once, unless there are more from the start.
+/// The minimum depth of the adapter's receive queue. It is greater if more receives are posted at the start.
 const RECVS_MIN: usize = 64;

@@ -1,9 +1,9 @@
-//! A device as connections use it: what it can do, its protection domain, what is registered with it for good. What it has
-//! to say by itself is in `faults`.
+//! A device as connections use it: its capabilities, its protection domain, and its permanent registrations. The events
+//! that it reports are in `faults`.
 //!
-//! One protection domain for each device and process: a slab is registered once however many connections there are.
-//! A [`Device`] lives as long as a connection on it, or some [`Devices`](super::Devices) that keep it; an identifier of
-//! either keeps librdmacm from closing the context beneath it.
+//! Each device has one protection domain per process, so a slab is registered once for any number of connections. A
+//! [`Device`] lives as long as a connection on it, or a [`Devices`](super::Devices) that keeps it. An identifier owned
+//! by either prevents librdmacm from closing the context.
 
 #![expect(unsafe_code, reason = "calls of C")]
 
@@ -30,39 +30,40 @@ use crate::{
     registration::{Cache, CacheBounds},
 };
 
-/// An opened device.
+/// A device that is open.
 pub(super) struct Device {
     pub(super) caps: DeviceCaps,
     pub(super) pd: Arc<Pd>,
-    /// Where bytes go that are not of any pool and too few to be registered.
+    /// The pool into which bytes that belong to no pool are copied if they are too few to be registered.
     pub(super) staging: Pool,
-    /// What stands for an empty buffer, which has no address of its own.
+    /// A buffer that replaces empty buffers, which have no address.
     pub(super) nothing: Buffer,
-    /// By the address of their first byte.
+    /// The permanent registrations, by the address of the slab's first byte.
     slabs: RwLock<BTreeMap<usize, Arc<SlabMr>>>,
-    /// One for each bounds that connections on it want.
+    /// One cache for each set of bounds that connections on the device request.
     caches: Mutex<Vec<(CacheBounds, SlabCache)>>,
-    /// One for each source that connections on it take their receives from.
+    /// One queue for each source that connections on the device take their receives from.
     shared: Mutex<Vec<Weak<SharedQueue>>>,
     pub(super) faults: Faults,
 }
 
 impl Device {
-    /// The device of a context, opened by librdmacm for an identifier that outlives the result.
+    /// Returns the device of a context that librdmacm opened for an identifier which outlives the result.
     ///
     /// # Errors
-    /// The device does not answer.
+    /// Returns an error if the device does not answer.
     ///
     /// # Safety
-    /// `context` is a context of librdmacm, and an identifier bound to it exists until the last clone is dropped.
+    /// `context` is a context of librdmacm, and an identifier that is bound to it exists until the last clone is
+    /// dropped.
     pub(super) unsafe fn of(library: &'static Library, context: NonNull<ibv_context>) -> io::Result<Arc<Self>> {
         let mut devices = DEVICES.lock();
         let key = context.as_ptr() as usize;
         if let Some(device) = devices.get(&key).and_then(Weak::upgrade) {
-            device.forget();
+            device.evict_unused();
             return Ok(device);
         }
-        // SAFETY: by the caller.
+        // SAFETY: guaranteed by the caller.
         let device = Arc::new(unsafe { Self::open(library, context)? });
         devices.insert(key, Arc::downgrade(&device));
         tracing::debug!(caps = ?device.caps, "device opened");
@@ -70,7 +71,7 @@ impl Device {
     }
 
     /// # Safety
-    /// As [`of`](Self::of).
+    /// Same as for [`of`](Self::of).
     unsafe fn open(library: &'static Library, context: NonNull<ibv_context>) -> io::Result<Self> {
         // SAFETY: an open context.
         let caps = unsafe { DeviceCaps::query(library, context)? };
@@ -90,7 +91,7 @@ impl Device {
         })
     }
 
-    /// The registrations that connections with these bounds share.
+    /// Returns the registrations that connections with these bounds share.
     pub(super) fn cache(&self, bounds: CacheBounds) -> SlabCache {
         let mut caches = self.caches.lock();
         if let Some((_, cache)) = caches.iter().find(|(of, _)| *of == bounds) {
@@ -101,24 +102,25 @@ impl Device {
         cache
     }
 
-    /// How many slabs are registered with it.
+    /// Returns the number of slabs that are registered with the device.
     pub(super) fn registered(&self) -> usize {
         let cached: usize = self.caches.lock().iter().map(|(_, cache)| cache.lock().stats().entries).sum();
         self.slabs.read().len() + cached
     }
 
-    /// Gives up the registrations of pools that are gone: nobody else holds their slabs, nor their registrations.
-    fn forget(&self) {
+    /// Drops the registrations of pools that no longer exist: no one else holds their slabs or their registrations.
+    fn evict_unused(&self) {
         self.slabs.write().retain(|_, slab| Arc::strong_count(slab) > 1 || slab.in_use());
         for (_, cache) in &*self.caches.lock() {
             cache.lock().forget(|_, slab| !slab.in_use());
         }
     }
 
-    /// The registration of the slab that `bytes` lie in, made if it is new; `None` if they are of no pool.
+    /// Returns the registration of the slab that contains `bytes`, and creates it if necessary. Returns `None` if the
+    /// bytes belong to no pool.
     ///
     /// # Errors
-    /// It cannot be registered.
+    /// Returns an error if the slab cannot be registered.
     pub(super) fn slab_of(&self, bytes: &[u8]) -> io::Result<Option<Arc<SlabMr>>> {
         let start = bytes.as_ptr() as usize;
         let known = |slabs: &BTreeMap<usize, Arc<SlabMr>>| {
@@ -128,7 +130,7 @@ impl Device {
             return Ok(Some(slab));
         }
         let Some((slab, _)) = Slab::of(bytes) else { return Ok(None) };
-        self.forget();
+        self.evict_unused();
         let mut slabs = self.slabs.write();
         if let Some(slab) = known(&slabs) {
             return Ok(Some(slab));
@@ -138,10 +140,10 @@ impl Device {
         Ok(Some(registered))
     }
 
-    /// The shared receive queue that takes from `source`, made if there is none.
+    /// Returns the shared receive queue that takes its buffers from `source`, and creates it if necessary.
     ///
     /// # Errors
-    /// The device has no such queues, or refuses.
+    /// Returns an error if the device does not support shared receive queues, or rejects the request.
     pub(super) fn shared_queue(&self, source: &ReceiveSource) -> io::Result<Arc<SharedQueue>> {
         if self.caps.shared_receives == 0 {
             let why = format!("{} has no shared receive queues", self.caps.name);
@@ -157,16 +159,16 @@ impl Device {
         Ok(queue)
     }
 
-    /// Longest message on a port, in bytes.
+    /// Returns the length of the longest message on a port, in bytes.
     pub(super) fn message_max(&self, port: u8) -> usize {
         let mut attr = ibv_port_attr::default();
-        // SAFETY: an open context; `attr` has room for more than this entry point fills in.
+        // SAFETY: an open context; `attr` has room for more than this function fills in.
         let queried =
             unsafe { (self.pd.library.functions.ibv_query_port)(self.pd.context().as_ptr(), port, &mut attr) };
-        // Every device carries this much.
+        // Every device supports this length.
         if queried == 0 && attr.max_msg_sz > 0 { attr.max_msg_sz as usize } else { 1 << 20 }
     }
 }
 
-/// The devices in use, by the address of their context: librdmacm opens each once for the process.
+/// The devices in use, by the address of their context: librdmacm opens each device once per process.
 static DEVICES: Mutex<BTreeMap<usize, Weak<Device>>> = Mutex::new(BTreeMap::new());

@@ -1,4 +1,4 @@
-//! A device as the kernel's library has it: its capabilities ([`DeviceCaps`]) and its protection domain ([`Pd`]).
+//! A device as libibverbs represents it: its capabilities ([`DeviceCaps`]) and its protection domain ([`Pd`]).
 
 #![expect(unsafe_code, reason = "calls of C")]
 
@@ -16,27 +16,29 @@ use super::{
     library::{Library, check, last_error},
 };
 
-/// Capabilities of a device, as far as connections use them.
+/// Capabilities of a device that connections use.
 #[derive(Clone, Debug)]
 pub(super) struct DeviceCaps {
     pub(super) name: String,
-    /// It speaks iWARP: an RDMA Read's sink needs the right of remote write, and the accepting side waits for the first message.
+    /// The device is an iWARP adapter: the sink of an RDMA Read requires the remote write right, and the accepting side
+    /// must wait for the first message.
     pub(super) iwarp: bool,
-    /// Type-2 memory windows: exposed and invalidated by work requests, bound to one queue pair.
+    /// The device supports type-2 memory windows: they are bound and invalidated by work requests, and belong to one
+    /// queue pair.
     pub(super) windows: bool,
-    /// A window opens no more of the registration beneath it than its own bytes.
+    /// A window gives access to its own bytes only, not to the whole registration that it is bound to.
     pub(super) windows_confine: bool,
     pub(super) send_invalidate: bool,
     pub(super) queue_max: u32,
     pub(super) cq_max: u32,
     pub(super) pieces_max: u32,
-    /// RDMA Reads that a queue pair can have outstanding, as initiator and as responder.
+    /// The numbers of RDMA Reads that a queue pair can have outstanding, as initiator and as responder.
     pub(super) reads: (u16, u16),
     pub(super) region_max: usize,
-    /// Receives that a shared queue can hold; 0 if there is none, or none to be relied on.
+    /// The number of receives that a shared queue can hold; 0 if there are no shared queues, or they cannot be used.
     pub(super) shared_receives: usize,
     pub(super) ports: u8,
-    /// How a completion says that the message invalidated a region.
+    /// The flag of a completion whose message invalidated a region.
     pub(super) invalidated_flag: c_uint,
 }
 
@@ -56,10 +58,10 @@ impl DeviceCaps {
     /// # Safety
     /// `context` is an open context.
     pub(super) unsafe fn query(library: &'static Library, context: NonNull<ibv_context>) -> io::Result<Self> {
-        // SAFETY: all fields are numbers.
+        // SAFETY: all fields are numbers, for which zero is valid.
         let mut attr: ibv_device_attr = unsafe { std::mem::zeroed() };
         // SAFETY: an open context, and a structure of the library's layout.
-        check(unsafe { (library.functions.ibv_query_device)(context.as_ptr(), &mut attr) }, "asking a device")?;
+        check(unsafe { (library.functions.ibv_query_device)(context.as_ptr(), &mut attr) }, "querying a device")?;
         // SAFETY: an open context has a device, whose name is a C string within its array.
         let (iwarp, name) = unsafe {
             let device = (*context.as_ptr()).device;
@@ -70,16 +72,16 @@ impl DeviceCaps {
         let ops = unsafe { &(*context.as_ptr()).ops };
         let flags = attr.device_cap_flags;
         let type_2 = flags & (IBV_DEVICE_MEM_WINDOW_TYPE_2A | IBV_DEVICE_MEM_WINDOW_TYPE_2B) != 0;
-        // An empty one lets peers wait, but on iWARP it ends their connections.
+        // A peer that finds the shared queue empty waits on InfiniBand and RoCE, but on iWARP its connection ends.
         let shares = !iwarp && attr.max_srq > 0 && ops.post_srq_recv.is_some();
-        // A completion queue must have room for all that one peer can fill before its completions are read.
+        // A completion queue must have room for all receives that one peer can use before the completions are read.
         let shared_max = attr.max_srq_wr.min(attr.max_cqe / 2).max(0) as usize;
         let reads = |max: c_int| u16::try_from(max.clamp(0, READS_MAX)).expect("in range");
         Ok(Self {
             name,
             iwarp,
             windows: type_2 && attr.max_mw > 0 && ops.alloc_mw.is_some() && ops.dealloc_mw.is_some(),
-            // Linux's rxe compares with the bounds of the registration instead (6.1, `check_rkey`).
+            // rxe of Linux checks accesses against the bounds of the registration instead (6.1, `check_rkey`).
             windows_confine: attr.vendor_id != RXE,
             send_invalidate: flags & IBV_DEVICE_MEM_MGT_EXTENSIONS != 0,
             queue_max: attr.max_qp_wr.max(1) as u32,
@@ -89,7 +91,7 @@ impl DeviceCaps {
             region_max: usize::try_from(attr.max_mr_size).unwrap_or(usize::MAX).min(u32::MAX as usize),
             shared_receives: if shares { shared_max.min(SHARED_DEPTH) } else { 0 },
             ports: attr.phys_port_cnt,
-            // Linux's rxe shows the kernel's own bit for it, which libibverbs does not translate.
+            // rxe of Linux reports the kernel's own bit, which libibverbs does not translate.
             invalidated_flag: IBV_WC_WITH_INV | if attr.vendor_id == RXE { IBV_WC_IP_CSUM_OK } else { 0 },
         })
     }
@@ -99,12 +101,12 @@ impl Pd {
     /// Allocates a protection domain of an open device.
     ///
     /// # Errors
-    /// The device gives no more.
+    /// Returns an error if the device has no more protection domains.
     ///
     /// # Safety
     /// `context` is an open context, and stays open until the domain is dropped.
     pub(super) unsafe fn allocate(library: &'static Library, context: NonNull<ibv_context>) -> io::Result<Self> {
-        // SAFETY: by the caller; the result is checked.
+        // SAFETY: guaranteed by the caller; the result is checked.
         let ptr = unsafe { (library.functions.ibv_alloc_pd)(context.as_ptr()) };
         let ptr = NonNull::new(ptr).ok_or_else(|| last_error("allocating a protection domain"))?;
         Ok(Self { library, ptr, context })
@@ -123,7 +125,7 @@ impl Pd {
         unsafe { &(*self.context.as_ptr()).ops }
     }
 
-    /// The descriptor by which asynchronous events come.
+    /// Returns the descriptor on which asynchronous events arrive.
     pub(super) fn async_fd(&self) -> RawFd {
         // SAFETY: the context is open.
         unsafe { (*self.context.as_ptr()).async_fd }
@@ -138,23 +140,24 @@ impl std::fmt::Debug for Pd {
 
 impl Drop for Pd {
     fn drop(&mut self) {
-        // SAFETY: allocated by `allocate`; all that was made in it holds an `Arc` of it and is gone.
+        // SAFETY: allocated by `allocate`; all objects that were created in it held an `Arc` of it and no longer exist.
         let dealloc = unsafe { (self.library.functions.ibv_dealloc_pd)(self.ptr.as_ptr()) };
-        if let Err(error) = check(dealloc, "giving up a protection domain") {
+        if let Err(error) = check(dealloc, "deallocating a protection domain") {
             tracing::debug!(%error);
         }
     }
 }
 
-/// Makes calls that read from a descriptor return instead of waiting.
+/// Makes a descriptor nonblocking.
 pub(super) fn unblock(fd: BorrowedFd<'_>) -> io::Result<()> {
     let flags = rustix::fs::fcntl_getfl(fd)?;
     Ok(rustix::fs::fcntl_setfl(fd, flags | OFlags::NONBLOCK)?)
 }
 
-/// What eight bits can say, less the value that asks for the most there is.
+/// The maximum of eight bits, without the value that requests the maximum of the device.
 const READS_MAX: c_int = 254;
-/// The vendor that rxe says it is of.
+/// The vendor id that rxe reports.
 const RXE: u32 = 0x00ff_ffff;
-/// Receives in a shared queue. Each is replaced as its completion is read, so they are for what arrives meanwhile.
+/// The depth of a shared receive queue. Each receive is replaced when its completion is read, so the queue only has to
+/// cover the messages that arrive until then.
 pub(super) const SHARED_DEPTH: usize = 256;

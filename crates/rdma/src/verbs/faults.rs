@@ -1,8 +1,8 @@
-//! What a device says by itself: asynchronous events of queue pairs, of completion queues, and of the device.
+//! Events that a device reports asynchronously, of queue pairs, of completion queues, and of the device itself.
 //!
-//! Read ibv_get_async_event(3). A thread for each device that is in use sleeps until there is one, and wakes whom it
-//! concerns: a queue pair that the adapter has stopped, one whose completions will not come any more, or all of them when
-//! the device is broken. An event belongs to the address of what it is about, so whoever is destroyed takes its record along.
+//! See ibv_get_async_event(3). For each device in use a thread waits for events and wakes the queue pairs concerned: a
+//! queue pair that the adapter has stopped, queue pairs whose completions are lost, or all of them if the device has
+//! failed. Events identify their object by address, so the record of a queue pair is removed when it is destroyed.
 
 #![expect(unsafe_code, reason = "calls of C")]
 
@@ -27,71 +27,73 @@ use super::{
     ffi::*,
 };
 
-/// The events of a device.
+/// The receiver of a device's events.
 pub(super) struct Faults {
-    known: Arc<Known>,
+    shared: Arc<Shared>,
     stop: OwnedFd,
     thread: Option<thread::JoinHandle<()>>,
 }
 
-/// What has been reported of a queue pair.
+/// A fault that has been reported for a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// The peer or we have done what is not allowed.
+    /// The peer or the local side has violated a rule.
     Request(&'static str),
-    /// The adapter is broken, or has lost completions.
+    /// The adapter has failed, or has lost completions.
     Device(&'static str),
 }
 
-struct Known {
+struct Shared {
     pd: Arc<Pd>,
     /// By the address of the queue pair.
     watched: Mutex<BTreeMap<usize, Watched>>,
-    /// The device has failed, or is gone.
-    broken: AtomicBool,
+    /// The device has failed or has been removed.
+    failed: AtomicBool,
 }
 
 struct Watched {
     cq: usize,
-    /// Zero if it has receives of its own.
+    /// Zero if the queue pair has its own receives.
     srq: usize,
-    /// No receive of a shared queue is in use by it any more.
+    /// The queue pair no longer uses any receive of a shared queue.
     drained: bool,
     fault: Option<Fault>,
     waker: Option<Waker>,
 }
 
 impl Faults {
+    /// Creates the receiver and its thread.
+    ///
     /// # Errors
-    /// The system gives no descriptor or no thread.
+    /// Returns an error if the system cannot provide a descriptor or a thread.
     pub(super) fn watch(pd: &Arc<Pd>, name: &str) -> io::Result<Self> {
-        // SAFETY: the descriptor is the context's, which stays open as long as the domain.
+        // SAFETY: the descriptor belongs to the context, which stays open as long as the domain.
         unblock(unsafe { BorrowedFd::borrow_raw(pd.async_fd()) })?;
-        let known = Arc::new(Known { pd: pd.clone(), watched: Mutex::default(), broken: AtomicBool::new(false) });
+        let shared = Arc::new(Shared { pd: pd.clone(), watched: Mutex::default(), failed: AtomicBool::new(false) });
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let (sleeper, stopped) = (known.clone(), stop.try_clone()?);
-        let thread = thread::Builder::new().name(format!("events-of-{name}")).spawn(move || sleeper.sleep(&stopped))?;
-        Ok(Self { known, stop, thread: Some(thread) })
+        let (receiver, stopped) = (shared.clone(), stop.try_clone()?);
+        let thread = thread::Builder::new().name(format!("events-of-{name}")).spawn(move || receiver.run(&stopped))?;
+        Ok(Self { shared, stop, thread: Some(thread) })
     }
 
-    /// A queue pair whose events are wanted from now on.
+    /// Adds a queue pair whose events are recorded from now on.
     pub(super) fn add(&self, qp: NonNull<ibv_qp>, cq: NonNull<ibv_cq>, srq: *const ibv_srq) {
         let (cq, srq) = (cq.as_ptr() as usize, srq as usize);
         let watched = Watched { cq, srq, drained: false, fault: None, waker: None };
-        self.known.watched.lock().insert(qp.as_ptr() as usize, watched);
+        self.shared.watched.lock().insert(qp.as_ptr() as usize, watched);
     }
 
-    /// It has been destroyed.
+    /// Removes a queue pair that has been destroyed.
     pub(super) fn remove(&self, qp: NonNull<ibv_qp>) {
-        self.known.watched.lock().remove(&(qp.as_ptr() as usize));
+        self.shared.watched.lock().remove(&(qp.as_ptr() as usize));
     }
 
-    /// What has been reported of it so far, if anything; then `waker` is told of what comes later.
+    /// Takes the fault that has been reported for a queue pair, if any. `waker` is woken when another is reported.
     pub(super) fn take(&self, qp: NonNull<ibv_qp>, waker: Option<&Waker>) -> Option<Fault> {
-        let mut watched = self.known.watched.lock();
+        let mut watched = self.shared.watched.lock();
         if waker.is_none() {
-            // Now, not when the thread comes to it.
-            self.known.drain(&mut watched);
+            // The events that have arrived are read here, instead of waiting for the thread.
+            self.shared.drain(&mut watched);
         }
         let watched = watched.get_mut(&(qp.as_ptr() as usize))?;
         if let Some(waker) = waker {
@@ -100,15 +102,16 @@ impl Faults {
         watched.fault.take()
     }
 
-    /// Whether the device is of no more use.
-    pub(super) fn is_broken(&self) -> bool {
-        self.known.broken.load(Relaxed)
+    /// Returns whether the device has failed.
+    pub(super) fn has_failed(&self) -> bool {
+        self.shared.failed.load(Relaxed)
     }
 
-    /// Whether a queue pair that is in the error state uses no receive of a shared queue any more; if not, `waker` is told.
+    /// Returns whether a queue pair in the error state no longer uses any receive of a shared queue. If it still does,
+    /// `waker` is woken later.
     pub(super) fn is_drained(&self, qp: NonNull<ibv_qp>, waker: Option<&Waker>) -> bool {
-        let mut watched = self.known.watched.lock();
-        self.known.drain(&mut watched);
+        let mut watched = self.shared.watched.lock();
+        self.shared.drain(&mut watched);
         watched.get_mut(&(qp.as_ptr() as usize)).is_none_or(|watched| {
             watched.waker = waker.cloned();
             watched.drained
@@ -125,25 +128,25 @@ impl Drop for Faults {
     }
 }
 
-impl Known {
-    fn sleep(&self, stopped: &OwnedFd) {
+impl Shared {
+    fn run(&self, stopped: &OwnedFd) {
         loop {
-            // SAFETY: open as long as the domain, which `self` keeps.
+            // SAFETY: open as long as the domain, which `self` holds.
             let events = unsafe { BorrowedFd::borrow_raw(self.pd.async_fd()) };
             let mut fds = [PollFd::new(&events, PollFlags::IN), PollFd::new(stopped, PollFlags::IN)];
             match poll(&mut fds, None) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return tracing::error!(%error, "no more events of an adapter are heard"),
+                Err(error) => return tracing::error!(%error, "can no longer receive the events of an adapter"),
             }
             if !fds[1].revents().is_empty() {
                 return;
             }
-            // A device that is gone has its descriptor in this state for good.
-            let broken = fds[0].revents().intersects(PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL);
+            // The descriptor of a device that was removed stays in this state.
+            let removed = fds[0].revents().intersects(PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL);
             let mut watched = self.watched.lock();
             self.drain(&mut watched);
-            if broken {
-                return self.all(&mut watched, Fault::Device("the device is gone"));
+            if removed {
+                return self.report_to_all(&mut watched, Fault::Device("the device has been removed"));
             }
         }
     }
@@ -151,12 +154,12 @@ impl Known {
     fn drain(&self, watched: &mut BTreeMap<usize, Watched>) {
         let functions = &self.pd.library.functions;
         let mut event = ibv_async_event { element: std::ptr::null_mut(), event_type: 0 };
-        // SAFETY: an open context, whose descriptor does not block.
+        // SAFETY: an open context, whose descriptor is nonblocking.
         while unsafe { (functions.ibv_get_async_event)(self.pd.context().as_ptr(), &mut event) } == 0 {
             let fault = meaning(event.event_type);
             tracing::debug!(event = event.event_type, ?fault, "asynchronous event");
             let element = event.element as usize;
-            // SAFETY: the event was got just now, and is acknowledged once.
+            // SAFETY: the event was just read, and is acknowledged once.
             unsafe { (functions.ibv_ack_async_event)(&mut event) };
             if event.event_type == IBV_EVENT_QP_LAST_WQE_REACHED
                 && let Some(watched) = watched.get_mut(&element)
@@ -166,33 +169,34 @@ impl Known {
             }
             let Some(fault) = fault else { continue };
             match event.event_type {
-                IBV_EVENT_DEVICE_FATAL => self.all(watched, fault),
+                IBV_EVENT_DEVICE_FATAL => self.report_to_all(watched, fault),
                 IBV_EVENT_CQ_ERR | IBV_EVENT_SRQ_ERR => {
                     watched
                         .values_mut()
                         .filter(|watched| watched.cq == element || watched.srq == element)
-                        .for_each(|watched| watched.tell(fault));
+                        .for_each(|watched| watched.report(fault));
                 }
-                _ => watched.get_mut(&element).into_iter().for_each(|watched| watched.tell(fault)),
+                _ => watched.get_mut(&element).into_iter().for_each(|watched| watched.report(fault)),
             }
         }
     }
 
-    /// The device is of no more use.
-    fn all(&self, watched: &mut BTreeMap<usize, Watched>, fault: Fault) {
-        self.broken.store(true, Relaxed);
-        watched.values_mut().for_each(|watched| watched.tell(fault));
+    /// Records that the device has failed, and reports it to all queue pairs.
+    fn report_to_all(&self, watched: &mut BTreeMap<usize, Watched>, fault: Fault) {
+        self.failed.store(true, Relaxed);
+        watched.values_mut().for_each(|watched| watched.report(fault));
     }
 }
 
 impl Watched {
-    fn tell(&mut self, fault: Fault) {
+    fn report(&mut self, fault: Fault) {
         self.fault = Some(fault);
         self.waker.take().into_iter().for_each(Waker::wake);
     }
 }
 
-/// What an event says about a queue pair; of ports and paths the connection manager tells.
+/// Returns the fault that an event reports for a queue pair. Events of ports and paths are reported by the connection
+/// manager.
 fn meaning(event: std::ffi::c_int) -> Option<Fault> {
     match event {
         IBV_EVENT_QP_FATAL => Some(Fault::Request("fatal error of the queue pair")),

@@ -1,9 +1,9 @@
-//! The C interface of libibverbs and librdmacm, as far as it is used: types, constants, layouts.
+//! The part of the C interface of libibverbs and librdmacm that the provider uses: types, constants, layouts.
 //!
-//! Read `infiniband/verbs.h` and `rdma/rdma_cma.h` of rdma-core beside it; names are theirs. Both libraries keep their
-//! ABI (`IBVERBS_1.1`, `RDMACM_1.0`) on 64-bit Linux, and new fields are added behind what is declared here. Where a
-//! structure is only ever handed out by the library, just the fields up to the last one that is read are declared.
-//! The layouts are asserted at compile time; `tests/verbs_layout.rs` compares them with installed headers.
+//! See `infiniband/verbs.h` and `rdma/rdma_cma.h` of rdma-core; the names are taken from there. Both libraries keep
+//! their ABI (`IBVERBS_1.1`, `RDMACM_1.0`) on 64-bit Linux, and add new fields after those declared here. Of a
+//! structure that only the library allocates, only the fields up to the last one that is read are declared. The layouts
+//! are asserted at compile time, and `tests/verbs_layout.rs` compares them with installed headers.
 
 #![allow(non_camel_case_types, missing_docs, reason = "the names of the C interface")]
 
@@ -34,7 +34,7 @@ pub struct ibv_context {
 
 type Compat = *mut c_void;
 
-/// The calls of the data path, which the headers make inline.
+/// The calls of the data path, which are inline functions in the headers.
 #[repr(C)]
 pub struct ibv_context_ops {
     _compat_query: [Compat; 2],
@@ -126,10 +126,10 @@ pub struct ibv_send_wr {
     pub num_sge: c_int,
     pub opcode: c_uint,
     pub send_flags: c_uint,
-    /// In network byte order `imm_data`, else `invalidate_rkey`.
+    /// `imm_data` in network byte order, or `invalidate_rkey`.
     pub invalidate_rkey: u32,
     pub remote_addr: u64,
-    /// The first field behind `remote_addr` in `wr.rdma`; the union ends behind `wr.atomic`.
+    /// The first field after `remote_addr` in `wr.rdma`; the union ends after `wr.atomic`.
     pub rkey: u32,
     _wr_rest: [u32; 5],
     _xrc: u64,
@@ -215,7 +215,7 @@ pub struct ibv_srq_init_attr {
     pub attr: ibv_srq_attr,
 }
 
-/// Of which only `min_rnr_timer` is ever set.
+/// Only `min_rnr_timer` is ever set.
 #[repr(C, align(8))]
 pub struct ibv_qp_attr {
     pub _before: [u8; 128],
@@ -267,7 +267,8 @@ pub struct ibv_device_attr {
     pub phys_port_cnt: u8,
 }
 
-/// What the exported `ibv_query_port` fills in: `struct ibv_port_attr` up to `link_layer`, and room for the rest.
+/// The structure that the exported `ibv_query_port` fills in: `struct ibv_port_attr` up to `link_layer`, and room for
+/// the rest.
 #[repr(C)]
 #[derive(Default)]
 pub struct ibv_port_attr {
@@ -302,7 +303,7 @@ pub struct ibv_async_event {
     pub event_type: c_int,
 }
 
-/// As much room as `struct sockaddr_storage`.
+/// The same size as `struct sockaddr_storage`.
 #[repr(C, align(8))]
 #[derive(Clone, Copy)]
 pub struct sockaddr_storage {
@@ -428,7 +429,8 @@ pub const RDMA_CM_EVENT_DISCONNECTED: c_int = 10;
 pub const RDMA_CM_EVENT_DEVICE_REMOVAL: c_int = 11;
 pub const RDMA_CM_EVENT_TIMEWAIT_EXIT: c_int = 15;
 
-/// `(name, offset)` of what is read or written behind a pointer, `(name, size)` of what is passed by value or in arrays.
+/// `(name, offset)` of the fields that are accessed through a pointer, `(name, size)` of the types that are passed by
+/// value or in arrays.
 #[doc(hidden)]
 pub const LAYOUT: &[(&str, usize)] = {
     use std::mem::{offset_of, size_of};

@@ -1,11 +1,11 @@
-//! The two shared libraries, found when first asked for and never unloaded.
+//! The two shared libraries, which are loaded at first use and never unloaded.
 //!
-//! Neither headers nor libraries are needed to build. [`Library::load`] says precisely what is missing where something
-//! is. The functions are those of the default symbol versions, whose ABI does not change.
+//! A build requires neither headers nor libraries. If something is missing, the error of [`Library::load`] names it.
+//! The functions have the default symbol versions, whose ABI does not change.
 //!
-//! Fork safety: a child must not share registered pages copy-on-write, or the parent's next write moves it to a page that
-//! the adapter does not know. Linux 5.12 and later copy such pages at the fork; on older kernels `ibv_fork_init` keeps
-//! registered memory out of the child. It is called before anything is registered.
+//! Fork safety: a child must not share registered pages copy-on-write, or the parent's next write moves the page to a
+//! place that the adapter does not know. Linux 5.12 and later copy such pages at the fork; on older kernels
+//! `ibv_fork_init` excludes registered memory from the child. It is called before anything is registered.
 
 #![expect(unsafe_code, reason = "calls of C")]
 
@@ -29,9 +29,9 @@ macro_rules! functions {
 
         impl Functions {
             /// # Safety
-            /// The libraries are rdma-core's and are never unloaded.
+            /// The libraries belong to rdma-core and are never unloaded.
             unsafe fn find($($library: &Shared),*) -> Result<Self, Unavailable> {
-                // SAFETY: the types are those of rdma-core's headers, for the same names.
+                // SAFETY: the types are those of the functions with the same names in rdma-core's headers.
                 unsafe { Ok(Self { $($($name: *symbol($library, stringify!($name))?,)*)* }) }
             }
         }
@@ -86,17 +86,17 @@ functions! {
     }
 }
 
-/// The libraries.
+/// The two libraries, loaded.
 pub(super) struct Library {
     pub(super) functions: Functions,
 }
 
-/// Why there are no adapters to be had.
+/// The reason that no adapters are available.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unavailable {
-    /// A library is not installed, or is not what it should be.
+    /// A library is not installed, or lacks a function.
     Library(String),
-    /// The libraries find no device.
+    /// The libraries found no device.
     NoDevice,
 }
 
@@ -118,13 +118,13 @@ impl From<Unavailable> for io::Error {
 }
 
 impl Library {
-    /// The libraries.
+    /// Returns the libraries, and loads them if necessary.
     ///
     /// # Errors
-    /// They are not installed.
+    /// Returns an error if they are not installed.
     pub(super) fn load() -> Result<&'static Self, Unavailable> {
         static LIBRARY: OnceLock<Library> = OnceLock::new();
-        // One that is not there now may be installed while we run.
+        // A library that is missing now can be installed while the process runs.
         match LIBRARY.get() {
             Some(library) => Ok(library),
             None => {
@@ -136,18 +136,18 @@ impl Library {
 
     fn open(ibverbs: &str, rdmacm: &str) -> Result<Self, Unavailable> {
         let (ibverbs, rdmacm) = (shared(ibverbs)?, shared(rdmacm)?);
-        // SAFETY: both are rdma-core's by their names, and the handles are given up below without closing.
+        // SAFETY: by their names both belong to rdma-core, and the handles are forgotten below without closing.
         let functions = unsafe { Functions::find(&ibverbs, &rdmacm)? };
-        // Devices, their threads and these functions live to the end of the process.
+        // Devices, their threads and these functions exist until the end of the process.
         std::mem::forget((ibverbs, rdmacm));
-        // SAFETY: takes nothing; nothing is registered yet.
+        // SAFETY: the function has no arguments; nothing is registered yet.
         if unsafe { (functions.ibv_fork_init)() } != 0 {
             tracing::debug!("ibv_fork_init failed: do not fork while connections are in use, on kernels before 5.12");
         }
         Ok(Self { functions })
     }
 
-    /// What a work completion's status means.
+    /// Returns the description of a work completion's status.
     pub(super) fn status_text(&self, status: c_uint) -> String {
         // SAFETY: the library returns a static string for every value.
         let text = unsafe { CStr::from_ptr((self.functions.ibv_wc_status_str)(status)) };
@@ -156,36 +156,36 @@ impl Library {
 }
 
 fn shared(name: &str) -> Result<Shared, Unavailable> {
-    // SAFETY: rdma-core's libraries run no code at load that asks anything of their user.
+    // SAFETY: rdma-core's libraries run no code at load time that has requirements for the caller.
     let opened = unsafe { Shared::open(Some(name), RTLD_NOW | RTLD_LOCAL) };
     opened.map_err(|error| Unavailable::Library(format!("{error}")))
 }
 
 /// # Safety
-/// `T` is the type of that function.
+/// `T` is the type of the function.
 unsafe fn symbol<T>(library: &Shared, name: &str) -> Result<libloading::os::unix::Symbol<T>, Unavailable> {
-    // SAFETY: by the caller.
+    // SAFETY: guaranteed by the caller.
     let found = unsafe { library.get(name.as_bytes()) };
     found.map_err(|error| Unavailable::Library(format!("{name}: {error}")))
 }
 
-/// The error that a call has just left behind, if it says that it failed.
+/// Returns the error of a call, if its result reports one.
 pub(super) fn check(returned: c_int, what: &str) -> io::Result<()> {
     match returned {
         0 => Ok(()),
-        // librdmacm returns -1 and sets errno; libibverbs often returns the number itself.
+        // librdmacm returns -1 and sets errno; libibverbs often returns the error number itself.
         -1 => Err(last_error(what)),
         errno => Err(with_context(io::Error::from_raw_os_error(errno.abs()), what)),
     }
 }
 
-/// The system's last error, with what was tried.
+/// Returns the system's last error, with the operation that failed.
 pub(super) fn last_error(what: &str) -> io::Error {
     with_context(io::Error::last_os_error(), what)
 }
 
-/// Says what was tried, and what to do where the limit of locked memory may be the reason that it failed: registered
-/// memory is locked, and so are the queues of most adapters.
+/// Adds the operation that failed. If the limit of locked memory can be the reason, the text also says how to raise it:
+/// registered memory is locked, and so are the queues of most adapters.
 fn with_context(error: io::Error, what: &str) -> io::Error {
     let limit = match error.kind() {
         io::ErrorKind::OutOfMemory => rustix::process::getrlimit(Resource::Memlock).current,
@@ -210,13 +210,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_library_that_is_not_there_is_named() {
+    fn the_error_names_a_missing_library() {
         let Err(Unavailable::Library(why)) = Library::open("libnot-ibverbs.so.1", RDMACM) else { panic!("found") };
         assert!(why.contains("libnot-ibverbs.so.1"), "{why}");
     }
 
     #[test]
-    fn errors_of_both_styles_say_what_was_tried() {
+    fn errors_of_both_styles_name_the_failed_operation() {
         let error = check(12, "registering 5 bytes").unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::OutOfMemory);
         assert!(error.to_string().starts_with("registering 5 bytes: "), "{error}");

@@ -1,17 +1,19 @@
-//! Memory that the adapter may touch: for us alone (local keys), or for the peer too (regions).
+//! Memory that the adapter can access: only for the local side (local keys), or for the peer as well (regions).
 //!
-//! Two questions are answered here. *By which key does the adapter reach these bytes of ours?* Bytes of a pool by their
-//! slab's registration, which is made once for each device; other bytes are copied if they are few, else registered for this
-//! one request. *How are exactly these bytes exposed to the peer?* On a device with type-2 memory windows by a window,
-//! which is bound to the queue pair and to the bytes by a work request, and invalidated by another or by the peer's Send with
-//! Invalidate. On any other by a registration of just these bytes, with just the right needed, undone afterwards.
+//! This module makes two decisions. *The key by which the adapter accesses local bytes.* Bytes of a pool have the
+//! registration of their slab, which is made once per device. Other bytes are copied if they are few, and otherwise
+//! registered for the one request. *The way exactly these bytes are exposed to the peer.* If the device supports type-2
+//! memory windows, by a window, which a work request binds to the queue pair and to the bytes, and another work request
+//! or the peer's Send with Invalidate invalidates. Otherwise by a registration of exactly these bytes with exactly the
+//! access right required, which is undone afterwards.
 //!
-//! So it is with [`Registration::Fast`] and, there being nothing more to prepare, with [`Registration::Pool`]. With
-//! [`Registration::Cache`] the queue pairs on a device keep the registrations of slabs within bounds. With [`Registration::PerIo`]
-//! regions, and what RDMA Reads and Writes move on our side, are registered for themselves, each time.
+//! This applies to [`Registration::Fast`] and, because there is nothing further to prepare, to [`Registration::Pool`].
+//! With [`Registration::Cache`] the queue pairs on a device keep a bounded set of slab registrations. With
+//! [`Registration::PerIo`] regions, and the local buffers of RDMA Reads and Writes, are registered individually every
+//! time.
 //!
-//! A registration outlives what was posted with it, and memory goes home only when the adapter cannot reach it: whoever
-//! drops an [`Mr`] or a [`Window`] knows that.
+//! A registration outlives the requests that were posted with it, and memory is returned only when the adapter can no
+//! longer access it: the code that drops an [`Mr`] or a [`Window`] must ensure this.
 
 #![expect(unsafe_code, reason = "calls of C")]
 
@@ -31,7 +33,7 @@ use crate::{
     registration::{Cache, Registration, RegistrationOptions},
 };
 
-/// A memory region, deregistered on drop.
+/// A memory region, which is deregistered on drop.
 #[derive(Debug)]
 pub(super) struct Mr {
     pd: Arc<Pd>,
@@ -46,15 +48,15 @@ unsafe impl Sync for Mr {}
 /// The registration of one slab.
 #[derive(Debug)]
 pub(super) struct SlabMr {
-    // In this order: the slab may be unmapped when its registration is gone.
+    // Dropped in this order: the slab can be unmapped once its registration is gone.
     mr: Mr,
     slab: Arc<Slab>,
 }
 
-/// Registrations of slabs, by [`Slab::id`].
+/// Registrations of slabs by [`Slab::id`].
 pub(super) type SlabCache = Arc<Mutex<Cache<u64, SlabMr>>>;
 
-/// A type-2 memory window, deallocated on drop, whatever it is bound to.
+/// A type-2 memory window, which is deallocated on drop, even if it is bound.
 #[derive(Debug)]
 pub(super) struct Window {
     pd: Arc<Pd>,
@@ -65,49 +67,50 @@ pub(super) struct Window {
 // SAFETY: as for `Mr`.
 unsafe impl Send for Window {}
 
-// SAFETY: addresses of a window and of the registration beneath it, which are followed only while the queue pair that owns
-// both posts the request.
+// SAFETY: addresses of a window and of the registration that it is bound to, which are dereferenced only while the
+// queue pair that owns both posts the request.
 unsafe impl Send for ibv_bind_mw {}
 
-/// What makes a region reachable for the peer.
+/// The object that gives the peer access to a region.
 #[derive(Debug)]
 pub(super) enum Exposure {
-    /// A window, and what it is bound to, which must outlast the binding.
-    Window(Window, #[expect(dead_code, reason = "held for its drop")] Onto),
-    /// A registration with the peer's right in it.
+    /// A window and the registration it is bound to, which must outlive the binding.
+    Window(Window, #[expect(dead_code, reason = "held for its drop")] BindTarget),
+    /// A registration with the access right of the peer.
     Region(Mr),
 }
 
-/// What a window is bound to.
+/// The registration that a window is bound to.
 #[derive(Debug)]
-pub(super) enum Onto {
+pub(super) enum BindTarget {
     Slab(Arc<SlabMr>),
     Mr(Mr),
 }
 
-/// By which keys one queue pair reaches memory of ours.
+/// The keys by which one queue pair accesses local memory.
 pub(super) struct Keys {
     way: Registration,
-    /// The slabs that it has met, in the order of their addresses: no lock is taken for what is known.
+    /// The slabs that the queue pair has used, ordered by address: finding one of them takes no lock.
     slabs: Vec<Arc<SlabMr>>,
-    /// The device's, in place of them if they are not kept for good.
+    /// The device's cache, used in place of `slabs` if registrations are not permanent.
     cache: Option<SlabCache>,
 }
 
-/// A key, and what must be kept as long as it is used.
+/// A key and the registration that must be held while it is used.
 pub(super) struct Local {
     pub(super) lkey: u32,
     pub(super) hold: Option<Arc<SlabMr>>,
 }
 
 impl Mr {
-    /// Registers exactly `len` bytes from `start`.
+    /// Registers exactly `len` bytes starting at `start`.
     ///
     /// # Errors
-    /// The system refuses; where that is the limit of locked memory, the error says so and what to do.
+    /// Returns an error if the system rejects the registration; if the limit of locked memory is the reason, the error
+    /// says so and how to raise it.
     pub(super) fn register(pd: &Arc<Pd>, start: *const u8, len: usize, access: c_int) -> io::Result<Self> {
-        // SAFETY: the kernel checks the range and pins its pages; they stay the adapter's to use, by the access given,
-        // only as long as this value exists, and its owners keep the memory until then.
+        // SAFETY: the kernel checks the range and pins its pages; the adapter can use them, with the access given, only
+        // as long as this value exists, and its owners keep the memory until then.
         let ptr = unsafe { (pd.library.functions.ibv_reg_mr)(pd.as_ptr(), start.cast_mut().cast(), len, access) };
         match NonNull::new(ptr) {
             Some(ptr) => Ok(Self { pd: pd.clone(), ptr }),
@@ -132,15 +135,15 @@ impl Mr {
 
 impl Drop for Mr {
     fn drop(&mut self) {
-        // SAFETY: made by `register`; nobody else has it.
+        // SAFETY: made by `register`; no one else has it.
         let failed = unsafe { (self.pd.library.functions.ibv_dereg_mr)(self.ptr.as_ptr()) };
         if failed != 0 {
-            // A device that is gone has let go of the memory by itself. Otherwise it would still be reachable, by whom it
-            // must not be.
+            // A device that has been removed has released the memory. Otherwise the memory would still be accessible
+            // after it has been reused.
             let error = io::Error::from_raw_os_error(failed.abs());
             let gone = matches!(error.raw_os_error(), Some(libc_eio) if libc_eio == rustix::io::Errno::IO.raw_os_error())
                 || error.raw_os_error() == Some(rustix::io::Errno::NODEV.raw_os_error());
-            assert!(gone, "the adapter does not give up memory: {error}");
+            assert!(gone, "the adapter does not release memory: {error}");
         }
     }
 }
@@ -161,7 +164,7 @@ impl SlabMr {
         self.slab.offset_of(bytes).is_some()
     }
 
-    /// Whether the pool still has it.
+    /// Returns whether the pool still holds the slab.
     pub(super) fn in_use(&self) -> bool {
         Arc::strong_count(&self.slab) > 1
     }
@@ -169,18 +172,18 @@ impl SlabMr {
 
 impl Window {
     pub(super) fn allocate(pd: &Arc<Pd>) -> io::Result<Self> {
-        let alloc = pd.ops().alloc_mw.expect("only devices that have windows are asked");
-        // SAFETY: a protection domain of the device whose call this is.
+        let alloc = pd.ops().alloc_mw.expect("called only for devices that support windows");
+        // SAFETY: a protection domain of the device that this function belongs to.
         let ptr = unsafe { alloc(pd.as_ptr(), IBV_MW_TYPE_2) };
         let ptr = NonNull::new(ptr).ok_or_else(|| last_error("allocating a memory window"))?;
-        // SAFETY: allocated just now.
+        // SAFETY: just allocated.
         let rkey = unsafe { ptr.as_ref().rkey };
         Ok(Self { pd: pd.clone(), ptr, rkey })
     }
 
-    /// The key that it has after the next binding: another one each time, so that a stale key opens nothing.
+    /// Returns the key of the next binding. It differs each time, so that a stale key gives no access.
     fn next_key(&mut self) -> u32 {
-        // As `ibv_inc_rkey`.
+        // The same computation as `ibv_inc_rkey`.
         self.rkey = (self.rkey & !0xff) | (self.rkey.wrapping_add(1) & 0xff);
         self.rkey
     }
@@ -189,19 +192,19 @@ impl Window {
 impl Drop for Window {
     fn drop(&mut self) {
         let dealloc = self.pd.ops().dealloc_mw.expect("it was allocated");
-        // SAFETY: made by `allocate`; nobody else has it.
+        // SAFETY: made by `allocate`; no one else has it.
         let failed = unsafe { dealloc(self.ptr.as_ptr()) };
         if failed != 0 {
-            tracing::debug!(error = failed, "giving up a memory window");
+            tracing::debug!(error = failed, "deallocating a memory window");
         }
     }
 }
 
 impl Exposure {
-    /// Prepares the exposure of `bytes`: their key, and the work request that a window still needs.
+    /// Prepares the exposure of `bytes`. Returns it with the work request that a window requires.
     ///
     /// # Errors
-    /// It cannot be registered.
+    /// Returns an error if the bytes cannot be registered.
     pub(super) fn new(
         device: &Device,
         keys: &mut Keys,
@@ -214,16 +217,16 @@ impl Exposure {
         };
         let local = if right == IBV_ACCESS_REMOTE_WRITE { IBV_ACCESS_LOCAL_WRITE } else { 0 };
         if bytes.is_empty() {
-            // A key that opens nothing: no right, and to one byte of nobody's.
+            // A key that gives no access: without rights, and to one unused byte.
             return Ok((Self::Region(Mr::register(&device.pd, device.nothing.as_ptr(), 1, 0)?), None));
         }
-        if !device.caps.windows || keys.each() {
+        if !device.caps.windows || keys.registers_each() {
             return Ok((Self::Region(Mr::register(&device.pd, bytes.as_ptr(), bytes.len(), local | right)?), None));
         }
         let slab = if device.caps.windows_confine { keys.slab_of(device, bytes)? } else { None };
-        let onto = match slab {
-            Some(slab) => Onto::Slab(slab),
-            None => Onto::Mr(Mr::register(&device.pd, bytes.as_ptr(), bytes.len(), local | IBV_ACCESS_MW_BIND)?),
+        let target = match slab {
+            Some(slab) => BindTarget::Slab(slab),
+            None => BindTarget::Mr(Mr::register(&device.pd, bytes.as_ptr(), bytes.len(), local | IBV_ACCESS_MW_BIND)?),
         };
         let mut window = match spare.pop() {
             Some(window) => window,
@@ -231,12 +234,12 @@ impl Exposure {
         };
         let rkey = window.next_key();
         let (addr, length) = (bytes.as_ptr() as u64, bytes.len() as u64);
-        let bind_info = ibv_mw_bind_info { mr: onto.mr().as_ptr(), addr, length, mw_access_flags: right as u32 };
+        let bind_info = ibv_mw_bind_info { mr: target.mr().as_ptr(), addr, length, mw_access_flags: right as u32 };
         let bind = ibv_bind_mw { mw: window.ptr.as_ptr(), rkey, bind_info };
-        Ok((Self::Window(window, onto), Some(bind)))
+        Ok((Self::Window(window, target), Some(bind)))
     }
 
-    /// What the peer calls it.
+    /// Returns the key that the peer uses.
     pub(super) fn rkey(&self) -> u32 {
         match self {
             Self::Window(window, _) => window.rkey,
@@ -244,20 +247,20 @@ impl Exposure {
         }
     }
 
-    /// Records that a window has its new key, as the library's own calls do.
+    /// Records in the library's structure that a window has its new key, as the library's own functions do.
     pub(super) fn bound(&mut self) {
         if let Self::Window(window, _) = self {
-            // SAFETY: nobody else has this window; providers read its key when it is bound again.
+            // SAFETY: no one else has this window; provider libraries read its key when it is bound again.
             unsafe { (*window.ptr.as_ptr()).rkey = window.rkey };
         }
     }
 }
 
-impl Onto {
+impl BindTarget {
     fn mr(&self) -> &Mr {
         match self {
-            Onto::Slab(slab) => &slab.mr,
-            Onto::Mr(mr) => mr,
+            Self::Slab(slab) => &slab.mr,
+            Self::Mr(mr) => mr,
         }
     }
 }
@@ -269,21 +272,21 @@ impl Keys {
         Self { way, slabs: Vec::new(), cache }
     }
 
-    /// Whether everything that moves is registered for itself.
-    pub(super) fn each(&self) -> bool {
+    /// Returns whether every buffer is registered individually.
+    pub(super) fn registers_each(&self) -> bool {
         self.way == Registration::PerIo
     }
 
-    /// The local key of `bytes`, if they are of a pool.
+    /// Returns the local key of `bytes`, if they belong to a pool.
     ///
     /// # Errors
-    /// Their slab is new and cannot be registered.
+    /// Returns an error if their slab is new and cannot be registered.
     pub(super) fn local(&mut self, device: &Device, bytes: &[u8]) -> io::Result<Option<Local>> {
         if let Some(cache) = &self.cache {
             let slab = cached(cache, device, bytes)?;
             return Ok(slab.map(|slab| Local { lkey: slab.mr.lkey(), hold: Some(slab) }));
         }
-        // What is kept for good need not be held.
+        // Permanent registrations need not be held.
         Ok(self.find(device, bytes)?.map(|index| Local { lkey: self.slabs[index].mr.lkey(), hold: None }))
     }
 
@@ -296,13 +299,13 @@ impl Keys {
 
     fn find(&mut self, device: &Device, bytes: &[u8]) -> io::Result<Option<usize>> {
         let start = bytes.as_ptr() as usize;
-        let behind = self.slabs.partition_point(|slab| slab.base() <= start);
-        if behind > 0 && self.slabs[behind - 1].holds(bytes) {
-            return Ok(Some(behind - 1));
+        let after = self.slabs.partition_point(|slab| slab.base() <= start);
+        if after > 0 && self.slabs[after - 1].holds(bytes) {
+            return Ok(Some(after - 1));
         }
         let Some(slab) = device.slab_of(bytes)? else { return Ok(None) };
-        self.slabs.insert(behind, slab);
-        Ok(Some(behind))
+        self.slabs.insert(after, slab);
+        Ok(Some(after))
     }
 }
 

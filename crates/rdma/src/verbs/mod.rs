@@ -1,12 +1,15 @@
-//! Real adapters (InfiniBand, RoCE, iWARP, and Linux's software rxe and siw) through librdmacm and libibverbs.
+//! Provider for real adapters (InfiniBand, RoCE, iWARP, and the software adapters rxe and siw of Linux), which uses
+//! librdmacm and libibverbs.
 //!
-//! The libraries are opened at run time: building needs no headers, and a machine without them has all the rest. Read
-//! rdma_cm(7) and the manual pages of libibverbs. From the bottom: `ffi` is the C interface, `library` finds it; `domain`,
-//! `device`, `faults` and `memory` are what connections on one adapter share, and `kept` keeps it for the next connection; `cm` and
-//! `connect` make connections; `queue` is the adapter's side of one, `prepare` and `qp` are ours.
+//! The libraries are opened at run time: a build requires no headers, and on a machine without the libraries the other
+//! providers work. See rdma_cm(7) and the manual pages of libibverbs. From the bottom up: `ffi` declares the C
+//! interface and `library` loads it; `domain`, `device`, `faults` and `memory` are shared by the connections on one
+//! adapter, and `kept` keeps them for the next connection; `cm` and `connect` establish connections; `queue` is the
+//! interface to the adapter's queues of a connection, and `prepare` and `qp` are the part above them.
 //!
-//! Buffers belong to the queue pair while posted or registered. A region is exposed by a memory window where the device has
-//! them, else by a registration of exactly its bytes. On every error the adapter is stopped before anything comes home.
+//! Buffers belong to the queue pair while they are posted or registered. A region is exposed by a memory window if the
+//! device supports windows, and otherwise by a registration of exactly its bytes. After every error the adapter is
+//! stopped before any buffer is returned.
 
 mod cm;
 mod connect;
@@ -38,23 +41,23 @@ use crate::{
     registration::{Registration, RegistrationOptions},
 };
 
-/// How the [`Verbs`] provider behaves.
+/// Options of the [`Verbs`] provider.
 #[derive(Clone, Debug)]
 pub struct VerbsOptions {
-    /// How long each step of making a connection may take.
+    /// The time limit of each step of connection establishment.
     pub handshake_timeout: Duration,
-    /// How long a connection that is being ended may take to hand over what was posted.
+    /// The time that a connection has, after `disconnect`, to send the requests that were posted.
     pub linger: Duration,
-    /// Regions that one queue pair can have.
+    /// The maximum number of regions of one queue pair.
     pub regions_max: usize,
-    /// How long after its last completion a queue pair is polled before its task sleeps.
+    /// The time after its last completion during which a queue pair is polled before its task sleeps.
     pub spin: Duration,
-    /// Connections that may wait to be accepted.
+    /// The maximum number of connections that wait to be accepted.
     pub backlog: u32,
-    /// After so long without a completion the peer's adapter is asked for a sign of life, and after as long again the
-    /// connection ends; never if zero.
+    /// The time without a completion after which the queue pair probes the peer's adapter. After the same time without
+    /// an answer, the connection ends. Zero disables the probes.
     pub keepalive: Duration,
-    /// The devices that it has used, for providers to share.
+    /// The devices that have been used, which several providers can share.
     pub devices: Devices,
 }
 
@@ -72,7 +75,7 @@ impl Default for VerbsOptions {
     }
 }
 
-/// The provider. Its futures run on a tokio runtime with I/O and time enabled.
+/// The verbs provider. Its futures run on a tokio runtime with I/O and time enabled.
 ///
 /// ```no_run
 /// use rdma::{Provider, QpOptions, verbs::{Verbs, VerbsOptions}};
@@ -87,15 +90,15 @@ impl Default for VerbsOptions {
 #[derive(Clone, Debug)]
 pub struct Verbs {
     options: Arc<VerbsOptions>,
-    /// Every device there was had memory windows.
+    /// Every device that was found supported memory windows.
     windows: bool,
 }
 
 impl Verbs {
-    /// A provider, if this machine has adapters. One that comes later is found, too.
+    /// Creates a provider, if this machine has adapters. Adapters that are added later are found, too.
     ///
     /// # Errors
-    /// The libraries are missing, or there is no device now.
+    /// Returns an error if the libraries are missing, or there is no device at present.
     pub fn open(options: VerbsOptions) -> Result<Self, Unavailable> {
         let devices = survey()?;
         if devices.is_empty() {
@@ -108,15 +111,15 @@ impl Verbs {
 
 impl Provider for Verbs {
     fn caps(&self) -> ProviderCaps {
-        // A peer may invalidate a window, but not an ordinary registration; and by which device a connection goes is not
-        // known when it is told to the peer.
+        // A peer can invalidate a window, but not an ordinary registration. When the capability is announced to the
+        // peer, the device of the connection is not yet known.
         let (private_data_max, remote_invalidation) = (PRIVATE_DATA_MAX, self.windows);
         ProviderCaps {
             name: "verbs",
             private_data_max,
             shared_receives: false,
             remote_invalidation,
-            // The kernel's `ib_safe_file_access`.
+            // Required by the kernel's `ib_safe_file_access`.
             keeps_credentials: true,
         }
     }
@@ -144,5 +147,5 @@ impl Provider for Verbs {
     }
 }
 
-/// What InfiniBand leaves of a connection request when the connection manager's header is in it.
+/// The space that InfiniBand leaves in a connection request beside the header of the connection manager.
 const PRIVATE_DATA_MAX: usize = 56;

@@ -1,9 +1,9 @@
-//! Requests as the adapter takes them: which work requests one becomes, and by which keys its memory is reached.
+//! Conversion of requests into work requests, with the keys of their memory.
 //!
-//! Bytes that are of no pool are copied if they are few, else registered for this one request, as is everything that RDMA Reads
-//! and Writes move where that is the way of registration; what a rope refers to in
-//! a file is read into memory. A message of too many pieces is copied together; an RDMA Write of too many pieces, or
-//! longer than the port's longest message, becomes several.
+//! Bytes that belong to no pool are copied if they are few, and otherwise registered for the one request. With
+//! [`Registration::PerIo`](crate::registration::Registration::PerIo) all buffers of RDMA Reads and Writes are
+//! registered this way. A file range in a rope is read into memory. A Send with too many pieces is copied into one
+//! buffer; an RDMA Write with too many pieces, or longer than the port's longest message, is split into several.
 
 use std::{collections::VecDeque, ffi::c_int, io, sync::Arc};
 
@@ -18,28 +18,28 @@ use super::{
 };
 use crate::{RemoteSegment, Stag, WorkRequest};
 
-/// Something for the send queue.
+/// An entry of the send queue.
 pub(super) enum Request {
-    /// As it was posted.
+    /// A request as it was posted.
     User(WorkRequest),
-    /// The window of this region is to be bound.
+    /// A request to bind the window of this region.
     Bind(Stag, ibv_bind_mw),
-    /// The peer's adapter is to give a sign of life.
+    /// A request that makes the peer's adapter answer.
     Probe,
 }
 
-/// The work requests that one request becomes, and what they need until it has completed.
+/// The work requests of one request, and the objects they require until it has completed.
 #[derive(Default)]
 pub(super) struct Plan {
     pub(super) wrs: VecDeque<(Operation, Pieces)>,
     pub(super) holds: Holds,
 }
 
-/// What was made for one request and lasts as long as it.
+/// An object that was made for one request and is dropped when it completes.
 #[expect(dead_code, reason = "held for their drop")]
 pub(super) enum Hold {
     Registered(Mr),
-    /// A registration that is kept, but could be given up.
+    /// A permanent or cached registration, which is held so that it is not dropped.
     Kept(Arc<SlabMr>),
     Copied(Buffer),
 }
@@ -47,17 +47,17 @@ pub(super) enum Hold {
 pub(super) type Holds = SmallVec<[Hold; 2]>;
 
 impl Plan {
-    /// One work request without bytes of ours.
+    /// Creates a plan of one work request without local memory.
     pub(super) fn single(operation: Operation) -> Self {
         Self { wrs: VecDeque::from([(operation, Pieces::new())]), holds: Holds::new() }
     }
 
-    /// What only the peer's adapter can complete, and nobody else notices: a transfer of nothing, whose key is not looked at
-    /// (InfiniBand C9-88; the ready-to-receive messages of RFC 6581 §9.2 are of this kind). InfiniBand's and RoCE's adapters
-    /// acknowledge an RDMA Write; iWARP's answer only an RDMA Read.
+    /// Creates a plan that only the peer's adapter can complete, and that has no other effect: a transfer of zero
+    /// bytes, whose key is not checked (InfiniBand C9-88; the ready-to-receive messages of RFC 6581 §9.2 are of this
+    /// kind). InfiniBand and RoCE adapters acknowledge an RDMA Write; iWARP adapters answer only an RDMA Read.
     ///
     /// # Errors
-    /// Not even nothing has a key.
+    /// Returns an error if there is no key even for an empty buffer.
     pub(super) fn probe(queues: &Queues, keys: &mut Keys, reads: bool) -> io::Result<Self> {
         let (rkey, remote) = (0, 0);
         if !(queues.device.caps.iwarp && reads) {
@@ -68,16 +68,16 @@ impl Plan {
         Ok(Self { wrs: VecDeque::from([(Operation::Read { rkey, remote }, Pieces::from_slice(&[into]))]), holds })
     }
 
-    /// For a Send, an RDMA Write or an RDMA Read. One of no bytes to or from the peer's memory needs no work request:
-    /// there is nothing to be checked.
+    /// Creates the plan of a Send, an RDMA Write or an RDMA Read. A transfer of zero bytes to or from the peer's memory
+    /// requires no work request, because there is nothing to check.
     ///
     /// # Errors
-    /// Memory cannot be registered, or a file not be read.
+    /// Returns an error if memory cannot be registered, or a file cannot be read.
     pub(super) fn transfer(request: &WorkRequest, queues: &Queues, keys: &mut Keys) -> io::Result<Self> {
         let mut plan = Self::default();
         match request {
             WorkRequest::Send { data, invalidate, solicited, .. } => {
-                // Siw takes no Send with Invalidate inline.
+                // siw does not accept an inline Send with Invalidate.
                 let inline = fits_inline(data, queues) && !(queues.device.caps.iwarp && invalidate.is_some());
                 let pieces = match inline {
                     true => data.pieces().iter().filter_map(in_memory).map(|bytes| piece(bytes, 0)).collect(),
@@ -87,16 +87,17 @@ impl Plan {
                 plan.wrs.push_back((Operation::Send { invalidate, solicited: *solicited, inline }, pieces));
             }
             WorkRequest::Write { data, to, .. } if !data.is_empty() => {
-                let each = keys.each();
+                let each = keys.registers_each();
                 let pieces = gather(data, &queues.device, keys, &mut plan.holds, usize::MAX, each)?;
                 let messages = split(&pieces, queues.limits.pieces, queues.limits.message);
                 plan.wrs.extend(messages.into_iter().map(|(at, pieces)| (write_to(*to, at), pieces)));
             }
             WorkRequest::Read { into, from, .. } if !into.is_empty() => {
-                // RFC 5040 §5.2: on iWARP the peer's answer names our sink, which must give the right: to this buffer alone.
+                // RFC 5040 §5.2: on iWARP the peer's answer names the local sink, which must grant the access right for
+                // this buffer only.
                 let iwarp = queues.device.caps.iwarp;
                 let access = IBV_ACCESS_LOCAL_WRITE | if iwarp { IBV_ACCESS_REMOTE_WRITE } else { 0 };
-                let each = iwarp || keys.each();
+                let each = iwarp || keys.registers_each();
                 let sink = sink(&queues.device, keys, into, access, each, &mut plan.holds)?;
                 let messages = split(&[sink], 1, queues.limits.message);
                 plan.wrs.extend(messages.into_iter().map(|(at, pieces)| (read_from(*from, at), pieces)));
@@ -107,10 +108,11 @@ impl Plan {
     }
 }
 
-/// How the adapter reaches a buffer that it shall fill: by a registration of its own if `each` or if it is of no pool.
+/// Returns the piece by which the adapter accesses a buffer that it fills. The buffer is registered individually if
+/// `each` is set or if it belongs to no pool.
 ///
 /// # Errors
-/// It cannot be registered.
+/// Returns an error if the buffer cannot be registered.
 pub(super) fn sink(
     device: &Device,
     keys: &mut Keys,
@@ -121,7 +123,7 @@ pub(super) fn sink(
 ) -> io::Result<ibv_sge> {
     if buffer.is_empty() {
         let nothing = &device.nothing;
-        let local = keys.local(device, nothing)?.expect("it is of a pool");
+        let local = keys.local(device, nothing)?.expect("the buffer belongs to a pool");
         return Ok(ibv_sge { length: 0, ..kept(nothing, local, holds) });
     }
     if !each && let Some(local) = keys.local(device, buffer)? {
@@ -146,7 +148,8 @@ fn in_memory(piece: &Piece) -> Option<&[u8]> {
     }
 }
 
-/// The pieces of `data`, at most `max`, as the adapter reaches them: `each` by a registration of its own.
+/// Returns the pieces of `data`, at most `max`, as the adapter accesses them. With `each`, every piece is registered
+/// individually.
 fn gather(
     data: &Rope,
     device: &Device,
@@ -193,7 +196,8 @@ fn piece(bytes: &[u8], lkey: u32) -> ibv_sge {
     ibv_sge { addr: bytes.as_ptr() as u64, length: bytes.len() as u32, lkey }
 }
 
-/// Cuts a list of pieces into messages of at most so many pieces and bytes, each with the offset of its first byte.
+/// Splits a list of pieces into messages of limited numbers of pieces and bytes, each with the offset of its first
+/// byte.
 fn split(pieces: &[ibv_sge], pieces_max: usize, bytes_max: usize) -> Vec<(u64, Pieces)> {
     let mut messages = Vec::new();
     let (mut message, mut bytes, mut at) = (Pieces::new(), 0, 0);
@@ -223,7 +227,7 @@ fn read_from(from: RemoteSegment, at: u64) -> Operation {
     Operation::Read { rkey: from.stag.0, remote: from.offset.wrapping_add(at) }
 }
 
-/// Bytes of no pool up to this are copied: registering pins pages and takes a system call.
+/// Bytes of no pool are copied up to this length, because a registration pins pages and takes a system call.
 const COPY_MAX: usize = 16 << 10;
 
 #[cfg(test)]
@@ -235,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_keep_to_both_limits_and_hold_every_byte_in_order() {
+    fn messages_respect_both_limits_and_contain_every_byte_in_order() {
         let piece = |addr, length| ibv_sge { addr, length, lkey: 1 };
         let pieces = [piece(1000, 5), piece(2000, 12), piece(3000, 1), piece(4000, 1)];
         let by_bytes = split(&pieces, 8, 8);

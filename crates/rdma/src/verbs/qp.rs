@@ -1,11 +1,12 @@
-//! The queue pair: what is posted, in which order it completes, and how a connection ends.
+//! The queue pair: the requests posted, the order of completion, and the end of a connection.
 //!
-//! Read [`crate::QueuePair`] for the contract, and `queue` for the adapter's side. Requests wait here until the send queue
-//! has room for them, then each becomes one work request or more (`prepare`). Work requests are numbered from 1; as they
-//! complete in order, a completion of number *n* is one of everything up to *n*, and only some ask to be told.
+//! See [`crate::QueuePair`] for the contract, and `queue` for the interface to the adapter. Requests wait here until
+//! the send queue has room for them, and each then becomes one or more work requests (`prepare`). Work requests are
+//! numbered from 1. Because they complete in order, the completion of number *n* also covers all smaller numbers, so
+//! only some of them are signalled.
 //!
-//! A posted request keeps its buffer, and whatever was registered or copied for it alone. At the end of the
-//! connection the adapter is stopped first (windows, then queues are destroyed); only then comes everything home.
+//! A posted request keeps its buffer, and the registration or copy that was made for it. At the end of the connection
+//! the adapter is stopped first (windows are destroyed, then queues); only then are the buffers returned.
 
 mod end;
 
@@ -39,9 +40,9 @@ use crate::{
     WorkId, WorkRequest,
 };
 
-/// A connection by an adapter.
+/// A connection through an adapter.
 pub(super) struct VerbsQp {
-    // On drop in this order: windows before the queue pair that they are bound to, what was posted after it.
+    // Dropped in this order: windows before the queue pair that they are bound to, posted requests after it.
     spare: Vec<Window>,
     regions: HashMap<Stag, Exposed>,
     queues: Option<Queues>,
@@ -52,63 +53,63 @@ pub(super) struct VerbsQp {
     phase: Phase,
 
     queued: VecDeque<Request>,
-    /// What is left to be posted of the first request that is queued.
+    /// The work requests of the first queued request that remain to be posted.
     begun: Option<Plan>,
     posted: VecDeque<Posted>,
     /// The number of the next work request.
     next: u64,
-    /// Everything before this number has completed.
+    /// All work requests with smaller numbers have completed.
     done: u64,
-    /// Requests that have not come home, and how many there may be.
+    /// The number of requests that have not been returned, and its maximum.
     outstanding: usize,
     outstanding_max: usize,
     regions_max: usize,
 
     recvs: Receives,
 
-    /// Nothing is sent before the first message has come.
+    /// Nothing is sent before the first message has arrived.
     hold: bool,
-    /// It has failed, and holds on to no receive of a shared queue.
+    /// The queue pair has failed, and holds no receive of a shared queue.
     drained: bool,
-    /// A notification has been asked for.
+    /// A notification has been requested.
     armed: bool,
-    /// When something last completed.
+    /// The time of the last completion.
     active: Instant,
     spin: Duration,
     linger: Duration,
     alive: Alive,
 }
 
-/// Whether the peer is still there.
+/// The state of the probes of the peer.
 struct Alive {
-    /// Without a completion; never if zero.
+    /// The time without a completion after which a probe is sent; zero disables probes.
     after: Duration,
     timer: Option<Pin<Box<Sleep>>>,
-    /// It has been asked, and has not answered.
-    asked: bool,
+    /// A probe has been sent and not been answered.
+    probed: bool,
 }
 
-/// A request that the adapter has.
+/// A request that has been posted to the adapter.
 struct Posted {
-    /// The number of its last work request; of the last before it, if it needs none.
+    /// The number of the request's last work request, or of the last one before it if it requires none.
     last: u64,
-    /// It waits for a completion of its own.
+    /// The request is complete only with a completion of its own.
     awaited: bool,
     request: Request,
     status: Status,
     _holds: Holds,
 }
 
-/// A region, and what exposes it until that is undone.
+/// A region, and the object that exposes it until it is invalidated.
 struct Exposed {
     exposure: Option<Exposure>,
     memory: Memory,
-    /// Its invalidation has been posted.
+    /// The invalidation of the region has been posted.
     ending: bool,
 }
 
 impl VerbsQp {
-    /// On queues just made, before the connection is.
+    /// Creates a queue pair on queues that were just created, before the connection is established.
     pub(super) fn new(
         queues: Queues,
         events: Events,
@@ -147,32 +148,32 @@ impl VerbsQp {
             active: Instant::now(),
             spin: verbs.spin,
             linger: verbs.linger,
-            alive: Alive { after: verbs.keepalive, timer: None, asked: false },
+            alive: Alive { after: verbs.keepalive, timer: None, probed: false },
         }
     }
 
-    /// Gives the adapter receives, so that they are there before the peer can send.
+    /// Posts the first receives, so that they are present before the peer can send.
     ///
     /// # Errors
-    /// It does not take them.
+    /// Returns an error if the adapter rejects them.
     pub(super) fn post_first_recvs(&mut self, recvs: Vec<(WorkId, Buffer)>) -> io::Result<()> {
         recvs.into_iter().for_each(|(id, buffer)| self.recvs.push(id, buffer));
         self.pump_recvs()
     }
 
-    /// The connection has been made, with so many RDMA Reads outstanding at once.
+    /// Records that the connection has been established, with the maximum number of outstanding RDMA Reads.
     pub(super) fn established(&mut self, outbound_reads: u16, accepted: bool) {
         self.caps.outbound_reads = outbound_reads;
-        // RFC 5044 §7.1.2: the responder sends nothing until the first FPDU has come.
+        // RFC 5044 §7.1.2: the responder sends nothing until the first FPDU has arrived.
         self.hold = accepted && self.queues().device.caps.iwarp;
     }
 
     pub(super) fn queues(&self) -> &Queues {
-        self.queues.as_ref().expect("the connection is being made")
+        self.queues.as_ref().expect("the connection is being established")
     }
 
     pub(super) fn events(&self) -> &Events {
-        self.events.as_ref().expect("the connection is being made")
+        self.events.as_ref().expect("the connection is being established")
     }
 
     fn pump_recvs(&mut self) -> io::Result<()> {
@@ -180,9 +181,9 @@ impl VerbsQp {
         self.recvs.pump(queues, &mut self.keys)
     }
 
-    /// Posts what is queued as far as there is room, and rings the doorbell once.
+    /// Posts as many queued requests as there is room for, and rings the doorbell once.
     fn pump_sends(&mut self) -> io::Result<()> {
-        if self.hold || !matches!(self.phase, Phase::Open | Phase::Closing { told: false, .. }) {
+        if self.hold || !matches!(self.phase, Phase::Open | Phase::Closing { disconnected: false, .. }) {
             return Ok(());
         }
         let mut bound = SmallVec::<[Stag; 8]>::new();
@@ -193,8 +194,8 @@ impl VerbsQp {
             let count = plan.wrs.len();
             let mut awaited = false;
             for (index, (operation, pieces)) in plan.wrs.drain(..count.min(room)).enumerate() {
-                // Their end matters to us; that of anything else is learnt in passing. (And siw completes a Send before the
-                // RDMA Reads that were posted before it.)
+                // The end of these operations is required; that of the others is known from later completions. (siw
+                // also completes a Send before the RDMA Reads that were posted before it.)
                 awaited = matches!(operation, Operation::Read { .. } | Operation::Invalidate { .. });
                 queues.push(self.next, awaited && index + 1 == count, &operation, &pieces);
                 self.next += 1;
@@ -203,7 +204,7 @@ impl VerbsQp {
                 self.begun = Some(plan);
                 break;
             }
-            let request = self.queued.pop_front().expect("begun just now");
+            let request = self.queued.pop_front().expect("not empty");
             if let Request::Bind(stag, _) = request {
                 bound.push(stag);
             }
@@ -219,7 +220,7 @@ impl VerbsQp {
         Ok(())
     }
 
-    /// What is to be posted for the first request that is queued, and how it ends if nothing goes wrong.
+    /// Returns the work requests of the first queued request, and its status if they succeed.
     fn begin(&mut self) -> io::Result<(Plan, Status)> {
         if let Some(plan) = self.begun.take() {
             return Ok((plan, Status::Ok));
@@ -235,7 +236,7 @@ impl VerbsQp {
                     region.ending = true;
                     let window = matches!(region.exposure, Some(Exposure::Window(..)));
                     if !window {
-                        region.exposure = None; // deregistered, here and now
+                        region.exposure = None; // deregistered immediately
                         return Ok((Plan::default(), Status::Ok));
                     }
                     (Plan::single(Operation::Invalidate { rkey: stag.0 }), Status::Ok)
@@ -249,7 +250,7 @@ impl VerbsQp {
         }
     }
 
-    /// Takes in what has completed, up to a fair budget.
+    /// Processes completions, up to a limit that leaves time for other tasks.
     fn reap(&mut self, completions: &mut Vec<Completion>) -> io::Result<()> {
         let mut batch = [ibv_wc::default(); BATCH];
         for _ in 0..BATCHES {
@@ -277,7 +278,7 @@ impl VerbsQp {
         let Some((id, mut buffer)) = self.recvs.completed(wc.wr_id, queues) else { return };
         if wc.status != IBV_WC_SUCCESS {
             if queues.shares() {
-                // A message at a time: no other receive of the shared queue is in use.
+                // Messages arrive one at a time: the queue pair uses no other receive of the shared queue.
                 self.drained = true;
                 return self.failed(wc, true);
             }
@@ -291,13 +292,13 @@ impl VerbsQp {
         let flag = self.queues().device.caps.invalidated_flag;
         let invalidated = if wc.wc_flags & flag != 0 { self.take_region(stag) } else { None };
         let invalidated = invalidated.map(|memory| (stag, memory));
-        // The adapter does not tell whether the peer asked for an event.
+        // The adapter does not report whether the peer solicited an event.
         let kind = CompletionKind::Receive { buffer, invalidated, solicited: false };
         completions.push(Completion { id, status: Status::Ok, kind });
     }
 
     fn sent(&mut self, number: u64, wc: &ibv_wc, completions: &mut Vec<Completion>) {
-        // Requests without work requests of their own stand behind the one whose number they share.
+        // Requests without work requests follow the request whose number they share.
         let at = self.posted.partition_point(|posted| posted.last < number);
         let posted = self.posted.get_mut(at);
         if wc.status == IBV_WC_SUCCESS {
@@ -318,22 +319,22 @@ impl VerbsQp {
         self.failed(wc, false);
     }
 
-    /// Hands home what has completed, in the order posted.
+    /// Returns completed requests in the order in which they were posted.
     fn complete(&mut self, completions: &mut Vec<Completion>) {
         while let Some(posted) = self.posted.front()
             && posted.last < self.done
             && !posted.awaited
         {
             let Posted { request, status, .. } = self.posted.pop_front().expect("just seen");
-            self.hand_home(request, status, completions);
+            self.return_request(request, status, completions);
         }
     }
 
-    fn hand_home(&mut self, request: Request, status: Status, completions: &mut Vec<Completion>) {
+    fn return_request(&mut self, request: Request, status: Status, completions: &mut Vec<Completion>) {
         let request = match request {
             Request::User(request) => request,
             Request::Bind(..) => return,
-            Request::Probe => return self.alive.asked = false,
+            Request::Probe => return self.alive.probed = false,
         };
         self.outstanding -= 1;
         let mut completion =
@@ -342,7 +343,7 @@ impl VerbsQp {
         completions.push(completion);
     }
 
-    /// Takes out a region that nobody can reach any more.
+    /// Removes a region that the peer can no longer access.
     fn take_region(&mut self, stag: Stag) -> Option<Memory> {
         let Exposed { exposure, memory, .. } = self.regions.remove(&stag)?;
         if let Some(Exposure::Window(window, _)) = exposure
@@ -353,17 +354,17 @@ impl VerbsQp {
         Some(memory)
     }
 
-    /// Takes in what the connection manager says.
+    /// Processes the events of the connection manager.
     fn poll_events(&mut self, cx: &mut Context<'_>) {
         while let Some(events) = &self.events
             && let Poll::Ready(event) = events.poll_next(cx)
         {
             let fault = || self.queues.as_ref().and_then(Queues::take_fault);
             match event {
-                Err(error) => return self.broken(&error),
+                Err(error) => return self.fail(&error),
                 Ok(event) => match event.kind {
                     RDMA_CM_EVENT_DISCONNECTED => {
-                        // Once we have closed, an adapter's complaint about what was under way means nothing.
+                        // After a local disconnect, an error of the adapter about requests in progress has no meaning.
                         let fault = if matches!(self.phase, Phase::Closing { .. }) { None } else { fault() };
                         return self.end(fault.map_or(QpError::Disconnected, QpError::from));
                     }
@@ -377,11 +378,11 @@ impl VerbsQp {
         }
     }
 
-    /// Takes in what the device says by itself, and what a long silence means.
+    /// Processes the faults that the device reports, and sends probes after a time without completions.
     fn poll_health(&mut self, cx: &mut Context<'_>) {
         let Some(queues) = &self.queues else { return };
         if let Poll::Ready(fault) = queues.poll_fault(cx) {
-            // Once we have closed, a complaint about what was under way means nothing.
+            // After a local disconnect, an error about requests in progress has no meaning.
             if matches!((&self.phase, fault), (Phase::Open, _) | (_, Fault::Device(_))) {
                 return self.end(fault.into());
             }
@@ -389,16 +390,16 @@ impl VerbsQp {
         if self.alive.after.is_zero() || self.hold || !matches!(self.phase, Phase::Open) {
             return;
         }
-        let Alive { after, timer, asked } = &mut self.alive;
+        let Alive { after, timer, probed } = &mut self.alive;
         let timer = timer.get_or_insert_with(|| Box::pin(sleep_until(self.active + *after)));
         while timer.as_mut().poll(cx).is_ready() {
             let silent = self.active.elapsed();
             if silent < *after {
                 timer.as_mut().reset(self.active + *after);
-            } else if *asked {
+            } else if *probed {
                 return self.end(QpError::Io(io::ErrorKind::TimedOut));
             } else {
-                *asked = true;
+                *probed = true;
                 self.queued.push_back(Request::Probe);
                 timer.as_mut().reset(Instant::now() + *after);
                 cx.waker().wake_by_ref();
@@ -406,7 +407,7 @@ impl VerbsQp {
         }
     }
 
-    /// Ready when a shared receive queue that is short of receives may be filled again.
+    /// Returns ready when a shared receive queue that lacks receives can be refilled.
     fn poll_short(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         match &self.queues {
             Some(queues) => self.recvs.poll_short(queues, cx),
@@ -414,14 +415,14 @@ impl VerbsQp {
         }
     }
 
-    /// Whether there is nothing to do until the adapter says so; else the task is to come again.
+    /// Returns `true` if the task can sleep until the adapter notifies it, and `false` if it must poll again.
     fn poll_idle(&mut self, cx: &mut Context<'_>) -> io::Result<bool> {
         if self.active.elapsed() < self.spin {
             return Ok(false);
         }
         let Some(queues) = &mut self.queues else { return Ok(true) };
         if !self.armed {
-            // What completed before this is not told of: look once more.
+            // Completions before this request are not reported, so the queue is polled once more.
             queues.request_notification()?;
             self.armed = true;
             return Ok(false);
@@ -451,7 +452,7 @@ impl QueuePair for VerbsQp {
         if self.regions.len() >= self.regions_max || memory.len() > self.caps.region_max {
             return Err(memory);
         }
-        // A region of a device would be registered by its DMA buffer.
+        // Device memory would be registered through its DMA buffer.
         let Some(bytes) = memory.as_host() else { return Err(memory) };
         let offset = bytes.as_ptr() as u64;
         match Exposure::new(&queues.device, &mut self.keys, &mut self.spare, (bytes, memory.access())) {
@@ -462,7 +463,7 @@ impl QueuePair for VerbsQp {
                 Ok(Registered { stag, offset, len })
             }
             Err(error) => {
-                tracing::error!(peer = %self.peer, %error, "memory cannot be exposed");
+                tracing::error!(peer = %self.peer, %error, "failed to expose memory");
                 Err(memory)
             }
         }
@@ -470,9 +471,9 @@ impl QueuePair for VerbsQp {
 
     fn post_recv(&mut self, id: WorkId, buffer: Buffer) {
         self.recvs.push(id, buffer);
-        // At once: what the peer sends next may be meant for it.
+        // Immediately: the peer's next Send may require this receive.
         if let Err(error) = self.pump_recvs() {
-            self.broken(&error);
+            self.fail(&error);
         }
     }
 
@@ -494,7 +495,7 @@ impl QueuePair for VerbsQp {
         loop {
             let worked = self.pump_recvs().and_then(|()| self.pump_sends()).and_then(|()| self.reap(completions));
             if let Err(error) = worked {
-                self.broken(&error);
+                self.fail(&error);
             }
             self.poll_events(cx);
             self.poll_end(cx);
@@ -518,7 +519,7 @@ impl QueuePair for VerbsQp {
                     return Poll::Pending;
                 }
                 Ok(false) => {}
-                Err(error) => self.broken(&error),
+                Err(error) => self.fail(&error),
             }
         }
     }
@@ -533,18 +534,18 @@ impl QueuePair for VerbsQp {
     fn disconnect(&mut self) {
         if matches!(self.phase, Phase::Open) {
             let timer = Box::pin(sleep_until(Instant::now() + self.linger));
-            self.phase = Phase::Closing { told: false, timer };
+            self.phase = Phase::Closing { disconnected: false, timer };
         }
     }
 
     fn abort(&mut self) {
-        // Requests that the adapter does not have yet are lost.
+        // Requests that were not posted to the adapter are lost.
         self.end(QpError::Io(io::ErrorKind::ConnectionReset));
     }
 }
 
 const BATCH: usize = 32;
-/// Batches taken in before others get their turn.
+/// The maximum number of batches processed before other tasks run.
 const BATCHES: usize = 8;
-/// Windows kept for the next regions.
+/// The maximum number of windows kept for later regions.
 const SPARE_MAX: usize = 256;

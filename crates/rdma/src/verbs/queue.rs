@@ -1,8 +1,9 @@
-//! The adapter's queues of one connection: the queue pair, its completion queue, its completion channel.
+//! The adapter's queues of one connection: the queue pair, its completion queue, and its completion channel.
 //!
-//! Thin and without policy: it builds chains of work requests, rings the doorbell once for a chain, and reads completions
-//! and notifications. What is posted refers to memory by address and key; the caller keeps that memory, and its
-//! registrations, until the completion has been read or [`Queues`] is dropped, after which the adapter touches nothing.
+//! The module contains no policy. It builds chains of work requests, rings the doorbell once per chain, and reads
+//! completions and notifications. Posted requests refer to memory by address and key. The caller keeps that memory and
+//! its registrations until the completion has been read or [`Queues`] has been dropped, after which the adapter
+//! accesses nothing.
 
 #![expect(unsafe_code, reason = "calls of C")]
 
@@ -27,49 +28,49 @@ use super::{
 };
 use crate::{QpError, ReceiveSource};
 
-/// The queues; they end with the connection's identifier, which they own.
+/// The queues of a connection. They are destroyed together with the connection's identifier, which they own.
 pub(super) struct Queues {
     ready: Option<AsyncFd<Descriptor>>,
     qp: NonNull<ibv_qp>,
     cq: NonNull<ibv_cq>,
     channel: NonNull<ibv_comp_channel>,
     pub(super) limits: Limits,
-    /// Notifications read and not yet acknowledged.
+    /// The number of notifications that were read and are not yet acknowledged.
     unacknowledged: c_uint,
     chain: Chain,
-    /// Where the queue pair takes its receives from, if it has none of its own.
+    /// The source of the queue pair's receives, if it has none of its own.
     shared: Option<Arc<SharedQueue>>,
     pub(super) device: Arc<Device>,
-    // Last: it keeps the device open.
+    // Dropped last: the identifier keeps the device open.
     pub(super) id: CmId,
 }
 
-// SAFETY: libibverbs locks its objects, and the pointers within the chain are only followed while it is posted.
+// SAFETY: libibverbs locks its objects, and the pointers in the chain are dereferenced only while it is posted.
 unsafe impl Send for Queues {}
 
-/// How much the queues hold.
+/// Capacities of the queues.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     pub(super) sends: usize,
     pub(super) recvs: usize,
     pub(super) pieces: usize,
-    /// Bytes that can travel inside a work request, without a key.
+    /// The maximum number of bytes that a work request can contain inline, without a key.
     pub(super) inline: usize,
-    /// Bytes of one message.
+    /// The maximum number of bytes of one message.
     pub(super) message: usize,
 }
 
-/// Work requests to be posted together.
+/// Work requests that are posted together.
 #[derive(Default)]
 struct Chain {
     sends: Vec<ibv_send_wr>,
     pieces: Vec<ibv_sge>,
 }
 
-/// A list of pieces for one work request.
+/// A list of the pieces of one work request.
 pub(super) type Pieces = SmallVec<[ibv_sge; 4]>;
 
-/// What a work request does.
+/// The operation of a work request.
 pub(super) enum Operation {
     Send { invalidate: Option<u32>, solicited: bool, inline: bool },
     Write { rkey: u32, remote: u64 },
@@ -79,10 +80,10 @@ pub(super) enum Operation {
 }
 
 impl Queues {
-    /// Makes the queues of a connection that is about to be made, in the current runtime.
+    /// Creates the queues of a connection that is about to be established, in the current runtime.
     ///
     /// # Errors
-    /// The device refuses.
+    /// Returns an error if the device rejects the request.
     pub(super) fn create(id: CmId, sends: usize, recvs: usize, source: Option<&ReceiveSource>) -> io::Result<Self> {
         let device = id.device()?;
         let caps = &device.caps;
@@ -102,7 +103,7 @@ impl Queues {
         let channel = unsafe { (functions.ibv_create_comp_channel)(context) };
         let channel = NonNull::new(channel).ok_or_else(|| last_error("creating a completion channel"))?;
         let entries = c_int::try_from(sends + recvs).unwrap_or(c_int::MAX);
-        // SAFETY: as above; the channel was made just now.
+        // SAFETY: as above; the channel was just created.
         let cq = unsafe { (functions.ibv_create_cq)(context, entries, null_mut(), channel.as_ptr(), 0) };
         let Some(cq) = NonNull::new(cq) else {
             let error = last_error("creating a completion queue");
@@ -117,7 +118,7 @@ impl Queues {
                 Self { ready: None, qp, cq, channel, limits, unacknowledged: 0, chain, shared, device, id }
             }
             Err(error) => {
-                // SAFETY: nothing uses the completion queue, nor then the channel.
+                // SAFETY: nothing uses the completion queue, and after it the channel.
                 unsafe {
                     (functions.ibv_destroy_cq)(cq.as_ptr());
                     (functions.ibv_destroy_comp_channel)(channel.as_ptr());
@@ -131,7 +132,7 @@ impl Queues {
         Ok(queues)
     }
 
-    /// Has the completion channel watched by the current runtime.
+    /// Registers the completion channel with the current runtime.
     fn watch(&mut self) -> io::Result<()> {
         // SAFETY: valid as long as `self`.
         let fd = unsafe { self.channel.as_ref().fd };
@@ -142,7 +143,8 @@ impl Queues {
         Ok(())
     }
 
-    /// Adds a work request to the chain. A signalled one tells when it has completed, and with it all before it.
+    /// Adds a work request to the chain. A signalled request produces a completion, which also covers all requests
+    /// before it.
     pub(super) fn push(&mut self, wr_id: u64, signalled: bool, operation: &Operation, pieces: &[ibv_sge]) {
         // SAFETY: plain numbers and null pointers.
         let mut wr: ibv_send_wr = unsafe { std::mem::zeroed() };
@@ -153,7 +155,7 @@ impl Queues {
             Operation::Send { invalidate, solicited, inline } => {
                 wr.opcode = if invalidate.is_some() { IBV_WR_SEND_WITH_INV } else { IBV_WR_SEND };
                 wr.invalidate_rkey = invalidate.unwrap_or(0);
-                // Where libsiw looks for it.
+                // libsiw reads the key from this field.
                 wr.rkey = wr.invalidate_rkey;
                 wr.send_flags |= if solicited { IBV_SEND_SOLICITED } else { 0 };
                 wr.send_flags |= if inline { IBV_SEND_INLINE } else { 0 };
@@ -176,20 +178,20 @@ impl Queues {
         self.chain.pieces.extend_from_slice(pieces);
     }
 
-    /// Posts the chain. The last of it is signalled in any case.
+    /// Posts the chain. Its last request is always signalled.
     ///
     /// # Errors
-    /// The queue pair is of no more use.
+    /// Returns an error if the queue pair can no longer be used.
     pub(super) fn post(&mut self) -> io::Result<()> {
         let Chain { sends, pieces } = &mut self.chain;
         let Some(last) = sends.last_mut() else { return Ok(()) };
         last.send_flags |= IBV_SEND_SIGNALED;
-        // The lists do not move any more: now they can be linked.
+        // The lists no longer move, so they can be linked.
         let mut at = pieces.as_mut_ptr();
         let mut next = null_mut();
         for wr in sends.iter_mut() {
             wr.sg_list = at;
-            // SAFETY: the pieces of all requests lie behind one another.
+            // SAFETY: the pieces of all requests are contiguous.
             at = unsafe { at.add(wr.num_sge as usize) };
         }
         for wr in sends.iter_mut().rev() {
@@ -205,10 +207,10 @@ impl Queues {
         check(posted, "posting to the send queue")
     }
 
-    /// Posts a receive of the queue pair's own.
+    /// Posts a receive of the queue pair.
     ///
     /// # Errors
-    /// The queue pair is of no more use.
+    /// Returns an error if the queue pair can no longer be used.
     pub(super) fn post_recv(&mut self, wr_id: u64, piece: &mut ibv_sge) -> io::Result<()> {
         let post = self.device.pd.ops().post_recv.expect("every provider has it");
         let mut wr = ibv_recv_wr { wr_id, next: null_mut(), sg_list: piece, num_sge: 1 };
@@ -217,64 +219,66 @@ impl Queues {
         check(unsafe { post(self.qp.as_ptr(), &mut wr, &mut bad) }, "posting to the receive queue")
     }
 
-    /// The shared queue that its receives come from.
+    /// Returns the shared queue that the receives come from.
     pub(super) fn shared(&self) -> &SharedQueue {
-        self.shared.as_ref().expect("made with a source")
+        self.shared.as_ref().expect("created with a source")
     }
 
+    /// : Returns whether the receives come from a shared queue.
     pub(super) fn shares(&self) -> bool {
         self.shared.is_some()
     }
 
-    /// Tells a peer that has found the shared queue empty to come again soon, and not after 655 ms, which the connection
-    /// manager of Linux asks for.
+    /// Sets the time after which a peer that found the shared queue empty retries: soon, instead of the 655 ms that
+    /// Linux's connection manager sets.
     ///
     /// # Errors
-    /// The device refuses.
+    /// Returns an error if the device rejects the value.
     pub(super) fn retry_soon(&self) -> io::Result<()> {
         let mut attr = ibv_qp_attr { _before: [0; 128], min_rnr_timer: RETRY_SOON, _behind: [0; 15] };
         let functions = &self.device.pd.library.functions;
-        // SAFETY: a connected queue pair, and a structure of the library's layout, of which one field is looked at.
+        // SAFETY: a connected queue pair, and a structure of the library's layout, of which only one field is read.
         let set = unsafe { (functions.ibv_modify_qp)(self.qp.as_ptr(), &mut attr, IBV_QP_MIN_RNR_TIMER) };
-        check(set, "setting when a peer tries again")
+        check(set, "setting the retry time of the peer")
     }
 
-    /// Whether the queue pair, once it has failed, holds on to no receive of the shared queue.
+    /// Returns whether the queue pair, after it has failed, no longer holds any receive of the shared queue.
     pub(super) fn is_drained(&self, waker: Option<&Waker>) -> bool {
         self.device.faults.is_drained(self.qp, waker)
     }
 
-    /// Reads completions into `into`; how many there were.
+    /// Reads completions into `into` and returns their number.
     ///
     /// # Errors
-    /// The completion queue is broken.
+    /// Returns an error if the completion queue has failed.
     pub(super) fn poll(&mut self, into: &mut [ibv_wc]) -> io::Result<usize> {
         let poll = self.device.pd.ops().poll_cq.expect("every provider has it");
-        // SAFETY: room for as many as are asked for.
+        // SAFETY: `into` has room for as many as are requested.
         let got = unsafe { poll(self.cq.as_ptr(), into.len() as c_int, into.as_mut_ptr()) };
         usize::try_from(got).map_err(|_| io::Error::other("the completion queue cannot be polled"))
     }
 
-    /// Asks for a notification of the next completion. What has completed before must be polled once more.
+    /// Requests a notification of the next completion. Completions that arrived before this call are not reported, so
+    /// the queue must be polled once more after it.
     ///
     /// # Errors
-    /// The device is gone.
+    /// Returns an error if the device has been removed.
     pub(super) fn request_notification(&mut self) -> io::Result<()> {
         let notify = self.device.pd.ops().req_notify_cq.expect("every provider has it");
         // SAFETY: a valid completion queue.
-        check(unsafe { notify(self.cq.as_ptr(), 0) }, "asking for a completion notification")
+        check(unsafe { notify(self.cq.as_ptr(), 0) }, "requesting a completion notification")
     }
 
-    /// Ready when a notification that was asked for has come.
+    /// Returns ready when a notification that was requested has arrived.
     pub(super) fn poll_notification(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         loop {
-            let mut ready = match self.ready.as_ref().expect("watched since it was made").poll_read_ready(cx) {
+            let mut ready = match self.ready.as_ref().expect("registered since it was created").poll_read_ready(cx) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(ready) => ready?,
             };
             let (mut cq, mut tag) = (null_mut(), null_mut());
             let functions = &self.device.pd.library.functions;
-            // SAFETY: a valid channel that does not block.
+            // SAFETY: a valid channel, which is nonblocking.
             if unsafe { (functions.ibv_get_cq_event)(self.channel.as_ptr(), &mut cq, &mut tag) } != 0 {
                 let error = last_error("reading a completion notification");
                 if error.kind() != io::ErrorKind::WouldBlock {
@@ -291,18 +295,18 @@ impl Queues {
         }
     }
 
-    /// What the device has said of the queue pair up to now.
+    /// Takes the fault that the device has reported for the queue pair until now.
     pub(super) fn take_fault(&self) -> Option<Fault> {
         self.device.faults.take(self.qp, None)
     }
 
-    /// What the device says of the queue pair.
+    /// Returns ready with the fault that the device reports for the queue pair.
     pub(super) fn poll_fault(&self, cx: &Context<'_>) -> Poll<Fault> {
         self.device.faults.take(self.qp, Some(cx.waker())).map_or(Poll::Pending, Poll::Ready)
     }
 
     fn acknowledge(&mut self) {
-        // SAFETY: as many notifications as were read from this queue's channel, which is its alone.
+        // SAFETY: as many notifications as were read from the channel, which belongs to this completion queue only.
         unsafe { (self.device.pd.library.functions.ibv_ack_cq_events)(self.cq.as_ptr(), self.unacknowledged) };
         self.unacknowledged = 0;
     }
@@ -315,8 +319,8 @@ impl Drop for Queues {
             self.acknowledge();
         }
         let functions = &self.id.library().functions;
-        // SAFETY: all of them were made by `create` and are used by nobody else; this is the order the library wants.
-        // When the queue pair is destroyed the adapter has stopped using memory for it.
+        // SAFETY: all of them were created by `create` and are used by no one else; this is the order that the library
+        // requires. After the queue pair is destroyed, the adapter no longer uses memory for it.
         unsafe {
             (functions.rdma_destroy_qp)(self.id.as_ptr());
             (functions.ibv_destroy_cq)(self.cq.as_ptr());
@@ -326,7 +330,7 @@ impl Drop for Queues {
     }
 }
 
-/// A queue pair for the identifier, with as much inline data as the device grants.
+/// Creates a queue pair for the identifier, with as much inline data as the device grants.
 fn create_qp(
     id: &CmId,
     device: &Device,
@@ -347,13 +351,13 @@ fn create_qp(
         let (send_cq, recv_cq) = (cq.as_ptr(), cq.as_ptr());
         let mut attr = ibv_qp_init_attr { qp_context, send_cq, recv_cq, srq, cap, qp_type: IBV_QPT_RC, sq_sig_all: 0 };
         let functions = &id.library().functions;
-        // SAFETY: an identifier with a device, a domain and a queue of the same device.
+        // SAFETY: an identifier with a device, and a domain and a completion queue of the same device.
         let created = unsafe { (functions.rdma_create_qp)(id.as_ptr(), device.pd.as_ptr(), &mut attr) };
         match check(created, "creating a queue pair") {
             Ok(()) => {
                 // SAFETY: the call succeeded.
                 let qp = NonNull::new(unsafe { (*id.as_ptr()).qp }).expect("created");
-                // Some providers do not tell what they granted; what was asked for was granted.
+                // Some provider libraries do not report the value that they granted, which is then the value requested.
                 let inline = attr.cap.max_inline_data.min(inline) as usize;
                 return Ok((qp, Limits { inline, ..limits }));
             }
@@ -363,7 +367,7 @@ fn create_qp(
     Err(error.expect("tried at least once"))
 }
 
-/// Why a connection has ended, if the status of its first failed work request tells.
+/// Returns the reason for the end of a connection, if the status of its first failed work request indicates one.
 pub(super) fn meaning(status: c_uint, receive: bool, text: String) -> Option<QpError> {
     match status {
         IBV_WC_WR_FLUSH_ERR => None,
@@ -374,16 +378,16 @@ pub(super) fn meaning(status: c_uint, receive: bool, text: String) -> Option<QpE
         IBV_WC_RETRY_EXC_ERR => Some(QpError::Io(io::ErrorKind::TimedOut)),
         _ if receive => Some(QpError::Protocol(text)),
         _ => {
-            tracing::error!(status = text, "the adapter refuses a request of ours");
+            tracing::error!(status = text, "the adapter rejected a work request");
             Some(QpError::Io(io::ErrorKind::Other))
         }
     }
 }
 
-/// Pieces of one message; more are copied together, or sent as further RDMA Writes.
+/// The maximum number of pieces of one message; more are copied into one buffer, or sent as further RDMA Writes.
 const PIECES: usize = 8;
-/// Bytes of inline data to ask for, until the device grants it.
+/// The amounts of inline data that are requested in turn until the device grants one.
 const INLINE_TRIES: [u32; 3] = [256, 64, 0];
-/// 0.64 ms, as InfiniBand encodes it.
+/// 0.64 ms in the encoding of InfiniBand.
 const RETRY_SOON: u8 = 12;
 const ACKNOWLEDGE_AT: c_uint = 64;

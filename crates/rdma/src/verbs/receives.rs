@@ -1,14 +1,17 @@
-//! Where the Sends of a peer go: receives of the queue pair's own, or those of a queue that many share.
+//! The receives that a peer's Sends fill: those of the queue pair itself, or those of a queue that several queue pairs
+//! share.
 //!
-//! A shared receive queue serves all queue pairs on one device that take their receives from one [`ReceiveSource`]. It holds
-//! a fixed number, whoever they are for: what a Send has filled is charged to its queue pair, and replaced when the
-//! completion is read. While the source has nothing free it is not, and peers find "receiver not ready": they try again,
-//! in the time that the queue pair has told them, until somebody gives a buffer back. That is why iWARP has no part in it:
-//! there, a Send that finds no receive ends its connection, and so one peer could end those of others.
+//! A shared receive queue serves all queue pairs on one device that take their receives from one [`ReceiveSource`]. It
+//! holds a fixed number of receives, regardless of the queue pair that uses them. A buffer that a Send has filled is
+//! charged to its queue pair, and is replaced when the completion is read. While the source has no free buffer, it is
+//! not replaced, and peers get "receiver not ready": they retry after the time that the queue pair has set, until a
+//! buffer is released. For this reason iWARP does not use shared receive queues: there, a Send that finds no receive
+//! ends its connection, so one peer could end the connections of others.
 //!
-//! A queue pair that ends may have begun to fill a receive. It comes back when the queue pair is in the error state, so the
-//! queue pair waits there for the adapter's word that it was the last (`IBV_EVENT_QP_LAST_WQE_REACHED`). Were it destroyed
-//! before, each connection that ends in the middle of a Send would leave the others with one receive less.
+//! A queue pair that ends may have begun to fill a receive. The receive is released when the queue pair is in the error
+//! state, so the queue pair remains in this state until the adapter reports that it was the last
+//! (`IBV_EVENT_QP_LAST_WQE_REACHED`). If it were destroyed earlier, each connection that ends during a Send would leave
+//! the others with one receive less.
 
 #![expect(unsafe_code, reason = "calls of C")]
 
@@ -42,13 +45,13 @@ use crate::{
 
 /// The receives of one queue pair.
 pub(super) enum Receives {
-    /// Posted by its owner: waiting for room, and with the adapter.
+    /// Receives that its owner posted: those waiting for room, and those posted to the adapter.
     Own { queued: VecDeque<(WorkId, Buffer)>, posted: VecDeque<(WorkId, Posted)> },
-    /// Those of [`Queues::shared`].
+    /// Receives of [`Queues::shared`].
     Shared { id: WorkId, account: ReceiveAccount },
 }
 
-/// A buffer that the adapter has, and what reaches it.
+/// A buffer that is posted to the adapter, and the objects that give access to it.
 pub(super) struct Posted {
     buffer: Buffer,
     _holds: Holds,
@@ -59,7 +62,7 @@ pub(super) struct SharedQueue {
     srq: NonNull<ibv_srq>,
     pd: Arc<Pd>,
     source: ReceiveSource,
-    /// How many receives it is short of.
+    /// The number of receives that the queue lacks.
     missing: AtomicUsize,
     slots: Mutex<Slots>,
 }
@@ -69,7 +72,7 @@ unsafe impl Send for SharedQueue {}
 // SAFETY: as above.
 unsafe impl Sync for SharedQueue {}
 
-/// What has been posted to a shared queue, by its number.
+/// The buffers posted to a shared queue, by slot number.
 struct Slots {
     posted: Vec<Option<Posted>>,
     free: Vec<usize>,
@@ -84,18 +87,18 @@ impl Receives {
         }
     }
 
-    /// Gives the queue pair a receive of its own; [`pump`](Self::pump) posts it.
+    /// Adds a receive of the queue pair; [`pump`](Self::pump) posts it.
     pub(super) fn push(&mut self, id: WorkId, buffer: Buffer) {
         match self {
             Self::Own { queued, .. } => queued.push_back((id, buffer)),
-            Self::Shared { .. } => panic!("a queue pair with a source takes no receives of its own"),
+            Self::Shared { .. } => panic!("a queue pair with a receive source has no receives of its own"),
         }
     }
 
-    /// Lets the adapter have what there is room for.
+    /// Posts as many receives as there is room for.
     ///
     /// # Errors
-    /// It does not take it, or memory cannot be registered.
+    /// Returns an error if the adapter rejects a receive, or memory cannot be registered.
     pub(super) fn pump(&mut self, queues: &mut Queues, keys: &mut Keys) -> io::Result<()> {
         match self {
             Self::Own { queued, posted } => {
@@ -119,7 +122,7 @@ impl Receives {
         }
     }
 
-    /// Takes the buffer of a receive that has completed; `None` if there is no such receive.
+    /// Takes the buffer of a receive that has completed. Returns `None` if there is no such receive.
     pub(super) fn completed(&mut self, wr_id: u64, queues: &Queues) -> Option<(WorkId, Buffer)> {
         match self {
             Self::Own { posted, .. } => posted.pop_front().map(|(id, posted)| (id, posted.buffer)),
@@ -131,20 +134,21 @@ impl Receives {
         }
     }
 
-    /// Ready when a shared queue that is short of receives may be filled again. Whoever shares it waits for all: the next
-    /// buffer that comes back wakes one, who fills it.
+    /// Returns ready when a shared queue that lacks receives can be refilled. Every queue pair that shares it waits on
+    /// behalf of all: the next buffer released wakes one of them, which refills the queue.
     pub(super) fn poll_short(&mut self, queues: &Queues, cx: &mut Context<'_>) -> Poll<()> {
         match self {
-            Self::Shared { account, .. } if queues.shared().missing.load(Relaxed) > 0 => account.poll_free_for_all(cx),
+            Self::Shared { account, .. } if queues.shared().missing.load(Relaxed) > 0 => account.poll_source_free(cx),
             Self::Shared { account, .. } => {
-                account.wait_no_more();
+                account.cancel_wait();
                 Poll::Pending
             }
             Self::Own { .. } => Poll::Pending,
         }
     }
 
-    /// Takes back all that was posted to a queue pair that is gone, as flushed. What is in a shared queue stays there.
+    /// Returns all receives posted to a queue pair that no longer exists, as flushed. Those in a shared queue remain
+    /// there.
     pub(super) fn flush(&mut self, completions: &mut Vec<Completion>) {
         let Self::Own { queued, posted } = self else { return };
         let posted = std::mem::take(posted).into_iter().map(|(id, posted)| (id, posted.buffer));
@@ -156,12 +160,12 @@ impl Receives {
 }
 
 impl SharedQueue {
-    /// A full one, or as full as the source allows.
+    /// Creates a queue and fills it, as far as the source has buffers.
     ///
     /// # Errors
-    /// The device refuses.
+    /// Returns an error if the device rejects the request.
     pub(super) fn create(device: &Device, source: &ReceiveSource) -> io::Result<Self> {
-        // A small budget shall not be spent on what nobody may need.
+        // Only a part of a small budget is spent on receives that may never be used.
         let depth = (source.options().budget / BUDGET_PART).clamp(1, device.caps.shared_receives);
         let attr = ibv_srq_attr { max_wr: depth as u32, max_sge: 1, srq_limit: 0 };
         let mut attr = ibv_srq_init_attr { srq_context: null_mut(), attr };
@@ -185,12 +189,12 @@ impl SharedQueue {
         &self.source
     }
 
-    /// The most receives that it holds.
+    /// Returns the maximum number of receives in the queue.
     pub(super) fn depth(&self) -> usize {
         self.slots.lock().posted.len()
     }
 
-    /// Replaces what has been used, as far as the source has something free.
+    /// Replaces the receives that were used, as far as the source has free buffers.
     fn refill(&self, device: &Device) -> io::Result<()> {
         if self.missing.load(Relaxed) == 0 {
             return Ok(());
@@ -211,7 +215,7 @@ impl SharedQueue {
     }
 
     fn post(&self, wr_id: u64, piece: &mut ibv_sge) -> io::Result<()> {
-        let post = self.pd.ops().post_srq_recv.expect("only devices that have it are asked");
+        let post = self.pd.ops().post_srq_recv.expect("called only for devices that support it");
         let mut wr = ibv_recv_wr { wr_id, next: null_mut(), sg_list: piece, num_sge: 1 };
         let mut bad = null_mut();
         // SAFETY: a work request in the library's layout, which is only read during the call.
@@ -229,18 +233,18 @@ impl SharedQueue {
 
 impl Drop for SharedQueue {
     fn drop(&mut self) {
-        // SAFETY: made by `create`; every queue pair on it held an `Arc` of it and is destroyed.
+        // SAFETY: created by `create`; every queue pair that used it held an `Arc` of it and has been destroyed.
         let failed = unsafe { (self.pd.library.functions.ibv_destroy_srq)(self.as_ptr()) };
         if let Err(error) = check(failed, "destroying a shared receive queue") {
-            // What the adapter might still fill is nobody else's.
+            // The buffers are leaked, because the adapter could still write to them.
             tracing::error!(%error);
             std::mem::forget(std::mem::take(&mut self.slots.get_mut().posted));
         }
     }
 }
 
-/// Work requests of receives are numbered from here: in a shared queue by their slots. Others of one queue pair complete in
-/// the order posted, and need no number.
+/// Work requests of receives are numbered from here: in a shared queue by their slots. The queue pair's own receives
+/// complete in the order in which they were posted, and require no number.
 pub(super) const RECEIVES: u64 = 1 << 63;
-/// The most that a shared queue takes of its source's budget, as a fraction.
+/// The part of its source's budget that a shared queue may use, as the denominator of a fraction.
 const BUDGET_PART: usize = 4;

@@ -1,4 +1,4 @@
-//! What adapters there are, for a person to read and for a provider to know what all of them can do.
+//! The list of the adapters of this machine, for display and to determine the capabilities that all of them share.
 
 #![expect(unsafe_code, reason = "calls of C")]
 
@@ -10,66 +10,67 @@ use super::{
     library::{Library, Unavailable},
 };
 
-/// One device.
+/// The description of one device.
 #[derive(Clone, Debug)]
 pub struct DeviceReport {
-    /// Its name in the kernel: `mlx5_0`, `rxe0`.
+    /// The name in the kernel, for example `mlx5_0` or `rxe0`.
     pub name: String,
-    /// Whether it speaks iWARP; else it is InfiniBand or RoCE.
+    /// The device uses iWARP; otherwise it is InfiniBand or RoCE.
     pub iwarp: bool,
-    /// Whether regions are exposed by memory windows, which peers may invalidate.
+    /// Regions are exposed by memory windows, which peers can invalidate.
     pub windows: bool,
-    /// Its ports, from number 1.
+    /// The ports, starting with number 1.
     pub ports: Vec<PortReport>,
 }
 
-/// One port.
+/// The description of one port.
 #[derive(Clone, Debug)]
 pub struct PortReport {
-    /// Whether it can carry traffic.
+    /// The port can carry traffic.
     pub active: bool,
-    /// Whether it is on Ethernet.
+    /// The link layer is Ethernet.
     pub ethernet: bool,
 }
 
-/// Opens every device and asks it.
+/// Opens every device and queries its properties.
 ///
 /// # Errors
-/// The libraries are missing.
+/// Returns an error if the libraries are missing.
 pub fn survey() -> Result<Vec<DeviceReport>, Unavailable> {
     let library = Library::load()?;
     let functions = &library.functions;
     let mut count = 0;
-    // SAFETY: the result is checked; the list is given back below.
+    // SAFETY: the result is checked; the list is freed below.
     let list = unsafe { (functions.ibv_get_device_list)(&mut count) };
     if list.is_null() {
         return Ok(Vec::new());
     }
     let mut devices = Vec::new();
     for index in 0..usize::try_from(count).unwrap_or(0) {
-        // SAFETY: within the list, whose devices are valid until it is given back.
+        // SAFETY: within the list, whose devices are valid until it is freed.
         let context = unsafe { (functions.ibv_open_device)(*list.add(index)) };
         let Some(context) = NonNull::new(context) else { continue };
-        // SAFETY: opened just now, and closed behind it.
+        // SAFETY: just opened, and closed after use.
         unsafe {
             devices.extend(report(library, context));
             (functions.ibv_close_device)(context.as_ptr());
         }
     }
-    // SAFETY: got above, given back once.
+    // SAFETY: obtained above, freed once.
     unsafe { (functions.ibv_free_device_list)(list) };
     devices.sort_by(|one, other| one.name.cmp(&other.name));
     Ok(devices)
 }
 
+/// : Returns the description of an open device, unless it does not answer.
 /// # Safety
 /// `context` is an open context.
 unsafe fn report(library: &'static Library, context: NonNull<ibv_context>) -> Option<DeviceReport> {
-    // SAFETY: by the caller.
+    // SAFETY: guaranteed by the caller.
     let caps = unsafe { DeviceCaps::query(library, context) }.ok()?;
     let ports = (1..=caps.ports).map(|port| {
         let mut attr = ibv_port_attr::default();
-        // SAFETY: by the caller; `attr` has room for more than this entry point fills in.
+        // SAFETY: guaranteed by the caller; `attr` has room for more than this function fills in.
         let queried = unsafe { (library.functions.ibv_query_port)(context.as_ptr(), port, &mut attr) };
         PortReport {
             active: queried == 0 && attr.state == IBV_PORT_ACTIVE,

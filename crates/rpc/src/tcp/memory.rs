@@ -76,7 +76,7 @@ pub(super) struct Tally {
     replies: usize,
     /// Total bytes received and sent, wrapping.
     moved: usize,
-    /// Bytes of memory that the reader asked for and did not get.
+    /// Bytes of memory that the reader requested and did not get.
     pub refused: usize,
     /// `true` if the connection has used its guarantee, there is no room, and a call or reply in progress will release
     /// memory.

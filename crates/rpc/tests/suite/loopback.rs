@@ -348,7 +348,7 @@ impl Listener for SplitListener {
         self.1.is_some()
     }
 
-    fn keeping_part(&mut self) -> Option<Box<dyn Listener>> {
+    fn take_fixed_credentials_part(&mut self) -> Option<Box<dyn Listener>> {
         self.1.take()
     }
 }

@@ -103,7 +103,7 @@ fn a_call_that_is_forgotten_gives_its_credit_back() {
     assert!(!node.disconnecting && puppet.sent.is_empty());
 }
 
-/// A server on the simulated fabric whose connections share few receives, and answers when it is told to.
+/// A server on the simulated fabric whose connections share few receives, and answers when the test requests it.
 struct Host {
     sim: Sim,
     at: std::net::SocketAddr,

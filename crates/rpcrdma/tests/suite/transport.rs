@@ -388,10 +388,11 @@ fn a_hostile_client_ends_its_own_connection_and_disturbs_nobody() {
     });
 }
 
-/// Calls whose data the server has read take memory until they are answered, and those that want data until the replies have
-/// been sent. All connections of a host together get a part of what there is; the others wait, and go on.
+/// Checks the memory limit of calls. Calls whose data the server has read hold memory until they are answered, and
+/// calls that request data until the replies have been sent. All connections of a host together get a part of the
+/// memory; the other calls wait and then proceed.
 #[test]
-fn memory_of_calls_is_bounded_over_all_connections() {
+fn memory_of_calls_is_limited_over_all_connections() {
     simnet::simulate(0, || async {
         memory_of_calls(200_000, 10).await;
         memory_of_calls(10, 200_000).await;

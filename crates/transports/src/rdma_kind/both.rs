@@ -26,7 +26,7 @@ impl Listener for Both {
         self.adapter.as_ref().is_some_and(|adapter| adapter.keeps_credentials())
     }
 
-    fn keeping_part(&mut self) -> Option<Box<dyn Listener>> {
+    fn take_fixed_credentials_part(&mut self) -> Option<Box<dyn Listener>> {
         self.adapter.take()
     }
 

@@ -1,13 +1,13 @@
-//! Receiving several FPDUs of one message at once.
+//! Receiving several FPDUs of one message with one system call.
 //!
-//! An FPDU of bulk data that is not its message's last is most likely followed by one of the same length for the
-//! bytes behind. So one `readv` may fill the rest of this payload and the payloads that are expected next, with
-//! the trailers and headers between them going to the stage.
+//! If an FPDU of bulk data is not the last of its message, the next one most likely has the same length and continues
+//! the data. So one `readv` can fill the rest of this payload and the payloads that are expected next, while the
+//! trailers and headers between them go to the stage.
 //!
-//! A forecast never leaves the memory that the message is for: the buffer of our own read, or the part of the
-//! region in which the peer has not written yet. Each header is checked when its turn comes, before the bytes behind
-//! it count as placed. Where the stream went on in another way, the bytes are taken out of the place again, which in
-//! a region is then filled with zeros, and read as any stream, and for a while nothing more is forecast.
+//! A forecast never exceeds the memory of its message: the buffer of a read of this side, or the part of the region to
+//! which the peer has not written yet. Each header is validated before the bytes behind it count as placed. If the
+//! stream continued in another way, the bytes are taken out of their place again, which is filled with zeros if it is
+//! in a region, and are processed as an ordinary stream. After that, forecasts are suspended for some FPDUs.
 
 use buf::{Received, RecvStage, Spread};
 
@@ -21,34 +21,35 @@ use crate::{
     },
 };
 
-/// How the next bytes of the stream are to be received.
+/// The plan for receiving the next bytes of the stream.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Forecast {
     sink: Sink,
     pub(crate) spread: Spread,
-    /// Bytes of the place.
+    /// The length of the place in bytes.
     len: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Sink {
-    /// Only what is due for certain.
+    /// The payload that is certainly due.
     Due,
-    /// The buffer of our oldest read.
+    /// The buffer of the oldest read of this side.
     Read,
-    /// A region of ours, from this tagged offset on.
+    /// A region of this side, from this tagged offset on.
     Region(Stag, u64),
 }
 
 impl Receiver {
-    /// What can be received at once into [`place_of`](Self::place_of); no more than is due unless `bold`.
-    pub(crate) fn forecast(&mut self, bold: bool) -> Result<Forecast, Fault> {
+    /// Returns the plan for receiving into [`place_of`](Self::place_of) with one call. Without `speculative`, it covers
+    /// only what is due.
+    pub(crate) fn forecast(&mut self, speculative: bool) -> Result<Forecast, Fault> {
         let due = self.place()?.len();
         let State::Payload(segment) = self.state else { return Ok(Forecast::of_due(due)) };
         let Header::Tagged { last: false, stag, offset, .. } = segment.header else {
             return Ok(Forecast::of_due(due));
         };
-        if !bold || self.distrust > 0 || self.recvs.is_scarce() || segment.payload < self.forecast_min {
+        if !speculative || self.suspended > 0 || self.recvs.is_scarce() || segment.payload < self.forecast_min {
             return Ok(Forecast::of_due(due));
         }
         let (sink, most) = match segment.opcode {
@@ -58,16 +59,16 @@ impl Receiver {
             }
             _ => (Sink::Read, self.reads.front().map_or(due, |read| read.into.len() - read.placed)),
         };
-        // A header of the same kind, and before it the padding and CRC of a segment as long as this one.
+        // The gap is the padding and CRC of a segment of this length, and a header of the same kind.
         let gap = mpa::pad_len(segment.len.into()) + mpa::CRC_LEN + mpa::LENGTH_LEN + TAGGED_LEN;
         let len = most.min(due + PIECES_MAX * segment.payload);
         Ok(Forecast { sink, spread: Spread { first: due, piece: segment.payload, gap }, len })
     }
 
-    /// The memory that a forecast is about.
+    /// Returns the memory of a forecast.
     ///
     /// # Panics
-    /// If anything has changed since the forecast.
+    /// If the receiver has changed since the forecast.
     pub(crate) fn place_of(&mut self, forecast: &Forecast) -> &mut [u8] {
         match forecast.sink {
             Sink::Due => self.place().expect(UNCHANGED),
@@ -79,7 +80,7 @@ impl Receiver {
         }
     }
 
-    /// Takes in what was received as the forecast said.
+    /// Processes data that were received according to the forecast.
     pub(crate) fn take(
         &mut self,
         forecast: &Forecast,
@@ -95,7 +96,7 @@ impl Receiver {
             stage.consume(taken);
             let expected = piece.min(forecast.len - at);
             if taken < gap || !self.is_due(&forecast.sink, at, expected) {
-                return self.take_back(forecast, at..received.direct, gap - taken, stage, events);
+                return self.revert(forecast, at..received.direct, gap - taken, stage, events);
             }
             let now = expected.min(received.direct - at);
             self.placed(now)?;
@@ -104,21 +105,21 @@ impl Receiver {
         self.take_staged(stage, events)
     }
 
-    /// Takes in what is staged.
+    /// Processes staged data.
     pub(crate) fn take_staged(&mut self, stage: &mut RecvStage, events: &mut Vec<Event>) -> Result<(), Fault> {
         let taken = self.feed(stage.bytes(), events)?;
         stage.consume(taken);
         Ok(())
     }
 
-    /// Whether a segment with so much payload has begun, and its place is `at` bytes into the forecast's.
+    /// Returns `true` if a segment with this payload has begun whose place is `at` bytes into the forecast's.
     fn is_due(&self, sink: &Sink, at: usize, payload: usize) -> bool {
         let State::Payload(segment) = self.state else { return false };
         if segment.payload != payload || segment.done > 0 {
             return false;
         }
         match (sink, segment.opcode, segment.header) {
-            // A response is in order, and its place that of the oldest read, or it would have been refused.
+            // A response arrives in order and belongs to the oldest read; otherwise it would have been rejected.
             (Sink::Read, Opcode::ReadResponse, _) => true,
             (Sink::Region(stag, start), Opcode::Write, Header::Tagged { stag: to, offset, .. }) => {
                 to == *stag && offset == start + at as u64
@@ -127,9 +128,9 @@ impl Receiver {
         }
     }
 
-    /// The forecast was wrong: what lies in this range of its place, and in the stage behind the next `gap` bytes, is
-    /// some other part of the stream.
-    fn take_back(
+    /// Reverts a wrong forecast: the bytes in this range of its place, and those in the stage behind the next `gap`
+    /// bytes, are another part of the stream.
+    fn revert(
         &mut self,
         forecast: &Forecast,
         range: std::ops::Range<usize>,
@@ -137,9 +138,9 @@ impl Receiver {
         stage: &mut RecvStage,
         events: &mut Vec<Event>,
     ) -> Result<(), Fault> {
-        self.distrust = DISTRUST;
+        self.suspended = SUSPENDED_FPDUS;
         let mut stream = Vec::with_capacity(range.len() + stage.bytes().len());
-        let mut left = self.strayed(forecast, range);
+        let mut left = self.misplaced(forecast, range);
         let mut between = gap;
         while !left.is_empty() {
             stream.extend_from_slice(&stage.bytes()[..between]);
@@ -152,28 +153,30 @@ impl Receiver {
         stream.extend_from_slice(stage.bytes());
         stage.consume(stage.bytes().len());
         let taken = self.feed(&stream, events)?;
-        // Much only if a Send has to wait for a receive.
+        // Many bytes remain only if a Send must wait for a receive.
         stage.put(&stream[taken..]);
         Ok(())
     }
 
-    /// Takes bytes that were not meant for it out of a forecast's place.
-    fn strayed(&mut self, forecast: &Forecast, range: std::ops::Range<usize>) -> Vec<u8> {
+    /// Removes bytes from the place of a forecast to which they do not belong.
+    fn misplaced(&mut self, forecast: &Forecast, range: std::ops::Range<usize>) -> Vec<u8> {
         match forecast.sink {
             Sink::Due => Vec::new(),
-            // A read completes only when all of its buffer has been filled.
+            // A read completes only when its whole buffer has been filled, so its bytes need not be zeroed.
             Sink::Read => {
-                let read = self.reads.front_mut().expect("its response has begun and is incomplete");
+                let read = self.reads.front_mut().expect("the incomplete response must have a read");
                 read.into[read.placed..][..range.len()].to_vec()
             }
-            // Nobody else's bytes stay in the region.
+            // No other message's bytes must stay in the region.
             Sink::Region(stag, start) => match self.regions.for_write(stag, start + range.start as u64, range.len()) {
                 Ok(place) => {
-                    let strayed = place.to_vec();
+                    let misplaced = place.to_vec();
                     place.fill(0);
-                    strayed
+                    misplaced
                 }
-                Err(_) => unreachable!("a region goes with the end of a message, and this one has not ended"),
+                Err(_) => {
+                    unreachable!("a region is removed only at the end of a message, and this message has not ended")
+                }
             },
         }
     }
@@ -185,11 +188,11 @@ impl Forecast {
     }
 }
 
-const UNCHANGED: &str = "a forecast is used before anything changes";
-/// Most pieces forecast at once.
+const UNCHANGED: &str = "a forecast must be used before the receiver changes";
+/// Maximum number of pieces of a forecast.
 const PIECES_MAX: usize = 8;
-/// So many FPDUs after a wrong forecast nothing is forecast.
-const DISTRUST: u32 = 64;
+/// The number of FPDUs after a wrong forecast during which nothing is forecast.
+const SUSPENDED_FPDUS: u32 = 64;
 
 #[cfg(test)]
 mod tests {
@@ -209,7 +212,7 @@ mod tests {
     const REGION: usize = 3000;
     const READS: [usize; 2] = [2000, 700];
 
-    /// A message of the peer, and the lengths of its segments, over and over.
+    /// A message of the peer. The lengths of its segments are repeated.
     #[derive(Clone, Debug)]
     enum Script {
         Write { offset: usize, len: usize },
@@ -277,7 +280,7 @@ mod tests {
         }
     }
 
-    /// What is left of it all: the region, and what was received and read, in order.
+    /// The content of the region, and the received and read data in order.
     type Outcome = (Bytes, Vec<(Option<WorkId>, Vec<u8>)>);
 
     fn receiver(crc: bool) -> Receiver {
@@ -304,7 +307,7 @@ mod tests {
             other => panic!("{other:?}"),
         });
         let ends = ends.collect();
-        let Some(Memory::Write(region)) = receiver.remove(Stag(0x101)) else { panic!("the region is there") };
+        let Some(Memory::Write(region)) = receiver.remove(Stag(0x101)) else { panic!("the region must exist") };
         (Rope::from(region).to_bytes().unwrap(), ends)
     }
 
@@ -314,7 +317,7 @@ mod tests {
         outcome(receiver, events)
     }
 
-    /// As from a socket in which so many bytes are there each time. Says how many calls it took, too.
+    /// Receives as from a socket that has these numbers of bytes available, in turn. Also returns the number of calls.
     fn by_forecast(mut stream: &[u8], sizes: &[usize], crc: bool) -> (Outcome, usize) {
         let (mut receiver, mut events) = (receiver(crc), Vec::new());
         let (mut stage, mut calls) = (RecvStage::new(STAGE_LEN), 0);
@@ -333,7 +336,7 @@ mod tests {
                 return (outcome(receiver, events), calls);
             }
         }
-        unreachable!("some size is more than 0")
+        unreachable!("some size must be greater than zero")
     }
 
     fn script() -> impl Strategy<Value = (Script, Vec<usize>)> {
@@ -353,7 +356,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_forecast_changes_nothing_but_the_number_of_calls(
+        fn forecasts_change_only_the_number_of_calls(
             scripts in prop::collection::vec(script(), 1..12),
             sizes in prop::collection::vec(prop_oneof![1..40usize, 1..5000usize], 1..6),
             crc in any::<bool>(),
@@ -371,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_of_equal_segments_takes_two_calls() {
+    fn message_of_equal_segments_needs_two_calls() {
         for script in [Script::Write { offset: 0, len: 2000 }, Script::Response] {
             let stream = stream_of(&[(script, &[600])]);
             let (outcome, calls) = by_forecast(&stream, &[usize::MAX], true);
@@ -380,8 +383,8 @@ mod tests {
     }
 
     #[test]
-    fn what_another_message_has_left_in_a_region_is_taken_out() {
-        // The Write seems to go on, but its next segment is its last, and a Send follows.
+    fn bytes_of_another_message_are_removed_from_the_region() {
+        // The Write appears to continue, but its next segment is its last, and a Send follows.
         let stream =
             stream_of(&[(Script::Write { offset: 100, len: 900 }, &[600]), (Script::Send { len: 400 }, &[500])]);
         let ((region, received), _) = by_forecast(&stream, &[usize::MAX], true);
@@ -391,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_peer_has_written_before_is_never_forecast_over() {
+    fn forecast_does_not_cover_bytes_written_before() {
         let later = (Script::Write { offset: 1000, len: 500 }, &[500][..]);
         let earlier = (Script::Write { offset: 0, len: 700 }, &[600][..]);
         let stream = stream_of(&[later, earlier, (Script::Send { len: 450 }, &[500])]);

@@ -1,8 +1,9 @@
-//! How a connection ends: by our wish, by the peer's, because a work request has failed, or the adapter.
+//! The end of a connection: after a local disconnect, a disconnect by the peer, a failed work request, or a failure of
+//! the adapter.
 //!
-//! The adapter is stopped first, then everything comes home, and only then is the end told. Before that a queue pair that takes its
-//! receives from a shared queue stays in the error state until what it had begun to fill has come back (see
-//! [`super::super::receives`]).
+//! The adapter is stopped first, then all buffers are returned, and only then is the end reported. Before that, a queue
+//! pair that takes its receives from a shared queue stays in the error state until the receives that it had begun to
+//! fill have been released (see [`super::super::receives`]).
 
 use std::{future::Future, io, pin::Pin, task::Context, time::Duration};
 
@@ -20,17 +21,17 @@ use crate::{Completion, QpError, Status};
 
 pub(super) enum Phase {
     Open,
-    /// What is queued is still sent; then the peer is told, and closes too.
+    /// Queued requests are still sent; then the peer is notified, and closes as well.
     Closing {
-        told: bool,
+        disconnected: bool,
         timer: Pin<Box<Sleep>>,
     },
-    /// The queue pair has failed, and the connection manager may say why.
+    /// The queue pair has failed, and the connection manager may still report the reason.
     Failing {
         error: QpError,
         timer: Pin<Box<Sleep>>,
     },
-    /// What it may hold of a shared receive queue is to come back.
+    /// Receives of a shared receive queue that the queue pair may hold are awaited.
     Draining {
         error: QpError,
         timer: Pin<Box<Sleep>>,
@@ -39,9 +40,9 @@ pub(super) enum Phase {
 }
 
 impl VerbsQp {
-    /// A work request has not completed well: the queue pair is of no more use.
+    /// A work request has failed: the queue pair can no longer be used.
     pub(super) fn failed(&mut self, wc: &ibv_wc, receive: bool) {
-        if !matches!(self.phase, Phase::Open | Phase::Closing { told: false, .. }) {
+        if !matches!(self.phase, Phase::Open | Phase::Closing { disconnected: false, .. }) {
             return;
         }
         let Some(queues) = &self.queues else { return };
@@ -50,7 +51,8 @@ impl VerbsQp {
         match meaning(wc.status, receive, text) {
             Some(error) => self.end(error),
             None => {
-                // An adapter that flushes when the peer closes may do so before the connection manager tells.
+                // An adapter that flushes requests when the peer closes may do so before the connection manager reports
+                // it.
                 let timer = Box::pin(sleep_until(Instant::now() + FAILING));
                 let error = QpError::Protocol("the adapter has stopped the connection".into());
                 self.phase = Phase::Failing { error, timer };
@@ -58,8 +60,8 @@ impl VerbsQp {
         }
     }
 
-    /// A call to the adapter has failed.
-    pub(super) fn broken(&mut self, error: &io::Error) {
+    /// Ends the connection because a call to the adapter has failed.
+    pub(super) fn fail(&mut self, error: &io::Error) {
         if !matches!(self.phase, Phase::Ended(_) | Phase::Draining { .. }) {
             tracing::error!(peer = %self.peer, %error, "ending the connection");
             self.end(QpError::Io(error.kind()));
@@ -73,7 +75,7 @@ impl VerbsQp {
         tracing::debug!(peer = %self.peer, %error, "connection ended");
         self.phase = match &self.queues {
             Some(queues) if queues.shares() => {
-                // Into the error state.
+                // The disconnect moves the queue pair into the error state.
                 queues.id.disconnect();
                 Phase::Draining { error, timer: Box::pin(sleep_until(Instant::now() + DRAINING)) }
             }
@@ -81,15 +83,15 @@ impl VerbsQp {
         };
     }
 
-    /// Goes on with an end that has begun.
+    /// Continues an end that has begun.
     pub(super) fn poll_end(&mut self, cx: &mut Context<'_>) {
         let idle = self.queued.is_empty() && self.posted.is_empty();
         match &mut self.phase {
             Phase::Open | Phase::Ended(_) => {}
-            Phase::Closing { told, timer } => {
-                if idle && !*told {
-                    *told = true;
-                    self.queues.as_ref().expect("until the end").id.disconnect();
+            Phase::Closing { disconnected, timer } => {
+                if idle && !*disconnected {
+                    *disconnected = true;
+                    self.queues.as_ref().expect("present until the end").id.disconnect();
                 }
                 if timer.as_mut().poll(cx).is_ready() {
                     self.end(QpError::Disconnected);
@@ -105,23 +107,23 @@ impl VerbsQp {
                 }
             }
             Phase::Draining { error, timer } => {
-                let told = self.queues.as_ref().is_none_or(|queues| queues.is_drained(Some(cx.waker())));
-                // Not every device tells: Linux's rxe does not.
-                if self.drained || told || timer.as_mut().poll(cx).is_ready() {
+                let drained = self.queues.as_ref().is_none_or(|queues| queues.is_drained(Some(cx.waker())));
+                // Not every device reports it: rxe of Linux does not.
+                if self.drained || drained || timer.as_mut().poll(cx).is_ready() {
                     self.phase = Phase::Ended(error.clone());
                 }
             }
         }
     }
 
-    /// Stops the adapter, and brings everything home.
+    /// Stops the adapter and returns all buffers.
     pub(super) fn stop(&mut self, completions: &mut Vec<Completion>) {
-        let _ = self.reap(completions); // what has completed has completed
+        let _ = self.reap(completions); // requests that have completed are returned as such
         self.events = None;
         if let Some(queues) = self.queues.take() {
             queues.id.disconnect();
             self.spare.clear();
-            // Windows refer to the queue pair; registrations made for regions are done with, too.
+            // Windows refer to the queue pair; the registrations made for regions are no longer required, either.
             self.regions.values_mut().for_each(|region| region.exposure = None);
             drop(queues);
         }
@@ -129,16 +131,16 @@ impl VerbsQp {
         let posted = std::mem::take(&mut self.posted);
         for Posted { request, status, .. } in posted {
             let status = if status == Status::Ok { Status::Flushed } else { status };
-            self.hand_home(request, status, completions);
+            self.return_request(request, status, completions);
         }
         for request in std::mem::take(&mut self.queued) {
-            self.hand_home(request, Status::Flushed, completions);
+            self.return_request(request, Status::Flushed, completions);
         }
         self.recvs.flush(completions);
     }
 }
 
-/// Nobody polled it to its end: what it holds of a shared receive queue comes back all the same.
+/// A queue pair that was not polled to its end still releases its receives of a shared receive queue.
 impl Drop for VerbsQp {
     fn drop(&mut self) {
         let Some(queues) = &self.queues else { return };
@@ -154,7 +156,7 @@ impl Drop for VerbsQp {
             }
             std::thread::sleep(each);
         }
-        let _ = self.reap(&mut Vec::new()); // what came with the adapter's word
+        let _ = self.reap(&mut Vec::new()); // completions that arrived with the adapter's report
     }
 }
 
@@ -163,16 +165,16 @@ impl From<Fault> for QpError {
         match fault {
             Fault::Request(what) => QpError::Protocol(what.into()),
             Fault::Device(what) => {
-                tracing::error!(what, "an adapter fails");
+                tracing::error!(what, "an adapter has failed");
                 QpError::Io(io::ErrorKind::NetworkDown)
             }
         }
     }
 }
 
-/// How long the connection manager may take to tell why the adapter has stopped.
+/// The time that the connection manager has to report why the adapter has stopped.
 const FAILING: Duration = Duration::from_millis(500);
-/// How long an adapter that does not tell has to give back what it holds of a shared receive queue.
+/// The time that an adapter which does not report it has to release the receives of a shared receive queue.
 const DRAINING: Duration = Duration::from_secs(1);
-/// The same when nobody polls the queue pair any more: so often, after so long each time.
+/// The same for a queue pair that is no longer polled: the number of attempts, and the time between them.
 const DROPPING: (u32, Duration) = (100, Duration::from_millis(1));

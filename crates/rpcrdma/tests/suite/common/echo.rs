@@ -10,7 +10,7 @@ use xdr::{Decoder, Encoder, Message};
 
 use super::{CALL, REPLY};
 
-/// Creates a call with `payload` that wants a reply with `want` bytes of payload and `words` words.
+/// Creates a call with `payload` that requests a reply with `want` bytes of payload and `words` words.
 pub fn call(xid: u32, want: usize, words: usize, payload: Bytes) -> Message {
     let mut encoder = Encoder::default();
     [xid, CALL, want as u32, words as u32].into_iter().for_each(|word| encoder.u32(word));
