@@ -105,7 +105,7 @@ async fn a_delegation_is_given_and_recalled_for_others_of_any_protocol() {
 /// A change is in progress until its operation has completed.
 #[tokio::test]
 async fn no_delegation_is_given_while_a_change_is_pending() {
-    let fs = Deferred::new(plain_memory(), Pace::Told);
+    let fs = Deferred::new(plain_memory(), Pace::Manual);
     fs.0.hold(false);
     let served = Served::serving(fs.clone()).await;
     let rig = Rig::calling(&served.nfs);
