@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# compare.sh SLIPWAY [SECONDS]: our client on our server beside libnfs's client on NFS-Ganesha, in one run.
+# compare.sh SLIPWAY [SECONDS]: compares our client on our server with libnfs's client on NFS-Ganesha, in one run.
 #
-# Both servers export the same tmpfs, and ours its memory backend, too. Both clients use one connection and one thread, under
-# the same congestion control (CONGESTION, default cubic: bbr paces even on loopback); with several, as in "cubic,bbr", all is
-# measured under each in turn, and there are tables for each. Rounds (ROUNDS, default 3) alternate between the two sides, and the
-# median counts. Everything happens in a network namespace of its own, so nothing else listens or is disturbed.
-# Then our client on both servers by version 4.1, and on ours by 3 beside it.
-# Prints tables in Markdown; needs root, libnfs-dev, nfs-ganesha-vfs, rpcbind, gcc and python3.
-# `cargo xtask compare` installs these, builds Slipway for release and runs this.
+# Both servers export the same tmpfs; ours also exports its memory back end. Both clients use one connection and one
+# thread, under the same congestion control (CONGESTION, default cubic: bbr paces even on loopback). With several, as in
+# "cubic,bbr", everything is measured under each in turn, with a table for each. Rounds (ROUNDS, default 3) alternate
+# between the two sides, and the tables have their median. Everything runs in a separate network namespace, so no other
+# program interferes. Then our client runs on both servers with version 4.1, and on ours with 3. Prints tables in
+# Markdown; needs root, libnfs-dev, nfs-ganesha-vfs, rpcbind, gcc and python3. `cargo xtask compare` installs these,
+# makes a release build of Slipway and runs this script.
 set -euo pipefail
 
 slipway=$(realpath "${1:?usage: compare.sh SLIPWAY [SECONDS]}")
@@ -17,7 +17,7 @@ rounds=${ROUNDS:-3}
 
 [ "$(id -u)" = 0 ] || { echo "compare.sh: must be root, for a network namespace and NFS-Ganesha" >&2; exit 1; }
 if [ -z "${IN_NAMESPACE:-}" ]; then
-  # A namespace may choose among the allowed ones; the machine's own choice stays as it is.
+  # A namespace can select one of the allowed ones; the machine's own setting stays.
   for congestion in "${congestions[@]}"; do
     allowed=$(sysctl -n net.ipv4.tcp_allowed_congestion_control)
     case " $allowed " in
@@ -83,7 +83,7 @@ random READ 4 KiB × 16|randread 4096 16|read --random --block 4K --in-flight 16
 GETATTR × 16|getattr 0 16|getattr --in-flight 16
 CREATE+REMOVE × 16|create 0 16|create --in-flight 16
 P
-# version 4.1: our client is the load on both servers
+# version 4.1: our client generates the load on both servers
 cat > "$work/plan4" <<'P'
 READ 128 KiB × 8|read --block 128K --in-flight 8
 WRITE 128 KiB × 8|write --block 128K --in-flight 8
@@ -92,8 +92,8 @@ GETATTR × 16|getattr --in-flight 16
 small files, one after the other|small --in-flight 1
 small files × 16|small --in-flight 16
 P
-# Connections take the namespace's choice when they are made, those accepted that of the listening socket: so Ganesha starts
-# anew under each.
+# Connections use the namespace's setting at the time they are made, and accepted ones that of the listening socket. So
+# Ganesha is restarted for each.
 measure() {
   sysctl -qw net.ipv4.tcp_congestion_control="$1"
   start_ganesha

@@ -1,5 +1,5 @@
-# Runs in the guest: the Linux kernel's NFS client against a server, over every transport that this kernel has.
-# /run/out/env says where the server is; SERVER=knfsd makes the guest its own server, which proves the checks themselves.
+# Runs in the guest: the Linux kernel's NFS client against a server, over every transport of this kernel. /run/out/env
+# has the address of the server. SERVER=knfsd makes the guest its own server, which tests the checks themselves.
 . /run/out/guest/lib.sh
 . /run/out/guest/content.sh
 . /run/out/guest/version4.sh
@@ -10,7 +10,7 @@ FILES=/run/out/manifest
 IOSIZE=1048576
 
 if [ "$SERVER" = knfsd ]; then
-  # By the machine's other address: the same kernel is both ends.
+  # Uses the machine's other address, because the same kernel is both ends.
   SERVER=10.0.2.15 EXPORT=/run/export TCP_PORT=2049 UDP_PORT=20048 RDMA_PORT=20049 MOUNT_PORT=20048
   mkdir -p /run/export; mount -t tmpfs -o size=2g export /run/export
   mkdir -p /run/export/given/tree /run/export/given/many
@@ -29,7 +29,7 @@ squashed() {
   cd /; umount /run/mnt/squashed
 }
 
-# NFS itself by UDP is not in this kernel, but MOUNT is.
+# This kernel does not support NFS over UDP, but it does support MOUNT over UDP.
 mount_by_udp() {
   mkdir -p /run/mnt/udp
   mount -t nfs -o "vers=3,nolock,proto=tcp,port=$TCP_PORT,mountport=$UDP_PORT,mountproto=udp" "$SERVER:$EXPORT" /run/mnt/udp
@@ -58,8 +58,8 @@ else
   IOSIZE=32768 over udp "proto=udp,port=$UDP_PORT,mountport=$MOUNT_PORT,mountproto=udp" &
 fi
 wait
-# Version 4 needs neither MOUNT nor a lock manager beside it. Of one minor version there is one transport at a time: Linux finds
-# that it is the same server, and uses what it has already. The newest has the whole tree.
+# Version 4 needs neither MOUNT nor a separate lock manager. Each minor version has one transport at a time, because
+# Linux detects that it is the same server, and uses its existing connection. The newest version tests the whole tree.
 over tcp-4.2 "vers=4.2,proto=tcp,port=$TCP_PORT" version42 &
 if [ -e /sys/class/infiniband/siw0 ]; then brief rdma-4.1 "vers=4.1,proto=rdma,port=$RDMA_PORT" version4 & fi
 brief tcp-4.0 "vers=4.0,proto=tcp,port=$TCP_PORT" version4 &

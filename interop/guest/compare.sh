@@ -1,6 +1,7 @@
-# Runs in the guest: the kernel's server and Slipway's on one tmpfs, each with the same clients in turn. The clients are `slipway bench` by
-# version 3, and the kernel's own by version 4.2 with fio and O_DIRECT. SLIPWAY, SECONDS_EACH and ROUNDS are in /run/out/env.
-# Each line of /run/out/samples is a name, "knfsd" or "slipway", the kind of client, and what that reported as JSON.
+# Runs in the guest: the kernel's server and Slipway's on one tmpfs, each with the same clients in turn. The clients are
+# `slipway bench` with version 3, and the kernel's own with version 4.2, fio and O_DIRECT. SLIPWAY, SECONDS_EACH and
+# ROUNDS are in /run/out/env. Each line of /run/out/samples has a name, "knfsd" or "slipway", the kind of client, and
+# its report as JSON.
 . /run/out/guest/lib.sh
 . /run/out/env
 : >"$RESULTS"
@@ -41,11 +42,11 @@ mounts() {
   mkdir -p /run/mnt/knfsd /run/mnt/slipway
   mount -t nfs -o vers=4.2,proto=tcp,port=2049,nosharecache 127.0.0.1:/ /run/mnt/knfsd
   mount -t nfs -o vers=4.2,proto=tcp,port=3049,nosharecache 127.0.0.1:/run/export /run/mnt/slipway
-  # What fio reads is there, and no first write of a page is measured.
+  # The files for fio exist, so that no first write of a page is measured.
   dd if=/dev/zero of=/run/export/fio bs=1M count=64 status=none
 }
 
-# Servers take turns within a round, so that what else the machine does meets both.
+# The servers alternate within a round, so that other load on the machine affects both.
 measure() {
   local round name client words side
   for round in $(seq "$ROUNDS"); do

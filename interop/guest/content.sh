@@ -1,15 +1,15 @@
-# What every mount must do, whoever serves it: $M is the mount, $M2 a second mount of the same export that shares no
-# cache with it and revalidates every attribute, $HERE a fresh directory name in both, $FILES the manifest (sha256sum's format) of
-# $TREE, an archive.
+# The checks that every mount must pass: $M is the mount, $M2 a second mount of the same export that shares no cache
+# with it and revalidates every attribute, $HERE a new directory name in both, $FILES the manifest (sha256sum's format)
+# of $TREE, an archive.
 TREE=/run/out/tree.tar
 
-# The tree that the server was given before the mount reads back as it is.
+# The tree that the server had before the mount must read back unchanged.
 given_tree_reads_back() {
   cd "$M/given/tree"
   sha256sum --quiet -c "$FILES"
 }
 
-# A source tree is unpacked here; another mount sees every name and size. (The host compares the contents afterwards.)
+# Unpacks a source tree. The other mount must see every name and size. (The host compares the contents afterwards.)
 source_tree_unpacks() {
   mkdir "$M/$HERE/tree"
   tar xf "$TREE" -C "$M/$HERE/tree"
@@ -110,7 +110,7 @@ sparse_files() {
   { head -c 4194304 /dev/zero; printf data; head -c 4194300 /dev/zero; } | cmp - "$M2/$HERE/sparse/hole"
 }
 
-# 24 MiB by 1 MiB requests, written by one mount and read by the other, aligned and not.
+# 24 MiB in requests of 1 MiB, written by one mount and read by the other, aligned and unaligned.
 large_reads_and_writes() {
   cd "$M/$HERE"; mkdir large; cd large
   grep -E " $M .*rsize=$IOSIZE,wsize=$IOSIZE," /proc/mounts
@@ -152,7 +152,7 @@ appends_from_two_mounts() {
 
 df_tells_the_truth() {
   local total; total=$(df -B1 --output=size "$M" | tail -n1 | tr -d ' ')
-  # Some file systems' totals move a little while they are used.
+  # The totals of some file systems change a little during use.
   local want=${EXPORT_BYTES:-$total}
   [ $(((total > want ? total - want : want - total) * 100)) -lt "$want" ]
   [ "$total" -gt 0 ]
@@ -175,8 +175,8 @@ callers_identity() {
 
 as() { local id=$1; shift; setpriv --reuid "$id" --regid "$id" --clear-groups "$@"; }
 
-# Every check, on one mount. $1 names the transport in the results. BRIEF leaves out the directory of many names, where another
-# mount of the same kind has it.
+# Runs every check on one mount. $1 names the transport in the results. BRIEF omits the directory of many names, if
+# another mount of the same kind tests it.
 content() {
   local t=$1 c
   mkdir -p "$M/$HERE"
@@ -187,14 +187,14 @@ content() {
   done
 }
 
-# part DIRECTORY NAME: makes /run/NAME.tar and /run/NAME, by which TREE and FILES can be this one of the tree.
+# part DIRECTORY NAME: makes /run/NAME.tar and /run/NAME, which can replace TREE and FILES by this part of the tree.
 part() {
   mkdir /run/unpacked; tar xf /run/out/tree.tar -C /run/unpacked "$1"
   tar cf "/run/$2.tar" -C /run/unpacked "$1"; grep -F "  $1/" /run/out/manifest >"/run/$2"
   rm -r /run/unpacked
 }
 
-# brief ARGUMENTS: `over` with few files, where another mount of the same kind has many.
+# brief ARGUMENTS: `over` with few files, if another mount of the same kind tests many.
 part asm-generic/bitops few
 brief() { BRIEF=1 TREE=/run/few.tar FILES=/run/few over "$@"; }
 
@@ -206,13 +206,13 @@ mount_twice() {
   case $2 in *vers=*) ;; *) options="vers=3,nolock,$options" ;; esac
   mount -t nfs -o "$options" "$SERVER:$EXPORT" "$M"
   mount -t nfs -o "$options,actimeo=0" "$SERVER:$EXPORT" "$M2"
-  # By what it is mounted, which is not always what was asked for.
+  # The options that are in effect can differ from those that were requested.
   local proto=${2#*proto=}
   awk -v m="$M" '$2 == m { print $4 }' /proc/mounts | tr , '\n' | grep -x "proto=${proto%%,*}"
 }
 
-# over NAME OPTIONS [CHECKS]: every check on $EXPORT over one transport, and CHECKS if there are any, with the results in a
-# file of its own.
+# over NAME OPTIONS [CHECKS]: every check on $EXPORT over one transport, and CHECKS if given, with the results in a
+# separate file.
 over() {
   local t=$1 options=$2
   RESULTS=/run/out/results.$t

@@ -1,5 +1,6 @@
-# holder.pl FILE COMMANDS SAYS: locks FILE by fcntl(2), and keeps it open and locked while it does what it reads from the fifo COMMANDS:
-# "write N" writes block N without syncing, "sync N" syncs, "end" ends. Each is confirmed by creating the file SAYS.COMMAND.N.
+# holder.pl FILE COMMANDS SAYS: locks FILE by fcntl(2), and keeps it open and locked while it executes commands from the
+# fifo COMMANDS: "write N" writes block N without syncing, "sync N" syncs, "end" ends. It confirms each by creating the
+# file SAYS.COMMAND.N.
 use strict;
 use warnings;
 use Fcntl;

@@ -1,6 +1,6 @@
-# Runs in the guest: knfsd with its ports forwarded to the host, for as long as the host's client needs it. With LEASE_S and GRACE_S in
-# /run/out/env it is for version 4: the export is an ext4, which has all that version can do, and the server restarts when
-# /run/out/restart is made; /run/out/restarted says that it has.
+# Runs in the guest: knfsd with its ports forwarded to the host, while the host's client needs it. With LEASE_S and
+# GRACE_S in /run/out/env it serves version 4: the export is an ext4, which supports all of that version, and the server
+# restarts when /run/out/restart is created; it creates /run/out/restarted afterwards.
 . /run/out/guest/lib.sh
 . /run/out/env
 : >"$RESULTS"
@@ -22,7 +22,7 @@ serve() {
   knfsd /run/export
 }
 
-# Connections are cut, and what clients had is forgotten but for that they were there.
+# Connections are cut, and the server forgets all state of clients except for their names.
 restart() {
   rpc.nfsd 0
   equal 0 "$(cat /proc/fs/nfsd/threads)"
@@ -30,7 +30,8 @@ restart() {
   echo rdma 20049 >/proc/fs/nfsd/portlist
 }
 
-# Whatever the host's client wrote to by-*/tree is what the manifest says, the whole or the part of it, and nothing else is there.
+# The files that the host's client wrote to by-*/tree must match the manifest, completely or the part, without other
+# files.
 written_trees_are_whole() {
   local d wanted seen=0
   for d in /run/export/by-*/tree; do

@@ -3,8 +3,8 @@
 
 RESULTS=${RESULTS:-/run/out/results}
 
-# near VARIABLE…: brings near what is read often, the suite's data and the programs that VARIABLEs name: into the guest's memory, as
-# every look at a file of the host's is a conversation with the emulator.
+# near VARIABLE…: copies the suite's data and the programs in VARIABLEs into the guest's memory, because each access to
+# a file of the host is expensive under emulation.
 near() {
   local name
   mkdir -p /run/near
@@ -18,7 +18,7 @@ near() {
   done
 }
 
-# check NAME COMMAND…: runs COMMAND in a subshell that stops at its first error, and records how it ended.
+# check NAME COMMAND…: runs COMMAND in a subshell that stops at its first error, and records the result.
 check() {
   local name=$1 log rc started=$SECONDS
   shift
@@ -37,31 +37,32 @@ check() {
 
 skip() { echo "skip $1: $2" >>"$RESULTS"; }
 
-# equal WANT HAVE: fails, and says how, unless they are the same.
+# equal WANT HAVE: fails with a message unless they are the same.
 equal() { [ "$1" = "$2" ] || { echo "want '$1', have '$2'" >&2; return 1; }; }
 
 # refused COMMAND…: succeeds if COMMAND fails.
 refused() { if "$@" 2>/dev/null; then echo "not refused: $*" >&2; return 1; fi; }
 
-# knfsd DIR: exports DIR by the kernel's own server, over tcp (2049) and rdma on siw (20049), MOUNT on 20048.
+# knfsd DIR: exports DIR with the kernel's own server, over tcp (2049) and rdma on siw (20049), with MOUNT on 20048.
 knfsd() {
   mkdir -p /var/lib/nfs/v4recovery /var/lib/nfs/sm /var/lib/nfs/sm.bak
   touch /var/lib/nfs/etab /var/lib/nfs/rmtab
   mount -t nfsd nfsd /proc/fs/nfsd
-  # Debian's settings replace a caller's groups by those that the server's own user database knows.
+  # Debian's settings replace a caller's groups by those in the server's own user database.
   rm -rf /etc/nfs.conf /etc/nfs.conf.d
   rpcbind -w
   exportfs -i -o rw,no_root_squash,insecure,no_subtree_check,fsid=0,sec=sys "*:$1"
   rpc.mountd -p 20048
   echo 1048576 >/proc/fs/nfsd/max_block_size
   rpc.nfsd 4
-  # Nobody has anything to reclaim from a server that never ran: the first open need not wait for 90 s.
+  # No client can have state to reclaim from a server that has never run, so the first open need not wait for 90 s.
   echo Y >/proc/fs/nfsd/v4_end_grace
   echo rdma 20049 >/proc/fs/nfsd/portlist
 }
 
-# await COMMAND…: until it succeeds; ten minutes at most, as the machine may be slow. A process costs so much here that those
-# who wait would be in the way of those that they wait for: `read`, from what nobody writes to, is the shell's own.
+# await COMMAND…: repeats COMMAND until it succeeds, for at most ten minutes, because the machine can be slow. Starting
+# a process is expensive here, and would slow down the processes that it waits for. So it waits by the shell's own
+# `read`, from a pipe without a writer.
 exec {NEVER}<> <(:)
 await() {
   local until=$((SECONDS + 600))
@@ -71,12 +72,12 @@ await() {
 
 siw() { rdma link | grep -q siw0 || rdma link add siw0 type siw netdev eth0; }
 
-# What the kernel says while it boots under emulation is not about us.
+# Ignore the kernel's messages from booting under emulation.
 WARNINGS='emerg,alert,crit,err,warn'
 WARNINGS_OF_BOOT=$(dmesg -l $WARNINGS | wc -l)
 
-# kernel_log_is_clean [EXPECTED]: no error or warning since then, but for those about the emulated machine's clock and speed,
-# knfsd's own about where it keeps its state, and what the suite itself brings about.
+# kernel_log_is_clean [EXPECTED]: there must be no error or warning since then, except for those about the emulated
+# machine's clock and speed, knfsd's own about its state directory, and those that the suite causes.
 kernel_log_is_clean() {
   local benign='speed is unknown|clocksource|hrtimer: interrupt took|perf: interrupt took|state recovery directory'"${1:+|$1}"
   dmesg >/run/out/dmesg

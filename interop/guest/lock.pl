@@ -1,5 +1,5 @@
-# lock.pl r|w wait|try START LENGTH FILE COMMAND…: locks a range by fcntl(2), and runs COMMAND meanwhile; 11 if it is denied.
-# lock.pl r|w test START LENGTH FILE: says what is in the way, or "unlocked".
+# lock.pl r|w wait|try START LENGTH FILE COMMAND…: locks a range by fcntl(2), and runs COMMAND meanwhile; exits with 11
+# if the lock is denied. lock.pl r|w test START LENGTH FILE: prints the conflicting lock, or "unlocked".
 use strict;
 use warnings;
 use Fcntl;

@@ -1,9 +1,10 @@
-# Runs in the guest: the server restarts three times for each signal in SIGNALS while two Linux clients hold locks by every version, one
-# over rdma and one over tcp. After each restart every lock is still held, what was written before it is there, and nobody lost anything.
+# Runs in the guest: the server restarts three times for each signal in SIGNALS while two Linux clients hold locks with
+# every version, one over rdma and one over tcp. After each restart every lock must still be held, the data written
+# before must be there, and no client may have lost state.
 . /run/out/guest/two_clients.sh
 RESTARTS="1 2 3"
 
-# Who holds a lock over this transport, who tries to get it, and where each sees the files.
+# The client that holds a lock over this transport, the client that tries to get it, and the paths of the files on each.
 holder_of() { if [ "$1" = tcp ]; then mars "${@:2}"; else "${@:2}"; fi; }
 other_than() { if [ "$1" = tcp ]; then "${@:2}"; else mars "${@:2}"; fi; }
 seen_by_holder_of() { if [ "$1" = tcp ]; then echo $B; else echo $A; fi; }
@@ -12,7 +13,8 @@ seen_by_other_than() { if [ "$1" = tcp ]; then echo $A; else echo $B; fi; }
 TRANSPORTS="tcp rdma"
 each_cell() { local v by; for v in $VERSIONS; do for by in $TRANSPORTS; do "$@" "$v" "$by"; done; done; }
 
-# The files are made by who does not hold the lock: it shall have no delegation, by which it would lock without the server.
+# The client that does not hold the lock creates the files, so that the holder has no delegation, with which it would
+# lock without the server.
 hold_in() {
   local at=/run/near/$1.$2.$3
   rm -f $at.*; mkfifo $at.do
@@ -21,14 +23,14 @@ hold_in() {
   confirms $at held.0
 }
 
-# confirms HOLDER WHAT: waits until it says so; fails at once if it has ended.
+# confirms HOLDER WHAT: waits for the confirmation; fails at once if the holder has ended.
 confirms() {
   await says_or_failed "$@"
   [ -e $1.$2 ] || { cat $1.log >&2; return 1; }
 }
 says_or_failed() { [ -e $1.$2 ] || [ -e $1.failed ]; }
 
-# tell SIGNAL VERSION TRANSPORT COMMAND N: and waits until it is done.
+# tell SIGNAL VERSION TRANSPORT COMMAND N: sends a command and waits until it is done.
 tell() {
   local at=/run/near/$1.$2.$3
   [ ! -e $at.failed ]
@@ -36,10 +38,11 @@ tell() {
   confirms $at $4.$5
 }
 
-# A holder that has lost its lock has ended, and does not keep the others from going on.
+# A holder that has lost its lock has ended, and does not block the others.
 write_before() { [ -e /run/near/$2.$3.$4.failed ] || tell $2 $3 $4 write $1; }
 
-# ends SIGNAL: the server. /proc/PID/exe is gone when the process has ended, whoever is to wait for it.
+# ends SIGNAL: waits for the end of the server. /proc/PID/exe does not exist when the process has ended, also before its
+# parent waits for it.
 ends() {
   local pid; pid=$(cat /run/server.pid)
   kill -$1 $pid
@@ -79,7 +82,7 @@ check "venus: rpcbind and statd" monitor /run/venus || exit 1
 check "slipway serves" eval "configure; serve" || exit 1
 check "mars: rpcbind and statd" mars_comes_up mars || exit 1
 check "mounts" mount_all || exit 1
-# To come back takes as long on this machine as to come.
+# On this machine, a restart takes as long as the first start.
 GRACE=$((2 * (LEASE + $(cat /run/mounting))))
 configure
 for signal in $SIGNALS; do

@@ -1,6 +1,7 @@
-# Shared by the scripts in which two Linux clients use one `slipway serve`, all in one kernel. The server is in a network namespace
-# of its own, and so is the second client, `mars`, who mounts every version over tcp; the first, `venus`, is the guest itself, because
-# siw is there: it mounts them over rdma. Each client has its own rpcbind and rpc.statd. /run/out/env says what SLIPWAY is.
+# Shared by the scripts in which two Linux clients use one `slipway serve`, all in one kernel. The server has its own
+# network namespace, and so has the second client, `mars`, which mounts every version over tcp. The first client,
+# `venus`, is the guest itself, because siw is there: it mounts over rdma. Each client has its own rpcbind and
+# rpc.statd. /run/out/env sets SLIPWAY.
 . /run/out/guest/lib.sh
 . /run/out/env
 near SLIPWAY
@@ -23,7 +24,8 @@ network() {
   rdma link add siw1 type siw netdev venus0
 }
 
-# What a client needs beside the kernel, in this mount and network namespace. $1 is its disk, which its next life finds again.
+# The programs that a client needs in addition to the kernel, in this mount and network namespace. $1 is its disk, which
+# is kept over its restarts.
 monitor() {
   mkdir -p "$1"; mount --bind "$1" /var/lib/nfs; mkdir -p /var/lib/nfs/sm /var/lib/nfs/sm.bak /var/lib/nfs/rpc_pipefs
   touch /var/lib/nfs/state; chown -R statd /var/lib/nfs/sm /var/lib/nfs/sm.bak /var/lib/nfs/state
@@ -32,7 +34,7 @@ monitor() {
   rpcinfo -T tcp 127.0.0.1 status
 }
 
-# mars: /run is where rpcbind and rpc.statd have their sockets and pids.
+# mars: rpcbind and rpc.statd have their sockets and pids in /run.
 mars_lives() {
   hostname mars
   mkdir -p /tmp/out /tmp/near /tmp/disk
@@ -43,7 +45,8 @@ mars_lives() {
   exec sleep infinity
 }
 
-# mars_comes_up LIFE: as a kernel that has just booted, for all that a server can see: each life has a network namespace of its own.
+# mars_comes_up LIFE: starts mars as a kernel that has just booted, from the server's point of view. Each run has its
+# own network namespace.
 mars_comes_up() {
   ip netns add "$1"
   ip link add mars0 netns "$1" type veth peer name mars1 netns server
@@ -92,7 +95,7 @@ squash = "none"
 T
 }
 
-# mars_mounts VERSION…: with four connections where there are sessions to bind them together.
+# mars_mounts VERSION…: with four connections for versions with sessions.
 mars_mounts() {
   local v also
   for v in "$@"; do
@@ -102,7 +105,7 @@ mars_mounts() {
   done
 }
 
-# All four have carried answers.
+# All four connections have carried replies.
 connections() { mars awk '/^device/ { mine = $5 == "'$B/$1'" } mine && $1 == "xprt:" && $9 > 0' /proc/self/mountstats; }
 four_connections() { equal 4 "$(connections $1 | wc -l)"; }
 

@@ -1,13 +1,13 @@
-# Runs in the guest: the provider `verbs` on both of Linux's software devices at once, rxe (RoCE version 2) on eth0 and siw
-# (iWARP) on a veth, with a Linux kernel on the other end and with ourselves. All ends are in the guest, as no such
-# device leads out of it. The server is root's and acts for others, over TCP at the same time.
+# Runs in the guest: the provider `verbs` on both of Linux's software devices at once, rxe (RoCE version 2) on eth0 and
+# siw (iWARP) on a veth, with a Linux kernel and with our own client and server. All ends are in the guest, because no
+# such device reaches the host. The server runs as root with the identity of its callers, and also serves TCP.
 . /run/out/guest/lib.sh
 . /run/out/guest/content.sh
 . /run/out/guest/version4.sh
 . /run/out/env
 near SLIPWAY CONFORMANCE CHAOS SHARED ALONE
 : >"$RESULTS"
-# A part of the tree and of the large file, as there is so much to be done with them.
+# A part of the tree and of the large file, because many checks use them.
 part asm-generic part; TREE=/run/part.tar FILES=/run/part
 head -c 12M /run/out/random >/run/random; mount --bind /run/random /run/out/random
 IOSIZE=1048576 EXPORT=/run/ours
@@ -29,7 +29,7 @@ devices() {
   grep -E 'siw0 .*port 1 ACTIVE' /run/out/doctor
 }
 
-# give DIR: on an ext4 in memory, as tmpfs has no extended attributes for users here.
+# give DIR: on an ext4 in memory, because tmpfs does not support extended attributes of users here.
 give() {
   mkdir -p "$1" /run/disks; mountpoint -q /run/disks || mount -t tmpfs -o size=2g disks /run/disks
   truncate -s 1G "/run/disks/${1##*/}"; mkfs.ext4 -q -O ^has_journal "/run/disks/${1##*/}"; mount -o loop "/run/disks/${1##*/}" "$1"
@@ -58,7 +58,7 @@ squash = "none"
 T
 }
 
-# serve [CONFIG]: a server of ours, which logs to a file of its configuration's name.
+# serve [CONFIG]: starts our server, which logs to a file with the name of its configuration.
 serve() {
   local config=${1:-/run/serve.toml} log
   log=$(log_of "$config")
@@ -70,21 +70,21 @@ serve() {
 
 log_of() { echo "/run/out/$(basename "$1" .toml).log"; }
 
-# The server drains and ends, whoever started it, with nothing to be ashamed of.
+# The server must drain and end without an error in its log, whichever function started it.
 end_serving() {
-  # Not every error: what siw says of a connection that was cut in the middle of a request is one.
+  # Some errors are expected: siw logs one for a connection that is cut in the middle of a request.
   refused grep -E 'Permission denied|panicked' "$(log_of "$(cat /run/config)")"
   kill -TERM "$(cat /run/serve.pid)"
   await has_ended "$(cat /run/serve.pid)"
 }
-# Or nobody has waited for it yet.
+# Or its parent has not waited for it yet.
 has_ended() { [ ! -e "/proc/$1" ] || grep -q '^State:.Z' "/proc/$1/status"; }
 
-# A URL of ours or of the kernel's server at a device, as a user.
+# Returns the URL of our or the kernel's server at a device, for a user.
 of_ours() { echo "nfs://${AT[$1]}:$OURS_RDMA/run/ours/$3?proto=rdma&${PROVIDER:-provider=verbs}&mountport=$OURS_TCP&mountproto=tcp&uid=$2&gid=$2"; }
 of_knfsd() { echo "nfs://${AT[$1]}:20049/run/export/$3?proto=rdma&provider=verbs&mountport=20048&mountproto=tcp&uid=$2&gid=$2"; }
 
-# Our client on a server whose export is at $ROOT: URL is one of the above, $ID who calls.
+# Runs our client on a server whose export is at $ROOT: URL is one of the above, $ID is the caller.
 at() { $URL "$DEVICE" "$ID" "$1"; }
 
 lists_the_tree() { equal "$(wc -l <"$FILES")" "$(slip ls -lR "$(at given/tree)" | grep -c '^-')"; }
@@ -127,7 +127,7 @@ ours() {
   done
 }
 
-# Others' calls by TCP meanwhile, so that the threads that serve those have acted as them.
+# Calls of other users over TCP at the same time change the credentials of the threads that serve them.
 by_tcp_as_others() {
   local id url
   while [ ! -e /run/enough ]; do
@@ -144,7 +144,7 @@ by_ipv6() {
   slip ls "$url" | grep tree
 }
 
-# A server that does not answer within 3 s is called another way, and this one may be slow.
+# After 3 s without an answer the client uses another provider, and this server can be slow.
 auto_takes_the_adapter() {
   local url="nfs://${AT[$1]}:$OURS_RDMA/run/ours/given?proto=auto&mountport=$OURS_TCP&mountproto=tcp" tries
   for tries in {1..10}; do
@@ -161,7 +161,7 @@ too_little_locked_memory_is_explained() {
   grep RLIMIT_MEMLOCK <<<"$said"
 }
 
-# on_both COMMAND: for both devices at once.
+# on_both COMMAND: runs COMMAND for both devices at once.
 on_both() {
   local device commands=()
   for device in rxe siw; do "$1" "$device" & commands+=($!); done
@@ -170,7 +170,7 @@ on_both() {
 
 all_end_well() { local process failed=0; for process; do wait "$process" || failed=1; done; return "$failed"; }
 
-# goes_on_through FAULT: while both kinds of client write over both devices, FAULT happens; nothing of what they write is lost.
+# goes_on_through FAULT: both kinds of client write over both devices while FAULT happens; no written data may be lost.
 goes_on_through() {
   local fault=$1 file files=() writers=()
   rm -f /run/happened; head -c 4M /run/random >/run/load
@@ -189,22 +189,22 @@ goes_on_through() {
   umount /run/mnt/rxe /run/mnt/siw
   for file in "${files[@]}"; do cmp /run/load "$file"; rm "$file"; done
 }
-# What begins while there is no server cannot connect, and is no loss.
+# An operation that starts while there is no server cannot connect, which is expected.
 writes_until_it_happened() {
   local said=/run/said.$BASHPID
   until [ -e /run/happened ]; do "$@" 2>"$said" || grep "cannot connect" "$said"; done
   "$@"
 }
 
-# The kernel's end of siw's connections is an ordinary socket, by which it can be cut. Then the server dies without a word, and
-# comes again.
+# The kernel's end of siw's connections is an ordinary socket, which can be cut. Then the server is killed and
+# restarted.
 cuts_and_death() {
   local times
   for times in {1..2}; do ss -K -t state established "( sport = :$OURS_RDMA )"; sleep 2; done
   kill -9 "$(cat /run/serve.pid)"; sleep 1; serve "$(cat /run/config)"
 }
 
-# A client that dies in the middle: its connection goes, and what it held; others are served.
+# A client is killed during its work: its connection and its resources must be released, and other clients served.
 a_client_dies() {
   local client status file=dying-$1
   DEVICE=$1 URL=of_ours ID=1234
@@ -219,13 +219,13 @@ a_client_dies() {
   slip rm "$(at "$file")"
 }
 
-# another_server OPTIONS: one whose adapters' listener has these options in place of the first's.
+# another_server OPTIONS: starts a server whose listener on adapters has these options instead of the first server's.
 another_server() {
   sed "s/^options.*/$1/" /run/serve.toml >/run/another.toml
   serve /run/another.toml
 }
 
-# there_and_back DEVICE: a file of an odd length goes to our server and comes back.
+# there_and_back DEVICE: copies a file of an odd length to our server and back.
 there_and_back() {
   local file=there-and-back-$1 url
   url=$(of_ours "$1" 1234 "$file")
@@ -235,7 +235,7 @@ there_and_back() {
   slip rm "$url"
 }
 
-# registering WAY: both ends register memory in this way, and are disturbed under load.
+# registering WAY: both ends register memory in this way, with faults under load.
 registering() {
   local way="registration=$1"
   PROVIDER="provider=verbs&$way"
@@ -247,14 +247,14 @@ registering() {
   PROVIDER=
 }
 
-# By default a server listens on adapters and by iWARP in software; those of the first have threads of their own.
+# By default a server listens on adapters and with software iWARP. Connections over adapters have their own threads.
 by_adapter_and_by_software() {
   another_server ""
   for PROVIDER in provider=verbs provider=iwarp provider=verbs; do there_and_back rxe; done
   end_serving
 }
 
-# Ours holds what the kernel's clients wrote, and drains.
+# Our server must have the data that the kernel's clients wrote, and must drain.
 serves_to_the_end() {
   local device
   (cd /run/ours/by-rxe/tree && sha256sum --quiet -c "$FILES")
@@ -264,7 +264,7 @@ serves_to_the_end() {
 
 knfsd_with_export() { give /run/export; knfsd /run/export; }
 
-# conformance DEVICE: the conformance suite, and what only adapters have.
+# conformance DEVICE: runs the conformance suite, and the tests that only adapters have.
 conformance() {
   local log=/run/out/conformance.$1.log
   export SLIPWAY_VERBS_ADDRESS=${AT[$1]}
@@ -272,19 +272,20 @@ conformance() {
   to_its_end "$ALONE" --test-threads=1 --skip a_peer
   to_its_end "$CHAOS" --test-threads=1 on_verbs
   case $1 in
-    # Siw's shared receive queues are not used.
+    # The shared receive queues of siw are not used.
     rxe) to_its_end "$SHARED" --test-threads=1 verbs ;;
-    # Both ends of siw are sockets of this host; rxe does without a network here.
+    # Both ends of siw are sockets of this host; rxe does not use the network here.
     siw) SLIPWAY_VERBS_CUT='ip link set lo down' to_its_end "$ALONE" --test-threads=1 a_peer; ip link set lo up ;;
   esac
   refused grep SKIPPED "$log"
   grep -E '^test result: .* [1-9][0-9]{1,} passed' "$log"
 }
 
-# to_its_end PROGRAM ARGUMENT…: tests may fail, and are reported one by one; a crash or a hang is no result. Logs to $log.
+# to_its_end PROGRAM ARGUMENT…: tests can fail, and are reported one by one; a crash or a hang is an error. Logs to
+# $log.
 to_its_end() { timeout 900 "$@" >>"$log" 2>&1 || [ $? -lt 124 ]; }
 
-# conforms DEVICE: with a result for each of its tests.
+# conforms DEVICE: records a result for each of its tests.
 conforms() {
   check "$1: conformance suite of providers runs" conformance "$1" || return
   sed -n "s/^test \([a-z_:]*\) \.\.\. ok$/ok $1: conformance \1/p;
@@ -300,15 +301,16 @@ check "our server starts" eval "configure; serve" || end
 by_tcp_as_others >/run/out/logs/by-tcp.log 2>&1 & OTHERS=$!
 CLIENTS=()
 for device in rxe siw; do
-  # Siw's is brief: the suite of Linux's client has the same by iWARP in software.
+  # The part for siw is brief, because the suite of Linux's client tests the same with software iWARP.
   [ "$device" = rxe ] && content_of=over || content_of=brief
   (SERVER=${AT[$device]} $content_of "$device" "proto=rdma,port=$OURS_RDMA,mountport=$OURS_TCP,mountproto=tcp") & CLIENTS+=($!)
   (ours "our server" "$device" of_ours /run/ours 1234) & CLIENTS+=($!)
 done
 wait "${CLIENTS[@]}"
-# And of version 4, one device after the other: Linux finds that it is the same server, and would use what it has already. Both
-# mounts are one client's, who is not told by the server to give up a delegation for itself. (By 4.1 and 4.2 the mount that writes
-# has it; of 4.0 there is none to write, and the mount that reads would have one: without an address to call there is none.)
+# Version 4 runs on one device after the other, because Linux detects that it is the same server, and would use its
+# existing connection. Both mounts belong to one client, from which the server does not recall a delegation for its own
+# operations. (With 4.1 and 4.2, the mount that writes has it. With 4.0 there is no write delegation, and the mount that
+# reads would have one. Without a callback address there is none.)
 for device in rxe siw; do
   VERSION4=()
   for v in 4.0 4.1 4.2; do
@@ -328,17 +330,17 @@ check "our server ends well, with all that the kernel's clients wrote" serves_to
 for way in per-io fast cache pool; do registering "$way"; done
 if check "knfsd starts" knfsd_with_export; then
   (ours knfsd siw of_knfsd /run/export 1234)
-  # Where every device has memory windows, as rxe has, peers are told that they may invalidate regions.
+  # If every device has memory windows, as rxe has, peers are told that they can invalidate regions.
   check "siw: is removed beneath Linux's server" timeout 300 rdma link delete siw0
   (ours knfsd rxe of_knfsd /run/export 1234)
-  # Without siw, which takes the same ports.
+  # Without siw, which uses the same ports.
   check "rxe: our server listens by iWARP in software, too" by_adapter_and_by_software
 fi
-# A peer that has died, or is cut off, may have been written to.
+# The server may have sent data to a peer that has died or is disconnected.
 check "kernel log is clean" kernel_log_is_clean 'siw: got TERMINATE'
-# Last, because the kernel logs what these tests do to it.
+# These tests run last, because the kernel logs their effects.
 conforms rxe
-# A process that has such a device open would keep it: none is left.
+# A process that has such a device open would keep it, so there must be none.
 check "rxe: is removed after all that" timeout 300 rdma link delete rxe0
 rdma link add siw0 type siw netdev veth0
 conforms siw

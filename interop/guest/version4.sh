@@ -1,6 +1,6 @@
-# What mounts of version 4 can do besides: as content.sh, $M, $M2 and $HERE.
+# Additional checks for mounts of version 4: $M, $M2 and $HERE are as in content.sh.
 
-# The server's root shows the exports, and a mount of it goes into them.
+# The server's root shows the exports, and a mount of it reaches them.
 root_leads_to_exports() {
   local options; options=$(awk -v m="$M" '$2 == m { print $4 }' /proc/mounts | tr , '\n' | grep -E '^(vers|proto|port)=' | paste -sd,)
   mkdir -p /run/mnt/root-$HERE
@@ -10,7 +10,7 @@ root_leads_to_exports() {
   umount /run/mnt/root-$HERE
 }
 
-# One mount holds a lock that the other does not get, and gets when it is given up.
+# One mount holds a lock, which the other does not get until it is released.
 locks_between_mounts() {
   cd /; mkdir "$M/$HERE/lock"; echo x >"$M/$HERE/lock/f"
   local a=$M/$HERE/lock/f b=$M2/$HERE/lock/f
@@ -40,7 +40,7 @@ lock(b, fcntl.F_RDLCK, 0, 20)
 assert refused(a, fcntl.F_WRLCK, 10, 10)
 lock(b, fcntl.F_UNLCK, 0, 0)
 lock(a, fcntl.F_WRLCK, 0, 0)
-# One that waits gets it when the other gives it up.
+# A waiting lock is granted when the other mount releases its lock.
 child = os.fork()
 if child == 0:
     fcntl.fcntl(b, fcntl.F_OFD_SETLKW, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 0, 0))
@@ -52,7 +52,7 @@ assert os.waitpid(child, 0)[1] == 0
 P
 }
 
-# What has been opened can be read whatever becomes of the mode, and a new file has the mode that the umask leaves.
+# An open file can be read after a change of its mode, and a new file has the mode that the umask leaves.
 opens_are_kept() {
   cd "$M/$HERE"; mkdir open; cd open
   echo text >f; exec 6<f; chmod 000 f; equal text "$(cat <&6)"; exec 6<&-
@@ -118,7 +118,7 @@ def fails(code, call, *args):
         raise SystemExit(f"{call.__name__}{args} does not fail")
 fails(errno.EEXIST, os.setxattr, f, "user.one", b"2", os.XATTR_CREATE)
 fails(errno.ENODATA, os.setxattr, f, "user.two", b"2", os.XATTR_REPLACE)
-# The client lists NFSv4's ACL among them.
+# The client lists NFSv4's ACL as one of them.
 listed = sorted(name for name in os.listxattr(again) if name.startswith("user."))
 assert listed == ["user.empty", "user.large", "user.one"], listed
 assert os.getxattr(again, "user.one") == b"1"
@@ -128,11 +128,12 @@ fails(errno.ENODATA, os.getxattr, again, "user.one")
 P
 }
 
-# nconnect=4: the mount has four connections, and uses them all.
+# nconnect=4: the mount has four connections, and uses all of them.
 connections() { awk '/^device/ { mine = $5 == "'"$M"'" } mine && $1 == "xprt:" && $9 > 0' /proc/self/mountstats; }
 four_connections() { equal 4 "$(connections | wc -l)"; }
 
-# version4 NAME: what every minor version has; version42 NAME: and what the second adds; several_connections NAME: by nconnect=4.
+# version4 NAME: features of every minor version; version42 NAME: and those of 4.2; several_connections NAME: with
+# nconnect=4.
 version4() { checks "$1" root_leads_to_exports locks_between_mounts opens_are_kept; }
 version42() {
   version4 "$1"

@@ -1,5 +1,5 @@
-//! Speed beside other NFS servers, in one run on one machine: libnfs's client on NFS-Ganesha (`bench/compare.sh`), and the kernel's server
-//! (`interop/guest/compare.sh`).
+//! Compares the speed with other NFS servers, in one run on one machine: libnfs's client on NFS-Ganesha
+//! (`bench/compare.sh`), and the kernel's server (`interop/guest/compare.sh`).
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,15 +9,15 @@ use crate::{debian, interop, shell};
 
 const PACKAGES: [&str; 6] = ["libnfs-dev", "nfs-ganesha", "nfs-ganesha-vfs", "rpcbind", "build-essential", "python3"];
 
-/// What is compared, and how.
+/// The comparison and its options.
 struct Plan<'a> {
     knfsd: bool,
     seconds: &'a str,
     congestion: &'a str,
 }
 
-/// Runs the comparison that `arguments` ask for: `--seconds` (of each measurement), and `--congestion` (one or several) or `--knfsd`.
-/// Returns false if they cannot be understood.
+/// Runs the comparison that `arguments` select: `--seconds` (of each measurement), and `--congestion` (one or several)
+/// or `--knfsd`. Returns `false` if they are invalid.
 pub fn run(arguments: &[&str], report: &mut Report) -> bool {
     let Some(plan) = parse(arguments) else { return false };
     let packages = if plan.knfsd { interop::install() } else { debian::install(&PACKAGES) };
@@ -61,7 +61,8 @@ fn parse<'a>(arguments: &[&'a str]) -> Option<Plan<'a>> {
     Some(plan)
 }
 
-/// Boots a guest in which both servers export one tmpfs, and prints the table. The guest is emulated: only the ratios mean something.
+/// Boots a guest in which both servers export one tmpfs, and prints the table. The guest is emulated, so only the
+/// ratios are meaningful.
 fn with_knfsd(slipway: &Path, seconds: &str) -> Result<(), String> {
     let out: PathBuf = shell::target_dir().join("interop/compare-knfsd");
     if out.exists() {
@@ -69,11 +70,11 @@ fn with_knfsd(slipway: &Path, seconds: &str) -> Result<(), String> {
     }
     std::fs::create_dir_all(&out).map_err(|error| format!("{}: {error}", out.display()))?;
     shell::run(Command::new("cp").args(["-r", "interop/guest"]).arg(&out))?;
-    // Every read of a host's file is slow in the guest, and debugging symbols are most of the program.
+    // Reading a file of the host is slow in the guest, and debugging symbols are most of the program.
     shell::run(Command::new("strip").arg("-o").arg(out.join("slipway")).arg(slipway))?;
     let environment = format!("SLIPWAY=/run/out/slipway\nSECONDS_EACH={seconds}\nROUNDS={ROUNDS}\n");
     std::fs::write(out.join("env"), environment).map_err(|error| error.to_string())?;
-    // Two processors, so that the server and its client need not take turns.
+    // Two processors, so that the server and its client run in parallel.
     let mut guest = Command::new("interop/kernel-lab");
     guest.env("SMP", "2");
     shell::run(guest.args(["run", "interop/guest/compare.sh"]).arg(&out).env("TIMEOUT", TIMEOUT_S))
@@ -81,7 +82,7 @@ fn with_knfsd(slipway: &Path, seconds: &str) -> Result<(), String> {
     shell::run(Command::new("python3").args(["bench/table.py", "knfsd"]).arg(out.join("samples")))
 }
 
-/// Each cell of the table is the median of so many runs.
+/// The number of runs; each cell of the table is their median.
 const ROUNDS: u32 = 3;
-/// Longest that the guest may run.
+/// The maximum time of the guest, in seconds.
 const TIMEOUT_S: &str = "7200";

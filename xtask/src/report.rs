@@ -1,22 +1,22 @@
-//! What was run, how it ended, and the summary at the end: a line for each with its reason, then counts.
+//! The outcome of each step, and the summary at the end: one line with a reason for each, then counts.
 
 use std::fmt::Display;
 use std::process::ExitCode;
 use std::time::Instant;
 
-/// How one step ended.
+/// The outcome of one step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// It ran and is right; `tests` is how many single tests or checks it counts for.
+    /// The step passed.
     Passed {
-        /// Single tests in this step.
+        /// The number of tests or checks in this step.
         tests: u64,
     },
-    /// It ran and is wrong, or could not be run though this machine should be able to.
+    /// The step failed, or could not run although this machine should support it.
     Failed(String),
-    /// It was not run, and why.
+    /// The step was not run, with the reason.
     Skipped(String),
-    /// It failed, and then passed when it was run again: nothing to stop others for, and something to be mended.
+    /// The step failed, and passed when it was run again. It does not block a change, and is a bug to be fixed.
     Unstable(String),
 }
 
@@ -27,7 +27,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Runs a step under a heading, records its outcome and returns whether it did not fail.
+    /// Runs a step under a heading, and records its outcome. Returns `true` unless it failed.
     pub fn step(&mut self, name: &str, run: impl FnOnce() -> Outcome) -> bool {
         eprintln!("== {name}");
         let started = Instant::now();
@@ -42,24 +42,24 @@ impl Report {
         self.record(name, outcome)
     }
 
-    /// Records an outcome without a heading and returns whether it is not a failure.
+    /// Records an outcome without a heading. Returns `true` unless it is a failure.
     pub fn record(&mut self, name: impl Display, outcome: Outcome) -> bool {
         let fine = !matches!(outcome, Outcome::Failed(_));
         self.entries.push((name.to_string(), outcome));
         fine
     }
 
-    /// Whether anything has failed.
+    /// Returns `true` if any step has failed.
     pub fn failed(&self) -> bool {
         self.entries.iter().any(|(_, outcome)| matches!(outcome, Outcome::Failed(_)))
     }
 
-    /// Adds what another one has, behind what is here.
+    /// Appends the steps of another report.
     pub fn append(&mut self, other: Self) {
         self.entries.extend(other.entries);
     }
 
-    /// Prints the summary and turns it into the exit code.
+    /// Prints the summary, and returns the exit code.
     pub fn finish(self) -> ExitCode {
         let (mut passed, mut failed, mut skipped) = (0, 0, 0);
         println!("summary:");

@@ -1,6 +1,7 @@
-//! A server in a process of its own: `slipway serve`, started from this executable, for `demo` and `bench`.
+//! A server in a separate process: `slipway serve`, started from this executable, for `demo` and `bench`.
 //!
-//! A process of its own makes its CPU time its own. It ends with its standard input, so that it never outlives us.
+//! A separate process has its own CPU time. The server ends when its standard input is closed, so it never outlives
+//! this process.
 
 use std::{
     collections::BTreeMap,
@@ -19,20 +20,20 @@ use crate::{
     process,
 };
 
-/// What a server says, as one line of JSON, when it is ready (`serve --json`).
+/// The line of JSON that a server prints when it is ready (`serve --json`).
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Ready {
-    /// Its process.
+    /// The process ID.
     pub pid: u32,
-    /// Where it listens.
+    /// The addresses on which it listens.
     pub listen: Vec<ReadyListen>,
-    /// What it exports.
+    /// The names of its exports.
     pub exports: Vec<String>,
-    /// As whom files are touched: `callers`, or one user of this name or number for everybody.
+    /// The identity that accesses files: `callers`, or the name or number of the one user for all callers.
     pub identity: String,
 }
 
-/// One address that a server listens at.
+/// One address on which a server listens.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ReadyListen {
     /// The transport's name.
@@ -41,29 +42,29 @@ pub struct ReadyListen {
     pub address: std::net::SocketAddr,
 }
 
-/// A transport with its options: what a server listens with, and its client connects with.
+/// A transport with its options, for a server that listens and for its client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listen {
     /// The transport's name.
     pub transport: String,
-    /// Its options.
+    /// The options of the transport.
     pub options: BTreeMap<String, String>,
 }
 
 /// A running server.
 pub struct Server {
     child: Child,
-    /// What it said, where it listens in the order of `listen`.
+    /// The ready line. Its listeners are in the order of `listen`.
     ready: Ready,
     listen: Vec<Listen>,
 }
 
 impl Server {
-    /// Starts a server that listens on free ports of 127.0.0.1, one for each of `listen`, and serves what `arguments`
-    /// say.
+    /// Starts a server that listens on free ports of 127.0.0.1, one for each of `listen`, with the exports of
+    /// `arguments`.
     ///
     /// # Errors
-    /// It did not start; what it said is on standard error.
+    /// The server did not start; its message is on standard error.
     pub fn start(listen: &[Listen], arguments: &[OsString]) -> Result<Self, Failure> {
         let failed = |what: &dyn std::fmt::Display| Failure::failed(format!("cannot start a server: {what}"));
         let mut command = Command::new(env::current_exe().map_err(|error| failed(&error))?);
@@ -73,7 +74,7 @@ impl Server {
         }
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(|error| failed(&error))?;
         let mut line = String::new();
-        let stdout = child.stdout.take().expect("it is piped");
+        let stdout = child.stdout.take().expect("stdout must be piped");
         let read = BufReader::new(stdout).read_line(&mut line);
         match (read, serde_json::from_str(&line)) {
             (Ok(_), Ok(ready)) => Ok(Self { child, ready, listen: listen.to_vec() }),
@@ -85,14 +86,14 @@ impl Server {
         }
     }
 
-    /// The URL of its first export, by the listener at this place in the order it was started with.
+    /// Returns the URL of the first export through the listener with this index in `listen`.
     ///
     /// # Panics
     /// If there is no such listener.
     pub fn url(&self, listener: usize) -> NfsUrl {
         let Listen { transport, options } = &self.listen[listener];
         let address = self.ready.listen[listener].address;
-        // MOUNT is on the same connection: that is where it is looked for first.
+        // MOUNT is on the same port, which the client tries first.
         NfsUrl {
             host: address.ip().to_string(),
             port: Some(address.port()),
@@ -101,12 +102,12 @@ impl Server {
         }
     }
 
-    /// Its process.
+    /// Returns the process ID of the server.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// CPU time that it has used.
+    /// Returns the CPU time that the server has used.
     pub fn cpu_time(&self) -> Duration {
         process::cpu_time_of(self.pid()).unwrap_or_default()
     }

@@ -1,4 +1,4 @@
-//! The command line: commands, global options, and the help that teaches them.
+//! The command line: commands, global options, and the introduction in `--help`.
 
 use clap::{Parser, Subcommand};
 
@@ -10,34 +10,34 @@ use crate::{
 
 /// NFS over RDMA in user space: a server, a client and their tools, without a kernel module.
 #[derive(Debug, Parser)]
-#[command(version, about, after_long_help = TEACH, max_term_width = 110)]
+#[command(version, about, after_long_help = INTRODUCTION, max_term_width = 110)]
 pub struct Cli {
-    /// How much is logged, and how
+    /// Options of the log
     #[command(flatten)]
     pub log: LogArgs,
 
-    /// What to do
+    /// The command to run
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// What is logged.
+/// The options of the log.
 #[derive(Clone, Debug, clap::Args)]
 pub struct LogArgs {
-    /// Say more in the log: once for info, twice for debug, three times for trace. RUST_LOG overrides it
+    /// Log more: once for info, twice for debug, three times for trace. RUST_LOG overrides it
     #[arg(short, long, action = clap::ArgAction::Count, global = true)]
     pub verbose: u8,
 
-    /// How log lines are written to standard error; text unless said otherwise
+    /// Format of log lines on standard error; text by default
     #[arg(long, value_enum, global = true)]
     pub log_format: Option<LogFormat>,
 
-    /// The filter of a configuration file.
+    /// The log filter of a configuration file.
     #[arg(skip)]
     pub filter: Option<String>,
 }
 
-/// The commands; each is a file in `commands/`.
+/// The commands, each in a file of `commands/`.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Serve directories, or memory, over NFS
@@ -56,24 +56,24 @@ pub enum Command {
     Stat(stat::Args),
     /// Show total and free space of exports
     Df(df::Args),
-    /// Mount what a server exports, for every program
+    /// Mount an export or a directory below it, for all programs
     Mount(mount::Args),
-    /// Show what a server exports, or who has mounted it
+    /// List the exports of a server, or the clients that have mounted them
     Showmount(showmount::Args),
-    /// Show who holds what of a server on this machine, and evict a client
+    /// List the clients of a server on this machine and their state, and evict a client
     Clients(clients::Args),
-    /// Serve a fresh directory, copy trees in and out over tcp and rdma, and check every byte
+    /// Measure READ and WRITE from memory, copy trees over tcp, rdma and shm, and compare every byte
     Demo(demo::Args),
     /// Measure transports and servers, side by side
     Bench(Box<bench::Args>),
-    /// Say what this machine can do, and how it could do more
+    /// Show which transports and mounts this machine supports, and what is missing
     Doctor(doctor::Args),
     /// Print a completion script for a shell
     Completions(completions::Args),
 }
 
 impl Command {
-    /// The command's name, for messages.
+    /// Returns the name of the command, for messages.
     pub fn name(&self) -> &'static str {
         match self {
             Command::Serve(_) => "serve",
@@ -94,12 +94,12 @@ impl Command {
         }
     }
 
-    /// Does it.
+    /// Runs the command.
     ///
     /// # Errors
-    /// It could not start, or had to stop; what failed on the way is in the [`Exit`](crate::exit::Exit).
+    /// The command could not start, or had to stop. Failures of single files are in the [`Exit`](crate::exit::Exit).
     pub fn run(self, log: &LogArgs) -> Outcome {
-        // A server's configuration file has a say in its log.
+        // `serve` starts the log itself, because its configuration file can set the filter.
         if !matches!(self, Command::Serve(_)) {
             logging::start(log)?;
         }
@@ -123,25 +123,25 @@ impl Command {
     }
 }
 
-const TEACH: &str = "\
+const INTRODUCTION: &str = "\
 Begin with:
-  slipway demo                                      everything once, on this machine, checked
-  slipway serve /srv/data                           serve a directory; it prints how to mount it
-  slipway ls -l nfs://server/srv/data               look at it from elsewhere, without mounting
+  slipway demo                                      measure and copy with all transports, on this machine
+  slipway serve /srv/data                           serve a directory; prints how to mount it
+  slipway ls -l nfs://server/srv/data               list it from another machine, without mounting it
   slipway cp -r src 'nfs://server/srv/data?proto=rdma'
-  slipway doctor                                    what this machine can do
+  slipway doctor                                    show what this machine supports
 
 Servers are named by URLs: nfs://host[:port]/export/path?option=value&…  Options:
   vers=3|4.0|4.1|4.2|auto  the version of NFS       nconnect=N, addr=HOST:PORT,…  more connections (version 4)
-  proto=tcp|udp|rdma   the transport                mountport=N, mountproto=…  where MOUNT is, without rpcbind
-  uid=N, gid=N, gids=… whom to act as               rsize=SIZE, wsize=SIZE     largest READ and WRITE
-  timeo=5s             longest silence of a server  readahead=SIZE, writebehind=SIZE
+  proto=tcp|udp|rdma|shm|auto  the transport        mountport=N, mountproto=…  the address of MOUNT, without rpcbind
+  uid=N, gid=N, gids=… the identity of the caller   rsize=SIZE, wsize=SIZE     maximum READ and WRITE
+  timeo=5s             longest time without an answer   readahead=SIZE, writebehind=SIZE
   and those of the transport: congestion=cubic, crc=on (rdma), …
 
 Exit codes:
-  0  all of it has been done
-  1  some of it failed, or a server refused it; standard error says what and where
+  0  everything was done
+  1  some of it failed, or a server rejected it; standard error has the reasons
   2  the command line or a configuration file is wrong; nothing was done
-  3  no server answers, or an address cannot be listened at
-  130  SIGINT ended cp, which has removed its temporary files; a shell shows the same if SIGINT kills another command
-  143  the same for SIGTERM; for serve and mount both signals are a regular end, with code 0";
+  3  no server answers, or the server cannot listen on an address
+  130  SIGINT ended cp, which has removed its temporary files; a shell reports the same if SIGINT kills another command
+  143  the same for SIGTERM; serve and mount end normally on both signals, with code 0";

@@ -1,4 +1,4 @@
-//! How a command ends: its exit codes, and the failure that ends one early.
+//! The exit codes of commands, and the failure that ends a command early.
 
 use std::{fmt, process::ExitCode};
 
@@ -6,17 +6,17 @@ use std::{fmt, process::ExitCode};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Exit {
-    /// Everything asked for has been done.
+    /// Everything was done.
     Ok = 0,
-    /// Some of it has not, or a server has refused it; standard error says what.
+    /// Some of it failed, or a server rejected it; standard error has the reasons.
     Failed = 1,
-    /// The command line or a configuration file is wrong; nothing has been done. (Also clap's code.)
+    /// The command line or a configuration file is wrong; nothing was done. (This is also clap's code.)
     Usage = 2,
-    /// No server answers, or an address cannot be listened at.
+    /// No server answers, or the server cannot listen on an address.
     Unreachable = 3,
-    /// SIGINT has ended it, and it has cleaned up. (As a shell shows a process that SIGINT has killed.)
+    /// SIGINT ended the command, which has cleaned up. (Shells report the same code for a process that SIGINT killed.)
     Interrupted = 130,
-    /// SIGTERM has ended it, and it has cleaned up.
+    /// SIGTERM ended the command, which has cleaned up.
     Terminated = 143,
 }
 
@@ -26,22 +26,22 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// Ends a command. The message says what is wrong, where, and where possible what to do.
+/// An error that ends a command. The message says what is wrong, where, and if possible what to do.
 #[derive(Debug)]
 pub struct Failure {
     /// The exit code.
     pub exit: Exit,
-    /// For a person.
+    /// The message for the user.
     pub message: String,
 }
 
 impl Failure {
-    /// The command line or the configuration is wrong.
+    /// Returns a failure for a wrong command line or configuration.
     pub fn usage(message: impl fmt::Display) -> Self {
         Self { exit: Exit::Usage, message: message.to_string() }
     }
 
-    /// What was asked for did not work.
+    /// Returns a failure for an operation that did not work.
     pub fn failed(message: impl fmt::Display) -> Self {
         Self { exit: Exit::Failed, message: message.to_string() }
     }
@@ -53,5 +53,5 @@ impl fmt::Display for Failure {
     }
 }
 
-/// What a command comes to.
+/// The result of a command.
 pub type Outcome = Result<Exit, Failure>;

@@ -1,4 +1,4 @@
-//! Logs: `tracing` on standard error, so that standard output stays a command's result.
+//! Logs on standard error by `tracing`, so that standard output has only the result of a command.
 
 mod limit;
 
@@ -13,19 +13,19 @@ use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 use self::limit::Limited;
 use crate::{cli::LogArgs, exit::Failure};
 
-/// How log lines are written.
+/// The format of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
-    /// For people.
+    /// Text for people.
     Text,
-    /// One JSON object a line.
+    /// One JSON object on each line.
     Json,
 }
 
-/// Starts logging. What decides how much, in this order: RUST_LOG, `-v`, and the filter of a configuration file.
+/// Starts logging. The filter is the first of these that is set: RUST_LOG, `-v`, the filter of a configuration file.
 ///
 /// # Errors
-/// The filter is none.
+/// The filter is invalid.
 pub fn start(log: &LogArgs) -> Result<(), Failure> {
     let level = match log.verbose {
         0 => "warn",

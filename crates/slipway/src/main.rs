@@ -1,9 +1,9 @@
-//! The `slipway` command: serves directories over NFS, reaches NFS servers, and measures both.
+//! The `slipway` command: serves directories over NFS, accesses NFS servers, and measures both.
 //!
-//! `cli` says what can be asked for, `commands` holds one file for each command, and the rest is what commands
-//! share.
+//! `cli` defines the command line, `commands` has one file for each command, and the other modules are shared by
+//! commands.
 
-// The comments on arguments are the text of `--help`, where `[…]` means what can be left out.
+// The doc comments of arguments are the text of `--help`, where `[…]` marks an optional part.
 #![allow(rustdoc::broken_intra_doc_links)]
 
 mod bench;

@@ -1,4 +1,4 @@
-//! What people and scripts read: sizes, tables, JSON, paths.
+//! The output for people and scripts: sizes, tables, JSON, paths.
 
 use std::{
     fmt::Write as _,
@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::exit::Exit;
 
-/// `bytes` with a binary unit and three digits: `1.50 MiB`.
+/// Formats `bytes` with a binary unit and three digits: `1.50 MiB`.
 pub fn size(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     if bytes < 1024 {
@@ -26,7 +26,8 @@ pub fn size(bytes: u64) -> String {
     format!("{value:.digits$} {}", UNITS[unit])
 }
 
-/// Prints text on standard output. Ends the process if it cannot: quietly if it is a pipe that nobody reads any more.
+/// Prints text on standard output. If that fails, ends the process; without a message if the reader of a pipe has
+/// closed it.
 pub fn print(text: &str) {
     let Err(error) = io::stdout().write_all(text.as_bytes()) else { return };
     if error.kind() == io::ErrorKind::BrokenPipe {
@@ -38,42 +39,47 @@ pub fn print(text: &str) {
 
 /// Prints a value as one line of JSON.
 pub fn json(value: &impl Serialize) {
-    print(&format!("{}\n", serde_json::to_string(value).expect("values made here are representable")));
+    print(&format!("{}\n", serde_json::to_string(value).expect("output values must be valid JSON")));
 }
 
-/// Bytes of a name or path as text: control characters and what is not UTF-8 are escaped, so that a name can
-/// neither forge output nor drive a terminal.
+/// Formats the bytes of a name or path as text. Control characters and invalid UTF-8 are escaped, so that a name can
+/// neither forge output nor control a terminal.
 pub fn name(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {
         for c in chunk.valid().chars() {
             match c {
-                c if c.is_control() => write!(text, "{}", c.escape_default()).expect("strings take everything"),
+                c if c.is_control() => {
+                    write!(text, "{}", c.escape_default()).expect("writing to a string must succeed")
+                }
                 c => text.push(c),
             }
         }
-        chunk.invalid().iter().for_each(|byte| write!(text, "\\x{byte:02x}").expect("strings take everything"));
+        chunk
+            .invalid()
+            .iter()
+            .for_each(|byte| write!(text, "\\x{byte:02x}").expect("writing to a string must succeed"));
     }
     text
 }
 
-/// How a column is aligned.
+/// The alignment of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Align {
-    /// Text.
+    /// For text.
     Left,
-    /// Numbers.
+    /// For numbers.
     Right,
 }
 
-/// Rows in columns as wide as what they hold.
+/// A table whose columns are as wide as their longest cell.
 pub struct Table {
     columns: Vec<Align>,
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
-    /// A table of these columns; an empty title in all of them means no title row.
+    /// Creates a table with these columns. If all titles are empty, it has no title row.
     pub fn new(columns: &[(&str, Align)]) -> Self {
         let titles: Vec<_> = columns.iter().map(|(title, _)| (*title).to_owned()).collect();
         let rows = if titles.iter().all(String::is_empty) { Vec::new() } else { vec![titles] };
@@ -83,13 +89,13 @@ impl Table {
     /// Adds a row.
     ///
     /// # Panics
-    /// If it has not one cell for each column.
+    /// `cells` does not have one cell for each column.
     pub fn row(&mut self, cells: Vec<String>) {
-        assert_eq!(cells.len(), self.columns.len(), "one cell for each column");
+        assert_eq!(cells.len(), self.columns.len(), "a row must have one cell for each column");
         self.rows.push(cells);
     }
 
-    /// The text, each row a line.
+    /// Returns the text of the table, with one line for each row.
     pub fn text(&self) -> String {
         let width = |column: usize| self.rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
         let widths: Vec<usize> = (0..self.columns.len()).map(width).collect();
@@ -101,7 +107,7 @@ impl Table {
                     Align::Left => write!(line, "{cell:<width$}  "),
                     Align::Right => write!(line, "{cell:>width$}  "),
                 }
-                .expect("strings take everything");
+                .expect("writing to a string must succeed");
             }
             text.push_str(line.trim_end());
             text.push('\n');
@@ -123,14 +129,14 @@ mod tests {
     }
 
     #[test]
-    fn names_are_harmless() {
+    fn names_are_escaped() {
         assert_eq!(name(b"plain"), "plain");
         assert_eq!(name("gr\u{fc}n".as_bytes()), "gr\u{fc}n");
         assert_eq!(name(b"a\x1b[2Jb\n\xff"), "a\\u{1b}[2Jb\\n\\xff");
     }
 
     #[test]
-    fn tables_align() {
+    fn columns_are_aligned() {
         let mut table = Table::new(&[("NAME", Align::Left), ("SIZE", Align::Right)]);
         table.row(vec!["a".into(), "1000".into()]);
         table.row(vec!["longer".into(), "7".into()]);

@@ -1,4 +1,4 @@
-//! How far a long command is: a bar on a terminal, nothing elsewhere.
+//! The progress of a long command: a bar on a terminal, and no output otherwise.
 
 use std::{
     io::{IsTerminal, stderr},
@@ -7,7 +7,7 @@ use std::{
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// Counts files and bytes. Cheap to clone.
+/// Counts files and bytes. Clones share the counts and are cheap.
 #[derive(Clone)]
 pub struct Progress {
     bar: ProgressBar,
@@ -16,29 +16,29 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// A bar on standard error if that is a terminal and `wanted`.
+    /// Creates a progress with a bar on standard error, if that is a terminal and `wanted`.
     pub fn new(wanted: bool) -> Self {
         let shown = wanted && stderr().is_terminal();
         let target = if shown { ProgressDrawTarget::stderr_with_hz(10) } else { ProgressDrawTarget::hidden() };
         let bar = ProgressBar::with_draw_target(Some(0), target);
-        bar.set_style(ProgressStyle::with_template(TEMPLATE).expect("the template is sound"));
+        bar.set_style(ProgressStyle::with_template(TEMPLATE).expect("template must be valid"));
         if shown {
             bar.enable_steady_tick(Duration::from_millis(250));
         }
         Self { bar, files: Default::default(), skipped: Default::default() }
     }
 
-    /// A file of so many bytes will come.
+    /// Adds a file of this many bytes to the expected total.
     pub fn expect(&self, bytes: u64) {
         self.bar.inc_length(bytes);
     }
 
-    /// So many bytes have been moved.
+    /// Counts this many bytes as copied.
     pub fn moved(&self, bytes: u64) {
         self.bar.inc(bytes);
     }
 
-    /// A file is done.
+    /// Counts one complete file.
     pub fn file(&self) {
         let files = self.files.fetch_add(1, std::sync::atomic::Ordering::Relaxed) + 1;
         if !self.bar.is_hidden() {
@@ -46,23 +46,23 @@ impl Progress {
         }
     }
 
-    /// A file of so many bytes will not come: it is left out.
+    /// Counts a skipped file, and removes its bytes from the expected total.
     pub fn skip(&self, bytes: u64) {
         self.bar.dec_length(bytes);
         self.skipped.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     }
 
-    /// Files left out.
+    /// Returns the number of skipped files.
     pub fn skipped(&self) -> u64 {
         self.skipped.load(std::sync::atomic::Ordering::Relaxed)
     }
 
-    /// Files done.
+    /// Returns the number of complete files.
     pub fn files(&self) -> u64 {
         self.files.load(std::sync::atomic::Ordering::Relaxed)
     }
 
-    /// Bytes moved.
+    /// Returns the number of copied bytes.
     pub fn bytes(&self) -> u64 {
         self.bar.position()
     }
@@ -72,28 +72,28 @@ impl Progress {
         self.bar.suspend(|| eprintln!("{line}"));
     }
 
-    /// Takes the bar away.
+    /// Removes the bar.
     pub fn finish(&self) {
         self.bar.finish_and_clear();
     }
 }
 
-/// Counts steps of which it is known how many there will be. It ends with its value.
+/// Counts steps of a known total. Dropping it removes its bar.
 pub struct Steps {
     bar: ProgressBar,
 }
 
 impl Steps {
-    /// A bar on standard error if that is a terminal and `wanted`.
+    /// Creates a bar on standard error, if that is a terminal and `wanted`.
     pub fn new(wanted: bool, steps: usize) -> Self {
         let shown = wanted && stderr().is_terminal();
         let target = if shown { ProgressDrawTarget::stderr_with_hz(10) } else { ProgressDrawTarget::hidden() };
         let bar = ProgressBar::with_draw_target(Some(steps as u64), target);
-        bar.set_style(ProgressStyle::with_template(STEPS).expect("the template is sound"));
+        bar.set_style(ProgressStyle::with_template(STEPS).expect("template must be valid"));
         Self { bar }
     }
 
-    /// One more is done.
+    /// Counts one step.
     pub fn step(&self) {
         self.bar.inc(1);
     }

@@ -1,4 +1,4 @@
-//! How commands reach what their arguments name: local paths, and objects on servers.
+//! Access to the arguments of commands: local paths, and objects on servers.
 
 use std::{
     cell::RefCell, ffi::OsString, future::Future, os::unix::ffi::OsStrExt, path::PathBuf, str::FromStr, time::Duration,
@@ -13,10 +13,10 @@ use crate::{
     exit::{Exit, Failure},
 };
 
-/// Where something is.
+/// The location of an object.
 #[derive(Clone, Debug)]
 pub enum Location {
-    /// A path of this machine.
+    /// A path on this machine.
     Local(PathBuf),
     /// An object on a server.
     Remote(Box<NfsUrl>),
@@ -36,54 +36,55 @@ impl FromStr for Location {
     }
 }
 
-/// Runs an asynchronous command on this thread, with threads beside it for local files.
+/// Runs an asynchronous command on this thread. Additional threads access local files.
 pub fn run<T>(command: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Failure::failed(format!("cannot start: {error}")))?;
     let result = runtime.block_on(async {
         let result = command.await;
-        leave().await;
+        unmount_all().await;
         result
     });
-    // A thread that waits for the kernel must not be waited for.
+    // A thread that waits for the kernel must not delay the end of the command.
     runtime.shutdown_background();
     result
 }
 
 thread_local! {
-    /// What the command that runs on this thread has mounted and its server keeps state for.
+    /// The mounts of the command on this thread whose servers keep state for them.
     static MOUNTS: RefCell<Vec<Mount>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Takes leave of the servers that keep state for what this thread has mounted; who does not hear of it forgets by itself.
-pub async fn leave() {
+/// Unmounts the mounts of this thread whose servers keep state. If a server does not answer, its state expires with the
+/// lease.
+pub async fn unmount_all() {
     for mount in MOUNTS.take() {
-        if let Ok(Err(error)) = tokio::time::timeout(LEAVE_MAX, mount.unmount()).await {
-            tracing::debug!(%error, "the server cannot be told that this is the end");
+        if let Ok(Err(error)) = tokio::time::timeout(UNMOUNT_MAX, mount.unmount()).await {
+            tracing::debug!(%error, "cannot unmount");
         }
     }
 }
 
-/// Reaches servers.
+/// Connects to servers.
 pub struct Reach {
     switch: Switch,
 }
 
 impl Reach {
-    /// With all transports.
+    /// Creates one with all transports.
     pub fn new() -> Self {
         Self { switch: transports::for_client() }
     }
 
-    /// The transports.
+    /// Returns the transports.
     pub fn switch(&self) -> &Switch {
         &self.switch
     }
 
-    /// Mounts what a URL names, or the longest part of it that the server will mount.
+    /// Mounts the path of a URL, or its longest prefix that the server lets the client mount.
     ///
     /// # Errors
-    /// No server answers, or it refuses.
+    /// No server answers, or the server rejects the mount.
     pub async fn mount(&self, url: &NfsUrl) -> Result<Mount, Failure> {
         let mount = self.connect(url).await?;
         if mount.v4().is_some() {
@@ -92,7 +93,7 @@ impl Reach {
         Ok(mount)
     }
 
-    /// Connects, and says so if the server keeps it waiting.
+    /// Connects. Tells the user if the server does not answer soon.
     ///
     /// # Errors
     /// As [`mount`](Self::mount).
@@ -109,10 +110,10 @@ impl Reach {
         connected.map_err(|error| failure(url, &error))
     }
 
-    /// The object that a URL names. A symbolic link at its end is followed if `follow`.
+    /// Returns the object of a URL. If `follow`, follows a symbolic link at the end of its path.
     ///
     /// # Errors
-    /// As [`mount`](Self::mount), or there is none.
+    /// The errors of [`mount`](Self::mount), or there is no such object.
     pub async fn object(&self, url: &NfsUrl, follow: bool) -> Result<(Remote, Meta), Failure> {
         let mount = self.mount(url).await?;
         let found = if follow { mount.resolve("").await } else { mount.resolve_link("").await };
@@ -120,20 +121,20 @@ impl Reach {
         Ok((Remote::new(object.mount, object.handle, url.path.clone()), Meta::from(&object.attr)))
     }
 
-    /// The directory that holds, or could hold, the name at the end of a URL, and that name.
+    /// Returns the parent directory of the last name in a URL, and that name. The name need not exist.
     ///
     /// # Errors
-    /// As [`mount`](Self::mount), or the URL ends in no name, or there is no such directory.
+    /// The errors of [`mount`](Self::mount); the URL has no last name; there is no such directory.
     pub async fn parent(&self, url: &NfsUrl) -> Result<(Remote, Bytes), Failure> {
         let Some((dir, name)) = split(&url.path) else {
-            return Err(Failure::usage(format!("{url}: this is the root of a server; name something below it")));
+            return Err(Failure::usage(format!("{url}: this is the root of a server; use a path below it")));
         };
         let (node, _) = self.object(&url.with_path(dir), true).await?;
         Ok((node, name))
     }
 }
 
-/// Splits a path before its last name; `None` if it has none, or ends in `.` or `..`.
+/// Splits a path before its last name. Returns `None` if it has none, or ends in `.` or `..`.
 pub fn split(path: &[u8]) -> Option<(Bytes, Bytes)> {
     let end = path.iter().rposition(|&byte| byte != b'/')? + 1;
     let start = path[..end].iter().rposition(|&byte| byte == b'/').map_or(0, |slash| slash + 1);
@@ -144,16 +145,16 @@ pub fn split(path: &[u8]) -> Option<(Bytes, Bytes)> {
     Some((Bytes::copy_from_slice(&path[..start]), Bytes::copy_from_slice(name)))
 }
 
-/// The name at the end of a local path; `None` for `/`, `.` and `..`.
+/// Returns the last name of a local path; `None` for `/`, `.` and `..`.
 pub fn local_name(path: &std::path::Path) -> Option<Bytes> {
     path.file_name().map(|name| Bytes::copy_from_slice(name.as_bytes()))
 }
 
-/// What an error at a URL means for the exit code.
+/// Returns the failure for an error at a URL, with its exit code.
 pub fn failure(url: &NfsUrl, error: &client::Error) -> Failure {
     let exit = match error.kind() {
-        // A server that refuses to mount a path has been reached. Version 4 cannot tell an export from a path below one, so a path
-        // that is not there has one code in all versions.
+        // A server that rejects a mount has been reached. Version 4 cannot distinguish an export from a path below one,
+        // so a missing path has the same code in all versions.
         ErrorKind::Status(_) | ErrorKind::Path(_) | ErrorKind::Protocol(_) => Exit::Failed,
         ErrorKind::Url(_) | ErrorKind::Invalid(_) => Exit::Usage,
         _ => Exit::Unreachable,
@@ -161,30 +162,30 @@ pub fn failure(url: &NfsUrl, error: &client::Error) -> Failure {
     Failure { exit, message: format!("{url}: {error}") }
 }
 
-/// Collects how parts of a command end, and says what went wrong as it happens.
+/// Collects the results of the parts of a command, and prints each failure when it happens.
 pub struct Tally {
     command: &'static str,
     failures: Vec<Exit>,
 }
 
 impl Tally {
-    /// Nothing has failed yet.
+    /// Creates a tally without failures.
     pub fn new(command: &'static str) -> Self {
         Self { command, failures: Vec::new() }
     }
 
-    /// Takes a result; says its failure.
+    /// Returns the value of a result, or prints its failure and returns `None`.
     pub fn check<T>(&mut self, result: Result<T, Failure>) -> Option<T> {
         result.map_err(|failure| self.fail(failure.exit, &failure.message)).ok()
     }
 
-    /// Says a failure.
+    /// Prints and counts a failure.
     pub fn fail(&mut self, exit: Exit, message: &str) {
         eprintln!("slipway {}: {message}", self.command);
         self.failures.push(exit);
     }
 
-    /// The exit code: that of the failures if they are of one kind.
+    /// Returns the exit code: that of the failures if all have the same, else [`Exit::Failed`].
     pub fn exit(&self) -> Exit {
         match self.failures.split_first() {
             None => Exit::Ok,
@@ -194,17 +195,17 @@ impl Tally {
     }
 }
 
-/// How long a server may take before the user is told that it is waited for.
+/// The time without an answer after which the user is told that the command waits for the server.
 const NOTICE: Duration = Duration::from_secs(5);
-/// Longest that a server is waited for when there is nothing more to be had from it.
-const LEAVE_MAX: Duration = Duration::from_secs(3);
+/// The maximum time to wait for a server at the end of a command.
+const UNMOUNT_MAX: Duration = Duration::from_secs(3);
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn paths_split_before_their_last_name() {
+    fn split_separates_the_last_name() {
         let parts = |path: &str| split(path.as_bytes());
         assert_eq!(parts("/a/b"), Some(("/a/".into(), "b".into())));
         assert_eq!(parts("/a/b//"), Some(("/a/".into(), "b".into())));
@@ -213,14 +214,14 @@ mod tests {
     }
 
     #[test]
-    fn locations_are_told_apart() {
+    fn locations_are_local_or_remote() {
         assert!(matches!("nfs://h/e".parse(), Ok(Location::Remote(_))));
         assert!(matches!("dir/file".parse(), Ok(Location::Local(_))));
         assert!("http://h/e".parse::<Location>().unwrap_err().contains("nfs://host"));
     }
 
     #[test]
-    fn failures_of_one_kind_give_their_code() {
+    fn failures_of_one_kind_give_their_exit_code() {
         let mut tally = Tally::new("test");
         assert_eq!(tally.exit(), Exit::Ok);
         tally.fail(Exit::Unreachable, "one");

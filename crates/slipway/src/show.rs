@@ -1,4 +1,4 @@
-//! Objects as people and scripts read them: `ls -l` lines, JSON, times.
+//! The attributes of objects for people and scripts: `ls -l` lines, JSON, times.
 
 use serde::Serialize;
 
@@ -7,17 +7,17 @@ use crate::{
     output,
 };
 
-/// An object for scripts.
+/// An object in JSON.
 #[derive(Debug, Serialize)]
 pub struct ObjectJson {
-    /// Its path; what is not UTF-8 is replaced.
+    /// The path; invalid UTF-8 is replaced.
     path: String,
-    /// The path's bytes in hexadecimal, if it is not UTF-8.
+    /// The bytes of the path in hexadecimal, if it is not UTF-8.
     #[serde(skip_serializing_if = "Option::is_none")]
     path_hex: Option<String>,
     #[serde(rename = "type")]
     kind: Kind,
-    /// Four octal digits.
+    /// The permission bits, as four octal digits.
     mode: String,
     nlink: u32,
     uid: u32,
@@ -38,7 +38,7 @@ pub struct ObjectJson {
 }
 
 impl ObjectJson {
-    /// An object at `path`; a symbolic link to `target`.
+    /// Describes an object at `path`; `target` is the target of a symbolic link.
     pub fn new(path: &[u8], meta: &Meta, target: Option<&[u8]>) -> Self {
         let seconds = |time: Time| time.seconds as f64 + f64::from(time.nanoseconds) / 1e9;
         Self {
@@ -62,7 +62,7 @@ impl ObjectJson {
     }
 }
 
-/// The cells of an `ls -l` line.
+/// Returns the cells of an `ls -l` line.
 pub fn long(name: &[u8], meta: &Meta, target: Option<&[u8]>) -> Vec<String> {
     let size = match meta.kind {
         Kind::Block | Kind::Char => format!("{}, {}", meta.device.0, meta.device.1),
@@ -75,7 +75,7 @@ pub fn long(name: &[u8], meta: &Meta, target: Option<&[u8]>) -> Vec<String> {
     vec![mode(meta), meta.nlink.to_string(), meta.uid.to_string(), meta.gid.to_string(), size, time(meta.mtime), name]
 }
 
-/// `drwxr-xr-x`.
+/// Returns type and permissions in the form `drwxr-xr-x`.
 pub fn mode(meta: &Meta) -> String {
     let mut text = String::from(meta.kind.letter());
     for (shift, special, set, unset) in [(6, 0o4000, 's', 'S'), (3, 0o2000, 's', 'S'), (0, 0o1000, 't', 'T')] {
@@ -92,15 +92,15 @@ pub fn mode(meta: &Meta) -> String {
     text
 }
 
-/// A time in UTC to the second: `2026-01-31 23:59:59`.
+/// Formats a time in UTC with seconds: `2026-01-31 23:59:59`.
 pub fn time(time: Time) -> String {
     let (days, second) = (time.seconds.div_euclid(86_400), time.seconds.rem_euclid(86_400));
     let (year, month, day) = civil(days);
     format!("{year:04}-{month:02}-{day:02} {:02}:{:02}:{:02}", second / 3600, second / 60 % 60, second % 60)
 }
 
-/// The date that lies so many days behind 1970-01-01, by eras of 400 years that begin in March, so that the day which
-/// comes and goes is a year's last.
+/// Returns the date that is `days` days after 1970-01-01. Eras of 400 years begin in March, so that a leap day is the
+/// last day of a year.
 fn civil(days: i64) -> (i64, i64, i64) {
     let days = days + 719_468;
     let (era, day_of_era) = (days.div_euclid(146_097), days.rem_euclid(146_097));
@@ -112,7 +112,7 @@ fn civil(days: i64) -> (i64, i64, i64) {
     (year_of_era + era * 400 + i64::from(month <= 2), month, day)
 }
 
-/// Bytes as hexadecimal digits.
+/// Formats bytes as hexadecimal digits.
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_dates() {
+    fn times_are_formatted_as_dates() {
         let at = |seconds| time(Time { seconds, nanoseconds: 0 });
         assert_eq!(at(0), "1970-01-01 00:00:00");
         assert_eq!(at(-1), "1969-12-31 23:59:59");
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn modes_are_letters() {
+    fn modes_are_formatted_as_letters() {
         let attr = Time { seconds: 0, nanoseconds: 0 };
         let with = |kind, bits| {
             mode(&Meta {

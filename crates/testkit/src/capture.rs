@@ -1,7 +1,7 @@
-//! The iWARP messages of a captured conversation.
+//! Parses the iWARP messages of a captured conversation.
 //!
-//! For comparing the layers above with what real peers have said: the payload of every Send, RDMA
-//! Write, RDMA Read Request and Response, in order.
+//! Tests compare the upper layers with the messages of real peers: the payload of every Send, RDMA Write, RDMA Read
+//! Request and Response, in order.
 
 use bytes::Bytes;
 use rdma::iwarp::{
@@ -15,47 +15,47 @@ use crate::pcap::Conversation;
 /// One frame of the stream.
 #[derive(Debug)]
 pub struct Frame {
-    /// Who sent it.
+    /// `true` if the client sent it.
     pub from_client: bool,
-    /// What it is.
+    /// The type, with the parsed content.
     pub kind: FrameKind,
     /// Its bytes.
     pub bytes: Bytes,
 }
 
-/// What a frame is.
+/// The type of a frame.
 #[derive(Debug)]
 pub enum FrameKind {
-    /// One of the first two.
+    /// One of the first two frames.
     Handshake(Handshake),
-    /// One of the others.
+    /// One of the other frames.
     Segment {
-        /// Its operation.
+        /// The operation.
         opcode: Opcode,
-        /// Its header.
+        /// The DDP header.
         header: ddp::Header,
-        /// Its payload.
+        /// The payload.
         payload: Bytes,
     },
 }
 
-/// A whole message: its segments put together.
+/// A complete message, with its segments joined.
 #[derive(Debug)]
 pub struct Message {
-    /// Who sent it.
+    /// `true` if the client sent it.
     pub from_client: bool,
-    /// Its operation.
+    /// The operation.
     pub opcode: Opcode,
     /// The header of its first segment.
     pub header: ddp::Header,
-    /// Its payload.
+    /// The payload.
     pub payload: Bytes,
 }
 
-/// Every frame of `conversation`, in the order in which their ends became known.
+/// Returns every frame of `conversation`, in the order in which their last bytes arrived.
 ///
 /// # Panics
-/// Bytes that are no iWARP: a test has failed.
+/// The bytes are not iWARP: the test fails.
 pub fn frames(conversation: &Conversation) -> Vec<Frame> {
     let mut waiting = [Vec::new(), Vec::new()];
     let mut greeted = [false; 2];
@@ -72,16 +72,16 @@ pub fn frames(conversation: &Conversation) -> Vec<Frame> {
             out.push(Frame { from_client: part.from_client, kind, bytes: bytes.slice(..len) });
         }
     }
-    assert!(waiting.iter().all(Vec::is_empty), "the capture ends inside a frame");
+    assert!(waiting.iter().all(Vec::is_empty), "the capture must not end inside a frame");
     out
 }
 
-/// The messages that `frames` make up, in the order in which they ended.
+/// Returns the messages of `frames`, in the order in which they ended.
 ///
 /// # Panics
-/// Segments that do not follow each other: a test has failed.
+/// The segments are not consecutive: the test fails.
 pub fn messages(frames: &[Frame]) -> Vec<Message> {
-    // Tagged and untagged messages of either side may be under way at once.
+    // Each side can have one tagged and one untagged message in progress.
     let mut open: [Option<Message>; 4] = [const { None }; 4];
     let mut out = Vec::new();
     for frame in frames {
@@ -93,7 +93,7 @@ pub fn messages(frames: &[Frame]) -> Vec<Message> {
                 Message { from_client: frame.from_client, opcode: *opcode, header: *header, payload: payload.clone() }
             }
             Some(mut message) => {
-                assert_eq!(message.opcode, *opcode, "a message inside another");
+                assert_eq!(message.opcode, *opcode, "a message must not begin inside another");
                 message.payload = [message.payload, payload.clone()].concat().into();
                 message
             }
@@ -104,12 +104,12 @@ pub fn messages(frames: &[Frame]) -> Vec<Message> {
             *slot = Some(message);
         }
     }
-    assert!(open.iter().all(Option::is_none), "the capture ends inside a message");
+    assert!(open.iter().all(Option::is_none), "the capture must not end inside a message");
     out
 }
 
 fn handshake(bytes: &[u8], reply: bool) -> Option<(FrameKind, usize)> {
-    let (frame, len) = Handshake::parse(bytes, reply).expect("a handshake")?;
+    let (frame, len) = Handshake::parse(bytes, reply).expect("frame must be a handshake")?;
     Some((FrameKind::Handshake(frame), len))
 }
 
@@ -117,7 +117,7 @@ fn segment(bytes: &Bytes) -> Option<(FrameKind, usize)> {
     let len = usize::from(u16::from_be_bytes(*bytes.first_chunk()?));
     let whole = bytes.get(..mpa::fpdu_len(len))?.len();
     let ulpdu = bytes.slice(mpa::LENGTH_LEN..mpa::LENGTH_LEN + len);
-    let header = ddp::Header::parse(&ulpdu).expect("DDP version 1").expect("a whole header");
-    let opcode = Opcode::parse(header.ulp()).expect("a known operation");
+    let header = ddp::Header::parse(&ulpdu).expect("DDP version must be 1").expect("header must be complete");
+    let opcode = Opcode::parse(header.ulp()).expect("operation must be known");
     Some((FrameKind::Segment { opcode, header, payload: ulpdu.slice(header.encoded_len()..) }, whole))
 }

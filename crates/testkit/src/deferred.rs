@@ -1,7 +1,7 @@
-//! [`Deferred`]: a back end whose operations complete later, when a test says so.
+//! [`Deferred`]: a back end whose operations complete later, when the test asks for it.
 //!
-//! It has each effect as soon as an operation is called, in the tree that it wraps, and holds the result back. So an operation that
-//! is called twice has its effect twice, and a test sees that.
+//! Each operation has its effect in the wrapped tree when it is called, and its result is held back. So an operation
+//! that is called twice has its effect twice, and a test sees that.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -30,14 +30,15 @@ pub struct Deferred {
     waiting: watch::Sender<usize>,
 }
 
-/// When operations complete.
+/// The time at which operations complete.
 #[derive(Clone, Copy, Debug)]
 pub enum Pace {
-    /// When [`complete`](Deferred::complete) is called.
-    Told,
-    /// Some at once, two thirds when their future is polled for the second time, as this seed has it.
+    /// Operations complete when [`complete`](Deferred::complete) is called.
+    Manual,
+    /// Some operations complete at once. Two thirds complete when their future is polled for the second time. The seed
+    /// decides which.
     Soon(u64),
-    /// All when their future is polled for the second time.
+    /// All operations complete when their future is polled for the second time.
     Always,
 }
 
@@ -49,7 +50,7 @@ struct State {
 }
 
 impl Deferred {
-    /// Holds back the results of operations on `inner`, which must not be pending itself.
+    /// Holds back the results of operations on `inner`, which must not return `Pending` itself.
     pub fn new(inner: Arc<dyn Vfs>, pace: Pace) -> Arc<DeferredFs> {
         let caps = FsCaps { completes_later: true, ..inner.caps().clone() };
         let seed = if let Pace::Soon(seed) = pace { seed } else { 0 };
@@ -62,63 +63,63 @@ impl Deferred {
         Arc::new(Interposed(Self { inner, caps, pace, state: Mutex::new(state), waiting: watch::Sender::new(0) }))
     }
 
-    /// The tree that it wraps, for looking at effects.
+    /// Returns the wrapped tree, for checking effects.
     pub fn tree(&self) -> &Arc<dyn Vfs> {
         &self.inner
     }
 
-    /// How often an operation has been executed.
+    /// Returns the number of times that an operation has been executed.
     pub fn executed(&self, operation: &str) -> usize {
         self.state.lock().executed.get(operation).copied().unwrap_or(0)
     }
 
-    /// Operations that are held back and whose futures somebody has.
+    /// Returns the number of operations that are held back and whose futures have not been dropped.
     pub fn in_flight(&self) -> usize {
-        self.state.lock().waiting.iter().filter(|tell| !tell.is_closed()).count()
+        self.state.lock().waiting.iter().filter(|sender| !sender.is_closed()).count()
     }
 
-    /// Waits until so many operations have been held back and not been completed.
+    /// Waits until `operations` operations are held back.
     pub async fn await_held(&self, operations: usize) {
         let held = self.waiting.subscribe().wait_for(|waiting| *waiting >= operations).await.map(|_| ());
-        held.expect("it tells until it is dropped");
+        held.expect("sender must exist");
     }
 
-    /// Completes the oldest operations, at most so many. Returns how many.
+    /// Completes the oldest operations, at most `operations`. Returns their number.
     pub fn complete(&self, operations: usize) -> usize {
         let mut state = self.state.lock();
         let count = operations.min(state.waiting.len());
         let oldest: Vec<_> = state.waiting.drain(..count).collect();
         self.waiting.send_replace(state.waiting.len());
         drop(state);
-        for tell in oldest {
-            // A future that has been dropped is not told.
-            let _ = tell.send(());
+        for sender in oldest {
+            // The future may have been dropped.
+            let _ = sender.send(());
         }
         count
     }
 
-    /// From now on operations complete at once (`false`), or are held back.
+    /// Sets whether operations are held back from now on, or complete at once.
     pub fn hold(&self, held: bool) {
         self.state.lock().held = held;
     }
 
-    /// Whether the next operation is held back.
+    /// Counts an operation, and returns `true` if it is held back.
     fn begin(&self, operation: Operation) -> bool {
         let mut state = self.state.lock();
         *state.executed.entry(operation.name).or_default() += 1;
         match self.pace {
-            Pace::Told => state.held,
+            Pace::Manual => state.held,
             Pace::Soon(_) => state.random.random_ratio(2, 3),
             Pace::Always => true,
         }
     }
 
     fn enqueue(&self) -> oneshot::Receiver<()> {
-        let (tell, told) = oneshot::channel();
+        let (sender, completed) = oneshot::channel();
         let mut state = self.state.lock();
-        state.waiting.push_back(tell);
+        state.waiting.push_back(sender);
         self.waiting.send_replace(state.waiting.len());
-        told
+        completed
     }
 }
 
@@ -146,10 +147,10 @@ impl Interpose for Deferred {
         let later = self.begin(operation);
         let result = run(&Caller::blocking(caller.cred));
         let Some(slot) = caller.completion.filter(|_| later) else { return result };
-        let told = matches!(self.pace, Pace::Told).then(|| self.enqueue());
+        let completed = matches!(self.pace, Pace::Manual).then(|| self.enqueue());
         slot.leave(Box::pin(async move {
-            match told {
-                Some(told) => drop(told.await),
+            match completed {
+                Some(completed) => drop(completed.await),
                 None => yield_once().await,
             }
             Box::new(result) as Completion

@@ -1,7 +1,7 @@
 //! [`Device`]: device memory for tests.
 //!
-//! Its bytes can only be copied in and out, which it counts. So what a test does with it works with the memory of a GPU.
-//! This file uses nothing of the crates above `buf`, so that tests of crates that this one is made of can include it.
+//! Its bytes can only be copied in and out, and it counts them. So a test with it also holds for the memory of a GPU.
+//! This file uses only `buf`, so that tests of the crates below this one can include it.
 
 use std::{
     io,
@@ -23,27 +23,27 @@ pub struct Device {
 }
 
 impl Device {
-    /// Memory with this content.
+    /// Creates memory with this content.
     pub fn new(content: impl Into<Vec<u8>>) -> Arc<Self> {
         Arc::new(Self { bytes: Mutex::new(content.into()), ..Self::default() })
     }
 
-    /// All of it.
+    /// Returns a range of all its bytes.
     pub fn range(self: &Arc<Self>) -> DeviceRange {
         DeviceRange::new(self.clone(), 0, self.content().len())
     }
 
-    /// Its content, as the device sees it.
+    /// Returns the content, as the device sees it.
     pub fn content(&self) -> Vec<u8> {
-        self.bytes.lock().expect("no test panics there").clone()
+        self.bytes.lock().expect("lock must not be poisoned").clone()
     }
 
-    /// Bytes that were copied in and out.
+    /// Returns the number of bytes that were copied in, and out.
     pub fn copied(&self) -> (usize, usize) {
         (self.copied_in.load(SeqCst), self.copied_out.load(SeqCst))
     }
 
-    /// Lets all copies fail from now on.
+    /// Makes all further copies fail.
     pub fn break_down(&self) {
         self.is_broken.store(true, SeqCst);
     }
@@ -56,14 +56,14 @@ impl Device {
 impl DeviceMemory for Device {
     fn copy_in(&self, offset: usize, from: &[u8]) -> io::Result<()> {
         self.check()?;
-        self.bytes.lock().expect("no test panics there")[offset..][..from.len()].copy_from_slice(from);
+        self.bytes.lock().expect("lock must not be poisoned")[offset..][..from.len()].copy_from_slice(from);
         self.copied_in.fetch_add(from.len(), SeqCst);
         Ok(())
     }
 
     fn copy_out(&self, offset: usize, into: &mut [u8]) -> io::Result<()> {
         self.check()?;
-        into.copy_from_slice(&self.bytes.lock().expect("no test panics there")[offset..][..into.len()]);
+        into.copy_from_slice(&self.bytes.lock().expect("lock must not be poisoned")[offset..][..into.len()]);
         self.copied_out.fetch_add(into.len(), SeqCst);
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! The RPC calls and replies of a captured RPC-over-RDMA conversation, put together from what was sent and what was
+//! Rebuilds the RPC calls and replies of a captured RPC-over-RDMA conversation from Sends, and from the data that were
 //! read and written in the client's memory.
 
 use std::collections::BTreeMap;
@@ -23,17 +23,18 @@ use crate::capture;
 /// A call and its reply.
 #[derive(Debug)]
 pub struct Exchange {
-    /// Whether the client called: else it is a callback (RFC 8167).
+    /// `true` if the client called; otherwise it is a callback (RFC 8167).
     pub from_client: bool,
     /// The call, with its read chunks as payloads.
     pub call: Message,
-    /// The reply, with its write chunks as payloads, which carry no position.
+    /// The reply, with its write chunks as payloads, which have no position.
     pub reply: Message,
-    /// Whether the reply came in a reply chunk.
+    /// `true` if the reply came in a reply chunk.
     pub reply_chunk: bool,
 }
 
-/// What has moved to and from the client's registered memory: by region, pieces by offset, the latest last.
+/// The data that have moved to and from the client's registered memory: by region, pieces by offset. The latest data
+/// replace older ones.
 #[derive(Default)]
 struct ClientMemory(BTreeMap<Stag, BTreeMap<u64, Bytes>>);
 
@@ -42,16 +43,16 @@ impl ClientMemory {
         self.0.entry(stag).or_default().insert(offset, bytes);
     }
 
-    /// The bytes of a chunk, which must all have moved.
+    /// Returns the bytes of a chunk, all of which must have moved.
     fn chunk(&self, chunk: &Chunk) -> Bytes {
         let mut out = Vec::new();
         for segment in chunk.segments() {
             let (mut at, end) = (segment.offset, segment.offset + u64::from(segment.length));
             while at < end {
-                let (start, piece) = self.0[&segment.handle].range(..=at).next_back().expect("bytes that have moved");
+                let (start, piece) = self.0[&segment.handle].range(..=at).next_back().expect("data must have moved");
                 let piece = &piece[(at - start) as usize..];
                 let len = piece.len().min((end - at) as usize);
-                assert!(len > 0, "bytes that have moved");
+                assert!(len > 0, "data must have moved");
                 out.extend(&piece[..len]);
                 at += len as u64;
             }
@@ -60,16 +61,16 @@ impl ClientMemory {
     }
 }
 
-/// A call as it was sent, until its reply tells that its chunks have been read.
+/// A sent call. Its read chunks are known to be complete when the reply arrives.
 struct Outstanding {
     header: Header,
     stream: Bytes,
 }
 
-/// Every call of `messages` that was answered, in the order of the replies; and how many were not.
+/// Returns every answered call of `messages`, in the order of the replies, and the number of unanswered ones.
 ///
 /// # Panics
-/// Bytes that are no RPC-over-RDMA, or a header that is not written back to the same bytes: a test has failed.
+/// The bytes are not RPC-over-RDMA, or a header does not encode to the same bytes: the test fails.
 pub fn exchanges(messages: &[capture::Message]) -> (Vec<Exchange>, usize) {
     let mut memory = ClientMemory::default();
     let mut reads: Vec<ReadRequest> = Vec::new();
@@ -78,7 +79,7 @@ pub fn exchanges(messages: &[capture::Message]) -> (Vec<Exchange>, usize) {
     for message in messages {
         match (message.opcode, &message.header) {
             (Opcode::ReadRequest, _) => {
-                reads.push(ReadRequest::parse(message.payload[..].try_into().expect("a read request")));
+                reads.push(ReadRequest::parse(message.payload[..].try_into().expect("message must be a read request")));
             }
             (Opcode::ReadResponse, _) => {
                 let request = reads.remove(0);
@@ -91,7 +92,7 @@ pub fn exchanges(messages: &[capture::Message]) -> (Vec<Exchange>, usize) {
                 let (header, stream) = transport_header(&message.payload);
                 if is_reply(&header, &stream) {
                     let from_client = !message.from_client;
-                    let call = calls.remove(&(from_client, header.xid.0)).expect("a reply to a call");
+                    let call = calls.remove(&(from_client, header.xid.0)).expect("reply must have a call");
                     out.push(exchange(from_client, &call, &header, stream, &memory));
                 } else {
                     calls.insert((message.from_client, header.xid.0), Outstanding { header, stream });
@@ -102,14 +103,14 @@ pub fn exchanges(messages: &[capture::Message]) -> (Vec<Exchange>, usize) {
     (out, calls.len())
 }
 
-/// The RPC-over-RDMA header, which encodes to itself, and what follows it.
+/// Returns the RPC-over-RDMA header, which must encode to the same bytes, and the bytes after it.
 ///
 /// # Panics
-/// If it is not so: a test has failed.
+/// The header is invalid, or encodes to other bytes: the test fails.
 pub fn transport_header(payload: &Bytes) -> (Header, Bytes) {
     let message = Message::from(payload.clone());
     let mut decoder = Decoder::new(&message);
-    let header = Header::decode(&mut decoder).expect("a header of version 1");
+    let header = Header::decode(&mut decoder).expect("header must have version 1");
     let mut encoder = Encoder::default();
     header.encode(&mut encoder);
     assert_eq!(encoder.finish().stream, payload[..decoder.position()]);
@@ -117,8 +118,8 @@ pub fn transport_header(payload: &Bytes) -> (Header, Bytes) {
     (header, decoder.take_rest())
 }
 
-/// The type of an RPC message is in its second word. A reply that is all in chunks has its only list as reply chunk,
-/// and a call that is has one of position zero.
+/// The type of an RPC message is in its second word. If a reply is completely in chunks, its only list is the reply
+/// chunk. If a call is, it has a position-zero read chunk.
 fn is_reply(header: &Header, stream: &Bytes) -> bool {
     match (lists(header), stream.get(4..8)) {
         ((_, false), Some(kind)) => kind == [0, 0, 0, 1],
@@ -145,14 +146,18 @@ fn exchange(from_client: bool, call: &Outstanding, header: &Header, stream: Byte
         payloads: chunks.iter().map(payload).collect(),
     };
     let (of_reply, reply_chunk) = lists(header);
-    let stream = if reply_chunk { memory.chunk(of_reply.reply.as_ref().expect("a reply chunk")) } else { stream };
+    let stream = if reply_chunk {
+        memory.chunk(of_reply.reply.as_ref().expect("reply must have a reply chunk"))
+    } else {
+        stream
+    };
     let used = of_reply.writes.chunks().iter().map(|chunk| memory.chunk(chunk)).filter(|data| !data.is_empty());
     let payloads: SmallVec<_> = used.map(|data| PlacedPayload { position: None, data: data.into() }).collect();
     Exchange { from_client, call, reply: Message { stream, payloads }, reply_chunk }
 }
 
-/// Compares what we have written with what was captured: the same stream, and the same payloads at the same places.
-/// Items that travelled inline may be payloads of ours.
+/// Compares our encoding with the capture: the same stream, and the same payloads at the same positions. Items that
+/// travelled inline can be payloads in ours.
 pub fn same(ours: &Message, theirs: &Message) -> bool {
     let mut placed = theirs.clone();
     for (payload, ours) in placed.payloads.iter_mut().zip(&ours.payloads) {

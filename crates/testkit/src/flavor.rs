@@ -1,8 +1,8 @@
-//! A security flavour for tests, of the shape of RPCSEC_GSS: contexts that are negotiated in two rounds, sequence numbers, a
-//! verifier for each transmission, and bodies that are authenticated, or wrapped for integrity or privacy.
+//! A security flavour for tests, with the structure of RPCSEC_GSS: contexts that are negotiated in two rounds, sequence
+//! numbers, a verifier for each transmission, and bodies that are authenticated, or wrapped for integrity or privacy.
 //!
-//! It protects nothing: its checksum and its cipher are those of a hash table. It shows where a real mechanism plugs in, and
-//! its faults can be ordered.
+//! It protects nothing: its checksum and its cipher are those of a hash table. It shows how a real mechanism fits in,
+//! and tests can inject faults.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -26,13 +26,13 @@ use xdr::{Decode, DecodeError, Decoder, Encode, Encoder, Message};
 
 /// The number of the flavour.
 pub const FLAVOR: u32 = 0x7e57_0001;
-/// The sequence number at which a context ends.
+/// The sequence number at which a context expires.
 pub const MAX_SEQUENCE: u32 = 0x8000_0000;
 
-/// How far a call is protected.
+/// The protection of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
 pub enum Level {
-    /// Its header is authenticated. Bodies are in clear, and payloads are placed.
+    /// The header is authenticated. Bodies are in clear text, and payloads are placed.
     #[xdr(1)]
     Header,
     /// Bodies have a checksum.
@@ -83,7 +83,7 @@ impl Key {
         OpaqueAuth { flavor: FLAVOR, body: Bytes::copy_from_slice(&sum) }
     }
 
-    /// Appends a body as it is sent: its bytes behind the sequence number, and their checksum.
+    /// Appends a wrapped body: its length, the sequence number, its bytes, and their checksum.
     fn wrap(self, ticket: Ticket, body: &[u8], out: &mut Encoder) {
         let mut data = [&ticket.sequence.to_be_bytes()[..], body].concat();
         if ticket.level == Level::Privacy {
@@ -129,19 +129,19 @@ fn checksum(key: u64, what: &str, of: &[u8]) -> u64 {
     hasher.finish()
 }
 
-/// The serving side. It knows one user.
+/// The server side, with one user.
 #[derive(Debug)]
 pub struct TestServer {
     user: &'static str,
     secret: u64,
     contexts: Mutex<HashMap<u32, Arc<Context>>>,
-    /// Of the last context.
+    /// The number of the last context.
     made: AtomicU32,
-    /// So many replies to come are changed on their way.
+    /// The number of following replies that are changed in transit.
     pub tampers: Arc<AtomicU32>,
-    /// So many replies to come have a verifier that is not genuine.
+    /// The number of following replies with a forged verifier.
     pub forges: Arc<AtomicU32>,
-    /// So many replies to come cannot be wrapped.
+    /// The number of following replies that cannot be wrapped.
     pub fails: Arc<AtomicU32>,
 }
 
@@ -154,7 +154,7 @@ struct Context {
 }
 
 impl TestServer {
-    /// A server that knows `user` by this secret.
+    /// Creates a server that knows `user` by this secret.
     pub fn new(user: &'static str, secret: u64) -> Arc<Self> {
         Arc::new(Self {
             user,
@@ -167,12 +167,12 @@ impl TestServer {
         })
     }
 
-    /// How many contexts were made so far.
+    /// Returns the number of contexts so far.
     pub fn contexts_made(&self) -> u32 {
         self.made.load(SeqCst)
     }
 
-    /// Ends all contexts, as a restart does.
+    /// Drops all contexts, as a restart does.
     pub fn forget(&self) {
         self.contexts.lock().clear();
     }
@@ -239,7 +239,7 @@ impl ServerFlavor for TestServer {
             return Authentication::Ready(self.data(&claim, ticket));
         }
         let arguments = Message::from(claim.arguments.clone().take_rest());
-        // As a library that has to read a file would.
+        // A real library might have to read a file here.
         Authentication::Pending(Box::pin(async move {
             tokio::task::yield_now().await;
             let verdict = match ticket.control {
@@ -282,7 +282,7 @@ impl Protection for ProtectedReply {
     }
 }
 
-/// The calling side of one user.
+/// The client side of one user.
 #[derive(Debug)]
 pub struct TestClient {
     user: &'static str,
@@ -290,16 +290,16 @@ pub struct TestClient {
     level: Level,
     context: Mutex<Option<(u32, Key)>>,
     refreshing: tokio::sync::Mutex<()>,
-    /// The number of the next transmission.
+    /// The sequence number of the next transmission.
     pub sequence: AtomicU32,
-    /// So many calls to come are changed on their way.
+    /// The number of following calls that are changed in transit.
     pub tampers: Arc<AtomicU32>,
-    /// So many calls to come have a verifier that is not genuine.
+    /// The number of following calls with a forged verifier.
     pub forges: AtomicU32,
 }
 
 impl TestClient {
-    /// This user, who has this secret.
+    /// Creates a client for this user with this secret.
     pub fn new(user: &'static str, secret: u64, level: Level) -> Arc<Self> {
         Arc::new(Self {
             user,
@@ -349,7 +349,7 @@ impl ClientFlavor for TestClient {
         Box::pin(async move {
             let _one = self.refreshing.lock().await;
             if self.context.lock().is_some() {
-                return Ok(()); // another call has negotiated it
+                return Ok(()); // Another call has negotiated the context.
             }
             self.negotiate(channel).await
         })
@@ -360,7 +360,7 @@ impl ClientFlavor for TestClient {
     }
 
     fn reply_growth(&self) -> usize {
-        // The verifier's body, and of the wrapping the length, the number, padding and the checksum.
+        // The verifier's body; and for wrapping the length, the sequence number, padding and the checksum.
         8 + 4 + 4 + 4 + 8
     }
 
@@ -400,14 +400,14 @@ impl Transmission for Sent {
     }
 }
 
-/// Wraps a body, and changes it if that was ordered.
+/// Wraps a body, and changes it if a test has asked for that.
 fn wrap(key: Key, ticket: Ticket, body: &[u8], out: &mut Encoder, tampers: &AtomicU32) {
     let start = out.stream_len();
     key.wrap(ticket, body, out);
     if take_one(tampers) {
-        // Behind the length and the sequence number: the body, or the checksum of an empty one.
+        // After the length and the sequence number: the body, or the checksum of an empty one.
         let at = start + 8;
-        let word = u32::from_be_bytes(*out.written(at).first_chunk().expect("a checksum at least"));
+        let word = u32::from_be_bytes(*out.written(at).first_chunk().expect("wrapped body must have a checksum"));
         out.patch_u32(at, word ^ 1);
     }
 }

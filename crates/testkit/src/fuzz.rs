@@ -1,11 +1,11 @@
 //! The bodies of the fuzz targets.
 //!
-//! `fuzz/fuzz_targets/<name>.rs` runs one under libFuzzer; the test `fuzz_corpora` replays what was
-//! found, `fuzz/corpus/<name>/`, in every run of the tests. A body returns for any input: a panic, a
-//! hang or an allocation that the input does not warrant is a bug.
+//! `fuzz/fuzz_targets/<name>.rs` runs one under libFuzzer. The test `fuzz_corpora` replays the inputs in
+//! `fuzz/corpus/<name>/` in every test run. A body must return for any input: a panic, a hang, or an allocation out of
+//! proportion to the input is a bug.
 //!
-//! To add a target: a function here, a line in [`TARGETS`], a file in `fuzz/fuzz_targets`, a
-//! `[[bin]]` in `fuzz/Cargo.toml`, and some seeds in `fuzz/corpus/<name>`.
+//! To add a target, add a function here, a line in [`TARGETS`], a file in `fuzz/fuzz_targets`, a `[[bin]]` in
+//! `fuzz/Cargo.toml`, and some seeds in `fuzz/corpus/<name>`.
 
 mod admin;
 mod callback4;
@@ -35,7 +35,7 @@ pub use self::{
     xdr::xdr,
 };
 
-/// A target: its name, and what it does with an input.
+/// A target: its name, and the function that runs an input.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// Every target.
@@ -56,11 +56,11 @@ pub const TARGETS: &[Target] = &[
     ("nfs4_callback", nfs4_callback),
 ];
 
-/// The first frame of a connection, from either side; and what is accepted is written back the same.
+/// The first frame of a connection, from either side. An accepted frame must encode to the same bytes.
 pub fn iwarp_mpa(data: &[u8]) {
     for reply in [false, true] {
         if let Ok(Some((frame, len))) = Handshake::parse(data, reply) {
-            assert_eq!(frame.encode(), data[..len], "the encoding is canonical");
+            assert_eq!(frame.encode(), data[..len], "the encoding must be canonical");
         }
     }
     if let Some(terminate) = Terminate::parse(data) {
@@ -70,11 +70,11 @@ pub fn iwarp_mpa(data: &[u8]) {
     }
 }
 
-/// What a peer in shared memory can write: the first byte says where.
+/// The shared memory and messages that a peer controls. The first byte of the input selects one of these.
 ///
-/// 0: words of its ring, each batch of which begins with a byte that says how it lies about their number. The regions are
-/// those of [`iwarp_stream`]. 1: words of the table of exposures, after a tag, an offset and a length to be reached for.
-/// Else: a packet on the socket.
+/// 0: words of its ring, in batches that begin with a byte which falsifies their number. The regions are those of
+/// [`iwarp_stream`]. 1: words of the table of exposures, after a tag, an offset and a length to access. Others: a
+/// packet on the socket.
 pub fn shm_peer(data: &[u8]) {
     let Some((&kind, rest)) = data.split_first() else { return };
     match kind {
@@ -95,7 +95,7 @@ fn shm_ring(data: &[u8]) {
     let mut end = RingHarness::new(4, &[100, 5000, 1]);
     let regions = [Memory::Write(Buffer::zeroed(1000).into()), Memory::Read(Bytes::from(vec![7; 1000]).into())];
     for memory in regions {
-        end.register(memory).expect("there is room");
+        end.register(memory).expect("table must have room");
     }
     let mut at = 0;
     for batch in data.chunks(1 + 8 * 40) {
@@ -106,7 +106,7 @@ fn shm_ring(data: &[u8]) {
             lie @ 128.. => honest.wrapping_sub(u64::from(lie)),
             0 => honest,
         };
-        // An error is as good as none: the connection would be over.
+        // Errors are allowed: the connection would end.
         if end.feed(at, &words, tail).is_err() {
             break;
         }
@@ -117,9 +117,9 @@ fn shm_ring(data: &[u8]) {
 
 /// The bytes of a peer on an established stream.
 ///
-/// The first byte of the input says how they arrive. The regions have the tags 0x101 (writable,
-/// 1000 bytes), 0x201 (readable, 1000 bytes) and 0x301 (writable, 70000 bytes); responses are
-/// awaited to the tags 0x80000001 (100 bytes), 0x80000002 (5000 bytes), and then 0x80000003 (1 byte).
+/// The first byte of the input says how they arrive. The regions have the tags 0x101 (writable, 1000 bytes), 0x201
+/// (readable, 1000 bytes) and 0x301 (writable, 70000 bytes). Responses are awaited for the tags 0x80000001 (100 bytes),
+/// 0x80000002 (5000 bytes), and then 0x80000003 (1 byte).
 pub fn iwarp_stream(data: &[u8]) {
     let Some((&how, stream)) = data.split_first() else { return };
     let (crc, step) = (how & 1 != 0, [1, 5, 64, 1460, usize::MAX, 17, 4096, 333][usize::from(how >> 1 & 7)]);
@@ -130,7 +130,7 @@ pub fn iwarp_stream(data: &[u8]) {
         Memory::Write(Buffer::zeroed(70_000).into()),
     ];
     for (memory, expected) in regions.into_iter().zip([0x101, 0x201, 0x301]) {
-        let region = end.register(memory).expect("there is room");
+        let region = end.register(memory).expect("table must have room");
         assert_eq!(region.stag, Stag(expected));
     }
     let from = RemoteSegment { stag: Stag(1), offset: 0 };
@@ -139,9 +139,9 @@ pub fn iwarp_stream(data: &[u8]) {
     }
     let data = Bytes::from_static(b"overtaken by the reads").into();
     end.post(WorkRequest::Send { id: WorkId(200), data, invalidate: None, solicited: false });
-    // An error is as good as none: the stream would be terminated.
+    // Errors are allowed: the stream would be terminated.
     let _ = end.feed(stream, step, how & 0x10 != 0);
-    // A read request of 52 bytes gets an answer of 1000 and its headers; nothing asks for more than that.
+    // A read request of 52 bytes gets a response of 1000 bytes and its headers; no other request causes more bytes.
     assert!(end.sent() < 2000 + stream.len() as u64 * 30, "{} bytes were sent for {}", end.sent(), stream.len());
     end.end();
 }

@@ -1,9 +1,9 @@
-//! What tests of several crates share.
+//! Code that tests of several crates share.
 //!
-//! [`deferred`] is a back end whose operations complete when a test says so; [`device`] is memory of which nobody can see the bytes.
-//! [`pcap`], [`capture`] and [`exchange`] read what real peers have put on the wire; [`fuzz`] holds the bodies of
-//! the fuzz targets; [`flavor`] is a security flavour for tests; [`port`] has ports that nobody else gets; [`proxy`] cuts TCP connections in the middle of a message; [`world`] is a server
-//! and its clients in virtual time.
+//! [`deferred`] is a back end whose operations complete when a test asks for it. [`device`] is opaque device memory.
+//! [`pcap`], [`capture`] and [`exchange`] read captures of real peers. [`fuzz`] has the bodies of the fuzz targets.
+//! [`flavor`] is a security flavour for tests. [`port`] reserves ports. [`proxy`] cuts TCP connections in the middle of
+//! a message. [`world`] is a server and its clients in virtual time.
 
 pub mod capture;
 pub mod deferred;

@@ -1,4 +1,4 @@
-//! [`Paper`]: a transport that exists only on paper, for calling a service directly.
+//! [`Paper`]: a transport without I/O, for calling a service directly.
 
 use std::{
     net::SocketAddr,
@@ -13,7 +13,7 @@ use rpc::{
 };
 use xdr::{Decode, Decoder, Message};
 
-/// A transport that only says what it is. It carries nothing.
+/// A transport that has only properties. It carries no messages.
 pub struct Paper {
     transport: Arc<dyn Transport>,
     connection: ConnectionId,
@@ -25,18 +25,18 @@ struct Blank {
 }
 
 impl Paper {
-    /// A transport of this name and longest message.
+    /// Creates a transport with this name and maximum message length.
     pub fn new(name: &'static str, message_max: usize) -> Self {
         let caps = TransportCaps { name, message_max, lossy: false, file_ranges: false, idle: None };
         Self { transport: Arc::new(Blank { caps, pool: Pool::default() }), connection: ConnectionId(0) }
     }
 
-    /// Another connection by it; that of [`new`](Self::new) is 0.
+    /// Returns another connection of the transport. That of [`new`](Self::new) is 0.
     pub fn connection(&self, connection: ConnectionId) -> Self {
         Self { transport: self.transport.clone(), connection }
     }
 
-    /// A call as `service` would get it over this transport. Its XID is 7 and its version the highest.
+    /// Returns a call as `service` would receive it over this transport. Its XID is 7, and its version is the highest.
     pub fn call<'a>(
         &'a self,
         service: &'a dyn Service,
@@ -58,16 +58,16 @@ impl Paper {
     }
 }
 
-/// The results behind the header of an accepted reply to a [`call`](Paper::call); nothing else may follow.
+/// Decodes the results after the header of an accepted reply to a [`call`](Paper::call). No bytes may follow.
 ///
 /// # Panics
-/// If they are not of this type, or the header is another.
+/// The results are not of this type, or the header is wrong.
 pub fn results<R: Decode>(reply: &Message) -> R {
     let mut decoder = Decoder::new(reply);
-    let header: [u32; 6] = std::array::from_fn(|_| decoder.u32().expect("a header"));
+    let header: [u32; 6] = std::array::from_fn(|_| decoder.u32().expect("reply must have a header"));
     assert_eq!(header, [7, 1, 0, 0, 0, 0]);
-    let results = R::decode(&mut decoder).expect("results of ours");
-    decoder.finish().expect("nothing more");
+    let results = R::decode(&mut decoder).expect("results must decode");
+    decoder.finish().expect("reply must end after its results");
     results
 }
 
@@ -85,15 +85,15 @@ impl Transport for Blank {
     }
 
     fn call(&self, _: Message, _: ReplyPlan) -> BoxFuture<'_, Result<Reply, CallError>> {
-        unreachable!("nothing is called over paper")
+        unreachable!("no client may use this transport")
     }
 
     fn poll_recv(&self, _: &mut Context<'_>) -> Poll<Result<IncomingCall, TransportError>> {
-        unreachable!("nothing arrives over paper")
+        unreachable!("no server may use this transport")
     }
 
     fn reply(&self, _: ReplyToken, _: Message) -> Result<(), TransportError> {
-        unreachable!("nothing is sent over paper")
+        unreachable!("no server may use this transport")
     }
 
     fn calls_made(&self) -> CallsMade {

@@ -1,7 +1,7 @@
 //! Reads the TCP conversations of a capture file.
 //!
-//! Classic pcap files of Ethernet frames with IPv4, compressed by gzip or not: what the captures of
-//! real peers under `data/` are. Segments are put in order, and what was sent twice is dropped.
+//! Classic pcap files of Ethernet frames with IPv4, compressed by gzip or not, which is the format of the captures
+//! under `data/`. Segments are put in order, and retransmitted bytes are dropped.
 
 use std::{
     collections::BTreeMap,
@@ -14,18 +14,18 @@ use std::{
 /// The bytes of one TCP connection.
 #[derive(Debug)]
 pub struct Conversation {
-    /// The end that opened it.
+    /// The client, which opened the connection.
     pub client: SocketAddr,
-    /// The other.
+    /// The server.
     pub server: SocketAddr,
-    /// What was said, in the order in which it became known to its receiver.
+    /// The bytes of both directions, in the order in which they arrived.
     pub parts: Vec<Part>,
 }
 
-/// Some bytes of one direction.
+/// Bytes of one direction.
 #[derive(Debug)]
 pub struct Part {
-    /// Which direction.
+    /// `true` if the client sent them.
     pub from_client: bool,
     /// The bytes.
     pub bytes: Vec<u8>,
@@ -40,7 +40,7 @@ struct Segment<'a> {
     data: &'a [u8],
 }
 
-/// One direction being put together.
+/// The reassembly of one direction.
 #[derive(Default)]
 struct Half {
     next: Option<u32>,
@@ -48,7 +48,7 @@ struct Half {
 }
 
 impl Conversation {
-    /// All bytes of one direction.
+    /// Returns all bytes of one direction.
     pub fn bytes(&self, from_client: bool) -> Vec<u8> {
         self.parts.iter().filter(|part| part.from_client == from_client).flat_map(|part| part.bytes.clone()).collect()
     }
@@ -57,7 +57,7 @@ impl Conversation {
 /// Reads the file at `path`.
 ///
 /// # Errors
-/// The file cannot be read, or is no such capture.
+/// The file cannot be read, or is not such a capture.
 pub fn read(path: impl AsRef<Path>) -> io::Result<Vec<Conversation>> {
     let mut bytes = Vec::new();
     File::open(path)?.read_to_end(&mut bytes)?;
@@ -72,7 +72,7 @@ pub fn read(path: impl AsRef<Path>) -> io::Result<Vec<Conversation>> {
 /// Parses the content of a file.
 ///
 /// # Errors
-/// It is no such capture.
+/// The bytes are not such a capture.
 pub fn parse(mut bytes: &[u8]) -> io::Result<Vec<Conversation>> {
     let header = take(&mut bytes, 24)?;
     if header[..4] != [0xd4, 0xc3, 0xb2, 0xa1] || header[20..24] != [1, 0, 0, 0] {
@@ -94,7 +94,7 @@ pub fn parse(mut bytes: &[u8]) -> io::Result<Vec<Conversation>> {
                 ((conversation.server, conversation.client) == (segment.source, segment.target)).then_some(false)
             }
         };
-        // The latest, should a port have been used again.
+        // The latest connection, because a port can be used again.
         let found = conversations.iter_mut().rev().find_map(|entry| Some((ends(&entry.0)?, entry)));
         if let Some((from_client, (conversation, halves))) = found {
             let new = halves[usize::from(from_client)].add(&segment);
@@ -107,7 +107,7 @@ pub fn parse(mut bytes: &[u8]) -> io::Result<Vec<Conversation>> {
 }
 
 impl Half {
-    /// Takes in a segment; returns the bytes that are now known in order.
+    /// Adds a segment. Returns the bytes that are now complete and in order.
     fn add(&mut self, segment: &Segment<'_>) -> Vec<u8> {
         if segment.syn {
             self.next = Some(segment.seq.wrapping_add(1));
@@ -115,7 +115,7 @@ impl Half {
         }
         let mut out = Vec::new();
         let Some(next) = self.next else { return out };
-        // Relative to what is expected, so that wrapping does no harm.
+        // Relative to the expected number, so that sequence numbers can wrap around.
         let ahead = segment.seq.wrapping_sub(next) as i32;
         if ahead > 0 {
             self.early.insert(segment.seq, segment.data.to_vec());
@@ -132,7 +132,7 @@ impl Half {
     }
 }
 
-/// The TCP segment in an Ethernet frame, if there is one.
+/// Returns the TCP segment in an Ethernet frame, if there is one.
 fn segment(frame: &[u8]) -> Option<Segment<'_>> {
     let ip = frame.get(14..).filter(|_| frame[12..14] == [0x08, 0x00])?;
     let header_len = usize::from(*ip.first()? & 0x0f) * 4;

@@ -1,7 +1,7 @@
-//! Ports that are a test's own.
+//! Ports that one test reserves.
 //!
-//! Of a port that the kernel chose and that has been given back, nobody knows who gets it next: another test's server, or somebody's
-//! connection. This file uses nothing but the standard library, so that tests of crates below this one can include it.
+//! If the kernel chooses a port and the test closes it, the next user of that port can be another test's server, or any
+//! connection. This file uses only the standard library, so that tests of crates below this one can include it.
 
 use std::{
     net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket},
@@ -11,11 +11,12 @@ use std::{
     },
 };
 
-/// A port of this host that nobody else has as long as this lives: servers are stopped and started at it again, and where none
-/// listens, none does.
+/// A port of this host that no other test uses while this value exists. Servers can stop and start on it, and while no
+/// server listens, connections to it are refused.
 ///
-/// The kernel gives it to nobody who wants any port (`net.ipv4.ip_local_port_range` begins at 32768), so no connection can come from it either.
-/// Tests, which run in many processes at a time, leave it to whoever has the abstract socket that is named by its number.
+/// The kernel never assigns it as an ephemeral port (`net.ipv4.ip_local_port_range` begins at 32768), so no connection
+/// can come from it either. Tests run in many processes at a time. An abstract socket, named by the port number,
+/// reserves the port among them.
 #[derive(Debug)]
 pub struct Port {
     number: u16,
@@ -23,32 +24,32 @@ pub struct Port {
 }
 
 impl Port {
-    /// One that is free by TCP and by UDP.
+    /// Reserves a port that is free on TCP and UDP.
     ///
     /// # Panics
-    /// There is none.
+    /// No port is free.
     pub fn take() -> Self {
         let (first, count) = (10_000, 6_000);
-        // Most find theirs at once.
+        // Most processes find a free port at once.
         let begin = std::process::id().wrapping_mul(7);
         let numbers = (0..count).map(|step| first + (begin.wrapping_add(step) % count) as u16);
-        numbers.filter_map(Self::claim).next().expect("a port that nobody has")
+        numbers.filter_map(Self::claim).next().expect("a port must be free")
     }
 
     fn claim(number: u16) -> Option<Self> {
         let name = UnixAddr::from_abstract_name(format!("slipway-test-port-{number}")).ok()?;
         let claim = UnixDatagram::bind_addr(&name).ok()?;
-        // Whoever is no test knows nothing of names.
+        // A process that is not a test does not use these names.
         let any = (Ipv4Addr::UNSPECIFIED, number);
         (TcpListener::bind(any).is_ok() && UdpSocket::bind(any).is_ok()).then_some(Self { number, _claim: claim })
     }
 
-    /// Its number.
+    /// Returns the port number.
     pub fn number(&self) -> u16 {
         self.number
     }
 
-    /// The port on the loopback.
+    /// Returns the loopback address with the port.
     pub fn address(&self) -> SocketAddr {
         (Ipv4Addr::LOCALHOST, self.number).into()
     }

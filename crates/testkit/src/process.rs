@@ -1,16 +1,16 @@
-//! A server of what it is given.
+//! A server of the given programs.
 //!
-//! This file uses nothing of the crates above `rpc`, so that tests of crates that this one is made of can include it.
+//! This file uses no crate above `rpc`, so that tests of the crates below this one can include it.
 
 use std::{net::SocketAddr, sync::Arc};
 
 use rpc::{Drain, Hosts, Listener, Server, ServerBuilder, Service, TransportKind};
 use tokio::task::JoinSet;
 
-/// A server until this is dropped, with its connections.
+/// Runs a server with its connections until this is dropped.
 ///
 /// # Panics
-/// Nobody can listen there.
+/// The server cannot listen on the address.
 pub fn process(
     kind: &dyn TransportKind,
     address: SocketAddr,
@@ -24,7 +24,7 @@ pub fn process(
     (address, process)
 }
 
-/// Serves whoever comes, until this is dropped.
+/// Serves all connections, until this is dropped.
 pub async fn serve(mut listener: Box<dyn Listener>, server: Arc<Server>) {
     let mut connections = JoinSet::new();
     while let Ok(incoming) = listener.accept().await {

@@ -1,6 +1,6 @@
 //! A TCP proxy that cuts connections after a given number of bytes.
 //!
-//! For faults in the middle of a message on real sockets, whatever is spoken over them.
+//! Tests use it for faults in the middle of a message on real sockets, with any protocol.
 
 use std::{
     io,
@@ -21,16 +21,16 @@ use tokio::{
     task::JoinHandle,
 };
 
-/// After how many bytes a connection is cut.
+/// The numbers of bytes after which a connection is cut.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CutAfter {
-    /// Bytes from client to server that still pass; no limit if unset.
+    /// The bytes from client to server that still pass; no limit if `None`.
     pub to_server: Option<u64>,
-    /// Bytes from server to client, likewise.
+    /// The bytes from server to client that still pass; no limit if `None`.
     pub to_client: Option<u64>,
 }
 
-/// The proxy; it ends when dropped.
+/// The proxy, which ends when it is dropped.
 pub struct CutProxy {
     local: SocketAddr,
     passed: Arc<[AtomicU64; 2]>,
@@ -38,11 +38,11 @@ pub struct CutProxy {
 }
 
 impl CutProxy {
-    /// Listens on loopback for connections to `target`. The first connection is cut as the first of `cuts`
-    /// says, and so on; those after the last are not.
+    /// Listens on loopback for connections to `target`. The first connection is cut by the first of `cuts`, and so on.
+    /// Further connections are not cut.
     ///
     /// # Errors
-    /// What the socket says.
+    /// The socket cannot be used.
     pub async fn start(target: SocketAddr, cuts: Vec<CutAfter>) -> io::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let local = listener.local_addr()?;
@@ -59,12 +59,12 @@ impl CutProxy {
         Ok(Self { local, passed, task })
     }
 
-    /// Where clients connect to.
+    /// Returns the address to which clients connect.
     pub fn local_addr(&self) -> SocketAddr {
         self.local
     }
 
-    /// Bytes passed so far: to the server, and to the client.
+    /// Returns the bytes that have passed to the server, and to the client.
     pub fn passed(&self) -> [u64; 2] {
         [0, 1].map(|direction| self.passed[direction].load(Ordering::Relaxed))
     }
@@ -82,7 +82,7 @@ async fn carry(client: TcpStream, server: TcpStream, cut: CutAfter, passed: Arc<
     let (from_server, to_server) = server.into_split();
     let mut up = std::pin::pin!(pump(from_client, to_server, cut.to_server, &passed[0]));
     let mut down = std::pin::pin!(pump(from_server, to_client, cut.to_client, &passed[1]));
-    // One direction may be closed in order while the other goes on; a cut ends both.
+    // One direction can be closed normally while the other continues. A cut ends both.
     tokio::select! {
         end = &mut up => if end == End::Closed {
             down.await;
@@ -103,7 +103,7 @@ async fn pump(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut left: Option<
     let mut buffer = vec![0; 64 << 10];
     loop {
         if left == Some(0) {
-            // What has passed shall arrive before the end does.
+            // The bytes that have passed must arrive before the end of the stream.
             let _ = to.shutdown().await;
             tokio::time::sleep(Duration::from_millis(1)).await;
             return End::Cut;

@@ -1,4 +1,4 @@
-//! What a server of version 4 and our client say to each other unasked, on the simulated fabric and in virtual time.
+//! Tests of callbacks between a version 4 server and our client, on the simulated fabric and in virtual time.
 
 use std::time::Duration;
 
@@ -13,11 +13,11 @@ async fn two(world: &World) -> (Mount, Mount) {
 }
 
 fn v4(mount: &Mount) -> &V4 {
-    mount.v4().expect("a mount of version 4")
+    mount.v4().expect("mount must have version 4")
 }
 
 #[test]
-fn who_waits_for_a_lock_has_it_as_soon_as_it_is_free() {
+fn a_waiting_client_gets_a_lock_as_soon_as_it_is_free() {
     Setup::new(1).run(|world| async move {
         let (one, other) = two(&world).await;
         one.write("/f", &b"0123456789"[..]).await.unwrap();
@@ -28,7 +28,7 @@ fn who_waits_for_a_lock_has_it_as_soon_as_it_is_free() {
             let (other, file) = (other.clone(), file.clone());
             tokio::spawn(async move { v4(&other).lock_wait(&file, b"b", all).await.map(|()| Instant::now()) })
         };
-        // Far less than the time after which it asks again by itself.
+        // Much less than the interval of the client's own retries.
         tokio::time::sleep(Duration::from_secs(1)).await;
         assert!(!waiting.is_finished());
         let freed = Instant::now();
@@ -39,11 +39,11 @@ fn who_waits_for_a_lock_has_it_as_soon_as_it_is_free() {
 }
 
 #[test]
-fn what_a_writer_has_written_is_seen_by_others_and_leaves_him_his_delegation() {
+fn getattr_sees_writes_and_leaves_the_delegation() {
     Setup::new(2).run(|world| async move {
         let (one, other) = two(&world).await;
         other.write("/f", &b"old"[..]).await.unwrap();
-        // Whoever made it has closed it by then.
+        // The creator has closed the file by then.
         tokio::time::sleep(Duration::from_secs(10)).await;
         let file = one.open("/f").await.unwrap();
         let before = other.stat("/f").await.unwrap();
@@ -53,21 +53,21 @@ fn what_a_writer_has_written_is_seen_by_others_and_leaves_him_his_delegation() {
             let seen = other.stat("/f").await.unwrap();
             assert_eq!(seen.size, size as u64);
             assert!(seen.mtime > before.mtime);
-            // Who is told to come again waits longer.
+            // A DELAY would cause a longer pause.
             assert!(asked.elapsed() < Duration::from_millis(90), "{:?}", asked.elapsed());
-            assert!(v4(&one).is_delegated(file.handle()), "it was asked, and nothing taken from it");
+            assert!(v4(&one).is_delegated(file.handle()), "the server must ask without recalling");
         }
-        // But who opens it is another matter.
+        // An OPEN recalls the delegation.
         assert_eq!(other.read("/f").await.unwrap(), vec![7; 2000]);
         assert!(!v4(&one).is_delegated(file.handle()));
     });
 }
 
 #[test]
-fn a_copy_by_the_server_is_waited_for_to_its_end_whatever_happens_to_the_connection() {
-    // More than the server copies before it answers.
+fn a_server_side_copy_completes_despite_lost_connections() {
+    // More than the server copies before it replies.
     const LEN: u64 = 100 << 20;
-    // The last of them is not cut at all.
+    // The last run is not cut at all.
     for message in (0..12).chain([u64::from(u32::MAX)]) {
         Setup::new(message).run(|world| async move {
             let mount = world.client(1, "&vers=4.2").await;
@@ -82,7 +82,7 @@ fn a_copy_by_the_server_is_waited_for_to_its_end_whatever_happens_to_the_connect
                 assert!(count > 0);
                 (done, copies) = (done + count, copies + 1);
             }
-            // Who cannot be called at the moment is answered when a part has been copied.
+            // If the client cannot be called at the moment, the server replies after a part of the copy.
             assert!(done == LEN && (copies == 1 || message < 12), "cut at {message}: {copies}");
             assert_eq!(to.read_bytes(LEN - 6, 6).await.unwrap(), &b"\0bytes"[..]);
             assert_eq!(to.read_bytes(0, 5).await.unwrap(), &b"\0\0\0\0\0"[..]);

@@ -1,4 +1,4 @@
-//! What Linux siw puts on the wire is understood by the iWARP layers and written back the same.
+//! Tests that the iWARP layers decode the traffic of Linux siw and encode it to the same bytes.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ fn conversations() -> Vec<Vec<Frame>> {
 }
 
 #[test]
-fn every_frame_of_linux_siw_is_written_back_to_the_same_bytes() {
+fn every_frame_of_linux_siw_encodes_to_the_same_bytes() {
     let mut seen = BTreeMap::new();
     for frame in conversations().iter().flatten() {
         let encoded = match &frame.kind {
@@ -45,7 +45,7 @@ fn every_frame_of_linux_siw_is_written_back_to_the_same_bytes() {
                     _ => out.put_slice(payload),
                 }
                 out.put_bytes(0, mpa::pad_len(len));
-                // CRCs were not agreed on.
+                // CRCs were not negotiated.
                 out.put_slice(&mpa::crc_field(0));
                 out.freeze()
             }
@@ -58,11 +58,11 @@ fn every_frame_of_linux_siw_is_written_back_to_the_same_bytes() {
 }
 
 #[test]
-fn the_messages_of_a_conversation_are_whole() {
+fn messages_of_a_conversation_are_complete() {
     for frames in conversations() {
         let messages = capture::messages(&frames);
         assert!(messages.len() > 100);
-        // Every read is answered with as many bytes as it asked for.
+        // Every read must be answered with the requested number of bytes.
         let mut asked = Vec::new();
         for message in &messages {
             match message.opcode {
@@ -75,10 +75,10 @@ fn the_messages_of_a_conversation_are_whole() {
     }
 }
 
-/// The Sends of the server, as the client would receive them; the regions it names are not ours to
-/// have, so everything else is left out.
+/// Feeds the Sends of the server to the client's receiver. All other messages are omitted, because they name regions
+/// that the test does not have.
 #[test]
-fn the_receiving_half_takes_what_linux_sends() {
+fn the_receiver_accepts_the_sends_of_linux() {
     for frames in conversations() {
         for from_client in [false, true] {
             let mut stream = BytesMut::new();
@@ -89,7 +89,7 @@ fn the_receiving_half_takes_what_linux_sends() {
                     continue;
                 }
                 sends += usize::from(header.last());
-                // An invalidation of a region that this test does not have becomes a plain Send.
+                // This test does not have the region to invalidate, so the message becomes a plain Send.
                 let mut header = *header;
                 if opcode.invalidates()
                     && let Header::Untagged { ulp, .. } = &mut header

@@ -1,4 +1,5 @@
-//! A Linux client and a Linux server over RPC-over-RDMA: every message of theirs is understood, and written back the same.
+//! Tests that every message of a Linux client and a Linux server over RPC-over-RDMA decodes, and encodes to the same
+//! bytes.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +12,7 @@ use testkit::{
 };
 use xdr::{Decode, Decoder, Encode, Encoder};
 
-/// What Linux sent in NFS version 3, and in the minor versions of version 4.
+/// Captures of Linux with NFS version 3, and with the minor versions of version 4.
 const CAPTURES: [&str; 4] = [
     concat!(env!("CARGO_MANIFEST_DIR"), "/data/siw-v3.pcap.gz"),
     concat!(env!("CARGO_MANIFEST_DIR"), "/data/siw-v4.0.pcap.gz"),
@@ -19,7 +20,7 @@ const CAPTURES: [&str; 4] = [
     concat!(env!("CARGO_MANIFEST_DIR"), "/data/siw-v4.2.pcap.gz"),
 ];
 
-/// The conversations of NFS in a capture, as messages of iWARP.
+/// Returns the NFS conversations of a capture, as messages of iWARP.
 fn conversations(capture: &str) -> Vec<Vec<capture::Message>> {
     let conversations = pcap::read(capture).unwrap();
     let rdma = conversations.iter().filter(|talk| talk.server.port() == 20049);
@@ -28,7 +29,7 @@ fn conversations(capture: &str) -> Vec<Vec<capture::Message>> {
 
 #[derive(Debug, Default)]
 struct Seen {
-    /// Calls by procedure or operation.
+    /// The calls by procedure or operation.
     calls: BTreeMap<&'static str, usize>,
     read_chunks: usize,
     write_chunks: usize,
@@ -44,7 +45,7 @@ impl Seen {
         let mut seen = Seen::default();
         for messages in conversations(capture) {
             let (exchanges, unanswered) = exchange::exchanges(&messages);
-            assert_eq!(unanswered, 0, "every call was answered");
+            assert_eq!(unanswered, 0, "every call must be answered");
             exchanges.iter().for_each(|exchange| seen.add(exchange));
         }
         assert!(seen.calls.values().sum::<usize>() > 50, "{seen:?}");
@@ -92,7 +93,7 @@ impl Seen {
         assert!(exchange::same(&sides.call_again.finish(), &exchange.call), "{:?}", exchange.call);
         let reply = sides.reply_again.finish();
         if !exchange::same(&reply, &exchange.reply) {
-            // Linux's server writes which attributes were set with words of zero at the end, which we leave out.
+            // Linux's server encodes the bitmap of set attributes with trailing zero words, which we omit.
             assert!(sides.sets, "{:?}", exchange.reply);
             assert!((1..=3).any(|words| reply.len() + 4 * words == exchange.reply.len()), "{:?}", exchange.reply);
             self.long_bitmaps += 1;
@@ -142,18 +143,18 @@ impl Seen {
     }
 }
 
-/// A call and its reply, read behind their headers and written again.
+/// Decodes a call and its reply after their headers, and encodes them again.
 struct Sides<'a> {
     call: Decoder<'a>,
     reply: Decoder<'a>,
     call_again: Encoder,
     reply_again: Encoder,
-    /// Whether a result tells which attributes were set.
+    /// `true` if a result contains the bitmap of set attributes.
     sets: bool,
 }
 
 impl Sides<'_> {
-    /// Reads arguments and results, all that is left, and writes them again.
+    /// Decodes the remaining arguments and results, and encodes them again.
     fn both<A: Decode + Encode, R: Decode + Encode>(&mut self) -> (A, R) {
         fn one<T: Decode + Encode>(decoder: &mut Decoder<'_>, encoder: &mut Encoder) -> T {
             let value = T::decode(decoder).unwrap();
@@ -178,13 +179,13 @@ impl Sides<'_> {
 }
 
 #[test]
-fn every_message_of_version_3_is_written_back_to_the_same_bytes() {
+fn every_message_of_version_3_encodes_to_the_same_bytes() {
     let seen = Seen::of(CAPTURES[0]);
     assert!(seen.calls.len() >= 20 && seen.others > 0, "{seen:?}");
 }
 
 #[test]
-fn every_message_of_version_4_is_written_back_to_the_same_bytes() {
+fn every_message_of_version_4_encodes_to_the_same_bytes() {
     for (capture, only) in [(1, "SETCLIENTID_CONFIRM"), (2, "RECLAIM_COMPLETE"), (3, "COPY")] {
         let seen = Seen::of(CAPTURES[capture]);
         assert!(seen.calls.contains_key(only), "{seen:?}");

@@ -1,5 +1,5 @@
-//! What Linux's client and server say to each other in RPC-over-RDMA is understood, written back the same, and put
-//! together to whole calls by our answering side.
+//! Tests that the RPC-over-RDMA traffic of Linux's client and server decodes, encodes to the same bytes, and that our
+//! responder rebuilds the calls.
 
 use std::{collections::BTreeMap, time::Instant};
 
@@ -35,7 +35,7 @@ fn is_send(message: &capture::Message) -> bool {
 }
 
 #[test]
-fn every_header_is_written_back_to_the_same_bytes() {
+fn every_header_encodes_to_the_same_bytes() {
     let mut seen = BTreeMap::<_, usize>::new();
     for frames in conversations() {
         for sent in capture::messages(&frames).iter().filter(|message| is_send(message)) {
@@ -63,13 +63,13 @@ fn every_header_is_written_back_to_the_same_bytes() {
 }
 
 #[test]
-fn the_private_data_of_both_sides_is_understood() {
+fn private_data_of_both_sides_decode() {
     for frames in conversations() {
         let handshakes = frames.iter().filter_map(|frame| match &frame.kind {
             FrameKind::Handshake(handshake) => Some(PrivateData::decode(&handshake.private_data).unwrap()),
             FrameKind::Segment { .. } => None,
         });
-        let [client, server] = handshakes.collect::<Vec<_>>()[..] else { panic!("two handshakes") };
+        let [client, server] = handshakes.collect::<Vec<_>>()[..] else { panic!("there must be two handshakes") };
         assert_eq!(
             client,
             PrivateData { remote_invalidation: true, send_size: 4096, recv_size: 4096, read_read: false }
@@ -78,12 +78,12 @@ fn the_private_data_of_both_sides_is_understood() {
     }
 }
 
-/// The answering side registers nothing.
+/// The responder registers no memory.
 struct Nothing;
 
 impl Registry for Nothing {
     fn register(&mut self, _: Memory) -> Result<Registered, Memory> {
-        panic!("the answering side exposes no memory")
+        panic!("the responder must not expose memory")
     }
 
     fn reclaim(&mut self, _: Stag) -> Option<Memory> {
@@ -92,7 +92,7 @@ impl Registry for Nothing {
 }
 
 #[test]
-fn the_calls_of_a_linux_client_are_put_together() {
+fn the_responder_rebuilds_the_calls_of_a_linux_client() {
     let (mut calls, mut pulled) = (0, 0);
     for frames in conversations() {
         let messages = capture::messages(&frames);
@@ -109,7 +109,7 @@ fn the_calls_of_a_linux_client_are_put_together() {
                 let id = request.id();
                 match request {
                     WorkRequest::Read { mut into, from, .. } => {
-                        let data = responses.remove(&(from.stag, from.offset)).expect("Linux read the same");
+                        let data = responses.remove(&(from.stag, from.offset)).expect("Linux must have read the same");
                         into.copy_from_slice(&data);
                         pulled += data.len();
                         complete(&mut connection, id, CompletionKind::Read(into));
@@ -118,7 +118,7 @@ fn the_calls_of_a_linux_client_are_put_together() {
                     other => panic!("{other:?}"),
                 }
             }
-            let Some(Event::Call { message, token }) = connection.poll_event() else { panic!("no call") };
+            let Some(Event::Call { message, token }) = connection.poll_event() else { panic!("there must be a call") };
             calls += 1;
             for payload in &message.payloads {
                 let at = payload.position.unwrap() as usize;
@@ -138,7 +138,7 @@ fn complete(connection: &mut Connection, id: WorkId, kind: CompletionKind) {
     connection.handle_completion(Completion { id, status: Status::Ok, kind }, Instant::now());
 }
 
-/// What the server read, by steering tag and offset of the client.
+/// Returns the data that the server read, by steering tag and offset of the client.
 fn read_responses(messages: &[capture::Message]) -> BTreeMap<(Stag, u64), Bytes> {
     let mut asked = std::collections::VecDeque::new();
     let mut responses = BTreeMap::new();

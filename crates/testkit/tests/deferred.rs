@@ -1,4 +1,5 @@
-//! A back end that completes operations later: it passes the conformance suite, and a lost connection leaves nothing behind.
+//! Tests of a back end that completes operations later: the conformance suite, and that a lost connection leaks
+//! nothing.
 
 use std::{future::poll_fn, net::SocketAddr, sync::Arc};
 
@@ -27,12 +28,12 @@ fn tree() -> Arc<Memory> {
     Arc::new(Memory::new(MemoryOptions { capacity: 1 << 30, mode: 0o777, ..Default::default() }))
 }
 
-/// Two thirds of the operations complete later.
+/// A back end where two thirds of the operations complete later.
 fn sometimes_deferred() -> Result<World, Skipped> {
     Ok(World::new(Deferred::new(tree(), Pace::Soon(7))))
 }
 
-/// All of them do.
+/// A back end where all operations complete later.
 fn deferred() -> Result<World, Skipped> {
     Ok(World::new(Deferred::new(tree(), Pace::Always)))
 }
@@ -41,17 +42,17 @@ fn deferred() -> Result<World, Skipped> {
 struct Served {
     fs: Arc<DeferredFs>,
     address: SocketAddr,
-    /// One for each connection that has been accepted; it ends with the connection and its calls.
+    /// One task for each accepted connection, which ends with the connection and its calls.
     connections: tokio::sync::mpsc::UnboundedReceiver<JoinHandle<TransportError>>,
     _accepting: JoinHandle<()>,
 }
 
 fn serve() -> Served {
-    let fs = Deferred::new(tree(), Pace::Told);
+    let fs = Deferred::new(tree(), Pace::Manual);
     fs.0.hold(false);
     let options = ExportOptions { squash: Squash::None, ..Default::default() };
     let export = Export::new("/m", ExportId::unique(), fs.clone(), options).unwrap();
-    // One host has one call in flight.
+    // With this bound, one host can have one call in flight.
     let blocking = BlockingOptions { pending: 2, ..Default::default() };
     let settings = Settings { blocking, ..Settings::default() };
     let nfs = NfsServer::recovering(export, HandleKey::random(), Recovery::in_memory(), settings).unwrap();
@@ -63,7 +64,7 @@ fn serve() -> Served {
         while let Ok(incoming) = listener.accept().await {
             let server = server.clone();
             let serving = tokio::spawn(async move {
-                let transport = incoming.set_up(Hosts::all()).await.expect("a connection");
+                let transport = incoming.set_up(Hosts::all()).await.expect("connection must be set up");
                 server.serve(transport, Drain::never()).await
             });
             if tell.send(serving).is_err() {
@@ -107,7 +108,7 @@ impl Caller {
 
     async fn root(&self) -> NfsFh3 {
         let mount = (nfs::MOUNT_PROGRAM, MountProc3::Mnt as u32);
-        match self.call(1, mount, Dirpath::from("/m")).await.expect("a reply") {
+        match self.call(1, mount, Dirpath::from("/m")).await.expect("call must have a reply") {
             MountRes::Ok(mount) => mount.fhandle,
             MountRes::Fail(status) => panic!("{status:?}"),
         }
@@ -140,22 +141,22 @@ async fn a_call_outlives_its_connection_and_releases_everything_when_it_complete
     fs.0.await_held(1).await;
     calling.abort();
     let _ = calling.await;
-    Arc::into_inner(first).expect("nobody else calls by it").close().await;
+    Arc::into_inner(first).expect("client must have one owner").close().await;
 
-    // The call is in flight: its permit is taken.
+    // The call is in flight and holds its permit.
     let second = Caller::connect(served.address).await;
     let (status, _) = second.create(8, &root, "g").await.unwrap().into_result().unwrap_err();
     assert_eq!((status, fs.0.executed("create")), (Nfsstat3::Jukebox, 1));
     assert_eq!(fs.0.in_flight(), 1);
 
-    // When it completes, the connection ends, and all that it held.
+    // When it completes, the connection ends and releases everything.
     fs.0.complete(1);
-    serving.await.expect("the connection has ended");
+    serving.await.expect("connection must end");
     assert_eq!(fs.0.in_flight(), 0);
     fs.0.hold(false);
-    second.create(9, &root, "g").await.unwrap().into_result().expect("its permit is back");
-    // The client that asks again gets the reply of the call that nobody waited for.
-    second.create(7, &root, "f").await.unwrap().into_result().expect("it was executed once");
+    second.create(9, &root, "g").await.unwrap().into_result().expect("permit must be free");
+    // A client that retransmits gets the reply of the call whose connection was lost.
+    second.create(7, &root, "f").await.unwrap().into_result().expect("call must be executed once");
     assert_eq!(fs.0.executed("create"), 2);
     second.close().await;
 }

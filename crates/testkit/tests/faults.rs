@@ -1,4 +1,4 @@
-//! A whole client and server on the simulated fabric, whose connections are cut everywhere.
+//! Tests of a client and a server on the simulated fabric, whose connections are cut at every message.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -14,8 +14,9 @@ use testkit::{
 };
 use vfs::Vfs;
 
-/// Operations of which none may be executed twice, and data that travels in every way: inline, in read chunks and write
-/// chunks, and in a reply chunk. All of it succeeds, whatever happens to the connection; then what is there comes back.
+/// Executes operations that must not be executed twice, and transfers data in every way: inline, in read chunks and
+/// write chunks, and in a reply chunk. All of it must succeed, whatever happens to the connection. Returns the
+/// resulting tree.
 async fn work(mount: &Mount) -> client::Result<Tree> {
     mount.mkdir("/d", 0o755).await?;
     for name in ["/d/a", "/d/b", "/d/c"] {
@@ -41,7 +42,7 @@ fn pattern(offset: u64, len: usize) -> Bytes {
     (offset..offset + len as u64).map(|at| (at.wrapping_mul(2_654_435_761) >> 7) as u8).collect::<Vec<_>>().into()
 }
 
-/// Type, mode, links, size and content of everything, by path.
+/// The type, mode, links, size and content of all objects, by path.
 type Tree = BTreeMap<String, (FileKind, u32, u32, u64, Bytes)>;
 
 async fn snapshot(mount: &Mount) -> client::Result<Tree> {
@@ -66,8 +67,8 @@ async fn snapshot(mount: &Mount) -> client::Result<Tree> {
     Ok(found)
 }
 
-/// The seed, with a connection cut at message number `message` of the work.
-fn run_cut(way: &str, message: u64, cut: Cut, drc: DrcOptions) -> client::Result<Tree> {
+/// Runs the work of the seed, and cuts a connection at message number `message`.
+fn run_cut(way: &str,message: u64, cut: Cut, drc: DrcOptions) -> client::Result<Tree> {
     Setup { drc, ..Setup::new(1) }.run(|world| async move {
         let mount = world.client(1, way).await;
         world.network.cut_at(world.network.messages() + message, cut);
@@ -75,23 +76,23 @@ fn run_cut(way: &str, message: u64, cut: Cut, drc: DrcOptions) -> client::Result
     })
 }
 
-/// How many messages the work takes, and what it makes.
+/// Runs the work without a cut. Returns the number of messages, and the tree.
 fn run_whole(way: &str) -> (u64, Tree) {
     Setup::new(1).run(|world| async move {
         let mount = world.client(1, way).await;
         let before = world.network.messages();
-        let tree = work(&mount).await.expect("nothing happens to the connection");
+        let tree = work(&mount).await.expect("work must succeed without a fault");
         assert_eq!(tree["/d/b"].4, pattern(0, 30_705));
         (world.network.messages() - before, tree)
     })
 }
 
-/// The seed over a back end that completes each operation a while later, with a connection cut likewise.
+/// Runs the work of the seed over a back end that completes each operation later, with the same cut.
 fn run_cut_deferred(message: Option<(u64, Cut)>) -> (u64, Tree) {
     let (tell, fs) = std::sync::mpsc::channel();
     let vfs = move || -> Arc<dyn Vfs> {
-        let fs = Deferred::new(memory(), Pace::Told);
-        tell.send(fs.clone()).expect("the test waits for it");
+    let fs = Deferred::new(memory(), Pace::Manual);
+        tell.send( fs.clone()).expect("the test waits for it");
         fs
     };
     Setup { vfs: Box::new(vfs), ..Setup::new(1) }.run(|world| async move {
@@ -107,7 +108,7 @@ fn run_cut_deferred(message: Option<(u64, Cut)>) -> (u64, Tree) {
         if let Some((message, cut)) = message {
             world.network.cut_at(before + message, cut);
         }
-        let tree = work(&mount).await.expect("all work succeeds");
+        let tree = work(&mount).await.expect("work must succeed");
         completing.abort();
         (world.network.messages() - before, tree)
     })
@@ -126,13 +127,14 @@ fn a_connection_cut_while_operations_are_pending_changes_nothing() {
     }
 }
 
+
 fn a_connection_cut_at_any_message_changes_nothing(way: &str) {
     let (messages, expected) = run_whole(way);
-    assert!(messages > 60, "{messages} messages is not much of a test");
+    assert!(messages > 60, "{messages} messages are too few for this test");
     for message in 0..messages {
         for cut in [Cut::Before, Cut::After] {
-            let tree = run_cut(way, message, cut, DrcOptions::default());
-            assert_eq!(tree.expect("all work succeeds"), expected, "cut {cut:?} message {message}");
+            let tree = run_cut(way,message, cut, DrcOptions::default());
+            assert_eq!(tree.expect(" work must succeed"), expected, "cut {cut:?} message {message}");
         }
     }
 }
@@ -152,13 +154,12 @@ fn a_connection_cut_at_any_segment_changes_nothing_over_tcp_by_sessions() {
     a_connection_cut_at_any_message_changes_nothing("&proto=tcp&vers=4.2");
 }
 
-/// The tests above can fail: a server without memory of its replies does not pass them.
-fn a_server_that_forgets_its_replies_is_caught(way: &str) {
+/// The tests above can fail: a server without memory of its replies does not pass them.fn a_server_without_a_reply_cache_is_detected(way: &str) {
     let (messages, expected) = run_whole(way);
     let forgetful = DrcOptions { reply_max: 0, ..DrcOptions::default() };
     let run = |message| run_cut(way, message, Cut::Before, forgetful.clone());
     let survived = (0..messages).filter(|&message| run(message).is_ok_and(|tree| tree == expected)).count() as u64;
-    assert!(survived < messages, "no cut of {messages} made a difference");
+    assert!(survived < messages, "at least one cut of {messages} must make a difference");
 }
 
 #[test]
@@ -171,8 +172,7 @@ fn a_server_that_forgets_its_replies_is_caught_over_tcp() {
     a_server_that_forgets_its_replies_is_caught("&proto=tcp");
 }
 
-#[test]
-fn clients_that_lose_their_connections_all_the_time_get_their_work_done() {
+#[test]fn clients_complete_their_work_despite_frequent_disconnects() {
     for seed in seeds(20) {
         Setup::new(seed).run(|world| async move {
             let mut clients = tokio::task::JoinSet::new();
@@ -206,13 +206,13 @@ fn clients_that_lose_their_connections_all_the_time_get_their_work_done() {
                 });
             }
             while let Some(done) = clients.join_next().await {
-                done.expect("a client's work");
+                done.expect("client must complete its work");
             }
         });
     }
 }
 
-/// One random step, done to the server and to the model of it.
+/// Executes one random step on the server and on its model.
 async fn churn(mount: &Mount, dir: &str, model: &mut BTreeMap<String, Vec<u8>>, step: u32, rng: &mut StdRng) {
     let pick = (!model.is_empty()).then(|| model.keys().nth(rng.random_range(0..model.len())).cloned()).flatten();
     match (rng.random_range(0..5), pick) {
@@ -228,24 +228,28 @@ async fn churn(mount: &Mount, dir: &str, model: &mut BTreeMap<String, Vec<u8>>, 
         (3, Some(name)) => {
             let to = format!("r{step}");
             mount.rename(format!("{dir}/{name}"), format!("{dir}/{to}")).await.expect("rename");
-            let content = model.remove(&name).expect("picked from the model");
+            let content = model.remove(&name).expect("name must be in the model");
             model.insert(to, content);
         }
         (_, Some(name)) => {
             let handle = mount.resolve(format!("{dir}/{name}")).await.expect("lookup").handle;
-            let content = model.get_mut(&name).expect("picked from the model");
+            let content = model.get_mut(&name).expect("name must be in the model");
             let offset = rng.random_range(0..=content.len());
             let len = rng.random_range(1..40_000);
             let data = pattern(u64::from(step) * 1_000_003, len);
             content.resize(content.len().max(offset + len), 0);
             content[offset..offset + len].copy_from_slice(&data);
-            mount.protocol().write(&handle, offset as u64, data.into(), StableHow::FileSync).await.expect("write");
+            mount
+                .protocol()
+                .write(&handle, offset as u64, data.into(), StableHow::FileSync)
+                .await
+                .expect("WRITE must succeed");
         }
     }
 }
 
 #[test]
-fn a_server_that_is_down_for_a_while_is_waited_for() {
+fn clients_wait_for_a_server_that_is_down() {
     for seed in seeds(10) {
         Setup::new(seed).run(|mut world| async move {
             let proto = if seed % 2 == 0 { "rdma" } else { "tcp" };
@@ -262,9 +266,9 @@ fn a_server_that_is_down_for_a_while_is_waited_for() {
                 tokio::time::sleep(Duration::from_millis(40)).await;
                 world.restart_server();
             }
-            writing.await.expect("the writer");
+            writing.await.expect("writer must end");
             let back = mount.read("/f").await.expect("read");
-            assert!(back == pattern(0, 2_000_000), "seed {seed}: the file differs");
+            assert!(back == pattern(0, 2_000_000), "seed {seed}: the file must be complete");
         });
     }
 }

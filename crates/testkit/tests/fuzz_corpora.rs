@@ -1,4 +1,4 @@
-//! What the fuzzers have found, replayed.
+//! Replays the corpora of the fuzz targets.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use rand::{Rng, SeedableRng, rngs::SmallRng};
 const FUZZ: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz");
 
 #[test]
-fn every_input_of_every_corpus_is_borne() {
+fn every_input_of_every_corpus_passes() {
     for (name, target) in testkit::fuzz::TARGETS {
         let corpus = Path::new(FUZZ).join("corpus").join(name);
         let inputs = std::fs::read_dir(&corpus).unwrap_or_else(|error| panic!("{}: {error}", corpus.display()));
@@ -20,7 +20,7 @@ fn every_input_of_every_corpus_is_borne() {
             }
             count += 1;
         }
-        assert!(count > 0, "no input in {}", corpus.display());
+        assert!(count > 0, "there must be an input in {}", corpus.display());
         target(&[]);
     }
 }
@@ -30,13 +30,13 @@ fn every_target_has_its_files() {
     let manifest = std::fs::read_to_string(Path::new(FUZZ).join("Cargo.toml")).unwrap();
     for (name, _) in testkit::fuzz::TARGETS {
         assert!(Path::new(FUZZ).join("fuzz_targets").join(format!("{name}.rs")).exists(), "{name}");
-        assert!(manifest.contains(&format!("name = \"{name}\"")), "{name} is not in fuzz/Cargo.toml");
+        assert!(manifest.contains(&format!("name = \"{name}\"")), "{name} must be in fuzz/Cargo.toml");
     }
 }
 
-/// A poor fuzzer, but one that runs every time: what is found is always the same.
+/// A simple fuzzer that runs in every test run, always with the same mutations.
 #[test]
-fn what_is_next_to_every_input_is_borne() {
+fn mutations_of_every_input_pass() {
     let mut rng = SmallRng::seed_from_u64(1813);
     for (name, target) in testkit::fuzz::TARGETS {
         let mut inputs: Vec<_> = std::fs::read_dir(Path::new(FUZZ).join("corpus").join(name)).unwrap().collect();
@@ -55,7 +55,7 @@ fn what_is_next_to_every_input_is_borne() {
     }
 }
 
-/// Changes `data` a little: a byte, a word that matters, its length, or its end, which is then another input's.
+/// Mutates `data` a little: a byte, an interesting word, its length, or its end, which is then that of another input.
 fn mutate(data: &mut Vec<u8>, other: &[u8], rng: &mut SmallRng) {
     let at = rng.random_range(0..=data.len());
     match rng.random_range(0..5) {

@@ -1,4 +1,4 @@
-//! Idle connections are closed and made again, in virtual time, and nobody who uses them sees it.
+//! Tests that idle connections are closed and reopened, in virtual time, and that their users do not notice it.
 
 use std::time::Duration;
 
@@ -14,34 +14,34 @@ fn idles(after: Duration, query: &str, seed: u64) {
             mount.write("/file", content.clone()).await.unwrap();
             assert_eq!(world.network.connections(), 1);
             tokio::time::sleep(after / 2).await;
-            assert_eq!(world.network.connections(), 1, "not yet");
+            assert_eq!(world.network.connections(), 1, "the connection must be open");
             tokio::time::sleep(after).await;
-            assert_eq!(world.network.connections(), 0, "nobody uses it");
+            assert_eq!(world.network.connections(), 0, "an idle connection must be closed");
             assert_eq!(mount.read("/file").await.unwrap(), content);
-            assert_eq!(world.network.connections(), 1, "used again");
-            // What is registered is the pool's.
+            assert_eq!(world.network.connections(), 1, "the client must reconnect");
+            // Registered memory belongs to the pool.
             let before = std::mem::replace(&mut mapped, mount.pool().stats().mapped);
-            assert!(round == 0 || mapped == before, "the same memory");
+            assert!(round == 0 || mapped == before, "the memory must be the same");
         }
     });
 }
 
 #[test]
-fn the_client_closes_what_it_does_not_use() {
+fn the_client_closes_idle_connections() {
     for seed in seeds(5) {
         idles(Duration::from_secs(10), "&idle=10s", seed);
     }
 }
 
 #[test]
-fn the_server_closes_what_its_client_keeps_open() {
+fn the_server_closes_idle_connections() {
     for seed in seeds(5) {
         idles(Duration::from_secs(360), "&idle=off", seed);
     }
 }
 
 #[test]
-fn whoever_calls_now_and_then_keeps_the_connection() {
+fn occasional_calls_keep_the_connection() {
     Setup::new(0).run(|world| async move {
         let mount = world.client(1, "&idle=10s").await;
         for _ in 0..100 {

@@ -1,4 +1,4 @@
-//! An iWARP connection that is cut at any byte returns every buffer.
+//! Tests that an iWARP connection that is cut at any byte returns every buffer.
 
 use std::net::SocketAddr;
 
@@ -34,7 +34,7 @@ impl Provider for ByProxy {
     ) -> BoxFuture<'a, std::io::Result<Connected>> {
         Box::pin(async move {
             let proxy = CutProxy::start(remote, vec![self.cut]).await?;
-            // Connections under way outlive the proxy.
+            // Connections in progress outlive the proxy.
             self.iwarp.connect(proxy.local_addr(), options, private_data, recvs).await
         })
     }
@@ -47,7 +47,7 @@ fn fabric(cut: CutAfter) -> Fabric {
 
 const SIZE: usize = 3000;
 
-/// Something of every kind, both ways.
+/// Posts a work request of every kind, in both directions.
 fn post_everything(pair: &mut Pair) {
     for (side, other) in [(Side::Client, Side::Server), (Side::Server, Side::Client)] {
         let target = pair.end(other).expose_for_write(SIZE);
@@ -61,8 +61,9 @@ fn post_everything(pair: &mut Pair) {
 }
 
 #[tokio::test]
-async fn a_connection_cut_at_any_byte_brings_every_buffer_home() {
-    // The handshake is 24 bytes each way; what follows ends at byte 6364 one way, 6384 the other.
+async fn a_connection_cut_at_any_byte_returns_every_buffer() {
+    // The handshake is 24 bytes in each direction. The following data end at byte 6364 in one direction, 6384 in the
+    // other.
     for at in (24..6364).step_by(97) {
         for to_server in [false, true] {
             let limit = Some(at);
@@ -86,7 +87,7 @@ async fn a_connection_cut_at_any_byte_brings_every_buffer_home() {
     }
 }
 
-/// Four requests and two receives, each once, with what belongs to it.
+/// Checks that four requests and two receives have completed, each once, with their memory.
 fn check_home(end: &mut conformance::provider::End) {
     let mut ids: Vec<u64> = end.done.iter().map(|done| done.id.0).collect();
     ids.sort_unstable();
@@ -100,7 +101,7 @@ fn check_home(end: &mut conformance::provider::End) {
             CompletionKind::Receive { buffer, invalidated, .. } if done.status == Status::Ok => {
                 assert_eq!(buffer.len(), 100);
                 if let Some((_, Memory::Write(written))) = invalidated {
-                    assert!(written.as_host().unwrap()[..] == pattern(3, SIZE)[..], "what was announced is there");
+                    assert!(written.as_host().unwrap()[..] == pattern(3, SIZE)[..], "announced data must be complete");
                 }
             }
             CompletionKind::Receive { buffer, .. } => assert_eq!(buffer.len(), 4096),

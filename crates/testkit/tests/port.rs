@@ -1,21 +1,21 @@
-//! What is a test's own is nobody else's.
+//! Tests that a reserved port is not used by others.
 
 use std::{net::TcpStream, process::Command};
 
 use testkit::port::Port;
 
 #[test]
-fn nobody_else_has_a_port_that_is_taken() {
+fn a_reserved_port_is_not_reserved_twice() {
     let ports: Vec<Port> = (0..50).map(|_| Port::take()).collect();
     for (at, port) in ports.iter().enumerate() {
         assert!(ports[..at].iter().all(|other| other.number() != port.number()));
-        assert!(TcpStream::connect(port.address()).is_err(), "nobody listens");
+        assert!(TcpStream::connect(port.address()).is_err(), "no server must listen");
     }
 }
 
-/// Processes that take ports at the same time do not take the same.
+/// Processes that reserve ports at the same time get different ones.
 #[test]
-fn another_process_takes_others() {
+fn another_process_reserves_other_ports() {
     const SAY: &str = "SLIPWAY_TEST_SAY_PORTS";
     let take = || (0..50).map(|_| Port::take()).collect::<Vec<_>>();
     let ports = take();
@@ -24,7 +24,7 @@ fn another_process_takes_others() {
         return;
     }
     let this = std::env::current_exe().unwrap();
-    let arguments = ["--exact", "another_process_takes_others", "--nocapture"];
+    let arguments = ["--exact", "another_process_reserves_other_ports", "--nocapture"];
     let output = Command::new(this).args(arguments).env(SAY, "").output().unwrap();
     let said = String::from_utf8(output.stdout).unwrap();
     let others: Vec<u16> = said.lines().filter_map(|line| line.strip_prefix("port ")?.parse().ok()).collect();

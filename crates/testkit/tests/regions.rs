@@ -1,6 +1,6 @@
-//! The client reads into and writes from memory of a device, over every transport and version.
+//! Tests that the client reads into and writes from device memory, over every transport and version.
 //!
-//! The simulated fabric reaches device memory as an adapter does; for the other transports host memory is used in between.
+//! The simulated fabric accesses device memory as an adapter does. Other transports bounce through host memory.
 
 use std::{
     sync::{
@@ -30,7 +30,7 @@ use vfs::memory::{Memory, MemoryOptions};
 const TRANSPORTS: [(&str, &str); 5] =
     [("tcp", "tcp"), ("udp", "udp"), ("iwarp", "rdma"), ("shm", "shm"), ("sim", "rdma")];
 
-/// Counts regions and pieces of device memory that were registered themselves.
+/// Counts registered regions and pieces of device memory.
 #[derive(Default)]
 struct Registered(AtomicUsize);
 
@@ -64,8 +64,8 @@ fn kind(transport: &str, hook: Arc<Registered>) -> Arc<dyn TransportKind> {
     }
 }
 
-/// Runs a test with a mount of an empty file system: over the simulated network in a simulation. Returns how often device memory
-/// was registered.
+/// Runs a test with a mount of an empty file system: over the simulated network in a simulation. Returns the number of
+/// registrations of device memory.
 fn with_mount(transport: &str, proto: &str, version: &str, test: impl AsyncFn(&Mount)) -> usize {
     let registered = Arc::new(Registered::default());
     let run = async {
@@ -95,14 +95,14 @@ fn pattern(len: usize) -> Bytes {
 }
 
 #[test]
-fn data_go_from_device_to_device_and_every_byte_is_copied_once() {
+fn device_data_are_copied_once() {
     for (transport, proto) in TRANSPORTS {
         for version in ["3", "4.0", "4.2"] {
             if (transport, version) == ("udp", "4.0") || (transport, version) == ("udp", "4.2") {
                 continue; // RFC 8881 §2.9.1: not over UDP
             }
             let registered = with_mount(transport, proto, version, async |mount| {
-                // The last is more than one READ and more than one WRITE.
+                // The last length is more than one READ and more than one WRITE.
                 for len in [1, 700, 70_000, mount.read_size() + 5] {
                     let case = format!("{len} bytes over {transport} by {version}");
                     let data = pattern(len);
@@ -127,7 +127,7 @@ fn data_go_from_device_to_device_and_every_byte_is_copied_once() {
 }
 
 #[test]
-fn a_region_of_host_memory_is_filled_itself() {
+fn a_region_of_host_memory_is_filled_in_place() {
     for (transport, proto) in TRANSPORTS {
         with_mount(transport, proto, "3", async |mount| {
             mount.write("f", pattern(8000)).await.unwrap();
@@ -143,7 +143,7 @@ fn a_region_of_host_memory_is_filled_itself() {
 }
 
 #[test]
-fn a_device_that_fails_is_the_callers_error_and_disturbs_nobody_else() {
+fn a_device_failure_affects_only_its_caller() {
     for (transport, proto) in TRANSPORTS.into_iter().filter(|(transport, _)| *transport != "sim") {
         with_mount(transport, proto, "3", async |mount| {
             for len in [700, 70_000.min(mount.read_size()), mount.read_size() + 5] {

@@ -1,4 +1,4 @@
-//! Calls of a flavour that negotiates, numbers its transmissions and wraps bodies, over every transport.
+//! Tests of a flavour that negotiates, numbers its transmissions and wraps bodies, over every transport.
 
 use std::{
     fs::File,
@@ -38,12 +38,12 @@ use xdr::{Decode, Encode, Encoder, Located, Message, Payload, PlacedPayload};
 type Data = Payload<{ 1 << 20 }>;
 
 const PROGRAM: u32 = 0x2000_0007;
-/// Adds, and returns the sum: not idempotent.
+/// A procedure that adds, and returns the sum; it is not idempotent.
 const ADD: u32 = 1;
 const ECHO: u32 = 2;
-/// The content of a file, as a range of it.
+/// A procedure that returns the content of a file, as a file range.
 const FILE: u32 = 3;
-/// The caller's name.
+/// A procedure that returns the caller's name.
 const NAME: u32 = 4;
 
 const SECRET: u64 = 0x5ec2e7;
@@ -84,7 +84,7 @@ impl Service for Counter {
                     Ok(call.reply(&data))
                 }
                 FILE if call.is_wrapped && call.takes_file_ranges() => Err(AcceptError::SystemErr),
-                FILE => Ok(call.reply(&Data::from(Rope::from(self.file.clone().expect("a file"))))),
+                FILE => Ok(call.reply(&Data::from(Rope::from(self.file.clone().expect("service must have a file"))))),
                 NAME => {
                     let Identity::Principal(principal) = call.caller else { return Err(AcceptError::SystemErr) };
                     Ok(call.reply(&Data::from(principal.name.clone())))
@@ -95,7 +95,7 @@ impl Service for Counter {
     }
 }
 
-/// A server of some services, and how to reach it.
+/// A server of some services, and its address.
 struct Rig {
     kind: Arc<dyn TransportKind>,
     address: SocketAddr,
@@ -132,7 +132,7 @@ impl Rig {
         Client::connect(self.kind.clone(), self.address, options).await.unwrap()
     }
 
-    /// The largest payload that travels.
+    /// Returns the largest payload of the transport.
     fn payload_max(&self) -> usize {
         if self.kind.name() == "udp" { 8192 } else { 1 << 20 }
     }
@@ -178,7 +178,7 @@ fn pattern(len: usize) -> Bytes {
 }
 
 #[test]
-fn payloads_travel_at_every_level_and_are_placed_only_in_clear() {
+fn payloads_are_placed_only_without_wrapping() {
     over_all(async |rig, _| {
         for level in LEVELS {
             let client = rig.client(&TestClient::new("alice", SECRET, level)).await;
@@ -186,7 +186,7 @@ fn payloads_travel_at_every_level_and_are_placed_only_in_clear() {
                 let data = pattern(len);
                 let answer = echo(&client, &data).await.unwrap();
                 assert_eq!(answer.results.0.to_bytes().unwrap(), data);
-                let sink = answer.sink.expect("the caller's buffer comes back");
+                let sink = answer.sink.expect("the caller's buffer must return");
                 if len == 1 << 20 {
                     assert_eq!(
                         sink.holds(&answer.results.0),
@@ -200,14 +200,14 @@ fn payloads_travel_at_every_level_and_are_placed_only_in_clear() {
             }
             let named = client.call::<Data>(NAME, &(), ReplyPlan::default(), CallOptions::default()).await;
             assert_eq!(&named.unwrap().results.0.to_bytes().unwrap()[..], b"alice");
-            client.call::<()>(0, &(), ReplyPlan::default(), CallOptions::default()).await.expect("NULL with data");
+            client.call::<()>(0, &(), ReplyPlan::default(), CallOptions::default()).await.expect("NULL must succeed");
         }
         assert_eq!(rig.flavor.contexts_made(), LEVELS.len() as u32);
     });
 }
 
 #[test]
-fn calls_at_once_share_one_negotiation() {
+fn concurrent_calls_share_one_negotiation() {
     over_all(async |rig, counter| {
         let client = rig.client(&TestClient::new("alice", SECRET, Level::Integrity)).await;
         let mut calls = JoinSet::new();
@@ -222,9 +222,9 @@ fn calls_at_once_share_one_negotiation() {
     });
 }
 
-/// READ and WRITE of a real server, in all sizes.
+/// Runs READ and WRITE of a real server, in all sizes.
 #[test]
-fn an_nfs_server_reads_and_writes_under_every_level() {
+fn an_nfs_server_reads_and_writes_at_every_level() {
     for transport in TRANSPORTS {
         run(transport, || async {
             let vfs = Memory::new(MemoryOptions { mode: 0o777, ..MemoryOptions::default() });
@@ -244,7 +244,7 @@ async fn reads_and_writes(client: &Client, name: &str, largest: usize) {
     let short = || ReplyPlan { inline_max: 1024, ..ReplyPlan::default() };
     let once = CallOptions::default;
     let root = mount.call::<MountRes>(MountProc3::Mnt as u32, &Dirpath::from("/m"), short(), once()).await;
-    let MountRes::Ok(root) = root.unwrap().results else { panic!("it is exported") };
+    let MountRes::Ok(root) = root.unwrap().results else { panic!("the root must be exported") };
     let what = Diropargs3 { dir: root.fhandle, name: name.into() };
     let how = CreateHow3::Unchecked(Sattr3 { mode: Some(0o644), ..Default::default() });
     let args = CreateArgs { what, how };
@@ -268,7 +268,7 @@ async fn reads_and_writes(client: &Client, name: &str, largest: usize) {
     }
 }
 
-/// One transmission of a call, as it is on the wire.
+/// Returns one transmission of a call, as it is on the wire.
 fn transmission(
     flavor: &TestClient,
     (xid, procedure): (u32, u32),
@@ -276,7 +276,7 @@ fn transmission(
 ) -> (Message, Box<dyn Transmission>) {
     let mut encoder = Encoder::default();
     [xid, 0, 2, PROGRAM, 1, procedure].into_iter().for_each(|word| encoder.u32(word));
-    let transmission = flavor.begin(&mut encoder).expect("a context");
+    let transmission = flavor.begin(&mut encoder).expect("client must have a context");
     transmission.wrap(Message::encode(args).stream, &mut encoder).unwrap();
     (encoder.finish(), transmission)
 }
@@ -285,7 +285,7 @@ fn short() -> ReplyPlan {
     ReplyPlan { inline_max: 256, ..ReplyPlan::default() }
 }
 
-/// A connection with a context, which the client drives.
+/// Returns a connection with a context, which the client drives.
 async fn prepared(rig: &Rig, flavor: &Arc<TestClient>) -> (Client, Arc<dyn Transport>) {
     let client = rig.client(flavor).await;
     client.call::<()>(0, &(), ReplyPlan::default(), CallOptions::default()).await.unwrap();
@@ -294,7 +294,7 @@ async fn prepared(rig: &Rig, flavor: &Arc<TestClient>) -> (Client, Arc<dyn Trans
 }
 
 #[test]
-fn a_retransmission_is_answered_from_the_cache_with_a_verifier_of_its_own() {
+fn a_cached_reply_has_the_verifier_of_its_retransmission() {
     over_all(async |rig, counter| {
         for (round, level) in (1..).zip(LEVELS.into_iter().filter(|level| *level != Level::Header)) {
             let flavor = TestClient::new("alice", SECRET, level);
@@ -306,14 +306,15 @@ fn a_retransmission_is_answered_from_the_cache_with_a_verifier_of_its_own() {
                 let mut decoder = xdr::Decoder::new(&reply);
                 let header = ReplyHeader::decode(&mut decoder).unwrap();
                 let rpc::ReplyBody::Accepted { verifier, stat: AcceptStat::Success } = header.body else { panic!() };
-                assert!(sent.verifies(&verifier), "it is of this transmission");
+                assert!(sent.verifies(&verifier), "the verifier must be of this transmission");
                 assert!(!verifiers.contains(&verifier));
                 verifiers.push(verifier);
-                let results = sent.unwrap(decoder.take_rest()).expect("wrapped for this transmission");
+                let results = sent.unwrap(decoder.take_rest()).expect("body must be wrapped for this transmission");
                 assert_eq!(Message::from(results).decode::<u64>().unwrap(), 5);
             }
-            // The same caller is known after it has negotiated anew; another level is another pseudo flavour of the same.
-            assert_eq!(counter.sum.load(SeqCst), 5, "round {round}: executed once");
+            // The cache recognises the same caller after another negotiation. Another level is another pseudo flavour
+            // of the same caller.
+            assert_eq!(counter.sum.load(SeqCst), 5, "round {round}: the call must be executed once");
         }
     });
 }
@@ -328,10 +329,10 @@ fn a_replayed_transmission_gets_no_reply() {
         let (message, _) = transmission(&flavor, (0x1000, ADD), &5u64);
         transport.call(message.clone(), short()).await.unwrap();
         let mut replayed = std::pin::pin!(transport.call(message, short()));
-        // A connection answers in order: a reply would come before this one's.
+        // A connection answers in order, so a reply would arrive before this one's.
         tokio::select! {
             biased;
-            _ = &mut replayed => panic!("a replay is dropped in silence"),
+            _ = &mut replayed => panic!("a replay must be dropped without a reply"),
             sum = add(&client, 1) => assert_eq!(sum.unwrap(), 6),
         }
         assert!(futures_util::FutureExt::now_or_never(replayed).is_none());
@@ -339,7 +340,7 @@ fn a_replayed_transmission_gets_no_reply() {
 }
 
 #[test]
-fn a_call_goes_on_over_a_new_connection_and_in_a_new_context() {
+fn a_call_continues_over_a_new_connection_and_with_a_new_context() {
     over_all(async |rig, counter| {
         for level in LEVELS {
             let before = counter.sum.load(SeqCst);
@@ -347,20 +348,20 @@ fn a_call_goes_on_over_a_new_connection_and_in_a_new_context() {
             let client = rig.client(&flavor).await;
             assert_eq!(add(&client, 1).await.unwrap(), before + 1);
             rig.flavor.forget();
-            assert_eq!(add(&client, 1).await.unwrap(), before + 2, "a new context");
+            assert_eq!(add(&client, 1).await.unwrap(), before + 2, "the client must negotiate a new context");
             client.transport().unwrap().abort();
-            assert_eq!(add(&client, 1).await.unwrap(), before + 3, "a new connection");
+            assert_eq!(add(&client, 1).await.unwrap(), before + 3, "the client must reconnect");
             client.transport().unwrap().abort();
             rig.flavor.forget();
             assert_eq!(add(&client, 1).await.unwrap(), before + 4, "both");
             flavor.sequence.store(MAX_SEQUENCE, SeqCst);
-            assert_eq!(add(&client, 1).await.unwrap(), before + 5, "no numbers left in the context");
+            assert_eq!(add(&client, 1).await.unwrap(), before + 5, "an exhausted context must be replaced");
         }
     });
 }
 
 #[test]
-fn calls_are_executed_once_however_connections_are_cut() {
+fn calls_are_executed_once_despite_cut_connections() {
     for seed in 0..4 {
         run("rdma", || async move {
             let counter = Arc::new(Counter::default());
@@ -377,7 +378,7 @@ fn calls_are_executed_once_however_connections_are_cut() {
 }
 
 #[test]
-fn what_is_changed_on_its_way_is_not_accepted() {
+fn changed_messages_are_rejected() {
     over_all(async |rig, counter| {
         for level in [Level::Integrity, Level::Privacy] {
             counter.sum.store(0, SeqCst);
@@ -385,9 +386,13 @@ fn what_is_changed_on_its_way_is_not_accepted() {
             let client = rig.client(&flavor).await;
             assert_eq!(add(&client, 1).await.unwrap(), 1);
             flavor.tampers.store(1, SeqCst);
-            assert_eq!(add(&client, 2).await.unwrap(), 3, "the call is sent again");
+            assert_eq!(add(&client, 2).await.unwrap(), 3, "a changed call must be sent again");
             rig.flavor.tampers.store(2, SeqCst);
-            assert_eq!(add(&client, 4).await.unwrap(), 7, "so it is when its reply was changed, and executed once");
+            assert_eq!(
+                add(&client, 4).await.unwrap(),
+                7,
+                "a call with a changed reply must be sent again, and executed once"
+            );
             flavor.tampers.store(u32::MAX, SeqCst);
             let garbage = add(&client, 8).await.unwrap_err();
             assert!(matches!(garbage, ClientError::NotExecuted(AcceptStat::GarbageArgs)), "{garbage}");
@@ -396,13 +401,13 @@ fn what_is_changed_on_its_way_is_not_accepted() {
             let security = add(&client, 16).await.unwrap_err();
             assert!(matches!(security, ClientError::Security(_)), "{security}");
             rig.flavor.tampers.store(0, SeqCst);
-            assert_eq!(add(&client, 0).await.unwrap(), 23, "what was garbage was never executed");
+            assert_eq!(add(&client, 0).await.unwrap(), 23, "invalid calls must not be executed");
         }
     });
 }
 
 #[test]
-fn a_forged_verifier_is_not_accepted() {
+fn forged_verifiers_are_rejected() {
     over_all(async |rig, counter| {
         for level in LEVELS {
             counter.sum.store(0, SeqCst);
@@ -410,19 +415,19 @@ fn a_forged_verifier_is_not_accepted() {
             let client = rig.client(&flavor).await;
             assert_eq!(add(&client, 1).await.unwrap(), 1);
             rig.flavor.forges.store(2, SeqCst);
-            assert_eq!(add(&client, 2).await.unwrap(), 3, "the call is sent again, and was executed once");
+            assert_eq!(add(&client, 2).await.unwrap(), 3, "the call must be sent again, and executed once");
             rig.flavor.forges.store(u32::MAX, SeqCst);
             let security = add(&client, 4).await.unwrap_err();
             assert!(matches!(security, ClientError::Security(_)), "{security}");
             rig.flavor.forges.store(0, SeqCst);
             let contexts = rig.flavor.contexts_made();
             flavor.forges.store(1, SeqCst);
-            assert_eq!(add(&client, 8).await.unwrap(), 15, "in a new context");
+            assert_eq!(add(&client, 8).await.unwrap(), 15, "the call must use a new context");
             assert_eq!(rig.flavor.contexts_made(), contexts + 1);
             flavor.forges.store(u32::MAX, SeqCst);
             let denied = add(&client, 16).await.unwrap_err();
             assert!(matches!(denied, ClientError::Denied(RejectStat::AuthError(AuthStat::GssCredProblem))), "{denied}");
-            assert_eq!(counter.sum.load(SeqCst), 15, "nothing forged was executed");
+            assert_eq!(counter.sum.load(SeqCst), 15, "forged calls must not be executed");
         }
     });
 }
@@ -439,23 +444,23 @@ fn results_that_cannot_be_wrapped_are_not_sent() {
         let mut silent = std::pin::pin!(transport.call(message, short()));
         tokio::select! {
             biased;
-            _ = &mut silent => panic!("nothing may leave in clear"),
-            sum = add(&client, 1) => assert_eq!(sum.unwrap(), 6, "it was executed"),
+            _ = &mut silent => panic!("nothing may be sent in clear text"),
+            sum = add(&client, 1) => assert_eq!(sum.unwrap(), 6, "the call must be executed"),
         }
         assert!(futures_util::FutureExt::now_or_never(silent).is_none());
         let (message, sent) = transmission(&flavor, (0x1000, ADD), &5u64);
-        // A connection of its own: the first one has an outstanding call of this XID.
+        // A separate connection, because the first one has an outstanding call with this XID.
         let (_client, transport) = prepared(&rig, &flavor).await;
         let again = transport.call(message, short()).await.unwrap().message;
         let mut decoder = xdr::Decoder::new(&again);
         ReplyHeader::decode(&mut decoder).unwrap();
         let sum = Message::from(sent.unwrap(decoder.take_rest()).unwrap()).decode::<u64>();
-        assert_eq!(sum.unwrap(), 5, "the results were kept");
+        assert_eq!(sum.unwrap(), 5, "the results must be cached");
     });
 }
 
 #[test]
-fn a_wrapped_body_must_be_whole() {
+fn a_wrapped_body_must_be_complete() {
     run("rdma", || async {
         let counter = Arc::new(Counter::default());
         let rig = Rig::new("rdma", vec![counter.clone()]);
@@ -464,7 +469,7 @@ fn a_wrapped_body_must_be_whole() {
         let data = Data::from(pattern(16 << 10));
         let args = Encoded(&data);
         let (message, sent) = transmission(&flavor, (0x1000, ECHO), &args);
-        // The end of the body is taken out of the stream, and travels as a read chunk.
+        // Move the end of the body from the stream into a read chunk.
         let at = message.stream.len() - 8192;
         let placed = PlacedPayload { position: Some(at as u32), data: message.stream.slice(at..).into() };
         let reduced = Message { stream: message.stream.slice(..at), payloads: [placed].into_iter().collect() };
@@ -477,11 +482,14 @@ fn a_wrapped_body_must_be_whole() {
         let (message, _) = transmission(&flavor, (0x1001, ECHO), &args);
         let reply = transport.call(message, plan()).await.unwrap();
         let header = ReplyHeader::decode(&mut xdr::Decoder::new(&reply.message)).unwrap();
-        assert!(matches!(header.body, rpc::ReplyBody::Accepted { stat: AcceptStat::Success, .. }), "whole it is fine");
+        assert!(
+            matches!(header.body, rpc::ReplyBody::Accepted { stat: AcceptStat::Success, .. }),
+            "the complete body must be accepted"
+        );
     });
 }
 
-/// All of a value in the stream.
+/// Encodes a value completely in the stream.
 struct Encoded<'a>(&'a Data);
 
 impl Encode for Encoded<'_> {
@@ -491,7 +499,7 @@ impl Encode for Encoded<'_> {
 }
 
 #[test]
-fn a_range_of_a_file_is_read_before_it_is_wrapped() {
+fn file_ranges_are_read_before_wrapping() {
     let mut file = tempfile::tempfile().unwrap();
     let content = pattern(100_003);
     file.write_all(&content).unwrap();
@@ -511,7 +519,7 @@ fn a_range_of_a_file_is_read_before_it_is_wrapped() {
 }
 
 #[test]
-fn who_cannot_be_authenticated_is_told_so_and_executes_nothing() {
+fn unauthenticated_calls_are_denied_and_not_executed() {
     over_all(async |rig, counter| {
         for (user, secret) in [("mallory", SECRET), ("alice", SECRET + 1)] {
             let client = rig.client(&TestClient::new(user, secret, Level::Integrity)).await;
@@ -524,7 +532,7 @@ fn who_cannot_be_authenticated_is_told_so_and_executes_nothing() {
 }
 
 #[test]
-fn a_server_without_the_flavour_refuses_it() {
+fn a_server_without_the_flavour_rejects_it() {
     run("tcp", || async {
         let kind: Arc<dyn TransportKind> = Arc::new(TcpKind::default());
         let counter: Arc<dyn Service> = Arc::new(Counter::default());

@@ -1,4 +1,5 @@
-//! Our own traffic before somebody else's decoder: captured on loopback, dissected by tshark, no frame malformed.
+//! Decodes our own traffic with an independent decoder: captured on loopback, dissected by tshark, without a malformed
+//! frame.
 
 use std::path::Path;
 use std::process::Command;
@@ -10,7 +11,7 @@ use super::server::Server;
 use crate::report::{Outcome, Report};
 use crate::shell::{self, Daemon};
 
-/// Captures sessions of our client and our server, of each version over each transport.
+/// Captures sessions of our client and our server, with each version over each transport.
 pub fn run(bench: &Bench, report: &mut Report) -> Result<(), String> {
     if !shell::is_root() {
         report.record("interop: capture", Outcome::Skipped("only root can capture on loopback".into()));
@@ -37,7 +38,7 @@ pub fn run(bench: &Bench, report: &mut Report) -> Result<(), String> {
 
 const VERSIONS: [&str; 4] = ["3", "4.0", "4.1", "4.2"];
 
-/// One of everything that the command line does, on a small tree.
+/// Runs every command of the command line on a small tree.
 fn session(bench: &Bench, version: &str, transport: &str, server: &Server) -> Result<(), String> {
     let port = if transport == "rdma" { server.rdma } else { server.tcp };
     let mut query = format!("proto={transport}&vers={version}");
@@ -71,7 +72,7 @@ fn capture(file: &Path, port: u16, session: impl FnOnce() -> Result<(), String>)
         return Err("tcpdump does not start".into());
     }
     session()?;
-    // What is still in the kernel's ring.
+    // Waits for the packets in the kernel's ring.
     std::thread::sleep(Duration::from_secs(1));
     tcpdump.terminate()?;
     if says("packets dropped by kernel") && !says("\n0 packets dropped by kernel") {
@@ -80,7 +81,8 @@ fn capture(file: &Path, port: u16, session: impl FnOnce() -> Result<(), String>)
     Ok(())
 }
 
-/// Counts the frames of this version that tshark understood; `Err` if one is malformed or there is none.
+/// Returns the number of frames of this version that tshark decodes. Returns an error if one is malformed, or if there
+/// is none.
 fn dissect(file: &Path, version: &str, transport: &str, port: u16) -> Result<u64, String> {
     let (field, value) =
         version.split_once('.').map_or(("rpc.programversion", version), |(_, minor)| ("nfs.minorversion", minor));

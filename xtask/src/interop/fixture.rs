@@ -1,5 +1,5 @@
-//! The data that travels: a real source tree (Linux's own headers, the same on every machine that has the lab), its
-//! checksums, and a large random file.
+//! The test data: a real source tree (Linux's own headers, the same on every machine with the lab), its checksums, and
+//! a large random file.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,20 +9,20 @@ use crate::shell;
 const FILES_IN_TREE: usize = 2200;
 const RANDOM_MIB: usize = 24;
 
-/// Where the data are.
+/// The paths of the test data.
 pub struct Fixture {
-    /// The tree, unpacked.
+    /// The unpacked tree.
     pub tree: PathBuf,
-    /// The same as a tar archive.
+    /// The tree as a tar archive.
     pub archive: PathBuf,
     /// `sha256sum`'s list of the tree.
     pub manifest: PathBuf,
-    /// 24 MiB of noise.
+    /// A file of 24 MiB of random bytes.
     pub random: PathBuf,
 }
 
 impl Fixture {
-    /// Makes what is not yet there.
+    /// Makes the missing data.
     pub fn make(directory: &Path) -> Result<Self, String> {
         let fixture = Self {
             tree: directory.join("tree"),
@@ -41,7 +41,7 @@ impl Fixture {
         Ok(fixture)
     }
 
-    /// Lays out what a server is given before its first client comes: the tree, and a directory of 3,000 names.
+    /// Makes the initial content of an export: the tree, and a directory of 3,000 names.
     pub fn give(&self, export: &Path) -> Result<(), String> {
         let script = "set -euo pipefail; mkdir -p given/tree given/many; tar -xf \"$1\" -C given/tree; cd given/many; \
                       touch $(seq -f 'entry-%g' 3000)";
@@ -49,7 +49,7 @@ impl Fixture {
         shell::capture(Command::new("bash").current_dir(export).args(["-c", script, "give", &archive])).map(drop)
     }
 
-    /// `Err` unless `directory` holds exactly the tree.
+    /// Returns an error unless `directory` contains exactly the tree.
     pub fn verify(&self, directory: &Path) -> Result<(), String> {
         let manifest = self.manifest.to_string_lossy();
         shell::capture(Command::new("sha256sum").current_dir(directory).args(["--quiet", "-c", &manifest]))?;

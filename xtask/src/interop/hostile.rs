@@ -1,4 +1,4 @@
-//! The attacks of `crates/hostile` on our server, with good clients beside them.
+//! Runs the attacks of `crates/hostile` on our server, while good clients use it.
 
 use std::process::Command;
 
@@ -7,14 +7,15 @@ use super::lab::text;
 use crate::report::{Outcome, Report};
 use crate::shell;
 
-/// Runs all attacks and takes their verdicts into the report.
+/// Runs all attacks, and adds their results to the report.
 pub fn run(bench: &Bench, report: &mut Report) -> Result<(), String> {
-    // A program without integration tests is not built with the tests.
+    // A program without integration tests is not built together with the tests.
     shell::run(&mut shell::cargo(["build", "--quiet", "--package", "slipway-hostile"]))?;
     let directory = bench.fresh("hostile")?;
     let program = |name: &str| text(&shell::target_dir().join("debug").join(name));
     let attack = [program("slipway-hostile"), text(&bench.slipway), program("examples/load"), text(&directory)];
-    // In a network of its own the server can be rpcbind, and no other suite meets it.
+    // In a separate network namespace, the server can run the built-in rpcbind, and does not interfere with other
+    // suites.
     let mut command = if shell::is_root() {
         let mut command = Command::new("unshare");
         command.args(["--net", "sh", "-c", NETWORK, "hostile"]);
@@ -42,6 +43,6 @@ pub fn run(bench: &Bench, report: &mut Report) -> Result<(), String> {
     }
 }
 
-/// The last two are addresses of the documentation's network, for a peer over UDP that is not the server's own host.
+/// The last two are addresses of the network for documentation, for a UDP peer on another host than the server's.
 const NETWORK: &str =
     "ip link set lo up && ip addr add 198.51.100.1/32 dev lo && ip addr add 198.51.100.7/32 dev lo && exec \"$@\"";

@@ -10,17 +10,17 @@ use super::lab::{Guest, text};
 use crate::report::{Outcome, Report};
 use crate::shell::{self, Daemon};
 
-/// Longest that the guest may take to boot and to lay out its export.
+/// The maximum time for the guest to boot and to prepare its export.
 const BOOT_LIMIT: Duration = Duration::from_secs(900);
-/// Longest that it may take to look at what was written, and to end.
+/// The maximum time for the guest to check the written data, and to end.
 const END_LIMIT: Duration = Duration::from_secs(900);
-/// Longest that one thing may take that the program `peer` does: only what hangs comes to that.
+/// The maximum time of one step of the program `peer`. Only a hang reaches it.
 const PEER_LIMIT: Duration = Duration::from_secs(3000);
-/// For how long the server keeps the state of a silent client of version 4, and waits for what is reclaimed after its restart.
+/// The lease of the server for silent version 4 clients, and the time for reclaims after its restart.
 const LEASE: Duration = Duration::from_secs(30);
 const GRACE: Duration = Duration::from_secs(20);
 
-/// Our command line against it, by version 3.
+/// Runs our command line against the server, with version 3.
 pub fn version3(bench: &Bench, report: &mut Report) -> Result<(), String> {
     let mut knfsd = Knfsd::boot(bench, "knfsd", &[])?;
     for transport in ["tcp", "rdma"] {
@@ -29,8 +29,8 @@ pub fn version3(bench: &Bench, report: &mut Report) -> Result<(), String> {
     knfsd.end(report)
 }
 
-/// By version 4: each minor version by each transport, and what only that has, while other clients hold locks and do nothing
-/// else; then it restarts under load.
+/// Runs version 4: each minor version over each transport, and its additional features, while other clients hold locks
+/// and are idle. Then the server restarts under load.
 pub fn version4(bench: &Bench, report: &mut Report) -> Result<(), String> {
     let seconds = |time: Duration| time.as_secs().to_string();
     let mut knfsd = Knfsd::boot(bench, "knfsd4", &[("LEASE_S", seconds(LEASE)), ("GRACE_S", seconds(GRACE))])?;
@@ -38,7 +38,7 @@ pub fn version4(bench: &Bench, report: &mut Report) -> Result<(), String> {
     let mut idle = knfsd.peer("idle", &[("tcp", "4.0"), ("rdma", "4.1"), ("tcp", "4.2")].map(|way| knfsd.root(way)))?;
     let holding = || out.join("holding").exists();
     if !shell::wait_until(BOOT_LIMIT, || holding() || !idle.is_running()) || !holding() {
-        return Err(format!("locks are not to be had: see {}", out.join("idle.log").display()));
+        return Err(format!("locks cannot be taken: see {}", out.join("idle.log").display()));
     }
     let begun = Instant::now();
     for version in ["4.2", "4.1", "4.0"] {
@@ -71,21 +71,21 @@ pub fn version4(bench: &Bench, report: &mut Report) -> Result<(), String> {
     knfsd.end(report)
 }
 
-/// A guest with the kernel's server in it.
+/// A guest with the kernel's server.
 struct Knfsd {
     suite: &'static str,
-    /// Of the suite.
+    /// The directory of the suite.
     directory: PathBuf,
     guest: Guest,
     lab: Daemon,
-    /// Where its ports are here.
+    /// The forwarded ports on the host.
     tcp: u16,
     rdma: u16,
     mount: u16,
 }
 
 impl Knfsd {
-    /// Runs `guest/knfsd.sh` with these variables, up to where the server serves.
+    /// Runs `guest/knfsd.sh` with these variables, until the server is ready.
     fn boot(bench: &Bench, suite: &'static str, variables: &[(&str, String)]) -> Result<Self, String> {
         let directory = bench.fresh(suite)?;
         let guest = Guest::new(bench, directory.join("guest"))?;
@@ -101,10 +101,10 @@ impl Knfsd {
         Ok(knfsd)
     }
 
-    /// The export, by a transport and a version.
+    /// Returns the export over a transport and with a version.
     fn export(&self, (transport, version): (&str, &str)) -> Export {
         let port = if transport == "tcp" { self.tcp } else { self.rdma };
-        // The kernel's MOUNT is on TCP alone; version 4 has none, and its root is the export.
+        // The kernel serves MOUNT only over TCP. Version 4 has no MOUNT, and its root is the export.
         let (path, query) = match version {
             "3" => {
                 ("/run/export", format!("vers=3&proto={transport}&mountport={}&mountproto=tcp&uid=0&gid=0", self.mount))
@@ -114,7 +114,7 @@ impl Knfsd {
         Export { url: format!("nfs://127.0.0.1:{port}{path}"), query }
     }
 
-    /// Our command line by this way.
+    /// Runs checks of our command line over this transport and version.
     fn content(
         &self,
         bench: &Bench,
@@ -133,12 +133,12 @@ impl Knfsd {
         Ok(())
     }
 
-    /// The URL of its root.
+    /// Returns the URL of the server's root.
     fn root(&self, way: (&str, &str)) -> String {
         self.export(way).at("")
     }
 
-    /// Its address by the other transport.
+    /// Returns the server's address over the other transport.
     fn also(&self, transport: &str) -> String {
         match transport {
             "tcp" => format!("rdma@127.0.0.1:{}", self.rdma),
@@ -146,7 +146,8 @@ impl Knfsd {
         }
     }
 
-    /// Starts the program `peer` for what lasts, by these URLs; files in the guest's directory are how it tells and is told.
+    /// Starts the program `peer` for a longer check with these URLs. They communicate by files in the guest's
+    /// directory.
     fn peer(&self, mode: &str, urls: &[String]) -> Result<Daemon, String> {
         let out = &self.guest.out;
         let mut program = peer();
@@ -154,7 +155,7 @@ impl Knfsd {
         Daemon::start(&mut program, &out.join(format!("{mode}.log")))
     }
 
-    /// Has the guest look at what was written, and end.
+    /// Makes the guest check the written data, and end.
     fn end(&mut self, report: &mut Report) -> Result<(), String> {
         std::fs::write(self.guest.out.join("done"), "").map_err(|error| error.to_string())?;
         let ended = shell::wait_until(END_LIMIT, || !self.lab.is_running());
@@ -162,7 +163,7 @@ impl Knfsd {
     }
 }
 
-/// However it came to that: nobody else would end the guest.
+/// Ends the guest in any case.
 impl Drop for Knfsd {
     fn drop(&mut self) {
         let _ = std::fs::write(self.guest.out.join("done"), "");
@@ -170,7 +171,7 @@ impl Drop for Knfsd {
     }
 }
 
-/// An export of the guest's, without and with options.
+/// An export of the guest, without and with options.
 struct Export {
     url: String,
     query: String,
@@ -184,11 +185,11 @@ impl Export {
 
 type Check = fn(&Bench, &Export, &str, &Path) -> Result<(), String>;
 
-/// With all of a tree of many files in and out, and the instrument.
+/// The checks with the whole tree in and out, and with bench.
 const WHOLE: [(&str, Check); 8] = [LISTING, CAT, TREE_OUT, TREE_IN, LARGE, WITHIN, STAT_DF_RM, BENCH];
-/// With the tree out, and a part of it in.
+/// The checks with the whole tree out, and a part of it in.
 const MOST: [(&str, Check); 7] = [LISTING, CAT, TREE_OUT, PART_IN, LARGE, WITHIN, STAT_DF_RM];
-/// With a part of it.
+/// The checks with a part of the tree.
 const BRIEF: [(&str, Check); 4] = [CAT, PART_IN, LARGE, STAT_DF_RM];
 
 const LISTING: (&str, Check) = ("ls -lR lists the whole tree", |bench, export, _, _| {
@@ -270,20 +271,20 @@ const BENCH: (&str, Check) = ("bench runs to the end", |bench, export, transport
     Ok(())
 });
 
-/// A directory of the tree, which the guest knows too.
+/// A directory of the tree, which the guest knows as well.
 const PART: &str = "asm-generic";
 
-/// What only version 4 has: by one way, and in one session by the other transport too.
+/// Checks the features of version 4, over one transport, and in one session over both.
 fn peer_checks(knfsd: &Knfsd, (transport, version): (&str, &str)) -> Result<(), String> {
     let (url, also) = (knfsd.root((transport, version)), knfsd.also(transport));
     shell::capture(peer().args(["checks", &url, &also])).map(drop)
 }
 
-/// The example `peer` of our client.
+/// Returns the example `peer` of our client.
 fn peer() -> Command {
     let mut program = Command::new("timeout");
     program.arg(PEER_LIMIT.as_secs().to_string()).arg(shell::target_dir().join("debug/examples/peer"));
-    // The end of what it says is shown, which is to be why it ended.
+    // The last lines of the output are shown, and must be the reason of a failure.
     program.env("RUST_BACKTRACE", "0");
     program
 }
@@ -296,7 +297,7 @@ fn outcome(tests: u64, result: Result<(), String>) -> Outcome {
 }
 
 fn slipway(bench: &Bench, arguments: &[&str]) -> Result<String, String> {
-    // No call of the client can hang for ever; this is for the day when one does.
+    // No call of the client should hang for ever. This is a safeguard.
     let mut command = Command::new("timeout");
     command.arg("300").arg(&bench.slipway).args(arguments).env("RUST_BACKTRACE", "1");
     shell::capture(&mut command)

@@ -1,4 +1,4 @@
-//! One run of a guest: its inputs laid out, its result lines taken into the report.
+//! One run of a guest: prepares its inputs, and adds its results to the report.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,16 +7,16 @@ use super::Bench;
 use crate::report::{Outcome, Report};
 use crate::shell::{self, Daemon};
 
-/// Longest that a guest may run. Emulation is slow, and the machine may be busy.
+/// The maximum time of a guest, in seconds. Emulation is slow, and the machine can be busy.
 const TIMEOUT_S: u32 = 3600;
 
-/// A guest's directory, which it sees as /run/out.
+/// The directory of a guest, which is /run/out in the guest.
 pub struct Guest {
     pub out: PathBuf,
 }
 
 impl Guest {
-    /// Lays out what every guest script expects to find.
+    /// Prepares the files that every guest script expects.
     pub fn new(bench: &Bench, out: PathBuf) -> Result<Self, String> {
         let script = "set -euo pipefail; mkdir -p \"$1\"; cp -r interop/guest \"$1/\"; cp --reflink=auto \"$2\" \"$3\" \"$4\" \"$1/\"; \
                       cp \"$(interop/kernel-lab config)\" \"$1/config\"";
@@ -39,17 +39,17 @@ impl Guest {
         command
     }
 
-    /// Boots, runs `script` to its end, and returns whether the guest says that all is well.
+    /// Boots the guest, and runs `script` to its end. Returns `true` if the guest reports success.
     pub fn run(&self, script: &str) -> bool {
         shell::run(&mut self.command(script, "")).is_ok()
     }
 
-    /// Boots and runs `script` while we do something else; `forward` is kernel-lab's FWD.
+    /// Boots the guest, and runs `script` in the background; `forward` is kernel-lab's FWD.
     pub fn start(&self, script: &str, forward: &str) -> Result<Daemon, String> {
         Daemon::start(&mut self.command(script, forward), &self.out.join("kernel-lab.log"))
     }
 
-    /// Takes the guest's result lines into the report; `Err` if it reported nothing.
+    /// Adds the guest's result lines to the report. Returns an error if there are none.
     pub fn results(&self, suite: &str, succeeded: bool, report: &mut Report) -> Result<(), String> {
         let text = std::fs::read_to_string(self.out.join("results")).unwrap_or_default();
         let (mut passed, mut failed) = (0, 0);
@@ -77,7 +77,7 @@ impl Guest {
     }
 }
 
-/// Splits "TRANSPORT: CHECK: WHY" before WHY.
+/// Splits "TRANSPORT: CHECK: REASON" before REASON.
 fn split_reason(line: &str) -> (&str, &str) {
     let first = line.find(": ").unwrap_or(line.len());
     match line[first + 2..].find(": ") {
@@ -86,7 +86,7 @@ fn split_reason(line: &str) -> (&str, &str) {
     }
 }
 
-/// The directory that a path lies in, as text for a command line.
+/// Returns the parent directory of a path, as text for a command line.
 pub fn text(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }

@@ -1,5 +1,5 @@
-//! Two Linux clients in the guest, and our server between them, in a network namespace of its own there: file locks need
-//! calls in both directions, which the lab's network to the host does not let through.
+//! Two Linux clients and our server in network namespaces of one guest: file locks need calls in both directions, which
+//! the lab's network to the host does not forward.
 
 use super::Bench;
 use super::lab::{Guest, text};

@@ -1,6 +1,6 @@
-//! Slipway against programs that nobody here wrote: a Linux kernel on either end, libnfs, fio and tshark.
+//! Tests against independent implementations: a Linux kernel as client and as server, libnfs, fio and tshark.
 //!
-//! The kernel runs in `interop/kernel-lab`; what happens in the guest is in `interop/guest/*.sh`. Each suite leaves its
+//! The kernel runs in `interop/kernel-lab`. The scripts for the guest are `interop/guest/*.sh`. Each suite leaves its
 //! logs in `target/interop/NAME`.
 
 mod capture;
@@ -27,22 +27,22 @@ use fixture::Fixture;
 use ports::Ports;
 use rotation::Rotation;
 
-/// What every suite works with.
+/// The inputs of every suite.
 struct Bench {
     /// The `slipway` binary.
     slipway: PathBuf,
-    /// What cargo says of all that it has built, a line of JSON to an artifact.
+    /// The JSON output of cargo for the build, one line for each artifact.
     built: String,
     fixture: Fixture,
     ports: Ports,
-    /// Which cells of long matrices are run.
+    /// Selects the cells of long matrices.
     rotation: Rotation,
     /// `target/interop`.
     directory: PathBuf,
 }
 
 impl Bench {
-    /// A fresh directory for one suite. What its last run left is kept beside it, in `SUITE.last`.
+    /// Returns an empty directory for one suite. The results of its last run are kept in `SUITE.last`.
     fn fresh(&self, suite: &str) -> Result<PathBuf, String> {
         let directory = self.directory.join(suite);
         if directory.exists() {
@@ -56,7 +56,7 @@ impl Bench {
         Ok(directory)
     }
 
-    /// The program of `crates/KRATE/tests/NAME.rs`.
+    /// Returns the program of `crates/KRATE/tests/NAME.rs`.
     fn test_program(&self, krate: &str, name: &str) -> Result<PathBuf, String> {
         let (manifest, target) = (format!("/crates/{krate}/Cargo.toml\""), format!("\"name\":\"{name}\""));
         let of_it = |line: &&str| line.contains(&manifest) && line.contains(&target);
@@ -70,18 +70,19 @@ impl Bench {
 
 type Suite = fn(&Bench, &mut Report) -> Result<(), String>;
 
-/// The suites, in lanes that run side by side, each in its order. In the first our server is on this machine, of which only one
-/// can be the rpcbind. A guest keeps one processor busy at most, and the suites of each lane take about as long as another's.
+/// The suites, in lanes that run in parallel. In the first lane our server runs on the host, where only one server can
+/// be the rpcbind. A guest uses at most one processor, and all lanes take about the same time.
 const LANES: [&[(&str, Suite)]; 3] = [
     &[("client", client::run), ("libnfs", tools::libnfs), ("fio", tools::fio), ("capture", capture::run)],
     &[("verbs", verbs::run), ("restarts", restarts::run), ("hostile", hostile::run)],
     &[("locks", locks::run), ("knfsd", knfsd::version3), ("knfsd4", knfsd::version4), ("reference", client::reference)],
 ];
 
-/// Runs when asked for: it only proves the harness.
+/// Suites that run only on request, because they only check the harness.
 const ON_REQUEST: [&str; 1] = ["reference"];
 
-/// Runs one suite, or all that CI runs, with all cells of their matrices if `all`; false if there is no suite `only`.
+/// Runs one suite, or all that CI runs, with all cells of their matrices if `all`. Returns `false` if there is no suite
+/// `only`.
 pub fn run(only: Option<&str>, all: bool, report: &mut Report) -> bool {
     if only.is_some_and(|only| LANES.iter().copied().flatten().all(|(name, _)| *name != only)) {
         return false;
@@ -111,7 +112,7 @@ pub fn run(only: Option<&str>, all: bool, report: &mut Report) -> bool {
     true
 }
 
-/// Runs what is to run of a lane.
+/// Runs the selected suites of a lane.
 fn in_turn(lane: &[(&str, Suite)], only: Option<&str>, bench: &Bench) -> Report {
     let mut report = Report::default();
     for (name, suite) in lane {
@@ -120,7 +121,7 @@ fn in_turn(lane: &[(&str, Suite)], only: Option<&str>, bench: &Bench) -> Report 
             let started = Instant::now();
             let mut ended = attempt(name, *suite, bench);
             if only.is_none() && ended.failed() {
-                // As with a test that fails (`checks`): a change is not held up by what fails by chance, which is named.
+                // As with a failed test (`checks`), an unstable suite does not block a change, and is named.
                 eprintln!("== interop: {name}: once more");
                 let again = attempt(name, *suite, bench);
                 if !again.failed() {
@@ -146,17 +147,17 @@ fn attempt(name: &str, suite: Suite, bench: &Bench) -> Report {
 }
 
 enum Unready {
-    /// This machine lacks something that only its owner can give.
+    /// This machine lacks something that only its administrator can provide.
     Skip(String),
     Broken(String),
 }
 
-/// Installs what the suites need from Debian, or says what is to be installed.
+/// Installs the Debian packages of the suites, or returns an error that names them.
 pub fn install() -> Result<(), String> {
     let kernel = || shell::output("interop/kernel-lab", ["packages"]);
     let all_there = |kernel: String| kernel.lines().chain(tools::PACKAGES).all(debian::is_installed);
     if shell::is_root() && !kernel().is_ok_and(all_there) {
-        // A fresh machine has no lists of packages, or old ones, which name a kernel that is no longer to be had.
+        // A new machine has no package lists, or old ones with a kernel that is no longer available.
         debian::update()?;
     }
     let kernel = kernel()?;
@@ -167,7 +168,7 @@ pub fn install() -> Result<(), String> {
 fn prepare(rotation: Rotation) -> Result<Bench, Unready> {
     let broken_if_root = |why| if shell::is_root() { Unready::Broken(why) } else { Unready::Skip(why) };
     install().map_err(broken_if_root)?;
-    // As the tests are built: the same features, and nothing is built again, neither here nor while a suite runs.
+    // Use the same features as the tests, so that nothing is built twice, neither here nor while a suite runs.
     let build = ["test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"];
     let built = shell::capture(&mut shell::cargo(build)).map_err(Unready::Broken)?;
     shell::output("interop/kernel-lab", ["prepare"]).map_err(Unready::Broken)?;

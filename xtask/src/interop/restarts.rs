@@ -1,4 +1,5 @@
-//! Two Linux clients in the guest that hold locks while our server restarts three times: by every version over tcp and rdma.
+//! Two Linux clients in the guest that hold locks while our server restarts three times: with every version over tcp
+//! and rdma.
 
 use super::Bench;
 use super::lab::{Guest, text};
@@ -6,7 +7,7 @@ use crate::report::Report;
 
 /// Runs `guest/restarts.sh`.
 pub fn run(bench: &Bench, report: &mut Report) -> Result<(), String> {
-    // A restart serves the clients of all versions over both transports at once, so that only the signals take turns.
+    // A restart serves the clients of all versions over both transports at once, so only the signals alternate.
     let signals = bench.rotation.pick("restarts", &SIGNALS, 1);
     let signals: Vec<&str> = signals.into_iter().copied().collect();
     let guest = Guest::new(bench, bench.fresh("restarts")?.join("guest"))?;
@@ -15,5 +16,5 @@ pub fn run(bench: &Bench, report: &mut Report) -> Result<(), String> {
     guest.results("restarts", succeeded, report)
 }
 
-/// How the server ends: with time to say goodbye, and without.
+/// The signals that end the server: with a clean shutdown, and without.
 const SIGNALS: [&str; 2] = ["TERM", "KILL"];

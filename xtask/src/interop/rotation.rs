@@ -1,26 +1,27 @@
-//! Test matrices that take too long for every run: each commit runs some of the cells, and all of them come round.
+//! Test matrices that take too long for every run: each commit runs some of the cells, so that all of them run over
+//! time.
 
 use crate::shell;
 
-/// Which cells of a matrix to run.
+/// Selects the cells of a matrix to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rotation {
     /// All cells (`--all`).
     All,
-    /// Those of a commit, by its hash.
+    /// The cells of a commit, by its hash.
     Commit(u64),
 }
 
 impl Rotation {
-    /// All cells, or those of the commit that is checked out.
+    /// Returns all cells, or those of the current commit.
     pub fn new(all: bool) -> Self {
         let head = shell::output("git", ["rev-parse", "HEAD"]).unwrap_or_default();
-        // Without git there is one commit.
+        // Without git, all runs use the same cells.
         let hash = head.get(..16).and_then(|digits| u64::from_str_radix(digits, 16).ok());
         if all { Self::All } else { Self::Commit(hash.unwrap_or(0)) }
     }
 
-    /// `count` of the cells, which follow one another in their order. Prints which, and how to run all.
+    /// Returns `count` consecutive cells. Prints them, and the command that runs all.
     pub fn pick<'a, T: std::fmt::Debug>(self, suite: &str, cells: &'a [T], count: usize) -> Vec<&'a T> {
         let picked: Vec<&T> = match self {
             Self::All => cells.iter().collect(),
@@ -42,12 +43,12 @@ mod tests {
     use super::Rotation;
 
     #[test]
-    fn commits_take_turns_and_all_is_all() {
+    fn commits_alternate_and_all_selects_all() {
         let cells = ["a", "b", "c"];
         let of = |rotation: Rotation, count| rotation.pick("test", &cells, count);
         assert_eq!(of(Rotation::Commit(2), 2), [&"c", &"a"]);
         assert_eq!(of(Rotation::Commit(3), 1), [&"a"]);
-        assert_eq!(of(Rotation::Commit(1), 9).len(), 3, "no cell runs twice");
+        assert_eq!(of(Rotation::Commit(1), 9).len(), 3, "no cell may run twice");
         assert_eq!(of(Rotation::All, 1).len(), 3);
     }
 }

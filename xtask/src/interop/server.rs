@@ -1,4 +1,4 @@
-//! Our server on this machine's loopback, for programs that are not ours.
+//! Our server on this machine's loopback, for independent clients.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::Path;
@@ -15,12 +15,12 @@ pub struct Server {
     pub tcp: u16,
     /// The port of NFS over RDMA.
     pub rdma: u16,
-    /// Why it does not answer as rpcbind too, if it does not.
+    /// The reason why the server cannot run the built-in rpcbind, if any.
     pub no_rpcbind: Option<String>,
 }
 
 impl Server {
-    /// Serves what `exports` (TOML) says, over all transports; state and logs are kept in `directory`.
+    /// Serves `exports` (TOML) over all transports. State and logs are in `directory`.
     pub fn start(bench: &Bench, directory: &Path, exports: &str) -> Result<Self, String> {
         let (tcp, rdma) = (bench.ports.take(), bench.ports.take());
         let no_rpcbind = rpcbind_obstacle();
@@ -45,7 +45,7 @@ impl Server {
         Ok(Self { daemon, tcp, rdma, no_rpcbind })
     }
 
-    /// Ends it by SIGTERM: `Err` unless it drains and exits cleanly.
+    /// Ends the server by SIGTERM. Returns an error unless it drains and exits cleanly.
     pub fn stop(mut self) -> Result<(), String> {
         if !self.daemon.is_running() {
             return Err("slipway serve ended by itself".into());
@@ -54,7 +54,7 @@ impl Server {
     }
 }
 
-/// Whether a listener is at `port`: by the kernel's table, so that the server is not bothered.
+/// Returns `true` if a listener is on `port`, according to the kernel's table, so that the server gets no connection.
 fn is_listening(port: u16) -> bool {
     let tables = ["/proc/net/tcp", "/proc/net/tcp6"].map(|table| std::fs::read_to_string(table).unwrap_or_default());
     let address = format!(":{port:04X} ");
@@ -64,11 +64,11 @@ fn is_listening(port: u16) -> bool {
     })
 }
 
-/// Why we cannot be this machine's rpcbind for the time of a test.
+/// Returns the reason why this machine cannot run our rpcbind during a test.
 fn rpcbind_obstacle() -> Option<String> {
     let rpcbind = SocketAddr::from((Ipv4Addr::LOCALHOST, 111));
     if !shell::is_root() {
-        Some("only root can listen at port 111".into())
+        Some("only root can listen on port 111".into())
     } else if TcpStream::connect_timeout(&rpcbind, Duration::from_secs(1)).is_ok() {
         Some("a running rpcbind has port 111".into())
     } else {

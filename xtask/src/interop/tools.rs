@@ -1,4 +1,4 @@
-//! Other people's programs in user space, as Debian ships them: libnfs's tools over TCP, and fio over `slipway mount`.
+//! Independent programs in user space, as Debian packages them: libnfs's tools over TCP, and fio over `slipway mount`.
 
 use std::path::Path;
 use std::process::Command;
@@ -10,10 +10,11 @@ use super::server::Server;
 use crate::report::{Outcome, Report};
 use crate::shell::{self, Daemon};
 
-/// The Debian packages of this file and of `capture.rs`, and the headers with which a test of `rdma` compares its structures.
+/// The Debian packages of this file and of `capture.rs`, and the headers with which a test of `rdma` compares its
+/// structures.
 pub const PACKAGES: [&str; 6] = ["libnfs-utils", "fio", "tshark", "tcpdump", "libibverbs-dev", "librdmacm-dev"];
 
-/// `nfs-ls`, `nfs-cp` and `nfs-cat`.
+/// Runs `nfs-ls`, `nfs-cp` and `nfs-cat`.
 pub fn libnfs(bench: &Bench, report: &mut Report) -> Result<(), String> {
     let (directory, server) = serve(bench, "libnfs")?;
     let at = |path: &str| {
@@ -44,7 +45,7 @@ pub fn libnfs(bench: &Bench, report: &mut Report) -> Result<(), String> {
     server.stop()
 }
 
-/// fio's ordinary engines over `slipway mount`, by both transports: they verify what they wrote.
+/// Runs fio's ordinary engines over `slipway mount`, over both transports. They verify the data that they have written.
 pub fn fio(bench: &Bench, report: &mut Report) -> Result<(), String> {
     let name = |transport: &str, what: &str| format!("interop: fio: {transport}: {what}");
     if !shell::is_root() || !Path::new("/dev/fuse").exists() {
@@ -86,7 +87,7 @@ pub fn fio(bench: &Bench, report: &mut Report) -> Result<(), String> {
     server.stop()
 }
 
-/// What fio does: its engine and order.
+/// The fio jobs: engine and order.
 const FIO: [(&str, &[&str]); 3] = [
     ("random writes through the page cache verify", &["--ioengine=psync", "--rw=randwrite"]),
     ("asynchronous direct mixed I/O verifies", &["--ioengine=libaio", "--direct=1", "--rw=randrw"]),

@@ -1,5 +1,5 @@
-//! The provider `verbs` in the guest, on both of Linux's software devices: with the kernel's clients, with its server, and with
-//! ourselves on the other end; and the conformance suite of providers.
+//! The provider `verbs` in the guest, on both of Linux's software devices: with the kernel's clients, its server, and
+//! our own client and server; and the conformance suite of providers.
 
 use super::Bench;
 use super::lab::{Guest, text};

@@ -7,7 +7,7 @@ use super::{File, imports};
 /// A folder or a file directly below `src`, and the others that it may use. `*` is all.
 type Folders = &'static [(&'static str, &'static [&'static str])];
 
-/// The crates whose folders are checked. From the bottom up.
+/// The crates whose folders are checked, from the bottom up.
 const CRATES: [(&str, Folders); 2] = [("crates/server/src/", SERVER), ("crates/client/src/", CLIENT)];
 
 /// The core, and then the protocols on top of it.
@@ -62,10 +62,10 @@ const CLIENT: Folders = &[
     ("lib", &["*"]),
 ];
 
-/// Most files of one folder that import each other in a circle.
+/// The maximum number of files in one folder that import each other in a circle.
 const CIRCLE_MAX: usize = 6;
 
-/// The imports that no folder's line allows, and the circles of files that are too large.
+/// Returns the imports that the table does not allow, and the circles with too many files.
 pub fn broken(files: &[File]) -> Vec<String> {
     CRATES.iter().flat_map(|(src, folders)| of_crate(files, src, folders)).collect()
 }
@@ -107,7 +107,7 @@ fn of_crate(files: &[File], src: &str, folders: Folders) -> Vec<String> {
     complaints.into_iter().chain(circles(&uses)).collect()
 }
 
-/// `a/b` and `a/b/mod` are `a::b`; `lib` is the root.
+/// Returns the module of a path: `a/b` and `a/b/mod` are `a::b`; `lib` is the root.
 fn module_of(path: &str) -> Vec<String> {
     let path = path.strip_suffix("/mod").unwrap_or(path);
     if path == "lib" { Vec::new() } else { path.split('/').map(str::to_owned).collect() }
@@ -117,12 +117,12 @@ fn folder_of(module: &[String]) -> &str {
     module.first().map_or("lib", String::as_str)
 }
 
-/// The module, with a file of its own, in which a path ends.
+/// Returns the module with its own file that contains a path.
 fn file_of<'m>(modules: &'m BTreeMap<Vec<String>, &File>, path: &[String]) -> Option<&'m Vec<String>> {
     (0..=path.len()).rev().find_map(|len| modules.get_key_value(&path[..len])).map(|(module, _)| module)
 }
 
-/// Groups of files, each of which can be reached from each by imports, that are larger than [`CIRCLE_MAX`].
+/// Returns the circles of files with more than [`CIRCLE_MAX`] files: each file reaches each other one by imports.
 fn circles(uses: &BTreeMap<&str, BTreeSet<&str>>) -> Vec<String> {
     let reached: BTreeMap<&str, BTreeSet<&str>> = uses.keys().map(|file| (*file, reachable(uses, file))).collect();
     let mut circles = BTreeSet::new();
@@ -147,7 +147,7 @@ fn reachable<'f>(uses: &BTreeMap<&'f str, BTreeSet<&'f str>>, from: &str) -> BTr
             open.extend(uses.get(file).into_iter().flatten());
         }
     }
-    // A file that uses nothing is in no circle.
+    // A file without imports is in no circle.
     found.retain(|file| uses.contains_key(file));
     found
 }
@@ -163,7 +163,7 @@ mod tests {
     const FOLDERS: Folders = &[("low", &[]), ("high", &["low"]), ("lib", &["*"])];
 
     #[test]
-    fn an_import_that_is_not_in_the_table_is_found() {
+    fn imports_outside_the_table_are_reported() {
         let files = [
             file("lib.rs", "mod low; mod high; pub use high::A;"),
             file("low/mod.rs", "mod inner;"),
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_circle_of_seven_files_is_found_and_one_of_six_is_not() {
+    fn circles_of_more_than_six_files_are_reported() {
         let ring = |len: usize| -> Vec<File> {
             (0..len)
                 .map(|i| file(&format!("low/f{i}.rs"), &format!("use super::f{}::X;", (i + 1) % len)))

@@ -1,4 +1,4 @@
-//! The modules that a source file names, read from its syntax tree.
+//! The modules that a source file uses, read from its syntax tree.
 
 use proc_macro2::{TokenStream, TokenTree};
 use syn::{
@@ -9,8 +9,8 @@ use syn::{
 /// A path of module names and then items, from the root of the crate.
 pub type Absolute = Vec<String>;
 
-/// The paths that a file names, as if each led into its own crate; tests do not count. `module` is the file's own. A path to
-/// something else resolves to no other module.
+/// Returns the paths in a file, as if each were in its own crate; tests are ignored. `module` is the module of the
+/// file. A path into another crate resolves to no module.
 ///
 /// # Errors
 /// The file is not Rust.
@@ -28,7 +28,7 @@ struct Imports {
 }
 
 impl Imports {
-    /// Notes a path. One that begins with a name may be that of a module inside this one, or of something else.
+    /// Records a path. A path that begins with a name can be in a module inside this one, or outside the crate.
     fn note(&mut self, path: &[String]) {
         let mut absolute = match path.first().map(String::as_str) {
             Some("crate") => Vec::new(),
@@ -57,7 +57,7 @@ impl Imports {
         }
     }
 
-    /// Paths in the tokens of a macro's call or definition, where there is no syntax tree.
+    /// Records the paths in the tokens of a macro, which has no syntax tree.
     fn tokens(&mut self, tokens: TokenStream) {
         let mut path: Vec<String> = Vec::new();
         let mut colons = 0;
@@ -99,7 +99,7 @@ impl<'ast> Visit<'ast> for Imports {
         }
     }
 
-    // `pub(in crate::a)` uses nothing of `a`.
+    // `pub(in crate::a)` does not use `a`.
     fn visit_visibility(&mut self, _: &'ast Visibility) {}
 
     fn visit_path(&mut self, path: &'ast Path) {
@@ -113,7 +113,7 @@ impl<'ast> Visit<'ast> for Imports {
     }
 }
 
-/// `#[cfg(test)]`.
+/// Returns `true` for `#[cfg(test)]`.
 fn is_test(attribute: &Attribute) -> bool {
     attribute.path().is_ident("cfg") && attribute.parse_args::<Path>().is_ok_and(|path| path.is_ident("test"))
 }
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_rust_is_an_error() {
+    fn invalid_rust_is_an_error() {
         assert!(of("fn (", &[]).is_err());
     }
 }

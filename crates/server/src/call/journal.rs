@@ -253,7 +253,7 @@ mod tests {
 
     impl World {
         fn new() -> Self {
-            let fs = Deferred::new(Arc::new(Memory::new(MemoryOptions::default())), Pace::Told);
+            let fs = Deferred::new(Arc::new(Memory::new(MemoryOptions::default())), Pace::Manual);
             let (limit, journal) = (Arc::new(InFlight::new(2)), Arc::new(Journal::new(Source::Server)));
             Self { fs, limit, journal }
         }

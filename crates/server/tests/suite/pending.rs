@@ -40,7 +40,7 @@ impl World {
     }
 
     fn with(blocking: BlockingOptions) -> Self {
-        let fs = Deferred::new(plain_memory(), Pace::Told);
+        let fs = Deferred::new(plain_memory(), Pace::Manual);
         fs.0.hold(false);
         let options = ExportOptions { squash: Squash::None, ..Default::default() };
         let export = Export::new("/m", ExportId::unique(), fs.clone(), options).unwrap();

@@ -110,7 +110,7 @@ async fn delegation_is_recalled_for_clients_of_any_protocol() {
 /// A change is in progress until its pending operation has completed.
 #[tokio::test]
 async fn no_delegation_is_granted_while_a_change_is_pending() {
-    let fs = Deferred::new(plain_memory(), Pace::Told);
+    let fs = Deferred::new(plain_memory(), Pace::Manual);
     fs.0.hold(false);
     let served = Served::serving(fs.clone()).await;
     let rig = Rig::calling(&served.nfs);

@@ -1,13 +1,13 @@
-//! The loops without NFS: what the machine itself can do, for comparison in the same run.
+//! The loops without NFS, which show the limit of the machine in the same run.
 //!
-//! `send` and `sendfile` ask a process of their own for blocks of a file over a TCP connection for each thread, with so
-//! many requests outstanding as the point says, as our client asks our server: the same processes, the same congestion
-//! control, but no RPC, no XDR and no event loop. `pread` reads the same file in the client itself, and `memcpy` copies
-//! memory. Each has as many buffers as operations in flight, and uses them in turn, so that the caches see what they see
-//! under the real thing.
+//! `send` and `sendfile` ask a separate process for blocks of a file, over one TCP connection for each thread, with as
+//! many outstanding requests as the point says. Processes and congestion control are the same as with NFS, but there is
+//! no RPC, no XDR and no event loop. `pread` reads the same file in the client itself, and `memcpy` copies memory. Each
+//! loop has as many buffers as operations in flight, and uses them in turn, so that the effect of the CPU caches is the
+//! same as with NFS.
 //!
-//! A request is 12 bytes, the offset and the length; its answer is the bytes. Which of `send` and `sendfile` answers is
-//! decided by whom is asked: each has a process.
+//! A request is 12 bytes, the offset and the length. The response is the bytes. `send` and `sendfile` have separate
+//! processes.
 
 use std::{
     collections::VecDeque,
@@ -35,21 +35,21 @@ use super::{
 };
 use crate::exit::Failure;
 
-/// Which loop.
+/// The kind of loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Bare {
     /// A peer preads and sends
     Send,
-    /// A peer sends by sendfile
+    /// A peer uses sendfile
     Sendfile,
-    /// Reads the file in the client itself
+    /// The client itself reads the file
     Pread,
-    /// Copies memory
+    /// The client copies memory
     Memcpy,
 }
 
-/// A loop, ready to be measured.
+/// A loop that is ready to be measured.
 pub struct BareSubject<'a> {
     bare: Bare,
     file: PathBuf,
@@ -60,31 +60,31 @@ pub struct BareSubject<'a> {
     meter: &'a Meter,
 }
 
-/// What the hidden `slipway bench peer` is told.
+/// The arguments of the hidden `slipway bench peer`.
 #[derive(Debug, clap::Args)]
 pub struct PeerArgs {
-    /// The file whose bytes are asked for
+    /// The file that the client asks for
     file: PathBuf,
     /// Answer by sendfile
     #[arg(long)]
     sendfile: bool,
-    /// Congestion control of its connections
+    /// Congestion control of the connections
     #[arg(long)]
     congestion: Option<String>,
 }
 
 impl Bare {
-    /// As it is written on the command line.
+    /// Returns the name on the command line.
     pub fn name(self) -> String {
-        self.to_possible_value().expect("no value is skipped").get_name().to_owned()
+        self.to_possible_value().expect("every value must have a name").get_name().to_owned()
     }
 }
 
 impl<'a> BareSubject<'a> {
-    /// The loop over `file`, which must be there with so many bytes for each thread.
+    /// Prepares the loop over `file`, which must have the file size for each thread.
     ///
     /// # Errors
-    /// Its peer cannot be started.
+    /// The peer cannot be started.
     pub fn start(
         bare: Bare,
         file: &Path,
@@ -132,7 +132,7 @@ impl<'a> BareSubject<'a> {
                     std::hint::black_box(&buffers);
                 }
                 Way::Stream(stream) => {
-                    // As many requests leave at once as there is room for; at the end all are answered.
+                    // As many requests are sent at once as there is room for. At the end, all are answered.
                     let mut requests = Vec::new();
                     while tally.goes_on() && asked.len() < buffers.len() {
                         requests.extend_from_slice(&request(offset(turn + asked.len() as u64), point.block));
@@ -156,7 +156,7 @@ impl<'a> BareSubject<'a> {
 impl Subject for BareSubject<'_> {
     fn measure(&mut self, point: &Point) -> Result<Measured, Failure> {
         if !point.operation.reads_blocks() {
-            return Ok(Measured::Unable("it only reads blocks of a file".to_owned()));
+            return Ok(Measured::Unable("this loop only reads blocks of a file".to_owned()));
         }
         let failure = |error: io::Error| Failure::failed(format!("{} without NFS: {error}", self.bare.name()));
         let costs = Costs { server: self.peer.as_ref().map(|peer| peer.child.id()), meter: self.meter };
@@ -166,14 +166,14 @@ impl Subject for BareSubject<'_> {
     }
 }
 
-/// Where a thread's blocks come from.
+/// The source of a thread's blocks.
 enum Way {
     Stream(TcpStream),
     File(File),
     Memory(bytes::Bytes),
 }
 
-/// The process that answers. It ends with its standard input.
+/// The process that answers. It ends when its standard input is closed.
 struct Peer {
     child: Child,
     address: SocketAddr,
@@ -188,7 +188,7 @@ impl Peer {
         command.args(congestion.map(|name| format!("--congestion={name}")));
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(|error| failed(&error))?;
         let mut line = String::new();
-        let read = BufReader::new(child.stdout.take().expect("it is piped")).read_line(&mut line);
+        let read = BufReader::new(child.stdout.take().expect("stdout must be piped")).read_line(&mut line);
         match (read, line.trim().parse()) {
             (Ok(_), Ok(address)) => Ok(Self { child, address }),
             _ => {
@@ -207,10 +207,10 @@ impl Drop for Peer {
     }
 }
 
-/// Runs the peer: prints where it listens, and answers until its standard input ends.
+/// Runs the peer: prints its address, and answers until its standard input is closed.
 ///
 /// # Errors
-/// The file is not there, or no port can be had.
+/// The file cannot be opened, or no port can be used.
 pub fn peer(args: &PeerArgs) -> Result<(), Failure> {
     let start = || {
         File::open(&args.file)?;
@@ -224,7 +224,7 @@ pub fn peer(args: &PeerArgs) -> Result<(), Failure> {
     thread::spawn(move || {
         for stream in listener.incoming().flatten() {
             let file = File::open(&file);
-            // A thread for each connection, as they come; a connection that breaks ends its thread.
+            // Each connection has a thread, which ends when the connection fails.
             thread::spawn(move || answer(stream, &file?, sendfile));
         }
     });
@@ -269,7 +269,7 @@ fn congestion(socket: &impl std::os::fd::AsFd, name: Option<&str>) -> io::Result
     name.map_or(Ok(()), |name| Ok(rustix::net::sockopt::set_tcp_congestion(socket, name)?))
 }
 
-/// As NFS: nobody asks for more at once.
+/// The same maximum as with NFS.
 const BLOCK_MAX: usize = 4 << 20;
 
 #[cfg(test)]
@@ -277,7 +277,7 @@ mod tests {
     use super::super::point::Operation;
     use super::*;
 
-    /// Answers on threads of this process what the peer answers in its own.
+    /// Answers on threads of this process as the peer does in a separate one.
     fn answering(file: &Path, sendfile: bool) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let (address, file) = (listener.local_addr().unwrap(), file.to_owned());
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn both_answers_are_the_files_bytes() {
+    fn send_and_sendfile_return_the_bytes_of_the_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         let content = site::pattern(1 << 20);
@@ -299,12 +299,12 @@ mod tests {
             assert_eq!(got[..300_000], content[4096..304_096]);
             assert_eq!(got[300_000], content[7]);
             stream.write_all(&request(0, BLOCK_MAX + 1)).unwrap();
-            assert_eq!(stream.read(&mut got).unwrap(), 0, "nobody asks for so much");
+            assert_eq!(stream.read(&mut got).unwrap(), 0, "an oversized request must close the connection");
         }
     }
 
     #[test]
-    fn loops_without_a_peer_count_what_they_move() {
+    fn loops_without_a_peer_count_their_bytes() {
         let dir = tempfile::tempdir().unwrap();
         let (path, meter) = (dir.path().join("file"), Meter::find("/nowhere".as_ref()));
         std::fs::write(&path, site::pattern(2 << 16)).unwrap();

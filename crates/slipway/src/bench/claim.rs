@@ -1,33 +1,34 @@
-//! [`Claim`]: what was published about a curve, to stand beside ours.
+//! [`Claim`]: a published result that is shown next to our measurement.
 //!
-//! Those machines had adapters, disks and processors of their time: the shape travels, and sometimes the ratio.
+//! Those machines had the adapters, disks and processors of their time. Compare the shape of a curve, and sometimes the
+//! ratio.
 
 use serde::Serialize;
 
 /// A published result.
 #[derive(Debug, Serialize)]
 pub struct Claim {
-    /// Who measured it where.
+    /// The authors and the place of publication.
     pub source: &'static str,
-    /// What they found.
+    /// The result.
     pub text: &'static str,
 }
 
-/// Throughput over block size and read-ahead.
+/// Throughput by block size and read-ahead.
 pub const SUN_THROUGHPUT: Claim = Claim {
     source: "Callaghan, Lingutla-Raj, Chiu, Staubach, Asad: NFS over RDMA (Sun, 2003), figures 15 and 16",
     text: "RDMA moves about 60 % more than TCP once blocks are large and several are in flight; with small blocks, or one \
            at a time, both wait for round trips and the surfaces lie close together.",
 };
 
-/// CPU over throughput.
+/// CPU by throughput.
 pub const SUN_CPU: Claim = Claim {
     source: "Callaghan, Lingutla-Raj, Chiu, Staubach, Asad: NFS over RDMA (Sun, 2003), figures 17 and 18",
     text: "At the same throughput the client spends about a third of the CPU that TCP takes: with an adapter that places \
            data, no copy is left to pay for. Over software iWARP the copy is still there.",
 };
 
-/// The designs.
+/// Read-Write and Read-Read.
 pub const OPENSOLARIS_DESIGN: Claim = Claim {
     source: "Noronha, Chai, Talpey, Panda: Designing NFS with RDMA for Security, Performance and Scalability \
              (ICPP 2007, OpenSolaris), first figure",
@@ -44,7 +45,7 @@ pub const OPENSOLARIS_REGISTRATION: Claim = Claim {
            cache 700 MB/s.",
 };
 
-/// Small READs one at a time.
+/// Small READs, one at a time.
 pub const NETAPP_SMALL: Claim = Claim {
     source: "NetApp's 4 KiB test of NFS/RDMA",
     text: "With blocks of 4 KiB, a round trip decides, not bandwidth: what RDMA saves is latency and CPU for \

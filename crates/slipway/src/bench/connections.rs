@@ -1,7 +1,7 @@
-//! `slipway bench connections`: what an idle connection costs the server, and whether idle ones slow the others.
+//! `slipway bench connections`: measures the server's memory for idle connections, and their effect on active ones.
 //!
-//! For each transport a [`Counted`] server. Connections are added in steps; each makes one call, as a mount does, and is
-//! then left alone. Then so many connections READ, with and without the idle ones beside them, in turns.
+//! Each transport has its own [`Counted`] server. Connections are added in steps. Each makes one call, as a mount does,
+//! and is then idle. Then several active connections READ, in turns with and without the idle ones.
 
 use std::time::{Duration, Instant};
 
@@ -21,19 +21,19 @@ use crate::{
     reach::{self, Reach},
 };
 
-/// What to measure.
+/// The options of the measurement.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Transports
     #[arg(short, long, value_delimiter = ',', default_values = ["tcp", "rdma"], value_parser = ["tcp", "rdma"])]
     transport: Vec<String>,
-    /// Idle connections at which the server's memory is read
+    /// Numbers of idle connections at which the server's memory is read
     #[arg(long, value_delimiter = ',', default_values_t = [1, 100, 1_000, 10_000])]
     idle: Vec<usize>,
-    /// Connections that READ, for the goodput; 0 leaves it out
+    /// Active connections, for the goodput; 0 skips it
     #[arg(long, default_value_t = 100)]
     active: usize,
-    /// Idle connections beside them
+    /// Idle connections during the second goodput
     #[arg(long, default_value_t = 1_000)]
     beside: usize,
     /// Bytes of a READ
@@ -42,7 +42,7 @@ pub struct Args {
     /// Seconds of each run of the goodput
     #[arg(short, long, default_value_t = 2.0)]
     seconds: f64,
-    /// Runs of the goodput, in turns with and without the idle connections
+    /// Runs of the goodput, in turns with and without idle connections
     #[arg(short, long, default_value_t = 3)]
     rounds: usize,
     /// Threads of the server
@@ -56,13 +56,13 @@ pub struct Args {
     json: bool,
 }
 
-/// What was found for one transport.
+/// The result for one transport.
 #[derive(Debug, Serialize)]
 struct Found {
     transport: String,
-    /// At each number of idle connections.
+    /// The memory at each number of idle connections.
     memory: Vec<Resident>,
-    /// For each connection beyond the first hundred, if there were more.
+    /// The bytes for each connection beyond the first hundred, if there were more.
     bytes_each: Option<f64>,
     goodput: Option<Goodput>,
 }
@@ -70,11 +70,11 @@ struct Found {
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Resident {
     connections: usize,
-    /// Of the server's process.
+    /// The resident bytes of the server's process.
     bytes: u64,
 }
 
-/// Of all active connections together, in bytes a second; each the median of the rounds.
+/// The bytes a second of all active connections together; each is the median of the rounds.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Goodput {
     active: usize,
@@ -83,7 +83,7 @@ struct Goodput {
     beside_idle: f64,
 }
 
-/// Measures.
+/// Runs the command.
 pub fn run(args: &Args) -> Outcome {
     if !(args.seconds > 0.0 && args.seconds <= 3600.0) || args.rounds == 0 || args.block.0 == 0 {
         return Err(Failure::usage("--seconds: more than 0, and at most an hour; --rounds and --block: at least 1"));
@@ -103,7 +103,7 @@ fn of_transport(args: &Args, transport: &str, most: usize) -> Result<Found, Fail
     })
 }
 
-/// What the server has resident at each number of idle connections.
+/// Measures the resident memory of the server at each number of idle connections.
 async fn memory(args: &Args, server: &Counted) -> Result<Vec<Resident>, Failure> {
     let mut counts = args.idle.clone();
     counts.sort_unstable();
@@ -115,10 +115,10 @@ async fn memory(args: &Args, server: &Counted) -> Result<Vec<Resident>, Failure>
     Ok(found)
 }
 
-/// Connects until there are `wanted`, each of which has made a call.
+/// Opens connections until there are `wanted`, and makes one call on each.
 async fn add_idle(idle: &mut Vec<Client>, wanted: usize, url: &NfsUrl) -> Result<(), Failure> {
     let failed = |error: &dyn std::fmt::Display| Failure::failed(format!("a connection to {url}: {error}"));
-    let kind = transports::for_client().find(&url.options.proto).expect("it was listened with");
+    let kind = transports::for_client().find(&url.options.proto).expect("transport must be known");
     let kind = kind.with_options(&url.options.transport).map_err(|error| failed(&error))?;
     let address = (url.host.parse().ok(), url.port);
     let (Some(host), Some(port)) = address else { return Err(failed(&"no address")) };
@@ -136,7 +136,7 @@ async fn add_idle(idle: &mut Vec<Client>, wanted: usize, url: &NfsUrl) -> Result
     Ok(())
 }
 
-/// What the active connections achieve together, alone and beside idle ones.
+/// Measures the goodput of the active connections, without and with idle ones.
 async fn goodput(args: &Args, url: &NfsUrl) -> Result<Goodput, Failure> {
     let reach = Reach::new();
     let mount = reach.mount(url).await?;
@@ -198,7 +198,7 @@ fn text(found: &[Found]) -> String {
         ("active", Align::Right),
         ("GB/s alone", Align::Right),
         ("idle", Align::Right),
-        ("GB/s beside them", Align::Right),
+        ("GB/s with them", Align::Right),
         ("part", Align::Right),
     ]);
     for Found { transport, memory: at, goodput: run, .. } in found {
@@ -228,7 +228,7 @@ fn text(found: &[Found]) -> String {
 }
 
 const NFS_PROGRAM: u32 = 100_003;
-/// The number from which on each connection is counted: what the first ones cost is mostly the server's own start.
+/// The number of connections that are not counted, because their cost includes the start of the server.
 const HUNDRED: usize = 100;
 const FILE: &str = "/slipway-bench-connections";
 const FILE_BYTES: u64 = 64 << 20;
@@ -238,7 +238,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_connection_costs_what_those_beyond_the_first_hundred_do() {
+    fn cost_excludes_the_first_hundred_connections() {
         let at = |connections, bytes| Resident { connections, bytes };
         assert_eq!(bytes_each(&[at(1, 5), at(100, 1000), at(1000, 91_000), at(1100, 101_000)]), Some(100.0));
         assert_eq!(bytes_each(&[at(1, 5), at(100, 1000)]), None);

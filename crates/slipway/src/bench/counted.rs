@@ -1,6 +1,6 @@
-//! [`Counted`]: a fresh server in a process of its own, whose memory is counted.
+//! [`Counted`]: a new server in a separate process, whose memory is measured.
 //!
-//! What it has resident is user space alone, without the kernel's socket buffers.
+//! Resident memory is that of user space, without the kernel's socket buffers.
 
 use std::{fs, time::Duration};
 
@@ -14,19 +14,19 @@ use crate::{
     output,
 };
 
-/// A server that listens by one transport, and leaves idle connections alone.
+/// A server with one transport that does not close idle connections.
 pub struct Counted {
     server: Server,
-    /// Its export.
+    /// The URL of its export.
     pub url: NfsUrl,
 }
 
 impl Counted {
-    /// Starts one with a file system of `room` bytes in memory. `more` are options of its transport, and `arguments` go on
-    /// with what it is told.
+    /// Starts a server with a memory export of `room` bytes. `more` are options of its transport, and `arguments` are
+    /// further arguments.
     ///
     /// # Errors
-    /// It did not start.
+    /// The server did not start.
     pub fn start(
         transport: &str,
         more: &[(&str, &str)],
@@ -49,28 +49,29 @@ impl Counted {
         Ok(Self { server, url })
     }
 
-    /// Bytes that are in memory, once it has finished with the last call.
+    /// Returns the resident bytes, after a time for the last call to finish.
     ///
     /// # Errors
-    /// It is gone, or the system does not say.
+    /// The process has ended, or the system does not report its memory.
     pub async fn resident(&self) -> Result<u64, Failure> {
         tokio::time::sleep(SETTLE).await;
-        told("smaps_rollup", "Rss:", self.server.pid())
+        read_bytes("smaps_rollup", "Rss:", self.server.pid())
     }
 
-    /// The most bytes that ever were.
+    /// Returns the maximum of the resident bytes so far.
     ///
     /// # Errors
-    /// As [`resident`](Self::resident).
+    /// The errors of [`resident`](Self::resident).
     pub fn peak(&self) -> Result<u64, Failure> {
-        told("status", "VmHWM:", self.server.pid())
+        read_bytes("status", "VmHWM:", self.server.pid())
     }
 }
 
-/// Measures each transport by `measure`, with up to so many connections at a time, and prints what was found: as JSON, or by `text`.
+/// Measures each transport by `measure`, with up to `connections` connections at a time, and prints the results as
+/// JSON, or by `text`.
 ///
 /// # Errors
-/// The system does not allow so many connections, or what `measure` says.
+/// The system does not allow that many connections, or `measure` failed.
 pub fn each<T: Serialize>(
     transports: &[String],
     connections: usize,
@@ -78,7 +79,7 @@ pub fn each<T: Serialize>(
     text: impl FnOnce(&[T]) -> String,
     measure: impl Fn(&str) -> Result<T, Failure>,
 ) -> Outcome {
-    // The server gives connections three quarters of its descriptors.
+    // The server uses three quarters of its descriptors for connections.
     descriptors::raise((connections + SPARE_CONNECTIONS).div_ceil(3) as u64 * 4 + SPARE_DESCRIPTORS)
         .map_err(|problem| Failure::usage(format!("{connections} connections: {problem}")))?;
     let found = transports.iter().map(|transport| measure(transport)).collect::<Result<Vec<_>, _>>()?;
@@ -89,8 +90,8 @@ pub fn each<T: Serialize>(
     Ok(Exit::Ok)
 }
 
-/// What a file of a process in `/proc` says after `name`, in bytes.
-fn told(file: &str, name: &str, pid: u32) -> Result<u64, Failure> {
+/// Returns the value of `name` in a file of a process in `/proc`, in bytes.
+fn read_bytes(file: &str, name: &str, pid: u32) -> Result<u64, Failure> {
     let path = format!("/proc/{pid}/{file}");
     let text = fs::read_to_string(&path).map_err(|error| Failure::failed(format!("{path}: {error}")))?;
     bytes(&text, name).ok_or_else(|| Failure::failed(format!("{path}: no {name}")))
@@ -101,9 +102,9 @@ fn bytes(text: &str, name: &str) -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
 }
 
-/// Connections that are made at once.
+/// The number of connections that are made at once.
 pub const AT_ONCE: usize = 64;
-/// For the server to have finished with the last call.
+/// The time for the server to finish the last call.
 const SETTLE: Duration = Duration::from_millis(300);
 /// Connections that are not counted.
 const SPARE_CONNECTIONS: usize = 16;
@@ -115,11 +116,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_of_a_process_are_found() {
+    fn memory_of_a_process_is_read() {
         let smaps = "5581d000-7ffc ---p 00000000 00:00 0 [rollup]\nRss:                1234 kB\nPss: 9 kB\n";
         assert_eq!(bytes(smaps, "Rss:"), Some(1234 * 1024));
         assert_eq!(bytes("Pss: 9 kB", "Rss:"), None);
-        let own = |file, name| told(file, name, std::process::id()).unwrap();
+        let own = |file, name| read_bytes(file, name, std::process::id()).unwrap();
         assert!(own("smaps_rollup", "Rss:") > 1 << 20);
         assert!(own("status", "VmHWM:") > 1 << 20);
     }

@@ -1,8 +1,8 @@
-//! `slipway bench failover`: one session of NFSv4.1 over a connection by TCP and one by RDMA, of which one or the other is cut again
-//! and again while it is in use.
+//! `slipway bench failover`: measures one session of NFSv4.1 over a TCP and an RDMA connection, while one or the other
+//! is cut repeatedly.
 //!
-//! A connection is cut as the network does it, by shutting its socket down beneath the client. Nothing may fail: what was under way
-//! is asked for again by the other connection, in the same slot, until the one that was cut is there again.
+//! A connection is cut as by the network: its socket is shut down below the client. No request may fail. The client
+//! sends outstanding requests again over the other connection, in the same slots, and reconnects the first one.
 
 use std::{
     fs, io,
@@ -37,19 +37,19 @@ use crate::{
     reach,
 };
 
-/// What to measure.
+/// The options of the measurement.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Milliseconds from one cut to the next
+    /// Milliseconds between two cuts
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
     every: u64,
-    /// Operations outstanding at once
+    /// Outstanding operations
     #[arg(short = 'n', long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=4096))]
     in_flight: u32,
     /// Seconds of each run
     #[arg(short, long, default_value_t = 2.0)]
     seconds: f64,
-    /// Runs of each, in turns
+    /// Runs of each session, in turns
     #[arg(short, long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
     /// Congestion control of both ends: cubic, bbr, reno, …
@@ -60,16 +60,16 @@ pub struct Args {
     json: bool,
 }
 
-/// What was found for a session at a point.
+/// The result of a session at a point.
 #[derive(Debug, Serialize)]
 struct Found {
     #[serde(flatten)]
     row: Row,
-    /// Connections that were cut, in all runs of this session at all points.
+    /// The number of cut connections, in all runs of this session at all points.
     cuts: usize,
 }
 
-/// Measures.
+/// Runs the command.
 pub fn run(args: &Args) -> Outcome {
     if !(args.seconds > 0.0 && args.seconds <= 3600.0) {
         return Err(Failure::usage("--seconds: more than 0, and at most an hour"));
@@ -115,7 +115,7 @@ pub fn run(args: &Args) -> Outcome {
     Ok(Exit::Ok)
 }
 
-/// By the transports at these places, all for one session.
+/// Returns the URL of a session over the listeners with these indices.
 fn url(server: &Server, connections: &[usize]) -> Result<NfsUrl, Failure> {
     let mut url = server.url(connections[0]);
     url.options.version = Version::V4_1;
@@ -125,21 +125,21 @@ fn url(server: &Server, connections: &[usize]) -> Result<NfsUrl, Failure> {
 }
 
 fn address(url: &NfsUrl) -> SocketAddr {
-    let host = url.host.parse().expect("a server of ours says its address");
-    SocketAddr::new(host, url.port.expect("and its port"))
+    let host = url.host.parse().expect("host must be an address");
+    SocketAddr::new(host, url.port.expect("URL must have a port"))
 }
 
-/// A subject whose connections are cut while it is measured.
+/// A subject whose connections are cut during the measurement.
 struct Cutting<S> {
     inner: S,
-    /// Whether the load is on: before that connections are made, and behind it they are closed.
+    /// Locked while the load runs, and not while connections are made and closed.
     driven: Arc<Mutex<bool>>,
-    /// The peers of all of them: while one is not there, none is cut.
+    /// The peers of all connections. While one of them is not connected, none is cut.
     connections: Vec<SocketAddr>,
-    /// Of those that are cut, one after the other.
+    /// The peers of the connections to cut, one after the other.
     cut: Vec<SocketAddr>,
     every: Duration,
-    /// So many were.
+    /// The number of cuts.
     cuts: usize,
 }
 
@@ -165,24 +165,24 @@ impl<S: Subject> Subject for Cutting<S> {
             });
             let measured = inner.measure(point);
             drop(done);
-            let cut = cutter.join().expect("who cuts does not panic");
+            let cut = cutter.join().expect("thread must not panic");
             *cuts += cut.map_err(|error| Failure::failed(format!("connections cannot be cut: {error}")))?;
             measured
         })
     }
 }
 
-/// Sockets of this process, and whom they are connected to.
+/// Sockets of this process, with their peers.
 struct Sockets(Vec<(rustix::fd::OwnedFd, SocketAddr)>);
 
 impl Sockets {
-    /// All that there are.
+    /// Returns all connected sockets.
     fn connected() -> io::Result<Self> {
         let this = pidfd_open(getpid(), PidfdFlags::empty())?;
         let mut all = Vec::new();
         for entry in fs::read_dir("/proc/self/fd")? {
             let Some(number) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-            // What has been closed meanwhile, and what is no socket, is nothing to us.
+            // Ignore descriptors that have been closed meanwhile, or are not sockets.
             let Ok(socket) = pidfd_getfd(&this, number, PidfdGetfdFlags::empty()) else { continue };
             let peer = getpeername(&socket).ok().flatten().and_then(|peer| SocketAddr::try_from(peer).ok());
             all.extend(peer.map(|peer| (socket, peer)));
@@ -222,15 +222,15 @@ fn text(found: &[Found]) -> String {
             cuts.to_string(),
         ]);
     }
-    format!("{}\nNone failed. Cuts are those of a session's READs and WRITEs together.\n", table.text())
+    format!("{}\nNo request failed. Cuts count the READs and WRITEs of a session together.\n", table.text())
 }
 
-/// A way that a session is used.
+/// A session configuration.
 struct Session {
     name: &'static str,
-    /// Its connections, as places in [`TRANSPORTS`].
+    /// Its connections, as indices of [`TRANSPORTS`].
     connections: &'static [usize],
-    /// Which of them are cut, in turns.
+    /// The connections that are cut, in turns.
     cut: &'static [usize],
 }
 

@@ -1,4 +1,4 @@
-//! The page: one file with everything in it, which asks nobody for anything.
+//! The HTML page of a report: one self-contained file, which loads nothing from the network.
 
 use std::fmt::Write as _;
 
@@ -11,17 +11,17 @@ use super::{
 };
 use crate::output;
 
-/// The page of a report.
+/// Returns the page of a report.
 pub fn page(plan: &Plan, report: &Report) -> String {
     let mut body = String::new();
     for chart in &plan.charts {
         body.push_str(&figure(plan, chart, report));
     }
     for line in text::unable(report) {
-        write!(body, "<p class=\"unable\">{}</p>", escape(&line)).expect("strings take everything");
+        write!(body, "<p class=\"unable\">{}</p>", escape(&line)).expect("writing to a string must succeed");
     }
-    // A closing tag inside the data would end the element.
-    let json = serde_json::to_string(report).expect("values made here are representable").replace('<', "\\u003c");
+    // Escape `<`, because a closing tag inside the data would end the element.
+    let json = serde_json::to_string(report).expect("report must be valid JSON").replace('<', "\\u003c");
     format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
@@ -36,7 +36,7 @@ pub fn page(plan: &Plan, report: &Report) -> String {
     )
 }
 
-/// A chart, and beside it what was published and how ours compare.
+/// Returns a chart with the published claim and our ratios.
 fn figure(plan: &Plan, chart: &Chart, report: &Report) -> String {
     let points: Vec<&Point> = plan.points.iter().filter(|point| (chart.of)(point)).collect();
     let plots = match chart.shape {
@@ -49,11 +49,11 @@ fn figure(plan: &Plan, chart: &Chart, report: &Report) -> String {
     if let Some(claim) = chart.claim {
         let (text, source) = (escape(claim.text), escape(claim.source));
         write!(aside, "<h3>Published</h3><p>{text}</p><p class=\"source\">{source}</p>")
-            .expect("strings take everything");
+            .expect("writing to a string must succeed");
     }
     let ratios = ratios(&points, chart.shape, report);
     if !ratios.is_empty() {
-        write!(aside, "<h3>Here</h3><ul>{ratios}</ul>").expect("strings take everything");
+        write!(aside, "<h3>Here</h3><ul>{ratios}</ul>").expect("writing to a string must succeed");
     }
     let title = escape(&chart.title);
     format!("<section><h2>{title}</h2><div class=\"plots\">{plots}</div><aside>{aside}</aside></section>\n")
@@ -65,7 +65,7 @@ fn surfaces(points: &[&Point], report: &Report) -> String {
         let point = points.iter().find(|point| (point.block, point.in_flight) == (block, in_flight))?;
         report.row(series, point)?.gb_per_s.map(|rate| rate.median)
     };
-    // One scale of colours for all series: they are there to be compared.
+    // All series share one colour scale, so that they can be compared.
     let drawn = report.results.iter().filter(|row| points.contains(&&row.point));
     let most = drawn.filter_map(|row| row.gb_per_s).map(|rate| rate.median).fold(0.0, f64::max);
     let plot = |name: &str| {
@@ -78,7 +78,7 @@ fn surfaces(points: &[&Point], report: &Report) -> String {
     report.series.iter().map(|series| plot(&series.name)).collect()
 }
 
-/// Each series' name and its dots, without those that have none.
+/// Returns the name and the dots of each series that has dots.
 fn dots<'a>(points: &[&Point], report: &'a Report, dot: impl Fn(&Row) -> Option<Dot>) -> Vec<(&'a str, Vec<Dot>)> {
     let of = |name: &str| points.iter().filter_map(|point| report.row(name, point)).filter_map(&dot).collect();
     report.series.iter().map(|series| (series.name.as_str(), of(&series.name))).collect()
@@ -103,11 +103,11 @@ fn bars(points: &[&Point], measure: Measure, report: &Report) -> String {
     Bars { y: measure.title(), series, groups: points.iter().map(group).collect() }.svg()
 }
 
-/// How the other series compare with the first one.
+/// Returns the ratios of the other series to the first one.
 fn ratios(points: &[&Point], shape: Shape, report: &Report) -> String {
     let measure = match shape {
         Shape::Surface => Measure::Throughput,
-        // At the same throughput is what counts there; for data of both ends.
+        // There the CPU at the same throughput matters.
         Shape::OverThroughput(_) => Measure::ClientPerGb,
         Shape::OverThreads(measure) | Shape::Bars(measure) => measure,
     };
@@ -126,7 +126,7 @@ fn ratios(points: &[&Point], shape: Shape, report: &Report) -> String {
         let range = if low == high { String::new() } else { format!(" ({} to {})", number(low), number(high)) };
         let (other, first) = (escape(&other.name), escape(&first.name));
         write!(items, "<li>{other} over {first}, {}: <b>{}</b>{range}</li>", measure.title(), number(median))
-            .expect("strings take everything");
+            .expect("writing to a string must succeed");
     }
     items
 }
@@ -251,16 +251,16 @@ mod tests {
         report
     }
 
-    /// Neither an address to fetch from nor an element that fetches, in any page.
+    /// No page may contain an external address, or an element that loads one.
     #[test]
-    fn pages_need_nothing_but_themselves() {
+    fn pages_load_nothing_external() {
         for plan in [plan::sweep(), plan::threads(), plan::iops(), plan::mixed(), plan::baseline()] {
             let page = page(&plan, &report(&plan));
             for fetches in ["src=", "href", "url(", "@import", "<link", "<img", "<iframe", "<object", "fetch("] {
                 let found = page.replace("\\u003cscript src=http://x/", "").replace("&lt;script src=http://x/", "");
                 assert!(!found.contains(fetches), "{}: {fetches}", plan.name);
             }
-            assert_eq!(page.matches("<script").count(), 1, "only the data: {}", plan.name);
+            assert_eq!(page.matches("<script").count(), 1, "the page must have only the data element: {}", plan.name);
             assert_eq!(page.matches("<section>").count(), plan.charts.len());
             assert!(page.contains("<svg") && !page.contains("r<d>ma") && !page.contains("<small>"));
             for chart in plan.charts.iter().filter_map(|chart| chart.claim) {
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn the_data_of_a_page_are_its_report() {
+    fn page_contains_its_report_as_data() {
         let plan = plan::iops();
         let report = report(&plan);
         let page = page(&plan, &report);

@@ -1,4 +1,4 @@
-//! [`measure`]: threads that all do the same for as long, and what it costs.
+//! [`measure`]: runs the same work on several threads for the same time, and measures its cost.
 
 use std::{
     sync::Barrier,
@@ -12,20 +12,20 @@ use super::{
 };
 use crate::{exit::Failure, process};
 
-/// Where the cost of a run is read.
+/// The sources of the costs of a run.
 pub struct Costs<'a> {
-    /// The server's process, if it is ours.
+    /// The server's process ID, if this command started it.
     pub server: Option<u32>,
-    /// The machine's memory.
+    /// The meter of the machine's memory.
     pub meter: &'a Meter,
 }
 
-/// Runs `threads` threads, each of which gets ready by `connect` and then does `drive` until the instant that it is given.
+/// Runs `threads` threads. Each prepares by `connect` and then runs `drive` until the given instant.
 ///
-/// All are connected before the clock starts, and it is read before any of them tears down.
+/// All threads are connected before the clock starts, and the clock is read before any thread closes its connection.
 ///
 /// # Errors
-/// What one of the threads failed with.
+/// The error of one of the threads.
 pub fn measure<W>(
     threads: u32,
     limit: Duration,
@@ -37,7 +37,7 @@ pub fn measure<W>(
     let server_cpu = || costs.server.and_then(process::cpu_time_of);
     thread::scope(|scope| {
         let (start, stop, connect, drive) = (&start, &stop, &connect, &drive);
-        // A thread meets both barriers, whatever happens.
+        // A thread passes both barriers, also after an error.
         let threads: Vec<_> = (0..threads)
             .map(|thread| {
                 scope.spawn(move || {
@@ -45,7 +45,7 @@ pub fn measure<W>(
                     start.wait();
                     let done = ready.as_ref().ok().map(|work| drive(work, Instant::now() + limit));
                     stop.wait();
-                    ready.and_then(|_| done.expect("whoever is ready drives"))
+                    ready.and_then(|_| done.expect("a prepared thread must have run"))
                 })
             })
             .collect();
@@ -64,10 +64,10 @@ pub fn measure<W>(
             latency: histogram(),
         };
         for thread in threads {
-            let tally = thread.join().expect("a thread of the load does not panic")?;
+            let tally = thread.join().expect("a load thread must not panic")?;
             sample.operations += tally.operations;
             sample.bytes += tally.bytes;
-            sample.latency.add(&tally.latency).expect("their bounds are the same");
+            sample.latency.add(&tally.latency).expect("histograms must have the same bounds");
         }
         Ok(sample)
     })
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_threads_did_is_summed_up() {
+    fn results_of_threads_are_summed() {
         let meter = Meter::find("/nowhere".as_ref());
         let connect = |thread| Ok(u64::from(thread));
         let drive = |work: &u64, end| {
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_fails_keeps_nobody_waiting() {
+    fn a_failed_thread_does_not_block_the_others() {
         let meter = Meter::find("/nowhere".as_ref());
         let connect = |thread| if thread == 1 { Err(Failure::failed("refused")) } else { Ok(()) };
         let drive = |(): &(), end| Ok(Tally::until(end));

@@ -1,4 +1,4 @@
-//! [`Machine`]: where it was measured. Figures travel badly; a page must say whose they are.
+//! [`Machine`]: a description of the measuring machine, because figures depend on it.
 
 use std::fs;
 
@@ -6,31 +6,31 @@ use serde::Serialize;
 
 use crate::process;
 
-/// The machine, as far as it can be told.
+/// The known properties of the machine.
 #[derive(Clone, Debug, Serialize)]
 pub struct Machine {
     /// The processor's name.
     pub cpu: String,
-    /// Processors that threads may run on.
+    /// The number of processors on which threads can run.
     pub cores: usize,
-    /// Whether a hypervisor is below.
+    /// `true` in a virtual machine.
     pub virtual_machine: bool,
     /// Bytes of memory.
     pub memory: u64,
-    /// Operating system and its release.
+    /// The operating system and its release.
     pub kernel: String,
     /// Transparent huge pages: always, madvise or never.
     pub huge_pages: String,
-    /// Congestion control of sockets that ask for none.
+    /// The default congestion control of sockets.
     pub congestion_control: String,
-    /// Of Slipway.
+    /// The version of Slipway.
     pub version: &'static str,
-    /// Whether it was built with optimization.
+    /// `true` for an optimized build.
     pub optimized: bool,
 }
 
 impl Machine {
-    /// This one.
+    /// Returns the description of this machine.
     pub fn this() -> Self {
         let cpuinfo = read("/proc/cpuinfo");
         let uname = rustix::system::uname();
@@ -50,7 +50,7 @@ impl Machine {
     }
 }
 
-/// Bytes of memory that can be had without taking it from others.
+/// Returns the available memory in bytes.
 pub fn memory_available() -> u64 {
     memory("MemAvailable")
 }
@@ -61,7 +61,7 @@ fn memory(name: &str) -> u64 {
     kib.unwrap_or(0) << 10
 }
 
-/// The value of the first `name : value`.
+/// Returns the value of the first `name : value`.
 fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     let mut pairs = text.lines().filter_map(|line| line.split_once(':'));
     pairs.find(|(key, _)| key.trim() == name).map(|(_, value)| value.trim())
@@ -76,14 +76,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_are_found_by_their_whole_name() {
+    fn fields_match_by_their_whole_name() {
         let text = "model\t\t: 7\nmodel name\t: Some CPU @ 2 GHz\nflags : a b\n";
         assert_eq!(field(text, "model name"), Some("Some CPU @ 2 GHz"));
         assert_eq!(field(text, "name"), None);
     }
 
     #[test]
-    fn this_machine_is_known() {
+    fn this_machine_is_described() {
         let machine = Machine::this();
         assert!(!machine.cpu.is_empty() && machine.cores > 0 && machine.kernel.contains(' '));
         assert!(machine.memory >= memory_available() && memory_available() > 0);

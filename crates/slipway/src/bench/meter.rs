@@ -1,7 +1,7 @@
-//! [`Meter`]: how many bytes the machine's memory has moved, where the kernel lets that be read.
+//! [`Meter`]: counts the bytes that the machine's memory has moved, if the kernel reports them.
 //!
-//! Linux counts it in resctrl's monitoring groups (`mbm_total_bytes`, one file for each L3 cache), on processors that can
-//! and where the file system is mounted. A virtual machine has neither, mostly; then the reason is told.
+//! Linux counts them in resctrl's monitoring groups (`mbm_total_bytes`, one file for each L3 cache), if the processor
+//! supports it and the file system is mounted. Most virtual machines have neither; the report then has the reason.
 
 use std::{
     fs,
@@ -14,19 +14,19 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// Looks for the counters below `root`, which is `/` but in tests.
+    /// Searches for the counters below `root`, which is `/` except in tests.
     pub fn find(root: &Path) -> Self {
         Self { counters: find(root) }
     }
 
-    /// Bytes so far; the difference of two readings counts.
+    /// Returns the bytes so far. Only the difference of two values is meaningful.
     pub fn bytes(&self) -> Option<u64> {
-        // A counter that says "Unavailable" makes the sum worthless.
+        // If one counter says "Unavailable", the sum is invalid.
         let read = |path: &PathBuf| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
         self.counters.as_ref().ok()?.iter().map(read).sum()
     }
 
-    /// What is read, or why nothing is.
+    /// Returns the source of the count, or the reason if there is none.
     pub fn describe(&self) -> String {
         match &self.counters {
             Ok(counters) => format!("resctrl, {} caches", counters.len()),
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn caches_are_summed_up() {
+    fn counters_of_all_caches_are_summed() {
         let root = tempfile::tempdir().unwrap();
         for (cache, bytes) in [("mon_L3_00", "1000\n"), ("mon_L3_01", "234\n")] {
             let group = root.path().join("sys/fs/resctrl/mon_data").join(cache);
@@ -73,11 +73,11 @@ mod tests {
         let meter = Meter::find(root.path());
         assert_eq!((meter.bytes(), meter.describe().as_str()), (Some(1234), "resctrl, 2 caches"));
         fs::write(root.path().join("sys/fs/resctrl/mon_data/mon_L3_01/mbm_total_bytes"), "Unavailable\n").unwrap();
-        assert_eq!(meter.bytes(), None, "half of the counters is no total");
+        assert_eq!(meter.bytes(), None, "an incomplete sum must not be returned");
     }
 
     #[test]
-    fn where_nothing_counts_it_is_said() {
+    fn missing_counters_are_explained() {
         let root = tempfile::tempdir().unwrap();
         let meter = Meter::find(root.path());
         assert_eq!(meter.bytes(), None);

@@ -1,16 +1,17 @@
-//! The instrument under `slipway bench`: it measures several ways to the same data side by side, in one run.
+//! The measurements of `slipway bench`: several ways to access the same data, side by side in one run.
 //!
-//! Five parts, each of which knows nothing of the ones behind it:
+//! It has these parts. None depends on a later one:
 //!
-//! - [`point`]: *what is done and how much of it at once*: an operation, a block size, operations in flight, threads.
-//!   [`workload`] does the operations on the files of a [`site`], [`load`] has the threads and the clock.
-//! - [`series`]: *by which way*: a transport with its options to a backend, or one of the loops without NFS ([`bare`])
-//!   that tell what the machine itself can do.
-//! - [`runner`]: measures every series at every point, in rounds, so that what else happens on the machine hits all alike.
-//! - [`plan`]: the points of one subcommand, what is drawn of them, and what was published about it ([`claim`]).
-//! - [`connections`] and [`sessions`] stand beside these: they count the memory of a [`counted`] server, not
-//!   operations. [`failover`] measures a session whose connections are cut.
-//! - [`report`]: medians, spreads and costs; told as [`text`], as JSON, and as a page ([`html`]).
+//! - [`point`]: the load: an operation, a block size, operations in flight, threads. [`workload`] executes the
+//!   operations on the files of a [`site`], [`load`] has the threads and the clock.
+//! - [`series`]: the configuration: a transport with its options and a back end, or one of the loops without NFS
+//!   ([`bare`]), which show the limit of the machine.
+//! - [`runner`]: measures every series at every point, in rounds, so that other load on the machine affects all of
+//!   them.
+//! - [`plan`]: the points of one subcommand, its charts, and the published results ([`claim`]).
+//! - [`connections`] and [`sessions`] do not use these parts: they measure the memory of a [`counted`] server.
+//!   [`failover`] measures a session whose connections are cut.
+//! - [`report`]: medians, spreads and costs, printed as [`text`], as JSON, or as a page ([`html`]).
 
 pub mod bare;
 pub mod claim;

@@ -1,4 +1,4 @@
-//! [`Plan`]: what a subcommand measures, and what is drawn of it. Each is a table of points and a few charts.
+//! [`Plan`]: the points and charts of a subcommand.
 
 use super::{
     claim::{self, Claim},
@@ -6,75 +6,75 @@ use super::{
     report::{Cost, Row, Spread},
 };
 
-/// A subcommand.
+/// The measurement of a subcommand.
 pub struct Plan {
-    /// Its name.
+    /// The name of the subcommand.
     pub name: &'static str,
-    /// What it measures.
+    /// A description of the measurement.
     pub title: String,
-    /// Where.
+    /// The points.
     pub points: Vec<Point>,
-    /// What is drawn.
+    /// The charts.
     pub charts: Vec<Chart>,
-    /// Seconds of each run, unless said otherwise.
+    /// The default seconds of each run.
     pub seconds: f64,
-    /// Bytes of each thread's file, unless said otherwise.
+    /// The default bytes of each thread's file.
     pub file_size: u64,
 }
 
-/// A picture of some of the points.
+/// A chart of some of the points.
 pub struct Chart {
-    /// What it shows.
+    /// The title.
     pub title: String,
-    /// What was published about it.
+    /// The published result, if there is one.
     pub claim: Option<&'static Claim>,
-    /// The points it is of.
+    /// Selects the points of the chart.
     pub of: Filter,
-    /// How it looks.
+    /// The form of the chart.
     pub shape: Shape,
 }
 
-/// Chooses points.
+/// Selects points.
 pub type Filter = fn(&Point) -> bool;
 
-/// How a chart looks.
+/// The form of a chart.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Shape {
-    /// Throughput as colour over block size and operations in flight, one surface for each series.
+    /// Throughput as colour by block size and operations in flight, one surface for each series.
     Surface,
-    /// A line for each series over the number of threads.
+    /// A line for each series, by the number of threads.
     OverThreads(Measure),
-    /// A dot for each row over its throughput.
+    /// A dot for each row, by its throughput.
     OverThroughput(Measure),
-    /// A bar for each series, in groups by point.
+    /// A bar for each series, grouped by point.
     Bars(Measure),
 }
 
-/// What is read off a row.
+/// A value of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Measure {
-    /// Data a second.
+    /// Bytes a second.
     Throughput,
     /// Operations a second.
     Rate,
-    /// CPU time of the client for data.
+    /// The CPU time of the client for each GB.
     ClientPerGb,
-    /// CPU time of the server for data.
+    /// The CPU time of the server for each GB.
     ServerPerGb,
-    /// CPU time of both for data; of the client where the server's is unknown.
+    /// The CPU time of both for each GB; only of the client if the server's is unknown.
     PerGb,
-    /// CPU time of both for an operation.
+    /// The CPU time of both for each operation.
     PerOperation,
-    /// Cores that the client keeps busy.
+    /// The number of busy cores of the client.
     ClientCores,
-    /// Half of the operations take less.
+    /// The median latency.
     Median,
-    /// One of a hundred takes longer.
+    /// The 99th percentile of the latency.
     Slowest,
 }
 
 impl Measure {
-    /// What it is, and its unit.
+    /// Returns the name of the value, and its unit.
     pub fn title(self) -> &'static str {
         match self {
             Measure::Throughput => "GB/s",
@@ -89,7 +89,7 @@ impl Measure {
         }
     }
 
-    /// Its value, if the row has one.
+    /// Returns the value, if the row has one.
     pub fn of(self, row: &Row) -> Option<Spread> {
         let both = |of: fn(&Cost) -> Option<Spread>| {
             let server = row.server_cpu.as_ref().and_then(of);
@@ -119,12 +119,12 @@ impl Chart {
         Self { title: title.to_owned(), claim: None, of, shape }
     }
 
-    fn beside(self, claim: &'static Claim) -> Self {
+    fn with_claim(self, claim: &'static Claim) -> Self {
         Self { claim: Some(claim), ..self }
     }
 }
 
-/// One point: what `read`, `write`, `getattr` and `create` measure.
+/// Returns the plan of a single point, for `read`, `write`, `getattr` and `create`.
 pub fn single(name: &'static str, point: Point) -> Plan {
     let data = point.operation.moves_blocks();
     let charts =
@@ -140,7 +140,7 @@ pub fn single(name: &'static str, point: Point) -> Plan {
     }
 }
 
-/// READ and WRITE of one block size: the first table of `slipway demo`.
+/// Returns the plan of READ and WRITE with one block size, for the first table of `slipway demo`.
 pub fn demo(block: usize, in_flight: u32) -> Plan {
     let points = [Operation::Read, Operation::Write].map(|operation| Point::new(operation, block, in_flight));
     Plan {
@@ -153,7 +153,7 @@ pub fn demo(block: usize, in_flight: u32) -> Plan {
     }
 }
 
-/// READ and WRITE in order, over block sizes and read-ahead.
+/// Returns the plan of sequential READ and WRITE, by block size and read-ahead.
 pub fn sweep() -> Plan {
     let blocks = || (9..=20).map(|shift| 1 << shift);
     let at_once = [0, 1, 2, 4, 8, 16];
@@ -162,35 +162,35 @@ pub fn sweep() -> Plan {
     });
     Plan {
         name: "sweep",
-        title: "READ and WRITE in order, by block size and operations in flight".to_owned(),
+        title: "sequential READ and WRITE, by block size and operations in flight".to_owned(),
         points: points.collect(),
         charts: vec![
-            Chart::new("READ throughput, GB/s", is_read, Shape::Surface).beside(&claim::SUN_THROUGHPUT),
-            Chart::new("WRITE throughput, GB/s", is_write, Shape::Surface).beside(&claim::SUN_THROUGHPUT),
+            Chart::new("READ throughput, GB/s", is_read, Shape::Surface).with_claim(&claim::SUN_THROUGHPUT),
+            Chart::new("WRITE throughput, GB/s", is_write, Shape::Surface).with_claim(&claim::SUN_THROUGHPUT),
             Chart::new(
                 "READ: the client's CPU against throughput",
                 is_read,
                 Shape::OverThroughput(Measure::ClientCores),
             )
-            .beside(&claim::SUN_CPU),
+            .with_claim(&claim::SUN_CPU),
             Chart::new(
                 "WRITE: the client's CPU against throughput",
                 is_write,
                 Shape::OverThroughput(Measure::ClientCores),
             )
-            .beside(&claim::SUN_CPU),
+            .with_claim(&claim::SUN_CPU),
         ],
         seconds: 0.3,
         file_size: 256 << 20,
     }
 }
 
-/// READ and WRITE of 128 KiB over the number of threads.
+/// Returns the plan of READ and WRITE of 128 KiB, by the number of threads.
 pub fn threads() -> Plan {
     Plan { charts: over_threads(&claim::OPENSOLARIS_DESIGN), ..by_threads("threads", &[1, 2, 4, 8, 16, 32]) }
 }
 
-/// The same over fewer threads, for the ways of registration.
+/// Returns the same plan with fewer threads, for the ways of registration.
 pub fn registration() -> Plan {
     Plan { charts: over_threads(&claim::OPENSOLARIS_REGISTRATION), ..by_threads("registration", &[1, 2, 4, 8]) }
 }
@@ -215,13 +215,13 @@ fn over_threads(claim: &'static Claim) -> Vec<Chart> {
     let charts = kinds.iter().flat_map(|(kind, of)| {
         measures.map(|measure| {
             let chart = Chart::new(&format!("{kind}: {}", measure.title()), *of, Shape::OverThreads(measure));
-            if measure == Measure::Throughput { chart.beside(claim) } else { chart }
+            if measure == Measure::Throughput { chart.with_claim(claim) } else { chart }
         })
     });
     charts.collect()
 }
 
-/// Small operations: 16 threads, and one that waits for each.
+/// Returns the plan of small operations: with 16 threads, and with one.
 pub fn iops() -> Plan {
     let blocks = [2 << 10, 4 << 10, 8 << 10];
     let points = [16, 1].into_iter().flat_map(|threads| {
@@ -234,15 +234,17 @@ pub fn iops() -> Plan {
     let one: Filter = |point| point.threads == 1;
     Plan {
         name: "iops",
-        title: "Random READ and WRITE of 2, 4 and 8 KiB: 16 threads with one outstanding each, and one alone"
+        title: "Random READ and WRITE of 2, 4 and 8 KiB: 16 threads with one outstanding each, and one thread"
             .to_owned(),
         points: points.chain([alone]).collect(),
         charts: vec![
-            Chart::new("16 threads: operations/s", many, Shape::Bars(Measure::Rate)).beside(&claim::NVIDIA_IOPS),
+            Chart::new("16 threads: operations/s", many, Shape::Bars(Measure::Rate)).with_claim(&claim::NVIDIA_IOPS),
             Chart::new("16 threads: CPU", many, Shape::Bars(Measure::PerOperation)),
             Chart::new("16 threads: latency", many, Shape::Bars(Measure::Slowest)),
-            Chart::new("One, synchronous: operations/s", one, Shape::Bars(Measure::Rate)).beside(&claim::NETAPP_SMALL),
-            Chart::new("One, synchronous: CPU", one, Shape::Bars(Measure::PerOperation)).beside(&claim::NETAPP_SMALL),
+            Chart::new("One, synchronous: operations/s", one, Shape::Bars(Measure::Rate))
+                .with_claim(&claim::NETAPP_SMALL),
+            Chart::new("One, synchronous: CPU", one, Shape::Bars(Measure::PerOperation))
+                .with_claim(&claim::NETAPP_SMALL),
             Chart::new("One, synchronous: latency", one, Shape::Bars(Measure::Median)),
         ],
         seconds: 1.0,
@@ -250,7 +252,7 @@ pub fn iops() -> Plan {
     }
 }
 
-/// A data base's transactions, and a build.
+/// Returns the plan of database transactions and of a build.
 pub fn mixed() -> Plan {
     let is_oltp: Filter = |point| point.operation == Operation::Oltp;
     let is_build: Filter = |point| point.operation == Operation::Build;
@@ -276,13 +278,13 @@ pub fn mixed() -> Plan {
     }
 }
 
-/// What the machine itself can do, beside what we do on it.
+/// Returns the plan of READ next to the loops without NFS.
 pub fn baseline() -> Plan {
     let bulk: Filter = |point| !point.random;
     let small: Filter = |point| point.random;
     Plan {
         name: "baseline",
-        title: "READ beside loops without NFS".to_owned(),
+        title: "READ next to loops without NFS".to_owned(),
         points: vec![
             Point::new(Operation::Read, 128 << 10, 8),
             Point::new(Operation::Read, 1 << 20, 8),
@@ -290,7 +292,7 @@ pub fn baseline() -> Plan {
             Point::new(Operation::Read, 4 << 10, 1).random(),
         ],
         charts: vec![
-            Chart::new("Bulk: GB/s", bulk, Shape::Bars(Measure::Throughput)).beside(&claim::NVIDIA_BANDWIDTH),
+            Chart::new("Bulk: GB/s", bulk, Shape::Bars(Measure::Throughput)).with_claim(&claim::NVIDIA_BANDWIDTH),
             Chart::new("Bulk: CPU", bulk, Shape::Bars(Measure::PerGb)),
             Chart::new("Random: operations/s", small, Shape::Bars(Measure::Rate)),
             Chart::new("Random: CPU", small, Shape::Bars(Measure::PerOperation)),
@@ -313,7 +315,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_chart_is_of_something_and_every_point_is_drawn() {
+    fn every_chart_has_points_and_every_point_has_a_chart() {
         for plan in [demo(128 << 10, 8), sweep(), threads(), registration(), iops(), mixed(), baseline()] {
             for chart in &plan.charts {
                 assert!(plan.points.iter().any(chart.of), "{}: {}", plan.name, chart.title);
@@ -326,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sweep_is_the_papers() {
+    fn sweep_has_the_points_of_the_paper() {
         let points = sweep().points;
         let blocks: Vec<usize> = points.iter().filter(|p| p.in_flight == 0 && is_write(p)).map(|p| p.block).collect();
         assert_eq!((blocks[0], blocks[11], blocks.len()), (512, 1 << 20, 12));

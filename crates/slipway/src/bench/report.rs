@@ -1,4 +1,4 @@
-//! [`Report`]: what was measured, summed up, as scripts get it.
+//! [`Report`]: the summary of a measurement, also as JSON for scripts.
 
 use std::time::Duration;
 
@@ -12,84 +12,84 @@ use super::{
     series::Series,
 };
 
-/// All that was asked for and measured.
+/// The results of a measurement.
 #[derive(Debug, Serialize)]
 pub struct Report {
-    /// The subcommand.
+    /// The name of the subcommand.
     pub benchmark: &'static str,
-    /// What it measures, for people.
+    /// A description of the measurement.
     pub title: String,
-    /// Where.
+    /// The machine.
     pub machine: Machine,
-    /// How memory bandwidth was read, or why it was not.
+    /// The source of the memory bandwidth, or the reason if there is none.
     pub memory_bandwidth: String,
-    /// What applied to all series.
+    /// The conditions that apply to all series.
     pub conditions: Conditions,
-    /// What was compared.
+    /// The series.
     pub series: Vec<Series>,
-    /// What was measured: by point, and for each by series.
+    /// The results: by point, and for each point by series.
     pub results: Vec<Row>,
-    /// What could not be measured.
+    /// The combinations that could not be measured.
     pub unable: Vec<Unable>,
 }
 
-/// What applied to all series.
+/// The conditions that apply to all series.
 #[derive(Debug, Serialize)]
 pub struct Conditions {
-    /// Runs of each series at each point.
+    /// The number of runs of each series at each point.
     pub rounds: u32,
-    /// Seconds of each run.
+    /// The seconds of each run.
     pub seconds: f64,
-    /// Bytes of each thread's file.
+    /// The bytes of each thread's file.
     pub file_size: u64,
-    /// The server that was measured.
+    /// A description of the server.
     pub server: String,
-    /// Congestion control of TCP, if it was asked for; else the machine's applies.
+    /// The congestion control of TCP, if it was selected; else that of the machine applies.
     pub congestion_control: Option<String>,
 }
 
-/// One series at one point.
+/// The result of one series at one point.
 #[derive(Debug, Serialize)]
 pub struct Row {
-    /// The series' name.
+    /// The name of the series.
     pub series: String,
     /// The point.
     #[serde(flatten)]
     pub point: Point,
-    /// Runs that were made.
+    /// The number of runs.
     pub rounds: usize,
-    /// Operations of all runs.
+    /// The number of operations of all runs.
     pub operations: u64,
     /// Operations a second.
     pub iops: Spread,
-    /// 10^9 bytes of file data a second. Absent where no data moves.
+    /// 10^9 bytes of file data a second; absent if no data move.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gb_per_s: Option<Spread>,
     /// Latencies in microseconds, over all runs.
     pub latency_us: Latency,
-    /// CPU time of the client.
+    /// The CPU time of the client.
     pub client_cpu: Cost,
-    /// The same of the server; absent if there is none, or it is not ours.
+    /// The CPU time of the server; absent if it is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub server_cpu: Option<Cost>,
-    /// 10^9 bytes a second that the machine's memory moved; absent where that cannot be read.
+    /// 10^9 bytes a second that the machine's memory moved; absent if unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_gb_per_s: Option<Spread>,
 }
 
-/// What a series could not do.
+/// A point that a series could not measure.
 #[derive(Debug, Serialize)]
 pub struct Unable {
-    /// The series' name.
+    /// The name of the series.
     pub series: String,
     /// The point.
     #[serde(flatten)]
     pub point: Point,
-    /// Why.
+    /// The reason.
     pub why: String,
 }
 
-/// A figure of several runs.
+/// A value of several runs.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Spread {
     /// The median.
@@ -102,7 +102,7 @@ pub struct Spread {
 
 /// Latencies in microseconds.
 #[derive(Debug, Serialize)]
-#[allow(missing_docs)] // The names say it.
+#[allow(missing_docs)] // The names are clear.
 pub struct Latency {
     pub mean: f64,
     pub p50: f64,
@@ -112,22 +112,22 @@ pub struct Latency {
     pub max: f64,
 }
 
-/// CPU time, and what it is for.
+/// CPU time in several units.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Cost {
-    /// CPU seconds of all runs.
+    /// The CPU seconds of all runs.
     pub seconds: f64,
-    /// CPU seconds for each second: cores that were busy.
+    /// The CPU seconds for each second, which is the number of busy cores.
     pub cores: Spread,
-    /// CPU seconds for each 10^9 bytes of file data; absent where no data moves.
+    /// The CPU seconds for each 10^9 bytes of file data; absent if no data move.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seconds_per_gb: Option<Spread>,
-    /// CPU microseconds for each operation.
+    /// The CPU microseconds for each operation.
     pub us_per_operation: Spread,
 }
 
 impl Report {
-    /// Sums the cells of all points and series up into `results` and `unable`.
+    /// Summarizes the cells of all points and series in `results` and `unable`.
     pub fn fill(&mut self, points: &[Point], cells: &[Vec<Cell>]) {
         for (point, cells) in points.iter().zip(cells) {
             for (series, cell) in self.series.iter().zip(cells) {
@@ -145,12 +145,12 @@ impl Report {
         }
     }
 
-    /// The row of a series at a point, if there is one.
+    /// Returns the result of a series at a point, if there is one.
     pub fn row(&self, series: &str, point: &Point) -> Option<&Row> {
         self.results.iter().find(|row| row.series == series && row.point == *point)
     }
 
-    /// The conditions in one line.
+    /// Returns the conditions in one line.
     pub fn summary(&self) -> String {
         let Conditions { rounds, seconds, file_size, server, congestion_control } = &self.conditions;
         let congestion = congestion_control.as_ref().unwrap_or(&self.machine.congestion_control);
@@ -162,13 +162,13 @@ impl Report {
 }
 
 impl Row {
-    /// Sums the runs of one series at one point up.
+    /// Summarizes the runs of one series at one point.
     ///
     /// # Panics
-    /// If there are none.
+    /// `samples` is empty.
     pub fn new(series: &str, point: &Point, samples: &[Sample]) -> Self {
         let mut latency = histogram();
-        samples.iter().for_each(|sample| latency.add(&sample.latency).expect("their bounds are the same"));
+        samples.iter().for_each(|sample| latency.add(&sample.latency).expect("histograms must have the same bounds"));
         let moved = samples.iter().any(|sample| sample.bytes > 0);
         let each = |of: &dyn Fn(&Sample) -> f64| Spread::new(samples.iter().map(of).collect());
         let seconds = |sample: &Sample| sample.elapsed.as_secs_f64();
@@ -180,7 +180,7 @@ impl Row {
         };
         let micros = |nanos: u64| nanos as f64 / 1e3;
         let quantile = |quantile| micros(latency.value_at_quantile(quantile));
-        let known = |cpu: Option<Duration>| cpu.expect("it is known of all samples").as_secs_f64();
+        let known = |cpu: Option<Duration>| cpu.expect("value must be known for all samples").as_secs_f64();
         Self {
             series: series.to_owned(),
             point: *point,
@@ -206,10 +206,10 @@ impl Row {
 }
 
 impl Spread {
-    /// Of at least one value.
+    /// Summarizes at least one value.
     ///
     /// # Panics
-    /// If there is none.
+    /// `values` is empty.
     pub fn new(mut values: Vec<f64>) -> Self {
         values.sort_by(f64::total_cmp);
         let middle = values.len() / 2;
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_are_summed_up_by_their_median() {
+    fn runs_are_summarized_by_their_median() {
         let report =
             row(&[sample(100, 1_000_000_000, 1), sample(300, 3_000_000_000, 1), sample(200, 2_000_000_000, 2)]);
         assert_eq!((report.operations, report.rounds), (600, 3));
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_absent() {
+    fn unknown_values_are_absent() {
         let mut unknown = sample(1000, 0, 1);
         (unknown.server_cpu, unknown.memory_bytes) = (None, None);
         let json = serde_json::to_value(row(&[sample(1000, 0, 2), unknown])).unwrap();

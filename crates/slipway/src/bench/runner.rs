@@ -1,17 +1,17 @@
-//! [`run`]: every series at every point, in rounds that take turns.
+//! [`run`]: measures every series at every point, in rounds.
 //!
-//! A round visits each point once, and there each series once, so that two figures that will be compared are taken
-//! within seconds of one another. Each round begins with another series: none is always the one that follows a rest.
+//! A round visits each point once, and each series once at that point, so that values to be compared are measured
+//! within seconds of each other. Each round begins with another series, so that no series always follows a pause.
 
 use super::{point::Point, sample::Sample};
 use crate::exit::Failure;
 
-/// Something that can be measured.
+/// A configuration that can be measured.
 pub trait Subject {
-    /// Measures once.
+    /// Measures one run.
     ///
     /// # Errors
-    /// It broke: the whole benchmark ends.
+    /// The measurement failed. The whole benchmark ends.
     fn measure(&mut self, point: &Point) -> Result<Measured, Failure>;
 }
 
@@ -21,11 +21,11 @@ impl<S: Subject + ?Sized> Subject for Box<S> {
     }
 }
 
-/// What came of measuring.
+/// The result of one run.
 pub enum Measured {
-    /// A run.
+    /// A sample.
     Sample(Sample),
-    /// This subject cannot do this, and why: the others can.
+    /// This subject does not support the point, with the reason. The other subjects continue.
     Unable(String),
 }
 
@@ -33,14 +33,14 @@ pub enum Measured {
 pub enum Cell {
     /// One sample for each round.
     Samples(Vec<Sample>),
-    /// Why there are none.
+    /// The reason if there are none.
     Unable(String),
 }
 
-/// Measures; the cells are in the order of the points, and for each point in that of the subjects.
+/// Measures. The cells are in the order of the points, and for each point in that of the subjects.
 ///
 /// # Errors
-/// As a subject's.
+/// The error of a subject.
 pub fn run<S: Subject>(
     subjects: &mut [S],
     points: &[Point],
@@ -73,7 +73,7 @@ mod tests {
     use super::super::{point::Operation, sample::histogram};
     use super::*;
 
-    /// Takes no time; writes down that it was asked.
+    /// Takes no time, and records its calls.
     struct Fake {
         name: char,
         most: usize,
@@ -104,21 +104,21 @@ mod tests {
     }
 
     #[test]
-    fn series_take_turns_and_what_cannot_be_is_asked_once() {
+    fn series_alternate_and_unsupported_points_are_tried_once() {
         let log = Rc::new(RefCell::new(String::new()));
         let points = [1, 2].map(|block| Point::new(Operation::Read, block, 1));
         let mut done = 0;
         let cells = run(&mut subjects(&log), &points, 3, || done += 1).unwrap();
-        // b cannot do the second point: it is not asked again.
+        // b does not support the second point, and is not called again for it.
         assert_eq!(log.borrow().as_str(), "abcabc".to_owned() + "bcaca" + "cabca");
-        assert_eq!(done, 18, "progress counts what was not to be done, too");
+        assert_eq!(done, 18, "progress must include unsupported points");
         assert!(matches!(&cells[0][1], Cell::Samples(samples) if samples.len() == 3));
         assert!(matches!(&cells[1][1], Cell::Unable(why) if why == "at most 1"));
         assert!(matches!(&cells[1][2], Cell::Samples(samples) if samples.len() == 3 && samples[0].bytes == 2));
     }
 
     #[test]
-    fn what_breaks_ends_it() {
+    fn an_error_ends_the_run() {
         let log = Rc::new(RefCell::new(String::new()));
         let points = [Point::new(Operation::Read, 0, 1)];
         assert_eq!(run(&mut subjects(&log), &points, 3, || ()).err().unwrap().message, "broken");

@@ -1,52 +1,52 @@
-//! What was counted: a [`Tally`] for each task, a [`Sample`] for each run.
+//! Counts: a [`Tally`] for each task, a [`Sample`] for each run.
 
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 
-/// What one task, or several together, did. It also keeps the task's time.
+/// The counts of one task, or of several together. It also decides when a task ends.
 pub struct Tally {
-    /// Operations completed.
+    /// The number of completed operations.
     pub operations: u64,
-    /// Bytes of file data moved.
+    /// The bytes of file data.
     pub bytes: u64,
     /// Latencies in nanoseconds.
     pub latency: Histogram<u64>,
-    /// When the last operation ended.
+    /// The end of the last operation.
     mark: Instant,
     end: Instant,
 }
 
-/// One run of one series at one point: counts, times, and what it cost.
+/// One run of one series at one point: counts, times and costs.
 pub struct Sample {
-    /// Operations completed.
+    /// The number of completed operations.
     pub operations: u64,
-    /// Bytes of file data moved.
+    /// The bytes of file data.
     pub bytes: u64,
-    /// Wall clock.
+    /// The wall-clock time.
     pub elapsed: Duration,
-    /// CPU time of this process.
+    /// The CPU time of this process.
     pub client_cpu: Duration,
-    /// CPU time of the server, if it is ours.
+    /// The CPU time of the server, if this command started it.
     pub server_cpu: Option<Duration>,
-    /// Bytes that the machine's memory moved, where that can be read.
+    /// The bytes that the machine's memory moved, if known.
     pub memory_bytes: Option<u64>,
     /// Latencies in nanoseconds.
     pub latency: Histogram<u64>,
 }
 
 impl Tally {
-    /// Nothing yet; operations may begin until `end`.
+    /// Creates an empty tally. Operations can begin until `end`.
     pub fn until(end: Instant) -> Self {
         Self { operations: 0, bytes: 0, latency: histogram(), mark: Instant::now(), end }
     }
 
-    /// Whether another operation may begin: until time is up, and once in any case.
+    /// Returns `true` if another operation can begin: before the end, and in any case once.
     pub fn goes_on(&self) -> bool {
         self.mark < self.end || self.operations == 0
     }
 
-    /// An operation has ended that moved so many bytes. It took as long as since the last one, or since `since`.
+    /// Counts an operation that has moved `bytes` bytes. Its latency is the time since the last one, or since `since`.
     pub fn count(&mut self, bytes: usize, since: Option<Instant>) {
         let now = Instant::now();
         self.operations += 1;
@@ -55,15 +55,15 @@ impl Tally {
         self.mark = now;
     }
 
-    /// Adds what another did.
+    /// Adds the counts of `other`.
     pub fn add(&mut self, other: &Tally) {
         self.operations += other.operations;
         self.bytes += other.bytes;
-        self.latency.add(&other.latency).expect("their bounds are the same");
+        self.latency.add(&other.latency).expect("histograms must have the same bounds");
     }
 }
 
-/// An empty histogram of latencies, from 64 ns to ten minutes in nanoseconds, to three digits.
+/// Returns an empty histogram of latencies in nanoseconds, from 64 ns to ten minutes, with three digits.
 pub fn histogram() -> Histogram<u64> {
-    Histogram::new_with_bounds(64, 600_000_000_000, 3).expect("the bounds are in order")
+    Histogram::new_with_bounds(64, 600_000_000_000, 3).expect("bounds must be valid")
 }

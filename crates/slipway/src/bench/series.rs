@@ -1,8 +1,7 @@
-//! [`Series`]: one way to the data, a transport with options to a backend; and [`cross`], which makes all that were
-//! asked for.
+//! [`Series`]: one configuration: a transport with options, and a back end. [`cross`] makes all combinations.
 //!
-//! Any option of a transport or of a mount can be an axis: `registration=per-io,fast` makes two series of each transport
-//! that takes it, and leaves the others one.
+//! Any option of a transport or of a mount can be an axis: `registration=per-io,fast` makes two series of each
+//! transport with this option. Other transports keep one series.
 
 use std::{collections::BTreeMap, str::FromStr, sync::Arc, time::Duration};
 
@@ -21,22 +20,22 @@ use super::{
 };
 use crate::{exit::Failure, reach};
 
-/// One way to the data.
+/// One configuration.
 #[derive(Clone, Debug, Serialize)]
 pub struct Series {
-    /// What it is called in tables and plots.
+    /// The name in tables and plots.
     pub name: String,
     /// The transport, or the loop without NFS.
     pub transport: String,
-    /// Options of the transport, at both ends.
+    /// The options of the transport, at both ends.
     pub options: BTreeMap<String, String>,
-    /// Options of the mount.
+    /// The options of the mount.
     pub mount: BTreeMap<String, String>,
-    /// What the server serves.
+    /// The back end of the server.
     pub backend: String,
 }
 
-/// An option, and the values that it takes one after the other.
+/// An option, and its values.
 #[derive(Clone, Debug)]
 pub struct Axis {
     /// The option.
@@ -49,13 +48,13 @@ impl FromStr for Axis {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let (key, values) = text.split_once('=').ok_or("an axis is written OPTION=VALUE,VALUE…")?;
+        let (key, values) = text.split_once('=').ok_or("the format of an axis is OPTION=VALUE,VALUE…")?;
         let values: Vec<String> = values.split(',').map(str::to_owned).collect();
         if key.is_empty() || values.iter().any(String::is_empty) {
-            return Err("an axis has an option and values: OPTION=VALUE,VALUE…".to_owned());
+            return Err("the format of an axis is OPTION=VALUE,VALUE…".to_owned());
         }
         if key == "proto" {
-            return Err("'proto' is no axis; transports are named by --transport".to_owned());
+            return Err("'proto' cannot be an axis; use --transport".to_owned());
         }
         Ok(Self { key: key.to_owned(), values })
     }
@@ -67,11 +66,11 @@ impl Axis {
     }
 }
 
-/// All series of these transports, options and backends. An option that only some of the transports take is given to
-/// those; one with several values makes a series of each.
+/// Returns all series of these transports, options and back ends. An option that only some transports have applies to
+/// those. An option with several values makes a series for each.
 ///
 /// # Errors
-/// There is no such transport, none takes an option, or one takes it but not the value.
+/// A transport does not exist, no transport has an option, or a transport has the option but rejects the value.
 pub fn cross(
     switch: &Switch,
     transports: &[String],
@@ -113,7 +112,8 @@ pub fn cross(
     Ok(backends.iter().flat_map(|backend| all.iter().map(move |series| with_backend(series, backend))).collect())
 }
 
-/// Each variant with each value of the axis; else why not, and whether the transport takes some of the values.
+/// Returns each variant with each value of the axis. Otherwise returns the error, and `true` if the transport accepts
+/// some of the values.
 fn extend(kind: &dyn TransportKind, variants: &[Series], axis: &Axis) -> Result<Vec<Series>, (Failure, bool)> {
     let mut extended = Vec::new();
     let mut problem = None;
@@ -147,13 +147,13 @@ fn raw(options: &BTreeMap<String, String>) -> RawOptions {
     options.clone()
 }
 
-/// A series over a running server.
+/// A series on a running server.
 pub struct NfsSubject<'a> {
     url: NfsUrl,
     site: Arc<Site>,
-    /// The largest block that its transport takes.
+    /// The largest block of its transport.
     block_max: usize,
-    /// The server's process, if it is ours.
+    /// The server's process ID, if this command started it.
     server: Option<u32>,
     limit: Duration,
     meter: &'a Meter,
@@ -161,7 +161,7 @@ pub struct NfsSubject<'a> {
 }
 
 impl<'a> NfsSubject<'a> {
-    /// The files of `site` at `url`, which have been made.
+    /// Creates a subject that uses the files of `site` at `url`, which must exist.
     pub fn new(
         url: NfsUrl,
         site: Arc<Site>,
@@ -173,8 +173,7 @@ impl<'a> NfsSubject<'a> {
         Self { url, site, block_max, server, limit, meter, driven: Arc::default() }
     }
 
-    /// Whether its mounts are driven: what is done while this is locked comes neither while they are made nor while they are
-    /// taken down.
+    /// Returns the lock that is held while the load runs, and not while mounts are made and closed.
     pub fn driven(&self) -> Arc<Mutex<bool>> {
         self.driven.clone()
     }
@@ -201,8 +200,8 @@ impl Subject for NfsSubject<'_> {
                 *self.driven.lock() = true;
                 let driven = work.drive(end).await;
                 *self.driven.lock() = false;
-                // Nobody drives this mount from now on, which a server of version 4 would wait for.
-                reach::leave().await;
+                // Unmount now, because no task drives this mount later, and a version 4 server would wait for it.
+                reach::unmount_all().await;
                 driven
             });
             driven.map_err(|error| reach::failure(&url, &error))
@@ -225,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn an_axis_multiplies_the_transports_that_take_it() {
+    fn an_axis_multiplies_the_transports_with_the_option() {
         assert_eq!(
             names(&["tcp", "rdma"], &["crc=on,off"], &["memory"]).unwrap(),
             ["tcp", "rdma crc=on", "rdma crc=off"]
@@ -238,13 +237,16 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_named() {
+    fn invalid_options_are_reported() {
         assert!(
             names(&["pigeon"], &[], &["memory"])
                 .unwrap_err()
                 .contains("there is no 'pigeon'; there are auto, rdma, shm")
         );
-        assert!(names(&["tcp"], &["crc=on"], &["memory"]).unwrap_err().contains("'crc'"), "nobody takes it");
+        assert!(
+            names(&["tcp"], &["crc=on"], &["memory"]).unwrap_err().contains("'crc'"),
+            "no transport has the option"
+        );
         let error = names(&["tcp", "rdma"], &["crc=on,perhaps"], &["memory"]).unwrap_err();
         assert!(error.contains("transport rdma: option 'crc'"), "{error}");
         assert!(names(&["tcp"], &["rsize=1,2"], &["memory"]).unwrap_err().contains("rsize=1"));

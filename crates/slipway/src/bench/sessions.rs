@@ -1,8 +1,8 @@
-//! `slipway bench sessions`: what sessions, slots, opens and locks of NFSv4.1 cost the server.
+//! `slipway bench sessions`: measures the server's memory for sessions, slots, opens and locks of NFSv4.1.
 //!
-//! For each transport a [`Counted`] server. Sessions are made, each of a client of its own; then each has as many requests
-//! outstanding as it has slots, of a kind whose replies the server keeps, and all of them are answered. Then one client has so
-//! many files open, with a lock in each, and then with a second one.
+//! Each transport has its own [`Counted`] server. Each session belongs to a separate client. First all slots of all
+//! sessions have an outstanding request at once, whose reply the server caches. Then one client opens many files, with
+//! a lock in each, and then with a second lock in half of them.
 
 use std::{future::ready, time::Instant};
 
@@ -17,19 +17,19 @@ use crate::{
     reach::{self, Reach},
 };
 
-/// What to measure.
+/// The options of the measurement.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Transports
     #[arg(short, long, value_delimiter = ',', default_values = ["tcp", "rdma"], value_parser = ["tcp", "rdma"])]
     transport: Vec<String>,
-    /// Sessions, each of a client of its own
+    /// Sessions, each of a separate client
     #[arg(long, default_value_t = 1_000)]
     sessions: usize,
-    /// Requests that each slot carries
+    /// Requests on each slot
     #[arg(long, default_value_t = 5)]
     requests: usize,
-    /// Files that one client has open, with locks in each; 0 leaves it out
+    /// Files that one client opens and locks; 0 skips this
     #[arg(long, default_value_t = 40_000)]
     states: usize,
     /// Print the results as one line of JSON
@@ -37,37 +37,37 @@ pub struct Args {
     json: bool,
 }
 
-/// What was found for one transport. Memory is of the server's process, resident, in bytes.
+/// The result for one transport. Memory is resident bytes of the server's process.
 #[derive(Debug, Serialize)]
 struct Found {
     transport: String,
     sessions: usize,
-    /// Of each session.
+    /// The number of slots of each session.
     slots: u32,
     start: u64,
     idle: u64,
-    /// The most while all slots were in use.
+    /// The maximum while all slots were in use.
     peak: u64,
-    /// After that, with the replies that the slots keep.
+    /// The memory after that, with the cached replies of the slots.
     used: u64,
     requests: usize,
     requests_per_s: f64,
     states: Option<States>,
 }
 
-/// The server's memory with so many files.
+/// The server's memory with this many files.
 #[derive(Debug, Serialize)]
 struct States {
     files: usize,
-    /// None of them open.
+    /// With no file open.
     closed: u64,
-    /// Each open, with a lock.
+    /// With each file open and locked.
     locked: u64,
-    /// Half of them with another lock, of the same owner.
+    /// With a second lock of the same owner in half of the files.
     locked_twice: u64,
 }
 
-/// Measures.
+/// Runs the command.
 pub fn run(args: &Args) -> Outcome {
     if args.sessions == 0 {
         return Err(Failure::usage("--sessions: at least 1"));
@@ -91,14 +91,14 @@ async fn measure(args: &Args, server: &Counted) -> Result<Found, Failure> {
     load(args, server, &files, slots).await?;
     let requests = args.sessions * slots as usize * args.requests;
     let requests_per_s = requests as f64 / begin.elapsed().as_secs_f64();
-    // The kernel does not count it page by page.
+    // The kernel does not count every page at once.
     let (peak, used) = (server.peak()?.max(idle), server.resident().await?);
     let states = if args.states > 0 { Some(states(args, server, &files[0].0).await?) } else { None };
     let transport = server.url.options.proto.clone();
     Ok(Found { transport, sessions: args.sessions, slots, start, idle, peak, used, requests, requests_per_s, states })
 }
 
-/// Makes the sessions, and a file by each.
+/// Creates the sessions, and a file in each.
 async fn sessions(args: &Args, server: &Counted) -> Result<Vec<(Mount, Handle)>, Failure> {
     let reach = Reach::new();
     let make = async |number: usize| {
@@ -110,7 +110,7 @@ async fn sessions(args: &Args, server: &Counted) -> Result<Vec<(Mount, Handle)>,
     stream::iter(0..args.sessions).map(make).buffer_unordered(AT_ONCE).try_collect().await
 }
 
-/// Uses all slots of all sessions at once, each so many times.
+/// Uses all slots of all sessions at once, each `requests` times.
 async fn load(args: &Args, server: &Counted, files: &[(Mount, Handle)], slots: u32) -> Result<(), Failure> {
     let all = files.iter().flat_map(|file| (0..slots).map(move |_| file));
     let each = all.map(async |(mount, file)| {
@@ -123,7 +123,7 @@ async fn load(args: &Args, server: &Counted, files: &[(Mount, Handle)], slots: u
     try_join_all(each).await.map(drop).map_err(|error| reach::failure(&server.url, &error))
 }
 
-/// The memory of opens and locks.
+/// Measures the memory of opens and locks.
 async fn states(args: &Args, server: &Counted, mount: &Mount) -> Result<States, Failure> {
     let failed = |error: client::Error| reach::failure(&server.url, &error);
     for dir in 0..args.states.div_ceil(DIR_FILES) {
@@ -135,20 +135,21 @@ async fn states(args: &Args, server: &Counted, mount: &Mount) -> Result<States, 
     };
     let made = stream::iter(0..args.states).map(make).buffer_unordered(AT_ONCE);
     let files: Vec<Handle> = made.try_collect().await.map_err(failed)?;
-    let v4 = mount.v4().expect("it was asked for");
+    let v4 = mount.v4().expect("mount must have version 4");
     let lock_all = async |files: &[Handle], offset| {
         let range = LockRange { offset, length: 1, exclusive: true };
         let locks = stream::iter(files).map(|file| v4.lock(file, b"owner", range)).buffer_unordered(AT_ONCE);
         let held = locks.try_fold(0, |held, denied| ready(Ok(held + usize::from(denied.is_none())))).await;
         match held.map_err(failed)? {
             held if held == files.len() => Ok(()),
-            held => Err(Failure::failed(format!("{held} locks are held of {}", files.len()))),
+            held => Err(Failure::failed(format!("only {held} of {} locks are held", files.len()))),
         }
     };
     let closed = server.resident().await?;
     lock_all(&files, 0).await?;
     let locked = server.resident().await?;
-    // In half of them: a client may have 262,144 opens and locks. Not beside the first one: they would be one.
+    // Half of the files, because a client can have 262,144 opens and locks. Not adjacent to the first lock, because the
+    // server would merge them.
     lock_all(&files[..files.len() / 2], 2).await?;
     Ok(States { files: files.len(), closed, locked, locked_twice: server.resident().await? })
 }
@@ -161,8 +162,8 @@ fn text(found: &[Found]) -> String {
         ("start", right),
         ("idle", right),
         ("each", right),
-        ("most under load", right),
-        ("after it", right),
+        ("maximum under load", right),
+        ("after load", right),
         ("each slot", right),
         ("requests/s", right),
     ]);
@@ -171,7 +172,7 @@ fn text(found: &[Found]) -> String {
         ("files", right),
         ("closed", right),
         ("each open and locked", right),
-        ("each lock more", right),
+        ("each further lock", right),
     ]);
     let each = |more: u64, less: u64, count: usize| output::size(more.saturating_sub(less) / count.max(1) as u64);
     for found in found {
@@ -201,7 +202,7 @@ fn text(found: &[Found]) -> String {
     format!("{}{states}", sessions.text())
 }
 
-/// Bytes of the server's file system for each file.
+/// The bytes of the server's file system for each file.
 const FILE_ROOM: usize = 4 << 10;
-/// Files of each directory.
+/// The number of files in each directory.
 const DIR_FILES: usize = 1_000;

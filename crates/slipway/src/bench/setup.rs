@@ -1,5 +1,5 @@
-//! [`Common`]: the options that all subcommands share, and [`measure`], which sets up what they ask for, lets the
-//! [`runner`] do it, and takes it down again.
+//! [`Common`]: the options of all subcommands. [`measure`] prepares servers and files, runs the [`runner`], and cleans
+//! up.
 
 use std::{
     collections::BTreeMap,
@@ -34,53 +34,53 @@ use crate::{
     reach,
 };
 
-/// What every subcommand takes.
+/// The options of all subcommands.
 #[derive(Clone, Debug, clap::Args)]
-#[command(next_help_heading = "What is compared")]
+#[command(next_help_heading = "Series")]
 pub struct Common {
-    /// Transports: tcp,rdma,shm unless said otherwise; with --url its proto
+    /// Transports: tcp,rdma,shm by default; with --url, that of its proto
     #[arg(short, long, value_delimiter = ',')]
     pub transport: Vec<String>,
-    /// An option of a transport or mount, and values to compare: crc=on,off. With one value it applies to all. It concerns
-    /// the transports that take it
+    /// An option of a transport or mount, and values to compare: crc=on,off. With one value, it applies to all series.
+    /// It applies to the transports that have the option
     #[arg(long, value_name = "OPTION=VALUE,…")]
     pub axis: Vec<Axis>,
-    /// What started servers serve: memory, or dir:PATH (a fresh directory is made in it, and removed)
+    /// The back ends of started servers: memory, or dir:PATH (uses a new directory there, and removes it)
     #[arg(long, value_delimiter = ',', default_value = "memory", conflicts_with = "url")]
     pub backend: Vec<String>,
-    /// Loops without NFS to measure beside it, where blocks are read
+    /// Loops without NFS to measure as well, for points that read blocks
     #[arg(long, value_delimiter = ',', value_name = "LOOP")]
     pub beside: Vec<Bare>,
     /// Threads of a started server
     #[arg(long, default_value_t = 1, conflicts_with = "url")]
     pub server_workers: usize,
-    /// Measure this server rather than starting any
+    /// Measure this server instead of starting one
     #[arg(long)]
     pub url: Option<NfsUrl>,
-    /// Congestion control of both ends (of ours, with --url): cubic, bbr, reno, …
+    /// Congestion control of both ends (only the client with --url): cubic, bbr, reno, …
     #[arg(long)]
     pub congestion: Option<String>,
     /// Runs of each series at each point, in turns
     #[arg(short, long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000), help_heading = "How")]
     pub rounds: u32,
-    /// Seconds of each run, if not as long as usual for the subcommand
+    /// Seconds of each run; the default depends on the subcommand
     #[arg(short, long, help_heading = "How")]
     pub seconds: Option<f64>,
-    /// Bytes of the file of each thread, if not as usual for the subcommand
+    /// Bytes of each thread's file; the default depends on the subcommand
     #[arg(long, help_heading = "How")]
     pub file_size: Option<ByteSize>,
     /// Print the results as one line of JSON
-    #[arg(long, help_heading = "How it is told")]
+    #[arg(long, help_heading = "Output")]
     pub json: bool,
-    /// Write a page with plots to this file, too; it needs no other
-    #[arg(long, value_name = "FILE", help_heading = "How it is told")]
+    /// Also write a self-contained page with plots to this file
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub html: Option<PathBuf>,
 }
 
-/// Measures what `plan` says for everything that `common` compares.
+/// Measures `plan` for all series of `common`.
 ///
 /// # Errors
-/// An option cannot be, a server cannot be had, or an operation failed.
+/// An option is invalid, a server cannot be used, or an operation failed.
 pub fn measure(common: &Common, plan: &Plan) -> Result<Report, Failure> {
     let limits = Limits::check(common, plan)?;
     let nfs = common.series()?;
@@ -110,7 +110,7 @@ pub fn measure(common: &Common, plan: &Plan) -> Result<Report, Failure> {
         runner::run(&mut subjects, &plan.points, common.rounds, || steps.step())
     };
     let cells = prepared();
-    // What is not ours to take away whole is cleared, also after a failure.
+    // Remove the files on a server that this command did not start, also after a failure.
     let cleared: Result<Vec<()>, Failure> = match common.url {
         Some(_) => urls.iter().zip(&sites).map(|((url, _), site)| reach::run(site.clear(url))).collect(),
         None => Ok(Vec::new()),
@@ -144,7 +144,7 @@ pub fn measure(common: &Common, plan: &Plan) -> Result<Report, Failure> {
 }
 
 impl Common {
-    /// Compares `transports` to a server of memory, in three rounds.
+    /// Returns options that compare `transports` on a memory back end, in three rounds.
     pub fn of_memory(transports: &[String], congestion: Option<String>) -> Self {
         Self {
             transport: transports.to_vec(),
@@ -162,7 +162,7 @@ impl Common {
         }
     }
 
-    /// The ways to the data by NFS.
+    /// Returns the series over NFS.
     fn series(&self) -> Result<Vec<Series>, Failure> {
         let transports = match (&self.transport[..], &self.url) {
             ([], Some(url)) => vec![url.options.proto.clone()],
@@ -183,7 +183,7 @@ impl Common {
         }
     }
 
-    /// The directory of a `dir:` backend, if there is one.
+    /// Returns the directory of a `dir:` back end, if there is one.
     fn directory(&self) -> Option<&str> {
         self.backend.iter().find_map(|backend| backend.strip_prefix("dir:"))
     }
@@ -195,7 +195,7 @@ fn bare_series(bare: Bare) -> Series {
     Series { name: name.clone(), transport: name, options, mount, backend: "none".to_owned() }
 }
 
-/// How long and how large.
+/// The duration and the file size.
 struct Limits {
     run: Duration,
     file_size: u64,
@@ -212,14 +212,14 @@ impl Limits {
         let largest = moved.map(|point| point.block).max().unwrap_or(1);
         if plan.points.iter().any(|point| point.block == 0) || file_size < largest as u64 {
             return Err(Failure::usage(format!(
-                "--file-size must hold at least one block, here of {}, and that at least a byte",
+                "--file-size must hold at least one block, here of {}, and a block at least one byte",
                 point::block(largest)
             )));
         }
         Ok(Self { run: Duration::from_secs_f64(seconds), file_size })
     }
 
-    /// What the loops without NFS read: in the directory that is served, else in memory.
+    /// Makes the file for the loops without NFS: in the exported directory, else in memory.
     fn bare_file(&self, common: &Common, points: &[Point]) -> Result<NamedTempFile, Failure> {
         let dir = common.directory().unwrap_or("/dev/shm");
         let failed = |error: std::io::Error| Failure::failed(format!("{dir}: {error}"));
@@ -237,7 +237,7 @@ impl Limits {
     }
 }
 
-/// A server, which backend it serves, and what must live as long as it does.
+/// A server, its back end, and the temporary directory that must outlive it.
 struct Place {
     backend: String,
     server: Server,
@@ -245,7 +245,7 @@ struct Place {
 }
 
 impl Place {
-    /// Starts a server for each backend, which listens once for each series on it.
+    /// Starts a server for each back end. It has one listener for each series.
     fn prepare(common: &Common, series: &[Series], sites: &[Arc<Site>]) -> Result<Vec<Self>, Failure> {
         if common.url.is_some() {
             return Ok(Vec::new());
@@ -267,11 +267,11 @@ impl Place {
         let mut directory = None;
         match backend.split_once(':') {
             None if backend == "memory" => {
-                // Half of it is in use, the other half is room for what is written beside.
+                // Half of the memory is for the files, the other half for data that are written.
                 if room / 2 > machine::memory_available() {
                     let (wanted, there) = (output::size(room / 2), output::size(machine::memory_available()));
                     return Err(Failure::usage(format!(
-                        "the files need {wanted} of memory and {there} are free: choose a smaller --file-size"
+                        "the files need {wanted} of memory and {there} are free: select a smaller --file-size"
                     )));
                 }
                 arguments.extend(["--memory".into(), room.to_string().into()]);
@@ -291,7 +291,7 @@ impl Place {
     }
 }
 
-/// Where each series is, and the process of its server if it is ours.
+/// Returns the URL of each series, and the process ID of its server if this command started it.
 fn urls(common: &Common, series: &[Series], places: &[Place]) -> Result<Vec<(NfsUrl, Option<u32>)>, Failure> {
     let mut listeners: BTreeMap<String, usize> = BTreeMap::new();
     let of = |series: &Series| {
@@ -304,7 +304,8 @@ fn urls(common: &Common, series: &[Series], places: &[Place]) -> Result<Vec<(Nfs
                 (url, None)
             }
             None => {
-                let place = places.iter().find(|place| place.backend == *backend).expect("each has been prepared");
+                let place =
+                    places.iter().find(|place| place.backend == *backend).expect("every back end must be prepared");
                 let next = listeners.entry(backend.clone()).or_default();
                 *next += 1;
                 (place.server.url(*next - 1), Some(place.server.pid()))
@@ -318,5 +319,5 @@ fn urls(common: &Common, series: &[Series], places: &[Place]) -> Result<Vec<(Nfs
     series.iter().map(of).collect()
 }
 
-/// What a memory backend needs beside the files.
+/// The additional memory of a memory back end beyond the files.
 const ROOM_SPARE: u64 = 64 << 20;

@@ -1,4 +1,4 @@
-//! [`Site`]: the files on a server that a series works with: for each thread one, and a tree of sources if it builds.
+//! [`Site`]: the files of a series on a server: one for each thread, and a tree of sources for a build.
 
 use bytes::Bytes;
 use client::{Mount, NfsUrl};
@@ -11,14 +11,14 @@ use crate::{
 
 /// The files of one series.
 pub struct Site {
-    /// What all names begin with: nobody else's do.
+    /// The unique prefix of all names.
     prefix: String,
     file_size: u64,
-    /// Threads that have a file.
+    /// The number of threads that have a file.
     files: u32,
-    /// Whether blocks of the files will be read or written: only then are they filled.
+    /// `true` if blocks of the files are read or written. Only then are the files filled.
     filled: bool,
-    /// Threads that have sources.
+    /// The number of threads that have sources.
     trees: u32,
 }
 
@@ -31,7 +31,7 @@ pub struct Source {
 }
 
 impl Site {
-    /// What `points` need, under names that begin with `prefix`.
+    /// Returns the files for `points`, with names that begin with `prefix`.
     pub fn new(prefix: String, points: &[Point], file_size: u64) -> Self {
         let most = |wanted: fn(&Point) -> bool| {
             points.iter().filter(|point| wanted(point)).map(|point| point.threads).max().unwrap_or(0)
@@ -45,32 +45,32 @@ impl Site {
         }
     }
 
-    /// Bytes of each file.
+    /// Returns the bytes of each file.
     pub fn file_size(&self) -> u64 {
         self.file_size
     }
 
-    /// Bytes in all.
+    /// Returns the bytes of all files.
     pub fn bytes(&self) -> u64 {
         let files = if self.filled { self.file_size.saturating_mul(self.files.into()) } else { 0 };
         let tree: u64 = (0..SOURCES).map(|at| source(at).size as u64 + OVERHEAD).sum();
         files.saturating_add(tree * u64::from(self.trees))
     }
 
-    /// The file of a thread.
+    /// Returns the file name of a thread.
     pub fn file(&self, thread: u32) -> String {
         format!("{}-{thread}", self.prefix)
     }
 
-    /// The directory of a thread's sources.
+    /// Returns the directory with the sources of a thread.
     pub fn sources(&self, thread: u32) -> String {
         format!("{}-{thread}.src", self.prefix)
     }
 
-    /// Makes the files, full of data that is not zeros. Returns the largest block that the transport takes.
+    /// Makes the files, with data that are not zeros. Returns the largest block of the transport.
     ///
     /// # Errors
-    /// The server cannot be reached, or refuses.
+    /// The server cannot be reached, or rejects an operation.
     pub async fn prepare(&self, url: &NfsUrl) -> Result<usize, Failure> {
         let mount = Reach::new().mount(url).await?;
         let make = async {
@@ -97,10 +97,10 @@ impl Site {
         Ok(mount.read_size().min(mount.write_size()))
     }
 
-    /// Removes what is there of the files, also of names that operations made and a failure left.
+    /// Removes the files, also those that a failed operation has left.
     ///
     /// # Errors
-    /// The server cannot be reached, or refuses.
+    /// The server cannot be reached, or rejects an operation.
     pub async fn clear(&self, url: &NfsUrl) -> Result<(), Failure> {
         let mount = Reach::new().mount(url).await?;
         self.remove(&mount).await.map_err(|error| reach::failure(url, &error))
@@ -123,18 +123,18 @@ impl Site {
     }
 }
 
-/// The source file that is compiled at a turn: sizes of 1 to 16 KiB, as most sources have.
+/// Returns the source file of a turn. Sizes are 1 to 16 KiB, as of most sources.
 pub fn source(turn: u64) -> Source {
     let at = turn % SOURCES;
     Source { name: format!("source-{at}.c"), size: 1024 << (scatter(at) % 5) }
 }
 
-/// The block that is touched at a turn, of so many.
+/// Returns the index of the block of a turn, of `blocks` blocks.
 pub fn block_at(turn: u64, random: bool, blocks: u64) -> u64 {
     (if random { scatter(turn) } else { turn }) % blocks
 }
 
-/// Maps numbers to numbers that look random (the finalizer of SplitMix64).
+/// Maps numbers to pseudo-random numbers (the finalizer of SplitMix64).
 pub fn scatter(turn: u64) -> u64 {
     let mut x = turn.wrapping_add(0x9e37_79b9_7f4a_7c15);
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -142,12 +142,12 @@ pub fn scatter(turn: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// Bytes that are neither zeros nor all the same.
+/// Returns bytes that are neither zeros nor all the same.
 pub fn pattern(len: usize) -> Bytes {
     (0..len).map(|at| (scatter(at as u64 / 8) >> (at % 8 * 8)) as u8 | 1).collect::<Vec<u8>>().into()
 }
 
-/// Sources in a tree.
+/// The number of sources in a tree.
 const SOURCES: u64 = 256;
-/// What a small file may take beyond its bytes.
+/// The storage of a small file beyond its bytes.
 const OVERHEAD: u64 = 8 << 10;

@@ -1,53 +1,53 @@
-//! Plots as inline SVG: lines or dots over an axis, bars in groups, and surfaces as colours.
+//! Plots as inline SVG: lines or dots, grouped bars, and surfaces as colours.
 //!
-//! Small on purpose: numbers in, text out, no fonts, scripts or files. Every mark has a `<title>`, which browsers show
-//! under the pointer.
+//! The code is deliberately small: it converts numbers to text, without fonts, scripts or files. Every mark has a
+//! `<title>`, which browsers show under the pointer.
 
 use std::fmt::Write as _;
 
 use super::report::Spread;
 
-/// A value at a place of the horizontal axis.
+/// A value at a position of the horizontal axis.
 pub type Dot = (f64, Spread);
 
 /// Lines, or dots, over a horizontal axis.
 pub struct Lines<'a> {
-    /// What the horizontal axis is.
+    /// The title of the horizontal axis.
     pub x: &'a str,
-    /// What the vertical axis is.
+    /// The title of the vertical axis.
     pub y: &'a str,
-    /// The places are powers of two, each as far from the next.
+    /// The horizontal axis is logarithmic with base two.
     pub doubling: bool,
-    /// Dots of one series are joined.
+    /// The dots of a series are joined.
     pub joined: bool,
-    /// Names and dots.
+    /// The names and dots of the series.
     pub series: Vec<(&'a str, Vec<Dot>)>,
 }
 
-/// Bars, side by side in groups.
+/// Grouped bars.
 pub struct Bars<'a> {
-    /// What the vertical axis is.
+    /// The title of the vertical axis.
     pub y: &'a str,
-    /// Names of the bars in each group.
+    /// The names of the bars in each group.
     pub series: Vec<&'a str>,
-    /// Each group's name and its bars, with gaps where there is no value.
+    /// The name and the bars of each group, `None` if there is no value.
     pub groups: Vec<(String, Vec<Option<Spread>>)>,
 }
 
-/// Values over two axes.
+/// A surface of values over two axes.
 pub struct Surface<'a> {
-    /// What the horizontal axis is, and its places.
+    /// The title of the horizontal axis, and its labels.
     pub x: (&'a str, Vec<String>),
-    /// What the vertical axis is, and its places, from the bottom.
+    /// The title of the vertical axis, and its labels from the bottom.
     pub y: (&'a str, Vec<String>),
-    /// Values by row, from the bottom.
+    /// The values by row, from the bottom.
     pub values: Vec<Vec<Option<f64>>>,
-    /// The value of the strongest colour.
+    /// The value of the darkest colour.
     pub most: f64,
 }
 
 impl Lines<'_> {
-    /// The picture.
+    /// Returns the plot.
     pub fn svg(&self) -> String {
         let dots = || self.series.iter().flat_map(|(_, dots)| dots);
         let y = Scale::up_to(dots().map(|(_, y)| y.high).fold(0.0, f64::max), BOTTOM, TOP);
@@ -102,7 +102,7 @@ impl Lines<'_> {
 }
 
 impl Bars<'_> {
-    /// The picture.
+    /// Returns the plot.
     pub fn svg(&self) -> String {
         let values = || self.groups.iter().flat_map(|(_, bars)| bars.iter().flatten());
         let y = Scale::up_to(values().map(|value| value.high).fold(0.0, f64::max), BOTTOM, TOP);
@@ -134,7 +134,7 @@ impl Bars<'_> {
                 let shown = if width >= 34.0 { number(value.median) } else { String::new() };
                 text(&mut svg, x + width / 2.0, y.at(value.high) - 5.0, "middle", &shown);
             }
-            // Names of neighbours stand on two lines, so that long ones do not meet.
+            // The names of neighbours alternate between two lines, so that long names do not overlap.
             let below = if self.groups.len() > 3 && rank % 2 == 1 { 33.0 } else { 18.0 };
             text(&mut svg, middle, BOTTOM + below, "middle", title);
         }
@@ -146,7 +146,7 @@ impl Bars<'_> {
 }
 
 impl Surface<'_> {
-    /// The picture.
+    /// Returns the plot.
     pub fn svg(&self) -> String {
         let mut svg = open(0);
         let (columns, rows) = (self.x.1.len().max(1) as f64, self.y.1.len().max(1) as f64);
@@ -188,7 +188,7 @@ impl Surface<'_> {
     }
 }
 
-/// From values to places, with ticks at round numbers. It begins at zero.
+/// Maps values to positions, with ticks at round numbers. It begins at zero.
 struct Scale {
     step: f64,
     steps: usize,
@@ -266,16 +266,16 @@ fn text(svg: &mut String, x: f64, y: f64, anchor: &str, content: &str) {
 }
 
 fn put(svg: &mut String, element: std::fmt::Arguments) {
-    writeln!(svg, "{element}").expect("strings take everything");
+    writeln!(svg, "{element}").expect("writing to a string must succeed");
 }
 
-/// From nearly white to dark blue, evenly dark to the eye.
+/// Returns a colour from nearly white to dark blue, with perceptually even steps.
 fn colour(shade: f64) -> String {
     let mix = |light: f64, dark: f64| (light + (dark - light) * shade) as u8;
     format!("#{:02x}{:02x}{:02x}", mix(240.0, 8.0), mix(246.0, 48.0), mix(252.0, 107.0))
 }
 
-/// A number with about three digits.
+/// Formats a number with about three digits.
 pub fn number(value: f64) -> String {
     match value.abs() {
         0.0 => "0".to_owned(),
@@ -296,7 +296,7 @@ fn short(value: f64) -> String {
     if digits == 0 { text } else { text.trim_end_matches('0').trim_end_matches('.').to_owned() }
 }
 
-/// Text as it can stand in HTML and SVG, also between quotation marks.
+/// Escapes text for HTML and SVG, also inside quotation marks.
 pub fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
@@ -312,10 +312,10 @@ pub fn escape(text: &str) -> String {
     escaped
 }
 
-/// Okabe and Ito's colours, which nobody confuses.
+/// Okabe and Ito's colours, which are distinguishable with all kinds of colour vision.
 const COLOURS: [&str; 7] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#444444"];
 const WIDTH: f64 = 640.0;
-/// Without the legend.
+/// The height without the legend.
 const HEIGHT: f64 = 344.0;
 const LEFT: f64 = 78.0;
 const RIGHT: f64 = 630.0;
@@ -337,25 +337,25 @@ mod tests {
         let scale = Scale::up_to(8.3, 0.0, 100.0);
         assert_eq!(scale.ticks(), [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]);
         assert_eq!((scale.at(0.0), scale.at(10.0)), (0.0, 100.0));
-        assert_eq!(Scale::up_to(0.0, 0.0, 1.0).ticks().last(), Some(&1.0), "nothing is no reason to divide by zero");
+        assert_eq!(Scale::up_to(0.0, 0.0, 1.0).ticks().last(), Some(&1.0), "an empty scale must not divide by zero");
     }
 
     #[test]
-    fn numbers_are_short() {
+    fn numbers_have_three_digits() {
         let numbers = [0.0, 0.1234, 2.5, 12.34, 123.4, 9999.0, 118_638.0, 2_500_000.0].map(number);
         assert_eq!(numbers, ["0", "0.123", "2.5", "12.3", "123", "9999", "119k", "2.5M"]);
     }
 
     #[test]
-    fn marks_stand_where_their_values_are() {
+    fn marks_are_at_the_positions_of_their_values() {
         let bars = Bars {
             y: "GB/s",
             series: vec!["a<b", "c"],
             groups: vec![("one".to_owned(), vec![Some(exactly(10.0)), None])],
         };
         let svg = bars.svg();
-        assert_eq!(svg.matches("<rect").count(), 1 + 2, "one bar, and two squares of the legend");
-        assert!(svg.contains(&format!("y=\"{TOP:.1}\"")), "the largest value reaches the top");
+        assert_eq!(svg.matches("<rect").count(), 1 + 2, "the plot must have one bar, and two squares in the legend");
+        assert!(svg.contains(&format!("y=\"{TOP:.1}\"")), "the largest value must reach the top");
         assert!(svg.contains("a&lt;b") && !svg.contains("a<b"));
         let series = vec![("s", vec![(1.0, exactly(1.0)), (2.0, exactly(2.0)), (32.0, exactly(1.0))])];
         let lines = Lines { x: "threads", y: "GB/s", doubling: true, joined: true, series }.svg();

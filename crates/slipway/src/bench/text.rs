@@ -1,4 +1,4 @@
-//! What was measured, as text for a terminal: surfaces as grids, everything else as one table.
+//! The report as text for a terminal: surfaces as grids, all else as one table.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use super::{
 };
 use crate::output::{Align, Table};
 
-/// All of it.
+/// Returns the text of a report.
 pub fn report(plan: &Plan, report: &Report) -> String {
     let mut text = format!("{}: {}\n{}\n", report.benchmark, report.title, report.summary());
     text.push_str(&format!("Memory bandwidth: {}\n", report.memory_bandwidth));
@@ -29,7 +29,7 @@ pub fn report(plan: &Plan, report: &Report) -> String {
     text
 }
 
-/// What could not be measured and why, a line for each reason.
+/// Returns the points that could not be measured, one line for each reason.
 pub fn unable(report: &Report) -> Vec<String> {
     let mut reasons: BTreeMap<(&str, &str), Vec<&Point>> = BTreeMap::new();
     for Unable { series, point, why } in &report.unable {
@@ -38,7 +38,7 @@ pub fn unable(report: &Report) -> Vec<String> {
     let line = |((series, why), points): (_, Vec<&Point>)| match &points[..] {
         [point] => format!("Not measured: {series}, {}: {why}", point.label()),
         [first, ..] => format!("Not measured: {series}, {} points from {} on: {why}", points.len(), first.label()),
-        [] => unreachable!("each reason is that of a point"),
+        [] => unreachable!("a reason must have a point"),
     };
     reasons.into_iter().map(line).collect()
 }
@@ -88,7 +88,7 @@ fn cost(cost: &Cost) -> String {
     }
 }
 
-/// Throughput by block size, one a row, and operations in flight, one a column.
+/// Formats throughput with a row for each block size and a column for each number of operations in flight.
 fn grid(plan: &Plan, chart: &Chart, report: &Report, series: &str) -> String {
     let points: Vec<&Point> = plan.points.iter().filter(|point| (chart.of)(point)).collect();
     let (blocks, at_once) = sides(&points);
@@ -106,7 +106,7 @@ fn grid(plan: &Plan, chart: &Chart, report: &Report, series: &str) -> String {
     table.text()
 }
 
-/// The block sizes and the operations in flight that points have, in order.
+/// Returns the block sizes and the numbers of operations in flight of the points, in order.
 pub fn sides(points: &[&Point]) -> (Vec<usize>, Vec<u32>) {
     let mut blocks: Vec<usize> = points.iter().map(|point| point.block).collect();
     let mut at_once: Vec<u32> = points.iter().map(|point| point.in_flight).collect();

@@ -1,4 +1,4 @@
-//! What one operation does to a server: [`Work`] is a thread's connection and file, and does them one after the other.
+//! The operations of the load: [`Work`] has a thread's connection and file, and executes operations on them.
 
 use std::{
     sync::{
@@ -23,20 +23,20 @@ use crate::{
     reach::{self, Reach},
 };
 
-/// What the tasks of one thread share.
+/// The state that the tasks of one thread share.
 pub struct Work {
     point: Point,
     mount: Mount,
     dir: Handle,
     file: File,
     blocks: u64,
-    /// The next block, or the seed of where it is.
+    /// The index of the next block, or the seed of its offset.
     next: AtomicU64,
-    /// What is written.
+    /// The data to write.
     data: Bytes,
-    /// What names of its own begin with.
+    /// The prefix of names that this thread creates.
     name: String,
-    /// The directory of the sources, if it is they that are used, and its handle.
+    /// The directory of the sources and its handle, if they are used.
     tree: Option<(String, Handle)>,
 }
 
@@ -44,7 +44,7 @@ impl Work {
     /// Connects, and opens the thread's files.
     ///
     /// # Errors
-    /// The server cannot be reached, or the files are not there.
+    /// The server cannot be reached, or the files do not exist.
     pub async fn connect(
         url: &NfsUrl,
         site: &Site,
@@ -70,7 +70,7 @@ impl Work {
             file,
             blocks: (site.file_size() / point.block as u64).max(1),
             next: AtomicU64::new(0),
-            // Where an application has its data that takes its buffers from the mount.
+            // In memory of the pool, as in an application that takes its buffers from the mount.
             data: in_pool(&mount, &site::pattern(point.block)),
             name: format!("{}-new", site.file(thread)),
             tree,
@@ -78,10 +78,10 @@ impl Work {
         }))
     }
 
-    /// Does operations until `end`, so many at once as the point says.
+    /// Executes operations until `end`, with as many in flight as the point says.
     ///
     /// # Errors
-    /// The first that failed.
+    /// The error of the first operation that failed.
     pub async fn drive(self: &Arc<Self>, end: Instant) -> Result<Tally> {
         let mut tasks = JoinSet::new();
         for task in 0..self.point.tasks() {
@@ -89,7 +89,7 @@ impl Work {
         }
         let mut total = Tally::until(end);
         while let Some(done) = tasks.join_next().await {
-            total.add(&done.expect("a task of the load does not panic")?);
+            total.add(&done.expect("a load task must not panic")?);
         }
         if self.point.operation == Operation::Write {
             self.file.commit().await?;
@@ -123,7 +123,7 @@ impl Work {
                 Ok(())
             }
             Operation::Small => {
-                let (path, _) = self.tree.as_ref().expect("it has been opened");
+                let (path, _) = self.tree.as_ref().expect("sources must be open");
                 while tally.goes_on() {
                     let source = site::source(self.next.fetch_add(1, Relaxed));
                     let content = self.mount.read(format!("{path}/{}", source.name)).await?;
@@ -132,7 +132,7 @@ impl Work {
                 Ok(())
             }
             Operation::Build => {
-                let (_, sources) = self.tree.as_ref().expect("it has been opened");
+                let (_, sources) = self.tree.as_ref().expect("sources must be open");
                 while tally.goes_on() {
                     self.compile(sources, &name, &mut tally).await?;
                 }
@@ -152,7 +152,8 @@ impl Work {
         Ok(())
     }
 
-    /// Through the client's reader, as an application reads: the mount's read-ahead is the point's blocks in flight.
+    /// Reads through the client's reader, as an application does. The mount's read-ahead is the point's blocks in
+    /// flight.
     async fn read_ahead(&self, tally: &mut Tally) -> Result<()> {
         let end = self.blocks * self.point.block as u64;
         while tally.goes_on() {
@@ -182,7 +183,7 @@ impl Work {
         Ok(protocol.write(handle, self.offset(), self.data.clone().into(), stable).await?.count as usize)
     }
 
-    /// Reads and commits as a data base does: 70 of 100 read, at places in no order.
+    /// Reads and commits as a database does: 70 of 100 are READs, at random offsets.
     async fn transactions(&self, tally: &mut Tally) -> Result<()> {
         let mut buffer = self.mount.pool().take(self.point.block);
         while tally.goes_on() {
@@ -199,7 +200,7 @@ impl Work {
         Ok(())
     }
 
-    /// One source file becomes one object file, and that goes away again. Each procedure is an operation.
+    /// Makes one object file from one source file, and removes it. Each procedure is an operation.
     async fn compile(&self, sources: &Handle, object: &str, tally: &mut Tally) -> Result<()> {
         let (protocol, turn) = (self.mount.protocol(), self.next.fetch_add(1, Relaxed));
         let source = site::source(turn);
@@ -222,7 +223,7 @@ impl Work {
         Ok(())
     }
 
-    /// Where the next block is.
+    /// Returns the offset of the next block.
     fn offset(&self) -> u64 {
         let turn = self.next.fetch_add(1, Relaxed);
         site::block_at(turn, self.point.random, self.blocks) * self.point.block as u64

@@ -1,5 +1,5 @@
-//! `slipway bench`: what transports and servers achieve, side by side in one run. The instrument is [`crate::bench`];
-//! here are its subcommands, each a table of points with a few options.
+//! `slipway bench`: compares transports and servers in one run. [`crate::bench`] makes the measurements. This file has
+//! the subcommands, each of which is a list of points with a few options.
 
 use std::fs;
 
@@ -23,11 +23,11 @@ use crate::{
 /// Measure transports and servers, side by side.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Everything is measured over every transport, and every value of an --axis, in one run: runs take turns, and rates are
-the median of the rounds. Without --url, a server is started on 127.0.0.1 for each --backend, in a process of its own,
-and its CPU time is measured, too. GB are 10^9 bytes. --html FILE draws it, beside what was published.
+One run measures every transport, and every value of an --axis, in turn. Rates are the median of the rounds. Without --url,
+the command starts a server on 127.0.0.1 for each --backend, in a separate process, and also measures its CPU time. GB are
+10^9 bytes. --html FILE writes plots, next to published figures.
 
-Some machines' default congestion control is bbr, which paces even on loopback: compare under --congestion cubic.
+The default congestion control of some machines is bbr, which paces even on loopback: compare under --congestion cubic.
 
 Examples:
   slipway bench read --transport tcp,rdma
@@ -43,7 +43,7 @@ pub struct Args {
     what: What,
 }
 
-/// What is measured.
+/// The measurement.
 #[derive(Debug, Subcommand)]
 enum What {
     /// One READ after the other
@@ -54,50 +54,50 @@ enum What {
     Getattr(Small),
     /// CREATE and REMOVE of the same name, one after the other
     Create(Small),
-    /// One file of 1 to 16 KiB after the other, all of it, by its path
+    /// Read files of 1 to 16 KiB one after the other, completely, by their paths
     Small(Small),
-    /// READ and WRITE in order: blocks of 512 bytes to 1 MiB, none to 16 in flight
+    /// Sequential READ and WRITE: blocks of 512 bytes to 1 MiB, 0 to 16 in flight
     ///
-    /// None in flight is synchronous: a READ is asked for when it is wanted, a WRITE is on stable storage when it returns.
-    /// More are the client's read-ahead, and so many UNSTABLE WRITEs at once.
+    /// Zero in flight is synchronous: a READ is sent when its data are needed, and a WRITE is on stable storage when it
+    /// returns. A larger number is the depth of the client's read-ahead, and the number of outstanding UNSTABLE WRITEs.
     Sweep(Common),
     /// READ and WRITE of 128 KiB on 1 to 32 threads
     Threads(Common),
-    /// The same on 1 to 8 threads, by the way that memory is registered
+    /// The same on 1 to 8 threads, for each way of registration
     ///
-    /// Unless there is an --axis, it is registration=per-io,fast,cache,pool.
+    /// Without --axis, it uses --axis registration=per-io,fast,cache,pool.
     Registration(Common),
-    /// Random READ and WRITE of 2, 4 and 8 KiB: 16 threads, and one alone
+    /// Random READ and WRITE of 2, 4 and 8 KiB: with 16 threads, and with one
     Iops(Common),
-    /// Transactions of a data base, and the procedures of a build
+    /// Transactions of a database, and the procedures of a build
     ///
-    /// A transaction is, seven times of ten, a random READ of 8 KiB; else a WRITE and its COMMIT. A build looks sources of
-    /// 1 to 16 KiB up, opens and reads them, makes, writes and commits objects, looks at them and removes them: eight
+    /// A transaction is a random READ of 8 KiB in seven of ten cases, else a WRITE and its COMMIT. A build looks up,
+    /// opens and reads sources of 1 to 16 KiB, and creates, writes, commits, stats and removes objects: eight
     /// procedures for each source.
     Mixed(Common),
-    /// READ beside loops without NFS: what the machine itself can do
+    /// READ next to loops without NFS, which show the limit of the machine
     ///
-    /// send and sendfile answer over TCP from a process of their own, pread reads the file in the client, memcpy copies
-    /// memory. All four, unless --beside says otherwise.
+    /// send and sendfile answer over TCP from a separate process, pread reads the file in the client, memcpy copies
+    /// memory. All four run unless --beside selects some.
     Baseline(Common),
-    /// What idle connections cost: the server's memory, and the goodput of others beside them
+    /// The cost of idle connections: the server's memory, and the goodput of active connections
     Connections(connections::Args),
-    /// What sessions, slots, opens and locks of NFSv4.1 cost: the server's memory
+    /// The cost of sessions, slots, opens and locks of NFSv4.1: the server's memory
     Sessions(sessions::Args),
-    /// One session of NFSv4.1 over TCP and RDMA, of which one or the other is cut again and again
+    /// One session of NFSv4.1 over TCP and RDMA, while one or the other is cut repeatedly
     Failover(failover::Args),
-    /// Answers send and sendfile
+    /// Answer send and sendfile
     #[command(hide = true)]
     Peer(PeerArgs),
 }
 
-/// READs and WRITEs.
+/// The options of READ and WRITE.
 #[derive(Debug, clap::Args)]
 struct Blocks {
-    /// Bytes of a READ or WRITE, up to what the server takes
+    /// Bytes of a READ or WRITE, up to the server's maximum
     #[arg(short, long, default_value = "128K")]
     block: ByteSize,
-    /// Offsets in random order rather than one after the other
+    /// Use random offsets instead of sequential ones
     #[arg(long)]
     random: bool,
     #[command(flatten)]
@@ -106,7 +106,7 @@ struct Blocks {
     common: Common,
 }
 
-/// Operations without data.
+/// The options of operations without data.
 #[derive(Debug, clap::Args)]
 struct Small {
     #[command(flatten)]
@@ -115,26 +115,26 @@ struct Small {
     common: Common,
 }
 
-/// How much at once.
+/// The options for concurrency.
 #[derive(Clone, Copy, Debug, clap::Args)]
 struct AtOnce {
-    /// Operations outstanding at once, for each thread
+    /// Outstanding operations for each thread
     #[arg(short = 'n', long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=4096))]
     in_flight: u32,
-    /// Client threads, each with a connection and a file of its own
+    /// Client threads, each with its own connection and file
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     threads: u32,
 }
 
-/// Measures.
+/// Runs the command.
 pub fn run(args: &Args) -> Outcome {
     let blocks = |name, operation, args: &Blocks| {
         let point = Point::new(operation, args.block.0 as usize, args.at_once.in_flight).threads(args.at_once.threads);
-        tell(&args.common, &plan::single(name, if args.random { point.random() } else { point }))
+        measure(&args.common, &plan::single(name, if args.random { point.random() } else { point }))
     };
     let small = |name, operation, args: &Small| {
         let point = Point::new(operation, 1, args.at_once.in_flight).threads(args.at_once.threads);
-        tell(&args.common, &plan::single(name, point))
+        measure(&args.common, &plan::single(name, point))
     };
     match &args.what {
         What::Read(args) => blocks("read", Operation::Read, args),
@@ -142,23 +142,23 @@ pub fn run(args: &Args) -> Outcome {
         What::Getattr(args) => small("getattr", Operation::Getattr, args),
         What::Create(args) => small("create", Operation::Create, args),
         What::Small(args) => small("small", Operation::Small, args),
-        What::Sweep(common) => tell(common, &plan::sweep()),
-        What::Threads(common) => tell(common, &plan::threads()),
+        What::Sweep(common) => measure(common, &plan::sweep()),
+        What::Threads(common) => measure(common, &plan::threads()),
         What::Registration(common) => {
             let mut common = common.clone();
             if common.axis.is_empty() {
-                common.axis.push("registration=per-io,fast,cache,pool".parse().expect("it is an axis"));
+                common.axis.push("registration=per-io,fast,cache,pool".parse().expect("axis must be valid"));
             }
-            tell(&common, &plan::registration())
+            measure(&common, &plan::registration())
         }
-        What::Iops(common) => tell(common, &plan::iops()),
-        What::Mixed(common) => tell(common, &plan::mixed()),
+        What::Iops(common) => measure(common, &plan::iops()),
+        What::Mixed(common) => measure(common, &plan::mixed()),
         What::Baseline(common) => {
             let mut common = common.clone();
             if common.beside.is_empty() {
                 common.beside = vec![Bare::Send, Bare::Sendfile, Bare::Pread, Bare::Memcpy];
             }
-            tell(&common, &plan::baseline())
+            measure(&common, &plan::baseline())
         }
         What::Connections(args) => connections::run(args),
         What::Sessions(args) => sessions::run(args),
@@ -167,12 +167,12 @@ pub fn run(args: &Args) -> Outcome {
     }
 }
 
-/// Measures a plan, and says what came of it.
-fn tell(common: &Common, plan: &Plan) -> Outcome {
+/// Measures a plan and prints the report.
+fn measure(common: &Common, plan: &Plan) -> Outcome {
     let page = common.html.as_ref();
     let unwritable =
         |error: std::io::Error, path: &std::path::Path| Failure::usage(format!("--html: {}: {error}", path.display()));
-    // That it cannot be written is better known before minutes have passed.
+    // Report an unwritable file before the measurement, which takes minutes.
     page.map_or(Ok(()), |path| fs::write(path, "").map_err(|error| unwritable(error, path)))?;
     let report = setup::measure(common, plan)?;
     page.map_or(Ok(()), |path| fs::write(path, html::page(plan, &report)).map_err(|error| unwritable(error, path)))?;

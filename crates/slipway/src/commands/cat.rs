@@ -22,7 +22,7 @@ pub struct Args {
     urls: Vec<NfsUrl>,
 }
 
-/// Writes them.
+/// Runs the command.
 pub fn run(args: &Args) -> Outcome {
     reach::run(async {
         let reach = Reach::new();
@@ -40,7 +40,7 @@ pub fn run(args: &Args) -> Outcome {
     })
 }
 
-/// Writes one file; returns whether anyone reads.
+/// Writes one file. Returns `false` if the reader of standard output has closed it.
 async fn one(reach: &Reach, url: &NfsUrl) -> Result<bool, Failure> {
     let (node, meta) = reach.object(url, true).await?;
     if meta.kind != Kind::File {

@@ -1,4 +1,4 @@
-//! `slipway clients`: who holds what of a running server.
+//! `slipway clients`: lists the clients of a running server and their state.
 
 use std::{
     io::{self, BufRead, BufReader, Write},
@@ -18,13 +18,14 @@ use crate::{
     output::{self, Align, Table},
 };
 
-/// Show who holds what of a server on this machine, and evict a client.
+/// List the clients of a server on this machine and their state, and evict a client.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-It asks the server that has the state directory, and is for the server's user and root. A client is named by its ID, as it is shown.
+The command asks the running server with that state directory. Only the server's user and root can use it. CLIENT is the ID of a
+client in the list.
 
-Who is evicted loses all that it holds as if its lease had expired, at once and for good; it notices, and begins anew. A host that
-locks by NFSv3 (nlm…) does not notice.
+An evicted client loses all its state at once, as if its lease had expired, and cannot reclaim it. It notices this and registers
+again. A host that locks by NFSv3 (nlm…) does not notice.
 
 Examples:
   slipway clients
@@ -32,24 +33,24 @@ Examples:
   slipway clients --json | jq 'select(.type == \"lock\")'
   slipway clients --evict 6741a53c00000001")]
 pub struct Args {
-    /// Show this client alone, and what it holds
+    /// Show only this client, with its state
     #[arg(value_name = "ID")]
     client: Option<ClientName>,
-    /// Take from this client all that it holds, and forget it
+    /// Revoke all state of this client, and forget it
     #[arg(long, value_name = "ID", conflicts_with = "client")]
     evict: Option<ClientName>,
-    /// Print all clients and all that they hold, each as a line of JSON
+    /// Print all clients and all their state, each as a line of JSON
     #[arg(long, conflicts_with = "evict")]
     json: bool,
     /// The server's state directory
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
-    /// The server's configuration file, which says where that is
+    /// The server's configuration file, which contains the state directory
     #[arg(short, long, value_name = "FILE", conflicts_with = "state_dir")]
     config: Option<PathBuf>,
 }
 
-/// Shows it, or does it.
+/// Runs the command.
 pub fn run(args: &Args) -> Outcome {
     let request = match args.evict {
         Some(client) => Request::Evict { client },
@@ -69,10 +70,10 @@ pub fn run(args: &Args) -> Outcome {
             record => listed.add(record),
         }
     }
-    Err(Failure::failed("the server ended before it had said all"))
+    Err(Failure::failed("the server closed the connection before the end of its answer"))
 }
 
-/// What the server at the socket answers.
+/// Sends a request to the socket, and returns the records of the answer.
 fn ask(args: &Args, request: &Request) -> Result<impl Iterator<Item = Result<Record, Failure>>, Failure> {
     let configured = match &args.config {
         Some(path) => Config::load(path).map_err(Failure::usage)?.server.state_dir,
@@ -82,18 +83,18 @@ fn ask(args: &Args, request: &Request) -> Result<impl Iterator<Item = Result<Rec
     let unreachable = |error: io::Error| {
         let advice = match error.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
-                ": no server runs with this state directory; name another with --state-dir"
+                ": no server runs with this state directory; select another with --state-dir"
             }
-            io::ErrorKind::PermissionDenied => ": it is for the server's user and root",
+            io::ErrorKind::PermissionDenied => ": only the server's user and root can use it",
             _ => "",
         };
         Failure { exit: Exit::Unreachable, message: format!("{}: {error}{advice}", path.display()) }
     };
     let mut socket = UnixStream::connect(&path).map_err(unreachable)?;
-    let line = serde_json::to_string(request).expect("requests are representable");
+    let line = serde_json::to_string(request).expect("requests must be valid JSON");
     let asked = socket.write_all(line.as_bytes()).and_then(|()| socket.shutdown(Shutdown::Write));
     match asked {
-        // It has answered before it was asked.
+        // The server has answered before it received the request.
         Err(error) if !matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::NotConnected) => {
             return Err(unreachable(error));
         }
@@ -101,13 +102,12 @@ fn ask(args: &Args, request: &Request) -> Result<impl Iterator<Item = Result<Rec
     }
     let record = |line: io::Result<String>| {
         let line = line.map_err(Failure::failed)?;
-        serde_json::from_str(&line)
-            .map_err(|error| Failure::failed(format!("the server is of another version: {error}")))
+        serde_json::from_str(&line).map_err(|error| Failure::failed(format!("the server has another version: {error}")))
     };
     Ok(BufReader::new(socket).lines().map(record))
 }
 
-/// What has been told so far.
+/// The records received so far.
 #[derive(Default)]
 struct Listed {
     clients: Vec<Client>,
@@ -116,9 +116,9 @@ struct Listed {
 struct Client {
     record: ClientRecord,
     connections: Vec<ConnectionRecord>,
-    /// Of sessions, opens, locks and delegations.
+    /// The numbers of sessions, opens, locks and delegations.
     counts: [u64; 4],
-    /// Kind, export, file, how, owner.
+    /// The columns: kind, export, file, mode, owner.
     held: Vec<Vec<String>>,
 }
 
@@ -148,7 +148,9 @@ impl Listed {
                 let how = format!("{}{}", bits("", !write, write), if recalled { ", being recalled" } else { "" });
                 client.hold(3, ["delegation", &file.export, &number(&file), &how, ""]);
             }
-            Record::Client(_) | Record::Error { .. } | Record::End => unreachable!("it is none that a client has"),
+            Record::Client(_) | Record::Error { .. } | Record::End => {
+                unreachable!("only records of a client are listed")
+            }
         }
     }
 
@@ -210,7 +212,7 @@ fn number(file: &FileRecord) -> String {
     file.fileid.map_or("gone".to_owned(), |fileid| fileid.to_string())
 }
 
-/// `read and write` behind what introduces it; nothing if it is neither.
+/// Returns `read and write` after the prefix `before`; an empty string if both are `false`.
 fn bits(before: &str, read: bool, write: bool) -> String {
     match (read, write) {
         (true, true) => format!("{before}read and write"),

@@ -1,4 +1,4 @@
-//! `slipway completions`: scripts that complete this command line in a shell.
+//! `slipway completions`: shell scripts that complete this command line.
 
 use std::io;
 
@@ -23,7 +23,7 @@ pub struct Args {
     shell: Shell,
 }
 
-/// Prints the script.
+/// Runs the command.
 pub fn run(args: &Args) -> Outcome {
     clap_complete::generate(args.shell, &mut Cli::command(), "slipway", &mut io::stdout());
     Ok(Exit::Ok)

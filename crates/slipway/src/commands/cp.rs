@@ -19,14 +19,14 @@ use crate::{
 /// Copy files and trees to, from and between servers.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Holes stay holes. Symbolic links are copied as links inside trees; one that is named here is followed without -r.
-When a copy to a server ends, its data is on stable storage there. An error ends the file it is about, and the rest goes
-on; the exit code is then 1.
+Holes are kept. Symbolic links inside trees are copied as links; a source that is a link is followed without -r.
+When a copy to a server ends, its data are on stable storage there. An error ends the copy of one file, and the rest
+continues; the exit code is then 1.
 
-A regular file is written as .NAME.slipway-XXXXXXXXXXXXXXXX in the directory of its target, and renamed when it is complete:
-under its own name there is never a part of it. The new file has the owner (where allowed) and mode of one that it replaces.
-An error, SIGINT and SIGTERM remove the temporary file; SIGKILL and a lost server leave it. What is there and not a regular
-file, as a local device, pipe or /dev/stdout, is written in place.
+A regular file is written as .NAME.slipway-XXXXXXXXXXXXXXXX in the directory of its target, and renamed when it is complete.
+The new file has the owner (if allowed) and mode of the file that it replaces. An error, SIGINT and SIGTERM remove the
+temporary file; it remains after SIGKILL, or if the server does not answer. An existing target that is not a regular file,
+such as a local device, pipe or /dev/stdout, is written in place.
 
 The exit code is 130 after SIGINT and 143 after SIGTERM; 'slipway --help' lists the others.
 
@@ -36,36 +36,36 @@ Examples:
   slipway cp -a 'nfs://server/export/src?proto=rdma' .
   slipway cp -r nfs://one/export/data 'nfs://two/export/data?proto=rdma'")]
 pub struct Args {
-    /// Copy directories with all that is in them
+    /// Copy directories and their content
     #[arg(short, long, visible_short_alias = 'R')]
     recursive: bool,
-    /// Keep owner (where allowed), mode and times
+    /// Keep owner (if allowed), mode and times
     #[arg(short, long)]
     preserve: bool,
-    /// Keep all that can be kept: -r, -p, and names of one file stay names of one file
+    /// Keep everything that can be kept: -r, -p, and hard links
     #[arg(short, long)]
     archive: bool,
-    /// Leave out a file whose target is a regular file of the same size that was not modified earlier
+    /// Skip a file if its target is a regular file of the same size that was not modified earlier
     #[arg(short, long)]
     update: bool,
-    /// Small files in flight at once; a large file counts as up to 16
+    /// Small files in flight; a large file counts as up to 16
     #[arg(short, long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
     jobs: u32,
-    /// No progress bar, even on a terminal
+    /// Show no progress bar
     #[arg(short, long)]
     quiet: bool,
-    /// Print what was copied as one line of JSON at the end
+    /// Print the result as one line of JSON at the end
     #[arg(long)]
     json: bool,
-    /// What to copy: paths, or nfs://host[:port]/export/path[?proto=tcp|udp|rdma&…]
+    /// The sources: paths, or nfs://host[:port]/export/path[?proto=tcp|udp|rdma&…]
     #[arg(value_name = "SOURCE", required = true)]
     sources: Vec<Location>,
-    /// Where to: a directory, or a new name
+    /// The target: a directory, or a new name
     #[arg(value_name = "TARGET")]
     target: Location,
 }
 
-/// What was done, for scripts.
+/// The result in JSON.
 #[derive(Serialize)]
 struct Done {
     files: u64,
@@ -75,7 +75,7 @@ struct Done {
     errors: u64,
 }
 
-/// Copies.
+/// Runs the command.
 pub fn run(args: &Args) -> Outcome {
     reach::run(async {
         let reach = Reach::new();
@@ -85,7 +85,7 @@ pub fn run(args: &Args) -> Outcome {
             exit = signals.next() => return Ok(exit),
         };
         if args.sources.len() > 1 && !matches!(target, Target::Directory(_)) {
-            return Err(Failure::usage("several sources need a directory to be copied into"));
+            return Err(Failure::usage("several sources need a directory as their target"));
         }
         let options = Options {
             command: "cp",
@@ -107,7 +107,7 @@ pub fn run(args: &Args) -> Outcome {
         let (errors, exit) = match done {
             Ok(done) => done,
             Err(exit) => {
-                // Who does not want to wait says so by another signal.
+                // A second signal ends the wait.
                 let errors = tokio::select! {
                     errors = copier.stop() => errors,
                     exit = signals.next() => return Ok(exit),
@@ -129,7 +129,7 @@ pub fn run(args: &Args) -> Outcome {
     })
 }
 
-/// Copies all sources; returns how many errors there were, and what they come to.
+/// Copies all sources. Returns the number of errors, and the exit code.
 async fn all(reach: &Reach, args: &Args, copier: &mut Copier, target: &Target) -> (u64, Exit) {
     let mut unreachable = 0;
     for source in &args.sources {
@@ -160,13 +160,13 @@ async fn one(
     let (dir, name) = match (target, name) {
         (Target::Directory(dir), Some(name)) => (dir, name),
         (Target::Name { dir, name, .. }, _) => (dir, name.clone()),
-        // What has no name, as `.` and an export's root, is copied by its content.
+        // A source without a name, such as `.` or the root of an export, is copied by its content.
         (Target::Directory(dir), None) if args.recursive || args.archive => {
             copier.copy_content(node, dir.clone()).await;
             return Ok(());
         }
         (Target::Directory(_), None) => {
-            return Err(Failure::failed(format!("{}: is a directory (it is copied with -r)", shown(&node))));
+            return Err(Failure::failed(format!("{}: is a directory (use -r)", shown(&node))));
         }
     };
     if let Some((there, there_meta)) = dir.child(&name).await.map_err(Failure::failed)? {
@@ -185,7 +185,7 @@ fn shown(node: &Node) -> String {
     output::name(&node.path())
 }
 
-/// What a source names, and the name that it has.
+/// Returns the object of a source, its attributes and its name.
 async fn find(reach: &Reach, source: &Location, follow: bool) -> Result<(Node, Meta, Option<Bytes>), Failure> {
     match source {
         Location::Local(path) => {
@@ -213,7 +213,7 @@ impl Signals {
         Ok(Self { interrupt: unix::signal(interrupt)?, terminate: unix::signal(terminate)? })
     }
 
-    /// Waits for one; returns the exit code.
+    /// Waits for a signal, and returns its exit code.
     async fn next(&mut self) -> Exit {
         tokio::select! {
             _ = self.interrupt.recv() => Exit::Interrupted,
@@ -222,11 +222,11 @@ impl Signals {
     }
 }
 
-/// Where copies go.
+/// The target of copies.
 enum Target {
-    /// Into a directory, each under its own name.
+    /// A directory; each source keeps its name.
     Directory(Node),
-    /// To this name in a directory.
+    /// This name in a directory.
     Name { dir: Node, name: Bytes },
 }
 
@@ -248,7 +248,7 @@ impl Target {
             _ => Path::new("."),
         };
         if !fs::metadata(dir).is_ok_and(|meta| meta.is_dir()) {
-            return Err(Failure::failed(format!("{}: no such directory to copy into", dir.display())));
+            return Err(Failure::failed(format!("{}: no such directory", dir.display())));
         }
         Ok(Target::Name { dir: Node::Local(dir.to_owned()), name })
     }
@@ -269,7 +269,7 @@ impl Target {
         Ok(Target::Name { dir: Node::Remote(dir), name })
     }
 
-    /// Where buffers for local data come from: what the transport of the target knows.
+    /// Returns the pool for buffers with local data: the pool of the target's transport.
     fn pool(&self) -> Pool {
         let (Target::Directory(node) | Target::Name { dir: node, .. }) = self;
         match node {
@@ -279,7 +279,7 @@ impl Target {
     }
 }
 
-/// The process's umask, without changing it.
+/// Returns the umask of the process, without changing it.
 fn umask() -> u32 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let umask = status.lines().find_map(|line| line.strip_prefix("Umask:"));

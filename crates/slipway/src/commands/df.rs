@@ -1,4 +1,4 @@
-//! `slipway df`: space on servers.
+//! `slipway df`: total and free space on servers.
 
 use client::NfsUrl;
 use serde::Serialize;
@@ -39,7 +39,7 @@ struct Space {
     files_available: u64,
 }
 
-/// Shows it.
+/// Runs the command.
 pub fn run(args: &Args) -> Outcome {
     reach::run(async {
         let (reach, mut tally) = (Reach::new(), Tally::new("df"));
@@ -81,7 +81,7 @@ fn table(spaces: &[Space], inodes: bool) -> String {
             true => (space.files_total, space.files_free, space.files_available),
         };
         let used = total.saturating_sub(free);
-        // As df: of what an ordinary user could use, rounded up.
+        // As in df: the part of the usable space that is used, rounded up.
         let usable = u128::from(used) + u128::from(available);
         let percent = (u128::from(used) * 100).div_ceil(usable.max(1));
         let number = |value: u64| if inodes { value.to_string() } else { output::size(value) };

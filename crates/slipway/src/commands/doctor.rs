@@ -1,4 +1,4 @@
-//! `slipway doctor`: what this machine can do, and for everything it cannot, what would change that.
+//! `slipway doctor`: shows what this machine supports, and how to add what is missing.
 
 mod checks;
 
@@ -10,10 +10,10 @@ use crate::{
     output,
 };
 
-/// Say what this machine can do, and how it could do more.
+/// Show which transports and mounts this machine supports, and what is missing.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Nothing is changed. The exit code is 0 unless something that Slipway cannot do without is missing.
+The command changes nothing. The exit code is 0 unless something that Slipway needs is missing.
 
 Examples:
   slipway doctor
@@ -24,28 +24,28 @@ pub struct Args {
     json: bool,
 }
 
-/// How a finding bears on Slipway.
+/// The severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
-    /// As it should be.
+    /// The check passed.
     Ok,
-    /// Works, but something is not available or not at its best.
+    /// Slipway works, but a feature is missing or slow.
     Note,
-    /// Something that Slipway cannot do without is missing.
+    /// Slipway needs something that is missing.
     Bad,
 }
 
-/// One thing found out.
+/// The result of one check.
 #[derive(Debug, Serialize)]
 pub struct Finding {
-    /// A short fixed name of what was looked at.
+    /// The short name of the check.
     pub check: &'static str,
-    /// What it means.
+    /// The severity.
     pub state: State,
-    /// What was found.
+    /// The result, as text.
     pub found: String,
-    /// What to do about it.
+    /// The remedy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fix: Option<String>,
 }
@@ -64,7 +64,7 @@ impl Finding {
     }
 }
 
-/// Looks at everything and prints it.
+/// Runs all checks and prints the findings.
 pub fn run(args: &Args) -> Outcome {
     let findings = checks::all();
     if args.json {
@@ -80,7 +80,7 @@ fn text(findings: &[Finding]) -> String {
     let mut text = String::new();
     let width = findings.iter().map(|finding| finding.check.len()).max().unwrap_or(0);
     for Finding { check, state, found, fix } in findings {
-        let state = state.to_possible_value().expect("no state is hidden");
+        let state = state.to_possible_value().expect("every state must have a name");
         text.push_str(&format!("{:<4}  {check:<width$}  {found}\n", state.get_name()));
         if let Some(fix) = fix {
             text.push_str(&format!("{:6}{:width$}  fix: {fix}\n", "", ""));
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_fix_stands_under_its_finding() {
+    fn a_fix_is_printed_below_its_finding() {
         let findings = [Finding::ok("tcp", "there"), Finding::note("longer", "slow", "make it fast")];
         assert_eq!(text(&findings), "ok    tcp     there\nnote  longer  slow\n              fix: make it fast\n");
     }

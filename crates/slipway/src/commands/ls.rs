@@ -1,4 +1,4 @@
-//! `slipway ls`: the entries of directories on servers.
+//! `slipway ls`: lists directories on servers.
 
 use std::collections::VecDeque;
 
@@ -16,7 +16,7 @@ use crate::{
 /// List directories on servers.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Times are UTC. Names that hold control characters are shown escaped; --json has them exactly.
+Times are UTC. Control characters in names are escaped; --json has the exact names.
 
 Examples:
   slipway ls nfs://server/export
@@ -27,30 +27,30 @@ pub struct Args {
     /// Show mode, links, owner, group, size and time of the last write
     #[arg(short)]
     long: bool,
-    /// List subdirectories, too
+    /// List subdirectories recursively
     #[arg(short = 'R', long)]
     recursive: bool,
-    /// Show names that begin with a dot, too
+    /// Also show names that begin with a dot
     #[arg(short, long)]
     all: bool,
     /// Show a directory itself, not its entries
     #[arg(short, long)]
     directory: bool,
-    /// Print each object as a line of JSON, names with a dot included
+    /// Print each object as a line of JSON, including names with a dot
     #[arg(long)]
     json: bool,
-    /// What to list: nfs://host[:port]/export/path[?proto=tcp|udp|rdma&…]
+    /// The objects: nfs://host[:port]/export/path[?proto=tcp|udp|rdma&…]
     #[arg(value_name = "URL", required = true)]
     urls: Vec<NfsUrl>,
 }
 
-/// Lists.
+/// Runs the command.
 pub fn run(args: &Args) -> Outcome {
     reach::run(async {
         let reach = Reach::new();
         let mut listing = Listing { args, tally: Tally::new("ls"), first: true };
         for url in &args.urls {
-            // A link is followed to list where it leads, and shown as it is with -l or -d, as ls does.
+            // As ls does, follow a link to list its target, and show the link itself with -l or -d.
             let found = reach.object(url, !(args.directory || args.long)).await;
             if let Some((node, meta)) = listing.tally.check(found) {
                 listing.argument(node, meta).await;
@@ -95,7 +95,7 @@ impl Listing<'_> {
                 output::print(&format!("{gap}{}:\n", output::name(dir.path())));
             }
             if self.args.recursive {
-                // Depth first, in the order of names: what is found goes before what is pending.
+                // Depth first, in the order of names: new directories precede pending ones.
                 let below = entries.iter().filter(|(_, _, meta)| meta.kind == Kind::Dir).rev();
                 below.for_each(|(_, node, _)| pending.push_front(node.clone()));
             }

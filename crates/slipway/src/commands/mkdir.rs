@@ -1,4 +1,4 @@
-//! `slipway mkdir`: directories on servers.
+//! `slipway mkdir`: makes directories on servers.
 
 use bytes::Bytes;
 use client::{NfsUrl, Status};
@@ -17,7 +17,7 @@ Examples:
   slipway mkdir -p nfs://server/export/a/b/c
   slipway mkdir -m 700 nfs://server/export/private")]
 pub struct Args {
-    /// Make parents as needed, and do not mind a directory that is there
+    /// Make missing parents, and accept a directory that exists
     #[arg(short, long)]
     parents: bool,
     /// Permission bits of the new directory, in octal
@@ -30,10 +30,10 @@ pub struct Args {
 
 fn mode(text: &str) -> Result<u32, String> {
     let mode = u32::from_str_radix(text, 8).ok().filter(|&mode| mode <= 0o7777);
-    mode.ok_or_else(|| "a mode is up to four octal digits, as in 755".to_owned())
+    mode.ok_or_else(|| "a mode has up to four octal digits, for example 755".to_owned())
 }
 
-/// Makes them.
+/// Runs the command.
 pub fn run(args: &Args) -> Outcome {
     reach::run(async {
         let (reach, mut tally) = (Reach::new(), Tally::new("mkdir"));
@@ -50,10 +50,10 @@ async fn one(reach: &Reach, url: &NfsUrl, mode: u32) -> Result<(), Failure> {
     dir.make_new_dir(&name, mode).await.map_err(|error| reach::failure(url, &error))
 }
 
-/// Makes what is missing, from the top.
+/// Makes the missing directories, from the top.
 async fn all(reach: &Reach, url: &NfsUrl, mode: u32) -> Result<(), Failure> {
     let mount = reach.mount(url).await?;
-    // What could not be mounted is what may be missing: paths start at the URL's, so it is walked by parents.
+    // A part of the URL's path that could not be mounted may be missing. Walk its parents.
     let mut missing: Vec<Bytes> = Vec::new();
     let mut path = url.path.clone();
     let mut found = mount.resolve("").await;
@@ -66,7 +66,7 @@ async fn all(reach: &Reach, url: &NfsUrl, mode: u32) -> Result<(), Failure> {
     let object = found.map_err(|error| reach::failure(url, &error))?;
     let mut node = Remote::new(object.mount, object.handle, path);
     while let Some(name) = missing.pop() {
-        // Parents must be passable for their owner, whatever the mode of the last.
+        // The owner must be able to enter the parents, whatever the mode of the last directory.
         let mode = if missing.is_empty() { mode } else { 0o755 };
         match node.make_new_dir(&name, mode).await {
             Ok(()) => {}
@@ -74,7 +74,7 @@ async fn all(reach: &Reach, url: &NfsUrl, mode: u32) -> Result<(), Failure> {
             Err(error) => return Err(reach::failure(url, &error)),
         }
         let child = node.child(&name).await.map_err(Failure::failed)?;
-        node = child.ok_or_else(|| Failure::failed(format!("{url}: removed while it was made")))?.0;
+        node = child.ok_or_else(|| Failure::failed(format!("{url}: was removed by another program")))?.0;
     }
     match node.meta().await.map_err(Failure::failed)?.kind {
         Kind::Dir => Ok(()),

@@ -1,4 +1,4 @@
-//! `slipway mount`: a server's tree where every program can use it, by FUSE.
+//! `slipway mount`: mounts a server's tree for all programs through FUSE.
 
 use std::{
     fs, io,
@@ -12,52 +12,52 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
     exit::{Exit, Failure, Outcome},
-    fuse::{Device, Fuse, Options, Recovery, Session, Underway, Waiting, unmount},
+    fuse::{Device, Fuse, InFlight, Options, Recovery, Session, Waiting, unmount},
     output,
     reach::{self, Reach},
 };
 
-/// Mount what a server exports, for every program.
+/// Mount an export or a directory below it, for all programs.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-It runs until the mount ends: by SIGTERM, SIGINT, or umount. Files are read and written as the user that runs it, or as the
-uid and gid of the URL say; only that user can use it, unless --allow-other. What is closed is on stable storage.
+The command runs until the mount ends: by SIGTERM, SIGINT, or umount. Files are accessed as the user that runs it, or with the uid
+and gid of the URL. Only that user can use the mount, unless --allow-other. When a file is closed, its data are on stable storage.
 
-As root it needs nothing but Linux's FUSE; others need fusermount3 (Debian: fuse3).
+root needs only FUSE in the kernel; other users also need fusermount3 (Debian: fuse3).
 
 Examples:
   slipway mount nfs://server/srv/data /mnt
   slipway mount 'nfs://server/srv/data?proto=rdma' /mnt --direct-io
   fio --directory=/mnt --name=job --rw=randread --bs=4k --size=64m --direct=1 --ioengine=libaio --iodepth=16")]
 pub struct Args {
-    /// What is mounted
+    /// The export or directory to mount
     #[arg(value_name = "URL")]
     url: NfsUrl,
-    /// The directory where it appears
+    /// The mount point
     #[arg(value_name = "DIR")]
     directory: PathBuf,
-    /// Let other users in; the kernel checks what each may do by owner, group and mode
+    /// Allow other users; the kernel checks their access by owner, group and mode
     #[arg(long)]
     allow_other: bool,
-    /// Pass the page cache by: reads and writes go to the server as programs make them
+    /// Bypass the page cache: each read and write of a program goes to the server
     #[arg(long)]
     direct_io: bool,
-    /// Seconds for which names and attributes are believed
+    /// Seconds for which names and attributes are cached
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
     attributes: f64,
-    /// Let operations fail with EIO when the server has not answered for timeo × (retrans + 1); without this or --softerr they wait
-    /// until it does
+    /// Fail with EIO when the server has not answered for timeo × (retrans + 1); without this or --softerr, operations
+    /// wait until it answers
     #[arg(long)]
     soft: bool,
-    /// The same, but let them fail with ETIMEDOUT
+    /// Like --soft, but fail with ETIMEDOUT
     #[arg(long, conflicts_with = "soft")]
     softerr: bool,
-    /// How many times more timeo of the URL is waited before an operation of a soft mount fails
+    /// Additional periods of the URL's timeo before an operation of a soft mount fails
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(0..=1000))]
     retrans: u32,
 }
 
-/// Mounts, and works until the end.
+/// Runs the command.
 pub fn run(args: &Args) -> Outcome {
     let ttl = Duration::try_from_secs_f64(args.attributes).ok().filter(|ttl| *ttl <= TTL_MAX);
     let ttl = ttl.ok_or_else(|| Failure::usage("--attributes: from 0 to 3600 seconds"))?;
@@ -71,12 +71,12 @@ pub fn run(args: &Args) -> Outcome {
 }
 
 async fn serve(args: &Args, options: Options) -> Outcome {
-    // As the kernel names it, which can only be asked as long as nothing is mounted there.
+    // The path in the form of the kernel. It can be resolved only before the mount.
     let directory = directory(&args.directory)?;
     let mount = Reach::new().connect(&args.url).await?;
     let root = mount.resolve("").await.map_err(|error| reach::failure(&args.url, &error))?;
     if root.attr.kind != client::FileKind::Dir {
-        return Err(Failure::failed(format!("cannot mount {}: not a directory on the server", args.url)));
+        return Err(Failure::failed(format!("cannot mount {}: it is not a directory on the server", args.url)));
     }
     let mut terminate = signal(SignalKind::terminate()).map_err(Failure::failed)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(Failure::failed)?;
@@ -85,12 +85,12 @@ async fn serve(args: &Args, options: Options) -> Outcome {
         .map_err(|error| Failure::failed(format!("cannot mount at {}: {error}", directory.display())))?;
     let place = Place::of(directory);
     let session = Session::new(device, mount.pool().clone());
-    let underway = session.underway().clone();
+    let in_flight = session.in_flight().clone();
     let fuse = Fuse::new(root, &session, options);
-    let report = tokio::spawn(report(args.url.clone(), underway.clone()));
+    let report = tokio::spawn(report(args.url.clone(), in_flight.clone()));
     let watch = tokio::spawn({
-        let (underway, device) = (underway.clone(), session.device());
-        async move { underway.watch(device).await }
+        let (in_flight, device) = (in_flight.clone(), session.device());
+        async move { in_flight.watch(device).await }
     });
     let mut work = tokio::spawn(session.run(fuse));
     output::print(&format!("{} is mounted at {}\n", args.url, place.directory.display()));
@@ -101,22 +101,22 @@ async fn serve(args: &Args, options: Options) -> Outcome {
     };
     match ended {
         Some(ended) => ended.map_err(|error| Failure::failed(format!("the kernel ended the mount: {error}")))?,
-        None => end(&place, &underway).await?,
+        None => end(&place, &in_flight).await?,
     }
-    // With the device, what is still under way ends: the kernel gives it up.
+    // When the device is closed, the kernel aborts all operations in progress.
     work.abort();
     watch.abort();
     report.abort();
-    farewell(mount).await;
+    unmount_server(mount).await;
     Ok(Exit::Ok)
 }
 
-/// Logs when the server keeps operations waiting, and when it answers again.
-async fn report(url: NfsUrl, underway: Arc<Underway>) {
+/// Logs when operations wait for the server, and when it answers again.
+async fn report(url: NfsUrl, in_flight: Arc<InFlight>) {
     let mut said = false;
     loop {
         tokio::time::sleep(REPORT).await;
-        let late = underway.oldest().filter(|(waiting, _)| waiting.since >= LATE);
+        let late = in_flight.oldest().filter(|(waiting, _)| waiting.since >= LATE);
         match late {
             Some((Waiting { operation, ino, pid, since }, operations)) if !said => {
                 let since = since.as_secs();
@@ -132,7 +132,7 @@ async fn report(url: NfsUrl, underway: Arc<Underway>) {
     }
 }
 
-/// The canonical path of what is to be mounted on.
+/// Returns the canonical path of the mount point.
 fn directory(path: &Path) -> Result<PathBuf, Failure> {
     let failed =
         |problem: &dyn std::fmt::Display| Failure::failed(format!("cannot mount at {}: {problem}", path.display()));
@@ -141,27 +141,27 @@ fn directory(path: &Path) -> Result<PathBuf, Failure> {
     if kind.is_dir() { Ok(canonical) } else { Err(failed(&"not a directory")) }
 }
 
-/// Where the mount is, and by what it is told from one that another has put in its place.
+/// The mount point, and the device number that distinguishes this mount from a later one at the same path.
 struct Place {
     directory: PathBuf,
-    /// Major and minor number of the file system, as proc_pid_mountinfo(5) has them.
+    /// The major and minor number of the file system, in the format of proc_pid_mountinfo(5).
     device: Option<String>,
 }
 
 impl Place {
-    /// Of what has just been mounted there.
+    /// Returns the place of a new mount at `directory`.
     fn of(directory: PathBuf) -> Self {
         let device = mounted_at(&directory).pop();
         Self { directory, device }
     }
 
-    /// Whether it is there.
+    /// Returns `true` if the mount is still there.
     fn is_there(&self) -> bool {
         self.device.as_ref().is_some_and(|device| mounted_at(&self.directory).contains(device))
     }
 }
 
-/// What is mounted at a directory, the uppermost last.
+/// Returns the mounts at a directory, the topmost last.
 fn mounted_at(directory: &Path) -> Vec<String> {
     let device = |line: &str| {
         let mut fields = line.split(' ').skip(2);
@@ -171,12 +171,12 @@ fn mounted_at(directory: &Path) -> Vec<String> {
     fs::read_to_string("/proc/self/mountinfo").map_or(Vec::new(), |mounts| mounts.lines().filter_map(device).collect())
 }
 
-/// Takes the mount away. If it is in use it disappears at once nevertheless; files that are open are then lost to who
-/// has them. What waits for a server that does not answer is given up.
-async fn end(place: &Place, underway: &Arc<Underway>) -> Result<(), Failure> {
+/// Unmounts. If the mount is in use, it is detached at once, and programs can no longer use their open files.
+/// Operations that wait for a server without an answer are aborted.
+async fn end(place: &Place, in_flight: &Arc<InFlight>) -> Result<(), Failure> {
     if !place.is_there() {
-        // By umount -l, or under another mount.
-        tracing::warn!("{} is not mounted there any more; what is still open ends", place.directory.display());
+        // It was unmounted by umount -l, or is below another mount.
+        tracing::warn!("{} is no longer mounted there; open files are closed", place.directory.display());
         return Ok(());
     }
     let failed = |error: io::Error| Failure::failed(format!("cannot unmount {}: {error}", place.directory.display()));
@@ -188,19 +188,19 @@ async fn end(place: &Place, underway: &Arc<Underway>) -> Result<(), Failure> {
             }
             Err(error) => return Err(failed(error)),
         },
-        waiting = stalled(underway) => {
-            tracing::warn!(operations = waiting, "the server does not answer; what waits for it is given up");
+        waiting = stalled(in_flight) => {
+            tracing::warn!(operations = waiting, "the server does not answer; operations that wait for it are aborted");
         }
     }
     match unmounted(place, true).await {
         Err(error) if place.is_there() => Err(failed(error)),
-        // Whoever unmounts it waits for the device to be closed.
+        // The program that unmounts it waits until the device is closed.
         _ => Ok(()),
     }
 }
 
-/// Unmounts on a thread of its own: the kernel may have requests meanwhile, which are answered here, and must not be waited for by
-/// the runtime's end.
+/// Unmounts on a separate thread. The kernel may send requests meanwhile, which this process must answer, and the end
+/// of the runtime must not wait for the thread.
 async fn unmounted(place: &Place, detach: bool) -> io::Result<()> {
     let (sender, done) = tokio::sync::oneshot::channel();
     let directory = place.directory.clone();
@@ -208,12 +208,12 @@ async fn unmounted(place: &Place, detach: bool) -> io::Result<()> {
     done.await.map_err(io::Error::other)?
 }
 
-/// Ready when operations are under way and none has ended for a while; says how many.
-async fn stalled(underway: &Underway) -> usize {
-    let (mut before, mut looks) = (underway.counts().0, 0);
+/// Completes when operations are in progress and none has ended for a while. Returns their number.
+async fn stalled(in_flight: &InFlight) -> usize {
+    let (mut before, mut looks) = (in_flight.counts().0, 0);
     loop {
         tokio::time::sleep(LOOK).await;
-        let (ended, waiting) = underway.counts();
+        let (ended, waiting) = in_flight.counts();
         looks = if ended == before && waiting > 0 { looks + 1 } else { 0 };
         before = ended;
         if looks >= STALLED_LOOKS {
@@ -222,28 +222,28 @@ async fn stalled(underway: &Underway) -> usize {
     }
 }
 
-/// Tells the server, if it answers. To one that does not, it matters least whether it strikes the mount off its list.
-async fn farewell(mount: Mount) {
+/// Unmounts at the server, if it answers. If it does not, its mount list does not matter.
+async fn unmount_server(mount: Mount) {
     let null = mount.protocol().null();
     if matches!(tokio::time::timeout(ANSWER_MAX, null).await, Ok(Ok(()))) {
         let _ = tokio::time::timeout(FAREWELL_MAX, mount.unmount()).await;
     }
 }
 
-/// proc_pid_mountinfo(5): space, tab, newline and backslash are three octal digits.
+/// Decodes a path of proc_pid_mountinfo(5): space, tab, newline and backslash are three octal digits.
 fn unescaped(text: &str) -> String {
     [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
         .iter()
         .fold(text.to_owned(), |text, (code, plain)| text.replace(code, plain))
 }
 
-/// How long a server may take to say that it is there before it is taken leave of.
+/// The maximum time to wait for an answer of the server before the unmount is skipped.
 const ANSWER_MAX: Duration = Duration::from_millis(200);
-/// How often it is looked for operations that wait, and how long they have then waited for the log to say so.
+/// The interval of the check for waiting operations, and the time that they have waited when the log says so.
 const REPORT: Duration = Duration::from_secs(1);
 const LATE: Duration = Duration::from_secs(10);
 const FAREWELL_MAX: Duration = Duration::from_secs(2);
 const TTL_MAX: Duration = Duration::from_secs(3600);
-/// How often, and how many times, no operation has ended before the server is taken not to answer.
+/// The interval and the number of checks without an ended operation after which the server counts as not answering.
 const LOOK: Duration = Duration::from_millis(100);
 const STALLED_LOOKS: u32 = 4;

@@ -26,18 +26,18 @@ pub struct Args {
     /// Remove directories with all that is in them
     #[arg(short, long)]
     recursive: bool,
-    /// Do not mind what is not there
+    /// Ignore files that do not exist
     #[arg(short, long)]
     force: bool,
-    /// Say what is removed
+    /// Print the removed files
     #[arg(long)]
     list: bool,
-    /// What to remove: nfs://host[:port]/export/path[?proto=tcp|udp|rdma&…]
+    /// The objects to remove: nfs://host[:port]/export/path[?proto=tcp|udp|rdma&…]
     #[arg(value_name = "URL", required = true)]
     urls: Vec<NfsUrl>,
 }
 
-/// Removes.
+/// Runs the command.
 pub fn run(args: &Args) -> Outcome {
     reach::run(async {
         let (reach, mut tally) = (Reach::new(), Tally::new("rm"));
@@ -51,7 +51,7 @@ pub fn run(args: &Args) -> Outcome {
     })
 }
 
-/// The object of a URL, and where it is; nothing if it is not there and that does not matter.
+/// Returns the object of a URL and its parent; `None` if it does not exist and `force` is set.
 async fn find(reach: &Reach, url: &NfsUrl, force: bool) -> Result<Option<(Remote, Bytes, Remote, Meta)>, Failure> {
     let (dir, name) = match reach.parent(url).await {
         Err(failure) if force && failure.exit == Exit::Failed => return Ok(None),
@@ -79,12 +79,12 @@ impl Removal<'_> {
         }
         if !self.args.recursive {
             let path = output::name(node.path());
-            return self.tally.fail(Exit::Failed, &format!("{path}: is a directory (it is removed with -r)"));
+            return self.tally.fail(Exit::Failed, &format!("{path}: is a directory (use -r)"));
         }
         self.tree(dir, name, node).await;
     }
 
-    /// Removes files as they are found, many at once, and then the directories from below.
+    /// Removes files while the walk finds them, many at once, and then the directories from the bottom up.
     async fn tree(&mut self, dir: Remote, name: Bytes, node: Remote) {
         let permits = Arc::new(Semaphore::new(IN_FLIGHT));
         let mut directories = vec![(dir, name, node.clone())];
@@ -105,9 +105,9 @@ impl Removal<'_> {
                 }
                 self.say(node.path());
                 while let Some(done) = self.files.try_join_next() {
-                    self.check(done.expect("removing does not panic"));
+                    self.check(done.expect("removing must not panic"));
                 }
-                let permit = permits.clone().acquire_owned().await.expect("it is never closed");
+                let permit = permits.clone().acquire_owned().await.expect("semaphore must stay open");
                 let dir = dir.clone();
                 self.files.spawn(async move {
                     let done = dir.remove(&name).await;
@@ -117,7 +117,7 @@ impl Removal<'_> {
             }
         }
         while let Some(done) = self.files.join_next().await {
-            self.check(done.expect("removing does not panic"));
+            self.check(done.expect("removing must not panic"));
         }
         for (dir, name, node) in directories.into_iter().rev() {
             self.say(node.path());
@@ -139,5 +139,5 @@ impl Removal<'_> {
     }
 }
 
-/// Files being removed at once.
+/// The maximum number of files that are removed at once.
 const IN_FLIGHT: usize = 64;

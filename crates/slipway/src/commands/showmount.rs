@@ -1,4 +1,4 @@
-//! `slipway showmount`: what a server exports, and who has mounted it.
+//! `slipway showmount`: lists the exports of a server, and the clients that have mounted them.
 
 use client::{MountClient, NfsUrl};
 use serde::Serialize;
@@ -9,20 +9,20 @@ use crate::{
     reach::{self, Reach},
 };
 
-/// Show what a server exports, or who has mounted it.
+/// List the exports of a server, or the clients that have mounted them.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The server is found by its rpcbind; where it has none, give the port: nfs://host?mountport=2049
+The command asks the server's rpcbind for the port. If it has no rpcbind, give the port: nfs://host?mountport=2049
 
 Examples:
   slipway showmount server
   slipway showmount -a server
   slipway showmount --json 'nfs://server?mountport=2049'")]
 pub struct Args {
-    /// Show exports and who may mount them (this is also what happens without -a)
+    /// List exports and the clients that can mount them (the default without -a)
     #[arg(short, long)]
     exports: bool,
-    /// Show who has mounted what, as the server remembers it
+    /// List clients and the exports that they have mounted, as the server remembers them
     #[arg(short, long, conflicts_with = "exports")]
     all: bool,
     /// Print one line of JSON for each export or mount
@@ -50,7 +50,7 @@ struct Mounted {
     path: String,
 }
 
-/// Shows it.
+/// Runs the command.
 pub fn run(args: &Args) -> Outcome {
     let url = &args.server;
     reach::run(async {

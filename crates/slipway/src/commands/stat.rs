@@ -1,4 +1,4 @@
-//! `slipway stat`: all that is known of objects on servers.
+//! `slipway stat`: shows the attributes of objects on servers.
 
 use client::NfsUrl;
 
@@ -30,7 +30,7 @@ pub struct Args {
     urls: Vec<NfsUrl>,
 }
 
-/// Shows them.
+/// Runs the command.
 pub fn run(args: &Args) -> Outcome {
     reach::run(async {
         let reach = Reach::new();

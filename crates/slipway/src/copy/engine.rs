@@ -1,11 +1,11 @@
 //! [`Copier`]: copies files and trees with many files in flight.
 //!
-//! One task walks the source and makes directories, links and special files; each regular file is a task of its own.
-//! Permits bound how much is in flight: a small file costs one, a large one as many as the windows it will fill. What
-//! needs everything else to be there comes last: further names of one file, and the modes and times of directories.
+//! One task walks the source and makes directories, links and special files. Each regular file is a separate task.
+//! Permits bound the work in flight: a small file takes one permit, a large file as many as it can use. Hard links, and
+//! the modes and times of directories, are set at the end, because they need all other objects.
 //!
-//! An error is reported and ends what it is about: one file, or the subtree of one directory. The rest goes on. A
-//! copy that is stopped, by a signal, removes the temporary files of those that are in flight.
+//! An error is reported and ends the copy of one file, or of the subtree of one directory. The rest continues. If a
+//! signal stops the copy, the copier removes the temporary files of the files in flight.
 
 use std::{
     collections::HashMap,
@@ -31,22 +31,22 @@ use super::{
 };
 use crate::{output, progress::Progress};
 
-/// What is copied, and how much at once.
+/// The options of a copy.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The command, for messages.
     pub command: &'static str,
-    /// Whether directories are copied.
+    /// Copy directories.
     pub recursive: bool,
-    /// Whether owner, mode and times are kept.
+    /// Keep owner, mode and times.
     pub preserve: bool,
-    /// Whether names of one file become names of one file.
+    /// Keep hard links between the copied files.
     pub hard_links: bool,
-    /// Permission bits that new objects do not get, unless modes are kept.
+    /// The permission bits that new objects do not get, unless modes are kept.
     pub umask: u32,
-    /// Whether a file is left out whose target has its size and is not older.
+    /// Skip a file if its target has the same size and is not older.
     pub update: bool,
-    /// Small files in flight; a large one counts as up to 16.
+    /// The number of small files in flight; a large file counts as up to 16.
     pub jobs: u32,
 }
 
@@ -54,14 +54,14 @@ pub struct Options {
 pub struct Copier {
     shared: Arc<Shared>,
     files: JoinSet<()>,
-    /// The first name of each file of several names, if [`Options::hard_links`].
+    /// The first name of each file with several names, if [`Options::hard_links`].
     names: HashMap<(u64, u64), (Node, Bytes)>,
     links: Vec<Link>,
-    /// Directories made, and what they are to be in the end; parents before children.
+    /// The new directories with their final attributes; parents before children.
     directories: Vec<(Node, Meta, bool)>,
 }
 
-/// What the tasks of files share.
+/// The state that the tasks of files share.
 struct Shared {
     options: Options,
     permits: Arc<Semaphore>,
@@ -71,7 +71,7 @@ struct Shared {
     stopped: watch::Sender<bool>,
 }
 
-/// A further name for a file that has been copied under another.
+/// A hard link to a file that has been copied under another name.
 struct Link {
     dir: Node,
     name: Bytes,
@@ -79,7 +79,7 @@ struct Link {
 }
 
 impl Copier {
-    /// A copier that reports to `progress`; buffers for local data come from `pool`.
+    /// Creates a copier that reports to `progress`. Buffers for local data come from `pool`.
     pub fn new(options: Options, pool: Pool, progress: Progress) -> Self {
         let permits = Arc::new(Semaphore::new(options.jobs.max(WEIGHT_MAX) as usize));
         Self {
@@ -98,8 +98,8 @@ impl Copier {
         }
     }
 
-    /// Copies `source` to `name` in `dir`: the whole tree, if it is a directory. Returns when all of it is on its way;
-    /// [`finish`](Self::finish) waits for the rest.
+    /// Copies `source` to `name` in `dir`, recursively if it is a directory. Returns when the copy of every file has
+    /// started. [`finish`](Self::finish) waits for their end.
     pub async fn copy(&mut self, source: Node, meta: Meta, dir: Node, name: Bytes) {
         if meta.kind == Kind::Dir {
             self.directory(source, meta, dir, name).await;
@@ -108,17 +108,17 @@ impl Copier {
         }
     }
 
-    /// Copies what is in the directory `source` into the directory `target`, which is there.
+    /// Copies the content of the directory `source` into the existing directory `target`.
     pub async fn copy_content(&mut self, source: Node, target: Node) {
         self.fill(source, target).await;
     }
 
-    /// Says that something could not be copied.
+    /// Reports that an object could not be copied.
     pub fn fail(&self, error: &Error) {
         self.shared.fail(error);
     }
 
-    /// Waits for all files, then makes further names and completes the directories. Returns how many errors there were.
+    /// Waits for all files, then makes hard links and sets the attributes of directories. Returns the number of errors.
     pub async fn finish(&mut self) -> u64 {
         self.drain().await;
         for link in std::mem::take(&mut self.links) {
@@ -144,8 +144,8 @@ impl Copier {
         self.shared.errors.load(Relaxed)
     }
 
-    /// Ends all copies that are in flight, which remove their temporary files: as far as that is possible soon, for a
-    /// server may be lost. Returns how many errors there were before.
+    /// Stops all copies in flight, which remove their temporary files. The removal has a time limit, because the server
+    /// may not answer. Returns the number of errors so far.
     pub async fn stop(&mut self) -> u64 {
         let errors = self.shared.errors.load(Relaxed);
         self.shared.stopped.send_replace(true);
@@ -156,22 +156,22 @@ impl Copier {
 
     async fn drain(&mut self) {
         while let Some(done) = self.files.join_next().await {
-            done.expect("copying a file does not panic");
+            done.expect("copying a file must not panic");
         }
     }
 
-    /// Copies a directory as `name` into `dir`.
+    /// Copies a directory to `name` in `dir`.
     async fn directory(&mut self, source: Node, meta: Meta, dir: Node, name: Bytes) {
         if !self.shared.options.recursive {
             let path = output::name(&source.path());
-            return self.shared.fail(&Error(format!("{path}: is a directory (it is copied with -r)")));
+            return self.shared.fail(&Error(format!("{path}: is a directory (use -r)")));
         }
         if let Some(target) = self.make_dir(&meta, &dir, &name).await {
             self.fill(source, target).await;
         }
     }
 
-    /// Makes the directory that a directory is copied to.
+    /// Makes the target of a directory.
     async fn make_dir(&mut self, meta: &Meta, dir: &Node, name: &Bytes) -> Option<Node> {
         let mode =
             if self.shared.options.preserve { meta.mode & 0o777 } else { meta.mode & !self.shared.options.umask };
@@ -180,9 +180,9 @@ impl Copier {
         Some(target)
     }
 
-    /// Copies all that is below `source` into `target`.
+    /// Copies the content of `source` into `target`.
     async fn fill(&mut self, source: Node, target: Node) {
-        // A tree that is copied into itself meets its own copy, and must not copy that.
+        // If a tree is copied into itself, the walk finds the new directory, and must skip it.
         let Some(made_meta) = self.shared.check(target.meta(true).await) else { return };
         let made_here = target.clone();
         let mut pending = vec![(source, target)];
@@ -194,7 +194,7 @@ impl Copier {
                     Ok(meta) if meta.kind == Kind::Dir => {
                         if Node::is_same((&entry.node, meta), (&made_here, &made_meta)) {
                             let path = output::name(&entry.node.path());
-                            self.shared.fail(&Error(format!("{path}: is what is being made here, and is left out")));
+                            self.shared.fail(&Error(format!("{path}: is the target of this copy; skipped")));
                         } else if let Some(made) = self.make_dir(&meta.clone(), &target, &name).await {
                             pending.push((entry.node, made));
                         }
@@ -205,7 +205,7 @@ impl Copier {
         }
     }
 
-    /// Copies what is not a directory.
+    /// Copies an object that is not a directory.
     async fn entry(&mut self, entry: Entry, dir: &Node, name: Bytes) {
         let Some(meta) = self.shared.check(entry.meta) else { return };
         if self.shared.options.hard_links
@@ -227,20 +227,20 @@ impl Copier {
         }
     }
 
-    /// Starts to copy a regular file, when there is room for one more.
+    /// Starts to copy a regular file when a permit is free.
     async fn file(&mut self, source: Node, meta: Meta, dir: Node, name: Bytes) {
-        // Those that are done make room in the set, too.
+        // Completed tasks also leave the set.
         while self.files.try_join_next().is_some() {}
         self.shared.progress.expect(meta.size);
         let weight = (meta.size / WEIGHT_BYTES).clamp(1, WEIGHT_MAX.into()) as u32;
-        let permit = self.shared.permits.clone().acquire_many_owned(weight).await.expect("it is never closed");
+        let permit = self.shared.permits.clone().acquire_many_owned(weight).await.expect("semaphore must stay open");
         let shared = self.shared.clone();
         self.files.spawn(async move {
             let done = shared.transfer(&source, &meta, &dir, &name).await;
             match done {
                 Ok(true) => shared.progress.file(),
                 Ok(false) => shared.progress.skip(meta.size),
-                // What was stopped has not failed.
+                // A stopped copy is not an error.
                 Err(_) if *shared.stopped.borrow() => {}
                 Err(error) => shared.fail(&error),
             }
@@ -271,7 +271,7 @@ impl Shared {
         if self.options.preserve { 0 } else { self.options.umask }
     }
 
-    /// Copies one file; false if it is left out because its target is up to date.
+    /// Copies one file. Returns `false` if it is skipped because its target is up to date.
     async fn transfer(&self, source: &Node, meta: &Meta, dir: &Node, name: &Bytes) -> Result<bool> {
         if self.options.update
             && let Some((_, there)) = dir.child(name).await?
@@ -293,7 +293,7 @@ impl Shared {
         moved.map(|()| true)
     }
 
-    /// Moves one file's data, and finishes it.
+    /// Copies the data of one file, and finishes the file.
     async fn fill(&self, source: &Node, meta: &Meta, to: &mut Sink) -> Result<()> {
         let preserve = self.options.preserve.then_some(meta);
         if let (Node::Remote(source), Sink::Remote { staged, .. }) = (source, &mut *to)
@@ -312,15 +312,15 @@ impl Shared {
             }
             self.progress.moved(len);
         }
-        // A sink that wants no more has failed, and says so when it is finished.
+        // If the sink accepts no more data, it has failed, and `finish` returns the error.
         let size = if whole { from.finish().await? } else { 0 };
         to.finish(size, preserve).await
     }
 }
 
-/// Longest that the removal of temporary files may take.
+/// The maximum time for the removal of temporary files.
 const DISCARD_MAX: Duration = Duration::from_secs(3);
-/// Most permits that one file takes.
+/// The maximum number of permits that one file takes.
 const WEIGHT_MAX: u32 = 16;
-/// Bytes of a file for each permit.
+/// The number of bytes of a file for each permit.
 const WEIGHT_BYTES: u64 = 1 << 20;

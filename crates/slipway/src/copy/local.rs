@@ -1,4 +1,4 @@
-//! The local end of a copy: plain system calls, all of them blocking. The engine runs them on threads that may wait.
+//! The local end of a copy: blocking system calls. The engine runs them on threads that may block.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -21,13 +21,13 @@ use super::{
     staged::temporary_name,
 };
 
-/// The attributes of `path`; of what a symbolic link there leads to, if it is to be followed.
+/// Returns the attributes of `path`. If `follow`, follows a symbolic link.
 pub fn meta(path: &Path, follow: bool) -> io::Result<Meta> {
     let stat = if follow { rustix::fs::stat(path)? } else { rustix::fs::lstat(path)? };
     Ok(Meta::from(&stat))
 }
 
-/// The names in a directory, each with what could be found out of it, in the order of the names' bytes.
+/// Returns the names in a directory, each with its attributes or an error, in the order of the names' bytes.
 pub fn list(dir: &Path) -> io::Result<Vec<(OsString, io::Result<Meta>)>> {
     let names = fs::read_dir(dir)?.map(|entry| Ok(entry?.file_name())).collect::<io::Result<Vec<OsString>>>()?;
     let mut entries: Vec<_> = names
@@ -41,12 +41,12 @@ pub fn list(dir: &Path) -> io::Result<Vec<(OsString, io::Result<Meta>)>> {
     Ok(entries)
 }
 
-/// The text of a symbolic link.
+/// Returns the target of a symbolic link.
 pub fn read_link(path: &Path) -> io::Result<Vec<u8>> {
     Ok(fs::read_link(path)?.into_os_string().into_vec())
 }
 
-/// Makes a directory that its owner can fill, or finds one.
+/// Makes a directory that its owner can write to, unless it exists.
 pub fn make_dir(path: &Path, mode: u32) -> io::Result<()> {
     match rustix::fs::mkdir(path, Mode::from_raw_mode(mode | 0o700)) {
         Err(rustix::io::Errno::EXIST) if fs::metadata(path)?.is_dir() => Ok(()),
@@ -54,17 +54,17 @@ pub fn make_dir(path: &Path, mode: u32) -> io::Result<()> {
     }
 }
 
-/// Makes a symbolic link, in the place of an object that is not a directory.
+/// Makes a symbolic link. Replaces an object that is not a directory.
 pub fn symlink(path: &Path, target: &[u8]) -> io::Result<()> {
     replacing(path, || Ok(rustix::fs::symlink(OsStr::from_bytes(target), path)?))
 }
 
-/// Makes a hard link, in the place of an object that is not a directory.
+/// Makes a hard link. Replaces an object that is not a directory.
 pub fn hard_link(existing: &Path, path: &Path) -> io::Result<()> {
     replacing(path, || fs::hard_link(existing, path))
 }
 
-/// Makes a device, socket or pipe as `meta` describes it.
+/// Makes a device, socket or pipe with the attributes of `meta`.
 pub fn make_node(path: &Path, meta: &Meta) -> io::Result<()> {
     let kind = match meta.kind {
         Kind::Block => FileType::BlockDevice,
@@ -87,8 +87,8 @@ fn replacing(path: &Path, make: impl Fn() -> io::Result<()>) -> io::Result<()> {
     }
 }
 
-/// Gives an object the owner, mode and times of `meta`. An owner that may not be given is left, as `cp -p` does;
-/// set-user-id and set-group-id bits are then left out.
+/// Sets the owner, mode and times of `meta`. If the owner cannot be set, leaves it, as `cp -p` does, and omits the
+/// set-user-ID and set-group-ID bits.
 pub fn preserve(path: &Path, meta: &Meta) -> io::Result<()> {
     let owned = lchown(path, Some(meta.uid), Some(meta.gid)).is_ok();
     if meta.kind != Kind::Symlink {
@@ -102,13 +102,13 @@ fn preserved_mode(meta: &Meta, owned: bool) -> Mode {
     Mode::from_raw_mode(if owned { meta.mode } else { meta.mode & !0o6000 })
 }
 
-/// Reads a file's data in blocks of at most `block` bytes, holes left out, until `each` says that nobody wants more.
-/// Returns the file's size.
+/// Reads the data of a file in blocks of at most `block` bytes, without holes, until `each` returns `false`. Returns
+/// the file's size.
 pub fn read(path: &Path, block: usize, pool: &Pool, mut each: impl FnMut(u64, Bytes) -> bool) -> io::Result<u64> {
     let file = File::open(path)?;
     let mut end = file.metadata()?.len();
     let mut at = 0;
-    // A file that grows meanwhile is read to its new end.
+    // If the file grows meanwhile, read to its new end.
     while at < end {
         let Some(extent) = next_data(&file, at, end)? else { break };
         at = extent.start;
@@ -116,7 +116,7 @@ pub fn read(path: &Path, block: usize, pool: &Pool, mut each: impl FnMut(u64, By
             let mut buffer = pool.take(block.min((extent.end - at).try_into().unwrap_or(block)));
             let got = read_at(&file, &mut buffer, at)?;
             if got == 0 {
-                return Ok(at); // Truncated meanwhile.
+                return Ok(at); // The file was truncated meanwhile.
             }
             buffer.set_len(got);
             if !each(at, buffer.freeze()) {
@@ -129,7 +129,7 @@ pub fn read(path: &Path, block: usize, pool: &Pool, mut each: impl FnMut(u64, By
     Ok(end)
 }
 
-/// The next extent of data from `at` on; all of the file where its file system knows no holes.
+/// Returns the next extent of data from `at` on, or the rest of the file if its file system has no holes.
 fn next_data(file: &File, at: u64, end: u64) -> io::Result<Option<std::ops::Range<u64>>> {
     let start = match rustix::fs::seek(file, SeekFrom::Data(at)) {
         Ok(start) => start,
@@ -153,26 +153,27 @@ fn read_at(file: &File, into: &mut [u8], offset: u64) -> io::Result<usize> {
     Ok(done)
 }
 
-/// A local file being written. A regular file has a temporary name until it is finished; if it is dropped before, it
-/// is removed. Anything else, as a device or a pipe, is written in place.
+/// A local file that is being written. A regular file has a temporary name until it is finished, and is removed if it
+/// is dropped before. Any other object, such as a device or a pipe, is written in place.
 pub struct Output {
     file: File,
-    /// The path as it was given, for messages.
+    /// The path from the command line, for messages.
     path: PathBuf,
     place: Place,
 }
 
 enum Place {
-    /// A new file, which is renamed to `name` when it is finished.
+    /// A new file, which `finish` renames to `name`.
     Temporary { path: PathBuf, name: PathBuf, replaced: Option<Meta> },
-    /// What is there already. So many bytes have been written; gaps are filled with zeros.
+    /// An existing object. `end` bytes have been written; gaps are filled with zeros.
     There { end: u64 },
-    /// It has its name.
+    /// The file has its final name.
     Finished,
 }
 
 impl Output {
-    /// Opens what is to become `path` for writing; a file that replaces none has `mode`. A symbolic link is followed.
+    /// Opens a file for writing that will become `path`. If it replaces no file, it gets `mode`. Follows a symbolic
+    /// link.
     pub fn create(path: &Path, mode: u32) -> Result<Self> {
         let owned = path.to_owned();
         let Some((name, replaced)) = resolve(path).map_err(|error| Error::doing("look it up", path, &error))? else {
@@ -182,14 +183,14 @@ impl Output {
         };
         let temporary =
             name.with_file_name(OsStr::from_bytes(&temporary_name(name.file_name().unwrap_or_default().as_bytes())));
-        // Nobody else reads it before it has the owner and mode of what it replaces.
+        // No other user can read the file before it has the owner and mode of the file that it replaces.
         let mode = if replaced.is_some() { 0o600 } else { mode };
         let file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&temporary);
         let file = file.map_err(|error| Error::doing("create it", &temporary, &error))?;
         Ok(Self { file, path: owned, place: Place::Temporary { path: temporary, name, replaced } })
     }
 
-    /// Writes a block behind the one before.
+    /// Writes a block after the previous one.
     pub fn write(&mut self, offset: u64, data: &[u8]) -> Result<()> {
         let written = match &mut self.place {
             Place::There { end } => {
@@ -202,8 +203,8 @@ impl Output {
         written.map_err(|error| Error::doing("write", &self.path, &error))
     }
 
-    /// Ends the file at `size`, which makes a hole of what was not written, preserves `meta` if it is given, else owner
-    /// and mode of the file that it replaces, and gives the file its name.
+    /// Ends the file at `size`, so that unwritten parts are holes. Sets the attributes of `meta`, or if it is `None`
+    /// the owner and mode of the replaced file, and renames the file to its final name.
     pub fn finish(mut self, size: u64, meta: Option<&Meta>) -> Result<()> {
         let fail = |what| move |error: io::Error| (what, error);
         let finished = match &self.place {
@@ -211,9 +212,9 @@ impl Output {
             Place::Temporary { path, name, replaced } => (|| {
                 self.file.set_len(size).map_err(fail("set its size"))?;
                 set_attributes(&self.file, meta, replaced.as_ref()).map_err(fail("set its attributes"))?;
-                fs::rename(path, name).map_err(fail("rename its temporary file to it"))
+                fs::rename(path, name).map_err(fail("rename its temporary file"))
             })(),
-            Place::Finished => unreachable!("it is finished once"),
+            Place::Finished => unreachable!("a file must be finished once"),
         };
         finished.map_err(|(what, error)| Error::doing(what, &self.path, &error))?;
         self.place = Place::Finished;
@@ -226,13 +227,14 @@ impl Drop for Output {
         if let Place::Temporary { path, .. } = &self.place
             && let Err(error) = fs::remove_file(path)
         {
-            tracing::warn!(path = %path.display(), %error, "a temporary file cannot be removed");
+            tracing::warn!(path = %path.display(), %error, "cannot remove a temporary file");
         }
     }
 }
 
-/// Where a new file of this path is to be made, symbolic links followed, and the regular file that is there. `None` if
-/// something else is there, or what a link in /proc leads to, as /dev/stdout does: that is written in place.
+/// Returns the final path of a new file, with symbolic links followed, and the attributes of the regular file that it
+/// replaces. Returns `None` if the object is to be written in place: it is not a regular file, or the target of a link
+/// in /proc, such as /dev/stdout.
 fn resolve(path: &Path) -> io::Result<Option<(PathBuf, Option<Meta>)>> {
     let mut path = path.to_owned();
     for _ in 0..LINKS_MAX {
@@ -253,7 +255,7 @@ fn resolve(path: &Path) -> io::Result<Option<(PathBuf, Option<Meta>)>> {
     Err(rustix::io::Errno::LOOP.into())
 }
 
-/// Gives a file what is to be preserved, else owner and mode of the file that it replaces.
+/// Sets the attributes to be preserved, or else the owner and mode of the file that is replaced.
 fn set_attributes(file: &File, preserved: Option<&Meta>, replaced: Option<&Meta>) -> io::Result<()> {
     let Some(meta) = preserved.or(replaced) else { return Ok(()) };
     let owned = fchown(file, Some(meta.uid), Some(meta.gid)).is_ok();
@@ -269,7 +271,7 @@ fn zeros(file: &mut File, len: u64) -> io::Result<()> {
     io::copy(&mut io::Read::take(io::repeat(0), len), file).map(drop)
 }
 
-/// As many links as Linux follows in one path.
+/// The maximum number of symbolic links in one path, as in Linux.
 const LINKS_MAX: usize = 40;
 
 #[cfg(test)]
@@ -277,7 +279,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn holes_are_left_out_and_come_back() {
+    fn holes_are_not_read_and_are_restored() {
         let dir = tempfile::tempdir().unwrap();
         let (from, to) = (dir.path().join("from"), dir.path().join("to"));
         let mut output = Output::create(&from, 0o644).unwrap();
@@ -294,7 +296,7 @@ mod tests {
         })
         .unwrap();
         assert_eq!(size, 30 << 20);
-        assert!(moved < 1 << 20, "{moved} bytes for a file of almost only holes");
+        assert!(moved < 1 << 20, "{moved} bytes for a file that is almost only holes");
         output.finish(size, Some(&meta(&from, true).unwrap())).unwrap();
         assert!(fs::read(&from).unwrap() == fs::read(&to).unwrap());
         let (a, b) = (meta(&from, true).unwrap(), meta(&to, true).unwrap());

@@ -1,10 +1,10 @@
-//! [`Meta`]: what is known of an object, wherever it lies.
+//! [`Meta`]: the attributes of an object, local or remote.
 
 use client::{Attr, FileKind};
 use rustix::fs::{FileType, Stat, Timespec};
 use serde::Serialize;
 
-/// What an object is.
+/// The type of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
@@ -25,7 +25,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The letter that `ls -l` begins with.
+    /// Returns the letter of the type in `ls -l`.
     pub fn letter(self) -> char {
         match self {
             Kind::File => '-',
@@ -38,7 +38,7 @@ impl Kind {
         }
     }
 
-    /// Its name in a sentence.
+    /// Returns the name of the type for messages.
     pub fn name(self) -> &'static str {
         match self {
             Kind::File => "regular file",
@@ -64,35 +64,35 @@ pub struct Time {
 /// Attributes of a local or remote object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Meta {
-    /// What it is.
+    /// The type of the object.
     pub kind: Kind,
-    /// Permission bits, 12 of them.
+    /// The 12 permission bits.
     pub mode: u32,
-    /// Names it has.
+    /// The number of names (hard links).
     pub nlink: u32,
-    /// Owner.
+    /// The owner.
     pub uid: u32,
-    /// Group.
+    /// The group.
     pub gid: u32,
-    /// Bytes.
+    /// The size in bytes.
     pub size: u64,
-    /// Bytes of storage; less than `size` if there are holes.
+    /// The bytes of storage; less than `size` if there are holes.
     pub used: u64,
-    /// Major and minor number of a device.
+    /// The major and minor number of a device.
     pub device: (u32, u32),
-    /// File system and number in it: equal for two names of one object on the same host, and for no two objects; `None` if the server
-    /// says no number.
+    /// The file system and the inode number in it. They are equal for two names of one object on the same host, and
+    /// differ for different objects. `None` if the server reports no inode number.
     pub id: Option<(u64, u64)>,
-    /// Last read.
+    /// The time of the last read.
     pub atime: Time,
-    /// Last write.
+    /// The time of the last write.
     pub mtime: Time,
-    /// Last change.
+    /// The time of the last change of the object or its attributes.
     pub ctime: Time,
 }
 
 impl Meta {
-    /// Whether the file may have holes.
+    /// Returns `true` if the file can have holes.
     pub fn is_sparse(&self) -> bool {
         self.kind == Kind::File && self.used < self.size
     }

@@ -1,10 +1,10 @@
-//! Copies trees: between this machine and servers, and between servers.
+//! Copies trees between this machine and servers, and between servers.
 //!
-//! `node` is the neutral view of an object, `local` and `remote` are its two kinds. `stream` moves one file's data with
-//! holes kept, `engine` walks trees with many files in flight.
+//! `node` is the common interface of objects, `local` and `remote` implement it. `stream` copies the data of one file
+//! and keeps holes. `engine` walks trees with many files in flight.
 //!
-//! A regular file is written under a temporary name in its directory and renamed when it is complete: `local::Output`
-//! and `staged` do so, and remove the temporary file if the copy fails.
+//! A regular file is written under a temporary name in its directory and renamed when it is complete. `local::Output`
+//! and `staged` do this, and remove the temporary file if the copy fails.
 
 mod engine;
 mod local;
@@ -24,22 +24,22 @@ use std::{fmt, io, path::Path};
 
 use crate::output;
 
-/// What went wrong with one object: its path and the reason, for a person.
+/// An error about one object: its path and the reason, for the user.
 #[derive(Clone, Debug)]
 pub struct Error(pub String);
 
 impl Error {
-    /// An error of this machine's file system, with the path it is about.
+    /// Returns an error of the local file system, with its path.
     fn local(path: &Path, error: &io::Error) -> Self {
         Self(format!("{}: {error}", output::name(path.as_os_str().as_encoded_bytes())))
     }
 
-    /// An error of this machine's file system, with the path it is about and what was to be done there.
+    /// Returns an error of the local file system, with its path and the failed operation.
     fn doing(what: &str, path: &Path, error: &io::Error) -> Self {
         Self(format!("{}: cannot {what}: {error}", output::name(path.as_os_str().as_encoded_bytes())))
     }
 
-    /// An error of a server, with the path it is about unless it says one.
+    /// Returns an error of a server, with its path unless the error already has one.
     fn remote(path: &[u8], error: &client::Error) -> Self {
         match error.path() {
             Some(_) => Self(error.to_string()),

@@ -1,4 +1,4 @@
-//! [`Node`]: an object to be copied from or to, here or on a server. Local system calls run on threads that may wait.
+//! [`Node`]: a source or target of a copy, local or on a server. Local system calls run on threads that may block.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -14,9 +14,9 @@ use super::{Error, Result, local, meta::Meta, remote::Remote};
 /// An object of a tree.
 #[derive(Clone, Debug)]
 pub enum Node {
-    /// Of this machine.
+    /// An object of this machine.
     Local(PathBuf),
-    /// Of a server.
+    /// An object of a server.
     Remote(Remote),
 }
 
@@ -27,12 +27,12 @@ pub struct Entry {
     pub name: Bytes,
     /// The object.
     pub node: Node,
-    /// Its attributes, or why they are not to be had.
+    /// Its attributes, or the error if they cannot be read.
     pub meta: Result<Meta>,
 }
 
 impl Node {
-    /// Its path, for messages.
+    /// Returns the path, for messages.
     pub fn path(&self) -> Bytes {
         match self {
             Node::Local(path) => Bytes::copy_from_slice(path.as_os_str().as_bytes()),
@@ -40,7 +40,7 @@ impl Node {
         }
     }
 
-    /// Whether two nodes are one object.
+    /// Returns `true` if two nodes are the same object.
     pub fn is_same((one, one_meta): (&Node, &Meta), (other, other_meta): (&Node, &Meta)) -> bool {
         let one_object = match (one_meta.id, other_meta.id, one, other) {
             (None, None, Node::Remote(one), Node::Remote(other)) => one.handle() == other.handle(),
@@ -49,7 +49,7 @@ impl Node {
         one_object && one.place() == other.place()
     }
 
-    /// Where it is: within one place, [`Meta::id`] tells objects apart.
+    /// Returns the file system or server of the node. [`Meta::id`] identifies an object within it.
     fn place(&self) -> String {
         match self {
             Node::Local(_) => String::new(),
@@ -57,10 +57,10 @@ impl Node {
         }
     }
 
-    /// Its attributes; those of what it leads to, if it is a local symbolic link and to be followed.
+    /// Returns the attributes. If `follow`, follows a local symbolic link.
     ///
     /// # Errors
-    /// It is not there, or may not be looked at.
+    /// The object does not exist, or cannot be accessed.
     pub async fn meta(&self, follow: bool) -> Result<Meta> {
         match self {
             Node::Local(path) => blocking(path, move |path| local::meta(path, follow)).await,
@@ -68,10 +68,10 @@ impl Node {
         }
     }
 
-    /// The object of this name, without following a link; `None` if there is none.
+    /// Returns the object with this name, without following a link; `None` if there is none.
     ///
     /// # Errors
-    /// It cannot be found out.
+    /// The lookup failed.
     pub async fn child(&self, name: &[u8]) -> Result<Option<(Node, Meta)>> {
         match self {
             Node::Local(dir) => {
@@ -87,10 +87,10 @@ impl Node {
         }
     }
 
-    /// The entries of a directory, in the order of their names.
+    /// Returns the entries of a directory, in the order of their names.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The directory cannot be read.
     pub async fn list(&self) -> Result<Vec<Entry>> {
         match self {
             Node::Local(dir) => {
@@ -109,10 +109,10 @@ impl Node {
         }
     }
 
-    /// The text of a symbolic link.
+    /// Returns the target of a symbolic link.
     ///
     /// # Errors
-    /// It is none.
+    /// The object is not a symbolic link, or cannot be read.
     pub async fn read_link(&self) -> Result<Bytes> {
         match self {
             Node::Local(path) => Ok(blocking(path, local::read_link).await?.into()),
@@ -120,10 +120,10 @@ impl Node {
         }
     }
 
-    /// Makes a directory of this name, or finds one.
+    /// Makes a directory of this name, unless it exists.
     ///
     /// # Errors
-    /// It cannot be made.
+    /// The directory cannot be made.
     pub async fn make_dir(&self, name: &[u8], mode: u32) -> Result<Node> {
         match self {
             Node::Local(dir) => {
@@ -138,7 +138,7 @@ impl Node {
     /// Makes a symbolic link of this name.
     ///
     /// # Errors
-    /// It cannot be made.
+    /// The link cannot be made.
     pub async fn symlink(&self, name: &[u8], text: Bytes) -> Result<Node> {
         match self {
             Node::Local(dir) => {
@@ -153,7 +153,7 @@ impl Node {
     /// Makes a device, socket or pipe of this name.
     ///
     /// # Errors
-    /// It cannot be made: devices need root.
+    /// The object cannot be made; devices need root.
     pub async fn make_node(&self, name: &[u8], meta: &Meta) -> Result<Node> {
         match self {
             Node::Local(dir) => {
@@ -165,10 +165,10 @@ impl Node {
         }
     }
 
-    /// Gives `existing`, which is of the same place, a further name.
+    /// Makes `name` a hard link to `existing`, which is in the same file system or on the same server.
     ///
     /// # Errors
-    /// It cannot be linked.
+    /// The link cannot be made.
     pub async fn link(&self, name: &[u8], existing: &Node) -> Result<()> {
         match (self, existing) {
             (Node::Local(dir), Node::Local(existing)) => {
@@ -176,11 +176,11 @@ impl Node {
                 blocking(&join(dir, name), move |path| local::hard_link(&existing, path)).await
             }
             (Node::Remote(dir), Node::Remote(existing)) => dir.link(name, existing).await,
-            _ => unreachable!("both are of the tree that is being made"),
+            _ => unreachable!("both must belong to the target tree"),
         }
     }
 
-    /// Gives it the owner, mode and times of `meta`.
+    /// Sets the owner, mode and times of `meta`.
     ///
     /// # Errors
     /// Mode or times cannot be set.
@@ -197,7 +197,7 @@ impl Node {
     /// Sets the permission bits.
     ///
     /// # Errors
-    /// They cannot be set.
+    /// The mode cannot be set.
     pub async fn set_mode(&self, mode: u32) -> Result<()> {
         match self {
             Node::Local(path) => {
@@ -209,17 +209,17 @@ impl Node {
     }
 }
 
-/// The path of a name in a directory.
+/// Returns the path of a name in a directory.
 pub(super) fn join(dir: &Path, name: &[u8]) -> PathBuf {
     dir.join(OsStr::from_bytes(name))
 }
 
-/// Runs `call` where it may wait; its error says the path.
+/// Runs `call` on a thread that may block. Errors contain the path.
 pub(super) async fn blocking<T: Send + 'static>(
     path: &Path,
     call: impl FnOnce(&Path) -> io::Result<T> + Send + 'static,
 ) -> Result<T> {
     let owned = path.to_owned();
     let done = tokio::task::spawn_blocking(move || call(&owned)).await;
-    done.expect("system calls do not panic").map_err(|error| Error::local(path, &error))
+    done.expect("system calls must not panic").map_err(|error| Error::local(path, &error))
 }

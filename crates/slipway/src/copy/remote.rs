@@ -1,4 +1,4 @@
-//! The remote end of a copy: an object of a server, by its handle.
+//! The remote end of a copy: an object of a server, identified by its handle.
 
 use bytes::Bytes;
 use client::{CreateHow, Device, Dir, File, Handle, Mount, SetAttr, SetTime, Special, StableHow, Status, V4};
@@ -18,32 +18,32 @@ pub struct Remote {
 }
 
 impl Remote {
-    /// The object of this handle; `path` is for messages.
+    /// Creates the object with this handle; `path` is for messages.
     pub fn new(mount: Mount, handle: Handle, path: impl Into<Bytes>) -> Self {
         Self { mount, handle, path: path.into() }
     }
 
-    /// The mount it is reached by.
+    /// Returns the mount of the object.
     pub fn mount(&self) -> &Mount {
         &self.mount
     }
 
-    /// By which the server knows it.
+    /// Returns the file handle.
     pub fn handle(&self) -> &Handle {
         &self.handle
     }
 
-    /// Its path on the server.
+    /// Returns the path on the server.
     pub fn path(&self) -> &Bytes {
         &self.path
     }
 
-    /// As a file to be read and written.
+    /// Returns the object as a file to read and write.
     pub fn file(&self) -> File {
         File::new(self.mount.clone(), self.handle.clone(), self.path.clone())
     }
 
-    /// The path of a name below it.
+    /// Returns the path of a name in this directory.
     pub fn path_of(&self, name: &[u8]) -> Bytes {
         let slash: &[u8] = if self.path.ends_with(b"/") { b"" } else { b"/" };
         [&self.path[..], slash, name].concat().into()
@@ -53,7 +53,7 @@ impl Remote {
         Self::new(self.mount.clone(), handle, self.path_of(name))
     }
 
-    /// Its attributes.
+    /// Returns the attributes.
     ///
     /// # Errors
     /// GETATTR failed.
@@ -61,10 +61,10 @@ impl Remote {
         Ok(Meta::from(&self.file().stat().await?))
     }
 
-    /// The object of this name, without following a link; `None` if there is none.
+    /// Returns the object with this name, without following a link; `None` if there is none.
     ///
     /// # Errors
-    /// LOOKUP failed otherwise.
+    /// LOOKUP failed for another reason.
     pub async fn child(&self, name: &[u8]) -> Result<Option<(Self, Meta)>> {
         match self.mount.lookup(&self.handle, name).await {
             Ok(found) => {
@@ -76,10 +76,10 @@ impl Remote {
         }
     }
 
-    /// All entries, in the order of their names. What vanishes meanwhile is left out.
+    /// Returns all entries, in the order of their names. Omits entries that are removed meanwhile.
     ///
     /// # Errors
-    /// READDIRPLUS failed, or a LOOKUP where it did not give all.
+    /// READDIRPLUS failed, or a LOOKUP for attributes that it did not return.
     pub async fn list(&self) -> Result<Vec<(Bytes, Self, Meta)>> {
         let mut dir = Dir::new(self.mount.clone(), self.handle.clone(), self.path.clone());
         let mut entries = Vec::new();
@@ -99,7 +99,7 @@ impl Remote {
         Ok(entries)
     }
 
-    /// The text of a symbolic link.
+    /// Returns the target of a symbolic link.
     ///
     /// # Errors
     /// READLINK failed.
@@ -107,10 +107,10 @@ impl Remote {
         self.mount.protocol().readlink(&self.handle).await.map_err(|error| Error::remote(&self.path, &error))
     }
 
-    /// Makes a directory that its owner can fill, or finds one.
+    /// Makes a directory that its owner can write to, unless it exists.
     ///
     /// # Errors
-    /// MKDIR failed, or something else has the name.
+    /// MKDIR failed, or another object has the name.
     pub async fn make_dir(&self, name: &[u8], mode: u32) -> Result<Self> {
         let set = SetAttr { mode: Some(mode | 0o700), ..SetAttr::default() };
         match self.mount.protocol().mkdir(&self.handle, name, set).await {
@@ -122,7 +122,7 @@ impl Remote {
         }
     }
 
-    /// Makes a directory that is not there yet.
+    /// Makes a new directory.
     ///
     /// # Errors
     /// MKDIR failed: `Exist`, `Acces`, …
@@ -131,7 +131,7 @@ impl Remote {
         self.mount.protocol().mkdir(&self.handle, name, set).await.map(drop)
     }
 
-    /// Makes a regular file, or empties one; a new one has `mode`.
+    /// Makes a regular file, or truncates an existing one; a new one gets `mode`.
     ///
     /// # Errors
     /// CREATE failed.
@@ -146,11 +146,11 @@ impl Remote {
         Ok(self.below(name, made.handle))
     }
 
-    /// Copies this file's data into the empty file `made` by the server itself, if both are of one server that can: by
-    /// sharing the data, else by copying within the server. False if it cannot; `made` is then empty.
+    /// Lets the server copy this file's data into the empty file `made`, if both are on one server that can. The server
+    /// shares the data (CLONE) or copies them (COPY). Returns `false` if it cannot; `made` is then empty.
     ///
     /// # Errors
-    /// `made` could not be emptied, or committed.
+    /// `made` could not be truncated, or committed.
     pub async fn copy_within(&self, meta: &Meta, made: &Self) -> Result<bool> {
         let place = |remote: &Self| (remote.mount.url().authority(), remote.mount.options().proto.clone());
         let Some(v4) = made.mount.v4().filter(|v4| v4.minor_version() >= 2) else { return Ok(false) };
@@ -181,7 +181,7 @@ impl Remote {
                 }
                 Ok(_) => break,
                 Err(error) => {
-                    tracing::debug!(%error, "the server does not copy by itself");
+                    tracing::debug!(%error, "the server cannot copy the file");
                     return Ok(false);
                 }
             }
@@ -189,15 +189,15 @@ impl Remote {
         if !verifiers.is_empty() {
             let now = made.mount.protocol().commit(to).await.map_err(|error| Error::remote(&made.path, &error))?;
             if verifiers.iter().any(|verifier| *verifier != now) {
-                // The server has restarted, and may have lost what it had copied.
+                // The server has restarted, and may have lost copied data.
                 return Ok(false);
             }
         }
-        // A source that has become shorter, or longer, is read as it is now.
+        // If the source has become shorter or longer, read it again.
         Ok(done == meta.size)
     }
 
-    /// Makes a symbolic link, in the place of an object that is not a directory.
+    /// Makes a symbolic link. Replaces an object that is not a directory.
     ///
     /// # Errors
     /// SYMLINK failed.
@@ -214,7 +214,7 @@ impl Remote {
         Ok(self.below(name, made.handle))
     }
 
-    /// Makes a device, socket or pipe as `meta` describes it, in the place of an object that is not a directory.
+    /// Makes a device, socket or pipe with the attributes of `meta`. Replaces an object that is not a directory.
     ///
     /// # Errors
     /// MKNOD failed.
@@ -226,7 +226,7 @@ impl Remote {
             Kind::Char => Special::Chr(device),
             Kind::Socket => Special::Sock,
             Kind::Fifo => Special::Fifo,
-            Kind::File | Kind::Dir | Kind::Symlink => unreachable!("what has a procedure of its own"),
+            Kind::File | Kind::Dir | Kind::Symlink => unreachable!("these types must not be created by MKNOD"),
         };
         let make = || self.mount.protocol().mknod(&self.handle, name, special, set.clone());
         let made = match make().await {
@@ -240,7 +240,7 @@ impl Remote {
         Ok(self.below(name, made.handle))
     }
 
-    /// Gives `existing` a further name here, in the place of an object that is not a directory.
+    /// Makes `name` in this directory a hard link to `existing`. Replaces an object that is not a directory.
     ///
     /// # Errors
     /// LINK failed.
@@ -256,7 +256,7 @@ impl Remote {
         done.map(drop).map_err(|error| Error::remote(&self.path_of(name), &error))
     }
 
-    /// Renames `file`, in this directory.
+    /// Renames `file` within this directory.
     ///
     /// # Errors
     /// RENAME failed.
@@ -264,7 +264,7 @@ impl Remote {
         let Err(error) = self.mount.protocol().rename(&self.handle, from, &self.handle, to).await else {
             return Ok(());
         };
-        // The reply of one that was executed may have been lost with the server's memory of it.
+        // The rename may have been executed, and its reply lost together with the server's duplicate request cache.
         if error.is_not_found()
             && let Some((there, _)) = self.child(to).await?
             && there.handle == file.handle
@@ -274,7 +274,7 @@ impl Remote {
         Err(Error::remote(&self.path_of(to), &error))
     }
 
-    /// Removes a name that is not a directory's.
+    /// Removes a name of an object that is not a directory.
     ///
     /// # Errors
     /// REMOVE failed.
@@ -300,8 +300,8 @@ impl Remote {
         Ok(self.file().set_attr(SetAttr { mode: Some(mode), ..SetAttr::default() }).await?)
     }
 
-    /// Gives it the owner, mode and times of `meta`. An owner that may not be given is left, as `cp -p` does;
-    /// set-user-id and set-group-id bits are then left out.
+    /// Sets the owner, mode and times of `meta`. If the owner cannot be set, leaves it, as `cp -p` does, and omits the
+    /// set-user-ID and set-group-ID bits.
     ///
     /// # Errors
     /// SETATTR failed.
@@ -316,7 +316,7 @@ impl Remote {
         self.set_owned(set, meta).await
     }
 
-    /// Gives it the owner and mode of `meta`, as [`preserve`](Self::preserve) does.
+    /// Sets the owner and mode of `meta`, as [`preserve`](Self::preserve) does.
     ///
     /// # Errors
     /// SETATTR failed.
@@ -325,7 +325,7 @@ impl Remote {
     }
 
     async fn set_owned(&self, set: SetAttr, meta: &Meta) -> Result<()> {
-        // Most servers let only root give files away. Who is not the owner's user need not even ask.
+        // Most servers let only root change the owner. Skip the attempt if the owner is already right.
         let owned = SetAttr { uid: Some(meta.uid), gid: Some(meta.gid), ..set.clone() };
         match self.file().set_attr(owned).await {
             Err(error)

@@ -1,18 +1,18 @@
-//! Finds the zeros in data that came over a protocol which cannot name holes (NFSv3).
+//! Finds zeros in data that were received over a protocol without holes (NFSv3).
 
 use std::ops::Range;
 
-/// A part of a block: bytes that must be written, or zeros that need not be.
+/// A part of a block: data to be written, or zeros to be skipped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Run {
-    /// Some byte in each granule is not zero.
+    /// Data: some byte in each granule is not zero.
     Data(Range<usize>),
-    /// All bytes are zero.
+    /// A hole: all bytes are zero.
     Hole(Range<usize>),
 }
 
-/// Splits a block that lies at `offset` of its file into runs. Only zeros that fill an aligned granule, or what of it lies
-/// in the block, count as holes: smaller ones save little storage, and cost a write each.
+/// Splits a block at `offset` of its file into runs. Only zeros that fill an aligned granule, or its part within the
+/// block, count as holes. Smaller holes save little storage, and cost one write each.
 pub fn runs(block: &[u8], offset: u64) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     let mut at = 0;
@@ -49,7 +49,7 @@ mod tests {
             runs(&block, 1 << 40),
             [Run::Hole(0..2 * GRANULE), Run::Data(2 * GRANULE..3 * GRANULE), Run::Hole(3 * GRANULE..4 * GRANULE)]
         );
-        // The block begins in the middle of a granule, and ends so.
+        // The block begins and ends in the middle of a granule.
         assert_eq!(
             runs(&block, 100),
             [

@@ -1,4 +1,4 @@
-//! [`Staged`]: a regular file on a server that has a temporary name until it is complete.
+//! [`Staged`]: a regular file on a server with a temporary name until it is complete.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
@@ -11,7 +11,7 @@ use super::{
 };
 use crate::output;
 
-/// A file being made on a server.
+/// A file that is being written on a server.
 #[derive(Debug)]
 pub struct Staged {
     dir: Remote,
@@ -22,31 +22,32 @@ pub struct Staged {
 }
 
 impl Staged {
-    /// Makes an empty file that is to become `name` in `dir`; one that replaces none has `mode`.
+    /// Makes an empty file that will become `name` in `dir`. If it replaces no file, it gets `mode`.
     ///
     /// # Errors
-    /// LOOKUP or CREATE failed, or something other than a regular file has the name.
+    /// LOOKUP or CREATE failed, or an object of another type has the name.
     pub async fn create(dir: &Remote, name: &[u8], mode: u32) -> Result<Self> {
         let replaced = dir.child(name).await?.map(|(_, meta)| meta);
         if let Some(meta) = replaced.as_ref().filter(|meta| meta.kind != Kind::File) {
             let (path, kind) = (output::name(&dir.path_of(name)), meta.kind.name());
-            return Err(Error(format!("{path}: a {kind} is not replaced by a regular file")));
+            return Err(Error(format!("{path}: cannot replace a {kind} with a regular file")));
         }
         let temporary = temporary_name(name);
-        // Nobody else reads it before it has the owner and mode of what it replaces.
+        // No other user can read the file before it has the owner and mode of the file that it replaces.
         let mode = if replaced.is_some() { 0o600 } else { mode };
         let file = dir.create(&temporary, mode).await?;
-        // Messages say the name that the user knows.
+        // Messages contain the name that the user knows.
         let file = Remote::new(file.mount().clone(), file.handle().clone(), dir.path_of(name));
         Ok(Self { dir: dir.clone(), temporary, name: Bytes::copy_from_slice(name), file, replaced })
     }
 
-    /// The file, to be written.
+    /// Returns the file for writing.
     pub fn file(&self) -> &Remote {
         &self.file
     }
 
-    /// Preserves `meta` if it is given, else owner and mode of the file that it replaces, and gives the file its name.
+    /// Sets the attributes of `preserve`, or if it is `None` the owner and mode of the replaced file, and renames the
+    /// file to its final name.
     ///
     /// # Errors
     /// SETATTR or RENAME failed.
@@ -59,18 +60,18 @@ impl Staged {
         self.dir.rename(&self.temporary, &self.name, &self.file).await
     }
 
-    /// Removes the file, which has not been published.
+    /// Removes the file, which must not be published.
     pub async fn discard(self) {
         if let Err(error) = self.dir.remove(&self.temporary).await {
-            tracing::debug!(%error, "a temporary file cannot be removed");
+            tracing::debug!(%error, "cannot remove a temporary file");
         }
     }
 }
 
-/// The name that a file has until it is complete: no other copy takes it, and nobody can tell it beforehand.
+/// Returns a temporary name for a file. No other copy uses it, and it cannot be predicted.
 pub fn temporary_name(name: &[u8]) -> Bytes {
     let mut end = name.len().min(NAME_MAX - b"..slipway-0123456789abcdef".len());
-    // A name in UTF-8 stays one: servers of NFSv4 may insist on it.
+    // Keep UTF-8 names valid, because NFSv4 servers can require that.
     while end < name.len() && name[end] & 0xc0 == 0x80 {
         end -= 1;
     }
@@ -78,7 +79,7 @@ pub fn temporary_name(name: &[u8]) -> Bytes {
     [b".", &name[..end], format!(".slipway-{random:016x}").as_bytes()].concat().into()
 }
 
-/// Longest name on Linux file systems.
+/// The maximum length of a name on Linux file systems.
 const NAME_MAX: usize = 255;
 
 #[cfg(test)]

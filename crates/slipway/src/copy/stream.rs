@@ -1,7 +1,7 @@
-//! One file's data on its way: a [`Source`] yields blocks in order, holes left out, and a [`Sink`] takes them.
+//! The data stream of one file: a [`Source`] returns blocks in order, without holes, and a [`Sink`] writes them.
 //!
-//! A local end is a thread that may wait, at the other side of a short channel: reading ahead and writing behind come
-//! of themselves. A remote end is the client library's reader or writer. Blocks are not copied on the way.
+//! A local end is a thread that may block, connected by a short channel, which results in read-ahead and write-behind.
+//! A remote end is the client library's reader or writer. Blocks are not copied between them.
 
 use std::{collections::VecDeque, path::Path};
 
@@ -19,30 +19,30 @@ use super::{
 };
 use crate::output;
 
-/// A file being read.
+/// A file that is being read.
 pub enum Source {
-    /// By a thread.
+    /// A local file, read by a thread.
     Local {
-        /// What it has read: offset and data.
+        /// The blocks that it has read: offset and data.
         blocks: mpsc::Receiver<(u64, Bytes)>,
-        /// It ends with the file's size.
+        /// The thread returns the file's size.
         thread: JoinHandle<Result<u64>>,
     },
-    /// From a server.
+    /// A file on a server.
     Remote {
-        /// Reads ahead.
+        /// The reader, which reads ahead.
         reader: Reader,
-        /// Offset of what it yields next.
+        /// The offset of the next data.
         at: u64,
-        /// Whether the file has holes, so that zeros are worth looking for.
+        /// `true` if the file has holes, so that it makes sense to search for zeros.
         sparse: bool,
-        /// Found in the last block, and not yet taken.
+        /// Parts of the last block that have not been returned yet.
         queue: VecDeque<(u64, Bytes)>,
     },
 }
 
 impl Source {
-    /// Begins to read a file of these attributes. Buffers for local data come from `pool`.
+    /// Starts to read a file with these attributes. Buffers for local data come from `pool`.
     pub fn open(node: &Node, meta: &Meta, pool: &Pool) -> Self {
         match node {
             Node::Local(path) => {
@@ -63,10 +63,10 @@ impl Source {
         }
     }
 
-    /// The next block with its offset; `None` at the end.
+    /// Returns the next block with its offset; `None` at the end.
     ///
     /// # Errors
-    /// Reading from a server failed. A local failure comes from [`finish`](Self::finish).
+    /// Reading from a server failed. [`finish`](Self::finish) returns a local failure.
     pub async fn next(&mut self) -> Result<Option<(u64, Bytes)>> {
         match self {
             Source::Local { blocks, .. } => Ok(blocks.recv().await),
@@ -88,49 +88,49 @@ impl Source {
         }
     }
 
-    /// The file's size, when all has been taken.
+    /// Returns the file's size, after all blocks have been returned.
     ///
     /// # Errors
-    /// Reading it failed.
+    /// Reading the file failed.
     pub async fn finish(self) -> Result<u64> {
         match self {
-            Source::Local { thread, .. } => thread.await.expect("system calls do not panic"),
+            Source::Local { thread, .. } => thread.await.expect("system calls must not panic"),
             Source::Remote { at, .. } => Ok(at),
         }
     }
 }
 
-/// A file being written; a regular one has a temporary name until it is finished.
+/// A file that is being written. A regular file has a temporary name until it is finished.
 pub enum Sink {
-    /// By a thread.
+    /// A local file, written by a thread.
     Local {
-        /// What it is to do.
+        /// The requests to the thread.
         orders: mpsc::Sender<Order>,
-        /// It ends when the file is finished.
+        /// The thread ends when the file is finished.
         thread: JoinHandle<Result<()>>,
     },
-    /// To a server.
+    /// A file on a server.
     Remote {
         /// The file.
         staged: Box<Staged>,
-        /// Writes behind.
+        /// The writer, which writes behind.
         writer: Option<Box<Writer>>,
     },
 }
 
-/// What the thread of a local [`Sink`] is to do.
+/// A request to the thread of a local [`Sink`].
 pub enum Order {
-    /// Write this block.
+    /// Writes this block.
     Write(u64, Bytes),
-    /// End the file at this size, and preserve these attributes.
+    /// Ends the file at this size, and sets these attributes.
     Finish(u64, Option<Meta>),
 }
 
 impl Sink {
-    /// Begins to make the file of this name, or to replace it.
+    /// Starts to make the file of this name, or to replace it.
     ///
     /// # Errors
-    /// A server refused. A local failure comes with a later call.
+    /// A server rejected it. A later call returns a local failure.
     pub async fn create(dir: &Node, name: &[u8], mode: u32) -> Result<Self> {
         match dir {
             Node::Local(dir) => {
@@ -147,8 +147,8 @@ impl Sink {
         }
     }
 
-    /// Writes a block behind the one before; what is between them is a hole. Returns whether more is wanted: not if
-    /// a local write has failed, which [`finish`](Self::finish) then says.
+    /// Writes a block after the previous one; a gap between them is a hole. Returns `false` if a local write has failed
+    /// and no more data are needed; [`finish`](Self::finish) then returns the error.
     ///
     /// # Errors
     /// Writing to a server failed.
@@ -156,7 +156,7 @@ impl Sink {
         match self {
             Sink::Local { orders, .. } => Ok(orders.send(Order::Write(offset, data)).await.is_ok()),
             Sink::Remote { writer, .. } => {
-                let writer = writer.as_mut().expect("it is not finished");
+                let writer = writer.as_mut().expect("file must not be finished");
                 writer.skip(offset - writer.position());
                 writer.write(data).await?;
                 Ok(true)
@@ -164,20 +164,20 @@ impl Sink {
         }
     }
 
-    /// Ends the file at `size`, gives it its name, and waits until that is done; on a server it is then on stable
-    /// storage.
+    /// Ends the file at `size`, renames it to its final name, and waits for that. On a server, the file is then on
+    /// stable storage.
     ///
     /// # Errors
-    /// Some of it could not be written. The file is then to be discarded.
+    /// Some data could not be written. The caller must discard the file.
     pub async fn finish(&mut self, size: u64, preserve: Option<&Meta>) -> Result<()> {
         match self {
             Sink::Local { orders, thread } => {
-                // If nobody takes the order, the thread has failed and says why.
+                // If the thread does not receive the request, it has failed and returns its error.
                 let _ = orders.send(Order::Finish(size, preserve.cloned())).await;
-                thread.await.expect("system calls do not panic")
+                thread.await.expect("system calls must not panic")
             }
             Sink::Remote { staged, writer } => {
-                let mut writer = writer.take().expect("it is finished once");
+                let mut writer = writer.take().expect("a file must be finished once");
                 writer.skip(size - writer.position());
                 writer.close().await?;
                 staged.publish(preserve).await
@@ -185,12 +185,12 @@ impl Sink {
         }
     }
 
-    /// Removes what has been written, unless it was in place.
+    /// Removes the file, unless it was written in place.
     pub async fn discard(self) {
         match self {
             Sink::Local { orders, thread } => {
                 drop(orders);
-                // The thread removes the file when no more orders come, or has done so because of an error.
+                // The thread removes the file when the channel closes, or has removed it after an error.
                 if !thread.is_finished() {
                     let _ = thread.await;
                 }
@@ -211,10 +211,10 @@ fn write_local(path: &Path, mode: u32, mut orders: mpsc::Receiver<Order>) -> Res
             Order::Finish(size, meta) => return output.finish(size, meta.as_ref()),
         }
     }
-    Err(Error(format!("{}: given up before its end", output::name(path.as_os_str().as_encoded_bytes()))))
+    Err(Error(format!("{}: the copy was stopped", output::name(path.as_os_str().as_encoded_bytes()))))
 }
 
-/// Bytes of one local read.
+/// The bytes of one local read.
 const BLOCK: usize = 1 << 20;
-/// Blocks between a local end and the network.
+/// The number of blocks between a local end and the network.
 const CHANNEL: usize = 4;

@@ -1,8 +1,10 @@
-//! What the kernel keeps of files, and when it must forget it: pages from one open to the next, as long as nobody else has changed
-//! the file, and attributes as long as the server delegates it. Over NFSv3, which has no way to tell, it forgets all with each open.
+//! The kernel's cache of files, and its invalidation. The kernel caches pages from one open to the next as long as no
+//! other client has changed the file, and attributes as long as the server delegates the file. NFSv3 cannot detect
+//! changes, so pages are dropped with each open.
 //!
-//! The kernel itself is told to forget, and has, before anybody is told that the file is open, or the server that the
-//! delegation is given back. It is told on a thread that may wait: it waits for pages that are being read, which is done here.
+//! The kernel drops its cache before a program gets the result of an open, and before a delegation returns to the
+//! server. The notification runs on a thread that may block, because the kernel waits for pages that are being read,
+//! which this process does.
 
 use std::{sync::Weak, time::Duration};
 
@@ -16,19 +18,19 @@ use super::{
     wire::forget_inode,
 };
 
-/// Of what version the pages are that the kernel may have.
+/// The version of the data in the pages that the kernel may have cached.
 #[derive(Clone, Copy, Debug, Default)]
 pub enum Cached {
-    /// It has none: the file has never been open.
+    /// The kernel has no pages: the file has never been open.
     #[default]
     Nothing,
-    /// Of none that is known.
+    /// The version is unknown.
     Unknown,
-    /// Of this, or later ones of this mount's own making.
+    /// The pages have this version, or a later one that this mount has written.
     Of(DataVersion),
 }
 
-/// What changes with a file of NFSv3: its size, mtime and ctime.
+/// The attributes that change with a file of NFSv3: size, mtime and ctime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Change {
     size: u64,
@@ -42,29 +44,29 @@ impl From<&Attr> for Change {
     }
 }
 
-/// The kernel's end of the mount, while there is one.
+/// The FUSE device of the mount, while it exists.
 #[derive(Debug)]
 pub struct Kernel(pub Weak<Device>);
 
 impl Kernel {
-    /// It forgets data and attributes of a file.
+    /// Invalidates data and attributes of a file in the kernel.
     async fn forget(&self, ino: u64) {
         let device = self.0.clone();
-        let told = tokio::task::spawn_blocking(move || match device.upgrade() {
+        let notified = tokio::task::spawn_blocking(move || match device.upgrade() {
             Some(device) => device.write(&forget_inode(ino)),
             None => Ok(()),
         });
-        match told.await {
-            // It does not know the file any more.
+        match notified.await {
+            // The kernel does not have the file in its cache any more.
             Ok(Ok(()) | Err(rustix::io::Errno::NOENT)) | Err(_) => {}
-            // At the end of the mount, with which it forgets everything.
-            Ok(Err(error)) => tracing::debug!(%error, "the kernel cannot be told to forget"),
+            // At the end of the mount, the kernel drops everything.
+            Ok(Err(error)) => tracing::debug!(%error, "cannot invalidate the kernel's cache"),
         }
     }
 }
 
 impl Tree {
-    /// Somebody is about to use the file, which has this version of its data now: the kernel forgets what is of any other.
+    /// Invalidates the kernel's cache of the file if its pages have another version than `version`, the current one.
     pub async fn make_current(&self, node: &Node, version: DataVersion) {
         let mut cached = node.cached.lock().await;
         let current = match &*cached {
@@ -78,25 +80,25 @@ impl Tree {
         *cached = Cached::Of(version);
     }
 
-    /// The same over NFSv3: the kernel forgets attributes of before the last change, so that who opens the file sees its size. Pages it
-    /// forgets with each open, since two changes can have the same times.
-    pub async fn make_seen(&self, node: &Node, attr: &Attr) {
+    /// Over NFSv3, invalidates attributes from before the last change, so that a program that opens the file sees its
+    /// size. Pages are dropped with each open, because two changes can have the same times.
+    pub async fn revalidate_v3(&self, node: &Node, attr: &Attr) {
         let now = Some(Change::from(attr));
-        if std::mem::replace(&mut *node.told.lock(), now) != now {
+        if std::mem::replace(&mut *node.last_change.lock(), now) != now {
             self.kernel.forget(node.ino).await;
         }
     }
 
-    /// The same, of the version that the server says, if it has any.
-    pub async fn look_anew(&self, node: &Node) -> Answer<()> {
+    /// Does the same with the version that the server reports, if it has one.
+    pub async fn revalidate(&self, node: &Node) -> Answer<()> {
         if let Some(v4) = node.mount().v4() {
             self.make_current(node, v4.data_version(node.handle()).await.answer()?).await;
         }
         Ok(())
     }
 
-    /// How long the kernel may believe attributes.
-    pub fn believed(&self, ino: u64) -> Duration {
+    /// Returns the time for which the kernel can cache attributes.
+    pub fn attribute_ttl(&self, ino: u64) -> Duration {
         let promised = || {
             let node = self.node(ino).ok()?;
             node.mount().v4()?.promised_for(node.handle())
@@ -105,14 +107,14 @@ impl Tree {
     }
 }
 
-/// Forgets what is kept by delegations of a mount, which has this number.
+/// Invalidates the kernel's cache when delegations of a mount end. It has the number of the mount.
 #[derive(Debug)]
-pub struct Forgetful {
+pub struct DelegationWatcher {
     pub tree: Weak<Tree>,
     pub mount: u64,
 }
 
-impl Watcher for Forgetful {
+impl Watcher for DelegationWatcher {
     fn ends(&self, file: Handle) -> BoxFuture<'static, ()> {
         let (tree, mount) = (self.tree.upgrade(), self.mount);
         Box::pin(async move {

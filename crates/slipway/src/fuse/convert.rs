@@ -1,11 +1,11 @@
-//! Attributes, times and errors, from NFS to FUSE and back.
+//! Converts attributes, times and errors between NFS and FUSE.
 
 use client::{Attr, Device, Error, ErrorKind, FileKind, SetTime, Status, Time};
 use rustix::io::Errno;
 
 use super::wire::Attributes;
 
-/// The attributes of the object that the kernel knows by this number.
+/// Returns the attributes of the object that has this number in the kernel.
 pub fn attributes(ino: u64, attr: &Attr, block: u32) -> Attributes {
     Attributes {
         ino,
@@ -23,7 +23,7 @@ pub fn attributes(ino: u64, attr: &Attr, block: u32) -> Attributes {
     }
 }
 
-/// What an object is, by the bits of stat(2)'s mode.
+/// Returns the file type in the bits of stat(2)'s mode.
 fn kind(kind: FileKind) -> u32 {
     match kind {
         FileKind::Reg => 0o100_000,
@@ -36,19 +36,20 @@ fn kind(kind: FileKind) -> u32 {
     }
 }
 
-/// Linux's 32-bit encoding of a device number, which is FUSE's: 12 bits of major between the 8 low and 12 high ones of
-/// the minor.
+/// Encodes a device number in Linux's 32-bit format, which FUSE uses: 12 bits of major between the 8 low and 12 high
+/// bits of the minor.
 pub fn device_number(device: Device) -> u32 {
     let Device { major, minor } = device;
     (minor & 0xff) | ((major & 0xfff) << 8) | ((minor & 0xf_ff00) << 12)
 }
 
-/// The reverse.
+/// Decodes a device number.
 pub fn device(number: u32) -> Device {
     Device { major: (number >> 8) & 0xfff, minor: (number & 0xff) | ((number >> 12) & 0xf_ff00) }
 }
 
-/// A time to be set, if it `is_set`: the server's `now`, or this. NFSv3 has none before 1970 and after 2106.
+/// Returns the time to set if `is_set`: the server's time if `now`, else this one. NFSv3 has no times before 1970 and
+/// after 2106.
 pub fn set_time(is_set: bool, now: bool, seconds: i64, nseconds: u32) -> SetTime {
     match (is_set, now) {
         (false, _) => SetTime::DontChange,
@@ -57,7 +58,7 @@ pub fn set_time(is_set: bool, now: bool, seconds: i64, nseconds: u32) -> SetTime
     }
 }
 
-/// What a failed operation is to a program.
+/// Returns the errno of a failed operation.
 pub fn errno(error: &Error) -> Errno {
     match error.kind() {
         ErrorKind::Status(status) => match status {
@@ -101,14 +102,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn device_numbers_come_back() {
+    fn device_numbers_round_trip() {
         let number = device_number(Device { major: 0x103, minor: 0x5_4321 });
         assert_eq!(device(number), Device { major: 0x103, minor: 0x5_4321 });
         assert_eq!(device_number(Device { major: 1, minor: 3 }), 0x103, "/dev/null");
     }
 
     #[test]
-    fn times_are_what_nfs_can_say() {
+    fn times_are_clamped_to_the_range_of_nfs() {
         let before = Time { seconds: -2, nseconds: 5 };
         assert_eq!(set_time(true, false, -2, 5), SetTime::ToClientTime(before));
         assert_eq!(set_time(true, true, -2, 5), SetTime::ToServerTime);

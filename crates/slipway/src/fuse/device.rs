@@ -1,7 +1,7 @@
-//! [`Device`]: the kernel's end of a mount, `/dev/fuse`, and how a mount of it is made and ended.
+//! [`Device`]: the kernel's end of a mount, `/dev/fuse`, with mounting and unmounting.
 //!
-//! This and [`session`](super::session), which drives it, are all that knows how messages travel: FUSE over io_uring would take
-//! their place. root mounts by mount(2); everybody else has `fusermount3` do it, which hands over the device (libfuse's
+//! Only this file and [`session`](super::session), which drives it, know how messages travel: FUSE over io_uring would
+//! replace them. root mounts by mount(2). For other users `fusermount3` mounts and passes the device (libfuse's
 //! protocol: the number of a socket in `_FUSE_COMMFD`, and the device as an SCM_RIGHTS message there).
 //!
 //! When the last descriptor of the device is closed, the kernel ends all requests with ECONNABORTED.
@@ -45,7 +45,7 @@ impl AsFd for Device {
 }
 
 impl Device {
-    /// Mounts at `directory`; `source` is what `/proc/mounts` names, and `allow_other` lets other users in.
+    /// Mounts at `directory`. `source` appears in `/proc/mounts`, and `allow_other` allows other users.
     ///
     /// # Errors
     /// This user or machine cannot mount there.
@@ -61,18 +61,18 @@ impl Device {
         Ok(Self(fd))
     }
 
-    /// Reads a request: its first bytes into `head`, and what is more than those into `rest`. Both together must have room for the
-    /// largest.
+    /// Reads a request: its first bytes into `head`, and the rest into `rest`. Both together must have room for the
+    /// largest request.
     pub fn read(&self, head: &mut [u8], rest: &mut [u8]) -> rustix::io::Result<usize> {
         rustix::io::readv(&self.0, &mut [IoSliceMut::new(head), IoSliceMut::new(rest)])
     }
 
-    /// Writes a message; the kernel takes it at once and whole.
+    /// Writes a message. The kernel accepts it at once and completely.
     pub fn write(&self, message: &[u8]) -> rustix::io::Result<()> {
         rustix::io::write(&self.0, message).map(drop)
     }
 
-    /// Replies with data, which is not copied before the kernel does.
+    /// Replies with data, which only the kernel copies.
     pub fn reply_data(&self, unique: u64, data: &[u8]) -> rustix::io::Result<()> {
         let header = wire::out_header(size_of_val(&wire::out_header(0, 0, 0)) + data.len(), 0, unique);
         rustix::io::writev(&self.0, &[IoSlice::new(&header), IoSlice::new(data)]).map(drop)
@@ -85,7 +85,7 @@ impl Device {
     }
 }
 
-/// By mount(2).
+/// Mounts by mount(2).
 fn mount_directly(source: &str, directory: &Path, allow_other: bool) -> io::Result<OwnedFd> {
     let kind = directory.metadata()?.mode() & 0o170_000;
     let device = OpenOptions::new().read(true).write(true).open("/dev/fuse").map_err(|error| match error.kind() {
@@ -101,10 +101,10 @@ fn mount_directly(source: &str, directory: &Path, allow_other: bool) -> io::Resu
     Ok(device.into())
 }
 
-/// By `fusermount3`.
+/// Mounts by `fusermount3`.
 fn mount_by_helper(source: &str, directory: &Path, allow_other: bool) -> io::Result<OwnedFd> {
     let (ours, theirs) = UnixStream::pair()?;
-    // A comma ends an option unless it is escaped.
+    // A comma must be escaped, because it ends an option.
     let source = source.replace('\\', "\\\\").replace(',', "\\,");
     let others = if allow_other { OTHERS } else { "" };
     let mut command = Command::new(HELPER);
@@ -126,7 +126,7 @@ fn mount_by_helper(source: &str, directory: &Path, allow_other: bool) -> io::Res
     Ok(device)
 }
 
-/// The descriptor that the helper sends; `None` if it ends without.
+/// Receives the descriptor from the helper; `None` if the helper ends without sending it.
 fn receive(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -140,10 +140,10 @@ fn receive(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
     }))
 }
 
-/// Writes what programs have changed through memory maps, and takes the mount away.
+/// Writes data that programs have changed through memory maps, and unmounts.
 ///
 /// # Errors
-/// `EBUSY` while it is in use, and not `detach`ed.
+/// `EBUSY` if the mount is in use, unless `detach`.
 pub fn unmount(directory: &Path, detach: bool) -> io::Result<()> {
     if !detach && let Ok(root) = File::open(directory) {
         rustix::fs::syncfs(&root)?;
@@ -159,7 +159,7 @@ pub fn unmount(directory: &Path, detach: bool) -> io::Result<()> {
     }
 }
 
-/// Other users are let in, and the kernel checks what each may do.
+/// Allows other users, and lets the kernel check their permissions.
 const OTHERS: &str = ",allow_other,default_permissions";
 const FSTYPE: &str = "fuse.slipway";
 const HELPER: &str = "fusermount3";

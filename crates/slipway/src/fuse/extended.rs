@@ -1,6 +1,6 @@
-//! What only version 4.2 can do of what programs ask for: extended attributes (RFC 8276), reserved space, holes, and copies
-//! within the server (RFC 7862); and ACLs, which all of version 4 have and programs know as extended attributes. Over other versions
-//! the kernel is told that there is no such thing (ENOSYS), and does not ask again.
+//! Operations that need version 4.2: extended attributes (RFC 8276), space reservation, holes, and copies within the
+//! server (RFC 7862). Also ACLs, which all versions 4 have and which programs access as extended attributes. Over other
+//! versions, the kernel gets ENOSYS and does not ask again.
 
 use bytes::Bytes;
 use client::{Mount, SetXattr, StableHow, V4};
@@ -14,26 +14,26 @@ use super::{
     tree::{Answer, Answered, Tree, same_mount},
 };
 
-/// How space is reserved.
+/// The modes of allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Allocate {
-    /// So that writing there cannot fail; a file that ends before is made longer.
+    /// Reserves space, so that a write there cannot fail; extends a shorter file.
     Reserve,
-    /// A hole, within what the file has.
+    /// Makes a hole within the file.
     PunchHole,
 }
 
-/// What an extended attribute is to the server.
+/// The meaning of an extended attribute at the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Xattr<'a> {
-    /// One of those that users make, by its name there.
+    /// An attribute of users, by its name at the server.
     User(&'a [u8]),
     /// The access control list.
     Acl,
 }
 
 impl Allocate {
-    /// By the flags of fallocate(2), as far as the protocol can do it.
+    /// Returns the mode for the flags of fallocate(2), if the protocol supports it.
     pub fn from_mode(mode: i32) -> Option<Self> {
         match mode {
             0 => Some(Self::Reserve),
@@ -48,8 +48,8 @@ impl Tree {
         self.v4(node, 2)
     }
 
-    /// Version 4, of this minor version at least. ENOSYS ends it for all that the kernel has of this mount, and so is for the server
-    /// of the URL to say.
+    /// Returns the version 4 interface of the node's mount, if it has at least this minor version. ENOSYS disables the
+    /// operation for the whole FUSE mount, so it depends on the server of the URL.
     fn v4<'a>(&self, node: &'a Node, minor: u32) -> Answer<&'a V4> {
         fn of(mount: &Mount, minor: u32) -> Option<&V4> {
             mount.v4().filter(|v4| v4.minor_version() >= minor)
@@ -58,8 +58,8 @@ impl Tree {
         of(node.mount(), minor).ok_or(Errno::OPNOTSUPP)
     }
 
-    /// What the server has of such a name: of users' attributes it leaves out that they are those (RFC 8276); nfs4_getfacl(1) and
-    /// nfs4_setfacl(1) know the ACL as an attribute.
+    /// Returns the meaning of an attribute name. The server omits the prefix of users' attributes (RFC 8276).
+    /// nfs4_getfacl(1) and nfs4_setfacl(1) access the ACL as an attribute.
     pub fn xattr_name<'a>(&self, ino: u64, name: &'a [u8]) -> Answer<Xattr<'a>> {
         let minor = self.v4(&*self.node(ino)?, 0)?.minor_version();
         match name.strip_prefix(USER) {
@@ -69,7 +69,7 @@ impl Tree {
         }
     }
 
-    /// GETXATTR, or the ACL.
+    /// GETXATTR, or reads the ACL.
     pub async fn xattr(&self, ino: u64, name: &[u8]) -> Answer<Bytes> {
         let node = self.node(ino)?;
         let v4 = self.v4(&node, 0)?;
@@ -79,7 +79,7 @@ impl Tree {
         }
     }
 
-    /// SETXATTR, or another ACL.
+    /// SETXATTR, or sets the ACL.
     pub async fn set_xattr(&self, ino: u64, name: &[u8], value: Bytes, flags: i32) -> Answer<()> {
         let how = match flags {
             0 => SetXattr::Either,
@@ -103,12 +103,12 @@ impl Tree {
         let node = self.node(ino)?;
         match self.xattr_name(ino, name)? {
             Xattr::User(name) => self.v4(&node, 0)?.remove_xattr(node.handle(), name).await.answer(),
-            // Every file has one.
+            // Every file has an ACL.
             Xattr::Acl => Err(Errno::OPNOTSUPP),
         }
     }
 
-    /// LISTXATTRS: the names of users' attributes, each with a zero behind it.
+    /// LISTXATTRS: returns the names of users' attributes, each terminated by a zero byte.
     pub async fn xattrs(&self, ino: u64) -> Answer<Bytes> {
         let node = self.node(ino)?;
         let names = self.v4_2(&node)?.xattrs(node.handle()).await.answer()?;
@@ -119,7 +119,7 @@ impl Tree {
     pub async fn allocate(&self, ino: u64, offset: u64, length: u64, how: Allocate) -> Answer<()> {
         let node = self.node(ino)?;
         let v4 = self.v4_2(&node)?;
-        // What would have to be written again must not fill the hole.
+        // Commit first, so that unstable data cannot be written into the hole again.
         node.unstable.commit(node.mount(), node.handle()).await?;
         match how {
             Allocate::Reserve => v4.allocate(node.handle(), offset, length).await.answer(),
@@ -127,13 +127,13 @@ impl Tree {
         }
     }
 
-    /// SEEK: where data, or a hole, begins.
+    /// SEEK: returns the offset of the next data or hole.
     pub async fn seek(&self, ino: u64, offset: i64, what: DataContent4) -> Answer<i64> {
         let node = self.node(ino)?;
         let v4 = self.v4_2(&node).map_err(|_| Errno::NOSYS)?;
         let offset = u64::try_from(offset).map_err(|_| Errno::NXIO)?;
         let found = v4.seek(node.handle(), offset, what).await.map_err(|error| match errno(&error) {
-            // The kernel takes all of the file for data then.
+            // The kernel then treats all of the file as data.
             Errno::OPNOTSUPP => Errno::NOSYS,
             error => error,
         })?;
@@ -146,13 +146,13 @@ impl Tree {
         i64::try_from(at).map_err(|_| Errno::OVERFLOW)
     }
 
-    /// COPY: up to `count` bytes; returns how many, which are on stable storage.
+    /// COPY: copies up to `count` bytes. Returns the number of bytes, which are on stable storage.
     pub async fn copy(&self, from: (u64, u64), to: (u64, u64), count: u64) -> Answer<u32> {
         let (source, target) = (self.node(from.0)?, self.node(to.0)?);
         let v4 = self.v4_2(&target)?;
-        // The kernel copies by itself then.
+        // The kernel copies by itself if this fails.
         same_mount(&source, &target)?;
-        // What would have to be written again must not bring back what is copied over.
+        // Commit first, so that unstable data cannot overwrite the copy later.
         target.unstable.commit(target.mount(), target.handle()).await?;
         for _ in 0..COPY_TRIES {
             let (from, to) = ((source.handle(), from.1), (target.handle(), to.1));
@@ -161,21 +161,21 @@ impl Tree {
             if durable || target.mount().protocol().commit(target.handle()).await.answer()? == written.verf {
                 return Ok(copied.min(COPY_MAX) as u32);
             }
-            tracing::warn!("the server restarted: copied again");
+            tracing::warn!("the server has restarted; copying again");
         }
         Err(Errno::IO)
     }
 }
 
 const USER: &[u8] = b"user.";
-/// Linux's name for the ACL, whose value is as it travels: RFC 8881 §6.2.1, `nfsace4<>`.
+/// Linux's name of the ACL. The value has the format of the protocol: RFC 8881 §6.2.1, `nfsace4<>`.
 const ACL: &[u8] = b"system.nfs4_acl";
 const XATTR_CREATE: i32 = 1;
 const XATTR_REPLACE: i32 = 2;
 /// Flags of fallocate(2).
 const KEEP_SIZE: i32 = 1;
 const PUNCH_HOLE: i32 = 2;
-/// Bytes of one copy, which a program that waits for it cannot interrupt.
+/// The maximum bytes of one copy, which a program cannot interrupt.
 const COPY_MAX: u64 = 1 << 30;
-/// How often the server may restart during one copy.
+/// The maximum number of restarts of the server during one copy.
 const COPY_TRIES: u32 = 3;

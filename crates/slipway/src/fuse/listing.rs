@@ -1,28 +1,28 @@
-//! [`Listing`]: an open directory. The kernel asks for a page at a time; the server is asked for more, and what is left
-//! over waits here.
+//! [`Listing`]: an open directory. The kernel asks for one page at a time. The listing asks the server for more, and
+//! keeps the remaining entries.
 //!
-//! NFSv3 lists `.` and `..`; NFSv4 does not (RFC 8881 §18.23), so they are added here. Their cookies, 1 and 2, are values that
-//! an NFSv4 server is told not to use.
+//! NFSv3 lists `.` and `..`. NFSv4 does not (RFC 8881 §18.23), so they are added here. Their cookies, 1 and 2, are
+//! values that an NFSv4 server must not use.
 
 use std::collections::VecDeque;
 
 use bytes::Bytes;
 use client::{Entry, Handle, Mount, Result, Verifier};
 
-/// Where the reading of a directory is.
+/// The position in a directory that is being read.
 #[derive(Default)]
 pub struct Listing {
     verf: Verifier,
-    /// The cookie behind which the waiting entries are.
+    /// The cookie that precedes the remaining entries.
     behind: u64,
     waiting: VecDeque<Entry>,
     eof: bool,
-    /// The server that has the directory: a file system can move.
+    /// The server of the directory, which can change by migration.
     server: u64,
 }
 
 impl Listing {
-    /// The entry behind a cookie, 0 for the first; `None` behind the last. Attributes and handle may be missing.
+    /// Returns the entry after a cookie, 0 for the first; `None` after the last. Attributes and handle can be missing.
     ///
     /// # Errors
     /// READDIRPLUS, or READDIR, failed.
@@ -43,17 +43,17 @@ impl Listing {
         Ok(entry)
     }
 
-    /// Whether the cookie is another server's, as the directory has moved since: it means nothing any more.
+    /// Returns `true` if the directory has migrated since the cookie was issued: then the cookie is invalid.
     pub fn has_moved(&mut self, mount: &Mount, dir: &Handle, cookie: u64) -> bool {
         let server = mount.protocol().server_of(dir);
         let dots = if mount.v4().is_some() { BEHIND_PARENT } else { START };
         std::mem::replace(&mut self.server, server) != server && cookie > dots
     }
 
-    /// An entry, that behind `cookie`, did not fit: it comes again.
+    /// Keeps the entry after `cookie`, because it did not fit.
     pub fn put_back(&mut self, entry: Entry, mount: &Mount, cookie: u64) {
         self.behind = match (mount.v4(), cookie) {
-            // One of the two that are added here.
+            // One of the two entries that are added here.
             (Some(_), START | BEHIND_OWN) => return,
             (Some(_), BEHIND_PARENT) => START,
             (_, cookie) => cookie,
@@ -79,5 +79,5 @@ const START: u64 = 0;
 /// RFC 8881 §18.23.3: an NFSv4 server does not use the cookies 1 and 2.
 const BEHIND_OWN: u64 = 1;
 const BEHIND_PARENT: u64 = 2;
-/// Bytes of a listing that are asked for at once.
+/// The bytes of a listing in one request.
 const LISTING: u32 = 64 << 10;

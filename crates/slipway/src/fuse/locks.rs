@@ -1,11 +1,12 @@
-//! Byte-range locks of programs, as locks at the server (RFC 8881 §9, RFC 7530 §9): what `fcntl` and `flock` lock on one
-//! machine holds on all.
+//! Byte-range locks of programs, as locks at the server (RFC 8881 §9, RFC 7530 §9). Locks by `fcntl` and `flock` on one
+//! machine hold on all machines.
 //!
-//! Each owner that the kernel names (a process for POSIX locks, an open file for `flock` and OFD locks) is an owner at the
-//! server. The kernel keeps no list of such locks and does not unlock them at the end: a FLUSH, which each close is, means that
-//! the owner has let go of the file; and with the RELEASE of an open file goes what was locked by it and is held yet.
+//! Each owner of the kernel (a process for POSIX locks, an open file for `flock` and OFD locks) is an owner at the
+//! server. The kernel keeps no list of such locks and does not unlock them at the end. A FLUSH, which each close sends,
+//! means that the owner releases its locks on the file. The RELEASE of an open file releases the remaining locks that
+//! were taken through it.
 //!
-//! Who waits for a lock can be interrupted by any signal.
+//! Any signal interrupts a wait for a lock.
 
 use client::{LockRange, V4};
 use parking_lot::Mutex;
@@ -16,23 +17,23 @@ use super::{
     tree::{Answer, Answered, Tree},
 };
 
-/// Who has locked, or tried to, in a file.
+/// The lock owners of a file, including those whose lock failed.
 #[derive(Default)]
 pub struct Owners(Mutex<Vec<Owner>>);
 
-/// An owner, as the kernel names it, and the open file that it used.
+/// An owner, by the kernel's number, and the open file that it used.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Owner {
     name: u64,
     by: u64,
 }
 
-/// A lock as FUSE says it.
+/// A lock in FUSE's form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lock {
-    /// First byte.
+    /// The first byte.
     pub start: u64,
-    /// Last byte; the largest that a file can have means to the end.
+    /// The last byte; the largest offset of a file means the end.
     pub end: u64,
     /// `F_RDLCK`, `F_WRLCK` or `F_UNLCK`.
     pub kind: i32,
@@ -46,7 +47,7 @@ impl Owners {
         }
     }
 
-    /// Takes those out that this says; each once.
+    /// Removes and returns the owners for which `which` returns `true`, each once.
     fn take(&self, which: impl Fn(&Owner) -> bool) -> Vec<u64> {
         let mut names: Vec<u64> = self.0.lock().extract_if(.., |owner| which(owner)).map(|owner| owner.name).collect();
         names.sort_unstable();
@@ -72,12 +73,12 @@ impl Lock {
 
 impl Tree {
     fn locking<'a>(&self, node: &'a Node) -> Answer<&'a V4> {
-        // The kernel locks by itself where the URL's server has no locks; where another has none, there are none.
+        // If the URL's server has no locks, the kernel keeps them locally. If another server has none, locking fails.
         let none = if self.mount.v4().is_some() { Errno::NOLCK } else { Errno::NOSYS };
         node.mount().v4().ok_or(none)
     }
 
-    /// LOCKT: what is in the way of a lock, or `F_UNLCK`.
+    /// LOCKT: returns a conflicting lock, or `F_UNLCK`.
     pub async fn test_lock(&self, ino: u64, owner: u64, lock: Lock) -> Answer<Lock> {
         let node = self.node(ino)?;
         let v4 = self.locking(&node)?;
@@ -93,7 +94,7 @@ impl Tree {
         v4.unlock(node.handle(), &name, range.offset, range.length).await.answer().map_err(no_lock)
     }
 
-    /// LOCK or LOCKU, by an open file of this number. Who may wait does so until `interrupted`.
+    /// LOCK or LOCKU through the open file with this number. A blocking request waits until `interrupted`.
     pub async fn lock(
         &self,
         ino: u64,
@@ -117,22 +118,22 @@ impl Tree {
             },
             Some(interrupted) => {
                 let waited = v4.lock_until(node.handle(), &name, range, interrupted).await.answer();
-                // Denied is what it was until the signal came.
+                // A denied lock was not granted before the signal arrived.
                 waited.map_err(|error| if error == Errno::AGAIN { Errno::INTR } else { no_lock(error) })?;
             }
         }
-        // Should it have let go of the file meanwhile by another thread, it does again with the open file.
+        // If another thread has released the owner meanwhile, the close of the open file releases it again.
         node.lockers.add(owner);
-        // What others have written while they had the lock is to be seen.
-        self.look_anew(&node).await
+        // The program must see data that previous holders of the lock have written.
+        self.revalidate(&node).await
     }
 
-    /// An owner has closed the file once: that ends its locks, however often it has opened it.
-    pub async fn let_go(&self, ino: u64, owner: u64) -> Answer<()> {
+    /// Releases the locks of an owner that has closed the file once, whatever the number of its open descriptors.
+    pub async fn release_owner(&self, ino: u64, owner: u64) -> Answer<()> {
         self.release_locks(ino, |locker| locker.name == owner).await
     }
 
-    /// An open file is no more.
+    /// Releases the locks of a closed open file.
     pub async fn closed(&self, ino: u64, number: u64) -> Answer<()> {
         self.release_locks(ino, |locker| locker.by == number).await
     }
@@ -147,14 +148,14 @@ impl Tree {
     }
 }
 
-/// What cannot be, of a lock: the file cannot be locked, or what was locked has been lost.
+/// Maps an error of a lock: the file cannot be locked, or its locks were lost.
 fn no_lock(error: Errno) -> Errno {
     if error == Errno::INVAL { Errno::NOLCK } else { error }
 }
 
-/// `OFFSET_MAX` of the kernel.
+/// The kernel's `OFFSET_MAX`.
 const END: u64 = i64::MAX as u64;
-/// The kernel's numbers of kinds of locks, the same on every architecture that FUSE is on.
+/// The kernel's numbers of lock types, the same on every architecture with FUSE.
 const F_RDLCK: i32 = 0;
 const F_WRLCK: i32 = 1;
 pub const F_UNLCK: i32 = 2;
@@ -164,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_come_back() {
+    fn ranges_round_trip() {
         for (start, end) in [(0, END), (7, 7), (5, 1000)] {
             let lock = Lock { start, end, kind: F_WRLCK };
             assert_eq!(Lock::of(lock.range().unwrap()), lock);
@@ -175,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn owners_go_with_their_name_or_their_open_file() {
+    fn owners_are_removed_by_number_or_by_open_file() {
         let owners = Owners::default();
         for (name, by) in [(1, 10), (1, 11), (1, 10), (2, 11), (3, 12)] {
             owners.add(Owner { name, by });

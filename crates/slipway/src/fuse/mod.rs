@@ -1,13 +1,14 @@
-//! A mount that programs use: FUSE requests of the kernel, answered by the client library.
+//! The FUSE mount: the client library answers FUSE requests of the kernel.
 //!
-//! [`session`] reads requests from the [`device`], and each becomes a task, so that many are under way at once; [`wire`] is how
-//! they are laid out. [`Fuse`] here only decodes and replies; [`tree`] says what each request means, [`nodes`] which object a
-//! number is, [`unstable`] keeps what is not durable yet, [`listing`] reads directories. A name can lead to another server
-//! ([`referral`]); each object says of which mount it is, and what is done to it is done there. [`locks`] and [`extended`] are what
-//! needs NFSv4, and [`cache`] says what the kernel may keep.
+//! [`session`] reads requests from the [`device`]. Each request is a task, so many are in progress at once. [`wire`]
+//! has the message formats. [`Fuse`] only decodes and replies. [`tree`] implements the requests, [`nodes`] maps numbers
+//! to objects, [`unstable`] keeps data that are not durable yet, [`listing`] reads directories. A name can lead to
+//! another server ([`referral`]); each object knows its mount, which its operations use. [`locks`] and [`extended`]
+//! need NFSv4, and [`cache`] controls the kernel's cache.
 //!
-//! Consistency is NFS's close-to-open: what was written is on stable storage when the file is closed, and an open looks
-//! anew. Attributes and names are believed for [`Options::ttl`], or as long as the server delegates the file.
+//! Consistency is NFS's close-to-open: written data are on stable storage when the file is closed, and an open
+//! revalidates the cache. Attributes and names are cached for [`Options::ttl`], or as long as the server delegates the
+//! file.
 
 mod cache;
 mod convert;
@@ -37,32 +38,32 @@ use tree::{Answer, Tree};
 use wire::{Arguments, Attributes, Header, Init, Listed, Out, Plus, init, op, open, set};
 
 pub use device::{Device, unmount};
-pub use session::{Session, Underway, Waiting};
+pub use session::{InFlight, Session, Waiting};
 
-/// How the kernel is to use it.
+/// The options of a mount.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// How long names and attributes are believed.
+    /// The time for which names and attributes are cached.
     pub ttl: Duration,
-    /// Reads and writes go to the server as they come, past the page cache.
+    /// Reads and writes bypass the page cache.
     pub direct_io: bool,
-    /// What becomes of operations while the server does not answer.
+    /// The behaviour of operations while the server does not answer.
     pub recovery: Recovery,
 }
 
-/// What becomes of operations while the server does not answer, as nfs(5) has it.
+/// The behaviour of operations while the server does not answer, as in nfs(5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Recovery {
-    /// They wait until it does.
+    /// Operations wait until the server answers.
     Hard,
-    /// They fail after this time with EIO.
+    /// Operations fail after this time with EIO.
     Soft(Duration),
-    /// They fail after this time with ETIMEDOUT.
+    /// Operations fail after this time with ETIMEDOUT.
     SoftErr(Duration),
 }
 
 impl Recovery {
-    /// How long an operation may take.
+    /// Returns the maximum time of an operation.
     fn deadline(self) -> Duration {
         match self {
             Recovery::Hard => FOREVER,
@@ -70,7 +71,7 @@ impl Recovery {
         }
     }
 
-    /// The error that a program gets.
+    /// Returns the error that a program gets.
     fn error(self, error: Errno) -> Errno {
         if error == Errno::TIMEDOUT && matches!(self, Recovery::Soft(_)) { Errno::IO } else { error }
     }
@@ -82,17 +83,17 @@ pub struct Fuse {
     options: Options,
 }
 
-/// Decodes the request and does what it asks for; an error is the reply.
+/// The result of decoding and starting a request. The reply to the kernel contains the error.
 type Decoded = Result<(), Errno>;
 
 impl Fuse {
-    /// The tree below `root`, shown by a session.
+    /// Creates a file system with the tree below `root`.
     pub fn new(root: Object, session: &Session, options: Options) -> Arc<Self> {
         let tree = Tree::new(root, options.ttl, options.recovery.deadline(), session.device());
         Arc::new(Self { tree, options })
     }
 
-    /// Works on a request in a task, and replies.
+    /// Executes a request in a task, and replies.
     fn answer<T, F>(
         self: &Arc<Self>,
         replier: Replier,
@@ -106,7 +107,7 @@ impl Fuse {
         replier.spawn(self, async move { work.await.map_err(|error| recovery.error(error)) }, done);
     }
 
-    /// Replies with fields.
+    /// Executes a request, and replies with fields.
     fn fields<T, F>(
         self: &Arc<Self>,
         replier: Replier,
@@ -119,7 +120,7 @@ impl Fuse {
         self.answer(replier, work, |value| (Reply::Out(out(value)), Undo::Nothing));
     }
 
-    /// Replies that it is done.
+    /// Executes a request, and replies without data.
     fn empty<F>(self: &Arc<Self>, replier: Replier, work: impl FnOnce(Arc<Tree>) -> F)
     where
         F: Future<Output = Answer<()>> + Send + 'static,
@@ -127,19 +128,20 @@ impl Fuse {
         self.fields(replier, work, |()| Out::new());
     }
 
-    /// Replies with an object.
+    /// Executes a request, and replies with an object.
     fn entry<F>(self: &Arc<Self>, replier: Replier, work: impl FnOnce(Arc<Tree>) -> F)
     where
         F: Future<Output = Answer<Attributes>> + Send + 'static,
     {
         let tree = self.tree.clone();
         self.answer(replier, work, move |attr: Attributes| {
-            let out = Out::new().entry(attr.ino, &attr, tree.ttl, tree.believed(attr.ino));
+            let out = Out::new().entry(attr.ino, &attr, tree.ttl, tree.attribute_ttl(attr.ino));
             (Reply::Out(out), Undo::Forget(vec![attr.ino]))
         });
     }
 
-    /// Replies with bytes of which the caller has said how many it can take, or, with 0, how many there are.
+    /// Executes a request, and replies with bytes. The caller has said how many it can accept; with 0, it only gets
+    /// their number.
     fn bytes<F>(self: &Arc<Self>, replier: Replier, room: u32, work: impl FnOnce(Arc<Tree>) -> F)
     where
         F: Future<Output = Answer<Bytes>> + Send + 'static,
@@ -164,11 +166,11 @@ impl Fuse {
         }
     }
 
-    /// INIT: agrees with the kernel on what both can do.
+    /// INIT: negotiates the features of both sides.
     fn init(&self, replier: &Replier, arguments: Arguments<'_>) -> Decoded {
-        // Without NFSv4 the kernel locks by itself, on this machine only.
+        // Without NFSv4, the kernel keeps locks locally, on this machine only.
         let locks = if self.tree.mount.v4().is_some() { init::POSIX_LOCKS | init::FLOCK_LOCKS } else { 0 };
-        // A newer protocol is told ours, and asks again.
+        // A kernel with a newer protocol gets ours, and asks again.
         let agreed = Init::agree(arguments, WANTED | locks)?;
         let agreed = agreed.unwrap_or(Init { minor: 0, flags: 0, max_readahead: 0 });
         replier.reply(Reply::Out(Out::new().init(agreed)));
@@ -282,7 +284,7 @@ impl Fuse {
                     let flags = arguments.u32()?;
                     arguments.skip()?;
                     if flags != 0 {
-                        return Err(Errno::INVAL); // NFS can neither exchange names nor spare one.
+                        return Err(Errno::INVAL); // NFS supports neither RENAME_EXCHANGE nor RENAME_NOREPLACE.
                     }
                 }
                 let (old, new) = (arguments.name()?.to_owned(), arguments.name()?.to_owned());
@@ -302,7 +304,7 @@ impl Fuse {
         match header.opcode {
             op::GETATTR => {
                 let tree = self.tree.clone();
-                let done = move |attr: Attributes| Out::new().attr(&attr, tree.believed(ino));
+                let done = move |attr: Attributes| Out::new().attr(&attr, tree.attribute_ttl(ino));
                 self.fields(taken(slot)?, |tree| async move { tree.getattr(ino).await }, done);
             }
             op::SETATTR => {
@@ -335,7 +337,7 @@ impl Fuse {
                 let room = arguments.u32()?;
                 arguments.skip()?;
                 let name = arguments.name()?.to_owned();
-                // Asked for before each write: whether the file has capabilities that this ends.
+                // The kernel asks before each write for capabilities of the file, which the write would remove.
                 self.tree.xattr_name(ino, name.as_bytes())?;
                 self.bytes(taken(slot)?, room, |tree| async move { tree.xattr(ino, name.as_bytes()).await });
             }
@@ -425,7 +427,7 @@ impl Fuse {
                 self.tree.release_dir(arguments.u64()?);
                 taken(slot)?.reply(Reply::Out(Out::new()));
             }
-            // RFC 1813 §1.5: a server has changes of names on stable storage before it answers.
+            // RFC 1813 §1.5: changes of names are on stable storage before the server answers.
             op::FSYNCDIR => {
                 taken(slot)?.reply(Reply::Out(Out::new()));
             }
@@ -435,20 +437,20 @@ impl Fuse {
                 self.answer(
                     taken(slot)?,
                     |tree| async move {
-                        let (mut listed, mut told) = (Listed::new(room), Vec::new());
+                        let (mut listed, mut registered) = (Listed::new(room), Vec::new());
                         let add = |entry: tree::Listed<'_>| {
-                            let ino = if entry.told { entry.attr.ino } else { 0 };
+                            let ino = if entry.is_lookup { entry.attr.ino } else { 0 };
                             let plus = plus.then_some(Plus { ino, attr: &entry.attr, ttl: entry.ttl });
                             let added = listed.add(entry.attr.ino, entry.cookie, entry.attr.mode, entry.name, plus);
-                            if added && entry.told {
-                                told.push(ino);
+                            if added && entry.is_lookup {
+                                registered.push(ino);
                             }
                             added
                         };
                         tree.list(ino, number, offset, plus, add).await?;
-                        Ok((listed, told))
+                        Ok((listed, registered))
                     },
-                    |(listed, told): (Listed, Vec<u64>)| (Reply::Out(listed.out()), Undo::Forget(told)),
+                    |(listed, registered): (Listed, Vec<u64>)| (Reply::Out(listed.out()), Undo::Forget(registered)),
                 );
             }
         }
@@ -460,7 +462,7 @@ impl Fuse {
         let lock = Lock { start: arguments.u64()?, end: arguments.u64()?, kind: arguments.i32()? };
         let replier = taken(slot)?;
         if header.opcode == op::GETLK {
-            // Which process it is that has a lock, a server does not say.
+            // The server does not report the process that holds a lock.
             let done = |found: Lock| Out::new().lock(found.start, found.end, found.kind);
             self.fields(replier, |tree| async move { tree.test_lock(ino, owner, lock).await }, done);
             return Ok(());
@@ -485,7 +487,7 @@ impl Fuse {
                 let what = match whence {
                     SEEK_DATA => DataContent4::Data,
                     SEEK_HOLE => DataContent4::Hole,
-                    _ => return Err(Errno::INVAL), // The kernel knows the others by itself.
+                    _ => return Err(Errno::INVAL), // The kernel implements the others itself.
                 };
                 let done = |at: i64| Out::new().u64(at as u64);
                 self.fields(taken(slot)?, |tree| async move { tree.seek(ino, offset, what).await }, done);
@@ -514,8 +516,8 @@ impl Handler for Fuse {
     async fn undo(&self, undo: Undo) {
         let undone = match undo {
             Undo::Nothing => Ok(()),
-            Undo::Forget(told) => {
-                told.into_iter().for_each(|ino| self.tree.forget(ino, 1));
+            Undo::Forget(registered) => {
+                registered.into_iter().for_each(|ino| self.tree.forget(ino, 1));
                 Ok(())
             }
             Undo::Release(ino, number) => self.tree.release(ino, number).await,
@@ -527,12 +529,12 @@ impl Handler for Fuse {
             Undo::Unlock(ino, owner, lock) => self.tree.unlock(ino, owner, lock).await,
         };
         if let Err(error) = undone {
-            tracing::warn!(%error, "what an interrupted operation did cannot be undone");
+            tracing::warn!(%error, "cannot undo an interrupted operation");
         }
     }
 }
 
-/// What replies: its request has been decoded.
+/// Takes the replier after the request has been decoded.
 fn taken(slot: &mut Option<Replier>) -> Result<Replier, Errno> {
     slot.take().ok_or(Errno::INVAL)
 }
@@ -560,8 +562,8 @@ fn set_attr(arguments: &mut Arguments<'_>) -> Result<SetAttr, Errno> {
     })
 }
 
-/// Several requests of one process at once, large ones, listings with attributes, and memory maps that programs share of files that
-/// are read past the page cache.
+/// Several concurrent requests of one process, large requests, listings with attributes, and shared memory maps of
+/// files that bypass the page cache.
 const WANTED: u64 = init::ASYNC_READ
     | init::BIG_WRITES
     | init::ASYNC_DIO
@@ -570,10 +572,10 @@ const WANTED: u64 = init::ASYNC_READ
     | init::DO_READDIRPLUS
     | init::READDIRPLUS_AUTO
     | init::DIRECT_IO_ALLOW_MMAP;
-/// Longer than any server is away.
+/// Longer than any outage of a server.
 const FOREVER: Duration = Duration::from_secs(10 * 365 * 86_400);
 const STATFS_BLOCK: u32 = 4096;
 const NAME_MAX: u32 = 255;
-/// Of lseek(2).
+/// Values of lseek(2).
 const SEEK_DATA: i32 = 3;
 const SEEK_HOLE: i32 = 4;

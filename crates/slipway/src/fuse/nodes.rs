@@ -1,9 +1,9 @@
-//! [`Nodes`]: the objects that the kernel knows, by the numbers it calls them, and by their mounts and file handles: where referrals
-//! lead to other servers, what is there is of another mount, and a handle means something else to each.
+//! [`Nodes`]: the objects that the kernel knows, by number, and by mount and file handle. Referrals lead to other
+//! servers, whose objects belong to other mounts, and a handle is valid only at its server.
 //!
-//! A number is the object's fileid, so that it is the same whenever it is looked up; only where another object has that
-//! already (a handle that has gone stale, another file system or server) it is one that no server gives. The kernel
-//! counts how often it was told a number, and says when it has forgotten it.
+//! A number is the fileid of the object, so it is the same at each lookup. If another object has that number (a stale
+//! handle, another file system or server), the object gets a number that no server uses. The kernel counts how often it
+//! has received a number, and reports when it has forgotten it.
 
 use std::{
     collections::HashMap,
@@ -24,103 +24,103 @@ use super::{
 
 /// An object.
 pub struct Node {
-    /// The kernel's number of it.
+    /// The kernel's number of the object.
     pub ino: u64,
-    /// Its mount, its handle there, and how to read it.
+    /// Its mount and its handle there, with the read and write operations.
     pub file: File,
-    /// Whether it is a directory.
+    /// `true` for a directory.
     pub is_dir: bool,
-    /// What has been written and is not known to be on stable storage.
+    /// Written data that may not be on stable storage.
     pub unstable: Unstable,
-    /// How often it is open.
+    /// The number of times that it is open.
     pub opens: AtomicU64,
-    /// Who has locked in it.
+    /// The owners that have locked it.
     pub lockers: Owners,
-    /// Of a directory: that in which it was found last, or itself.
+    /// For a directory, its parent at the last lookup, or itself.
     pub parent: AtomicU64,
-    /// The change of the attributes that the kernel was told last.
-    pub told: Mutex<Option<Change>>,
-    /// What the kernel may have of its data.
+    /// The change of the attributes that the kernel received last.
+    pub last_change: Mutex<Option<Change>>,
+    /// The state of the kernel's page cache.
     pub cached: tokio::sync::Mutex<Cached>,
-    /// The directory and name to remove when it is closed: it was removed while it was open.
-    pub doomed: Mutex<Option<(Handle, Vec<u8>)>>,
+    /// The directory and name to remove at the last close, if the object was removed while it was open.
+    pub remove_on_close: Mutex<Option<(Handle, Vec<u8>)>>,
 }
 
 /// All objects that the kernel knows.
 pub struct Nodes {
     known: HashMap<u64, (Arc<Node>, u64)>,
-    /// By the numbers of mounts, and handles there.
+    /// The numbers, by mount number and handle.
     numbers: HashMap<(u64, Handle), u64>,
-    /// Numbers that were given where there was no fileid to be had.
+    /// The next number for objects without a usable fileid.
     odd: u64,
 }
 
 impl Node {
-    /// Its mount.
+    /// Returns the mount.
     pub fn mount(&self) -> &Mount {
         self.file.mount()
     }
 
-    /// Its handle.
+    /// Returns the file handle.
     pub fn handle(&self) -> &Handle {
         self.file.handle()
     }
 
-    /// Whether it is open.
+    /// Returns `true` if the object is open.
     pub fn is_open(&self) -> bool {
         self.opens.load(Relaxed) > 0
     }
 }
 
 impl Nodes {
-    /// The kernel knows the root, and never forgets it.
+    /// Creates a table with the root, which the kernel knows and never forgets.
     pub fn new(mount: Mount, root: Handle) -> Self {
         let mut nodes = Self { known: HashMap::new(), numbers: HashMap::new(), odd: 0 };
         nodes.insert(ROOT, mount, root, true);
         nodes
     }
 
-    /// The object of a number, if the kernel can know it.
+    /// Returns the object with this number, if the kernel can know it.
     pub fn find(&self, ino: u64) -> Option<Arc<Node>> {
         self.known.get(&ino).map(|(node, _)| node.clone())
     }
 
-    /// The object of a mount's handle, if the kernel knows it.
+    /// Returns the object with this handle at this mount, if the kernel knows it.
     pub fn of_handle(&self, mount: u64, handle: &Handle) -> Option<Arc<Node>> {
         self.find(*self.numbers.get(&(mount, handle.clone()))?)
     }
 
-    /// The kernel is told of an object once more, found in a directory.
-    pub fn tell(&mut self, dir: Option<u64>, Object { mount, handle, attr }: &Object) -> Arc<Node> {
+    /// Counts that the kernel receives an object once more. `dir` is the directory where it was found.
+    pub fn register(&mut self, dir: Option<u64>, Object { mount, handle, attr }: &Object) -> Arc<Node> {
         let number = match self.numbers.get(&(mount.number(), handle.clone())) {
             Some(&number) => number,
             None => {
                 let free = attr.fileid > ROOT && attr.fileid < ODD && !self.known.contains_key(&attr.fileid);
-                let number = if free { attr.fileid } else { self.nobody() };
+                let number = if free { attr.fileid } else { self.unused_number() };
                 self.insert(number, mount.clone(), handle.clone(), attr.kind == FileKind::Dir)
             }
         };
-        let (node, told) = self.known.get_mut(&number).expect("a number that is given is known");
-        *told += 1;
-        *node.told.lock() = Some(attr.into());
+        let (node, lookups) = self.known.get_mut(&number).expect("a used number must be known");
+        *lookups += 1;
+        *node.last_change.lock() = Some(attr.into());
         if let Some(dir) = dir.filter(|_| node.is_dir) {
             node.parent.store(dir, Relaxed);
         }
         node.clone()
     }
 
-    /// The kernel has forgotten a number so many of the times that it was told.
+    /// Counts that the kernel has forgotten a number `times` times.
     pub fn forget(&mut self, ino: u64, times: u64) {
-        let Some((node, told)) = self.known.get_mut(&ino) else { return };
-        *told = told.saturating_sub(times);
-        if *told == 0 && ino != ROOT {
+        let Some((node, lookups)) = self.known.get_mut(&ino) else { return };
+        *lookups = lookups.saturating_sub(times);
+        if *lookups == 0 && ino != ROOT {
             self.numbers.remove(&(node.mount().number(), node.handle().clone()));
             self.known.remove(&ino);
         }
     }
 
-    /// A number that no object has, had, or will have.
-    pub fn nobody(&mut self) -> u64 {
+    /// Returns a number that no object has, had, or will have.
+    pub fn unused_number(&mut self) -> u64 {
         self.odd += 1;
         ODD + self.odd
     }
@@ -135,9 +135,9 @@ impl Nodes {
             opens: AtomicU64::new(0),
             lockers: Owners::default(),
             parent: AtomicU64::new(ino),
-            told: Mutex::default(),
+            last_change: Mutex::default(),
             cached: tokio::sync::Mutex::default(),
-            doomed: Mutex::default(),
+            remove_on_close: Mutex::default(),
         };
         self.known.insert(ino, (Arc::new(node), 0));
         ino
@@ -146,5 +146,5 @@ impl Nodes {
 
 /// FUSE's number of the root.
 const ROOT: u64 = 1;
-/// From here on numbers are not fileids.
+/// Numbers from here on are not fileids.
 const ODD: u64 = 1 << 63;

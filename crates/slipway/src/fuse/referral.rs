@@ -1,9 +1,9 @@
-//! [`Elsewhere`]: names that stand for file systems of other servers (RFC 8881 §11), and the mounts of what is there.
+//! [`Referrals`]: names that refer to file systems of other servers (RFC 8881 §11), and the mounts of these.
 //!
-//! The client library makes such a mount when a LOOKUP first comes to the name ([`Mount::lookup`]). A directory that holds the name is
-//! listed without that: the kernel is given a number that stands for nothing and is believed for no time at all, so that it looks the
-//! name up before it does anything there. Once that has been done, it is given what was found, so that a listing takes nobody away
-//! from where he is.
+//! The client library makes such a mount when a LOOKUP first reaches the name ([`Mount::lookup`]). A directory with the
+//! name is listed without that: the kernel gets an unused number that it must not cache, so it looks the name up before
+//! any other operation there. After that lookup, a listing returns the found object, so that it does not affect
+//! programs that use the other server.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -15,37 +15,37 @@ use client::{Attr, Device, Entry, FileKind, Handle, Mount, Object, Status, Time}
 use parking_lot::Mutex;
 
 use super::{
-    cache::Forgetful,
+    cache::DelegationWatcher,
     convert::attributes,
     nodes::Node,
     tree::{Answer, Answered, Tree, object},
     wire::Attributes,
 };
 
-/// What is known of other servers.
-pub struct Elsewhere {
+/// The referrals of a tree.
+pub struct Referrals {
     tree: Weak<Tree>,
-    /// The mounts whose delegations are heard of when they end.
+    /// The mounts whose delegations are watched.
     watched: Mutex<HashSet<u64>>,
-    /// By mount, directory and name: what was found there last.
+    /// The object that was last found, by mount, directory and name.
     found: Mutex<HashMap<(u64, Handle, Bytes), Object>>,
 }
 
-impl Elsewhere {
-    /// Of a tree that is being made.
+impl Referrals {
+    /// Creates one for a tree that is being made.
     pub fn new(tree: Weak<Tree>) -> Self {
         Self { tree, watched: Mutex::default(), found: Mutex::default() }
     }
 
-    /// Hears of it when delegations of a mount end, from before there can be one.
+    /// Watches the delegations of a mount, before it can have one.
     pub fn watch(&self, mount: &Mount) {
         let Some(v4) = mount.v4() else { return };
         if self.watched.lock().insert(mount.number()) {
-            v4.watch(Arc::new(Forgetful { tree: self.tree.clone(), mount: mount.number() }));
+            v4.watch(Arc::new(DelegationWatcher { tree: self.tree.clone(), mount: mount.number() }));
         }
     }
 
-    /// A name in a directory leads there, which can be another server.
+    /// Records the object of a name in a directory. It can be on another server.
     pub fn found(&self, dir: &Node, name: &[u8], object: &Object) {
         if object.mount.number() != dir.mount().number() {
             self.watch(&object.mount);
@@ -55,7 +55,7 @@ impl Elsewhere {
 }
 
 impl Tree {
-    /// The object of an entry of a directory; `None` where another server has it, which is not asked.
+    /// Returns the object of a directory entry; `None` if another server has it, which this does not ask.
     pub(super) async fn listed(&self, dir: &Node, entry: &Entry) -> Answer<Option<Object>> {
         let mount = dir.mount();
         let (handle, attr) = match (&entry.handle, &entry.attr) {
@@ -68,13 +68,13 @@ impl Tree {
         object(mount, handle, attr).await.map(Some)
     }
 
-    /// What the kernel is given of a name for what another server has. It is told of what was found there
-    /// before, if so.
-    pub(super) fn unvisited(&self, dir: &Node, entry: &Entry, told: bool) -> Attributes {
-        let before = self.elsewhere.found.lock().get(&key(dir, &entry.name)).cloned();
+    /// Returns the attributes for a name that refers to another server: those of the object that was found before, if
+    /// `is_lookup`.
+    pub(super) fn placeholder(&self, dir: &Node, entry: &Entry, is_lookup: bool) -> Attributes {
+        let before = self.referrals.found.lock().get(&key(dir, &entry.name)).cloned();
         match before {
-            Some(object) if told => self.tell(dir, &object),
-            _ => attributes(self.nodes.lock().nobody(), &UNKNOWN, 0),
+            Some(object) if is_lookup => self.register(dir, &object),
+            _ => attributes(self.nodes.lock().unused_number(), &UNKNOWN, 0),
         }
     }
 }
@@ -83,7 +83,7 @@ fn key(dir: &Node, name: &[u8]) -> (u64, Handle, Bytes) {
     (dir.mount().number(), dir.handle().clone(), Bytes::copy_from_slice(name))
 }
 
-/// A directory of which nothing is known.
+/// The attributes of an unknown directory.
 pub(super) const UNKNOWN: Attr = Attr {
     kind: FileKind::Dir,
     mode: 0o555,

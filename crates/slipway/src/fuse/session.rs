@@ -1,18 +1,20 @@
-//! [`Session`]: takes the kernel's requests in, and gives the replies of tasks back.
+//! [`Session`]: reads the kernel's requests, and writes the replies of tasks.
 //!
-//! Read `Documentation/filesystems/fuse/fuse.rst` of Linux first ("Interrupting filesystem operations"). One loop reads requests
-//! and never waits for an operation: each is a task, so that there is always somebody to read an interrupt.
+//! Read `Documentation/filesystems/fuse/fuse.rst` of Linux first ("Interrupting filesystem operations"). One loop reads
+//! requests and never waits for an operation. Each operation is a task, so the loop can always read an interrupt.
 //!
-//! **Interrupts.** The kernel tells of every signal that a waiting thread gets. As with the kernel's own NFS client, only a fatal one
-//! ends a wait, since programs do not expect EINTR of files; a program that waits for a lock hears of any. A signal that is not fatal
-//! is told once only, so the thread is then looked after until the operation ends. A process that dies by a signal also waits for the
-//! flush of its files, which no signal interrupts any more: it is looked after as well.
+//! **Interrupts.** The kernel reports every signal of a waiting thread. As with the kernel's own NFS client, only a
+//! fatal signal ends a wait, because programs do not expect EINTR of files. Any signal ends a wait for a lock. The
+//! kernel reports a signal only once, so if it was not fatal, the thread is polled until the operation ends. A process
+//! that dies by a signal also waits for the flush of its files, for which the kernel reports no signals. It is polled
+//! as well.
 //!
-//! **What has begun.** A call that has been sent cannot be taken back. An operation that changes names or holds state goes on after
-//! its program has been told EINTR, and what the kernel then does not know of is undone ([`Undo`]). Any other is dropped, which is what
-//! its deadline would do: the client library keeps its slot or XID, and the transport its buffers, until the reply.
+//! **Operations in progress.** A call that has been sent cannot be cancelled. An operation that changes names or holds
+//! state continues after its program has got EINTR, and results that the kernel does not receive are undone ([`Undo`]).
+//! Any other operation is dropped, as at its deadline: the client library keeps its slot or XID, and the transport its
+//! buffers, until the reply.
 //!
-//! Whoever drops the session closes the device: the kernel ends all that is under way.
+//! Dropping the session closes the device, and the kernel ends all operations in progress.
 
 use std::{
     collections::HashMap,
@@ -41,11 +43,11 @@ use super::{
     wire::{HEADER, Header, Out, WRITE_HEAD, WRITE_MAX, op},
 };
 
-/// A mount, as long as it is there.
+/// A mount, while it exists.
 #[derive(Debug)]
 pub struct Session {
     device: Arc<Device>,
-    underway: Arc<Underway>,
+    in_flight: Arc<InFlight>,
     pool: Pool,
 }
 
@@ -53,77 +55,77 @@ pub struct Session {
 #[derive(Debug)]
 pub struct Request {
     pub header: Header,
-    /// What follows the header; of a WRITE without its data.
+    /// The bytes after the header; for a WRITE, without its data.
     pub body: Vec<u8>,
     /// The data of a WRITE.
     pub data: Bytes,
 }
 
-/// What a successful operation replies.
+/// The reply to a successful operation.
 #[derive(Debug)]
 pub enum Reply {
-    /// Fields.
+    /// A reply of fields.
     Out(Out),
-    /// This much of what has been read.
+    /// A reply of the first bytes of a buffer.
     Data(Buffer, usize),
 }
 
-/// What to take back if the kernel does not hear of the success of an operation.
+/// The effects to undo if the kernel does not receive the result of an operation.
 #[derive(Debug)]
 pub enum Undo {
     Nothing,
-    /// It has been told of these objects.
+    /// The kernel would have received these objects.
     Forget(Vec<u64>),
-    /// An object is open, by this number.
+    /// An object is open with this number.
     Release(u64, u64),
-    /// It has been told of an object, which is open by this number.
+    /// The kernel would have received an object, which is open with this number.
     ForgetAndRelease(u64, u64),
     /// An owner has got a lock: the object, the owner, and the range.
     Unlock(u64, u64, super::locks::Lock),
 }
 
-/// What the session's operations are done by.
+/// Executes the operations of a session.
 pub trait Handler: Send + Sync + 'static {
-    /// Begins an operation.
+    /// Starts an operation.
     fn begin(self: &Arc<Self>, request: Request, replier: Replier);
 
-    /// Takes back what the kernel has not heard of.
+    /// Undoes an effect whose result the kernel did not receive.
     fn undo(&self, undo: Undo) -> impl Future<Output = ()> + Send;
 }
 
-/// How the reply to one request is given: once.
+/// Sends the reply to one request, once.
 #[derive(Debug)]
 pub struct Replier {
     unique: u64,
     /// Weak, so that a task does not keep the device open.
     device: Weak<Device>,
-    underway: Arc<Underway>,
+    in_flight: Arc<InFlight>,
 }
 
-/// The operations under way.
+/// The operations in progress.
 #[derive(Debug, Default)]
-pub struct Underway {
+pub struct InFlight {
     operations: Mutex<HashMap<u64, Operation>>,
-    /// Operations that have ended.
+    /// The number of ended operations.
     ended: AtomicU64,
-    /// Counts [`TICK`]s, for which no operation has to read the clock.
+    /// Counts [`TICK`]s, so that operations need not read the clock.
     tick: AtomicU64,
 }
 
-/// One of them.
+/// An operation in progress.
 #[derive(Debug)]
 struct Operation {
     header: Header,
     since: u64,
-    /// A signal has come, or can come without being told.
+    /// `true` if a signal has arrived, or can arrive without a report, so that the thread must be polled.
     watched: bool,
     /// Ends the task.
     abort: Option<AbortHandle>,
-    /// Told of any signal.
+    /// Notified of any signal.
     interrupted: Option<Arc<Notify>>,
 }
 
-/// An operation that is waited for.
+/// An operation that waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Waiting {
     pub operation: &'static str,
@@ -133,27 +135,27 @@ pub struct Waiting {
 }
 
 impl Session {
-    /// Of a device, with memory for data from this pool.
+    /// Creates a session of a device. Buffers for data come from this pool.
     pub fn new(device: Device, pool: Pool) -> Self {
-        Self { device: Arc::new(device), underway: Arc::default(), pool }
+        Self { device: Arc::new(device), in_flight: Arc::default(), pool }
     }
 
-    /// The device, for notifications.
+    /// Returns the device, for notifications.
     pub fn device(&self) -> Weak<Device> {
         Arc::downgrade(&self.device)
     }
 
-    /// What is under way.
-    pub fn underway(&self) -> &Arc<Underway> {
-        &self.underway
+    /// Returns the operations in progress.
+    pub fn in_flight(&self) -> &Arc<InFlight> {
+        &self.in_flight
     }
 
-    /// Works until the mount has ended.
+    /// Processes requests until the mount ends.
     ///
     /// # Errors
-    /// The kernel does not give requests.
+    /// Requests cannot be read.
     pub async fn run(self, handler: Arc<impl Handler>) -> io::Result<()> {
-        let Self { device, underway, pool } = self;
+        let Self { device, in_flight, pool } = self;
         #[expect(
             deprecated,
             reason = "the other constructor is unsafe; an owned descriptor stays open while it is registered"
@@ -167,33 +169,33 @@ impl Session {
                     Ok(len) => {
                         let Some(header) = Header::decode(&head[..len.min(WRITE_HEAD)]) else { continue };
                         if header.opcode == op::INTERRUPT {
-                            underway.interrupt(&device, &head[HEADER..len.min(WRITE_HEAD)]);
+                            in_flight.interrupt(&device, &head[HEADER..len.min(WRITE_HEAD)]);
                             continue;
                         }
-                        let request = take_in(header, &head[..len.min(WRITE_HEAD)], len, &mut rest, &pool);
-                        underway.add(header);
-                        let (device, underway) = (Arc::downgrade(&device), underway.clone());
-                        handler.begin(request, Replier { unique: header.unique, device, underway });
+                        let request = into_request(header, &head[..len.min(WRITE_HEAD)], len, &mut rest, &pool);
+                        in_flight.add(header);
+                        let (device, in_flight) = (Arc::downgrade(&device), in_flight.clone());
+                        handler.begin(request, Replier { unique: header.unique, device, in_flight });
                     }
                     Err(Errno::AGAIN) => {
                         guard.clear_ready();
                         break;
                     }
-                    // A request that has been aborted before it could be read.
+                    // The request was aborted before it could be read.
                     Err(Errno::NOENT | Errno::INTR) => {}
                     Err(Errno::NODEV) => return Ok(()),
                     Err(error) => return Err(error.into()),
                 }
             }
-            // What has been begun goes on before more is.
+            // Let running operations continue before reading more requests.
             tokio::task::yield_now().await;
         }
     }
 }
 
-/// A request out of the buffers that it has been read into. The buffer of a large WRITE goes with it; the data of a small one is copied,
-/// so that it does not keep a large buffer until it is committed.
-fn take_in(header: Header, head: &[u8], len: usize, rest: &mut Buffer, pool: &Pool) -> Request {
+/// Makes a request from the buffers into which it was read. A large WRITE takes its buffer along. The data of a small
+/// WRITE are copied, so that they do not keep a large buffer until they are committed.
+fn into_request(header: Header, head: &[u8], len: usize, rest: &mut Buffer, pool: &Pool) -> Request {
     let more = len.saturating_sub(WRITE_HEAD);
     if header.opcode != op::WRITE {
         let body = [&head[HEADER..], &rest[..more]].concat();
@@ -212,14 +214,15 @@ fn take_in(header: Header, head: &[u8], len: usize, rest: &mut Buffer, pool: &Po
 }
 
 impl Replier {
-    /// Does `work` in a task, and replies what `done` makes of its success. What the kernel does not hear of is undone.
+    /// Runs `work` in a task, and replies with the result of `done`. Effects whose result the kernel does not receive
+    /// are undone.
     pub fn spawn<T: Send, H: Handler>(
         self,
         handler: &Arc<H>,
         work: impl Future<Output = Result<T, Errno>> + Send + 'static,
         done: impl FnOnce(T) -> (Reply, Undo) + Send + 'static,
     ) {
-        let (unique, underway, handler) = (self.unique, self.underway.clone(), handler.clone());
+        let (unique, in_flight, handler) = (self.unique, self.in_flight.clone(), handler.clone());
         let task = tokio::spawn(async move {
             match work.await {
                 Err(error) => self.refuse(error),
@@ -231,69 +234,69 @@ impl Replier {
                 }
             }
         });
-        if let Some(operation) = underway.operations.lock().get_mut(&unique) {
+        if let Some(operation) = in_flight.operations.lock().get_mut(&unique) {
             operation.abort = can_be_dropped(operation.header.opcode).then(|| task.abort_handle());
         }
     }
 
-    /// Ready when the thread that waits for the operation has a signal.
+    /// Completes when the thread that waits for the operation gets a signal.
     pub fn interrupted(&self) -> impl Future<Output = ()> + Send + 'static {
         let notify = Arc::<Notify>::default();
-        if let Some(operation) = self.underway.operations.lock().get_mut(&self.unique) {
+        if let Some(operation) = self.in_flight.operations.lock().get_mut(&self.unique) {
             operation.interrupted = Some(notify.clone());
         }
         async move { notify.notified().await }
     }
 
-    /// Replies; returns whether the kernel has heard of it.
+    /// Replies. Returns `true` if the kernel has received the reply.
     pub fn reply(&self, reply: Reply) -> bool {
         let Some(device) = self.take() else { return false };
         let written = match reply {
             Reply::Out(out) => device.write(&out.finish(self.unique)),
             Reply::Data(data, len) => device.reply_data(self.unique, &data[..len]),
         };
-        heard(written)
+        is_received(written)
     }
 
     /// Replies with an error.
     pub fn refuse(&self, error: Errno) {
         if let Some(device) = self.take() {
-            heard(device.reply_error(self.unique, error));
+            is_received(device.reply_error(self.unique, error));
         }
     }
 
-    /// The request has no reply.
+    /// Consumes a request without a reply.
     pub fn forget(self) {
         self.take();
     }
 
-    /// The device, if nobody has replied yet.
+    /// Returns the device, unless a reply was sent.
     fn take(&self) -> Option<Arc<Device>> {
-        self.underway.remove(self.unique)?;
+        self.in_flight.remove(self.unique)?;
         self.device.upgrade()
     }
 }
 
 impl Drop for Replier {
     fn drop(&mut self) {
-        // A request that is dropped without a reply would be waited for until the end of the mount.
+        // The caller of a request that is dropped without a reply would wait until the end of the mount.
         self.refuse(Errno::INTR);
     }
 }
 
-fn heard(written: rustix::io::Result<()>) -> bool {
+fn is_received(written: rustix::io::Result<()>) -> bool {
     match written {
         Ok(()) => true,
-        // The caller is gone, or the mount.
+        // The caller has ended, or the mount.
         Err(Errno::NOENT | Errno::NODEV) => false,
         Err(error) => {
-            tracing::warn!(%error, "the kernel does not take a reply");
+            tracing::warn!(%error, "the kernel rejects a reply");
             false
         }
     }
 }
 
-/// Whether an operation changes nothing that would have to be undone or finished.
+/// Returns `true` if an operation has no effect that would have to be undone or completed.
 fn can_be_dropped(opcode: u32) -> bool {
     matches!(
         opcode,
@@ -310,10 +313,10 @@ fn can_be_dropped(opcode: u32) -> bool {
     )
 }
 
-impl Underway {
+impl InFlight {
     fn add(&self, header: Header) {
         let since = self.tick.load(Relaxed);
-        // The flush of a process that dies is interrupted by nothing that is told.
+        // The kernel reports no signals for the flush of a dying process.
         let watched = header.opcode == op::FLUSH;
         let operation = Operation { header, since, watched, abort: None, interrupted: None };
         self.operations.lock().insert(header.unique, operation);
@@ -325,15 +328,15 @@ impl Underway {
         Some(operation)
     }
 
-    /// How many operations have ended, and how many are under way.
+    /// Returns the number of ended operations, and of those in progress.
     pub fn counts(&self) -> (u64, usize) {
         (self.ended.load(Relaxed), self.operations.lock().len())
     }
 
-    /// The operation that has waited for the server longest, and how many are under way.
+    /// Returns the operation that has waited for the server longest, and the number of waiting operations.
     pub fn oldest(&self) -> Option<(Waiting, usize)> {
         let (now, operations) = (self.tick.load(Relaxed), self.operations.lock());
-        // Who waits for a lock waits for its holder.
+        // A program that waits for a lock waits for its holder, not for the server.
         let waits = operations.values().filter(|operation| operation.header.opcode != op::SETLKW);
         let oldest = waits.min_by_key(|operation| (operation.since, operation.header.unique))?;
         let Header { opcode, ino, pid, .. } = oldest.header;
@@ -341,12 +344,12 @@ impl Underway {
         Some((Waiting { operation: op::name(opcode), ino, pid, since }, operations.len()))
     }
 
-    /// FUSE_INTERRUPT: a thread that waits has a signal.
+    /// Handles FUSE_INTERRUPT: a waiting thread has a signal.
     fn interrupt(&self, device: &Device, body: &[u8]) {
         let Some(unique) = body.first_chunk().map(|bytes| u64::from_ne_bytes(*bytes)) else { return };
         let pid = {
             let mut operations = self.operations.lock();
-            // It has been answered in the meantime.
+            // The operation has been answered in the meantime.
             let Some(operation) = operations.get_mut(&unique) else { return };
             operation.watched = true;
             if let Some(interrupted) = &operation.interrupted {
@@ -359,16 +362,16 @@ impl Underway {
         }
     }
 
-    /// Replies EINTR in the place of whoever works on it.
+    /// Replies EINTR before the task does.
     fn end(&self, device: &Device, unique: u64) {
         let Some(operation) = self.remove(unique) else { return };
         if let Some(abort) = operation.abort {
             abort.abort();
         }
-        heard(device.reply_error(unique, Errno::INTR));
+        is_received(device.reply_error(unique, Errno::INTR));
     }
 
-    /// Looks after those whose signals are not told any more, for as long as there is a device.
+    /// Polls the threads whose signals are no longer reported, while the device exists.
     pub async fn watch(&self, device: Weak<Device>) {
         loop {
             tokio::time::sleep(TICK).await;
@@ -389,7 +392,7 @@ impl Underway {
     }
 }
 
-/// Whether a thread has a fatal signal, or dies by one. One that cannot be seen has none.
+/// Returns `true` if a thread has a fatal signal, or dies by one. A thread that cannot be seen has none.
 fn is_dying(pid: u32) -> bool {
     let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).ok();
     pid != 0
@@ -397,7 +400,7 @@ fn is_dying(pid: u32) -> bool {
             || read("stat").is_some_and(|stat| dies_by_signal(&stat)))
 }
 
-/// Whether a signal is pending that ends the process, by what proc(5) says of a thread.
+/// Returns `true` if a signal is pending that ends the process, according to the status of a thread in proc(5).
 fn has_fatal_signal(status: &str) -> bool {
     let mask = |field: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
@@ -407,23 +410,25 @@ fn has_fatal_signal(status: &str) -> bool {
     (mask("SigPnd") | mask("ShdPnd")) & (!handled | KILL) != 0
 }
 
-/// Whether the thread is exiting (field 9 of proc(5)'s `stat`, `PF_EXITING`) and its exit code (field 52) has a signal.
+/// Returns `true` if the thread is exiting (field 9 of proc(5)'s `stat`, `PF_EXITING`) and its exit code (field 52) has
+/// a signal.
 fn dies_by_signal(stat: &str) -> bool {
-    // The name, field 2, is in parentheses and can have spaces.
+    // The name, field 2, is in parentheses and can contain spaces.
     let Some((_, rest)) = stat.rsplit_once(')') else { return false };
     let field = |number: usize| rest.split_whitespace().nth(number - 3)?.parse::<u64>().ok();
     field(9).is_some_and(|flags| flags & PF_EXITING != 0) && field(52).is_some_and(|code| code & 0x7f != 0)
 }
 
-/// A request, or the end of the mount, which epoll(7) says as an error.
+/// A request, or the end of the mount, which epoll(7) reports as an error.
 const WAKES: Interest = Interest::READABLE.add(Interest::ERROR);
-/// Requests that are begun before those that are under way go on.
+/// The maximum number of requests that are started before running operations continue.
 const BATCH: usize = 16;
-/// How often a thread is looked after.
+/// The polling interval for threads.
 const TICK: Duration = Duration::from_millis(250);
 const PF_EXITING: u64 = 4;
 const KILL: u64 = 1 << 8;
-/// What signal(7) says is ignored, continues or stops: SIGCHLD, SIGCONT, SIGSTOP, SIGTSTP, SIGTTIN, SIGTTOU, SIGURG and SIGWINCH.
+/// The signals that are ignored, continue or stop by default, from signal(7): SIGCHLD, SIGCONT, SIGSTOP, SIGTSTP,
+/// SIGTTIN, SIGTTOU, SIGURG and SIGWINCH.
 const NOT_FATAL: u64 = 1 << 16 | 1 << 17 | 1 << 18 | 1 << 19 | 1 << 20 | 1 << 21 | 1 << 22 | 1 << 27;
 
 #[cfg(test)]
@@ -431,7 +436,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_signal_is_fatal_if_nothing_handles_it() {
+    fn signal_is_fatal_if_it_is_not_handled() {
         let status = |pending: u64, shared: u64, blocked: u64, ignored: u64, caught: u64| {
             let line = |name: &str, mask: u64| format!("{name}:\t{mask:016x}\n");
             let text = [line("SigPnd", pending), line("ShdPnd", shared), line("SigBlk", blocked)].concat();
@@ -446,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_exits_by_a_signal_is_told_from_one_that_ends() {
+    fn thread_killed_by_a_signal_differs_from_one_that_exits() {
         let stat = |flags: u32, code: u32| {
             let middle = ["0"; 42].join(" ");
             format!("12 (a) b) S 1 2 3 4 5 {flags} {middle} {code}\n")

@@ -1,5 +1,5 @@
-//! [`Tree`]: what each request of the kernel means to the server. It answers with values; [`super`] turns them into
-//! FUSE's replies.
+//! [`Tree`]: implements each request of the kernel with operations at the server. It returns values; [`super`] converts
+//! them to FUSE's replies.
 
 use std::{
     collections::HashMap,
@@ -29,30 +29,30 @@ use super::{
     device::Device,
     listing::Listing,
     nodes::{Node, Nodes},
-    referral::{Elsewhere, UNKNOWN},
+    referral::{Referrals, UNKNOWN},
     wire::Attributes,
 };
 
-/// A mounted tree, as the kernel knows it.
+/// A mounted tree.
 pub struct Tree {
     /// The mount of the root.
     pub(super) mount: Mount,
     pub(super) nodes: Mutex<Nodes>,
-    /// The mounts of other servers that names lead to.
-    pub(super) elsewhere: Elsewhere,
+    /// The referrals, with the mounts of other servers.
+    pub(super) referrals: Referrals,
     listings: Mutex<HashMap<u64, Arc<tokio::sync::Mutex<Listing>>>>,
     /// The next number of an open file or directory.
     next_open: AtomicU64,
-    /// Files that are open, and names of removed ones that have been.
+    /// The number of open files, and of removed names that were open.
     open: AtomicU64,
     removed: AtomicU64,
-    /// By number, what keeps open files open at the server.
+    /// By number, the guards that keep open files open at the server.
     held: Mutex<HashMap<u64, Held>>,
-    /// How long attributes are believed that nobody has promised.
+    /// The time for which attributes are cached without a delegation.
     pub(super) ttl: Duration,
-    /// How long an operation may take.
+    /// The maximum time of an operation.
     deadline: Duration,
-    /// What is told to forget.
+    /// The kernel's cache, for invalidations.
     pub kernel: Kernel,
 }
 
@@ -62,23 +62,23 @@ impl std::fmt::Debug for Tree {
     }
 }
 
-/// An entry of a directory, as the kernel is given it.
+/// A directory entry for the kernel.
 #[derive(Clone, Copy, Debug)]
 pub struct Listed<'a> {
     pub name: &'a [u8],
-    /// Continues behind it.
+    /// The cookie of the next entry.
     pub cookie: u64,
     pub attr: Attributes,
-    /// How long it is believed.
+    /// The time for which the kernel can cache it.
     pub ttl: Duration,
-    /// Whether the kernel gets to know the object.
-    pub told: bool,
+    /// `true` if the kernel counts this as a lookup of the object.
+    pub is_lookup: bool,
 }
 
-/// An answer, or the error that a program gets.
+/// The result of a request, or the errno for the program.
 pub type Answer<T> = Result<T, Errno>;
 
-/// Makes a client's result an answer.
+/// Converts a client's result.
 pub(super) trait Answered<T> {
     fn answer(self) -> Answer<T>;
 }
@@ -87,7 +87,7 @@ impl<T> Answered<T> for client::Result<T> {
     fn answer(self) -> Answer<T> {
         self.map_err(|error| {
             match error.kind() {
-                ErrorKind::Referral(_) => tracing::warn!(%error, "what a name refers to cannot be reached"),
+                ErrorKind::Referral(_) => tracing::warn!(%error, "no location of a referral can be reached"),
                 _ => tracing::debug!(%error, "an operation failed"),
             }
             errno(&error)
@@ -96,12 +96,12 @@ impl<T> Answered<T> for client::Result<T> {
 }
 
 impl Tree {
-    /// The tree below `root`.
+    /// Creates the tree below `root`.
     pub fn new(root: Object, ttl: Duration, deadline: Duration, device: Weak<Device>) -> Arc<Self> {
         let mount = root.mount.with_deadline(deadline);
         let tree = Arc::new_cyclic(|tree| Self {
             nodes: Mutex::new(Nodes::new(mount.clone(), root.handle)),
-            elsewhere: Elsewhere::new(tree.clone()),
+            referrals: Referrals::new(tree.clone()),
             mount,
             listings: Mutex::default(),
             next_open: AtomicU64::new(1),
@@ -112,11 +112,11 @@ impl Tree {
             deadline,
             kernel: Kernel(device.clone()),
         });
-        tree.elsewhere.watch(&tree.mount);
+        tree.referrals.watch(&tree.mount);
         tree
     }
 
-    /// The object of a mount's handle, if the kernel knows it.
+    /// Returns the object with this handle at this mount, if the kernel knows it.
     pub fn known(&self, mount: u64, handle: &Handle) -> Option<Arc<Node>> {
         self.nodes.lock().of_handle(mount, handle)
     }
@@ -125,13 +125,13 @@ impl Tree {
         self.nodes.lock().find(ino).ok_or(Errno::STALE)
     }
 
-    /// Tells the kernel of an object.
-    pub(super) fn tell(&self, dir: &Node, object: &Object) -> Attributes {
-        let ino = self.nodes.lock().tell(Some(dir.ino), object).ino;
+    /// Registers an object that the kernel receives.
+    pub(super) fn register(&self, dir: &Node, object: &Object) -> Attributes {
+        let ino = self.nodes.lock().register(Some(dir.ino), object).ino;
         of_mount(&object.mount, ino, &object.attr)
     }
 
-    /// The kernel has forgotten an object.
+    /// Handles that the kernel has forgotten an object.
     pub fn forget(&self, ino: u64, times: u64) {
         self.nodes.lock().forget(ino, times);
     }
@@ -143,15 +143,15 @@ impl Tree {
         if found.mount.number() != dir.mount().number() {
             found.mount = found.mount.with_deadline(self.deadline);
         }
-        self.elsewhere.found(&dir, name.as_bytes(), &found);
-        Ok(self.tell(&dir, &found))
+        self.referrals.found(&dir, name.as_bytes(), &found);
+        Ok(self.register(&dir, &found))
     }
 
     /// GETATTR.
     pub async fn getattr(&self, ino: u64) -> Answer<Attributes> {
         let node = self.node(ino)?;
         let attr = node.mount().protocol().getattr(node.handle()).await.answer()?;
-        *node.told.lock() = Some((&attr).into());
+        *node.last_change.lock() = Some((&attr).into());
         Ok(of_mount(node.mount(), ino, &attr))
     }
 
@@ -159,7 +159,7 @@ impl Tree {
     pub async fn setattr(&self, ino: u64, set: SetAttr) -> Answer<Attributes> {
         let node = self.node(ino)?;
         if set.size.is_some() {
-            // What would have to be written again must not bring back what is cut off.
+            // Commit first, so that unstable data beyond the new size cannot be written again.
             node.unstable.commit(node.mount(), node.handle()).await?;
         }
         let after = node.mount().protocol().setattr(node.handle(), set).await.answer()?;
@@ -172,7 +172,7 @@ impl Tree {
         node.mount().protocol().readlink(node.handle()).await.answer()
     }
 
-    /// ACCESS: whether the caller may do what access(2)'s `mask` says.
+    /// ACCESS: checks the permissions of access(2)'s `mask` for the caller.
     pub async fn access(&self, ino: u64, mask: u32) -> Answer<()> {
         let node = self.node(ino)?;
         let mask = Access::from_bits_truncate(mask);
@@ -186,7 +186,7 @@ impl Tree {
         if granted & wanted == wanted { Ok(()) } else { Err(Errno::ACCESS) }
     }
 
-    /// CREATE of a file, which is open then. With `EXCL` one that is there is an error, and with `TRUNC` it is cut.
+    /// CREATE of a file, which is then open. With `EXCL`, an existing file is an error. With `TRUNC`, it is truncated.
     pub async fn create(&self, parent: u64, name: &OsStr, mode: u32, flags: OFlags) -> Answer<(Attributes, u64)> {
         let size = flags.contains(OFlags::TRUNC).then_some(0);
         let set = SetAttr { mode: Some(mode & 0o7777), size, ..SetAttr::default() };
@@ -196,12 +196,12 @@ impl Tree {
         let made = dir.mount().protocol().create(dir.handle(), name.as_bytes(), how).await.answer()?;
         let attr = self.made(&dir, made).await?;
         let number = self.count_open(attr.ino)?;
-        // One that was there before may have been read.
+        // An existing file may have been read before.
         *self.node(attr.ino)?.cached.lock().await = Cached::Unknown;
         Ok((attr, number))
     }
 
-    /// MKNOD, or CREATE where `mode` says that it is a regular file.
+    /// MKNOD, or CREATE if `mode` is that of a regular file.
     pub async fn mknod(&self, parent: u64, name: &OsStr, mode: u32, rdev: u32) -> Answer<Attributes> {
         let dir = self.node(parent)?;
         let protocol = dir.mount().protocol();
@@ -237,7 +237,7 @@ impl Tree {
     }
 
     async fn made(&self, dir: &Node, made: Made) -> Answer<Attributes> {
-        Ok(self.tell(dir, &object(dir.mount(), made.handle, made.attr).await?))
+        Ok(self.register(dir, &object(dir.mount(), made.handle, made.attr).await?))
     }
 
     /// LINK.
@@ -245,7 +245,7 @@ impl Tree {
         let (node, dir) = (self.node(ino)?, self.node(parent)?);
         same_mount(&node, &dir)?;
         let linked = dir.mount().protocol().link(node.handle(), dir.handle(), name.as_bytes()).await.answer()?;
-        Ok(self.tell(&dir, &object(node.mount(), node.handle().clone(), linked).await?))
+        Ok(self.register(&dir, &object(node.mount(), node.handle().clone(), linked).await?))
     }
 
     /// REMOVE.
@@ -272,28 +272,30 @@ impl Tree {
         to_dir.mount().protocol().rename(from_dir.handle(), from, to_dir.handle(), to).await.answer().map(drop)
     }
 
-    /// A file that loses its name while it is open would be gone from the server, which knows nothing of opens: it gets
-    /// another name until it is closed. Returns whether it did.
+    /// The server does not know which files are open over NFSv3, so an open file that loses its name would be removed.
+    /// It is renamed until it is closed. Returns `true` if it was renamed.
     async fn keep_if_open(&self, dir: &Node, name: &[u8]) -> Answer<bool> {
         if self.open.load(Relaxed) == 0 {
             return Ok(false);
         }
         let Ok(found) = dir.mount().protocol().lookup(dir.handle(), name).await else { return Ok(false) };
         let node = self.known(dir.mount().number(), &found.handle);
-        let Some(node) = node.filter(|node| node.is_open() && node.doomed.lock().is_none()) else { return Ok(false) };
+        let Some(node) = node.filter(|node| node.is_open() && node.remove_on_close.lock().is_none()) else {
+            return Ok(false);
+        };
         if found.attr.is_some_and(|attr| attr.nlink > 1) {
-            return Ok(false); // Another name keeps it.
+            return Ok(false); // The file has another name.
         }
         let number = self.removed.fetch_add(1, Relaxed);
         let hidden = format!(".nfs{:016x}{:08x}{number:08x}", node.ino, std::process::id()).into_bytes();
         dir.mount().protocol().rename(dir.handle(), name, dir.handle(), &hidden).await.answer()?;
-        *node.doomed.lock() = Some((dir.handle().clone(), hidden));
+        *node.remove_on_close.lock() = Some((dir.handle().clone(), hidden));
         Ok(true)
     }
 
-    /// OPEN for what the flags say; of NFSv3 GETATTR, so that what was closed before is seen (close-to-open). Returns the number of
-    /// the open file, and whether what the kernel has of it is current. A file that is gone is ESTALE: the kernel then looks its name up
-    /// again, and opens what it finds.
+    /// OPEN for the access in the flags; over NFSv3 GETATTR, which shows changes that were closed before
+    /// (close-to-open). Returns the number of the open file, and `true` if the kernel's cache is current. The error for
+    /// a removed file is ESTALE: the kernel then looks up the name again, and opens the object that it finds.
     pub async fn open(&self, ino: u64, flags: OFlags) -> Answer<(u64, bool)> {
         let (node, number) = (self.node(ino)?, self.count_open(ino)?);
         match self.open_at_server(&node, flags).await {
@@ -308,7 +310,7 @@ impl Tree {
     async fn open_at_server(&self, node: &Node, flags: OFlags) -> Answer<bool> {
         let Some(v4) = node.mount().v4() else {
             let attr = node.mount().protocol().getattr(node.handle()).await.answer()?;
-            self.make_seen(node, &attr).await;
+            self.revalidate_v3(node, &attr).await;
             return Ok(false);
         };
         let access = match flags & OFlags::RWMODE {
@@ -321,7 +323,7 @@ impl Tree {
         Ok(true)
     }
 
-    /// A file is open once more.
+    /// Counts one more open of a file.
     fn count_open(&self, ino: u64) -> Answer<u64> {
         let node = self.node(ino)?;
         node.opens.fetch_add(1, Relaxed);
@@ -333,34 +335,34 @@ impl Tree {
         Ok(number)
     }
 
-    /// It is open once less.
+    /// Counts one open less.
     pub async fn release(&self, ino: u64, number: u64) -> Answer<()> {
         let node = self.node(ino)?;
         if let Err(error) = self.closed(ino, number).await {
-            tracing::warn!(?error, "what was locked may stay so until nobody has the file open");
+            tracing::warn!(?error, "locks may remain until the file is closed by all programs");
         }
         self.held.lock().remove(&number);
         self.open.fetch_sub(1, Relaxed);
         let last = node.opens.fetch_sub(1, Relaxed) == 1;
-        let doomed = if last { node.doomed.lock().take() } else { None };
-        match doomed {
+        let remove_on_close = if last { node.remove_on_close.lock().take() } else { None };
+        match remove_on_close {
             Some((dir, name)) => node.mount().protocol().remove(&dir, &name).await.answer().map(drop),
             None => Ok(()),
         }
     }
 
-    /// READs, up to the end of the file; returns the buffer and how much of it they filled.
+    /// Reads up to the end of the file. Returns the buffer and the number of bytes read.
     pub async fn read(&self, ino: u64, offset: u64, size: usize) -> Answer<(Buffer, usize)> {
         let node = self.node(ino)?;
         let (read, buffer) = node.file.read_at(offset, node.mount().pool().take(size)).await;
         Ok((buffer, read.answer()?))
     }
 
-    /// WRITEs; on stable storage if `durable`. The data are in memory of the mount's pool.
+    /// Writes data in memory of the mount's pool; to stable storage if `durable`.
     pub async fn write(&self, ino: u64, offset: u64, mut data: Bytes, durable: bool) -> Answer<()> {
         let node = self.node(ino)?;
         if node.mount().number() != self.mount.number() {
-            // Another server's transport may know other memory only.
+            // Another server's transport may need its own memory.
             let mut copy = node.mount().pool().take(data.len());
             copy.copy_from_slice(&data);
             data = copy.freeze();
@@ -369,32 +371,32 @@ impl Tree {
         if durable { node.unstable.commit(node.mount(), node.handle()).await } else { Ok(()) }
     }
 
-    /// An owner of locks closes a file: what has been written is durable, and what it has locked is not locked any more.
+    /// Handles a close by a lock owner: commits written data, and releases the owner's locks.
     pub async fn flush(&self, ino: u64, owner: u64) -> Answer<()> {
         let durable = self.commit(ino).await;
-        durable.and(self.let_go(ino, owner).await)
+        durable.and(self.release_owner(ino, owner).await)
     }
 
-    /// COMMIT of what has been written.
+    /// Commits written data.
     pub async fn commit(&self, ino: u64) -> Answer<()> {
         let node = self.node(ino)?;
         node.unstable.commit(node.mount(), node.handle()).await
     }
 
-    /// A directory is open; its listing has this number.
+    /// Opens a directory. Returns the number of its listing.
     pub fn open_dir(&self) -> u64 {
         let number = self.next_open.fetch_add(1, Relaxed);
         self.listings.lock().insert(number, Arc::default());
         number
     }
 
-    /// It is closed.
+    /// Closes a directory.
     pub fn release_dir(&self, number: u64) {
         self.listings.lock().remove(&number);
     }
 
-    /// Hands the entries behind a cookie to `add` until it has no room. The kernel is told of the objects if it takes attributes and
-    /// handles of them all, which it does not for the two dots.
+    /// Passes the entries after a cookie to `add` until it has no room. Registers the objects if `add` accepts
+    /// attributes and handles, except for the two dots.
     pub async fn list(
         &self,
         ino: u64,
@@ -411,22 +413,22 @@ impl Tree {
                 return Err(Errno::STALE);
             }
             let dots = matches!(&entry.name[..], b"." | b"..");
-            let told = plus && !dots;
+            let is_lookup = plus && !dots;
             let found = if dots { Ok(None) } else { self.listed(&node, &entry).await };
             let (attr, ttl) = match found {
                 Ok(None) if dots => (self.dot(&node, entry.name.len()), Duration::ZERO),
-                Ok(Some(object)) if told => (self.tell(&node, &object), self.ttl),
+                Ok(Some(object)) if is_lookup => (self.register(&node, &object), self.ttl),
                 Ok(Some(Object { mount, attr, .. })) => (of_mount(&mount, attr.fileid.max(1), &attr), self.ttl),
-                Ok(None) => (self.unvisited(&node, &entry, told), Duration::ZERO),
-                // Gone between listing and looking.
+                Ok(None) => (self.placeholder(&node, &entry, is_lookup), Duration::ZERO),
+                // The entry was removed after it was listed.
                 Err(Errno::NOENT) => {
                     cookie = entry.cookie;
                     continue;
                 }
                 Err(error) => return Err(error),
             };
-            if !add(Listed { name: &entry.name, cookie: entry.cookie, attr, ttl, told }) {
-                if told {
+            if !add(Listed { name: &entry.name, cookie: entry.cookie, attr, ttl, is_lookup }) {
+                if is_lookup {
                     self.forget(attr.ino, 1);
                 }
                 listing.put_back(entry, node.mount(), cookie);
@@ -437,13 +439,13 @@ impl Tree {
         Ok(())
     }
 
-    /// What a directory lists as itself, with one dot, or as that above it, with two.
+    /// Returns the attributes of `.` or `..`, which have one or two dots.
     fn dot(&self, dir: &Node, dots: usize) -> Attributes {
         let ino = if dots == 1 { dir.ino } else { dir.parent.load(Relaxed) };
         attributes(ino, &UNKNOWN, 0)
     }
 
-    /// FSSTAT of the mount that an object is of.
+    /// FSSTAT of the object's mount.
     pub async fn statfs(&self, ino: u64) -> Answer<FsStat> {
         let node = self.node(ino)?;
         node.mount().protocol().fsstat(node.mount().root()).await.answer()
@@ -467,7 +469,7 @@ pub(super) async fn object(mount: &Mount, handle: Handle, attr: Option<Attr>) ->
 }
 
 /// # Errors
-/// EXDEV: the two are of different servers.
+/// EXDEV: the two objects are on different servers.
 pub(super) fn same_mount(one: &Node, other: &Node) -> Answer<()> {
     if one.mount().number() == other.mount().number() { Ok(()) } else { Err(Errno::XDEV) }
 }

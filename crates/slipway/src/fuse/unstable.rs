@@ -1,8 +1,8 @@
-//! [`Unstable`]: what has been written to a file and is not known to be on stable storage.
+//! [`Unstable`]: written data of a file that may not be on stable storage.
 //!
-//! Writes are UNSTABLE, and what they wrote is kept until a COMMIT returns the verifier that they returned. If it returns
-//! another, the server has restarted and may have lost it (RFC 1813 §3.3.21): then all of it is written again, one piece
-//! after the other in the order of the first time, since pieces may overlap.
+//! WRITEs are UNSTABLE. Their data are kept until a COMMIT returns the same verifier. Another verifier means that the
+//! server has restarted and may have lost the data (RFC 1813 §3.3.21). Then all data are written again, one piece after
+//! the other in the original order, because pieces can overlap.
 
 use std::collections::VecDeque;
 
@@ -14,10 +14,10 @@ use tokio::sync::RwLock;
 
 use super::convert::errno;
 
-/// Of one file.
+/// The unstable data of one file.
 #[derive(Default)]
 pub struct Unstable {
-    /// Writes share it; while a COMMIT is under way none is, so that what is written again overwrites nothing newer.
+    /// Writes lock it shared and a COMMIT exclusively, so that data that are written again cannot overwrite newer data.
     order: RwLock<()>,
     kept: Mutex<Kept>,
 }
@@ -35,7 +35,7 @@ struct Piece {
 }
 
 impl Unstable {
-    /// Writes all of `data`. Once more is kept than the mount's write-behind, all of it is committed.
+    /// Writes all of `data`. If more unstable data are kept than the mount's write-behind allows, commits all of it.
     ///
     /// # Errors
     /// A WRITE or COMMIT failed.
@@ -54,10 +54,10 @@ impl Unstable {
         if full { self.commit(mount, file).await } else { Ok(()) }
     }
 
-    /// Makes all that has been written durable.
+    /// Commits all written data.
     ///
     /// # Errors
-    /// A WRITE or COMMIT failed; what was not committed is still kept, for another try.
+    /// A WRITE or COMMIT failed. Uncommitted data are still kept for another attempt.
     pub async fn commit(&self, mount: &Mount, file: &Handle) -> std::result::Result<(), Errno> {
         let _alone = self.order.write().await;
         for _ in 0..RESTARTS_MAX {
@@ -71,7 +71,7 @@ impl Unstable {
             }
             tracing::warn!(
                 bytes = pieces.iter().map(|p| p.data.len()).sum::<usize>(),
-                "the server restarted: written again"
+                "the server has restarted; data were written again"
             );
             let mut again = Again { kept: &self.kept, pieces: pieces.into() };
             while let Some(piece) = again.pieces.front() {
@@ -98,7 +98,7 @@ impl Unstable {
                 return Err(Errno::IO);
             }
             let mut kept = self.kept.lock();
-            // What is durable already need not be kept, unless something older could be written over it again.
+            // Durable data need not be kept, unless older data could be written over them again.
             if written.committed == StableHow::Unstable || !kept.pieces.is_empty() {
                 kept.push(Piece { offset: at, data: part.slice(..len), verf: written.verf });
             }
@@ -108,8 +108,8 @@ impl Unstable {
     }
 }
 
-/// What has to be written again. What has not been, when this is dropped, is kept for another try: after an error, or because nobody
-/// waits any more.
+/// The data to be written again. If it is dropped early, after an error or because the caller has given up, the
+/// remaining data are kept for another attempt.
 struct Again<'a> {
     kept: &'a Mutex<Kept>,
     pieces: VecDeque<Piece>,
@@ -129,5 +129,5 @@ impl Kept {
     }
 }
 
-/// A server that restarts more often during one fsync than this is not one to wait for.
+/// The maximum number of restarts of the server during one fsync.
 const RESTARTS_MAX: u32 = 8;

@@ -1,32 +1,32 @@
-//! FUSE's messages: what the kernel's requests say and how replies are laid out. No I/O.
+//! The formats of FUSE's requests and replies. No I/O.
 //!
-//! Read `include/uapi/linux/fuse.h` of Linux first: protocol 7.40, of which this is what a network file system needs. All
-//! numbers are in the machine's byte order. A request is decoded field by field, so that one that is too short is an error and
-//! not a panic; a reply is one `Vec` that starts with room for its header.
+//! Read `include/uapi/linux/fuse.h` of Linux first: protocol 7.40, of which this is the part that a network file system
+//! needs. All numbers are in the machine's byte order. A request is decoded field by field, so a request that is too
+//! short is an error and not a panic. A reply is one `Vec` that starts with room for its header.
 
 use std::{ffi::OsStr, os::unix::ffi::OsStrExt, time::Duration};
 
 use client::Time;
 use rustix::io::Errno;
 
-/// What every request begins with (`fuse_in_header`).
+/// The header of every request (`fuse_in_header`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// Which operation: one of [`op`].
+    /// The operation: one of [`op`].
     pub opcode: u32,
-    /// The number of the request; its reply has the same.
+    /// The number of the request and its reply.
     pub unique: u64,
-    /// The object.
+    /// The number of the object.
     pub ino: u64,
     /// The caller's user, for checks of files.
     pub uid: u32,
     /// The caller's group, for checks of files.
     pub gid: u32,
-    /// The calling thread; 0 if it is of another PID namespace or of the kernel.
+    /// The calling thread; 0 if it is in another PID namespace or belongs to the kernel.
     pub pid: u32,
 }
 
-/// The rest of a request, decoded from the front.
+/// The undecoded rest of a request.
 #[derive(Clone, Copy, Debug)]
 pub struct Arguments<'a>(&'a [u8]);
 
@@ -35,12 +35,12 @@ pub struct Arguments<'a>(&'a [u8]);
 pub struct Attributes {
     pub ino: u64,
     pub size: u64,
-    /// Of 512 bytes.
+    /// In units of 512 bytes.
     pub blocks: u64,
     pub atime: Time,
     pub mtime: Time,
     pub ctime: Time,
-    /// The kind of the object and its permission bits, as stat(2) has them.
+    /// The type of the object and its permission bits, as in stat(2).
     pub mode: u32,
     pub nlink: u32,
     pub uid: u32,
@@ -49,11 +49,11 @@ pub struct Attributes {
     pub blksize: u32,
 }
 
-/// A reply, or a notification, of which the header is written last.
+/// A reply or notification. Its header is written last.
 #[derive(Debug)]
 pub struct Out(Vec<u8>);
 
-/// What the two sides have agreed on (`fuse_init_out`).
+/// The negotiated features (`fuse_init_out`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Init {
     pub minor: u32,
@@ -61,7 +61,7 @@ pub struct Init {
     pub max_readahead: u32,
 }
 
-/// Entries of a directory, as many as the kernel has room for.
+/// The entries of a directory that fit in the kernel's buffer.
 #[derive(Debug)]
 pub struct Listed {
     out: Out,
@@ -82,7 +82,7 @@ impl Header {
 }
 
 impl<'a> Arguments<'a> {
-    /// What follows the header.
+    /// Creates arguments from the bytes after the header.
     pub fn new(body: &'a [u8]) -> Self {
         Self(body)
     }
@@ -109,12 +109,12 @@ impl<'a> Arguments<'a> {
         self.take().map(i64::from_ne_bytes)
     }
 
-    /// Leaves out a field of four bytes.
+    /// Skips a field of four bytes.
     pub fn skip(&mut self) -> Result<(), Errno> {
         self.u32().map(drop)
     }
 
-    /// A name, which ends with a zero byte.
+    /// Decodes a name, which ends with a zero byte.
     pub fn name(&mut self) -> Result<&'a OsStr, Errno> {
         let end = self.0.iter().position(|&byte| byte == 0).ok_or(Errno::INVAL)?;
         let (name, rest) = self.0.split_at(end);
@@ -122,7 +122,7 @@ impl<'a> Arguments<'a> {
         Ok(OsStr::from_bytes(name))
     }
 
-    /// So many bytes.
+    /// Decodes `len` bytes.
     pub fn bytes(&mut self, len: usize) -> Result<&'a [u8], Errno> {
         let (bytes, rest) = self.0.split_at_checked(len).ok_or(Errno::INVAL)?;
         self.0 = rest;
@@ -131,7 +131,7 @@ impl<'a> Arguments<'a> {
 }
 
 impl Out {
-    /// A reply without anything but its header.
+    /// Creates a reply that has only room for its header.
     pub fn new() -> Self {
         Self(vec![0; OUT_HEADER])
     }
@@ -161,9 +161,9 @@ impl Out {
         self
     }
 
-    /// `fuse_attr`.
+    /// Appends `fuse_attr`.
     fn attributes(self, attr: &Attributes) -> Self {
-        // Seconds before 1970 travel as the kernel's unsigned 64 bits, which it takes for signed ones.
+        // Seconds before 1970 are encoded in unsigned 64 bits, which the kernel interprets as signed.
         let times = [attr.atime, attr.mtime, attr.ctime];
         let nanoseconds = times.map(|time| time.nseconds.min(999_999_999));
         let out = [attr.ino, attr.size, attr.blocks].into_iter().fold(self, Self::u64);
@@ -172,36 +172,36 @@ impl Out {
         nanoseconds.into_iter().chain(rest).fold(out, Self::u32)
     }
 
-    /// `fuse_entry_out`: an object that the kernel gets to know, with how long its name and its attributes are believed. `ino` is 0
-    /// where it gets to know none.
+    /// Appends `fuse_entry_out`: an object that the kernel receives, with the times for which it can cache name and
+    /// attributes. `ino` is 0 if there is no object.
     pub fn entry(self, ino: u64, attr: &Attributes, name_ttl: Duration, attr_ttl: Duration) -> Self {
         let generation = 0;
         let out = [ino, generation, name_ttl.as_secs(), attr_ttl.as_secs()].into_iter().fold(self, Self::u64);
         out.u32(name_ttl.subsec_nanos()).u32(attr_ttl.subsec_nanos()).attributes(attr)
     }
 
-    /// `fuse_attr_out`.
+    /// Appends `fuse_attr_out`.
     pub fn attr(self, attr: &Attributes, ttl: Duration) -> Self {
         self.u64(ttl.as_secs()).u32(ttl.subsec_nanos()).u32(0).attributes(attr)
     }
 
-    /// `fuse_open_out`.
+    /// Appends `fuse_open_out`.
     pub fn open(self, number: u64, flags: u32) -> Self {
         self.u64(number).u32(flags).u32(0)
     }
 
-    /// `fuse_kstatfs`: blocks, free, available, files, free files.
+    /// Appends `fuse_kstatfs`: blocks, free, available, files, free files.
     pub fn statfs(self, counts: [u64; 5], block: u32, name_max: u32) -> Self {
         let out = counts.into_iter().fold(self, Self::u64);
         out.u32(block).u32(name_max).u32(block).zeros(28)
     }
 
-    /// `fuse_file_lock`.
+    /// Appends `fuse_file_lock`.
     pub fn lock(self, start: u64, end: u64, kind: i32) -> Self {
         self.u64(start).u64(end).u32(kind as u32).u32(0)
     }
 
-    /// `fuse_init_out`.
+    /// Appends `fuse_init_out`.
     pub fn init(self, init: Init) -> Self {
         let Init { minor, flags, max_readahead } = init;
         let out = [MAJOR, minor, max_readahead, flags as u32].into_iter().fold(self, Self::u32);
@@ -209,7 +209,7 @@ impl Out {
         out.u16((WRITE_MAX / PAGE) as u16).u16(0).u32((flags >> 32) as u32).zeros(28)
     }
 
-    /// The finished message.
+    /// Returns the finished message.
     pub fn finish(mut self, unique: u64) -> Vec<u8> {
         let header = out_header(self.0.len(), 0, unique);
         self.0[..OUT_HEADER].copy_from_slice(&header);
@@ -218,12 +218,12 @@ impl Out {
 }
 
 impl Listed {
-    /// None yet, of at most `room` bytes.
+    /// Creates an empty list of at most `room` bytes.
     pub fn new(room: u32) -> Self {
         Self { out: Out::new(), room: room as usize }
     }
 
-    /// Adds an entry that continues behind `cookie`, with its attributes if `plus` has them; returns whether there was room.
+    /// Adds an entry whose next cookie is `cookie`, with the attributes of `plus`. Returns `false` if there is no room.
     pub fn add(&mut self, ino: u64, cookie: u64, mode: u32, name: &[u8], plus: Option<Plus<'_>>) -> bool {
         let len = (DIRENT + name.len()).next_multiple_of(8) + if plus.is_some() { ENTRY } else { 0 };
         let used = self.out.0.len() - OUT_HEADER;
@@ -239,24 +239,24 @@ impl Listed {
         true
     }
 
-    /// The reply.
+    /// Returns the reply.
     pub fn out(self) -> Out {
         self.out
     }
 }
 
-/// What READDIRPLUS says of an entry beyond its name.
+/// The part of a READDIRPLUS entry after its name.
 #[derive(Clone, Copy, Debug)]
 pub struct Plus<'a> {
-    /// 0 where the kernel does not get to know the object.
+    /// 0 if the kernel does not receive the object.
     pub ino: u64,
     pub attr: &'a Attributes,
     pub ttl: Duration,
 }
 
 impl Init {
-    /// Agrees on what both can do: of `wanted` what the kernel offers. `None` if the kernel speaks another protocol, with what it is
-    /// then to be told.
+    /// Negotiates features: those of `wanted` that the kernel offers. Returns `None` if the kernel has a newer
+    /// protocol; the reply is then our version.
     pub fn agree(mut arguments: Arguments<'_>, wanted: u64) -> Result<Option<Self>, Errno> {
         let [major, minor, max_readahead, flags] =
             [arguments.u32()?, arguments.u32()?, arguments.u32()?, arguments.u32()?];
@@ -273,7 +273,7 @@ impl Init {
     }
 }
 
-/// `fuse_out_header`.
+/// Encodes `fuse_out_header`.
 pub fn out_header(len: usize, error: i32, unique: u64) -> [u8; OUT_HEADER] {
     let mut header = [0; OUT_HEADER];
     header[..4].copy_from_slice(&(len as u32).to_ne_bytes());
@@ -282,7 +282,7 @@ pub fn out_header(len: usize, error: i32, unique: u64) -> [u8; OUT_HEADER] {
     header
 }
 
-/// A notification that data and attributes of an object are to be forgotten.
+/// Creates a notification that invalidates data and attributes of an object.
 pub fn forget_inode(ino: u64) -> Vec<u8> {
     let mut message = Out::new().u64(ino).u64(0).u64(0).finish(0);
     let header = out_header(message.len(), NOTIFY_INVAL_INODE, 0);
@@ -335,7 +335,7 @@ pub mod op {
     pub const LSEEK: u32 = 46;
     pub const COPY_FILE_RANGE: u32 = 47;
 
-    /// The name of an operation, for messages.
+    /// Returns the name of an operation, for messages.
     pub fn name(opcode: u32) -> &'static str {
         const NAMES: [&str; 48] = [
             "?",
@@ -391,7 +391,7 @@ pub mod op {
     }
 }
 
-/// What can be agreed on (`FUSE_…` of INIT).
+/// The flags of INIT (`FUSE_…`).
 pub mod init {
     pub const ASYNC_READ: u64 = 1 << 0;
     pub const POSIX_LOCKS: u64 = 1 << 1;
@@ -407,14 +407,14 @@ pub mod init {
     pub const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
 }
 
-/// How a file is open (`FOPEN_…`).
+/// The flags of an open file (`FOPEN_…`).
 pub mod open {
     pub const DIRECT_IO: u32 = 1 << 0;
     pub const KEEP_CACHE: u32 = 1 << 1;
     pub const PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
 }
 
-/// Which attributes SETATTR sets (`FATTR_…`).
+/// The attributes that SETATTR sets (`FATTR_…`).
 pub mod set {
     pub const MODE: u32 = 1 << 0;
     pub const UID: u32 = 1 << 1;
@@ -426,21 +426,21 @@ pub mod set {
     pub const MTIME_NOW: u32 = 1 << 8;
 }
 
-/// Bytes of `fuse_in_header`.
+/// The bytes of `fuse_in_header`.
 pub const HEADER: usize = 40;
-/// Bytes of a WRITE before its data: the header and `fuse_write_in`.
+/// The bytes of a WRITE before its data: the header and `fuse_write_in`.
 pub const WRITE_HEAD: usize = HEADER + 40;
-/// Bytes of the largest read and write: as many as an NFS server takes at once.
+/// The maximum bytes of a read and write, which is the maximum of an NFS server.
 pub const WRITE_MAX: usize = 1 << 20;
 const MAJOR: u32 = 7;
 const MINOR: u32 = 40;
-/// Of Linux 5.4.
+/// The minor version of Linux 5.4.
 const MINOR_MIN: u32 = 31;
 const OUT_HEADER: usize = 16;
 const ENTRY: usize = 128;
 const DIRENT: usize = 24;
 const PAGE: usize = 4096;
-/// Asynchronous requests at once.
+/// The maximum number of concurrent asynchronous requests.
 const BACKGROUND_MAX: u16 = 64;
 const NOTIFY_INVAL_INODE: i32 = 2;
 
@@ -471,9 +471,9 @@ mod tests {
         u64::from_ne_bytes(message[at..at + 8].try_into().unwrap())
     }
 
-    /// Sizes and offsets are those that `pahole` says of the kernel's structures.
+    /// Sizes and offsets are those that `pahole` reports for the kernel's structures.
     #[test]
-    fn replies_are_laid_out_as_the_kernel_reads_them() {
+    fn replies_have_the_layout_of_the_kernel() {
         let second = Duration::new(1, 2);
         let attr = Out::new().attr(&ATTR, second).finish(77);
         assert_eq!((attr.len(), u32_at(&attr, 0), u64_at(&attr, 8)), (16 + 104, 120, 77));
@@ -499,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn directories_end_where_there_is_no_more_room() {
+    fn listing_ends_when_there_is_no_room() {
         let mut listed = Listed::new(32 + 40);
         assert!(listed.add(5, 1, 0o40_000, b"a", None) && listed.add(6, 2, 0o100_000, b"ninechars", None));
         assert!(!listed.add(7, 3, 0o40_000, b"b", None));
@@ -507,14 +507,14 @@ mod tests {
         assert_eq!(message.len(), 16 + 32 + 40);
         assert_eq!((u64_at(&message, 16), u64_at(&message, 24)), (5, 1));
         assert_eq!((u32_at(&message, 32), u32_at(&message, 36), message[40]), (1, 4, b'a'));
-        assert_eq!(u64_at(&message, 48), 6, "each entry begins at a multiple of eight");
+        assert_eq!(u64_at(&message, 48), 6, "each entry must begin at a multiple of eight");
         let mut plus = Listed::new(128 + 32);
         assert!(plus.add(5, 1, 0o40_000, b"a", Some(Plus { ino: 5, attr: &ATTR, ttl: Duration::ZERO })));
         assert_eq!(plus.out().finish(1).len(), 16 + 128 + 32);
     }
 
     #[test]
-    fn requests_that_are_too_short_are_errors() {
+    fn short_requests_are_errors() {
         let words = [48u32, op::LOOKUP, 7, 0, 9, 0, 11, 12, 13, 0];
         let message: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).chain(*b"name\0x").collect();
         let header = Header { opcode: op::LOOKUP, unique: 7, ino: 9, uid: 11, gid: 12, pid: 13 };
@@ -530,7 +530,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_gets_what_both_can_do() {
+    fn features_of_both_sides_are_negotiated() {
         let offer = |words: &[u32]| words.iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<u8>>();
         let agree =
             |words: &[u32]| Init::agree(Arguments::new(&offer(words)), init::POSIX_LOCKS | init::DIRECT_IO_ALLOW_MMAP);

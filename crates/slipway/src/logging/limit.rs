@@ -1,8 +1,9 @@
-//! [`Limited`]: few log lines of each kind, however often something happens.
+//! [`Limited`]: limits the number of log lines of each kind.
 //!
-//! Much of what is logged a peer can cause at will: connections that are refused, mounts, failures of storage that each call
-//! meets. Each place in the code that logs may write [`LINES_MAX`] lines in [`WINDOW`]; what is beyond is counted, and the count
-//! is written with the next line of that place. The limit ends where debugging begins: with `-vv`, every line is written.
+//! A peer can cause many log lines at will: refused connections, mounts, storage errors in each call. Each place in the
+//! code that logs may write [`LINES_MAX`] lines in [`WINDOW`]. Further lines are counted, and the count is written
+//! before the next line of that place. A filter with debug messages disables the limit: with `-vv`, every line is
+//! written.
 
 use std::{
     collections::HashMap,
@@ -17,13 +18,13 @@ use tracing_subscriber::{
     registry::LookupSpan,
 };
 
-/// Formats an event unless there were too many of its kind.
+/// Formats an event, unless there were too many of its kind.
 pub struct Limited<F> {
     format: F,
     windows: Mutex<Windows>,
 }
 
-/// What each place in the code has written lately. There are no more of them than there are such places.
+/// The recent lines of each place in the code. The number of entries is bounded by the number of such places.
 #[derive(Default)]
 struct Windows(HashMap<Identifier, Window>);
 
@@ -32,14 +33,14 @@ struct Window {
     lines: u64,
 }
 
-/// What becomes of a line.
+/// The decision about a line.
 #[derive(Debug, PartialEq, Eq)]
 enum Verdict {
-    /// It is written, behind a line that says how many were left out before, if any were.
+    /// The line is written. If lines were suppressed before, their number is written first.
     Write {
         left_out: u64,
     },
-    /// It is written, and the last one for a time.
+    /// The line is written, as the last one of this window.
     WriteLast,
     LeaveOut,
 }
@@ -62,7 +63,7 @@ impl Windows {
 }
 
 impl<F> Limited<F> {
-    /// Limits what `format` writes.
+    /// Returns a formatter that limits the lines of `format`.
     pub fn new(format: F) -> Self {
         Self { format, windows: Mutex::default() }
     }
@@ -76,7 +77,7 @@ where
 {
     fn format_event(&self, context: &FmtContext<'_, S, N>, writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
         let place = event.metadata().callsite();
-        // What is said below is said once for many lines.
+        // Messages of the limiter itself are not limited; each stands for many lines.
         let verdict = match event.metadata().target() == TARGET {
             true => Verdict::Write { left_out: 0 },
             false => self.windows.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).judge(place, Instant::now()),
@@ -84,12 +85,12 @@ where
         match verdict {
             Verdict::Write { left_out: 0 } => {}
             Verdict::Write { left_out } => {
-                tracing::warn!(target: TARGET, left_out, "lines like the next one were left out");
+                tracing::warn!(target: TARGET, left_out, "lines like the next one were suppressed");
             }
             Verdict::WriteLast => tracing::warn!(
                 target: TARGET,
                 seconds = WINDOW.as_secs(),
-                "more lines like the next one are left out for a time; -vv writes all"
+                "further lines like the next one will be suppressed for a time; -vv writes all"
             ),
             Verdict::LeaveOut => return Ok(()),
         }
@@ -97,9 +98,9 @@ where
     }
 }
 
-/// Of the lines about lines.
+/// The log target of messages about suppressed lines.
 const TARGET: &str = "slipway::log_limit";
-/// Lines of one place in the code in a window.
+/// The maximum number of lines from one place in one window.
 const LINES_MAX: u64 = 50;
 const WINDOW: Duration = Duration::from_secs(10);
 
@@ -124,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_writes_few_lines_and_others_write_theirs() {
+    fn each_place_has_its_own_limit() {
         let log = Log::default();
         let writer = log.clone();
         let subscriber =
@@ -141,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_out_is_counted() {
+    fn suppressed_lines_are_counted() {
         let mut windows = Windows::default();
         let place = tracing::callsite!(name: "place", kind: tracing::metadata::Kind::EVENT, fields: );
         let place = tracing::callsite::Callsite::metadata(place).callsite();

@@ -1,11 +1,11 @@
-//! `slipway bench`: what it measures and tells, never how fast it is.
+//! Tests of `slipway bench`: its measurements and reports, not the speed.
 
 use std::fs;
 
 use crate::common::{Server, TRANSPORTS, fails, ok};
 use serde_json::Value;
 
-/// Short runs over little data.
+/// Arguments for short runs over little data.
 const TINY: [&str; 6] = ["--seconds", "0.005", "--rounds", "2", "--file-size", "1M"];
 
 fn report(what: &str, args: &[&str]) -> Value {
@@ -21,7 +21,7 @@ fn names(report: &Value) -> Vec<&str> {
 }
 
 #[test]
-fn every_operation_is_measured_side_by_side() {
+fn every_operation_is_measured() {
     for what in ["read", "write", "getattr", "create"] {
         let data = matches!(what, "read" | "write");
         let block: &[&str] = if data { &["--block", "32K"] } else { &[] };
@@ -56,7 +56,7 @@ fn every_plan_measures_all_its_points() {
 }
 
 #[test]
-fn axes_and_backends_multiply_and_limits_are_told() {
+fn axes_and_back_ends_multiply_and_limits_are_reported() {
     let dir = tempfile::tempdir().unwrap();
     let backends = format!("memory,dir:{}", dir.path().display());
     let axes = ["--transport", "tcp,rdma", "--axis", "crc=on,off", "--axis", "rsize=64K", "--backend", &backends];
@@ -69,7 +69,7 @@ fn axes_and_backends_multiply_and_limits_are_told() {
     assert_eq!(names(&report), expected);
     assert_eq!(rows(&report).len(), 7);
     assert_eq!(report["series"][1]["options"]["crc"], "on");
-    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "it cleans up");
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "the command must remove its files");
 
     let too_large = ["bench", "read", "--block", "128K", "--transport", "tcp,udp"];
     let text = ok(&[&too_large[..], &TINY].concat());
@@ -77,7 +77,7 @@ fn axes_and_backends_multiply_and_limits_are_told() {
 }
 
 #[test]
-fn designs_are_compared_side_by_side() {
+fn designs_are_compared() {
     let axes = ["--axis", "allow_read_read=on", "--axis", "design=read-write,read-read"];
     let report = report("read", &[&["--transport", "tcp,rdma", "--block", "32K"], &axes[..]].concat());
     assert_eq!(names(&report), ["tcp", "rdma design=read-write", "rdma design=read-read"]);
@@ -87,17 +87,17 @@ fn designs_are_compared_side_by_side() {
 }
 
 #[test]
-fn a_server_of_somebody_elses_is_measured_and_left_clean() {
+fn a_remote_server_is_measured_and_cleaned_up() {
     let server = Server::memory();
     let url = server.url("rdma", "");
     let text = ok(&[&["bench", "read", "--block", "4K", "--random", "--url", &url], &TINY[..]].concat());
     assert!(text.contains("rdma") && !text.contains("tcp "), "{text}");
     ok(&[&["bench", "mixed", "--url", &url], &TINY[..]].concat());
-    assert_eq!(ok(&["ls", &server.url("tcp", "")]), "", "it cleans up");
+    assert_eq!(ok(&["ls", &server.url("tcp", "")]), "", "the command must remove its files");
 }
 
 #[test]
-fn a_page_is_written_beside_the_text() {
+fn html_writes_a_page_in_addition_to_the_text() {
     let dir = tempfile::tempdir().unwrap();
     let page = dir.path().join("report.html");
     let text = ok(&[&["bench", "threads", "--html", page.to_str().unwrap()], &TINY[..]].concat());
@@ -106,15 +106,15 @@ fn a_page_is_written_beside_the_text() {
     assert!(html.starts_with("<!DOCTYPE html>") && html.ends_with("</html>\n"));
     let data = html.split("id=\"results\">").nth(1).unwrap().split("</script>").next().unwrap();
     let data: Value = serde_json::from_str(data).unwrap();
-    assert_eq!(rows(&data).len(), 36, "twelve points over three transports");
+    assert_eq!(rows(&data).len(), 36, "there must be twelve points over three transports");
     for row in rows(&data) {
         assert!(html.contains(&format!("<td>{}</td>", row["series"].as_str().unwrap())));
     }
-    assert!(html.contains("Noronha"), "what was published stands beside it");
+    assert!(html.contains("Noronha"), "the page must show the published result");
 }
 
 #[test]
-fn what_cannot_be_is_refused_before_anything_is_done() {
+fn invalid_options_are_rejected_before_the_measurement() {
     let refused = |args: &[&str], why: &str| {
         let said = fails(2, &[&["bench"], args].concat());
         assert!(said.contains(why), "{args:?}: {said}");
@@ -124,7 +124,7 @@ fn what_cannot_be_is_refused_before_anything_is_done() {
     refused(&["read", "--block", "8M", "--file-size", "1M"], "8 MiB");
     refused(&["read", "--seconds", "0"], "--seconds");
     refused(&["read", "--rounds", "0"], "--rounds");
-    refused(&["read", "--file-size", "900T"], "choose a smaller --file-size");
+    refused(&["read", "--file-size", "900T"], "select a smaller --file-size");
     refused(&["read", "--transport", "pigeon"], "there is no 'pigeon'");
     refused(&["read", "--axis", "crc"], "OPTION=VALUE");
     refused(&["read", "--transport", "rdma", "--axis", "crc=on,perhaps"], "'perhaps'");
@@ -137,7 +137,7 @@ fn what_cannot_be_is_refused_before_anything_is_done() {
 }
 
 #[test]
-fn idle_connections_are_counted_and_others_go_on_beside_them() {
+fn idle_connections_are_counted_while_others_are_active() {
     let steps = ["--idle", "1,100,150", "--active", "3", "--beside", "20", "--seconds", "0.05", "--rounds", "1"];
     let found: Value = serde_json::from_str(&ok(&[&["bench", "connections", "--json"], &steps[..]].concat())).unwrap();
     for (found, transport) in found.as_array().unwrap().iter().zip(["tcp", "rdma"]) {
@@ -165,11 +165,11 @@ fn sessions_slots_and_states_are_counted() {
 }
 
 #[test]
-fn a_session_goes_on_while_its_connections_are_cut() {
+fn a_session_continues_while_its_connections_are_cut() {
     let fast = ["--every", "20", "--seconds", "0.3", "--rounds", "1"];
     let found: Value = serde_json::from_str(&ok(&[&["bench", "failover", "--json"], &fast[..]].concat())).unwrap();
     let found = found.as_array().unwrap();
-    assert_eq!(found.len(), 12, "READ and WRITE, by six sessions");
+    assert_eq!(found.len(), 12, "READ and WRITE must be measured for six sessions");
     for one in found {
         assert!(one["operations"].as_u64().unwrap() > 0 && one["gb_per_s"]["median"].as_f64().unwrap() > 0.0);
         let is_cut = one["series"].as_str().unwrap().contains("cut");

@@ -1,4 +1,4 @@
-//! The command line itself: help, usage errors, completions, doctor.
+//! Tests of the command line: help, usage errors, completions, doctor.
 
 use std::process::{Command, Output};
 
@@ -11,7 +11,7 @@ fn stdout(output: &Output) -> &str {
 }
 
 #[test]
-fn help_teaches_the_exit_codes() {
+fn help_lists_the_exit_codes() {
     let output = slipway(&["--help"]);
     assert!(output.status.success());
     assert!(stdout(&output).contains("Exit codes:"));
@@ -37,7 +37,7 @@ fn completions_name_every_command() {
 #[test]
 fn doctor_gives_a_fix_for_everything_that_is_not_ok() {
     let output = slipway(&["doctor", "--json"]);
-    assert!(output.status.success(), "nothing essential is missing where tests run");
+    assert!(output.status.success(), "test machines must have everything that Slipway needs");
     let findings: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).unwrap();
     assert!(findings.iter().any(|finding| finding["check"] == "rdma providers"));
     for finding in findings {

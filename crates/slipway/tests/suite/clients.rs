@@ -1,4 +1,4 @@
-//! `slipway clients`: what a running server says of those who use it, and the end of one.
+//! Tests of `slipway clients`: the list of clients, and eviction.
 
 use crate::common;
 use std::{
@@ -86,20 +86,20 @@ async fn clients_are_listed_and_one_is_evicted() {
     world.ask(&["--evict", holder]);
     assert!(world.list().iter().all(|record| record["client"] != holder));
     assert_eq!(b.v4().unwrap().lock(theirs.handle(), b"process", range).await.unwrap(), None);
-    assert_eq!(a.stat("file").await.unwrap().size, 7, "it comes back, without what it held");
+    assert_eq!(a.stat("file").await.unwrap().size, 7, "an evicted client must come back without its state");
     assert_eq!(a.v4().unwrap().lock(file.handle(), b"another", range).await.unwrap(), Some(range));
     assert!(fails(1, &["clients", "--state-dir", &world.state, "--evict", holder]).contains(holder));
     assert!(!world.server.stop().contains("panicked"));
 }
 
 #[test]
-fn the_socket_is_for_the_owner_and_goes_with_its_server() {
+fn socket_is_for_the_owner_and_is_removed_with_the_server() {
     let mut world = World::new();
     let socket = world.socket();
     let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
     assert_eq!((mode(&socket), mode(Path::new(&world.state))), (0o600, 0o700));
     if rustix::process::geteuid().is_root() {
-        // Let in by the file system, another user is refused all the same.
+        // The file permissions let another user connect, and the server still rejects it.
         let open = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
         [world.dir.path(), Path::new(&world.state)].into_iter().for_each(|dir| open(dir, 0o755));
         open(&socket, 0o666);
@@ -114,9 +114,9 @@ fn the_socket_is_for_the_owner_and_goes_with_its_server() {
         assert!(common::stderr(&output).contains("the server's user"), "{output:?}");
         world.ask(&[]);
     } else {
-        eprintln!("SKIPPED another user asks: needs root");
+        eprintln!("SKIPPED request of another user: needs root");
     }
-    // A server that was killed leaves the socket; the next one takes it over.
+    // A killed server leaves the socket, and the next one replaces it.
     world.server.child.kill().unwrap();
     world.server.child.wait().unwrap();
     assert!(fails(3, &["clients", "--state-dir", &world.state]).contains("--state-dir"));
@@ -128,19 +128,19 @@ fn the_socket_is_for_the_owner_and_goes_with_its_server() {
     drop(dir);
 }
 
-/// Nothing that is said at the socket ends the server, or keeps others from asking.
+/// No input to the socket ends the server, or blocks other requests.
 #[test]
-fn the_server_bears_with_whatever_asks() {
+fn invalid_requests_do_not_disturb_the_server() {
     let world = World::new();
     for said in [&b""[..], b"\n\n\n", b"{\"evict\":{\"client\":\"nlm0\"}}\n", &[b'{'; 1 << 16], &[0; 1 << 16]] {
         let mut stream = UnixStream::connect(world.socket()).unwrap();
-        // It may hang up before it has read all.
+        // The server may close the connection before it has read everything.
         let _ = stream.write_all(said);
         let _ = stream.shutdown(std::net::Shutdown::Write);
         let mut answer = Vec::new();
         let _ = stream.read_to_end(&mut answer);
     }
-    // One that says nothing is waited for, but not for ever.
+    // The server waits for a silent connection only for a limited time.
     let silent = UnixStream::connect(world.socket()).unwrap();
     let asked =
         command(&["clients", "--state-dir", &world.state]).stdout(std::process::Stdio::piped()).spawn().unwrap();

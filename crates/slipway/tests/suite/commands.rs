@@ -1,4 +1,4 @@
-//! Every command against a server of its own, over every transport.
+//! Tests of every command against a server, over every transport.
 
 use crate::common;
 use std::{
@@ -11,7 +11,7 @@ use std::{
 
 use crate::common::{Server, TRANSPORTS, command, fails, lines, ok, run, stderr};
 
-/// A tree with everything that a copy must keep.
+/// Makes a tree with everything that a copy must keep.
 fn tree(dir: &Path) {
     fs::create_dir_all(dir.join("sub/deeper")).unwrap();
     fs::write(dir.join("empty"), "").unwrap();
@@ -34,7 +34,7 @@ fn tree(dir: &Path) {
     fs::File::open(dir.join("sub")).unwrap().set_modified(time).unwrap();
 }
 
-/// Everything about a tree that a copy must keep, as lines.
+/// Describes everything that a copy must keep, as lines.
 fn describe(root: &Path) -> Vec<String> {
     fn walk(root: &Path, dir: &Path, into: &mut Vec<String>) {
         for entry in fs::read_dir(dir).unwrap() {
@@ -54,7 +54,7 @@ fn describe(root: &Path) -> Vec<String> {
             } else {
                 String::new()
             };
-            // The time of a link is not to be set everywhere; a directory's is set last, so that it is kept.
+            // Not every system can set the time of a link. A directory's time is set last, so it is kept.
             let time = if kind.is_symlink() { 0 } else { meta.mtime() };
             let mode = if kind.is_symlink() { 0 } else { meta.mode() };
             into.push(format!("{} {mode:o} {time} {content}", path.strip_prefix(root).unwrap().display()));
@@ -70,7 +70,7 @@ fn describe(root: &Path) -> Vec<String> {
 }
 
 #[test]
-fn files_are_made_listed_read_and_removed_over_every_transport() {
+fn files_are_created_listed_read_and_removed_over_every_transport() {
     let dir = tempfile::tempdir().unwrap();
     let local = dir.path().join("file");
     let content: Vec<u8> = (0..700_000u32).map(|i| (i % 253) as u8).collect();
@@ -115,7 +115,7 @@ fn files_are_made_listed_read_and_removed_over_every_transport() {
 }
 
 #[test]
-fn trees_come_back_as_they_went_over_every_transport() {
+fn tree_copies_are_identical_over_every_transport() {
     let dir = tempfile::tempdir().unwrap();
     let (source, served) = (dir.path().join("source"), dir.path().join("served"));
     tree(&source);
@@ -131,17 +131,17 @@ fn trees_come_back_as_they_went_over_every_transport() {
         assert_eq!(describe(&back), describe(&source), "out, {transport}");
         for copy in [served.join(&name[1..]), back] {
             let sparse = copy.join("sparse").metadata().unwrap();
-            assert!(sparse.blocks() * 512 < 1 << 20, "{}: holes are kept, {transport}", copy.display());
+            assert!(sparse.blocks() * 512 < 1 << 20, "{}: holes must be kept, {transport}", copy.display());
         }
     }
     let second = dir.path().join("second");
     ok(&["cp", "-a", &server.url("tcp", "/in-udp"), &other.url("rdma", "/over")]);
     ok(&["cp", "-a", &other.url("tcp", "/over"), second.to_str().unwrap()]);
-    assert_eq!(describe(&second), describe(&source), "by way of two servers");
+    assert_eq!(describe(&second), describe(&source), "the copy through two servers must be identical");
 }
 
 #[test]
-fn a_copy_without_attributes_follows_the_umask_and_named_links() {
+fn a_copy_without_attributes_applies_the_umask_and_follows_source_links() {
     let dir = tempfile::tempdir().unwrap();
     let (source, back) = (dir.path().join("source"), dir.path().join("back"));
     fs::create_dir_all(source.join("sub")).unwrap();
@@ -150,7 +150,7 @@ fn a_copy_without_attributes_follows_the_umask_and_named_links() {
     symlink("sub/file", source.join("link")).unwrap();
     let server = Server::memory();
     let (url, to) = (|path: &str| server.url("tcp", path), |path: &Path| path.to_str().unwrap().to_owned());
-    // Several sources need a directory; one that is a link is followed.
+    // Several sources need a directory. A link to one is followed.
     ok(&["mkdir", &url("/target")]);
     ok(&["cp", "-r", &to(&source.join("sub")), &to(&source.join("link")), &url("/target")]);
     let link = &lines(&ok(&["stat", "--json", &url("/target/link")]))[0];
@@ -159,18 +159,18 @@ fn a_copy_without_attributes_follows_the_umask_and_named_links() {
     assert_eq!(lines(&ok(&["stat", "--json", &url("/target/followed")]))[0]["mode"], "0755");
     ok(&["cp", "-r", &url("/target"), &to(&back)]);
     assert_eq!(fs::read_to_string(back.join("link")).unwrap(), "data");
-    // A second copy replaces files in place, and an export's root is copied by its content.
+    // A second copy replaces files, and the root of an export is copied by its content.
     fs::write(source.join("sub/file"), "d").unwrap();
     ok(&["cp", "-r", &to(&source.join("sub")), &url("/target")]);
     assert_eq!(ok(&["cat", &url("/target/sub/file")]), "d");
     let root = dir.path().join("root");
     fs::create_dir(&root).unwrap();
     ok(&["cp", "-r", &url(""), &to(&root)]);
-    assert!(root.join("memory/target/sub/file").exists(), "an export has a name, too");
+    assert!(root.join("memory/target/sub/file").exists(), "the copy must use the name of the export");
 }
 
 #[test]
-fn copying_onto_or_into_itself_is_refused() {
+fn copying_onto_or_into_itself_is_rejected() {
     let server = Server::memory();
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("file");
@@ -181,13 +181,13 @@ fn copying_onto_or_into_itself_is_refused() {
     assert_eq!(ok(&["cat", &url("/file")]), "precious");
     ok(&["mkdir", "-p", &url("/d/e")]);
     let said = fails(1, &["cp", "-r", &url("/d"), &url("/d/e")]);
-    assert!(said.contains("left out"), "{said}");
+    assert!(said.contains("skipped"), "{said}");
     assert!(fails(1, &["cp", file.to_str().unwrap(), file.to_str().unwrap()]).contains("the same"));
     assert_eq!(fs::read_to_string(&file).unwrap(), "precious");
 }
 
 #[test]
-fn errors_say_what_and_where_and_the_rest_goes_on() {
+fn errors_name_the_path_and_the_rest_is_copied() {
     let server = Server::memory();
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("a"), "a").unwrap();
@@ -227,24 +227,27 @@ fn errors_say_what_and_where_and_the_rest_goes_on() {
 }
 
 #[test]
-fn a_port_that_speaks_something_else_is_an_error_at_once() {
+fn a_port_with_another_protocol_is_an_immediate_error() {
     let server = Server::memory();
-    // The deadline is longer than a test may take.
+    // The deadline is longer than the timeout of the test.
     let wrong = |port: u16, proto: &str, vers: &str| {
         format!("nfs://127.0.0.1:{port}/memory?proto={proto}&vers={vers}&mountport={port}&timeo=1000s")
     };
     for vers in ["3", "4.2"] {
         let port = server.port("rdma");
-        assert!(fails(3, &["ls", &wrong(port, "tcp", vers)]).contains(&port.to_string()), "closes the connection");
+        assert!(
+            fails(3, &["ls", &wrong(port, "tcp", vers)]).contains(&port.to_string()),
+            "the peer closes the connection"
+        );
         assert!(fails(3, &["ls", &wrong(1, "tcp", vers)]).contains("refused"));
     }
-    // A lost datagram looks the same as one that nobody receives: the user is told what is waited for.
+    // The client cannot distinguish a lost datagram from a port without a receiver, so it tells the user that it waits.
     let said = fails(3, &["ls", "nfs://127.0.0.1:1/memory?proto=udp&mountport=1&timeo=1s"]);
     assert!(said.contains("no answer yet") && said.contains("no answer within 1s"), "{said}");
 }
 
 #[test]
-fn a_pipe_that_nobody_reads_ends_the_command_quietly() {
+fn a_closed_pipe_ends_the_command_without_an_error() {
     let server = Server::memory();
     let dir = tempfile::tempdir().unwrap();
     let big = dir.path().join("big");
@@ -261,18 +264,18 @@ fn a_pipe_that_nobody_reads_ends_the_command_quietly() {
 }
 
 #[test]
-fn the_demo_checks_what_comes_back() {
+fn demo_compares_the_copies() {
     let dir = tempfile::tempdir().unwrap();
     let source = dir.path().join("source");
     tree(&source);
-    // A demo copies files, directories and links: a pipe cannot be compared.
+    // The demo copies files, directories and links. It cannot compare a pipe.
     fs::remove_file(source.join("pipe")).unwrap();
     let room = dir.path().join("room");
     fs::create_dir(&room).unwrap();
     let args = ["demo", "--size", "2M", "--dir", room.to_str().unwrap(), "--tree", source.to_str().unwrap()];
     let text = ok(&args);
     assert!(text.contains("SHA-256") && text.contains("rdma") && text.contains("large out"), "{text}");
-    // The first table: READ and WRITE by each transport, from memory.
+    // The first table: READ and WRITE from memory over each transport.
     let (memory, copies) = text.split_once("Copies to and from").unwrap();
     for transport in ["tcp", "rdma", "shm"] {
         for operation in ["READ", "WRITE"] {
@@ -283,11 +286,11 @@ fn the_demo_checks_what_comes_back() {
         }
     }
     assert!(copies.contains(room.to_str().unwrap()) && !copies.contains("unknown file system"), "{copies}");
-    assert_eq!(fs::read_dir(&room).unwrap().count(), 0, "it cleans up");
+    assert_eq!(fs::read_dir(&room).unwrap().count(), 0, "the demo must remove its files");
 }
 
 #[test]
-fn read_only_exports_and_squashed_roots_are_told_so() {
+fn errors_name_read_only_exports_and_squashing() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("file"), "x").unwrap();
     let (path, state) = (dir.path().to_str().unwrap(), tempfile::tempdir().unwrap());

@@ -1,4 +1,4 @@
-//! `slipway cp`: temporary names, signals, and what is left out or replaced.
+//! Tests of `slipway cp`: temporary names, signals, and skipped or replaced files.
 
 use std::{
     fs,
@@ -13,13 +13,13 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::common::{PATIENCE, Server, command, fails, finish, lines, metered::Metered, ok, run, stderr};
 
-/// The temporary files in a directory.
+/// Returns the temporary files in a directory.
 fn temporaries(dir: &Path) -> Vec<PathBuf> {
     let paths = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
     paths.filter(|path| path.file_name().unwrap().to_str().unwrap().starts_with(".copy.slipway-")).collect()
 }
 
-/// Waits until it is so.
+/// Waits until the condition is true.
 fn until(what: &str, mut so: impl FnMut() -> bool) {
     let end = Instant::now() + PATIENCE;
     while !so() {
@@ -28,7 +28,7 @@ fn until(what: &str, mut so: impl FnMut() -> bool) {
     }
 }
 
-/// A copy over an existing file that stands still in the middle, because the server's replies do not come.
+/// A copy over an existing file that is blocked in the middle, because the server's replies do not arrive.
 struct Stuck {
     child: Child,
     target: PathBuf,
@@ -37,7 +37,7 @@ struct Stuck {
 }
 
 impl Stuck {
-    /// To the server if `to_server`, else from there.
+    /// Copies to the server if `to_server`, else from it.
     fn new(to_server: bool) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let (served, local) = (dir.path().join("served"), dir.path().join("local"));
@@ -58,8 +58,8 @@ impl Stuck {
             [url("/file"), target.to_str().unwrap().to_owned()]
         };
         let child = command(&["cp", &args[0], &args[1]]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        // A little more at a time, until some of the data is there: the rest never comes.
-        until("data is written", || {
+        // Allow a little more at a time, until some of the data have been written. The rest never arrives.
+        until("data are written", || {
             metered.allow(if to_server { 100 } else { 64 << 10 });
             let some = |path: &PathBuf| path.metadata().is_ok_and(|meta| meta.len() > 0);
             temporaries(to).iter().any(some) || fs::read(&target).unwrap() != b"old"
@@ -71,7 +71,7 @@ impl Stuck {
         temporaries(self.target.parent().unwrap())
     }
 
-    /// Sends a signal; returns the exit code.
+    /// Sends a signal. Returns the exit code.
     fn end(&mut self, signal: Signal) -> Option<i32> {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
         crate::common::wait(&mut self.child).code()
@@ -79,7 +79,7 @@ impl Stuck {
 }
 
 #[test]
-fn a_killed_copy_leaves_no_part_under_the_final_name() {
+fn a_killed_copy_leaves_no_partial_file_under_the_final_name() {
     for to_server in [true, false] {
         let mut stuck = Stuck::new(to_server);
         assert_eq!(stuck.end(Signal::KILL), None);
@@ -94,7 +94,7 @@ fn a_signal_ends_a_copy_with_its_code_and_removes_the_temporary_file() {
         for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
             let mut stuck = Stuck::new(to_server);
             assert_eq!(stuck.end(signal), Some(code), "to the server: {to_server}");
-            // The server may still be at work on what it has received.
+            // The server may still be processing requests that it has received.
             until("the temporary file is removed", || stuck.temporaries().is_empty());
             assert_eq!(fs::read(&stuck.target).unwrap(), b"old");
         }
@@ -141,11 +141,11 @@ fn a_replaced_file_keeps_its_mode_and_its_other_names_keep_the_old_data() {
             assert_eq!((meta.mode() & 0o7777, meta.nlink()), (0o604, 1), "{vers}");
             assert!(temporaries(at).is_empty());
         }
-        // The server copies by itself, if it is of version 4.2.
+        // A version 4.2 server makes the copy.
         ok(&["cp", &url("/copy"), &url("/other")]);
         assert_eq!(fs::read(served.join("other")).unwrap(), b"new");
     }
-    // What a local link leads to is replaced, and the link stays.
+    // The target of a local link is replaced, and the link stays.
     symlink("copy", local.join("link")).unwrap();
     fs::write(served.join("copy"), "newer").unwrap();
     ok(&["cp", &server.url("tcp", "/copy"), local.join("link").to_str().unwrap()]);
@@ -154,7 +154,7 @@ fn a_replaced_file_keeps_its_mode_and_its_other_names_keep_the_old_data() {
 }
 
 #[test]
-fn what_is_no_regular_file_is_written_in_place() {
+fn special_files_are_written_in_place() {
     let dir = tempfile::tempdir().unwrap();
     let (source, pipe) = (dir.path().join("source"), dir.path().join("pipe"));
     let file = fs::File::create(&source).unwrap();
@@ -177,7 +177,7 @@ fn what_is_no_regular_file_is_written_in_place() {
 }
 
 #[test]
-fn update_leaves_out_files_of_the_same_size_that_are_not_older() {
+fn update_skips_files_of_the_same_size_that_are_not_older() {
     let dir = tempfile::tempdir().unwrap();
     let source = dir.path().join("source");
     fs::create_dir(&source).unwrap();
@@ -188,7 +188,7 @@ fn update_leaves_out_files_of_the_same_size_that_are_not_older() {
     let (source, back) = (source.to_str().unwrap(), back.to_str().unwrap());
     ok(&["mkdir", &url]);
     fs::create_dir(back).unwrap();
-    // There and back, by name: files copied, left out, and bytes.
+    // Copies in both directions, by name: files copied, files skipped, and bytes.
     let copy = |expected: [u64; 3]| {
         let there = ["a", "b"].map(|name| format!("{source}/{name}"));
         let here = ["a", "b"].map(|name| server.url("tcp", &format!("/copy/{name}")));
@@ -199,14 +199,14 @@ fn update_leaves_out_files_of_the_same_size_that_are_not_older() {
     };
     copy([2, 0, 6]);
     copy([0, 2, 0]);
-    // Newer, of the same size.
+    // A newer file of the same size.
     let a = Path::new(source).join("a");
     let later = SystemTime::now() + Duration::from_secs(100);
     fs::write(&a, "ONE").unwrap();
     fs::File::options().write(true).open(&a).unwrap().set_modified(later).unwrap();
     copy([1, 1, 3]);
     assert_eq!(fs::read_to_string(Path::new(back).join("a")).unwrap(), "ONE");
-    // Older, of another size.
+    // An older file of another size.
     fs::write(&a, "longer").unwrap();
     fs::File::options().write(true).open(&a).unwrap().set_modified(SystemTime::UNIX_EPOCH).unwrap();
     copy([1, 1, 6]);

@@ -1,4 +1,4 @@
-//! Tests of the binary. One program, because each test program links everything anew.
+//! Tests of the binary. They are one program, because each test program is linked separately.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! `slipway mount`: ordinary programs on a server's tree, by FUSE.
+//! Tests of `slipway mount`: ordinary programs on a server's tree through FUSE.
 
 use crate::common;
 use std::{
@@ -18,9 +18,9 @@ use crate::common::{
 use rustix::process::Signal;
 
 #[test]
-fn programs_use_it_as_any_file_system() {
+fn programs_use_the_mount_like_any_file_system() {
     for transport in ["tcp", "rdma"] {
-        let Some(world) = World::new("programs_use_it_as_any_file_system", transport, "") else { return };
+        let Some(world) = World::new("programs_use_the_mount_like_any_file_system", transport, "") else { return };
         files(&world);
         names(&world);
         world.end();
@@ -38,7 +38,7 @@ fn files(world: &World) {
     let mut there = [0; 6];
     file.read_exact_at(&mut there, 3_000_000).unwrap();
     assert_eq!(&there, b"middle");
-    assert_eq!(file.read_at(&mut there, 5_000_003).unwrap(), 0, "the end");
+    assert_eq!(file.read_at(&mut there, 5_000_003).unwrap(), 0, "the file must end there");
     file.set_len(10).unwrap();
     file.set_len(1 << 20).unwrap();
     let meta = world.served.join("file").metadata().unwrap();
@@ -64,7 +64,7 @@ fn files(world: &World) {
     open.read_to_end(&mut again).unwrap();
     assert_eq!(again, data);
     drop(open);
-    // The kernel tells of a close only after it has returned.
+    // The kernel sends the RELEASE only after close has returned.
     let hidden = || {
         fs::read_dir(&world.served).unwrap().flatten().any(|e| e.file_name().as_encoded_bytes().starts_with(b".nfs"))
     };
@@ -72,7 +72,7 @@ fn files(world: &World) {
     while hidden() && std::time::Instant::now() < patience {
         std::thread::sleep(Duration::from_millis(5));
     }
-    assert!(!hidden(), "the file goes away when it is closed");
+    assert!(!hidden(), "the file must be removed when it is closed");
 }
 
 fn names(world: &World) {
@@ -111,20 +111,20 @@ fn names(world: &World) {
     assert_eq!(kind(fs::remove_dir(at("moved"))), ErrorKind::NotADirectory);
     assert_eq!(kind(File::create(at(&"n".repeat(256))).map(drop)), ErrorKind::InvalidFilename);
     fs::remove_dir_all(at("dir")).unwrap();
-    // Somebody else's changes are seen.
-    fs::write(world.served.join("elsewhere"), "made").unwrap();
-    assert_eq!(fs::read_to_string(at("elsewhere")).unwrap(), "made");
+    // The mount must see changes of other programs.
+    fs::write(world.served.join("other"), "made").unwrap();
+    assert_eq!(fs::read_to_string(at("other")).unwrap(), "made");
     fs::remove_file(world.served.join("second")).unwrap();
     assert!(!at("second").exists() && listed(&world.at).contains(&"moved".to_owned()));
 }
 
 #[test]
-fn what_was_not_committed_is_written_again_after_a_restart() {
-    let Some(mut world) = World::new("what_was_not_committed_is_written_again_after_a_restart", "tcp", "") else {
+fn uncommitted_data_are_written_again_after_a_restart() {
+    let Some(mut world) = World::new("uncommitted_data_are_written_again_after_a_restart", "tcp", "") else {
         return;
     };
-    // The server of afterwards waits already: a process started while the file is open would close its copy of it, and
-    // each close commits.
+    // Start the second server now: a process that is started while the file is open would close its copy of the
+    // descriptor, and each close commits.
     let (state, listen) =
         (world.directory.path().join("state"), format!("tcp://127.0.0.1:{}", world.server.port("tcp")));
     let mut next = Command::new("sh");
@@ -145,7 +145,7 @@ fn what_was_not_committed_is_written_again_after_a_restart() {
     let file = File::create(world.at.join("file")).unwrap();
     file.write_all_at(&data, 0).unwrap();
     file.write_all_at(b"newer", 1000).unwrap();
-    // The server loses power, and with it what was on no stable storage.
+    // The server loses power, and with it the data that are not on stable storage.
     world.server.signal(Signal::KILL);
     world.server.child.wait().unwrap();
     fs::write(world.served.join("file"), vec![0; 300_000]).unwrap();
@@ -157,21 +157,21 @@ fn what_was_not_committed_is_written_again_after_a_restart() {
     file.sync_all().unwrap();
     let mut expected = data;
     expected[1000..1005].copy_from_slice(b"newer");
-    assert!(fs::read(world.served.join("file")).unwrap() == expected, "it is there again, the newer over the older");
+    assert!(fs::read(world.served.join("file")).unwrap() == expected, "all data must be written again in order");
     drop(file);
     world.end();
 }
 
 #[test]
-fn it_ends_when_told_to_even_in_use() {
-    let test = "it_ends_when_told_to_even_in_use";
+fn signals_end_a_mount_in_use() {
+    let test = "signals_end_a_mount_in_use";
     let Some(mut world) = World::new(test, "tcp", "") else { return };
     assert!(Command::new("umount").arg(&world.at).status().unwrap().success());
-    assert!(wait(&mut world.mount).success(), "umount ends it");
+    assert!(wait(&mut world.mount).success(), "umount must end the mount");
     world.mount = mount(&world.server.url("rdma", ""), &world.at);
     let open = File::create(world.at.join("open")).unwrap();
     world.terminate();
-    assert!((&open).write(b"late").is_err(), "a file that was open is lost to who had it");
+    assert!((&open).write(b"late").is_err(), "a file that was open must fail");
     drop(open);
     world.mount = mount(&world.server.url("tcp", ""), &world.at);
     world.server.signal(Signal::KILL);
@@ -179,27 +179,27 @@ fn it_ends_when_told_to_even_in_use() {
 }
 
 #[test]
-fn it_ends_when_told_to_though_another_namespace_has_it() {
-    let test = "it_ends_when_told_to_though_another_namespace_has_it";
+fn signals_end_a_mount_that_another_namespace_has() {
+    let test = "signals_end_a_mount_that_another_namespace_has";
     let Some(mut world) = World::new(test, "tcp", "") else { return };
-    let mut elsewhere = Command::new("unshare");
-    elsewhere.args(["--mount", "--propagation", "private", "sh", "-c", "echo ready; read end"]);
-    let Ok(mut elsewhere) = elsewhere.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn() else {
+    let mut other_namespace = Command::new("unshare");
+    other_namespace.args(["--mount", "--propagation", "private", "sh", "-c", "echo ready; read end"]);
+    let Ok(mut other_namespace) = other_namespace.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn() else {
         eprintln!("SKIPPED {test}: needs unshare");
         return;
     };
     let mut ready = String::new();
-    BufReader::new(elsewhere.stdout.take().unwrap()).read_line(&mut ready).unwrap();
-    assert_eq!(ready, "ready\n", "it has a mount namespace of its own");
+    BufReader::new(other_namespace.stdout.take().unwrap()).read_line(&mut ready).unwrap();
+    assert_eq!(ready, "ready\n", "the process must have its own mount namespace");
     fs::write(world.at.join("file"), "written").unwrap();
     world.terminate();
     assert_eq!(fs::read(world.served.join("file")).unwrap(), b"written");
-    drop(elsewhere.stdin.take());
-    elsewhere.wait().unwrap();
+    drop(other_namespace.stdin.take());
+    other_namespace.wait().unwrap();
 }
 
 #[test]
-fn what_cannot_be_mounted_is_refused() {
+fn invalid_mounts_are_rejected() {
     let server = Server::memory();
     let url = server.url("tcp", "");
     let dir = tempfile::tempdir().unwrap();
@@ -253,8 +253,8 @@ fn both_dots_are_listed_and_times_before_1970_are_kept() {
 }
 
 #[test]
-fn memory_is_shared_past_the_page_cache() {
-    let test = "memory_is_shared_past_the_page_cache";
+fn memory_maps_are_shared_with_direct_io() {
+    let test = "memory_maps_are_shared_with_direct_io";
     if Command::new("sqlite3").arg("--version").stdout(Stdio::null()).status().is_err() {
         eprintln!("SKIPPED {test}: needs sqlite3");
         return;
@@ -282,7 +282,7 @@ fn memory_is_shared_past_the_page_cache() {
     }
 }
 
-/// A program that reads a file which the server must be asked for.
+/// Starts a program that reads a file, for which the mount must ask the server.
 fn reader(path: &Path) -> std::process::Child {
     let mut child = Command::new("cat").arg(path).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     waits(&mut child);
@@ -294,16 +294,16 @@ fn waits(child: &mut std::process::Child) {
     let at = format!("/proc/{}/wchan", child.id());
     let end = std::time::Instant::now() + common::PATIENCE;
     while !fs::read_to_string(&at).is_ok_and(|at| at.contains("request_wait_answer")) {
-        assert_eq!(child.try_wait().unwrap(), None, "it has ended without waiting");
-        assert!(std::time::Instant::now() < end, "it waits");
+        assert_eq!(child.try_wait().unwrap(), None, "the process must wait");
+        assert!(std::time::Instant::now() < end, "the process must wait");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
 #[test]
-fn who_waits_for_a_server_that_is_away_can_be_interrupted() {
+fn programs_that_wait_for_the_server_can_be_interrupted() {
     for query in ["", "&vers=4.0", "&vers=4.2"] {
-        let Some(world) = World::new("who_waits_for_a_server_that_is_away_can_be_interrupted", "tcp", query) else {
+        let Some(world) = World::new("programs_that_wait_for_the_server_can_be_interrupted", "tcp", query) else {
             return;
         };
         let data = pattern(3 << 20);
@@ -312,10 +312,10 @@ fn who_waits_for_a_server_that_is_away_can_be_interrupted() {
         for signal in [Signal::INT, Signal::TERM, Signal::QUIT, Signal::KILL] {
             let mut reads = reader(&world.at.join("file"));
             rustix::process::kill_process(rustix::process::Pid::from_child(&reads), signal).unwrap();
-            // The server does not come back before: only the signal can have ended it.
+            // The server stays away, so only the signal can have ended the process.
             assert!(!wait(&mut reads).success(), "{signal:?}, {query}");
         }
-        // A signal that is handled interrupts nothing, and a fatal one after it does.
+        // A handled signal interrupts nothing, and a fatal one after it does.
         let script = "trap : USR1; read line < \"$0\"; echo \"$line\"";
         let mut reads =
             Command::new("sh").args(["-c", script]).arg(world.at.join("line")).stdout(Stdio::piped()).spawn().unwrap();
@@ -325,7 +325,7 @@ fn who_waits_for_a_server_that_is_away_can_be_interrupted() {
         rustix::process::kill_process(pid, Signal::KILL).unwrap();
         assert!(!wait(&mut reads).success());
         world.server.signal(Signal::CONT);
-        assert!(fs::read(world.at.join("file")).unwrap() == data, "the mount goes on");
+        assert!(fs::read(world.at.join("file")).unwrap() == data, "the mount must continue");
         fs::write(world.at.join("new"), &data).unwrap();
         assert!(fs::read(world.served.join("new")).unwrap() == data);
         world.end();
@@ -333,30 +333,33 @@ fn who_waits_for_a_server_that_is_away_can_be_interrupted() {
 }
 
 #[test]
-fn it_ends_within_a_second_while_the_server_is_away() {
+fn signals_end_the_mount_within_a_second_while_the_server_is_away() {
     for query in ["", "&vers=4.2"] {
-        let Some(mut world) = World::new("it_ends_within_a_second_while_the_server_is_away", "tcp", query) else {
+        let Some(mut world) =
+            World::new("signals_end_the_mount_within_a_second_while_the_server_is_away", "tcp", query)
+        else {
             return;
         };
         fs::write(world.served.join("file"), pattern(3 << 20)).unwrap();
         world.server.signal(Signal::STOP);
         let mut reads = reader(&world.at.join("file"));
-        let told = std::time::Instant::now();
+        let signalled = std::time::Instant::now();
         world.terminate();
-        // A second on an idle machine; without giving up what waits, the server's return would be waited for.
-        assert!(told.elapsed() < common::PATIENCE / 2);
-        assert!(!wait(&mut reads).success(), "it is told that the mount has ended");
+        // It takes a second on an idle machine. If the mount did not abort waiting operations, it would wait until the
+        // server is back.
+        assert!(signalled.elapsed() < common::PATIENCE / 2);
+        assert!(!wait(&mut reads).success(), "the read must fail when the mount has ended");
         world.server.signal(Signal::CONT);
 
         world.mount = mount(&[&world.server.url("tcp", ""), query].concat(), &world.at);
         world.server.signal(Signal::STOP);
         let mut reads = reader(&world.at.join("file"));
         let mut forced = Command::new("umount").arg("-f").arg(&world.at).stderr(Stdio::null()).spawn().unwrap();
-        // In use until its reader has heard of it, which a second try may find.
+        // The mount is in use until its reader has ended, so the first attempt can fail.
         wait(&mut forced);
         assert!(!wait(&mut reads).success());
         let _ = Command::new("umount").arg(&world.at).stderr(Stdio::null()).status();
-        assert!(wait(&mut world.mount).success(), "forced unmount ends it");
+        assert!(wait(&mut world.mount).success(), "a forced unmount must end the mount");
         assert!(!crate::common::mounted::is_mounted(&world.at));
         world.server.signal(Signal::CONT);
         world.server.signal(Signal::TERM);
@@ -364,26 +367,26 @@ fn it_ends_within_a_second_while_the_server_is_away() {
 }
 
 #[test]
-fn a_mount_that_was_detached_ends_when_told_to() {
-    let Some(mut world) = World::new("a_mount_that_was_detached_ends_when_told_to", "tcp", "&vers=4.2") else { return };
+fn signals_end_a_detached_mount() {
+    let Some(mut world) = World::new("signals_end_a_detached_mount", "tcp", "&vers=4.2") else { return };
     let open = File::create(world.at.join("open")).unwrap();
     assert!(Command::new("umount").arg("-l").arg(&world.at).status().unwrap().success());
     (&open).write_all(b"still there").unwrap();
     open.sync_all().unwrap();
     assert_eq!(fs::read(world.served.join("open")).unwrap(), b"still there");
-    // What is mounted there in the meantime is another's.
+    // Another file system that is mounted there meanwhile must stay.
     assert!(Command::new("mount").args(["-t", "tmpfs", "none"]).arg(&world.at).status().unwrap().success());
     rustix::process::kill_process(rustix::process::Pid::from_child(&world.mount), Signal::TERM).unwrap();
     assert!(wait(&mut world.mount).success());
-    assert!(crate::common::mounted::is_mounted(&world.at), "the other mount is left");
+    assert!(crate::common::mounted::is_mounted(&world.at), "the other mount must stay");
     assert!(Command::new("umount").arg(&world.at).status().unwrap().success());
 }
 
 #[test]
-fn what_waits_for_a_server_is_done_when_it_is_back() {
+fn waiting_operations_complete_when_the_server_is_back() {
     for query in ["", "&vers=4.2"] {
-        let test = "what_waits_for_a_server_is_done_when_it_is_back";
-        // The deadline of a soft mount is over long before.
+        let test = "waiting_operations_complete_when_the_server_is_back";
+        // The deadline of a soft mount passes long before.
         let Some(mut world) = World::new(test, "tcp", &format!("{query}&timeo=200ms")) else { return };
         let data = pattern(3 << 20);
         fs::write(world.served.join("file"), &data).unwrap();
@@ -393,7 +396,7 @@ fn what_waits_for_a_server_is_done_when_it_is_back() {
         std::thread::scope(|scope| {
             let reads = scope.spawn(|| fs::read(world.at.join("file")));
             let writes = scope.spawn(|| open.write_all_at(&data, 0).and_then(|()| open.sync_all()));
-            // Meanwhile operations of soft mounts fail, each in its way.
+            // Meanwhile, operations of soft mounts fail, each with its error.
             soft.fails();
             assert!(!reads.is_finished() && !writes.is_finished());
             world.server.signal(Signal::CONT);
@@ -406,7 +409,7 @@ fn what_waits_for_a_server_is_done_when_it_is_back() {
     }
 }
 
-/// Two soft mounts of a world's server, made while it is there.
+/// Two soft mounts of a world's server, which are made while it runs.
 struct Soft(Vec<(rustix::io::Errno, tempfile::TempDir, std::process::Child)>);
 
 impl Soft {
@@ -442,9 +445,9 @@ impl Drop for Soft {
 }
 
 #[test]
-fn who_is_killed_with_a_file_open_does_not_wait_for_a_server_that_is_away() {
+fn a_killed_program_with_an_open_file_does_not_wait_for_the_server() {
     for query in ["", "&vers=4.2"] {
-        let test = "who_is_killed_with_a_file_open_does_not_wait_for_a_server_that_is_away";
+        let test = "a_killed_program_with_an_open_file_does_not_wait_for_the_server";
         let Some(world) = World::new(test, "tcp", query) else { return };
         let file = world.at.join("file");
         let mut writes = Command::new("sh");
@@ -453,7 +456,7 @@ fn who_is_killed_with_a_file_open_does_not_wait_for_a_server_that_is_away() {
         let mut line = String::new();
         BufReader::new(writes.stdout.take().unwrap()).read_line(&mut line).unwrap();
         world.server.signal(Signal::STOP);
-        // Its exit flushes the file, which no signal interrupts any more.
+        // The exit of the process flushes the file, which no signal interrupts.
         writes.kill().unwrap();
         assert!(!wait(&mut writes).success());
         world.server.signal(Signal::CONT);

@@ -1,4 +1,4 @@
-//! `slipway mount` over NFSv4: what is kept while the server delegates a file, and that it is never out of date.
+//! Tests of `slipway mount` over NFSv4: delegated files are cached, and the cache is never stale.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -27,10 +27,10 @@ fn use_all(at: &Path, files: usize, size: usize) {
 }
 
 #[test]
-fn what_is_delegated_is_used_without_a_call() {
+fn delegated_files_are_used_without_calls() {
     const FILES: usize = 16;
     const TIMES: usize = 3;
-    let Some(world) = World::new("what_is_delegated_is_used_without_a_call", "tcp", "") else { return };
+    let Some(world) = World::new("delegated_files_are_used_without_calls", "tcp", "") else { return };
     for number in 0..FILES {
         let path = world.served.join(format!("file-{number}"));
         fs::write(&path, pattern(10_000)).unwrap();
@@ -38,13 +38,13 @@ fn what_is_delegated_is_used_without_a_call() {
     }
     for (version, delegates) in [("4.0", false), ("4.1", true), ("4.2", true)] {
         let (counted, mounted) = world.counted(&format!("&vers={version}"));
-        // Once to be given the delegations, and once to find the names under them.
+        // The first pass gets the delegations, and the second looks the names up while the files are delegated.
         (0..2).for_each(|_| use_all(&mounted.at, FILES, 10_000));
         let before = counted.calls();
         (0..TIMES).for_each(|_| use_all(&mounted.at, FILES, 10_000));
         let calls = counted.calls() - before;
         match delegates {
-            // The lease is kept in any case.
+            // The client renews its lease in any case.
             true => assert!(calls < FILES as u64 / 2, "{calls} calls over {version}"),
             false => assert!(calls >= (FILES * TIMES) as u64, "{calls} calls over {version} are not enough"),
         }
@@ -56,8 +56,8 @@ fn what_is_delegated_is_used_without_a_call() {
 }
 
 #[test]
-fn what_another_machine_has_done_is_seen_at_once() {
-    let Some(world) = World::new("what_another_machine_has_done_is_seen_at_once", "tcp", "&vers=4.2") else { return };
+fn changes_of_another_machine_are_seen_at_once() {
+    let Some(world) = World::new("changes_of_another_machine_are_seen_at_once", "tcp", "&vers=4.2") else { return };
     let other = world.another("rdma", "&vers=4.1");
     for (number, (mine, theirs)) in
         [(&world.at, &other.at), (&other.at, &world.at)].into_iter().cycle().take(12).enumerate()
@@ -65,7 +65,7 @@ fn what_another_machine_has_done_is_seen_at_once() {
         let (name, data) = (format!("file-{number}"), pattern(100_000 + number));
         let (mine, theirs) = (mine.join(&name), theirs.join(&name));
         fs::write(&theirs, &data).unwrap();
-        // Long since closed there, as far as the server knows.
+        // To the server, the file was closed there long ago.
         let mut open = File::open(&mine).unwrap();
         for _ in 0..3 {
             assert!(fs::read(&mine).unwrap() == data);
@@ -74,12 +74,12 @@ fn what_another_machine_has_done_is_seen_at_once() {
         open.read_to_end(&mut read).unwrap();
         assert!(read == data);
         match number % 6 {
-            // Overwritten in place: the size says nothing.
+            // Overwritten in place, so the size is the same.
             0 | 1 => {
                 OpenOptions::new().write(true).open(&theirs).unwrap().write_all_at(b"other", 50_000).unwrap();
                 let expected = [&data[..50_000], b"other", &data[50_005..]].concat();
                 assert!(fs::read(&mine).unwrap() == expected);
-                // What is open already, too: its pages went with the delegation.
+                // An open file shows the change, too: its pages were dropped with the delegation.
                 open.rewind().unwrap();
                 let mut read = Vec::new();
                 open.read_to_end(&mut read).unwrap();
@@ -106,8 +106,8 @@ fn what_another_machine_has_done_is_seen_at_once() {
 }
 
 #[test]
-fn what_this_machine_has_done_is_seen_as_well() {
-    let Some(world) = World::new("what_this_machine_has_done_is_seen_as_well", "tcp", "&vers=4.2") else { return };
+fn changes_of_this_machine_are_seen() {
+    let Some(world) = World::new("changes_of_this_machine_are_seen", "tcp", "&vers=4.2") else { return };
     let at = |name: &str| world.at.join(name);
     fs::write(at("one"), "content").unwrap();
     fs::hard_link(at("one"), at("two")).unwrap();
@@ -136,19 +136,20 @@ fn what_this_machine_has_done_is_seen_as_well() {
     world.end();
 }
 
-/// Close-to-open, by two who take turns at some files and others who look: what had been closed before a file was opened is read.
+/// Checks close-to-open consistency with two machines that alternately write files, and others that read: a read
+/// returns data that were closed before the open.
 #[test]
-fn nothing_read_is_older_than_what_was_closed_before() {
+fn reads_are_never_older_than_the_last_close() {
     const FILES: usize = 6;
     const TIMES: u64 = 40;
-    let Some(world) = World::new("nothing_read_is_older_than_what_was_closed_before", "tcp", "&vers=4.2") else {
+    let Some(world) = World::new("reads_are_never_older_than_the_last_close", "tcp", "&vers=4.2") else {
         return;
     };
     let other = world.another("tcp", "&vers=4.2");
     let sides = [&world.at, &other.at];
     let path = |side: usize, file: usize| sides[side].join(format!("file-{file}"));
     let closed: [AtomicU64; FILES] = Default::default();
-    // Two pages, of which the second says the same as the first.
+    // Two pages, of which the second has the same value as the first.
     let write = |side: usize, file: usize, value: u64| {
         let at = OpenOptions::new().write(true).create(true).truncate(false).open(path(side, file)).unwrap();
         at.write_all_at(&value.to_be_bytes().repeat(1024), 0).unwrap();
@@ -177,7 +178,7 @@ fn nothing_read_is_older_than_what_was_closed_before() {
         };
         let looking = [looks(0), looks(1)];
         for value in 2..TIMES {
-            // Some files are often written, some seldom, which are delegated again meanwhile.
+            // Some files are written often, others rarely, and are delegated again meanwhile.
             for file in (0..FILES).filter(|file| value % (1 << file) == 0) {
                 write((value as usize + file) % 2, file, value);
             }
@@ -192,12 +193,12 @@ fn nothing_read_is_older_than_what_was_closed_before() {
 }
 
 #[test]
-fn a_file_that_another_machine_replaces_or_changes_is_seen_by_who_opens_it() {
+fn an_open_sees_a_file_that_another_machine_has_replaced_or_changed() {
     for query in ["", "&vers=4.0", "&vers=4.2"] {
-        let test = "a_file_that_another_machine_replaces_or_changes_is_seen_by_who_opens_it";
+        let test = "an_open_sees_a_file_that_another_machine_has_replaced_or_changed";
         let Some(world) = World::new(test, "tcp", query) else { return };
-        // Names and attributes are believed for longer than the test takes: only an open looks anew.
-        let at = world.directory.path().join("believing");
+        // Names and attributes are cached for longer than the test takes, so only an open revalidates them.
+        let at = world.directory.path().join("caching");
         fs::create_dir(&at).unwrap();
         let url = [&world.server.url("tcp", ""), query].concat();
         let mut mount = mount_with(&["--attributes", "3600"], &url, &at);
@@ -214,7 +215,8 @@ fn a_file_that_another_machine_replaces_or_changes_is_seen_by_who_opens_it() {
             } else {
                 fs::write(&there, &after).unwrap();
             }
-            // Over version 4 the name leads to what is still there while it is believed: a file that is gone is looked up again.
+            // Over version 4, a cached name refers to the old file while it exists; after its removal, the name is
+            // looked up again.
             assert_eq!(fs::read_to_string(&here).unwrap(), after, "{turn}, {query}");
         }
         rustix::process::kill_process(rustix::process::Pid::from_child(&mount), rustix::process::Signal::TERM).unwrap();

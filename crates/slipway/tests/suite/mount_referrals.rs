@@ -1,4 +1,4 @@
-//! `slipway mount` of a server that refers to another: what is there is used by every program where the name is.
+//! Tests of `slipway mount` with a server that refers to another one: programs use the other server through the name.
 
 use std::{
     fs::{self, File},
@@ -21,16 +21,17 @@ use rustix::{
     process::Signal,
 };
 
-/// A mount of a server that has `/here`, and refers to another for the rest: `/away` is a directory there, `/here/inside` memory, and
-/// `/twin` is `/here` of that server, which is the same directory with the same file handles. `/nowhere` can be served by nobody.
+/// A mount of a server that has `/here`, and refers to another server for the rest: `/away` is a directory there,
+/// `/here/inside` is memory, and `/twin` is `/here` of that server, which is the same directory with the same file
+/// handles. No server has `/nowhere`.
 struct Worlds {
     world: World,
     other: Server,
-    /// What the other server has at `/away`.
+    /// The directory that the other server exports as `/away`.
     away: PathBuf,
-    /// What the mount has said.
+    /// The file with the standard error of the mount.
     said: PathBuf,
-    /// Where a server of `/nowhere` would be.
+    /// The port of a server for `/nowhere`.
     nowhere: Port,
     _ports: [Port; 2],
 }
@@ -48,7 +49,7 @@ impl Worlds {
         }
         let [port, other_port, nowhere] = [0; 3].map(|_| Port::take());
         let here = export("/here", &served);
-        // Both have one handle key.
+        // Both servers have the same handle key.
         serve(directory.path(), "first", &port, &here).stop();
         let states = ["first", "other"].map(|name| directory.path().join(name).join("state"));
         copy_state(&states[0], &states[1]);
@@ -77,7 +78,7 @@ impl Worlds {
         fs::read_to_string(&self.said).unwrap()
     }
 
-    /// The other server's directory, mounted by itself.
+    /// Mounts the other server's directory directly.
     fn directly(&self) -> Mounted {
         self.world.mounted("direct", &format!("nfs://127.0.0.1:{}/away?vers=4.2", self.other.port("tcp")))
     }
@@ -102,7 +103,7 @@ fn export(name: &str, path: &Path) -> String {
     format!("[[export]]\nname = '{name}'\npath = '{}'\nsquash = 'none'\n", path.display())
 }
 
-/// A server of what the text says, with a state directory of this name.
+/// Starts a server with this configuration, and a state directory of this name.
 fn serve(directory: &Path, name: &str, port: &Port, text: &str) -> Server {
     let directory = directory.join(name);
     fs::create_dir_all(&directory).unwrap();
@@ -116,7 +117,7 @@ fn serve(directory: &Path, name: &str, port: &Port, text: &str) -> Server {
     Server::start(&["--config", config.to_str().unwrap()])
 }
 
-/// As RFC 8881 §11.16 has it: an address with its port.
+/// Returns a location in the form of RFC 8881 §11.16: an address with its port.
 fn place(port: &Port, path: &str) -> String {
     let [high, low] = port.number().to_be_bytes();
     format!("127.0.0.1.{high}.{low}:{path}")
@@ -144,12 +145,14 @@ fn soon(what: &str, condition: impl Fn() -> bool) {
 }
 
 #[test]
-fn what_is_behind_a_name_is_used_as_if_it_were_here() {
+fn the_target_of_a_referral_is_used_like_a_local_directory() {
     for query in ["vers=4.0", "vers=4.1", "vers=4.2"] {
-        let Some(worlds) = Worlds::new("what_is_behind_a_name_is_used_as_if_it_were_here", query) else { return };
+        let Some(worlds) = Worlds::new("the_target_of_a_referral_is_used_like_a_local_directory", query) else {
+            return;
+        };
         let (away, data) = (worlds.at("away"), pattern(3 << 20));
         fs::write(away.join("file"), &data).unwrap();
-        assert!(fs::read(worlds.away.join("file")).unwrap() == data, "it is there");
+        assert!(fs::read(worlds.away.join("file")).unwrap() == data, "the file must be on the other server");
         fs::write(worlds.away.join("theirs"), "from there").unwrap();
         assert_eq!(fs::read_to_string(away.join("theirs")).unwrap(), "from there");
         assert!(fs::read(away.join("file")).unwrap() == data);
@@ -162,7 +165,7 @@ fn what_is_behind_a_name_is_used_as_if_it_were_here() {
         assert_eq!((linked.len(), linked.nlink()), (3 << 20, 2));
         fs::set_permissions(away.join("linked"), fs::Permissions::from_mode(0o640)).unwrap();
         assert_eq!(fs::metadata(worlds.away.join("linked")).unwrap().mode() & 0o7777, 0o640);
-        // A file that is removed while it is open is there to who has it open.
+        // A file that is removed while it is open stays available to the program that has it open.
         let open = File::open(away.join("linked")).unwrap();
         fs::remove_file(away.join("linked")).unwrap();
         fs::remove_file(away.join("dir/moved")).unwrap();
@@ -171,18 +174,21 @@ fn what_is_behind_a_name_is_used_as_if_it_were_here() {
         assert!(read[..] == data[1 << 20..][..100]);
         drop(open);
 
-        // Back, by a link that the other server has.
+        // `..` leads back.
         fs::write(worlds.at("here/ours"), "from here").unwrap();
         std::os::unix::fs::symlink("../here/ours", away.join("back")).unwrap();
         assert_eq!(fs::read_to_string(away.join("back")).unwrap(), "from here");
         assert_eq!(names(&away.join("../here")).unwrap(), ["inside", "ours"]);
 
-        // The space is that of what is there, and within an export as well.
+        // `statvfs` reports the space of the other server, also within an export.
         let stat = rustix::fs::statvfs(worlds.at("here/inside")).unwrap();
         assert_eq!(stat.f_blocks * stat.f_frsize, 8 << 20);
         fs::write(worlds.at("here/inside/file"), "in memory").unwrap();
         assert_eq!(fs::read_to_string(worlds.at("here/inside/file")).unwrap(), "in memory");
-        assert!(fs::read_dir(worlds.world.served.join("inside")).unwrap().next().is_none(), "what the name hides");
+        assert!(
+            fs::read_dir(worlds.world.served.join("inside")).unwrap().next().is_none(),
+            "the hidden directory must stay empty"
+        );
 
         let colour = rustix::fs::setxattr(away.join("theirs"), "user.colour", b"green", XattrFlags::CREATE);
         let mut value = [0; 9];
@@ -196,8 +202,8 @@ fn what_is_behind_a_name_is_used_as_if_it_were_here() {
 }
 
 #[test]
-fn locks_and_changes_are_those_of_the_other_server() {
-    let Some(worlds) = Worlds::new("locks_and_changes_are_those_of_the_other_server", "vers=4.2") else { return };
+fn locks_and_changes_reach_the_other_server() {
+    let Some(worlds) = Worlds::new("locks_and_changes_reach_the_other_server", "vers=4.2") else { return };
     let direct = worlds.directly();
     let (here, there) = (worlds.at("away/file"), direct.at.join("file"));
     fs::write(&here, "first").unwrap();
@@ -207,7 +213,7 @@ fn locks_and_changes_are_those_of_the_other_server() {
     assert_eq!(flock(&write, FlockOperation::NonBlockingLockExclusive).unwrap_err(), Errno::WOULDBLOCK);
     flock(&b, FlockOperation::NonBlockingLockShared).unwrap();
     drop((a, b, write));
-    // What the kernel keeps of a file that is delegated, it forgets before another has changed it.
+    // The kernel drops cached pages of a delegated file before another client can change it.
     for name in ["one", "two", "three"] {
         let (here, there) = (worlds.at("away").join(name), direct.at.join(name));
         fs::write(worlds.away.join(name), "what was there").unwrap();
@@ -227,10 +233,10 @@ fn locks_and_changes_are_those_of_the_other_server() {
 }
 
 #[test]
-fn nothing_of_two_servers_is_taken_for_the_same() {
-    let Some(worlds) = Worlds::new("nothing_of_two_servers_is_taken_for_the_same", "vers=4.2") else { return };
+fn objects_of_two_servers_are_distinct() {
+    let Some(worlds) = Worlds::new("objects_of_two_servers_are_distinct", "vers=4.2") else { return };
     fs::write(worlds.at("here/file"), "content").unwrap();
-    // The same file and the same handle to both servers; and the same number under another handle.
+    // The same file with the same handle on both servers, and the same fileid with another handle.
     fs::hard_link(worlds.world.served.join("file"), worlds.away.join("file")).unwrap();
     let paths = ["here/file", "twin/file", "away/file"].map(|path| worlds.at(path));
     let open = paths.each_ref().map(|path| File::open(path).unwrap());
@@ -246,21 +252,21 @@ fn nothing_of_two_servers_is_taken_for_the_same() {
         assert_eq!(number(fs::rename(worlds.at(other).join("file"), worlds.at("here/new"))), Some(Errno::XDEV));
         assert_eq!(number(fs::hard_link(&from, &to)), Some(Errno::XDEV));
     }
-    // The kernel copies.
+    // The kernel makes the copy.
     assert_eq!(fs::copy(worlds.at("here/file"), worlds.at("away/copy")).unwrap(), 7);
     assert_eq!(fs::read_to_string(worlds.away.join("copy")).unwrap(), "content");
     worlds.end();
 }
 
 #[test]
-fn what_cannot_be_reached_is_an_error_and_tried_again() {
-    let test = "what_cannot_be_reached_is_an_error_and_tried_again";
+fn an_unreachable_server_is_an_error_and_is_retried() {
+    let test = "an_unreachable_server_is_an_error_and_is_retried";
     let Some(worlds) = Worlds::new(test, "vers=4.2") else { return };
     let (nowhere, dead) = (worlds.at("nowhere"), place(&worlds.nowhere, "/away"));
     let all = ["away", "here", "nowhere", "twin"];
-    // With attributes of all the rest, which the kernel asks for with a listing of which it has seen nothing.
+    // The listing contains the attributes of all other names, which the kernel asks for in its first listing.
     assert_eq!(names(&worlds.world.at).unwrap(), all);
-    assert!(!worlds.said().contains(&dead), "nobody has been asked: {}", worlds.said());
+    assert!(!worlds.said().contains(&dead), "no server must have been asked: {}", worlds.said());
     for entry in fs::read_dir(&worlds.world.at).unwrap() {
         assert!(entry.unwrap().file_type().unwrap().is_dir());
     }
@@ -274,15 +280,15 @@ fn what_cannot_be_reached_is_an_error_and_tried_again() {
     }
     let late = tempfile::tempdir().unwrap();
     let server = serve(late.path(), "late", &worlds.nowhere, &export("/away", &worlds.away));
-    // What has taken long to fail is not tried again at once.
-    soon("it is reached", || fs::read_to_string(nowhere.join("file")).is_ok_and(|text| text == "content"));
-    // Who is there stays there while others look at what is where.
+    // After a slow failure, the client does not retry at once.
+    soon("the server is reached", || fs::read_to_string(nowhere.join("file")).is_ok_and(|text| text == "content"));
+    // An open directory stays valid while other programs list its parent.
     let dir = File::open(&nowhere).unwrap();
     let numbers = || (dir.metadata().unwrap().ino(), fs::metadata(&nowhere).unwrap().ino());
     let before = numbers();
     assert_eq!(names(&worlds.world.at).unwrap(), all);
     let link = fs::read_link(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&dir))).unwrap();
-    assert_eq!(link, nowhere, "and is not said to be gone");
+    assert_eq!(link, nowhere, "the directory must not count as removed");
     assert_eq!((numbers(), before.0), (before, before.1));
     drop(dir);
     worlds.end();

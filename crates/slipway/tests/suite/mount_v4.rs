@@ -1,4 +1,4 @@
-//! `slipway mount` over NFSv4: what programs lock, mark and copy is locked, marked and copied at the server.
+//! Tests of `slipway mount` over NFSv4: locks, attributes and copies of programs are made at the server.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -29,18 +29,18 @@ fn open(path: &Path) -> File {
     OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).unwrap()
 }
 
-/// A lock for fcntl(2), of bytes from `start`; 0 is to the end.
+/// Returns a lock for fcntl(2) of bytes from `start`; length 0 means to the end.
 fn range(kind: i32, start: i64, len: i64) -> libc::flock {
     let (kind, whence) = (kind as libc::c_short, libc::SEEK_SET as libc::c_short);
     libc::flock { l_type: kind, l_whence: whence, l_start: start, l_len: len, l_pid: 0 }
 }
 
-/// Locks for this process, or unlocks; whether it could.
+/// Locks or unlocks for this process. Returns `true` on success.
 fn posix(file: &File, kind: i32, start: i64, len: i64) -> bool {
     answer(fcntl(file.as_fd(), FcntlArg::F_SETLK(&range(kind, start, len))))
 }
 
-/// The same for the open file.
+/// Does the same for the open file.
 fn of_open_file(file: &File, kind: i32) -> bool {
     answer(fcntl(file.as_fd(), FcntlArg::F_OFD_SETLK(&range(kind, 0, 0))))
 }
@@ -58,7 +58,7 @@ fn get(path: &Path, name: &str, room: usize) -> rustix::io::Result<Vec<u8>> {
     rustix::fs::getxattr(path, name, &mut value[..]).map(|len| value[..len.min(room)].to_vec())
 }
 
-/// What comes after the kernel has returned from a close.
+/// Waits for an event that follows the return of close.
 fn soon(what: &str, condition: impl Fn() -> bool) {
     let end = std::time::Instant::now() + PATIENCE;
     while !condition() {
@@ -82,14 +82,15 @@ fn locks_hold_against_another_machine() {
         assert_eq!((i32::from(found.l_type), found.l_start, found.l_len), (libc::F_WRLCK, 10, 10));
         let mut found = range(libc::F_WRLCK, 30, 1);
         fcntl(a.as_fd(), FcntlArg::F_GETLK(&mut found)).unwrap();
-        assert_eq!((i32::from(found.l_type), found.l_start, found.l_len), (libc::F_WRLCK, 20, 0), "to the end");
-        assert!(posix(&a, libc::F_UNLCK, 12, 2));
-        assert!(
-            posix(&b, libc::F_WRLCK, 12, 2) && !posix(&b, libc::F_WRLCK, 11, 1),
-            "the middle is free, the rest is not"
+        assert_eq!(
+            (i32::from(found.l_type), found.l_start, found.l_len),
+            (libc::F_WRLCK, 20, 0),
+            "the lock must extend to the end"
         );
+        assert!(posix(&a, libc::F_UNLCK, 12, 2));
+        assert!(posix(&b, libc::F_WRLCK, 12, 2) && !posix(&b, libc::F_WRLCK, 11, 1), "only the middle must be free");
 
-        // POSIX: the first close of a file ends all locks that its process has in it.
+        // POSIX: the first close of a file releases all locks of the process on it.
         drop(open(&world.at.join("file")));
         assert!(posix(&b, libc::F_WRLCK, 0, 0));
         assert!(!posix(&a, libc::F_RDLCK, 100, 1));
@@ -115,7 +116,11 @@ fn locks_of_open_files_end_with_them() {
     flock(&b, FlockOperation::NonBlockingLockExclusive).unwrap();
     let second = b.try_clone().unwrap();
     drop(b);
-    assert_eq!(flock(&c, FlockOperation::NonBlockingLockExclusive).unwrap_err(), Errno::WOULDBLOCK, "it is open yet");
+    assert_eq!(
+        flock(&c, FlockOperation::NonBlockingLockExclusive).unwrap_err(),
+        Errno::WOULDBLOCK,
+        "the file is still open"
+    );
     drop(second);
     soon("unlocked with the last close", || flock(&c, FlockOperation::NonBlockingLockExclusive).is_ok());
     flock(&c, FlockOperation::Unlock).unwrap();
@@ -129,17 +134,17 @@ fn locks_of_open_files_end_with_them() {
     world.end();
 }
 
-/// flock(1), waiting for a lock.
+/// Starts flock(1), which waits for a lock.
 fn waiting(path: &Path) -> Child {
     let child = Command::new("flock").arg(path).args(["-c", "true"]).spawn().unwrap();
     let status = format!("/proc/{}/wchan", child.id());
-    soon("it waits", || fs::read_to_string(&status).is_ok_and(|at| at.contains("request_wait_answer")));
+    soon("the process waits", || fs::read_to_string(&status).is_ok_and(|at| at.contains("request_wait_answer")));
     child
 }
 
 #[test]
-fn who_waits_for_a_lock_gets_it_or_is_interrupted() {
-    let Some(world) = World::new("who_waits_for_a_lock_gets_it_or_is_interrupted", "tcp", "&vers=4.2") else { return };
+fn a_waiting_lock_is_granted_or_interrupted() {
+    let Some(world) = World::new("a_waiting_lock_is_granted_or_interrupted", "tcp", "&vers=4.2") else { return };
     let other = world.another("tcp", "&vers=4.2");
     let a = open(&world.at.join("file"));
     flock(&a, FlockOperation::NonBlockingLockExclusive).unwrap();
@@ -151,8 +156,8 @@ fn who_waits_for_a_lock_gets_it_or_is_interrupted() {
     let mut waits = waiting(&other.at.join("file"));
     assert!(waits.try_wait().unwrap().is_none());
     flock(&a, FlockOperation::Unlock).unwrap();
-    assert!(wait(&mut waits).success(), "it has been given the lock");
-    soon("nobody has it any more", || flock(&a, FlockOperation::NonBlockingLockExclusive).is_ok());
+    assert!(wait(&mut waits).success(), "the process must get the lock");
+    soon("the lock is free", || flock(&a, FlockOperation::NonBlockingLockExclusive).is_ok());
     drop((a, other));
     world.end();
 }
@@ -164,20 +169,20 @@ fn locks_survive_a_restart_of_the_server() {
     let a = open(&world.at.join("file"));
     assert!(posix(&a, libc::F_WRLCK, 5, 5));
     world.restart();
-    // This finds out that the server is another, and reclaims.
+    // This write detects the restart, and the client reclaims its state.
     a.write_all_at(b"written", 0).unwrap();
     a.sync_all().unwrap();
     let other = world.another("tcp", "&vers=4.2");
     let b = open(&other.at.join("file"));
-    assert!(!posix(&b, libc::F_WRLCK, 7, 1), "it is held yet");
+    assert!(!posix(&b, libc::F_WRLCK, 7, 1), "the lock must still be held");
     assert!(posix(&a, libc::F_UNLCK, 5, 5) && posix(&b, libc::F_WRLCK, 5, 5));
     drop((a, b, other));
     world.end();
 }
 
 #[test]
-fn extended_attributes_come_back() {
-    let Some(world) = World::new("extended_attributes_come_back", "rdma", "&vers=4.2") else { return };
+fn extended_attributes_are_stored() {
+    let Some(world) = World::new("extended_attributes_are_stored", "rdma", "&vers=4.2") else { return };
     let (here, there) = (world.at.join("file"), world.served.join("file"));
     fs::write(&here, "content").unwrap();
     rustix::fs::setxattr(&here, "user.colour", b"green", XattrFlags::CREATE).unwrap();
@@ -200,7 +205,11 @@ fn extended_attributes_come_back() {
     assert_eq!(get(&there, "user.colour", 9).unwrap_err(), Errno::NODATA);
 
     let before = world.another("tcp", "");
-    assert_eq!(get(&before.at.join("file"), "user.empty", 9).unwrap_err(), Errno::OPNOTSUPP, "by version 3");
+    assert_eq!(
+        get(&before.at.join("file"), "user.empty", 9).unwrap_err(),
+        Errno::OPNOTSUPP,
+        "version 3 must not have them"
+    );
     drop(before);
     world.end();
 }
@@ -212,7 +221,7 @@ fn acls_are_those_of_the_server() {
         let Some(world) = World::new("acls_are_those_of_the_server", transport, &options) else { return };
         let here = world.at.join("file");
         fs::write(&here, "content").unwrap();
-        // RFC 8881 §6.2.1: how many entries, and of each what it does, its flags, its rights and whose they are.
+        // RFC 8881 §6.2.1: the number of entries, and for each its type, flags, access mask and principal.
         let acl = get(&here, "system.nfs4_acl", 4096).unwrap();
         let entry = [0, 0, 1, 4].map(u32::to_be_bytes).concat().into_iter().chain(*b"4711").collect::<Vec<u8>>();
         let count = u32::from_be_bytes(acl[..4].try_into().unwrap());
@@ -247,7 +256,7 @@ fn holes_and_copies_are_made_by_the_server() {
     );
     let seek = |to| rustix::fs::seek(&file, to);
     assert_eq!((seek(SeekFrom::Hole(0)), seek(SeekFrom::Data(1 << 20))), (Ok(1 << 20), Ok(2 << 20)));
-    assert_eq!(seek(SeekFrom::Hole(2 << 20)), Ok(3 << 20), "the end is a hole");
+    assert_eq!(seek(SeekFrom::Hole(2 << 20)), Ok(3 << 20), "the end must be a hole");
     assert_eq!(seek(SeekFrom::Data(3 << 20)), Err(Errno::NXIO));
     rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, 4 << 20).unwrap();
     assert_eq!(world.served.join("file").metadata().unwrap().size(), 4 << 20);

@@ -1,4 +1,4 @@
-//! The server as a process: signals, readiness, configuration, and its death under a writing client.
+//! Tests of the server process: signals, readiness, configuration, and kills while a client writes.
 
 use crate::common;
 use std::{
@@ -16,7 +16,7 @@ use crate::common::{PATIENCE, Server, command, fails, finish, listen, metered::M
 use rustix::process::Signal;
 
 #[test]
-fn sigusr1_prints_counters_and_sigterm_ends_it() {
+fn sigusr1_prints_counters_and_sigterm_ends_the_server() {
     let mut server = Server::memory();
     ok(&["ls", &server.url("tcp", "")]);
     server.signal(Signal::USR1);
@@ -28,7 +28,7 @@ fn sigusr1_prints_counters_and_sigterm_ends_it() {
     assert!(common::wait(&mut server.child).success());
 }
 
-/// A peer can have a line logged by each of its calls.
+/// A peer can cause a log line with each of its calls.
 #[tokio::test]
 async fn a_peer_cannot_fill_the_log() {
     for (args, limited) in [(["-v", "--memory", "16M"], true), (["-vv", "--memory", "16M"], false)] {
@@ -40,12 +40,13 @@ async fn a_peer_cannot_fill_the_log() {
         for _ in 0..60 {
             mountd.mnt(b"/nowhere").await.unwrap_err();
         }
-        // The limit is one of lines in ten seconds: a busy machine may write all of them.
+        // The limit applies to ten seconds, so a busy machine may write all lines.
         let is_slow = began.elapsed() > Duration::from_secs(9);
         drop(mountd);
         let said = server.stop();
         let mounts = said.lines().filter(|line| line.contains("/nowhere") && line.contains("INFO")).count();
-        let notices = said.lines().filter(|line| line.contains("more lines like the next one are left out")).count();
+        let notices =
+            said.lines().filter(|line| line.contains("further lines like the next one will be suppressed")).count();
         if limited {
             assert!(is_slow || (mounts, notices) == (50, 1), "{mounts} lines, {notices} notices: {said}");
         } else {
@@ -55,13 +56,13 @@ async fn a_peer_cannot_fill_the_log() {
 }
 
 #[test]
-fn sigint_ends_it_with_clients_connected() {
+fn sigint_ends_the_server_with_connected_clients() {
     let dir = tempfile::tempdir().unwrap();
     let big = dir.path().join("big");
     fs::write(&big, vec![7; 32 << 20]).unwrap();
     let mut server = Server::memory();
     ok(&["cp", big.to_str().unwrap(), &server.url("tcp", "/big")]);
-    // It stops reading, and stays connected.
+    // The client stops reading, and stays connected.
     let mut cat = command(&["cat", &server.url("tcp", "/big")]).stdout(Stdio::piped()).spawn().unwrap();
     let mut one = [0];
     std::io::Read::read_exact(cat.stdout.as_mut().unwrap(), &mut one).unwrap();
@@ -72,11 +73,11 @@ fn sigint_ends_it_with_clients_connected() {
 }
 
 #[test]
-fn sighup_ends_it_as_sigterm_does_unless_it_is_ignored() {
+fn sighup_ends_the_server_unless_it_is_ignored() {
     let mut server = Server::memory();
     ok(&["ls", &server.url("tcp", "")]);
     server.signal(Signal::HUP);
-    assert!(common::wait(&mut server.child).success(), "it drains, and is not killed");
+    assert!(common::wait(&mut server.child).success(), "the server must drain, and not be killed");
 
     let mut child = std::process::Command::new("nohup")
         .arg(env!("CARGO_BIN_EXE_slipway"))
@@ -92,13 +93,13 @@ fn sighup_ends_it_as_sigterm_does_unless_it_is_ignored() {
     signal(Signal::HUP);
     signal(Signal::USR1);
     let mut errors = BufReader::new(child.stderr.take().unwrap()).lines();
-    assert!(errors.any(|line| line.unwrap().contains("procedure")), "under nohup it goes on");
+    assert!(errors.any(|line| line.unwrap().contains("procedure")), "under nohup the server must continue");
     rustix::process::kill_process(rustix::process::Pid::from_child(&child), Signal::TERM).unwrap();
     assert!(common::wait(&mut child).success());
 }
 
 #[test]
-fn it_says_when_it_is_ready() {
+fn the_server_announces_that_it_is_ready() {
     let dir = tempfile::tempdir().unwrap();
     let (file, socket) = (dir.path().join("ready.json"), dir.path().join("notify"));
     let notify = UnixDatagram::bind(&socket).unwrap();
@@ -111,16 +112,16 @@ fn it_says_when_it_is_ready() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let told = |expected: &str| {
+    let notified = |expected: &str| {
         let mut text = [0; 100];
         let len = notify.recv(&mut text).unwrap();
         assert_eq!(std::str::from_utf8(&text[..len]).unwrap(), expected);
     };
-    told("READY=1");
+    notified("READY=1");
     let ready: serde_json::Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
     assert_eq!((ready["pid"].as_u64(), &ready["exports"][0]), (Some(child.id().into()), &"/memory".into()));
     rustix::process::kill_process(rustix::process::Pid::from_child(&child), Signal::TERM).unwrap();
-    told("STOPPING=1");
+    notified("STOPPING=1");
     let output = finish(child);
     assert!(output.status.success() && !file.exists(), "{}", stderr(&output));
     let text = String::from_utf8(output.stdout).unwrap();
@@ -129,7 +130,7 @@ fn it_says_when_it_is_ready() {
 }
 
 #[test]
-fn the_urls_that_it_prints_lead_to_it() {
+fn printed_urls_are_usable() {
     for transport in common::TRANSPORTS {
         let listen = format!("{transport}://127.0.0.1:0");
         let args = ["serve", "--memory", "1M", "--squash", "none", "--rpcbind", "off", "--listen", &listen];
@@ -145,7 +146,7 @@ fn the_urls_that_it_prints_lead_to_it() {
 }
 
 #[test]
-fn a_server_serves_what_its_file_says() {
+fn a_server_serves_the_exports_of_its_configuration() {
     let dir = tempfile::tempdir().unwrap();
     fs::create_dir(dir.path().join("data")).unwrap();
     fs::write(dir.path().join("data/file"), "from the file system").unwrap();
@@ -198,7 +199,7 @@ fn mistakes_of_configuration_are_located() {
 }
 
 #[test]
-fn an_address_that_is_taken_ends_it_with_3() {
+fn an_address_in_use_exits_with_3() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap();
     for transport in ["tcp", "rdma"] {
@@ -208,10 +209,10 @@ fn an_address_that_is_taken_ends_it_with_3() {
     }
 }
 
-/// A server is killed while a client writes to it, and started again: what the client has been told is stored must be
-/// there, and the client must not notice more than a pause.
+/// Kills a server while a client writes to it, and starts it again. All acknowledged data must be there, and the client
+/// must only see a pause.
 ///
-/// What the client writes it has from another server, which lets it have no more than leaves it something to write at each kill.
+/// The client reads its data from another server, with a limit that leaves data to write at each kill.
 fn killed_under_a_writing_client(transport: &str) {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
@@ -237,23 +238,23 @@ fn killed_under_a_writing_client(transport: &str) {
         assert!(grows_to(&served.join("copy"), part * SIZE / 5, &mut copy), "{transport}: {}", stderr(&finish(copy)));
         server.child.kill().unwrap();
         server.child.wait().unwrap();
-        assert!(copy.try_wait().unwrap().is_none(), "the client is still writing when the server is killed");
+        assert!(copy.try_wait().unwrap().is_none(), "the client must still be writing when the server is killed");
         server = Server::start(&serve);
     }
     metered.allow(u64::MAX);
     let output = finish(copy);
     assert!(output.status.success(), "{transport}: {}", stderr(&output));
-    // Once more, when nothing is under way: what was acknowledged is stored.
+    // Kill the server once more while no operation is in progress: acknowledged data must be stored.
     server.child.kill().unwrap();
     server.child.wait().unwrap();
-    assert!(fs::read(served.join("copy")).unwrap() == content, "{transport}: every byte is there");
+    assert!(fs::read(served.join("copy")).unwrap() == content, "{transport}: every byte must be stored");
     let server = Server::start(&serve);
     let back = at("back");
     ok(&["cp", &server.url(transport, "/copy"), back.to_str().unwrap()]);
-    assert!(fs::read(back).unwrap() == content, "{transport}: every byte can be read");
+    assert!(fs::read(back).unwrap() == content, "{transport}: every byte must be readable");
 }
 
-/// Waits until the file that is to get this name has that many bytes; false if the client ends before.
+/// Waits until the temporary file of this name has that many bytes. Returns `false` if the client ends before.
 fn grows_to(path: &Path, len: u64, client: &mut std::process::Child) -> bool {
     let end = Instant::now() + PATIENCE;
     let temporary = format!(".{}.slipway-", path.file_name().unwrap().display());
@@ -266,7 +267,7 @@ fn grows_to(path: &Path, len: u64, client: &mut std::process::Child) -> bool {
         if client.try_wait().unwrap().is_some() {
             return false;
         }
-        assert!(Instant::now() < end, "the copy goes on");
+        assert!(Instant::now() < end, "the copy must continue");
         thread::sleep(Duration::from_micros(200));
     }
     true
@@ -279,9 +280,9 @@ fn no_byte_is_lost_when_the_server_is_killed_over_tcp() {
     killed_under_a_writing_client("tcp");
 }
 
-/// Clients die while the server is at their memory; it serves the next as if nothing had been.
+/// Clients die while the server accesses their memory. It then serves the next client without an error.
 #[test]
-fn clients_killed_over_shm_disturb_nobody() {
+fn clients_killed_over_shm_do_not_affect_others() {
     let dir = tempfile::tempdir().unwrap();
     let (served, source) = (dir.path().join("served"), dir.path().join("source"));
     fs::create_dir(&served).unwrap();
@@ -299,7 +300,7 @@ fn clients_killed_over_shm_disturb_nobody() {
         }
         copy.wait().unwrap();
     }
-    assert!(killed > 0, "a client was killed while it wrote");
+    assert!(killed > 0, "a client must have been killed while it wrote");
     let (url, back) = (server.url("shm", "/copy"), dir.path().join("back"));
     ok(&["cp", source.to_str().unwrap(), &url]);
     ok(&["cp", &url, back.to_str().unwrap()]);
@@ -307,9 +308,9 @@ fn clients_killed_over_shm_disturb_nobody() {
     server.stop();
 }
 
-/// `proto=auto` takes shared memory where the server has it, else tcp, and says so.
+/// `proto=auto` selects shared memory if the server has it, else tcp, and logs this.
 #[test]
-fn auto_chooses_shared_memory_and_falls_back_to_tcp() {
+fn auto_selects_shared_memory_and_falls_back_to_tcp() {
     let chosen = |server: &Server, port: u16| {
         let url = format!("nfs://127.0.0.1:{port}{}?proto=auto", server.ready["exports"][0].as_str().unwrap());
         let output = run(&["-v", "ls", &url]);

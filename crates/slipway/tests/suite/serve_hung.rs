@@ -1,4 +1,4 @@
-//! `slipway serve` of a file system that hangs: a FUSE mount whose program has been stopped.
+//! Tests of `slipway serve` with a file system that hangs: a FUSE mount whose process is stopped.
 
 use std::{fs, path::Path, sync::Arc, time::Duration};
 
@@ -8,7 +8,7 @@ use tokio::task::JoinSet;
 
 use crate::common::{PATIENCE, Server, listen, mounted::World, port::Port, wait};
 
-/// A server of `/hung`, which is the mount, and of `/free`, which is not.
+/// Starts a server of `/hung`, which is the mount, and of `/free`, which is not.
 fn serve(world: &World, port: &Port) -> Server {
     let (free, state) = (world.directory.path().join("free"), world.directory.path().join("state of the second"));
     fs::create_dir(&free).unwrap();
@@ -34,7 +34,7 @@ async fn connect(port: &Port, export: &str, version: &str) -> Mount {
     Mount::connect(&format!("nfs://{address}{export}?{query}").parse().unwrap(), &switch).await.unwrap()
 }
 
-/// Threads of a process with this name.
+/// Returns the number of threads of a process with this name.
 fn threads(process: u32, name: &str) -> usize {
     let tasks = fs::read_dir(format!("/proc/{process}/task")).unwrap();
     let names = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok());
@@ -42,8 +42,8 @@ fn threads(process: u32, name: &str) -> usize {
 }
 
 #[tokio::test]
-async fn a_stopped_fuse_server_stops_its_export_alone() {
-    let Some(world) = World::new("a_stopped_fuse_server_stops_its_export_alone", "tcp", "") else { return };
+async fn a_stopped_fuse_server_stops_only_its_export() {
+    let Some(world) = World::new("a_stopped_fuse_server_stops_only_its_export", "tcp", "") else { return };
     let port = Port::take();
     let mut server = serve(&world, &port);
     let (hung3, hung4) = (connect(&port, "/hung", "3").await, connect(&port, "/hung", "4.2").await);
@@ -64,22 +64,22 @@ async fn a_stopped_fuse_server_stops_its_export_alone() {
             }
         });
     }
-    // Three quarters of the threads are one host's.
+    // One host uses three quarters of the threads.
     let full = async {
         while threads(server.child.id(), "export-0") < 24 {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, full).await.expect("calls hang in their own threads");
+    tokio::time::timeout(PATIENCE, full).await.expect("calls must hang in the threads of the export");
 
     for (name, free) in [("3", &free3), ("4.2", &free4)] {
         free.mkdir(name, 0o755).await.unwrap();
         free.write(format!("{name}/file"), "content").await.unwrap();
         free.statfs(name).await.unwrap();
     }
-    connect(&port, "/free", "4.2").await.stat("3/file").await.expect("a new client is served");
+    connect(&port, "/free", "4.2").await.stat("3/file").await.expect("a new client must be served");
 
-    // It ends although the calls do not.
+    // The server ends although the calls do not.
     server.signal(Signal::TERM);
     let ended = tokio::task::spawn_blocking(move || wait(&mut server.child)).await.unwrap();
     assert!(ended.success(), "{ended}");

@@ -1,4 +1,4 @@
-//! The state directory of a server: for one server at a time, complete and undamaged, or refused; and full for a while.
+//! Tests of the state directory: for one server at a time, complete and undamaged, or rejected; and full for a while.
 
 use crate::common;
 use std::{
@@ -16,7 +16,7 @@ use std::{
 use crate::common::{PATIENCE, Server, command, fails, finish, ok, run, stderr};
 use rustix::process::Signal;
 
-/// A directory that is served, and its state directory, which has been used.
+/// A served directory, and its state directory, which has been used.
 struct Place {
     dir: tempfile::TempDir,
 }
@@ -48,7 +48,7 @@ impl Place {
         Server::start(&self.args(more))
     }
 
-    /// What a server says that must not start.
+    /// Returns the message of a server that must not start.
     fn refused(&self, more: &[&str]) -> String {
         let args = [vec!["serve".to_owned(), "--rpcbind".to_owned(), "off".to_owned()], self.args(more)].concat();
         fails(2, &args)
@@ -62,19 +62,19 @@ fn a_state_directory_is_for_one_server_at_a_time() {
     let said = place.refused(&[]);
     let pid = format!("process {}", server.child.id());
     assert!(said.contains("another server") && said.contains(&pid), "{said}");
-    // Nor does one of memory alone share it, whose socket would be in the place of the other's.
+    // A server with only memory exports cannot share it either, because it would replace the socket.
     let state = place.at("state");
     let memory = ["serve", "--memory", "1M", "--rpcbind", "off", "--listen", "tcp://127.0.0.1:0", "--state-dir"];
     let said = fails(2, &[&memory[..], &[state.to_str().unwrap()]].concat());
     assert!(said.contains("another server"), "{said}");
-    assert_eq!(place.refused(&["--recovery", "reset"]), place.refused(&[]), "a reset does not take it away");
+    assert_eq!(place.refused(&["--recovery", "reset"]), place.refused(&[]), "a reset must not override the lock");
     ok(&["clients", "--state-dir", state.to_str().unwrap()]);
     server.stop();
     place.start(&[]).stop();
 }
 
 #[test]
-fn a_lost_state_file_is_refused_and_reset_once() {
+fn a_lost_state_file_is_rejected_and_reset_once() {
     type Break = fn(&Path);
     let remove: Break = |path| fs::remove_file(path).unwrap();
     let empty: Break = |path| fs::write(path, "").unwrap();
@@ -91,7 +91,7 @@ fn a_lost_state_file_is_refused_and_reset_once() {
             let path = place.state(name);
             let parts = [path.to_str().unwrap(), "slipway serve … --recovery=reset"];
             assert!(parts.iter().all(|part| said.contains(part)), "{name}, {number}: {said}");
-            assert_eq!(said, place.refused(&[]), "{name}, {number}: it is refused each time");
+            assert_eq!(said, place.refused(&[]), "{name}, {number}: the server must refuse to start each time");
 
             let server = place.start(&["--recovery", "reset"]);
             assert_eq!(ok(&["cat", &server.url("tcp", "/file")]), "content");
@@ -99,13 +99,13 @@ fn a_lost_state_file_is_refused_and_reset_once() {
             assert!(said.contains("is lost and begun anew"), "{name}, {number}: {said}");
             place.start(&[]).stop();
             let said = place.start(&["--recovery", "reset"]).stop();
-            assert!(!said.contains("is lost"), "{name}, {number}: what is good is kept: {said}");
+            assert!(!said.contains("is lost"), "{name}, {number}: intact files must be kept: {said}");
         }
     }
 }
 
 #[test]
-fn a_state_directory_or_file_of_others_is_refused_with_the_command_that_mends_it() {
+fn foreign_ownership_is_rejected_with_the_command_that_repairs_it() {
     let place = Place::new();
     let mode = |path: PathBuf, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
     mode(place.at("state"), 0o777);
@@ -136,11 +136,11 @@ fn a_state_directory_or_file_of_others_is_refused_with_the_command_that_mends_it
     place.start(&[]).stop();
 }
 
-/// An ordinary user's server has a handle database.
+/// A server of an ordinary user has a handle database.
 #[test]
-fn a_lost_handle_database_is_refused() {
+fn a_lost_handle_database_is_rejected() {
     if !rustix::process::geteuid().is_root() {
-        return eprintln!("skipped: it takes root to be another user");
+        return eprintln!("skipped: needs root to change the user");
     }
     let place = Place { dir: tempfile::tempdir().unwrap() };
     fs::create_dir(place.at("served")).unwrap();
@@ -171,7 +171,7 @@ fn a_lost_handle_database_is_refused() {
 }
 
 #[test]
-fn a_socket_that_a_killed_server_left_is_replaced_and_nothing_else_is() {
+fn only_the_socket_of_a_killed_server_is_replaced() {
     let place = Place::new();
     let state = place.at("state");
     let ask = ["clients", "--state-dir", state.to_str().unwrap()];
@@ -185,12 +185,12 @@ fn a_socket_that_a_killed_server_left_is_replaced_and_nothing_else_is() {
     fs::write(place.at("precious"), "precious").unwrap();
     symlink(place.at("precious"), place.state("admin.sock")).unwrap();
     let said = place.start(&[]).stop();
-    assert!(said.contains("it is no socket: remove it"), "{said}");
+    assert!(said.contains("it is not a socket: remove it"), "{said}");
     assert_eq!(fs::read_to_string(place.at("precious")).unwrap(), "precious");
 }
 
 #[test]
-fn a_ready_file_is_written_through_no_link_and_for_nobody_else_to_change() {
+fn ready_file_does_not_follow_links_and_is_not_writable_by_others() {
     let place = Place::new();
     let (ready, precious) = (place.at("ready"), place.at("precious"));
     fs::write(&precious, "precious").unwrap();
@@ -202,7 +202,7 @@ fn a_ready_file_is_written_through_no_link_and_for_nobody_else_to_change() {
     server.stop();
 }
 
-/// A tmpfs, unmounted when it is dropped.
+/// A tmpfs, which is unmounted when it is dropped.
 struct Tmpfs(PathBuf);
 
 impl Tmpfs {
@@ -213,7 +213,7 @@ impl Tmpfs {
         mounted.is_ok_and(|output| output.status.success()).then_some(Self(path))
     }
 
-    /// Takes all the room that there is.
+    /// Fills the file system.
     fn fill(&self) {
         let mut file = fs::File::create(self.0.join("filler")).unwrap();
         let error = std::io::copy(&mut std::io::repeat(1), &mut file).unwrap_err();
@@ -231,7 +231,7 @@ impl Drop for Tmpfs {
     }
 }
 
-/// What the server's report says of the recovery database, as soon as that is so.
+/// Waits until the server's report of the recovery database matches.
 fn await_report(server: &Server, errors: &mut BufReader<ChildStderr>, mut is: impl FnMut(&str) -> bool) {
     let end = Instant::now() + PATIENCE;
     loop {
@@ -239,7 +239,7 @@ fn await_report(server: &Server, errors: &mut BufReader<ChildStderr>, mut is: im
         let mut line = String::new();
         while !line.starts_with("recovery database:") {
             line.clear();
-            assert_ne!(errors.read_line(&mut line).unwrap(), 0, "the server goes on");
+            assert_ne!(errors.read_line(&mut line).unwrap(), 0, "the server must continue");
         }
         if is(&line) {
             return;
@@ -250,7 +250,7 @@ fn await_report(server: &Server, errors: &mut BufReader<ChildStderr>, mut is: im
 }
 
 #[test]
-fn a_full_state_directory_is_in_the_way_of_new_clients_alone_until_there_is_room() {
+fn a_full_state_directory_delays_only_new_clients() {
     let place = Place { dir: tempfile::tempdir().unwrap() };
     fs::create_dir(place.at("served")).unwrap();
     fs::write(place.at("served/file"), "content").unwrap();
@@ -260,7 +260,7 @@ fn a_full_state_directory_is_in_the_way_of_new_clients_alone_until_there_is_room
     let mut server = place.start(&["--squash", "none"]);
     let mut errors = BufReader::new(server.child.stderr.take().unwrap());
     let v4 = |path: &str| format!("{}&vers=4.2&timeo=600s", server.url("tcp", path));
-    // Room in the database would do for some clients.
+    // Free space within the database would be enough for some clients.
     state.fill();
     let source = place.at("source");
     fs::write(&source, "new").unwrap();
@@ -273,10 +273,10 @@ fn a_full_state_directory_is_in_the_way_of_new_clients_alone_until_there_is_room
         }
         line.contains("cannot be written") && !line.contains(" 0 requests")
     });
-    // NFSv3 and whatever opens nothing goes on.
+    // NFSv3, and operations without an open, continue.
     assert_eq!(ok(&["cat", &server.url("tcp", "/file")]), "content");
     assert!(ok(&["ls", &v4("")]).contains("file"));
-    assert!(copies.iter_mut().any(|copy| copy.try_wait().unwrap().is_none()), "a client waits");
+    assert!(copies.iter_mut().any(|copy| copy.try_wait().unwrap().is_none()), "a client must wait");
     state.make_room();
     for (number, copy) in copies.into_iter().enumerate() {
         let output = finish(copy);

@@ -1,4 +1,4 @@
-//! A client that calls and never reads what it is answered: what it costs the server, and that it costs nobody else anything.
+//! Tests of a client that calls and never reads replies: its cost for the server, and that others are not affected.
 
 use std::{fs, io::Write, net::TcpStream, sync::Arc, thread, time::Duration};
 
@@ -8,7 +8,7 @@ use nfs::v3::{Proc3, ReadArgs, ReadDirPlusArgs};
 use rpc::{CallHeader, OpaqueAuth, Xid};
 use xdr::{Encode, Encoder};
 
-/// A call by nobody in particular, as a record.
+/// Returns a call without credentials, as a record.
 fn record(xid: u32, procedure: Proc3, arguments: &impl Encode) -> Vec<u8> {
     let (credential, verifier) = (OpaqueAuth::NONE, OpaqueAuth::NONE);
     let (program, version, procedure) = (nfs::NFS_PROGRAM, 3, procedure as u32);
@@ -19,15 +19,15 @@ fn record(xid: u32, procedure: Proc3, arguments: &impl Encode) -> Vec<u8> {
     [&(0x8000_0000 | message.len() as u32).to_be_bytes()[..], &message].concat()
 }
 
-/// Bytes of memory that a server has.
+/// Returns the resident bytes of a server.
 fn resident(server: &Server) -> u64 {
-    let told = fs::read_to_string(format!("/proc/{}/smaps_rollup", server.child.id())).unwrap();
-    let line = told.lines().find_map(|line| line.strip_prefix("Rss:")).unwrap();
+    let text = fs::read_to_string(format!("/proc/{}/smaps_rollup", server.child.id())).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix("Rss:")).unwrap();
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
 }
 
 #[tokio::test]
-async fn who_never_reads_costs_little_and_keeps_nobody_waiting() {
+async fn a_client_that_never_reads_costs_little_and_delays_no_one() {
     let directory = tempfile::tempdir().unwrap();
     let served = directory.path().join("served");
     fs::create_dir_all(served.join("many")).unwrap();
@@ -47,7 +47,7 @@ async fn who_never_reads_costs_little_and_keeps_nobody_waiting() {
     let mut streams = Vec::new();
     for _ in 0..CONNECTIONS {
         let mut stream = TcpStream::connect(("127.0.0.1", server.port("tcp"))).unwrap();
-        // What cannot be written is a call that the server does not take.
+        // If the write fails, the server does not accept the call.
         stream.set_write_timeout(Some(Duration::from_secs(1))).unwrap();
         let calls = (0..CALLS).map(|xid| match xid % 2 {
             0 => record(xid, Proc3::ReadDirPlus, &list),
@@ -74,7 +74,7 @@ async fn who_never_reads_costs_little_and_keeps_nobody_waiting() {
 }
 
 const CONNECTIONS: u64 = 4;
-/// Of each connection. The answers to them would be gigabytes.
+/// The calls of each connection. Their replies would be gigabytes.
 const CALLS: u32 = 10_000;
-/// What a connection may hold: the replies that wait, and what has been read of its calls.
+/// The maximum memory of a connection: unsent replies, and buffered calls.
 const HELD_MAX: u64 = 16 << 20;

@@ -1,4 +1,4 @@
-//! The callback program of our client: what a hostile server can call it with.
+//! The callback program of our client, called by a hostile server.
 
 use std::{
     net::SocketAddr,
@@ -14,12 +14,13 @@ use xdr::{Encode, Encoder, Message};
 
 use crate::paper::{Paper, results};
 
-/// CB_COMPOUNDs, one after the other, to a client with a session and nothing else.
+/// Sends CB_COMPOUNDs one after the other to a client with a session and no other state.
 ///
-/// | bytes | what |
+/// | bytes | meaning |
 /// |---|---|
-/// | 0 | bits 0–1: the minor version; bits 2–3: the slot; bit 4: without CB_SEQUENCE; bit 5: of another session; bit 6: in a wrong sequence |
-/// | 1 | how many operations follow CB_SEQUENCE |
+/// | 0 | bits 0–1: the minor version; bits 2–3: the slot; bit 4: without CB_SEQUENCE; bit 5: of another session; bit 6:
+/// with a wrong sequence ID |
+/// | 1 | the number of operations after CB_SEQUENCE |
 /// | 2 | the length of these operations, in words |
 /// | … | the operations, and so on with the next compound |
 pub fn nfs4_callback(data: &[u8]) {
@@ -31,7 +32,7 @@ pub fn nfs4_callback(data: &[u8]) {
         server.call(*how, u32::from(*count), operations);
         rest = following;
     }
-    // Whatever came before, an honest one is answered.
+    // After any input, a valid callback must be answered.
     for slot in 0..SLOTS as u8 {
         let answered = server.call(1 | slot << 2, 0, &[]);
         assert_eq!(answered, Some(Nfsstat4::Ok));
@@ -41,7 +42,7 @@ pub fn nfs4_callback(data: &[u8]) {
 struct Server {
     client: Arc<dyn Service>,
     paper: Paper,
-    /// Of each slot, the last.
+    /// The last sequence ID of each slot.
     sequences: [u32; SLOTS],
 }
 
@@ -51,7 +52,7 @@ impl Server {
         Self { client, paper: Paper::new("tcp", 1 << 20), sequences: [0; SLOTS] }
     }
 
-    /// The status of the answer, if there is one.
+    /// Returns the status of the reply, if there is one.
     fn call(&mut self, how: u8, count: u32, operations: &[u8]) -> Option<Nfsstat4> {
         let has = |bit: u8| how >> bit & 1 == 1;
         let slot = usize::from(how >> 2 & 3);
@@ -77,16 +78,16 @@ impl Server {
         let message = Message::from(out.finish().to_rope().to_bytes().expect("memory"));
         let answer = self.raw(&message)?;
         let answered: CbCompoundRes = results(&answer);
-        assert!(answered.resarray.len() <= 1 + count as usize, "more results than operations");
+        assert!(answered.resarray.len() <= 1 + count as usize, "there must not be more results than operations");
         assert!(answered.resarray.iter().rev().skip(1).all(|result| result.status() == Nfsstat4::Ok));
         if let Some(CbResop4::Sequence(Res4::Ok(ok))) = answered.resarray.first() {
-            // Where there is none of ours the operations may begin with one that is good, or a retry of the last.
+            // Without our CB_SEQUENCE, the operations can begin with a valid one, or with a retry of the last request.
             let last = &mut self.sequences[ok.slotid.0 as usize];
             let in_sequence = ok.sequenceid.0 == last.wrapping_add(1) || has(4) && ok.sequenceid.0 == *last;
             let in_session = ok.sessionid == SESSION && (has(4) || honest);
-            assert!(in_session && in_sequence, "nothing is executed that is not in its session and sequence");
+            assert!(in_session && in_sequence, "only requests with a valid session and sequence ID may be executed");
             *last = ok.sequenceid.0;
-            let again = self.raw(&message).expect("a retry is answered as it was");
+            let again = self.raw(&message).expect("a retry must be answered");
             assert_eq!(results::<CbCompoundRes>(&again), answered);
         }
         Some(answered.status)
@@ -97,7 +98,7 @@ impl Server {
         let future = self.paper.call(&*self.client, PROC_COMPOUND, (peer, &Identity::None), message);
         match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(result) => result.ok(),
-            Poll::Pending => panic!("a client that holds nothing waits for nothing"),
+            Poll::Pending => panic!("a client without state must not wait"),
         }
     }
 }

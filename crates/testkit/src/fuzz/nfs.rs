@@ -1,4 +1,4 @@
-//! NFSv3 and MOUNT: calls with any arguments, and file handles.
+//! NFSv3 and MOUNT: calls with arbitrary arguments, and file handles.
 
 use std::{
     net::SocketAddr,
@@ -19,17 +19,17 @@ use xdr::{Decode, Decoder, Encode, List, Message};
 
 use crate::paper::Paper;
 
-/// Calls, one after the other, of a server of a small memory file system.
+/// Calls a server of a small memory file system, one call after the other.
 ///
-/// | bytes | what |
+/// | bytes | meaning |
 /// |---|---|
 /// | 0 | the procedure: 0–21 of NFS, 22–27 of MOUNT, modulo 28 |
 /// | 1 | the length of the arguments, in words |
 /// | … | the arguments, and so on with the next call |
 ///
-/// Nobody can guess a file handle, so in the arguments one of a single byte stands for that of a known object: 240 the
-/// root, 241 a directory, 242 a file, 243 a symbolic link, 244 a named pipe, 245 a directory that is gone, 246 what was
-/// made last.
+/// File handles cannot be guessed, so in the arguments, a handle of a single byte stands for that of a known object:
+/// 240 the root, 241 a directory, 242 a file, 243 a symbolic link, 244 a named pipe, 245 a removed directory, 246 the
+/// last created object.
 pub fn nfs3_call(data: &[u8]) {
     let mut server = Fixture::new();
     let mut rest = data;
@@ -39,16 +39,16 @@ pub fn nfs3_call(data: &[u8]) {
         server.call(u32::from(*procedure) % 28, arguments);
         rest = following;
     }
-    // Whatever came before, the server serves on.
+    // After any input, the server must answer a valid call.
     let args = Message::encode(&GetAttrArgs { object: server.handles[0].clone() });
-    let reply = server.nfs(Proc3::GetAttr as u32, &args).expect("a call that is in order");
+    let reply = server.nfs(Proc3::GetAttr as u32, &args).expect("call must be valid");
     assert!(matches!(results::<GetAttrRes>(&reply), GetAttrRes::Ok(_)));
 }
 
-/// Bytes as a file handle: no key takes them for one of its own, unless they are.
+/// Bytes as a file handle. A key must reject handles that it has not made.
 pub fn handle(data: &[u8]) {
     let key = HandleKey::random();
-    assert!(key.open(data).is_err(), "a handle that was not made with this key");
+    assert!(key.open(data).is_err(), "a handle of another key must be rejected");
     let object = vfs::Handle::new(&data[..data.len().min(vfs::HANDLE_MAX)]);
     let id = ExportId::of(&[data]);
     let sealed = key.seal(id, &object);
@@ -72,7 +72,7 @@ impl Fixture {
     fn new() -> Self {
         let vfs = Arc::new(Memory::new(MemoryOptions { capacity: CAPACITY, mode: 0o777, ..Default::default() }));
         let options = ExportOptions { squash: Squash::None, ..Default::default() };
-        let export = Export::new("/m", ExportId::of(&[b"fuzz"]), vfs, options).expect("a name");
+        let export = Export::new("/m", ExportId::of(&[b"fuzz"]), vfs, options).expect("name must be valid");
         let server = NfsServer::new(export, HandleKey::random());
         let sys = AuthSys { stamp: 0, machine: Bytes::new(), uid: 0, gid: 0, gids: Default::default() };
         let mut fixture = Self {
@@ -87,8 +87,9 @@ impl Fixture {
     }
 
     fn populate(&mut self) {
-        let mount = self.mount(MountProc3::Mnt as u32, &Message::encode(&Dirpath::from("/m"))).expect("a mount");
-        let MountRes::Ok(mount) = results(&mount) else { panic!("the root is there") };
+        let mount =
+            self.mount(MountProc3::Mnt as u32, &Message::encode(&Dirpath::from("/m"))).expect("MNT must succeed");
+        let MountRes::Ok(mount) = results(&mount) else { panic!("the root must exist") };
         let root = mount.fhandle;
         let what = |name: &str| Diropargs3 { dir: root.clone(), name: name.into() };
         let text = Bytes::from_static(b"target").into();
@@ -112,12 +113,12 @@ impl Fixture {
         ];
         self.handles.push(root.clone());
         for (procedure, args) in calls {
-            let reply = self.nfs(procedure as u32, &args).expect("a call that is in order");
+            let reply = self.nfs(procedure as u32, &args).expect("call must be valid");
             let made = results::<NewObjectRes>(&reply).into_result().expect("room");
-            self.handles.push(made.obj.expect("a handle"));
+            self.handles.push(made.obj.expect("reply must have a handle"));
         }
         let gone = Message::encode(&RemoveArgs { object: what("gone") });
-        self.nfs(Proc3::RmDir as u32, &gone).expect("a call that is in order");
+        self.nfs(Proc3::RmDir as u32, &gone).expect("call must be valid");
         self.handles.push(root);
     }
 
@@ -130,12 +131,14 @@ impl Fixture {
         let Ok(reply) = reply.inspect_err(|error| assert_eq!(*error, AcceptError::GarbageArgs)) else { return };
         assert!(reply.stream.len() <= STREAM_MAX && reply.len() <= REPLY_MAX, "a reply of {} bytes", reply.len());
         match procedure.checked_sub(22) {
-            None => self.check(Proc3::from_number(procedure).expect("one of 22"), &reply),
-            Some(procedure) => check_mount(MountProc3::from_number(procedure).expect("one of 6"), &reply),
+            None => self.check(Proc3::from_number(procedure).expect("procedure must be one of 22"), &reply),
+            Some(procedure) => {
+                check_mount(MountProc3::from_number(procedure).expect("procedure must be one of 6"), &reply)
+            }
         }
     }
 
-    /// The arguments with real handles where one of a single byte stands for one.
+    /// Replaces handles of a single byte in the arguments by real ones.
     fn with_handles(&self, arguments: &[u8]) -> Bytes {
         let mut out = Vec::with_capacity(arguments.len() + 128);
         let mut rest = arguments;
@@ -169,11 +172,11 @@ impl Fixture {
         let future = pin!(self.paper.call(service, procedure, (peer, &self.caller), args));
         match { future }.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(reply) => reply,
-            Poll::Pending => panic!("memory does not block"),
+            Poll::Pending => panic!("memory must not block"),
         }
     }
 
-    /// The reply is what the procedure returns, and says what it may.
+    /// Checks that the reply has the result type of the procedure, and respects its bounds.
     fn check(&mut self, procedure: Proc3, reply: &Message) {
         macro_rules! decodes {
             ($($name:ident)*) => {
@@ -181,7 +184,7 @@ impl Fixture {
                     $(Proc3::$name => drop(results::<<$name as Procedure3>::Res>(reply)),)*
                     Proc3::Create | Proc3::MkDir | Proc3::SymLink | Proc3::MkNod => {
                         if let NewObjectRes::Ok(made) = results(reply) {
-                            *self.handles.last_mut().expect("handles") = made.obj.expect("a handle");
+                            *self.handles.last_mut().expect("table must have handles") = made.obj.expect("reply must have a handle");
                         }
                     }
                 }
@@ -201,20 +204,20 @@ fn check_mount(procedure: MountProc3, reply: &Message) {
     }
 }
 
-/// The results behind the header of a reply, which encode to the same again.
+/// Decodes the results after the header of a reply. They must encode to the same bytes.
 fn results<R: Decode + Encode>(reply: &Message) -> R {
     let mut decoder = Decoder::new(reply);
     for expected in [7, 1, 0, 0, 0, 0] {
-        assert_eq!(decoder.u32(), Ok(expected), "the header of a reply");
+        assert_eq!(decoder.u32(), Ok(expected), "the header must be that of a reply");
     }
     let results = R::decode(&mut decoder).expect("results");
-    decoder.finish().expect("nothing more");
+    decoder.finish().expect("reply must end after its results");
     let again = Message::encode(&results);
     assert_eq!(again.stream, reply.stream[24..]);
     results
 }
 
-/// The root's single byte; the others follow.
+/// The byte of the root; the other objects follow.
 const NAMED_FROM: u8 = 240;
 const CAPACITY: u64 = 2 << 20;
 const STREAM_MAX: usize = (256 << 10) + 1024;

@@ -1,4 +1,4 @@
-//! NFSv4: compounds and callbacks, their results, and attributes; and the protocols beside NFSv3.
+//! NFSv4: compounds and callbacks, their results, and attributes; and the side protocols of NFSv3.
 
 use std::fmt::Debug;
 
@@ -9,8 +9,8 @@ use nfs::{
 };
 use xdr::{Decode, Decoder, Encode, Encoder, Message};
 
-/// What a peer sends, by the first byte: a COMPOUND of minor version 0, 1 or 2, its results, a CB_COMPOUND, its results,
-/// attributes, and the arguments and results of NLM, NSM and NFS_ACL.
+/// Messages of a peer. The first byte selects the type: a COMPOUND of minor version 0, 1 or 2, its results, a
+/// CB_COMPOUND, its results, attributes, and the arguments and results of NLM, NSM and NFS_ACL.
 pub fn nfs4_compound(data: &[u8]) {
     let Some((&what, rest)) = data.split_first() else { return };
     let message = Message::from(Bytes::copy_from_slice(rest));
@@ -23,7 +23,7 @@ pub fn nfs4_compound(data: &[u8]) {
     }
 }
 
-/// Reads a compound as a server does, and writes its results as if every operation failed.
+/// Decodes a compound as a server does, and encodes results as if every operation failed.
 fn compound(message: &Message, minor: u32) {
     let mut decoder = Decoder::new(message);
     let Ok(head) = CompoundHead::decode(&mut decoder) else { return };
@@ -50,10 +50,10 @@ fn compound(message: &Message, minor: u32) {
         }
     }
     writer.finish(&mut encoder, Nfsstat4::Delay);
-    let written: CompoundRes = encoder.finish().decode().expect("results of ours");
+    let written: CompoundRes = encoder.finish().decode().expect("encoded results must decode");
     assert_eq!(written.tag, head.tag);
     if whole && decoder.finish().is_ok() {
-        let args: CompoundArgs = message.decode().expect("each operation is in order");
+        let args: CompoundArgs = message.decode().expect("each operation must decode");
         comes_back(&args);
     }
 }
@@ -113,7 +113,7 @@ fn mean_what_they_say(sent: &Fattr4, minor: u32, purpose: Purpose) {
     match sent.to_attrs(minor, purpose) {
         Ok(attrs) => {
             assert_eq!(attrs.mask(), sent.attrmask);
-            // Bitmaps among the values may have had words of zero at their ends.
+            // The bitmaps of the values may have had trailing zero words.
             let again = Fattr4::from(&attrs);
             assert!(again.attr_vals.len() <= sent.attr_vals.len());
             assert_eq!(again.to_attrs(minor, purpose), Ok(attrs));
@@ -141,7 +141,7 @@ fn beside_version_3(message: &Message) {
     decodes::<nfsacl::SetAclRes>(message);
 }
 
-/// The value, if it is one; it comes back, as long or shorter.
+/// Returns the decoded value, if it is valid. It must decode to the same value after encoding, and not become longer.
 fn decodes<T: Encode + Decode + PartialEq + Debug>(message: &Message) -> Option<T> {
     let value = message.decode::<T>().ok()?;
     comes_back(&value);

@@ -1,4 +1,4 @@
-//! ONC RPC: messages to a server, and the records they come in.
+//! ONC RPC: messages to a server, and record marking.
 
 use std::{
     collections::VecDeque,
@@ -19,15 +19,15 @@ use rpc::{
 };
 use xdr::{Decode, Decoder, Encode, Encoder, Located, Message};
 
-/// A message to a server that has rpcbind and a program of one procedure that is not idempotent. It comes twice. A
-/// header that is understood is written back the same; each call that can be answered is, with its own XID.
+/// A message to a server that has rpcbind and a program with one non-idempotent procedure. The message arrives twice. A
+/// valid header must encode to the same bytes. Each call that can be answered is answered, with its own XID.
 pub fn rpc_message(data: &[u8]) {
     let message = Message::from(Bytes::copy_from_slice(data));
     let mut decoder = Decoder::new(&message);
     let header = CallHeader::decode(&mut decoder);
     if let Ok(header) = &header {
         let len = data.len() - decoder.remaining();
-        assert_eq!(Message::encode(header).stream, data[..len], "the encoding is canonical");
+        assert_eq!(Message::encode(header).stream, data[..len], "the encoding must be canonical");
         assert_eq!(data[..header.signed_len()], Message::encode(header).stream[..header.signed_len()]);
         if let Ok(Identity::Sys(sys)) = Identity::plain(&header.credential, &header.verifier) {
             assert_eq!(sys.to_opaque(), header.credential);
@@ -36,7 +36,7 @@ pub fn rpc_message(data: &[u8]) {
     let mut decoder = Decoder::new(&message);
     if let Ok(reply) = ReplyHeader::decode(&mut decoder) {
         let len = data.len() - decoder.remaining();
-        assert_eq!(Message::encode(&reply).stream, data[..len], "the encoding is canonical");
+        assert_eq!(Message::encode(&reply).stream, data[..len], "the encoding must be canonical");
     }
 
     let count = Arc::new(Mutex::new(0));
@@ -44,25 +44,25 @@ pub fn rpc_message(data: &[u8]) {
     let script = Arc::new(Script::new([message.clone(), message]));
     let mut serving = pin!(server.serve(script.clone(), Drain::never()));
     let ended = serving.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-    assert!(ended.is_ready(), "nothing of this waits");
+    assert!(ended.is_ready(), "the server must not wait");
     let replies = std::mem::take(&mut *script.replies.lock());
     let answered = if header.as_ref().is_err_and(|error| error.reply().is_none()) { 0 } else { 2 };
     assert_eq!(replies.len(), answered);
     for reply in &replies {
         let mut decoder = Decoder::new(reply);
-        let read = ReplyHeader::decode(&mut decoder).expect("our own replies can be read");
+        let read = ReplyHeader::decode(&mut decoder).expect("our own replies must decode");
         assert_eq!(read.xid.0.to_be_bytes(), data[..4]);
     }
-    assert!(*count.lock() <= 1, "the second is a duplicate");
+    assert!(*count.lock() <= 1, "the second call must be a duplicate");
 }
 
-/// What the stream of a peer holds. The first byte of the input says in which pieces it arrives, the second whether
-/// payloads are placed; at the end the stream is cut. Every complete record comes out, as it was, up to the first that
-/// is too long.
+/// The bytes of a peer's stream. The first byte of the input says in which pieces they arrive, the second whether
+/// payloads are placed. At the end, the stream is cut. Every complete record must be returned unchanged, up to the
+/// first one that is too long.
 pub fn record_marking(data: &[u8]) {
     let [how, placed, wire @ ..] = data else { return };
     let step = [1, 3, 64, 1460, 4096, 10_000, usize::MAX, 517][usize::from(how & 7)];
-    let mut place = Told { enabled: placed & 1 != 0 };
+    let mut place = PlacedReply { enabled: placed & 1 != 0 };
     let mut reader = RecordReader::new(RECORD_MAX, Pool::default());
     let (mut stage, mut got, mut rest) = (Vec::new(), Vec::new(), wire);
     let refused = 'stream: loop {
@@ -72,7 +72,7 @@ pub fn record_marking(data: &[u8]) {
                 Ok((taken, record)) => {
                     stage.drain(..taken);
                     let Some(record) = record else { break };
-                    got.push(record.message.to_rope().to_bytes().expect("it is in memory"));
+                    got.push(record.message.to_rope().to_bytes().expect("record must be in memory"));
                 }
             }
         }
@@ -81,7 +81,7 @@ pub fn record_marking(data: &[u8]) {
         }
         let ahead = reader.ahead(stage.len());
         let direct = reader.direct();
-        assert!(direct.is_empty() || stage.is_empty(), "bytes are wanted in order");
+        assert!(direct.is_empty() || stage.is_empty(), "bytes must be read in order");
         assert!(direct.len() + ahead > 0 && stage.len() < STAGE_BYTES);
         let (now, later) = rest.split_at(rest.len().min(step).min(direct.len() + ahead));
         let (first, second) = now.split_at(now.len().min(direct.len()));
@@ -95,22 +95,22 @@ pub fn record_marking(data: &[u8]) {
     assert_eq!(refused, too_long);
     assert_eq!(got.len(), expected.len());
     for (got, expected) in got.iter().zip(&expected) {
-        assert!(same(got, expected), "a record as it was sent");
+        assert!(same(got, expected), "a record must be returned unchanged");
     }
 }
 
-/// Padding of a payload that was placed is not kept, and is sent as zeros.
+/// The padding of a placed payload is not kept, and is sent as zeros.
 fn same(got: &[u8], expected: &[u8]) -> bool {
     got.len() == expected.len()
         && (got == expected
-            || told(expected).is_some_and(|Located { position, len }| {
+            || locate(expected).is_some_and(|Located { position, len }| {
                 let end = position + len;
                 let padded = end.next_multiple_of(4).min(expected.len());
                 got[..end] == expected[..end] && got[padded..] == expected[padded..]
             }))
 }
 
-/// The records of a stream, read in the plainest way, and whether one was too long.
+/// Splits a stream into records in the simplest way, and says whether one was too long.
 fn split(mut wire: &[u8]) -> (Vec<Vec<u8>>, bool) {
     let (mut records, mut record) = (Vec::new(), Vec::new());
     while let Some((mark, rest)) = wire.split_first_chunk() {
@@ -129,25 +129,25 @@ fn split(mut wire: &[u8]) -> (Vec<Vec<u8>>, bool) {
     (records, false)
 }
 
-/// Places the payload that the third and fourth word of a reply tell.
-struct Told {
+/// A reader that places the payload whose position and length are in the third and fourth word of a reply.
+struct PlacedReply {
     enabled: bool,
 }
 
-impl Place for Told {
+impl Place for PlacedReply {
     fn place(&mut self, _: Xid, prefix: &Bytes, record_len: usize) -> Option<Placement> {
-        let located = told(prefix).filter(|_| self.enabled)?;
+        let located = locate(prefix).filter(|_| self.enabled)?;
         let placement = Placement { sink: Buffer::zeroed(located.len.min(RECORD_MAX)), located };
         placement.fits(prefix.len(), record_len).then_some(placement)
     }
 }
 
-fn told(record: &[u8]) -> Option<Located> {
+fn locate(record: &[u8]) -> Option<Located> {
     let word = |at| Some(u32::from_be_bytes(*record.get(at..)?.first_chunk()?) as usize);
     Some(Located { position: word(8)?, len: word(12)? })
 }
 
-/// Counts its calls.
+/// A service that counts its calls.
 struct Count(Arc<Mutex<u32>>);
 
 impl Service for Count {
@@ -175,7 +175,7 @@ impl Service for Count {
     }
 }
 
-/// A transport on which these calls come, and then the connection is lost.
+/// A transport that receives these calls and then loses its connection.
 struct Script {
     caps: TransportCaps,
     pool: Pool,

@@ -1,4 +1,4 @@
-//! RPC-over-RDMA: headers, and a connection whose peer and queue pair do what the input says.
+//! RPC-over-RDMA: headers, and a connection whose peer and queue pair follow the input.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -16,7 +16,7 @@ use rpcrdma::{
 };
 use xdr::{Decoder, Encoder, Message};
 
-/// A header; and what is accepted means the same when it is written and read again.
+/// A header. A valid header must have the same meaning after encoding and decoding.
 pub fn rpcrdma_header(data: &[u8]) {
     let _ = PrivateData::decode(data);
     let decode = |bytes: Bytes| {
@@ -36,22 +36,22 @@ pub fn rpcrdma_header(data: &[u8]) {
     assert_eq!(decode(encoded), Ok(header));
 }
 
-/// A connection. The first byte of the input says on which side and with which options; then come commands, each a byte
-/// and what belongs to it:
+/// A connection. The first byte of the input selects the side and the options. Commands follow, each a byte and its
+/// arguments:
 ///
 /// | command | |
 /// |---|---|
 /// | 0 | the peer sends: length (2 bytes), bytes |
 /// | 1 | the same, and it invalidates the region that was registered last |
-/// | 2 | the oldest posted request completes |
+/// | 2 | the oldest posted work request completes |
 /// | 3 | the oldest incoming call is answered: words, bytes of payload in units of 40 |
 /// | 4 | a call is made: XID, words, payload in units of 40, plan in units of 300 and 3000 |
-/// | 5 | the oldest call of ours is given up |
-/// | 6 | the oldest incoming call is refused |
+/// | 5 | the caller of our oldest call gives up |
+/// | 6 | the oldest incoming call is rejected |
 /// | 7 | 31 seconds pass |
 /// | 8 | the connection is closed |
 ///
-/// At the end the connection is cut; then every call has ended once and nothing is left.
+/// At the end the connection is cut. Then every call must have ended once, and all memory must be released.
 pub fn rpcrdma_connection(data: &[u8]) {
     let mut input = Input(data);
     let Some(how) = input.byte() else { return };
@@ -106,7 +106,7 @@ struct World {
     posted: VecDeque<WorkRequest>,
     incoming: VecDeque<ReplyToken>,
     ours: VecDeque<CallId>,
-    /// Calls of ours whose end is awaited, by their debug form.
+    /// Our calls that have not ended, by their debug form.
     awaited: BTreeSet<String>,
     disconnecting: bool,
     now: Instant,
@@ -180,7 +180,7 @@ impl World {
             match event {
                 Event::Call { token, .. } => self.incoming.push_back(token),
                 Event::Reply { id, result } => {
-                    assert!(self.awaited.remove(&format!("{id:?}")), "a call ends once");
+                    assert!(self.awaited.remove(&format!("{id:?}")), "a call must end once");
                     if let Err(error) = result {
                         assert!(!matches!(error.error, TransportError::Connect(_)));
                     }
@@ -188,7 +188,7 @@ impl World {
                 Event::Closed(_) => self.incoming.clear(),
             }
         }
-        assert!(self.incoming.len() <= credits, "more calls than credits");
+        assert!(self.incoming.len() <= credits, "there must not be more calls than credits");
     }
 
     fn handle(&mut self, id: WorkId, status: Status, kind: CompletionKind) {
@@ -215,7 +215,7 @@ impl World {
             WorkRequest::Send { .. } => CompletionKind::Send,
             WorkRequest::Write { .. } => CompletionKind::Write,
             WorkRequest::Read { mut into, .. } => {
-                // It may be the stream of a call: one of XID 1.
+                // It may be the stream of a call, with XID 1.
                 into.fill(0);
                 if let Some(xid) = into.get_mut(..4) {
                     xid[3] = 1;
@@ -259,7 +259,7 @@ impl World {
 
     fn cancel(&mut self) {
         if let Some(id) = self.ours.pop_front() {
-            self.pump(); // its end may be told already
+            self.pump(); // Its end may already be queued.
             self.connection.cancel(id, self.now);
             self.awaited.remove(&format!("{id:?}"));
         }
@@ -284,6 +284,6 @@ impl World {
         assert!(self.regions.entries.is_empty(), "regions that are still exposed");
         self.receives.clear();
         let stats = self.pool.stats();
-        assert_eq!(stats.mapped, stats.free, "buffers that have not come home");
+        assert_eq!(stats.mapped, stats.free, "buffers that have not returned");
     }
 }

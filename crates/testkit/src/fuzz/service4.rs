@@ -1,4 +1,4 @@
-//! The service of NFSv4.1 and 4.2: compounds of any operations, by two clients with sessions.
+//! The service of NFSv4.1 and 4.2: compounds of arbitrary operations, by two clients with sessions.
 
 use std::{
     net::SocketAddr,
@@ -18,17 +18,17 @@ use xdr::{Encode, Encoder, Message};
 
 use crate::paper::{Paper, results};
 
-/// Compounds, one after the other, of a server of a small memory file system.
+/// Sends compounds to a server of a small memory file system, one after the other.
 ///
-/// | bytes | what |
+/// | bytes | meaning |
 /// |---|---|
-/// | 0 | bit 0: which of two clients; bit 1: minor version 2; bit 2: the reply is to be cached; bits 3–4: where it begins |
-/// | 1 | how many operations follow those with which it begins |
+/// | 0 | bit 0: the client; bit 1: minor version 2; bit 2: the reply is to be cached; bits 3–4: the first operations |
+/// | 1 | the number of further operations |
 /// | 2 | the length of these operations, in words |
 /// | … | the operations, and so on with the next compound |
 ///
-/// Nobody can guess a file handle, so each begins behind SEQUENCE with one of: nothing; the root of the export; the export
-/// saved, and a file that is open there, so that there is a current stateid; or a directory.
+/// File handles cannot be guessed, so SEQUENCE is followed by one of these: nothing; the root of the export; the export
+/// saved, and an open file there, so that there is a current stateid; or a directory.
 pub fn nfs4_service(data: &[u8]) {
     let mut world = World::new();
     let mut rest = data;
@@ -38,7 +38,7 @@ pub fn nfs4_service(data: &[u8]) {
         world.call(*how, u32::from(*count), operations);
         rest = following;
     }
-    // Whatever came before, somebody new is served.
+    // After any input, a new client must be served.
     let mut after = Peer::new(&world.server, &world.paper, "after", 1);
     after.begin(&world.paper, &[Argop4::PutRootFh, Argop4::GetFh]);
 }
@@ -61,7 +61,8 @@ impl World {
     fn new() -> Self {
         let memory = Memory::new(MemoryOptions { capacity: 1 << 20, mode: 0o777, ..Default::default() });
         let options = ExportOptions { squash: Squash::None, ..Default::default() };
-        let export = Export::new("/m", ExportId::of(&[b"fuzz"]), std::sync::Arc::new(memory), options).expect("a name");
+        let export = Export::new("/m", ExportId::of(&[b"fuzz"]), std::sync::Arc::new(memory), options)
+            .expect("name must be valid");
         let server = NfsServer::new(export, HandleKey::random());
         let paper = Paper::new("tcp", 2 << 20);
         let mut first = Peer::new(&server, &paper, "first", 1);
@@ -88,14 +89,14 @@ impl World {
         let first = peer.raw(&self.paper, &message);
         let Ok(reply) = &first else { return };
         let done: CompoundRes = results(reply);
-        assert!(done.resarray.len() <= all as usize, "more results than operations");
+        assert!(done.resarray.len() <= all as usize, "there must not be more results than operations");
         assert!(done.resarray.iter().rev().skip(1).all(|result| result.status() == Nfsstat4::Ok));
         if let Some(last) = done.resarray.last() {
             assert_eq!(last.status(), done.status);
         }
         let begun = matches!(done.resarray.first(), Some(Resop4::Sequence(Res4::Ok(_))));
         if begun && how & 4 != 0 && done.status != Nfsstat4::RepTooBigToCache {
-            // The session may be gone by its own wish.
+            // The compound may have destroyed the session.
             if let Ok(again) = peer.raw(&self.paper, &message) {
                 let retried: CompoundRes = results(&again);
                 let gone = retried.status == Nfsstat4::BadSession;
@@ -149,10 +150,10 @@ impl Peer {
     fn alone(&self, paper: &Paper, operation: Argop4) -> Resop4 {
         let args = CompoundArgs { tag: "".into(), minorversion: self.minor, argarray: vec![operation] };
         let reply = self.raw(paper, &Message::encode(&args)).expect("accepted");
-        results::<CompoundRes>(&reply).resarray.pop().expect("a result")
+        results::<CompoundRes>(&reply).resarray.pop().expect("compound must have a result")
     }
 
-    /// Operations that succeed.
+    /// Executes operations, which must succeed.
     fn begin(&mut self, paper: &Paper, operations: &[Argop4]) {
         let (message, _) = self.compound(false, operations, 0, &[]);
         let done: CompoundRes = results(&self.raw(paper, &message).expect("accepted"));
@@ -160,7 +161,7 @@ impl Peer {
         self.sequence += 1;
     }
 
-    /// A compound, and how many operations it says that it has.
+    /// Builds a compound. Also returns the number of operations in its header.
     fn compound(&self, cachethis: bool, start: &[Argop4], count: u32, operations: &[u8]) -> (Message, u32) {
         let all = 1 + start.len() as u32 + count;
         let mut out = Encoder::default();
@@ -172,8 +173,8 @@ impl Peer {
         Argop4::Sequence(sequence).encode(&mut out);
         start.iter().for_each(|operation| operation.encode(&mut out));
         out.raw(operations);
-        // As it would arrive, with no payloads beside.
-        (Message::from(out.finish().to_rope().to_bytes().expect("memory")), all)
+        // In the form in which it would arrive, without payloads.
+        (Message::from(out.finish().to_rope().to_bytes().expect("stream must be in memory")), all)
     }
 
     fn raw(&self, paper: &Paper, message: &Message) -> Result<Message, AcceptError> {
@@ -181,7 +182,7 @@ impl Peer {
         let future = paper.call(&self.nfs, PROC_COMPOUND, (peer, &self.caller), message);
         match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(result) => result,
-            Poll::Pending => panic!("memory waits for nothing"),
+            Poll::Pending => panic!("memory must not wait"),
         }
     }
 }

@@ -1,11 +1,11 @@
-//! XDR as a client meets it: results of any procedure, with payloads where a transport may have put them.
+//! XDR decoding of a client: results of any procedure, with payloads where a transport can have placed them.
 
 use bytes::Bytes;
 use nfs::{mount, v3};
 use xdr::{Decode, Encode, Message, PlacedPayload};
 
-/// Results of NFSv3 and MOUNT. The first byte picks the type; the second, if odd, cuts the tail of the input off as a
-/// payload, with or without a position. What decodes is the same after another round.
+/// Results of NFSv3 and MOUNT. The first byte selects the type. If the second is odd, the end of the input becomes a
+/// payload, with or without a position. A decoded value must be the same after encoding and decoding.
 pub fn xdr(data: &[u8]) {
     let [procedure, split, rest @ ..] = data else { return };
     let message = message(*split, rest);
@@ -40,7 +40,7 @@ fn message(split: u8, bytes: &[u8]) -> Message {
 fn check<T: Decode + Encode + PartialEq + std::fmt::Debug>(message: &Message) {
     let _ = Message::locate::<T>(&message.stream, |_| Ok(()));
     if let Ok(value) = message.decode::<T>() {
-        let again = Message::encode(&value).decode::<T>().expect("what was encoded decodes");
+        let again = Message::encode(&value).decode::<T>().expect("encoded value must decode");
         assert_eq!(again, value);
     }
 }

@@ -1,4 +1,5 @@
-//! A client: sessions and slots by the rules of RFC 8881 §2.10.6, sending again until it is answered, and recovery by §8.4.
+//! A client: sessions and slots by the rules of RFC 8881 §2.10.6, retransmission until the server answers, and recovery
+//! by §8.4.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,9 +17,9 @@ use super::{
 
 /// A client.
 pub struct Client {
-    /// Where it is.
+    /// The world of the client.
     pub world: Arc<World>,
-    /// Which one.
+    /// The index of the client.
     pub number: usize,
     inner: Mutex<Inner>,
 }
@@ -30,21 +31,21 @@ struct Inner {
     session: Sessionid4,
     sequences: [u32; SLOTS],
     connection: Option<ConnectionId>,
-    /// To be begun anew, having forgotten everything.
+    /// `true` if the client must restart and forget everything.
     reboot: bool,
 }
 
-/// The session is no more.
+/// The session does not exist any more.
 #[derive(Debug)]
 pub struct SessionLost;
 
 impl Client {
-    /// One that has done nothing yet.
+    /// Creates a client that has not called yet.
     pub fn new(world: &Arc<World>, number: usize) -> Self {
         Self { world: world.clone(), number, inner: Mutex::default() }
     }
 
-    /// Does all of its work.
+    /// Does all of the client's work.
     pub async fn run(&self) {
         let mut workers: [Worker; 2] = std::array::from_fn(|number| Worker::new(self, number));
         let mut locker = Locker::default();
@@ -60,12 +61,12 @@ impl Client {
         }
     }
 
-    /// Forgets everything, as soon as its session is used next.
+    /// Makes the client forget everything when it next uses its session.
     pub fn reboot(&self) {
         self.inner.lock().reboot = true;
     }
 
-    /// Introduces itself, and reclaims what it had if the server has forgotten it.
+    /// Registers at the server, and reclaims its state if the server has restarted.
     async fn begin(&self, locker: &mut Locker) -> Result<(), SessionLost> {
         if std::mem::take(&mut self.inner.lock().reboot) {
             self.inner.lock().incarnation += 1;
@@ -95,14 +96,14 @@ impl Client {
         Ok(())
     }
 
-    /// Says that all is reclaimed.
+    /// Sends RECLAIM_COMPLETE.
     async fn complete(&self) -> Result<(), SessionLost> {
         let complete = Argop4::ReclaimComplete(ReclaimCompleteArgs { one_fs: false });
         let mut delayed = false;
         loop {
             match self.call(0, vec![complete.clone()]).await?.0 {
                 Nfsstat4::Ok => return Ok(()),
-                // What follows from it could not be stored at first.
+                // The first attempt could not be stored.
                 Nfsstat4::CompleteAlready if delayed => return Ok(()),
                 Nfsstat4::Delay => delayed = true,
                 other => {
@@ -133,7 +134,7 @@ impl Client {
         }
     }
 
-    /// The result of an operation without a session.
+    /// Returns the result of an operation without a session.
     async fn alone(&self, operation: Argop4) -> Resop4 {
         let args = self.compound(vec![operation]);
         loop {
@@ -144,10 +145,10 @@ impl Client {
         }
     }
 
-    /// The status and results of operations behind SEQUENCE. Nobody else may use the slot.
+    /// Executes operations after SEQUENCE, and returns the status and the results. No other call may use the slot.
     ///
     /// # Errors
-    /// The session is no more, and whether it was executed is not known.
+    /// The session is lost, and it is unknown whether the operations were executed.
     pub async fn call(&self, slot: usize, operations: Vec<Argop4>) -> Result<(Nfsstat4, Vec<Resop4>), SessionLost> {
         let sequence = {
             let mut inner = self.inner.lock();
@@ -173,10 +174,10 @@ impl Client {
                 Some(Resop4::Sequence(Res4::Ok(ok))) => {
                     let of = (ok.sessionid, ok.slotid, ok.sequenceid);
                     if of != (sequence.sessionid, sequence.slotid, sequence.sequenceid) {
-                        self.fail(format!("slot {slot} gets the reply of {of:?}"));
+                        self.fail(format!("slot {slot} got the reply of {of:?}"));
                     }
                     let tag = super::judge::tag_of(&args.tag.0);
-                    self.world.judge(|judge, at| judge.heard(at, self.number, tag, sent));
+                    self.world.judge(|judge, at| judge.received(at, self.number, tag, sent));
                     resarray.remove(0);
                     return Ok((status, resarray));
                 }
@@ -195,23 +196,24 @@ impl Client {
         Arc::new(CompoundArgs { tag: tag.into(), minorversion: 1, argarray })
     }
 
-    /// Sends a request, again and again, until it is answered: the results, and when what was answered was sent.
+    /// Retransmits a request until the server answers. Returns the results, and the time of the transmission that was
+    /// answered.
     async fn exchange(&self, args: &Arc<CompoundArgs>) -> (CompoundRes, Duration) {
         let mut pause = 50;
         loop {
             let connection = self.connection();
-            let (heard, mut replies) = mpsc::unbounded_channel();
+            let (sender, mut replies) = mpsc::unbounded_channel();
             let sent = self.world.now();
-            self.world.send(connection, args, &heard);
-            drop(heard);
+            self.world.send(connection, args, &sender);
+            drop(sender);
             let patience = self.world.random(|rng| rng.random_range(50..400));
             if let Ok(Some(results)) = timeout(Duration::from_millis(patience), replies.recv()).await {
                 if results.tag != args.tag {
-                    self.fail("a request gets the reply of another".into());
+                    self.fail("a request got the reply of another".into());
                 }
                 return (results, sent);
             }
-            // §2.10.6.2: it is not sent again by the same connection.
+            // §2.10.6.2: a request must not be retransmitted over the same connection.
             self.world.cut(connection);
             self.world.wait(self.world.random(|rng| rng.random_range(1..pause))).await;
             pause = (pause * 2).min(1000);
@@ -226,7 +228,7 @@ impl Client {
         }
     }
 
-    /// Something that must not be.
+    /// Reports a violation.
     pub fn fail(&self, what: String) {
         self.world.judge(|judge, at| judge.fail(at, format!("client {}: {what}", self.number)));
     }
@@ -244,7 +246,7 @@ fn create_session(known: &ExchangeIdOk) -> Argop4 {
     }))
 }
 
-/// One for each worker, and one for the locks.
+/// One slot for each worker, and one for the locks.
 pub const SLOTS: usize = 3;
 const CHANNEL: ChannelAttrs4 = ChannelAttrs4 {
     headerpadsize: 0,

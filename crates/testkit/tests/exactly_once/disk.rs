@@ -1,5 +1,5 @@
-//! A disk that the server's machine keeps while its process comes and goes. It crashes in the middle of whatever was to be
-//! written, and then has what was synced, and of the rest any part. It may also be full for a while.
+//! A disk that outlives the server's process. It can crash during any write, and then has the synced data, and any part
+//! of the rest. It can also be full for a while.
 
 use std::{
     io,
@@ -13,31 +13,31 @@ use parking_lot::Mutex;
 use rand::{Rng, rngs::StdRng};
 use server::recovery::{Storage, StorageBackend};
 
-/// A disk; clones are the same one.
+/// A disk. Clones are the same disk.
 #[derive(Clone, Debug, Default)]
 pub struct Disk(Arc<Mutex<State>>);
 
 #[derive(Debug, Default)]
 struct State {
     files: Vec<Content>,
-    /// The file that has the name, and the one that is to have it.
+    /// The file that has the name, and the file to which a rename moves the name.
     named: Option<usize>,
     new: Option<usize>,
-    /// The machine has crashed while the name was being changed.
+    /// `true` if the machine has crashed during a rename.
     renaming: bool,
-    /// Changes and syncs so far.
+    /// The number of changes and syncs so far.
     done: u64,
-    /// How many there will have been when it crashes.
+    /// The number of changes and syncs at which the machine crashes.
     crash_at: Option<u64>,
-    /// Which life of the machine it is: who has opened it in an earlier one cannot reach it.
+    /// The number of the machine's run. A process of an earlier run cannot access the disk.
     life: u64,
     crashed: bool,
     full: bool,
-    /// It says that what it has no room for is stored.
+    /// `true` if the disk reports success for writes that do not fit.
     lies: bool,
-    /// It did so in this life, and has stored nothing since.
+    /// `true` if it has done so in this run, and has stored no data since.
     lied: bool,
-    /// Changes and syncs that failed as it was full.
+    /// The number of changes and syncs that failed because the disk was full.
     refused: u64,
 }
 
@@ -53,76 +53,76 @@ enum Change {
     Write(u64, Vec<u8>),
 }
 
-/// The disk, as one process has it.
+/// The disk in the view of one process.
 #[derive(Debug)]
 pub struct Mounted {
     disk: Disk,
     life: u64,
 }
 
-/// A file, as one process has it.
+/// A file in the view of one process.
 #[derive(Debug)]
 pub struct Opened {
     disk: Disk,
     life: u64,
     file: usize,
-    /// What would be read.
+    /// The content that a read would return.
     seen: Mutex<Vec<u8>>,
     len: AtomicU64,
 }
 
 impl Disk {
-    /// As a new process finds it.
+    /// Opens the disk for a new process.
     pub fn open(&self) -> Mounted {
         let state = self.0.lock();
         let unsynced = state.files.iter().any(|file| !file.unsynced.is_empty());
-        assert!(!state.crashed && !unsynced, "it is opened after it was restarted");
+        assert!(!state.crashed && !unsynced, "the disk must be restarted before it is opened");
         Mounted { disk: self.clone(), life: state.life }
     }
 
-    /// How many changes and syncs there were.
+    /// Returns the number of changes and syncs so far.
     pub fn done(&self) -> u64 {
         self.0.lock().done
     }
 
-    /// Crashes at a change or sync to come, counted from the first one of all.
+    /// Makes the machine crash at a later change or sync, counted from the first one.
     pub fn crash_at(&self, number: u64) {
         self.0.lock().crash_at = Some(number);
     }
 
-    /// Crashes now.
+    /// Makes the machine crash now.
     pub fn crash(&self) {
         self.0.lock().crashed = true;
     }
 
-    /// Whether it has.
+    /// Returns `true` if the machine has crashed.
     pub fn has_crashed(&self) -> bool {
         self.0.lock().crashed
     }
 
-    /// Is full from now on, or is not any more.
+    /// Sets whether the disk is full.
     pub fn set_full(&self, full: bool) {
         self.0.lock().full = full;
     }
 
-    /// Says from now on that what it has no room for is stored.
+    /// Makes the disk report success for writes that do not fit.
     pub fn lie(&self) {
         self.0.lock().lies = true;
     }
 
-    /// Changes and syncs that failed as it was full.
+    /// Returns the number of changes and syncs that failed because the disk was full.
     pub fn refused(&self) -> u64 {
         self.0.lock().refused
     }
 
-    /// The machine comes back, if it was gone: of what was not synced, some has been written.
+    /// Restarts the machine if it has crashed: a random part of the unsynced data has been written.
     pub fn restart(&self, rng: &mut StdRng) {
         let mut state = self.0.lock();
         let state = &mut *state;
         if std::mem::take(&mut state.renaming) && rng.random() {
             state.named = state.new;
         }
-        // Files without a name are no more.
+        // Files without a name are removed.
         let named = state.named.take().map(|named| state.files.swap_remove(named));
         state.files = named.into_iter().collect();
         state.named = (!state.files.is_empty()).then_some(0);
@@ -138,7 +138,7 @@ impl Disk {
         state.life += 1;
     }
 
-    /// Forgets everything: it was none.
+    /// Erases the disk.
     pub fn wipe(&self) {
         let mut state = self.0.lock();
         state.files.clear();
@@ -147,7 +147,7 @@ impl Disk {
 }
 
 impl State {
-    /// A change or sync of one who has opened it in a life: an error if it is not made, or may not be.
+    /// Counts a change or sync of a process from a run. Returns an error if it fails, or if it may not happen.
     fn step(&mut self, life: u64) -> io::Result<()> {
         self.done += 1;
         self.crashed |= self.crash_at == Some(self.done);
@@ -190,7 +190,7 @@ impl Storage for Mounted {
     fn replace(&self) -> io::Result<()> {
         let mut state = self.disk.0.lock();
         let done = state.step(self.life);
-        // It may be done all the same.
+        // The operation may have been executed nevertheless.
         match &done {
             Ok(()) if state.lied => {}
             Ok(()) => state.named = state.new,
@@ -213,11 +213,11 @@ impl Opened {
         let lost = !state.crashed && done.is_err() && state.done.is_multiple_of(2);
         let Content { synced, unsynced } = &mut state.files[self.file];
         match change {
-            // What fails may have been written all the same, or not.
+            // A failed change may or may not have been written.
             Some(_) if lost => {}
             Some(change) => unsynced.push(change),
             None if done.is_ok() => unsynced.drain(..).for_each(|change| apply(synced, change, None)),
-            // As Linux does where a sync fails: nobody will write it again.
+            // As on Linux after a failed sync: the data are never written again.
             None if lost => unsynced.clear(),
             None => {}
         }
@@ -225,7 +225,7 @@ impl Opened {
     }
 }
 
-/// Makes a change; only a part of it if there is a `torn` to choose by.
+/// Makes a change, or only a part of it if there is `torn`, which selects the part.
 fn apply(content: &mut Vec<u8>, change: Change, torn: Option<&mut StdRng>) {
     match change {
         Change::Length(len) => content.resize(len as usize, 0),
@@ -271,5 +271,5 @@ impl StorageBackend for Opened {
     }
 }
 
-/// What is written whole or not at all.
+/// The unit of atomic writes.
 const SECTOR: usize = 512;

@@ -1,16 +1,16 @@
-//! The checker. It is told what clients ask and hear, and what the server answers before the network has it, and says what
-//! must not be.
+//! The checker. It receives the requests and replies of clients, and the server's replies before they enter the
+//! network, and reports violations.
 
 use std::{collections::HashSet, time::Duration};
 
 use nfs::v4::{Argop4, LockArgs, LockRes, Res4, Resop4, compound::CompoundArgs, compound::CompoundRes};
 
-/// A time since the world began.
+/// A time since the start of the world.
 pub type Moment = Duration;
 
-/// What has happened, for people to read.
+/// An event, for the log.
 #[derive(Clone, Debug)]
-#[allow(dead_code, reason = "it is read in the form of its Debug")]
+#[allow(dead_code, reason = "it is used only through Debug")]
 pub enum Entry {
     ServerBegins { life: u64 },
     ServerEnds,
@@ -22,28 +22,28 @@ pub enum Entry {
     Reboots { client: usize },
     Begins { client: usize, clientid: u64 },
     Answers { client: usize, tag: u64, what: Vec<&'static str>, status: &'static str },
-    Hears { client: usize, tag: u64 },
+    Receives { client: usize, tag: u64 },
     Locked { client: usize, range: usize, reclaimed: bool },
     Unlocks { client: usize, range: usize },
     Loses { client: usize, range: usize },
 }
 
-/// Who believes to have a range locked, and since when.
+/// A lock that a client relies on, and since when.
 #[derive(Clone, Copy, Debug)]
 struct Hold {
     client: usize,
-    /// The server's life in which it was last known to be held.
+    /// The server's run in which it was last known to be held.
     life: u64,
-    /// Until when, as far as the client knows.
+    /// The end of the lease, as far as the client knows.
     until: Moment,
-    /// Whether that has passed at some time.
+    /// `true` if that time has passed at least once.
     lapsed: bool,
-    /// Whether the client knows that the server has restarted, and so that it has to reclaim first.
+    /// `true` if the client knows that the server has restarted, so that it must reclaim first.
     suspended: bool,
 }
 
 impl Hold {
-    /// A request of the client has been answered. If that comes too late, the client cannot know what it still has.
+    /// Renews the lease after a reply. If the reply arrives too late, the client cannot know which state it still has.
     fn renew(&mut self, sent: Moment, until: Moment) {
         self.lapsed |= sent > self.until;
         if !self.lapsed {
@@ -52,17 +52,17 @@ impl Hold {
     }
 }
 
-/// What is known of a range.
+/// The state of a range.
 #[derive(Clone, Debug, Default)]
 struct Range {
     hold: Option<Hold>,
-    /// To whom the server gave it last.
+    /// The client to which the server granted it last.
     given_to: Option<usize>,
     /// Its counter, as the server executed the writes.
     count: u64,
 }
 
-/// A life of the server.
+/// A run of the server.
 #[derive(Clone, Copy, Debug)]
 struct Life {
     from: Moment,
@@ -75,18 +75,18 @@ pub struct Judge {
     history: Vec<(Moment, Entry)>,
     violation: Option<String>,
     ranges: Vec<Range>,
-    /// Until when each client knows to have one.
+    /// For each client, the end of the lease that it knows of.
     leases: Vec<Moment>,
-    /// In which life of the server each client has said last that it has reclaimed all.
+    /// For each client, the last run of the server in which it has sent RECLAIM_COMPLETE.
     complete: Vec<u64>,
     lives: Vec<Life>,
     executed: HashSet<u64>,
     lease: Duration,
-    /// How much of what the test is about has happened.
+    /// The number of relevant events.
     pub counts: Counts,
 }
 
-/// How much has happened.
+/// The numbers of events.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counts {
     pub requests: u64,
@@ -96,7 +96,7 @@ pub struct Counts {
     pub locked: u64,
     pub reclaimed: u64,
     pub refused: u64,
-    /// Writes for which the disk was full.
+    /// Writes that failed because the disk was full.
     pub full: u64,
 }
 
@@ -129,7 +129,7 @@ impl Judge {
         }
     }
 
-    /// The first thing that must not be, with all that came before.
+    /// Returns the counts, or the first violation with all preceding events.
     pub fn verdict(&self) -> Result<Counts, String> {
         let Some(violation) = &self.violation else { return Ok(self.counts) };
         let lines = self.history.iter().map(|(at, entry)| format!("{:>8} ms  {entry:?}\n", at.as_millis()));
@@ -163,7 +163,7 @@ impl Judge {
         self.note(at, Entry::ServerEnds);
     }
 
-    /// The server has answered, and nobody knows yet.
+    /// Records a reply of the server that has not entered the network yet.
     pub fn answered(&mut self, at: Moment, client: usize, args: &CompoundArgs, results: &CompoundRes) {
         let tag = tag_of(&args.tag.0);
         let what = args.argarray.iter().map(|operation| operation.opnum().name()).collect();
@@ -200,9 +200,9 @@ impl Judge {
         }
     }
 
-    /// A client has heard of a request that it sent at `sent`: it has a lease from then on.
-    pub fn heard(&mut self, at: Moment, client: usize, tag: u64, sent: Moment) {
-        self.note(at, Entry::Hears { client, tag });
+    /// Records that a client has received a reply to a request sent at `sent`, which renews its lease from that time.
+    pub fn received(&mut self, at: Moment, client: usize, tag: u64, sent: Moment) {
+        self.note(at, Entry::Receives { client, tag });
         let until = self.leases[client].max(sent + self.lease);
         self.leases[client] = until;
         for hold in self.holds(client).filter(|hold| !hold.suspended) {
@@ -210,13 +210,13 @@ impl Judge {
         }
     }
 
-    /// A client has a new name: what it had it has to reclaim.
+    /// Records that a client has a new client ID, and must reclaim its state.
     pub fn begins(&mut self, at: Moment, client: usize, clientid: u64) {
         self.note(at, Entry::Begins { client, clientid });
         self.holds(client).for_each(|hold| hold.suspended = true);
     }
 
-    /// A client believes to have a range now, for which it has asked at `asked`: it was given then or later.
+    /// Records that a client holds a range, which it requested at `asked`. The lock was granted then or later.
     pub fn locked(&mut self, at: Moment, client: usize, range: usize, asked: Moment, reclaimed: bool) {
         self.note(at, Entry::Locked { client, range, reclaimed });
         self.counts.locked += u64::from(!reclaimed);
@@ -225,7 +225,7 @@ impl Judge {
         let mut own = Hold { client, life, until: asked + self.lease, lapsed: false, suspended: false };
         own.renew(until - self.lease, until);
         if own.until <= at {
-            // The answer is a lease old, kept by the server and sent again: it tells what was, and the client knows that.
+            // The reply is older than a lease: it was cached and sent again. The client knows that it may be obsolete.
             return;
         }
         if let Some(hold) = self.ranges[range].hold
@@ -237,13 +237,13 @@ impl Judge {
         self.ranges[range].hold = Some(own);
     }
 
-    /// A client is giving a range back.
+    /// Records that a client is releasing a range.
     pub fn unlocks(&mut self, at: Moment, client: usize, range: usize) {
         self.note(at, Entry::Unlocks { client, range });
         self.ranges[range].hold.take_if(|hold| hold.client == client);
     }
 
-    /// A client gives up all that it has.
+    /// Records that a client drops all its state.
     pub fn reboots(&mut self, at: Moment, client: usize) {
         self.note(at, Entry::Reboots { client });
         for range in &mut self.ranges {
@@ -251,7 +251,7 @@ impl Judge {
         }
     }
 
-    /// A client has been told that it does not have a range any more; by `reclaiming` it if so.
+    /// Records that a client has learned that it has lost a range, by `reclaiming` it if so.
     pub fn loses(&mut self, at: Moment, client: usize, range: usize, reclaiming: bool) {
         self.note(at, Entry::Loses { client, range });
         self.counts.refused += u64::from(reclaiming);
@@ -261,9 +261,9 @@ impl Judge {
         }
     }
 
-    /// Whether a client that has a lease must have kept what it had: in all lives of the server since, each of which
-    /// began in time and ended before its grace could. A client that has not said before grace ends that it has reclaimed all
-    /// cannot reclaim anything in the next life (RFC 8881 §8.4.2.1).
+    /// Returns `true` if a client with a lease must have kept its lock: in all runs of the server since, each of which
+    /// began in time and ended before its grace period could. If a client has not sent RECLAIM_COMPLETE before the end
+    /// of the grace period, it cannot reclaim in the next run (RFC 8881 §8.4.2.1).
     fn is_owed(&self, at: Moment, hold: &Hold) -> bool {
         let (held, since) = self.lives.split_at(hold.life as usize);
         let Some(end) = held.last().and_then(|life| life.to) else { return hold.until > at };
@@ -277,17 +277,17 @@ impl Judge {
     }
 }
 
-/// The number of a request, from its tag.
+/// Returns the number of a request from its tag.
 pub fn tag_of(tag: &[u8]) -> u64 {
     number(tag)
 }
 
-/// A counter as it is written.
+/// Decodes a counter.
 pub fn number(bytes: &[u8]) -> u64 {
     bytes.try_into().map_or(0, u64::from_be_bytes)
 }
 
-/// Bytes of each range.
+/// The bytes of each range.
 pub const RANGE_LEN: u64 = 8;
 
 fn range_of(offset: u64) -> usize {

@@ -1,17 +1,18 @@
-//! Exactly once, and what goes with it: the real service of NFSv4.1, called by several clients over a network and on a machine on
-//! which everything goes wrong that can.
+//! Tests of exactly-once semantics: several clients call the real service of NFSv4.1 over a network and on a machine
+//! with all kinds of faults.
 //!
-//! Each run follows from its seed. Of one that fails, all that happened is told: repeat it with `SLIPWAY_SEED=N`, or
-//! `cargo xtask sim --seed N`. `SLIPWAY_SEEDS=N` makes N runs.
+//! Each run is determined by its seed. A failed run prints all its events. Repeat it with `SLIPWAY_SEED=N`, or `cargo
+//! xtask sim --seed N`. `SLIPWAY_SEEDS=N` makes N runs.
 //!
-//! What is checked, while it happens:
+//! These properties are checked during the run:
 //!
-//! - Each worker knows the content of its directory, so what an operation must come to: one that was executed twice, or is executed
-//!   late, comes to something else. Where a session ended with a request in doubt, it was executed or not; nothing else.
-//! - A reply is that of its request, by the tag, the session, the slot and the sequence.
-//! - Nobody has a lock that another has: from when he hears that he has it until he gives it up, or his lease ends by what he knows.
-//!   Each holder adds one to a counter, in order.
-//! - A lock is reclaimed only by who had it last, and by him it can be reclaimed, if his lease had not ended.
+//! - Each worker knows the content of its directory, and so the result of each operation. An operation that is executed
+//!   twice, or late, has another result. If a session ended with a request in doubt, the request was executed or not
+//!   executed, and nothing else.
+//! - A reply belongs to its request, by the tag, the session, the slot and the sequence ID.
+//! - No two clients hold the same lock: a client holds it from the time it receives the grant until it releases it, or
+//!   until its lease ends as far as it knows. Each holder increments a counter, in order.
+//! - Only the last holder can reclaim a lock, and it can if its lease had not ended.
 
 mod client;
 mod disk;
@@ -41,10 +42,10 @@ use client::Client;
 use judge::{Counts, Judge};
 use world::{Broken, Faults, LEASE, Lost, World};
 
-/// How many clients there are.
+/// The number of clients.
 const CLIENTS: usize = 2;
 
-/// One run: how much has happened, or what must not have.
+/// Executes one run. Returns its counts, or the violation.
 fn run(seed: u64, faults: Faults) -> Result<Ended, String> {
     simnet::simulate(seed, || async {
         let world = World::new(seed, faults, file_system(), Judge::new(CLIENTS, work::RANGES, LEASE));
@@ -75,7 +76,7 @@ fn run(seed: u64, faults: Faults) -> Result<Ended, String> {
             tokio::select! { biased; () = all => {}, () = failed => {} }
         });
         if ended.await.is_err() {
-            world.judge(|judge, at| judge.fail(at, "the work does not end".into()));
+            world.judge(|judge, at| judge.fail(at, "the work did not end".into()));
         }
         let mut counts = world.judge.lock().verdict()?;
         counts.full = world.disk.refused();
@@ -83,7 +84,7 @@ fn run(seed: u64, faults: Faults) -> Result<Ended, String> {
     })
 }
 
-/// What a run was.
+/// The result of a run.
 struct Ended {
     counts: Counts,
     messages: u64,
@@ -91,13 +92,13 @@ struct Ended {
     trace: Trace,
 }
 
-/// Where clients work.
+/// Returns the file system of the clients.
 fn file_system() -> Arc<dyn Vfs> {
     let memory = Memory::new(MemoryOptions { capacity: 1 << 20, mode: 0o777, ..MemoryOptions::default() });
     let (root, cred) = (memory.root(), Cred::root());
     let caller = Caller::blocking(&cred);
     fn name(name: &str) -> &Name {
-        Name::new(name.as_bytes()).expect("a good name")
+        Name::new(name.as_bytes()).expect("name must be valid")
     }
     let set = SetAttr { mode: Some(0o777), ..SetAttr::default() };
     for dir in (0..CLIENTS).flat_map(|client| (0..2).map(move |worker| work::directory(client, worker))) {
@@ -122,7 +123,7 @@ async fn crashes(world: Arc<World>) {
         if !gone {
             left -= 1;
             if world.random(|rng| rng.random()) {
-                // At one of the next writes, if there are any; it is looked for when there has been time for some.
+                // At one of the next writes, if there are any. The test waits long enough for some.
                 world.disk.crash_at(world.disk.done() + world.random(|rng| rng.random_range(1..20)));
                 world.wait(2000).await;
             }
@@ -162,7 +163,7 @@ async fn reboots(world: Arc<World>, clients: Vec<Arc<Client>>) {
     }
 }
 
-/// What goes wrong in the run of a seed: in one of four, one thing after the other.
+/// Returns the faults of a seed. One of four runs has one fault after the other.
 fn faults(seed: u64) -> Faults {
     let mut rng = StdRng::seed_from_u64(!seed);
     let times = if seed % 4 == 3 { 4 } else { 1 };
@@ -182,7 +183,7 @@ fn pick<'a, T>(rng: &mut StdRng, from: &'a [T]) -> &'a T {
     &from[rng.random_range(0..from.len())]
 }
 
-/// Runs seeds on all processors; gives what happened in all, or the failure of the lowest seed that fails.
+/// Runs seeds on all processors. Returns the sum of the counts, or the failure of the lowest seed that fails.
 fn run_all(seeds: Range<u64>, faults: impl Fn(u64) -> Faults + Sync) -> Result<Counts, String> {
     let (next, total) = (AtomicU64::new(seeds.start), Mutex::new(Counts::default()));
     let failure: Mutex<Option<(u64, String)>> = Mutex::new(None);
@@ -191,7 +192,7 @@ fn run_all(seeds: Range<u64>, faults: impl Fn(u64) -> Faults + Sync) -> Result<C
             scope.spawn(|| {
                 loop {
                     let seed = next.fetch_add(1, Relaxed);
-                    // Whoever runs a lower one than that which has failed goes on: it may fail, too.
+                    // Runs with a lower seed than the failed one continue, because they may fail, too.
                     if seed >= seeds.end || failure.lock().is_some() {
                         return;
                     }
@@ -215,7 +216,7 @@ fn run_all(seeds: Range<u64>, faults: impl Fn(u64) -> Faults + Sync) -> Result<C
 }
 
 #[test]
-fn whatever_goes_wrong_everything_is_done_once() {
+fn every_operation_is_executed_once_despite_faults() {
     let seeds = seeds(10_000);
     let count = seeds.end - seeds.start;
     let counts = run_all(seeds, faults).unwrap_or_else(|why| panic!("{why}"));
@@ -258,13 +259,13 @@ fn the_machine_may_crash_in_any_write() {
 
 /// The tests above can fail.
 #[test]
-fn servers_that_are_broken_are_caught() {
+fn broken_servers_are_detected() {
     for (broken, what) in
         [(Broken::NoReplyCache, " for "), (Broken::NoStableStorage, ""), (Broken::IgnoresFullDisk, "range")]
     {
         let faults = |seed| Faults { broken: Some(broken), ..faults(seed) };
-        let Err(why) = run_all(0..500, faults) else { panic!("{broken:?} goes unnoticed") };
-        assert!(why.contains(what), "{broken:?} is caught otherwise: {why}");
+        let Err(why) = run_all(0..500, faults) else { panic!("{broken:?} must be detected") };
+        assert!(why.contains(what), "{broken:?} must be detected by that check: {why}");
         println!("{broken:?}: {}", why.lines().rev().take(2).collect::<Vec<_>>().join(", "));
     }
 }

@@ -1,4 +1,4 @@
-//! What clients do: operations of which none may be executed twice or be lost, and locks that nobody else may have.
+//! The work of clients: operations that must be executed exactly once, and exclusive locks.
 
 use std::collections::BTreeSet;
 
@@ -11,33 +11,33 @@ use super::{
     judge::{RANGE_LEN, number},
 };
 
-/// Makes, renames and removes directories in a directory of its own, and knows what must come of it.
+/// Makes, renames and removes directories in its own directory, and knows the expected results.
 pub struct Worker {
     slot: usize,
     dir: String,
     names: BTreeSet<&'static str>,
     left: u32,
-    /// What may have been done or not.
+    /// A change that may or may not have been executed.
     doubtful: Option<Change>,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Change {
     Make(&'static str),
-    /// A file, opened and closed.
+    /// Opens and closes a file.
     Open(&'static str),
     Remove(&'static str),
     Rename(&'static str, &'static str),
 }
 
 impl Worker {
-    /// One that has everything to do.
+    /// Creates a worker that has done nothing yet.
     pub fn new(client: &Client, number: usize) -> Self {
         let dir = directory(client.number, number);
         Self { slot: number, dir, names: BTreeSet::new(), left: STEPS, doubtful: None }
     }
 
-    /// Goes on until all is done.
+    /// Continues until all work is done.
     pub async fn run(&mut self, client: &Client) -> Result<(), SessionLost> {
         if let Some(change) = self.doubtful {
             self.settle(client, change).await?;
@@ -101,7 +101,7 @@ impl Worker {
         operations
     }
 
-    /// What is there after a change, and its status.
+    /// Returns the content after a change, and the expected status.
     fn after(&self, change: Change) -> (BTreeSet<&'static str>, Nfsstat4) {
         let mut names = self.names.clone();
         let done = match change {
@@ -118,12 +118,12 @@ impl Worker {
         (names, done)
     }
 
-    /// Finds out whether a change was made.
+    /// Finds out whether a change was executed.
     async fn settle(&mut self, client: &Client, change: Change) -> Result<(), SessionLost> {
         let Some(found) = self.look(client).await? else { return Ok(()) };
         let (after, _) = self.after(change);
         if found == after {
-            // Where it makes no difference it counts as done.
+            // If it makes no difference, the change counts as executed.
             self.left -= 1;
         } else if found != self.names {
             let why = format!("after {change:?} in {} is {found:?}, before {:?}", self.dir, self.names);
@@ -133,7 +133,7 @@ impl Worker {
         Ok(())
     }
 
-    /// What is there.
+    /// Reads the content of the directory.
     async fn look(&self, client: &Client) -> Result<Option<BTreeSet<&'static str>>, SessionLost> {
         let mut found = BTreeSet::new();
         for name in NAMES {
@@ -150,7 +150,7 @@ impl Worker {
     }
 }
 
-/// Locks ranges of a file that all share, and counts in each what it has done there.
+/// Locks ranges of a shared file, and counts its locks in each.
 #[derive(Default)]
 pub struct Locker {
     done: u32,
@@ -160,12 +160,12 @@ pub struct Locker {
 }
 
 impl Locker {
-    /// Without what the client has forgotten.
+    /// Returns a locker without the state that a restarted client has forgotten.
     pub fn after_reboot(&self) -> Self {
         Self { done: self.done, ..Self::default() }
     }
 
-    /// Goes on until all is done.
+    /// Continues until all work is done.
     pub async fn run(&mut self, client: &Client) -> Result<(), SessionLost> {
         while self.done < ROUNDS {
             client.world.wait(client.world.random(|rng| rng.random_range(1..600))).await;
@@ -205,7 +205,7 @@ impl Locker {
         Ok(())
     }
 
-    /// Reads the count, writes the next one, and gives the range back.
+    /// Reads the counter, writes the next value, and releases the range.
     async fn count(&mut self, client: &Client, stateid: Stateid4, range: usize) -> Result<(), SessionLost> {
         let (offset, count) = (range as u64 * RANGE_LEN, RANGE_LEN as u32);
         let mut operations = at(&[FILE]);
@@ -241,7 +241,7 @@ impl Locker {
         Ok(())
     }
 
-    /// The server does not know a stateid any more, or says so: all is opened and locked anew.
+    /// The server does not know a stateid any more, or says that its state is revoked: opens and locks again.
     async fn lost(&mut self, client: &Client, stateid: Stateid4, status: Nfsstat4) -> Result<(), SessionLost> {
         if matches!(status, Nfsstat4::Grace | Nfsstat4::Delay) {
             return Ok(());
@@ -252,20 +252,20 @@ impl Locker {
         self.forget(client, false);
         let free = [Some(stateid), self.open.take()].into_iter().flatten();
         for stateid in free.collect::<Vec<_>>() {
-            // It may be free already.
+            // The stateid may already be free.
             client.call(LOCK_SLOT, vec![Argop4::FreeStateid(FreeStateidArgs { stateid })]).await?;
         }
         Ok(())
     }
 
-    /// What is not held any more.
+    /// Records that the range is no longer held.
     fn forget(&mut self, client: &Client, reclaiming: bool) {
         if let Some((_, range)) = self.held.take() {
             client.world.judge(|judge, at| judge.loses(at, client.number, range, reclaiming));
         }
     }
 
-    /// Gets back what was held before the server's restart, if it may.
+    /// Reclaims the state from before the server's restart, if possible.
     pub async fn reclaim(&mut self, client: &Client) -> Result<(), SessionLost> {
         if self.open.is_none() {
             return Ok(());
@@ -297,7 +297,7 @@ impl Locker {
     }
 }
 
-/// Asks again as long as the server says that it cannot yet.
+/// Retries while the server asks to wait.
 async fn patiently(client: &Client, operations: Vec<Argop4>) -> Result<(Nfsstat4, Vec<Resop4>), SessionLost> {
     loop {
         match client.call(LOCK_SLOT, operations.clone()).await? {
@@ -307,12 +307,12 @@ async fn patiently(client: &Client, operations: Vec<Argop4>) -> Result<(Nfsstat4
     }
 }
 
-/// The directory of a client's worker.
+/// Returns the directory of a client's worker.
 pub fn directory(client: usize, worker: usize) -> String {
     format!("{client}-{worker}")
 }
 
-/// PUTROOTFH and LOOKUPs below the export.
+/// Returns PUTROOTFH and LOOKUPs below the export.
 fn at(path: &[&str]) -> Vec<Argop4> {
     let lookup = |name: &&str| Argop4::Lookup(LookupArgs { objname: (*name).into() });
     std::iter::once(Argop4::PutRootFh).chain(std::iter::once(&"m").chain(path).map(lookup)).collect()
@@ -346,14 +346,14 @@ fn lock(open_stateid: Stateid4, range: usize, reclaim: bool) -> Vec<Argop4> {
     operations
 }
 
-/// The file of locks and counts.
+/// The file with locks and counters.
 pub const FILE: &str = "counts";
-/// Its ranges.
+/// The number of its ranges.
 pub const RANGES: usize = 2;
 const NAMES: [&str; 3] = ["a", "b", "c"];
-/// Changes that each worker makes.
+/// The number of changes of each worker.
 const STEPS: u32 = 8;
-/// How often each client has a range.
+/// The number of times that each client locks a range.
 const ROUNDS: u32 = 3;
-/// Behind those of the workers.
+/// The slot after those of the workers.
 const LOCK_SLOT: usize = 2;

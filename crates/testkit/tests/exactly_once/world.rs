@@ -1,7 +1,7 @@
-//! The world: a server whose machine crashes and comes back, and a network that delays, doubles and loses what it carries.
+//! The world: a server whose machine crashes and restarts, and a network that delays, duplicates and loses messages.
 //!
-//! Time is tokio's paused clock, in whole milliseconds. The server's own work falls on whole seconds of its life, and nothing else
-//! does; calls are executed one after the other, each to its end. So everything follows from the seed.
+//! Time is tokio's paused clock, in whole milliseconds. Only the server's own work happens at whole seconds of its run.
+//! Calls are executed one after the other, each to its end. So everything is determined by the seed.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -36,58 +36,58 @@ use super::{
     judge::{Entry, Judge, Moment},
 };
 
-/// What goes wrong, and how often.
+/// The faults and their frequency.
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
-    /// That a message is lost with its connection.
+    /// The probability that a message is lost with its connection.
     pub cut: f64,
-    /// The number of a message that is lost so, and whether it is the call or the reply.
+    /// The number of a message that is lost, and whether it is the call or the reply.
     pub cut_at: Option<(u64, Lost)>,
-    /// That a call arrives twice.
+    /// The probability that a call is duplicated.
     pub double: f64,
-    /// That a message takes seconds.
+    /// The probability that a message is delayed by seconds.
     pub late: f64,
-    /// How often the server's machine crashes.
+    /// The number of crashes of the server's machine.
     pub crashes: u32,
-    /// How often the server's disk is full for a while.
+    /// The number of times that the server's disk is full for a while.
     pub full: u32,
-    /// The write or sync of the server's disk in which it crashes.
+    /// The write or sync of the server's disk at which the machine crashes.
     pub crash_at_write: Option<u64>,
-    /// How often a client cannot be reached for a while.
+    /// The number of times that a client cannot be reached for a while.
     pub partitions: u32,
-    /// How often a client forgets all and begins anew.
+    /// The number of times that a client forgets everything and restarts.
     pub reboots: u32,
-    /// What is broken about the server.
+    /// The defect of the server.
     pub broken: Option<Broken>,
 }
 
-/// Which message of a request is lost.
+/// The message of a request that is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lost {
     Call,
     Reply,
 }
 
-/// A server that is not right, for the checker to find out.
+/// A defect of a server that the checker must detect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Broken {
-    /// It keeps no replies, and executes whatever comes.
+    /// The server caches no replies, and executes every request.
     NoReplyCache,
-    /// It remembers no client over a restart.
+    /// The server remembers no client over a restart.
     NoStableStorage,
-    /// It goes on as if what a full disk has refused were stored.
+    /// The server continues as if a full disk had stored its writes.
     IgnoresFullDisk,
 }
 
 /// The world.
 pub struct World {
-    /// What goes wrong.
+    /// The faults.
     pub faults: Faults,
     /// The checker.
     pub judge: Mutex<Judge>,
     /// The server's disk.
     pub disk: Disk,
-    /// The server's file system, which survives.
+    /// The server's file system, which survives crashes.
     pub vfs: Arc<dyn Vfs>,
     rng: Mutex<StdRng>,
     /// Every call that is executed, and its reply.
@@ -97,7 +97,7 @@ pub struct World {
     life: Mutex<Option<Life>>,
     network: Mutex<Network>,
     paper: Paper,
-    /// Itself, for what goes on beside.
+    /// A reference to itself, for background tasks.
     this: Weak<World>,
 }
 
@@ -108,19 +108,19 @@ struct Life {
 
 #[derive(Default)]
 struct Network {
-    /// Connections that are up, and whose they are.
+    /// The open connections, and their clients.
     connections: HashMap<ConnectionId, usize>,
-    /// Clients that cannot be reached.
+    /// The clients that cannot be reached.
     unreachable: HashSet<usize>,
     last: u64,
     messages: u64,
     requests: u64,
-    /// Of a server without a reply cache, the last sequence of each slot.
+    /// For a server without a reply cache, the last sequence ID of each slot.
     sequences: HashMap<(Sessionid4, Slotid4), u32>,
 }
 
 impl World {
-    /// A world in which the server has just begun its first life.
+    /// Creates a world in which the server has just started its first run.
     pub fn new(seed: u64, faults: Faults, vfs: Arc<dyn Vfs>, judge: Judge) -> Arc<Self> {
         let disk = Disk::default();
         if faults.broken == Some(Broken::IgnoresFullDisk) {
@@ -148,42 +148,41 @@ impl World {
     pub fn trace(&self) -> simnet::Trace {
         self.record.trace()
     }
-
-    /// Now.
+    /// Returns the current time.
     pub fn now(&self) -> Moment {
         self.began.elapsed()
     }
 
-    /// A choice.
+    /// Makes a random choice.
     pub fn random<T>(&self, choose: impl FnOnce(&mut StdRng) -> T) -> T {
         choose(&mut self.rng.lock())
     }
 
-    /// Tells the checker.
+    /// Passes an event to the checker.
     pub fn judge(&self, tell: impl FnOnce(&mut Judge, Moment)) {
         tell(&mut self.judge.lock(), self.now());
     }
 
-    /// Waits for so many milliseconds, or one more.
+    /// Waits for `ms` or `ms` + 1 milliseconds.
     pub async fn wait(&self, ms: u64) {
         let until = self.now().as_millis() as u64 + ms;
         let until = Duration::from_millis(until + u64::from(until.is_multiple_of(1000)));
         sleep(until - self.now()).await;
     }
 
-    /// Messages that were sent so far.
+    /// Returns the number of messages so far.
     pub fn messages(&self) -> u64 {
         self.network.lock().messages
     }
 
-    /// A new number for a request.
+    /// Returns a new number for a request.
     pub fn next_request(&self) -> u64 {
         let mut network = self.network.lock();
         network.requests += 1;
         network.requests
     }
 
-    /// A new connection to the server.
+    /// Opens a connection to the server.
     pub fn connect(&self, client: usize) -> ConnectionId {
         let mut network = self.network.lock();
         network.last += 1;
@@ -192,12 +191,12 @@ impl World {
         connection
     }
 
-    /// Whether a connection is up, as its client sees it.
+    /// Returns `true` if a connection is open, as its client sees it.
     pub fn is_up(&self, connection: ConnectionId) -> bool {
         self.network.lock().connections.contains_key(&connection)
     }
 
-    /// Ends a connection.
+    /// Closes a connection.
     pub fn cut(&self, connection: ConnectionId) {
         let Some(client) = self.network.lock().connections.remove(&connection) else { return };
         self.judge(|judge, at| {
@@ -209,7 +208,7 @@ impl World {
         }
     }
 
-    /// Cuts a client off, or lets it in again.
+    /// Disconnects a client, or lets it connect again.
     pub fn set_reachable(&self, client: usize, reachable: bool) {
         let mut network = self.network.lock();
         if reachable {
@@ -222,23 +221,23 @@ impl World {
         self.judge(|judge, at| judge.note(at, entry));
     }
 
-    /// Fills the server's disk, or makes room there.
+    /// Fills the server's disk, or frees space on it.
     pub fn fill_disk(&self, full: bool) {
         self.disk.set_full(full);
         self.judge(|judge, at| judge.note(at, if full { Entry::DiskFull } else { Entry::DiskHasRoom }));
     }
 
-    /// Sends a call; its reply goes to `heard`, if ever.
-    pub fn send(&self, connection: ConnectionId, args: &Arc<CompoundArgs>, heard: &UnboundedSender<CompoundRes>) {
+    /// Sends a call. Its reply, if any, goes to `replies`.
+    pub fn send(&self, connection: ConnectionId, args: &Arc<CompoundArgs>, replies: &UnboundedSender<CompoundRes>) {
         let copies = 1 + u64::from(self.random(|rng| rng.random_bool(self.faults.double)));
         for _ in 0..copies {
-            let world = self.this.upgrade().expect("it is there");
-            let (args, heard) = (args.clone(), heard.clone());
-            tokio::spawn(async move { world.carry(connection, &args, &heard).await });
+            let world = self.this.upgrade().expect("world must exist");
+            let (args, replies) = (args.clone(), replies.clone());
+            tokio::spawn(async move { world.carry(connection, &args, &replies).await });
         }
     }
 
-    async fn carry(&self, connection: ConnectionId, args: &CompoundArgs, heard: &UnboundedSender<CompoundRes>) {
+    async fn carry(&self, connection: ConnectionId, args: &CompoundArgs, replies: &UnboundedSender<CompoundRes>) {
         let Some(client) = self.network.lock().connections.get(&connection).copied() else { return };
         let number = {
             let mut network = self.network.lock();
@@ -255,8 +254,8 @@ impl World {
         }
         self.wait(self.delay()).await;
         if self.is_up(connection) {
-            // Nobody may wait for it any more.
-            let _ = heard.send(results);
+            // The client may no longer wait for it.
+            let _ = replies.send(results);
         }
     }
 
@@ -270,10 +269,10 @@ impl World {
         cut || self.faults.cut_at == Some((number, what)) || self.network.lock().unreachable.contains(&client)
     }
 
-    /// The server executes a call, if it is there, and as long as its disk is.
+    /// Lets the server execute a call, if the server runs and its machine does not crash meanwhile.
     fn execute(&self, client: usize, connection: ConnectionId, args: &CompoundArgs) -> Option<CompoundRes> {
         if self.disk.has_crashed() {
-            // It did so while the server did something of its own.
+            // The machine crashed during the server's own work.
             self.end_life();
         }
         let nfs = self.life.lock().as_ref()?.nfs.clone();
@@ -294,14 +293,14 @@ impl World {
         let (caller, message) = (Identity::Sys(sys), Message::encode(args));
         let paper = self.paper.connection(connection);
         let reply = finish(paper.call(nfs, PROC_COMPOUND, (PEER, &caller), &message));
-        let reply = reply.expect("a good call is accepted");
+        let reply = reply.expect("valid call must be accepted");
         for (way, kind, message) in [((PEER, SERVER), "call", &message), ((SERVER, PEER), "reply", &reply)] {
             self.record.deliver(way, kind, &[&message.to_rope().to_bytes().expect("it is in memory")]);
         }
         results(&reply)
     }
 
-    /// As a server does that takes every call for the next one of its slot.
+    /// Executes a call as a server that takes every call for the next one of its slot.
     fn execute_anew(&self, nfs: &Nfs4, connection: ConnectionId, args: &CompoundArgs) -> CompoundRes {
         let mut args = args.clone();
         let Some(Argop4::Sequence(sequence)) = args.argarray.first_mut() else {
@@ -318,7 +317,7 @@ impl World {
         done
     }
 
-    /// The machine crashes.
+    /// Makes the machine crash.
     pub fn end_life(&self) {
         self.disk.crash();
         let Some(life) = self.life.lock().take() else { return };
@@ -327,7 +326,7 @@ impl World {
         self.judge(|judge, at| judge.server_ends(at));
     }
 
-    /// The machine is on again, and the server begins a life: at a whole second.
+    /// Restarts the machine, and the server at a whole second.
     pub async fn begin_life_soon(&self) {
         loop {
             let begins = (self.now().as_millis() as u64 / 1000 + 1) * 1000;
@@ -342,19 +341,19 @@ impl World {
         }
     }
 
-    /// False if the machine crashes meanwhile.
+    /// Returns `false` if the machine crashes meanwhile.
     fn begin_life(&self) -> bool {
         let options = ExportOptions { squash: Squash::None, ..ExportOptions::default() };
-        let export = Export::new("/m", ExportId::of(&[b"m"]), self.vfs.clone(), options).expect("a good export");
+        let export = Export::new("/m", ExportId::of(&[b"m"]), self.vfs.clone(), options).expect("export must be valid");
         let recovery = Recovery::on(self.disk.open());
-        // In virtual time nothing waits for another thread.
+        // In virtual time, no task may wait for another thread.
         let blocking = BlockingOptions { threads: 0, ..BlockingOptions::default() };
         let settings = Settings { grace: LEASE, lease: LEASE, blocking, ..Settings::default() };
         let opened = recovery.and_then(|recovery| NfsServer::recovering(export, self.key.clone(), recovery, settings));
         let server = match opened {
             Ok(server) if !self.disk.has_crashed() => server,
             Err(error) if !self.disk.has_crashed() => {
-                self.judge(|judge, at| judge.fail(at, format!("the server does not begin: {error}")));
+                self.judge(|judge, at| judge.fail(at, format!("the server does not start: {error}")));
                 return true;
             }
             _ => return false,
@@ -366,7 +365,7 @@ impl World {
     }
 }
 
-/// Polls a future to its end, whatever else there is to do.
+/// Polls a future to its end, without running other tasks.
 fn finish<T>(future: impl Future<Output = T>) -> T {
     struct Unpark(Thread);
     impl Wake for Unpark {
@@ -384,7 +383,7 @@ fn finish<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
-/// Of the server; its grace is as long.
+/// The lease of the server; its grace period has the same length.
 pub const LEASE: Duration = Duration::from_secs(5);
 const SERVER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 2049);
 const PEER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 700);

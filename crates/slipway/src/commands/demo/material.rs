@@ -1,4 +1,4 @@
-//! What the demo copies: a real tree and large files; and manifests of trees, to compare them.
+//! The material that the demo copies: a real tree and large files; and manifests, which compare trees.
 
 use std::{
     collections::BTreeMap,
@@ -13,11 +13,11 @@ use sha2::{Digest, Sha256};
 use super::located;
 use crate::{exit::Failure, output, show};
 
-/// The directories to be copied.
+/// The directories to copy.
 pub struct Material {
-    /// Holds `tree` and `large`.
+    /// The directory that contains `tree` and `large`.
     pub dir: PathBuf,
-    /// Where the tree comes from, for a person.
+    /// The origin of the tree, for the output.
     pub origin: &'static str,
     /// The tree of many small files.
     pub tree: Manifest,
@@ -26,8 +26,8 @@ pub struct Material {
 }
 
 impl Material {
-    /// Makes the material in the new directory `dir`: a copy of the tree `from`, else of this project's source where it
-    /// is, else a generated tree; and `size` bytes of large files.
+    /// Makes the material in the new directory `dir`: a copy of the tree `from`, or of this project's source if it is
+    /// there, or a generated tree; and `size` bytes of large files.
     pub fn make(dir: &Path, from: Option<&Path>, size: u64) -> Result<Self, Failure> {
         let (tree, large) = (dir.join("tree"), dir.join("large"));
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
@@ -51,7 +51,7 @@ impl Material {
     }
 }
 
-/// Copies a source tree without what is built or fetched: `target` and hidden directories.
+/// Copies a source tree without build output and downloads: `target` and hidden directories.
 fn gather(from: &Path, to: &Path) -> io::Result<()> {
     fs::create_dir_all(to)?;
     for entry in fs::read_dir(from)? {
@@ -71,7 +71,7 @@ fn gather(from: &Path, to: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Files of many sizes, in directories, with links and odd names.
+/// Makes files of many sizes, in directories, with links and unusual names.
 fn generate_tree(dir: &Path) -> io::Result<()> {
     let mut noise = Noise(7);
     for index in 0..500 {
@@ -89,7 +89,7 @@ fn generate_tree(dir: &Path) -> io::Result<()> {
     std::os::unix::fs::symlink("d1/e1", dir.join("link"))
 }
 
-/// One file of noise, and one that is mostly hole.
+/// Makes a file of random bytes, and a file that is mostly a hole.
 fn generate_large(dir: &Path, size: u64) -> io::Result<()> {
     let mut noise = Noise(11);
     let mut file = File::create(dir.join("noise"))?;
@@ -107,7 +107,7 @@ fn generate_large(dir: &Path, size: u64) -> io::Result<()> {
     file.set_len(64 << 20)
 }
 
-/// Bytes that do not compress and do not repeat (xorshift64).
+/// A generator of bytes that do not compress and do not repeat (xorshift64).
 struct Noise(u64);
 
 impl Noise {
@@ -121,17 +121,17 @@ impl Noise {
     }
 }
 
-/// What is in a tree: for each path its kind, mode and content.
+/// The content of a tree: the type, mode and content of each path.
 pub struct Manifest {
-    /// Regular files.
+    /// The number of regular files.
     pub files: u64,
-    /// Bytes of them, holes included.
+    /// Their bytes, holes included.
     pub bytes: u64,
     objects: BTreeMap<Vec<u8>, String>,
 }
 
 impl Manifest {
-    /// Reads all of a tree.
+    /// Reads a complete tree.
     pub fn of(root: &Path) -> Result<Self, Failure> {
         let mut manifest = Self { files: 0, bytes: 0, objects: BTreeMap::new() };
         manifest.read(root, root).map_err(located(root))?;
@@ -153,13 +153,13 @@ impl Manifest {
                 self.bytes += meta.len();
                 format!("file {mode:04o} of {} bytes, SHA-256 {}", meta.len(), digest(&path)?)
             };
-            let name = path.strip_prefix(root).expect("it is below").as_os_str().as_bytes().to_vec();
+            let name = path.strip_prefix(root).expect("path must be below the root").as_os_str().as_bytes().to_vec();
             self.objects.insert(name, what);
         }
         Ok(())
     }
 
-    /// What is not the same in `other`, each on a line.
+    /// Returns the differences from `other`, one line each.
     pub fn differences(&self, other: &Self) -> Vec<String> {
         let names = self.objects.keys().chain(other.objects.keys().filter(|name| !self.objects.contains_key(*name)));
         let absent = "absent".to_owned();
@@ -188,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn manifests_find_every_difference() {
+    fn manifests_report_every_difference() {
         let dir = tempfile::tempdir().unwrap();
         let (a, b) = (dir.path().join("a"), dir.path().join("b"));
         generate_tree(&a).unwrap();

@@ -1,6 +1,6 @@
-//! `slipway demo`: everything once, on this machine, without root. It first measures READ and WRITE of data in memory, which
-//! shows the cost of each transport. It then copies trees in and out by each transport and checks every byte; this includes the
-//! cost of the local file system.
+//! `slipway demo`: runs all transports on this machine, without root. It first measures READ and WRITE of data in
+//! memory, which shows the cost of each transport. It then copies trees in and out over each transport and compares
+//! every byte. These copies include the cost of the local file system.
 
 mod material;
 
@@ -26,13 +26,13 @@ use crate::{
 };
 use material::{Manifest, Material};
 
-/// Measure the transports from memory, then copy trees in and out over tcp, rdma and shm, and check every byte.
+/// Measure the transports from memory, then copy trees in and out over tcp, rdma and shm, and compare every byte.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-It needs neither root nor a network. The server is a process of its own on 127.0.0.1, RDMA runs in software (iWARP), and shm
-is memory that both processes share. The first table is READ and WRITE of data in memory: it compares the transports. The second
-table copies trees and large files to and from --dir: it includes the file system and the disk. The demo removes its files. The
-exit code is 1 if anything that comes back differs from what was sent.
+The demo needs neither root nor a network. The server is a separate process on 127.0.0.1, RDMA runs in software (iWARP), and shm
+is memory that both processes share. The first table has READ and WRITE of data in memory, and compares the transports. The second
+table has copies of trees and large files to and from --dir, and includes the file system and the disk. The demo removes its
+files. The exit code is 1 if a copy differs from its original.
 
 Examples:
   slipway demo
@@ -42,13 +42,13 @@ pub struct Args {
     /// Transports to use
     #[arg(short, long, value_delimiter = ',', default_value = "tcp,rdma,shm", value_parser = ["tcp", "udp", "rdma", "shm"])]
     transport: Vec<String>,
-    /// Bytes of the large files, together
+    /// Total bytes of the large files
     #[arg(long, default_value = "256M")]
     size: ByteSize,
     /// Directory in which temporary directories are made
     #[arg(long)]
     dir: Option<PathBuf>,
-    /// A tree to copy rather than this project's source
+    /// A tree to copy instead of this project's source
     #[arg(long)]
     tree: Option<PathBuf>,
     /// Congestion control of both ends: cubic, bbr, reno, …
@@ -56,7 +56,7 @@ pub struct Args {
     congestion: Option<String>,
 }
 
-/// One copy, and what it cost.
+/// One copy and its cost.
 struct Leg {
     transport: String,
     what: &'static str,
@@ -67,7 +67,7 @@ struct Leg {
     server_cpu: Duration,
 }
 
-/// Runs it.
+/// Runs the command.
 pub fn run(args: &Args) -> Outcome {
     let base = args.dir.clone().unwrap_or_else(std::env::temp_dir);
     output::print(&memory_table(args)?);
@@ -97,7 +97,7 @@ pub fn run(args: &Args) -> Outcome {
         room.path().join("state").into(),
         served.clone().into(),
     ];
-    // Shared memory is no network.
+    // The options of the network do not apply to shared memory.
     let options_of = |name: &str| if name == "shm" { BTreeMap::new() } else { options.clone() };
     let listen: Vec<_> =
         args.transport.iter().map(|name| Listen { transport: name.clone(), options: options_of(name) }).collect();
@@ -112,8 +112,8 @@ pub fn run(args: &Args) -> Outcome {
         let tour = Tour { server: &server, transport, url: server.url(listener), material: &material, back };
         legs.extend(reach::run(tour.run())?);
         different += tour.check()?;
-        // The next transport finds as much free memory as this one did. Trees stay: to make files is slow on ext4 for a while after as many
-        // were removed.
+        // Remove large files, so that the next transport has as much free memory. Keep the trees, because after many
+        // removals ext4 is slow to make files for a while.
         remove(&served.join(tour.name()).join("large"))?;
         remove(&tour.back.join("large"))?;
         settle(room.path())?;
@@ -128,7 +128,7 @@ pub fn run(args: &Args) -> Outcome {
     Ok(Exit::Ok)
 }
 
-/// One transport's share.
+/// The copies over one transport.
 struct Tour<'a> {
     server: &'a Server,
     transport: &'a str,
@@ -138,12 +138,12 @@ struct Tour<'a> {
 }
 
 impl Tour<'_> {
-    /// Of the directory that is made on the server.
+    /// Returns the name of the directory on the server.
     fn name(&self) -> String {
         format!("over-{}", self.transport)
     }
 
-    /// In and out, the tree and the large files.
+    /// Copies the tree and the large files in and out.
     async fn run(&self) -> Result<Vec<Leg>, Failure> {
         let mount = Reach::new().mount(&self.url).await?;
         let root = Remote::new(mount.clone(), mount.root().clone(), self.url.path.clone());
@@ -159,7 +159,7 @@ impl Tour<'_> {
                 .child(name.as_bytes())
                 .await
                 .map_err(Failure::failed)?
-                .ok_or_else(|| Failure::failed(format!("what was copied over {} is not there", self.transport)))?;
+                .ok_or_else(|| Failure::failed(format!("the copy over {} is missing", self.transport)))?;
             let target = Node::Local(self.back.clone());
             legs.push(self.leg(outward, manifest, Node::Remote(source), target, name, &mount).await?);
         }
@@ -203,7 +203,7 @@ impl Tour<'_> {
         })
     }
 
-    /// Compares what came back; returns how many objects differ.
+    /// Compares the copies with the originals. Returns the number of objects that differ.
     fn check(&self) -> Result<usize, Failure> {
         let mut different = 0;
         for (name, sent) in [("tree", &self.material.tree), ("large", &self.material.large)] {
@@ -216,7 +216,7 @@ impl Tour<'_> {
     }
 }
 
-/// The failure of something that was done there.
+/// Returns a function that makes a failure from an error at `path`.
 fn located(path: &Path) -> impl Fn(std::io::Error) -> Failure + '_ {
     move |error| Failure::failed(format!("{}: {error}", path.display()))
 }
@@ -229,13 +229,13 @@ fn remove(dir: &Path) -> Result<(), Failure> {
     std::fs::remove_dir_all(dir).map_err(located(dir))
 }
 
-/// Waits until nothing of the file system is left to be written, for which the next transport would have to wait.
+/// Waits until the file system has written all its data, so that the next transport does not have to wait for it.
 fn settle(room: &Path) -> Result<(), Failure> {
     std::fs::File::open(room).and_then(|dir| Ok(rustix::fs::syncfs(dir)?)).map_err(located(room))
 }
 
-/// Writes large files as a transport does, in and out, and removes them. To give the page cache memory that it has not had before costs
-/// more than to copy what goes there, and the transport that comes first would pay for that.
+/// Writes large files as a transport does, in and out, and removes them. The first use of memory for the page cache
+/// costs more than the copy itself, and only the first transport would pay for that.
 fn warm_up(room: &Path, material: &Material) -> Result<(), Failure> {
     let dir = room.join("warm-up");
     make(&dir)?;
@@ -245,7 +245,7 @@ fn warm_up(room: &Path, material: &Material) -> Result<(), Failure> {
     remove(&dir)
 }
 
-/// The type of the file system that holds `dir`, by the name that the kernel's mount table has for it.
+/// Returns the type of the file system of `dir`, by its name in the kernel's mount table.
 fn file_system(dir: &Path) -> Result<String, Failure> {
     use std::os::unix::fs::MetadataExt;
 
@@ -260,7 +260,7 @@ fn file_system(dir: &Path) -> Result<String, Failure> {
     Ok(table.lines().find_map(of_line).unwrap_or_else(|| "unknown file system".to_owned()))
 }
 
-/// Measures READ and WRITE of data in the server's memory by each transport.
+/// Measures READ and WRITE of data in the server's memory over each transport.
 fn memory_table(args: &Args) -> Result<String, Failure> {
     output::print(&format!(
         "READ and WRITE of {} from memory to memory, {IN_FLIGHT} in flight: the cost of each transport.\n",
@@ -320,7 +320,7 @@ fn table(legs: &[Leg]) -> String {
     format!("\n{}\n", table.text())
 }
 
-/// Bytes of each READ and WRITE of the first table, and how many are in flight.
+/// The bytes of each READ and WRITE of the first table, and the number in flight.
 const BLOCK: usize = 128 << 10;
 const IN_FLIGHT: u32 = 8;
 const MOUNT_TABLE: &str = "/proc/self/mountinfo";

@@ -1,4 +1,4 @@
-//! The checks. Each looks at one thing and says what it found; none changes anything.
+//! The checks. Each examines one property of the machine and returns a finding. None changes anything.
 
 use std::{
     fs, io,
@@ -16,7 +16,7 @@ use rustix::{
 use super::Finding;
 use crate::output;
 
-/// All findings, in the order a reader wants them: who we are, transports, ports, the kernel's part, limits.
+/// Runs all checks, in the order of the output: identity, transports, ports, the kernel, limits.
 pub fn all() -> Vec<Finding> {
     let mut findings = vec![identity(), containment()];
     findings.extend(transports());
@@ -42,11 +42,11 @@ fn identity() -> Finding {
     Finding::note(
         "identity",
         format!("user {}: every client's operations run as this user", uid.as_raw()),
-        "run `slipway serve` as root to serve many users' files under their own identities",
+        "run `slipway serve` as root to run operations with the identity of their callers",
     )
 }
 
-/// The posix backend keeps paths inside an export by `openat2` (Linux 5.6); containers' filters sometimes deny it.
+/// The posix back end confines paths to an export by `openat2` (Linux 5.6). Filters of containers sometimes deny it.
 fn containment() -> Finding {
     let opened = rustix::fs::openat2(
         rustix::fs::CWD,
@@ -83,18 +83,18 @@ fn transports() -> Vec<Finding> {
 fn shared_memory() -> Finding {
     const CHECK: &str = "shared memory";
     let listening =
-        transports::for_client().find("shm").expect("it is registered").listen((Ipv4Addr::LOCALHOST, 0).into());
+        transports::for_client().find("shm").expect("shm must be registered").listen((Ipv4Addr::LOCALHOST, 0).into());
     match listening {
         Ok(_) => Finding::ok(CHECK, "works: proto=shm reaches servers on this host, with one copy"),
         Err(error) => Finding::note(
             CHECK,
-            format!("no place for sockets ({error}): serve listens without shm"),
-            "make /run/slipway (as root) or $XDG_RUNTIME_DIR writable, or name a socket: shm://:2049?socket=/path",
+            format!("no directory for sockets ({error}): serve listens without shm"),
+            "make /run/slipway (as root) or $XDG_RUNTIME_DIR writable, or set the path of a socket: shm://:2049?socket=/path",
         ),
     }
 }
 
-/// What the kernel has, what the libraries find of it, and what stands between.
+/// Reports the adapters of the kernel, those that the libraries find, and the reason if some cannot be used.
 fn adapters(class: &Path, surveyed: Result<Vec<DeviceReport>, Unavailable>) -> Finding {
     const CHECK: &str = "rdma adapters";
     let packages = transports::VERBS_PACKAGES;
@@ -117,7 +117,7 @@ fn adapters(class: &Path, surveyed: Result<Vec<DeviceReport>, Unavailable>) -> F
             let usable = if usable.is_empty() { "none".to_owned() } else { usable.join(", ") };
             Finding::note(
                 CHECK,
-                format!("{listed}; of these programs can use: {usable}"),
+                format!("{listed}; usable by programs: {usable}"),
                 format!(
                     "apt install {packages} (each kind of adapter has a library in ibverbs-providers); modprobe ib_uverbs; see \
                      that /dev/infiniband/uverbs* can be opened"
@@ -126,14 +126,14 @@ fn adapters(class: &Path, surveyed: Result<Vec<DeviceReport>, Unavailable>) -> F
         }
         Ok(_) if !Path::new("/dev/infiniband/rdma_cm").exists() => Finding::note(
             CHECK,
-            format!("{listed}; not used: there is no /dev/infiniband/rdma_cm to make connections with"),
+            format!("{listed}; not used: there is no /dev/infiniband/rdma_cm for connections"),
             "modprobe rdma_ucm (or apt install rdma-core, which does so)",
         ),
         Ok(found) => match found.iter().find(|device| !device.ports.iter().any(|port| port.active)) {
             Some(down) => Finding::note(
                 CHECK,
                 format!("{listed}; {} has no port that is up", down.name),
-                "see to its cable and switch, `ip link set … up` on its network interface, and the subnet manager on InfiniBand",
+                "check its cable and switch, `ip link set … up` on its network interface, and the subnet manager on InfiniBand",
             ),
             None => Finding::ok(CHECK, format!("{listed}; used by the provider verbs")),
         },
@@ -147,7 +147,7 @@ fn devices(class: &Path) -> Vec<String> {
     names
 }
 
-/// A device with its ports and their states, as the kernel tells them.
+/// Returns a device with its ports and their states, as the kernel reports them.
 fn ports(class: &Path, device: &str) -> String {
     let directory = class.join(device);
     let kind = read_line(directory.join("node_type"));
@@ -201,10 +201,10 @@ fn port_finding(check: &'static str, bound: io::Result<()>, otherwise: &str) -> 
             check,
             "taken",
             format!(
-                "see who has it with `ss -lntup`; stop that server (systemctl stop nfs-server), or use {otherwise}"
+                "find the process with `ss -lntup`; stop that server (systemctl stop nfs-server), or use {otherwise}"
             ),
         ),
-        Err(error) => Finding::note(check, format!("cannot be had: {error}"), format!("use {otherwise}")),
+        Err(error) => Finding::note(check, format!("cannot be used: {error}"), format!("use {otherwise}")),
     }
 }
 
@@ -212,20 +212,20 @@ fn rpcbind() -> Finding {
     const CHECK: &str = "rpcbind";
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 111));
     if TcpStream::connect_timeout(&address, Duration::from_millis(500)).is_ok() {
-        return Finding::ok(CHECK, "something answers at 127.0.0.1:111: `--rpcbind auto` registers there");
+        return Finding::ok(CHECK, "a program answers at 127.0.0.1:111: `--rpcbind auto` registers there");
     }
     match TcpListener::bind((Ipv4Addr::UNSPECIFIED, 111)) {
-        Ok(_) => Finding::ok(CHECK, "none runs and port 111 can be had: `--rpcbind builtin` answers as one"),
+        Ok(_) => Finding::ok(CHECK, "none runs, and port 111 is free for `--rpcbind builtin`"),
         Err(error) => Finding::note(
             CHECK,
-            format!("none runs, and port 111 cannot be had ({error})"),
+            format!("none runs, and port 111 cannot be used ({error})"),
             "not needed: mount with -o port=…,mountport=… as `slipway serve` prints it. Else install and start rpcbind, or \
              run as root with --rpcbind builtin",
         ),
     }
 }
 
-/// Whether this machine's kernel could mount what we serve.
+/// Reports whether this machine's kernel can mount from a server of this program.
 fn kernel_client() -> Finding {
     const CHECK: &str = "kernel NFS client";
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
@@ -254,7 +254,7 @@ fn kernel_client() -> Finding {
     }
 }
 
-/// Whether a list of modules, one path a line, has this one, compressed or not.
+/// Returns `true` if a list of modules, one path on each line, contains this one, compressed or not.
 fn has_module(list: &str, module: &str) -> bool {
     list.lines().any(|line| {
         let path = line.split(':').next().unwrap_or(line);
@@ -280,7 +280,7 @@ fn congestion(current: &str) -> Finding {
     match current {
         "bbr" => Finding::note(
             CHECK,
-            "bbr, which paces what it sends even on loopback and fast local networks",
+            "bbr, which paces even on loopback and fast local networks",
             "give tcp and rdma the option congestion=cubic (`bench --congestion cubic`, `?congestion=cubic` in a URL), or \
              sysctl net.ipv4.tcp_congestion_control=cubic",
         ),
@@ -330,7 +330,7 @@ mod tests {
     use crate::commands::doctor::State;
 
     #[test]
-    fn bbr_is_noted_and_has_a_fix() {
+    fn bbr_is_reported_with_a_fix() {
         assert_eq!(congestion("cubic").state, State::Ok);
         let finding = congestion("bbr");
         assert_eq!(finding.state, State::Note);
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_taken_port_is_found() {
+    fn a_port_in_use_is_reported() {
         let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
         assert_eq!(tcp_port("port", port, "test").found, "taken");
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn modules_are_found_by_their_whole_name() {
+    fn modules_match_by_their_whole_name() {
         let list =
             "kernel/fs/nfs/nfsv3.ko.xz: kernel/fs/nfs/nfs.ko.xz\nkernel/drivers/infiniband/sw/siw/siw.ko: a/b.ko\n";
         assert!(has_module(list, "nfsv3") && has_module(list, "siw"));
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn adapters_are_listed_with_kind_and_state_and_what_keeps_them_from_use() {
+    fn adapters_are_listed_with_kind_state_and_problem() {
         let class = tempfile::tempdir().unwrap();
         let report = |active| DeviceReport {
             name: "siw0".into(),
@@ -376,7 +376,7 @@ mod tests {
         );
         assert!(missing.fix.unwrap().contains("apt install libibverbs1 librdmacm1 ibverbs-providers"));
         let unusable = adapters(class.path(), Ok(Vec::new()));
-        assert!(unusable.found.ends_with("programs can use: none"), "{}", unusable.found);
+        assert!(unusable.found.ends_with("usable by programs: none"), "{}", unusable.found);
         if Path::new("/dev/infiniband/rdma_cm").exists() {
             assert!(adapters(class.path(), Ok(vec![report(false)])).found.contains("siw0 has no port that is up"));
             assert_eq!(adapters(class.path(), Ok(vec![report(true)])).state, State::Ok);

@@ -1,7 +1,7 @@
-//! The socket at which `slipway clients` asks: in the state directory, for the server's user and root alone.
+//! The socket of `slipway clients` in the state directory. Only the server's user and root can use it.
 //!
-//! Requests are answered one after the other, on a thread of their own. Who asks and then neither reads nor writes is hung up
-//! on, so he keeps others waiting for [`TIMEOUT`] at most.
+//! A separate thread answers one connection after the other. If a client neither reads nor writes, the server
+//! disconnects it, so others wait at most [`TIMEOUT`].
 
 use std::{
     fs,
@@ -24,16 +24,16 @@ use rustix::{
 };
 use server::admin::{Admin, SOCKET};
 
-/// The socket; it is removed with this.
+/// The socket. Dropping this removes it.
 pub struct AdminSocket {
     path: PathBuf,
 }
 
 impl AdminSocket {
-    /// Answers there from now on, until the process ends.
+    /// Listens on the socket and answers until the process ends.
     ///
     /// # Errors
-    /// There is something else of that name, or the directory cannot be used.
+    /// There is another object of that name, or the directory cannot be used.
     pub fn open(state_dir: &Path, admin: Admin) -> io::Result<Self> {
         let path = state_dir.join(SOCKET);
         let located = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
@@ -50,15 +50,15 @@ impl Drop for AdminSocket {
 }
 
 fn listen_at(path: &Path) -> io::Result<UnixListener> {
-    // The directory is locked by this server, so that a socket there is that of one that was killed.
+    // This server has locked the directory, so a socket there is that of a killed server.
     match fs::symlink_metadata(path) {
         Ok(metadata) if metadata.file_type().is_socket() => fs::remove_file(path)?,
-        Ok(_) => return Err(io::Error::new(io::ErrorKind::AlreadyExists, "it is no socket: remove it")),
+        Ok(_) => return Err(io::Error::new(io::ErrorKind::AlreadyExists, "it is not a socket: remove it")),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(error),
     }
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    // Linux gives the name the mode that the socket has when it is bound: there is no moment in which it is anyone's.
+    // Linux gives the name the mode of the socket at the time of bind, so other users can never connect.
     fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
     bind(&socket, &SocketAddrUnix::new(path)?)?;
     listen(&socket, BACKLOG)?;
@@ -69,8 +69,8 @@ fn accept(listener: &UnixListener, admin: &Admin) {
     loop {
         let answered = listener.accept().and_then(|(stream, _)| answer(&stream, admin));
         if let Err(error) = answered {
-            tracing::debug!(%error, "an administrator was not answered");
-            // It may be one that does not pass, such as that there are no descriptors left.
+            tracing::debug!(%error, "cannot answer an administrator");
+            // The error may persist, for example if there are no free descriptors.
             thread::sleep(PAUSE);
         }
     }
@@ -81,13 +81,13 @@ fn answer(stream: &UnixStream, admin: &Admin) -> io::Result<()> {
     stream.set_write_timeout(Some(TIMEOUT))?;
     let (uid, mut output) = (socket_peercred(stream)?.uid, BufWriter::new(stream));
     if !uid.is_root() && uid != geteuid() {
-        tracing::warn!(uid = uid.as_raw(), "somebody who may not has asked for the clients");
-        return Admin::refuse("it is for the server's user and root", &mut output);
+        tracing::warn!(uid = uid.as_raw(), "rejected a request of a user without permission");
+        return Admin::refuse("only the server's user and root can use it", &mut output);
     }
     admin.serve(stream, &mut output)
 }
 
-/// Those that wait for the one that is answered.
+/// The maximum number of connections that wait.
 const BACKLOG: i32 = 8;
 const TIMEOUT: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(100);

@@ -1,4 +1,5 @@
-//! What a server says when it is ready: to people how to mount, to scripts where it listens, to systemd that it is up.
+//! The announcement of a server that is ready: mount commands for people, addresses for scripts, and the notification
+//! of systemd.
 
 use std::{
     env,
@@ -25,7 +26,7 @@ use crate::{
     output,
 };
 
-/// What is served where.
+/// The exports of a server and its addresses.
 pub struct Announcement<'a> {
     config: &'a Config,
     ready: Ready,
@@ -33,7 +34,7 @@ pub struct Announcement<'a> {
 }
 
 impl<'a> Announcement<'a> {
-    /// What is served.
+    /// Creates an announcement of the exports.
     pub fn new(config: &'a Config) -> Self {
         let uid = rustix::process::geteuid();
         let identity = if uid.is_root() { "callers".to_owned() } else { uid.as_raw().to_string() };
@@ -41,27 +42,27 @@ impl<'a> Announcement<'a> {
         Self { config, ready: Ready { pid: std::process::id(), listen: Vec::new(), exports, identity }, locks: false }
     }
 
-    /// Adds where it is served.
+    /// Adds an address.
     pub fn listens(&mut self, transport: &str, address: SocketAddr) {
         self.ready.listen.push(ReadyListen { transport: transport.to_owned(), address });
     }
 
-    /// Whether clients find what NFSv3 locks files by.
+    /// Sets whether clients can find the lock manager of NFSv3.
     pub fn locks(&mut self, locks: bool) {
         self.locks = locks;
     }
 
-    /// Says it.
+    /// Prints the announcement.
     ///
     /// # Errors
     /// The file cannot be written.
     pub fn publish(&self, json: bool, file: Option<&Path>) -> Result<(), Failure> {
-        let line = format!("{}\n", serde_json::to_string(&self.ready).expect("it is representable"));
+        let line = format!("{}\n", serde_json::to_string(&self.ready).expect("announcement must be valid JSON"));
         if let Some(path) = file {
             replace(path, &line).map_err(|error| Failure::usage(format!("{}: {error}", path.display())))?;
         }
         let text = if json { line } else { self.text() };
-        // A server goes on even if nobody listens to what it says.
+        // The server continues if standard output is closed.
         let _ = io::stdout().write_all(text.as_bytes()).and_then(|()| io::stdout().flush());
         notify("READY=1");
         Ok(())
@@ -70,7 +71,7 @@ impl<'a> Announcement<'a> {
     fn text(&self) -> String {
         let mut text = match self.ready.identity.as_str() {
             "callers" => "Serving as root: each operation runs with its caller's user and groups.\n".to_owned(),
-            uid => format!("Serving as user {uid}: everything is done as this user, whoever calls.\n"),
+            uid => format!("Serving as user {uid}: every operation runs as this user.\n"),
         };
         for export in &self.config.export {
             text.push_str(&format!("  {}\n", describe(export)));
@@ -97,17 +98,17 @@ impl<'a> Announcement<'a> {
             let (place, transport, port) = (host(first.address.ip()), &first.transport, first.address.port());
             let query = if transport == "tcp" { String::new() } else { format!("?proto={transport}") };
             let url = format!("nfs://{place}:{port}{}{query}", self.ready.exports[0]);
-            text.push_str(&format!("Or reach it without mounting:\n  slipway ls '{url}'\n"));
+            text.push_str(&format!("Or access it without mounting:\n  slipway ls '{url}'\n"));
         }
         text
     }
 
-    /// How Linux mounts the first export here. Its client speaks MOUNT by tcp or udp alone, so that without one of
-    /// them there is no way.
+    /// Returns the command with which Linux mounts the first export. Its client supports MOUNT only over tcp and udp,
+    /// so without one of them it cannot mount.
     fn mount_command(&self, listen: &ReadyListen) -> Option<String> {
         let ReadyListen { transport, address } = listen;
         let mount = match transport.as_str() {
-            // Linux knows no such transport.
+            // Linux does not support this transport.
             "shm" => return None,
             "rdma" => self.ready.listen.iter().find(|other| ["tcp", "udp"].contains(&other.transport.as_str()))?,
             _ => listen,
@@ -124,7 +125,7 @@ impl<'a> Announcement<'a> {
     }
 }
 
-/// `/srv/data: read-only, a client's root is nobody, for 10.0.0.0/8`.
+/// Describes an export: `/srv/data: read-only, a client's root is nobody, for 10.0.0.0/8`.
 fn describe(export: &ExportConfig) -> String {
     let options = &export.options;
     let access = match options.access {
@@ -133,7 +134,7 @@ fn describe(export: &ExportConfig) -> String {
     };
     let squash = match options.squash {
         Squash::Root => "a client's root is nobody",
-        Squash::All => "everybody is nobody",
+        Squash::All => "all users are nobody",
         Squash::None => "a client's root is root",
     };
     let clients: Vec<_> = options.clients.iter().map(Client::as_str).collect();
@@ -148,7 +149,7 @@ fn describe(export: &ExportConfig) -> String {
     format!("{}: {what}{access}, {squash}, for {clients}", export.name)
 }
 
-/// How others call this host: its name, where it listens at every address.
+/// Returns the address of this host for other hosts: its name, if it listens on every address.
 fn host(address: IpAddr) -> String {
     match address.to_canonical() {
         address if address.is_unspecified() => rustix::system::uname().nodename().to_string_lossy().into_owned(),
@@ -157,27 +158,27 @@ fn host(address: IpAddr) -> String {
     }
 }
 
-/// Writes a file that is there either whole or not at all.
+/// Writes a file atomically.
 fn replace(path: &Path, text: &str) -> io::Result<()> {
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    // Under a name that nobody has or can foresee: the directory may be one that all can write to.
+    // The temporary name is new and cannot be predicted, because other users may be able to write to the directory.
     let mut file = tempfile::Builder::new().permissions(Permissions::from_mode(0o644)).tempfile_in(dir)?;
     file.write_all(text.as_bytes())?;
     file.persist(path)?;
     Ok(())
 }
 
-/// Tells systemd, if it asked (sd_notify(3)).
+/// Notifies systemd, if it asked for that (sd_notify(3)).
 pub fn notify(state: &str) {
     let Some(path) = env::var_os("NOTIFY_SOCKET") else { return };
-    let told = (|| {
+    let notified = (|| {
         let address = match path.as_bytes() {
             [b'@', name @ ..] => UnixAddr::from_abstract_name(name)?,
             path => UnixAddr::from_pathname(Path::new(std::ffi::OsStr::from_bytes(path)))?,
         };
         UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), &address)
     })();
-    if let Err(error) = told {
-        tracing::warn!(%error, "systemd cannot be told");
+    if let Err(error) = notified {
+        tracing::warn!(%error, "cannot notify systemd");
     }
 }

@@ -1,4 +1,4 @@
-//! Where a server listens: `tcp://0.0.0.0:2049?congestion=cubic`, or only `tcp`.
+//! Addresses on which a server listens: `tcp://0.0.0.0:2049?congestion=cubic`, or only `tcp`.
 
 use std::{
     net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
@@ -7,7 +7,7 @@ use std::{
 
 use server::config::ListenConfig;
 
-/// An address to listen at, as it is written on the command line.
+/// An address to listen on, from the command line.
 #[derive(Clone, Debug)]
 pub struct ListenUrl(pub ListenConfig);
 
@@ -32,7 +32,7 @@ impl FromStr for ListenUrl {
     }
 }
 
-/// `address:port`, or an address alone, or only `:port`.
+/// Parses `address:port`, an address alone, or only `:port`.
 fn parse_address(text: &str, port: u16) -> Result<SocketAddr, String> {
     if let Ok(address) = text.parse::<SocketAddr>() {
         return Ok(address);
@@ -43,20 +43,20 @@ fn parse_address(text: &str, port: u16) -> Result<SocketAddr, String> {
     if let Some(port) = text.strip_prefix(':').and_then(|port| port.parse().ok()) {
         return Ok(everywhere(port));
     }
-    Err(format!("'{text}' is not an address and port to listen at: write 0.0.0.0:2049, [::]:2049 or :2049"))
+    Err(format!("'{text}' is not an address and port to listen on: use 0.0.0.0:2049, [::]:2049 or :2049"))
 }
 
-/// Every address of this host, with the port of NFS for this transport (RFC 8166 §9: 20049 for RDMA). The ports of shm are
-/// names of sockets, and so do not meet those of TCP.
+/// Returns every address of this host, with the port of NFS for this transport (RFC 8166 §9: 20049 for RDMA). The ports
+/// of shm are names of sockets, and do not conflict with those of TCP.
 fn default_address(transport: &str) -> Result<SocketAddr, String> {
     match transport {
         "tcp" | "udp" | "shm" => Ok(everywhere(PORT)),
         "rdma" => Ok(everywhere(PORT_RDMA)),
-        other => Err(format!("'{other}' is no transport to listen with: write tcp://…, udp://…, rdma://… or shm://…")),
+        other => Err(format!("'{other}' is not a transport for servers: use tcp://…, udp://…, rdma://… or shm://…")),
     }
 }
 
-/// Every address of this host: IPv6 takes IPv4 in where the host has it.
+/// Returns every address of this host with this port. IPv6 includes IPv4 if the host has IPv6.
 pub fn everywhere(port: u16) -> SocketAddr {
     match UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0)) {
         Ok(_) => (Ipv6Addr::UNSPECIFIED, port).into(),
@@ -64,11 +64,11 @@ pub fn everywhere(port: u16) -> SocketAddr {
     }
 }
 
-/// Where a server listens that is not told: TCP, RDMA, and shared memory.
+/// Returns the default addresses of a server: TCP, RDMA and shared memory.
 pub fn defaults() -> [ListenConfig; 3] {
     ["tcp", "rdma", "shm"].map(|transport| ListenConfig {
         transport: transport.to_owned(),
-        address: default_address(transport).expect("they are known"),
+        address: default_address(transport).expect("transport must be known"),
         options: Default::default(),
     })
 }
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_refused() {
+    fn invalid_addresses_are_rejected() {
         for text in ["", "sctp", "tcp://", "tcp://host:x", "quic://0.0.0.0:1", "tcp://1.2.3.4:99999"] {
             assert!(text.parse::<ListenUrl>().is_err(), "{text}");
         }

@@ -1,5 +1,5 @@
-//! File locks for NFSv3: NLM and NSM at ports of their own, which clients learn from rpcbind, and what is said to clients
-//! unasked.
+//! File locks for NFSv3: NLM and NSM on a separate port, which clients learn from rpcbind, and the calls of the server
+//! to clients.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -15,18 +15,19 @@ use super::{
 };
 use crate::exit::Failure;
 
-/// Where locks can be had.
+/// The running lock programs.
 pub struct Locking {
-    /// NLM and NSM.
+    /// The server of NLM and NSM.
     pub server: Arc<Server>,
-    /// Transports and addresses.
+    /// Their transports and addresses.
     pub places: Vec<Place>,
 }
 
-/// Starts NLM and NSM over TCP and UDP beside NFS, which listens at `nfs_at`; not where nobody could find them.
+/// Starts NLM and NSM over TCP and UDP, next to NFS, which listens on `nfs_at`. Does not start them if no client could
+/// find them.
 ///
 /// # Errors
-/// The port is not to be had.
+/// The port cannot be used.
 pub fn start(
     config: &ServerConfig,
     switch: &Switch,
@@ -52,7 +53,7 @@ pub fn start(
         places.push((transport, listener.local_addr()));
         workers.listen(server.clone(), listener);
     }
-    let kind = |name| switch.find(name).expect("it is registered");
+    let kind = |name| switch.find(name).expect("transport must be registered");
     tokio::spawn(nfs.lock_callbacks(CallbackTransports { tcp: kind("tcp"), udp: kind("udp") }));
     Ok(Some(Locking { server, places }))
 }

@@ -1,4 +1,4 @@
-//! `slipway serve`: directories, or memory, over NFS.
+//! `slipway serve`: serves directories, or memory, over NFS.
 
 mod admin;
 mod announce;
@@ -37,14 +37,15 @@ use signals::{Signal, Signals};
 /// Serve directories, or memory, over NFS.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-By default it listens at all addresses, with tcp at port 2049 and rdma at port 20049 (on RDMA adapters, if there are any,
-and by iWARP in software), and for clients on this host with shm (shared memory), and prints how to mount what it serves. As root, each operation runs with its caller's user and groups, and a client's root is nobody
-(--squash). As an ordinary user, all files are touched as that user.
+By default the server listens on all addresses, with tcp on port 2049 and rdma on port 20049 (on RDMA adapters, if there are any,
+and with software iWARP), and with shm (shared memory) for clients on this host. It prints the mount commands for its exports. If it
+runs as root, each operation runs with the identity of its caller, and a client's root is nobody (--squash). If it runs as an
+ordinary user, all operations run as that user.
 
-SIGTERM, SIGINT and SIGHUP answer what has been called, and end it. SIGUSR1 prints counters of all procedures, and how the storage of
-the recovery database has worked.
+SIGTERM, SIGINT and SIGHUP end the server after it has answered the calls in progress. SIGUSR1 prints counters of all procedures, and
+the state of the recovery database.
 
-Configuration file, for several exports (unknown keys are refused):
+Configuration file, for several exports (unknown keys are rejected):
   [server]                      # state_dir, workers, connections, connections_per_host, blocking_threads, blocking_queue,
                                 # rpcbind, nlm_port, grace_s, lease_s, idmap_domain, log, log_format
   workers = 4
@@ -72,69 +73,71 @@ pub struct Args {
     /// The directory to serve
     #[arg(value_name = "DIR", required_unless_present_any = ["memory", "config"], conflicts_with_all = ["memory", "config"])]
     dir: Option<PathBuf>,
-    /// Serve so much memory, gone when the server ends
+    /// Serve this much memory, whose content is lost when the server ends
     #[arg(long, value_name = "SIZE", conflicts_with = "config")]
     memory: Option<ByteSize>,
-    /// Serve what this TOML file says
+    /// Serve the exports of this TOML file
     #[arg(short, long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// The path that clients mount: that of DIR unless said otherwise, /memory for memory
+    /// The path that clients mount; by default that of DIR, or /memory for memory
     #[arg(long, value_name = "PATH", conflicts_with = "config")]
     name: Option<String>,
-    /// Let nobody change anything
+    /// Serve read-only
     #[arg(long, conflicts_with = "config")]
     ro: bool,
-    /// Whose identity is taken away: a client's root, all users, or none
+    /// Which callers are mapped to the anonymous user: root, all, or none
     #[arg(long, value_name = "WHO", value_parser = ["root", "all", "none"], conflicts_with = "config")]
     squash: Option<String>,
-    /// Hosts that may use it: an address, a network as in 10.0.0.0/8, or a name. All, if there is none
+    /// Hosts that can use the export: an address, a network such as 10.0.0.0/8, or a name. All by default
     #[arg(long, value_name = "HOST", conflicts_with = "config")]
     clients: Vec<Client>,
-    /// Where to listen: tcp://ADDRESS:PORT, udp://…, rdma://…, shm://…, with ?option=value; port 0 chooses a free one
+    /// An address to listen on: tcp://ADDRESS:PORT, udp://…, rdma://…, shm://…, with ?option=value; port 0 selects a
+    /// free one
     #[arg(short, long, value_name = "URL")]
     listen: Vec<ListenUrl>,
-    /// Threads that serve connections; one for each core unless said otherwise
+    /// Threads that serve connections; one for each core by default
     #[arg(short, long, value_name = "N")]
     workers: Option<NonZeroUsize>,
-    /// Most connections that are served at once. Beyond it the host with the most gives up an idle one
+    /// Maximum open connections. Beyond it, an idle connection of the host with the most is closed
     #[arg(long, value_name = "N")]
     connections: Option<NonZeroUsize>,
-    /// Most connections of one host, or of one user of this host; three quarters of all unless said otherwise
+    /// Maximum connections of one host, or of one user of this host; by default three quarters of --connections
     #[arg(long, value_name = "N")]
     connections_per_host: Option<NonZeroUsize>,
-    /// Where the key of file handles and the recovery database are kept, so that mounts and locks survive a restart; for one server
-    /// at a time
+    /// The directory of the key of file handles and the recovery database, with which mounts and locks survive a
+    /// restart; for one server at a time
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
-    /// What to do about a file in the state directory that is damaged or missing: keep refuses to start; reset sets it aside and
-    /// starts without. Nobody can reclaim locks then, and no new ones can be had before grace ends
+    /// What to do if a file in the state directory is damaged or missing: keep refuses to start; reset renames it and
+    /// starts without it. Then no client can reclaim locks, and none gets new ones before the grace period ends
     #[arg(long, value_name = "HOW", value_parser = ["keep", "reset"], default_value = "keep")]
     recovery: String,
-    /// How clients learn the ports: auto registers with this host's rpcbind if one runs; builtin answers in its place at
+    /// How clients learn the ports: auto registers with this host's rpcbind if one runs; builtin runs a built-in one on
     /// port 111, which needs root
     #[arg(long, value_name = "HOW", value_parser = ["auto", "off", "builtin"])]
     rpcbind: Option<String>,
-    /// Where NLM and NSM listen, by which NFSv3 locks files; any free port unless said otherwise
+    /// The port of NLM and NSM, which lock files for NFSv3; any free port by default
     #[arg(long, value_name = "PORT")]
     nlm_port: Option<u16>,
-    /// How long clients may reclaim their locks after a restart, and nothing else be locked; a lease's time unless said otherwise
+    /// Seconds for which clients can reclaim their locks after a restart, and no others are granted; as --lease by
+    /// default
     #[arg(long, value_name = "SECONDS")]
     grace: Option<u64>,
-    /// How long a client of NFSv4 may be silent and lose nothing, from 1 to 3600; 90 unless said otherwise
+    /// Seconds for which an NFSv4 client can be silent without losing state, from 1 to 3600; 90 by default
     #[arg(long, value_name = "SECONDS")]
     lease: Option<u64>,
-    /// When ready, print what is served where as one line of JSON, not as text
+    /// When ready, print exports and addresses as one line of JSON instead of text
     #[arg(long)]
     json: bool,
     /// When ready, write that line to this file
     #[arg(long, value_name = "FILE")]
     ready_file: Option<PathBuf>,
-    /// End when standard input does
+    /// End when standard input is closed
     #[arg(long, hide = true)]
     until_eof: bool,
 }
 
-/// Serves until told to end.
+/// Runs the server until a signal ends it.
 pub fn run(args: &Args, log: &LogArgs) -> Outcome {
     let config = match &args.config {
         Some(path) => Config::load_with(path, &Backends::standard()).map_err(Failure::usage)?,
@@ -154,7 +157,7 @@ pub fn run(args: &Args, log: &LogArgs) -> Outcome {
 }
 
 impl Args {
-    /// What the command line says, over what the file says.
+    /// Applies the options of the command line to the configuration of the file.
     fn complete(&self, mut config: Config) -> Result<Config, Failure> {
         if self.config.is_none() {
             config.export.push(self.export()?);
@@ -181,7 +184,7 @@ impl Args {
         Ok(config)
     }
 
-    /// The one export of the command line, by way of what could stand in a file.
+    /// Returns the one export of the command line, in the form of a configuration.
     fn export(&self) -> Result<ExportConfig, Failure> {
         let mut export = serde_json::json!({
             "access": if self.ro { "ro" } else { "rw" },
@@ -193,9 +196,9 @@ impl Args {
         match (&self.dir, self.memory) {
             (Some(dir), _) => {
                 let path = dir.canonicalize().map_err(|error| Failure::usage(format!("{}: {error}", dir.display())))?;
-                let text = path.to_str().ok_or_else(|| {
-                    Failure::usage(format!("{}: is not UTF-8; serve it under another path", path.display()))
-                })?;
+                let text = path
+                    .to_str()
+                    .ok_or_else(|| Failure::usage(format!("{}: is not UTF-8; use another path", path.display())))?;
                 export["path"] = text.into();
             }
             (None, Some(ByteSize(size))) => {
@@ -203,7 +206,7 @@ impl Args {
                 export["size"] = size.to_string().into();
                 export["name"] = "/memory".into();
             }
-            (None, None) => unreachable!("the command line asks for one of them"),
+            (None, None) => unreachable!("clap must require one of them"),
         }
         if let Some(name) = &self.name {
             export["name"] = name.as_str().into();
@@ -212,7 +215,7 @@ impl Args {
     }
 }
 
-/// A transport's name, and what accepts its connections.
+/// The name of a transport, and its listener.
 type Listening = (String, Box<dyn Listener>);
 
 async fn serve(args: &Args, config: Config) -> Outcome {
@@ -229,9 +232,9 @@ async fn serve(args: &Args, config: Config) -> Outcome {
     let listeners = listen_all(&switch, &config.listen)?;
     let mut options = WorkerOptions::default();
     options.threads = config.server.workers.map_or(options.threads, NonZeroUsize::get);
-    // Only root acts as its callers, and only some transports mind.
-    let minds = listeners.iter().any(|(_, listener)| listener.keeps_credentials());
-    options.keep_credentials = minds.then_some(vfs::posix::keep_credentials);
+    // Only root changes to the identity of callers, and only some transports are affected.
+    let affected = listeners.iter().any(|(_, listener)| listener.keeps_credentials());
+    options.keep_credentials = affected.then_some(vfs::posix::keep_credentials);
     descriptors::raise_to_most();
     options.connections = connection_limits(&config.server, descriptors::limit());
     let workers = Workers::new(options).map_err(Failure::failed)?;
@@ -242,7 +245,7 @@ async fn serve(args: &Args, config: Config) -> Outcome {
         places.push((transport, listener.local_addr()));
         workers.listen(server.clone(), listener);
     }
-    nfs.call_back_by(switch.find("tcp").expect("it is registered"));
+    nfs.call_back_by(switch.find("tcp").expect("tcp must be registered"));
     tokio::spawn(nfs.upkeep());
     tokio::spawn(trim(pool));
     let _admin = administered(&nfs);
@@ -262,30 +265,26 @@ async fn serve(args: &Args, config: Config) -> Outcome {
         () = signals.ended() => false,
     };
     if !drained {
-        tracing::warn!("some calls were not answered before the end");
+        tracing::warn!("some calls were not answered before the server ended");
     }
     remove(args.ready_file.as_deref());
     Ok(Exit::Ok)
 }
 
-/// The configured limits. Connections may take three quarters of the file descriptors; files and shared memory need the rest.
+/// Returns the configured limits. Connections can use three quarters of the file descriptors; files and shared memory
+/// need the rest.
 fn connection_limits(config: &ServerConfig, descriptors: usize) -> ConnectionLimits {
     let possible = (descriptors / 4 * 3).max(1);
     let total = config.connections.map_or(ConnectionLimits::default().total, NonZeroUsize::get).min(possible);
     if let Some(wanted) = config.connections.filter(|wanted| wanted.get() > total) {
-        tracing::warn!(
-            wanted,
-            total,
-            descriptors,
-            "fewer connections are served: the limit of file descriptors is low"
-        );
+        tracing::warn!(wanted, total, descriptors, "the limit of file descriptors reduces the number of connections");
     }
     let mut limits = ConnectionLimits::total(total);
     limits.per_host = config.connections_per_host.map_or(limits.per_host, NonZeroUsize::get);
     limits
 }
 
-/// Gives memory back to the system that a burst has left behind.
+/// Periodically returns unused pool memory to the system.
 async fn trim(pool: Pool) {
     let mut ticks = tokio::time::interval(TRIM_INTERVAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -302,20 +301,20 @@ async fn trim(pool: Pool) {
         });
         match trimmed.await {
             Ok(0) => {}
-            Ok(bytes) => tracing::debug!(bytes, "memory given back to the system"),
-            Err(error) => tracing::warn!(%error, "memory is not given back to the system"),
+            Ok(bytes) => tracing::debug!(bytes, "returned memory to the system"),
+            Err(error) => tracing::warn!(%error, "cannot return memory to the system"),
         }
     }
 }
 
-/// Lets `slipway clients` ask, where there is a state directory.
+/// Opens the socket of `slipway clients`, if there is a state directory.
 fn administered(nfs: &NfsServer) -> Option<AdminSocket> {
     AdminSocket::open(nfs.state_dir()?, nfs.admin())
-        .inspect_err(|error| tracing::warn!(%error, "slipway clients cannot ask this server"))
+        .inspect_err(|error| tracing::warn!(%error, "slipway clients cannot connect to this server"))
         .ok()
 }
 
-/// Makes known where NFS is, and where locks can be had.
+/// Publishes the ports of NFS and of the lock programs.
 async fn publish(
     config: &Config,
     on: (&Switch, &Workers),
@@ -324,14 +323,14 @@ async fn publish(
 ) -> Result<rpcbind::Published, Failure> {
     let mut groups = vec![Group { what: "files", programs: server.programs().collect(), places }];
     for (program, version) in locking.iter().flat_map(|locking| locking.server.programs()) {
-        let places = &locking.expect("it has programs").places;
-        // One of them may be another's on this host: the kernel's lock manager, or rpc.statd.
+        let places = &locking.expect("locking must have programs").places;
+        // Another program on this host may have registered one of them: the kernel's lock manager, or rpc.statd.
         groups.push(Group { what: "locks", programs: vec![(program, version)], places });
     }
     rpcbind::publish(config.server.rpcbind, on, server.hosts(), &groups).await
 }
 
-/// Listens where `addresses` say; without any at the default ones, of which only the first must be had.
+/// Listens on `addresses`, or if there are none on the default ones, of which only the first is required.
 fn listen_all(switch: &Switch, addresses: &[ListenConfig]) -> Result<Vec<Listening>, Failure> {
     if !addresses.is_empty() {
         return addresses.iter().map(|address| listen_one(switch, address)).collect();
@@ -341,7 +340,7 @@ fn listen_all(switch: &Switch, addresses: &[ListenConfig]) -> Result<Vec<Listeni
     for other in others {
         match listen_one(switch, &other) {
             Ok(listener) => listeners.push(listener),
-            Err(failure) => eprintln!("slipway serve: {failure}; going on without"),
+            Err(failure) => eprintln!("slipway serve: {failure}; continuing without it"),
         }
     }
     Ok(listeners)
@@ -356,11 +355,13 @@ fn listen_one(switch: &Switch, listen: &ListenConfig) -> Result<Listening, Failu
     let kind = kind.with_options(options).map_err(Failure::usage)?;
     let listener = kind.listen(*address).map_err(|error| {
         let advice = match error.kind() {
-            io::ErrorKind::AddrInUse => ": another server has it; stop that, or choose another port with --listen",
-            io::ErrorKind::PermissionDenied => ": ports below 1024 need root; choose another port with --listen",
+            io::ErrorKind::AddrInUse => {
+                ": another server uses it; stop that server, or select another port with --listen"
+            }
+            io::ErrorKind::PermissionDenied => ": ports below 1024 need root; select another port with --listen",
             _ => "",
         };
-        let message = format!("cannot listen at {transport}://{address}: {error}{advice}");
+        let message = format!("cannot listen on {transport}://{address}: {error}{advice}");
         Failure { exit: Exit::Unreachable, message }
     })?;
     Ok((transport.clone(), listener))
@@ -372,9 +373,9 @@ fn remove(ready_file: Option<&Path>) {
     }
 }
 
-/// How long calls may take to be answered when the server ends.
+/// The maximum time for calls in progress when the server ends.
 const DRAIN_MAX: Duration = Duration::from_secs(10);
-/// Pool memory that has not been used for so long is given back.
+/// Pool memory that has not been used for this time is returned to the system.
 const TRIM_INTERVAL: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
@@ -382,7 +383,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn connections_take_three_quarters_of_the_descriptors_at_most() {
+    fn connections_use_at_most_three_quarters_of_the_descriptors() {
         let mut config = ServerConfig::default();
         assert_eq!(connection_limits(&config, usize::MAX).total, 16384);
         let limits = connection_limits(&config, 1024);

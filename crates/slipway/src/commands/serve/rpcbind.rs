@@ -1,4 +1,4 @@
-//! How clients learn our ports without being told: this host's rpcbind, or our own answers in its place (RFC 1833).
+//! Publishes the server's ports: through this host's rpcbind, or a built-in one (RFC 1833).
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -14,38 +14,38 @@ use server::config::{ListenConfig, RpcbindMode};
 use super::listen_one;
 use crate::exit::Failure;
 
-/// A transport, and where it listens.
+/// A transport, and the address on which it listens.
 pub type Place = (String, SocketAddr);
 
-/// Programs that are of use to clients only together, and where they are.
+/// Programs that clients need together, and their addresses.
 pub struct Group<'a> {
-    /// What clients use them for.
+    /// The purpose of the programs, for messages.
     pub what: &'static str,
     /// Their numbers and versions.
     pub programs: Vec<(u32, u32)>,
-    /// Where they are.
+    /// Their addresses.
     pub places: &'a [Place],
 }
 
-/// What has been made known, to be taken back.
+/// The published programs, which `withdraw` removes.
 pub struct Published {
     kind: Arc<dyn TransportKind>,
     bindings: Vec<Binding>,
-    /// Of the groups, in order, whether clients can find it.
+    /// For each group, in order, `true` if clients can find it.
     pub known: Vec<bool>,
 }
 
-/// Makes known where programs are.
+/// Publishes the addresses of programs.
 ///
 /// # Errors
-/// Our own rpcbind cannot listen. That another one does not do what it should is only said.
+/// The built-in rpcbind cannot listen. Errors of another rpcbind are only logged.
 pub async fn publish(
     mode: RpcbindMode,
     (switch, workers): (&Switch, &Workers),
     hosts: &Hosts,
     groups: &[Group<'_>],
 ) -> Result<Published, Failure> {
-    let kind = switch.find("tcp").expect("it is registered");
+    let kind = switch.find("tcp").expect("tcp must be registered");
     let mut published = Published { kind, bindings: Vec::new(), known: vec![false; groups.len()] };
     let bindings = groups.iter().map(|group| bindings(&group.programs, group.places));
     match mode {
@@ -70,13 +70,13 @@ pub async fn publish(
 }
 
 impl Published {
-    /// Registers, unless somebody else serves the same: then false.
+    /// Registers the programs. Returns `false` if another server has registered one of them.
     async fn register(&mut self, bindings: Vec<Binding>) -> Result<bool, LookupError> {
         for Binding { program, version, netid, address } in &bindings {
             match rpcbind::lookup(self.kind.clone(), RPCBIND, *program, *version, netid).await {
                 Ok(other) if other.port() != address.port() => {
                     eprintln!(
-                        "slipway serve: program {program} is registered with rpcbind at port {} of {netid} already: left so",
+                        "slipway serve: program {program} is registered with rpcbind at port {} of {netid} already: unchanged",
                         other.port()
                     );
                     return Ok(false);
@@ -90,7 +90,7 @@ impl Published {
         Ok(true)
     }
 
-    /// Takes back what has been registered.
+    /// Unregisters the programs.
     pub async fn withdraw(self) {
         if self.bindings.is_empty() {
             return;
@@ -101,7 +101,7 @@ impl Published {
     }
 }
 
-/// Answers as an rpcbind, at every address.
+/// Runs the built-in rpcbind, on every address.
 fn builtin((switch, workers): (&Switch, &Workers), hosts: &Hosts, bindings: Vec<Binding>) -> Result<(), Failure> {
     let registry = Registry::default();
     let mut listeners = Vec::new();
@@ -125,7 +125,7 @@ fn builtin((switch, workers): (&Switch, &Workers), hosts: &Hosts, bindings: Vec<
     Ok(())
 }
 
-/// Options of a listener whose messages are small: the memory of connections is there for NFS.
+/// Returns the options of a listener with small messages, whose connections need little memory.
 pub fn options_of_few(transport: &str) -> RawOptions {
     let options: &[_] = match transport {
         "tcp" => &[("memory", "4m"), ("message_max", "64k")],
@@ -134,10 +134,10 @@ pub fn options_of_few(transport: &str) -> RawOptions {
     options.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect()
 }
 
-/// Each program at each address. Who listens at every IPv6 address is there for IPv4, too.
+/// Returns the binding of each program at each address. A listener on every IPv6 address also accepts IPv4.
 fn bindings(programs: &[(u32, u32)], listeners: &[(String, SocketAddr)]) -> Vec<Binding> {
     let mut bindings = Vec::new();
-    // Sockets of shm have names, not ports.
+    // Sockets of shm have names instead of ports.
     for (transport, address) in listeners.iter().filter(|(transport, _)| transport != "shm") {
         let mut addresses = vec![*address];
         if address.is_ipv6() && address.ip().is_unspecified() {
@@ -152,7 +152,7 @@ fn bindings(programs: &[(u32, u32)], listeners: &[(String, SocketAddr)]) -> Vec<
     bindings
 }
 
-/// This host's rpcbind.
+/// The address of this host's rpcbind.
 const RPCBIND: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), rpcbind::PORT);
 
 #[cfg(test)]
@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn programs_are_known_at_each_address_and_family() {
+    fn programs_are_bound_for_each_address_and_family() {
         let listeners =
             [("tcp".to_owned(), "[::]:2049".parse().unwrap()), ("rdma".to_owned(), "10.0.0.1:20049".parse().unwrap())];
         let bindings = bindings(&[(100_003, 3), (100_005, 3)], &listeners);

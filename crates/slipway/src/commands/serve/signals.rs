@@ -1,4 +1,4 @@
-//! What a running server is told from outside: to end, or to report.
+//! The signals of a running server: to end, or to report.
 
 use std::{io, io::Read, thread, time::Duration};
 
@@ -11,28 +11,28 @@ use tokio::{
 
 use crate::output::{Align, Table};
 
-/// What a server is told.
+/// A signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
-    /// Answer what has been called, and end.
+    /// Answer the calls in progress, and end.
     End,
-    /// Say what has been called so far.
+    /// Print the counters.
     Report,
 }
 
-/// Where it is told.
+/// The sources of signals.
 pub struct Signals {
     terminate: unix::Signal,
     interrupt: unix::Signal,
-    /// None where it is ignored, as under nohup(1).
+    /// `None` if SIGHUP is ignored, as under nohup(1).
     hangup: Option<unix::Signal>,
     report: unix::Signal,
-    /// Standard input has ended.
+    /// Becomes `true` when standard input is closed.
     eof: Option<watch::Receiver<bool>>,
 }
 
 impl Signals {
-    /// Listens to signals; and to the end of standard input, if `until_eof`.
+    /// Listens for signals, and for the end of standard input if `until_eof`.
     pub fn new(until_eof: bool) -> io::Result<Self> {
         Ok(Self {
             terminate: unix::signal(SignalKind::terminate())?,
@@ -43,7 +43,7 @@ impl Signals {
         })
     }
 
-    /// Waits for the next.
+    /// Waits for the next signal.
     pub async fn next(&mut self) -> Signal {
         let eof = async {
             match &mut self.eof {
@@ -60,7 +60,7 @@ impl Signals {
         }
     }
 
-    /// Waits until a signal says once more that the server shall end.
+    /// Waits for another signal that ends the server.
     pub async fn ended(&mut self) {
         tokio::select! {
             _ = self.terminate.recv() => {}
@@ -77,7 +77,7 @@ async fn received(signal: &mut Option<unix::Signal>) {
     }
 }
 
-/// Whether the process was started with SIGHUP ignored, by what proc(5) says.
+/// Returns `true` if the process was started with SIGHUP ignored, according to proc(5).
 fn ignores_hangup() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -85,7 +85,7 @@ fn ignores_hangup() -> bool {
     mask & (1 << (SignalKind::hangup().as_raw_value() - 1)) != 0
 }
 
-/// Becomes true when standard input has ended.
+/// Returns a channel that becomes `true` when standard input is closed.
 fn end_of_input() -> watch::Receiver<bool> {
     let (sender, receiver) = watch::channel(false);
     thread::spawn(move || {
@@ -96,7 +96,7 @@ fn end_of_input() -> watch::Receiver<bool> {
     receiver
 }
 
-/// Prints what every procedure was called, and how storage has worked, on standard error.
+/// Prints the call counters of every procedure, and the state of the storage, on standard error.
 pub fn report<'a>(servers: impl Iterator<Item = &'a std::sync::Arc<Server>>, storage: &StorageReport) {
     let stats: Vec<_> = servers.flat_map(|server| server.stats()).collect();
     eprint!("{}{}", table(&stats), line(storage));
@@ -105,7 +105,7 @@ pub fn report<'a>(servers: impl Iterator<Item = &'a std::sync::Arc<Server>>, sto
 fn line(storage: &StorageReport) -> String {
     let StorageReport { is_failing, failures, refusals } = storage;
     let now = if *is_failing { "cannot be written" } else { "ok" };
-    format!("recovery database: {now}; {failures} failed writes, {refusals} requests refused meanwhile\n")
+    format!("recovery database: {now}; {failures} failed writes, {refusals} requests rejected meanwhile\n")
 }
 
 fn table(stats: &[ProcedureStats]) -> String {

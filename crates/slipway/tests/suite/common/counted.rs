@@ -1,4 +1,4 @@
-//! A TCP relay that counts the calls which go through it.
+//! A TCP relay that counts the calls through it.
 
 use std::{
     io::{self, Read, Write},
@@ -10,14 +10,14 @@ use std::{
     thread,
 };
 
-/// The relay; it goes on until the process ends.
+/// The relay, which runs until the process ends.
 pub struct Counted {
     pub port: u16,
     calls: Arc<AtomicU64>,
 }
 
 impl Counted {
-    /// Listens for connections to this port of the same machine.
+    /// Listens for connections that are relayed to this port of the same machine.
     pub fn before(port: u16) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let relay = Self { port: listener.local_addr().unwrap().port(), calls: Arc::default() };
@@ -36,13 +36,14 @@ impl Counted {
         relay
     }
 
-    /// How many calls there have been.
+    /// Returns the number of calls so far.
     pub fn calls(&self) -> u64 {
         self.calls.load(Relaxed)
     }
 }
 
-/// RFC 5531 §11: four bytes of length, with a mark on the last fragment; a message begins with its XID and whether it is a call.
+/// RFC 5531 §11: a fragment begins with four bytes of length, with a mark on the last one; a message begins with its
+/// XID and its type.
 fn relay_records(mut from: TcpStream, mut to: TcpStream, calls: &AtomicU64) -> io::Result<()> {
     let (mut head, mut first) = ([0; 4], true);
     loop {

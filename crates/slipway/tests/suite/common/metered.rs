@@ -1,4 +1,4 @@
-//! A TCP relay that lets through what it has been allowed to, and no more.
+//! A TCP relay that forwards only a limited number of reply bytes.
 
 use std::{
     io::{self, Read, Write},
@@ -7,14 +7,14 @@ use std::{
     thread,
 };
 
-/// The relay; it goes on until the process ends.
+/// The relay, which runs until the process ends.
 pub struct Metered {
     pub port: u16,
     left: Arc<(Mutex<u64>, Condvar)>,
 }
 
 impl Metered {
-    /// Listens for connections to this port of the same machine. Nothing comes back from there yet.
+    /// Listens for connections that are relayed to this port of the same machine. No reply bytes are allowed yet.
     pub fn before(port: u16) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let relay = Self { port: listener.local_addr().unwrap().port(), left: Arc::default() };
@@ -31,7 +31,7 @@ impl Metered {
         relay
     }
 
-    /// So many more bytes may come back, by whichever connection.
+    /// Allows this many more reply bytes, over all connections together.
     pub fn allow(&self, bytes: u64) {
         let mut left = self.left.0.lock().unwrap();
         *left = left.saturating_add(bytes);

@@ -1,6 +1,6 @@
-//! Runs the command, and servers in processes of their own.
+//! Runs the command, and servers in separate processes.
 
-#![allow(dead_code)] // Each test file uses some of it.
+#![allow(dead_code)] // Each test file uses a part of this module.
 
 pub mod counted;
 pub mod metered;
@@ -20,12 +20,12 @@ use std::{
 use port::Port;
 use serde_json::Value;
 
-/// Longer than anything takes that does not hang.
+/// Longer than any operation that does not hang.
 pub const PATIENCE: Duration = Duration::from_secs(600);
 
 pub const TRANSPORTS: [&str; 4] = ["tcp", "udp", "rdma", "shm"];
 
-/// The command with these arguments, not started.
+/// Returns the command with these arguments, not started.
 pub fn command(args: &[impl AsRef<OsStr>]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_slipway"));
     command.args(args).env_remove("RUST_LOG").env_remove("NOTIFY_SOCKET").stdin(Stdio::null());
@@ -68,14 +68,14 @@ pub fn wait(child: &mut Child) -> std::process::ExitStatus {
     }
 }
 
-/// Runs the command, which must succeed; returns what it printed.
+/// Runs the command, which must succeed. Returns its output.
 pub fn ok(args: &[impl AsRef<OsStr>]) -> String {
     let output = run(args);
     assert!(output.status.success(), "{}: {}", output.status, stderr(&output));
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Runs the command, which must end with `code`; returns what it said on standard error.
+/// Runs the command, which must exit with `code`. Returns its standard error.
 pub fn fails(code: i32, args: &[impl AsRef<OsStr>]) -> String {
     let output = run(args);
     assert_eq!(output.status.code(), Some(code), "{}", stderr(&output));
@@ -86,7 +86,7 @@ pub fn stderr(output: &Output) -> &str {
     std::str::from_utf8(&output.stderr).unwrap()
 }
 
-/// Lines of JSON.
+/// Parses lines of JSON.
 pub fn lines(text: &str) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
@@ -95,7 +95,7 @@ pub fn lines(text: &str) -> Vec<Value> {
 pub struct Server {
     pub child: Child,
     pub ready: Value,
-    /// Where it listens, and nobody else when it is gone, in the order of [`TRANSPORTS`].
+    /// Its ports in the order of [`TRANSPORTS`], which no other process uses when it has ended.
     pub ports: Vec<Port>,
 }
 
@@ -110,7 +110,7 @@ impl Server {
             Ok(ready) => Self { child, ready, ports: Vec::new() },
             Err(_) => {
                 let output = finish(child);
-                panic!("the server ended with {} and said: {line}{}", output.status, stderr(&output));
+                panic!("the server ended with {} and printed: {line}{}", output.status, stderr(&output));
             }
         }
     }
@@ -126,7 +126,7 @@ impl Server {
         Self::everywhere(&["--squash", "none", "--state-dir", state, dir])
     }
 
-    /// Starts a server with ports of its own on every transport.
+    /// Starts a server with its own port on every transport.
     pub fn everywhere(args: &[&str]) -> Self {
         let ports = TRANSPORTS.map(|_| Port::take());
         let listen = TRANSPORTS.iter().zip(&ports).map(|(transport, port)| listen(transport, port));
@@ -142,7 +142,7 @@ impl Server {
         listen["address"].as_str().unwrap().rsplit_once(':').unwrap().1.parse().unwrap()
     }
 
-    /// The URL of a path below the first export.
+    /// Returns the URL of a path below the first export.
     pub fn url(&self, transport: &str, path: &str) -> String {
         let port = self.port(transport);
         let export = self.ready["exports"][0].as_str().unwrap();
@@ -153,7 +153,7 @@ impl Server {
         rustix::process::kill_process(rustix::process::Pid::from_child(&self.child), signal).unwrap();
     }
 
-    /// Ends it by SIGTERM, which must work; returns what it said on standard error.
+    /// Ends the server by SIGTERM, which must work. Returns its standard error.
     pub fn stop(mut self) -> String {
         self.signal(rustix::process::Signal::TERM);
         let status = wait(&mut self.child);
@@ -171,7 +171,7 @@ impl Drop for Server {
     }
 }
 
-/// The arguments that make a server listen there.
+/// Returns the arguments with which a server listens on the port.
 pub fn listen(transport: &str, port: &Port) -> [String; 2] {
     ["--listen".to_owned(), format!("{transport}://{}", port.address())]
 }

@@ -1,4 +1,4 @@
-//! `slipway mount` of a server of its own.
+//! `slipway mount` of a server that the test starts.
 
 use std::{
     fs,
@@ -11,11 +11,11 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::{Server, command, counted::Counted, wait};
 
-/// A mounted tree and what serves it.
+/// A mounted tree and its server.
 pub struct World {
-    /// Where the kernel shows it.
+    /// The mount point.
     pub at: PathBuf,
-    /// Where the server has it.
+    /// The served directory.
     pub served: PathBuf,
     pub mount: Child,
     pub server: Server,
@@ -23,7 +23,8 @@ pub struct World {
 }
 
 impl World {
-    /// Mounts a directory by this transport, with more of a query; `None`, and says so, where this machine or user cannot.
+    /// Mounts a directory over this transport, with further parts of a query. Returns `None`, and prints the reason, if
+    /// this machine or user cannot mount.
     pub fn new(test: &str, transport: &str, query: &str) -> Option<Self> {
         if !can_mount(test) {
             return None;
@@ -43,12 +44,12 @@ impl World {
         self.server.signal(Signal::TERM);
     }
 
-    /// Mounts the same at another place, which another machine could be.
+    /// Mounts the same directory at another mount point, which stands for another machine.
     pub fn another(&self, transport: &str, query: &str) -> Mounted {
         self.mounted("another", &[&self.server.url(transport, ""), query].concat())
     }
 
-    /// The same, over TCP by way of what counts calls.
+    /// Does the same over TCP through a relay that counts calls.
     pub fn counted(&self, query: &str) -> (Counted, Mounted) {
         let port = self.server.port("tcp");
         let counted = Counted::before(port);
@@ -57,14 +58,14 @@ impl World {
         (counted, mounted)
     }
 
-    /// Mounts a URL at a further place.
+    /// Mounts a URL at a further mount point.
     pub fn mounted(&self, name: &str, url: &str) -> Mounted {
         let at = self.directory.path().join(name);
         fs::create_dir(&at).unwrap();
         Mounted { child: mount(url, &at), at }
     }
 
-    /// The server dies, and another takes its place with what it had on stable storage. Over TCP.
+    /// Kills the server, and starts another with the data on stable storage. Over TCP.
     pub fn restart(&mut self) {
         let (state, port) = (self.directory.path().join("state"), self.server.port("tcp"));
         self.server.signal(Signal::KILL);
@@ -79,7 +80,7 @@ impl World {
     pub fn terminate(&mut self) {
         kill_process(Pid::from_child(&self.mount), Signal::TERM).unwrap();
         assert!(wait(&mut self.mount).success());
-        assert!(!is_mounted(&self.at), "it is gone");
+        assert!(!is_mounted(&self.at), "the mount must have ended");
     }
 }
 
@@ -89,7 +90,7 @@ impl Drop for World {
     }
 }
 
-/// A further mount, until it is dropped.
+/// A further mount, which ends when it is dropped.
 pub struct Mounted {
     pub at: PathBuf,
     child: Child,
@@ -109,7 +110,7 @@ fn undo(child: &mut Child, at: &Path) {
     }
 }
 
-/// Whether this machine and user can mount; says so if not.
+/// Returns `true` if this machine and user can mount. Prints the reason if not.
 pub fn can_mount(test: &str) -> bool {
     let can = rustix::process::geteuid().is_root() && Path::new("/dev/fuse").exists();
     if !can {
@@ -122,12 +123,12 @@ pub fn mount(url: &str, at: &Path) -> Child {
     mount_saying(url, at, Stdio::inherit())
 }
 
-/// The same, with these arguments.
+/// Mounts with these arguments.
 pub fn mount_with(args: &[&str], url: &str, at: &Path) -> Child {
     start(command(&[&["mount", url, at.to_str().unwrap()], args].concat()), Stdio::inherit())
 }
 
-/// The same, with what it says on standard error going there.
+/// Mounts with standard error redirected to `said`.
 pub fn mount_saying(url: &str, at: &Path, said: Stdio) -> Child {
     start(command(&["mount", "--attributes", "0", url, at.to_str().unwrap()]), said)
 }
