@@ -68,7 +68,7 @@ async fn snapshot(mount: &Mount) -> client::Result<Tree> {
 }
 
 /// Runs the work of the seed, and cuts a connection at message number `message`.
-fn run_cut(way: &str,message: u64, cut: Cut, drc: DrcOptions) -> client::Result<Tree> {
+fn run_cut(way: &str, message: u64, cut: Cut, drc: DrcOptions) -> client::Result<Tree> {
     Setup { drc, ..Setup::new(1) }.run(|world| async move {
         let mount = world.client(1, way).await;
         world.network.cut_at(world.network.messages() + message, cut);
@@ -91,8 +91,8 @@ fn run_whole(way: &str) -> (u64, Tree) {
 fn run_cut_deferred(message: Option<(u64, Cut)>) -> (u64, Tree) {
     let (tell, fs) = std::sync::mpsc::channel();
     let vfs = move || -> Arc<dyn Vfs> {
-    let fs = Deferred::new(memory(), Pace::Manual);
-        tell.send( fs.clone()).expect("the test waits for it");
+        let fs = Deferred::new(memory(), Pace::Manual);
+        tell.send(fs.clone()).expect("the test waits for it");
         fs
     };
     Setup { vfs: Box::new(vfs), ..Setup::new(1) }.run(|world| async move {
@@ -127,14 +127,13 @@ fn a_connection_cut_while_operations_are_pending_changes_nothing() {
     }
 }
 
-
 fn a_connection_cut_at_any_message_changes_nothing(way: &str) {
     let (messages, expected) = run_whole(way);
     assert!(messages > 60, "{messages} messages are too few for this test");
     for message in 0..messages {
         for cut in [Cut::Before, Cut::After] {
-            let tree = run_cut(way,message, cut, DrcOptions::default());
-            assert_eq!(tree.expect(" work must succeed"), expected, "cut {cut:?} message {message}");
+            let tree = run_cut(way, message, cut, DrcOptions::default());
+            assert_eq!(tree.expect("work must succeed"), expected, "cut {cut:?} message {message}");
         }
     }
 }
@@ -154,7 +153,8 @@ fn a_connection_cut_at_any_segment_changes_nothing_over_tcp_by_sessions() {
     a_connection_cut_at_any_message_changes_nothing("&proto=tcp&vers=4.2");
 }
 
-/// The tests above can fail: a server without memory of its replies does not pass them.fn a_server_without_a_reply_cache_is_detected(way: &str) {
+/// Shows that the tests above can fail: a server without a duplicate request cache does not pass them.
+fn a_server_without_a_reply_cache_is_detected(way: &str) {
     let (messages, expected) = run_whole(way);
     let forgetful = DrcOptions { reply_max: 0, ..DrcOptions::default() };
     let run = |message| run_cut(way, message, Cut::Before, forgetful.clone());
@@ -163,16 +163,17 @@ fn a_connection_cut_at_any_segment_changes_nothing_over_tcp_by_sessions() {
 }
 
 #[test]
-fn a_server_that_forgets_its_replies_is_caught_over_rdma() {
-    a_server_that_forgets_its_replies_is_caught("");
+fn a_server_without_a_reply_cache_is_detected_over_rdma() {
+    a_server_without_a_reply_cache_is_detected("");
 }
 
 #[test]
-fn a_server_that_forgets_its_replies_is_caught_over_tcp() {
-    a_server_that_forgets_its_replies_is_caught("&proto=tcp");
+fn a_server_without_a_reply_cache_is_detected_over_tcp() {
+    a_server_without_a_reply_cache_is_detected("&proto=tcp");
 }
 
-#[test]fn clients_complete_their_work_despite_frequent_disconnects() {
+#[test]
+fn clients_complete_their_work_despite_frequent_disconnects() {
     for seed in seeds(20) {
         Setup::new(seed).run(|world| async move {
             let mut clients = tokio::task::JoinSet::new();

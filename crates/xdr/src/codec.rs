@@ -279,6 +279,7 @@ impl<'a> Decoder<'a> {
         let len = self.length(max)?;
         self.padded(len)
     }
+
     /// Reads `len` bytes, and skips their padding.
     #[inline]
     fn padded(&mut self, len: usize) -> Result<&'a [u8], DecodeError> {
@@ -436,6 +437,7 @@ impl<'a> From<&'a Bytes> for Decoder<'a> {
         Self { stream, rest: stream, payloads: &[], reduced: 0, depth: 0, located: None }
     }
 }
+
 /// Returns the number of padding bytes after an item of `len` bytes.
 #[inline]
 pub(crate) fn padding(len: usize) -> usize {

@@ -1,4 +1,4 @@
-//! Sessions of NFSv4.1: requests exactly once, slots, recovery and callbacks, against a server that does what it is told.
+//! Sessions of NFSv4.1 against a scripted server: exactly-once requests, slots, recovery and callbacks.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,26 +12,26 @@ use nfs::v4::{Nfsstat4, Opnum4, Slotid4, callback::*};
 /// Runs a test in virtual time against a server that does what it is told, over simulated TCP.
 fn simulated(query: &str, test: impl AsyncFnOnce(Arc<Scripted>, Mount)) {
     sim::run(&format!("/?proto=tcp&vers=auto{query}"), sim::scripted, |scripted, mount| async move {
-        assert_eq!(mount.protocol().version(), "4.1", "the server has no 4.2");
+        assert_eq!(mount.protocol().version(), "4.1", "the client must use 4.1, because the server has no 4.2");
         test(scripted, mount).await;
     });
 }
 
-/// A reply is lost with its connection: the same request goes again in the same place, and is executed once.
+/// The reply is lost with its connection. The same request is sent again in the same slot and is executed once.
 #[test]
-fn a_lost_reply_is_asked_for_again_in_the_same_slot() {
+fn request_with_lost_reply_is_sent_again_in_its_slot() {
     simulated("", async |scripted, mount| {
         scripted.script.lock().lose = Some((Opnum4::Rename, 2));
         mount.rename("file", "other").await.unwrap();
         let renames = scripted.with(Opnum4::Rename);
         assert_eq!(renames.len(), 1, "{renames:?}");
-        assert_eq!(scripted.script.lock().replayed, 1, "the second loss is of the reply from the slot");
+        assert_eq!(scripted.script.lock().replayed, 1, "the second lost reply must be the one from the slot");
     });
 }
 
-/// What the server has not kept, and harms nobody, is done again in the next place.
+/// A request whose reply the server has not cached is executed again with the next sequence ID.
 #[test]
-fn what_was_not_kept_is_done_again() {
+fn request_with_uncached_reply_is_executed_again() {
     simulated("", async |scripted, mount| {
         let file = mount.open("file").await.unwrap();
         scripted.script.lock().lose = Some((Opnum4::Read, 1));
@@ -42,24 +42,24 @@ fn what_was_not_kept_is_done_again() {
     });
 }
 
-/// Linux's server leaves out results for which there is no room: what was asked for in one request is asked for in several.
+/// Linux's server omits results for which there is no room. The client then sends several smaller requests.
 #[test]
-fn an_answer_that_cannot_be_read_is_had_in_pieces() {
+fn undecodable_reply_is_followed_by_smaller_requests() {
     simulated("", async |scripted, mount| {
         scripted.script.lock().cut_short = true;
         assert_eq!(mount.read("file").await.unwrap(), CONTENT);
         let in_one = scripted.with(Opnum4::Open).into_iter().filter(|one| one.ops.contains(&Opnum4::Read)).count();
-        assert_eq!(in_one, 2, "once by its name and once by its handle");
-        let alone = scripted.with(Opnum4::Read).into_iter().filter(|one| !one.ops.contains(&Opnum4::Open)).count();
-        assert_eq!(alone, 1);
+        assert_eq!(in_one, 2, "one attempt by name and one by handle");
+        let reads = scripted.with(Opnum4::Read).into_iter().filter(|one| !one.ops.contains(&Opnum4::Open)).count();
+        assert_eq!(reads, 1);
         let closes = scripted.with(Opnum4::Close).into_iter().filter(|one| !one.ops.contains(&Opnum4::Read)).count();
-        assert!(closes >= 2, "what may have stayed open is closed");
+        assert!(closes >= 2, "files that may still be open must be closed");
     });
 }
 
-/// One connection of several dies: nobody notices.
+/// One of several connections is lost, and the caller does not notice.
 #[test]
-fn another_connection_takes_over() {
+fn another_connection_continues() {
     simulated("&nconnect=3", async |scripted, mount| {
         assert_eq!(mount.v4().unwrap().connections(), 3);
         scripted.script.lock().lose = Some((Opnum4::Rename, 1));
@@ -68,9 +68,9 @@ fn another_connection_takes_over() {
     });
 }
 
-/// A call that is given up leaves a slot in doubt: SEQUENCE is sent in its place before the slot is used again.
+/// A cancelled call leaves its slot in doubt. The client sends SEQUENCE in the slot before it uses the slot again.
 #[test]
-fn a_slot_in_doubt_is_resolved() {
+fn slot_in_doubt_is_resolved() {
     simulated("", async |scripted, mount| {
         scripted.script.lock().hold = Some(Opnum4::Rename);
         let hurried = tokio::spawn({
@@ -98,9 +98,9 @@ fn a_slot_in_doubt_is_resolved() {
     });
 }
 
-/// The server's target bounds what is under way, down and up again.
+/// The server's target slot bounds the outstanding requests, and can be lowered and raised.
 #[test]
-fn no_more_is_under_way_than_the_server_wants() {
+fn target_slot_bounds_outstanding_requests() {
     simulated("", async |scripted, mount| {
         assert_eq!(mount.v4().unwrap().slots(), SLOTS);
         scripted.script.lock().target = 1;
@@ -119,7 +119,7 @@ fn no_more_is_under_way_than_the_server_wants() {
         while scripted.script.lock().held < 2 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        // Whatever else would come has had its chance.
+        // Wait for further requests, which must not come.
         tokio::time::sleep(Duration::from_millis(50)).await;
         assert_eq!(scripted.script.lock().most_held, 2);
         scripted.script.lock().hold = None;
@@ -133,9 +133,9 @@ fn no_more_is_under_way_than_the_server_wants() {
     });
 }
 
-/// Who calls again as soon as it is answered does not keep the slot from those who wait for it.
+/// A caller that sends the next request at once does not keep the slot from waiting callers.
 #[test]
-fn slots_go_to_whoever_has_waited_longest() {
+fn slots_are_granted_in_order_of_waiting() {
     simulated("", async |scripted, mount| {
         scripted.script.lock().target = 0;
         mount.stat("file").await.unwrap();
@@ -161,9 +161,9 @@ fn slots_go_to_whoever_has_waited_longest() {
     });
 }
 
-/// The server forgets the session, then the client: opens and locks are reclaimed, and nobody above notices.
+/// The server loses the session, then the client. Opens and locks are reclaimed, and callers do not notice.
 #[test]
-fn what_the_server_forgets_is_made_again() {
+fn lost_session_and_client_are_recovered() {
     simulated("", async |scripted, mount| {
         let made = || {
             let script = scripted.script.lock();
@@ -176,7 +176,10 @@ fn what_the_server_forgets_is_made_again() {
         scripted.forget_session();
         assert_eq!(file.read_bytes(4, 4).await.unwrap(), &CONTENT[4..8]);
         assert_eq!(made(), (2, 1));
-        assert!(scripted.script.lock().executed.iter().all(|one| !one.reclaims), "the client was still known");
+        assert!(
+            scripted.script.lock().executed.iter().all(|one| !one.reclaims),
+            "the client was still known, so nothing must be reclaimed"
+        );
         scripted.restart();
         assert_eq!(file.read_bytes(8, 4).await.unwrap(), &CONTENT[8..12]);
         assert_eq!(made(), (3, 2));
@@ -187,9 +190,9 @@ fn what_the_server_forgets_is_made_again() {
     });
 }
 
-/// A small file is found, opened, read and closed in one request.
+/// A small file is looked up, opened, read and closed in one request.
 #[test]
-fn a_small_file_is_one_request() {
+fn small_file_is_read_in_one_request() {
     simulated("", async |scripted, mount| {
         let asked = scripted.script.lock().executed.len();
         assert_eq!(mount.read("file").await.unwrap(), CONTENT);
@@ -199,9 +202,9 @@ fn a_small_file_is_one_request() {
     });
 }
 
-/// The server has one open of a file for all its users here: a CLOSE that is late would be of a new one, too, and of its locks.
+/// All users of a file share one open, so a late CLOSE would also close a new open and release its locks.
 #[test]
-fn a_file_that_is_being_closed_is_opened_when_it_is_closed() {
+fn open_waits_for_an_outstanding_close() {
     simulated("", async |scripted, mount| {
         let file = mount.open("file").await.unwrap();
         file.read_bytes(0, 4).await.unwrap();
@@ -213,9 +216,9 @@ fn a_file_that_is_being_closed_is_opened_when_it_is_closed() {
         let (v4, handle) = (mount.v4().unwrap().clone(), file.handle().clone());
         let range = LockRange { offset: 0, length: 10, exclusive: false };
         let lock = tokio::spawn(async move { v4.lock(&handle, b"me", range).await });
-        // It has had its chance.
+        // Wait for an OPEN, which must not be sent yet.
         tokio::time::sleep(Duration::from_millis(50)).await;
-        assert_eq!(scripted.with(Opnum4::Open).len(), 1, "it waits for the CLOSE");
+        assert_eq!(scripted.with(Opnum4::Open).len(), 1, "OPEN must wait for CLOSE");
         scripted.script.lock().hold = None;
         scripted.go_on.notify_waiters();
         assert_eq!(lock.await.unwrap().unwrap(), None);
@@ -223,35 +226,39 @@ fn a_file_that_is_being_closed_is_opened_when_it_is_closed() {
     });
 }
 
-/// A delegation answers for the server, and is given back when it is recalled.
+/// A delegation lets the client cache attributes. It is returned when it is recalled.
 #[test]
-fn a_recalled_delegation_is_returned() {
+fn recalled_delegation_is_returned() {
     simulated("", async |scripted, mount| {
         scripted.script.lock().delegate = true;
         let file = mount.open("file").await.unwrap();
         file.read_bytes(0, 4).await.unwrap();
         let asked = scripted.script.lock().executed.len();
         assert_eq!(file.stat().await.unwrap().size, CONTENT.len() as u64);
-        assert_eq!(scripted.script.lock().executed.len(), asked, "the attributes are delegated");
+        assert_eq!(scripted.script.lock().executed.len(), asked, "the attributes must be cached");
         assert_eq!(scripted.recall().await, Nfsstat4::Ok);
         while scripted.with(Opnum4::DelegReturn).is_empty() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         file.stat().await.unwrap();
-        assert!(scripted.script.lock().executed.len() > asked + 1, "they are asked for again");
+        assert!(scripted.script.lock().executed.len() > asked + 1, "the attributes must be requested again");
     });
 }
 
-/// A server that has too much asks for slots and delegations: they are given up, and it hears so.
+/// The server recalls slots and delegations. The client returns them and tells the server.
 #[test]
-fn what_there_is_too_much_of_is_given_back() {
+fn recalled_slots_and_delegations_are_returned() {
     simulated("", async |scripted, mount| {
         scripted.script.lock().delegate = true;
         mount.open("file").await.unwrap().read_bytes(0, 4).await.unwrap();
         let type_mask = [RCA4_TYPE_MASK_RDATA_DLG].into_iter().collect();
         let keep = |objects_to_keep, type_mask| CbArgop4::RecallAny(CbRecallAnyArgs { objects_to_keep, type_mask });
         assert_eq!(scripted.call_back(keep(1, type_mask)).await, Nfsstat4::Ok);
-        assert_eq!(scripted.call_back(keep(0, Default::default())).await, Nfsstat4::Ok, "nothing of this client's");
+        assert_eq!(
+            scripted.call_back(keep(0, Default::default())).await,
+            Nfsstat4::Ok,
+            "the mask has no type that this client holds"
+        );
         assert!(scripted.with(Opnum4::DelegReturn).is_empty());
         let type_mask = [RCA4_TYPE_MASK_RDATA_DLG].into_iter().collect();
         assert_eq!(scripted.call_back(keep(0, type_mask)).await, Nfsstat4::Ok);
@@ -261,12 +268,12 @@ fn what_there_is_too_much_of_is_given_back() {
 
         assert_eq!(mount.v4().unwrap().slots(), SLOTS);
         scripted.script.lock().target = 1;
-        let alone = || scripted.script.lock().executed.iter().filter(|one| one.ops.is_empty()).count();
-        let before = alone();
+        let only_sequence = || scripted.script.lock().executed.iter().filter(|one| one.ops.is_empty()).count();
+        let before = only_sequence();
         let recall = CbArgop4::RecallSlot(CbRecallSlotArgs { target_highest_slotid: Slotid4(1) });
         assert_eq!(scripted.call_back(recall).await, Nfsstat4::Ok);
         assert_eq!(mount.v4().unwrap().slots(), 2);
-        while alone() < before + 2 {
+        while only_sequence() < before + 2 {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     });

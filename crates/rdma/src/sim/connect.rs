@@ -1,4 +1,4 @@
-//! How two ends of a [`Sim`] find each other.
+//! Opening connections between two ends of a [`Sim`].
 
 use std::{
     io,
@@ -19,7 +19,7 @@ use crate::{BoxFuture, ConnectRequest, Connected, Listener, QpOptions, QueuePair
 
 pub(super) struct SimListener(Listening<SimRequest>);
 
-/// A connection request; the sender of `reply` going away rejects it.
+/// A connection request. Dropping the sender `reply` rejects it.
 pub(super) struct SimRequest {
     sim: Sim,
     client: SocketAddr,
@@ -107,7 +107,7 @@ impl ConnectRequest for SimRequest {
             let known: Weak<SharedLink> = Arc::downgrade(&link);
             self.sim.network.connected(known);
             let [client, server] = SimQp::pair(&self.sim, &link);
-            // A client that gave up gets its end back only to drop it, which the server then sees.
+            // If the client gave up, it drops its end when it gets it, and the server sees that.
             let _ = self.reply.send((client, Bytes::copy_from_slice(private_data)));
             sleep(self.sim.network.latency()).await;
             Ok(Box::new(server) as Box<dyn QueuePair>)
@@ -117,7 +117,7 @@ impl ConnectRequest for SimRequest {
 
 fn check_private_data(sim: &Sim, private_data: &[u8]) -> io::Result<()> {
     if private_data.len() > sim.private_data_max {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "private data too long"));
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "private data is too long"));
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
-//! One connection of a [`Sim`]: two ends and what is under way between them.
+//! A connection of a [`Sim`]: its two ends, and the messages in transit between them.
 //!
-//! An end acts only when its owner polls it: it starts what was posted, and takes in what has
-//! arrived by now. So a caller that forgets to poll after posting hangs here as with any provider.
+//! An end makes progress only when its owner polls it: it starts posted requests and processes arrived messages. So a
+//! caller that does not poll after posting hangs here as with any provider.
 
 use std::{
     collections::VecDeque,
@@ -43,9 +43,9 @@ pub(super) struct End {
     send_queue: usize,
     regions: Regions,
     recvs: ReceiveQueue,
-    /// Posted, not started.
+    /// Requests that were posted and not started.
     posted: VecDeque<WorkRequest>,
-    /// Started, not completed; in the order posted.
+    /// Requests that were started and not completed, in the order in which they were posted.
     started: VecDeque<Started>,
     reads_outstanding: u16,
     inbox: VecDeque<Packet>,
@@ -61,7 +61,7 @@ struct Started {
 }
 
 enum State {
-    /// A Send or Write, given back when its bytes have been handed over.
+    /// A Send or Write, which completes when its data have been handed to the network.
     Sending {
         kind: CompletionKind,
         until: Instant,
@@ -91,14 +91,14 @@ enum Body {
         len: usize,
     },
     ReadResponse(Bytes),
-    /// The peer's end is over, and this is what this end says of it.
+    /// The peer's end has ended. `error` is the reason that this end returns.
     Ended {
         error: QpError,
         read_refused: bool,
     },
 }
 
-/// Which end; the client is 0.
+/// The index of an end; the client is 0.
 type Side = usize;
 
 pub(super) struct SimQp {
@@ -146,7 +146,7 @@ impl End {
         }
     }
 
-    /// Takes back everything posted, as flushed.
+    /// Flushes all posted requests.
     fn flush(&mut self, completions: &mut Vec<Completion>) {
         let flushed = |id, kind| Completion { id, status: Status::Flushed, kind };
         for Started { id, status, state } in std::mem::take(&mut self.started) {
@@ -164,7 +164,7 @@ impl End {
         self.reads_outstanding = 0;
     }
 
-    /// Gives out what has completed, in the order posted.
+    /// Returns completions in the order of posting.
     fn complete(&mut self, now: Instant, completions: &mut Vec<Completion>) {
         while let Some(front) = self.started.front() {
             match &front.state {
@@ -175,13 +175,13 @@ impl End {
             let Some(Started { id, status, state: State::Sending { kind, .. } | State::Done(kind) }) =
                 self.started.pop_front()
             else {
-                unreachable!("just seen")
+                unreachable!("the front was just checked")
             };
             completions.push(Completion { id, status, kind });
         }
     }
 
-    /// When something happens here after `now`, if nobody does anything.
+    /// Returns the time of the next event after `now`, if no caller does anything.
     fn next_event(&self, now: Instant) -> Option<Instant> {
         let arrival = self.inbox.front().map(|packet| packet.due).filter(|_| !self.recvs.is_starved());
         self.sending_until().filter(|until| *until > now).chain(arrival).min()
@@ -194,7 +194,7 @@ impl End {
         })
     }
 
-    /// Whether what was posted has been handed over, as an orderly end wants.
+    /// Returns `true` if all posted requests have been handed to the network, which an orderly close requires.
     fn is_closed(&self, now: Instant) -> bool {
         self.closing && self.sending_until().all(|until| until <= now)
     }
@@ -226,7 +226,7 @@ impl Connection for SharedLink {
 }
 
 impl Link {
-    /// Both ends are over at once, and what is under way is lost.
+    /// Ends both ends at once. Messages in transit are lost.
     fn cut(&mut self, error: QpError) {
         self.ends.iter_mut().for_each(|end| end.end(error.clone()));
     }
@@ -238,22 +238,22 @@ impl Link {
         self.ends[1 - from].wake();
     }
 
-    /// The end at `side` is over because of `error`; the peer learns `told`.
-    fn fail(&mut self, sim: &Sim, side: Side, error: QpError, told: QpError, read_refused: bool) {
+    /// Ends the end at `side` because of `error`. The peer gets `peer_error`.
+    fn fail(&mut self, sim: &Sim, side: Side, error: QpError, peer_error: QpError, read_refused: bool) {
         if self.ends[side].ended.is_none() {
             self.ends[side].end(error);
             if self.ends[1 - side].ended.is_none() {
-                self.send(sim, side, Body::Ended { error: told, read_refused });
+                self.send(sim, side, Body::Ended { error: peer_error, read_refused });
             }
         }
     }
 
-    /// The peer of `side` broke the protocol.
+    /// Ends the connection because the peer of `side` violated the protocol.
     fn protocol_fault(&mut self, sim: &Sim, side: Side, what: &str, read_refused: bool) {
         self.fail(sim, side, QpError::Protocol(what.into()), QpError::Terminated(what.into()), read_refused);
     }
 
-    /// Starts what was posted at `side`, as far as the limit of reads allows.
+    /// Starts the posted requests at `side`, as far as the limit of reads permits.
     fn start(&mut self, sim: &Sim, side: Side) {
         while self.ends[side].ended.is_none() {
             let end = &mut self.ends[side];
@@ -262,7 +262,7 @@ impl Link {
             if matches!(next, WorkRequest::Read { .. }) && reads_max > 0 && end.reads_outstanding >= reads_max {
                 return;
             }
-            let request = end.posted.pop_front().expect("just seen");
+            let request = end.posted.pop_front().expect("the queue was just checked");
             self.start_one(sim, side, request);
         }
     }
@@ -280,7 +280,7 @@ impl Link {
                 Ok(data) => (Some(Body::Write { data, to }), sending(sim, CompletionKind::Write), Status::Ok),
                 Err(error) => return self.unreadable(sim, side, id, CompletionKind::Write, &error),
             },
-            // With no reads at all agreed on, it would wait for ever.
+            // If no reads were negotiated, the read would wait forever.
             WorkRequest::Read { into, .. } if self.ends[side].caps.outbound_reads == 0 => {
                 (None, State::Done(CompletionKind::Read(into)), Status::LocalAccess)
             }
@@ -300,19 +300,20 @@ impl Link {
         }
     }
 
-    /// A file piece cannot be read: the request fails and the connection with it, for the peer waits for the bytes.
+    /// Handles a file range that cannot be read. The request and the connection fail, because the peer waits for the
+    /// data.
     fn unreadable(&mut self, sim: &Sim, side: Side, id: WorkId, kind: CompletionKind, error: &io::Error) {
         self.ends[side].started.push_back(Started { id, status: Status::LocalAccess, state: State::Done(kind) });
         self.fail(sim, side, QpError::Io(error.kind()), QpError::Io(io::ErrorKind::ConnectionReset), false);
     }
 
-    /// Takes in what has arrived at `side` by `now`.
+    /// Processes the messages that have arrived at `side` by `now`.
     fn deliver(&mut self, sim: &Sim, side: Side, now: Instant, completions: &mut Vec<Completion>) {
         while self.ends[side].ended.is_none() && self.ends[side].inbox.front().is_some_and(|packet| packet.due <= now) {
             if !self.ends[side].is_prepared() {
                 return;
             }
-            let body = self.ends[side].inbox.pop_front().expect("just seen").body;
+            let body = self.ends[side].inbox.pop_front().expect("the inbox was just checked").body;
             let way = (self.ends[1 - side].local, self.ends[side].local);
             let cut = body.deliver(sim, way);
             if cut != Some(Cut::Before) {
@@ -338,7 +339,7 @@ impl Link {
                         self.cut(QpError::Io(error.kind()));
                     }
                 }
-                // RFC 5041 §7.1: only segments with bytes are checked.
+                // RFC 5041 §7.1: only segments with data are checked.
                 Err(_) if data.is_empty() => {}
                 Err(fault) => self.protocol_fault(sim, side, fault.text(), false),
             },
@@ -365,7 +366,8 @@ impl Link {
 }
 
 impl End {
-    /// Whether there is a place for what arrives next. One that waits for a read must not wait for another's memory.
+    /// Returns `true` if there is a receive for the next message. While this end waits for a read, it exceeds the
+    /// budget, so that it does not wait for the memory of another end.
     fn is_prepared(&mut self) -> bool {
         let is_send = matches!(self.inbox.front(), Some(Packet { body: Body::Send { .. }, .. }));
         !is_send || self.recvs.prepare(self.reads_outstanding > 0)
@@ -378,10 +380,10 @@ impl End {
         solicited: bool,
         completions: &mut Vec<Completion>,
     ) -> Result<(), &'static str> {
-        let (id, mut buffer) = self.recvs.pop().ok_or("a Send with no receive posted")?;
+        let (id, mut buffer) = self.recvs.pop().ok_or("there is no receive for a Send")?;
         if data.len() > buffer.len() {
             self.recvs.put_back(id, buffer);
-            return Err("a Send longer than the receive posted");
+            return Err("a Send is longer than its receive");
         }
         let invalidated = match invalidate {
             None => None,
@@ -404,11 +406,11 @@ impl End {
         self.started.iter_mut().find(|started| matches!(started.state, State::Reading(_)))
     }
 
-    /// Responses arrive in the order of the requests (RFC 5040 §5.5).
+    /// Completes the oldest read: responses arrive in the order of the requests (RFC 5040 §5.5).
     fn finish_read(&mut self, data: &[u8]) {
         self.reads_outstanding -= 1;
-        let read = self.oldest_read().expect("a response follows its request");
-        let State::Reading(into) = &mut read.state else { unreachable!("oldest_read finds only reads") };
+        let read = self.oldest_read().expect("a response must have a request");
+        let State::Reading(into) = &mut read.state else { unreachable!("oldest_read must return a read") };
         let mut into = std::mem::replace(into, Buffer::from(Vec::new()));
         into.copy_from_slice(data);
         read.state = State::Done(CompletionKind::Read(into));
@@ -530,7 +532,7 @@ impl Drop for SimQp {
     fn drop(&mut self) {
         let mut link = self.link.lock();
         link.fail(&self.sim, self.side, QpError::Disconnected, QpError::Disconnected, false);
-        // The link lives on with the other end; this end's buffers go home now.
+        // The link continues to exist with the other end. The buffers of this end are returned now.
         let end = &mut link.ends[self.side];
         end.flush(&mut Vec::new());
         end.regions = Regions::new(0);

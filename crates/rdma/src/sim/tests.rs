@@ -1,4 +1,4 @@
-//! What only the simulator can do; what every provider does is in `tests/conformance.rs`.
+//! Tests of features that only the simulator has. `tests/conformance.rs` tests what all providers share.
 
 use std::{future::poll_fn, io, net::SocketAddr, time::Duration};
 
@@ -33,7 +33,7 @@ fn send(id: u64) -> WorkRequest {
     WorkRequest::Send { id: WorkId(id), data, invalidate: None, solicited: false }
 }
 
-/// Everything until the end: ids with whether they were flushed, and the error.
+/// Returns the completions until the end of the connection, each with its ID and status, and the error.
 async fn drain(qp: &mut Box<dyn QueuePair>) -> (Vec<(u64, Status)>, QpError) {
     let mut seen = Vec::new();
     loop {
@@ -47,7 +47,7 @@ async fn drain(qp: &mut Box<dyn QueuePair>) -> (Vec<(u64, Status)>, QpError) {
 const RESET: QpError = QpError::Io(io::ErrorKind::ConnectionReset);
 
 #[test]
-fn a_cut_before_a_message_loses_it_and_a_cut_after_delivers_it() {
+fn cut_before_a_message_loses_it_and_cut_after_delivers_it() {
     simnet::simulate(0, || async {
         for (cut, received) in [(Cut::Before, Status::Flushed), (Cut::After, Status::Ok)] {
             let sim = Sim::new(NetworkOptions::default());
@@ -63,11 +63,11 @@ fn a_cut_before_a_message_loses_it_and_a_cut_after_delivers_it() {
 }
 
 #[test]
-fn a_crashed_end_takes_its_listener_and_connections_with_it() {
+fn crash_removes_listener_and_connections() {
     simnet::simulate(0, || async {
         let sim = Sim::new(NetworkOptions::default());
         let (mut client, _server, at) = pair(&sim).await;
-        let _other = sim.listen(at).expect("the first listener was dropped with its scope");
+        let _other = sim.listen(at).expect("the first listener must have been dropped");
         sim.network().crash(at);
         assert_eq!(drain(&mut client).await.1, RESET);
         let error = sim.connect(at, &QpOptions::default(), b"", Vec::new()).await.err().unwrap();
@@ -76,7 +76,7 @@ fn a_crashed_end_takes_its_listener_and_connections_with_it() {
 }
 
 #[test]
-fn a_stalled_fabric_delivers_late() {
+fn stalled_fabric_delays_messages() {
     simnet::simulate(0, || async {
         let sim = Sim::new(NetworkOptions::default());
         let (mut client, mut server, _) = pair(&sim).await;

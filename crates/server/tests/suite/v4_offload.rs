@@ -1,4 +1,4 @@
-//! Copies that go on behind their reply: how their client hears of the end, asks about them, and cancels them.
+//! Asynchronous copies: CB_OFFLOAD, OFFLOAD_STATUS and OFFLOAD_CANCEL.
 
 use crate::common::remote::{Remote, Served, simulated};
 use crate::common::v4::*;
@@ -10,7 +10,7 @@ use nfs::v4::{
 
 const LEN: u64 = 20 << 20;
 
-/// A client that has two files open, one of which it copies to the other.
+/// A client that has two files open and copies one to the other.
 struct Copier {
     remote: Remote,
     from: (Stateid4, NfsFh4),
@@ -47,11 +47,11 @@ impl Copier {
         }
     }
 
-    /// One that goes on: its name, and the verifier of what it writes.
+    /// Begins an asynchronous copy. Returns its stateid and the write verifier.
     async fn begin(&mut self) -> (Stateid4, Verifier4) {
         let CopyOk { response, requirements } = self.copy(0, false).await;
         assert_eq!((response.count, requirements.synchronous), (0, false));
-        (response.callback_id.expect("it goes on"), response.writeverf)
+        (response.callback_id.expect("the copy must be asynchronous"), response.writeverf)
     }
 
     async fn status(&mut self, stateid: Stateid4) -> Result<(u64, Option<Nfsstat4>), Nfsstat4> {
@@ -66,14 +66,14 @@ impl Copier {
         self.remote.call([putfh(&self.to.1), Argop4::OffloadCancel(OffloadArgs { stateid })]).await.0
     }
 
-    /// Its client is told the end, whichever of its connections it is told by.
+    /// Waits for CB_OFFLOAD on any connection of the client.
     async fn receives_end(remote: &Remote, fh: &NfsFh4, (stateid, writeverf): (Stateid4, Verifier4)) {
         let response = WriteResponse4 { callback_id: None, count: LEN, committed: StableHow4::Unstable, writeverf };
         let told = CbOffloadArgs { fh: fh.clone(), stateid, offload_info: OffloadInfo4::Ok(response) };
         assert_eq!(remote.back.receive_operation(CbOpnum4::Offload).await, CbArgop4::Offload(told));
     }
 
-    /// Until the name of a copy has been forgotten.
+    /// Waits until the stateid of a copy is no longer valid.
     async fn wait_until_removed(&mut self, stateid: Stateid4) {
         while self.status(stateid).await != Err(Nfsstat4::BadStateid) {
             tokio::task::yield_now().await;

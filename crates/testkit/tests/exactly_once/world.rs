@@ -148,6 +148,7 @@ impl World {
     pub fn trace(&self) -> simnet::Trace {
         self.record.trace()
     }
+
     /// Returns the current time.
     pub fn now(&self) -> Moment {
         self.began.elapsed()
