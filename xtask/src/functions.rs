@@ -84,8 +84,7 @@ fn behind() {}
 
     #[test]
     fn functions_are_found_with_their_lines() {
-        let found: Vec<_> =
-            of(TEXT).unwrap().into_iter().map(|f| (f.name, f.first, f.last, f.is_test)).collect();
+        let found: Vec<_> = of(TEXT).unwrap().into_iter().map(|f| (f.name, f.first, f.last, f.is_test)).collect();
         let expected = [
             ("outer", 2, 5, false),
             ("inner", 3, 4, false),

@@ -303,6 +303,7 @@ mod tests {
         malformed(&[0, 1, u32::MAX]); // a write chunk of four billion segments
         malformed(&[0, 0, 1, SEGMENTS_MAX as u32 + 1]);
         malformed(&[2, 0, 0]); // a boolean of two
+        
         //= rfc8166-3.4.5-2
         malformed(&[1, 6, 1, 16, 0, 0, 0, 0, 0]); // position six
         malformed(&[1, 8, 1, 16, u32::MAX, u32::MAX - 3, 0, 0, 0]); // beyond the address space
