@@ -60,6 +60,7 @@ impl Server {
         server.callbacks.serve(&server);
         // RFC 8881 §18.51.3: before the first open, also of a client that has nothing to reclaim.
         if !is_known {
+            //= rfc8881-18.51.3-1
             server.client.reclaim_complete(None, deadline).await?;
         }
         Ok((server, exchanged))
@@ -70,6 +71,7 @@ impl Server {
         self.arriving.store(false, Relaxed);
         // RFC 8881 §18.51.3: of all once for each client, of a file system whenever it has come from another server.
         for of in [is_new.then_some(None), Some(Some(root))].into_iter().flatten() {
+            //= rfc8881-18.51.3-2
             if let Err(error) = self.client.reclaim_complete(of, deadline).await {
                 tracing::debug!(%error, "the server does not take the end of reclaiming");
             }

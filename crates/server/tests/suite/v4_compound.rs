@@ -19,10 +19,13 @@ fn bytes(operations: Vec<Argop4>) -> Message {
 fn a_compound_begins_with_sequence_or_is_one_operation_that_needs_none() {
     let server = server();
     let mut client = Client4::new(&server, "a", 1);
+    //= rfc8881-18.33.3-1 rfc8881-18.46.3-2 rfc8881-18.46.3-3
     assert_eq!(client.compound(vec![Argop4::PutRootFh]).status, Nfsstat4::OpNotInSession);
     let first = client.compound(vec![exchange_id("b"), Argop4::PutRootFh]);
+    //= rfc8881-18.35.3-1 rfc8881-18.35.3-2
     assert_eq!((first.status, first.resarray.len()), (Nfsstat4::NotOnlyOp, 1));
     let again = client.sequence_op(1, 1);
+    //= rfc8881-18.46.3-1
     assert_eq!(client.status([Argop4::PutRootFh, again]), Nfsstat4::SequencePos);
     assert_eq!(client.compound(vec![]).status, Nfsstat4::Ok);
     client.minor = 3;
@@ -44,6 +47,7 @@ fn a_retry_gets_the_same_bytes_and_nothing_happens_twice() {
     // By another connection of the same session, as after a reconnect.
     client.peer = "192.0.2.1:701".parse().unwrap();
     let second = client.raw(&call).unwrap();
+    //= rfc8881-18.46.3-7
     assert_eq!(first.stream, second.stream);
     assert_eq!(client.status([at("m"), vec![mkdir("made")]].concat()), Nfsstat4::Exist);
 }
@@ -56,6 +60,7 @@ fn a_retry_of_what_was_not_to_be_kept_is_told_so() {
     let operations = vec![client.sequence_op(0, client.sequence), Argop4::PutRootFh, Argop4::GetFh];
     assert_eq!(client.compound(operations.clone()).status, Nfsstat4::Ok);
     let retried = client.compound(operations);
+    //= rfc8881-18.46.3-8
     assert_eq!(retried.status, Nfsstat4::RetryUncachedRep);
     let failed = Resop4::failure(Opnum4::PutRootFh, Nfsstat4::RetryUncachedRep);
     assert_eq!(retried.resarray[1..], [failed]);
@@ -106,6 +111,7 @@ fn a_call_has_no_more_operations_than_agreed() {
         all.extend(operations);
         client.compound(all).status
     };
+    //= rfc8881-18.36.3-14
     assert_eq!(call(vec![Argop4::PutRootFh; 3]), Nfsstat4::TooManyOps);
     assert_eq!(call(vec![Argop4::PutRootFh, mkdir(&"x".repeat(250))]), Nfsstat4::ReqTooBig);
     assert_eq!(call(vec![Argop4::PutRootFh; 2]), Nfsstat4::Ok);
@@ -116,6 +122,7 @@ fn a_session_is_destroyed_by_the_last_operation_of_its_compound() {
     let server = server();
     let mut client = Client4::new(&server, "a", 1);
     let destroy = Argop4::DestroySession(DestroySessionArgs { sessionid: client.session });
+    //= rfc8881-18.37.3-4
     assert_eq!(client.status([destroy.clone(), Argop4::PutRootFh]), Nfsstat4::NotOnlyOp);
     assert_eq!(client.status([destroy.clone()]), Nfsstat4::Ok);
     assert_eq!(client.alone(destroy).status(), Nfsstat4::BadSession);

@@ -59,6 +59,7 @@ async fn a_delegation_is_given_and_recalled_for_others_of_any_protocol() {
         tokio::task::yield_now().await; // the upkeep has yet to begin
     };
     assert_eq!(b.open("f", OPEN4_SHARE_ACCESS_READ).await.unwrap_err(), Nfsstat4::Delay);
+    //= rfc8881-18.16.4-12
     assert_eq!(a.recalled().await, (delegation, handle.clone()));
     assert_eq!(b.open("f", OPEN4_SHARE_ACCESS_READ).await.unwrap_err(), Nfsstat4::Delay, "until it is given back");
     let owner = |owner: &str| StateOwner4 { clientid: Clientid4(0), owner: owner.into() };
@@ -70,6 +71,7 @@ async fn a_delegation_is_given_and_recalled_for_others_of_any_protocol() {
         openhow: Openflag4::NoCreate,
         claim: OpenClaim4::DelegCurFh(delegation),
     });
+    //= rfc8881-18.16.3-8 rfc8881-18.16.3-9 rfc8881-18.16.3-10
     assert_eq!(a.call([putfh(&handle), again]).await.0, Nfsstat4::Ok, "it tells of what it has opened itself");
     assert_eq!(a.call([putfh(&handle), write(delegation, 0, b"last words")]).await.0, Nfsstat4::Ok);
     assert_eq!(a.give_back(&handle, delegation).await, Nfsstat4::Ok);
@@ -95,8 +97,10 @@ async fn a_delegation_is_given_and_recalled_for_others_of_any_protocol() {
     // Who takes the file's name away asks, too; and who asks how large it is.
     let (_, stateid, handle) = a.delegated("h").await;
     assert_eq!(b.call([putfh(&handle), getattr(&[Attr4::Mode])]).await.0, Nfsstat4::Ok);
+    //= rfc8881-18.7.4-1
     assert_eq!(b.call([putfh(&handle), getattr(&[Attr4::Size])]).await.0, Nfsstat4::Delay);
     assert_eq!(b.call(at("/m").into_iter().chain([remove("h")])).await.0, Nfsstat4::Delay);
+    //= rfc8881-18.25.4-2
     assert_eq!(a.recalled().await.0, stateid);
     assert_eq!(a.give_back(&handle, stateid).await, Nfsstat4::Ok);
     assert_eq!(b.call(at("/m").into_iter().chain([remove("h")])).await.0, Nfsstat4::Ok);
@@ -172,6 +176,7 @@ async fn all_that_changes_a_file_recalls_its_delegations() {
         }
         let asked = || [putfh(&source), Argop4::SaveFh, putfh(&file), change.clone()];
         assert_eq!(b.call(asked()).await.0, Nfsstat4::Delay, "{change:?}");
+        //= rfc8881-18.32.4-3
         assert_eq!(a.recalled().await, (stateid, file.clone()), "{change:?}");
         assert_eq!(a.give_back(&file, stateid).await, Nfsstat4::Ok);
         assert_eq!(b.call(asked()).await.0, Nfsstat4::Ok, "{change:?}");

@@ -192,9 +192,11 @@ fn names_are_made_moved_linked_and_removed() {
     let between = |from: &str, to: &str, op: Argop4| [at(from), vec![Argop4::SaveFh], at(to), vec![op]].concat();
     client.ok(between("m", "m/d", rename("f", "g")));
     assert_eq!(names(&mut client, "m/d"), ["g"]);
+    //= rfc8881-18.26.3-1
     assert_eq!(client.status(between("m", "n", rename("d", "d"))), Nfsstat4::XDev);
     assert_eq!(client.status(between("m", "m/d", rename("d", "x"))), Nfsstat4::Inval);
     client.ok([at("m"), vec![mkdir("e")]].concat());
+    //= rfc8881-18.26.3-2
     assert_eq!(client.status(between("m", "m/d", rename("e", "g"))), Nfsstat4::Exist);
     client.ok([at("m"), vec![remove("e")]].concat());
     assert_eq!(client.status(vec![Argop4::PutRootFh, rename("a", "b")]), Nfsstat4::NoFileHandle);
@@ -230,6 +232,7 @@ fn every_supported_attribute_has_a_value_and_those_that_are_not_are_left_out() {
             operations.push(Argop4::GetAttr(GetAttrArgs { attr_request: all }));
             let Some(Resop4::GetAttr(Res4::Ok(fattr))) = client.ok(operations).pop() else { panic!() };
             let readable = supported.difference(&Attr4::defined(2, |access| access == attr::Access::Set));
+            //= rfc8881-18.7.3-1 rfc8881-18.7.3-2
             assert_eq!(fattr.attrmask, readable);
             let attrs = fattr.to_attrs(minor, Purpose::Get).unwrap();
             // And each is what VERIFY takes it for.
@@ -292,6 +295,7 @@ fn locks_are_one_for_all_owners() {
     let (status, results) = second.call([putfh(&handle), lock(open_b, 5, LENGTH_TO_EOF)]);
     assert_eq!(status, Nfsstat4::Denied);
     let Some(Resop4::Lock(LockRes::Denied(denied))) = results.last() else { panic!() };
+    //= rfc8881-18.10.3-6 rfc8881-18.10.3-3 rfc8881-18.10.3-4 rfc8881-18.10.3-5
     assert_eq!((denied.offset, denied.length, denied.owner.clientid), (0, 10, Clientid4(0)));
     let test = Argop4::LockT(LockTArgs {
         locktype: NfsLockType4::Read,
@@ -300,6 +304,7 @@ fn locks_are_one_for_all_owners() {
         owner: StateOwner4 { clientid: Clientid4(0), owner: "locker".into() },
     });
     assert_eq!(second.status([putfh(&handle), test.clone()]), Nfsstat4::Denied);
+    //= rfc8881-18.11.3-1 rfc8881-18.11.3-2
     assert_eq!(first.status([putfh(&handle), test]), Nfsstat4::Ok);
     let unlock = Argop4::LockU(LockUArgs {
         locktype: NfsLockType4::Write,
@@ -308,6 +313,7 @@ fn locks_are_one_for_all_owners() {
         offset: 0,
         length: LENGTH_TO_EOF,
     });
+    //= rfc8881-18.12.3-1
     first.ok([putfh(&handle), unlock]);
     second.ok([putfh(&handle), lock(open_b, 5, LENGTH_TO_EOF)]);
 }

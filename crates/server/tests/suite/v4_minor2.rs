@@ -36,6 +36,7 @@ fn operations_of_the_second_minor_version_are_not_of_the_first() {
     client.file("m", "f", b"x");
     let (status, results) = client.call([at("m/f"), vec![seek(DataContent4::Data, 0)]].concat());
     assert_eq!(status, Nfsstat4::OpIllegal);
+    //= rfc8881-18.52.3-1
     assert_eq!(results.last().unwrap().opnum(), Opnum4::Illegal);
 }
 

@@ -37,6 +37,7 @@ pub(super) fn write(cx: &Context<'_>, at: &Cursor, args: &WriteArgs) -> Result<W
         StableHow4::FileSync => Stability::FileSync,
     };
     let vfs = file.writable()?.vfs();
+    //= rfc8881-18.32.4-3
     let _changing = cx.before_change(&file, Some(at.lock_client()))?;
     let writeverf = vfs.write_verifier();
     let written = vfs.write(&file.caller(), &file.handle, args.offset, &data, stability, Report::Nothing);
@@ -67,7 +68,9 @@ pub(super) fn may_use(
         if shard.is_some_and(|shard| shard.may_use(&name, &stateid, write)) {
             return Ok(());
         }
+        //= rfc8881-18.46.4-1
         let (client, now) = (at.client(), clock::now());
+        //= rfc8881-18.32.3-6
         cx.shared.with_locks(|state, locks| state.check_io(locks, client, &name, &stateid, write, now))
     };
     Ok(file.once(if write { "may write" } else { "may read" }, check)?)

@@ -73,6 +73,7 @@ pub(super) fn link(cx: &Context<'_>, at: &Cursor, args: &LinkArgs) -> Result<Cha
     let (object, dir) = same_export(cx, at)?;
     let name = component(&args.newname)?;
     let vfs = dir.writable()?.vfs();
+    //= rfc8881-18.9.4-2
     let _changing = cx.before_change(&object, Some(at.lock_client()))?;
     let linked = vfs.link(&dir.caller(), &object.handle, &dir.handle, name);
     let (change, _) = linked.map_err(|error| in_dir(&dir, error))?;
@@ -100,6 +101,7 @@ pub(super) fn remove(cx: &Context<'_>, at: &Cursor, args: &RemoveArgs) -> Result
     not_mounted_on(cx, &dir, name)?;
     // One operation removes whatever there is; the file system has one for each kind.
     let (_, kind) = look(&dir, name)?;
+    //= rfc8881-18.25.4-2
     cx.before_change_of(&dir, name, Some(at.lock_client()))?;
     let caller = dir.caller();
     let remove = |kind| match kind {
@@ -121,6 +123,7 @@ pub(super) fn rename(cx: &Context<'_>, at: &Cursor, args: &RenameArgs) -> Result
     let vfs = to_dir.writable()?.vfs();
     not_mounted_on(cx, &from_dir, from)?;
     not_mounted_on(cx, &to_dir, to)?;
+    //= rfc8881-18.26.4-3
     cx.before_change_of(&from_dir, from, Some(at.lock_client()))?;
     cx.before_change_of(&to_dir, to, Some(at.lock_client()))?;
     let renamed = vfs.rename(&to_dir.caller(), &from_dir.handle, from, &to_dir.handle, to);
@@ -160,6 +163,7 @@ fn in_the_way(from_dir: &Object<'_>, to_dir: &Object<'_>, from: &Name, to: &Name
 fn same_export<'a>(cx: &Context<'a>, at: &Cursor) -> Result<(Object<'a>, Object<'a>), Fault4> {
     let (saved, current) = (at.saved()?, at.current()?);
     let (saved, current) = (cx.object4(saved)?, cx.object4(current)?);
+    //= rfc8881-18.26.3-1
     if saved.export.id() == current.export.id() { Ok((saved, current)) } else { Err(Nfsstat4::XDev.into()) }
 }
 

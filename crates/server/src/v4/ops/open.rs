@@ -64,6 +64,7 @@ pub(super) fn open(cx: &Context<'_>, at: &mut Cursor, args: &OpenArgs) -> Result
     if target.change.is_none() && !target.truncate && plan.is_delegable() {
         target.change = Some(file.getattr()?.change);
     }
+    //= rfc8881-18.16.4-12
     let Opened { stateid, confirm, delegation } = commit(cx, &plan, &file, &target)?;
     at.current = Some(file.place().into());
     at.set_stateid(stateid);
@@ -94,6 +95,7 @@ fn plan(cx: &Context<'_>, at: &Cursor, args: &OpenArgs) -> Result<OpenPlan, Faul
         _ => Claim::New,
     };
     let request = OpenRequest {
+        //= rfc8881-18.16.3-8 rfc8881-18.16.3-9 rfc8881-18.16.3-10
         client: at.client(),
         owner: args.owner.owner.0.clone(),
         access: args.share_access & !want_bits,
@@ -103,6 +105,7 @@ fn plan(cx: &Context<'_>, at: &Cursor, args: &OpenArgs) -> Result<OpenPlan, Faul
         can_recall: cx.shared.runs_tasks(),
     };
     cx.shared.may_give()?;
+    //= rfc8881-18.16.4-5 rfc8881-18.16.4-6 rfc8881-18.16.4-7 rfc8881-18.16.4-8
     let plan = cx.shared.with_locks(|state, locks| state.plan_open(locks, request, clock::now()))?;
     if let Some(owner) = plan.unremembered() {
         remember(cx, at.client(), owner.clone())?;
@@ -128,6 +131,7 @@ fn find(cx: &Context<'_>, at: &Cursor, args: &OpenArgs) -> Result<Target, Fault4
             let Place::Object(..) = at.current()? else { return Err(pseudo(cx, at, name, args)) };
             existing(&cx.object4(at.current()?)?, name, None)
         }
+        //= rfc8881-18.16.3-1
         OpenClaim4::Fh | OpenClaim4::Previous(_) | OpenClaim4::DelegCurFh(_) if args.openhow != Openflag4::NoCreate => {
             Err(Nfsstat4::Inval.into())
         }
@@ -197,6 +201,7 @@ pub(super) fn open_downgrade(cx: &Context<'_>, at: &mut Cursor, args: &OpenDowng
     let file = cx.object4(at.current()?)?;
     let args = OpenDowngradeArgs { open_stateid: at.stateid(args.open_stateid)?, ..args.clone() };
     let (name, client) = ((file.export.id(), file.handle), at.client());
+    //= rfc8881-18.18.3-1 rfc8881-18.18.3-2 rfc8881-18.18.3-3
     let stateid = cx.shared.with_locks(|state, locks| state.open_downgrade(locks, client, &name, &args))?;
     at.set_stateid(stateid);
     Ok(stateid)
@@ -254,6 +259,7 @@ fn create(cx: &Context<'_>, at: &Cursor, dir: &Object<'_>, name: &Name, how: &Cr
         }
         Createhow4::Exclusive41 { verf, .. } => {
             // Those that suppattr_exclcreat leaves out.
+            //= rfc8881-18.16.3-3
             if set.size.is_some() || set.atime.is_some() || set.mtime.is_some() {
                 return Err(Nfsstat4::Inval.into());
             }
@@ -266,6 +272,7 @@ fn create(cx: &Context<'_>, at: &Cursor, dir: &Object<'_>, name: &Name, how: &Cr
 }
 
 fn exclusively(dir: &Object<'_>, name: &Name, verf: [u8; 8], set: SetAttr, mask: Bitmap4) -> Result<Target, Fault4> {
+    //= rfc8881-18.16.4-1
     let mut target = make(dir, name, &CreateMode::Exclusive(verf), mask)?;
     if set != SetAttr::default() {
         // The file is the client's, by the verifier: should this fail, it asks again and comes back here.
@@ -310,6 +317,7 @@ fn permitted(file: &Object<'_>, request: &OpenRequest) -> Result<(), Fault4> {
     // The owner of the file had the right when the client opened it, or got the delegation.
     let had = request.claim != Claim::New;
     let may = may_read && may_write || had && file.getattr()?.uid == file.caller().cred.uid;
+    //= rfc8881-18.16.4-9
     if may { Ok(()) } else { Err(Nfsstat4::Access.into()) }
 }
 

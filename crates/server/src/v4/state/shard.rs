@@ -207,6 +207,7 @@ impl<R> Inner<R> {
 
     /// Renews the lease.
     pub(super) fn renew(&mut self, now: Instant) {
+        //= rfc8881-18.46.3-13
         self.renewed_at = self.renewed_at.max(now);
         self.hear(now);
     }
@@ -329,9 +330,11 @@ impl<R, F> fmt::Debug for Shards<R, F> {
 /// REQ_TOO_BIG, TOO_MANY_OPS, REP_TOO_BIG_TO_CACHE.
 pub(super) fn check_request(request: &Request<'_>, fore: &ChannelAttrs4) -> Result<(), Nfsstat4> {
     if request.len > fore.maxrequestsize as usize {
+        //= rfc8881-18.46.3-12
         return Err(Nfsstat4::ReqTooBig);
     }
     if request.operations > fore.maxoperations {
+        //= rfc8881-18.36.3-14
         return Err(Nfsstat4::TooManyOps);
     }
     if request.args.cachethis && fore.maxresponsesize_cached < session::RESPONSE_LEN_MIN {
@@ -343,6 +346,7 @@ pub(super) fn check_request(request: &Request<'_>, fore: &ChannelAttrs4) -> Resu
 /// The result of SEQUENCE, after the request has begun.
 pub(super) fn result<R: Clone>(args: &SequenceArgs, slots: &SlotTable<R>, status_flags: u32) -> SequenceOk {
     SequenceOk {
+        //= rfc8881-18.46.3-4 rfc8881-18.46.3-5 rfc8881-18.46.3-6
         sessionid: args.sessionid,
         sequenceid: args.sequenceid,
         slotid: args.slotid,

@@ -127,6 +127,7 @@ impl<R: Clone> SlotTable<R> {
             return slot.retry(&fingerprint);
         }
         if !self.is_next(id, args.sequenceid) {
+            //= rfc8881-18.36.3-22 rfc8881-18.46.3-11
             return Err(Nfsstat4::SeqMisordered);
         }
         // A retry of a slot that is being taken back is answered, but nothing new is begun there (§2.10.6.1).
@@ -151,6 +152,7 @@ impl<R: Clone> SlotTable<R> {
         slot.last = Last::Executing(fingerprint);
         slot.sent_target = sent_target;
         slot.renewed = false;
+        //= rfc8881-18.46.3-7
         Ok(Begun::Execute(Ticket { slot: args.slotid, sequence: args.sequenceid, cache: args.cachethis }))
     }
 
@@ -276,6 +278,7 @@ mod tests {
         for sequence in [0, 2, 3, u32::MAX] {
             assert_eq!(channel.call((0, sequence, 0), 1), Err(Nfsstat4::SeqMisordered), "{sequence}");
         }
+        //= rfc8881-18.36.3-22 rfc8881-18.46.3-11
         assert_eq!(channel.call((0, 1, 0), 1), Ok(Some(1)));
         for sequence in [0, 3, u32::MAX] {
             assert_eq!(channel.call((0, sequence, 0), 1), Err(Nfsstat4::SeqMisordered), "{sequence}");

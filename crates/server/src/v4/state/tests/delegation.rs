@@ -112,6 +112,7 @@ fn an_open_comes_with_a_delegation_if_that_is_wanted_and_can_be_recalled() {
     assert_eq!(open(wanted(a, 0, false)), OpenDelegation4::None);
     let Got::Why(resource) = RESOURCE else { panic!() };
     assert_eq!(open(wanted(a, OPEN4_SHARE_ACCESS_WANT_ANY_DELEG, false)), OpenDelegation4::NoneExt(resource));
+    //= rfc8881-18.16.3-14
     assert_eq!(open(wanted(a, OPEN4_SHARE_ACCESS_WANT_NO_DELEG, true)), none(WhyNoDelegation4::NotWanted));
     assert!(matches!(open(wanted(a, 0, true)), OpenDelegation4::Read(_)));
     // A file that is truncated behind the commit is delegated behind that.

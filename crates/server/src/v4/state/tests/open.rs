@@ -116,6 +116,7 @@ fn opens_that_deny_each_other_are_refused_and_change_nothing() {
     world.close(a, held).unwrap();
     assert_eq!(world.open(b, "o", WRITE, 0).unwrap().seqid, 2);
     for (access, deny) in [(0, 0), (4, 0), (READ, 4)] {
+        //= rfc8881-18.16.4-5 rfc8881-18.16.4-6 rfc8881-18.16.4-7 rfc8881-18.16.4-8
         assert_eq!(world.open(b, "o", access, deny), Err(Nfsstat4::Inval), "{access} {deny}");
     }
 }
@@ -135,6 +136,7 @@ fn an_open_is_reduced_to_what_it_was_made_of() {
     assert_eq!(world.downgrade(a, less, BOTH, 0), Err(Nfsstat4::Inval), "it does not come back");
     let want = OPEN4_SHARE_ACCESS_WANT_NO_DELEG;
     assert!(world.downgrade(a, less, READ | want, 0).is_ok());
+    //= rfc8881-18.18.3-1 rfc8881-18.18.3-2
     assert_eq!(world.downgrade(a, less, 0, 0), Err(Nfsstat4::Inval));
 }
 
@@ -202,9 +204,11 @@ fn bad_ranges_modes_and_stateids_are_refused() {
         other => panic!("{other:?}"),
     };
     for range in [(0, 0), (2, u64::MAX - 1), (u64::MAX, 2)] {
+        //= rfc8881-18.10.3-1
         assert_eq!(status(world.lock(a, open, "l", range)), Nfsstat4::Inval, "{range:?}");
     }
     assert_eq!(status(world.lock(a, open, "l", (0, 1))), Nfsstat4::OpenMode, "an exclusive lock of a reader");
+    //= rfc8881-18.46.4-1
     assert_eq!(status(world.lock(b, open, "l", (0, 1))), Nfsstat4::BadStateid, "another's open");
     assert_eq!(status(world.relock(a, open, (0, 1))), Nfsstat4::BadStateid, "an open is no lock");
     assert_eq!(world.unlock(a, open, (0, 1)), Err(Nfsstat4::BadStateid));
@@ -226,6 +230,7 @@ fn closing_releases_the_locks_under_it_and_no_others() {
     let shared = world.lock(a, one, "shared", (20, 10)).unwrap();
     world.lock(a, two, "shared", (40, 10)).unwrap();
     world.close(a, one).unwrap();
+    //= rfc8881-18.2.3-1
     assert_eq!(world.test(a, &[alone, shared]), [Nfsstat4::BadStateid; 2]);
     world.lock(b, open_b, "l", (0, 10)).unwrap();
     denied(world.lock(b, open_b, "l", (20, 1)).unwrap_err());
@@ -260,6 +265,7 @@ fn without_a_stateid_only_what_nobody_denies_is_done() {
     }
     world.open(a, "o", READ, OPEN4_SHARE_DENY_WRITE).unwrap();
     for special in [Stateid4::ANONYMOUS, Stateid4::READ_BYPASS] {
+        //= rfc8881-18.32.3-6
         assert_eq!((world.io(a, special, false), world.io(a, special, true)), (Ok(()), Err(Nfsstat4::Locked)));
     }
     assert_eq!(world.io(a, Stateid4::INVALID, false), Err(Nfsstat4::BadStateid));

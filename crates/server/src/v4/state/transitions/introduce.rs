@@ -39,6 +39,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         let clientid = self.carry_out(plan);
         let client = self.clients.find_mut(clientid).ok_or(Nfsstat4::ServerFault)?;
         client.minorversion = minorversion;
+        //= rfc8881-18.35.3-9 rfc8881-18.35.3-10
         let confirmed = if client.confirmed { EXCHGID4_FLAG_CONFIRMED_R } else { 0 };
         Ok(ExchangeIdOk {
             clientid,
@@ -110,6 +111,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             // Nobody takes the session of a principal that is not the client's for its own.
             (true, _) if last.by != client.principal && last.by != *principal => return Err(Nfsstat4::SeqMisordered),
             (true, Err(Nfsstat4::Inval | Nfsstat4::TooSmall)) => {}
+            //= rfc8881-18.36.4-1 rfc8881-18.36.4-2 rfc8881-18.36.4-3
             (true, result) => return result.clone(),
             (false, _) if args.sequence != client.next_sequence() => return Err(Nfsstat4::SeqMisordered),
             (false, _) => {}
@@ -137,7 +139,9 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     fn add_session(&mut self, now: Instant, args: &CreateSessionArgs, session: Session) -> CreateSessionOk {
         let result = CreateSessionOk {
             sessionid: session.id,
+            //= rfc8881-18.36.3-3
             sequence: args.sequence,
+            //= rfc8881-18.36.3-5 rfc8881-18.36.3-6 rfc8881-18.36.3-7
             flags: session.flags(),
             fore_chan_attrs: session.fore,
             back_chan_attrs: session.back,
@@ -186,6 +190,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     /// A client ID that nobody can guess, and nobody has. One of an earlier incarnation of the server is none of these.
     fn new_clientid(&mut self) -> Clientid4 {
         loop {
+            //= rfc8881-18.35.3-3
             let id = Clientid4(self.rng.next_u64());
             if id != Clientid4(0) && self.clients.find(id).is_none() {
                 return id;

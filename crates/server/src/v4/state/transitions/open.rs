@@ -289,6 +289,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         let closed = self.resolve_open(client, file, stateid)?;
         self.close_open(locks, client, &closed);
         // §18.2.4: what comes back is never valid.
+        //= rfc8881-18.2.3-1
         Ok(Stateid4::INVALID)
     }
 
