@@ -122,6 +122,7 @@ impl Side {
     }
 
     fn try_run(&mut self, op: &Op) -> Result<Came, VfsError> {
+        // Long: one arm for each operation.
         let users = users();
         let by = |who: Who| Caller::blocking(&users[who]);
         let fs = self.fs.clone();

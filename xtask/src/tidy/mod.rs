@@ -3,7 +3,9 @@
 mod arrows;
 mod folders;
 mod imports;
+mod lengths;
 mod links;
+mod subjects;
 mod text;
 
 use std::path::{Path, PathBuf};
@@ -20,11 +22,14 @@ pub struct File {
 /// Checks every rule and records one step for each.
 pub fn run(report: &mut Report) {
     let files = tracked();
-    let rules: [(&str, Vec<String>); 9] = [
+    let rules: [(&str, Vec<String>); 12] = [
         ("arrows between crates", arrows::broken()),
         ("arrows between folders", folders::broken(&files)),
         ("unsafe stays where it may be", text::unsafe_elsewhere(&files)),
-        ("files are short", text::too_long(&files)),
+        ("files are short", lengths::files(&files)),
+        ("functions are short", lengths::functions(&files)),
+        ("comments are narrow", lengths::comments(&files)),
+        ("subjects of commits", subjects::malformed()),
         ("nothing is left to do", text::unfinished(&files)),
         ("no machine is named", text::machine_names(&files)),
         ("no registry but the public one", text::registries(&files)),

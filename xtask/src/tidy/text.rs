@@ -2,8 +2,6 @@
 
 use super::File;
 
-const LONGEST_FILE: usize = 900;
-
 /// The crates that may hold unsafe code.
 const UNSAFE_CRATES: [&str; 3] = ["crates/buf/", "crates/rdma/", "crates/vfs/"];
 
@@ -15,17 +13,6 @@ pub fn unsafe_elsewhere(files: &[File]) -> Vec<String> {
     rust(files)
         .filter(|file| !UNSAFE_CRATES.iter().any(|home| file.path.starts_with(home)))
         .flat_map(|file| found(file, |line| code.iter().chain(&leave).any(|pattern| line.contains(pattern.as_str()))))
-        .collect()
-}
-
-/// Files that no longer fit one purpose.
-pub fn too_long(files: &[File]) -> Vec<String> {
-    files
-        .iter()
-        .filter(|file| [".rs", ".sh", ".c"].iter().any(|end| file.path.ends_with(end)))
-        .map(|file| (file, file.text.lines().count()))
-        .filter(|(_, lines)| *lines > LONGEST_FILE)
-        .map(|(file, lines)| format!("{}: {lines} lines, at most {LONGEST_FILE}", file.path))
         .collect()
 }
 
@@ -117,11 +104,5 @@ mod tests {
     fn other_registries_are_found() {
         assert_eq!(registries(&file("Cargo.lock", "source = \"registry+https://mirror.example/index\"")).len(), 1);
         assert_eq!(registries(&file(".cargo/config.toml", "[registries]")).len(), 1);
-    }
-
-    #[test]
-    fn long_files_are_found() {
-        assert_eq!(too_long(&file("a.rs", &"\n".repeat(901))).len(), 1);
-        assert!(too_long(&file("a.rs", &"\n".repeat(900))).is_empty());
     }
 }

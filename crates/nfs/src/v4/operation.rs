@@ -80,6 +80,7 @@ macro_rules! operations {
                 };
                 // RFC 8881 §16.2.3: a number that this minor version does not have is illegal, also if a later has it.
                 // One that only an earlier has is known, and must not be implemented: §17.
+                //= rfc8881-18.52.3-1
                 let Some(opnum) = $Opnum::from_number(number) else {
                     return bad($Opnum::Illegal, Nfsstat4::OpIllegal, None);
                 };

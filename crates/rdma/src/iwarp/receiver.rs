@@ -295,7 +295,7 @@ impl Receiver {
                 if queue != expected_queue {
                     return fault(ErrorCode::UNEXPECTED_OPCODE);
                 }
-                //= rfc5041-4.3-8 rfc5041-4.3-10 rfc5041-5.3-4
+                //= rfc5041-4.3-7 rfc5041-4.3-9 rfc5041-5.3-4
                 if msn != done.wrapping_add(1) {
                     return fault(ErrorCode::UNTAGGED_MSN);
                 }
@@ -390,7 +390,8 @@ impl Receiver {
         };
         let request = ReadRequest::parse(bytes);
         let data = match request.size {
-            //= rfc5040-5.2.1-13 rfc5040-7.2-9 rfc5040-7.2-10 rfc5040-7.2-11 rfc5040-7.2-12 rfc5040-7.2-13 rfc5040-5.2.1-14 rfc5040-5.2.1-15 rfc5040-5.2.1-5
+            //= rfc5040-5.2.1-13 rfc5040-7.2-9 rfc5040-7.2-10 rfc5040-7.2-11 rfc5040-7.2-12 rfc5040-7.2-13
+            //= rfc5040-5.2.1-14 rfc5040-5.2.1-15 rfc5040-5.2.1-5
             0 => Ok(Bytes::new()),
             size => self.regions.for_read(request.source_stag, request.source_offset, size as usize),
         };

@@ -336,9 +336,9 @@ impl Sender {
 
     fn untagged(&mut self, opcode: Opcode, ulp_word: u32, queue: u32) -> Header {
         let msn = &mut self.msn[queue as usize];
-        //= rfc5041-4.3-8 rfc5041-4.3-9 rfc5041-4.3-10
+        //= rfc5041-4.3-7 rfc5041-4.3-8 rfc5041-4.3-9
         *msn = msn.wrapping_add(1);
-        //= rfc5041-4.3-13
+        //= rfc5041-4.3-12
         Header::Untagged { last: true, ulp: opcode.ulp(), ulp_word, queue, msn: *msn, offset: 0 }
     }
 
@@ -440,7 +440,8 @@ impl Message {
         self.left -= payload;
         //= rfc5041-4.1-3 rfc5041-4.1-4 rfc5041-4.1-5 rfc5041-4.1-6 rfc5041-5.2-5 rfc5041-5.2-7
         let is_last = self.left == 0;
-        //= rfc5041-4.2-4 rfc5041-4.2-5 rfc5041-4.2-7 rfc5041-4.2-9 rfc5041-4.2-10 rfc5041-4.3-4 rfc5041-4.3-6 rfc5041-4.3-7 rfc5041-4.3-11 rfc5041-4.3-12
+        //= rfc5041-4.2-4 rfc5041-4.2-5 rfc5041-4.2-7 rfc5041-4.2-9 rfc5041-4.2-10 rfc5041-4.3-4 rfc5041-4.3-5
+        //= rfc5041-4.3-6 rfc5041-4.3-10 rfc5041-4.3-11
         let mut header = self.header;
         match (&mut header, &mut self.header) {
             (Header::Tagged { last, .. }, Header::Tagged { offset, .. }) => {

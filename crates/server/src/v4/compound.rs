@@ -186,7 +186,8 @@ impl Compound {
             }
             //= rfc8881-18.33.3-1 rfc8881-18.46.3-2 rfc8881-18.46.3-3
             Ok(operation) if !needs_no_session(operation.opnum()) => self.fail(&first, Nfsstat4::OpNotInSession),
-            //= rfc8881-18.35.3-1 rfc8881-18.35.3-2 rfc8881-18.36.3-1 rfc8881-18.36.3-2 rfc8881-18.50.3-3 rfc8881-18.37.3-5
+            //= rfc8881-18.35.3-1 rfc8881-18.35.3-2 rfc8881-18.36.3-1 rfc8881-18.36.3-2 rfc8881-18.50.3-3
+            //= rfc8881-18.37.3-5
             Ok(_) if count > 1 => self.fail(&first, Nfsstat4::NotOnlyOp),
             _ => {
                 let stepped = self.step(cx, &first);

@@ -173,8 +173,10 @@ async fn a_client_is_called_by_its_session_and_as_it_has_asked_to_be() {
     for _ in 0..3 {
         assert_eq!(world.recall().await.unwrap(), CbResop4::Recall(Res4::Ok(())));
     }
+    //= rfc8881-18.36.4-4
     assert_eq!(world.heard(), [(0, 1), (0, 2), (0, 3)]);
     let Heard { sequence, operation, minor, caller, .. } = world.back.heard.lock().unwrap()[0].clone();
+    //= rfc8881-18.36.3-17 rfc8881-18.36.3-18
     assert_eq!((sequence.unwrap().sessionid, operation, minor), (world.session, recall(), 2));
     let Identity::Sys(AuthSys { stamp: 5, uid: 1001, gid: 1002, .. }) = caller else { panic!("{caller:?}") };
     let (one, other) = tokio::join!(world.recall(), world.recall());
@@ -189,6 +191,7 @@ async fn what_a_connection_takes_with_it_is_sent_again_by_another_as_it_was() {
     let world = World::new(2).await;
     world.back.drop_next.store(true, SeqCst);
     assert_eq!(world.recall().await.unwrap(), CbResop4::Recall(Res4::Ok(())));
+    //= rfc8881-18.46.3-9
     assert_eq!(world.heard(), [(0, 1), (0, 1)], "the client can tell that it is the same");
     assert!(world.state.lock().can_be_called(world.client));
     assert!(world.recall().await.is_ok());

@@ -99,6 +99,12 @@ async fn a_delegation_is_given_and_recalled_for_others_of_any_protocol() {
     assert_eq!(b.call([putfh(&handle), getattr(&[Attr4::Mode])]).await.0, Nfsstat4::Ok);
     //= rfc8881-18.7.4-1
     assert_eq!(b.call([putfh(&handle), getattr(&[Attr4::Size])]).await.0, Nfsstat4::Delay);
+    let to = |newname: &str| Argop4::Rename(RenameArgs { oldname: "h".into(), newname: newname.into() });
+    //= rfc8881-18.26.4-3
+    assert_eq!(b.call(at("/m").into_iter().chain([Argop4::SaveFh, to("i")])).await.0, Nfsstat4::Delay);
+    let link = [Argop4::SaveFh].into_iter().chain(at("/m")).chain([Argop4::Link(LinkArgs { newname: "j".into() })]);
+    //= rfc8881-18.9.4-2
+    assert_eq!(b.call([putfh(&handle)].into_iter().chain(link)).await.0, Nfsstat4::Delay);
     assert_eq!(b.call(at("/m").into_iter().chain([remove("h")])).await.0, Nfsstat4::Delay);
     //= rfc8881-18.25.4-2
     assert_eq!(a.recalled().await.0, stateid);

@@ -31,7 +31,7 @@ pub async fn a_send_fills_the_receives_in_order(fabric: Fabric) {
             Side::Server => Side::Client,
         });
         for (recv, data) in recvs.iter().zip(&data) {
-            //= rfc5041-5.3-3 rfc5041-5.3-4 rfc5041-4.3-8
+            //= rfc5041-5.3-3 rfc5041-5.3-4 rfc5041-4.3-7
             //= rfc5040-5.3-3 rfc5040-5.3-4 rfc5040-5.5-1 rfc5040-5.5-5 rfc5040-5.5-7
             assert_eq!(to.received(*recv), data);
         }
@@ -149,7 +149,8 @@ pub async fn transfers_of_megabytes(fabric: Fabric) {
         let recv = pair.client.recv(len);
         let send = pair.server.send_invalidate(data.clone(), target.stag, false);
         pair.until(|pair| pair.server.has(&[read, write, send]) && pair.client.has(&[recv])).await;
-        //= rfc5041-4.1-1 rfc5041-4.1-2 rfc5041-5.2-1 rfc5041-5.2-3 rfc5041-5.2-4 rfc5041-5.2-7 rfc5041-4.1-3 rfc5041-4.1-4 rfc5041-4.1-5 rfc5041-4.1-6
+        //= rfc5041-4.1-1 rfc5041-4.1-2 rfc5041-5.2-1 rfc5041-5.2-3 rfc5041-5.2-4 rfc5041-5.2-7 rfc5041-4.1-3
+        //= rfc5041-4.1-4 rfc5041-4.1-5 rfc5041-4.1-6
         assert!(pair.server.read_result(read) == data);
         assert!(pair.client.received(recv) == data);
         let Memory::Write(written) = pair.invalidated(Side::Client, recv, target.stag).await else {

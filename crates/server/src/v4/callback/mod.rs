@@ -144,6 +144,7 @@ impl Callbacks {
         // A slot is given back also if nobody waits for this any more: then nobody knows what became of it.
         let mut slot = Slot { state, call, outcome: BackOutcome::Unknown };
         let args = compound(&slot.call, operation);
+        //= rfc8881-18.36.3-17 rfc8881-18.36.3-18
         let target = ReverseTarget::new(slot.call.program, CALLBACK_VERSION, &credential(&slot.call.security));
         match self.send(state, &slot.call, &target, &args).await {
             Sent::Answered(results) => {
@@ -170,6 +171,7 @@ impl Callbacks {
         let mut tried = Vec::new();
         let mut connections = call.connections.clone();
         let mut last = Sent::Refused("its connections are gone".to_owned());
+        //= rfc8881-18.46.3-9
         while let Some(connection) = connections.into_iter().find(|connection| !tried.contains(connection)) {
             tried.push(connection);
             let peer = self.peers.lock().get(&connection).cloned();

@@ -42,6 +42,7 @@ pub(super) fn access(cx: &Context<'_>, at: &Cursor, args: &AccessArgs) -> Result
     };
     //= rfc8881-18.1.3-1 rfc8881-18.1.3-2 rfc8881-18.1.3-3
     let supported = supported & args.access;
+    //= rfc8881-18.1.3-4 rfc8881-18.1.3-5 rfc8881-18.1.3-6 rfc8881-18.1.3-9 rfc8881-18.1.3-10
     Ok(AccessOk { supported, access: access & supported })
 }
 
@@ -84,6 +85,7 @@ pub(super) fn verify(cx: &Context<'_>, at: &Cursor, args: &VerifyArgs, same: boo
     })?;
     match (same, equal) {
         (true, false) => Err(Nfsstat4::NotSame.into()),
+        //= rfc8881-18.15.3-1
         (false, true) => Err(Nfsstat4::Same.into()),
         _ => Ok(()),
     }
@@ -103,6 +105,7 @@ pub(super) fn setattr(cx: &Context<'_>, at: &Cursor, args: &SetAttrArgs) -> Resu
     attrsset.remove(Attr4::Acl as u32);
     let mut status = Nfsstat4::Ok;
     if wanted.set != SetAttr::default() {
+        //= rfc8881-18.30.4-1
         let set = |set: &SetAttr| object.vfs().setattr(&object.caller(), &object.handle, set, None);
         let done = match set(&wanted.set) {
             // The mode of a symbolic link means nothing, but clients that walk a tree set it.

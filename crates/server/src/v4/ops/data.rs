@@ -39,6 +39,7 @@ pub(super) fn write(cx: &Context<'_>, at: &Cursor, args: &WriteArgs) -> Result<W
     let vfs = file.writable()?.vfs();
     //= rfc8881-18.32.4-3
     let _changing = cx.before_change(&file, Some(at.lock_client()))?;
+    //= rfc8881-18.32.3-4
     let writeverf = vfs.write_verifier();
     let written = vfs.write(&file.caller(), &file.handle, args.offset, &data, stability, Report::Nothing);
     let written = written.map_err(|error| wrong_type(&file, error))?;
@@ -100,6 +101,7 @@ pub(super) fn of_kind(kind: Kind) -> Result<(), Nfsstat4> {
 }
 
 pub(super) fn stable_how(stability: Stability) -> StableHow4 {
+    //= rfc8881-18.32.3-3
     match stability {
         Stability::Unstable => StableHow4::Unstable,
         Stability::DataSync => StableHow4::DataSync,

@@ -101,6 +101,7 @@ pub(super) fn execute(
     operation: &Argop4,
     out: &mut Encoder,
 ) -> Result<Nfsstat4, WouldBlock> {
+    // Long: one arm for each operation.
     use Argop4::*;
     let mut out = Output { out, opnum: operation.opnum() };
     if at.current().is_ok_and(|place| cx.is_absent(place)) && !is_for_absent(operation.opnum()) {

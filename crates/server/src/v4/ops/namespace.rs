@@ -25,6 +25,7 @@ pub(super) fn create(cx: &Context<'_>, at: &mut Cursor, args: &CreateArgs) -> Re
     let dir = cx.object4(at.current()?)?;
     let Wanted { set, acl } = set_attr(cx, &args.createattrs, at.minor, dir.vfs().caps())?;
     let name = component(&args.objname)?;
+    //= rfc8881-18.4.3-2 rfc8881-18.4.3-3
     let (vfs, caller) = (dir.writable()?.vfs(), dir.caller());
     let node = |kind| vfs.mknod(&caller, &dir.handle, name, kind, &set);
     let device = |Specdata4 { specdata1, specdata2 }: &Specdata4| Device { major: *specdata1, minor: *specdata2 };
@@ -123,7 +124,7 @@ pub(super) fn rename(cx: &Context<'_>, at: &Cursor, args: &RenameArgs) -> Result
     let vfs = to_dir.writable()?.vfs();
     not_mounted_on(cx, &from_dir, from)?;
     not_mounted_on(cx, &to_dir, to)?;
-    //= rfc8881-18.26.4-3
+    //= rfc8881-18.26.4-3 rfc8881-18.26.3-3
     cx.before_change_of(&from_dir, from, Some(at.lock_client()))?;
     cx.before_change_of(&to_dir, to, Some(at.lock_client()))?;
     let renamed = vfs.rename(&to_dir.caller(), &from_dir.handle, from, &to_dir.handle, to);
@@ -154,6 +155,7 @@ fn in_the_way(from_dir: &Object<'_>, to_dir: &Object<'_>, from: &Name, to: &Name
         }
     }
     match error {
+        //= rfc8881-18.26.3-2
         VfsError::NotDir | VfsError::IsDir => Nfsstat4::Exist.into(),
         error => error.into(),
     }

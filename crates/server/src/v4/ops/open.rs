@@ -210,6 +210,7 @@ pub(super) fn open_downgrade(cx: &Context<'_>, at: &mut Cursor, args: &OpenDowng
 pub(super) fn close(cx: &Context<'_>, at: &mut Cursor, args: &CloseArgs) -> Result<Stateid4, Fault4> {
     let file = cx.object4(at.current()?)?;
     let stateid = at.stateid(args.open_stateid)?;
+    //= rfc8881-18.2.3-2
     let (name, client) = ((file.export.id(), file.handle), at.client());
     let closed = cx.shared.with_locks(|state, locks| state.close(locks, client, &name, &stateid))?;
     at.set_stateid(closed);
@@ -285,6 +286,7 @@ fn exclusively(dir: &Object<'_>, name: &Name, verf: [u8; 8], set: SetAttr, mask:
 }
 
 fn make(dir: &Object<'_>, name: &Name, mode: &CreateMode, attrset: Bitmap4) -> Result<Target, Fault4> {
+    //= rfc8881-18.16.3-13
     let created = dir.writable()?.vfs().create(&dir.caller(), &dir.handle, name, mode);
     let Created { handle, attr, dir: parent } = created.map_err(|error| match error {
         VfsError::NotDir => not_a_directory(dir),

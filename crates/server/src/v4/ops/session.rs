@@ -51,6 +51,7 @@ pub(super) fn bind_conn_to_session(
 ) -> Result<BindConnToSessionOk, Fault4> {
     if at.session.is_some() {
         // §18.34.3: it is the only operation of its compound.
+        //= rfc8881-18.34.3-2
         return Err(Nfsstat4::NotOnlyOp.into());
     }
     Ok(cx.shared.with_state(|state| state.bind_conn_to_session(args, &at.principal, at.connection))?)

@@ -53,6 +53,7 @@ impl BackSlots {
     /// As many as the client has, up to a bound of ours.
     pub(super) fn new(maxrequests: u32) -> Self {
         let count = maxrequests.clamp(1, SLOTS_MAX);
+        //= rfc8881-18.36.4-4
         let slots = vec![BackSlot { sequence: 1, stage: Stage::Free }; count as usize];
         Self { slots, target: count - 1 }
     }

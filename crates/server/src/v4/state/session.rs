@@ -226,7 +226,8 @@ fn negotiate(wanted: &ChannelAttrs4, limits: &ChannelLimits) -> Result<ChannelAt
     Ok(ChannelAttrs4 {
         // No payload is aligned by padding: RDMA places it, and TCP does not need it.
         headerpadsize: 0,
-        //= rfc8881-18.36.3-4 rfc8881-18.36.3-9 rfc8881-18.36.3-10 rfc8881-18.36.3-11 rfc8881-18.36.3-12 rfc8881-18.36.3-16
+        //= rfc8881-18.36.3-4 rfc8881-18.36.3-9 rfc8881-18.36.3-10 rfc8881-18.36.3-11 rfc8881-18.36.3-12
+        //= rfc8881-18.36.3-16
         maxrequestsize: wanted.maxrequestsize.min(limits.request_max),
         maxresponsesize,
         maxresponsesize_cached: wanted.maxresponsesize_cached.min(limits.response_cached_max).min(maxresponsesize),

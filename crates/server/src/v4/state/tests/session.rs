@@ -426,8 +426,10 @@ fn a_lost_backchannel_is_told_until_another_is_bound() {
 fn a_client_that_wants_no_callbacks_is_not_told_that_there_is_no_way() {
     let mut world = World::new();
     let id = world.exchange(&exchange("a", 1, 0), &OWNER).unwrap().clientid;
-    let session = world.create(&CreateSessionArgs { flags: 0, ..create(id, 1) }).unwrap().sessionid;
-    assert_eq!(world.call(session, 1, 1).status_flags, 0);
+    let made = world.create(&CreateSessionArgs { flags: 0, ..create(id, 1) }).unwrap();
+    //= rfc8881-18.36.3-6
+    assert_eq!(made.flags, 0);
+    assert_eq!(world.call(made.sessionid, 1, 1).status_flags, 0);
 }
 
 #[test]
