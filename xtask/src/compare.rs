@@ -9,7 +9,7 @@ use crate::{debian, interop, shell};
 
 const PACKAGES: [&str; 6] = ["libnfs-dev", "nfs-ganesha", "nfs-ganesha-vfs", "rpcbind", "build-essential", "python3"];
 
-/// What is compared, and how.
+/// The options of a comparison.
 struct Plan<'a> {
     knfsd: bool,
     seconds: &'a str,
@@ -17,7 +17,7 @@ struct Plan<'a> {
 }
 
 /// Runs the comparison that `arguments` ask for: `--seconds` (of each measurement), and `--congestion` (one or several) or `--knfsd`.
-/// Returns false if they cannot be understood.
+/// Returns `false` if the arguments are not valid.
 pub fn run(arguments: &[&str], report: &mut Report) -> bool {
     let Some(plan) = parse(arguments) else { return false };
     let packages = if plan.knfsd { interop::install() } else { debian::install(&PACKAGES) };
@@ -69,11 +69,11 @@ fn with_knfsd(slipway: &Path, seconds: &str) -> Result<(), String> {
     }
     std::fs::create_dir_all(&out).map_err(|error| format!("{}: {error}", out.display()))?;
     shell::run(Command::new("cp").args(["-r", "interop/guest"]).arg(&out))?;
-    // Every read of a host's file is slow in the guest, and debugging symbols are most of the program.
+    // Reading a host's file is slow in the guest, and most of the program's bytes are debugging symbols.
     shell::run(Command::new("strip").arg("-o").arg(out.join("slipway")).arg(slipway))?;
     let environment = format!("SLIPWAY=/run/out/slipway\nSECONDS_EACH={seconds}\nROUNDS={ROUNDS}\n");
     std::fs::write(out.join("env"), environment).map_err(|error| error.to_string())?;
-    // Two processors, so that the server and its client need not take turns.
+    // With two processors the server and its client run at the same time.
     let mut guest = Command::new("interop/kernel-lab");
     guest.env("SMP", "2");
     shell::run(guest.args(["run", "interop/guest/compare.sh"]).arg(&out).env("TIMEOUT", TIMEOUT_S))
@@ -81,7 +81,7 @@ fn with_knfsd(slipway: &Path, seconds: &str) -> Result<(), String> {
     shell::run(Command::new("python3").args(["bench/table.py", "knfsd"]).arg(out.join("samples")))
 }
 
-/// Each cell of the table is the median of so many runs.
+/// The number of runs. Each cell of the table is their median.
 const ROUNDS: u32 = 3;
-/// Longest that the guest may run.
+/// Maximum time that the guest may run.
 const TIMEOUT_S: &str = "7200";

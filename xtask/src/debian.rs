@@ -1,11 +1,11 @@
-//! What a step needs from Debian: installed when we may, named when we may not.
+//! The Debian packages that a step needs. They are installed if this process may do that, and named otherwise.
 
 use std::process::Command;
 use std::sync::OnceLock;
 
 use crate::shell;
 
-/// Makes sure that all `packages` are installed. `Err` says what to do.
+/// Installs those of `packages` that are missing. The error tells the user what to do.
 pub fn install(packages: &[&str]) -> Result<(), String> {
     if shell::find("dpkg-query").is_none() {
         return Err(format!("not a Debian system; it needs the equivalents of: {}", packages.join(" ")));
@@ -23,13 +23,13 @@ pub fn install(packages: &[&str]) -> Result<(), String> {
     apt(&[&["install", "-y", "--no-install-recommends"], missing.as_slice()].concat())
 }
 
-/// Fetches the lists of packages, once.
+/// Updates the lists of packages, once for each process.
 pub fn update() -> Result<(), String> {
     static UPDATED: OnceLock<Result<(), String>> = OnceLock::new();
     UPDATED.get_or_init(|| apt(&["update"])).clone()
 }
 
-/// Whether a package is there.
+/// Returns `true` if a package is installed.
 pub fn is_installed(package: &str) -> bool {
     shell::output("dpkg-query", ["-W", "-f", "${db:Status-Status}", package]).is_ok_and(|status| status == "installed")
 }

@@ -10,13 +10,13 @@ const INSTRUMENTATION: &str = "--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1 -Cdebug-assertions -Coverflow-checks";
 
-/// Most memory that a target may take, so that an unbounded allocation is a finding.
+/// Maximum memory of a target, so that an unbounded allocation is a finding.
 const MEMORY_LIMIT_MIB: u32 = 1024;
 
-/// Longest that one input may take, so that a hang is a finding.
+/// Maximum time of one input, so that a hang is a finding.
 const TIMEOUT_S: u32 = 10;
 
-/// Fuzzes `target` for `minutes`; false if `minutes` is no number.
+/// Fuzzes `target` for `minutes`. Returns `false` if `minutes` is not a number.
 pub fn run(target: &str, minutes: &str, report: &mut Report) -> bool {
     let Ok(minutes) = minutes.parse::<f64>() else { return false };
     report.step(&format!("fuzz {target} for {minutes} minutes"), || match fuzz(target, minutes) {
@@ -49,7 +49,7 @@ fn fuzz(target: &str, minutes: f64) -> Result<(), String> {
         .arg(format!("-timeout={TIMEOUT_S}"))
         .arg(format!("-artifact_prefix={}/", artifacts.display()))
         .arg("-print_final_stats=1")
-        // What is new goes into the first directory: what is committed is chosen by hand.
+        // New inputs go into the first directory. The inputs that are committed are chosen by hand.
         .args([found, corpus]);
     execute(&mut fuzzer)
 }

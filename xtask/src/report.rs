@@ -1,26 +1,26 @@
-//! What was run, how it ended, and the summary at the end: a line for each with its reason, then counts.
+//! The outcomes of all steps, and the summary: a line for each step with its reason, then counts.
 
 use std::fmt::Display;
 use std::process::ExitCode;
 use std::time::Instant;
 
-/// How one step ended.
+/// The outcome of a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// It ran and is right; `tests` is how many single tests or checks it counts for.
+    /// The step passed.
     Passed {
-        /// Single tests in this step.
+        /// The number of tests or checks in this step.
         tests: u64,
     },
-    /// It ran and is wrong, or could not be run though this machine should be able to.
+    /// The step failed, or could not run although this machine should be able to run it.
     Failed(String),
-    /// It was not run, and why.
+    /// The step did not run, for this reason.
     Skipped(String),
     /// It failed, and then passed when it was run again: nothing to stop others for, and something to be mended.
     Unstable(String),
 }
 
-/// All steps so far.
+/// The outcomes of all steps so far.
 #[derive(Debug, Default)]
 pub struct Report {
     entries: Vec<(String, Outcome)>,
@@ -49,12 +49,12 @@ impl Report {
         fine
     }
 
-    /// Whether anything has failed.
+    /// Returns `true` if a step has failed.
     pub fn failed(&self) -> bool {
         self.entries.iter().any(|(_, outcome)| matches!(outcome, Outcome::Failed(_)))
     }
 
-    /// Adds what another one has, behind what is here.
+    /// Appends the entries of another report.
     pub fn append(&mut self, other: Self) {
         self.entries.extend(other.entries);
     }

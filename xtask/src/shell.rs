@@ -1,4 +1,4 @@
-//! Running other programs: teed output, look-up on PATH, and children that end with us.
+//! Runs other programs: teed output, look-up on PATH, and children that end with this process.
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read};
@@ -7,22 +7,22 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// The directory that holds the workspace's Cargo.toml.
+/// Returns the directory that holds the workspace's Cargo.toml.
 pub fn project_root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lives in the project").to_path_buf()
 }
 
-/// Where cargo puts what it builds.
+/// Returns cargo's target directory.
 pub fn target_dir() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| project_root().join("target"), PathBuf::from)
 }
 
-/// Whether we run as the superuser.
+/// Returns `true` if this process runs as the superuser.
 pub fn is_root() -> bool {
     output("id", ["-u"]).is_ok_and(|id| id.trim() == "0")
 }
 
-/// The file that `program` names on PATH, or where the superuser's programs are.
+/// Returns the path of `program` on PATH or in the superuser's directories.
 pub fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path)
@@ -31,25 +31,25 @@ pub fn find(program: &str) -> Option<PathBuf> {
         .find(|candidate| candidate.is_file())
 }
 
-/// The command `cargo …` of the toolchain that runs us.
+/// Returns the command `cargo …` of the toolchain that runs this process.
 pub fn cargo<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(arguments);
     command
 }
 
-/// Runs to the end; `Err` says how it failed.
+/// Runs the command to its end. The error describes the failure.
 pub fn run(command: &mut Command) -> Result<(), String> {
     let status = command.status().map_err(|error| format!("{}: {error}", name(command)))?;
     if status.success() { Ok(()) } else { Err(format!("{}: {status}", line(command))) }
 }
 
-/// Runs to the end and returns what it wrote to stdout.
+/// Runs the program to its end and returns its stdout.
 pub fn output<S: AsRef<OsStr>>(program: &str, arguments: impl IntoIterator<Item = S>) -> Result<String, String> {
     capture(Command::new(program).args(arguments))
 }
 
-/// Runs to the end and returns its stdout; `Err` has the end of its stderr.
+/// Runs the command to its end and returns its stdout. The error has the last lines of its stderr.
 pub fn capture(command: &mut Command) -> Result<String, String> {
     let output = command.stdin(Stdio::null()).output().map_err(|error| format!("{}: {error}", name(command)))?;
     if output.status.success() {
@@ -60,8 +60,8 @@ pub fn capture(command: &mut Command) -> Result<String, String> {
     Err(format!("{}: {}: {}", line(command), output.status, tail.into_iter().rev().collect::<Vec<_>>().join(" | ")))
 }
 
-/// Runs to the end, shows those lines of its stdout and stderr that `show` wants as they come, and returns all of it
-/// with whether it succeeded.
+/// Runs the command to its end and prints each line of its stdout and stderr for which `show` returns `true`. Returns the whole output
+/// and `true` if the command succeeded.
 pub fn tee(command: &mut Command, show: impl FnMut(&str) -> bool + Send + 'static) -> Result<(bool, String), String> {
     let mut child = command
         .stdout(Stdio::piped())
@@ -93,7 +93,7 @@ pub fn tee(command: &mut Command, show: impl FnMut(&str) -> bool + Send + 'stati
     Ok((status.success(), kept))
 }
 
-/// A child that is ended when it goes out of scope: SIGTERM, and SIGKILL when it does not listen.
+/// A child process that is terminated when the value is dropped, by SIGTERM, and by SIGKILL if it does not end.
 #[derive(Debug)]
 pub struct Daemon(Child);
 
@@ -106,17 +106,17 @@ impl Daemon {
         child.map(Self).map_err(|error| format!("{}: {error}", name(command)))
     }
 
-    /// The process id.
+    /// Returns the process ID.
     pub fn id(&self) -> u32 {
         self.0.id()
     }
 
-    /// Whether it still runs.
+    /// Returns `true` if the process is running.
     pub fn is_running(&mut self) -> bool {
         matches!(self.0.try_wait(), Ok(None))
     }
 
-    /// Waits until it has ended by itself: `Err` if it ended with anything but success, or not by then.
+    /// Waits until the process has ended. It is an error if it fails, or does not end within `limit`.
     pub fn wait(&mut self, limit: Duration) -> Result<(), String> {
         wait_until(limit, || !self.is_running());
         match self.0.try_wait() {
@@ -127,7 +127,7 @@ impl Daemon {
         }
     }
 
-    /// Sends SIGTERM and waits: `Err` if it ended with anything but success, or had to be killed.
+    /// Sends SIGTERM and waits. It is an error if the process fails, or has to be killed.
     pub fn terminate(&mut self) -> Result<(), String> {
         run(Command::new("kill").args(["-TERM", &self.id().to_string()]))?;
         let deadline = Instant::now() + Duration::from_secs(20);
@@ -151,7 +151,7 @@ impl Drop for Daemon {
     }
 }
 
-/// Asks `ready` every tenth of a second until it says yes, or `limit` has passed.
+/// Calls `ready` every tenth of a second until it returns `true` or `limit` has passed. Returns the last result.
 pub fn wait_until(limit: Duration, mut ready: impl FnMut() -> bool) -> bool {
     let deadline = Instant::now() + limit;
     while Instant::now() < deadline {

@@ -1,4 +1,4 @@
-//! Our own traffic before somebody else's decoder: captured on loopback, dissected by tshark, no frame malformed.
+//! Captures our own traffic on loopback, and checks with tshark that no frame is malformed.
 
 use std::path::Path;
 use std::process::Command;
@@ -37,7 +37,7 @@ pub fn run(bench: &Bench, report: &mut Report) -> Result<(), String> {
 
 const VERSIONS: [&str; 4] = ["3", "4.0", "4.1", "4.2"];
 
-/// One of everything that the command line does, on a small tree.
+/// Runs each command once on a small tree.
 fn session(bench: &Bench, version: &str, transport: &str, server: &Server) -> Result<(), String> {
     let port = if transport == "rdma" { server.rdma } else { server.tcp };
     let mut query = format!("proto={transport}&vers={version}");
@@ -71,7 +71,7 @@ fn capture(file: &Path, port: u16, session: impl FnOnce() -> Result<(), String>)
         return Err("tcpdump does not start".into());
     }
     session()?;
-    // What is still in the kernel's ring.
+    // Wait for the packets that are still in the kernel's ring.
     std::thread::sleep(Duration::from_secs(1));
     tcpdump.terminate()?;
     if says("packets dropped by kernel") && !says("\n0 packets dropped by kernel") {
@@ -80,7 +80,7 @@ fn capture(file: &Path, port: u16, session: impl FnOnce() -> Result<(), String>)
     Ok(())
 }
 
-/// Counts the frames of this version that tshark understood; `Err` if one is malformed or there is none.
+/// Counts the frames of this version that tshark decoded. It is an error if one is malformed or there is none.
 fn dissect(file: &Path, version: &str, transport: &str, port: u16) -> Result<u64, String> {
     let (field, value) =
         version.split_once('.').map_or(("rpc.programversion", version), |(_, minor)| ("nfs.minorversion", minor));

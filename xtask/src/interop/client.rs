@@ -10,7 +10,7 @@ use super::server::Server;
 use crate::report::{Outcome, Report};
 use crate::shell;
 
-/// Runs `guest/client.sh` against `slipway serve`, then looks at what is on our disk.
+/// Runs `guest/client.sh` against `slipway serve`, then checks the files on the server's disk.
 pub fn run(bench: &Bench, report: &mut Report) -> Result<(), String> {
     let directory = bench.fresh("client")?;
     let export = directory.join("export");
@@ -33,7 +33,7 @@ pub fn run(bench: &Bench, report: &mut Report) -> Result<(), String> {
         squashed.display()
     );
     let server = Server::start(bench, &directory, &exports)?;
-    // The memory export gets its tree by our own client.
+    // Our own client fills the memory export.
     let memory = format!("nfs://127.0.0.1:{port}/memory/given?mountport={port}", port = server.tcp);
     shell::capture(Command::new(&bench.slipway).args(["cp", "-r"]).arg(export.join("given")).arg(&memory))?;
     let guest = Guest::new(bench, directory.join("guest"))?;
@@ -64,7 +64,7 @@ pub fn run(bench: &Bench, report: &mut Report) -> Result<(), String> {
         });
     }
     if server.no_rpcbind.is_none() {
-        // Not in the guest: rpcbind's answer has our address, which is another one there.
+        // This does not work in the guest: rpcbind's answer has the host's address, and the guest sees the host under another one.
         report.step("interop: client: showmount asks rpcbind and lists", || {
             match shell::output("showmount", ["-e", "127.0.0.1"]) {
                 Ok(exports) if exports.contains("/export") && exports.contains("/memory") => {
@@ -82,7 +82,7 @@ pub fn run(bench: &Bench, report: &mut Report) -> Result<(), String> {
     Ok(())
 }
 
-/// The same checks with the guest as its own server: they hold for Linux, so a failure above is ours.
+/// Runs the same checks with the guest as its own server. They pass on Linux, so a failure above is a fault of ours.
 pub fn reference(bench: &Bench, report: &mut Report) -> Result<(), String> {
     let guest = Guest::new(bench, bench.fresh("reference")?)?;
     guest.environment(&[("SERVER", "knfsd".into()), ("NO_RPCBIND", "knfsd has its own".into())])?;
@@ -90,7 +90,7 @@ pub fn reference(bench: &Bench, report: &mut Report) -> Result<(), String> {
     guest.results("reference", succeeded, report)
 }
 
-/// Looks at the files themselves, not through NFS; returns how many things were looked at.
+/// Checks the files on disk, not through NFS. Returns the number of checks.
 fn on_disk(bench: &Bench, directory: &Path) -> Result<u64, String> {
     bench.fixture.verify(&directory.join("tree"))?;
     let about = |name: &str| {

@@ -9,7 +9,7 @@ use crate::shell;
 const FILES_IN_TREE: usize = 2200;
 const RANDOM_MIB: usize = 24;
 
-/// Where the data are.
+/// The paths of the data.
 pub struct Fixture {
     /// The tree, unpacked.
     pub tree: PathBuf,
@@ -17,12 +17,12 @@ pub struct Fixture {
     pub archive: PathBuf,
     /// `sha256sum`'s list of the tree.
     pub manifest: PathBuf,
-    /// 24 MiB of noise.
+    /// 24 MiB of random bytes.
     pub random: PathBuf,
 }
 
 impl Fixture {
-    /// Makes what is not yet there.
+    /// Creates the data that do not exist yet.
     pub fn make(directory: &Path) -> Result<Self, String> {
         let fixture = Self {
             tree: directory.join("tree"),
@@ -41,7 +41,7 @@ impl Fixture {
         Ok(fixture)
     }
 
-    /// Lays out what a server is given before its first client comes: the tree, and a directory of 3,000 names.
+    /// Fills an export before the first client connects: the tree, and a directory of 3,000 names.
     pub fn give(&self, export: &Path) -> Result<(), String> {
         let script = "set -euo pipefail; mkdir -p given/tree given/many; tar -xf \"$1\" -C given/tree; cd given/many; \
                       touch $(seq -f 'entry-%g' 3000)";

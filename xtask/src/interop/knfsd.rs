@@ -10,9 +10,9 @@ use super::lab::{Guest, text};
 use crate::report::{Outcome, Report};
 use crate::shell::{self, Daemon};
 
-/// Longest that the guest may take to boot and to lay out its export.
+/// Maximum time that the guest may take to boot and to fill its export.
 const BOOT_LIMIT: Duration = Duration::from_secs(900);
-/// Longest that it may take to look at what was written, and to end.
+/// Maximum time that the guest may take to check what was written, and to end.
 const END_LIMIT: Duration = Duration::from_secs(900);
 /// Longest that one thing may take that the program `peer` does: only what hangs comes to that.
 const PEER_LIMIT: Duration = Duration::from_secs(3000);
@@ -78,7 +78,7 @@ struct Knfsd {
     directory: PathBuf,
     guest: Guest,
     lab: Daemon,
-    /// Where its ports are here.
+    /// The ports of the host that lead to the guest's ports.
     tcp: u16,
     rdma: u16,
     mount: u16,
@@ -162,7 +162,7 @@ impl Knfsd {
     }
 }
 
-/// However it came to that: nobody else would end the guest.
+/// The guest is ended in every case, because nothing else ends it.
 impl Drop for Knfsd {
     fn drop(&mut self) {
         let _ = std::fs::write(self.guest.out.join("done"), "");
@@ -273,7 +273,7 @@ const BENCH: (&str, Check) = ("bench runs to the end", |bench, export, transport
 /// A directory of the tree, which the guest knows too.
 const PART: &str = "asm-generic";
 
-/// What only version 4 has: by one way, and in one session by the other transport too.
+/// Operations that only version 4 has: over one transport, and in one session over the other transport too.
 fn peer_checks(knfsd: &Knfsd, (transport, version): (&str, &str)) -> Result<(), String> {
     let (url, also) = (knfsd.root((transport, version)), knfsd.also(transport));
     shell::capture(peer().args(["checks", &url, &also])).map(drop)
@@ -283,7 +283,7 @@ fn peer_checks(knfsd: &Knfsd, (transport, version): (&str, &str)) -> Result<(), 
 fn peer() -> Command {
     let mut program = Command::new("timeout");
     program.arg(PEER_LIMIT.as_secs().to_string()).arg(shell::target_dir().join("debug/examples/peer"));
-    // The end of what it says is shown, which is to be why it ended.
+    // The last lines of its output are shown; they give the reason for its end.
     program.env("RUST_BACKTRACE", "0");
     program
 }
@@ -296,7 +296,7 @@ fn outcome(tests: u64, result: Result<(), String>) -> Outcome {
 }
 
 fn slipway(bench: &Bench, arguments: &[&str]) -> Result<String, String> {
-    // No call of the client can hang for ever; this is for the day when one does.
+    // No call of the client should hang. This bound ends a run in which one does.
     let mut command = Command::new("timeout");
     command.arg("300").arg(&bench.slipway).args(arguments).env("RUST_BACKTRACE", "1");
     shell::capture(&mut command)

@@ -1,4 +1,4 @@
-//! One run of a guest: its inputs laid out, its result lines taken into the report.
+//! One run of a guest: its inputs are prepared, and its result lines are added to the report.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,16 +7,16 @@ use super::Bench;
 use crate::report::{Outcome, Report};
 use crate::shell::{self, Daemon};
 
-/// Longest that a guest may run. Emulation is slow, and the machine may be busy.
+/// Maximum time that a guest may run. Emulation is slow, and the machine may be busy.
 const TIMEOUT_S: u32 = 3600;
 
-/// A guest's directory, which it sees as /run/out.
+/// The directory of a guest, which the guest sees as /run/out.
 pub struct Guest {
     pub out: PathBuf,
 }
 
 impl Guest {
-    /// Lays out what every guest script expects to find.
+    /// Prepares the files that every guest script expects.
     pub fn new(bench: &Bench, out: PathBuf) -> Result<Self, String> {
         let script = "set -euo pipefail; mkdir -p \"$1\"; cp -r interop/guest \"$1/\"; cp --reflink=auto \"$2\" \"$3\" \"$4\" \"$1/\"; \
                       cp \"$(interop/kernel-lab config)\" \"$1/config\"";
@@ -49,7 +49,7 @@ impl Guest {
         Daemon::start(&mut self.command(script, forward), &self.out.join("kernel-lab.log"))
     }
 
-    /// Takes the guest's result lines into the report; `Err` if it reported nothing.
+    /// Adds the guest's result lines to the report. It is an error if there is none.
     pub fn results(&self, suite: &str, succeeded: bool, report: &mut Report) -> Result<(), String> {
         let text = std::fs::read_to_string(self.out.join("results")).unwrap_or_default();
         let (mut passed, mut failed) = (0, 0);

@@ -1,4 +1,4 @@
-//! Slipway against programs that nobody here wrote: a Linux kernel on either end, libnfs, fio and tshark.
+//! Tests Slipway with programs of others: a Linux kernel on either end, libnfs, fio and tshark.
 //!
 //! The kernel runs in `interop/kernel-lab`; what happens in the guest is in `interop/guest/*.sh`. Each suite leaves its
 //! logs in `target/interop/NAME`.
@@ -27,15 +27,15 @@ use fixture::Fixture;
 use ports::Ports;
 use rotation::Rotation;
 
-/// What every suite works with.
+/// The paths and options that every suite uses.
 struct Bench {
     /// The `slipway` binary.
     slipway: PathBuf,
-    /// What cargo says of all that it has built, a line of JSON to an artifact.
+    /// Cargo's messages of its build, with one line of JSON for each artifact.
     built: String,
     fixture: Fixture,
     ports: Ports,
-    /// Which cells of long matrices are run.
+    /// The cells of long matrices that are run.
     rotation: Rotation,
     /// `target/interop`.
     directory: PathBuf,
@@ -78,7 +78,7 @@ const LANES: [&[(&str, Suite)]; 3] = [
     &[("locks", locks::run), ("knfsd", knfsd::version3), ("knfsd4", knfsd::version4), ("reference", client::reference)],
 ];
 
-/// Runs when asked for: it only proves the harness.
+/// Runs only on request, because it tests only the harness.
 const ON_REQUEST: [&str; 1] = ["reference"];
 
 /// Runs one suite, or all that CI runs, with all cells of their matrices if `all`; false if there is no suite `only`.
@@ -111,7 +111,7 @@ pub fn run(only: Option<&str>, all: bool, report: &mut Report) -> bool {
     true
 }
 
-/// Runs what is to run of a lane.
+/// Runs the selected suites of a lane.
 fn in_turn(lane: &[(&str, Suite)], only: Option<&str>, bench: &Bench) -> Report {
     let mut report = Report::default();
     for (name, suite) in lane {
@@ -146,7 +146,7 @@ fn attempt(name: &str, suite: Suite, bench: &Bench) -> Report {
 }
 
 enum Unready {
-    /// This machine lacks something that only its owner can give.
+    /// This machine lacks something that only its owner can provide.
     Skip(String),
     Broken(String),
 }
@@ -167,7 +167,7 @@ pub fn install() -> Result<(), String> {
 fn prepare(rotation: Rotation) -> Result<Bench, Unready> {
     let broken_if_root = |why| if shell::is_root() { Unready::Broken(why) } else { Unready::Skip(why) };
     install().map_err(broken_if_root)?;
-    // As the tests are built: the same features, and nothing is built again, neither here nor while a suite runs.
+    // Build with the features of the tests, so that nothing is built again, neither here nor while a suite runs.
     let build = ["test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"];
     let built = shell::capture(&mut shell::cargo(build)).map_err(Unready::Broken)?;
     shell::output("interop/kernel-lab", ["prepare"]).map_err(Unready::Broken)?;

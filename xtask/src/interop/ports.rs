@@ -3,19 +3,19 @@
 use std::net::{Ipv4Addr, TcpListener, UdpSocket};
 use std::sync::Mutex;
 
-/// Hands out ports that no other suite has, nor another run on this machine.
+/// Allocates ports that neither another suite nor another run on this machine uses.
 #[derive(Default)]
 pub struct Ports(Mutex<Vec<UdpSocket>>);
 
-/// Below those that the kernel gives to whoever connects.
+/// The ports are below the kernel's range of ephemeral ports.
 const FIRST: u16 = 21_000;
 const LAST: u16 = 31_999;
 
-/// Where a port is marked as taken for as long as we run. Nobody serves there.
+/// The address at which a port is reserved while this process runs. Nothing is served there.
 const MARK: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 
 impl Ports {
-    /// One that is free over TCP and UDP.
+    /// Returns a port that is free over TCP and UDP.
     pub fn take(&self) -> u16 {
         let mut marks = self.0.lock().expect("nobody panics while it is held");
         let free = |port: &u16| {

@@ -15,5 +15,5 @@ pub fn run(bench: &Bench, report: &mut Report) -> Result<(), String> {
     guest.results("restarts", succeeded, report)
 }
 
-/// How the server ends: with time to say goodbye, and without.
+/// The signals that end the server: SIGTERM lets it drain, and SIGKILL does not.
 const SIGNALS: [&str; 2] = ["TERM", "KILL"];

@@ -1,8 +1,8 @@
-//! Test matrices that take too long for every run: each commit runs some of the cells, and all of them come round.
+//! Test matrices that take too long for every run: each commit runs some of the cells, and successive commits run all.
 
 use crate::shell;
 
-/// Which cells of a matrix to run.
+/// The cells of a matrix that are run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rotation {
     /// All cells (`--all`).
@@ -15,7 +15,7 @@ impl Rotation {
     /// All cells, or those of the commit that is checked out.
     pub fn new(all: bool) -> Self {
         let head = shell::output("git", ["rev-parse", "HEAD"]).unwrap_or_default();
-        // Without git there is one commit.
+        // Without git, all runs select the same cells.
         let hash = head.get(..16).and_then(|digits| u64::from_str_radix(digits, 16).ok());
         if all { Self::All } else { Self::Commit(hash.unwrap_or(0)) }
     }
@@ -42,7 +42,7 @@ mod tests {
     use super::Rotation;
 
     #[test]
-    fn commits_take_turns_and_all_is_all() {
+    fn successive_commits_select_successive_cells() {
         let cells = ["a", "b", "c"];
         let of = |rotation: Rotation, count| rotation.pick("test", &cells, count);
         assert_eq!(of(Rotation::Commit(2), 2), [&"c", &"a"]);

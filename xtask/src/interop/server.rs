@@ -15,7 +15,7 @@ pub struct Server {
     pub tcp: u16,
     /// The port of NFS over RDMA.
     pub rdma: u16,
-    /// Why it does not answer as rpcbind too, if it does not.
+    /// The reason for which the server is not rpcbind, if it is not.
     pub no_rpcbind: Option<String>,
 }
 
@@ -54,7 +54,7 @@ impl Server {
     }
 }
 
-/// Whether a listener is at `port`: by the kernel's table, so that the server is not bothered.
+/// Returns `true` if a socket listens at `port`, according to the kernel's table. The server gets no connection.
 fn is_listening(port: u16) -> bool {
     let tables = ["/proc/net/tcp", "/proc/net/tcp6"].map(|table| std::fs::read_to_string(table).unwrap_or_default());
     let address = format!(":{port:04X} ");
@@ -64,7 +64,7 @@ fn is_listening(port: u16) -> bool {
     })
 }
 
-/// Why we cannot be this machine's rpcbind for the time of a test.
+/// Returns the reason for which a server cannot be this machine's rpcbind during a test.
 fn rpcbind_obstacle() -> Option<String> {
     let rpcbind = SocketAddr::from((Ipv4Addr::LOCALHOST, 111));
     if !shell::is_root() {

@@ -1,4 +1,4 @@
-//! Other people's programs in user space, as Debian ships them: libnfs's tools over TCP, and fio over `slipway mount`.
+//! Programs of others in user space, from Debian: libnfs's tools over TCP, and fio over `slipway mount`.
 
 use std::path::Path;
 use std::process::Command;
@@ -86,7 +86,7 @@ pub fn fio(bench: &Bench, report: &mut Report) -> Result<(), String> {
     server.stop()
 }
 
-/// What fio does: its engine and order.
+/// The engines and access orders of fio.
 const FIO: [(&str, &[&str]); 3] = [
     ("random writes through the page cache verify", &["--ioengine=psync", "--rw=randwrite"]),
     ("asynchronous direct mixed I/O verifies", &["--ioengine=libaio", "--direct=1", "--rw=randrw"]),

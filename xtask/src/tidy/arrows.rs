@@ -1,11 +1,11 @@
-//! Who may use whom (ARCHITECTURE.md, "Arrows"), read from the manifests.
+//! The dependencies between crates (ARCHITECTURE.md, "Arrows"), read from the manifests.
 
 use serde_json::Value;
 
 use super::File;
 use crate::shell;
 
-/// Each crate, and the crates of ours that it may depend on. `buf` is below everything and may be used by everybody.
+/// Each crate, and the crates of this project that it may depend on. Every crate may use `buf`.
 const ARROWS: [(&str, &[&str]); 16] = [
     ("buf", &[]),
     ("xdr-derive", &[]),
@@ -25,7 +25,7 @@ const ARROWS: [(&str, &[&str]); 16] = [
     ("xtask", &[]),
 ];
 
-/// The arrows that must not be. Dependencies of tests alone (`dev-dependencies`) are free.
+/// Returns the dependencies that are not allowed. Dependencies of tests (`dev-dependencies`) are not checked.
 pub fn broken() -> Vec<String> {
     let metadata = match packages() {
         Ok(packages) => packages,
@@ -51,7 +51,7 @@ pub fn broken() -> Vec<String> {
     complaints
 }
 
-/// The crates that ARCHITECTURE.md does not mention by their directory.
+/// Returns the crates whose directory ARCHITECTURE.md does not mention.
 pub fn unmentioned(files: &[File]) -> Vec<String> {
     let Some(map) = files.iter().find(|file| file.path == "ARCHITECTURE.md") else {
         return vec!["there is no ARCHITECTURE.md".into()];

@@ -62,10 +62,10 @@ const CLIENT: Folders = &[
     ("lib", &["*"]),
 ];
 
-/// Most files of one folder that import each other in a circle.
+/// Maximum number of files of one folder that import each other in a circle.
 const CIRCLE_MAX: usize = 6;
 
-/// The imports that no folder's line allows, and the circles of files that are too large.
+/// Returns the imports that the table does not allow, and the circles of files that are too large.
 pub fn broken(files: &[File]) -> Vec<String> {
     CRATES.iter().flat_map(|(src, folders)| of_crate(files, src, folders)).collect()
 }
@@ -117,12 +117,12 @@ fn folder_of(module: &[String]) -> &str {
     module.first().map_or("lib", String::as_str)
 }
 
-/// The module, with a file of its own, in which a path ends.
+/// Returns the module with its own file in which a path ends.
 fn file_of<'m>(modules: &'m BTreeMap<Vec<String>, &File>, path: &[String]) -> Option<&'m Vec<String>> {
     (0..=path.len()).rev().find_map(|len| modules.get_key_value(&path[..len])).map(|(module, _)| module)
 }
 
-/// Groups of files, each of which can be reached from each by imports, that are larger than [`CIRCLE_MAX`].
+/// Returns the groups of more than [`CIRCLE_MAX`] files in which imports lead from each file to every other.
 fn circles(uses: &BTreeMap<&str, BTreeSet<&str>>) -> Vec<String> {
     let reached: BTreeMap<&str, BTreeSet<&str>> = uses.keys().map(|file| (*file, reachable(uses, file))).collect();
     let mut circles = BTreeSet::new();

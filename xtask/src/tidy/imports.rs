@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_rust_is_an_error() {
+    fn invalid_rust_is_an_error() {
         assert!(of("fn (", &[]).is_err());
     }
 }

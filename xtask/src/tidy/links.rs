@@ -4,7 +4,7 @@ use std::path::{Component, Path, PathBuf};
 
 use super::File;
 
-/// The links that lead nowhere.
+/// Returns the links whose target does not exist.
 pub fn dangling(files: &[File]) -> Vec<String> {
     let mut complaints = Vec::new();
     for file in files.iter().filter(|file| file.path.ends_with(".md")) {
@@ -28,7 +28,7 @@ pub fn dangling(files: &[File]) -> Vec<String> {
     complaints
 }
 
-/// The targets of inline links `[text](target)` outside code, with their line numbers.
+/// Returns the targets of inline links `[text](target)` outside code, with their line numbers.
 fn links(text: &str) -> Vec<(usize, &str)> {
     let mut found = Vec::new();
     let mut fenced = false;
@@ -49,7 +49,7 @@ fn links(text: &str) -> Vec<(usize, &str)> {
     found
 }
 
-/// The anchors of the headings, made as the usual renderers make them.
+/// Returns the anchors of the headings, in the form that common renderers use.
 fn anchors(text: &str) -> impl Iterator<Item = String> {
     text.lines().filter(|line| line.starts_with('#')).map(|line| {
         let heading = line.trim_start_matches('#').trim().to_lowercase();

@@ -43,7 +43,7 @@ pub fn run(report: &mut Report) {
             }
             match complaints.len() {
                 0 => Outcome::Passed { tests: 1 },
-                several => Outcome::Failed(format!("{several} to mend, the first: {}", complaints[0])),
+                several => Outcome::Failed(format!("{several} complaints, the first: {}", complaints[0])),
             }
         });
     }
@@ -51,7 +51,7 @@ pub fn run(report: &mut Report) {
 
 /// The project's text files.
 fn tracked() -> Vec<File> {
-    // What is no text has no rules.
+    // No rule applies to files that are not text.
     let read = |path: String| std::fs::read_to_string(&path).ok().map(|text| File { path, text });
     tracked_paths().into_iter().filter_map(read).collect()
 }

@@ -48,7 +48,7 @@ fn outcome(rfcs: &[Rfc], complaints: &[String]) -> Outcome {
     }
     match complaints {
         [] => Outcome::Passed { tests: rfcs.iter().map(|rfc| rfc.requirements.len() as u64).sum() },
-        [first, ..] => Outcome::Failed(format!("{} to mend, the first: {first}", complaints.len())),
+        [first, ..] => Outcome::Failed(format!("{} complaints, the first: {first}", complaints.len())),
     }
 }
 
