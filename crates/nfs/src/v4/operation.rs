@@ -88,6 +88,7 @@ macro_rules! operations {
                 if minorversion < *minors.start() {
                     return bad($Opnum::Illegal, Nfsstat4::OpIllegal, None);
                 }
+                //= rfc8881-8.8-1 rfc8881-8.8-2
                 if minorversion > *minors.end() {
                     return bad(opnum, Nfsstat4::NotSupp, None);
                 }

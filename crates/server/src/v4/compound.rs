@@ -224,7 +224,7 @@ impl Compound {
                 self.put(Res4::Ok(sequenced.result));
                 // §2.10.6.1.3: the status stands where the next operation's result would be.
                 if let Some(next) = operations.next() {
-                    //= rfc8881-18.46.3-8
+                    //= rfc8881-18.46.3-8 rfc8881-2.10.6.1.3-2 rfc8881-2.10.6.1.3-3
                     self.fail(&next, Nfsstat4::RetryUncachedRep);
                 }
                 return Opening::End;
@@ -241,6 +241,7 @@ impl Compound {
         self.limit = channel.maxresponsesize as usize;
         if cachethis && channel.maxresponsesize_cached < channel.maxresponsesize {
             self.limit = channel.maxresponsesize_cached as usize;
+            //= rfc8881-2.10.6.4-2 rfc8881-2.10.6.4-3
             self.cursor.too_big = Nfsstat4::RepTooBigToCache;
         }
         Opening::Go

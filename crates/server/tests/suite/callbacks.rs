@@ -173,7 +173,7 @@ async fn a_client_is_called_by_its_session_and_as_it_has_asked_to_be() {
     for _ in 0..3 {
         assert_eq!(world.recall().await.unwrap(), CbResop4::Recall(Res4::Ok(())));
     }
-    //= rfc8881-18.36.4-4
+    //= rfc8881-18.36.4-4 rfc8881-2.10.6.1-1 rfc8881-2.10.6.1-2
     assert_eq!(world.heard(), [(0, 1), (0, 2), (0, 3)]);
     let Heard { sequence, operation, minor, caller, .. } = world.back.heard.lock().unwrap()[0].clone();
     //= rfc8881-18.36.3-17 rfc8881-18.36.3-18

@@ -47,7 +47,7 @@ fn a_retry_gets_the_same_bytes_and_nothing_happens_twice() {
     // By another connection of the same session, as after a reconnect.
     client.peer = "192.0.2.1:701".parse().unwrap();
     let second = client.raw(&call).unwrap();
-    //= rfc8881-18.46.3-7
+    //= rfc8881-18.46.3-7 rfc8881-2.10.6.1.1-1 rfc8881-2.10.6.1.1-2 rfc8881-2.10.6.4-1
     assert_eq!(first.stream, second.stream);
     assert_eq!(client.status([at("m"), vec![mkdir("made")]].concat()), Nfsstat4::Exist);
 }
@@ -63,6 +63,7 @@ fn a_retry_of_what_was_not_to_be_kept_is_told_so() {
     //= rfc8881-18.46.3-8
     assert_eq!(retried.status, Nfsstat4::RetryUncachedRep);
     let failed = Resop4::failure(Opnum4::PutRootFh, Nfsstat4::RetryUncachedRep);
+    //= rfc8881-2.10.6.1.3-2 rfc8881-2.10.6.1.3-3
     assert_eq!(retried.resarray[1..], [failed]);
 }
 
@@ -92,6 +93,7 @@ fn replies_are_no_larger_than_the_session_takes() {
     assert_eq!(small.status(reads(1000)), Nfsstat4::Ok);
     assert_eq!(small.status(reads(3000)), Nfsstat4::RepTooBig);
     small.cachethis = true;
+    //= rfc8881-2.10.6.4-2
     assert_eq!(small.status(reads(1000)), Nfsstat4::RepTooBigToCache);
     // What changes something is refused before it does.
     let mut many = at("m");

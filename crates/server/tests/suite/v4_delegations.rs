@@ -73,6 +73,7 @@ async fn a_delegation_is_given_and_recalled_for_others_of_any_protocol() {
     });
     //= rfc8881-18.16.3-8 rfc8881-18.16.3-9 rfc8881-18.16.3-10
     assert_eq!(a.call([putfh(&handle), again]).await.0, Nfsstat4::Ok, "it tells of what it has opened itself");
+    //= rfc8881-8.2.6-1
     assert_eq!(a.call([putfh(&handle), write(delegation, 0, b"last words")]).await.0, Nfsstat4::Ok);
     assert_eq!(a.give_back(&handle, delegation).await, Nfsstat4::Ok);
     assert_eq!(a.give_back(&handle, delegation).await, Nfsstat4::BadStateid);
@@ -185,6 +186,7 @@ async fn all_that_changes_a_file_recalls_its_delegations() {
         //= rfc8881-18.32.4-3
         assert_eq!(a.recalled().await, (stateid, file.clone()), "{change:?}");
         assert_eq!(a.give_back(&file, stateid).await, Nfsstat4::Ok);
+        //= rfc8881-10.2-2
         assert_eq!(b.call(asked()).await.0, Nfsstat4::Ok, "{change:?}");
     }
 }

@@ -103,6 +103,7 @@ fn data_is_written_and_read_by_the_current_stateid() {
     assert!(read_back.eof);
     assert_eq!(*closed, Stateid4::INVALID);
     // Without one that was left by the compound, there is none.
+    //= rfc8881-8.2.3-3
     assert_eq!(client.status([at("m/f"), vec![read(Stateid4::CURRENT, 0, 1)]].concat()), Nfsstat4::BadStateid);
 }
 
@@ -113,6 +114,7 @@ fn stateids_are_checked() {
     let how = Open { access: OPEN4_SHARE_ACCESS_READ, ..Open::default() };
     let (stateid, handle) = client.open("m", "f", how).unwrap();
     let other = client.file("m", "g", b"g");
+    //= rfc8881-9.1.2-2
     assert_eq!(client.status([putfh(&handle), write(stateid, 0, b"x")]), Nfsstat4::OpenMode);
     assert_eq!(client.status([putfh(&other), read(stateid, 0, 1)]), Nfsstat4::BadStateid);
     let (upgraded, _) = client.open("m", "f", Open::default()).unwrap();
@@ -137,6 +139,7 @@ fn shares_are_kept_and_a_refused_open_leaves_the_file_alone() {
     let truncate = [at("m"), vec![Argop4::Open(args)]].concat();
     assert_eq!(second.status(truncate.clone()), Nfsstat4::ShareDenied);
     assert_eq!(second.attrs("m/f", &[Attr4::Size]).size, Some(7));
+    //= rfc8881-9.1.2-1
     assert_eq!(second.status([putfh(&handle), write(Stateid4::ANONYMOUS, 0, b"x")]), Nfsstat4::Locked);
     assert_eq!(first.status(truncate.clone()), Nfsstat4::ShareDenied, "what an owner denies is denied to itself");
     first.ok([putfh(&handle), close(held)]);

@@ -109,6 +109,7 @@ fn seqids_of_version_0_are_ignored() {
     let reading = OpenArgs { share_access: OPEN4_SHARE_ACCESS_READ, ..args };
     let results = client.ok([at("m"), vec![Argop4::Open(reading)]].concat());
     let Some(Resop4::Open(Res4::Ok(again))) = results.last() else { panic!() };
+    //= rfc8881-9.9-2
     assert_eq!(again.stateid, Stateid4 { seqid: 2, ..opened.stateid }, "the client ID is that of the session");
     let locker = Locker4::New {
         open_seqid: Seqid4(5),

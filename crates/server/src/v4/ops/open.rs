@@ -105,8 +105,9 @@ fn plan(cx: &Context<'_>, at: &Cursor, args: &OpenArgs) -> Result<OpenPlan, Faul
         can_recall: cx.shared.runs_tasks(),
     };
     cx.shared.may_give()?;
-    //= rfc8881-18.16.4-5 rfc8881-18.16.4-6 rfc8881-18.16.4-7 rfc8881-18.16.4-8
+    //= rfc8881-18.16.4-5 rfc8881-18.16.4-6 rfc8881-18.16.4-7 rfc8881-18.16.4-8 rfc8881-8.4.3-1
     let plan = cx.shared.with_locks(|state, locks| state.plan_open(locks, request, clock::now()))?;
+    //= rfc8881-8.4.3-2
     if let Some(owner) = plan.unremembered() {
         remember(cx, at.client(), owner.clone())?;
     }
@@ -166,6 +167,7 @@ fn commit(cx: &Context<'_>, plan: &OpenPlan, file: &Object<'_>, target: &Target)
     let name = (file.export.id(), file.handle.clone());
     let to = OpenTarget { file: &name, change: target.change, truncates: target.truncate };
     cx.shared.may_give()?;
+    //= rfc8881-9.9-2
     let commit = || cx.shared.with_locks(|state, locks| state.commit_open(locks, plan, to, clock::now()));
     let mut opened = file.once("commit", commit)?;
     if let Err(status) = cx.shared.may_give() {
@@ -209,6 +211,7 @@ pub(super) fn open_downgrade(cx: &Context<'_>, at: &mut Cursor, args: &OpenDowng
 
 pub(super) fn close(cx: &Context<'_>, at: &mut Cursor, args: &CloseArgs) -> Result<Stateid4, Fault4> {
     let file = cx.object4(at.current()?)?;
+    //= rfc8881-8.2.3-3
     let stateid = at.stateid(args.open_stateid)?;
     //= rfc8881-18.2.3-2
     let (name, client) = ((file.export.id(), file.handle), at.client());

@@ -73,6 +73,7 @@ impl BackSlots {
         slot.stage = Stage::Free;
         match outcome {
             BackOutcome::Executed(target) => {
+                //= rfc8881-2.10.6.1-1 rfc8881-2.10.6.1-2
                 slot.sequence = slot.sequence.wrapping_add(1);
                 self.target = target.0.min(self.slots.len() as u32 - 1);
             }

@@ -143,6 +143,7 @@ impl<R: Clone, F: Eq> Shard<R, F> {
         let Some(channel) = channel.filter(|_| inner.is_open) else { return Err((ticket, reply)) };
         channel.slots.finish(ticket, reply, cheap);
         // §8.3: the lease lasts from the end of the compound.
+        //= rfc8881-8.3-3 rfc8881-8.3-4
         inner.renew(now);
         Ok(())
     }
@@ -177,6 +178,7 @@ impl<R, F> Shard<R, F> {
             let Some(channel) = inner.channels.iter_mut().find(|channel| channel.session == session) else { return };
             channel.connections.clear();
             channel.connections.extend(connections);
+            //= rfc8881-2.10.6.2-2
             channel.status_flags = status_flags;
         }
         inner.is_open = true;
@@ -207,7 +209,7 @@ impl<R> Inner<R> {
 
     /// Renews the lease.
     pub(super) fn renew(&mut self, now: Instant) {
-        //= rfc8881-18.46.3-13
+        //= rfc8881-18.46.3-13 rfc8881-8.3-1
         self.renewed_at = self.renewed_at.max(now);
         self.hear(now);
     }

@@ -160,6 +160,7 @@ fn locks_have_a_stateid_of_their_own_and_conflict() {
     let lock = world.lock(a, open_a, "l", (10, 10)).unwrap();
     assert_eq!(lock.seqid, 1);
     let again = world.relock(a, lock, (30, LENGTH_TO_EOF)).unwrap();
+    //= rfc8881-9.4-1
     assert_eq!((again.other, again.seqid), (lock.other, 2));
     assert_eq!(world.lock(a, open_a, "l", (50, 1)).unwrap(), Stateid4 { seqid: 3, ..lock }, "by the open again");
     let refused = denied(world.lock(b, open_b, "l", (15, 10)).unwrap_err());
@@ -230,7 +231,7 @@ fn closing_releases_the_locks_under_it_and_no_others() {
     let shared = world.lock(a, one, "shared", (20, 10)).unwrap();
     world.lock(a, two, "shared", (40, 10)).unwrap();
     world.close(a, one).unwrap();
-    //= rfc8881-18.2.3-1
+    //= rfc8881-18.2.3-1 rfc8881-9.8-2
     assert_eq!(world.test(a, &[alone, shared]), [Nfsstat4::BadStateid; 2]);
     world.lock(b, open_b, "l", (0, 10)).unwrap();
     denied(world.lock(b, open_b, "l", (20, 1)).unwrap_err());
@@ -265,9 +266,10 @@ fn without_a_stateid_only_what_nobody_denies_is_done() {
     }
     world.open(a, "o", READ, OPEN4_SHARE_DENY_WRITE).unwrap();
     for special in [Stateid4::ANONYMOUS, Stateid4::READ_BYPASS] {
-        //= rfc8881-18.32.3-6
+        //= rfc8881-18.32.3-6 rfc8881-9.1.2-4
         assert_eq!((world.io(a, special, false), world.io(a, special, true)), (Ok(()), Err(Nfsstat4::Locked)));
     }
+    //= rfc8881-8.2.3-5
     assert_eq!(world.io(a, Stateid4::INVALID, false), Err(Nfsstat4::BadStateid));
     assert_eq!(world.io(a, Stateid4::CURRENT, false), Err(Nfsstat4::BadStateid), "it is to be replaced before");
 }
@@ -296,6 +298,7 @@ fn in_grace_those_who_had_something_reclaim_it() {
     let ((a, _), (b, _)) = (world.client("a", 1), world.client("b", 1));
     let reclaim = |world: &mut World, client, reclaim| world.open_how(client, "o", (BOTH, 0), reclaim);
     let open = reclaim(&mut world, a, true).unwrap();
+    //= rfc8881-8.4.3-2
     assert_eq!(reclaim(&mut world, b, true), Err(Nfsstat4::ReclaimBad), "it had nothing");
     let locker =
         Locker4::New { open_seqid: Seqid4(0), open_stateid: open, lock_seqid: Seqid4(0), lock_owner: owner(a, "l") };
@@ -330,6 +333,7 @@ fn what_a_silent_client_holds_is_taken_when_somebody_wants_it() {
     world.state.expire(world.now);
     assert_eq!(world.test(a, &[open, lock]), [Nfsstat4::Ok; 2], "nobody wants it");
     assert!(world.open(b, "o", WRITE, 0).is_ok());
+    //= rfc8881-8.4.3-1
     assert_eq!(world.test(a, &[open, lock]), [Nfsstat4::Expired; 2]);
     assert_eq!(world.io(a, open, true), Err(Nfsstat4::Expired));
     assert!(world.events().contains(&Event::Revoked(a)));
@@ -367,6 +371,7 @@ fn a_client_does_not_expire_under_a_request() {
     assert_eq!(world.open(b, "o", WRITE, 0), Err(Nfsstat4::ShareDenied));
     world.state.finish(world.now, session, ticket, "reply", false);
     world.now += LEASE;
+    //= rfc8881-8.3-3 rfc8881-8.3-4
     assert_eq!(world.open(b, "o", WRITE, 0), Err(Nfsstat4::ShareDenied), "the lease lasts from its end");
     world.now += Duration::from_secs(1);
     assert!(world.open(b, "o", WRITE, 0).is_ok());

@@ -350,7 +350,7 @@ fn sequence_renews_the_lease_and_reports_slots() {
     assert_eq!((result.highest_slotid, result.target_highest_slotid), (Slotid4(7), Slotid4(7)));
     assert_eq!(result.status_flags, 0);
     world.now += LEASE;
-    //= rfc8881-18.46.3-13
+    //= rfc8881-18.46.3-13 rfc8881-8.3-1
     assert!(!world.state.clients().is_expired(id, world.now));
     assert!(matches!(world.sequence(session, 1, 1).unwrap().begun, Begun::Replay("reply")));
     world
@@ -410,6 +410,7 @@ fn a_lost_backchannel_is_told_until_another_is_bound() {
     let second = world.create(&create(id, 2)).unwrap().sessionid;
     world.state.disconnect(TCP.id);
     let both = SEQ4_STATUS_CB_PATH_DOWN | SEQ4_STATUS_CB_PATH_DOWN_SESSION;
+    //= rfc8881-2.10.6.2-2
     assert_eq!(world.call(first, 1, 2).status_flags, both);
     let three = Connection { id: ConnectionId(3), duplex: true };
     world.state.bind_conn_to_session(&bind(second, ChannelDirFromClient4::Back), &OWNER, three).unwrap();

@@ -287,6 +287,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         stateid: &Stateid4,
     ) -> Result<Stateid4, Nfsstat4> {
         let closed = self.resolve_open(client, file, stateid)?;
+        //= rfc8881-9.8-2
         self.close_open(locks, client, &closed);
         // §18.2.4: what comes back is never valid.
         //= rfc8881-18.2.3-1
@@ -402,6 +403,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         //= rfc8881-18.12.3-1 rfc8881-18.12.3-2
         let other = self.stateids.resolve(client, Some(file), &args.lock_stateid)?;
         let Kind::Lock { owner, .. } = &self.stateids.entry(&other).kind else { return Err(Nfsstat4::BadStateid) };
+        //= rfc8881-9.4-1
         locks.unlock(file, &lock_owner(client, owner), range).map_err(|error| status(&error))?;
         Ok(self.stateids.change(&other))
     }
