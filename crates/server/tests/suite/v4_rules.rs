@@ -13,7 +13,7 @@ fn server() -> NfsServer {
     NfsServer::new(Export::new("/m", ExportId::unique(), memory(), options).unwrap(), HandleKey::random())
 }
 
-/// A client, and the handle of a file `f` with this mode.
+/// Returns a client, and the handle of a file `f` with this mode.
 fn with_file(mode: u32) -> (Client4, NfsFh4) {
     let mut client = Client4::new(&server(), "a", 1);
     let handle = client.file("m", "f", b"12345");
@@ -106,7 +106,8 @@ fn seqids_of_version_0_are_ignored() {
     let results = client.ok([at("m"), vec![Argop4::Open(args.clone()), Argop4::GetFh]].concat());
     let [.., Resop4::Open(Res4::Ok(opened)), Resop4::GetFh(Res4::Ok(handle))] = &results[..] else { panic!() };
     //= rfc8881-18.16.3-8 rfc8881-18.16.3-9 rfc8881-18.16.3-10
-    let reading = OpenArgs { share_access: OPEN4_SHARE_ACCESS_READ, ..args };
+    let mut reading = args;
+    reading.share_access = OPEN4_SHARE_ACCESS_READ;
     let results = client.ok([at("m"), vec![Argop4::Open(reading)]].concat());
     let Some(Resop4::Open(Res4::Ok(again))) = results.last() else { panic!() };
     //= rfc8881-9.9-2
@@ -145,12 +146,14 @@ fn seqids_of_version_0_are_ignored() {
 fn an_open_that_makes_a_file_names_it_and_sets_what_it_can() {
     let (mut client, handle) = with_file(0o640);
     let Argop4::Open(args) = open("new", Open::default()) else { unreachable!() };
-    let by_handle = OpenArgs { claim: OpenClaim4::Fh, ..args.clone() };
+    let mut by_handle = args.clone();
+    by_handle.claim = OpenClaim4::Fh;
     //= rfc8881-18.16.3-1
     assert_eq!(client.status([putfh(&handle), Argop4::Open(by_handle)]), Nfsstat4::Inval);
     let exclusive = |attrs: Attrs| {
-        let openhow = Openflag4::Create(Createhow4::Exclusive41 { verf: [9; 8], attrs: attrs.into() });
-        [at("m"), vec![Argop4::Open(OpenArgs { openhow, ..args.clone() })]].concat()
+        let mut args = args.clone();
+        args.openhow = Openflag4::Create(Createhow4::Exclusive41 { verf: [9; 8], attrs: attrs.into() });
+        [at("m"), vec![Argop4::Open(args)]].concat()
     };
     let times = client.attrs("m/f", &[Attr4::SuppattrExclcreat]).suppattr_exclcreat.unwrap();
     assert!(!times.contains(Attr4::Size as u32) && times.contains(Attr4::Mode as u32));
