@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::report::{Outcome, Report};
 use crate::shell::{cargo, project_root, run as execute, target_dir, tee};
 
-/// Every check that needs nothing but the toolchain.
+/// Runs every check that needs only the toolchain.
 pub fn run(report: &mut Report) {
     report.step("format", || plain(&["fmt", "--all", "--check"]));
     report.step("clippy", || plain(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]));
@@ -15,7 +15,7 @@ pub fn run(report: &mut Report) {
     report.step("doc tests", || counted(&["test", "--workspace", "--doc"], None));
     report.step("documentation", || {
         let mut command = cargo(["doc", "--workspace", "--no-deps"]);
-        // A link to a private item leads whoever reads the source; only broken ones are wrong.
+        // Links to private items help readers of the source; only broken links are errors.
         let flags = "-D warnings -A rustdoc::private_intra_doc_links";
         match execute(command.env("RUSTDOCFLAGS", flags).arg("--quiet")) {
             Ok(()) => Outcome::Passed { tests: 1 },
@@ -24,7 +24,7 @@ pub fn run(report: &mut Report) {
     });
 }
 
-/// Replays one seed of the simulated worlds; false if `seed` is no number.
+/// Replays one seed of the simulated worlds. Returns `false` if `seed` is not a number.
 pub fn replay(seed: &str, report: &mut Report) -> bool {
     if seed.parse::<u64>().is_err() {
         return false;
@@ -117,7 +117,7 @@ fn flaky(line: &str) -> Option<&str> {
     Some(name.rsplit_once(") ").map_or(name, |(_, name)| name))
 }
 
-/// The transports build without and with each of their features alone.
+/// Checks that the transports build without features and with each feature alone.
 fn features() -> Outcome {
     let mut built = 0;
     for feature in ["", "iwarp", "verbs", "shm"] {
@@ -130,7 +130,7 @@ fn features() -> Outcome {
     Outcome::Passed { tests: built }
 }
 
-/// A crate outside of the workspace defines a back end, passes the conformance suite with it, and serves it.
+/// Tests a crate outside of the workspace, which defines a back end, passes the conformance suite with it, and serves it.
 ///
 /// It is built with the workspace's versions of other crates, without the network, and into the workspace's target directory.
 fn outside() -> Outcome {
@@ -194,7 +194,7 @@ fn keep(log: &Path, output: &str) {
     }
 }
 
-/// How many tests passed: by the summary of nextest, else by the summaries of the standard harness.
+/// Returns the number of tests that passed, from the summary of nextest or else from those of the standard harness.
 fn passed(output: &str) -> u64 {
     let sum = |start: &str| -> Option<u64> {
         output

@@ -20,7 +20,7 @@ pub enum Outcome {
     Unstable(String),
 }
 
-/// All steps so far.
+/// The outcomes of all steps so far.
 #[derive(Debug, Default)]
 pub struct Report {
     entries: Vec<(String, Outcome)>,

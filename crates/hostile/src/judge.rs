@@ -19,14 +19,14 @@ use crate::{
     server::{CONNECTIONS, Server, Usage},
 };
 
-/// What a server may use, and what a good client may notice, under any attack.
+/// The bounds of the server's resources and of the good clients' latency, for every attack.
 #[derive(Clone, Debug)]
 pub struct Bounds {
     /// Most resident memory, in MiB.
     pub memory_mib: u64,
-    /// A single operation may take this long, whatever the others take.
+    /// Maximum time of a single operation.
     pub stall: Duration,
-    /// The latency up to which a good client has not noticed anything. Scheduling on a busy machine must not decide.
+    /// A latency that is always accepted, so that scheduling on a busy machine does not decide.
     pub latency_floor: Duration,
 }
 
@@ -36,20 +36,20 @@ impl Default for Bounds {
     }
 }
 
-/// How the server came through one attack.
+/// The result of one attack.
 pub struct Verdict {
     name: &'static str,
-    /// What the attack did.
+    /// The attack's report of what it has done.
     did: String,
     /// Latencies of each client before and during the attack, in microseconds, and how many operations it completed meanwhile.
     clients: Vec<(&'static str, u64, u64, usize)>,
     most: Usage,
     after: Usage,
-    /// What is wrong.
+    /// The faults that were found.
     faults: Vec<String>,
 }
 
-/// Starts a server and its clients, attacks it, and judges.
+/// Starts a server and its clients, attacks the server, and returns the verdict.
 pub fn run(attack: &Attack, options: &Options, processors: &Processors) -> Verdict {
     let mut verdict = Verdict {
         name: attack.name,
@@ -82,7 +82,7 @@ fn phases(attack: &Attack, options: &Options, processors: &Processors, verdict: 
         verdict.most = watcher.join().expect("it does not panic");
         did
     });
-    // What was begun under attack belongs to it, however late it ends.
+    // Operations that began during the attack count as attacked, however late they end.
     let behind = good.wait(20, PATIENCE);
     let attacked = good.take();
     match did {
@@ -116,7 +116,7 @@ fn absent(behind: &[&str], when: &str) -> io::Result<()> {
     Err(io::Error::other(format!("good clients do not go on {when}: {}", behind.join(", "))))
 }
 
-/// The most that the server uses until the attack is over.
+/// Returns the peak usage of the server until the attack ends.
 fn watch(server: &Server, finished: &AtomicBool) -> Usage {
     let mut most = Usage::default();
     while !finished.load(Relaxed) {
@@ -139,7 +139,7 @@ impl Usage {
 }
 
 impl Verdict {
-    /// Whether the server did not come through.
+    /// Returns `true` if a fault was found.
     pub fn failed(&self) -> bool {
         !self.faults.is_empty()
     }
@@ -188,7 +188,7 @@ impl Verdict {
     }
 }
 
-/// All verdicts, aligned.
+/// Returns a table of all verdicts.
 pub fn table(verdicts: &[Verdict]) -> String {
     let mut text = format!("{:<18}", "attack");
     for who in CLIENTS {
@@ -220,10 +220,10 @@ fn ms(micros: u64) -> String {
     format!("{}.{}", tenths / 10, tenths % 10)
 }
 
-/// A wait until the good clients go on ends after this.
+/// Maximum time that the good clients may take to make progress.
 const PATIENCE: Duration = Duration::from_secs(30);
 const IDLE: Duration = Duration::from_secs(1);
-/// Between the end of an attack and the look at what is left of it.
+/// The pause between the end of an attack and the measurement of the resources that remain in use.
 const SETTLE: Duration = Duration::from_millis(500);
 /// Most resident memory where all attackers are hosts that no export admits.
 const UNADMITTED_MIB: u64 = 128;

@@ -5,12 +5,12 @@
 pub struct Random(u64);
 
 impl Random {
-    /// Numbers that depend on `seed` alone.
+    /// Returns a generator whose numbers depend on `seed` alone.
     pub fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
-    /// Any number.
+    /// Returns the next number.
     pub fn next(&mut self) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
@@ -18,12 +18,12 @@ impl Random {
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    /// A number below `end`, which is not zero.
+    /// Returns a number below `end`, which must not be zero.
     pub fn below(&mut self, end: usize) -> usize {
         (self.next() % end as u64) as usize
     }
 
-    /// One of these.
+    /// Returns one of the items.
     pub fn of<'a, T>(&mut self, these: &'a [T]) -> &'a T {
         &these[self.below(these.len())]
     }
@@ -50,6 +50,6 @@ impl Random {
     }
 }
 
-/// Words at the edges of what fits.
+/// Boundary values of 32-bit words.
 const WORDS: [u32; 10] =
     [0, 1, 0x7fff_ffff, 0x8000_0000, 0xffff_ffff, 0xffff_fffc, 0xffff_fffd, 0x0001_0000, 0x0010_0000, 0x4000_0000];

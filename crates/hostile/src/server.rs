@@ -1,4 +1,4 @@
-//! The server that is attacked: a `slipway serve` of its own for each attack, and what the kernel says of it.
+//! The attacked server: each attack starts its own `slipway serve`, and reads its resource usage from `/proc`.
 
 use std::{
     fs::{self, File},
@@ -15,7 +15,7 @@ use crate::{Options, attack::Attack, stoppable::Stoppable};
 pub struct Server {
     child: Child,
     log: PathBuf,
-    /// Where to attack it.
+    /// The addresses of the server.
     pub target: Target,
 }
 
@@ -26,26 +26,26 @@ pub struct Target {
     pub tcp: SocketAddr,
     /// iWARP.
     pub rdma: SocketAddr,
-    /// NLM and NSM, and rpcbind at its own port, where this host lets the server have that.
+    /// NLM and NSM. The server is also rpcbind. `None` if port 111 is not available.
     pub locks: Option<SocketAddr>,
-    /// UDP at an address that is not the loopback's, where this host has [`FOREIGN`].
+    /// UDP at [`FOREIGN`], if this host has that address.
     pub foreign: Option<SocketAddr>,
-    /// The directory of the sockets of shm, which have the number of the port of TCP in their name.
+    /// The directory of the shm sockets. Their names contain the number of the TCP port.
     pub directory: PathBuf,
     /// The program of the good clients.
     pub load: PathBuf,
     /// The file system of the export `/hung`, if there is one.
     pub stoppable: Option<Stoppable>,
-    /// The seed of what is random.
+    /// The seed of all random numbers.
     pub seed: u64,
 }
 
-/// What a process uses at some moment.
+/// The resources that a process uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Resident memory in KiB.
     pub resident: u64,
-    /// The most that it ever was, in KiB.
+    /// The peak of the resident memory, in KiB.
     pub peak: u64,
     /// Threads.
     pub threads: u64,
@@ -59,7 +59,7 @@ impl Server {
     /// Starts a server for an attack, in an empty directory.
     ///
     /// # Errors
-    /// It does not come up.
+    /// The server does not start.
     pub fn start(options: &Options, attack: &Attack) -> io::Result<Self> {
         let Options { slipway, load, seed, .. } = options;
         let directory = &options.directory.join(attack.name);
@@ -107,12 +107,12 @@ impl Server {
         Ok(server)
     }
 
-    /// Whether the process is there.
+    /// Returns `true` if the process is running.
     pub fn is_running(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// What it uses now; zeros when it is gone.
+    /// Returns the current usage; all values are zero if the process has ended.
     pub fn usage(&self) -> Usage {
         let process = Path::new("/proc").join(self.child.id().to_string());
         let status = fs::read_to_string(process.join("status")).unwrap_or_default();
@@ -131,7 +131,7 @@ impl Server {
         }
     }
 
-    /// The first panic in its log, and the bytes and lines of that.
+    /// Returns the first panic in the log, and the number of bytes and lines of the log.
     pub fn log(&self) -> (Option<String>, u64, usize) {
         let text = fs::read(&self.log).unwrap_or_default();
         let text = String::from_utf8_lossy(&text);
@@ -149,7 +149,7 @@ impl Drop for Server {
 }
 
 impl Target {
-    /// The URLs of the good clients. The first is that by which new ones connect.
+    /// Returns the URLs of the good clients. New clients connect by the first.
     pub fn urls(&self) -> [String; 3] {
         let (tcp, rdma) = (self.tcp.port(), self.rdma.port());
         let options = "uid=0&gid=0&timeo=10s";
@@ -165,7 +165,7 @@ impl Target {
         self.directory.join(format!("shm-{}.sock", self.tcp.port()))
     }
 
-    /// Of the loopback's addresses only the first three are admitted.
+    /// The exports admit only 127.0.0.0/30.
     fn configuration(&self) -> String {
         let Self { tcp, rdma, directory, .. } = self;
         // Without rpcbind the server has no NLM.
@@ -196,13 +196,13 @@ impl Target {
     }
 }
 
-/// Whether port 111 is free, and we may have it.
+/// Returns `true` if this process can bind port 111.
 fn may_be_rpcbind() -> bool {
     let at = (Ipv4Addr::UNSPECIFIED, RPCBIND.port());
     TcpListener::bind(at).is_ok() && UdpSocket::bind(at).is_ok()
 }
 
-/// One that is free over TCP and UDP.
+/// Returns a port that is free over TCP and UDP.
 pub fn free_port() -> io::Result<u16> {
     loop {
         let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
@@ -212,11 +212,11 @@ pub fn free_port() -> io::Result<u16> {
     }
 }
 
-/// The limit that the flood of connections goes beyond.
+/// The server's limit of connections. The flood of connections exceeds it.
 pub const CONNECTIONS: usize = 3000;
 /// An address of the documentation's network (RFC 5737), which the suite gives to the loopback device of its network namespace: a server may
 /// trust what comes from 127.0.0.0/8.
 pub const FOREIGN: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 1);
-/// Where the server answers as rpcbind.
+/// The address at which the server is rpcbind.
 pub const RPCBIND: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 111);
 const UP_LIMIT: Duration = Duration::from_secs(30);

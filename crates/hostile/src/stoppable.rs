@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::server::free_port;
 
-/// Cheap to clone; it is unmounted when the last clone is dropped.
+/// A mounted file system. A clone is cheap; the file system is unmounted when the last clone is dropped.
 #[derive(Clone, Debug)]
 pub struct Stoppable(Arc<Inner>);
 
@@ -25,10 +25,10 @@ struct Inner {
 }
 
 impl Stoppable {
-    /// Mounts one at `directory/hung`; `None` where this host does not let us.
+    /// Mounts a file system at `directory/hung`. Returns `None` if this host does not permit mounts.
     ///
     /// # Errors
-    /// It does not come up.
+    /// The file system's server does not start.
     pub fn start(slipway: &Path, directory: &Path) -> io::Result<Option<Self>> {
         if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
             return Ok(None);
@@ -54,12 +54,12 @@ impl Stoppable {
         Ok(Some(stoppable))
     }
 
-    /// From now on nothing that is asked of it ends.
+    /// Stops the file system's server: operations on the file system do not complete any more.
     pub fn stop(&self) -> io::Result<()> {
         Ok(kill_process(Pid::from_child(&self.0.mount), Signal::STOP)?)
     }
 
-    /// What was asked of it ends.
+    /// Continues the file system's server: outstanding operations complete.
     pub fn go_on(&self) -> io::Result<()> {
         Ok(kill_process(Pid::from_child(&self.0.mount), Signal::CONT)?)
     }

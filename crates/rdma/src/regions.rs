@@ -91,6 +91,7 @@ impl Regions {
     /// Removes a region and returns its memory.
     pub(crate) fn remove(&mut self, stag: Stag) -> Option<Memory> {
         let index = self.index(stag)?;
+        //= rfc5041-8.3-1 rfc5041-8.3-2 rfc5041-8.3.1-5 rfc5041-8.3.1-7 rfc5040-8.1.1-5 rfc5040-8.1.1-7
         let entry = self.slots[index].entry.take()?;
         self.free.push_back(index as u32);
         Some(entry.memory)
@@ -112,6 +113,7 @@ impl Regions {
     pub(crate) fn target(&mut self, stag: Stag, offset: u64, len: usize) -> Result<(&mut Region, usize), AccessFault> {
         let entry = self.entry_mut(stag)?;
         let Memory::Write(region) = &mut entry.memory else { return Err(AccessFault::Rights) };
+        //= rfc5041-8.3.1-4 rfc5041-8.3.1-6 rfc5040-8.1.1-4 rfc5040-8.1.1-6
         let start = start(entry.base, region.len(), offset, len)?;
         Ok((region, start))
     }

@@ -34,6 +34,8 @@ impl RawPeer {
         let len = self.stream.read_u16().await.ok()? as usize;
         let mut rest = vec![0; mpa::fpdu_len(len) - 2];
         self.stream.read_exact(&mut rest).await.unwrap();
+        //= rfc5044-4.1-2
+        assert!(rest[len..rest.len() - mpa::CRC_LEN].iter().all(|&pad| pad == 0), "padding is zero");
         let header = Header::parse(&rest[..len]).unwrap().unwrap();
         Some((header, rest[header.encoded_len()..len].to_vec()))
     }
@@ -42,8 +44,10 @@ impl RawPeer {
         loop {
             let (header, payload) = self.read_fpdu().await.expect("the stream must contain a Terminate");
             if header.ulp() == Opcode::Terminate.ulp() {
+                //= rfc5040-5.4-1 rfc5040-5.4-2 rfc5040-5.4-3 rfc5040-5.4-5
                 assert!(matches!(header, Header::Untagged { queue: 2, msn: 1, offset: 0, last: true, .. }));
                 let terminate = Terminate::parse(&payload).unwrap();
+                //= rfc5040-5.4-8 rfc5040-6.1-1
                 assert!(self.read_fpdu().await.is_none(), "nothing may follow a Terminate");
                 return terminate;
             }
@@ -134,6 +138,7 @@ async fn beside<T>(end: &mut End, peer: impl Future<Output = T>) -> T {
 
 #[tokio::test]
 async fn every_error_of_a_peer_is_answered_with_the_matching_terminate() {
+    // Long: one case for each error.
     let iwarp = Iwarp::new(IwarpOptions::default());
     let old_ddp = |header: Header| {
         let mut bytes = fpdu(header, b"x");
@@ -182,12 +187,17 @@ async fn every_error_of_a_peer_is_answered_with_the_matching_terminate() {
         let (mut raw, mut end) = with_raw(&iwarp, &request(b""), 1).await;
         assert_eq!(end.qp.register(Memory::Write(Buffer::zeroed(100).into())).unwrap().stag, Stag(0x101));
         assert_eq!(end.qp.register(Memory::Read(pattern(1, 5_000_000).into())).unwrap().stag, Stag(0x201));
+        let late = fpdu(untagged(Opcode::Send, 0, 1, 0), b"late");
         let terminate = beside(&mut end, async {
-            raw.stream.write_all(&bytes).await.unwrap();
+            raw.stream.write_all(&[bytes, late].concat()).await.unwrap();
             raw.terminate().await
         })
         .await;
+        //= rfc5041-4.2-6 rfc5041-7.1-1 rfc5041-7.1-2 rfc5041-7.2-1 rfc5041-8.3-4 rfc5041-4.1-9 rfc5041-6.2.2-1
+        //= rfc5040-5.2.1-3 rfc5040-5.2.2-3 rfc5040-6.1-2 rfc5040-6.1-5 rfc5040-5.2.1-13 rfc5040-7.2-1 rfc5040-7.2-2
+        //= rfc5040-7.2-3 rfc5040-7.2-6 rfc5040-7.2-7 rfc5040-7.2-8
         assert_eq!(terminate.error, ErrorCode { layer, kind, code }, "{case}");
+        //= rfc5040-7.2-9 rfc5040-7.2-11 rfc5040-7.2-12 rfc5040-7.2-13 rfc5040-4.2-1 rfc5040-4.8-3 rfc5040-7.1-2
         assert_eq!(terminate.read_request.is_some(), case.starts_with("read ") && layer == 0 && kind == 1, "{case}");
         drop(raw);
         beside(&mut end, std::future::ready(())).await;
@@ -196,8 +206,80 @@ async fn every_error_of_a_peer_is_answered_with_the_matching_terminate() {
                 end.error = Some(error);
             });
         }
+        //= rfc5041-6.2.2-1 rfc5041-7.1-3 rfc5040-7.1-1
         assert_eq!(end.error, Some(QpError::Protocol(terminate.error.to_string())), "{case}");
+        //= rfc5041-7.1-4 rfc5044-8-3
+        assert_eq!(
+            end.statuses(),
+            [(WorkId(1000), rdma::Status::Flushed)],
+            "{case}: nothing is delivered behind the error"
+        );
     }
+}
+
+#[tokio::test]
+async fn segments_of_a_message_share_their_fields_and_have_their_offsets() {
+    let iwarp = Iwarp::new(IwarpOptions::default());
+    let (mut raw, mut end) = with_raw(&iwarp, &request(b""), 0).await;
+    let data = pattern(1, 200_000);
+    end.send(data.clone());
+    end.write(data.clone(), Stag(0x777), 5000);
+    end.send(data.clone());
+    let messages = beside(&mut end, async {
+        raw.stream.write_all(&fpdu(tagged(Opcode::Write, 0, 0), b"")).await.unwrap();
+        let mut messages = vec![Vec::new()];
+        while messages.len() <= 3 {
+            let (header, payload) = raw.read_fpdu().await.unwrap();
+            messages.last_mut().unwrap().push((header, payload));
+            if header.last() {
+                messages.push(Vec::new());
+            }
+        }
+        messages
+    })
+    .await;
+    for (message, msn) in messages[..3].iter().zip([1, 0, 2]) {
+        assert!(message.len() > 1, "more than one segment");
+        let mut at = 0;
+        for (header, payload) in message {
+            match *header {
+                //= rfc5041-4.3-4 rfc5041-4.3-5 rfc5041-4.3-6 rfc5041-4.3-7 rfc5041-4.3-8 rfc5041-4.3-10 rfc5041-4.3-11
+                //= rfc5041-4.3-12 rfc5041-5.2-5
+                //= rfc5040-4.1-1 rfc5040-4.1-4 rfc5040-4.1-5 rfc5040-4.1-6 rfc5040-4.1-7 rfc5040-4.1-8 rfc5040-4.1-10
+                //= rfc5040-5.3-1 rfc5040-5.3-2 rfc5040-5.3-5
+                Header::Untagged { ulp, ulp_word, queue, msn: number, offset, .. } => {
+                    assert_eq!((ulp, ulp_word, queue), (Opcode::Send.ulp(), 0, 0));
+                    assert_eq!((number, offset as usize), (msn, at));
+                }
+                //= rfc5041-4.2-4 rfc5041-4.2-5 rfc5041-4.2-7 rfc5041-4.2-9 rfc5041-4.2-10 rfc5041-5.2-7
+                //= rfc5040-5.1-1 rfc5040-5.1-2
+                Header::Tagged { ulp, stag, offset, .. } => {
+                    assert_eq!((ulp, stag, offset), (Opcode::Write.ulp(), Stag(0x777), 5000 + at as u64));
+                }
+            }
+            at += payload.len();
+            //= rfc5041-4.1-3 rfc5041-4.1-4 rfc5041-4.1-5 rfc5041-4.1-6
+            assert_eq!(header.last(), at == data.len());
+        }
+        let sent: Vec<u8> = message.iter().flat_map(|(_, payload)| payload).copied().collect();
+        //= rfc5041-5.2-1 rfc5041-5.2-3 rfc5040-5.1-4 rfc5040-5.3-6 rfc5040-5.5-4
+        assert!(sent == data);
+    }
+}
+
+#[tokio::test]
+async fn a_steering_tag_is_of_no_use_on_another_connection() {
+    let iwarp = Iwarp::new(IwarpOptions::default());
+    let (_raw, mut owner) = with_raw(&iwarp, &request(b""), 0).await;
+    let region = owner.expose_for_write(100);
+    let (mut raw, mut end) = with_raw(&iwarp, &request(b""), 0).await;
+    let terminate = beside(&mut end, async {
+        raw.stream.write_all(&fpdu(tagged(Opcode::Write, region.stag.0, region.offset), b"x")).await.unwrap();
+        raw.terminate().await
+    })
+    .await;
+    //= rfc5041-8.2-3 rfc5040-7.2-5 rfc5040-7.2-10
+    assert_eq!(terminate.error, ErrorCode::TAGGED_STAG);
 }
 
 #[tokio::test]
@@ -222,8 +304,37 @@ async fn a_wrong_crc_is_answered_with_the_matching_terminate() {
         raw.terminate().await
     })
     .await;
+    //= rfc5044-4.4-1 rfc5044-7.1.1-11 rfc5044-4.4-9 rfc5044-4.4-10 rfc5044-6-2 rfc5044-8-1 rfc5044-8-4 rfc5044-8-3
     assert_eq!(terminate.error, ErrorCode::MPA_CRC);
+    //= rfc5041-5.4-1
     assert!(end.done.iter().all(|done| done.status == rdma::Status::Flushed), "nothing may be delivered");
+}
+
+#[tokio::test]
+async fn padding_and_crc_are_ignored_where_crcs_were_not_agreed_on() {
+    let iwarp = Iwarp::new(IwarpOptions::default());
+    let (mut raw, mut end) = with_raw(&iwarp, &Handshake { reserved: 0x0f, ..request(b"") }, 1).await;
+    //= rfc5044-7.1.1-13
+    assert_eq!((raw.reply.crc, raw.reply.reserved), (false, 0));
+    let mut bytes = fpdu(untagged(Opcode::Send, 0, 1, 0), b"x");
+    let around = mpa::pad_len(19) + mpa::CRC_LEN;
+    assert_eq!(around, 7);
+    let behind = bytes.len() - around;
+    bytes[behind..].fill(0xff);
+    // A second Send shows that the end of the first was found. Each octet is a TCP segment of its own.
+    bytes.extend(fpdu(untagged(Opcode::Send, 0, 2, 0), b"y"));
+    beside(&mut end, async {
+        for octet in bytes {
+            raw.stream.write_all(&[octet]).await.unwrap();
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    while end.done.is_empty() {
+        std::future::poll_fn(|cx| end.qp.poll_completions(cx, &mut end.done)).await.unwrap();
+    }
+    //= rfc5044-4.1-2 rfc5044-4.1-3 rfc5044-4.4-5 rfc5044-7.1.1-10 rfc5044-7.1.1-12 rfc5044-5.1-1
+    assert_eq!(end.received(WorkId(1000)), b"x");
 }
 
 #[tokio::test]
@@ -281,9 +392,13 @@ async fn the_responder_waits_for_the_first_fpdu_and_accepts_each_ready_indicatio
             (early, got)
         })
         .await;
+        //= rfc5044-7.1.2-8
         assert!(!early, "the responder must not send before the ready indication");
+        //= rfc5044-7.1.1-8 rfc5044-4.3-11
         assert!(got.iter().any(|(header, payload)| header.ulp() == Opcode::Send.ulp() && payload == b"first"));
-        assert_eq!(got.iter().any(|(header, _)| header.ulp() == Opcode::ReadResponse.ulp()), chosen.1);
+        //= rfc5040-5.5-3 rfc5040-5.5-8
+        //= rfc5040-4.4-2 rfc5040-5.2.2-1 rfc5040-5.2.2-2
+        assert_eq!(got.contains(&(tagged(Opcode::ReadResponse, 1, 0), Vec::new())), chosen.1);
     }
 }
 
@@ -314,6 +429,7 @@ async fn a_peer_that_requires_markers_is_rejected() {
     let accept = async { listener.accept().await.unwrap().private_data().await };
     let (raw, accepted) = tokio::join!(raw_connect(at, &offer), accept);
     let reply = raw.unwrap().reply;
+    //= rfc5044-4.3-1
     assert!(reply.rejected && !reply.markers);
     assert_eq!(accepted.unwrap_err().kind(), io::ErrorKind::Unsupported);
 }
@@ -326,6 +442,8 @@ async fn bytes_that_are_not_mpa_end_the_handshake() {
         let mut stream = TcpStream::connect(listener.local_addr()).await.unwrap();
         stream.write_all(bytes).await.unwrap();
         let error = listener.accept().await.unwrap().private_data().await.unwrap_err();
+        //= rfc5044-7.1.1-2 rfc5044-7.1.1-16 rfc5044-7.1.1-18 rfc5044-7.1.2-2 rfc5044-7.1.2-3 rfc5044-7.1.2-9
+        //= rfc5044-7.1.2-11 rfc5044-7.1.2-13
         assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{error}");
     }
 }
@@ -354,12 +472,33 @@ async fn connect_to_raw(enhanced: Enhanced) -> (io::Result<rdma::Connected>, Raw
         let (mut stream, _) = listener.accept().await.unwrap();
         let mut bytes = [0; mpa::HEADER_LEN + mpa::ENHANCED_LEN];
         stream.read_exact(&mut bytes).await.unwrap();
+        //= rfc5044-7.1.2-1
         let (received, _) = Handshake::parse(&bytes, false).unwrap().unwrap();
         let reply = Handshake { reply: true, enhanced: Some(enhanced), ..received };
         stream.write_all(&reply.encode()).await.unwrap();
         RawPeer { stream, reply }
     };
     tokio::join!(iwarp.connect(at, &options, b"", Vec::new()), respond)
+}
+
+#[tokio::test]
+async fn a_responder_that_sends_no_reply_frame_is_left() {
+    for reply in [request(b"").encode(), Bytes::from_static(b"HTTP/1.1 400 Bad Request\r\n\r\n")] {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (iwarp, options) = (Iwarp::new(IwarpOptions::default()), QpOptions::default());
+        let connect = iwarp.connect(listener.local_addr().unwrap(), &options, b"", Vec::new());
+        let respond = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            stream.write_all(&reply).await.unwrap();
+            stream
+        };
+        let (connected, mut stream) = tokio::join!(connect, respond);
+        //= rfc5044-7.1.1-4 rfc5044-7.1.2-6 rfc5044-7.1.2-10 rfc5044-8-2
+        assert_eq!(connected.err().unwrap().kind(), io::ErrorKind::InvalidData);
+        // The initiator has closed the connection: its request is followed by the end of the stream, or by a reset.
+        let mut request = Vec::new();
+        let _ = stream.read_to_end(&mut request).await;
+    }
 }
 
 /// Same as [`connect_to_raw`], but returns the Terminate that the responder received, if any.
@@ -374,6 +513,7 @@ async fn an_unacceptable_reply_is_answered_with_the_matching_terminate() {
     let valid =
         Enhanced { peer_to_peer: true, rtr_write: true, inbound_reads: 7, outbound_reads: 32, ..Default::default() };
     let (connected, _) = answered(valid).await;
+    //= rfc5044-7.1.2-5
     assert_eq!(connected.unwrap().qp.caps().outbound_reads, 7);
     let (connected, terminate) = answered(Enhanced { outbound_reads: 33, ..valid }).await;
     assert!(connected.is_err());
@@ -411,6 +551,7 @@ async fn a_terminate_of_the_peer_is_reported_as_text() {
         assert!(raw.read_fpdu().await.is_none(), "a Terminate must not be answered");
     })
     .await;
+    //= rfc5040-5.4-4 rfc5040-5.4-6 rfc5040-5.4-7
     assert_eq!(end.error, Some(QpError::Terminated("DDP: message too long for its buffer (1/2/0x05)".into())));
 }
 
@@ -464,6 +605,7 @@ async fn a_region_invalidated_during_a_segment_receives_no_more_of_it() {
         raw.terminate().await
     })
     .await;
+    //= rfc5041-8.3.1-7 rfc5040-8.1.1-7
     assert_eq!(terminate.error, ErrorCode::TAGGED_STAG);
 }
 
@@ -480,6 +622,7 @@ async fn a_connection_cut_during_a_message_is_a_network_error() {
         })
         .await;
         assert_eq!(end.error, Some(QpError::Io(io::ErrorKind::UnexpectedEof)), "cut at {cut}");
+        //= rfc5044-6-4
         assert_eq!(end.statuses(), [(WorkId(1000), rdma::Status::Flushed)]);
     }
 }
@@ -515,7 +658,9 @@ fn check_dissection(text: &str, crc: bool) {
     {
         assert!(text.contains(opcode), "no {opcode}: {text}");
     }
+    //= rfc5044-3-1 rfc5044-4.1-1 rfc5044-4.3-10 rfc5044-5.2-1 rfc5044-4.4-6 rfc5044-4.4-7 rfc5044-4.4-8 rfc5044-4.4-4
     assert_eq!(text.contains("Good CRC32"), crc);
+    //= rfc5040-4.4-1 rfc5040-5.2.1-1 rfc5040-5.2.1-2 rfc5040-5.2.1-6 rfc5040-5.2.1-7
     assert!(text.contains("Error Types for RDMA layer: Remote Protection Error"));
 }
 

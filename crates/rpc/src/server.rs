@@ -212,6 +212,7 @@ impl Server {
         transport: &Arc<dyn Transport>,
         (incoming, arrived): (IncomingCall, Instant),
     ) -> Option<Answered> {
+        // Long: the steps of a call in their order, and each can end it.
         let IncomingCall { message, token, peer } = incoming;
         let mut arguments = Decoder::new(&message);
         let header = match CallHeader::decode(&mut arguments) {

@@ -303,12 +303,11 @@ mod tests {
         malformed(&[0, 1, u32::MAX]); // a write chunk of four billion segments
         malformed(&[0, 0, 1, SEGMENTS_MAX as u32 + 1]);
         malformed(&[2, 0, 0]); // a boolean of two
-
-        //= rfc8166-3.4.5-2
-        malformed(&[1, 6, 1, 16, 0, 0, 0, 0, 0]); // position six
         malformed(&[1, 8, 1, 16, u32::MAX, u32::MAX - 3, 0, 0, 0]); // beyond the address space
         malformed(&[0, 1, 2, 1, u32::MAX, 0, 0, 2, 1, 0, 0, 0, 0]); // 4 GiB in one chunk
         let read = |position: u32| [1, position, 1, 4, 0, 0];
+        //= rfc8166-3.4.5-2
+        malformed(&[read(6).as_slice(), &[0, 0, 0]].concat());
         let many: Vec<_> = (0..17).map(|i| read(8 * i)).collect();
         malformed(&[many.as_flattened(), &[0, 0, 0]].concat());
         let many = vec![read(8); SEGMENTS_MAX + 1];

@@ -443,6 +443,7 @@ impl Responder {
         let room = match &self.receive_source {
             None => most,
             // RFC 8166 §3.3.1: the grant depends on the resources of a shared receive queue.
+            //= rfc5040-8.1.2-7
             Some(source) => u32::try_from(source.allowance(self.calls.len())).unwrap_or(u32::MAX).min(most),
         };
         Grants::clamp(requested, room)

@@ -123,6 +123,7 @@ impl Tree {
     }
 
     fn try_run(&mut self, op: &Op) -> Result<Outcome, VfsError> {
+        // Long: one arm for each operation.
         let users = users();
         let by = |who: UserIndex| Caller::blocking(&users[who]);
         let fs = self.fs.clone();

@@ -98,6 +98,7 @@ fn handles_and_verifiers_belong_to_one_instance() {
     let file = create(&one, "f").unwrap();
     create(&two, "f").unwrap();
     assert_eq!(two.getattr(&caller, &file).unwrap_err(), VfsError::Stale);
+    //= rfc8881-18.32.3-4
     assert_ne!(one.write_verifier(), two.write_verifier());
     assert_ne!(one.root(), two.root());
 }

@@ -1,4 +1,4 @@
-//! Who may use whom (ARCHITECTURE.md, "Arrows"), read from the manifests.
+//! The dependencies between crates (ARCHITECTURE.md, "Arrows"), read from the manifests.
 
 use serde_json::Value;
 
@@ -28,7 +28,7 @@ const ARROWS: [(&str, &[&str]); 18] = [
     ("xtask", &[]),
 ];
 
-/// The arrows that must not be. Dependencies of tests alone (`dev-dependencies`) are free.
+/// Returns the dependencies that are not allowed. Dependencies of tests (`dev-dependencies`) are not checked.
 pub fn broken() -> Vec<String> {
     let metadata = match packages() {
         Ok(packages) => packages,
@@ -54,7 +54,7 @@ pub fn broken() -> Vec<String> {
     complaints
 }
 
-/// The crates that ARCHITECTURE.md does not mention by their directory.
+/// Returns the crates whose directory ARCHITECTURE.md does not mention.
 pub fn unmentioned(files: &[File]) -> Vec<String> {
     let Some(map) = files.iter().find(|file| file.path == "ARCHITECTURE.md") else {
         return vec!["there is no ARCHITECTURE.md".into()];

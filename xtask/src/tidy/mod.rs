@@ -4,8 +4,10 @@ mod arrows;
 mod entropy;
 mod folders;
 mod imports;
+mod lengths;
 mod links;
 mod retired;
+mod subjects;
 mod text;
 
 use std::path::{Path, PathBuf};
@@ -22,12 +24,15 @@ pub struct File {
 /// Checks every rule and records one step for each.
 pub fn run(report: &mut Report) {
     let files = tracked();
-    let rules: [(&str, Vec<String>); 11] = [
+    let rules: [(&str, Vec<String>); 14] = [
         ("arrows between crates", arrows::broken()),
         ("arrows between folders", folders::broken(&files)),
         ("unsafe stays where it may be", text::unsafe_elsewhere(&files)),
         ("randomness follows from the seed", entropy::unseeded(&files)),
-        ("files are short", text::too_long(&files)),
+        ("files are short", lengths::files(&files)),
+        ("functions are short", lengths::functions(&files)),
+        ("comments are narrow", lengths::comments(&files)),
+        ("subjects of commits", subjects::malformed()),
         ("nothing is left to do", text::unfinished(&files)),
         ("no machine is named", text::machine_names(&files)),
         ("no registry but the public one", text::registries(&files)),
@@ -42,7 +47,7 @@ pub fn run(report: &mut Report) {
             }
             match complaints.len() {
                 0 => Outcome::Passed { tests: 1 },
-                several => Outcome::Failed(format!("{several} to mend, the first: {}", complaints[0])),
+                several => Outcome::Failed(format!("{several} complaints, the first: {}", complaints[0])),
             }
         });
     }
@@ -50,7 +55,7 @@ pub fn run(report: &mut Report) {
 
 /// The project's text files.
 fn tracked() -> Vec<File> {
-    // What is no text has no rules.
+    // No rule applies to files that are not text.
     let read = |path: String| std::fs::read_to_string(&path).ok().map(|text| File { path, text });
     tracked_paths().into_iter().filter_map(read).collect()
 }

@@ -2,12 +2,10 @@
 
 use super::File;
 
-const LONGEST_FILE: usize = 900;
-
 /// The crates that may hold unsafe code.
 const UNSAFE_CRATES: [&str; 3] = ["crates/buf/", "crates/rdma/", "crates/vfs/"];
 
-/// Unsafe code, or leave for it, outside the three crates that may have it.
+/// Returns the lines with unsafe code, or permission for it, outside the three crates that may have it.
 pub fn unsafe_elsewhere(files: &[File]) -> Vec<String> {
     let word = concat!("uns", "afe");
     let code = ["{", "fn ", "impl ", "extern "].map(|next| format!("{word} {next}"));
@@ -18,31 +16,20 @@ pub fn unsafe_elsewhere(files: &[File]) -> Vec<String> {
         .collect()
 }
 
-/// Files that no longer fit one purpose.
-pub fn too_long(files: &[File]) -> Vec<String> {
-    files
-        .iter()
-        .filter(|file| [".rs", ".sh", ".c"].iter().any(|end| file.path.ends_with(end)))
-        .map(|file| (file, file.text.lines().count()))
-        .filter(|(_, lines)| *lines > LONGEST_FILE)
-        .map(|(file, lines)| format!("{}: {lines} lines, at most {LONGEST_FILE}", file.path))
-        .collect()
-}
-
-/// Stubs and tests that do not run.
+/// Returns the lines with stubs and with tests that do not run.
 pub fn unfinished(files: &[File]) -> Vec<String> {
     let stubs = [concat!("to", "do!("), concat!("unimpl", "emented!("), concat!("#[ig", "nore"), concat!("db", "g!(")];
     rust(files).flat_map(|file| found(file, |line| stubs.iter().any(|stub| line.contains(stub)))).collect()
 }
 
-/// Paths and hosts of whoever's machine this was written on.
+/// Returns the lines that name directories of a developer's machine.
 pub fn machine_names(files: &[File]) -> Vec<String> {
     let homes = [concat!("/wo", "rk"), concat!("/ro", "ot")];
     let part_of_a_name = |c: char| c.is_alphanumeric() || "_-.".contains(c);
     let mut complaints = Vec::new();
     for file in files {
         for (number, line) in file.text.lines().enumerate() {
-            // A name inside a longer path (`net/work`, `/workers`) is somebody else's.
+            // A name inside a longer path (`net/work`, `/workers`) is a different name.
             let named = homes.iter().flat_map(|home| line.match_indices(home)).any(|(at, home)| {
                 let before = line[..at].chars().next_back();
                 let after = line[at + home.len()..].chars().next();
@@ -56,7 +43,7 @@ pub fn machine_names(files: &[File]) -> Vec<String> {
     complaints
 }
 
-/// Packages from elsewhere than the public registry, in lock files and in cargo's configuration.
+/// Returns the lines of lock files and of cargo's configuration that name a registry other than the public one.
 pub fn registries(files: &[File]) -> Vec<String> {
     let public = "source = \"registry+https://github.com/rust-lang/crates.io-index\"";
     let locks = files.iter().filter(|file| file.path.ends_with("Cargo.lock"));
@@ -71,7 +58,7 @@ fn rust(files: &[File]) -> impl Iterator<Item = &File> {
     files.iter().filter(|file| file.path.ends_with(".rs"))
 }
 
-/// The lines of `file`, comments left out, that `wrong` says are wrong.
+/// Returns the lines of `file` for which `wrong` returns `true`. Comments are not passed to it.
 fn found(file: &File, wrong: impl Fn(&str) -> bool) -> Vec<String> {
     let mut complaints = Vec::new();
     for (number, line) in file.text.lines().enumerate() {
@@ -117,11 +104,5 @@ mod tests {
     fn other_registries_are_found() {
         assert_eq!(registries(&file("Cargo.lock", "source = \"registry+https://mirror.example/index\"")).len(), 1);
         assert_eq!(registries(&file(".cargo/config.toml", "[registries]")).len(), 1);
-    }
-
-    #[test]
-    fn long_files_are_found() {
-        assert_eq!(too_long(&file("a.rs", &"\n".repeat(901))).len(), 1);
-        assert!(too_long(&file("a.rs", &"\n".repeat(900))).is_empty());
     }
 }

@@ -107,7 +107,7 @@ mod tests {
         };
         let code = place("crates/a/src/lib.rs", "code", false);
         let tests = [place("crates/a/src/lib.rs", "proof", true), place("crates/a/tests/suite/b.rs", "more", true)];
-        assert_eq!(citations.of("rfc1-1-1"), [&[code.clone()], &tests[..]].concat());
+        assert_eq!(citations.of("rfc1-1-1"), [vec![code.clone()], tests.to_vec()].concat());
         assert_eq!(citations.of("rfc1-1-2"), [code]);
     }
 }

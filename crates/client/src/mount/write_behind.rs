@@ -152,6 +152,7 @@ impl WriteBehind {
         for (mut block, verf) in self.uncommitted.drain(..covered) {
             let len = block.data.len();
             self.uncommitted_bytes -= len;
+            //= rfc8881-18.32.3-5
             if verf == verifier {
                 self.held -= len;
             } else {
@@ -232,6 +233,7 @@ mod tests {
         let block = write(behind.next_action(true));
         behind.written(block, &ok(2, StableHow::Unstable, 2)).unwrap();
         assert!(matches!(behind.next_action(true), Some(Action::Commit)));
+        //= rfc8881-18.32.3-5
         assert_eq!(behind.committed([2; 8]), 3);
         let again = write(behind.next_action(true));
         assert_eq!((again.offset, again.data.len(), again.stable), (10, 3, StableHow::FileSync));

@@ -61,6 +61,7 @@ impl Compound {
     }
 
     pub fn get_fh(self) -> Self {
+        //= rfc8881-18.16.4.1-1
         self.op(Argop4::GetFh, 4 + nfs::v4::FHSIZE4)
     }
 

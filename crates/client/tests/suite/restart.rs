@@ -73,6 +73,8 @@ impl Machine {
 async fn locks_survive_a_restart(network: Network, vers: &str) {
     let mut machine = Machine::start(network);
     let (one, other) = (machine.mount(vers).await, machine.mount(vers).await);
+    // The server refuses an OPEN before RECLAIM_COMPLETE.
+    //= rfc8881-18.51.3-1
     one.write("f", &b"0123456789"[..]).await.unwrap();
     let (mine, theirs) = (one.open("f").await.unwrap(), other.open("f").await.unwrap());
     let (mine, theirs) = (mine.handle(), theirs.handle());

@@ -15,7 +15,7 @@ use crate::{
     },
 };
 
-/// As many clients with sessions as the server takes, by three hosts at once.
+/// Three hosts at once create clients with sessions until the server refuses.
 pub fn flood(target: &Target, stop: &Stop) -> io::Result<String> {
     let made: Vec<_> = thread::scope(|scope| {
         let hosts = [ADMITTED, ALSO_ADMITTED, UNADMITTED].map(|host| scope.spawn(move || from(host, target, stop)));
@@ -25,7 +25,7 @@ pub fn flood(target: &Target, stop: &Stop) -> io::Result<String> {
     Ok(format!("clients with a session by host: {made:?}"))
 }
 
-/// How many clients with sessions one host got.
+/// Returns the number of clients with sessions that one host created.
 fn from(host: Ipv4Addr, target: &Target, stop: &Stop) -> io::Result<usize> {
     let mut stream = connect(host, target.tcp)?;
     let (mut made, mut owner) = (0, 0u32);

@@ -12,12 +12,12 @@ use crate::{
     wire::{Xdr, iwarp, rpc, shm as socket, v3, v4},
 };
 
-/// A connection that is made anew when the server has closed it.
+/// A connection that is opened again when the server has closed it.
 struct Line {
     connect: fn(Ipv4Addr, SocketAddr) -> io::Result<TcpStream>,
     remote: SocketAddr,
     stream: Option<TcpStream>,
-    /// Messages on this connection.
+    /// The number of messages sent on this connection.
     number: u32,
     sent: u64,
     closed: u64,
@@ -28,7 +28,7 @@ impl Line {
         Self { connect, remote, stream: None, number: 0, sent: 0, closed: 0 }
     }
 
-    /// Sends what `message` makes for this place in the connection, and throws away what has been answered.
+    /// Sends the message that `message` returns for this position in the connection, and discards received bytes.
     fn send(&mut self, message: impl FnOnce(u32) -> Vec<u8>) -> io::Result<()> {
         let stream = match &mut self.stream {
             Some(stream) => stream,
@@ -53,7 +53,7 @@ impl Line {
     }
 }
 
-/// Reads what there is, without waiting; whether the connection has ended.
+/// Discards the received bytes without waiting. Returns `true` if the connection has ended.
 fn is_ended(stream: &mut TcpStream) -> io::Result<bool> {
     stream.set_nonblocking(true)?;
     let mut room = [0; 64 << 10];
@@ -65,7 +65,7 @@ fn is_ended(stream: &mut TcpStream) -> io::Result<bool> {
     })
 }
 
-/// The programs beside NFSv4. The file is one of its own; nothing of the good clients is named.
+/// Attacks the programs other than NFSv4. It uses its own file, and no file of the good clients.
 pub fn rpc(target: &Target, stop: &Stop) -> io::Result<String> {
     let mut random = Random::new(target.seed);
     let (directory, file) = handles(target, "/posix")?;
@@ -83,7 +83,7 @@ pub fn rpc(target: &Target, stop: &Stop) -> io::Result<String> {
     Ok(lines.iter().map(|(line, _)| line.told()).collect::<Vec<_>>().join("; "))
 }
 
-/// NFSv4 of every minor version.
+/// Attacks NFSv4 in every minor version.
 pub fn v4(target: &Target, stop: &Stop) -> io::Result<String> {
     let mut random = Random::new(target.seed);
     let (directory, file) = handles(target, "/posix")?;
@@ -94,7 +94,7 @@ pub fn v4(target: &Target, stop: &Stop) -> io::Result<String> {
     let mut line = Line::new(rpc::connect, target.tcp);
     while !stop.is_now() {
         if line.number % 100 == 50 {
-            // It may have been destroyed by what was sent.
+            // A mutated request may have destroyed the session.
             if let Ok(again) = v4::session(&mut stream, b"malformed") {
                 (sequences, session) = (vec![0; again.slots as usize], again);
             }
@@ -108,7 +108,7 @@ pub fn v4(target: &Target, stop: &Stop) -> io::Result<String> {
             } else {
                 v4::compound(xid, random.below(4) as u32, b"", count + 2)
             };
-            // A current and a saved filehandle.
+            // Set a current and a saved filehandle.
             call = call.u32(22).opaque(if random.below(2) == 0 { &directory } else { &file }).u32(32);
             for _ in 0..count {
                 call = call.fixed(&random.of(&operations).0);
@@ -172,7 +172,7 @@ fn segment(random: &mut Random, number: u32, call: &Xdr) -> Vec<u8> {
     }
 }
 
-/// Packets that are not what the handshake wants next.
+/// Sends packets that the handshake does not expect.
 pub fn shm(target: &Target, stop: &Stop) -> io::Result<String> {
     let mut random = Random::new(target.seed);
     let memory = socket::memory(8192)?;
@@ -224,5 +224,5 @@ fn changed(random: &mut Random, mut call: Vec<u8>) -> Vec<u8> {
     record
 }
 
-/// Messages of one connection, unless it ends before.
+/// Maximum number of messages on one connection.
 const MESSAGES: u32 = 200;

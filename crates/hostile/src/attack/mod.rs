@@ -1,4 +1,4 @@
-//! The attacks. Each says what it did, or what it has found that it should not have.
+//! The attacks. Each returns a report of what it has done, or the fault that it has found.
 
 mod clients;
 mod hung;
@@ -22,15 +22,15 @@ use crate::server::Target;
 
 /// One attack.
 pub struct Attack {
-    /// A name for the command line.
+    /// The name on the command line.
     pub name: &'static str,
-    /// What it does.
+    /// A short description.
     pub what: &'static str,
-    /// Whether all attackers are hosts that no export admits: what they can make the server hold is less.
+    /// `true` if no export admits the attackers' hosts. The server then has to use less memory.
     pub unadmitted: bool,
-    /// Whether the server has an export besides of which the file system can be stopped.
+    /// `true` if the server has another export, whose file system can be stopped.
     pub hung_export: bool,
-    /// Attacks until it is told to stop or has done all it can.
+    /// Attacks until `Stop` or until the attack is complete.
     pub run: fn(&Target, &Stop) -> io::Result<String>,
 }
 
@@ -48,21 +48,21 @@ impl Attack {
     }
 }
 
-/// When an attack has to end.
+/// The time at which an attack has to end.
 pub struct Stop(Instant);
 
 impl Stop {
-    /// Ends after so long.
+    /// Returns a stop after `duration`.
     pub fn after(duration: Duration) -> Self {
         Self(Instant::now() + duration)
     }
 
-    /// Whether it is time.
+    /// Returns `true` if the attack has to end.
     pub fn is_now(&self) -> bool {
         Instant::now() >= self.0
     }
 
-    /// Waits until then.
+    /// Waits until the attack has to end.
     pub fn wait(&self) {
         thread::sleep(self.0.saturating_duration_since(Instant::now()));
     }
@@ -133,7 +133,7 @@ pub const ALL: [Attack; 24] = [
 
 /// A host that the exports admit.
 const ADMITTED: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
-/// Another one.
+/// Another host that the exports admit.
 const ALSO_ADMITTED: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 3);
 /// A host that no export admits.
 const UNADMITTED: Ipv4Addr = Ipv4Addr::new(127, 0, 1, 1);

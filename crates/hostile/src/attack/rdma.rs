@@ -44,7 +44,7 @@ pub fn half_open(target: &Target, stop: &Stop) -> io::Result<String> {
     Ok(format!("{} connections", held.len()))
 }
 
-/// Calls whose data the server is to read from memory that never answers, and calls of which the replies are not read.
+/// Sends calls whose data the server must read from memory that never answers, and calls whose replies are not read.
 pub fn unread(target: &Target, stop: &Stop) -> io::Result<String> {
     let (_stream, file) = v3::file(rpc::connect(ADMITTED, target.tcp)?, "/memory", "unread", 1 << 16)?;
     let (mut held, mut calls) = (Vec::new(), 0);

@@ -21,7 +21,7 @@ use crate::{
 pub fn reply_caches(target: &Target, stop: &Stop) -> io::Result<String> {
     let mut stream = connect(UNADMITTED, target.tcp)?;
     let (mut sessions, mut replies, mut bytes) = (0, 0u64, 0);
-    // TEST_STATEID answers a word for each stateid.
+    // The result of TEST_STATEID has one word for each stateid.
     let test = Xdr::default().u32(55).u32(STATEIDS).0;
     let stateids = vec![0; STATEIDS as usize * 16];
     for owner in 0..2000u32 {
@@ -47,7 +47,7 @@ pub fn reply_caches(target: &Target, stop: &Stop) -> io::Result<String> {
     Ok(format!("{sessions} sessions, {replies} replies of {} MiB in all", bytes >> 20))
 }
 
-/// One host makes clients and sessions, one after the other, while another destroys whatever has an id near its own.
+/// One host creates clients and sessions, while another host destroys clients and sessions with IDs near those of its own.
 pub fn stolen(target: &Target, stop: &Stop) -> io::Result<String> {
     let (done, guesses) = (AtomicBool::new(false), AtomicU64::new(0));
     let (made, lost) = thread::scope(|scope| {
@@ -72,7 +72,7 @@ pub fn stolen(target: &Target, stop: &Stop) -> io::Result<String> {
     Ok(format!("{made} sessions of another, {guesses} guesses"))
 }
 
-/// How often a client got its session, and how often it was destroyed before.
+/// Returns how often a client got its session, and how often its client ID was destroyed before.
 fn victim(target: &Target, stop: &Stop) -> io::Result<(u64, u64)> {
     let mut stream = connect(ALSO_ADMITTED, target.tcp)?;
     let (mut made, mut lost) = (0, 0);
@@ -96,7 +96,7 @@ fn victim(target: &Target, stop: &Stop) -> io::Result<(u64, u64)> {
     Ok((made, lost))
 }
 
-/// Destroys the clients with the ids that follow that of a client of its own, or creates sessions for them.
+/// Sends DESTROY_CLIENTID or CREATE_SESSION with the client IDs that follow that of its own client.
 fn destroy(target: &Target, number: u8, done: &AtomicBool, guesses: &AtomicU64) -> io::Result<()> {
     let mut stream = connect(ADMITTED, target.tcp)?;
     while !done.load(Relaxed) {
@@ -118,5 +118,5 @@ fn destroy(target: &Target, number: u8, done: &AtomicBool, guesses: &AtomicU64) 
     Ok(())
 }
 
-/// With the tag of 512 bytes nearly 4 KiB.
+/// The number of stateids. With a tag of 512 bytes the reply has nearly 4 KiB.
 const STATEIDS: u32 = 840;

@@ -1,4 +1,4 @@
-//! Amplification: what a forged source address could be sent.
+//! Amplification: the bytes that a forged source address could receive.
 
 use std::{io, net::UdpSocket, time::Instant};
 
@@ -51,6 +51,6 @@ pub fn amplified(target: &Target, stop: &Stop) -> io::Result<String> {
 
 /// Another address of the documentation's network (RFC 5737), from which the calls come.
 const FOREIGN_PEER: &str = "198.51.100.7";
-/// Bytes a second, and at once, with room for what is in flight.
+/// Maximum bytes per second and in a burst, with room for packets in flight.
 const RATE: usize = 2 << 10;
 const BURST: usize = 16 << 10;

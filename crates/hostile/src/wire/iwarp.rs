@@ -16,10 +16,10 @@ pub fn start_frame(private_data: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// A connection after the exchange of start frames.
+/// Connects and exchanges the start frames.
 ///
 /// # Errors
-/// The server does not agree.
+/// The server refuses.
 pub fn connect(from: Ipv4Addr, remote: SocketAddr) -> io::Result<TcpStream> {
     let mut stream = rpc::connect(from, remote)?;
     stream.write_all(&start_frame(&[]))?;

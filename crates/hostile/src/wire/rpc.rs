@@ -24,7 +24,7 @@ pub fn by_user(call: &mut [u8], user: u32) {
     }
 }
 
-/// The same by AUTH_NONE.
+/// The head of a call by AUTH_NONE.
 pub fn anonymous_call(xid: u32, program: u32, version: u32, procedure: u32) -> Xdr {
     head(xid, program, version, procedure).u32(0).u32(0).u32(0).u32(0)
 }
@@ -33,7 +33,7 @@ fn head(xid: u32, program: u32, version: u32, procedure: u32) -> Xdr {
     Xdr::default().u32(xid).u32(0).u32(2).u32(program).u32(version).u32(procedure)
 }
 
-/// A whole record.
+/// Returns a record of one fragment.
 pub fn record(message: &[u8]) -> Vec<u8> {
     let mut record = marker(message.len()).to_vec();
     record.extend(message);
@@ -101,7 +101,7 @@ pub fn receive(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
 
 /// Bytes of the header of a [`call`]: six words, the credential, and an empty verifier.
 pub const HEADER: usize = 24 + 8 + 28 + 8;
-/// Where the credential of a [`call`] has the user and the group: behind its stamp and the name of the machine.
+/// The offset of the user and group in a [`call`]: behind the stamp and the machine name of the credential.
 const IDENTITY: usize = 24 + 8 + 4 + 12;
 const CONNECT_LIMIT: Duration = Duration::from_secs(2);
 const REPLY_LIMIT: Duration = Duration::from_secs(5);

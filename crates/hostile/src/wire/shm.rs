@@ -15,10 +15,10 @@ use rustix::{
     },
 };
 
-/// A connection to the server's socket that has said nothing yet.
+/// Connects to the server's socket and sends nothing.
 ///
 /// # Errors
-/// The socket refuses.
+/// The connection is refused.
 pub fn connect(socket: &Path) -> io::Result<OwnedFd> {
     let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
     sockopt::set_socket_timeout(&fd, sockopt::Timeout::Send, Some(LIMIT))?;
@@ -27,7 +27,7 @@ pub fn connect(socket: &Path) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Says hello, and takes the server's control memory.
+/// Sends the hello packet, and receives the server's control memory.
 ///
 /// # Errors
 /// The server does not accept.
@@ -43,10 +43,10 @@ pub fn greet(socket: &OwnedFd) -> io::Result<()> {
     if bytes[..received].starts_with(b"SLIPSHM1\x02") { Ok(()) } else { Err(io::Error::other("not accepted")) }
 }
 
-/// Memory of `bytes` bytes as the server wants it: sealed, and with no page behind it.
+/// Creates sealed memory of `bytes` bytes, as the server requires it, without allocated pages.
 ///
 /// # Errors
-/// The system has none.
+/// The system cannot create it.
 pub fn memory(bytes: u64) -> io::Result<OwnedFd> {
     let fd = rustix::fs::memfd_create("hostile", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&fd, bytes)?;

@@ -15,7 +15,7 @@ pub const MOUNT: u32 = 100_005;
 /// The handle of an export's root.
 ///
 /// # Errors
-/// It is not given to this host.
+/// The server does not give it to this host.
 pub fn mount(stream: &mut TcpStream, export: &str) -> io::Result<Vec<u8>> {
     let results = exchange(stream, &call(1, MOUNT, 3, 1).opaque(export.as_bytes()))?;
     let mut reader = Reader(&results);
@@ -28,7 +28,7 @@ pub fn mount(stream: &mut TcpStream, export: &str) -> io::Result<Vec<u8>> {
 /// Creates a file (UNCHECKED) that its owner alone may read, and returns its handle.
 ///
 /// # Errors
-/// The server does not.
+/// The server refuses.
 pub fn create(stream: &mut TcpStream, directory: &[u8], name: &str) -> io::Result<Vec<u8>> {
     let results = exchange(stream, &attributes(create_call(2, directory, name)))?;
     let mut reader = Reader(&results);
@@ -60,7 +60,7 @@ pub fn write(xid: u32, file: &[u8], offset: u64, len: usize) -> Xdr {
 /// A connection from this host, and the handle of a file of `len` bytes in the export.
 ///
 /// # Errors
-/// The server does not let it.
+/// The server refuses.
 pub fn file(mut stream: TcpStream, export: &str, name: &str, len: usize) -> io::Result<(TcpStream, Vec<u8>)> {
     let root = mount(&mut stream, export)?;
     let file = create(&mut stream, &root, name)?;

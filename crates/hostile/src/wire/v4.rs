@@ -15,7 +15,7 @@ pub struct Session {
     pub client: u64,
     /// Its identifier.
     pub id: [u8; 16],
-    /// How many slots it was given.
+    /// The number of its slots.
     pub slots: u32,
 }
 
@@ -29,7 +29,7 @@ pub fn exchange_id(xid: u32, verifier: u64, owner: &[u8]) -> Xdr {
     compound(xid, 1, b"", 1).u32(EXCHANGE_ID).u64(verifier).opaque(owner).u32(0).u32(0).u32(0)
 }
 
-/// CREATE_SESSION alone (§18.36), that asks for as much as there is.
+/// CREATE_SESSION alone (§18.36). It asks for the maximum of every limit.
 pub fn create_session(xid: u32, client: u64, sequence: u32) -> Xdr {
     let channel = |xdr: Xdr| xdr.u32(0).u32(2 << 20).u32(2 << 20).u32(2 << 20).u32(1024).u32(1024).u32(0);
     let head = compound(xid, 1, b"", 1).u32(CREATE_SESSION).u64(client).u32(sequence).u32(0);
@@ -72,7 +72,7 @@ pub fn status(results: &[u8]) -> Option<u32> {
     Reader(results).u32()
 }
 
-/// Behind the status of the only operation of a compound, if that is OK.
+/// Returns the result of the only operation of a compound, if its status is OK.
 fn succeeded(results: &[u8]) -> Option<Reader<'_>> {
     let mut reader = Reader(results);
     let status = reader.u32()?;
@@ -96,7 +96,7 @@ fn refused(what: &str, results: &[u8]) -> io::Error {
     io::Error::other(format!("{what}: status {:?}", status(results)))
 }
 
-/// Operations with arguments that are well-formed, or nearly: each is its number and what follows it.
+/// Operations with well-formed or nearly well-formed arguments: each is an operation number and its arguments.
 pub fn operations(handle: &[u8]) -> Vec<Xdr> {
     let operation = |number| Xdr::default().u32(number);
     let stateid = |xdr: Xdr| xdr.u32(1).fixed(&[0; 12]);

@@ -191,6 +191,7 @@ mod tests {
             assert_eq!(refusal(1, &[number]), illegal, "{number}");
         }
         assert_eq!(refusal(2, &[76]), illegal);
+        //= rfc8881-8.8-1 rfc8881-8.8-2
         assert_eq!(refusal(1, &[30, 0, 0]), (Opnum4::Renew, Nfsstat4::NotSupp));
         assert_eq!(refusal(2, &[48]), (Opnum4::GetDeviceList, Nfsstat4::NotSupp));
         assert_eq!(operations(0, &[30, 0, 0]), (vec![Opnum4::Renew], None));

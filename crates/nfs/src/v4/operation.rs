@@ -82,6 +82,7 @@ macro_rules! operations {
                 // RFC 8881 §16.2.3: a number that this minor version does not define is illegal, even if a later
                 // version defines it. A number that only an earlier version defines is known, but must not be
                 // implemented: §17.
+                //= rfc8881-18.52.3-1
                 let Some(opnum) = $Opnum::from_number(number) else {
                     return bad($Opnum::Illegal, Nfsstat4::OpIllegal, None);
                 };
@@ -89,6 +90,7 @@ macro_rules! operations {
                 if minorversion < *minors.start() {
                     return bad($Opnum::Illegal, Nfsstat4::OpIllegal, None);
                 }
+                //= rfc8881-8.8-1 rfc8881-8.8-2
                 if minorversion > *minors.end() {
                     return bad(opnum, Nfsstat4::NotSupp, None);
                 }

@@ -89,7 +89,9 @@ impl IwarpRequest {
             stream.set_nodelay(true)?;
             self.tap = tap(&self.options, &stream, false)?;
             let frame =
+                //= rfc5044-7.1.2-2 rfc5044-7.1.2-3
                 within(self.options.handshake_timeout, read_frame(&mut stream, false, self.tap.as_ref())).await?;
+            //= rfc5044-4.3-1
             if frame.markers {
                 // RFC 5044 §7.1.1: the reply rejects what this side does not support.
                 let reply = Handshake { markers: false, ..reply_to(&frame, true) };
@@ -135,6 +137,7 @@ impl ConnectRequest for IwarpRequest {
                 inbound_reads,
                 outbound_reads,
             });
+            //= rfc5044-4.4-1 rfc5044-4.4-4 rfc5044-7.1.1-11
             let crc = request.crc || self.options.crc;
             let private_data = Bytes::copy_from_slice(private_data);
             let reply = Handshake { crc, enhanced, private_data, ..reply_to(&request, false) };
@@ -183,9 +186,11 @@ pub(super) async fn connect(
     let tap = tap(iwarp, &stream, true)?;
     let request = request(iwarp, options, private_data);
     let exchange = async {
+        //= rfc5044-7.1.2-1 rfc5044-7.1.2-5
         write_frame(&mut stream, &request, tap.as_ref()).await?;
         read_frame(&mut stream, true, tap.as_ref()).await
     };
+    //= rfc5044-7.1.2-6
     let reply = within(iwarp.handshake_timeout, exchange).await?;
     check_reply(&reply)?;
 
@@ -237,6 +242,7 @@ fn request(iwarp: &IwarpOptions, options: &QpOptions, private_data: &[u8]) -> Ha
         crc: iwarp.crc,
         rejected: false,
         revision: iwarp.revision.clamp(1, 2),
+        //= rfc5044-7.1.1-13
         reserved: 0,
         enhanced,
         private_data: Bytes::copy_from_slice(private_data),
@@ -259,6 +265,7 @@ fn reply_to(request: &Handshake, rejected: bool) -> Handshake {
 
 fn check_reply(reply: &Handshake) -> io::Result<()> {
     if reply.rejected {
+        //= rfc5044-7.1.2-4 rfc5044-7.1.2-7
         return Err(io::Error::new(io::ErrorKind::ConnectionRefused, "the peer rejected the connection"));
     }
     if reply.markers {
@@ -292,6 +299,7 @@ async fn read_frame(stream: &mut TcpStream, reply: bool, tap: Option<&Tap>) -> i
 }
 
 fn parse(bytes: &[u8], reply: bool) -> io::Result<Option<(Handshake, usize)>> {
+    //= rfc5044-8-2
     Handshake::parse(bytes, reply).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 

@@ -78,6 +78,7 @@ impl Header {
     pub fn encode(&self, out: &mut impl BufMut) {
         let control = |flags: u8, last: bool| flags | VERSION | if last { FLAG_LAST } else { 0 };
         match *self {
+            //= rfc5041-4.1-1 rfc5041-4.1-2 rfc5041-4.2-1 rfc5041-4.3-1 rfc5041-4.4-1 rfc5041-4.1-9 rfc5041-4.1-8
             Header::Tagged { last, ulp, stag, offset } => {
                 out.put_u8(control(FLAG_TAGGED, last));
                 out.put_u8(ulp);
@@ -137,11 +138,13 @@ mod tests {
         let tagged = Header::Tagged { last: true, ulp: 0x40, stag: Stag(0x01020304), offset: 0x05060708_090a0b0c };
         let mut bytes = Vec::new();
         tagged.encode(&mut bytes);
+        //= rfc5041-4.1-8 rfc5041-4.1-9 rfc5041-4.2-1
         assert_eq!(bytes, [0xc1, 0x40, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]);
         let untagged =
             Header::Untagged { last: false, ulp: 0x43, ulp_word: 0x01020304, queue: 1, msn: 2, offset: 0x0a0b0c0d };
         let mut bytes = Vec::new();
         untagged.encode(&mut bytes);
+        //= rfc5041-4.3-1 rfc5041-4.4-1
         assert_eq!(bytes, [0x01, 0x43, 1, 2, 3, 4, 0, 0, 0, 1, 0, 0, 0, 2, 10, 11, 12, 13]);
         for header in [tagged, untagged] {
             let mut bytes = Vec::new();

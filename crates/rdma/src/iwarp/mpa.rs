@@ -69,14 +69,17 @@ impl Handshake {
         let key = if reply { KEY_REPLY } else { KEY_REQUEST };
         let seen = bytes.len().min(key.len());
         if bytes[..seen] != key[..seen] {
+            //= rfc5044-7.1.1-2 rfc5044-7.1.1-4 rfc5044-7.1.2-9 rfc5044-7.1.2-13
             return Err(HandshakeError::Key);
         }
         let Some(&[flags, revision, high, low]) = bytes.get(16..HEADER_LEN) else { return Ok(None) };
         if !(1..=2).contains(&revision) {
+            //= rfc5044-7.1.1-15 rfc5044-7.1.1-16
             return Err(HandshakeError::Revision(revision));
         }
         let data_len = usize::from(u16::from_be_bytes([high, low]));
         if data_len > PRIVATE_DATA_MAX {
+            //= rfc5044-7.1.1-18 rfc5044-7.1.1-19 rfc5044-7.1.2-11 rfc5044-7.1.2-12
             return Err(HandshakeError::PrivateData(data_len));
         }
         let Some(mut data) = bytes.get(HEADER_LEN..HEADER_LEN + data_len) else { return Ok(None) };
@@ -113,6 +116,7 @@ impl Handshake {
         let data_len = self.private_data.len() + if self.enhanced.is_some() { ENHANCED_LEN } else { 0 };
         assert!(data_len <= PRIVATE_DATA_MAX, "private data must not exceed PRIVATE_DATA_MAX");
         let mut out = BytesMut::with_capacity(HEADER_LEN + data_len);
+        //= rfc5044-7.1.1-1 rfc5044-7.1.1-3 rfc5044-7.1.1-17 rfc5044-7.1.2-10
         out.put_slice(if self.reply { KEY_REPLY } else { KEY_REQUEST });
         let mut flags = self.reserved;
         for (set, flag) in [
@@ -183,6 +187,7 @@ pub fn fpdu_len(len: usize) -> usize {
 
 /// Encodes the CRC field (RFC 5044 §4.4: like iSCSI, least significant byte first).
 pub fn crc_field(crc: u32) -> [u8; CRC_LEN] {
+    //= rfc5044-4.4-7
     crc.to_le_bytes()
 }
 
@@ -221,6 +226,7 @@ mod tests {
         assert_eq!(frame.enhanced, Some(enhanced));
         assert_eq!((frame.crc, frame.markers, frame.revision), (false, false, 2));
         assert_eq!(&frame.private_data[..], [0xf6, 0xab, 0x0e, 0x18, 1, 0, 0, 0]);
+        //= rfc5044-7.1.1-1 rfc5044-7.1.1-17
         assert_eq!(frame.encode(), SIW_REQUEST);
         for cut in 0..SIW_REQUEST.len() {
             assert_eq!(Handshake::parse(&SIW_REQUEST[..cut], false), Ok(None));
@@ -250,6 +256,8 @@ mod tests {
                 private_data: Bytes::from_static(b"abc"),
             };
             let bytes = frame.encode();
+            //= rfc5044-7.1.1-3
+            assert_eq!(&bytes[..16], if flag(4) { b"MPA ID Rep Frame" } else { b"MPA ID Req Frame" });
             assert_eq!(Handshake::parse(&bytes, flag(4)), Ok(Some((frame, bytes.len()))));
         }
     }
@@ -257,12 +265,14 @@ mod tests {
     #[test]
     fn invalid_handshakes_are_rejected_early() {
         assert_eq!(Handshake::parse(b"GET / HTTP", false), Err(HandshakeError::Key));
+        //= rfc5044-7.1.1-4 rfc5044-7.1.2-10
         assert_eq!(Handshake::parse(SIW_REQUEST, true), Err(HandshakeError::Key));
         let altered = |at: usize, value: u8| {
             let mut bytes = SIW_REQUEST.to_vec();
             bytes[at] = value;
             Handshake::parse(&bytes, false)
         };
+        //= rfc5044-7.1.1-15
         assert_eq!(altered(17, 3), Err(HandshakeError::Revision(3)));
         assert_eq!(altered(18, 0xff), Err(HandshakeError::PrivateData(0xff0c)));
         assert_eq!(altered(19, 3), Err(HandshakeError::Enhanced));

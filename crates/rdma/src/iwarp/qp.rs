@@ -211,6 +211,7 @@ impl IwarpQp {
     /// Reads with one system call, and processes the data.
     fn read_once(&mut self, completions: &mut Vec<Completion>) -> io::Result<usize> {
         let discard = matches!(self.phase, Phase::Closing { orderly: false, .. });
+        //= rfc5041-7.1-4
         if discard {
             let staged = self.stage.bytes().len();
             self.stage.consume(staged);
@@ -264,9 +265,11 @@ impl IwarpQp {
 
     /// Writes one round.
     fn write(&mut self, cx: &mut Context<'_>, completions: &mut Vec<Completion>) -> Progress {
+        //= rfc5044-7.1.2-8
         self.hold &= self.receiver.fpdus() == 0;
         let mut budget = WRITE_BUDGET;
         while budget > 0 {
+            //= rfc5040-5.4-8 rfc5040-6.1-1
             let forms = matches!(self.phase, Phase::Open | Phase::Closing { orderly: true, shut: false, .. });
             if forms
                 && !self.hold
@@ -318,7 +321,9 @@ impl IwarpQp {
         match fault {
             Fault::Peer(terminate) => {
                 tracing::debug!(peer = %self.peer, error = %terminate.error, "terminating");
+                //= rfc5041-6.2.2-1 rfc5041-7.1-3
                 self.sender.form_terminate(&terminate, &mut self.queue);
+                //= rfc5044-8-3 rfc5040-7.1-1
                 self.close(QpError::Protocol(terminate.error.to_string()), false);
             }
             Fault::Terminated(terminate) => {
@@ -360,6 +365,7 @@ impl IwarpQp {
             let error = error.clone();
             return self.end(error);
         }
+        //= rfc5041-6.2.1-1 rfc5041-6.2.1-3
         let all_sent = self.queue.is_empty() && (!*orderly || self.sender.is_idle());
         if all_sent && !*shut {
             *shut = true;

@@ -38,6 +38,7 @@ impl Opcode {
         if ulp & MASK_VERSION != VERSION {
             return Err(ErrorCode::RDMAP_VERSION);
         }
+        //= rfc5040-4.1-9
         Ok(match ulp & 0x0f {
             0 => Opcode::Write,
             1 => Opcode::ReadRequest,
@@ -53,6 +54,7 @@ impl Opcode {
 
     /// Returns the RDMAP byte of a DDP header.
     pub fn ulp(self) -> u8 {
+        //= rfc5040-4.1-1 rfc5040-4.1-2 rfc5040-4.1-6 rfc5040-4.1-8
         VERSION | self as u8
     }
 
@@ -139,6 +141,7 @@ impl ErrorCode {
     /// The operation is malformed in a way that has no code of its own.
     pub const UNSPECIFIED: Self = Self::new(0, 2, 0xff);
     /// No region has the STag of a tagged segment.
+    //= rfc5041-7.2-1
     pub const TAGGED_STAG: Self = Self::new(1, 1, 0x00);
     /// A tagged segment exceeds its region.
     pub const TAGGED_BOUNDS: Self = Self::new(1, 1, 0x01);
@@ -268,6 +271,8 @@ impl Terminate {
 
     /// Encodes the payload.
     pub fn encode(&self, out: &mut impl BufMut) {
+        //= rfc5040-4.8-1 rfc5040-4.8-2 rfc5040-4.8-3 rfc5040-4.8-4
+        //= rfc5040-4.8-5 rfc5040-4.8-6 rfc5040-4.8-7 rfc5040-4.8-8
         out.put_u8(self.error.layer << 4 | self.error.kind & 0x0f);
         out.put_u8(self.error.code);
         let headers = if self.segment.is_some() { FLAG_M | FLAG_D } else { 0 };
@@ -301,7 +306,10 @@ mod tests {
     #[test]
     fn operations_round_trip_and_others_are_rejected() {
         for code in 0..8 {
+            //= rfc5040-4.1-2 rfc5040-4.1-6
             assert_eq!(Opcode::parse(0x40 | code).unwrap().ulp(), 0x40 | code);
+            //= rfc5040-4.1-9
+            assert_eq!(Opcode::parse(0x70 | code).unwrap().ulp(), 0x40 | code, "reserved bits are ignored");
         }
         assert_eq!(Opcode::parse(0x48), Err(ErrorCode::UNEXPECTED_OPCODE));
         assert_eq!(Opcode::parse(0x03), Err(ErrorCode::RDMAP_VERSION));
@@ -317,6 +325,7 @@ mod tests {
         let mut bytes = Vec::new();
         full.encode(&mut bytes);
         assert_eq!(bytes.len(), TERMINATE_MAX);
+        //= rfc5040-4.8-1 rfc5040-4.8-2 rfc5040-4.8-4 rfc5040-4.8-5 rfc5040-4.8-6 rfc5040-4.8-7 rfc5040-4.8-8
         assert_eq!(&bytes[..6], [0x01, 0x02, 0xe0, 0x00, 0x00, 46]);
         assert_eq!(Terminate::parse(&bytes), Some(full));
         for cut in 0..bytes.len() {

@@ -110,6 +110,7 @@ impl Receiver {
         Self {
             crc,
             inbound_reads,
+            //= rfc5041-8.2-3 rfc5040-7.2-5 rfc5040-7.2-10
             regions: Regions::new(regions_max),
             recvs,
             reads: VecDeque::new(),
@@ -157,6 +158,7 @@ impl Receiver {
                 }
                 State::Trailer(segment) => {
                     let pad = mpa::pad_len(segment.len.into());
+                    //= rfc5044-6-4 rfc5044-5.1-1
                     let Some(trailer) = rest.get(..pad + mpa::CRC_LEN) else { return Ok(at) };
                     self.end_segment(segment, &trailer[..pad], &trailer[pad..], events)?;
                     trailer.len()
@@ -168,6 +170,7 @@ impl Receiver {
     /// Returns the destination of the rest of the current payload, which is empty if no payload is due.
     fn place(&mut self) -> Result<&mut [u8], Fault> {
         let State::Payload(segment) = self.state else { return Ok(&mut []) };
+        //= rfc5041-4.1-1 rfc5041-4.1-2
         let left = segment.payload - segment.done;
         match segment.header {
             Header::Tagged { stag, offset, .. } if segment.opcode == Opcode::Write => {
@@ -235,6 +238,7 @@ impl Receiver {
             stream_fault(if version.tagged { ErrorCode::TAGGED_VERSION } else { ErrorCode::UNTAGGED_VERSION })
         })?;
         let Some(header) = header else { return Ok(0) };
+        //= rfc5044-4.3-10 rfc5044-4.3-11 rfc5044-5.2-1
         let header_len = header.encoded_len();
         let Some(payload) = usize::from(len).checked_sub(header_len) else {
             return Err(stream_fault(ErrorCode::MPA_LENGTH));
@@ -243,6 +247,7 @@ impl Receiver {
             return Ok(0);
         }
         let mut segment = Segment { header, opcode: Opcode::Terminate, len, payload, done: 0 };
+        //= rfc5040-7.2-1 rfc5040-7.2-6 rfc5040-7.2-2 rfc5040-7.2-3 rfc5040-7.2-7 rfc5040-7.2-8
         segment.opcode = Opcode::parse(header.ulp()).map_err(|error| peer(error, &segment))?;
         self.check(&segment)?;
         let taken = mpa::LENGTH_LEN + header_len;
@@ -259,8 +264,10 @@ impl Receiver {
         match (segment.opcode, segment.header) {
             (Opcode::Write, Header::Tagged { stag, offset, .. }) => {
                 // A zero-length Write accesses no region; some peers begin with one (RFC 6581 §9.2).
+                //= rfc5041-5.2-8 rfc5041-5.2-9 rfc5041-5.2-10
                 if segment.payload > 0 {
                     let place = self.regions.for_write(stag, offset, segment.payload);
+                    //= rfc5041-4.2-6 rfc5041-7.1-2 rfc5041-8.3-4
                     place.map_err(|error| peer(ErrorCode::of_write(error), segment))?;
                     self.regions.touch(stag, offset + segment.payload as u64);
                 }
@@ -278,6 +285,7 @@ impl Receiver {
             }
             (opcode, Header::Untagged { queue, msn, offset, .. }) => {
                 let Some(done) = self.done.get(queue as usize) else { return fault(ErrorCode::UNTAGGED_QUEUE) };
+                //= rfc5040-4.2-1 rfc5040-5.2.1-4 rfc5040-5.2.1-6 rfc5040-5.1-3
                 let expected_queue = match opcode {
                     Opcode::Write | Opcode::ReadResponse => return fault(ErrorCode::UNEXPECTED_OPCODE),
                     Opcode::ReadRequest => 1,
@@ -287,6 +295,7 @@ impl Receiver {
                 if queue != expected_queue {
                     return fault(ErrorCode::UNEXPECTED_OPCODE);
                 }
+                //= rfc5041-4.3-7 rfc5041-4.3-9 rfc5041-5.3-4
                 if msn != done.wrapping_add(1) {
                     return fault(ErrorCode::UNTAGGED_MSN);
                 }
@@ -303,12 +312,15 @@ impl Receiver {
                 None => return Err(peer(ErrorCode::UNTAGGED_NO_BUFFER, segment)),
             },
             // RFC 5040 §6.1: the queue of read requests has as many buffers as reads were negotiated.
+            //= rfc5040-6.1-2 rfc5040-6.1-5 rfc5040-5.2.2-3
             1 if self.reads_unanswered >= self.inbound_reads => {
                 return Err(peer(ErrorCode::UNTAGGED_NO_BUFFER, segment));
             }
             1 => (self.control.len, READ_REQUEST_LEN),
+            //= rfc5040-5.4-4 rfc5040-5.4-5 rfc5040-5.4-6 rfc5040-5.4-7
             _ => (self.control.len, TERMINATE_MAX),
         };
+        //= rfc5041-7.1-1
         if offset as usize != filled {
             return Err(peer(ErrorCode::UNTAGGED_OFFSET, segment));
         }
@@ -323,13 +335,16 @@ impl Receiver {
     }
 
     fn end_segment(&mut self, segment: Segment, pad: &[u8], crc: &[u8], events: &mut Vec<Event>) -> Result<(), Fault> {
+        //= rfc5044-4.1-3 rfc5044-4.4-5 rfc5044-7.1.1-10 rfc5044-7.1.1-12 rfc5044-4.4-9 rfc5044-4.4-10 rfc5044-6-2
         if self.crc && mpa::crc_field(crc32c::crc32c_append(self.running_crc, pad)) != crc {
+            //= rfc5044-3-5 rfc5044-6-1 rfc5044-8-1 rfc5044-8-4
             return Err(stream_fault(ErrorCode::MPA_CRC));
         }
         self.state = State::Header;
         self.fpdus += 1;
         self.suspended = self.suspended.saturating_sub(1);
         self.small_run = if segment.payload > SMALL_MAX { 0 } else { self.small_run.saturating_add(1) };
+        //= rfc5041-5.3-3 rfc5041-5.3-4 rfc5041-5.4-1 rfc5041-4.1-7 rfc5041-5.2-4
         if !segment.header.last() {
             return Ok(());
         }
@@ -337,12 +352,14 @@ impl Receiver {
             Header::Tagged { .. } if segment.opcode == Opcode::Write => {}
             Header::Tagged { .. } => {
                 let read = self.reads.pop_front().expect("the segment was validated when it began");
+                //= rfc5040-5.2-1 rfc5040-5.5-9 rfc5040-5.5-11 rfc5040-5.2.2-4 rfc5040-5.5-2
                 events.push(Event::ReadDone(read.into));
             }
             Header::Untagged { queue, ulp_word, .. } => {
                 self.done[queue as usize] = self.done[queue as usize].wrapping_add(1);
                 match queue {
                     0 => events.push(self.end_send(&segment, Stag(ulp_word))?),
+                    //= rfc5040-5.2.1-3 rfc5040-5.5-3 rfc5040-5.5-8
                     1 => events.push(self.end_read_request(&segment)?),
                     _ => return Err(self.end_terminate(&segment)),
                 }
@@ -353,11 +370,13 @@ impl Receiver {
 
     fn end_send(&mut self, segment: &Segment, stag: Stag) -> Result<Event, Fault> {
         let invalidated = if segment.opcode.invalidates() {
+            //= rfc5040-7.2-4 rfc5040-5.3-10
             let memory = self.regions.remove(stag);
             Some((stag, memory.ok_or_else(|| peer(ErrorCode::CANNOT_INVALIDATE, segment))?))
         } else {
             None
         };
+        //= rfc5040-5.3-3 rfc5040-5.3-4 rfc5040-5.3-7 rfc5040-5.5-1 rfc5040-5.5-7
         let (id, mut buffer) = self.recvs.pop().expect("the segment was validated when it began");
         buffer.set_len(std::mem::take(&mut self.filled));
         let kind = CompletionKind::Receive { buffer, invalidated, solicited: segment.opcode.solicits() };
@@ -371,6 +390,8 @@ impl Receiver {
         };
         let request = ReadRequest::parse(bytes);
         let data = match request.size {
+            //= rfc5040-5.2.1-13 rfc5040-7.2-9 rfc5040-7.2-10 rfc5040-7.2-11 rfc5040-7.2-12 rfc5040-7.2-13
+            //= rfc5040-5.2.1-14 rfc5040-5.2.1-15 rfc5040-5.2.1-5
             0 => Ok(Bytes::new()),
             size => self.regions.for_read(request.source_stag, request.source_offset, size as usize),
         };

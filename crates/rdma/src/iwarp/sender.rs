@@ -179,6 +179,7 @@ impl Sender {
     pub(crate) fn form_terminate(&mut self, terminate: &Terminate, queue: &mut SendQueue) {
         let mut payload = BytesMut::new();
         terminate.encode(&mut payload);
+        //= rfc5040-5.4-1 rfc5040-5.4-2 rfc5040-5.4-3 rfc5040-7.1-2
         let header = self.untagged(Opcode::Terminate, 0, 2);
         let mut message = Message::new(header, payload.freeze().into(), AfterMessage::Nothing);
         self.form_fpdu(&mut message, queue).expect("no file range is sent");
@@ -198,6 +199,7 @@ impl Sender {
         let handed_over = self.formed - queued as u64;
         while let Some(front) = self.started.front() {
             match &front.state {
+                //= rfc5040-5.5-5 rfc5040-5.5-6
                 State::Sending { sent: Some(sent), .. } if *sent <= handed_over => {}
                 State::Done(_) => {}
                 State::Sending { .. } | State::Reading => return,
@@ -251,6 +253,7 @@ impl Sender {
             None => false,
             // If no reads were negotiated, the read is started only to fail.
             Some(WorkRequest::Read { .. }) => {
+                //= rfc5040-6.1-3 rfc5040-6.1-4
                 self.reads_outstanding < self.options.outbound_reads || self.options.outbound_reads == 0
             }
             Some(_) => true,
@@ -262,9 +265,11 @@ impl Sender {
         let can_start = self.can_start();
         if !self.responses.is_empty() && (self.response_next || !can_start) {
             self.response_next = false;
+            //= rfc5040-5.2.2-5 rfc5040-5.2.1-9 rfc5040-5.5-10
             let (request, data) = self.responses.pop_front().expect("the queue was just checked");
             let header = Header::Tagged {
                 last: true,
+                //= rfc5040-4.4-2 rfc5040-5.2.2-1 rfc5040-5.2.2-2 rfc5040-5.2.1-12
                 ulp: Opcode::ReadResponse.ulp(),
                 stag: request.sink_stag,
                 offset: request.sink_offset,
@@ -274,6 +279,7 @@ impl Sender {
         }
         self.response_next = true;
         if can_start {
+            //= rfc5041-5.3-1 rfc5041-5.3-2
             let request = self.posted.pop_front().expect("the queue was just checked");
             self.begin_request(request, receiver);
         }
@@ -285,12 +291,15 @@ impl Sender {
         let number = self.completed + self.started.len() as u64;
         let (status, state) = match request {
             WorkRequest::Send { data, invalidate, solicited, .. } => {
+                //= rfc5040-5.3-1 rfc5040-5.3-2 rfc5040-5.3-5 rfc5040-5.3-6 rfc5040-5.5-4
                 let opcode = Opcode::send(invalidate.is_some(), solicited);
+                //= rfc5040-4.1-3 rfc5040-4.1-10 rfc5040-5.3-8 rfc5040-5.3-9
                 let header = self.untagged(opcode, invalidate.map_or(0, |stag| stag.0), 0);
                 self.current = Some(Message::new(header, data, AfterMessage::Complete(number)));
                 (Status::Ok, State::Sending { kind: CompletionKind::Send, sent: None })
             }
             WorkRequest::Write { data, to, .. } => {
+                //= rfc5041-5.2-6 rfc5040-4.1-4 rfc5040-4.1-5 rfc5040-4.1-7 rfc5040-5.1-1 rfc5040-5.1-2 rfc5040-5.1-4
                 let header = Header::Tagged { last: true, ulp: Opcode::Write.ulp(), stag: to.stag, offset: to.offset };
                 self.current = Some(Message::new(header, data, AfterMessage::Complete(number)));
                 (Status::Ok, State::Sending { kind: CompletionKind::Write, sent: None })
@@ -302,6 +311,7 @@ impl Sender {
                     let request = ReadRequest { sink_stag: sink, sink_offset: 0, size, source_stag, source_offset };
                     let mut payload = BytesMut::with_capacity(READ_REQUEST_LEN);
                     request.encode(&mut payload);
+                    //= rfc5040-4.4-1 rfc5040-5.2.1-1 rfc5040-5.2.1-2 rfc5040-5.2.1-6 rfc5040-5.2.1-7 rfc5040-5.2.1-8
                     let header = self.untagged(Opcode::ReadRequest, 0, 1);
                     self.current = Some(Message::new(header, payload.freeze().into(), AfterMessage::Nothing));
                     self.reads_outstanding += 1;
@@ -327,7 +337,9 @@ impl Sender {
 
     fn untagged(&mut self, opcode: Opcode, ulp_word: u32, queue: u32) -> Header {
         let msn = &mut self.msn[queue as usize];
+        //= rfc5041-4.3-7 rfc5041-4.3-8 rfc5041-4.3-9
         *msn = msn.wrapping_add(1);
+        //= rfc5041-4.3-12
         Header::Untagged { last: true, ulp: opcode.ulp(), ulp_word, queue, msn: *msn, offset: 0 }
     }
 
@@ -348,11 +360,13 @@ impl Sender {
     /// Forms the next FPDU of `message`.
     fn form_fpdu(&mut self, message: &mut Message, queue: &mut SendQueue) -> io::Result<()> {
         let header_len = message.header.encoded_len();
+        //= rfc5041-5.2-1 rfc5041-5.2-3
         let payload = message.left.min(self.options.payload_max);
         let ulpdu = header_len + payload;
         // If there is no room behind the current block, the block grows.
         let _ = self.block.make_room(AROUND_MAX);
         let start = self.block.piece().len();
+        //= rfc5044-3-1 rfc5044-4.1-1
         self.block.piece().put_u16(ulpdu as u16);
         message.next_header(payload).encode(self.block.piece());
         let mut crc = if self.options.crc { crc32c::crc32c(&self.block.piece()[start..]) } else { 0 };
@@ -379,9 +393,12 @@ impl Sender {
             self.emit_block(queue);
             self.emit(piece, queue);
         }
+        //= rfc5044-7.1.1-8
         let pad = &[0; 4][..mpa::pad_len(ulpdu)];
         self.block.put(pad);
+        //= rfc5044-4.1-2 rfc5044-4.4-8
         let crc = if self.options.crc { crc32c::crc32c_append(crc, pad) } else { 0 };
+        //= rfc5044-4.4-6
         self.block.put(&mpa::crc_field(crc));
         Ok(())
     }
@@ -422,7 +439,10 @@ impl Message {
     /// Returns the header of the next segment, of `payload` bytes, and advances `self.header` behind it.
     fn next_header(&mut self, payload: usize) -> Header {
         self.left -= payload;
+        //= rfc5041-4.1-3 rfc5041-4.1-4 rfc5041-4.1-5 rfc5041-4.1-6 rfc5041-5.2-5 rfc5041-5.2-7
         let is_last = self.left == 0;
+        //= rfc5041-4.2-4 rfc5041-4.2-5 rfc5041-4.2-7 rfc5041-4.2-9 rfc5041-4.2-10 rfc5041-4.3-4 rfc5041-4.3-5
+        //= rfc5041-4.3-6 rfc5041-4.3-10 rfc5041-4.3-11
         let mut header = self.header;
         match (&mut header, &mut self.header) {
             (Header::Tagged { last, .. }, Header::Tagged { offset, .. }) => {

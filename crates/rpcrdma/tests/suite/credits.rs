@@ -85,6 +85,7 @@ fn calls_on_their_way_under_an_earlier_grant_are_served_and_the_next_is_one_too_
         assert_eq!(granted, outstanding.max(2), "no more than are outstanding");
     }
     (1..=3).for_each(|xid| tell(&mut node, &mut puppet, xid));
+    //= rfc5040-8.1.2-7
     assert!(node.disconnecting, "two were granted");
     assert!(node.events.iter().any(|event| matches!(event, Event::Closed(TransportError::Protocol(_)))));
 }

@@ -196,7 +196,10 @@ impl Compound {
                 let request = Request { args, fingerprint, len, operations: count };
                 return self.sequence(shared, request, operations);
             }
+            //= rfc8881-18.33.3-1 rfc8881-18.46.3-2 rfc8881-18.46.3-3
             Ok(operation) if !needs_no_session(operation.opnum()) => self.fail(&first, Nfsstat4::OpNotInSession),
+            //= rfc8881-18.35.3-1 rfc8881-18.35.3-2 rfc8881-18.36.3-1 rfc8881-18.36.3-2 rfc8881-18.50.3-3
+            //= rfc8881-18.37.3-5
             Ok(_) if count > 1 => self.fail(&first, Nfsstat4::NotOnlyOp),
             _ => {
                 let stepped = self.step(cx, &first);
@@ -234,6 +237,7 @@ impl Compound {
                 self.put(Res4::Ok(sequenced.result));
                 // §2.10.6.1.3: the status is that of the operation after SEQUENCE.
                 if let Some(next) = operations.next() {
+                    //= rfc8881-18.46.3-8 rfc8881-2.10.6.1.3-2 rfc8881-2.10.6.1.3-3
                     self.fail(&next, Nfsstat4::RetryUncachedRep);
                 }
                 return Start::End;
@@ -251,6 +255,7 @@ impl Compound {
         self.limit = channel.maxresponsesize as usize;
         if cachethis && channel.maxresponsesize_cached < channel.maxresponsesize {
             self.limit = channel.maxresponsesize_cached as usize;
+            //= rfc8881-2.10.6.4-2 rfc8881-2.10.6.4-3
             self.cursor.too_big = Nfsstat4::RepTooBigToCache;
         }
         Start::Continue

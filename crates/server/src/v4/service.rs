@@ -15,7 +15,8 @@ use std::{
 
 use bytes::Bytes;
 use nfs::v4::{
-    Clientid4, EXCHGID4_FLAG_USE_NON_PNFS, NfsFh4, NfsImplId4, Nfsstat4, Nfstime4, ServerOwner4, callback::CbArgop4,
+    Clientid4, EXCHGID4_FLAG_SUPP_MOVED_REFER, EXCHGID4_FLAG_USE_NON_PNFS, NfsFh4, NfsImplId4, Nfsstat4, Nfstime4,
+    ServerOwner4, callback::CbArgop4,
 };
 use parking_lot::Mutex;
 use tokio::{sync::mpsc, time::sleep};
@@ -90,7 +91,8 @@ impl Shared4 {
                 name: concat!("slipway ", env!("CARGO_PKG_VERSION")).into(),
                 date: Nfstime4::default(),
             }),
-            flags: EXCHGID4_FLAG_USE_NON_PNFS,
+            //= rfc8881-18.35.3-11 rfc8881-18.35.3-13
+            flags: EXCHGID4_FLAG_USE_NON_PNFS | EXCHGID4_FLAG_SUPP_MOVED_REFER,
             lease: settings.lease,
             channel: CHANNEL,
             clients_max: CLIENTS_MAX,

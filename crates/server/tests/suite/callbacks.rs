@@ -173,8 +173,10 @@ async fn callback_uses_the_session_and_credentials_of_the_client() {
     for _ in 0..3 {
         assert_eq!(world.recall().await.unwrap(), CbResop4::Recall(Res4::Ok(())));
     }
+    //= rfc8881-18.36.4-4 rfc8881-2.10.6.1-1 rfc8881-2.10.6.1-2
     assert_eq!(world.received(), [(0, 1), (0, 2), (0, 3)]);
     let Received { sequence, operation, minor, caller, .. } = world.back.received.lock().unwrap()[0].clone();
+    //= rfc8881-18.36.3-17 rfc8881-18.36.3-18
     assert_eq!((sequence.unwrap().sessionid, operation, minor), (world.session, recall(), 2));
     let Identity::Sys(AuthSys { stamp: 5, uid: 1001, gid: 1002, .. }) = caller else { panic!("{caller:?}") };
     let (one, other) = tokio::join!(world.recall(), world.recall());
@@ -189,6 +191,7 @@ async fn callback_on_a_lost_connection_is_sent_again_on_another() {
     let world = World::new(2).await;
     world.back.drop_next.store(true, SeqCst);
     assert_eq!(world.recall().await.unwrap(), CbResop4::Recall(Res4::Ok(())));
+    //= rfc8881-18.46.3-9
     assert_eq!(world.received(), [(0, 1), (0, 1)], "the retry must have the same slot and sequence ID");
     assert!(world.state.lock().can_be_called(world.client));
     assert!(world.recall().await.is_ok());

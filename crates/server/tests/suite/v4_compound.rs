@@ -19,10 +19,13 @@ fn bytes(operations: Vec<Argop4>) -> Message {
 fn compound_begins_with_sequence_or_has_one_sessionless_operation() {
     let server = server();
     let mut client = Client4::new(&server, "a", 1);
+    //= rfc8881-18.33.3-1 rfc8881-18.46.3-2 rfc8881-18.46.3-3
     assert_eq!(client.compound(vec![Argop4::PutRootFh]).status, Nfsstat4::OpNotInSession);
     let first = client.compound(vec![exchange_id("b"), Argop4::PutRootFh]);
+    //= rfc8881-18.35.3-1 rfc8881-18.35.3-2
     assert_eq!((first.status, first.resarray.len()), (Nfsstat4::NotOnlyOp, 1));
     let again = client.sequence_op(1, 1);
+    //= rfc8881-18.46.3-1
     assert_eq!(client.status([Argop4::PutRootFh, again]), Nfsstat4::SequencePos);
     assert_eq!(client.compound(vec![]).status, Nfsstat4::Ok);
     client.minor = 3;
@@ -44,6 +47,7 @@ fn retry_gets_the_same_bytes_and_executes_nothing() {
     // The retry uses another connection of the session, as after a reconnect.
     client.peer = "192.0.2.1:701".parse().unwrap();
     let second = client.raw(&call).unwrap();
+    //= rfc8881-18.46.3-7 rfc8881-2.10.6.1.1-1 rfc8881-2.10.6.1.1-2 rfc8881-2.10.6.4-1
     assert_eq!(first.stream, second.stream);
     assert_eq!(client.status([at("m"), vec![mkdir("made")]].concat()), Nfsstat4::Exist);
 }
@@ -56,8 +60,10 @@ fn retry_of_an_uncached_request_gets_retry_uncached_rep() {
     let operations = vec![client.sequence_op(0, client.sequence), Argop4::PutRootFh, Argop4::GetFh];
     assert_eq!(client.compound(operations.clone()).status, Nfsstat4::Ok);
     let retried = client.compound(operations);
+    //= rfc8881-18.46.3-8
     assert_eq!(retried.status, Nfsstat4::RetryUncachedRep);
     let failed = Resop4::failure(Opnum4::PutRootFh, Nfsstat4::RetryUncachedRep);
+    //= rfc8881-2.10.6.1.3-2 rfc8881-2.10.6.1.3-3
     assert_eq!(retried.resarray[1..], [failed]);
 }
 
@@ -87,6 +93,7 @@ fn replies_respect_the_limits_of_the_session() {
     assert_eq!(small.status(reads(1000)), Nfsstat4::Ok);
     assert_eq!(small.status(reads(3000)), Nfsstat4::RepTooBig);
     small.cachethis = true;
+    //= rfc8881-2.10.6.4-2
     assert_eq!(small.status(reads(1000)), Nfsstat4::RepTooBigToCache);
     // An operation that changes something is refused before it is executed.
     let mut many = at("m");
@@ -106,6 +113,7 @@ fn requests_respect_the_limits_of_the_session() {
         all.extend(operations);
         client.compound(all).status
     };
+    //= rfc8881-18.36.3-14
     assert_eq!(call(vec![Argop4::PutRootFh; 3]), Nfsstat4::TooManyOps);
     assert_eq!(call(vec![Argop4::PutRootFh, mkdir(&"x".repeat(250))]), Nfsstat4::ReqTooBig);
     assert_eq!(call(vec![Argop4::PutRootFh; 2]), Nfsstat4::Ok);
@@ -116,6 +124,7 @@ fn destroy_session_must_be_the_last_operation_of_its_compound() {
     let server = server();
     let mut client = Client4::new(&server, "a", 1);
     let destroy = Argop4::DestroySession(DestroySessionArgs { sessionid: client.session });
+    //= rfc8881-18.37.3-4
     assert_eq!(client.status([destroy.clone(), Argop4::PutRootFh]), Nfsstat4::NotOnlyOp);
     assert_eq!(client.status([destroy.clone()]), Nfsstat4::Ok);
     assert_eq!(client.alone(destroy).status(), Nfsstat4::BadSession);

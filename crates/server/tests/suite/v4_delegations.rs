@@ -60,6 +60,7 @@ async fn delegation_is_recalled_for_clients_of_any_protocol() {
         tokio::task::yield_now().await; // the background work has not begun yet
     };
     assert_eq!(b.open("f", OPEN4_SHARE_ACCESS_READ).await.unwrap_err(), Nfsstat4::Delay);
+    //= rfc8881-18.16.4-12
     assert_eq!(a.recalled().await, (delegation, handle.clone()));
     assert_eq!(
         b.open("f", OPEN4_SHARE_ACCESS_READ).await.unwrap_err(),
@@ -75,7 +76,9 @@ async fn delegation_is_recalled_for_clients_of_any_protocol() {
         openhow: Openflag4::NoCreate,
         claim: OpenClaim4::DelegCurFh(delegation),
     }));
+    //= rfc8881-18.16.3-8 rfc8881-18.16.3-9 rfc8881-18.16.3-10
     assert_eq!(a.call([putfh(&handle), again]).await.0, Nfsstat4::Ok, "the holder claims its local open");
+    //= rfc8881-8.2.6-1
     assert_eq!(a.call([putfh(&handle), write(delegation, 0, b"last words")]).await.0, Nfsstat4::Ok);
     assert_eq!(a.return_delegation(&handle, delegation).await, Nfsstat4::Ok);
     assert_eq!(a.return_delegation(&handle, delegation).await, Nfsstat4::BadStateid);
@@ -100,8 +103,16 @@ async fn delegation_is_recalled_for_clients_of_any_protocol() {
     // Removing the file's name conflicts, and so does reading its size.
     let (_, stateid, handle) = a.delegated("h").await;
     assert_eq!(b.call([putfh(&handle), getattr(&[Attr4::Mode])]).await.0, Nfsstat4::Ok);
+    //= rfc8881-18.7.4-1
     assert_eq!(b.call([putfh(&handle), getattr(&[Attr4::Size])]).await.0, Nfsstat4::Delay);
+    let to = |newname: &str| Argop4::Rename(RenameArgs { oldname: "h".into(), newname: newname.into() });
+    //= rfc8881-18.26.4-3
+    assert_eq!(b.call(at("/m").into_iter().chain([Argop4::SaveFh, to("i")])).await.0, Nfsstat4::Delay);
+    let link = [Argop4::SaveFh].into_iter().chain(at("/m")).chain([Argop4::Link(LinkArgs { newname: "j".into() })]);
+    //= rfc8881-18.9.4-2
+    assert_eq!(b.call([putfh(&handle)].into_iter().chain(link)).await.0, Nfsstat4::Delay);
     assert_eq!(b.call(at("/m").into_iter().chain([remove("h")])).await.0, Nfsstat4::Delay);
+    //= rfc8881-18.25.4-2
     assert_eq!(a.recalled().await.0, stateid);
     assert_eq!(a.return_delegation(&handle, stateid).await, Nfsstat4::Ok);
     assert_eq!(b.call(at("/m").into_iter().chain([remove("h")])).await.0, Nfsstat4::Ok);
@@ -177,8 +188,10 @@ async fn each_change_of_a_file_recalls_its_delegations() {
         }
         let asked = || [putfh(&source), Argop4::SaveFh, putfh(&file), change.clone()];
         assert_eq!(b.call(asked()).await.0, Nfsstat4::Delay, "{change:?}");
+        //= rfc8881-18.32.4-3
         assert_eq!(a.recalled().await, (stateid, file.clone()), "{change:?}");
         assert_eq!(a.return_delegation(&file, stateid).await, Nfsstat4::Ok);
+        //= rfc8881-10.2-2
         assert_eq!(b.call(asked()).await.0, Nfsstat4::Ok, "{change:?}");
     }
 }

@@ -103,6 +103,7 @@ fn current_stateid_writes_and_reads() {
     assert!(read_back.eof);
     assert_eq!(*closed, Stateid4::INVALID);
     // A compound without an OPEN has no current stateid.
+    //= rfc8881-8.2.3-3
     assert_eq!(client.status([at("m/f"), vec![read(Stateid4::CURRENT, 0, 1)]].concat()), Nfsstat4::BadStateid);
 }
 
@@ -113,6 +114,7 @@ fn io_checks_stateids() {
     let how = Open { access: OPEN4_SHARE_ACCESS_READ, ..Open::default() };
     let (stateid, handle) = client.open("m", "f", how).unwrap();
     let other = client.file("m", "g", b"g");
+    //= rfc8881-9.1.2-2
     assert_eq!(client.status([putfh(&handle), write(stateid, 0, b"x")]), Nfsstat4::OpenMode);
     assert_eq!(client.status([putfh(&other), read(stateid, 0, 1)]), Nfsstat4::BadStateid);
     let (upgraded, _) = client.open("m", "f", Open::default()).unwrap();
@@ -137,6 +139,7 @@ fn open_denied_by_a_share_does_not_truncate_the_file() {
     let truncate = [at("m"), vec![Argop4::Open(args)]].concat();
     assert_eq!(second.status(truncate.clone()), Nfsstat4::ShareDenied);
     assert_eq!(second.attrs("m/f", &[Attr4::Size]).size, Some(7));
+    //= rfc8881-9.1.2-1
     assert_eq!(second.status([putfh(&handle), write(Stateid4::ANONYMOUS, 0, b"x")]), Nfsstat4::Locked);
     assert_eq!(first.status(truncate.clone()), Nfsstat4::ShareDenied, "a deny also applies to the same owner");
     first.ok([putfh(&handle), close(held)]);
@@ -192,9 +195,11 @@ fn names_are_created_renamed_linked_and_removed() {
     let between = |from: &str, to: &str, op: Argop4| [at(from), vec![Argop4::SaveFh], at(to), vec![op]].concat();
     client.ok(between("m", "m/d", rename("f", "g")));
     assert_eq!(names(&mut client, "m/d"), ["g"]);
+    //= rfc8881-18.26.3-1
     assert_eq!(client.status(between("m", "n", rename("d", "d"))), Nfsstat4::XDev);
     assert_eq!(client.status(between("m", "m/d", rename("d", "x"))), Nfsstat4::Inval);
     client.ok([at("m"), vec![mkdir("e")]].concat());
+    //= rfc8881-18.26.3-2
     assert_eq!(client.status(between("m", "m/d", rename("e", "g"))), Nfsstat4::Exist);
     client.ok([at("m"), vec![remove("e")]].concat());
     assert_eq!(client.status(vec![Argop4::PutRootFh, rename("a", "b")]), Nfsstat4::NoFileHandle);
@@ -230,6 +235,7 @@ fn getattr_returns_all_supported_attributes_and_no_others() {
             operations.push(Argop4::GetAttr(GetAttrArgs { attr_request: all }));
             let Some(Resop4::GetAttr(Res4::Ok(fattr))) = client.ok(operations).pop() else { panic!() };
             let readable = supported.difference(&Attr4::defined(2, |access| access == attr::Access::Set));
+            //= rfc8881-18.7.3-1 rfc8881-18.7.3-2
             assert_eq!(fattr.attrmask, readable);
             let attrs = fattr.to_attrs(minor, Purpose::Get).unwrap();
             // VERIFY accepts each value.
@@ -292,6 +298,7 @@ fn locks_of_different_clients_conflict() {
     let (status, results) = second.call([putfh(&handle), lock(open_b, 5, LENGTH_TO_EOF)]);
     assert_eq!(status, Nfsstat4::Denied);
     let Some(Resop4::Lock(LockRes::Denied(denied))) = results.last() else { panic!() };
+    //= rfc8881-18.10.3-6 rfc8881-18.10.3-3 rfc8881-18.10.3-4 rfc8881-18.10.3-5
     assert_eq!((denied.offset, denied.length, denied.owner.clientid), (0, 10, Clientid4(0)));
     let test = Argop4::LockT(LockTArgs {
         locktype: NfsLockType4::Read,
@@ -300,6 +307,7 @@ fn locks_of_different_clients_conflict() {
         owner: StateOwner4 { clientid: Clientid4(0), owner: "locker".into() },
     });
     assert_eq!(second.status([putfh(&handle), test.clone()]), Nfsstat4::Denied);
+    //= rfc8881-18.11.3-1 rfc8881-18.11.3-2
     assert_eq!(first.status([putfh(&handle), test]), Nfsstat4::Ok);
     let unlock = Argop4::LockU(LockUArgs {
         locktype: NfsLockType4::Write,
@@ -308,6 +316,7 @@ fn locks_of_different_clients_conflict() {
         offset: 0,
         length: LENGTH_TO_EOF,
     });
+    //= rfc8881-18.12.3-1
     first.ok([putfh(&handle), unlock]);
     second.ok([putfh(&handle), lock(open_b, 5, LENGTH_TO_EOF)]);
 }

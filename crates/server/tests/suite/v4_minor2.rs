@@ -36,6 +36,7 @@ fn operations_of_4_2_are_illegal_in_4_1() {
     client.file("m", "f", b"x");
     let (status, results) = client.call([at("m/f"), vec![seek(DataContent4::Data, 0)]].concat());
     assert_eq!(status, Nfsstat4::OpIllegal);
+    //= rfc8881-18.52.3-1
     assert_eq!(results.last().unwrap().opnum(), Opnum4::Illegal);
 }
 

@@ -172,6 +172,7 @@ impl Scripted {
     }
 
     fn execute(&self, op: &Argop4, fh: &mut NfsFh4, reverse: &Reverse) -> Resop4 {
+        // Long: one arm for each operation.
         let mut script = self.script.lock();
         if let Some(status) = script.refuses(op.opnum()) {
             return Resop4::failure(op.opnum(), status);

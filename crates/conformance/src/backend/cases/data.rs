@@ -183,6 +183,7 @@ pub fn every_stability_is_honoured(w: &World) -> Outcome {
         let written =
             w.fs.write(&w.me(), &file, 10 * i as u64, &rope(b"0123456789"), asked, Report::Attributes(Writer(1)))
                 .unwrap();
+        //= rfc8881-18.32.3-3 rfc8881-18.32.3-4
         assert!(written.stability >= asked);
     }
     for (offset, len) in [(0, 0), (5, 10), (1 << 40, 0), (u64::MAX, 1), (3, u64::MAX)] {

@@ -27,6 +27,7 @@ pub async fn private_data_goes_both_ways(fabric: Fabric) {
     let (connected, asked) =
         fabric.attempt(&longest, |mut request| async move { request.private_data().await.unwrap() }).await;
     assert!(connected.is_err());
+    //= rfc5044-7.1.1-19 rfc5044-7.1.2-12
     same(&asked, &longest);
     let (nobody, options, too_long) = ("127.0.0.1:9".parse().unwrap(), QpOptions::default(), pattern(1, max + 1));
     let error = fabric.provider.connect(nobody, &options, &too_long, Vec::new()).await.err().unwrap();
@@ -39,6 +40,7 @@ pub async fn a_dropped_request_rejects_the_peer(fabric: Fabric) {
             request.private_data().await.unwrap();
         })
         .await;
+    //= rfc5044-7.1.2-4 rfc5044-7.1.2-7
     assert_eq!(connected.err().unwrap().kind(), io::ErrorKind::ConnectionRefused);
     // If a request is dropped before its private data is read, the peer does not always learn the reason.
     let (connected, ()) = fabric.attempt(b"", |request| async move { drop(request) }).await;

@@ -65,6 +65,7 @@ pub async fn data_posted_before_a_disconnect_arrives(fabric: Fabric) {
     let send = pair.server.send_invalidate(Bytes::from_static(b"bye"), target.stag, false);
     pair.server.qp.disconnect();
     let (client, server) = pair.until_ended().await;
+    //= rfc5041-6.2.1-3
     assert_eq!((client, server), (QpError::Disconnected, QpError::Disconnected));
     pair.server.ok(send);
     assert_eq!(pair.client.received(recv), b"bye");
@@ -99,6 +100,7 @@ pub async fn after_the_end_everything_is_flushed(fabric: Fabric) {
         pair.until(|pair| pair.client.error.is_some() && pair.server.error.is_some()).await;
         let end = pair.end(side);
         for id in ids {
+            //= rfc5041-6.2.1-1
             assert_eq!(end.find(id).unwrap().status, Status::Flushed);
         }
         assert_eq!(end.error, error);

@@ -44,6 +44,8 @@ pub async fn reads_beyond_the_limit_are_queued(fabric: Fabric) {
     }
     let order: Vec<_> = pair.server.done.iter().map(|done| done.id).filter(|id| *id != WorkId(1000)).collect();
     let expected: Vec<_> = reads.iter().map(|(_, id)| *id).chain([send]).collect();
+    //= rfc5040-5.2.1-8 rfc5040-5.2.1-9 rfc5040-5.2.2-5 rfc5040-5.5-10 rfc5040-5.5-2 rfc5040-5.5-6 rfc5040-6.1-3
+    //= rfc5040-6.1-4
     assert_eq!(order, expected, "completions must be in the order posted");
 }
 

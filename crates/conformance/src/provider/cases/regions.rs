@@ -31,6 +31,7 @@ pub async fn invalidation_returns_the_memory(fabric: Fabric) {
         assert!(matches!(gone.kind, CompletionKind::Invalidate(None)));
     }
     // The connection stays open until the peer uses a stale tag.
+    //= rfc5041-8.3-1 rfc5041-8.3-2 rfc5041-8.3.1-5 rfc5040-8.1.1-5
     pair.server.write(Bytes::from_static(b"late"), region.stag, region.offset);
     expect_fault(&mut pair, Side::Client).await;
 }
@@ -48,6 +49,7 @@ pub async fn send_with_invalidate_returns_the_memory(fabric: Fabric) {
     pair.until(|pair| pair.client.has(&recvs)).await;
     assert!(matches!(pair.client.ok(recvs[1]), CompletionKind::Receive { invalidated: None, .. }));
     assert_eq!(recvs.map(|recv| solicited(&pair, recv)), [false, !pair.adapter]);
+    //= rfc5040-4.1-3 rfc5040-5.3-8 rfc5040-5.3-9 rfc5040-5.3-10
     let memory = pair.invalidated(Side::Client, recvs[0], read.stag).await;
     assert!(matches!(memory, Memory::Read(_)) && memory.as_host() == Some(&data[..]));
     let id = pair.client.invalidate(read.stag);
@@ -61,6 +63,7 @@ pub async fn a_send_that_invalidates_nothing_is_refused(fabric: Fabric) {
     pair.server.invalidates = true;
     pair.server.send_invalidate(Bytes::from_static(b"done"), Stag(0x1234_5678), false);
     expect_fault(&mut pair, Side::Client).await;
+    //= rfc5040-7.2-4
     assert_eq!(pair.client.find(recv).unwrap().status, Status::Flushed);
 }
 
@@ -81,6 +84,7 @@ pub async fn writes_outside_a_region_are_refused(fabric: Fabric) {
         };
         pair.server.write(pattern(1, len), stag, offset);
         expect_fault(&mut pair, Side::Client).await;
+        //= rfc5041-7.1-3 rfc5041-8.3.1-4 rfc5040-8.1.1-4
         let Some(Memory::Write(buffer)) = pair.client.qp.reclaim(target.stag) else {
             panic!("the memory must be returned")
         };
@@ -99,6 +103,7 @@ pub async fn reads_outside_a_region_are_refused(fabric: Fabric) {
             0 => (source.stag, source.offset + 1, 1000),
             1 | 2 if fabric.siw => continue,
             1 => (source.stag, u64::MAX, 2),
+            //= rfc5041-8.3.1-6 rfc5040-8.1.1-6
             2 => (target.stag, target.offset, 10),
             3 => (Stag(source.stag.0 ^ 1), source.offset, 10),
             _ => (source.stag, source.offset + 1000, 1),

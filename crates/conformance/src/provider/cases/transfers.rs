@@ -31,6 +31,8 @@ pub async fn a_send_fills_the_receives_in_order(fabric: Fabric) {
             Side::Server => Side::Client,
         });
         for (recv, data) in recvs.iter().zip(&data) {
+            //= rfc5041-5.3-3 rfc5041-5.3-4 rfc5041-4.3-7
+            //= rfc5040-5.3-3 rfc5040-5.3-4 rfc5040-5.5-1 rfc5040-5.5-5 rfc5040-5.5-7
             assert_eq!(to.received(*recv), data);
         }
         let from = pair.end(side);
@@ -63,6 +65,7 @@ pub async fn writes_are_visible_before_a_later_send(fabric: Fabric) {
     let CompletionKind::Invalidate(Some(Memory::Write(buffer))) = pair.client.ok(id) else {
         panic!("the memory must be returned")
     };
+    //= rfc5041-5.2-6 rfc5041-5.3-1 rfc5041-5.3-2 rfc5041-4.1-7
     assert!(buffer.as_host().unwrap()[..] == data[..]);
 }
 
@@ -83,6 +86,7 @@ pub async fn read_fetches_remote_data(fabric: Fabric) {
             Side::Server => pair.server.has(&[whole, part]),
         })
         .await;
+        //= rfc5040-5.2-1 rfc5040-5.2.1-4 rfc5040-5.2.1-5 rfc5040-5.2.1-12 rfc5040-5.2.2-4 rfc5040-5.5-9 rfc5040-5.5-11
         assert!(pair.end(side).read_result(whole) == data);
         assert!(pair.end(side).read_result(part) == &data[99..1100]);
     }
@@ -151,6 +155,8 @@ pub async fn transfers_of_megabytes(fabric: Fabric) {
         let recv = pair.client.recv(len);
         let send = pair.server.send_invalidate(data.clone(), target.stag, false);
         pair.until(|pair| pair.server.has(&[read, write, send]) && pair.client.has(&[recv])).await;
+        //= rfc5041-4.1-1 rfc5041-4.1-2 rfc5041-5.2-1 rfc5041-5.2-3 rfc5041-5.2-4 rfc5041-5.2-7 rfc5041-4.1-3
+        //= rfc5041-4.1-4 rfc5041-4.1-5 rfc5041-4.1-6
         assert!(pair.server.read_result(read) == data);
         assert!(pair.client.received(recv) == data);
         let Memory::Write(written) = pair.invalidated(Side::Client, recv, target.stag).await else {
@@ -167,7 +173,9 @@ pub async fn zero_length_transfers_succeed(fabric: Fabric) {
     let recv = pair.client.recv(0);
     let send = pair.server.send(Bytes::new());
     pair.until(|pair| pair.server.has(&[write, read, send]) && pair.client.has(&[recv])).await;
+    //= rfc5041-5.2-8 rfc5041-5.2-9 rfc5041-5.2-10
     assert_eq!(pair.client.received(recv), b"");
+    //= rfc5040-5.2.1-14 rfc5040-5.2.1-15 rfc5040-5.3-7 rfc5040-5.1-3
     assert_eq!(pair.server.read_result(read), b"");
     let region = pair.client.qp.register(Memory::Write(Buffer::zeroed(0).into())).unwrap();
     assert_eq!(region.len, 0);

@@ -147,6 +147,7 @@ impl Callbacks {
         // If this future is dropped, the slot is released too. The outcome is then unknown.
         let mut slot = Slot { state, call, outcome: BackOutcome::Unknown };
         let args = compound(&slot.call, operation);
+        //= rfc8881-18.36.3-17 rfc8881-18.36.3-18
         let target = ReverseTarget::new(slot.call.program, CALLBACK_VERSION, &credential(&slot.call.security));
         match self.send(state, &slot.call, &target, &args).await {
             SendOutcome::Answered(results) => {
@@ -173,6 +174,7 @@ impl Callbacks {
         let mut tried = Vec::new();
         let mut connections = call.connections.clone();
         let mut last = SendOutcome::Refused("all connections of the backchannel are closed".to_owned());
+        //= rfc8881-18.46.3-9
         while let Some(connection) = connections.into_iter().find(|connection| !tried.contains(connection)) {
             tried.push(connection);
             let peer = self.peers.lock().get(&connection).cloned();

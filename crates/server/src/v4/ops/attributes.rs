@@ -41,11 +41,14 @@ pub(super) fn access(cx: &Context<'_>, at: &Cursor, args: &AccessArgs) -> Result
             (if xattrs { supported | XATTR_BITS } else { supported }, bits(granted))
         }
     };
+    //= rfc8881-18.1.3-1 rfc8881-18.1.3-2 rfc8881-18.1.3-3
     let supported = supported & args.access;
+    //= rfc8881-18.1.3-4 rfc8881-18.1.3-5 rfc8881-18.1.3-6 rfc8881-18.1.3-9 rfc8881-18.1.3-10
     Ok(AccessOk { supported, access: access & supported })
 }
 
 pub(super) fn getattr(cx: &Context<'_>, at: &mut Cursor, args: &GetAttrArgs, out: &mut Encoder) -> Result<(), Fault4> {
+    //= rfc8881-18.7.3-1 rfc8881-18.7.3-2 rfc8881-18.7.3-4
     attr::check_readable(&args.attr_request)?;
     let mut size = None;
     if let place @ Place::Object(..) = at.current()?
@@ -54,6 +57,7 @@ pub(super) fn getattr(cx: &Context<'_>, at: &mut Cursor, args: &GetAttrArgs, out
     {
         // §10.4.3: the holder of a write delegation may have written more than the server knows.
         let object = cx.object4(place)?;
+        //= rfc8881-18.7.4-1
         size = cx.size_at_holder(at, &object)?;
     }
     with_subject(cx, at, (at.current()?, size), &args.attr_request, |subject| subject.encode(&args.attr_request, out))
@@ -83,6 +87,7 @@ pub(super) fn verify(cx: &Context<'_>, at: &Cursor, args: &VerifyArgs, same: boo
     })?;
     match (same, equal) {
         (true, false) => Err(Nfsstat4::NotSame.into()),
+        //= rfc8881-18.15.3-1
         (false, true) => Err(Nfsstat4::Same.into()),
         _ => Ok(()),
     }
@@ -97,10 +102,12 @@ pub(super) fn setattr(cx: &Context<'_>, at: &Cursor, args: &SetAttrArgs) -> Resu
         check_stateid(cx, at, &object, at.stateid(args.stateid)?, true)?;
     }
     let _changing = cx.before_change(&object, Some(at.lock_client()))?;
+    //= rfc8881-18.30.4-2 rfc8881-18.30.4-3
     let mut attrsset = args.obj_attributes.attrmask.clone();
     attrsset.remove(Attr4::Acl as u32);
     let mut status = Nfsstat4::Ok;
     if wanted.set != SetAttr::default() {
+        //= rfc8881-18.30.4-1
         let set = |set: &SetAttr| object.vfs().setattr(&object.caller(), &object.handle, set, None);
         let done = match set(&wanted.set) {
             // The mode of a symbolic link has no effect, but clients that change whole trees set it.

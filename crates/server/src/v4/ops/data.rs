@@ -37,7 +37,9 @@ pub(super) fn write(cx: &Context<'_>, at: &Cursor, args: &WriteArgs) -> Result<W
         StableHow4::FileSync => Stability::FileSync,
     };
     let vfs = file.writable()?.vfs();
+    //= rfc8881-18.32.4-3 rfc8881-10.2-2
     let _changing = cx.before_change(&file, Some(at.lock_client()))?;
+    //= rfc8881-18.32.3-4
     let writeverf = vfs.write_verifier();
     let written = vfs.write(&file.caller(), &file.handle, args.offset, &data, stability, Report::Nothing);
     let written = written.map_err(|error| wrong_type(&file, error))?;
@@ -64,10 +66,13 @@ pub(super) fn check_stateid(
     let name = (file.export.id(), file.handle.clone());
     let shard = at.session.as_ref().and_then(|session| session.shard.as_ref());
     let check = || {
+        //= rfc8881-8.2.6-1 rfc8881-9.1.2-1 rfc8881-9.1.2-2 rfc8881-9.1.2-4
         if shard.is_some_and(|shard| shard.permits_io(&name, &stateid, write)) {
             return Ok(());
         }
+        //= rfc8881-18.46.4-1
         let (client, now) = (at.client(), clock::now());
+        //= rfc8881-18.32.3-6 rfc8881-8.2.3-5
         cx.shared.with_locks(|state, locks| state.check_io(locks, client, &name, &stateid, write, now))
     };
     Ok(file.once(if write { "may write" } else { "may read" }, check)?)
@@ -99,6 +104,7 @@ pub(super) fn check_regular_file(kind: Kind) -> Result<(), Nfsstat4> {
 }
 
 pub(super) fn stable_how(stability: Stability) -> StableHow4 {
+    //= rfc8881-18.32.3-3
     match stability {
         Stability::Unstable => StableHow4::Unstable,
         Stability::DataSync => StableHow4::DataSync,

@@ -64,6 +64,7 @@ pub(super) fn lookupp(cx: &Context<'_>, at: &mut Cursor) -> Result<(), Fault4> {
 }
 
 pub(super) fn secinfo(cx: &Context<'_>, at: &mut Cursor, args: &SecinfoArgs) -> Result<Vec<Secinfo4>, Fault4> {
+    //= rfc8881-18.29.3-1
     find(cx, at.current()?, &args.name)?;
     // §18.29.3: SECINFO consumes the current file handle. In 4.0 it does not.
     if at.minor > 0 {
@@ -137,6 +138,7 @@ fn parent(cx: &Context<'_>, of: &Place) -> Result<Place, Fault4> {
             pseudo.node_of(*id).ok_or(Nfsstat4::Stale)?
         }
     };
+    //= rfc8881-18.45.3-1
     let above = pseudo.parent(node).ok_or(Nfsstat4::NoEnt)?;
     if let Some((top, export)) = pseudo.enclosing(node) {
         let export = cx.export(export, Purpose::Files)?;

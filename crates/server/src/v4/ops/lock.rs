@@ -19,6 +19,7 @@ pub(super) fn lock(cx: &Context<'_>, at: &mut Cursor, args: &LockArgs) -> Result
     let mut args = args.clone();
     match &mut args.locker {
         // From 4.1 on, the session identifies the client.
+        //= rfc8881-18.10.3-3 rfc8881-18.10.3-4 rfc8881-18.10.3-5
         Locker4::New { lock_owner, .. } if at.minor == 0 && lock_owner.clientid != at.client() => {
             return Err(Nfsstat4::BadStateid.into());
         }

@@ -101,6 +101,7 @@ pub(super) fn execute(
     operation: &Argop4,
     out: &mut Encoder,
 ) -> Result<Nfsstat4, WouldBlock> {
+    // Long: one arm for each operation.
     use Argop4::*;
     let mut out = Output { out, opnum: operation.opnum() };
     if at.current().is_ok_and(|place| cx.is_absent(place)) && !is_allowed_on_absent(operation.opnum()) {
@@ -166,6 +167,7 @@ pub(super) fn execute(
         DestroySession(args) => out.put(session::destroy_session(cx, at, args)),
         ExchangeId(args) => out.put(session::exchange_id(cx, at, args)),
         ReclaimComplete(args) => out.put(session::reclaim_complete(cx, at, args)),
+        //= rfc8881-18.46.3-1
         Sequence(_) => out.fail(Nfsstat4::SequencePos),
 
         GetDirDelegation(_) => out.put(at.current().map_err(Fault::from).map(|_| NO_DIR_DELEGATION)),

@@ -25,6 +25,7 @@ pub(super) fn create(cx: &Context<'_>, at: &mut Cursor, args: &CreateArgs) -> Re
     let dir = cx.object4(at.current()?)?;
     let Wanted { set, acl } = set_attr(cx, &args.createattrs, at.minor, dir.vfs().caps())?;
     let name = component(&args.objname)?;
+    //= rfc8881-18.4.3-2 rfc8881-18.4.3-3
     let (vfs, caller) = (dir.writable()?.vfs(), dir.caller());
     let node = |kind| vfs.mknod(&caller, &dir.handle, name, kind, &set);
     let device = |Specdata4 { specdata1, specdata2 }: &Specdata4| Device { major: *specdata1, minor: *specdata2 };
@@ -74,6 +75,7 @@ pub(super) fn link(cx: &Context<'_>, at: &Cursor, args: &LinkArgs) -> Result<Cha
     let (object, dir) = same_export(cx, at)?;
     let name = component(&args.newname)?;
     let vfs = dir.writable()?.vfs();
+    //= rfc8881-18.9.4-2
     let _changing = cx.before_change(&object, Some(at.lock_client()))?;
     let linked = vfs.link(&dir.caller(), &object.handle, &dir.handle, name);
     let (change, _) = linked.map_err(|error| directory_fault(&dir, error))?;
@@ -101,6 +103,7 @@ pub(super) fn remove(cx: &Context<'_>, at: &Cursor, args: &RemoveArgs) -> Result
     check_not_mount_point(cx, &dir, name)?;
     // REMOVE removes any kind of object; the file system has one operation for directories and one for other kinds.
     let (_, kind) = find_entry(&dir, name)?;
+    //= rfc8881-18.25.4-2
     cx.before_change_of(&dir, name, Some(at.lock_client()))?;
     let caller = dir.caller();
     let remove = |kind| match kind {
@@ -122,6 +125,7 @@ pub(super) fn rename(cx: &Context<'_>, at: &Cursor, args: &RenameArgs) -> Result
     let vfs = to_dir.writable()?.vfs();
     check_not_mount_point(cx, &from_dir, from)?;
     check_not_mount_point(cx, &to_dir, to)?;
+    //= rfc8881-18.26.4-3 rfc8881-18.26.3-3
     cx.before_change_of(&from_dir, from, Some(at.lock_client()))?;
     cx.before_change_of(&to_dir, to, Some(at.lock_client()))?;
     let renamed = vfs.rename(&to_dir.caller(), &from_dir.handle, from, &to_dir.handle, to);
@@ -153,6 +157,7 @@ fn rename_fault(from_dir: &Object<'_>, to_dir: &Object<'_>, from: &Name, to: &Na
         }
     }
     match error {
+        //= rfc8881-18.26.3-2
         VfsError::NotDir | VfsError::IsDir => Nfsstat4::Exist.into(),
         error => error.into(),
     }
@@ -162,6 +167,7 @@ fn rename_fault(from_dir: &Object<'_>, to_dir: &Object<'_>, from: &Name, to: &Na
 fn same_export<'a>(cx: &Context<'a>, at: &Cursor) -> Result<(Object<'a>, Object<'a>), Fault4> {
     let (saved, current) = (at.saved()?, at.current()?);
     let (saved, current) = (cx.object4(saved)?, cx.object4(current)?);
+    //= rfc8881-18.26.3-1
     if saved.export.id() == current.export.id() { Ok((saved, current)) } else { Err(Nfsstat4::XDev.into()) }
 }
 

@@ -65,6 +65,7 @@ pub(super) fn open(cx: &Context<'_>, at: &mut Cursor, args: &OpenArgs) -> Result
     if target.change.is_none() && !target.truncate && plan.is_delegable() {
         target.change = Some(file.getattr()?.change);
     }
+    //= rfc8881-18.16.4-12
     let Opened { stateid, confirm, delegation } = commit(cx, &plan, &file, &target)?;
     at.current = Some(file.place().into());
     at.set_stateid(stateid);
@@ -96,6 +97,7 @@ fn plan(cx: &Context<'_>, at: &Cursor, args: &OpenArgs) -> Result<OpenPlan, Faul
         _ => Claim::New,
     };
     let request = OpenRequest {
+        //= rfc8881-18.16.3-8 rfc8881-18.16.3-9 rfc8881-18.16.3-10
         client: at.client(),
         owner: args.owner.owner.0.clone(),
         access: args.share_access & !want_bits,
@@ -105,7 +107,9 @@ fn plan(cx: &Context<'_>, at: &Cursor, args: &OpenArgs) -> Result<OpenPlan, Faul
         can_recall: cx.shared.runs_tasks(),
     };
     cx.shared.may_grant()?;
+    //= rfc8881-18.16.4-5 rfc8881-18.16.4-6 rfc8881-18.16.4-7 rfc8881-18.16.4-8 rfc8881-8.4.3-1
     let plan = cx.shared.with_locks(|state, locks| state.plan_open(locks, request, clock::now()))?;
+    //= rfc8881-8.4.3-2
     if let Some(owner) = plan.unstored_owner() {
         store_client(cx, at.client(), owner.clone())?;
     }
@@ -130,6 +134,7 @@ fn find(cx: &Context<'_>, at: &Cursor, args: &OpenArgs) -> Result<Target, Fault4
             let Place::Object(..) = at.current()? else { return Err(pseudo(cx, at, name, args)) };
             existing(&cx.object4(at.current()?)?, name, None)
         }
+        //= rfc8881-18.16.3-1
         OpenClaim4::Fh | OpenClaim4::Previous(_) | OpenClaim4::DelegCurFh(_) if args.openhow != Openflag4::NoCreate => {
             Err(Nfsstat4::Inval.into())
         }
@@ -164,6 +169,7 @@ fn commit(cx: &Context<'_>, plan: &OpenPlan, file: &Object<'_>, target: &Target)
     let name = (file.export.id(), file.handle.clone());
     let to = OpenTarget { file: &name, change: target.change, truncates: target.truncate };
     cx.shared.may_grant()?;
+    //= rfc8881-9.9-2
     let commit = || cx.shared.with_locks(|state, locks| state.commit_open(locks, plan, to, clock::now()));
     let mut opened = file.once("commit", commit)?;
     if let Err(status) = cx.shared.may_grant() {
@@ -200,6 +206,7 @@ pub(super) fn open_downgrade(cx: &Context<'_>, at: &mut Cursor, args: &OpenDowng
     let file = cx.object4(at.current()?)?;
     let args = OpenDowngradeArgs { open_stateid: at.stateid(args.open_stateid)?, ..args.clone() };
     let (name, client) = ((file.export.id(), file.handle), at.client());
+    //= rfc8881-18.18.3-1 rfc8881-18.18.3-2 rfc8881-18.18.3-3
     let stateid = cx.shared.with_locks(|state, locks| state.open_downgrade(locks, client, &name, &args))?;
     at.set_stateid(stateid);
     Ok(stateid)
@@ -207,7 +214,9 @@ pub(super) fn open_downgrade(cx: &Context<'_>, at: &mut Cursor, args: &OpenDowng
 
 pub(super) fn close(cx: &Context<'_>, at: &mut Cursor, args: &CloseArgs) -> Result<Stateid4, Fault4> {
     let file = cx.object4(at.current()?)?;
+    //= rfc8881-8.2.3-3
     let stateid = at.stateid(args.open_stateid)?;
+    //= rfc8881-18.2.3-2
     let (name, client) = ((file.export.id(), file.handle), at.client());
     let closed = cx.shared.with_locks(|state, locks| state.close(locks, client, &name, &stateid))?;
     at.set_stateid(closed);
@@ -257,6 +266,7 @@ fn create(cx: &Context<'_>, at: &Cursor, dir: &Object<'_>, name: &Name, how: &Cr
         }
         Createhow4::Exclusive41 { verf, .. } => {
             // The attributes that suppattr_exclcreat omits.
+            //= rfc8881-18.16.3-3
             if set.size.is_some() || set.atime.is_some() || set.mtime.is_some() {
                 return Err(Nfsstat4::Inval.into());
             }
@@ -275,6 +285,7 @@ fn create_exclusive(
     set: SetAttr,
     mask: Bitmap4,
 ) -> Result<Target, Fault4> {
+    //= rfc8881-18.16.4-1
     let mut target = create_file(dir, name, &CreateMode::Exclusive(verf), mask)?;
     if set != SetAttr::default() {
         // The verifier identifies the file as the client's. If this fails, the client repeats the OPEN and gets here
@@ -288,6 +299,7 @@ fn create_exclusive(
 }
 
 fn create_file(dir: &Object<'_>, name: &Name, mode: &CreateMode, attrset: Bitmap4) -> Result<Target, Fault4> {
+    //= rfc8881-18.16.3-13
     let created = dir.writable()?.vfs().create(&dir.caller(), &dir.handle, name, mode);
     let Created { handle, attr, dir: parent } = created.map_err(|error| match error {
         VfsError::NotDir => not_a_directory(dir),
@@ -320,6 +332,7 @@ fn check_permission(file: &Object<'_>, request: &OpenRequest) -> Result<(), Faul
     // The file's owner had the right when the client opened the file or got the delegation.
     let had_right = request.claim != Claim::New;
     let may = may_read && may_write || had_right && file.getattr()?.uid == file.caller().cred.uid;
+    //= rfc8881-18.16.4-9
     if may { Ok(()) } else { Err(Nfsstat4::Access.into()) }
 }
 

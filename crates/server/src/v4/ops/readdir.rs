@@ -231,6 +231,7 @@ impl List {
     }
 
     fn finish(mut self, verifier: [u8; VERIFIER], eof: bool) -> Result<Raw, Fault4> {
+        //= rfc8881-18.23.3-1
         if self.full && self.entries == 0 {
             return Err(Nfsstat4::TooSmall.into());
         }

@@ -51,6 +51,7 @@ pub(super) fn bind_conn_to_session(
 ) -> Result<BindConnToSessionOk, Fault4> {
     if at.session.is_some() {
         // §18.34.3: it is the only operation of its compound.
+        //= rfc8881-18.34.3-2
         return Err(Nfsstat4::NotOnlyOp.into());
     }
     Ok(cx.shared.with_state(|state| state.bind_conn_to_session(args, &at.principal, at.connection))?)
@@ -64,15 +65,18 @@ pub(super) fn backchannel_ctl(cx: &Context<'_>, at: &Cursor, args: &BackchannelC
 
 pub(super) fn destroy_session(cx: &Context<'_>, at: &Cursor, args: &DestroySessionArgs) -> Result<(), Fault4> {
     let own = at.session.as_ref().is_some_and(|session| session.id == args.sessionid);
+    //= rfc8881-18.37.3-4
     if own && at.operations_left > 0 {
         // §18.37.3: the operations that follow would have no session.
         return Err(Nfsstat4::NotOnlyOp.into());
     }
+    //= rfc8881-18.37.3-1
     let connection = at.connection.id;
     Ok(cx.shared.with_state(|state| state.destroy_session(args.sessionid, own, &at.principal, connection))?)
 }
 
 pub(super) fn destroy_clientid(cx: &Context<'_>, at: &Cursor, args: &ClientIdArgs) -> Result<(), Fault4> {
+    //= rfc8881-18.50.3-1 rfc8881-18.50.3-2
     let own = at.session.as_ref().map(|session| session.client);
     let now = clock::now();
     Ok(cx.shared.with_state(|state| state.destroy_clientid(now, args.clientid, own, &at.principal))?)

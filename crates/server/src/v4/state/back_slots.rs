@@ -54,6 +54,7 @@ impl BackSlots {
     /// Creates as many slots as the client offers, at most [`SLOTS_MAX`].
     pub(super) fn new(maxrequests: u32) -> Self {
         let count = maxrequests.clamp(1, SLOTS_MAX);
+        //= rfc8881-18.36.4-4
         let slots = vec![BackSlot { sequence: 1, stage: Stage::Free }; count as usize];
         Self { slots, target: count - 1 }
     }
@@ -73,6 +74,7 @@ impl BackSlots {
         slot.stage = Stage::Free;
         match outcome {
             BackOutcome::Executed(target) => {
+                //= rfc8881-2.10.6.1-1 rfc8881-2.10.6.1-2
                 slot.sequence = slot.sequence.wrapping_add(1);
                 self.target = target.0.min(self.slots.len() as u32 - 1);
             }

@@ -339,9 +339,11 @@ impl<R: Clone, F> Clients<R, F> {
     ) -> Result<Plan<R, F>, Nfsstat4> {
         let records = self.by_owner.get(&args.clientowner.ownerid.0).copied().unwrap_or_default();
         if args.flags & EXCHGID4_FLAG_UPD_CONFIRMED_REC_A != 0 {
+            //= rfc8881-18.35.3-8
             return self.plan_update(args, origin.principal, records);
         }
         let new = || {
+            //= rfc8881-18.35.3-35
             let implementation = args.client_impl_id.as_ref().map(detached);
             let new = Client::new(minorversion, &args.clientowner, origin, context.now);
             Client { protect, implementation, ..new }

@@ -146,6 +146,7 @@ impl Session {
             Back if connection.duplex => (false, true),
             BackOrBoth if connection.duplex => (true, true),
             Back | BackOrBoth => return Err(Nfsstat4::Inval),
+            //= rfc8881-18.34.3-5 rfc8881-18.34.3-6 rfc8881-18.34.3-7 rfc8881-18.34.3-8
             ForeOrBoth => (true, connection.duplex),
         };
         if let Some(bound) = self.bound.iter().find(|bound| bound.id == connection.id && !bound.implied) {
@@ -156,6 +157,7 @@ impl Session {
                 BackOrBoth => bound.back,
             };
             let binding = Binding { dir: direction(bound.fore, bound.back), change: BoundChange::default() };
+            //= rfc8881-18.34.3-9 rfc8881-18.34.3-10
             return if satisfied { Ok(binding) } else { Err(Nfsstat4::Inval) };
         }
         let was_bound = self.is_bound(connection.id);
@@ -228,6 +230,8 @@ fn negotiate(wanted: &ChannelAttrs4, limits: &ChannelLimits) -> Result<ChannelAt
     Ok(ChannelAttrs4 {
         // Padding is not used to align payloads: RDMA places them, and TCP does not need it.
         headerpadsize: 0,
+        //= rfc8881-18.36.3-4 rfc8881-18.36.3-9 rfc8881-18.36.3-10 rfc8881-18.36.3-11 rfc8881-18.36.3-12
+        //= rfc8881-18.36.3-16
         maxrequestsize: wanted.maxrequestsize.min(limits.request_max),
         maxresponsesize,
         maxresponsesize_cached: wanted.maxresponsesize_cached.min(limits.response_cached_max).min(maxresponsesize),
@@ -243,6 +247,7 @@ fn check_back(wanted: &ChannelAttrs4) -> Result<(), Nfsstat4> {
     if wanted.maxrequests == 0 {
         return Err(Nfsstat4::Inval);
     }
+    //= rfc8881-18.36.3-13 rfc8881-18.36.3-15
     let fits = wanted.maxrequestsize >= CB_REQUEST_LEN_MIN
         && wanted.maxresponsesize >= CB_RESPONSE_LEN_MIN
         && wanted.maxoperations >= 2;

@@ -145,6 +145,7 @@ impl<R: Clone, F: Eq> Shard<R, F> {
         let Some(channel) = channel.filter(|_| inner.is_open) else { return Err((ticket, reply)) };
         channel.slots.finish(ticket, reply, cheap);
         // §8.3: the lease lasts from the end of the compound.
+        //= rfc8881-8.3-3 rfc8881-8.3-4
         inner.renew(now);
         Ok(())
     }
@@ -180,6 +181,7 @@ impl<R, F> Shard<R, F> {
             let Some(channel) = inner.channels.iter_mut().find(|channel| channel.session == session) else { return };
             channel.connections.clear();
             channel.connections.extend(connections);
+            //= rfc8881-2.10.6.2-2
             channel.status_flags = status_flags;
         }
         inner.is_open = true;
@@ -211,6 +213,7 @@ impl<R> Inner<R> {
 
     /// Renews the lease.
     pub(super) fn renew(&mut self, now: Instant) {
+        //= rfc8881-18.46.3-13 rfc8881-8.3-1
         self.renewed_at = self.renewed_at.max(now);
         self.note_request(now);
     }
@@ -335,9 +338,11 @@ impl<R, F> fmt::Debug for Shards<R, F> {
 /// REQ_TOO_BIG, TOO_MANY_OPS, REP_TOO_BIG_TO_CACHE.
 pub(super) fn check_request(request: &Request<'_>, fore: &ChannelAttrs4) -> Result<(), Nfsstat4> {
     if request.len > fore.maxrequestsize as usize {
+        //= rfc8881-18.46.3-12
         return Err(Nfsstat4::ReqTooBig);
     }
     if request.operations > fore.maxoperations {
+        //= rfc8881-18.36.3-14
         return Err(Nfsstat4::TooManyOps);
     }
     if request.args.cachethis && fore.maxresponsesize_cached < session::RESPONSE_LEN_MIN {
@@ -349,6 +354,7 @@ pub(super) fn check_request(request: &Request<'_>, fore: &ChannelAttrs4) -> Resu
 /// Returns the result of SEQUENCE after the request has begun.
 pub(super) fn result<R: Clone>(args: &SequenceArgs, slots: &SlotTable<R>, status_flags: u32) -> SequenceOk {
     SequenceOk {
+        //= rfc8881-18.46.3-4 rfc8881-18.46.3-5 rfc8881-18.46.3-6
         sessionid: args.sessionid,
         sequenceid: args.sequenceid,
         slotid: args.slotid,

@@ -125,12 +125,16 @@ impl<R: Clone> SlotTable<R> {
             && slot.sequence == args.sequenceid
             && !matches!(slot.last, Last::Never)
         {
+            //= rfc8881-2.10.6-1 rfc8881-2.10.6-2 rfc8881-2.10.6.4-1 rfc8881-2.10.6.1.1-1 rfc8881-2.10.6.1.1-2
             return slot.retry(&fingerprint);
         }
+        //= rfc8881-2.10.6.1-4 rfc8881-2.10.6.1.3-1 rfc8881-2.10.6.1-5 rfc8881-2.10.6.1-7
         if !self.is_next(id, args.sequenceid) {
+            //= rfc8881-18.36.3-22 rfc8881-18.46.3-11 rfc8881-2.10.6.1-6 rfc8881-2.10.6.1.2-1 rfc8881-2.10.6.1.2-2
             return Err(Nfsstat4::SeqMisordered);
         }
         // A retry in a slot that is being retired is answered, but no new request begins there (§2.10.6.1).
+        //= rfc8881-2.10.6.1-10
         if id > self.enforced {
             return Err(Nfsstat4::BadSlot);
         }
@@ -152,6 +156,7 @@ impl<R: Clone> SlotTable<R> {
         slot.last = Last::Executing(fingerprint);
         slot.sent_target = sent_target;
         slot.renewed = false;
+        //= rfc8881-18.46.3-7
         Ok(Begun::Execute(Ticket { slot: args.slotid, sequence: args.sequenceid, cache: args.cachethis }))
     }
 
@@ -201,6 +206,7 @@ impl<R: Clone> Slot<R> {
     fn retry(&self, fingerprint: &Fingerprint) -> Result<Begun<R>, Nfsstat4> {
         match &self.last {
             Last::Never => Err(Nfsstat4::SeqMisordered),
+            //= rfc8881-2.10.6.1.3.1-1
             Last::Executing(of) | Last::Done(of, _) if of != fingerprint => Err(Nfsstat4::SeqFalseRetry),
             Last::Executing(_) => Err(Nfsstat4::Delay),
             Last::Done(_, Some(reply)) => Ok(Begun::Replay(reply.clone())),
@@ -267,6 +273,7 @@ mod tests {
         assert_eq!(channel.call((0, 1, 1), 11), Ok(Some(1)), "slots are independent");
         assert_eq!(channel.call((0, 2, 1), 15), Ok(Some(3)));
         assert_eq!(channel.call((0, 1, 1), 11), Err(Nfsstat4::SeqMisordered));
+        //= rfc8881-2.10.6-1 rfc8881-2.10.6-2 rfc8881-2.10.6.1-4 rfc8881-2.10.6.1.3-1
         assert_eq!(channel.executed, 3);
     }
 
@@ -277,10 +284,12 @@ mod tests {
         for sequence in [0, 2, 3, u32::MAX] {
             assert_eq!(channel.call((0, sequence, 0), 1), Err(Nfsstat4::SeqMisordered), "{sequence}");
         }
+        //= rfc8881-18.36.3-22 rfc8881-18.46.3-11
         assert_eq!(channel.call((0, 1, 0), 1), Ok(Some(1)));
         for sequence in [0, 3, u32::MAX] {
             assert_eq!(channel.call((0, sequence, 0), 1), Err(Nfsstat4::SeqMisordered), "{sequence}");
         }
+        //= rfc8881-2.10.6.1-5 rfc8881-2.10.6.1-7 rfc8881-2.10.6.1.2-1 rfc8881-2.10.6.1.2-2
         assert_eq!(channel.call((0, 2, 0), 3), Ok(Some(2)), "errors must not change the slot");
     }
 
@@ -290,6 +299,7 @@ mod tests {
         channel.call((0, 1, 0), 1).unwrap();
         channel.table.slots[0].sequence = Sequenceid4(u32::MAX);
         assert_eq!(channel.call((0, u32::MAX, 0), 1), Ok(Some(1)));
+        //= rfc8881-2.10.6.1-6
         assert_eq!(channel.call((0, 1, 0), 3), Err(Nfsstat4::SeqMisordered));
         assert_eq!(channel.call((0, 0, 0), 3), Ok(Some(2)));
         assert_eq!(channel.call((0, 0, 0), 3), Ok(Some(2)));
@@ -311,6 +321,7 @@ mod tests {
         let mut channel = Channel::new(1);
         channel.call((0, 1, 0), 11).unwrap();
         assert_eq!(channel.call((0, 1, 0), 13), Err(Nfsstat4::SeqFalseRetry));
+        //= rfc8881-2.10.6.1.3.1-1
         assert_eq!(channel.call((0, 1, 0), 11 | 1 << 32), Err(Nfsstat4::SeqFalseRetry), "a different principal");
         channel.call((0, 2, 0), 12).unwrap();
         assert_eq!(channel.call((0, 2, 0), 14), Err(Nfsstat4::SeqFalseRetry), "also if the reply was not cached");
@@ -358,6 +369,7 @@ mod tests {
         assert_eq!(channel.call((7, 2, 7), 3), Ok(Some(9)), "a retry in a slot above the target is answered");
         assert_eq!(channel.call((0, 3, 3), 5), Ok(Some(11)), "the last reply in this slot had the new target");
         assert_eq!(channel.table.enforced_highest(), Slotid4(3));
+        //= rfc8881-2.10.6.1-10
         assert_eq!(channel.call((7, 3, 7), 5), Err(Nfsstat4::BadSlot));
         assert_eq!(channel.call((1, 2, 4), 5), Err(Nfsstat4::BadHighSlot));
         assert_eq!(channel.call((3, 2, 3), 5), Ok(Some(12)));

@@ -116,6 +116,7 @@ fn open_grants_a_delegation_if_wanted_and_recallable() {
     assert_eq!(open(wanted(a, 0, false)), OpenDelegation4::None);
     let Got::Why(resource) = RESOURCE else { panic!() };
     assert_eq!(open(wanted(a, OPEN4_SHARE_ACCESS_WANT_ANY_DELEG, false)), OpenDelegation4::NoneExt(resource));
+    //= rfc8881-18.16.3-14
     assert_eq!(open(wanted(a, OPEN4_SHARE_ACCESS_WANT_NO_DELEG, true)), none(WhyNoDelegation4::NotWanted));
     assert!(matches!(open(wanted(a, 0, true)), OpenDelegation4::Read(_)));
     // If the file is truncated after the commit, the delegation is granted after that.

@@ -275,6 +275,7 @@ impl Model {
     }
 
     fn file(&mut self, op: &Op) -> Option<Nfsstat4> {
+        // Long: one arm for each operation.
         let World { state, locks, now, .. } = &mut self.world;
         match *op {
             Op::Open { client, owner, file: number, access, deny, reclaim, step } => {

@@ -116,6 +116,7 @@ fn conflicting_open_fails_and_changes_nothing() {
     world.close(a, held).unwrap();
     assert_eq!(world.open(b, "o", WRITE, 0).unwrap().seqid, 2);
     for (access, deny) in [(0, 0), (4, 0), (READ, 4)] {
+        //= rfc8881-18.16.4-5 rfc8881-18.16.4-6 rfc8881-18.16.4-7 rfc8881-18.16.4-8
         assert_eq!(world.open(b, "o", access, deny), Err(Nfsstat4::Inval), "{access} {deny}");
     }
 }
@@ -139,6 +140,7 @@ fn downgrade_needs_a_matching_earlier_open() {
     assert_eq!(world.downgrade(a, less, BOTH, 0), Err(Nfsstat4::Inval), "a downgrade does not restore access");
     let want = OPEN4_SHARE_ACCESS_WANT_NO_DELEG;
     assert!(world.downgrade(a, less, READ | want, 0).is_ok());
+    //= rfc8881-18.18.3-1 rfc8881-18.18.3-2
     assert_eq!(world.downgrade(a, less, 0, 0), Err(Nfsstat4::Inval));
 }
 
@@ -162,6 +164,7 @@ fn locks_have_their_own_stateid_and_conflict() {
     let lock = world.lock(a, open_a, "l", (10, 10)).unwrap();
     assert_eq!(lock.seqid, 1);
     let again = world.relock(a, lock, (30, LENGTH_TO_EOF)).unwrap();
+    //= rfc8881-9.4-1
     assert_eq!((again.other, again.seqid), (lock.other, 2));
     assert_eq!(
         world.lock(a, open_a, "l", (50, 1)).unwrap(),
@@ -214,9 +217,11 @@ fn invalid_ranges_modes_and_stateids_are_rejected() {
         other => panic!("{other:?}"),
     };
     for range in [(0, 0), (2, u64::MAX - 1), (u64::MAX, 2)] {
+        //= rfc8881-18.10.3-1
         assert_eq!(status(world.lock(a, open, "l", range)), Nfsstat4::Inval, "{range:?}");
     }
     assert_eq!(status(world.lock(a, open, "l", (0, 1))), Nfsstat4::OpenMode, "an exclusive lock needs write access");
+    //= rfc8881-18.46.4-1
     assert_eq!(status(world.lock(b, open, "l", (0, 1))), Nfsstat4::BadStateid, "the open belongs to another client");
     assert_eq!(status(world.relock(a, open, (0, 1))), Nfsstat4::BadStateid, "an open stateid is not a lock stateid");
     assert_eq!(world.unlock(a, open, (0, 1)), Err(Nfsstat4::BadStateid));
@@ -238,6 +243,7 @@ fn close_releases_only_the_locks_under_the_open() {
     let shared = world.lock(a, one, "shared", (20, 10)).unwrap();
     world.lock(a, two, "shared", (40, 10)).unwrap();
     world.close(a, one).unwrap();
+    //= rfc8881-18.2.3-1 rfc8881-9.8-2
     assert_eq!(world.test(a, &[alone, shared]), [Nfsstat4::BadStateid; 2]);
     world.lock(b, open_b, "l", (0, 10)).unwrap();
     denied(world.lock(b, open_b, "l", (20, 1)).unwrap_err());
@@ -272,8 +278,10 @@ fn special_stateid_permits_io_unless_a_share_denies_it() {
     }
     world.open(a, "o", READ, OPEN4_SHARE_DENY_WRITE).unwrap();
     for special in [Stateid4::ANONYMOUS, Stateid4::READ_BYPASS] {
+        //= rfc8881-18.32.3-6 rfc8881-9.1.2-4
         assert_eq!((world.io(a, special, false), world.io(a, special, true)), (Ok(()), Err(Nfsstat4::Locked)));
     }
+    //= rfc8881-8.2.3-5
     assert_eq!(world.io(a, Stateid4::INVALID, false), Err(Nfsstat4::BadStateid));
     assert_eq!(world.io(a, Stateid4::CURRENT, false), Err(Nfsstat4::BadStateid), "the caller must replace it");
 }
@@ -302,6 +310,7 @@ fn clients_with_earlier_state_reclaim_it_in_the_grace_period() {
     let ((a, _), (b, _)) = (world.client("a", 1), world.client("b", 1));
     let reclaim = |world: &mut World, client, reclaim| world.open_how(client, "o", (BOTH, 0), reclaim);
     let open = reclaim(&mut world, a, true).unwrap();
+    //= rfc8881-8.4.3-2
     assert_eq!(reclaim(&mut world, b, true), Err(Nfsstat4::ReclaimBad), "it held no state before the restart");
     let locker =
         Locker4::New { open_seqid: Seqid4(0), open_stateid: open, lock_seqid: Seqid4(0), lock_owner: owner(a, "l") };
@@ -336,6 +345,7 @@ fn state_of_an_expired_client_is_revoked_on_conflict() {
     world.state.expire(world.now);
     assert_eq!(world.test(a, &[open, lock]), [Nfsstat4::Ok; 2], "nothing is revoked without a conflict");
     assert!(world.open(b, "o", WRITE, 0).is_ok());
+    //= rfc8881-8.4.3-1
     assert_eq!(world.test(a, &[open, lock]), [Nfsstat4::Expired; 2]);
     assert_eq!(world.io(a, open, true), Err(Nfsstat4::Expired));
     assert!(world.events().contains(&Event::Revoked(a)));
@@ -374,6 +384,7 @@ fn client_does_not_expire_while_a_request_executes() {
     assert_eq!(world.open(b, "o", WRITE, 0), Err(Nfsstat4::ShareDenied));
     world.state.finish(world.now, session, ticket, "reply", false);
     world.now += LEASE;
+    //= rfc8881-8.3-3 rfc8881-8.3-4
     assert_eq!(world.open(b, "o", WRITE, 0), Err(Nfsstat4::ShareDenied), "the lease begins at the end of the request");
     world.now += Duration::from_secs(1);
     assert!(world.open(b, "o", WRITE, 0).is_ok());

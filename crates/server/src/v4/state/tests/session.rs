@@ -18,6 +18,7 @@ fn case_1_new_owner_gets_an_unconfirmed_record() {
     let first = world.exchange(&exchange("a", 1, 0), &OWNER).unwrap();
     let second = world.exchange(&exchange("b", 1, 0), &OWNER).unwrap();
     assert_ne!(first.clientid, second.clientid);
+    //= rfc8881-18.35.3-13
     assert_eq!(first.flags, EXCHGID4_FLAG_USE_NON_PNFS);
     assert_eq!(first.server_owner.major_id, "server".into());
     assert!(!world.state.clients().find(first.clientid).unwrap().confirmed);
@@ -28,6 +29,7 @@ fn case_2_retry_and_trunking_get_the_confirmed_record() {
     let mut world = World::new();
     let (id, session) = world.client("a", 1);
     let again = world.exchange(&exchange("a", 1, 0), &OWNER).unwrap();
+    //= rfc8881-18.35.3-9 rfc8881-18.35.3-10
     assert_eq!((again.clientid, again.flags & EXCHGID4_FLAG_CONFIRMED_R), (id, EXCHGID4_FLAG_CONFIRMED_R));
     assert!(world.state.session(session).is_some());
     assert_eq!(world.events(), [Event::Confirmed(id)]);
@@ -84,6 +86,7 @@ fn case_5_restarted_client_loses_its_state_at_confirmation() {
     world.call(session, 1, 1);
     world.events();
     world.create(&create(new.clientid, 1)).unwrap();
+    //= rfc8881-18.35.3-3
     assert!(world.state.session(session).is_none() && world.state.clients().find(old).is_none());
     assert_eq!(world.events(), [Event::Removed(old), Event::Confirmed(new.clientid)]);
     let again = world.exchange(&exchange("a", 2, 0), &OWNER).unwrap();
@@ -129,6 +132,7 @@ fn cases_6_to_9_only_its_own_client_updates_a_confirmed_record() {
     assert_eq!(world.exchange(&update(1), &OWNER), Err(Nfsstat4::NoEnt));
     let unconfirmed = world.exchange(&exchange("a", 1, 0), &OWNER).unwrap().clientid;
     assert_eq!(world.exchange(&update(1), &OWNER), Err(Nfsstat4::NoEnt));
+    //= rfc8881-18.35.3-8
     world.create(&create(unconfirmed, 1)).expect("the unconfirmed record must be intact");
     let implementation = NfsImplId4 { domain: "d".into(), name: "n".into(), date: Nfstime4::default() };
     let args = ExchangeIdArgs { client_impl_id: Some(implementation.clone()), ..update(1) };
@@ -193,10 +197,12 @@ fn create_session_is_executed_once() {
         assert_eq!(world.create(&create(id, sequence)), Err(Nfsstat4::SeqMisordered), "{sequence}");
     }
     let first = world.create(&create(id, 1)).unwrap();
+    //= rfc8881-18.36.4-1 rfc8881-18.36.3-3
     assert_eq!(world.create(&create(id, 1)), Ok(first.clone()));
     assert_eq!(world.state.sessions_of(id).map(|session| session.id).collect::<Vec<_>>(), [first.sessionid]);
     let second = world.create(&create(id, 2)).unwrap();
     assert_ne!(second.sessionid, first.sessionid);
+    //= rfc8881-18.36.4-2 rfc8881-18.36.4-3
     assert_eq!(world.create(&create(id, 1)), Err(Nfsstat4::SeqMisordered));
     assert_eq!(world.events(), [Event::Confirmed(id)]);
 }
@@ -253,8 +259,10 @@ fn channel_attributes_are_lowered_and_never_raised() {
         maxrequests: 8,
         rdma_ird: None,
     };
+    //= rfc8881-18.36.3-4 rfc8881-18.36.3-9 rfc8881-18.36.3-10 rfc8881-18.36.3-11 rfc8881-18.36.3-12 rfc8881-18.36.3-16
     assert_eq!(made.fore_chan_attrs, expected);
     // §18.36.3: the server must not change these attributes of the backchannel.
+    //= rfc8881-18.36.3-13 rfc8881-18.36.3-15
     assert_eq!((made.back_chan_attrs.maxoperations, made.back_chan_attrs.maxrequests), (2, 1));
     assert_eq!(made.flags, CREATE_SESSION4_FLAG_CONN_BACK_CHAN);
 
@@ -278,6 +286,7 @@ fn session_flags_report_what_was_granted() {
     let id = world.exchange(&exchange("a", 1, 0), &OWNER).unwrap().clientid;
     let persist = CREATE_SESSION4_FLAG_PERSIST | CREATE_SESSION4_FLAG_CONN_RDMA;
     assert_eq!(world.create(&CreateSessionArgs { flags: persist, ..create(id, 1) }).unwrap().flags, 0);
+    //= rfc8881-18.36.3-5 rfc8881-18.36.3-7
     let simplex = Connection { id: ConnectionId(5), duplex: false };
     let made = world.state.create_session(world.now, &create(id, 2), &OWNER, simplex).unwrap();
     assert_eq!(made.flags, 0, "the connection cannot carry callbacks");
@@ -341,6 +350,7 @@ fn sequence_renews_the_lease_and_reports_slots() {
     assert_eq!((result.highest_slotid, result.target_highest_slotid), (Slotid4(7), Slotid4(7)));
     assert_eq!(result.status_flags, 0);
     world.now += LEASE;
+    //= rfc8881-18.46.3-13 rfc8881-8.3-1
     assert!(!world.state.clients().is_expired(id, world.now));
     assert!(matches!(world.sequence(session, 1, 1).unwrap().begun, Begun::Replay("reply")));
     world
@@ -388,6 +398,7 @@ fn failed_sequence_changes_nothing() {
     assert_eq!(world.state.sequence(world.now, large, TCP.id).unwrap_err(), Nfsstat4::ReqTooBig);
     let long = Request { operations: 17, ..request };
     assert_eq!(world.state.sequence(world.now, long, TCP.id).unwrap_err(), Nfsstat4::TooManyOps);
+    //= rfc8881-18.46.3-12
     assert!(world.state.clients().is_expired(id, world.now), "the lease is not renewed");
     world.call(session, 1, 1);
 }
@@ -399,6 +410,7 @@ fn lost_backchannel_is_reported_until_another_is_bound() {
     let second = world.create(&create(id, 2)).unwrap().sessionid;
     world.state.disconnect(TCP.id);
     let both = SEQ4_STATUS_CB_PATH_DOWN | SEQ4_STATUS_CB_PATH_DOWN_SESSION;
+    //= rfc8881-2.10.6.2-2
     assert_eq!(world.call(first, 1, 2).status_flags, both);
     let three = Connection { id: ConnectionId(3), duplex: true };
     world.state.bind_conn_to_session(&bind(second, ChannelDirFromClient4::Back), &OWNER, three).unwrap();
@@ -415,8 +427,10 @@ fn lost_backchannel_is_reported_until_another_is_bound() {
 fn client_without_callbacks_gets_no_callback_flags() {
     let mut world = World::new();
     let id = world.exchange(&exchange("a", 1, 0), &OWNER).unwrap().clientid;
-    let session = world.create(&CreateSessionArgs { flags: 0, ..create(id, 1) }).unwrap().sessionid;
-    assert_eq!(world.call(session, 1, 1).status_flags, 0);
+    let made = world.create(&CreateSessionArgs { flags: 0, ..create(id, 1) }).unwrap();
+    //= rfc8881-18.36.3-6
+    assert_eq!(made.flags, 0);
+    assert_eq!(world.call(made.sessionid, 1, 1).status_flags, 0);
 }
 
 #[test]
@@ -431,12 +445,14 @@ fn bind_conn_to_session_satisfies_the_request_or_fails() {
     };
     assert_eq!(bound(10, true, Fore), Ok(Server::Fore));
     assert_eq!(bound(11, true, Back), Ok(Server::Back));
+    //= rfc8881-18.34.3-5 rfc8881-18.34.3-6 rfc8881-18.34.3-7 rfc8881-18.34.3-8
     assert_eq!(bound(12, true, ForeOrBoth), Ok(Server::Both));
     assert_eq!(bound(13, true, BackOrBoth), Ok(Server::Both));
     assert_eq!(bound(14, false, ForeOrBoth), Ok(Server::Fore));
     assert_eq!(bound(15, false, Back), Err(Nfsstat4::Inval));
     // §18.34.3: a repeated binding succeeds, a different one fails.
     assert_eq!(bound(10, true, Fore), Ok(Server::Fore));
+    //= rfc8881-18.34.3-9 rfc8881-18.34.3-10
     assert_eq!(bound(10, true, ForeOrBoth), Ok(Server::Fore));
     assert_eq!(bound(10, true, Back), Err(Nfsstat4::Inval));
     assert_eq!(bound(11, true, Fore), Err(Nfsstat4::Inval));
@@ -464,6 +480,7 @@ fn destroy_session_needs_a_bound_connection_and_no_request_in_progress() {
     assert_eq!(world.state.destroy_session(Sessionid4([3; 16]), false, &OWNER, TCP.id), Err(Nfsstat4::BadSession));
     let stranger = ConnectionId(77);
     let destroyed = world.state.destroy_session(session, false, &OWNER, stranger);
+    //= rfc8881-18.37.3-1
     assert_eq!(destroyed, Err(Nfsstat4::ConnNotBoundToSession));
     let sequenced = world.sequence(session, 1, 1).unwrap();
     assert_eq!(world.state.destroy_session(session, false, &OWNER, TCP.id), Err(Nfsstat4::Delay));
@@ -481,10 +498,12 @@ fn destroy_clientid_needs_a_client_without_state() {
     let destroy = |world: &mut World, id, own| world.state.destroy_clientid(world.now, id, own, &OWNER);
     assert_eq!(destroy(&mut world, Clientid4(5), None), Err(Nfsstat4::StaleClientid));
     assert_eq!(destroy(&mut world, id, None), Err(Nfsstat4::ClientidBusy), "it has a session");
+    //= rfc8881-18.50.3-1
     world.state.destroy_session(session, false, &OWNER, TCP.id).unwrap();
     let open = world.open(id, "o", 1, 0).unwrap();
     assert_eq!(destroy(&mut world, id, Some(other)), Err(Nfsstat4::ClientidBusy), "it has an open");
     world.state.close(&mut world.locks, id, &'f', &open).unwrap();
+    //= rfc8881-18.50.3-2
     assert_eq!(destroy(&mut world, id, Some(id)), Err(Nfsstat4::ClientidBusy));
     world.events();
     assert_eq!(destroy(&mut world, id, Some(other)), Ok(()));

@@ -258,5 +258,6 @@ fn no_permissions() -> acl::Nfsace4 {
     acl::Nfsace4 { acetype: acl::Acetype4::ACCESS_ALLOWED, flag: 0, access_mask: 0, who: "".into() }
 }
 
+//= rfc8881-18.16.3-14
 const RESOURCE: OpenNoneDelegation4 = OpenNoneDelegation4::Resource { server_will_signal_avail: false };
 const CONTENTION: OpenNoneDelegation4 = OpenNoneDelegation4::Contention { server_will_push_deleg: false };

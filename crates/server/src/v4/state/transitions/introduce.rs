@@ -41,6 +41,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         let clientid = self.execute_plan(plan);
         let client = self.clients.find_mut(clientid).ok_or(Nfsstat4::ServerFault)?;
         client.minorversion = minorversion;
+        //= rfc8881-18.35.3-9 rfc8881-18.35.3-10
         let confirmed = if client.confirmed { EXCHGID4_FLAG_CONFIRMED_R } else { 0 };
         Ok(ExchangeIdOk {
             clientid,
@@ -114,6 +115,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             // No principal must get the session that a foreign principal created.
             (true, _) if last.by != client.principal && last.by != *principal => return Err(Nfsstat4::SeqMisordered),
             (true, Err(Nfsstat4::Inval | Nfsstat4::TooSmall)) => {}
+            //= rfc8881-18.36.4-1 rfc8881-18.36.4-2 rfc8881-18.36.4-3
             (true, result) => return result.clone(),
             (false, _) if args.sequence != client.next_sequence() => return Err(Nfsstat4::SeqMisordered),
             (false, _) => {}
@@ -141,7 +143,9 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     fn add_session(&mut self, now: Instant, args: &CreateSessionArgs, session: Session) -> CreateSessionOk {
         let result = CreateSessionOk {
             sessionid: session.id,
+            //= rfc8881-18.36.3-3
             sequence: args.sequence,
+            //= rfc8881-18.36.3-5 rfc8881-18.36.3-6 rfc8881-18.36.3-7
             flags: session.flags(),
             fore_chan_attrs: session.fore,
             back_chan_attrs: session.back,
@@ -191,6 +195,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     /// unlikely to match.
     fn new_clientid(&mut self) -> Clientid4 {
         loop {
+            //= rfc8881-18.35.3-3
             let id = Clientid4(self.rng.next_u64());
             if id != Clientid4(0) && self.clients.find(id).is_none() {
                 return id;

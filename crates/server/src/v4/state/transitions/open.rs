@@ -291,8 +291,10 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         stateid: &Stateid4,
     ) -> Result<Stateid4, Nfsstat4> {
         let closed = self.resolve_open(client, file, stateid)?;
+        //= rfc8881-9.8-2
         self.close_open(locks, client, &closed);
         // §18.2.4: the returned stateid is never valid.
+        //= rfc8881-18.2.3-1
         Ok(Stateid4::INVALID)
     }
 
@@ -384,6 +386,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         if locks.in_grace() {
             return Err(Nfsstat4::Grace.into());
         }
+        //= rfc8881-18.11.3-1 rfc8881-18.11.3-2
         match locks.test(file, &lock_owner(client, &args.owner.owner.0), range, kind(args.locktype)) {
             Some(holder) => Err(LockFailure::Denied(denied(client, &holder))),
             None => Ok(()),
@@ -402,8 +405,10 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         args: &LockUArgs,
     ) -> Result<Stateid4, Nfsstat4> {
         let range = range(args.offset, args.length)?;
+        //= rfc8881-18.12.3-1 rfc8881-18.12.3-2
         let other = self.stateids.resolve(client, Some(file), &args.lock_stateid)?;
         let Kind::Lock { owner, .. } = &self.stateids.entry(&other).kind else { return Err(Nfsstat4::BadStateid) };
+        //= rfc8881-9.4-1
         locks.unlock(file, &lock_owner(client, owner), range).map_err(|error| status(&error))?;
         Ok(self.stateids.change(&other))
     }
@@ -618,6 +623,7 @@ fn share(access: u32, deny: u32) -> Share {
 /// INVAL (§18.10.3) for no bytes, or an end beyond 64 bits.
 fn range(offset: u64, length: u64) -> Result<Range, Nfsstat4> {
     match length {
+        //= rfc8881-18.10.3-1
         LENGTH_TO_EOF => Ok(Range::to_end(offset)),
         _ if offset.checked_add(length).is_none() => Err(Nfsstat4::Inval),
         _ => Range::new(offset, length).ok_or(Nfsstat4::Inval),
@@ -654,6 +660,7 @@ fn owner(Clientid4(client): Clientid4, kind: u8, name: &[u8]) -> Owner {
 fn denied(to: Clientid4, holder: &Holder) -> LockDenied4 {
     let (clientid, name) = match holder.owner.client {
         LockClient::V4(id) if id == to.0 => (to, &holder.owner.opaque[1..]),
+        //= rfc8881-18.10.3-6
         LockClient::V4(_) => (Clientid4(0), &holder.owner.opaque[1..]),
         LockClient::Nlm(_) => (Clientid4(0), &holder.owner.opaque[..]),
     };

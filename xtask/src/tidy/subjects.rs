@@ -1,0 +1,76 @@
+//! Subjects of commits: `area: verb …`, the verb in the imperative.
+
+use crate::shell;
+
+/// Returns the subjects of commits since [`BASE`] that have another form; none where the history does not reach back to it.
+pub fn malformed() -> Vec<String> {
+    let range = format!("{BASE}..HEAD");
+    let Ok(log) = shell::output("git", ["log", "--no-merges", "--format=%h %s", &range]) else { return Vec::new() };
+    log.lines().filter_map(|line| line.split_once(' ')).filter_map(|(hash, subject)| complaint(hash, subject)).collect()
+}
+
+fn complaint(hash: &str, subject: &str) -> Option<String> {
+    let fault = fault(subject)?;
+    Some(format!("commit {hash} \"{subject}\": {fault}"))
+}
+
+fn fault(subject: &str) -> Option<&'static str> {
+    let Some((areas, rest)) = subject.split_once(": ") else { return Some("has no area: \"area: verb …\"") };
+    let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "_-/., ".contains(c);
+    if areas.is_empty() || !areas.chars().all(plain) {
+        return Some("its area is not of lower-case words");
+    }
+    let verb = rest.split([' ', ',', ':']).next().unwrap_or_default();
+    if !verb.starts_with(|c: char| c.is_ascii_lowercase()) {
+        return Some("has no verb in lower case behind its area");
+    }
+    let inflected = verb.ends_with("ed") || verb.ends_with("ing") || verb.ends_with('s') && !verb.ends_with("ss");
+    let imperative = !inflected && !NO_VERBS.contains(&verb) || IMPERATIVE.contains(&verb);
+    (!imperative).then_some("does not begin with a verb in the imperative")
+}
+
+/// The last commit that was written before subjects had a form.
+const BASE: &str = "c4bb5e3e7eae60ccf10a283e9de2d16135ea2260";
+
+/// Imperatives that look like another form of a verb.
+const IMPERATIVE: [&str; 14] = [
+    "bring", "ping", "ring", "string", "swing", "need", "feed", "embed", "seed", "shed", "speed", "exceed", "focus",
+    "alias",
+];
+
+/// Words that often stand in the place of a verb.
+const NO_VERBS: [&str; 10] = ["a", "an", "the", "no", "new", "more", "it", "what", "who", "when"];
+
+#[cfg(test)]
+mod tests {
+    use super::fault;
+
+    #[test]
+    fn imperatives_behind_an_area_are_right() {
+        for subject in [
+            "server: move cursors into their own file",
+            "xtask, docs: check lengths",
+            "rdma/iwarp: process a Terminate once",
+            "buf: feed the pool",
+        ] {
+            assert_eq!(fault(subject), None, "{subject}");
+        }
+    }
+
+    #[test]
+    fn other_forms_are_faults() {
+        for subject in [
+            "Move cursors",
+            "server: cursors are moved",
+            "server: Moved cursors",
+            "server: moved cursors",
+            "server: moving cursors",
+            "server: moves cursors",
+            "server: the cursors move",
+            "The server: move cursors",
+            "server:",
+        ] {
+            assert!(fault(subject).is_some(), "{subject}");
+        }
+    }
+}
