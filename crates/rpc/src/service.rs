@@ -28,7 +28,7 @@ pub trait Service: Send + Sync + 'static {
     /// Executes a call. The results are encoded by [`Call::reply`], or otherwise *behind the [`REPLY_HEADER_LEN`] bytes that
     /// [`Call::encoder`] has begun with*, so that payload positions count from the XID. A reply with another verifier gets
     /// another header when it is sent; the positions are moved then.
-    fn call<'a>(&'a self, call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>>;
+    fn call<'a>(&'a self, call: Call<'a>) -> Answering<'a>;
 
     /// A connection begins. Every service of its server hears of it, once, before any call; `peer` is for calling the
     /// other end later.
@@ -40,6 +40,26 @@ pub trait Service: Send + Sync + 'static {
     /// whether or not it was ever called by that connection.
     fn disconnected(&self, connection: ConnectionId) {
         let _ = connection;
+    }
+}
+
+/// The results of a call, now or later.
+pub enum Answering<'a> {
+    /// Now.
+    Ready(Result<Message, AcceptError>),
+    /// Later, or not before the future is polled.
+    Pending(BoxFuture<'a, Result<Message, AcceptError>>),
+}
+
+impl<'a> IntoFuture for Answering<'a> {
+    type Output = Result<Message, AcceptError>;
+    type IntoFuture = BoxFuture<'a, Self::Output>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        match self {
+            Answering::Ready(results) => Box::pin(std::future::ready(results)),
+            Answering::Pending(results) => results,
+        }
     }
 }
 
