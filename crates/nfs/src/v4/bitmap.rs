@@ -65,15 +65,16 @@ impl Bitmap4 {
     /// The numbers in the set, ascending.
     #[inline]
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
-        let mut rest = self.low;
-        let low = iter::from_fn(move || {
-            let bit = rest.trailing_zeros();
-            rest &= rest.checked_sub(1)?;
+        let (mut rest, mut first, mut above) = (self.low, 0, self.high.iter().zip(4..));
+        iter::from_fn(move || {
+            while rest == 0 {
+                let (&word, index) = above.next()?;
+                (rest, first) = (word.into(), index * 32);
+            }
+            let bit = first + rest.trailing_zeros();
+            rest &= rest - 1;
             Some(bit)
-        });
-        let bits = |word: u32| (0..32).filter(move |bit| word & mask(*bit) != 0);
-        let high = self.high.iter().zip(4..).flat_map(move |(&word, at)| bits(word).map(move |bit| at * 32 + bit));
-        low.chain(high)
+        })
     }
 
     /// Whether anything is in both.
