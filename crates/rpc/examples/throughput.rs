@@ -15,8 +15,8 @@ use std::{
 use buf::Buffer;
 use bytes::Bytes;
 use rpc::{
-    AcceptError, BoxFuture, Call, CallOptions, Client, ClientOptions, Procedure, ReplyHeader, ReplyPlan, Server,
-    Service, Switch, TcpKind, UdpKind, WorkerOptions, Workers,
+    Answering, Call, CallOptions, Client, ClientOptions, Procedure, ReplyHeader, ReplyPlan, Server, Service, Switch,
+    TcpKind, UdpKind, WorkerOptions, Workers,
 };
 use rustix::time::{ClockId, clock_gettime};
 use xdr::{Decode, Located, Message, Payload};
@@ -40,15 +40,15 @@ impl Service for Source {
         Some(Procedure { name, idempotent: true })
     }
 
-    fn call<'a>(&'a self, mut call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>> {
-        Box::pin(async move {
+    fn call<'a>(&'a self, mut call: Call<'a>) -> Answering<'a> {
+        Answering::Pending(Box::pin(async move {
             if call.procedure == WRITE {
                 let data = Data::decode(&mut call.arguments)?;
                 return Ok(call.reply(&(data.0.len() as u32)));
             }
             call.arguments.finish()?;
             Ok(call.reply(&Data::from(self.0.clone())))
-        })
+        }))
     }
 }
 

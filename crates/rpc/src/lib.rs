@@ -43,12 +43,12 @@
 //!     fn procedure(&self, _version: u32, procedure: u32) -> Option<Procedure> {
 //!         (procedure == 1).then_some(Procedure { name: "ADD", idempotent: true })
 //!     }
-//!     fn call<'a>(&'a self, mut call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>> {
-//!         Box::pin(async move {
+//!     fn call<'a>(&'a self, mut call: Call<'a>) -> Answering<'a> {
+//!         Answering::Pending(Box::pin(async move {
 //!             let Pair { left, right } = Decode::decode(&mut call.arguments)?; // else GARBAGE_ARGS
 //!             call.arguments.finish()?;
 //!             Ok(call.reply(&left.wrapping_add(right)))
-//!         })
+//!         }))
 //!     }
 //! }
 //!

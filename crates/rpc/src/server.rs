@@ -26,8 +26,8 @@ use tokio::{
 use xdr::{Decoder, Encode, Encoder, Message};
 
 use crate::{
-    AcceptError, AcceptStat, BoxFuture, Call, CallHeader, ConnectionId, Hosts, IncomingCall, RejectStat, ReplyBody,
-    ReplyHeader, ReplyToken, Reverse, Service, Transport, TransportError, Xid,
+    AcceptError, AcceptStat, Answering, BoxFuture, Call, CallHeader, ConnectionId, Hosts, IncomingCall, RejectStat,
+    ReplyBody, ReplyHeader, ReplyToken, Reverse, Service, Transport, TransportError, Xid,
     connections::Place,
     counters::ProcedureStats,
     drc::{Admission, Drc, DrcOptions, Execution},
@@ -287,7 +287,11 @@ impl Server {
         let CallHeader { xid, version, procedure, .. } = header;
         let (caller, is_wrapped, connection) = (&caller, wrapping.is_some(), connection.id);
         let call = Call { xid, version, procedure, caller, is_wrapped, peer, connection, transport, arguments };
-        let (result, has_waited) = Guarded::new(service, call).await;
+        let (result, has_waited) = match catch_unwind(AssertUnwindSafe(|| service.call(call))) {
+            Ok(Answering::Ready(result)) => (Ok(result), false),
+            Ok(Answering::Pending(future)) => Guarded { future, has_waited: false }.await,
+            Err(panic) => (Err(describe(panic)), false),
+        };
         let result = result.unwrap_or_else(|panic| {
             tracing::error!(%peer, procedure = target.procedure.name, panic, "a service panicked");
             Err(AcceptError::SystemErr)
@@ -623,32 +627,22 @@ impl<F: Future<Output = Option<Answered>>> Future for Running<F> {
 
 /// The future of a service, with panics caught, and a flag that is `true` if the future was pending once.
 struct Guarded<'a> {
-    future: Result<BoxFuture<'a, Result<Message, AcceptError>>, String>,
+    future: BoxFuture<'a, Result<Message, AcceptError>>,
     has_waited: bool,
-}
-
-impl<'a> Guarded<'a> {
-    fn new(service: &'a dyn Service, call: Call<'a>) -> Self {
-        let future = catch_unwind(AssertUnwindSafe(|| service.call(call))).map_err(describe);
-        Self { future, has_waited: false }
-    }
 }
 
 impl Future for Guarded<'_> {
     type Output = (Result<Result<Message, AcceptError>, String>, bool);
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let result = match &mut self.future {
-            Err(panic) => Err(std::mem::take(panic)),
-            // Unwind safe: after a panic the future is not polled again, only dropped.
-            Ok(future) => match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx))) {
-                Ok(Poll::Ready(result)) => Ok(result),
-                Ok(Poll::Pending) => {
-                    self.has_waited = true;
-                    return Poll::Pending;
-                }
-                Err(panic) => Err(describe(panic)),
-            },
+        // Unwind safe: after a panic the future is not polled again, only dropped.
+        let result = match catch_unwind(AssertUnwindSafe(|| self.future.as_mut().poll(cx))) {
+            Ok(Poll::Ready(result)) => Ok(result),
+            Ok(Poll::Pending) => {
+                self.has_waited = true;
+                return Poll::Pending;
+            }
+            Err(panic) => Err(describe(panic)),
         };
         Poll::Ready((result, self.has_waited))
     }

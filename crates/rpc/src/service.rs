@@ -29,7 +29,7 @@ pub trait Service: Send + Sync + 'static {
     /// Executes a call. The results are encoded by [`Call::reply`], or *behind the [`REPLY_HEADER_LEN`] bytes with
     /// which [`Call::encoder`] begins*, so that payload positions count from the XID. A reply with another verifier
     /// gets another header when it is sent, and the positions are moved then.
-    fn call<'a>(&'a self, call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>>;
+    fn call<'a>(&'a self, call: Call<'a>) -> Answering<'a>;
 
     /// Reports that a connection was opened. Each service of the server is called once, before any call arrives on that
     /// connection. `peer` makes callbacks to the other end later.
@@ -41,6 +41,26 @@ pub trait Service: Send + Sync + 'static {
     /// server is called once, even if it never got a call on that connection.
     fn disconnected(&self, connection: ConnectionId) {
         let _ = connection;
+    }
+}
+
+/// The results of a call, now or later.
+pub enum Answering<'a> {
+    /// Now.
+    Ready(Result<Message, AcceptError>),
+    /// Later, or not before the future is polled.
+    Pending(BoxFuture<'a, Result<Message, AcceptError>>),
+}
+
+impl<'a> IntoFuture for Answering<'a> {
+    type Output = Result<Message, AcceptError>;
+    type IntoFuture = BoxFuture<'a, Self::Output>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        match self {
+            Answering::Ready(results) => Box::pin(std::future::ready(results)),
+            Answering::Pending(results) => results,
+        }
     }
 }
 

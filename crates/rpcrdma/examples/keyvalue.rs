@@ -29,7 +29,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use rdma::iwarp::{Iwarp, IwarpOptions};
 use rpc::{
-    AcceptError, BoxFuture, Call, CallOptions, Client, ClientError, ClientOptions, Procedure, RawOptions, ReplyHeader,
+    AcceptError, Answering, Call, CallOptions, Client, ClientError, ClientOptions, Procedure, RawOptions, ReplyHeader,
     ReplyPlan, Server, Service, Switch, TcpKind, TransportKind, UdpKind, WorkerOptions, Workers,
 };
 use rpcrdma::RdmaKind;
@@ -78,8 +78,8 @@ impl Service for Store {
         }
     }
 
-    fn call<'a>(&'a self, mut call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>> {
-        Box::pin(async move {
+    fn call<'a>(&'a self, mut call: Call<'a>) -> Answering<'a> {
+        Answering::Pending(Box::pin(async move {
             match call.procedure {
                 PUT => {
                     let PutArgs { key, value } = Decode::decode(&mut call.arguments)?;
@@ -97,7 +97,7 @@ impl Service for Store {
                     Ok(call.reply(&value.map(Value::from)))
                 }
             }
-        })
+        }))
     }
 }
 

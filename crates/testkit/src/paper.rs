@@ -44,17 +44,19 @@ impl Paper {
         (peer, caller): (SocketAddr, &'a Identity),
         arguments: &'a Message,
     ) -> BoxFuture<'a, Result<Message, AcceptError>> {
-        service.call(Call {
-            xid: Xid(7),
-            version: *service.versions().end(),
-            procedure,
-            caller,
-            is_wrapped: false,
-            peer,
-            connection: self.connection,
-            transport: &self.transport,
-            arguments: Decoder::new(arguments),
-        })
+        service
+            .call(Call {
+                xid: Xid(7),
+                version: *service.versions().end(),
+                procedure,
+                caller,
+                is_wrapped: false,
+                peer,
+                connection: self.connection,
+                transport: &self.transport,
+                arguments: Decoder::new(arguments),
+            })
+            .into_future()
     }
 }
 

@@ -20,7 +20,7 @@ use nfs::{
 };
 use rdma::sim::{NetworkOptions, Sim};
 use rpc::{
-    AcceptError, AcceptStat, Answer, AuthStat, BoxFuture, Call, CallFailed, CallOptions, Client, ClientError,
+    AcceptError, AcceptStat, Answer, Answering, AuthStat, Call, CallFailed, CallOptions, Client, ClientError,
     ClientOptions, Credential, Identity, Procedure, RejectStat, ReplyHeader, ReplyPlan, Server, ServerBuilder, Service,
     TcpKind, Transport, TransportKind, UdpKind,
     security::{ClientFlavor, Transmission},
@@ -70,8 +70,8 @@ impl Service for Counter {
         names.get(procedure as usize).map(|name| Procedure { name, idempotent: procedure != ADD })
     }
 
-    fn call<'a>(&'a self, mut call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>> {
-        Box::pin(async move {
+    fn call<'a>(&'a self, mut call: Call<'a>) -> Answering<'a> {
+        Answering::Pending(Box::pin(async move {
             match call.procedure {
                 ADD => {
                     let add = u64::decode(&mut call.arguments)?;
@@ -91,7 +91,7 @@ impl Service for Counter {
                 }
                 _ => Ok(call.reply(&())),
             }
-        })
+        }))
     }
 }
 

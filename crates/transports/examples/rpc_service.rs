@@ -6,10 +6,10 @@ use std::{error::Error, ops::RangeInclusive};
 
 use buf::Pool;
 use rpc::{
-    AcceptError, BoxFuture, Call, CallOptions, Client, ClientError, ClientOptions, Procedure, ReplyPlan, Server,
-    Service, WorkerOptions, Workers,
+    Answering, Call, CallOptions, Client, ClientError, ClientOptions, Procedure, ReplyPlan, Server, Service,
+    WorkerOptions, Workers,
 };
-use xdr::{Decode, Encode, Message};
+use xdr::{Decode, Encode};
 
 #[derive(Encode, Decode)]
 struct Pair {
@@ -30,12 +30,12 @@ impl Service for Adder {
     fn procedure(&self, _version: u32, procedure: u32) -> Option<Procedure> {
         (procedure == 1).then_some(Procedure { name: "ADD", idempotent: true })
     }
-    fn call<'a>(&'a self, mut call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>> {
-        Box::pin(async move {
+    fn call<'a>(&'a self, mut call: Call<'a>) -> Answering<'a> {
+        Answering::Pending(Box::pin(async move {
             let Pair { left, right } = Decode::decode(&mut call.arguments)?;
             call.arguments.finish()?;
             Ok(call.reply(&left.wrapping_add(right)))
-        })
+        }))
     }
 }
 

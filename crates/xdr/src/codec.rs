@@ -116,7 +116,10 @@ impl Encoder {
     #[inline]
     pub fn fixed_opaque(&mut self, bytes: &[u8]) {
         self.stream.extend_from_slice(bytes);
-        self.stream.extend_from_slice(&[0; 3][..padding(bytes.len())]);
+        let padding = padding(bytes.len());
+        if padding > 0 {
+            self.stream.extend_from_slice(&[0; 3][..padding]);
+        }
     }
 
     /// Appends a length, bytes and padding (RFC 4506 §4.10).

@@ -8,8 +8,8 @@ use std::{fmt, ops::RangeInclusive, sync::Arc};
 
 use nfs::v4::{callback::*, compound::*, *};
 use parking_lot::Mutex;
-use rpc::{AcceptError, BoxFuture, Call, Procedure, Service};
-use xdr::{Decode, Message};
+use rpc::{Answering, Call, Procedure, Service};
+use xdr::Decode;
 
 /// Executes the operations of callbacks.
 pub(crate) trait CallbackHandler: Send + Sync {
@@ -58,8 +58,8 @@ impl Service for CallbackService {
         }
     }
 
-    fn call<'a>(&'a self, mut call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>> {
-        Box::pin(async move {
+    fn call<'a>(&'a self, mut call: Call<'a>) -> Answering<'a> {
+        Answering::Pending(Box::pin(async move {
             if call.procedure == PROC_NULL {
                 return Ok(call.reply(&()));
             }
@@ -76,7 +76,7 @@ impl Service for CallbackService {
                 }
             }
             Ok(call.reply(&self.0.answer(head.tag, ops, bad)))
-        })
+        }))
     }
 }
 

@@ -45,6 +45,14 @@ pub(crate) fn values(fattr: &Fattr4) -> Result<Attrs> {
 /// # Errors
 /// The attributes are malformed, or lack one that every server supports.
 pub(crate) fn of(fattr: &Fattr4) -> Result<Attr> {
+    // Most servers have all of them. An error is found again below, with the attribute that it is about.
+    let mut decoder = Decoder::from(&fattr.attr_vals.0);
+    if fattr.attrmask == *WANTED
+        && let Ok(wanted) = Wanted::decode(&mut decoder)
+        && decoder.finish().is_ok()
+    {
+        return Ok(wanted.into());
+    }
     let mut fields = Fields::default();
     fattr.read(2, Purpose::Get, |attribute, decoder| fields.read(attribute, decoder)).map_err(malformed)?;
     fields
@@ -62,6 +70,28 @@ pub(crate) fn from_values(attrs: &Attrs) -> Option<Attr> {
     Fields::from(attrs).attr()
 }
 
+/// The values of [`WANTED`], in the order of their numbers.
+#[derive(Decode)]
+struct Wanted {
+    object_type: Ftype4,
+    size: u64,
+    fsid: Fsid4,
+    fileid: u64,
+    mode: u32,
+    numlinks: u32,
+    owner: Id,
+    owner_group: Id,
+    rawdev: Specdata4,
+    space_used: u64,
+    time_access: Nfstime4,
+    time_metadata: Nfstime4,
+    time_modify: Nfstime4,
+}
+
+/// The number that a name of a user or group is; one that is none is nobody's, as nothing here knows the server's users.
+#[derive(Clone, Copy)]
+struct Id(u32);
+
 /// The values from which an [`Attr`] is made, if they are known.
 #[derive(Default)]
 struct Fields {
@@ -72,8 +102,8 @@ struct Fields {
     mounted_on_fileid: Option<u64>,
     mode: Option<u32>,
     numlinks: Option<u32>,
-    owner: Option<u32>,
-    owner_group: Option<u32>,
+    owner: Option<Id>,
+    owner_group: Option<Id>,
     rawdev: Option<Specdata4>,
     space_used: Option<u64>,
     time_access: Option<Nfstime4>,
@@ -93,8 +123,8 @@ impl Fields {
             Attr4::MountedOnFileid => self.mounted_on_fileid = Some(decoder.u64()?),
             Attr4::Mode => self.mode = Some(decoder.u32()?),
             Attr4::Numlinks => self.numlinks = Some(decoder.u32()?),
-            Attr4::Owner => self.owner = Some(id(decoder.opaque_in_place(OPAQUE_LIMIT)?)),
-            Attr4::OwnerGroup => self.owner_group = Some(id(decoder.opaque_in_place(OPAQUE_LIMIT)?)),
+            Attr4::Owner => self.owner = Some(Decode::decode(decoder)?),
+            Attr4::OwnerGroup => self.owner_group = Some(Decode::decode(decoder)?),
             Attr4::Rawdev => self.rawdev = Some(Decode::decode(decoder)?),
             Attr4::SpaceUsed => self.space_used = Some(decoder.u64()?),
             Attr4::TimeAccess => self.time_access = Some(Decode::decode(decoder)?),
@@ -106,23 +136,22 @@ impl Fields {
     }
 
     fn attr(self) -> Option<Attr> {
-        let size = self.size?;
-        let rdev = self.rawdev.unwrap_or_default();
-        Some(Attr {
-            kind: kind(self.object_type?),
-            mode: self.mode.unwrap_or(0) & 0o7777,
-            nlink: self.numlinks.unwrap_or(1),
-            uid: self.owner.unwrap_or(NOBODY),
-            gid: self.owner_group.unwrap_or(NOBODY),
+        let (object_type, size) = (self.object_type?, self.size?);
+        Some(Attr::from(Wanted {
+            object_type,
             size,
-            used: self.space_used.unwrap_or(size),
-            rdev: Device { major: rdev.specdata1, minor: rdev.specdata2 },
-            fsid: fsid(self.fsid.unwrap_or_default()),
+            fsid: self.fsid.unwrap_or_default(),
             fileid: self.fileid.or(self.mounted_on_fileid).unwrap_or(0),
-            atime: time(self.time_access),
-            mtime: time(self.time_modify),
-            ctime: time(self.time_metadata),
-        })
+            mode: self.mode.unwrap_or(0),
+            numlinks: self.numlinks.unwrap_or(1),
+            owner: self.owner.unwrap_or(Id(NOBODY)),
+            owner_group: self.owner_group.unwrap_or(Id(NOBODY)),
+            rawdev: self.rawdev.unwrap_or_default(),
+            space_used: self.space_used.unwrap_or(size),
+            time_access: self.time_access.unwrap_or_default(),
+            time_metadata: self.time_metadata.unwrap_or_default(),
+            time_modify: self.time_modify.unwrap_or_default(),
+        }))
     }
 }
 
@@ -136,8 +165,8 @@ impl From<&Attrs> for Fields {
             mounted_on_fileid: attrs.mounted_on_fileid,
             mode: attrs.mode,
             numlinks: attrs.numlinks,
-            owner: attrs.owner.as_ref().map(|name| id(name)),
-            owner_group: attrs.owner_group.as_ref().map(|name| id(name)),
+            owner: attrs.owner.as_ref().map(|name| Id::of(name)),
+            owner_group: attrs.owner_group.as_ref().map(|name| Id::of(name)),
             rawdev: attrs.rawdev,
             space_used: attrs.space_used,
             time_access: attrs.time_access,
@@ -186,12 +215,41 @@ fn kind(object_type: Ftype4) -> FileKind {
     }
 }
 
-/// Returns the user or group ID that a name contains in decimal; otherwise that of nobody, because the client does not
-/// know the server's users.
-fn id(name: &[u8]) -> u32 {
-    let digit = |&byte: &u8| char::from(byte).to_digit(10);
-    let number = name.iter().try_fold(0u32, |number, byte| number.checked_mul(10)?.checked_add(digit(byte)?));
-    number.filter(|_| !name.is_empty()).unwrap_or(NOBODY)
+impl Id {
+    /// Returns the user or group ID that a name contains in decimal; otherwise that of nobody, because the client does not
+    /// know the server's users.
+    fn of(name: &[u8]) -> Self {
+        let digit = |&byte: &u8| char::from(byte).to_digit(10);
+        let number = name.iter().try_fold(0u32, |number, byte| number.checked_mul(10)?.checked_add(digit(byte)?));
+        Self(number.filter(|_| !name.is_empty()).unwrap_or(NOBODY))
+    }
+}
+
+impl Decode for Id {
+    #[inline]
+    fn decode(decoder: &mut Decoder<'_>) -> std::result::Result<Self, DecodeError> {
+        decoder.opaque_in_place(OPAQUE_LIMIT).map(Self::of)
+    }
+}
+
+impl From<Wanted> for Attr {
+    fn from(wanted: Wanted) -> Self {
+        Self {
+            kind: kind(wanted.object_type),
+            mode: wanted.mode & 0o7777,
+            nlink: wanted.numlinks,
+            uid: wanted.owner.0,
+            gid: wanted.owner_group.0,
+            size: wanted.size,
+            used: wanted.space_used,
+            rdev: Device { major: wanted.rawdev.specdata1, minor: wanted.rawdev.specdata2 },
+            fsid: fsid(wanted.fsid),
+            fileid: wanted.fileid,
+            atime: time(wanted.time_access),
+            mtime: time(wanted.time_modify),
+            ctime: time(wanted.time_metadata),
+        }
+    }
 }
 
 /// Combines both halves of the ID of a file system. Few servers use both, and collisions are unlikely.
@@ -199,8 +257,8 @@ pub(super) fn fsid(fsid: Fsid4) -> u64 {
     if fsid.minor == 0 { fsid.major } else { fsid.major.rotate_left(32) ^ fsid.minor }
 }
 
-fn time(time: Option<Nfstime4>) -> Time {
-    time.map_or(Time::default(), |time| Time { seconds: time.seconds, nseconds: time.nseconds })
+fn time(time: Nfstime4) -> Time {
+    Time { seconds: time.seconds, nseconds: time.nseconds }
 }
 
 const NOBODY: u32 = 65534;
@@ -208,6 +266,36 @@ const NOBODY: u32 = 65534;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn requested_attributes_decode_alike_as_one_value_and_one_by_one() {
+        let time = |seconds| Some(Nfstime4 { seconds, nseconds: 9 });
+        let attrs = Attrs {
+            object_type: Some(Ftype4::Blk),
+            size: Some(1),
+            fsid: Some(Fsid4 { major: 2, minor: 3 }),
+            fileid: Some(4),
+            mode: Some(0o5644),
+            numlinks: Some(6),
+            owner: Some("7".into()),
+            owner_group: Some("staff".into()),
+            rawdev: Some(Specdata4 { specdata1: 10, specdata2: 11 }),
+            space_used: Some(12),
+            time_access: time(13),
+            time_metadata: time(14),
+            time_modify: time(15),
+            ..Attrs::default()
+        };
+        assert_eq!(attrs.mask(), *WANTED);
+        let attr = of(&Fattr4::from(&attrs)).unwrap();
+        assert_eq!((attr.uid, attr.gid, attr.used, attr.atime.seconds, attr.ctime.seconds), (7, NOBODY, 12, 13, 14));
+        assert_eq!(Some(&attr), from_values(&attrs).as_ref());
+        let more = Attrs { maxname: Some(255), ..attrs.clone() };
+        assert_eq!(of(&Fattr4::from(&more)).unwrap(), attr);
+        let mut cut = Fattr4::from(&attrs);
+        cut.attr_vals.0.truncate(100);
+        assert!(of(&cut).unwrap_err().to_string().contains("attribute"));
+    }
 
     #[test]
     fn attributes_are_converted_both_ways() {

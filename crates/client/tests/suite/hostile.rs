@@ -8,8 +8,8 @@ use crate::common::Server;
 use bytes::Bytes;
 use client::{ErrorKind, File, Mount};
 use nfs::{MOUNT_PROGRAM, NFS_PROGRAM, mount::*, v3::*};
-use rpc::{AcceptError, BoxFuture, Call, Procedure, Service};
-use xdr::{Encode, Encoder, List, Message};
+use rpc::{Answering, Call, Procedure, Service};
+use xdr::{Encode, Encoder, List};
 
 /// Answers every procedure of a program with the output of a function.
 struct Script {
@@ -27,12 +27,12 @@ impl Service for Script {
     fn procedure(&self, _: u32, _: u32) -> Option<Procedure> {
         Some(Procedure { name: "any", idempotent: true })
     }
-    fn call<'a>(&'a self, call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>> {
-        Box::pin(async move {
+    fn call<'a>(&'a self, call: Call<'a>) -> Answering<'a> {
+        Answering::Pending(Box::pin(async move {
             let mut encoder = call.encoder();
             (self.answer)(call.procedure, &mut encoder);
             Ok(encoder.finish())
-        })
+        }))
     }
 }
 

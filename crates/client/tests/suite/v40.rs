@@ -6,8 +6,8 @@ use crate::common::{Server, memory, nfs_server, proxy, tcp};
 use client::{LockRange, Mount, NfsUrl};
 use nfs::v4::{Nfsstat4, Opnum4, compound::*};
 use parking_lot::Mutex;
-use rpc::{AcceptError, BoxFuture, Call, Procedure, Service};
-use xdr::{Decode, Message};
+use rpc::{Answering, Call, Procedure, Service};
+use xdr::Decode;
 
 /// A service that supports only NFSv4.0 and records the operations of each request.
 struct OnlyZero(Arc<dyn Service>, Arc<Mutex<Vec<Vec<Opnum4>>>>);
@@ -33,14 +33,16 @@ impl Service for OnlyZero {
         self.0.procedure(version, procedure)
     }
 
-    fn call<'a>(&'a self, call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>> {
+    fn call<'a>(&'a self, call: Call<'a>) -> Answering<'a> {
         if let Ok(args) = CompoundArgs::decode(&mut call.arguments.clone()) {
             self.1.lock().push(args.argarray.iter().map(|operation| operation.opnum()).collect());
         }
         match CompoundHead::decode(&mut call.arguments.clone()) {
             Ok(head) if head.minorversion > 0 => {
                 let status = Nfsstat4::MinorVersMismatch;
-                Box::pin(async move { Ok(call.reply(&CompoundRes { status, tag: head.tag, resarray: Vec::new() })) })
+                Answering::Pending(Box::pin(async move {
+                    Ok(call.reply(&CompoundRes { status, tag: head.tag, resarray: Vec::new() }))
+                }))
             }
             _ => self.0.call(call),
         }

@@ -9,9 +9,9 @@ use xdr::{Decode, DecodeError, Decoder, Encode, Encoder};
 /// On the wire, it may end with zero words. It is stored and encoded without them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Bitmap4 {
-    /// Bits 0 to 127: all that have a meaning.
-    low: u128,
-    /// The words of the bits above, without zeros at the end.
+    /// The first words: all numbers that have a meaning are in these.
+    low: [u32; LOW_WORDS],
+    /// The words behind them, without zeros at the end.
     high: Box<[u32]>,
 }
 
@@ -22,11 +22,9 @@ impl Bitmap4 {
     }
 
     /// Returns `true` if `bit` is in the set.
+    #[inline]
     pub fn contains(&self, bit: u32) -> bool {
-        match bit.checked_sub(u128::BITS) {
-            None => self.low >> bit & 1 != 0,
-            Some(above) => self.high.get(word(above)).is_some_and(|&word| word & mask(above) != 0),
-        }
+        self.word(word(bit)) & mask(bit) != 0
     }
 
     /// Adds `bit`.
@@ -34,82 +32,96 @@ impl Bitmap4 {
     /// # Panics
     /// Panics if `bit` is larger than all bits that can have a meaning.
     pub fn insert(&mut self, bit: u32) {
-        let Some(above) = bit.checked_sub(u128::BITS) else {
-            self.low |= 1 << bit;
-            return;
-        };
         assert!(word(bit) < WORDS_MAX, "bit {bit} is out of range");
-        let mut high = std::mem::take(&mut self.high).into_vec();
-        high.resize(high.len().max(word(above) + 1), 0);
-        high[word(above)] |= mask(above);
+        if let Some(word) = self.low.get_mut(word(bit)) {
+            *word |= mask(bit);
+            return;
+        }
+        let (mut high, at) = (std::mem::take(&mut self.high).into_vec(), word(bit) - LOW_WORDS);
+        high.resize(high.len().max(at + 1), 0);
+        high[at] |= mask(bit);
         self.high = high.into();
     }
 
     /// Removes `bit`.
     pub fn remove(&mut self, bit: u32) {
-        let Some(above) = bit.checked_sub(u128::BITS) else {
-            self.low &= !(1 << bit);
-            return;
-        };
-        if let Some(word) = self.high.get_mut(word(above)) {
-            *word &= !mask(above);
+        if let Some(word) = self.low.iter_mut().chain(&mut self.high).nth(word(bit)) {
+            *word &= !mask(bit);
             self.high = trimmed(std::mem::take(&mut self.high).into_vec());
         }
     }
 
     /// Returns `true` if the set is empty.
     pub fn is_empty(&self) -> bool {
-        self.low == 0 && self.high.is_empty()
+        self.len() == 0
     }
 
     /// Returns the numbers in the set in ascending order.
     #[inline]
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
-        let mut rest = self.low;
-        let low = iter::from_fn(move || {
-            let bit = rest.trailing_zeros();
-            rest &= rest.checked_sub(1)?;
+        let (mut words, mut rest, mut first) = (self.low.iter().chain(&self.high).zip(0..), 0, 0);
+        iter::from_fn(move || {
+            while rest == 0 {
+                let (&word, index) = words.next()?;
+                (rest, first) = (word, index * 32);
+            }
+            let bit = first + rest.trailing_zeros();
+            rest &= rest - 1;
             Some(bit)
-        });
-        let bits = |word: u32| (0..32).filter(move |bit| word & mask(*bit) != 0);
-        let high = self.high.iter().zip(4..).flat_map(move |(&word, at)| bits(word).map(move |bit| at * 32 + bit));
-        low.chain(high)
+        })
     }
 
     /// Returns `true` if the sets have a common number.
+    #[inline]
     pub fn intersects(&self, other: &Self) -> bool {
-        self.low & other.low != 0 || self.high.iter().zip(&other.high).any(|(a, b)| a & b != 0)
+        let any = |a: &[u32], b: &[u32]| a.iter().zip(b).any(|(a, b)| a & b != 0);
+        any(&self.low, &other.low) || any(&self.high, &other.high)
     }
 
-    /// Whether all of this one is in the other.
+    /// Returns `true` if all bits of `self` are in `other`.
     pub fn is_subset(&self, other: &Self) -> bool {
-        let above = |at| other.high.get(at).copied().unwrap_or(0);
-        self.low & !other.low == 0 && self.high.iter().enumerate().all(|(at, word)| word & !above(at) == 0)
+        (0..self.len()).all(|at| self.word(at) & !other.word(at) == 0)
     }
 
     /// Returns the numbers that are in both sets.
     #[must_use]
     pub fn intersection(&self, other: &Self) -> Self {
-        Self { low: self.low & other.low, high: self.combined(other, |a, b| a & b) }
+        self.combined(other, |a, b| a & b)
     }
 
     /// Returns the numbers that are in this set and not in the other.
     #[must_use]
     pub fn difference(&self, other: &Self) -> Self {
-        Self { low: self.low & !other.low, high: self.combined(other, |a, b| a & !b) }
+        self.combined(other, |a, b| a & !b)
     }
 
     /// Returns the numbers that are in either set.
     #[must_use]
     pub fn union(&self, other: &Self) -> Self {
-        Self { low: self.low | other.low, high: self.combined(other, |a, b| a | b) }
+        self.combined(other, |a, b| a | b)
     }
 
-    /// Combines each upper word of `self` with the word of `other` at the same index.
-    fn combined(&self, other: &Self, combine: impl Fn(u32, u32) -> u32) -> Box<[u32]> {
-        let len = self.high.len().max(other.high.len());
-        let word = |words: &[u32], at| words.get(at).copied().unwrap_or(0);
-        trimmed((0..len).map(|at| combine(word(&self.high, at), word(&other.high, at))).collect())
+    /// Combines each word of `self` with the word of `other` at the same index.
+    fn combined(&self, other: &Self, combine: impl Fn(u32, u32) -> u32) -> Self {
+        let combined = |at| combine(self.word(at), other.word(at));
+        let len = LOW_WORDS + self.high.len().max(other.high.len());
+        let low = std::array::from_fn(combined);
+        Self { low, high: trimmed((LOW_WORDS..len).map(combined).collect()) }
+    }
+
+    /// Returns the word at this index, or zero if it is not stored.
+    #[inline]
+    fn word(&self, at: usize) -> u32 {
+        self.low.get(at).or_else(|| self.high.get(at - LOW_WORDS)).copied().unwrap_or(0)
+    }
+
+    /// Returns the number of words up to the last one that is not zero.
+    #[inline]
+    fn len(&self) -> usize {
+        match self.high.len() {
+            0 => self.low.iter().rposition(|&word| word != 0).map_or(0, |last| last + 1),
+            above => LOW_WORDS + above,
+        }
     }
 }
 
@@ -123,10 +135,8 @@ impl FromIterator<u32> for Bitmap4 {
 
 impl Encode for Bitmap4 {
     fn encode(&self, encoder: &mut Encoder) {
-        let low = if self.high.is_empty() { u128::BITS - self.low.leading_zeros() } else { u128::BITS }.div_ceil(32);
-        encoder.length(low as usize + self.high.len());
-        (0..low).for_each(|at| encoder.u32((self.low >> (32 * at)) as u32));
-        self.high.iter().for_each(|&word| encoder.u32(word));
+        encoder.length(self.len());
+        (0..self.len()).for_each(|at| encoder.u32(self.word(at)));
     }
 }
 
@@ -134,8 +144,8 @@ impl Decode for Bitmap4 {
     fn decode(decoder: &mut Decoder<'_>) -> Result<Self, DecodeError> {
         let len = decoder.length(WORDS_MAX)?;
         let mut bitmap = Self::new();
-        for at in 0..len.min(LOW_WORDS) {
-            bitmap.low |= u128::from(decoder.u32()?) << (32 * at);
+        for word in bitmap.low.iter_mut().take(len) {
+            *word = decoder.u32()?;
         }
         if len > LOW_WORDS {
             bitmap.high = trimmed((LOW_WORDS..len).map(|_| decoder.u32()).collect::<Result<_, _>>()?);
@@ -159,7 +169,7 @@ fn mask(bit: u32) -> u32 {
     1 << (bit % 32)
 }
 
-/// The number of words for bits 0 to 127.
+/// The number of words that are stored in place: those of bits 0 to 127.
 const LOW_WORDS: usize = 4;
 /// Maximum number of words. The RFCs define fewer than 100 bits of any bitmap, so this leaves room for future ones.
 const WORDS_MAX: usize = 64;

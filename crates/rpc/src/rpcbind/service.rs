@@ -9,7 +9,7 @@ use super::{
     Binding, DUMP, GETADDR, GETTIME, GETVERSADDR, Mapping, NULL, Netid, PROGRAM, Rpcb, SET, UNSET, any, from_universal,
     reachable, to_universal,
 };
-use crate::{AcceptError, BoxFuture, Call, Procedure, Service};
+use crate::{AcceptError, Answering, Call, Procedure, Service};
 
 /// The bindings of a host. Clones share the same table.
 #[derive(Clone, Debug, Default)]
@@ -200,8 +200,8 @@ impl Service for Rpcbind {
         Some(Procedure { name, idempotent: !matches!(procedure, SET | UNSET) })
     }
 
-    fn call<'a>(&'a self, call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>> {
-        Box::pin(std::future::ready(self.answer(call)))
+    fn call<'a>(&'a self, call: Call<'a>) -> Answering<'a> {
+        Answering::Ready(self.answer(call))
     }
 }
 

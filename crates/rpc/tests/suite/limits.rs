@@ -13,7 +13,7 @@ use crate::common::{self, Counter, add, echo};
 use buf::Pool;
 use bytes::Bytes;
 use rpc::{
-    AcceptError, BoxFuture, Call, CallHeader, Client, ClientOptions, ConnectionLimits, Hosts, OpaqueAuth, Procedure,
+    AcceptError, Answering, Call, CallHeader, Client, ClientOptions, ConnectionLimits, Hosts, OpaqueAuth, Procedure,
     RawOptions, Server, Service, TcpKind, TcpOptions, TransportKind, WorkerOptions, Workers, Xid,
 };
 use tokio::{
@@ -271,8 +271,8 @@ impl Service for Concurrency {
         (procedure == 1).then_some(Procedure { name: "CONCURRENCY", idempotent: true })
     }
 
-    fn call<'a>(&'a self, call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>> {
-        Box::pin(self.execute(call))
+    fn call<'a>(&'a self, call: Call<'a>) -> Answering<'a> {
+        Answering::Pending(Box::pin(self.execute(call)))
     }
 }
 

@@ -7,11 +7,10 @@ use crate::common::{Counter, Host, add, echo};
 use buf::Buffer;
 use bytes::Bytes;
 use rpc::{
-    AcceptError, AcceptStat, AuthStat, BoxFuture, Call, CallOptions, Client, ClientError, ClientOptions, Incoming,
+    AcceptStat, Answering, AuthStat, BoxFuture, Call, CallOptions, Client, ClientError, ClientOptions, Incoming,
     Listener, OpaqueAuth, Procedure, RawOptions, RejectStat, ReplyPlan, Server, Service, TcpKind, TransportError,
     TransportKind, WorkerOptions, Workers,
 };
-use xdr::Message;
 
 #[tokio::test]
 async fn concurrent_calls_get_their_own_answers() {
@@ -327,8 +326,8 @@ impl Service for FixedCredentials {
         Some(Procedure { name: "FIXED", idempotent: true })
     }
 
-    fn call<'a>(&'a self, call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>> {
-        Box::pin(async move { Ok(call.reply(&FIXED.get())) })
+    fn call<'a>(&'a self, call: Call<'a>) -> Answering<'a> {
+        Answering::Pending(Box::pin(async move { Ok(call.reply(&FIXED.get())) }))
     }
 }
 

@@ -13,12 +13,11 @@ use std::{
 use bytes::Bytes;
 use rdma::{Provider, iwarp::Iwarp, shm::Shm, sim::Sim};
 use rpc::{
-    AcceptError, BoxFuture, Call, CallFailed, CallOptions, Client, ClientError, ClientOptions, ConnectionId,
-    Credential, Drain, Hosts, Procedure, ReplyPlan, Reverse, ReverseTarget, Server, Service, TransportError,
-    TransportKind,
+    Answering, Call, CallFailed, CallOptions, Client, ClientError, ClientOptions, ConnectionId, Credential, Drain,
+    Hosts, Procedure, ReplyPlan, Reverse, ReverseTarget, Server, Service, TransportError, TransportKind,
 };
 use rpcrdma::{Options, RdmaKind};
-use xdr::{Decode, Message, Payload};
+use xdr::{Decode, Payload};
 
 const PROGRAM: u32 = 0x2000_0001;
 const ADD: u32 = 1;
@@ -49,8 +48,8 @@ impl Service for Peer {
         Some(Procedure { name, idempotent: procedure != ADD })
     }
 
-    fn call<'a>(&'a self, mut call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>> {
-        Box::pin(async move {
+    fn call<'a>(&'a self, mut call: Call<'a>) -> Answering<'a> {
+        Answering::Pending(Box::pin(async move {
             match call.procedure {
                 ADD => {
                     let add = u64::decode(&mut call.arguments)?;
@@ -66,7 +65,7 @@ impl Service for Peer {
                     std::future::pending().await
                 }
             }
-        })
+        }))
     }
 
     fn connected(&self, peer: &Reverse) {

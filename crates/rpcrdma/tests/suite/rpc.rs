@@ -14,11 +14,11 @@ use buf::Buffer;
 use bytes::Bytes;
 use rdma::sim::{Cut, NetworkOptions, Sim};
 use rpc::{
-    AcceptError, BoxFuture, Call, CallOptions, Client, ClientOptions, Drain, Hosts, Procedure, ReplyPlan, Server,
-    Service, TransportKind,
+    Answering, Call, CallOptions, Client, ClientOptions, Drain, Hosts, Procedure, ReplyPlan, Server, Service,
+    TransportKind,
 };
 use rpcrdma::{Options, RdmaKind};
-use xdr::{Decode, Encode, Message, Payload};
+use xdr::{Decode, Encode, Payload};
 
 const PROGRAM: u32 = 0x2000_0001;
 const DEPOSIT: u32 = 1;
@@ -60,8 +60,8 @@ impl Service for Bank {
         (procedure == DEPOSIT).then_some(Procedure { name: "DEPOSIT", idempotent: false })
     }
 
-    fn call<'a>(&'a self, mut call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>> {
-        Box::pin(async move {
+    fn call<'a>(&'a self, mut call: Call<'a>) -> Answering<'a> {
+        Answering::Pending(Box::pin(async move {
             let deposit = Deposit::decode(&mut call.arguments)?;
             call.arguments.finish()?;
             let worth = worth(&deposit.data.0.to_bytes().unwrap());
@@ -71,7 +71,7 @@ impl Service for Bank {
                 deposits: self.deposits.fetch_add(1, SeqCst) + 1,
                 data,
             }))
-        })
+        }))
     }
 }
 

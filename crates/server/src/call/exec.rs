@@ -13,9 +13,9 @@
 //! A call outlives its connection, because its reply goes to the duplicate request cache. The call is dropped only with
 //! its worker.
 
-use std::{fmt::Debug, future::ready, marker::PhantomData, sync::Arc};
+use std::{fmt::Debug, marker::PhantomData, sync::Arc};
 
-use rpc::{AcceptError, BoxFuture, Call};
+use rpc::{AcceptError, Answering, Call};
 use xdr::{Decode, Encoder, Message};
 
 use super::{
@@ -61,17 +61,14 @@ impl<S: ServiceState> Answer for Null<S> {
 }
 
 /// Decodes the arguments of a call and executes procedure `P`.
-pub(crate) fn run<'a, P: Answer>(
-    shared: &'a Arc<P::Shared>,
-    mut call: Call<'a>,
-) -> BoxFuture<'a, Result<Message, AcceptError>> {
+pub(crate) fn run<'a, P: Answer>(shared: &'a Arc<P::Shared>, mut call: Call<'a>) -> Answering<'a> {
     let bytes = call.arguments.message_len();
     let args = P::Args::decode(&mut call.arguments).and_then(|args| call.arguments.finish().map(|()| args));
     let args = match args {
         Ok(args) => args,
         Err(error) => {
             tracing::debug!(procedure = P::NAME, peer = %call.peer, %error, "garbage arguments");
-            return Box::pin(ready(Err(AcceptError::GarbageArgs)));
+            return Answering::Ready(Err(AcceptError::GarbageArgs));
         }
     };
     let thread = Thread::worker();
@@ -82,11 +79,12 @@ pub(crate) fn run<'a, P: Answer>(
         && !thread.is_pending()
     {
         log::<P>(&context, &status);
-        return Box::pin(ready(Ok(out.finish())));
+        return Answering::Ready(Ok(out.finish()));
     }
     let (detached, needs) = (context.detach(), thread.needs());
     let journal = thread.journal().cloned();
-    Box::pin(wait(Waiting::<P> { detached, args, out, start, journal, needs, answered: false }, bytes))
+    let waiting = Waiting::<P> { detached, args, out, start, journal, needs, answered: false };
+    Answering::Pending(Box::pin(wait(waiting, bytes)))
 }
 
 /// A procedure that could not continue in its last run.

@@ -17,9 +17,9 @@ use nfs::{
     v3::NfsFh3,
 };
 use parking_lot::Mutex;
-use rpc::{AcceptError, BoxFuture, Call, Procedure, Service};
+use rpc::{AcceptError, Answering, Call, Procedure, Service};
 use vfs::{Kind, Name, VfsError};
-use xdr::{Encode, Encoder, List, Message};
+use xdr::{Encode, Encoder, List};
 
 use crate::{
     call::{
@@ -58,10 +58,10 @@ impl Service for Mount3 {
         Some(Procedure { name: procedure.name(), idempotent: true })
     }
 
-    fn call<'a>(&'a self, call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>> {
+    fn call<'a>(&'a self, call: Call<'a>) -> Answering<'a> {
         let shared = &self.shared;
         match MountProc3::from_number(call.procedure) {
-            None => Box::pin(std::future::ready(Err(AcceptError::SystemErr))),
+            None => Answering::Ready(Err(AcceptError::SystemErr)),
             Some(MountProc3::Null) => exec::run::<Null<_>>(shared, call),
             Some(MountProc3::Mnt) => exec::run::<Mnt>(shared, call),
             Some(MountProc3::Dump) => exec::run::<Dump>(shared, call),

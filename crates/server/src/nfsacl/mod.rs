@@ -13,9 +13,9 @@ use nfs::{
     },
     v3::Nfsstat3,
 };
-use rpc::{AcceptError, BoxFuture, Call, Procedure, Service};
+use rpc::{AcceptError, Answering, Call, Procedure, Service};
 use vfs::{Acl, AclEntry, AclKind, AclWho, Attr, VfsError};
-use xdr::{Array, Encoder, Message};
+use xdr::{Array, Encoder};
 
 use crate::{
     call::{
@@ -58,10 +58,10 @@ impl Service for NfsAcl3 {
         Some(Procedure { name: procedure.name(), idempotent: procedure != AclProc3::SetAcl })
     }
 
-    fn call<'a>(&'a self, call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>> {
+    fn call<'a>(&'a self, call: Call<'a>) -> Answering<'a> {
         let shared = &self.shared;
         match AclProc3::from_number(call.procedure) {
-            None => Box::pin(std::future::ready(Err(AcceptError::SystemErr))),
+            None => Answering::Ready(Err(AcceptError::SystemErr)),
             Some(AclProc3::Null) => exec::run::<Null<_>>(shared, call),
             Some(AclProc3::GetAcl) => exec::run::<GetAcl>(shared, call),
             Some(AclProc3::SetAcl) => exec::run::<SetAcl>(shared, call),

@@ -15,8 +15,7 @@ mod responses;
 use std::{ops::RangeInclusive, sync::Arc};
 
 use nfs::nlm::{NLM_PROGRAM, NlmProc4, VERSION};
-use rpc::{AcceptError, BoxFuture, Call, Procedure, Service};
-use xdr::Message;
+use rpc::{AcceptError, Answering, Call, Procedure, Service};
 
 use self::lockd::Lockd;
 use crate::call::exec::{self, Null};
@@ -48,10 +47,10 @@ impl Service for Nlm4 {
         Some(Procedure { name: procedure.name(), idempotent })
     }
 
-    fn call<'a>(&'a self, call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>> {
+    fn call<'a>(&'a self, call: Call<'a>) -> Answering<'a> {
         let shared = &self.shared;
         match NlmProc4::from_number(call.procedure) {
-            None => Box::pin(std::future::ready(Err(AcceptError::SystemErr))),
+            None => Answering::Ready(Err(AcceptError::SystemErr)),
             Some(NlmProc4::Null) => exec::run::<Null<_>>(shared, call),
             Some(NlmProc4::Test) => exec::run::<procedures::Test>(shared, call),
             Some(NlmProc4::Lock) => exec::run::<procedures::Lock>(shared, call),

@@ -7,8 +7,8 @@
 use std::{ops::RangeInclusive, sync::Arc};
 
 use nfs::nsm::{self, SM_PROGRAM, SmProc, SmRes, SmStat, SmStatRes, VERSION};
-use rpc::{AcceptError, BoxFuture, Call, Procedure, Service};
-use xdr::{Encode, Encoder, Message};
+use rpc::{AcceptError, Answering, Call, Procedure, Service};
+use xdr::{Encode, Encoder};
 
 use crate::{
     call::{
@@ -46,10 +46,10 @@ impl Service for Nsm1 {
         Some(Procedure { name: procedure.name(), idempotent: procedure != SmProc::SimuCrash })
     }
 
-    fn call<'a>(&'a self, call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>> {
+    fn call<'a>(&'a self, call: Call<'a>) -> Answering<'a> {
         let shared = &self.shared;
         match SmProc::from_number(call.procedure) {
-            None => Box::pin(std::future::ready(Err(AcceptError::SystemErr))),
+            None => Answering::Ready(Err(AcceptError::SystemErr)),
             Some(SmProc::Null) => exec::run::<Null<_>>(shared, call),
             Some(SmProc::Stat) => exec::run::<Stat>(shared, call),
             Some(SmProc::Mon) => exec::run::<Mon>(shared, call),

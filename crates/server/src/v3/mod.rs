@@ -13,8 +13,7 @@ pub(crate) use object::{post_op, with};
 use std::{ops::RangeInclusive, sync::Arc};
 
 use nfs::v3::{self, Proc3, Procedure3};
-use rpc::{AcceptError, BoxFuture, Call, Procedure, Service};
-use xdr::Message;
+use rpc::{AcceptError, Answering, Call, Procedure, Service};
 
 use crate::call::{
     core::Core,
@@ -46,10 +45,10 @@ impl Service for Nfs3 {
         Some(Procedure { name: procedure.name(), idempotent: procedure.is_idempotent() })
     }
 
-    fn call<'a>(&'a self, call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>> {
+    fn call<'a>(&'a self, call: Call<'a>) -> Answering<'a> {
         let shared = &self.shared;
         match Proc3::from_number(call.procedure) {
-            None => Box::pin(std::future::ready(Err(AcceptError::SystemErr))),
+            None => Answering::Ready(Err(AcceptError::SystemErr)),
             Some(Proc3::Null) => exec::run::<Null<_>>(shared, call),
             Some(Proc3::GetAttr) => exec::run::<v3::GetAttr>(shared, call),
             Some(Proc3::SetAttr) => exec::run::<v3::SetAttr>(shared, call),

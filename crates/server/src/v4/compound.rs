@@ -24,7 +24,7 @@ use nfs::v4::{
     Sessionid4,
     compound::{CompoundHead, ResultsWriter, Tag},
 };
-use rpc::{AcceptError, BoxFuture, Call, Identity, REPLY_HEADER_LEN};
+use rpc::{AcceptError, Answering, Call, Identity, REPLY_HEADER_LEN};
 use xdr::{Decode, Decoder, Encoder, Message, PlacedPayload};
 
 use self::waiting::Waiting;
@@ -59,11 +59,11 @@ pub(super) fn is_idempotent(mut arguments: Decoder<'_>) -> bool {
 }
 
 /// Executes COMPOUND.
-pub(super) fn run<'a>(shared: &'a Arc<Shared4>, mut call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>> {
+pub(super) fn run<'a>(shared: &'a Arc<Shared4>, mut call: Call<'a>) -> Answering<'a> {
     let len = call.arguments.message_len();
     let whole = call.arguments.clone();
     let Ok(head) = CompoundHead::decode(&mut call.arguments) else {
-        return Box::pin(std::future::ready(Err(AcceptError::GarbageArgs)));
+        return Answering::Ready(Err(AcceptError::GarbageArgs));
     };
     let thread = Thread::worker();
     let context = Context::of_call(shared, &call, &thread);
@@ -71,8 +71,8 @@ pub(super) fn run<'a>(shared: &'a Arc<Shared4>, mut call: Call<'a>) -> BoxFuture
     let mut operations = Incoming { decoder: call.arguments, minor: head.minorversion, left: head.operations.0 };
     match compound.begin_session(shared, &context, &mut operations, (whole, len)) {
         Start::Continue => {}
-        Start::End => return Box::pin(std::future::ready(Ok(compound.finish()))),
-        Start::Replay(kept) => return Box::pin(std::future::ready(Ok(compound.replay(&kept)))),
+        Start::End => return Answering::Ready(Ok(compound.finish())),
+        Start::Replay(kept) => return Answering::Ready(Ok(compound.replay(&kept))),
     }
     while let Some(operation) = operations.next() {
         compound.cursor.operations_left = operations.left;
@@ -84,9 +84,12 @@ pub(super) fn run<'a>(shared: &'a Arc<Shared4>, mut call: Call<'a>) -> BoxFuture
             slot.now = None;
         }
         let rest = std::iter::once(operation).chain(operations).collect();
-        return Box::pin(waiting::wait(Waiting::new(compound, rest, context.detach(), &thread), len));
+        return Answering::Pending(Box::pin(waiting::wait(
+            Waiting::new(compound, rest, context.detach(), &thread),
+            len,
+        )));
     }
-    Box::pin(std::future::ready(Ok(compound.finish())))
+    Answering::Ready(Ok(compound.finish()))
 }
 
 type Operation = Result<Argop4, BadOperation<Opnum4>>;

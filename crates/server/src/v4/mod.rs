@@ -36,11 +36,11 @@ mod task;
 pub(crate) mod upkeep;
 mod v40;
 
-use std::{future::ready, ops::RangeInclusive, sync::Arc};
+use std::{ops::RangeInclusive, sync::Arc};
 
 use nfs::v4;
-use rpc::{AcceptError, BoxFuture, Call, ConnectionId, Procedure, Reverse, Service};
-use xdr::{Decoder, Message};
+use rpc::{Answering, Call, ConnectionId, Procedure, Reverse, Service};
+use xdr::Decoder;
 
 use service::Shared4;
 
@@ -78,9 +78,9 @@ impl Service for Nfs4 {
         compound::is_idempotent(arguments.clone())
     }
 
-    fn call<'a>(&'a self, call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>> {
+    fn call<'a>(&'a self, call: Call<'a>) -> Answering<'a> {
         match call.procedure {
-            v4::PROC_NULL => Box::pin(ready(Ok(call.encoder().finish()))),
+            v4::PROC_NULL => Answering::Ready(Ok(call.encoder().finish())),
             _ => compound::run(&self.shared, call),
         }
     }

@@ -14,8 +14,8 @@ use nfs::v4::{
 };
 use parking_lot::Mutex;
 use rpc::{
-    AcceptError, AuthSys, BoxFuture, Call, Client, ConnectionId, Credential, Identity, Procedure, Reverse, Server,
-    Service, TcpKind, TransportKind, WorkerOptions, Workers,
+    Answering, AuthSys, Call, Client, ConnectionId, Credential, Identity, Procedure, Reverse, Server, Service, TcpKind,
+    TransportKind, WorkerOptions, Workers,
 };
 use server::v4::{
     callback::{CallbackError, Callbacks},
@@ -27,7 +27,7 @@ use server::v4::{
         transitions::back::NoPath,
     },
 };
-use xdr::{Array, Message};
+use xdr::Array;
 
 /// The server side: it registers its connections and only has the NULL procedure.
 #[derive(Default)]
@@ -46,8 +46,8 @@ impl Service for Host {
     fn procedure(&self, _: u32, procedure: u32) -> Option<Procedure> {
         (procedure == 0).then_some(Procedure { name: "NULL", idempotent: true })
     }
-    fn call<'a>(&'a self, call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>> {
-        Box::pin(async move { Ok(call.reply(&())) })
+    fn call<'a>(&'a self, call: Call<'a>) -> Answering<'a> {
+        Answering::Pending(Box::pin(async move { Ok(call.reply(&())) }))
     }
     fn connected(&self, peer: &Reverse) {
         self.callbacks.connected(peer);

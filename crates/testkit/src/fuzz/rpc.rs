@@ -12,7 +12,7 @@ use buf::{Buffer, Pool};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use rpc::{
-    AcceptError, BoxFuture, Call, CallError, CallHeader, CallsMade, Drain, Identity, IncomingCall, Procedure, Reply,
+    Answering, BoxFuture, Call, CallError, CallHeader, CallsMade, Drain, Identity, IncomingCall, Procedure, Reply,
     ReplyHeader, ReplyPlan, ReplyToken, Server, Service, Transport, TransportCaps, TransportError, Xid,
     record::{Place, Placement, RecordReader, STAGE_BYTES},
     rpcbind::{Registry, Rpcbind},
@@ -163,15 +163,15 @@ impl Service for Count {
         (procedure == 1).then_some(Procedure { name: "COUNT", idempotent: false })
     }
 
-    fn call<'a>(&'a self, mut call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>> {
-        Box::pin(async move {
+    fn call<'a>(&'a self, mut call: Call<'a>) -> Answering<'a> {
+        Answering::Pending(Box::pin(async move {
             let text = xdr::Opaque::<64>::decode(&mut call.arguments)?;
             call.arguments.finish()?;
             *self.0.lock() += 1;
             let mut encoder: Encoder = call.encoder();
             text.encode(&mut encoder);
             Ok(encoder.finish())
-        })
+        }))
     }
 }
 

@@ -9,7 +9,7 @@ use std::{
 };
 
 use nfs::v4::{compound::*, *};
-use rpc::{AcceptError, BoxFuture, Call, ConnectionId, Procedure, Reverse, Service};
+use rpc::{AcceptError, Answering, Call, ConnectionId, Procedure, Reverse, Service};
 use tokio::sync::watch;
 use xdr::{Decode, Decoder, Message};
 
@@ -45,8 +45,8 @@ impl Service for Gated {
         self.inner.disconnected(connection);
     }
 
-    fn call<'a>(&'a self, call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>> {
-        Box::pin(async move {
+    fn call<'a>(&'a self, call: Call<'a>) -> Answering<'a> {
+        Answering::Pending(Box::pin(async move {
             let args = CompoundArgs::decode(&mut call.arguments.clone());
             let introduces = |op: &Argop4| matches!(op, Argop4::ExchangeId(_) | Argop4::SetClientId(_));
             if args.is_ok_and(|args| args.argarray.iter().any(introduces)) {
@@ -54,6 +54,6 @@ impl Service for Gated {
                 let _ = self.open.clone().wait_for(|open| *open).await;
             }
             self.inner.call(call).await
-        })
+        }))
     }
 }

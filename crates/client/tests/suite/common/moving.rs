@@ -15,7 +15,7 @@ use nfs::v4::{
     *,
 };
 use parking_lot::Mutex;
-use rpc::{AcceptError, BoxFuture, Call, ConnectionId, Procedure, ReplyHeader, Reverse, Service};
+use rpc::{AcceptError, Answering, Call, ConnectionId, Procedure, ReplyHeader, Reverse, Service};
 use xdr::{Decode, Decoder, Message};
 
 /// The state of the file system.
@@ -159,16 +159,16 @@ impl Service for Moving {
         self.0.disconnected(connection);
     }
 
-    fn call<'a>(&'a self, call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>> {
+    fn call<'a>(&'a self, call: Call<'a>) -> Answering<'a> {
         let gone = self.1.gone.lock().clone();
         let args = CompoundArgs::decode(&mut call.arguments.clone());
         match (gone, args) {
-            (Some(gone), Ok(args)) if call.procedure == PROC_COMPOUND => Box::pin(async move {
+            (Some(gone), Ok(args)) if call.procedure == PROC_COMPOUND => Answering::Pending(Box::pin(async move {
                 let res = self.answer(&call, &gone, args).await?;
                 Ok(call.reply(&res))
-            }),
+            })),
             (None, Ok(args)) if args.argarray.iter().any(may_be_lost) => {
-                Box::pin(async move {
+                Answering::Pending(Box::pin(async move {
                     let mut res = self.pass_on(&call, &args).await?;
                     // The data are not durable, and the verifiers of two servers can be equal.
                     for result in &mut res.resarray {
@@ -182,7 +182,7 @@ impl Service for Moving {
                         }
                     }
                     Ok(call.reply(&res))
-                })
+                }))
             }
             _ => self.0.call(call),
         }

@@ -11,7 +11,7 @@ use nfs::v4::{
     *,
 };
 use parking_lot::Mutex;
-use rpc::{AcceptError, BoxFuture, Call, Credential, Procedure, ReplyPlan, Reverse, ReverseTarget, Service};
+use rpc::{AcceptError, Answering, Call, Credential, Procedure, ReplyPlan, Reverse, ReverseTarget, Service};
 use tokio::{sync::Notify, time::Instant};
 use xdr::{Array, Decode, Encode, Encoder, Message, Opaque};
 
@@ -317,8 +317,8 @@ impl Service for ScriptedService {
         (procedure <= 1).then_some(Procedure { name: "COMPOUND", idempotent: true })
     }
 
-    fn call<'a>(&'a self, mut call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>> {
-        Box::pin(async move {
+    fn call<'a>(&'a self, mut call: Call<'a>) -> Answering<'a> {
+        Answering::Pending(Box::pin(async move {
             let args = CompoundArgs::decode(&mut call.arguments)?;
             let server = &self.0;
             let reverse = Reverse::new(call.connection, call.transport);
@@ -368,7 +368,7 @@ impl Service for ScriptedService {
                 return Ok(call.reply(&CutShort(res)));
             }
             Ok(call.reply(&res))
-        })
+        }))
     }
 }
 

@@ -116,7 +116,7 @@ operations! {
     /// Free a stateid without locks.
     FreeStateid = 45, "FREE_STATEID", 1..=2, (FreeStateidArgs) => Res4<()>;
     /// Get a delegation of a directory.
-    GetDirDelegation = 46, "GET_DIR_DELEGATION", 1..=2, (GetDirDelegationArgs) => GetDirDelegationRes;
+    GetDirDelegation = 46, "GET_DIR_DELEGATION", 1..=2, (Box<GetDirDelegationArgs>) => GetDirDelegationRes;
     /// Get the address of a device.
     GetDeviceInfo = 47, "GETDEVICEINFO", 1..=2, (GetDeviceInfoArgs) => GetDeviceInfoRes;
     /// List the devices.
@@ -177,6 +177,9 @@ operations! {
     /// Remove an extended attribute.
     RemoveXattr = 75, "REMOVEXATTR", 2..=2, (XattrArgs) => ChangeXattrRes;
 }
+
+// Each operation is moved several times on its way. Up to this size no call is made to copy it.
+const _: () = assert!(size_of::<Argop4>() <= 96 && size_of::<Resop4>() <= 96);
 
 #[cfg(test)]
 mod tests {

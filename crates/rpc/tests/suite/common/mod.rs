@@ -20,7 +20,7 @@ use buf::{Buffer, Region};
 use bytes::Bytes;
 use port::Port;
 use rpc::{
-    AcceptError, Answer, BoxFuture, Call, CallFailed, CallOptions, Client, ClientOptions, ConnectionId, Credential,
+    AcceptError, Answer, Answering, Call, CallFailed, CallOptions, Client, ClientOptions, ConnectionId, Credential,
     Limits, Procedure, RawOptions, ReplyHeader, ReplyPlan, Reverse, ReverseTarget, Server, Service, TcpKind,
     TransportKind, WorkerOptions, Workers,
 };
@@ -143,9 +143,9 @@ impl Service for Counter {
         Some(Procedure { name, idempotent: ![ADD, GATED_ADD].contains(&procedure) })
     }
 
-    fn call<'a>(&'a self, call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>> {
+    fn call<'a>(&'a self, call: Call<'a>) -> Answering<'a> {
         assert_ne!(call.procedure, PANIC, "the test asked for a panic");
-        Box::pin(self.execute(call))
+        Answering::Pending(Box::pin(self.execute(call)))
     }
 
     fn connected(&self, peer: &Reverse) {

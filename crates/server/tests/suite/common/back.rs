@@ -16,10 +16,10 @@ use nfs::v4::{
     *,
 };
 use rpc::{
-    AcceptError, BoxFuture, Call, Client, ClientOptions, Credential, Identity, Procedure, Server, Service,
+    AcceptError, Answering, Call, Client, ClientOptions, Credential, Identity, Procedure, Server, Service,
     TransportKind,
 };
-use xdr::{Decode, Message};
+use xdr::Decode;
 
 pub const CB_PROGRAM: u32 = 0x4000_0001;
 
@@ -118,8 +118,8 @@ impl Service for Back {
         let name = if procedure == PROC_COMPOUND { "CB_COMPOUND" } else { "CB_NULL" };
         (procedure <= PROC_COMPOUND).then_some(Procedure { name, idempotent: true })
     }
-    fn call<'a>(&'a self, mut call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>> {
-        Box::pin(async move {
+    fn call<'a>(&'a self, mut call: Call<'a>) -> Answering<'a> {
+        Answering::Pending(Box::pin(async move {
             if call.procedure == PROC_NULL {
                 return Ok(call.reply(&()));
             }
@@ -156,6 +156,6 @@ impl Service for Back {
             let status = result.status();
             let resarray = sequence.map(|ok| CbResop4::Sequence(Res4::Ok(ok))).into_iter().chain([result]).collect();
             Ok(call.reply(&CbCompoundRes { status, tag, resarray }))
-        })
+        }))
     }
 }
