@@ -1,4 +1,4 @@
-//! The phases around an attack, and the verdict.
+//! The phases of an attack, and the verdict.
 
 use std::{
     fmt::Write,
@@ -19,14 +19,14 @@ use crate::{
     server::{CONNECTIONS, Server, Usage},
 };
 
-/// What a server may use, and what a good client may notice, under any attack.
+/// The bounds of a server's resources, and of the latency of good clients, under any attack.
 #[derive(Clone, Debug)]
 pub struct Bounds {
-    /// Most resident memory, in MiB.
+    /// Maximum resident memory, in MiB.
     pub memory_mib: u64,
-    /// A single operation may take this long, whatever the others take.
+    /// Maximum latency of a single operation.
     pub stall: Duration,
-    /// The latency up to which a good client has not noticed anything. Scheduling on a busy machine must not decide.
+    /// A latency that is always acceptable, so that scheduling on a busy machine does not decide.
     pub latency_floor: Duration,
 }
 
@@ -36,20 +36,21 @@ impl Default for Bounds {
     }
 }
 
-/// How the server came through one attack.
+/// The result of one attack.
 pub struct Verdict {
     name: &'static str,
-    /// What the attack did.
+    /// A description of what the attack did.
     did: String,
-    /// Latencies of each client before and during the attack, in microseconds, and how many operations it completed meanwhile.
+    /// For each client, the latency before and during the attack, in microseconds, and the number of operations during
+    /// it.
     clients: Vec<(&'static str, u64, u64, usize)>,
     most: Usage,
     after: Usage,
-    /// What is wrong.
+    /// The violations.
     faults: Vec<String>,
 }
 
-/// Starts a server and its clients, attacks it, and judges.
+/// Starts a server and its clients, attacks it, and judges the result.
 pub fn run(attack: &Attack, options: &Options, processors: &Processors) -> Verdict {
     let mut verdict = Verdict {
         name: attack.name,
@@ -79,10 +80,10 @@ fn phases(attack: &Attack, options: &Options, processors: &Processors, verdict: 
         let watcher = scope.spawn(|| watch(&server, &finished));
         let did = processors.as_attacker(|| (attack.run)(&server.target, &stop));
         finished.store(true, Relaxed);
-        verdict.most = watcher.join().expect("it does not panic");
+        verdict.most = watcher.join().expect("watcher must not panic");
         did
     });
-    // What was begun under attack belongs to it, however late it ends.
+    // Operations that began during the attack belong to it, however late they end.
     let behind = good.wait(20, PATIENCE);
     let attacked = good.take();
     match did {
@@ -93,7 +94,7 @@ fn phases(attack: &Attack, options: &Options, processors: &Processors, verdict: 
     verdict.after = server.usage();
     verdict.most = verdict.most.max(verdict.after);
     if !server.is_running() {
-        verdict.faults.push("the server is gone".into());
+        verdict.faults.push("the server has ended".into());
     } else if let Err(error) = absent(&behind, "after the attack") {
         verdict.faults.push(error.to_string());
     }
@@ -113,10 +114,10 @@ fn absent(behind: &[&str], when: &str) -> io::Result<()> {
     if behind.is_empty() {
         return Ok(());
     }
-    Err(io::Error::other(format!("good clients do not go on {when}: {}", behind.join(", "))))
+    Err(io::Error::other(format!("good clients do not continue {when}: {}", behind.join(", "))))
 }
 
-/// The most that the server uses until the attack is over.
+/// Returns the maximum resources of the server until the attack ends.
 fn watch(server: &Server, finished: &AtomicBool) -> Usage {
     let mut most = Usage::default();
     while !finished.load(Relaxed) {
@@ -139,12 +140,12 @@ impl Usage {
 }
 
 impl Verdict {
-    /// Whether the server did not come through.
+    /// Returns `true` if there is a violation.
     pub fn failed(&self) -> bool {
         !self.faults.is_empty()
     }
 
-    /// `ok NAME` or `fail NAME: WHY`.
+    /// Returns `ok NAME` or `fail NAME: REASON`.
     pub fn line(&self) -> String {
         if self.failed() {
             format!("fail {}: {}", self.name, self.faults.join("; "))
@@ -156,7 +157,7 @@ impl Verdict {
     fn compare(&mut self, who: &'static str, idle: &Operations, attacked: &Operations, bounds: &Bounds) {
         let (before, meanwhile) = (idle.p99(), attacked.p99());
         let most = (10 * before).max(bounds.latency_floor.as_micros() as u64);
-        // A client that connects waits for several round trips, and creates a file.
+        // A client that connects needs several round trips, and creates a file.
         let most = if who == "new" { 4 * most } else { most };
         if meanwhile > most {
             self.faults.push(format!("{who}: p99 of {} ms, idle {} ms", ms(meanwhile), ms(before)));
@@ -188,7 +189,7 @@ impl Verdict {
     }
 }
 
-/// All verdicts, aligned.
+/// Returns the table of all verdicts.
 pub fn table(verdicts: &[Verdict]) -> String {
     let mut text = format!("{:<18}", "attack");
     for who in CLIENTS {
@@ -220,16 +221,16 @@ fn ms(micros: u64) -> String {
     format!("{}.{}", tenths / 10, tenths % 10)
 }
 
-/// A wait until the good clients go on ends after this.
+/// The maximum time to wait until the good clients continue.
 const PATIENCE: Duration = Duration::from_secs(30);
 const IDLE: Duration = Duration::from_secs(1);
-/// Between the end of an attack and the look at what is left of it.
+/// The time between the end of an attack and the check of the server.
 const SETTLE: Duration = Duration::from_millis(500);
-/// Most resident memory where all attackers are hosts that no export admits.
+/// The maximum resident memory if all attackers are hosts that no export admits.
 const UNADMITTED_MIB: u64 = 128;
 const THREADS_MAX: u64 = 600;
-/// Connections, and files that are open beside them.
+/// The maximum number of connections and of files that are open in addition.
 const DESCRIPTORS_MAX: u64 = CONNECTIONS as u64 + 1500;
-/// A quarter of what Linux gives a process (`vm.max_map_count`).
+/// A quarter of Linux's limit for a process (`vm.max_map_count`).
 const MAPS_MAX: u64 = 16 << 10;
 const LOG_KIB_MAX: u64 = 4 << 10;

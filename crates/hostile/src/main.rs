@@ -1,13 +1,15 @@
-//! Attacks `slipway serve` while good clients use it, and judges by what these notice and by what the server uses.
+//! Attacks `slipway serve` while good clients use it, and judges the latency of these clients and the resources of the
+//! server.
 //!
-//! Every attack has a server and clients of its own. It is bounded in count and time, and stays on the loopback, of which each address is
-//! another host to the server. What is sent is made by [`wire`], which shares no code with the server. An attack has failed to do harm if:
+//! Every attack has its own server and clients. It is bounded in count and time, and stays on the loopback, where each
+//! address is a different host to the server. [`wire`] encodes the messages, and shares no code with the server. The
+//! server passes an attack if:
 //!
-//! - every good client goes on: no operation fails, and the latency of 99 of 100 stays within ten times of that before the attack, or
-//!   within a floor where that is more;
+//! - every good client continues: no operation fails, and the 99th percentile of the latency stays within ten times its
+//!   value before the attack, or within a floor if that is more;
 //! - the server's memory, threads, descriptors and mappings stay within the bounds of [`judge`];
-//! - nothing in it panics, and it still answers afterwards;
-//! - the attack itself has found nothing that it should not have.
+//! - the server does not panic, and answers afterwards;
+//! - the attack itself does not succeed.
 
 mod attack;
 mod good;
@@ -50,7 +52,7 @@ fn main() -> ExitCode {
     ExitCode::from(u8::from(verdicts.iter().any(Verdict::failed)))
 }
 
-/// What the command line says.
+/// The options of the command line.
 pub struct Options {
     slipway: PathBuf,
     load: PathBuf,

@@ -1,16 +1,16 @@
-//! Random numbers that a seed repeats.
+//! Random numbers from a seed.
 
-/// xorshift64*.
+/// The generator xorshift64*.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// Numbers that depend on `seed` alone.
+    /// Creates a generator. Its numbers depend only on `seed`.
     pub fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
-    /// Any number.
+    /// Returns any number.
     pub fn next(&mut self) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
@@ -18,17 +18,17 @@ impl Random {
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    /// A number below `end`, which is not zero.
+    /// Returns a number below `end`, which must not be zero.
     pub fn below(&mut self, end: usize) -> usize {
         (self.next() % end as u64) as usize
     }
 
-    /// One of these.
+    /// Returns one of `these`.
     pub fn of<'a, T>(&mut self, these: &'a [T]) -> &'a T {
         &these[self.below(these.len())]
     }
 
-    /// Changes some bytes or words, or the length, behind the first `spared` bytes.
+    /// Changes some bytes or words, or the length, after the first `spared` bytes.
     pub fn mutate(&mut self, message: &mut Vec<u8>, spared: usize) {
         for _ in 0..=self.below(3) {
             if message.len() <= spared + 4 {
@@ -50,6 +50,6 @@ impl Random {
     }
 }
 
-/// Words at the edges of what fits.
+/// Words at the limits of common types.
 const WORDS: [u32; 10] =
     [0, 1, 0x7fff_ffff, 0x8000_0000, 0xffff_ffff, 0xffff_fffc, 0xffff_fffd, 0x0001_0000, 0x0010_0000, 0x4000_0000];

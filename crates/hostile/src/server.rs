@@ -1,4 +1,4 @@
-//! The server that is attacked: a `slipway serve` of its own for each attack, and what the kernel says of it.
+//! The attacked server: a separate `slipway serve` for each attack, and its resources according to the kernel.
 
 use std::{
     fs::{self, File},
@@ -15,43 +15,43 @@ use crate::{Options, attack::Attack, stoppable::Stoppable};
 pub struct Server {
     child: Child,
     log: PathBuf,
-    /// Where to attack it.
+    /// The addresses to attack.
     pub target: Target,
 }
 
 /// The addresses of a server.
 #[derive(Clone, Debug)]
 pub struct Target {
-    /// TCP and UDP.
+    /// The address for TCP and UDP.
     pub tcp: SocketAddr,
-    /// iWARP.
+    /// The address for iWARP.
     pub rdma: SocketAddr,
-    /// NLM and NSM, and rpcbind at its own port, where this host lets the server have that.
+    /// The address of NLM and NSM. The server is then also the rpcbind. `None` if this host does not allow that.
     pub locks: Option<SocketAddr>,
-    /// UDP at an address that is not the loopback's, where this host has [`FOREIGN`].
+    /// The UDP address outside the loopback network, if this host has [`FOREIGN`].
     pub foreign: Option<SocketAddr>,
-    /// The directory of the sockets of shm, which have the number of the port of TCP in their name.
+    /// The directory of the sockets of shm, whose names contain the TCP port.
     pub directory: PathBuf,
     /// The program of the good clients.
     pub load: PathBuf,
     /// The file system of the export `/hung`, if there is one.
     pub stoppable: Option<Stoppable>,
-    /// The seed of what is random.
+    /// The seed of random numbers.
     pub seed: u64,
 }
 
-/// What a process uses at some moment.
+/// The resources of a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Resident memory in KiB.
     pub resident: u64,
-    /// The most that it ever was, in KiB.
+    /// The maximum of the resident memory, in KiB.
     pub peak: u64,
-    /// Threads.
+    /// The number of threads.
     pub threads: u64,
-    /// Open descriptors.
+    /// The number of open descriptors.
     pub descriptors: u64,
-    /// Mappings of memory.
+    /// The number of memory mappings.
     pub maps: u64,
 }
 
@@ -59,7 +59,7 @@ impl Server {
     /// Starts a server for an attack, in an empty directory.
     ///
     /// # Errors
-    /// It does not come up.
+    /// The server does not start.
     pub fn start(options: &Options, attack: &Attack) -> io::Result<Self> {
         let Options { slipway, load, seed, .. } = options;
         let directory = &options.directory.join(attack.name);
@@ -107,12 +107,12 @@ impl Server {
         Ok(server)
     }
 
-    /// Whether the process is there.
+    /// Returns `true` if the process runs.
     pub fn is_running(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// What it uses now; zeros when it is gone.
+    /// Returns the current resources; zeros if the process has ended.
     pub fn usage(&self) -> Usage {
         let process = Path::new("/proc").join(self.child.id().to_string());
         let status = fs::read_to_string(process.join("status")).unwrap_or_default();
@@ -131,7 +131,7 @@ impl Server {
         }
     }
 
-    /// The first panic in its log, and the bytes and lines of that.
+    /// Returns the first panic in the log, and the bytes and lines of the log.
     pub fn log(&self) -> (Option<String>, u64, usize) {
         let text = fs::read(&self.log).unwrap_or_default();
         let text = String::from_utf8_lossy(&text);
@@ -149,7 +149,7 @@ impl Drop for Server {
 }
 
 impl Target {
-    /// The URLs of the good clients. The first is that by which new ones connect.
+    /// Returns the URLs of the good clients. New clients use the first one.
     pub fn urls(&self) -> [String; 3] {
         let (tcp, rdma) = (self.tcp.port(), self.rdma.port());
         let options = "uid=0&gid=0&timeo=10s";
@@ -160,15 +160,15 @@ impl Target {
         ]
     }
 
-    /// The socket of shm.
+    /// Returns the path of the shm socket.
     pub fn socket(&self) -> PathBuf {
         self.directory.join(format!("shm-{}.sock", self.tcp.port()))
     }
 
-    /// Of the loopback's addresses only the first three are admitted.
+    /// Returns a configuration that admits only the first three addresses of the loopback.
     fn configuration(&self) -> String {
         let Self { tcp, rdma, directory, .. } = self;
-        // Without rpcbind the server has no NLM.
+        // Without rpcbind, the server has no NLM.
         let rpcbind = match self.locks {
             Some(locks) => format!("rpcbind = \"builtin\"\nnlm_port = {}", locks.port()),
             None => "rpcbind = \"off\"".to_owned(),
@@ -196,13 +196,13 @@ impl Target {
     }
 }
 
-/// Whether port 111 is free, and we may have it.
+/// Returns `true` if port 111 is free and this process can use it.
 fn may_be_rpcbind() -> bool {
     let at = (Ipv4Addr::UNSPECIFIED, RPCBIND.port());
     TcpListener::bind(at).is_ok() && UdpSocket::bind(at).is_ok()
 }
 
-/// One that is free over TCP and UDP.
+/// Returns a port that is free on TCP and UDP.
 pub fn free_port() -> io::Result<u16> {
     loop {
         let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
@@ -212,11 +212,11 @@ pub fn free_port() -> io::Result<u16> {
     }
 }
 
-/// The limit that the flood of connections goes beyond.
+/// The limit that the flood of connections exceeds.
 pub const CONNECTIONS: usize = 3000;
-/// An address of the documentation's network (RFC 5737), which the suite gives to the loopback device of its network namespace: a server may
-/// trust what comes from 127.0.0.0/8.
+/// An address of the network for documentation (RFC 5737), which the suite adds to the loopback device of its network
+/// namespace, because a server may trust peers in 127.0.0.0/8.
 pub const FOREIGN: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 1);
-/// Where the server answers as rpcbind.
+/// The address of the server's rpcbind.
 pub const RPCBIND: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 111);
 const UP_LIMIT: Duration = Duration::from_secs(30);

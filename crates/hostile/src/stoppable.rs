@@ -1,4 +1,4 @@
-//! A file system that can be stopped: `slipway mount` of a server of its own.
+//! A file system that can be stopped: `slipway mount` of a separate server.
 
 use std::{
     fs::{self, File},
@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::server::free_port;
 
-/// Cheap to clone; it is unmounted when the last clone is dropped.
+/// A handle, which is cheap to clone. Dropping the last clone unmounts the file system.
 #[derive(Clone, Debug)]
 pub struct Stoppable(Arc<Inner>);
 
@@ -25,10 +25,10 @@ struct Inner {
 }
 
 impl Stoppable {
-    /// Mounts one at `directory/hung`; `None` where this host does not let us.
+    /// Mounts a file system at `directory/hung`; `None` if this host does not allow it.
     ///
     /// # Errors
-    /// It does not come up.
+    /// The mount does not start.
     pub fn start(slipway: &Path, directory: &Path) -> io::Result<Option<Self>> {
         if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
             return Ok(None);
@@ -54,12 +54,12 @@ impl Stoppable {
         Ok(Some(stoppable))
     }
 
-    /// From now on nothing that is asked of it ends.
+    /// Stops the file system: no operation completes.
     pub fn stop(&self) -> io::Result<()> {
         Ok(kill_process(Pid::from_child(&self.0.mount), Signal::STOP)?)
     }
 
-    /// What was asked of it ends.
+    /// Continues the file system.
     pub fn go_on(&self) -> io::Result<()> {
         Ok(kill_process(Pid::from_child(&self.0.mount), Signal::CONT)?)
     }

@@ -1,4 +1,4 @@
-//! Who may use whom (ARCHITECTURE.md, "Arrows"), read from the manifests.
+//! The dependencies between crates (ARCHITECTURE.md, "Arrows"), read from the manifests.
 
 use serde_json::Value;
 
@@ -25,7 +25,7 @@ const ARROWS: [(&str, &[&str]); 16] = [
     ("xtask", &[]),
 ];
 
-/// The arrows that must not be. Dependencies of tests alone (`dev-dependencies`) are free.
+/// Returns the forbidden dependencies. Dependencies of tests alone (`dev-dependencies`) are allowed.
 pub fn broken() -> Vec<String> {
     let metadata = match packages() {
         Ok(packages) => packages,
@@ -51,7 +51,7 @@ pub fn broken() -> Vec<String> {
     complaints
 }
 
-/// The crates that ARCHITECTURE.md does not mention by their directory.
+/// Returns the crates whose directory ARCHITECTURE.md does not mention.
 pub fn unmentioned(files: &[File]) -> Vec<String> {
     let Some(map) = files.iter().find(|file| file.path == "ARCHITECTURE.md") else {
         return vec!["there is no ARCHITECTURE.md".into()];
@@ -71,7 +71,7 @@ fn packages() -> Result<Vec<Value>, String> {
     Ok(metadata["packages"].as_array().cloned().unwrap_or_default())
 }
 
-/// Packages are named `slipway-NAME` and live in `crates/NAME`.
+/// Packages are named `slipway-NAME` and are in `crates/NAME`.
 fn directory_of(package: &str) -> &str {
     package.strip_prefix("slipway-").unwrap_or(package)
 }

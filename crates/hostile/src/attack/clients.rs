@@ -1,4 +1,4 @@
-//! Floods of NFSv4.1 clients.
+//! Attacks with many NFSv4.1 clients.
 
 use std::{
     io::{self, Write},
@@ -15,17 +15,17 @@ use crate::{
     },
 };
 
-/// As many clients with sessions as the server takes, by three hosts at once.
+/// Creates as many clients with sessions as the server allows, from three hosts at once.
 pub fn flood(target: &Target, stop: &Stop) -> io::Result<String> {
     let made: Vec<_> = thread::scope(|scope| {
         let hosts = [ADMITTED, ALSO_ADMITTED, UNADMITTED].map(|host| scope.spawn(move || from(host, target, stop)));
-        hosts.into_iter().map(|host| host.join().expect("it does not panic").unwrap_or_default()).collect()
+        hosts.into_iter().map(|host| host.join().expect("attacker must not panic").unwrap_or_default()).collect()
     });
     stop.wait();
     Ok(format!("clients with a session by host: {made:?}"))
 }
 
-/// How many clients with sessions one host got.
+/// Returns the number of clients with sessions that one host got.
 fn from(host: Ipv4Addr, target: &Target, stop: &Stop) -> io::Result<usize> {
     let mut stream = connect(host, target.tcp)?;
     let (mut made, mut owner) = (0, 0u32);

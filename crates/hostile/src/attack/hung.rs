@@ -1,4 +1,4 @@
-//! An export whose file system stops.
+//! Attacks on an export whose file system stops.
 
 use std::io;
 
@@ -11,12 +11,12 @@ use crate::{
     },
 };
 
-/// Stops the file system, and has 160 writes to it outstanding.
+/// Stops the file system, and sends 160 writes to it.
 pub fn writes(target: &Target, stop: &Stop) -> io::Result<String> {
     let Some(stoppable) = &target.stoppable else { return Ok("not run: it needs root and /dev/fuse".into()) };
     let mut stream = connect(ADMITTED, target.tcp)?;
     let root = v3::mount(&mut stream, "/hung")?;
-    // Those to one file would wait for one another.
+    // Writes to one file would wait for each other.
     let files = (0..160).map(|number| v3::create(&mut stream, &root, &format!("hung.{number}")));
     let files = files.collect::<io::Result<Vec<_>>>()?;
     stoppable.stop()?;

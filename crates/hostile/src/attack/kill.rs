@@ -1,4 +1,4 @@
-//! Clients that die.
+//! Clients that are killed.
 
 use std::{
     io,
@@ -10,7 +10,7 @@ use std::{
 use super::Stop;
 use crate::{random::Random, server::Target};
 
-/// Starts the program of the good clients over and over, and kills it at some moment while it works by every transport.
+/// Starts the program of the good clients repeatedly, and kills it at a random time while it uses every transport.
 pub fn clients(target: &Target, stop: &Stop) -> io::Result<String> {
     let mut random = Random::new(target.seed);
     let mut killed = 0;

@@ -1,4 +1,5 @@
-//! Messages that are nearly well-formed, at every layer. The server may answer or close the connection; it must not panic.
+//! Messages that are nearly well-formed, at every layer. The server can answer or close the connection, and must not
+//! panic.
 
 use std::{
     io::{self, ErrorKind, Read, Write},
@@ -12,12 +13,12 @@ use crate::{
     wire::{Xdr, iwarp, rpc, shm as socket, v3, v4},
 };
 
-/// A connection that is made anew when the server has closed it.
+/// A connection that reconnects when the server has closed it.
 struct Line {
     connect: fn(Ipv4Addr, SocketAddr) -> io::Result<TcpStream>,
     remote: SocketAddr,
     stream: Option<TcpStream>,
-    /// Messages on this connection.
+    /// The number of messages on this connection.
     number: u32,
     sent: u64,
     closed: u64,
@@ -28,7 +29,7 @@ impl Line {
         Self { connect, remote, stream: None, number: 0, sent: 0, closed: 0 }
     }
 
-    /// Sends what `message` makes for this place in the connection, and throws away what has been answered.
+    /// Sends the message that `message` makes for this position in the connection, and discards the replies.
     fn send(&mut self, message: impl FnOnce(u32) -> Vec<u8>) -> io::Result<()> {
         let stream = match &mut self.stream {
             Some(stream) => stream,
@@ -40,7 +41,7 @@ impl Line {
         self.number += 1;
         self.sent += 1;
         let ended = stream.write_all(&message(self.number)).is_err() || is_ended(stream)?;
-        // A message whose length is wrong makes the server wait for the rest of it.
+        // After a message with a wrong length, the server waits for the rest of it.
         if ended || self.number >= MESSAGES {
             self.closed += u64::from(ended);
             self.stream = None;
@@ -53,7 +54,7 @@ impl Line {
     }
 }
 
-/// Reads what there is, without waiting; whether the connection has ended.
+/// Discards received bytes without waiting. Returns `true` if the connection has ended.
 fn is_ended(stream: &mut TcpStream) -> io::Result<bool> {
     stream.set_nonblocking(true)?;
     let mut room = [0; 64 << 10];
@@ -65,7 +66,7 @@ fn is_ended(stream: &mut TcpStream) -> io::Result<bool> {
     })
 }
 
-/// The programs beside NFSv4. The file is one of its own; nothing of the good clients is named.
+/// Attacks the programs other than NFSv4. The file belongs to the attack; no file of the good clients is used.
 pub fn rpc(target: &Target, stop: &Stop) -> io::Result<String> {
     let mut random = Random::new(target.seed);
     let (directory, file) = handles(target, "/posix")?;
@@ -83,7 +84,7 @@ pub fn rpc(target: &Target, stop: &Stop) -> io::Result<String> {
     Ok(lines.iter().map(|(line, _)| line.told()).collect::<Vec<_>>().join("; "))
 }
 
-/// NFSv4 of every minor version.
+/// Attacks NFSv4 with every minor version.
 pub fn v4(target: &Target, stop: &Stop) -> io::Result<String> {
     let mut random = Random::new(target.seed);
     let (directory, file) = handles(target, "/posix")?;
@@ -94,7 +95,7 @@ pub fn v4(target: &Target, stop: &Stop) -> io::Result<String> {
     let mut line = Line::new(rpc::connect, target.tcp);
     while !stop.is_now() {
         if line.number % 100 == 50 {
-            // It may have been destroyed by what was sent.
+            // A previous message may have destroyed the session.
             if let Ok(again) = v4::session(&mut stream, b"malformed") {
                 (sequences, session) = (vec![0; again.slots as usize], again);
             }
@@ -108,7 +109,7 @@ pub fn v4(target: &Target, stop: &Stop) -> io::Result<String> {
             } else {
                 v4::compound(xid, random.below(4) as u32, b"", count + 2)
             };
-            // A current and a saved filehandle.
+            // Set the current and the saved filehandle.
             call = call.u32(22).opaque(if random.below(2) == 0 { &directory } else { &file }).u32(32);
             for _ in 0..count {
                 call = call.fixed(&random.of(&operations).0);
@@ -119,7 +120,7 @@ pub fn v4(target: &Target, stop: &Stop) -> io::Result<String> {
     Ok(line.told())
 }
 
-/// Start frames, segments with wild queues, numbers and offsets, and headers of RPC-over-RDMA.
+/// Sends start frames, segments with invalid queues, numbers and offsets, and headers of RPC-over-RDMA.
 pub fn rdma(target: &Target, stop: &Stop) -> io::Result<String> {
     let mut random = Random::new(target.seed);
     let (directory, file) = handles(target, "/memory")?;
@@ -172,7 +173,7 @@ fn segment(random: &mut Random, number: u32, call: &Xdr) -> Vec<u8> {
     }
 }
 
-/// Packets that are not what the handshake wants next.
+/// Sends packets that the handshake does not expect.
 pub fn shm(target: &Target, stop: &Stop) -> io::Result<String> {
     let mut random = Random::new(target.seed);
     let memory = socket::memory(8192)?;
@@ -208,8 +209,8 @@ fn handles(target: &Target, export: &str) -> io::Result<(Vec<u8>, Vec<u8>)> {
     Ok((v3::mount(&mut stream, export)?, file))
 }
 
-/// A record with a call of root or another user, of which three in four are mutated, or a mutated record. One in eight keeps nothing of
-/// its header.
+/// Returns a record with a call of root or another user. Three in four calls are mutated, or the record is. One in
+/// eight has a random header.
 fn changed(random: &mut Random, mut call: Vec<u8>) -> Vec<u8> {
     rpc::by_user(&mut call, *random.of(&[0, 1000]));
     if random.below(4) == 0 {
@@ -224,5 +225,5 @@ fn changed(random: &mut Random, mut call: Vec<u8>) -> Vec<u8> {
     record
 }
 
-/// Messages of one connection, unless it ends before.
+/// The maximum number of messages on one connection.
 const MESSAGES: u32 = 200;

@@ -1,4 +1,4 @@
-//! The attacks. Each says what it did, or what it has found that it should not have.
+//! The attacks. Each reports what it did, or fails if it has succeeded in something that must be impossible.
 
 mod clients;
 mod hung;
@@ -22,15 +22,15 @@ use crate::server::Target;
 
 /// One attack.
 pub struct Attack {
-    /// A name for the command line.
+    /// The name on the command line.
     pub name: &'static str,
-    /// What it does.
+    /// A description.
     pub what: &'static str,
-    /// Whether all attackers are hosts that no export admits: what they can make the server hold is less.
+    /// `true` if all attackers are hosts that no export admits, for which the memory bound is smaller.
     pub unadmitted: bool,
-    /// Whether the server has an export besides of which the file system can be stopped.
+    /// `true` if the server has an additional export whose file system can be stopped.
     pub hung_export: bool,
-    /// Attacks until it is told to stop or has done all it can.
+    /// Attacks until it is stopped or has done everything.
     pub run: fn(&Target, &Stop) -> io::Result<String>,
 }
 
@@ -48,21 +48,21 @@ impl Attack {
     }
 }
 
-/// When an attack has to end.
+/// The time at which an attack has to end.
 pub struct Stop(Instant);
 
 impl Stop {
-    /// Ends after so long.
+    /// Returns the end after this duration.
     pub fn after(duration: Duration) -> Self {
         Self(Instant::now() + duration)
     }
 
-    /// Whether it is time.
+    /// Returns `true` if the attack has to end now.
     pub fn is_now(&self) -> bool {
         Instant::now() >= self.0
     }
 
-    /// Waits until then.
+    /// Waits until the end.
     pub fn wait(&self) {
         thread::sleep(self.0.saturating_duration_since(Instant::now()));
     }
@@ -121,10 +121,10 @@ pub const ALL: [Attack; 24] = [
         state::reply_caches,
     )
     .unadmitted(),
-    Attack::new("stolen-ids", "a stranger destroys clients and sessions by ids near its own", state::stolen),
+    Attack::new("stolen-ids", "another client destroys clients and sessions by ids near its own", state::stolen),
     Attack::new(
         "restarts",
-        "100 programs that do not exist monitor a host, which says again and again that it has restarted",
+        "100 programs that do not exist monitor a host, which repeatedly reports that it has restarted",
         monitor::restarts,
     ),
     Attack::new("amplified", "small calls over UDP ask for long replies", udp::amplified),
@@ -133,7 +133,7 @@ pub const ALL: [Attack; 24] = [
 
 /// A host that the exports admit.
 const ADMITTED: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
-/// Another one.
+/// Another host that the exports admit.
 const ALSO_ADMITTED: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 3);
 /// A host that no export admits.
 const UNADMITTED: Ipv4Addr = Ipv4Addr::new(127, 0, 1, 1);

@@ -1,4 +1,4 @@
-//! Restarts that a host reports, and that the server passes on to the programs of its own host that monitor it.
+//! Restarts that a host reports, and that the server forwards to the programs of its own host that monitor it.
 
 use std::io::{self, Write};
 
@@ -8,7 +8,7 @@ use crate::{
     wire::{rpc, v3},
 };
 
-/// Has hosts monitored for a program that does not exist, and then says again and again that they have restarted.
+/// Monitors hosts for a program that does not exist, and then repeatedly reports that they have restarted.
 pub fn restarts(target: &Target, stop: &Stop) -> io::Result<String> {
     let Some(locks) = target.locks else {
         return Ok("nothing: the server has no lock manager, as it may not listen on the port of rpcbind".to_owned());
@@ -33,5 +33,5 @@ pub fn restarts(target: &Target, stop: &Stop) -> io::Result<String> {
 
 const MONITORS: u32 = 100;
 const PIPELINED: u32 = 32;
-/// Numbers of programs that nobody has registered.
+/// The first of a range of program numbers that no program has registered.
 const UNKNOWN: u32 = 0x3000_0000;

@@ -8,7 +8,7 @@ use crate::{
     wire::shm,
 };
 
-/// Slabs of one page, and sparse ones of 2 GiB, as many as a connection may pass.
+/// Passes slabs of one page, and sparse ones of 2 GiB, as many as a connection can pass.
 pub fn slabs(target: &Target, stop: &Stop) -> io::Result<String> {
     let (small, sparse) = (shm::memory(4096)?, shm::memory(2 << 30)?);
     let (mut held, mut passed, mut refused) = (Vec::new(), 0, 0);
@@ -31,7 +31,7 @@ pub fn slabs(target: &Target, stop: &Stop) -> io::Result<String> {
     Ok(format!("{} connections, {refused} refused, {passed} slabs", held.len()))
 }
 
-/// Connections that say hello and nothing else.
+/// Opens connections that send only the hello packet.
 pub fn idle(target: &Target, stop: &Stop) -> io::Result<String> {
     let (mut held, mut refused) = (Vec::new(), 0);
     for _ in 0..CONNECTIONS + 200 {

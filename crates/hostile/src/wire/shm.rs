@@ -1,4 +1,5 @@
-//! The handshake of shared memory (`docs/providers/shm.md`): packets over a Unix socket, little-endian, and descriptors beside them.
+//! The handshake of shared memory (`docs/providers/shm.md`): little-endian packets over a Unix socket, with
+//! descriptors.
 
 use std::{
     io::{self, IoSlice, IoSliceMut},
@@ -15,10 +16,10 @@ use rustix::{
     },
 };
 
-/// A connection to the server's socket that has said nothing yet.
+/// Connects to the server's socket, without sending a packet.
 ///
 /// # Errors
-/// The socket refuses.
+/// The socket refuses the connection.
 pub fn connect(socket: &Path) -> io::Result<OwnedFd> {
     let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
     sockopt::set_socket_timeout(&fd, sockopt::Timeout::Send, Some(LIMIT))?;
@@ -27,10 +28,10 @@ pub fn connect(socket: &Path) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Says hello, and takes the server's control memory.
+/// Sends the hello packet, and receives the server's control memory.
 ///
 /// # Errors
-/// The server does not accept.
+/// The server rejects the connection.
 pub fn greet(socket: &OwnedFd) -> io::Result<()> {
     let mut hello = b"SLIPSHM1\x01".to_vec();
     hello.extend([4, 0, 4, 0]);
@@ -43,10 +44,10 @@ pub fn greet(socket: &OwnedFd) -> io::Result<()> {
     if bytes[..received].starts_with(b"SLIPSHM1\x02") { Ok(()) } else { Err(io::Error::other("not accepted")) }
 }
 
-/// Memory of `bytes` bytes as the server wants it: sealed, and with no page behind it.
+/// Creates memory of `bytes` bytes that the server accepts: sealed, and without allocated pages.
 ///
 /// # Errors
-/// The system has none.
+/// The system has no memory.
 pub fn memory(bytes: u64) -> io::Result<OwnedFd> {
     let fd = rustix::fs::memfd_create("hostile", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&fd, bytes)?;
