@@ -155,17 +155,17 @@ fn counted(arguments: &[&str], seed: Option<&str>) -> Outcome {
     counted_with(arguments, seed, |_| {})
 }
 
-/// Runs a test command, hands each line it prints to `each`, and counts the tests that passed.
+/// Runs a test command, passes each line that it prints to `each`, and counts the tests that passed.
 fn counted_with(arguments: &[&str], seed: Option<&str>, mut each: impl FnMut(&str)) -> Outcome {
     let mut command = cargo(arguments);
-    // The same cases in every run: what a change is judged by is the change.
+    // Use the same cases in every run, so that only the change affects the result.
     command.env("PROPTEST_RNG_SEED", "7");
     if let Some(seed) = seed {
         command.env("SLIPWAY_SEED", seed);
     }
     let mut summarised = false;
     let show = move |line: &str| {
-        // Behind nextest's summary comes what the passed tests have printed, which is for us alone.
+        // After nextest's summary comes the output of passed tests, which only this program reads.
         let hidden = summarised && !line.contains("FAIL") && flaky(line).is_none();
         summarised |= line.trim_start().starts_with("Summary [");
         !hidden
@@ -207,7 +207,7 @@ fn passed(output: &str) -> u64 {
             })
             .reduce(|one, other| one + other)
     };
-    // What single tests print under nextest has summaries of its own.
+    // Under nextest, the output of single tests can contain summaries of its own.
     sum("Summary [").or_else(|| sum("test result: ")).unwrap_or(0)
 }
 

@@ -1,4 +1,4 @@
-//! The good clients beside an attack: the example `load` of `crates/client`, and what its operations took.
+//! The good clients during an attack: the example `load` of `crates/client`, and the latencies of its operations.
 
 use std::{
     collections::BTreeMap,
@@ -20,16 +20,16 @@ pub struct Good {
 /// The operations of one client in one phase.
 #[derive(Clone, Debug, Default)]
 pub struct Operations {
-    /// What each took, in microseconds.
+    /// The latency of each operation, in microseconds.
     pub took: Vec<u64>,
-    /// What the failed ones said.
+    /// The errors of failed operations.
     pub failures: Vec<String>,
 }
 
-/// By client: `tcp`, `rdma`, `shm`, and `new` for those that connect anew.
+/// The operations by client: `tcp`, `rdma`, `shm`, and `new` for clients that reconnect for each operation.
 type Seen = BTreeMap<String, Operations>;
 
-/// The clients that must go on while a server is attacked.
+/// The clients that must continue while a server is attacked.
 pub const CLIENTS: [&str; 4] = ["tcp", "rdma", "shm", "new"];
 
 impl Good {
@@ -55,7 +55,7 @@ impl Good {
                 let (Some(who), Some(operation), Some(how)) = (words.next(), words.next(), words.next()) else {
                     continue;
                 };
-                let mut seen = into.lock().expect("no holder panics");
+                let mut seen = into.lock().expect("lock must not be poisoned");
                 let operations = seen.entry(who.to_owned()).or_default();
                 match how.parse() {
                     Ok(took) => operations.took.push(took),
@@ -66,19 +66,21 @@ impl Good {
         Ok(Self { child, seen })
     }
 
-    /// Takes what has been done since it was last taken.
+    /// Returns the operations since the last call.
     pub fn take(&self) -> Phase {
-        Phase(std::mem::take(&mut *self.seen.lock().expect("no holder panics")))
+        Phase(std::mem::take(&mut *self.seen.lock().expect("lock must not be poisoned")))
     }
 
-    /// Waits until each client has completed so many operations more; names those that did not within `limit`.
+    /// Waits until each client has completed `operations` more operations. Returns the clients that did not within
+    /// `limit`.
     pub fn wait(&self, operations: usize, limit: Duration) -> Vec<&'static str> {
-        let done = |who: &str| self.seen.lock().expect("no holder panics").get(who).map_or(0, |seen| seen.took.len());
+        let done =
+            |who: &str| self.seen.lock().expect("lock must not be poisoned").get(who).map_or(0, |seen| seen.took.len());
         let before = CLIENTS.map(done);
         let deadline = Instant::now() + limit;
         loop {
             let behind = CLIENTS.iter().zip(before).filter(|(who, before)| {
-                // A new client takes as long as many operations.
+                // A new connection takes as long as several operations.
                 let wanted = if **who == "new" { operations.div_ceil(10) } else { operations };
                 done(who) < before + wanted
             });
@@ -113,23 +115,23 @@ impl Drop for Good {
     }
 }
 
-/// What the clients did in one phase.
+/// The operations of the clients in one phase.
 #[derive(Clone, Debug, Default)]
 pub struct Phase(Seen);
 
 impl Phase {
-    /// The operations of one client.
+    /// Returns the operations of one client.
     pub fn of(&self, who: &str) -> Operations {
         self.0.get(who).cloned().unwrap_or_default()
     }
 }
 
 impl Operations {
-    /// The latency that 99 of 100 operations stay below, in microseconds.
+    /// Returns the 99th percentile of the latency, in microseconds.
     pub fn p99(&self) -> u64 {
         let mut took = self.took.clone();
         took.sort_unstable();
-        // With few operations it is the longest but one: a single one may meet whatever else the machine does.
+        // With few operations, this is the second longest: other load on the machine may delay a single one.
         let beyond = took.len().div_ceil(100).max(1);
         took.len().checked_sub(1 + beyond).or(took.len().checked_sub(1)).map_or(0, |at| took[at])
     }
@@ -140,7 +142,7 @@ mod tests {
     use super::Operations;
 
     #[test]
-    fn one_operation_of_a_hundred_may_be_late() {
+    fn p99_ignores_one_operation_of_a_hundred() {
         let operations = |took: Vec<u64>| Operations { took, failures: Vec::new() };
         let mut took = vec![5; 99];
         took.push(1000);

@@ -1,4 +1,4 @@
-//! The phases around an attack, and the verdict.
+//! The phases of an attack, and the verdict.
 
 use std::{
     fmt::Write,
@@ -22,7 +22,7 @@ use crate::{
 /// The bounds of the server's resources and of the good clients' latency, for every attack.
 #[derive(Clone, Debug)]
 pub struct Bounds {
-    /// Most resident memory, in MiB.
+    /// Maximum resident memory, in MiB.
     pub memory_mib: u64,
     /// Maximum time of a single operation.
     pub stall: Duration,
@@ -41,7 +41,8 @@ pub struct Verdict {
     name: &'static str,
     /// The attack's report of what it has done.
     did: String,
-    /// Latencies of each client before and during the attack, in microseconds, and how many operations it completed meanwhile.
+    /// For each client, the latency before and during the attack, in microseconds, and the number of operations during
+    /// it.
     clients: Vec<(&'static str, u64, u64, usize)>,
     most: Usage,
     after: Usage,
@@ -79,7 +80,7 @@ fn phases(attack: &Attack, options: &Options, processors: &Processors, verdict: 
         let watcher = scope.spawn(|| watch(&server, &finished));
         let did = processors.as_attacker(|| (attack.run)(&server.target, &stop));
         finished.store(true, Relaxed);
-        verdict.most = watcher.join().expect("it does not panic");
+        verdict.most = watcher.join().expect("watcher must not panic");
         did
     });
     // Operations that began during the attack count as attacked, however late they end.
@@ -93,7 +94,7 @@ fn phases(attack: &Attack, options: &Options, processors: &Processors, verdict: 
     verdict.after = server.usage();
     verdict.most = verdict.most.max(verdict.after);
     if !server.is_running() {
-        verdict.faults.push("the server is gone".into());
+        verdict.faults.push("the server has ended".into());
     } else if let Err(error) = absent(&behind, "after the attack") {
         verdict.faults.push(error.to_string());
     }
@@ -113,7 +114,7 @@ fn absent(behind: &[&str], when: &str) -> io::Result<()> {
     if behind.is_empty() {
         return Ok(());
     }
-    Err(io::Error::other(format!("good clients do not go on {when}: {}", behind.join(", "))))
+    Err(io::Error::other(format!("good clients do not continue {when}: {}", behind.join(", "))))
 }
 
 /// Returns the peak usage of the server until the attack ends.
@@ -144,7 +145,7 @@ impl Verdict {
         !self.faults.is_empty()
     }
 
-    /// `ok NAME` or `fail NAME: WHY`.
+    /// Returns `ok NAME` or `fail NAME: REASON`.
     pub fn line(&self) -> String {
         if self.failed() {
             format!("fail {}: {}", self.name, self.faults.join("; "))
@@ -156,7 +157,7 @@ impl Verdict {
     fn compare(&mut self, who: &'static str, idle: &Operations, attacked: &Operations, bounds: &Bounds) {
         let (before, meanwhile) = (idle.p99(), attacked.p99());
         let most = (10 * before).max(bounds.latency_floor.as_micros() as u64);
-        // A client that connects waits for several round trips, and creates a file.
+        // A client that connects needs several round trips, and creates a file.
         let most = if who == "new" { 4 * most } else { most };
         if meanwhile > most {
             self.faults.push(format!("{who}: p99 of {} ms, idle {} ms", ms(meanwhile), ms(before)));
@@ -225,11 +226,11 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const IDLE: Duration = Duration::from_secs(1);
 /// The pause between the end of an attack and the measurement of the resources that remain in use.
 const SETTLE: Duration = Duration::from_millis(500);
-/// Most resident memory where all attackers are hosts that no export admits.
+/// The maximum resident memory if all attackers are hosts that no export admits.
 const UNADMITTED_MIB: u64 = 128;
 const THREADS_MAX: u64 = 600;
-/// Connections, and files that are open beside them.
+/// The maximum number of connections and of files that are open in addition.
 const DESCRIPTORS_MAX: u64 = CONNECTIONS as u64 + 1500;
-/// A quarter of what Linux gives a process (`vm.max_map_count`).
+/// A quarter of Linux's limit for a process (`vm.max_map_count`).
 const MAPS_MAX: u64 = 16 << 10;
 const LOG_KIB_MAX: u64 = 4 << 10;

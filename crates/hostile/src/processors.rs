@@ -1,13 +1,13 @@
-//! Which processors the two sides of an attack use.
+//! The processors of the two sides of an attack.
 //!
-//! Attackers in the field have machines of their own. Here they share one with the server, so each side gets a half of the
-//! processors: what good clients notice is then what the server does, and not who else runs.
+//! Real attackers have their own machines. Here they share one with the server, so each side gets one half of the
+//! processors. The latency of good clients then depends on the server, and not on the load of the attackers.
 
 use std::io;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// The processors of each side. With a single processor both have that.
+/// The processors of each side. If there is only one processor, both sides use it.
 pub struct Processors {
     server: CpuSet,
     attackers: CpuSet,
@@ -17,7 +17,7 @@ impl Processors {
     /// Divides the processors of this process.
     ///
     /// # Errors
-    /// The system does not tell them.
+    /// The processors cannot be read.
     pub fn divide() -> io::Result<Self> {
         let all = sched_getaffinity(None)?;
         let numbers: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|&cpu| all.is_set(cpu)).collect();
@@ -43,7 +43,7 @@ impl Processors {
     /// Runs `go` on the processors of the attackers, which good clients share with them.
     ///
     /// # Errors
-    /// As for [`as_server`](Self::as_server).
+    /// The errors of [`as_server`](Self::as_server).
     pub fn as_attacker<T>(&self, go: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         Self::on(&self.attackers, go)
     }

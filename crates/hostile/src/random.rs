@@ -1,6 +1,6 @@
-//! Random numbers that a seed repeats.
+//! Random numbers from a seed.
 
-/// xorshift64*.
+/// The generator xorshift64*.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
@@ -28,7 +28,7 @@ impl Random {
         &these[self.below(these.len())]
     }
 
-    /// Changes some bytes or words, or the length, behind the first `spared` bytes.
+    /// Changes some bytes or words, or the length, after the first `spared` bytes.
     pub fn mutate(&mut self, message: &mut Vec<u8>, spared: usize) {
         for _ in 0..=self.below(3) {
             if message.len() <= spared + 4 {

@@ -22,9 +22,9 @@ pub struct Server {
 /// The addresses of a server.
 #[derive(Clone, Debug)]
 pub struct Target {
-    /// TCP and UDP.
+    /// The address for TCP and UDP.
     pub tcp: SocketAddr,
-    /// iWARP.
+    /// The address for iWARP.
     pub rdma: SocketAddr,
     /// NLM and NSM. The server is also rpcbind. `None` if port 111 is not available.
     pub locks: Option<SocketAddr>,
@@ -47,11 +47,11 @@ pub struct Usage {
     pub resident: u64,
     /// The peak of the resident memory, in KiB.
     pub peak: u64,
-    /// Threads.
+    /// The number of threads.
     pub threads: u64,
-    /// Open descriptors.
+    /// The number of open descriptors.
     pub descriptors: u64,
-    /// Mappings of memory.
+    /// The number of memory mappings.
     pub maps: u64,
 }
 
@@ -160,7 +160,7 @@ impl Target {
         ]
     }
 
-    /// The socket of shm.
+    /// Returns the path of the shm socket.
     pub fn socket(&self) -> PathBuf {
         self.directory.join(format!("shm-{}.sock", self.tcp.port()))
     }
@@ -168,7 +168,7 @@ impl Target {
     /// The exports admit only 127.0.0.0/30.
     fn configuration(&self) -> String {
         let Self { tcp, rdma, directory, .. } = self;
-        // Without rpcbind the server has no NLM.
+        // Without rpcbind, the server has no NLM.
         let rpcbind = match self.locks {
             Some(locks) => format!("rpcbind = \"builtin\"\nnlm_port = {}", locks.port()),
             None => "rpcbind = \"off\"".to_owned(),
@@ -202,7 +202,7 @@ fn may_be_rpcbind() -> bool {
     TcpListener::bind(at).is_ok() && UdpSocket::bind(at).is_ok()
 }
 
-/// Returns a port that is free over TCP and UDP.
+/// Returns a port that is free on TCP and UDP.
 pub fn free_port() -> io::Result<u16> {
     loop {
         let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
@@ -214,8 +214,8 @@ pub fn free_port() -> io::Result<u16> {
 
 /// The server's limit of connections. The flood of connections exceeds it.
 pub const CONNECTIONS: usize = 3000;
-/// An address of the documentation's network (RFC 5737), which the suite gives to the loopback device of its network namespace: a server may
-/// trust what comes from 127.0.0.0/8.
+/// An address of the network for documentation (RFC 5737), which the suite adds to the loopback device of its network
+/// namespace, because a server may trust peers in 127.0.0.0/8.
 pub const FOREIGN: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 1);
 /// The address at which the server is rpcbind.
 pub const RPCBIND: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 111);

@@ -1,4 +1,4 @@
-//! A file system that can be stopped: `slipway mount` of a server of its own.
+//! A file system that can be stopped: `slipway mount` of a separate server.
 
 use std::{
     fs::{self, File},

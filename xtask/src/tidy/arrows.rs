@@ -74,7 +74,7 @@ fn packages() -> Result<Vec<Value>, String> {
     Ok(metadata["packages"].as_array().cloned().unwrap_or_default())
 }
 
-/// Packages are named `slipway-NAME` and live in `crates/NAME`.
+/// Packages are named `slipway-NAME` and are in `crates/NAME`.
 fn directory_of(package: &str) -> &str {
     package.strip_prefix("slipway-").unwrap_or(package)
 }

@@ -1,4 +1,4 @@
-//! Floods of NFSv4.1 clients.
+//! Attacks with many NFSv4.1 clients.
 
 use std::{
     io::{self, Write},
@@ -19,7 +19,7 @@ use crate::{
 pub fn flood(target: &Target, stop: &Stop) -> io::Result<String> {
     let made: Vec<_> = thread::scope(|scope| {
         let hosts = [ADMITTED, ALSO_ADMITTED, UNADMITTED].map(|host| scope.spawn(move || from(host, target, stop)));
-        hosts.into_iter().map(|host| host.join().expect("it does not panic").unwrap_or_default()).collect()
+        hosts.into_iter().map(|host| host.join().expect("attacker must not panic").unwrap_or_default()).collect()
     });
     stop.wait();
     Ok(format!("clients with a session by host: {made:?}"))

@@ -1,4 +1,4 @@
-//! An export whose file system stops.
+//! Attacks on an export whose file system stops.
 
 use std::io;
 

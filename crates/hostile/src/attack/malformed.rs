@@ -1,4 +1,5 @@
-//! Messages that are nearly well-formed, at every layer. The server may answer or close the connection; it must not panic.
+//! Messages that are nearly well-formed, at every layer. The server can answer or close the connection, and must not
+//! panic.
 
 use std::{
     io::{self, ErrorKind, Read, Write},
@@ -40,7 +41,7 @@ impl Line {
         self.number += 1;
         self.sent += 1;
         let ended = stream.write_all(&message(self.number)).is_err() || is_ended(stream)?;
-        // A message whose length is wrong makes the server wait for the rest of it.
+        // After a message with a wrong length, the server waits for the rest of it.
         if ended || self.number >= MESSAGES {
             self.closed += u64::from(ended);
             self.stream = None;
@@ -119,7 +120,7 @@ pub fn v4(target: &Target, stop: &Stop) -> io::Result<String> {
     Ok(line.told())
 }
 
-/// Start frames, segments with wild queues, numbers and offsets, and headers of RPC-over-RDMA.
+/// Sends start frames, segments with invalid queues, numbers and offsets, and headers of RPC-over-RDMA.
 pub fn rdma(target: &Target, stop: &Stop) -> io::Result<String> {
     let mut random = Random::new(target.seed);
     let (directory, file) = handles(target, "/memory")?;
@@ -208,8 +209,8 @@ fn handles(target: &Target, export: &str) -> io::Result<(Vec<u8>, Vec<u8>)> {
     Ok((v3::mount(&mut stream, export)?, file))
 }
 
-/// A record with a call of root or another user, of which three in four are mutated, or a mutated record. One in eight keeps nothing of
-/// its header.
+/// Returns a record with a call of root or another user. Three in four calls are mutated, or the record is. One in
+/// eight has a random header.
 fn changed(random: &mut Random, mut call: Vec<u8>) -> Vec<u8> {
     rpc::by_user(&mut call, *random.of(&[0, 1000]));
     if random.below(4) == 0 {

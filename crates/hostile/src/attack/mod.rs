@@ -121,10 +121,10 @@ pub const ALL: [Attack; 24] = [
         state::reply_caches,
     )
     .unadmitted(),
-    Attack::new("stolen-ids", "a stranger destroys clients and sessions by ids near its own", state::stolen),
+    Attack::new("stolen-ids", "another client destroys clients and sessions by ids near its own", state::stolen),
     Attack::new(
         "restarts",
-        "100 programs that do not exist monitor a host, which says again and again that it has restarted",
+        "100 programs that do not exist monitor a host, which repeatedly reports that it has restarted",
         monitor::restarts,
     ),
     Attack::new("amplified", "small calls over UDP ask for long replies", udp::amplified),

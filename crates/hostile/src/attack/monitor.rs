@@ -1,4 +1,4 @@
-//! Restarts that a host reports, and that the server passes on to the programs of its own host that monitor it.
+//! Restarts that a host reports, and that the server forwards to the programs of its own host that monitor it.
 
 use std::io::{self, Write};
 

@@ -11,7 +11,8 @@ use crate::{
     wire::{iwarp, rpc, v3},
 };
 
-/// Connections that stop: a third in the start frame, a third in a segment, and a third in a message of many segments.
+/// Opens connections that stop: a third in the start frame, a third in a segment, and a third in a message of many
+/// segments.
 pub fn half_open(target: &Target, stop: &Stop) -> io::Result<String> {
     let mut held: Vec<TcpStream> = Vec::new();
     let segment = {
@@ -55,7 +56,7 @@ pub fn unread(target: &Target, stop: &Stop) -> io::Result<String> {
             let message = if xid % 2 == 0 {
                 iwarp::inline(xid, &v3::read(xid, &file, 0, 512))
             } else {
-                // The arguments of a WRITE of 1 MiB end where the data are to be put.
+                // The arguments of a WRITE of 1 MiB end where the data follow.
                 let mut call = v3::write(xid, &file, 0, 0);
                 let end = call.0.len() - 4;
                 call.0[end..].copy_from_slice(&(1u32 << 20).to_be_bytes());

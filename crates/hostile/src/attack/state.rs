@@ -1,4 +1,4 @@
-//! Attacks on the state of NFSv4.1: reply caches, and the clients and sessions of others.
+//! Attacks on the state of NFSv4.1: reply caches, and the clients and sessions of other hosts.
 
 use std::{
     io::{self, Write},
@@ -17,7 +17,7 @@ use crate::{
     },
 };
 
-/// Replies of nearly 4 KiB, which the server keeps at most, for as many slots of as many sessions as there are.
+/// Fills the cached replies, of nearly 4 KiB, of as many slots of as many sessions as there are.
 pub fn reply_caches(target: &Target, stop: &Stop) -> io::Result<String> {
     let mut stream = connect(UNADMITTED, target.tcp)?;
     let (mut sessions, mut replies, mut bytes) = (0, 0u64, 0);
@@ -58,7 +58,7 @@ pub fn stolen(target: &Target, stop: &Stop) -> io::Result<String> {
         let ended = victim(target, stop);
         done.store(true, Relaxed);
         for stranger in strangers {
-            stranger.join().expect("it does not panic");
+            stranger.join().expect("attacker must not panic");
         }
         ended
     })?;
@@ -85,7 +85,7 @@ fn victim(target: &Target, stop: &Stop) -> io::Result<(u64, u64)> {
         let results = exchange(&mut stream, &v4::create_session(2, client, sequence))?;
         match v4::created(&results, client) {
             Some(session) => {
-                // It cannot be destroyed if it was made by another connection.
+                // A session that another connection has created cannot be destroyed here.
                 let destroyed = exchange(&mut stream, &v4::destroy_session(3, &session.id))?;
                 exchange(&mut stream, &v4::destroy_clientid(4, session.client))?;
                 if v4::status(&destroyed) == Some(0) { made += 1 } else { lost += 1 }

@@ -46,8 +46,8 @@ impl Flood {
         Ok(flood)
     }
 
-    /// Sends on every connection what is in `bytes` behind what it has sent, over and over if `again`, until the server takes no more
-    /// of any, or it is time to stop.
+    /// Sends `bytes` on every connection, repeatedly if `again`, until the server accepts no more on any of them, or
+    /// until the end.
     pub fn send(&mut self, bytes: &[u8], most: u64, stop: &Stop) {
         let mut progress = Instant::now();
         while !stop.is_now() && progress.elapsed() < STALLED {
@@ -71,7 +71,7 @@ impl Flood {
         }
     }
 
-    /// How many connections there still are, by what the server has sent or closed; what it has sent is thrown away if `reads`.
+    /// Returns the number of open connections, and discards received bytes if `reads`.
     pub fn living(&mut self, reads: bool) -> usize {
         let mut room = [0; 4096];
         for sender in &mut self.connections {
@@ -132,7 +132,7 @@ pub fn pipelined(target: &Target, stop: &Stop) -> io::Result<String> {
     pipeline(ADMITTED, target, stop)
 }
 
-/// The same by a host that nobody admits.
+/// Does the same from a host that no export admits.
 pub fn pipelined_by_others(target: &Target, stop: &Stop) -> io::Result<String> {
     pipeline(UNADMITTED, target, stop)
 }
@@ -191,7 +191,7 @@ pub fn small_writes(target: &Target, stop: &Stop) -> io::Result<String> {
     let mut rounds = 0u64;
     while !stop.is_now() {
         rounds += 1;
-        // What is outstanding is bounded by the sockets: a round is sent as far as the server takes it.
+        // The socket buffers bound the outstanding calls: a round is sent as far as the server accepts it.
         flood.send(&calls, rounds * calls.len() as u64, &Stop::after(Duration::from_millis(20)));
         flood.living(true);
     }

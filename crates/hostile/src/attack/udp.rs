@@ -12,10 +12,10 @@ use crate::{
     },
 };
 
-/// Calls with short arguments and long results, by a host that no export admits and that is not the server's own. What it is sent beyond
-/// three times its calls is bounded by a rate.
+/// Sends calls with short arguments and long results from a host that no export admits and that is not the server's
+/// own. The server limits the rate of the reply bytes beyond three times the calls.
 pub fn amplified(target: &Target, stop: &Stop) -> io::Result<String> {
-    let Some(foreign) = target.foreign else { return Ok(format!("not run: {FOREIGN} is no address of this host")) };
+    let Some(foreign) = target.foreign else { return Ok(format!("not run: {FOREIGN} is not an address of this host")) };
     let socket = UdpSocket::bind((FOREIGN_PEER, 0))?;
     socket.set_nonblocking(true)?;
     let rpcbind = target.locks.map(|_| (foreign.ip(), RPCBIND.port()).into());
@@ -49,7 +49,7 @@ pub fn amplified(target: &Target, stop: &Stop) -> io::Result<String> {
     if received > most { Err(io::Error::other(format!("{told}; the bound is {} KiB", most >> 10))) } else { Ok(told) }
 }
 
-/// Another address of the documentation's network (RFC 5737), from which the calls come.
+/// Another address of the network for documentation (RFC 5737), from which the calls come.
 const FOREIGN_PEER: &str = "198.51.100.7";
 /// Maximum bytes per second and in a burst, with room for packets in flight.
 const RATE: usize = 2 << 10;

@@ -7,7 +7,7 @@ use std::{
 
 use super::{Xdr, rpc};
 
-/// The MPA start frame of an initiator (RFC 5044 §7.1.1), revision 1, that wants CRCs.
+/// Encodes the MPA start frame of an initiator (RFC 5044 §7.1.1), revision 1, with CRCs.
 pub fn start_frame(private_data: &[u8]) -> Vec<u8> {
     let mut frame = b"MPA ID Req Frame".to_vec();
     frame.extend([0x40, 1]);
@@ -33,7 +33,7 @@ pub fn connect(from: Ipv4Addr, remote: SocketAddr) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// An FPDU around a DDP segment (RFC 5044 §4.1): length, padding and CRC.
+/// Encodes an FPDU with a DDP segment (RFC 5044 §4.1): length, padding and CRC.
 pub fn fpdu(segment: &[u8]) -> Vec<u8> {
     let mut fpdu = (segment.len() as u16).to_be_bytes().to_vec();
     fpdu.extend(segment);
@@ -43,31 +43,32 @@ pub fn fpdu(segment: &[u8]) -> Vec<u8> {
     fpdu
 }
 
-/// The header of an untagged segment (RFC 5041 §4.3): its queue, the number of its message, and the offset in that.
+/// Encodes the header of an untagged segment (RFC 5041 §4.3): its queue, the number of its message, and the offset in
+/// the message.
 pub fn untagged(last: bool, operation: u8, queue: u32, number: u32, offset: u32) -> Xdr {
     Xdr(vec![if last { 0x41 } else { 0x01 }, 0x40 | operation]).u32(0).u32(queue).u32(number).u32(offset)
 }
 
-/// The header of a tagged segment (RFC 5041 §4.2).
+/// Encodes the header of a tagged segment (RFC 5041 §4.2).
 pub fn tagged(last: bool, operation: u8, stag: u32, offset: u64) -> Xdr {
     Xdr(vec![if last { 0xc1 } else { 0x81 }, 0x40 | operation]).u32(stag).u64(offset)
 }
 
-/// A Send of one segment.
+/// Encodes a Send of one segment.
 pub fn send(number: u32, message: &[u8]) -> Vec<u8> {
     let mut segment = untagged(true, SEND, 0, number, 0).0;
     segment.extend(message);
     fpdu(&segment)
 }
 
-/// An RDMA_MSG (RFC 8166 §4.3) without chunks around a call.
+/// Encodes an RDMA_MSG (RFC 8166 §4.3) with a call and without chunks.
 pub fn inline(xid: u32, call: &Xdr) -> Vec<u8> {
     let mut message = Xdr::default().u32(xid).u32(1).u32(32).u32(0).u32(0).u32(0).u32(0).0;
     message.extend(&call.0);
     message
 }
 
-/// An RDMA_MSG around a call, of which `len` bytes at `position` are to be read from the caller's memory.
+/// Encodes an RDMA_MSG with a call, of which `len` bytes at `position` are in a read chunk.
 pub fn with_read_chunk(xid: u32, position: u32, len: u32, call: &Xdr) -> Vec<u8> {
     let header = Xdr::default().u32(xid).u32(1).u32(32).u32(0);
     let mut message = header.u32(1).u32(position).u32(0x1234_5600).u32(len).u64(0).u32(0).u32(0).u32(0).0;
@@ -75,7 +76,7 @@ pub fn with_read_chunk(xid: u32, position: u32, len: u32, call: &Xdr) -> Vec<u8>
     message
 }
 
-/// CRC32c (RFC 3720, appendix B.4), bit by bit from a table of bytes.
+/// Computes the CRC32c (RFC 3720, appendix B.4) with a table.
 fn crc32c(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0, |crc, &byte| CRC_TABLE[usize::from(crc as u8 ^ byte)] ^ (crc >> 8))
 }

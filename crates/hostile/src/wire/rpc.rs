@@ -1,4 +1,4 @@
-//! ONC RPC version 2 (RFC 5531), over TCP by record marking (§11) and over UDP.
+//! ONC RPC version 2 (RFC 5531), over TCP with record marking (§11) and over UDP.
 
 use std::{
     io::{self, Read, Write},
@@ -10,13 +10,13 @@ use socket2::{Domain, Socket, Type};
 
 use super::{Reader, Xdr};
 
-/// The head of a call by AUTH_SYS as root; the arguments follow it.
+/// Encodes the header of a call with AUTH_SYS as root. The arguments follow it.
 pub fn call(xid: u32, program: u32, version: u32, procedure: u32) -> Xdr {
     let credential = Xdr::default().u32(0).opaque(b"hostile").u32(0).u32(0).u32(0);
     head(xid, program, version, procedure).u32(1).opaque(&credential.0).u32(0).u32(0)
 }
 
-/// Makes another user the caller of a call by [`call`].
+/// Changes the user of a call by [`call`].
 pub fn by_user(call: &mut [u8], user: u32) {
     if let Some(identity) = call.get_mut(IDENTITY..IDENTITY + 8) {
         identity[..4].copy_from_slice(&user.to_be_bytes());
@@ -40,12 +40,12 @@ pub fn record(message: &[u8]) -> Vec<u8> {
     record
 }
 
-/// The mark in front of a last fragment of this length.
+/// Encodes the record mark of a last fragment of this length.
 pub fn marker(len: usize) -> [u8; 4] {
     (1 << 31 | len as u32).to_be_bytes()
 }
 
-/// The results of a reply that was accepted and succeeded; `None` for any other.
+/// Returns the results of an accepted and successful reply; `None` for any other reply.
 pub fn results(reply: &[u8]) -> Option<&[u8]> {
     let mut reader = Reader(reply);
     let (_xid, kind, accepted, _flavor) = (reader.u32()?, reader.u32()?, reader.u32()?, reader.u32()?);
@@ -54,7 +54,7 @@ pub fn results(reply: &[u8]) -> Option<&[u8]> {
     (kind == 1 && accepted == 0 && status == 0).then_some(reader.0)
 }
 
-/// Connects to `remote` from this address of the loopback: each is another host to the server.
+/// Connects to `remote` from this address of the loopback. Each address is a different host to the server.
 pub fn connect(from: Ipv4Addr, remote: SocketAddr) -> io::Result<TcpStream> {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
     socket.bind(&SocketAddr::from((from, 0)).into())?;
@@ -69,7 +69,7 @@ pub fn connect(from: Ipv4Addr, remote: SocketAddr) -> io::Result<TcpStream> {
 /// Sends a call and waits for its results.
 ///
 /// # Errors
-/// The connection ends, or the call does not succeed.
+/// The connection ends, or the call fails.
 pub fn exchange(stream: &mut TcpStream, call: &Xdr) -> io::Result<Vec<u8>> {
     stream.write_all(&record(&call.0))?;
     let reply = receive(stream)?;
@@ -79,7 +79,7 @@ pub fn exchange(stream: &mut TcpStream, call: &Xdr) -> io::Result<Vec<u8>> {
 /// Receives one record.
 ///
 /// # Errors
-/// The connection ends, or sends something else.
+/// The connection ends, or sends no valid record.
 pub fn receive(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
     let mut whole = Vec::new();
     loop {
@@ -99,7 +99,7 @@ pub fn receive(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
     }
 }
 
-/// Bytes of the header of a [`call`]: six words, the credential, and an empty verifier.
+/// The bytes of the header of a [`call`]: six words, the credential, and an empty verifier.
 pub const HEADER: usize = 24 + 8 + 28 + 8;
 /// The offset of the user and group in a [`call`]: behind the stamp and the machine name of the credential.
 const IDENTITY: usize = 24 + 8 + 4 + 12;

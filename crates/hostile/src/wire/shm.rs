@@ -1,4 +1,5 @@
-//! The handshake of shared memory (`docs/providers/shm.md`): packets over a Unix socket, little-endian, and descriptors beside them.
+//! The handshake of shared memory (`docs/providers/shm.md`): little-endian packets over a Unix socket, with
+//! descriptors.
 
 use std::{
     io::{self, IoSlice, IoSliceMut},
@@ -30,7 +31,7 @@ pub fn connect(socket: &Path) -> io::Result<OwnedFd> {
 /// Sends the hello packet, and receives the server's control memory.
 ///
 /// # Errors
-/// The server does not accept.
+/// The server rejects the connection.
 pub fn greet(socket: &OwnedFd) -> io::Result<()> {
     let mut hello = b"SLIPSHM1\x01".to_vec();
     hello.extend([4, 0, 4, 0]);

@@ -1,4 +1,5 @@
-//! NFS version 3, MOUNT (RFC 1813), NLM version 4, NSM and NFS_ACL: what the attacks call, and one well-formed call of every procedure.
+//! NFS version 3, MOUNT (RFC 1813), NLM version 4, NSM and NFS_ACL: the calls of attacks, and one well-formed call of
+//! every procedure.
 
 use std::{io, net::TcpStream};
 
@@ -7,12 +8,12 @@ use super::{
     rpc::{call, exchange},
 };
 
-/// NFS.
+/// The program number of NFS.
 pub const NFS: u32 = 100_003;
-/// MOUNT.
+/// The program number of MOUNT.
 pub const MOUNT: u32 = 100_005;
 
-/// The handle of an export's root.
+/// Returns the handle of an export's root.
 ///
 /// # Errors
 /// The server does not give it to this host.
@@ -25,7 +26,7 @@ pub fn mount(stream: &mut TcpStream, export: &str) -> io::Result<Vec<u8>> {
     }
 }
 
-/// Creates a file (UNCHECKED) that its owner alone may read, and returns its handle.
+/// Creates a file (UNCHECKED) that only its owner can read. Returns its handle.
 ///
 /// # Errors
 /// The server refuses.
@@ -42,22 +43,22 @@ fn create_call(xid: u32, directory: &[u8], name: &str) -> Xdr {
     call(xid, NFS, 3, 8).opaque(directory).opaque(name.as_bytes()).u32(0)
 }
 
-/// A `sattr3` that sets a mode.
+/// Appends a `sattr3` that sets a mode.
 fn attributes(xdr: Xdr) -> Xdr {
     xdr.u32(1).u32(0o600).u32(0).u32(0).u32(0).u32(0).u32(0)
 }
 
-/// A READ.
+/// Encodes a READ.
 pub fn read(xid: u32, file: &[u8], offset: u64, count: u32) -> Xdr {
     call(xid, NFS, 3, 6).opaque(file).u64(offset).u32(count)
 }
 
-/// A WRITE of zeros with FILE_SYNC.
+/// Encodes a WRITE of zeros with FILE_SYNC.
 pub fn write(xid: u32, file: &[u8], offset: u64, len: usize) -> Xdr {
     call(xid, NFS, 3, 7).opaque(file).u64(offset).u32(len as u32).u32(2).opaque(&vec![0; len])
 }
 
-/// A connection from this host, and the handle of a file of `len` bytes in the export.
+/// Creates a file of `len` bytes in the export. Returns the connection and the handle.
 ///
 /// # Errors
 /// The server refuses.
@@ -70,7 +71,7 @@ pub fn file(mut stream: TcpStream, export: &str, name: &str, len: usize) -> io::
     Ok((stream, file))
 }
 
-/// One well-formed call of every procedure of NFS, MOUNT and NFS_ACL, on a directory and a file.
+/// Returns one well-formed call of every procedure of NFS, MOUNT and NFS_ACL, on a directory and a file.
 pub fn every_procedure(directory: &[u8], file: &[u8]) -> Vec<Xdr> {
     let nfs = |procedure| call(0, NFS, 3, procedure);
     let mut calls = vec![
@@ -103,7 +104,7 @@ pub fn every_procedure(directory: &[u8], file: &[u8]) -> Vec<Xdr> {
     calls
 }
 
-/// NLM version 4 (the X/Open specification of XNFS) and NSM; the asynchronous procedures too.
+/// Returns calls of NLM version 4 (the X/Open specification XNFS) and NSM, including the asynchronous procedures.
 pub fn locking(file: &[u8]) -> Vec<Xdr> {
     let lock = |xdr: Xdr| xdr.opaque(b"hostile").opaque(file).opaque(b"owner").u32(7).u64(0).u64(10);
     let nlm = |procedure| call(0, NLM, 4, procedure).opaque(b"cookie");
@@ -131,18 +132,18 @@ pub fn locking(file: &[u8]) -> Vec<Xdr> {
     calls
 }
 
-/// MON: `program` wants to know when the host `name` restarts.
+/// Encodes MON: `program` asks for a notification when the host `name` restarts.
 pub fn monitor(xid: u32, name: &str, program: u32) -> Xdr {
     let who = call(xid, NSM, 1, 2).opaque(name.as_bytes()).opaque(b"me");
     who.u32(program).u32(1).u32(1).fixed(&[0; 16])
 }
 
-/// NOTIFY: the host `name` has restarted.
+/// Encodes NOTIFY: the host `name` has restarted.
 pub fn notify(xid: u32, name: &str, state: u32) -> Xdr {
     call(xid, NSM, 1, 6).opaque(name.as_bytes()).u32(state)
 }
 
-/// rpcbind of versions 2 to 4 (RFC 1833).
+/// Returns calls of rpcbind, versions 2 to 4 (RFC 1833).
 pub fn rpcbind() -> Vec<Xdr> {
     let mut calls =
         vec![call(0, RPCBIND, 2, 0), call(0, RPCBIND, 2, 3).u32(NFS).u32(3).u32(6).u32(0), call(0, RPCBIND, 2, 4)];

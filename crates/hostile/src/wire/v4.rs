@@ -1,4 +1,4 @@
-//! NFS versions 4.0 to 4.2 (RFC 7530, RFC 8881, RFC 7862): compounds, sessions, and operations for mutation.
+//! NFS versions 4.0 to 4.2 (RFC 7530, RFC 8881, RFC 7862): compounds, sessions, and operations to mutate.
 
 use std::{io, net::TcpStream};
 
@@ -11,20 +11,20 @@ use super::{
 /// A session of NFSv4.1.
 #[derive(Clone, Debug)]
 pub struct Session {
-    /// Its client.
+    /// The client ID.
     pub client: u64,
-    /// Its identifier.
+    /// The session ID.
     pub id: [u8; 16],
     /// The number of its slots.
     pub slots: u32,
 }
 
-/// A COMPOUND with `count` operations, which follow.
+/// Encodes a COMPOUND with `count` operations, which follow.
 pub fn compound(xid: u32, minor: u32, tag: &[u8], count: u32) -> Xdr {
     call(xid, NFS, 4, 1).opaque(tag).u32(minor).u32(count)
 }
 
-/// EXCHANGE_ID alone (RFC 8881 §18.35), SP4_NONE.
+/// Encodes a single EXCHANGE_ID (RFC 8881 §18.35) with SP4_NONE.
 pub fn exchange_id(xid: u32, verifier: u64, owner: &[u8]) -> Xdr {
     compound(xid, 1, b"", 1).u32(EXCHANGE_ID).u64(verifier).opaque(owner).u32(0).u32(0).u32(0)
 }
@@ -36,38 +36,38 @@ pub fn create_session(xid: u32, client: u64, sequence: u32) -> Xdr {
     channel(channel(head)).u32(0x4000_0000).u32(1).u32(0)
 }
 
-/// DESTROY_CLIENTID alone (§18.50).
+/// Encodes a single DESTROY_CLIENTID (§18.50).
 pub fn destroy_clientid(xid: u32, client: u64) -> Xdr {
     compound(xid, 1, b"", 1).u32(57).u64(client)
 }
 
-/// DESTROY_SESSION alone (§18.37).
+/// Encodes a single DESTROY_SESSION (§18.37).
 pub fn destroy_session(xid: u32, session: &[u8; 16]) -> Xdr {
     compound(xid, 1, b"", 1).u32(44).fixed(session)
 }
 
-/// SEQUENCE (§18.46) as the first of `count` operations, of which the others follow. The reply is to be cached.
+/// Encodes SEQUENCE (§18.46) as the first of `count` operations; the others follow. The reply is to be cached.
 pub fn sequence(xid: u32, tag: &[u8], session: &Session, slot: u32, sequence: u32, count: u32) -> Xdr {
     compound(xid, 1, tag, count).u32(53).fixed(&session.id).u32(sequence).u32(slot).u32(session.slots - 1).u32(1)
 }
 
-/// The client and its sequence, from the results of EXCHANGE_ID.
+/// Returns the client ID and its sequence ID from the results of EXCHANGE_ID.
 pub fn exchanged(results: &[u8]) -> Option<(u64, u32)> {
     let mut reader = succeeded(results)?;
     Some((reader.u64()?, reader.u32()?))
 }
 
-/// The session, from the results of CREATE_SESSION.
+/// Returns the session from the results of CREATE_SESSION.
 pub fn created(results: &[u8], client: u64) -> Option<Session> {
     let mut reader = succeeded(results)?;
-    let id = reader.fixed(16)?.try_into().expect("of this length");
+    let id = reader.fixed(16)?.try_into().expect("length must match");
     let _sequence_and_flags = reader.u64()?;
-    // Padding, request, response, cached response, operations; then the slots.
+    // Skip padding, request, response, cached response, operations. The slots follow.
     reader.fixed(20)?;
     Some(Session { client, id, slots: reader.u32()?.clamp(1, 1024) })
 }
 
-/// The status of a compound.
+/// Returns the status of a compound.
 pub fn status(results: &[u8]) -> Option<u32> {
     Reader(results).u32()
 }
@@ -81,10 +81,10 @@ fn succeeded(results: &[u8]) -> Option<Reader<'_>> {
     (status == 0 && of_operation == 0).then_some(reader)
 }
 
-/// A new client and its session.
+/// Creates a client and its session.
 ///
 /// # Errors
-/// The server refuses either, or the connection ends.
+/// The server rejects either, or the connection ends.
 pub fn session(stream: &mut TcpStream, owner: &[u8]) -> io::Result<Session> {
     let results = exchange(stream, &exchange_id(1, 1, owner))?;
     let (client, sequence) = exchanged(&results).ok_or_else(|| refused("EXCHANGE_ID", &results))?;
