@@ -26,7 +26,7 @@ use std::{
 
 use buf::{Region, SharedRegion};
 use bytes::Bytes;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use tokio::{
     sync::{Notify, Semaphore, oneshot, watch},
     time::{Instant, sleep, timeout},
@@ -198,7 +198,9 @@ struct Link {
     server: SocketAddr,
     options: ClientOptions,
     next_xid: AtomicU32,
-    current: watch::Sender<Current>,
+    current: RwLock<Current>,
+    /// Told when there is another `current`, in the order in which the calls wait, which a simulation repeats.
+    reconnected: Notify,
     /// Calls that wait for a connection.
     waiting: AtomicUsize,
     wanted: Notify,
@@ -259,7 +261,8 @@ impl Client {
             server,
             // Unpredictable, and unlike those of this client's former life.
             next_xid: AtomicU32::new(entropy::random()),
-            current: watch::Sender::new(current),
+            current: RwLock::new(current),
+            reconnected: Notify::new(),
             waiting: AtomicUsize::new(0),
             wanted: Notify::new(),
             answered: AtomicBool::new(false),
@@ -291,7 +294,7 @@ impl Client {
 
     /// The connection, if there is one now: its pool is where payload buffers should come from.
     pub fn transport(&self) -> Option<Arc<dyn Transport>> {
-        self.link.current.borrow().transport.clone()
+        self.link.current.read().transport.clone()
     }
 
     /// Waits until there is a connection. Until the deadline of no call, so for callers who have their own.
@@ -480,22 +483,22 @@ impl Link {
 
     /// A connection that is later than the one that `failed`.
     async fn connected(&self, failed: u64) -> (u64, Arc<dyn Transport>) {
-        let ready = |current: &Current| current.generation > failed && current.transport.is_some();
         if let Some(now) = self.ready(failed) {
             return now;
         }
         let _waiting = Waiting::new(self);
-        let mut current = self.current.subscribe();
         loop {
-            current.wait_for(ready).await.expect("the sender is in self");
+            let mut reconnected = std::pin::pin!(self.reconnected.notified());
+            reconnected.as_mut().enable();
             if let Some(now) = self.ready(failed) {
                 return now;
             }
+            reconnected.await;
         }
     }
 
     fn ready(&self, failed: u64) -> Option<(u64, Arc<dyn Transport>)> {
-        let current = self.current.borrow();
+        let current = self.current.read();
         let transport = current.transport.as_ref().filter(|_| current.generation > failed)?;
         Some((current.generation, transport.clone()))
     }
@@ -537,7 +540,7 @@ impl Link {
         let drain = Drain::when(stopped.clone());
         let mut backoff = self.options.backoff_min;
         loop {
-            let connected = self.current.borrow().transport.clone();
+            let connected = self.current.read().transport.clone();
             let outcome = match connected {
                 Some(transport) => {
                     self.answered.store(false, Relaxed);
@@ -557,7 +560,7 @@ impl Link {
             let Err(error) = outcome else { continue };
             tracing::debug!(server = %self.server, %error, "not connected");
             *self.last_error.lock() = Some(error);
-            self.current.send_modify(|current| current.transport = None);
+            self.current.write().transport = None;
             if self.answered.swap(false, Relaxed) {
                 backoff = self.options.backoff_min;
                 continue;
@@ -574,10 +577,12 @@ impl Link {
         }
         let transport = self.kind.connect(self.server).await?;
         *self.last_error.lock() = None;
-        self.current.send_modify(|current| {
+        {
+            let mut current = self.current.write();
             current.generation += 1;
             current.transport = Some(transport);
-        });
+        }
+        self.reconnected.notify_waiters();
         Ok(())
     }
 }
