@@ -60,7 +60,8 @@ pub fn replays(times: &str, report: &mut Report) -> bool {
 fn traces() -> Result<Vec<String>, String> {
     let path = target_dir().join("simulations.txt");
     let _ = std::fs::remove_file(&path);
-    execute(cargo(SIMULATED).env("SLIPWAY_TRACES", &path))?;
+    // Tests of many seeds try a few of them.
+    execute(cargo(SIMULATED).env("SLIPWAY_TRACES", &path).env("SLIPWAY_SEEDS", "20"))?;
     let text = std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
     let mut traces: Vec<String> = text.lines().map(str::to_owned).collect();
     traces.sort();
@@ -68,12 +69,16 @@ fn traces() -> Result<Vec<String>, String> {
 }
 
 /// The tests that are simulations, among others.
-const SIMULATED: [&str; 9] = [
+const SIMULATED: [&str; 13] = [
     "test",
     "--package",
     "slipway-testkit",
     "--package",
     "slipway-client",
+    "--package",
+    "slipway-server",
+    "--package",
+    "slipway-rdma",
     "--package",
     "slipway-rpcrdma",
     "--package",

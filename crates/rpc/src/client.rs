@@ -26,7 +26,7 @@ use std::{
 
 use buf::{Region, SharedRegion};
 use bytes::Bytes;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use tokio::{
     sync::{Notify, Semaphore, oneshot, watch},
     time::{Instant, sleep, timeout},
@@ -202,7 +202,9 @@ struct Link {
     server: SocketAddr,
     options: ClientOptions,
     next_xid: AtomicU32,
-    current: watch::Sender<Current>,
+    current: RwLock<Current>,
+    /// Told when there is another `current`, in the order in which the calls wait, which a simulation repeats.
+    reconnected: Notify,
     /// The number of calls that wait for a connection.
     waiting: AtomicUsize,
     wanted: Notify,
@@ -264,7 +266,8 @@ impl Client {
             server,
             // Random, so that XIDs are unpredictable and differ from those of an earlier process of this client.
             next_xid: AtomicU32::new(entropy::random()),
-            current: watch::Sender::new(current),
+            current: RwLock::new(current),
+            reconnected: Notify::new(),
             waiting: AtomicUsize::new(0),
             wanted: Notify::new(),
             answered: AtomicBool::new(false),
@@ -296,12 +299,12 @@ impl Client {
 
     /// Returns the current connection, if there is one. Buffers for payloads should come from its pool.
     pub fn transport(&self) -> Option<Arc<dyn Transport>> {
-        self.link.current.borrow().transport.clone()
+        self.link.current.read().transport.clone()
     }
 
     /// Returns `true` if there is a connection now.
     pub fn is_connected(&self) -> bool {
-        self.link.current.borrow().transport.is_some()
+        self.link.current.read().transport.is_some()
     }
 
     /// Waits until there is a connection. Has no deadline; the caller has to set one.
@@ -490,22 +493,22 @@ impl Link {
 
     /// Waits for a connection with a generation later than `failed`.
     async fn connected(&self, failed: u64) -> (u64, Arc<dyn Transport>) {
-        let ready = |current: &Current| current.generation > failed && current.transport.is_some();
         if let Some(now) = self.ready(failed) {
             return now;
         }
         let _waiting = Waiting::new(self);
-        let mut current = self.current.subscribe();
         loop {
-            current.wait_for(ready).await.expect("sender must live as long as self");
+            let mut reconnected = std::pin::pin!(self.reconnected.notified());
+            reconnected.as_mut().enable();
             if let Some(now) = self.ready(failed) {
                 return now;
             }
+            reconnected.await;
         }
     }
 
     fn ready(&self, failed: u64) -> Option<(u64, Arc<dyn Transport>)> {
-        let current = self.current.borrow();
+        let current = self.current.read();
         let transport = current.transport.as_ref().filter(|_| current.generation > failed)?;
         Some((current.generation, transport.clone()))
     }
@@ -548,7 +551,7 @@ impl Link {
         let drain = Drain::when(stopped.clone());
         let mut backoff = self.options.backoff_min;
         loop {
-            let connected = self.current.borrow().transport.clone();
+            let connected = self.current.read().transport.clone();
             let outcome = match connected {
                 Some(transport) => {
                     self.answered.store(false, Relaxed);
@@ -569,7 +572,7 @@ impl Link {
             let Err(error) = outcome else { continue };
             tracing::debug!(server = %self.server, %error, "the connection failed");
             *self.last_error.lock() = Some(error);
-            self.current.send_modify(|current| current.transport = None);
+            self.current.write().transport = None;
             if self.answered.swap(false, Relaxed) {
                 backoff = self.options.backoff_min;
                 continue;
@@ -586,10 +589,12 @@ impl Link {
         }
         let transport = self.kind.connect(self.server).await?;
         *self.last_error.lock() = None;
-        self.current.send_modify(|current| {
+        {
+            let mut current = self.current.write();
             current.generation += 1;
             current.transport = Some(transport);
-        });
+        }
+        self.reconnected.notify_waiters();
         Ok(())
     }
 }
