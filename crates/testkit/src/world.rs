@@ -1,9 +1,9 @@
 //! [`World`]: a whole server and its clients on one simulated fabric, in virtual time.
 //!
-//! Everything random comes from one seed and time is tokio's paused clock ([`simnet::simulate`]), so that what fails once fails again:
-//! run it by [`Setup::run`], and a failure names its seed. Clients reach the server over RDMA and over TCP. The server's *machine* outlives its *process*:
-//! [`World::restart_server`] starts a new process, with an empty duplicate request cache and a new write verifier,
-//! over the same file system.
+//! All random numbers come from one seed, and time is tokio's paused clock ([`simnet::simulate`]), so a failure can be
+//! repeated: [`Setup::run`] runs a simulation, and a failure names its seed. Clients reach the server over RDMA and over
+//! TCP. The server's *machine* outlives its *process*: [`World::restart_server`] starts a new process, with an empty
+//! duplicate request cache and a new write verifier, over the same file system.
 
 use std::{
     future::Future,

@@ -50,7 +50,6 @@ async fn delegation_is_recalled_for_clients_of_any_protocol() {
     a.call([putfh(&handle), close(stateid)]).await;
     tokio::spawn(served.nfs.upkeep());
     let mut b = served.client("b").await;
-
     // Another client of version 4 conflicts.
     let (open, delegation) = loop {
         let (stateid, delegation, _) = a.open("f", OPEN4_SHARE_ACCESS_BOTH).await.unwrap();
