@@ -100,10 +100,11 @@ impl SendQueue {
         Ok(())
     }
 
-    /// Writes by `writev` until the queue is empty: for a stream that is no socket. File ranges are read into memory.
+    /// Writes with `writev` until the queue is empty, for a stream that is not a socket. File ranges are read into
+    /// memory.
     ///
     /// # Errors
-    /// What `writev` says (what it took has left the queue); or a file or device memory cannot be read.
+    /// The errors of `writev` (accepted bytes have left the queue), or a file or device memory cannot be read.
     pub fn write_by(&mut self, mut writev: impl FnMut(&[IoSlice<'_>]) -> io::Result<usize>) -> io::Result<()> {
         while let Some(front) = self.pieces.front() {
             if !matches!(front, Piece::Memory(_)) {
@@ -123,7 +124,7 @@ impl SendQueue {
         rustix::net::sendmsg(socket, &slices, &mut SendAncillaryBuffer::default(), flags)
     }
 
-    /// The pieces at the front that are in memory, as many as one system call takes.
+    /// Returns the pieces of memory at the front, as many as one system call accepts.
     fn memory(&self) -> SmallVec<[IoSlice<'_>; GATHER_MAX]> {
         let mut room = PART;
         self.pieces

@@ -47,7 +47,8 @@ fn expand(input: &DeriveInput, side: Side) -> TokenStream {
         (Data::Enum(data), Side::Decode) => tag(&input.attrs).and_then(|tag| decode_enum(data, tag)),
         (Data::Union(_), _) => Err(Error::new_spanned(&input.ident, "XDR has only discriminated unions")),
     };
-    // A struct is as long as its fields are; the code of an enum is that of all its variants.
+    // The code for a struct is as long as its fields, so it is inlined. The code for an enum contains that of all
+    // variants.
     let inline = matches!(input.data, Data::Struct(_)).then(|| quote!(#[inline]));
     match body {
         Ok(body) => wrap(&input.ident, &input.generics, side, (inline, body)).into(),

@@ -273,7 +273,7 @@ impl<'a> Decoder<'a> {
         Ok(self.stream.slice(start..start + len))
     }
 
-    /// Reads a length and that many bytes with their padding, which are used where they lie.
+    /// Reads a length and that many bytes with their padding. Returns a reference to the bytes in the stream.
     ///
     /// # Errors
     /// The stream has ended, the length is above `max`, or the padding is not zero.
@@ -434,7 +434,7 @@ impl<'a> Decoder<'a> {
     }
 }
 
-/// Reads from the start of a stream without payloads.
+/// Makes a decoder that starts at the beginning of a stream without payloads.
 impl<'a> From<&'a Bytes> for Decoder<'a> {
     fn from(stream: &'a Bytes) -> Self {
         Self { stream, rest: stream, payloads: &[], reduced: 0, depth: 0, located: None }

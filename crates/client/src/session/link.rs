@@ -26,7 +26,7 @@ pub(crate) struct ServerLink {
     status_flags: AtomicU32,
     /// The lease time in seconds.
     lease: AtomicU32,
-    /// The server confirmed after this time that the client exists.
+    /// A time after which the server renewed the lease: that at which the renewing operation began.
     renewed: Mutex<Instant>,
 }
 
@@ -93,7 +93,8 @@ impl ServerLink {
         (lease - lease / 4).checked_sub(self.since_renewed())
     }
 
-    /// Restarts the lease: the server answered a request that was sent after this time, and that renews it.
+    /// Restarts the lease at the time `after`: the server has answered a request that renews the lease and was sent
+    /// later.
     pub fn renewed(&self, after: Instant) {
         let mut renewed = self.renewed.lock();
         *renewed = renewed.max(after);

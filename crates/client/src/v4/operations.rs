@@ -32,7 +32,7 @@ impl Operations for V4 {
                 let place = self.place(object).await?;
                 place.v4.server.opens.delegated_attr(&place.handle)
             }
-            // It is where its handle is from.
+            // The object has not moved from the server that issued its handle.
             false => self.server.opens.delegated_attr(object),
         };
         if let Some(attr) = delegated {

@@ -9,7 +9,7 @@ use crate::common::{
 use client::{LockRange, Mount};
 use nfs::v4::{Nfsstat4, Opnum4, Slotid4, callback::*};
 
-/// Runs a test in virtual time against a server that does what it is told, over simulated TCP.
+/// Runs a test in virtual time against a scripted server, over simulated TCP.
 fn simulated(query: &str, test: impl AsyncFnOnce(Arc<Scripted>, Mount)) {
     sim::run(&format!("/?proto=tcp&vers=auto{query}"), sim::scripted, |scripted, mount| async move {
         assert_eq!(mount.protocol().version(), "4.1", "the client must use 4.1, because the server has no 4.2");
@@ -90,7 +90,7 @@ fn slot_in_doubt_is_resolved() {
             let executed = scripted.script.lock().executed.clone();
             if executed.iter().any(|one| (one.slot, one.sequence) == (given_up.slot, given_up.sequence + 1)) {
                 assert_eq!(scripted.with(Opnum4::Rename).len(), 1);
-                assert_eq!(scripted.script.lock().sessions, 1, "the session has gone on");
+                assert_eq!(scripted.script.lock().sessions, 1, "the session must be kept");
                 return;
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -156,7 +156,7 @@ fn slots_are_granted_in_order_of_waiting() {
         let before = scripted.with(Opnum4::Rename).len();
         rename(mount.clone(), b"c").await;
         let more = scripted.with(Opnum4::Rename).len() - before;
-        assert!(more <= 4, "{more} requests, this one and those that were under way");
+        assert!(more <= 4, "{more} requests were sent before the waiting one");
         busy.abort();
     });
 }

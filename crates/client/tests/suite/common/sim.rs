@@ -19,7 +19,8 @@ use super::{
     scripted::{Scripted, ScriptedService},
 };
 
-/// Makes simulations of functions that take a network and something to be told: each of them with each argument, in a module for that.
+/// Makes simulated tests from functions with a network and one more parameter: a module for each argument, with a test
+/// for each function.
 macro_rules! for_each_simulated {
     ($names:tt $($module:ident = $argument:expr)*) => {
         $($crate::common::sim::for_each_simulated!(@ $names $module $argument);)*
@@ -35,11 +36,11 @@ macro_rules! for_each_simulated {
 }
 pub(crate) use for_each_simulated;
 
-/// Where the server is.
+/// The address of the server.
 pub const SERVER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 20049);
 
-/// Runs a test with a mount of what `serve` serves, and what else `serve` returns. `url` is its path and its query, the transport
-/// included.
+/// Runs a test with a mount of the services that `serve` returns, and with its second result. `url` has the path and
+/// the query, which includes the transport.
 pub fn run<S, T, F: Future<Output = T>>(
     url: &str,
     serve: impl FnOnce() -> (Vec<Arc<dyn Service>>, S),
@@ -59,7 +60,7 @@ pub fn simulate<T, F: Future<Output = T>>(test: impl FnOnce(Network) -> F) -> T 
     simnet::simulate(seed, || test(Network::new(NetworkOptions { seed, ..NetworkOptions::default() })))
 }
 
-/// A server of these programs until this is dropped.
+/// Starts a server of these programs, which runs until the result is dropped.
 pub fn start(network: &Network, services: Vec<Arc<dyn Service>>) -> JoinSet<()> {
     let server = services.into_iter().fold(Server::builder(), ServerBuilder::shared).build();
     let mut tasks = JoinSet::new();
@@ -69,20 +70,20 @@ pub fn start(network: &Network, services: Vec<Arc<dyn Service>>) -> JoinSet<()> 
     tasks
 }
 
-/// The server that does what it is told.
+/// Returns the services of a scripted server, and its script.
 pub fn scripted() -> (Vec<Arc<dyn Service>>, Arc<Scripted>) {
     let scripted = Scripted::new();
     (vec![Arc::new(ScriptedService(scripted.clone()))], scripted)
 }
 
-/// What the client of this number reaches the server by.
+/// Returns the transports of the client with this number.
 pub fn switch(network: &Network, number: u8) -> Switch {
     let mut switch = Switch::new();
     kinds(&network.host(IpAddr::from([127, 0, 1, number]))).into_iter().for_each(|kind| switch.register(kind));
     switch
 }
 
-/// The transports of a host.
+/// Returns the transports of a host.
 fn kinds(host: &Network) -> [Arc<dyn TransportKind>; 2] {
     let rdma = RdmaKind::new(Arc::new(Sim::on(host.clone())), Options::default());
     [Arc::new(rdma), Arc::new(TcpKind::simulated(host.clone(), TcpOptions::default(), Pool::default()))]
