@@ -203,7 +203,7 @@ struct Link {
     options: ClientOptions,
     next_xid: AtomicU32,
     current: RwLock<Current>,
-    /// Told when there is another `current`, in the order in which the calls wait, which a simulation repeats.
+    /// Notified when `current` is replaced. Calls are woken in the order in which they wait, so a simulation repeats it.
     reconnected: Notify,
     /// The number of calls that wait for a connection.
     waiting: AtomicUsize,

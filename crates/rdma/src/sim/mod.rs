@@ -8,7 +8,7 @@
 //! ([`NetworkOptions::cut_probability`]), [`cut_all`](Network::cut_all), [`crash`](Network::crash) one end,
 //! [`stall`](Network::stall) the whole network.
 //!
-//! Buffers belong to the queue pair while posted or registered; on every error they come home.
+//! Buffers belong to the queue pair while they are posted or registered. They return to their owner after every error.
 
 mod connect;
 mod link;

@@ -83,7 +83,7 @@ fn calls_on_their_way_under_an_earlier_grant_are_served_and_the_next_is_one_too_
     let token = node.next_call().1;
     assert_eq!(answer_one(&mut node, &mut puppet, token), ASKED);
     let _scarce: Vec<_> = std::iter::from_fn(|| others.take(false)).collect();
-    // The caller uses all of the grant before it hears of less.
+    // The caller uses all of the grant before it receives a smaller one.
     (1..=ASKED).for_each(|xid| tell(&mut node, &mut puppet, xid));
     for outstanding in (0..ASKED).rev() {
         assert!(!node.disconnecting);
