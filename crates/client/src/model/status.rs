@@ -143,7 +143,7 @@ impl fmt::Display for PeerStatus {
             Source::Mount(status) => f.write_str(match status {
                 Mountstat3::Ok => "OK",
                 Mountstat3::Perm => "operation not permitted: the server does not allow this client to mount the path",
-                Mountstat3::NoEnt => "the path does not exist on the server",
+                Mountstat3::NoEnt => "no such path on the server",
                 Mountstat3::Io => "input/output error on the server",
                 Mountstat3::Acces => "the server does not export the path to this client",
                 Mountstat3::NotDir => "not a directory on the server",

@@ -96,10 +96,10 @@ fn a_lost_state_file_is_rejected_and_reset_once() {
             let server = place.start(&["--recovery", "reset"]);
             assert_eq!(ok(&["cat", &server.url("tcp", "/file")]), "content");
             let said = server.stop();
-            assert!(said.contains("is lost and begun anew"), "{name}, {number}: {said}");
+            assert!(said.contains("a state file is lost"), "{name}, {number}: {said}");
             place.start(&[]).stop();
             let said = place.start(&["--recovery", "reset"]).stop();
-            assert!(!said.contains("is lost"), "{name}, {number}: intact files must be kept: {said}");
+            assert!(!said.contains("a state file is lost"), "{name}, {number}: intact files must be kept: {said}");
         }
     }
 }
