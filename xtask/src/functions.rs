@@ -22,7 +22,7 @@ pub struct Function {
 /// # Errors
 /// The text cannot be split into tokens.
 pub fn of(text: &str) -> Result<Vec<Function>, String> {
-    let tokens: TokenStream = text.parse().map_err(|error| format!("no Rust: {error}"))?;
+    let tokens: TokenStream = text.parse().map_err(|error| format!("cannot be parsed as Rust: {error}"))?;
     let mut found = Vec::new();
     visit(tokens, false, &mut found);
     Ok(found)
@@ -35,7 +35,7 @@ pub fn around(functions: &[Function], line: usize) -> Option<&Function> {
 
 fn visit(tokens: TokenStream, is_test: bool, found: &mut Vec<Function>) {
     let mut tokens = tokens.into_iter().peekable();
-    // The function whose body has not come yet, and whether the next braces are those of a test module.
+    // The function whose body follows, and `true` if the next braces are those of a test module.
     let (mut open, mut test_module) = (None, false);
     while let Some(token) = tokens.next() {
         match token {
@@ -77,9 +77,9 @@ proptest! {
 }
 #[cfg(test)]
 mod tests {
-    fn of_a_test() {}
+    fn in_test_module() {}
 }
-fn behind() {}
+fn after_test_module() {}
 ";
 
     #[test]
@@ -89,14 +89,14 @@ fn behind() {}
             ("outer", 2, 5, false),
             ("inner", 3, 4, false),
             ("in_a_macro", 8, 8, false),
-            ("of_a_test", 12, 12, true),
-            ("behind", 14, 14, false),
+            ("in_test_module", 12, 12, true),
+            ("after_test_module", 14, 14, false),
         ];
         assert_eq!(found, expected.map(|(name, first, last, is_test)| (name.to_owned(), first, last, is_test)));
     }
 
     #[test]
-    fn the_innermost_function_is_around_a_line() {
+    fn innermost_function_around_a_line_is_found() {
         let functions = of(TEXT).unwrap();
         assert_eq!(around(&functions, 4).unwrap().name, "inner");
         assert_eq!(around(&functions, 5).unwrap().name, "outer");

@@ -1,4 +1,4 @@
-//! How hash tables are keyed.
+//! Hash tables, and the keys of their hash functions.
 
 use std::{collections, fmt, hash::BuildHasher, sync::LazyLock};
 
@@ -8,25 +8,25 @@ use foldhash::{
 };
 use siphasher::sip::SipHasher13;
 
-/// The standard library's table, keyed by [`RandomState`]: its order is that of the seed in a simulation.
+/// The standard library's table, keyed by [`RandomState`]. In a simulation its order follows from the seed.
 pub type HashMap<K, V, S = RandomState> = collections::HashMap<K, V, S>;
 
 /// The standard library's set, keyed by [`RandomState`].
 pub type HashSet<K, S = RandomState> = collections::HashSet<K, S>;
 
-/// The standard library's hash function, SipHash 1-3, under a random key: for what a peer can choose.
+/// The standard library's hash function, SipHash 1-3, with a random key. It is for keys that a peer can choose.
 #[derive(Clone)]
 pub struct RandomState {
     key: (u64, u64),
 }
 
 impl RandomState {
-    /// A new key.
+    /// Creates a state with a new key.
     pub fn new() -> Self {
         Self { key: crate::random() }
     }
 
-    /// The key that this process has for as long as it runs; in a simulation, the simulation.
+    /// Returns a state with the key of this process, which is the same in each call. Each simulation has its own key.
     pub fn of_process() -> Self {
         static KEY: LazyLock<RandomState> = LazyLock::new(RandomState::new);
         #[cfg(feature = "sim")]
@@ -57,7 +57,7 @@ impl fmt::Debug for RandomState {
     }
 }
 
-/// A fast hash function under a random seed, for keys that no peer can choose.
+/// A fast hash function with a random seed. It is for keys that no peer can choose.
 #[derive(Clone)]
 pub struct FastState(SeedableRandomState);
 

@@ -1,10 +1,10 @@
-//! Everything that a program takes from its environment and that differs from run to run: random numbers, the keys of hash
-//! tables, the time of day, and numbers that a process uses only once.
+//! The values that differ from run to run: random numbers, the keys of hash tables, the time of day, and numbers that a
+//! process uses only once.
 //!
 //! Ordinarily they come from the operating system. Inside [`simulate`], which only tests have (feature `sim`), all of them
-//! follow from one seed and from the clock of the tokio runtime, so that a run can be repeated exactly. A simulation is a property
-//! of its thread, as tokio's paused clock is; other threads are not affected. Code below `src` of the crates that run in
-//! simulations uses this crate and nothing else for these purposes; `cargo xtask tidy` checks it.
+//! follow from one seed and from the clock of the tokio runtime, so a run can be repeated exactly. A simulation affects only
+//! its own thread, like tokio's paused clock. Code below `src` of the crates that run in simulations takes these values from
+//! no other source; `cargo xtask tidy` checks this.
 //!
 //! [`simulate`]: crate::simulate
 
@@ -28,7 +28,7 @@ pub use sequence::Sequence;
 #[cfg(feature = "sim")]
 pub use simulation::{is_simulated, simulate};
 
-/// A random value that nobody can predict; fit for keys.
+/// Returns a random value that nobody can predict, so it can be a key. In a simulation it follows from the seed.
 pub fn random<T>() -> T
 where
     StandardUniform: Distribution<T>,
@@ -40,12 +40,12 @@ where
     rand::random()
 }
 
-/// A random value of this range.
+/// Returns a random value from this range.
 ///
 /// # Panics
-/// The range is empty.
+/// Panics if the range is empty.
 pub fn random_range<T: SampleUniform>(range: impl SampleRange<T>) -> T {
-    // A generator of its own, so that one draw of the seed is enough whatever the range takes.
+    // The generator is separate, so that each call draws once from the seed's generator, however often `range` draws.
     #[cfg(feature = "sim")]
     if let Some(mut rng) = simulation::with(|simulation| simulation.fork()) {
         return rng.random_range(range);
@@ -53,7 +53,7 @@ pub fn random_range<T: SampleUniform>(range: impl SampleRange<T>) -> T {
     rand::rng().random_range(range)
 }
 
-/// The time of day. In a simulation it begins at the same moment each time.
+/// Returns the time of day. Each simulation begins at the same time.
 pub fn system_time() -> SystemTime {
     #[cfg(feature = "sim")]
     if let Some(time) = simulation::with(|simulation| simulation.system_time()) {

@@ -1,21 +1,21 @@
-//! Numbers that are each used once.
+//! Numbers that are used only once.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Counts from 1. Of a static, no number comes twice in a process; each simulation counts for itself.
+/// A counter that begins at 1. A static counter returns each number once in a process. Each simulation counts separately.
 #[derive(Debug)]
 pub struct Sequence {
     last: AtomicU64,
 }
 
 impl Sequence {
-    /// One whose first number is 1.
-    #[allow(clippy::new_without_default, reason = "it is made for statics, where there is no default")]
+    /// Creates a counter whose first number is 1.
+    #[allow(clippy::new_without_default, reason = "counters are statics, which cannot use Default")]
     pub const fn new() -> Self {
         Self { last: AtomicU64::new(0) }
     }
 
-    /// The next number.
+    /// Returns the next number.
     pub fn next(&'static self) -> u64 {
         #[cfg(feature = "sim")]
         if let Some(number) = crate::simulation::with(|simulation| simulation.count(self)) {

@@ -1,4 +1,4 @@
-//! Simulations: the seed of a thread.
+//! Simulations: a thread whose random values follow from a seed.
 
 use std::{
     cell::RefCell,
@@ -17,21 +17,22 @@ thread_local! {
 
 pub(crate) struct Simulation {
     pub(crate) rng: StdRng,
-    /// The hash key of its process.
+    /// The key that [`RandomState::of_process`](crate::RandomState::of_process) returns.
     pub(crate) key: (u64, u64),
-    /// When the time of day was asked for first.
+    /// The time of the first request for the time of day.
     began: Option<Instant>,
     /// The last number of each sequence, by its address.
     sequences: BTreeMap<usize, u64>,
 }
 
-/// Runs `work` with all randomness of this thread from `seed`. The time of day follows tokio's clock, which is to be paused.
+/// Runs `work` in a simulation: all random values of this thread follow from `seed`. The time of day follows tokio's clock,
+/// which the caller must have paused.
 ///
 /// # Panics
-/// This thread is in a simulation already.
+/// Panics if this thread is in a simulation already.
 pub fn simulate<T>(seed: u64, work: impl FnOnce() -> T) -> T {
-    struct Ends;
-    impl Drop for Ends {
+    struct EndOnDrop;
+    impl Drop for EndOnDrop {
         fn drop(&mut self) {
             CURRENT.set(None);
         }
@@ -39,20 +40,20 @@ pub fn simulate<T>(seed: u64, work: impl FnOnce() -> T) -> T {
     let mut rng = StdRng::seed_from_u64(seed);
     let simulation = Simulation { key: rng.random(), rng, began: None, sequences: BTreeMap::new() };
     let former = CURRENT.replace(Some(simulation));
-    let _ends = Ends;
-    assert!(former.is_none(), "a simulation in a simulation");
+    let _end = EndOnDrop;
+    assert!(former.is_none(), "simulations must not be nested");
     work()
 }
 
-/// Whether this thread is in a simulation.
+/// Returns `true` if this thread is in a simulation.
 pub fn is_simulated() -> bool {
     with(|_| ()).is_some()
 }
 
-/// What `ask` says of this thread's simulation, if it is in one.
-pub(crate) fn with<T>(ask: impl FnOnce(&mut Simulation) -> T) -> Option<T> {
-    // A thread that ends is in none.
-    CURRENT.try_with(|current| current.borrow_mut().as_mut().map(ask)).ok().flatten()
+/// Calls `read` with the simulation of this thread and returns its result, or `None` if the thread is in no simulation.
+pub(crate) fn with<T>(read: impl FnOnce(&mut Simulation) -> T) -> Option<T> {
+    // A thread whose locals have been destroyed is in no simulation.
+    CURRENT.try_with(|current| current.borrow_mut().as_mut().map(read)).ok().flatten()
 }
 
 impl Simulation {
@@ -76,7 +77,7 @@ impl Simulation {
     }
 }
 
-/// When the time of day of each simulation begins, since 1970.
+/// The time of day at which each simulation begins, since 1970.
 const BEGINS: Duration = Duration::from_secs(1_600_000_000);
 
 #[cfg(test)]
@@ -97,23 +98,23 @@ mod tests {
     }
 
     #[test]
-    fn everything_follows_from_the_seed() {
+    fn all_values_follow_from_the_seed() {
         let first = simulate(1, draws);
         assert_eq!(simulate(1, draws), first);
         assert_ne!(simulate(2, draws), first);
     }
 
     #[test]
-    fn outside_of_a_simulation_nothing_comes_twice() {
+    fn values_outside_of_a_simulation_do_not_repeat() {
         let draw = random::<u128>;
         assert_ne!(draw(), draw());
         assert!(simulate(1, is_simulated));
-        assert_ne!(simulate(1, draw), draw(), "a simulation has an end");
+        assert_ne!(simulate(1, draw), draw(), "the seed must not affect values after the simulation");
         assert!(!is_simulated());
     }
 
     #[test]
-    fn the_time_of_day_follows_the_paused_clock() {
+    fn time_of_day_follows_the_paused_clock() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
         simulate(1, || {
             runtime.block_on(async {

@@ -203,7 +203,8 @@ struct Link {
     options: ClientOptions,
     next_xid: AtomicU32,
     current: RwLock<Current>,
-    /// Notified when `current` is replaced. Calls are woken in the order in which they wait, so a simulation repeats it.
+    /// Notified when `current` is replaced. It wakes calls in the order in which they began to wait, so simulations can be
+    /// repeated.
     reconnected: Notify,
     /// The number of calls that wait for a connection.
     waiting: AtomicUsize,

@@ -44,11 +44,11 @@ pub trait Service: Send + Sync + 'static {
     }
 }
 
-/// The results of a call, now or later.
+/// The results of a call, or a future of them.
 pub enum Answering<'a> {
-    /// Now.
+    /// The results.
     Ready(Result<Message, AcceptError>),
-    /// Later, or not before the future is polled.
+    /// A future of the results. It executes the call, or the rest of it, when it is polled.
     Pending(BoxFuture<'a, Result<Message, AcceptError>>),
 }
 
@@ -73,8 +73,8 @@ pub struct ConnectionId(pub u64);
 pub struct Procedure {
     /// The name in the specification, for logs and counters.
     pub name: &'static str,
-    /// `true` if executing the procedure twice has the same effect as once. The duplicate request cache remembers the
-    /// calls of all other procedures.
+    /// `true` if executing the procedure twice has the same effect as once. The duplicate request cache stores the
+    /// results of all other procedures.
     pub idempotent: bool,
 }
 

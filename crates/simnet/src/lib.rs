@@ -1,15 +1,14 @@
-//! A simulated network in virtual time, and runs that repeat exactly.
+//! A simulated network in virtual time, and simulations that can be repeated exactly.
 //!
-//! [`simulate`] runs a future on one thread with tokio's paused clock, and everything random in it follows from a seed
-//! (crate `entropy`). [`Network`] joins the hosts of a simulation: it draws delays and faults from its seed, and
-//! records every message that arrives in its [`Trace`]. It knows neither TCP nor RDMA; what travels over it are the
-//! [`Stream`]s of this crate, below the transport "tcp" of `rpc`, and the queue pairs of `rdma::sim`.
+//! [`simulate`] runs a future on one thread with tokio's paused clock. All random values in it follow from a seed
+//! (crate `entropy`). [`Network`] connects the hosts of a simulation: it draws delays and faults from its seed, and
+//! records every message that arrives in its [`Trace`]. It implements neither TCP nor RDMA: it carries the [`Stream`]s of this
+//! crate, which the transport "tcp" of `rpc` uses, and the queue pairs of `rdma::sim`.
 //!
-//! Two runs of one seed have the same trace. [`assert_replays`] tests that in one process, and `cargo xtask sim --replay`
-//! for all simulations of the test suite.
+//! Two runs with the same seed have the same trace. [`assert_replays`] tests this in one process. `cargo xtask sim --replay`
+//! tests it for all simulations of the test suite.
 //!
-//! Who owns the bytes: those under way belong to the connection, as those in a socket's buffers do. On error, they are
-//! dropped.
+//! Bytes in transit belong to the connection, like those in the buffers of a socket. They are dropped on error.
 
 mod network;
 mod run;

@@ -1,4 +1,4 @@
-//! [`Network`]: delays, faults, listeners and the record of a simulated network, whatever travels over it.
+//! [`Network`]: the delays, faults, listeners and trace of a simulated network.
 
 use std::{
     any::{Any, TypeId},
@@ -16,15 +16,15 @@ use tokio::{sync::mpsc, time::Instant};
 
 use crate::{Event, Trace, run, trace::digest};
 
-/// How a [`Network`] behaves.
+/// The options of a [`Network`].
 #[derive(Clone, Debug)]
 pub struct NetworkOptions {
-    /// Its delays and faults follow from this.
+    /// The seed of the delays and faults.
     pub seed: u64,
-    /// How long a message takes. Each takes its own time from this range, but none overtakes another of its connection.
-    /// tokio's timers count whole milliseconds, so finer differences make no difference.
+    /// The range from which the latency of each message is drawn. Messages of one connection do not overtake each other.
+    /// tokio's timers count whole milliseconds, so finer latencies are rounded.
     pub latency: RangeInclusive<Duration>,
-    /// Probability that a connection is cut at a message, before or after its delivery; 0 to 1.
+    /// The probability that a connection is cut at a message, before or after its delivery; 0 to 1.
     pub cut_probability: f64,
 }
 
@@ -34,37 +34,37 @@ impl Default for NetworkOptions {
     }
 }
 
-/// When a connection is cut, relative to the delivery of a message.
+/// The point at which a connection is cut, relative to the delivery of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cut {
     /// The message is lost.
     Before,
-    /// The message arrives, and nothing after it.
+    /// The message arrives. All later messages are lost.
     After,
 }
 
-/// The network, as one of its hosts sees it. Clones are the same network.
+/// A simulated network, from the view of one of its hosts. Clones share the network.
 #[derive(Clone)]
 pub struct Network {
     shared: Arc<Shared>,
     host: IpAddr,
 }
 
-/// A connection of two hosts, for the faults that end it.
+/// A connection between two hosts that the network can cut.
 pub trait Connection: Send + Sync {
-    /// Whether one of its ends has this address.
+    /// Returns `true` if one of its ends has this address.
     fn has_end_at(&self, local: SocketAddr) -> bool;
 
-    /// Whether neither end is over.
+    /// Returns `true` if both ends are open.
     fn is_open(&self) -> bool;
 
-    /// Ends it at both ends at once. What is under way is lost.
+    /// Closes both ends at once. Data in transit are lost.
     fn cut(&self);
 }
 
 struct Shared {
     seed: u64,
-    /// Whether everything else is random by the seed as well.
+    /// `true` if the network was created in a simulation, so that all other random values follow from its seed, too.
     is_simulated: bool,
     latency: RangeInclusive<Duration>,
     began: Instant,
@@ -73,7 +73,7 @@ struct Shared {
 
 struct State {
     rng: StdRng,
-    /// By what is listened for: the sender of an `mpsc` of that type.
+    /// The listeners, by the type of their requests and their address. Each is the sender of an `mpsc` of that type.
     listeners: BTreeMap<(TypeId, SocketAddr), Box<dyn Any + Send>>,
     connections: Vec<Weak<dyn Connection>>,
     next_port: u16,
@@ -85,7 +85,7 @@ struct State {
 }
 
 impl Network {
-    /// A new network.
+    /// Creates a network.
     pub fn new(options: NetworkOptions) -> Self {
         let NetworkOptions { seed, latency, cut_probability } = options;
         let state = State {
@@ -104,23 +104,23 @@ impl Network {
         Self { shared: Arc::new(shared), host: IpAddr::V4(Ipv4Addr::LOCALHOST) }
     }
 
-    /// The same network, for a host whose connections come from `ip`.
+    /// Returns the same network from the view of the host whose connections come from `ip`.
     pub fn host(&self, ip: IpAddr) -> Self {
         Self { host: ip, ..self.clone() }
     }
 
-    /// What has arrived so far.
+    /// Returns the messages that have arrived so far.
     pub fn trace(&self) -> Trace {
         self.shared.state.lock().trace.clone()
     }
 
-    /// Messages that have come to their delivery so far, of all connections: the numbers that
-    /// [`cut_at`](Self::cut_at) counts.
+    /// Returns the number of messages of all connections that have been delivered or lost by a cut so far.
+    /// [`cut_at`](Self::cut_at) counts the same messages.
     pub fn messages(&self) -> u64 {
         self.shared.state.lock().trace.events.len() as u64
     }
 
-    /// Cuts the connection that carries the message of number `message` (the first is 0).
+    /// Cuts the connection that carries the message with the number `message` (the first is 0).
     pub fn cut_at(&self, message: u64, cut: Cut) {
         self.shared.state.lock().cuts.insert(message, cut);
     }
@@ -135,25 +135,24 @@ impl Network {
         self.live().iter().for_each(|connection| connection.cut());
     }
 
-    /// The end at `local` (a listener's address, or a host's own of a connection) is gone from now on: it
-    /// listens no more, and its connections are lost.
+    /// Closes the listeners at `local` and cuts the connections that have an end at this address.
     pub fn crash(&self, local: SocketAddr) {
         self.shared.state.lock().listeners.retain(|&(_, at), _| at != local);
         let live = self.live();
         live.iter().filter(|connection| connection.has_end_at(local)).for_each(|connection| connection.cut());
     }
 
-    /// Nothing arrives anywhere for the next `duration`.
+    /// Delays messages that are sent from now on, so that none of them arrives in the next `duration`.
     pub fn stall(&self, duration: Duration) {
         self.shared.state.lock().stalled_until = Some(Instant::now() + duration);
     }
 
-    /// Whether new connections are refused.
+    /// Sets whether the network refuses new connections.
     pub fn set_refusing(&self, refusing: bool) {
         self.shared.state.lock().refusing = refusing;
     }
 
-    /// Connections that both ends still hold.
+    /// Returns the number of connections of which both ends are open.
     pub fn connections(&self) -> usize {
         self.live().iter().filter(|connection| connection.is_open()).count()
     }
@@ -163,31 +162,31 @@ impl Network {
     }
 }
 
-/// For what travels over a network.
+/// Methods for the implementations of connections.
 impl Network {
-    /// An address of this host for a new connection.
+    /// Returns the address of this host with the next port, for a new connection.
     pub fn take_address(&self) -> SocketAddr {
         SocketAddr::new(self.host, self.shared.state.lock().take_port())
     }
 
-    /// How long the next message takes.
+    /// Draws the latency of the next message.
     pub fn latency(&self) -> Duration {
         self.shared.state.lock().rng.random_range(self.shared.latency.clone())
     }
 
-    /// When a message that leaves now arrives, if it must not overtake one that arrives at `after`.
+    /// Draws the arrival time of a message that is sent now. It is not before `after`, the arrival of an earlier message.
     pub fn arrival(&self, after: Option<Instant>) -> Instant {
         let due = Instant::now() + self.latency();
         let due = self.shared.state.lock().stalled_until.map_or(due, |until| due.max(until));
         after.map_or(due, |after| due.max(after))
     }
 
-    /// A choice that follows from the seed.
+    /// Makes a random choice that follows from the seed.
     pub fn choose<T>(&self, choose: impl FnOnce(&mut StdRng) -> T) -> T {
         choose(&mut self.shared.state.lock().rng)
     }
 
-    /// Records a message that arrives, and says whether its connection is cut there. The pieces are the message's bytes.
+    /// Records the arrival of a message, whose bytes are `pieces`. Returns the cut if the connection is cut at this message.
     pub fn deliver(&self, (from, to): (SocketAddr, SocketAddr), kind: &'static str, pieces: &[&[u8]]) -> Option<Cut> {
         let mut state = self.shared.state.lock();
         let number = state.trace.events.len() as u64;
@@ -205,17 +204,18 @@ impl Network {
         cut
     }
 
-    /// Makes a connection known to the faults.
+    /// Adds a connection, so that the network can cut it.
     pub fn connected(&self, connection: Weak<dyn Connection>) {
         let mut state = self.shared.state.lock();
         state.connections.retain(|connection| connection.strong_count() > 0);
         state.connections.push(connection);
     }
 
-    /// Listens at this address, at any port if it has none, for what is given to [`request`](Self::request).
+    /// Listens at this address for the requests of type `T` that are sent with [`request`](Self::request). If the port is 0,
+    /// the network chooses one.
     ///
     /// # Errors
-    /// Somebody listens there for the same.
+    /// Returns `AddrInUse` if there is a listener for the same type at this address.
     pub fn listen<T: Send + 'static>(&self, mut local: SocketAddr) -> io::Result<Listening<T>> {
         let mut state = self.shared.state.lock();
         if local.port() == 0 {
@@ -229,10 +229,10 @@ impl Network {
         Ok(Listening { network: self.clone(), local, requests })
     }
 
-    /// Gives a request to who listens at `remote` for such.
+    /// Sends a request to the listener for its type at `remote`.
     ///
     /// # Errors
-    /// Nobody does, or the network refuses connections.
+    /// Returns `ConnectionRefused` if there is no such listener, or if the network refuses connections.
     pub fn request<T: Send + 'static>(&self, remote: SocketAddr, request: T) -> io::Result<()> {
         let state = self.shared.state.lock();
         let sender = state.requests::<T>(remote).filter(|_| !state.refusing).cloned();
@@ -247,7 +247,7 @@ impl State {
         self.next_port
     }
 
-    /// Where requests go; absent if the listener has been dropped.
+    /// Returns the sender of requests to a listener, or `None` if there is no listener or it has been dropped.
     fn requests<T: Send + 'static>(&self, at: SocketAddr) -> Option<&mpsc::UnboundedSender<T>> {
         let sender = self.listeners.get(&(TypeId::of::<T>(), at))?.downcast_ref::<mpsc::UnboundedSender<T>>();
         sender.filter(|sender| !sender.is_closed())
@@ -262,7 +262,7 @@ impl Drop for Shared {
     }
 }
 
-/// A place where requests arrive, until it is dropped or its host crashes.
+/// A listener for requests. It receives them until it is dropped or its host crashes.
 pub struct Listening<T: Send + 'static> {
     network: Network,
     local: SocketAddr,
@@ -270,15 +270,15 @@ pub struct Listening<T: Send + 'static> {
 }
 
 impl<T: Send + 'static> Listening<T> {
-    /// Where it is.
+    /// Returns the address of the listener.
     pub fn local_addr(&self) -> SocketAddr {
         self.local
     }
 
-    /// The next request.
+    /// Waits for the next request.
     ///
     /// # Errors
-    /// The host has crashed.
+    /// Returns `ConnectionAborted` if the host has crashed.
     pub async fn accept(&mut self) -> io::Result<T> {
         self.requests.recv().await.ok_or(io::ErrorKind::ConnectionAborted.into())
     }
@@ -288,7 +288,7 @@ impl<T: Send + 'static> Drop for Listening<T> {
     fn drop(&mut self) {
         self.requests.close();
         let mut state = self.network.shared.state.lock();
-        // Somebody else may listen there since a crash.
+        // After a crash, another listener may have taken the address.
         if state.requests::<T>(self.local).is_none() {
             state.listeners.remove(&(TypeId::of::<T>(), self.local));
         }

@@ -1,44 +1,44 @@
-//! Runs of simulations.
+//! Simulations: running them, their seeds, and the comparison of two runs.
 
 use std::{env, fs::OpenOptions, future::Future, io::Write, ops::Range, time::Duration};
 
 use crate::Trace;
 
-/// Runs a future in virtual time, with everything random from `seed`.
+/// Runs a future in virtual time. All its random values follow from `seed`.
 ///
-/// There is no I/O but over a [`Network`](crate::Network): a socket panics.
+/// The future can do I/O only over a [`Network`](crate::Network): the creation of a socket panics.
 ///
 /// # Panics
-/// If the future does, with the seed on standard error; or if it takes a day of virtual time.
+/// Panics if the future panics, and prints the seed to standard error; or if the future takes a day of virtual time.
 pub fn simulate<F: Future>(seed: u64, work: impl FnOnce() -> F) -> F::Output {
-    let _told = SeedOnPanic(seed);
+    let _seed = SeedOnPanic(seed);
     entropy::simulate(seed, || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
-        let runtime = runtime.expect("a runtime for the simulation");
+        let runtime = runtime.expect("runtime must start");
         let ended = runtime.block_on(async { tokio::time::timeout(DAY, work()).await });
-        ended.expect("the simulation has not ended after a day of virtual time")
+        ended.expect("simulation must end within a day of virtual time")
     })
 }
 
-/// The seeds to run: `count` from 0 on, or as many as `SLIPWAY_SEEDS` says; from `SLIPWAY_SEED` on if it is set, and then that one
-/// alone unless more are asked for.
+/// Returns the seeds to run: `count` seeds from 0. `SLIPWAY_SEEDS` replaces `count`, and `SLIPWAY_SEED` replaces the first
+/// seed. If only `SLIPWAY_SEED` is set, it is the only seed.
 ///
 /// # Panics
-/// If either is not a number.
+/// Panics if one of the variables is not a number.
 pub fn seeds(count: u64) -> Range<u64> {
     let number = |name: &str| {
         let value = env::var(name).ok()?;
-        Some(value.parse::<u64>().unwrap_or_else(|_| panic!("{name} is a number")))
+        Some(value.parse::<u64>().unwrap_or_else(|_| panic!("{name} must be a number")))
     };
     let first = number("SLIPWAY_SEED");
     let count = number("SLIPWAY_SEEDS").unwrap_or(if first.is_some() { 1 } else { count });
     first.unwrap_or(0)..first.unwrap_or(0) + count
 }
 
-/// Runs a simulation twice.
+/// Runs a simulation twice and compares the traces.
 ///
 /// # Panics
-/// The second run differs from the first. The first message that differs is named.
+/// Panics if the traces differ. The message has the first difference.
 pub fn assert_replays(run: impl Fn() -> Trace) {
     let (first, second) = (run(), run());
     if let Some((number, before, now)) = first.first_difference(&second) {
@@ -57,7 +57,7 @@ pub(crate) fn report(seed: u64, trace: &Trace) {
     written.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
 }
 
-/// Says with which seed a test has failed.
+/// Prints the seed when it is dropped by a panic.
 struct SeedOnPanic(u64);
 
 impl Drop for SeedOnPanic {

@@ -1,8 +1,9 @@
 //! [`Stream`]: a byte stream between two hosts of a [`Network`], with the behaviour of a non-blocking TCP socket.
 //!
-//! Bytes arrive in order, in segments, each after a time of its own. A write takes what the window has room for, and a read gives
-//! what has arrived; from time to time, by the seed, less. A cut resets both ends and loses what is under way; a stream that is
-//! dropped before its bytes were read resets the peer, one that has read everything ends in order.
+//! Bytes arrive in order, in segments, each with its own latency. A write takes as many bytes as the window has room for, and
+//! a read returns the bytes that have arrived. Some reads and writes, which the seed selects, transfer fewer bytes. A cut
+//! resets both ends, and the bytes in transit are lost. If a stream with unread bytes is dropped, the peer is reset;
+//! otherwise the peer reads the end of the stream.
 
 use std::{
     collections::VecDeque,
@@ -25,11 +26,11 @@ pub struct Stream {
     network: Network,
     link: Arc<Link>,
     side: usize,
-    /// When the next segment arrives.
+    /// Fires when the next segment arrives.
     timer: Mutex<Option<Pin<Box<Sleep>>>>,
 }
 
-/// Where streams are accepted.
+/// A listener for streams.
 pub struct StreamListener(Listening<Stream>);
 
 struct Link {
@@ -37,16 +38,17 @@ struct Link {
     ends: Mutex<[End; 2]>,
 }
 
-/// What one end has to read, and how it is.
+/// The state of one end, with the bytes that it has not read.
 #[derive(Default)]
 struct End {
+    /// The segments in transit to this end.
     under_way: VecDeque<Segment>,
     arrived: VecDeque<u8>,
-    /// Bytes of both.
+    /// The number of bytes in `under_way` and `arrived`.
     unread: usize,
-    /// The peer sends no more.
+    /// `true` after the end of the stream has arrived, or after this end has shut down reading.
     is_at_end: bool,
-    /// This end sends no more.
+    /// `true` after this end has shut down writing.
     is_shut: bool,
     is_reset: bool,
     is_dropped: bool,
@@ -56,15 +58,15 @@ struct End {
 
 struct Segment {
     due: Instant,
-    /// Nothing is the end of the stream.
+    /// The bytes. An empty segment is the end of the stream.
     bytes: Vec<u8>,
 }
 
 impl Stream {
-    /// Connects from the host of this view of the network.
+    /// Connects from the host of `network` to `remote`.
     ///
     /// # Errors
-    /// Nobody listens at `remote`, or the network refuses connections.
+    /// Returns `ConnectionRefused` if there is no listener at `remote`, or if the network refuses connections.
     pub async fn connect(network: &Network, remote: SocketAddr) -> io::Result<Self> {
         let local = network.take_address();
         sleep_until(network.arrival(None)).await;
@@ -78,12 +80,12 @@ impl Stream {
         Ok(client)
     }
 
-    /// The other end's address.
+    /// Returns the address of the peer.
     pub fn peer_addr(&self) -> SocketAddr {
         self.link.addresses[1 - self.side]
     }
 
-    /// Whether a read does not end with `WouldBlock`.
+    /// Waits until a read does not fail with `WouldBlock`.
     pub fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<()> {
         loop {
             let mut ends = self.link.ends.lock();
@@ -106,7 +108,7 @@ impl Stream {
         }
     }
 
-    /// Whether a write does not end with `WouldBlock`.
+    /// Waits until a write does not fail with `WouldBlock`.
     pub fn poll_writable(&self, cx: &mut Context<'_>) -> Poll<()> {
         let mut ends = self.link.ends.lock();
         if ends[self.side].is_reset || ends[1 - self.side].room() > 0 {
@@ -116,10 +118,10 @@ impl Stream {
         Poll::Pending
     }
 
-    /// Reads what has arrived. Zero bytes are the end of the stream.
+    /// Reads bytes that have arrived. Returns 0 at the end of the stream.
     ///
     /// # Errors
-    /// `WouldBlock` if nothing has arrived, `ConnectionReset` if the connection is lost.
+    /// Returns `WouldBlock` if no bytes have arrived, or `ConnectionReset` if the connection is lost.
     pub fn read_vectored(&self, slices: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         let mut ends = self.link.ends.lock();
         self.take_in(&mut ends);
@@ -140,10 +142,11 @@ impl Stream {
         Ok(len)
     }
 
-    /// Writes as much as the window has room for.
+    /// Writes as many bytes as the window has room for, or fewer.
     ///
     /// # Errors
-    /// `WouldBlock` if there is none, `ConnectionReset` if the connection is lost, `BrokenPipe` after a shutdown.
+    /// Returns `WouldBlock` if the window is full, `ConnectionReset` if the connection is lost, or `BrokenPipe` after a
+    /// shutdown of writing.
     pub fn write_vectored(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
         let mut ends = self.link.ends.lock();
         if ends[self.side].is_reset {
@@ -154,7 +157,7 @@ impl Stream {
         }
         let wanted = slices.iter().map(|slice| slice.len()).sum::<usize>();
         if ends[1 - self.side].is_dropped {
-            // What nobody is there to read is answered with a reset.
+            // As in TCP, data for a closed socket cause a reset.
             ends[self.side].reset();
             return Ok(wanted);
         }
@@ -169,7 +172,7 @@ impl Stream {
         Ok(len)
     }
 
-    /// Ends this end's sending, and if `how` says so, its reading.
+    /// Shuts down writing, reading or both.
     pub fn shutdown(&self, how: Shutdown) {
         let mut ends = self.link.ends.lock();
         if how != Shutdown::Read && !ends[self.side].is_shut {
@@ -189,13 +192,13 @@ impl Stream {
         peer.wake_reader();
     }
 
-    /// Takes in what has arrived by now.
+    /// Delivers the segments that have arrived by now.
     fn take_in(&self, ends: &mut [End; 2]) {
         let now = Instant::now();
         let way = (self.peer_addr(), self.link.addresses[self.side]);
         while !ends[self.side].is_reset && ends[self.side].under_way.front().is_some_and(|segment| segment.due <= now) {
             let end = &mut ends[self.side];
-            let bytes = end.under_way.pop_front().expect("just seen").bytes;
+            let bytes = end.under_way.pop_front().expect("segment was just checked").bytes;
             if bytes.is_empty() {
                 end.is_at_end = true;
                 continue;
@@ -210,7 +213,7 @@ impl Stream {
         }
     }
 
-    /// All of `len` bytes, or from time to time less.
+    /// Returns `len`, or in one of [`PARTIAL`] calls a smaller number of bytes, at least 1.
     fn part_of(&self, len: usize) -> usize {
         self.network.choose(|rng| if len > 1 && rng.random_ratio(1, PARTIAL) { rng.random_range(1..len) } else { len })
     }
@@ -230,7 +233,7 @@ impl Drop for Stream {
 }
 
 impl End {
-    /// Bytes that the peer may send now. One that is gone takes all, to no effect.
+    /// Returns the number of bytes that the peer can send now. A dropped end accepts and discards any number.
     fn room(&self) -> usize {
         if self.is_dropped { usize::MAX } else { WINDOW - self.unread }
     }
@@ -271,29 +274,29 @@ impl Connection for Link {
 }
 
 impl StreamListener {
-    /// Listens at this address, or at any port of it.
+    /// Listens at this address. If the port is 0, the network chooses one.
     ///
     /// # Errors
-    /// Somebody listens there.
+    /// Returns `AddrInUse` if there is a listener for streams at this address.
     pub fn bind(network: &Network, local: SocketAddr) -> io::Result<Self> {
         network.listen(local).map(Self)
     }
 
-    /// Where it listens.
+    /// Returns the address of the listener.
     pub fn local_addr(&self) -> SocketAddr {
         self.0.local_addr()
     }
 
-    /// The next stream.
+    /// Waits for the next stream.
     ///
     /// # Errors
-    /// The host has crashed.
+    /// Returns `ConnectionAborted` if the host has crashed.
     pub async fn accept(&mut self) -> io::Result<Stream> {
         self.0.accept().await
     }
 }
 
-/// Bytes under way or unread in one direction.
+/// Maximum bytes in transit or unread in one direction.
 const WINDOW: usize = 64 << 10;
-/// One read or write of so many takes less than it could.
+/// On average, one of this number of reads and writes transfers fewer bytes than it could.
 const PARTIAL: u32 = 8;

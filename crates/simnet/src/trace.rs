@@ -1,4 +1,4 @@
-//! What a simulated network has carried.
+//! [`Trace`]: the record of the messages of a simulated network.
 
 use std::{fmt, hash::Hasher, net::SocketAddr, time::Duration};
 
@@ -9,17 +9,17 @@ use crate::Cut;
 /// A message that has arrived.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Event {
-    /// When, since the network was made.
+    /// The time of arrival since the creation of the network.
     pub at: Duration,
-    /// From whom.
+    /// The address of the sender.
     pub from: SocketAddr,
-    /// To whom.
+    /// The address of the receiver.
     pub to: SocketAddr,
-    /// What kind of message it is.
+    /// The kind of message, for example "segment" or "Send".
     pub kind: &'static str,
-    /// Its bytes, hashed.
+    /// A hash of the bytes.
     pub digest: u64,
-    /// Whether its connection was cut there.
+    /// The cut, if the connection was cut at this message.
     pub cut: Option<Cut>,
 }
 
@@ -31,7 +31,7 @@ impl fmt::Debug for Event {
     }
 }
 
-/// All messages of a network, in the order in which they have arrived.
+/// All messages of a network in the order of their arrival.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Trace {
     /// The messages.
@@ -39,13 +39,14 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// A hash of all.
+    /// Returns a hash of all messages.
     pub fn digest(&self) -> u64 {
         let all: Vec<_> = self.events.iter().map(|event| format!("{event:?}")).collect();
         digest([all.join("\n").as_bytes()])
     }
 
-    /// The first message that differs in another trace, and where it is.
+    /// Returns the number of the first message that differs from another trace, and the message in both. A message is `None`
+    /// if its trace ends before.
     pub fn first_difference<'a>(&'a self, other: &'a Self) -> Option<(usize, Option<&'a Event>, Option<&'a Event>)> {
         let len = self.events.len().max(other.events.len());
         let at = |trace: &'a Self, number| trace.events.get(number);
@@ -54,7 +55,7 @@ impl Trace {
     }
 }
 
-/// The same in each process.
+/// Returns a hash of the pieces. It is the same in every process.
 pub(crate) fn digest<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> u64 {
     let mut hasher = SipHasher13::new();
     pieces.into_iter().for_each(|piece| hasher.write(piece));

@@ -1,4 +1,4 @@
-//! Simulated streams behave as TCP does.
+//! Tests that simulated streams behave like TCP.
 
 use std::{
     future::poll_fn,
@@ -56,7 +56,7 @@ fn pattern(len: u32) -> Vec<u8> {
 }
 
 #[test]
-fn bytes_arrive_in_order_in_pieces_of_any_length_and_a_seed_replays() {
+fn bytes_arrive_in_order_and_runs_with_one_seed_are_equal() {
     for seed in seeds(20) {
         assert_replays(|| {
             simulate(seed, || async {
@@ -83,7 +83,7 @@ fn bytes_arrive_in_order_in_pieces_of_any_length_and_a_seed_replays() {
 }
 
 #[test]
-fn a_write_takes_what_the_window_has_room_for() {
+fn write_is_limited_by_the_window() {
     simulate(1, || async {
         let (client, server) = pair(&network(1)).await;
         let block = vec![1; 1 << 20];
@@ -96,7 +96,7 @@ fn a_write_takes_what_the_window_has_room_for() {
         };
         assert_eq!(refused, ErrorKind::WouldBlock);
         let waiting = timeout(Duration::from_secs(10), poll_fn(|cx| client.poll_writable(cx)));
-        assert!(waiting.await.is_err(), "nobody reads");
+        assert!(waiting.await.is_err(), "a full window must block the writer until the peer reads");
         let mut received = 0;
         while received < taken {
             received += read(&server, 1 << 20).await.unwrap().len();
@@ -106,7 +106,7 @@ fn a_write_takes_what_the_window_has_room_for() {
 }
 
 #[test]
-fn a_cut_resets_both_ends_and_loses_what_is_under_way() {
+fn cut_resets_both_ends_and_discards_bytes_in_transit() {
     for cut in [Cut::Before, Cut::After] {
         simulate(1, || async move {
             let network = network(1);
@@ -122,12 +122,12 @@ fn a_cut_resets_both_ends_and_loses_what_is_under_way() {
 }
 
 #[test]
-fn a_dropped_stream_ends_in_order_if_it_has_read_everything_and_resets_otherwise() {
+fn dropped_stream_resets_its_peer_only_if_it_has_unread_bytes() {
     simulate(1, || async {
         let (client, server) = pair(&network(1)).await;
-        write_all(&client, b"last words").await.unwrap();
+        write_all(&client, b"last bytes").await.unwrap();
         drop(client);
-        assert_eq!(read_all(&server).await.unwrap(), b"last words");
+        assert_eq!(read_all(&server).await.unwrap(), b"last bytes");
 
         let (client, server) = pair(&network(2)).await;
         write_all(&client, b"unread").await.unwrap();
@@ -137,20 +137,20 @@ fn a_dropped_stream_ends_in_order_if_it_has_read_everything_and_resets_otherwise
 }
 
 #[test]
-fn a_crashed_host_refuses_until_it_listens_again() {
+fn crashed_host_refuses_connections_until_it_listens_again() {
     simulate(1, || async {
         let network = network(1);
         let (client, _server) = pair(&network).await;
         network.crash(SERVER);
         assert_eq!(read(&client, 10).await.unwrap_err().kind(), ErrorKind::ConnectionReset);
-        let refused = Stream::connect(&network, SERVER).await.err().expect("nobody listens");
+        let refused = Stream::connect(&network, SERVER).await.err().expect("connection must be refused");
         assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
         pair(&network).await;
     });
 }
 
 #[test]
-fn a_stalled_network_delivers_late() {
+fn stalled_network_delays_messages() {
     simulate(1, || async {
         let network = network(1);
         let (client, server) = pair(&network).await;
@@ -162,9 +162,9 @@ fn a_stalled_network_delivers_late() {
     });
 }
 
-/// Connections do not wait for each other: of two messages on two connections, the later one can be the first to arrive.
+/// Connections do not wait for each other: of two messages on two connections, the one that is sent later can arrive first.
 #[test]
-fn messages_of_two_connections_overtake_each_other() {
+fn messages_of_different_connections_overtake_each_other() {
     let overtaken = (0..50).filter(|&seed| {
         simulate(seed, || async move {
             let network = network(seed);

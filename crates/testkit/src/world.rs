@@ -1,7 +1,7 @@
-//! [`World`]: a whole server and its clients on one simulated fabric, in virtual time.
+//! [`World`]: a whole server and its clients on one simulated network, in virtual time.
 //!
-//! All random numbers come from one seed, and time is tokio's paused clock ([`simnet::simulate`]), so a failure can be
-//! repeated: [`Setup::run`] runs a simulation, and a failure names its seed. Clients reach the server over RDMA and over
+//! All random numbers follow from one seed, and time is tokio's paused clock ([`simnet::simulate`]), so a failure can be
+//! repeated. [`Setup::run`] runs a simulation. If it fails, it prints its seed. Clients reach the server over RDMA and over
 //! TCP. The server's *machine* outlives its *process*: [`World::restart_server`] starts a new process, with an empty
 //! duplicate request cache and a new write verifier, over the same file system.
 
@@ -36,31 +36,31 @@ pub struct World {
     /// The server's file system.
     pub vfs: Arc<dyn Vfs>,
     drc: DrcOptions,
-    /// The server's secret, which it keeps on its disk.
+    /// The server's handle key, which survives restarts.
     key: HandleKey,
     process: JoinSet<()>,
 }
 
-/// What a [`World`] is made of.
+/// The options of a [`World`].
 pub struct Setup {
-    /// Everything random comes from it.
+    /// The seed of the simulation.
     pub seed: u64,
-    /// Makes the server's file system, in the simulation.
+    /// Creates the server's file system. It is called in the simulation.
     pub vfs: Box<dyn FnOnce() -> Arc<dyn Vfs>>,
-    /// The server's duplicate request cache.
+    /// The options of the server's duplicate request cache.
     pub drc: DrcOptions,
 }
 
 impl Setup {
-    /// An empty file system in memory that everybody may write.
+    /// Creates options with this seed. The file system is [`memory`], and the duplicate request cache has its defaults.
     pub fn new(seed: u64) -> Self {
         Self { seed, vfs: Box::new(memory), drc: DrcOptions::default() }
     }
 
-    /// Runs `test` in a new world of virtual time.
+    /// Runs `test` with a new world, in a simulation.
     ///
     /// # Panics
-    /// If `test` does, with the seed on standard error; or if it takes a day of virtual time.
+    /// Panics if `test` panics, and prints the seed to standard error; or if `test` takes a day of virtual time.
     pub fn run<T, F: Future<Output = T>>(self, test: impl FnOnce(World) -> F) -> T {
         let Setup { seed, vfs, drc } = self;
         simnet::simulate(seed, || {
@@ -73,21 +73,22 @@ impl Setup {
 }
 
 impl World {
-    /// A client of its own address, mounted. `query` is the rest of the URL; unless it says otherwise, the transport is RDMA.
+    /// Mounts the export for the client with this number, which has its own address. `query` is appended to the URL. If it
+    /// names no transport, the transport is RDMA.
     ///
     /// # Panics
-    /// If it cannot mount.
+    /// Panics if the mount fails.
     pub async fn client(&self, number: u8, query: &str) -> Mount {
         let mut switch = Switch::new();
         kinds(&self.network.host(IpAddr::from([127, 0, 1, number]))).into_iter().for_each(|kind| switch.register(kind));
         let proto = if query.contains("proto=") { "" } else { "&proto=rdma" };
         let url: NfsUrl = format!("nfs://127.0.0.1:{}/world?uid=1000&gid=1000{proto}{query}", SERVER.port())
             .parse()
-            .expect("a good URL");
-        Mount::connect(&url, &switch).await.expect("a mount in the simulation")
+            .expect("URL must be valid");
+        Mount::connect(&url, &switch).await.expect("mount must succeed")
     }
 
-    /// Ends the server's process at once, whatever it is doing, and starts another.
+    /// Kills the server's process without a shutdown, and starts another one.
     pub fn restart_server(&mut self) {
         self.network.crash(SERVER);
         self.start_server();
@@ -96,12 +97,12 @@ impl World {
     fn start_server(&mut self) {
         let options = ExportOptions { squash: Squash::None, ..ExportOptions::default() };
         let export = Export::new("/world", ExportId::of(&[b"world"]), self.vfs.clone(), options);
-        // In virtual time nothing waits for another thread.
+        // In virtual time, no task may wait for another thread.
         let blocking = BlockingOptions { threads: 0, ..BlockingOptions::default() };
         let settings = Settings { blocking, ..Settings::default() };
-        let (export, recovery) = (export.expect("a good export"), Recovery::in_memory());
+        let (export, recovery) = (export.expect("export must be valid"), Recovery::in_memory());
         let nfs = NfsServer::recovering(export, self.key.clone(), recovery, settings);
-        let nfs = nfs.expect("memory takes what is to be kept");
+        let nfs = nfs.expect("a recovery database in memory must accept all records");
         let server = nfs
             .services()
             .into_iter()
@@ -110,20 +111,20 @@ impl World {
         let mut tasks = JoinSet::new();
         tasks.spawn(nfs.upkeep());
         for kind in kinds(&self.network.host(SERVER.ip())) {
-            let listener = kind.listen(SERVER).expect("the server's address");
+            let listener = kind.listen(SERVER).expect("the server's address must be free");
             tasks.spawn(process::serve(listener, server.clone()));
         }
-        // Whatever the former process was doing ends here.
+        // This drops the tasks of the former process.
         self.process = tasks;
     }
 }
 
-/// An empty file system in memory that everybody may write.
+/// Creates an empty file system in memory, whose root every user can write.
 pub fn memory() -> Arc<dyn Vfs> {
     Arc::new(Memory::new(MemoryOptions { mode: 0o777, ..MemoryOptions::default() }))
 }
 
-/// The transports of a host.
+/// Returns the transports of a host.
 fn kinds(host: &Network) -> [Arc<dyn TransportKind>; 2] {
     let rdma = RdmaKind::new(Arc::new(Sim::on(host.clone())), Options::default());
     [Arc::new(rdma), Arc::new(TcpKind::simulated(host.clone(), TcpOptions::default(), Pool::default()))]

@@ -1,4 +1,4 @@
-//! Tests of callbacks between a version 4 server and our client, on the simulated fabric and in virtual time.
+//! Tests of callbacks between a version 4 server and our client, on the simulated network and in virtual time.
 
 use std::time::Duration;
 

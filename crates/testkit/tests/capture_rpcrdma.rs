@@ -129,7 +129,7 @@ fn the_responder_rebuilds_the_calls_of_a_linux_client() {
             let reply = [&token.xid.0.to_be_bytes()[..], &[0, 0, 0, 1], &[0; 16]].concat();
             connection.reply(token, Bytes::from(reply).into()).unwrap();
         }
-        assert!(responses.is_empty(), "what Linux read and we did not: {:?}", responses.keys());
+        assert!(responses.is_empty(), "the responder must read all data that Linux read: {:?}", responses.keys());
     }
     assert!(calls > 100 && pulled > 100_000, "{calls} calls, {pulled} bytes pulled");
 }

@@ -1,4 +1,4 @@
-//! Tests of a client and a server on the simulated fabric, whose connections are cut at every message.
+//! Tests of a client and a server on the simulated network, whose connections are cut at every message.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -89,14 +89,14 @@ fn run_whole(way: &str) -> (u64, Tree) {
 
 /// Runs the work of the seed over a back end that completes each operation later, with the same cut.
 fn run_cut_deferred(message: Option<(u64, Cut)>) -> (u64, Tree) {
-    let (tell, fs) = std::sync::mpsc::channel();
+    let (sender, fs) = std::sync::mpsc::channel();
     let vfs = move || -> Arc<dyn Vfs> {
         let fs = Deferred::new(memory(), Pace::Manual);
-        tell.send(fs.clone()).expect("the test waits for it");
+        sender.send(fs.clone()).expect("receiver must exist");
         fs
     };
     Setup { vfs: Box::new(vfs), ..Setup::new(1) }.run(|world| async move {
-        let fs = fs.recv().expect("the world has made it");
+        let fs = fs.recv().expect("the world must have created the file system");
         let completing = tokio::spawn(async move {
             loop {
                 tokio::time::sleep(Duration::from_millis(100)).await;
@@ -149,7 +149,7 @@ fn a_connection_cut_at_any_segment_changes_nothing_over_tcp() {
 }
 
 #[test]
-fn a_connection_cut_at_any_segment_changes_nothing_over_tcp_by_sessions() {
+fn a_connection_cut_at_any_segment_changes_nothing_over_tcp_with_sessions() {
     a_connection_cut_at_any_message_changes_nothing("&proto=tcp&vers=4.2");
 }
 
@@ -179,7 +179,7 @@ fn clients_complete_their_work_despite_frequent_disconnects() {
             let mut clients = tokio::task::JoinSet::new();
             world.network.set_cut_probability(0.02);
             for number in 1..=3 {
-                // The last client comes over TCP.
+                // The last client uses TCP.
                 let way = match number {
                     3 => "proto=tcp".to_owned(),
                     _ => format!("registration={}", Registration::ALL[seed as usize % Registration::ALL.len()]),

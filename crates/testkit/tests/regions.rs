@@ -1,6 +1,6 @@
 //! Tests that the client reads into and writes from device memory, over every transport and version.
 //!
-//! The simulated fabric accesses device memory as an adapter does. Other transports bounce through host memory.
+//! The simulated network accesses device memory as an adapter does. Other transports bounce through host memory.
 
 use std::{
     sync::{

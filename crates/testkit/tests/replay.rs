@@ -1,4 +1,4 @@
-//! A simulation is a function of its seed: two runs exchange the same bytes at the same times.
+//! Tests that a simulation is determined by its seed: two runs exchange the same bytes at the same times.
 
 use std::{sync::Arc, time::Duration};
 
@@ -7,7 +7,7 @@ use client::{LockRange, Mount, OpenOptions, StableHow};
 use simnet::{Cut, Trace, assert_replays, seeds};
 use testkit::world::Setup;
 
-/// The ways to reach the server.
+/// The transports and versions with which clients reach the server.
 const WAYS: [&str; 6] = [
     "&proto=rdma&vers=3",
     "&proto=tcp&vers=3",
@@ -17,7 +17,7 @@ const WAYS: [&str; 6] = [
     "&proto=tcp&vers=4.2",
 ];
 
-/// What makes keys, names, stateids, verifiers and the order of tables matter.
+/// Executes operations whose messages depend on keys, names, stateids, verifiers and the order of hash tables.
 async fn work(mount: Mount, number: u8) -> client::Result<()> {
     let dir = format!("/{number}");
     mount.mkdir(&dir, 0o755).await?;
@@ -44,44 +44,45 @@ async fn work(mount: Mount, number: u8) -> client::Result<()> {
     mount.unmount().await
 }
 
-/// Clients of all kinds, lost connections, and a server that is started anew.
-fn everything(seed: u64) -> Trace {
+/// Runs a client for each of [`WAYS`], cuts connections, and restarts the server at the end.
+fn run_all_clients(seed: u64) -> Trace {
     Setup::new(seed).run(|mut world| async move {
         let mut clients = tokio::task::JoinSet::new();
         for (number, way) in (1..).zip(WAYS) {
             let mount = world.client(number, &format!("{way}&timeo=36000")).await;
             clients.spawn(work(mount, number));
         }
-        // A server of memory alone takes no reclaims after a restart: connections are lost, and the server stays.
+        // The recovery database of this server is in memory, so it grants no reclaims after a restart. While these clients
+        // work, connections are cut, but the server does not restart.
         world.network.cut_at(world.network.messages() + 20, Cut::Before);
         world.network.set_cut_probability(0.01);
         while let Some(done) = clients.join_next().await {
-            done.expect("no panic").expect("the client's work");
+            done.expect("client must not panic").expect("client must complete its work");
         }
         world.network.set_cut_probability(0.0);
         let mount = world.client(9, "&proto=tcp&timeo=36000").await;
         world.restart_server();
-        assert_eq!(mount.read("/1/5").await.expect("the file is still there").len(), 300_000);
+        assert_eq!(mount.read("/1/5").await.expect("the file must survive the restart").len(), 300_000);
         world.network.trace()
     })
 }
 
 #[test]
-fn a_seed_replays_bit_for_bit() {
+fn runs_with_the_same_seed_are_equal() {
     for seed in seeds(5) {
-        assert_replays(|| everything(seed));
+        assert_replays(|| run_all_clients(seed));
     }
 }
 
 #[test]
-fn another_seed_is_another_run() {
-    assert_ne!(everything(1), everything(2));
+fn runs_with_different_seeds_differ() {
+    assert_ne!(run_all_clients(1), run_all_clients(2));
 }
 
-/// The test above can fail: one byte from elsewhere is noticed.
+/// Shows that the first test can fail: it detects one byte that does not follow from the seed.
 #[test]
 #[should_panic = "differs"]
-fn a_byte_that_does_not_follow_from_the_seed_is_noticed() {
+fn byte_that_does_not_follow_from_the_seed_is_detected() {
     let unseeded = Arc::new(std::sync::atomic::AtomicU8::new(0));
     assert_replays(|| {
         let byte = unseeded.fetch_add(1, std::sync::atomic::Ordering::Relaxed);

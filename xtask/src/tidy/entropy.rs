@@ -1,4 +1,4 @@
-//! What runs in simulations takes what is random from the crate `entropy` alone.
+//! The check that code of simulated crates takes random values, hash keys and the time of day only from the crate `entropy`.
 
 use super::File;
 
@@ -12,11 +12,11 @@ const SIMULATED: [&str; 6] = [
     "crates/client/src/",
 ];
 
-/// Their parts that need the operating system, and so no simulation has them.
+/// The parts of these crates that need the operating system, so they do not run in simulations.
 const REAL: [&str; 4] =
     ["crates/rdma/src/iwarp/", "crates/rdma/src/shm/", "crates/rdma/src/verbs/", "crates/vfs/src/posix/"];
 
-/// What differs from run to run, and what has it in a simulation.
+/// Sources of values that differ from run to run, and the items of `entropy` that replace them.
 const SOURCES: [(&str, &str); 6] = [
     ("rand::random", "entropy::random"),
     ("rand::rng(", "entropy::random"),
@@ -26,7 +26,7 @@ const SOURCES: [(&str, &str); 6] = [
     ("HashSet", "entropy::HashSet"),
 ];
 
-/// Sources of randomness that no seed reaches.
+/// Returns the uses of sources whose values do not follow from the seed of a simulation.
 pub fn unseeded(files: &[File]) -> Vec<String> {
     let simulated = files.iter().filter(|file| {
         let among = |folders: &[&str]| folders.iter().any(|folder| file.path.starts_with(folder));
@@ -42,7 +42,7 @@ fn of_file(file: &File) -> Vec<String> {
     for (number, line) in lines.iter().enumerate() {
         let mut complain = |what: &str| complaints.push(format!("{}:{}: {what}", file.path, number + 1));
         for (source, instead) in SOURCES {
-            // The tables are the standard library's only where they are imported from it.
+            // A table is the standard library's only if it is imported from `std::collections`.
             let is_table = source.starts_with("Hash");
             if line.contains(source) && (!is_table || line.contains("collections::")) {
                 complain(&format!("{source}: use {instead}"));
@@ -50,7 +50,7 @@ fn of_file(file: &File) -> Vec<String> {
         }
         let next = lines.get(number + 1).copied().unwrap_or_default();
         if line.contains("select! {") && !line.contains("biased;") && !next.contains("biased;") {
-            complain("select! without `biased;` chooses at random");
+            complain("select! without `biased;` polls its branches in random order");
         }
     }
     complaints
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn sources_that_no_seed_reaches_are_found() {
+    fn unseeded_sources_are_found() {
         let path = "crates/server/src/a.rs";
         assert_eq!(complaints(path, "let key = rand::random();"), 1);
         assert_eq!(complaints(path, "use std::{\n    collections::{HashMap, VecDeque},\n};"), 1);
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn what_needs_the_system_and_tests_may_use_them() {
+    fn unseeded_sources_are_allowed_in_tests_and_unsimulated_parts() {
         assert_eq!(complaints("crates/vfs/src/posix/a.rs", "SystemTime::now();"), 0);
         assert_eq!(complaints("crates/server/src/a.rs", "#[cfg(test)]\nmod tests {\n    rand::random();\n}"), 0);
     }

@@ -14,8 +14,7 @@ pub fn files(files: &[File]) -> Vec<String> {
         .collect()
 }
 
-/// Returns the functions that are longer than [`LONGEST_FUNCTION`] and do not give a reason. A line `// Long: REASON` in the function is
-/// one.
+/// Returns the functions that are longer than [`LONGEST_FUNCTION`] and have no comment `// Long: REASON`.
 pub fn functions(files: &[File]) -> Vec<String> {
     let mut complaints = Vec::new();
     for file in files.iter().filter(|file| file.path.ends_with(".rs")) {
@@ -40,8 +39,8 @@ pub fn functions(files: &[File]) -> Vec<String> {
     complaints
 }
 
-/// Returns the comments of Rust sources that are wider than [`WIDEST_LINE`]. rustfmt keeps code narrower, but not comments. A comment
-/// with a link is as wide as it is.
+/// Returns the comments of Rust sources that are wider than [`WIDEST_LINE`]. rustfmt limits the width of code, but not of
+/// comments. Comments with a link can have any width.
 pub fn comments(files: &[File]) -> Vec<String> {
     let mut complaints = Vec::new();
     for file in files.iter().filter(|file| file.path.ends_with(".rs")) {
@@ -75,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn long_functions_are_found_unless_they_say_why() {
+    fn long_functions_are_found_unless_they_give_a_reason() {
         let of = |first: &str, lines: usize| format!("fn f() {{\n{first}{}}}\n", "    1;\n".repeat(lines));
         assert!(functions(&file("a.rs", &of("", 73))).is_empty());
         assert_eq!(functions(&file("a.rs", &of("", 74))).len(), 1);

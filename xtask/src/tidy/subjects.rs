@@ -1,8 +1,9 @@
-//! Subjects of commits: `area: verb …`, the verb in the imperative.
+//! The check of the subjects of commits. Their form is `area: verb …`, with the verb in the imperative.
 
 use crate::shell;
 
-/// Returns the subjects of commits since [`BASE`] that have another form; none where the history does not reach back to it.
+/// Returns the subjects of commits since [`BASE`] that have another form. Returns none if the history does not contain
+/// [`BASE`].
 pub fn malformed() -> Vec<String> {
     let range = format!("{BASE}..HEAD");
     let Ok(log) = shell::output("git", ["log", "--no-merges", "--format=%h %s", &range]) else { return Vec::new() };
@@ -18,27 +19,27 @@ fn fault(subject: &str) -> Option<&'static str> {
     let Some((areas, rest)) = subject.split_once(": ") else { return Some("has no area: \"area: verb …\"") };
     let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "_-/., ".contains(c);
     if areas.is_empty() || !areas.chars().all(plain) {
-        return Some("its area is not of lower-case words");
+        return Some("its area must consist of lower-case words");
     }
     let verb = rest.split([' ', ',', ':']).next().unwrap_or_default();
     if !verb.starts_with(|c: char| c.is_ascii_lowercase()) {
-        return Some("has no verb in lower case behind its area");
+        return Some("has no lower-case verb after its area");
     }
     let inflected = verb.ends_with("ed") || verb.ends_with("ing") || verb.ends_with('s') && !verb.ends_with("ss");
     let imperative = !inflected && !NO_VERBS.contains(&verb) || IMPERATIVE.contains(&verb);
     (!imperative).then_some("does not begin with a verb in the imperative")
 }
 
-/// The last commit that was written before subjects had a form.
+/// The last commit before the form was required.
 const BASE: &str = "5eb3dc138bd1ebb618703d7147e5ceda04c3ac39";
 
-/// Imperatives that look like another form of a verb.
+/// Imperatives that end like another form of a verb.
 const IMPERATIVE: [&str; 14] = [
     "bring", "ping", "ring", "string", "swing", "need", "feed", "embed", "seed", "shed", "speed", "exceed", "focus",
     "alias",
 ];
 
-/// Words that often stand in the place of a verb.
+/// Words that are often written in the place of the verb.
 const NO_VERBS: [&str; 10] = ["a", "an", "the", "no", "new", "more", "it", "what", "who", "when"];
 
 #[cfg(test)]
@@ -46,7 +47,7 @@ mod tests {
     use super::fault;
 
     #[test]
-    fn imperatives_behind_an_area_are_right() {
+    fn area_and_imperative_are_accepted() {
         for subject in [
             "server: move cursors into their own file",
             "xtask, docs: check lengths",
@@ -58,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn other_forms_are_faults() {
+    fn other_forms_are_rejected() {
         for subject in [
             "Move cursors",
             "server: cursors are moved",

@@ -1,4 +1,4 @@
-//! The citations: comments `//= rfc8166-3.4.5-1` in the sources, with one or more identifiers.
+//! The citations of requirements in the sources: comments such as `//= rfc8166-3.4.5-1`, with one or more identifiers.
 
 use std::{collections::BTreeMap, fs};
 
@@ -7,15 +7,15 @@ use crate::{functions, tidy};
 /// A place that cites a requirement.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Citation {
-    /// The file, from the root of the project.
+    /// The path of the file, relative to the root of the project.
     pub path: String,
-    /// The function around the comment.
+    /// The innermost function around the comment.
     pub function: Option<String>,
     /// `true` if the place is a test.
     pub is_test: bool,
 }
 
-/// The citations of each requirement.
+/// All citations, by the identifiers of the requirements.
 #[derive(Debug, Default)]
 pub struct Citations(BTreeMap<String, Vec<Citation>>);
 
@@ -74,10 +74,10 @@ impl<const N: usize> From<[(String, Vec<Citation>); N]> for Citations {
     }
 }
 
-/// The beginning of a citation.
+/// The characters with which a citation begins.
 const MARK: &str = "//= ";
 
-/// Parts of the paths of files that are tests: integration tests, unit tests in files of their own, and the crates of tests.
+/// Parts of the paths of test files: integration tests, unit tests in separate files, and crates of tests.
 const TEST_PATHS: [&str; 5] = ["/tests/", "/tests.rs", "crates/testkit/", "crates/conformance/", "crates/hostile/"];
 
 #[cfg(test)]
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn citations_have_their_function_and_kind() {
+    fn citations_record_their_function_and_kind() {
         let text = "
 fn code() {
     //= rfc1-1-1 rfc1-1-2

@@ -1,7 +1,8 @@
-//! Traceability: each requirement of the RFCs leads to the code that fulfils it and to a test that proves it.
+//! Traceability: links each requirement of the RFCs to the code that fulfils it and to a test that proves it.
 //!
-//! `docs/requirements/` has one file for each RFC, with the sentences that say MUST, SHALL or REQUIRED (`requirements.rs`). A comment
-//! `//= rfc8166-3.4.5-1` in code or in a test cites a requirement (`citations.rs`). `docs/traceability.md` is the report (`page.rs`).
+//! `docs/requirements/` has one file for each RFC, with the sentences that contain MUST, SHALL or REQUIRED
+//! (`requirements.rs`). A comment `//= rfc8166-3.4.5-1` in code or in a test cites a requirement (`citations.rs`).
+//! `docs/traceability.md` is the report (`page.rs`).
 
 mod citations;
 mod page;
@@ -13,7 +14,7 @@ use crate::report::{Outcome, Report};
 use citations::{Citation, Citations};
 use requirements::{Requirement, Rfc};
 
-/// Checks the citations and that the report is current.
+/// Checks that the citations are valid and that the report is current.
 pub fn check(report: &mut Report) {
     report.step("traceability", || match load() {
         Err(why) => Outcome::Failed(why),
@@ -52,23 +53,24 @@ fn outcome(rfcs: &[Rfc], complaints: &[String]) -> Outcome {
     }
 }
 
-/// Returns the requirements without a test or a reason, citations of nothing, and a number of gaps other than `GAPS`.
+/// Returns the faults of the requirements, the citations of unknown requirements, and a message if the number of gaps is not
+/// [`GAPS`].
 fn complaints(rfcs: &[Rfc], citations: &Citations) -> Vec<String> {
     let mut complaints = Vec::new();
     let mut known = BTreeMap::new();
     for requirement in rfcs.iter().flat_map(|rfc| &rfc.requirements) {
         if known.insert(requirement.id.as_str(), ()).is_some() {
-            complaints.push(format!("{}: the identifier is used twice", requirement.id));
+            complaints.push(format!("{}: two requirements have this identifier", requirement.id));
         }
         complaints.extend(complaint(requirement, citations.of(&requirement.id)));
     }
     for (id, cited) in citations.iter().filter(|(id, _)| !known.contains_key(id)) {
-        complaints.push(format!("{}: {id} is no requirement of docs/requirements", cited[0].path));
+        complaints.push(format!("{}: {id} is not a requirement of docs/requirements", cited[0].path));
     }
     let gaps = rfcs.iter().flat_map(|rfc| &rfc.requirements).filter(|requirement| requirement.gap.is_some()).count();
     if gaps != GAPS {
         let advice = if gaps < GAPS { "lower GAPS in xtask/src/trace" } else { "write the tests" };
-        complaints.push(format!("{gaps} gaps, and {GAPS} are known: {advice}"));
+        complaints.push(format!("there are {gaps} gaps, but GAPS is {GAPS}: {advice}"));
     }
     complaints
 }
@@ -84,9 +86,9 @@ fn complaint(requirement: &Requirement, cited: &[Citation]) -> Option<String> {
         _ if explanations.iter().filter(|text| text.is_some()).count() > 1 => {
             "has more than one of reason, deviation and gap"
         }
-        (true, true) if !explained => "is not cited, and has no reason",
-        (true, false) if !explained => "is cited at a test but not at code, and has no reason",
-        (false, true) if !explained => "is cited at code but not at a test, and has no reason",
+        (true, true) if !explained => "is not cited and has no reason",
+        (true, false) if !explained => "is cited at a test but not at code and has no reason",
+        (false, true) if !explained => "is cited at code but not at a test and has no reason",
         _ => return None,
     };
     Some(format!("{} {fault}", requirement.id))
@@ -94,7 +96,7 @@ fn complaint(requirement: &Requirement, cited: &[Citation]) -> Option<String> {
 
 const REPORT: &str = "docs/traceability.md";
 
-/// The number of requirements that are known to lack a test. It only falls.
+/// The number of requirements that are known to lack a test. It must not grow.
 const GAPS: usize = 38;
 
 #[cfg(test)]
@@ -117,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_requirement_needs_code_and_a_test_or_a_reason() {
+    fn requirement_without_code_or_test_needs_a_reason() {
         let plain = requirement(None, None);
         assert_eq!(complaint(&plain, &[cited(true), cited(false)]), None);
         for citations in [&[][..], &[cited(true)], &[cited(false)]] {
@@ -128,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn reasons_and_gaps_end_with_the_citations() {
+    fn reason_or_gap_of_a_fully_cited_requirement_is_reported() {
         let both = [cited(true), cited(false)];
         assert!(complaint(&requirement(Some("hardware"), None), &both).is_some());
         assert!(complaint(&requirement(None, Some("no test")), &both).is_some());
@@ -138,10 +140,10 @@ mod tests {
     }
 
     #[test]
-    fn citations_of_nothing_and_new_gaps_are_reported() {
+    fn unknown_citations_and_new_gaps_are_reported() {
         let rfc = |requirements| vec![Rfc { number: 1, title: "One".into(), requirements }];
         let found = complaints(&rfc(vec![]), &Citations::from([("rfc9-1-1".to_owned(), vec![cited(true)])]));
-        assert!(found.iter().any(|complaint| complaint.contains("rfc9-1-1 is no requirement")), "{found:?}");
+        assert!(found.iter().any(|complaint| complaint.contains("rfc9-1-1 is not a requirement")), "{found:?}");
         let gaps = (0..=GAPS).map(|n| Requirement { id: format!("rfc1-1-{n}"), ..requirement(None, Some("no test")) });
         let found = complaints(&rfc(gaps.collect()), &Citations::from([]));
         assert!(found.iter().any(|complaint| complaint.contains("write the tests")), "{found:?}");

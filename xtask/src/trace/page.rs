@@ -60,13 +60,13 @@ fn entry(rfc: &Rfc, requirement: &Requirement, cited: &[Citation]) -> String {
     entry
 }
 
-/// The text of an RFC without effect as Markdown.
+/// Escapes the characters of a text that have a meaning in Markdown.
 fn escape(text: &str) -> String {
     let special = |c: char| if r"\`*_[]<>|".contains(c) { format!("\\{c}") } else { c.to_string() };
     text.chars().map(special).collect()
 }
 
-/// A link to a place. It has no line number, so that changes elsewhere in the file leave the report current.
+/// Returns a link to a place. It has no line number, so the report stays current when other parts of the file change.
 fn link(place: &Citation) -> String {
     let short = place.path.trim_start_matches("crates/");
     match &place.function {

@@ -1,4 +1,4 @@
-//! The requirements: `docs/requirements/rfcN.toml`.
+//! The requirements, which are read from `docs/requirements/rfcN.toml`.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -7,15 +7,15 @@ use serde::Deserialize;
 /// The requirements of one RFC, in the order of its sections.
 #[derive(Debug)]
 pub struct Rfc {
-    /// Its number.
+    /// The number of the RFC.
     pub number: u32,
-    /// Its title.
+    /// The title of the RFC.
     pub title: String,
-    /// Its sentences that say MUST, SHALL or REQUIRED.
+    /// The sentences that contain MUST, SHALL or REQUIRED.
     pub requirements: Vec<Requirement>,
 }
 
-/// A sentence of an RFC.
+/// A sentence of an RFC that requires something.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Requirement {
@@ -25,11 +25,11 @@ pub struct Requirement {
     pub who: String,
     /// The sentence.
     pub text: String,
-    /// The reason for which there is no code or no test. It can be a key of the file's `reasons`.
+    /// The reason why there is no code or no test. In the file it can be a key of `reasons`.
     pub reason: Option<String>,
-    /// The behaviour in place of the one that is required, and the reason for it.
+    /// The behaviour that replaces the required one, and the reason for it.
     pub deviation: Option<String>,
-    /// The test that is missing.
+    /// A description of the missing test.
     pub gap: Option<String>,
 }
 
@@ -38,7 +38,7 @@ pub struct Requirement {
 struct Contents {
     number: u32,
     title: String,
-    /// Reasons that several requirements share, by their names.
+    /// The reasons that several requirements share, by their keys.
     #[serde(default)]
     reasons: BTreeMap<String, String>,
     requirement: Vec<Requirement>,
@@ -68,12 +68,12 @@ fn parse(text: &str) -> Result<Rfc, String> {
             return Err(format!("{id} is not of the form rfc{number}-SECTION-n"));
         }
         if !["MUST", "SHALL", "REQUIRED"].iter().any(|word| text.contains(word)) {
-            return Err(format!("{id} does not say MUST, SHALL or REQUIRED"));
+            return Err(format!("{id} does not contain MUST, SHALL or REQUIRED"));
         }
         if let Some(shared) = reason.as_ref().and_then(|reason| reasons.get(reason)) {
             *reason = Some(shared.clone());
         } else if reason.as_ref().is_some_and(|reason| !reason.contains(' ')) {
-            return Err(format!("{id}: no such reason in `reasons`"));
+            return Err(format!("{id}: its reason is not in `reasons`"));
         }
     }
     Ok(Rfc { number, title, requirements })
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn faults_of_a_file_are_reported() {
+    fn invalid_files_are_rejected() {
         for (right, wrong) in [("rfc1-", "rfc2-"), ("MUST", "may"), ("= 'hardware'", "= 'hard'"), ("who", "whom")] {
             assert!(parse(&FILE.replace(right, wrong)).is_err(), "{wrong}");
         }

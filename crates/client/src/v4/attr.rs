@@ -45,7 +45,8 @@ pub(crate) fn values(fattr: &Fattr4) -> Result<Attrs> {
 /// # Errors
 /// The attributes are malformed, or lack one that every server supports.
 pub(crate) fn of(fattr: &Fattr4) -> Result<Attr> {
-    // Most servers have all of them. An error is found again below, with the attribute that it is about.
+    // Most servers return all requested attributes. If a value is malformed, the slower way below returns the error with
+    // its attribute.
     let mut decoder = Decoder::from(&fattr.attr_vals.0);
     if fattr.attrmask == *WANTED
         && let Ok(wanted) = Wanted::decode(&mut decoder)
@@ -88,11 +89,11 @@ struct Wanted {
     time_modify: Nfstime4,
 }
 
-/// The number that a name of a user or group is; one that is none is nobody's, as nothing here knows the server's users.
+/// A user or group ID, decoded from its name on the wire (see [`Id::of`]).
 #[derive(Clone, Copy)]
 struct Id(u32);
 
-/// The values from which an [`Attr`] is made, if they are known.
+/// The values from which an [`Attr`] is made. A value that the server did not return is `None`.
 #[derive(Default)]
 struct Fields {
     object_type: Option<Ftype4>,

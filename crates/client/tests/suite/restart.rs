@@ -57,7 +57,7 @@ impl Machine {
         let options = ExportOptions { squash: Squash::None, ..ExportOptions::default() };
         let export = Export::new("/m", ExportId::of(&[b"m"]), self.vfs.clone(), options).unwrap();
         let recovery = recovery(self.state.path());
-        // In virtual time nothing waits for another thread.
+        // In virtual time, no task may wait for another thread.
         let blocking = BlockingOptions { threads: 0, ..BlockingOptions::default() };
         let settings = Settings { blocking, grace: GRACE, ..Settings::default() };
         let nfs = NfsServer::recovering(export, self.key.clone(), recovery, settings).unwrap();
@@ -95,7 +95,7 @@ async fn locks_survive_a_restart(network: Network, vers: &str) {
     assert_eq!(other.lock(theirs, b"a", range(0)).await.unwrap(), None);
 }
 
-/// Two clients keep their locks over several restarts, whatever the server has stored of them in the recovery database.
+/// Two clients keep their locks over three restarts.
 async fn locks_survive_three_restarts(network: Network, query: &str) {
     let mut machine = Machine::start(network);
     let (one, other) = (machine.mount(query).await, machine.mount(query).await);

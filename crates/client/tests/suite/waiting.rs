@@ -1,5 +1,5 @@
 //! The client waits for a server that asks to retry later; only a silent server makes an operation time out. The tests
-//! run in virtual time over the simulated fabric.
+//! run in virtual time over the simulated network.
 
 use std::{
     future::Future,

@@ -9,7 +9,7 @@ use xdr::{Decode, DecodeError, Decoder, Encode, Encoder};
 /// On the wire, it may end with zero words. It is stored and encoded without them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Bitmap4 {
-    /// The first words: all numbers that have a meaning are in these.
+    /// The first words. They contain all numbers that the RFCs define.
     low: [u32; LOW_WORDS],
     /// The words behind them, without zeros at the end.
     high: Box<[u32]>,

@@ -29,10 +29,10 @@ pub struct CompoundHead {
 }
 
 impl CompoundHead {
-    /// The minor version in the arguments of COMPOUND at which a decoder stands. It is read from a decoder of its own.
+    /// Returns the minor version. `arguments` is a copy of a decoder at the start of the arguments of COMPOUND.
     ///
     /// # Errors
-    /// The arguments are malformed before it.
+    /// The arguments before the minor version are malformed.
     pub fn minorversion(mut arguments: Decoder<'_>) -> Result<u32, DecodeError> {
         arguments.opaque_in_place(TAG_BOUND)?;
         arguments.u32()

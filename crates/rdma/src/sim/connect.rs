@@ -1,4 +1,4 @@
-//! Opening connections between two ends of a [`Sim`].
+//! Opens connections between two ends of a [`Sim`].
 
 use std::{
     io,

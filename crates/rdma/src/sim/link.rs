@@ -418,7 +418,7 @@ impl End {
 }
 
 impl Body {
-    /// Records its arrival. The end of a connection is no message.
+    /// Records the arrival of the message at the network. The end of a connection is not a message.
     fn deliver(&self, sim: &Sim, way: (SocketAddr, SocketAddr)) -> Option<Cut> {
         let place = |at: &RemoteSegment| [&at.stag.0.to_be_bytes()[..], &at.offset.to_be_bytes()].concat();
         match self {

@@ -1,12 +1,12 @@
-//! A provider on a simulated network ([`simnet`]), on tokio's clock.
+//! A provider on a simulated network ([`simnet`]), which uses tokio's clock.
 //!
-//! Two ends in the same process exchange messages that take a random time, in order, as RFC 5040
-//! §5.5 has them. With the clock paused (`tokio::time::pause`, a current-thread runtime) a run is a
-//! function of its seed; with the clock running it is an ordinary, slow network.
+//! Two ends in the same process exchange messages. Each message takes a random time, and messages of one direction arrive in
+//! order (RFC 5040 §5.5). With the clock paused (`tokio::time::pause`, a current-thread runtime) a run is determined by
+//! its seed. With the clock running the network is an ordinary, slow network.
 //!
-//! Faults are commanded on the [`Network`]: [`cut_at`](Network::cut_at) a given message, cut at random
-//! ([`NetworkOptions::cut_probability`]), [`cut_all`](Network::cut_all), [`crash`](Network::crash) one end,
-//! [`stall`](Network::stall) the whole network.
+//! The [`Network`] injects faults: it cuts a connection at a given message ([`cut_at`](Network::cut_at)) or at random
+//! ([`NetworkOptions::cut_probability`]), cuts all connections ([`cut_all`](Network::cut_all)), crashes one end
+//! ([`crash`](Network::crash)), or stalls ([`stall`](Network::stall)).
 //!
 //! Buffers belong to the queue pair while they are posted or registered. They return to their owner after every error.
 
@@ -27,43 +27,43 @@ pub use simnet::{Cut, Network, NetworkOptions};
 use self::connect::SimListener;
 use crate::{BoxFuture, Connected, Listener, Provider, ProviderCaps, QpOptions, WorkId};
 
-/// A provider on a simulated network, as one of its hosts has it. Clones have the same network.
+/// A provider on a simulated network, for one of its hosts. Clones share the network.
 #[derive(Clone)]
 pub struct Sim {
     network: Network,
-    /// Longest private data, in bytes.
+    /// Maximum bytes of private data.
     private_data_max: usize,
-    /// Regions that one queue pair can have.
+    /// Maximum number of regions of one queue pair.
     regions_max: usize,
 }
 
 impl Sim {
-    /// On a network of its own.
+    /// Creates a provider on a new network.
     pub fn new(options: NetworkOptions) -> Self {
         Self::on(Network::new(options))
     }
 
-    /// On this network, for the host of this view of it.
+    /// Creates a provider on this network, for its host.
     pub fn on(network: Network) -> Self {
         Self { network, private_data_max: 196, regions_max: 4096 }
     }
 
-    /// With private data of `bytes` at most.
+    /// Returns the provider with a limit of `bytes` of private data.
     pub fn with_private_data_max(self, bytes: usize) -> Self {
         Self { private_data_max: bytes, ..self }
     }
 
-    /// On the same network, for a host whose connections come from `ip`.
+    /// Returns a provider on the same network, for the host whose connections come from `ip`.
     pub fn host(&self, ip: IpAddr) -> Self {
         Self { network: self.network.host(ip), ..self.clone() }
     }
 
-    /// The network.
+    /// Returns the network.
     pub fn network(&self) -> &Network {
         &self.network
     }
 
-    /// A tagged offset for a new region: any value that a peer must be able to bear.
+    /// Chooses the first tagged offset of a new region. It can have any value, so the values include ones near limits.
     fn region_base(&self) -> u64 {
         match self.network.choose(|rng| rng.random_range(0..4)) {
             0 => 0,

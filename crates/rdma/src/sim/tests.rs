@@ -76,7 +76,7 @@ fn crash_removes_listener_and_connections() {
 }
 
 #[test]
-fn stalled_fabric_delays_messages() {
+fn stalled_network_delays_messages() {
     simnet::simulate(0, || async {
         let sim = Sim::new(NetworkOptions::default());
         let (mut client, mut server, _) = pair(&sim).await;
@@ -92,7 +92,7 @@ fn stalled_fabric_delays_messages() {
 }
 
 #[test]
-fn the_same_seed_gives_the_same_run() {
+fn same_seed_gives_the_same_run() {
     simnet::simulate(0, || async {
         async fn run(seed: u64) -> (u64, Duration, Vec<(u64, Status)>) {
             let sim = Sim::new(NetworkOptions { seed, cut_probability: 0.05, ..NetworkOptions::default() });

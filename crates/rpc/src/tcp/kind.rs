@@ -104,7 +104,7 @@ impl Default for TcpKind {
 }
 
 impl<N: StreamNetwork> TcpKind<N> {
-    /// Connections over the streams of `network`.
+    /// Creates a kind with these options, whose connections are streams of `network`.
     pub fn over(network: N, options: TcpOptions, pool: Pool) -> Self {
         Self { network, options, pool }
     }
@@ -220,6 +220,6 @@ const NAME: &str = "tcp";
 const BUFFER_MIN: usize = 4 << 10;
 const BUFFER_MAX: usize = 1 << 30;
 const MEMORY_MIN: usize = 1 << 20;
-/// Memory that all connections of hosts that are not admitted share.
+/// The memory that all connections of unadmitted hosts share.
 const UNADMITTED_MEMORY: usize = 2 << 20;
 const MESSAGE_MAX: usize = (1 << 31) - 1;

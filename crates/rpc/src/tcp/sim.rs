@@ -1,4 +1,4 @@
-//! The streams of a simulated network, below the transport "tcp".
+//! The implementation of [`StreamNetwork`] for a simulated network.
 
 use std::{
     fmt, io,
@@ -12,12 +12,12 @@ use simnet::{Network, StreamListener};
 
 use super::{Accept, Stream, StreamNetwork, TcpKind, TcpOptions};
 
-/// The streams of a simulated network.
+/// A simulated network in the view of one of its hosts.
 #[derive(Clone)]
 pub struct SimStreams(Network);
 
 impl TcpKind<SimStreams> {
-    /// TCP over a simulated network, for the host of this view of it.
+    /// Creates TCP over a simulated network, for the host of `network`.
     pub fn simulated(network: Network, options: TcpOptions, pool: Pool) -> Self {
         Self::over(SimStreams(network), options, pool)
     }
@@ -62,7 +62,7 @@ impl Accept for StreamListener {
 }
 
 impl Stream for simnet::Stream {
-    /// Spinning depends on the time that really passes.
+    /// A simulation does not spin, because spinning depends on real time.
     const SPIN_MAX: Duration = Duration::ZERO;
 
     fn peer_addr(&self) -> io::Result<SocketAddr> {

@@ -1,4 +1,4 @@
-//! The stream sockets of the system.
+//! The implementation of [`StreamNetwork`] for the sockets of the system.
 
 use std::{
     io,
@@ -13,7 +13,7 @@ use tokio::{io::Interest, net::TcpStream};
 
 use super::{Accept, Stream, StreamNetwork, TcpOptions};
 
-/// The stream sockets of the system.
+/// The network of the system.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sockets;
 

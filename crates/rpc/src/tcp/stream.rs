@@ -1,5 +1,5 @@
-//! What the transport "tcp" needs of its sockets: so that the same code runs over those of the system and, in tests, over those of a
-//! simulated network.
+//! The interface of the transport "tcp" to its sockets. The same code runs over the sockets of the system and, in tests, over
+//! the streams of a simulated network.
 
 use std::{
     fmt,
@@ -14,62 +14,62 @@ use buf::{Received, RecvStage, SendQueue};
 
 use super::TcpOptions;
 
-/// A connected stream socket that does not block, on the runtime that drives it.
+/// A connected, non-blocking stream socket on the runtime that drives it.
 pub trait Stream: Send + 'static {
-    /// How long it is worth spinning for its bytes.
+    /// Maximum time to spin for received bytes.
     const SPIN_MAX: Duration;
 
-    /// The other end's address.
+    /// Returns the address of the peer.
     ///
     /// # Errors
     /// The connection is lost.
     fn peer_addr(&self) -> io::Result<SocketAddr>;
 
-    /// Whether there is something to receive.
+    /// Waits until the socket is readable.
     fn poll_read_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
 
-    /// Whether there is room to send.
+    /// Waits until the socket is writable.
     fn poll_write_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
 
-    /// Receives once, as [`RecvStage::receive`] does.
+    /// Receives once, like [`RecvStage::receive`].
     ///
     /// # Errors
-    /// `WouldBlock` when nothing is there, or the connection is lost.
+    /// Returns `WouldBlock` if no bytes have arrived, or another error if the connection is lost.
     fn try_receive(&self, stage: &mut RecvStage, direct: &mut [u8], ahead: usize) -> io::Result<Received>;
 
     /// Sends until the queue is empty.
     ///
     /// # Errors
-    /// `WouldBlock` when the socket takes no more now, or the connection is lost.
+    /// Returns `WouldBlock` if the socket accepts no more bytes now, or another error if the connection is lost.
     fn try_send(&self, queue: &mut SendQueue) -> io::Result<()>;
 
-    /// Ends sending, receiving or both, if the connection still is.
+    /// Shuts down sending, receiving or both. Does nothing if the connection is lost.
     fn shutdown(&self, how: Shutdown);
 }
 
-/// Where streams come from.
+/// A network that connects and accepts streams: that of the system or a simulated one.
 pub trait StreamNetwork: Clone + fmt::Debug + Send + Sync + 'static {
-    /// Its streams.
+    /// The streams.
     type Stream: Stream;
     /// An accepted connection, which any runtime can drive.
     type Accepted: Send + 'static;
-    /// Where connections are accepted.
+    /// A listening socket.
     type Listener: Accept<Accepted = Self::Accepted>;
 
-    /// Connects, on the current runtime.
+    /// Connects to `remote`. The current runtime drives the stream.
     fn connect(
         &self,
         remote: SocketAddr,
         options: &TcpOptions,
     ) -> impl Future<Output = io::Result<Self::Stream>> + Send;
 
-    /// Listens.
+    /// Listens at `local`.
     ///
     /// # Errors
-    /// It is not possible there.
+    /// The address is in use, or the system rejects the address or an option.
     fn listen(&self, local: SocketAddr, options: &TcpOptions) -> io::Result<Self::Listener>;
 
-    /// Gives an accepted connection to the current runtime.
+    /// Makes a stream of an accepted connection. The current runtime drives it.
     ///
     /// # Errors
     /// The connection is lost.
@@ -81,10 +81,10 @@ pub trait Accept: Send + 'static {
     /// An accepted connection.
     type Accepted;
 
-    /// Where it listens.
+    /// Returns the address of the socket.
     fn local_addr(&self) -> SocketAddr;
 
-    /// The next connection, and who made it.
+    /// Waits for the next connection. Returns it and the address of its peer.
     ///
     /// # Errors
     /// No more connections can be accepted.

@@ -183,7 +183,7 @@ fn driven(socket: std::net::TcpStream) -> tokio::net::TcpStream {
     tokio::net::TcpStream::from_std(socket).unwrap()
 }
 
-/// A connection that is charged to a budget, and returns the socket of its other end, too.
+/// Creates a connection that is charged to a budget. Returns the socket of its other end, too.
 fn charged(budget: &Budget) -> (std::net::TcpStream, Arc<TcpTransport>) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let near = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();

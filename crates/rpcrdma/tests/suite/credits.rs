@@ -1,4 +1,5 @@
-//! Credits: granted from what is free, never zero, and not to be overrun.
+//! Tests of credits: the server grants them by the number of free receives, never grants zero, and disconnects a client that
+//! exceeds its grant.
 
 use std::{
     future::poll_fn,
@@ -30,7 +31,7 @@ fn call_header(xid: u32) -> Header {
     Header { xid: Xid(xid), credits: ASKED, body: Body::Msg(Lists::default()) }
 }
 
-/// A server whose receives are those of `source`, of which each call holds one as it would with a real queue pair.
+/// Creates a server that takes its receives from `source`. Each call holds one receive, as with a real queue pair.
 fn server(source: &ReceiveSource) -> Node {
     let mut node = Node::server(Options::default());
     let options = Options::default();
@@ -40,11 +41,11 @@ fn server(source: &ReceiveSource) -> Node {
     node
 }
 
-fn tell(node: &mut Node, puppet: &mut Puppet, xid: u32) {
+fn send_call(node: &mut Node, puppet: &mut Puppet, xid: u32) {
     puppet.deliver(node, &call_header(xid), &message(xid, CALL, 0, b"").stream);
 }
 
-/// Answers a call; what the reply grants.
+/// Answers a call. Returns the credits that the reply grants.
 fn answer_one(node: &mut Node, puppet: &mut Puppet, token: ReplyToken) -> u32 {
     let xid = token.xid.0;
     node.reply(token, message(xid, REPLY, 0, b"")).unwrap();
@@ -57,64 +58,65 @@ fn source(budget: usize) -> ReceiveSource {
 }
 
 #[test]
-fn grants_follow_what_is_free_and_never_fall_below_the_guarantee() {
+fn grants_depend_on_free_receives_and_are_at_least_the_guarantee() {
     let source = source(200);
     let (mut node, mut puppet) = (server(&source), Puppet::default());
     let (mut mine, mut others) = (source.account(), source.account());
     let mut grant = |held: usize| {
         let held: Vec<_> = (0..held).map(|_| others.take(false).unwrap()).collect();
         let call = mine.take(false).unwrap();
-        tell(&mut node, &mut puppet, 1);
+        send_call(&mut node, &mut puppet, 1);
         let token = node.next_call().1;
         let granted = answer_one(&mut node, &mut puppet, token);
         drop((held, call));
         granted
     };
     assert_eq!([0, 50, 100, 150, 190, 196, 199].map(&mut grant), [100, 74, 49, 24, 4, 2, 2]);
-    assert_eq!(grant(0), 100, "what is free again is granted again");
+    assert_eq!(grant(0), 100, "returned receives must be granted again");
 }
 
 #[test]
-fn calls_on_their_way_under_an_earlier_grant_are_served_and_the_next_is_one_too_many() {
+fn calls_in_transit_under_an_earlier_grant_are_served_but_no_further_ones() {
     let source = source(300);
     let (mut node, mut puppet) = (server(&source), Puppet::default());
     let mut others = source.account();
-    tell(&mut node, &mut puppet, 0);
+    send_call(&mut node, &mut puppet, 0);
     let token = node.next_call().1;
     assert_eq!(answer_one(&mut node, &mut puppet, token), ASKED);
     let _scarce: Vec<_> = std::iter::from_fn(|| others.take(false)).collect();
-    // The caller uses all of the grant before it receives a smaller one.
-    (1..=ASKED).for_each(|xid| tell(&mut node, &mut puppet, xid));
+    // The client uses the whole grant before it receives a smaller one.
+    (1..=ASKED).for_each(|xid| send_call(&mut node, &mut puppet, xid));
     for outstanding in (0..ASKED).rev() {
         assert!(!node.disconnecting);
         let token = node.next_call().1;
         let granted = answer_one(&mut node, &mut puppet, token);
-        assert_eq!(granted, outstanding.max(2), "no more than are outstanding");
+        assert_eq!(granted, outstanding.max(2), "the grant must not exceed the outstanding calls");
     }
-    (1..=3).for_each(|xid| tell(&mut node, &mut puppet, xid));
+    (1..=3).for_each(|xid| send_call(&mut node, &mut puppet, xid));
     //= rfc5040-8.1.2-7
-    assert!(node.disconnecting, "two were granted");
+    assert!(node.disconnecting, "a third call must exceed the grant of two");
     assert!(node.events.iter().any(|event| matches!(event, Event::Closed(TransportError::Protocol(_)))));
 }
 
 #[test]
-fn a_call_that_is_forgotten_gives_its_credit_back() {
+fn forgotten_call_returns_its_credit() {
     let source = source(300);
     let (mut node, mut puppet) = (server(&source), Puppet::default());
     for xid in 0..1000 {
-        tell(&mut node, &mut puppet, xid);
+        send_call(&mut node, &mut puppet, xid);
         let token = node.next_call().1;
         node.connection.forget(&token);
-        assert!(node.reply(token, message(xid, REPLY, 0, b"")).is_err(), "it is over");
+        assert!(node.reply(token, message(xid, REPLY, 0, b"")).is_err(), "a forgotten call must not be answered");
         node.post_receive();
     }
     assert!(!node.disconnecting && puppet.sent.is_empty());
 }
 
-/// A server on the simulated fabric whose connections share few receives, and answers when the test requests it.
+/// A server on the simulated network whose connections share few receives.
 struct Host {
     sim: Sim,
     at: std::net::SocketAddr,
+    /// Set when the server may answer the calls with the payload `HELD`.
     go: Arc<AtomicBool>,
     _tasks: JoinSet<()>,
 }
@@ -126,29 +128,28 @@ impl Host {
         let mut listener = kind.listen("10.0.0.1:0".parse().unwrap()).unwrap();
         let at = listener.local_addr();
         let go = Arc::new(AtomicBool::new(false));
-        let told = go.clone();
+        let may_answer = go.clone();
         let mut tasks = JoinSet::new();
         tasks.spawn(async move {
             let mut connections = JoinSet::new();
             while let Ok(incoming) = listener.accept().await {
-                let told = told.clone();
-                connections
-                    .spawn(async move { serve_slowly(incoming.set_up(Hosts::all()).await.unwrap(), told).await });
+                let go = may_answer.clone();
+                connections.spawn(async move { serve_slowly(incoming.set_up(Hosts::all()).await.unwrap(), go).await });
             }
         });
         Self { sim, at, go, _tasks: tasks }
     }
 }
 
-/// Keeps calls in progress for a while each, and those whose payload is `HELD` until told.
-async fn serve_slowly(transport: Arc<dyn Transport>, told: Arc<AtomicBool>) {
+/// Answers calls after 20 ms, and calls whose payload is `HELD` not before `go` is set.
+async fn serve_slowly(transport: Arc<dyn Transport>, go: Arc<AtomicBool>) {
     let mut calls = JoinSet::new();
     while let Ok(call) = poll_fn(|cx| transport.poll_recv(cx)).await {
-        let (transport, told) = (transport.clone(), told.clone());
+        let (transport, go) = (transport.clone(), go.clone());
         calls.spawn(async move {
             let held = xdr::Decoder::new(&call.message).payload_is(HELD);
             tokio::time::sleep(Duration::from_millis(20)).await;
-            while held && !told.load(SeqCst) {
+            while held && !go.load(SeqCst) {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
             let _ = transport.reply(call.token, answer(&call.message));
@@ -178,17 +179,17 @@ async fn connect(host: &Host) -> Arc<dyn Transport> {
 }
 
 #[test]
-fn under_overload_everybody_goes_on_and_what_waits_is_served_in_the_end() {
+fn all_clients_are_served_while_two_hold_the_shared_receives() {
     simnet::simulate(0, || async {
         for seed in 0..5 {
             let host = Host::start(seed, 16 * 4096);
-            // Two take all there is, with calls that are not answered for now, some of them read from their memory.
-            let mut hogs = JoinSet::new();
+            // Two clients take all shared receives with calls that are not answered yet. Some calls have read chunks.
+            let mut held_calls = JoinSet::new();
             for _ in 0..2 {
                 let transport = connect(&host).await;
                 for xid in 0..100u32 {
                     let transport = transport.clone();
-                    hogs.spawn(async move {
+                    held_calls.spawn(async move {
                         let payload = if xid % 3 == 0 { 20_000 } else { 100 };
                         let message = call(xid, 50, 0, Bytes::from(vec![HELD; payload]));
                         check(
@@ -202,11 +203,11 @@ fn under_overload_everybody_goes_on_and_what_waits_is_served_in_the_end() {
                 }
             }
             tokio::time::sleep(Duration::from_secs(1)).await;
-            // Others are guaranteed what it takes to be served, reads from their memory included.
-            let mut modest = JoinSet::new();
+            // Other clients are guaranteed enough receives to be served, also for calls with read chunks.
+            let mut other_calls = JoinSet::new();
             for _ in 0..20 {
                 let transport = connect(&host).await;
-                modest.spawn(async move {
+                other_calls.spawn(async move {
                     for xid in 0..30u32 {
                         let payload = if xid % 2 == 0 { 20_000 } else { 100 };
                         let message = call(xid, 5000, 0, Bytes::from(vec![1; payload]));
@@ -214,18 +215,20 @@ fn under_overload_everybody_goes_on_and_what_waits_is_served_in_the_end() {
                     }
                 });
             }
-            let served = tokio::time::timeout(Duration::from_secs(50), modest.join_all()).await;
-            assert!(served.is_ok(), "seed {seed}: they are not served");
-            assert_eq!(hogs.len(), 200);
-            assert!(hogs.try_join_next().is_none());
+            let served = tokio::time::timeout(Duration::from_secs(50), other_calls.join_all()).await;
+            assert!(served.is_ok(), "seed {seed}: the other clients must be served");
+            assert_eq!(held_calls.len(), 200);
+            assert!(held_calls.try_join_next().is_none());
             host.go.store(true, SeqCst);
-            tokio::time::timeout(Duration::from_secs(50), hogs.join_all()).await.expect("what waited is served");
+            tokio::time::timeout(Duration::from_secs(50), held_calls.join_all())
+                .await
+                .expect("held calls must be served");
         }
     });
 }
 
 #[test]
-fn a_client_that_overruns_its_credits_is_disconnected_alone() {
+fn client_that_exceeds_its_credits_is_disconnected_without_effect_on_others() {
     simnet::simulate(0, || async {
         let host = Host::start(1, 16 * 4096);
         let honest = connect(&host).await;
@@ -246,7 +249,7 @@ fn a_client_that_overruns_its_credits_is_disconnected_alone() {
         }
         let mut completions = Vec::new();
         let ended = async { while poll_fn(|cx| hostile.poll_completions(cx, &mut completions)).await.is_ok() {} };
-        tokio::time::timeout(Duration::from_secs(10), ended).await.expect("the server still talks to it");
+        tokio::time::timeout(Duration::from_secs(10), ended).await.expect("the server must disconnect the client");
         serve(2).await;
     });
 }

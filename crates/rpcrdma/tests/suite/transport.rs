@@ -1,4 +1,4 @@
-//! The transport over the simulated fabric: tasks, timers, real queue pairs, and a clock that jumps.
+//! Tests of the transport over the simulated network: with its tasks and timers, real queue pairs, and virtual time.
 
 use std::{future::poll_fn, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -28,7 +28,7 @@ struct World {
 }
 
 impl World {
-    /// A server that answers every call.
+    /// Creates a client, and a server that answers every call.
     fn new(options: NetworkOptions) -> Self {
         Self::with(Sim::new(options), Options::default(), Options::default())
     }
@@ -59,22 +59,22 @@ impl World {
         transport
     }
 
-    /// The connections are over: every buffer is back in its pool.
+    /// Cuts all connections, and checks that every buffer has returned to its pool.
     async fn assert_no_leak(self) {
         self.sim.network().cut_all();
         self.listener.abort();
         let _ = self.listener.await;
-        tokio::time::sleep(Duration::from_secs(1)).await; // tasks see the cut
+        tokio::time::sleep(Duration::from_secs(1)).await; // The tasks detect the cut.
         assert_eq!(self.sim.network().connections(), 0);
         for (side, pool) in [("client", self.client_pool), ("server", self.server_pool)] {
             let stats = pool.stats();
-            assert_eq!(stats.free, stats.mapped, "the {side} has lost buffers");
+            assert_eq!(stats.free, stats.mapped, "the {side} must not leak buffers");
         }
     }
 }
 
 #[test]
-fn calls_of_every_size_at_once() {
+fn concurrent_calls_of_all_sizes_are_answered() {
     simnet::simulate(0, || async {
         calls_of_all_sizes(World::new(NetworkOptions::default())).await;
     });
@@ -92,7 +92,7 @@ async fn calls_of_all_sizes(world: World) {
             check(&reply, xid, want, words, sum);
             let payload = reply.message.payloads.first();
             let placed = reply.sink.as_ref().zip(payload).is_some_and(|(sink, payload)| sink.holds(&payload.data));
-            assert_eq!(placed, want > 4000, "a large payload is put where it is wanted");
+            assert_eq!(placed, want > 4000, "large payloads, and no others, must be placed in the sink");
         })
     });
     for call in calls.collect::<Vec<_>>() {
@@ -103,7 +103,7 @@ async fn calls_of_all_sizes(world: World) {
 }
 
 #[test]
-fn a_cut_at_every_message_ends_every_call_and_loses_no_buffer() {
+fn cut_at_any_message_ends_all_calls_and_leaks_no_buffer() {
     simnet::simulate(0, || async {
         async fn run(options: Options, cut: Option<(u64, Cut)>) -> u64 {
             let world = World::with(Sim::new(NetworkOptions::default()), options.clone(), options);
@@ -145,13 +145,13 @@ fn a_cut_at_every_message_ends_every_call_and_loses_no_buffer() {
 }
 
 #[test]
-fn a_dropped_call_leaves_nothing_behind_and_the_connection_in_order() {
+fn cancelled_call_leaks_no_buffer_and_leaves_the_connection_usable() {
     simnet::simulate(0, || async {
         for after_ms in [0, 1, 3, 5, 8, 12, 20, 30] {
             let world = World::new(NetworkOptions::default());
             let transport = world.connect().await;
-            let given_up = transport.call(call(1, 100_000, 2000, Bytes::from(vec![1; 100_000])), plan(100_000, 2000));
-            let _ = tokio::time::timeout(Duration::from_millis(after_ms), given_up).await;
+            let cancelled = transport.call(call(1, 100_000, 2000, Bytes::from(vec![1; 100_000])), plan(100_000, 2000));
+            let _ = tokio::time::timeout(Duration::from_millis(after_ms), cancelled).await;
             let reply = transport.call(call(2, 7, 0, Bytes::from_static(b"\x05")), plan(7, 0)).await.unwrap();
             check(&reply, 2, 7, 0, 5);
             tokio::time::sleep(Duration::from_secs(1)).await;
@@ -184,7 +184,7 @@ fn close_ends_both_sides_and_pending_calls() {
 }
 
 #[test]
-fn options_reach_the_connection_and_a_full_send_queue_only_slows_it() {
+fn calls_succeed_with_few_credits_and_without_private_data() {
     simnet::simulate(0, || async {
         let world = World::with(
             Sim::new(NetworkOptions::default()).with_private_data_max(4),
@@ -198,7 +198,7 @@ fn options_reach_the_connection_and_a_full_send_queue_only_slows_it() {
         let calls = (0..50u32).map(|xid| {
             let transport = transport.clone();
             tokio::spawn(async move {
-                // No private data fits on this fabric: 1024 bytes inline.
+                // The network has no room for private data, so the inline threshold is 1024 bytes.
                 let (want, words) = (600, 200);
                 let reply =
                     transport.call(call(xid, want, words, Bytes::from_static(b"\x03")), plan(want, words)).await;
@@ -214,15 +214,15 @@ fn options_reach_the_connection_and_a_full_send_queue_only_slows_it() {
 }
 
 #[test]
-fn a_connection_that_is_never_set_up_times_out_on_either_side() {
+fn connection_setup_times_out_on_both_sides() {
     simnet::simulate(0, || async {
         let sim = Sim::new(NetworkOptions::default());
         let kind = RdmaKind::new(Arc::new(sim.clone()), Options::default());
         let mut listener = kind.listen("10.0.0.1:0".parse().unwrap()).unwrap();
-        // Nobody accepts.
+        // The server does not accept the connection.
         let error = kind.connect(listener.local_addr()).await.err().unwrap();
         assert!(matches!(&error, TransportError::Connect(why) if why.contains("timed out")), "{error}");
-        // Whoever asked has gone.
+        // The client has given up.
         assert!(listener.accept().await.unwrap().set_up(Hosts::all()).await.is_err());
         let refused = kind.connect("10.0.0.1:9".parse().unwrap()).await.err().unwrap();
         assert!(matches!(refused, TransportError::Connect(_)));
@@ -230,7 +230,7 @@ fn a_connection_that_is_never_set_up_times_out_on_either_side() {
 }
 
 #[test]
-fn a_host_that_is_not_served_in_full_gets_few_credits_and_short_messages() {
+fn message_limit_is_lower_for_unadmitted_hosts() {
     simnet::simulate(0, || async {
         let sim = Sim::new(NetworkOptions::default());
         let kind = RdmaKind::new(Arc::new(sim.clone()), Options::default());
@@ -259,17 +259,17 @@ fn read_read() -> Options {
 }
 
 #[test]
-fn the_read_read_design_is_done_when_both_ends_ask_for_it() {
+fn read_read_is_used_if_both_ends_request_it() {
     simnet::simulate(0, || async {
         let asking = Options { allow_read_read: false, ..read_read() };
         calls_of_all_sizes(World::with(Sim::new(NetworkOptions::default()), asking, read_read())).await;
-        // A client that does not ask is served as ever.
+        // A client that does not request Read-Read uses Read-Write.
         calls_of_all_sizes(World::with(Sim::new(NetworkOptions::default()), Options::default(), read_read())).await;
     });
 }
 
 #[test]
-fn the_read_read_design_is_refused_where_one_end_has_not_asked_for_it() {
+fn read_read_is_refused_if_one_end_does_not_allow_it() {
     simnet::simulate(0, || async {
         let world = World::with(Sim::new(NetworkOptions::default()), read_read(), Options::default());
         let error = world.client.connect(world.server).await.err().unwrap().to_string();
@@ -288,7 +288,7 @@ fn owned((name, value): (&str, &str)) -> (String, String) {
 }
 
 #[test]
-fn a_client_that_never_says_done_is_left_alone_and_costs_nobody_else_anything() {
+fn client_that_never_sends_rdma_done_is_disconnected_without_effect_on_others() {
     simnet::simulate(0, || async {
         let world = World::with(Sim::new(NetworkOptions::default()), read_read(), read_read());
         let honest = world.connect().await;
@@ -297,7 +297,7 @@ fn a_client_that_never_says_done_is_left_alone_and_costs_nobody_else_anything() 
         let began = tokio::time::Instant::now();
         let reply = honest.call(call(1, 50_000, 10, Bytes::from(vec![2; 50_000])), plan(50_000, 10)).await;
         check(&reply.unwrap(), 1, 50_000, 10, (50_000u32 * 2) as u8);
-        hostile.ended().await;
+        hostile.wait_for_disconnect().await;
         let waited = began.elapsed();
         assert!(waited >= read_read().peer_timeout && waited < 2 * read_read().peer_timeout, "{waited:?}");
         drop((hostile, honest));
@@ -305,7 +305,7 @@ fn a_client_that_never_says_done_is_left_alone_and_costs_nobody_else_anything() 
     });
 }
 
-/// A client that does as it likes.
+/// A client that can send any message.
 struct Hostile {
     qp: Box<dyn QueuePair>,
 }
@@ -328,16 +328,16 @@ impl Hostile {
         self.qp.post(WorkRequest::Send { id: WorkId(1), data, invalidate: None, solicited: false }).unwrap();
     }
 
-    /// Waits until the server has had enough.
-    async fn ended(&mut self) {
+    /// Waits until the server disconnects the client.
+    async fn wait_for_disconnect(&mut self) {
         let mut completions = Vec::new();
         let ended = async { while poll_fn(|cx| self.qp.poll_completions(cx, &mut completions)).await.is_ok() {} };
-        tokio::time::timeout(Duration::from_secs(200), ended).await.expect("the server still talks to it");
+        tokio::time::timeout(Duration::from_secs(200), ended).await.expect("the server must disconnect the client");
     }
 }
 
 #[test]
-fn a_hostile_client_ends_its_own_connection_and_disturbs_nobody() {
+fn hostile_client_is_disconnected_without_effect_on_others() {
     simnet::simulate(0, || async {
         let world = World::new(NetworkOptions::default());
         let honest = world.connect().await;
@@ -352,7 +352,7 @@ fn a_hostile_client_ends_its_own_connection_and_disturbs_nobody() {
         let attacks: Vec<Attack> = vec![
             Box::new(|hostile| hostile.send_bytes(Bytes::from_static(b"short"))),
             Box::new(|hostile| hostile.send_bytes(vec![0; 4097].into())),
-            // Memory that is not there: to read, to write, to reply into.
+            // Read chunks, a write chunk and a reply chunk whose memory is not exposed.
             Box::new(move |hostile| hostile.send(7, Body::Msg(reads(20, 8)), &call(7, 0, 0, vec![0; 8].into()).stream)),
             Box::new(move |hostile| hostile.send(7, Body::NoMsg(reads(0, 100_000)), &[])),
             Box::new(move |hostile| {
@@ -365,7 +365,7 @@ fn a_hostile_client_ends_its_own_connection_and_disturbs_nobody() {
                 let stream = call(7, 0, 4000, Bytes::new()).stream.slice(..20);
                 hostile.send(7, Body::Msg(Lists { reply, ..Lists::default() }), &stream);
             }),
-            // More than it has credits for.
+            // More calls than the client has credits.
             Box::new(move |hostile| (0..300).for_each(|_| hostile.send(7, Body::Msg(Lists::default()), &plain))),
             // An RDMA Write into the server.
             Box::new(|hostile| {
@@ -377,7 +377,7 @@ fn a_hostile_client_ends_its_own_connection_and_disturbs_nobody() {
         for (number, attack) in attacks.iter().enumerate() {
             let mut hostile = Hostile::connect(&world).await;
             attack(&mut hostile);
-            hostile.ended().await;
+            hostile.wait_for_disconnect().await;
             drop(hostile);
             let reply =
                 honest.call(call(number as u32, 50_000, 10, Bytes::from(vec![2; 50_000])), plan(50_000, 10)).await;
@@ -435,7 +435,7 @@ async fn memory_of_calls(sent: usize, wanted: usize) {
     tokio::time::sleep(Duration::from_secs(5)).await;
     let mut unanswered: Vec<_> = std::iter::from_fn(|| calls.try_recv().ok()).collect();
     let used = pool.stats().mapped - pool.stats().free;
-    // One host has half of 8 MiB, which is less than one call of each connection.
+    // One host can use half of 8 MiB, which is less than one call of each connection needs.
     assert!((16..=4_194_304 / CALL).contains(&unanswered.len()), "{} calls are in service", unanswered.len());
     assert!(used <= 6 << 20, "{used} bytes are in use");
     for _ in 0..answered.len() {

@@ -35,7 +35,7 @@ fn getattr_asks_the_holder_without_a_recall() {
         assert_eq!(
             (size, a.back.received.lock().unwrap().len()),
             (10, 0),
-            "the holder is not asked about its own file"
+            "the server must not ask the holder about its own file"
         );
 
         // The holder has written back everything, but its change attribute differs from that of the delegation.
@@ -54,7 +54,7 @@ fn getattr_asks_the_holder_without_a_recall() {
         let (third, _) = attrs(&mut b, &handle).await.unwrap();
         assert!(seen < second && second < third && size == 4096);
         assert!(a.back.received.lock().unwrap().iter().all(|received| received.operation.opnum() == CbOpnum4::GetAttr));
-        // The holder returns the delegation without writing: only the size goes back.
+        // The holder returns the delegation without writing. The server then reports its own size again.
         assert_eq!(a.return_delegation(&handle, stateid).await, Nfsstat4::Ok);
         let (last, size) = attrs(&mut b, &handle).await.unwrap();
         assert!(last >= third && size == 10);
@@ -72,7 +72,7 @@ fn file_unchanged_by_its_holder_has_the_servers_attributes() {
         let (_, _, handle) = a.delegated("f").await;
         set_answer(&a, Some(before.0), Some(before.1));
         assert_eq!(attrs(&mut b, &handle).await, Ok(before));
-        assert_eq!(attrs(&mut b, &handle).await, Ok(before), "the attributes stay the same");
+        assert_eq!(attrs(&mut b, &handle).await, Ok(before), "the attributes must stay the same");
         // Two GETATTR operations in one compound.
         let both = [putfh(&handle), getattr(&[Attr4::Size]), putfh(&handle), getattr(&[Attr4::Change])];
         b.ok(both).await;

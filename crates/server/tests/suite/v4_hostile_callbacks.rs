@@ -1,4 +1,4 @@
-//! Clients that are called and do not answer: how often they are, and that others go on.
+//! Tests of clients that do not answer callbacks: the number of callbacks is bounded, and other clients are not affected.
 
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ fn silent_client_delays_only_access_to_its_own_files() {
         while received() < channel().maxrequests as usize {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        assert_eq!(received(), channel().maxrequests as usize, "each slot carries one callback");
+        assert_eq!(received(), channel().maxrequests as usize, "each slot must carry one callback");
         // The silent client is still connected and can return its delegation.
         let received = silent.recalled().await;
         assert_eq!(silent.return_delegation(&received.1, received.0).await, Nfsstat4::Ok);

@@ -143,10 +143,13 @@ fn copies_can_be_cancelled_and_are_bounded() {
                 ok => begun.extend(ok.response.callback_id),
             }
         };
-        assert_eq!((response.count, begun.len()), (LEN, 16), "one more is made at once");
+        assert_eq!((response.count, begun.len()), (LEN, 16), "a copy above the limit must be synchronous");
         assert_eq!(client.status(begun[0]).await, Ok((0, None)));
         assert_eq!(client.cancel(begun[0]).await, Nfsstat4::Ok);
         assert_eq!(client.cancel(begun[0]).await, Nfsstat4::BadStateid);
-        assert!(client.copy(0, false).await.response.callback_id.is_some(), "there is room again");
+        assert!(
+            client.copy(0, false).await.response.callback_id.is_some(),
+            "an ended copy must make room for another one"
+        );
     });
 }

@@ -1,4 +1,5 @@
-//! Rules of RFC 8881 §18 for single operations. Each test has the rules of one operation, or one rule of several.
+//! Tests of the rules of RFC 8881 §18 for single operations. Each test has the rules of one operation, or one rule that
+//! several operations share.
 
 use crate::common::v4::*;
 use crate::common::*;
@@ -24,7 +25,7 @@ fn with_file(mode: u32) -> (Client4, NfsFh4) {
 const USER: u32 = 1000;
 
 #[test]
-fn operations_that_need_no_session_are_alone() {
+fn operations_without_a_session_must_be_alone_in_their_compound() {
     let mut client = Client4::new(&server(), "a", 1);
     let bind = Argop4::BindConnToSession(BindConnToSessionArgs {
         sessid: client.session,
@@ -49,7 +50,7 @@ fn operations_that_need_no_session_are_alone() {
 }
 
 #[test]
-fn a_client_is_told_that_there_can_be_referrals() {
+fn exchange_id_announces_referrals_and_no_pnfs() {
     let server = server();
     let client = Client4::stranger(&server, 1);
     let Resop4::ExchangeId(Res4::Ok(exchanged)) = client.alone(exchange_id("a")) else { panic!("EXCHANGE_ID") };
@@ -61,7 +62,7 @@ fn a_client_is_told_that_there_can_be_referrals() {
 }
 
 #[test]
-fn sequence_returns_its_session_slot_and_sequence() {
+fn sequence_returns_its_session_slot_and_sequence_id() {
     let client = Client4::new(&server(), "a", 1);
     for (slot, sequence) in [(3, 1), (3, 2), (4, 1)] {
         let results = client.compound(vec![client.sequence_op(slot, sequence)]).resarray;
@@ -72,7 +73,7 @@ fn sequence_returns_its_session_slot_and_sequence() {
 }
 
 #[test]
-fn access_answers_what_was_asked() {
+fn access_reports_only_requested_rights() {
     let (mut client, handle) = with_file(0o640);
     let mut access = |uid, mode, asked| {
         client.caller = user(0, 0);
@@ -87,18 +88,18 @@ fn access_answers_what_was_asked() {
     //= rfc8881-18.1.3-1 rfc8881-18.1.3-2 rfc8881-18.1.3-3
     assert_eq!(access(USER, 0o777, READ), (READ, READ));
     assert_eq!(access(USER, 0o640, READ | EXECUTE), (READ | EXECUTE, 0));
-    assert_eq!(access(USER, 0o777, ACCESS4_LOOKUP), (0, 0), "of a directory alone");
+    assert_eq!(access(USER, 0o777, ACCESS4_LOOKUP), (0, 0), "LOOKUP must be supported for directories only");
     //= rfc8881-18.1.3-4 rfc8881-18.1.3-5
     assert_eq!(access(USER, 0o001, READ | EXECUTE).1, EXECUTE);
     //= rfc8881-18.1.3-9 rfc8881-18.1.3-10
     assert_eq!(access(USER, 0o004, READ | EXECUTE).1, READ);
     //= rfc8881-18.1.3-6
-    assert_eq!(access(0, 0o666, EXECUTE).1, 0, "no one can execute it");
+    assert_eq!(access(0, 0o666, EXECUTE).1, 0, "root must not execute a file without an execute bit");
     assert_eq!(access(0, 0o100, EXECUTE).1, EXECUTE);
 }
 
 #[test]
-fn seqids_of_version_0_are_ignored() {
+fn sequence_ids_of_version_4_0_are_ignored() {
     let (mut client, _) = with_file(0o644);
     let Argop4::Open(mut args) = open("f", Open { create: false, ..Open::default() }) else { unreachable!() };
     args.seqid = Seqid4(77);
@@ -111,7 +112,7 @@ fn seqids_of_version_0_are_ignored() {
     let results = client.ok([at("m"), vec![Argop4::Open(reading)]].concat());
     let Some(Resop4::Open(Res4::Ok(again))) = results.last() else { panic!() };
     //= rfc8881-9.9-2
-    assert_eq!(again.stateid, Stateid4 { seqid: 2, ..opened.stateid }, "the client ID is that of the session");
+    assert_eq!(again.stateid, Stateid4 { seqid: 2, ..opened.stateid }, "the client ID must be that of the session");
     let locker = Locker4::New {
         open_seqid: Seqid4(5),
         open_stateid: again.stateid,
@@ -143,7 +144,7 @@ fn seqids_of_version_0_are_ignored() {
 }
 
 #[test]
-fn an_open_that_makes_a_file_names_it_and_sets_what_it_can() {
+fn open_with_create_requires_a_name_and_settable_attributes() {
     let (mut client, handle) = with_file(0o640);
     let Argop4::Open(args) = open("new", Open::default()) else { unreachable!() };
     let mut by_handle = args.clone();
@@ -166,7 +167,7 @@ fn an_open_that_makes_a_file_names_it_and_sets_what_it_can() {
 }
 
 #[test]
-fn a_file_belongs_to_the_client_that_makes_it() {
+fn new_object_belongs_to_its_creator() {
     let (mut client, _) = with_file(0o644);
     client.ok([at("m"), vec![set(Attrs { mode: Some(0o777), ..Attrs::default() })]].concat());
     client.caller = user(USER, USER + 1);
@@ -180,7 +181,7 @@ fn a_file_belongs_to_the_client_that_makes_it() {
 }
 
 #[test]
-fn setattr_extends_a_file_and_says_what_it_has_set() {
+fn setattr_extends_a_file_and_returns_the_set_attributes() {
     let (mut client, handle) = with_file(0o644);
     let wanted = Fattr4::from(Attrs { size: Some(1 << 20), mode: Some(0o600), ..Attrs::default() });
     let args = SetAttrArgs { stateid: Stateid4::ANONYMOUS, obj_attributes: wanted.clone() };
@@ -193,7 +194,7 @@ fn setattr_extends_a_file_and_says_what_it_has_set() {
 }
 
 #[test]
-fn nverify_of_equal_attributes_is_same() {
+fn nverify_of_equal_attributes_returns_same() {
     let (mut client, handle) = with_file(0o644);
     let nverify = |size| {
         let attrs = Attrs { size: Some(size), ..Attrs::default() };
@@ -205,7 +206,7 @@ fn nverify_of_equal_attributes_is_same() {
 }
 
 #[test]
-fn a_rename_to_another_name_of_the_file_does_nothing() {
+fn rename_to_another_link_of_the_same_file_does_nothing() {
     let (mut client, _) = with_file(0o644);
     let within = |operation| [at("m"), vec![Argop4::SaveFh], vec![operation]].concat();
     let link = Argop4::Link(LinkArgs { newname: "g".into() });
@@ -218,7 +219,7 @@ fn a_rename_to_another_name_of_the_file_does_nothing() {
 }
 
 #[test]
-fn readdir_of_too_few_bytes_is_too_small() {
+fn readdir_with_too_small_maxcount_returns_too_small() {
     let (mut client, _) = with_file(0o644);
     let mut read = |maxcount| {
         let attr_request = [Attr4::Fileid as u32].into_iter().collect();
@@ -230,7 +231,7 @@ fn readdir_of_too_few_bytes_is_too_small() {
 }
 
 #[test]
-fn secinfo_needs_the_right_to_look_up_and_a_parent() {
+fn secinfo_requires_search_permission_and_secinfo_no_name_a_parent() {
     let (mut client, _) = with_file(0o644);
     client.ok([at("m"), vec![mkdir("d")]].concat());
     client.ok([at("m/d"), vec![set(Attrs { mode: Some(0o700), ..Attrs::default() }), mkdir("e")]].concat());

@@ -76,7 +76,7 @@ fn only_waiting_clients_are_notified_of_a_free_lock() {
         a.unlock(held, (50, 50)).await;
         b.receives_notification().await;
         let held = b.lock(WriteW, (90, 20)).await.expect("the lock must be available after the notification");
-        assert!(!c.has_received_callbacks(), "it did not ask to wait");
+        assert!(!c.has_received_callbacks(), "a client that does not wait must not be notified");
 
         // A CLOSE that releases the lock notifies waiting clients too.
         assert!(c.lock(ReadW, ALL).await.is_none());

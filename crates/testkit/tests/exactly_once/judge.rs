@@ -251,7 +251,7 @@ impl Judge {
         }
     }
 
-    /// Records that a client has learned that it has lost a range, by `reclaiming` it if so.
+    /// Records that a client has learned that it has lost a range. `reclaiming` is `true` if a reclaim of it failed.
     pub fn loses(&mut self, at: Moment, client: usize, range: usize, reclaiming: bool) {
         self.note(at, Entry::Loses { client, range });
         self.counts.refused += u64::from(reclaiming);
@@ -261,15 +261,15 @@ impl Judge {
         }
     }
 
-    /// Returns `true` if a client with a lease must have kept its lock: in all runs of the server since, each of which
-    /// began in time and ended before its grace period could. If a client has not sent RECLAIM_COMPLETE before the end
-    /// of the grace period, it cannot reclaim in the next run (RFC 8881 §8.4.2.1).
+    /// Returns `true` if the server must not have taken a lock from a client: the lease was valid at the
+    /// end of the run, and each later run of the server ended before its grace period did. If a client has not sent RECLAIM_COMPLETE
+    /// before the end of the grace period, it cannot reclaim in the next run (RFC 8881 §8.4.2.1).
     fn is_owed(&self, at: Moment, hold: &Hold) -> bool {
         let (held, since) = self.lives.split_at(hold.life as usize);
         let Some(end) = held.last().and_then(|life| life.to) else { return hold.until > at };
         let in_grace = held.last().is_some_and(|life| end < life.from + self.lease);
-        let remembered = in_grace || self.complete[hold.client] >= hold.life;
-        remembered && hold.until > end && since.iter().all(|life| life.to.unwrap_or(at) < life.from + self.lease)
+        let is_stored = in_grace || self.complete[hold.client] >= hold.life;
+        is_stored && hold.until > end && since.iter().all(|life| life.to.unwrap_or(at) < life.from + self.lease)
     }
 
     fn holds(&mut self, client: usize) -> impl Iterator<Item = &mut Hold> {

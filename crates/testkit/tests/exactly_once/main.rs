@@ -229,14 +229,14 @@ fn every_operation_is_executed_once_despite_faults() {
 }
 
 #[test]
-fn a_run_replays_bit_for_bit() {
+fn runs_with_the_same_seed_are_equal() {
     for seed in seeds(100) {
         assert_replays(|| run(seed, faults(seed)).unwrap_or_else(|why| panic!("{why}")).trace);
     }
 }
 
 #[test]
-fn a_connection_may_be_lost_with_any_message() {
+fn a_connection_can_be_lost_with_any_message() {
     let run = |faults| run(1, faults).unwrap_or_else(|why| panic!("{why}"));
     let messages = run(Faults::default()).messages;
     assert!(messages > 50, "{messages} messages");
@@ -248,7 +248,7 @@ fn a_connection_may_be_lost_with_any_message() {
 }
 
 #[test]
-fn the_machine_may_crash_in_any_write() {
+fn the_machine_can_crash_in_any_write() {
     let run = |faults| run(2, faults).unwrap_or_else(|why| panic!("{why}"));
     let writes = run(Faults { reboots: 1, partitions: 2, ..Faults::default() }).writes;
     assert!(writes > 20, "{writes} writes");
@@ -257,7 +257,7 @@ fn the_machine_may_crash_in_any_write() {
     }
 }
 
-/// The tests above can fail.
+/// Shows that the tests above can fail.
 #[test]
 fn broken_servers_are_detected() {
     for (broken, what) in

@@ -73,7 +73,7 @@ pub enum Lost {
 pub enum Broken {
     /// The server caches no replies, and executes every request.
     NoReplyCache,
-    /// The server remembers no client over a restart.
+    /// The server does not store clients, so none can reclaim after a restart.
     NoStableStorage,
     /// The server continues as if a full disk had stored its writes.
     IgnoresFullDisk,
@@ -90,7 +90,7 @@ pub struct World {
     /// The server's file system, which survives crashes.
     pub vfs: Arc<dyn Vfs>,
     rng: Mutex<StdRng>,
-    /// Every call that is executed, and its reply.
+    /// The record of executed calls and their replies.
     record: simnet::Network,
     key: HandleKey,
     began: Instant,
@@ -144,7 +144,7 @@ impl World {
         world
     }
 
-    /// Every call that was executed, and its reply.
+    /// Returns every call that was executed, and its reply.
     pub fn trace(&self) -> simnet::Trace {
         self.record.trace()
     }
@@ -301,7 +301,7 @@ impl World {
         results(&reply)
     }
 
-    /// Executes a call as a server that takes every call for the next one of its slot.
+    /// Executes a call as a server without a reply cache, which accepts every call as the next one of its slot.
     fn execute_anew(&self, nfs: &Nfs4, connection: ConnectionId, args: &CompoundArgs) -> CompoundRes {
         let mut args = args.clone();
         let Some(Argop4::Sequence(sequence)) = args.argarray.first_mut() else {

@@ -1,5 +1,5 @@
-//! A server over TCP, and clients of version 4 that it can call back: in a simulation over a simulated network, otherwise
-//! over the loopback.
+//! A server over TCP, and clients of version 4 that it can call back. In a simulation they use a simulated network, otherwise
+//! the loopback interface.
 #![allow(dead_code)] // Each test file uses its part.
 
 use std::{future::Future, net::SocketAddr, sync::Arc, time::Duration};
@@ -35,7 +35,7 @@ pub struct Served {
     _running: Running,
 }
 
-/// What serves, until it is dropped.
+/// The tasks or threads of a server, which end when they are dropped.
 enum Running {
     Simulated { _tasks: JoinSet<()> },
     Threads { _workers: Workers },
@@ -70,7 +70,7 @@ impl Served {
         let export = Export::new("/m", ExportId::unique(), fs, options).unwrap();
         let any = "127.0.0.1:0".parse().unwrap();
         if simnet::is_simulated() {
-            // Another thread would not be in the simulation.
+            // Threads of their own would not be part of the simulation.
             let settings =
                 Settings { blocking: BlockingOptions { threads: 0, ..BlockingOptions::default() }, ..settings };
             let nfs = NfsServer::recovering(export, HandleKey::random(), Recovery::in_memory(), settings).unwrap();
