@@ -285,7 +285,13 @@ fn memory_maps_are_shared_with_direct_io() {
 /// Starts a program that reads a file, for which the mount must ask the server.
 fn reader(path: &Path) -> std::process::Child {
     // SIGINT is ignored in a job that a shell runs in the background.
-    let mut child = Command::new("env").args(["--default-signal=INT,QUIT", "cat"]).arg(path).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let mut child = Command::new("env")
+        .args(["--default-signal=INT,QUIT", "cat"])
+        .arg(path)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
     waits(&mut child);
     child
 }
