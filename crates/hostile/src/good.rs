@@ -35,8 +35,8 @@ pub const CLIENTS: [&str; 4] = ["tcp", "rdma", "shm", "new"];
 impl Good {
     /// Starts the clients.
     ///
-    /// Clients in the field have machines of their own. These share processors with the attack, so they run with real-time priority
-    /// where the system permits it: they mostly sleep, and their latency must not contain a wait for a processor that an attacker uses.
+    /// Real clients have their own machines. These share processors with the server, so they run with real-time priority
+    /// if the system permits it. They mostly sleep, and their latency must not include the wait for a time slice.
     ///
     /// # Errors
     /// The program cannot be started.

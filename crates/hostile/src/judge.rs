@@ -68,7 +68,7 @@ pub fn run(attack: &Attack, options: &Options, processors: &Processors) -> Verdi
 
 fn phases(attack: &Attack, options: &Options, processors: &Processors, verdict: &mut Verdict) -> io::Result<()> {
     let mut server = processors.as_server(|| Server::start(options, attack))?;
-    let good = processors.as_attacker(|| Good::start(&server.target))?;
+    let good = processors.as_server(|| Good::start(&server.target))?;
     absent(&good.wait(20, PATIENCE), "before the attack")?;
     good.take();
     thread::sleep(IDLE);

@@ -1,7 +1,8 @@
 //! The processors of the two sides of an attack.
 //!
 //! Real attackers have their own machines. Here they share one with the server, so each side gets one half of the
-//! processors. The latency of good clients then depends on the server, and not on the load of the attackers.
+//! processors, and the good clients run on that of the server: in the attackers' half, the kernel's work for a flood of
+//! packets would delay them by milliseconds. Their latency then depends on the server, and not on the attackers' load.
 
 use std::io;
 
@@ -40,7 +41,7 @@ impl Processors {
         Self::on(&self.server, go)
     }
 
-    /// Runs `go` on the processors of the attackers, which good clients share with them.
+    /// Runs `go` on the processors of the attackers.
     ///
     /// # Errors
     /// The errors of [`as_server`](Self::as_server).
