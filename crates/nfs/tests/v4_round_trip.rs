@@ -9,7 +9,13 @@ use std::fmt::Debug;
 use bytes::Bytes;
 use nfs::{
     nfsacl, nlm, nsm,
-    v4::{attr::*, callback::*, compound::*, *},
+    v4::{
+        attr::*,
+        callback::*,
+        compound::*,
+        layout::{files, flex},
+        *,
+    },
 };
 use proptest::{collection::vec, prelude::*};
 use xdr::{Decode, DecodeError, DecodeErrorKind, Decoder, Encode, Message};
@@ -187,6 +193,19 @@ proptest! {
         for arm in 0..9 {
             check::<OpenNoneDelegation4>(&prefix(&[arm]), entropy);
         }
+    }
+
+    #[test]
+    fn every_layout_body(bytes in vec(any::<u8>(), 64..200)) {
+        let entropy = &mut Entropy { bytes: &bytes, at: 0 };
+        check::<files::FileLayout4>(&[], entropy);
+        check::<files::FileLayoutDsAddr4>(&[], entropy);
+        check::<files::FileLayoutHint4>(&[], entropy);
+        check::<flex::FfDeviceAddr4>(&[], entropy);
+        check::<flex::FfLayout4>(&[], entropy);
+        check::<flex::FfLayoutReturn4>(&[], entropy);
+        check::<flex::FfLayoutUpdate4>(&[], entropy);
+        check::<flex::FfLayoutHint4>(&[], entropy);
     }
 
     #[test]

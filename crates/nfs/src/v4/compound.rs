@@ -123,7 +123,7 @@ impl ResultsWriter {
     /// Begins the results of a compound with `tag`.
     pub fn begin(encoder: &mut Encoder, tag: &Tag) -> Self {
         let status_at = encoder.stream_len();
-        Nfsstat4::Ok.encode(encoder);
+        encoder.u32(Nfsstat4::Ok as u32);
         tag.encode(encoder);
         let count_at = encoder.stream_len();
         encoder.u32(0);

@@ -17,6 +17,7 @@ mod status;
 mod bitmap;
 pub mod callback;
 pub mod compound;
+pub mod layout;
 pub mod location;
 mod operation;
 mod ops;

@@ -1,7 +1,8 @@
 //! Layouts: LAYOUTGET, LAYOUTCOMMIT, LAYOUTRETURN, GETDEVICEINFO and related operations (RFC 8881 §12, RFC 7862
 //! §15.6–15.7).
 //!
-//! The layout type defines the contents of layouts, devices and hints. They are opaque here.
+//! The layout type defines the contents of layouts, devices and hints. They are opaque here, and typed in
+//! [`layout`](crate::v4::layout).
 
 use xdr::{Array, Decode, Encode, Opaque};
 
@@ -222,7 +223,7 @@ pub type LayoutReturnRes = Res4<Option<Stateid4>>;
 pub struct DeviceError4 {
     /// The device.
     pub deviceid: Deviceid4,
-    /// The layouts to return.
+    /// The error.
     pub status: Nfsstat4,
     /// The operation that failed.
     pub opnum: Opnum4,
