@@ -93,11 +93,14 @@ def knfsd(path):
         else:
             rate = report["results"][0]["iops"]["median"]
         rows.setdefault(name, {}).setdefault(server, []).append(rate)
-    print("| | knfsd | Slipway | Slipway over knfsd |")
-    print("|---|---|---|---|")
+    print("| | knfsd | user-space floor | Slipway | floor over knfsd | Slipway over floor | Slipway over knfsd |")
+    print("|---|---|---|---|---|---|---|")
     for name, row in rows.items():
-        theirs, ours = (statistics.median(row[server]) for server in ["knfsd", "slipway"])
-        print(f"| {name} | {theirs:,.0f}/s | {ours:,.0f}/s | **{ours / theirs:.2f}** |")
+        # The servers of one round are measured one after the other, so the ratios are those of the rounds.
+        over = lambda one, other: statistics.median(a / b for a, b in zip(row[one], row[other]))
+        rates = " | ".join(f"{statistics.median(row[server]):,.0f}/s" for server in ["knfsd", "floor", "slipway"])
+        ratios = f"{over('floor', 'knfsd'):.2f} | {over('slipway', 'floor'):.2f} | **{over('slipway', 'knfsd'):.2f}**"
+        print(f"| {name} | {rates} | {ratios} |")
 
 
 {"version3": version3, "version4": version4, "knfsd": knfsd}[sys.argv[1]](sys.argv[2])

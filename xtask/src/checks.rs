@@ -24,67 +24,6 @@ pub fn run(report: &mut Report) {
     });
 }
 
-/// Replays one seed of the simulated worlds. Returns `false` if `seed` is not a number.
-pub fn replay(seed: &str, report: &mut Report) -> bool {
-    if seed.parse::<u64>().is_err() {
-        return false;
-    }
-    let arguments = [&SIMULATED[..], &["--", "--nocapture"]].concat();
-    report.step(&format!("seed {seed}"), || counted(&arguments, Some(seed)));
-    true
-}
-
-/// Runs all simulations so many times, and compares what their networks have carried; false if `times` is no number above 1.
-pub fn replays(times: &str, report: &mut Report) -> bool {
-    let Some(times) = times.parse::<u32>().ok().filter(|&times| times > 1) else { return false };
-    let mut first = None;
-    for number in 1..=times {
-        report.step(&format!("simulations, run {number}"), || {
-            let traces = match traces() {
-                Ok(traces) => traces,
-                Err(why) => return Outcome::Failed(why),
-            };
-            let first = first.get_or_insert_with(|| traces.clone());
-            let different = first.iter().zip(&traces).find(|(first, now)| first != now);
-            match different {
-                Some((first, now)) => Outcome::Failed(format!("{now}, but {first} in the first run")),
-                None if first.len() != traces.len() => Outcome::Failed("not as many simulations".to_owned()),
-                None => Outcome::Passed { tests: traces.len() as u64 },
-            }
-        });
-    }
-    true
-}
-
-/// One line for each simulated network of the tests, in a fixed order.
-fn traces() -> Result<Vec<String>, String> {
-    let path = target_dir().join("simulations.txt");
-    let _ = std::fs::remove_file(&path);
-    // Tests of many seeds try a few of them.
-    execute(cargo(SIMULATED).env("SLIPWAY_TRACES", &path).env("SLIPWAY_SEEDS", "20"))?;
-    let text = std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-    let mut traces: Vec<String> = text.lines().map(str::to_owned).collect();
-    traces.sort();
-    Ok(traces)
-}
-
-/// The tests that are simulations, among others.
-const SIMULATED: [&str; 13] = [
-    "test",
-    "--package",
-    "slipway-testkit",
-    "--package",
-    "slipway-client",
-    "--package",
-    "slipway-server",
-    "--package",
-    "slipway-rdma",
-    "--package",
-    "slipway-rpcrdma",
-    "--package",
-    "slipway-simnet",
-];
-
 fn tests(report: &mut Report) {
     let nextest = cargo(["nextest", "--version"]).output().is_ok_and(|output| output.status.success());
     let arguments: &[&str] = if nextest {
@@ -92,14 +31,13 @@ fn tests(report: &mut Report) {
     } else {
         &["test", "--workspace", "--all-targets", "--no-fail-fast", "--", "--nocapture"]
     };
-    let (mut skipped, mut unstable) = (Vec::new(), Vec::new());
+    let mut skipped = Vec::new();
     report.step("tests", || {
         counted_with(arguments, None, |line| {
             // A test that cannot run on this machine prints "SKIPPED WHAT: WHY".
             if let Some((_, what)) = line.split_once("SKIPPED") {
                 skipped.push(what.trim_start_matches([':', ' ']).to_owned());
             }
-            unstable.extend(flaky(line).map(str::to_owned));
         })
     });
     skipped.sort();
@@ -108,18 +46,6 @@ fn tests(report: &mut Report) {
         let (name, why) = what.split_once(": ").unwrap_or((&what, "the test does not say why"));
         report.record(name, Outcome::Skipped(why.to_owned()));
     }
-    unstable.sort();
-    unstable.dedup();
-    for name in unstable {
-        report.record(name, Outcome::Unstable("failed, and passed when it was run again".to_owned()));
-    }
-}
-
-/// The test of which a line of nextest says that it passed only when it was run again.
-fn flaky(line: &str) -> Option<&str> {
-    // "       FLAKY 2/2 [   0.012s] ( 9/10) slipway-vfs::conformance posix::name"
-    let (_, name) = line.trim_start().strip_prefix("FLAKY ")?.split_once("] ")?;
-    Some(name.rsplit_once(") ").map_or(name, |(_, name)| name))
 }
 
 /// Checks that the transports build without features and with each feature alone.
@@ -156,7 +82,8 @@ fn plain(arguments: &[&str]) -> Outcome {
     }
 }
 
-fn counted(arguments: &[&str], seed: Option<&str>) -> Outcome {
+/// Runs a test command, and counts the tests that passed.
+pub fn counted(arguments: &[&str], seed: Option<&str>) -> Outcome {
     counted_with(arguments, seed, |_| {})
 }
 
@@ -171,7 +98,7 @@ fn counted_with(arguments: &[&str], seed: Option<&str>, mut each: impl FnMut(&st
     let mut summarised = false;
     let show = move |line: &str| {
         // After nextest's summary comes the output of passed tests, which only this program reads.
-        let hidden = summarised && !line.contains("FAIL") && flaky(line).is_none();
+        let hidden = summarised && !line.contains("FAIL");
         summarised |= line.trim_start().starts_with("Summary [");
         !hidden
     };
@@ -216,7 +143,7 @@ fn passed(output: &str) -> u64 {
     sum("Summary [").or_else(|| sum("test result: ")).unwrap_or(0)
 }
 
-/// What fails is run once more: a change is not to be held up by another one's test that fails by chance, which is named as unstable.
+/// No test is run again: a test that fails by chance is a bug.
 const NEXTEST: [&str; 12] = [
     "nextest",
     "run",
@@ -227,23 +154,14 @@ const NEXTEST: [&str; 12] = [
     "--success-output",
     "final",
     "--retries",
-    "1",
+    "0",
     "--final-status-level",
-    "flaky",
+    "fail",
 ];
 
 #[cfg(test)]
 mod tests {
-    use super::{flaky, passed};
-
-    #[test]
-    fn tests_that_pass_only_when_they_are_run_again_are_named() {
-        assert_eq!(
-            flaky("   FLAKY 2/2 [   0.012s] ( 9/10) slipway-vfs::conformance a"),
-            Some("slipway-vfs::conformance a")
-        );
-        assert_eq!(flaky("    PASS [   0.012s] slipway-vfs::conformance FLAKY 2/2"), None);
-    }
+    use super::passed;
 
     #[test]
     fn summaries_are_counted() {

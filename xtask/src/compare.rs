@@ -25,10 +25,12 @@ pub fn run(arguments: &[&str], report: &mut Report) -> bool {
         if let Err(why) = packages {
             return Outcome::Skipped(why);
         }
-        let built = shell::run(&mut shell::cargo(["build", "--release", "--package", "slipway"]));
-        let slipway = shell::target_dir().join("release/slipway");
+        let build = ["build", "--release", "--package", "slipway", "--bin", "slipway", "--example", "floor"];
+        let built = shell::run(&mut shell::cargo(build));
+        let release = shell::target_dir().join("release");
+        let (slipway, floor) = (release.join("slipway"), release.join("examples/floor"));
         let compared = built.and_then(|()| match plan.knfsd {
-            true => with_knfsd(&slipway, plan.seconds),
+            true => with_knfsd(&slipway, &floor, plan.seconds),
             false => {
                 let mut script = Command::new("bench/compare.sh");
                 shell::run(script.arg(slipway).arg(plan.seconds).env("CONGESTION", plan.congestion))
@@ -61,9 +63,9 @@ fn parse<'a>(arguments: &[&'a str]) -> Option<Plan<'a>> {
     Some(plan)
 }
 
-/// Boots a guest in which both servers export one tmpfs, and prints the table. The guest is emulated, so only the
-/// ratios are meaningful.
-fn with_knfsd(slipway: &Path, seconds: &str) -> Result<(), String> {
+/// Boots a guest in which the kernel's server, the user-space floor and our server export one tmpfs, and prints the table.
+/// The guest is emulated, so only the ratios are meaningful.
+fn with_knfsd(slipway: &Path, floor: &Path, seconds: &str) -> Result<(), String> {
     let out: PathBuf = shell::target_dir().join("interop/compare-knfsd");
     if out.exists() {
         std::fs::remove_dir_all(&out).map_err(|error| format!("{}: {error}", out.display()))?;
@@ -71,8 +73,11 @@ fn with_knfsd(slipway: &Path, seconds: &str) -> Result<(), String> {
     std::fs::create_dir_all(&out).map_err(|error| format!("{}: {error}", out.display()))?;
     shell::run(Command::new("cp").args(["-r", "interop/guest"]).arg(&out))?;
     // Reading a file of the host is slow in the guest, and debugging symbols are most of the program.
-    shell::run(Command::new("strip").arg("-o").arg(out.join("slipway")).arg(slipway))?;
-    let environment = format!("SLIPWAY=/run/out/slipway\nSECONDS_EACH={seconds}\nROUNDS={ROUNDS}\n");
+    for (name, program) in [("slipway", slipway), ("floor", floor)] {
+        shell::run(Command::new("strip").arg("-o").arg(out.join(name)).arg(program))?;
+    }
+    let environment =
+        format!("SLIPWAY=/run/out/slipway\nFLOOR=/run/out/floor\nSECONDS_EACH={seconds}\nROUNDS={ROUNDS}\n");
     std::fs::write(out.join("env"), environment).map_err(|error| error.to_string())?;
     // Two processors, so that the server and its client run in parallel.
     let mut guest = Command::new("interop/kernel-lab");

@@ -9,7 +9,9 @@
 //! cargo xtask compare [--seconds N] [--congestion cubic,bbr]   speed beside libnfs's client on NFS-Ganesha, in one run
 //! cargo xtask compare --knfsd [--seconds N]    speed beside Linux's own server, both in one emulated guest
 //! cargo xtask sim --seed N                     replay one seed of the simulated worlds
+//! cargo xtask sim --replay [TIMES]             run all simulations twice, or so many times, and compare what they do
 //! cargo xtask fuzz TARGET [--minutes M]        fuzz one target on this toolchain
+//! cargo xtask mutants [--part NAME] [--shard K/N]   change one expression at a time; a test must fail (docs/mutants.md)
 //! ```
 
 mod checks;
@@ -18,8 +20,10 @@ mod debian;
 mod functions;
 mod fuzz;
 mod interop;
+mod mutants;
 mod report;
 mod shell;
+mod simulations;
 mod tidy;
 mod trace;
 
@@ -56,9 +60,10 @@ fn main() -> ExitCode {
         ["interop", "--only", suite] => interop::run(Some(suite), false, &mut report),
         ["interop", "--only", suite, "--all"] => interop::run(Some(suite), true, &mut report),
         ["compare", arguments @ ..] => compare::run(arguments, &mut report),
-        ["sim", "--seed", seed] => checks::replay(seed, &mut report),
-        ["sim", "--replay"] => checks::replays("2", &mut report),
-        ["sim", "--replay", times] => checks::replays(times, &mut report),
+        ["sim", "--seed", seed] => simulations::replay(seed, &mut report),
+        ["sim", "--replay"] => simulations::replays("2", &mut report),
+        ["sim", "--replay", times] => simulations::replays(times, &mut report),
+        ["mutants", arguments @ ..] => mutants::run(arguments, &mut report),
         ["fuzz", target] => fuzz::run(target, "1", &mut report),
         ["fuzz", target, "--minutes", minutes] => fuzz::run(target, minutes, &mut report),
         _ => false,
@@ -74,8 +79,10 @@ const USAGE: &str = "\
 usage: cargo xtask test [--all]
        cargo xtask tidy
        cargo xtask trace
-       cargo xtask interop [--only client|locks|restarts|knfsd|knfsd4|verbs|hostile|libnfs|fio|capture|reference] [--all]
+       cargo xtask interop [--only client|locks|restarts|knfsd|knfsd4|verbs|hostile|libnfs|fio|capture|kerberos|kerberos-linux|reference] [--all]
        cargo xtask compare [--seconds N] [--congestion NAME,... | --knfsd]
        cargo xtask sim --seed N | --replay [TIMES]
        cargo xtask fuzz TARGET [--minutes M]
+       cargo xtask mutants [--part rpcrdma|iwarp|v4-state|client-session] [--shard K/N] [--names FILE]
+                           [--jobs N] [--tree DIRECTORY]
 ";

@@ -16,8 +16,6 @@ pub enum Outcome {
     Failed(String),
     /// The step was not run, with the reason.
     Skipped(String),
-    /// The step failed, and passed when it was run again. It does not block a change, and is a bug to be fixed.
-    Unstable(String),
 }
 
 /// The outcomes of all steps so far.
@@ -37,7 +35,6 @@ impl Report {
             Outcome::Passed { tests } => eprintln!("== {name}: passed ({tests} in {seconds:.1} s)\n"),
             Outcome::Failed(why) => eprintln!("== {name}: FAILED ({seconds:.1} s): {why}\n"),
             Outcome::Skipped(why) => eprintln!("== {name}: skipped: {why}\n"),
-            Outcome::Unstable(why) => eprintln!("== {name}: UNSTABLE ({seconds:.1} s): {why}\n"),
         }
         self.record(name, outcome)
     }
@@ -77,7 +74,6 @@ impl Report {
                     skipped += 1;
                     println!("  skipped  {name}: {why}");
                 }
-                Outcome::Unstable(why) => println!("  UNSTABLE {name}: {why}"),
             }
         }
         println!("{passed} passed, {failed} failed, {skipped} skipped");

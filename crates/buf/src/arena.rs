@@ -1,6 +1,6 @@
 //! [`Arena`]: memory into which small parts of messages are copied.
 //!
-//! The size of its blocks doubles with use, so that a busy connection allocates rarely. [`rest`](Arena::rest) frees the
+//! The size of its blocks doubles with use, so that a busy connection allocates rarely. [`shrink_idle`](Arena::shrink_idle) frees the
 //! memory and resets the size, so that an idle connection holds no memory.
 
 use bytes::{BufMut, Bytes, BytesMut};
@@ -49,7 +49,7 @@ impl Arena {
     }
 
     /// Frees the memory if no piece has begun.
-    pub fn rest(&mut self) {
+    pub fn shrink_idle(&mut self) {
         if self.memory.is_empty() {
             *self = Self::new(self.max);
         }
@@ -77,9 +77,9 @@ mod tests {
         arena.make_room(10);
         arena.put(b"begun");
         assert!(!arena.make_room(100_000));
-        arena.rest();
+        arena.shrink_idle();
         assert_eq!(arena.take(), "begun");
-        arena.rest();
+        arena.shrink_idle();
         assert_eq!(arena.piece().capacity(), 0);
     }
 }

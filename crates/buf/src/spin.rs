@@ -67,11 +67,15 @@ impl Spin {
     }
 
     /// Starts or continues a wait because there is no work. Returns `true` if the driver should poll again at once.
-    pub fn again(&mut self, now: impl FnOnce() -> Instant) -> bool {
-        self.again_unless(now, is_overloaded)
+    pub fn should_poll(&mut self, now: impl FnOnce() -> Instant) -> bool {
+        self.should_poll_unless(now, is_overloaded)
     }
 
-    fn again_unless(&mut self, now: impl FnOnce() -> Instant, is_overloaded: impl FnOnce(Instant) -> bool) -> bool {
+    fn should_poll_unless(
+        &mut self,
+        now: impl FnOnce() -> Instant,
+        is_overloaded: impl FnOnce(Instant) -> bool,
+    ) -> bool {
         if self.budget.is_zero() && self.idle.is_some() {
             return false;
         }
@@ -82,10 +86,10 @@ impl Spin {
 }
 
 impl Spin {
-    /// Calls [`Spin::again`] for a driver that waits for a socket. If it returns `true`, the task is woken after the
+    /// Calls [`Spin::should_poll`] for a driver that waits for a socket. If it returns `true`, the task is woken after the
     /// sockets of this thread were polled again, without sleeping. It must be called on a tokio runtime.
     pub fn poll_again(&mut self, cx: &mut Context<'_>) -> bool {
-        let again = self.again(Instant::now);
+        let again = self.should_poll(Instant::now);
         if again {
             let _ = pin!(tokio::task::yield_now()).poll(cx);
         }
@@ -115,7 +119,7 @@ mod tests {
         let mut spun = 0;
         for at in 0..us {
             let now = *clock + Duration::from_micros(at);
-            if !spin.again_unless(|| now, |_| false) {
+            if !spin.should_poll_unless(|| now, |_| false) {
                 break;
             }
             spun += 1;
@@ -149,8 +153,8 @@ mod tests {
     fn no_spinning_while_overloaded() {
         let (mut spin, now) = (Spin::among(SPIN_MAX, 2), Instant::now());
         spin.budget = SPIN_MAX;
-        assert!(!spin.again_unless(|| now, |_| true));
-        assert!(spin.again_unless(|| now, |_| false), "spinning must resume when the overload ends");
+        assert!(!spin.should_poll_unless(|| now, |_| true));
+        assert!(spin.should_poll_unless(|| now, |_| false), "spinning must resume when the overload ends");
     }
 
     #[test]

@@ -62,7 +62,7 @@ impl SendQueue {
     }
 
     /// Frees the memory of an empty queue.
-    pub fn rest(&mut self) {
+    pub fn shrink_idle(&mut self) {
         if self.pieces.is_empty() && self.pieces.capacity() > REST_PIECES {
             self.pieces = VecDeque::new();
         }
@@ -117,6 +117,52 @@ impl SendQueue {
         Ok(())
     }
 
+    /// Returns the first bytes of the queue as pieces of memory: `max` bytes, or all of them, or as many as fit into
+    /// a gather list. File ranges and device memory among them are read into memory.
+    ///
+    /// # Errors
+    /// A file or device memory cannot be read.
+    pub fn front(&mut self, max: usize) -> io::Result<SmallVec<[&[u8]; FRONT_INLINE]>> {
+        let (mut at, mut found) = (0, 0);
+        while found < max && at < self.pieces.len().min(GATHER_MAX) {
+            if !matches!(self.pieces[at], Piece::Memory(_)) {
+                let now = self.pieces[at].len().min(READ_PART);
+                let part = self.pieces[at].split_to(now).into_memory()?;
+                if self.pieces[at].is_empty() {
+                    self.pieces.remove(at);
+                }
+                self.pieces.insert(at, Piece::Memory(part));
+            }
+            found += self.pieces[at].len();
+            at += 1;
+        }
+        let mut room = max;
+        let slices = self.pieces.iter().take(at).map(|piece| {
+            let Piece::Memory(bytes) = piece else { unreachable!("the pieces were read into memory") };
+            let now = &bytes[..bytes.len().min(room)];
+            room -= now.len();
+            now
+        });
+        Ok(slices.collect())
+    }
+
+    /// Drops the first `len` bytes of the queue.
+    ///
+    /// # Panics
+    /// If the queue has fewer bytes.
+    pub fn consume(&mut self, mut len: usize) {
+        self.len -= len;
+        while len > 0 {
+            let front = self.pieces.front_mut().expect("only queued bytes can be dropped");
+            if len < front.len() {
+                front.split_to(len);
+                return;
+            }
+            len -= front.len();
+            self.pieces.pop_front();
+        }
+    }
+
     fn send_memory(&self, socket: BorrowedFd<'_>) -> rustix::io::Result<usize> {
         let slices = self.memory();
         let more = if slices.len() < self.pieces.len() { SendFlags::MORE } else { SendFlags::empty() };
@@ -139,19 +185,6 @@ impl SendQueue {
             })
             .take(GATHER_MAX)
             .collect()
-    }
-
-    fn consume(&mut self, mut sent: usize) {
-        self.len -= sent;
-        while sent > 0 {
-            let front = self.pieces.front_mut().expect("the socket must not accept more than was queued");
-            if sent < front.len() {
-                front.split_to(sent);
-                return;
-            }
-            sent -= front.len();
-            self.pieces.pop_front();
-        }
     }
 
     /// Replaces the device memory at the front by a copy, because a socket cannot send it.
@@ -239,7 +272,7 @@ impl RecvStage {
     }
 
     /// Reduces the memory to the staged bytes, because the next ones may take long to arrive.
-    pub fn rest(&mut self) {
+    pub fn shrink_idle(&mut self) {
         let bytes = self.bytes().to_vec();
         self.let_go();
         self.end = bytes.len();
@@ -395,6 +428,9 @@ const PIECES_INLINE: usize = 8;
 /// Capacity of the queue, in pieces, that is too small to be freed.
 const REST_PIECES: usize = 4;
 const GATHER_MAX: usize = 64;
+const FRONT_INLINE: usize = 8;
+/// Maximum bytes of a file range that [`SendQueue::front`] reads at a time, so that they stay in the cache.
+const READ_PART: usize = 64 << 10;
 static ZEROS: [u8; 4096] = [0; 4096];
 
 #[cfg(test)]
@@ -456,6 +492,33 @@ mod tests {
     }
 
     #[test]
+    fn front_of_a_queue_is_memory_in_order() {
+        let mut file = tempfile();
+        let content: Vec<u8> = (0..200_000u32).map(|i| (i % 251) as u8).collect();
+        io::Write::write_all(&mut file, &content).unwrap();
+        let mut queue = SendQueue::new();
+        queue.push(Piece::Memory(Bytes::from_static(b"head")));
+        queue.push(Piece::File(FileRange { file: Arc::new(file), offset: 100, len: 199_000 }));
+        queue.push(Piece::Memory(Bytes::from_static(b"tail")));
+        let expected = [b"head", &content[100..199_100], b"tail"].concat();
+        let mut got = Vec::new();
+        while !queue.is_empty() {
+            let front = queue.front(16_384).unwrap().concat();
+            assert_eq!(front.len(), 16_384.min(expected.len() - got.len()), "the front must be as long as possible");
+            queue.consume(front.len().min(10_000));
+            got.extend_from_slice(&front[..front.len().min(10_000)]);
+        }
+        assert_eq!(got, expected);
+    }
+
+    fn tempfile() -> File {
+        let path = std::env::temp_dir().join(format!("slipway-front-{}", std::process::id()));
+        let file = File::options().read(true).write(true).create(true).truncate(true).open(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        file
+    }
+
+    #[test]
     fn stage_keeps_unconsumed_bytes_and_makes_room() {
         let (tx, rx) = pair();
         let mut stage = RecvStage::new(8);
@@ -512,7 +575,7 @@ mod tests {
         rustix::io::write(&tx, b"abcdef").unwrap();
         assert_eq!(stage.receive(&rx, &mut [], 900).unwrap().staged, 6);
         stage.consume(2);
-        stage.rest();
+        stage.shrink_idle();
         assert_eq!((stage.bytes(), stage.memory.capacity()), (&b"cdef"[..], 4));
         rustix::io::write(&tx, b"gh").unwrap();
         assert_eq!(stage.receive(&rx, &mut [], 900).unwrap().staged, 2);

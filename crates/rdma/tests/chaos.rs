@@ -181,14 +181,12 @@ fn assert_returned(pool: &Pool) {
     assert_eq!(stats.free, stats.mapped, "every buffer must be returned to the pool");
 }
 
-#[test]
-fn on_sim_everything_is_returned() {
-    simnet::simulate(0, || async {
-        let sim =
-            |seed| Fabric::new(Sim::new(NetworkOptions { seed, cut_probability: 0.005, ..NetworkOptions::default() }));
-        let cuts = cuts(0..150, sim).await;
-        assert!((10..150).contains(&cuts), "{cuts} connections were cut");
-    });
+#[simnet::test]
+async fn on_sim_everything_is_returned() {
+    let sim =
+        |seed| Fabric::new(Sim::new(NetworkOptions { seed, cut_probability: 0.005, ..NetworkOptions::default() }));
+    let cuts = cuts(0..150, sim).await;
+    assert!((10..150).contains(&cuts), "{cuts} connections were cut");
 }
 
 #[tokio::test]

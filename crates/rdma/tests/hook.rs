@@ -46,14 +46,12 @@ async fn every_operation_can_be_cut_at(provider: impl Fn(Arc<FaultInjector>) -> 
     }
 }
 
-#[test]
-fn every_operation_of_sim_can_be_cut_at() {
-    simnet::simulate(0, || async {
-        every_operation_can_be_cut_at(|injector| {
-            Fabric::new(Hooked::new(Sim::new(NetworkOptions::default()), injector as Arc<dyn Hook>))
-        })
-        .await;
-    });
+#[simnet::test]
+async fn every_operation_of_sim_can_be_cut_at() {
+    every_operation_can_be_cut_at(|injector| {
+        Fabric::new(Hooked::new(Sim::new(NetworkOptions::default()), injector as Arc<dyn Hook>))
+    })
+    .await;
 }
 
 #[tokio::test]

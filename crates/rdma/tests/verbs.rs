@@ -98,16 +98,16 @@ async fn a_forked_child_does_not_detach_registered_pages() {
     pair.client.send(first.freeze());
     pair.until(move |pair| pair.server.has(&recvs[..1])).await;
     let (mut started, notify) = std::io::pipe().unwrap();
+    let (wait, mut release) = std::io::pipe().unwrap();
     let parent = std::thread::spawn(move || {
         let mut child = Command::new("true");
-        let run_for_a_while = move || {
+        let run_until_released = move || {
             (&notify).write_all(b"!")?;
-            std::thread::sleep(Duration::from_secs(2));
-            Ok(())
+            (&wait).read_exact(&mut [0])
         };
-        // SAFETY: between fork and exec the closure writes to a pipe and sleeps, which requires no lock.
+        // SAFETY: between fork and exec the closure writes to a pipe and reads from another, which requires no lock.
         #[expect(unsafe_code)]
-        let status = unsafe { child.pre_exec(run_for_a_while) }.status();
+        let status = unsafe { child.pre_exec(run_until_released) }.status();
         assert!(status.unwrap().success());
     });
     started.read_exact(&mut [0]).unwrap();
@@ -115,6 +115,7 @@ async fn a_forked_child_does_not_detach_registered_pages() {
     pair.client.send(second.freeze());
     pair.until(move |pair| pair.server.has(&recvs)).await;
     assert_eq!(pair.server.received(recvs[1]), pattern(3, 5000));
+    release.write_all(b"!").unwrap();
     parent.join().unwrap();
 }
 

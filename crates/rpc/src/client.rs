@@ -16,7 +16,7 @@ use std::{
     fmt,
     future::Future,
     net::SocketAddr,
-    pin::pin,
+    pin::{Pin, pin},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::Relaxed},
@@ -25,20 +25,21 @@ use std::{
 };
 
 use buf::{Region, SharedRegion};
-use bytes::Bytes;
 use parking_lot::{Mutex, RwLock};
 use tokio::{
-    sync::{Notify, Semaphore, oneshot, watch},
+    sync::{Notify, Semaphore, oneshot},
     time::{Instant, sleep, timeout},
 };
-use xdr::{Decode, DecodeError, Decoder, Encode, Encoder, Message};
+use xdr::{Decode, DecodeError, Encode, Message};
 
 use crate::{
-    AcceptStat, Credential, Drain, OpaqueAuth, RejectStat, Reply, ReplyBody, ReplyHeader, ReplyPlan, Server, Transport,
-    TransportError, TransportKind, Xid,
+    AcceptStat, Credential, Drain, EncodedCall, RejectStat, Reply, ReplyPlan, Server, Transport, TransportError,
+    TransportKind, Xid,
     deadlines::Deadlines,
-    security::{Channel, ClientFlavor, ProtectedCall, VerifiedReply, encode_start},
+    request::{Auth, Request, decode},
+    security::{Channel, ProtectedCall, VerifiedReply},
     server::Observers,
+    signal::{SendOnDrop, Signal},
 };
 
 /// Settings of a [`Client`].
@@ -87,10 +88,17 @@ impl ClientOptions {
 pub struct CallOptions {
     /// Maximum time of the call; the client's default if `None`.
     pub deadline: Option<Duration>,
+    /// The time from which the deadline counts; the start of the call if `None`. A caller that already knows the time saves
+    /// the client from reading the clock.
+    pub since: Option<Instant>,
     /// If `true`, the call fails with [`ClientError::Transport`] when its connection is lost, instead of being sent
     /// again over the next connection. This is for callers that have another connection, and a protocol that recognises
     /// the call there.
     pub once: bool,
+    /// If `true`, the call has no deadline, and ends with its connection: it fails with [`ClientError::Transport`] when that is
+    /// lost, or at once if there is none. `deadline`, `since` and `once` are not used. The caller bounds the call, for example with
+    /// [`Client::within`].
+    pub while_connected: bool,
 }
 
 /// The results of a call, with the caller's region.
@@ -129,7 +137,7 @@ pub enum ClientError {
     Denied(RejectStat),
     /// The server accepted the call but did not execute it.
     NotExecuted(AcceptStat),
-    /// The server's answer could not be decoded.
+    /// The server's reply could not be decoded.
     Decode(DecodeError),
     /// The call could not be protected, or its reply could not be verified.
     Security(String),
@@ -144,7 +152,7 @@ pub struct DeadlinePassed {
     pub transport: &'static str,
     /// The program, version and procedure.
     pub procedure: (u32, u32, u32),
-    /// The time from the start of the call to its deadline.
+    /// The time to the deadline, from the start of the call or from [`CallOptions::since`].
     pub after: Duration,
     /// The last error of the transport, if the connection was lost meanwhile.
     pub last: Option<TransportError>,
@@ -163,7 +171,7 @@ impl fmt::Display for ClientError {
             ClientError::Transport(error) => error.fmt(f),
             ClientError::Denied(stat) => write!(f, "the server denied the call: {stat}"),
             ClientError::NotExecuted(stat) => write!(f, "the server did not execute the call: {stat}"),
-            ClientError::Decode(error) => write!(f, "the server's answer could not be decoded: {error}"),
+            ClientError::Decode(error) => write!(f, "the server's reply could not be decoded: {error}"),
             ClientError::Security(problem) => write!(f, "security: {problem}"),
         }
     }
@@ -194,7 +202,7 @@ pub struct Client {
     program: u32,
     version: u32,
     auth: Auth,
-    _stop: Arc<StopOnDrop>,
+    _stop: Arc<SendOnDrop>,
 }
 
 struct Link {
@@ -223,14 +231,6 @@ struct Current {
     transport: Option<Arc<dyn Transport>>,
     /// The number of connections so far.
     generation: u64,
-}
-
-struct StopOnDrop(watch::Sender<bool>);
-
-impl Drop for StopOnDrop {
-    fn drop(&mut self) {
-        self.0.send_replace(true);
-    }
 }
 
 impl Client {
@@ -278,9 +278,9 @@ impl Client {
             deadlines: Deadlines::default(),
             options,
         });
-        let (stop, stopped) = watch::channel(false);
-        tokio::spawn(link.clone().run(stopped));
-        Self { link, program, version, auth, _stop: Arc::new(StopOnDrop(stop)) }
+        let stop = Signal::default();
+        tokio::spawn(link.clone().run(stop.clone()));
+        Self { link, program, version, auth, _stop: Arc::new(SendOnDrop(stop)) }
     }
 
     /// Returns a client for another program that shares the connection.
@@ -313,6 +313,24 @@ impl Client {
         self.link.connected(0).await;
     }
 
+    /// Closes the connection at once, because the server does not answer over it. Its calls are sent again over the next connection,
+    /// or fail if they end with their connection.
+    pub fn reset(&self) {
+        if let Some(transport) = self.transport() {
+            transport.abort();
+        }
+    }
+
+    /// Returns the output of `future`, or `None` if the deadline passes first. All futures of a client share one timer.
+    /// The client's task ends with its runtime; then every deadline passes.
+    pub fn within<'a, F: Future>(
+        &'a self,
+        deadline: Instant,
+        future: Pin<&'a mut F>,
+    ) -> impl Future<Output = Option<F::Output>> + 'a {
+        self.link.deadlines.within(deadline, future)
+    }
+
     /// Calls `procedure`. `plan` describes the reply: see [`ReplyPlan`]. Its default fits replies without a payload
     /// that are short enough for any transport.
     ///
@@ -327,8 +345,28 @@ impl Client {
         plan: ReplyPlan,
         options: CallOptions,
     ) -> Result<Answer<R>, CallFailed> {
+        self.send(self.encode(procedure, arguments), plan, options).await
+    }
+
+    /// Encodes a call. Unlike [`call`](Self::call), the future of [`send`](Self::send) does not borrow the arguments.
+    pub fn encode(&self, procedure: u32, arguments: &impl Encode) -> EncodedCall {
         let xid = self.link.next_xid();
-        let request = Request::new(xid, (self.program, self.version, procedure), &self.auth, arguments);
+        let message = self.auth.encode(xid, (self.program, self.version, procedure), arguments);
+        EncodedCall { xid, procedure, message }
+    }
+
+    /// Sends a call that this client has encoded, like [`call`](Self::call).
+    ///
+    /// # Errors
+    /// Fails with a [`ClientError`] if the server does not answer in time, or does not execute the call.
+    pub async fn send<R: Decode>(
+        &self,
+        call: EncodedCall,
+        plan: ReplyPlan,
+        options: CallOptions,
+    ) -> Result<Answer<R>, CallFailed> {
+        let EncodedCall { xid, procedure, message } = call;
+        let request = self.auth.request(xid, (self.program, self.version, procedure), message);
         let VerifiedReply { reply, is_bare } = self.exchange(procedure, request, plan, options).await?;
         let Reply { message, sink } = reply;
         let decoded = decode(&message, is_bare);
@@ -347,12 +385,17 @@ impl Client {
         mut plan: ReplyPlan,
         options: CallOptions,
     ) -> Result<VerifiedReply, CallFailed> {
-        let after = options.deadline.unwrap_or(self.link.options.deadline);
         let mut last = None;
+        let after = options.deadline.unwrap_or(self.link.options.deadline);
         let outcome = {
             // The future is passed by reference, so that it is not moved.
-            let exchange = pin!(self.link.exchange(request, &mut plan, &mut last, options.once));
-            self.link.deadlines.within(Instant::now() + after, exchange).await
+            let exchange = pin!(self.link.exchange(request, &mut plan, &mut last, &options));
+            if options.while_connected {
+                Some(exchange.await)
+            } else {
+                let since = options.since.unwrap_or_else(Instant::now);
+                self.link.deadlines.within(since + after, exchange).await
+            }
         };
         let error = match outcome {
             Some(Ok(reply)) => return Ok(reply),
@@ -369,70 +412,6 @@ impl Client {
     }
 }
 
-/// A [`Credential`] in the form that calls need.
-#[derive(Clone)]
-pub(crate) enum Auth {
-    /// Credential and verifier, encoded as in every call.
-    Plain(Bytes),
-    Flavor(Arc<dyn ClientFlavor>),
-}
-
-impl Auth {
-    pub(crate) fn new(credential: &Credential) -> Self {
-        let plain = |credential: OpaqueAuth| {
-            let mut encoder = Encoder::default();
-            credential.encode(&mut encoder);
-            OpaqueAuth::NONE.encode(&mut encoder);
-            Auth::Plain(encoder.finish().stream)
-        };
-        match credential {
-            Credential::None => plain(OpaqueAuth::NONE),
-            Credential::Sys(sys) => plain(sys.to_opaque()),
-            Credential::Flavor(flavor) => Auth::Flavor(flavor.clone()),
-        }
-    }
-}
-
-/// A call to be sent.
-pub(crate) enum Request<'a> {
-    /// The same message for each transmission.
-    Plain(Message),
-    Protected(ProtectedCall<'a>),
-}
-
-impl<'a> Request<'a> {
-    /// Encodes a call of the program, version and procedure `target`.
-    pub(crate) fn new(xid: Xid, target: (u32, u32, u32), auth: &'a Auth, arguments: &impl Encode) -> Self {
-        match auth {
-            Auth::Plain(auth) => {
-                let mut encoder = encode_start(xid, target, 256);
-                encoder.raw(auth);
-                arguments.encode(&mut encoder);
-                Request::Plain(encoder.finish())
-            }
-            Auth::Flavor(flavor) => {
-                let arguments = Message::encode(arguments);
-                Request::Protected(ProtectedCall { flavor: &**flavor, xid, target, arguments })
-            }
-        }
-    }
-}
-
-/// Decodes the results in a reply. `is_bare` means that the message has results only, without a reply header.
-pub(crate) fn decode<R: Decode>(message: &Message, is_bare: bool) -> Result<R, ClientError> {
-    let mut decoder = Decoder::new(message);
-    if !is_bare {
-        match ReplyHeader::decode(&mut decoder).map_err(ClientError::Decode)?.body {
-            ReplyBody::Accepted { stat: AcceptStat::Success, .. } => {}
-            ReplyBody::Accepted { stat, .. } => return Err(ClientError::NotExecuted(stat)),
-            ReplyBody::Denied(stat) => return Err(ClientError::Denied(stat)),
-        }
-    }
-    let results = R::decode(&mut decoder).map_err(ClientError::Decode)?;
-    decoder.finish().map_err(ClientError::Decode)?;
-    Ok(results)
-}
-
 impl Link {
     /// Sends a call on one connection after the other. The sink is in `plan` whenever no transport holds it.
     async fn exchange(
@@ -440,15 +419,19 @@ impl Link {
         request: Request<'_>,
         plan: &mut ReplyPlan,
         last: &mut Option<TransportError>,
-        once: bool,
+        options: &CallOptions,
     ) -> Result<VerifiedReply, ClientError> {
         let _permit = match &self.permits {
             Some(permits) => Some(permits.acquire().await.expect("semaphore must not be closed")),
             None => None,
         };
+        let once = options.once || options.while_connected;
         let mut failed = 0;
         loop {
-            let (generation, transport) = self.connected(failed).await;
+            let (generation, transport) = match options.while_connected {
+                true => self.ready(0).ok_or_else(|| ClientError::Transport(self.not_connected()))?,
+                false => self.connected(failed).await,
+            };
             let outcome = match &request {
                 Request::Plain(message) => {
                     let reply = match transport.caps().lossy {
@@ -508,6 +491,13 @@ impl Link {
         }
     }
 
+    /// Returns the error of a call that does not wait for a connection.
+    fn not_connected(&self) -> TransportError {
+        let last = self.last_error.lock().clone();
+        last.filter(TransportError::is_of_connection)
+            .unwrap_or_else(|| TransportError::Lost("the connection is not established".to_owned()))
+    }
+
     fn ready(&self, failed: u64) -> Option<(u64, Arc<dyn Transport>)> {
         let current = self.current.read();
         let transport = current.transport.as_ref().filter(|_| current.generation > failed)?;
@@ -537,8 +527,8 @@ impl Link {
         }
     }
 
-    /// Keeps the client connected and ends its calls at their deadlines, until `stopped` becomes `true`.
-    async fn run(self: Arc<Self>, stopped: watch::Receiver<bool>) {
+    /// Keeps the client connected and ends its calls at their deadlines, until `stopped` is sent.
+    async fn run(self: Arc<Self>, stopped: Signal) {
         tokio::select! {
             biased;
             () = self.stay_connected(stopped) => {}
@@ -547,7 +537,7 @@ impl Link {
     }
 
     /// Keeps the client connected while calls wait for a connection.
-    async fn stay_connected(&self, mut stopped: watch::Receiver<bool>) {
+    async fn stay_connected(&self, stopped: Signal) {
         let server = self.options.callbacks.clone().unwrap_or_else(|| Server::builder().build());
         let drain = Drain::when(stopped.clone());
         let mut backoff = self.options.backoff_min;
@@ -565,9 +555,9 @@ impl Link {
                     });
                     Err(over.await.unwrap_or_else(|_| TransportError::Lost("the runtime is shutting down".to_owned())))
                 }
-                None => until(&mut stopped, self.connect()).await.unwrap_or(Ok(())),
+                None => until(&stopped, self.connect()).await.unwrap_or(Ok(())),
             };
-            if *stopped.borrow() {
+            if stopped.is_sent() {
                 return;
             }
             let Err(error) = outcome else { continue };
@@ -578,7 +568,7 @@ impl Link {
                 backoff = self.options.backoff_min;
                 continue;
             }
-            until(&mut stopped, sleep(backoff)).await;
+            until(&stopped, sleep(backoff)).await;
             backoff = (backoff * 2).min(self.options.backoff_max);
         }
     }
@@ -615,11 +605,11 @@ pub(crate) async fn attempt(
 }
 
 /// Runs `work` until it completes, or returns `None` when the client stops.
-async fn until<T>(stopped: &mut watch::Receiver<bool>, work: impl Future<Output = T>) -> Option<T> {
+async fn until<T>(stopped: &Signal, work: impl Future<Output = T>) -> Option<T> {
     tokio::select! {
         biased;
         done = work => Some(done),
-        _ = stopped.wait_for(|&now| now) => None,
+        () = stopped.wait() => None,
     }
 }
 

@@ -9,8 +9,8 @@
 //!
 //! The key of a call is its XID, the caller's address (without the port, which changes when the caller reconnects),
 //! program, version and procedure, and a checksum of the caller, the arguments and their length. So the same XID with
-//! other arguments, or from another user, is another call. A named principal is identified by its name, because its
-//! credential differs in each transmission.
+//! other arguments, or from another user, is another call. A named principal is identified by its name and its protection,
+//! because its credential differs in each transmission. So a reply to an encrypted call is not repeated in clear.
 //!
 //! The cache belongs to the server, so it survives connections. It is bounded in entries, bytes and age; the least
 //! recently used entry is evicted first. Calls in progress are never evicted.
@@ -27,7 +27,7 @@ use entropy::{HashMap, RandomState};
 use parking_lot::Mutex;
 use tokio::{sync::oneshot, time::Instant};
 
-use crate::{CallHeader, Executed, Identity, Xid};
+use crate::{CallHeader, Executed, Identity, Xid, Xprtsec};
 
 /// Limits of a [`Drc`].
 #[derive(Clone, Debug)]
@@ -110,11 +110,11 @@ impl Drc {
     }
 
     /// Returns the key of a call. `arguments` are the unwrapped arguments in the stream; `len` is their length with
-    /// payloads.
+    /// payloads. A connection with another protection than `tls` does not get the reply.
     pub fn key(
         &self,
         header: &CallHeader,
-        (caller, peer): (&Identity, SocketAddr),
+        (caller, peer, tls): (&Identity, SocketAddr, Xprtsec),
         arguments: &[u8],
         len: usize,
     ) -> DrcKey {
@@ -122,10 +122,11 @@ impl Drc {
         header.credential.flavor.hash(&mut hasher);
         match caller {
             Identity::None | Identity::Sys(_) => header.credential.body.hash(&mut hasher),
-            Identity::Principal(principal) => principal.name.hash(&mut hasher),
+            Identity::Principal(principal) => principal.hash(&mut hasher),
         }
         arguments[..arguments.len().min(CHECKSUM_BYTES)].hash(&mut hasher);
         len.hash(&mut hasher);
+        (tls as u8).hash(&mut hasher);
         let CallHeader { xid, program, version, procedure, .. } = *header;
         DrcKey { xid, client: peer.ip(), program, version, procedure, checksum: hasher.finish() }
     }
@@ -267,12 +268,12 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
-    use crate::OpaqueAuth;
+    use crate::{OpaqueAuth, security::Principal};
 
     fn key(drc: &Drc, xid: u32, port: u16, body: &[u8]) -> DrcKey {
         let (credential, verifier) = (OpaqueAuth::NONE, OpaqueAuth::NONE);
         let header = CallHeader { xid: Xid(xid), program: 1, version: 1, procedure: 1, credential, verifier };
-        drc.key(&header, (&Identity::None, ([127, 0, 0, 1], port).into()), body, body.len())
+        drc.key(&header, (&Identity::None, ([127, 0, 0, 1], port).into(), Xprtsec::None), body, body.len())
     }
 
     fn results(len: usize) -> Executed {
@@ -321,8 +322,24 @@ mod tests {
             let credential = OpaqueAuth { flavor: 1, body: Bytes::from_static(user) };
             let verifier = OpaqueAuth::NONE;
             let header = CallHeader { xid: Xid(1), program: 1, version: 1, procedure: 1, credential, verifier };
-            execute(&drc, drc.key(&header, (&Identity::None, ([127, 0, 0, 1], 1).into()), b"", 0), 4);
+            execute(&drc, drc.key(&header, (&Identity::None, ([127, 0, 0, 1], 1).into(), Xprtsec::None), b"", 0), 4);
         }
+    }
+
+    #[test]
+    fn calls_of_a_principal_with_another_protection_are_distinct() {
+        let drc = Drc::new(DrcOptions::default());
+        let key = |pseudo_flavor, credential: &'static [u8]| {
+            let caller = Identity::Principal(Principal { name: Bytes::from_static(b"alice@REALM"), pseudo_flavor });
+            let credential = OpaqueAuth { flavor: 6, body: Bytes::from_static(credential) };
+            let verifier = OpaqueAuth::NONE;
+            let header = CallHeader { xid: Xid(1), program: 1, version: 1, procedure: 1, credential, verifier };
+            drc.key(&header, (&caller, ([127, 0, 0, 1], 1).into(), Xprtsec::None), b"", 0)
+        };
+        execute(&drc, key(390_005, b"first"), 4);
+        execute(&drc, key(390_003, b"first"), 4);
+        let again = drc.admit(key(390_005, b"second"), Instant::now());
+        assert!(matches!(again, Admission::Replay(_)), "a retransmission has another credential");
     }
 
     #[tokio::test]

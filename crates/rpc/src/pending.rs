@@ -141,22 +141,25 @@ impl<S: Shared> Future for CallFuture<'_, S> {
     type Output = Result<Reply, CallError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        match std::mem::replace(&mut self.stage, Stage::Done) {
-            Stage::New(message, plan) => match self.start(message, plan, cx) {
-                Ok(()) => Poll::Pending,
-                Err(error) => Poll::Ready(Err(error)),
-            },
+        match &self.stage {
+            Stage::New(..) => {
+                let Stage::New(message, plan) = std::mem::replace(&mut self.stage, Stage::Done) else { unreachable!() };
+                match self.start(message, plan, cx) {
+                    Ok(()) => Poll::Pending,
+                    Err(error) => Poll::Ready(Err(error)),
+                }
+            }
             Stage::Waiting => {
                 let mut shared = self.shared.lock();
                 let calls = &mut shared.pending().calls;
                 let call = calls.get_mut(&self.xid).expect("a waiting call must be in the table");
                 if let Some(outcome) = call.outcome.take() {
                     calls.remove(&self.xid);
+                    drop(shared);
+                    self.stage = Stage::Done;
                     return Poll::Ready(outcome);
                 }
                 call.waker.clone_from(cx.waker());
-                drop(shared);
-                self.stage = Stage::Waiting;
                 Poll::Pending
             }
             Stage::Done => panic!("polled after completion"),

@@ -169,7 +169,7 @@ impl RecordReader {
 
     /// Frees memory that is not needed between records.
     pub fn release_idle_memory(&mut self) {
-        self.arena.rest();
+        self.arena.shrink_idle();
     }
 
     /// Returns the sink that is being filled, if the connection is closed within a reply.
@@ -183,7 +183,7 @@ impl RecordReader {
     /// Drops an incomplete record. The reader must not be used any more.
     pub fn forget(&mut self) {
         self.state = State::Mark;
-        self.arena.rest();
+        self.arena.shrink_idle();
     }
 
     fn mark(&mut self, staged: &[u8]) -> Result<(usize, Step), RecordTooLong> {

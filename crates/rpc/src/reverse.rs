@@ -17,7 +17,8 @@ use xdr::{Decode, Encode};
 use crate::{
     Answer, CallFailed, ClientError, ConnectionId, Credential, DeadlinePassed, ReplyPlan, Transport, TransportError,
     Xid,
-    client::{Auth, RETRANSMIT_MAX, Request, attempt, decode},
+    client::{RETRANSMIT_MAX, attempt},
+    request::{Auth, Request, decode},
     security::{Channel, VerifiedReply},
 };
 

@@ -19,15 +19,12 @@ use std::{
 
 use entropy::Sequence;
 use futures_util::{StreamExt, stream::FuturesUnordered};
-use tokio::{
-    sync::{oneshot, watch},
-    time::Instant,
-};
+use tokio::{sync::oneshot, time::Instant};
 use xdr::{Decoder, Encode, Encoder, Message};
 
 use crate::{
     AcceptError, AcceptStat, Answering, BoxFuture, Call, CallHeader, ConnectionId, Hosts, IncomingCall, RejectStat,
-    ReplyBody, ReplyHeader, ReplyToken, Reverse, Service, Transport, TransportError, Xid,
+    ReplyBody, ReplyHeader, ReplyToken, Reverse, Service, Signal, Transport, TransportError, Xid,
     connections::Place,
     counters::ProcedureStats,
     drc::{Admission, Drc, DrcOptions, Execution},
@@ -132,7 +129,7 @@ impl ServerBuilder {
 
 /// The signal that makes connections drain.
 #[derive(Clone, Debug, Default)]
-pub struct Drain(Option<watch::Receiver<bool>>);
+pub struct Drain(Option<Signal>);
 
 impl Drain {
     /// Creates a signal that is never sent.
@@ -140,15 +137,15 @@ impl Drain {
         Self(None)
     }
 
-    /// Creates a signal that is sent when `signal` becomes `true` or loses its sender.
-    pub fn when(signal: watch::Receiver<bool>) -> Self {
+    /// Makes connections drain when `signal` is sent.
+    pub fn when(signal: Signal) -> Self {
         Self(Some(signal))
     }
 
     /// Waits for the signal.
-    pub async fn wait(&mut self) {
-        match &mut self.0 {
-            Some(told) => drop(told.wait_for(|&now| now).await),
+    pub async fn wait(&self) {
+        match &self.0 {
+            Some(signal) => signal.wait().await,
             None => std::future::pending().await,
         }
     }
@@ -187,7 +184,7 @@ impl Server {
     pub(crate) async fn serve_with(
         &self,
         transport: Arc<dyn Transport>,
-        mut drain: Drain,
+        drain: Drain,
         Observers { tell, mut place }: Observers,
     ) -> TransportError {
         let connection = Served::new(&self.programs, &transport, &self.hosts);
@@ -265,9 +262,10 @@ impl Server {
             }
         };
         let mut execution = None;
-        if !service.is_idempotent(&target.procedure, &arguments) && self.remembers(connection, peer) {
+        if !service.is_idempotent(&target.procedure, &arguments) && self.caches_calls_of(connection, peer) {
             let len = arguments.message_len() - arguments.position();
-            let key = self.drc.key(&header, (&caller, peer), &arguments.clone().take_rest(), len);
+            let tls = transport.tls().level();
+            let key = self.drc.key(&header, (&caller, peer, tls), &arguments.clone().take_rest(), len);
             match self.drc.admit(key, arrived) {
                 Admission::Execute(admitted) => execution = Some(admitted),
                 Admission::Replay(executed) => {
@@ -286,7 +284,9 @@ impl Server {
         }
         let CallHeader { xid, version, procedure, .. } = header;
         let (caller, is_wrapped, connection) = (&caller, wrapping.is_some(), connection.id);
-        let call = Call { xid, version, procedure, caller, is_wrapped, peer, connection, transport, arguments };
+        let at = arrived.into_std();
+        let call =
+            Call { xid, version, procedure, caller, is_wrapped, peer, arrived: at, connection, transport, arguments };
         let (result, has_waited) = match catch_unwind(AssertUnwindSafe(|| service.call(call))) {
             Ok(Answering::Ready(result)) => (Ok(result), false),
             Ok(Answering::Pending(future)) => Guarded { future, has_waited: false }.await,
@@ -306,9 +306,9 @@ impl Server {
         Some(answered)
     }
 
-    /// Returns `true` if the duplicate request cache remembers calls of this peer. It does not remember calls of hosts
+    /// Returns `true` if the duplicate request cache caches calls of this peer. It does not cache calls of hosts
     /// that are not admitted, because these could evict the replies to admitted hosts.
-    fn remembers(&self, connection: &Served<'_>, peer: SocketAddr) -> bool {
+    fn caches_calls_of(&self, connection: &Served<'_>, peer: SocketAddr) -> bool {
         connection.admitted.unwrap_or_else(|| self.hosts.admit(peer.ip()))
     }
 }

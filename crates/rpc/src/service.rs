@@ -1,6 +1,6 @@
 //! RPC programs on the server side.
 
-use std::{net::SocketAddr, ops::RangeInclusive, sync::Arc};
+use std::{net::SocketAddr, ops::RangeInclusive, sync::Arc, time::Instant};
 
 use xdr::{Decoder, Encoder, Message};
 
@@ -93,6 +93,9 @@ pub struct Call<'a> {
     pub is_wrapped: bool,
     /// The address of the caller.
     pub peer: SocketAddr,
+    /// The time at which the connection's turn began in which the call arrived, by the clock of the runtime. Calls that
+    /// arrive together share it, so that the clock is read once for all of them.
+    pub arrived: Instant,
     /// The connection on which the call arrived. For a datagram socket that serves several peers, that socket.
     pub connection: ConnectionId,
     /// The transport of that connection. To call back later, keep a [`Weak`](std::sync::Weak) reference, as
@@ -126,7 +129,7 @@ impl Call<'_> {
     pub fn encoder(&self) -> Encoder {
         let mut encoder = Encoder::with_capacity(256);
         // RFC 5531 §9: xid, REPLY, MSG_ACCEPTED, verifier AUTH_NONE of no bytes, SUCCESS.
-        [self.xid.0, 1, 0, 0, 0, 0].into_iter().for_each(|word| encoder.u32(word));
+        encoder.words([self.xid.0, 1, 0, 0, 0, 0]);
         debug_assert_eq!(encoder.stream_len(), REPLY_HEADER_LEN);
         encoder
     }

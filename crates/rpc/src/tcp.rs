@@ -17,6 +17,7 @@ mod memory;
 pub(crate) mod sim;
 mod sockets;
 mod stream;
+mod upgrade;
 
 use std::{
     collections::VecDeque,
@@ -24,6 +25,7 @@ use std::{
     io,
     net::{Shutdown, SocketAddr},
     pin::Pin,
+    sync::{Arc, OnceLock},
     task::{Context, Poll, Waker, ready},
     time::{Duration, Instant},
 };
@@ -42,19 +44,24 @@ pub(crate) use sockets::{RESERVED_MAX, RESERVED_MIN, any_address};
 pub use stream::{Accept, Stream, StreamNetwork};
 
 use crate::{
-    AcceptError, BoxFuture, CallError, CallsMade, IncomingCall, Reply, ReplyHeader, ReplyPlan, ReplyToken, Transport,
-    TransportCaps, TransportError, Xid,
+    AcceptError, BoxFuture, CallError, CallsMade, Host, IncomingCall, Reply, ReplyHeader, ReplyPlan, ReplyToken,
+    Transport, TransportCaps, TransportError, Xid,
     msg::{CALL, REPLY, peek},
     outbox::Outbox,
     pending::{self, CallFuture, PendingCalls},
-    record::{Place, Placement, RecordReader, STAGE_BYTES},
+    record::{Place, Placement, Record, RecordReader, STAGE_BYTES},
+    tls::{ConnectionTls, Wire},
 };
+use upgrade::{Handshaking, Judged, Upgrade};
 
 /// A TCP connection.
 pub struct TcpTransport<S = tokio::net::TcpStream> {
     caps: TransportCaps,
     peer: SocketAddr,
     pool: Pool,
+    /// The connection's TLS session. It is not set while the connection is in clear.
+    tls: Arc<OnceLock<ConnectionTls>>,
+    offers_tls: bool,
     shared: Mutex<Shared>,
     driver: Mutex<Driver<S>>,
 }
@@ -76,7 +83,13 @@ struct Shared {
 
 /// The state that only the driver accesses.
 struct Driver<S> {
-    socket: S,
+    socket: Wire<S>,
+    /// Decides about calls in clear, if the listener offers TLS.
+    upgrade: Option<Upgrade>,
+    handshaking: Option<Box<Handshaking>>,
+    /// `true` if no more records are read, because the connection is closed after its last reply.
+    ends: bool,
+    tls: Arc<OnceLock<ConnectionTls>>,
     peer: SocketAddr,
     stage: RecvStage,
     reader: RecordReader,
@@ -96,16 +109,23 @@ struct Driver<S> {
 impl<S: Stream> TcpTransport<S> {
     /// Creates a transport over a socket, on the current tokio runtime.
     pub(crate) fn new(
-        socket: S,
+        socket: Wire<S>,
         (message_max, idle): (usize, Option<Duration>),
         terms: Terms,
         pool: Pool,
     ) -> io::Result<Self> {
         let peer = socket.peer_addr()?;
+        let tls = Arc::<OnceLock<_>>::default();
+        if !socket.is_clear() {
+            // The client's calls are judged by the server. Those of the server need only an encrypted connection.
+            tls.set(ConnectionTls::Tls).expect("the state must not be set twice");
+        }
         Ok(Self {
             caps: TransportCaps { name: "tcp", message_max, lossy: false, file_ranges: true, idle },
             peer,
             pool: pool.clone(),
+            tls: tls.clone(),
+            offers_tls: terms.tls.is_some(),
             shared: Mutex::new(Shared {
                 outbox: Outbox::default(),
                 reply_bytes: 0,
@@ -119,6 +139,10 @@ impl<S: Stream> TcpTransport<S> {
             }),
             driver: Mutex::new(Driver {
                 socket,
+                upgrade: terms.tls.map(|tls| Upgrade::new(tls, Host::of(peer.ip()), terms.admitted)),
+                handshaking: None,
+                ends: false,
+                tls,
                 peer,
                 stage: RecvStage::new(STAGE_BYTES),
                 reader: RecordReader::new(message_max.min(terms.record_max), pool),
@@ -146,6 +170,14 @@ impl<S: Stream> Transport for TcpTransport<S> {
 
     fn pool(&self) -> &Pool {
         &self.pool
+    }
+
+    fn tls(&self) -> &ConnectionTls {
+        self.tls.get().unwrap_or(&ConnectionTls::None)
+    }
+
+    fn offers_tls(&self) -> bool {
+        self.offers_tls
     }
 
     fn call(&self, message: Message, plan: ReplyPlan) -> BoxFuture<'_, Result<Reply, CallError>> {
@@ -249,6 +281,10 @@ impl<S: Stream> Driver<S> {
             if self.linger.is_some() {
                 return self.poll_linger(cx);
             }
+            if self.handshaking.is_some() {
+                ready!(self.poll_handshake(shared, cx))?;
+                continue;
+            }
             let unwanted = self.take_up(shared)?;
             if self.queue.len() >= FLUSH_EARLY {
                 self.flush(cx)?;
@@ -257,13 +293,16 @@ impl<S: Stream> Driver<S> {
             if let Some(call) = self.next_call(shared, stop)? {
                 return Poll::Ready(Ok(call));
             }
+            if self.handshaking.is_some() {
+                continue;
+            }
             if self.may_read(shared) && self.receive(cx)? {
                 continue;
             }
             self.take_up(shared)?;
             self.flush(cx)?;
             let mut shared = shared.lock();
-            if shared.closing && self.queue.is_empty() && shared.outbox.is_empty() {
+            if shared.closing && self.is_flushed() && shared.outbox.is_empty() {
                 self.start_linger();
                 continue;
             }
@@ -272,14 +311,16 @@ impl<S: Stream> Driver<S> {
             let may_go_on = !self.stash.is_empty() && !unwanted && self.reply_bytes < self.tally.replies_max;
             if shared.outbox.is_empty() && !may_go_on && !shared.aborted {
                 shared.sleeping = Some(cx.waker().clone());
-                if !self.queue.is_empty() || !self.spin.poll_again(cx) {
+                if !self.is_flushed() || !self.spin.poll_again(cx) {
                     shared.outbox.release_if_empty();
-                    self.stage.rest();
+                    self.stage.shrink_idle();
                     self.reader.release_idle_memory();
-                    self.queue.rest();
-                    self.tally.stage(self.stage.bytes().len());
+                    self.queue.shrink_idle();
+                    self.socket.shrink_idle();
+                    self.tally.stage(self.stage.bytes().len() + self.socket.held() + self.socket.unsent());
                 }
-                if self.tally.prepare_sleep(&mut shared.ledger, self.reader.charged(), cx)? {
+                let incomplete = self.reader.charged() + self.socket.unsent();
+                if self.tally.prepare_sleep(&mut shared.ledger, incomplete, cx)? {
                     return Poll::Pending;
                 }
             }
@@ -316,6 +357,7 @@ impl<S: Stream> Driver<S> {
             self.stage.consume(taken);
             let Some(record) = record else { break };
             match peek(&record.message.stream) {
+                Some((xid, CALL)) if !self.is_admitted(xid, &record, shared)? => break,
                 Some((xid, CALL)) => {
                     let cost = call_cost(&record);
                     self.tally.charge(cost - record.charged);
@@ -338,9 +380,67 @@ impl<S: Stream> Driver<S> {
         Ok(None)
     }
 
+    /// Judges a call on a connection in clear whose listener offers TLS. Returns `false` if the call is not delivered: the
+    /// connection continues with a handshake, or is closed.
+    fn is_admitted(&mut self, xid: Xid, call: &Record, shared: &Mutex<Shared>) -> Result<bool, TransportError> {
+        let Some(upgrade) = &mut self.upgrade else { return Ok(true) };
+        match upgrade.judge(xid, &call.message, self.stage.bytes().len())? {
+            Judged::Deliver => return Ok(true),
+            Judged::Start(handshaking) => self.handshaking = Some(handshaking),
+            Judged::Refuse(reply) => {
+                let mut shared = shared.lock();
+                let len = reply.len();
+                shared.outbox.push(reply, len);
+                shared.closing = true;
+                self.ends = true;
+            }
+        }
+        self.tally.release(call.charged);
+        Ok(false)
+    }
+
+    /// Drives the handshake to its end. Nothing is executed meanwhile.
+    fn poll_handshake(&mut self, shared: &Mutex<Shared>, cx: &mut Context<'_>) -> Poll<Result<(), TransportError>> {
+        let Some(handshaking) = &mut self.handshaking else { return Poll::Ready(Ok(())) };
+        {
+            let mut shared = shared.lock();
+            if shared.closing || shared.aborted {
+                return Poll::Ready(Err(TransportError::Lost(CLOSED_HERE.to_owned())));
+            }
+            shared.sleeping = Some(cx.waker().clone());
+        }
+        let Poll::Ready(outcome) = handshaking.poll(&mut self.socket, &mut self.stage, cx) else {
+            let held = handshaking.held();
+            self.tally.stage(self.stage.bytes().len() + held);
+            if !self.tally.prepare_sleep(&mut shared.lock().ledger, held, cx)? {
+                cx.waker().wake_by_ref();
+            }
+            return Poll::Pending;
+        };
+        self.handshaking = None;
+        match outcome {
+            Ok(tls) => {
+                self.tls.set(tls).expect("a connection has one handshake");
+                self.upgrade = None;
+            }
+            Err(error) => {
+                tracing::info!(peer = %self.peer, %error, "a TLS handshake failed");
+                // Without a linger, the client could lose the alert that tells it why.
+                self.start_linger();
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Returns `true` if the socket has accepted everything that was queued.
+    fn is_flushed(&self) -> bool {
+        self.queue.is_empty() && self.socket.unsent() == 0
+    }
+
     /// Returns `true` if another record can be read from the stage.
     fn may_advance(&self, shared: &Mutex<Shared>) -> bool {
-        self.stash.is_empty() || (self.stash_bytes < STASH_MAX && shared.lock().pending.any())
+        let may_stash = || self.stash_bytes < STASH_MAX && shared.lock().pending.any();
+        !self.ends && self.handshaking.is_none() && (self.stash.is_empty() || may_stash())
     }
 
     /// Returns `true` if the socket can be read. A record that has its memory is always received completely.
@@ -374,8 +474,8 @@ impl<S: Stream> Driver<S> {
 
     /// Sends until the queue is empty or the socket buffer is full.
     fn flush(&mut self, cx: &mut Context<'_>) -> Result<(), TransportError> {
-        let before = self.queue.len();
-        while !self.queue.is_empty() {
+        let before = self.queue.len() + self.socket.unsent();
+        while !self.is_flushed() {
             let Poll::Ready(ready) = self.socket.poll_write_ready(cx) else { break };
             ready.map_err(lost)?;
             match self.socket.try_send(&mut self.queue) {
@@ -383,8 +483,10 @@ impl<S: Stream> Driver<S> {
                 _ => {}
             }
         }
-        self.reply_bytes = self.reply_bytes.min(self.queue.len());
-        self.tally.moved(before - self.queue.len());
+        let left = self.queue.len() + self.socket.unsent();
+        self.reply_bytes = self.reply_bytes.min(left);
+        // Encryption adds bytes. Encrypted bytes are charged like staged ones.
+        self.tally.moved(before.saturating_sub(left));
         self.tally.flushed(self.queue.len());
         Ok(())
     }

@@ -26,7 +26,7 @@ use buf::{Pool, Region, SharedRegion};
 use bytes::Bytes;
 use xdr::{Located, Message};
 
-use crate::Hosts;
+use crate::{ConnectionTls, Hosts};
 
 /// A boxed future, as methods of trait objects return it.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -192,6 +192,16 @@ pub trait Transport: Send + Sync + 'static {
         None
     }
 
+    /// Returns the protection of the connection by TLS.
+    fn tls(&self) -> &ConnectionTls {
+        &ConnectionTls::None
+    }
+
+    /// Returns `true` if the connection was accepted by a listener that offers TLS.
+    fn offers_tls(&self) -> bool {
+        false
+    }
+
     /// Returns the pool for the buffers of payloads.
     fn pool(&self) -> &Pool;
 
@@ -336,6 +346,15 @@ pub trait TransportKind: Send + Sync + 'static {
 
     /// Connects to a server. The caller drives the transport.
     fn connect(&self, remote: SocketAddr) -> BoxFuture<'_, Result<Arc<dyn Transport>, TransportError>>;
+
+    /// Reads again the files that the options name, such as certificates. Present connections stay. After an error, the former
+    /// content stays in use.
+    ///
+    /// # Errors
+    /// A file cannot be used. The text names the option, the file and the reason.
+    fn reload(&self) -> Result<(), String> {
+        Ok(())
+    }
 
     /// Listens for connections at `local`; port 0 chooses a free one.
     ///

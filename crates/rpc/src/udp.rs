@@ -243,7 +243,7 @@ impl Callers {
         self.first + self.ring.len() as u64
     }
 
-    fn remember(&mut self, caller: SocketAddr, len: usize) -> u64 {
+    fn store(&mut self, caller: SocketAddr, len: usize) -> u64 {
         if self.ring.len() == CALLERS_MAX {
             self.ring.pop_front();
             self.first += 1;
@@ -422,7 +422,7 @@ impl Shared {
     fn take_call(&mut self, peer: SocketAddr, len: usize) -> Option<u64> {
         let call = self.callers.next();
         let taken = self.bounds.as_mut().is_none_or(|bounds| bounds.take(peer, len, call));
-        taken.then(|| self.callers.remember(peer, len))
+        taken.then(|| self.callers.store(peer, len))
     }
 
     /// Ends a call. Returns its sender and its length, unless too many later calls have arrived.

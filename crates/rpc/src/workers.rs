@@ -18,14 +18,10 @@ use std::{
     time::Duration,
 };
 
-use tokio::{
-    runtime,
-    sync::{mpsc, watch},
-    time::timeout,
-};
+use tokio::{runtime, sync::mpsc, time::timeout};
 
 use crate::{
-    BoxFuture, ConnectionLimits, Drain, Hosts, Incoming, Listener, Server, Transport,
+    BoxFuture, ConnectionLimits, Drain, Hosts, Incoming, Listener, Server, Signal, Transport,
     connections::{Connections, Place},
     server::Observers,
     turns,
@@ -57,8 +53,8 @@ impl Default for WorkerOptions {
 pub struct Workers {
     pool: Pool,
     threads: Vec<thread::JoinHandle<()>>,
-    drain: watch::Sender<bool>,
-    stop: watch::Sender<bool>,
+    drain: Signal,
+    stop: Signal,
 }
 
 #[derive(Clone)]
@@ -67,7 +63,7 @@ struct Pool {
     /// Workers whose credentials never change. Empty if no worker changes its credentials.
     fixed_credentials: Arc<[Worker]>,
     connections: Connections,
-    drain: watch::Receiver<bool>,
+    drain: Signal,
 }
 
 struct Worker {
@@ -83,14 +79,13 @@ impl Workers {
     /// # Errors
     /// The system cannot start another thread.
     pub fn new(options: WorkerOptions) -> io::Result<Self> {
-        let (drain, drained) = watch::channel(false);
-        let (stop, stopped) = watch::channel(false);
+        let (drain, stop) = (Signal::default(), Signal::default());
         let mut threads = Vec::new();
         let mut start = |name: &str, first: Option<fn()>| -> io::Result<Arc<[Worker]>> {
             let numbers = 0..options.threads.max(1);
             let worker = |number| {
                 let (jobs, receiver) = mpsc::unbounded_channel();
-                threads.push(start_thread(format!("{name}-{number}"), first, &options, receiver, stopped.clone())?);
+                threads.push(start_thread(format!("{name}-{number}"), first, &options, receiver, stop.clone())?);
                 Ok(Worker { jobs, load: Arc::default() })
             };
             numbers.map(worker).collect()
@@ -101,7 +96,7 @@ impl Workers {
         let fixed_credentials =
             options.keep_credentials.map_or_else(|| Ok(Arc::default()), |keep| start("fixed-worker", Some(keep)))?;
         let connections = Connections::new(options.connections);
-        let pool = Pool { workers, fixed_credentials, connections, drain: drained };
+        let pool = Pool { workers, fixed_credentials, connections, drain: drain.clone() };
         Ok(Self { pool, threads, drain, stop })
     }
 
@@ -128,7 +123,7 @@ impl Workers {
     /// Stops accepting connections, answers the calls in progress, and closes the connections. Calls that are not
     /// answered before the deadline are dropped. Returns `true` if all calls were answered.
     pub async fn drain(self, deadline: Duration) -> bool {
-        self.drain.send_replace(true);
+        self.drain.send();
         let done = async {
             while self.pool.load() > 0 {
                 tokio::time::sleep(DRAIN_POLL).await;
@@ -140,7 +135,7 @@ impl Workers {
 
 impl Drop for Workers {
     fn drop(&mut self) {
-        self.stop.send_replace(true);
+        self.stop.send();
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
@@ -150,7 +145,7 @@ impl Drop for Workers {
 impl Pool {
     async fn accept(self, server: Arc<Server>, mut listener: Box<dyn Listener>) {
         let (address, fixed) = (listener.local_addr(), listener.keeps_credentials());
-        let mut drain = Drain::when(self.drain.clone());
+        let drain = Drain::when(self.drain.clone());
         loop {
             let accepted = tokio::select! {
                 biased;
@@ -265,7 +260,7 @@ fn start_thread(
     first: Option<fn()>,
     options: &WorkerOptions,
     mut jobs: mpsc::UnboundedReceiver<Job>,
-    mut stopped: watch::Receiver<bool>,
+    stopped: Signal,
 ) -> io::Result<thread::JoinHandle<()>> {
     let runtime = runtime::Builder::new_current_thread()
         .enable_all()
@@ -277,11 +272,11 @@ fn start_thread(
         first.inspect(|first| first());
         runtime.block_on(async {
             tokio::spawn(turns::run_rounds());
-            let mut stopped = std::pin::pin!(stopped.wait_for(|&now| now));
+            let mut stopped = std::pin::pin!(stopped.wait());
             loop {
                 tokio::select! {
                     biased;
-                    _ = &mut stopped => return,
+                    () = &mut stopped => return,
                     Some(job) = jobs.recv() => drop(tokio::spawn(job())),
                     else => return,
                 }

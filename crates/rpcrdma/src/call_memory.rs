@@ -147,19 +147,16 @@ impl MemoryAccount {
 
 impl Drop for MemoryAccount {
     fn drop(&mut self) {
-        self.release(self.held);
         let mut owners = self.memory.owners.lock();
         let state = owners.get_mut(&self.owner).expect("the owner of an account must have an entry");
-        let waited = self.memory.dequeue(state, self.number);
+        self.memory.dequeue(state, self.number);
         state.accounts -= 1;
         if state.accounts == 0 {
             owners.remove(&self.owner);
         }
         drop(owners);
-        if self.wanted.is_some() && !waited {
-            // This account was woken for bytes that it will not take, so the next one is woken.
-            self.memory.wake();
-        }
+        // This also wakes the next account if this one was woken for bytes that it will not take.
+        self.release(self.held);
     }
 }
 
@@ -169,13 +166,11 @@ impl Inner {
         free(self.budget, self.used.load(SeqCst), bytes).is_some_and(|free| held <= free)
     }
 
-    /// Removes an account from the queue. Returns `true` if it was in the queue.
-    fn dequeue(&self, state: &mut OwnerState, account: u64) -> bool {
+    /// Removes an account from the queue, if it is there.
+    fn dequeue(&self, state: &mut OwnerState, account: u64) {
         let before = state.waiting.len();
         state.waiting.retain(|waiting| waiting.account != account);
-        let removed = before - state.waiting.len();
-        self.waiting.fetch_sub(removed, SeqCst);
-        removed > 0
+        self.waiting.fetch_sub(before - state.waiting.len(), SeqCst);
     }
 
     /// Wakes the first waiting account of each owner that can proceed.
@@ -265,6 +260,20 @@ mod tests {
         assert_eq!((one.0.load(SeqCst), two.0.load(SeqCst)), (1, 0));
         drop(first);
         assert_eq!(two.0.load(SeqCst), 1, "the first account was woken but took nothing, so the second must be woken");
+    }
+
+    #[test]
+    fn closed_connection_that_waits_wakes_the_next_for_its_bytes() {
+        let memory = CallMemory::new(400, 100);
+        let [mut first, mut second] = [1, 1].map(|host| memory.account(owner(host)));
+        assert!(first.take(200) && !first.take(50) && !second.take(50));
+        let (one, two) = (wait(&mut first), wait(&mut second));
+        drop(first);
+        assert_eq!((one.0.load(SeqCst), two.0.load(SeqCst)), (0, 1), "a closed connection must not take the place");
+        assert!(second.take(50));
+        drop(second);
+        let inner = &memory.0;
+        assert_eq!((inner.used.load(SeqCst), inner.waiting.load(SeqCst), inner.owners.lock().len()), (0, 0, 0));
     }
 
     #[test]

@@ -157,6 +157,8 @@ mod tests {
         let mut grants = Grants::new(1);
         assert!(grants.receive());
         grants.forget();
+        assert!(grants.receive());
+        grants.reply(1);
         assert!(grants.receive() && !grants.receive());
     }
 }

@@ -341,3 +341,179 @@ const PIECES_MAX: usize = 8;
 const PAYLOADS_MAX: usize = crate::chunk::CHUNKS_MAX - 1;
 /// Maximum length in bytes for which a copy costs less than more pieces in every lower layer.
 const COPY_MAX: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use std::{fs::File, sync::Arc};
+
+    use buf::FileRange;
+    use rdma::Stag;
+
+    use super::*;
+    use crate::{Options, chunk::Segment};
+
+    fn chunk(len: usize) -> Chunk {
+        Chunk::new([Segment { handle: Stag(1), length: len as u32, offset: 0 }])
+    }
+
+    /// Settings under which messages up to 1024 bytes are sent inline.
+    fn settings(role: Role, min_chunk: usize, message_max: usize) -> Settings {
+        let options = Options { inline_send: 1024, min_chunk, message_max, ..Options::default() };
+        let peer = Options::default().private_data();
+        Settings { send_max: 1024, ..Settings::negotiate(role, options, Some(peer)) }
+    }
+
+    /// Creates a message with a stream of `words` words and payloads of these lengths.
+    fn message(words: usize, payloads: &[usize]) -> Message {
+        let mut encoder = Encoder::default();
+        payloads.iter().for_each(|&len| encoder.payload(Bytes::from(vec![7; len]).into()));
+        (payloads.len()..words).for_each(|_| encoder.u32(7));
+        encoder.finish()
+    }
+
+    /// Fits a call that needs no chunk for its reply. Returns the inline length, and the positions that the receiver reads.
+    fn fit(message: Message, settings: &Settings) -> Result<(Option<usize>, Vec<u32>), TransportError> {
+        let fit = fit_call(message, ReplyOffer::default(), settings, &Pool::default())?;
+        Ok((fit.inline.map(|inline| inline.len()), fit.reads.iter().map(|(position, _)| *position).collect()))
+    }
+
+    #[track_caller]
+    fn assert_too_long(result: Result<(Option<usize>, Vec<u32>), TransportError>, expected: (usize, usize)) {
+        assert!(matches!(&result, Err(TransportError::TooLong { len, max }) if (*len, *max) == expected), "{result:?}");
+    }
+
+    #[test]
+    fn offer_has_the_length_of_its_chunks_in_a_header() {
+        for (write, reply) in [(0, 0), (1, 0), (0, 1), (4096, 65_536)] {
+            let chunk = |len: usize| (len > 0).then(|| chunk(len));
+            let lists = Lists { writes: WriteList::new(chunk(write)), reply: chunk(reply), ..Lists::default() };
+            let header = Header { xid: Xid(1), credits: 1, body: Body::Msg(lists) };
+            let offer = ReplyOffer { write, reply };
+            assert_eq!(PLAIN_LEN + offer.wire_len(), header.wire_len(), "{offer:?}");
+        }
+    }
+
+    #[test]
+    fn call_that_just_fits_is_sent_inline_and_a_longer_one_is_read() {
+        let settings = settings(Role::Connecting, 512, 1 << 20);
+        let words = (1024 - PLAIN_LEN) / 4;
+        assert_eq!(fit(message(words, &[]), &settings).unwrap(), (Some(4 * words), vec![]));
+        assert_eq!(fit(message(words + 1, &[]), &settings).unwrap(), (None, vec![0]));
+    }
+
+    #[test]
+    fn callback_has_no_chunks_and_its_error_states_the_room_for_it() {
+        let settings = settings(Role::Accepting, 4, 1 << 20);
+        let room = 1024 - PLAIN_LEN;
+        assert_eq!(fit(message(2, &[8]), &settings).unwrap(), (Some(16), vec![]));
+        assert_too_long(fit(message(room / 4 + 1, &[]), &settings), (room + 4, room));
+    }
+
+    #[test]
+    fn longest_message_and_the_most_payloads_are_accepted() {
+        let limited = settings(Role::Connecting, 4, 4000);
+        assert_eq!(fit(message(1000, &[]), &limited).unwrap().1, [0]);
+        assert_too_long(fit(message(1001, &[]), &limited), (4004, 4000));
+        assert_eq!(fit(message(15, &[4; PAYLOADS_MAX]), &limited).unwrap().1.len(), PAYLOADS_MAX);
+        assert_too_long(fit(message(16, &[4; PAYLOADS_MAX + 1]), &limited), (16 * 8, 4000));
+    }
+
+    #[test]
+    fn stream_is_sent_inline_if_it_fits_beside_the_segments_of_its_payloads() {
+        let settings = settings(Role::Connecting, 4, 1 << 20);
+        let words = (1024 - PLAIN_LEN - 10 * READ_SEGMENT_LEN) / 4;
+        let payloads = [4; 10];
+        assert_eq!(fit(message(words, &payloads), &settings).unwrap().0, Some(4 * words));
+        let (inline, reads) = fit(message(words + 1, &payloads), &settings).unwrap();
+        assert_eq!((inline, reads.len()), (None, 11), "the stream and each payload must be read");
+    }
+
+    #[test]
+    fn long_stream_contains_only_payloads_below_the_minimum_of_chunks() {
+        let settings = settings(Role::Connecting, 100, 1 << 20);
+        let (inline, reads) = fit(message(1000, &[96, 100, 104]), &settings).unwrap();
+        // The second payload is behind two lengths and the first payload.
+        assert_eq!((inline, reads), (None, vec![0, 4 + 96 + 4, 4 + 96 + 4 + 100 + 4]));
+    }
+
+    #[test]
+    fn call_with_too_many_segments_for_its_header_is_rejected() {
+        let settings = settings(Role::Connecting, 4, 1 << 20);
+        let with_pieces = |pieces: usize| {
+            let mut message = message(1000, &[12; PAYLOADS_MAX]);
+            for payload in message.payloads.iter_mut().take(pieces) {
+                let piece = payload.data.slice(0, 4);
+                payload.data = Rope::new();
+                (0..3)
+                    .for_each(|_| payload.data.append(Rope::from(Bytes::copy_from_slice(&piece.to_bytes().unwrap()))));
+            }
+            message
+        };
+        // One segment for the stream, one for each payload, and two more for each payload in three pieces.
+        let segments = (1024 - PLAIN_LEN) / READ_SEGMENT_LEN;
+        let most = (segments - 1 - PAYLOADS_MAX) / 2;
+        assert!(fit(with_pieces(most), &settings).is_ok());
+        let len = PLAIN_LEN + READ_SEGMENT_LEN * (1 + PAYLOADS_MAX + 2 * (most + 1));
+        assert_too_long(fit(with_pieces(most + 1), &settings), (len, 1024));
+    }
+
+    #[test]
+    fn reply_uses_all_of_the_room_that_was_offered_and_no_more() {
+        let reply = |words: usize, payload: &[usize], lists: &Lists, send_max: usize| {
+            fit_reply(Xid(1), lists, message(words, payload), 1, send_max)
+        };
+        let too_long = |result: Result<ReplyFit, TransportError>| match result {
+            Err(TransportError::TooLong { len, max }) => (len, max),
+            other => panic!("{other:?}"),
+        };
+        let none = Lists::default();
+        assert!(reply(10, &[], &none, PLAIN_LEN + 40).unwrap().reply.is_none());
+        assert_eq!(too_long(reply(10, &[], &none, PLAIN_LEN + 39)), (40, PLAIN_LEN + 39));
+        let write = Lists { writes: WriteList::new([chunk(8)]), ..Lists::default() };
+        assert_eq!(reply(10, &[8], &write, 1024).unwrap().writes.len(), 1);
+        assert_eq!(too_long(reply(10, &[9], &write, 1024)), (9, 8));
+        let chunks = Lists { reply: Some(chunk(40)), ..Lists::default() };
+        let header_len = reply(10, &[], &chunks, 60).unwrap().header.wire_len();
+        assert_eq!(reply(10, &[], &chunks, header_len).unwrap().reply, chunks.reply);
+        assert_eq!(too_long(reply(10, &[], &chunks, header_len - 1)), (header_len, header_len - 1));
+        assert_eq!(too_long(reply(11, &[], &chunks, 60)), (44, 60));
+    }
+
+    #[test]
+    fn short_stream_in_memory_is_one_piece_with_its_header() {
+        let header = Header { xid: Xid(1), credits: 1, body: Body::Msg(Lists::default()) };
+        let pieces = |stream: Inline| {
+            let whole = [&encode_header(&header)[..], &clone_of(&stream)].concat();
+            let rope = stream.after_header(&header);
+            assert_eq!(rope.to_bytes().unwrap(), whole);
+            rope.pieces().len()
+        };
+        assert_eq!(pieces(Inline::new(message(3, &[5]), |_| true)), 1);
+        assert_eq!(pieces(Bytes::from(vec![1; COPY_MAX]).into()), 1);
+        assert_eq!(pieces(Bytes::from(vec![1; COPY_MAX + 4]).into()), 2, "a long stream must not be copied");
+        assert_eq!(pieces(Bytes::from(vec![1; 7]).into()), 2, "the stream is not XDR");
+        let mut with_file = message(1, &[8]);
+        with_file.payloads[0].data = of_file(8);
+        assert_eq!(pieces(Inline::new(with_file, |_| true)), 3, "the bytes of a file must not be copied");
+    }
+
+    #[test]
+    fn bytes_of_files_are_copied_for_registration() {
+        let pieces = contiguous(&of_file(8), &Pool::default()).unwrap();
+        assert!(matches!(&pieces[..], [Piece::Memory(_)]), "{pieces:?}");
+        assert_eq!(pieces[0].clone().into_memory().unwrap(), of_file(8).to_bytes().unwrap());
+    }
+
+    fn clone_of(stream: &Inline) -> Bytes {
+        let copy = Inline { stream: stream.stream.clone(), payloads: stream.payloads.clone(), len: stream.len };
+        copy.into_rope().to_bytes().unwrap()
+    }
+
+    /// Returns the first bytes of a file.
+    fn of_file(len: usize) -> Rope {
+        let file = File::open(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")).unwrap();
+        let mut rope = Rope::new();
+        rope.push(Piece::File(FileRange { file: Arc::new(file), offset: 0, len }));
+        rope
+    }
+}

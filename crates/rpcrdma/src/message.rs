@@ -95,7 +95,7 @@ pub(crate) fn without_padding(stream: &Bytes, at: usize, len: usize) -> usize {
     let word = at.checked_sub(4).and_then(|start| stream.get(start..)?.first_chunk());
     match word.map(|&word| u32::from_be_bytes(word) as usize) {
         //= rfc8166-3.4.5.2-1
-        Some(item) if item < len && item.next_multiple_of(4) == len => item,
+        Some(item) if item.next_multiple_of(4) == len => item,
         _ => len,
     }
 }
@@ -110,4 +110,17 @@ fn join(parts: SmallVec<[Piece; 1]>) -> Bytes {
     let mut joined = BytesMut::with_capacity(parts.iter().map(Bytes::len).sum());
     parts.iter().for_each(|part| joined.extend_from_slice(part));
     joined.freeze()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_padding_is_removed_from_an_item() {
+        let stream = Bytes::from_iter([0u32, 5].into_iter().flat_map(u32::to_be_bytes));
+        for (at, len, expected) in [(8, 8, 5), (8, 5, 5), (8, 12, 12), (8, 4, 4), (4, 8, 8), (3, 8, 8), (12, 8, 8)] {
+            assert_eq!(without_padding(&stream, at, len), expected, "{len} bytes at {at}");
+        }
+    }
 }

@@ -5,8 +5,8 @@
 //! crate executes them, and [`vfs`] provides the files.
 //!
 //! Invariants:
-//! - A file handle is used only after its MAC has been verified and its export has admitted the caller's address, port
-//!   and transport. This happens on every call, not only at mount time.
+//! - A file handle is used only after its MAC has been verified and its export has admitted the caller's address, port,
+//!   transport and security flavour. This happens on every call, not only at mount time.
 //! - A procedure runs in place and never blocks there. If it has to wait for storage, it has had no effect yet, and it
 //!   is run again as a whole on a thread that may block. If one of its operations is pending, the procedure is run
 //!   again as a whole when the operation has completed. A journal makes sure that each operation has its effect once.
@@ -14,6 +14,7 @@
 //!   payload of the call to the file system.
 
 pub mod admin;
+mod audit;
 mod blocking;
 mod call;
 mod callback_port;
@@ -33,14 +34,23 @@ pub mod sharing;
 mod v3;
 pub mod v4;
 
+pub use audit::{AuditOptions, OnFull};
 pub use blocking::BlockingOptions;
 pub use config::Config;
 pub use export::{
-    Access, Client, Export, ExportError, ExportOptions, Exports,
+    Access, Export, ExportError, ExportOptions, Exports,
+    client::Client,
     referral::{Location, Referral},
+    sec::{Sec, SecFlavors},
+    xprtsec::{Level, Protections},
 };
 pub use handle::{ExportId, HandleKey};
-pub use identity::squash::Squash;
+pub use identity::{
+    names::default_domain as default_idmap_domain,
+    principals::{IdentityOptions, LocalUser, Machines, PrincipalNames, UnknownUid},
+    squash::Squash,
+    users::{User, UserDatabase},
+};
 pub use mount::Mount3;
 pub use nfsacl::NfsAcl3;
 pub use nlm::{Nlm4, callbacks::CallbackTransports};

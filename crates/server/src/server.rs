@@ -7,10 +7,12 @@ use rpc::{Service, TransportKind};
 
 use crate::{
     admin::Admin,
-    call::core::Core,
+    audit::Audit,
+    call::core::{Core, CoreOptions},
     config::{Config, ExportConfig, Settings, backend::open::State},
     export::Exports,
     handle::HandleKey,
+    identity::{principals::PrincipalNames, users::UserDatabase},
     mount::{Mount3, Mounts},
     nfsacl::NfsAcl3,
     nlm::{
@@ -133,7 +135,10 @@ impl NfsServer {
         settings: Settings,
         state_dir: Option<StateDir>,
     ) -> io::Result<Self> {
-        let core = Core::new(exports.into(), key, recovery, (settings.blocking, settings.grace), state_dir);
+        let options =
+            CoreOptions { blocking: settings.blocking, grace: settings.grace, identity: settings.identity.clone() };
+        let audit = settings.audit.clone().map(Audit::open).transpose()?;
+        let core = Core::new(exports.into(), key, recovery, options, (state_dir, audit));
         let lockd = Lockd::start(core.clone())?;
         // If starts are counted, the count is unique. Otherwise use a random number, which is unique even if another
         // start follows at once.
@@ -209,6 +214,34 @@ impl NfsServer {
     /// each server.
     pub fn upkeep(&self) -> impl Future<Output = ()> + Send + 'static {
         upkeep::run(self.v4.clone(), self.lockd.clone())
+    }
+
+    /// Sets the names that a security mechanism has for its principals. Call it before the first call of a client. Without
+    /// it, only the principals that the configuration names are users of this host.
+    pub fn name_principals_by(&self, names: Arc<dyn PrincipalNames>) {
+        assert!(self.core.users.set_names(names), "the names of principals must be set once");
+    }
+
+    /// Sets the source of users and their groups, instead of the host's name service. Call it before the first call of a
+    /// client.
+    pub fn look_up_users_in(&self, database: Arc<dyn UserDatabase>) {
+        assert!(self.core.users.set_database(database), "the source of users must be set once, before it is used");
+    }
+
+    /// Opens the file of the audit log again, after another program has renamed it. Records that were made before this go to
+    /// the old file.
+    pub fn reopen_audit(&self) {
+        if let Some(audit) = &self.core.audit {
+            audit.reopen();
+        }
+    }
+
+    /// Writes the records of the audit log that wait, and closes it. Later records are dropped. Returns the number of records
+    /// that were dropped.
+    pub fn close_audit(&self) -> u64 {
+        let Some(audit) = &self.core.audit else { return 0 };
+        audit.close();
+        audit.dropped()
     }
 
     /// Lets the server call NFSv4.0 clients back by `tcp`, from an unprivileged port; these clients listen for

@@ -1,6 +1,6 @@
 //! A simulated network in virtual time, and simulations that can be repeated exactly.
 //!
-//! [`simulate`] runs a future on one thread with tokio's paused clock. All random values in it follow from a seed
+//! [`simulate`] runs a future, and the attribute [`test`](macro@test) a test, on one thread with tokio's paused clock. All random values in it follow from a seed
 //! (crate `entropy`). [`Network`] connects the hosts of a simulation: it draws delays and faults from its seed, and
 //! records every message that arrives in its [`Trace`]. It implements neither TCP nor RDMA: it carries the [`Stream`]s of this
 //! crate, which the transport "tcp" of `rpc` uses, and the queue pairs of `rdma::sim`.
@@ -18,5 +18,6 @@ mod trace;
 pub use entropy::is_simulated;
 pub use network::{Connection, Cut, Listening, Network, NetworkOptions};
 pub use run::{assert_replays, seeds, simulate};
+pub use simnet_macros::test;
 pub use stream::{Stream, StreamListener};
 pub use trace::{Event, Trace};

@@ -77,11 +77,13 @@ struct State {
     listeners: BTreeMap<(TypeId, SocketAddr), Box<dyn Any + Send>>,
     connections: Vec<Weak<dyn Connection>>,
     next_port: u16,
+    next_reserved_port: u16,
     trace: Trace,
     cuts: BTreeMap<u64, Cut>,
     cut_probability: f64,
     stalled_until: Option<Instant>,
     refusing: bool,
+    concealing: bool,
 }
 
 impl Network {
@@ -93,11 +95,13 @@ impl Network {
             listeners: BTreeMap::new(),
             connections: Vec::new(),
             next_port: 32768,
+            next_reserved_port: *RESERVED.end(),
             trace: Trace::default(),
             cuts: BTreeMap::new(),
             cut_probability,
             stalled_until: None,
             refusing: false,
+            concealing: false,
         };
         let is_simulated = entropy::is_simulated();
         let shared = Shared { seed, is_simulated, latency, began: Instant::now(), state: Mutex::new(state) };
@@ -118,6 +122,12 @@ impl Network {
     /// [`cut_at`](Self::cut_at) counts the same messages.
     pub fn messages(&self) -> u64 {
         self.shared.state.lock().trace.events.len() as u64
+    }
+
+    /// Records only the lengths of messages from now on. The keys of TLS do not follow from the seed, so the bytes of encrypted
+    /// messages differ in each run.
+    pub fn conceal(&self) {
+        self.shared.state.lock().concealing = true;
     }
 
     /// Cuts the connection that carries the message with the number `message` (the first is 0).
@@ -169,6 +179,14 @@ impl Network {
         SocketAddr::new(self.host, self.shared.state.lock().take_port())
     }
 
+    /// Returns the address of this host with the next port below 1024, which on a real host only root can use.
+    pub fn take_reserved_address(&self) -> SocketAddr {
+        let mut state = self.shared.state.lock();
+        let port = state.next_reserved_port;
+        state.next_reserved_port = if port == *RESERVED.start() { *RESERVED.end() } else { port - 1 };
+        SocketAddr::new(self.host, port)
+    }
+
     /// Draws the latency of the next message.
     pub fn latency(&self) -> Duration {
         self.shared.state.lock().rng.random_range(self.shared.latency.clone())
@@ -199,7 +217,10 @@ impl Network {
             None => None,
         };
         tracing::trace!(number, kind, ?cut, "message arrives");
-        let digest = digest(pieces.iter().copied());
+        let digest = match state.concealing {
+            true => pieces.iter().map(|piece| piece.len() as u64).sum(),
+            false => digest(pieces.iter().copied()),
+        };
         state.trace.events.push(Event { at: self.shared.began.elapsed(), from, to, kind, digest, cut });
         cut
     }
@@ -257,7 +278,8 @@ impl State {
 impl Drop for Shared {
     fn drop(&mut self) {
         if self.is_simulated {
-            run::report(self.seed, &self.state.get_mut().trace);
+            let trace = &self.state.get_mut().trace;
+            run::report(self.seed, format_args!("messages {} trace {:016x}", trace.events.len(), trace.digest()));
         }
     }
 }
@@ -294,3 +316,6 @@ impl<T: Send + 'static> Drop for Listening<T> {
         }
     }
 }
+
+/// The ports below 1024 that connections use. More than this number of connections share ports.
+const RESERVED: RangeInclusive<u16> = 512..=1023;

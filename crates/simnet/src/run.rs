@@ -1,6 +1,8 @@
 //! Simulations: running them, their seeds, and the comparison of two runs.
 
-use std::{env, fs::OpenOptions, future::Future, io::Write, ops::Range, time::Duration};
+use std::{env, fmt, fs::OpenOptions, future::Future, io::Write, ops::Range, path::PathBuf, time::Duration};
+
+use tokio::time::{Instant, timeout};
 
 use crate::Trace;
 
@@ -15,7 +17,11 @@ pub fn simulate<F: Future>(seed: u64, work: impl FnOnce() -> F) -> F::Output {
     entropy::simulate(seed, || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
         let runtime = runtime.expect("runtime must start");
-        let ended = runtime.block_on(async { tokio::time::timeout(DAY, work()).await });
+        let (ended, took) = runtime.block_on(async {
+            let began = Instant::now();
+            (timeout(DAY, work()).await, began.elapsed())
+        });
+        report(seed, format_args!("took {took:?} next random {:016x}", entropy::random::<u64>()));
         ended.expect("simulation must end within a day of virtual time")
     })
 }
@@ -46,12 +52,17 @@ pub fn assert_replays(run: impl Fn() -> Trace) {
     }
 }
 
-/// Appends a network's trace to the file that `SLIPWAY_TRACES` names, for `cargo xtask sim --replay`.
-pub(crate) fn report(seed: u64, trace: &Trace) {
+/// Appends a line about a simulation to the file that `SLIPWAY_TRACES` names, for `cargo xtask sim --replay`. It begins with the
+/// names of the program and of the test, and the seed.
+pub(crate) fn report(seed: u64, outcome: fmt::Arguments<'_>) {
     let Some(path) = env::var_os("SLIPWAY_TRACES") else { return };
     let thread = std::thread::current();
     let test = thread.name().unwrap_or("a thread").to_owned();
-    let line = format!("{test} seed {seed} messages {} trace {:016x}\n", trace.events.len(), trace.digest());
+    let program = env::args_os().next().map(PathBuf::from).unwrap_or_default();
+    // The name of the file ends with a hash of cargo's, which builds may change.
+    let program = program.file_name().unwrap_or_default().to_string_lossy();
+    let program = program.rsplit_once('-').map_or(&*program, |(program, _)| program);
+    let line = format!("{program} {test} seed {seed} {outcome}\n");
     let written =
         OpenOptions::new().create(true).append(true).open(&path).and_then(|mut file| file.write_all(line.as_bytes()));
     written.unwrap_or_else(|error| panic!("{}: {error}", path.display()));

@@ -8,7 +8,7 @@
 use std::{
     collections::VecDeque,
     future::Future,
-    io::{self, IoSlice, IoSliceMut},
+    io::{self, IoSlice, IoSliceMut, Read},
     net::{Shutdown, SocketAddr},
     pin::Pin,
     sync::{Arc, Weak},
@@ -68,7 +68,14 @@ impl Stream {
     /// # Errors
     /// Returns `ConnectionRefused` if there is no listener at `remote`, or if the network refuses connections.
     pub async fn connect(network: &Network, remote: SocketAddr) -> io::Result<Self> {
-        let local = network.take_address();
+        Self::connect_from(network, network.take_address(), remote).await
+    }
+
+    /// Connects like [`connect`](Self::connect), from the address `local`.
+    ///
+    /// # Errors
+    /// Like [`connect`](Self::connect).
+    pub async fn connect_from(network: &Network, local: SocketAddr, remote: SocketAddr) -> io::Result<Self> {
         sleep_until(network.arrival(None)).await;
         let link = Arc::new(Link { addresses: [local, remote], ends: Mutex::default() });
         let known: Weak<Link> = Arc::downgrade(&link);
@@ -134,9 +141,12 @@ impl Stream {
         }
         let wanted = slices.iter().map(|slice| slice.len()).sum::<usize>();
         let len = self.part_of(wanted.min(end.arrived.len()));
-        let mut bytes = end.arrived.drain(..len);
-        slices.iter_mut().flat_map(|slice| slice.iter_mut()).zip(&mut bytes).for_each(|(to, from)| *to = from);
-        drop(bytes);
+        let mut left = len;
+        for slice in slices {
+            let room = slice.len().min(left);
+            end.arrived.read_exact(&mut slice[..room]).expect("the bytes have arrived");
+            left -= room;
+        }
         end.unread -= len;
         ends[1 - self.side].wake_writer();
         Ok(len)
@@ -166,7 +176,10 @@ impl Stream {
             return Err(io::ErrorKind::WouldBlock.into());
         }
         let len = self.part_of(len);
-        let bytes: Vec<u8> = slices.iter().flat_map(|slice| slice.iter()).copied().take(len).collect();
+        let mut bytes = Vec::with_capacity(len);
+        for slice in slices {
+            bytes.extend_from_slice(&slice[..slice.len().min(len - bytes.len())]);
+        }
         ends[1 - self.side].unread += len;
         self.send(&mut ends, bytes);
         Ok(len)

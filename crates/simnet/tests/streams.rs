@@ -185,3 +185,11 @@ async fn arrival(stream: &Stream) -> Instant {
     read(stream, 1).await.unwrap();
     Instant::now()
 }
+
+#[simnet::test]
+async fn time_in_a_test_is_virtual() {
+    assert!(simnet::is_simulated());
+    let before = Instant::now();
+    tokio::time::sleep(Duration::from_secs(3600)).await;
+    assert_eq!(before.elapsed(), Duration::from_secs(3600));
+}

@@ -24,7 +24,7 @@ use rpc::{
 };
 use xdr::{Decode, DecodeError, Decoder, Encode, Encoder, Message};
 
-/// The number of the flavour.
+/// The number of the flavour in credentials.
 pub const FLAVOR: u32 = 0x7e57_0001;
 /// The sequence number at which a context expires.
 pub const MAX_SEQUENCE: u32 = 0x8000_0000;
@@ -41,6 +41,17 @@ pub enum Level {
     /// Bodies are encrypted.
     #[xdr(3)]
     Privacy,
+}
+
+impl Level {
+    /// Returns the number of Kerberos 5 with the same protection, so that exports can allow this flavour.
+    fn pseudo_flavor(self) -> u32 {
+        match self {
+            Level::Header => 390_003,
+            Level::Integrity => 390_004,
+            Level::Privacy => 390_005,
+        }
+    }
 }
 
 /// The body of a credential.
@@ -218,7 +229,7 @@ impl TestServer {
             return Verdict::Dropped;
         }
         let name = Bytes::from_static(self.user.as_bytes());
-        let caller = Identity::Principal(Principal { name, pseudo_flavor: FLAVOR + ticket.level as u32 });
+        let caller = Identity::Principal(Principal { name, pseudo_flavor: ticket.level.pseudo_flavor() });
         let key = context.key;
         let (tampers, forges, fails) = (self.tampers.clone(), self.forges.clone(), self.fails.clone());
         let reply = ProtectedReply { key, ticket, tampers, forges, fails };

@@ -9,6 +9,7 @@
 
 mod admin;
 mod callback4;
+mod gss;
 mod nfs;
 mod nfs4;
 mod rpc;
@@ -27,8 +28,9 @@ use rdma::{
 pub use self::{
     admin::admin_request,
     callback4::nfs4_callback,
+    gss::gss,
     nfs::{handle, nfs3_call},
-    nfs4::nfs4_compound,
+    nfs4::{nfs4_compound, nfs4_layout},
     rpc::{record_marking, rpc_message},
     rpcrdma::{rpcrdma_connection, rpcrdma_header},
     service4::nfs4_service,
@@ -51,9 +53,11 @@ pub const TARGETS: &[Target] = &[
     ("nfs3_call", nfs3_call),
     ("handle", handle),
     ("nfs4_compound", nfs4_compound),
+    ("nfs4_layout", nfs4_layout),
     ("nfs4_service", nfs4_service),
     ("admin_request", admin_request),
     ("nfs4_callback", nfs4_callback),
+    ("gss", gss),
 ];
 
 /// The first frame of a connection, from either side. An accepted frame must encode to the same bytes.

@@ -2,9 +2,8 @@
 //!
 //! [`deferred`] is a back end whose operations complete when a test asks for it. [`device`] is opaque device memory.
 //! [`pcap`], [`capture`] and [`exchange`] read captures of real peers. [`fuzz`] has the bodies of the fuzz targets.
-//! [`flavor`] is a security flavour for tests. [`port`] reserves ports. [`proxy`] cuts TCP
-//! connections in the middle of
-//! a message. [`world`] is a server and its clients in virtual time.
+//! [`flavor`] is a security flavour for tests. [`pki`] issues certificates. [`port`] reserves ports. [`proxy`] cuts TCP
+//! connections in the middle of a message. [`world`] is a server and its clients in virtual time.
 
 pub mod capture;
 pub mod deferred;
@@ -14,6 +13,7 @@ pub mod flavor;
 pub mod fuzz;
 pub mod paper;
 pub mod pcap;
+pub mod pki;
 pub mod port;
 pub mod process;
 pub mod proxy;

@@ -8,8 +8,8 @@ use std::{
 
 use buf::Pool;
 use rpc::{
-    AcceptError, BoxFuture, Call, CallError, CallsMade, ConnectionId, Identity, IncomingCall, Reply, ReplyPlan,
-    ReplyToken, Service, Transport, TransportCaps, TransportError, Xid,
+    AcceptError, BoxFuture, Call, CallError, CallsMade, ConnectionId, ConnectionTls, Identity, IncomingCall, Reply,
+    ReplyPlan, ReplyToken, Service, Transport, TransportCaps, TransportError, Xid,
 };
 use xdr::{Decode, Decoder, Message};
 
@@ -22,13 +22,19 @@ pub struct Paper {
 struct Blank {
     caps: TransportCaps,
     pool: Pool,
+    tls: ConnectionTls,
 }
 
 impl Paper {
     /// Creates a transport with this name and maximum message length.
     pub fn new(name: &'static str, message_max: usize) -> Self {
+        Self::with_tls(name, message_max, ConnectionTls::None)
+    }
+
+    /// Creates a transport like [`new`](Self::new), with this protection.
+    pub fn with_tls(name: &'static str, message_max: usize, tls: ConnectionTls) -> Self {
         let caps = TransportCaps { name, message_max, lossy: false, file_ranges: false, idle: None };
-        Self { transport: Arc::new(Blank { caps, pool: Pool::default() }), connection: ConnectionId(0) }
+        Self { transport: Arc::new(Blank { caps, pool: Pool::default(), tls }), connection: ConnectionId(0) }
     }
 
     /// Returns another connection of the transport. That of [`new`](Self::new) is 0.
@@ -52,6 +58,7 @@ impl Paper {
                 caller,
                 is_wrapped: false,
                 peer,
+                arrived: tokio::time::Instant::now().into_std(),
                 connection: self.connection,
                 transport: &self.transport,
                 arguments: Decoder::new(arguments),
@@ -76,6 +83,10 @@ pub fn results<R: Decode>(reply: &Message) -> R {
 impl Transport for Blank {
     fn caps(&self) -> &TransportCaps {
         &self.caps
+    }
+
+    fn tls(&self) -> &ConnectionTls {
+        &self.tls
     }
 
     fn peer(&self) -> SocketAddr {

@@ -36,6 +36,7 @@ pub struct World {
     /// The server's file system.
     pub vfs: Arc<dyn Vfs>,
     drc: DrcOptions,
+    settings: Settings,
     /// The server's handle key, which survives restarts.
     key: HandleKey,
     process: JoinSet<()>,
@@ -49,12 +50,14 @@ pub struct Setup {
     pub vfs: Box<dyn FnOnce() -> Arc<dyn Vfs>>,
     /// The options of the server's duplicate request cache.
     pub drc: DrcOptions,
+    /// The settings of the server. No thread may block in a simulation, so `blocking` is ignored.
+    pub settings: Settings,
 }
 
 impl Setup {
     /// Creates options with this seed. The file system is [`memory`], and the duplicate request cache has its defaults.
     pub fn new(seed: u64) -> Self {
-        Self { seed, vfs: Box::new(memory), drc: DrcOptions::default() }
+        Self { seed, vfs: Box::new(memory), drc: DrcOptions::default(), settings: Settings::default() }
     }
 
     /// Runs `test` with a new world, in a simulation.
@@ -62,10 +65,11 @@ impl Setup {
     /// # Panics
     /// Panics if `test` panics, and prints the seed to standard error; or if `test` takes a day of virtual time.
     pub fn run<T, F: Future<Output = T>>(self, test: impl FnOnce(World) -> F) -> T {
-        let Setup { seed, vfs, drc } = self;
+        let Setup { seed, vfs, drc, settings } = self;
         simnet::simulate(seed, || {
             let network = Network::new(NetworkOptions { seed, ..NetworkOptions::default() });
-            let mut world = World { network, vfs: vfs(), drc, key: HandleKey::random(), process: JoinSet::new() };
+            let mut world =
+                World { network, vfs: vfs(), drc, settings, key: HandleKey::random(), process: JoinSet::new() };
             world.start_server();
             test(world)
         })
@@ -99,7 +103,7 @@ impl World {
         let export = Export::new("/world", ExportId::of(&[b"world"]), self.vfs.clone(), options);
         // In virtual time, no task may wait for another thread.
         let blocking = BlockingOptions { threads: 0, ..BlockingOptions::default() };
-        let settings = Settings { blocking, ..Settings::default() };
+        let settings = Settings { blocking, ..self.settings.clone() };
         let (export, recovery) = (export.expect("export must be valid"), Recovery::in_memory());
         let nfs = NfsServer::recovering(export, self.key.clone(), recovery, settings);
         let nfs = nfs.expect("a recovery database in memory must accept all records");

@@ -11,7 +11,7 @@ use nfs::{
 };
 use rpc::{CallHeader, Drain, Hosts, OpaqueAuth, ReplyPlan, TcpKind, Transport, TransportError, TransportKind, Xid};
 use server::{
-    BlockingOptions, Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash, config::Settings,
+    BlockingOptions, Export, ExportId, ExportOptions, HandleKey, NfsServer, Sec, Squash, config::Settings,
     recovery::Recovery,
 };
 use testkit::deferred::{Deferred, DeferredFs, Pace};
@@ -50,7 +50,7 @@ struct Served {
 fn serve() -> Served {
     let fs = Deferred::new(tree(), Pace::Manual);
     fs.0.hold(false);
-    let options = ExportOptions { squash: Squash::None, ..Default::default() };
+    let options = ExportOptions { squash: Squash::None, sec: Sec::None.into(), ..Default::default() };
     let export = Export::new("/m", ExportId::unique(), fs.clone(), options).unwrap();
     // With this bound, one host can have one call in flight.
     let blocking = BlockingOptions { pending: 2, ..Default::default() };

@@ -7,6 +7,7 @@ use client::{FileKind, Mount, OpenOptions, StableHow};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use rdma::{registration::Registration, sim::Cut};
 use rpc::DrcOptions;
+use server::{AuditOptions, OnFull, config::Settings};
 use simnet::seeds;
 use testkit::{
     deferred::{Deferred, Pace},
@@ -271,5 +272,31 @@ fn clients_wait_for_a_server_that_is_down() {
             let back = mount.read("/f").await.expect("read");
             assert!(back == pattern(0, 2_000_000), "seed {seed}: the file must be complete");
         });
+    }
+}
+
+/// The server's audit log has each operation once, however often its call and its reply were sent.
+#[test]
+fn each_operation_is_audited_once_despite_cut_connections() {
+    for (seed, version) in seeds(4).zip(["3", "4.1", "3", "4.1"]) {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("audit.json");
+        let audit = AuditOptions { file: file.clone(), reads: false, queue: 1 << 20, on_full: OnFull::Drop };
+        let settings = Settings { audit: Some(audit), ..Settings::default() };
+        // The server is dropped with its world, and writes its last records then.
+        Setup { settings, ..Setup::new(seed) }.run(|world| async move {
+            let mount = world.client(1, &format!("&vers={version}")).await;
+            world.network.set_cut_probability(0.05);
+            for number in 0..100 {
+                mount.mkdir(format!("/{number}"), 0o755).await.unwrap();
+            }
+        });
+        let text = std::fs::read_to_string(&file).unwrap();
+        for number in 0..100 {
+            let path = format!("\"path\":\"/{number}\"");
+            let found: Vec<_> = text.lines().filter(|line| line.contains(&path)).collect();
+            let once = found.len() == 1 && found[0].contains("\"result\":\"OK\"");
+            assert!(once, "seed {seed}, version {version}: {path} has these records: {found:?}");
+        }
     }
 }

@@ -26,7 +26,7 @@ use rpc::{
     security::{ClientFlavor, Transmission},
 };
 use rpcrdma::{Options, RdmaKind};
-use server::{Export, ExportId, ExportOptions, HandleKey, NfsServer};
+use server::{Export, ExportId, ExportOptions, HandleKey, NfsServer, Sec, SecFlavors};
 use testkit::{
     flavor::{Level, MAX_SEQUENCE, TestClient, TestServer},
     process::serve,
@@ -228,7 +228,9 @@ fn an_nfs_server_reads_and_writes_at_every_level() {
     for transport in TRANSPORTS {
         run(transport, || async {
             let vfs = Memory::new(MemoryOptions { mode: 0o777, ..MemoryOptions::default() });
-            let export = Export::new("/m", ExportId::of(&[b"m"]), Arc::new(vfs), ExportOptions::default()).unwrap();
+            let sec = SecFlavors::new(vec![Sec::Krb5, Sec::Krb5i, Sec::Krb5p]).unwrap();
+            let options = ExportOptions { sec, ..ExportOptions::default() };
+            let export = Export::new("/m", ExportId::of(&[b"m"]), Arc::new(vfs), options).unwrap();
             let nfs = NfsServer::new(export, HandleKey::random());
             let rig = Rig::new(transport, nfs.services());
             for level in LEVELS {
@@ -310,11 +312,10 @@ fn a_cached_reply_has_the_verifier_of_its_retransmission() {
                 assert!(!verifiers.contains(&verifier));
                 verifiers.push(verifier);
                 let results = sent.unwrap(decoder.take_rest()).expect("body must be wrapped for this transmission");
-                assert_eq!(Message::from(results).decode::<u64>().unwrap(), 5);
+                assert_eq!(Message::from(results).decode::<u64>().unwrap(), 5 * round);
             }
-            // The cache recognises the same caller after another negotiation. Another level is another pseudo flavour
-            // of the same caller.
-            assert_eq!(counter.sum.load(SeqCst), 5, "round {round}: the call must be executed once");
+            // The call with another level is another call: a reply to an encrypted call must not be repeated in clear.
+            assert_eq!(counter.sum.load(SeqCst), 5 * round, "round {round}: the call must be executed once");
         }
     });
 }

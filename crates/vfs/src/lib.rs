@@ -130,6 +130,23 @@ pub trait Vfs: Send + Sync + 'static {
         Ok(Read { data: Rope::from(buffer.freeze()), eof, attr })
     }
 
+    /// Reads data like [`read`](Self::read), for a caller that does not need the attributes. Returns the data, and `true`
+    /// if they reach the end of the file.
+    ///
+    /// # Errors
+    /// Returns the errors of [`read_into`](Self::read_into).
+    fn read_data(
+        &self,
+        caller: &Caller<'_>,
+        file: &Handle,
+        offset: u64,
+        len: usize,
+        pool: &Pool,
+        file_ranges: bool,
+    ) -> Result<(Rope, bool)> {
+        self.read(caller, file, offset, len, pool, file_ranges).map(|read| (read.data, read.eof))
+    }
+
     /// Writes all of `data` at `offset`. The owner of a file may write it whatever its mode is. The back end can keep
     /// pieces of `data` instead of copying them. It returns only the attributes that `report` asks for, because reading
     /// them can cost as much as a small write.
@@ -341,6 +358,13 @@ pub trait Vfs: Send + Sync + 'static {
     fn xattrs(&self, caller: &Caller<'_>, object: &Handle) -> Result<Vec<bytes::Bytes>> {
         let _ = (caller, object);
         Err(VfsError::NotSupported)
+    }
+
+    /// Returns the path of an object from the root, without a slash at its start, if it is known without waiting for storage.
+    /// The path is for logs: it can change at any time. An object can have several paths or none. The default is `None`.
+    fn path(&self, object: &Handle) -> Option<Vec<u8>> {
+        let _ = object;
+        None
     }
 
     /// Returns the total and the free space and number of objects.

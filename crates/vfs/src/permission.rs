@@ -37,6 +37,7 @@ impl Guarded<'_> {
     /// Returns `true` if all of `wanted` ([`READ`], [`WRITE`], [`EXECUTE`]) is granted.
     pub(crate) fn allows(self, cred: &Cred, wanted: u32) -> bool {
         if is_root(cred) {
+            //= rfc8881-18.1.3-7
             return wanted & EXECUTE == 0 || self.kind == Kind::Dir || self.mode & 0o111 != 0;
         }
         if let Some(acl) = self.acl {

@@ -415,8 +415,8 @@ fn idle_files_are_closed() {
     let fs = place.open(Handles::Auto);
     let file = place.walk(&fs, "f").unwrap();
     let data = Rope::from(Bytes::from_static(b"x"));
-    let begun = Instant::now();
-    fs.write(&place.caller(), &file, 0, &data, Stability::Unstable, Report::Attributes(Writer(1))).unwrap();
+    let write =
+        || fs.write(&place.caller(), &file, 0, &data, Stability::Unstable, Report::Attributes(Writer(1))).unwrap();
     let open_for_data = || {
         let open = fs::read_dir("/proc/self/fdinfo").unwrap().flatten();
         let open = open.filter(|fd| {
@@ -430,15 +430,17 @@ fn idle_files_are_closed() {
         };
         flags.filter(|info| !path_only(info)).count()
     };
-    let open = open_for_data();
-    assert!(open == 1 || begun.elapsed() > Duration::from_secs(1), "{open} descriptors");
-    while begun.elapsed() < Duration::from_secs(120) {
-        if open_for_data() == 0 {
-            return;
-        }
-        std::thread::sleep(Duration::from_millis(100));
+    // On a busy machine, the file can be closed before it is looked for.
+    let stays_open = (0..100).any(|_| {
+        write();
+        open_for_data() == 1
+    });
+    assert!(stays_open, "a file in use must stay open");
+    let deadline = Instant::now() + Duration::from_secs(600);
+    while open_for_data() > 0 {
+        assert!(Instant::now() < deadline, "an idle file must be closed");
+        std::thread::sleep(Duration::from_millis(10));
     }
-    panic!("the file must be closed within two minutes");
 }
 
 #[test]

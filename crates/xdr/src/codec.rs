@@ -106,6 +106,13 @@ impl Encoder {
         self.stream.extend_from_slice(&value.to_be_bytes());
     }
 
+    /// Appends several unsigned 32-bit integers.
+    #[inline]
+    pub fn words<const N: usize>(&mut self, words: [u32; N]) {
+        // The memory is reserved once for all of them.
+        self.stream.extend_from_slice(words.map(u32::to_be_bytes).as_flattened());
+    }
+
     /// Appends an unsigned 64-bit integer (RFC 4506 §4.5).
     #[inline]
     pub fn u64(&mut self, value: u64) {
@@ -155,6 +162,7 @@ impl Encoder {
     ///
     /// # Panics
     /// If the length is not a multiple of four.
+    #[inline]
     pub fn raw(&mut self, items: &[u8]) {
         assert!(items.len().is_multiple_of(4), "the length of XDR items must be a multiple of four");
         self.stream.extend_from_slice(items);
@@ -243,6 +251,18 @@ impl<'a> Decoder<'a> {
         Ok(u32::from_be_bytes(self.array()?))
     }
 
+    /// Reads several unsigned 32-bit integers.
+    ///
+    /// # Errors
+    /// The stream has ended.
+    #[inline]
+    pub fn words<const N: usize>(&mut self) -> Result<[u32; N], DecodeError> {
+        let (bytes, rest) = self.rest.split_at_checked(4 * N).ok_or_else(|| self.truncated())?;
+        self.rest = rest;
+        let (words, _) = bytes.as_chunks();
+        Ok(std::array::from_fn(|at| u32::from_be_bytes(words[at])))
+    }
+
     /// Returns the next unsigned 32-bit integer without consuming it.
     ///
     /// # Errors
@@ -268,6 +288,9 @@ impl<'a> Decoder<'a> {
     /// The stream has ended, or the padding is not zero.
     #[inline]
     pub fn fixed_opaque(&mut self, len: usize) -> Result<Bytes, DecodeError> {
+        if len == 0 {
+            return Ok(Bytes::new());
+        }
         let start = self.at();
         self.padded(len)?;
         Ok(self.stream.slice(start..start + len))
@@ -371,6 +394,12 @@ impl<'a> Decoder<'a> {
         self.payloads = rest;
         self.reduced += len + padding(len);
         Ok(first.data.clone())
+    }
+
+    /// Returns the unread rest of the stream without consuming it.
+    #[inline]
+    pub fn rest(&self) -> &'a [u8] {
+        self.rest
     }
 
     /// Returns the unread rest of the stream. Does not consume payloads.

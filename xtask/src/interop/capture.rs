@@ -61,7 +61,8 @@ fn session(bench: &Bench, version: &str, transport: &str, server: &Server) -> Re
     Ok(())
 }
 
-fn capture(file: &Path, port: u16, session: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
+/// Captures what a session sends over TCP on the loopback.
+pub fn capture(file: &Path, port: u16, session: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
     let log = file.with_extension("log");
     let mut tcpdump = Command::new("tcpdump");
     tcpdump.args(["-i", "lo", "-U", "-B", "65536", "-s", "0", "-Z", "root", "-w"]);

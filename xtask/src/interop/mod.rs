@@ -7,6 +7,7 @@ mod capture;
 mod client;
 mod fixture;
 mod hostile;
+mod kerberos;
 mod knfsd;
 mod lab;
 mod locks;
@@ -73,8 +74,19 @@ type Suite = fn(&Bench, &mut Report) -> Result<(), String>;
 /// The suites, in lanes that run in parallel. In the first lane our server runs on the host, where only one server can
 /// be the rpcbind. A guest uses at most one processor, and all lanes take about the same time.
 const LANES: [&[(&str, Suite)]; 3] = [
-    &[("client", client::run), ("libnfs", tools::libnfs), ("fio", tools::fio), ("capture", capture::run)],
-    &[("verbs", verbs::run), ("restarts", restarts::run), ("hostile", hostile::run)],
+    &[
+        ("client", client::run),
+        ("libnfs", tools::libnfs),
+        ("fio", tools::fio),
+        ("capture", capture::run),
+        ("kerberos", kerberos::run),
+    ],
+    &[
+        ("verbs", verbs::run),
+        ("restarts", restarts::run),
+        ("hostile", hostile::run),
+        ("kerberos-linux", kerberos::linux),
+    ],
     &[("locks", locks::run), ("knfsd", knfsd::version3), ("knfsd4", knfsd::version4), ("reference", client::reference)],
 ];
 
@@ -119,29 +131,12 @@ fn in_turn(lane: &[(&str, Suite)], only: Option<&str>, bench: &Bench) -> Report 
         if only.map_or(!ON_REQUEST.contains(name), |only| only == *name) {
             eprintln!("== interop: {name}");
             let started = Instant::now();
-            let mut ended = attempt(name, *suite, bench);
-            if only.is_none() && ended.failed() {
-                // As with a failed test (`checks`), an unstable suite does not block a change, and is named.
-                eprintln!("== interop: {name}: once more");
-                let again = attempt(name, *suite, bench);
-                if !again.failed() {
-                    let why = "failed, and passed when it was run again; the logs of the failure are in SUITE.last";
-                    report.record(format!("interop: {name}"), Outcome::Unstable(why.to_owned()));
-                }
-                ended = again;
+            if let Err(why) = suite(bench, &mut report) {
+                eprintln!("== interop: {name}: FAILED: {why}");
+                report.record(format!("interop: {name}"), Outcome::Failed(why));
             }
-            report.append(ended);
             eprintln!("== interop: {name}: {} s", started.elapsed().as_secs());
         }
-    }
-    report
-}
-
-fn attempt(name: &str, suite: Suite, bench: &Bench) -> Report {
-    let mut report = Report::default();
-    if let Err(why) = suite(bench, &mut report) {
-        eprintln!("== interop: {name}: FAILED: {why}");
-        report.record(format!("interop: {name}"), Outcome::Failed(why));
     }
     report
 }
@@ -155,13 +150,14 @@ enum Unready {
 /// Installs the Debian packages of the suites, or returns an error that names them.
 pub fn install() -> Result<(), String> {
     let kernel = || shell::output("interop/kernel-lab", ["packages"]);
-    let all_there = |kernel: String| kernel.lines().chain(tools::PACKAGES).all(debian::is_installed);
+    let own = || tools::PACKAGES.into_iter().chain(kerberos::PACKAGES);
+    let all_there = |kernel: String| kernel.lines().chain(own()).all(debian::is_installed);
     if shell::is_root() && !kernel().is_ok_and(all_there) {
         // A new machine has no package lists, or old ones with a kernel that is no longer available.
         debian::update()?;
     }
     let kernel = kernel()?;
-    let packages: Vec<&str> = kernel.lines().chain(tools::PACKAGES).collect();
+    let packages: Vec<&str> = kernel.lines().chain(own()).collect();
     debian::install(&packages)
 }
 

@@ -1,7 +1,7 @@
 //! Our server on this machine's loopback, for independent clients.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -22,6 +22,17 @@ pub struct Server {
 impl Server {
     /// Serves `exports` (TOML) over all transports. State and logs are in `directory`.
     pub fn start(bench: &Bench, directory: &Path, exports: &str) -> Result<Self, String> {
+        Self::start_in(bench, directory, exports, &[])
+    }
+
+    /// Serves `exports` like [`start`](Self::start), with variables of the environment. In `exports`, `:TCP` stands for the
+    /// port of TCP.
+    pub fn start_in(
+        bench: &Bench,
+        directory: &Path,
+        exports: &str,
+        environment: &[(&str, PathBuf)],
+    ) -> Result<Self, String> {
         let (tcp, rdma) = (bench.ports.take(), bench.ports.take());
         let no_rpcbind = rpcbind_obstacle();
         let rpcbind = if no_rpcbind.is_none() { "builtin" } else { "off" };
@@ -30,9 +41,11 @@ impl Server {
             text += &format!("[[listen]]\ntransport = \"{transport}\"\naddress = \"127.0.0.1:{port}\"\n\n");
         }
         let configuration = directory.join("slipway.toml");
-        std::fs::write(&configuration, text + exports).map_err(|error| error.to_string())?;
+        text += &exports.replace(":TCP", &format!(":{tcp}"));
+        std::fs::write(&configuration, text).map_err(|error| error.to_string())?;
         let mut command = Command::new(&bench.slipway);
         command.args(["-v", "serve", "--config"]).arg(&configuration).env("RUST_BACKTRACE", "1");
+        command.envs(environment.iter().map(|(name, value)| (name, value)));
         let log = directory.join("serve.log");
         let mut daemon = Daemon::start(&mut command, &log)?;
         let up = shell::wait_until(Duration::from_secs(20), || {

@@ -7,23 +7,25 @@ use crate::shell;
 
 /// Each crate, and the crates of ours that it may depend on. `buf` and `entropy` are below everything and
 /// may be used by everybody; `simnet` is used by features for tests.
-const ARROWS: [(&str, &[&str]); 18] = [
+const ARROWS: [(&str, &[&str]); 20] = [
     ("buf", &[]),
     ("entropy", &[]),
-    ("simnet", &[]),
+    ("simnet", &["simnet-macros"]),
+    ("simnet-macros", &[]),
     ("xdr-derive", &[]),
     ("xdr", &["xdr-derive"]),
     ("rdma", &["simnet"]),
     ("vfs", &[]),
     ("rpc", &["simnet", "xdr"]),
     ("nfs", &["xdr"]),
+    ("gss", &["rpc", "xdr"]),
     ("rpcrdma", &["rpc", "rdma", "xdr"]),
     ("server", &["rpc", "nfs", "vfs", "xdr"]),
-    ("client", &["rpc", "nfs", "xdr"]),
+    ("client", &["rpc", "nfs", "gss", "xdr"]),
     ("conformance", &["rdma", "vfs"]),
     ("transports", &["rpc", "rdma", "rpcrdma", "nfs"]),
-    ("testkit", &["simnet", "xdr", "rpc", "rdma", "rpcrdma", "nfs", "vfs", "server", "client"]),
-    ("slipway", &["xdr", "rpc", "rdma", "nfs", "vfs", "server", "client", "transports"]),
+    ("testkit", &["simnet", "xdr", "rpc", "rdma", "rpcrdma", "nfs", "gss", "vfs", "server", "client"]),
+    ("slipway", &["xdr", "rpc", "rdma", "nfs", "gss", "vfs", "server", "client", "transports"]),
     ("hostile", &[]),
     ("xtask", &[]),
 ];

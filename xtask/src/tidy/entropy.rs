@@ -16,14 +16,18 @@ const SIMULATED: [&str; 6] = [
 const REAL: [&str; 4] =
     ["crates/rdma/src/iwarp/", "crates/rdma/src/shm/", "crates/rdma/src/verbs/", "crates/vfs/src/posix/"];
 
-/// Sources of values that differ from run to run, and the items of `entropy` that replace them.
-const SOURCES: [(&str, &str); 6] = [
+/// Sources of values and orders that differ from run to run, and the items that replace them.
+const SOURCES: [(&str, &str); 9] = [
     ("rand::random", "entropy::random"),
     ("rand::rng(", "entropy::random"),
     ("SystemTime::now(", "entropy::system_time"),
     ("hash_map::RandomState", "entropy::RandomState"),
     ("HashMap", "entropy::HashMap"),
     ("HashSet", "entropy::HashSet"),
+    // It wakes tasks in a random order.
+    ("watch::channel(", "rpc::Signal or Notify"),
+    ("watch::Sender", "rpc::Signal or Notify"),
+    ("watch::Receiver", "rpc::Signal or Notify"),
 ];
 
 /// Returns the uses of sources whose values do not follow from the seed of a simulation.
@@ -69,6 +73,7 @@ mod tests {
         let path = "crates/server/src/a.rs";
         assert_eq!(complaints(path, "let key = rand::random();"), 1);
         assert_eq!(complaints(path, "use std::{\n    collections::{HashMap, VecDeque},\n};"), 1);
+        assert_eq!(complaints(path, "let (sender, receiver) = watch::channel(0);"), 1);
         assert_eq!(complaints(path, "tokio::select! {\n    () = one => {}\n}"), 1);
         assert_eq!(complaints(path, "tokio::select! {\n    biased;\n    () = one => {}\n}"), 0);
         assert_eq!(complaints(path, "use entropy::HashMap;\nlet key = entropy::random();"), 0);

@@ -12,6 +12,7 @@ const CRATES: [(&str, Folders); 2] = [("crates/server/src/", SERVER), ("crates/c
 
 /// The core, and then the protocols on top of it.
 const SERVER: Folders = &[
+    ("audit", &[]),
     ("callback_port", &[]),
     ("clock", &[]),
     ("hash", &[]),
@@ -21,16 +22,17 @@ const SERVER: Folders = &[
     ("export", &["handle", "identity"]),
     ("blocking", &["export", "handle"]),
     ("sharing", &["clock", "handle", "hash", "recovery"]),
-    ("call", &["blocking", "export", "handle", "recovery", "sharing"]),
-    ("config", &["blocking", "export", "handle", "identity", "recovery"]),
-    ("v3", &["call", "export", "sharing"]),
-    ("nfsacl", &["call", "v3"]),
-    ("mount", &["call", "export"]),
+    ("call", &["audit", "blocking", "clock", "export", "handle", "identity", "recovery", "sharing"]),
+    ("config", &["audit", "blocking", "export", "handle", "identity", "recovery"]),
+    ("v3", &["audit", "call", "export", "sharing"]),
+    ("nfsacl", &["audit", "call", "v3"]),
+    ("mount", &["audit", "call", "export"]),
     ("nlm", &["call", "callback_port", "export", "handle", "recovery", "sharing"]),
-    ("nsm", &["call", "nlm"]),
+    ("nsm", &["call", "export", "nlm"]),
     (
         "v4",
         &[
+            "audit",
             "blocking",
             "call",
             "callback_port",

@@ -3,6 +3,7 @@
 use std::{
     future::Future,
     net::SocketAddr,
+    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -11,14 +12,16 @@ use std::{
 };
 
 use buf::{Pool, SharedRegion};
+use gss::{GssClient, kerberos::KerberosInitiator};
 use rpc::{
-    Answer, AuthSys, CallFailed, CallOptions, Client, ClientError, ClientOptions, Credential, ReplyPlan, TransportKind,
+    Answer, AuthSys, CallFailed, CallOptions, Client, ClientError, ClientOptions, Credential, EncodedCall, ReplyPlan,
+    TransportKind,
 };
 use tokio::time::{Instant, timeout, timeout_at};
 use xdr::{Decode, Encode};
 
 use super::{Deadline, backoff::Notice};
-use crate::model::{Error, ErrorKind, MountOptions, Result};
+use crate::model::{Error, ErrorKind, MountOptions, Result, Security};
 
 /// A connection to a server, which is made again when it is lost. Clones share it.
 #[derive(Clone)]
@@ -33,17 +36,18 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// Connects to `server`. `callbacks` answers the calls that the server makes.
+    /// Connects to `server`, whose host name is `host`. `callbacks` answers the calls that the server makes.
     pub async fn connect(
         kind: Arc<dyn TransportKind>,
-        server: SocketAddr,
+        (server, host): (SocketAddr, &str),
         options: &MountOptions,
         callbacks: Option<Arc<rpc::Server>>,
     ) -> Result<Self> {
         // `Link::client.with_program` sets program and version for each use.
-        let client_options = ClientOptions { credential: credential(options), callbacks, ..ClientOptions::new(0, 0) };
-        let connected = timeout(options.deadline, Client::connect(kind, server, client_options)).await;
         let failed = |kind| Error::new(kind, "connect").on(&server.to_string().into());
+        let credential = credential(options, host).map_err(|error| failed(ErrorKind::Rpc(error)))?;
+        let client_options = ClientOptions { credential, callbacks, ..ClientOptions::new(0, 0) };
+        let connected = timeout(options.deadline, Client::connect(kind, server, client_options)).await;
         let client = match connected {
             Err(_) => return Err(failed(ErrorKind::Timeout { after: options.deadline, last: None })),
             Ok(Err(error)) => return Err(failed(ErrorKind::Rpc(error))),
@@ -121,7 +125,7 @@ impl Program {
         plan: ReplyPlan,
         deadline: &Deadline,
     ) -> impl Future<Output = (Result<R>, Option<SharedRegion>)> {
-        self.call_with(procedure, name, arguments, plan, deadline, false)
+        self.call_with(procedure, name, arguments, plan, period(deadline, false))
     }
 
     /// Calls `procedure` like [`call`](Self::call), but fails when the connection is lost instead of sending the call
@@ -134,7 +138,38 @@ impl Program {
         plan: ReplyPlan,
         deadline: &Deadline,
     ) -> impl Future<Output = (Result<R>, Option<SharedRegion>)> {
-        self.call_with(procedure, name, arguments, plan, deadline, true)
+        self.call_with(procedure, name, arguments, plan, period(deadline, true))
+    }
+
+    /// Encodes a call for [`send_while_connected`](Self::send_while_connected).
+    pub fn encode<A: Encode>(&self, procedure: u32, arguments: &A) -> EncodedCall {
+        self.link.client.encode(procedure, arguments)
+    }
+
+    /// Sends a call over the present connection, without a deadline: the call ends when the server has answered or the
+    /// connection is lost. It fails at once if there is no connection.
+    pub async fn send_while_connected<R: Decode>(
+        &self,
+        name: &'static str,
+        call: EncodedCall,
+        plan: ReplyPlan,
+    ) -> (Result<R>, Option<SharedRegion>) {
+        let options = CallOptions { while_connected: true, ..CallOptions::default() };
+        self.returned(self.link.client.send(call, plan, options).await, name)
+    }
+
+    /// Closes the connection at once. Its calls are sent again over the next one, or fail.
+    pub fn reset(&self) {
+        self.link.client.reset();
+    }
+
+    /// Returns the output of `future`, or `None` if the deadline passes first.
+    pub fn within<'a, F: Future>(
+        &'a self,
+        deadline: &Deadline,
+        future: Pin<&'a mut F>,
+    ) -> impl Future<Output = Option<F::Output>> + 'a {
+        self.link.client.within(deadline.at(), future)
     }
 
     /// Calls NULL over the new connection, to check that the server speaks RPC. If the connection is lost, it is made
@@ -142,8 +177,8 @@ impl Program {
     /// this transport, and later calls would reconnect until their deadline.
     ///
     /// # Errors
-    /// The connection is lost each time, or the server does not answer before the deadline. It is not an error if the
-    /// server refuses the call.
+    /// The connection is lost each time, the server does not answer before the deadline, or the user cannot be
+    /// authenticated. It is not an error if the server refuses the call.
     pub async fn pinged(self) -> Result<Self> {
         let deadline = self.deadline();
         let mut attempts = 1;
@@ -151,7 +186,7 @@ impl Program {
             let null = self.call_once::<(), ()>(NULL, "NULL", &(), ReplyPlan::default(), &deadline).await.0;
             match null {
                 Err(error) if error.is_lost() && attempts < PINGS_MAX => attempts += 1,
-                Err(error) if error.is_unanswered() => return Err(error),
+                Err(error) if error.is_unanswered() || error.is_security() => return Err(error),
                 _ => return Ok(self),
             }
         }
@@ -189,11 +224,18 @@ impl Program {
         name: &'static str,
         arguments: &A,
         plan: ReplyPlan,
-        deadline: &Deadline,
-        once: bool,
+        (since, left, once): (Option<Instant>, Duration, bool),
     ) -> (Result<R>, Option<SharedRegion>) {
-        let options = CallOptions { deadline: Some(deadline.at().saturating_duration_since(Instant::now())), once };
-        match self.link.client.call(procedure, arguments, plan, options).await {
+        let options = CallOptions { deadline: Some(left), since, once, ..CallOptions::default() };
+        self.returned(self.link.client.call(procedure, arguments, plan, options).await, name)
+    }
+
+    fn returned<R>(
+        &self,
+        result: std::result::Result<Answer<R>, CallFailed>,
+        name: &'static str,
+    ) -> (Result<R>, Option<SharedRegion>) {
+        match result {
             Ok(Answer { results, sink }) => (Ok(results), sink),
             Err(CallFailed { error, sink }) => (Err(self.error(error, name)), sink.map(SharedRegion::from)),
         }
@@ -215,12 +257,26 @@ impl std::fmt::Debug for Program {
     }
 }
 
+/// Returns the bounds of a call with a deadline: its start, the time from then to the deadline, and `once`.
+fn period(deadline: &Deadline, once: bool) -> (Option<Instant>, Duration, bool) {
+    (Some(deadline.start()), deadline.at() - deadline.start(), once)
+}
+
 /// The NULL procedure, which every program has (RFC 5531 §12.1).
 const NULL: u32 = 0;
 /// Maximum attempts to call NULL over a connection that is lost each time, before a mount fails.
 const PINGS_MAX: u32 = 5;
 
-fn credential(options: &MountOptions) -> Credential {
+/// Returns the credential for one connection to a host.
+///
+/// # Errors
+/// The security flavour is not available.
+fn credential(options: &MountOptions, host: &str) -> std::result::Result<Credential, ClientError> {
+    if let Security::Kerberos(service) = options.security {
+        let initiator = KerberosInitiator::new(&format!("nfs@{host}"), None);
+        let initiator = initiator.map_err(|error| ClientError::Security(error.to_string()))?;
+        return Ok(Credential::Flavor(GssClient::new(Arc::new(initiator), service)));
+    }
     let own = AuthSys::of_process();
     // If the caller acts as another user, that user's groups are not known.
     let other = options.uid.is_some_and(|uid| uid != own.uid);
@@ -229,5 +285,6 @@ fn credential(options: &MountOptions) -> Credential {
         None if other => Default::default(),
         None => own.gids,
     };
-    Credential::Sys(AuthSys { uid: options.uid.unwrap_or(own.uid), gid: options.gid.unwrap_or(own.gid), gids, ..own })
+    let (uid, gid) = (options.uid.unwrap_or(own.uid), options.gid.unwrap_or(own.gid));
+    Ok(Credential::Sys(AuthSys { uid, gid, gids, ..own }))
 }

@@ -132,6 +132,11 @@ impl Error {
         matches!(self.kind(), ErrorKind::Rpc(rpc::ClientError::Transport(rpc::TransportError::Lost(_))))
     }
 
+    /// Returns `true` if the user and the server could not authenticate each other.
+    pub(crate) fn is_security(&self) -> bool {
+        matches!(self.kind(), ErrorKind::Rpc(rpc::ClientError::Security(_)))
+    }
+
     /// Returns `true` if a reply was received that cannot be decoded. Linux's server (6.1) omits results or parts of
     /// them if the reply to a compound exceeds its limit. Several smaller requests can succeed instead of the one that
     /// failed.

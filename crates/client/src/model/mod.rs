@@ -12,6 +12,6 @@ pub use self::{
     error::{Error, ErrorKind, Result},
     status::{PeerStatus, Status},
     types::*,
-    url::{MountOptions, NfsUrl, UrlError, Version},
+    url::{MountOptions, NfsUrl, Security, TlsOptions, UrlError, Version},
 };
 pub(crate) use operations::{Operations, operations};

@@ -7,7 +7,7 @@ use std::{fmt, str::FromStr, time::Duration};
 
 use bytes::Bytes;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, percent_encode};
-use rpc::RawOptions;
+use rpc::{RawOptions, Xprtsec};
 
 /// The location of a directory or file on an NFS server, and the options of the mount.
 ///
@@ -57,6 +57,8 @@ pub struct MountOptions {
     pub gid: Option<u32>,
     /// `gids`: supplementary groups, separated by commas. The default is those of the process.
     pub gids: Option<Vec<u32>>,
+    /// `sec`: the security flavour of all calls.
+    pub security: Security,
     /// `rsize`: maximum bytes of a READ. The default is the server's maximum, up to 1 MiB.
     pub read_size: Option<u32>,
     /// `wsize`: maximum bytes of a WRITE. The default is the server's maximum, up to 1 MiB.
@@ -65,8 +67,43 @@ pub struct MountOptions {
     pub read_ahead: usize,
     /// `writebehind`: maximum bytes that a writer holds which are not on stable storage.
     pub write_behind: usize,
+    /// `xprtsec`, `tls_ca`, `tls_crl`, `tls_cert` and `tls_key`: TLS of all connections of the mount.
+    pub tls: TlsOptions,
     /// Options of the transport.
     pub transport: RawOptions,
+}
+
+/// TLS of the connections of a mount (RFC 9289).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TlsOptions {
+    /// `xprtsec`: the protection of the connections. The client never uses less.
+    pub xprtsec: Xprtsec,
+    /// `tls_ca`: the file of the issuers that may sign the server's certificate. The default is the file of the system.
+    pub ca: Option<String>,
+    /// `tls_crl`: the file of the lists of revoked certificates.
+    pub crl: Option<String>,
+    /// `tls_cert`: the file of the client's certificate, for `xprtsec=mtls`.
+    pub cert: Option<String>,
+    /// `tls_key`: the file of the client's private key.
+    pub key: Option<String>,
+}
+
+impl TlsOptions {
+    /// Adds TLS to the options of a transport, for connections to the server `name` that are first used for the program
+    /// and version `program`. Adds nothing without TLS.
+    pub(crate) fn add_to(&self, raw: &mut RawOptions, name: &str, (program, version): (u32, u32)) {
+        let level = match self.xprtsec {
+            Xprtsec::None => return,
+            Xprtsec::Tls => "tls",
+            Xprtsec::Mtls => "mtls",
+        };
+        let mut add = |key: &str, value: &str| drop(raw.insert(key.to_owned(), value.to_owned()));
+        add("xprtsec", level);
+        add("tls_name", name);
+        add("tls_program", &format!("{program}.{version}"));
+        let files = [("tls_ca", &self.ca), ("tls_crl", &self.crl), ("tls_cert", &self.cert), ("tls_key", &self.key)];
+        files.into_iter().filter_map(|(key, file)| Some((key, file.as_ref()?))).for_each(|(key, file)| add(key, file));
+    }
 }
 
 impl Default for MountOptions {
@@ -82,11 +119,32 @@ impl Default for MountOptions {
             uid: None,
             gid: None,
             gids: None,
+            security: Security::Sys,
             read_size: None,
             write_size: None,
             read_ahead: 8 << 20,
             write_behind: 16 << 20,
+            tls: TlsOptions::default(),
             transport: RawOptions::new(),
+        }
+    }
+}
+
+/// The security flavour of a mount. Kerberos authenticates the user by the tickets of the process: see `kinit`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Security {
+    /// `sys`: AUTH_SYS, which proves nothing.
+    Sys,
+    /// `krb5`, `krb5i`, `krb5p`: Kerberos 5 with this protection of bodies.
+    Kerberos(gss::Service),
+}
+
+impl Security {
+    /// Returns the number of the flavour in lists of flavours.
+    pub(crate) fn number(self) -> u32 {
+        match self {
+            Security::Sys => 1,
+            Security::Kerberos(service) => gss::pseudo_flavor(service),
         }
     }
 }
@@ -196,6 +254,11 @@ fn parse(text: &str) -> Result<NfsUrl, String> {
         options.set(&key, &value).map_err(|problem| format!("option '{key}={value}': {problem}"))?;
         seen.push(key);
     }
+    if let Security::Kerberos(_) = options.security
+        && let Some(key) = ["uid", "gid", "gids"].into_iter().find(|key| seen.iter().any(|seen| seen == key))
+    {
+        return Err(format!("option '{key}' has no effect with Kerberos: the server learns the user from the ticket"));
+    }
     Ok(NfsUrl { host, port: url.port(), path: path.into(), options })
 }
 
@@ -212,10 +275,16 @@ impl MountOptions {
         "uid",
         "gid",
         "gids",
+        "sec",
         "rsize",
         "wsize",
         "readahead",
         "writebehind",
+        "xprtsec",
+        "tls_ca",
+        "tls_crl",
+        "tls_cert",
+        "tls_key",
     ];
 
     /// Sets the option that a key of the query names. A key that is not in [`KEYS`](Self::KEYS) is an option of the
@@ -225,7 +294,8 @@ impl MountOptions {
     /// A text that describes the problem with the value, and the allowed values.
     pub fn set(&mut self, key: &str, value: &str) -> Result<(), String> {
         match key {
-            "proto" => self.proto = name(value)?,
+            // In the query of a URL, `+` stands for a space.
+            "proto" => self.proto = name(value)?.replace(' ', "+"),
             "vers" => {
                 self.version = match value {
                     "3" => Version::V3,
@@ -244,10 +314,16 @@ impl MountOptions {
             "uid" => self.uid = Some(number(value)?),
             "gid" => self.gid = Some(number(value)?),
             "gids" => self.gids = Some(groups(value)?),
+            "sec" => self.security = security(value)?,
             "rsize" => self.read_size = Some(size(value, 512, nfs::v3::DATA_BOUND)? as u32),
             "wsize" => self.write_size = Some(size(value, 512, nfs::v3::DATA_BOUND)? as u32),
             "readahead" => self.read_ahead = size(value, 0, WINDOW_MAX)?,
             "writebehind" => self.write_behind = size(value, 0, WINDOW_MAX)?,
+            "xprtsec" => self.tls.xprtsec = Xprtsec::parse(value)?,
+            "tls_ca" => self.tls.ca = Some(file(value)?),
+            "tls_crl" => self.tls.crl = Some(file(value)?),
+            "tls_cert" => self.tls.cert = Some(file(value)?),
+            "tls_key" => self.tls.key = Some(file(value)?),
             _ => {
                 self.transport.insert(key.to_owned(), value.to_owned());
             }
@@ -258,6 +334,10 @@ impl MountOptions {
 
 fn name(value: &str) -> Result<String, String> {
     if value.is_empty() { Err("the name of a transport is missing".to_owned()) } else { Ok(value.to_owned()) }
+}
+
+fn file(value: &str) -> Result<String, String> {
+    if value.is_empty() { Err("the path of a file is missing".to_owned()) } else { Ok(value.to_owned()) }
 }
 
 fn number<T: FromStr>(value: &str) -> Result<T, String> {
@@ -274,6 +354,16 @@ fn groups(value: &str) -> Result<Vec<u32>, String> {
     let gids = value.split(',').filter(|gid| !gid.is_empty()).map(number).collect::<Result<Vec<u32>, _>>()?;
     // RFC 5531 appendix A: gids<16>.
     if gids.len() > 16 { Err("AUTH_SYS carries at most 16 groups".to_owned()) } else { Ok(gids) }
+}
+
+fn security(value: &str) -> Result<Security, String> {
+    Ok(match value {
+        "sys" => Security::Sys,
+        "krb5" => Security::Kerberos(gss::Service::None),
+        "krb5i" => Security::Kerberos(gss::Service::Integrity),
+        "krb5p" => Security::Kerberos(gss::Service::Privacy),
+        _ => return Err("allowed: sys, krb5, krb5i, krb5p".to_owned()),
+    })
 }
 
 fn size(value: &str, min: usize, max: usize) -> Result<usize, String> {
@@ -341,7 +431,7 @@ mod tests {
     fn options_are_parsed_and_unknown_keys_are_passed_to_the_transport() {
         let url: NfsUrl =
             "nfs://10.0.0.1:20049/e?proto=rdma&vers=3&mountport=20048&mountproto=tcp&timeo=5s&uid=1&gid=2\
-                           &gids=3,4&rsize=64k&wsize=1M&readahead=4M&writebehind=0&inline=8192"
+                           &gids=3,4&sec=sys&rsize=64k&wsize=1M&readahead=4M&writebehind=0&inline=8192"
                 .parse()
                 .unwrap();
         let options = &url.options;
@@ -349,9 +439,37 @@ mod tests {
         assert_eq!((options.proto.as_str(), options.mount_proto.as_deref()), ("rdma", Some("tcp")));
         assert_eq!((options.mount_port, options.deadline), (Some(20048), Duration::from_secs(5)));
         assert_eq!((options.uid, options.gid, options.gids.as_deref()), (Some(1), Some(2), Some(&[3, 4][..])));
+        assert_eq!(options.security, Security::Sys);
         assert_eq!((options.read_size, options.write_size), (Some(65536), Some(1 << 20)));
         assert_eq!((options.read_ahead, options.write_behind), (4 << 20, 0));
+        let several: NfsUrl = "nfs://h/?proto=tcp+rdma".parse().unwrap();
+        assert_eq!(several.options.proto, "tcp+rdma");
         assert_eq!(options.transport.iter().collect::<Vec<_>>(), [(&"inline".to_owned(), &"8192".to_owned())]);
+    }
+
+    #[test]
+    fn tls_options_are_for_the_transport_only_with_tls() {
+        let url: NfsUrl = "nfs://h/e?xprtsec=mtls&tls_ca=/ca.pem&tls_cert=/c.pem&tls_key=/c.key".parse().unwrap();
+        let mut raw = RawOptions::new();
+        url.options.tls.add_to(&mut raw, "h", (100_003, 4));
+        let raw: Vec<_> = raw.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+        let files = [("tls_ca", "/ca.pem"), ("tls_cert", "/c.pem"), ("tls_key", "/c.key"), ("tls_name", "h")];
+        assert_eq!(raw, [&files[..], &[("tls_program", "100003.4"), ("xprtsec", "mtls")]].concat());
+        let mut raw = RawOptions::new();
+        "nfs://h/e?xprtsec=none".parse::<NfsUrl>().unwrap().options.tls.add_to(&mut raw, "h", (100_003, 4));
+        assert!(raw.is_empty());
+        assert!(problem("nfs://h/?xprtsec=ssl").contains("'ssl' is none of none, tls and mtls"));
+        assert!(problem("nfs://h/?tls_ca=").contains("the path of a file is missing"));
+    }
+
+    #[test]
+    fn security_flavour_is_parsed() {
+        use gss::Service;
+        let security = |text: &str| text.parse::<NfsUrl>().unwrap().options.security;
+        assert_eq!(security("nfs://h/?sec=krb5"), Security::Kerberos(Service::None));
+        assert_eq!(security("nfs://h/?sec=krb5i"), Security::Kerberos(Service::Integrity));
+        assert_eq!(security("nfs://h/?sec=krb5p"), Security::Kerberos(Service::Privacy));
+        assert_eq!(security("nfs://h/"), Security::Sys);
     }
 
     #[test]
@@ -373,6 +491,8 @@ mod tests {
         assert!(problem("nfs://h/a%00b").contains("zero bytes"));
         assert!(problem("nfs://h:99999/").contains("port"));
         assert!(problem("nfs://h/?vers=5").contains("allowed: 3, 4.0, 4.1"));
+        assert!(problem("nfs://h/?sec=krb6").contains("sys, krb5, krb5i, krb5p"));
+        assert!(problem("nfs://h/?sec=krb5&uid=1").contains("'uid' has no effect with Kerberos"));
         assert!(problem("nfs://h/?uid=-1").contains("4294967295"));
         assert!(problem("nfs://h/?mountport=65536").contains("65535"));
         assert!(problem("nfs://h/?rsize=9G").contains("'rsize=9G'"));

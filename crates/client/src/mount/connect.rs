@@ -17,7 +17,7 @@ use bytes::Bytes;
 use entropy::Sequence;
 use nfs::{MOUNT_PROGRAM, NFS_PORT, NFS_PROGRAM, NFS_RDMA_PORT, mount::MountOk, v3::DATA_BOUND};
 use rpc::{
-    AcceptStat, AuthStat, BoxFuture, ClientError, RawOptions, RejectStat, Switch, TransportKind,
+    AcceptStat, AuthStat, BoxFuture, ClientError, RawOptions, RejectStat, Switch, TransportKind, Xprtsec,
     rpcbind::{self, Netid},
 };
 use tokio::time::timeout;
@@ -29,7 +29,7 @@ use super::{
 };
 use crate::{
     call::{Link, Program},
-    model::{Error, ErrorKind, MountOptions, NfsUrl, Result, Status, UrlError, Version},
+    model::{Error, ErrorKind, MountOptions, NfsUrl, Result, Security, Status, UrlError, Version},
     v3::{self, V3},
     v4::{
         V4,
@@ -230,11 +230,11 @@ impl Site {
         for (at, proto) in protos().enumerate() {
             // The port of the URL is that of the first transport, because two transports cannot share one.
             let port = self.url.port.filter(|_| at == 0).unwrap_or(default_port(proto));
-            endpoints.push((self.kind(proto, &self.options().transport)?, SocketAddr::new(ip, port)));
+            endpoints.push((self.kind(proto, &self.options().transport, NFS4)?, SocketAddr::new(ip, port)));
         }
         for address in &self.options().addresses {
             let (proto, host) = address.split_once('@').unwrap_or((protos().next().unwrap_or("tcp"), address));
-            let kind = self.kind(proto, &self.options().transport)?;
+            let kind = self.kind(proto, &self.options().transport, NFS4)?;
             let has_port = host.rsplit_once(':').is_some_and(|(host, _)| !host.contains(':') || host.ends_with(']'));
             let host = if has_port { host.to_owned() } else { format!("{host}:{}", default_port(proto)) };
             let failed = |problem: String| Error::new(ErrorKind::Resolve(format!("{address}: {problem}")), "connect");
@@ -252,7 +252,8 @@ impl Site {
         callbacks: &Callbacks,
     ) -> Result<Program> {
         let (kind, address) = endpoint.clone();
-        let link = Link::connect(kind, address, self.options(), Some(callbacks.server.clone())).await?;
+        let link =
+            Link::connect(kind, (address, &self.url.host), self.options(), Some(callbacks.server.clone())).await?;
         let (server, deadline) = (self.server.clone(), self.options().deadline);
         Program::new(link, NFS_PROGRAM, nfs::v4::VERSION, server, deadline).pinged().await
     }
@@ -304,7 +305,7 @@ impl Site {
         loop {
             let part = path.slice(..len.max(1));
             match client.mnt(&part).await {
-                Ok(ok) if !accepts_auth_sys(&ok.auth_flavors) => {
+                Ok(ok) if !accepts(&ok.auth_flavors, self.options().security) => {
                     let denied = RejectStat::AuthError(AuthStat::TooWeak);
                     return Err(Error::new(ErrorKind::Rpc(ClientError::Denied(denied)), "MNT").at(&part));
                 }
@@ -337,8 +338,8 @@ impl Site {
     }
 
     async fn nfs_link(&self, ip: IpAddr, ports: &Ports) -> Result<Link> {
-        let kind = self.kind(&self.options().proto, &self.options().transport)?;
-        Link::connect(kind, SocketAddr::new(ip, ports.nfs), self.options(), None).await
+        let kind = self.kind(&self.options().proto, &self.options().transport, NFS3)?;
+        Link::connect(kind, (SocketAddr::new(ip, ports.nfs), &self.url.host), self.options(), None).await
     }
 
     /// Calls `first` at each location where MOUNT can be, until one of them serves MOUNT.
@@ -375,9 +376,15 @@ impl Site {
             );
             return Err(Error::new(ErrorKind::Resolve(problem), "MOUNT"));
         };
-        let kind = self.kind(self.mount_proto(), &RawOptions::new())?;
+        let kind = self.kind(self.mount_proto(), &RawOptions::new(), MOUNT3)?;
         let (address, options) = (SocketAddr::new(ip, port), self.options().clone());
-        let mountd = Mountd::At(Box::new(MountdAddress { kind, address, options, server: self.server.clone() }));
+        let mountd = Mountd::At(Box::new(MountdAddress {
+            kind,
+            address,
+            options,
+            host: self.url.host.clone(),
+            server: self.server.clone(),
+        }));
         let value = first(self, mountd.client().await?).await?;
         Ok((mountd, value))
     }
@@ -409,13 +416,21 @@ impl Site {
         }
     }
 
-    fn kind(&self, proto: &str, transport: &RawOptions) -> Result<Arc<dyn TransportKind>> {
+    /// Returns a transport with its options, for connections that are first used for this program and version. All of them
+    /// have the URL's TLS.
+    fn kind(&self, proto: &str, transport: &RawOptions, program: (u32, u32)) -> Result<Arc<dyn TransportKind>> {
         let wrong = |problem| UrlError { url: self.url.to_string(), problem };
+        let tls = &self.options().tls;
+        if tls.xprtsec != Xprtsec::None && proto != "tcp" {
+            return Err(wrong(format!("xprtsec is for proto=tcp; TLS does not protect '{proto}'")).into());
+        }
+        let mut transport = transport.clone();
+        tls.add_to(&mut transport, &self.url.host, program);
         let Some(kind) = self.switch.find(proto) else {
             let names: Vec<_> = self.switch.names().collect();
             return Err(wrong(format!("no transport '{proto}'; available: {}", names.join(", "))).into());
         };
-        kind.with_options(transport).map_err(|error| {
+        kind.with_options(&transport).map_err(|error| {
             let ours = MountOptions::KEYS.join(", ");
             wrong(format!("{error}; options of the mount: {ours}")).into()
         })
@@ -438,9 +453,10 @@ fn is_no_v4(error: &Error) -> bool {
     is_another_version(error) || matches!(error.kind(), ErrorKind::Rpc(ClientError::Transport(_)))
 }
 
-/// Returns `true` if the export accepts AUTH_SYS or AUTH_NONE. Some servers list no flavours (RFC 1813 appendix I).
-fn accepts_auth_sys(flavors: &[u32]) -> bool {
-    flavors.is_empty() || flavors.iter().any(|flavor| [AUTH_NONE, AUTH_SYS].contains(flavor))
+/// Returns `true` if the export accepts a flavour. A server that lists AUTH_NONE ignores who calls, so it accepts every
+/// flavour. Some servers list no flavours (RFC 1813 appendix I).
+fn accepts(flavors: &[u32], security: Security) -> bool {
+    flavors.is_empty() || [AUTH_NONE, security.number()].iter().any(|accepted| flavors.contains(accepted))
 }
 
 /// Returns `true` if a refused path can be inside an export: it can be a file, not exist yet, or be hidden.
@@ -485,7 +501,10 @@ fn page_size(preferred: u32, message_max: usize) -> u32 {
 const RPCBIND_TIMEOUT: Duration = Duration::from_secs(5);
 // Authentication flavours, RFC 5531 §8.2.
 const AUTH_NONE: u32 = 0;
-const AUTH_SYS: u32 = 1;
+/// The programs and versions of connections.
+const NFS3: (u32, u32) = (NFS_PROGRAM, nfs::v3::VERSION);
+const NFS4: (u32, u32) = (NFS_PROGRAM, nfs::v4::VERSION);
+const MOUNT3: (u32, u32) = (MOUNT_PROGRAM, nfs::mount::VERSION);
 const TRANSFER_DEFAULT: usize = 1 << 20;
 const TRANSFER_SAFE: usize = 8 << 10;
 const TRANSFER_MIN: usize = 512;

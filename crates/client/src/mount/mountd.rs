@@ -103,6 +103,8 @@ pub(crate) struct MountdAddress {
     pub kind: Arc<dyn TransportKind>,
     pub address: SocketAddr,
     pub options: MountOptions,
+    /// The name of the host.
+    pub host: String,
     /// The server's name, for messages.
     pub server: Arc<str>,
 }
@@ -113,7 +115,7 @@ impl Mountd {
         match self {
             Mountd::Shared(client) => Ok(client.clone()),
             Mountd::At(at) => {
-                let link = Link::connect(at.kind.clone(), at.address, &at.options, None).await?;
+                let link = Link::connect(at.kind.clone(), (at.address, &at.host), &at.options, None).await?;
                 Ok(MountClient::new(program(link, at.server.clone(), &at.options).pinged().await?))
             }
         }

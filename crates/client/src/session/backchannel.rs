@@ -3,13 +3,25 @@
 //! Read RFC 8881 §2.10.6 (the same slots, in the other direction) and §20 first. The backchannel decodes a callback and
 //! finds its slot; a [`CallbackHandler`] executes the operations. A callback that cannot be decoded gets an error
 //! reply. The slots bound the memory that a server can use here.
+//!
+//! A callback can arrive before the reply to the request that created the state to which it refers. CB_SEQUENCE names
+//! such requests (§2.10.6.3). While one of them is outstanding, the callback waits for its reply, but not for long: then
+//! it gets DELAY, and the server sends it again.
 
-use std::{fmt, ops::RangeInclusive, sync::Arc};
+use std::{
+    fmt, mem,
+    ops::RangeInclusive,
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use nfs::v4::{callback::*, compound::*, *};
 use parking_lot::Mutex;
 use rpc::{Answering, Call, Procedure, Service};
+use tokio::time::timeout;
 use xdr::Decode;
+
+use super::{requests::Session, slots::SlotUse};
 
 /// Executes the operations of callbacks.
 pub(crate) trait CallbackHandler: Send + Sync {
@@ -26,6 +38,8 @@ pub(crate) struct Backchannel {
 #[derive(Debug, Default)]
 struct Inner {
     session: Sessionid4,
+    /// The requests of the session.
+    requests: Weak<Session>,
     slots: Vec<Slot>,
 }
 
@@ -35,6 +49,12 @@ struct Slot {
     sequence: u32,
     /// Its results; `None` while it is being executed.
     reply: Option<CbCompoundRes>,
+}
+
+impl Slot {
+    fn is_executing(&self) -> bool {
+        self.reply.is_none() && self.sequence != 0
+    }
 }
 
 /// The callback program as a service of RPC.
@@ -63,6 +83,7 @@ impl Service for CallbackService {
             if call.procedure == PROC_NULL {
                 return Ok(call.reply(&()));
             }
+            //= rfc8881-2.10.2.1-2
             let head = CbCompoundHead::decode(&mut call.arguments)?;
             let mut ops = Vec::new();
             let mut bad = None;
@@ -75,7 +96,7 @@ impl Service for CallbackService {
                     }
                 }
             }
-            Ok(call.reply(&self.0.answer(head.tag, ops, bad)))
+            Ok(call.reply(&self.0.answer(head.tag, ops, bad).await))
         }))
     }
 }
@@ -87,13 +108,29 @@ impl Backchannel {
     }
 
     /// Sets the session whose callbacks are executed from now on, and its number of slots.
-    pub fn session(&self, session: Sessionid4, slots: u32) {
-        let mut inner = self.inner.lock();
-        inner.session = session;
-        inner.slots = vec![Slot::default(); slots.clamp(1, BACK_SLOTS) as usize];
+    pub fn session(&self, session: Sessionid4, slots: u32, requests: Weak<Session>) {
+        let slots = vec![Slot::default(); slots.clamp(1, BACK_SLOTS) as usize];
+        *self.inner.lock() = Inner { session, requests, slots };
     }
 
-    fn answer(&self, tag: Tag, ops: Vec<CbArgop4>, bad: Option<BadOperation<CbOpnum4>>) -> CbCompoundRes {
+    /// Waits for the replies to the referring calls of a callback. Returns `false` if one does not arrive in time.
+    async fn wait_for_replies(&self, args: &CbSequenceArgs) -> bool {
+        let lists = &args.referring_call_lists.0;
+        if lists.is_empty() {
+            return true;
+        }
+        let Some(session) = self.inner.lock().requests.upgrade() else { return true };
+        // A session that was replaced has no outstanding requests.
+        let calls = lists.iter().filter(|list| list.sessionid == session.id).flat_map(|list| &list.referring_calls.0);
+        let replies = async {
+            for call in calls {
+                session.wait_for_reply(SlotUse { slot: call.slotid, sequence: call.sequenceid }).await;
+            }
+        };
+        timeout(REFERRING_WAIT, replies).await.is_ok()
+    }
+
+    async fn answer(&self, tag: Tag, ops: Vec<CbArgop4>, bad: Option<BadOperation<CbOpnum4>>) -> CbCompoundRes {
         let fail =
             |result: CbResop4| CbCompoundRes { status: result.status(), tag: tag.clone(), resarray: vec![result] };
         // RFC 8881 §20.9.3: CB_SEQUENCE must be the first operation.
@@ -108,11 +145,16 @@ impl Backchannel {
                 );
             }
         };
-        let (slot, ok) = match self.inner.lock().begin(&args) {
-            Ok(Begun::Execute(ok)) => (args.slotid.0 as usize, ok),
+        let begun = self.inner.lock().begin(&args);
+        let (before, ok) = match begun {
+            Ok(Begun::Execute(before, ok)) => (before, ok),
             Ok(Begun::Replay(reply)) => return CbCompoundRes { tag, ..*reply },
             Err(status) => return fail(CbResop4::failure(CbOpnum4::Sequence, status)),
         };
+        let executing = Executing { backchannel: self, args: &args, before };
+        if !self.wait_for_replies(&args).await {
+            return fail(CbResop4::failure(CbOpnum4::Sequence, Nfsstat4::Delay));
+        }
         let mut results = vec![CbResop4::Sequence(Res4::Ok(ok))];
         for op in ops {
             let result = match op {
@@ -131,15 +173,42 @@ impl Backchannel {
         }
         let status = results.last().map_or(Nfsstat4::Ok, CbResop4::status);
         let reply = CbCompoundRes { status, tag, resarray: results };
-        if let Some(slot) = self.inner.lock().slots.get_mut(slot) {
-            slot.reply = Some(reply.clone());
-        }
+        executing.end(&reply);
         reply
     }
 }
 
+/// A callback that occupies its slot. If it is dropped before its end, the slot is as before: an error of CB_SEQUENCE
+/// does not change it (RFC 8881 §20.9.3).
+struct Executing<'a> {
+    backchannel: &'a Backchannel,
+    args: &'a CbSequenceArgs,
+    /// The slot before the callback.
+    before: Slot,
+}
+
+impl Executing<'_> {
+    /// Caches the reply.
+    fn end(mut self, reply: &CbCompoundRes) {
+        self.before = Slot { sequence: self.args.sequenceid.0, reply: Some(reply.clone()) };
+    }
+}
+
+impl Drop for Executing<'_> {
+    fn drop(&mut self) {
+        let inner = &mut *self.backchannel.inner.lock();
+        // The session can have been replaced meanwhile.
+        if inner.session == self.args.sessionid
+            && let Some(slot) = inner.slots.get_mut(self.args.slotid.0 as usize)
+        {
+            *slot = mem::take(&mut self.before);
+        }
+    }
+}
+
 enum Begun {
-    Execute(CbSequenceOk),
+    /// The callback is new. The slot was as given before.
+    Execute(Slot, CbSequenceOk),
     Replay(Box<CbCompoundRes>),
 }
 
@@ -160,17 +229,18 @@ impl Inner {
         if args.sequenceid.0 == slot.sequence && slot.sequence != 0 {
             return slot.reply.clone().map(|reply| Begun::Replay(Box::new(reply))).ok_or(Nfsstat4::Delay);
         }
-        if args.sequenceid.0 != slot.sequence.wrapping_add(1) {
+        if args.sequenceid.0 != slot.sequence.wrapping_add(1) || slot.is_executing() {
             return Err(Nfsstat4::SeqMisordered);
         }
-        *slot = Slot { sequence: args.sequenceid.0, reply: None };
-        Ok(Begun::Execute(CbSequenceOk {
+        let before = mem::replace(slot, Slot { sequence: args.sequenceid.0, reply: None });
+        let ok = CbSequenceOk {
             sessionid: args.sessionid,
             sequenceid: args.sequenceid,
             slotid: args.slotid,
             highest_slotid: highest,
             target_highest_slotid: highest,
-        }))
+        };
+        Ok(Begun::Execute(before, ok))
     }
 }
 
@@ -178,5 +248,7 @@ impl Inner {
 pub(crate) const CALLBACK_PROGRAM: u32 = 0x4000_0000;
 /// Maximum operations of one callback that are decoded: the limit of the session's backchannel.
 const OPERATIONS_MAX: u32 = 8;
+/// The time for which a callback waits for the replies to its referring calls, as Linux's client does.
+pub(crate) const REFERRING_WAIT: Duration = Duration::from_millis(500);
 /// Maximum number of callbacks that can be outstanding.
 pub(crate) const BACK_SLOTS: u32 = 8;

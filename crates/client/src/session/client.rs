@@ -5,7 +5,7 @@
 //! registers the client again, while all others wait; then the [`StateHolder`](super::link::StateHolder) reclaims the
 //! client's state. Requests whose replies were lost are sent again.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use nfs::v4::*;
@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use xdr::Opaque;
 
 use super::{
-    backchannel::Backchannel,
+    backchannel::{Backchannel, REFERRING_WAIT},
     compound::Compound,
     identity,
     link::ServerLink,
@@ -142,13 +142,65 @@ impl Client4 {
                 true
             }
         };
+        self.reclaim_if(forgotten).await;
+        deadline.extend(began.elapsed());
+        Ok(())
+    }
+
+    /// Replaces a session whose backchannel has a fault (RFC 8881 §18.46.3), unless another task has done so. No request is
+    /// outstanding when the session is destroyed. If the server does not destroy it in time, the new session replaces it
+    /// all the same.
+    ///
+    /// # Errors
+    /// A request was not answered in half of the lease time, or the server refuses this client.
+    pub async fn replace_faulty(&self, session: &Arc<Session>, deadline: &Deadline) -> Result<()> {
+        let _one = self.recovering.lock().await;
+        if !self.state.lock().is(&ClientState::Session(session.clone())) {
+            return Ok(());
+        }
+        // All other requests wait meanwhile, so nothing renews the lease.
+        let limit = Deadline::strict(self.link.lease() / 2);
+        if !session.drain(&limit).await {
+            return Err(self.link.trunk.first().timeout_error("DESTROY_SESSION"));
+        }
+        if let Err(error) = self.destroy_drained(session, &limit).await {
+            tracing::debug!(%error, "destroying a session with a faulty backchannel failed");
+        }
+        // If no session can be created now, the next request tries again.
+        session.close();
+        let forgotten = self.replace_session(session, deadline).await?;
+        self.reclaim_if(forgotten).await;
+        Ok(())
+    }
+
+    /// Destroys a session without outstanding requests, over a connection that is established. A callback can be
+    /// outstanding: it waits for the replies to its referring calls, and the server has to receive its own reply. While
+    /// the server refuses DESTROY_SESSION for that reason (RFC 8881 §18.37.3), it is sent again.
+    ///
+    /// # Errors
+    /// The server does not answer, or it refuses to destroy the session.
+    async fn destroy_drained(&self, session: &Session, deadline: &Deadline) -> Result<()> {
+        let Some(program) = self.link.trunk.pick(deadline).await else {
+            return Err(self.link.trunk.first().timeout_error("DESTROY_SESSION"));
+        };
+        let callbacks = Deadline::strict(CALLBACKS_MAX);
+        let mut backoff = Backoff::new();
+        loop {
+            match identity::destroy_session(&program, self.minor(), session.id, deadline).await {
+                Err(error)
+                    if error.status4() == Some(Nfsstat4::BackChanBusy) && backoff.pause_before(&callbacks).await => {}
+                result => return result,
+            }
+        }
+    }
+
+    /// Reclaims the state of the client if the server has lost it.
+    async fn reclaim_if(&self, forgotten: bool) {
         if forgotten && let Some(holder) = self.link.holder() {
-            // Reclaiming does not use this request's deadline, because other requests need the reclaimed state too. It
+            // Reclaiming does not use the deadline of a request, because other requests need the reclaimed state too. It
             // uses the new session. If that is lost meanwhile, the next request recovers again.
             holder.reclaim(&Deadline::after(BACKGROUND)).await;
         }
-        deadline.extend(began.elapsed());
-        Ok(())
     }
 
     /// Creates a session that replaces a dead one. Returns `true` if the server has lost the client too.
@@ -163,6 +215,7 @@ impl Client4 {
                 Err(error) => error,
             };
             match error.status4() {
+                //= rfc8881-8.4.2-1
                 Some(Nfsstat4::StaleClientid | Nfsstat4::SeqMisordered | Nfsstat4::Expired) => {
                     let ok = identity::exchange_id(program, self.minor(), &self.owner, deadline).await?;
                     client = (ok.clientid, ok.sequenceid);
@@ -210,3 +263,7 @@ impl Client4 {
         identity::destroy_clientid(program, self.minor(), session.clientid, deadline).await
     }
 }
+
+/// Maximum time for which DESTROY_SESSION is sent again because callbacks are outstanding. With the pauses between the
+/// attempts it is longer than a callback waits.
+const CALLBACKS_MAX: Duration = REFERRING_WAIT.saturating_mul(4);

@@ -36,7 +36,7 @@ pub(crate) struct Compound {
 
 impl Compound {
     pub fn new(name: &'static str) -> Self {
-        let (ops, reply_max) = (Vec::with_capacity(4), REPLY_BASE);
+        let (ops, reply_max) = (Vec::with_capacity(5), REPLY_BASE);
         Self { ops, reply_max, payload_max: 0, payload_last: false, cache: false, locker: None, name }
     }
 
@@ -60,8 +60,13 @@ impl Compound {
         self.op(Argop4::Lookup(LookupArgs { objname: name }), 0)
     }
 
+    /// Adds an OPEN with the GETFH that must follow it.
+    pub fn open(self, open: Argop4) -> Self {
+        //= rfc8881-18.16.4.1-1 rfc8881-2.10.6.4-4
+        self.op(open, OPEN_MAX).get_fh()
+    }
+
     pub fn get_fh(self) -> Self {
-        //= rfc8881-18.16.4.1-1
         self.op(Argop4::GetFh, 4 + nfs::v4::FHSIZE4)
     }
 
@@ -216,6 +221,8 @@ pub(crate) enum Outcome {
     Outdated(CompoundRes),
 }
 
+/// Maximum bytes of the result of OPEN, which is longest with a write delegation.
+const OPEN_MAX: usize = 1024;
 /// Bytes of a reply's RPC header with the longest verifier, the head of the compound and the result of SEQUENCE.
 const REPLY_BASE: usize = 24 + 400 + 16 + 48;
 /// Bytes of a result without a body.

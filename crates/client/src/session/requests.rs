@@ -6,11 +6,17 @@
 //! Requests that find no free slot wait in a queue. A released slot goes to the request that has waited longest, even
 //! if the task that releases it has another request at once.
 //!
-//! If the caller gives up a request before it was answered, its slot is in doubt: a background task sends SEQUENCE in
-//! this slot until the server answers.
+//! If the caller gives up a request before it was answered, its slot is in doubt: a background task waits for the reply.
+//! If the connection is lost before, it sends SEQUENCE in this slot until the server answers. If there is no reply for a
+//! minute, the task closes the connection: a server may drop a request, for example one whose RPCSEC_GSS sequence number
+//! it has seen (RFC 2203 §5.3.3.1), and a request must not be sent again over the same connection (RFC 8881 §2.9.2).
+//!
+//! Buffers: a request that was sent owns the caller's region until it is answered or its connection is lost. If the caller
+//! gives the request up before, the region is dropped then.
 
 use std::{
     collections::VecDeque,
+    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -20,10 +26,10 @@ use std::{
 use buf::{Region, SharedRegion};
 use nfs::v4::{compound::*, *};
 use parking_lot::Mutex;
-use rpc::ReplyPlan;
+use rpc::{BoxFuture, ReplyPlan};
 use tokio::{
-    sync::oneshot,
-    time::{error::Elapsed, timeout_at},
+    sync::{Notify, oneshot},
+    time::{Instant, error::Elapsed, timeout, timeout_at},
 };
 
 use super::{
@@ -32,7 +38,7 @@ use super::{
     identity,
     link::ServerLink,
     slots::{SlotUse, Slots},
-    trunk::BACKGROUND,
+    trunk::{BACKGROUND, send_while_connected},
 };
 use crate::{
     call::{Backoff, Deadline, Program},
@@ -51,25 +57,40 @@ pub(crate) struct Session {
     queue: Mutex<SlotQueue>,
     /// Set when the session has ended, or when the server does not know it any more.
     ended: AtomicBool,
+    /// Notified when `ended` is set.
+    end: Notify,
+    /// Notified when a slot is released while the queue is held.
+    released: Notify,
 }
 
 /// The slots, and the requests that wait for one.
 #[derive(Debug)]
 struct SlotQueue {
     slots: Slots,
+    /// Set while no request gets a slot, because the session is about to be destroyed.
+    is_held: bool,
     /// The requests that wait for a slot, the longest waiting first.
     waiting: VecDeque<oneshot::Sender<SlotUse>>,
+    /// The outstanding requests for whose replies callbacks wait. Dropping the sender of a request wakes its callback.
+    referred: Vec<(SlotUse, oneshot::Sender<()>)>,
 }
 
 impl SlotQueue {
+    /// Frees a slot, and wakes the callbacks that wait for its request.
+    fn release(&mut self, place: SlotUse, used: bool) {
+        self.slots.release(place, used);
+        self.referred.retain(|(request, _)| *request != place);
+    }
+
     /// Takes a free slot, unless other requests wait for one.
     fn take(&mut self) -> Option<SlotUse> {
-        if self.waiting.is_empty() { self.slots.take() } else { None }
+        if self.waiting.is_empty() && !self.is_held { self.slots.take() } else { None }
     }
 
     /// Gives free slots to the waiting requests.
     fn serve_waiting(&mut self) {
-        while !self.waiting.is_empty()
+        while !self.is_held
+            && !self.waiting.is_empty()
             && let Some(place) = self.slots.take()
         {
             let first = self.waiting.pop_front().expect("the queue must not be empty");
@@ -105,8 +126,34 @@ pub(crate) struct TakenSlot {
     /// SEQUENCE, which must be the same in each transmission: a server takes a request that differs in any byte for
     /// another request (§2.10.6.1.3.1).
     sequence: SequenceArgs,
+    /// The last transmission, until it is answered or its connection is lost.
+    call: Option<OutstandingCall>,
     sent: bool,
     released: bool,
+}
+
+/// A request on its connection.
+struct OutstandingCall {
+    program: Arc<Program>,
+    /// A time before the request was sent.
+    begun: Instant,
+    /// Set if a request was sent in the slot with the same sequence ID before.
+    is_retry: bool,
+    reply: BoxFuture<'static, (Outcome, Option<SharedRegion>)>,
+}
+
+impl OutstandingCall {
+    /// Encodes a call, which is sent when `reply` is first polled.
+    fn new(
+        program: Arc<Program>,
+        request: &Request<'_>,
+        (plan, name): (ReplyPlan, &'static str),
+        (begun, is_retry): (Instant, bool),
+    ) -> Self {
+        let call = program.encode(PROC_COMPOUND, request);
+        let reply = Box::pin(send_while_connected(program.clone(), call, plan, name));
+        Self { program, begun, is_retry, reply }
+    }
 }
 
 impl TakenSlot {
@@ -124,8 +171,11 @@ impl Drop for TakenSlot {
         if !self.sent || self.session.ended.load(Relaxed) {
             return self.session.release(self.place, false);
         }
-        let (link, session, place) = (self.link.clone(), self.session.clone(), self.place);
-        self.link.runtime.spawn(async move { session.resolve_doubt(&link, place).await });
+        // A call that waits for credits of its transport, or for a security context, is sent after its caller has given it up, as if
+        // the network had delayed it. It is not withdrawn, because only the transport knows whether it was sent. It is not sent over
+        // another connection.
+        let (call, link, session, place) = (self.call.take(), self.link.clone(), self.session.clone(), self.place);
+        self.link.runtime.spawn(async move { session.resolve_doubt(&link, place, call).await });
     }
 }
 
@@ -142,18 +192,23 @@ impl Session {
         deadline: &Deadline,
     ) -> Result<Arc<Self>> {
         let ok = identity::create_session(program, minor, clientid, sequence, deadline).await?;
-        backchannel.session(ok.sessionid, ok.back_chan_attrs.maxrequests);
-        Ok(Arc::new(Self {
+        let session = Arc::new(Self {
             id: ok.sessionid,
             clientid,
             next_sequence: Sequenceid4(sequence.0.wrapping_add(1)),
             fore: ok.fore_chan_attrs,
             queue: Mutex::new(SlotQueue {
                 slots: Slots::new(ok.fore_chan_attrs.maxrequests),
+                is_held: false,
                 waiting: VecDeque::new(),
+                referred: Vec::new(),
             }),
             ended: AtomicBool::new(false),
-        }))
+            end: Notify::new(),
+            released: Notify::new(),
+        });
+        backchannel.session(ok.sessionid, ok.back_chan_attrs.maxrequests, Arc::downgrade(&session));
+        Ok(session)
     }
 
     /// Returns the maximum number of outstanding requests.
@@ -171,7 +226,64 @@ impl Session {
     /// Ends the use of the session. Requests that wait for a slot fail.
     pub fn close(&self) {
         self.ended.store(true, Relaxed);
-        self.queue.lock().waiting.clear();
+        {
+            let mut queue = self.queue.lock();
+            queue.waiting.clear();
+            queue.referred.clear();
+        }
+        self.end.notify_waiters();
+    }
+
+    /// Waits until the reply to a request has arrived, or the session has ended. Returns at once if the request is not
+    /// outstanding.
+    pub async fn wait_for_reply(&self, request: SlotUse) {
+        let replied = {
+            let mut queue = self.queue.lock();
+            if self.ended.load(Relaxed) || !queue.slots.is_outstanding(request) {
+                return;
+            }
+            let (replied, wait) = oneshot::channel();
+            // Callbacks that have been answered do not wait any more.
+            queue.referred.retain(|(_, callback)| !callback.is_closed());
+            queue.referred.push((request, replied));
+            wait
+        };
+        let _ = replied.await;
+    }
+
+    /// Stops sending requests, and waits until all outstanding ones are answered. Further requests wait for the end of the
+    /// session. Returns `false`, and sends requests again, if some are still outstanding at the deadline.
+    pub async fn drain(&self, deadline: &Deadline) -> bool {
+        let drained = async {
+            loop {
+                let mut released = std::pin::pin!(self.released.notified());
+                released.as_mut().enable();
+                {
+                    let mut queue = self.queue.lock();
+                    queue.is_held = true;
+                    if !queue.slots.any_taken() {
+                        return;
+                    }
+                }
+                released.await;
+            }
+        };
+        let is_drained = timeout_at(deadline.at(), drained).await.is_ok();
+        if !is_drained {
+            let mut queue = self.queue.lock();
+            queue.is_held = false;
+            queue.serve_waiting();
+        }
+        is_drained
+    }
+
+    /// Waits until the session has ended.
+    async fn has_ended(&self) {
+        let mut end = std::pin::pin!(self.end.notified());
+        end.as_mut().enable();
+        if !self.ended.load(Relaxed) {
+            end.await;
+        }
     }
 
     /// Attempts a request, in `slot` if an earlier attempt has left one there, otherwise in a free slot. If the request
@@ -190,23 +302,31 @@ impl Session {
                 Ok(Some((place, highest))) => {
                     let sequence = self.sequence(place, highest, compound.cache);
                     let (link, session) = (link.clone(), self.clone());
-                    TakenSlot { link, session, place, sequence, sent: false, released: false }
+                    TakenSlot { link, session, place, sequence, call: None, sent: false, released: false }
                 }
                 Ok(None) => return (Outcome::Lost, sink.map(SharedRegion::from)),
                 Err(_) => return (Outcome::NoSlot, sink.map(SharedRegion::from)),
             },
         };
-        let plan = ReplyPlan { sink, ..compound.plan() };
-        // Set before the call, because the future can be dropped while the request is being sent.
-        taken.sent = true;
+        let Some(program) = link.trunk.pick(deadline).await else {
+            return (Outcome::NoConnection, sink.map(SharedRegion::from));
+        };
+        let is_retry = std::mem::replace(&mut taken.sent, true);
         let request = Request { minor: link.minor, first: Some(&taken.sequence), ops: &compound.ops };
-        let (outcome, back) = link.trunk.call_once(&request, plan, compound.name, deadline).await;
+        let plan = (ReplyPlan { sink, ..compound.plan() }, compound.name);
+        let call = OutstandingCall::new(program, &request, plan, (deadline.start(), is_retry));
+        let OutstandingCall { program, reply, .. } = taken.call.insert(call);
+        let Some((outcome, back)) = program.within(deadline, Pin::new(reply)).await else {
+            return (Outcome::Failed(program.timeout_error(compound.name)), None);
+        };
+        taken.call = None;
         let outcome = match outcome {
-            Outcome::Answered(res) => self.classify(link, res, deadline),
+            Outcome::Answered(res) => self.classify(link, res, (deadline.start(), is_retry)),
             outcome => outcome,
         };
         match &outcome {
             Outcome::Answered(_) | Outcome::Uncached => taken.release(true),
+            //= rfc8881-2.10.6.2-1 rfc8881-2.10.13.1.2-2
             Outcome::Disconnected(_) | Outcome::SlotBusy | Outcome::Unbound => *slot = Some(taken),
             Outcome::Lost => self.close(),
             // The server has refused SEQUENCE, so the slot's sequence has not advanced.
@@ -252,8 +372,11 @@ impl Session {
 
     fn release(&self, place: SlotUse, used: bool) {
         let mut queue = self.queue.lock();
-        queue.slots.release(place, used);
+        queue.release(place, used);
         queue.serve_waiting();
+        if queue.is_held {
+            self.released.notify_waiters();
+        }
     }
 
     fn highest(&self) -> Slotid4 {
@@ -265,6 +388,7 @@ impl Session {
             sessionid: self.id,
             sequenceid: place.sequence,
             slotid: place.slot,
+            //= rfc8881-2.10.6.1-9
             highest_slotid,
             cachethis: cache,
         }
@@ -280,20 +404,15 @@ impl Session {
     }
 
     /// Classifies a reply by the result of SEQUENCE, and stores the slot limits, the lease renewal and the status flags
-    /// from it.
-    fn classify(&self, link: &ServerLink, res: CompoundRes, deadline: &Deadline) -> Outcome {
+    /// from it. The request was sent after `begun`.
+    fn classify(&self, link: &ServerLink, res: CompoundRes, (begun, is_retry): (Instant, bool)) -> Outcome {
         if let Some(Resop4::Sequence(Res4::Ok(ok))) = res.resarray.first() {
-            {
-                let mut queue = self.queue.lock();
-                queue.slots.adjust(ok.highest_slotid, ok.target_highest_slotid);
-                queue.serve_waiting();
-            }
-            link.renewed(deadline.start());
-            link.set_status_flags(ok.status_flags);
-            if ok.status_flags & HANDLED_FLAGS != 0
-                && let Some(holder) = link.holder()
-            {
-                holder.handle_status_flags(ok.status_flags);
+            link.renewed(begun);
+            // §2.10.6.1.1: after a retry, limits and flags can be those at the time of the first transmission. The next
+            // reply has the present ones.
+            //= rfc8881-2.10.6.1.1-3
+            if !is_retry {
+                self.follow(link, ok);
             }
             // RFC 8881 §2.10.6.1.3: if the reply to a retry was not cached, the operation after SEQUENCE has this
             // status.
@@ -319,31 +438,66 @@ impl Session {
         }
     }
 
-    /// Resolves a slot in doubt: sends SEQUENCE alone in the slot until the server answers.
-    async fn resolve_doubt(self: &Arc<Self>, link: &Arc<ServerLink>, place: SlotUse) {
+    /// Follows the slot limits and the status flags of a reply.
+    fn follow(&self, link: &ServerLink, ok: &SequenceOk) {
+        {
+            let mut queue = self.queue.lock();
+            queue.slots.adjust(ok.highest_slotid, ok.target_highest_slotid);
+            queue.serve_waiting();
+        }
+        link.set_status_flags(ok.status_flags);
+        if ok.status_flags & HANDLED_FLAGS != 0
+            && let Some(holder) = link.holder()
+        {
+            holder.handle_status_flags(ok.status_flags);
+        }
+    }
+
+    /// Resolves a slot in doubt: waits for the reply to `call`. If there is none because the connection was lost, or was
+    /// closed after [`BACKGROUND`], sends SEQUENCE alone in the slot until the server answers.
+    async fn resolve_doubt(self: &Arc<Self>, link: &Arc<ServerLink>, place: SlotUse, call: Option<OutstandingCall>) {
+        let used = tokio::select! {
+            biased;
+            used = self.answered(link, place, call) => used,
+            // The next request will find that the session has ended.
+            () = self.has_ended() => false,
+        };
+        self.release(place, used);
+    }
+
+    /// Waits until the server has answered in a slot in doubt. Returns `true` if it has advanced the slot's sequence ID.
+    async fn answered(&self, link: &Arc<ServerLink>, place: SlotUse, mut call: Option<OutstandingCall>) -> bool {
         let mut backoff = Backoff::new();
         loop {
-            let deadline = &Deadline::after(BACKGROUND);
+            //= rfc8881-2.10.6.2-4
+            if let Some(OutstandingCall { program, begun, is_retry, reply }) = call.take() {
+                let outcome = match timeout(BACKGROUND, reply).await {
+                    Ok((Outcome::Answered(res), _)) => self.classify(link, res, (begun, is_retry)),
+                    Ok((outcome, _)) => outcome,
+                    Err(_) => {
+                        tracing::debug!(
+                            ?program,
+                            slot = place.slot.0,
+                            "no reply to a cancelled request, closing the connection"
+                        );
+                        program.reset();
+                        Outcome::Disconnected(program.timeout_error("SEQUENCE"))
+                    }
+                };
+                match outcome {
+                    Outcome::Answered(_) | Outcome::Uncached => return true,
+                    // A reply that cannot be decoded is a reply: that to the original request.
+                    Outcome::Failed(error) if error.is_unreadable() => return true,
+                    Outcome::Failed(error) if error.status4().is_some() => return false,
+                    Outcome::Lost => return false,
+                    _ => backoff.pause().await,
+                }
+            }
+            let Some(program) = link.trunk.pick(&Deadline::after(BACKGROUND)).await else { continue };
             let sequence = self.sequence(place, self.highest(), false);
             let request = Request { minor: link.minor, first: Some(&sequence), ops: &[] };
-            let plan = ReplyPlan { inline_max: DOUBT_REPLY_MAX, ..ReplyPlan::default() };
-            let (outcome, _) = link.trunk.call_once(&request, plan, "SEQUENCE", deadline).await;
-            let ended = self.ended.load(Relaxed);
-            let outcome = match outcome {
-                Outcome::Answered(res) => self.classify(link, res, deadline),
-                // A reply that cannot be decoded is a reply: that to the original request.
-                Outcome::Failed(error) if error.is_unreadable() => return self.release(place, true),
-                // The next request will find that the session has ended.
-                _ if ended => return self.release(place, false),
-                outcome => outcome,
-            };
-            match outcome {
-                Outcome::Answered(_) | Outcome::Uncached => return self.release(place, true),
-                Outcome::Lost => return self.release(place, false),
-                Outcome::Failed(error) if error.status4().is_some() => return self.release(place, false),
-                _ => {}
-            }
-            backoff.pause_before(deadline).await;
+            let plan = (ReplyPlan { inline_max: DOUBT_REPLY_MAX, ..ReplyPlan::default() }, "SEQUENCE");
+            call = Some(OutstandingCall::new(program, &request, plan, (Instant::now(), true)));
         }
     }
 }

@@ -60,6 +60,12 @@ impl Slots {
         Some(SlotUse { slot: Slotid4(number as u32), sequence: Sequenceid4(self.slots[number].sequence) })
     }
 
+    /// Returns `true` if this request is outstanding.
+    pub fn is_outstanding(&self, place: SlotUse) -> bool {
+        let slot = self.slots.get(place.slot.0 as usize);
+        slot.is_some_and(|slot| slot.taken && slot.sequence == place.sequence.0)
+    }
+
     /// Returns the highest slot with an outstanding request, for SEQUENCE (§18.46.3).
     pub fn highest(&self) -> Slotid4 {
         Slotid4(self.slots.iter().rposition(|slot| slot.taken).unwrap_or(0) as u32)
@@ -96,6 +102,11 @@ impl Slots {
         self.adjust(Slotid4(self.limit.saturating_sub(1)), target);
     }
 
+    /// Returns `true` if a request is outstanding.
+    pub fn any_taken(&self) -> bool {
+        self.slots.iter().any(|slot| slot.taken)
+    }
+
     /// Returns the maximum number of outstanding requests.
     pub fn len(&self) -> u32 {
         self.limit.min(self.target).max(1)
@@ -119,7 +130,9 @@ mod tests {
         let (a, b) = (slots.take().unwrap(), slots.take().unwrap());
         assert_eq!((a, b, slots.take()), (place(0, 1), place(1, 1), None));
         assert_eq!(slots.highest(), Slotid4(1));
+        assert!(slots.is_outstanding(a) && !slots.is_outstanding(place(0, 2)) && !slots.is_outstanding(place(7, 1)));
         slots.release(a, true);
+        assert!(!slots.is_outstanding(a) && !slots.is_outstanding(place(0, 2)));
         assert_eq!(slots.take(), Some(place(0, 2)));
         slots.release(b, false);
         assert_eq!(

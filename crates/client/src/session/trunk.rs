@@ -15,7 +15,7 @@ use buf::{Pool, SharedRegion};
 use futures_util::{StreamExt, stream::FuturesUnordered};
 use nfs::v4::{PROC_COMPOUND, compound::CompoundRes};
 use parking_lot::RwLock;
-use rpc::ReplyPlan;
+use rpc::{EncodedCall, ReplyPlan};
 use tokio::time::timeout_at;
 
 use super::compound::{Outcome, Request};
@@ -62,26 +62,6 @@ impl Trunk {
         self.all.read().iter().map(|program| program.message_max()).min().expect("a trunk must have a connection")
     }
 
-    /// Sends a compound over one connection, once. Returns the sink of `plan` with the outcome, unless a transport
-    /// still holds it at the deadline.
-    pub async fn call_once(
-        &self,
-        request: &Request<'_>,
-        plan: ReplyPlan,
-        name: &'static str,
-        deadline: &Deadline,
-    ) -> (Outcome, Option<SharedRegion>) {
-        let Some(program) = self.pick(deadline).await else {
-            return (Outcome::NoConnection, plan.sink.map(SharedRegion::from));
-        };
-        let (result, sink) = program.call_once(PROC_COMPOUND, name, request, plan, deadline).await;
-        match result {
-            Ok(res) => (Outcome::Answered(res), sink),
-            Err(error) if is_lost(&error) => (Outcome::Disconnected(error), sink),
-            Err(error) => (Outcome::Failed(error), sink),
-        }
-    }
-
     /// Sends a compound over one connection until the server answers. When that connection is lost, it is made again,
     /// and the request is sent again with the same XID (RFC 7530 §3.1.1). Returns the sink of `plan`, unless the
     /// transport still holds it at the deadline.
@@ -98,8 +78,8 @@ impl Trunk {
         }
     }
 
-    /// Returns a connection that is established now, or else the first that becomes established.
-    async fn pick(&self, deadline: &Deadline) -> Option<Arc<Program>> {
+    /// Returns a connection that is established now, or else the first that becomes established; `None` at the deadline.
+    pub async fn pick(&self, deadline: &Deadline) -> Option<Arc<Program>> {
         if let Some(ready) = self.ready(deadline) {
             return Some(ready);
         }
@@ -127,6 +107,22 @@ impl Trunk {
         })?;
         absent.into_iter().for_each(|absent| absent.connect_in_background(deadline.at()));
         Some(ready.clone())
+    }
+}
+
+/// Sends an encoded compound over one connection, once, and waits until the server answers or the connection is lost.
+/// Returns the sink of `plan` with the outcome.
+pub(crate) async fn send_while_connected(
+    program: Arc<Program>,
+    call: EncodedCall,
+    plan: ReplyPlan,
+    name: &'static str,
+) -> (Outcome, Option<SharedRegion>) {
+    let (result, sink) = program.send_while_connected(name, call, plan).await;
+    match result {
+        Ok(res) => (Outcome::Answered(res), sink),
+        Err(error) if is_lost(&error) => (Outcome::Disconnected(error), sink),
+        Err(error) => (Outcome::Failed(error), sink),
     }
 }
 

@@ -55,7 +55,7 @@ impl V4 {
         let place = self.place(handle).await?;
         place.v4.server.opens.file(&place.handle).0.take_opened();
         let target = self.request("OPEN", handle).open_for(access).open(&self.deadline()).await?;
-        match (promised_version(&target.place), target.file().0.take_opened()) {
+        match (delegated_version(&target.place), target.file().0.take_opened()) {
             (Some(promised), _) => Ok(promised),
             (None, Some(change)) => {
                 Ok(DataVersion { change: Some(change), ..DataVersion::default() }.of(&target.place))
@@ -75,7 +75,7 @@ impl V4 {
     /// # Errors
     /// `StaleHandle`, …
     pub async fn data_version(&self, handle: &Handle) -> Result<DataVersion> {
-        match promised_version(&self.place(handle).await?) {
+        match delegated_version(&self.place(handle).await?) {
             Some(version) => Ok(version),
             None => self.ask_version(handle).await,
         }
@@ -109,7 +109,7 @@ impl V4 {
 
     /// Returns the time for which the cached attributes of a delegated file are valid, unless the [`Watcher`] is
     /// notified before: the rest of the lease. Returns `None` if they are not cached.
-    pub fn promised_for(&self, file: &Handle) -> Option<Duration> {
+    pub fn attributes_valid_for(&self, file: &Handle) -> Option<Duration> {
         let at = self.place_now(file);
         let opens = &at.v4.server.opens;
         opens.delegated_attr(&at.handle)?;
@@ -118,7 +118,7 @@ impl V4 {
 }
 
 /// Returns the version of a file's data that its delegation guarantees.
-fn promised_version(place: &Place) -> Option<DataVersion> {
+fn delegated_version(place: &Place) -> Option<DataVersion> {
     let of = |delegation: &Delegation| DataVersion {
         change: delegation.change,
         delegated: Some(delegation.since),

@@ -57,7 +57,7 @@ pub(crate) type EventTime = u64;
 pub trait Watcher: Send + Sync + fmt::Debug {
     /// Called when the delegation of a file is about to be returned, or was lost. The future completes when the cache
     /// of the file is dropped.
-    fn ends(&self, file: Handle) -> BoxFuture<'static, ()>;
+    fn drop_cache(&self, file: Handle) -> BoxFuture<'static, ()>;
 }
 
 /// The delegations of a mount.
@@ -102,9 +102,9 @@ impl Delegations {
     }
 
     /// Notifies the watcher of the end of a delegation, and waits until its cache is dropped.
-    pub async fn ends(&self, file: &Handle) {
+    pub async fn drop_cache(&self, file: &Handle) {
         if let Some(watcher) = self.watcher.get() {
-            watcher.ends(file.clone()).await;
+            watcher.drop_cache(file.clone()).await;
         }
     }
 
@@ -112,7 +112,7 @@ impl Delegations {
     /// task can finish.
     pub fn lost(&self, file: &Handle) {
         if let Some(watcher) = self.watcher.get() {
-            tokio::spawn(watcher.ends(file.clone()));
+            tokio::spawn(watcher.drop_cache(file.clone()));
         }
     }
 }
@@ -291,7 +291,7 @@ impl Opens {
             Some(delegation) => delegation.is_returning = true,
             None => return false,
         }
-        let ends = self.delegations.ends(&file.handle);
+        let ends = self.delegations.drop_cache(&file.handle);
         if tokio::time::timeout(self.client.link.lease() / 2, ends).await.is_err() {
             tracing::debug!("the cache that depends on a delegation was not dropped in time");
         }
@@ -340,5 +340,5 @@ impl Drop for Writing {
 
 /// Minimum number of names before stale ones are removed.
 const NAMES_MIN: usize = 1024;
-/// Maximum number of recalls that are remembered until the reply to their OPEN.
+/// Maximum number of recalls that are stored until the reply to their OPEN.
 const EARLY_MAX: usize = 64;

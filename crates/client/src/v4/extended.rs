@@ -11,7 +11,7 @@ use xdr::Opaque;
 
 use super::{
     attr, offload,
-    opens::{OPEN_MAX, open_temporary},
+    opens::{open_temporary, opened},
     protocol::V4,
     request::{Request, Target},
 };
@@ -46,14 +46,14 @@ impl V4 {
             return self.read(file, 0, count).await;
         }
         let opening = |target: &Target| {
-            Ok(Compound::on("OPEN", target.handle()).op(open_temporary(target.opens(), OpenClaim4::Fh), OPEN_MAX))
+            Ok(Compound::on("OPEN", target.handle()).open(open_temporary(target.opens(), OpenClaim4::Fh)))
         };
         let (_, mut results) = match self.read_and_close(self.request("OPEN", file), opening, count).await {
             Err(error) if error.is_unreadable() => return self.read(file, 0, count).await,
             results => results?,
         };
         results.skip(&[Opnum4::PutFh])?;
-        value!(results, Open)?;
+        opened(&mut results)?;
         data_read(results, count)
     }
 
@@ -74,13 +74,12 @@ impl V4 {
                 compound = compound.lookup(component(dir)?);
             }
             let claim = OpenClaim4::Null(component(file)?);
-            Ok(compound.op(open_temporary(target.opens(), claim), OPEN_MAX).get_fh())
+            Ok(compound.open(open_temporary(target.opens(), claim)))
         };
         let (target, mut results) = self.read_and_close(self.request("OPEN", dir).may_cross(), opening, count).await?;
         results.skip(&[Opnum4::PutFh])?;
         results.skip(&vec![Opnum4::Lookup; dirs.len()])?;
-        value!(results, Open)?;
-        let handle: Handle = Opaque(value!(results, GetFh)?.0);
+        let (_, handle) = opened(&mut results)?;
         let data = data_read(results, count)?;
         if !data.eof
             && let Ok(attr) = target.place.v4.getattr(&handle).await
@@ -101,7 +100,7 @@ impl V4 {
         let close = |compound: Compound| {
             compound.op(Argop4::Close(CloseArgs { seqid: Seqid4(0), open_stateid: Stateid4::CURRENT }), 16)
         };
-        let mut opened = None;
+        let (mut opened, after_open) = (None, [Opnum4::GetFh, Opnum4::Read]);
         let make = |target: &mut Target| {
             let opening = opening(target)?;
             let count = target.place.read_size(count);
@@ -111,7 +110,7 @@ impl V4 {
         };
         let result = request.run(make).await;
         if let Err(error) = &result
-            && (error.is_unreadable() || error.operation() == Opnum4::Read.name())
+            && (error.is_unreadable() || after_open.iter().any(|after| error.operation() == after.name()))
             && let Some((client, opening)) = opened
         {
             // The file may still be open. Its owner opens it again, which does not add another open, and closes it.

@@ -20,6 +20,17 @@ pub(crate) struct HeldState {
     locks: HashMap<Bytes, OwnerLocks>,
 }
 
+impl HeldState {
+    /// Marks the state as lost, because it cannot be reclaimed. The file is opened again when it is used.
+    pub fn lose(&mut self, unreclaimed: &mut Unreclaimed) {
+        self.access = None;
+        for locked in self.locks.values_mut().filter(|locked| !locked.lost && !locked.ranges.is_empty()) {
+            locked.lost = true;
+            unreclaimed.lock(None);
+        }
+    }
+}
+
 impl OpenFile {
     /// Removes the file's open and locks at the former server from the table.
     pub fn take_held(&self, opens: &Opens) -> HeldState {

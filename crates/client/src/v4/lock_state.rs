@@ -81,7 +81,13 @@ pub(crate) async fn reclaim(
     let locks = file.state.lock().locks.clone();
     for (name, locked) in locks {
         let mut stateid = None;
-        let mut lost = locked.lost;
+        // Another client may have had the locks that are lost.
+        //= rfc8881-18.51.3-3
+        if locked.lost {
+            file.state.lock().locks.insert(name, OwnerLocks { stateid, ..locked });
+            continue;
+        }
+        let mut lost = false;
         for &(offset, length, exclusive) in &locked.ranges {
             let open = file.state.lock().open.map(|(stateid, _)| stateid);
             let Some(open) = open else {

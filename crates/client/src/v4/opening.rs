@@ -5,18 +5,17 @@ use std::sync::Arc;
 use bytes::Bytes;
 use nfs::v4::{compound::CompoundRes, *};
 use tokio::sync::OwnedMutexGuard;
-use xdr::Opaque;
 
 use super::{
     delegation::{Delegation, EventTime},
-    opens::{OPEN_MAX, OpenAttributes, OpenFile, Opens, STATE_TRIES, open, open_attributes, wanted},
+    opens::{OpenAttributes, OpenFile, Opens, STATE_TRIES, open, open_attributes, opened, wanted},
 };
 use crate::{
     call::Deadline,
     model::{Error, Handle, Result, Status},
     session::{
         client::Client4,
-        compound::{Compound, Results, component, value},
+        compound::{Compound, Results, component},
         drive::{Next, Operation, Retry, drive},
     },
 };
@@ -50,7 +49,7 @@ impl OpenFile {
             _ => {
                 let mut results = results?;
                 results.skip(&[Opnum4::PutFh])?;
-                let ok = value!(results, Open)?;
+                let (ok, _) = opened(&mut results)?;
                 self.store_open(opens, *ok, access, open_attributes(&mut results, requested_at)?);
                 self.open_stateid(opens, access)
                     .ok_or_else(|| results.protocol_error("OPEN succeeded without access to the file"))
@@ -69,8 +68,7 @@ impl OpenFile {
         match results {
             Ok(mut results) => {
                 results.skip(&[Opnum4::PutFh])?;
-                let ok = value!(results, Open)?;
-                let handle: Handle = Opaque(value!(results, GetFh)?.0);
+                let (ok, handle) = opened(&mut results)?;
                 let seen = open_attributes(&mut results, requested_at)?;
                 if handle == self.handle {
                     self.store_open(opens, *ok, access, seen);
@@ -107,6 +105,7 @@ impl OpenFile {
         let (stateid, write, recall) = match ok.delegation {
             OpenDelegation4::Read(read) => (read.stateid, false, read.recall),
             OpenDelegation4::Write(write) => (write.stateid, true, write.recall),
+            //= rfc8881-10.2-1
             OpenDelegation4::None | OpenDelegation4::NoneExt(_) => return,
         };
         let same = state.delegation.take().filter(|had| had.stateid.other == stateid.other);
@@ -153,7 +152,7 @@ impl Opening<'_> {
         };
         let claim = self.by.map_or(OpenClaim4::Fh, OpenClaim4::DelegCurFh);
         Compound::on("OPEN", &self.file.handle)
-            .op(open(self.opens, self.access, Openflag4::NoCreate, claim), OPEN_MAX)
+            .open(open(self.opens, self.access, Openflag4::NoCreate, claim))
             .get_attr(&wanted())
             .once()
     }
@@ -161,7 +160,7 @@ impl Opening<'_> {
     fn by_name(&self, (dir, name): (Handle, Bytes)) -> Result<Compound> {
         let claim = OpenClaim4::Null(component(&name)?);
         let opening = open(self.opens, self.access, Openflag4::NoCreate, claim);
-        Ok(Compound::on("OPEN", &dir).op(opening, OPEN_MAX).get_fh().get_attr(&wanted()))
+        Ok(Compound::on("OPEN", &dir).open(opening).get_attr(&wanted()))
     }
 }
 

@@ -26,6 +26,7 @@ use tokio::{
     sync::{Notify, OwnedMutexGuard},
     time::Instant,
 };
+use xdr::Opaque;
 
 use super::{
     attr,
@@ -298,12 +299,16 @@ impl Opens {
             if delegation.is_some() {
                 self.delegations.lost(&file.handle);
             }
-            let Some((_, access)) = open else { continue };
-            match file.reclaim(self, access, delegation, deadline).await {
-                // The number of files does not count against the deadline, only the silence of the server.
-                Ok(()) => deadline.restart(),
-                Err(error) => unreclaimed.file(error),
+            if let Some((_, access)) = open {
+                match file.reclaim(self, access, delegation, deadline).await {
+                    // The number of files does not count against the deadline, only the silence of the server.
+                    Ok(()) => deadline.restart(),
+                    // The file is opened again when it is used, for example if the grace period has ended.
+                    //= rfc8881-8.3-2
+                    Err(error) => unreclaimed.file(error),
+                }
             }
+            // Without the open, the locks are lost.
             lock_state::reclaim(self, &file, deadline, &mut unreclaimed).await;
         }
         unreclaimed.report(self.client.link.trunk.first().server());
@@ -418,16 +423,25 @@ impl OpenFile {
         // If the open cannot be reclaimed, it is made again when the file is used, which the server does not allow
         // before RECLAIM_COMPLETE (RFC 8881 §18.51.3).
         let compound = Compound::on("OPEN", &self.handle)
-            .op(open(opens, access, Openflag4::NoCreate, OpenClaim4::Previous(had)), OPEN_MAX)
+            .open(open(opens, access, Openflag4::NoCreate, OpenClaim4::Previous(had)))
             .get_attr(&wanted())
             .once();
         let requested_at = opens.delegations.now();
         let mut results = opens.client.run_in_recovery(&compound, deadline).await?;
         results.skip(&[Opnum4::PutFh])?;
-        let ok = value!(results, Open)?;
+        let (ok, _) = opened(&mut results)?;
         self.store_open(opens, *ok, access, open_attributes(&mut results, requested_at)?);
         Ok(())
     }
+}
+
+/// Returns the results of an OPEN and of the GETFH after it.
+///
+/// # Errors
+/// The results are of other operations.
+pub(super) fn opened(results: &mut Results) -> Result<(Box<OpenOk>, Handle)> {
+    let ok = value!(*results, Open)?;
+    Ok((ok, Opaque(value!(*results, GetFh)?.0)))
 }
 
 /// Decodes the result of GETATTR after an OPEN.
@@ -469,8 +483,6 @@ pub(crate) fn open_temporary(opens: &Opens, claim: OpenClaim4) -> Argop4 {
 
 /// Number of stateids of one operation that the server may refuse before the operation fails.
 pub(super) const STATE_TRIES: u32 = 4;
-/// Maximum bytes of the result of OPEN, which is longest with a write delegation.
-pub(crate) const OPEN_MAX: usize = 1024;
 /// Number of owners of temporary opens. It is larger than the number of outstanding requests.
 const TEMPORARY_OWNERS: usize = 1 << 12;
 /// The time for which an idle file stays open.

@@ -8,7 +8,7 @@ use xdr::{Opaque, Payload};
 use super::{
     attr,
     delegation::Writing,
-    opens::{OPEN_MAX, OpenAttributes, Opens, open},
+    opens::{OpenAttributes, Opens, open},
     protocol::V4,
     request::Target,
 };
@@ -63,6 +63,7 @@ impl Operations for V4 {
         };
         let done = request.run(make).await;
         let place = self.place_now(object);
+        //= rfc8881-10.6-1
         place.v4.server.opens.changed(&place.handle);
         let (target, mut results) = done?;
         results.skip(&[Opnum4::PutFh, Opnum4::SetAttr])?;
@@ -181,16 +182,14 @@ impl Operations for V4 {
     }
 
     async fn create(&self, dir: &Handle, name: &[u8], how_wanted: CreateHow) -> Result<Node> {
-        let (mut requested_at, mut set_after) = (0, None);
+        let mut requested_at = 0;
         let make = |target: &mut Target| {
-            let how;
-            (how, set_after) = creation(&how_wanted, target.server().client.minor());
+            let how = creation(&how_wanted, target.server().client.minor());
             let access = OPEN4_SHARE_ACCESS_WRITE | OPEN4_SHARE_ACCESS_WANT_NO_DELEG;
             let claim = OpenClaim4::Null(component(name)?);
             requested_at = target.opens().delegations.now();
             Ok(Compound::on("OPEN", target.handle())
-                .op(open(target.opens(), access, Openflag4::Create(how), claim), OPEN_MAX)
-                .get_fh()
+                .open(open(target.opens(), access, Openflag4::Create(how), claim))
                 .get_attr(&attr::WANTED)
                 .once())
         };
@@ -198,6 +197,7 @@ impl Operations for V4 {
         results.skip(&[Opnum4::PutFh])?;
         let ok = value!(results, Open)?;
         let node = node(&mut results)?;
+        let set_after = set_after_creation(&how_wanted, target.server().client.minor(), &ok.attrset);
         let seen = OpenAttributes { attr: node.attr.clone(), change: None, requested_at };
         let opens = target.opens();
         opens.opened(&node.handle, *ok, OPEN4_SHARE_ACCESS_WRITE, seen);
@@ -205,6 +205,7 @@ impl Operations for V4 {
         opens.found(target.handle(), name, &node.handle, node.attr.as_ref());
         let node = target.place.node(name, node);
         match set_after {
+            //= rfc8881-18.16.4-3 rfc8881-18.16.4-4
             Some(set) => Ok(Node { attr: self.setattr(&node.handle, set).await?, ..node }),
             None => Ok(node),
         }
@@ -390,6 +391,7 @@ impl V4 {
         let args = Box::new(CreateArgs { objtype: what, objname: component(name)?, createattrs });
         let make = |target: &mut Target| {
             let compound = Compound::on("CREATE", target.handle()).op(Argop4::Create(args.clone()), 40);
+            //= rfc8881-2.10.6.4-4
             Ok(compound.get_fh().get_attr(&attr::WANTED).once())
         };
         let (target, mut results) = self.request("CREATE", dir).run(make).await?;
@@ -431,20 +433,38 @@ impl V4 {
     }
 }
 
-/// Returns the arguments for creating a file, and the attributes to set after that.
-fn creation(how: &CreateHow, minor: u32) -> (Createhow4, Option<SetAttr>) {
+/// Returns the arguments for creating a file.
+fn creation(how: &CreateHow, minor: u32) -> Createhow4 {
     match how.clone() {
-        CreateHow::Unchecked(set) => (Createhow4::Unchecked(attr::to_set(&set)), None),
-        CreateHow::Guarded(set) => (Createhow4::Guarded(attr::to_set(&set)), None),
+        CreateHow::Unchecked(set) => Createhow4::Unchecked(attr::to_set(&set)),
+        CreateHow::Guarded(set) => Createhow4::Guarded(attr::to_set(&set)),
         // RFC 7530 §16.16.5: the server sets no attributes, and may store the verifier in some of them.
-        CreateHow::Exclusive(verf, set) if minor == 0 => (Createhow4::Exclusive(verf), Some(set.with_times())),
+        CreateHow::Exclusive(verf, _) if minor == 0 => Createhow4::Exclusive(verf),
         // RFC 8881 §18.16.3: the server may store the verifier in the times, which must then not be set here.
         CreateHow::Exclusive(verf, set) => {
-            let dont = SetTime::DontChange;
-            let attrs = attr::to_set(&SetAttr { atime: dont, mtime: dont, ..set });
-            (Createhow4::Exclusive41 { verf, attrs }, None)
+            let (atime, mtime) = (SetTime::DontChange, SetTime::DontChange);
+            Createhow4::Exclusive41 { verf, attrs: attr::to_set(&SetAttr { atime, mtime, ..set }) }
         }
     }
+}
+
+/// Returns the attributes to set after a file was created: those that the OPEN did not set, and those in which the server
+/// stores the verifier. `attrset` are the attributes that the OPEN has set.
+fn set_after_creation(how: &CreateHow, minor: u32, attrset: &Bitmap4) -> Option<SetAttr> {
+    let CreateHow::Exclusive(_, set) = how else { return None };
+    if minor == 0 {
+        return Some(set.clone().with_times());
+    }
+    // RFC 8881 §18.16.4: attributes in `attrset` that the OPEN did not contain hold the verifier. A server should use only
+    // the times for it. Linux's server reports them as the attributes that are read, others as those that are set.
+    let time = |wanted, attributes: [Attr4; 2]| {
+        let holds_verifier = attributes.into_iter().any(|attribute| attrset.contains(attribute as u32));
+        if wanted == SetTime::DontChange && holds_verifier { SetTime::ToServerTime } else { wanted }
+    };
+    let atime = time(set.atime, [Attr4::TimeAccess, Attr4::TimeAccessSet]);
+    let mtime = time(set.mtime, [Attr4::TimeModify, Attr4::TimeModifySet]);
+    let times = SetAttr { atime, mtime, ..SetAttr::default() };
+    (times != SetAttr::default()).then_some(times)
 }
 
 /// Drops the cached names and attributes of objects whose names change.

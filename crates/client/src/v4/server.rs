@@ -72,7 +72,6 @@ impl Server {
         self.is_arriving.store(false, Relaxed);
         // RFC 8881 §18.51.3: once for each client, and for each file system that has moved from another server.
         for of in [is_new.then_some(None), Some(Some(root))].into_iter().flatten() {
-            //= rfc8881-18.51.3-2
             if let Err(error) = self.client.reclaim_complete(of, deadline).await {
                 tracing::debug!(%error, "RECLAIM_COMPLETE failed");
             }

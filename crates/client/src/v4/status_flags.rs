@@ -56,10 +56,16 @@ impl Server {
     async fn recover_from(self: &Arc<Self>, flags: u32) {
         let deadline = &Deadline::after(BACKGROUND);
         let link = &self.client.link;
-        if flags & CALLBACK_FLAGS != 0
-            && let Some(session) = self.client.session()
-        {
-            session.bind_all(link, deadline).await;
+        if let Some(session) = self.client.session() {
+            if flags & SEQ4_STATUS_BACKCHANNEL_FAULT != 0 {
+                //= rfc8881-18.46.3-10
+                if let Err(error) = self.client.replace_faulty(&session, deadline).await {
+                    tracing::debug!(%error, "replacing a session with a faulty backchannel failed");
+                }
+            } else if flags & CALLBACK_FLAGS != 0 {
+                //= rfc8881-2.10.6.2-3 rfc8881-2.10.13.1.2-3
+                session.bind_all(link, deadline).await;
+            }
         }
         if flags & SEQ4_STATUS_RESTART_RECLAIM_NEEDED != 0 {
             let _one = self.client.recovering.lock().await;

@@ -1,196 +1,112 @@
-//! Servers that are silent, unreachable, slow or broken.
+//! Servers that are silent, unreachable, slow or broken, in simulations.
 
-use crate::common;
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
+use std::time::Duration;
+
+use crate::common::{
+    Server, memory, nfs_server, pattern,
+    sim::{self, for_each_simulated},
+    work::{all_is_done_once, all_was_done_once},
 };
-
-use crate::common::{Server, for_each, memory, pattern, proxy};
-use ::rdma::hook::FaultInjector;
 use buf::Buffer;
-use client::{CreateHow, ErrorKind, Mount, NfsUrl, SetAttr};
-use tokio::net::TcpListener;
+use client::{ErrorKind, Mount, NfsUrl};
+use simnet::{Network, NetworkOptions};
+use tokio::time::Instant;
 
-/// Returns a listener that never answers.
-async fn silent() -> TcpListener {
-    TcpListener::bind("127.0.0.1:0").await.unwrap()
+for_each_simulated! {
+    [
+        connect_to_silent_server_times_out
+        calls_time_out_when_the_server_becomes_silent
+        cancelled_calls_free_their_buffers
+    ]
+    tcp = "tcp"
+    rdma = "rdma"
 }
 
-#[tokio::test]
-async fn connect_to_silent_server_times_out() {
-    let listener = silent().await;
-    let url: NfsUrl = format!("nfs://{}/m?timeo=300ms", listener.local_addr().unwrap()).parse().unwrap();
-    let start = Instant::now();
-    let error = Mount::connect(&url, &common::switch()).await.unwrap_err();
+/// Starts a server of a memory file system.
+fn serve(network: &Network) -> tokio::task::JoinSet<()> {
+    sim::start(network, nfs_server(std::sync::Arc::new(memory())).services())
+}
+
+/// Mounts the server as root.
+async fn mount(network: &Network, query: &str) -> Mount {
+    Server { address: sim::SERVER, switch: sim::switch(network, 1) }.mount(query).await
+}
+
+fn assert_timeout(error: &client::Error) {
     assert!(matches!(error.kind(), ErrorKind::Timeout { .. }), "{error}");
+}
+
+async fn connect_to_silent_server_times_out(network: Network, proto: &str) {
+    let kind = sim::switch(&network, 1).find(proto).unwrap();
+    // It accepts no connection.
+    let _listener = kind.listen(sim::SERVER).unwrap();
+    let url: NfsUrl = format!("nfs://{}/m?timeo=300ms&proto={proto}", sim::SERVER).parse().unwrap();
+    let start = Instant::now();
+    let error = Mount::connect(&url, &sim::switch(&network, 2)).await.unwrap_err();
+    assert_timeout(&error);
     assert!(start.elapsed() >= Duration::from_millis(300));
     assert!(error.to_string().contains("no answer within 300ms"), "{error}");
 }
 
-#[tokio::test]
-async fn calls_time_out_when_the_server_becomes_silent() {
-    calls_time_out_when_the_server_becomes_silent_over("tcp").await;
-}
-
-#[tokio::test]
-async fn calls_time_out_when_the_server_becomes_silent_over_rdma() {
-    calls_time_out_when_the_server_becomes_silent_over("rdma").await;
-}
-
-async fn calls_time_out_when_the_server_becomes_silent_over(proto: &str) {
-    let server = Server::over(proto).await;
-    let (gate, address) = proxy::gate(server.address).await;
-    let url: NfsUrl = format!("nfs://{address}/m?uid=0&gid=0&proto={proto}").parse().unwrap();
-    let mount = Mount::connect(&url, &server.switch).await.unwrap();
+async fn calls_time_out_when_the_server_becomes_silent(network: Network, proto: &str) {
+    let _process = serve(&network);
+    let mount = mount(&network, &format!("proto={proto}")).await;
     mount.write("f", pattern(2 << 20)).await.unwrap();
     let file = mount.open("f").await.unwrap();
-    gate.close();
+    network.stall(Duration::from_secs(30));
     let hurried = mount.with_deadline(Duration::from_millis(200));
-    let error = hurried.stat("f").await.unwrap_err();
-    assert!(matches!(error.kind(), ErrorKind::Timeout { .. }), "{error}");
+    assert_timeout(&hurried.stat("f").await.unwrap_err());
     let hurried = client::File::new(hurried, file.handle().clone(), "f");
     let (result, buffer) = hurried.read_at(0, Buffer::zeroed(1 << 20)).await;
-    assert!(matches!(result.unwrap_err().kind(), ErrorKind::Timeout { .. }));
+    assert_timeout(&result.unwrap_err());
     assert_eq!(buffer.len(), 1 << 20);
     let mut writer = hurried.writer();
     writer.write(pattern(1 << 20)).await.unwrap();
-    assert!(matches!(writer.close().await.unwrap_err().kind(), ErrorKind::Timeout { .. }));
+    assert_timeout(&writer.close().await.unwrap_err());
     // The mount works again when the server is reachable.
-    gate.open();
     assert_eq!(mount.stat("f").await.unwrap().size, 2 << 20);
 }
 
-#[tokio::test]
-async fn cancelled_calls_free_their_buffers() {
-    cancelled_calls_free_their_buffers_over("tcp").await;
-}
-
-#[tokio::test]
-async fn cancelled_calls_free_their_buffers_over_rdma() {
-    cancelled_calls_free_their_buffers_over("rdma").await;
-}
-
-async fn cancelled_calls_free_their_buffers_over(proto: &str) {
-    let server = Server::over(proto).await;
-    let (gate, address) = proxy::gate(server.address).await;
-    let url: NfsUrl = format!("nfs://{address}/m?uid=0&gid=0&proto={proto}").parse().unwrap();
-    let mount = Mount::connect(&url, &server.switch).await.unwrap();
+async fn cancelled_calls_free_their_buffers(network: Network, proto: &str) {
+    let _process = serve(&network);
+    let mount = mount(&network, &format!("proto={proto}")).await;
     mount.write("f", pattern(4 << 20)).await.unwrap();
     let file = mount.open("f").await.unwrap();
     mount.read("f").await.unwrap();
     // RDMA always has receives posted.
     let used = |mount: &Mount| mount.pool().stats().mapped - mount.pool().stats().free;
     let before = used(&mount);
-    gate.close();
+    network.stall(Duration::from_secs(30));
+    let at_once = Duration::from_millis(10);
     for _ in 0..10 {
         let buffer = mount.pool().take(1 << 20);
-        let read = tokio::time::timeout(Duration::from_millis(10), file.read_at(0, buffer));
-        assert!(read.await.is_err());
+        assert!(tokio::time::timeout(at_once, file.read_at(0, buffer)).await.is_err());
         let mut reader = file.reader();
-        assert!(tokio::time::timeout(Duration::from_millis(10), reader.next()).await.is_err());
+        assert!(tokio::time::timeout(at_once, reader.next()).await.is_err());
         let mut writer = file.writer();
         writer.write(mount.pool().take(1 << 20).freeze()).await.unwrap();
-        assert!(tokio::time::timeout(Duration::from_millis(10), writer.flush()).await.is_err());
+        assert!(tokio::time::timeout(at_once, writer.flush()).await.is_err());
     }
-    gate.open();
-    // Replies to the cancelled calls may still arrive. After that, all buffers must be free.
-    for _ in 0..1000 {
-        mount.stat("f").await.unwrap();
-        if used(&mount) <= before {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    panic!("buffers leak: {:?}", mount.pool().stats());
+    assert!(used(&mount) > before, "the calls must use buffers");
+    // The replies to the cancelled calls arrive, and then all buffers must be free.
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    mount.stat("f").await.unwrap();
+    assert!(used(&mount) <= before, "buffers leak: {:?}", mount.pool().stats());
 }
 
-for_each! {
-    [callers_do_not_notice_cut_connections]
-    tcp = ("tcp", "3")
-    rdma = ("rdma", "3")
-    tcp_4_0 = ("tcp", "4.0")
-    rdma_4_0 = ("rdma", "4.0")
-    tcp_4_2 = ("tcp", "4.2")
+for_each_simulated! {
+    [writer_waits_for_slow_server_with_any_data]
+    slow = ""
 }
 
-async fn callers_do_not_notice_cut_connections((proto, vers): (&str, &str)) {
-    for seed in 0..8 {
-        let server = Server::over(proto).await;
-        let address = proxy::start(server.address, seed, 12, 300_000).await.address;
-        let query = format!("uid=0&gid=0&proto={proto}&vers={vers}&wsize=32K&rsize=32K");
-        let url: NfsUrl = format!("nfs://{address}/m?{query}").parse().unwrap();
-        let mount = Mount::connect(&url, &server.switch).await.unwrap();
-        all_is_done_once(&mount, &format!("seed {seed}")).await;
-        all_was_done_once(&server.mount(&format!("proto={proto}")).await, &format!("seed {seed}")).await;
-    }
-}
-
-for_each! {
-    [callers_do_not_notice_cuts_at_any_work_request]
-    iwarp_per_io = ("rdma", "per-io")
-    iwarp_fast = ("rdma", "fast")
-    iwarp_cache = ("rdma", "cache")
-    iwarp_pool = ("rdma", "pool")
-    shm_per_io = ("shm", "per-io")
-    shm_fast = ("shm", "fast")
-    shm_cache = ("shm", "cache")
-    shm_pool = ("shm", "pool")
-}
-
-/// Both ends register memory in this way, and either of them cuts connections.
-async fn callers_do_not_notice_cuts_at_any_work_request((proto, way): (&str, &str)) {
-    for seed in 0..3 {
-        let injector = Arc::new(FaultInjector::new(seed, 0.005));
-        let kind = if proto == "shm" { common::shm(injector.clone()) } else { common::iwarp(injector.clone()) };
-        let programs = common::nfs_server(Arc::new(memory()));
-        let mut server = Server::serving(&*common::registering(&*kind, way), programs.services()).await;
-        server.switch.register(kind);
-        let query = format!("proto={proto}&registration={way}&wsize=32K&rsize=32K");
-        let mount = server.mount(&query).await;
-        let about = format!("seed {seed}, {proto}, {way}");
-        all_is_done_once(&mount, &about).await;
-        assert!(injector.cuts() > 2, "{about}: {} cuts of {}", injector.cuts(), injector.operations());
-        all_was_done_once(&server.mount(&query).await, &about).await;
-    }
-}
-
-/// Writes a file in the root of `mount`, and meanwhile executes operations that would fail if they were executed twice.
-async fn all_is_done_once(mount: &Mount, about: &str) {
-    let data = pattern(500_000);
-    let mut writer = mount.create("data", 0o644).await.unwrap().writer();
-    for (i, chunk) in data.chunks(20_000).enumerate() {
-        writer.write(data.slice_ref(chunk)).await.unwrap();
-        let (dir, from, to) = (format!("dir{i}"), format!("dir{i}/from"), format!("dir{i}/to"));
-        mount.mkdir(&dir, 0o755).await.unwrap_or_else(|error| panic!("{about}: {error}"));
-        let (_, handle, _) = mount.parent(from.as_bytes()).await.unwrap();
-        mount.protocol().create(&handle, b"from", CreateHow::Guarded(SetAttr::default())).await.unwrap();
-        mount.rename(&from, &to).await.unwrap();
-        mount.link(&to, format!("link{i}")).await.unwrap();
-        mount.remove(&to).await.unwrap();
-        mount.rmdir(&dir).await.unwrap();
-    }
-    writer.close().await.unwrap();
-    assert!(mount.read("data").await.unwrap() == data, "{about}");
-}
-
-/// Checks through another mount that the results of [`all_is_done_once`] exist.
-async fn all_was_done_once(mount: &Mount, about: &str) {
-    assert!(mount.read("data").await.unwrap() == pattern(500_000), "{about}");
-    assert_eq!(mount.read_dir("").await.unwrap().collect().await.unwrap().len(), 26, "{about}");
-}
-
-#[tokio::test]
-async fn writer_waits_for_slow_server_with_any_data() {
-    let server = Server::memory().await;
-    let (gate, address) = proxy::gate(server.address).await;
-    let url: NfsUrl = format!("nfs://{address}/m?uid=0&gid=0&writebehind=64K&wsize=16K").parse().unwrap();
-    let mount = Mount::connect(&url, &server.switch).await.unwrap();
+async fn writer_waits_for_slow_server_with_any_data(network: Network, _: &str) {
+    let _process = serve(&network);
+    let mount = mount(&network, "proto=tcp&writebehind=64K&wsize=16K").await;
     for (name, len, hole) in [("large", 50_000, 0), ("small", 100, 0), ("sparse", 4096, 4096)] {
         let file = mount.create(name, 0o644).await.unwrap();
         let (mut writer, mut expected) = (file.writer(), Vec::new());
-        gate.close();
-        let filled = tokio::time::timeout(Duration::from_millis(300), async {
+        network.stall(Duration::from_secs(30));
+        let filled = tokio::time::timeout(Duration::from_secs(10), async {
             loop {
                 expected.extend_from_slice(&pattern(len));
                 writer.write(pattern(len)).await.unwrap();
@@ -200,55 +116,67 @@ async fn writer_waits_for_slow_server_with_any_data() {
         });
         assert!(filled.await.is_err());
         assert!(expected.len() < 300_000, "{name}: {} bytes taken", expected.len());
-        gate.open();
         writer.close().await.unwrap();
         assert!(mount.read(name).await.unwrap() == expected, "{name}");
     }
 }
 
-#[test]
-fn types_can_be_used_from_any_task_and_runtime() {
-    fn check<T: Send + Sync + 'static>() {}
-    fn check_send<T: Send + 'static>() {}
-    check::<Mount>();
-    check::<client::File>();
-    check::<client::V3>();
-    check::<client::Error>();
-    check_send::<client::Reader>();
-    check_send::<client::Writer>();
-    check_send::<client::Dir>();
-    let server_runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    let server = Arc::new(server_runtime.block_on(Server::memory()));
-    let first = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let mount = first.block_on(server.mount(""));
-    first.block_on(mount.write("f", &b"from one thread"[..])).unwrap();
-    let second = std::thread::spawn({
-        let mount = mount.clone();
-        move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-            runtime.block_on(mount.read("f")).unwrap()
-        }
-    });
-    let read = first.block_on(async { tokio::task::spawn_blocking(move || second.join().unwrap()).await.unwrap() });
-    assert_eq!(read, "from one thread");
+macro_rules! for_each_seed {
+    ($($name:ident = $query:expr)*) => {
+        $(#[test]
+        fn $name() {
+            callers_do_not_notice_cut_connections($query);
+        })*
+    };
 }
 
-#[tokio::test]
-async fn futures_can_be_spawned() {
+for_each_seed! {
+    callers_do_not_notice_cut_connections_tcp_v3 = "proto=tcp&vers=3"
+    callers_do_not_notice_cut_connections_rdma_v3 = "proto=rdma&vers=3"
+    callers_do_not_notice_cut_connections_tcp_v4_0 = "proto=tcp&vers=4.0"
+    callers_do_not_notice_cut_connections_rdma_v4_0 = "proto=rdma&vers=4.0"
+    callers_do_not_notice_cut_connections_tcp_v4_2 = "proto=tcp&vers=4.2"
+    callers_do_not_notice_cut_connections_rdma_v4_2 = "proto=rdma&vers=4.2"
+    callers_do_not_notice_cut_connections_mixed = "proto=tcp+rdma&vers=4.1"
+}
+
+/// Connections are cut at random messages.
+fn callers_do_not_notice_cut_connections(query: &str) {
+    for seed in simnet::seeds(8) {
+        simnet::simulate(seed, || async {
+            let about = format!("seed {seed}, {query}");
+            let network = Network::new(NetworkOptions { seed, ..NetworkOptions::default() });
+            let _process = serve(&network);
+            let mount = mount(&network, &format!("{query}&wsize=32K&rsize=32K")).await;
+            network.set_cut_probability(0.01);
+            all_is_done_once(&mount, &about).await;
+            network.set_cut_probability(0.0);
+            let cuts = network.trace().events.iter().filter(|event| event.cut.is_some()).count();
+            assert!(cuts > 2, "{about}: {cuts} cuts");
+            all_was_done_once(&self::mount(&network, query).await, &about).await;
+        });
+    }
+}
+
+#[test]
+fn futures_can_be_spawned() {
     fn check<T: Send>(_: T) {}
-    let server = Server::memory().await;
-    let mount = server.mount("").await;
-    let file = client::File::new(mount.clone(), mount.root().clone(), "");
-    check(server.mount(""));
-    check(client::MountClient::connect(mount.url(), &server.switch));
-    check(mount.stat(""));
-    check(mount.read_dir(""));
-    check(mount.clone().unmount());
-    check(file.read_at(0, Buffer::zeroed(1)));
-    check(file.read_many_at(0, Vec::<Buffer>::new()));
-    check(file.read_bytes(0, 1));
-    check(file.write_at(0, bytes::Bytes::new()));
-    check(file.reader().next());
-    check(file.writer().write(bytes::Bytes::new()));
-    check(file.writer().close());
+    sim::simulate(|network| async move {
+        let _process = serve(&network);
+        let mount = mount(&network, "").await;
+        let file = client::File::new(mount.clone(), mount.root().clone(), "");
+        let switch = sim::switch(&network, 1);
+        check(Mount::connect(mount.url(), &switch));
+        check(client::MountClient::connect(mount.url(), &switch));
+        check(mount.stat(""));
+        check(mount.read_dir(""));
+        check(mount.clone().unmount());
+        check(file.read_at(0, Buffer::zeroed(1)));
+        check(file.read_many_at(0, Vec::<Buffer>::new()));
+        check(file.read_bytes(0, 1));
+        check(file.write_at(0, bytes::Bytes::new()));
+        check(file.reader().next());
+        check(file.writer().write(bytes::Bytes::new()));
+        check(file.writer().close());
+    });
 }

@@ -1,14 +1,15 @@
-//! Servers that send invalid replies. The client must return an error: it must not panic, loop forever or accept an
+//! Servers that send invalid replies, in simulations. The client must return an error: it must not panic, loop forever or accept an
 //! invalid name.
 
-use crate::common;
 use std::{ops::RangeInclusive, sync::Arc, time::Duration};
 
-use crate::common::Server;
+use crate::common::{Server, sim};
 use bytes::Bytes;
 use client::{ErrorKind, File, Mount};
 use nfs::{MOUNT_PROGRAM, NFS_PROGRAM, mount::*, v3::*};
 use rpc::{Answering, Call, Procedure, Service};
+use simnet::Network;
+use tokio::task::JoinSet;
 use xdr::{Encode, Encoder, List};
 
 /// Answers every procedure of a program with the output of a function.
@@ -36,8 +37,19 @@ impl Service for Script {
     }
 }
 
+/// The network of one test, and its servers.
+struct World {
+    network: Network,
+    servers: JoinSet<()>,
+}
+
+/// Runs a test in virtual time.
+fn simulated(test: impl AsyncFnOnce(&mut World)) {
+    sim::simulate(|network| async move { test(&mut World { network, servers: JoinSet::new() }).await });
+}
+
 /// Mounts a server that answers NFS calls with the output of `answer`.
-async fn mount(answer: fn(u32, &mut Encoder)) -> Mount {
+async fn mount(world: &mut World, answer: fn(u32, &mut Encoder)) -> Mount {
     let mount = |procedure, encoder: &mut Encoder| {
         assert_eq!(procedure, MountProc3::Mnt as u32);
         MountRes::Ok(MountOk { fhandle: "root".into(), auth_flavors: vec![1] }).encode(encoder);
@@ -46,8 +58,10 @@ async fn mount(answer: fn(u32, &mut Encoder)) -> Mount {
         Arc::new(Script { program: MOUNT_PROGRAM, answer: mount }),
         Arc::new(Script { program: NFS_PROGRAM, answer }),
     ];
-    let server = Server::serving(&*common::tcp(), services).await;
-    server.mount("timeo=20s").await
+    let address = world.network.take_address();
+    let mut server = sim::start_at(&world.network, address, services);
+    world.servers.spawn(async move { while server.join_next().await.is_some() {} });
+    Server { address, switch: sim::switch(&world.network, 1) }.mount("timeo=20s").await
 }
 
 fn fsinfo(encoder: &mut Encoder) {
@@ -86,8 +100,8 @@ fn protocol<T: std::fmt::Debug>(result: client::Result<T>) {
 
 /// Makes a server with a valid reply to FSINFO and the given reply to all other procedures.
 macro_rules! server {
-    ($answer:expr) => {
-        mount(|procedure, encoder| {
+    ($world:expr, $answer:expr) => {
+        mount($world, |procedure, encoder| {
             if procedure == Proc3::FsInfo as u32 {
                 return fsinfo(encoder);
             }
@@ -98,65 +112,75 @@ macro_rules! server {
     };
 }
 
-#[tokio::test]
-async fn invalid_limits_become_usable_sizes() {
-    let mount = server!(|_| {});
-    assert_eq!((mount.read_size(), mount.write_size()), (1 << 20, 8 << 10));
+#[test]
+fn invalid_limits_become_usable_sizes() {
+    simulated(async |world| {
+        let mount = server!(world, |_| {});
+        assert_eq!((mount.read_size(), mount.write_size()), (1 << 20, 8 << 10));
+    });
 }
 
-#[tokio::test]
-async fn invalid_file_names_are_rejected() {
-    for mount in [
-        server!(|encoder| page(&["good", "../../etc/passwd"], 1, true, encoder)),
-        server!(|encoder| page(&["a\0b"], 1, true, encoder)),
-        server!(|encoder| page(&[""], 1, true, encoder)),
-    ] {
-        let dir = client::Dir::new(mount.clone(), mount.root().clone(), "d");
-        protocol(dir.collect().await);
-    }
+#[test]
+fn invalid_file_names_are_rejected() {
+    simulated(async |world| {
+        for mount in [
+            server!(world, |encoder| page(&["good", "../../etc/passwd"], 1, true, encoder)),
+            server!(world, |encoder| page(&["a\0b"], 1, true, encoder)),
+            server!(world, |encoder| page(&[""], 1, true, encoder)),
+        ] {
+            let dir = client::Dir::new(mount.clone(), mount.root().clone(), "d");
+            protocol(dir.collect().await);
+        }
+    });
 }
 
-#[tokio::test]
-async fn endless_directories_are_rejected() {
-    for mount in [
-        server!(|encoder| page(&["again"], 0, false, encoder)),
-        server!(|encoder| page(&["again"], 7, false, encoder)),
-        server!(|encoder| page(&[], 7, false, encoder)),
-    ] {
-        let dir = client::Dir::new(mount.clone(), mount.root().clone(), "d");
-        let result = tokio::time::timeout(Duration::from_secs(60), dir.collect()).await;
-        protocol(result.expect("listing the directory must end"));
-    }
+#[test]
+fn endless_directories_are_rejected() {
+    simulated(async |world| {
+        for mount in [
+            server!(world, |encoder| page(&["again"], 0, false, encoder)),
+            server!(world, |encoder| page(&["again"], 7, false, encoder)),
+            server!(world, |encoder| page(&[], 7, false, encoder)),
+        ] {
+            let dir = client::Dir::new(mount.clone(), mount.root().clone(), "d");
+            let result = tokio::time::timeout(Duration::from_secs(60), dir.collect()).await;
+            protocol(result.expect("listing the directory must end"));
+        }
+    });
 }
 
-#[tokio::test]
-async fn invalid_read_replies_are_rejected() {
-    let read = |mount: &Mount| File::new(mount.clone(), mount.root().clone(), "f");
-    for mount in [
-        server!(|encoder| read_ok(20, 20, false, encoder)),
-        server!(|encoder| read_ok(5, 6, false, encoder)),
-        server!(|encoder| read_ok(0, 0, false, encoder)),
-        server!(|encoder| encoder.u32(77)),
-    ] {
-        let file = read(&mount);
-        protocol(file.read_bytes(0, 10).await);
-        let (result, buffer) = file.read_at(0, buf::Buffer::zeroed(10)).await;
-        protocol(result);
-        assert_eq!(buffer.len(), 10);
-        protocol(file.reader_range(0, 10).next().await);
-    }
+#[test]
+fn invalid_read_replies_are_rejected() {
+    simulated(async |world| {
+        let read = |mount: &Mount| File::new(mount.clone(), mount.root().clone(), "f");
+        for mount in [
+            server!(world, |encoder| read_ok(20, 20, false, encoder)),
+            server!(world, |encoder| read_ok(5, 6, false, encoder)),
+            server!(world, |encoder| read_ok(0, 0, false, encoder)),
+            server!(world, |encoder| encoder.u32(77)),
+        ] {
+            let file = read(&mount);
+            protocol(file.read_bytes(0, 10).await);
+            let (result, buffer) = file.read_at(0, buf::Buffer::zeroed(10)).await;
+            protocol(result);
+            assert_eq!(buffer.len(), 10);
+            protocol(file.reader_range(0, 10).next().await);
+        }
+    });
 }
 
-#[tokio::test]
-async fn invalid_write_replies_are_rejected() {
-    for mount in [
-        server!(|encoder| write_ok(0, StableHow::FileSync, encoder)),
-        server!(|encoder| write_ok(100, StableHow::FileSync, encoder)),
-        server!(|encoder| write_ok(10, StableHow::Unstable, encoder)),
-    ] {
-        let file = File::new(mount.clone(), mount.root().clone(), "f");
-        protocol(file.write_at(0, Bytes::from_static(b"ten bytes.")).await);
-    }
+#[test]
+fn invalid_write_replies_are_rejected() {
+    simulated(async |world| {
+        for mount in [
+            server!(world, |encoder| write_ok(0, StableHow::FileSync, encoder)),
+            server!(world, |encoder| write_ok(100, StableHow::FileSync, encoder)),
+            server!(world, |encoder| write_ok(10, StableHow::Unstable, encoder)),
+        ] {
+            let file = File::new(mount.clone(), mount.root().clone(), "f");
+            protocol(file.write_at(0, Bytes::from_static(b"ten bytes.")).await);
+        }
+    });
 }
 
 fn read_ok(len: usize, count: u32, eof: bool, encoder: &mut Encoder) {

@@ -1,27 +1,31 @@
 //! File systems that move to another server while they are used, in all minor versions of NFSv4 (RFC 8881 §11.10, RFC
-//! 7530 §8).
+//! 7530 §8). The servers and their client are in a simulation.
 
 use std::{
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     path::Path,
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering::SeqCst},
+        atomic::{AtomicU8, AtomicUsize, Ordering::SeqCst},
     },
     time::Duration,
 };
 
 use crate::common::{
-    for_each,
     gated::Gated,
     memory,
     moving::{Gone, MoveState, Moving},
-    pattern, process, recovery, switch, tcp,
+    pattern,
+    recorder::{Record, Recorded},
+    recovery,
+    sim::{self, for_each_simulated},
 };
 use bytes::Bytes;
 use client::{ErrorKind, File, Handle, LockRange, Mount, Status, Watcher};
+use nfs::v4::{Argop4, OpenClaim4};
 use rpc::{BoxFuture, Service, rpcbind::to_universal};
-use server::{Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash, config::Settings};
+use server::{BlockingOptions, Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash, config::Settings};
+use simnet::Network;
 use tempfile::TempDir;
 use tokio::{
     sync::{mpsc, watch},
@@ -29,9 +33,10 @@ use tokio::{
 };
 use vfs::Vfs;
 
-for_each! {
+for_each_simulated! {
     [
         open_and_locks_are_reclaimed
+        state_is_not_reclaimed_after_the_move
         lost_locks_are_reported
         operations_in_progress_continue
         objects_renamed_after_the_move_are_found
@@ -45,45 +50,72 @@ for_each! {
     v4_2 = "4.2"
 }
 
+for_each_simulated! {
+    [requests_for_new_state_wait_for_reclaim_complete watcher_gets_the_handles_that_callers_know]
+    session_v4_1 = "4.1"
+    session_v4_2 = "4.2"
+}
+
+/// The hosts of the servers of one test.
+struct Hosts {
+    network: Network,
+    /// The number of servers so far.
+    servers: AtomicU8,
+}
+
 /// A server that has the file system, or had it before.
 struct Site {
     address: SocketAddr,
+    network: Network,
     move_state: Arc<MoveState>,
+    record: Record,
     state: TempDir,
     _process: JoinSet<()>,
 }
 
-impl Site {
-    /// Starts a server that exports under this name. Clients of `after` may reclaim their state here.
-    fn start(name: &str, vfs: Arc<dyn Vfs>, after: Option<&Site>) -> Self {
-        Self::behind(name, vfs, after, |service| service)
+impl Hosts {
+    fn new(network: Network) -> Self {
+        Self { network, servers: AtomicU8::new(0) }
     }
 
-    fn behind(
+    /// Starts a server that exports under this name. Clients of `after` may reclaim their state here.
+    fn start(&self, name: &str, vfs: Arc<dyn Vfs>, after: Option<&Site>) -> Site {
+        self.start_behind(name, vfs, after, |service| service)
+    }
+
+    fn start_behind(
+        &self,
         name: &str,
         vfs: Arc<dyn Vfs>,
         after: Option<&Site>,
         wrap: impl Fn(Arc<dyn Service>) -> Arc<dyn Service>,
-    ) -> Self {
+    ) -> Site {
         let state = tempfile::tempdir().unwrap();
         after.iter().for_each(|after| copy(after.state.path(), state.path()));
         let options = ExportOptions { squash: Squash::None, ..ExportOptions::default() };
         // The handles and the ID of the file system must differ from those of another server.
         let export = Export::new(name, ExportId::of(&[name.as_bytes()]), vfs, options).unwrap();
-        let settings = Settings { grace: GRACE, ..Settings::default() };
+        // In virtual time, no task may wait for another thread.
+        let blocking = BlockingOptions { threads: 0, ..BlockingOptions::default() };
+        let settings = Settings { blocking, grace: GRACE, ..Settings::default() };
         let recovery = recovery(state.path());
         let nfs = NfsServer::recovering(export, HandleKey::random(), recovery, settings).unwrap();
         let move_state = Arc::<MoveState>::default();
         let moving = |service| wrap(Arc::new(Moving(service, move_state.clone())));
-        let services = vec![moving(Arc::new(nfs.nfs4()))];
-        let (address, mut process) = process(&*tcp(), "127.0.0.1:0".parse().unwrap(), services);
+        let record = Record::default();
+        let services = record.wrap(vec![moving(Arc::new(nfs.nfs4()))]);
+        let number = self.servers.fetch_add(1, SeqCst);
+        let address = SocketAddr::new(IpAddr::from([10, 0, 0, number]), 2049);
+        let mut process = sim::start_at(&self.network, address, services);
         process.spawn(nfs.upkeep());
-        Self { address, move_state, state, _process: process }
+        Site { address, network: self.network.clone(), move_state, record, state, _process: process }
     }
+}
 
+impl Site {
     async fn mount(&self, path: &str, vers: &str) -> Mount {
         let url = format!("nfs://{}{path}?vers={vers}&uid=0&gid=0&timeo=600s", self.address).parse().unwrap();
-        Mount::connect(&url, &switch()).await.unwrap()
+        Mount::connect(&url, &sim::switch(&self.network, 1)).await.unwrap()
     }
 
     /// Moves the file system away.
@@ -105,8 +137,8 @@ fn copy(from: &Path, to: &Path) {
 }
 
 /// Fills a file system with the files for the tests. `first` are created before all others.
-async fn filled(vfs: Arc<dyn Vfs>, first: &[&str]) -> Arc<dyn Vfs> {
-    let server = Site::start("/fill", vfs.clone(), None);
+async fn filled(hosts: &Hosts, vfs: Arc<dyn Vfs>, first: &[&str]) -> Arc<dyn Vfs> {
+    let server = hosts.start("/fill", vfs.clone(), None);
     let mount = server.mount("/fill", "4.2").await;
     for name in first {
         mount.write(name, &b"unrelated"[..]).await.unwrap();
@@ -121,6 +153,7 @@ async fn filled(vfs: Arc<dyn Vfs>, first: &[&str]) -> Arc<dyn Vfs> {
 
 /// A mount of a server whose file system will move, and an open file there.
 struct Before {
+    hosts: Hosts,
     vfs: Arc<dyn Vfs>,
     here: Site,
     mount: Mount,
@@ -128,17 +161,18 @@ struct Before {
 }
 
 impl Before {
-    async fn opened(vers: &str) -> Self {
-        let vfs = filled(Arc::new(memory()), &[]).await;
-        let here = Site::start("/m", vfs.clone(), None);
+    async fn opened(network: Network, vers: &str) -> Self {
+        let hosts = Hosts::new(network);
+        let vfs = filled(&hosts, Arc::new(memory()), &[]).await;
+        let here = hosts.start("/m", vfs.clone(), None);
         let mount = here.mount("/m", vers).await;
         let file = mount.open("d/f").await.unwrap();
-        Self { vfs, here, mount, file }
+        Self { hosts, vfs, here, mount, file }
     }
 
     /// Returns a mount whose file has been read, and whose first bytes `a` has locked.
-    async fn locked(vers: &str) -> Self {
-        let before = Self::opened(vers).await;
+    async fn locked(network: Network, vers: &str) -> Self {
+        let before = Self::opened(network, vers).await;
         assert_eq!(before.file.read_bytes(0, 4).await.unwrap(), "0123");
         let v4 = before.mount.v4().unwrap();
         assert_eq!(v4.lock(before.file.handle(), b"a", range(0)).await.unwrap(), None);
@@ -150,10 +184,10 @@ fn range(offset: u64) -> LockRange {
     LockRange { offset, length: 5, exclusive: true }
 }
 
-async fn open_and_locks_are_reclaimed(vers: &str) {
-    let Before { vfs, here, mount, file } = Before::locked(vers).await;
+async fn open_and_locks_are_reclaimed(network: Network, vers: &str) {
+    let Before { hosts, vfs, here, mount, file } = Before::locked(network, vers).await;
     let v4 = mount.v4().unwrap();
-    let there = Site::start("/srv/new", vfs, Some(&here));
+    let there = hosts.start("/srv/new", vfs, Some(&here));
     here.moves(&mount, "/m", vec![there.place("/srv/new")], false).await;
     // An open that is not reclaimed would have to wait for the end of the grace period.
     assert_eq!(file.read_bytes(0, 100).await.unwrap(), "0123456789");
@@ -172,10 +206,80 @@ async fn open_and_locks_are_reclaimed(vers: &str) {
     mount.unmount().await.unwrap();
 }
 
-async fn lost_locks_are_reported(vers: &str) {
-    let Before { vfs, here, mount, file } = Before::locked(vers).await;
+/// The file is found at the other server only after the move, when the client has sent RECLAIM_COMPLETE.
+async fn state_is_not_reclaimed_after_the_move(network: Network, vers: &str) {
+    let Before { hosts, vfs, here, mount, file } = Before::locked(network, vers).await;
     let v4 = mount.v4().unwrap();
-    let there = Site::start("/n", vfs, None);
+    let there = hosts.start("/n", vfs.clone(), Some(&here));
+    let renaming = hosts.start("/other", vfs, None);
+    let direct = renaming.mount("/other", "4.2").await;
+    direct.rename("d/f", "d/g").await.unwrap();
+    here.moves(&mount, "/m", vec![there.place("/n")], false).await;
+    let error = file.read_bytes(0, 4).await.unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::Moved(_)), "{error}");
+    direct.rename("d/g", "d/f").await.unwrap();
+    mount.protocol().getattr(file.handle()).await.unwrap();
+    //= rfc8881-18.51.3-3
+    assert!(!there.record.all().iter().any(Recorded::reclaims));
+    let error = v4.unlock(file.handle(), b"a", 0, 5).await.unwrap_err();
+    assert!(error.to_string().contains("lost the locks"), "{error}");
+}
+
+/// Returns `true` if an operation asks for new state.
+fn asks_for_state(op: &Argop4) -> bool {
+    match op {
+        Argop4::Open(open) => !matches!(open.claim, OpenClaim4::Previous(_)),
+        Argop4::Lock(lock) => !lock.reclaim,
+        _ => false,
+    }
+}
+
+/// Many files are open and locked. As soon as the first of them is found at the other server, it could be locked there.
+async fn requests_for_new_state_wait_for_reclaim_complete(network: Network, vers: &str) {
+    let Before { hosts, vfs, here, mount, file } = Before::locked(network, vers).await;
+    let mut files = vec![file];
+    for number in 0..WAITING {
+        let file = mount.create(format!("d/{number}"), 0o644).await.unwrap();
+        assert_eq!(mount.v4().unwrap().lock(file.handle(), b"a", range(0)).await.unwrap(), None);
+        files.push(file);
+    }
+    let there = hosts.start("/n", vfs, Some(&here));
+    here.moves(&mount, "/m", vec![there.place("/n")], false).await;
+    let finding = tokio::spawn({
+        let mount = mount.clone();
+        async move { mount.stat("").await.unwrap() }
+    });
+    // The first file has been found, and the next ones have not.
+    sim::until(|| there.record.all().iter().filter(|one| one.reclaims()).count() > 2).await;
+    let mut tasks = JoinSet::new();
+    for file in files {
+        let v4 = mount.v4().unwrap().clone();
+        tasks.spawn(async move { v4.lock(file.handle(), b"b", range(100)).await });
+    }
+    for locked in tasks.join_all().await {
+        assert_eq!(locked.unwrap(), None);
+    }
+    finding.await.unwrap();
+    let requests = there.record.all();
+    let of_fs = |one: &Recorded| {
+        let ops = &one.args.argarray[..];
+        matches!(ops, [_, Argop4::PutFh(_), Argop4::ReclaimComplete(args)] if args.one_fs)
+    };
+    let complete = requests.iter().position(of_fs).expect("RECLAIM_COMPLETE for the file system must be sent");
+    let asks = |one: &Recorded| one.args.argarray.iter().any(asks_for_state);
+    let first = requests.iter().position(asks).expect("the locks must have been requested");
+    //= rfc8881-18.51.3-2
+    assert!(complete < first, "{:?} was sent before RECLAIM_COMPLETE", requests[first].opnums());
+    let reclaimed = |requests: &[Recorded]| requests.iter().filter(|one| one.reclaims()).count();
+    assert_eq!(reclaimed(&requests[..complete]), 2 * (WAITING + 1), "each open and each lock must be reclaimed");
+    //= rfc8881-18.51.3-3
+    assert_eq!(reclaimed(&requests[complete..]), 0);
+}
+
+async fn lost_locks_are_reported(network: Network, vers: &str) {
+    let Before { hosts, vfs, here, mount, file } = Before::locked(network, vers).await;
+    let v4 = mount.v4().unwrap();
+    let there = hosts.start("/n", vfs, None);
     here.moves(&mount, "/m", vec![there.place("/n")], false).await;
     assert_eq!(file.read_bytes(0, 100).await.unwrap(), "0123456789", "the file must be opened again");
     let error = v4.unlock(file.handle(), b"a", 0, 5).await.unwrap_err();
@@ -187,9 +291,10 @@ async fn lost_locks_are_reported(vers: &str) {
 }
 
 /// The other server has a copy. Only paths and fileids are the same there.
-async fn operations_in_progress_continue(vers: &str) {
-    let (here, there) = (filled(Arc::new(memory()), &[]).await, filled(Arc::new(memory()), &[]).await);
-    let (here, there) = (Site::start("/m", here, None), Site::start("/n", there, None));
+async fn operations_in_progress_continue(network: Network, vers: &str) {
+    let hosts = Hosts::new(network);
+    let copies = (filled(&hosts, Arc::new(memory()), &[]).await, filled(&hosts, Arc::new(memory()), &[]).await);
+    let (here, there) = (hosts.start("/m", copies.0, None), hosts.start("/n", copies.1, None));
     let (mount, direct) = (here.mount("/m", vers).await, there.mount("/n", vers).await);
     let name = |number: usize| format!("d/a name long enough that these come in many pages {number:04}");
     for number in 0..MANY {
@@ -244,9 +349,10 @@ async fn operations_in_progress_continue(vers: &str) {
 }
 
 /// The objects are known before the move, and are used again only after they were renamed.
-async fn objects_renamed_after_the_move_are_found(vers: &str) {
-    let vfs = filled(Arc::new(memory()), &[]).await;
-    let [here, there] = ["/m", "/n"].map(|name| Site::start(name, vfs.clone(), None));
+async fn objects_renamed_after_the_move_are_found(network: Network, vers: &str) {
+    let hosts = Hosts::new(network);
+    let vfs = filled(&hosts, Arc::new(memory()), &[]).await;
+    let [here, there] = ["/m", "/n"].map(|name| hosts.start(name, vfs.clone(), None));
     let (mount, other) = (here.mount("/m", vers).await, there.mount("/n", vers).await);
     let mut known = Vec::new();
     for path in ["w", "d", "d/f", "large"] {
@@ -270,9 +376,10 @@ async fn objects_renamed_after_the_move_are_found(vers: &str) {
     assert_eq!(mount.resolve("made/w").await.unwrap().handle, known[0].0);
 }
 
-async fn another_file_with_the_same_name_is_rejected(vers: &str) {
-    let (here, other) = (filled(Arc::new(memory()), &[]).await, filled(Arc::new(memory()), &["x", "y"]).await);
-    let (here, there) = (Site::start("/m", here, None), Site::start("/n", other, None));
+async fn another_file_with_the_same_name_is_rejected(network: Network, vers: &str) {
+    let hosts = Hosts::new(network);
+    let here = hosts.start("/m", filled(&hosts, Arc::new(memory()), &[]).await, None);
+    let there = hosts.start("/n", filled(&hosts, Arc::new(memory()), &["x", "y"]).await, None);
     let mount = here.mount("/m", vers).await;
     let file = mount.open("d/f").await.unwrap();
     file.read_bytes(0, 4).await.unwrap();
@@ -288,11 +395,11 @@ async fn another_file_with_the_same_name_is_rejected(vers: &str) {
     assert_eq!(mount.read("x").await.unwrap(), "unrelated", "files at the new server must be readable");
 }
 
-async fn requests_wait_for_one_attempt_and_share_its_failure(vers: &str) {
-    let Before { vfs, here, mount, file } = Before::opened(vers).await;
+async fn requests_wait_for_one_attempt_and_share_its_failure(network: Network, vers: &str) {
+    let Before { hosts, vfs, here, mount, file } = Before::opened(network, vers).await;
     let introduced = Arc::new(AtomicUsize::new(0));
     let (gate, open) = watch::channel(false);
-    let there = Site::behind("/n", vfs, None, |inner| {
+    let there = hosts.start_behind("/n", vfs, None, |inner| {
         Arc::new(Gated { inner, introduced: introduced.clone(), open: open.clone() })
     });
     here.moves(&mount, "/m", vec![there.place("/other")], false).await;
@@ -301,9 +408,7 @@ async fn requests_wait_for_one_attempt_and_share_its_failure(vers: &str) {
         let file = file.clone();
         tasks.spawn(async move { file.stat().await });
     }
-    while here.move_state.asked.load(SeqCst) < WAITING || introduced.load(SeqCst) == 0 {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    sim::until(|| here.move_state.asked.load(SeqCst) >= WAITING && introduced.load(SeqCst) > 0).await;
     gate.send_replace(true);
     while let Some(result) = tasks.join_next().await {
         let error = result.unwrap().unwrap_err();
@@ -323,10 +428,10 @@ impl Site {
 
 /// The client must reclaim its locks in the grace period of the other server, even if it sends no request on the moved
 /// file system.
-async fn moved_lease_is_found(vers: &str) {
-    let Before { vfs, here, mount, file } = Before::locked(vers).await;
+async fn moved_lease_is_found(network: Network, vers: &str) {
+    let Before { hosts, vfs, here, mount, file } = Before::locked(network, vers).await;
     let v4 = mount.v4().unwrap();
-    let there = Site::start("/n", vfs, Some(&here));
+    let there = hosts.start("/n", vfs, Some(&here));
     here.moves(&mount, "/m", vec![there.place("/n")], true).await;
     if vers == "4.0" {
         // In NFSv4.0, any request reports the moved lease. The request must succeed nevertheless.
@@ -334,9 +439,7 @@ async fn moved_lease_is_found(vers: &str) {
     } else {
         mount.protocol().null().await.unwrap();
     }
-    while here.move_state.asked.load(SeqCst) == 0 {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    sim::until(|| here.move_state.asked.load(SeqCst) > 0).await;
     v4.unlock(file.handle(), b"a", 1, 1).await.unwrap();
     assert_eq!(file.read_bytes(0, 100).await.unwrap(), "0123456789");
     assert!(!here.move_state.gone.lock().as_ref().unwrap().lease_moved);
@@ -347,18 +450,18 @@ async fn moved_lease_is_found(vers: &str) {
 struct ChannelWatcher(mpsc::UnboundedSender<Handle>);
 
 impl Watcher for ChannelWatcher {
-    fn ends(&self, file: Handle) -> BoxFuture<'static, ()> {
+    fn drop_cache(&self, file: Handle) -> BoxFuture<'static, ()> {
         let _ = self.0.send(file);
         Box::pin(async {})
     }
 }
 
 /// This needs NFSv4.1, because the client has no delegations in NFSv4.0.
-#[tokio::test]
-async fn watcher_gets_the_handles_that_callers_know() {
-    let vfs = filled(Arc::new(memory()), &[]).await;
-    let [here, there] = ["/m", "/n"].map(|name| Site::start(name, vfs.clone(), None));
-    let (mount, other) = (here.mount("/m", "4.1").await, there.mount("/n", "4.1").await);
+async fn watcher_gets_the_handles_that_callers_know(network: Network, vers: &str) {
+    let hosts = Hosts::new(network);
+    let vfs = filled(&hosts, Arc::new(memory()), &[]).await;
+    let [here, there] = ["/m", "/n"].map(|name| hosts.start(name, vfs.clone(), None));
+    let (mount, other) = (here.mount("/m", vers).await, there.mount("/n", vers).await);
     let (sender, mut ended) = mpsc::unbounded_channel();
     mount.v4().unwrap().watch(Arc::new(ChannelWatcher(sender)));
     let known = mount.resolve("d/f").await.unwrap().handle;
@@ -378,9 +481,10 @@ async fn watcher_gets_the_handles_that_callers_know() {
     assert_eq!(file.read_bytes(0, 100).await.unwrap(), "others'");
 }
 
-async fn file_system_can_move_twice(vers: &str) {
-    let vfs = filled(Arc::new(memory()), &[]).await;
-    let [one, two, three] = ["/m", "/n", "/o"].map(|name| Site::start(name, vfs.clone(), None));
+async fn file_system_can_move_twice(network: Network, vers: &str) {
+    let hosts = Hosts::new(network);
+    let vfs = filled(&hosts, Arc::new(memory()), &[]).await;
+    let [one, two, three] = ["/m", "/n", "/o"].map(|name| hosts.start(name, vfs.clone(), None));
     let mount = one.mount("/m/d", vers).await;
     let file = mount.open("f").await.unwrap();
     one.moves(&mount, "/m", vec![two.place("/n")], false).await;

@@ -1,4 +1,7 @@
 //! A session of NFSv4.1 over one connection by TCP and one by RDMA, either of which is cut repeatedly.
+//!
+//! The connections are real sockets, because they are cut in the middle of a record or of an iWARP frame. A simulated network
+//! cuts RDMA connections only between messages; `faults.rs` has that test.
 
 use crate::common;
 use std::sync::{Arc, atomic::Ordering::Relaxed};

@@ -3,10 +3,13 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::common::{
-    Server, memory, recovery,
+    Server, memory,
+    recorder::{Record, Recorded},
+    recovery,
     sim::{self, for_each_simulated},
 };
 use client::{LockRange, Mount};
+use nfs::v4::{Argop4, Opnum4};
 use server::{BlockingOptions, Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash, config::Settings};
 use simnet::Network;
 use tempfile::TempDir;
@@ -14,7 +17,12 @@ use tokio::task::JoinSet;
 use vfs::Vfs;
 
 for_each_simulated! {
-    [locks_survive_a_restart lost_locks_are_reported]
+    [
+        locks_survive_a_restart
+        lost_locks_are_reported
+        lost_locks_are_not_reclaimed_after_the_next_restart
+        client_recovers_if_it_finds_the_restart_after_the_grace_period
+    ]
     v4_0 = "vers=4.0"
     v4_1 = "vers=4.1"
     v4_2 = "vers=4.2"
@@ -37,13 +45,15 @@ struct Machine {
     key: HandleKey,
     state: TempDir,
     process: JoinSet<()>,
+    record: Record,
 }
 
 impl Machine {
     fn start(network: Network) -> Self {
         let state = tempfile::tempdir().unwrap();
         let (vfs, key) = (Arc::new(memory()), HandleKey::random());
-        let mut machine = Self { network, vfs, key, state, process: JoinSet::new() };
+        let record = Record::default();
+        let mut machine = Self { network, vfs, key, state, process: JoinSet::new(), record };
         machine.boot();
         machine
     }
@@ -61,7 +71,7 @@ impl Machine {
         let blocking = BlockingOptions { threads: 0, ..BlockingOptions::default() };
         let settings = Settings { blocking, grace: GRACE, ..Settings::default() };
         let nfs = NfsServer::recovering(export, self.key.clone(), recovery, settings).unwrap();
-        self.process = sim::start(&self.network, nfs.services());
+        self.process = sim::start(&self.network, self.record.wrap(nfs.services()));
         self.process.spawn(nfs.upkeep());
     }
 
@@ -93,6 +103,54 @@ async fn locks_survive_a_restart(network: Network, vers: &str) {
     assert_eq!((conflict.offset, conflict.length), (1, 4));
     one.unlock(mine, b"a", 0, 5).await.unwrap();
     assert_eq!(other.lock(theirs, b"a", range(0)).await.unwrap(), None);
+}
+
+/// The server refuses the reclaim of the locks after the first restart, and would allow it after the second one.
+async fn lost_locks_are_not_reclaimed_after_the_next_restart(network: Network, vers: &str) {
+    let mut machine = Machine::start(network);
+    let mount = machine.mount(vers).await;
+    mount.write("f", &b"0123456789"[..]).await.unwrap();
+    let file = mount.open("f").await.unwrap();
+    let v4 = mount.v4().unwrap();
+    let range = |offset| LockRange { offset, length: 5, exclusive: true };
+    assert_eq!(v4.lock(file.handle(), b"lost", range(0)).await.unwrap(), None);
+    machine.state = tempfile::tempdir().unwrap();
+    machine.restart().await;
+    assert_eq!(v4.lock(file.handle(), b"kept", range(5)).await.unwrap(), None);
+    let before = machine.record.len();
+    machine.restart().await;
+    v4.unlock(file.handle(), b"kept", 5, 1).await.unwrap();
+    let reclaims = machine.record.all().split_off(before).into_iter().filter(Recorded::reclaims);
+    let locks: Vec<_> = reclaims.filter(|one| one.has(Opnum4::Lock)).flat_map(|one| one.args.argarray).collect();
+    let offsets: Vec<_> =
+        locks.iter().filter_map(|op| if let Argop4::Lock(lock) = op { Some(lock.offset) } else { None }).collect();
+    //= rfc8881-18.51.3-3
+    assert_eq!(offsets, [5], "only the lock that the client holds must be reclaimed");
+    let error = v4.unlock(file.handle(), b"lost", 0, 5).await.unwrap_err();
+    assert!(error.to_string().contains("lost the locks"), "{error}");
+}
+
+/// The network loses all messages while the server restarts and its grace period ends.
+async fn client_recovers_if_it_finds_the_restart_after_the_grace_period(network: Network, vers: &str) {
+    let mut machine = Machine::start(network);
+    let mount = machine.mount(&format!("{vers}&timeo=600s")).await;
+    mount.write("f", &b"0123456789"[..]).await.unwrap();
+    let file = mount.open("f").await.unwrap();
+    let v4 = mount.v4().unwrap();
+    let range = LockRange { offset: 0, length: 5, exclusive: true };
+    assert_eq!(v4.lock(file.handle(), b"a", range).await.unwrap(), None);
+    let before = machine.record.len();
+    machine.network.stall(3 * GRACE);
+    machine.restart().await;
+    assert_eq!(file.read_bytes(0, 100).await.unwrap(), "0123456789", "the file must be opened again");
+    let after = machine.record.all().split_off(before);
+    let refused = after.iter().find(|one| one.reclaims()).expect("the client must have tried to reclaim");
+    assert!(after[0].at.elapsed() < GRACE && refused.has(Opnum4::Open), "{refused:?}");
+    //= rfc8881-8.3-2
+    let error = v4.unlock(file.handle(), b"a", 0, 5).await.unwrap_err();
+    assert!(error.to_string().contains("lost the locks"), "{error}");
+    v4.release_locks(file.handle(), b"a").await.unwrap();
+    assert_eq!(v4.lock(file.handle(), b"a", range).await.unwrap(), None);
 }
 
 /// Two clients keep their locks over three restarts.

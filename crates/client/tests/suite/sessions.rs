@@ -3,11 +3,15 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::common::{
-    scripted::{CONTENT, SLOTS, Scripted},
+    scripted::{CONTENT, Executed, SLOTS, Scripted},
     sim,
 };
 use client::{LockRange, Mount};
-use nfs::v4::{Nfsstat4, Opnum4, Slotid4, callback::*};
+use nfs::v4::{
+    Nfsstat4, OPEN4_SHARE_ACCESS_READ, Opnum4, SEQ4_STATUS_CB_PATH_DOWN, SEQ4_STATUS_CB_PATH_DOWN_SESSION, Sessionid4,
+    Slotid4, callback::*,
+};
+use tokio::time::Instant;
 
 /// Runs a test in virtual time against a scripted server, over simulated TCP.
 fn simulated(query: &str, test: impl AsyncFnOnce(Arc<Scripted>, Mount)) {
@@ -25,7 +29,28 @@ fn request_with_lost_reply_is_sent_again_in_its_slot() {
         mount.rename("file", "other").await.unwrap();
         let renames = scripted.with(Opnum4::Rename);
         assert_eq!(renames.len(), 1, "{renames:?}");
+        //= rfc8881-2.10.13.1.2-2
         assert_eq!(scripted.script.lock().replayed, 1, "the second lost reply must be the one from the slot");
+    });
+}
+
+/// The server can call the client again after the client has reconnected.
+#[test]
+fn connection_after_a_loss_is_bound_for_callbacks() {
+    simulated("", async |scripted, mount| {
+        {
+            let mut script = scripted.script.lock();
+            script.lose = Some((Opnum4::Rename, 1));
+            script.flags = SEQ4_STATUS_CB_PATH_DOWN | SEQ4_STATUS_CB_PATH_DOWN_SESSION;
+        }
+        mount.rename("file", "other").await.unwrap();
+        while scripted.script.lock().bound == 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let type_mask = Default::default();
+        let callback = CbArgop4::RecallAny(CbRecallAnyArgs { objects_to_keep: 0, type_mask });
+        //= rfc8881-2.10.13.1.2-3
+        assert_eq!(scripted.call_back(callback).await, Nfsstat4::Ok, "the new connection carries callbacks");
     });
 }
 
@@ -119,8 +144,8 @@ fn target_slot_bounds_outstanding_requests() {
         while scripted.script.lock().held < 2 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        // Wait for further requests, which must not come.
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        // Virtual time: further requests would arrive within some milliseconds.
+        tokio::time::sleep(Duration::from_secs(1)).await;
         assert_eq!(scripted.script.lock().most_held, 2);
         scripted.script.lock().hold = None;
         scripted.go_on.notify_waiters();
@@ -181,9 +206,13 @@ fn lost_session_and_client_are_recovered() {
             "the client was still known, so nothing must be reclaimed"
         );
         scripted.restart();
+        let refused = scripted.script.lock().stale_clients;
         assert_eq!(file.read_bytes(8, 4).await.unwrap(), &CONTENT[8..12]);
+        assert_eq!(scripted.script.lock().stale_clients, refused + 1, "CREATE_SESSION must have been refused");
+        //= rfc8881-8.4.2-1
         assert_eq!(made(), (3, 2));
         let reclaimed: Vec<_> = scripted.script.lock().executed.iter().filter(|one| one.reclaims).cloned().collect();
+        //= rfc8881-8.4.2-1
         assert!(reclaimed[0].ops.contains(&Opnum4::Open) && reclaimed[1].ops.contains(&Opnum4::Lock), "{reclaimed:?}");
         assert_eq!(scripted.with(Opnum4::ReclaimComplete).len(), 2);
         mount.unmount().await.unwrap();
@@ -216,8 +245,8 @@ fn open_waits_for_an_outstanding_close() {
         let (v4, handle) = (mount.v4().unwrap().clone(), file.handle().clone());
         let range = LockRange { offset: 0, length: 10, exclusive: false };
         let lock = tokio::spawn(async move { v4.lock(&handle, b"me", range).await });
-        // Wait for an OPEN, which must not be sent yet.
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        // Virtual time: an OPEN would arrive within some milliseconds.
+        tokio::time::sleep(Duration::from_secs(1)).await;
         assert_eq!(scripted.with(Opnum4::Open).len(), 1, "OPEN must wait for CLOSE");
         scripted.script.lock().hold = None;
         scripted.go_on.notify_waiters();
@@ -230,7 +259,7 @@ fn open_waits_for_an_outstanding_close() {
 #[test]
 fn recalled_delegation_is_returned() {
     simulated("", async |scripted, mount| {
-        scripted.script.lock().delegate = true;
+        scripted.script.lock().delegate = OPEN4_SHARE_ACCESS_READ;
         let file = mount.open("file").await.unwrap();
         file.read_bytes(0, 4).await.unwrap();
         let asked = scripted.script.lock().executed.len();
@@ -245,11 +274,61 @@ fn recalled_delegation_is_returned() {
     });
 }
 
+/// A callback that arrives before the reply to its referring call waits for that reply.
+#[test]
+fn recall_waits_for_the_reply_that_granted_the_delegation() {
+    simulated("", async |scripted, mount| {
+        {
+            let mut script = scripted.script.lock();
+            (script.delegate, script.hold) = (OPEN4_SHARE_ACCESS_READ, Some(Opnum4::Open));
+        }
+        let open = async { mount.open("file").await.unwrap().read_bytes(0, 4).await.unwrap() };
+        let call_back = async {
+            while scripted.script.lock().held == 0 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            let (session, open) = (scripted.session(), scripted.with(Opnum4::Open).remove(0));
+            let nothing = || {
+                let type_mask = Default::default();
+                CbArgop4::RecallAny(CbRecallAnyArgs { objects_to_keep: 0, type_mask })
+            };
+            let timed = async |about, operation| {
+                let begun = Instant::now();
+                (scripted.call_back_about(about, operation).await, begun.elapsed())
+            };
+            // The callback is sent twice, and each time the client waits for half a second.
+            let (status, waited) = timed(Some((session, &open)), Scripted::recall_op()).await;
+            assert_eq!(status, Nfsstat4::Delay);
+            assert!((Duration::from_secs(1)..Duration::from_secs(2)).contains(&waited), "{waited:?}");
+            // These requests are not outstanding.
+            let earlier = Executed { sequence: open.sequence - 1, ..open.clone() };
+            let unused = Executed { slot: SLOTS - 1, ..open.clone() };
+            for about in [(session, &earlier), (session, &unused), (Sessionid4([77; 16]), &open)] {
+                let (status, waited) = timed(Some(about), nothing()).await;
+                assert_eq!(status, Nfsstat4::Ok);
+                assert!(waited < Duration::from_millis(400), "{waited:?}");
+            }
+            let reply = async {
+                tokio::time::sleep(Duration::from_millis(200)).await;
+                scripted.script.lock().hold = None;
+                scripted.go_on.notify_waiters();
+            };
+            let ((status, waited), ()) = tokio::join!(timed(Some((session, &open)), Scripted::recall_op()), reply);
+            assert_eq!(status, Nfsstat4::Ok, "the reply has arrived");
+            assert!((Duration::from_millis(200)..Duration::from_millis(500)).contains(&waited), "{waited:?}");
+        };
+        tokio::join!(open, call_back);
+        while scripted.with(Opnum4::DelegReturn).is_empty() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    });
+}
+
 /// The server recalls slots and delegations. The client returns them and tells the server.
 #[test]
 fn recalled_slots_and_delegations_are_returned() {
     simulated("", async |scripted, mount| {
-        scripted.script.lock().delegate = true;
+        scripted.script.lock().delegate = OPEN4_SHARE_ACCESS_READ;
         mount.open("file").await.unwrap().read_bytes(0, 4).await.unwrap();
         let type_mask = [RCA4_TYPE_MASK_RDATA_DLG].into_iter().collect();
         let keep = |objects_to_keep, type_mask| CbArgop4::RecallAny(CbRecallAnyArgs { objects_to_keep, type_mask });

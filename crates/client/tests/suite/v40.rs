@@ -1,12 +1,13 @@
-//! NFSv4.0: falling back to it, opening by name, and the seqids of owners.
+//! NFSv4.0: falling back to it, opening by name, and the seqids of owners. The tests run in simulations.
 
 use std::{ops::RangeInclusive, sync::Arc, time::Duration};
 
-use crate::common::{Server, memory, nfs_server, proxy, tcp};
-use client::{LockRange, Mount, NfsUrl};
+use crate::common::{Server, memory, nfs_server, sim};
+use client::LockRange;
 use nfs::v4::{Nfsstat4, Opnum4, compound::*};
 use parking_lot::Mutex;
 use rpc::{Answering, Call, Procedure, Service};
+use simnet::Network;
 use xdr::Decode;
 
 /// A service that supports only NFSv4.0 and records the operations of each request.
@@ -49,79 +50,97 @@ impl Service for OnlyZero {
     }
 }
 
+/// Runs a test with a server of these programs, or with one of a memory file system.
+fn simulated(services: Option<Vec<Arc<dyn Service>>>, test: impl AsyncFnOnce(Network, Server)) {
+    sim::simulate(|network| async move {
+        let services = services.unwrap_or_else(|| nfs_server(Arc::new(memory())).services());
+        let _process = sim::start(&network, services);
+        let server = Server { address: sim::SERVER, switch: sim::switch(&network, 1) };
+        test(network, server).await;
+    });
+}
+
 const ALL: LockRange = LockRange { offset: 0, length: u64::MAX, exclusive: true };
 
-#[tokio::test]
-async fn auto_falls_back_to_v40() {
-    let server = Server::serving(&*tcp(), vec![Arc::new(OnlyZero::new())]).await;
-    let mount = server.mount("vers=auto&nconnect=3").await;
-    assert_eq!(mount.protocol().version(), "4.0");
-    assert_eq!(mount.v4().unwrap().connections(), 3);
-    mount.write("f", &b"content"[..]).await.unwrap();
-    assert_eq!(mount.read("f").await.unwrap(), "content");
-    mount.unmount().await.unwrap();
-    let query = format!("vers=4.0&addr={}", server.address);
-    let error = server.mount_path("", &query).await.unwrap_err();
-    assert!(error.to_string().contains("cannot check that two addresses belong to the same server"), "{error}");
+#[test]
+fn auto_falls_back_to_v40() {
+    simulated(Some(vec![Arc::new(OnlyZero::new())]), async |_, server| {
+        let mount = server.mount("vers=auto&nconnect=3").await;
+        assert_eq!(mount.protocol().version(), "4.0");
+        assert_eq!(mount.v4().unwrap().connections(), 3);
+        mount.write("f", &b"content"[..]).await.unwrap();
+        assert_eq!(mount.read("f").await.unwrap(), "content");
+        mount.unmount().await.unwrap();
+        let query = format!("vers=4.0&addr={}", server.address);
+        let error = server.mount_path("", &query).await.unwrap_err();
+        assert!(error.to_string().contains("cannot check that two addresses belong to the same server"), "{error}");
+    });
 }
 
 /// NFSv4.0 has no current stateid (RFC 7530 §9.1.4), so READ cannot be in the same request as its OPEN.
-#[tokio::test]
-async fn open_and_read_are_separate_requests() {
+#[test]
+fn open_and_read_are_separate_requests() {
     let service = OnlyZero::new();
     let requests = service.1.clone();
-    let server = Server::serving(&*tcp(), vec![Arc::new(service)]).await;
-    let mount = server.mount("vers=4.0").await;
-    mount.write("f", &b"content"[..]).await.unwrap();
-    let all = std::mem::take(&mut *requests.lock());
-    assert!(all.iter().flatten().any(|opnum| *opnum == Opnum4::Open), "the service must record requests");
-    assert_eq!(mount.read("f").await.unwrap(), "content");
-    let mut reader = mount.open("f").await.unwrap().reader().expecting(7);
-    assert_eq!(reader.next().await.unwrap().unwrap(), "content");
-    let of_reading = requests.lock().clone();
-    let reads: Vec<_> = of_reading.iter().filter(|ops| ops.contains(&Opnum4::Read)).collect();
-    assert_eq!(reads.len(), 2, "{of_reading:?}");
-    assert!(reads.iter().all(|ops| **ops == [Opnum4::PutFh, Opnum4::Read]), "{reads:?}");
+    simulated(Some(vec![Arc::new(service)]), async |_, server| {
+        let mount = server.mount("vers=4.0").await;
+        mount.write("f", &b"content"[..]).await.unwrap();
+        let all = std::mem::take(&mut *requests.lock());
+        assert!(all.iter().flatten().any(|opnum| *opnum == Opnum4::Open), "the service must record requests");
+        assert_eq!(mount.read("f").await.unwrap(), "content");
+        let mut reader = mount.open("f").await.unwrap().reader().expecting(7);
+        assert_eq!(reader.next().await.unwrap().unwrap(), "content");
+        let of_reading = requests.lock().clone();
+        let reads: Vec<_> = of_reading.iter().filter(|ops| ops.contains(&Opnum4::Read)).collect();
+        assert_eq!(reads.len(), 2, "{of_reading:?}");
+        assert!(reads.iter().all(|ops| **ops == [Opnum4::PutFh, Opnum4::Read]), "{reads:?}");
+    });
 }
 
-#[tokio::test]
-async fn renamed_file_is_read_by_its_handle() {
-    let server = Server::memory().await;
-    let (one, other) = (server.mount("vers=4.0").await, server.mount("vers=4.0").await);
-    one.write("f", &b"content"[..]).await.unwrap();
-    let file = other.open("f").await.unwrap();
-    one.rename("f", "g").await.unwrap();
-    one.write("f", &b"another"[..]).await.unwrap();
-    assert_eq!(file.read_bytes(0, 100).await.unwrap(), "content", "the handle must be read, not the name");
-    let error = other.v4().unwrap().lock(file.handle(), b"me", ALL).await.unwrap_err();
-    assert!(error.to_string().contains("its name is known"), "{error}");
-    let file = other.open("g").await.unwrap();
-    assert_eq!(other.v4().unwrap().lock(file.handle(), b"me", ALL).await.unwrap(), None);
-    other.rename("g", "h").await.unwrap();
-    assert_eq!(file.read_bytes(0, 100).await.unwrap(), "content", "a file that this client has renamed must be found");
+#[test]
+fn renamed_file_is_read_by_its_handle() {
+    simulated(None, async |_, server| {
+        let (one, other) = (server.mount("vers=4.0").await, server.mount("vers=4.0").await);
+        one.write("f", &b"content"[..]).await.unwrap();
+        let file = other.open("f").await.unwrap();
+        one.rename("f", "g").await.unwrap();
+        one.write("f", &b"another"[..]).await.unwrap();
+        assert_eq!(file.read_bytes(0, 100).await.unwrap(), "content", "the handle must be read, not the name");
+        let error = other.v4().unwrap().lock(file.handle(), b"me", ALL).await.unwrap_err();
+        assert!(error.to_string().contains("its name is known"), "{error}");
+        let file = other.open("g").await.unwrap();
+        assert_eq!(other.v4().unwrap().lock(file.handle(), b"me", ALL).await.unwrap(), None);
+        other.rename("g", "h").await.unwrap();
+        assert_eq!(
+            file.read_bytes(0, 100).await.unwrap(),
+            "content",
+            "a file that this client has renamed must be found"
+        );
+    });
 }
 
 /// An operation with a seqid is sent until it is answered, even if its caller gives up, because the next operation has
 /// the next seqid.
-#[tokio::test]
-async fn cancelled_operations_keep_seqids_in_step() {
-    let server = Server::memory().await;
-    let (gate, address) = proxy::gate(server.address).await;
-    let url: NfsUrl = format!("nfs://{address}/m?vers=4.0&uid=0&gid=0").parse().unwrap();
-    let mount = Mount::connect(&url, &server.switch).await.unwrap();
-    mount.write("f", &b"content"[..]).await.unwrap();
-    let handle = mount.resolve("f").await.unwrap().handle;
-    let (v4, hurried) = (mount.v4().unwrap(), mount.with_deadline(Duration::from_millis(200)));
-    for round in 0..3 {
-        let range = LockRange { offset: 10 * round, length: 10, exclusive: true };
-        assert_eq!(v4.lock(&handle, b"me", range).await.unwrap(), None);
-        gate.close();
-        hurried.v4().unwrap().unlock(&handle, b"me", range.offset, 10).await.unwrap_err();
-        hurried.open_with("new", client::OpenOptions { create: Some(0o600), ..Default::default() }).await.unwrap_err();
-        gate.open();
-    }
-    v4.unlock(&handle, b"me", 0, u64::MAX).await.unwrap();
-    let direct = server.mount("vers=4.0").await;
-    let seen = direct.resolve("f").await.unwrap().handle;
-    assert_eq!(direct.v4().unwrap().lock(&seen, b"me", ALL).await.unwrap(), None, "all bytes must be unlocked");
+#[test]
+fn cancelled_operations_keep_seqids_in_step() {
+    simulated(None, async |network, server| {
+        let mount = server.mount("vers=4.0").await;
+        mount.write("f", &b"content"[..]).await.unwrap();
+        let handle = mount.resolve("f").await.unwrap().handle;
+        let (v4, hurried) = (mount.v4().unwrap(), mount.with_deadline(Duration::from_millis(200)));
+        for round in 0..3 {
+            let range = LockRange { offset: 10 * round, length: 10, exclusive: true };
+            assert_eq!(v4.lock(&handle, b"me", range).await.unwrap(), None);
+            network.stall(Duration::from_secs(10));
+            hurried.v4().unwrap().unlock(&handle, b"me", range.offset, 10).await.unwrap_err();
+            hurried
+                .open_with("new", client::OpenOptions { create: Some(0o600), ..Default::default() })
+                .await
+                .unwrap_err();
+        }
+        v4.unlock(&handle, b"me", 0, u64::MAX).await.unwrap();
+        let direct = server.mount("vers=4.0").await;
+        let seen = direct.resolve("f").await.unwrap().handle;
+        assert_eq!(direct.v4().unwrap().lock(&seen, b"me", ALL).await.unwrap(), None, "all bytes must be unlocked");
+    });
 }

@@ -124,13 +124,13 @@ pub fn run<F: Into<Option<Fabric>>>(make: impl FnOnce() -> F, case: impl AsyncFn
     run_in(runtime(false), make, case);
 }
 
-/// Runs one case on virtual time for some seeds.
+/// Runs one case in simulations with some seeds: on virtual time, and with random values that follow from the seed.
 ///
 /// # Panics
 /// Panics if the provider does not conform.
 pub fn run_seeds<F: Into<Option<Fabric>>>(make: impl Fn(u64) -> F, case: impl AsyncFn(Fabric)) {
     for seed in 0..SEEDS {
-        run_in(runtime(true), || make(seed), &case);
+        entropy::simulate(seed, || run_in(runtime(true), || make(seed), &case));
     }
 }
 

@@ -263,6 +263,14 @@ mod tests {
     }
 
     #[test]
+    fn longest_private_data_round_trip() {
+        let (mut frame, _) = Handshake::parse(SIW_REQUEST, false).unwrap().unwrap();
+        frame.private_data = vec![1; PRIVATE_DATA_MAX - ENHANCED_LEN].into();
+        let bytes = frame.encode();
+        assert_eq!(Handshake::parse(&bytes, false), Ok(Some((frame, bytes.len()))));
+    }
+
+    #[test]
     fn invalid_handshakes_are_rejected_early() {
         assert_eq!(Handshake::parse(b"GET / HTTP", false), Err(HandshakeError::Key));
         //= rfc5044-7.1.1-4 rfc5044-7.1.2-10

@@ -378,9 +378,9 @@ impl IwarpQp {
 
     /// Frees memory for a wait, which can be long.
     fn shrink_idle(&mut self) {
-        self.stage.rest();
+        self.stage.shrink_idle();
         self.sender.shrink_idle();
-        self.queue.rest();
+        self.queue.shrink_idle();
         if self.events.capacity() > IDLE_EVENTS {
             self.events = Vec::new();
         }

@@ -311,6 +311,10 @@ mod tests {
             //= rfc5040-4.1-9
             assert_eq!(Opcode::parse(0x70 | code).unwrap().ulp(), 0x40 | code, "reserved bits are ignored");
         }
+        for (invalidate, solicited) in [(false, false), (false, true), (true, false), (true, true)] {
+            let opcode = Opcode::send(invalidate, solicited);
+            assert_eq!((opcode.invalidates(), opcode.solicits()), (invalidate, solicited));
+        }
         assert_eq!(Opcode::parse(0x48), Err(ErrorCode::UNEXPECTED_OPCODE));
         assert_eq!(Opcode::parse(0x03), Err(ErrorCode::RDMAP_VERSION));
     }
@@ -327,7 +331,13 @@ mod tests {
         assert_eq!(bytes.len(), TERMINATE_MAX);
         //= rfc5040-4.8-1 rfc5040-4.8-2 rfc5040-4.8-4 rfc5040-4.8-5 rfc5040-4.8-6 rfc5040-4.8-7 rfc5040-4.8-8
         assert_eq!(&bytes[..6], [0x01, 0x02, 0xe0, 0x00, 0x00, 46]);
-        assert_eq!(Terminate::parse(&bytes), Some(full));
+        assert_eq!(Terminate::parse(&bytes), Some(full.clone()));
+        for (segment, read_request) in [(None, None), (None, full.read_request), (full.segment, None)] {
+            let part = Terminate { error, segment, read_request };
+            let mut bytes = Vec::new();
+            part.encode(&mut bytes);
+            assert_eq!(Terminate::parse(&bytes), Some(part));
+        }
         for cut in 0..bytes.len() {
             let parsed = Terminate::parse(&bytes[..cut]);
             assert_eq!(parsed.map(|terminate| terminate.error), (cut >= 4).then_some(error));

@@ -216,7 +216,7 @@ impl Sender {
 
     /// Frees memory while there is nothing to do.
     pub(crate) fn shrink_idle(&mut self) {
-        self.block.rest();
+        self.block.shrink_idle();
         let idle = self.posted.is_empty() && self.started.is_empty() && self.responses.is_empty();
         if idle && self.started.capacity().max(self.posted.capacity()) > IDLE_REQUESTS {
             (self.posted, self.started, self.responses) = Default::default();
@@ -494,3 +494,16 @@ const AROUND_MAX: usize = 32;
 /// Maximum number of requests for which memory is kept.
 const IDLE_REQUESTS: usize = 4;
 const SINK_BIT: u32 = 0x8000_0000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn payload_of_an_fpdu_is_whole_pages_unless_it_is_less_than_one() {
+        let around = 2 + 18 + 3 + 4;
+        let of = |payload: usize| payload_max(payload + around);
+        assert_eq!([of(101), of(4095), of(4096), of(8191), of(8192)], [101, 4095, 4096, 4096, 8192]);
+        assert_eq!((payload_max(0), payload_max(usize::MAX)), (101, 15 * 4096));
+    }
+}

@@ -368,7 +368,7 @@ impl QueuePair for ShmQp {
                 self.spin.worked(Instant::now);
                 continue;
             }
-            if self.spin.again(Instant::now) {
+            if self.spin.should_poll(Instant::now) {
                 // Tasks that were woken by the last completions run first.
                 let first = self.empty_polls == 0;
                 self.empty_polls = self.empty_polls.saturating_add(1);

@@ -159,7 +159,7 @@ impl Channel<'_> {
 /// Encodes a call's header up to its procedure, with room for `capacity` bytes in total.
 pub(crate) fn encode_start(xid: Xid, (program, version, procedure): (u32, u32, u32), capacity: usize) -> Encoder {
     let mut encoder = Encoder::with_capacity(capacity);
-    [xid.0, CALL, RPC_VERSION, program, version, procedure].into_iter().for_each(|word| encoder.u32(word));
+    encoder.words([xid.0, CALL, RPC_VERSION, program, version, procedure]);
     encoder
 }
 

@@ -7,9 +7,10 @@ use xdr::{Decoder, Encode, Encoder, Message};
 
 use super::{Executed, Identity, Tampered};
 use crate::{
-    AcceptStat, AuthStat, BoxFuture, CallHeader, ConnectionId, OpaqueAuth, PeerUser, REPLY_HEADER_LEN, ReplyBody,
-    ReplyHeader, Xid,
+    AcceptStat, AuthStat, BoxFuture, CallHeader, ConnectionId, ConnectionTls, OpaqueAuth, PeerUser, REPLY_HEADER_LEN,
+    ReplyBody, ReplyHeader, Xid,
     auth::{AUTH_NONE, AUTH_SYS},
+    tls::AUTH_TLS,
 };
 
 /// A security flavour on the server side.
@@ -47,11 +48,16 @@ pub struct ConnectionIdentity<'a> {
     pub transport: &'static str,
     /// The user at the other end, if the kernel reports it.
     pub user: Option<&'a PeerUser>,
+    /// The protection of the connection by TLS.
+    pub tls: &'a ConnectionTls,
+    /// `true` if the listener of the connection offers TLS.
+    pub(crate) offers_tls: bool,
 }
 
 impl<'a> ConnectionIdentity<'a> {
     pub(crate) fn new(id: ConnectionId, transport: &'a dyn crate::Transport) -> Self {
-        Self { id, transport: transport.caps().name, user: transport.peer_user() }
+        let (tls, offers_tls) = (transport.tls(), transport.offers_tls());
+        Self { id, transport: transport.caps().name, user: transport.peer_user(), tls, offers_tls }
     }
 }
 
@@ -128,7 +134,8 @@ impl Flavors {
     /// # Panics
     /// If a flavour has the number of another.
     pub fn new(flavors: Vec<std::sync::Arc<dyn ServerFlavor>>) -> Self {
-        let mut numbers: Vec<u32> = flavors.iter().map(|flavor| flavor.flavor()).chain([AUTH_NONE, AUTH_SYS]).collect();
+        let mut numbers: Vec<u32> =
+            flavors.iter().map(|flavor| flavor.flavor()).chain([AUTH_NONE, AUTH_SYS, AUTH_TLS]).collect();
         numbers.sort_unstable();
         assert!(
             numbers.windows(2).all(|pair| pair[0] != pair[1]),
@@ -159,6 +166,10 @@ impl Flavors {
     fn authenticate_by_flavor<'a>(&'a self, claim: Claim<'a>) -> Authentication<'a> {
         match self.0.iter().find(|flavor| flavor.flavor() == claim.header.credential.flavor) {
             Some(flavor) => flavor.authenticate(claim),
+            // RFC 9289 §4.1: the transport answers the probe. All other uses of AUTH_TLS are malformed.
+            None if claim.header.credential.flavor == AUTH_TLS && claim.connection.offers_tls => {
+                Authentication::Ready(Verdict::Denied(AuthStat::BadCred))
+            }
             None => Authentication::Ready(Verdict::Denied(AuthStat::RejectedCred)),
         }
     }

@@ -8,7 +8,9 @@ use socket2::{Domain, Socket, Type};
 use super::{Accept, Sockets, StreamNetwork, TcpTransport, Terms};
 use crate::{
     BoxFuture, Host, Hosts, Incoming, Listener, OptionError, OptionReader, Peer, RawOptions, Transport, TransportError,
-    TransportKind, accepting_idle, budget::Budget,
+    TransportKind, accepting_idle,
+    budget::Budget,
+    tls::{ClientTls, ServerTls, Wire},
 };
 
 /// The transport "tcp", which connects and listens.
@@ -45,6 +47,10 @@ pub struct TcpOptions {
     /// `idle=TIME|off`: the time without calls after which a connection is closed. It is reopened when it is needed.
     /// The accepting side waits a fifth longer. 5 minutes by default.
     pub idle: Option<Duration>,
+    /// `xprtsec=none|tls|mtls` and further options: TLS of the connections that this side opens. None by default.
+    pub client_tls: Option<Arc<ClientTls>>,
+    /// `tls_cert=FILE` and further options: TLS of the connections that this side accepts. None by default.
+    pub server_tls: Option<Arc<ServerTls>>,
 }
 
 impl Default for TcpOptions {
@@ -60,6 +66,8 @@ impl Default for TcpOptions {
             connect_timeout: Duration::from_secs(10),
             dead_after: Duration::from_secs(30),
             idle: Some(Duration::from_secs(300)),
+            client_tls: None,
+            server_tls: None,
         }
     }
 }
@@ -84,6 +92,10 @@ impl TcpOptions {
         parsed.idle = options.duration_or_off("idle")?.unwrap_or(parsed.idle);
         if let Some(name) = &parsed.congestion {
             congestion_available(name).map_err(|problem| options.error("congestion", problem))?;
+        }
+        parsed.client_tls = ClientTls::parse(&mut options)?.map(Arc::new);
+        if parsed.client_tls.is_none() {
+            parsed.server_tls = ServerTls::parse(&mut options)?.map(Arc::new);
         }
         options.finish()?;
         Ok(parsed)
@@ -122,7 +134,11 @@ impl<N: StreamNetwork> TransportKind for TcpKind<N> {
     fn connect(&self, remote: SocketAddr) -> BoxFuture<'_, Result<Arc<dyn Transport>, TransportError>> {
         Box::pin(async move {
             let limit = self.options.connect_timeout;
-            let connected = tokio::time::timeout(limit, self.network.connect(remote, &self.options)).await;
+            let connecting = async {
+                let socket = self.network.connect(remote, &self.options).await?;
+                Wire::connect(socket, self.options.client_tls.as_deref()).await
+            };
+            let connected = tokio::time::timeout(limit, connecting).await;
             let socket = connected.unwrap_or_else(|_| Err(io::Error::other(format!("no answer within {limit:?}"))));
             let TcpOptions { message_max, idle, .. } = self.options;
             let transport = socket.and_then(|socket| {
@@ -133,6 +149,10 @@ impl<N: StreamNetwork> TransportKind for TcpKind<N> {
                 Err(error) => Err(TransportError::Connect(format!("tcp {remote}: {error}"))),
             }
         })
+    }
+
+    fn reload(&self) -> Result<(), String> {
+        self.options.server_tls.as_ref().map_or(Ok(()), |tls| tls.reload())
     }
 
     fn listen(&self, local: SocketAddr) -> io::Result<Box<dyn Listener>> {
@@ -168,7 +188,8 @@ impl<N: StreamNetwork> TcpKind<N> {
                 let socket = kind.network.open(accepted, &kind.options);
                 let TcpOptions { message_max, idle, .. } = kind.options;
                 let bounds = (message_max, accepting_idle(idle));
-                let terms = budgets.terms(peer, &hosts);
+                let terms = Terms { tls: kind.options.server_tls.clone(), ..budgets.terms(peer, &hosts) };
+                let socket = socket.map(Wire::clear);
                 let transport = socket.and_then(|socket| TcpTransport::new(socket, bounds, terms, kind.pool));
                 match transport {
                     Ok(transport) => Ok(Arc::new(transport) as Arc<dyn Transport>),

@@ -5,12 +5,12 @@
 //! unless the account must take more from the shared part, no atomic operation.
 //!
 //! The following memory is charged: incomplete records (as their buffers are allocated), bytes that stay staged while
-//! the driver sleeps, calls from their last byte to their reply, and replies until the socket has accepted them. File
-//! ranges in replies use no memory.
+//! the driver sleeps (with TLS also those of an incomplete handshake, and encrypted bytes that are not sent), calls from
+//! their last byte to their reply, and replies until the socket has accepted them. File ranges in replies use no memory.
 //!
 //! A connection that this side opened has no account, and no limits except those that its peer sets.
 
-use std::{future::Future, pin::Pin, task::Context};
+use std::{future::Future, pin::Pin, sync::Arc, task::Context};
 
 use buf::Piece;
 use tokio::time::{Instant, Sleep, sleep};
@@ -20,24 +20,36 @@ use crate::{
     ReplyToken, TransportError,
     budget::{Account, GUARANTEED, STEP, SWEEP},
     record::Record,
+    tls::ServerTls,
 };
 
 /// The limits of a connection.
 pub(crate) struct Terms {
     /// The memory account; `None` for a connection that this side opened.
     pub account: Option<Account>,
+    /// `false` for an accepted connection from a host that is not admitted.
+    pub admitted: bool,
     /// Maximum length of a record in bytes. The option `message_max` can be lower.
     pub record_max: usize,
     /// Maximum number of calls in progress.
     pub calls_max: usize,
     /// The number of bytes of queued replies at which calls are no longer read.
     pub replies_max: usize,
+    /// TLS of the listener, if it offers TLS.
+    pub tls: Option<Arc<ServerTls>>,
 }
 
 impl Terms {
     /// Returns the limits of a connection that this side opened.
     pub fn connecting() -> Self {
-        Self { account: None, record_max: usize::MAX, calls_max: usize::MAX, replies_max: REPLIES_MAX }
+        Self {
+            account: None,
+            admitted: true,
+            record_max: usize::MAX,
+            calls_max: usize::MAX,
+            replies_max: REPLIES_MAX,
+            tls: None,
+        }
     }
 
     /// Returns the limits of an accepted connection from an admitted host.
@@ -47,7 +59,14 @@ impl Terms {
 
     /// Returns the limits of an accepted connection from a host that is not admitted.
     pub fn unadmitted(account: Account) -> Self {
-        Self { account: Some(account), record_max: 16 << 10, calls_max: 4, replies_max: 64 << 10 }
+        Self {
+            account: Some(account),
+            admitted: false,
+            record_max: 16 << 10,
+            calls_max: 4,
+            replies_max: 64 << 10,
+            tls: None,
+        }
     }
 }
 
@@ -202,7 +221,8 @@ impl Tally {
         self.calls_full = usize::try_from(ledger.calls).is_ok_and(|calls| calls >= self.calls_max);
     }
 
-    /// Settles before the driver sleeps. `incomplete` bytes are charged for an incomplete record. Returns `false` if
+    /// Settles before the driver sleeps. `incomplete` bytes are charged for an incomplete record
+    /// and for encrypted bytes. Returns `false` if
     /// the driver must continue instead.
     ///
     /// # Errors

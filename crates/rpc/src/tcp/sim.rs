@@ -34,8 +34,13 @@ impl StreamNetwork for SimStreams {
     type Accepted = simnet::Stream;
     type Listener = StreamListener;
 
-    async fn connect(&self, remote: SocketAddr, _: &TcpOptions) -> io::Result<simnet::Stream> {
-        simnet::Stream::connect(&self.0, remote).await
+    /// Connects from a port below 1024 unless the options forbid it, as root does over a real network.
+    async fn connect(&self, remote: SocketAddr, options: &TcpOptions) -> io::Result<simnet::Stream> {
+        let local = match options.reserved_port {
+            Some(false) => self.0.take_address(),
+            None | Some(true) => self.0.take_reserved_address(),
+        };
+        simnet::Stream::connect_from(&self.0, local, remote).await
     }
 
     fn listen(&self, local: SocketAddr, _: &TcpOptions) -> io::Result<StreamListener> {

@@ -34,6 +34,23 @@ fn drive(
     })
 }
 
+/// Only root can use the ports below 1024, and other connections can hold all of them.
+#[tokio::test]
+async fn reserved_port_is_used_or_the_error_says_why_not() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let (address, is_root) = (listener.local_addr().unwrap(), rustix::process::geteuid().is_root());
+    for (resvport, must) in [("on", true), ("off", false)] {
+        let options = RawOptions::from([("resvport".to_owned(), resvport.to_owned())]);
+        match TcpKind::default().with_options(&options).unwrap().connect(address).await {
+            Ok(_connection) => assert_eq!(listener.accept().unwrap().1.port() < 1024, must),
+            Err(error) => {
+                let why = if is_root { "no port below 1024 is free" } else { "Permission denied" };
+                assert!(must && error.to_string().contains(why), "{error}");
+            }
+        }
+    }
+}
+
 fn message(xid: u32, direction: u32, words: usize) -> Message {
     let mut encoder = Encoder::default();
     [xid, direction].into_iter().for_each(|word| encoder.u32(word));
@@ -189,7 +206,7 @@ fn charged(budget: &Budget) -> (std::net::TcpStream, Arc<TcpTransport>) {
     let near = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (far, peer) = listener.accept().unwrap();
     let terms = Terms::admitted(budget.account(Host::of(peer.ip())));
-    (near, Arc::new(TcpTransport::new(driven(far), (2 << 20, None), terms, Pool::default()).unwrap()))
+    (near, Arc::new(TcpTransport::new(Wire::clear(driven(far)), (2 << 20, None), terms, Pool::default()).unwrap()))
 }
 
 async fn until(condition: impl Fn() -> bool) {
@@ -210,7 +227,8 @@ async fn all_memory_is_released_when_calls_are_answered() {
     let (socket, far) = charged(&budget);
     drive(far.clone(), reply_of_words);
     let terms = Terms::connecting();
-    let near = Arc::new(TcpTransport::new(driven(socket), (2 << 20, None), terms, Pool::default()).unwrap());
+    let near =
+        Arc::new(TcpTransport::new(Wire::clear(driven(socket)), (2 << 20, None), terms, Pool::default()).unwrap());
     drive(near.clone(), |_| None);
     let calls = (0..200u32).map(|xid| {
         let near = near.clone();

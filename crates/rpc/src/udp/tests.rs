@@ -128,13 +128,13 @@ async fn unadmitted_host_can_make_few_and_short_calls() {
 }
 
 #[test]
-fn only_the_latest_callers_are_remembered() {
+fn only_the_latest_callers_are_stored() {
     let mut callers = Callers::default();
     let address = |port: u16| SocketAddr::from(([127, 0, 0, 1], port));
     for port in 0..CALLERS_MAX as u16 {
-        assert_eq!(callers.remember(address(port), 5), u64::from(port));
+        assert_eq!(callers.store(address(port), 5), u64::from(port));
     }
-    let call = callers.remember(address(9), 7);
+    let call = callers.store(address(9), 7);
     assert_eq!((callers.find(0), callers.find(1)), (None, Some((address(1), 5))));
     assert_eq!((callers.find(call), callers.find(call + 1)), (Some((address(9), 7)), None));
 }

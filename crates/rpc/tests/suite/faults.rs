@@ -8,17 +8,14 @@ use std::{
     time::Duration,
 };
 
-use crate::common::{Host, add, echo};
+use crate::common::{
+    Host, add, echo,
+    stream::{read, write_all},
+};
 use buf::Buffer;
 use bytes::Bytes;
 use rpc::{CallOptions, Client, ClientOptions, ReplyPlan};
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::{
-        TcpListener, TcpStream,
-        tcp::{OwnedReadHalf, OwnedWriteHalf},
-    },
-};
+use simnet::{Network, Stream, StreamListener};
 
 /// The number of bytes in each direction after which a connection is cut.
 #[derive(Clone, Copy, Debug)]
@@ -36,22 +33,23 @@ struct Proxy {
 }
 
 impl Proxy {
-    async fn start(server: SocketAddr) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
+    fn start(network: &Network, server: SocketAddr) -> Self {
+        let mut listener = StreamListener::bind(network, "127.0.0.1:0".parse().unwrap()).unwrap();
+        let (network, address) = (network.clone(), listener.local_addr());
         let plan = Arc::new(Mutex::new(VecDeque::new()));
         let cuts = plan.clone();
         tokio::spawn(async move {
             loop {
-                let (near, _) = listener.accept().await.unwrap();
+                let near = listener.accept().await.unwrap();
                 let cut = cuts.lock().unwrap().pop_front().unwrap_or(WHOLE);
+                let network = network.clone();
                 tokio::spawn(async move {
-                    let far = TcpStream::connect(server).await.unwrap();
-                    let ((near_read, near_write), (far_read, far_write)) = (near.into_split(), far.into_split());
-                    // Both halves of both sockets are closed when one direction ends.
+                    let far = Stream::connect(&network, server).await.unwrap();
+                    // Both streams are closed when one direction ends.
                     tokio::select! {
-                        () = forward(near_read, far_write, cut.to_server) => {}
-                        () = forward(far_read, near_write, cut.to_client) => {}
+                        biased;
+                        () = forward(&near, &far, cut.to_server) => {}
+                        () = forward(&far, &near, cut.to_client) => {}
                     }
                 });
             }
@@ -65,23 +63,21 @@ impl Proxy {
     }
 }
 
-async fn forward(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut left: usize) {
-    let mut buffer = vec![0; 64 << 10];
+async fn forward(from: &Stream, to: &Stream, mut left: usize) {
     while left > 0 {
-        let room = buffer.len().min(left);
-        match from.read(&mut buffer[..room]).await {
-            Ok(len) if len > 0 => {
-                if to.write_all(&buffer[..len]).await.is_err() {
+        match read(from, left.min(64 << 10)).await {
+            Ok(bytes) if !bytes.is_empty() => {
+                if write_all(to, &bytes).await.is_err() {
                     return;
                 }
-                left -= len;
+                left -= bytes.len();
             }
             _ => return,
         }
     }
 }
 
-async fn client(host: &Host, proxy: &Proxy) -> Client {
+fn client(host: &Host, proxy: &Proxy) -> Client {
     let options = ClientOptions {
         backoff_min: Duration::from_millis(1),
         backoff_max: Duration::from_millis(20),
@@ -94,17 +90,17 @@ async fn client(host: &Host, proxy: &Proxy) -> Client {
 const ADD_CALL: usize = 4 + 24 + 16 + 8;
 const ADD_REPLY: usize = 4 + 24 + 8;
 
-#[tokio::test]
+#[simnet::test]
 async fn call_is_executed_once_when_cut_at_any_byte_of_call_or_reply() {
-    let host = Host::start(&[]);
-    let proxy = Proxy::start(host.address).await;
+    let host = Host::start();
+    let proxy = Proxy::start(&host.network, host.address);
     let mut expected = 0;
     let in_call = (0..=ADD_CALL).map(|to_server| Cut { to_server, ..WHOLE });
     let in_reply = (0..=ADD_REPLY).map(|to_client| Cut { to_client, ..WHOLE });
     for cut in in_call.chain(in_reply) {
         // Two connections are cut, so that the retransmitted call is cut, too.
         proxy.cut([cut, cut]);
-        let client = client(&host, &proxy).await;
+        let client = client(&host, &proxy);
         expected += 1;
         assert_eq!(add(&client, 1).await.unwrap(), expected, "{cut:?}");
         expected += 1;
@@ -114,16 +110,16 @@ async fn call_is_executed_once_when_cut_at_any_byte_of_call_or_reply() {
     assert_eq!(host.counter.value(), expected);
 }
 
-#[tokio::test]
+#[simnet::test]
 async fn concurrent_calls_survive_connections_that_keep_breaking() {
-    let host = Host::start(&[]);
-    let proxy = Proxy::start(host.address).await;
+    let host = Host::start();
+    let proxy = Proxy::start(&host.network, host.address);
     let sizes = (0..60usize).map(|i| 700 + i * 331);
     proxy.cut(sizes.enumerate().map(|(i, bytes)| match i % 2 {
         0 => Cut { to_server: bytes, ..WHOLE },
         _ => Cut { to_client: bytes, ..WHOLE },
     }));
-    let client = client(&host, &proxy).await;
+    let client = client(&host, &proxy);
     let adders = (0..20).map(|_| {
         let client = client.clone();
         tokio::spawn(async move {
@@ -141,15 +137,15 @@ async fn concurrent_calls_survive_connections_that_keep_breaking() {
     assert_eq!(host.counter.value(), 2000);
 }
 
-#[tokio::test]
+#[simnet::test]
 async fn large_replies_arrive_complete_after_cuts() {
-    let host = Host::start(&[]);
-    let proxy = Proxy::start(host.address).await;
+    let host = Host::start();
+    let proxy = Proxy::start(&host.network, host.address);
     let len = 300_000;
     let mut sink = Buffer::zeroed(len);
     for cut in [1, 40, 60, 600, 4000, 100_000, 299_999, 300_030].map(|to_client| Cut { to_client, ..WHOLE }) {
         proxy.cut([cut, Cut { to_server: cut.to_client, ..WHOLE }]);
-        let client = client(&host, &proxy).await;
+        let client = client(&host, &proxy);
         let data: Bytes = (0..len).map(|i| (i * cut.to_client % 251) as u8).collect::<Vec<_>>().into();
         let answer = echo(&client, data.clone(), Some(sink)).await.unwrap();
         assert!(answer.results.0.to_bytes().unwrap() == data, "{cut:?}");
@@ -159,13 +155,13 @@ async fn large_replies_arrive_complete_after_cuts() {
     }
 }
 
-#[tokio::test]
+#[simnet::test]
 async fn call_in_progress_when_connection_breaks_is_not_executed_again() {
-    let host = Host::start(&[]);
-    let proxy = Proxy::start(host.address).await;
+    let host = Host::start();
+    let proxy = Proxy::start(&host.network, host.address);
     // Each connection is cut after the call has been forwarded.
     proxy.cut([Cut { to_server: ADD_CALL - 8, ..WHOLE }; 5]);
-    let client = client(&host, &proxy).await;
+    let client = client(&host, &proxy);
     let call = tokio::spawn(async move {
         client.call::<u64>(common::GATED_ADD, &(), ReplyPlan::default(), CallOptions::default()).await
     });
@@ -178,15 +174,13 @@ async fn call_in_progress_when_connection_breaks_is_not_executed_again() {
     assert_eq!((host.counter.at_gate(), host.counter.value()), (1, 1));
 }
 
-#[tokio::test]
+#[simnet::test]
 async fn deadline_error_contains_last_transport_error() {
-    let host = Host::start(&[]);
-    let proxy = Proxy::start(host.address).await;
+    let host = Host::start();
+    let proxy = Proxy::start(&host.network, host.address);
     proxy.cut(std::iter::repeat_n(Cut { to_server: 10, ..WHOLE }, 1_000_000));
-    let client = client(&host, &proxy).await;
-    let call = async |deadline| {
-        let options = CallOptions { deadline: Some(deadline), ..CallOptions::default() };
-        client.call::<()>(0, &(), ReplyPlan::default(), options).await.map(drop).unwrap_err().error.to_string()
-    };
-    common::at_its_deadline(call, "connection lost").await;
+    let client = client(&host, &proxy);
+    let options = CallOptions { deadline: Some(Duration::from_secs(2)), ..CallOptions::default() };
+    let failed = client.call::<()>(0, &(), ReplyPlan::default(), options).await.map(drop).unwrap_err();
+    assert!(failed.error.to_string().contains("connection lost"), "{}", failed.error);
 }

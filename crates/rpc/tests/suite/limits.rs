@@ -1,4 +1,7 @@
 //! Floods of many connections and hosts stay within their limits, and other clients are served meanwhile.
+//!
+//! The tests use the loopback interface, because the limits of connections belong to worker threads, and the limits of memory depend on the
+//! buffers of the sockets.
 
 use std::{
     net::SocketAddr,

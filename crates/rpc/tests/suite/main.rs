@@ -2,8 +2,9 @@
 
 mod common;
 
+mod calls;
 mod faults;
 mod hostile;
 mod limits;
-mod loopback;
 mod udp;
+mod workers;

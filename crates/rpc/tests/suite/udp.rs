@@ -1,8 +1,10 @@
 //! Client and server over UDP, with datagrams that are lost, duplicated and delayed.
+//!
+//! The tests use the loopback interface, because simulated networks do not carry UDP.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use crate::common::{Host, add, echo};
+use crate::common::{Counter, RealHost, add, echo};
 use buf::Buffer;
 use bytes::Bytes;
 use rpc::{Client, ClientOptions, UdpKind};
@@ -61,14 +63,15 @@ enum Fate {
     Late,
 }
 
-async fn client(host: &Host, server: SocketAddr) -> Client {
-    let options = ClientOptions { retransmit: Duration::from_millis(10), ..host.options() };
+async fn client(host: &RealHost, server: SocketAddr) -> Client {
+    let retransmit = Duration::from_millis(10);
+    let options = ClientOptions { retransmit, ..ClientOptions::new(Counter::PROGRAM, 1) };
     Client::connect(host.kind.clone(), server, options).await.unwrap()
 }
 
 #[tokio::test]
 async fn concurrent_calls_get_their_own_answers() {
-    let host = Host::start_with(Arc::new(UdpKind::default()), &[]);
+    let host = RealHost::start(Arc::new(UdpKind::default()));
     let client = client(&host, host.address).await;
     let calls = (0..200u64).map(|i| {
         let client = client.clone();
@@ -103,7 +106,7 @@ async fn call_is_executed_once_despite_lost_duplicated_and_late_datagrams() {
         },
     ];
     for fate in fates {
-        let host = Host::start_with(Arc::new(UdpKind::default()), &[]);
+        let host = RealHost::start(Arc::new(UdpKind::default()));
         let client = client(&host, proxy(host.address, fate).await).await;
         for expected in 1..=30 {
             assert_eq!(add(&client, 1).await.unwrap(), expected);

@@ -178,78 +178,70 @@ async fn connect(host: &Host) -> Arc<dyn Transport> {
     transport
 }
 
-#[test]
-fn all_clients_are_served_while_two_hold_the_shared_receives() {
-    simnet::simulate(0, || async {
-        for seed in 0..5 {
-            let host = Host::start(seed, 16 * 4096);
-            // Two clients take all shared receives with calls that are not answered yet. Some calls have read chunks.
-            let mut held_calls = JoinSet::new();
-            for _ in 0..2 {
-                let transport = connect(&host).await;
-                for xid in 0..100u32 {
-                    let transport = transport.clone();
-                    held_calls.spawn(async move {
-                        let payload = if xid % 3 == 0 { 20_000 } else { 100 };
-                        let message = call(xid, 50, 0, Bytes::from(vec![HELD; payload]));
-                        check(
-                            &transport.call(message, plan(50, 0)).await.unwrap(),
-                            xid,
-                            50,
-                            0,
-                            (HELD as usize * payload) as u8,
-                        );
-                    });
-                }
-            }
-            tokio::time::sleep(Duration::from_secs(1)).await;
-            // Other clients are guaranteed enough receives to be served, also for calls with read chunks.
-            let mut other_calls = JoinSet::new();
-            for _ in 0..20 {
-                let transport = connect(&host).await;
-                other_calls.spawn(async move {
-                    for xid in 0..30u32 {
-                        let payload = if xid % 2 == 0 { 20_000 } else { 100 };
-                        let message = call(xid, 5000, 0, Bytes::from(vec![1; payload]));
-                        check(&transport.call(message, plan(5000, 0)).await.unwrap(), xid, 5000, 0, payload as u8);
-                    }
+#[simnet::test]
+async fn all_clients_are_served_while_two_hold_the_shared_receives() {
+    for seed in 0..5 {
+        let host = Host::start(seed, 16 * 4096);
+        // Two clients take all shared receives with calls that are not answered yet. Some calls have read chunks.
+        let mut held_calls = JoinSet::new();
+        for _ in 0..2 {
+            let transport = connect(&host).await;
+            for xid in 0..100u32 {
+                let transport = transport.clone();
+                held_calls.spawn(async move {
+                    let payload = if xid % 3 == 0 { 20_000 } else { 100 };
+                    let message = call(xid, 50, 0, Bytes::from(vec![HELD; payload]));
+                    check(
+                        &transport.call(message, plan(50, 0)).await.unwrap(),
+                        xid,
+                        50,
+                        0,
+                        (HELD as usize * payload) as u8,
+                    );
                 });
             }
-            let served = tokio::time::timeout(Duration::from_secs(50), other_calls.join_all()).await;
-            assert!(served.is_ok(), "seed {seed}: the other clients must be served");
-            assert_eq!(held_calls.len(), 200);
-            assert!(held_calls.try_join_next().is_none());
-            host.go.store(true, SeqCst);
-            tokio::time::timeout(Duration::from_secs(50), held_calls.join_all())
-                .await
-                .expect("held calls must be served");
         }
-    });
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        // Other clients are guaranteed enough receives to be served, also for calls with read chunks.
+        let mut other_calls = JoinSet::new();
+        for _ in 0..20 {
+            let transport = connect(&host).await;
+            other_calls.spawn(async move {
+                for xid in 0..30u32 {
+                    let payload = if xid % 2 == 0 { 20_000 } else { 100 };
+                    let message = call(xid, 5000, 0, Bytes::from(vec![1; payload]));
+                    check(&transport.call(message, plan(5000, 0)).await.unwrap(), xid, 5000, 0, payload as u8);
+                }
+            });
+        }
+        let served = tokio::time::timeout(Duration::from_secs(50), other_calls.join_all()).await;
+        assert!(served.is_ok(), "seed {seed}: the other clients must be served");
+        assert_eq!(held_calls.len(), 200);
+        assert!(held_calls.try_join_next().is_none());
+        host.go.store(true, SeqCst);
+        tokio::time::timeout(Duration::from_secs(50), held_calls.join_all()).await.expect("held calls must be served");
+    }
 }
 
-#[test]
-fn client_that_exceeds_its_credits_is_disconnected_without_effect_on_others() {
-    simnet::simulate(0, || async {
-        let host = Host::start(1, 16 * 4096);
-        let honest = connect(&host).await;
-        let serve = |xid| {
-            let honest = honest.clone();
-            async move {
-                check(&honest.call(call(xid, 10, 0, vec![1; 10].into()), plan(10, 0)).await.unwrap(), xid, 10, 0, 10)
-            }
-        };
-        serve(1).await;
-        let data = Options::default().private_data().encode();
-        let receives = (0..300).map(|id| (WorkId(id), buf::Buffer::zeroed(4096))).collect();
-        let mut hostile = host.sim.connect(host.at, &QpOptions::default(), &data, receives).await.unwrap().qp;
-        for xid in 0..200 {
-            let stream = call(xid, 0, 0, vec![1; 100].into()).to_rope().to_bytes().unwrap();
-            let data = Bytes::from([&Message::encode(&call_header(xid)).stream[..], &stream].concat()).into();
-            hostile.post(WorkRequest::Send { id: WorkId(1), data, invalidate: None, solicited: false }).unwrap();
-        }
-        let mut completions = Vec::new();
-        let ended = async { while poll_fn(|cx| hostile.poll_completions(cx, &mut completions)).await.is_ok() {} };
-        tokio::time::timeout(Duration::from_secs(10), ended).await.expect("the server must disconnect the client");
-        serve(2).await;
-    });
+#[simnet::test]
+async fn client_that_exceeds_its_credits_is_disconnected_without_effect_on_others() {
+    let host = Host::start(1, 16 * 4096);
+    let honest = connect(&host).await;
+    let serve = |xid| {
+        let honest = honest.clone();
+        async move { check(&honest.call(call(xid, 10, 0, vec![1; 10].into()), plan(10, 0)).await.unwrap(), xid, 10, 0, 10) }
+    };
+    serve(1).await;
+    let data = Options::default().private_data().encode();
+    let receives = (0..300).map(|id| (WorkId(id), buf::Buffer::zeroed(4096))).collect();
+    let mut hostile = host.sim.connect(host.at, &QpOptions::default(), &data, receives).await.unwrap().qp;
+    for xid in 0..200 {
+        let stream = call(xid, 0, 0, vec![1; 100].into()).to_rope().to_bytes().unwrap();
+        let data = Bytes::from([&Message::encode(&call_header(xid)).stream[..], &stream].concat()).into();
+        hostile.post(WorkRequest::Send { id: WorkId(1), data, invalidate: None, solicited: false }).unwrap();
+    }
+    let mut completions = Vec::new();
+    let ended = async { while poll_fn(|cx| hostile.poll_completions(cx, &mut completions)).await.is_ok() {} };
+    tokio::time::timeout(Duration::from_secs(10), ended).await.expect("the server must disconnect the client");
+    serve(2).await;
 }

@@ -113,6 +113,7 @@ fn only_bytes_of_the_reply_are_readable_until_it_is_done() {
     assert!(Peer::write(&mut node, b"mine".as_slice().into(), to).is_err());
     done(&mut node, &mut puppet, 7);
     assert_eq!(read(&mut node, segment), Err("bad stag"));
+    assert_eq!(node.connection.poll_timeout(), None, "nothing is awaited");
     assert!(!node.disconnecting);
     node.assert_no_leak();
 }
@@ -191,6 +192,50 @@ fn replies_beyond_the_byte_limit_wait_for_others_to_be_done() {
 }
 
 #[test]
+fn replies_of_exactly_the_byte_limit_are_exposed_at_once_and_one_can_exceed_it() {
+    let (mut node, mut puppet) = server(Options { exposed_max: 10_000, ..options() });
+    exposed(&mut node, &mut puppet, 7, 5000);
+    exposed(&mut node, &mut puppet, 8, 5000);
+    assert_eq!(node.regions.entries.len(), 2);
+    (7..=8).for_each(|xid| done(&mut node, &mut puppet, xid));
+    exposed(&mut node, &mut puppet, 9, 10_001);
+    done(&mut node, &mut puppet, 9);
+    node.assert_no_leak();
+}
+
+#[test]
+fn unsent_reply_counts_by_its_length() {
+    let (mut node, _) = server(options());
+    for xid in 1..=2 {
+        // A reply of one megabyte is far below the limit, so the next call is processed before it has been sent.
+        let call = xdr::Message::encode(&header(xid, Body::Msg(Lists::default()))).stream;
+        node.send([&call[..], &message(xid, CALL, 0, b"").stream].concat().into(), None).unwrap();
+        let (_, token) = node.next_call();
+        node.reply(token, message(xid, REPLY, 0, &bytes(xid, 1_000_000))).unwrap();
+    }
+    node.cut();
+    node.assert_no_leak();
+}
+
+#[test]
+fn reply_that_is_read_grants_its_credits() {
+    let (mut node, mut puppet) = client();
+    for xid in 7..=9 {
+        node.call(message(xid, CALL, 0, b""), plan(0, 1000));
+    }
+    puppet.run(&mut node);
+    assert_eq!(puppet.sent.len(), 1, "there is one credit before the first reply");
+    let reply = message(7, REPLY, 0, &bytes(7, 1000));
+    let mut lists = Lists::default();
+    let segment = Segment { handle: Stag(1), length: 1000, offset: 0 };
+    lists.reads.push(reply.payloads[0].position.unwrap(), segment).unwrap();
+    puppet.memory.insert(Stag(1), bytes(7, 1000));
+    puppet.deliver(&mut node, &header(7, Body::Msg(lists)), &reply.stream);
+    assert_eq!(payload_of(&node.next_reply().unwrap().message, 7, REPLY, 0), bytes(7, 1000));
+    assert_eq!(puppet.sent.len(), 4, "RDMA_DONE and the other calls must be sent");
+}
+
+#[test]
 fn caller_with_invalid_done_is_disconnected() {
     // RDMA_DONE is sent twice, for a reply that was never exposed, and for a call that has not been answered.
     type Violation = fn(&mut Node, &mut Puppet);
@@ -223,16 +268,16 @@ fn reply_whose_memory_the_caller_invalidates_can_be_done() {
     let (mut node, mut puppet) = server(options());
     for (xid, before_done) in [(7, true), (8, false)] {
         let segment = only_segment(&exposed(&mut node, &mut puppet, xid, 50_000));
+        let done = xdr::Message::encode(&header(xid, Body::Done)).stream;
         if before_done {
             let call = xdr::Message::encode(&header(20, Body::Msg(Lists::default()))).stream;
             let call = [&call[..], &message(20, CALL, 0, b"").stream].concat();
             puppet.deliver_bytes(&mut node, call.into(), Some(segment.handle));
             node.next_call();
             assert!(read(&mut node, segment).is_err());
-            done(&mut node, &mut puppet, xid);
+            node.send(done, None).unwrap();
         } else {
-            let done = xdr::Message::encode(&header(xid, Body::Done)).stream;
-            puppet.deliver_bytes(&mut node, done, Some(segment.handle));
+            node.send(done, Some(segment.handle)).unwrap();
         }
         assert!(!node.disconnecting && node.posted.is_empty(), "no region must be invalidated twice");
     }

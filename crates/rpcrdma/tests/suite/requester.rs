@@ -460,3 +460,38 @@ fn callbacks_have_no_chunks_and_their_own_credits() {
     puppet.run(&mut server);
     assert!(puppet.received_msg().0.is_empty() && server.regions.entries.is_empty());
 }
+
+#[test]
+fn calls_are_counted_and_work_that_was_put_back_is_next() {
+    let (mut node, mut puppet) = client();
+    let made = |node: &Node| (node.connection.calls_made().total, node.connection.calls_made().pending);
+    assert_eq!(made(&node), (0, 0));
+    node.call(message(1, CALL, 0, b""), plan(16, 0));
+    assert_eq!(made(&node), (1, 1));
+    let request = node.posted.pop_front().unwrap();
+    node.connection.put_back(request);
+    assert!(node.posted.is_empty());
+    puppet.run(&mut node);
+    assert_eq!(puppet.sent.len(), 1, "the call must be sent");
+    answer(&mut node, &mut puppet, 1);
+    node.next_reply().unwrap();
+    assert_eq!(made(&node), (1, 0));
+}
+
+#[test]
+fn waiting_call_is_not_sent_after_close_and_is_not_answered_before_it_is_sent() {
+    let (mut node, mut puppet) = client();
+    for xid in 1..=2 {
+        node.call(message(xid, CALL, 0, b""), plan(16, 0));
+    }
+    puppet.run(&mut node);
+    answer(&mut node, &mut puppet, 2);
+    assert!(node.events.is_empty(), "a reply to a call that was not sent must be ignored");
+    node.connection.close();
+    let reply = xdr::Message::encode(&header(1, 16, Body::Msg(Lists::default()))).stream;
+    node.send([&reply[..], &message(1, REPLY, 0, b"").stream].concat().into(), None).unwrap();
+    assert!(node.disconnecting && node.posted.is_empty());
+    node.next_reply().unwrap();
+    node.cut();
+    assert!(node.next_reply().is_err(), "the waiting call must fail");
+}

@@ -283,7 +283,8 @@ fn invalid_messages_are_answered_with_err_chunk() {
         (Body::NoMsg(reads(&[(0, 1, 4)])), &[]),      // The stream is too short to be a message.
     ];
     for (body, stream) in nonsense {
-        let (mut node, mut puppet) = server(&[&[0; 16]]);
+        // The peer's memory holds a valid stream, so only the header is invalid.
+        let (mut node, mut puppet) = server(&[&call]);
         puppet.deliver(&mut node, &header(7, body.clone()), stream);
         //= rfc8166-4.2.1-1 rfc8166-4.2.4-1 rfc8166-4.5-2 rfc8166-4.5.2-1
         assert_chunk_error(&mut puppet, 7);
@@ -476,4 +477,49 @@ fn token_answers_one_call_once() {
     let stale = rpc::ReplyToken { xid: token.xid, call: token.call };
     node.reply(token, message(7, REPLY, 0, b"")).unwrap();
     assert!(node.reply(stale, message(7, REPLY, 0, b"")).is_err());
+}
+
+#[test]
+fn refused_call_gets_an_error_and_a_forgotten_one_no_answer() {
+    let (mut node, mut puppet) = server(&[]);
+    for (xid, forgets) in [(7, false), (8, true)] {
+        puppet.deliver(&mut node, &header(xid, Body::Msg(Lists::default())), &message(xid, CALL, 0, b"").stream);
+        let (_, token) = node.next_call();
+        let same = rpc::ReplyToken { xid: token.xid, call: token.call };
+        match forgets {
+            true => node.connection.forget(&token),
+            false => node.connection.refuse_call(token).unwrap(),
+        }
+        puppet.run(&mut node);
+        if !forgets {
+            assert_chunk_error(&mut puppet, xid);
+        }
+        assert!(puppet.sent.is_empty());
+        assert!(node.reply(same, message(xid, REPLY, 0, b"")).is_err(), "the call has ended");
+    }
+}
+
+#[test]
+fn every_read_chunk_can_include_padding() {
+    let (mut node, mut puppet) = server(&[b"first\0\0\0", b"second\0\0"]);
+    let mut encoder = xdr::Encoder::default();
+    [7, CALL].into_iter().for_each(|word| encoder.u32(word));
+    encoder.payload(bytes::Bytes::from_static(b"first").into());
+    encoder.payload(bytes::Bytes::from_static(b"second").into());
+    let call = encoder.finish();
+    let [first, second] = [0, 1].map(|index| call.payloads[index].position.unwrap());
+    puppet.deliver(&mut node, &header(7, Body::Msg(reads(&[(first, 1, 8), (second, 2, 8)]))), &call.stream);
+    assert_eq!(node.next_call().0.to_rope(), call.to_rope());
+}
+
+#[test]
+fn messages_after_a_violation_are_not_processed() {
+    let (mut node, _) = server(&[]);
+    node.send(bytes::Bytes::from_static(&[0; 8]), None).unwrap();
+    assert!(node.disconnecting && node.events.is_empty());
+    let call = Message::encode(&header(7, Body::Msg(Lists::default()))).stream;
+    node.send([&call[..], &message(7, CALL, 0, b"").stream].concat().into(), None).unwrap();
+    assert!(node.events.is_empty());
+    node.cut();
+    assert!(matches!(node.events.make_contiguous(), [rpcrdma::Event::Closed(TransportError::Protocol(_))]));
 }

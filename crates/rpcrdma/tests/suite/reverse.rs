@@ -194,11 +194,9 @@ async fn closed_connection_ends_callbacks(provider: Arc<dyn Provider>) {
 macro_rules! on_every_provider {
     ($($name:ident)*) => {
         mod sim {
-            $(#[test]
-            fn $name() {
-                simnet::simulate(0, || async {
-                    super::$name(super::Arc::new(super::Sim::new(Default::default()))).await;
-                });
+            $(#[simnet::test]
+            async fn $name() {
+                super::$name(super::Arc::new(super::Sim::new(Default::default()))).await;
             })*
         }
         mod iwarp {

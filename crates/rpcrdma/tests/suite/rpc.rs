@@ -136,30 +136,25 @@ async fn run(sim: Sim, count: u32) -> Run {
     Run { messages: sim.network().messages(), cuts: connections.load(SeqCst) - 1 }
 }
 
-#[test]
-fn call_is_executed_once_when_cut_at_any_message() {
-    simnet::simulate(0, || async {
-        let whole = run(Sim::new(NetworkOptions::default()), 8).await;
-        assert_eq!(whole.cuts, 0);
-        for message in 0..whole.messages {
-            for cut in [Cut::Before, Cut::After] {
-                let sim = Sim::new(NetworkOptions::default());
-                sim.network().cut_at(message, cut);
-                run(sim, 8).await;
-            }
+#[simnet::test]
+async fn call_is_executed_once_when_cut_at_any_message() {
+    let whole = run(Sim::new(NetworkOptions::default()), 8).await;
+    assert_eq!(whole.cuts, 0);
+    for message in 0..whole.messages {
+        for cut in [Cut::Before, Cut::After] {
+            let sim = Sim::new(NetworkOptions::default());
+            sim.network().cut_at(message, cut);
+            run(sim, 8).await;
         }
-    });
+    }
 }
 
-#[test]
-fn call_is_executed_once_with_random_cuts() {
-    simnet::simulate(0, || async {
-        let mut cuts = 0;
-        for seed in 0..20 {
-            cuts += run(Sim::new(NetworkOptions { seed, cut_probability: 0.02, ..NetworkOptions::default() }), 60)
-                .await
-                .cuts;
-        }
-        assert!(cuts > 50, "{cuts} cuts");
-    });
+#[simnet::test]
+async fn call_is_executed_once_with_random_cuts() {
+    let mut cuts = 0;
+    for seed in 0..20 {
+        cuts +=
+            run(Sim::new(NetworkOptions { seed, cut_probability: 0.02, ..NetworkOptions::default() }), 60).await.cuts;
+    }
+    assert!(cuts > 50, "{cuts} cuts");
 }

@@ -79,13 +79,13 @@ impl Admin {
                 confirmed: client.confirmed,
                 silent_s: Some(client.silent(now).as_secs()),
                 expired,
-                remembered: client.is_stored(),
+                stored: client.is_stored(),
             })
         })
     }
 
     fn nlm_client(&self, id: u32) -> Option<ClientRecord> {
-        let (address, name, remembered) = self.lockd.host(id)?;
+        let (address, name, stored) = self.lockd.host(id)?;
         Some(ClientRecord {
             client: ClientName(LockClient::Nlm(id)),
             protocol: "nlm4".to_owned(),
@@ -95,7 +95,7 @@ impl Admin {
             confirmed: true,
             silent_s: None,
             expired: false,
-            remembered,
+            stored,
         })
     }
 
@@ -169,7 +169,7 @@ impl Admin {
         let mut end = None;
         loop {
             let (page, next) = self.v4.with_state(|state| state.recallables_of(id, end, STATEIDS));
-            for (file, Recallable { recalled, grant: Grant::Delegation(delegation) }) in &page {
+            for (file, Recallable { recalled, grant: Grant::Delegation(delegation), .. }) in &page {
                 emit(&Record::Delegation {
                     client: ClientName(LockClient::V4(id.0)),
                     file: self.file(file),

@@ -101,7 +101,7 @@ pub struct ClientRecord {
     /// `true` if the lease has expired. The client keeps its state until another client needs it.
     pub expired: bool,
     /// `true` if the client can reclaim its state after a restart of the server.
-    pub remembered: bool,
+    pub stored: bool,
 }
 
 /// A connection of a session.

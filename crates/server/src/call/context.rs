@@ -1,10 +1,10 @@
 //! [`Context`]: the call that a procedure executes.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{cell::OnceCell, net::SocketAddr, sync::Arc};
 
 use buf::Pool;
-use rpc::{Call, Identity, Transport};
-use vfs::{Handle, VfsError, interpose::Interposed};
+use rpc::{Call, Identity, Transport, Xprtsec};
+use vfs::{Cred, Handle, VfsError, interpose::Interposed};
 
 use super::{
     core::{Core, ServiceState},
@@ -14,11 +14,14 @@ use super::{
 };
 use crate::{
     blocking::Source,
+    clock,
     export::{
         Export,
-        policy::{Purpose, Requester},
+        policy::{Purpose, Refusal, Requester},
+        sec::Sec,
     },
     handle::ExportId,
+    identity::users::Resolved,
 };
 
 /// A call, with the state `S` of the service that executes it.
@@ -34,6 +37,9 @@ pub(crate) struct Context<'a, S = Core> {
     /// `true` if the thread may block.
     pub(crate) may_block: bool,
     pub(crate) thread: &'a Thread,
+    /// The user as which the caller acts, once it is looked up. It stays the same until the call runs again, so that no
+    /// operation fails with `WouldBlock` after another one has made a change.
+    resolved: OnceCell<Resolved>,
 }
 
 /// The source of a call.
@@ -54,6 +60,8 @@ pub(crate) struct TransportLimits {
     pub(crate) file_ranges: bool,
     /// `true` if the transport can lose a message without losing the connection.
     pub(crate) lossy: bool,
+    /// The protection of the connection by TLS.
+    pub(crate) tls: Xprtsec,
 }
 
 /// The parts of a call that are needed to continue it on another thread.
@@ -75,10 +83,12 @@ impl<'a, S: ServiceState> Context<'a, S> {
             message_max: caps.message_max,
             file_ranges: call.takes_file_ranges(),
             lossy: caps.lossy,
+            tls: call.transport.tls().level(),
         };
         let (identity, peer, pool) = (call.caller, call.peer, call.transport.pool());
         let (core, origin) = (shared.core(), Origin::Transport(call.transport));
-        Self { core, shared, identity, peer, transport, origin, pool, may_block: false, thread }
+        let resolved = OnceCell::new();
+        Self { core, shared, identity, peer, transport, origin, pool, may_block: false, thread, resolved }
     }
 
     /// Returns the source of the call, by which the blocking pools share out their threads.
@@ -104,16 +114,17 @@ impl<'a, S: ServiceState> Context<'a, S> {
     /// Returns the export with this ID, if the caller may use it.
     ///
     /// # Errors
-    /// Returns `Stale` if there is no such export, and `Access` if the export does not admit the caller.
-    pub(crate) fn export(&self, id: ExportId, purpose: Purpose) -> Result<&'a Export, VfsError> {
-        let export = self.core.exports.find(id).ok_or(VfsError::Stale)?;
+    /// Returns `Stale` if there is no such export, and the errors of [`Export::decide`].
+    pub(crate) fn export(&self, id: ExportId, purpose: Purpose) -> Result<&'a Export, Refusal> {
+        let export = self.core.exports.find(id).ok_or(Refusal::Stale)?;
         export.decide(&self.requester(), purpose)?;
         Ok(export)
     }
 
     /// Returns the caller as the rules of an export see it.
     pub(crate) fn requester(&self) -> Requester {
-        Requester { peer: self.peer, transport: self.transport.name }
+        let (transport, tls) = (self.transport.name, self.transport.tls);
+        Requester { peer: self.peer, transport, tls, sec: Sec::of(self.identity) }
     }
 
     /// Returns the object of a file handle, if the caller may use its export.
@@ -132,24 +143,69 @@ impl<'a, S: ServiceState> Context<'a, S> {
     pub(crate) fn object_for(&self, handle: &[u8], purpose: Purpose) -> Result<Object<'a>, VfsError> {
         self.thread.admit()?;
         let (id, handle) = self.core.key.open(handle)?;
-        Ok(self.object_of(self.export(id, purpose)?, handle))
+        self.object_of(self.export(id, purpose)?, handle)
     }
 
     /// Returns an object of an export that has admitted the caller.
-    pub(crate) fn object_of(&self, export: &'a Export, handle: Handle) -> Object<'a> {
+    ///
+    /// # Errors
+    /// Returns `WouldBlock` if the caller must be looked up on a thread that may block, and `Delay` if that fails. Returns no
+    /// error if this run has used an object before.
+    #[inline]
+    pub(crate) fn object_of(&self, export: &'a Export, handle: Handle) -> Result<Object<'a>, VfsError> {
+        let identity = export.identity(self.identity, self.resolve(export)?);
+        Ok(self.object_as(export, handle, identity))
+    }
+
+    fn object_as(&self, export: &'a Export, handle: Handle, identity: Cred) -> Object<'a> {
         let caps = export.vfs().caps();
         let may_wait = self.thread.may_wait_for(export.id());
         let may_block = may_wait || !(caps.blocks || caps.completes_later);
-        let identity = export.identity(self.identity);
         let foreign = self.may_block && !may_wait;
         let journaled = if caps.completes_later { self.journaled(export) } else { None };
         Object { export, handle, identity, may_block, foreign, journaled, key: &self.core.key }
     }
 
+    /// Returns an object like [`object_of`](Self::object_of), with the anonymous user as the caller. It is for callers
+    /// that the export admits only for a purpose without `sec`, and whose claimed identity must not count.
+    pub(crate) fn object_as_anonymous(&self, export: &'a Export, handle: Handle) -> Object<'a> {
+        self.object_as(export, handle, export.anonymous())
+    }
+
     /// Returns an object like [`object_of`](Self::object_of), for a procedure that does not wait for it: an operation
     /// that would have to wait fails with `WouldBlock`, and an operation does not become pending.
-    pub(crate) fn object_at_once(&self, export: &'a Export, handle: Handle) -> Object<'a> {
-        Object { journaled: None, ..self.object_of(export, handle) }
+    ///
+    /// # Errors
+    /// Returns the errors of [`object_of`](Self::object_of).
+    pub(crate) fn object_at_once(&self, export: &'a Export, handle: Handle) -> Result<Object<'a>, VfsError> {
+        Ok(Object { journaled: None, ..self.object_of(export, handle)? })
+    }
+
+    /// Checks that the user as which the caller acts can be known in this run, for an operation that uses objects of several
+    /// exports.
+    ///
+    /// # Errors
+    /// Returns `WouldBlock` if the caller must be looked up on a thread that may block, and `Delay` if that fails.
+    pub(crate) fn check_resolved(&self) -> Result<(), VfsError> {
+        self.resolved().map(drop)
+    }
+
+    /// Returns the user as which the caller acts in an export. A call that has to look it up moves to a thread of that
+    /// export.
+    fn resolve(&self, export: &Export) -> Result<&Resolved, VfsError> {
+        let resolved = self.resolved();
+        if resolved == Err(VfsError::WouldBlock) {
+            self.thread.may_wait_for(export.id());
+        }
+        resolved
+    }
+
+    fn resolved(&self) -> Result<&Resolved, VfsError> {
+        if let Some(resolved) = self.resolved.get() {
+            return Ok(resolved);
+        }
+        let resolved = self.core.users.resolve(self.identity, clock::now, self.may_block)?;
+        Ok(self.resolved.get_or_init(|| resolved))
     }
 
     /// Returns the back end with the call's journal, if the call can be run again.
@@ -188,6 +244,7 @@ impl<S: ServiceState> Detached<S> {
             pool: &self.pool,
             may_block: thread.is_of_pool(),
             thread,
+            resolved: OnceCell::new(),
         }
     }
 }

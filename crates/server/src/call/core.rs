@@ -3,9 +3,11 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::{
+    audit::Audit,
     blocking::{BlockingOptions, Pools},
     export::Exports,
     handle::HandleKey,
+    identity::{principals::IdentityOptions, users::Users},
     recovery::{Recovery, state_dir::StateDir},
     sharing::{conflict::Conflicts, service::LockService},
 };
@@ -19,23 +21,38 @@ pub(crate) struct Core {
     pub(crate) locks: LockService,
     pub(crate) conflicts: Conflicts,
     pub(crate) recovery: Arc<Recovery>,
+    /// The users as which callers act.
+    pub(crate) users: Users,
+    /// The audit log.
+    pub(crate) audit: Option<Audit>,
     /// The state directory, which stays locked until this is dropped.
     pub(crate) state_dir: Option<StateDir>,
 }
 
+/// The settings that all protocols share.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct CoreOptions {
+    pub(crate) blocking: BlockingOptions,
+    /// The length of the grace period.
+    pub(crate) grace: Duration,
+    pub(crate) identity: IdentityOptions,
+}
+
 impl Core {
-    /// Creates the core of a server. `grace` is the length of the grace period.
+    /// Creates the core of a server.
     pub(crate) fn new(
         exports: Exports,
         key: HandleKey,
         recovery: Recovery,
-        (blocking, grace): (BlockingOptions, Duration),
-        state_dir: Option<StateDir>,
+        options: CoreOptions,
+        (state_dir, audit): (Option<StateDir>, Option<Audit>),
     ) -> Arc<Self> {
         let recovery = Arc::new(recovery);
         Arc::new(Self {
-            pools: Pools::new(&exports, blocking),
-            locks: LockService::new(recovery.clone(), grace),
+            pools: Pools::new(&exports, options.blocking),
+            locks: LockService::new(recovery.clone(), options.grace),
+            users: Users::new(options.identity),
+            audit,
             conflicts: Conflicts::default(),
             exports,
             key,

@@ -19,6 +19,7 @@ use rpc::{AcceptError, Answering, Call};
 use xdr::{Decode, Encoder, Message};
 
 use super::{
+    audit::Action,
     context::{Context, Detached},
     core::ServiceState,
     error::WouldBlock,
@@ -37,6 +38,11 @@ pub(crate) trait Answer: 'static {
     type Status: Debug;
     /// The name of the procedure.
     const NAME: &'static str;
+
+    /// Returns what the procedure is about to do, if the audit log can record it.
+    fn action(_: &Context<'_, Self::Shared>, _: &Self::Args) -> Option<Action> {
+        None
+    }
 
     /// Executes the procedure and appends the results to `out`, which already contains the reply's header. After a
     /// change has been made, no later operation may fail with [`WouldBlock`] unless it is pending, because the whole
@@ -71,14 +77,17 @@ pub(crate) fn run<'a, P: Answer>(shared: &'a Arc<P::Shared>, mut call: Call<'a>)
             return Answering::Ready(Err(AcceptError::GarbageArgs));
         }
     };
-    let thread = Thread::worker();
-    let context = Context::of_call(shared, &call, &thread);
+    let (thread, refused) = (Thread::worker(), Thread::refused());
+    let mut context = Context::of_call(shared, &call, &thread);
+    if context.delays(|| P::action(&context, &args)) {
+        context.thread = &refused;
+    }
     let mut out = call.encoder();
     let start = out.stream_len();
     if let Ok(status) = P::answer(&context, &args, &mut out)
         && !thread.is_pending()
     {
-        log::<P>(&context, &status);
+        log::<P>(&context, &args, &status);
         return Answering::Ready(Ok(out.finish()));
     }
     let (detached, needs) = (context.detach(), thread.needs());
@@ -106,7 +115,7 @@ impl<P: Answer> Waiting<P> {
         let answered = P::answer(&context, &self.args, &mut self.out);
         self.answered = answered.is_ok() && !thread.is_pending();
         if let (Ok(status), true) = (&answered, self.answered) {
-            log::<P>(&context, status);
+            log::<P>(&context, &self.args, status);
         }
         self.needs = thread.needs();
         self.journal = thread.journal().cloned();
@@ -152,6 +161,11 @@ async fn wait<P: Answer>(mut waiting: Waiting<P>, bytes: usize) -> Result<Messag
     Ok(waiting.out.finish())
 }
 
-fn log<P: Answer>(context: &Context<'_, P::Shared>, status: &P::Status) {
+/// Writes what a procedure has done to the log and to the audit log. A call that was refused was not executed, whatever
+/// status its protocol has for that, and is not recorded: records of such calls would fill a queue that is already full.
+fn log<P: Answer>(context: &Context<'_, P::Shared>, args: &P::Args, status: &P::Status) {
+    if context.thread.admit().is_ok() {
+        context.record(|| P::action(context, args), status, false);
+    }
     tracing::debug!(procedure = P::NAME, peer = %context.peer, transport = context.transport.name, ?status);
 }

@@ -67,7 +67,10 @@ impl<S: ServiceState> Context<'_, S> {
             return Ok(());
         }
         match dir.vfs().lookup(&dir.caller(), &dir.handle, name) {
-            Ok((handle, _)) => self.before(&self.object_of(dir.export, handle), by, Access::Write),
+            Ok((handle, _)) => match self.object_of(dir.export, handle) {
+                Ok(object) => self.before(&object, by, Access::Write),
+                Err(_) => Err(Conflict::WouldBlock),
+            },
             Err(VfsError::WouldBlock) => Err(Conflict::WouldBlock),
             // On any other error, the operation itself fails.
             Err(_) => Ok(()),

@@ -2,6 +2,7 @@
 //! transport, and the thread on which it runs. This module uses [`vfs`] types, and no status or handle type of a
 //! protocol.
 
+pub(crate) mod audit;
 pub(crate) mod context;
 pub(crate) mod core;
 pub(crate) mod error;

@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     fn limits(message_max: usize) -> TransportLimits {
-        TransportLimits { name: "any", message_max, file_ranges: false, lossy: false }
+        TransportLimits { name: "any", message_max, file_ranges: false, lossy: false, tls: Default::default() }
     }
 
     #[test]

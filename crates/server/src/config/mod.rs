@@ -29,9 +29,15 @@
 //! assert!(error.message.contains("unknown field `client`"));
 //! ```
 
+mod audit;
 pub(crate) mod backend;
+mod identity;
+mod tls;
 
+pub use audit::AuditConfig;
 pub use backend::{BackendConfig, BackendKind, BackendSettings, Backends, Opening, Tree};
+pub use identity::IdentityConfig;
+pub use tls::TlsConfig;
 
 use std::{
     collections::BTreeMap,
@@ -47,9 +53,10 @@ use std::{
 use serde::{Deserialize, Deserializer, de};
 
 use crate::{
+    audit::AuditOptions,
     blocking::BlockingOptions,
-    export::{Access, Client, ExportOptions, referral::Referral},
-    identity::squash::Squash,
+    export::{Access, ExportOptions, client::Client, referral::Referral, sec::SecFlavors, xprtsec::Protections},
+    identity::{names::is_domain, principals::IdentityOptions, squash::Squash},
     recovery::state_dir::OnLoss,
 };
 
@@ -59,8 +66,16 @@ use crate::{
 pub struct Config {
     /// `[server]`: the settings of the process.
     pub server: ServerConfig,
+    /// `[kerberos]`: the key with which the server authenticates callers. Without it, the server rejects Kerberos.
+    pub kerberos: Option<KerberosConfig>,
+    /// `[identity]`: the rules by which callers become users of this host.
+    pub identity: IdentityConfig,
+    /// `[audit]`: the audit log.
+    pub audit: Option<AuditConfig>,
     /// `[[listen]]`: the addresses on which the server listens.
     pub listen: Vec<ListenConfig>,
+    /// `[tls]`: TLS of every listener of the transport "tcp" that has no `tls` of its own.
+    pub tls: Option<TlsConfig>,
     /// `[[export]]`: the trees that the server exports.
     pub export: Vec<ExportConfig>,
     /// `[[referral]]`: the file systems on other servers to which this server refers clients.
@@ -100,6 +115,23 @@ pub struct ServerConfig {
     pub log_format: LogFormat,
 }
 
+/// The `[kerberos]` table.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct KerberosConfig {
+    /// `keytab`: the file with the server's key. The default is that of the Kerberos library, `/etc/krb5.keytab`.
+    pub keytab: Option<PathBuf>,
+    /// `service`: the service whose key is used: `nfs` with any host name in the keytab, `nfs@host`, or a principal
+    /// such as `nfs/host@REALM`.
+    pub service: String,
+}
+
+impl Default for KerberosConfig {
+    fn default() -> Self {
+        Self { keytab: None, service: "nfs".to_owned() }
+    }
+}
+
 /// Settings that apply to all clients and exports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
@@ -113,6 +145,10 @@ pub struct Settings {
     pub on_loss: OnLoss,
     /// Bounds of the threads that wait for storage, and of the calls that wait for such a thread.
     pub blocking: BlockingOptions,
+    /// The rules by which callers become users of this host.
+    pub identity: IdentityOptions,
+    /// The audit log.
+    pub audit: Option<AuditOptions>,
 }
 
 impl Default for Settings {
@@ -121,7 +157,15 @@ impl Default for Settings {
     fn default() -> Self {
         let time = Duration::from_secs(TIME_DEFAULT_S);
         let (blocking, on_loss) = (BlockingOptions::default(), OnLoss::default());
-        Self { grace: time, lease: time, idmap_domain: None, blocking, on_loss }
+        Self {
+            grace: time,
+            lease: time,
+            idmap_domain: None,
+            blocking,
+            on_loss,
+            identity: IdentityOptions::default(),
+            audit: None,
+        }
     }
 }
 
@@ -202,6 +246,26 @@ pub struct ListenConfig {
     /// `options`: options specific to the transport; a table of strings, numbers and booleans.
     #[serde(default, deserialize_with = "options")]
     pub options: BTreeMap<String, String>,
+    /// `tls`: TLS of this listener, in place of `[tls]`.
+    #[serde(default)]
+    pub tls: Option<TlsConfig>,
+}
+
+impl ListenConfig {
+    /// Adds TLS to the options of the transport: that of this listener, or else `common` if the transport is "tcp".
+    ///
+    /// # Errors
+    /// Returns a message for the user if TLS is given for a transport that it does not protect, or if a path is not UTF-8.
+    pub fn add_tls(&mut self, common: Option<&TlsConfig>) -> Result<(), String> {
+        let tcp = self.transport == "tcp";
+        if self.tls.is_some() && !tcp {
+            return Err(format!("tls of the listener {}://{}: TLS is for tcp", self.transport, self.address));
+        }
+        if let Some(tls) = self.tls.take().or_else(|| common.filter(|_| tcp).cloned()) {
+            self.options.extend(tls.into_options()?);
+        }
+        Ok(())
+    }
 }
 
 /// An `[[export]]` table.
@@ -243,12 +307,15 @@ struct RawExport {
     options: BTreeMap<String, String>,
     clients: Option<Vec<Client>>,
     #[serde(default)]
+    sec: SecFlavors,
+    #[serde(default)]
     access: Access,
     #[serde(default)]
     squash: Squash,
     anonuid: Option<u32>,
     anongid: Option<u32>,
     transports: Option<Vec<String>>,
+    xprtsec: Option<Protections>,
     insecure: Option<bool>,
 }
 
@@ -262,11 +329,13 @@ impl TryFrom<RawExport> for ExportConfig {
         let default = ExportOptions::default();
         let options = ExportOptions {
             clients: raw.clients.unwrap_or(default.clients),
+            sec: raw.sec,
             access: raw.access,
             squash: raw.squash,
             anon_uid: raw.anonuid.unwrap_or(default.anon_uid),
             anon_gid: raw.anongid.unwrap_or(default.anon_gid),
             transports: raw.transports,
+            xprtsec: raw.xprtsec.unwrap_or(default.xprtsec),
             insecure: raw.insecure.unwrap_or(default.insecure),
         };
         Ok(Self { name, backend, options })
@@ -274,6 +343,15 @@ impl TryFrom<RawExport> for ExportConfig {
 }
 
 impl Config {
+    /// Returns the settings that apply to all clients and exports.
+    ///
+    /// # Errors
+    /// Returns the errors of [`ServerConfig::settings`].
+    pub fn settings(&self) -> Result<Settings, String> {
+        let audit = self.audit.as_ref().map(AuditConfig::options);
+        Ok(Settings { identity: self.identity.options(), audit, ..self.server.settings()? })
+    }
+
     /// Reads a configuration file.
     ///
     /// # Errors
@@ -410,11 +488,6 @@ impl<'de> Deserialize<'de> for ByteSize {
     }
 }
 
-fn is_domain(text: &str) -> bool {
-    let part = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
-    text.len() <= 255 && text.split('.').all(part)
-}
-
 /// Deserializes options of a transport or back end. Numbers and booleans become strings.
 fn options<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, String>, D::Error> {
     let table = BTreeMap::<String, toml::Value>::deserialize(deserializer)?;
@@ -436,6 +509,11 @@ const BLOCKING_THREADS: RangeInclusive<usize> = 1..=1024;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{
+        audit::OnFull,
+        export::sec::Sec,
+        identity::principals::{LocalUser, Machines, UnknownUid},
+    };
 
     fn error(text: &str) -> (usize, usize, String) {
         let error = Config::parse(text).unwrap_err();
@@ -496,12 +574,14 @@ mod tests {
             [[export]]
             path = "/srv/a"
             name = "/a"
-            clients = ["10.0.0.0/8", "::1"]
+            clients = ["10.0.0.0/8", { host = "::1", sec = ["krb5p"] }]
+            sec = ["krb5i", "none"]
             access = "ro"
             squash = "all"
             anonuid = 1000
             anongid = 100
             transports = ["tcp"]
+            xprtsec = ["tls", "mtls"]
             insecure = false
             [[export]]
             name = "/m"
@@ -521,7 +601,7 @@ mod tests {
         assert_eq!(server.workers, NonZeroUsize::new(3));
         assert_eq!((server.rpcbind, server.log_format), (RpcbindMode::Builtin, LogFormat::Json));
         assert_eq!((server.nlm_port, server.grace_s, server.lease_s), (Some(4045), Some(45), Some(30)));
-        let settings = server.settings().unwrap();
+        let settings = config.settings().unwrap();
         assert_eq!(settings.idmap_domain.as_deref(), Some("example.com"));
         assert_eq!(settings.blocking, BlockingOptions { threads: 5, queue: 6, ..Default::default() });
         assert_eq!(server.log.as_deref(), Some("debug"));
@@ -537,9 +617,50 @@ mod tests {
         assert_eq!((options.access, options.squash), (Access::ReadOnly, Squash::All));
         assert_eq!((options.anon_uid, options.anon_gid, options.insecure), (1000, 100, false));
         assert_eq!(options.transports.as_deref(), Some(&["tcp".to_owned()][..]));
+        assert_eq!(options.xprtsec, Protections::new(vec![rpc::Xprtsec::Tls, rpc::Xprtsec::Mtls]).unwrap());
         assert_eq!(options.clients.iter().map(Client::as_str).collect::<Vec<_>>(), ["10.0.0.0/8", "::1"]);
+        assert_eq!(options.sec, SecFlavors::new(vec![Sec::Krb5i, Sec::None]).unwrap());
+        assert_eq!(options.clients.iter().map(Client::sec).collect::<Vec<_>>(), [None, Some(&Sec::Krb5p.into())]);
+        assert_eq!(m.options.sec, Sec::Sys.into());
         let size_of = |size| BackendSettings { size: Some(size), ..Default::default() };
         assert_eq!((m.name.as_str(), &m.backend.settings), ("/m", &size_of(64 << 20)));
+    }
+
+    #[test]
+    fn keys_of_kerberos_identity_and_audit_have_an_effect() {
+        let config = Config::parse(
+            r#"
+            [kerberos]
+            keytab = "/etc/nfs.keytab"
+            service = "nfs@server"
+            [identity]
+            manage_gids = true
+            unknown_uid = "keep"
+            cache_s = 60
+            machines = "root"
+            principals = { "alice@EXAMPLE.COM" = "alice", "nfs/backup@EXAMPLE.COM" = 1001 }
+            [audit]
+            file = "/var/log/audit"
+            reads = true
+            queue = "1 MiB"
+            on_full = "delay"
+            "#,
+        );
+        let config = config.unwrap();
+        let (keytab, service) = (Some("/etc/nfs.keytab".into()), "nfs@server".to_owned());
+        assert_eq!(config.kerberos, Some(KerberosConfig { keytab, service }));
+        let settings = config.settings().unwrap();
+        let identity = &settings.identity;
+        assert_eq!((identity.manage_gids, identity.unknown_uid), (true, UnknownUid::Keep));
+        assert_eq!((identity.cache, identity.machines), (Duration::from_secs(60), Machines::Root));
+        let (file, on_full) = (PathBuf::from("/var/log/audit"), OnFull::Delay);
+        assert_eq!(settings.audit, Some(AuditOptions { file, reads: true, queue: 1 << 20, on_full }));
+        let users: Vec<_> = identity.principals.values().cloned().collect();
+        assert_eq!(users, [LocalUser::Name("alice".to_owned()), LocalUser::Uid(1001)]);
+        let config = Config::parse("[audit]\nfile = '/a'").unwrap();
+        let (queue, on_full) = (8 << 20, OnFull::Drop);
+        let audit = AuditOptions { file: PathBuf::from("/a"), reads: false, queue, on_full };
+        assert_eq!(config.settings().unwrap().audit, Some(audit));
     }
 
     #[test]
@@ -584,15 +705,36 @@ mod tests {
     fn errors_have_position_and_explanation() {
         let cases = [
             ("[server]\n  threads = 3", (2, 3), "unknown field `threads`, expected one of `state_dir`"),
-            ("[exports]\n", (1, 2), "unknown field `exports`, expected one of `server`, `listen`, `export`"),
+            (
+                "[exports]\n",
+                (1, 2),
+                "unknown field `exports`, expected one of `server`, `kerberos`, `identity`, `audit`",
+            ),
             ("[[export]]\npath = '/a'\naccess = 'rx'", (3, 10), "unknown variant `rx`, expected `rw` or `ro`"),
             ("[[export]]\npath = '/a'\nsquash = 'me'", (3, 10), "expected one of `root`, `all`, `none`"),
             (
                 "[[export]]\npath = '/a'\nclients = ['10.0.0.0/40']",
-                (3, 11),
+                (3, 12),
                 "prefix length is not a number from 0 to 32",
             ),
             ("[[export]]\npath = '/a'\nclients = '*'", (3, 11), "expected a sequence"),
+            (
+                "[[export]]\npath = '/a'\nsec = ['sys', 'krb6']",
+                (3, 7),
+                "sec: there is no security flavour 'krb6'; there are sys, krb5, krb5i, krb5p, none",
+            ),
+            ("[[export]]\npath = '/a'\nsec = 'sys'", (3, 7), "expected sec: a list of security flavours"),
+            ("[[export]]\npath = '/a'\nsec = []", (3, 7), "sec: the list is empty"),
+            ("[[export]]\npath = '/a'\nsec = ['sys', 'sys']", (3, 7), "sec: 'sys' is in the list twice"),
+            ("[[export]]\npath = '/a'\nclients = [{ host = '*', sec = ['x'] }]", (3, 32), "flavour 'x'"),
+            ("[[export]]\npath = '/a'\nclients = [{ sec = ['sys'] }]", (3, 12), "missing field `host`"),
+            ("[[export]]\npath = '/a'\nclients = [{ host = '*', sek = ['sys'] }]", (3, 26), "unknown field `sek`"),
+            ("[[export]]\npath = '/a'\nclients = [7]", (3, 12), "expected a client such as"),
+            (
+                "[[referral]]\nname = '/a'\nlocations = ['a:/b']\nclients = [{ host = '*', sec = ['sys'] }]",
+                (1, 1),
+                "clients: '*' has `sec`",
+            ),
             ("[[export]]\nsquash = 'all'", (1, 1), "needs `path`"),
             ("[[export]]\npath = 'a'", (1, 1), "must be absolute"),
             ("[[export]]\npath = '/a'\nsize = 5", (1, 1), "only for `backend = \"memory\"`"),
@@ -601,6 +743,15 @@ mod tests {
             ("[[export]]\npath = '/a'\noptions = { depth = 3 }", (1, 1), "option 'depth'"),
             ("[[export]]\nbackend = 'memory'\nname = '/m'\nsize = '5 x'", (4, 8), "a size is a number and a unit"),
             ("[[export]]\nbackend = 'memory'\nname = '/m'\nsize = -1", (4, 8), "not negative"),
+            ("[audit]\nreads = true", (1, 1), "missing field `file`"),
+            ("[audit]\nfile = 'audit'", (2, 8), "file = 'audit': it must be an absolute path"),
+            ("[audit]\nfile = '/a'\non_full = 'wait'", (3, 11), "unknown variant `wait`, expected `drop` or `delay`"),
+            ("[audit]\nfile = '/a'\nqueue = 5", (3, 9), "queue = 5: it must be at least 64 KiB"),
+            ("[identity]\nunknown_uid = 'ask'", (2, 15), "unknown variant `ask`, expected `keep` or `drop`"),
+            ("[identity]\nmachines = 'all'", (2, 12), "expected `anonymous` or `root`"),
+            ("[identity]\ncache_s = 0", (2, 11), "cache_s = 0: it must be from 1 to 86400"),
+            ("[identity]\nprincipals = { 'a@B' = -1 }", (2, 24), "a user must be a name or a user ID"),
+            ("[identity]\nprincipals = { 'a@B' = '' }", (2, 14), "principals: 'a@B' must be a principal"),
             ("[[listen]]\ntransport = 'tcp'", (1, 1), "missing field `address`"),
             ("[[listen]]\ntransport = 'tcp'\naddress = '2049'", (3, 11), "invalid socket address"),
             ("[server]\nworkers = 0", (2, 11), "expected a nonzero"),
@@ -624,7 +775,19 @@ mod tests {
         // The test must not depend on a look-up of a host name.
         let config = Config::parse(&example.replace(", \"build.example.com\"", "")).unwrap();
         assert_eq!((config.listen.len(), config.export.len()), (2, 3));
-        for key in ["path", "name", "backend", "size", "clients", "access", "squash", "transports", "insecure"] {
+        for key in [
+            "path",
+            "name",
+            "backend",
+            "size",
+            "clients",
+            "sec",
+            "access",
+            "squash",
+            "transports",
+            "xprtsec",
+            "insecure",
+        ] {
             assert!(page.contains(&format!("| `{key}` |")), "{key} is not documented");
         }
     }

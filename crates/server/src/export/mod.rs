@@ -4,20 +4,31 @@
 //! The rules of an export are checked for every call, not only for MNT. So a host that the export does not admit cannot
 //! use a file handle from another host.
 
+pub(crate) mod client;
 pub(crate) mod policy;
 pub(crate) mod referral;
+pub(crate) mod sec;
+pub(crate) mod xprtsec;
 
-use std::{fmt, net::IpAddr, str::FromStr, sync::Arc};
+use std::{fmt, net::IpAddr, sync::Arc};
 
 use bytes::Bytes;
 use rpc::Identity;
 use serde::Deserialize;
 use vfs::{Cred, Handle, Vfs};
 
-use self::referral::Referral;
+use self::{
+    client::Client,
+    referral::Referral,
+    sec::{Sec, SecFlavors},
+    xprtsec::Protections,
+};
 use crate::{
     handle::ExportId,
-    identity::squash::{NOBODY, Squash},
+    identity::{
+        squash::{NOBODY, Squash},
+        users::Resolved,
+    },
 };
 
 /// An exported tree.
@@ -32,8 +43,10 @@ pub struct Export {
 /// The clients that may use an export, and their rights.
 #[derive(Clone, Debug)]
 pub struct ExportOptions {
-    /// The hosts that may use the export.
+    /// The hosts that may use the export. The first entry that matches a host applies to it.
     pub clients: Vec<Client>,
+    /// The security flavours with which hosts may use the export, unless their entry in `clients` has its own.
+    pub sec: SecFlavors,
     /// The access that clients get: reading and writing, or only reading.
     pub access: Access,
     /// The users that are replaced by the anonymous user.
@@ -44,6 +57,9 @@ pub struct ExportOptions {
     pub anon_gid: u32,
     /// The names of the transports over which clients may use the export; `None` for all.
     pub transports: Option<Vec<String>>,
+    /// The kinds of protection by TLS that connections of TCP may have: all, or those that are at least `tls` or `mtls`. If
+    /// connections in clear are not among them, other transports may be used only if `transports` names them.
+    pub xprtsec: Protections,
     /// `true` if callers may use ports from 1024 on. This is the default: a privileged port proves little today, and
     /// clients in user space cannot use one.
     pub insecure: bool,
@@ -53,13 +69,23 @@ impl Default for ExportOptions {
     fn default() -> Self {
         Self {
             clients: vec![Client::any()],
+            sec: SecFlavors::default(),
             access: Access::ReadWrite,
             squash: Squash::Root,
             anon_uid: NOBODY,
             anon_gid: NOBODY,
             transports: None,
+            xprtsec: Protections::default(),
             insecure: true,
         }
+    }
+}
+
+impl ExportOptions {
+    /// Returns `true` if any host may use the export with this security flavour.
+    pub fn allows(&self, sec: Sec) -> bool {
+        let own = self.clients.iter().filter_map(Client::sec);
+        own.chain([&self.sec]).any(|flavors| flavors.contains(sec))
     }
 }
 
@@ -110,10 +136,15 @@ impl Export {
         &self.options
     }
 
-    /// Returns the identity with which a caller acts.
-    pub fn identity(&self, caller: &Identity) -> Cred {
+    /// Returns the identity with which a caller acts. `resolved` is the result of the look-up of the caller.
+    pub(crate) fn identity(&self, caller: &Identity, resolved: &Resolved) -> Cred {
         let options = &self.options;
-        options.squash.identity(caller, (options.anon_uid, options.anon_gid))
+        options.squash.identity(caller, resolved, (options.anon_uid, options.anon_gid))
+    }
+
+    /// Returns the identity of callers that are squashed.
+    pub(crate) fn anonymous(&self) -> Cred {
+        self.identity(&Identity::None, &Resolved::Anonymous)
     }
 }
 
@@ -242,101 +273,6 @@ impl fmt::Display for ExportError {
 
 impl std::error::Error for ExportError {}
 
-/// A set of hosts that may use an export: all hosts, or those with some addresses.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Client {
-    text: String,
-    nets: Option<Vec<Net>>,
-}
-
-/// The addresses that have their first `bits` bits in common with `address`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Net {
-    address: IpAddr,
-    bits: u32,
-}
-
-impl Client {
-    /// Returns the set of all hosts.
-    pub fn any() -> Self {
-        Self { text: "*".to_owned(), nets: None }
-    }
-
-    /// Returns `true` if this is the set of all hosts.
-    pub fn is_any(&self) -> bool {
-        self.nets.is_none()
-    }
-
-    /// Returns the text from which this was parsed.
-    pub fn as_str(&self) -> &str {
-        &self.text
-    }
-
-    /// Returns `true` if the host of this address is in the set. An IPv4 address mapped into IPv6 counts as the IPv4
-    /// address.
-    pub fn matches(&self, address: IpAddr) -> bool {
-        let address = address.to_canonical();
-        self.nets.as_ref().is_none_or(|nets| nets.iter().any(|net| net.holds(address)))
-    }
-}
-
-/// Parses `*`, an address, a network such as `10.0.0.0/8`, or a host name. A host name is looked up once, while it is
-/// parsed.
-impl FromStr for Client {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let with = |nets| Ok(Self { text: text.to_owned(), nets: Some(nets) });
-        let whole = |address: IpAddr| {
-            let address = address.to_canonical();
-            Net { address, bits: width(address) }
-        };
-        if text == "*" {
-            return Ok(Self::any());
-        }
-        if let Some((address, bits)) = text.split_once('/') {
-            let address = IpAddr::from_str(address).map_err(|_| format!("'{text}': no address before the '/'"))?;
-            let most = width(address);
-            let bits = bits.parse().ok().filter(|&bits| bits <= most);
-            let bits = bits.ok_or(format!("'{text}': the prefix length is not a number from 0 to {most}"))?;
-            return with(vec![Net { address, bits }]);
-        }
-        if let Ok(address) = IpAddr::from_str(text) {
-            return with(vec![whole(address)]);
-        }
-        if text.is_empty() || text.len() > CLIENT_MAX || text.contains(['*', '?', '@', ' ']) {
-            return Err(format!(
-                "'{text}': a client is '*', an address, a network such as 10.0.0.0/8 or fd00::/8, or a host name \
-                 without wildcards"
-            ));
-        }
-        let found = std::net::ToSocketAddrs::to_socket_addrs(&(text, 0));
-        let found = found.map_err(|error| format!("'{text}': cannot look up the host name: {error}"))?;
-        with(found.map(|address| whole(address.ip())).collect())
-    }
-}
-
-impl<'de> Deserialize<'de> for Client {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
-    }
-}
-
-impl Net {
-    fn holds(&self, address: IpAddr) -> bool {
-        let differ = |a: u128, b: u128, width: u32| (a ^ b).checked_shr(width - self.bits).unwrap_or(0) != 0;
-        match (self.address, address) {
-            (IpAddr::V4(net), IpAddr::V4(host)) => !differ(net.to_bits().into(), host.to_bits().into(), 32),
-            (IpAddr::V6(net), IpAddr::V6(host)) => !differ(net.to_bits(), host.to_bits(), 128),
-            _ => false,
-        }
-    }
-}
-
-fn width(address: IpAddr) -> u32 {
-    if address.is_ipv4() { 32 } else { 128 }
-}
-
 /// Returns the components of a path without empty components and `.`.
 pub(crate) fn components(path: &[u8]) -> impl Iterator<Item = &[u8]> {
     path.split(|&byte| byte == b'/').filter(|part| !matches!(*part, b"" | b"."))
@@ -357,45 +293,3 @@ pub(crate) fn normalise(name: &str) -> Result<Bytes, ExportError> {
 
 /// Maximum bytes of a path in the MOUNT protocol (RFC 1813 appendix I).
 pub(crate) const NAME_MAX: usize = 1024;
-const CLIENT_MAX: usize = 255;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn client(text: &str) -> Client {
-        text.parse().unwrap()
-    }
-
-    #[test]
-    fn clients_match_by_prefix_in_their_address_family() {
-        let cases = [
-            ("*", "1.2.3.4", true),
-            ("10.1.2.3", "10.1.2.3", true),
-            ("10.1.2.3", "10.1.2.4", false),
-            ("10.0.0.0/8", "10.255.0.1", true),
-            ("10.0.0.0/8", "11.0.0.1", false),
-            ("10.0.0.77/8", "10.1.1.1", true),
-            ("0.0.0.0/0", "200.1.1.1", true),
-            ("0.0.0.0/0", "fe80::1", false),
-            ("::/0", "fe80::1", true),
-            ("fd00::/9", "fd7f::1", true),
-            ("fd00::/9", "fd80::1", false),
-            ("10.0.0.0/8", "::ffff:10.2.3.4", true),
-            ("::ffff:10.2.3.4", "10.2.3.4", true),
-            ("localhost", "127.0.0.1", true),
-        ];
-        for (rule, address, expected) in cases {
-            assert_eq!(client(rule).matches(address.parse().unwrap()), expected, "{rule} and {address}");
-        }
-    }
-
-    #[test]
-    fn invalid_clients_are_rejected_with_a_reason() {
-        let long = "h".repeat(256);
-        for text in ["", &long, "*.example.com", "10.0.0.0/33", "10.0.0.0/x", "host/8", "@group", "fd00::/129"] {
-            let error = text.parse::<Client>().unwrap_err();
-            assert!(error.starts_with(&format!("'{text}'")), "{error}");
-        }
-    }
-}

@@ -1,11 +1,15 @@
 //! The decision whether a caller may use an export. MNT, every procedure of NFSv3 and NFS_ACL, every operation of
-//! NFSv4, and NLM use only [`Export::decide`].
+//! NFSv4, and NLM use only [`Export::decide`]. So do the lists of flavours that clients get from MNT, SECINFO and
+//! SECINFO_NO_NAME ([`Export::flavors`]): a list never names a flavour that is refused afterwards.
+//!
+//! A condition on the caller has two parts: a field of [`Requester`], and a test in [`Export::decide`].
 
 use std::net::SocketAddr;
 
+use rpc::Xprtsec;
 use vfs::VfsError;
 
-use super::Export;
+use super::{Export, client::Client, sec::Sec};
 
 /// The properties of a caller that the rules of exports use.
 #[derive(Clone, Copy, Debug)]
@@ -13,6 +17,10 @@ pub(crate) struct Requester {
     pub(crate) peer: SocketAddr,
     /// The name of the transport that delivered the call.
     pub(crate) transport: &'static str,
+    /// The security flavour of the call; `None` if no export can allow it.
+    pub(crate) sec: Option<Sec>,
+    /// The protection of the connection that carries the call. A session of NFSv4 can have connections of several kinds.
+    pub(crate) tls: Xprtsec,
 }
 
 /// The purpose for which a caller uses an export.
@@ -20,27 +28,156 @@ pub(crate) struct Requester {
 pub(crate) enum Purpose {
     /// Operations on files.
     Files,
-    /// MNT and NLM. They use TCP or UDP even if NFS uses another transport, so the export's `transports` do not apply.
-    Auxiliary,
+    /// NLM. It uses TCP or UDP even if NFS uses another transport, so the export's `transports` do not apply.
+    Locks,
+    /// MNT. As for NLM, `transports` do not apply. The export's `sec` does not apply either: a client learns from MNT
+    /// which flavours it can use (RFC 1813 appendix I), and Linux's client always calls it with AUTH_SYS.
+    Mount,
+}
+
+/// The reason why a caller may not use an export.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// There is no such export.
+    Stale,
+    /// The host, the port or the transport is not admitted.
+    Access,
+    /// The host is admitted, but with other security flavours.
+    WrongSec,
 }
 
 impl Export {
     /// Decides whether a caller may use the export for `purpose`.
     ///
     /// # Errors
-    /// Returns `Access` if the host, the port or the transport is not admitted.
-    pub(crate) fn decide(&self, requester: &Requester, purpose: Purpose) -> Result<(), VfsError> {
-        let Requester { peer, transport } = *requester;
+    /// Returns `Access` if the host, the port, the transport or the protection of the connection is not admitted, and
+    /// otherwise `WrongSec` if the caller's security flavour is not.
+    pub(crate) fn decide(&self, requester: &Requester, purpose: Purpose) -> Result<(), Refusal> {
+        let Requester { peer, transport, sec, tls } = *requester;
         let options = self.options();
-        let host = options.clients.iter().any(|client| client.matches(peer.ip()));
+        let client = self.client(requester).ok_or(Refusal::Access)?;
         let port = options.insecure || peer.port() < PORT_PRIVILEGED;
-        let transport = match (purpose, &options.transports) {
-            (Purpose::Auxiliary, _) | (_, None) => true,
-            (Purpose::Files, Some(names)) => names.iter().any(|name| name == transport),
+        let named = options.transports.as_ref().map(|names| names.iter().any(|name| name == transport));
+        let xprtsec = client.xprtsec().unwrap_or(&options.xprtsec);
+        // TLS protects only TCP. An export that names another transport trusts its network.
+        let protected = xprtsec.admit(tls) || (transport != TCP && named == Some(true));
+        let transport = match purpose {
+            Purpose::Locks | Purpose::Mount => true,
+            Purpose::Files => named.unwrap_or(true),
         };
-        if host && port && transport { Ok(()) } else { Err(VfsError::Access) }
+        // RFC 9289 defines no flavour that SECINFO could return for TLS, so WrongSec would send clients into a loop.
+        if !port || !transport || !protected {
+            return Err(Refusal::Access);
+        }
+        let flavors = client.sec().unwrap_or(&options.sec);
+        let sec = purpose == Purpose::Mount || sec.is_some_and(|sec| flavors.contains(sec));
+        if sec { Ok(()) } else { Err(Refusal::WrongSec) }
+    }
+
+    /// Returns the security flavours with which this host can use files of the export, in the order of the
+    /// configuration. They are those with which [`decide`](Self::decide) admits the caller.
+    pub(crate) fn flavors(&self, requester: &Requester) -> Vec<Sec> {
+        let listed = self.client(requester).map(|client| client.sec().unwrap_or(&self.options().sec));
+        let admitted = |sec: &Sec| self.decide(&Requester { sec: Some(*sec), ..*requester }, Purpose::Locks).is_ok();
+        listed.into_iter().flat_map(|listed| listed.iter()).filter(admitted).collect()
+    }
+
+    /// Returns the entry of `clients` that applies to a caller: the first one that has its host.
+    fn client(&self, requester: &Requester) -> Option<&Client> {
+        self.options().clients.iter().find(|client| client.matches(requester.peer.ip()))
+    }
+}
+
+impl From<Refusal> for VfsError {
+    /// Converts a refusal for protocols that have no status for a wrong security flavour.
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::Stale => VfsError::Stale,
+            Refusal::Access | Refusal::WrongSec => VfsError::Access,
+        }
     }
 }
 
 /// Ports below this one are privileged.
-const PORT_PRIVILEGED: u16 = 1024;
+pub(crate) const PORT_PRIVILEGED: u16 = 1024;
+/// The transport that TLS protects.
+const TCP: &str = "tcp";
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use vfs::memory::{Memory, MemoryOptions};
+
+    use super::*;
+    use crate::{
+        ExportId, ExportOptions,
+        export::{sec::SecFlavors, xprtsec::Protections},
+    };
+
+    fn export(sec: &[Sec], clients: Vec<Client>) -> Export {
+        let sec = SecFlavors::new(sec.to_vec()).unwrap();
+        let options = ExportOptions { clients, sec, ..ExportOptions::default() };
+        Export::new("/m", ExportId::unique(), Arc::new(Memory::new(MemoryOptions::default())), options).unwrap()
+    }
+
+    fn requester(peer: &str, sec: Option<Sec>) -> Requester {
+        Requester { peer: peer.parse().unwrap(), transport: "tcp", sec, tls: Xprtsec::None }
+    }
+
+    #[test]
+    fn the_first_entry_of_a_host_has_its_flavours() {
+        let krb5p: Client = "10.1.0.0/16".parse::<Client>().unwrap().with_sec(Sec::Krb5p.into());
+        let export = export(&[Sec::Krb5i, Sec::Sys], vec![krb5p, "10.0.0.0/8".parse().unwrap()]);
+        for (peer, allowed) in [("10.1.2.3:700", &[Sec::Krb5p][..]), ("10.2.2.3:700", &[Sec::Krb5i, Sec::Sys])] {
+            for sec in Sec::ALL.map(Some).into_iter().chain([None]) {
+                let expected = match sec {
+                    Some(sec) if allowed.contains(&sec) => Ok(()),
+                    _ => Err(Refusal::WrongSec),
+                };
+                for purpose in [Purpose::Files, Purpose::Locks] {
+                    assert_eq!(export.decide(&requester(peer, sec), purpose), expected, "{peer} {sec:?}");
+                }
+                assert_eq!(export.decide(&requester(peer, sec), Purpose::Mount), Ok(()));
+                assert_eq!(export.flavors(&requester(peer, sec)), allowed);
+            }
+        }
+        let stranger = requester("192.0.2.1:700", Some(Sec::Krb5p));
+        assert_eq!(export.decide(&stranger, Purpose::Mount), Err(Refusal::Access));
+        assert_eq!(export.flavors(&stranger), []);
+    }
+
+    #[test]
+    fn connection_must_have_one_of_the_kinds_of_protection() {
+        use Xprtsec::{Mtls, None as Clear, Tls};
+        let admitted = |xprtsec: &[Xprtsec], transports: Option<&[&str]>, transport, tls, purpose| {
+            let transports = transports.map(|names| names.iter().map(|&name| name.to_owned()).collect());
+            let options = ExportOptions {
+                xprtsec: Protections::new(xprtsec.to_vec()).unwrap(),
+                transports,
+                ..ExportOptions::default()
+            };
+            let vfs = Arc::new(Memory::new(MemoryOptions::default()));
+            let export = Export::new("/e", ExportId::of(&[b"e"]), vfs, options).unwrap();
+            let requester = Requester { peer: ([10, 0, 0, 1], 1000).into(), transport, sec: Some(Sec::Sys), tls };
+            export.decide(&requester, purpose).is_ok()
+        };
+        let files =
+            |xprtsec: &[Xprtsec]| [Clear, Tls, Mtls].map(|tls| admitted(xprtsec, None, "tcp", tls, Purpose::Files));
+        assert_eq!(files(&[Clear, Tls, Mtls]), [true, true, true]);
+        assert_eq!(files(&[Tls]), [false, true, true]);
+        assert_eq!(files(&[Tls, Mtls]), [false, true, true]);
+        assert_eq!(files(&[Mtls]), [false, false, true]);
+        assert_eq!(files(&[Clear]), [true, false, false]);
+        for transport in ["rdma", "shm", "udp"] {
+            for purpose in [Purpose::Files, Purpose::Locks, Purpose::Mount] {
+                assert!(!admitted(&[Tls], None, transport, Clear, purpose), "{transport} is not protected");
+                assert!(admitted(&[Tls], Some(&["tcp", transport]), transport, Clear, purpose), "{transport} is named");
+                assert!(admitted(&[Clear, Tls], None, transport, Clear, purpose));
+            }
+            assert!(!admitted(&[Tls], Some(&["tcp", transport]), "tcp", Clear, Purpose::Files));
+        }
+        assert!(!admitted(&[Tls], Some(&["rdma"]), "tcp", Clear, Purpose::Mount), "MNT in clear");
+        assert!(admitted(&[Tls], Some(&["rdma"]), "tcp", Tls, Purpose::Mount), "MNT over TLS");
+    }
+}

@@ -6,7 +6,7 @@ use std::{fmt, net::SocketAddr, str::FromStr};
 use bytes::Bytes;
 use serde::Deserialize;
 
-use crate::export::{Client, ExportError, NAME_MAX, components, normalise};
+use crate::export::{ExportError, NAME_MAX, client::Client, components, normalise};
 
 /// A name that stands for a file system of another server: `[[referral]]`.
 #[derive(Clone, Debug, Deserialize)]
@@ -76,6 +76,10 @@ impl TryFrom<RawReferral> for Referral {
             return Err(format!("a referral must have from 1 to {LOCATIONS_MAX} `locations`"));
         }
         let clients = raw.clients.unwrap_or_else(|| vec![Client::any()]);
+        if let Some(client) = clients.iter().find(|client| client.sec().is_some()) {
+            let host = client.as_str();
+            return Err(format!("clients: '{host}' has `sec`, which a referral cannot have: only names are here"));
+        }
         Self::new(&raw.name, raw.locations, clients).map_err(|error| error.to_string())
     }
 }

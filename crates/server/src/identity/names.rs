@@ -1,8 +1,10 @@
 //! [`Names`]: the names of users and groups in the form that NFSv4 sends (RFC 8881 §5.9), mapped to the host's user and
 //! group IDs.
 //!
-//! If no domain is configured, numbers are sent in decimal, as Linux's client and server do by default with AUTH_SYS.
-//! If a domain is configured, `name@domain` is sent, and a number for a user without a name. Both forms are accepted,
+//! If no domain is configured, numbers are sent in decimal to callers by AUTH_SYS, as Linux's client and server do by
+//! default, and `name@domain` to principals, with the domain of this host. A principal's client need not have the same
+//! numbers, and Linux's client sends names if it uses Kerberos. If a domain is configured, `name@domain` is sent to all
+//! callers, and a number for a user without a name. Both forms are accepted,
 //! and names without a domain. The host may need a network to look up a name, so the look-up runs only on a thread that
 //! may block. Results are cached, including that a name does not exist.
 
@@ -14,6 +16,7 @@ use std::{
 use bytes::Bytes;
 use entropy::HashMap;
 use parking_lot::Mutex;
+use rpc::Identity;
 use xdr::{Encode, Encoder};
 
 /// The reason why a user or group has no name or number.
@@ -44,7 +47,9 @@ pub(crate) enum Name {
 
 /// The names of users and groups.
 pub(crate) struct Names {
-    domain: Option<String>,
+    domain: String,
+    /// `true` if names are sent to all callers, otherwise only to principals.
+    to_all: bool,
     host: Box<dyn Host>,
     names: Mutex<Cache<(Who, u32), Option<Bytes>>>,
     ids: Mutex<Cache<(Who, String), Option<u32>>>,
@@ -66,20 +71,25 @@ impl Names {
     }
 
     fn of(domain: Option<String>, host: Box<dyn Host>) -> Self {
-        Self { domain, host, names: Mutex::default(), ids: Mutex::default() }
+        let to_all = domain.is_some();
+        let domain = domain.unwrap_or_else(default_domain);
+        Self { domain, to_all, host, names: Mutex::default(), ids: Mutex::default() }
     }
 
-    /// Returns `true` if names are sent, so that the host must be asked.
-    pub(crate) fn are_told(&self) -> bool {
-        self.domain.is_some()
+    /// Returns `true` if names are sent to a caller, so that the host must be asked.
+    pub(crate) fn are_told(&self, caller: &Identity) -> bool {
+        self.to_all || matches!(caller, Identity::Principal(_))
     }
 
-    /// Returns the name of a user or group.
+    /// Returns the name of a user or group, in the form that is sent to `caller`.
     ///
     /// # Errors
     /// Returns [`NameError::WouldBlock`] if the name is not cached and `may_block` is `false`.
-    pub(crate) fn name(&self, who: Who, id: u32, may_block: bool) -> Result<Name, NameError> {
-        let Some(domain) = &self.domain else { return Ok(Name::Number(id)) };
+    pub(crate) fn name(&self, who: Who, id: u32, caller: &Identity, may_block: bool) -> Result<Name, NameError> {
+        if !self.are_told(caller) {
+            return Ok(Name::Number(id));
+        }
+        let domain = &self.domain;
         let ask = || self.host.name(who, id).filter(|name| is_name(name)).map(|name| format!("{name}@{domain}").into());
         let name = cached(&self.names, (who, id), may_block, ask)?;
         Ok(name.map_or(Name::Number(id), Name::Text))
@@ -94,10 +104,10 @@ impl Names {
         if text.bytes().all(|byte| byte.is_ascii_digit()) {
             return number(text).ok_or(NameError::Unknown);
         }
-        let name = match (text.rsplit_once('@'), &self.domain) {
-            (None, _) => text,
-            (Some((name, domain)), Some(ours)) if domain.eq_ignore_ascii_case(ours) => name,
-            (Some(_), _) => return Err(NameError::Unknown),
+        let name = match text.rsplit_once('@') {
+            None => text,
+            Some((name, domain)) if domain.eq_ignore_ascii_case(&self.domain) => name,
+            Some(_) => return Err(NameError::Unknown),
         };
         if !is_name(name) {
             return Err(NameError::Unknown);
@@ -114,16 +124,15 @@ impl Encode for Name {
             Name::Number(id) => *id,
             Name::Text(text) => return out.opaque(text),
         };
-        let mut digits = [0; 10];
-        let mut first = digits.len();
-        loop {
-            first -= 1;
-            digits[first] = b'0' + (id % 10) as u8;
+        let len = id.checked_ilog10().unwrap_or(0) as usize + 1;
+        // The length, up to ten digits, and the padding are appended at once.
+        let mut item = [0; 16];
+        item[3] = len as u8;
+        for digit in item[4..4 + len].iter_mut().rev() {
+            *digit = b'0' + (id % 10) as u8;
             id /= 10;
-            if id == 0 {
-                return out.opaque(&digits[first..]);
-            }
         }
+        out.raw(&item[..4 + len.next_multiple_of(4)]);
     }
 }
 
@@ -170,6 +179,31 @@ fn cached<K: Eq + Hash, V: Clone>(
     Ok(value)
 }
 
+/// Returns the DNS domain of this host, as idmapd.conf(5) does by default: that of the host's name, or else the first one
+/// that resolv.conf(5) names, or else `localdomain`.
+pub fn default_domain() -> String {
+    let host = rustix::system::uname();
+    let resolver = std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
+    domain_of(&host.nodename().to_string_lossy(), &resolver)
+}
+
+fn domain_of(host: &str, resolver: &str) -> String {
+    let named = resolver.lines().find_map(|line| {
+        let mut words = line.split_whitespace();
+        words.next().filter(|key| matches!(*key, "domain" | "search")).and(words.next())
+    });
+    let own = host.split_once('.').map(|(_, domain)| domain);
+    let found =
+        [own, named].into_iter().flatten().map(|domain| domain.trim_matches('.')).find(|domain| is_domain(domain));
+    found.unwrap_or("localdomain").to_ascii_lowercase()
+}
+
+/// Returns `true` if `text` has the form of a DNS domain.
+pub(crate) fn is_domain(text: &str) -> bool {
+    let part = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+    text.len() <= 255 && text.split('.').all(part)
+}
+
 /// The names of this host, from the name service switch.
 struct System;
 
@@ -201,6 +235,7 @@ mod tests {
         atomic::{AtomicUsize, Ordering::Relaxed},
     };
 
+    use rpc::security::Principal;
     use xdr::{Message, Opaque};
 
     use super::*;
@@ -233,33 +268,52 @@ mod tests {
     #[test]
     fn numbers_are_sent_unless_a_domain_is_configured() {
         let (plain, asked) = names(None);
-        assert_eq!(plain.name(Who::User, 7, false), Ok(sent("7")));
-        assert_eq!(plain.name(Who::User, 0, false), Ok(sent("0")));
-        assert_eq!(plain.name(Who::User, 4_294_967_290, false), Ok(sent("4294967290")));
+        assert_eq!(plain.name(Who::User, 7, &Identity::None, false), Ok(sent("7")));
+        assert_eq!(plain.name(Who::User, 0, &Identity::None, false), Ok(sent("0")));
+        assert_eq!(plain.name(Who::User, 4_294_967_290, &Identity::None, false), Ok(sent("4294967290")));
         for (id, text) in [(0, "0"), (7, "7"), (1000, "1000"), (u32::MAX - 1, "4294967294")] {
             assert_eq!(Message::encode(&Name::Number(id)).decode(), Ok(Opaque::<10>::from(text)));
         }
         assert_eq!(asked.0.load(Relaxed), 0);
         let (named, _) = names(Some("example.com"));
-        assert_eq!(named.name(Who::User, 7, true), Ok(sent("venus@example.com")));
-        assert_eq!(named.name(Who::Group, 7, true), Ok(sent("staff@example.com")));
-        assert_eq!(named.name(Who::User, 8, true), Ok(sent("8")), "a user without a name must be sent as a number");
+        assert_eq!(named.name(Who::User, 7, &Identity::None, true), Ok(sent("venus@example.com")));
+        assert_eq!(named.name(Who::Group, 7, &Identity::None, true), Ok(sent("staff@example.com")));
+        assert_eq!(
+            named.name(Who::User, 8, &Identity::None, true),
+            Ok(sent("8")),
+            "a user without a name must be sent as a number"
+        );
+    }
+
+    #[test]
+    fn principals_get_names_in_the_domain_of_the_host() {
+        let principal = Principal { name: "venus@REALM".into(), pseudo_flavor: 390_003 };
+        let (plain, _) = names(None);
+        let Ok(Name::Text(text)) = plain.name(Who::User, 7, &Identity::Principal(principal), true) else { panic!() };
+        assert_eq!(text, format!("venus@{}", default_domain()));
+        assert_eq!(plain.id(Who::User, &text, true), Ok(7), "a client must be able to set what it got");
+        let domain = |host, resolver| domain_of(host, resolver);
+        assert_eq!(domain("nas.Example.com", "search other.org"), "example.com");
+        assert_eq!(domain("nas", "nameserver 10.0.0.1\n# search no\nsearch a.org b.org\n"), "a.org");
+        assert_eq!(domain("nas", "domain b.org."), "b.org");
+        assert_eq!(domain("nas", "search"), "localdomain");
+        assert_eq!(domain("nas.bad domain", "search ."), "localdomain");
     }
 
     #[test]
     fn look_ups_block_and_are_cached() {
         let (names, asked) = names(Some("d"));
-        assert_eq!(names.name(Who::User, 7, false), Err(NameError::WouldBlock));
+        assert_eq!(names.name(Who::User, 7, &Identity::None, false), Err(NameError::WouldBlock));
         assert_eq!(names.id(Who::User, b"mars", false), Err(NameError::WouldBlock));
         assert_eq!(asked.0.load(Relaxed), 0);
         for _ in 0..3 {
-            names.name(Who::User, 7, true).unwrap();
+            names.name(Who::User, 7, &Identity::None, true).unwrap();
             assert_eq!(names.id(Who::User, b"mars", true), Err(NameError::Unknown), "a missing name must be cached");
         }
         assert_eq!(asked.0.load(Relaxed), 2);
-        assert_eq!(names.name(Who::User, 7, false), Ok(sent("venus@d")));
+        assert_eq!(names.name(Who::User, 7, &Identity::None, false), Ok(sent("venus@d")));
         for id in 0..2 * CACHE_MAX as u32 {
-            names.name(Who::User, id, true).unwrap();
+            names.name(Who::User, id, &Identity::None, true).unwrap();
         }
         assert!(names.names.lock().len() <= CACHE_MAX);
     }

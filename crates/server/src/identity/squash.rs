@@ -5,6 +5,8 @@ use serde::Deserialize;
 use smallvec::SmallVec;
 use vfs::Cred;
 
+use super::users::Resolved;
+
 /// The callers that are replaced by the anonymous user.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -19,23 +21,24 @@ pub enum Squash {
 }
 
 impl Squash {
-    /// Returns the identity with which a caller acts. `uid` and `gid` are the anonymous user, who also replaces a
-    /// caller without AUTH_SYS credentials.
-    pub(crate) fn identity(self, caller: &Identity, (uid, gid): (u32, u32)) -> Cred {
+    /// Returns the identity with which a caller acts. `resolved` is the result of the look-up. `uid` and `gid` are the
+    /// anonymous user, who also replaces a caller that is no user.
+    pub(crate) fn identity(self, caller: &Identity, resolved: &Resolved, (uid, gid): (u32, u32)) -> Cred {
         let anonymous = || Cred { uid, gid, groups: SmallVec::new() };
-        let sys = match caller {
-            Identity::Sys(sys) => sys,
-            // Principals are not mapped to users.
-            Identity::None | Identity::Principal(_) => return anonymous(),
+        let (own_uid, own_gid, groups) = match (resolved, caller) {
+            (Resolved::AsClaimed, Identity::Sys(sys)) => (sys.uid, sys.gid, &sys.gids[..]),
+            (Resolved::Groups(groups), Identity::Sys(sys)) => (sys.uid, sys.gid, &groups[..]),
+            (Resolved::User(user), _) => (user.uid, user.gid, &user.groups[..]),
+            _ => return anonymous(),
         };
         match self {
             // `clone` would copy the groups one by one.
-            Squash::None => Cred { uid: sys.uid, gid: sys.gid, groups: SmallVec::from_slice(&sys.gids) },
+            Squash::None => Cred { uid: own_uid, gid: own_gid, groups: SmallVec::from_slice(groups) },
             Squash::All => anonymous(),
             Squash::Root => {
                 let keep = |id: u32, anonymous: u32| if id == 0 { anonymous } else { id };
-                let groups = sys.gids.iter().map(|&id| keep(id, gid)).collect();
-                Cred { uid: keep(sys.uid, uid), gid: keep(sys.gid, gid), groups }
+                let groups = groups.iter().map(|&id| keep(id, gid)).collect();
+                Cred { uid: keep(own_uid, uid), gid: keep(own_gid, gid), groups }
             }
         }
     }

@@ -22,13 +22,15 @@ use vfs::{Kind, Name, VfsError};
 use xdr::{Encode, Encoder, List};
 
 use crate::{
+    audit,
     call::{
+        audit::{Action, Subject},
         context,
         core::{Core, ServiceState},
         error::WouldBlock,
         exec::{self, Answer, Null},
     },
-    export::policy::Purpose,
+    export::{client::Client, policy::Purpose, sec::Sec},
 };
 
 type Context<'a> = context::Context<'a, Mounts>;
@@ -80,11 +82,24 @@ impl Answer for Mnt {
     type Status = Mountstat3;
     const NAME: &'static str = "MNT";
 
+    fn action(_: &Context<'_>, path: &Dirpath) -> Option<Action> {
+        let object = Subject::Path(path.to_vec());
+        Some(Action {
+            kind: audit::Kind::Change,
+            protocol: "mount3",
+            operation: Self::NAME,
+            access: None,
+            object,
+            to: None,
+        })
+    }
+
     fn answer(cx: &Context<'_>, path: &Dirpath, out: &mut Encoder) -> Result<Mountstat3, WouldBlock> {
         let (result, status) = match resolve(cx, path) {
-            Ok(fhandle) => {
+            Ok((fhandle, flavors)) => {
                 cx.shared.table.lock().add(cx.peer.ip(), path);
-                (MountRes::Ok(MountOk { fhandle, auth_flavors: vec![AUTH_SYS, AUTH_NONE] }), Mountstat3::Ok)
+                let auth_flavors = flavors.into_iter().map(Sec::number).collect();
+                (MountRes::Ok(MountOk { fhandle, auth_flavors }), Mountstat3::Ok)
             }
             Err(VfsError::WouldBlock) => return Err(WouldBlock),
             Err(error) => (MountRes::Fail(mountstat3(error)), mountstat3(error)),
@@ -153,7 +168,7 @@ impl Answer for Export {
     fn answer(cx: &Context<'_>, (): &(), out: &mut Encoder) -> Result<(), WouldBlock> {
         let entry = |export: &crate::export::Export| {
             let clients = &export.options().clients;
-            let named = if clients.iter().any(crate::export::Client::is_any) { &[][..] } else { clients };
+            let named = if clients.iter().any(Client::is_any) { &[][..] } else { clients };
             let groups = named.iter().map(|client| client.as_str().into()).collect();
             ExportEntry { dir: export.name().clone().into(), groups: List(groups) }
         };
@@ -162,12 +177,18 @@ impl Answer for Export {
     }
 }
 
-/// Returns the file handle of a directory that a client mounts.
-fn resolve(cx: &Context<'_>, path: &[u8]) -> Result<NfsFh3, VfsError> {
+/// Returns the file handle of a directory that a client mounts, and the flavours with which the client can use it. If the
+/// flavour of this call is not one of them, the path is looked up as the anonymous user.
+fn resolve(cx: &Context<'_>, path: &[u8]) -> Result<(NfsFh3, Vec<Sec>), VfsError> {
     cx.thread.admit()?;
     let (export, below) = cx.core.exports.resolve(path).ok_or(VfsError::NotFound)?;
-    export.decide(&cx.requester(), Purpose::Auxiliary)?;
-    let mut object = cx.object_of(export, export.root().clone());
+    let requester = cx.requester();
+    export.decide(&requester, Purpose::Mount)?;
+    let root = export.root().clone();
+    let mut object = match export.decide(&requester, Purpose::Locks) {
+        Ok(()) => cx.object_of(export, root)?,
+        Err(_) => cx.object_as_anonymous(export, root),
+    };
     let mut kind = Kind::Dir;
     for part in below {
         if kind != Kind::Dir {
@@ -182,7 +203,8 @@ fn resolve(cx: &Context<'_>, path: &[u8]) -> Result<NfsFh3, VfsError> {
     if kind != Kind::Dir {
         return Err(VfsError::NotDir);
     }
-    Ok(Bytes::copy_from_slice(&object.seal(&object.handle)).into())
+    let fhandle = Bytes::copy_from_slice(&object.seal(&object.handle)).into();
+    Ok((fhandle, export.flavors(&requester)))
 }
 
 /// Returns the status of RFC 1813 appendix I for an error of the file system.
@@ -248,8 +270,6 @@ impl MountTable {
     }
 }
 
-const AUTH_NONE: u32 = 0;
-const AUTH_SYS: u32 = 1;
 const MOUNTS_MAX: usize = 1024;
 
 #[cfg(test)]

@@ -18,7 +18,9 @@ use vfs::{Acl, AclEntry, AclKind, AclWho, Attr, VfsError};
 use xdr::{Array, Encoder};
 
 use crate::{
+    audit::Kind,
     call::{
+        audit::Action,
         context::Context,
         core::Core,
         error::WouldBlock,
@@ -27,7 +29,7 @@ use crate::{
         object::Object,
     },
     v3::{
-        post_op,
+        self, post_op,
         status::{Fault3, encode_result},
         with,
     },
@@ -90,6 +92,10 @@ impl Answer for SetAcl {
     type Args = SetAclArgs;
     type Status = Nfsstat3;
     const NAME: &'static str = "SETACL";
+
+    fn action(cx: &Context<'_>, args: &SetAclArgs) -> Option<Action> {
+        Some(v3::action(cx, Self::NAME, Kind::Change, ((&args.fh, None), None)))
+    }
 
     fn answer(cx: &Context<'_>, args: &SetAclArgs, out: &mut Encoder) -> Result<Nfsstat3, WouldBlock> {
         let object = cx.object(&args.fh);

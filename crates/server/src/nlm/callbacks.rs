@@ -307,11 +307,12 @@ const NOTIFY_AT_ONCE: usize = 64;
 #[cfg(test)]
 mod tests {
     use rpc::{TcpKind, UdpKind};
+    use simnet::{Network, NetworkOptions, StreamListener};
 
     use super::*;
     use crate::{
-        blocking::BlockingOptions,
         call::core::Core,
+        call::core::CoreOptions,
         export::Exports,
         handle::HandleKey,
         recovery::{MonitoredHost, Recovery},
@@ -324,8 +325,8 @@ mod tests {
             let (address, name) = (address.parse().unwrap(), Bytes::from_static(name.as_bytes()));
             recovery.add_host(&MonitoredHost { address, name, state: 1 }, []).unwrap();
         }
-        let options = (BlockingOptions::default(), Duration::from_secs(90));
-        let core = Core::new(Exports::new(), HandleKey::random(), recovery, options, None);
+        let options = CoreOptions { grace: Duration::from_secs(90), ..CoreOptions::default() };
+        let core = Core::new(Exports::new(), HandleKey::random(), recovery, options, (None, None));
         let lockd = Lockd::start(core).unwrap();
         let mut queue = lockd.take_queue().unwrap();
         let mut hosts: Vec<_> = std::iter::from_fn(|| queue.try_recv().ok())
@@ -340,30 +341,19 @@ mod tests {
 
     /// Calls to a lock manager come from an unprivileged port. Calls to a status monitor come from a privileged port if
     /// the process may use one.
-    #[tokio::test]
+    #[simnet::test]
     async fn privileged_ports_are_used_only_where_a_peer_needs_them() {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
+        let network = Network::new(NetworkOptions::default());
+        let mut listener = StreamListener::bind(&network, "127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = listener.local_addr();
         let transports = Transports::new(CallbackTransports {
-            tcp: Arc::new(TcpKind::default()),
+            tcp: Arc::new(TcpKind::simulated(network, Default::default(), Default::default())),
             udp: Arc::new(UdpKind::default()),
         });
-        for (port, is_privileged) in
-            [(SourcePort::Any, false), (SourcePort::Privileged, rustix::process::geteuid().is_root())]
-        {
-            // Connections of other programs, also those in TIME_WAIT, can occupy all privileged ports for a minute.
-            let deadline = Instant::now() + Duration::from_secs(180);
-            loop {
-                let _connection = transports.kind(port, false).connect(address).await.unwrap();
-                if (listener.accept().unwrap().1.port() < 1024) == is_privileged {
-                    break;
-                }
-                assert!(
-                    is_privileged && Instant::now() < deadline,
-                    "a privileged port is used only where it is needed"
-                );
-                sleep(Duration::from_millis(100)).await;
-            }
+        for (port, is_privileged) in [(SourcePort::Any, false), (SourcePort::Privileged, true)] {
+            let kind = transports.kind(port, false);
+            let (_connection, accepted) = tokio::join!(kind.connect(address), listener.accept());
+            assert_eq!(accepted.unwrap().peer_addr().port() < 1024, is_privileged);
         }
         assert_eq!(transports.kind(SourcePort::Any, true).name(), "udp");
     }

@@ -8,6 +8,8 @@ use std::net::{IpAddr, SocketAddr};
 use bytes::Bytes;
 use entropy::HashMap;
 
+use crate::export::policy::PORT_PRIVILEGED;
+
 /// The number of a host; never 0.
 pub(super) type HostId = u32;
 
@@ -116,8 +118,6 @@ impl Hosts {
 }
 
 const HOSTS_MAX: usize = 4096;
-/// Ports from here on are not privileged.
-pub(crate) const PORT_PRIVILEGED: u16 = 1024;
 
 #[cfg(test)]
 mod tests {

@@ -260,14 +260,17 @@ fn range(lock: &nlm::Lock) -> Result<Range, Refused> {
     }
 }
 
+/// Returns the file of a handle, for a procedure that releases something. It does not look up the caller: a lock must not
+/// stay because the name service fails.
 fn file(cx: &Context<'_>, fh: &[u8]) -> Result<FileId, Refused> {
-    let object = cx.object_for(fh, Purpose::Auxiliary)?;
-    Ok((object.export.id(), object.handle))
+    let (id, handle) = cx.core.key.open(fh)?;
+    cx.export(id, Purpose::Locks).map_err(VfsError::from)?;
+    Ok((id, handle))
 }
 
 /// Returns the file of a handle, if the caller may lock it.
 fn lockable(cx: &Context<'_>, fh: &[u8], exclusive: bool) -> Result<FileId, Refused> {
-    let object = cx.object_for(fh, Purpose::Auxiliary)?;
+    let object = cx.object_for(fh, Purpose::Locks)?;
     let wanted = Rights { read: true, modify: exclusive, ..Rights::default() };
     let (rights, attr) = object.vfs().access(&object.caller(), &object.handle, wanted)?;
     if attr.kind != Kind::File {

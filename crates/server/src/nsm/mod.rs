@@ -16,6 +16,7 @@ use crate::{
         error::WouldBlock,
         exec::{self, Answer, Null},
     },
+    export::policy::PORT_PRIVILEGED,
     nlm::lockd::Lockd,
 };
 
@@ -168,6 +169,3 @@ fn state(cx: &Context<'_>) -> i32 {
 fn is_local(cx: &Context<'_>) -> bool {
     cx.peer.ip().to_canonical().is_loopback()
 }
-
-/// Ports from here on are not privileged.
-const PORT_PRIVILEGED: u16 = 1024;

@@ -20,14 +20,16 @@ use crate::{
 };
 
 answers! {
-    Create => create,
-    MkDir => mkdir,
-    SymLink => symlink,
-    MkNod => mknod,
-    Remove => remove,
-    RmDir => rmdir,
-    Rename => rename,
-    Link => link,
+    Create => create, Change of |args| ((&args.what.dir, Some(&args.what.name[..])), None);
+    MkDir => mkdir, Change of |args| ((&args.what.dir, Some(&args.what.name[..])), None);
+    SymLink => symlink, Change of |args| ((&args.what.dir, Some(&args.what.name[..])), None);
+    MkNod => mknod, Change of |args| ((&args.what.dir, Some(&args.what.name[..])), None);
+    Remove => remove, Change of |args| ((&args.object.dir, Some(&args.object.name[..])), None);
+    RmDir => rmdir, Change of |args| ((&args.object.dir, Some(&args.object.name[..])), None);
+    Rename => rename, Change of |args| {
+        ((&args.from.dir, Some(&args.from.name[..])), Some((&args.to.dir, Some(&args.to.name[..]))))
+    };
+    Link => link, Change of |args| ((&args.file, None), Some((&args.link.dir, Some(&args.link.name[..]))));
 }
 
 fn create(cx: &Context<'_>, args: &CreateArgs, out: &mut Encoder) -> Result<Nfsstat3, WouldBlock> {

@@ -20,9 +20,9 @@ use crate::{
 };
 
 answers! {
-    FsStat => fsstat,
-    FsInfo => fsinfo,
-    PathConf => pathconf,
+    FsStat => fsstat;
+    FsInfo => fsinfo;
+    PathConf => pathconf;
 }
 
 fn fsstat(cx: &Context<'_>, args: &FsStatArgs, out: &mut Encoder) -> Result<Nfsstat3, WouldBlock> {

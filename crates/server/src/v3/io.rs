@@ -23,9 +23,9 @@ use crate::{
 };
 
 answers! {
-    Read => read,
-    Write => write,
-    Commit => commit,
+    Read => read, ReadData of |args| ((&args.file, None), None);
+    Write => write, WriteData of |args| ((&args.file, None), None);
+    Commit => commit;
 }
 
 fn read(cx: &Context<'_>, args: &ReadArgs, out: &mut Encoder) -> Result<Nfsstat3, WouldBlock> {

@@ -12,12 +12,17 @@ pub(crate) use object::{post_op, with};
 
 use std::{ops::RangeInclusive, sync::Arc};
 
-use nfs::v3::{self, Proc3, Procedure3};
+use nfs::v3::{self, NfsFh3, Proc3, Procedure3};
 use rpc::{AcceptError, Answering, Call, Procedure, Service};
 
-use crate::call::{
-    core::Core,
-    exec::{self, Null},
+use crate::{
+    audit::Kind,
+    call::{
+        audit::Action,
+        context::Context,
+        core::Core,
+        exec::{self, Null},
+    },
 };
 
 /// The NFS program, version 3.
@@ -75,14 +80,22 @@ impl Service for Nfs3 {
     }
 }
 
-/// Implements [`Answer`] for a procedure by a function of the procedure's arguments.
+/// Implements [`Answer`] for a procedure by a function of the procedure's arguments, and, if the audit log can record it, by
+/// its kind and a function that returns its objects.
 macro_rules! answers {
-    ($($procedure:ident => $function:ident),* $(,)?) => {$(
+    ($($procedure:ident => $function:ident $(, $kind:ident of $action:expr)?);* $(;)?) => {$(
         impl $crate::call::exec::Answer for nfs::v3::$procedure {
             type Shared = $crate::call::core::Core;
             type Args = <nfs::v3::$procedure as nfs::v3::Procedure3>::Args;
             type Status = nfs::v3::Nfsstat3;
             const NAME: &'static str = $crate::v3::name_of::<nfs::v3::$procedure>();
+
+            $(
+                fn action(cx: &$crate::call::context::Context<'_>, args: &Self::Args) -> Option<$crate::call::audit::Action> {
+                    let of: fn(&Self::Args) -> $crate::v3::Objects<'_> = $action;
+                    Some($crate::v3::action(cx, <Self as $crate::call::exec::Answer>::NAME, $crate::audit::Kind::$kind, of(args)))
+                }
+            )?
 
             fn answer(
                 cx: &$crate::call::context::Context<'_>,
@@ -95,6 +108,20 @@ macro_rules! answers {
     )*};
 }
 pub(crate) use answers;
+
+/// The objects of a procedure: file handle and name, and those of the second object.
+pub(crate) type Objects<'a> = ((&'a NfsFh3, Option<&'a [u8]>), Option<(&'a NfsFh3, Option<&'a [u8]>)>);
+
+/// Returns what a procedure is about to do.
+pub(crate) fn action(
+    cx: &Context<'_>,
+    operation: &'static str,
+    kind: Kind,
+    ((handle, name), to): Objects<'_>,
+) -> Action {
+    let to = to.map(|(handle, name)| cx.subject(handle, name));
+    Action { kind, protocol: "nfs3", operation, access: None, object: cx.subject(handle, name), to }
+}
 
 const fn name_of<P: Procedure3>() -> &'static str {
     P::NUMBER.name()

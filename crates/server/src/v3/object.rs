@@ -16,11 +16,11 @@ use crate::{
 };
 
 answers! {
-    GetAttr => getattr,
-    SetAttr => setattr,
-    Lookup => lookup,
-    Access => access,
-    ReadLink => readlink,
+    GetAttr => getattr;
+    SetAttr => setattr, Change of |args| ((&args.object, None), None);
+    Lookup => lookup;
+    Access => access;
+    ReadLink => readlink;
 }
 
 fn getattr(cx: &Context<'_>, args: &GetAttrArgs, out: &mut Encoder) -> Result<Nfsstat3, WouldBlock> {

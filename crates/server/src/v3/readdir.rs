@@ -29,8 +29,8 @@ use crate::{
 };
 
 answers! {
-    ReadDir => readdir,
-    ReadDirPlus => readdirplus,
+    ReadDir => readdir;
+    ReadDirPlus => readdirplus;
 }
 
 fn readdir(cx: &Context<'_>, args: &ReadDirArgs, out: &mut Encoder) -> Result<Nfsstat3, WouldBlock> {

@@ -7,7 +7,10 @@
 use nfs::v4::{Nfsstat4, acl::*};
 use vfs::{Acl, AclEntry, AclWho};
 
-use super::status::{Fault4, nfsstat4};
+use super::{
+    service::Context,
+    status::{Fault4, nfsstat4},
+};
 use crate::identity::names::{Name, Names, Who, number};
 
 /// Converts the ACLs of an object to an NFSv4 ACL.
@@ -235,14 +238,15 @@ const FLAGS_KNOWN: u32 = INHERITED_ONLY | ACE4_IDENTIFIER_GROUP;
 ///
 /// # Errors
 /// Those of [`Names::name`].
-pub(super) fn name_all(names: &Names, aces: &mut [Nfsace4], may_block: bool) -> Result<(), Fault4> {
-    if !names.are_told() {
+pub(super) fn name_all(cx: &Context<'_>, aces: &mut [Nfsace4]) -> Result<(), Fault4> {
+    let names = &cx.shared.names;
+    if !names.are_told(cx.identity) {
         return Ok(());
     }
     for ace in aces {
         let id = std::str::from_utf8(&ace.who).ok().and_then(number);
         if let Some(id) = id
-            && let Name::Text(name) = names.name(kind_of(ace), id, may_block)?
+            && let Name::Text(name) = names.name(kind_of(ace), id, cx.identity, cx.may_block)?
         {
             ace.who = name.into();
         }

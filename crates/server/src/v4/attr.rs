@@ -113,11 +113,12 @@ pub(super) fn needs_owners(mask: &Bitmap4) -> bool {
 /// # Errors
 /// `WouldBlock` if the host's name service must be asked and this thread must not block.
 pub(super) fn owners(cx: &Context<'_>, attr: &Attr, mask: &Bitmap4) -> Result<(Name, Name), Fault4> {
-    if !needs_owners(mask) {
+    let names = &cx.shared.names;
+    if !names.are_told(cx.identity) || !needs_owners(mask) {
         return Ok((Name::Number(attr.uid), Name::Number(attr.gid)));
     }
-    let names = &cx.shared.names;
-    Ok((names.name(Who::User, attr.uid, cx.may_block)?, names.name(Who::Group, attr.gid, cx.may_block)?))
+    let name = |who, id| names.name(who, id, cx.identity, cx.may_block);
+    Ok((name(Who::User, attr.uid)?, name(Who::Group, attr.gid)?))
 }
 
 /// Returns `true` if `mask` has the locations of the file system.
@@ -213,14 +214,14 @@ impl Subject<'_> {
             Attr4::SpaceFree => out.u64(stat(|stat| stat.bytes_free)),
             Attr4::SpaceTotal => out.u64(stat(|stat| stat.bytes_total)),
             Attr4::SpaceUsed => out.u64(attr.used),
-            Attr4::TimeAccess => nfstime4(attr.atime).encode(out),
+            Attr4::TimeAccess => time(attr.atime, out),
             Attr4::TimeDelta => {
                 let (seconds, nseconds) =
                     (caps.time_resolution_ns / NANOSECONDS, caps.time_resolution_ns % NANOSECONDS);
                 Nfstime4 { seconds: seconds.into(), nseconds }.encode(out);
             }
-            Attr4::TimeMetadata => nfstime4(attr.ctime).encode(out),
-            Attr4::TimeModify => nfstime4(attr.mtime).encode(out),
+            Attr4::TimeMetadata => time(attr.ctime, out),
+            Attr4::TimeModify => time(attr.mtime, out),
             Attr4::MountedOnFileid => out.u64(self.mounted_on_fileid),
             Attr4::SuppattrExclcreat => suppattr_exclcreat(self.minor, caps.acls).encode(out),
             Attr4::FsCharsetCap => out.u32(FSCHARSET_CAP4_CONTAINS_NON_UTF8),
@@ -304,8 +305,9 @@ pub(super) fn change_info(change: &vfs::Change) -> nfs::v4::ChangeInfo4 {
     nfs::v4::ChangeInfo4 { atomic: true, before: change.before.change, after: change.after.change }
 }
 
-fn nfstime4(time: Time) -> Nfstime4 {
-    Nfstime4 { seconds: time.seconds, nseconds: time.nanoseconds }
+/// Appends a time, as `nfstime4`.
+fn time(Time { seconds, nanoseconds }: Time, out: &mut Encoder) {
+    out.words([(seconds >> 32) as u32, seconds as u32, nanoseconds]);
 }
 
 pub(super) fn ftype4(kind: Kind) -> Ftype4 {

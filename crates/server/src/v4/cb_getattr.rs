@@ -3,19 +3,31 @@
 //!
 //! At most one call about a delegation is in progress at a time. All operations that need the attributes wait for it.
 
-use std::time::Duration;
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use entropy::HashMap;
 use nfs::v4::{Clientid4, Stateid4};
 use parking_lot::Mutex;
-use tokio::{sync::watch, time::timeout};
+use rpc::Signal;
+use tokio::time::timeout;
 
 use super::state::recallable::Held;
 use crate::handle::FileId;
 
 /// The calls in progress, by the stateids of their delegations.
 #[derive(Default)]
-pub(super) struct CbGetattrs(Mutex<HashMap<Stateid4, watch::Receiver<Option<Answer>>>>);
+pub(super) struct CbGetattrs(Mutex<HashMap<Stateid4, Arc<InProgress>>>);
+
+/// A call in progress.
+#[derive(Default)]
+struct InProgress {
+    /// The answer. A call that has ended without one has failed.
+    answer: OnceLock<Answer>,
+    ended: Signal,
+}
 
 /// The answer of the holder; `None` if the call failed.
 type Answer = Option<HolderAttrs>;
@@ -30,13 +42,13 @@ pub(super) struct HolderAttrs {
 /// A call to be sent.
 pub(super) struct CbGetattrRequest {
     pub(super) holder: Held<FileId>,
-    answer: watch::Sender<Option<Answer>>,
+    call: Arc<InProgress>,
 }
 
 /// A call in progress for which an operation waits.
 pub(super) struct PendingCbGetattr {
     delegation: Stateid4,
-    answer: watch::Receiver<Option<Answer>>,
+    call: Arc<InProgress>,
     timeout: Duration,
 }
 
@@ -53,18 +65,20 @@ impl CbGetattrs {
     pub(super) fn join(&self, holder: Held<FileId>, timeout: Duration) -> (PendingCbGetattr, Option<CbGetattrRequest>) {
         let delegation = holder.stateid;
         let mut calls = self.0.lock();
-        if let Some(answer) = calls.get(&delegation) {
-            return (PendingCbGetattr { delegation, answer: answer.clone(), timeout }, None);
+        if let Some(call) = calls.get(&delegation) {
+            return (PendingCbGetattr { delegation, call: call.clone(), timeout }, None);
         }
-        let (sender, answer) = watch::channel(None);
-        calls.insert(delegation, answer.clone());
-        (PendingCbGetattr { delegation, answer, timeout }, Some(CbGetattrRequest { holder, answer: sender }))
+        let call = Arc::<InProgress>::default();
+        calls.insert(delegation, call.clone());
+        (PendingCbGetattr { delegation, call: call.clone(), timeout }, Some(CbGetattrRequest { holder, call }))
     }
 
     /// Ends a call and hands `attrs` to all operations that wait for it.
     pub(super) fn end(&self, request: &CbGetattrRequest, attrs: Option<HolderAttrs>) {
         self.0.lock().remove(&request.holder.stateid);
-        request.answer.send_replace(Some(attrs));
+        // A request ends once, so there is no earlier answer.
+        let _ = request.call.answer.set(attrs);
+        request.call.ended.send();
     }
 }
 
@@ -75,11 +89,19 @@ impl CbGetattrRequest {
     }
 }
 
+impl Drop for CbGetattrRequest {
+    /// Ends the call, also if it was never sent.
+    fn drop(&mut self) {
+        self.call.ended.send();
+    }
+}
+
 impl PendingCbGetattr {
     /// Waits for the result. After the timeout the call counts as failed.
-    pub(super) async fn result(mut self) -> CbGetattrResult {
-        let answered = timeout(self.timeout, self.answer.wait_for(Option::is_some)).await;
-        let attrs = answered.ok().and_then(Result::ok).and_then(|answer| (*answer).flatten());
+    pub(super) async fn result(self) -> CbGetattrResult {
+        // After the timeout there is no answer.
+        let _ = timeout(self.timeout, self.call.ended.wait()).await;
+        let attrs = self.call.answer.get().copied().flatten();
         CbGetattrResult { delegation: self.delegation, attrs }
     }
 }

@@ -29,11 +29,12 @@ use xdr::{Decode, Decoder, Encoder, Message, PlacedPayload};
 
 use self::waiting::Waiting;
 use super::{
+    audit,
     cursor::{ClientShard, Cursor, InSession},
     ops,
-    service::{CHANNEL, Context, Shared4},
+    service::{CHANNEL, CachedReply, Context, Shared4},
     state::{
-        ids::Principal,
+        ids::{Principal, ReferringCall},
         owner::Kept,
         session::Connection,
         shard::Request,
@@ -44,6 +45,7 @@ use super::{
 use crate::{
     call::{error::WouldBlock, thread::Thread},
     clock,
+    export::sec::Sec,
     handle::FileId,
 };
 
@@ -69,7 +71,7 @@ pub(super) fn run<'a>(shared: &'a Arc<Shared4>, mut call: Call<'a>) -> Answering
     let context = Context::of_call(shared, &call, &thread);
     let mut compound = Compound::begin(call.encoder(), &head, &call, &context);
     let mut operations = Incoming { decoder: call.arguments, minor: head.minorversion, left: head.operations.0 };
-    match compound.begin_session(shared, &context, &mut operations, (whole, len)) {
+    match compound.begin_session(shared, &context, &mut operations, (whole, len, call.arrived)) {
         Start::Continue => {}
         Start::End => return Answering::Ready(Ok(compound.finish())),
         Start::Replay(kept) => return Answering::Ready(Ok(compound.replay(&kept))),
@@ -77,7 +79,8 @@ pub(super) fn run<'a>(shared: &'a Arc<Shared4>, mut call: Call<'a>) -> Answering
     while let Some(operation) = operations.next() {
         compound.cursor.operations_left = operations.left;
         thread.reset();
-        let Err(WouldBlock) = compound.step(&context, &operation) else {
+        let next = || operations.clone().next();
+        let Err(WouldBlock) = compound.step(&context, &operation, next) else {
             if compound.status == Nfsstat4::Ok { continue } else { break }
         };
         if let Some(slot) = &mut compound.slot {
@@ -95,6 +98,7 @@ pub(super) fn run<'a>(shared: &'a Arc<Shared4>, mut call: Call<'a>) -> Answering
 type Operation = Result<Argop4, BadOperation<Opnum4>>;
 
 /// The operations that are not yet decoded.
+#[derive(Clone)]
 struct Incoming<'a> {
     decoder: Decoder<'a>,
     minor: u32,
@@ -132,7 +136,7 @@ struct Compound {
 enum Start {
     Continue,
     End,
-    Replay(Message),
+    Replay(Arc<Message>),
 }
 
 /// The slot of a request that is being executed. Dropping this value releases the slot if it is still in use.
@@ -142,7 +146,7 @@ struct Slot {
     session: Sessionid4,
     ticket: Option<Ticket>,
     keep: bool,
-    /// The time, unless the request has waited.
+    /// The time at which the request arrived, unless it has waited since.
     now: Option<Instant>,
 }
 
@@ -153,7 +157,11 @@ impl Compound {
             minor: head.minorversion,
             principal: principal(cx.identity),
             // A transport that is not lossy keeps a connection, which carries calls in both directions.
-            connection: Connection { id: call.connection, duplex: !call.transport.caps().lossy },
+            connection: Connection {
+                id: call.connection,
+                duplex: !call.transport.caps().lossy,
+                tls: call.transport.tls().level(),
+            },
             current: None,
             saved: None,
             session: None,
@@ -161,7 +169,9 @@ impl Compound {
             room: 0,
             // 4.0 has no other status for this (RFC 7530 §13.1).
             too_big: if head.minorversion > 0 { Nfsstat4::RepTooBig } else { Nfsstat4::Resource },
+            created: false,
             operations_left: 0,
+            wrong_sec: false,
             cb_getattr: None,
             cb_getattr_result: None,
         };
@@ -176,7 +186,7 @@ impl Compound {
         shared: &Arc<Shared4>,
         cx: &Context<'_>,
         operations: &mut Incoming<'_>,
-        (whole, len): (Decoder<'_>, usize),
+        (whole, len, arrived): (Decoder<'_>, usize, Instant),
     ) -> Start {
         if !MINOR_VERSIONS.contains(&self.cursor.minor) {
             self.status = Nfsstat4::MinorVersMismatch;
@@ -194,10 +204,13 @@ impl Compound {
         self.cursor.operations_left = count - 1;
         match &first {
             Ok(Argop4::Sequence(args)) => {
-                let fingerprint =
-                    Fingerprint { principal: self.cursor.principal.clone(), checksum: checksum(whole, len) };
+                // A call with another protection, of its connection or of itself, gets no cached reply: it may not show
+                // what the reply contains.
+                let sec = Sec::of(cx.identity).map_or(0, |sec| 1 + sec as u64);
+                let checksum = checksum(&whole, len) & !0b1_1111 | sec << 2 | cx.transport.tls as u64;
+                let fingerprint = Fingerprint { principal: self.cursor.principal.clone(), checksum };
                 let request = Request { args, fingerprint, len, operations: count };
-                return self.sequence(shared, request, operations);
+                return self.sequence(shared, request, arrived, operations);
             }
             //= rfc8881-18.33.3-1 rfc8881-18.46.3-2 rfc8881-18.46.3-3
             Ok(operation) if !needs_no_session(operation.opnum()) => self.fail(&first, Nfsstat4::OpNotInSession),
@@ -205,20 +218,25 @@ impl Compound {
             //= rfc8881-18.37.3-5
             Ok(_) if count > 1 => self.fail(&first, Nfsstat4::NotOnlyOp),
             _ => {
-                let stepped = self.step(cx, &first);
+                let stepped = self.step(cx, &first, || None);
                 assert!(stepped.is_ok(), "an operation without a session must not wait");
             }
         }
         Start::End
     }
 
-    fn sequence(&mut self, shared: &Arc<Shared4>, request: Request<'_>, operations: &mut Incoming<'_>) -> Start {
-        let SequenceArgs { sessionid, cachethis, .. } = *request.args;
-        let connection = self.cursor.connection.id;
+    fn sequence(
+        &mut self,
+        shared: &Arc<Shared4>,
+        request: Request<'_>,
+        now: Instant,
+        operations: &mut Incoming<'_>,
+    ) -> Start {
+        let SequenceArgs { sessionid, sequenceid: sequence, slotid: slot, cachethis, .. } = *request.args;
+        let connection = self.cursor.connection;
         let shard = shared.shards.of_session(&sessionid);
-        let now = clock::now();
         let begin = |request| shared.with_state(|state| state.sequence(now, request, connection));
-        let begun = match shard.as_ref().and_then(|shard| shard.sequence(now, &request, connection)) {
+        let begun = match shard.as_ref().and_then(|shard| shard.sequence(now, &request, connection.id)) {
             Some(sequenced) => Ok(sequenced),
             // The recovery record of a client that is back after its lease is stored again before its requests are
             // executed. The first attempt stores it.
@@ -235,13 +253,16 @@ impl Compound {
             }
         };
         match sequenced.begun {
-            Begun::Replay(kept) => return Start::Replay(kept),
+            Begun::Replay(kept) => {
+                return Start::Replay(kept.expect("a slot must replay only a reply that it has cached"));
+            }
             Begun::Uncached => {
                 self.put(Res4::Ok(sequenced.result));
                 // §2.10.6.1.3: the status is that of the operation after SEQUENCE.
                 if let Some(next) = operations.next() {
                     //= rfc8881-18.46.3-8 rfc8881-2.10.6.1.3-2 rfc8881-2.10.6.1.3-3
-                    self.fail(&next, Nfsstat4::RetryUncachedRep);
+                    //= rfc8881-2.10.6.1.3-4 rfc8881-2.10.6.1.3-5
+                    self.fail(&next, next.as_ref().map_or_else(|bad| bad.status, |_| Nfsstat4::RetryUncachedRep));
                 }
                 return Start::End;
             }
@@ -253,7 +274,8 @@ impl Compound {
             }
         }
         self.put(Res4::Ok(sequenced.result));
-        self.cursor.session = Some(InSession { client: sequenced.clientid, id: sessionid, shard });
+        let call = ReferringCall { session: sessionid, slot, sequence };
+        self.cursor.session = Some(InSession { client: sequenced.clientid, id: sessionid, call, shard });
         let channel = sequenced.channel;
         self.limit = channel.maxresponsesize as usize;
         if cachethis && channel.maxresponsesize_cached < channel.maxresponsesize {
@@ -264,11 +286,16 @@ impl Compound {
         Start::Continue
     }
 
-    /// Executes an operation and appends its result.
+    /// Executes an operation and appends its result. `next` returns the operation after it.
     ///
     /// # Errors
     /// `WouldBlock` if the operation must wait: nothing is appended then.
-    fn step(&mut self, cx: &Context<'_>, operation: &Operation) -> Result<(), WouldBlock> {
+    fn step(
+        &mut self,
+        cx: &Context<'_>,
+        operation: &Operation,
+        next: impl FnOnce() -> Option<Operation>,
+    ) -> Result<(), WouldBlock> {
         let arguments = match operation {
             Ok(arguments) => arguments,
             Err(bad) => {
@@ -297,6 +324,13 @@ impl Compound {
                 }
             }
         }
+        // An operation with a journal may have been executed in part.
+        if cx.thread.journal().is_none() && cx.delays(|| audit::action(&self.cursor, arguments)) {
+            self.fail_unexecuted(operation, Nfsstat4::Delay);
+            return Ok(());
+        }
+        // The operation can change the file handles.
+        let action = if cx.core.audit.is_some() { audit::action(&self.cursor, arguments) } else { None };
         let executed = ops::execute(cx, &mut self.cursor, arguments, &mut self.out);
         if let Some(journal) = cx.thread.journal() {
             if journal.is_pending() {
@@ -310,10 +344,15 @@ impl Compound {
         }
         self.status = executed?;
         self.cursor.cb_getattr_result = None;
+        cx.record(|| action, &self.status, std::mem::take(&mut self.cursor.created));
         tracing::debug!(operation = arguments.opnum().name(), peer = %cx.peer, transport = cx.transport.name, status = ?self.status);
         if self.out.position() - position > self.cursor.room && self.status == Nfsstat4::Ok {
             self.out.truncate(start);
             self.fail(operation, self.cursor.too_big);
+        } else if std::mem::take(&mut self.cursor.wrong_sec) && !ops::may_follow_wrong_sec(next().as_ref()) {
+            //= rfc8881-18.19.3-1 rfc8881-18.29.4-4
+            self.out.truncate(start);
+            self.fail(operation, Nfsstat4::WrongSec);
         } else {
             self.results.push(&mut self.out, &());
         }
@@ -388,11 +427,11 @@ impl Compound {
 
 impl Slot {
     fn finish(mut self, reply: &Message, cheap: bool) {
-        let kept = if self.keep || cheap { in_memory(reply) } else { Message::default() };
-        self.end(kept, cheap);
+        let cached = (self.keep || cheap).then(|| Arc::new(in_memory(reply)));
+        self.end(cached, cheap);
     }
 
-    fn end(&mut self, reply: Message, cheap: bool) {
+    fn end(&mut self, reply: CachedReply, cheap: bool) {
         let Some(ticket) = self.ticket.take() else { return };
         let now = self.now.unwrap_or_else(clock::now);
         let ended = match &self.shard {
@@ -413,7 +452,7 @@ impl Drop for Slot {
         let mut out = Encoder::default();
         out.raw(&[0; REPLY_HEADER_LEN]);
         ResultsWriter::begin(&mut out, &Tag::default()).finish(&mut out, Nfsstat4::ServerFault);
-        self.end(out.finish(), true);
+        self.end(Some(Arc::new(out.finish())), true);
     }
 }
 
@@ -441,8 +480,8 @@ fn principal(caller: &Identity) -> Principal {
 }
 
 /// Returns a checksum of the beginning of the arguments and of their length. Different requests differ in these.
-fn checksum(mut arguments: Decoder<'_>, len: usize) -> u64 {
-    let stream = arguments.take_rest();
+fn checksum(arguments: &Decoder<'_>, len: usize) -> u64 {
+    let stream = arguments.rest();
     // A client that constructs a collision affects only its own requests.
     CHECKSUM.hash_one((&stream[..stream.len().min(CHECKSUM_LEN)], len))
 }

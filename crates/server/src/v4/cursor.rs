@@ -4,12 +4,16 @@
 use std::sync::Arc;
 
 use nfs::v4::{Clientid4, Nfsstat4, Sessionid4, Stateid4};
-use xdr::Message;
 
 use super::{
     cb_getattr::{CbGetattrResult, PendingCbGetattr},
     place::{Filehandle, Place},
-    state::{ids::Principal, session::Connection, shard::Shard},
+    service::CachedReply,
+    state::{
+        ids::{Principal, ReferringCall},
+        session::Connection,
+        shard::Shard,
+    },
 };
 use crate::{handle::FileId, sharing::locks::LockClient};
 
@@ -20,6 +24,9 @@ pub(super) struct Cursor {
     pub(super) connection: Connection,
     pub(super) current: Option<Filehandle>,
     pub(super) saved: Option<Filehandle>,
+    /// `true` after an operation that has set the current file handle, if the export of that does not allow the security
+    /// flavour of the call. The next operation decides whether that is an error ([`may_follow_wrong_sec`](super::ops::may_follow_wrong_sec)).
+    pub(super) wrong_sec: bool,
     pub(super) session: Option<InSession>,
     /// In 4.0: the client of the operation in progress, if the operation names a client or state.
     pub(super) client: Option<Clientid4>,
@@ -27,6 +34,9 @@ pub(super) struct Cursor {
     pub(super) room: usize,
     /// The status of an operation whose result does not fit.
     pub(super) too_big: Nfsstat4,
+    /// `true` if the operation in progress has created a file. It can still fail with a status after which the client
+    /// retries it.
+    pub(super) created: bool,
     /// The number of operations after the one that is being executed.
     pub(super) operations_left: u32,
     /// The callback for which the operation waits that has returned `WouldBlock`.
@@ -39,12 +49,14 @@ pub(super) struct Cursor {
 pub(super) struct InSession {
     pub(super) client: Clientid4,
     pub(super) id: Sessionid4,
+    /// The request that this compound is.
+    pub(super) call: ReferringCall,
     /// The shard of its client.
     pub(super) shard: Option<ClientShard>,
 }
 
 /// The state that the requests of a client share.
-pub(super) type ClientShard = Arc<Shard<Message, FileId>>;
+pub(super) type ClientShard = Arc<Shard<CachedReply, FileId>>;
 
 impl Cursor {
     /// Returns the current file handle.
@@ -92,6 +104,7 @@ fn resolve(stateid: Stateid4, at: Option<&Filehandle>) -> Result<Stateid4, Nfsst
         return Ok(stateid);
     }
     let current = at.map_or(Stateid4::ANONYMOUS, |at| at.stateid);
+    //= rfc8881-8.2.3-4
     // There is a current stateid only if an operation of this compound has set one.
     if current == Stateid4::ANONYMOUS { Err(Nfsstat4::BadStateid) } else { Ok(current) }
 }

@@ -18,7 +18,7 @@ use super::{
     cb_getattr::{CbGetattrRequest, CbGetattrResult, HolderAttrs, PendingCbGetattr},
     cursor::Cursor,
     service::{Context, Shared4},
-    state::recallable::Held,
+    state::{recallable::Held, transitions::back::CallbackSubject},
     status::Fault4,
     task::BackgroundTask,
 };
@@ -66,6 +66,7 @@ impl Context<'_> {
             || Ok::<_, Fault4>(self.shared.with_state(|state| state.is_modified(&holder, attrs.change, differs)));
         if object.once("is modified", is_modified)? {
             // §10.4.3: the change attribute must not go back if the holder never writes its changes.
+            //= rfc8881-10.4.3-3 rfc8881-10.7-1
             let set = SetAttr { mtime: Some(SetTime::Now), ..SetAttr::default() };
             object.vfs().setattr(&object.caller_as(&Cred::root()), &object.handle, &set, None)?;
         }
@@ -88,7 +89,8 @@ impl Shared4 {
         let fh = self.callback_fh(&holder.file);
         let wanted = [Attr4::Change, Attr4::Size].into_iter().map(|attr| attr as u32).collect();
         let operation = CbArgop4::GetAttr(CbGetAttrArgs { fh, attr_request: wanted });
-        let called = self.callbacks.call(&self.state, holder.client, &operation).await;
+        let about = CallbackSubject { state: Some(holder.stateid), ..CallbackSubject::default() };
+        let called = self.callbacks.call_about(&self.state, holder.client, about, &operation).await;
         let fattr = match called {
             Ok(CbResop4::GetAttr(Res4::Ok(fattr))) => fattr,
             Ok(result) => {

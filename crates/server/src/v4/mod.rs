@@ -17,6 +17,7 @@
 
 mod acl;
 mod attr;
+mod audit;
 mod call_queue;
 pub mod callback;
 mod cb_getattr;

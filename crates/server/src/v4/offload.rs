@@ -17,6 +17,7 @@ use nfs::v4::{Clientid4, Nfsstat4, OffloadStatusOk, Stateid4};
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
+use super::state::ids::ReferringCall;
 use crate::handle::{ExportId, FileId};
 
 /// The asynchronous copies whose end the client has not yet acknowledged.
@@ -30,6 +31,8 @@ pub(crate) struct Offloads {
 /// An asynchronous copy, with the state that its client can query.
 struct Offload {
     client: Clientid4,
+    /// The request that began the copy.
+    begun_by: Option<ReferringCall>,
     name: Stateid4,
     /// The destination.
     file: FileId,
@@ -88,7 +91,7 @@ impl Offloads {
     }
 
     /// Adds a copy. Returns `None` if there are too many.
-    fn add(&self, client: Clientid4, file: FileId) -> Option<Arc<Offload>> {
+    fn add(&self, client: Clientid4, begun_by: Option<ReferringCall>, file: FileId) -> Option<Arc<Offload>> {
         let mut by_name = self.by_name.lock();
         let own = by_name.values().filter(|offload| offload.client == client).count();
         if by_name.len() >= OFFLOADS_MAX || own >= CLIENT_OFFLOADS_MAX {
@@ -96,7 +99,7 @@ impl Offloads {
         }
         let name = Stateid4 { seqid: 1, other: entropy::random() };
         let (copied, ended, cancelled, copying) = Default::default();
-        let offload = Arc::new(Offload { client, name, file, copied, ended, cancelled, copying });
+        let offload = Arc::new(Offload { client, begun_by, name, file, copied, ended, cancelled, copying });
         by_name.insert(name, offload.clone());
         Some(offload)
     }

@@ -7,11 +7,14 @@ use vfs::Handle;
 use super::pseudo::NodeId;
 use crate::{
     call::object::Object,
-    export::policy::Purpose,
-    handle::ExportId,
+    export::{
+        policy::{Purpose, Refusal},
+        sec::Sec,
+    },
+    handle::{ExportId, FileId},
     v4::{
         service::Context,
-        status::{Fault4, nfsstat4},
+        status::{Fault4, nfsstat4, refusal},
     },
 };
 
@@ -41,15 +44,40 @@ impl From<Place> for Filehandle {
 }
 
 impl<'a> Context<'a> {
-    /// Authenticates a file handle of a request and returns its object, if the caller may use its export.
-    pub(super) fn place(&self, bytes: &[u8]) -> Result<Place, Nfsstat4> {
+    /// Authenticates a file handle of a request and returns its object, if the export admits the caller. The second value
+    /// is `true` if the export does not allow the caller's security flavour.
+    pub(super) fn place(&self, bytes: &[u8]) -> Result<(Place, bool), Nfsstat4> {
         let (id, handle) = self.core.key.open(bytes).map_err(nfsstat4)?;
         if id == self.shared.pseudo.id() {
             let node = self.shared.pseudo.find(handle.as_bytes()).ok_or(Nfsstat4::Stale)?;
-            return Ok(Place::Pseudo(node));
+            return Ok((Place::Pseudo(node), false));
         }
-        self.export(id, Purpose::Files).map_err(nfsstat4)?;
-        Ok(Place::Object(id, handle))
+        match self.export(id, Purpose::Files) {
+            Ok(_) => Ok((Place::Object(id, handle), false)),
+            Err(Refusal::WrongSec) => Ok((Place::Object(id, handle), true)),
+            Err(refused) => Err(refusal(refused)),
+        }
+    }
+
+    /// Returns `true` if the export of a place does not allow the caller's security flavour. The pseudo file system
+    /// allows every flavour: a client uses it to find out which flavours the exports allow, and asks it for the lease
+    /// with a flavour of its own choice.
+    pub(super) fn refuses_flavor(&self, place: &Place) -> bool {
+        match place {
+            Place::Pseudo(_) => false,
+            Place::Object(id, _) => self.export(*id, Purpose::Files).is_err_and(|refused| refused == Refusal::WrongSec),
+        }
+    }
+
+    /// Returns the security flavours with which the caller's host can use a place, in the order of the configuration.
+    /// For a directory of the pseudo file system, these are the flavours of all exports below it.
+    pub(super) fn flavors(&self, place: &Place) -> Vec<Sec> {
+        match place {
+            Place::Pseudo(node) => self.shared.pseudo.flavors(self, *node),
+            Place::Object(id, _) => {
+                self.core.exports.find(*id).map_or(Vec::new(), |export| export.flavors(&self.requester()))
+            }
+        }
     }
 
     /// Returns the file handle of a place.
@@ -73,10 +101,28 @@ impl<'a> Context<'a> {
     ///
     /// # Errors
     /// ROFS for a directory of the pseudo file system: callers need a file or change something.
+    #[inline]
     pub(super) fn object4(&self, place: &Place) -> Result<Object<'a>, Fault4> {
         match place {
             Place::Pseudo(_) => Err(Nfsstat4::RoFs.into()),
-            Place::Object(id, handle) => Ok(self.object_of(self.export(*id, Purpose::Files)?, handle.clone())),
+            Place::Object(id, handle) => Ok(self.object_of(self.export(*id, Purpose::Files)?, handle.clone())?),
+        }
+    }
+}
+
+impl Context<'_> {
+    /// Returns the file that a place names, for an operation on state alone. It does not look up the caller: state must not
+    /// stay because the name service fails.
+    ///
+    /// # Errors
+    /// The errors of [`object4`](Self::object4), except those of the look-up.
+    pub(super) fn file_id(&self, place: &Place) -> Result<FileId, Fault4> {
+        match place {
+            Place::Pseudo(_) => Err(Nfsstat4::RoFs.into()),
+            Place::Object(id, handle) => {
+                self.export(*id, Purpose::Files)?;
+                Ok((*id, handle.clone()))
+            }
         }
     }
 }

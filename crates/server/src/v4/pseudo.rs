@@ -15,8 +15,9 @@ use crate::{
     call::{context::Context, core::ServiceState, object::Object},
     export::{
         Exports, components,
-        policy::Purpose,
+        policy::{Purpose, Refusal},
         referral::{Location, Referral},
+        sec::Sec,
     },
     handle::ExportId,
     v4::status::Fault4,
@@ -194,9 +195,27 @@ impl Pseudo {
 
     pub(super) fn is_visible(&self, cx: &Context<'_, impl ServiceState>, node: NodeId) -> bool {
         let node = &self.nodes[node.0];
-        node.export.is_some_and(|id| cx.export(id, Purpose::Files).is_ok())
+        let admits = |id| matches!(cx.export(id, Purpose::Files), Ok(_) | Err(Refusal::WrongSec));
+        node.export.is_some_and(admits)
             || node.referral.as_ref().is_some_and(|referral| referral.admits(cx.peer))
             || node.children.iter().any(|child| self.is_visible(cx, *child))
+    }
+
+    /// Returns the security flavours of the exports at and below a node, each once. Without such an export, returns the
+    /// flavours that need no mechanism.
+    pub(super) fn flavors(&self, cx: &Context<'_, impl ServiceState>, node: NodeId) -> Vec<Sec> {
+        let (mut nodes, mut found) = (vec![node], Vec::new());
+        while let Some(node) = nodes.pop() {
+            let node = &self.nodes[node.0];
+            let export = node.export.and_then(|id| cx.core.exports.find(id));
+            for sec in export.map_or(Vec::new(), |export| export.flavors(&cx.requester())) {
+                if !found.contains(&sec) {
+                    found.push(sec);
+                }
+            }
+            nodes.extend(node.children.iter().rev());
+        }
+        if found.is_empty() { vec![Sec::Sys, Sec::None] } else { found }
     }
 
     pub(super) fn attr(&self, node: NodeId) -> Attr {
@@ -289,7 +308,7 @@ fn pathname(path: &[u8]) -> Vec<Component4> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::export::Client;
+    use crate::export::client::Client;
 
     #[test]
     fn fs_locations_has_the_local_path_and_the_remote_paths() {

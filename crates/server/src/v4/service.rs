@@ -27,7 +27,7 @@ use super::{
     cb_getattr::CbGetattrs,
     offload::Offloads,
     pseudo::Pseudo,
-    state::{Event, State, StateOptions, session::ChannelLimits, shard::Shards},
+    state::{Event, State, StateOptions, session::ChannelLimits, shard::Shards, transitions::back::CallbackSubject},
     task::BackgroundTask,
 };
 use crate::{
@@ -62,7 +62,7 @@ pub(crate) struct Shared4 {
     pub(super) callbacks: Callbacks,
     pub(super) cb_getattrs: CbGetattrs,
     /// The state that each request of a client uses. It has its own locks, so that a request need not lock `state`.
-    pub(super) shards: Shards<Message, FileId>,
+    pub(super) shards: Shards<CachedReply, FileId>,
     pub(super) offloads: Offloads,
     /// Sends background tasks to `upkeep`.
     tasks: mpsc::UnboundedSender<BackgroundTask>,
@@ -71,8 +71,11 @@ pub(crate) struct Shared4 {
     runs_tasks: AtomicBool,
 }
 
-/// The state of all clients. Replies are cached as messages, and files have the names that the lock table uses.
-pub(super) type ServerState = State<Message, FileId>;
+/// The state of all clients. Files have the names that the lock table uses.
+pub(super) type ServerState = State<CachedReply, FileId>;
+
+/// The reply of a request that has ended; `None` if its slot does not cache it. It is shared, so that it is cheap to move.
+pub(super) type CachedReply = Option<Arc<Message>>;
 
 impl Shared4 {
     /// Creates the state at a start of the server. If clients held state before the start, a grace period begins, in
@@ -107,10 +110,11 @@ impl Shared4 {
         };
         let mut state = State::new(options, instance, entropy::random());
         let V4Clients { reclaiming, forfeited } = core.recovery.v4_clients();
-        if !reclaiming.is_empty() || !forfeited.is_empty() || core.recovery.clients_unknown() {
+        let records_lost = core.recovery.clients_unknown();
+        if !reclaiming.is_empty() || !forfeited.is_empty() || records_lost {
             let (clients, forfeited_by) = (reclaiming.len(), forfeited.len());
             tracing::info!(clients, forfeited_by, "NFSv4 clients can reclaim their state");
-            state.begin_grace(V4Clients { reclaiming, forfeited });
+            state.begin_grace(V4Clients { reclaiming, forfeited }, records_lost);
             core.locks.begin_grace();
         }
         let (tasks, new_tasks) = mpsc::unbounded_channel();
@@ -273,12 +277,12 @@ impl Shared4 {
     pub(super) async fn call_until_acknowledged(
         &self,
         client: Clientid4,
-        operation: &CbArgop4,
+        (about, operation): (CallbackSubject, &CbArgop4),
         is_needed: impl Fn() -> bool,
     ) {
         let mut pause = PAUSE_MIN;
         while is_needed() {
-            match self.callbacks.call(&self.state, client, operation).await {
+            match self.callbacks.call_about(&self.state, client, about, operation).await {
                 Ok(result) if result.status() == Nfsstat4::Ok => return,
                 // The client may not have processed the reply that the callback refers to.
                 Ok(result) => tracing::debug!(client = client.0, ?result, "a client rejected a callback"),

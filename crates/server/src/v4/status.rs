@@ -3,7 +3,7 @@
 use nfs::v4::Nfsstat4;
 use vfs::VfsError;
 
-use crate::{call::error::Fault, identity::names::NameError, sharing::conflict::Conflict};
+use crate::{call::error::Fault, export::policy::Refusal, identity::names::NameError, sharing::conflict::Conflict};
 
 /// The failure of an operation.
 pub(crate) type Fault4 = Fault<Nfsstat4>;
@@ -46,6 +46,20 @@ impl From<VfsError> for Fault4 {
             VfsError::WouldBlock => Fault::WouldBlock,
             error => Fault::Status(nfsstat4(error)),
         }
+    }
+}
+
+/// Returns the status for a caller that may not use an export.
+pub(crate) fn refusal(refusal: Refusal) -> Nfsstat4 {
+    match refusal {
+        Refusal::WrongSec => Nfsstat4::WrongSec,
+        refusal => nfsstat4(refusal.into()),
+    }
+}
+
+impl From<Refusal> for Fault4 {
+    fn from(refused: Refusal) -> Self {
+        refusal(refused).into()
     }
 }
 

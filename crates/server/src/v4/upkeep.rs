@@ -26,7 +26,11 @@ use super::{
     cb_getattr::CbGetattrRequest,
     holder,
     service::Shared4,
-    state::{load::Reduction, recallable::Held, transitions::open::name_of_lock_owner},
+    state::{
+        load::Reduction,
+        recallable::Held,
+        transitions::{back::CallbackSubject, lock::name_of_lock_owner},
+    },
     task::BackgroundTask,
 };
 use crate::{
@@ -82,9 +86,9 @@ async fn run_periodic(shared: Arc<Shared4>, others: Arc<dyn Reclaim>) {
 async fn recall(shared: Arc<Shared4>, recall: Held<FileId>) {
     let fh = shared.callback_fh(&recall.file);
     let operation = CbArgop4::Recall(CbRecallArgs { stateid: recall.stateid, truncate: false, fh });
-    shared
-        .call_until_acknowledged(recall.client, &operation, || shared.with_state(|state| state.is_recalling(&recall)))
-        .await;
+    let about = CallbackSubject { state: Some(recall.stateid), ..CallbackSubject::default() };
+    let is_recalling = || shared.with_state(|state| state.is_recalling(&recall));
+    shared.call_until_acknowledged(recall.client, (about, &operation), is_recalling).await;
 }
 
 /// Asks a client once to reduce its slots or delegations. The request is repeated later if the client does not reduce.
@@ -98,7 +102,8 @@ async fn reduce(shared: Arc<Shared4>, client: Clientid4, reduction: Reduction) {
             (None, CbArgop4::RecallAny(CbRecallAnyArgs { objects_to_keep, type_mask }))
         }
     };
-    let result = shared.callbacks.call_by(&shared.state, client, session, &operation).await;
+    let about = CallbackSubject { session, ..CallbackSubject::default() };
+    let result = shared.callbacks.call_about(&shared.state, client, about, &operation).await;
     tracing::debug!(client = client.0, ?reduction, ?result, "asked a client to return slots or delegations");
 }
 

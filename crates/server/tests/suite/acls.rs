@@ -1,10 +1,10 @@
 //! NFS_ACL, called directly: the wire format that Linux and Solaris expect, and the effect of ACLs on ACCESS and READ.
 
 use nfs::{nfsacl::*, v3::*};
-use server::{Access as ExportAccess, Export, ExportId, ExportOptions, HandleKey, NfsAcl3, NfsServer, Squash};
+use server::{Access as ExportAccess, Export, ExportId, ExportOptions, NfsAcl3, Squash};
 use xdr::{Array, Message};
 
-use crate::common::{Rig, memory, results, user};
+use crate::common::{Rig, memory, results, server_of, user};
 
 struct Acls {
     rig: Rig,
@@ -15,8 +15,7 @@ struct Acls {
 impl Acls {
     fn new() -> Self {
         let options = ExportOptions { squash: Squash::None, ..Default::default() };
-        let server =
-            NfsServer::new(Export::new("/m", ExportId::unique(), memory(), options).unwrap(), HandleKey::random());
+        let server = server_of(Export::new("/m", ExportId::unique(), memory(), options).unwrap());
         let rig = Rig::calling(&server);
         let file = rig.file(&rig.root(), "f", b"data");
         Self { service: server.nfsacl3(), file, rig }
@@ -49,8 +48,8 @@ fn status<T, F>(res: Res3<T, F>) -> Nfsstat3 {
     }
 }
 
-#[test]
-fn object_without_acl_has_acl_of_its_mode_with_a_mask() {
+#[simnet::test]
+async fn object_without_acl_has_acl_of_its_mode_with_a_mask() {
     let acls = Acls::new();
     let ok = acls.get(&acls.file, NFS_ACL | NFS_ACLCNT | NFS_DFACL | NFS_DFACLCNT).into_result().unwrap();
     let expected = [(ACL_USER_OBJ, 0, 6), (ACL_GROUP_OBJ, 0, 4), (ACL_MASK, 0, 4), (ACL_OTHER, 0, 4)];
@@ -62,8 +61,8 @@ fn object_without_acl_has_acl_of_its_mode_with_a_mask() {
     assert_eq!(status(acls.get(&"forged".into(), NFS_ACL)), Nfsstat3::BadHandle);
 }
 
-#[test]
-fn acl_is_stored_in_order_and_enforced() {
+#[simnet::test]
+async fn acl_is_stored_in_order_and_enforced() {
     let acls = Acls::new();
     let list =
         [(ACL_OTHER, 0, 0), (ACL_MASK, 0, 0x16), (ACL_USER, 1000, 6), (ACL_USER_OBJ, 99, 6), (ACL_GROUP_OBJ, 99, 0)];
@@ -85,8 +84,8 @@ fn acl_is_stored_in_order_and_enforced() {
     assert_eq!((may(1001), acls.rig.attr(&acls.file).mode), (ACCESS3_READ, 0o754));
 }
 
-#[test]
-fn default_acls_are_marked_and_inherited() {
+#[simnet::test]
+async fn default_acls_are_marked_and_inherited() {
     let acls = Acls::new();
     let dir = acls.rig.dir(&acls.rig.root(), "d");
     let mark = |kind| kind | ACL_DEFAULT;
@@ -107,8 +106,8 @@ fn default_acls_are_marked_and_inherited() {
     assert_eq!(acls.get(&dir, NFS_DFACL).into_result().unwrap().acl.default_acl, Acl::default());
 }
 
-#[test]
-fn invalid_acls_are_rejected_and_change_nothing() {
+#[simnet::test]
+async fn invalid_acls_are_rejected_and_change_nothing() {
     let acls = Acls::new();
     let base = [(ACL_USER_OBJ, 0, 7), (ACL_GROUP_OBJ, 0, 7), (ACL_OTHER, 0, 7)];
     for bad in [(ACL_USER, 5, 7), (ACL_OTHER, 0, 1), (0x40, 0, 1), (ACL_MASK | ACL_USER, 0, 1)] {
@@ -122,7 +121,7 @@ fn invalid_acls_are_rejected_and_change_nothing() {
     assert_eq!(acls.rig.attr(&acls.file).mode, 0o644);
 
     let options = ExportOptions { access: ExportAccess::ReadOnly, squash: Squash::None, ..Default::default() };
-    let server = NfsServer::new(Export::new("/m", ExportId::unique(), memory(), options).unwrap(), HandleKey::random());
+    let server = server_of(Export::new("/m", ExportId::unique(), memory(), options).unwrap());
     let rig = Rig::calling(&server);
     let acls = Acls { service: server.nfsacl3(), file: rig.root(), rig };
     assert_eq!(status(acls.set(&acls.rig, &acls.file, access(entries(&base)))), Nfsstat3::RoFs);

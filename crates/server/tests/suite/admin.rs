@@ -6,14 +6,14 @@ use crate::common::v4::*;
 use crate::common::*;
 use nfs::{nlm, v4::*};
 use server::{
-    Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash,
+    Export, ExportId, ExportOptions, NfsServer, Squash,
     admin::{ClientName, Record, Request},
 };
 use xdr::Message;
 
 fn server() -> NfsServer {
     let options = ExportOptions { squash: Squash::None, ..Default::default() };
-    NfsServer::new(Export::new("/m", ExportId::unique(), memory(), options).unwrap(), HandleKey::random())
+    server_of(Export::new("/m", ExportId::unique(), memory(), options).unwrap())
 }
 
 fn ask(server: &NfsServer, request: &[u8]) -> Vec<Record> {
@@ -50,8 +50,8 @@ fn lock_by_nlm(server: &NfsServer, peer: &str, handle: &NfsFh4) -> nlm::Nlm4Stat
     results::<nlm::Res>(&rig.raw(&server.nlm4(), nlm::NlmProc4::Lock as u32, &message).unwrap()).status
 }
 
-#[test]
-fn clients_and_their_state_are_listed_line_by_line() {
+#[simnet::test]
+async fn clients_and_their_state_are_listed_line_by_line() {
     let server = server();
     assert_eq!(list(&server), []);
     let mut a = Client4::new(&server, "venus\n", 2);
@@ -78,14 +78,14 @@ fn clients_and_their_state_are_listed_line_by_line() {
     assert_eq!((venus.protocol.as_str(), venus.name.as_str(), venus.expired), ("4.2", "venus\\n", false));
     assert_eq!(venus.client.to_string(), format!("{:016x}", a.client.0));
     assert_eq!((file.export.as_str(), process.as_str()), ("/m", "a process"));
-    assert!(file == opened && file.fileid.is_some() && venus.remembered && host.remembered);
+    assert!(file == opened && file.fileid.is_some() && venus.stored && host.stored);
     let one = request(&server, &Request::List { client: Some(venus.client) });
     assert_eq!(one, [&records[2..], &[Record::End]].concat());
 }
 
 /// The client has more state than fits on a page, and more than one owner.
-#[test]
-fn every_item_is_listed_exactly_once() {
+#[simnet::test]
+async fn every_item_is_listed_exactly_once() {
     let server = server();
     let mut a = Client4::new(&server, "a", 1);
     let mut wanted = Vec::new();
@@ -111,8 +111,8 @@ fn every_item_is_listed_exactly_once() {
     assert_eq!(records.iter().filter(|record| matches!(record, Record::Lock { .. })).count(), 6);
 }
 
-#[test]
-fn evicted_client_loses_all_state_and_can_start_anew() {
+#[simnet::test]
+async fn evicted_client_loses_all_state_and_can_start_anew() {
     let server = server();
     let (mut a, mut b) = (Client4::new(&server, "a", 1), Client4::new(&server, "b", 1));
     let how = Open { deny: OPEN4_SHARE_DENY_BOTH, ..Open::default() };
@@ -143,8 +143,8 @@ fn evicted_client_loses_all_state_and_can_start_anew() {
     assert_eq!(anew.status([putfh(&handle), Argop4::Open(reclaim)]), Nfsstat4::NoGrace);
 }
 
-#[test]
-fn evicting_a_host_releases_its_locks() {
+#[simnet::test]
+async fn evicting_a_host_releases_its_locks() {
     let server = server();
     let mut a = Client4::new(&server, "a", 1);
     let (stateid, handle) = a.open("/m", "f", Open::default()).unwrap();
@@ -163,8 +163,8 @@ fn evicting_a_host_releases_its_locks() {
     );
 }
 
-#[test]
-fn invalid_requests_are_answered_with_an_error() {
+#[simnet::test]
+async fn invalid_requests_are_answered_with_an_error() {
     let server = Arc::new(server());
     for bad in [&b""[..], b"{}", b"{\"list\":{}", &[b'['; 1 << 20], b"\xff\0"] {
         let answer = ask(&server, bad);

@@ -1,4 +1,6 @@
 //! A file system that has to wait for storage is served by threads that may block, and each operation is executed once.
+//!
+//! The tests do not run in simulations, because they are about threads.
 
 use std::{
     ops::ControlFlow,

@@ -3,10 +3,11 @@
 use std::{
     ops::RangeInclusive,
     sync::{Arc, Mutex as StdMutex, atomic::Ordering::SeqCst},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use crate::common::back::{Back, CB_PROGRAM, Received};
+use crate::common::remote::network;
 
 use nfs::v4::{
     callback::{CbArgop4, CbRecallArgs, CbResop4},
@@ -14,8 +15,8 @@ use nfs::v4::{
 };
 use parking_lot::Mutex;
 use rpc::{
-    Answering, AuthSys, Call, Client, ConnectionId, Credential, Identity, Procedure, Reverse, Server, Service, TcpKind,
-    TransportKind, WorkerOptions, Workers,
+    Answering, AuthSys, Call, Client, ConnectionId, Credential, Identity, Procedure, Reverse, Service, TcpKind,
+    TcpOptions, TransportKind, Xprtsec,
 };
 use server::v4::{
     callback::{CallbackError, Callbacks},
@@ -27,6 +28,8 @@ use server::v4::{
         transitions::back::NoPath,
     },
 };
+use testkit::process;
+use tokio::{task::JoinSet, time::Instant};
 use xdr::Array;
 
 /// The server side: it registers its connections and only has the NULL procedure.
@@ -64,7 +67,7 @@ struct World {
     state: Mutex<State<(), u32>>,
     client: Clientid4,
     session: Sessionid4,
-    _workers: Workers,
+    _process: JoinSet<()>,
     _clients: Vec<Client>,
 }
 
@@ -84,11 +87,10 @@ impl World {
     /// Creates a client with `connections` connections, all bound to the backchannel of its session.
     async fn new(connections: usize) -> Self {
         let (host, back) = (Arc::new(Host::default()), Arc::new(Back::default()));
-        let kind: Arc<dyn TransportKind> = Arc::new(TcpKind::default());
-        let workers = Workers::new(WorkerOptions { threads: 1, ..WorkerOptions::default() }).unwrap();
-        let listener = kind.listen("127.0.0.1:0".parse().unwrap()).unwrap();
-        let address = listener.local_addr();
-        workers.listen(Server::builder().shared(host.clone()).build(), listener);
+        let kind: Arc<dyn TransportKind> =
+            Arc::new(TcpKind::simulated(network(), TcpOptions::default(), buf::Pool::default()));
+        let any = "127.0.0.1:0".parse().unwrap();
+        let (address, process) = process::process(&*kind, any, vec![host.clone()]);
         let mut clients = Vec::new();
         for _ in 0..connections {
             let client = back.connect(&kind, address, Credential::None).await;
@@ -127,9 +129,10 @@ impl World {
             state_protect: StateProtect4A::None,
             client_impl_id: None,
         };
-        let now = Instant::now();
+        let now = Instant::now().into_std();
         let peer = std::net::Ipv4Addr::LOCALHOST.into();
-        let origin = Origin { principal: &Principal::None, peer, admitted: true };
+        let origin =
+            Origin { principal: &Principal::None, has_integrity: true, peer, admitted: true, tls: Xprtsec::None };
         let clientid = state.exchange_id(now, 2, &exchange, origin).unwrap().clientid;
         let parms =
             AuthsysParms { stamp: 5, machinename: "venus".into(), uid: 1001, gid: 1002, gids: Default::default() };
@@ -142,14 +145,14 @@ impl World {
             cb_program: CB_PROGRAM,
             sec_parms: Array(vec![CallbackSecParms4::Sys(parms)]),
         };
-        let bound = |id| Connection { id, duplex: true };
+        let bound = |id| Connection { id, duplex: true, tls: Xprtsec::None };
         let session = state.create_session(now, &create, &Principal::None, bound(ids[0])).unwrap().sessionid;
         for id in &ids[1..] {
             let dir = ChannelDirFromClient4::ForeOrBoth;
             let args = BindConnToSessionArgs { sessid: session, dir, use_conn_in_rdma_mode: false };
             state.bind_conn_to_session(&args, &Principal::None, bound(*id)).unwrap();
         }
-        Self { host, back, state: Mutex::new(state), client: clientid, session, _workers: workers, _clients: clients }
+        Self { host, back, state: Mutex::new(state), client: clientid, session, _process: process, _clients: clients }
     }
 
     async fn recall(&self) -> Result<CbResop4, CallbackError> {
@@ -167,10 +170,11 @@ fn recall() -> CbArgop4 {
     CbArgop4::Recall(CbRecallArgs { stateid: Stateid4 { seqid: 1, other: [3; 12] }, truncate: false, fh: "fh".into() })
 }
 
-#[tokio::test]
+#[simnet::test]
 async fn callback_uses_the_session_and_credentials_of_the_client() {
     let world = World::new(1).await;
     for _ in 0..3 {
+        //= rfc8881-2.10.3-1
         assert_eq!(world.recall().await.unwrap(), CbResop4::Recall(Res4::Ok(())));
     }
     //= rfc8881-18.36.4-4 rfc8881-2.10.6.1-1 rfc8881-2.10.6.1-2
@@ -186,19 +190,19 @@ async fn callback_uses_the_session_and_credentials_of_the_client() {
     assert_eq!(both, [(0, 4), (1, 1)], "concurrent callbacks use two slots");
 }
 
-#[tokio::test]
+#[simnet::test]
 async fn callback_on_a_lost_connection_is_sent_again_on_another() {
     let world = World::new(2).await;
     world.back.drop_next.store(true, SeqCst);
     assert_eq!(world.recall().await.unwrap(), CbResop4::Recall(Res4::Ok(())));
-    //= rfc8881-18.46.3-9
+    //= rfc8881-18.46.3-9 rfc8881-2.10.13.2.4-1
     assert_eq!(world.received(), [(0, 1), (0, 1)], "the retry must have the same slot and sequence ID");
     assert!(world.state.lock().can_be_called(world.client));
     assert!(world.recall().await.is_ok());
     assert_eq!(world.received()[2], (0, 2));
 }
 
-#[tokio::test]
+#[simnet::test]
 async fn callback_without_another_connection_loses_its_slot() {
     let world = World::new(1).await;
     world.back.drop_next.store(true, SeqCst);
@@ -211,7 +215,7 @@ async fn callback_without_another_connection_loses_its_slot() {
     assert!(matches!(error, CallbackError::NoPath(NoPath::Down)), "{error}");
 }
 
-#[tokio::test]
+#[simnet::test]
 async fn sequence_id_of_a_rejected_callback_is_reused_unless_misordered() {
     let world = World::new(1).await;
     *world.back.refuse.lock().unwrap() = Some(Nfsstat4::Delay);

@@ -1,5 +1,7 @@
 //! An export whose file system hangs occupies only its own threads and queue, and nothing of any other export. Hosts
 //! share the threads of an export.
+//!
+//! The tests do not run in simulations, because they are about threads.
 
 use std::{
     pin::Pin,

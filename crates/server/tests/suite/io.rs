@@ -13,8 +13,8 @@ fn pattern(len: usize) -> Vec<u8> {
     (0..len as u32).map(|i| (i % 251) as u8).collect()
 }
 
-#[test]
-fn every_range_reads_as_it_was_written() {
+#[simnet::test]
+async fn every_range_reads_as_it_was_written() {
     let rig = Rig::new();
     let content = pattern(10_000);
     let file = rig.file(&rig.root(), "f", &content);
@@ -31,8 +31,8 @@ fn every_range_reads_as_it_was_written() {
     }
 }
 
-#[test]
-fn transfers_are_limited_as_fsinfo_says() {
+#[simnet::test]
+async fn transfers_are_limited_as_fsinfo_says() {
     let rig = Rig::new();
     let content = pattern((1 << 20) + 5000);
     let root = rig.root();
@@ -48,8 +48,8 @@ fn transfers_are_limited_as_fsinfo_says() {
     assert_eq!(ok.data.0.to_bytes().unwrap(), content[..61440]);
 }
 
-#[test]
-fn read_data_is_a_payload_beside_the_stream() {
+#[simnet::test]
+async fn read_data_is_a_payload_beside_the_stream() {
     let rig = Rig::new();
     let file = rig.file(&rig.root(), "f", &pattern(8192));
     let args = Message::encode(&ReadArgs { file, offset: 0, count: 8192 });
@@ -60,8 +60,8 @@ fn read_data_is_a_payload_beside_the_stream() {
     assert_eq!((payload.data.len(), reply.stream.len()), (8192, 128));
 }
 
-#[test]
-fn writes_return_attributes_before_and_after() {
+#[simnet::test]
+async fn writes_return_attributes_before_and_after() {
     let rig = Rig::new();
     let file = rig.file(&rig.root(), "f", b"0123456789");
     let before = rig.attr(&file);
@@ -83,8 +83,8 @@ fn writes_return_attributes_before_and_after() {
     assert_eq!((empty.count, rig.attr(&file).size), (0, 13));
 }
 
-#[test]
-fn payload_in_several_pieces_is_written_completely() {
+#[simnet::test]
+async fn payload_in_several_pieces_is_written_completely() {
     let rig = Rig::new();
     let file = rig.file(&rig.root(), "f", b"");
     let pieces = [Bytes::from_static(b"abc"), Bytes::from_static(b"defgh"), Bytes::from_static(b"i")];
@@ -94,8 +94,8 @@ fn payload_in_several_pieces_is_written_completely() {
     assert_eq!(read(&rig, &file, 0, 100).into_result().unwrap().data, Bytes::from_static(b"\0\0abcdefghi").into());
 }
 
-#[test]
-fn offsets_beyond_the_maximum_file_size_are_too_big() {
+#[simnet::test]
+async fn offsets_beyond_the_maximum_file_size_are_too_big() {
     let rig = Rig::new();
     let file = rig.file(&rig.root(), "f", b"x");
     let fails = |offset| rig.call::<Write>(write_args(&file, offset, b"data")).into_result().unwrap_err();
@@ -109,8 +109,8 @@ fn offsets_beyond_the_maximum_file_size_are_too_big() {
     assert_eq!(read(&rig, &file, past_4g, 3).into_result().unwrap().data, Bytes::from_static(b"far").into());
 }
 
-#[test]
-fn count_that_differs_from_the_data_length_is_invalid() {
+#[simnet::test]
+async fn count_that_differs_from_the_data_length_is_invalid() {
     let rig = Rig::new();
     let file = rig.file(&rig.root(), "f", b"x");
     for count in [0, 3, 5, u32::MAX] {
@@ -120,8 +120,8 @@ fn count_that_differs_from_the_data_length_is_invalid() {
     assert_eq!(rig.attr(&file).size, 1);
 }
 
-#[test]
-fn only_regular_files_have_data() {
+#[simnet::test]
+async fn only_regular_files_have_data() {
     let rig = Rig::new();
     let root = rig.root();
     let fifo = MkNodArgs { what: name_in(&root, "p"), data: MkNodData3::Fifo(Default::default()) };
@@ -140,8 +140,8 @@ fn only_regular_files_have_data() {
     }
 }
 
-#[test]
-fn mode_bits_bind_others_but_not_the_owner() {
+#[simnet::test]
+async fn mode_bits_bind_others_but_not_the_owner() {
     let rig = Rig::new();
     let root = rig.root();
     let file = rig.file(&root, "f", b"secret");
@@ -157,8 +157,8 @@ fn mode_bits_bind_others_but_not_the_owner() {
     assert_eq!(written.into_result().unwrap_err().0, Nfsstat3::Acces);
 }
 
-#[test]
-fn malformed_arguments_are_garbage() {
+#[simnet::test]
+async fn malformed_arguments_are_garbage() {
     let rig = Rig::new();
     let file = rig.file(&rig.root(), "f", b"x");
     let whole = Message::encode(&ReadArgs { file, offset: 0, count: 1 }).stream;

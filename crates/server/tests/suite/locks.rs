@@ -4,11 +4,13 @@ use crate::common;
 use std::{sync::Arc, time::Duration};
 
 use nfs::{nlm::*, nsm, v3::NfsFh3, v4};
-use server::{HandleKey, NfsServer, Nlm4, Nsm1};
+use server::{NfsServer, Nlm4, Nsm1};
 use xdr::{Decode, Encode, Message};
 
 use crate::common::{
-    Rig, results, serve, user,
+    Rig,
+    machine::{Machine, background_work},
+    results, server_of,
     v4::{Client4, Open, putfh},
 };
 
@@ -61,7 +63,7 @@ impl Host {
 fn server() -> NfsServer {
     let options = server::ExportOptions { squash: server::Squash::None, ..Default::default() };
     let export = server::Export::new("/m", server::ExportId::unique(), common::memory(), options).unwrap();
-    NfsServer::new(export, HandleKey::random())
+    server_of(export)
 }
 
 fn hosts() -> (Host, Host, NfsFh3) {
@@ -71,8 +73,8 @@ fn hosts() -> (Host, Host, NfsFh3) {
     (a, b, file)
 }
 
-#[test]
-fn locks_of_two_hosts_conflict_and_test_returns_the_holder() {
+#[simnet::test]
+async fn locks_of_two_hosts_conflict_and_test_returns_the_holder() {
     let (a, b, file) = hosts();
     assert_eq!(a.lock(a.args(a.of(&file, 7, 10, 10), true)), Nlm4Stats::Granted);
     assert_eq!(b.lock(b.args(b.of(&file, 7, 0, 0), false)), Nlm4Stats::Denied);
@@ -88,8 +90,8 @@ fn locks_of_two_hosts_conflict_and_test_returns_the_holder() {
     assert_eq!(b.lock(b.args(b.of(&file, 7, 14, 2), true)), Nlm4Stats::Denied);
 }
 
-#[test]
-fn objects_that_cannot_be_locked_have_distinct_errors() {
+#[simnet::test]
+async fn objects_that_cannot_be_locked_have_distinct_errors() {
     let (a, _, file) = hosts();
     let root = a.rig.root();
     assert_eq!(a.lock(a.args(a.of(&root, 1, 0, 0), false)), Nlm4Stats::Failed, "a directory");
@@ -113,8 +115,8 @@ fn objects_that_cannot_be_locked_have_distinct_errors() {
     );
 }
 
-#[test]
-fn test_by_a_caller_without_rights_fails() {
+#[simnet::test]
+async fn test_by_a_caller_without_rights_fails() {
     let (a, _, file) = hosts();
     assert_eq!(a.lock(a.args(a.of(&file, 1, 0, 0), true)), Nlm4Stats::Granted);
     a.rig.set_mode(&file, 0o600);
@@ -126,8 +128,8 @@ fn test_by_a_caller_without_rights_fails() {
     assert_eq!(a.test(a.of(&file, 2, 0, 1), false), TestReply::Denied(holder));
 }
 
-#[test]
-fn holder_name_longer_than_a_netobj_is_truncated() {
+#[simnet::test]
+async fn holder_name_longer_than_a_netobj_is_truncated() {
     let server = server();
     let mut holder = Client4::new(&server, "venus", 1);
     let (open_stateid, handle) = holder.open("/m", "f", Open::default()).unwrap();
@@ -145,8 +147,8 @@ fn holder_name_longer_than_a_netobj_is_truncated() {
     assert_eq!(named.oh.len(), NETOBJ_MAX);
 }
 
-#[test]
-fn request_waits_until_it_is_cancelled_and_deadlock_is_refused() {
+#[simnet::test]
+async fn request_waits_until_it_is_cancelled_and_deadlock_is_refused() {
     let (a, b, file) = hosts();
     let other = a.rig.file(&a.rig.root(), "g", b"data");
     let block =
@@ -174,8 +176,8 @@ fn request_waits_until_it_is_cancelled_and_deadlock_is_refused() {
     assert_eq!(a.lock(a.args(a.of(&file, 2, 0, 0), true)), Nlm4Stats::Granted);
 }
 
-#[test]
-fn shares_deny_access_to_others() {
+#[simnet::test]
+async fn shares_deny_access_to_others() {
     let (a, b, file) = hosts();
     let share = |host: &Host, procedure, mode, access| {
         let (caller_name, fh) = (host.name.into(), file.0.clone().into());
@@ -190,8 +192,8 @@ fn shares_deny_access_to_others() {
     assert_eq!(share(&b, NlmProc4::Share, Mode::DenyNone, Access::ReadWrite), Nlm4Stats::Granted);
 }
 
-#[test]
-fn restart_or_free_all_releases_the_locks_of_a_host() {
+#[simnet::test]
+async fn restart_or_free_all_releases_the_locks_of_a_host() {
     let (a, b, file) = hosts();
     let lock = |host: &Host, svid| host.lock(host.args(host.of(&file, svid, 0, 0), true));
     let notify = |host: &Host, name: &str, state| {
@@ -210,8 +212,8 @@ fn restart_or_free_all_releases_the_locks_of_a_host() {
     assert_eq!(lock(&b, 1), Nlm4Stats::Denied, "the repeated notice must not release new locks");
 }
 
-#[test]
-fn only_programs_of_this_host_can_monitor_others() {
+#[simnet::test]
+async fn only_programs_of_this_host_can_monitor_others() {
     let server = server();
     let (far, near) = (Host::new(&server, "192.0.2.1:700", "venus"), Host::new(&server, "127.0.0.1:700", "here"));
     let my_id = nsm::MyId { my_name: "here".into(), my_prog: 100_021, my_vers: 3, my_proc: 16 };
@@ -232,50 +234,41 @@ fn only_programs_of_this_host_can_monitor_others() {
     assert_eq!(now(), state + 2);
 }
 
-#[test]
-fn only_holders_of_locks_can_reclaim_after_a_restart() {
-    let (dir, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let long = Duration::from_secs(3600);
-    let root_of = |rig: &Rig| rig.root_of(dir.path().to_str().unwrap());
-    let me = rustix::process::geteuid().as_raw();
-    let host = |server: &NfsServer, peer, name| {
-        let mut host = Host::new(server, peer, name);
-        host.rig.caller = user(me, me);
-        host
-    };
+#[simnet::test]
+async fn only_holders_of_locks_can_reclaim_after_a_restart() {
+    let (machine, long) = (Machine::new(), Duration::from_secs(3600));
     let file = {
-        let server = serve(dir.path(), state.path(), long);
-        let a = host(&server, "192.0.2.1:700", "venus");
-        let file = a.rig.file(&root_of(&a.rig), "f", b"data");
+        let server = machine.start(long);
+        let a = Host::new(&server, "192.0.2.1:700", "venus");
+        let file = a.rig.file(&a.rig.root(), "f", b"data");
         assert_eq!(a.lock(a.args(a.of(&file, 1, 0, 0), true)), Nlm4Stats::Granted, "no host had locks before");
-        let m = host(&server, "192.0.2.3:700", "pluto");
+        let m = Host::new(&server, "192.0.2.3:700", "pluto");
         assert_eq!(
-            m.nlm::<Res>(NlmProc4::NmLock, m.args(m.of(&m.rig.file(&root_of(&m.rig), "g", b""), 1, 0, 0), true)).status,
+            m.nlm::<Res>(NlmProc4::NmLock, m.args(m.of(&m.rig.file(&m.rig.root(), "g", b""), 1, 0, 0), true)).status,
             Nlm4Stats::Granted
         );
         file
     };
     {
-        let server = serve(dir.path(), state.path(), long);
-        let (a, b) = (host(&server, "192.0.2.1:800", "venus"), host(&server, "192.0.2.2:700", "mars"));
+        let server = machine.start(long);
+        let (a, b) = (Host::new(&server, "192.0.2.1:800", "venus"), Host::new(&server, "192.0.2.2:700", "mars"));
         let reclaim = |host: &Host| host.lock(LockArgs { reclaim: true, ..host.args(host.of(&file, 1, 0, 0), true) });
         assert_eq!(b.lock(b.args(b.of(&file, 1, 0, 0), true)), Nlm4Stats::DeniedGracePeriod);
         assert_eq!(b.test(b.of(&file, 1, 0, 0), true), TestReply::DeniedGracePeriod);
         assert_eq!(reclaim(&b), Nlm4Stats::Denied, "the host held no lock");
-        let m = host(&server, "192.0.2.3:700", "pluto");
+        let m = Host::new(&server, "192.0.2.3:700", "pluto");
         assert_eq!(reclaim(&m), Nlm4Stats::Denied, "the host used NM_LOCK");
         assert_eq!(reclaim(&a), Nlm4Stats::Granted);
         assert_eq!(a.unlock(a.of(&file, 1, 5, 1)), Nlm4Stats::Granted, "a host can unlock in the grace period");
     }
     // The host stays in the recovery database until its claims end.
-    let server = serve(dir.path(), state.path(), Duration::ZERO);
-    let (a, b) = (host(&server, "192.0.2.1:800", "venus"), host(&server, "192.0.2.2:700", "mars"));
+    let server = machine.start(Duration::ZERO);
+    let (a, b) = (Host::new(&server, "192.0.2.1:800", "venus"), Host::new(&server, "192.0.2.2:700", "mars"));
     let lock = || b.lock(b.args(b.of(&file, 1, 0, 0), true));
     assert_eq!(lock(), Nlm4Stats::DeniedGracePeriod, "the grace period lasts until it is ended");
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.spawn(server.upkeep());
+    let _background = background_work(&server);
     while lock() == Nlm4Stats::DeniedGracePeriod {
-        runtime.block_on(async { tokio::time::sleep(Duration::from_millis(1)).await });
+        tokio::time::sleep(Duration::from_millis(1)).await;
     }
     assert_eq!(lock(), Nlm4Stats::Granted);
     assert_eq!(a.lock(LockArgs { reclaim: true, ..a.args(a.of(&file, 1, 0, 0), true) }), Nlm4Stats::DeniedGracePeriod);

@@ -33,8 +33,8 @@ fn assert_wcc(wcc: &WccData, before: &Fattr3, after: &Fattr3) {
     assert!(after.mtime > before.mtime);
 }
 
-#[test]
-fn created_file_has_the_requested_attributes() {
+#[simnet::test]
+async fn created_file_has_the_requested_attributes() {
     let rig = Rig::new();
     let root = rig.root();
     let before = rig.attr(&root);
@@ -54,8 +54,8 @@ fn created_file_has_the_requested_attributes() {
     assert_eq!((opened.obj.unwrap(), opened.obj_attributes.unwrap().size), (file, 0));
 }
 
-#[test]
-fn exclusive_creation_distinguishes_a_retransmission_from_another_client() {
+#[simnet::test]
+async fn exclusive_creation_distinguishes_a_retransmission_from_another_client() {
     let rig = Rig::new();
     let root = rig.root();
     let make = |verifier: &[u8; 8]| create(&rig, &root, "x", CreateHow3::Exclusive(*verifier));
@@ -73,8 +73,8 @@ fn exclusive_creation_distinguishes_a_retransmission_from_another_client() {
     assert_eq!(on_plain.into_result().unwrap_err().0, Nfsstat3::Exist);
 }
 
-#[test]
-fn special_names_and_types_are_refused_with_the_rfcs_status() {
+#[simnet::test]
+async fn special_names_and_types_are_refused_with_the_rfcs_status() {
     let rig = Rig::new();
     let root = rig.root();
     rig.file(&root, "f", b"");
@@ -107,8 +107,8 @@ fn special_names_and_types_are_refused_with_the_rfcs_status() {
     }
 }
 
-#[test]
-fn nodes_keep_their_type_and_device_number() {
+#[simnet::test]
+async fn nodes_keep_their_type_and_device_number() {
     let rig = Rig::new();
     let root = rig.root();
     let set = Sattr3 { mode: Some(0o640), ..Default::default() };
@@ -129,8 +129,8 @@ fn nodes_keep_their_type_and_device_number() {
     }
 }
 
-#[test]
-fn remove_removes_the_name_and_reports_the_directory() {
+#[simnet::test]
+async fn remove_removes_the_name_and_reports_the_directory() {
     let rig = Rig::new();
     let root = rig.root();
     let (file, dir) = (rig.file(&root, "f", b"x"), rig.dir(&root, "d"));
@@ -149,8 +149,8 @@ fn remove_removes_the_name_and_reports_the_directory() {
     assert_eq!(rig.call::<GetAttr>(GetAttrArgs { object: file }), GetAttrRes::Fail(Nfsstat3::Stale, ()));
 }
 
-#[test]
-fn rename_replaces_only_compatible_objects() {
+#[simnet::test]
+async fn rename_replaces_only_compatible_objects() {
     let rig = Rig::new();
     let root = rig.root();
     let (a, b) = (rig.dir(&root, "a"), rig.dir(&root, "b"));
@@ -177,8 +177,8 @@ fn rename_replaces_only_compatible_objects() {
     assert_eq!(handle(&rig, &a, ".."), Ok(b), "its parent must be the new directory");
 }
 
-#[test]
-fn links_are_additional_names_of_one_object() {
+#[simnet::test]
+async fn links_are_additional_names_of_one_object() {
     let rig = Rig::new();
     let root = rig.root();
     let file = rig.file(&root, "f", b"x");
@@ -201,8 +201,8 @@ fn links_are_additional_names_of_one_object() {
     assert_eq!(rig.attr(&file).nlink, 1);
 }
 
-#[test]
-fn directories_without_write_permission_cannot_be_changed() {
+#[simnet::test]
+async fn directories_without_write_permission_cannot_be_changed() {
     let rig = Rig::new();
     let root = rig.root();
     rig.file(&root, "f", b"");

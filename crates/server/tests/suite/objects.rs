@@ -7,8 +7,8 @@ fn lookup(rig: &Rig, dir: &NfsFh3, name: &str) -> LookupRes {
     rig.call::<Lookup>(LookupArgs { what: name_in(dir, name) })
 }
 
-#[test]
-fn attributes_are_those_of_the_file() {
+#[simnet::test]
+async fn attributes_are_those_of_the_file() {
     let rig = Rig::new();
     let root = rig.root();
     let file = rig.file(&root, "f", b"hello");
@@ -19,8 +19,8 @@ fn attributes_are_those_of_the_file() {
     assert_ne!(dir.fileid, attr.fileid);
 }
 
-#[test]
-fn two_exports_are_two_file_systems() {
+#[simnet::test]
+async fn two_exports_are_two_file_systems() {
     let mut exports = server::Exports::new();
     let vfs = memory();
     for name in ["/m", "/n"] {
@@ -39,8 +39,8 @@ fn two_exports_are_two_file_systems() {
     assert_eq!(rig.call::<Link>(args).into_result().unwrap_err().0, Nfsstat3::XDev);
 }
 
-#[test]
-fn setattr_sets_all_given_attributes_and_reports_the_change() {
+#[simnet::test]
+async fn setattr_sets_all_given_attributes_and_reports_the_change() {
     let rig = Rig::new();
     let file = rig.file(&rig.root(), "f", b"hello");
     let before = rig.attr(&file);
@@ -70,8 +70,8 @@ fn setattr_sets_all_given_attributes_and_reports_the_change() {
     assert_eq!(rig.attr(&file), after);
 }
 
-#[test]
-fn lookup_finds_names_and_never_leaves_the_export() {
+#[simnet::test]
+async fn lookup_finds_names_and_never_leaves_the_export() {
     let rig = Rig::new();
     let root = rig.root();
     let sub = rig.dir(&root, "sub");
@@ -95,8 +95,8 @@ fn lookup_finds_names_and_never_leaves_the_export() {
     assert_eq!(fails(&file, "f"), (Nfsstat3::NotDir, Some(rig.attr(&file))));
 }
 
-#[test]
-fn foreign_handles_are_rejected_by_every_procedure() {
+#[simnet::test]
+async fn foreign_handles_are_rejected_by_every_procedure() {
     let rig = Rig::new();
     let root = rig.root();
     let foreign = Rig::new().root();
@@ -126,8 +126,8 @@ fn foreign_handles_are_rejected_by_every_procedure() {
     assert_eq!(rig.call::<GetAttr>(GetAttrArgs { object: file }), GetAttrRes::Fail(Nfsstat3::Stale, ()));
 }
 
-#[test]
-fn access_grants_what_mode_and_kind_allow() {
+#[simnet::test]
+async fn access_grants_what_mode_and_kind_allow() {
     let rig = Rig::new();
     let root = rig.root();
     let file = rig.file(&root, "f", b"");
@@ -147,8 +147,8 @@ fn access_grants_what_mode_and_kind_allow() {
     assert_eq!(access(&rig, &root, ACCESS3_LOOKUP), ACCESS3_LOOKUP, "only requested rights may be granted");
 }
 
-#[test]
-fn readlink_works_only_on_links() {
+#[simnet::test]
+async fn readlink_works_only_on_links() {
     let rig = Rig::new();
     let root = rig.root();
     let text = bytes::Bytes::from_static(b"../else/where");
@@ -165,8 +165,8 @@ fn readlink_works_only_on_links() {
     assert_eq!((status, attr), (Nfsstat3::Inval, Some(rig.attr(&root))));
 }
 
-#[test]
-fn fsinfo_and_pathconf_report_correct_limits() {
+#[simnet::test]
+async fn fsinfo_and_pathconf_report_correct_limits() {
     let rig = Rig::new();
     let root = rig.root();
     let info = rig.call::<FsInfo>(FsInfoArgs { fsroot: root.clone() }).into_result().unwrap();

@@ -1,15 +1,18 @@
 //! The server behind a TCP connection.
 
-use std::{future::poll_fn, sync::Arc, time::Duration};
+use std::{future::poll_fn, sync::Arc};
 
+use crate::common::remote::network;
 use crate::common::*;
 use buf::{Buffer, Pool};
 use nfs::{
     mount::{Dirpath, MountProc3, MountRes},
     v3::*,
 };
-use rpc::{CallHeader, Identity, OpaqueAuth, ReplyPlan, TcpKind, Transport, TransportKind, Workers, Xid};
-use server::{Export, ExportId, HandleKey, NfsServer};
+use rpc::{CallHeader, OpaqueAuth, ReplyPlan, TcpKind, TcpOptions, Transport, TransportKind, Xid};
+use server::{Export, ExportId, ExportOptions, Sec};
+use testkit::process;
+use tokio::task::JoinSet;
 use xdr::{Decode, Decoder, Encode, Encoder};
 
 /// A caller without credentials.
@@ -28,8 +31,7 @@ impl Caller {
         args.encode(&mut call);
         let payload_max = sink.as_ref().map_or(0, |sink| sink.len());
         let plan = ReplyPlan { inline_max: 4096, payload_max, sink: sink.map(Into::into), locate: None };
-        let reply = tokio::time::timeout(Duration::from_secs(60), self.transport.call(call.finish(), plan));
-        let reply = reply.await.expect("call must be answered").expect("connection must stay open");
+        let reply = self.transport.call(call.finish(), plan).await.expect("connection must stay open");
         let mut decoder = Decoder::new(&reply.message);
         let header: [u32; 6] = std::array::from_fn(|_| decoder.u32().unwrap());
         assert_eq!(header, [xid.0, 1, 0, 0, 0, 0]);
@@ -41,21 +43,21 @@ impl Caller {
     }
 }
 
-#[tokio::test]
+#[simnet::test]
 async fn one_megabyte_is_written_and_read_back() {
-    let export = Export::new("/m", ExportId::unique(), memory(), Default::default()).unwrap();
-    assert_eq!(export.identity(&Identity::None).uid, 65534);
+    let options = ExportOptions { sec: Sec::None.into(), ..Default::default() };
+    let export = Export::new("/m", ExportId::unique(), memory(), options).unwrap();
     let cred = vfs::Cred::root();
     let root = vfs::Caller::blocking(&cred);
     let mode = vfs::SetAttr { mode: Some(0o777), ..Default::default() };
     export.vfs().setattr(&root, export.root(), &mode, None).unwrap();
-    let nfs = NfsServer::new(export, HandleKey::random());
+    let nfs = server_of(export);
     let server = nfs.services().into_iter().fold(rpc::Server::builder(), rpc::ServerBuilder::shared).build();
-    let kind: &dyn TransportKind = &TcpKind::new(Default::default(), Pool::default());
+    let kind: &dyn TransportKind = &TcpKind::simulated(network(), TcpOptions::default(), Pool::default());
     let listener = kind.listen("127.0.0.1:0".parse().unwrap()).unwrap();
     let address = listener.local_addr();
-    let workers = Workers::new(Default::default()).unwrap();
-    workers.listen(server.clone(), listener);
+    let mut tasks = JoinSet::new();
+    tasks.spawn(process::serve(listener, server.clone()));
 
     let transport = kind.connect(address).await.unwrap();
     let driven = transport.clone();
@@ -76,7 +78,6 @@ async fn one_megabyte_is_written_and_read_back() {
 
     caller.transport.close();
     driver.await.unwrap();
-    assert!(workers.drain(Duration::from_secs(60)).await);
 
     let counted = server
         .stats()

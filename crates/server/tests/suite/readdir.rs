@@ -30,8 +30,8 @@ fn text(name: &Filename3) -> String {
     String::from_utf8(name.to_vec()).unwrap()
 }
 
-#[test]
-fn every_count_is_respected_and_lists_every_entry_once() {
+#[simnet::test]
+async fn every_count_is_respected_and_lists_every_entry_once() {
     let rig = Rig::new();
     let (dir, names) = populated(&rig, 20);
     for count in 1..=2000 {
@@ -65,8 +65,8 @@ fn every_count_is_respected_and_lists_every_entry_once() {
     }
 }
 
-#[test]
-fn readdirplus_respects_both_limits() {
+#[simnet::test]
+async fn readdirplus_respects_both_limits() {
     let rig = Rig::new();
     let (dir, names) = populated(&rig, 20);
     let base = |name: &Filename3| 24 + name.len().next_multiple_of(4);
@@ -99,8 +99,8 @@ fn readdirplus_respects_both_limits() {
     }
 }
 
-#[test]
-fn readdirplus_returns_attributes_and_handles_of_entries() {
+#[simnet::test]
+async fn readdirplus_returns_attributes_and_handles_of_entries() {
     let rig = Rig::new();
     let (dir, _) = populated(&rig, 10);
     let ok = plus(&rig, &dir, 0, [0; 8], 1 << 20, 1 << 20).into_result().unwrap();
@@ -114,8 +114,8 @@ fn readdirplus_returns_attributes_and_handles_of_entries() {
     }
 }
 
-#[test]
-fn cookies_survive_changes_and_invalid_ones_are_rejected() {
+#[simnet::test]
+async fn cookies_survive_changes_and_invalid_ones_are_rejected() {
     let rig = Rig::new();
     let (dir, names) = populated(&rig, 30);
     let first = readdir(&rig, &dir, 0, [0; 8], 400).into_result().unwrap();
@@ -136,8 +136,8 @@ fn cookies_survive_changes_and_invalid_ones_are_rejected() {
     assert_eq!(wrong, (Nfsstat3::BadCookie, Some(rig.attr(&dir))));
 }
 
-#[test]
-fn end_of_the_listing_needs_no_space_for_an_entry() {
+#[simnet::test]
+async fn end_of_the_listing_needs_no_space_for_an_entry() {
     let rig = Rig::new();
     let dir = rig.dir(&rig.root(), "d");
     let all = readdir(&rig, &dir, 0, [0; 8], 4096).into_result().unwrap();
@@ -148,8 +148,8 @@ fn end_of_the_listing_needs_no_space_for_an_entry() {
     assert_eq!(short.0, Nfsstat3::TooSmall);
 }
 
-#[test]
-fn only_readable_directories_are_listed() {
+#[simnet::test]
+async fn only_readable_directories_are_listed() {
     let rig = Rig::new();
     let root = rig.root();
     let file = rig.file(&root, "f", b"");
@@ -161,8 +161,8 @@ fn only_readable_directories_are_listed() {
     assert_eq!(plus(&rig.as_user(5, 5), &dir, 0, [0; 8], 4096, 4096).into_result().unwrap_err().0, Nfsstat3::Acces);
 }
 
-#[test]
-fn replies_are_bounded_whatever_the_count() {
+#[simnet::test]
+async fn replies_are_bounded_whatever_the_count() {
     let rig = Rig::new();
     let (dir, _) = populated(&rig, 3000);
     let ok = plus(&rig, &dir, 0, [0; 8], u32::MAX, u32::MAX).into_result().unwrap();

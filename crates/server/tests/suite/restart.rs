@@ -1,4 +1,6 @@
 //! A directory that is served again after a restart. File handles stay valid as long as their key exists.
+//!
+//! The tests do not run in simulations, because they are about directories of the system.
 
 use std::path::Path;
 

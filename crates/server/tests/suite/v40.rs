@@ -1,21 +1,22 @@
 //! NFSv4.0: clients without sessions, and owners with sequence IDs.
 
-use crate::common::v4;
 use std::time::Duration;
 
+use crate::common::machine::Machine;
+use crate::common::v4;
 use crate::common::v4::{Client4, Open, at, putfh, read, write};
 use crate::common::*;
 use nfs::v4::{
     attr::{Attr4, Purpose},
     *,
 };
-use server::{Export, ExportId, ExportOptions, Exports, HandleKey, NfsServer, Squash};
+use server::{Export, ExportId, ExportOptions, Exports, NfsServer, Squash};
 
 fn serving() -> NfsServer {
     let mut exports = Exports::new();
     let options = ExportOptions { squash: Squash::None, ..ExportOptions::default() };
     exports.add(Export::new("/", ExportId::unique(), memory(), options).unwrap()).unwrap();
-    NfsServer::new(exports, HandleKey::random())
+    server_of(exports)
 }
 
 fn set_clientid(name: &str, verifier: u8) -> Argop4 {
@@ -123,8 +124,8 @@ fn opened((status, mut results): (Nfsstat4, Vec<Resop4>)) -> (OpenOk, NfsFh4) {
     (*ok, handle)
 }
 
-#[test]
-fn client_is_confirmed_and_may_change_its_callback_address() {
+#[simnet::test]
+async fn client_is_confirmed_and_may_change_its_callback_address() {
     let server = serving();
     let on = Client4::stranger(&server, 0);
     let first = introduce(&on, "a", 1);
@@ -147,8 +148,8 @@ fn client_is_confirmed_and_may_change_its_callback_address() {
     assert_eq!(renew(&on, again.clientid), Nfsstat4::StaleClientid);
 }
 
-#[test]
-fn open_is_usable_after_its_owner_is_confirmed() {
+#[simnet::test]
+async fn open_is_usable_after_its_owner_is_confirmed() {
     let server = serving();
     let mut client = Client40::new(&server, "a");
     let (ok, handle) = client.open("f");
@@ -165,17 +166,15 @@ fn open_is_usable_after_its_owner_is_confirmed() {
     assert_eq!(second.rflags & OPEN4_RESULT_CONFIRM, 0, "the owner is confirmed once");
 }
 
-#[test]
-fn reclaimed_open_needs_no_confirmation() {
-    let (dir, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let start = || serve(dir.path(), state.path(), Duration::from_secs(3600));
+#[simnet::test]
+async fn reclaimed_open_needs_no_confirmation() {
+    let machine = Machine::new();
     let handle = {
-        let server = start();
-        let mut client = Client40::new(&server, "a");
-        client.dir = dir.path().canonicalize().unwrap().to_str().unwrap().to_owned();
+        let mut client = Client40::new(&machine.start(GRACE), "a");
+        client.dir = "/m".to_owned();
         client.open_first("f").1
     };
-    let server = start();
+    let server = machine.start(GRACE);
     let mut client = Client40::new(&server, "a");
     let open = |client: &mut Client40| {
         let (seqid, owner) = (client.next(), StateOwner4 { clientid: client.id, owner: "owner".into() });
@@ -194,8 +193,8 @@ fn reclaimed_open_needs_no_confirmation() {
     assert_eq!(open(&mut client).stateid.other, ok.stateid.other, "the second reclaim must not close the first");
 }
 
-#[test]
-fn retry_of_an_owner_gets_the_cached_result() {
+#[simnet::test]
+async fn retry_of_an_owner_gets_the_cached_result() {
     let server = serving();
     let mut client = Client40::new(&server, "a");
     client.open_first("f");
@@ -220,8 +219,8 @@ fn retry_of_an_owner_gets_the_cached_result() {
     client.open("h");
 }
 
-#[test]
-fn lock_owners_have_their_own_sequence() {
+#[simnet::test]
+async fn lock_owners_have_their_own_sequence() {
     let server = serving();
     let (mut one, mut two) = (Client40::new(&server, "a"), Client40::new(&server, "b"));
     let (open, handle) = one.open_first("f");
@@ -255,8 +254,8 @@ fn lock_owners_have_their_own_sequence() {
     assert_eq!(one.status(unlock(43, again.unwrap())), Nfsstat4::BadStateid);
 }
 
-#[test]
-fn restarted_client_loses_its_state() {
+#[simnet::test]
+async fn restarted_client_loses_its_state() {
     let server = serving();
     let (mut one, mut two) = (Client40::new(&server, "a"), Client40::new(&server, "b"));
     let (open, handle) = one.open_first("f");
@@ -275,16 +274,16 @@ fn restarted_client_loses_its_state() {
     assert_ne!(exchanged.clientid, two.id);
 }
 
-#[test]
-fn operations_of_a_compound_are_bounded() {
+#[simnet::test]
+async fn operations_of_a_compound_are_bounded() {
     let client = Client40::new(&serving(), "a");
     assert_eq!(client.status(vec![Argop4::PutRootFh; 64]), Nfsstat4::Ok);
     let (status, results) = client.call(vec![Argop4::PutRootFh; 65]);
     assert_eq!((status, results.len()), (Nfsstat4::Resource, 0));
 }
 
-#[test]
-fn only_readable_attributes_of_this_version_are_returned() {
+#[simnet::test]
+async fn only_readable_attributes_of_this_version_are_returned() {
     let client = Client40::new(&serving(), "a");
     let (_, results) = client.call([Argop4::PutRootFh, v4::getattr(&[Attr4::SupportedAttrs])]);
     let Some(Resop4::GetAttr(Res4::Ok(fattr))) = results.last() else { panic!("{results:?}") };
@@ -300,8 +299,8 @@ fn only_readable_attributes_of_this_version_are_returned() {
     assert_eq!(client.status([Argop4::PutRootFh, Argop4::RestoreFh]), Nfsstat4::RestoreFh);
 }
 
-#[test]
-fn client_with_state_keeps_its_name() {
+#[simnet::test]
+async fn client_with_state_keeps_its_name() {
     let server = serving();
     let mut one = Client40::new(&server, "a");
     one.open_first("f");
@@ -316,8 +315,8 @@ fn client_with_state_keeps_its_name() {
     assert_eq!(renew(&one.on, one.id), Nfsstat4::Ok);
 }
 
-#[test]
-fn stateids_of_another_server_start_are_stale() {
+#[simnet::test]
+async fn stateids_of_another_server_start_are_stale() {
     let (server, other) = (serving(), serving());
     let (mut here, mut there) = (Client40::new(&server, "a"), Client40::new(&other, "a"));
     let (_, handle) = here.open_first("f");
@@ -331,3 +330,5 @@ fn stateids_of_another_server_start_are_stale() {
     assert_eq!(here.status([sequence]), Nfsstat4::OpIllegal, "the operation belongs to a later version");
     assert_eq!(here.status(at("f")), Nfsstat4::Ok);
 }
+
+const GRACE: Duration = Duration::from_secs(3600);

@@ -12,15 +12,15 @@ use nfs::v4::{
     compound::{CompoundArgs, CompoundRes},
     *,
 };
-use rpc::{Client, ClientOptions, ReplyPlan, Server, TcpKind, TransportKind, WorkerOptions, Workers, rpcbind};
-use testkit::port::Port;
+use rpc::{Client, ClientOptions, ReplyPlan, rpcbind};
+use testkit::process;
+use tokio::task::JoinSet;
 
 /// A client of 4.0 with a callback listener and one open-owner.
 struct Client40 {
     rpc: Client,
     back: Arc<Back>,
-    listening: Option<Workers>,
-    _port: Port,
+    listening: JoinSet<()>,
     id: Clientid4,
     seqid: u32,
 }
@@ -28,20 +28,17 @@ struct Client40 {
 const IDENT: u32 = 77;
 
 impl Client40 {
-    /// Creates a client that announces the callback address `host` and listens at 127.0.0.1.
+    /// Creates a client whose callback address is a port of `host`. It calls from 127.0.0.1.
     async fn new(served: &Served, name: &str, host: &str) -> Self {
         let back = Arc::new(Back::default());
-        let workers = Workers::new(WorkerOptions { threads: 1, ..WorkerOptions::default() }).unwrap();
-        let port = Port::take();
-        let listener = TcpKind::default().listen(port.address()).unwrap();
-        let announced = SocketAddr::new(host.parse().unwrap(), port.number());
-        workers.listen(Server::builder().shared(back.clone()).build(), listener);
+        let any = SocketAddr::new(host.parse().unwrap(), 0);
+        let (announced, listening) = process::process(&*served.kind, any, vec![back.clone()]);
         let options = ClientOptions {
             credential: rpc::Credential::Sys(auth_sys(0, 0)),
             ..ClientOptions::new(nfs::NFS_PROGRAM, VERSION)
         };
         let rpc = Client::connect(served.kind.clone(), served.address, options).await.unwrap();
-        let mut client = Self { rpc, back, listening: Some(workers), _port: port, id: Clientid4(0), seqid: 0 };
+        let mut client = Self { rpc, back, listening, id: Clientid4(0), seqid: 0 };
         let introduce = Argop4::SetClientId(Box::new(SetClientIdArgs {
             client: NfsClientId4 { verifier: [1; 8], id: name.into() },
             callback: CbClient4 {
@@ -126,11 +123,11 @@ impl Client40 {
 
 async fn serve() -> Served {
     let served = Served::with_background_work().await;
-    served.nfs.call_back_by(Arc::new(TcpKind::default()));
+    served.nfs.call_back_by(served.kind.clone());
     served
 }
 
-#[tokio::test]
+#[simnet::test]
 async fn delegation_is_recalled_at_the_callback_address() {
     let served = serve().await;
     let (mut a, mut b) = (Client40::new(&served, "a", "127.0.0.1").await, served.client("b").await);
@@ -157,13 +154,13 @@ async fn delegation_is_recalled_at_the_callback_address() {
     assert_eq!(a.call([Argop4::DelegPurge(ClientIdArgs { clientid: a.id })]).await.0, Nfsstat4::NotSupp);
 }
 
-#[tokio::test]
+#[simnet::test]
 async fn renew_reports_a_lost_callback_path() {
     let served = serve().await;
     let (mut a, mut b) = (Client40::new(&served, "a", "127.0.0.1").await, served.client("b").await);
     a.introduce_owner().await;
     a.delegated("f").await;
-    a.listening.take().unwrap().drain(Duration::ZERO).await;
+    a.listening.shutdown().await;
     assert_eq!(a.renew().await, Nfsstat4::Ok, "no callback was tried yet");
     assert_eq!(b.open("f", OPEN4_SHARE_ACCESS_BOTH).await.unwrap_err(), Nfsstat4::Delay);
     while a.renew().await != Nfsstat4::CbPathDown {
@@ -173,7 +170,7 @@ async fn renew_reports_a_lost_callback_path() {
     assert_eq!(opened.delegation, OpenDelegation4::None);
 }
 
-#[tokio::test]
+#[simnet::test]
 async fn callback_address_of_another_host_is_not_used() {
     let served = serve().await;
     let mut a = Client40::new(&served, "a", "127.0.0.2").await;
@@ -185,5 +182,6 @@ async fn callback_address_of_another_host_is_not_used() {
         let (opened, handle) = a.open("f", OPEN4_SHARE_ACCESS_READ, None).await;
         assert_eq!(opened.delegation, OpenDelegation4::None, "b was probed, and a must not be probed");
         a.close(&handle, opened.stateid).await;
+        tokio::time::sleep(Duration::from_secs(10)).await;
     }
 }

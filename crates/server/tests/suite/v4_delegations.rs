@@ -1,46 +1,40 @@
 //! Delegations and restarts of version 4: a client over TCP that is called back, and the results of other clients in
 //! the meantime.
 
-use crate::common::remote;
-use std::{sync::Arc, task::Poll, time::Duration};
+use std::{sync::atomic::Ordering::SeqCst, task::Poll, time::Duration};
 
-use crate::common::remote::Served;
+use crate::common::machine::{Machine, background_work};
+use crate::common::remote::{self, Served};
 use crate::common::v4::*;
 use crate::common::*;
 use nfs::{
     nlm::{Lock, LockArgs, Nlm4Stats, NlmProc4, Res},
     v3::{Nfsstat3, Read, ReadArgs},
-    v4::{attr::Attr4, *},
+    v4::{
+        attr::Attr4,
+        callback::{CbOpnum4, ReferringCall4, ReferringCallList4},
+        *,
+    },
 };
-use rpc::Identity;
 use server::NfsServer;
-use tempfile::TempDir;
 use testkit::deferred::{Deferred, Pace};
-use tokio::runtime::Runtime;
-use xdr::Message;
+use tokio::time::sleep;
+use xdr::{Array, Message};
 
-/// Reads by version 3, on a separate thread.
-async fn read_by_v3(rig: &Rig, handle: &NfsFh4) -> Nfsstat3 {
-    let (rig, file) = (rig.clone(), handle.0.clone());
-    let args = move || ReadArgs { file: file.clone().into(), offset: 0, count: 10 };
-    let read = move || rig.call::<Read>(args()).into_result().map_or_else(|(status, _)| status, |_| Nfsstat3::Ok);
-    tokio::task::spawn_blocking(read).await.unwrap()
+fn read_by_v3(rig: &Rig, handle: &NfsFh4) -> Nfsstat3 {
+    let args = ReadArgs { file: handle.0.clone().into(), offset: 0, count: 10 };
+    rig.call::<Read>(args).into_result().map_or_else(|(status, _)| status, |_| Nfsstat3::Ok)
 }
 
-async fn lock_by_nlm(rig: &Rig, nfs: &NfsServer, handle: &NfsFh4) -> Nlm4Stats {
-    let (rig, nlm, fh) = (rig.clone(), Arc::new(nfs.nlm4()), handle.0.clone());
-    let ask = move || {
-        let lock = Lock { caller_name: "mars".into(), fh: fh.into(), oh: "oh".into(), svid: 1, offset: 0, len: 0 };
-        let (cookie, exclusive) = ("c".into(), true);
-        let args = LockArgs { cookie, block: false, exclusive, lock, reclaim: false, state: 1 };
-        let reply =
-            rig.raw(&*nlm, NlmProc4::NmLock as u32, &Message::encode(&args)).expect("the call must be accepted");
-        results::<Res>(&reply).status
-    };
-    tokio::task::spawn_blocking(ask).await.unwrap()
+fn lock_by_nlm(rig: &Rig, nfs: &NfsServer, handle: &NfsFh4) -> Nlm4Stats {
+    let fh = handle.0.clone().into();
+    let lock = Lock { caller_name: "mars".into(), fh, oh: "oh".into(), svid: 1, offset: 0, len: 0 };
+    let args = LockArgs { cookie: "c".into(), block: false, exclusive: true, lock, reclaim: false, state: 1 };
+    let reply = rig.raw(&nfs.nlm4(), NlmProc4::NmLock as u32, &Message::encode(&args));
+    results::<Res>(&reply.expect("the call must be accepted")).status
 }
 
-#[tokio::test]
+#[simnet::test]
 async fn delegation_is_recalled_for_clients_of_any_protocol() {
     let served = Served::new();
     let rig = Rig::calling(&served.nfs);
@@ -48,16 +42,10 @@ async fn delegation_is_recalled_for_clients_of_any_protocol() {
     let (stateid, delegation, handle) = a.open("f", OPEN4_SHARE_ACCESS_BOTH).await.unwrap();
     assert_eq!(delegation, OpenDelegation4::None, "no background work could recall it");
     a.call([putfh(&handle), close(stateid)]).await;
-    tokio::spawn(served.nfs.upkeep());
+    let served = served.run_background_work().await;
     let mut b = served.client("b").await;
     // Another client of version 4 conflicts.
-    let (open, delegation) = loop {
-        let (stateid, delegation, _) = a.open("f", OPEN4_SHARE_ACCESS_BOTH).await.unwrap();
-        if let OpenDelegation4::Write(write) = delegation {
-            break (stateid, write.stateid);
-        }
-        tokio::task::yield_now().await; // the background work has not begun yet
-    };
+    let (open, delegation, _) = a.delegated("f").await;
     assert_eq!(b.open("f", OPEN4_SHARE_ACCESS_READ).await.unwrap_err(), Nfsstat4::Delay);
     //= rfc8881-18.16.4-12
     assert_eq!(a.recalled().await, (delegation, handle.clone()));
@@ -88,16 +76,16 @@ async fn delegation_is_recalled_for_clients_of_any_protocol() {
 
     // A client of version 3 conflicts, without an open.
     let (_, stateid, handle) = a.delegated("g").await;
-    assert_eq!(read_by_v3(&rig, &handle).await, Nfsstat3::Jukebox);
+    assert_eq!(read_by_v3(&rig, &handle), Nfsstat3::Jukebox);
     assert_eq!(a.recalled().await, (stateid, handle.clone()));
     assert_eq!(a.return_delegation(&handle, stateid).await, Nfsstat4::Ok);
-    assert_eq!(read_by_v3(&rig, &handle).await, Nfsstat3::Ok);
+    assert_eq!(read_by_v3(&rig, &handle), Nfsstat3::Ok);
     // A lock by NLM conflicts, because a delegation holder locks locally.
     let (open, stateid, handle) = a.delegated("l").await;
-    assert_eq!(lock_by_nlm(&rig, &served.nfs, &handle).await, Nlm4Stats::DeniedGracePeriod);
+    assert_eq!(lock_by_nlm(&rig, &served.nfs, &handle), Nlm4Stats::DeniedGracePeriod);
     assert_eq!(a.recalled().await, (stateid, handle.clone()));
     assert_eq!(a.return_delegation(&handle, stateid).await, Nfsstat4::Ok);
-    assert_eq!(lock_by_nlm(&rig, &served.nfs, &handle).await, Nlm4Stats::Granted);
+    assert_eq!(lock_by_nlm(&rig, &served.nfs, &handle), Nlm4Stats::Granted);
     a.call([putfh(&handle), close(open)]).await;
     // Removing the file's name conflicts, and so does reading its size.
     let (_, stateid, handle) = a.delegated("h").await;
@@ -118,7 +106,7 @@ async fn delegation_is_recalled_for_clients_of_any_protocol() {
 }
 
 /// A change is in progress until its pending operation has completed.
-#[tokio::test]
+#[simnet::test]
 async fn no_delegation_is_granted_while_a_change_is_pending() {
     let fs = Deferred::new(plain_memory(), Pace::Manual);
     fs.0.hold(false);
@@ -144,7 +132,7 @@ async fn no_delegation_is_granted_while_a_change_is_pending() {
 }
 
 /// Every change of a file with a read delegation fails with DELAY until the delegation is returned.
-#[tokio::test]
+#[simnet::test]
 async fn each_change_of_a_file_recalls_its_delegations() {
     let served = Served::with_background_work().await;
     let mut a = served.client("a").await;
@@ -195,153 +183,168 @@ async fn each_change_of_a_file_recalls_its_delegations() {
     }
 }
 
-/// Returns a client of the previous server start, with a new session.
-fn returning_client(server: &NfsServer, name: &str, caller: &Identity) -> Client4 {
-    let mut client = Client4::stranger(server, 1);
-    client.caller = caller.clone();
-    let Resop4::ExchangeId(Res4::Ok(exchanged)) = client.alone(exchange_id(name)) else { panic!("EXCHANGE_ID") };
-    let create = create_session(exchanged.clientid, exchanged.sequenceid, channel());
-    let Resop4::CreateSession(Res4::Ok(created)) = client.alone(create) else { panic!("CREATE_SESSION") };
-    (client.client, client.session) = (exchanged.clientid, created.sessionid);
-    client
-}
-
-/// A server that is restarted several times, and the identity of its caller.
-struct Restarts {
-    dir: TempDir,
-    state: TempDir,
-    path: String,
-    me: Identity,
-}
-
-impl Restarts {
-    fn new() -> Self {
-        let (dir, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let path = dir.path().canonicalize().unwrap().to_str().unwrap().to_owned();
-        let me = rustix::process::geteuid().as_raw();
-        Self { dir, state, path, me: user(me, me) }
-    }
-
-    fn next(&self, grace: Duration) -> NfsServer {
-        serve(self.dir.path(), self.state.path(), grace)
-    }
-
-    /// Starts a server in which client `a` opens a file exclusively, and client `idle` opens none.
-    fn opened(&self) -> NfsFh4 {
-        let server = self.next(LONG);
-        let mut a = returning_client(&server, "a", &self.me);
-        a.ok([COMPLETE]);
-        let (_, handle) = a.open(&self.path, "f", alone()).unwrap();
-        // This client has nothing to reclaim.
-        returning_client(&server, "idle", &self.me).ok([COMPLETE]);
-        handle
-    }
+/// Returns a machine whose server has been stopped, and a file of it that client `a` has open exclusively. Client `idle` has
+/// nothing open.
+fn with_an_open() -> (Machine, NfsFh4) {
+    let machine = Machine::new();
+    let server = machine.start(LONG);
+    let mut a = Client4::returning(&server, "a");
+    a.ok([COMPLETE]);
+    let (_, handle) = a.open("/m", "f", alone()).unwrap();
+    // This client has nothing to reclaim.
+    Client4::returning(&server, "idle").ok([COMPLETE]);
+    (machine, handle)
 }
 
 fn alone() -> Open {
     Open { deny: OPEN4_SHARE_DENY_BOTH, ..Open::default() }
 }
 
-fn runtime() -> Runtime {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
-}
-
 /// Returns the first answer other than GRACE.
-fn after_grace<T>(runtime: &Runtime, mut ask: impl FnMut() -> Result<T, Nfsstat4>) -> Result<T, Nfsstat4> {
+async fn after_grace<T>(mut ask: impl FnMut() -> Result<T, Nfsstat4>) -> Result<T, Nfsstat4> {
     loop {
         match ask() {
-            Err(Nfsstat4::Grace) => runtime.block_on(async { tokio::time::sleep(Duration::from_millis(20)).await }),
+            Err(Nfsstat4::Grace) => sleep(Duration::from_millis(100)).await,
             answer => return answer,
         }
     }
 }
 
-const LONG: Duration = Duration::from_secs(3600);
+/// Longer than any simulation.
+const LONG: Duration = Duration::from_secs(48 * 3600);
 const COMPLETE: Argop4 = Argop4::ReclaimComplete(ReclaimCompleteArgs { one_fs: false });
 
-fn reclaim(handle: &NfsFh4) -> [Argop4; 2] {
-    let open = Argop4::Open(Box::new(OpenArgs {
-        seqid: Seqid4(0),
-        share_access: OPEN4_SHARE_ACCESS_BOTH,
-        share_deny: OPEN4_SHARE_DENY_BOTH,
-        owner: StateOwner4 { clientid: Clientid4(0), owner: "owner".into() },
-        openhow: Openflag4::NoCreate,
-        claim: OpenClaim4::Previous(OpenDelegationType4::None),
-    }));
-    [putfh(handle), open]
-}
-
-#[test]
-fn open_is_reclaimed_after_a_restart_and_grace_ends_after_all_reclaims() {
-    let restarts = Restarts::new();
-    let (handle, server) = (restarts.opened(), restarts.next(LONG));
-    let (mut b, mut idle) =
-        (returning_client(&server, "b", &restarts.me), returning_client(&server, "idle", &restarts.me));
+#[simnet::test]
+async fn open_is_reclaimed_after_a_restart_and_grace_ends_after_all_reclaims() {
+    let (machine, handle) = with_an_open();
+    let server = machine.start(LONG);
+    let (mut b, mut idle) = (Client4::returning(&server, "b"), Client4::returning(&server, "idle"));
     for other in [&mut b, &mut idle] {
-        assert_eq!(other.status(reclaim(&handle)), Nfsstat4::ReclaimBad, "it held no state");
+        assert_eq!(other.status(reclaim(&handle, alone())), Nfsstat4::ReclaimBad, "it held no state");
         other.ok([COMPLETE]);
         let wanted = Open { create: false, ..Open::default() };
-        assert_eq!(other.open(&restarts.path, "f", wanted).unwrap_err(), Nfsstat4::Grace);
+        assert_eq!(other.open("/m", "f", wanted).unwrap_err(), Nfsstat4::Grace);
     }
-    let mut a = returning_client(&server, "a", &restarts.me);
-    a.ok(reclaim(&handle));
-    let runtime = runtime();
-    runtime.spawn(server.upkeep());
-    runtime.block_on(async { tokio::time::sleep(Duration::from_millis(10)).await });
+    let mut a = Client4::returning(&server, "a");
+    a.ok(reclaim(&handle, alone()));
+    let _background = background_work(&server);
+    // All leases last.
+    sleep(Duration::from_secs(80)).await;
     let wanted = Open { create: false, ..Open::default() };
-    assert_eq!(b.open(&restarts.path, "f", wanted).unwrap_err(), Nfsstat4::Grace, "a has not sent RECLAIM_COMPLETE");
+    assert_eq!(b.open("/m", "f", wanted).unwrap_err(), Nfsstat4::Grace, "a has not sent RECLAIM_COMPLETE");
     a.ok([COMPLETE]);
-    let status = after_grace(&runtime, || b.open(&restarts.path, "f", wanted)).unwrap_err();
+    let status = after_grace(|| b.open("/m", "f", wanted)).await.unwrap_err();
     assert_eq!(status, Nfsstat4::ShareDenied, "the grace period ended early, and a has reclaimed its open");
 }
 
-#[test]
-fn late_client_is_stored_with_its_state() {
-    let restarts = Restarts::new();
-    let handle = restarts.opened();
+#[simnet::test]
+async fn late_client_is_stored_with_its_state() {
+    let (machine, handle) = with_an_open();
     {
-        let server = restarts.next(Duration::from_secs(3));
-        let mut a = returning_client(&server, "a", &restarts.me);
-        a.ok(reclaim(&handle));
-        let runtime = runtime();
-        runtime.spawn(server.upkeep());
-        let mut b = returning_client(&server, "b", &restarts.me);
+        let server = machine.start(Duration::from_secs(3));
+        let mut a = Client4::returning(&server, "a");
+        a.ok(reclaim(&handle, alone()));
+        let _background = background_work(&server);
+        let mut b = Client4::returning(&server, "b");
         b.ok([COMPLETE]);
-        after_grace(&runtime, || b.open(&restarts.path, "g", alone())).unwrap();
+        after_grace(|| b.open("/m", "g", alone())).await.unwrap();
         a.ok([COMPLETE]);
     }
-    let server = restarts.next(LONG);
-    returning_client(&server, "a", &restarts.me).ok(reclaim(&handle));
+    let server = machine.start(LONG);
+    Client4::returning(&server, "a").ok(reclaim(&handle, alone()));
 }
 
-#[test]
-fn late_client_that_did_not_complete_cannot_reclaim_after_the_next_restart() {
-    let restarts = Restarts::new();
-    let handle = restarts.opened();
-    let runtime = runtime();
+#[simnet::test]
+async fn late_client_that_did_not_complete_cannot_reclaim_after_the_next_restart() {
+    let (machine, handle) = with_an_open();
     {
-        let server = restarts.next(Duration::from_secs(3));
-        returning_client(&server, "a", &restarts.me).ok(reclaim(&handle));
-        let upkeep = runtime.spawn(server.upkeep());
-        let mut b = returning_client(&server, "b", &restarts.me);
+        let server = machine.start(Duration::from_secs(3));
+        Client4::returning(&server, "a").ok(reclaim(&handle, alone()));
+        let _background = background_work(&server);
+        let mut b = Client4::returning(&server, "b");
         b.ok([COMPLETE]);
-        after_grace(&runtime, || b.open(&restarts.path, "g", alone())).unwrap();
-        upkeep.abort();
-        let _ = runtime.block_on(upkeep);
+        after_grace(|| b.open("/m", "g", alone())).await.unwrap();
     }
     // The server stops before `a` has sent RECLAIM_COMPLETE. After the next start `b` returns at once.
-    let server = restarts.next(LONG);
-    let mut b = returning_client(&server, "b", &restarts.me);
+    let server = machine.start(LONG);
+    let mut b = Client4::returning(&server, "b");
     b.ok([COMPLETE]);
-    runtime.spawn(server.upkeep());
-    runtime.block_on(async { tokio::time::sleep(Duration::from_secs(2)).await });
+    let _background = background_work(&server);
+    // All leases last.
+    sleep(Duration::from_secs(80)).await;
     assert_eq!(
-        b.open(&restarts.path, "f", alone()).unwrap_err(),
+        b.open("/m", "f", alone()).unwrap_err(),
         Nfsstat4::Grace,
         "a may assume that it still has the file open"
     );
-    let mut a = returning_client(&server, "a", &restarts.me);
-    assert_eq!(a.status(reclaim(&handle)), Nfsstat4::ReclaimBad, "another client could have opened it in the meantime");
+    let mut a = Client4::returning(&server, "a");
+    assert_eq!(
+        a.status(reclaim(&handle, alone())),
+        Nfsstat4::NoGrace,
+        "another client could have opened it in the meantime"
+    );
     a.ok([COMPLETE]);
-    after_grace(&runtime, || b.open(&restarts.path, "f", alone())).unwrap();
+    after_grace(|| b.open("/m", "f", alone())).await.unwrap();
+}
+
+/// A reclaim needs the same permission as a new open.
+#[simnet::test]
+async fn open_cannot_be_reclaimed_by_a_user_without_permission() {
+    let (machine, handle) = with_an_open();
+    let server = machine.start(LONG);
+    let mut a = Client4::returning(&server, "a");
+    a.caller = user(1000, 1000);
+    //= rfc8881-8.4.2.1.1-1
+    assert_eq!(a.status(reclaim(&handle, alone())), Nfsstat4::Access, "the mode is 0644, and root owns the file");
+    a.ok(reclaim(&handle, Open { access: OPEN4_SHARE_ACCESS_READ, ..Open::default() }));
+    a.caller = user(0, 0);
+    let mode = |mode| set(attr::Attrs { mode: Some(mode), owner: Some("1000".into()), ..Default::default() });
+    a.ok([putfh(&handle), mode(0o444)]);
+    a.caller = user(1000, 1000);
+    a.ok(reclaim(&handle, Open { owner: "writer", ..Open::default() }));
+}
+
+/// The reply that grants a delegation and its recall can overtake each other.
+#[simnet::test]
+async fn recall_names_the_open_until_the_client_has_its_reply() {
+    let served = Served::with_background_work().await;
+    let (mut a, mut b) = (served.client("a").await, served.client("b").await);
+    for (name, has_reply) in [("f", false), ("g", true)] {
+        let (_, stateid, handle) = a.delegated(name).await;
+        let call = ReferringCall4 { sequenceid: Sequenceid4(a.sequence), slotid: Slotid4(0) };
+        if has_reply {
+            a.ok([Argop4::PutRootFh]).await;
+        }
+        assert_eq!(b.open(name, OPEN4_SHARE_ACCESS_READ).await.unwrap_err(), Nfsstat4::Delay);
+        let recall = a.back.receive(CbOpnum4::Recall).await;
+        let named = ReferringCallList4 { sessionid: a.session, referring_calls: Array(vec![call]) };
+        let expected = if has_reply { Vec::new() } else { vec![named] };
+        //= rfc8881-2.10.6.3-1
+        assert_eq!(recall.sequence.unwrap().referring_call_lists.0, expected, "{name}");
+        assert_eq!(a.return_delegation(&handle, stateid).await, Nfsstat4::Ok);
+    }
+}
+
+/// A client delays a callback until it has the reply to the referring call.
+#[simnet::test]
+async fn client_that_delays_callbacks_has_a_callback_path() {
+    let served = Served::with_background_work().await;
+    let (mut a, mut b) = (served.client("a").await, served.client("b").await);
+    let (_, stateid, handle) = a.delegated("f").await;
+    a.back.busy.store(true, SeqCst);
+    assert_eq!(b.open("f", OPEN4_SHARE_ACCESS_READ).await.unwrap_err(), Nfsstat4::Delay);
+    // Longer than the server repeats one callback.
+    sleep(Duration::from_secs(10)).await;
+    let sent = a.back.received.lock().unwrap().len();
+    assert!(sent > 10, "{sent}");
+    a.sequence += 1;
+    let (sessionid, sequenceid) = (a.session, Sequenceid4(a.sequence));
+    let (slotid, highest_slotid) = Default::default();
+    let sequence = SequenceArgs { sessionid, sequenceid, slotid, highest_slotid, cachethis: false };
+    let (_, results) = a.compound(vec![Argop4::Sequence(sequence)]).await;
+    let [Resop4::Sequence(Res4::Ok(ok))] = &results[..] else { panic!("{results:?}") };
+    assert_eq!(ok.status_flags, 0, "the client answers, so its callback path works");
+    a.back.busy.store(false, SeqCst);
+    a.back.received.lock().unwrap().clear();
+    assert_eq!(a.recalled().await, (stateid, handle), "the recall is sent until the client accepts it");
 }

@@ -7,7 +7,7 @@ use nfs::v4::{
     attr::{Attr4, Attrs, Fattr4, Purpose},
     *,
 };
-use server::{Export, ExportId, ExportOptions, Exports, HandleKey, NfsServer, Squash};
+use server::{Export, ExportId, ExportOptions, Exports, NfsServer, Squash};
 
 fn export(name: &str, options: ExportOptions) -> Export {
     Export::new(name, ExportId::unique(), memory(), ExportOptions { squash: Squash::None, ..options }).unwrap()
@@ -16,7 +16,7 @@ fn export(name: &str, options: ExportOptions) -> Export {
 fn serving(names: &[&str]) -> NfsServer {
     let mut exports = Exports::new();
     names.iter().for_each(|name| exports.add(export(name, ExportOptions::default())).unwrap());
-    NfsServer::new(exports, HandleKey::random())
+    server_of(exports)
 }
 
 fn names(client: &mut Client4, path: &str) -> Vec<String> {
@@ -37,8 +37,8 @@ fn names(client: &mut Client4, path: &str) -> Vec<String> {
     }
 }
 
-#[test]
-fn pseudo_file_system_joins_the_exports() {
+#[simnet::test]
+async fn pseudo_file_system_joins_the_exports() {
     let server = serving(&["/a/b", "/a/c/d", "/e"]);
     let mut client = Client4::new(&server, "a", 2);
     assert_eq!(names(&mut client, ""), ["a", "e"]);
@@ -59,8 +59,8 @@ fn pseudo_file_system_joins_the_exports() {
     assert_ne!(root.fileid, root.mounted_on_fileid);
 }
 
-#[test]
-fn export_can_be_mounted_in_another() {
+#[simnet::test]
+async fn export_can_be_mounted_in_another() {
     let server = serving(&["/", "/sub/inner"]);
     let mut client = Client4::new(&server, "a", 2);
     assert_eq!(client.status(at("sub")), Nfsstat4::NoEnt);
@@ -73,13 +73,13 @@ fn export_can_be_mounted_in_another() {
     assert_eq!(names(&mut client, "sub/inner"), ["deep"]);
 }
 
-#[test]
-fn exports_that_do_not_admit_the_caller_are_hidden() {
+#[simnet::test]
+async fn exports_that_do_not_admit_the_caller_are_hidden() {
     let mut exports = Exports::new();
     exports.add(export("/mine", ExportOptions::default())).unwrap();
     let clients = vec!["10.0.0.0/8".parse().unwrap()];
     exports.add(export("/theirs/x", ExportOptions { clients, ..Default::default() })).unwrap();
-    let server = NfsServer::new(exports, HandleKey::random());
+    let server = server_of(exports);
     let mut client = Client4::new(&server, "a", 2);
     assert_eq!(names(&mut client, ""), ["mine"]);
     assert_eq!(client.status(at("theirs")), Nfsstat4::NoEnt);
@@ -90,8 +90,8 @@ fn exports_that_do_not_admit_the_caller_are_hidden() {
     assert_eq!(client.status([putfh(&handle)]), Nfsstat4::Access);
 }
 
-#[test]
-fn current_stateid_writes_and_reads() {
+#[simnet::test]
+async fn current_stateid_writes_and_reads() {
     let server = serving(&["/m"]);
     let mut client = Client4::new(&server, "a", 2);
     let mut operations = at("m");
@@ -107,8 +107,8 @@ fn current_stateid_writes_and_reads() {
     assert_eq!(client.status([at("m/f"), vec![read(Stateid4::CURRENT, 0, 1)]].concat()), Nfsstat4::BadStateid);
 }
 
-#[test]
-fn io_checks_stateids() {
+#[simnet::test]
+async fn io_checks_stateids() {
     let server = serving(&["/m"]);
     let mut client = Client4::new(&server, "a", 2);
     let how = Open { access: OPEN4_SHARE_ACCESS_READ, ..Open::default() };
@@ -124,8 +124,8 @@ fn io_checks_stateids() {
     assert_eq!(client.status([putfh(&handle), read(upgraded, 0, 1)]), Nfsstat4::BadStateid);
 }
 
-#[test]
-fn open_denied_by_a_share_does_not_truncate_the_file() {
+#[simnet::test]
+async fn open_denied_by_a_share_does_not_truncate_the_file() {
     let server = serving(&["/m"]);
     let mut first = Client4::new(&server, "a", 2);
     first.file("m", "f", b"content");
@@ -147,8 +147,8 @@ fn open_denied_by_a_share_does_not_truncate_the_file() {
     assert_eq!(second.attrs("m/f", &[Attr4::Size]).size, Some(0));
 }
 
-#[test]
-fn exclusive_create_is_repeatable_with_the_same_verifier() {
+#[simnet::test]
+async fn exclusive_create_is_repeatable_with_the_same_verifier() {
     let server = serving(&["/m"]);
     let mut client = Client4::new(&server, "a", 2);
     let mut make = |verf: u8| {
@@ -161,8 +161,8 @@ fn exclusive_create_is_repeatable_with_the_same_verifier() {
     assert_eq!(client.attrs("m/f", &[Attr4::Mode]).mode, Some(0o640));
 }
 
-#[test]
-fn open_of_other_objects_fails() {
+#[simnet::test]
+async fn open_of_other_objects_fails() {
     let server = serving(&["/m"]);
     let mut client = Client4::new(&server, "a", 2);
     client.ok([at("m"), vec![mkdir("d")]].concat());
@@ -185,8 +185,8 @@ fn open_of_other_objects_fails() {
     assert_eq!(client.status([at("m/d"), vec![Argop4::ReadLink]].concat()), Nfsstat4::WrongType);
 }
 
-#[test]
-fn names_are_created_renamed_linked_and_removed() {
+#[simnet::test]
+async fn names_are_created_renamed_linked_and_removed() {
     let server = serving(&["/m", "/n"]);
     let mut client = Client4::new(&server, "a", 2);
     client.file("m", "f", b"f");
@@ -222,8 +222,8 @@ fn names_are_created_renamed_linked_and_removed() {
     }
 }
 
-#[test]
-fn getattr_returns_all_supported_attributes_and_no_others() {
+#[simnet::test]
+async fn getattr_returns_all_supported_attributes_and_no_others() {
     let server = serving(&["/m"]);
     for minor in [1, 2] {
         let mut client = Client4::new(&server, ["first", "second"][minor as usize - 1], minor);
@@ -252,8 +252,8 @@ fn getattr_returns_all_supported_attributes_and_no_others() {
     }
 }
 
-#[test]
-fn setattr_sets_valid_attributes_and_rejects_others() {
+#[simnet::test]
+async fn setattr_sets_valid_attributes_and_rejects_others() {
     let server = serving(&["/m"]);
     let mut client = Client4::new(&server, "a", 2);
     client.file("m", "f", b"12345");
@@ -273,8 +273,8 @@ fn setattr_sets_valid_attributes_and_rejects_others() {
     assert_eq!(attrs.time_modify, Some(Nfstime4 { seconds: -5, nseconds: 7 }));
 }
 
-#[test]
-fn locks_of_different_clients_conflict() {
+#[simnet::test]
+async fn locks_of_different_clients_conflict() {
     let server = serving(&["/m"]);
     let mut first = Client4::new(&server, "a", 2);
     let mut second = Client4::new(&server, "b", 2);

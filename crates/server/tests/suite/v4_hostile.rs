@@ -5,7 +5,7 @@ use crate::common::v4::*;
 use crate::common::*;
 use nfs::v4::*;
 use rpc::{ConnectionId, Identity, security::Principal};
-use server::{Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash};
+use server::{Export, ExportId, ExportOptions, NfsServer, Squash};
 use testkit::paper::Paper;
 
 /// A server with a good client, which has a file open, locked and filled, and a bad client on its own connection.
@@ -21,8 +21,7 @@ struct Neighbours {
 impl Neighbours {
     fn new() -> Self {
         let options = ExportOptions { squash: Squash::None, ..Default::default() };
-        let server =
-            NfsServer::new(Export::new("/m", ExportId::unique(), memory(), options).unwrap(), HandleKey::random());
+        let server = server_of(Export::new("/m", ExportId::unique(), memory(), options).unwrap());
         let mut good = Client4::new(&server, "good", 1);
         let (open, file) = good.open("m", "f", Open::default()).unwrap();
         let results = good.ok([putfh(&file), write(open, 0, CONTENT), lock(open)]);
@@ -72,8 +71,8 @@ fn uses(stateid: Stateid4) -> [Argop4; 7] {
     ]
 }
 
-#[test]
-fn stateids_of_other_clients_are_rejected() {
+#[simnet::test]
+async fn stateids_of_other_clients_are_rejected() {
     let mut all = Neighbours::new();
     let (own, _) = all.bad.open("m", "own", Open::default()).unwrap();
     // The stateids of the good client, and many similar ones.
@@ -94,8 +93,8 @@ fn stateids_of_other_clients_are_rejected() {
     all.check();
 }
 
-#[test]
-fn slots_and_sessions_are_bounded() {
+#[simnet::test]
+async fn slots_and_sessions_are_bounded() {
     let all = Neighbours::new();
     for slot in 0..200 {
         for sequence in [0, 5, u32::MAX] {
@@ -113,8 +112,8 @@ fn slots_and_sessions_are_bounded() {
 }
 
 /// The maximum is 16,384 clients. Clients that are not confirmed, or have sent no request, are evicted first.
-#[test]
-fn idle_clients_do_not_keep_others_out() {
+#[simnet::test]
+async fn idle_clients_do_not_keep_others_out() {
     let all = Neighbours::new();
     for number in 0..17_000 {
         let Resop4::ExchangeId(Res4::Ok(made)) = all.bad.alone(exchange_id(&format!("half {number}"))) else {
@@ -130,8 +129,8 @@ fn idle_clients_do_not_keep_others_out() {
     all.check();
 }
 
-#[test]
-fn other_principal_cannot_take_a_client() {
+#[simnet::test]
+async fn other_principal_cannot_take_a_client() {
     let all = Neighbours::new();
     let mut thief = Client4::stranger(&all.server, 1);
     (thief.caller, thief.paper) = (user(666, 666), all.bad.paper.connection(ConnectionId(667)));
@@ -158,8 +157,8 @@ fn other_principal_cannot_take_a_client() {
 }
 
 /// CREATE_SESSION guarantees a minimum to each session, and a host gets a bounded share of the rest.
-#[test]
-fn reply_cache_of_one_host_is_bounded() {
+#[simnet::test]
+async fn reply_cache_of_one_host_is_bounded() {
     let all = Neighbours::new();
     let mut granted = 0;
     for number in 0..2000 {
@@ -181,10 +180,10 @@ fn reply_cache_of_one_host_is_bounded() {
     all.check();
 }
 
-#[test]
-fn hosts_not_admitted_get_a_small_share() {
+#[simnet::test]
+async fn hosts_not_admitted_get_a_small_share() {
     let options = ExportOptions { clients: vec!["192.0.2.0/24".parse().unwrap()], ..Default::default() };
-    let server = NfsServer::new(Export::new("/m", ExportId::unique(), memory(), options).unwrap(), HandleKey::random());
+    let server = server_of(Export::new("/m", ExportId::unique(), memory(), options).unwrap());
     let mut stranger = Client4::stranger(&server, 1);
     let mut sessions = Vec::new();
     for number in 0..1000u32 {
@@ -214,12 +213,9 @@ fn hosts_not_admitted_get_a_small_share() {
     assert_eq!(honest.compound(vec![honest.sequence_op(channel().maxrequests - 1, 1)]).status, Nfsstat4::Ok);
 }
 
-#[test]
-fn state_belongs_to_its_principal() {
-    let server = NfsServer::new(
-        Export::new("/m", ExportId::unique(), memory(), Default::default()).unwrap(),
-        HandleKey::random(),
-    );
+#[simnet::test]
+async fn state_belongs_to_its_principal() {
+    let server = server_of(Export::new("/m", ExportId::unique(), memory(), Default::default()).unwrap());
     let name = |name: &'static str, pseudo_flavor| Identity::Principal(Principal { name: name.into(), pseudo_flavor });
     let mut alice = Client4::stranger(&server, 1);
     alice.caller = name("alice@REALM", 390_004);

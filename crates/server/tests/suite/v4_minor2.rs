@@ -7,11 +7,11 @@ use nfs::v4::{
     attr::{Attr4, Attrs},
     *,
 };
-use server::{Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash};
+use server::{Export, ExportId, ExportOptions, NfsServer, Squash};
 
 fn server() -> NfsServer {
     let options = ExportOptions { squash: Squash::None, ..Default::default() };
-    NfsServer::new(Export::new("/m", ExportId::unique(), memory(), options).unwrap(), HandleKey::random())
+    server_of(Export::new("/m", ExportId::unique(), memory(), options).unwrap())
 }
 
 fn client(server: &NfsServer) -> Client4 {
@@ -29,8 +29,8 @@ fn range(offset: u64, length: u64) -> AllocateArgs {
     AllocateArgs { stateid: Stateid4::ANONYMOUS, offset, length }
 }
 
-#[test]
-fn operations_of_4_2_are_illegal_in_4_1() {
+#[simnet::test]
+async fn operations_of_4_2_are_illegal_in_4_1() {
     let server = server();
     let mut client = Client4::new(&server, "a", 1);
     client.file("m", "f", b"x");
@@ -40,8 +40,8 @@ fn operations_of_4_2_are_illegal_in_4_1() {
     assert_eq!(results.last().unwrap().opnum(), Opnum4::Illegal);
 }
 
-#[test]
-fn deallocate_seek_and_read_plus_handle_holes() {
+#[simnet::test]
+async fn deallocate_seek_and_read_plus_handle_holes() {
     let server = server();
     let mut client = client(&server);
     client.file("m", "f", &[7; 3 * PAGE as usize]);
@@ -73,8 +73,8 @@ fn deallocate_seek_and_read_plus_handle_holes() {
     assert_eq!(client.status([at("m"), vec![Argop4::Allocate(range(0, 1))]].concat()), Nfsstat4::IsDir);
 }
 
-#[test]
-fn copy_and_clone_transfer_ranges() {
+#[simnet::test]
+async fn copy_and_clone_transfer_ranges() {
     let server = server();
     let mut client = client(&server);
     let data: Vec<u8> = (0..2 * PAGE).map(|at| (at % 251) as u8).collect();
@@ -118,8 +118,8 @@ fn copy_and_clone_transfer_ranges() {
     assert_eq!(block, Some(PAGE as u32));
 }
 
-#[test]
-fn extended_attributes_are_stored() {
+#[simnet::test]
+async fn extended_attributes_are_stored() {
     let server = server();
     let mut client = client(&server);
     client.file("m", "f", b"");
@@ -156,8 +156,8 @@ fn extended_attributes_are_stored() {
     assert_eq!(client.attrs("m", &[Attr4::XattrSupport]).xattr_support, Some(true));
 }
 
-#[test]
-fn open_arguments_lists_the_supported_values() {
+#[simnet::test]
+async fn open_arguments_lists_the_supported_values() {
     let server = server();
     let mut client = client(&server);
     let supported = client.attrs("m", &[Attr4::OpenArguments]).open_arguments.unwrap();
@@ -176,8 +176,8 @@ fn open_arguments_lists_the_supported_values() {
     assert_eq!(client.attrs("m", &[Attr4::OpenArguments]).open_arguments, None, "4.1 does not have this attribute");
 }
 
-#[test]
-fn acl_is_set_read_and_reflected_in_the_mode() {
+#[simnet::test]
+async fn acl_is_set_read_and_reflected_in_the_mode() {
     let server = server();
     let mut client = client(&server);
     client.file("m", "f", b"");
@@ -205,4 +205,31 @@ fn acl_is_set_read_and_reflected_in_the_mode() {
     client.ok([at("m/f"), vec![read(Stateid4::ANONYMOUS, 0, 1)]].concat());
     client.caller = user(1235, 1235);
     assert_eq!(client.status([at("m/f"), vec![read(Stateid4::ANONYMOUS, 0, 1)]].concat()), Nfsstat4::Access);
+}
+
+/// Root may execute a file if anybody may.
+#[simnet::test]
+async fn execute_permission_of_root_needs_an_entry_that_allows_it() {
+    let server = server();
+    let mut client = client(&server);
+    let handle = client.file("m", "f", b"");
+    let ace = |acetype, access_mask, who: &str| Nfsace4 { acetype, flag: 0, access_mask, who: who.into() };
+    let mut execute = |of_user| {
+        let acl = vec![
+            ace(Acetype4::ACCESS_ALLOWED, ACE4_READ_DATA, "OWNER@"),
+            ace(of_user, ACE4_EXECUTE, "1234"),
+            ace(Acetype4::ACCESS_ALLOWED, ACE4_READ_DATA, "1234"),
+        ];
+        client.caller = user(0, 0);
+        client.ok([putfh(&handle), set(Attrs { acl: Some(acl), ..Attrs::default() })]);
+        [0, 1234, 1235].map(|uid| {
+            client.caller = user(uid, uid);
+            let results = client.ok([putfh(&handle), Argop4::Access(AccessArgs { access: ACCESS4_EXECUTE })]);
+            let Some(Resop4::Access(Res4::Ok(ok))) = results.last() else { panic!("{results:?}") };
+            ok.access == ACCESS4_EXECUTE
+        })
+    };
+    //= rfc8881-18.1.3-7
+    assert_eq!(execute(Acetype4::ACCESS_ALLOWED), [true, true, false]);
+    assert_eq!(execute(Acetype4::ACCESS_DENIED), [false, false, false]);
 }

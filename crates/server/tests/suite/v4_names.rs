@@ -6,13 +6,13 @@ use nfs::v4::{
     attr::{Attr4, Attrs, Purpose},
     *,
 };
-use server::{Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash, config::Settings, recovery::Recovery};
+use server::{Export, ExportId, ExportOptions, Squash, config::Settings};
 
 fn client(idmap_domain: Option<&str>) -> Client4 {
     let options = ExportOptions { squash: Squash::None, ..Default::default() };
     let export = Export::new("/m", ExportId::unique(), memory(), options).unwrap();
     let settings = Settings { idmap_domain: idmap_domain.map(str::to_owned), ..Settings::default() };
-    let server = NfsServer::recovering(export, HandleKey::random(), Recovery::in_memory(), settings).unwrap();
+    let server = server_with(export, settings);
     let mut client = Client4::new(&server, "a", 2);
     client.file("m", "f", b"");
     client
@@ -29,8 +29,8 @@ fn chown(client: &mut Client4, owner: &str, group: &str) -> Nfsstat4 {
 
 const WHO: [Attr4; 2] = [Attr4::Owner, Attr4::OwnerGroup];
 
-#[test]
-fn without_a_domain_numbers_are_sent_and_names_are_accepted() {
+#[simnet::test]
+async fn without_a_domain_numbers_are_sent_and_names_are_accepted() {
     let mut client = client(None);
     assert_eq!(chown(&mut client, "4000000000", "4000000001"), Nfsstat4::Ok);
     assert_eq!(owners(&client.attrs("m/f", &WHO)), ["4000000000", "4000000001"]);
@@ -39,8 +39,8 @@ fn without_a_domain_numbers_are_sent_and_names_are_accepted() {
     assert_eq!(chown(&mut client, "root@example.com", "0"), Nfsstat4::BadOwner);
 }
 
-#[test]
-fn with_a_domain_names_are_sent() {
+#[simnet::test]
+async fn with_a_domain_names_are_sent() {
     let mut client = client(Some("example.com"));
     assert_eq!(owners(&client.attrs("m/f", &WHO)), ["root@example.com", "root@example.com"]);
     let attr_request = WHO.iter().map(|&attr| attr as u32).collect();

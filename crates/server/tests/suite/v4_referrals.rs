@@ -7,7 +7,7 @@ use nfs::v4::{
     location::FsLocations4,
     *,
 };
-use server::{Client, Export, ExportId, ExportOptions, Exports, HandleKey, NfsServer, Referral, Squash};
+use server::{Client, Export, ExportId, ExportOptions, Exports, NfsServer, Referral, Squash};
 
 fn server() -> NfsServer {
     let options = ExportOptions { squash: Squash::None, ..Default::default() };
@@ -20,7 +20,7 @@ fn server() -> NfsServer {
     let others = vec!["10.0.0.0/8".parse().unwrap()];
     exports.refer(Referral::new("/secret", locations(), others).unwrap()).unwrap();
     assert!(exports.refer(Referral::new("/far/away/below", locations(), vec![Client::any()]).unwrap()).is_err());
-    NfsServer::new(exports, HandleKey::random())
+    server_of(exports)
 }
 
 fn at_path(path: &str, operation: Argop4) -> Vec<Argop4> {
@@ -48,8 +48,8 @@ fn places(locations: &FsLocations4) -> Vec<(String, String)> {
     locations.locations.iter().map(|location| (text(&location.server[0]), path(&location.rootpath))).collect()
 }
 
-#[test]
-fn referral_returns_its_locations_and_otherwise_moved() {
+#[simnet::test]
+async fn referral_returns_its_locations_and_otherwise_moved() {
     let server = server();
     let mut client = Client4::new(&server, "a", 2);
     client.ok(at_path("here", mkdir("dir")));
@@ -86,8 +86,8 @@ fn referral_returns_its_locations_and_otherwise_moved() {
     }
 }
 
-#[test]
-fn readdir_returns_the_locations_of_referrals() {
+#[simnet::test]
+async fn readdir_returns_the_locations_of_referrals() {
     let server = server();
     let mut client = Client4::new(&server, "a", 1);
     client.ok(at_path("here", mkdir("dir")));
@@ -109,8 +109,8 @@ fn readdir_returns_the_locations_of_referrals() {
     assert_eq!(client.status(at_path("secret", Argop4::GetFh)), Nfsstat4::Moved);
 }
 
-#[test]
-fn object_below_a_referral_cannot_be_removed_or_renamed() {
+#[simnet::test]
+async fn object_below_a_referral_cannot_be_removed_or_renamed() {
     let server = server();
     let mut client = Client4::new(&server, "a", 1);
     client.ok(at_path("here", mkdir("dir")));
@@ -130,8 +130,8 @@ fn object_below_a_referral_cannot_be_removed_or_renamed() {
     assert_eq!(listed(&mut client, "here/dir", &[Attr4::RdattrError]).len(), 1);
 }
 
-#[test]
-fn local_export_has_no_other_locations() {
+#[simnet::test]
+async fn local_export_has_no_other_locations() {
     let server = server();
     let mut client = Client4::new(&server, "a", 1);
     let got = client.attrs("here", &[Attr4::FsLocations]).fs_locations.unwrap();

@@ -1,17 +1,23 @@
 //! Tests of the rules of RFC 8881 §18 for single operations. Each test has the rules of one operation, or one rule that
 //! several operations share.
 
+use std::sync::Arc;
+
 use crate::common::v4::*;
 use crate::common::*;
 use nfs::v4::{
     attr::{Attr4, Attrs, Fattr4},
     *,
 };
-use server::{Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash};
+use server::{Export, ExportId, ExportOptions, NfsServer, Squash};
+use vfs::{
+    Caller, Vfs, VfsError,
+    interpose::{Interpose, Interposed, Operation},
+};
 
 fn server() -> NfsServer {
     let options = ExportOptions { squash: Squash::None, ..Default::default() };
-    NfsServer::new(Export::new("/m", ExportId::unique(), memory(), options).unwrap(), HandleKey::random())
+    server_of(Export::new("/m", ExportId::unique(), memory(), options).unwrap())
 }
 
 /// Returns a client, and the handle of a file `f` with this mode.
@@ -24,8 +30,8 @@ fn with_file(mode: u32) -> (Client4, NfsFh4) {
 
 const USER: u32 = 1000;
 
-#[test]
-fn operations_without_a_session_must_be_alone_in_their_compound() {
+#[simnet::test]
+async fn operations_without_a_session_must_be_alone_in_their_compound() {
     let mut client = Client4::new(&server(), "a", 1);
     let bind = Argop4::BindConnToSession(BindConnToSessionArgs {
         sessid: client.session,
@@ -49,8 +55,8 @@ fn operations_without_a_session_must_be_alone_in_their_compound() {
     client.ok([Argop4::PutRootFh]);
 }
 
-#[test]
-fn exchange_id_announces_referrals_and_no_pnfs() {
+#[simnet::test]
+async fn exchange_id_announces_referrals_and_no_pnfs() {
     let server = server();
     let client = Client4::stranger(&server, 1);
     let Resop4::ExchangeId(Res4::Ok(exchanged)) = client.alone(exchange_id("a")) else { panic!("EXCHANGE_ID") };
@@ -61,8 +67,8 @@ fn exchange_id_announces_referrals_and_no_pnfs() {
     assert_eq!(args.client_impl_id, None);
 }
 
-#[test]
-fn sequence_returns_its_session_slot_and_sequence_id() {
+#[simnet::test]
+async fn sequence_returns_its_session_slot_and_sequence_id() {
     let client = Client4::new(&server(), "a", 1);
     for (slot, sequence) in [(3, 1), (3, 2), (4, 1)] {
         let results = client.compound(vec![client.sequence_op(slot, sequence)]).resarray;
@@ -72,8 +78,8 @@ fn sequence_returns_its_session_slot_and_sequence_id() {
     }
 }
 
-#[test]
-fn access_reports_only_requested_rights() {
+#[simnet::test]
+async fn access_reports_only_requested_rights() {
     let (mut client, handle) = with_file(0o640);
     let mut access = |uid, mode, asked| {
         client.caller = user(0, 0);
@@ -98,8 +104,8 @@ fn access_reports_only_requested_rights() {
     assert_eq!(access(0, 0o100, EXECUTE).1, EXECUTE);
 }
 
-#[test]
-fn sequence_ids_of_version_4_0_are_ignored() {
+#[simnet::test]
+async fn sequence_ids_of_version_4_0_are_ignored() {
     let (mut client, _) = with_file(0o644);
     let Argop4::Open(mut args) = open("f", Open { create: false, ..Open::default() }) else { unreachable!() };
     args.seqid = Seqid4(77);
@@ -143,8 +149,8 @@ fn sequence_ids_of_version_4_0_are_ignored() {
     client.ok([putfh(handle), Argop4::Close(CloseArgs { seqid: Seqid4(1234), open_stateid })]);
 }
 
-#[test]
-fn open_with_create_requires_a_name_and_settable_attributes() {
+#[simnet::test]
+async fn open_with_create_requires_a_name_and_settable_attributes() {
     let (mut client, handle) = with_file(0o640);
     let Argop4::Open(args) = open("new", Open::default()) else { unreachable!() };
     let mut by_handle = args.clone();
@@ -166,8 +172,8 @@ fn open_with_create_requires_a_name_and_settable_attributes() {
     assert_eq!(client.open("m", "f", Open { create: false, ..Open::default() }), Err(Nfsstat4::Access));
 }
 
-#[test]
-fn new_object_belongs_to_its_creator() {
+#[simnet::test]
+async fn new_object_belongs_to_its_creator() {
     let (mut client, _) = with_file(0o644);
     client.ok([at("m"), vec![set(Attrs { mode: Some(0o777), ..Attrs::default() })]].concat());
     client.caller = user(USER, USER + 1);
@@ -180,8 +186,8 @@ fn new_object_belongs_to_its_creator() {
     }
 }
 
-#[test]
-fn setattr_extends_a_file_and_returns_the_set_attributes() {
+#[simnet::test]
+async fn setattr_extends_a_file_and_returns_the_set_attributes() {
     let (mut client, handle) = with_file(0o644);
     let wanted = Fattr4::from(Attrs { size: Some(1 << 20), mode: Some(0o600), ..Attrs::default() });
     let args = SetAttrArgs { stateid: Stateid4::ANONYMOUS, obj_attributes: wanted.clone() };
@@ -193,8 +199,8 @@ fn setattr_extends_a_file_and_returns_the_set_attributes() {
     assert_eq!(client.attrs("m/f", &[Attr4::Size]).size, Some(1 << 20));
 }
 
-#[test]
-fn nverify_of_equal_attributes_returns_same() {
+#[simnet::test]
+async fn nverify_of_equal_attributes_returns_same() {
     let (mut client, handle) = with_file(0o644);
     let nverify = |size| {
         let attrs = Attrs { size: Some(size), ..Attrs::default() };
@@ -205,8 +211,8 @@ fn nverify_of_equal_attributes_returns_same() {
     assert_eq!(client.status([putfh(&handle), nverify(6)]), Nfsstat4::Ok);
 }
 
-#[test]
-fn rename_to_another_link_of_the_same_file_does_nothing() {
+#[simnet::test]
+async fn rename_to_another_link_of_the_same_file_does_nothing() {
     let (mut client, _) = with_file(0o644);
     let within = |operation| [at("m"), vec![Argop4::SaveFh], vec![operation]].concat();
     let link = Argop4::Link(LinkArgs { newname: "g".into() });
@@ -218,8 +224,8 @@ fn rename_to_another_link_of_the_same_file_does_nothing() {
     }
 }
 
-#[test]
-fn readdir_with_too_small_maxcount_returns_too_small() {
+#[simnet::test]
+async fn readdir_with_too_small_maxcount_returns_too_small() {
     let (mut client, _) = with_file(0o644);
     let mut read = |maxcount| {
         let attr_request = [Attr4::Fileid as u32].into_iter().collect();
@@ -230,8 +236,8 @@ fn readdir_with_too_small_maxcount_returns_too_small() {
     assert_eq!((read(40), read(400)), (Nfsstat4::TooSmall, Nfsstat4::Ok));
 }
 
-#[test]
-fn secinfo_requires_search_permission_and_secinfo_no_name_a_parent() {
+#[simnet::test]
+async fn secinfo_requires_search_permission_and_secinfo_no_name_a_parent() {
     let (mut client, _) = with_file(0o644);
     client.ok([at("m"), vec![mkdir("d")]].concat());
     client.ok([at("m/d"), vec![set(Attrs { mode: Some(0o700), ..Attrs::default() }), mkdir("e")]].concat());
@@ -245,8 +251,8 @@ fn secinfo_requires_search_permission_and_secinfo_no_name_a_parent() {
     assert_eq!(client.status([Argop4::PutRootFh, of_parent]), Nfsstat4::NoEnt);
 }
 
-#[test]
-fn every_required_attribute_is_supported() {
+#[simnet::test]
+async fn every_required_attribute_is_supported() {
     use Attr4::*;
     let required = [
         SupportedAttrs,
@@ -271,5 +277,93 @@ fn every_required_attribute_is_supported() {
             //= rfc8881-18.7.3-4
             assert!(supported.contains(attribute as u32), "{path}: {attribute:?}");
         }
+    }
+}
+
+#[simnet::test]
+async fn undefined_special_stateids_are_rejected() {
+    let (mut client, handle) = with_file(0o666);
+    let (open, _) = client.open("m", "f", Open { create: false, ..Open::default() }).unwrap();
+    let special = |seqid, byte| Stateid4 { seqid, other: [byte; 12] };
+    let undefined =
+        [special(2, 0), special(u32::MAX - 1, 0), special(0, 255), special(1, 255), special(u32::MAX - 1, 255)];
+    let owner = || StateOwner4 { clientid: Clientid4(0), owner: "l".into() };
+    let locker =
+        |open_stateid| Locker4::New { open_seqid: Seqid4(0), open_stateid, lock_seqid: Seqid4(0), lock_owner: owner() };
+    let lock = |stateid| {
+        let (locktype, locker) = (NfsLockType4::Write, locker(stateid));
+        Argop4::Lock(LockArgs { locktype, reclaim: false, offset: 0, length: 10, locker })
+    };
+    let size = |stateid| {
+        let obj_attributes = Attrs { size: Some(3), ..Attrs::default() }.into();
+        Argop4::SetAttr(SetAttrArgs { stateid, obj_attributes })
+    };
+    let uses = |stateid| [read(stateid, 0, 10), write(stateid, 0, b"x"), size(stateid), lock(stateid), close(stateid)];
+    for stateid in undefined {
+        for operation in uses(stateid) {
+            let opnum = operation.opnum();
+            //= rfc8881-8.2.3-6
+            assert_eq!(client.status([putfh(&handle), operation]), Nfsstat4::BadStateid, "{opnum:?} {stateid:?}");
+        }
+    }
+    // There is no current stateid, because no operation of the compound has returned one.
+    for operation in uses(Stateid4::CURRENT) {
+        let opnum = operation.opnum();
+        //= rfc8881-8.2.3-4
+        assert_eq!(client.status([putfh(&handle), operation]), Nfsstat4::BadStateid, "{opnum:?}");
+    }
+    let closed = [putfh(&handle), close(open), read(Stateid4::CURRENT, 0, 10)];
+    //= rfc8881-8.2.3-4
+    assert_eq!(client.status(closed), Nfsstat4::BadStateid, "CLOSE has returned a special stateid");
+}
+
+/// A server without EXCHGID4_FLAG_BIND_PRINC_STATEID lets each user of a client use the opens of the others.
+#[simnet::test]
+async fn io_is_checked_by_the_rights_of_its_user_and_not_of_the_opener() {
+    let (mut client, handle) = with_file(0o604);
+    let (open, _) = client.open("m", "f", Open { create: false, ..Open::default() }).unwrap();
+    let reads = || [putfh(&handle), read(open, 0, 10)];
+    let writes = || [putfh(&handle), write(open, 0, b"data")];
+    client.caller = user(USER, USER);
+    //= rfc8881-18.16.4-10
+    assert_eq!((client.status(reads()), client.status(writes())), (Nfsstat4::Ok, Nfsstat4::Access));
+    client.caller = user(0, 0);
+    client.ok(writes());
+    client.ok([putfh(&handle), set(Attrs { mode: Some(0o602), ..Attrs::default() })]);
+    client.caller = user(USER, USER);
+    //= rfc8881-18.16.4-10
+    assert_eq!((client.status(reads()), client.status(writes())), (Nfsstat4::Access, Nfsstat4::Ok));
+}
+
+/// A layer in which one operation fails.
+struct Failing(Arc<dyn Vfs>, &'static str);
+
+impl Interpose for Failing {
+    fn inner(&self) -> &dyn Vfs {
+        &*self.0
+    }
+
+    fn operation<T: Clone + Send + 'static>(
+        &self,
+        caller: &Caller<'_>,
+        operation: Operation,
+        run: &mut dyn FnMut(&Caller<'_>) -> vfs::Result<T>,
+    ) -> vfs::Result<T> {
+        if operation.name == self.1 { Err(VfsError::Io) } else { run(caller) }
+    }
+}
+
+#[simnet::test]
+async fn getattr_fails_if_an_attribute_cannot_be_read() {
+    for (fails, attribute) in [("statfs", Attr4::SpaceFree), ("acl", Attr4::Acl)] {
+        let options = ExportOptions { squash: Squash::None, ..Default::default() };
+        let tree = Arc::new(Interposed(Failing(memory(), fails)));
+        let mut client =
+            Client4::new(&server_of(Export::new("/m", ExportId::unique(), tree, options).unwrap()), "a", 1);
+        let supported = client.attrs("m", &[Attr4::SupportedAttrs]).supported_attrs.unwrap();
+        assert!(supported.contains(attribute as u32));
+        let asked = [at("m"), vec![getattr(&[Attr4::Type, attribute])]].concat();
+        //= rfc8881-18.7.3-3
+        assert_eq!(client.status(asked), Nfsstat4::Io, "{attribute:?}");
     }
 }

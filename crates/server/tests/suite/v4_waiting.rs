@@ -1,8 +1,6 @@
 //! Waiting for a lock in version 4: CB_NOTIFY_LOCK tells a waiting client when to retry.
 
-use std::sync::Arc;
-
-use crate::common::remote::{Remote, Served, simulated};
+use crate::common::remote::{Remote, Served};
 use crate::common::v4::*;
 use crate::common::{Rig, results};
 use nfs::{
@@ -63,54 +61,48 @@ impl Locker {
 
 const ALL: (u64, u64) = (0, u64::MAX);
 
-#[test]
-fn only_waiting_clients_are_notified_of_a_free_lock() {
-    simulated(|| async {
-        use NfsLockType4::*;
-        let served = Served::with_background_work().await;
-        let (mut a, mut b) = (Locker::new(&served, "a").await, Locker::new(&served, "b").await);
-        let mut c = Locker::new(&served, "c").await;
-        let held = a.lock(Write, (0, 100)).await.unwrap();
-        assert!(b.lock(WriteW, (90, 20)).await.is_none() && c.lock(Write, ALL).await.is_none());
-        a.unlock(held, (0, 50)).await;
-        a.unlock(held, (50, 50)).await;
-        b.receives_notification().await;
-        let held = b.lock(WriteW, (90, 20)).await.expect("the lock must be available after the notification");
-        assert!(!c.has_received_callbacks(), "a client that does not wait must not be notified");
+#[simnet::test]
+async fn only_waiting_clients_are_notified_of_a_free_lock() {
+    use NfsLockType4::*;
+    let served = Served::with_background_work().await;
+    let (mut a, mut b) = (Locker::new(&served, "a").await, Locker::new(&served, "b").await);
+    let mut c = Locker::new(&served, "c").await;
+    let held = a.lock(Write, (0, 100)).await.unwrap();
+    assert!(b.lock(WriteW, (90, 20)).await.is_none() && c.lock(Write, ALL).await.is_none());
+    a.unlock(held, (0, 50)).await;
+    a.unlock(held, (50, 50)).await;
+    b.receives_notification().await;
+    let held = b.lock(WriteW, (90, 20)).await.expect("the lock must be available after the notification");
+    assert!(!c.has_received_callbacks(), "a client that does not wait must not be notified");
 
-        // A CLOSE that releases the lock notifies waiting clients too.
-        assert!(c.lock(ReadW, ALL).await.is_none());
-        b.remote.call([putfh(&b.handle), close(b.open)]).await;
-        c.receives_notification().await;
-        c.lock(ReadW, ALL).await.expect("the CLOSE must release the lock");
-        assert!(!a.has_received_callbacks() && !b.has_received_callbacks() && held.seqid > 0);
-    });
+    // A CLOSE that releases the lock notifies waiting clients too.
+    assert!(c.lock(ReadW, ALL).await.is_none());
+    b.remote.call([putfh(&b.handle), close(b.open)]).await;
+    c.receives_notification().await;
+    c.lock(ReadW, ALL).await.expect("the CLOSE must release the lock");
+    assert!(!a.has_received_callbacks() && !b.has_received_callbacks() && held.seqid > 0);
 }
 
-#[tokio::test]
+#[simnet::test]
 async fn client_is_notified_when_an_nlm_lock_is_released() {
     let served = Served::with_background_work().await;
     let mut a = Locker::new(&served, "a").await;
-    let (rig, service) = (Rig::calling(&served.nfs), Arc::new(served.nfs.nlm4()));
-    let fh = a.handle.0.clone();
-    let nlm = move |procedure: NlmProc4| {
-        let (rig, service, fh) = (rig.clone(), service.clone(), fh.clone());
-        let lock = nlm::Lock { caller_name: "mars".into(), fh: fh.into(), oh: "oh".into(), svid: 1, offset: 0, len: 0 };
-        let call = move || {
-            let args = match procedure {
-                NlmProc4::Unlock => Message::encode(&nlm::UnlockArgs { cookie: "c".into(), lock }),
-                _ => {
-                    let (cookie, exclusive) = ("c".into(), true);
-                    Message::encode(&nlm::LockArgs { cookie, block: false, exclusive, lock, reclaim: false, state: 1 })
-                }
-            };
-            results::<nlm::Res>(&rig.raw(&*service, procedure as u32, &args).expect("the call must be accepted")).status
+    let (rig, service, fh) = (Rig::calling(&served.nfs), served.nfs.nlm4(), a.handle.0.clone());
+    let nlm = |procedure: NlmProc4| {
+        let fh = fh.clone().into();
+        let lock = nlm::Lock { caller_name: "mars".into(), fh, oh: "oh".into(), svid: 1, offset: 0, len: 0 };
+        let args = match procedure {
+            NlmProc4::Unlock => Message::encode(&nlm::UnlockArgs { cookie: "c".into(), lock }),
+            _ => {
+                let (cookie, exclusive) = ("c".into(), true);
+                Message::encode(&nlm::LockArgs { cookie, block: false, exclusive, lock, reclaim: false, state: 1 })
+            }
         };
-        tokio::task::spawn_blocking(call)
+        results::<nlm::Res>(&rig.raw(&service, procedure as u32, &args).expect("the call must be accepted")).status
     };
-    assert_eq!(nlm(NlmProc4::NmLock).await.unwrap(), Nlm4Stats::Granted);
+    assert_eq!(nlm(NlmProc4::NmLock), Nlm4Stats::Granted);
     assert!(a.lock(NfsLockType4::WriteW, ALL).await.is_none());
-    assert_eq!(nlm(NlmProc4::Unlock).await.unwrap(), Nlm4Stats::Granted);
+    assert_eq!(nlm(NlmProc4::Unlock), Nlm4Stats::Granted);
     a.receives_notification().await;
     a.lock(NfsLockType4::WriteW, ALL).await.expect("the NLM lock was released");
 }

@@ -2,7 +2,8 @@
 //!
 //! `send` and `sendfile` ask a separate process for blocks of a file, over one TCP connection for each thread, with as
 //! many outstanding requests as the point says. Processes and congestion control are the same as with NFS, but there is
-//! no RPC, no XDR and no event loop. `pread` reads the same file in the client itself, and `memcpy` copies memory. Each
+//! no RPC, no XDR and no event loop. `pread` reads the same file in the client itself, `memcpy` copies memory, and
+//! `cipher` encrypts memory as TLS does. Each
 //! loop has as many buffers as operations in flight, and uses them in turn, so that the effect of the CPU caches is the
 //! same as with NFS.
 //!
@@ -23,6 +24,7 @@ use std::{
 };
 
 use clap::ValueEnum;
+use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use serde::Serialize;
 
 use super::{
@@ -47,6 +49,8 @@ pub enum Bare {
     Pread,
     /// The client copies memory
     Memcpy,
+    /// The client encrypts memory with the cipher of TLS, AES-256-GCM, in records of 16 KiB
+    Cipher,
 }
 
 /// A loop that is ready to be measured.
@@ -95,7 +99,7 @@ impl<'a> BareSubject<'a> {
     ) -> Result<Self, Failure> {
         let peer = match bare {
             Bare::Send | Bare::Sendfile => Some(Peer::start(file, bare == Bare::Sendfile, congestion)?),
-            Bare::Pread | Bare::Memcpy => None,
+            Bare::Pread | Bare::Memcpy | Bare::Cipher => None,
         };
         let (file, congestion) = (file.to_owned(), congestion.map(str::to_owned));
         Ok(Self { bare, file, file_size, limit, congestion, peer, meter })
@@ -110,6 +114,7 @@ impl<'a> BareSubject<'a> {
                 Way::Stream(stream)
             }
             (None, Bare::Pread) => Way::File(File::open(&self.file)?),
+            (None, Bare::Cipher) => Way::Cipher(Box::new(key())),
             (None, _) => Way::Memory(site::pattern(self.file_size as usize)),
         })
     }
@@ -131,6 +136,7 @@ impl<'a> BareSubject<'a> {
                     buffers[buffer].copy_from_slice(&memory[at..at + point.block]);
                     std::hint::black_box(&buffers);
                 }
+                Way::Cipher(key) => encrypt(key, turn, &mut buffers[buffer]),
                 Way::Stream(stream) => {
                     // As many requests are sent at once as there is room for. At the end, all are answered.
                     let mut requests = Vec::new();
@@ -171,6 +177,23 @@ enum Way {
     Stream(TcpStream),
     File(File),
     Memory(bytes::Bytes),
+    Cipher(Box<LessSafeKey>),
+}
+
+/// Returns a key of the cipher that TLS selects first.
+fn key() -> LessSafeKey {
+    LessSafeKey::new(UnboundKey::new(&AES_256_GCM, &[7; 32]).expect("the key must have the length of the cipher"))
+}
+
+/// Encrypts a block in place, in records as long as those of TLS.
+fn encrypt(key: &LessSafeKey, turn: u64, block: &mut [u8]) {
+    for (record, data) in block.chunks_mut(RECORD).enumerate() {
+        let mut nonce = [0; 12];
+        nonce[..8].copy_from_slice(&turn.to_le_bytes());
+        nonce[8..].copy_from_slice(&(record as u32).to_le_bytes());
+        let tag = key.seal_in_place_separate_tag(Nonce::assume_unique_for_key(nonce), Aad::from([0; 5]), data);
+        let _ = std::hint::black_box(tag.expect("a record must not be too long"));
+    }
 }
 
 /// The process that answers. It ends when its standard input is closed.
@@ -271,6 +294,8 @@ fn congestion(socket: &impl std::os::fd::AsFd, name: Option<&str>) -> io::Result
 
 /// The same maximum as with NFS.
 const BLOCK_MAX: usize = 4 << 20;
+/// Maximum data of a record of TLS.
+const RECORD: usize = 16 << 10;
 
 #[cfg(test)]
 mod tests {
@@ -308,7 +333,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (path, meter) = (dir.path().join("file"), Meter::find("/nowhere".as_ref()));
         std::fs::write(&path, site::pattern(2 << 16)).unwrap();
-        for bare in [Bare::Pread, Bare::Memcpy] {
+        for bare in [Bare::Pread, Bare::Memcpy, Bare::Cipher] {
             let limit = Duration::from_millis(1);
             let mut subject = BareSubject::start(bare, &path, 1 << 16, limit, None, &meter).unwrap();
             let point = Point::new(Operation::Read, 4096, 4).threads(2);

@@ -14,6 +14,7 @@
 //! - [`report`]: medians, spreads and costs, printed as [`text`], as JSON, or as a page ([`html`]).
 
 pub mod bare;
+mod certificates;
 pub mod claim;
 pub mod connections;
 pub mod counted;

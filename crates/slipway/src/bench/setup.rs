@@ -17,6 +17,7 @@ use tempfile::{NamedTempFile, TempDir};
 
 use super::{
     bare::{Bare, BareSubject},
+    certificates::Certificates,
     machine::{self, Machine},
     meter::Meter,
     plan::Plan,
@@ -89,8 +90,9 @@ pub fn measure(common: &Common, plan: &Plan) -> Result<Report, Failure> {
         .map(|at| format!("slipway-bench-{}-{at}", std::process::id()))
         .map(|prefix| Arc::new(Site::new(prefix, &plan.points, limits.file_size)))
         .collect();
-    let places = Place::prepare(common, &nfs, &sites)?;
-    let urls = urls(common, &nfs, &places)?;
+    let certificates = Certificates::for_series(&nfs)?;
+    let places = Place::prepare(common, &nfs, &sites, certificates.as_ref())?;
+    let urls = urls(common, &nfs, &places, certificates.as_ref())?;
     let steps =
         Steps::new(!common.json, plan.points.len() * (nfs.len() + common.beside.len()) * common.rounds as usize);
 
@@ -246,7 +248,12 @@ struct Place {
 
 impl Place {
     /// Starts a server for each back end. It has one listener for each series.
-    fn prepare(common: &Common, series: &[Series], sites: &[Arc<Site>]) -> Result<Vec<Self>, Failure> {
+    fn prepare(
+        common: &Common,
+        series: &[Series],
+        sites: &[Arc<Site>],
+        certificates: Option<&Certificates>,
+    ) -> Result<Vec<Self>, Failure> {
         if common.url.is_some() {
             return Ok(Vec::new());
         }
@@ -254,7 +261,9 @@ impl Place {
             let mut listen = Vec::new();
             let mut room = ROOM_SPARE;
             for (series, site) in series.iter().zip(sites).filter(|(series, _)| series.backend == *backend) {
-                listen.push(Listen { transport: series.transport.clone(), options: series.options.clone() });
+                let mut options = series.options.clone();
+                options.extend(certificates.iter().flat_map(|certificates| certificates.of_listener(series)));
+                listen.push(Listen { transport: series.transport.clone(), options });
                 room += site.bytes().saturating_mul(2);
             }
             Self::start(common, backend, room, &listen)
@@ -292,7 +301,12 @@ impl Place {
 }
 
 /// Returns the URL of each series, and the process ID of its server if this command started it.
-fn urls(common: &Common, series: &[Series], places: &[Place]) -> Result<Vec<(NfsUrl, Option<u32>)>, Failure> {
+fn urls(
+    common: &Common,
+    series: &[Series],
+    places: &[Place],
+    certificates: Option<&Certificates>,
+) -> Result<Vec<(NfsUrl, Option<u32>)>, Failure> {
     let mut listeners: BTreeMap<String, usize> = BTreeMap::new();
     let of = |series: &Series| {
         let Series { transport, options, mount, backend, .. } = series;
@@ -308,11 +322,17 @@ fn urls(common: &Common, series: &[Series], places: &[Place]) -> Result<Vec<(Nfs
                     places.iter().find(|place| place.backend == *backend).expect("every back end must be prepared");
                 let next = listeners.entry(backend.clone()).or_default();
                 *next += 1;
-                (place.server.url(*next - 1), Some(place.server.pid()))
+                let mut url = place.server.url(*next - 1);
+                // Without the options of the listener's TLS.
+                url.options.transport = options.clone().into_iter().collect();
+                (url, Some(place.server.pid()))
             }
         };
         for (key, value) in mount {
             url.options.set(key, value).map_err(Failure::usage)?;
+        }
+        if let (Some(certificates), None) = (certificates, &common.url) {
+            certificates.add_to(&mut url);
         }
         Ok((url, server))
     };

@@ -37,6 +37,7 @@ Examples:
   slipway bench sweep --congestion cubic --html sweep.html
   slipway bench small --transport tcp --axis vers=3,4.2
   slipway bench threads --transport rdma --axis crc=on,off
+  slipway bench read --transport tcp --block 1M --axis xprtsec=none,tls --beside cipher
   slipway bench baseline --backend dir:/dev/shm --congestion cubic")]
 pub struct Args {
     #[command(subcommand)]

@@ -8,6 +8,7 @@ use std::{
 };
 
 use client::{Mount, NfsUrl};
+use rpc::Xprtsec;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
@@ -18,7 +19,7 @@ use crate::{
 };
 
 /// Mount an export or a directory below it, for all programs.
-#[derive(Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 The command runs until the mount ends: by SIGTERM, SIGINT, or umount. Files are accessed as the user that runs it, or with the uid
 and gid of the URL. Only that user can use the mount, unless --allow-other. When a file is closed, its data are on stable storage.
@@ -28,6 +29,7 @@ root needs only FUSE in the kernel; other users also need fusermount3 (Debian: f
 Examples:
   slipway mount nfs://server/srv/data /mnt
   slipway mount 'nfs://server/srv/data?proto=rdma' /mnt --direct-io
+  slipway mount nfs://server/srv/data /mnt -o vers=4.2,xprtsec=tls --tls-ca /etc/slipway/ca.pem
   fio --directory=/mnt --name=job --rw=randread --bs=4k --size=64m --direct=1 --ioengine=libaio --iodepth=16")]
 pub struct Args {
     /// The export or directory to mount
@@ -36,6 +38,18 @@ pub struct Args {
     /// The mount point
     #[arg(value_name = "DIR")]
     directory: PathBuf,
+    /// Options of the URL, separated by commas: vers=4.2,xprtsec=tls
+    #[arg(short, value_name = "OPTIONS", value_delimiter = ',')]
+    options: Vec<String>,
+    /// The file of the issuers that may sign the server's certificate; by default that of the system
+    #[arg(long, value_name = "FILE")]
+    tls_ca: Option<String>,
+    /// The file of this client's certificate, for xprtsec=mtls
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<String>,
+    /// The file of the private key of --tls-cert
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<String>,
     /// Allow other users; the kernel checks their access by owner, group and mode
     #[arg(long)]
     allow_other: bool,
@@ -57,8 +71,37 @@ pub struct Args {
     retrans: u32,
 }
 
+impl Args {
+    /// Applies the options of the command line to those of the URL.
+    fn apply(&mut self) -> Result<(), Failure> {
+        let options = &mut self.url.options;
+        for option in &self.options {
+            let (key, value) = option.split_once('=').unwrap_or((option, ""));
+            let failed = |problem| Failure::usage(format!("-o {option}: {problem}"));
+            options.set(key, value).map_err(failed)?;
+        }
+        let files = [
+            (&self.tls_ca, &mut options.tls.ca),
+            (&self.tls_cert, &mut options.tls.cert),
+            (&self.tls_key, &mut options.tls.key),
+        ];
+        for (given, option) in files {
+            if let Some(file) = given {
+                *option = Some(file.clone());
+            }
+        }
+        if options.tls.xprtsec == Xprtsec::None && (self.tls_ca.is_some() || self.tls_cert.is_some()) {
+            return Err(Failure::usage("--tls-ca and --tls-cert need -o xprtsec=tls or xprtsec=mtls"));
+        }
+        Ok(())
+    }
+}
+
 /// Runs the command.
 pub fn run(args: &Args) -> Outcome {
+    let mut args = args.clone();
+    args.apply()?;
+    let args = &args;
     let ttl = Duration::try_from_secs_f64(args.attributes).ok().filter(|ttl| *ttl <= TTL_MAX);
     let ttl = ttl.ok_or_else(|| Failure::usage("--attributes: from 0 to 3600 seconds"))?;
     let deadline = args.url.options.deadline.saturating_mul(args.retrans + 1);

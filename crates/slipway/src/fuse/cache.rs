@@ -101,7 +101,7 @@ impl Tree {
     pub fn attribute_ttl(&self, ino: u64) -> Duration {
         let promised = || {
             let node = self.node(ino).ok()?;
-            node.mount().v4()?.promised_for(node.handle())
+            node.mount().v4()?.attributes_valid_for(node.handle())
         };
         promised().map_or(self.ttl, |promised| promised.max(self.ttl))
     }
@@ -115,7 +115,7 @@ pub struct DelegationWatcher {
 }
 
 impl Watcher for DelegationWatcher {
-    fn ends(&self, file: Handle) -> BoxFuture<'static, ()> {
+    fn drop_cache(&self, file: Handle) -> BoxFuture<'static, ()> {
         let (tree, mount) = (self.tree.upgrade(), self.mount);
         Box::pin(async move {
             let Some(tree) = tree else { return };

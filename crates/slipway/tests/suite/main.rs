@@ -14,4 +14,5 @@ mod mount_v4;
 mod serve;
 mod serve_hung;
 mod state;
+mod tls;
 mod unread;

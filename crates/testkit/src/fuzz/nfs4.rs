@@ -5,7 +5,13 @@ use std::fmt::Debug;
 use bytes::Bytes;
 use nfs::{
     nfsacl, nlm, nsm,
-    v4::{attr::*, callback::*, compound::*, *},
+    v4::{
+        attr::*,
+        callback::*,
+        compound::*,
+        layout::{files, flex},
+        *,
+    },
 };
 use xdr::{Decode, Decoder, Encode, Encoder, Message};
 
@@ -20,6 +26,22 @@ pub fn nfs4_compound(data: &[u8]) {
         4 => callback(&message),
         5 => attributes(&message),
         _ => beside_version_3(&message),
+    }
+}
+
+/// Bodies of layouts, device addresses, hints and reports. The first byte selects the type.
+pub fn nfs4_layout(data: &[u8]) {
+    let Some((&what, rest)) = data.split_first() else { return };
+    let message = Message::from(Bytes::copy_from_slice(rest));
+    match what % 8 {
+        0 => drop(decodes::<files::FileLayout4>(&message)),
+        1 => drop(decodes::<files::FileLayoutDsAddr4>(&message)),
+        2 => drop(decodes::<files::FileLayoutHint4>(&message)),
+        3 => drop(decodes::<flex::FfDeviceAddr4>(&message)),
+        4 => drop(decodes::<flex::FfLayout4>(&message)),
+        5 => drop(decodes::<flex::FfLayoutReturn4>(&message)),
+        6 => drop(decodes::<flex::FfLayoutUpdate4>(&message)),
+        _ => drop(decodes::<flex::FfLayoutHint4>(&message)),
     }
 }
 

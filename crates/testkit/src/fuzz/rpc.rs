@@ -148,7 +148,7 @@ fn locate(record: &[u8]) -> Option<Located> {
 }
 
 /// A service that counts its calls.
-struct Count(Arc<Mutex<u32>>);
+pub(super) struct Count(pub Arc<Mutex<u32>>);
 
 impl Service for Count {
     fn program(&self) -> u32 {
@@ -176,15 +176,15 @@ impl Service for Count {
 }
 
 /// A transport that receives these calls and then loses its connection.
-struct Script {
+pub(super) struct Script {
     caps: TransportCaps,
     pool: Pool,
     calls: Mutex<VecDeque<Message>>,
-    replies: Mutex<Vec<Message>>,
+    pub replies: Mutex<Vec<Message>>,
 }
 
 impl Script {
-    fn new(calls: impl Into<VecDeque<Message>>) -> Self {
+    pub fn new(calls: impl Into<VecDeque<Message>>) -> Self {
         let caps = TransportCaps { name: "script", message_max: 1 << 20, lossy: false, file_ranges: false, idle: None };
         let calls = Mutex::new(calls.into());
         Self { caps, pool: Pool::default(), calls, replies: Mutex::default() }

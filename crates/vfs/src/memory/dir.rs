@@ -26,6 +26,8 @@ struct Slot {
     _charge: Charge,
 }
 
+/// Maximum number of entries that are searched for an object.
+const SEARCHED_MAX: usize = 4096;
 /// The cookie of the entry `.`.
 pub(super) const COOKIE_SELF: u64 = 1;
 /// The cookie of the entry `..`.
@@ -42,6 +44,12 @@ impl Dir {
 
     pub(super) fn find(&self, name: &[u8]) -> Option<u64> {
         self.names.get(name).map(|slot| slot.object)
+    }
+
+    /// Returns the name of an object, if the directory is small enough to search all of it.
+    pub(super) fn name_of(&self, object: u64) -> Option<&[u8]> {
+        let mut entries = self.order.values().take(SEARCHED_MAX);
+        entries.find(|(_, other)| *other == object).map(|(name, _)| &name[..])
     }
 
     /// Adds an entry. Its name must not exist.

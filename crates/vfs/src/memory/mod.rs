@@ -210,6 +210,20 @@ impl Vfs for Memory {
         Ok((self.handle(id), attr))
     }
 
+    /// Returns the path of a directory. Files do not know their directories.
+    fn path(&self, object: &Handle) -> Option<Vec<u8>> {
+        let root = self.find(&self.root()).ok()?.id;
+        let (mut inode, mut names) = (self.find(object).ok()?, Vec::new());
+        while inode.id != root {
+            let above = inode.read().ok()?.dir().ok()?.parent;
+            let parent = self.table.find(above)?;
+            names.push(parent.read().ok()?.dir().ok()?.name_of(inode.id)?.to_vec());
+            inode = parent;
+        }
+        names.reverse();
+        Some(names.join(&b'/'))
+    }
+
     fn getattr(&self, _: &Caller<'_>, object: &Handle) -> Result<Attr> {
         let inode = self.find(object)?;
         let state = inode.read()?;

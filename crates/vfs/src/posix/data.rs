@@ -1,13 +1,14 @@
 //! Reading and writing data.
 
 use std::{
+    cmp::Ordering,
     fs::File,
     io::IoSliceMut,
     os::fd::{AsFd, AsRawFd},
     sync::Arc,
 };
 
-use buf::{Piece, Rope};
+use buf::{FileRange, Piece, Pool, Rope};
 use rustix::{
     fs::OFlags,
     io::{Errno, ReadWriteFlags},
@@ -15,7 +16,7 @@ use rustix::{
 use smallvec::SmallVec;
 
 use super::{Posix, identity::Identity, kernel, objects::Object};
-use crate::{Attr, Caller, Change, Kind, PreAttr, ReadInto, Report, Result, Stability, VfsError};
+use crate::{Attr, Caller, Change, Handle, Kind, PreAttr, Read, ReadInto, Report, Result, Stability, VfsError};
 
 impl Posix {
     /// Returns a descriptor for a file's data, opened with the caller's rights.
@@ -32,6 +33,13 @@ impl Posix {
         let file = Arc::new(self.open_data(caller, object, write)?);
         self.objects.keep_open(object, cred, write, file.clone());
         Ok(file)
+    }
+
+    /// Returns a file, and a descriptor for reading its data.
+    pub(super) fn open_to_read(&self, caller: &Caller<'_>, file: &Handle) -> Result<(Arc<Object>, Arc<File>)> {
+        let object = self.resolve(caller, file)?;
+        let file = self.data(caller, &object, false)?;
+        Ok((object, file))
     }
 
     fn open_data(&self, caller: &Caller<'_>, object: &Object, write: bool) -> Result<File> {
@@ -82,19 +90,81 @@ impl Posix {
         offset: u64,
         into: &mut [u8],
     ) -> Result<ReadInto> {
-        let len = self.fill(caller, file, offset, into)?;
+        let len = self.fill(caller, file, offset, (into, &mut []))?;
         let attr = self.attr_by(object, file.as_fd())?;
         Ok(ReadInto { len, eof: offset.saturating_add(len as u64) >= attr.size, attr })
     }
 
-    /// Reads until `into` is full or the file ends. Returns the number of bytes.
-    pub(super) fn fill(&self, caller: &Caller<'_>, file: &File, offset: u64, into: &mut [u8]) -> Result<usize> {
+    /// Reads a range, and the attributes of the file.
+    pub(super) fn read_and_stat(
+        &self,
+        caller: &Caller<'_>,
+        (object, file): (&Object, Arc<File>),
+        (offset, len): (u64, usize),
+        pool: &Pool,
+        file_ranges: bool,
+    ) -> Result<Read> {
+        // Read the attributes before the data, so that old data is never returned with newer attributes.
+        let attr = self.attr_by(object, file.as_fd())?;
+        let len = attr.size.saturating_sub(offset).min(len as u64) as usize;
+        if file_ranges && len >= RANGE_MIN && self.may_lend(caller, &file, offset, len)? {
+            let eof = offset.saturating_add(len as u64) >= attr.size;
+            return Ok(Read { data: Rope::from(FileRange { file, offset, len }), eof, attr });
+        }
+        if len == 0 {
+            return Ok(Read { data: Rope::new(), eof: offset >= attr.size, attr });
+        }
+        let mut buffer = pool.take(len);
+        let read = self.fill(caller, &file, offset, (&mut buffer, &mut []))?;
+        buffer.set_len(read);
+        // If fewer bytes than expected were read, the file has been truncated meanwhile and ends there.
+        let eof = read < len || offset.saturating_add(read as u64) >= attr.size;
+        Ok(Read { data: Rope::from(buffer.freeze()), eof, attr })
+    }
+
+    /// Reads a short range without the attributes of the file. Returns the data, and `true` if they reach its end. Returns
+    /// `None` if the range is not short, or if reading might wait for storage behind it.
+    pub(super) fn read_short(
+        &self,
+        caller: &Caller<'_>,
+        (object, file): (&Object, &File),
+        (offset, len): (u64, usize),
+        pool: &Pool,
+    ) -> Result<Option<(Rope, bool)>> {
+        if !(1..RANGE_MIN).contains(&len) || self.caps.blocks && self.may_wait(caller).is_ok() {
+            return Ok(None);
+        }
+        let mut buffer = pool.take(len);
+        // One byte more tells whether the file goes on.
+        let read = self.fill(caller, file, offset, (&mut buffer, &mut [0]))?;
+        let eof = match read.cmp(&len) {
+            Ordering::Less => true,
+            Ordering::Greater => false,
+            // The file ends here, or its next page is not in the page cache.
+            Ordering::Equal => offset.saturating_add(len as u64) >= self.attr_by(object, file.as_fd())?.size,
+        };
+        buffer.set_len(read.min(len));
+        Ok(Some((Rope::from(buffer.freeze()), eof)))
+    }
+
+    /// Reads until `into` is full or the file ends, and into `beyond` what the same system call returns behind it. Returns
+    /// the number of bytes.
+    pub(super) fn fill(
+        &self,
+        caller: &Caller<'_>,
+        file: &File,
+        offset: u64,
+        (into, beyond): (&mut [u8], &mut [u8]),
+    ) -> Result<usize> {
+        // The kernel's offsets are signed: nothing can be read beyond the largest one, and it rejects a longer range.
+        let room = usize::try_from((i64::MAX as u64).saturating_sub(offset)).unwrap_or(usize::MAX);
+        let (wanted, probed) = (room.min(into.len()), (room - room.min(into.len())).min(beyond.len()));
+        let (into, beyond) = (&mut into[..wanted], &mut beyond[..probed]);
         let wait = self.may_wait(caller).is_ok();
         let flags = if wait { ReadWriteFlags::empty() } else { ReadWriteFlags::NOWAIT };
         let mut len = 0;
-        // The kernel's offsets are signed, so nothing can be read beyond the largest one.
-        while len < into.len() && offset.saturating_add(into.len() as u64) <= i64::MAX as u64 {
-            let rest = &mut [IoSliceMut::new(&mut into[len..])];
+        while len < into.len() {
+            let rest = &mut [IoSliceMut::new(&mut into[len..]), IoSliceMut::new(beyond)];
             match rustix::io::preadv2(file, rest, offset + len as u64, flags) {
                 Ok(0) => break,
                 Ok(read) => len += read,
@@ -174,7 +244,7 @@ impl Posix {
 
     /// Changes the write verifier after a failure of storage. Uncommitted writes may be lost, and the new verifier
     /// makes the clients write them again.
-    fn note_failure(&self, error: VfsError) {
+    pub(super) fn note_failure(&self, error: VfsError) {
         if error == VfsError::Io {
             *self.verifier.lock() = entropy::random();
         }
@@ -270,7 +340,7 @@ fn skip(mut slices: &mut [libc::iovec], mut len: usize) -> &mut [libc::iovec] {
 }
 
 /// Minimum bytes of a range of a file that is lent. Fewer bytes are copied to memory.
-pub(super) const RANGE_MIN: usize = 32 << 10;
+const RANGE_MIN: usize = 32 << 10;
 /// Distance in bytes between the samples that show whether a range is in the page cache.
 const PROBE_STEP: usize = 64 << 10;
 /// Maximum number of slices in one system call (`UIO_MAXIOV`).
@@ -292,6 +362,23 @@ mod tests {
         while write().is_some() {
             assert!(Instant::now() < deadline, "the only writer must get to know the file");
         }
+    }
+
+    #[test]
+    fn last_bytes_of_the_longest_file_are_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let fs = Posix::open(dir.path(), PosixOptions::default()).unwrap();
+        let cred = Cred::root();
+        let caller = Caller::blocking(&cred);
+        // A file in memory can have the largest size that the kernel's offsets allow.
+        let file = File::from(rustix::fs::memfd_create("longest", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+        file.set_len(i64::MAX as u64).unwrap();
+        let fill = |before_end: u64, len: usize, probe: usize| {
+            let (into, beyond) = (&mut vec![1; len][..], &mut vec![1; probe][..]);
+            fs.fill(&caller, &file, i64::MAX as u64 - before_end, (into, beyond)).unwrap()
+        };
+        assert_eq!([fill(8, 8, 0), fill(8, 8, 1), fill(9, 8, 1), fill(8, 20, 1), fill(0, 8, 1)], [8, 8, 9, 8, 0]);
+        assert_eq!(fs.fill(&caller, &file, u64::MAX, (&mut [1; 8], &mut [])), Ok(0));
     }
 
     #[test]

@@ -37,7 +37,7 @@ use std::{
     sync::Arc,
 };
 
-use buf::{FileRange, Pool, Rope};
+use buf::{Pool, Rope};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use rustix::{
@@ -321,6 +321,19 @@ impl Vfs for Posix {
         Ok((object.handle.clone(), object.kind))
     }
 
+    /// Returns the path of an object that is cached, as the kernel knows it.
+    fn path(&self, object: &Handle) -> Option<Vec<u8>> {
+        let object = self.objects.find(object).or_else(|| (*object == self.root.handle).then(|| self.root.clone()))?;
+        let path = |object: &Object| rustix::fs::readlink(acl::path(object.fd()), Vec::new()).ok();
+        let (root, path) = (path(&self.root)?.into_bytes(), path(&object)?.into_bytes());
+        let below = path.strip_prefix(if root == b"/" { &b""[..] } else { &root[..] })?;
+        match below.strip_prefix(b"/") {
+            Some(below) if !below.ends_with(DELETED) => Some(below.to_vec()),
+            None if below.is_empty() => Some(Vec::new()),
+            _ => None,
+        }
+    }
+
     fn getattr(&self, caller: &Caller<'_>, object: &Handle) -> Result<Attr> {
         let object = self.resolve(caller, object)?;
         self.attr(&object)
@@ -349,8 +362,7 @@ impl Vfs for Posix {
     }
 
     fn read_into(&self, caller: &Caller<'_>, file: &Handle, offset: u64, into: &mut [u8]) -> Result<ReadInto> {
-        let object = self.resolve(caller, file)?;
-        let file = self.data(caller, &object, false)?;
+        let (object, file) = self.open_to_read(caller, file)?;
         self.read_file(caller, &object, &file, offset, into)
     }
 
@@ -363,24 +375,24 @@ impl Vfs for Posix {
         pool: &Pool,
         file_ranges: bool,
     ) -> Result<Read> {
-        let object = self.resolve(caller, file)?;
-        let file = self.data(caller, &object, false)?;
-        // Read the attributes before the data, so that old data is never returned with newer attributes.
-        let attr = self.attr_by(&object, file.as_fd())?;
-        let len = attr.size.saturating_sub(offset).min(len as u64) as usize;
-        if file_ranges && len >= data::RANGE_MIN && self.may_lend(caller, &file, offset, len)? {
-            let eof = offset.saturating_add(len as u64) >= attr.size;
-            return Ok(Read { data: Rope::from(FileRange { file, offset, len }), eof, attr });
+        let (object, file) = self.open_to_read(caller, file)?;
+        self.read_and_stat(caller, (&object, file), (offset, len), pool, file_ranges)
+    }
+
+    fn read_data(
+        &self,
+        caller: &Caller<'_>,
+        file: &Handle,
+        offset: u64,
+        len: usize,
+        pool: &Pool,
+        file_ranges: bool,
+    ) -> Result<(Rope, bool)> {
+        let (object, file) = self.open_to_read(caller, file)?;
+        if let Some(read) = self.read_short(caller, (&object, &file), (offset, len), pool)? {
+            return Ok(read);
         }
-        if len == 0 {
-            return Ok(Read { data: Rope::new(), eof: offset >= attr.size, attr });
-        }
-        let mut buffer = pool.take(len);
-        let read = self.fill(caller, &file, offset, &mut buffer)?;
-        buffer.set_len(read);
-        // If fewer bytes than expected were read, the file has been truncated meanwhile and ends there.
-        let eof = read < len || offset.saturating_add(read as u64) >= attr.size;
-        Ok(Read { data: Rope::from(buffer.freeze()), eof, attr })
+        self.read_and_stat(caller, (&object, file), (offset, len), pool, file_ranges).map(|read| (read.data, read.eof))
     }
 
     fn write(
@@ -568,6 +580,8 @@ impl Vfs for Posix {
     }
 }
 
+/// The end of a path that the kernel reports for a removed object.
+const DELETED: &[u8] = b" (deleted)";
 const FINE_TIMES_TRIES: usize = 32;
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 const RAMFS_MAGIC: u64 = 0x8584_58f6;

@@ -64,10 +64,39 @@ impl Posix {
             history.names.add(name, &object.handle);
             Ok((file, object, attr))
         })?;
+        if let CreateMode::Exclusive(_) = mode
+            && let Err(error) = self.persist(dir, &file)
+        {
+            self.remove_made(caller, dir, name, &object);
+            return Err(error);
+        }
         // The file will probably be written next, and its creator may write it whatever its mode is.
         let cred = self.identity.effective(caller.cred);
         self.objects.keep_open(&object, cred, true, file);
         Ok(Created { handle: object.handle.clone(), attr, dir: change })
+    }
+
+    /// Waits until an exclusively created file is on stable storage, with its name and with the verifier in its times. If
+    /// the client does not get the reply, it repeats the request, and must find the verifier also after a crash.
+    fn persist(&self, dir: &Object, file: &File) -> Result<()> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        //= rfc8881-18.16.4-1
+        let synced =
+            rustix::fs::fsync(file).and_then(|()| match rustix::fs::openat(dir.fd(), ".", flags, Mode::empty()) {
+                Ok(names) => match rustix::fs::fsync(names) {
+                    // The file system stores names without being asked.
+                    Err(Errno::INVAL | Errno::OPNOTSUPP) => Ok(()),
+                    synced => synced,
+                },
+                // This process may not read the directory.
+                Err(Errno::ACCESS) => rustix::fs::syncfs(file),
+                Err(errno) => Err(errno),
+            });
+        synced.map_err(|errno| {
+            let error = errno.into();
+            self.note_failure(error);
+            error
+        })
     }
 
     /// Sets the attributes of a new object. Removes the object if that fails.
@@ -140,6 +169,8 @@ impl Posix {
                 if attr.size != 0 || [attr.atime, attr.mtime] != verifier_times(*verifier) {
                     return Err(VfsError::Exists);
                 }
+                // The first attempt may have been interrupted.
+                self.persist(dir, &*self.data(caller, &object, true)?)?;
                 attr
             }
             _ => attr,
@@ -465,6 +496,54 @@ mod tests {
         let dir = create_and_remove(&cred(1001), &cred(1001), 0o1777, |_| {});
         assert!(!dir.path().join(NAME).exists());
     }
+    /// Makes each fsync of this thread fail with EIO, until the thread ends.
+    fn fail_syncs() {
+        use libc::{BPF_ABS, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_W, SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO};
+
+        let instruction = |code: u32, k, jf| libc::sock_filter { code: code as u16, jt: 0, jf, k };
+        // The number of the system call is the first word of its data.
+        let mut filter = [
+            instruction(BPF_LD | BPF_W | BPF_ABS, 0, 0),
+            instruction(BPF_JMP | BPF_JEQ | BPF_K, libc::SYS_fsync as u32, 1),
+            instruction(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | libc::EIO as u32, 0),
+            instruction(BPF_RET | BPF_K, SECCOMP_RET_ALLOW, 0),
+        ];
+        let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+        // SAFETY: the kernel copies the program, which is valid during the calls.
+        #[expect(unsafe_code)]
+        let installed = unsafe {
+            libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+                && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) == 0
+        };
+        assert!(installed, "{}", std::io::Error::last_os_error());
+    }
+
+    #[test]
+    fn exclusively_created_file_is_stable_before_the_reply() {
+        let dir = tempfile::tempdir().unwrap();
+        let fs = Posix::open(dir.path(), PosixOptions::default()).unwrap();
+        let (cred, guarded) = (own(), CreateMode::Guarded(SetAttr::default()));
+        let by = || Caller::blocking(&cred);
+        let other = Name::new(b"other").unwrap();
+        let exclusive =
+            |verifier| fs.create(&by(), &fs.root(), name(), &CreateMode::Exclusive([verifier; 8])).map(drop);
+        let failing = |create: &(dyn Fn() -> Result<()> + Sync)| {
+            let run = || {
+                fail_syncs();
+                create()
+            };
+            std::thread::scope(|scope| scope.spawn(run).join().unwrap())
+        };
+        //= rfc8881-18.16.4-1
+        assert_eq!(failing(&|| exclusive(1)), Err(VfsError::Io));
+        assert!(!dir.path().join(NAME).exists(), "the failed request must have no effect");
+        assert_eq!(failing(&|| fs.create(&by(), &fs.root(), other, &guarded).map(drop)), Ok(()), "not exclusive");
+        assert_eq!(exclusive(1), Ok(()));
+        //= rfc8881-18.16.4-1
+        assert_eq!(failing(&|| exclusive(1)), Err(VfsError::Io), "the first attempt may have been interrupted");
+        assert_eq!((exclusive(1), exclusive(2)), (Ok(()), Err(VfsError::Exists)));
+    }
+
     #[test]
     fn removed_object_is_not_cached() {
         let dir = tempfile::tempdir().unwrap();

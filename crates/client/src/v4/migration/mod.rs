@@ -32,7 +32,7 @@ use futures_util::future::{self, FutureExt};
 use nfs::v4::ClientOwner4;
 use parking_lot::Mutex;
 use rpc::BoxFuture;
-use tokio::time::timeout_at;
+use tokio::{sync::OwnedMutexGuard, time::timeout_at};
 
 use super::{
     attr,
@@ -112,6 +112,13 @@ pub(crate) struct Peer {
     pub tag: [u8; TAG],
     /// Serializes the relocation of objects to this server.
     relocating: tokio::sync::Mutex<()>,
+}
+
+/// An object that was found at its new server.
+struct Relocated {
+    there: Handle,
+    /// Excludes opens, closes and changes of locks at the former server until the table has the object.
+    _changes: Option<OwnedMutexGuard<()>>,
 }
 
 /// A file system that has moved.
@@ -268,15 +275,21 @@ impl V4 {
             moves.table.lock().servers.push((place.server.clone(), peer.clone()));
         }
         let mut unreclaimed = Unreclaimed::default();
-        for file in self.server.opens.all() {
-            if self.fsid(&file.handle) == Some(gone.fsid)
-                && let Err(error) = self.relocate(&moved, &file.handle, &mut unreclaimed).await
-            {
-                unreclaimed.file(error);
+        let mut relocated = Vec::new();
+        let _one = peer.relocating.lock().await;
+        for file in self.server.opens.all().into_iter().filter(|file| self.fsid(&file.handle) == Some(gone.fsid)) {
+            match self.relocate(&moved, &file.handle, (true, &mut unreclaimed)).await {
+                Ok(found) => relocated.extend(found.map(|found| (file, found))),
+                Err(error) => unreclaimed.file(error),
             }
         }
         unreclaimed.report(peer.v4().program().server());
+        //= rfc8881-18.51.3-2
         peer.v4().server.complete_arrival(&moved.root, is_new, &self.deadline()).await;
+        // Requests go to the new server only now, because they could open files and lock bytes there.
+        for (file, found) in relocated {
+            moves.link(&file.handle, &peer, &found.there);
+        }
         moves.table.lock().moved.insert(gone.fsid, moved.clone());
         moves.anything.store(true, Relaxed);
         Ok(moved)
@@ -300,34 +313,47 @@ impl V4 {
     }
 
     pub(super) async fn relocate_one(&self, moved: &Moved, object: &Handle) -> Result<()> {
+        let (peer, moves) = (&moved.peer, &self.server.moves);
         let mut unreclaimed = Unreclaimed::default();
-        let relocated = self.relocate(moved, object, &mut unreclaimed).await;
-        unreclaimed.report(moved.peer.v4().program().server());
-        relocated
+        let _one = peer.relocating.lock().await;
+        // All state of the file system that could be reclaimed has been reclaimed.
+        let relocated = self.relocate(moved, object, (false, &mut unreclaimed)).await;
+        unreclaimed.report(peer.v4().program().server());
+        if let Some(found) = relocated? {
+            moves.link(object, peer, &found.there);
+            moves.anything.store(true, Relaxed);
+        }
+        Ok(())
     }
 
-    /// Finds an object at its new server, and reclaims its open and locks there.
-    async fn relocate(&self, moved: &Moved, object: &Handle, unreclaimed: &mut Unreclaimed) -> Result<()> {
-        let (peer, moves) = (&moved.peer, &self.server.moves);
-        let _one = peer.relocating.lock().await;
-        if moves.known(object).is_some() {
-            return Ok(());
+    /// Finds an object at its new server, unless the table has it already. If the server allows this client to reclaim
+    /// state, reclaims the open and the locks of the object there. Otherwise they are lost.
+    async fn relocate(
+        &self,
+        moved: &Moved,
+        object: &Handle,
+        (may_reclaim, unreclaimed): (bool, &mut Unreclaimed),
+    ) -> Result<Option<Relocated>> {
+        let peer = &moved.peer;
+        if self.server.moves.known(object).is_some() {
+            return Ok(None);
         }
         let there = self.find_by_path(moved, object).await?;
-        let file = self.server.opens.known(object);
-        // Until the link is in the table, this lock excludes requests for the file at the former server.
-        let mut _changes = None;
-        if let Some(file) = file {
-            // The outstanding requests to the former server have ended when the lock is granted.
-            _changes = Some(file.lock_changes().await);
-            let held = file.take_held(&self.server.opens);
-            let at = peer.v4().place_now(&there);
-            let (opens, deadline) = (&at.v4.server.opens, &self.deadline());
-            opens.file(&at.handle).0.reclaim_held(opens, held, deadline, unreclaimed).await;
+        let Some(file) = self.server.opens.known(object) else {
+            return Ok(Some(Relocated { there, _changes: None }));
+        };
+        // The outstanding requests to the former server have ended when the lock is granted.
+        let changes = file.lock_changes().await;
+        let mut held = file.take_held(&self.server.opens);
+        let at = peer.v4().place_now(&there);
+        // If the file system has moved further, RECLAIM_COMPLETE was sent when that was found.
+        //= rfc8881-18.51.3-3
+        if !may_reclaim || at.is_elsewhere() {
+            held.lose(unreclaimed);
         }
-        moves.link(object, peer, &there);
-        moves.anything.store(true, Relaxed);
-        Ok(())
+        let (opens, deadline) = (&at.v4.server.opens, &self.deadline());
+        opens.file(&at.handle).0.reclaim_held(opens, held, deadline, unreclaimed).await;
+        Ok(Some(Relocated { there, _changes: Some(changes) }))
     }
 
     /// Returns the handle of the object at the new server that has the same path and the same fileid.
@@ -417,9 +443,9 @@ struct ForwardingWatcher {
 }
 
 impl Watcher for ForwardingWatcher {
-    fn ends(&self, file: Handle) -> BoxFuture<'static, ()> {
+    fn drop_cache(&self, file: Handle) -> BoxFuture<'static, ()> {
         match (self.from.upgrade(), self.peer.upgrade()) {
-            (Some(from), Some(peer)) => self.watcher.ends(from.moves.name(&peer, &file)),
+            (Some(from), Some(peer)) => self.watcher.drop_cache(from.moves.name(&peer, &file)),
             _ => Box::pin(async {}),
         }
     }

@@ -9,8 +9,10 @@ pub mod port;
 #[path = "../../../../testkit/src/process.rs"]
 pub mod process;
 pub mod proxy;
+pub mod recorder;
 pub mod scripted;
 pub mod sim;
+pub mod work;
 
 use std::{net::SocketAddr, path::Path, sync::Arc};
 

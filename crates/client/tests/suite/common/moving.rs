@@ -78,6 +78,7 @@ impl Moving {
             caller: call.caller,
             is_wrapped: call.is_wrapped,
             peer: call.peer,
+            arrived: call.arrived,
             connection: call.connection,
             transport: call.transport,
             arguments: Decoder::new(&message),

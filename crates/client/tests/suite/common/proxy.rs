@@ -1,4 +1,4 @@
-//! TCP proxies: one cuts connections after a number of bytes, one stops on command.
+//! A TCP proxy that cuts connections after a number of bytes.
 
 use std::{
     net::SocketAddr,
@@ -12,7 +12,6 @@ use rand::{Rng, SeedableRng, rngs::StdRng};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
-    sync::watch,
 };
 
 /// A proxy that cuts connections.
@@ -36,7 +35,7 @@ pub async fn start(server: SocketAddr, seed: u64, cuts: usize, most: usize) -> C
             let done = done.clone();
             tokio::spawn(async move {
                 if let Ok(server) = TcpStream::connect(server).await {
-                    pass(client, server, budget, watch::channel(true).1).await;
+                    pass(client, server, budget).await;
                     done.fetch_add(1, Ordering::Relaxed);
                 }
             });
@@ -45,38 +44,7 @@ pub async fn start(server: SocketAddr, seed: u64, cuts: usize, most: usize) -> C
     cutter
 }
 
-/// Stops and resumes a proxy.
-pub struct Gate(watch::Sender<bool>);
-
-impl Gate {
-    pub fn open(&self) {
-        self.0.send_replace(true);
-    }
-
-    pub fn close(&self) {
-        self.0.send_replace(false);
-    }
-}
-
-/// Starts a proxy for `server` that forwards data while the gate is open. It loses no data while the gate is closed.
-pub async fn gate(server: SocketAddr) -> (Gate, SocketAddr) {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    let (sender, receiver) = watch::channel(true);
-    tokio::spawn(async move {
-        while let Ok((client, _)) = listener.accept().await {
-            let receiver = receiver.clone();
-            tokio::spawn(async move {
-                if let Ok(server) = TcpStream::connect(server).await {
-                    pass(client, server, usize::MAX, receiver).await;
-                }
-            });
-        }
-    });
-    (Gate(sender), address)
-}
-
-async fn pass(mut client: TcpStream, mut server: TcpStream, mut budget: usize, mut gate: watch::Receiver<bool>) {
+async fn pass(mut client: TcpStream, mut server: TcpStream, mut budget: usize) {
     let (mut up, mut down) = (vec![0; 65536], vec![0; 65536]);
     while budget > 0 {
         let (data, read, to) = tokio::select! {
@@ -84,9 +52,6 @@ async fn pass(mut client: TcpStream, mut server: TcpStream, mut budget: usize, m
             read = server.read(&mut down) => (&down, read, &mut client),
         };
         let Some(len) = read.ok().filter(|&len| len > 0) else { return };
-        if gate.wait_for(|open| *open).await.is_err() {
-            return;
-        }
         let len = len.min(budget);
         if to.write_all(&data[..len]).await.is_err() {
             return;

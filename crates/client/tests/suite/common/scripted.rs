@@ -5,7 +5,7 @@ use std::{ops::RangeInclusive, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use nfs::v4::{
-    attr::{Attrs, Fattr4},
+    attr::{Attr4, Attrs, Fattr4},
     callback::*,
     compound::*,
     *,
@@ -37,6 +37,8 @@ pub struct Script {
     /// The operation whose requests wait for [`Scripted::go_on`].
     pub hold: Option<Opnum4>,
     pub held: u32,
+    /// The operation whose requests are dropped: they are neither executed nor answered.
+    pub drop: Option<Opnum4>,
     pub most_held: u32,
     /// The operation that is refused, with its status and the time at which that ends.
     pub refuse: Option<(Opnum4, Nfsstat4, Instant)>,
@@ -44,7 +46,16 @@ pub struct Script {
     pub target: u32,
     pub sessions: u8,
     pub clients: u64,
-    pub delegate: bool,
+    /// The number of CREATE_SESSIONs of clients that the server does not know.
+    pub stale_clients: u32,
+    /// The access for which OPEN grants a delegation: one of the `OPEN4_SHARE_ACCESS_` bits; 0 if none.
+    pub delegate: u32,
+    /// The status flags of SEQUENCE. BIND_CONN_TO_SESSION and CREATE_SESSION reset those that they repair.
+    pub flags: u32,
+    /// The attributes that OPEN says to have set.
+    pub attrset: Vec<Attr4>,
+    /// The number of connections that were bound to the session.
+    pub bound: u32,
     session: Option<u8>,
     client: Option<u64>,
     created: u32,
@@ -91,32 +102,48 @@ impl Scripted {
         self.script.lock().executed.iter().filter(|one| one.ops.contains(&opnum)).cloned().collect()
     }
 
-    /// Sends CB_RECALL of the delegation.
-    pub async fn recall(&self) -> Nfsstat4 {
-        self.call_back(CbArgop4::Recall(CbRecallArgs { stateid: DELEGATION, truncate: false, fh: handle(b"file") }))
-            .await
+    /// Returns CB_RECALL of the delegation.
+    pub fn recall_op() -> CbArgop4 {
+        CbArgop4::Recall(CbRecallArgs { stateid: DELEGATION, truncate: false, fh: handle(b"file") })
     }
 
-    /// Sends a callback twice over the connection that created the session.
+    /// Sends CB_RECALL of the delegation.
+    pub async fn recall(&self) -> Nfsstat4 {
+        self.call_back(Self::recall_op()).await
+    }
+
+    /// Returns the ID of the current session.
+    pub fn session(&self) -> Sessionid4 {
+        Sessionid4([self.script.lock().sessions; 16])
+    }
+
+    /// Sends a callback twice over the connection that was bound last.
     pub async fn call_back(&self, operation: CbArgop4) -> Nfsstat4 {
+        self.call_back_about(None, operation).await
+    }
+
+    /// Sends a callback twice over the connection that was bound last. `about` is the request that created the
+    /// state to which it refers, with its session.
+    pub async fn call_back_about(&self, about: Option<(Sessionid4, &Executed)>, operation: CbArgop4) -> Nfsstat4 {
         let back = self.back.lock().clone().expect("a session must exist");
-        let (session, sequenceid) = {
-            let mut script = self.script.lock();
-            script.called_back += 1;
-            (Sessionid4([script.sessions; 16]), Sequenceid4(script.called_back))
-        };
+        let (session, sequenceid) = (self.session(), Sequenceid4(self.script.lock().called_back + 1));
+        let referring = about.map(|(sessionid, request)| {
+            let call = ReferringCall4 { sequenceid: Sequenceid4(request.sequence), slotid: Slotid4(request.slot) };
+            ReferringCallList4 { sessionid, referring_calls: Array(vec![call]) }
+        });
         let sequence = CbSequenceArgs {
             sessionid: session,
             sequenceid,
             slotid: Slotid4(0),
             highest_slotid: Slotid4(0),
             cachethis: false,
-            referring_call_lists: Array(Vec::new()),
+            referring_call_lists: Array(referring.into_iter().collect()),
         };
         let args = CbCompoundArgs {
             tag: Tag::default(),
             minorversion: 1,
-            callback_ident: 0,
+            //= rfc8881-2.10.2.1-2
+            callback_ident: 77,
             argarray: vec![CbArgop4::Sequence(sequence), operation],
         };
         let target = ReverseTarget::new(0x4000_0000, CALLBACK_VERSION, &Credential::None);
@@ -133,6 +160,8 @@ impl Scripted {
             .expect("the callback must be answered")
             .results;
         assert_eq!(once, again, "a retry must be answered from the slot");
+        // An error of CB_SEQUENCE does not use the sequence ID.
+        self.script.lock().called_back += u32::from(once.resarray[0].status() == Nfsstat4::Ok);
         once.status
     }
 
@@ -167,7 +196,7 @@ impl Scripted {
             slotid: args.slotid,
             highest_slotid: Slotid4(SLOTS - 1),
             target_highest_slotid: Slotid4(target),
-            status_flags: 0,
+            status_flags: script.flags,
         }))
     }
 
@@ -195,6 +224,7 @@ impl Scripted {
                 })))
             }
             Argop4::CreateSession(args) if script.client.is_none_or(|client| args.clientid.0 != client) => {
+                script.stale_clients += 1;
                 Resop4::failure(op.opnum(), Nfsstat4::StaleClientid)
             }
             Argop4::CreateSession(args) => {
@@ -202,6 +232,7 @@ impl Scripted {
                 script.created += 1;
                 script.session = Some(script.sessions);
                 script.slots = vec![(0, None); SLOTS as usize];
+                script.flags = 0;
                 *self.back.lock() = Some(reverse.clone());
                 Resop4::CreateSession(Res4::Ok(Box::new(CreateSessionOk {
                     sessionid: Sessionid4([script.sessions; 16]),
@@ -211,11 +242,16 @@ impl Scripted {
                     back_chan_attrs: args.back_chan_attrs,
                 })))
             }
-            Argop4::BindConnToSession(args) => Resop4::BindConnToSession(Res4::Ok(BindConnToSessionOk {
-                sessid: args.sessid,
-                dir: ChannelDirFromServer4::Both,
-                use_conn_in_rdma_mode: false,
-            })),
+            Argop4::BindConnToSession(args) => {
+                script.bound += 1;
+                script.flags &= !(SEQ4_STATUS_CB_PATH_DOWN | SEQ4_STATUS_CB_PATH_DOWN_SESSION);
+                *self.back.lock() = Some(reverse.clone());
+                Resop4::BindConnToSession(Res4::Ok(BindConnToSessionOk {
+                    sessid: args.sessid,
+                    dir: ChannelDirFromServer4::Both,
+                    use_conn_in_rdma_mode: false,
+                }))
+            }
             Argop4::PutRootFh => {
                 *fh = handle(b"root");
                 Resop4::PutRootFh(Res4::Ok(()))
@@ -239,26 +275,30 @@ impl Scripted {
                 };
                 Resop4::GetAttr(Res4::Ok(Fattr4::from(attrs)))
             }
-            Argop4::Open(_) => {
+            Argop4::Open(args) => {
                 script.opens += 1;
-                let delegation = match script.delegate {
-                    false => OpenDelegation4::None,
-                    true => OpenDelegation4::Read(OpenReadDelegation4 {
+                *fh = handle(b"file");
+                let permissions =
+                    acl::Nfsace4 { acetype: acl::Acetype4(0), flag: 0, access_mask: 1, who: "EVERYONE@".into() };
+                let wanted = script.delegate & args.share_access;
+                let delegation = match wanted {
+                    _ if args.share_access & OPEN4_SHARE_ACCESS_WANT_NO_DELEG != 0 => OpenDelegation4::None,
+                    0 => OpenDelegation4::None,
+                    OPEN4_SHARE_ACCESS_READ => {
+                        OpenDelegation4::Read(OpenReadDelegation4 { stateid: DELEGATION, recall: false, permissions })
+                    }
+                    _ => OpenDelegation4::Write(OpenWriteDelegation4 {
                         stateid: DELEGATION,
                         recall: false,
-                        permissions: acl::Nfsace4 {
-                            acetype: acl::Acetype4(0),
-                            flag: 0,
-                            access_mask: 1,
-                            who: "EVERYONE@".into(),
-                        },
+                        space_limit: SpaceLimit4::Size(u64::MAX),
+                        permissions,
                     }),
                 };
                 Resop4::Open(Res4::Ok(Box::new(OpenOk {
                     stateid: Stateid4 { seqid: 1, other: [script.opens; 12] },
                     cinfo: ChangeInfo4::default(),
                     rflags: 0,
-                    attrset: Bitmap4::new(),
+                    attrset: script.attrset.iter().copied().collect(),
                     delegation,
                 })))
             }
@@ -273,6 +313,9 @@ impl Scripted {
             Argop4::Rename(_) => {
                 let (source_cinfo, target_cinfo) = Default::default();
                 Resop4::Rename(Res4::Ok(RenameOk { source_cinfo, target_cinfo }))
+            }
+            Argop4::SetAttr(args) => {
+                Resop4::SetAttr(SetAttrRes { status: Nfsstat4::Ok, attrsset: args.obj_attributes.attrmask.clone() })
             }
             Argop4::SaveFh => Resop4::SaveFh(Res4::Ok(())),
             Argop4::DelegReturn(_) => Resop4::DelegReturn(Res4::Ok(())),
@@ -322,6 +365,10 @@ impl Service for ScriptedService {
             let args = CompoundArgs::decode(&mut call.arguments)?;
             let server = &self.0;
             let reverse = Reverse::new(call.connection, call.transport);
+            let dropped = server.script.lock().drop;
+            if dropped.is_some_and(|dropped| args.argarray.iter().any(|op| op.opnum() == dropped)) {
+                return Err(AcceptError::Drop);
+            }
             if args.minorversion != 1 {
                 let res = CompoundRes { status: Nfsstat4::MinorVersMismatch, tag: args.tag, resarray: Vec::new() };
                 return Ok(call.reply(&res));

@@ -4,6 +4,7 @@ use std::{
     future::Future,
     net::{IpAddr, Ipv4Addr, SocketAddr},
     sync::Arc,
+    time::Duration,
 };
 
 use buf::Pool;
@@ -16,6 +17,7 @@ use tokio::task::JoinSet;
 
 use super::{
     process,
+    recorder::Record,
     scripted::{Scripted, ScriptedService},
 };
 
@@ -60,20 +62,41 @@ pub fn simulate<T, F: Future<Output = T>>(test: impl FnOnce(Network) -> F) -> T 
     simnet::simulate(seed, || test(Network::new(NetworkOptions { seed, ..NetworkOptions::default() })))
 }
 
-/// Starts a server of these programs, which runs until the result is dropped.
+/// Starts a server of these programs at [`SERVER`], which runs until the result is dropped.
 pub fn start(network: &Network, services: Vec<Arc<dyn Service>>) -> JoinSet<()> {
+    start_at(network, SERVER, services)
+}
+
+/// Starts a server of these programs at this address, which runs until the result is dropped.
+pub fn start_at(network: &Network, address: SocketAddr, services: Vec<Arc<dyn Service>>) -> JoinSet<()> {
     let server = services.into_iter().fold(Server::builder(), ServerBuilder::shared).build();
     let mut tasks = JoinSet::new();
-    for kind in kinds(&network.host(SERVER.ip())) {
-        tasks.spawn(process::serve(kind.listen(SERVER).unwrap(), server.clone()));
+    for kind in kinds(&network.host(address.ip())) {
+        tasks.spawn(process::serve(kind.listen(address).unwrap(), server.clone()));
     }
     tasks
+}
+
+/// Waits, in virtual time, until `is` returns `true`.
+pub async fn until(is: impl Fn() -> bool) {
+    while !is() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
 }
 
 /// Returns the services of a scripted server, and its script.
 pub fn scripted() -> (Vec<Arc<dyn Service>>, Arc<Scripted>) {
     let scripted = Scripted::new();
     (vec![Arc::new(ScriptedService(scripted.clone()))], scripted)
+}
+
+/// The services of a server, and what the test needs besides.
+type Services<S> = (Vec<Arc<dyn Service>>, S);
+
+/// Returns the services of a scripted server, its script, and the record of its requests.
+pub fn recorded() -> Services<(Arc<Scripted>, Record)> {
+    let ((services, scripted), record) = (scripted(), Record::default());
+    (record.wrap(services), (scripted, record))
 }
 
 /// Returns the transports of the client with this number.

@@ -25,6 +25,9 @@ pub fn reads_stop_at_the_end_of_the_file(w: &World) -> Outcome {
     let file = w.file(&w.root(), "f");
     let read = |offset, len| {
         let read = w.fs.read(&w.me(), &file, offset, len, &w.pool, false).unwrap();
+        let (data, eof) = w.fs.read_data(&w.me(), &file, offset, len, &w.pool, false).unwrap();
+        assert_eq!((data.len(), eof), (read.data.len(), read.eof), "{len} bytes at {offset} without the attributes");
+        assert_eq!(data.to_bytes().unwrap(), read.data.to_bytes().unwrap());
         (read.data.len(), read.eof)
     };
     assert_eq!(read(0, 10), (0, true));
@@ -36,6 +39,11 @@ pub fn reads_stop_at_the_end_of_the_file(w: &World) -> Outcome {
     assert_eq!(read(10, 5), (0, true));
     assert_eq!(read(1 << 50, 5), (0, true));
     assert_eq!(read(5, 0), (0, false));
+    w.write(&file, 0, &[7; 3 * 4096]).unwrap();
+    assert_eq!(read(4096, 4096), (4096, false));
+    assert_eq!(read(8192, 4096), (4096, true));
+    assert_eq!(read(8192, 4095), (4095, false));
+    assert_eq!(read(12_000, 4096), (288, true));
     let read_into = w.fs.read_into(&w.me(), &file, u64::MAX, &mut [0; 4]).unwrap();
     assert_eq!((read_into.len, read_into.eof), (0, true));
     Ok(())

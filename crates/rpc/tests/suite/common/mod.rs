@@ -1,9 +1,14 @@
-//! A program for tests, and a server that serves it.
+//! A program for tests, and servers that serve it: [`Host`] in a simulation, and [`RealHost`] on the loopback interface.
 
 #![allow(dead_code, reason = "each test file uses a part of this module")]
 
+pub mod stream;
+
 #[path = "../../../../testkit/src/port.rs"]
 pub mod port;
+
+#[path = "../../../../testkit/src/process.rs"]
+pub mod process;
 
 use std::{
     collections::BTreeMap,
@@ -16,15 +21,15 @@ use std::{
     time::Duration,
 };
 
-use buf::{Buffer, Region};
+use buf::{Buffer, Pool, Region};
 use bytes::Bytes;
-use port::Port;
 use rpc::{
     AcceptError, Answer, Answering, Call, CallFailed, CallOptions, Client, ClientOptions, ConnectionId, Credential,
-    Limits, Procedure, RawOptions, ReplyHeader, ReplyPlan, Reverse, ReverseTarget, Server, Service, TcpKind,
-    TransportKind, WorkerOptions, Workers,
+    Limits, Procedure, RawOptions, ReplyHeader, ReplyPlan, Reverse, ReverseTarget, Server, Service, Signal, TcpKind,
+    TcpOptions, TransportKind, WorkerOptions, Workers,
 };
-use tokio::sync::watch;
+use simnet::{Network, NetworkOptions};
+use tokio::{sync::watch, task::JoinSet};
 use xdr::{Decode, Message, Payload};
 
 pub type Data = Payload<{ 1 << 20 }>;
@@ -33,7 +38,7 @@ pub type Data = Payload<{ 1 << 20 }>;
 pub struct Counter {
     value: AtomicU64,
     at_gate: watch::Sender<usize>,
-    gate: watch::Sender<bool>,
+    gate: Signal,
     /// The callers by their connection, while it is open.
     pub callers: Mutex<BTreeMap<ConnectionId, Reverse>>,
 }
@@ -43,7 +48,7 @@ impl Default for Counter {
         Self {
             value: AtomicU64::new(0),
             at_gate: watch::Sender::new(0),
-            gate: watch::Sender::new(false),
+            gate: Signal::default(),
             callers: Mutex::default(),
         }
     }
@@ -77,12 +82,12 @@ impl Counter {
     }
 
     pub fn open_gate(&self) {
-        self.gate.send_replace(true);
+        self.gate.send();
     }
 
     async fn pass_gate(&self) {
         self.at_gate.send_modify(|at| *at += 1);
-        self.gate.subscribe().wait_for(|&open| open).await.unwrap();
+        self.gate.wait().await;
     }
 
     /// Returns the number of calls that have reached the gate.
@@ -157,36 +162,31 @@ impl Service for Counter {
     }
 }
 
-/// A server on the loopback interface.
+/// A server over TCP in a simulation. Its tasks end when it is dropped.
 pub struct Host {
     pub counter: Arc<Counter>,
     pub server: Arc<Server>,
-    pub workers: Workers,
+    pub network: Network,
     pub kind: Arc<dyn TransportKind>,
     pub address: SocketAddr,
-    /// A port on which nothing listens after the server has stopped.
-    pub port: Port,
+    process: JoinSet<()>,
 }
 
 impl Host {
-    pub fn start(options: &[(&str, &str)]) -> Self {
-        Self::start_with(Arc::new(TcpKind::default()), options)
+    pub fn start() -> Self {
+        Self::start_with(&[])
     }
 
-    pub fn start_with(kind: Arc<dyn TransportKind>, options: &[(&str, &str)]) -> Self {
-        let raw: RawOptions = options.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
-        let kind = kind.with_options(&raw).unwrap();
-        let counter = Arc::new(Counter::default());
-        let server = Server::builder()
-            .shared(counter.clone())
-            .limits(Limits { calls_max: CALLS_MAX, ..Limits::default() })
-            .build();
-        let workers = Workers::new(WorkerOptions { threads: 2, ..WorkerOptions::default() }).unwrap();
-        let port = Port::take();
-        let address = port.address();
-        let listener = kind.listen(address).unwrap();
-        workers.listen(server.clone(), listener);
-        Self { counter, server, workers, kind, address, port }
+    /// Starts a server with these options of its transport.
+    pub fn start_with(options: &[(&str, &str)]) -> Self {
+        let network = Network::new(NetworkOptions { seed: simnet::seeds(1).start, ..NetworkOptions::default() });
+        let kind = tcp(&network, options);
+        let (counter, server) = program();
+        let listener = kind.listen("127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = listener.local_addr();
+        let mut process = JoinSet::new();
+        process.spawn(process::serve(listener, server.clone()));
+        Self { counter, server, network, kind, address, process }
     }
 
     pub fn options(&self) -> ClientOptions {
@@ -196,6 +196,50 @@ impl Host {
     pub async fn client(&self) -> Client {
         Client::connect(self.kind.clone(), self.address, self.options()).await.unwrap()
     }
+
+    /// Ends the server with its connections. Nothing listens at its address any more.
+    pub async fn stop(&mut self) {
+        self.process.shutdown().await;
+    }
+}
+
+/// Returns TCP over a simulated network.
+pub fn tcp(network: &Network, options: &[(&str, &str)]) -> Arc<dyn TransportKind> {
+    let kind = TcpKind::simulated(network.clone(), TcpOptions::default(), Pool::default());
+    kind.with_options(&raw(options)).unwrap()
+}
+
+/// A server on the loopback interface, on threads of its own.
+pub struct RealHost {
+    pub counter: Arc<Counter>,
+    pub workers: Workers,
+    pub kind: Arc<dyn TransportKind>,
+    pub address: SocketAddr,
+}
+
+impl RealHost {
+    pub fn start(kind: Arc<dyn TransportKind>) -> Self {
+        Self::start_at(kind, "127.0.0.1:0".parse().unwrap())
+    }
+
+    pub fn start_at(kind: Arc<dyn TransportKind>, address: SocketAddr) -> Self {
+        let (counter, server) = program();
+        let workers = Workers::new(WorkerOptions { threads: 2, ..WorkerOptions::default() }).unwrap();
+        let listener = kind.listen(address).unwrap();
+        let address = listener.local_addr();
+        workers.listen(server, listener);
+        Self { counter, workers, kind, address }
+    }
+}
+
+fn program() -> (Arc<Counter>, Arc<Server>) {
+    let counter = Arc::new(Counter::default());
+    let limits = Limits { calls_max: CALLS_MAX, ..Limits::default() };
+    (counter.clone(), Server::builder().shared(counter).limits(limits).build())
+}
+
+fn raw(options: &[(&str, &str)]) -> RawOptions {
+    options.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
 }
 
 pub async fn add(client: &Client, add: u64) -> Result<u64, CallFailed> {
@@ -213,17 +257,4 @@ pub fn echo_plan(sink: Option<Buffer>) -> ReplyPlan {
 
 pub async fn echo(client: &Client, data: Bytes, sink: Option<Buffer>) -> Result<Answer<Data>, CallFailed> {
     client.call(ECHO, &Data::from(data), echo_plan(sink), CallOptions::default()).await
-}
-
-/// Returns the error text of `call` at its deadline, and the deadline. Increases the deadline until the text contains
-/// `happens`, because a busy machine can need more time for it.
-pub async fn at_its_deadline(call: impl AsyncFn(Duration) -> String, happens: &str) -> (String, Duration) {
-    for deadline_ms in [200, 2_000, 20_000] {
-        let deadline = Duration::from_millis(deadline_ms);
-        let said = call(deadline).await;
-        if said.contains(happens) {
-            return (said, deadline);
-        }
-    }
-    panic!("no error contains: {happens}");
 }

@@ -269,10 +269,11 @@ impl<F: Clone + Eq + Hash> LockTable<F> {
         file.shares.iter().find(|(other, _)| *other == owner).map(|(_, share)| *share)
     }
 
-    /// Returns `true` if `share` conflicts with the share of any owner.
-    pub fn denies(&self, file: &F, share: Share) -> bool {
+    /// Returns `true` if `share` conflicts with the share of any owner except `by`.
+    pub fn denies(&self, file: &F, by: Option<&Owner>, share: Share) -> bool {
+        let by = by.and_then(|owner| self.owners.find(owner));
         let shares = self.ids.get(file).map(|file| &self.files[file].shares);
-        shares.is_some_and(|shares| shares.iter().any(|(_, held)| held.conflicts(share)))
+        shares.is_some_and(|shares| shares.iter().any(|(owner, held)| Some(*owner) != by && held.conflicts(share)))
     }
 
     /// Returns the use of a file by all clients except `but`.

@@ -15,19 +15,21 @@ use std::{fmt, hash::Hash, net::SocketAddr, time::Duration};
 
 use entropy::HashMap;
 use nfs::v4::{
-    CALLBACK_VERSION, CallbackSecParms4, Clientid4, Nfsstat4, Res4, Sessionid4,
-    callback::{CbArgop4, CbResop4, CbSequenceArgs},
+    CALLBACK_VERSION, CallbackSecParms4, Clientid4, Nfsstat4, Res4,
+    callback::{CbArgop4, CbResop4, CbSequenceArgs, ReferringCall4, ReferringCallList4},
     compound::{CbCompoundArgs, CbCompoundRes},
 };
 use parking_lot::Mutex;
 use rpc::{AuthSys, ClientError, ConnectionId, Credential, ReplyPlan, Reverse, ReverseTarget, TransportError};
 use tokio::time::sleep;
+use xdr::Array;
 
 use self::v40::Outgoing;
 use super::state::{
     State,
     back_slots::BackOutcome,
-    transitions::back::{BackCall, NoPath},
+    ids::ReferringCall,
+    transitions::back::{BackCall, CallbackSubject, NoPath},
 };
 
 /// The connections for callbacks.
@@ -98,18 +100,18 @@ impl Callbacks {
         client: Clientid4,
         operation: &CbArgop4,
     ) -> Result<CbResop4, CallbackError> {
-        self.call_by(state, client, None, operation).await
+        self.call_about(state, client, CallbackSubject::default(), operation).await
     }
 
-    /// Like [`call`](Self::call), over the backchannel of `session` if that is given, for operations about one session.
+    /// Like [`call`](Self::call), for an operation with a subject.
     ///
     /// # Errors
     /// Those of [`call`](Self::call).
-    pub async fn call_by<R: Clone, F: Clone + Eq + Hash>(
+    pub async fn call_about<R: Clone, F: Clone + Eq + Hash>(
         &self,
         state: &Mutex<State<R, F>>,
         client: Clientid4,
-        session: Option<Sessionid4>,
+        about: CallbackSubject,
         operation: &CbArgop4,
     ) -> Result<CbResop4, CallbackError> {
         let listener = state.lock().listener40(client);
@@ -120,12 +122,13 @@ impl Callbacks {
         }
         let mut tries = 0;
         let result = loop {
-            let result = match begin(state, client, session).await {
+            let result = match begin(state, client, &about).await {
                 Ok(call) => self.call_in_slot(state, call, operation).await,
                 Err(error) => Err(CallbackError::NoPath(error)),
             };
             match result {
-                // §20.9.3: the client is not ready for callbacks, for example while it recovers.
+                // §20.9.3: the client is not ready for callbacks, for example while it recovers, or has not received
+                // the reply to the referring call.
                 Err(CallbackError::Sequence(Nfsstat4::Delay)) if tries < DELAYS_MAX => {
                     tries += 1;
                     sleep(PAUSE * tries).await;
@@ -133,7 +136,11 @@ impl Callbacks {
                 result => break result,
             }
         };
-        let fails = matches!(&result, Err(error) if !matches!(error, CallbackError::NoPath(NoPath::Busy)));
+        // A client that answers DELAY can be called.
+        let works = |error: &CallbackError| {
+            matches!(error, CallbackError::NoPath(NoPath::Busy) | CallbackError::Sequence(Nfsstat4::Delay))
+        };
+        let fails = result.as_ref().is_err_and(|error| !works(error));
         state.lock().note_callback(client, fails);
         result
     }
@@ -174,7 +181,7 @@ impl Callbacks {
         let mut tried = Vec::new();
         let mut connections = call.connections.clone();
         let mut last = SendOutcome::Refused("all connections of the backchannel are closed".to_owned());
-        //= rfc8881-18.46.3-9
+        //= rfc8881-18.46.3-9 rfc8881-2.10.13.2.4-1
         while let Some(connection) = connections.into_iter().find(|connection| !tried.contains(connection)) {
             tried.push(connection);
             let peer = self.peers.lock().get(&connection).cloned();
@@ -197,10 +204,10 @@ impl Callbacks {
 async fn begin<R: Clone, F: Clone + Eq + Hash>(
     state: &Mutex<State<R, F>>,
     client: Clientid4,
-    session: Option<Sessionid4>,
+    about: &CallbackSubject,
 ) -> Result<BackCall, NoPath> {
     for tries in 0..BUSY_MAX {
-        let begun = state.lock().begin_callback(client, session);
+        let begun = state.lock().begin_callback(client, about);
         match begun {
             Err(NoPath::Busy) => sleep(PAUSE * (1 << tries)).await,
             begun => return begun,
@@ -248,10 +255,16 @@ fn compound(call: &BackCall, operation: &CbArgop4) -> CbCompoundArgs {
         highest_slotid: call.ticket.highest,
         // All callbacks are idempotent.
         cachethis: false,
-        referring_call_lists: Default::default(),
+        //= rfc8881-2.10.6.3-1
+        referring_call_lists: Array(call.referring.iter().map(referring_list).collect()),
     };
     let argarray = vec![CbArgop4::Sequence(sequence), operation.clone()];
     CbCompoundArgs { tag: "".into(), minorversion: call.minorversion, callback_ident: 0, argarray }
+}
+
+fn referring_list(call: &ReferringCall) -> ReferringCallList4 {
+    let one = ReferringCall4 { sequenceid: call.sequence, slotid: call.slot };
+    ReferringCallList4 { sessionid: call.session, referring_calls: Array(vec![one]) }
 }
 
 /// Returns the outcome for the slot, and the result of the operation.

@@ -96,7 +96,8 @@ impl Waiting {
         while let Some(operation) = self.rest.pop_front() {
             compound.cursor.operations_left = self.rest.len() as u32;
             thread.reset();
-            if compound.step(&cx, &operation).is_err() {
+            let next = || self.rest.front().cloned();
+            if compound.step(&cx, &operation, next).is_err() {
                 self.journal = thread.journal().cloned();
                 if compound.cursor.cb_getattr.is_some() || thread.is_pending() {
                     return self.rest.push_front(operation);

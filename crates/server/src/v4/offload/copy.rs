@@ -28,7 +28,8 @@ use crate::{
     sharing::marks::Changing,
     v4::{
         service::{Context, Detached, Shared4},
-        status::nfsstat4,
+        state::{ids::ReferringCall, transitions::back::CallbackSubject},
+        status::{nfsstat4, refusal},
         task::BackgroundTask,
     },
 };
@@ -52,14 +53,14 @@ pub(in crate::v4) struct Ranges {
 }
 
 impl Context<'_> {
-    /// Starts an asynchronous copy, if it is large and the client has a callback path. `changing` marks the destination
-    /// as being changed.
+    /// Starts an asynchronous copy by the request `begun_by`, if it is large and the client has a callback path.
+    /// `changing` marks the destination as being changed.
     ///
     /// # Errors
     /// Returns `changing` if the copy must be synchronous.
     pub(in crate::v4) fn begin_copy(
         &self,
-        client: Clientid4,
+        (client, begun_by): (Clientid4, Option<ReferringCall>),
         ranges: Ranges,
         verifier: Verifier4,
         changing: Option<Changing>,
@@ -69,7 +70,9 @@ impl Context<'_> {
         {
             return Err(changing);
         }
-        let Some(offload) = v4.offloads.add(client, (ranges.export, ranges.to.0.clone())) else { return Err(changing) };
+        let Some(offload) = v4.offloads.add(client, begun_by, (ranges.export, ranges.to.0.clone())) else {
+            return Err(changing);
+        };
         let response = WriteResponse4 {
             callback_id: Some(offload.name),
             count: 0,
@@ -98,7 +101,8 @@ async fn run(shared: Arc<Shared4>, copying: Copying) {
     let fh = shared.callback_fh(&offload.file);
     let operation = CbArgop4::Offload(CbOffloadArgs { fh, stateid: offload.name, offload_info });
     let is_known = || shared.offloads.is_known(&offload.name) && offload.has_lease(&shared);
-    shared.call_until_acknowledged(offload.client, &operation, is_known).await;
+    let about = CallbackSubject { created_by: offload.begun_by, ..CallbackSubject::default() };
+    shared.call_until_acknowledged(offload.client, (about, &operation), is_known).await;
     shared.offloads.by_name.lock().remove(&offload.name);
 }
 
@@ -149,7 +153,8 @@ impl Copying {
         let Ranges { export, from, to, len } = &self.ranges;
         let thread = Thread::of_pool(Some(*export));
         let cx = self.detached.context(&thread);
-        let file = cx.object_of(cx.export(*export, Purpose::Files).map_err(nfsstat4)?, to.0.clone());
+        let file =
+            cx.object_of(cx.export(*export, Purpose::Files).map_err(refusal)?, to.0.clone()).map_err(nfsstat4)?;
         let done = self.offload.copied.load(Relaxed);
         let (from, to) = ((&from.0, from.1 + done), (&to.0, to.1 + done));
         let copied = file.vfs().copy(&file.caller(), from, to, (len - done).min(PIECE));

@@ -60,7 +60,16 @@ pub(super) fn getattr(cx: &Context<'_>, at: &mut Cursor, args: &GetAttrArgs, out
         //= rfc8881-18.7.4-1
         size = cx.size_at_holder(at, &object)?;
     }
-    with_subject(cx, at, (at.current()?, size), &args.attr_request, |subject| subject.encode(&args.attr_request, out))
+    // These attributes do not depend on the object, so an export that does not allow the caller's flavour has no say.
+    let root = Place::Pseudo(NodeId::ROOT);
+    let place = if is_of_server(&args.attr_request) { &root } else { at.current()? };
+    with_subject(cx, at, (place, size), &args.attr_request, |subject| subject.encode(&args.attr_request, out))
+}
+
+/// Returns `true` if `mask` has only the lease time, a property of the server. Linux's client asks for it with the flavour
+/// of its client ID, which no export has to allow.
+pub(super) fn is_of_server(mask: &Bitmap4) -> bool {
+    mask.contains(Attr4::LeaseTime as u32) && mask.iter().count() == 1
 }
 
 /// Returns `true` if `mask` has an attribute that changes with the data of a file.
@@ -158,12 +167,13 @@ pub(super) fn aces(
         Ok((acl, _)) => Ok(acl),
         // An object without ACL support, such as a symbolic link, gets an ACL that is derived from its mode.
         Err(VfsError::NotSupported) => Ok(None),
+        //= rfc8881-18.7.3-3
         Err(error) => Err(Fault4::from(error)),
     };
     let access = kept(AclKind::Access)?.unwrap_or_else(|| Acl::from_mode(attr.mode));
     let default = if dir { kept(AclKind::Default)? } else { None };
     let mut aces = acl::to_nfs4(&access, default.as_ref(), dir);
-    acl::name_all(&cx.shared.names, &mut aces, cx.may_block)?;
+    acl::name_all(cx, &mut aces)?;
     Ok(aces)
 }
 
@@ -184,6 +194,7 @@ fn with_subject<T>(
             let stat = statfs(&object, mask)?;
             let mut attr = match &stat {
                 Some(stat) => stat.attr.clone(),
+                //= rfc8881-18.7.3-3
                 None => object.getattr()?,
             };
             attr.size = size.unwrap_or(attr.size);
@@ -273,6 +284,7 @@ pub(super) fn statfs(object: &Object<'_>, mask: &Bitmap4) -> Result<Option<StatF
     if !attr::needs_statfs(mask) {
         return Ok(None);
     }
+    //= rfc8881-18.7.3-3
     Ok(Some(object.vfs().statfs(&object.caller(), &object.handle)?))
 }
 

@@ -19,12 +19,13 @@ pub(super) fn read(cx: &Context<'_>, at: &Cursor, args: &ReadArgs) -> Result<Rea
     let file = cx.object4(at.current()?)?;
     check_stateid(cx, at, &file, at.stateid(args.stateid)?, false)?;
     let (offset, len) = read_range(&cx.transport, args.offset, args.count);
-    let read = file.vfs().read(&file.caller(), &file.handle, offset, len, cx.pool, cx.transport.file_ranges);
-    let read = read.map_err(|error| wrong_type(&file, error))?;
-    if read.data.len().next_multiple_of(4) + READ_HEAD > at.room {
+    //= rfc8881-18.16.4-10
+    let read = file.vfs().read_data(&file.caller(), &file.handle, offset, len, cx.pool, cx.transport.file_ranges);
+    let (data, eof) = read.map_err(|error| wrong_type(&file, error))?;
+    if data.len().next_multiple_of(4) + READ_HEAD > at.room {
         return Err(at.too_big.into());
     }
-    Ok(ReadOk { eof: read.eof, data: read.data.into() })
+    Ok(ReadOk { eof, data: data.into() })
 }
 
 pub(super) fn write(cx: &Context<'_>, at: &Cursor, args: &WriteArgs) -> Result<WriteOk, Fault4> {
@@ -41,6 +42,7 @@ pub(super) fn write(cx: &Context<'_>, at: &Cursor, args: &WriteArgs) -> Result<W
     let _changing = cx.before_change(&file, Some(at.lock_client()))?;
     //= rfc8881-18.32.3-4
     let writeverf = vfs.write_verifier();
+    //= rfc8881-18.16.4-10
     let written = vfs.write(&file.caller(), &file.handle, args.offset, &data, stability, Report::Nothing);
     let written = written.map_err(|error| wrong_type(&file, error))?;
     Ok(WriteOk { count: data.len() as u32, committed: stable_how(written.stability), writeverf })

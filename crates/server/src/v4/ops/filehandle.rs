@@ -1,13 +1,18 @@
 //! Operations that use the current file handle or change it: GETFH, PUTFH, PUTROOTFH, SAVEFH, RESTOREFH, LOOKUP,
 //! LOOKUPP, SECINFO and SECINFO_NO_NAME: RFC 8881 §18.8, §18.13, §18.14, §18.19–18.21, §18.27–18.29, §18.45.
 
-use nfs::v4::{LookupArgs, Nfsstat4, PutFhArgs, Secinfo4, SecinfoArgs, SecinfoStyle4};
+use bytes::Bytes;
+use nfs::v4::{LookupArgs, Nfsstat4, PutFhArgs, RpcGssSvc, RpcsecGssInfo, Secinfo4, SecinfoArgs, SecinfoStyle4};
 use vfs::{Handle, Kind, Name, VfsError};
 use xdr::{Encode, Encoder};
 
 use crate::{
     call::object::Object,
-    export::policy::Purpose,
+    export::{
+        Export,
+        policy::{Purpose, Refusal},
+        sec::Sec,
+    },
     v4::{
         cursor::Cursor,
         place::{FhBytes, Place, component},
@@ -31,12 +36,15 @@ impl Encode for Sealed {
 }
 
 pub(super) fn putfh(cx: &Context<'_>, at: &mut Cursor, args: &PutFhArgs) -> Result<(), Fault4> {
-    at.current = Some(cx.place(&args.object)?.into());
+    let (place, wrong_sec) = cx.place(&args.object)?;
+    (at.current, at.wrong_sec) = (Some(place.into()), wrong_sec);
     Ok(())
 }
 
 pub(super) fn putrootfh(cx: &Context<'_>, at: &mut Cursor) -> Result<(), Fault4> {
-    at.current = Some(place_of_node(cx, NodeId::ROOT)?.into());
+    let place = place_of_node(cx, NodeId::ROOT)?;
+    at.wrong_sec = cx.refuses_flavor(&place);
+    at.current = Some(place.into());
     Ok(())
 }
 
@@ -46,31 +54,40 @@ pub(super) fn savefh(at: &mut Cursor) -> Result<(), Fault4> {
     Ok(())
 }
 
-pub(super) fn restorefh(at: &mut Cursor) -> Result<(), Fault4> {
+pub(super) fn restorefh(cx: &Context<'_>, at: &mut Cursor) -> Result<(), Fault4> {
     // §18.27.3: NOFILEHANDLE from 4.1 on. In 4.0 it is RESTOREFH (RFC 7530 §16.29).
-    at.saved().map_err(|status| if at.minor == 0 { Nfsstat4::RestoreFh } else { status })?;
+    let saved = at.saved().map_err(|status| if at.minor == 0 { Nfsstat4::RestoreFh } else { status })?;
+    at.wrong_sec = cx.refuses_flavor(saved);
     at.current.clone_from(&at.saved);
     Ok(())
 }
 
 pub(super) fn lookup(cx: &Context<'_>, at: &mut Cursor, args: &LookupArgs) -> Result<(), Fault4> {
-    at.current = Some(find(cx, at.current()?, &args.objname)?.into());
+    let found = find(cx, at.current()?, &args.objname)?;
+    at.current = Some(allowed(cx, found)?.into());
     Ok(())
 }
 
 pub(super) fn lookupp(cx: &Context<'_>, at: &mut Cursor) -> Result<(), Fault4> {
-    at.current = Some(parent(cx, at.current()?)?.into());
+    //= rfc8881-18.14.3-1
+    let found = parent(cx, at.current()?)?;
+    at.current = Some(allowed(cx, found)?.into());
     Ok(())
+}
+
+/// Returns a place if it allows the caller's security flavour, else WRONGSEC.
+fn allowed(cx: &Context<'_>, place: Place) -> Result<Place, Fault4> {
+    if cx.refuses_flavor(&place) { Err(Nfsstat4::WrongSec.into()) } else { Ok(place) }
 }
 
 pub(super) fn secinfo(cx: &Context<'_>, at: &mut Cursor, args: &SecinfoArgs) -> Result<Vec<Secinfo4>, Fault4> {
     //= rfc8881-18.29.3-1
-    find(cx, at.current()?, &args.name)?;
+    let found = find(cx, at.current()?, &args.name)?;
     // §18.29.3: SECINFO consumes the current file handle. In 4.0 it does not.
     if at.minor > 0 {
         at.current = None;
     }
-    Ok(flavors())
+    Ok(flavors(cx, &found))
 }
 
 pub(super) fn secinfo_no_name(
@@ -79,20 +96,31 @@ pub(super) fn secinfo_no_name(
     style: SecinfoStyle4,
 ) -> Result<Vec<Secinfo4>, Fault4> {
     let current = at.current()?;
-    if style == SecinfoStyle4::Parent {
-        parent(cx, current)?;
-    }
+    let flavors = match style {
+        SecinfoStyle4::Parent => flavors(cx, &parent(cx, current)?),
+        SecinfoStyle4::CurrentFh => flavors(cx, current),
+    };
     at.current = None;
-    Ok(flavors())
+    Ok(flavors)
 }
 
-/// Finds the entry `name` of a directory.
+/// Finds the entry `name` of a directory. The security flavour of the entry is not checked. If the directory does not allow
+/// the caller's flavour, only another export that is mounted there is found. For any other name the result is the
+/// directory, which is as good for a decision about flavours, and tells the caller nothing about its contents.
 fn find(cx: &Context<'_>, dir: &Place, name: &[u8]) -> Result<Place, Fault4> {
     let name = component(name)?;
     match dir {
         Place::Pseudo(node) => {
             let child = cx.shared.pseudo.child(*node, name.as_bytes()).ok_or(Nfsstat4::NoEnt)?;
             place_of_node(cx, child)
+        }
+        Place::Object(id, handle) if cx.refuses_flavor(dir) => {
+            let export = cx.core.exports.find(*id).ok_or(Nfsstat4::Stale)?;
+            let object = cx.object_as_anonymous(export, handle.clone());
+            match cx.shared.pseudo.junction(&object, name.as_bytes())? {
+                Some(node) => place_of_node(cx, node),
+                None => Ok(dir.clone()),
+            }
         }
         Place::Object(..) => {
             let dir = cx.object4(dir)?;
@@ -123,14 +151,19 @@ pub(super) fn not_a_directory(object: &Object<'_>) -> Fault4 {
     }
 }
 
-/// Returns the parent directory of a directory.
+/// Returns the parent directory of a directory. As in [`find`], the result can be another object of the same export if
+/// that does not allow the caller's security flavour.
 fn parent(cx: &Context<'_>, of: &Place) -> Result<Place, Fault4> {
     let pseudo = &cx.shared.pseudo;
     let node = match of {
         Place::Pseudo(node) => *node,
         Place::Object(id, handle) => {
-            let object = cx.object4(of)?;
-            if object.export.root() != handle {
+            let export = cx.core.exports.find(*id).ok_or(Nfsstat4::Stale)?;
+            if export.root() != handle {
+                if cx.refuses_flavor(of) {
+                    return Ok(of.clone());
+                }
+                let object = cx.object4(of)?;
                 let parent = Name::new(b"..").expect("`..` must be a valid name");
                 let (handle, _) = find_entry(&object, parent)?;
                 return Ok(Place::Object(*id, handle));
@@ -141,8 +174,14 @@ fn parent(cx: &Context<'_>, of: &Place) -> Result<Place, Fault4> {
     //= rfc8881-18.45.3-1
     let above = pseudo.parent(node).ok_or(Nfsstat4::NoEnt)?;
     if let Some((top, export)) = pseudo.enclosing(node) {
-        let export = cx.export(export, Purpose::Files)?;
-        let object = cx.object_of(export, export.root().clone());
+        let export = match cx.export(export, Purpose::Files) {
+            Err(Refusal::WrongSec) => {
+                let export = cx.core.exports.find(export).ok_or(Nfsstat4::Stale)?;
+                return Ok(Place::Object(export.id(), export.root().clone()));
+            }
+            export => export?,
+        };
+        let object = cx.object_of(export, export.root().clone())?;
         let handle = pseudo.mount_point(&object, top, node)?.ok_or(Nfsstat4::NoEnt)?;
         return Ok(Place::Object(export.id(), handle));
     }
@@ -152,21 +191,35 @@ fn parent(cx: &Context<'_>, of: &Place) -> Result<Place, Fault4> {
 /// Returns the place of a node: the root of the export that is mounted there, or the node itself.
 ///
 /// # Errors
-/// NOENT if the caller must not see the node. Every caller sees the root.
+/// NOENT if the caller must not see the node. Every caller sees the root. The security flavour is not checked.
 fn place_of_node(cx: &Context<'_>, node: NodeId) -> Result<Place, Fault4> {
     let pseudo = &cx.shared.pseudo;
     if node != NodeId::ROOT && !pseudo.is_visible(cx, node) {
         return Err(Nfsstat4::NoEnt.into());
     }
-    match pseudo.export(node).map(|id| cx.export(id, Purpose::Files)) {
-        Some(Ok(export)) => Ok(Place::Object(export.id(), export.root().clone())),
-        _ => Ok(Place::Pseudo(node)),
+    let admitted =
+        |export: &&Export| matches!(export.decide(&cx.requester(), Purpose::Files), Ok(()) | Err(Refusal::WrongSec));
+    match pseudo.export(node).and_then(|id| cx.core.exports.find(id)).filter(admitted) {
+        Some(export) => Ok(Place::Object(export.id(), export.root().clone())),
+        None => Ok(Place::Pseudo(node)),
     }
 }
 
-fn flavors() -> Vec<Secinfo4> {
-    vec![Secinfo4::Flavor(AUTH_SYS), Secinfo4::Flavor(AUTH_NONE)]
+/// Returns the flavours with which the caller's host can use a place, as SECINFO lists them.
+fn flavors(cx: &Context<'_>, place: &Place) -> Vec<Secinfo4> {
+    let krb5 = |service| {
+        let oid = Bytes::from_static(&KRB5_OID).into();
+        Secinfo4::RpcsecGss(RpcsecGssInfo { oid, qop: 0, service })
+    };
+    let info = |sec: Sec| match sec {
+        Sec::Krb5 => krb5(RpcGssSvc::None),
+        Sec::Krb5i => krb5(RpcGssSvc::Integrity),
+        Sec::Krb5p => krb5(RpcGssSvc::Privacy),
+        Sec::Sys | Sec::None => Secinfo4::Flavor(sec.number()),
+    };
+    cx.flavors(place).into_iter().map(info).collect()
 }
 
-const AUTH_NONE: u32 = 0;
-const AUTH_SYS: u32 = 1;
+/// The object identifier of Kerberos 5, 1.2.840.113554.1.2.2, in DER without tag and length (RFC 1964 §1, RFC 7530
+/// §3.2.1.1).
+const KRB5_OID: [u8; 9] = [0x2a, 0x86, 0x48, 0x86, 0xf7, 0x12, 0x01, 0x02, 0x02];

@@ -2,8 +2,10 @@
 //! RFC 7530 §16.18, §16.28, §16.33, §16.34, §16.37.
 
 use nfs::v4::{
-    Nfsstat4, OpenConfirmArgs, ReleaseLockOwnerArgs, SetClientIdArgs, SetClientIdConfirmArgs, SetClientIdRes, Stateid4,
+    Netaddr4, Nfsstat4, OpenConfirmArgs, ReleaseLockOwnerArgs, SetClientIdArgs, SetClientIdConfirmArgs, SetClientIdRes,
+    Stateid4,
 };
+use rpc::Xprtsec;
 
 use super::{data::check_regular_file, session::origin};
 use crate::{
@@ -13,9 +15,14 @@ use crate::{
 
 pub(super) fn set_clientid(cx: &Context<'_>, at: &Cursor, args: &SetClientIdArgs) -> SetClientIdRes {
     let (now, origin) = (clock::now(), origin(cx, at));
+    let mut args = args.clone();
+    if cx.transport.tls != Xprtsec::None {
+        // The server would call back in clear, and a callback contains file handles. So such a client gets no delegations.
+        args.callback.cb_location = Netaddr4::default();
+    }
     cx.shared.with_state(|state| {
         state.expire(now);
-        match state.set_clientid(now, args, origin) {
+        match state.set_clientid(now, &args, origin) {
             Ok(introduced) => SetClientIdRes::Ok(introduced),
             Err(Nfsstat4::ClidInuse) => SetClientIdRes::ClidInuse(state.clients().callback_address(&args.client.id.0)),
             Err(status) => SetClientIdRes::Fail(status),

@@ -11,7 +11,7 @@ use super::data::check_regular_file;
 use crate::{
     clock,
     handle::FileId,
-    v4::{cursor::Cursor, place::Place, service::Context, state::transitions::open::LockFailure, status::Fault4},
+    v4::{cursor::Cursor, place::Place, service::Context, state::transitions::lock::LockFailure, status::Fault4},
 };
 
 pub(super) fn lock(cx: &Context<'_>, at: &mut Cursor, args: &LockArgs) -> Result<LockRes, Fault4> {
@@ -49,10 +49,19 @@ pub(super) fn lockt(cx: &Context<'_>, at: &Cursor, args: &LockTArgs) -> Result<L
 }
 
 pub(super) fn locku(cx: &Context<'_>, at: &mut Cursor, args: &LockUArgs) -> Result<Stateid4, Fault4> {
-    let file = file(cx, at)?;
+    let Place::Object(..) = at.current()? else { return Err(Nfsstat4::IsDir.into()) };
+    let name = cx.file_id(at.current()?)?;
     let args = LockUArgs { lock_stateid: at.stateid(args.lock_stateid)?, ..args.clone() };
     let client = at.client();
-    let stateid = cx.shared.with_locks(|state, locks| state.locku(locks, client, &file, &args))?;
+    let unlocked = cx.shared.with_locks(|state, locks| state.locku(locks, client, &name, &args));
+    let stateid = match unlocked {
+        Ok(stateid) => stateid,
+        Err(status) => {
+            // No lock is released. The status for an object that is not a regular file takes precedence.
+            file(cx, at)?;
+            return Err(status.into());
+        }
+    };
     at.set_stateid(stateid);
     Ok(stateid)
 }

@@ -17,7 +17,9 @@ mod readdir;
 mod session;
 mod xattr;
 
-use nfs::v4::{Argop4, GetDirDelegationNonFatal, Nfsstat4, OpResult, Opnum4, Resop4};
+use nfs::v4::{
+    Argop4, BadOperation, GetDirDelegationNonFatal, Nfsstat4, OpResult, OpenClaim4, Openflag4, Opnum4, Resop4,
+};
 use xdr::{Encode, Encoder};
 
 use super::cursor::Cursor;
@@ -65,6 +67,32 @@ pub(super) fn changes(opnum: Opnum4) -> bool {
             | GetDeviceInfo
             | Sequence
     )
+}
+
+/// Returns `true` if `next` may be the next operation after the current file handle was set to one whose export does not
+/// allow the security flavour of the call: it decides itself about the flavour of the object that it finds, or does not
+/// use the file handle, or its result does not depend on it (RFC 8881 §2.6.3.1.1).
+pub(super) fn may_follow_wrong_sec(next: Option<&Result<Argop4, BadOperation<Opnum4>>>) -> bool {
+    use Argop4::*;
+    let Some(Ok(next)) = next else { return true };
+    match next {
+        // §2.6.3.1.1.4: an OPEN of an existing file by its name.
+        Open(args) => {
+            let by_name = matches!(args.claim, OpenClaim4::Null(_) | OpenClaim4::DelegateCur { .. });
+            by_name && args.openhow == Openflag4::NoCreate
+        }
+        GetAttr(args) => attributes::is_of_server(&args.attr_request),
+        //= rfc8881-18.29.4-5
+        next => matches!(
+            next,
+            PutFh(_) | PutRootFh | PutPubFh | RestoreFh | SaveFh | Lookup(_) | LookupP | Secinfo(_) | SecinfoNoName(_)
+        ),
+    }
+}
+
+/// Converts WRONGSEC to ACCESS, for operations that must not return it.
+fn never_wrong_sec(fault: Fault4) -> Fault4 {
+    if fault == Fault::Status(Nfsstat4::WrongSec) { Nfsstat4::Access.into() } else { fault }
 }
 
 /// Returns `true` if an operation is executed although the current file handle belongs to a file system on another
@@ -117,17 +145,18 @@ pub(super) fn execute(
         GetFh => out.put(filehandle::getfh(cx, at)),
         PutFh(args) => out.put(filehandle::putfh(cx, at, args)),
         PutPubFh | PutRootFh => out.put(filehandle::putrootfh(cx, at)),
-        RestoreFh => out.put(filehandle::restorefh(at)),
+        RestoreFh => out.put(filehandle::restorefh(cx, at)),
         SaveFh => out.put(filehandle::savefh(at)),
         Lookup(args) => out.put(filehandle::lookup(cx, at, args)),
         LookupP => out.put(filehandle::lookupp(cx, at)),
         Secinfo(args) => out.put(filehandle::secinfo(cx, at, args)),
         SecinfoNoName(style) => out.put(filehandle::secinfo_no_name(cx, at, *style)),
 
-        Create(args) => out.put(namespace::create(cx, at, args)),
+        //= rfc8881-18.29.4-1
+        Create(args) => out.put(namespace::create(cx, at, args).map_err(never_wrong_sec)),
         Link(args) => out.put(namespace::link(cx, at, args)),
         ReadLink => out.put(namespace::readlink(cx, at)),
-        Remove(args) => out.put(namespace::remove(cx, at, args)),
+        Remove(args) => out.put(namespace::remove(cx, at, args).map_err(never_wrong_sec)),
         Rename(args) => out.put(namespace::rename(cx, at, args)),
         ReadDir(args) => out.put(readdir::readdir(cx, at, args)),
 
@@ -167,7 +196,7 @@ pub(super) fn execute(
         DestroySession(args) => out.put(session::destroy_session(cx, at, args)),
         ExchangeId(args) => out.put(session::exchange_id(cx, at, args)),
         ReclaimComplete(args) => out.put(session::reclaim_complete(cx, at, args)),
-        //= rfc8881-18.46.3-1
+        //= rfc8881-18.46.3-1 rfc8881-2.10.2.1-1
         Sequence(_) => out.fail(Nfsstat4::SequencePos),
 
         GetDirDelegation(_) => out.put(at.current().map_err(Fault::from).map(|_| NO_DIR_DELEGATION)),

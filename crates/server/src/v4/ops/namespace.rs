@@ -61,7 +61,7 @@ pub(super) fn set_initial_acl(
     attrset: &mut Bitmap4,
 ) -> Result<(), Fault4> {
     let Some(aces) = aces else { return Ok(()) };
-    if let Err(fault) = set_acl(&cx.object_of(dir.export, handle.clone()), aces) {
+    if let Err(fault) = set_acl(&cx.object_of(dir.export, handle.clone())?, aces) {
         if cx.thread.is_pending() {
             return Err(fault);
         }

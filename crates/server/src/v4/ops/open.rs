@@ -28,6 +28,7 @@ use super::{
 use crate::{
     call::{error::Fault, object::Object},
     clock,
+    handle::ExportId,
     sharing::locks::LockClient,
     v4::{
         attr::{Wanted, change_info, set_attr},
@@ -54,8 +55,19 @@ struct Target {
 }
 
 pub(super) fn open(cx: &Context<'_>, at: &mut Cursor, args: &OpenArgs) -> Result<OpenOk, Fault4> {
-    let plan = plan(cx, at, args)?;
+    let plan = match at.current() {
+        // The plan is made once in all runs: it must not be refused after the file was created.
+        Ok(place @ Place::Object(id, _)) if completes_later(cx, *id) => {
+            cx.object4(place)?.once("plan", || plan(cx, at, args))?
+        }
+        Ok(place @ Place::Object(..)) => {
+            cx.file_id(place)?;
+            plan(cx, at, args)?
+        }
+        _ => plan(cx, at, args)?,
+    };
     let mut target = find(cx, at, args)?;
+    at.created = target.created;
     let Place::Object(id, _) = at.current()? else { return Err(Nfsstat4::Inval.into()) };
     let file = cx.object4(&Place::Object(*id, target.handle.clone()))?;
     check_regular_file(target.kind)?;
@@ -78,6 +90,11 @@ pub(super) fn open(cx: &Context<'_>, at: &mut Cursor, args: &OpenArgs) -> Result
         rflags |= OPEN4_RESULT_MAY_NOTIFY_LOCK;
     }
     Ok(OpenOk { stateid, cinfo, rflags, attrset, delegation })
+}
+
+/// Returns `true` if operations of an export can be pending, so that an OPEN can run again after it has created the file.
+fn completes_later(cx: &Context<'_>, export: ExportId) -> bool {
+    cx.core.exports.find(export).is_some_and(|export| export.vfs().caps().completes_later)
 }
 
 /// Has the state accept an OPEN before the file is known. If the client must be stored first (§8.4.2.1), this stores
@@ -105,6 +122,8 @@ fn plan(cx: &Context<'_>, at: &Cursor, args: &OpenArgs) -> Result<OpenPlan, Faul
         want: args.share_access & want_bits,
         claim,
         can_recall: cx.shared.runs_tasks(),
+        //= rfc8881-2.10.6.3-1
+        call: at.session.as_ref().map(|session| session.call),
     };
     cx.shared.may_grant()?;
     //= rfc8881-18.16.4-5 rfc8881-18.16.4-6 rfc8881-18.16.4-7 rfc8881-18.16.4-8 rfc8881-8.4.3-1
@@ -168,9 +187,11 @@ fn commit(cx: &Context<'_>, plan: &OpenPlan, file: &Object<'_>, target: &Target)
     let changing = target.truncate.then(|| cx.before_change(file, Some(LockClient::V4(client.0)))).transpose()?;
     let name = (file.export.id(), file.handle.clone());
     let to = OpenTarget { file: &name, change: target.change, truncates: target.truncate };
-    cx.shared.may_grant()?;
-    //= rfc8881-9.9-2
-    let commit = || cx.shared.with_locks(|state, locks| state.commit_open(locks, plan, to, clock::now()));
+    let commit = || {
+        cx.shared.may_grant()?;
+        //= rfc8881-9.9-2
+        cx.shared.with_locks(|state, locks| state.commit_open(locks, plan, to, clock::now()))
+    };
     let mut opened = file.once("commit", commit)?;
     if let Err(status) = cx.shared.may_grant() {
         // Storage failed in the meantime. The client repeats the OPEN and gets the same open, but would not learn of
@@ -203,22 +224,22 @@ fn commit(cx: &Context<'_>, plan: &OpenPlan, file: &Object<'_>, target: &Target)
 }
 
 pub(super) fn open_downgrade(cx: &Context<'_>, at: &mut Cursor, args: &OpenDowngradeArgs) -> Result<Stateid4, Fault4> {
-    let file = cx.object4(at.current()?)?;
+    let file = cx.file_id(at.current()?)?;
     let args = OpenDowngradeArgs { open_stateid: at.stateid(args.open_stateid)?, ..args.clone() };
-    let (name, client) = ((file.export.id(), file.handle), at.client());
+    let client = at.client();
     //= rfc8881-18.18.3-1 rfc8881-18.18.3-2 rfc8881-18.18.3-3
-    let stateid = cx.shared.with_locks(|state, locks| state.open_downgrade(locks, client, &name, &args))?;
+    let stateid = cx.shared.with_locks(|state, locks| state.open_downgrade(locks, client, &file, &args))?;
     at.set_stateid(stateid);
     Ok(stateid)
 }
 
 pub(super) fn close(cx: &Context<'_>, at: &mut Cursor, args: &CloseArgs) -> Result<Stateid4, Fault4> {
-    let file = cx.object4(at.current()?)?;
+    let file = cx.file_id(at.current()?)?;
     //= rfc8881-8.2.3-3
     let stateid = at.stateid(args.open_stateid)?;
     //= rfc8881-18.2.3-2
-    let (name, client) = ((file.export.id(), file.handle), at.client());
-    let closed = cx.shared.with_locks(|state, locks| state.close(locks, client, &name, &stateid))?;
+    let client = at.client();
+    let closed = cx.shared.with_locks(|state, locks| state.close(locks, client, &file, &stateid))?;
     at.set_stateid(closed);
     Ok(closed)
 }
@@ -332,16 +353,16 @@ fn check_permission(file: &Object<'_>, request: &OpenRequest) -> Result<(), Faul
     // The file's owner had the right when the client opened the file or got the delegation.
     let had_right = request.claim != Claim::New;
     let may = may_read && may_write || had_right && file.getattr()?.uid == file.caller().cred.uid;
-    //= rfc8881-18.16.4-9
+    //= rfc8881-18.16.4-9 rfc8881-8.4.2.1.1-1
     if may { Ok(()) } else { Err(Nfsstat4::Access.into()) }
 }
 
 /// Executes DELEGRETURN (§18.6).
 pub(super) fn delegreturn(cx: &Context<'_>, at: &Cursor, args: &DelegReturnArgs) -> Result<(), Fault4> {
-    let file = cx.object4(at.current()?)?;
+    let file = cx.file_id(at.current()?)?;
     let stateid = at.stateid(args.deleg_stateid)?;
-    let (name, client) = ((file.export.id(), file.handle), at.client());
-    Ok(cx.shared.with_state(|state| state.delegreturn(client, &name, &stateid))?)
+    let client = at.client();
+    Ok(cx.shared.with_state(|state| state.delegreturn(client, &file, &stateid))?)
 }
 
 /// Stores a client, so that it can reclaim after a restart what it gets now (§8.4.2.1).

@@ -126,7 +126,8 @@ pub(super) fn copy(cx: &Context<'_>, at: &Cursor, args: &CopyArgs) -> Result<Cop
         changing
     } else {
         let (from, to) = ((source.handle.clone(), args.src_offset), (target.handle.clone(), args.dst_offset));
-        match cx.begin_copy(at.client(), Ranges { export: target.export.id(), from, to, len }, writeverf, changing) {
+        let by = (at.client(), at.session.as_ref().map(|session| session.call));
+        match cx.begin_copy(by, Ranges { export: target.export.id(), from, to, len }, writeverf, changing) {
             Ok(begun) => return Ok(begun),
             Err(changing) => changing,
         }

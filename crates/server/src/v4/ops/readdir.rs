@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     call::{object::Object, transfer::directory_max},
-    export::policy::Purpose,
+    export::policy::{Purpose, Refusal},
     v4::{
         attr,
         attr::{Subject, needs_acl, needs_locations, needs_owners, owners},
@@ -31,7 +31,7 @@ use crate::{
 pub(super) fn readdir(cx: &Context<'_>, at: &Cursor, args: &ReadDirArgs) -> Result<Raw, Fault4> {
     attr::check_readable(&args.attr_request)?;
     let has_names = needs_owners(&args.attr_request) || needs_acl(&args.attr_request);
-    if has_names && cx.shared.names.are_told() && !cx.may_block {
+    if has_names && cx.shared.names.are_told(cx.identity) && !cx.may_block {
         // Name lookups can block for each entry, so run all of it on a thread that may block.
         return Err(Fault4::WouldBlock);
     }
@@ -129,6 +129,11 @@ fn only_error(why: Nfsstat4, out: &mut Encoder) {
 
 fn pseudo(cx: &Context<'_>, at: &Cursor, dir: NodeId, args: &ReadDirArgs, mut list: List) -> Result<Raw, Fault4> {
     let pseudo = &cx.shared.pseudo;
+    let is_export = |node| pseudo.export(node).is_some_and(|id| cx.export(id, Purpose::Files).is_ok());
+    if !cx.may_block && pseudo.visible(cx, dir).any(is_export) && cx.check_resolved().is_err() {
+        // The attributes of the exports need the caller's user. The look-up needs the storage of no export.
+        return Err(Fault4::WouldBlock);
+    }
     VERIFIER_PSEUDO.encode(&mut list.out);
     let first = match args.cookie {
         0 => 0,
@@ -149,7 +154,8 @@ fn pseudo(cx: &Context<'_>, at: &Cursor, dir: NodeId, args: &ReadDirArgs, mut li
 /// those are available.
 ///
 /// # Errors
-/// MOVED for a referral if the client asks neither for locations nor for rdattr_error (RFC 8881 §11.4.2).
+/// MOVED for a referral if the client asks neither for locations nor for rdattr_error (RFC 8881 §11.4.2). WRONGSEC for an
+/// export that does not allow the caller's security flavour, if the client does not ask for rdattr_error.
 fn node_entry(
     cx: &Context<'_>,
     at: &Cursor,
@@ -160,14 +166,19 @@ fn node_entry(
 ) -> Result<ControlFlow<()>, Nfsstat4> {
     let pseudo = &cx.shared.pseudo;
     let name = pseudo.name(node).clone();
-    let root = pseudo
-        .export(node)
-        .and_then(|id| cx.export(id, Purpose::Files).ok())
-        .map(|export| cx.object_at_once(export, export.root().clone()));
-    let known = root.map(|root| root.getattr().map(|attr| (root, attr)));
+    let export = pseudo.export(node).map(|id| cx.export(id, Purpose::Files));
     let has_error = mask.contains(Attr4::RdattrError as u32);
-    if has_error && let Some(Err(VfsError::WouldBlock)) = known {
-        // Do not wait for one export after the other: an export may hang. LOOKUP waits.
+    if let Some(Err(Refusal::WrongSec)) = export {
+        let refused = |out: &mut Encoder| only_error(Nfsstat4::WrongSec, out);
+        return if has_error { Ok(list.entry(&name, cookie, refused)) } else { Err(Nfsstat4::WrongSec) };
+    }
+    let root = export.and_then(Result::ok).map(|export| cx.object_at_once(export, export.root().clone()));
+    let known = root
+        .map(|root| root.and_then(|root| Ok((root.getattr()?, root))))
+        .map(|known| known.map(|(attr, root)| (root, attr)));
+    if has_error && let Some(Err(VfsError::WouldBlock | VfsError::Delay)) = known {
+        // Do not wait for one export after the other: an export may hang. LOOKUP waits. DELAY says that the name service
+        // failed to look up the caller.
         return Ok(list.entry(&name, cookie, |out| only_error(Nfsstat4::Delay, out)));
     }
     let known: Option<(Object<'_>, Attr)> = known.and_then(Result::ok);

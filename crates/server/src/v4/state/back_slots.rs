@@ -9,7 +9,7 @@ use nfs::v4::{Sequenceid4, Slotid4};
 #[derive(Clone, Debug)]
 pub struct BackSlots {
     slots: Vec<BackSlot>,
-    /// The highest slot that the client wants to be used.
+    /// The highest slot that the client wants to be used. There can be fewer slots.
     target: u32,
 }
 
@@ -76,7 +76,7 @@ impl BackSlots {
             BackOutcome::Executed(target) => {
                 //= rfc8881-2.10.6.1-1 rfc8881-2.10.6.1-2
                 slot.sequence = slot.sequence.wrapping_add(1);
-                self.target = target.0.min(self.slots.len() as u32 - 1);
+                self.target = target.0;
             }
             BackOutcome::NotBegun => {}
             BackOutcome::Unknown => slot.stage = Stage::Lost,

@@ -19,6 +19,7 @@ use std::{
 use bytes::Bytes;
 use entropy::HashMap;
 use nfs::v4::*;
+use rpc::Xprtsec;
 use smallvec::SmallVec;
 
 pub use self::v40::Legacy;
@@ -39,6 +40,8 @@ pub struct Client<R, F> {
     pub owner: ClientOwner4,
     /// The principal that introduced the client.
     pub principal: Principal,
+    /// The protection by TLS of the connection that introduced it.
+    tls: Xprtsec,
     /// The group whose share of clients and memory it uses.
     pub(super) group: Group,
     /// A serial number: younger clients have higher numbers.
@@ -140,10 +143,14 @@ pub(super) enum PlanAction<R, F> {
 pub struct Origin<'a> {
     /// The principal.
     pub principal: &'a Principal,
+    /// `true` if the call had integrity or privacy.
+    pub has_integrity: bool,
     /// The network address.
     pub peer: IpAddr,
     /// `true` if an export or a referral admits this host.
     pub admitted: bool,
+    /// The protection of the connection by TLS.
+    pub tls: Xprtsec,
 }
 
 /// The inputs of the choice of a client to evict, besides the clients themselves.
@@ -162,6 +169,7 @@ impl<R, F> Client<R, F> {
         Self {
             owner: ClientOwner4 { verifier: owner.verifier, ownerid: owner.ownerid.detached() },
             principal: origin.principal.clone(),
+            tls: origin.tls,
             group: Group::of(origin.peer, origin.admitted),
             serial: 0,
             confirmed: false,
@@ -186,6 +194,18 @@ impl<R, F> Client<R, F> {
             },
             shard: Arc::new(Shard::new(now)),
         }
+    }
+
+    /// Returns `true` if a call without integrity must not change this client (§2.10.8.3). Kerberos without integrity
+    /// authenticates no arguments, so an attacker on the path can replace them.
+    pub fn refuses(&self, has_integrity: bool) -> bool {
+        self.protect != StateProtect4R::None && !has_integrity
+    }
+
+    /// Returns `true` if a caller's connection is too weak to replace this client.
+    fn is_guarded_from(&self, origin: Origin<'_>) -> bool {
+        let is_proved = matches!(self.principal, Principal::Gss(_)) && self.principal == *origin.principal;
+        origin.tls < self.tls && !is_proved
     }
 
     fn rank(&self) -> Rank {
@@ -328,7 +348,8 @@ impl<R: Clone, F> Clients<R, F> {
     /// Plans an EXCHANGE_ID. `protect` is the state protection of a new record.
     ///
     /// # Errors
-    /// Those of the cases of §18.35.4; DELAY if there are too many clients.
+    /// Those of the cases of §18.35.4; CLID_INUSE if the caller's connection is too weak to replace a record; DELAY if there
+    /// are too many clients.
     pub(super) fn plan_exchange(
         &self,
         minorversion: u32,
@@ -340,7 +361,16 @@ impl<R: Clone, F> Clients<R, F> {
         let records = self.by_owner.get(&args.clientowner.ownerid.0).copied().unwrap_or_default();
         if args.flags & EXCHGID4_FLAG_UPD_CONFIRMED_REC_A != 0 {
             //= rfc8881-18.35.3-8
-            return self.plan_update(args, origin.principal, records);
+            return self.plan_update(args, origin, records);
+        }
+        let kept = records.confirmed.and_then(|id| Some((id, self.find(id)?)));
+        let is_same = |client: &Client<R, F>| {
+            client.principal == *origin.principal
+                && client.legacy.is_none()
+                && client.owner.verifier == args.clientowner.verifier
+        };
+        if !kept.is_some_and(|(_, client)| is_same(client)) {
+            self.check_protection(records, origin, context.now)?;
         }
         let new = || {
             //= rfc8881-18.35.3-35
@@ -348,7 +378,7 @@ impl<R: Clone, F> Clients<R, F> {
             let new = Client::new(minorversion, &args.clientowner, origin, context.now);
             Client { protect, implementation, ..new }
         };
-        let Some((id, client)) = records.confirmed.and_then(|id| Some((id, self.find(id)?))) else {
+        let Some((id, client)) = kept else {
             // Cases 1 and 4: a new owner, or an unconfirmed record that is replaced.
             return self.plan_new(new(), None, context);
         };
@@ -360,7 +390,10 @@ impl<R: Clone, F> Clients<R, F> {
             }
             return self.plan_new(new(), Some(id), context);
         }
-        if client.legacy.is_none() && client.owner.verifier == args.clientowner.verifier {
+        if client.refuses(origin.has_integrity) {
+            return Err(Nfsstat4::ClidInuse);
+        }
+        if is_same(client) {
             // Case 2: a retry, or an attempt at trunking. An unconfirmed record may also exist; case 5 permits to
             // remove it.
             return Ok(Plan { ended: records.unconfirmed.into_iter().collect(), action: PlanAction::Keep(id) });
@@ -369,19 +402,30 @@ impl<R: Clone, F> Clients<R, F> {
         self.plan_new(new(), None, context)
     }
 
+    /// Checks that a caller may replace the records of an owner. Owners can be guessed, so a caller in clear must not end
+    /// the state of a client that introduced itself over TLS, unless the lease of that client has expired. A principal of
+    /// RPCSEC_GSS is proved without TLS.
+    ///
+    /// # Errors
+    /// CLID_INUSE if the caller's connection is less protected than that of a present record.
+    fn check_protection(&self, records: Records, origin: Origin<'_>, now: Instant) -> Result<(), Nfsstat4> {
+        let is_guarded = |id: Clientid4| {
+            self.find(id).is_some_and(|client| client.is_guarded_from(origin)) && !self.is_expired(id, now)
+        };
+        match records.confirmed.into_iter().chain(records.unconfirmed).any(is_guarded) {
+            true => Err(Nfsstat4::ClidInuse),
+            false => Ok(()),
+        }
+    }
+
     /// Plans cases 6 to 9: an update of a confirmed record.
-    fn plan_update(
-        &self,
-        args: &ExchangeIdArgs,
-        principal: &Principal,
-        records: Records,
-    ) -> Result<Plan<R, F>, Nfsstat4> {
+    fn plan_update(&self, args: &ExchangeIdArgs, origin: Origin<'_>, records: Records) -> Result<Plan<R, F>, Nfsstat4> {
         let found = records.confirmed.and_then(|id| Some((id, self.find(id)?)));
         let (id, client) = found.ok_or(Nfsstat4::NoEnt)?;
         if client.owner.verifier != args.clientowner.verifier {
             return Err(Nfsstat4::NotSame);
         }
-        if client.principal != *principal {
+        if client.principal != *origin.principal || client.refuses(origin.has_integrity) {
             return Err(Nfsstat4::Perm);
         }
         let action = PlanAction::Implementation(id, args.client_impl_id.as_ref().map(detached));

@@ -147,3 +147,39 @@ impl Hosts {
         assert_eq!(self.by_count, counts.collect::<BTreeSet<_>>());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn group(host: u8) -> Group {
+        Group::of([192, 0, 2, host].into(), true)
+    }
+
+    #[test]
+    fn granted_bytes_are_counted_for_each_group_and_in_all() {
+        let mut hosts = Hosts::default();
+        let client = (Rank::InUse, 1, Clientid4(1));
+        hosts.insert(group(1), client);
+        hosts.grant(group(1), 100);
+        hosts.grant(group(2), 30);
+        assert_eq!([1, 2, 3].map(|host| hosts.granted(group(host))), [(130, 100), (130, 30), (130, 0)]);
+        hosts.revoke(group(1), 40);
+        assert_eq!([1, 2].map(|host| hosts.granted(group(host))), [(90, 60), (90, 30)]);
+        hosts.revoke(group(1), 60);
+        hosts.revoke(group(2), 30);
+        hosts.remove(group(1), client);
+        assert!(hosts.groups.is_empty() && hosts.by_count.is_empty());
+    }
+
+    #[test]
+    fn clients_in_use_begin_at_a_random_one_and_all_follow() {
+        let mut hosts = Hosts::default();
+        (5..10).for_each(|serial| hosts.insert(group(1), (Rank::InUse, serial, Clientid4(serial))));
+        for random in 0..20 {
+            let mut expected: Vec<u64> = (5..10).collect();
+            expected.rotate_left(random as usize % 5);
+            assert!(hosts.in_use(group(1), random).map(|id| id.0).eq(expected), "{random}");
+        }
+    }
+}

@@ -1,7 +1,7 @@
 //! The identifiers by which the parts of the state refer to each other.
 
 use bytes::Bytes;
-use nfs::v4::{Clientid4, Sessionid4};
+use nfs::v4::{Clientid4, Sequenceid4, Sessionid4, Slotid4};
 
 /// The identity that sends a request, as far as the ownership of state is concerned.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -15,15 +15,27 @@ pub enum Principal {
         /// The group ID.
         gid: u32,
     },
-    /// RPCSEC_GSS with integrity or privacy.
+    /// RPCSEC_GSS. The protection of the call is no part of it: see [`Client::refuses`](super::client::Client::refuses).
     Gss(Bytes),
+}
+
+/// A request that created state to which a callback refers (RFC 8881 §2.10.6.3). The three values identify a request of
+/// a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReferringCall {
+    /// The session.
+    pub session: Sessionid4,
+    /// Its slot.
+    pub slot: Slotid4,
+    /// The sequence ID in the slot.
+    pub sequence: Sequenceid4,
 }
 
 /// The part of a stateid that never changes.
 pub type Other = [u8; 12];
 
 /// Returns the client of a session. A session ID begins with the client ID.
-pub(super) fn client_of(Sessionid4(id): &Sessionid4) -> Clientid4 {
+pub(in crate::v4) fn client_of(Sessionid4(id): &Sessionid4) -> Clientid4 {
     let [a, b, c, d, e, f, g, h, ..] = *id;
     Clientid4(u64::from_be_bytes([a, b, c, d, e, f, g, h]))
 }

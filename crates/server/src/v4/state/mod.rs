@@ -130,6 +130,8 @@ pub struct State<R, F> {
     /// During the grace period: the owners of clients that held state before the restart and have not completed their
     /// reclaims.
     grace: Option<V4Clients>,
+    /// `true` if the records of the clients that held state before the restart are lost.
+    records_lost: bool,
     /// The queued changes of the recovery database.
     records: VecDeque<RecordChange>,
     /// `true` if the recovery database can be written.
@@ -163,6 +165,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             owners,
             events: VecDeque::new(),
             grace: None,
+            records_lost: false,
             storage_works: true,
             records: VecDeque::new(),
             next_expiry_check: None,
@@ -207,6 +210,18 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         self.events.pop_front()
     }
 
+    /// Checks that a call may create or destroy a session of a client, or the client itself, as far as the call's
+    /// integrity is concerned (§2.10.8.3, §18.34.3, §18.37.3). The operations compare the principal themselves.
+    ///
+    /// # Errors
+    /// WRONG_CRED if the client has state protection and the call has no integrity.
+    pub fn check_integrity(&self, id: Clientid4, has_integrity: bool) -> Result<(), Nfsstat4> {
+        match self.clients.find(id) {
+            Some(client) if client.refuses(has_integrity) => Err(Nfsstat4::WrongCred),
+            _ => Ok(()),
+        }
+    }
+
     /// Executes BIND_CONN_TO_SESSION (§18.34). Connections do not change to RDMA mode.
     ///
     /// # Errors
@@ -240,14 +255,14 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         &mut self,
         now: Instant,
         request: Request<'_>,
-        connection: ConnectionId,
+        connection: Connection,
     ) -> Result<Sequenced<R>, Nfsstat4> {
         let args = request.args;
         let clientid = client_of(&args.sessionid);
         let client = self.clients.find_mut(clientid).filter(|client| !client.evicted).ok_or(Nfsstat4::BadSession)?;
         let session = client.sessions.iter_mut().find(|session| session.id == args.sessionid);
         let session = session.ok_or(Nfsstat4::BadSession)?;
-        if client.protect != StateProtect4R::None && !session.is_bound(connection) {
+        if client.protect != StateProtect4R::None && !session.is_bound(connection.id) {
             return Err(Nfsstat4::ConnNotBoundToSession);
         }
         shard::check_request(&request, &session.fore)?;
@@ -260,7 +275,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             shard.close().slots(args.sessionid).expect("a session must have slots").begin(args, request.fingerprint)?;
         let change = session.bind_implicitly(connection);
         let channel = session.fore;
-        self.note_bound(connection, args.sessionid, change);
+        self.note_bound(connection.id, args.sessionid, change);
         self.clients.note_use(clientid);
         let status_flags = self.status_flags(clientid, args.sessionid);
         let result =
@@ -484,6 +499,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         if client.callbacks_fail {
             flags |= SEQ4_STATUS_CB_PATH_DOWN;
         }
+        //= rfc8881-2.10.13.2.4-2
         if session.lacks_backchannel() {
             flags |= SEQ4_STATUS_CB_PATH_DOWN_SESSION;
             if client.sessions().all(|session| session.backchannel().next().is_none()) {

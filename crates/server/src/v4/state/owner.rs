@@ -317,4 +317,38 @@ mod tests {
         owners.end(&owner(OwnerKind::Open), Nfsstat4::NoFileHandle, ());
         assert!(owners.clients.is_empty(), "a failed operation must not leave an owner");
     }
+
+    fn begin(owners: &mut Owners<()>, client: u64, name: &'static str) -> OwnerName {
+        let name =
+            OwnerName { client: Clientid4(client), kind: OwnerKind::Lock, name: Bytes::from_static(name.as_bytes()) };
+        assert_eq!(owners.begin(&name, Seqid4(1), false), Ok(SeqidCheck::Execute));
+        name
+    }
+
+    #[test]
+    fn second_half_of_the_owners_is_shared_equally() {
+        let mut owners = Owners::new(OwnerLimits { client_max: 3, max: 8, clients_max: 2 });
+        for (client, name) in [(1, "a"), (1, "b"), (2, "a")] {
+            begin(&mut owners, client, name);
+        }
+        assert!(owners.has_room(Clientid4(1)), "less than half are in use");
+        begin(&mut owners, 2, "b");
+        assert!(!owners.has_room(Clientid4(1)) && !owners.has_room(Clientid4(2)), "each share is two");
+        assert!(owners.has_room(Clientid4(3)));
+    }
+
+    #[test]
+    fn owner_with_an_operation_in_progress_is_busy_and_stays() {
+        let mut owners = Owners::new(limits(3));
+        let (busy, idle) = (begin(&mut owners, 1, "busy"), begin(&mut owners, 1, "idle"));
+        owners.end(&idle, Nfsstat4::Ok, ());
+        assert!(owners.is_busy(Clientid4(1)) && !owners.is_busy(Clientid4(2)));
+        owners.retain(Clientid4(1), |_| false);
+        assert!(owners.find(&busy).is_some() && owners.find(&idle).is_none());
+        owners.end(&busy, Nfsstat4::Ok, ());
+        owners.retain(Clientid4(1), |name| name.name == "busy");
+        assert!(owners.find(&busy).is_some() && !owners.is_busy(Clientid4(1)));
+        owners.remove_client(Clientid4(1));
+        assert_eq!((owners.count, owners.clients.len()), (0, 0));
+    }
 }

@@ -10,7 +10,7 @@ use std::{collections::VecDeque, time::Instant};
 use entropy::HashMap;
 use nfs::v4::*;
 
-use super::ids::Other;
+use super::ids::{Other, ReferringCall};
 use crate::sharing::conflict::Access;
 
 /// Recallable state.
@@ -18,6 +18,8 @@ use crate::sharing::conflict::Access;
 pub struct Recallable {
     /// `true` while the state is being recalled.
     pub recalled: bool,
+    /// The request that granted the state; `None` in 4.0.
+    pub granted_by: Option<ReferringCall>,
     /// The granted state.
     pub grant: Grant,
 }

@@ -2,6 +2,7 @@
 
 use nfs::v4::*;
 pub use rpc::ConnectionId;
+use rpc::Xprtsec;
 
 use super::back_slots::BackSlots;
 
@@ -12,6 +13,8 @@ pub struct Connection {
     pub id: ConnectionId,
     /// `true` if calls can go in both directions.
     pub duplex: bool,
+    /// Its protection by TLS.
+    pub tls: Xprtsec,
 }
 
 /// The server's limits of channels. Sizes are in bytes.
@@ -44,11 +47,13 @@ pub struct Session {
     pub back: ChannelAttrs4,
     /// The number of the callback program.
     pub cb_program: u32,
-    /// The credentials of callbacks.
-    pub cb_sec: CallbackSecParms4,
+    /// The credentials of callbacks; `None` if the server supports none that the client offers.
+    pub cb_sec: Option<CallbackSecParms4>,
     /// The slots of the backchannel.
     pub back_slots: BackSlots,
     bound: Vec<Bound>,
+    /// The strongest protection of a connection that was ever bound. Callbacks use no connection with a weaker one.
+    tls: Xprtsec,
     /// `true` if the client has asked for callbacks over this session.
     wants_backchannel: bool,
 }
@@ -77,6 +82,7 @@ struct Bound {
     id: ConnectionId,
     fore: bool,
     back: bool,
+    tls: Xprtsec,
     /// `true` if only SEQUENCE bound the connection, and only to the fore channel. A later BIND_CONN_TO_SESSION may
     /// change that.
     implied: bool,
@@ -112,57 +118,64 @@ impl Session {
             cb_sec: authentication(&args.sec_parms),
             back_slots: BackSlots::new(args.back_chan_attrs.maxrequests),
             bound: Vec::new(),
+            tls: connection.tls,
             wants_backchannel,
         };
+        //= rfc8881-2.10.3-1
         let back = wants_backchannel && connection.duplex;
-        session.bound.push(Bound { id: connection.id, fore: true, back, implied: false });
+        session.bound.push(Bound { id: connection.id, fore: true, back, tls: connection.tls, implied: false });
         Ok(session)
     }
 
     /// Binds a connection on which SEQUENCE arrived. This is permitted if the client's state is not protected
     /// (§18.34.3).
-    pub fn bind_implicitly(&mut self, connection: ConnectionId) -> BoundChange {
-        if self.is_bound(connection) {
+    pub fn bind_implicitly(&mut self, Connection { id, tls, .. }: Connection) -> BoundChange {
+        if self.is_bound(id) {
             return BoundChange::default();
         }
-        self.add(Bound { id: connection, fore: true, back: false, implied: true })
+        self.add(Bound { id, fore: true, back: false, tls, implied: true })
     }
 
     fn add(&mut self, bound: Bound) -> BoundChange {
         // The oldest connection was most probably lost without notice.
         let displaced = (self.bound.len() >= CONNECTIONS_MAX).then(|| self.bound.remove(0).id);
         self.bound.push(bound);
+        self.tls = self.tls.max(bound.tls);
         BoundChange { is_new: true, displaced }
     }
 
-    /// Binds a connection for BIND_CONN_TO_SESSION.
+    /// Binds a connection for BIND_CONN_TO_SESSION. A connection with a weaker protection than another one has had does not
+    /// carry callbacks, because they would reveal what the client sends with that protection.
     ///
     /// # Errors
     /// INVAL if it is already bound to other channels, or cannot carry callbacks.
     pub fn bind(&mut self, connection: Connection, wanted: ChannelDirFromClient4) -> Result<Binding, Nfsstat4> {
         use ChannelDirFromClient4::{Back, BackOrBoth, Fore, ForeOrBoth};
+        let duplex = connection.duplex && connection.tls >= self.tls;
         let (fore, back) = match wanted {
             Fore => (true, false),
-            Back if connection.duplex => (false, true),
-            BackOrBoth if connection.duplex => (true, true),
+            Back if duplex => (false, true),
+            BackOrBoth if duplex => (true, true),
             Back | BackOrBoth => return Err(Nfsstat4::Inval),
             //= rfc8881-18.34.3-5 rfc8881-18.34.3-6 rfc8881-18.34.3-7 rfc8881-18.34.3-8
-            ForeOrBoth => (true, connection.duplex),
+            //= rfc8881-2.10.3.1-1 rfc8881-2.10.5-1 rfc8881-2.10.5-2 rfc8881-2.10.5-4
+            ForeOrBoth => (true, duplex),
         };
         if let Some(bound) = self.bound.iter().find(|bound| bound.id == connection.id && !bound.implied) {
             // An existing binding that satisfies the request stays (§18.34.3).
+            let has_back = bound.back && duplex;
             let satisfied = match wanted {
-                Fore | Back => (bound.fore, bound.back) == (fore, back),
+                Fore | Back => (bound.fore, has_back) == (fore, back),
                 ForeOrBoth => bound.fore,
-                BackOrBoth => bound.back,
+                BackOrBoth => has_back,
             };
-            let binding = Binding { dir: direction(bound.fore, bound.back), change: BoundChange::default() };
+            let binding = Binding { dir: direction(bound.fore, has_back), change: BoundChange::default() };
             //= rfc8881-18.34.3-9 rfc8881-18.34.3-10
             return if satisfied { Ok(binding) } else { Err(Nfsstat4::Inval) };
         }
         let was_bound = self.is_bound(connection.id);
         self.unbind(connection.id);
-        let change = self.add(Bound { id: connection.id, fore, back, implied: false });
+        let change = self.add(Bound { id: connection.id, fore, back, tls: connection.tls, implied: false });
         self.wants_backchannel |= back;
         Ok(Binding { dir: direction(fore, back), change: BoundChange { is_new: !was_bound, ..change } })
     }
@@ -182,9 +195,9 @@ impl Session {
         self.bound.iter().any(|bound| bound.id == connection)
     }
 
-    /// Returns the connections that are bound to the backchannel.
+    /// Returns the connections that are bound to the backchannel, without those whose protection is too weak by now.
     pub fn backchannel(&self) -> impl Iterator<Item = ConnectionId> + '_ {
-        self.bound.iter().filter(|bound| bound.back).map(|bound| bound.id)
+        self.bound.iter().filter(|bound| bound.back && bound.tls >= self.tls).map(|bound| bound.id)
     }
 
     /// Returns `true` if the client wants callbacks and no connection is bound to the backchannel.
@@ -199,13 +212,14 @@ impl Session {
 
     /// Returns `true` if callbacks can be sent over this session.
     pub(super) fn has_callback_path(&self) -> bool {
-        self.backchannel().next().is_some() && !self.back_slots.is_lost()
+        self.cb_sec.is_some() && self.backchannel().next().is_some() && !self.back_slots.is_lost()
     }
 }
 
-/// Returns the first supported credentials for callbacks that the client offers. The result does not keep the message
-/// that it was decoded from.
-pub(super) fn authentication(offered: &CallbackSec4) -> CallbackSecParms4 {
+/// Returns the first supported credentials for callbacks that the client offers, or `None` if it offers only others. A
+/// client that makes no offer gets callbacks without credentials. The result does not keep the message that it was
+/// decoded from.
+pub(super) fn authentication(offered: &CallbackSec4) -> Option<CallbackSecParms4> {
     let known = offered.iter().find_map(|way| match way {
         CallbackSecParms4::None => Some(CallbackSecParms4::None),
         CallbackSecParms4::Sys(parms) => {
@@ -214,7 +228,8 @@ pub(super) fn authentication(offered: &CallbackSec4) -> CallbackSecParms4 {
         }
         CallbackSecParms4::RpcsecGss(_) => None,
     });
-    known.unwrap_or(CallbackSecParms4::None)
+    //= rfc8881-2.10.8.2-1
+    known.or_else(|| offered.is_empty().then_some(CallbackSecParms4::None))
 }
 
 /// Negotiates the attributes of the fore channel: the server lowers the client's values and never raises them
@@ -281,8 +296,8 @@ const CONNECTIONS_MAX: usize = 256;
 const REQUEST_LEN_MIN: u32 = 40 + 12 + 36;
 /// The header of a reply (24), COMPOUND results with an empty tag (12), and those of SEQUENCE (8 + 36).
 pub(super) const RESPONSE_LEN_MIN: u32 = 24 + 12 + 44;
-/// A call without credentials (40), CB_COMPOUND (16), CB_SEQUENCE without referring calls (40), and CB_RECALL of a file
-/// handle of the greatest length (4 + 16 + 4 + 4 + 128).
-const CB_REQUEST_LEN_MIN: u32 = 40 + 16 + 40 + 156;
+/// A call without credentials (40), CB_COMPOUND (16), CB_SEQUENCE with one referring call (40 + 28), and CB_RECALL of a
+/// file handle of the greatest length (4 + 16 + 4 + 4 + 128).
+const CB_REQUEST_LEN_MIN: u32 = 40 + 16 + 68 + 156;
 /// The header of a reply (24), CB_COMPOUND results (12), those of CB_SEQUENCE (8 + 32) and CB_RECALL (8).
 const CB_RESPONSE_LEN_MIN: u32 = 24 + 12 + 40 + 8;

@@ -26,7 +26,7 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 use smallvec::SmallVec;
 
 use super::{
-    ids::{Other, client_of},
+    ids::{Other, ReferringCall, client_of},
     session::{self, ConnectionId},
     slot::{Begun, Fingerprint, SlotTable, Ticket},
 };
@@ -92,6 +92,8 @@ pub struct Uses<F>(Mutex<Map<Other, Use<F>>>);
 pub(super) struct Use<F> {
     pub(super) file: F,
     pub(super) seqid: u32,
+    /// `true` if no other open can deny reading.
+    pub(super) may_read: bool,
     pub(super) may_write: bool,
 }
 
@@ -150,12 +152,21 @@ impl<R: Clone, F: Eq> Shard<R, F> {
         Ok(())
     }
 
+    /// Returns `true` unless the client has shown that it has received the reply to a request, or its session was
+    /// destroyed. The shard stays open: the client may show it at any time.
+    pub(super) fn may_be_outstanding(&self, call: &ReferringCall) -> bool {
+        let inner = self.inner.lock();
+        let channel = inner.channels.iter().find(|channel| channel.session == call.session);
+        channel.is_some_and(|channel| channel.slots.may_be_outstanding(call.slot, call.sequence))
+    }
+
     /// Returns `true` if a stateid permits the client to read or write a file. If `false`, ask the state, which also
     /// returns the error.
     pub fn permits_io(&self, file: &F, stateid: &Stateid4, write: bool) -> bool {
         let uses = self.uses.0.lock();
         uses.get(&stateid.other).is_some_and(|found| {
-            (stateid.seqid == 0 || stateid.seqid == found.seqid) && (found.may_write || !write) && found.file == *file
+            let is_allowed = if write { found.may_write } else { found.may_read };
+            (stateid.seqid == 0 || stateid.seqid == found.seqid) && is_allowed && found.file == *file
         })
     }
 }

@@ -107,6 +107,13 @@ impl<R: Clone> SlotTable<R> {
         self.slots.iter().any(|slot| matches!(slot.last, Last::Executing(_)))
     }
 
+    /// Returns `true` unless the client has shown that it has received the reply to a request: by a later request in the
+    /// slot, or by complying with a lower target (§2.10.6.3). Also returns `true` while the request is executed.
+    pub fn may_be_outstanding(&self, slot: Slotid4, sequence: Sequenceid4) -> bool {
+        let slot = self.slots.get(slot.0 as usize);
+        slot.is_some_and(|slot| slot.sequence == sequence && !matches!(slot.last, Last::Never))
+    }
+
     /// Decides whether to execute or replay a request.
     ///
     /// # Errors
@@ -206,7 +213,7 @@ impl<R: Clone> Slot<R> {
     fn retry(&self, fingerprint: &Fingerprint) -> Result<Begun<R>, Nfsstat4> {
         match &self.last {
             Last::Never => Err(Nfsstat4::SeqMisordered),
-            //= rfc8881-2.10.6.1.3.1-1
+            //= rfc8881-2.10.6.1.3.1-1 rfc8881-2.10.6.1.3.1-2
             Last::Executing(of) | Last::Done(of, _) if of != fingerprint => Err(Nfsstat4::SeqFalseRetry),
             Last::Executing(_) => Err(Nfsstat4::Delay),
             Last::Done(_, Some(reply)) => Ok(Begun::Replay(reply.clone())),
@@ -339,6 +346,25 @@ mod tests {
         channel.table.finish(ticket, 5, false);
         assert_eq!(channel.call((0, 1, 0), 11), Ok(Some(5)));
         assert!(!channel.table.is_busy());
+    }
+
+    #[test]
+    fn request_may_be_outstanding_until_the_client_shows_that_it_has_the_reply() {
+        let mut channel = Channel::new(4);
+        let may_be =
+            |channel: &Channel, slot, sequence| channel.table.may_be_outstanding(Slotid4(slot), Sequenceid4(sequence));
+        assert!(!may_be(&channel, 1, 0) && !may_be(&channel, 1, 1));
+        let Ok(Begun::Execute(ticket)) = channel.begin((1, 1, 1), 1) else { panic!("the request is new") };
+        assert!(may_be(&channel, 1, 1));
+        channel.table.finish(ticket, 5, false);
+        channel.call((0, 1, 1), 1).unwrap();
+        assert!(may_be(&channel, 1, 1) && !may_be(&channel, 1, 2) && !may_be(&channel, 2, 1));
+        // The client has seen the lower target, and does not use slot 1 any more.
+        channel.table.set_target(Slotid4(0));
+        channel.call((0, 2, 1), 1).unwrap();
+        assert!(may_be(&channel, 1, 1), "the client may still use slot 1");
+        channel.call((0, 3, 0), 1).unwrap();
+        assert!(!may_be(&channel, 1, 1) && may_be(&channel, 0, 3) && !may_be(&channel, 0, 2));
     }
 
     #[test]

@@ -352,9 +352,9 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
     ///
     /// # Panics
     /// Panics if the stateid does not exist.
-    pub(super) fn cache_use(&mut self, other: &Other, may_write: bool, uses: &Arc<Uses<F>>) {
+    pub(super) fn cache_use(&mut self, other: &Other, (may_read, may_write): (bool, bool), uses: &Arc<Uses<F>>) {
         let entry = self.entries.get_mut(other).expect("the stateid must exist");
-        let found = Use { file: entry.file.clone(), seqid: entry.seqid, may_write };
+        let found = Use { file: entry.file.clone(), seqid: entry.seqid, may_read, may_write };
         entry.cached_in = Some(uses.clone());
         uses.insert(*other, found);
     }
@@ -502,6 +502,7 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
     /// # Errors
     /// BAD_STATEID, OLD_STATEID, or the status with which it was revoked.
     pub fn resolve(&self, client: Clientid4, file: Option<&F>, stateid: &Stateid4) -> Result<Other, Nfsstat4> {
+        //= rfc8881-8.2.3-6
         let entry = self.entries.get(&stateid.other).ok_or(Nfsstat4::BadStateid)?;
         if file.is_some_and(|file| entry.file != *file) || entry.client != client {
             return Err(Nfsstat4::BadStateid);

@@ -44,6 +44,8 @@ pub struct Back {
     pub drop_next: AtomicBool,
     /// The status with which the next CB_SEQUENCE fails.
     pub refuse: Mutex<Option<Nfsstat4>>,
+    /// If `true`, each CB_SEQUENCE fails with DELAY.
+    pub busy: AtomicBool,
     /// The answers to operations after CB_SEQUENCE. Each is used until it is replaced.
     pub answers: Mutex<Vec<CbResop4>>,
     /// The operations that are never answered.
@@ -141,7 +143,8 @@ impl Service for Back {
                 call.transport.close();
                 return Err(AcceptError::Drop);
             }
-            if let Some(status) = self.refuse.lock().unwrap().take() {
+            let busy = self.busy.load(SeqCst).then_some(Nfsstat4::Delay);
+            if let Some(status) = busy.or_else(|| self.refuse.lock().unwrap().take()) {
                 let resarray = vec![CbResop4::Sequence(Res4::Fail(status))];
                 return Ok(call.reply(&CbCompoundRes { status, tag, resarray }));
             }

@@ -1,11 +1,27 @@
 //! A server that is called directly, without a connection.
+//!
+//! The attribute `simnet::test` makes a test run in a simulation: `remote` has a server over a simulated network, `machine`
+//! one that is restarted. A test that needs threads, a directory or a socket of the system has the attribute `test`, and its file
+//! says why.
 #![allow(dead_code)] // Each test file uses its part.
 
 pub mod back;
+#[path = "../../../../testkit/tests/exactly_once/disk.rs"]
+pub mod disk;
+pub mod machine;
 pub mod remote;
 pub mod v4;
 
-use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
+use std::{
+    future::Future,
+    net::SocketAddr,
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    task::{Context, Poll, Wake, Waker},
+};
 
 use nfs::{
     mount::{MountOk, MountRes},
@@ -13,8 +29,8 @@ use nfs::{
 };
 use rpc::{AcceptError, AuthSys, Identity, Service};
 use server::{
-    Config, Export, ExportId, ExportOptions, Exports, HandleKey, Mount3, Nfs3, NfsServer, Squash,
-    config::{ExportConfig, Settings},
+    BlockingOptions, Export, ExportId, ExportOptions, Exports, HandleKey, Mount3, Nfs3, NfsServer, config::Settings,
+    recovery::Recovery,
 };
 pub use testkit::paper::results;
 use testkit::{
@@ -48,7 +64,7 @@ impl Rig {
     }
 
     pub fn serving(exports: impl Into<Exports>) -> Self {
-        Self::calling(&NfsServer::new(exports, HandleKey::random()))
+        Self::calling(&server_of(exports))
     }
 
     pub fn calling(server: &NfsServer) -> Self {
@@ -78,8 +94,7 @@ impl Rig {
 
     /// Calls a procedure with encoded arguments. Returns the message of the results with the header.
     pub fn raw(&self, service: &dyn Service, procedure: u32, message: &Message) -> Result<Message, AcceptError> {
-        let future = self.paper.call(service, procedure, (self.peer, &self.caller), message);
-        tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
+        finish(self.paper.call(service, procedure, (self.peer, &self.caller), message))
     }
 
     /// Calls an NFS procedure.
@@ -135,14 +150,45 @@ impl Rig {
     }
 }
 
-/// Starts a server of a directory. Its state directory is a new one below `state`, so that it has the right mode: this
-/// process has no umask.
-pub fn serve(dir: &Path, state: &Path, grace: Duration) -> NfsServer {
-    let options = ExportOptions { squash: Squash::None, ..Default::default() };
-    let export = ExportConfig::directory(dir, options).unwrap();
-    let config = Config { export: vec![export], ..Config::default() };
-    let settings = Settings { grace, ..Settings::default() };
-    NfsServer::open_with(&config, &state.join("state"), &buf::Pool::default(), settings).unwrap()
+/// Creates a server of these exports without state of an earlier start.
+pub fn server_of(exports: impl Into<Exports>) -> NfsServer {
+    server_with(exports, Settings::default())
+}
+
+/// Like [`server_of`], with settings.
+pub fn server_with(exports: impl Into<Exports>, settings: Settings) -> NfsServer {
+    NfsServer::recovering(exports, HandleKey::random(), Recovery::in_memory(), on_one_thread(settings)).unwrap()
+}
+
+/// Returns these settings. In a simulation, blocking work runs in place, because the threads of a pool are not part of it.
+pub fn on_one_thread(settings: Settings) -> Settings {
+    match simnet::is_simulated() {
+        true => Settings { blocking: BlockingOptions { threads: 0, ..settings.blocking }, ..settings },
+        false => settings,
+    }
+}
+
+/// Runs a call to its end. In a simulation nothing else runs meanwhile, so the call must not wait for another task or for time.
+pub fn finish<T>(call: impl Future<Output = T>) -> T {
+    struct Woken(AtomicBool);
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.store(true, SeqCst);
+        }
+    }
+    if !simnet::is_simulated() {
+        return tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(call);
+    }
+    let woken = Arc::new(Woken(AtomicBool::new(true)));
+    let waker = Waker::from(woken.clone());
+    // The task of the test is not interrupted, so the call must not use up its budget.
+    let mut call = pin!(tokio::task::unconstrained(call));
+    while woken.0.swap(false, SeqCst) {
+        if let Poll::Ready(result) = call.as_mut().poll(&mut Context::from_waker(&waker)) {
+            return result;
+        }
+    }
+    panic!("the call waits for another task: it must be made over a connection");
 }
 
 /// Creates a tree in memory. If `SLIPWAY_DEFERRED` is set to a seed, two thirds of its operations complete later, and

@@ -1,19 +1,15 @@
-//! A server over TCP, and clients of version 4 that it can call back. In a simulation they use a simulated network, otherwise
-//! the loopback interface.
+//! A server over TCP in a simulation, and clients of version 4 that it can call back.
 #![allow(dead_code)] // Each test file uses its part.
 
-use std::{future::Future, net::SocketAddr, sync::Arc, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use nfs::v4::{
     callback::{CbArgop4, CbOpnum4},
     compound::{CompoundArgs, CompoundRes},
     *,
 };
-use rpc::{Client, ReplyPlan, Server, TcpKind, TcpOptions, TransportKind, WorkerOptions, Workers};
-use server::{
-    BlockingOptions, Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash, config::Settings,
-    recovery::Recovery,
-};
+use rpc::{Client, ReplyPlan, TcpKind, TcpOptions, TransportKind};
+use server::{Export, ExportId, ExportOptions, NfsServer, Squash, config::Settings};
 use simnet::{Network, NetworkOptions};
 use testkit::process;
 use tokio::task::JoinSet;
@@ -23,27 +19,17 @@ use xdr::Array;
 use super::{
     auth_sys,
     back::{Back, CB_PROGRAM},
-    memory,
+    memory, server_with,
     v4::*,
 };
 
-/// A server of one memory export `/m`.
+/// A server of one memory export `/m`. Its tasks end when it is dropped.
 pub struct Served {
     pub nfs: NfsServer,
+    pub network: Network,
     pub kind: Arc<dyn TransportKind>,
     pub address: SocketAddr,
-    _running: Running,
-}
-
-/// The tasks or threads of a server, which end when they are dropped.
-enum Running {
-    Simulated { _tasks: JoinSet<()> },
-    Threads { _workers: Workers },
-}
-
-/// Runs a test in a simulation. Its seed is 0, or `SLIPWAY_SEED`.
-pub fn simulated<F: Future<Output = ()>>(test: impl FnOnce() -> F) {
-    simnet::simulate(simnet::seeds(1).start, test);
+    tasks: JoinSet<()>,
 }
 
 impl Served {
@@ -68,25 +54,11 @@ impl Served {
     fn of(fs: Arc<dyn Vfs>, settings: Settings) -> Self {
         let options = ExportOptions { squash: Squash::None, ..Default::default() };
         let export = Export::new("/m", ExportId::unique(), fs, options).unwrap();
-        let any = "127.0.0.1:0".parse().unwrap();
-        if simnet::is_simulated() {
-            // Threads of their own would not be part of the simulation.
-            let settings =
-                Settings { blocking: BlockingOptions { threads: 0, ..BlockingOptions::default() }, ..settings };
-            let nfs = NfsServer::recovering(export, HandleKey::random(), Recovery::in_memory(), settings).unwrap();
-            let network = Network::new(NetworkOptions { seed: simnet::seeds(1).start, ..NetworkOptions::default() });
-            let kind = TcpKind::simulated(network, TcpOptions::default(), buf::Pool::default());
-            let (address, tasks) = process::process(&kind, any, nfs.services());
-            return Self { nfs, kind: Arc::new(kind), address, _running: Running::Simulated { _tasks: tasks } };
-        }
-        let nfs = NfsServer::recovering(export, HandleKey::random(), Recovery::in_memory(), settings).unwrap();
-        let kind: Arc<dyn TransportKind> = Arc::new(TcpKind::default());
-        let workers = Workers::new(WorkerOptions { threads: 1, ..WorkerOptions::default() }).unwrap();
-        let listener = kind.listen(any).unwrap();
-        let address = listener.local_addr();
-        let server = nfs.services().into_iter().fold(Server::builder(), rpc::ServerBuilder::shared).build();
-        workers.listen(server, listener);
-        Self { nfs, kind, address, _running: Running::Threads { _workers: workers } }
+        let nfs = server_with(export, settings);
+        let network = network();
+        let kind = TcpKind::simulated(network.clone(), TcpOptions::default(), buf::Pool::default());
+        let (address, tasks) = process::process(&kind, "127.0.0.1:0".parse().unwrap(), nfs.services());
+        Self { nfs, network, kind: Arc::new(kind), address, tasks }
     }
 
     /// Creates a server that runs its background work.
@@ -94,8 +66,8 @@ impl Served {
         Self::new().run_background_work().await
     }
 
-    async fn run_background_work(self) -> Self {
-        tokio::spawn(self.nfs.upkeep());
+    pub async fn run_background_work(mut self) -> Self {
+        self.tasks.spawn(self.nfs.upkeep());
         // The task must run once before it accepts background tasks.
         tokio::task::yield_now().await;
         self
@@ -104,6 +76,11 @@ impl Served {
     pub async fn client(&self, name: &str) -> Remote {
         Remote::new(self, name, 1).await
     }
+}
+
+/// Creates the network of a test.
+pub fn network() -> Network {
+    Network::new(NetworkOptions { seed: simnet::seeds(1).start, ..NetworkOptions::default() })
 }
 
 /// A client with a connection.

@@ -13,7 +13,7 @@ use server::{Nfs4, NfsServer};
 use testkit::paper::Paper;
 use xdr::Message;
 
-use super::{results, user};
+use super::{finish, results, user};
 
 /// A client with a session. It calls in one slot of it.
 pub struct Client4 {
@@ -83,6 +83,16 @@ impl Client4 {
         self.ok([Argop4::ReclaimComplete(ReclaimCompleteArgs { one_fs: false })]);
     }
 
+    /// Creates a client of the previous server start, with a new session. It has reclaimed nothing.
+    pub fn returning(server: &NfsServer, name: &str) -> Self {
+        let mut client = Self::stranger(server, 1);
+        let Resop4::ExchangeId(Res4::Ok(exchanged)) = client.alone(exchange_id(name)) else { panic!("EXCHANGE_ID") };
+        let create = create_session(exchanged.clientid, exchanged.sequenceid, channel());
+        let Resop4::CreateSession(Res4::Ok(created)) = client.alone(create) else { panic!("CREATE_SESSION") };
+        (client.client, client.session) = (exchanged.clientid, created.sessionid);
+        client
+    }
+
     /// Creates a client that has not introduced itself.
     pub fn stranger(server: &NfsServer, minor: u32) -> Self {
         Self {
@@ -100,8 +110,7 @@ impl Client4 {
 
     /// Returns the bytes of the results of a call.
     pub fn raw(&self, message: &Message) -> Result<Message, AcceptError> {
-        let future = self.paper.call(&*self.nfs, PROC_COMPOUND, (self.peer, &self.caller), message);
-        tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
+        finish(self.paper.call(&*self.nfs, PROC_COMPOUND, (self.peer, &self.caller), message))
     }
 
     pub fn compound(&self, argarray: Vec<Argop4>) -> CompoundRes {
@@ -217,6 +226,19 @@ pub fn open(name: &str, how: Open) -> Argop4 {
         openhow,
         claim: OpenClaim4::Null(name.into()),
     }))
+}
+
+/// Returns the operations that reclaim an open.
+pub fn reclaim(handle: &NfsFh4, how: Open) -> [Argop4; 2] {
+    let open = Argop4::Open(Box::new(OpenArgs {
+        seqid: Seqid4(0),
+        share_access: how.access,
+        share_deny: how.deny,
+        owner: StateOwner4 { clientid: Clientid4(0), owner: how.owner.into() },
+        openhow: Openflag4::NoCreate,
+        claim: OpenClaim4::Previous(OpenDelegationType4::None),
+    }));
+    [putfh(handle), open]
 }
 
 /// Returns PUTROOTFH and LOOKUPs.

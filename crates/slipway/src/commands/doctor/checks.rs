@@ -21,6 +21,7 @@ pub fn all() -> Vec<Finding> {
     let mut findings = vec![identity(), containment()];
     findings.extend(transports());
     findings.push(adapters(Path::new("/sys/class/infiniband"), verbs::survey()));
+    findings.push(kerberos());
     findings.push(checksum_instruction());
     findings.push(tcp_port("port 2049/tcp", 2049, "nfs"));
     findings.push(udp_port("port 2049/udp", 2049));
@@ -29,9 +30,23 @@ pub fn all() -> Vec<Finding> {
     findings.push(kernel_client());
     findings.push(mount_command());
     findings.push(congestion(&read_line("/proc/sys/net/ipv4/tcp_congestion_control")));
+    findings.push(owner_domain(&server::default_idmap_domain()));
     findings.push(open_files());
     findings.push(locked_memory());
     findings
+}
+
+/// Checks the domain of the owner names that NFSv4 sends to principals.
+fn owner_domain(domain: &str) -> Finding {
+    let found = format!("owners are name@{domain} for callers by Kerberos, unless idmap_domain is set");
+    match domain {
+        "localdomain" => Finding::note(
+            "owner names",
+            found,
+            "give this host a name with a domain (hostnamectl), or set idmap_domain in [server] to the Domain of the clients",
+        ),
+        _ => Finding::ok("owner names", found),
+    }
 }
 
 fn identity() -> Finding {
@@ -61,6 +76,19 @@ fn containment() -> Finding {
             "openat2",
             format!("does not work ({error}): directories cannot be served"),
             "use Linux 5.6 or later; in a container, allow the openat2 system call",
+        ),
+    }
+}
+
+/// Kerberos needs MIT's library. Nothing else does.
+fn kerberos() -> Finding {
+    const CHECK: &str = "kerberos";
+    match gss::kerberos::available() {
+        Ok(()) => Finding::ok(CHECK, "the library is installed: `serve --keytab`, and sec=krb5, krb5i, krb5p in URLs"),
+        Err(error) => Finding::note(
+            CHECK,
+            format!("{error}"),
+            "to use Kerberos, install MIT's library, and write /etc/krb5.conf (docs/kerberos.md)",
         ),
     }
 }

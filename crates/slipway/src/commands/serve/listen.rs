@@ -28,7 +28,7 @@ impl FromStr for ListenUrl {
             let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
             (key.to_owned(), value.to_owned())
         });
-        Ok(Self(ListenConfig { transport: transport.to_owned(), address, options: options.collect() }))
+        Ok(Self(ListenConfig { transport: transport.to_owned(), address, options: options.collect(), tls: None }))
     }
 }
 
@@ -70,6 +70,7 @@ pub fn defaults() -> [ListenConfig; 3] {
         transport: transport.to_owned(),
         address: default_address(transport).expect("transport must be known"),
         options: Default::default(),
+        tls: None,
     })
 }
 

@@ -3,6 +3,7 @@
 
 use std::{net::SocketAddr, sync::Arc};
 
+use gss::GssServer;
 use rpc::{Server, Switch, Workers};
 use server::{
     CallbackTransports, NfsServer,
@@ -10,7 +11,7 @@ use server::{
 };
 
 use super::{
-    listen_one,
+    kerberos, listen_one,
     rpcbind::{Place, options_of_few},
 };
 use crate::exit::Failure;
@@ -32,13 +33,13 @@ pub fn start(
     config: &ServerConfig,
     switch: &Switch,
     workers: &Workers,
-    nfs: &NfsServer,
+    (nfs, gss): (&NfsServer, Option<&Arc<GssServer>>),
     nfs_at: &[Place],
 ) -> Result<Option<Locking>, Failure> {
     if config.rpcbind == RpcbindMode::Off {
         return Ok(None);
     }
-    let builder = Server::builder().hosts(nfs.hosts());
+    let builder = kerberos::add(Server::builder().hosts(nfs.hosts()), gss);
     let server = nfs.lock_services().into_iter().fold(builder, rpc::ServerBuilder::shared).build();
     let port = config.nlm_port.unwrap_or(0);
     let address = match nfs_at.first() {
@@ -47,8 +48,9 @@ pub fn start(
     };
     let mut places = Vec::new();
     for transport in ["tcp", "udp"] {
-        let listen = ListenConfig { transport: transport.to_owned(), address, options: options_of_few(transport) };
-        let (transport, listener) = listen_one(switch, &listen)
+        let options = options_of_few(transport);
+        let listen = ListenConfig { transport: transport.to_owned(), address, options, tls: None };
+        let (transport, listener, _) = listen_one(switch, &listen)
             .map_err(|failure| Failure { message: format!("--nlm-port: {}", failure.message), ..failure })?;
         places.push((transport, listener.local_addr()));
         workers.listen(server.clone(), listener);

@@ -2,6 +2,7 @@
 
 mod admin;
 mod announce;
+mod kerberos;
 mod listen;
 mod locking;
 mod rpcbind;
@@ -9,15 +10,17 @@ mod signals;
 
 use std::{
     io,
+    net::SocketAddr,
     num::NonZeroUsize,
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
 use buf::Pool;
-use rpc::{ConnectionLimits, Listener, Server, Switch, WorkerOptions, Workers};
+use rpc::{ConnectionLimits, Listener, Server, Switch, TransportKind, WorkerOptions, Workers};
 use server::{
-    Client, Config, NfsServer,
+    Client, Config, NfsServer, Sec,
     config::{Backends, ByteSize, ExportConfig, ListenConfig, LogFormat, RpcbindMode, ServerConfig, default_state_dir},
     recovery::state_dir::OnLoss,
 };
@@ -42,17 +45,27 @@ and with software iWARP), and with shm (shared memory) for clients on this host.
 runs as root, each operation runs with the identity of its caller, and a client's root is nobody (--squash). If it runs as an
 ordinary user, all operations run as that user.
 
-SIGTERM, SIGINT and SIGHUP end the server after it has answered the calls in progress. SIGUSR1 prints counters of all procedures, and
+SIGTERM, SIGINT and SIGHUP end the server after it has answered the calls in progress. With TLS or an audit log, SIGHUP reads the
+certificates again and opens the file of the log again (for logrotate), and connections stay. SIGUSR1 prints counters of all procedures, and
 the state of the recovery database.
 
 Configuration file, for several exports (unknown keys are rejected):
   [server]                      # state_dir, workers, connections, connections_per_host, blocking_threads, blocking_queue,
                                 # rpcbind, nlm_port, grace_s, lease_s, idmap_domain, log, log_format
   workers = 4
+  [kerberos]                    # keytab, service
+  keytab = \"/etc/krb5.keytab\"
+  [identity]                    # manage_gids, unknown_uid, cache_s, machines, principals
+  manage_gids = true
+  [audit]                       # file, reads, queue, on_full
+  file = \"/var/log/slipway-audit.json\"
   [[listen]]                    # transport, address, options
   transport = \"tcp\"
   address = \"[::]:2049\"
-  [[export]]                    # path, name, clients, access, squash, anonuid, anongid, transports, insecure
+  [tls]                         # certificate, key, client_ca, revoked, client_names, required
+  certificate = \"/etc/slipway/server.pem\"
+  key = \"/etc/slipway/server.key\"
+  [[export]]                    # path, name, clients, sec, access, squash, anonuid, anongid, transports, xprtsec, insecure
   path = \"/srv/data\"
   clients = [\"10.0.0.0/8\"]
   access = \"ro\"
@@ -91,6 +104,9 @@ pub struct Args {
     /// Hosts that can use the export: an address, a network such as 10.0.0.0/8, or a name. All by default
     #[arg(long, value_name = "HOST", conflicts_with = "config")]
     clients: Vec<Client>,
+    /// Security flavours that clients can use: sys, krb5, krb5i, krb5p, none; sys by default
+    #[arg(long, value_name = "FLAVOUR", conflicts_with = "config")]
+    sec: Vec<Sec>,
     /// An address to listen on: tcp://ADDRESS:PORT, udp://…, rdma://…, shm://…, with ?option=value; port 0 selects a
     /// free one
     #[arg(short, long, value_name = "URL")]
@@ -116,6 +132,9 @@ pub struct Args {
     /// port 111, which needs root
     #[arg(long, value_name = "HOW", value_parser = ["auto", "off", "builtin"])]
     rpcbind: Option<String>,
+    /// Authenticate callers by Kerberos 5, with the key of nfs/HOST in this file
+    #[arg(long, value_name = "FILE")]
+    keytab: Option<PathBuf>,
     /// The port of NLM and NSM, which lock files for NFSv3; any free port by default
     #[arg(long, value_name = "PORT")]
     nlm_port: Option<u16>,
@@ -165,6 +184,7 @@ impl Args {
         if config.export.is_empty() {
             return Err(Failure::usage("the configuration has no [[export]]: there is nothing to serve"));
         }
+        check_flavors(&config)?;
         if !self.listen.is_empty() {
             config.listen = self.listen.iter().map(|url| url.0.clone()).collect();
         }
@@ -176,6 +196,9 @@ impl Args {
             Some("off") => config.server.rpcbind = RpcbindMode::Off,
             Some("builtin") => config.server.rpcbind = RpcbindMode::Builtin,
             _ => {}
+        }
+        if let Some(keytab) = &self.keytab {
+            config.kerberos.get_or_insert_default().keytab = Some(keytab.clone());
         }
         config.server.nlm_port = self.nlm_port.or(config.server.nlm_port);
         config.server.grace_s = self.grace.or(config.server.grace_s);
@@ -192,6 +215,9 @@ impl Args {
         });
         if !self.clients.is_empty() {
             export["clients"] = self.clients.iter().map(Client::as_str).collect();
+        }
+        if !self.sec.is_empty() {
+            export["sec"] = self.sec.iter().map(|sec| sec.name()).collect();
         }
         match (&self.dir, self.memory) {
             (Some(dir), _) => {
@@ -215,32 +241,58 @@ impl Args {
     }
 }
 
-/// The name of a transport, and its listener.
-type Listening = (String, Box<dyn Listener>);
+/// Checks that the server has every security flavour that its exports allow. Otherwise clients would try flavours that are
+/// listed and then rejected.
+fn check_flavors(config: &Config) -> Result<(), Failure> {
+    if config.kerberos.is_some() {
+        return Ok(());
+    }
+    for (export, sec) in config.export.iter().flat_map(|export| Sec::ALL.map(|sec| (export, sec))) {
+        if sec.is_gss() && export.options.allows(sec) {
+            let (name, sec) = (&export.name, sec.name());
+            return Err(Failure::usage(format!(
+                "export '{name}': sec has '{sec}', but the configuration has no table [kerberos]"
+            )));
+        }
+    }
+    Ok(())
+}
 
-async fn serve(args: &Args, config: Config) -> Outcome {
+/// The name of a transport, its listener, and the kind that made the listener.
+type Listening = (String, Box<dyn Listener>, Arc<dyn TransportKind>);
+
+async fn serve(args: &Args, mut config: Config) -> Outcome {
+    add_tls(&mut config)?;
     let pool = Pool::default();
     let state_dir = config.server.state_dir.clone().unwrap_or_else(default_state_dir);
-    let mut settings = config.server.settings().map_err(Failure::usage)?;
+    let mut settings = config.settings().map_err(Failure::usage)?;
     settings.on_loss = if args.recovery == "reset" { OnLoss::Reset } else { OnLoss::Refuse };
     let nfs = NfsServer::open_with(&config, &state_dir, &pool, settings).map_err(Failure::usage)?;
-    let builder = Server::builder().hosts(nfs.hosts());
+    let gss = kerberos::flavor(config.kerberos.as_ref())?;
+    if let Some(gss) = &gss {
+        nfs.name_principals_by(Arc::new(kerberos::LocalNames(gss.clone())));
+    }
+    let builder = kerberos::add(Server::builder().hosts(nfs.hosts()), gss.as_ref());
     let server = nfs.services().into_iter().fold(builder, rpc::ServerBuilder::shared).build();
 
-    let mut signals = Signals::new(args.until_eof).map_err(Failure::failed)?;
+    let has_tls = config.listen.iter().any(|listen| listen.options.contains_key("tls_cert"));
+    let reloads = has_tls || config.audit.is_some();
+    let mut signals = Signals::new(args.until_eof, reloads).map_err(Failure::failed)?;
     let switch = transports::for_server(&pool);
     let listeners = listen_all(&switch, &config.listen)?;
     let mut options = WorkerOptions::default();
     options.threads = config.server.workers.map_or(options.threads, NonZeroUsize::get);
     // Only root changes to the identity of callers, and only some transports are affected.
-    let affected = listeners.iter().any(|(_, listener)| listener.keeps_credentials());
+    let affected = listeners.iter().any(|(_, listener, _)| listener.keeps_credentials());
     options.keep_credentials = affected.then_some(vfs::posix::keep_credentials);
     descriptors::raise_to_most();
     options.connections = connection_limits(&config.server, descriptors::limit());
     let workers = Workers::new(options).map_err(Failure::failed)?;
     let mut announcement = Announcement::new(&config);
     let mut places = Vec::new();
-    for (transport, listener) in listeners {
+    let mut kinds = Vec::new();
+    for (transport, listener, kind) in listeners {
+        kinds.push((transport.clone(), listener.local_addr(), kind));
         announcement.listens(&transport, listener.local_addr());
         places.push((transport, listener.local_addr()));
         workers.listen(server.clone(), listener);
@@ -249,14 +301,23 @@ async fn serve(args: &Args, config: Config) -> Outcome {
     tokio::spawn(nfs.upkeep());
     tokio::spawn(trim(pool));
     let _admin = administered(&nfs);
-    let locking = locking::start(&config.server, &switch, &workers, &nfs, &places)?;
+    let locking = locking::start(&config.server, &switch, &workers, (&nfs, gss.as_ref()), &places)?;
     let published = publish(&config, (&switch, &workers), (&server, &places), locking.as_ref()).await?;
     announcement.locks(published.known == [true, true, true]);
     announcement.publish(args.json, args.ready_file.as_deref())?;
 
-    while signals.next().await == Signal::Report {
-        let servers = [Some(&server), locking.as_ref().map(|locking| &locking.server)];
-        signals::report(servers.into_iter().flatten(), &nfs.storage());
+    loop {
+        match signals.next().await {
+            Signal::End => break,
+            Signal::Reload => {
+                reload(&kinds);
+                nfs.reopen_audit();
+            }
+            Signal::Report => {
+                let servers = [Some(&server), locking.as_ref().map(|locking| &locking.server)];
+                signals::report(servers.into_iter().flatten(), &nfs.storage());
+            }
+        }
     }
     announce::notify("STOPPING=1");
     published.withdraw().await;
@@ -267,8 +328,33 @@ async fn serve(args: &Args, config: Config) -> Outcome {
     if !drained {
         tracing::warn!("some calls were not answered before the server ended");
     }
+    let lost = nfs.close_audit();
+    if lost > 0 {
+        tracing::warn!(records = lost, "the audit log is incomplete");
+    }
     remove(args.ready_file.as_deref());
     Ok(Exit::Ok)
+}
+
+/// Adds `[tls]` to the listeners. If there are none, the server listens only with tcp.
+fn add_tls(config: &mut Config) -> Result<(), Failure> {
+    let common = config.tls.take();
+    if common.is_some() && config.listen.is_empty() {
+        config.listen = listen::defaults().into_iter().filter(|listen| listen.transport == "tcp").collect();
+    }
+    config.listen.iter_mut().try_for_each(|listen| listen.add_tls(common.as_ref())).map_err(Failure::usage)
+}
+
+/// Reads certificates, keys and revocation lists again. A listener whose files cannot be used keeps the former ones.
+fn reload(kinds: &[(String, SocketAddr, Arc<dyn TransportKind>)]) {
+    for (transport, address, kind) in kinds {
+        match kind.reload() {
+            Ok(()) => tracing::info!(transport, %address, "certificates were read again"),
+            Err(error) => {
+                tracing::error!(transport, %address, error, "certificates could not be read again; the former ones stay");
+            }
+        }
+    }
 }
 
 /// Returns the configured limits. Connections can use three quarters of the file descriptors; files and shared memory
@@ -347,7 +433,7 @@ fn listen_all(switch: &Switch, addresses: &[ListenConfig]) -> Result<Vec<Listeni
 }
 
 fn listen_one(switch: &Switch, listen: &ListenConfig) -> Result<Listening, Failure> {
-    let ListenConfig { transport, address, options } = listen;
+    let ListenConfig { transport, address, options, tls: _ } = listen;
     let kind = switch.find(transport).ok_or_else(|| {
         let names: Vec<_> = switch.names().collect();
         Failure::usage(format!("there is no transport '{transport}'; there are {}", names.join(", ")))
@@ -364,7 +450,7 @@ fn listen_one(switch: &Switch, listen: &ListenConfig) -> Result<Listening, Failu
         let message = format!("cannot listen on {transport}://{address}: {error}{advice}");
         Failure { exit: Exit::Unreachable, message }
     })?;
-    Ok((transport.clone(), listener))
+    Ok((transport.clone(), listener, kind))
 }
 
 fn remove(ready_file: Option<&Path>) {

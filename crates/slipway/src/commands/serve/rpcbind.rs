@@ -107,8 +107,9 @@ fn builtin((switch, workers): (&Switch, &Workers), hosts: &Hosts, bindings: Vec<
     let mut listeners = Vec::new();
     for transport in ["tcp", "udp"] {
         let address = super::listen::everywhere(rpcbind::PORT);
-        let listen = ListenConfig { transport: transport.to_owned(), address, options: options_of_few(transport) };
-        let (_, listener) = listen_one(switch, &listen)
+        let options = options_of_few(transport);
+        let listen = ListenConfig { transport: transport.to_owned(), address, options, tls: None };
+        let (_, listener, _) = listen_one(switch, &listen)
             .map_err(|failure| Failure { message: format!("--rpcbind builtin: {}", failure.message), ..failure })?;
         listeners.push((transport.to_owned(), listener));
     }

@@ -16,6 +16,8 @@ use crate::output::{Align, Table};
 pub enum Signal {
     /// Answer the calls in progress, and end.
     End,
+    /// Read the certificates again, and open the audit log again, which another program may have renamed.
+    Reload,
     /// Print the counters.
     Report,
 }
@@ -26,18 +28,22 @@ pub struct Signals {
     interrupt: unix::Signal,
     /// `None` if SIGHUP is ignored, as under nohup(1).
     hangup: Option<unix::Signal>,
+    /// `true` if SIGHUP reloads.
+    reloads: bool,
     report: unix::Signal,
     /// Becomes `true` when standard input is closed.
     eof: Option<watch::Receiver<bool>>,
 }
 
 impl Signals {
-    /// Listens for signals, and for the end of standard input if `until_eof`.
-    pub fn new(until_eof: bool) -> io::Result<Self> {
+    /// Listens for signals, and for the end of standard input if `until_eof`. SIGHUP reloads if `reloads`, even if the process
+    /// was started with SIGHUP ignored.
+    pub fn new(until_eof: bool, reloads: bool) -> io::Result<Self> {
         Ok(Self {
             terminate: unix::signal(SignalKind::terminate())?,
             interrupt: unix::signal(SignalKind::interrupt())?,
-            hangup: (!ignores_hangup()).then(|| unix::signal(SignalKind::hangup())).transpose()?,
+            reloads,
+            hangup: (reloads || !ignores_hangup()).then(|| unix::signal(SignalKind::hangup())).transpose()?,
             report: unix::signal(SignalKind::user_defined1())?,
             eof: until_eof.then(end_of_input),
         })
@@ -54,7 +60,7 @@ impl Signals {
         tokio::select! {
             _ = self.terminate.recv() => Signal::End,
             _ = self.interrupt.recv() => Signal::End,
-            () = received(&mut self.hangup) => Signal::End,
+            () = received(&mut self.hangup) => if self.reloads { Signal::Reload } else { Signal::End },
             _ = self.report.recv() => Signal::Report,
             () = eof => Signal::End,
         }
@@ -65,7 +71,7 @@ impl Signals {
         tokio::select! {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}
-            () = received(&mut self.hangup) => {}
+            () = received(&mut self.hangup), if !self.reloads => {}
         }
     }
 }

@@ -52,8 +52,9 @@ impl<R: Clone, F> Clients<R, F> {
     /// Plans a SETCLIENTID. `confirm` must not have been used before.
     ///
     /// # Errors
-    /// CLID_INUSE if the owner belongs to another principal that has state and a valid lease; DELAY if there are too
-    /// many clients.
+    /// CLID_INUSE if the owner belongs to another principal that has state and a valid lease, to a client with state
+    /// protection and the call has no integrity, or if the caller's connection is too weak to replace its record; DELAY if
+    /// there are too many clients.
     pub(in crate::v4::state) fn plan_set_clientid(
         &self,
         args: &SetClientIdArgs,
@@ -61,7 +62,11 @@ impl<R: Clone, F> Clients<R, F> {
         origin: Origin<'_>,
         context: &EvictionContext<'_>,
     ) -> Result<Plan<R, F>, Nfsstat4> {
-        let address = callback_address_of(&args.callback.cb_location, origin.peer);
+        // RFC 7530 §3.3.3: callbacks to a client of RPCSEC_GSS need it too, but this server has no ticket for the client.
+        let address = match origin.principal {
+            Principal::Gss(_) => None,
+            _ => callback_address_of(&args.callback.cb_location, origin.peer),
+        };
         let Netaddr4 { netid, addr } = &args.callback.cb_location;
         let cb_location = Netaddr4 { netid: netid.detached(), addr: addr.detached() };
         let (callback, callback_ident) = (CbClient4 { cb_location, ..args.callback }, args.callback_ident);
@@ -72,13 +77,17 @@ impl<R: Clone, F> Clients<R, F> {
                 if (context.holds)(id) && !self.is_expired(id, context.now) {
                     return Err(Nfsstat4::ClidInuse);
                 }
+            } else if client.refuses(origin.has_integrity) {
+                return Err(Nfsstat4::ClidInuse);
             } else if client.legacy.is_some() && client.owner.verifier == args.client.verifier {
                 // The same incarnation: its callback address may have changed. The change takes effect after
-                // confirmation.
-                let action = PlanAction::Callback(id, Box::new(legacy));
+                // confirmation. A caller in clear must not direct the callbacks of a client of TLS to itself.
+                let address = legacy.address.filter(|_| !client.is_guarded_from(origin));
+                let action = PlanAction::Callback(id, Box::new(Legacy { address, ..legacy }));
                 return Ok(Plan { ended: records.unconfirmed.into_iter().collect(), action });
             }
         }
+        self.check_protection(records, origin, context.now)?;
         let owner = ClientOwner4 { verifier: args.client.verifier, ownerid: args.client.id.clone() };
         // The confirmed record stays until the new one is confirmed. Its state ends with it.
         let new = Client::new(0, &owner, origin, context.now);

@@ -99,7 +99,13 @@ fn reply_cache_is_bounded_and_each_session_has_a_share() {
 fn hosts_not_admitted_share_few_clients_and_small_sessions() {
     let mut world = World::with(|options| options.replies_max = 32 * (4 << 10));
     let introduce = |world: &mut World, host: u8| {
-        let origin = Origin { principal: &OWNER, peer: Ipv4Addr::new(198, 51, 100, host).into(), admitted: false };
+        let origin = Origin {
+            principal: &OWNER,
+            has_integrity: true,
+            peer: Ipv4Addr::new(198, 51, 100, host).into(),
+            admitted: false,
+            tls: Xprtsec::None,
+        };
         world.state.exchange_id(world.now, 1, &exchange(&format!("stranger {host}"), 1, 0), origin).unwrap().clientid
     };
     let (honest, _) = world.client("honest", 1);
@@ -209,7 +215,7 @@ fn client_ids_are_random_and_bound_to_their_principal() {
     let (id, session) = world.ready("0");
     assert_eq!(world.state.destroy_clientid(world.now, id, None, &OTHER), Err(Nfsstat4::WrongCred));
     assert_eq!(world.state.destroy_session(session, false, &OTHER, TCP.id), Err(Nfsstat4::WrongCred));
-    let by = Connection { id: ConnectionId(66), duplex: true };
+    let by = Connection { id: ConnectionId(66), duplex: true, tls: Xprtsec::None };
     let bound = world.state.bind_conn_to_session(&bind(session, ChannelDirFromClient4::Back), &OTHER, by);
     assert_eq!(bound, Err(Nfsstat4::WrongCred));
     let other = world.state.bind_conn_to_session(&bind(session, ChannelDirFromClient4::Back), &OWNER, by);
@@ -266,4 +272,56 @@ fn removed_clients_do_not_count() {
         world.call(session, 1, 1);
     }
     assert_eq!(world.state.clients().len(), 1);
+}
+
+/// Returns a full table of 8 clients, all in use: three hosts have this number of clients.
+fn full_of(counts: [usize; 3], hold: bool) -> (World, Vec<Vec<Clientid4>>) {
+    let mut world = World::new();
+    let mut clients = Vec::new();
+    for (host, count) in (1..).zip(counts) {
+        world.peer = Ipv4Addr::new(192, 0, 2, host).into();
+        let ids = (0..count).map(|client| {
+            let (id, session) = world.ready(&format!("{host} {client}"));
+            world.call(session, 1, 1);
+            if hold {
+                world.open(id, "o", OPEN4_SHARE_ACCESS_READ, 0).unwrap();
+            }
+            id
+        });
+        clients.push(ids.collect());
+    }
+    assert_eq!(world.state.clients().len(), 8);
+    (world, clients)
+}
+
+#[test]
+fn host_with_as_many_clients_as_any_other_evicts_its_own() {
+    let (mut world, clients) = full_of([3, 3, 2], false);
+    world.peer = Ipv4Addr::new(192, 0, 2, 1).into();
+    world.exchange(&exchange("new", 1, 0), &OWNER).unwrap();
+    let left = |ids: &Vec<Clientid4>| ids.iter().filter(|id| world.state.clients().find(**id).is_some()).count();
+    assert_eq!(clients.iter().map(left).collect::<Vec<_>>(), [2, 3, 2]);
+}
+
+#[test]
+fn client_that_holds_state_is_evicted_only_if_its_host_has_two_more() {
+    for (counts, evicts) in [([3, 3, 2], false), ([4, 3, 1], true)] {
+        let (mut world, clients) = full_of(counts, true);
+        world.peer = Ipv4Addr::new(192, 0, 2, 3).into();
+        let new = world.exchange(&exchange("new", 1, 0), &OWNER);
+        assert_eq!(new.is_ok(), evicts, "{new:?}");
+        let left = clients.iter().flatten().filter(|id| world.state.clients().find(**id).is_some()).count();
+        assert_eq!(left, 8 - usize::from(evicts));
+    }
+}
+
+#[test]
+fn record_that_is_replaced_needs_no_room() {
+    let (mut world, clients) = full_of([4, 3, 1], false);
+    world.state.evict(clients[2][0]);
+    world.peer = Ipv4Addr::new(192, 0, 2, 3).into();
+    for verifier in 1..4 {
+        world.exchange(&exchange("unconfirmed", verifier, 0), &OWNER).unwrap();
+        assert_eq!(world.state.clients().len(), 8, "no other client must be evicted");
+    }
 }

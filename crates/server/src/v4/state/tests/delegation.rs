@@ -8,8 +8,12 @@ use crate::{
     },
     v4::state::{
         back_slots::BackOutcome,
+        ids::ReferringCall,
         recallable::Held,
-        transitions::{back::NoPath, delegation::DelegationRequest},
+        transitions::{
+            back::{CallbackSubject, NoPath},
+            delegation::DelegationRequest,
+        },
     },
 };
 
@@ -36,7 +40,7 @@ pub(super) fn delegate_to_write(world: &mut World, client: Clientid4) -> Stateid
 impl World {
     /// Returns the delegation that comes with an OPEN with this access.
     fn delegation(&mut self, client: Clientid4, share_access: u32) -> Got {
-        let request = DelegationRequest { client, file: &'f', share_access, change: 7, reclaim: None };
+        let request = DelegationRequest { client, file: &'f', share_access, change: 7, reclaim: None, call: None };
         self.delegate(&request)
     }
 
@@ -241,8 +245,8 @@ fn client_without_a_callback_path_gets_no_delegation() {
     world.open(a, "o", READ, 0).unwrap();
     world.state.disconnect(TCP.id);
     assert_eq!(world.delegation(a, any), RESOURCE);
-    assert_eq!(world.state.begin_callback(a, None).unwrap_err(), NoPath::Down);
-    let again = Connection { id: ConnectionId(2), duplex: true };
+    assert_eq!(world.state.begin_callback(a, &CallbackSubject::default()).unwrap_err(), NoPath::Down);
+    let again = Connection { id: ConnectionId(2), duplex: true, tls: Xprtsec::None };
     let args = bind(session, ChannelDirFromClient4::ForeOrBoth);
     world.state.bind_conn_to_session(&args, &OWNER, again).unwrap();
     world.state.note_callback(a, true);
@@ -251,11 +255,15 @@ fn client_without_a_callback_path_gets_no_delegation() {
     world.state.note_callback(a, false);
     assert_eq!(world.flags(session, 2) & SEQ4_STATUS_CB_PATH_DOWN, 0);
     assert!(matches!(world.delegation(a, any), Got::Read(_)));
-    let call = world.state.begin_callback(a, None).unwrap();
+    let call = world.state.begin_callback(a, &CallbackSubject::default()).unwrap();
     assert_eq!((call.session, call.connections), (session, vec![ConnectionId(2)]));
-    assert_eq!(world.state.begin_callback(a, None).unwrap_err(), NoPath::Busy, "the client has one backchannel slot");
+    assert_eq!(
+        world.state.begin_callback(a, &CallbackSubject::default()).unwrap_err(),
+        NoPath::Busy,
+        "the client has one backchannel slot"
+    );
     world.state.end_callback(session, &call.ticket, BackOutcome::Unknown);
-    assert_eq!(world.state.begin_callback(a, None).unwrap_err(), NoPath::Down);
+    assert_eq!(world.state.begin_callback(a, &CallbackSubject::default()).unwrap_err(), NoPath::Down);
     assert_ne!(world.flags(session, 3) & SEQ4_STATUS_BACKCHANNEL_FAULT, 0, "the sequence ID of the slot is unknown");
 }
 
@@ -319,11 +327,33 @@ fn delegation_is_reclaimed_after_a_restart() {
         "nothing new is granted in the grace period"
     );
     let reclaim = Some(OpenDelegationType4::Write);
-    let request = DelegationRequest { client: a, file: &'f', share_access: WRITE, change: 7, reclaim };
+    let request = DelegationRequest { client: a, file: &'f', share_access: WRITE, change: 7, reclaim, call: None };
     assert!(matches!(world.delegate(&request), Got::Write(_)));
     let nothing = Some(OpenDelegationType4::None);
-    let request = DelegationRequest { client: a, file: &'f', share_access: WRITE, change: 7, reclaim: nothing };
+    let request =
+        DelegationRequest { client: a, file: &'f', share_access: WRITE, change: 7, reclaim: nothing, call: None };
     assert_eq!(world.delegate(&request), Got::None);
+}
+
+/// The client has opened the file for another owner while it held the delegation, without a request to the server.
+#[test]
+fn file_is_opened_by_a_reclaimed_delegation_in_the_grace_period() {
+    let mut world = World::new();
+    world.begin_grace(&["a"], &[]);
+    let (a, _) = world.client("a", 1);
+    let open = |owner: &'static str, claim| {
+        let owner = Bytes::from_static(owner.as_bytes());
+        OpenRequest { claim, can_recall: true, ..opening(a, owner) }
+    };
+    let reclaimed = world.open_by(open("o", Claim::Reclaim(OpenDelegationType4::Write))).unwrap();
+    let OpenDelegation4::Write(OpenWriteDelegation4 { stateid, .. }) = reclaimed.delegation else {
+        panic!("the delegation must be reclaimed: {reclaimed:?}")
+    };
+    //= rfc8881-10.2.1-4
+    assert!(world.open_by(open("p", Claim::Delegated(stateid))).is_ok());
+    assert_eq!(world.open_by(open("q", Claim::New)).unwrap_err(), Nfsstat4::Grace);
+    let other = Claim::Delegated(Stateid4 { other: [7; 12], ..stateid });
+    assert_eq!(world.open_by(open("q", other)).unwrap_err(), Nfsstat4::Grace);
 }
 
 #[test]
@@ -337,4 +367,55 @@ fn delegations_of_a_removed_client_do_not_conflict() {
     let (b, _) = world.ready("b");
     world.locks.release_client(LockClient::V4(a.0));
     assert!(matches!(world.open_and_delegate(b, WRITE), Got::Write(_)));
+}
+
+/// A callback can arrive before the reply that granted the delegation.
+#[test]
+fn callback_names_the_granting_request_until_the_client_has_its_reply() {
+    let mut world = World::new();
+    let (a, session) = world.ready("a");
+    let call = ReferringCall { session, slot: Slotid4(0), sequence: Sequenceid4(1) };
+    let Begun::Execute(ticket) = world.sequence(session, 1, 1).unwrap().begun else { panic!("the request is new") };
+    let request = OpenRequest { can_recall: true, call: Some(call), ..opening(a, Bytes::new()) };
+    let delegation = world.open_by(request).unwrap().delegation;
+    let OpenDelegation4::Read(OpenReadDelegation4 { stateid, .. }) = delegation else { panic!("{delegation:?}") };
+    let other = world.create(&create(a, 2)).unwrap().sessionid;
+    let about = CallbackSubject { state: Some(stateid), ..CallbackSubject::default() };
+    let created = CallbackSubject { created_by: Some(call), ..CallbackSubject::default() };
+    let named = |world: &mut World, about: &CallbackSubject| {
+        let call = world.state.begin_callback(a, about).unwrap();
+        world.state.end_callback(call.session, &call.ticket, BackOutcome::NotBegun);
+        call.referring
+    };
+    assert_eq!(named(&mut world, &about), Some(call), "the request is being executed");
+    assert_eq!(named(&mut world, &CallbackSubject::default()), None);
+    world.finish(session, ticket);
+    assert_eq!(named(&mut world, &about), Some(call), "the reply may still be in transit");
+    assert!(matches!(world.sequence(session, 1, 1).unwrap().begun, Begun::Replay(_)));
+    world.call(other, 1, 1);
+    //= rfc8881-2.10.6.3-1
+    assert_eq!(
+        named(&mut world, &about),
+        Some(call),
+        "neither a retry nor another session shows that it has the reply"
+    );
+    assert_eq!(named(&mut world, &created), Some(call));
+    world.call(session, 2, 1);
+    assert_eq!((named(&mut world, &about), named(&mut world, &created)), (None, None));
+}
+
+#[test]
+fn callback_does_not_name_a_request_of_a_destroyed_session() {
+    let mut world = World::new();
+    let (a, session) = world.ready("a");
+    let other = world.create(&create(a, 2)).unwrap().sessionid;
+    world.call(session, 1, 1);
+    let call = ReferringCall { session, slot: Slotid4(0), sequence: Sequenceid4(1) };
+    let about = CallbackSubject { created_by: Some(call), ..CallbackSubject::default() };
+    let own = CallbackSubject { session: Some(other), ..about };
+    let begun = world.state.begin_callback(a, &own).unwrap();
+    assert_eq!(begun.referring, Some(call), "a callback of another session can name the request");
+    world.state.end_callback(begun.session, &begun.ticket, BackOutcome::NotBegun);
+    world.state.destroy_session(session, false, &OWNER, TCP.id).unwrap();
+    assert_eq!(world.state.begin_callback(a, &own).unwrap().referring, None);
 }

@@ -4,10 +4,12 @@ mod bounds;
 mod delegation;
 mod model;
 mod open;
+mod protection;
 mod recover;
 mod reduce;
 mod session;
 mod shard;
+mod upkeep;
 mod v40;
 
 use std::{
@@ -15,10 +17,15 @@ use std::{
     sync::Arc,
 };
 
+use rpc::Xprtsec;
+
 use super::{
     client::Origin,
     slot::{Begun, Fingerprint},
-    transitions::open::{Claim, LockFailure, OpenRequest, OpenTarget, Opened},
+    transitions::{
+        lock::LockFailure,
+        open::{Claim, OpenRequest, OpenTarget, Opened},
+    },
     *,
 };
 use crate::sharing::locks::{Limits, LockTable};
@@ -26,7 +33,7 @@ use crate::sharing::locks::{Limits, LockTable};
 const LEASE: Duration = Duration::from_secs(90);
 const OWNER: Principal = Principal::Sys { uid: 0, gid: 0 };
 const OTHER: Principal = Principal::Sys { uid: 1, gid: 1 };
-const TCP: Connection = Connection { id: ConnectionId(1), duplex: true };
+const TCP: Connection = Connection { id: ConnectionId(1), duplex: true, tls: Xprtsec::None };
 
 struct World {
     state: State<&'static str, char>,
@@ -34,11 +41,28 @@ struct World {
     now: Instant,
     /// The address from which clients introduce themselves.
     peer: IpAddr,
+    /// The protection of the connections over which they do so.
+    tls: Xprtsec,
+}
+
+/// Each test also checks that the tables of its state agree at the end.
+impl Drop for World {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            self.state.check();
+        }
+    }
 }
 
 /// The principal `OWNER`, on this host.
 fn local() -> Origin<'static> {
-    Origin { principal: &OWNER, peer: Ipv4Addr::LOCALHOST.into(), admitted: true }
+    Origin {
+        principal: &OWNER,
+        has_integrity: true,
+        peer: Ipv4Addr::LOCALHOST.into(),
+        admitted: true,
+        tls: Xprtsec::None,
+    }
 }
 
 fn channel() -> ChannelAttrs4 {
@@ -88,6 +112,7 @@ fn opening(client: Clientid4, owner: Bytes) -> OpenRequest {
         want: 0,
         claim: Claim::New,
         can_recall: false,
+        call: None,
     }
 }
 
@@ -128,11 +153,13 @@ impl World {
             locks: LockTable::new(Limits::default()),
             now: Instant::now(),
             peer: Ipv4Addr::LOCALHOST.into(),
+            tls: Xprtsec::None,
         }
     }
 
     fn exchange(&mut self, args: &ExchangeIdArgs, principal: &Principal) -> Result<ExchangeIdOk, Nfsstat4> {
-        self.state.exchange_id(self.now, 1, args, Origin { principal, peer: self.peer, admitted: true })
+        let origin = Origin { principal, has_integrity: true, peer: self.peer, admitted: true, tls: self.tls };
+        self.state.exchange_id(self.now, 1, args, origin)
     }
 
     fn create(&mut self, args: &CreateSessionArgs) -> Result<CreateSessionOk, Nfsstat4> {
@@ -164,7 +191,7 @@ impl World {
         let shard = self.state.shards().of_session(&sessionid);
         match shard.and_then(|shard| shard.sequence(self.now, &request, ConnectionId(connection))) {
             Some(sequenced) => Ok(sequenced),
-            None => self.state.sequence(self.now, request, ConnectionId(connection)),
+            None => self.state.sequence(self.now, request, Connection { id: ConnectionId(connection), ..TCP }),
         }
     }
 

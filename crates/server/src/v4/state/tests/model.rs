@@ -141,13 +141,13 @@ fn is_unchanged_after(status: &Nfsstat4) -> bool {
 }
 
 fn connection(number: u8) -> Connection {
-    Connection { id: ConnectionId(u64::from(number)), duplex: number != 3 }
+    Connection { id: ConnectionId(u64::from(number)), duplex: number != 3, tls: Xprtsec::None }
 }
 
 fn origin(principal: &Principal, host: u8) -> Origin<'_> {
     // Three hosts. No export admits the third.
     let peer = Ipv4Addr::new(192, 0, 2, host).into();
-    Origin { principal, peer, admitted: host < 2 }
+    Origin { principal, has_integrity: true, peer, admitted: host < 2, tls: Xprtsec::None }
 }
 
 fn file(number: u8) -> char {
@@ -343,7 +343,8 @@ impl Model {
                 let (client, file) = (pick(&self.clients, client)?, file(number));
                 state.clients().find(client).filter(|client| client.confirmed)?;
                 let share_access = if write { OPEN4_SHARE_ACCESS_WRITE } else { OPEN4_SHARE_ACCESS_READ };
-                let request = DelegationRequest { client, file: &file, share_access, change: 7, reclaim: None };
+                let request =
+                    DelegationRequest { client, file: &file, share_access, change: 7, reclaim: None, call: None };
                 match state.delegate(locks, &request, *now) {
                     OpenDelegation4::Read(read) => self.stateids.push((client, file, read.stateid)),
                     OpenDelegation4::Write(write) => self.stateids.push((client, file, write.stateid)),
@@ -456,13 +457,15 @@ impl State<&'static str, char> {
             for (other, used) in client.shard.uses().all() {
                 let stateid = Stateid4 { seqid: used.seqid, other };
                 assert_eq!(self.stateids.resolve(id, Some(&used.file), &stateid), Ok(other));
-                let write = OPEN4_SHARE_ACCESS_WRITE;
-                let may_write = match &self.stateids.entry(&other).kind {
-                    stateid::Kind::Open(open) => open.access & write != 0,
-                    stateid::Kind::Lock { open, .. } => self.stateids.open(open).access & write != 0,
-                    stateid::Kind::Recallable(held) => held.grant.may_write(),
+                let access = match &self.stateids.entry(&other).kind {
+                    stateid::Kind::Open(open) => open.access,
+                    stateid::Kind::Lock { open, .. } => self.stateids.open(open).access,
+                    stateid::Kind::Recallable(held) if held.grant.may_write() => OPEN4_SHARE_ACCESS_BOTH,
+                    stateid::Kind::Recallable(_) => OPEN4_SHARE_ACCESS_READ,
                 };
-                assert_eq!(used.may_write, may_write);
+                let may = |wanted| access & wanted != 0;
+                assert_eq!(used.may_read, may(OPEN4_SHARE_ACCESS_READ));
+                assert_eq!(used.may_write, may(OPEN4_SHARE_ACCESS_WRITE));
             }
             let Some(opened) = client.shard.opened() else { continue };
             assert!(client.confirmed && !client.evicted && client.stored == Stored::Current);
@@ -485,7 +488,7 @@ impl State<&'static str, char> {
     }
 
     /// Checks that all tables agree.
-    fn check(&self) {
+    pub(super) fn check(&self) {
         self.clients.check();
         self.check_shards();
         let is_client = |id| self.clients.find(id).is_some_and(|client| client.confirmed);

@@ -295,6 +295,90 @@ fn open_for_writing_permits_reading() {
 }
 
 #[test]
+fn open_for_writing_permits_no_reading_that_another_open_denies() {
+    let mut world = World::new();
+    let ((a, _), (b, _)) = (world.ready("a"), world.ready("b"));
+    let open = world.open(a, "o", WRITE, OPEN4_SHARE_DENY_READ).unwrap();
+    let lock = world.lock(a, open, "l", (0, 10)).unwrap();
+    assert_eq!(
+        (world.io(a, open, false), world.io(a, lock, false)),
+        (Ok(()), Ok(())),
+        "its own open denies it to others"
+    );
+    let denying = world.open(b, "o", WRITE, OPEN4_SHARE_DENY_READ).unwrap();
+    //= rfc8881-9.1.2-3
+    assert_eq!((world.io(a, open, false), world.io(a, lock, false)), (Err(Nfsstat4::Locked), Err(Nfsstat4::Locked)));
+    assert_eq!((world.io(a, open, true), world.io(a, lock, true)), (Ok(()), Ok(())));
+    world.close(b, denying).unwrap();
+    assert_eq!(world.io(a, open, false), Ok(()));
+}
+
+/// The same process can open a file by two open-owners, and lock it through both opens.
+#[test]
+fn lock_owner_under_two_opens_has_one_set_of_locks() {
+    let mut world = World::new();
+    let (a, _) = world.ready("a");
+    let (one, two) = (world.open(a, "o", BOTH, 0).unwrap(), world.open(a, "p", BOTH, 0).unwrap());
+    let first = world.lock(a, one, "l", (0, 30)).unwrap();
+    let test = |world: &World, offset| {
+        let (locktype, owner) = (NfsLockType4::Read, owner(a, "other"));
+        world.state.lockt(&world.locks, a, &'f', &LockTArgs { locktype, offset, length: 1, owner }).map_err(denied)
+    };
+    // The lock-owner makes a part of its lock a shared one, through the other open.
+    let lock_owner = owner(a, "l");
+    let (open_seqid, lock_seqid) = (Seqid4(0), Seqid4(0));
+    let locker = Locker4::New { open_seqid, open_stateid: two, lock_seqid, lock_owner };
+    let second = world.lock_by(a, locker, NfsLockType4::Read, (10, 10)).unwrap();
+    assert_ne!(second.other, first.other);
+    //= rfc8881-9.5-1
+    assert_eq!((test(&world, 5).unwrap_err().length, test(&world, 15), test(&world, 25).is_err()), (10, Ok(()), true));
+    //= rfc8881-9.5-3
+    assert_eq!(world.test(a, &[first]), [Nfsstat4::Ok], "the locks through the first open changed by the second");
+    let again = world.relock(a, first, (10, 10)).unwrap();
+    let moved = world.relock(a, second, (10, 10)).unwrap();
+    //= rfc8881-9.5-2
+    assert_eq!((again.seqid, moved.seqid), (first.seqid + 1, second.seqid + 1), "the same lock through another open");
+    let freed = world.unlock(a, moved, (0, 30)).unwrap();
+    //= rfc8881-9.5-1
+    assert_eq!([5, 15, 25].map(|offset| test(&world, offset)), [Ok(()), Ok(()), Ok(())]);
+    //= rfc8881-9.5-2 rfc8881-9.5-3
+    assert_eq!((freed.seqid, world.test(a, &[again])), (moved.seqid + 1, vec![Nfsstat4::Ok]));
+}
+
+#[test]
+fn stateid_of_another_type_is_rejected() {
+    let mut world = World::new();
+    let (a, _) = world.ready("a");
+    let open = world.open(a, "o", BOTH, 0).unwrap();
+    let lock = world.lock(a, open, "l", (0, 10)).unwrap();
+    let bad = Nfsstat4::BadStateid;
+    //= rfc8881-8.2.4-1
+    assert_eq!(world.relock(a, open, (20, 10)), Err(LockFailure::Status(bad)));
+    assert_eq!(world.lock(a, lock, "other", (20, 10)), Err(LockFailure::Status(bad)));
+    assert_eq!((world.unlock(a, open, (0, 10)), world.close(a, lock)), (Err(bad), Err(bad)));
+    assert_eq!((world.downgrade(a, lock, READ, 0), world.state.delegreturn(a, &'f', &open)), (Err(bad), Err(bad)));
+    assert_eq!(world.test(a, &[open, lock]), [Nfsstat4::Ok; 2], "they are valid for other operations");
+}
+
+#[test]
+fn reclaim_that_conflicts_with_a_reclaimed_open_is_denied() {
+    let mut world = World::new();
+    world.begin_grace(&["a", "b"], &[]);
+    let ((a, _), (b, _)) = (world.client("a", 1), world.client("b", 1));
+    let reclaim = |world: &mut World, client, owner, how| world.open_how(client, owner, how, true);
+    let open = reclaim(&mut world, a, "o", (BOTH, OPEN4_SHARE_DENY_WRITE)).unwrap();
+    for how in [(WRITE, OPEN4_SHARE_DENY_NONE), (READ, OPEN4_SHARE_DENY_READ)] {
+        //= rfc8881-8.4.2.1.1-1
+        assert_eq!(reclaim(&mut world, b, "o", how), Err(Nfsstat4::ShareDenied));
+        assert_eq!(reclaim(&mut world, a, "p", how), Err(Nfsstat4::ShareDenied), "another owner of the same client");
+        assert!(matches!(how, (WRITE, _)) || reclaim(&mut world, a, "o", how) == Err(Nfsstat4::ShareDenied));
+    }
+    let again = reclaim(&mut world, a, "o", (WRITE, OPEN4_SHARE_DENY_WRITE)).unwrap();
+    assert_eq!(again.other, open.other, "a repeated reclaim");
+    reclaim(&mut world, b, "o", (READ, OPEN4_SHARE_DENY_NONE)).unwrap();
+}
+
+#[test]
 fn open_before_reclaim_complete_fails() {
     let mut world = World::new();
     let (a, _) = world.client("a", 1);

@@ -23,7 +23,7 @@ fn retire(owner: &'static str) -> RecordChange {
 impl World {
     pub(super) fn begin_grace(&mut self, reclaiming: &[&'static str], forfeited: &[&'static str]) {
         let owners = |names: &[&'static str]| names.iter().map(|name| Bytes::from_static(name.as_bytes())).collect();
-        self.state.begin_grace(V4Clients { reclaiming: owners(reclaiming), forfeited: owners(forfeited) });
+        self.state.begin_grace(V4Clients { reclaiming: owners(reclaiming), forfeited: owners(forfeited) }, false);
         self.locks.begin_grace(self.now + LEASE);
     }
 
@@ -59,7 +59,9 @@ impl World {
 fn client_is_stored_once_and_its_record_is_removed_with_it() {
     let mut world = World::new();
     let (a, session) = world.ready("a");
+    assert!(!world.state.clients().find(a).unwrap().is_stored());
     assert_eq!(world.store(a), Some(Bytes::from_static(b"a")));
+    assert!(world.state.clients().find(a).unwrap().is_stored());
     assert_eq!(world.store(a), None, "it is already stored");
     world.state.destroy_session(session, false, &OWNER, TCP.id).unwrap();
     world.state.destroy_clientid(world.now, a, None, &OWNER).unwrap();
@@ -114,6 +116,19 @@ fn client_cannot_reclaim_before_it_acknowledges_a_loss() {
     assert_eq!(world.records(), [forfeit("a")]);
     world.state.client_stored(a, &name, true);
     assert_eq!(world.records(), [forfeit("a")], "the record may have been written after it was forfeited");
+}
+
+/// NO_GRACE means that others may have been granted what the client held.
+#[test]
+fn client_whose_claims_cannot_be_verified_gets_no_grace() {
+    let mut world = World::new();
+    world.begin_grace(&["a"], &["b"]);
+    let ids = ["a", "b", "c"].map(|name| world.client(name, 1).0);
+    let reclaims = |world: &mut World| ids.map(|client| world.reclaim(client, "o").err());
+    assert_eq!(reclaims(&mut world), [None, Some(Nfsstat4::NoGrace), Some(Nfsstat4::ReclaimBad)]);
+    world.state.begin_grace(V4Clients::default(), true);
+    //= rfc8881-8.4.3-3
+    assert_eq!(reclaims(&mut world), [Some(Nfsstat4::NoGrace); 3]);
 }
 
 #[test]

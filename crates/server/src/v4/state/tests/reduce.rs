@@ -15,7 +15,7 @@ impl World {
         };
         let fingerprint = Fingerprint { principal: OWNER, checksum: u64::from(sequence) };
         let request = Request { args: &args, fingerprint, len: 1000, operations: 3 };
-        let sequenced = self.state.sequence(self.now, request, ConnectionId(1)).unwrap();
+        let sequenced = self.state.sequence(self.now, request, TCP).unwrap();
         let Begun::Execute(ticket) = sequenced.begun else { panic!("the request is new") };
         self.state.finish(self.now, sessionid, ticket, "reply", false);
         sequenced.result.target_highest_slotid.0
@@ -32,7 +32,7 @@ impl World {
     fn hold(&mut self, client: Clientid4, files: &str) -> usize {
         let delegate = |file| {
             let share_access = OPEN4_SHARE_ACCESS_READ;
-            let request = DelegationRequest { client, file: &file, share_access, change: 7, reclaim: None };
+            let request = DelegationRequest { client, file: &file, share_access, change: 7, reclaim: None, call: None };
             matches!(self.state.delegate(&self.locks, &request, self.now), OpenDelegation4::Read(_))
         };
         files.chars().map(delegate).filter(|granted| *granted).count()
@@ -79,18 +79,47 @@ fn client_above_its_share_of_delegations_is_asked_to_reduce() {
     assert_eq!(world.reductions(), [(a, Reduction::Delegations(2))]);
 }
 
+/// A client that listens for callbacks at 192.0.2.1, port 2049.
+fn listening() -> SetClientIdArgs {
+    let cb_location = Netaddr4 { netid: "tcp".into(), addr: "192.0.2.1.8.1".into() };
+    SetClientIdArgs {
+        client: NfsClientId4 { verifier: [1; 8], id: "old".into() },
+        callback: CbClient4 { cb_program: 1, cb_location },
+        callback_ident: 1,
+    }
+}
+
+#[test]
+fn a_v40_client_of_rpcsec_gss_gets_no_callbacks() {
+    for (principal, expected) in [(&OWNER, true), (&Principal::Gss(Bytes::from_static(b"user@REALM")), false)] {
+        let mut world = World::new();
+        let from = Origin {
+            principal,
+            has_integrity: true,
+            peer: "192.0.2.1".parse().unwrap(),
+            admitted: true,
+            tls: Xprtsec::None,
+        };
+        let made = world.state.set_clientid(world.now, &listening(), from).unwrap();
+        let SetClientIdOk { clientid, setclientid_confirm } = made;
+        let confirm = SetClientIdConfirmArgs { clientid, setclientid_confirm };
+        world.state.set_clientid_confirm(world.now, &confirm, principal).unwrap();
+        assert_eq!(world.state.listener40(clientid).is_some(), expected, "{principal:?}");
+        assert_eq!(world.events().contains(&Event::NewListener(clientid)), expected);
+    }
+}
+
 #[test]
 fn delegations_of_a_v40_client_are_recalled_one_by_one() {
     let mut world = World::new();
-    let args = SetClientIdArgs {
-        client: NfsClientId4 { verifier: [1; 8], id: "old".into() },
-        callback: CbClient4 {
-            cb_program: 1,
-            cb_location: Netaddr4 { netid: "tcp".into(), addr: "192.0.2.1.8.1".into() },
-        },
-        callback_ident: 1,
+    let args = listening();
+    let from = |ip: &str| Origin {
+        principal: &OWNER,
+        has_integrity: true,
+        peer: ip.parse().unwrap(),
+        admitted: true,
+        tls: Xprtsec::None,
     };
-    let from = |ip: &str| Origin { principal: &OWNER, peer: ip.parse().unwrap(), admitted: true };
     let other_host = world.state.set_clientid(world.now, &args, from("192.0.2.2")).unwrap().clientid;
     assert!(world.state.listener40(other_host).is_none());
     let made = world.state.set_clientid(world.now, &args, from("::ffff:192.0.2.1")).unwrap();

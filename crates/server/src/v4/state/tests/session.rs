@@ -4,7 +4,7 @@ use super::{
     super::{
         back_slots::BackOutcome,
         transitions::{
-            back::NoPath,
+            back::{CallbackSubject, NoPath},
             evict::Evicted,
             v40::{Entered, Subject},
         },
@@ -33,6 +33,9 @@ fn case_2_retry_and_trunking_get_the_confirmed_record() {
     assert_eq!((again.clientid, again.flags & EXCHGID4_FLAG_CONFIRMED_R), (id, EXCHGID4_FLAG_CONFIRMED_R));
     assert!(world.state.session(session).is_some());
     assert_eq!(world.events(), [Event::Confirmed(id)]);
+    let third = world.exchange(&exchange("a", 1, 0), &OWNER).unwrap();
+    //= rfc8881-2.10.5-6
+    assert_eq!((third.clientid, third.server_owner, third.server_scope), (id, again.server_owner, again.server_scope));
     // An unconfirmed restart is removed.
     let restarted = world.exchange(&exchange("a", 2, 0), &OWNER).unwrap().clientid;
     assert_eq!(world.exchange(&exchange("a", 1, 0), &OWNER).unwrap().clientid, id);
@@ -170,22 +173,43 @@ fn state_protection_requires_rpcsec_gss() {
         num_gss_handles: 0,
     };
     assert_eq!(world.exchange(&args(StateProtect4A::Ssv(ssv)), &gss), Err(Nfsstat4::EncrAlgUnsupp));
-    let made = world.exchange(&args(StateProtect4A::MachCred(ops)), &gss).unwrap();
+    let made = world.exchange(&args(StateProtect4A::MachCred(ops.clone())), &gss).unwrap();
     let StateProtect4R::MachCred(granted) = made.state_protect else { panic!("{made:?}") };
     assert!(granted.must_enforce.contains(Opnum4::DestroySession as u32));
     assert!(!granted.must_enforce.contains(Opnum4::Read as u32));
 
     let session = world.state.create_session(world.now, &create(made.clientid, 1), &gss, TCP).unwrap().sessionid;
     assert_eq!(world.sequence(session, 1, 2).unwrap_err(), Nfsstat4::ConnNotBoundToSession);
-    let other = Connection { id: ConnectionId(2), duplex: true };
+    let other = Connection { id: ConnectionId(2), duplex: true, tls: Xprtsec::None };
     let args = bind(session, ChannelDirFromClient4::Fore);
     assert_eq!(world.state.bind_conn_to_session(&args, &OWNER, other), Err(Nfsstat4::WrongCred));
     world.state.bind_conn_to_session(&args, &gss, other).unwrap();
     world.call(session, 1, 2);
     assert_eq!(world.state.destroy_session(session, false, &OWNER, TCP.id), Err(Nfsstat4::WrongCred));
+    assert_eq!(world.state.check_integrity(made.clientid, false), Err(Nfsstat4::WrongCred));
+    assert_eq!(world.state.check_integrity(made.clientid, true), Ok(()));
+    // Kerberos without integrity: a retry, a restart, an update, and NFSv4.0.
+    let origin = Origin { principal: &gss, has_integrity: false, peer: world.peer, admitted: true, tls: Xprtsec::None };
+    let again = |flags, verifier| ExchangeIdArgs {
+        state_protect: StateProtect4A::MachCred(ops.clone()),
+        ..exchange("a", verifier, flags)
+    };
+    for (flags, verifier, refused) in [
+        (0, 1, Nfsstat4::ClidInuse),
+        (0, 2, Nfsstat4::ClidInuse),
+        (EXCHGID4_FLAG_UPD_CONFIRMED_REC_A, 1, Nfsstat4::Perm),
+    ] {
+        let args = again(flags, verifier);
+        assert_eq!(world.state.exchange_id(world.now, 1, &args, origin), Err(refused), "{flags:#x} {verifier}");
+        let plain = ExchangeIdArgs { state_protect: StateProtect4A::None, ..args };
+        assert_eq!(world.state.exchange_id(world.now, 1, &plain, origin), Err(refused), "{flags:#x} {verifier}");
+    }
+    assert_eq!(world.exchange(&again(0, 1), &gss).unwrap().clientid, made.clientid);
     world.state.destroy_session(session, false, &gss, TCP.id).unwrap();
     let destroyed = world.state.destroy_clientid(world.now, made.clientid, None, &OWNER);
     assert_eq!(destroyed, Err(Nfsstat4::WrongCred));
+    let (open, _) = world.client("b", 1);
+    assert_eq!(world.state.check_integrity(open, false), Ok(()), "a client without state protection");
 }
 
 #[test]
@@ -224,7 +248,7 @@ fn another_principal_can_create_a_session_of_a_confirmed_client() {
     let mut world = World::new();
     let (id, own) = world.client("a", 1);
     let by_other = |world: &mut World, sequence| {
-        let connection = Connection { id: ConnectionId(66), duplex: true };
+        let connection = Connection { id: ConnectionId(66), duplex: true, tls: Xprtsec::None };
         world.state.create_session(world.now, &create(id, sequence), &OTHER, connection)
     };
     assert_eq!(by_other(&mut world, 1).unwrap().sessionid, own, "a retry returns the cached result");
@@ -234,9 +258,10 @@ fn another_principal_can_create_a_session_of_a_confirmed_client() {
     assert!(!world.state.can_be_called(id), "a session of another principal must not clear the callback failure");
     world.state.note_callback(id, false);
     assert_eq!(made.flags & CREATE_SESSION4_FLAG_CONN_BACK_CHAN, 0, "only the owner gets callbacks");
-    let call = world.state.begin_callback(id, None).unwrap();
+    let call = world.state.begin_callback(id, &CallbackSubject::default()).unwrap();
     assert_eq!(call.session, own);
-    assert!(matches!(world.state.begin_callback(id, Some(made.sessionid)), Err(NoPath::Down)));
+    let about = CallbackSubject { session: Some(made.sessionid), ..CallbackSubject::default() };
+    assert!(matches!(world.state.begin_callback(id, &about), Err(NoPath::Down)));
     world.state.end_callback(own, &call.ticket, BackOutcome::NotBegun);
     // The owner gets an error and not the other principal's session.
     assert_eq!(world.create(&create(id, 2)), Err(Nfsstat4::SeqMisordered));
@@ -287,7 +312,7 @@ fn session_flags_report_what_was_granted() {
     let persist = CREATE_SESSION4_FLAG_PERSIST | CREATE_SESSION4_FLAG_CONN_RDMA;
     assert_eq!(world.create(&CreateSessionArgs { flags: persist, ..create(id, 1) }).unwrap().flags, 0);
     //= rfc8881-18.36.3-5 rfc8881-18.36.3-7
-    let simplex = Connection { id: ConnectionId(5), duplex: false };
+    let simplex = Connection { id: ConnectionId(5), duplex: false, tls: Xprtsec::None };
     let made = world.state.create_session(world.now, &create(id, 2), &OWNER, simplex).unwrap();
     assert_eq!(made.flags, 0, "the connection cannot carry callbacks");
 }
@@ -374,6 +399,7 @@ fn retry_may_arrive_on_any_connection() {
     let (_, session) = world.client("a", 1);
     world.call(session, 1, 1);
     world.state.disconnect(TCP.id);
+    //= rfc8881-2.10.3.1-1 rfc8881-2.10.5-1 rfc8881-2.10.5-2 rfc8881-2.10.5-4
     assert!(matches!(world.sequence(session, 1, 9).unwrap().begun, Begun::Replay("reply")));
     assert!(world.state.session(session).unwrap().is_bound(ConnectionId(9)));
 }
@@ -395,9 +421,9 @@ fn failed_sequence_changes_nothing() {
     let fingerprint = Fingerprint { principal: OWNER, checksum: 1 };
     let request = Request { args: &args, fingerprint, len: 1000, operations: 3 };
     let large = Request { len: (256 << 10) + 1, ..request.clone() };
-    assert_eq!(world.state.sequence(world.now, large, TCP.id).unwrap_err(), Nfsstat4::ReqTooBig);
+    assert_eq!(world.state.sequence(world.now, large, TCP).unwrap_err(), Nfsstat4::ReqTooBig);
     let long = Request { operations: 17, ..request };
-    assert_eq!(world.state.sequence(world.now, long, TCP.id).unwrap_err(), Nfsstat4::TooManyOps);
+    assert_eq!(world.state.sequence(world.now, long, TCP).unwrap_err(), Nfsstat4::TooManyOps);
     //= rfc8881-18.46.3-12
     assert!(world.state.clients().is_expired(id, world.now), "the lease is not renewed");
     world.call(session, 1, 1);
@@ -410,13 +436,13 @@ fn lost_backchannel_is_reported_until_another_is_bound() {
     let second = world.create(&create(id, 2)).unwrap().sessionid;
     world.state.disconnect(TCP.id);
     let both = SEQ4_STATUS_CB_PATH_DOWN | SEQ4_STATUS_CB_PATH_DOWN_SESSION;
-    //= rfc8881-2.10.6.2-2
+    //= rfc8881-2.10.6.2-2 rfc8881-2.10.13.2.4-2 rfc8881-2.10.5-1 rfc8881-2.10.5-2 rfc8881-2.10.5-5
     assert_eq!(world.call(first, 1, 2).status_flags, both);
-    let three = Connection { id: ConnectionId(3), duplex: true };
+    let three = Connection { id: ConnectionId(3), duplex: true, tls: Xprtsec::None };
     world.state.bind_conn_to_session(&bind(second, ChannelDirFromClient4::Back), &OWNER, three).unwrap();
     assert_eq!(world.call(first, 2, 2).status_flags, SEQ4_STATUS_CB_PATH_DOWN_SESSION);
     // Only SEQUENCE bound this connection, so it may be bound to other channels.
-    let two = Connection { id: ConnectionId(2), duplex: true };
+    let two = Connection { id: ConnectionId(2), duplex: true, tls: Xprtsec::None };
     let bound = world.state.bind_conn_to_session(&bind(first, ChannelDirFromClient4::ForeOrBoth), &OWNER, two);
     assert_eq!(bound.unwrap().dir, ChannelDirFromServer4::Both);
     assert_eq!(world.call(first, 3, 2).status_flags, 0);
@@ -440,7 +466,7 @@ fn bind_conn_to_session_satisfies_the_request_or_fails() {
     let mut world = World::new();
     let (_, session) = world.client("a", 1);
     let mut bound = |id, duplex, dir| {
-        let connection = Connection { id: ConnectionId(id), duplex };
+        let connection = Connection { id: ConnectionId(id), duplex, tls: Xprtsec::None };
         world.state.bind_conn_to_session(&bind(session, dir), &OWNER, connection).map(|ok| ok.dir)
     };
     assert_eq!(bound(10, true, Fore), Ok(Server::Fore));
@@ -574,4 +600,28 @@ fn eviction_waits_for_requests_in_progress() {
     assert_eq!(world.state.evict(a), Evicted::Gone);
     assert_eq!(world.events(), [Event::Removed(a)]);
     assert_eq!(world.state.evict(a), Evicted::Unknown);
+}
+
+/// The server must not use credentials for callbacks that the client does not offer.
+#[test]
+fn client_that_offers_only_unsupported_credentials_is_not_called() {
+    let mut world = World::new();
+    let id = world.exchange(&exchange("a", 1, 0), &OWNER).unwrap().clientid;
+    let gss = GssCbHandles4 {
+        service: RpcGssSvc::Integrity,
+        handle_from_server: "server".into(),
+        handle_from_client: "client".into(),
+    };
+    let offers = |all: &[CallbackSecParms4]| -> CallbackSec4 { xdr::Array(all.to_vec()) };
+    let only_gss = offers(&[CallbackSecParms4::RpcsecGss(gss.clone())]);
+    let session = world.create(&CreateSessionArgs { sec_parms: only_gss.clone(), ..create(id, 1) }).unwrap().sessionid;
+    //= rfc8881-2.10.8.2-1
+    assert!(!world.state.can_be_called(id));
+    assert!(matches!(world.state.begin_callback(id, &CallbackSubject::default()), Err(NoPath::Down)));
+    let either = offers(&[CallbackSecParms4::RpcsecGss(gss), CallbackSecParms4::None]);
+    for (sec_parms, works) in [(either, true), (only_gss, false)] {
+        world.state.backchannel_ctl(session, &BackchannelCtlArgs { cb_program: 1, sec_parms }).unwrap();
+        //= rfc8881-2.10.8.2-1
+        assert_eq!(world.state.can_be_called(id), works);
+    }
 }

@@ -110,6 +110,7 @@ fn shard_permits_io_by_a_stateid_until_it_changes() {
     let any = Stateid4 { seqid: 0, ..first };
     let other = Stateid4 { seqid: 2, ..first };
     assert!([first, any].iter().all(|stateid| shard.permits_io(&'f', stateid, true)));
+    assert!(!shard.permits_io(&'f', &first, false), "another open can deny a READ by an open for writing");
     assert!(!shard.permits_io(&'g', &first, false) && !shard.permits_io(&'f', &other, false));
     let second = world.open(a, "o", OPEN4_SHARE_ACCESS_READ, 0).unwrap();
     assert!(!shard.permits_io(&'f', &first, true) && !shard.permits_io(&'f', &any, true));

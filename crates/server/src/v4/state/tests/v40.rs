@@ -9,7 +9,8 @@ pub(super) fn introduce(world: &mut World, name: &str) -> Clientid4 {
         callback: CbClient4 { cb_program: 0x4000_0000, cb_location: Netaddr4::default() },
         callback_ident: 1,
     };
-    let SetClientIdOk { clientid, setclientid_confirm } = world.state.set_clientid(world.now, &args, local()).unwrap();
+    let SetClientIdOk { clientid, setclientid_confirm } =
+        world.state.set_clientid(world.now, &args, Origin { tls: world.tls, ..local() }).unwrap();
     let args = SetClientIdConfirmArgs { clientid, setclientid_confirm };
     world.state.set_clientid_confirm(world.now, &args, &OWNER).unwrap();
     clientid

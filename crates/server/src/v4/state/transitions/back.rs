@@ -14,8 +14,20 @@ use crate::v4::state::{
     State,
     back_slots::{BackOutcome, BackTicket},
     client::Reach,
+    ids::{ReferringCall, client_of},
     session::{ConnectionId, Session, authentication},
 };
+
+/// The subject of a callback.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CallbackSubject {
+    /// The session whose backchannel must carry the callback, if the callback is about one session.
+    pub session: Option<Sessionid4>,
+    /// The recallable state to which the callback refers.
+    pub state: Option<Stateid4>,
+    /// The request that created other state to which the callback refers.
+    pub created_by: Option<ReferringCall>,
+}
 
 /// A callback to be sent.
 #[derive(Debug)]
@@ -34,6 +46,8 @@ pub struct BackCall {
     pub minorversion: u32,
     /// The maximum bytes of the call.
     pub request_max: u32,
+    /// The request that created the state to which the callback refers, if the client may not have received its reply.
+    pub referring: Option<ReferringCall>,
 }
 
 /// The reason for which a client cannot be called now.
@@ -57,17 +71,19 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         })
     }
 
-    /// Acquires a slot for a callback to a client, in the session `by` if that is given.
+    /// Acquires a slot for a callback to a client.
     ///
     /// # Errors
     /// See [`NoPath`].
-    pub fn begin_callback(&mut self, client: Clientid4, by: Option<Sessionid4>) -> Result<BackCall, NoPath> {
+    pub fn begin_callback(&mut self, client: Clientid4, about: &CallbackSubject) -> Result<BackCall, NoPath> {
+        let (by, referring) = (about.session, self.referring_call(about));
         let found = self.clients.find_mut(client).ok_or(NoPath::Gone)?;
         let mut error = NoPath::Down;
         for session in found.sessions.iter_mut().filter(|session| by.is_none_or(|by| session.id == by)) {
             if !session.has_callback_path() {
                 continue;
             }
+            let Some(security) = session.cb_sec.clone() else { continue };
             let Some(ticket) = session.back_slots.acquire() else {
                 error = NoPath::Busy;
                 continue;
@@ -77,12 +93,23 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
                 ticket,
                 connections: session.backchannel().collect(),
                 program: session.cb_program,
-                security: session.cb_sec.clone(),
+                security,
                 minorversion: found.minorversion,
                 request_max: session.back.maxrequestsize,
+                referring,
             });
         }
         Err(error)
+    }
+
+    /// Returns the request that created the state to which a callback refers. Returns `None` if the client has shown that
+    /// it has received the reply: the callback can then no longer arrive before the reply (§2.10.6.3).
+    fn referring_call(&self, about: &CallbackSubject) -> Option<ReferringCall> {
+        let granted_by = || self.stateids.recallable(&about.state?.other)?.granted_by;
+        let call = about.created_by.or_else(granted_by)?;
+        let client = self.clients.find(client_of(&call.session))?;
+        //= rfc8881-2.10.6.3-1
+        client.shard.may_be_outstanding(&call).then_some(call)
     }
 
     /// Returns the connections over which a session's callback can be sent again.

@@ -23,7 +23,7 @@ use crate::{
     },
     v4::state::{
         State,
-        ids::Other,
+        ids::{Other, ReferringCall},
         recallable::{Delegation, Grant, Held, RecallableKind},
     },
 };
@@ -41,6 +41,8 @@ pub(in crate::v4::state) struct DelegationRequest<'a, F> {
     pub change: u64,
     /// The delegation that the client claims to have own before the restart (CLAIM_PREVIOUS).
     pub reclaim: Option<OpenDelegationType4>,
+    /// The request with the open; `None` in 4.0.
+    pub call: Option<ReferringCall>,
 }
 
 impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
@@ -110,14 +112,14 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         (file, change): (&F, Option<u64>),
         now: Instant,
     ) -> OpenDelegation4 {
-        let &OpenRequest { client, access, want, claim, can_recall, .. } = plan.request();
+        let &OpenRequest { client, access, want, claim, can_recall, call, .. } = plan.request();
         let reclaim = match claim {
             Claim::Reclaim(kind) => Some(kind),
             _ => None,
         };
         match change.filter(|_| plan.is_delegable()) {
             Some(change) => {
-                let request = DelegationRequest { client, file, share_access: access | want, change, reclaim };
+                let request = DelegationRequest { client, file, share_access: access | want, change, reclaim, call };
                 self.delegate(locks, &request, now)
             }
             None if plan.confirms() || can_recall && matches!(claim, Claim::Delegated(_)) => OpenDelegation4::None,
@@ -158,7 +160,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         wanted: u32,
         now: Instant,
     ) -> Result<(Stateid4, bool), OpenNoneDelegation4> {
-        let &DelegationRequest { client, file, share_access, change, reclaim } = request;
+        let &DelegationRequest { client, file, share_access, change, reclaim, call } = request;
         let write = wanted_kind(wanted, share_access, reclaim)?;
         if reclaim.is_none() && self.in_grace() {
             return Err(RESOURCE);
@@ -180,7 +182,8 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             return Err(CONTENTION);
         }
         let delegation = Delegation { write, change, modified: false };
-        let stateid = self.grant_recallable(client, file, Grant::Delegation(delegation)).ok_or(CONTENTION)?;
+        let grant = (Grant::Delegation(delegation), call);
+        let stateid = self.grant_recallable(client, file, grant).ok_or(CONTENTION)?;
         Ok((stateid, write))
     }
 

@@ -48,6 +48,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             sequenceid: client.next_sequence(),
             flags: self.options.flags | confirmed,
             state_protect: client.protect.clone(),
+            //= rfc8881-2.10.5-6
             server_owner: self.options.server_owner.clone(),
             server_scope: self.options.server_scope.clone().into(),
             server_impl_id: self.options.implementation.clone(),
@@ -120,6 +121,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             (false, _) if args.sequence != client.next_sequence() => return Err(Nfsstat4::SeqMisordered),
             (false, _) => {}
         }
+        //= rfc8881-2.10.5-1 rfc8881-2.10.5-2 rfc8881-2.10.5-5
         let max = self.sessions_max(client);
         let foreign = client.sessions().filter(|session| session.is_foreign).count();
         let full = client.sessions.len() >= max || !is_owner && foreign >= max / 2;
@@ -237,7 +239,8 @@ const MACH_CRED_ENFORCED: &[Opnum4] = &[
     Opnum4::DestroyClientId,
 ];
 /// The operations for which the machine credential can replace a user's credential: those that release state, when the
-/// user's credential has expired.
+/// user's credential has expired. WRITE and COMMIT are not in it, as in Linux's server: Linux's client sends every WRITE
+/// with the machine credential where it may, and access to the file would be checked for the machine's principal.
 const MACH_CRED_ALLOWED: &[Opnum4] = &[
     Opnum4::Close,
     Opnum4::OpenDowngrade,
@@ -245,6 +248,4 @@ const MACH_CRED_ALLOWED: &[Opnum4] = &[
     Opnum4::DelegReturn,
     Opnum4::FreeStateid,
     Opnum4::TestStateid,
-    Opnum4::Commit,
-    Opnum4::Write,
 ];

@@ -1,8 +1,9 @@
 //! The changes of [`State`](super::State), one file for each family of operations.
 //!
 //! - [`introduce`]: EXCHANGE_ID and CREATE_SESSION; [`v40`]: their equivalents and the sequenced operations of 4.0.
-//! - [`open`]: opens and locks. [`State::plan_open`](super::State::plan_open) decides about an OPEN before the file is
-//!   known, [`State::commit_open`](super::State::commit_open) afterwards.
+//! - [`open`]: opens. [`State::plan_open`](super::State::plan_open) decides about an OPEN before the file is known,
+//!   [`State::commit_open`](super::State::commit_open) afterwards.
+//! - [`lock`]: byte-range locks; [`stateids`]: the use and the end of stateids.
 //! - [`delegation`]: delegations that are granted with an open; [`recall`]: recall and revocation of recallable state.
 //! - [`back`], [`back40`]: the callback paths to clients.
 //! - [`recover`]: the recovery records of clients, and the grace period.
@@ -13,8 +14,10 @@ pub mod back40;
 pub mod delegation;
 pub mod evict;
 pub mod introduce;
+pub mod lock;
 pub mod open;
 pub mod recall;
 pub mod recover;
 pub mod reduce;
+pub mod stateids;
 pub mod v40;

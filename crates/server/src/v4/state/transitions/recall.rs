@@ -19,7 +19,7 @@ use crate::{
     sharing::{conflict::Access, locks::LockTable},
     v4::state::{
         State,
-        ids::Other,
+        ids::{Other, ReferringCall},
         recallable::{Grant, Held, Recallable, RecallableKind},
         stateid::Kind,
     },
@@ -58,15 +58,16 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         if conflict { Err(Nfsstat4::Delay) } else { Ok(()) }
     }
 
-    /// Grants a client state on a file. Returns `None` if the file is being changed.
+    /// Grants a client state on a file, by the request `granted_by`. Returns `None` if the file is being changed.
     pub(in crate::v4::state) fn grant_recallable(
         &mut self,
         client: Clientid4,
         file: &F,
-        grant: Grant,
+        (grant, granted_by): (Grant, Option<ReferringCall>),
     ) -> Option<Stateid4> {
         // `marks.rs` defines this order.
-        let (group, kind) = (self.group_of(client), Kind::Recallable(Recallable { recalled: false, grant }));
+        let kind = Kind::Recallable(Recallable { recalled: false, granted_by, grant });
+        let group = self.group_of(client);
         let stateid = self.stateids.insert((client, group), file.clone(), kind);
         if self.marks().may_be_changing(file) {
             self.stateids.remove(&stateid.other);

@@ -32,8 +32,10 @@ use crate::{
 
 impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     /// Begins the grace period, in which these clients may reclaim the state that they held before the restart.
-    pub fn begin_grace(&mut self, clients: V4Clients) {
+    /// `records_lost` says that the records of others are lost.
+    pub fn begin_grace(&mut self, clients: V4Clients, records_lost: bool) {
         self.grace = Some(clients);
+        self.records_lost = records_lost;
     }
 
     /// Ends the grace period. Returns the number of clients whose records were removed or forfeited: a client that has
@@ -79,6 +81,15 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     pub fn may_reclaim(&self, id: Clientid4) -> bool {
         let client = self.clients.find(id).filter(|client| client.confirmed && !client.reclaim_complete);
         client.is_some_and(|client| self.could_reclaim(&client.owner.ownerid.0))
+    }
+
+    /// Returns the status of a reclaim by a client that may not reclaim. NO_GRACE means that the client may have held
+    /// the state, but that others may have been granted it since (§8.4.3).
+    pub(in crate::v4::state) fn reclaim_error(&self, id: Clientid4) -> Nfsstat4 {
+        let Some(before) = &self.grace else { return Nfsstat4::NoGrace };
+        let has_lost = self.clients.find(id).is_some_and(|client| before.forfeited.contains(&client.owner.ownerid.0));
+        //= rfc8881-8.4.3-3
+        if has_lost || self.records_lost { Nfsstat4::NoGrace } else { Nfsstat4::ReclaimBad }
     }
 
     fn could_reclaim(&self, owner: &Bytes) -> bool {

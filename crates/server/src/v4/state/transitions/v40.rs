@@ -12,7 +12,7 @@ use entropy::HashSet;
 use nfs::v4::*;
 use rand::RngCore;
 
-use super::open;
+use super::lock;
 use crate::{
     sharing::locks::LockTable,
     v4::state::{
@@ -209,7 +209,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         let of_owner =
             |other: &Other| matches!(&self.stateids.entry(other).kind, Kind::Lock { owner, .. } if owner == name);
         let lock_stateids: Vec<_> = self.stateids.of_client(client).into_iter().filter(of_owner).collect();
-        let holder = open::lock_owner(client, name);
+        let holder = lock::lock_owner(client, name);
         if lock_stateids.iter().any(|other| locks.holds(&self.stateids.entry(other).file, &holder)) {
             return Err(Nfsstat4::LocksHeld);
         }

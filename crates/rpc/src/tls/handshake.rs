@@ -1,0 +1,236 @@
+//! [`Handshake`]: the TLS handshake as a state machine without I/O.
+
+use std::{
+    mem,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+};
+
+use rustls::{
+    ClientConfig, ConnectionTrafficSecrets, Error, ServerConfig, SupportedCipherSuite,
+    client::{ClientConnectionData, UnbufferedClientConnection},
+    kernel::KernelConnection,
+    pki_types::ServerName,
+    server::{ServerConnectionData, UnbufferedServerConnection},
+    unbuffered::{ConnectionState, EncodeError, InsufficientSizeError, UnbufferedStatus},
+};
+
+use super::{ConnectionTls, dns_names, session::Session};
+
+/// A handshake in progress. Bytes of the peer go in, and bytes for the peer come out.
+pub(crate) struct Handshake {
+    side: Side,
+    /// Bytes of the peer that are not yet consumed.
+    incoming: Vec<u8>,
+    /// Bytes for the peer.
+    outgoing: Vec<u8>,
+    /// Data that the peer sent right behind its last message of the handshake, decrypted.
+    data: Vec<u8>,
+    /// `true` when the server has asked for the client's certificate. `None` if this side need not be authenticated.
+    asked: Option<Arc<AtomicBool>>,
+}
+
+enum Side {
+    Client(Box<UnbufferedClientConnection>),
+    Server(Box<UnbufferedServerConnection>),
+}
+
+/// The result of a step.
+pub(crate) enum Progress {
+    /// More bytes of the peer are needed.
+    More,
+    /// The handshake is complete.
+    Done,
+}
+
+/// The key schedule of a connection after its handshake.
+pub(crate) enum Keys {
+    Client(KernelConnection<ClientConnectionData>),
+    Server(KernelConnection<ServerConnectionData>),
+}
+
+impl Handshake {
+    /// Begins a handshake as the client.
+    pub fn client(
+        config: Arc<ClientConfig>,
+        name: ServerName<'static>,
+        asked: Option<Arc<AtomicBool>>,
+    ) -> Result<Self, Error> {
+        Ok(Self::new(Side::Client(Box::new(UnbufferedClientConnection::new(config, name)?)), asked))
+    }
+
+    /// Begins a handshake as the server.
+    pub fn server(config: Arc<ServerConfig>) -> Result<Self, Error> {
+        Ok(Self::new(Side::Server(Box::new(UnbufferedServerConnection::new(config)?)), None))
+    }
+
+    fn new(side: Side, asked: Option<Arc<AtomicBool>>) -> Self {
+        Self { side, incoming: Vec::new(), outgoing: Vec::new(), data: Vec::new(), asked }
+    }
+
+    /// Takes the bytes for the peer.
+    pub fn take_outgoing(&mut self) -> Vec<u8> {
+        mem::take(&mut self.outgoing)
+    }
+
+    /// Returns the bytes of the peer that are held.
+    pub fn held(&self) -> usize {
+        self.incoming.len() + self.data.len()
+    }
+
+    /// Adds bytes of the peer, and processes them as far as possible.
+    ///
+    /// # Errors
+    /// The handshake has failed. The outgoing bytes then have the alert for the peer.
+    pub fn advance(&mut self, bytes: &[u8]) -> Result<Progress, Error> {
+        if self.incoming.len() + bytes.len() > INCOMING_MAX {
+            return Err(Error::General("a handshake message is too long".to_owned()));
+        }
+        self.incoming.extend_from_slice(bytes);
+        loop {
+            let step = self.step();
+            match step {
+                Ok(Step::Again) => {}
+                Ok(Step::More) => return Ok(Progress::More),
+                Ok(Step::Done) => return self.check_certificate().map(|()| Progress::Done),
+                Err(error) => {
+                    // rustls has queued the alert that describes the error. It must not process further bytes.
+                    while self.wants_write() {
+                        let _ = self.step();
+                    }
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    /// Returns the session, the bytes that the peer has sent behind the handshake, and the peer's identity.
+    ///
+    /// # Errors
+    /// The keys cannot be extracted.
+    pub fn finish(self) -> Result<(Session, ConnectionTls), Error> {
+        let Self { side, incoming, outgoing, data, asked: _ } = self;
+        let (secrets, keys, tls) = match side {
+            Side::Client(side) => {
+                let (secrets, keys) = side.dangerous_into_kernel_connection()?;
+                (secrets, Keys::Client(keys), ConnectionTls::Tls)
+            }
+            Side::Server(side) => {
+                let names = side.peer_certificates().and_then(<[_]>::first).map(dns_names);
+                let tls = names.map_or(ConnectionTls::Tls, |names| ConnectionTls::Mtls { names });
+                let (secrets, keys) = side.dangerous_into_kernel_connection()?;
+                (secrets, Keys::Server(keys), tls)
+            }
+        };
+        Ok((Session::new(secrets, keys, &incoming, &data, outgoing)?, tls))
+    }
+
+    fn wants_write(&self) -> bool {
+        match &self.side {
+            Side::Client(side) => side.wants_write(),
+            Side::Server(side) => side.wants_write(),
+        }
+    }
+
+    fn step(&mut self) -> Result<Step, Error> {
+        let Self { side, incoming, outgoing, data, .. } = self;
+        let (discard, step) = match side {
+            Side::Client(side) => process(side.process_tls_records(incoming), outgoing, data),
+            Side::Server(side) => process(side.process_tls_records(incoming), outgoing, data),
+        };
+        incoming.drain(..discard);
+        step
+    }
+
+    /// Checks that the server has asked for the client's certificate, if the client demands mutual authentication.
+    fn check_certificate(&self) -> Result<(), Error> {
+        match &self.asked {
+            Some(asked) if !asked.load(Relaxed) => {
+                let problem = "the server has not asked for the client's certificate, but xprtsec=mtls demands that";
+                Err(Error::General(problem.to_owned()))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+enum Step {
+    Again,
+    More,
+    Done,
+}
+
+/// Handles one state of rustls. Returns the number of incoming bytes to discard.
+fn process<Data>(
+    UnbufferedStatus { discard, state }: UnbufferedStatus<'_, '_, Data>,
+    outgoing: &mut Vec<u8>,
+    data: &mut Vec<u8>,
+) -> (usize, Result<Step, Error>) {
+    let mut also = 0;
+    let step = match state {
+        Err(error) => Err(error),
+        Ok(ConnectionState::EncodeTlsData(mut state)) => {
+            let start = outgoing.len();
+            outgoing.resize(start + RECORD_ROOM, 0);
+            let mut encoded = state.encode(&mut outgoing[start..]);
+            if let Err(EncodeError::InsufficientSize(InsufficientSizeError { required_size })) = encoded {
+                outgoing.resize(start + required_size, 0);
+                encoded = state.encode(&mut outgoing[start..]);
+            }
+            outgoing.truncate(start + *encoded.as_ref().unwrap_or(&0));
+            encoded.map(|_| Step::Again).map_err(|error| Error::General(error.to_string()))
+        }
+        Ok(ConnectionState::TransmitTlsData(state)) => {
+            state.done();
+            Ok(Step::Again)
+        }
+        Ok(ConnectionState::BlockedHandshake) => Ok(Step::More),
+        Ok(ConnectionState::WriteTraffic(_)) => Ok(Step::Done),
+        Ok(ConnectionState::ReadTraffic(mut state)) => loop {
+            match state.next_record() {
+                None => break Ok(Step::Again),
+                Some(Ok(record)) => {
+                    also += record.discard;
+                    data.extend_from_slice(record.payload);
+                }
+                Some(Err(error)) => break Err(error),
+            }
+        },
+        Ok(ConnectionState::PeerClosed | ConnectionState::Closed) => {
+            Err(Error::General("the peer closed the connection in the handshake".to_owned()))
+        }
+        Ok(_) => Err(Error::General("0-RTT data are not accepted".to_owned())),
+    };
+    (discard + also, step)
+}
+
+impl Keys {
+    pub fn suite(&self) -> SupportedCipherSuite {
+        match self {
+            Keys::Client(keys) => keys.negotiated_cipher_suite(),
+            Keys::Server(keys) => keys.negotiated_cipher_suite(),
+        }
+    }
+
+    /// Derives the next key of the sending direction.
+    pub fn next_sending(&mut self) -> Result<ConnectionTrafficSecrets, Error> {
+        Ok(match self {
+            Keys::Client(keys) => keys.update_tx_secret()?.1,
+            Keys::Server(keys) => keys.update_tx_secret()?.1,
+        })
+    }
+
+    /// Derives the next key of the receiving direction.
+    pub fn next_receiving(&mut self) -> Result<ConnectionTrafficSecrets, Error> {
+        Ok(match self {
+            Keys::Client(keys) => keys.update_rx_secret()?.1,
+            Keys::Server(keys) => keys.update_rx_secret()?.1,
+        })
+    }
+}
+
+/// Maximum bytes of the peer that the handshake holds. A message can have 64 KiB.
+const INCOMING_MAX: usize = 128 << 10;
+const RECORD_ROOM: usize = 2 << 10;

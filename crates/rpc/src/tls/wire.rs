@@ -1,0 +1,240 @@
+//! [`Wire`]: a stream that is in clear until it has a TLS session.
+
+use std::{
+    future::poll_fn,
+    io,
+    net::{Shutdown, SocketAddr},
+    task::{Context, Poll},
+};
+
+use buf::{Piece, Received, RecvStage, SendQueue};
+use bytes::Bytes;
+use xdr::{Decode, Decoder, Message};
+
+use super::{ClientTls, Handshake, Progress, error::describe, probe, session::Session};
+use crate::{
+    ReplyBody, ReplyHeader, Xid,
+    record::{LAST_FRAGMENT, STAGE_BYTES},
+    tcp::Stream,
+};
+
+/// A stream socket, with its TLS session if it has one.
+pub(crate) struct Wire<S> {
+    socket: S,
+    session: Option<Box<Session>>,
+}
+
+impl<S: Stream> Wire<S> {
+    /// Creates a stream in clear.
+    pub fn clear(socket: S) -> Self {
+        Self { socket, session: None }
+    }
+
+    /// Creates a stream as a client: in clear without `tls`, else with a session that both sides have confirmed.
+    ///
+    /// # Errors
+    /// The connection was lost, the server does not support TLS, or one side has refused the other's certificate.
+    pub async fn connect(socket: S, tls: Option<&ClientTls>) -> io::Result<Self> {
+        let mut wire = Self::clear(socket);
+        if let Some(tls) = tls {
+            wire.start_tls(tls).await?;
+        }
+        Ok(wire)
+    }
+
+    /// Sends all further data over `session`.
+    pub fn secure(&mut self, session: Session) {
+        self.session = Some(Box::new(session));
+    }
+
+    /// Returns the address of the peer.
+    ///
+    /// # Errors
+    /// The connection is lost.
+    pub fn peer_addr(&self) -> io::Result<SocketAddr> {
+        self.socket.peer_addr()
+    }
+
+    /// Returns `true` if the stream is in clear.
+    pub fn is_clear(&self) -> bool {
+        self.session.is_none()
+    }
+
+    /// Waits until [`try_receive`](Self::try_receive) may return something.
+    #[inline]
+    pub fn poll_read_ready(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &self.session {
+            Some(session) if session.is_readable() => Poll::Ready(Ok(())),
+            _ => self.socket.poll_read_ready(cx),
+        }
+    }
+
+    /// Waits until the socket is writable.
+    #[inline]
+    pub fn poll_write_ready(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.socket.poll_write_ready(cx)
+    }
+
+    /// Receives once, like [`Stream::try_receive`].
+    #[inline]
+    pub fn try_receive(&mut self, stage: &mut RecvStage, direct: &mut [u8], ahead: usize) -> io::Result<Received> {
+        match &mut self.session {
+            None => self.socket.try_receive(stage, direct, ahead),
+            Some(session) => session.receive(&self.socket, stage, direct, ahead),
+        }
+    }
+
+    /// Sends until the queue is empty, like [`Stream::try_send`].
+    #[inline]
+    pub fn try_send(&mut self, queue: &mut SendQueue) -> io::Result<()> {
+        match &mut self.session {
+            None => self.socket.try_send(queue),
+            Some(session) => session.send(&self.socket, queue),
+        }
+    }
+
+    /// Returns the encrypted bytes that wait to be sent.
+    #[inline]
+    pub fn unsent(&self) -> usize {
+        self.session.as_ref().map_or(0, |session| session.unsent())
+    }
+
+    /// Returns the received bytes that cannot be decrypted yet.
+    #[inline]
+    pub fn held(&self) -> usize {
+        self.session.as_ref().map_or(0, |session| session.held())
+    }
+
+    /// Frees the memory that holds no bytes.
+    #[inline]
+    pub fn shrink_idle(&mut self) {
+        if let Some(session) = &mut self.session {
+            session.shrink_idle();
+        }
+    }
+
+    /// Shuts the socket down. Before sending ends, the peer is told in the session.
+    pub fn shutdown(&mut self, how: Shutdown) {
+        if let (Shutdown::Write, Some(session)) = (how, &mut self.session) {
+            session.end();
+            let _ = session.send(&self.socket, &mut SendQueue::new());
+        }
+        self.socket.shutdown(how);
+    }
+
+    /// Returns the session.
+    #[cfg(test)]
+    pub fn session(&mut self) -> &mut Session {
+        self.session.as_mut().expect("the stream must have a session")
+    }
+
+    async fn start_tls(&mut self, tls: &ClientTls) -> io::Result<()> {
+        let xid = Xid(entropy::random());
+        self.send_all(record(&probe::probe(xid, tls.program()))).await?;
+        // RFC 9289 §4.1: the client waits for the answer before it begins the handshake.
+        match self.reply(xid).await? {
+            body if probe::starts_tls(&body) => {}
+            ReplyBody::Denied(why) => return Err(other(format!("the server does not support RPC with TLS: {why}"))),
+            ReplyBody::Accepted { .. } => return Err(other("the server does not support RPC with TLS".to_owned())),
+        }
+        let (config, asked) = tls.for_connection();
+        let mut handshake = Handshake::client(config, tls.name().clone(), asked).map_err(failed)?;
+        let mut stage = RecvStage::new(STAGE_BYTES);
+        let mut progress = handshake.advance(&[]);
+        loop {
+            // The messages, or the alert after an error.
+            let sent = self.send_all(handshake.take_outgoing().into()).await;
+            match progress.map_err(failed)? {
+                Progress::Done => break,
+                Progress::More => sent?,
+            }
+            if self.receive(&mut stage).await? == 0 {
+                return Err(other("the server closed the connection in the TLS handshake".to_owned()));
+            }
+            progress = handshake.advance(stage.bytes());
+            stage.consume(stage.bytes().len());
+        }
+        let (session, _) = handshake.finish().map_err(failed)?;
+        self.secure(session);
+        self.confirm(tls).await
+    }
+
+    /// Makes one call in the session. In TLS 1.3, a server judges the client's certificate after the client has completed
+    /// the handshake, so only an answer shows that it has accepted the client.
+    async fn confirm(&mut self, tls: &ClientTls) -> io::Result<()> {
+        let xid = Xid(entropy::random());
+        self.send_all(record(&probe::null(xid, tls.program()))).await?;
+        self.reply(xid).await.map(drop)
+    }
+
+    /// Receives the reply to the only outstanding call.
+    pub(super) async fn reply(&mut self, xid: Xid) -> io::Result<ReplyBody> {
+        let mut stage = RecvStage::new(STAGE_BYTES);
+        loop {
+            if let Some(mark) = stage.bytes().first_chunk() {
+                let mark = u32::from_be_bytes(*mark);
+                let len = (mark & !LAST_FRAGMENT) as usize;
+                if mark & LAST_FRAGMENT == 0 || len + 4 > REPLY_MAX {
+                    return Err(other("the reply to the TLS probe is not one short record".to_owned()));
+                }
+                if let Some(reply) = stage.bytes().get(4..4 + len) {
+                    if stage.bytes().len() > 4 + len {
+                        return Err(other("bytes follow the reply to the TLS probe".to_owned()));
+                    }
+                    let message = Message::from(Bytes::copy_from_slice(reply));
+                    let header = ReplyHeader::decode(&mut Decoder::new(&message));
+                    return match header {
+                        Ok(header) if header.xid == xid => Ok(header.body),
+                        _ => Err(other("the reply to the TLS probe is malformed".to_owned())),
+                    };
+                }
+            }
+            if self.receive(&mut stage).await? == 0 {
+                return Err(other("the server closed the connection before TLS was confirmed".to_owned()));
+            }
+        }
+    }
+
+    /// Receives bytes into the stage. Returns their number, which is zero at the end of the stream.
+    async fn receive(&mut self, stage: &mut RecvStage) -> io::Result<usize> {
+        loop {
+            poll_fn(|cx| self.poll_read_ready(cx)).await?;
+            let ahead = READ_BYTES.min(REPLY_MAX - stage.bytes().len().min(REPLY_MAX - 1));
+            match self.try_receive(stage, &mut [], ahead) {
+                Ok(received) => return Ok(received.staged),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    pub(super) async fn send_all(&mut self, bytes: Bytes) -> io::Result<()> {
+        let mut queue = SendQueue::new();
+        queue.push(Piece::Memory(bytes));
+        while !queue.is_empty() || self.unsent() > 0 {
+            poll_fn(|cx| self.poll_write_ready(cx)).await?;
+            match self.try_send(&mut queue) {
+                Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns a short message as a record of one fragment.
+pub(crate) fn record(message: &Message) -> Bytes {
+    let mark = LAST_FRAGMENT | message.stream.len() as u32;
+    [&mark.to_be_bytes(), &message.stream[..]].concat().into()
+}
+
+fn failed(error: rustls::Error) -> io::Error {
+    other(describe(&error))
+}
+
+fn other(problem: String) -> io::Error {
+    io::Error::other(problem)
+}
+
+const REPLY_MAX: usize = 1024;
+const READ_BYTES: usize = 16 << 10;

@@ -1,0 +1,199 @@
+//! [`Record`]: one line of the audit log.
+
+use std::{fmt::Write, net::SocketAddr};
+
+use rpc::Identity;
+use serde::Serialize;
+
+/// One line of the audit log.
+#[derive(Debug, Serialize)]
+pub(crate) struct Record<'a> {
+    time: String,
+    client: String,
+    transport: &'a str,
+    #[serde(flatten)]
+    caller: Caller,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    export: Option<String>,
+    protocol: &'a str,
+    operation: &'a str,
+    #[serde(flatten)]
+    object: Object,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    to: Option<Object>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    access: Option<&'static str>,
+    result: String,
+}
+
+/// The caller, as it was authenticated.
+#[derive(Debug, Default, Serialize)]
+struct Caller {
+    sec: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    uid: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gid: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    principal: Option<String>,
+}
+
+/// An object: its path in the export, or else the handle of the directory (or of the object) and the name in it.
+#[derive(Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct Object {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    path: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    handle: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+}
+
+/// The parts of a record that do not depend on the objects.
+pub(crate) struct Event<'a> {
+    pub(crate) peer: SocketAddr,
+    pub(crate) transport: &'a str,
+    pub(crate) caller: &'a Identity,
+    pub(crate) sec: &'static str,
+    pub(crate) protocol: &'a str,
+    pub(crate) operation: &'a str,
+    /// The access of an OPEN.
+    pub(crate) access: Option<&'static str>,
+    pub(crate) result: String,
+}
+
+impl Record<'_> {
+    /// Creates the line of an event about an object of an export, and about a second one if the operation has two.
+    pub(crate) fn line(event: Event<'_>, export: Option<&[u8]>, object: Object, to: Option<Object>) -> String {
+        let (uid, gid, principal) = match event.caller {
+            Identity::None => (None, None, None),
+            Identity::Sys(sys) => (Some(sys.uid), Some(sys.gid), None),
+            Identity::Principal(principal) => (None, None, Some(text(&principal.name))),
+        };
+        let record = Record {
+            time: now(),
+            client: event.peer.to_string(),
+            transport: event.transport,
+            caller: Caller { sec: event.sec, uid, gid, principal },
+            export: export.map(text),
+            protocol: event.protocol,
+            operation: event.operation,
+            object,
+            to,
+            access: event.access,
+            result: event.result,
+        };
+        serde_json::to_string(&record).expect("a record must be valid JSON")
+    }
+}
+
+impl Object {
+    /// Describes `name` in the object with this handle, or the object itself. `path` is the path of that object from the root
+    /// of its export, if it is known.
+    pub(crate) fn new(handle: &[u8], path: Option<&[u8]>, name: Option<&[u8]>) -> Self {
+        let Some(path) = path else {
+            let handle = handle.iter().map(|byte| format!("{byte:02x}")).collect();
+            return Self { path: None, handle: Some(handle), name: name.map(text) };
+        };
+        let mut whole = [b"/", path].concat();
+        if let Some(name) = name {
+            if whole.len() > 1 {
+                whole.push(b'/');
+            }
+            whole.extend_from_slice(name);
+        }
+        Self { path: Some(text(&whole)), ..Self::default() }
+    }
+
+    /// Describes an object by its path.
+    pub(crate) fn of_path(path: &[u8]) -> Self {
+        Self { path: Some(text(path)), ..Self::default() }
+    }
+}
+
+/// Returns the line about records that were dropped.
+pub(super) fn dropped(count: u64) -> String {
+    format!("{}\n", serde_json::json!({ "time": now(), "dropped": count }))
+}
+
+fn now() -> String {
+    humantime::format_rfc3339_micros(entropy::system_time()).to_string()
+}
+
+/// Converts bytes from a client to text that names exactly these bytes and cannot change how a line is read or shown. A
+/// backslash is doubled; a byte that is not UTF-8 is `\xNN`; a control character, and a character that changes the direction of
+/// text or has no width, is `\u{N}`.
+fn text(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len());
+    for chunk in bytes.utf8_chunks() {
+        for c in chunk.valid().chars() {
+            match c {
+                '\\' => text.push_str("\\\\"),
+                c if c.is_control() || is_invisible(c) => drop(write!(text, "\\u{{{:x}}}", u32::from(c))),
+                c => text.push(c),
+            }
+        }
+        for byte in chunk.invalid() {
+            let _ = write!(text, "\\x{byte:02x}");
+        }
+    }
+    text
+}
+
+/// Returns `true` for characters without width, and for those that change the direction of text.
+fn is_invisible(c: char) -> bool {
+    matches!(c, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn hostile_names_are_escaped() {
+        for (bytes, expected) in [
+            (&b"plain \"name\""[..], "plain \"name\""),
+            (b"a\nb\r\0\x1b[2J\x7f", "a\\u{a}b\\u{d}\\u{0}\\u{1b}[2J\\u{7f}"),
+            (b"\xff\xfea\xc3", "\\xff\\xfea\\xc3"),
+            (b"\\xff", "\\\\xff"),
+            ("ä\u{202e}txt\u{2028}".as_bytes(), "ä\\u{202e}txt\\u{2028}"),
+        ] {
+            assert_eq!(text(bytes), expected);
+        }
+    }
+
+    #[test]
+    fn objects_have_a_path_or_a_handle() {
+        assert_eq!(Object::new(b"\x01\xab", Some(b"a/b"), Some(b"c")).path.unwrap(), "/a/b/c");
+        assert_eq!(Object::new(b"\x01\xab", Some(b""), Some(b"c")).path.unwrap(), "/c");
+        assert_eq!(Object::new(b"\x01\xab", Some(b""), None).path.unwrap(), "/");
+        let unknown = Object::new(b"\x01\xab", None, Some(b"c"));
+        assert_eq!((unknown.path, unknown.handle, unknown.name), (None, Some("01ab".into()), Some("c".into())));
+    }
+
+    proptest! {
+        #[test]
+        fn a_record_is_one_line_of_json_and_names_differ(a: Vec<u8>, b: Vec<u8>) {
+            let line = |name: &[u8]| {
+                let event = Event {
+                    peer: "192.0.2.1:700".parse().unwrap(),
+                    transport: "tcp",
+                    caller: &Identity::None,
+                    sec: "none",
+                    protocol: "nfs3",
+                    operation: "REMOVE",
+                    access: None,
+                    result: "OK".to_owned(),
+                };
+                Record::line(event, Some(name), Object::new(b"h", Some(b"d"), Some(name)), None)
+            };
+            let text = line(&a);
+            prop_assert!(!text.contains(|c: char| c.is_control()));
+            let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+            prop_assert_eq!(value["path"].as_str().unwrap().strip_prefix("/d/"), Some(&self::text(&a)[..]));
+            prop_assert_eq!(self::text(&a) == self::text(&b), a == b);
+        }
+    }
+}

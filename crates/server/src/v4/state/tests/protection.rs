@@ -1,0 +1,106 @@
+//! Clients that use TLS, and callers with a weaker protection that know their names or sessions.
+
+use super::{v40::introduce, *};
+
+fn connection(id: u64, tls: Xprtsec) -> Connection {
+    Connection { id: ConnectionId(id), duplex: true, tls }
+}
+
+/// Returns the caller with the client's principal over such a connection.
+fn caller(tls: Xprtsec) -> Origin<'static> {
+    Origin { tls, ..local() }
+}
+
+#[test]
+fn callbacks_use_only_the_strongest_protection_that_a_session_has_had() {
+    use ChannelDirFromClient4::{Back, BackOrBoth, ForeOrBoth};
+    let mut world = World::new();
+    let id = world.exchange(&exchange("a", 1, 0), &OWNER).unwrap().clientid;
+    let tls = connection(1, Xprtsec::Tls);
+    let session = world.state.create_session(world.now, &create(id, 1), &OWNER, tls).unwrap().sessionid;
+    let back = |world: &World| world.state.session(session).unwrap().backchannel().collect::<Vec<_>>();
+    let mut bound = |id, tls, dir| {
+        let bound = world.state.bind_conn_to_session(&bind(session, dir), &OWNER, connection(id, tls));
+        bound.map(|ok| ok.dir)
+    };
+    assert_eq!(bound(2, Xprtsec::None, Back), Err(Nfsstat4::Inval));
+    assert_eq!(bound(2, Xprtsec::None, BackOrBoth), Err(Nfsstat4::Inval));
+    assert_eq!(bound(2, Xprtsec::None, ForeOrBoth), Ok(ChannelDirFromServer4::Fore));
+    assert_eq!(bound(3, Xprtsec::Tls, BackOrBoth), Ok(ChannelDirFromServer4::Both));
+    assert_eq!(back(&world), [ConnectionId(1), ConnectionId(3)]);
+    world.state.disconnect(ConnectionId(1));
+    world.state.disconnect(ConnectionId(3));
+    let dir = bind(session, Back);
+    let late = world.state.bind_conn_to_session(&dir, &OWNER, connection(4, Xprtsec::None));
+    assert_eq!(late.unwrap_err(), Nfsstat4::Inval, "the protection of a lost connection must still count");
+}
+
+#[test]
+fn backchannel_in_clear_is_not_used_after_a_connection_with_tls_was_bound() {
+    let mut world = World::new();
+    let (_, session) = world.client("a", 1);
+    assert_eq!(world.call(session, 1, 1).status_flags, 0);
+    let args = bind(session, ChannelDirFromClient4::Fore);
+    world.state.bind_conn_to_session(&args, &OWNER, connection(2, Xprtsec::Tls)).unwrap();
+    assert_eq!(world.state.session(session).unwrap().backchannel().count(), 0);
+    let down = SEQ4_STATUS_CB_PATH_DOWN | SEQ4_STATUS_CB_PATH_DOWN_SESSION;
+    assert_eq!(world.call(session, 2, 1).status_flags, down, "the client must learn that it has no backchannel");
+    let both = bind(session, ChannelDirFromClient4::BackOrBoth);
+    let again = world.state.bind_conn_to_session(&both, &OWNER, connection(3, Xprtsec::Tls)).unwrap();
+    assert_eq!(again.dir, ChannelDirFromServer4::Both);
+    let old = world.state.bind_conn_to_session(&both, &OWNER, TCP);
+    assert_eq!(old.unwrap_err(), Nfsstat4::Inval);
+}
+
+#[test]
+fn client_of_tls_is_not_replaced_by_a_weaker_caller() {
+    use Xprtsec::{Mtls, None, Tls};
+    for (own, weaker) in [(Tls, None), (Mtls, None), (Mtls, Tls)] {
+        let mut world = World::new();
+        let mut exchange_over = |tls, incarnation, now| {
+            world.state.exchange_id(now, 1, &exchange("a", incarnation, 0), caller(tls)).map(|ok| ok.clientid)
+        };
+        let (start, late) = (world.now, world.now + LEASE + Duration::from_secs(1));
+        let unconfirmed = exchange_over(own, 1, start).unwrap();
+        assert_eq!(exchange_over(weaker, 2, start), Err(Nfsstat4::ClidInuse), "an unconfirmed client");
+        assert_ne!(exchange_over(own, 1, start), Ok(unconfirmed), "the client itself may replace it");
+        let id = exchange_over(own, 1, start).unwrap();
+        let session = world.state.create_session(start, &create(id, 1), &OWNER, connection(1, own)).unwrap();
+        let mut exchange_over = |tls, incarnation, now| {
+            world.state.exchange_id(now, 1, &exchange("a", incarnation, 0), caller(tls)).map(|ok| ok.clientid)
+        };
+        assert_eq!(exchange_over(weaker, 2, start), Err(Nfsstat4::ClidInuse));
+        assert_eq!(exchange_over(weaker, 1, start), Ok(id), "the same incarnation replaces nothing");
+        let set = set_clientid("a", 2);
+        let replaced = world.state.set_clientid(start, &set, caller(weaker));
+        assert_eq!(replaced.unwrap_err(), Nfsstat4::ClidInuse);
+        world.call(session.sessionid, 1, 1);
+        // The lease has expired, so the client may have returned with another configuration.
+        let again = world.state.exchange_id(late, 1, &exchange("a", 3, 0), caller(weaker)).unwrap().clientid;
+        assert_ne!(again, id);
+        let stronger = world.state.exchange_id(late, 1, &exchange("a", 4, 0), caller(own)).unwrap().clientid;
+        assert_ne!(stronger, again);
+    }
+}
+
+#[test]
+fn client_of_tls_in_nfs40_is_not_replaced_by_a_weaker_caller() {
+    let mut world = World::new();
+    world.tls = Xprtsec::Tls;
+    let id = introduce(&mut world, "a");
+    let set = |world: &mut World, incarnation, tls| {
+        world.state.set_clientid(world.now, &set_clientid("a", incarnation), caller(tls)).map(|ok| ok.clientid)
+    };
+    assert_eq!(set(&mut world, 2, Xprtsec::None), Err(Nfsstat4::ClidInuse));
+    assert_ne!(set(&mut world, 2, Xprtsec::Tls).unwrap(), id);
+    world.now += LEASE + Duration::from_secs(1);
+    assert!(set(&mut world, 3, Xprtsec::None).is_ok());
+}
+
+fn set_clientid(name: &str, incarnation: u8) -> SetClientIdArgs {
+    SetClientIdArgs {
+        client: NfsClientId4 { verifier: [incarnation; 8], id: name.into() },
+        callback: CbClient4 { cb_program: 0x4000_0000, cb_location: Netaddr4::default() },
+        callback_ident: 1,
+    }
+}

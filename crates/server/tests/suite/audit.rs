@@ -1,0 +1,316 @@
+//! The audit log: which operations it records, with which path, user and result.
+
+use crate::common::disk::Disk;
+use crate::common::v4::*;
+use crate::common::*;
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use nfs::mount::{Dirpath, MountProc3, MountRes, Mountstat3};
+use nfs::v3::*;
+use nfs::v4::{
+    Argop4, LookupArgs as Lookup4, Nfsstat4, OPEN4_SHARE_ACCESS_READ, OPEN4_SHARE_DENY_BOTH, ReadArgs as ReadArgs4,
+    RenameArgs as Rename4, Stateid4,
+};
+use parking_lot::Mutex;
+use rpc::{Identity, security::Principal};
+use serde_json::{Value, json};
+use server::{
+    AuditOptions, Export, ExportId, ExportOptions, HandleKey, NfsServer, OnFull, Sec, SecFlavors, Squash,
+    config::Settings, recovery::Recovery,
+};
+use vfs::{
+    Caller, Vfs,
+    interpose::{Interpose, Interposed, Operation},
+};
+
+struct World {
+    server: NfsServer,
+    file: PathBuf,
+    _dir: tempfile::TempDir,
+}
+
+impl World {
+    fn new(reads: bool) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("audit.json");
+        let audit = AuditOptions { file: file.clone(), reads, queue: 1 << 20, on_full: OnFull::Drop };
+        Self { server: server(audit), file, _dir: dir }
+    }
+
+    /// Closes the log and returns its records without the time.
+    fn records(self) -> Vec<Value> {
+        assert_eq!(self.server.close_audit(), 0);
+        records(&self.file)
+    }
+}
+
+fn server(audit: AuditOptions) -> NfsServer {
+    let sec = SecFlavors::new(Sec::ALL.to_vec()).unwrap();
+    let options = ExportOptions { squash: Squash::None, sec, ..Default::default() };
+    let export = Export::new("/m", ExportId::unique(), memory(), options).unwrap();
+    let settings = Settings { audit: Some(audit), ..Settings::default() };
+    NfsServer::recovering(export, HandleKey::random(), Recovery::in_memory(), settings).unwrap()
+}
+
+fn records(file: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(file).unwrap();
+    let record = |line: &str| {
+        let mut record: Value = serde_json::from_str(line).unwrap();
+        let time = record.as_object_mut().unwrap().remove("time").unwrap();
+        assert!(time.as_str().unwrap().ends_with('Z'), "{time}");
+        record
+    };
+    text.lines().map(record).collect()
+}
+
+/// Returns the operation, the object and the result of each record.
+fn summary(records: &[Value]) -> Vec<(String, String, String)> {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    records.iter().map(|record| (text(&record["operation"]), text(&record["path"]), text(&record["result"]))).collect()
+}
+
+fn expected(records: &[(&str, &str, &str)]) -> Vec<(String, String, String)> {
+    let text = |text: &str| text.to_owned();
+    records.iter().map(|(operation, path, result)| (text(operation), text(path), text(result))).collect()
+}
+
+#[test]
+fn changes_of_version_3_are_recorded_with_their_paths() {
+    let world = World::new(false);
+    let rig = Rig::calling(&world.server);
+    let root = rig.root();
+    let dir = rig.dir(&root, "dir");
+    let inner = rig.dir(&dir, "in\nner\u{202e}");
+    let file = rig.file(&inner, "f", b"data");
+    for _ in 0..3 {
+        rig.call::<Write>(write_args(&file, 0, b"x")).into_result().unwrap();
+        rig.call::<Read>(ReadArgs { file: file.clone(), offset: 0, count: 1 }).into_result().unwrap();
+    }
+    rig.set_mode(&inner, 0o700);
+    let bad = Diropargs3 { dir: inner.clone(), name: bytes::Bytes::from_static(b"\xff\\").into() };
+    let _ = rig.as_user(7, 8).call::<Remove>(RemoveArgs { object: bad });
+    let (from, to) = (name_in(&inner, "f"), name_in(&dir, "g"));
+    rig.call::<Rename>(RenameArgs { from, to }).into_result().unwrap();
+    let records = world.records();
+    let inner = "/dir/in\\u{a}ner\\u{202e}";
+    let wanted = [
+        ("MNT", "/m", "OK"),
+        ("MKDIR", "/dir", "OK"),
+        ("MKDIR", inner, "OK"),
+        ("CREATE", &format!("{inner}/f"), "OK"),
+        ("WRITE", "", "OK"),
+        ("SETATTR", inner, "OK"),
+        ("REMOVE", &format!("{inner}/\\xff\\\\"), "ACCES"),
+        ("RENAME", &format!("{inner}/f"), "OK"),
+    ];
+    assert_eq!(summary(&records), expected(&wanted));
+    assert!(records[4]["handle"].as_str().is_some_and(|handle| !handle.is_empty()), "a file in memory has no path");
+    let wanted = json!({
+        "client": "192.0.2.1:700", "transport": "tcp", "sec": "sys", "uid": 7, "gid": 8, "export": "/m",
+        "protocol": "nfs3", "operation": "REMOVE", "path": format!("{inner}/\\xff\\\\"), "result": "ACCES",
+    });
+    assert_eq!(records[6], wanted);
+    assert_eq!(records[7]["to"], json!({ "path": "/dir/g" }));
+}
+
+#[test]
+fn opens_of_version_4_are_recorded_once() {
+    for reads in [false, true] {
+        let world = World::new(reads);
+        let mut client = Client4::new(&world.server, "c", 2);
+        let principal = Principal { name: "alice@REALM".into(), pseudo_flavor: 390_005 };
+        client.ok([at("m"), vec![mkdir("dir")]].concat());
+        client.file("m/dir", "f", b"data");
+        let reading = Open { access: OPEN4_SHARE_ACCESS_READ, create: false, ..Open::default() };
+        let (stateid, handle) = client.open("m/dir", "f", reading).unwrap();
+        for _ in 0..3 {
+            client.ok([putfh(&handle), read(stateid, 0, 4)]);
+            client.ok([putfh(&handle), read(Stateid4::ANONYMOUS, 0, 4)]);
+            let read_plus = |stateid| Argop4::ReadPlus(ReadArgs4 { stateid, offset: 0, count: 4 });
+            client.ok([putfh(&handle), read_plus(stateid)]);
+            client.ok([putfh(&handle), read_plus(Stateid4::ANONYMOUS)]);
+        }
+        client.ok([putfh(&handle), close(stateid)]);
+        client.caller = Identity::Principal(principal);
+        assert_eq!(client.status([at("m/dir"), vec![remove("f")]].concat()), Nfsstat4::Access);
+        client.caller = user(0, 0);
+        let rename = Argop4::Rename(Rename4 { oldname: "f".into(), newname: "g".into() });
+        let lookup = Argop4::Lookup(Lookup4 { objname: "dir".into() });
+        client.ok([at("m/dir"), vec![Argop4::SaveFh], at("m"), vec![rename]].concat());
+        assert_eq!(client.status([at("m"), vec![remove("dir"), lookup]].concat()), Nfsstat4::NoEnt);
+        let records = world.records();
+        let mut wanted = vec![("CREATE", "/dir", "OK"), ("OPEN", "/dir/f", "OK")];
+        if reads {
+            wanted.extend([("OPEN", "/dir/f", "OK"), ("READ", "", "OK"), ("READ_PLUS", "", "OK")]);
+        }
+        wanted.extend([("REMOVE", "/dir/f", "ACCESS"), ("RENAME", "/dir/f", "OK"), ("REMOVE", "/dir", "OK")]);
+        assert_eq!(summary(&records), expected(&wanted), "reads = {reads}");
+        let removal = &records[records.len() - 3];
+        assert_eq!((&removal["principal"], &removal["sec"]), (&json!("alice@REALM"), &json!("krb5p")));
+        assert_eq!(records[1]["access"], "both");
+        assert_eq!(records[1]["protocol"], "nfs4.2");
+        assert_eq!(records[records.len() - 2]["to"], json!({ "path": "/g" }));
+    }
+}
+
+#[test]
+fn a_retransmission_of_version_4_is_recorded_once() {
+    let world = World::new(false);
+    let mut client = Client4::new(&world.server, "c", 1);
+    client.cachethis = true;
+    for _ in 0..3 {
+        client.ok([at("m"), vec![mkdir("dir")]].concat());
+        client.sequence -= 1;
+    }
+    assert_eq!(summary(&world.records()), expected(&[("CREATE", "/dir", "OK")]));
+}
+
+/// A full queue delays changes, which then have no effect, and nothing else.
+#[test]
+fn a_full_queue_delays_changes_if_configured() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("pipe");
+    rustix::fs::mknodat(rustix::fs::CWD, &file, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+    // The pipe takes 64 KiB while nobody reads.
+    let mut reader = std::fs::OpenOptions::new().read(true).write(true).open(&file).unwrap();
+    let server = server(AuditOptions { file, reads: false, queue: 64 << 10, on_full: OnFull::Delay });
+    let rig = Rig::calling(&server);
+    let root = rig.root();
+    let mut made = 0;
+    let make = |number: u32| {
+        let how = CreateHow3::Guarded(Sattr3::default());
+        let what = name_in(&root, &format!("{number:0200}"));
+        rig.call::<Create>(CreateArgs { what, how }).into_result().map(drop).map_err(|(status, _)| status)
+    };
+    let refused = loop {
+        match make(made) {
+            Ok(()) => made += 1,
+            Err(status) => break status,
+        }
+        assert!(made < 10_000, "the queue must become full");
+    };
+    assert_eq!(refused, Nfsstat3::Jukebox);
+    let found = rig.call::<Lookup>(nfs::v3::LookupArgs { what: name_in(&root, &format!("{made:0200}")) }).into_result();
+    assert_eq!(found.unwrap_err().0, Nfsstat3::NoEnt, "a delayed operation must have no effect");
+    let mut client = Client4::stranger(&server, 2);
+    client.introduce("c", channel());
+    assert_eq!(client.status([at("m"), vec![mkdir("dir")]].concat()), Nfsstat4::Delay);
+    client.ok(at("m"));
+    for _ in 0..3 {
+        // MNT has no status for "try again later".
+        let refused: MountRes = rig.mount(MountProc3::Mnt, Dirpath::from("/m"));
+        assert_eq!(refused, MountRes::Fail(Mountstat3::ServerFault));
+    }
+    let drain = std::thread::spawn(move || {
+        let mut lines = std::io::BufReader::new(&mut reader);
+        let mut line = String::new();
+        let (mut creates, mut mounts) = (0, 0);
+        while !line.contains("last") {
+            line.clear();
+            std::io::BufRead::read_line(&mut lines, &mut line).unwrap();
+            creates += usize::from(line.contains("CREATE"));
+            mounts += usize::from(line.contains("MNT"));
+        }
+        (creates, mounts)
+    });
+    // The queue gets room when the reader reads.
+    while make(made).is_err() {
+        std::thread::yield_now();
+    }
+    let how = CreateHow3::Guarded(Sattr3::default());
+    while rig.call::<Create>(CreateArgs { what: name_in(&root, "last"), how: how.clone() }).into_result().is_err() {
+        std::thread::yield_now();
+    }
+    assert_eq!(server.close_audit(), 0, "no record must be dropped");
+    assert_eq!(drain.join().unwrap(), (made as usize + 2, 1), "a delayed MNT must not be recorded");
+}
+
+#[test]
+fn records_of_hosts_that_no_export_admits_are_limited() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("audit.json");
+    let clients = vec!["192.0.2.0/24".parse().unwrap()];
+    let export = Export::new("/m", ExportId::unique(), memory(), ExportOptions { clients, ..Default::default() });
+    // An eighth of this queue is shorter than a record.
+    let audit = AuditOptions { file: file.clone(), reads: false, queue: 1 << 10, on_full: OnFull::Delay };
+    let settings = Settings { audit: Some(audit), ..Settings::default() };
+    let server = NfsServer::recovering(export.unwrap(), HandleKey::random(), Recovery::in_memory(), settings).unwrap();
+    let rig = Rig::calling(&server);
+    let stranger = rig.from("198.51.100.1:700");
+    let refused: MountRes = stranger.mount(MountProc3::Mnt, Dirpath::from("/m"));
+    assert_eq!(refused, MountRes::Fail(Mountstat3::Acces));
+    rig.root();
+    assert_eq!(server.close_audit(), 1, "the record of the stranger must be dropped");
+    let (dropped, records): (Vec<_>, Vec<_>) =
+        records(&file).into_iter().partition(|record| record.get("dropped").is_some());
+    assert_eq!(summary(&records), expected(&[("MNT", "/m", "OK")]));
+    assert_eq!(dropped, [json!({ "dropped": 1 })]);
+}
+
+/// A layer that calls a function once, after it has created a file.
+struct AfterCreate(Arc<dyn Vfs>, Arc<Mutex<Option<Hook>>>);
+
+type Hook = Box<dyn FnOnce() + Send>;
+
+impl Interpose for AfterCreate {
+    fn inner(&self) -> &dyn Vfs {
+        &*self.0
+    }
+
+    fn operation<T: Clone + Send + 'static>(
+        &self,
+        caller: &Caller<'_>,
+        operation: Operation,
+        run: &mut dyn FnMut(&Caller<'_>) -> vfs::Result<T>,
+    ) -> vfs::Result<T> {
+        let result = run(caller);
+        let hook = if operation.name == "create" { self.1.lock().take() } else { None };
+        if let Some(hook) = hook {
+            hook();
+        }
+        result
+    }
+}
+
+/// The recovery database fails after the file was created, so no state is granted.
+#[simnet::test]
+async fn an_open_that_creates_a_file_and_is_then_delayed_is_recorded() {
+    let (dir, disk, hook) = (tempfile::tempdir().unwrap(), Disk::default(), Arc::new(Mutex::new(None)));
+    let file = dir.path().join("audit.json");
+    let tree = Arc::new(Interposed(AfterCreate(plain_memory(), hook.clone())));
+    let options = ExportOptions { squash: Squash::None, ..Default::default() };
+    let export = Export::new("/m", ExportId::unique(), tree, options).unwrap();
+    let audit = AuditOptions { file: file.clone(), reads: false, queue: 1 << 20, on_full: OnFull::Drop };
+    let lease = Duration::from_secs(2);
+    let settings = on_one_thread(Settings { audit: Some(audit), lease, ..Settings::default() });
+    let recovery = Recovery::on(disk.open()).unwrap();
+    let server = NfsServer::recovering(export, HandleKey::random(), recovery, settings).unwrap();
+    let alone = Open { deny: OPEN4_SHARE_DENY_BOTH, ..Open::default() };
+    Client4::new(&server, "holder", 1).open("m", "held", alone).unwrap();
+    let (mut client, mut other) = (Client4::new(&server, "client", 1), Client4::new(&server, "other", 1));
+    for client in [&mut client, &mut other] {
+        // These clients are stored before the disk is full.
+        client.open("m", "f", Open::default()).unwrap();
+    }
+    disk.set_full(true);
+    tokio::time::sleep(lease * 2).await;
+    *hook.lock() = Some(Box::new(move || {
+        // The loss of the holder's state cannot be stored.
+        assert_eq!(other.open("m", "held", Open::default()).unwrap_err(), Nfsstat4::Delay);
+    }));
+    assert_eq!(client.open("m", "new", Open::default()).unwrap_err(), Nfsstat4::Delay);
+    client.ok(at("m/new"));
+    assert_eq!(client.open("m", "never", Open::default()).unwrap_err(), Nfsstat4::Delay);
+    assert_eq!(client.status(at("m/never")), Nfsstat4::NoEnt);
+    server.close_audit();
+    // The layer does not know paths.
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let records: Vec<_> =
+        records(&file).iter().map(|record| (text(&record["name"]), text(&record["result"]))).collect();
+    let wanted = [("held", "OK"), ("f", "OK"), ("f", "OK"), ("new", "DELAY")];
+    assert_eq!(records, wanted.map(|(name, result)| (name.to_owned(), result.to_owned())));
+}

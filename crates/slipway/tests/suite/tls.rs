@@ -1,0 +1,165 @@
+//! RPC with TLS between the commands, and with a client on another TLS library.
+
+#[path = "../../../testkit/src/pki.rs"]
+#[allow(dead_code)] // Each test program uses a part.
+mod pki;
+
+use std::{fs, path::PathBuf, process::Command};
+
+use pki::Pki;
+use tempfile::TempDir;
+
+use crate::common::{Server, fails, ok, run, stderr};
+
+/// A server of `/open`, `/tls` and `/mtls` with a certificate for `localhost`.
+struct Place {
+    dir: TempDir,
+    pki: Pki,
+    ca: String,
+    server: Server,
+}
+
+impl Place {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let mut pki = Pki::new(dir.path(), "test");
+        let (ca, own) = (pki.ca("test"), pki.issue("server", &["localhost"]));
+        let export = |name: &str, xprtsec: &str| {
+            format!(
+                "[[export]]\nname = '/{name}'\nbackend = 'memory'\nsize = '256 MiB'\nsquash = 'none'\nxprtsec = [{xprtsec}]\n"
+            )
+        };
+        let config = format!(
+            "[tls]\ncertificate = '{}'\nkey = '{}'\nclient_ca = '{ca}'\n\
+             [[listen]]\ntransport = 'tcp'\naddress = '127.0.0.1:0'\n{}{}{}",
+            own.cert(),
+            own.key(),
+            export("open", "'none', 'tls'"),
+            export("tls", "'tls'"),
+            export("mtls", "'mtls'"),
+        );
+        let path = dir.path().join("slipway.toml");
+        fs::write(&path, config).unwrap();
+        let state = dir.path().join("state");
+        let args = ["--config", path.to_str().unwrap(), "--state-dir", state.to_str().unwrap()];
+        let server = Server::start(&args);
+        Self { dir, pki, ca, server }
+    }
+
+    fn url(&self, host: &str, path: &str, query: &str) -> String {
+        format!("nfs://{host}:{}{path}?uid=0&gid=0&{query}", self.server.port("tcp"))
+    }
+
+    /// Returns a URL of a file over TLS.
+    fn tls(&self, path: &str, more: &str) -> String {
+        self.url("localhost", path, &format!("xprtsec=tls&tls_ca={}&{more}", self.ca))
+    }
+
+    fn file(&self, name: &str, len: usize) -> (PathBuf, Vec<u8>) {
+        let content: Vec<u8> = (0..len).map(|at| (at * 7 % 253) as u8).collect();
+        let path = self.dir.path().join(name);
+        fs::write(&path, &content).unwrap();
+        (path, content)
+    }
+}
+
+#[test]
+fn files_pass_over_tls_in_every_version() {
+    let place = Place::new();
+    let (local, content) = place.file("local", 5_000_003);
+    for vers in ["3", "4.0", "4.1", "4.2"] {
+        let url = place.tls(&format!("/tls/file-{vers}"), &format!("vers={vers}"));
+        ok(&["cp", "--quiet", local.to_str().unwrap(), &url]);
+        let read = run(&["cat", &url]);
+        assert!(read.status.success() && read.stdout == content, "{vers}: {}", stderr(&read));
+    }
+    let both = place.tls("/tls/file-4.1", "vers=4.1&nconnect=3");
+    assert!(run(&["cat", &both]).stdout == content);
+    place.server.stop();
+}
+
+#[test]
+fn exports_and_certificates_are_enforced_with_clear_errors() {
+    let mut place = Place::new();
+    for vers in ["3", "4.1"] {
+        let vers = format!("vers={vers}");
+        ok(&["ls", &place.url("localhost", "/open", &vers)]);
+        ok(&["ls", &place.tls("/open", &vers)]);
+        for refused in [place.url("localhost", "/tls", &vers), place.tls("/mtls", &vers)] {
+            let output = run(&["ls", &refused]);
+            assert!(!output.status.success(), "{refused} must be refused");
+        }
+    }
+    let error = |url: String| {
+        let output = run(&["ls", &url]);
+        assert!(!output.status.success(), "{url} must be refused");
+        stderr(&output).to_owned()
+    };
+    let by_address = error(place.url("127.0.0.1", "/tls", &format!("xprtsec=tls&tls_ca={}", place.ca)));
+    assert!(by_address.contains("the peer's certificate is for another name"), "{by_address}");
+    let mut other = Pki::new(place.dir.path(), "other");
+    let unknown = error(place.url("localhost", "/tls", &format!("xprtsec=tls&tls_ca={}", other.ca("other"))));
+    assert!(unknown.contains("is from an unknown issuer"), "{unknown}");
+    let over_udp = error(place.tls("/tls", "proto=udp"));
+    assert!(over_udp.contains("xprtsec is for proto=tcp; TLS does not protect 'udp'"), "{over_udp}");
+
+    let mutual = |cert: &str, key: &str| format!("xprtsec=mtls&tls_ca={}&tls_cert={cert}&tls_key={key}", place.ca);
+    let foreign = other.issue("foreign", &["client"]);
+    let refused = error(place.url("localhost", "/mtls", &mutual(foreign.cert(), foreign.key())));
+    assert!(refused.contains("it does not know the issuer of our certificate"), "{refused}");
+    let own = place.pki.issue("client", &["client"]);
+    let mutual = format!("xprtsec=mtls&tls_ca={}&tls_cert={}&tls_key={}", place.ca, own.cert(), own.key());
+    for vers in ["3", "4.0", "4.1", "4.2"] {
+        ok(&["ls", &place.url("localhost", "/mtls", &format!("{mutual}&vers={vers}"))]);
+    }
+    place.server.stop();
+}
+
+#[test]
+fn sighup_reads_certificates_again() {
+    let mut place = Place::new();
+    ok(&["ls", &place.tls("/tls", "")]);
+    let other = place.pki.issue("other", &["other.example.com"]);
+    for (from, to) in [(&other.cert, "server.pem"), (&other.key, "server.key")] {
+        fs::copy(from, place.dir.path().join(to)).unwrap();
+    }
+    place.server.signal(rustix::process::Signal::HUP);
+    let end = std::time::Instant::now() + crate::common::PATIENCE;
+    loop {
+        let output = run(&["ls", &place.tls("/tls", "")]);
+        if stderr(&output).contains("other.example.com") {
+            break;
+        }
+        assert!(output.status.success() && std::time::Instant::now() < end, "{}", stderr(&output));
+    }
+    place.server.stop();
+}
+
+#[test]
+fn unusable_certificates_are_named_at_the_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let own = Pki::new(dir.path(), "test").issue("server", &["localhost"]);
+    let listen = |key: &str| format!("tcp://127.0.0.1:0?tls_cert={}&tls_key={key}", own.cert());
+    let missing = fails(2, &["serve", "--memory", "1M", "--rpcbind", "off", "--listen", &listen("/none.key")]);
+    assert!(missing.contains("option 'tls_key': /none.key: No such file"), "{missing}");
+    let config = dir.path().join("slipway.toml");
+    fs::write(&config, "[tls]\ncertificate = '/c'\nkey = '/k'\nca = '/ca'\n[[export]]\npath = '/tmp'").unwrap();
+    let unknown = fails(2, &["serve", "--config", config.to_str().unwrap()]);
+    assert!(unknown.contains("slipway.toml:4:1: unknown field `ca`"), "{unknown}");
+}
+
+#[test]
+fn client_on_openssl_uses_the_server() {
+    let python = Command::new("python3").args(["-c", "import ssl"]).output();
+    if !python.is_ok_and(|output| output.status.success()) {
+        return eprintln!("skipped: python3 with ssl is not installed");
+    }
+    let place = Place::new();
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../interop/tls/peer.py");
+    let (port, ca) = (place.server.port("tcp").to_string(), &place.ca);
+    let output = Command::new("python3").args([script, &port, ca, "/tls"]).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{text}{}", stderr(&output));
+    assert_eq!(text.lines().filter(|line| line.starts_with("ok: ")).count(), 4, "{text}");
+    place.server.stop();
+}

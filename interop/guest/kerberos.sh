@@ -1,0 +1,214 @@
+# Runs in the guest: Kerberos 5 with Linux at either end. The guest itself is the host `venus`: the kernel's client with rpc.gssd,
+# the key distribution centre, and later the kernel's server with rpc.svcgssd. `slipway serve`, and later our client, run in a
+# network namespace. rpc.gssd negotiates over TCP at port 2049 also for mounts over RDMA. /run/out/env sets SLIPWAY, and the cells
+# TRANSPORT:VERSION:FLAVOR of both matrices, KERNEL_CLIENT and OUR_CLIENT.
+. /run/out/guest/lib.sh
+. /run/out/env
+near SLIPWAY
+: >"$RESULTS"
+SERVER=server.slipway.test
+VENUS=venus.slipway.test
+EXPORT=/run/export
+REALM=/run/realm
+head -c 3M /run/out/random >/run/sample; chmod 644 /run/sample
+
+network() {
+  hostname $VENUS
+  ip netns add server
+  ip link add venus0 type veth peer name venus1 netns server
+  ip addr add 10.9.1.2/24 dev venus0; ip link set venus0 up
+  ip -n server addr add 10.9.1.1/24 dev venus1; ip -n server link set venus1 up; ip -n server link set lo up
+  rdma link add siw1 type siw netdev venus0
+  printf '127.0.0.1 localhost\n10.9.1.1 %s\n10.9.1.2 %s\n' $SERVER $VENUS >/etc/hosts
+  printf 'alice:x:1000:1000::/:/bin/sh\nbob:x:1001:1001::/:/bin/sh\n' >>/etc/passwd
+}
+
+# The encryption type is the one that this kernel and every release of MIT's library have.
+realm() {
+  mkdir -p $REALM
+  cat >/etc/krb5.conf <<K
+[libdefaults]
+default_realm = SLIPWAY.TEST
+rdns = false
+dns_lookup_kdc = false
+dns_lookup_realm = false
+dns_canonicalize_hostname = false
+permitted_enctypes = aes256-cts-hmac-sha1-96
+[realms]
+SLIPWAY.TEST = {
+  kdc = 10.9.1.2:88
+}
+[domain_realm]
+.slipway.test = SLIPWAY.TEST
+K
+  cat >$REALM/kdc.conf <<K
+[kdcdefaults]
+kdc_listen = 10.9.1.2:88
+kdc_tcp_listen = 10.9.1.2:88
+[realms]
+SLIPWAY.TEST = {
+  database_name = $REALM/principal
+  key_stash_file = $REALM/stash
+  acl_file = $REALM/acl
+  supported_enctypes = aes256-cts-hmac-sha1-96:normal
+}
+K
+  export KRB5_KDC_PROFILE=$REALM/kdc.conf
+  # The emulated machine has collected little randomness yet.
+  kdb5_util create -s -P master -r SLIPWAY.TEST
+  kadmin.local -q 'addprinc -pw alice alice'
+  kadmin.local -q 'addprinc -pw bob bob'
+  kadmin.local -q "addprinc -randkey nfs/$SERVER"
+  kadmin.local -q "addprinc -randkey nfs/$VENUS"
+  kadmin.local -q "ktadd -k /run/server.keytab nfs/$SERVER"
+  kadmin.local -q "ktadd -k /etc/krb5.keytab nfs/$VENUS"
+  krb5kdc -n >/run/out/logs/kdc.log 2>&1 &
+  await ticket alice /tmp/krb5cc_1000
+  chown 1000:1000 /tmp/krb5cc_1000
+}
+
+# ticket USER CACHE [OPTION…]
+ticket() { local user=$1 cache=$2; shift 2; echo "$user" | KRB5CCNAME=FILE:$cache kinit "$@" "$user"; }
+
+alice() { setpriv --reuid 1000 --regid 1000 --clear-groups "$@"; }
+bob() { setpriv --reuid 1001 --regid 1001 --clear-groups "$@"; }
+
+serve() {
+  mkdir -p $EXPORT /run/state; mount -t tmpfs -o size=1g export $EXPORT; chmod 777 $EXPORT
+  cat >/run/slipway.toml <<T
+[server]
+state_dir = "/run/state"
+rpcbind = "builtin"
+lease_s = 15
+[kerberos]
+keytab = "/run/server.keytab"
+service = "nfs@$SERVER"
+[[listen]]
+transport = "tcp"
+address = "0.0.0.0:2049"
+[[listen]]
+transport = "rdma"
+address = "0.0.0.0:20049"
+options = { provider = "iwarp" }
+[[export]]
+path = "$EXPORT"
+sec = ["sys", "krb5", "krb5i", "krb5p"]
+T
+  ip netns exec server "$SLIPWAY" -vv serve --config /run/slipway.toml --ready-file /run/ready >/run/out/serve.log 2>&1 &
+  echo $! >/run/server.pid
+  await test -e /run/ready
+}
+
+gssd() {
+  mountpoint -q /run/rpc_pipefs || mount -t rpc_pipefs rpc_pipefs /run/rpc_pipefs
+  rpc.gssd -f -vvv -p /run/rpc_pipefs >/run/out/logs/gssd.log 2>&1 &
+  await test -e /run/rpc_pipefs/gssd/clntXX
+}
+
+# options TRANSPORT VERSION FLAVOR
+options() {
+  local by=proto=$1
+  [ "$1" = rdma ] && by+=,port=20049
+  [ "$2" = 3 ] && by+=,nolock,mountproto=tcp
+  echo "vers=$2,sec=$3,$by"
+}
+
+# kernel_client TRANSPORT VERSION FLAVOR: alice writes and reads; nothing comes from a cache.
+kernel_client() {
+  local at=/run/mnt/$1.$2.$3 file=$1.$2.$3
+  mkdir -p $at
+  timeout 300 mount -t nfs -o "$(options $1 $2 $3)" $SERVER:$EXPORT $at
+  grep -E " $at .*sec=$3,.*" /proc/mounts
+  alice cp /run/sample $at/$file
+  # With a write delegation, the kernel keeps the data after a close.
+  alice sync $at/$file
+  cmp /run/sample $EXPORT/$file
+  # The principal alice is the user alice of the server.
+  equal 1000 "$(stat -c %u $EXPORT/$file)"
+  umount $at
+  timeout 300 mount -t nfs -o "$(options $1 $2 $3)" $SERVER:$EXPORT $at
+  alice cmp /run/sample $at/$file
+  alice mkdir $at/d.$file; alice mv $at/$file $at/d.$file/moved; alice ls -l $at/d.$file
+  [ "$2" = 3 ] || alice flock $at/d.$file/moved true
+  alice rm -r $at/d.$file
+  refused test -e $EXPORT/d.$file
+  umount $at
+}
+
+# bob has no ticket yet. Then he has one that soon expires.
+tickets_decide() {
+  local at=/run/mnt/tickets
+  mkdir -p $at; mount -t nfs -o "$(options tcp 4.2 krb5i)" $SERVER:$EXPORT $at
+  alice touch $at/alices
+  refused bob ls $at
+  ticket bob /tmp/krb5cc_1001 -l 40s; chown 1001:1001 /tmp/krb5cc_1001
+  await bob ls $at
+  sleep 50
+  refused bob touch $at/bobs
+  alice touch $at/alices
+  umount $at
+}
+
+# A client with a keytab manages its state by krb5i, also for a mount with sec=sys.
+sys_with_keytab() {
+  local at=/run/mnt/sys
+  mkdir -p $at; mount -t nfs -o "$(options tcp 4.2 sys)" $SERVER:$EXPORT $at
+  alice cp /run/sample $at/sys; alice sync $at/sys; cmp /run/sample $EXPORT/sys
+  umount $at
+}
+
+no_context_was_refused() { refused grep -E 'a client got no context|panicked' /run/out/serve.log; }
+
+check "network" network || exit 1
+check "realm: MIT's key distribution centre" realm || exit 1
+check "slipway serve: starts" serve || exit 1
+check "rpc.gssd: starts" gssd || exit 1
+for cell in $KERNEL_CLIENT; do
+  IFS=: read -r transport version flavor <<<"$cell"
+  check "$transport: kernel client, version $version with $flavor" kernel_client $transport $version $flavor
+done
+check "tcp: tickets decide" tickets_decide
+check "tcp: sec=sys with a keytab" sys_with_keytab
+check "serve: no context was refused" no_context_was_refused
+
+# Linux's server, with our client in the namespace.
+svcgssd() {
+  kill "$(cat /run/server.pid)"
+  umount $EXPORT; mkdir -p /run/knfsd; mount -t tmpfs -o size=1g export /run/knfsd; chmod 777 /run/knfsd
+  mkdir -p /var/lib/nfs/v4recovery /var/lib/nfs/sm /var/lib/nfs/sm.bak; touch /var/lib/nfs/etab /var/lib/nfs/rmtab
+  mount -t nfsd nfsd /proc/fs/nfsd
+  rm -rf /etc/nfs.conf /etc/nfs.conf.d
+  printf '[General]\nDomain = slipway.test\nLocal-Realms = SLIPWAY.TEST\nPipefs-Directory = /run/rpc_pipefs\n' >/etc/idmapd.conf
+  rpcbind -w
+  rpc.idmapd -p /run/rpc_pipefs
+  rpc.svcgssd -f -vvv >/run/out/logs/svcgssd.log 2>&1 &
+  exportfs -i -o rw,insecure,no_subtree_check,fsid=0,sec=sys:krb5:krb5i:krb5p "*:/run/knfsd"
+  rpc.mountd -p 20048
+  rpc.nfsd 4
+  echo Y >/proc/fs/nfsd/v4_end_grace
+  echo rdma 20049 >/proc/fs/nfsd/portlist
+}
+
+# our_client TRANSPORT VERSION FLAVOR
+our_client() {
+  local port=2049 mount= path=/ file=$1.$2.$3 url
+  [ "$1" = rdma ] && port=20049
+  [ "$2" = 3 ] && mount='&mountproto=tcp&mountport=20048' path=/run/knfsd/
+  url="nfs://$VENUS:$port$path$file?proto=$1&vers=$2&sec=$3$mount"
+  export KRB5CCNAME=FILE:/tmp/krb5cc_1000
+  ip netns exec server setpriv --reuid 1000 --regid 1000 --clear-groups timeout 300 "$SLIPWAY" cp /run/sample "$url"
+  cmp /run/sample /run/knfsd/$file
+  equal 1000 "$(stat -c %u /run/knfsd/$file)"
+  rm -f /tmp/back
+  ip netns exec server setpriv --reuid 1000 --regid 1000 --clear-groups timeout 300 "$SLIPWAY" cp "$url" /tmp/back
+  cmp /run/sample /tmp/back
+}
+
+if check "knfsd: starts" svcgssd; then
+  for cell in $OUR_CLIENT; do
+    IFS=: read -r transport version flavor <<<"$cell"
+    check "$transport: knfsd, version $version with $flavor" our_client $transport $version $flavor
+  done
+fi
+check "kernel log is clean" kernel_log_is_clean
+! grep -q ^fail "$RESULTS"

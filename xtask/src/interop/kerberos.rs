@@ -1,0 +1,335 @@
+//! Kerberos 5 with MIT's key distribution centre: our client against our server with each flavour, version and
+//! transport, their errors, and a Linux kernel as client and as server ([`linux`]).
+//!
+//! The realm is in the directory of the suite. No configuration of the machine is changed, and no daemon is used.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use super::Bench;
+use super::capture::capture;
+use super::lab::{Guest, text};
+use super::server::Server;
+use crate::report::{Outcome, Report};
+use crate::shell::{self, Daemon};
+
+/// The Debian packages of this file and of `guest/kerberos.sh`.
+pub const PACKAGES: [&str; 3] = ["krb5-kdc", "krb5-admin-server", "krb5-user"];
+
+/// Runs our client against our server.
+pub fn run(bench: &Bench, report: &mut Report) -> Result<(), String> {
+    if !shell::is_root() {
+        report.record("interop: kerberos", Outcome::Skipped("the server must be root to write as its callers".into()));
+        return Ok(());
+    }
+    let directory = bench.fresh("kerberos")?;
+    let realm = Realm::start(bench, &directory.join("realm"))?;
+    let suite = Suite::start(bench, &directory, &realm)?;
+    let cells = cells(&["tcp", "rdma", "shm"]);
+    for cell in bench.rotation.pick("kerberos", &cells, CELLS) {
+        let Cell { transport, version, flavor } = cell;
+        report.step(&format!("interop: kerberos: {transport}: version {version} with {flavor}"), || {
+            outcome(suite.copies(cell))
+        });
+    }
+    for (name, check) in CHECKS {
+        report.step(&format!("interop: kerberos: {name}"), || outcome(check(&suite)));
+    }
+    suite.server.stop()
+}
+
+/// Runs Linux's client against our server, and our client against Linux's server, all in one guest.
+pub fn linux(bench: &Bench, report: &mut Report) -> Result<(), String> {
+    let guest = Guest::new(bench, bench.fresh("kerberos-linux")?.join("guest"))?;
+    // The kernel has no shared memory.
+    let cells = cells(&["tcp", "rdma"]);
+    let picked = |what| {
+        let picked = bench.rotation.pick(what, &cells, CELLS_OF_GUEST);
+        let names = picked.iter().map(|cell| format!("{}:{}:{}", cell.transport, cell.version, cell.flavor));
+        names.collect::<Vec<_>>().join(" ")
+    };
+    guest.environment(&[
+        ("SLIPWAY", text(&bench.slipway)),
+        ("KERNEL_CLIENT", picked("kerberos-linux")),
+        ("OUR_CLIENT", picked("kerberos-linux")),
+    ])?;
+    let succeeded = guest.run("kerberos.sh");
+    guest.results("kerberos-linux", succeeded, report)
+}
+
+#[derive(Debug)]
+struct Cell {
+    transport: &'static str,
+    version: &'static str,
+    flavor: &'static str,
+}
+
+/// Returns all cells of these transports. Neighbours differ in flavour, version and transport.
+fn cells(transports: &[&'static str]) -> Vec<Cell> {
+    let all = transports.len() * VERSIONS.len() * FLAVORS.len();
+    let cell = |number: usize| Cell {
+        transport: transports[number / 12 % transports.len()],
+        version: VERSIONS[number % VERSIONS.len()],
+        flavor: FLAVORS[number % FLAVORS.len()],
+    };
+    // 12 versions and flavours are all pairs, because 3 and 4 have no common factor; and 7 has none with the count.
+    (0..all).map(|number| cell(number * 7 % all)).collect()
+}
+
+const VERSIONS: [&str; 4] = ["3", "4.0", "4.1", "4.2"];
+const FLAVORS: [&str; 3] = ["krb5", "krb5i", "krb5p"];
+/// The number of cells of one run: of our own client and server, and of each direction in the guest, which is slow.
+const CELLS: usize = 12;
+const CELLS_OF_GUEST: usize = 5;
+
+type Check = fn(&Suite) -> Result<(), String>;
+
+const CHECKS: [(&str, Check); 8] = [
+    ("only krb5p hides the data", only_privacy_hides_data),
+    ("a user without a ticket is told to get one", no_ticket),
+    ("an expired ticket is refused", expired_ticket),
+    ("a service without a principal is named", no_principal),
+    ("a ticket for another service of the keytab is refused", wrong_service),
+    ("a keytab without a key of NFS is refused at the start", keytab_without_key),
+    ("a server without Kerberos is named", no_kerberos),
+    ("a new key is used without a restart", new_key),
+];
+
+/// A realm with the users alice and bob, and a server's keytab.
+struct Realm {
+    directory: PathBuf,
+    _kdc: Daemon,
+}
+
+impl Realm {
+    fn start(bench: &Bench, directory: &Path) -> Result<Self, String> {
+        std::fs::create_dir_all(directory).map_err(|error| error.to_string())?;
+        let (port, here) = (bench.ports.take(), directory.display());
+        let krb5 = format!(
+            "[libdefaults]\ndefault_realm = {REALM}\nrdns = false\ndns_lookup_kdc = false\ndns_lookup_realm = false\n\
+             dns_canonicalize_hostname = false\n[realms]\n{REALM} = {{\nkdc = 127.0.0.1:{port}\n}}\n\
+             [domain_realm]\nlocalhost = {REALM}\n"
+        );
+        let kdc = format!(
+            "[kdcdefaults]\nkdc_listen = 127.0.0.1:{port}\nkdc_tcp_listen = 127.0.0.1:{port}\n[realms]\n{REALM} = {{\n\
+             database_name = {here}/principal\nkey_stash_file = {here}/stash\nacl_file = {here}/acl\n}}\n"
+        );
+        for (name, content) in [("krb5.conf", krb5), ("kdc.conf", kdc)] {
+            std::fs::write(directory.join(name), content).map_err(|error| error.to_string())?;
+        }
+        shell::capture(in_realm("kdb5_util", directory).args(["create", "-s", "-P", "master", "-r", REALM]))?;
+        for query in [
+            "addprinc -pw alice alice",
+            "addprinc -randkey nfs/localhost",
+            "addprinc -randkey nfs/other",
+            "addprinc -randkey host/localhost",
+            &format!("ktadd -k {here}/server.keytab nfs/localhost nfs/other"),
+            &format!("ktadd -k {here}/host.keytab host/localhost"),
+        ] {
+            shell::capture(in_realm("kadmin.local", directory).args(["-q", query]))?;
+        }
+        let mut command = in_realm("krb5kdc", directory);
+        let mut daemon = Daemon::start(command.arg("-n"), &directory.join("kdc.log"))?;
+        // Its log is in the file, and a ticket proves that it answers.
+        let up = shell::wait_until(Duration::from_secs(20), || {
+            !daemon.is_running() || kinit(directory, "first", &[]).is_ok()
+        });
+        if !up || !daemon.is_running() {
+            return Err(format!("krb5kdc does not come up: see {here}/kdc.log"));
+        }
+        Ok(Self { directory: directory.to_owned(), _kdc: daemon })
+    }
+
+    /// Gets a ticket for alice, in a new cache. Returns the name of the cache.
+    fn ticket(&self, cache: &str, options: &[&str]) -> Result<String, String> {
+        kinit(&self.directory, cache, options)
+    }
+}
+
+/// Returns a command that uses the realm.
+fn in_realm(program: &str, realm: &Path) -> Command {
+    let mut command = Command::new(shell::find(program).unwrap_or_else(|| program.into()));
+    command.env("KRB5_CONFIG", realm.join("krb5.conf")).env("KRB5_KDC_PROFILE", realm.join("kdc.conf"));
+    command
+}
+
+fn kinit(realm: &Path, cache: &str, options: &[&str]) -> Result<String, String> {
+    let cache = format!("FILE:{}", realm.join(cache).display());
+    let script = "echo alice | kinit \"$@\" alice";
+    shell::capture(in_realm("bash", realm).env("KRB5CCNAME", &cache).args(["-c", script, "kinit"]).args(options))?;
+    Ok(cache)
+}
+
+/// Serves a directory that everybody can write in, with the key of a service.
+fn serve(bench: &Bench, directory: &Path, realm: &Realm, service: &str) -> Result<Server, String> {
+    let failed = |error: std::io::Error| error.to_string();
+    let export = directory.join("export");
+    std::fs::create_dir_all(&export).map_err(failed)?;
+    std::fs::set_permissions(&export, std::fs::Permissions::from_mode(0o1777)).map_err(failed)?;
+    let exports = format!(
+        "[kerberos]\nkeytab = \"{}/server.keytab\"\nservice = \"{service}\"\n\n\
+         [[listen]]\ntransport = \"shm\"\naddress = \"127.0.0.1:TCP\"\n\n\
+         [[export]]\nname = \"/export\"\npath = \"{}\"\nsec = [\"sys\", \"krb5\", \"krb5i\", \"krb5p\"]\n",
+        realm.directory.display(),
+        export.display()
+    );
+    Server::start_in(bench, directory, &exports, &[("KRB5_CONFIG", realm.directory.join("krb5.conf"))])
+}
+
+/// A server with Kerberos, and what its clients need.
+struct Suite<'a> {
+    bench: &'a Bench,
+    realm: &'a Realm,
+    server: Server,
+    directory: PathBuf,
+    /// A cache with a valid ticket.
+    alice: String,
+    /// A file whose content is recognisable, of more than two WRITEs of 1 MiB.
+    sample: PathBuf,
+}
+
+impl<'a> Suite<'a> {
+    fn start(bench: &'a Bench, directory: &Path, realm: &'a Realm) -> Result<Self, String> {
+        let failed = |error: std::io::Error| error.to_string();
+        let sample = directory.join("sample");
+        let mut content = std::fs::read(&bench.fixture.random).map_err(failed)?;
+        content.truncate(2_500_001);
+        content[1_000_000..][..SECRET.len()].copy_from_slice(SECRET);
+        std::fs::write(&sample, content).map_err(failed)?;
+        let server = serve(bench, directory, realm, "nfs")?;
+        let alice = realm.ticket("alice", &[])?;
+        Ok(Self { bench, realm, server, directory: directory.to_owned(), alice, sample })
+    }
+
+    fn url(&self, cell: &Cell, path: &str) -> String {
+        let Cell { transport, version, flavor } = cell;
+        let (tcp, rdma) = (self.server.tcp, self.server.rdma);
+        let port = if *transport == "rdma" { rdma } else { tcp };
+        let mount = if *version == "3" { format!("&mountport={tcp}&mountproto=tcp") } else { String::new() };
+        format!("nfs://localhost:{port}/export/{path}?proto={transport}&vers={version}&sec={flavor}{mount}")
+    }
+
+    /// Runs a command of our client with the tickets of a cache. The error has its message.
+    fn slipway(&self, cache: &str, arguments: &[&str]) -> Result<String, String> {
+        let mut command = in_realm("timeout", &self.realm.directory);
+        command.env("KRB5CCNAME", cache).arg("120").arg(&self.bench.slipway).args(arguments);
+        shell::capture(&mut command)
+    }
+
+    /// Copies a file to the server and back.
+    fn copies(&self, cell: &Cell) -> Result<(), String> {
+        let Cell { transport, version, flavor } = cell;
+        let name = format!("{transport}-{version}-{flavor}");
+        let (url, back) = (self.url(cell, &name), self.directory.join(format!("back-{name}")));
+        self.slipway(&self.alice, &["cp", &text(&self.sample), &url])?;
+        same(&self.sample, &self.directory.join("export").join(&name))?;
+        self.slipway(&self.alice, &["cp", &url, &text(&back)])?;
+        same(&self.sample, &back)
+    }
+
+    /// Lists the export, which must fail with a message that has all of these words.
+    fn fails(&self, cache: &str, url: &str, words: &[&str]) -> Result<(), String> {
+        match self.slipway(cache, &["ls", url]) {
+            Ok(listing) => Err(format!("the server has accepted it: {listing}")),
+            Err(why) => match words.iter().find(|word| !why.contains(**word)) {
+                None => Ok(()),
+                Some(word) => Err(format!("the message lacks '{word}': {why}")),
+            },
+        }
+    }
+}
+
+/// Captures the same file with each flavour over TCP.
+fn only_privacy_hides_data(suite: &Suite) -> Result<(), String> {
+    for (flavor, hides) in [("krb5", false), ("krb5i", false), ("krb5p", true)] {
+        let file = suite.directory.join(format!("{flavor}.pcap"));
+        let url = suite.url(&Cell { transport: "tcp", version: "4.2", flavor }, &format!("captured-{flavor}"));
+        capture(&file, suite.server.tcp, || {
+            suite.slipway(&suite.alice, &["cp", &text(&suite.sample), &url]).map(drop)
+        })?;
+        let bytes = std::fs::read(&file).map_err(|error| error.to_string())?;
+        let is_there = |wanted: &[u8]| bytes.windows(wanted.len()).any(|part| part == wanted);
+        if is_there(SECRET) == hides || is_there(b"captured-krb5") == hides {
+            return Err(format!("{flavor}: the data or the name are {}", if hides { "visible" } else { "hidden" }));
+        }
+    }
+    Ok(())
+}
+
+fn no_ticket(suite: &Suite) -> Result<(), String> {
+    let url = suite.url(&Cell { transport: "tcp", version: "4.1", flavor: "krb5i" }, "");
+    suite.fails("FILE:/nonexistent", &url, &["nfs@localhost", "/nonexistent", "kinit"])
+}
+
+fn expired_ticket(suite: &Suite) -> Result<(), String> {
+    let url = suite.url(&Cell { transport: "rdma", version: "3", flavor: "krb5" }, "");
+    let cache = suite.realm.ticket("expired", &["-l", "3s"])?;
+    std::thread::sleep(Duration::from_secs(4));
+    suite.fails(&cache, &url, &["nfs@localhost", "expired", "kinit"])
+}
+
+fn no_principal(suite: &Suite) -> Result<(), String> {
+    let url = suite.url(&Cell { transport: "tcp", version: "4.2", flavor: "krb5" }, "");
+    let url = url.replace("localhost", "127.0.0.1");
+    suite.fails(&suite.alice, &url, &["nfs/127.0.0.1@SLIPWAY.TEST", "alice@SLIPWAY.TEST"])
+}
+
+/// A server that is configured for one service, with a keytab that has the key of another one, too.
+fn wrong_service(suite: &Suite) -> Result<(), String> {
+    let directory = suite.directory.join("other");
+    std::fs::create_dir_all(&directory).map_err(|error| error.to_string())?;
+    let server = serve(suite.bench, &directory, suite.realm, "nfs@other")?;
+    let other = Suite { server, directory, alice: suite.alice.clone(), sample: suite.sample.clone(), ..*suite };
+    let url = other.url(&Cell { transport: "tcp", version: "4.2", flavor: "krb5i" }, "");
+    other.fails(&suite.alice, &url, &["the server refuses a context"])?;
+    other.server.stop()
+}
+
+fn keytab_without_key(suite: &Suite) -> Result<(), String> {
+    let keytab = suite.realm.directory.join("host.keytab");
+    let mut command = in_realm("timeout", &suite.realm.directory);
+    command.arg("20").arg(&suite.bench.slipway).args(["serve", "--memory", "1M", "--listen", "tcp://127.0.0.1:0"]);
+    match shell::capture(command.args(["--rpcbind", "off", "--keytab"]).arg(&keytab)) {
+        Ok(_) => Err("the server has started".into()),
+        Err(why) if why.contains("no key of nfs") && why.contains("host.keytab") => Ok(()),
+        Err(why) => Err(why),
+    }
+}
+
+/// Another server, without `[kerberos]`.
+fn no_kerberos(suite: &Suite) -> Result<(), String> {
+    let directory = suite.directory.join("without");
+    std::fs::create_dir_all(&directory).map_err(|error| error.to_string())?;
+    let server = Server::start(suite.bench, &directory, "[[export]]\nname = \"/export\"\nbackend = \"memory\"\n")?;
+    let url = format!("nfs://localhost:{}/export?vers=4.2&sec=krb5i", server.tcp);
+    suite.fails(&suite.alice, &url, &["the server does not accept Kerberos"])?;
+    server.stop()
+}
+
+fn new_key(suite: &Suite) -> Result<(), String> {
+    let url = suite.url(&Cell { transport: "tcp", version: "4.2", flavor: "krb5i" }, "");
+    let query = |query: &str| shell::capture(in_realm("kadmin.local", &suite.realm.directory).args(["-q", query]));
+    query("cpw -randkey nfs/localhost")?;
+    let cache = suite.realm.ticket("new-key", &[])?;
+    suite.fails(&cache, &url, &["the server refuses a context"])?;
+    query(&format!("ktadd -k {}/server.keytab nfs/localhost", suite.realm.directory.display()))?;
+    let cache = suite.realm.ticket("new-key", &[])?;
+    suite.slipway(&cache, &["ls", &url]).map(drop)
+}
+
+fn same(one: &Path, other: &Path) -> Result<(), String> {
+    shell::output("cmp", [one, other]).map(drop)
+}
+
+fn outcome(result: Result<(), String>) -> Outcome {
+    match result {
+        Ok(()) => Outcome::Passed { tests: 1 },
+        Err(why) => Outcome::Failed(why),
+    }
+}
+
+const REALM: &str = "SLIPWAY.TEST";
+/// What a capture of unencrypted data must contain.
+const SECRET: &[u8] = b"the quick brown fox and the lazy dog 0123456789";
