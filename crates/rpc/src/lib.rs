@@ -86,6 +86,7 @@ mod idle;
 mod msg;
 mod options;
 mod outbox;
+mod peer_log;
 mod pending;
 mod programs;
 pub mod record;

@@ -184,3 +184,47 @@ fn client_never_continues_in_clear() {
         assert_eq!(attacker.await.unwrap(), None, "after that answer, the client must send nothing");
     });
 }
+
+#[test]
+fn failed_handshakes_of_a_host_are_logged_once_a_minute() {
+    run(|mut net| async move {
+        let lines = Arc::<AtomicUsize>::default();
+        let _counting = tracing::subscriber::set_default(Failures(lines.clone()));
+        let server = net.serve_tls(&[]);
+        let fail = async |host| {
+            let raw = net.raw_from(host, server).await;
+            raw.write(&probe_call()).await;
+            raw.reply().await.unwrap();
+            raw.write(&call(1, 0, b"")).await;
+            raw.read(|_| None::<()>).await;
+            let injecting = net.raw_from(host, server).await;
+            injecting.write(&[probe_call(), call(1, 0, b"")].concat()).await;
+            injecting.read(|_| None::<()>).await;
+        };
+        for _ in 0..10 {
+            fail(3).await;
+        }
+        assert_eq!(lines.load(Relaxed), 1);
+        fail(4).await;
+        assert_eq!(lines.load(Relaxed), 2, "another host has its own line");
+    });
+}
+
+/// Counts the warnings about failed handshakes.
+struct Failures(Arc<AtomicUsize>);
+
+impl tracing::Subscriber for Failures {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() <= tracing::Level::INFO && metadata.target().ends_with("tls::server")
+    }
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn event(&self, _: &tracing::Event<'_>) {
+        self.0.fetch_add(1, Relaxed);
+    }
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
