@@ -33,8 +33,7 @@ pub struct ClientTls {
     name: ServerName<'static>,
     /// The program and version of the probe.
     program: (u32, u32),
-    /// `true` if the server must select the application protocol.
-    alpn: bool,
+    alpn: Alpn,
 }
 
 #[derive(Debug)]
@@ -85,6 +84,35 @@ impl Xprtsec {
     }
 }
 
+/// Whether a server must select the application protocol "sunrpc" (ALPN). Another protocol is never accepted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Alpn {
+    /// It must, as RFC 9289 §5 demands.
+    #[default]
+    Required,
+    /// It may select none, as Linux's server does: its tlshd has no application protocol for TCP.
+    Optional,
+}
+
+impl Alpn {
+    /// Parses the value of the option `tls_alpn`.
+    ///
+    /// # Errors
+    /// A text with the valid values.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let named = [Self::Required, Self::Optional].into_iter().find(|alpn| alpn.name() == text);
+        named.ok_or_else(|| format!("'{text}' is neither required nor optional"))
+    }
+
+    /// Returns the value of the option.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Required => "required",
+            Self::Optional => "optional",
+        }
+    }
+}
+
 impl ClientTls {
     /// Parses the options `xprtsec`, `tls_name`, `tls_program`, `tls_alpn`, `tls_ca`, `tls_crl`, `tls_cert` and `tls_key`, and
     /// reads the files. Returns `None` if `xprtsec` is absent or `none`.
@@ -108,13 +136,8 @@ impl ClientTls {
                 None => Ok(None),
             };
         }
-        let alpn = match alpn {
-            None | Some("required") => true,
-            Some("optional") => false,
-            Some(other) => {
-                return Err(options.error("tls_alpn", format!("'{other}' is neither required nor optional")));
-            }
-        };
+        let alpn = alpn.map_or(Ok(Alpn::default()), Alpn::parse);
+        let alpn = alpn.map_err(|problem| options.error("tls_alpn", problem))?;
         let mut file = |option| options.text(option).map(|path| PemFile { option, path: PathBuf::from(path) });
         let (ca, crl, cert, key) = (file("tls_ca"), file("tls_crl"), file("tls_cert"), file("tls_key"));
         let bad = |option: &str, problem: String| options.error(option, problem);

@@ -17,7 +17,7 @@ use rustls::{
     unbuffered::{ConnectionState, EncodeError, InsufficientSizeError, UnbufferedStatus},
 };
 
-use super::{ALPN, ConnectionTls, dns_names, session::Session};
+use super::{ALPN, Alpn, ConnectionTls, dns_names, session::Session};
 
 /// A handshake in progress. Bytes of the peer go in, and bytes for the peer come out.
 pub(crate) struct Handshake {
@@ -35,8 +35,8 @@ pub(crate) struct Handshake {
 /// What a client demands of a server besides its certificate.
 #[derive(Debug, Default)]
 pub(crate) struct Demands {
-    /// `true` if the server must select the application protocol.
-    pub alpn: bool,
+    /// Whether the server must select the application protocol.
+    pub alpn: Alpn,
     /// The server must have asked for the client's certificate, which sets this flag. `None` if it need not.
     pub asked: Option<Arc<AtomicBool>>,
 }
@@ -145,7 +145,7 @@ impl Handshake {
         let Side::Client(side) = &self.side else { return Ok(()) };
         // RFC 9289 §5: the client must not use a session for which the server has not selected "sunrpc". rustls rejects a
         // protocol that was not offered, so only an absent one is left.
-        if self.demands.alpn && side.alpn_protocol() != Some(ALPN) {
+        if self.demands.alpn == Alpn::Required && side.alpn_protocol() != Some(ALPN) {
             let problem = "the server has not selected the application protocol sunrpc (RFC 9289); tls_alpn=optional permits that";
             return Err(Unmet {
                 alert: AlertDescription::NoApplicationProtocol,

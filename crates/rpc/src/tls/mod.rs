@@ -28,7 +28,7 @@ use std::{sync::Arc, time::SystemTime};
 
 use rustls::{crypto::CryptoProvider, pki_types::UnixTime, time_provider::TimeProvider};
 
-pub use client::{ClientTls, Xprtsec};
+pub use client::{Alpn, ClientTls, Xprtsec};
 pub use server::{Required, ServerTls};
 
 pub(crate) use handshake::{Demands, Handshake, Progress, Unmet};
