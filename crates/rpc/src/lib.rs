@@ -86,6 +86,7 @@ mod idle;
 mod msg;
 mod options;
 mod outbox;
+mod peer_log;
 mod pending;
 mod programs;
 pub mod record;
@@ -122,7 +123,7 @@ pub use signal::Signal;
 #[cfg(feature = "sim")]
 pub use tcp::sim::SimStreams;
 pub use tcp::{Accept, Sockets, Stream, StreamNetwork, TcpKind, TcpOptions, TcpTransport};
-pub use tls::{ClientTls, ConnectionTls, Required, ServerTls, Xprtsec};
+pub use tls::{Alpn, ClientTls, ConnectionTls, Required, ServerTls, Xprtsec};
 pub use transport::*;
 pub use udp::{UdpKind, UdpOptions, UdpTransport};
 pub use workers::{WorkerOptions, Workers};

@@ -421,6 +421,7 @@ impl Site {
     fn kind(&self, proto: &str, transport: &RawOptions, program: (u32, u32)) -> Result<Arc<dyn TransportKind>> {
         let wrong = |problem| UrlError { url: self.url.to_string(), problem };
         let tls = &self.options().tls;
+        tls.check().map_err(wrong)?;
         if tls.xprtsec != Xprtsec::None && proto != "tcp" {
             return Err(wrong(format!("xprtsec is for proto=tcp; TLS does not protect '{proto}'")).into());
         }

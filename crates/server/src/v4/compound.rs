@@ -311,7 +311,7 @@ impl Compound {
         }
         let (start, position) = (self.out.stream_len(), self.out.position());
         if self.cursor.minor == 0 && self.sequenced_op.is_none() {
-            match v40::enter(cx.shared, &mut self.cursor, arguments) {
+            match v40::enter(cx, &mut self.cursor, arguments) {
                 Ok(Entry::Free) => {}
                 Ok(Entry::Sequenced(op)) => self.sequenced_op = Some(op),
                 Ok(Entry::Replay(kept)) => {
