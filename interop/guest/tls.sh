@@ -130,15 +130,21 @@ clear_is_refused() {
   mount -t nfs -o "$(options 3 none)" $SERVER:$EXPORT/any /run/mnt/refused; umount /run/mnt/refused
 }
 
-# Linux's client refuses a certificate of another name and of another issuer.
+# Linux's client refuses a certificate of another name and of another issuer. It tries again until the mount is interrupted.
 wrong_certificates() {
-  local wrong
   mkdir -p /run/mnt/wrong
-  for wrong in other strange; do
-    stop; serve $wrong
-    refused timeout 100 mount -t nfs -o "$(options 4.2 tls),retry=0" $SERVER:$EXPORT/tls /run/mnt/wrong
-  done
+  wrong_certificate other 'Certificate owner unexpected'
+  wrong_certificate strange 'Certificate signer not found'
   stop; serve server
+}
+wrong_certificate() {
+  local mounting
+  stop; serve $1
+  mount.nfs $SERVER:$EXPORT/tls /run/mnt/wrong -o "$(options 4.2 tls)" &
+  mounting=$!
+  await grep -q "$2" /run/out/logs/tlshd.log
+  kill -9 $mounting; wait $mounting || true
+  refused grep /run/mnt/wrong /proc/mounts
 }
 
 check "network" network || exit 1
