@@ -48,7 +48,7 @@ use crate::{
     Transport, TransportCaps, TransportError, Xid,
     msg::{CALL, REPLY, peek},
     outbox::Outbox,
-    pending::{self, CallFuture, PendingCalls},
+    pending::{self, CallFuture, Calling, PendingCalls},
     record::{Place, Placement, Record, RecordReader, STAGE_BYTES},
     tls::{ConnectionTls, Wire},
 };
@@ -67,7 +67,7 @@ pub struct TcpTransport<S = tokio::net::TcpStream> {
 }
 
 /// The state that callers access, in short critical sections without system calls.
-struct Shared {
+pub(crate) struct Shared {
     outbox: Outbox,
     /// The bytes of replies in the outbox.
     reply_bytes: usize,
@@ -180,8 +180,8 @@ impl<S: Stream> Transport for TcpTransport<S> {
         self.offers_tls
     }
 
-    fn call(&self, message: Message, plan: ReplyPlan) -> BoxFuture<'_, Result<Reply, CallError>> {
-        Box::pin(CallFuture::new(&self.shared, message, plan))
+    fn call(self: Arc<Self>, message: Message, plan: ReplyPlan) -> BoxFuture<'static, Result<Reply, CallError>> {
+        Box::pin(CallFuture::new(self, message, plan))
     }
 
     fn poll_recv(&self, cx: &mut Context<'_>) -> Poll<Result<IncomingCall, TransportError>> {
@@ -248,6 +248,14 @@ impl<S: Stream> Transport for TcpTransport<S> {
         let mut shared = self.shared.lock();
         shared.aborted = true;
         shared.wake();
+    }
+}
+
+impl<S: Stream> Calling for TcpTransport<S> {
+    type Shared = Shared;
+
+    fn shared(&self) -> &Mutex<Shared> {
+        &self.shared
     }
 }
 

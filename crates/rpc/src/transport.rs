@@ -206,8 +206,9 @@ pub trait Transport: Send + Sync + 'static {
     fn pool(&self) -> &Pool;
 
     /// Sends a call and waits for the reply with the same XID. Dropping the future cancels the call: the peer's access
-    /// to exposed memory is revoked first, and a late reply is discarded.
-    fn call(&self, message: Message, plan: ReplyPlan) -> BoxFuture<'_, Result<Reply, CallError>>;
+    /// to exposed memory is revoked first, and a late reply is discarded. The future borrows nothing, so that a caller
+    /// who gives up can let another task wait for the reply.
+    fn call(self: Arc<Self>, message: Message, plan: ReplyPlan) -> BoxFuture<'static, Result<Reply, CallError>>;
 
     /// Drives the connection in both directions, and returns the next call from the peer. Only one task polls it.
     ///
