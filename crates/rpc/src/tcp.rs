@@ -293,7 +293,7 @@ impl<S: Stream> Driver<S> {
                 ready!(self.poll_handshake(shared, cx))?;
                 continue;
             }
-            let unwanted = self.take_up(shared)?;
+            let unwanted = self.take_up(shared, FLUSH_EARLY)?;
             if self.queue.len() >= FLUSH_EARLY {
                 self.flush(cx)?;
             }
@@ -307,7 +307,7 @@ impl<S: Stream> Driver<S> {
             if self.may_read(shared) && self.receive(cx)? {
                 continue;
             }
-            self.take_up(shared)?;
+            self.take_up(shared, 1)?;
             self.flush(cx)?;
             let mut shared = shared.lock();
             if shared.closing && self.is_flushed() && shared.outbox.is_empty() {
@@ -335,16 +335,17 @@ impl<S: Stream> Driver<S> {
         }
     }
 
-    /// Moves queued messages to the send queue. Returns `true` if calls must not be delivered.
-    fn take_up(&mut self, shared: &Mutex<Shared>) -> Result<bool, TransportError> {
+    /// Moves queued messages to the send queue, if together they have at least `least` bytes: small replies become one
+    /// piece as long as they stay queued. Returns `true` if calls must not be delivered.
+    fn take_up(&mut self, shared: &Mutex<Shared>, least: usize) -> Result<bool, TransportError> {
         let mut shared = shared.lock();
         shared.sleeping = None;
         if shared.aborted {
             return Err(TransportError::Lost(CLOSED_HERE.to_owned()));
         }
-        if !shared.outbox.is_empty() {
+        self.reply_bytes += std::mem::take(&mut shared.reply_bytes);
+        if !shared.outbox.is_empty() && self.queue.len() + shared.outbox.len() >= least {
             shared.outbox.drain_to(&mut self.queue);
-            self.reply_bytes += std::mem::take(&mut shared.reply_bytes);
         }
         self.tally.settle(&mut shared.ledger);
         Ok(shared.held || shared.closing || self.tally.is_full())
