@@ -446,15 +446,20 @@ impl Link {
         };
         let mut failed = 0;
         loop {
-            let (generation, transport) = match lasting {
-                Lasting::Connection => self.ready(0).ok_or_else(|| ClientError::Transport(self.not_connected()))?,
-                Lasting::FirstConnection | Lasting::AllConnections => self.connected(failed).await,
+            let (generation, transport) = match (self.ready(failed), lasting) {
+                (Some(ready), _) => ready,
+                (None, Lasting::Connection) => return Err(ClientError::Transport(self.not_connected())),
+                (None, Lasting::FirstConnection | Lasting::AllConnections) => self.connected(failed).await,
             };
             let outcome = match &request {
                 Request::Plain(message) => {
                     let reply = match transport.caps().lossy {
                         true => self.call_until_answered(&transport, message, plan).await,
-                        false => attempt(&transport, message.clone(), plan).await,
+                        // The same as `attempt`, without the state of another future.
+                        false => {
+                            let reply = transport.call(message.clone(), plan.take()).await;
+                            reply.map_err(|failed| failed.give_back(plan))
+                        }
                     };
                     reply.map(|reply| VerifiedReply { reply, is_bare: false }).map_err(ClientError::Transport)
                 }
@@ -616,12 +621,7 @@ pub(crate) async fn attempt(
     message: Message,
     plan: &mut ReplyPlan,
 ) -> Result<Reply, TransportError> {
-    let ReplyPlan { inline_max, payload_max, locate, .. } = *plan;
-    let own = ReplyPlan { inline_max, payload_max, locate, sink: plan.sink.take() };
-    transport.clone().call(message, own).await.map_err(|failed| {
-        plan.sink = failed.sink;
-        failed.error
-    })
+    transport.clone().call(message, plan.take()).await.map_err(|failed| failed.give_back(plan))
 }
 
 /// Runs `work` until it completes, or returns `None` when the client stops.

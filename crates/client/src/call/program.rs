@@ -117,6 +117,8 @@ impl Program {
     }
 
     /// Calls `procedure`. Returns the sink of `plan`, unless the transport still holds it at the deadline.
+    // Inlined, because the future would otherwise be copied to its place in that of the caller.
+    #[inline]
     pub fn call<A: Encode, R: Decode>(
         &self,
         procedure: u32,

@@ -419,7 +419,8 @@ async fn hostile_client_is_disconnected_without_effect_on_others() {
         attack(&mut hostile);
         hostile.wait_for_disconnect().await;
         drop(hostile);
-        let reply = honest.clone().call(call(number as u32, 50_000, 10, Bytes::from(vec![2; 50_000])), plan(50_000, 10)).await;
+        let reply =
+            honest.clone().call(call(number as u32, 50_000, 10, Bytes::from(vec![2; 50_000])), plan(50_000, 10)).await;
         check(&reply.unwrap(), number as u32, 50_000, 10, (50_000u32 * 2) as u8);
     }
     drop(honest);
