@@ -80,9 +80,15 @@ impl Trunk {
 
     /// Returns a connection that is established now, or else the first that becomes established; `None` at the deadline.
     pub async fn pick(&self, deadline: &Deadline) -> Option<Arc<Program>> {
-        if let Some(ready) = self.ready(deadline) {
-            return Some(ready);
+        match self.ready(deadline) {
+            Some(ready) => Some(ready),
+            // Boxed, so that this rare case does not enlarge the future of every request.
+            None => Box::pin(self.first_connected(deadline)).await,
         }
+    }
+
+    /// Returns the first connection that becomes established; `None` at the deadline.
+    async fn first_connected(&self, deadline: &Deadline) -> Option<Arc<Program>> {
         let all = self.all();
         let mut coming: FuturesUnordered<_> = all.iter().map(|program| program.connected()).collect();
         match timeout_at(deadline.at(), coming.next()).await {
