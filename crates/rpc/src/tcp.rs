@@ -48,7 +48,7 @@ use crate::{
     TransportCaps, TransportError, Xid,
     msg::{CALL, REPLY, peek},
     outbox::Outbox,
-    pending::{self, CallFuture, PendingCalls},
+    pending::{self, CallFuture, Calling, PendingCalls},
     record::{Place, Placement, Record, RecordReader, STAGE_BYTES},
     tls::{ConnectionTls, Wire},
 };
@@ -67,7 +67,7 @@ pub struct TcpTransport<S = tokio::net::TcpStream> {
 }
 
 /// The state that callers access, in short critical sections without system calls.
-struct Shared {
+pub(crate) struct Shared {
     outbox: Outbox,
     /// The bytes of replies in the outbox.
     reply_bytes: usize,
@@ -186,8 +186,8 @@ impl<S: Stream> Transport for TcpTransport<S> {
         self.offers_tls
     }
 
-    fn call(&self, message: Message, plan: ReplyPlan) -> BoxFuture<'_, Result<Reply, CallError>> {
-        Box::pin(CallFuture::new(&self.shared, message, plan))
+    fn call(self: Arc<Self>, message: Message, plan: ReplyPlan) -> BoxFuture<'static, Result<Reply, CallError>> {
+        Box::pin(CallFuture::new(self, message, plan))
     }
 
     fn poll_recv(&self, cx: &mut Context<'_>) -> Poll<Result<IncomingCall, TransportError>> {
@@ -257,6 +257,14 @@ impl<S: Stream> Transport for TcpTransport<S> {
     }
 }
 
+impl<S: Stream> Calling for TcpTransport<S> {
+    type Shared = Shared;
+
+    fn shared(&self) -> &Mutex<Shared> {
+        &self.shared
+    }
+}
+
 impl Shared {
     fn wake(&mut self) {
         if let Some(waker) = self.sleeping.take() {
@@ -291,7 +299,7 @@ impl<S: Stream> Driver<S> {
                 ready!(self.poll_handshake(shared, cx))?;
                 continue;
             }
-            let unwanted = self.take_up(shared)?;
+            let unwanted = self.take_up(shared, FLUSH_EARLY)?;
             if self.queue.len() >= FLUSH_EARLY {
                 self.flush(cx)?;
             }
@@ -311,7 +319,7 @@ impl<S: Stream> Driver<S> {
                 Some(Err(error)) => return Poll::Ready(Err(error)),
                 Some(Ok(false)) | None => {}
             }
-            self.take_up(shared)?;
+            self.take_up(shared, 1)?;
             self.flush(cx)?;
             let mut shared = shared.lock();
             if shared.closing && self.is_flushed() && shared.outbox.is_empty() {
@@ -339,16 +347,17 @@ impl<S: Stream> Driver<S> {
         }
     }
 
-    /// Moves queued messages to the send queue. Returns `true` if calls must not be delivered.
-    fn take_up(&mut self, shared: &Mutex<Shared>) -> Result<bool, TransportError> {
+    /// Moves queued messages to the send queue, if together they have at least `least` bytes: small replies become one
+    /// piece as long as they stay queued. Returns `true` if calls must not be delivered.
+    fn take_up(&mut self, shared: &Mutex<Shared>, least: usize) -> Result<bool, TransportError> {
         let mut shared = shared.lock();
         shared.sleeping = None;
         if shared.aborted {
             return Err(TransportError::Lost(CLOSED_HERE.to_owned()));
         }
-        if !shared.outbox.is_empty() {
+        self.reply_bytes += std::mem::take(&mut shared.reply_bytes);
+        if !shared.outbox.is_empty() && self.queue.len() + shared.outbox.len() >= least {
             shared.outbox.drain_to(&mut self.queue);
-            self.reply_bytes += std::mem::take(&mut shared.reply_bytes);
         }
         self.tally.settle(&mut shared.ledger);
         Ok(shared.held || shared.closing || self.tally.is_full())
