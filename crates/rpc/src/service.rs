@@ -16,6 +16,12 @@ pub trait Service: Send + Sync + 'static {
     /// Returns the range of supported versions.
     fn versions(&self) -> RangeInclusive<u32>;
 
+    /// Returns `true` if these versions must not be called over a transport that loses messages, such as UDP. They do not exist there
+    /// for callers.
+    fn needs_reliability(&self) -> bool {
+        false
+    }
+
     /// Returns the properties of a procedure, or `None` if the version has no such procedure.
     fn procedure(&self, version: u32, procedure: u32) -> Option<Procedure>;
 
