@@ -371,6 +371,11 @@ pub trait TransportKind: Send + Sync + 'static {
         Ok(())
     }
 
+    /// Returns `true` if its connections can lose messages ([`TransportCaps::lossy`]).
+    fn is_lossy(&self) -> bool {
+        false
+    }
+
     /// Listens for connections at `local`; port 0 chooses a free one.
     ///
     /// # Errors

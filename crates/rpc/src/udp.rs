@@ -129,6 +129,10 @@ impl TransportKind for UdpKind {
         Ok(Arc::new(Self { options: UdpOptions::parse(options)?, pool: self.pool.clone() }))
     }
 
+    fn is_lossy(&self) -> bool {
+        true
+    }
+
     fn connect(&self, remote: SocketAddr) -> BoxFuture<'_, Result<Arc<dyn Transport>, TransportError>> {
         Box::pin(async move {
             let transport =

@@ -322,7 +322,7 @@ impl Session {
         };
         match &outcome {
             Outcome::Answered(_) | Outcome::Uncached => taken.release(true),
-            //= rfc8881-2.10.6.2-1 rfc8881-2.10.13.1.2-2
+            //= rfc8881-2.10.6.2-1 rfc8881-2.10.13.1.2-2 rfc8881-2.9.2-1
             Outcome::Disconnected(_) | Outcome::SlotBusy | Outcome::Unbound => *slot = Some(taken),
             Outcome::Lost => self.close(),
             // The server has refused SEQUENCE, so the slot's sequence has not advanced.
@@ -465,7 +465,7 @@ impl Session {
     async fn answered(&self, link: &Arc<ServerLink>, place: SlotUse, mut call: Option<OutstandingCall>) -> bool {
         let mut backoff = Backoff::new();
         loop {
-            //= rfc8881-2.10.6.2-4
+            //= rfc8881-2.10.6.2-4 rfc8881-2.9.2-6
             if let Some(OutstandingCall { program, begun, is_retry, reply }) = call.take() {
                 let result = timeout(BACKGROUND, reply).await;
                 let outcome = match result.map(|result| outcome(&program, result, "SEQUENCE").0) {

@@ -169,9 +169,14 @@ fn rename_fault(from_dir: &Object<'_>, to_dir: &Object<'_>, from: &Name, to: &Na
 /// Returns the saved and the current object. Both must be in one export.
 fn same_export<'a>(cx: &Context<'a>, at: &Cursor) -> Result<(Object<'a>, Object<'a>), Fault4> {
     let (saved, current) = (at.saved()?, at.current()?);
-    let (saved, current) = (cx.object4(saved)?, cx.object4(current)?);
-    //= rfc8881-18.26.3-1
-    if saved.export.id() == current.export.id() { Ok((saved, current)) } else { Err(Nfsstat4::XDev.into()) }
+    // Before the check of the flavours: two exports can have no flavour in common.
+    //= rfc8881-18.26.3-1 rfc8881-2.6.3.1.2-1 rfc8881-2.6.3.1.2-2
+    if let (Place::Object(one, _), Place::Object(other, _)) = (saved, current)
+        && one != other
+    {
+        return Err(Nfsstat4::XDev.into());
+    }
+    Ok((cx.object4(saved)?, cx.object4(current)?))
 }
 
 /// Converts an error of an operation in `dir`, which may not be a directory.

@@ -408,6 +408,7 @@ impl<R: Clone, F> Clients<R, F> {
         };
         if client.principal != *origin.principal {
             // Case 3: a collision.
+            //= rfc8881-2.4.3-1 rfc8881-2.4.3-4
             let has_state = (context.holds)(id) || !client.sessions.is_empty();
             if has_state && !self.is_expired(id, context.now) || client.is_busy() {
                 return Err(Nfsstat4::ClidInuse);
@@ -420,6 +421,7 @@ impl<R: Clone, F> Clients<R, F> {
         if is_same(client) {
             // Case 2: a retry, or an attempt at trunking. An unconfirmed record may also exist; case 5 permits to
             // remove it.
+            //= rfc8881-2.4.3-5
             return Ok(Plan { ended: records.unconfirmed.into_iter().collect(), action: PlanAction::Keep(id) });
         }
         // Case 5: the client has restarted. The old record stays until the new one is confirmed.

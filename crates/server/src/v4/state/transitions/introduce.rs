@@ -99,6 +99,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         let id = self.new_sessionid(args.clientid);
         self.check_stored(args.clientid)?;
         let client = self.clients.find(args.clientid).filter(|client| !client.evicted && client.legacy.is_none());
+        //= rfc8881-2.4.2-1
         let client = client.ok_or(Nfsstat4::StaleClientid)?;
         // A caller that may only claim to be the client gets a session without callbacks, like another principal.
         let is_owner = client.is_owner(principal, connection.tls);
