@@ -171,12 +171,14 @@ linux_server() {
 our_client() {
   local file=$1.$2 url more=
   [ "$2" != mtls ] || more="&tls_cert=$KEYS/server.pem&tls_key=$KEYS/server.key"
-  url="nfs://$VENUS/$file?vers=$1&xprtsec=$2&tls_ca=$KEYS/issuer.pem$more"
+  # tlshd selects no application protocol.
+  url="nfs://$VENUS/$file?vers=$1&xprtsec=$2&tls_alpn=optional&tls_ca=$KEYS/issuer.pem$more"
   ip netns exec server timeout 300 "$SLIPWAY" cp /run/sample "$url"
   cmp /run/sample /run/knfsd/$file
   rm -f /tmp/back
   ip netns exec server timeout 300 "$SLIPWAY" cp "$url" /tmp/back
   cmp /run/sample /tmp/back
+  refused ip netns exec server timeout 300 "$SLIPWAY" ls "${url/tls_alpn=optional/tls_alpn=required}"
   # The same server by another issuer's word.
   refused ip netns exec server timeout 300 "$SLIPWAY" ls "${url/issuer.pem/stranger.pem}"
 }
