@@ -222,7 +222,7 @@ impl Program {
         plan: ReplyPlan,
         (since, left, once): (Option<Instant>, Duration, bool),
     ) -> (Result<R>, Option<SharedRegion>) {
-        let options = CallOptions { deadline: Some(left), since, once, ..CallOptions::default() };
+        let options = CallOptions { deadline: Some(left), since, once };
         self.returned(self.link.client.call(procedure, arguments, plan, options).await, name)
     }
 
