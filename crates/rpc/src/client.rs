@@ -458,7 +458,7 @@ impl Link {
                         // The same as `attempt`, without the state of another future.
                         false => {
                             let reply = transport.call(message.clone(), plan.take()).await;
-                            reply.map_err(|failed| failed.give_back(plan))
+                            reply.map_err(|failed| failed.return_sink(plan))
                         }
                     };
                     reply.map(|reply| VerifiedReply { reply, is_bare: false }).map_err(ClientError::Transport)
@@ -621,7 +621,7 @@ pub(crate) async fn attempt(
     message: Message,
     plan: &mut ReplyPlan,
 ) -> Result<Reply, TransportError> {
-    transport.clone().call(message, plan.take()).await.map_err(|failed| failed.give_back(plan))
+    transport.clone().call(message, plan.take()).await.map_err(|failed| failed.return_sink(plan))
 }
 
 /// Runs `work` until it completes, or returns `None` when the client stops.

@@ -111,7 +111,7 @@ pub struct CallError {
 
 impl CallError {
     /// Returns the reason, and puts the sink back into the plan of the call.
-    pub(crate) fn give_back(self, plan: &mut ReplyPlan) -> TransportError {
+    pub(crate) fn return_sink(self, plan: &mut ReplyPlan) -> TransportError {
         plan.sink = self.sink;
         self.error
     }

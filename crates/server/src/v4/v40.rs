@@ -15,7 +15,8 @@ use super::{
     },
 };
 use crate::{
-    Sec, clock,
+    clock,
+    export::sec::Sec,
     handle::FileId,
     v4::service::{Context, Shared4},
 };

@@ -12,7 +12,7 @@ use nfs::v4::{Clientid4, Nfsstat4, Seqid4};
 use rpc::Xprtsec;
 
 use super::ids::{Other, Principal};
-use crate::{Sec, hash::Map};
+use crate::{export::sec::Sec, hash::Map};
 
 /// The identity of an owner.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
