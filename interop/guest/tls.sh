@@ -178,6 +178,7 @@ our_client() {
   rm -f /tmp/back
   ip netns exec server timeout 300 "$SLIPWAY" cp "$url" /tmp/back
   cmp /run/sample /tmp/back
+  refused ip netns exec server timeout 300 "$SLIPWAY" ls "${url/tls_alpn=optional/tls_alpn=required}"
   # The same server by another issuer's word.
   refused ip netns exec server timeout 300 "$SLIPWAY" ls "${url/issuer.pem/stranger.pem}"
 }

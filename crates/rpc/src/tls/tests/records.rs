@@ -1,7 +1,6 @@
 //! The records of a session: new keys, and records that a peer has not made.
 
 use std::future::poll_fn;
-use std::sync::Arc;
 
 use buf::{Piece, RecvStage, SendQueue};
 
@@ -220,8 +219,8 @@ fn altered_and_invalid_records_end_the_connection_with_an_alert() {
 fn calls_fail_with_the_reason_when_the_server_sends_an_invalid_record() {
     run(|net| async move {
         let [client, mut server] = pair(&net).await;
-        let transport = TcpTransport::new(client, (2 << 20, None), Terms::connecting(), Pool::default()).unwrap();
-        let transport = Arc::new(transport);
+        let transport =
+            Arc::new(TcpTransport::new(client, (2 << 20, None), Terms::connecting(), Pool::default()).unwrap());
         let driving = poll_fn(|cx| transport.poll_recv(cx));
         let calling = transport.clone().call(
             Message::encode(&CallHeader {
