@@ -6,6 +6,7 @@ mod kerberos;
 mod listen;
 mod locking;
 mod rpcbind;
+mod seccomp;
 mod signals;
 
 use std::{
@@ -21,7 +22,10 @@ use buf::Pool;
 use rpc::{ConnectionLimits, Listener, Server, Switch, TransportKind, WorkerOptions, Workers};
 use server::{
     Client, Config, NfsServer, Sec,
-    config::{Backends, ByteSize, ExportConfig, ListenConfig, LogFormat, RpcbindMode, ServerConfig, default_state_dir},
+    config::{
+        Backends, ByteSize, ExportConfig, ListenConfig, LogFormat, RpcbindMode, SeccompMode, ServerConfig,
+        default_state_dir,
+    },
     recovery::state_dir::OnLoss,
 };
 
@@ -51,7 +55,7 @@ the state of the recovery database.
 
 Configuration file, for several exports (unknown keys are rejected):
   [server]                      # state_dir, workers, connections, connections_per_host, blocking_threads, blocking_queue,
-                                # rpcbind, nlm_port, grace_s, lease_s, idmap_domain, log, log_format
+                                # rpcbind, nlm_port, grace_s, lease_s, idmap_domain, log, log_format, seccomp
   workers = 4
   [kerberos]                    # keytab, service
   keytab = \"/etc/krb5.keytab\"
@@ -132,6 +136,10 @@ pub struct Args {
     /// port 111, which needs root
     #[arg(long, value_name = "HOW", value_parser = ["auto", "off", "builtin"])]
     rpcbind: Option<String>,
+    /// The filter of system calls: auto installs it if the kernel has filters; on makes it an error if it has none; log
+    /// only logs what the filter would reject; off
+    #[arg(long, value_name = "HOW", value_parser = ["auto", "on", "log", "off"])]
+    seccomp: Option<String>,
     /// Authenticate callers by Kerberos 5, with the key of nfs/HOST in this file
     #[arg(long, value_name = "FILE")]
     keytab: Option<PathBuf>,
@@ -195,6 +203,13 @@ impl Args {
             Some("auto") => config.server.rpcbind = RpcbindMode::Auto,
             Some("off") => config.server.rpcbind = RpcbindMode::Off,
             Some("builtin") => config.server.rpcbind = RpcbindMode::Builtin,
+            _ => {}
+        }
+        match self.seccomp.as_deref() {
+            Some("auto") => config.server.seccomp = SeccompMode::Auto,
+            Some("on") => config.server.seccomp = SeccompMode::On,
+            Some("log") => config.server.seccomp = SeccompMode::Log,
+            Some("off") => config.server.seccomp = SeccompMode::Off,
             _ => {}
         }
         if let Some(keytab) = &self.keytab {
@@ -288,6 +303,8 @@ async fn serve(args: &Args, mut config: Config) -> Outcome {
     descriptors::raise_to_most();
     options.connections = connection_limits(&config.server, descriptors::limit());
     let workers = Workers::new(options).map_err(Failure::failed)?;
+    // All threads exist or inherit the filter, and no connection has been accepted.
+    seccomp::install(config.server.seccomp)?;
     let mut announcement = Announcement::new(&config);
     let mut places = Vec::new();
     let mut kinds = Vec::new();
