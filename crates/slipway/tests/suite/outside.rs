@@ -51,7 +51,7 @@ impl Place {
 }
 
 /// Mounts the export, and runs `check` with it.
-fn mounted<T>(server: &Server, version: &str, check: impl AsyncFnOnce(&Mount) -> T) -> T {
+pub fn mounted<T>(server: &Server, version: &str, check: impl AsyncFnOnce(&Mount) -> T) -> T {
     let url = format!("{}&vers={version}&uid=0&gid=0", server.url("tcp", "")).parse().unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {

@@ -3,15 +3,22 @@
 use std::{
     collections::BTreeMap,
     fs,
-    os::unix::fs::{MetadataExt, PermissionsExt, chown},
+    os::unix::{
+        fs::{MetadataExt, PermissionsExt, chown},
+        net::UnixDatagram,
+    },
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
+use client::{Device, SetAttr, Special};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-use crate::common::{Server, TRANSPORTS, fails, ok, run, stderr, until};
+use crate::{
+    common::{Server, TRANSPORTS, command, fails, ok, run, stderr, until},
+    outside::mounted,
+};
 
 /// Reports whether this test can run, and prints its name if it cannot.
 fn is_root(test: &str) -> bool {
@@ -192,7 +199,14 @@ fn under_the_unit_root_can_do_what_root_may() {
         assert_eq!((copied.uid(), copied.mode() & 0o777), (ALICE, 0o600));
         ok(&["rm", &copy]);
     }
+    assert!(makes_device(&server));
     server.stop();
+}
+
+/// Reports whether root can make a device node.
+fn makes_device(server: &Server) -> bool {
+    let null = Special::Chr(Device { major: 1, minor: 3 });
+    mounted(server, "3", async |mount| mount.mknod("/shared/null", null, SetAttr::default()).await.is_ok())
 }
 
 /// Each capability of the unit is needed: without it, something that root may do fails.
@@ -213,10 +227,40 @@ fn without_a_capability_the_server_refuses_or_says_so() {
     assert!(fails(1, &["cat", &url]).contains("permission denied"));
     assert_eq!(ok(&["cat", &of(&server, "tcp", "/secret", "3", ALICE)]), "served/secret");
     server.stop();
-    let server = place.serve("none", &["chown", "fowner"]);
+    let server = place.serve("none", &["chown", "mknod"]);
+    assert!(!makes_device(&server));
     let source = place.at("served/secret");
     let said = run(&["cp", "-p", source.to_str().unwrap(), &of(&server, "tcp", "/shared/kept", "3", 0)]);
     assert!(fs::metadata(place.at("served/shared/kept")).is_ok_and(|kept| kept.uid() == 0), "{}", stderr(&said));
+    server.stop();
+}
+
+/// The default of containers: an ordinary user without any capability, as whom all operations run.
+#[test]
+fn unprivileged_mode_needs_no_capability() {
+    if !is_root("unprivileged_mode_needs_no_capability") {
+        return;
+    }
+    let place = Place::new();
+    chown(place.at("served"), Some(ALICE), Some(ALICE)).unwrap();
+    place.directory("state", ALICE, 0o700);
+    let user = ALICE.to_string();
+    let mut command = Command::new("setpriv");
+    command.args(["--no-new-privs", "--reuid", &user, "--regid", &user, "--clear-groups", "--bounding-set", "-all"]);
+    command.args([env!("CARGO_BIN_EXE_slipway"), "serve", "--json", "--rpcbind", "off", "--seccomp", "on"]);
+    command.args(["--listen", "tcp://127.0.0.1:0", "--listen", "rdma://127.0.0.1:0", "--state-dir"]);
+    command.arg(place.at("state")).arg(place.at("served")).env_remove("RUST_LOG").env_remove("NOTIFY_SOCKET");
+    let server = Server::spawn(command);
+    let source = place.at("outside");
+    for (transport, version) in [("tcp", "3"), ("tcp", "4.2"), ("rdma", "4.1")] {
+        let new = of(&server, transport, "/new", version, BOB);
+        ok(&["cp", source.to_str().unwrap(), &new]);
+        assert_eq!(fs::metadata(place.at("served/new")).unwrap().uid(), ALICE);
+        assert_eq!(ok(&["cat", &new]), "outside");
+        ok(&["rm", &new]);
+        assert!(fails(1, &["cat", &of(&server, transport, "/roots", version, 0)]).contains("permission denied"));
+    }
+    assert!(threads(server.child.id()).iter().all(|thread| thread["CapEff"] == "0000000000000000"));
     server.stop();
 }
 
@@ -276,6 +320,28 @@ fn every_thread_has_the_filter() {
     ok(&["ls", &server.url("tcp", "")]);
     filtered("2", &own_filters(2));
     server.stop();
+}
+
+/// `systemctl reload` sends SIGHUP, which would end a server without a service manager.
+#[test]
+fn a_reload_by_systemd_does_not_end_the_server() {
+    assert_eq!((unit("Type"), unit("ExecReload")), ("notify".to_owned(), "/bin/kill -HUP $MAINPID".to_owned()));
+    let dir = tempfile::tempdir().unwrap();
+    let manager = UnixDatagram::bind(dir.path().join("notify")).unwrap();
+    let notified = || {
+        let mut message = [0; 256];
+        let count = manager.recv(&mut message).unwrap();
+        String::from_utf8(message[..count].to_vec()).unwrap()
+    };
+    let mut command =
+        command(&["serve", "--json", "--rpcbind", "off", "--memory", "64M", "--listen", "tcp://127.0.0.1:0"]);
+    command.env("NOTIFY_SOCKET", dir.path().join("notify"));
+    let server = Server::spawn(command);
+    assert!(notified().contains("READY=1"));
+    server.signal(Signal::HUP);
+    ok(&["ls", &server.url("tcp", "")]);
+    server.stop();
+    assert_eq!(notified(), "STOPPING=1");
 }
 
 /// Returns the number of filters of a child of this process that installs `own`. A container gives every process one.

@@ -50,7 +50,8 @@ runs as root, each operation runs with the identity of its caller, and a client'
 ordinary user, all operations run as that user.
 
 SIGTERM, SIGINT and SIGHUP end the server after it has answered the calls in progress. With TLS or an audit log, SIGHUP reads the
-certificates again and opens the file of the log again (for logrotate), and connections stay. SIGUSR1 prints counters of all procedures, and
+certificates again and opens the file of the log again (for logrotate), and connections stay. Under systemd, SIGHUP never ends the
+server. SIGUSR1 prints counters of all procedures, and
 the state of the recovery database.
 
 Configuration file, for several exports (unknown keys are rejected):
@@ -192,7 +193,6 @@ impl Args {
         if config.export.is_empty() {
             return Err(Failure::usage("the configuration has no [[export]]: there is nothing to serve"));
         }
-        check_flavors(&config)?;
         if !self.listen.is_empty() {
             config.listen = self.listen.iter().map(|url| url.0.clone()).collect();
         }
@@ -215,6 +215,7 @@ impl Args {
         if let Some(keytab) = &self.keytab {
             config.kerberos.get_or_insert_default().keytab = Some(keytab.clone());
         }
+        check_flavors(&config)?;
         config.server.nlm_port = self.nlm_port.or(config.server.nlm_port);
         config.server.grace_s = self.grace.or(config.server.grace_s);
         config.server.lease_s = self.lease.or(config.server.lease_s);
@@ -291,7 +292,8 @@ async fn serve(args: &Args, mut config: Config) -> Outcome {
     let server = nfs.services().into_iter().fold(builder, rpc::ServerBuilder::shared).build();
 
     let has_tls = config.listen.iter().any(|listen| listen.options.contains_key("tls_cert"));
-    let reloads = has_tls || config.audit.is_some();
+    // A service manager reloads by SIGHUP (ExecReload), and must not end the server by it.
+    let reloads = has_tls || config.audit.is_some() || announce::is_supervised();
     let mut signals = Signals::new(args.until_eof, reloads).map_err(Failure::failed)?;
     let switch = transports::for_server(&pool);
     let listeners = listen_all(&switch, &config.listen)?;
