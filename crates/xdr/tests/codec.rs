@@ -134,7 +134,7 @@ fn empty_payload_keeps_its_place() {
 fn unused_payload_means_inline_item() {
     let stream = Bytes::from_static(&[0, 0, 0, 3, 1, 2, 3, 0]);
     let unused = PlacedPayload { position: None, data: Rope::new() };
-    let message = Message { stream, payloads: smallvec::smallvec![unused] };
+    let message = Message { stream, payloads: vec![unused] };
     assert_eq!(message.decode::<Payload<9>>().unwrap().0.to_bytes().unwrap(), [1, 2, 3][..]);
 }
 

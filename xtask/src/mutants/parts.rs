@@ -21,7 +21,7 @@ pub struct Stage {
     pub filters: &'static [&'static str],
 }
 
-pub const PARTS: [Part; 4] = [
+pub const PARTS: [Part; 5] = [
     Part {
         name: "rpcrdma",
         package: "slipway-rpcrdma",
@@ -97,6 +97,14 @@ pub const PARTS: [Part; 4] = [
             Stage { targets: &["--lib"], filters: &["v4::state::", "--skip=model::"] },
             Stage { targets: &["--lib"], filters: &["v4::state::tests::model::"] },
         ],
+    },
+    Part {
+        name: "gss",
+        package: "slipway-gss",
+        lib: "crates/gss/src/lib.rs",
+        root: "crates/gss/src",
+        files: &["queue.rs", "shares.rs", "table.rs", "window.rs", "wire.rs"],
+        stages: &[Stage { targets: &["--lib"], filters: &[] }],
     },
     Part {
         name: "client-session",

@@ -97,7 +97,7 @@ fn complaint(requirement: &Requirement, cited: &[Citation]) -> Option<String> {
 const REPORT: &str = "docs/traceability.md";
 
 /// The number of requirements that are known to lack a test. It must not grow.
-const GAPS: usize = 1;
+const GAPS: usize = 0;
 
 #[cfg(test)]
 mod tests {

@@ -35,6 +35,7 @@ pub(crate) struct Compound {
 }
 
 impl Compound {
+    #[inline]
     pub fn new(name: &'static str) -> Self {
         let (ops, reply_max) = (Vec::with_capacity(5), REPLY_BASE);
         Self { ops, reply_max, payload_max: 0, payload_last: false, cache: false, locker: None, name }
@@ -46,12 +47,14 @@ impl Compound {
     }
 
     /// Adds an operation whose result has at most `result_max` bytes.
+    #[inline]
     pub fn op(mut self, op: Argop4, result_max: usize) -> Self {
         self.ops.push(op);
         self.reply_max += RESULT_HEAD + result_max;
         self
     }
 
+    #[inline]
     pub fn put_fh(self, handle: &Handle) -> Self {
         self.op(Argop4::PutFh(PutFhArgs { object: handle.clone() }), 0)
     }
@@ -70,6 +73,7 @@ impl Compound {
         self.op(Argop4::GetFh, 4 + nfs::v4::FHSIZE4)
     }
 
+    #[inline]
     pub fn get_attr(self, attributes: &Bitmap4) -> Self {
         self.op(Argop4::GetAttr(GetAttrArgs { attr_request: attributes.clone() }), ATTRS_MAX)
     }

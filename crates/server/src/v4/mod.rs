@@ -65,6 +65,11 @@ impl Service for Nfs4 {
         v4::VERSION..=v4::VERSION
     }
 
+    fn needs_reliability(&self) -> bool {
+        //= rfc8881-2.9.1-3 rfc8881-2.9.1-4
+        true
+    }
+
     fn procedure(&self, _version: u32, procedure: u32) -> Option<Procedure> {
         // Sessions cache the replies of 4.1 and later. For 4.0, see `is_idempotent`.
         let name = match procedure {

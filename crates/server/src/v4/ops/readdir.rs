@@ -154,7 +154,7 @@ fn pseudo(cx: &Context<'_>, at: &Cursor, dir: NodeId, args: &ReadDirArgs, mut li
 /// those are available.
 ///
 /// # Errors
-/// MOVED for a referral if the client asks neither for locations nor for rdattr_error (RFC 8881 §11.4.2). WRONGSEC for an
+/// MOVED for a referral if the client asks neither for locations nor for rdattr_error (RFC 8881 §11.4.2). ACCESS for an
 /// export that does not allow the caller's security flavour, if the client does not ask for rdattr_error.
 fn node_entry(
     cx: &Context<'_>,
@@ -169,8 +169,9 @@ fn node_entry(
     let export = pseudo.export(node).map(|id| cx.export(id, Purpose::Files));
     let has_error = mask.contains(Attr4::RdattrError as u32);
     if let Some(Err(Refusal::WrongSec)) = export {
+        //= rfc8881-2.6.3.1.1.7-2
         let refused = |out: &mut Encoder| only_error(Nfsstat4::WrongSec, out);
-        return if has_error { Ok(list.entry(&name, cookie, refused)) } else { Err(Nfsstat4::WrongSec) };
+        return if has_error { Ok(list.entry(&name, cookie, refused)) } else { Err(Nfsstat4::Access) };
     }
     let root = export.and_then(Result::ok).map(|export| cx.object_at_once(export, export.root().clone()));
     let known = root

@@ -502,7 +502,8 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         //= rfc8881-2.10.13.2.4-2
         if session.lacks_backchannel() {
             flags |= SEQ4_STATUS_CB_PATH_DOWN_SESSION;
-            if client.sessions().all(|session| session.backchannel().next().is_none()) {
+            let carries = |session: &Session| client.may_call_over(session) && session.backchannel().next().is_some();
+            if !client.sessions().any(carries) {
                 flags |= SEQ4_STATUS_CB_PATH_DOWN;
             }
         }

@@ -2,6 +2,7 @@
 
 mod admin;
 mod announce;
+mod checks;
 mod kerberos;
 mod listen;
 mod locking;
@@ -37,6 +38,7 @@ use crate::{
 };
 use admin::AdminSocket;
 use announce::Announcement;
+use checks::{check_flavors, check_protections};
 use listen::ListenUrl;
 use rpcbind::{Group, Place};
 use signals::{Signal, Signals};
@@ -257,28 +259,12 @@ impl Args {
     }
 }
 
-/// Checks that the server has every security flavour that its exports allow. Otherwise clients would try flavours that are
-/// listed and then rejected.
-fn check_flavors(config: &Config) -> Result<(), Failure> {
-    if config.kerberos.is_some() {
-        return Ok(());
-    }
-    for (export, sec) in config.export.iter().flat_map(|export| Sec::ALL.map(|sec| (export, sec))) {
-        if sec.is_gss() && export.options.allows(sec) {
-            let (name, sec) = (&export.name, sec.name());
-            return Err(Failure::usage(format!(
-                "export '{name}': sec has '{sec}', but the configuration has no table [kerberos]"
-            )));
-        }
-    }
-    Ok(())
-}
-
 /// The name of a transport, its listener, and the kind that made the listener.
 type Listening = (String, Box<dyn Listener>, Arc<dyn TransportKind>);
 
 async fn serve(args: &Args, mut config: Config) -> Outcome {
     add_tls(&mut config)?;
+    check_protections(&config)?;
     let pool = Pool::default();
     let state_dir = config.server.state_dir.clone().unwrap_or_else(default_state_dir);
     let mut settings = config.settings().map_err(Failure::usage)?;

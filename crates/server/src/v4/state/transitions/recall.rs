@@ -58,7 +58,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         if conflict { Err(Nfsstat4::Delay) } else { Ok(()) }
     }
 
-    /// Grants a client state on a file, by the request `granted_by`. Returns `None` if the file is being changed.
+    /// Grants state on a file to a client. `granted_by` is the request that asked for it. Returns `None` if the file is being changed.
     pub(in crate::v4::state) fn grant_recallable(
         &mut self,
         client: Clientid4,
