@@ -166,7 +166,7 @@ fn mounts_inside_of_an_export_are_not_entered() {
     let bound = Mounted::new(&["--bind", place.at("other").to_str().unwrap()], target("bound"));
     let tmpfs = Mounted::new(&["-t", "tmpfs", "-o", "size=1m", "none"], target("tmpfs"));
     let (Some(bound), Some(tmpfs)) = (bound, tmpfs) else {
-        return eprintln!("skipped: mounts_inside_of_an_export_are_not_entered: needs root and mount(8)");
+        return eprintln!("SKIPPED mounts_inside_of_an_export_are_not_entered: needs root and mount(8)");
     };
     fs::write(tmpfs.0.join("secret"), "tmpfs").unwrap();
     // A handle that the kernel can open: that of another server, for the file system that is mounted here.

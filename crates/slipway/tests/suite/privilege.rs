@@ -24,7 +24,7 @@ use crate::{
 fn is_root(test: &str) -> bool {
     let root = rustix::process::geteuid().is_root();
     if !root {
-        eprintln!("skipped: {test}: needs root to become other users");
+        eprintln!("SKIPPED {test}: needs root to become other users");
     }
     root
 }
