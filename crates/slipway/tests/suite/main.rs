@@ -11,6 +11,8 @@ mod mount;
 mod mount_cache;
 mod mount_referrals;
 mod mount_v4;
+mod outside;
+mod privilege;
 mod serve;
 mod serve_hung;
 mod state;
