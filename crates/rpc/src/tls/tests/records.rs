@@ -220,8 +220,9 @@ fn calls_fail_with_the_reason_when_the_server_sends_an_invalid_record() {
     run(|net| async move {
         let [client, mut server] = pair(&net).await;
         let transport = TcpTransport::new(client, (2 << 20, None), Terms::connecting(), Pool::default()).unwrap();
+        let transport = Arc::new(transport);
         let driving = poll_fn(|cx| transport.poll_recv(cx));
-        let calling = transport.call(
+        let calling = transport.clone().call(
             Message::encode(&CallHeader {
                 xid: Xid(7),
                 program: PROGRAM,
