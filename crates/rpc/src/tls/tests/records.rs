@@ -1,6 +1,7 @@
 //! The records of a session: new keys, and records that a peer has not made.
 
 use std::future::poll_fn;
+use std::sync::Arc;
 
 use buf::{Piece, RecvStage, SendQueue};
 
