@@ -91,7 +91,7 @@ fn payloads_are_found_by_position_or_by_order() {
     let stream = Bytes::from_static(&[0, 0, 0, 3, 0, 0, 0, 2]);
     let payload = |position, data: &'static [u8]| PlacedPayload { position, data: Bytes::from_static(data).into() };
     let decode = |payloads: Vec<PlacedPayload>| {
-        let message = Message { stream: stream.clone(), payloads: payloads.into() };
+        let message = Message { stream: stream.clone(), payloads };
         let both = message.decode::<Pair>().map(|Pair(a, b)| (a.0.to_bytes().unwrap(), b.0.to_bytes().unwrap()));
         both.map_err(|error| error.kind)
     };
