@@ -113,10 +113,10 @@ pub const PARTS: [Part; 5] = [
         root: "crates/client/src/session",
         files: &["**"],
         stages: &[
-            Stage { targets: &["--lib", "--test=suite"], filters: &["session", "v40::"] },
+            Stage { targets: &["--lib", "--test=suite"], filters: &["session", "requester::", "v40::"] },
             Stage {
                 targets: &["--test=suite"],
-                filters: &["faults::", "restart::", "waiting::", "hostile::", "migration::"],
+                filters: &["faults::", "restart::", "waiting::", "hostile::", "migration::", "opening::"],
             },
         ],
     },

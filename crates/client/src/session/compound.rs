@@ -233,3 +233,28 @@ const REPLY_BASE: usize = 24 + 400 + 16 + 48;
 const RESULT_HEAD: usize = 8;
 /// Maximum bytes of the attributes that the client asks for: numbers, and the names of owner and group.
 const ATTRS_MAX: usize = 512;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_of_a_reply_are_the_sum_of_its_results() {
+        let handle = Handle::from("a handle");
+        let (one, two) =
+            (Compound::new("test").op(Argop4::GetFh, 100), Compound::on("test", &handle).op(Argop4::GetFh, 100));
+        assert_eq!(two.plan().inline_max - one.plan().inline_max, RESULT_HEAD);
+        assert_eq!(one.plan().inline_max - Compound::new("test").plan().inline_max, RESULT_HEAD + 100);
+        for (payload_max, last, located) in [(4096, true, true), (4096, false, false), (0, true, false)] {
+            let plan = Compound::new("test").payload(payload_max, last).plan();
+            assert_eq!((plan.payload_max, plan.locate.is_some()), (payload_max, located));
+        }
+    }
+
+    #[test]
+    fn names_are_bounded() {
+        assert!(component(&[b'n'; nfs::v4::NAME_BOUND]).is_ok());
+        let error = component(&[b'n'; nfs::v4::NAME_BOUND + 1]).unwrap_err();
+        assert_eq!(error.status(), Some(Status::NameTooLong));
+    }
+}
