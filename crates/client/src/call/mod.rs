@@ -5,6 +5,7 @@
 //! caller's buffer with the data in it.
 
 mod backoff;
+mod credential;
 mod deadline;
 pub(crate) mod payload;
 mod program;

@@ -12,16 +12,14 @@ use std::{
 };
 
 use buf::{Pool, SharedRegion};
-use gss::{GssClient, kerberos::KerberosInitiator};
 use rpc::{
-    Answer, AuthSys, CallFailed, CallOptions, Client, ClientError, ClientOptions, Credential, EncodedCall, ReplyPlan,
-    SentCall, TransportKind,
+    Answer, CallFailed, CallOptions, Client, ClientError, ClientOptions, EncodedCall, ReplyPlan, SentCall, TransportKind,
 };
 use tokio::time::{Instant, timeout, timeout_at};
 use xdr::{Decode, Encode};
 
-use super::{Deadline, backoff::Notice};
-use crate::model::{Error, ErrorKind, MountOptions, Result, Security};
+use super::{Deadline, backoff::Notice, credential::Credentials};
+use crate::model::{Caller, Error, ErrorKind, MountOptions, Result};
 
 /// A connection to a server, which is made again when it is lost. Clones share it.
 #[derive(Clone)]
@@ -33,6 +31,7 @@ pub(crate) struct Link {
     /// Set while a background task makes the connection.
     connecting: Arc<AtomicBool>,
     notice: Arc<Notice>,
+    credentials: Arc<Credentials>,
 }
 
 impl Link {
@@ -45,8 +44,9 @@ impl Link {
     ) -> Result<Self> {
         // `Link::client.with_program` sets program and version for each use.
         let failed = |kind| Error::new(kind, "connect").on(&server.to_string().into());
-        let credential = credential(options, host).map_err(|error| failed(ErrorKind::Rpc(error)))?;
-        let client_options = ClientOptions { credential, callbacks, ..ClientOptions::new(0, 0) };
+        let credentials = Credentials::new(options, host).map_err(|error| failed(ErrorKind::Rpc(error)))?;
+        let client_options =
+            ClientOptions { credential: credentials.own().clone(), callbacks, ..ClientOptions::new(0, 0) };
         let connected = timeout(options.deadline, Client::connect(kind, server, client_options)).await;
         let client = match connected {
             Err(_) => return Err(failed(ErrorKind::Timeout { after: options.deadline, last: None })),
@@ -57,7 +57,8 @@ impl Link {
             Some(transport) => (transport.pool().clone(), transport.caps().message_max),
             None => return Err(failed(ErrorKind::Rpc(ClientError::Transport(lost())))),
         };
-        Ok(Self { client, pool, message_max, connecting: Arc::default(), notice: Arc::default() })
+        let credentials = Arc::new(credentials);
+        Ok(Self { client, pool, message_max, connecting: Arc::default(), notice: Arc::default(), credentials })
     }
 }
 
@@ -82,6 +83,12 @@ impl Program {
 
     pub fn with_deadline(&self, timeout: Duration) -> Self {
         Self { timeout, ..self.clone() }
+    }
+
+    /// Returns the same program with the credential of a caller, or of the mount's user.
+    pub fn with_caller(&self, caller: Option<&Caller>) -> Self {
+        let client = self.link.client.with_credential(&self.link.credentials.of(caller));
+        Self { link: Link { client, ..self.link.clone() }, ..self.clone() }
     }
 
     pub fn number(&self) -> u32 {
@@ -263,25 +270,3 @@ fn period(deadline: &Deadline, once: bool) -> (Option<Instant>, Duration, bool) 
 const NULL: u32 = 0;
 /// Maximum attempts to call NULL over a connection that is lost each time, before a mount fails.
 const PINGS_MAX: u32 = 5;
-
-/// Returns the credential for one connection to a host.
-///
-/// # Errors
-/// The security flavour is not available.
-fn credential(options: &MountOptions, host: &str) -> std::result::Result<Credential, ClientError> {
-    if let Security::Kerberos(service) = options.security {
-        let initiator = KerberosInitiator::new(&format!("nfs@{host}"), None);
-        let initiator = initiator.map_err(|error| ClientError::Security(error.to_string()))?;
-        return Ok(Credential::Flavor(GssClient::new(Arc::new(initiator), service)));
-    }
-    let own = AuthSys::of_process();
-    // If the caller acts as another user, that user's groups are not known.
-    let other = options.uid.is_some_and(|uid| uid != own.uid);
-    let gids = match &options.gids {
-        Some(gids) => gids.iter().copied().collect(),
-        None if other => Default::default(),
-        None => own.gids,
-    };
-    let (uid, gid) = (options.uid.unwrap_or(own.uid), options.gid.unwrap_or(own.gid));
-    Ok(Credential::Sys(AuthSys { uid, gid, gids, ..own }))
-}

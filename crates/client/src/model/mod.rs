@@ -2,6 +2,7 @@
 //!
 //! This module does no I/O and does not depend on other modules of this crate.
 
+mod caller;
 mod error;
 mod operations;
 mod status;
@@ -9,6 +10,7 @@ mod types;
 mod url;
 
 pub use self::{
+    caller::Caller,
     error::{Error, ErrorKind, Result},
     status::{PeerStatus, Status},
     types::*,

@@ -43,8 +43,8 @@ use self::{
 use crate::{
     call::payload::{self, Pieces},
     model::{
-        Attr, CreateHow, Error, ErrorKind, FsStat, Handle, MountOptions, NfsUrl, Node, PathConf, ReadData, Result,
-        SetAttr, SetTime, Special, Status,
+        Attr, Caller, CreateHow, Error, ErrorKind, FsStat, Handle, MountOptions, NfsUrl, Node, PathConf, ReadData,
+        Result, SetAttr, SetTime, Special, Status,
     },
     v3::V3,
     v4::V4,
@@ -114,6 +114,14 @@ impl Mount {
     /// Returns the same mount with another deadline: the time that the server may be silent during a call.
     pub fn with_deadline(&self, deadline: Duration) -> Self {
         Self { protocol: self.protocol.with_deadline(deadline), inner: self.inner.clone() }
+    }
+
+    /// Returns the same mount for a caller: its operations have the caller's credential, and the server decides what
+    /// the caller may do. With `None`, operations have the credential of the mount's user.
+    ///
+    /// With Kerberos, the credential is the ticket of the caller's user ID, in `/tmp/krb5cc_UID`.
+    pub fn with_caller(&self, caller: Option<&Caller>) -> Self {
+        Self { protocol: self.protocol.with_caller(caller), inner: self.inner.clone() }
     }
 
     /// Ends the mount at the server: NFSv3 servers can list it, NFSv4 servers keep state for it. The connection closes

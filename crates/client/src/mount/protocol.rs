@@ -11,7 +11,7 @@ use bytes::Bytes;
 use crate::{
     call::Program,
     model::{
-        Attr, CreateHow, FsStat, Handle, Node, Operations, Page, PathConf, ReadData, ReadInfo, Result, SetAttr,
+        Attr, Caller, CreateHow, FsStat, Handle, Node, Operations, Page, PathConf, ReadData, ReadInfo, Result, SetAttr,
         Special, StableHow, Verifier, Written, operations,
     },
     v3::V3,
@@ -51,6 +51,14 @@ impl Protocol {
         match self {
             Protocol::V3(v3) => Protocol::V3(v3.with_deadline(deadline)),
             Protocol::V4(v4) => Protocol::V4(v4.with_deadline(deadline)),
+        }
+    }
+
+    /// Returns the same protocol for a caller, or for the user of the mount.
+    pub fn with_caller(&self, caller: Option<&Caller>) -> Self {
+        match self {
+            Protocol::V3(v3) => Protocol::V3(v3.with_caller(caller)),
+            Protocol::V4(v4) => Protocol::V4(v4.with_caller(caller)),
         }
     }
 

@@ -12,7 +12,7 @@ use nfs::v4::{
 use rpc::{ReplyHeader, ReplyPlan};
 use xdr::{Decode, Encode, Encoder, Located, Message, Opaque};
 
-use crate::model::{Error, ErrorKind, Handle, Result, Status};
+use crate::model::{Caller, Error, ErrorKind, Handle, Result, Status};
 
 /// The operations of one COMPOUND request.
 #[derive(Clone, Debug)]
@@ -30,6 +30,8 @@ pub(crate) struct Compound {
     pub cache: bool,
     /// The seqid of the lock owner that the request names, for NFSv4.0.
     pub locker: Option<Counter>,
+    /// The caller as whom the request is executed; `None` for the user of the mount.
+    pub caller: Option<Caller>,
     /// The name for errors that are not those of one operation.
     pub name: &'static str,
 }
@@ -38,7 +40,8 @@ impl Compound {
     #[inline]
     pub fn new(name: &'static str) -> Self {
         let (ops, reply_max) = (Vec::with_capacity(5), REPLY_BASE);
-        Self { ops, reply_max, payload_max: 0, payload_last: false, cache: false, locker: None, name }
+        let (payload_max, payload_last, cache) = (0, false, false);
+        Self { ops, reply_max, payload_max, payload_last, cache, locker: None, caller: None, name }
     }
 
     /// Makes a request that begins with PUTFH of an object.
@@ -87,6 +90,12 @@ impl Compound {
     /// Sets the seqid of the lock owner that the request names.
     pub fn locker(mut self, counter: Counter) -> Self {
         self.locker = Some(counter);
+        self
+    }
+
+    /// Sets the caller as whom the request is executed.
+    pub fn by(mut self, caller: Option<&Caller>) -> Self {
+        self.caller = caller.cloned();
         self
     }
 

@@ -306,6 +306,10 @@ impl Session {
         let Some(program) = link.trunk.pick(deadline).await else {
             return (Outcome::NoConnection, sink.map(SharedRegion::from));
         };
+        let program = match &compound.caller {
+            Some(caller) => Arc::new(program.with_caller(Some(caller))),
+            None => program,
+        };
         let is_retry = std::mem::replace(&mut taken.sent, true);
         let request = Request { minor: link.minor, first: Some(&taken.sequence), ops: &compound.ops };
         let plan = ReplyPlan { sink, ..compound.plan() };

@@ -21,7 +21,7 @@ use tokio::time::timeout_at;
 use super::compound::{Outcome, Request};
 use crate::{
     call::{Deadline, Program},
-    model::{Error, ErrorKind, Result},
+    model::{Caller, Error, ErrorKind, Result},
 };
 
 /// The connections of a session. Clones share them.
@@ -67,13 +67,16 @@ impl Trunk {
     /// transport still holds it at the deadline.
     pub async fn call_until_answered(
         &self,
-        request: &Request<'_>,
+        (request, caller): (&Request<'_>, Option<&Caller>),
         plan: ReplyPlan,
         name: &'static str,
         deadline: &Deadline,
     ) -> (Result<CompoundRes>, Option<SharedRegion>) {
         match self.pick(deadline).await {
-            Some(program) => program.call(PROC_COMPOUND, name, request, plan, deadline).await,
+            Some(program) => match caller {
+                None => program.call(PROC_COMPOUND, name, request, plan, deadline).await,
+                Some(_) => program.with_caller(caller).call(PROC_COMPOUND, name, request, plan, deadline).await,
+            },
             None => (Err(self.first.timeout_error(name)), plan.sink.map(SharedRegion::from)),
         }
     }

@@ -7,7 +7,7 @@
 //! requests rely on the server's duplicate request cache: after the connection was lost, they are sent again with the
 //! same XID (§3.1.1), so each uses the same connection from beginning to end.
 //!
-//! One owner opens all files of a mount. The client gives no callback address, so the server grants no delegations
+//! One owner opens all files of a user of the mount. The client gives no callback address, so the server grants no delegations
 //! (§10.2).
 
 use std::{
@@ -20,7 +20,9 @@ use std::{
 
 use buf::{Region, SharedRegion};
 use bytes::Bytes;
+use entropy::HashMap;
 use nfs::v4::{compound::*, *};
+use parking_lot::Mutex;
 use rpc::ReplyPlan;
 use tokio::{sync::OwnedMutexGuard, time::timeout_at};
 use xdr::Opaque;
@@ -33,7 +35,7 @@ use super::{
 };
 use crate::{
     call::{Deadline, Program},
-    model::{ErrorKind, Result},
+    model::{Caller, ErrorKind, Result},
 };
 
 /// A client of NFSv4.0 that SETCLIENTID_CONFIRM has confirmed.
@@ -45,13 +47,31 @@ pub(crate) struct Client40 {
     /// `owner` is the client owner at another server, from which a file system has moved. It may be in use at this
     /// server too.
     inherited: bool,
-    /// The owner of all opens. Each registration has another one, because the server may still have the seqid of the
-    /// former.
+    /// The prefix of the owners of opens. Each registration has another one, because the server may still have the
+    /// seqids of the former.
     opener: Bytes,
-    opens: Counter,
+    /// The seqids of the owners of opens.
+    openers: Openers,
     /// Set when the server has dropped the client's state or has another seqid. The next registration uses a new
     /// verifier.
     is_lost: AtomicBool,
+}
+
+/// The seqids of the owners of opens: one owner for each caller, and one for the user of the mount.
+#[derive(Debug, Default)]
+struct Openers(Mutex<HashMap<u64, (Option<Caller>, Counter)>>);
+
+impl Openers {
+    /// Returns the seqid of a caller's owner.
+    fn of(&self, caller: Option<&Caller>) -> Counter {
+        let mut openers = self.0.lock();
+        if openers.len() >= OPENERS_MIN && openers.len().is_power_of_two() {
+            // Files that are open, and operations in progress, have the caller too. No other caller gets its number.
+            openers.retain(|_, (caller, _)| caller.as_ref().is_none_or(|caller| !caller.is_last()));
+        }
+        let new = || (caller.cloned(), Counter::default());
+        openers.entry(caller.map_or(0, Caller::number)).or_insert_with(new).1.clone()
+    }
 }
 
 /// The locked seqids of the owners of an operation.
@@ -78,7 +98,7 @@ impl Client40 {
             owner,
             inherited,
             opener,
-            opens: Counter::default(),
+            openers: Openers::default(),
             is_lost: AtomicBool::new(false),
         }))
     }
@@ -122,7 +142,9 @@ impl Client40 {
                 let plan = ReplyPlan { sink, ..compound.plan() };
                 let ops = self.with_clientid(&compound.ops);
                 let request = Request { minor: 0, first: None, ops: &ops };
-                link.trunk.call_until_answered(&request, plan, compound.name, deadline).await
+                link.trunk
+                    .call_until_answered((&request, compound.caller.as_ref()), plan, compound.name, deadline)
+                    .await
             }
         };
         match result {
@@ -164,7 +186,8 @@ impl Client40 {
     fn set_clientid(&self, operation: &mut Argop4) {
         match operation {
             Argop4::Open(args) => {
-                args.owner = StateOwner4 { clientid: self.clientid, owner: Opaque(self.opener.clone()) };
+                let owner = [&self.opener[..], &args.owner.owner[..]].concat();
+                args.owner = StateOwner4 { clientid: self.clientid, owner: Opaque(owner.into()) };
                 // Only NFSv4.1 has flags for the client's wish for a delegation.
                 args.share_access &= OPEN4_SHARE_ACCESS_BOTH;
             }
@@ -191,7 +214,7 @@ impl Client40 {
             None => None,
         };
         let opener = match has_open_seqid(&ops[at]) {
-            true => Some(self.opens.clone().lock_owned().await),
+            true => Some(self.openers.of(compound.caller.as_ref()).lock_owned().await),
             false => None,
         };
         let mut seqids = Seqids { opener, locker };
@@ -200,7 +223,8 @@ impl Client40 {
         let task = link.runtime.spawn(async move {
             let send = async |ops: &[Argop4]| loop {
                 let (plan, request) = (compound.plan(), Request { minor: 0, first: None, ops });
-                match trunk.call_until_answered(&request, plan, compound.name, &Deadline::after(BACKGROUND)).await.0 {
+                let by = (&request, compound.caller.as_ref());
+                match trunk.call_until_answered(by, plan, compound.name, &Deadline::after(BACKGROUND)).await.0 {
                     Err(error) if matches!(error.kind(), ErrorKind::Timeout { .. }) && is_in_use(&mount) => {}
                     result => return result,
                 }
@@ -341,3 +365,6 @@ fn open_confirm(ops: &[Argop4], res: &CompoundRes) -> Option<Vec<Argop4>> {
 fn is_in_use(mount: &Weak<ServerLink>) -> bool {
     mount.strong_count() > 0
 }
+
+/// The number of owners of opens from which on unused ones are removed.
+const OPENERS_MIN: usize = 64;

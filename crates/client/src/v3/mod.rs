@@ -19,7 +19,7 @@ use xdr::{Decode, Located, Message};
 pub(crate) use self::operations::handle;
 use crate::{
     call::{Backoff, Program, payload},
-    model::{Error, ErrorKind, ReadInfo, Result, Status},
+    model::{Caller, Error, ErrorKind, ReadInfo, Result, Status},
 };
 
 /// NFSv3 on one server, with operations by file handle. It is cheap to clone and can be used from any task.
@@ -40,6 +40,11 @@ impl V3 {
     /// Returns the same protocol with another deadline: the time that the server may be silent during a call.
     pub fn with_deadline(&self, deadline: Duration) -> Self {
         Self { program: self.program.with_deadline(deadline), ..self.clone() }
+    }
+
+    /// Returns the same protocol for a caller, or for the user of the mount.
+    pub fn with_caller(&self, caller: Option<&Caller>) -> Self {
+        Self { program: self.program.with_caller(caller), ..self.clone() }
     }
 
     /// Returns the RPC program that sends the calls.

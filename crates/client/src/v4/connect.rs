@@ -62,7 +62,7 @@ impl V4 {
             match Server::establish(trunk, minor, callbacks, known.clone(), &first.deadline()).await {
                 Ok((server, exchanged)) => {
                     server.start_housekeeping();
-                    return Ok((Self { server, timeout: first.timeout() }, exchanged));
+                    return Ok((Self { server, timeout: first.timeout(), caller: None }, exchanged));
                 }
                 Err(error) if is_another_version(&error) => last = Some(error),
                 Err(error) => return Err(error),

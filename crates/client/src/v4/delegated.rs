@@ -65,6 +65,14 @@ impl V4 {
         }
     }
 
+    /// Returns `true` if the caller has the file open for this access, so that [`open`](Self::open) may send no request.
+    pub fn is_open(&self, file: &Handle, access: u32) -> bool {
+        let at = self.place_now(file);
+        let opens = &at.v4.server.opens;
+        let by = (self.caller.as_ref(), access);
+        opens.known(&at.handle).is_some_and(|file| file.open_stateid(opens, by).is_some())
+    }
+
     /// Keeps a file open, once it was opened, until the returned value is dropped, even if the file is idle.
     pub fn hold(&self, handle: &Handle) -> Held {
         let at = self.place_now(handle);

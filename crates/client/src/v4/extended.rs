@@ -40,7 +40,10 @@ impl V4 {
     pub async fn read_small(&self, file: &Handle, count: u32) -> Result<ReadData> {
         let place = self.place(file).await?;
         let server = &place.v4.server;
-        let is_open = server.opens.known(&place.handle).is_some_and(|file| file.state.lock().open.is_some());
+        let is_open = server
+            .opens
+            .known(&place.handle)
+            .is_some_and(|file| file.state.lock().open_of(self.caller.as_ref()).is_some());
         // In NFSv4.0, a compound cannot use the stateid of its own OPEN.
         if is_open || server.client.minor() == 0 {
             return self.read(file, 0, count).await;

@@ -123,7 +123,7 @@ impl V4 {
         let (target, compound, res) = request.answer(make, deadline).await?;
         match res.resarray.last() {
             Some(Resop4::Lock(LockRes::Ok(stateid))) => {
-                target.file().0.add_lock(name, *stateid, range);
+                target.file().0.add_lock((name, self.caller.as_ref()), *stateid, range);
                 Ok(None)
             }
             Some(Resop4::Lock(LockRes::Denied(denied))) => Ok(Some(range_of(denied))),

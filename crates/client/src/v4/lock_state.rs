@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     call::Deadline,
-    model::{Error, ErrorKind, Handle, Result},
+    model::{Caller, Error, ErrorKind, Handle, Result},
     session::compound::{Compound, Counter},
 };
 
@@ -57,12 +57,12 @@ pub(crate) fn lock_request(
 
 async fn reclaim_lock(
     opens: &Opens,
-    handle: &Handle,
+    (handle, caller): (&Handle, Option<&Caller>),
     range: LockRange,
     locker: (Locker4, Counter),
     deadline: &Deadline,
 ) -> Result<Stateid4> {
-    let compound = lock_request(handle, (range, LockKind::Reclaiming), locker);
+    let compound = lock_request(handle, (range, LockKind::Reclaiming), locker).by(caller);
     let mut results = opens.client.run_in_recovery(&compound, deadline).await?;
     results.skip(&[Opnum4::PutFh])?;
     match results.next()? {
@@ -89,7 +89,7 @@ pub(crate) async fn reclaim(
         }
         let mut lost = false;
         for &(offset, length, exclusive) in &locked.ranges {
-            let open = file.state.lock().open.map(|(stateid, _)| stateid);
+            let open = file.state.lock().open_of(locked.caller.as_ref()).map(|open| open.stateid);
             let Some(open) = open else {
                 unreclaimed.lock(None);
                 lost = true;
@@ -97,7 +97,7 @@ pub(crate) async fn reclaim(
             };
             let locker = (file.locker(opens, &name, stateid, open), locked.counter.clone());
             let range = LockRange { offset, length, exclusive };
-            match reclaim_lock(opens, &file.handle, range, locker, deadline).await {
+            match reclaim_lock(opens, (&file.handle, locked.caller.as_ref()), range, locker, deadline).await {
                 Ok(locked) => {
                     deadline.restart();
                     stateid = Some(locked);
@@ -166,10 +166,10 @@ impl OpenFile {
         }
     }
 
-    pub fn add_lock(&self, name: &[u8], stateid: Stateid4, range: LockRange) {
+    pub fn add_lock(&self, (name, caller): (&[u8], Option<&Caller>), stateid: Stateid4, range: LockRange) {
         let mut state = self.state.lock();
         let locked = state.locks.entry(Bytes::copy_from_slice(name)).or_default();
-        locked.stateid = Some(stateid);
+        (locked.stateid, locked.caller) = (Some(stateid), caller.cloned());
         cut(&mut locked.ranges, range.offset, range.length);
         locked.ranges.push((range.offset, range.length, range.exclusive));
     }

@@ -8,11 +8,11 @@ use tokio::sync::OwnedMutexGuard;
 
 use super::{
     delegation::{Delegation, EventTime},
-    opens::{OpenAttributes, OpenFile, Opens, STATE_TRIES, open, open_attributes, opened, wanted},
+    opens::{CallerOpen, OpenAttributes, OpenFile, Opens, STATE_TRIES, open, open_attributes, opened, wanted},
 };
 use crate::{
     call::Deadline,
-    model::{Error, Handle, Result, Status},
+    model::{Caller, Error, Handle, Result, Status},
     session::{
         client::Client4,
         compound::{Compound, Results, component},
@@ -25,18 +25,23 @@ impl OpenFile {
     ///
     /// # Errors
     /// OPEN failed.
-    pub async fn stateid(&self, opens: &Arc<Opens>, access: u32, deadline: &Deadline) -> Result<Stateid4> {
-        match self.open_stateid(opens, access) {
+    pub async fn stateid(
+        &self,
+        opens: &Arc<Opens>,
+        by: (Option<&Caller>, u32),
+        deadline: &Deadline,
+    ) -> Result<Stateid4> {
+        match self.open_stateid(opens, by) {
             Some(stateid) => Ok(stateid),
             // Boxed, so that this rare case does not enlarge the future of every operation.
-            None => Box::pin(self.open(opens, access, deadline)).await,
+            None => Box::pin(self.open(opens, by, deadline)).await,
         }
     }
 
-    async fn open(&self, opens: &Arc<Opens>, access: u32, deadline: &Deadline) -> Result<Stateid4> {
+    async fn open(&self, opens: &Arc<Opens>, by: (Option<&Caller>, u32), deadline: &Deadline) -> Result<Stateid4> {
         let requested_at = opens.delegations.now();
         let mut opening =
-            Opening { opens, file: self, access, changes: None, by: None, ready: None, compound: None, requested_at };
+            Opening { opens, file: self, by, changes: None, claimed: None, ready: None, compound: None, requested_at };
         let res = match drive(&mut opening, None, deadline).await.0? {
             Some(res) => res,
             None => return Ok(opening.ready.expect("an operation without a request must have a stateid")),
@@ -45,13 +50,13 @@ impl OpenFile {
             (opening.compound.as_ref().expect("the request must have been sent"), opening.requested_at);
         let results = opens.client.results(compound, res);
         match opens.client.minor() {
-            0 => self.opened_by_name(opens, access, results, requested_at),
+            0 => self.opened_by_name(opens, by, results, requested_at),
             _ => {
                 let mut results = results?;
                 results.skip(&[Opnum4::PutFh])?;
                 let (ok, _) = opened(&mut results)?;
-                self.store_open(opens, *ok, access, open_attributes(&mut results, requested_at)?);
-                self.open_stateid(opens, access)
+                self.store_open(opens, *ok, by, open_attributes(&mut results, requested_at)?);
+                self.open_stateid(opens, by)
                     .ok_or_else(|| results.protocol_error("OPEN succeeded without access to the file"))
             }
         }
@@ -61,7 +66,7 @@ impl OpenFile {
     fn opened_by_name(
         &self,
         opens: &Arc<Opens>,
-        access: u32,
+        by: (Option<&Caller>, u32),
         results: Result<Results>,
         requested_at: EventTime,
     ) -> Result<Stateid4> {
@@ -71,13 +76,13 @@ impl OpenFile {
                 let (ok, handle) = opened(&mut results)?;
                 let seen = open_attributes(&mut results, requested_at)?;
                 if handle == self.handle {
-                    self.store_open(opens, *ok, access, seen);
+                    self.store_open(opens, *ok, by, seen);
                     return self
-                        .open_stateid(opens, access)
+                        .open_stateid(opens, by)
                         .ok_or_else(|| results.protocol_error("OPEN succeeded without access to the file"));
                 }
                 // The other file is closed when it has been idle.
-                opens.opened(&handle, *ok, access, seen);
+                opens.opened(&handle, *ok, by, seen);
             }
             Err(error) if is_elsewhere(&error) => {}
             Err(error) => return Err(error),
@@ -86,18 +91,26 @@ impl OpenFile {
         Ok(Stateid4::ANONYMOUS)
     }
 
-    /// Returns the stateid of the open, if it includes this access.
-    pub fn open_stateid(&self, opens: &Opens, access: u32) -> Option<Stateid4> {
+    /// Returns the stateid of the caller's open, if it includes this access.
+    pub fn open_stateid(&self, opens: &Opens, (caller, access): (Option<&Caller>, u32)) -> Option<Stateid4> {
         let state = self.state.lock();
-        let (stateid, have) = state.open?;
-        (have & access == access).then_some(opens.client.latest(stateid))
+        let open = state.open_of(caller)?;
+        (open.access & access == access).then_some(opens.client.latest(open.stateid))
     }
 
-    /// Stores the results of an OPEN.
-    pub fn store_open(&self, opens: &Arc<Opens>, ok: OpenOk, access: u32, seen: OpenAttributes) {
+    /// Stores the results of a caller's OPEN.
+    pub fn store_open(
+        &self,
+        opens: &Arc<Opens>,
+        ok: OpenOk,
+        (caller, access): (Option<&Caller>, u32),
+        seen: OpenAttributes,
+    ) {
         let mut state = self.state.lock();
-        let before = state.open.filter(|(stateid, _)| stateid.other == ok.stateid.other).map_or(0, |(_, had)| had);
-        state.open = Some((ok.stateid, before | access));
+        let before = state.open_of(caller).filter(|open| open.stateid.other == ok.stateid.other);
+        let access = access | before.map_or(0, |open| open.access);
+        state.opens.retain(|open| open.caller.as_ref() != caller);
+        state.opens.push(CallerOpen { caller: caller.cloned(), stateid: ok.stateid, access });
         state.may_notify = ok.rflags & OPEN4_RESULT_MAY_NOTIFY_LOCK != 0;
         // The attributes may or may not contain changes that this client made at the same time.
         let attr = seen.attr.filter(|_| state.is_settled(seen.requested_at));
@@ -130,10 +143,11 @@ impl OpenFile {
 struct Opening<'a> {
     opens: &'a Arc<Opens>,
     file: &'a OpenFile,
-    access: u32,
+    /// The caller and the access.
+    by: (Option<&'a Caller>, u32),
     changes: Option<OwnedMutexGuard<()>>,
     /// The stateid of the delegation that the OPEN claims.
-    by: Option<Stateid4>,
+    claimed: Option<Stateid4>,
     /// The stateid of the open, if no request is needed.
     ready: Option<Stateid4>,
     compound: Option<Compound>,
@@ -145,22 +159,23 @@ impl Opening<'_> {
     /// Claims a delegation if there is one, because the server could take another open for a conflict with it (RFC 8881
     /// §10.4.1).
     fn by_handle(&mut self) -> Compound {
-        let writes = self.access & OPEN4_SHARE_ACCESS_WRITE != 0;
-        self.by = {
+        let writes = self.by.1 & OPEN4_SHARE_ACCESS_WRITE != 0;
+        self.claimed = {
             let state = self.file.state.lock();
             state.delegation.as_ref().filter(|delegation| delegation.write || !writes).map(|by| by.stateid)
         };
-        let claim = self.by.map_or(OpenClaim4::Fh, OpenClaim4::DelegCurFh);
+        let claim = self.claimed.map_or(OpenClaim4::Fh, OpenClaim4::DelegCurFh);
         Compound::on("OPEN", &self.file.handle)
-            .open(open(self.opens, self.access, Openflag4::NoCreate, claim))
+            .open(open(self.opens, self.by, Openflag4::NoCreate, claim))
             .get_attr(&wanted())
+            .by(self.by.0)
             .once()
     }
 
     fn by_name(&self, (dir, name): (Handle, Bytes)) -> Result<Compound> {
         let claim = OpenClaim4::Null(component(&name)?);
-        let opening = open(self.opens, self.access, Openflag4::NoCreate, claim);
-        Ok(Compound::on("OPEN", &dir).open(opening).get_attr(&wanted()))
+        let opening = open(self.opens, self.by, Openflag4::NoCreate, claim);
+        Ok(Compound::on("OPEN", &dir).open(opening).get_attr(&wanted()).by(self.by.0))
     }
 }
 
@@ -169,7 +184,7 @@ impl Operation for Opening<'_> {
         if self.changes.is_none() {
             self.changes = Some(self.file.lock_changes().await);
         }
-        self.ready = self.file.open_stateid(self.opens, self.access);
+        self.ready = self.file.open_stateid(self.opens, self.by);
         if self.ready.is_some() {
             return Ok(Next::Done);
         }
@@ -196,7 +211,7 @@ impl Operation for Opening<'_> {
     }
 
     async fn recover(&mut self, res: &CompoundRes, _: &Deadline) -> Result<Retry> {
-        let lost = self.by.is_some_and(|by| self.file.state_failed(&by, res.status));
+        let lost = self.claimed.is_some_and(|by| self.file.state_failed(&by, res.status));
         Ok(if lost { Retry::AfterPause } else { Retry::No })
     }
 
@@ -210,6 +225,8 @@ impl Operation for Opening<'_> {
 pub(super) struct Closing<'a> {
     pub client: &'a Arc<Client4>,
     pub handle: &'a Handle,
+    /// The caller that has opened the file.
+    pub caller: Option<Caller>,
     pub open: Option<Stateid4>,
     pub delegation: Option<Stateid4>,
     pub compound: Compound,
@@ -219,7 +236,7 @@ pub(super) struct Closing<'a> {
 
 impl Operation for Closing<'_> {
     async fn prepare(&mut self, _: &Deadline) -> Result<Next> {
-        let mut compound = Compound::on("CLOSE", self.handle).once();
+        let mut compound = Compound::on("CLOSE", self.handle).by(self.caller.as_ref()).once();
         if let Some(deleg_stateid) = self.delegation {
             compound = compound.op(Argop4::DelegReturn(DelegReturnArgs { deleg_stateid }), 0);
         }

@@ -1,5 +1,5 @@
-//! [`Opens`]: the files that are open at the server, with their locks and delegations. Each file handle has one open,
-//! however many users it has.
+//! [`Opens`]: the files that are open at the server, with their locks and delegations. Each file handle has one open for
+//! each [caller](Caller), however many requests use it.
 //!
 //! Read RFC 8881 §8.2 (stateids), §9.1, §10.4 (delegations) and §8.4.2.1 (reclaiming) first. A file is opened by its
 //! handle when it is first read or written, for the access that is then needed. It stays open while it is in use or
@@ -11,6 +11,7 @@
 //! anonymous stateid (§9.1.4.3), and cannot be locked.
 
 use std::{
+    mem,
     sync::{
         Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
@@ -38,7 +39,7 @@ use super::{
 };
 use crate::{
     call::Deadline,
-    model::{Attr, Handle, Result},
+    model::{Attr, Caller, Handle, Result},
     session::{
         client::Client4,
         compound::{Compound, Counter, Results, value},
@@ -77,8 +78,8 @@ pub(crate) struct OpenFile {
 /// The state that the server keeps of a file for this client.
 #[derive(Debug, Default)]
 pub(crate) struct State {
-    /// The stateid of the open, and its access: the `OPEN4_SHARE_ACCESS_` bits.
-    pub open: Option<(Stateid4, u32)>,
+    /// The opens: one for each caller.
+    pub opens: Vec<CallerOpen>,
     pub delegation: Option<Delegation>,
     /// The number of outstanding WRITEs.
     pub writing: u32,
@@ -92,6 +93,16 @@ pub(crate) struct State {
     pub waiting: HashMap<Bytes, Arc<Notify>>,
     /// Set if the server may notify the client when a lock is free (`OPEN4_RESULT_MAY_NOTIFY_LOCK`).
     pub may_notify: bool,
+}
+
+/// The open of a file for one caller. The server has checked what that caller may do.
+#[derive(Clone, Debug)]
+pub(crate) struct CallerOpen {
+    /// `None` is the user of the mount.
+    pub caller: Option<Caller>,
+    pub stateid: Stateid4,
+    /// The `OPEN4_SHARE_ACCESS_` bits.
+    pub access: u32,
 }
 
 /// The attributes of a file from the reply to an OPEN.
@@ -111,6 +122,8 @@ pub(crate) struct OwnerLocks {
     pub ranges: Vec<(u64, u64, bool)>,
     /// The owner's seqid, in NFSv4.0.
     pub counter: Counter,
+    /// The caller whose open the locks belong to.
+    pub caller: Option<Caller>,
     /// Set if the server has lost the locks and did not allow the client to reclaim them.
     pub lost: bool,
 }
@@ -184,8 +197,8 @@ impl Opens {
         let of = |file: Arc<OpenFile>| {
             let state = file.state.lock();
             let locks = state.locks.values().filter_map(|locked| locked.stateid);
-            let open = state.open.map(|(stateid, _)| stateid);
-            open.into_iter().chain(state.delegation.iter().map(|d| d.stateid)).chain(locks).collect::<Vec<_>>()
+            let opens = state.opens.iter().map(|open| open.stateid);
+            opens.chain(state.delegation.iter().map(|d| d.stateid)).chain(locks).collect::<Vec<_>>()
         };
         files.into_iter().flat_map(of).collect()
     }
@@ -203,9 +216,15 @@ impl Opens {
     }
 
     /// Stores the results of an OPEN that another operation has sent.
-    pub fn opened(self: &Arc<Self>, handle: &Handle, ok: OpenOk, access: u32, seen: OpenAttributes) -> InUse {
+    pub fn opened(
+        self: &Arc<Self>,
+        handle: &Handle,
+        ok: OpenOk,
+        by: (Option<&Caller>, u32),
+        seen: OpenAttributes,
+    ) -> InUse {
         let file = self.file(handle);
-        file.0.store_open(self, ok, access, seen);
+        file.0.store_open(self, ok, by, seen);
         file
     }
 
@@ -251,7 +270,7 @@ impl Opens {
     async fn close(self: &Arc<Self>, file: &Arc<OpenFile>, deadline: &Deadline) {
         self.notify_return(file).await;
         let _changes = file.change_lock.lock().await;
-        let (open, delegation, lockers) = {
+        let (opens, delegation, lockers) = {
             let _files = self.files.lock();
             let mut state = file.state.lock();
             if !file.is_unused(&state) {
@@ -261,14 +280,15 @@ impl Opens {
             }
             let lockers: Vec<_> =
                 state.locks.drain().filter_map(|(name, locked)| Some((name, locked.stateid?))).collect();
-            (state.open.take(), state.delegation.take(), lockers)
+            (mem::take(&mut state.opens), state.delegation.take(), lockers)
         };
-        let open = open.map(|(stateid, _)| self.client.latest(stateid));
-        let delegation = delegation.map(|delegation| delegation.stateid);
-        if open.is_some() || delegation.is_some() {
+        // The delegation is returned with the first CLOSE.
+        let mut delegation = delegation.map(|delegation| delegation.stateid);
+        let mut opens = opens.into_iter().map(|open| (open.caller, Some(self.client.latest(open.stateid))));
+        while let Some((caller, open)) = opens.next().or_else(|| delegation.is_some().then_some((None, None))) {
             let compound = Compound::new("CLOSE");
-            let mut closing =
-                Closing { client: &self.client, handle: &file.handle, open, delegation, compound, old: 0 };
+            let (client, handle, delegation) = (&self.client, &file.handle, delegation.take());
+            let mut closing = Closing { client, handle, caller, open, delegation, compound, old: 0 };
             let (res, _) = drive(&mut closing, None, deadline).await;
             let res = res.map(|res| res.expect("a CLOSE must be sent"));
             if let Err(error) = res.and_then(|res| self.client.results(&closing.compound, res)) {
@@ -291,16 +311,16 @@ impl Opens {
         let mut unreclaimed = Unreclaimed::default();
         for file in self.all() {
             // This does not lock `change_lock`, because operations that hold that lock wait for the recovery.
-            let (open, delegation) = {
+            let (opens, mut delegation) = {
                 let mut state = file.state.lock();
                 let delegation = state.delegation.take();
-                (state.open.take(), delegation)
+                (mem::take(&mut state.opens), delegation)
             };
             if delegation.is_some() {
                 self.delegations.lost(&file.handle);
             }
-            if let Some((_, access)) = open {
-                match file.reclaim(self, access, delegation, deadline).await {
+            for CallerOpen { caller, access, .. } in opens {
+                match file.reclaim(self, (caller.as_ref(), access), delegation.take(), deadline).await {
                     // The number of files does not count against the deadline, only the silence of the server.
                     Ok(()) => deadline.restart(),
                     // The file is opened again when it is used, for example if the grace period has ended.
@@ -321,12 +341,17 @@ impl State {
         self.writing == 0 && self.changed <= since
     }
 
+    /// Returns a caller's open.
+    pub fn open_of(&self, caller: Option<&Caller>) -> Option<&CallerOpen> {
+        self.opens.iter().find(|open| open.caller.as_ref() == caller)
+    }
+
     /// Increments the seqid of a stateid that is older than the server's, because the caller of an earlier operation
     /// gave up before the reply. From NFSv4.1 on, a request can leave the seqid zero.
     fn advance(&mut self, stateid: &Stateid4) {
-        let open = self.open.as_mut().map(|(open, _)| open);
+        let opens = self.opens.iter_mut().map(|open| &mut open.stateid);
         let locks = self.locks.values_mut().filter_map(|locked| locked.stateid.as_mut());
-        for known in open.into_iter().chain(locks).filter(|known| *known == stateid) {
+        for known in opens.chain(locks).filter(|known| *known == stateid) {
             known.seqid = known.seqid.wrapping_add(1);
         }
     }
@@ -334,11 +359,9 @@ impl State {
     /// Removes a stateid that cannot be used any more. Returns `true` if it was one of these.
     fn forget(&mut self, stateid: &Stateid4) -> bool {
         let same = |other: &Stateid4| other.other == stateid.other;
-        let mut any = false;
-        if self.open.is_some_and(|(open, _)| same(&open)) {
-            self.open = None;
-            any = true;
-        }
+        let before = self.opens.len();
+        self.opens.retain(|open| !same(&open.stateid));
+        let mut any = self.opens.len() < before;
         if self.delegation.as_ref().is_some_and(|delegation| same(&delegation.stateid)) {
             self.delegation = None;
             any = true;
@@ -411,7 +434,7 @@ impl OpenFile {
     pub async fn reclaim(
         &self,
         opens: &Arc<Opens>,
-        access: u32,
+        (caller, access): (Option<&Caller>, u32),
         delegation: Option<Delegation>,
         deadline: &Deadline,
     ) -> Result<()> {
@@ -423,14 +446,15 @@ impl OpenFile {
         // If the open cannot be reclaimed, it is made again when the file is used, which the server does not allow
         // before RECLAIM_COMPLETE (RFC 8881 §18.51.3).
         let compound = Compound::on("OPEN", &self.handle)
-            .open(open(opens, access, Openflag4::NoCreate, OpenClaim4::Previous(had)))
+            .open(open(opens, (caller, access), Openflag4::NoCreate, OpenClaim4::Previous(had)))
             .get_attr(&wanted())
+            .by(caller)
             .once();
         let requested_at = opens.delegations.now();
         let mut results = opens.client.run_in_recovery(&compound, deadline).await?;
         results.skip(&[Opnum4::PutFh])?;
         let (ok, _) = opened(&mut results)?;
-        self.store_open(opens, *ok, access, open_attributes(&mut results, requested_at)?);
+        self.store_open(opens, *ok, (caller, access), open_attributes(&mut results, requested_at)?);
         Ok(())
     }
 }
@@ -457,9 +481,15 @@ pub(crate) fn wanted() -> Bitmap4 {
     wanted
 }
 
-/// Returns an OPEN by the owner of all lasting opens.
-pub(crate) fn open(opens: &Opens, access: u32, openhow: Openflag4, claim: OpenClaim4) -> Argop4 {
-    open_by(opens.client.state_owner(b"open"), access, openhow, claim)
+/// Returns an OPEN by the owner of all lasting opens of a caller.
+pub(crate) fn open(
+    opens: &Opens,
+    (caller, access): (Option<&Caller>, u32),
+    openhow: Openflag4,
+    claim: OpenClaim4,
+) -> Argop4 {
+    let owner = caller.map_or("open".to_owned(), |caller| format!("open {}", caller.number()));
+    open_by(opens.client.state_owner(owner.as_bytes()), access, openhow, claim)
 }
 
 fn open_by(owner: StateOwner4, access: u32, openhow: Openflag4, claim: OpenClaim4) -> Argop4 {

@@ -182,14 +182,14 @@ impl Operations for V4 {
     }
 
     async fn create(&self, dir: &Handle, name: &[u8], how_wanted: CreateHow) -> Result<Node> {
-        let mut requested_at = 0;
+        let (mut requested_at, caller) = (0, self.caller.as_ref());
         let make = |target: &mut Target| {
             let how = creation(&how_wanted, target.server().client.minor());
             let access = OPEN4_SHARE_ACCESS_WRITE | OPEN4_SHARE_ACCESS_WANT_NO_DELEG;
             let claim = OpenClaim4::Null(component(name)?);
             requested_at = target.opens().delegations.now();
             Ok(Compound::on("OPEN", target.handle())
-                .open(open(target.opens(), access, Openflag4::Create(how), claim))
+                .open(open(target.opens(), (caller, access), Openflag4::Create(how), claim))
                 .get_attr(&attr::WANTED)
                 .once())
         };
@@ -200,7 +200,7 @@ impl Operations for V4 {
         let set_after = set_after_creation(&how_wanted, target.server().client.minor(), &ok.attrset);
         let seen = OpenAttributes { attr: node.attr.clone(), change: None, requested_at };
         let opens = target.opens();
-        opens.opened(&node.handle, *ok, OPEN4_SHARE_ACCESS_WRITE, seen);
+        opens.opened(&node.handle, *ok, (caller, OPEN4_SHARE_ACCESS_WRITE), seen);
         opens.changed(&node.handle);
         opens.found(target.handle(), name, &node.handle, node.attr.as_ref());
         let node = target.place.node(name, node);

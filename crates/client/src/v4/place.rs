@@ -122,7 +122,7 @@ impl V4 {
         let mut place = Place { v4: self.clone(), handle: object.clone(), steps: Vec::new() };
         while place.v4.server.moves.any() {
             let Some((peer, there)) = place.v4.server.moves.known(&place.handle) else { break };
-            let v4 = peer.v4().with_deadline(self.timeout);
+            let v4 = V4 { server: peer.v4().server.clone(), ..self.clone() };
             let from = std::mem::replace(&mut place.v4, v4).server;
             let handle = std::mem::replace(&mut place.handle, there);
             place.steps.push(Step { from, handle, peer });

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use super::server::Server;
 use crate::{
     call::{Deadline, Program},
-    model::{Handle, Result},
+    model::{Caller, Handle, Result},
     session::compound::{Compound, Results},
 };
 
@@ -17,12 +17,19 @@ use crate::{
 pub struct V4 {
     pub(super) server: Arc<Server>,
     pub(super) timeout: Duration,
+    /// The user as whom operations are executed; `None` for the user of the mount.
+    pub(super) caller: Option<Caller>,
 }
 
 impl V4 {
     /// Returns the same protocol with another deadline: the time that the server may be silent during a call.
     pub fn with_deadline(&self, timeout: Duration) -> Self {
-        Self { server: self.server.clone(), timeout }
+        Self { timeout, ..self.clone() }
+    }
+
+    /// Returns the same protocol for a caller, or for the user of the mount. Each caller has its own opens.
+    pub fn with_caller(&self, caller: Option<&Caller>) -> Self {
+        Self { caller: caller.cloned(), ..self.clone() }
     }
 
     /// Returns the minor version.

@@ -239,10 +239,11 @@ impl<M> Routed<'_, M> {
 
     async fn stateid(&self, target: &Target, at: usize, deadline: &Deadline) -> Result<Stateid4> {
         let Some(file) = &target.files[at] else { return Ok(Stateid4::ANONYMOUS) };
+        let caller = self.request.v4.caller.as_ref();
         match self.request.stateids[at] {
-            StateidUse::Open(access) => file.0.stateid(target.opens(), access, deadline).await,
+            StateidUse::Open(access) => file.0.stateid(target.opens(), (caller, access), deadline).await,
             StateidUse::IfOpen(access) => {
-                Ok(file.0.open_stateid(target.opens(), access).unwrap_or(Stateid4::ANONYMOUS))
+                Ok(file.0.open_stateid(target.opens(), (caller, access)).unwrap_or(Stateid4::ANONYMOUS))
             }
             StateidUse::No => Ok(Stateid4::ANONYMOUS),
         }
@@ -279,7 +280,7 @@ impl<M: FnMut(&mut Target) -> Result<Compound> + Send + Sync> Operation for Rout
                 return Ok(Next::Again);
             }
         }
-        let compound = (self.make)(&mut target)?;
+        let compound = (self.make)(&mut target)?.by(self.request.v4.caller.as_ref());
         self.attempt = Some((target, compound));
         Ok(if self.request.only_opens { Next::Done } else { Next::Send })
     }

@@ -13,6 +13,7 @@
 #![expect(unsafe_code, reason = "calls of C")]
 
 mod library;
+mod user;
 
 use std::{
     ffi::{CString, c_int},
@@ -33,6 +34,7 @@ use self::library::{
 use crate::mechanism::{Acceptor, Context, Established, GssError, Initiator, Negotiation, Step, StepFailed, major};
 
 pub use library::Unavailable;
+pub use user::UserInitiator;
 
 /// Reports whether the library is installed.
 ///

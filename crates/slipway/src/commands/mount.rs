@@ -49,7 +49,7 @@ pub struct Args {
     /// The file of the private key of --tls-cert
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<String>,
-    /// Allow other users; the kernel checks their access by owner, group and mode
+    /// Allow other users: each operation acts as the user that calls it, and the server decides what that user may do
     #[arg(long)]
     allow_other: bool,
     /// Bypass the page cache: each read and write of a program goes to the server
@@ -79,6 +79,11 @@ impl Args {
             let failed = |problem| Failure::usage(format!("-o {option}: {problem}"));
             options.set(key, value).map_err(failed)?;
         }
+        if self.allow_other && (options.uid.is_some() || options.gid.is_some() || options.gids.is_some()) {
+            let problem =
+                "with --allow-other each operation acts as its caller, so the URL cannot have uid, gid or gids";
+            return Err(Failure::usage(problem));
+        }
         let files = [
             (&self.tls_ca, &mut options.tls.ca),
             (&self.tls_cert, &mut options.tls.cert),
@@ -106,7 +111,7 @@ pub fn run(args: &Args) -> Outcome {
         (_, true) => Recovery::SoftErr(deadline),
         _ => Recovery::Hard,
     };
-    reach::run(serve(args, Options { ttl, direct_io: args.direct_io, recovery }))
+    reach::run(serve(args, Options { ttl, direct_io: args.direct_io, per_caller: args.allow_other, recovery }))
 }
 
 async fn serve(args: &Args, options: Options) -> Outcome {

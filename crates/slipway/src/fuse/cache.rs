@@ -15,6 +15,7 @@ use super::{
     device::Device,
     nodes::Node,
     tree::{Answer, Answered, Tree},
+    view::Target,
     wire::forget_inode,
 };
 
@@ -90,7 +91,7 @@ impl Tree {
     }
 
     /// Does the same with the version that the server reports, if it has one.
-    pub async fn revalidate(&self, node: &Node) -> Answer<()> {
+    pub async fn revalidate(&self, node: &Target) -> Answer<()> {
         if let Some(v4) = node.mount().v4() {
             self.make_current(node, v4.data_version(node.handle()).await.answer()?).await;
         }

@@ -1,6 +1,7 @@
 //! Converts attributes, times and errors between NFS and FUSE.
 
 use client::{Attr, Device, Error, ErrorKind, FileKind, SetTime, Status, Time};
+use rpc::{ClientError, RejectStat};
 use rustix::io::Errno;
 
 use super::wire::Attributes;
@@ -93,6 +94,8 @@ pub fn errno(error: &Error) -> Errno {
         ErrorKind::Moved(_) => Errno::STALE,
         ErrorKind::Timeout { .. } => Errno::TIMEDOUT,
         ErrorKind::Invalid(_) => Errno::INVAL,
+        // The user has no ticket, or the server does not accept the user.
+        ErrorKind::Rpc(ClientError::Security(_) | ClientError::Denied(RejectStat::AuthError(_))) => Errno::ACCESS,
         _ => Errno::IO,
     }
 }

@@ -159,7 +159,7 @@ pub fn unmount(directory: &Path, detach: bool) -> io::Result<()> {
     }
 }
 
-/// Allows other users, and lets the kernel check their permissions.
-const OTHERS: &str = ",allow_other,default_permissions";
+/// Allows other users. The server checks their permissions.
+const OTHERS: &str = ",allow_other";
 const FSTYPE: &str = "fuse.slipway";
 const HELPER: &str = "fusermount3";

@@ -10,8 +10,8 @@ use xdr::Message;
 
 use super::{
     convert::errno,
-    nodes::Node,
     tree::{Answer, Answered, Tree, same_mount},
+    view::{Target, View},
 };
 
 /// The modes of allocation.
@@ -44,35 +44,37 @@ impl Allocate {
 }
 
 impl Tree {
-    fn v4_2<'a>(&self, node: &'a Node) -> Answer<&'a V4> {
-        self.v4(node, 2)
-    }
-
-    /// Returns the version 4 interface of the node's mount, if it has at least this minor version. ENOSYS disables the
+    /// Returns the version 4 interface of an object's mount, if it has at least this minor version. ENOSYS disables the
     /// operation for the whole FUSE mount, so it depends on the server of the URL.
-    fn v4<'a>(&self, node: &'a Node, minor: u32) -> Answer<&'a V4> {
+    fn v4<'a>(&self, mount: &'a Mount, minor: u32) -> Answer<&'a V4> {
         fn of(mount: &Mount, minor: u32) -> Option<&V4> {
             mount.v4().filter(|v4| v4.minor_version() >= minor)
         }
         of(&self.mount, minor).ok_or(Errno::NOSYS)?;
-        of(node.mount(), minor).ok_or(Errno::OPNOTSUPP)
+        of(mount, minor).ok_or(Errno::OPNOTSUPP)
     }
 
     /// Returns the meaning of an attribute name. The server omits the prefix of users' attributes (RFC 8276).
     /// nfs4_getfacl(1) and nfs4_setfacl(1) access the ACL as an attribute.
     pub fn xattr_name<'a>(&self, ino: u64, name: &'a [u8]) -> Answer<Xattr<'a>> {
-        let minor = self.v4(&*self.node(ino)?, 0)?.minor_version();
+        let minor = self.v4(self.node(ino)?.mount(), 0)?.minor_version();
         match name.strip_prefix(USER) {
             Some(name) if !name.is_empty() && minor >= 2 => Ok(Xattr::User(name)),
             None if name == ACL => Ok(Xattr::Acl),
             _ => Err(Errno::OPNOTSUPP),
         }
     }
+}
+
+impl View {
+    fn v4_2<'a>(&self, node: &'a Target) -> Answer<&'a V4> {
+        self.v4(node.mount(), 2)
+    }
 
     /// GETXATTR, or reads the ACL.
     pub async fn xattr(&self, ino: u64, name: &[u8]) -> Answer<Bytes> {
-        let node = self.node(ino)?;
-        let v4 = self.v4(&node, 0)?;
+        let node = self.target(ino)?;
+        let v4 = self.v4(node.mount(), 0)?;
         match self.xattr_name(ino, name)? {
             Xattr::User(name) => v4.xattr(node.handle(), name).await.answer(),
             Xattr::Acl => Ok(Message::encode(&v4.acl(node.handle()).await.answer()?).stream),
@@ -87,22 +89,24 @@ impl Tree {
             XATTR_REPLACE => SetXattr::Replace,
             _ => return Err(Errno::INVAL),
         };
-        let node = self.node(ino)?;
-        let v4 = self.v4(&node, 0)?;
+        let node = self.target(ino)?;
+        let v4 = self.v4(node.mount(), 0)?;
         match self.xattr_name(ino, name)? {
             Xattr::User(name) => v4.set_xattr(node.handle(), name, value, how).await.answer(),
             Xattr::Acl => {
                 let acl = Message::from(value).decode().map_err(|_| Errno::INVAL)?;
-                v4.set_acl(node.handle(), acl).await.answer()
+                let done = v4.set_acl(node.handle(), acl).await.answer();
+                node.rights.invalidate();
+                done
             }
         }
     }
 
     /// REMOVEXATTR.
     pub async fn remove_xattr(&self, ino: u64, name: &[u8]) -> Answer<()> {
-        let node = self.node(ino)?;
+        let node = self.target(ino)?;
         match self.xattr_name(ino, name)? {
-            Xattr::User(name) => self.v4(&node, 0)?.remove_xattr(node.handle(), name).await.answer(),
+            Xattr::User(name) => self.v4(node.mount(), 0)?.remove_xattr(node.handle(), name).await.answer(),
             // Every file has an ACL.
             Xattr::Acl => Err(Errno::OPNOTSUPP),
         }
@@ -110,17 +114,17 @@ impl Tree {
 
     /// LISTXATTRS: returns the names of users' attributes, each terminated by a zero byte.
     pub async fn xattrs(&self, ino: u64) -> Answer<Bytes> {
-        let node = self.node(ino)?;
+        let node = self.target(ino)?;
         let names = self.v4_2(&node)?.xattrs(node.handle()).await.answer()?;
         Ok(names.iter().flat_map(|name| [USER, name, b"\0"]).flatten().copied().collect())
     }
 
     /// ALLOCATE or DEALLOCATE.
     pub async fn allocate(&self, ino: u64, offset: u64, length: u64, how: Allocate) -> Answer<()> {
-        let node = self.node(ino)?;
+        let node = self.target(ino)?;
         let v4 = self.v4_2(&node)?;
         // Commit first, so that unstable data cannot be written into the hole again.
-        node.unstable.commit(node.mount(), node.handle()).await?;
+        node.unstable.commit(node.handle()).await?;
         match how {
             Allocate::Reserve => v4.allocate(node.handle(), offset, length).await.answer(),
             Allocate::PunchHole => v4.deallocate(node.handle(), offset, length).await.answer(),
@@ -129,7 +133,7 @@ impl Tree {
 
     /// SEEK: returns the offset of the next data or hole.
     pub async fn seek(&self, ino: u64, offset: i64, what: DataContent4) -> Answer<i64> {
-        let node = self.node(ino)?;
+        let node = self.target(ino)?;
         let v4 = self.v4_2(&node).map_err(|_| Errno::NOSYS)?;
         let offset = u64::try_from(offset).map_err(|_| Errno::NXIO)?;
         let found = v4.seek(node.handle(), offset, what).await.map_err(|error| match errno(&error) {
@@ -148,12 +152,12 @@ impl Tree {
 
     /// COPY: copies up to `count` bytes. Returns the number of bytes, which are on stable storage.
     pub async fn copy(&self, from: (u64, u64), to: (u64, u64), count: u64) -> Answer<u32> {
-        let (source, target) = (self.node(from.0)?, self.node(to.0)?);
+        let (source, target) = (self.target(from.0)?, self.target(to.0)?);
         let v4 = self.v4_2(&target)?;
         // The kernel copies by itself if this fails.
         same_mount(&source, &target)?;
         // Commit first, so that unstable data cannot overwrite the copy later.
-        target.unstable.commit(target.mount(), target.handle()).await?;
+        target.unstable.commit(target.handle()).await?;
         for _ in 0..COPY_TRIES {
             let (from, to) = ((source.handle(), from.1), (target.handle(), to.1));
             let (copied, written) = v4.copy(from, to, count.min(COPY_MAX)).await.answer()?;

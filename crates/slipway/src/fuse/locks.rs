@@ -13,8 +13,8 @@ use parking_lot::Mutex;
 use rustix::io::Errno;
 
 use super::{
-    nodes::Node,
-    tree::{Answer, Answered, Tree},
+    tree::{Answer, Answered},
+    view::{Target, View},
 };
 
 /// The lock owners of a file, including those whose lock failed.
@@ -71,8 +71,8 @@ impl Lock {
     }
 }
 
-impl Tree {
-    fn locking<'a>(&self, node: &'a Node) -> Answer<&'a V4> {
+impl View {
+    fn locking<'a>(&self, node: &'a Target) -> Answer<&'a V4> {
         // If the URL's server has no locks, the kernel keeps them locally. If another server has none, locking fails.
         let none = if self.mount.v4().is_some() { Errno::NOLCK } else { Errno::NOSYS };
         node.mount().v4().ok_or(none)
@@ -80,7 +80,7 @@ impl Tree {
 
     /// LOCKT: returns a conflicting lock, or `F_UNLCK`.
     pub async fn test_lock(&self, ino: u64, owner: u64, lock: Lock) -> Answer<Lock> {
-        let node = self.node(ino)?;
+        let node = self.target(ino)?;
         let v4 = self.locking(&node)?;
         let found = v4.test_lock(node.handle(), &owner.to_be_bytes(), lock.range()?).await.answer()?;
         Ok(found.map_or(Lock { kind: F_UNLCK, ..lock }, Lock::of))
@@ -88,7 +88,7 @@ impl Tree {
 
     /// LOCKU.
     pub async fn unlock(&self, ino: u64, owner: u64, lock: Lock) -> Answer<()> {
-        let (node, range) = (self.node(ino)?, lock.range()?);
+        let (node, range) = (self.target(ino)?, lock.range()?);
         let v4 = self.locking(&node)?;
         let name = owner.to_be_bytes();
         v4.unlock(node.handle(), &name, range.offset, range.length).await.answer().map_err(no_lock)
@@ -106,7 +106,7 @@ impl Tree {
         if lock.kind == F_UNLCK {
             return self.unlock(ino, owner, lock).await;
         }
-        let (node, range) = (self.node(ino)?, lock.range()?);
+        let (node, range) = (self.target(ino)?, lock.range()?);
         let v4 = self.locking(&node)?;
         let name = owner.to_be_bytes();
         let owner = Owner { name: owner, by };
@@ -139,7 +139,7 @@ impl Tree {
     }
 
     async fn release_locks(&self, ino: u64, which: impl Fn(&Owner) -> bool) -> Answer<()> {
-        let (node, mut done) = (self.node(ino)?, Ok(()));
+        let (node, mut done) = (self.target(ino)?, Ok(()));
         for name in node.lockers.take(which) {
             let released = self.locking(&node)?.release_locks(node.handle(), &name.to_be_bytes()).await.answer();
             done = done.and(released);

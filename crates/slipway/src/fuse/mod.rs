@@ -11,6 +11,7 @@
 //! file.
 
 mod cache;
+mod callers;
 mod convert;
 mod device;
 mod extended;
@@ -21,6 +22,7 @@ mod referral;
 mod session;
 mod tree;
 mod unstable;
+mod view;
 mod wire;
 
 use std::{future::Future, os::unix::ffi::OsStrExt, sync::Arc, time::Duration};
@@ -30,11 +32,13 @@ use client::{Object, SetAttr};
 use nfs::v4::DataContent4;
 use rustix::io::Errno;
 
+use callers::Callers;
 use convert::set_time;
 use extended::Allocate;
 use locks::Lock;
 use session::{Handler, Replier, Reply, Request, Undo};
 use tree::{Answer, Tree};
+use view::View;
 use wire::{Arguments, Attributes, Header, Init, Listed, Out, Plus, init, op, open, set};
 
 pub use device::{Device, unmount};
@@ -47,6 +51,8 @@ pub struct Options {
     pub ttl: Duration,
     /// Reads and writes bypass the page cache.
     pub direct_io: bool,
+    /// Each operation acts as its caller; otherwise as the user of the mount.
+    pub per_caller: bool,
     /// The behaviour of operations while the server does not answer.
     pub recovery: Recovery,
 }
@@ -89,7 +95,8 @@ type Decoded = Result<(), Errno>;
 impl Fuse {
     /// Creates a file system with the tree below `root`.
     pub fn new(root: Object, session: &Session, options: Options) -> Arc<Self> {
-        let tree = Tree::new(root, options.ttl, options.recovery.deadline(), session.device());
+        let callers = options.per_caller.then(Callers::new);
+        let tree = Tree::new(root, (options.ttl, options.recovery.deadline()), callers, session.device());
         Arc::new(Self { tree, options })
     }
 
@@ -97,13 +104,14 @@ impl Fuse {
     fn answer<T, F>(
         self: &Arc<Self>,
         replier: Replier,
-        work: impl FnOnce(Arc<Tree>) -> F,
+        work: impl FnOnce(View) -> F,
         done: impl FnOnce(T) -> (Reply, Undo) + Send + 'static,
     ) where
         F: Future<Output = Answer<T>> + Send + 'static,
         T: Send,
     {
-        let (work, recovery) = (work(self.tree.clone()), self.options.recovery);
+        let work = work(View::new(self.tree.clone(), &replier.header));
+        let recovery = self.options.recovery;
         replier.spawn(self, async move { work.await.map_err(|error| recovery.error(error)) }, done);
     }
 
@@ -111,7 +119,7 @@ impl Fuse {
     fn fields<T, F>(
         self: &Arc<Self>,
         replier: Replier,
-        work: impl FnOnce(Arc<Tree>) -> F,
+        work: impl FnOnce(View) -> F,
         out: impl FnOnce(T) -> Out + Send + 'static,
     ) where
         F: Future<Output = Answer<T>> + Send + 'static,
@@ -121,7 +129,7 @@ impl Fuse {
     }
 
     /// Executes a request, and replies without data.
-    fn empty<F>(self: &Arc<Self>, replier: Replier, work: impl FnOnce(Arc<Tree>) -> F)
+    fn empty<F>(self: &Arc<Self>, replier: Replier, work: impl FnOnce(View) -> F)
     where
         F: Future<Output = Answer<()>> + Send + 'static,
     {
@@ -129,24 +137,24 @@ impl Fuse {
     }
 
     /// Executes a request, and replies with an object.
-    fn entry<F>(self: &Arc<Self>, replier: Replier, work: impl FnOnce(Arc<Tree>) -> F)
+    fn entry<F>(self: &Arc<Self>, replier: Replier, work: impl FnOnce(View) -> F)
     where
         F: Future<Output = Answer<Attributes>> + Send + 'static,
     {
         let tree = self.tree.clone();
         self.answer(replier, work, move |attr: Attributes| {
-            let out = Out::new().entry(attr.ino, &attr, tree.ttl, tree.attribute_ttl(attr.ino));
+            let out = Out::new().entry(attr.ino, &attr, tree.name_ttl(), tree.attribute_ttl(attr.ino));
             (Reply::Out(out), Undo::Forget(vec![attr.ino]))
         });
     }
 
     /// Executes a request, and replies with bytes. The caller has said how many it can accept; with 0, it only gets
     /// their number.
-    fn bytes<F>(self: &Arc<Self>, replier: Replier, room: u32, work: impl FnOnce(Arc<Tree>) -> F)
+    fn bytes<F>(self: &Arc<Self>, replier: Replier, room: u32, work: impl FnOnce(View) -> F)
     where
         F: Future<Output = Answer<Bytes>> + Send + 'static,
     {
-        let work = work(self.tree.clone());
+        let work = work(View::new(self.tree.clone(), &replier.header));
         let work = async move {
             let bytes = work.await?;
             match u32::try_from(bytes.len()) {
@@ -156,6 +164,11 @@ impl Fuse {
             }
         };
         self.fields(replier, |_| work, |out| out);
+    }
+
+    /// Returns the tree as the user sees it that has opened the file with this number.
+    fn view(&self, number: u64) -> View {
+        View::of_mount(self.tree.clone()).of_open(number)
     }
 
     fn open_flags(&self, current: bool) -> u32 {
@@ -171,7 +184,9 @@ impl Fuse {
         // Without NFSv4, the kernel keeps locks locally, on this machine only.
         let locks = if self.tree.mount.v4().is_some() { init::POSIX_LOCKS | init::FLOCK_LOCKS } else { 0 };
         // A kernel with a newer protocol gets ours, and asks again.
-        let agreed = Init::agree(arguments, WANTED | locks)?;
+        // The server removes set-user-ID bits when a file changes. A caller that may write need not be allowed to.
+        let killpriv = if self.options.per_caller { init::HANDLE_KILLPRIV } else { 0 };
+        let agreed = Init::agree(arguments, WANTED | locks | killpriv)?;
         let agreed = agreed.unwrap_or(Init { minor: 0, flags: 0, max_readahead: 0 });
         replier.reply(Reply::Out(Out::new().init(agreed)));
         Ok(())
@@ -308,9 +323,10 @@ impl Fuse {
                 self.fields(taken(slot)?, |tree| async move { tree.getattr(ino).await }, done);
             }
             op::SETATTR => {
-                let (set, ttl) = (set_attr(arguments)?, self.options.ttl);
+                let ((set, number), ttl) = (set_attr(arguments)?, self.options.ttl);
                 let done = move |attr: Attributes| Out::new().attr(&attr, ttl);
-                self.fields(taken(slot)?, |tree| async move { tree.setattr(ino, set).await }, done);
+                let work = |tree: View| async move { tree.of_open(number).setattr(ino, set).await };
+                self.fields(taken(slot)?, work, done);
             }
             op::STATFS => {
                 let done = |stat: client::FsStat| {
@@ -376,20 +392,21 @@ impl Fuse {
                 arguments.skip()?;
                 arguments.skip()?;
                 let name = arguments.name()?.to_owned();
-                let (ttl, open) = (self.options.ttl, self.open_flags(false));
+                let (ttl, name_ttl, open) = (self.options.ttl, self.tree.name_ttl(), self.open_flags(false));
                 let done = move |(attr, number): (Attributes, u64)| {
-                    let out = Out::new().entry(attr.ino, &attr, ttl, ttl).open(number, open);
+                    let out = Out::new().entry(attr.ino, &attr, name_ttl, ttl).open(number, open);
                     (Reply::Out(out), Undo::ForgetAndRelease(attr.ino, number))
                 };
                 self.answer(taken(slot)?, |tree| async move { tree.create(ino, &name, mode, flags).await }, done);
             }
             op::READ => {
-                let (_number, offset, size) = (arguments.u64()?, arguments.u64()?, arguments.u32()?);
+                let (number, offset, size) = (arguments.u64()?, arguments.u64()?, arguments.u32()?);
                 let done = |(buffer, len)| (Reply::Data(buffer, len), Undo::Nothing);
-                self.answer(taken(slot)?, |tree| async move { tree.read(ino, offset, size as usize).await }, done);
+                let work = |tree: View| async move { tree.of_open(number).read(ino, offset, size as usize).await };
+                self.answer(taken(slot)?, work, done);
             }
             op::WRITE => {
-                let (_number, offset, size) = (arguments.u64()?, arguments.u64()?, arguments.u32()?);
+                let (number, offset, size) = (arguments.u64()?, arguments.u64()?, arguments.u32()?);
                 let _flags_and_owner = (arguments.u32()?, arguments.u64()?);
                 let flags = open_flags(arguments.u32()?);
                 if data.len() != size as usize {
@@ -397,15 +414,16 @@ impl Fuse {
                 }
                 let durable = flags.intersects(rustix::fs::OFlags::SYNC | rustix::fs::OFlags::DSYNC);
                 let done = move |()| Out::new().u32(size).u32(0);
-                self.fields(taken(slot)?, |tree| async move { tree.write(ino, offset, data, durable).await }, done);
+                let work = |tree: View| async move { tree.of_open(number).write(ino, offset, data, durable).await };
+                self.fields(taken(slot)?, work, done);
             }
             op::FLUSH => {
-                let (_number, _unused, owner) = (arguments.u64()?, arguments.u64()?, arguments.u64()?);
-                self.empty(taken(slot)?, |tree| async move { tree.flush(ino, owner).await });
+                let (number, _unused, owner) = (arguments.u64()?, arguments.u64()?, arguments.u64()?);
+                self.empty(taken(slot)?, |tree| async move { tree.of_open(number).flush(ino, owner).await });
             }
             op::RELEASE => {
                 let number = arguments.u64()?;
-                self.empty(taken(slot)?, |tree| async move { tree.release(ino, number).await });
+                self.empty(taken(slot)?, |tree| async move { tree.of_open(number).release(ino, number).await });
             }
             _ => self.empty(taken(slot)?, |tree| async move { tree.commit(ino).await }),
         }
@@ -421,7 +439,8 @@ impl Fuse {
         let ino = header.ino;
         match header.opcode {
             op::OPENDIR => {
-                taken(slot)?.reply(Reply::Out(Out::new().open(self.tree.open_dir(), 0)));
+                let done = |number| (Reply::Out(Out::new().open(number, 0)), Undo::CloseDirectory(number));
+                self.answer(taken(slot)?, |tree| async move { tree.open_dir(ino).await }, done);
             }
             op::RELEASEDIR => {
                 self.tree.release_dir(arguments.u64()?);
@@ -433,21 +452,26 @@ impl Fuse {
             }
             opcode => {
                 let (number, offset, room) = (arguments.u64()?, arguments.u64()?, arguments.u32()?);
-                let plus = opcode == op::READDIRPLUS;
+                let (plus, name_ttl) = (opcode == op::READDIRPLUS, self.tree.name_ttl());
                 self.answer(
                     taken(slot)?,
                     |tree| async move {
                         let (mut listed, mut registered) = (Listed::new(room), Vec::new());
                         let add = |entry: tree::Listed<'_>| {
                             let ino = if entry.is_lookup { entry.attr.ino } else { 0 };
-                            let plus = plus.then_some(Plus { ino, attr: &entry.attr, ttl: entry.ttl });
+                            let plus = plus.then_some(Plus {
+                                ino,
+                                attr: &entry.attr,
+                                name_ttl: entry.ttl.min(name_ttl),
+                                ttl: entry.ttl,
+                            });
                             let added = listed.add(entry.attr.ino, entry.cookie, entry.attr.mode, entry.name, plus);
                             if added && entry.is_lookup {
                                 registered.push(ino);
                             }
                             added
                         };
-                        tree.list(ino, number, offset, plus, add).await?;
+                        tree.of_open(number).list(ino, number, offset, plus, add).await?;
                         Ok((listed, registered))
                     },
                     |(listed, registered): (Listed, Vec<u64>)| (Reply::Out(listed.out()), Undo::Forget(registered)),
@@ -464,23 +488,25 @@ impl Fuse {
         if header.opcode == op::GETLK {
             // The server does not report the process that holds a lock.
             let done = |found: Lock| Out::new().lock(found.start, found.end, found.kind);
-            self.fields(replier, |tree| async move { tree.test_lock(ino, owner, lock).await }, done);
+            self.fields(replier, |tree| async move { tree.of_open(number).test_lock(ino, owner, lock).await }, done);
             return Ok(());
         }
         let until = (header.opcode == op::SETLKW).then(|| replier.interrupted());
         let undo = if lock.kind == locks::F_UNLCK { Undo::Nothing } else { Undo::Unlock(ino, owner, lock) };
         let done = move |()| (Reply::Out(Out::new()), undo);
-        self.answer(replier, |tree| async move { tree.lock(ino, number, owner, lock, until).await }, done);
+        let work = |tree: View| async move { tree.of_open(number).lock(ino, number, owner, lock, until).await };
+        self.answer(replier, work, done);
         Ok(())
     }
 
     fn ranges(self: &Arc<Self>, header: Header, arguments: &mut Arguments<'_>, slot: &mut Option<Replier>) -> Decoded {
-        let (ino, _number) = (header.ino, arguments.u64()?);
+        let (ino, number) = (header.ino, arguments.u64()?);
         match header.opcode {
             op::FALLOCATE => {
                 let (offset, length, mode) = (arguments.u64()?, arguments.u64()?, arguments.i32()?);
                 let how = Allocate::from_mode(mode).ok_or(Errno::OPNOTSUPP)?;
-                self.empty(taken(slot)?, |tree| async move { tree.allocate(ino, offset, length, how).await });
+                let work = |tree: View| async move { tree.of_open(number).allocate(ino, offset, length, how).await };
+                self.empty(taken(slot)?, work);
             }
             op::LSEEK => {
                 let (offset, whence) = (arguments.i64()?, arguments.i32()?);
@@ -490,13 +516,17 @@ impl Fuse {
                     _ => return Err(Errno::INVAL), // The kernel implements the others itself.
                 };
                 let done = |at: i64| Out::new().u64(at as u64);
-                self.fields(taken(slot)?, |tree| async move { tree.seek(ino, offset, what).await }, done);
+                self.fields(
+                    taken(slot)?,
+                    |tree| async move { tree.of_open(number).seek(ino, offset, what).await },
+                    done,
+                );
             }
             _ => {
                 let (offset, ino_out, _number_out) = (arguments.u64()?, arguments.u64()?, arguments.u64()?);
                 let (from, to, len) = ((ino, offset), (ino_out, arguments.u64()?), arguments.u64()?);
                 let done = |count| Out::new().u32(count).u32(0);
-                self.fields(taken(slot)?, |tree| async move { tree.copy(from, to, len).await }, done);
+                self.fields(taken(slot)?, |tree| async move { tree.of_open(number).copy(from, to, len).await }, done);
             }
         }
         Ok(())
@@ -520,13 +550,17 @@ impl Handler for Fuse {
                 registered.into_iter().for_each(|ino| self.tree.forget(ino, 1));
                 Ok(())
             }
-            Undo::Release(ino, number) => self.tree.release(ino, number).await,
+            Undo::Release(ino, number) => self.view(number).release(ino, number).await,
+            Undo::CloseDirectory(number) => {
+                self.tree.release_dir(number);
+                Ok(())
+            }
             Undo::ForgetAndRelease(ino, number) => {
-                let released = self.tree.release(ino, number).await;
+                let released = self.view(number).release(ino, number).await;
                 self.tree.forget(ino, 1);
                 released
             }
-            Undo::Unlock(ino, owner, lock) => self.tree.unlock(ino, owner, lock).await,
+            Undo::Unlock(ino, owner, lock) => self.view(0).unlock(ino, owner, lock).await,
         };
         if let Err(error) = undone {
             tracing::warn!(%error, "cannot undo an interrupted operation");
@@ -543,23 +577,24 @@ fn open_flags(flags: u32) -> rustix::fs::OFlags {
     rustix::fs::OFlags::from_bits_retain(flags)
 }
 
-/// `fuse_setattr_in`.
-fn set_attr(arguments: &mut Arguments<'_>) -> Result<SetAttr, Errno> {
+/// Decodes `fuse_setattr_in`: the attributes, and the number of the open file through which they are set, or 0.
+fn set_attr(arguments: &mut Arguments<'_>) -> Result<(SetAttr, u64), Errno> {
     let valid = arguments.u32()?;
-    let (_padding, _number, size, _owner) = (arguments.u32()?, arguments.u64()?, arguments.u64()?, arguments.u64()?);
+    let (_padding, number, size, _owner) = (arguments.u32()?, arguments.u64()?, arguments.u64()?, arguments.u64()?);
     let (atime, mtime, _ctime) = (arguments.i64()?, arguments.i64()?, arguments.i64()?);
     let (atime_ns, mtime_ns, _ctime_ns) = (arguments.u32()?, arguments.u32()?, arguments.u32()?);
     let (mode, _unused) = (arguments.u32()?, arguments.u32()?);
     let (uid, gid) = (arguments.u32()?, arguments.u32()?);
     let has = |flag| valid & flag != 0;
-    Ok(SetAttr {
+    let set = SetAttr {
         mode: has(set::MODE).then_some(mode & 0o7777),
         uid: has(set::UID).then_some(uid),
         gid: has(set::GID).then_some(gid),
         size: has(set::SIZE).then_some(size),
         atime: set_time(has(set::ATIME), has(set::ATIME_NOW), atime, atime_ns),
         mtime: set_time(has(set::MTIME), has(set::MTIME_NOW), mtime, mtime_ns),
-    })
+    };
+    Ok((set, if has(set::OPEN_FILE) { number } else { 0 }))
 }
 
 /// Several concurrent requests of one process, large requests, listings with attributes, and shared memory maps of

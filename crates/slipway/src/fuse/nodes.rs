@@ -20,6 +20,7 @@ use super::{
     cache::{Cached, Change},
     locks::Owners,
     unstable::Unstable,
+    view::Rights,
 };
 
 /// An object.
@@ -42,8 +43,10 @@ pub struct Node {
     pub last_change: Mutex<Option<Change>>,
     /// The state of the kernel's page cache.
     pub cached: tokio::sync::Mutex<Cached>,
-    /// The directory and name to remove at the last close, if the object was removed while it was open.
-    pub remove_on_close: Mutex<Option<(Handle, Vec<u8>)>>,
+    /// The mount of the user that removed it, and the directory and name to remove at the last close, if the object was removed while it was open.
+    pub remove_on_close: Mutex<Option<(Mount, Handle, Vec<u8>)>>,
+    /// What callers may do with it.
+    pub rights: Rights,
 }
 
 /// All objects that the kernel knows.
@@ -138,6 +141,7 @@ impl Nodes {
             last_change: Mutex::default(),
             cached: tokio::sync::Mutex::default(),
             remove_on_close: Mutex::default(),
+            rights: Rights::default(),
         };
         self.known.insert(ino, (Arc::new(node), 0));
         ino

@@ -18,7 +18,8 @@ use super::{
     cache::DelegationWatcher,
     convert::attributes,
     nodes::Node,
-    tree::{Answer, Answered, Tree, object},
+    tree::{Answer, Answered, Tree, attr_of},
+    view::{Target, View},
     wire::Attributes,
 };
 
@@ -54,9 +55,9 @@ impl Referrals {
     }
 }
 
-impl Tree {
+impl View {
     /// Returns the object of a directory entry; `None` if another server has it, which this does not ask.
-    pub(super) async fn listed(&self, dir: &Node, entry: &Entry) -> Answer<Option<Object>> {
+    pub(super) async fn listed(&self, dir: &Target, entry: &Entry) -> Answer<Option<Object>> {
         let mount = dir.mount();
         let (handle, attr) = match (&entry.handle, &entry.attr) {
             (Some(handle), Some(attr)) => (handle.clone(), Some(attr.clone())),
@@ -65,9 +66,12 @@ impl Tree {
                 found => found.answer().map(|found| (found.handle, found.attr))?,
             },
         };
-        object(mount, handle, attr).await.map(Some)
+        let attr = attr_of(mount, &handle, attr).await?;
+        Ok(Some(Object { mount: dir.file.mount().clone(), handle, attr }))
     }
+}
 
+impl Tree {
     /// Returns the attributes for a name that refers to another server: those of the object that was found before, if
     /// `is_lookup`.
     pub(super) fn placeholder(&self, dir: &Node, entry: &Entry, is_lookup: bool) -> Attributes {

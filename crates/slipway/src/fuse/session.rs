@@ -78,6 +78,8 @@ pub enum Undo {
     Forget(Vec<u64>),
     /// An object is open with this number.
     Release(u64, u64),
+    /// A directory is open with this number.
+    CloseDirectory(u64),
     /// The kernel would have received an object, which is open with this number.
     ForgetAndRelease(u64, u64),
     /// An owner has got a lock: the object, the owner, and the range.
@@ -96,7 +98,7 @@ pub trait Handler: Send + Sync + 'static {
 /// Sends the reply to one request, once.
 #[derive(Debug)]
 pub struct Replier {
-    unique: u64,
+    pub header: Header,
     /// Weak, so that a task does not keep the device open.
     device: Weak<Device>,
     in_flight: Arc<InFlight>,
@@ -175,7 +177,7 @@ impl Session {
                         let request = into_request(header, &head[..len.min(WRITE_HEAD)], len, &mut rest, &pool);
                         in_flight.add(header);
                         let (device, in_flight) = (Arc::downgrade(&device), in_flight.clone());
-                        handler.begin(request, Replier { unique: header.unique, device, in_flight });
+                        handler.begin(request, Replier { header, device, in_flight });
                     }
                     Err(Errno::AGAIN) => {
                         guard.clear_ready();
@@ -222,7 +224,7 @@ impl Replier {
         work: impl Future<Output = Result<T, Errno>> + Send + 'static,
         done: impl FnOnce(T) -> (Reply, Undo) + Send + 'static,
     ) {
-        let (unique, in_flight, handler) = (self.unique, self.in_flight.clone(), handler.clone());
+        let (unique, in_flight, handler) = (self.header.unique, self.in_flight.clone(), handler.clone());
         let task = tokio::spawn(async move {
             match work.await {
                 Err(error) => self.refuse(error),
@@ -242,7 +244,7 @@ impl Replier {
     /// Completes when the thread that waits for the operation gets a signal.
     pub fn interrupted(&self) -> impl Future<Output = ()> + Send + 'static {
         let notify = Arc::<Notify>::default();
-        if let Some(operation) = self.in_flight.operations.lock().get_mut(&self.unique) {
+        if let Some(operation) = self.in_flight.operations.lock().get_mut(&self.header.unique) {
             operation.interrupted = Some(notify.clone());
         }
         async move { notify.notified().await }
@@ -252,8 +254,8 @@ impl Replier {
     pub fn reply(&self, reply: Reply) -> bool {
         let Some(device) = self.take() else { return false };
         let written = match reply {
-            Reply::Out(out) => device.write(&out.finish(self.unique)),
-            Reply::Data(data, len) => device.reply_data(self.unique, &data[..len]),
+            Reply::Out(out) => device.write(&out.finish(self.header.unique)),
+            Reply::Data(data, len) => device.reply_data(self.header.unique, &data[..len]),
         };
         is_received(written)
     }
@@ -261,7 +263,7 @@ impl Replier {
     /// Replies with an error.
     pub fn refuse(&self, error: Errno) {
         if let Some(device) = self.take() {
-            is_received(device.reply_error(self.unique, error));
+            is_received(device.reply_error(self.header.unique, error));
         }
     }
 
@@ -272,7 +274,7 @@ impl Replier {
 
     /// Returns the device, unless a reply was sent.
     fn take(&self) -> Option<Arc<Device>> {
-        self.in_flight.remove(self.unique)?;
+        self.in_flight.remove(self.header.unique)?;
         self.device.upgrade()
     }
 }

@@ -14,7 +14,7 @@ use std::{
 
 use buf::Buffer;
 use bytes::Bytes;
-use client::{Attr, CreateHow, ErrorKind, FsStat, Handle, Held, Mount, Node as Made, Object, SetAttr, Special};
+use client::{Attr, Caller, CreateHow, ErrorKind, FsStat, Handle, Held, Mount, Node as Made, Object, SetAttr, Special};
 use nfs::{
     v3::{ACCESS3_EXECUTE, ACCESS3_EXTEND, ACCESS3_LOOKUP, ACCESS3_MODIFY, ACCESS3_READ},
     v4::{OPEN4_SHARE_ACCESS_READ, OPEN4_SHARE_ACCESS_WRITE},
@@ -25,11 +25,13 @@ use rustix::io::Errno;
 
 use super::{
     cache::{Cached, Kernel},
+    callers::Callers,
     convert::{attributes, device, errno},
     device::Device,
     listing::Listing,
     nodes::{Node, Nodes},
     referral::{Referrals, UNKNOWN},
+    view::{Target, View},
     wire::Attributes,
 };
 
@@ -46,8 +48,10 @@ pub struct Tree {
     /// The number of open files, and of removed names that were open.
     open: AtomicU64,
     removed: AtomicU64,
-    /// By number, the guards that keep open files open at the server.
-    held: Mutex<HashMap<u64, Held>>,
+    /// The open files and directories by number.
+    opened: Mutex<HashMap<u64, Opened>>,
+    /// The users of the mount, if there can be several.
+    pub(super) callers: Option<Callers>,
     /// The time for which attributes are cached without a delegation.
     pub(super) ttl: Duration,
     /// The maximum time of an operation.
@@ -60,6 +64,14 @@ impl std::fmt::Debug for Tree {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Tree").field("mount", &self.mount).finish_non_exhaustive()
     }
+}
+
+/// An open file or directory.
+struct Opened {
+    /// The user that has opened it; `None` is the user of the mount.
+    caller: Option<Caller>,
+    /// Keeps a file open at the server.
+    _held: Option<Held>,
 }
 
 /// A directory entry for the kernel.
@@ -97,7 +109,12 @@ impl<T> Answered<T> for client::Result<T> {
 
 impl Tree {
     /// Creates the tree below `root`.
-    pub fn new(root: Object, ttl: Duration, deadline: Duration, device: Weak<Device>) -> Arc<Self> {
+    pub fn new(
+        root: Object,
+        (ttl, deadline): (Duration, Duration),
+        callers: Option<Callers>,
+        device: Weak<Device>,
+    ) -> Arc<Self> {
         let mount = root.mount.with_deadline(deadline);
         let tree = Arc::new_cyclic(|tree| Self {
             nodes: Mutex::new(Nodes::new(mount.clone(), root.handle)),
@@ -107,7 +124,8 @@ impl Tree {
             next_open: AtomicU64::new(1),
             open: AtomicU64::new(0),
             removed: AtomicU64::new(0),
-            held: Mutex::default(),
+            opened: Mutex::default(),
+            callers,
             ttl,
             deadline,
             kernel: Kernel(device.clone()),
@@ -125,6 +143,18 @@ impl Tree {
         self.nodes.lock().find(ino).ok_or(Errno::STALE)
     }
 
+    /// Returns the user that has opened the file or directory with this number, if users differ.
+    pub(super) fn opener(&self, number: u64) -> Option<Caller> {
+        self.callers.as_ref()?;
+        self.opened.lock().get(&number)?.caller.clone()
+    }
+
+    /// Returns the time for which the kernel may find a name without asking. The kernel checks no permission to search
+    /// a directory, so it must ask for each user.
+    pub(super) fn name_ttl(&self) -> Duration {
+        if self.callers.is_some() { Duration::ZERO } else { self.ttl }
+    }
+
     /// Registers an object that the kernel receives.
     pub(super) fn register(&self, dir: &Node, object: &Object) -> Attributes {
         let ino = self.nodes.lock().register(Some(dir.ino), object).ino;
@@ -136,20 +166,29 @@ impl Tree {
         self.nodes.lock().forget(ino, times);
     }
 
+    /// Closes a directory.
+    pub fn release_dir(&self, number: u64) {
+        self.listings.lock().remove(&number);
+        self.opened.lock().remove(&number);
+    }
+}
+
+impl View {
     /// LOOKUP.
     pub async fn lookup(&self, parent: u64, name: &OsStr) -> Answer<Attributes> {
-        let dir = self.node(parent)?;
+        let dir = self.target(parent)?;
         let mut found = dir.mount().lookup(dir.handle(), name.as_bytes()).await.answer()?;
-        if found.mount.number() != dir.mount().number() {
-            found.mount = found.mount.with_deadline(self.deadline);
-        }
+        found.mount = match found.mount.number() == dir.mount().number() {
+            true => dir.file.mount().clone(),
+            false => found.mount.with_deadline(self.deadline),
+        };
         self.referrals.found(&dir, name.as_bytes(), &found);
         Ok(self.register(&dir, &found))
     }
 
     /// GETATTR.
     pub async fn getattr(&self, ino: u64) -> Answer<Attributes> {
-        let node = self.node(ino)?;
+        let node = self.target(ino)?;
         let attr = node.mount().protocol().getattr(node.handle()).await.answer()?;
         *node.last_change.lock() = Some((&attr).into());
         Ok(of_mount(node.mount(), ino, &attr))
@@ -157,24 +196,27 @@ impl Tree {
 
     /// SETATTR.
     pub async fn setattr(&self, ino: u64, set: SetAttr) -> Answer<Attributes> {
-        let node = self.node(ino)?;
+        let node = self.target(ino)?;
         if set.size.is_some() {
             // Commit first, so that unstable data beyond the new size cannot be written again.
-            node.unstable.commit(node.mount(), node.handle()).await?;
+            node.unstable.commit(node.handle()).await?;
         }
-        let after = node.mount().protocol().setattr(node.handle(), set).await.answer()?;
+        node.rights.invalidate();
+        let after = node.mount().protocol().setattr(node.handle(), set).await.answer();
+        node.rights.invalidate();
+        let after = after?;
         Ok(of_mount(node.mount(), ino, &attr_of(node.mount(), node.handle(), after).await?))
     }
 
     /// READLINK.
     pub async fn readlink(&self, ino: u64) -> Answer<Bytes> {
-        let node = self.node(ino)?;
+        let node = self.target(ino)?;
         node.mount().protocol().readlink(node.handle()).await.answer()
     }
 
     /// ACCESS: checks the permissions of access(2)'s `mask` for the caller.
     pub async fn access(&self, ino: u64, mask: u32) -> Answer<()> {
-        let node = self.node(ino)?;
+        let node = self.target(ino)?;
         let mask = Access::from_bits_truncate(mask);
         let wanted = [
             (Access::READ_OK, ACCESS3_READ),
@@ -182,8 +224,7 @@ impl Tree {
             (Access::EXEC_OK, if node.is_dir { ACCESS3_LOOKUP } else { ACCESS3_EXECUTE }),
         ];
         let wanted = wanted.iter().filter(|(flag, _)| mask.contains(*flag)).fold(0, |all, (_, bits)| all | bits);
-        let granted = node.mount().protocol().access(node.handle(), wanted).await.answer()?;
-        if granted & wanted == wanted { Ok(()) } else { Err(Errno::ACCESS) }
+        self.check(&node, wanted).await
     }
 
     /// CREATE of a file, which is then open. With `EXCL`, an existing file is an error. With `TRUNC`, it is truncated.
@@ -192,18 +233,19 @@ impl Tree {
         let set = SetAttr { mode: Some(mode & 0o7777), size, ..SetAttr::default() };
         let exclusive = flags.contains(OFlags::EXCL);
         let how = if exclusive { CreateHow::Guarded(set) } else { CreateHow::Unchecked(set) };
-        let dir = self.node(parent)?;
+        let dir = self.target(parent)?;
         let made = dir.mount().protocol().create(dir.handle(), name.as_bytes(), how).await.answer()?;
         let attr = self.made(&dir, made).await?;
-        let number = self.count_open(attr.ino)?;
+        let node = self.target(attr.ino)?;
+        let number = self.count_open(&node);
         // An existing file may have been read before.
-        *self.node(attr.ino)?.cached.lock().await = Cached::Unknown;
+        *node.cached.lock().await = Cached::Unknown;
         Ok((attr, number))
     }
 
     /// MKNOD, or CREATE if `mode` is that of a regular file.
     pub async fn mknod(&self, parent: u64, name: &OsStr, mode: u32, rdev: u32) -> Answer<Attributes> {
-        let dir = self.node(parent)?;
+        let dir = self.target(parent)?;
         let protocol = dir.mount().protocol();
         let (set, name_bytes) = (SetAttr { mode: Some(mode & 0o7777), ..SetAttr::default() }, name.as_bytes());
         let special = match rustix::fs::FileType::from_raw_mode(mode) {
@@ -222,7 +264,7 @@ impl Tree {
 
     /// MKDIR.
     pub async fn mkdir(&self, parent: u64, name: &OsStr, mode: u32) -> Answer<Attributes> {
-        let dir = self.node(parent)?;
+        let dir = self.target(parent)?;
         let set = SetAttr { mode: Some(mode & 0o7777), ..SetAttr::default() };
         let made = dir.mount().protocol().mkdir(dir.handle(), name.as_bytes(), set).await.answer()?;
         self.made(&dir, made).await
@@ -230,27 +272,29 @@ impl Tree {
 
     /// SYMLINK.
     pub async fn symlink(&self, parent: u64, name: &OsStr, text: Bytes) -> Answer<Attributes> {
-        let dir = self.node(parent)?;
+        let dir = self.target(parent)?;
         let made =
             dir.mount().protocol().symlink(dir.handle(), name.as_bytes(), text, SetAttr::default()).await.answer()?;
         self.made(&dir, made).await
     }
 
-    async fn made(&self, dir: &Node, made: Made) -> Answer<Attributes> {
-        Ok(self.register(dir, &object(dir.mount(), made.handle, made.attr).await?))
+    async fn made(&self, dir: &Target, made: Made) -> Answer<Attributes> {
+        let attr = attr_of(dir.mount(), &made.handle, made.attr).await?;
+        Ok(self.register(dir, &Object { mount: dir.file.mount().clone(), handle: made.handle, attr }))
     }
 
     /// LINK.
     pub async fn link(&self, ino: u64, parent: u64, name: &OsStr) -> Answer<Attributes> {
-        let (node, dir) = (self.node(ino)?, self.node(parent)?);
+        let (node, dir) = (self.target(ino)?, self.target(parent)?);
         same_mount(&node, &dir)?;
         let linked = dir.mount().protocol().link(node.handle(), dir.handle(), name.as_bytes()).await.answer()?;
-        Ok(self.register(&dir, &object(node.mount(), node.handle().clone(), linked).await?))
+        let attr = attr_of(node.mount(), node.handle(), linked).await?;
+        Ok(self.register(&dir, &Object { mount: node.file.mount().clone(), handle: node.handle().clone(), attr }))
     }
 
     /// REMOVE.
     pub async fn unlink(&self, parent: u64, name: &OsStr) -> Answer<()> {
-        let dir = self.node(parent)?;
+        let dir = self.target(parent)?;
         if self.keep_if_open(&dir, name.as_bytes()).await? {
             return Ok(());
         }
@@ -259,13 +303,13 @@ impl Tree {
 
     /// RMDIR.
     pub async fn rmdir(&self, parent: u64, name: &OsStr) -> Answer<()> {
-        let dir = self.node(parent)?;
+        let dir = self.target(parent)?;
         dir.mount().protocol().rmdir(dir.handle(), name.as_bytes()).await.answer().map(drop)
     }
 
     /// RENAME.
     pub async fn rename(&self, from: (u64, &OsStr), to: (u64, &OsStr)) -> Answer<()> {
-        let (from_dir, to_dir) = (self.node(from.0)?, self.node(to.0)?);
+        let (from_dir, to_dir) = (self.target(from.0)?, self.target(to.0)?);
         let (from, to) = (from.1.as_bytes(), to.1.as_bytes());
         same_mount(&from_dir, &to_dir)?;
         self.keep_if_open(&to_dir, to).await?;
@@ -274,7 +318,7 @@ impl Tree {
 
     /// The server does not know which files are open over NFSv3, so an open file that loses its name would be removed.
     /// It is renamed until it is closed. Returns `true` if it was renamed.
-    async fn keep_if_open(&self, dir: &Node, name: &[u8]) -> Answer<bool> {
+    async fn keep_if_open(&self, dir: &Target, name: &[u8]) -> Answer<bool> {
         if self.open.load(Relaxed) == 0 {
             return Ok(false);
         }
@@ -289,7 +333,7 @@ impl Tree {
         let number = self.removed.fetch_add(1, Relaxed);
         let hidden = format!(".nfs{:016x}{:08x}{number:08x}", node.ino, std::process::id()).into_bytes();
         dir.mount().protocol().rename(dir.handle(), name, dir.handle(), &hidden).await.answer()?;
-        *node.remove_on_close.lock() = Some((dir.handle().clone(), hidden));
+        *node.remove_on_close.lock() = Some((dir.mount().clone(), dir.handle().clone(), hidden));
         Ok(true)
     }
 
@@ -297,7 +341,8 @@ impl Tree {
     /// (close-to-open). Returns the number of the open file, and `true` if the kernel's cache is current. The error for
     /// a removed file is ESTALE: the kernel then looks up the name again, and opens the object that it finds.
     pub async fn open(&self, ino: u64, flags: OFlags) -> Answer<(u64, bool)> {
-        let (node, number) = (self.node(ino)?, self.count_open(ino)?);
+        let node = self.target(ino)?;
+        let number = self.count_open(&node);
         match self.open_at_server(&node, flags).await {
             Ok(current) => Ok((number, current)),
             Err(error) => {
@@ -307,9 +352,13 @@ impl Tree {
         }
     }
 
-    async fn open_at_server(&self, node: &Node, flags: OFlags) -> Answer<bool> {
+    async fn open_at_server(&self, node: &Target, flags: OFlags) -> Answer<bool> {
+        let rights = rights_for(flags);
         let Some(v4) = node.mount().v4() else {
-            let attr = node.mount().protocol().getattr(node.handle()).await.answer()?;
+            // NFSv3 has no OPEN that would check the caller.
+            let check = async { if self.caller().is_some() { self.check(node, rights).await } else { Ok(()) } };
+            let getattr = async { node.mount().protocol().getattr(node.handle()).await.answer() };
+            let (attr, ()) = tokio::try_join!(getattr, check)?;
             self.revalidate_v3(node, &attr).await;
             return Ok(false);
         };
@@ -318,49 +367,53 @@ impl Tree {
             OFlags::WRONLY => OPEN4_SHARE_ACCESS_WRITE,
             _ => OPEN4_SHARE_ACCESS_READ | OPEN4_SHARE_ACCESS_WRITE,
         };
+        // A file that is already open is not opened again. The server also accepts an OPEN for reading by a caller that
+        // may only execute the file.
+        let is_checked = !v4.is_open(node.handle(), access) && rights & ACCESS3_EXECUTE == 0;
+        if self.caller().is_some() && !is_checked {
+            self.check(node, rights).await?;
+        }
         let version = v4.open(node.handle(), access).await.answer()?;
         self.make_current(node, version).await;
         Ok(true)
     }
 
     /// Counts one more open of a file.
-    fn count_open(&self, ino: u64) -> Answer<u64> {
-        let node = self.node(ino)?;
+    fn count_open(&self, node: &Target) -> u64 {
         node.opens.fetch_add(1, Relaxed);
         self.open.fetch_add(1, Relaxed);
         let number = self.next_open.fetch_add(1, Relaxed);
-        if let Some(v4) = node.mount().v4() {
-            self.held.lock().insert(number, v4.hold(node.handle()));
-        }
-        Ok(number)
+        let held = node.mount().v4().map(|v4| v4.hold(node.handle()));
+        self.opened.lock().insert(number, Opened { caller: self.caller().cloned(), _held: held });
+        number
     }
 
     /// Counts one open less.
     pub async fn release(&self, ino: u64, number: u64) -> Answer<()> {
-        let node = self.node(ino)?;
+        let node = self.target(ino)?;
         if let Err(error) = self.closed(ino, number).await {
             tracing::warn!(?error, "locks may remain until the file is closed by all programs");
         }
-        self.held.lock().remove(&number);
+        self.opened.lock().remove(&number);
         self.open.fetch_sub(1, Relaxed);
         let last = node.opens.fetch_sub(1, Relaxed) == 1;
         let remove_on_close = if last { node.remove_on_close.lock().take() } else { None };
         match remove_on_close {
-            Some((dir, name)) => node.mount().protocol().remove(&dir, &name).await.answer().map(drop),
+            Some((mount, dir, name)) => mount.protocol().remove(&dir, &name).await.answer().map(drop),
             None => Ok(()),
         }
     }
 
     /// Reads up to the end of the file. Returns the buffer and the number of bytes read.
     pub async fn read(&self, ino: u64, offset: u64, size: usize) -> Answer<(Buffer, usize)> {
-        let node = self.node(ino)?;
-        let (read, buffer) = node.file.read_at(offset, node.mount().pool().take(size)).await;
+        let node = self.target(ino)?;
+        let (read, buffer) = node.file().read_at(offset, node.mount().pool().take(size)).await;
         Ok((buffer, read.answer()?))
     }
 
     /// Writes data in memory of the mount's pool; to stable storage if `durable`.
     pub async fn write(&self, ino: u64, offset: u64, mut data: Bytes, durable: bool) -> Answer<()> {
-        let node = self.node(ino)?;
+        let node = self.target(ino)?;
         if node.mount().number() != self.mount.number() {
             // Another server's transport may need its own memory.
             let mut copy = node.mount().pool().take(data.len());
@@ -368,7 +421,7 @@ impl Tree {
             data = copy.freeze();
         }
         node.unstable.write(node.mount(), node.handle(), offset, data).await?;
-        if durable { node.unstable.commit(node.mount(), node.handle()).await } else { Ok(()) }
+        if durable { node.unstable.commit(node.handle()).await } else { Ok(()) }
     }
 
     /// Handles a close by a lock owner: commits written data, and releases the owner's locks.
@@ -379,20 +432,19 @@ impl Tree {
 
     /// Commits written data.
     pub async fn commit(&self, ino: u64) -> Answer<()> {
-        let node = self.node(ino)?;
-        node.unstable.commit(node.mount(), node.handle()).await
+        let node = self.target(ino)?;
+        node.unstable.commit(node.handle()).await
     }
 
     /// Opens a directory. Returns the number of its listing.
-    pub fn open_dir(&self) -> u64 {
+    pub async fn open_dir(&self, ino: u64) -> Answer<u64> {
         let number = self.next_open.fetch_add(1, Relaxed);
+        if let Some(caller) = self.caller() {
+            self.check(&self.target(ino)?, ACCESS3_READ).await?;
+            self.opened.lock().insert(number, Opened { caller: Some(caller.clone()), _held: None });
+        }
         self.listings.lock().insert(number, Arc::default());
-        number
-    }
-
-    /// Closes a directory.
-    pub fn release_dir(&self, number: u64) {
-        self.listings.lock().remove(&number);
+        Ok(number)
     }
 
     /// Passes the entries after a cookie to `add` until it has no room. Registers the objects if `add` accepts
@@ -405,7 +457,7 @@ impl Tree {
         plus: bool,
         mut add: impl FnMut(Listed<'_>) -> bool + Send,
     ) -> Answer<()> {
-        let node = self.node(ino)?;
+        let node = self.target(ino)?;
         let listing = self.listings.lock().get(&number).cloned().ok_or(Errno::BADF)?;
         let mut listing = listing.lock().await;
         while let Some(entry) = listing.next(node.mount(), node.handle(), cookie).await.answer()? {
@@ -440,14 +492,14 @@ impl Tree {
     }
 
     /// Returns the attributes of `.` or `..`, which have one or two dots.
-    fn dot(&self, dir: &Node, dots: usize) -> Attributes {
+    fn dot(&self, dir: &Target, dots: usize) -> Attributes {
         let ino = if dots == 1 { dir.ino } else { dir.parent.load(Relaxed) };
         attributes(ino, &UNKNOWN, 0)
     }
 
     /// FSSTAT of the object's mount.
     pub async fn statfs(&self, ino: u64) -> Answer<FsStat> {
-        let node = self.node(ino)?;
+        let node = self.target(ino)?;
         node.mount().protocol().fsstat(node.mount().root()).await.answer()
     }
 }
@@ -456,20 +508,28 @@ fn of_mount(mount: &Mount, ino: u64, attr: &Attr) -> Attributes {
     attributes(ino, attr, mount.read_size() as u32)
 }
 
-async fn attr_of(mount: &Mount, handle: &Handle, known: Option<Attr>) -> Answer<Attr> {
+pub(super) async fn attr_of(mount: &Mount, handle: &Handle, known: Option<Attr>) -> Answer<Attr> {
     match known {
         Some(attr) => Ok(attr),
         None => mount.protocol().getattr(handle).await.answer(),
     }
 }
 
-pub(super) async fn object(mount: &Mount, handle: Handle, attr: Option<Attr>) -> Answer<Object> {
-    let attr = attr_of(mount, &handle, attr).await?;
-    Ok(Object { mount: mount.clone(), handle, attr })
+/// Returns the rights (`ACCESS3_…`) that an open with these flags needs.
+fn rights_for(flags: OFlags) -> u32 {
+    let read = if flags.bits() & FMODE_EXEC != 0 { ACCESS3_EXECUTE } else { ACCESS3_READ };
+    match flags & OFlags::RWMODE {
+        OFlags::RDONLY => read,
+        OFlags::WRONLY => ACCESS3_MODIFY | ACCESS3_EXTEND,
+        _ => read | ACCESS3_MODIFY | ACCESS3_EXTEND,
+    }
 }
+
+/// The kernel's flag of a file that it opens to execute it.
+const FMODE_EXEC: u32 = 0x20;
 
 /// # Errors
 /// EXDEV: the two objects are on different servers.
-pub(super) fn same_mount(one: &Node, other: &Node) -> Answer<()> {
+pub(super) fn same_mount(one: &Target, other: &Target) -> Answer<()> {
     if one.mount().number() == other.mount().number() { Ok(()) } else { Err(Errno::XDEV) }
 }

@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 
 use bytes::Bytes;
-use client::{Handle, Mount, Result, StableHow, Verifier};
+use client::{Handle, Mount, StableHow, Verifier};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use tokio::sync::RwLock;
@@ -29,6 +29,8 @@ struct Kept {
 }
 
 struct Piece {
+    /// The mount of the user that has written it.
+    mount: Mount,
     offset: u64,
     data: Bytes,
     verf: Verifier,
@@ -51,20 +53,19 @@ impl Unstable {
             self.send(mount, file, offset, data).await?;
         }
         let full = self.kept.lock().bytes > mount.options().write_behind;
-        if full { self.commit(mount, file).await } else { Ok(()) }
+        if full { self.commit(file).await } else { Ok(()) }
     }
 
     /// Commits all written data.
     ///
     /// # Errors
     /// A WRITE or COMMIT failed. Uncommitted data are still kept for another attempt.
-    pub async fn commit(&self, mount: &Mount, file: &Handle) -> std::result::Result<(), Errno> {
+    pub async fn commit(&self, file: &Handle) -> std::result::Result<(), Errno> {
         let _alone = self.order.write().await;
         for _ in 0..RESTARTS_MAX {
-            if self.kept.lock().pieces.is_empty() {
-                return Ok(());
-            }
-            let verf = self.commit_once(mount, file).await.map_err(|error| errno(&error))?;
+            // A user that may not write the file may close it.
+            let Some(mount) = self.kept.lock().pieces.first().map(|piece| piece.mount.clone()) else { return Ok(()) };
+            let verf = mount.protocol().commit(file).await.map_err(|error| errno(&error))?;
             let Kept { pieces, .. } = std::mem::take(&mut *self.kept.lock());
             if pieces.iter().all(|piece| piece.verf == verf) {
                 return Ok(());
@@ -75,15 +76,11 @@ impl Unstable {
             );
             let mut again = Again { kept: &self.kept, pieces: pieces.into() };
             while let Some(piece) = again.pieces.front() {
-                self.send(mount, file, piece.offset, piece.data.clone()).await?;
+                self.send(&piece.mount, file, piece.offset, piece.data.clone()).await?;
                 again.pieces.pop_front();
             }
         }
         Err(Errno::IO)
-    }
-
-    async fn commit_once(&self, mount: &Mount, file: &Handle) -> Result<Verifier> {
-        mount.protocol().commit(file).await
     }
 
     async fn send(&self, mount: &Mount, file: &Handle, offset: u64, data: Bytes) -> std::result::Result<(), Errno> {
@@ -100,7 +97,7 @@ impl Unstable {
             let mut kept = self.kept.lock();
             // Durable data need not be kept, unless older data could be written over them again.
             if written.committed == StableHow::Unstable || !kept.pieces.is_empty() {
-                kept.push(Piece { offset: at, data: part.slice(..len), verf: written.verf });
+                kept.push(Piece { mount: mount.clone(), offset: at, data: part.slice(..len), verf: written.verf });
             }
             done += len;
         }

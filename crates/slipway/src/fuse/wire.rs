@@ -231,8 +231,8 @@ impl Listed {
             return false;
         }
         let mut out = std::mem::replace(&mut self.out, Out(Vec::new()));
-        if let Some(Plus { ino, attr, ttl }) = plus {
-            out = out.entry(ino, attr, ttl, ttl);
+        if let Some(Plus { ino, attr, name_ttl, ttl }) = plus {
+            out = out.entry(ino, attr, name_ttl, ttl);
         }
         out = out.u64(ino).u64(cookie).u32(name.len() as u32).u32(mode >> 12).bytes(name);
         self.out = out.zeros((DIRENT + name.len()).next_multiple_of(8) - DIRENT - name.len());
@@ -251,6 +251,8 @@ pub struct Plus<'a> {
     /// 0 if the kernel does not receive the object.
     pub ino: u64,
     pub attr: &'a Attributes,
+    /// The times for which the kernel can cache name and attributes.
+    pub name_ttl: Duration,
     pub ttl: Duration,
 }
 
@@ -401,6 +403,7 @@ pub mod init {
     pub const READDIRPLUS_AUTO: u64 = 1 << 14;
     pub const ASYNC_DIO: u64 = 1 << 15;
     pub const PARALLEL_DIROPS: u64 = 1 << 18;
+    pub const HANDLE_KILLPRIV: u64 = 1 << 19;
     pub const MAX_PAGES: u64 = 1 << 22;
     /// The flags have a second half.
     pub const EXT: u64 = 1 << 30;
@@ -422,6 +425,8 @@ pub mod set {
     pub const SIZE: u32 = 1 << 3;
     pub const ATIME: u32 = 1 << 4;
     pub const MTIME: u32 = 1 << 5;
+    /// The attributes are set through an open file.
+    pub const OPEN_FILE: u32 = 1 << 6;
     pub const ATIME_NOW: u32 = 1 << 7;
     pub const MTIME_NOW: u32 = 1 << 8;
 }
@@ -509,7 +514,13 @@ mod tests {
         assert_eq!((u32_at(&message, 32), u32_at(&message, 36), message[40]), (1, 4, b'a'));
         assert_eq!(u64_at(&message, 48), 6, "each entry must begin at a multiple of eight");
         let mut plus = Listed::new(128 + 32);
-        assert!(plus.add(5, 1, 0o40_000, b"a", Some(Plus { ino: 5, attr: &ATTR, ttl: Duration::ZERO })));
+        assert!(plus.add(
+            5,
+            1,
+            0o40_000,
+            b"a",
+            Some(Plus { ino: 5, attr: &ATTR, name_ttl: Duration::ZERO, ttl: Duration::ZERO })
+        ));
         assert_eq!(plus.out().finish(1).len(), 16 + 128 + 32);
     }
 

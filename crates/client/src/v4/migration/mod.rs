@@ -225,7 +225,7 @@ impl V4 {
         if let Some(attempt) = attempts.get(&fsid) {
             return attempt.clone();
         }
-        let v4 = self.with_deadline(self.program().timeout());
+        let v4 = self.with_deadline(self.program().timeout()).with_caller(None);
         let attempt: BoxFuture<'static, _> = Box::pin(async move {
             let found = match v4.server.moves.moved(fsid) {
                 Some(moved) => Ok(moved),
@@ -413,7 +413,7 @@ impl Server {
             if server.moves.looking.swap(true, Relaxed) {
                 return;
             }
-            let v4 = V4 { timeout: server.client.link.trunk.first().timeout(), server };
+            let v4 = V4 { timeout: server.client.link.trunk.first().timeout(), server, caller: None };
             let file_systems = v4.server.opens.names.lock().file_systems();
             for (fsid, object) in file_systems {
                 if v4.server.moves.moved(fsid).is_some() {

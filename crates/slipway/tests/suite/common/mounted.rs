@@ -3,6 +3,7 @@
 use std::{
     fs,
     io::{BufRead, BufReader},
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
 };
@@ -65,6 +66,17 @@ impl World {
         Mounted { child: mount(url, &at), at }
     }
 
+    /// Mounts the served directory for all users over TCP. All users may create files there.
+    pub fn for_all_users(&self, version: &str, args: &[&str]) -> Mounted {
+        for (directory, mode) in [(self.directory.path(), 0o755), (&*self.served, 0o1777)] {
+            fs::set_permissions(directory, fs::Permissions::from_mode(mode)).unwrap();
+        }
+        let at = self.directory.path().join("shared");
+        fs::create_dir(&at).unwrap();
+        let url = [&self.server.url("tcp", ""), "&vers=", version].concat();
+        Mounted { child: mount_with(&[&["--allow-other"], args].concat(), &url, &at), at }
+    }
+
     /// Kills the server, and starts another with the data on stable storage. Over TCP.
     pub fn restart(&mut self) {
         let (state, port) = (self.directory.path().join("state"), self.server.port("tcp"));
@@ -94,6 +106,14 @@ impl Drop for World {
 pub struct Mounted {
     pub at: PathBuf,
     child: Child,
+}
+
+impl Mounted {
+    /// Unmounts, which must end the process without an error.
+    pub fn end(mut self) {
+        assert!(Command::new("umount").arg(&self.at).status().unwrap().success());
+        assert!(wait(&mut self.child).success());
+    }
 }
 
 impl Drop for Mounted {
