@@ -110,7 +110,10 @@ pub(super) fn setattr(cx: &Context<'_>, at: &Cursor, args: &SetAttrArgs) -> Resu
         // §18.30.3: a stateid that is not special must allow writing.
         check_stateid(cx, at, &object, at.stateid(args.stateid)?, true)?;
     }
-    let _changing = cx.before_change(&object, Some(at.lock_client()))?;
+    let _changing = match wanted.set.size {
+        Some(_) => cx.before_truncation(&object, Some(at.lock_client()))?,
+        None => cx.before_change(&object, Some(at.lock_client()))?,
+    };
     //= rfc8881-18.30.4-2 rfc8881-18.30.4-3
     let mut attrsset = args.obj_attributes.attrmask.clone();
     attrsset.remove(Attr4::Acl as u32);

@@ -184,7 +184,7 @@ fn commit(cx: &Context<'_>, plan: &OpenPlan, file: &Object<'_>, target: &Target)
         return Err(Fault::WouldBlock);
     }
     let client = plan.request().client;
-    let changing = target.truncate.then(|| cx.before_change(file, Some(LockClient::V4(client.0)))).transpose()?;
+    let changing = target.truncate.then(|| cx.before_truncation(file, Some(LockClient::V4(client.0)))).transpose()?;
     let name = (file.export.id(), file.handle.clone());
     let to = OpenTarget { file: &name, change: target.change, truncates: target.truncate };
     let commit = || {
