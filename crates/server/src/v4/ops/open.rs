@@ -239,7 +239,11 @@ pub(super) fn close(cx: &Context<'_>, at: &mut Cursor, args: &CloseArgs) -> Resu
     let stateid = at.stateid(args.open_stateid)?;
     //= rfc8881-18.2.3-2
     let client = at.client();
-    let closed = cx.shared.with_locks(|state, locks| state.close(locks, client, &file, &stateid))?;
+    let closed = cx.shared.with_locks(|state, locks| {
+        let closed = state.close(locks, client, &file, &stateid)?;
+        state.recall_closed_layouts(client, &file, clock::now());
+        Ok::<_, Nfsstat4>(closed)
+    })?;
     at.set_stateid(closed);
     Ok(closed)
 }

@@ -380,17 +380,29 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         self.stateids.of_client(bulk.client).into_iter().filter(is_of).collect()
     }
 
-    /// Recalls the layouts of a client on a file whose last open it has closed, if it had to return them before (§18.43.3).
-    pub(in crate::v4::state) fn recall_closed_layouts(&mut self, client: Clientid4, file: &F, now: Instant) {
+    /// Recalls the layouts of a client on a file of which it has closed the last open, if it had to return them before
+    /// (§18.43.3).
+    pub fn recall_closed_layouts(&mut self, client: Clientid4, file: &F, now: Instant) {
+        if !self.marks().may_be_delegated(file) {
+            return;
+        }
         for other in self.stateids.recallables(file) {
             let layout = self.stateids.layout(&other);
             let recalled =
                 self.stateids.entry(&other).client == client && layout.is_some_and(|layout| layout.return_on_close);
-            if recalled {
+            if recalled && !self.has_opens(client, file) {
                 //= rfc8881-18.43.3-22
                 self.begin_layout_recall(&other, (LayoutModes::ALL, false), now);
             }
         }
+    }
+
+    fn has_opens(&self, client: Clientid4, file: &F) -> bool {
+        let is_open = |other: &Other| {
+            let entry = self.stateids.entry(other);
+            entry.file == *file && entry.revoked.is_none() && matches!(entry.kind, Kind::Open(_))
+        };
+        self.stateids.of_client(client).iter().any(is_open)
     }
 
     /// Returns the next layout of whose end the back end must be told.
