@@ -1,6 +1,6 @@
 //! Layouts of NFSv4.1 and 4.2: the operations, the callbacks, and what the back end is told.
 
-use std::{sync::Arc, time::Duration};
+use std::{sync::Arc, task::Poll, time::Duration};
 
 use crate::common::remote::{Remote, Served};
 use crate::common::toy::*;
@@ -14,6 +14,7 @@ use nfs::{
             CbArgop4, CbLayoutRecallArgs, CbNotifyDeviceidArgs, CbOpnum4, CbResop4, Layoutrecall4,
             NotifyDeviceidDelete4,
         },
+        compound::CompoundArgs,
         layout::{
             encode_body,
             files::{FileLayout4, FileLayoutDsAddr4},
@@ -602,42 +603,30 @@ async fn layout_is_recalled_after_close_if_it_had_to_be_returned() {
     recalled(&rig.a).await;
 }
 
-/// The client gives up its connection while the back end works on its LAYOUTGET.
+/// The call ends while the back end works on the LAYOUTGET.
 #[simnet::test]
 async fn dropped_layoutget_leaves_no_holder() {
     let toy = Toy::new(plain_memory());
     let fs = Deferred::new(toy.clone(), Pace::Manual);
     fs.0.hold(false);
-    let served = Served::serving(fs.clone()).await;
-    let mut rig = Rig::with(served, toy.clone()).await;
+    let rig = Rig::with(Served::serving(fs.clone()).await, toy.clone()).await;
     fs.0.hold(true);
-    let args = LayoutGetArgs { ..get(rig.open) };
-    {
-        let getting = rig.a.call([putfh(&rig.handle), Argop4::LayoutGet(args)]);
-        let waiting = async {
-            while fs.0.in_flight() == 0 {
-                sleep(Duration::from_millis(1)).await;
-            }
-            // The first pending operation is the look at the attributes, the next one the grant.
+    let client = Client4 { session: rig.a.session, ..Client4::stranger(&rig.served.nfs, 2) };
+    let argarray = vec![client.sequence_op(1, 1), putfh(&rig.handle), Argop4::LayoutGet(get(rig.open))];
+    let message = Message::encode(&CompoundArgs { tag: "".into(), minorversion: 2, argarray });
+    let mut getting = client.paper.call(&*client.nfs, PROC_COMPOUND, (client.peer, &client.caller), &message);
+    while toy.state().holders.is_empty() {
+        let polled = std::future::poll_fn(|cx| Poll::Ready(getting.as_mut().poll(cx))).await;
+        assert!(polled.is_pending() && fs.0.in_flight() == 1);
+        if toy.state().holders.is_empty() {
+            // It is the look at the attributes, which precedes the grant.
             fs.0.complete(1);
-            while toy.state().holders.is_empty() && fs.0.in_flight() == 0 {
-                sleep(Duration::from_millis(1)).await;
-            }
-        };
-        tokio::select! {
-            _ = getting => panic!("the back end has not answered"),
-            () = waiting => {}
         }
     }
     fs.0.hold(false);
-    let Rig { served, a, .. } = rig;
-    drop(a);
-    fs.0.complete(1);
+    drop(getting);
     told(&toy, |told| matches!(told, Told::Release(..))).await;
-    while !toy.state().holders.is_empty() {
-        sleep(Duration::from_millis(10)).await;
-    }
-    drop(served);
+    assert!(toy.state().holders.is_empty());
 }
 
 #[simnet::test]
