@@ -154,7 +154,8 @@ async fn layout_is_granted_and_returned() {
     let granted = rig.layout(Layoutiomode4::Rw).await;
     assert_eq!(granted.stateid.seqid, 1);
     let [layout] = &granted.layout.0[..] else { panic!("{granted:?}") };
-    //= rfc8881-18.43.3-7 rfc8881-18.43.3-18 rfc8881-18.43.3-20 rfc8881-18.43.3-23
+    //= rfc8881-18.43.3-7 rfc8881-18.43.3-14 rfc8881-18.43.3-15 rfc8881-18.43.3-16 rfc8881-18.43.3-18
+    //= rfc8881-18.43.3-20 rfc8881-18.43.3-23
     assert_eq!((layout.offset, layout.length, layout.iomode), (0, LENGTH_TO_EOF, Layoutiomode4::Rw));
     assert_eq!(layout.content.layout_type, FLEX);
     let content: FfLayout4 = body(&layout.content);
@@ -177,7 +178,7 @@ async fn layout_is_granted_and_returned() {
     // The last return has no stateid, and the current one is not valid any more.
     let after = layout_commit(commit(Stateid4::CURRENT, 0));
     let (status, results) = rig.a.call([putfh(&rig.handle), give_back_all(both.stateid), after]).await;
-    //= rfc8881-18.44.3-7
+    //= rfc8881-18.44.3-6 rfc8881-18.44.3-7
     assert_eq!(status, Nfsstat4::BadStateid);
     assert_eq!(results[1], Resop4::LayoutReturn(Res4::Ok(None)));
     let released = rig.toy.told();
@@ -258,7 +259,7 @@ async fn layoutget_rejects_what_it_cannot_grant() {
         (LayoutGetArgs { iomode: Layoutiomode4::Any, ..base.clone() }, Nfsstat4::BadIomode),
         //= rfc8881-18.43.3-25
         (LayoutGetArgs { layout_type: Layouttype4::SCSI, ..base.clone() }, Nfsstat4::UnknownLayoutType),
-        //= rfc8881-18.43.3-3
+        //= rfc8881-18.43.3-2 rfc8881-18.43.3-3
         (LayoutGetArgs { length: 1, minlength: 2, ..base.clone() }, Nfsstat4::Inval),
         //= rfc8881-18.43.3-5
         (LayoutGetArgs { offset: 8, length: LENGTH_TO_EOF, minlength: u64::MAX - 1, ..base.clone() }, Nfsstat4::Inval),

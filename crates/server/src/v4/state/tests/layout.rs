@@ -102,6 +102,7 @@ fn forged_foreign_and_old_stateids_are_refused() {
     let zero = Stateid4 { seqid: 0, ..stateid };
     for bad in [forged, future, zero, Stateid4::ANONYMOUS, Stateid4::READ_BYPASS, Stateid4::INVALID] {
         assert_eq!(world.layout(a, &bad, LayoutMode::Read), Err(Nfsstat4::BadStateid), "{bad:?}");
+        //= rfc8881-18.44.3-2 rfc8881-18.44.3-5
         assert_eq!(world.give_back(a, &bad, ALL), Err(Nfsstat4::BadStateid), "{bad:?}");
         assert_eq!(world.state.find_layout(a, &'f', &bad).err(), Some(Nfsstat4::BadStateid), "{bad:?}");
     }
@@ -350,6 +351,17 @@ fn layout_to_be_returned_on_close_is_recalled_after_the_last_close() {
         world.state.recall_closed_layouts(a, &'f', world.now);
         assert_eq!(world.recalled().len(), recalls);
     }
+}
+
+#[test]
+fn no_layout_is_granted_in_the_grace_period() {
+    let mut world = World::new();
+    let (a, open) = world.user("a");
+    world.begin_grace(&["b"], &[]);
+    //= rfc8881-18.43.3-1
+    assert_eq!(world.layout(a, &open, LayoutMode::Read), Err(Nfsstat4::Grace));
+    world.end_grace();
+    assert!(world.layout(a, &open, LayoutMode::Read).is_ok());
 }
 
 #[test]

@@ -239,6 +239,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             }
         }
         if self.tidy_layout(&other) {
+            //= rfc8881-18.44.3-6
             return Ok((None, ended));
         }
         Ok((Some(self.stateids.change(&other)), ended))
