@@ -258,12 +258,6 @@ impl Subject<'_> {
             Attr4::TimeModify => time(attr.mtime, out),
             Attr4::MountedOnFileid => out.u64(self.mounted_on_fileid),
             Attr4::SuppattrExclcreat => suppattr_exclcreat(self.minor, self.features()).encode(out),
-            Attr4::FsLayoutTypes => layout_types(self.layouts).encode(out),
-            // §5.12.2: a file has the types of its file system, and no other object has a layout.
-            Attr4::LayoutTypes => layout_types(self.layouts.filter(|_| attr.kind == Kind::File)).encode(out),
-            Attr4::LayoutBlksize => out.u32(self.layouts.map_or(0, |layouts| layouts.block_size)),
-            Attr4::LayoutAlignment => out.u32(self.layouts.map_or(0, |layouts| layouts.alignment)),
-            Attr4::Mdsthreshold => threshold(self.layouts).encode(out),
             Attr4::FsCharsetCap => out.u32(FSCHARSET_CAP4_CONTAINS_NON_UTF8),
             Attr4::CloneBlksize => out.u32(caps.clone_block),
             Attr4::XattrSupport => caps.xattrs.encode(out),
@@ -271,6 +265,19 @@ impl Subject<'_> {
             Attr4::ChangeAttrType if caps.counts_changes => ChangeAttrType4::MonotonicIncr.encode(out),
             Attr4::ChangeAttrType => ChangeAttrType4::TimeMetadata.encode(out),
             Attr4::OpenArguments => open_arguments().encode(out),
+            other => self.encode_layout_value(other, out),
+        }
+    }
+
+    /// Encodes the value of an attribute about layouts.
+    fn encode_layout_value(&self, which: Attr4, out: &mut Encoder) {
+        match which {
+            Attr4::FsLayoutTypes => layout_types(self.layouts).encode(out),
+            // §5.12.2: a file has the types of its file system, and no other object has a layout.
+            Attr4::LayoutTypes => layout_types(self.layouts.filter(|_| self.attr.kind == Kind::File)).encode(out),
+            Attr4::LayoutBlksize => out.u32(self.layouts.map_or(0, |layouts| layouts.block_size)),
+            Attr4::LayoutAlignment => out.u32(self.layouts.map_or(0, |layouts| layouts.alignment)),
+            Attr4::Mdsthreshold => threshold(self.layouts).encode(out),
             other => unreachable!("{} is not supported, or cannot be read", other.name()),
         }
     }

@@ -1,4 +1,4 @@
-//! Layouts of NFSv4.1 and 4.2: the operations, the callbacks, and what the back end is told.
+//! Layouts of NFSv4.1 and 4.2: the operations, the callbacks, and what the server calls of the back end.
 
 use std::{sync::Arc, task::Poll, time::Duration};
 
@@ -98,14 +98,14 @@ fn granted(result: Resop4) -> LayoutGetOk {
     granted
 }
 
-fn give_back(stateid: Stateid4, (offset, length): (u64, u64), reports: &FfLayoutReturn4) -> LayoutReturnArgs {
+fn returned(stateid: Stateid4, (offset, length): (u64, u64), reports: &FfLayoutReturn4) -> LayoutReturnArgs {
     let body = encode_body(reports);
     let layoutreturn = Layoutreturn4::File { offset, length, stateid, body };
     LayoutReturnArgs { reclaim: false, layout_type: FLEX, iomode: Layoutiomode4::Any, layoutreturn }
 }
 
-fn give_back_all(stateid: Stateid4) -> Argop4 {
-    Argop4::LayoutReturn(give_back(stateid, (0, LENGTH_TO_EOF), &FfLayoutReturn4::default()))
+fn return_whole(stateid: Stateid4) -> Argop4 {
+    Argop4::LayoutReturn(returned(stateid, (0, LENGTH_TO_EOF), &FfLayoutReturn4::default()))
 }
 
 fn commit(stateid: Stateid4, last: u64) -> LayoutCommitArgs {
@@ -129,11 +129,11 @@ fn layout_commit(args: LayoutCommitArgs) -> Argop4 {
     Argop4::LayoutCommit(Box::new(args))
 }
 
-/// Waits until the back end was told something that `is` accepts.
-async fn told(toy: &Toy, is: impl Fn(&Told) -> bool) -> Told {
+/// Waits for a call of the back end that `is` accepts.
+async fn called(toy: &Toy, is: impl Fn(&BackEndCall) -> bool) -> BackEndCall {
     loop {
-        if let Some(told) = toy.told().into_iter().find(&is) {
-            return told;
+        if let Some(calls) = toy.calls().into_iter().find(&is) {
+            return calls;
         }
         sleep(Duration::from_millis(10)).await;
     }
@@ -163,8 +163,8 @@ async fn layout_is_granted_and_returned() {
     let data = &content.mirrors[0].data_servers[0];
     assert_eq!((&data.user, &data.group, data.stateid), (&"17".into(), &"18".into(), Stateid4::ANONYMOUS));
     assert_eq!(data.deviceid, Deviceid4(FLEXIBLE.0));
-    let asked = rig.toy.told();
-    let [Told::Grant(request)] = &asked[..] else { panic!("{asked:?}") };
+    let asked = rig.toy.calls();
+    let [BackEndCall::Grant(request)] = &asked[..] else { panic!("{asked:?}") };
     assert_eq!((request.mode, request.transport), (LayoutMode::Write, DataTransport::Tcp));
     assert!(!request.striped_copies);
     // The current stateid is that of the layout, which the next operation uses.
@@ -174,15 +174,18 @@ async fn layout_is_granted_and_returned() {
     let Resop4::LayoutGet(LayoutGetRes::Ok(both)) = both else { panic!("{both:?}") };
     assert_eq!(both.stateid, Stateid4 { seqid: 3, ..granted.stateid });
     assert_eq!(rig.toy.state().holders.len(), 2);
-    rig.toy.told();
+    rig.toy.calls();
     // The last return has no stateid, and the current one is not valid any more.
     let after = layout_commit(commit(Stateid4::CURRENT, 0));
-    let (status, results) = rig.a.call([putfh(&rig.handle), give_back_all(both.stateid), after]).await;
+    let (status, results) = rig.a.call([putfh(&rig.handle), return_whole(both.stateid), after]).await;
     //= rfc8881-18.44.3-6 rfc8881-18.44.3-7
     assert_eq!(status, Nfsstat4::BadStateid);
     assert_eq!(results[1], Resop4::LayoutReturn(Res4::Ok(None)));
-    let released = rig.toy.told();
-    assert!(released.iter().all(|told| matches!(told, Told::Release(..))) && released.len() == 2, "{released:?}");
+    let released = rig.toy.calls();
+    assert!(
+        released.iter().all(|calls| matches!(calls, BackEndCall::Release(..))) && released.len() == 2,
+        "{released:?}"
+    );
     assert!(rig.toy.state().holders.is_empty());
 }
 
@@ -287,7 +290,7 @@ async fn layoutget_rejects_what_it_cannot_grant() {
     let pseudo = [Argop4::PutRootFh, Argop4::LayoutGet(base.clone())];
     assert_eq!(rig.a.call(pseudo).await.0, Nfsstat4::LayoutUnavailable);
     // The refused grants leave nothing: TOOSMALL was granted by the back end, and is released.
-    told(&rig.toy, |told| matches!(told, Told::Release(..))).await;
+    called(&rig.toy, |calls| matches!(calls, BackEndCall::Release(..))).await;
     while !rig.toy.state().holders.is_empty() {
         sleep(Duration::from_millis(10)).await;
     }
@@ -303,7 +306,7 @@ async fn stateids_of_others_are_refused() {
     let layout = rig.layout(Layoutiomode4::Rw).await.stateid;
     let mut b = Remote::new(&rig.served, "b", 2).await;
     let (_, other) = opened(&mut b, "g").await;
-    rig.toy.told();
+    rig.toy.calls();
     let stats = |stateid| {
         Argop4::LayoutStats(Box::new(LayoutStatsArgs {
             offset: 0,
@@ -318,7 +321,7 @@ async fn stateids_of_others_are_refused() {
     let error = |stateid| Argop4::LayoutError(LayoutErrorArgs { offset: 0, length: 1, stateid, errors: Vec::new() });
     let all = |stateid| {
         let commit = layout_commit(commit(stateid, 9));
-        [Argop4::LayoutGet(get(stateid)), give_back_all(stateid), commit, error(stateid), stats(stateid)]
+        [Argop4::LayoutGet(get(stateid)), return_whole(stateid), commit, error(stateid), stats(stateid)]
     };
     let forged =
         [Stateid4 { other: [5; 12], ..layout }, Stateid4 { seqid: 99, ..layout }, Stateid4 { seqid: 0, ..layout }];
@@ -330,7 +333,7 @@ async fn stateids_of_others_are_refused() {
         assert_eq!(rig.a.call([putfh(&other), operation.clone()]).await.0, Nfsstat4::BadStateid, "{operation:?}");
     }
     assert_eq!(rig.status(write(layout, 0, b"no")).await, Nfsstat4::BadStateid, "it is no stateid for WRITE");
-    assert_eq!(rig.toy.told(), []);
+    assert_eq!(rig.toy.calls(), []);
     let mut last = layout;
     for _ in 0..=64 * 64 {
         last = granted(rig.a.ok([putfh(&rig.handle), Argop4::LayoutGet(get(last))]).await).stateid;
@@ -370,22 +373,22 @@ async fn layoutcommit_extends_the_file_and_never_shrinks_it() {
     let other = LayoutCommitArgs { layoutupdate: other, ..commit(layout, 10) };
     assert_eq!(commit_to(&mut rig, other).await, Err(Nfsstat4::BadLayout));
     // A time in the past or in the future is not set.
-    rig.toy.told();
+    rig.toy.calls();
     for seconds in [1, i64::MAX] {
         let args = LayoutCommitArgs { time_modify: Some(Nfstime4 { seconds, nseconds: 0 }), ..commit(layout, 10) };
         assert_eq!(commit_to(&mut rig, args).await, Ok(None));
-        let told = rig.toy.told();
+        let calls = rig.toy.calls();
         assert!(
-            matches!(told[..], [Told::Commit(Some(_), LayoutCommit { mtime: None, size: Some(11), .. })]),
-            "{told:?}"
+            matches!(calls[..], [BackEndCall::Commit(Some(_), LayoutCommit { mtime: None, size: Some(11), .. })]),
+            "{calls:?}"
         );
     }
     //= rfc8881-18.42.3-1
-    let part = Argop4::LayoutReturn(give_back(layout, (50, LENGTH_TO_EOF), &FfLayoutReturn4::default()));
+    let part = Argop4::LayoutReturn(returned(layout, (50, LENGTH_TO_EOF), &FfLayoutReturn4::default()));
     assert_eq!(rig.status(part).await, Nfsstat4::Ok);
     assert_eq!(commit_to(&mut rig, commit(layout, 60)).await, Err(Nfsstat4::BadLayout));
     assert_eq!(commit_to(&mut rig, commit(layout, 40)).await, Ok(None));
-    assert_eq!(rig.status(give_back_all(layout)).await, Nfsstat4::Ok);
+    assert_eq!(rig.status(return_whole(layout)).await, Nfsstat4::Ok);
     let layout = rig.layout(Layoutiomode4::Read).await.stateid;
     assert_eq!(commit_to(&mut rig, commit(layout, 40)).await, Err(Nfsstat4::BadIomode));
 }
@@ -414,7 +417,7 @@ async fn truncation_waits_for_layouts_of_others() {
     assert_eq!(status, Nfsstat3::Jukebox);
     // The client commits before it returns the layout. After the truncation, it cannot.
     assert_eq!(rig.status(layout_commit(commit(layout, 199))).await, Nfsstat4::Ok);
-    assert_eq!(rig.status(give_back_all(stateid)).await, Nfsstat4::Ok);
+    assert_eq!(rig.status(return_whole(stateid)).await, Nfsstat4::Ok);
     assert_eq!(rig.truncate(&mut b, 10).await, Nfsstat4::Ok);
     assert_eq!(rig.status(layout_commit(commit(stateid, 199))).await, Nfsstat4::BadStateid);
     assert_eq!(rig.size().await, 10);
@@ -460,7 +463,7 @@ async fn truncation_waits_for_a_pending_layoutcommit() {
     let ((status, _), mut b) = tokio::join!(committing, others);
     assert_eq!(status, Nfsstat4::Ok);
     recalled(&rig.a).await;
-    assert_eq!(rig.status(give_back_all(layout)).await, Nfsstat4::Ok);
+    assert_eq!(rig.status(return_whole(layout)).await, Nfsstat4::Ok);
     assert_eq!(rig.truncate(&mut b, 0).await, Nfsstat4::Ok);
     assert_eq!(rig.size().await, 0);
 }
@@ -483,11 +486,11 @@ async fn silent_client_is_fenced_before_others_truncate() {
     }
     assert!(refused >= 9, "the client has a lease of 90 s to return the layout");
     assert!(rig.toy.state().holders.is_empty());
-    let told = rig.toy.told();
-    let fences = told.iter().filter(|told| matches!(told, Told::Fence(..))).count();
-    assert_eq!(fences, 3, "a fence is tried until it succeeds: {told:?}");
+    let calls = rig.toy.calls();
+    let fences = calls.iter().filter(|calls| matches!(calls, BackEndCall::Fence(..))).count();
+    assert_eq!(fences, 3, "a fence is tried until it succeeds: {calls:?}");
     assert_eq!(rig.status(layout_commit(commit(layout, 99))).await, Nfsstat4::BadStateid);
-    assert_eq!(rig.status(give_back_all(layout)).await, Nfsstat4::BadStateid);
+    assert_eq!(rig.status(return_whole(layout)).await, Nfsstat4::BadStateid);
     let again = rig.layout(Layoutiomode4::Rw).await;
     assert_ne!(again.stateid.other, layout.other);
 }
@@ -505,10 +508,10 @@ async fn back_end_recalls_layouts_and_forgetful_clients_release_them() {
     recalled(&rig.a).await;
     assert!(!rig.toy.state().holders.is_empty());
     rig.a.back.answer(CbResop4::LayoutRecall(Res4::Fail(Nfsstat4::NoMatchingLayout)));
-    rig.toy.told();
-    let released = told(&rig.toy, |told| matches!(told, Told::Release(..) | Told::Fence(..))).await;
-    assert!(matches!(released, Told::Release(_, LayoutModes::WRITE)), "{released:?}");
-    assert_eq!(rig.status(give_back_all(layout)).await, Nfsstat4::BadStateid);
+    rig.toy.calls();
+    let released = called(&rig.toy, |calls| matches!(calls, BackEndCall::Release(..) | BackEndCall::Fence(..))).await;
+    assert!(matches!(released, BackEndCall::Release(_, LayoutModes::WRITE)), "{released:?}");
+    assert_eq!(rig.status(return_whole(layout)).await, Nfsstat4::BadStateid);
     // A recall of a file without layouts has no effect.
     rig.a.back.received.lock().unwrap().clear();
     rig.toy.notify(LayoutEvent::Recall { file, modes: LayoutModes::ALL, changed: true });
@@ -557,7 +560,7 @@ async fn errors_and_statistics_reach_the_back_end() {
     let mut rig = Rig::new().await;
     let layout = rig.layout(Layoutiomode4::Rw).await.stateid;
     let holder = *rig.toy.state().holders.keys().next().unwrap();
-    rig.toy.told();
+    rig.toy.calls();
     let failed = |status, opnum| DeviceError4 { deviceid: Deviceid4(FLEXIBLE.0), status, opnum };
     let errors = vec![failed(Nfsstat4::NxIo, Opnum4::Write), failed(Nfsstat4::NoSpc, Opnum4::Commit)];
     let args = LayoutErrorArgs { offset: 5, length: 6, stateid: layout, errors };
@@ -566,7 +569,7 @@ async fn errors_and_statistics_reach_the_back_end() {
     let failure = |operation, error| DataFailure { range, device: FLEXIBLE, operation, error };
     let failures =
         vec![failure(DataOperation::Write, DataError::Unreachable), failure(DataOperation::Commit, DataError::NoSpace)];
-    assert_eq!(rig.toy.told(), [Told::Report(Some(holder), failures)]);
+    assert_eq!(rig.toy.calls(), [BackEndCall::Report(Some(holder), failures)]);
     let stats = LayoutStatsArgs {
         offset: 0,
         length: 9,
@@ -578,18 +581,18 @@ async fn errors_and_statistics_reach_the_back_end() {
     };
     assert_eq!(rig.status(Argop4::LayoutStats(Box::new(stats))).await, Nfsstat4::Ok);
     let usage = DataUsage { device: FLEXIBLE, reads: 1, read_bytes: 2, writes: 3, write_bytes: 4 };
-    assert_eq!(rig.toy.told(), [Told::Count(holder, usage)]);
+    assert_eq!(rig.toy.calls(), [BackEndCall::Count(holder, usage)]);
     // The report of a return precedes the release.
     let ioerr = FfIoerr4 { offset: 5, length: 6, stateid: layout, errors: vec![failed(Nfsstat4::Stale, Opnum4::Read)] };
     let reports = FfLayoutReturn4 { ioerr_report: vec![ioerr], iostats_report: Vec::new() };
-    let give_back = give_back(layout, (0, LENGTH_TO_EOF), &reports);
-    assert_eq!(rig.status(Argop4::LayoutReturn(give_back.clone())).await, Nfsstat4::Ok);
+    let returning = returned(layout, (0, LENGTH_TO_EOF), &reports);
+    assert_eq!(rig.status(Argop4::LayoutReturn(returning.clone())).await, Nfsstat4::Ok);
     let failures = vec![failure(DataOperation::Read, DataError::Stale)];
-    let released = Told::Release(holder, LayoutModes::WRITE);
-    assert_eq!(rig.toy.told(), [Told::Report(Some(holder), failures), released]);
-    let reclaim = LayoutReturnArgs { reclaim: true, ..give_back.clone() };
+    let released = BackEndCall::Release(holder, LayoutModes::WRITE);
+    assert_eq!(rig.toy.calls(), [BackEndCall::Report(Some(holder), failures), released]);
+    let reclaim = LayoutReturnArgs { reclaim: true, ..returning.clone() };
     assert_eq!(rig.status(Argop4::LayoutReturn(reclaim)).await, Nfsstat4::NoGrace);
-    let other = LayoutReturnArgs { layout_type: Layouttype4::SCSI, ..give_back };
+    let other = LayoutReturnArgs { layout_type: Layouttype4::SCSI, ..returning };
     assert_eq!(rig.status(Argop4::LayoutReturn(other)).await, Nfsstat4::UnknownLayoutType);
 }
 
@@ -626,7 +629,7 @@ async fn dropped_layoutget_leaves_no_holder() {
     }
     fs.0.hold(false);
     drop(getting);
-    told(&toy, |told| matches!(told, Told::Release(..))).await;
+    called(&toy, |calls| matches!(calls, BackEndCall::Release(..))).await;
     assert!(toy.state().holders.is_empty());
 }
 
@@ -670,7 +673,7 @@ async fn export_without_layouts_is_as_before() {
     let served = Served::with_background_work().await;
     let mut a = Remote::new(&served, "a", 2).await;
     let (open, handle) = opened(&mut a, "f").await;
-    for operation in [Argop4::LayoutGet(get(open)), give_back_all(open), layout_commit(commit(open, 0))] {
+    for operation in [Argop4::LayoutGet(get(open)), return_whole(open), layout_commit(commit(open, 0))] {
         assert_eq!(a.call([putfh(&handle), operation]).await.0, Nfsstat4::NotSupp);
     }
     assert_eq!(a.call([Argop4::GetDeviceInfo(device(4096))]).await.0, Nfsstat4::NotSupp);

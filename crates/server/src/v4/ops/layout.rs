@@ -4,7 +4,7 @@
 //! The back end of an export has the layouts ([`vfs::layout`]), and `v4/state/transitions/layout.rs` has who holds them. A
 //! server without such a back end answers NOTSUPP.
 
-use std::{collections::HashSet, sync::Arc};
+use std::sync::Arc;
 
 use nfs::v4::{
     GetDeviceInfoArgs, GetDeviceInfoOk, GetDeviceInfoRes, LENGTH_TO_EOF, Layout4, LayoutCommitArgs, LayoutErrorArgs,
@@ -416,9 +416,8 @@ pub(super) fn getdeviceinfo(
         }
     }
     let device = found.ok_or(if known { Nfsstat4::NoEnt } else { Nfsstat4::UnknownLayoutType })?;
-    let wanted: HashSet<u32> = args.notify_types.iter().collect();
     let supported = [body::NOTIFY_DEVICEID4_CHANGE, body::NOTIFY_DEVICEID4_DELETE];
-    let mut notify: Vec<u32> = supported.into_iter().filter(|bit| wanted.contains(bit)).collect();
+    let mut notify: Vec<u32> = supported.into_iter().filter(|bit| args.notify_types.contains(*bit)).collect();
     //= rfc8881-18.40.3-2
     let mut device_addr = body::device(&device);
     if args.maxcount == 0 {

@@ -19,9 +19,9 @@ pub const FLEXIBLE: LayoutDeviceId = LayoutDeviceId([7; 16]);
 /// A device of files layouts.
 pub const FILES: LayoutDeviceId = LayoutDeviceId([8; 16]);
 
-/// What the server told the back end.
+/// A call of the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Told {
+pub enum BackEndCall {
     Grant(LayoutRequest),
     Commit(Option<LayoutHolder>, LayoutCommit),
     Report(Option<LayoutHolder>, Vec<DataFailure>),
@@ -39,7 +39,7 @@ pub struct Toy {
 
 #[derive(Default)]
 pub struct State {
-    pub told: VecDeque<Told>,
+    pub calls: VecDeque<BackEndCall>,
     /// The modes of each holder that were granted and not removed.
     pub holders: BTreeMap<LayoutHolder, LayoutModes>,
     /// The answers to the next grants; a layout if there is none.
@@ -67,9 +67,9 @@ impl Toy {
         self.state.lock().unwrap()
     }
 
-    /// Returns what was told since the last call.
-    pub fn told(&self) -> Vec<Told> {
-        self.state().told.drain(..).collect()
+    /// Returns the calls since the last time.
+    pub fn calls(&self) -> Vec<BackEndCall> {
+        self.state().calls.drain(..).collect()
     }
 
     /// Sends an event to the server.
@@ -105,7 +105,7 @@ impl Layouts for Toy {
 
     fn grant(&self, _: &Caller<'_>, file: &Handle, request: &LayoutRequest) -> Result<Layout> {
         let mut state = self.state();
-        state.told.push_back(Told::Grant(request.clone()));
+        state.calls.push_back(BackEndCall::Grant(request.clone()));
         if let Some(error) = state.refuse.pop_front() {
             return Err(error);
         }
@@ -164,7 +164,7 @@ impl Layouts for Toy {
         holder: Option<LayoutHolder>,
         commit: &LayoutCommit,
     ) -> Result<Change> {
-        self.state().told.push_back(Told::Commit(holder, *commit));
+        self.state().calls.push_back(BackEndCall::Commit(holder, *commit));
         let known = self.inner.getattr(caller, file)?.size;
         let mtime = commit.mtime.map_or(SetTime::Now, SetTime::To);
         let size = commit.size.filter(|size| *size > known);
@@ -172,22 +172,22 @@ impl Layouts for Toy {
     }
 
     fn report(&self, _: &Caller<'_>, _: &Handle, holder: Option<LayoutHolder>, failures: &[DataFailure]) -> Result<()> {
-        self.state().told.push_back(Told::Report(holder, failures.to_vec()));
+        self.state().calls.push_back(BackEndCall::Report(holder, failures.to_vec()));
         Ok(())
     }
 
     fn count(&self, _: &Handle, holder: LayoutHolder, usage: &DataUsage) {
-        self.state().told.push_back(Told::Count(holder, *usage));
+        self.state().calls.push_back(BackEndCall::Count(holder, *usage));
     }
 
     fn release(&self, _: &Caller<'_>, _: &Handle, holder: LayoutHolder, modes: LayoutModes) -> Result<()> {
         self.remove(holder, modes);
-        self.state().told.push_back(Told::Release(holder, modes));
+        self.state().calls.push_back(BackEndCall::Release(holder, modes));
         Ok(())
     }
 
     fn fence(&self, _: &Caller<'_>, _: &Handle, holder: LayoutHolder, modes: LayoutModes) -> Result<()> {
-        self.state().told.push_back(Told::Fence(holder, modes));
+        self.state().calls.push_back(BackEndCall::Fence(holder, modes));
         if self.state().failing_fences > 0 {
             self.state().failing_fences -= 1;
             return Err(VfsError::Io);

@@ -42,7 +42,7 @@ impl World {
         self.state.commit_layout(&plan, false)
     }
 
-    fn give_back(
+    fn returning(
         &mut self,
         client: Clientid4,
         stateid: &Stateid4,
@@ -83,13 +83,13 @@ fn seqid_counts_grants_and_returns() {
     assert_eq!(second, Stateid4 { seqid: 2, ..first });
     // Requests in progress at the same time have the same seqid.
     assert_eq!(world.layout(a, &first, LayoutMode::Write).unwrap().seqid, 3);
-    let (left, ended) = world.give_back(a, &second, (LayoutModes::READ, 0, LENGTH_TO_EOF)).unwrap();
+    let (left, ended) = world.returning(a, &second, (LayoutModes::READ, 0, LENGTH_TO_EOF)).unwrap();
     assert_eq!((left, ended), (Some(Stateid4 { seqid: 4, ..first }), 1));
-    assert_eq!(world.give_back(a, &first, ALL), Ok((None, 1)));
-    assert_eq!(world.give_back(a, &first, ALL), Err(Nfsstat4::BadStateid), "nothing is left");
+    assert_eq!(world.returning(a, &first, ALL), Ok((None, 1)));
+    assert_eq!(world.returning(a, &first, ALL), Err(Nfsstat4::BadStateid), "nothing is left");
     let again = world.layout(a, &open, LayoutMode::Read).unwrap();
     assert!(again.seqid == 1 && again.other != first.other);
-    assert_eq!(world.ends(), [], "the operations have told the back end");
+    assert_eq!(world.ends(), [], "the operations have seen the back end");
 }
 
 #[test]
@@ -103,15 +103,15 @@ fn forged_foreign_and_old_stateids_are_refused() {
     for bad in [forged, future, zero, Stateid4::ANONYMOUS, Stateid4::READ_BYPASS, Stateid4::INVALID] {
         assert_eq!(world.layout(a, &bad, LayoutMode::Read), Err(Nfsstat4::BadStateid), "{bad:?}");
         //= rfc8881-18.44.3-2 rfc8881-18.44.3-5
-        assert_eq!(world.give_back(a, &bad, ALL), Err(Nfsstat4::BadStateid), "{bad:?}");
+        assert_eq!(world.returning(a, &bad, ALL), Err(Nfsstat4::BadStateid), "{bad:?}");
         assert_eq!(world.state.find_layout(a, &'f', &bad).err(), Some(Nfsstat4::BadStateid), "{bad:?}");
     }
     for foreign in [stateid, open] {
         assert_eq!(world.layout(b, &foreign, LayoutMode::Read), Err(Nfsstat4::BadStateid));
     }
-    assert_eq!(world.give_back(b, &stateid, ALL), Err(Nfsstat4::BadStateid));
+    assert_eq!(world.returning(b, &stateid, ALL), Err(Nfsstat4::BadStateid));
     assert_eq!(world.state.find_layout(a, &'g', &stateid).err(), Some(Nfsstat4::BadStateid), "another file");
-    assert_eq!(world.give_back(a, &open, ALL), Err(Nfsstat4::BadStateid), "a stateid of an open");
+    assert_eq!(world.returning(a, &open, ALL), Err(Nfsstat4::BadStateid), "a stateid of an open");
     assert_eq!(world.plan_kind(a, &stateid, (LayoutKind::Files, LayoutMode::Read)), Err(Nfsstat4::BadStateid));
     assert_eq!(world.io_of(a, 'f', &stateid, true), Err(Nfsstat4::BadStateid), "it is valid at data servers only");
     assert_eq!(world.io_of(b, 'f', &theirs, true), Ok(()));
@@ -122,7 +122,7 @@ fn forged_foreign_and_old_stateids_are_refused() {
     }
     assert!(world.layout(a, &stateid, LayoutMode::Write).is_ok(), "the oldest one that is valid");
     assert_eq!(world.layout(a, &stateid, LayoutMode::Write), Err(Nfsstat4::OldStateid));
-    assert_eq!(world.give_back(a, &stateid, ALL), Err(Nfsstat4::OldStateid));
+    assert_eq!(world.returning(a, &stateid, ALL), Err(Nfsstat4::OldStateid));
     assert_eq!(world.state.find_layout(a, &'f', &stateid).err(), Some(Nfsstat4::OldStateid));
 }
 
@@ -143,13 +143,13 @@ fn layout_is_returned_when_its_last_range_is() {
     let mut world = World::new();
     let (a, open) = world.user("a");
     let stateid = world.layout(a, &open, LayoutMode::Write).unwrap();
-    let (left, ended) = world.give_back(a, &stateid, (LayoutModes::ALL, 100, 50)).unwrap();
+    let (left, ended) = world.returning(a, &stateid, (LayoutModes::ALL, 100, 50)).unwrap();
     assert_eq!((left.unwrap().seqid, ended), (2, 0));
     let hold = world.state.find_layout(a, &'f', &stateid).unwrap().write.clone().unwrap();
     assert!(hold.ranges.contains(99) && !hold.ranges.contains(100));
-    world.give_back(a, &stateid, (LayoutModes::ALL, 0, 100)).unwrap();
-    assert_eq!(world.give_back(a, &stateid, (LayoutModes::READ, 0, LENGTH_TO_EOF)).unwrap().1, 0, "another mode");
-    assert_eq!(world.give_back(a, &stateid, (LayoutModes::WRITE, 150, LENGTH_TO_EOF)), Ok((None, 1)));
+    world.returning(a, &stateid, (LayoutModes::ALL, 0, 100)).unwrap();
+    assert_eq!(world.returning(a, &stateid, (LayoutModes::READ, 0, LENGTH_TO_EOF)).unwrap().1, 0, "another mode");
+    assert_eq!(world.returning(a, &stateid, (LayoutModes::WRITE, 150, LENGTH_TO_EOF)), Ok((None, 1)));
 }
 
 #[test]
@@ -169,7 +169,7 @@ fn truncation_recalls_layouts_to_write_of_others() {
     assert_eq!(world.recalled(), [], "one recall is enough");
     assert_eq!(world.layout(a, &write, LayoutMode::Write), Err(Nfsstat4::RecallConflict));
     assert!(world.layout(a, &write, LayoutMode::Read).is_ok(), "only the layout to write is recalled");
-    world.give_back(a, &write, (LayoutModes::WRITE, 0, LENGTH_TO_EOF)).unwrap();
+    world.returning(a, &write, (LayoutModes::WRITE, 0, LENGTH_TO_EOF)).unwrap();
     assert_eq!(world.layout(a, &write, LayoutMode::Write), Err(Nfsstat4::LayoutTryLater), "b must come first");
     assert_eq!(world.truncation(Some(b)), Ok(()));
     assert!(world.layout(a, &write, LayoutMode::Write).is_ok());
@@ -186,7 +186,7 @@ fn recall_of_the_back_end_has_an_end() {
     let held = world.state.poll_recall().unwrap();
     let recall = world.state.layout_recall(&held).unwrap();
     assert_eq!((recall.kind, recall.modes, recall.changed), (FLEX, LayoutModes::WRITE, true));
-    world.give_back(a, &stateid, (LayoutModes::WRITE, 0, LENGTH_TO_EOF)).unwrap();
+    world.returning(a, &stateid, (LayoutModes::WRITE, 0, LENGTH_TO_EOF)).unwrap();
     assert_eq!(world.state.layout_recall(&held), None);
     // The deadline of the recall does not concern the other layout.
     world.pass(LEASE / 2, session, 1);
@@ -210,7 +210,7 @@ fn layout_that_is_not_returned_is_fenced_after_a_lease() {
     world.state.expire(world.now);
     let ends = world.ends();
     assert!(matches!(ends[..], [LayoutEnd { file: 'f', mode: LayoutMode::Write, fence: true, .. }]), "{ends:?}");
-    assert_eq!(world.give_back(a, &stateid, ALL), Err(Nfsstat4::BadStateid));
+    assert_eq!(world.returning(a, &stateid, ALL), Err(Nfsstat4::BadStateid));
     // The client can use the layout until the fence is complete.
     assert_eq!(world.truncation(Some(b)), Err(Nfsstat4::Delay));
     assert!(world.state.marks().may_be_delegated(&'f'));
@@ -274,7 +274,7 @@ fn return_during_layoutget_ends_the_holder_again() {
     let (a, open) = world.user("a");
     let stateid = world.layout(a, &open, LayoutMode::Write).unwrap();
     let plan = world.plan(a, &stateid, LayoutMode::Write).unwrap();
-    assert_eq!(world.give_back(a, &stateid, ALL), Ok((None, 1)));
+    assert_eq!(world.returning(a, &stateid, ALL), Ok((None, 1)));
     // The back end may have granted the layout after the release.
     assert_eq!(world.state.commit_layout(&plan, false), Err(Nfsstat4::RecallConflict));
     assert_eq!(world.ends().len(), 1);
@@ -302,7 +302,7 @@ fn layouts_are_bounded() {
     let stateid = world.layout(a, &open, LayoutMode::Read).unwrap();
     assert_eq!(world.layout(b, &theirs, LayoutMode::Read), Err(Nfsstat4::LayoutTryLater));
     assert!(world.layout(a, &stateid, LayoutMode::Write).is_ok(), "another mode of the same file");
-    world.give_back(a, &stateid, ALL).unwrap();
+    world.returning(a, &stateid, ALL).unwrap();
     assert!(world.layout(b, &theirs, LayoutMode::Read).is_ok());
 }
 
