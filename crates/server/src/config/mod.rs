@@ -151,6 +151,8 @@ pub struct Settings {
     pub identity: IdentityOptions,
     /// The audit log.
     pub audit: Option<AuditOptions>,
+    /// `true` if this server is a data server of pNFS for NFSv4.1 clients: it tells them so by EXCHANGE_ID.
+    pub data_server: bool,
 }
 
 impl Default for Settings {
@@ -167,6 +169,7 @@ impl Default for Settings {
             on_loss,
             identity: IdentityOptions::default(),
             audit: None,
+            data_server: false,
         }
     }
 }

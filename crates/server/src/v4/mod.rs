@@ -25,6 +25,7 @@ mod compound;
 mod cursor;
 mod guard;
 mod holder;
+mod layouts;
 mod offload;
 mod ops;
 mod place;

@@ -8,6 +8,7 @@
 mod attributes;
 mod data;
 mod filehandle;
+mod layout;
 mod legacy;
 mod lock;
 mod namespace;
@@ -207,12 +208,21 @@ pub(super) fn execute(
 
         GetDirDelegation(_) => out.put(at.current().map_err(Fault::from).map(|_| NO_DIR_DELEGATION)),
         DelegReturn(args) => out.put(open::delegreturn(cx, at, args)),
-        // Reports about layouts. This server has no layouts, so they are ignored.
-        LayoutError(_) | LayoutStats(_) => out.put(at.current().map_err(Fault::from).map(|_| ())),
-        // Not supported: named attributes, layouts, copies between servers, WRITE_SAME, and delegations that survive a
-        // restart of the client.
-        CopyNotify(_) | DelegPurge(_) | GetDeviceInfo(_) | GetDeviceList(_) | LayoutCommit(_) | LayoutGet(_)
-        | LayoutReturn(_) | OpenAttr(_) | WantDelegation(_) | WriteSame(_) => out.fail(Nfsstat4::NotSupp),
+        GetDeviceInfo(args) => {
+            out.put_as(layout::getdeviceinfo(cx, at, args).map(|res| (res.status(), res)), Resop4::GetDeviceInfo)
+        }
+        LayoutCommit(args) => out.put(layout::layoutcommit(cx, at, args)),
+        LayoutError(args) => out.put(layout::layouterror(cx, at, args)),
+        LayoutGet(args) => {
+            out.put_as(layout::layoutget(cx, at, args).map(|res| (res.status(), res)), Resop4::LayoutGet)
+        }
+        LayoutReturn(args) => out.put(layout::layoutreturn(cx, at, args)),
+        LayoutStats(args) => out.put(layout::layoutstats(cx, at, args)),
+        // Not supported: named attributes, lists of all devices, copies between servers, WRITE_SAME, and delegations that
+        // survive a restart of the client.
+        CopyNotify(_) | DelegPurge(_) | GetDeviceList(_) | OpenAttr(_) | WantDelegation(_) | WriteSame(_) => {
+            out.fail(Nfsstat4::NotSupp)
+        }
         // In 4.0 only: in later versions the decoder rejects these operations.
         OpenConfirm(args) => out.put(legacy::open_confirm(cx, at, args)),
         ReleaseLockOwner(args) => out.put(legacy::release_lockowner(cx, at, args)),

@@ -194,7 +194,7 @@ fn commit(cx: &Context<'_>, plan: &OpenPlan, file: &Object<'_>, target: &Target)
         return Err(Fault::WouldBlock);
     }
     let client = plan.request().client;
-    let changing = target.truncate.then(|| cx.before_change(file, Some(LockClient::V4(client.0)))).transpose()?;
+    let changing = target.truncate.then(|| cx.before_truncation(file, Some(LockClient::V4(client.0)))).transpose()?;
     let name = (file.export.id(), file.handle.clone());
     let to = OpenTarget { file: &name, change: target.change, truncates: target.truncate };
     let commit = || {
@@ -249,7 +249,11 @@ pub(super) fn close(cx: &Context<'_>, at: &mut Cursor, args: &CloseArgs) -> Resu
     let stateid = at.stateid(args.open_stateid)?;
     //= rfc8881-18.2.3-2
     let client = at.client();
-    let closed = cx.shared.with_locks(|state, locks| state.close(locks, client, &file, &stateid))?;
+    let closed = cx.shared.with_locks(|state, locks| {
+        let closed = state.close(locks, client, &file, &stateid)?;
+        state.recall_closed_layouts(client, &file, clock::now());
+        Ok::<_, Nfsstat4>(closed)
+    })?;
     at.set_stateid(closed);
     Ok(closed)
 }
