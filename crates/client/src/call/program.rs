@@ -13,7 +13,8 @@ use std::{
 
 use buf::{Pool, SharedRegion};
 use rpc::{
-    Answer, CallFailed, CallOptions, Client, ClientError, ClientOptions, EncodedCall, ReplyPlan, SentCall, TransportKind,
+    Answer, CallFailed, CallOptions, Client, ClientError, ClientOptions, EncodedCall, ReplyPlan, SentCall,
+    TransportKind,
 };
 use tokio::time::{Instant, timeout, timeout_at};
 use xdr::{Decode, Encode};
