@@ -283,14 +283,7 @@ async fn serve(args: &Args, mut config: Config) -> Outcome {
     let mut signals = Signals::new(args.until_eof, reloads).map_err(Failure::failed)?;
     let switch = transports::for_server(&pool);
     let listeners = listen_all(&switch, &config.listen)?;
-    let mut options = WorkerOptions::default();
-    options.threads = config.server.workers.map_or(options.threads, NonZeroUsize::get);
-    // Only root changes to the identity of callers, and only some transports are affected.
-    let affected = listeners.iter().any(|(_, listener, _)| listener.keeps_credentials());
-    options.keep_credentials = affected.then_some(vfs::posix::keep_credentials);
-    descriptors::raise_to_most();
-    options.connections = connection_limits(&config.server, descriptors::limit());
-    let workers = Workers::new(options).map_err(Failure::failed)?;
+    let workers = Workers::new(worker_options(&config.server, &listeners)).map_err(Failure::failed)?;
     // All threads exist or inherit the filter, and no connection has been accepted.
     seccomp::install(config.server.seccomp)?;
     let mut announcement = Announcement::new(&config);
@@ -339,6 +332,17 @@ async fn serve(args: &Args, mut config: Config) -> Outcome {
     }
     remove(args.ready_file.as_deref());
     Ok(Exit::Ok)
+}
+
+fn worker_options(server: &ServerConfig, listeners: &[Listening]) -> WorkerOptions {
+    let mut options = WorkerOptions::default();
+    options.threads = server.workers.map_or(options.threads, NonZeroUsize::get);
+    // Only root changes to the identity of callers, and only some transports are affected.
+    let affected = listeners.iter().any(|(_, listener, _)| listener.keeps_credentials());
+    options.keep_credentials = affected.then_some(vfs::posix::keep_credentials);
+    descriptors::raise_to_most();
+    options.connections = connection_limits(server, descriptors::limit());
+    options
 }
 
 /// Adds `[tls]` to the listeners. If there are none, the server listens only with tcp.
