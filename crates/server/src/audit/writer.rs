@@ -166,6 +166,8 @@ mod tests {
         *,
     };
 
+    const PATIENCE: Duration = Duration::from_secs(60);
+
     fn full() -> Log {
         Log::of(OpenOptions::new().write(true).open("/dev/full").unwrap())
     }
@@ -215,7 +217,7 @@ mod tests {
                 audit.push(format!("line {number}"), true);
             }
             audit.reopen();
-            attempts.recv().unwrap();
+            attempts.recv_timeout(PATIENCE).expect("a reload must open the file while writes fail");
             audit.push("line 10".to_owned(), true);
             audit.close();
             assert!(attempts.try_recv().is_err(), "a reload must open the file once");
