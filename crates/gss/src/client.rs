@@ -195,8 +195,10 @@ impl GssClient {
         match error {
             // The server has no such flavour.
             ClientError::Denied(RejectStat::AuthError(AuthStat::RejectedCred | AuthStat::TooWeak)) => {
-                let problem =
-                    format!("{:?}: the server does not accept Kerberos (it denies RPCSEC_GSS)", self.initiator);
+                let problem = format!(
+                    "{:?}: the server does not accept Kerberos, or not from this host (it denies RPCSEC_GSS)",
+                    self.initiator
+                );
                 ClientError::Security(problem)
             }
             error => error,

@@ -1,12 +1,15 @@
 //! The negotiation of contexts, and their life.
 
 use std::{
-    sync::{Arc, atomic::Ordering::SeqCst},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
     time::Duration,
 };
 
 use gss::{GssClient, GssLimits, Service, wire::TOKEN_MAX};
-use rpc::ClientError;
+use rpc::{ClientError, Hosts};
 use tokio::task::JoinSet;
 
 use crate::{
@@ -96,6 +99,31 @@ fn refused_users_get_the_reason() {
         let error = add(&client, 1).await.unwrap_err();
         assert!(error.to_string().contains("ticket expired"), "{error}");
         assert_eq!((rig.flavor.contexts(), rig.counter.sum.load(SeqCst)), (0, 0));
+    });
+}
+
+/// The server admits the host for the first negotiation only.
+#[test]
+fn a_host_that_is_not_admitted_gets_no_context() {
+    run(async || {
+        let admitted = Arc::new(AtomicBool::new(true));
+        let hosts = Hosts::admitted_by({
+            let admitted = admitted.clone();
+            move |_| admitted.load(SeqCst)
+        });
+        let rig = Rig::admitting(hosts, GssLimits::default(), None);
+        for way in rig.ways() {
+            admitted.store(true, SeqCst);
+            let good = connect(way, &alice(Service::Integrity)).await;
+            add(&good, 1).await.unwrap();
+            let contexts = rig.flavor.contexts();
+            rig.faults.longest_token.store(0, SeqCst);
+            admitted.store(false, SeqCst);
+            let error = add(&connect(way, &alice(Service::Integrity)).await, 1).await.unwrap_err();
+            assert!(error.to_string().contains("not from this host"), "{error}");
+            assert_eq!((rig.flavor.contexts(), rig.faults.longest_token.load(SeqCst)), (contexts, 0));
+            add(&good, 1).await.expect("the services decide about calls in a context");
+        }
     });
 }
 
