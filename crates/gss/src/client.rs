@@ -22,7 +22,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use rpc::{
     AuthStat, BoxFuture, ClientError, OpaqueAuth, RejectStat,
-    security::{Channel, ClientFlavor, Farewell, NotReady, Tampered, Transmission},
+    security::{Channel, ClientFlavor, LastMessage, NotReady, Tampered, Transmission},
 };
 use tokio::{task::spawn_blocking, time::Instant};
 use xdr::{Encode, Encoder, Message};
@@ -55,7 +55,7 @@ struct ClientContext {
     next_sequence: AtomicU32,
     service: Service,
     /// The latest connection; `None` if the server does not know the context any more.
-    farewell: Mutex<Option<Farewell>>,
+    last_message: Mutex<Option<LastMessage>>,
 }
 
 impl std::fmt::Debug for ClientContext {
@@ -76,9 +76,9 @@ impl ClientContext {
 
     /// Notes the connection of the next transmissions.
     fn note_connection(&self, channel: Channel<'_>) {
-        let mut farewell = self.farewell.lock();
-        if farewell.as_ref().is_some_and(|farewell| !farewell.is_over(channel)) {
-            *farewell = Some(channel.farewell());
+        let mut last_message = self.last_message.lock();
+        if last_message.as_ref().is_some_and(|last| !last.is_over(channel)) {
+            *last_message = Some(channel.last_message());
         }
     }
 }
@@ -86,12 +86,12 @@ impl ClientContext {
 impl Drop for ClientContext {
     /// Destroys the context at the server (RFC 2203 §5.4). The message has no body to wrap.
     fn drop(&mut self) {
-        let Some(farewell) = self.farewell.get_mut().take() else { return };
+        let Some(last_message) = self.last_message.get_mut().take() else { return };
         // An expired context has no sequence number. The server has forgotten it.
         let Some(sequence) = self.next() else { return };
         let (service, handle) = (self.service, self.handle.clone());
         let credential = GssCredential { control: Control::Destroy, sequence, service, handle }.to_opaque();
-        farewell.send(&credential, |signed| {
+        last_message.send(&credential, |signed| {
             let body = self.context.mic(signed).ok()?;
             Some(OpaqueAuth { flavor: RPCSEC_GSS, body })
         });
@@ -216,8 +216,8 @@ impl GssClient {
         let expires = lifetime.and_then(|lifetime| Instant::now().checked_add(lifetime.max(LIFETIME_MIN)));
         let number = self.made.fetch_add(1, Relaxed) + 1;
         let next_sequence = AtomicU32::new(FIRST_SEQUENCE);
-        let (service, farewell) = (self.service, Mutex::new(Some(channel.farewell())));
-        let adopted = ClientContext { context, number, handle, expires, next_sequence, service, farewell };
+        let (service, last_message) = (self.service, Mutex::new(Some(channel.last_message())));
+        let adopted = ClientContext { context, number, handle, expires, next_sequence, service, last_message };
         let replaced = self.current.lock().replace(Arc::new(adopted));
         drop(replaced);
         Ok(())
@@ -301,7 +301,7 @@ impl ClientFlavor for GssClient {
         // The server has restarted, has evicted the context, or the context has expired.
         let again = matches!(stat, AuthStat::GssCredProblem | AuthStat::GssCtxProblem);
         if again && let Some(context) = self.forget(transmission.context()) {
-            *context.farewell.lock() = None;
+            *context.last_message.lock() = None;
         }
         again
     }
@@ -390,7 +390,7 @@ mod tests {
             expires: None,
             next_sequence,
             service: Service::None,
-            farewell: Mutex::default(),
+            last_message: Mutex::default(),
         };
         assert_eq!([context.next(), context.next(), context.next()], [Some(MAXSEQ - 2), Some(MAXSEQ - 1), None]);
         assert_eq!(context.next(), None);

@@ -38,7 +38,7 @@ pub trait ClientFlavor: fmt::Debug + Send + Sync + 'static {
     /// [`refresh`](Self::refresh) must be called first.
     fn begin(&self, encoder: &mut Encoder) -> Result<Box<dyn Transmission>, NotReady>;
 
-    /// Notes the connection over which the next transmissions travel, for the flavour's [`Farewell`].
+    /// Notes the connection over which the next transmissions travel, for the flavour's [`LastMessage`].
     fn note_connection(&self, channel: Channel<'_>) {
         let _ = channel;
     }
@@ -120,13 +120,13 @@ pub struct ControlReply {
 
 /// The connection for the last message of a flavour, after its calls. It does not keep the connection open.
 #[derive(Debug)]
-pub struct Farewell {
+pub struct LastMessage {
     transport: Weak<dyn Transport>,
     xid: Xid,
     program: (u32, u32),
 }
 
-impl Farewell {
+impl LastMessage {
     /// Returns `true` if the message would use the connection of `channel`.
     pub fn is_over(&self, channel: Channel<'_>) -> bool {
         std::ptr::addr_eq(self.transport.as_ptr(), Arc::as_ptr(channel.transport))
@@ -146,15 +146,15 @@ impl Farewell {
         let mut reply = transport.call(encoder.finish(), plan);
         // A call is queued when it is first polled.
         if (&mut reply).now_or_never().is_none() {
-            runtime.spawn(timeout(FAREWELL_MAX, reply));
+            runtime.spawn(timeout(LAST_MESSAGE_MAX, reply));
         }
     }
 }
 
 impl Channel<'_> {
     /// Prepares the last message of the flavour over this connection.
-    pub fn farewell(&self) -> Farewell {
-        Farewell { transport: Arc::downgrade(self.transport), xid: (self.next_xid)(), program: self.program }
+    pub fn last_message(&self) -> LastMessage {
+        LastMessage { transport: Arc::downgrade(self.transport), xid: (self.next_xid)(), program: self.program }
     }
 
     /// Calls procedure 0 with a credential and a verifier of the flavour. `sign` computes the verifier from the bytes
@@ -212,6 +212,6 @@ pub(crate) fn encode_start(xid: Xid, (program, version, procedure): (u32, u32, u
 }
 
 /// The time for which the reply to a last message is awaited. The call then ends, which frees what the transport keeps for it.
-const FAREWELL_MAX: Duration = Duration::from_secs(5);
+const LAST_MESSAGE_MAX: Duration = Duration::from_secs(5);
 /// Maximum bytes of a reply: a token of 64 KiB, and its header.
 const CONTROL_MAX: usize = (64 << 10) + 1024;
