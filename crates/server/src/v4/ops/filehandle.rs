@@ -105,9 +105,10 @@ pub(super) fn secinfo_no_name(
     Ok(flavors)
 }
 
-/// Finds the entry `name` of a directory, and its kind if the file system was asked. The security flavour of the entry is not checked. If the directory does not allow
-/// the caller's flavour, only another export that is mounted there is found. For any other name the result is the
-/// directory, which is as good for a decision about flavours, and tells the caller nothing about its contents.
+/// Finds the entry `name` of a directory, and its kind if the file system was asked. The security flavour of the entry is
+/// not checked. If the directory does not allow the caller's flavour, only another export that is mounted there is found.
+/// For any other name the result is the directory, which is as good for a decision about flavours, and tells the caller
+/// nothing about its contents.
 fn find(cx: &Context<'_>, dir: &Place, name: &[u8]) -> Result<(Place, Option<Kind>), Fault4> {
     let name = component(name)?;
     match dir {
