@@ -130,7 +130,9 @@ impl Opens {
             if files.is_empty() {
                 return;
             }
-            self.close_files(&files, &Deadline::strict(self.client.link.lease())).await;
+            for files in files.chunks(TOGETHER_MAX) {
+                self.close_files(files, &Deadline::strict(self.client.link.lease())).await;
+            }
         }
     }
 
