@@ -335,15 +335,17 @@ impl InFlight {
         (self.ended.load(Relaxed), self.operations.lock().len())
     }
 
-    /// Returns the operation that has waited for the server longest, and the number of waiting operations.
-    pub fn oldest(&self) -> Option<(Waiting, usize)> {
+    /// Returns the operations that wait for a server.
+    pub fn waiting(&self) -> Vec<Waiting> {
         let (now, operations) = (self.tick.load(Relaxed), self.operations.lock());
         // A program that waits for a lock waits for its holder, not for the server.
         let waits = operations.values().filter(|operation| operation.header.opcode != op::SETLKW);
-        let oldest = waits.min_by_key(|operation| (operation.since, operation.header.unique))?;
-        let Header { opcode, ino, pid, .. } = oldest.header;
-        let since = TICK * u32::try_from(now - oldest.since).unwrap_or(u32::MAX);
-        Some((Waiting { operation: op::name(opcode), ino, pid, since }, operations.len()))
+        let waiting = |operation: &Operation| {
+            let Header { opcode, ino, pid, .. } = operation.header;
+            let since = TICK * u32::try_from(now - operation.since).unwrap_or(u32::MAX);
+            Waiting { operation: op::name(opcode), ino, pid, since }
+        };
+        waits.map(waiting).collect()
     }
 
     /// Handles FUSE_INTERRUPT: a waiting thread has a signal.
