@@ -178,8 +178,9 @@ svcgssd() {
   mkdir -p /var/lib/nfs/v4recovery /var/lib/nfs/sm /var/lib/nfs/sm.bak; touch /var/lib/nfs/etab /var/lib/nfs/rmtab
   mount -t nfsd nfsd /proc/fs/nfsd
   rm -rf /etc/nfs.conf /etc/nfs.conf.d
-  printf '[General]\nDomain = slipway.test\nLocal-Realms = SLIPWAY.TEST\nPipefs-Directory = /run/rpc_pipefs\n' >/etc/idmapd.conf
+  printf '[General]\nDomain = slipway.test\nLocal-Realms = SLIPWAY.TEST\nPipefs-Directory = /run/rpc_pipefs\n[Mapping]\nNobody-User = nobody\nNobody-Group = nogroup\n' >/etc/idmapd.conf
   rpcbind -w
+  getent group nogroup || echo 'nogroup:x:65534:' >>/etc/group
   rpc.idmapd -p /run/rpc_pipefs
   rpc.svcgssd -f -vvv >/run/out/logs/svcgssd.log 2>&1 &
   exportfs -i -o rw,insecure,no_subtree_check,fsid=0,sec=sys:krb5:krb5i:krb5p "*:/run/knfsd"
@@ -204,9 +205,20 @@ our_client() {
   cmp /run/sample /tmp/back
 }
 
+# Linux 6.1.y answers every call with krb5p with GARBAGE_ARGS in some releases, also those of its own client.
+knfsd_decrypts() {
+  local at=/run/mnt/knfsd
+  mkdir -p $at; mount -t nfs -o "$(options tcp 4.2 krb5p)" $VENUS:/ $at && umount $at
+} >/run/out/logs/knfsd-decrypts.log 2>&1
+
 if check "knfsd: starts" svcgssd; then
+  privacy=yes; knfsd_decrypts || privacy=no
   for cell in $OUR_CLIENT; do
     IFS=: read -r transport version flavor <<<"$cell"
+    if [ $flavor.$privacy = krb5p.no ]; then
+      skip "$transport: knfsd, version $version with $flavor" "this kernel's client cannot use its server with krb5p either"
+      continue
+    fi
     check "$transport: knfsd, version $version with $flavor" our_client $transport $version $flavor
   done
 fi

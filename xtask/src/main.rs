@@ -9,7 +9,7 @@
 //! cargo xtask compare [--seconds N] [--congestion cubic,bbr]   speed beside libnfs's client on NFS-Ganesha, in one run
 //! cargo xtask compare --knfsd [--seconds N]    speed beside Linux's own server, both in one emulated guest
 //! cargo xtask sim --seed N                     replay one seed of the simulated worlds
-//! cargo xtask sim --replay [TIMES]             run all simulations twice, or so many times, and compare what they do
+//! cargo xtask sim --replay [TIMES [--jobs N]] run all simulations twice, or so many times, N programs at once, and compare them
 //! cargo xtask fuzz TARGET [--minutes M]        fuzz one target on this toolchain
 //! cargo xtask mutants [--part NAME] [--shard K/N]   change one expression at a time; a test must fail (docs/mutants.md)
 //! ```
@@ -61,8 +61,9 @@ fn main() -> ExitCode {
         ["interop", "--only", suite, "--all"] => interop::run(Some(suite), true, &mut report),
         ["compare", arguments @ ..] => compare::run(arguments, &mut report),
         ["sim", "--seed", seed] => simulations::replay(seed, &mut report),
-        ["sim", "--replay"] => simulations::replays("2", &mut report),
-        ["sim", "--replay", times] => simulations::replays(times, &mut report),
+        ["sim", "--replay"] => simulations::replays("2", "1", &mut report),
+        ["sim", "--replay", times] => simulations::replays(times, "1", &mut report),
+        ["sim", "--replay", times, "--jobs", jobs] => simulations::replays(times, jobs, &mut report),
         ["mutants", arguments @ ..] => mutants::run(arguments, &mut report),
         ["fuzz", target] => fuzz::run(target, "1", &mut report),
         ["fuzz", target, "--minutes", minutes] => fuzz::run(target, minutes, &mut report),
@@ -79,10 +80,10 @@ const USAGE: &str = "\
 usage: cargo xtask test [--all]
        cargo xtask tidy
        cargo xtask trace
-       cargo xtask interop [--only client|locks|restarts|knfsd|knfsd4|verbs|hostile|libnfs|fio|capture|kerberos|kerberos-linux|reference] [--all]
+       cargo xtask interop [--only client|locks|restarts|knfsd|knfsd4|verbs|hostile|libnfs|fio|capture|kerberos|kerberos-linux|tls|reference] [--all]
        cargo xtask compare [--seconds N] [--congestion NAME,... | --knfsd]
-       cargo xtask sim --seed N | --replay [TIMES]
+       cargo xtask sim --seed N | --replay [TIMES [--jobs N]]
        cargo xtask fuzz TARGET [--minutes M]
-       cargo xtask mutants [--part rpcrdma|iwarp|v4-state|client-session] [--shard K/N] [--names FILE]
+       cargo xtask mutants [--part rpcrdma|iwarp|v4-state|gss|client-session] [--shard K/N] [--names FILE]
                            [--jobs N] [--tree DIRECTORY]
 ";

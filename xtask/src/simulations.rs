@@ -2,12 +2,15 @@
 //!
 //! A repetition starts the test programs directly, which cargo has built once. Each simulation reports its outcome in one line: the
 //! messages of its networks, and the state at its end (`simnet/src/run.rs`). The first run executes all tests of the programs, and so finds
-//! the tests that are simulations. The others execute only these.
+//! the tests that are simulations. The others execute only these. Some programs run at once, each in a process of its own: a simulation
+//! shares nothing with others.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
 
 use serde_json::Value;
@@ -26,21 +29,23 @@ pub fn replay(seed: &str, report: &mut Report) -> bool {
     true
 }
 
-/// Runs all simulations so many times, and compares their outcomes. Returns `false` if `times` is not a number above 1.
-pub fn replays(times: &str, report: &mut Report) -> bool {
+/// Runs all simulations so many times, `jobs` programs at once, and compares their outcomes. Returns `false` if `times` is not a number
+/// above 1, or `jobs` is not one above 0.
+pub fn replays(times: &str, jobs: &str, report: &mut Report) -> bool {
     let Some(times) = times.parse::<u32>().ok().filter(|&times| times > 1) else { return false };
-    report.step(&format!("{times} runs of all simulations"), || match repeat(times) {
+    let Some(jobs) = jobs.parse::<usize>().ok().filter(|&jobs| jobs > 0) else { return false };
+    report.step(&format!("{times} runs of all simulations"), || match repeat(times, jobs) {
         Ok(simulations) => Outcome::Passed { tests: simulations },
         Err(why) => Outcome::Failed(why),
     });
     true
 }
 
-/// Runs all simulations so many times. Returns the number of outcomes in one run.
+/// Runs all simulations so many times, on so many threads. Returns the number of outcomes in one run.
 ///
 /// # Errors
 /// A test fails in the first run, or the outcomes of a run differ from those of the first.
-fn repeat(times: u32) -> Result<u64, String> {
+fn repeat(times: u32, jobs: usize) -> Result<u64, String> {
     let mut programs = build()?;
     let directory = target_dir().join("simulations");
     let _ = fs::remove_dir_all(&directory);
@@ -50,7 +55,9 @@ fn repeat(times: u32) -> Result<u64, String> {
     }
     let mut first = Vec::new();
     for program in &programs {
+        let started = Instant::now();
         first.push(program.run(&directory, "first")?);
+        program.report(started);
     }
     for (program, outcomes) in programs.iter_mut().zip(&first) {
         program.tests = outcomes.keys().map(|(test, _)| test.clone()).collect();
@@ -58,21 +65,36 @@ fn repeat(times: u32) -> Result<u64, String> {
     }
     programs.retain(|program| !program.tests.is_empty());
     first.retain(|outcomes| !outcomes.is_empty());
-    let (started, mut differ) = (Instant::now(), Vec::new());
-    for number in 2..=times {
-        for (program, first) in programs.iter().zip(&first) {
-            match program.run(&directory, "last") {
-                Ok(now) if now == *first => {}
-                Ok(now) => differ.push(format!("run {number}: {}: {}", program.name, difference(first, &now))),
-                Err(why) => differ.push(format!("run {number}: {why}")),
-            }
+    let (started, differ, next) = (Instant::now(), Mutex::new(Vec::new()), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        for job in 0..jobs {
+            let (programs, first, directory, differ, next) = (&programs, &first, &directory, &differ, &next);
+            scope.spawn(move || {
+                loop {
+                    let at = next.fetch_add(1, Relaxed);
+                    let (number, program) = (2 + at / programs.len(), at % programs.len());
+                    if number > times as usize {
+                        return;
+                    }
+                    let (program, first) = (&programs[program], &first[program]);
+                    let now = program.run(directory, &format!("job-{job}"));
+                    let mut differ = differ.lock().expect("no thread must panic");
+                    match now {
+                        Ok(now) if now == *first => {}
+                        Ok(now) => differ.push(format!("run {number}: {}: {}", program.name, difference(first, &now))),
+                        Err(why) => differ.push(format!("run {number}: {why}")),
+                    }
+                    if (at + 1) % (programs.len() * REPORTED_RUNS) == 0 || at == 0 {
+                        let seconds = started.elapsed().as_secs_f32();
+                        eprintln!("{number} runs, {} differences, {seconds:.0} s", differ.len());
+                    }
+                }
+            });
         }
-        if number == 2 || number % 50 == 0 || number == times {
-            let seconds = started.elapsed().as_secs_f32();
-            let each = seconds / (number - 1) as f32;
-            eprintln!("{number} runs, {} differences, {seconds:.0} s, {each:.1} s for each", differ.len());
-        }
-    }
+    });
+    let seconds = started.elapsed().as_secs_f32();
+    eprintln!("{times} runs, {:.1} s for each, {jobs} programs at once", seconds / (times - 1) as f32);
+    let differ = differ.into_inner().expect("no thread must panic");
     match &differ[..] {
         [] => Ok(first.iter().flat_map(BTreeMap::values).map(|lines| lines.len() as u64).sum()),
         [one, ..] => Err(format!("{} runs of a program differ from its first run. {one}", differ.len())),
@@ -100,6 +122,11 @@ impl Program {
         linked.map_err(|error| format!("{}: {error}", kept.display()))?;
         self.executable = kept;
         Ok(())
+    }
+
+    /// Prints the time of a run.
+    fn report(&self, started: Instant) {
+        eprintln!("{}: {:.1} s", self.name, started.elapsed().as_secs_f32());
     }
 
     /// Runs the tests. Returns the outcomes of the simulations.
@@ -159,7 +186,8 @@ fn difference(first: &Outcomes, now: &Outcomes) -> String {
 
 /// Builds the test programs of the packages with simulations.
 fn build() -> Result<Vec<Program>, String> {
-    let arguments = [&["test"], &PACKAGES[..], &["--tests", "--no-run", "--message-format=json-render-diagnostics"]];
+    let options = ["--profile", "sim", "--tests", "--no-run", "--message-format=json-render-diagnostics"];
+    let arguments = [&["test"], &PACKAGES[..], &options];
     let built = capture(&mut cargo(arguments.concat()))?;
     let mut programs: Vec<Program> =
         built.lines().filter_map(|line| program(&serde_json::from_str(line).ok()?)).collect();
@@ -175,6 +203,9 @@ fn program(message: &Value) -> Option<Program> {
     let name = format!("{package}-{}-{}", message["target"]["kind"][0].as_str()?, message["target"]["name"].as_str()?);
     Some(Program { name, executable: executable.into(), directory, tests: BTreeSet::new() })
 }
+
+/// After so many runs, the number of differences is printed.
+const REPORTED_RUNS: usize = 20;
 
 /// The number of seeds for tests that run several.
 const SEEDS: &str = "3";

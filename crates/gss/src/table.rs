@@ -79,7 +79,7 @@ impl ServerContext {
 
     /// Records a call with a correct verifier. `uses` is [`Table::uses`].
     pub fn note_use(&self, uses: &AtomicU64) {
-        self.used.store(uses.fetch_add(1, Relaxed) + 1, Relaxed);
+        self.used.store(uses.fetch_add(1, Relaxed), Relaxed);
     }
 
     /// Returns the number of the last use.
@@ -353,7 +353,7 @@ mod tests {
     /// Makes a call with a correct verifier. Returns the number of removed contexts.
     fn touch(table: &mut Table, handle: &Handle, now: Instant) -> usize {
         let context = table.find(handle, now).expect("there must be such a context");
-        context.note_use(&table.uses);
+        context.note_use(&table.uses());
         table.prove(&context).len()
     }
 
@@ -440,6 +440,12 @@ mod tests {
         (0..10).for_each(|_| drop(table.insert(NewContext { tokens: 40, ..new("alice", 2, None) }, now)));
         assert_eq!(table.len(), 5, "100 bytes are for unproved contexts");
         assert!(table.find(&fresh, now).is_some());
+        // A context that is removed frees its bytes.
+        for _ in 0..10 {
+            let short = proved(&mut table, NewContext { tokens: 10, ..new("bob", 3, None) }, now);
+            assert!(table.remove(&short).is_some());
+            assert_eq!(table.len(), 5);
+        }
         check(&table);
     }
 
@@ -475,6 +481,13 @@ mod tests {
         assert!(table.resume(&other, host(2), now).is_none(), "another host cannot continue it");
         assert!(table.resume(&other, host(1), now).is_some());
         assert!(table.resume(&other, host(1), now).is_none(), "it is continued once");
+        for (late, is_there) in [(Duration::from_millis(1), true), (Duration::ZERO, false)] {
+            let (handle, removed) = table.suspend(Box::new(Nothing), host(2), 0, now + Duration::from_secs(1));
+            // The host had two at first.
+            assert_eq!(removed.len(), usize::from(is_there));
+            let end = now + Duration::from_secs(1) + HALF_OPEN_TIME;
+            assert_eq!(table.resume(&handle, host(2), end - late).is_some(), is_there);
+        }
         for number in 3..100 {
             drop(table.suspend(Box::new(Nothing), host(number), 0, now + Duration::from_secs(1)));
         }

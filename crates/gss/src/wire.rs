@@ -296,6 +296,12 @@ mod tests {
                 assert_eq!(GssCredential::from_body(&other.into()).is_ok(), is_valid, "{control}, {service}");
             }
         }
+        for control in [Control::Data, Control::Init, Control::ContinueInit, Control::Destroy] {
+            for service in [Service::None, Service::Integrity, Service::Privacy] {
+                let credential = GssCredential { control, sequence: 7, service, handle: Bytes::new() };
+                assert_eq!(GssCredential::from_body(&credential.to_opaque().body), Ok(credential));
+            }
+        }
     }
 
     #[test]

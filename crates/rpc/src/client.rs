@@ -36,8 +36,9 @@ use crate::{
     AcceptStat, Credential, Drain, EncodedCall, RejectStat, Reply, ReplyPlan, Server, Transport, TransportError,
     TransportKind, Xid,
     deadlines::Deadlines,
-    request::{Auth, Request, decode},
+    request::{Auth, Request},
     security::{Channel, ProtectedCall, VerifiedReply},
+    sent::{self, SentCall},
     server::Observers,
     signal::{SendOnDrop, Signal},
 };
@@ -95,10 +96,6 @@ pub struct CallOptions {
     /// again over the next connection. This is for callers that have another connection, and a protocol that recognises
     /// the call there.
     pub once: bool,
-    /// If `true`, the call has no deadline, and ends with its connection: it fails with [`ClientError::Transport`] when that is
-    /// lost, or at once if there is none. `deadline`, `since` and `once` are not used. The caller bounds the call, for example with
-    /// [`Client::within`].
-    pub while_connected: bool,
 }
 
 /// The results of a call, with the caller's region.
@@ -205,6 +202,17 @@ pub struct Client {
     _stop: Arc<SendOnDrop>,
 }
 
+/// The connections over which a call is sent.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Lasting {
+    /// The present connection.
+    Connection,
+    /// The present connection, or the next one.
+    FirstConnection,
+    /// One connection after the other.
+    AllConnections,
+}
+
 struct Link {
     kind: Arc<dyn TransportKind>,
     server: SocketAddr,
@@ -218,7 +226,7 @@ struct Link {
     waiting: AtomicUsize,
     wanted: Notify,
     /// `true` if the current connection has delivered an answer.
-    answered: AtomicBool,
+    answered: Arc<AtomicBool>,
     last_error: Mutex<Option<TransportError>>,
     permits: Option<Semaphore>,
     /// Limits the calls over a transport that loses messages: it loses more of them the more are in flight.
@@ -271,7 +279,7 @@ impl Client {
             reconnected: Notify::new(),
             waiting: AtomicUsize::new(0),
             wanted: Notify::new(),
-            answered: AtomicBool::new(false),
+            answered: Arc::default(),
             last_error: Mutex::new(None),
             permits: options.calls_max.map(Semaphore::new),
             lossy_permits: Semaphore::new(LOSSY_CALLS_MAX),
@@ -368,13 +376,27 @@ impl Client {
         let EncodedCall { xid, procedure, message } = call;
         let request = self.auth.request(xid, (self.program, self.version, procedure), message);
         let VerifiedReply { reply, is_bare } = self.exchange(procedure, request, plan, options).await?;
-        let Reply { message, sink } = reply;
-        let decoded = decode(&message, is_bare);
-        drop(message);
-        match decoded {
-            Ok(results) => Ok(Answer { results, sink }),
-            Err(error) => Err(CallFailed { error, sink: sink.and_then(|sink| sink.into_region().ok()) }),
+        sent::results(reply, is_bare)
+    }
+
+    /// Sends a call that this client has encoded. The call has no deadline, and ends with the present connection: it fails
+    /// with [`ClientError::Transport`] when that is lost, or at once if there is none. The caller bounds the call, for
+    /// example with [`within`](Self::within).
+    pub fn send_while_connected<R: Decode>(&self, call: EncodedCall, plan: ReplyPlan) -> SentCall<R> {
+        let EncodedCall { xid, procedure, message } = call;
+        if matches!(self.auth, Auth::Plain(_))
+            && self.link.permits.is_none()
+            && let Some((_, transport)) = self.link.ready(0)
+            && !transport.caps().lossy
+        {
+            return SentCall::direct(transport.call(message, plan), self.link.answered.clone());
         }
+        let (client, mut plan) = (self.clone(), plan);
+        SentCall::exchange(async move {
+            let request = client.auth.request(xid, (client.program, client.version, procedure), message);
+            let exchanged = client.link.exchange(request, &mut plan, &mut None, Lasting::Connection).await;
+            exchanged.map_err(|error| CallFailed { error, sink: plan.sink })
+        })
     }
 
     /// Sends a call until it is answered or its deadline passes.
@@ -387,15 +409,12 @@ impl Client {
     ) -> Result<VerifiedReply, CallFailed> {
         let mut last = None;
         let after = options.deadline.unwrap_or(self.link.options.deadline);
+        let lasting = if options.once { Lasting::FirstConnection } else { Lasting::AllConnections };
         let outcome = {
             // The future is passed by reference, so that it is not moved.
-            let exchange = pin!(self.link.exchange(request, &mut plan, &mut last, &options));
-            if options.while_connected {
-                Some(exchange.await)
-            } else {
-                let since = options.since.unwrap_or_else(Instant::now);
-                self.link.deadlines.within(since + after, exchange).await
-            }
+            let exchange = pin!(self.link.exchange(request, &mut plan, &mut last, lasting));
+            let since = options.since.unwrap_or_else(Instant::now);
+            self.link.deadlines.within(since + after, exchange).await
         };
         let error = match outcome {
             Some(Ok(reply)) => return Ok(reply),
@@ -419,35 +438,41 @@ impl Link {
         request: Request<'_>,
         plan: &mut ReplyPlan,
         last: &mut Option<TransportError>,
-        options: &CallOptions,
+        lasting: Lasting,
     ) -> Result<VerifiedReply, ClientError> {
         let _permit = match &self.permits {
             Some(permits) => Some(permits.acquire().await.expect("semaphore must not be closed")),
             None => None,
         };
-        let once = options.once || options.while_connected;
         let mut failed = 0;
         loop {
-            let (generation, transport) = match options.while_connected {
-                true => self.ready(0).ok_or_else(|| ClientError::Transport(self.not_connected()))?,
-                false => self.connected(failed).await,
+            let (generation, transport) = match (self.ready(failed), lasting) {
+                (Some(ready), _) => ready,
+                (None, Lasting::Connection) => return Err(ClientError::Transport(self.not_connected())),
+                (None, Lasting::FirstConnection | Lasting::AllConnections) => self.connected(failed).await,
             };
             let outcome = match &request {
                 Request::Plain(message) => {
                     let reply = match transport.caps().lossy {
-                        true => self.call_until_answered(&*transport, message, plan).await,
-                        false => attempt(&*transport, message.clone(), plan).await,
+                        true => self.call_until_answered(&transport, message, plan).await,
+                        // The same as `attempt`, without the state of another future.
+                        false => {
+                            let reply = transport.call(message.clone(), plan.take()).await;
+                            reply.map_err(|failed| failed.return_sink(plan))
+                        }
                     };
                     reply.map(|reply| VerifiedReply { reply, is_bare: false }).map_err(ClientError::Transport)
                 }
-                Request::Protected(call) => Box::pin(self.exchange_protected(&*transport, call, plan)).await,
+                Request::Protected(call) => Box::pin(self.exchange_protected(&transport, call, plan)).await,
             };
             match outcome {
                 Ok(reply) => {
                     self.answered.store(true, Relaxed);
                     return Ok(reply);
                 }
-                Err(ClientError::Transport(error)) if !once && error.is_of_connection() => {
+                Err(ClientError::Transport(error))
+                    if lasting == Lasting::AllConnections && error.is_of_connection() =>
+                {
                     *last = Some(error);
                     failed = generation;
                 }
@@ -458,7 +483,7 @@ impl Link {
 
     async fn exchange_protected(
         &self,
-        transport: &dyn Transport,
+        transport: &Arc<dyn Transport>,
         call: &ProtectedCall<'_>,
         plan: &mut ReplyPlan,
     ) -> Result<VerifiedReply, ClientError> {
@@ -507,7 +532,7 @@ impl Link {
     /// Retransmits a call with the same XID after increasing times, over a transport that loses messages.
     async fn call_until_answered(
         &self,
-        transport: &dyn Transport,
+        transport: &Arc<dyn Transport>,
         message: &Message,
         plan: &mut ReplyPlan,
     ) -> Result<Reply, TransportError> {
@@ -592,16 +617,11 @@ impl Link {
 
 /// Makes a call once. If it fails, the sink is in `plan` again.
 pub(crate) async fn attempt(
-    transport: &dyn Transport,
+    transport: &Arc<dyn Transport>,
     message: Message,
     plan: &mut ReplyPlan,
 ) -> Result<Reply, TransportError> {
-    let ReplyPlan { inline_max, payload_max, locate, .. } = *plan;
-    let own = ReplyPlan { inline_max, payload_max, locate, sink: plan.sink.take() };
-    transport.call(message, own).await.map_err(|failed| {
-        plan.sink = failed.sink;
-        failed.error
-    })
+    transport.clone().call(message, plan.take()).await.map_err(|failed| failed.return_sink(plan))
 }
 
 /// Runs `work` until it completes, or returns `None` when the client stops.

@@ -27,14 +27,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use entropy::{HashMap, HashSet};
+use entropy::HashMap;
 use parking_lot::Mutex;
 use tokio::{
     sync::oneshot,
     time::{Sleep, sleep},
 };
 
-use crate::{Host, Peer, turns::PeerId};
+use crate::{Host, Peer, peer_log::PeerLog, turns::PeerId};
 
 /// Limits on the connections of a server, over all of its transports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,7 +80,7 @@ struct Table {
     /// The number of connections of each peer.
     peers: HashMap<Unit, Arc<AtomicUsize>>,
     unadmitted: usize,
-    log: Log,
+    log: PeerLog<Unit>,
 }
 
 /// A peer by which connections are counted.
@@ -132,14 +132,15 @@ impl Connections {
         let mut table = self.0.table.lock();
         while let Some(scope) = self.0.limits.reached(&table, unit, !admitted) {
             let Some(victim) = table.victim(unit, scope) else {
-                table.log.write(
+                warn(
+                    &mut table.log,
                     unit,
                     "a connection was refused: its host or user has too many connections, and all are in use",
                 );
                 return None;
             };
             let evicted = table.remove(victim).expect("the victim must be in the table");
-            table.log.write(evicted.unit, "connections are evicted to make room for others");
+            warn(&mut table.log, evicted.unit, "connections are evicted to make room for others");
         }
         let (open, closed) = oneshot::channel();
         let activity = Arc::<Activity>::default();
@@ -283,33 +284,13 @@ impl Drop for Place {
     }
 }
 
-/// A log that writes at most one line a minute for each peer, and a bounded number of lines for all peers.
-#[derive(Default)]
-struct Log {
-    since: Option<Instant>,
-    written: HashSet<Unit>,
-    suppressed: u64,
-}
-
-impl Log {
-    fn write(&mut self, unit: Unit, what: &'static str) {
-        if self.is_due(unit, Instant::now()) {
-            let suppressed = std::mem::take(&mut self.suppressed);
-            match unit {
-                Unit::Host(host) => tracing::warn!(%host, suppressed, "{what}"),
-                Unit::User(user) => tracing::warn!(user, suppressed, "{what}"),
-            }
+/// Warns about the connections of a peer, unless there were such warnings recently.
+fn warn(log: &mut PeerLog<Unit>, unit: Unit, what: &'static str) {
+    if let Some(suppressed) = log.admit(unit, Instant::now()) {
+        match unit {
+            Unit::Host(host) => tracing::warn!(%host, suppressed, "{what}"),
+            Unit::User(user) => tracing::warn!(user, suppressed, "{what}"),
         }
-    }
-
-    fn is_due(&mut self, unit: Unit, now: Instant) -> bool {
-        if self.since.is_none_or(|since| now.duration_since(since) >= LOG_PERIOD) {
-            self.since = Some(now);
-            self.written.clear();
-        }
-        let due = self.written.len() < LOG_PEERS && self.written.insert(unit);
-        self.suppressed += u64::from(!due);
-        due
     }
 }
 
@@ -317,8 +298,6 @@ const UNADMITTED: usize = 256;
 const PER_UNADMITTED_HOST: usize = 16;
 /// Maximum time for which a connection can be open before its first call.
 const FIRST_CALL_MAX: Duration = Duration::from_secs(60);
-const LOG_PERIOD: Duration = Duration::from_secs(60);
-const LOG_PEERS: usize = 32;
 
 #[cfg(test)]
 mod tests {
@@ -445,15 +424,6 @@ mod tests {
         calling.called();
         assert_eq!(std::future::poll_fn(|cx| silent.poll_closed(cx)).await, Closed::Silent);
         assert!(!is_closed(calling));
-    }
-
-    #[test]
-    fn log_is_limited_per_peer_and_in_total() {
-        let mut log = Log::default();
-        let now = Instant::now();
-        assert!(log.is_due(Unit::User(1), now) && !log.is_due(Unit::User(1), now));
-        assert_eq!((0..1000).filter(|&uid| log.is_due(Unit::User(uid), now)).count(), LOG_PEERS - 1);
-        assert!(log.is_due(Unit::User(1), now + LOG_PERIOD));
     }
 
     proptest! {

@@ -30,6 +30,11 @@ impl Outbox {
         self.len == 0
     }
 
+    /// Returns the number of queued bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
     /// Appends `message`, whose length is `len` bytes, as a record of one fragment.
     ///
     /// # Panics

@@ -4,9 +4,11 @@
 //! transport takes the sink out of the table while it fills it.
 
 use std::{
+    collections::hash_map::Entry,
     future::Future,
     hash::{BuildHasherDefault, Hasher},
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll, Waker},
 };
 
@@ -89,9 +91,17 @@ pub(crate) trait Shared {
     fn send(&mut self, message: Message) -> Result<(), TransportError>;
 }
 
+/// A transport whose calls are in a table of [`PendingCalls`].
+pub(crate) trait Calling {
+    type Shared: Shared;
+
+    /// Returns the state that the driver and the callers share.
+    fn shared(&self) -> &Mutex<Self::Shared>;
+}
+
 /// The future of one call: queues it, and waits for its reply.
-pub(crate) struct CallFuture<'a, S: Shared> {
-    shared: &'a Mutex<S>,
+pub(crate) struct CallFuture<T: Calling> {
+    transport: Arc<T>,
     xid: Xid,
     stage: Stage,
 }
@@ -102,11 +112,11 @@ enum Stage {
     Done,
 }
 
-impl<'a, S: Shared> CallFuture<'a, S> {
+impl<T: Calling> CallFuture<T> {
     /// Creates a call that is queued when the future is first polled.
-    pub fn new(shared: &'a Mutex<S>, message: Message, plan: ReplyPlan) -> Self {
+    pub fn new(transport: Arc<T>, message: Message, plan: ReplyPlan) -> Self {
         let xid = peek(&message.stream).expect("a call must have an XID").0;
-        Self { shared, xid, stage: Stage::New(message, plan) }
+        Self { transport, xid, stage: Stage::New(message, plan) }
     }
 
     fn start(&mut self, mut message: Message, plan: ReplyPlan, cx: &Context<'_>) -> Result<(), CallError> {
@@ -116,28 +126,31 @@ impl<'a, S: Shared> CallFuture<'a, S> {
             let error = TransportError::Refused(format!("cannot read the payload: {error}"));
             return Err(CallError { error, sink: plan.sink });
         }
-        let mut shared = self.shared.lock();
+        let mut shared = self.transport.shared().lock();
         let pending = shared.pending();
-        let problem = match pending.over() {
-            Some(error) => Some(error.clone()),
-            None if pending.calls.contains_key(&self.xid) => {
-                Some(TransportError::Refused(format!("a call with XID {:#010x} is already outstanding", self.xid.0)))
-            }
-            None => shared.send(message).err(),
-        };
-        if let Some(error) = problem {
-            return Err(CallError { error, sink: plan.sink });
+        if let Some(error) = pending.over() {
+            return Err(CallError { error: error.clone(), sink: plan.sink });
         }
-        let call = Pending { plan, waker: cx.waker().clone(), outcome: None };
-        let pending = shared.pending();
-        pending.calls.insert(self.xid, call);
-        pending.total += 1;
+        match pending.calls.entry(self.xid) {
+            Entry::Vacant(entry) => {
+                entry.insert(Pending { plan, waker: cx.waker().clone(), outcome: None });
+            }
+            Entry::Occupied(_) => {
+                let problem = format!("a call with XID {:#010x} is already outstanding", self.xid.0);
+                return Err(CallError { error: TransportError::Refused(problem), sink: plan.sink });
+            }
+        }
+        if let Err(error) = shared.send(message) {
+            let call = shared.pending().calls.remove(&self.xid);
+            return Err(CallError { error, sink: call.and_then(|call| call.plan.sink) });
+        }
+        shared.pending().total += 1;
         self.stage = Stage::Waiting;
         Ok(())
     }
 }
 
-impl<S: Shared> Future for CallFuture<'_, S> {
+impl<T: Calling> Future for CallFuture<T> {
     type Output = Result<Reply, CallError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -150,7 +163,7 @@ impl<S: Shared> Future for CallFuture<'_, S> {
                 }
             }
             Stage::Waiting => {
-                let mut shared = self.shared.lock();
+                let mut shared = self.transport.shared().lock();
                 let calls = &mut shared.pending().calls;
                 let call = calls.get_mut(&self.xid).expect("a waiting call must be in the table");
                 if let Some(outcome) = call.outcome.take() {
@@ -167,10 +180,10 @@ impl<S: Shared> Future for CallFuture<'_, S> {
     }
 }
 
-impl<S: Shared> Drop for CallFuture<'_, S> {
+impl<T: Calling> Drop for CallFuture<T> {
     fn drop(&mut self) {
         if matches!(self.stage, Stage::Waiting) {
-            self.shared.lock().pending().calls.remove(&self.xid);
+            self.transport.shared().lock().pending().calls.remove(&self.xid);
         }
     }
 }

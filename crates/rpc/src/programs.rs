@@ -43,13 +43,14 @@ impl Programs {
         Self { entries, counters: Counters::new(rows.len()), rows }
     }
 
-    /// Finds the service and procedure of a call.
+    /// Finds the service and procedure of a call. `lossy` tells that it came over a transport that loses messages.
     ///
     /// # Errors
     /// Returns the `accept_stat` for the caller if there is no such program, version or procedure.
-    pub fn find(&self, call: &CallHeader) -> Result<(&dyn Service, Target), AcceptStat> {
+    pub fn find(&self, call: &CallHeader, lossy: bool) -> Result<(&dyn Service, Target), AcceptStat> {
         let (mut low, mut high) = (u32::MAX, 0);
-        for entry in self.entries.iter().filter(|entry| entry.program == call.program) {
+        let is_served = |entry: &&Entry| entry.program == call.program && !(lossy && entry.service.needs_reliability());
+        for entry in self.entries.iter().filter(is_served) {
             if (entry.low..=entry.high).contains(&call.version) {
                 let procedures = &entry.procedures[(call.version - entry.low) as usize];
                 let target = procedures.get(call.procedure as usize).copied().flatten();

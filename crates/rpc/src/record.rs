@@ -14,7 +14,6 @@ use std::fmt;
 
 use buf::{Arena, Buffer, Pool, Region, SharedRegion};
 use bytes::{BufMut, Bytes, BytesMut};
-use smallvec::smallvec;
 use xdr::{Located, Message, PlacedPayload};
 
 use crate::{
@@ -306,7 +305,7 @@ impl RecordReader {
         stream.truncate(stream.len() - padding);
         let sink = SharedRegion::from(Region::from(sink));
         let data = sink.piece(located.len).into();
-        let payloads = smallvec![PlacedPayload { position: Some(located.position as u32), data }];
+        let payloads = vec![PlacedPayload { position: Some(located.position as u32), data }];
         Record { message: Message { stream: stream.freeze(), payloads }, sink: Some(sink), charged: 0 }
     }
 
@@ -463,7 +462,7 @@ mod tests {
         }
         stream.extend(vec![2; tail]);
         let data = Bytes::from((0..len).map(|i| (i % 253) as u8).collect::<Vec<_>>()).into();
-        Message { stream: stream.into(), payloads: smallvec![PlacedPayload { position: Some(position as u32), data }] }
+        Message { stream: stream.into(), payloads: vec![PlacedPayload { position: Some(position as u32), data }] }
     }
 
     fn to_wire(messages: &[Message]) -> Vec<u8> {

@@ -81,7 +81,7 @@ impl Reverse {
         };
         let procedure = (target.program, target.version, procedure);
         let request = Request::new(next_xid(), procedure, &target.auth, arguments);
-        match timeout(deadline, exchange(&*transport, &request, &mut plan)).await {
+        match timeout(deadline, exchange(&transport, &request, &mut plan)).await {
             Ok(Ok(VerifiedReply { reply, is_bare })) => match decode(&reply.message, is_bare) {
                 Ok(results) => Ok(Answer { results, sink: reply.sink }),
                 Err(error) => Err(CallFailed { error, sink: None }),
@@ -102,7 +102,7 @@ impl Reverse {
 }
 
 async fn exchange(
-    transport: &dyn Transport,
+    transport: &Arc<dyn Transport>,
     request: &Request<'_>,
     plan: &mut ReplyPlan,
 ) -> Result<VerifiedReply, ClientError> {

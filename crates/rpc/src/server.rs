@@ -252,7 +252,7 @@ impl Server {
             }
             arguments = Decoder::new(&clear);
         }
-        let (service, target) = match self.programs.find(&header) {
+        let (service, target) = match self.programs.find(&header, transport.caps().lossy) {
             Ok(found) => found,
             Err(stat) => {
                 tracing::debug!(%peer, program = header.program, version = header.version, procedure = header.procedure,

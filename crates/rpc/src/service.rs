@@ -16,6 +16,12 @@ pub trait Service: Send + Sync + 'static {
     /// Returns the range of supported versions.
     fn versions(&self) -> RangeInclusive<u32>;
 
+    /// Returns `true` if these versions must not be called over a transport that loses messages, such as UDP. They do not exist there
+    /// for callers.
+    fn needs_reliability(&self) -> bool {
+        false
+    }
+
     /// Returns the properties of a procedure, or `None` if the version has no such procedure.
     fn procedure(&self, version: u32, procedure: u32) -> Option<Procedure>;
 
@@ -96,7 +102,7 @@ pub struct Call<'a> {
     /// The time at which the connection's turn began in which the call arrived, by the clock of the runtime. Calls that
     /// arrive together share it, so that the clock is read once for all of them.
     pub arrived: Instant,
-    /// The connection on which the call arrived. For a datagram socket that serves several peers, that socket.
+    /// The connection on which the call arrived. All peers of a datagram socket have the same number.
     pub connection: ConnectionId,
     /// The transport of that connection. To call back later, keep a [`Weak`](std::sync::Weak) reference, as
     /// [`Reverse`](crate::Reverse) does: a strong one keeps the connection's memory after the connection is closed.

@@ -44,11 +44,11 @@ pub(crate) use sockets::{RESERVED_MAX, RESERVED_MIN, any_address};
 pub use stream::{Accept, Stream, StreamNetwork};
 
 use crate::{
-    AcceptError, BoxFuture, CallError, CallsMade, Host, IncomingCall, Reply, ReplyHeader, ReplyPlan, ReplyToken,
-    Transport, TransportCaps, TransportError, Xid,
+    AcceptError, BoxFuture, CallError, CallsMade, IncomingCall, Reply, ReplyHeader, ReplyPlan, ReplyToken, Transport,
+    TransportCaps, TransportError, Xid,
     msg::{CALL, REPLY, peek},
     outbox::Outbox,
-    pending::{self, CallFuture, PendingCalls},
+    pending::{self, CallFuture, Calling, PendingCalls},
     record::{Place, Placement, Record, RecordReader, STAGE_BYTES},
     tls::{ConnectionTls, Wire},
 };
@@ -67,7 +67,7 @@ pub struct TcpTransport<S = tokio::net::TcpStream> {
 }
 
 /// The state that callers access, in short critical sections without system calls.
-struct Shared {
+pub(crate) struct Shared {
     outbox: Outbox,
     /// The bytes of replies in the outbox.
     reply_bytes: usize,
@@ -79,6 +79,12 @@ struct Shared {
     ledger: Ledger,
     /// The waker of the driver while it sleeps.
     sleeping: Option<Waker>,
+}
+
+/// The time until which the peer can read what it was sent last, and the reason why the connection then ends.
+struct Linger {
+    until: Pin<Box<Sleep>>,
+    why: TransportError,
 }
 
 /// The state that only the driver accesses.
@@ -102,7 +108,7 @@ struct Driver<S> {
     stash_bytes: usize,
     tally: Tally,
     spin: Spin,
-    linger: Option<Pin<Box<Sleep>>>,
+    linger: Option<Linger>,
     over: Option<TransportError>,
 }
 
@@ -139,7 +145,7 @@ impl<S: Stream> TcpTransport<S> {
             }),
             driver: Mutex::new(Driver {
                 socket,
-                upgrade: terms.tls.map(|tls| Upgrade::new(tls, Host::of(peer.ip()), terms.admitted)),
+                upgrade: terms.tls.map(|tls| Upgrade::new(tls, peer, terms.admitted)),
                 handshaking: None,
                 ends: false,
                 tls,
@@ -180,8 +186,8 @@ impl<S: Stream> Transport for TcpTransport<S> {
         self.offers_tls
     }
 
-    fn call(&self, message: Message, plan: ReplyPlan) -> BoxFuture<'_, Result<Reply, CallError>> {
-        Box::pin(CallFuture::new(&self.shared, message, plan))
+    fn call(self: Arc<Self>, message: Message, plan: ReplyPlan) -> BoxFuture<'static, Result<Reply, CallError>> {
+        Box::pin(CallFuture::new(self, message, plan))
     }
 
     fn poll_recv(&self, cx: &mut Context<'_>) -> Poll<Result<IncomingCall, TransportError>> {
@@ -251,6 +257,14 @@ impl<S: Stream> Transport for TcpTransport<S> {
     }
 }
 
+impl<S: Stream> Calling for TcpTransport<S> {
+    type Shared = Shared;
+
+    fn shared(&self) -> &Mutex<Shared> {
+        &self.shared
+    }
+}
+
 impl Shared {
     fn wake(&mut self) {
         if let Some(waker) = self.sleeping.take() {
@@ -285,7 +299,7 @@ impl<S: Stream> Driver<S> {
                 ready!(self.poll_handshake(shared, cx))?;
                 continue;
             }
-            let unwanted = self.take_up(shared)?;
+            let unwanted = self.take_up(shared, FLUSH_EARLY)?;
             if self.queue.len() >= FLUSH_EARLY {
                 self.flush(cx)?;
             }
@@ -296,14 +310,20 @@ impl<S: Stream> Driver<S> {
             if self.handshaking.is_some() {
                 continue;
             }
-            if self.may_read(shared) && self.receive(cx)? {
-                continue;
+            match self.may_read(shared).then(|| self.receive(cx)) {
+                Some(Ok(true)) => continue,
+                Some(Err(error)) if self.socket.has_failed() => {
+                    self.reject(shared, error);
+                    continue;
+                }
+                Some(Err(error)) => return Poll::Ready(Err(error)),
+                Some(Ok(false)) | None => {}
             }
-            self.take_up(shared)?;
+            self.take_up(shared, 1)?;
             self.flush(cx)?;
             let mut shared = shared.lock();
             if shared.closing && self.is_flushed() && shared.outbox.is_empty() {
-                self.start_linger();
+                self.start_linger(TransportError::Lost(CLOSED_HERE.to_owned()));
                 continue;
             }
             // Another thread can have queued work, or this flush can have made progress possible, since the last check.
@@ -327,16 +347,17 @@ impl<S: Stream> Driver<S> {
         }
     }
 
-    /// Moves queued messages to the send queue. Returns `true` if calls must not be delivered.
-    fn take_up(&mut self, shared: &Mutex<Shared>) -> Result<bool, TransportError> {
+    /// Moves queued messages to the send queue, if together they have at least `least` bytes: small replies become one
+    /// piece as long as they stay queued. Returns `true` if calls must not be delivered.
+    fn take_up(&mut self, shared: &Mutex<Shared>, least: usize) -> Result<bool, TransportError> {
         let mut shared = shared.lock();
         shared.sleeping = None;
         if shared.aborted {
             return Err(TransportError::Lost(CLOSED_HERE.to_owned()));
         }
-        if !shared.outbox.is_empty() {
+        self.reply_bytes += std::mem::take(&mut shared.reply_bytes);
+        if !shared.outbox.is_empty() && self.queue.len() + shared.outbox.len() >= least {
             shared.outbox.drain_to(&mut self.queue);
-            self.reply_bytes += std::mem::take(&mut shared.reply_bytes);
         }
         self.tally.settle(&mut shared.ledger);
         Ok(shared.held || shared.closing || self.tally.is_full())
@@ -417,16 +438,16 @@ impl<S: Stream> Driver<S> {
             }
             return Poll::Pending;
         };
-        self.handshaking = None;
+        let ended = self.handshaking.take().expect("it was checked above");
         match outcome {
             Ok(tls) => {
                 self.tls.set(tls).expect("a connection has one handshake");
                 self.upgrade = None;
             }
             Err(error) => {
-                tracing::info!(peer = %self.peer, %error, "a TLS handshake failed");
+                ended.log_failure(self.peer, &error);
                 // Without a linger, the client could lose the alert that tells it why.
-                self.start_linger();
+                self.start_linger(error);
             }
         }
         Poll::Ready(Ok(()))
@@ -491,9 +512,22 @@ impl<S: Stream> Driver<S> {
         Ok(())
     }
 
+    /// Ends a connection whose peer has violated TLS: sends the alert that is queued, and nothing else.
+    fn reject(&mut self, shared: &Mutex<Shared>, error: TransportError) {
+        let mut shared = shared.lock();
+        shared.pending.fail_all(&error, self.reader.abandon());
+        self.free(&mut shared);
+        drop(shared);
+        self.start_linger(error);
+    }
+
     /// Shuts the connection down, and frees all memory except that of calls in progress.
     fn shut_down(&mut self, shared: &mut Shared) {
         self.socket.shutdown(Shutdown::Both);
+        self.free(shared);
+    }
+
+    fn free(&mut self, shared: &mut Shared) {
         self.stash.clear();
         self.queue = SendQueue::new();
         self.stage = RecvStage::new(STAGE_BYTES);
@@ -504,27 +538,17 @@ impl<S: Stream> Driver<S> {
 
     /// All bytes have been sent: shuts down writing, and waits until the peer does the same. Closing a socket that has
     /// unread bytes resets the connection, and the peer could lose replies that it has not read.
-    fn start_linger(&mut self) {
+    fn start_linger(&mut self, why: TransportError) {
         self.socket.shutdown(Shutdown::Write);
-        self.linger = Some(Box::pin(tokio::time::sleep(LINGER)));
+        self.linger = Some(Linger { until: Box::pin(tokio::time::sleep(LINGER)), why });
     }
 
     fn poll_linger(&mut self, cx: &mut Context<'_>) -> Poll<Result<IncomingCall, TransportError>> {
-        let over = || Poll::Ready(Err(TransportError::Lost(CLOSED_HERE.to_owned())));
-        if self.linger.as_mut().is_some_and(|linger| linger.as_mut().poll(cx).is_ready()) {
-            return over();
+        let Linger { until, why } = self.linger.as_mut().expect("the connection must be lingering");
+        if until.as_mut().poll(cx).is_pending() {
+            ready!(self.socket.poll_discard(cx));
         }
-        loop {
-            if ready!(self.socket.poll_read_ready(cx)).is_err() {
-                return over();
-            }
-            self.stage.consume(self.stage.bytes().len());
-            match self.socket.try_receive(&mut self.stage, &mut [], STAGE_BYTES) {
-                Ok(received) if received.staged > 0 => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                _ => return over(),
-            }
-        }
+        Poll::Ready(Err(why.clone()))
     }
 }
 

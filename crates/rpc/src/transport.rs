@@ -82,6 +82,12 @@ impl ReplyPlan {
         let inline_max = self.inline_max + self.payload_max.next_multiple_of(4) + growth;
         Self { inline_max, ..Self::default() }
     }
+
+    /// Returns the plan with the sink, and keeps it without the sink.
+    pub(crate) fn take(&mut self) -> Self {
+        let Self { inline_max, payload_max, locate, .. } = *self;
+        Self { inline_max, payload_max, locate, sink: self.sink.take() }
+    }
 }
 
 /// A reply, with the caller's region.
@@ -101,6 +107,14 @@ pub struct CallError {
     pub error: TransportError,
     /// The sink of the [`ReplyPlan`]. Its content is unspecified; the peer can no longer access it.
     pub sink: Option<Region>,
+}
+
+impl CallError {
+    /// Returns the reason, and puts the sink back into the plan of the call.
+    pub(crate) fn return_sink(self, plan: &mut ReplyPlan) -> TransportError {
+        plan.sink = self.sink;
+        self.error
+    }
 }
 
 /// The reason why a transport failed.
@@ -206,8 +220,9 @@ pub trait Transport: Send + Sync + 'static {
     fn pool(&self) -> &Pool;
 
     /// Sends a call and waits for the reply with the same XID. Dropping the future cancels the call: the peer's access
-    /// to exposed memory is revoked first, and a late reply is discarded.
-    fn call(&self, message: Message, plan: ReplyPlan) -> BoxFuture<'_, Result<Reply, CallError>>;
+    /// to exposed memory is revoked first, and a late reply is discarded. The future borrows nothing, so that a caller
+    /// who gives up can let another task wait for the reply.
+    fn call(self: Arc<Self>, message: Message, plan: ReplyPlan) -> BoxFuture<'static, Result<Reply, CallError>>;
 
     /// Drives the connection in both directions, and returns the next call from the peer. Only one task polls it.
     ///
@@ -354,6 +369,11 @@ pub trait TransportKind: Send + Sync + 'static {
     /// A file cannot be used. The text names the option, the file and the reason.
     fn reload(&self) -> Result<(), String> {
         Ok(())
+    }
+
+    /// Returns `true` if its connections can lose messages ([`TransportCaps::lossy`]).
+    fn is_lossy(&self) -> bool {
+        false
     }
 
     /// Listens for connections at `local`; port 0 chooses a free one.

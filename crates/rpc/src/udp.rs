@@ -36,7 +36,7 @@ use crate::{
     AcceptError, BoxFuture, CallError, CallsMade, Hosts, Incoming, IncomingCall, Listener, OptionError, OptionReader,
     RawOptions, Reply, ReplyHeader, ReplyPlan, ReplyToken, Transport, TransportCaps, TransportError, TransportKind,
     msg::{CALL, REPLY, peek},
-    pending::{self, CallFuture, PendingCalls},
+    pending::{self, CallFuture, Calling, PendingCalls},
     tcp::{RESERVED_MAX, RESERVED_MIN, any_address},
 };
 
@@ -129,6 +129,10 @@ impl TransportKind for UdpKind {
         Ok(Arc::new(Self { options: UdpOptions::parse(options)?, pool: self.pool.clone() }))
     }
 
+    fn is_lossy(&self) -> bool {
+        true
+    }
+
     fn connect(&self, remote: SocketAddr) -> BoxFuture<'_, Result<Arc<dyn Transport>, TransportError>> {
         Box::pin(async move {
             let transport =
@@ -192,7 +196,7 @@ pub struct UdpTransport {
 }
 
 /// The state that callers access.
-struct Shared {
+pub(crate) struct Shared {
     outbox: VecDeque<(Option<SocketAddr>, Bytes)>,
     /// Total bytes of the outbox.
     queued: usize,
@@ -341,8 +345,8 @@ impl Transport for UdpTransport {
         &self.pool
     }
 
-    fn call(&self, message: Message, plan: ReplyPlan) -> BoxFuture<'_, Result<Reply, CallError>> {
-        Box::pin(CallFuture::new(&self.shared, message, plan))
+    fn call(self: Arc<Self>, message: Message, plan: ReplyPlan) -> BoxFuture<'static, Result<Reply, CallError>> {
+        Box::pin(CallFuture::new(self, message, plan))
     }
 
     fn poll_recv(&self, cx: &mut Context<'_>) -> Poll<Result<IncomingCall, TransportError>> {
@@ -408,6 +412,14 @@ impl Transport for UdpTransport {
         shared.closing = true;
         shared.pending.fail_all(&TransportError::Lost("closed on this side".to_owned()), None);
         shared.wake();
+    }
+}
+
+impl Calling for UdpTransport {
+    type Shared = Shared;
+
+    fn shared(&self) -> &Mutex<Shared> {
+        &self.shared
     }
 }
 

@@ -87,6 +87,12 @@ impl CallMemory {
         }))
     }
 
+    /// Returns the bytes that calls hold.
+    #[cfg(test)]
+    pub(crate) fn used(&self) -> usize {
+        self.0.used.load(SeqCst)
+    }
+
     /// Opens the account of a new connection.
     pub(crate) fn account(&self, owner: MemoryOwner) -> MemoryAccount {
         let number = self.0.next.fetch_add(1, Relaxed);

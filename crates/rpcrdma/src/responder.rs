@@ -516,3 +516,6 @@ fn write_chunk(link: &mut Link, chunk: &Chunk, data: Rope) {
 const REPLY_BYTES_MAX: usize = 32 << 20;
 /// The number of credits assumed for a peer that has none, so that it can get errors.
 const CREDITS_MIN: u32 = 4;
+
+#[cfg(test)]
+mod tests;

@@ -12,6 +12,7 @@ use std::{
     future::Future,
     net::SocketAddr,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll, Waker},
 };
 
@@ -124,7 +125,7 @@ impl Transport for RdmaTransport {
         &self.pool
     }
 
-    fn call(&self, message: Message, plan: ReplyPlan) -> BoxFuture<'_, Result<Reply, CallError>> {
+    fn call(self: Arc<Self>, message: Message, plan: ReplyPlan) -> BoxFuture<'static, Result<Reply, CallError>> {
         Box::pin(CallFuture { transport: self, stage: CallStage::New(message, plan) })
     }
 
@@ -321,8 +322,8 @@ impl Shared {
     }
 }
 
-struct CallFuture<'a> {
-    transport: &'a RdmaTransport,
+struct CallFuture {
+    transport: Arc<RdmaTransport>,
     stage: CallStage,
 }
 
@@ -332,7 +333,7 @@ enum CallStage {
     Done,
 }
 
-impl CallFuture<'_> {
+impl CallFuture {
     fn start(&mut self, mut message: Message, plan: ReplyPlan, cx: &Context<'_>) -> Result<(), CallError> {
         if let Err(error) = read_files(&mut message, &self.transport.pool, is_registrable) {
             return Err(CallError { error, sink: plan.sink });
@@ -351,7 +352,7 @@ impl CallFuture<'_> {
     }
 }
 
-impl Future for CallFuture<'_> {
+impl Future for CallFuture {
     type Output = Result<Reply, CallError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -377,7 +378,7 @@ impl Future for CallFuture<'_> {
     }
 }
 
-impl Drop for CallFuture<'_> {
+impl Drop for CallFuture {
     fn drop(&mut self) {
         if let CallStage::Waiting(id) = self.stage {
             let mut shared = self.transport.shared.lock();

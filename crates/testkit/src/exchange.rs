@@ -15,7 +15,6 @@ use rpcrdma::{
     chunk::{Chunk, Lists, ReadChunk},
     header::{Body, Header},
 };
-use smallvec::SmallVec;
 use xdr::{Decoder, Encode, Encoder, Message, PlacedPayload};
 
 use crate::capture;
@@ -152,7 +151,7 @@ fn exchange(from_client: bool, call: &Outstanding, header: &Header, stream: Byte
         stream
     };
     let used = of_reply.writes.chunks().iter().map(|chunk| memory.chunk(chunk)).filter(|data| !data.is_empty());
-    let payloads: SmallVec<_> = used.map(|data| PlacedPayload { position: None, data: data.into() }).collect();
+    let payloads: Vec<_> = used.map(|data| PlacedPayload { position: None, data: data.into() }).collect();
     Exchange { from_client, call, reply: Message { stream, payloads }, reply_chunk }
 }
 

@@ -97,7 +97,7 @@ impl Transport for Blank {
         &self.pool
     }
 
-    fn call(&self, _: Message, _: ReplyPlan) -> BoxFuture<'_, Result<Reply, CallError>> {
+    fn call(self: Arc<Self>, _: Message, _: ReplyPlan) -> BoxFuture<'static, Result<Reply, CallError>> {
         unreachable!("no client may use this transport")
     }
 

@@ -93,6 +93,11 @@ impl Pki {
 
     /// Writes a revocation list of these certificates, and returns its path.
     pub fn revoke(&self, file: &str, revoked: &[&Issued]) -> String {
+        self.revoke_until(file, revoked, (2200, 1, 1))
+    }
+
+    /// Writes such a list that expires at the start of a day: its year, month and number.
+    pub fn revoke_until(&self, file: &str, revoked: &[&Issued], (year, month, day): (i32, u8, u8)) -> String {
         let revoked = revoked.iter().map(|issued| RevokedCertParams {
             serial_number: SerialNumber::from(issued.serial),
             revocation_time: date_time_ymd(2001, 1, 1),
@@ -101,7 +106,7 @@ impl Pki {
         });
         let params = CertificateRevocationListParams {
             this_update: date_time_ymd(2001, 1, 1),
-            next_update: date_time_ymd(2200, 1, 1),
+            next_update: date_time_ymd(year, month, day),
             crl_number: SerialNumber::from(1),
             issuing_distribution_point: None,
             revoked_certs: revoked.collect(),

@@ -99,7 +99,7 @@ impl Caller {
         CallHeader { xid: Xid(xid), program, version: 3, procedure, credential, verifier }.encode(&mut call);
         args.encode(&mut call);
         let plan = ReplyPlan { inline_max: 4096, payload_max: 0, sink: None, locate: None };
-        let reply = self.transport.call(call.finish(), plan).await.ok()?;
+        let reply = self.transport.clone().call(call.finish(), plan).await.ok()?;
         let mut decoder = Decoder::new(&reply.message);
         let header: [u32; 6] = std::array::from_fn(|_| decoder.u32().unwrap());
         assert_eq!(header, [xid, 1, 0, 0, 0, 0]);

@@ -304,7 +304,7 @@ fn a_cached_reply_has_the_verifier_of_its_retransmission() {
             let mut verifiers = Vec::new();
             for _ in 0..3 {
                 let (message, sent) = transmission(&flavor, (0x1000, ADD), &5u64);
-                let reply = transport.call(message, short()).await.unwrap().message;
+                let reply = transport.clone().call(message, short()).await.unwrap().message;
                 let mut decoder = xdr::Decoder::new(&reply);
                 let header = ReplyHeader::decode(&mut decoder).unwrap();
                 let rpc::ReplyBody::Accepted { verifier, stat: AcceptStat::Success } = header.body else { panic!() };
@@ -328,8 +328,8 @@ fn a_replayed_transmission_gets_no_reply() {
         let flavor = TestClient::new("alice", SECRET, Level::Integrity);
         let (client, transport) = prepared(&rig, &flavor).await;
         let (message, _) = transmission(&flavor, (0x1000, ADD), &5u64);
-        transport.call(message.clone(), short()).await.unwrap();
-        let mut replayed = std::pin::pin!(transport.call(message, short()));
+        transport.clone().call(message.clone(), short()).await.unwrap();
+        let mut replayed = std::pin::pin!(transport.clone().call(message, short()));
         // A connection answers in order, so a reply would arrive before this one's.
         tokio::select! {
             biased;
@@ -442,7 +442,7 @@ fn results_that_cannot_be_wrapped_are_not_sent() {
         let (client, transport) = prepared(&rig, &flavor).await;
         rig.flavor.fails.store(1, SeqCst);
         let (message, _) = transmission(&flavor, (0x1000, ADD), &5u64);
-        let mut silent = std::pin::pin!(transport.call(message, short()));
+        let mut silent = std::pin::pin!(transport.clone().call(message, short()));
         tokio::select! {
             biased;
             _ = &mut silent => panic!("nothing may be sent in clear text"),
@@ -452,7 +452,7 @@ fn results_that_cannot_be_wrapped_are_not_sent() {
         let (message, sent) = transmission(&flavor, (0x1000, ADD), &5u64);
         // A separate connection, because the first one has an outstanding call with this XID.
         let (_client, transport) = prepared(&rig, &flavor).await;
-        let again = transport.call(message, short()).await.unwrap().message;
+        let again = transport.clone().call(message, short()).await.unwrap().message;
         let mut decoder = xdr::Decoder::new(&again);
         ReplyHeader::decode(&mut decoder).unwrap();
         let sum = Message::from(sent.unwrap(decoder.take_rest()).unwrap()).decode::<u64>();
@@ -475,13 +475,13 @@ fn a_wrapped_body_must_be_complete() {
         let placed = PlacedPayload { position: Some(at as u32), data: message.stream.slice(at..).into() };
         let reduced = Message { stream: message.stream.slice(..at), payloads: [placed].into_iter().collect() };
         let plan = || ReplyPlan { inline_max: 32 << 10, ..ReplyPlan::default() };
-        let reply = transport.call(reduced, plan()).await.unwrap();
+        let reply = transport.clone().call(reduced, plan()).await.unwrap();
         let header = ReplyHeader::decode(&mut xdr::Decoder::new(&reply.message)).unwrap();
         let rpc::ReplyBody::Accepted { verifier, stat } = header.body else { panic!("{header:?}") };
         assert!(sent.verifies(&verifier));
         assert_eq!(stat, AcceptStat::GarbageArgs);
         let (message, _) = transmission(&flavor, (0x1001, ECHO), &args);
-        let reply = transport.call(message, plan()).await.unwrap();
+        let reply = transport.clone().call(message, plan()).await.unwrap();
         let header = ReplyHeader::decode(&mut xdr::Decoder::new(&reply.message)).unwrap();
         assert!(
             matches!(header.body, rpc::ReplyBody::Accepted { stat: AcceptStat::Success, .. }),

@@ -3,15 +3,20 @@
 //! A layer that treats all operations alike (delays them, counts them, caches their results) implements [`Interpose`].
 //! [`Interposed`] makes a [`Vfs`] of it.
 
-use std::{hash::BuildHasher, ops::ControlFlow};
+use std::{hash::BuildHasher, ops::ControlFlow, sync::Arc};
 
 use buf::{Pool, Rope};
 use bytes::Bytes;
 use foldhash::quality::FixedState;
 
 use crate::{
-    Acl, AclKind, Attr, Caller, Change, CreateMode, Created, DirEntry, FsCaps, Handle, Kind, Name, NodeKind, Read,
-    ReadDir, ReadInto, Report, Result, Rights, SeekFor, SetAttr, Stability, StatFs, Time, Vfs, Written, XattrMode,
+    Acl, AclKind, Attr, Caller, Change, CreateMode, Created, DirEntry, FsCaps, Handle, Kind, Layouts, Name, NodeKind,
+    Read, ReadDir, ReadInto, Report, Result, Rights, SeekFor, SetAttr, Stability, StatFs, Time, Vfs, Written,
+    XattrMode,
+    layout::{
+        DataFailure, DataUsage, Layout, LayoutCaps, LayoutCommit, LayoutDevice, LayoutDeviceId, LayoutEvents,
+        LayoutHolder, LayoutKind, LayoutModes, LayoutRequest,
+    },
 };
 
 /// A layer over a back end.
@@ -172,6 +177,49 @@ impl<I: Interpose> Vfs for Interposed<I> {
         }
         Ok(ReadDir { eof, ..read })
     }
+
+    fn layouts(&self) -> Option<&dyn Layouts> {
+        self.0.inner().layouts().map(|_| self as &dyn Layouts)
+    }
+}
+
+macro_rules! layout_operations {
+    ($(fn $name:ident($($arg:ident: $type:ty),*) -> $result:ty, by $key:expr;)*) => {$(
+        fn $name(&self, caller: &Caller<'_>, $($arg: $type),*) -> Result<$result> {
+            let operation = Operation::new(concat!("layout_", stringify!($name)), $key);
+            self.0.operation(caller, operation, &mut |caller| inner_layouts(&self.0).$name(caller, $($arg),*))
+        }
+    )*};
+}
+
+impl<I: Interpose> Layouts for Interposed<I> {
+    fn caps(&self) -> &LayoutCaps {
+        inner_layouts(&self.0).caps()
+    }
+
+    fn subscribe(&self, events: Arc<dyn LayoutEvents>) {
+        inner_layouts(&self.0).subscribe(events);
+    }
+
+    layout_operations! {
+        fn grant(file: &Handle, request: &LayoutRequest) -> Layout, by (file, request);
+        fn device(id: LayoutDeviceId, kind: LayoutKind) -> LayoutDevice, by (id, kind);
+        fn commit(file: &Handle, holder: Option<LayoutHolder>, commit: &LayoutCommit) -> Change,
+            by (file, holder, commit);
+        fn report(file: &Handle, holder: Option<LayoutHolder>, failures: &[DataFailure]) -> (),
+            by (file, holder, failures);
+        fn release(file: &Handle, holder: LayoutHolder, modes: LayoutModes) -> (), by (file, holder, modes);
+        fn fence(file: &Handle, holder: LayoutHolder, modes: LayoutModes) -> (), by (file, holder, modes);
+    }
+
+    fn count(&self, file: &Handle, holder: LayoutHolder, usage: &DataUsage) {
+        inner_layouts(&self.0).count(file, holder, usage);
+    }
+}
+
+/// Returns the layouts of the back end of a layer. [`Vfs::layouts`] has returned the layer because the back end has some.
+fn inner_layouts(layer: &impl Interpose) -> &dyn Layouts {
+    layer.inner().layouts().expect("a tree has layouts always or never")
 }
 
 /// Maximum number of entries that one call of `readdir` lists.

@@ -10,6 +10,8 @@
 //! **An operation can complete later.** It then returns [`VfsError::Pending`] and occupies no thread while it waits.
 //! The [`pending`] module defines the protocol.
 //!
+//! **Data can be on other servers.** [`Vfs::layouts`] then tells clients where. The [`layout`] module defines it.
+//!
 //! **Identity.** Every operation runs with the rights of its [`Caller::cred`].
 //!
 //! An operation that fails changes nothing, unless the documentation of its errors says otherwise.
@@ -17,6 +19,7 @@
 mod acl;
 mod error;
 pub mod interpose;
+pub mod layout;
 pub mod memory;
 pub mod pending;
 mod permission;
@@ -26,6 +29,7 @@ mod types;
 
 pub use acl::{ACL_ENTRIES_MAX, Acl, AclEntry, AclKind, AclWho};
 pub use error::VfsError;
+pub use layout::Layouts;
 pub use pending::{Completion, CompletionFuture, CompletionSlot};
 pub use types::*;
 
@@ -372,4 +376,10 @@ pub trait Vfs: Send + Sync + 'static {
     /// # Errors
     /// Returns `Stale`.
     fn statfs(&self, caller: &Caller<'_>, object: &Handle) -> Result<StatFs>;
+
+    /// Returns the layouts of the tree, if its files can be on data servers that clients use directly. A tree has layouts
+    /// always or never. The default is `None`.
+    fn layouts(&self) -> Option<&dyn Layouts> {
+        None
+    }
 }

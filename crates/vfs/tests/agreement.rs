@@ -1,6 +1,6 @@
-//! Random operations by random users have the same outcome in memory as in a directory of the kernel's.
+//! Random operations by random users have the same outcome in the back end `memory` as in a directory of the host.
 //!
-//! The kernel's directory is the model: its behaviour is correct. As an ordinary user, all callers act as that user.
+//! The host's directory is the model: its behaviour is correct. As an ordinary user, all callers act as that user.
 
 use std::{os::unix::fs::PermissionsExt, sync::Arc};
 

@@ -7,7 +7,6 @@ use std::fmt;
 
 use buf::Rope;
 use bytes::Bytes;
-use smallvec::SmallVec;
 
 use crate::{Message, PlacedPayload};
 
@@ -83,7 +82,7 @@ impl std::error::Error for DecodeError {}
 #[derive(Debug, Default)]
 pub struct Encoder {
     stream: Vec<u8>,
-    payloads: SmallVec<[PlacedPayload; 1]>,
+    payloads: Vec<PlacedPayload>,
     /// The number of bytes of payloads so far, including padding.
     reduced: usize,
 }

@@ -2,7 +2,6 @@
 
 use buf::{Piece, Rope};
 use bytes::Bytes;
-use smallvec::SmallVec;
 
 use crate::{Decode, DecodeError, Decoder, Encode, Encoder, codec::padding};
 
@@ -15,7 +14,10 @@ pub struct Message {
     /// The XDR stream without the payloads.
     pub stream: Bytes,
     /// The payloads by ascending position. Payloads without a position are in the order of their items.
-    pub payloads: SmallVec<[PlacedPayload; 1]>,
+    ///
+    /// Most messages have none. An empty list needs no memory, and a message is short enough to be moved without a call of
+    /// `memcpy`.
+    pub payloads: Vec<PlacedPayload>,
 }
 
 /// A payload and its position.
@@ -107,6 +109,6 @@ impl Message {
 /// Makes a message without payloads.
 impl From<Bytes> for Message {
     fn from(stream: Bytes) -> Self {
-        Self { stream, payloads: SmallVec::new() }
+        Self { stream, payloads: Vec::new() }
     }
 }

@@ -91,7 +91,7 @@ fn payloads_are_found_by_position_or_by_order() {
     let stream = Bytes::from_static(&[0, 0, 0, 3, 0, 0, 0, 2]);
     let payload = |position, data: &'static [u8]| PlacedPayload { position, data: Bytes::from_static(data).into() };
     let decode = |payloads: Vec<PlacedPayload>| {
-        let message = Message { stream: stream.clone(), payloads: payloads.into() };
+        let message = Message { stream: stream.clone(), payloads };
         let both = message.decode::<Pair>().map(|Pair(a, b)| (a.0.to_bytes().unwrap(), b.0.to_bytes().unwrap()));
         both.map_err(|error| error.kind)
     };
@@ -134,7 +134,7 @@ fn empty_payload_keeps_its_place() {
 fn unused_payload_means_inline_item() {
     let stream = Bytes::from_static(&[0, 0, 0, 3, 1, 2, 3, 0]);
     let unused = PlacedPayload { position: None, data: Rope::new() };
-    let message = Message { stream, payloads: smallvec::smallvec![unused] };
+    let message = Message { stream, payloads: vec![unused] };
     assert_eq!(message.decode::<Payload<9>>().unwrap().0.to_bytes().unwrap(), [1, 2, 3][..]);
 }
 

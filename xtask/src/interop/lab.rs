@@ -10,20 +10,47 @@ use crate::shell::{self, Daemon};
 /// The maximum time of a guest, in seconds. Emulation is slow, and the machine can be busy.
 const TIMEOUT_S: u32 = 3600;
 
+/// A Linux kernel of Debian's packages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Kernel(Option<&'static str>);
+
+impl Kernel {
+    /// The release's own kernel: Linux 6.1.
+    pub const STABLE: Self = Self(None);
+    /// Linux 6.12, which supports RPC with TLS and uses READ_PLUS.
+    pub const NEWER: Self = Self(Some("6.12"));
+    pub const ALL: [Self; 2] = [Self::STABLE, Self::NEWER];
+
+    /// Returns the command `kernel-lab` for this kernel.
+    pub fn lab(self) -> Command {
+        let mut command = Command::new("interop/kernel-lab");
+        command.envs(self.0.map(|version| ("KERNEL", version)));
+        command
+    }
+
+    /// Returns the name of a suite with this kernel.
+    pub fn label(self, suite: &str) -> String {
+        self.0.map_or_else(|| suite.to_owned(), |version| format!("{suite}-{version}"))
+    }
+}
+
 /// The directory of a guest, which is /run/out in the guest.
 pub struct Guest {
     pub out: PathBuf,
+    kernel: Kernel,
 }
 
 impl Guest {
-    /// Prepares the files that every guest script expects.
+    /// Prepares the files that every guest script expects, for a guest with the kernel of `bench`.
     pub fn new(bench: &Bench, out: PathBuf) -> Result<Self, String> {
         let script = "set -euo pipefail; mkdir -p \"$1\"; cp -r interop/guest \"$1/\"; cp --reflink=auto \"$2\" \"$3\" \"$4\" \"$1/\"; \
-                      cp \"$(interop/kernel-lab config)\" \"$1/config\"";
+                      cp \"$5\" \"$1/config\"";
         let fixture = &bench.fixture;
-        let arguments = [&out, &fixture.archive, &fixture.manifest, &fixture.random];
+        let kernel = bench.kernel;
+        let config = PathBuf::from(shell::capture(kernel.lab().arg("config"))?.trim());
+        let arguments = [&out, &fixture.archive, &fixture.manifest, &fixture.random, &config];
         shell::capture(Command::new("bash").args(["-c", script, "lay-out"]).args(arguments))?;
-        Ok(Self { out })
+        Ok(Self { out, kernel })
     }
 
     /// Writes the variables that the script reads.
@@ -33,7 +60,7 @@ impl Guest {
     }
 
     fn command(&self, script: &str, forward: &str) -> Command {
-        let mut command = Command::new("interop/kernel-lab");
+        let mut command = self.kernel.lab();
         command.arg("run").arg(self.out.join("guest").join(script)).arg(&self.out);
         command.env("FWD", forward).env("TIMEOUT", TIMEOUT_S.to_string());
         command
@@ -51,6 +78,7 @@ impl Guest {
 
     /// Adds the guest's result lines to the report. Returns an error if there are none.
     pub fn results(&self, suite: &str, succeeded: bool, report: &mut Report) -> Result<(), String> {
+        let suite = &self.kernel.label(suite);
         let text = std::fs::read_to_string(self.out.join("results")).unwrap_or_default();
         let (mut passed, mut failed) = (0, 0);
         for line in text.lines() {

@@ -15,37 +15,44 @@ mod ports;
 mod restarts;
 mod rotation;
 mod server;
+mod tls;
 mod tools;
 mod verbs;
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
 use crate::report::{Outcome, Report};
 use crate::{debian, shell};
 use fixture::Fixture;
+use lab::Kernel;
 use ports::Ports;
 use rotation::Rotation;
 
 /// The inputs of every suite.
+#[derive(Clone)]
 struct Bench {
     /// The `slipway` binary.
     slipway: PathBuf,
     /// The JSON output of cargo for the build, one line for each artifact.
     built: String,
-    fixture: Fixture,
-    ports: Ports,
+    fixture: Arc<Fixture>,
+    ports: Arc<Ports>,
     /// Selects the cells of long matrices.
     rotation: Rotation,
+    /// The kernel of guests.
+    kernel: Kernel,
     /// `target/interop`.
     directory: PathBuf,
 }
 
 impl Bench {
-    /// Returns an empty directory for one suite. The results of its last run are kept in `SUITE.last`.
+    /// Returns an empty directory for one suite and kernel. The results of its last run are kept in `SUITE.last`.
     fn fresh(&self, suite: &str) -> Result<PathBuf, String> {
-        let directory = self.directory.join(suite);
+        let suite = self.kernel.label(suite);
+        let directory = self.directory.join(&suite);
         if directory.exists() {
             let last = self.directory.join(format!("{suite}.last"));
             if last.exists() {
@@ -69,25 +76,44 @@ impl Bench {
     }
 }
 
-type Suite = fn(&Bench, &mut Report) -> Result<(), String>;
+struct Suite {
+    name: &'static str,
+    run: fn(&Bench, &mut Report) -> Result<(), String>,
+    /// A commit runs the suite with one of these kernels.
+    kernels: &'static [Kernel],
+}
+
+const fn suite(name: &'static str, run: fn(&Bench, &mut Report) -> Result<(), String>) -> Suite {
+    Suite { name, run, kernels: &[Kernel::STABLE] }
+}
+
+const fn on(kernels: &'static [Kernel], suite: Suite) -> Suite {
+    Suite { kernels, ..suite }
+}
 
 /// The suites, in lanes that run in parallel. In the first lane our server runs on the host, where only one server can
 /// be the rpcbind. A guest uses at most one processor, and all lanes take about the same time.
-const LANES: [&[(&str, Suite)]; 3] = [
+const LANES: [&[Suite]; 3] = [
     &[
-        ("client", client::run),
-        ("libnfs", tools::libnfs),
-        ("fio", tools::fio),
-        ("capture", capture::run),
-        ("kerberos", kerberos::run),
+        on(&Kernel::ALL, suite("client", client::run)),
+        suite("libnfs", tools::libnfs),
+        suite("fio", tools::fio),
+        suite("capture", capture::run),
+        suite("kerberos", kerberos::run),
     ],
     &[
-        ("verbs", verbs::run),
-        ("restarts", restarts::run),
-        ("hostile", hostile::run),
-        ("kerberos-linux", kerberos::linux),
+        suite("verbs", verbs::run),
+        suite("restarts", restarts::run),
+        suite("hostile", hostile::run),
+        suite("kerberos-linux", kerberos::linux),
     ],
-    &[("locks", locks::run), ("knfsd", knfsd::version3), ("knfsd4", knfsd::version4), ("reference", client::reference)],
+    &[
+        suite("locks", locks::run),
+        suite("knfsd", knfsd::version3),
+        suite("knfsd4", knfsd::version4),
+        on(&[Kernel::NEWER], suite("tls", tls::linux)),
+        suite("reference", client::reference),
+    ],
 ];
 
 /// Suites that run only on request, because they only check the harness.
@@ -96,7 +122,7 @@ const ON_REQUEST: [&str; 1] = ["reference"];
 /// Runs one suite, or all that CI runs, with all cells of their matrices if `all`. Returns `false` if there is no suite
 /// `only`.
 pub fn run(only: Option<&str>, all: bool, report: &mut Report) -> bool {
-    if only.is_some_and(|only| LANES.iter().copied().flatten().all(|(name, _)| *name != only)) {
+    if only.is_some_and(|only| LANES.iter().copied().flatten().all(|suite| suite.name != only)) {
         return false;
     }
     let bench = match prepare(Rotation::new(all)) {
@@ -125,15 +151,18 @@ pub fn run(only: Option<&str>, all: bool, report: &mut Report) -> bool {
 }
 
 /// Runs the selected suites of a lane.
-fn in_turn(lane: &[(&str, Suite)], only: Option<&str>, bench: &Bench) -> Report {
+fn in_turn(lane: &[Suite], only: Option<&str>, bench: &Bench) -> Report {
     let mut report = Report::default();
-    for (name, suite) in lane {
-        if only.map_or(!ON_REQUEST.contains(name), |only| only == *name) {
+    for Suite { name, run, kernels } in lane {
+        if !only.map_or(!ON_REQUEST.contains(name), |only| only == *name) {
+            continue;
+        }
+        for kernel in bench.rotation.pick(name, kernels, 1) {
             eprintln!("== interop: {name}");
             let started = Instant::now();
-            if let Err(why) = suite(bench, &mut report) {
+            if let Err(why) = run(&Bench { kernel: *kernel, ..bench.clone() }, &mut report) {
                 eprintln!("== interop: {name}: FAILED: {why}");
-                report.record(format!("interop: {name}"), Outcome::Failed(why));
+                report.record(format!("interop: {}", kernel.label(name)), Outcome::Failed(why));
             }
             eprintln!("== interop: {name}: {} s", started.elapsed().as_secs());
         }
@@ -149,7 +178,12 @@ enum Unready {
 
 /// Installs the Debian packages of the suites, or returns an error that names them.
 pub fn install() -> Result<(), String> {
-    let kernel = || shell::output("interop/kernel-lab", ["packages"]);
+    let kernel = || {
+        Kernel::ALL
+            .map(|kernel| shell::capture(kernel.lab().arg("packages")))
+            .into_iter()
+            .collect::<Result<String, _>>()
+    };
     let own = || tools::PACKAGES.into_iter().chain(kerberos::PACKAGES);
     let all_there = |kernel: String| kernel.lines().chain(own()).all(debian::is_installed);
     if shell::is_root() && !kernel().is_ok_and(all_there) {
@@ -167,9 +201,11 @@ fn prepare(rotation: Rotation) -> Result<Bench, Unready> {
     // Use the same features as the tests, so that nothing is built twice, neither here nor while a suite runs.
     let build = ["test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"];
     let built = shell::capture(&mut shell::cargo(build)).map_err(Unready::Broken)?;
-    shell::output("interop/kernel-lab", ["prepare"]).map_err(Unready::Broken)?;
+    for kernel in Kernel::ALL {
+        shell::capture(kernel.lab().arg("prepare")).map_err(Unready::Broken)?;
+    }
     let directory = shell::target_dir().join("interop");
-    let fixture = Fixture::make(&directory.join("fixture")).map_err(Unready::Broken)?;
+    let fixture = Arc::new(Fixture::make(&directory.join("fixture")).map_err(Unready::Broken)?);
     let slipway = shell::target_dir().join("debug/slipway");
-    Ok(Bench { slipway, built, fixture, ports: Ports::default(), rotation, directory })
+    Ok(Bench { slipway, built, fixture, ports: Arc::default(), rotation, kernel: Kernel::STABLE, directory })
 }

@@ -29,7 +29,7 @@ pub fn render(rfcs: &[Rfc], citations: &Citations) -> String {
     };
     page.push_str("\n## Deviations\n\nRequirements that are not followed on purpose, and what is done instead.\n\n");
     list(&mut page, |requirement| &requirement.deviation);
-    page.push_str("\n## Gaps\n\nRequirements without a test that proves them. Their number must not grow.\n\n");
+    page.push_str("\n## Gaps\n\nRequirements without a test that proves them. A gap must be closed before a change is merged.\n\n");
     list(&mut page, |requirement| &requirement.gap);
     for rfc in rfcs {
         let _ = write!(page, "\n## RFC {}: {}\n", rfc.number, rfc.title);

@@ -12,7 +12,10 @@ use std::{
 };
 
 use buf::{Pool, SharedRegion};
-use rpc::{Answer, CallFailed, CallOptions, Client, ClientError, ClientOptions, EncodedCall, ReplyPlan, TransportKind};
+use rpc::{
+    Answer, CallFailed, CallOptions, Client, ClientError, ClientOptions, EncodedCall, ReplyPlan, SentCall,
+    TransportKind,
+};
 use tokio::time::{Instant, timeout, timeout_at};
 use xdr::{Decode, Encode};
 
@@ -122,6 +125,8 @@ impl Program {
     }
 
     /// Calls `procedure`. Returns the sink of `plan`, unless the transport still holds it at the deadline.
+    // Inlined, because the future would otherwise be copied to its place in that of the caller.
+    #[inline]
     pub fn call<A: Encode, R: Decode>(
         &self,
         procedure: u32,
@@ -153,14 +158,8 @@ impl Program {
 
     /// Sends a call over the present connection, without a deadline: the call ends when the server has answered or the
     /// connection is lost. It fails at once if there is no connection.
-    pub async fn send_while_connected<R: Decode>(
-        &self,
-        name: &'static str,
-        call: EncodedCall,
-        plan: ReplyPlan,
-    ) -> (Result<R>, Option<SharedRegion>) {
-        let options = CallOptions { while_connected: true, ..CallOptions::default() };
-        self.returned(self.link.client.send(call, plan, options).await, name)
+    pub fn send_while_connected<R: Decode>(&self, call: EncodedCall, plan: ReplyPlan) -> SentCall<R> {
+        self.link.client.send_while_connected(call, plan)
     }
 
     /// Closes the connection at once. Its calls are sent again over the next one, or fail.
@@ -231,11 +230,12 @@ impl Program {
         plan: ReplyPlan,
         (since, left, once): (Option<Instant>, Duration, bool),
     ) -> (Result<R>, Option<SharedRegion>) {
-        let options = CallOptions { deadline: Some(left), since, once, ..CallOptions::default() };
+        let options = CallOptions { deadline: Some(left), since, once };
         self.returned(self.link.client.call(procedure, arguments, plan, options).await, name)
     }
 
-    fn returned<R>(
+    /// Converts the result of a call to the operation `name`.
+    pub fn returned<R>(
         &self,
         result: std::result::Result<Answer<R>, CallFailed>,
         name: &'static str,

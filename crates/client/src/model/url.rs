@@ -7,7 +7,7 @@ use std::{fmt, str::FromStr, time::Duration};
 
 use bytes::Bytes;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, percent_encode};
-use rpc::{RawOptions, Xprtsec};
+use rpc::{Alpn, RawOptions, Xprtsec};
 
 /// The location of a directory or file on an NFS server, and the options of the mount.
 ///
@@ -67,7 +67,7 @@ pub struct MountOptions {
     pub read_ahead: usize,
     /// `writebehind`: maximum bytes that a writer holds which are not on stable storage.
     pub write_behind: usize,
-    /// `xprtsec`, `tls_ca`, `tls_crl`, `tls_cert` and `tls_key`: TLS of all connections of the mount.
+    /// `xprtsec`, `tls_alpn`, `tls_ca`, `tls_crl`, `tls_cert` and `tls_key`: TLS of all connections of the mount.
     pub tls: TlsOptions,
     /// Options of the transport.
     pub transport: RawOptions,
@@ -78,6 +78,8 @@ pub struct MountOptions {
 pub struct TlsOptions {
     /// `xprtsec`: the protection of the connections. The client never uses less.
     pub xprtsec: Xprtsec,
+    /// `tls_alpn`: whether a server must select the application protocol "sunrpc". The default is that it must.
+    pub alpn: Option<Alpn>,
     /// `tls_ca`: the file of the issuers that may sign the server's certificate. The default is the file of the system.
     pub ca: Option<String>,
     /// `tls_crl`: the file of the lists of revoked certificates.
@@ -101,8 +103,30 @@ impl TlsOptions {
         add("xprtsec", level);
         add("tls_name", name);
         add("tls_program", &format!("{program}.{version}"));
-        let files = [("tls_ca", &self.ca), ("tls_crl", &self.crl), ("tls_cert", &self.cert), ("tls_key", &self.key)];
-        files.into_iter().filter_map(|(key, file)| Some((key, file.as_ref()?))).for_each(|(key, file)| add(key, file));
+        if let Some(alpn) = self.alpn {
+            add("tls_alpn", alpn.name());
+        }
+        self.files().into_iter().filter_map(|(key, file)| Some((key, file?))).for_each(|(key, file)| add(key, file));
+    }
+
+    /// Checks that no option of TLS is given without TLS. The connections would be in clear, which the user does not expect.
+    ///
+    /// # Errors
+    /// A text that names the option.
+    pub fn check(&self) -> Result<(), String> {
+        let alpn = ("tls_alpn", self.alpn.map(Alpn::name));
+        let given = self.files().into_iter().chain([alpn]).find(|(_, value)| value.is_some());
+        match given {
+            Some((option, _)) if self.xprtsec == Xprtsec::None => Err(format!(
+                "option '{option}' needs xprtsec=tls or xprtsec=mtls; without that, connections are in clear"
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    fn files(&self) -> [(&'static str, Option<&str>); 4] {
+        [("tls_ca", &self.ca), ("tls_crl", &self.crl), ("tls_cert", &self.cert), ("tls_key", &self.key)]
+            .map(|(option, file)| (option, file.as_deref()))
     }
 }
 
@@ -281,6 +305,7 @@ impl MountOptions {
         "readahead",
         "writebehind",
         "xprtsec",
+        "tls_alpn",
         "tls_ca",
         "tls_crl",
         "tls_cert",
@@ -320,6 +345,7 @@ impl MountOptions {
             "readahead" => self.read_ahead = size(value, 0, WINDOW_MAX)?,
             "writebehind" => self.write_behind = size(value, 0, WINDOW_MAX)?,
             "xprtsec" => self.tls.xprtsec = Xprtsec::parse(value)?,
+            "tls_alpn" => self.tls.alpn = Some(Alpn::parse(value)?),
             "tls_ca" => self.tls.ca = Some(file(value)?),
             "tls_crl" => self.tls.crl = Some(file(value)?),
             "tls_cert" => self.tls.cert = Some(file(value)?),
@@ -458,6 +484,18 @@ mod tests {
         let mut raw = RawOptions::new();
         "nfs://h/e?xprtsec=none".parse::<NfsUrl>().unwrap().options.tls.add_to(&mut raw, "h", (100_003, 4));
         assert!(raw.is_empty());
+        let optional: NfsUrl = "nfs://h/e?xprtsec=tls&tls_alpn=optional".parse().unwrap();
+        optional.options.tls.add_to(&mut raw, "h", (100_003, 4));
+        assert_eq!(raw.get("tls_alpn").map(String::as_str), Some("optional"));
+        assert!(problem("nfs://h/?xprtsec=tls&tls_alpn=h2").contains("'h2' is neither required nor optional"));
+        for option in ["tls_ca", "tls_crl", "tls_cert", "tls_key", "tls_alpn"] {
+            let check = |more: &str| {
+                let url: NfsUrl = format!("nfs://h/e?{option}=optional{more}").parse().unwrap();
+                url.options.tls.check()
+            };
+            assert!(check("").unwrap_err().contains(&format!("option '{option}' needs xprtsec=tls")));
+            assert!(check("&xprtsec=none").is_err() && check("&xprtsec=tls").is_ok());
+        }
         assert!(problem("nfs://h/?xprtsec=ssl").contains("'ssl' is none of none, tls and mtls"));
         assert!(problem("nfs://h/?tls_ca=").contains("the path of a file is missing"));
     }

@@ -166,9 +166,16 @@ impl Site {
     }
 
     async fn mount_at(&self, ip: IpAddr) -> Result<Mount> {
-        let version = self.options().version;
-        if version == Version::V3 {
+        let (version, proto) = (self.options().version, &self.options().proto);
+        let is_lossy = self.switch.find(proto).is_some_and(|kind| kind.is_lossy());
+        if version == Version::V3 || version == Version::Auto && is_lossy {
             return self.mount3_at(ip).await;
+        }
+        //= rfc8881-2.9.1-3 rfc8881-2.9.1-4
+        if is_lossy {
+            let problem =
+                format!("NFSv4 is not used over {proto}, which can lose messages: use vers=3 or another proto");
+            return Err(UrlError { url: self.url.to_string(), problem }.into());
         }
         match self.mount4_at(ip).await {
             Err(error) if version == Version::Auto && is_no_v4(&error) => {
@@ -421,6 +428,7 @@ impl Site {
     fn kind(&self, proto: &str, transport: &RawOptions, program: (u32, u32)) -> Result<Arc<dyn TransportKind>> {
         let wrong = |problem| UrlError { url: self.url.to_string(), problem };
         let tls = &self.options().tls;
+        tls.check().map_err(wrong)?;
         if tls.xprtsec != Xprtsec::None && proto != "tcp" {
             return Err(wrong(format!("xprtsec is for proto=tcp; TLS does not protect '{proto}'")).into());
         }

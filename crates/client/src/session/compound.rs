@@ -37,6 +37,7 @@ pub(crate) struct Compound {
 }
 
 impl Compound {
+    #[inline]
     pub fn new(name: &'static str) -> Self {
         let (ops, reply_max) = (Vec::with_capacity(5), REPLY_BASE);
         let (payload_max, payload_last, cache) = (0, false, false);
@@ -49,12 +50,14 @@ impl Compound {
     }
 
     /// Adds an operation whose result has at most `result_max` bytes.
+    #[inline]
     pub fn op(mut self, op: Argop4, result_max: usize) -> Self {
         self.ops.push(op);
         self.reply_max += RESULT_HEAD + result_max;
         self
     }
 
+    #[inline]
     pub fn put_fh(self, handle: &Handle) -> Self {
         self.op(Argop4::PutFh(PutFhArgs { object: handle.clone() }), 0)
     }
@@ -73,6 +76,7 @@ impl Compound {
         self.op(Argop4::GetFh, 4 + nfs::v4::FHSIZE4)
     }
 
+    #[inline]
     pub fn get_attr(self, attributes: &Bitmap4) -> Self {
         self.op(Argop4::GetAttr(GetAttrArgs { attr_request: attributes.clone() }), ATTRS_MAX)
     }
@@ -238,3 +242,28 @@ const REPLY_BASE: usize = 24 + 400 + 16 + 48;
 const RESULT_HEAD: usize = 8;
 /// Maximum bytes of the attributes that the client asks for: numbers, and the names of owner and group.
 const ATTRS_MAX: usize = 512;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_of_a_reply_are_the_sum_of_its_results() {
+        let handle = Handle::from("a handle");
+        let (one, two) =
+            (Compound::new("test").op(Argop4::GetFh, 100), Compound::on("test", &handle).op(Argop4::GetFh, 100));
+        assert_eq!(two.plan().inline_max - one.plan().inline_max, RESULT_HEAD);
+        assert_eq!(one.plan().inline_max - Compound::new("test").plan().inline_max, RESULT_HEAD + 100);
+        for (payload_max, last, located) in [(4096, true, true), (4096, false, false), (0, true, false)] {
+            let plan = Compound::new("test").payload(payload_max, last).plan();
+            assert_eq!((plan.payload_max, plan.locate.is_some()), (payload_max, located));
+        }
+    }
+
+    #[test]
+    fn names_are_bounded() {
+        assert!(component(&[b'n'; nfs::v4::NAME_BOUND]).is_ok());
+        let error = component(&[b'n'; nfs::v4::NAME_BOUND + 1]).unwrap_err();
+        assert_eq!(error.status(), Some(Status::NameTooLong));
+    }
+}

@@ -26,7 +26,7 @@ use std::{
 use buf::{Region, SharedRegion};
 use nfs::v4::{compound::*, *};
 use parking_lot::Mutex;
-use rpc::{BoxFuture, ReplyPlan};
+use rpc::{ReplyPlan, SentCall};
 use tokio::{
     sync::{Notify, oneshot},
     time::{Instant, error::Elapsed, timeout, timeout_at},
@@ -38,7 +38,7 @@ use super::{
     identity,
     link::ServerLink,
     slots::{SlotUse, Slots},
-    trunk::{BACKGROUND, send_while_connected},
+    trunk::{BACKGROUND, outcome},
 };
 use crate::{
     call::{Backoff, Deadline, Program},
@@ -139,19 +139,14 @@ struct OutstandingCall {
     begun: Instant,
     /// Set if a request was sent in the slot with the same sequence ID before.
     is_retry: bool,
-    reply: BoxFuture<'static, (Outcome, Option<SharedRegion>)>,
+    reply: SentCall<CompoundRes>,
 }
 
 impl OutstandingCall {
-    /// Encodes a call, which is sent when `reply` is first polled.
-    fn new(
-        program: Arc<Program>,
-        request: &Request<'_>,
-        (plan, name): (ReplyPlan, &'static str),
-        (begun, is_retry): (Instant, bool),
-    ) -> Self {
+    /// Encodes a call. It is sent when `reply` is first polled.
+    fn new(program: Arc<Program>, request: &Request<'_>, plan: ReplyPlan, (begun, is_retry): (Instant, bool)) -> Self {
         let call = program.encode(PROC_COMPOUND, request);
-        let reply = Box::pin(send_while_connected(program.clone(), call, plan, name));
+        let reply = program.send_while_connected(call, plan);
         Self { program, begun, is_retry, reply }
     }
 }
@@ -317,12 +312,13 @@ impl Session {
         };
         let is_retry = std::mem::replace(&mut taken.sent, true);
         let request = Request { minor: link.minor, first: Some(&taken.sequence), ops: &compound.ops };
-        let plan = (ReplyPlan { sink, ..compound.plan() }, compound.name);
+        let plan = ReplyPlan { sink, ..compound.plan() };
         let call = OutstandingCall::new(program, &request, plan, (deadline.start(), is_retry));
         let OutstandingCall { program, reply, .. } = taken.call.insert(call);
-        let Some((outcome, back)) = program.within(deadline, Pin::new(reply)).await else {
+        let Some(result) = program.within(deadline, Pin::new(reply)).await else {
             return (Outcome::Failed(program.timeout_error(compound.name)), None);
         };
+        let (outcome, back) = outcome(program, result, compound.name);
         taken.call = None;
         let outcome = match outcome {
             Outcome::Answered(res) => self.classify(link, res, (deadline.start(), is_retry)),
@@ -330,7 +326,7 @@ impl Session {
         };
         match &outcome {
             Outcome::Answered(_) | Outcome::Uncached => taken.release(true),
-            //= rfc8881-2.10.6.2-1 rfc8881-2.10.13.1.2-2
+            //= rfc8881-2.10.6.2-1 rfc8881-2.10.13.1.2-2 rfc8881-2.9.2-1
             Outcome::Disconnected(_) | Outcome::SlotBusy | Outcome::Unbound => *slot = Some(taken),
             Outcome::Lost => self.close(),
             // The server has refused SEQUENCE, so the slot's sequence has not advanced.
@@ -473,11 +469,12 @@ impl Session {
     async fn answered(&self, link: &Arc<ServerLink>, place: SlotUse, mut call: Option<OutstandingCall>) -> bool {
         let mut backoff = Backoff::new();
         loop {
-            //= rfc8881-2.10.6.2-4
+            //= rfc8881-2.10.6.2-4 rfc8881-2.9.2-6
             if let Some(OutstandingCall { program, begun, is_retry, reply }) = call.take() {
-                let outcome = match timeout(BACKGROUND, reply).await {
-                    Ok((Outcome::Answered(res), _)) => self.classify(link, res, (begun, is_retry)),
-                    Ok((outcome, _)) => outcome,
+                let result = timeout(BACKGROUND, reply).await;
+                let outcome = match result.map(|result| outcome(&program, result, "SEQUENCE").0) {
+                    Ok(Outcome::Answered(res)) => self.classify(link, res, (begun, is_retry)),
+                    Ok(outcome) => outcome,
                     Err(_) => {
                         tracing::debug!(
                             ?program,
@@ -500,7 +497,7 @@ impl Session {
             let Some(program) = link.trunk.pick(&Deadline::after(BACKGROUND)).await else { continue };
             let sequence = self.sequence(place, self.highest(), false);
             let request = Request { minor: link.minor, first: Some(&sequence), ops: &[] };
-            let plan = (ReplyPlan { inline_max: DOUBT_REPLY_MAX, ..ReplyPlan::default() }, "SEQUENCE");
+            let plan = ReplyPlan { inline_max: DOUBT_REPLY_MAX, ..ReplyPlan::default() };
             call = Some(OutstandingCall::new(program, &request, plan, (Instant::now(), true)));
         }
     }

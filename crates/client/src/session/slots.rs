@@ -143,6 +143,16 @@ mod tests {
     }
 
     #[test]
+    fn server_asks_for_fewer_slots_and_its_limit_stays() {
+        let mut slots = Slots::new(4);
+        slots.set_target(Slotid4(1));
+        let taken: Vec<_> = std::iter::from_fn(|| slots.take()).collect();
+        assert_eq!(taken, [place(0, 1), place(1, 1)]);
+        slots.set_target(Slotid4(9));
+        assert_eq!((slots.take(), slots.take(), slots.take()), (Some(place(2, 1)), Some(place(3, 1)), None));
+    }
+
+    #[test]
     fn server_limits_number_of_slots() {
         let mut slots = Slots::new(4);
         let all: Vec<_> = std::iter::from_fn(|| slots.take()).collect();

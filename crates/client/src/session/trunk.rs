@@ -15,7 +15,7 @@ use buf::{Pool, SharedRegion};
 use futures_util::{StreamExt, stream::FuturesUnordered};
 use nfs::v4::{PROC_COMPOUND, compound::CompoundRes};
 use parking_lot::RwLock;
-use rpc::{EncodedCall, ReplyPlan};
+use rpc::{Answer, CallFailed, ReplyPlan};
 use tokio::time::timeout_at;
 
 use super::compound::{Outcome, Request};
@@ -83,9 +83,15 @@ impl Trunk {
 
     /// Returns a connection that is established now, or else the first that becomes established; `None` at the deadline.
     pub async fn pick(&self, deadline: &Deadline) -> Option<Arc<Program>> {
-        if let Some(ready) = self.ready(deadline) {
-            return Some(ready);
+        match self.ready(deadline) {
+            Some(ready) => Some(ready),
+            // Boxed, so that this rare case does not enlarge the future of every request.
+            None => Box::pin(self.first_connected(deadline)).await,
         }
+    }
+
+    /// Returns the first connection that becomes established; `None` at the deadline.
+    async fn first_connected(&self, deadline: &Deadline) -> Option<Arc<Program>> {
         let all = self.all();
         let mut coming: FuturesUnordered<_> = all.iter().map(|program| program.connected()).collect();
         match timeout_at(deadline.at(), coming.next()).await {
@@ -113,15 +119,13 @@ impl Trunk {
     }
 }
 
-/// Sends an encoded compound over one connection, once, and waits until the server answers or the connection is lost.
-/// Returns the sink of `plan` with the outcome.
-pub(crate) async fn send_while_connected(
-    program: Arc<Program>,
-    call: EncodedCall,
-    plan: ReplyPlan,
+/// Returns the outcome of a compound that was sent over one connection, once, and the sink of its plan.
+pub(crate) fn outcome(
+    program: &Program,
+    result: std::result::Result<Answer<CompoundRes>, CallFailed>,
     name: &'static str,
 ) -> (Outcome, Option<SharedRegion>) {
-    let (result, sink) = program.send_while_connected(name, call, plan).await;
+    let (result, sink) = program.returned(result, name);
     match result {
         Ok(res) => (Outcome::Answered(res), sink),
         Err(error) if is_lost(&error) => (Outcome::Disconnected(error), sink),

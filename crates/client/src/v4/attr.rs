@@ -72,7 +72,6 @@ pub(crate) fn from_values(attrs: &Attrs) -> Option<Attr> {
 }
 
 /// The values of [`WANTED`], in the order of their numbers.
-#[derive(Decode)]
 struct Wanted {
     object_type: Ftype4,
     size: u64,
@@ -87,6 +86,33 @@ struct Wanted {
     time_access: Nfstime4,
     time_metadata: Nfstime4,
     time_modify: Nfstime4,
+}
+
+impl Decode for Wanted {
+    // The values of fixed length are read together, so that the length of the stream is checked only four times.
+    fn decode(decoder: &mut Decoder<'_>) -> std::result::Result<Self, DecodeError> {
+        let wide = |high: u32, low: u32| u64::from(high) << 32 | u64::from(low);
+        let time = |[high, low, nseconds]: [u32; 3]| Nfstime4 { seconds: wide(high, low) as i64, nseconds };
+        let object_type = Ftype4::decode(decoder)?;
+        let [s1, s0, j1, j0, n1, n0, f1, f0, mode, numlinks] = decoder.words()?;
+        let (owner, owner_group) = (Id::decode(decoder)?, Id::decode(decoder)?);
+        let [specdata1, specdata2, u1, u0, a2, a1, a0, c2, c1, c0, m2, m1, m0] = decoder.words()?;
+        Ok(Self {
+            object_type,
+            size: wide(s1, s0),
+            fsid: Fsid4 { major: wide(j1, j0), minor: wide(n1, n0) },
+            fileid: wide(f1, f0),
+            mode,
+            numlinks,
+            owner,
+            owner_group,
+            rawdev: Specdata4 { specdata1, specdata2 },
+            space_used: wide(u1, u0),
+            time_access: time([a2, a1, a0]),
+            time_metadata: time([c2, c1, c0]),
+            time_modify: time([m2, m1, m0]),
+        })
+    }
 }
 
 /// A user or group ID, decoded from its name on the wire (see [`Id::of`]).

@@ -41,6 +41,7 @@ impl DataVersion {
     /// Returns `true` if no other client can have changed the data between the two versions.
     pub fn is_same(&self, other: &Self) -> bool {
         let same = |one: Option<u64>, other: Option<u64>| one.is_some() && one == other;
+        //= rfc8881-10.3.1-1
         self.server == other.server && (same(self.delegated, other.delegated) || same(self.change, other.change))
     }
 }

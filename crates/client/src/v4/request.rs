@@ -223,11 +223,13 @@ struct Routed<'a, M> {
 }
 
 impl<M> Routed<'_, M> {
+    #[inline]
     fn into_attempt(self) -> (Target, Compound) {
         self.attempt.expect("the request must have been sent")
     }
 
     /// Returns the results of the last attempt, which must have been sent.
+    #[inline]
     fn results(self, driven: Result<Option<CompoundRes>>) -> Result<(Target, Results)> {
         let res = driven?.expect("a request must be sent");
         let (target, compound) = self.into_attempt();

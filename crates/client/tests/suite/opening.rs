@@ -56,6 +56,28 @@ async fn getfh_follows_each_operation_that_creates_or_opens(network: Network, ve
     assert!(count(Opnum4::Open) >= 5 && count(Opnum4::Create) == 3, "{seen:?}");
 }
 
+/// Another client has the file open for writing, so that it is not delegated.
+#[test]
+fn data_that_another_client_changes_have_another_version() {
+    sim::simulate(|network| async move {
+        let _process = sim::start(&network, nfs_server(Arc::new(memory())).services());
+        let url = format!("nfs://{}/m?proto=tcp&vers=4.2&uid=0&gid=0", sim::SERVER).parse().unwrap();
+        let own = Mount::connect(&url, &sim::switch(&network, 1)).await.unwrap();
+        let other = Mount::connect(&url, &sim::switch(&network, 2)).await.unwrap();
+        own.write("f", CONTENT).await.unwrap();
+        let handle = own.open("f").await.unwrap().handle().clone();
+        let _held = other.v4().unwrap().hold(&handle);
+        other.v4().unwrap().open(&handle, OPEN4_SHARE_ACCESS_BOTH).await.unwrap();
+        let open = async || own.v4().unwrap().open(&handle, OPEN4_SHARE_ACCESS_READ).await.unwrap();
+        let first = open().await;
+        assert!(!own.v4().unwrap().is_delegated(&handle));
+        assert!(open().await.is_same(&first));
+        //= rfc8881-10.3.1-1
+        other.open("f").await.unwrap().write_at(0, bytes::Bytes::from_static(b"C")).await.unwrap();
+        assert!(!open().await.is_same(&first));
+    });
+}
+
 /// Runs a test with a scripted server, the record of its requests, and a mount.
 fn scripted(test: impl AsyncFnOnce(Arc<Scripted>, Record, Mount)) {
     sim::run("/?proto=tcp&vers=4.1", sim::recorded, |(scripted, record), mount| async move {

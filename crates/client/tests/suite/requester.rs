@@ -119,7 +119,7 @@ fn request_is_sent_again_only_after_its_connection_is_lost() {
         let rename = rig.rename();
         rig.held(1).await;
         tokio::time::sleep(HOUR / 2).await;
-        //= rfc8881-2.10.6.2-1
+        //= rfc8881-2.10.6.2-1 rfc8881-2.9.2-1
         assert_eq!(rig.record.with(Opnum4::Rename).len(), 1);
         rig.hold(None);
         let lost = Instant::now();
@@ -145,7 +145,7 @@ fn slot_is_not_used_before_the_reply_to_a_cancelled_request() {
             tokio::time::sleep(Duration::from_secs(2)).await;
             rig.mount.stat("file").await.unwrap();
         }
-        //= rfc8881-2.10.6.2-4 rfc8881-2.10.6.2-1
+        //= rfc8881-2.10.6.2-4 rfc8881-2.10.6.2-1 rfc8881-2.9.2-6
         assert_eq!(rig.since(&given_up).len(), 1);
         rig.hold(None);
         rig.resume();

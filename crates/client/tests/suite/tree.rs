@@ -8,6 +8,7 @@ use client::{
     CreateHow, ErrorKind, FileKind, Mount, MountClient, NfsUrl, OpenOptions, SetAttr, SetTime, Special, Status, Time,
 };
 use nfs::v3::{ACCESS3_MODIFY, ACCESS3_READ};
+use rpc::{AcceptStat, CallOptions, Client, ClientError, ClientOptions, ReplyPlan};
 
 for_each_version! {
     files_are_created_written_read_and_removed
@@ -201,6 +202,24 @@ async fn udp_transfers_data_in_small_messages() {
         mount.symlink("nowhere", format!("a-link-with-a-long-name-{i}")).await.unwrap();
     }
     assert_eq!(mount.read_dir("").await.unwrap().collect().await.unwrap().len(), 501);
+}
+
+#[tokio::test]
+async fn nfsv4_is_not_served_over_udp() {
+    let programs = common::nfs_server(Arc::new(common::memory()));
+    let server = Server::serving(&*common::udp(), programs.services()).await;
+    for version in ["4.0", "4.1", "4.2"] {
+        let error = server.mount_path("", &format!("proto=udp&vers={version}")).await.unwrap_err();
+        //= rfc8881-2.9.1-3 rfc8881-2.9.1-4
+        assert!(error.to_string().contains("NFSv4 is not used over udp"), "{error}");
+    }
+    let client = Client::connect(common::udp(), server.address, ClientOptions::new(nfs::NFS_PROGRAM, 4)).await.unwrap();
+    let refused = client.call::<()>(0, &(), ReplyPlan::default(), CallOptions::default()).await.map(drop).unwrap_err();
+    //= rfc8881-2.9.1-3 rfc8881-2.9.1-4
+    assert!(
+        matches!(refused.error, ClientError::NotExecuted(AcceptStat::ProgMismatch { low: 3, high: 3 })),
+        "{refused:?}"
+    );
 }
 
 #[tokio::test]

@@ -106,7 +106,7 @@ fn plan() -> ReplyPlan {
 }
 
 async fn reply(transport: &Arc<dyn Transport>, message: Message) -> ReplyBody {
-    let reply = transport.call(message, plan()).await.unwrap().message;
+    let reply = transport.clone().call(message, plan()).await.unwrap().message;
     ReplyHeader::decode(&mut Decoder::new(&reply)).unwrap().body
 }
 
@@ -125,7 +125,7 @@ fn first_token(xid: u32, service: u32) -> Message {
 
 /// Begins a context with a token, and returns its handle.
 async fn begin(transport: &Arc<dyn Transport>, message: Message) -> Bytes {
-    let reply = transport.call(message, plan()).await.unwrap().message;
+    let reply = transport.clone().call(message, plan()).await.unwrap().message;
     let mut decoder = Decoder::new(&reply);
     let header = ReplyHeader::decode(&mut decoder).unwrap();
     assert!(matches!(header.body, ReplyBody::Accepted { stat: AcceptStat::Success, .. }), "{header:?}");
@@ -164,7 +164,7 @@ fn replayed_tokens_evict_no_context_that_is_used() {
 
 /// Checks that a message gets no reply. A later call over the same connection does, and replies keep their order.
 async fn is_dropped(client: &Client, transport: &Arc<dyn Transport>, message: Message) {
-    let mut silent = pin!(transport.call(message, plan()));
+    let mut silent = pin!(transport.clone().call(message, plan()));
     tokio::select! {
         biased;
         _ = &mut silent => panic!("there must be no reply"),
@@ -287,7 +287,7 @@ fn results_that_cannot_be_wrapped_are_not_sent() {
         let transport = transport(&client).await;
         let known = Known::of(&flavor);
         rig.faults.wrap_fails.store(true, SeqCst);
-        let mut silent = pin!(transport.call(known.message(&known.parts(Service::Privacy, 100)), plan()));
+        let mut silent = pin!(transport.clone().call(known.message(&known.parts(Service::Privacy, 100)), plan()));
         // This client's replies are not encrypted, so they are sent, in order.
         let other = connect(&rig.tcp, &alice(Service::None)).await;
         assert!((&mut silent).now_or_never().is_none());
@@ -298,7 +298,7 @@ fn results_that_cannot_be_wrapped_are_not_sent() {
         tokio::select! {
             biased;
             _ = &mut silent => panic!("nothing may be sent in clear text"),
-            reply = transport.call(null, plan()) => drop(reply.unwrap()),
+            reply = transport.clone().call(null, plan()) => drop(reply.unwrap()),
         }
         rig.faults.wrap_fails.store(false, SeqCst);
         assert_eq!(add(&client, 1).await.unwrap(), 6);

@@ -135,8 +135,9 @@ impl FromIterator<u32> for Bitmap4 {
 
 impl Encode for Bitmap4 {
     fn encode(&self, encoder: &mut Encoder) {
-        encoder.length(self.len());
-        (0..self.len()).for_each(|at| encoder.u32(self.word(at)));
+        let len = self.len();
+        encoder.length(len);
+        self.low.iter().chain(&self.high).take(len).for_each(|&word| encoder.u32(word));
     }
 }
 

@@ -2,16 +2,38 @@
 
 use std::fmt;
 
-use xdr::{Decode, Encode};
+use xdr::{Decode, DecodeError, DecodeErrorKind, Decoder, Encode};
 
 macro_rules! statuses {
     ($($name:ident = $number:literal, $text:literal, $meaning:literal;)*) => {
         /// Status codes (RFC 7530 §13, RFC 8881 §15, RFC 7862 §11, RFC 8276 §8.5).
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Encode, Decode)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Encode)]
         #[repr(u32)]
         pub enum Nfsstat4 { $(#[doc = concat!($text, ": ", $meaning, ".")] $name = $number,)* }
 
+        impl Decode for Nfsstat4 {
+            #[inline]
+            fn decode(decoder: &mut Decoder<'_>) -> Result<Self, DecodeError> {
+                // Nearly every status is OK.
+                if decoder.peek_u32()? == Nfsstat4::Ok as u32 {
+                    decoder.u32()?;
+                    return Ok(Nfsstat4::Ok);
+                }
+                Self::decode_failure(decoder)
+            }
+        }
+
         impl Nfsstat4 {
+            fn decode_failure(decoder: &mut Decoder<'_>) -> Result<Self, DecodeError> {
+                let unknown = |number| decoder.error(DecodeErrorKind::BadDiscriminant(number));
+                let status = match decoder.peek_u32()? {
+                    $($number => Nfsstat4::$name,)*
+                    number => return Err(unknown(number)),
+                };
+                decoder.u32()?;
+                Ok(status)
+            }
+
             /// All variants, in order.
             pub const ALL: &[Nfsstat4] = &[$(Nfsstat4::$name),*];
 

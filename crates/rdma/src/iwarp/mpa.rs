@@ -263,6 +263,31 @@ mod tests {
     }
 
     #[test]
+    fn frame_without_enhanced_setup_has_only_private_data() {
+        // (revision, flags, the flags that are ignored)
+        for (revision, flags, reserved) in [(2, 0x4a, 0x0a), (1, 0x4a, 0x0a), (1, 0x5a, 0x1a)] {
+            let bytes = [b"MPA ID Req Frame", &[flags, revision, 0, 6][..], b"abcdef"].concat();
+            let frame = Handshake {
+                reply: false,
+                markers: false,
+                crc: true,
+                rejected: false,
+                revision,
+                reserved,
+                enhanced: None,
+                private_data: Bytes::from_static(b"abcdef"),
+            };
+            assert_eq!(Handshake::parse(&bytes, false), Ok(Some((frame, bytes.len()))), "{revision} {flags:#x}");
+        }
+    }
+
+    #[test]
+    fn crc_field_begins_with_the_least_significant_byte() {
+        //= rfc5044-4.4-7
+        assert_eq!(crc_field(0x0102_0304), [4, 3, 2, 1]);
+    }
+
+    #[test]
     fn longest_private_data_round_trip() {
         let (mut frame, _) = Handshake::parse(SIW_REQUEST, false).unwrap().unwrap();
         frame.private_data = vec![1; PRIVATE_DATA_MAX - ENHANCED_LEN].into();

@@ -338,6 +338,11 @@ mod tests {
             part.encode(&mut bytes);
             assert_eq!(Terminate::parse(&bytes), Some(part));
         }
+        let part = Terminate { error, segment: full.segment, read_request: None };
+        let mut longer = Vec::new();
+        part.encode(&mut longer);
+        longer.extend([1; READ_REQUEST_LEN]);
+        assert_eq!(Terminate::parse(&longer), Some(part), "bytes behind the parts that the flags announce");
         for cut in 0..bytes.len() {
             let parsed = Terminate::parse(&bytes[..cut]);
             assert_eq!(parsed.map(|terminate| terminate.error), (cut >= 4).then_some(error));

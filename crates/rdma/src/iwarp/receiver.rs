@@ -445,3 +445,6 @@ const SMALL_RUN: u32 = 16;
 const SMALL_MAX: usize = 16 << 10;
 /// Capacity of the stage: what [`Receiver::look_ahead`] requests, behind an incomplete header.
 pub(crate) const STAGE_LEN: usize = AHEAD_MAX + 64;
+
+#[cfg(test)]
+mod tests;

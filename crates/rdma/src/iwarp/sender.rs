@@ -228,7 +228,6 @@ impl Sender {
         self.current = None;
         self.responses.clear();
         for Started { id, status, state } in std::mem::take(&mut self.started) {
-            self.completed += 1;
             let status = match (&state, status) {
                 (State::Done(_), status) => status,
                 (_, Status::Ok) => Status::Flushed,
@@ -498,6 +497,86 @@ const SINK_BIT: u32 = 0x8000_0000;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{RemoteSegment, receives::ReceiveQueue};
+
+    const SEND_QUEUE: usize = 3;
+
+    fn sender() -> Sender {
+        let options =
+            SenderOptions { crc: false, send_queue: SEND_QUEUE, outbound_reads: 1, payload_max: 4096, tap: None };
+        Sender::new(options)
+    }
+
+    fn receiver() -> Receiver {
+        Receiver::new(false, 1, 1, ReceiveQueue::new(None, Vec::new()))
+    }
+
+    fn send(id: u64, len: usize) -> WorkRequest {
+        WorkRequest::Send { id: WorkId(id), data: Bytes::from(vec![0; len]).into(), invalidate: None, solicited: false }
+    }
+
+    fn read(id: u64) -> WorkRequest {
+        let from = RemoteSegment { stag: Stag(1), offset: 0 };
+        WorkRequest::Read { id: WorkId(id), into: Buffer::zeroed(8), from }
+    }
+
+    fn completed(sender: &mut Sender, queued: usize) -> Vec<WorkId> {
+        let mut completions = Vec::new();
+        sender.complete(queued, &mut completions);
+        completions.into_iter().map(|completion| completion.id).collect()
+    }
+
+    #[test]
+    fn request_occupies_the_send_queue_until_it_completes() {
+        let (mut sender, mut receiver, mut queue) = (sender(), receiver(), SendQueue::new());
+        sender.post(send(0, 10));
+        sender.post(send(1, 10));
+        sender.form(&mut queue, &mut receiver).unwrap();
+        assert!(!sender.is_full());
+        sender.post(send(2, 10));
+        assert!(sender.is_full(), "two requests are formed and one is posted");
+        // The second request has not been handed to the socket.
+        let first = queue.len() / 2;
+        assert_eq!(completed(&mut sender, queue.len()), []);
+        assert_eq!(completed(&mut sender, first + 1), []);
+        assert_eq!(completed(&mut sender, first), [WorkId(0)]);
+        assert!(!sender.is_full());
+        assert_eq!(completed(&mut sender, 0), [WorkId(1)]);
+    }
+
+    #[test]
+    fn sender_is_idle_while_nothing_can_be_formed() {
+        let (mut sender, mut receiver, mut queue) = (sender(), receiver(), SendQueue::new());
+        assert!(sender.is_idle());
+        sender.post(read(0));
+        assert!(!sender.is_idle());
+        sender.form(&mut queue, &mut receiver).unwrap();
+        sender.post(read(1));
+        assert!(sender.is_idle(), "one read may be outstanding");
+        let request =
+            ReadRequest { sink_stag: Stag(1), sink_offset: 0, size: 8, source_stag: Stag(2), source_offset: 0 };
+        sender.take(Event::ReadRequested { request, data: Bytes::from_static(&[0; 8]) });
+        receiver.reads_unanswered = 1;
+        assert!(!sender.is_idle(), "the response can be formed");
+        sender.form(&mut queue, &mut receiver).unwrap();
+        assert!(sender.is_idle());
+    }
+
+    #[test]
+    fn long_message_is_formed_as_the_queue_empties() {
+        let (mut sender, mut receiver, mut queue) = (sender(), receiver(), SendQueue::new());
+        sender.post(send(0, 2 * QUEUED_MAX + QUEUED_MAX / 2));
+        sender.form(&mut queue, &mut receiver).unwrap();
+        let full = QUEUED_MAX..QUEUED_MAX + mpa::fpdu_len(4096 + ddp::UNTAGGED_LEN);
+        assert!(full.contains(&queue.len()), "{}", queue.len());
+        assert!(!sender.is_idle(), "the rest of the message can be formed");
+        queue.consume(queue.len());
+        sender.form(&mut queue, &mut receiver).unwrap();
+        assert!(queue.len() >= QUEUED_MAX);
+        queue.consume(queue.len());
+        sender.form(&mut queue, &mut receiver).unwrap();
+        assert!(sender.is_idle() && !queue.is_empty());
+    }
 
     #[test]
     fn payload_of_an_fpdu_is_whole_pages_unless_it_is_less_than_one() {

@@ -2,8 +2,8 @@
 //!
 //! The module contains no policy. It builds chains of work requests, rings the doorbell once per chain, and reads
 //! completions and notifications. Posted requests refer to memory by address and key. The caller keeps that memory and
-//! its registrations until the completion has been read or [`Queues`] has been dropped, after which the adapter
-//! accesses nothing.
+//! its registrations until the completion has been read or [`Queues`] has been dropped. The adapter does not access the
+//! memory after that.
 
 #![expect(unsafe_code, reason = "calls of C")]
 

@@ -91,7 +91,7 @@ pub trait Transmission: Send + Sync {
 /// them.
 #[derive(Clone, Copy)]
 pub struct Channel<'a> {
-    pub(crate) transport: &'a dyn Transport,
+    pub(crate) transport: &'a Arc<dyn Transport>,
     pub(crate) next_xid: &'a (dyn Fn() -> Xid + Sync),
     /// The program and version of the call.
     pub(crate) program: (u32, u32),
@@ -140,7 +140,7 @@ impl Channel<'_> {
         let plan = || ReplyPlan { inline_max: CONTROL_MAX, ..ReplyPlan::default() };
         let mut pause = self.retransmit;
         loop {
-            let reply = self.transport.call(call.clone(), plan());
+            let reply = self.transport.clone().call(call.clone(), plan());
             let reply = match self.transport.caps().lossy {
                 false => reply.await,
                 true => match timeout(pause, reply).await {

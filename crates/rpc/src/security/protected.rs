@@ -97,7 +97,7 @@ impl ProtectedCall<'_> {
             Err(NotReady) => return Ok(Err(NotReady)),
         };
         let header = encoder.stream_len() as u32;
-        let mut payloads = SmallVec::new();
+        let mut payloads = Vec::new();
         match wraps {
             true => transmission.wrap(gather(&self.arguments, 0)?, &mut encoder)?,
             false => {

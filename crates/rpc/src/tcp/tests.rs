@@ -86,7 +86,7 @@ async fn replies_of_all_sizes_reach_their_calls_and_sinks() {
                     Some(Located { position: 12, len })
                 }),
             };
-            let reply = near.call(message(xid, CALL, words), plan).await.unwrap();
+            let reply = near.clone().call(message(xid, CALL, words), plan).await.unwrap();
             let flat = reply.message.to_rope().to_bytes().unwrap();
             assert_eq!(flat.len(), 12 + len);
             assert!(flat[12..].iter().all(|&byte| byte == xid as u8));
@@ -109,15 +109,15 @@ async fn late_reply_to_dropped_call_is_discarded() {
     drive(near.clone(), |_| None);
     let abandoned = tokio::spawn({
         let near = near.clone();
-        async move { near.call(message(1, CALL, 1), ReplyPlan::default()).await.map(drop) }
+        async move { near.clone().call(message(1, CALL, 1), ReplyPlan::default()).await.map(drop) }
     });
     let call = poll_fn(|cx| far.poll_recv(cx)).await.unwrap();
     abandoned.abort();
     assert!(abandoned.await.unwrap_err().is_cancelled());
     far.reply(call.token, message(1, REPLY, 3)).unwrap();
     drive(far, reply_of_words);
-    near.call(message(2, CALL, 1), ReplyPlan::default()).await.unwrap();
-    near.call(message(1, CALL, 1), ReplyPlan::default()).await.unwrap();
+    near.clone().call(message(2, CALL, 1), ReplyPlan::default()).await.unwrap();
+    near.clone().call(message(1, CALL, 1), ReplyPlan::default()).await.unwrap();
 }
 
 #[tokio::test]
@@ -127,7 +127,7 @@ async fn lost_connection_returns_sinks() {
     let waiting = tokio::spawn({
         let near = near.clone();
         let plan = ReplyPlan { payload_max: 7, sink: Some(Buffer::zeroed(7).into()), ..ReplyPlan::default() };
-        async move { near.call(message(1, CALL, 1), plan).await }
+        async move { near.clone().call(message(1, CALL, 1), plan).await }
     });
     poll_fn(|cx| far.poll_recv(cx)).await.unwrap();
     drop(far);
@@ -135,7 +135,7 @@ async fn lost_connection_returns_sinks() {
     assert!(matches!(error.error, TransportError::Lost(_)), "{error:?}");
     assert_eq!(error.sink.unwrap().len(), 7);
     driver.await.unwrap();
-    let late = near.call(message(2, CALL, 1), ReplyPlan::default()).await;
+    let late = near.clone().call(message(2, CALL, 1), ReplyPlan::default()).await;
     assert!(matches!(late.unwrap_err().error, TransportError::Lost(_)));
 }
 
@@ -144,9 +144,9 @@ async fn too_long_messages_are_rejected_on_both_sides() {
     let (near, far) = pair(&[("message_max", "1k")]).await;
     drive(near.clone(), |_| None);
     let driver = drive(far.clone(), |call| Some(message(peek(&call.stream).unwrap().0.0, REPLY, 400)));
-    let error = near.call(message(1, CALL, 400), ReplyPlan::default()).await.unwrap_err();
+    let error = near.clone().call(message(1, CALL, 400), ReplyPlan::default()).await.unwrap_err();
     assert!(matches!(error.error, TransportError::TooLong { len: 1608, max: 1024 }));
-    let reply = near.call(message(2, CALL, 1), ReplyPlan::default()).await.unwrap();
+    let reply = near.clone().call(message(2, CALL, 1), ReplyPlan::default()).await.unwrap();
     assert_eq!(reply.message.stream, ReplyHeader::of_error(Xid(2), AcceptError::SystemErr).unwrap().stream);
 
     assert!(!driver.is_finished());
@@ -171,13 +171,13 @@ async fn connection_on_hold_defers_calls_and_receives_replies() {
     drive(far.clone(), reply_of_words);
     near.hold(true);
     let driver = drive(near.clone(), reply_of_words);
-    near.call(message(1, CALL, 1), ReplyPlan::default()).await.unwrap();
+    near.clone().call(message(1, CALL, 1), ReplyPlan::default()).await.unwrap();
     let back = tokio::spawn({
         let far = far.clone();
-        async move { far.call(message(9, CALL, 1), ReplyPlan::default()).await.map(drop) }
+        async move { far.clone().call(message(9, CALL, 1), ReplyPlan::default()).await.map(drop) }
     });
     tokio::task::yield_now().await;
-    near.call(message(2, CALL, 1), ReplyPlan::default()).await.unwrap();
+    near.clone().call(message(2, CALL, 1), ReplyPlan::default()).await.unwrap();
     assert!(!back.is_finished());
     near.hold(false);
     back.await.unwrap().unwrap();
@@ -233,7 +233,7 @@ async fn all_memory_is_released_when_calls_are_answered() {
     let calls = (0..200u32).map(|xid| {
         let near = near.clone();
         let words = [0, 10, 1000, 30_000, 100_000][xid as usize % 5];
-        async move { near.call(message(xid, CALL, words), ReplyPlan::default()).await.map(drop) }
+        async move { near.clone().call(message(xid, CALL, words), ReplyPlan::default()).await.map(drop) }
     });
     futures_util::future::try_join_all(calls).await.unwrap();
     until(|| held(&far) == 0).await;

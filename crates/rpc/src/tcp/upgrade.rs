@@ -7,6 +7,7 @@
 use std::{
     future::Future,
     io,
+    net::SocketAddr,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
@@ -19,19 +20,16 @@ use tokio::time::{Sleep, sleep};
 use super::Stream;
 use crate::{
     Host, TransportError, Xid,
-    tls::{
-        ConnectionTls, HalfOpen, Handshake, Progress, Required, ServerTls, Wire, denied, is_probe, starttls, tls_lost,
-        wire,
-    },
+    tls::{ConnectionTls, HalfOpen, Handshake, Progress, Required, ServerTls, Wire, denied, is_probe, starttls, wire},
 };
 use xdr::Message;
 
 /// TLS of an accepted connection that is in clear.
 pub(super) struct Upgrade {
     tls: Arc<ServerTls>,
-    /// The client's host.
-    host: Host,
-    /// `true` if an export admits that host.
+    /// The client.
+    peer: SocketAddr,
+    /// `true` if an export admits the client's host.
     admitted: bool,
     /// `true` after the first record.
     begun: bool,
@@ -49,6 +47,7 @@ pub(super) enum Judged {
 
 /// A handshake with a client.
 pub(super) struct Handshaking {
+    tls: Arc<ServerTls>,
     handshake: Option<Handshake>,
     outgoing: SendQueue,
     /// Set when the handshake has failed. The alert is sent first.
@@ -58,8 +57,8 @@ pub(super) struct Handshaking {
 }
 
 impl Upgrade {
-    pub fn new(tls: Arc<ServerTls>, host: Host, admitted: bool) -> Self {
-        Self { tls, host, admitted, begun: false }
+    pub fn new(tls: Arc<ServerTls>, peer: SocketAddr, admitted: bool) -> Self {
+        Self { tls, peer, admitted, begun: false }
     }
 
     /// Judges a call that arrived in clear, behind which `behind` bytes have arrived already.
@@ -70,11 +69,8 @@ impl Upgrade {
         let first = !std::mem::replace(&mut self.begun, true);
         // A later probe, whose answer could be confused with those of other calls, is rejected by its flavour.
         if first && is_probe(call) {
-            if behind > 0 {
-                let problem = "bytes follow the TLS probe before its answer";
-                return Err(TransportError::Protocol(problem.to_owned()));
-            }
-            return Ok(Judged::Start(Box::new(self.start(xid)?)));
+            let started = self.start(xid, behind).inspect_err(|error| self.tls.log_failure(self.peer, error));
+            return Ok(Judged::Start(Box::new(started?)));
         }
         Ok(match self.tls.required() {
             Required::None => Judged::Deliver,
@@ -82,19 +78,29 @@ impl Upgrade {
         })
     }
 
-    fn start(&self, xid: Xid) -> Result<Handshaking, TransportError> {
-        let counted = self.tls.begin(self.host, self.admitted);
+    fn start(&self, xid: Xid, behind: usize) -> Result<Handshaking, TransportError> {
+        if behind > 0 {
+            let problem = "bytes follow the TLS probe before its answer";
+            return Err(TransportError::Protocol(problem.to_owned()));
+        }
+        let counted = self.tls.begin(Host::of(self.peer.ip()), self.admitted);
         let counted =
             counted.ok_or_else(|| TransportError::Lost("too many TLS handshakes are half open".to_owned()))?;
-        let handshake = Handshake::server(self.tls.config()).map_err(|error| tls_lost(&error))?;
+        let handshake = Handshake::server(self.tls.config()).map_err(|error| self.tls.lost(&error))?;
         let mut outgoing = SendQueue::new();
         outgoing.push(Piece::Memory(wire::record(&starttls(xid))));
         let deadline = Box::pin(sleep(HANDSHAKE_MAX));
-        Ok(Handshaking { handshake: Some(handshake), outgoing, failed: None, deadline, _counted: counted })
+        let tls = self.tls.clone();
+        Ok(Handshaking { tls, handshake: Some(handshake), outgoing, failed: None, deadline, _counted: counted })
     }
 }
 
 impl Handshaking {
+    /// Logs why the client got no session.
+    pub fn log_failure(&self, peer: SocketAddr, error: &TransportError) {
+        self.tls.log_failure(peer, error);
+    }
+
     /// Returns the bytes of the client that are held.
     pub fn held(&self) -> usize {
         self.handshake.as_ref().map_or(0, Handshake::held)
@@ -153,7 +159,7 @@ impl Handshaking {
         match progress {
             Ok(Progress::Done) => {
                 let done = self.handshake.take().expect("it was checked above").finish();
-                let (session, tls) = done.map_err(|error| tls_lost(&error))?;
+                let (session, tls) = done.map_err(|error| self.tls.lost(&error))?;
                 wire.secure(session);
                 Ok(Some(tls))
             }
@@ -163,7 +169,7 @@ impl Handshaking {
             }
             Err(error) => {
                 self.outgoing.push(Piece::Memory(handshake.take_outgoing().into()));
-                self.failed = Some(tls_lost(&error));
+                self.failed = Some(self.tls.lost(&error));
                 Ok(None)
             }
         }

@@ -1,17 +1,25 @@
 //! The texts of TLS errors.
 
-use std::time::Duration;
+use std::{path::Path, time::Duration};
 
 use rustls::{
-    AlertDescription, CertificateError, Error,
+    AlertDescription, CertificateError, Error, InvalidMessage, PeerMisbehaved,
     pki_types::{ServerName, UnixTime},
 };
 
-use crate::TransportError;
+use super::files::span;
 
-/// Returns the error of a connection whose TLS session has failed.
-pub(crate) fn lost(error: &Error) -> TransportError {
-    TransportError::Lost(describe(error))
+/// Describes an error of a handshake, in which certificates are judged by the revocation lists in the file `crl`.
+pub(crate) fn describe_handshake(error: &Error, crl: Option<&Path>) -> String {
+    let expired = match error {
+        Error::InvalidCertificate(CertificateError::ExpiredRevocationListContext { time, next_update }) => {
+            format!(" {} ago", between(time, next_update))
+        }
+        Error::InvalidCertificate(CertificateError::ExpiredRevocationList) => String::new(),
+        error => return describe(error),
+    };
+    let file = crl.map_or_else(String::new, |path| format!(" in {}", path.display()));
+    format!("TLS: the peer's certificate cannot be checked: its revocation list{file} expired{expired} (nextUpdate)")
 }
 
 /// Describes an error for a person: what is wrong, and on which side.
@@ -21,25 +29,26 @@ pub(crate) fn describe(error: &Error) -> String {
         Error::AlertReceived(alert) => format!("TLS: the peer refused the session: {}", of_alert(*alert)),
         Error::NoApplicationProtocol => "TLS: the peer offers another application protocol than sunrpc".to_owned(),
         Error::NoCertificatesPresented => "TLS: the peer has sent no certificate".to_owned(),
+        Error::InvalidMessage(InvalidMessage::UnexpectedMessage(what)) => {
+            format!("TLS: the peer has sent an invalid record: {what}")
+        }
+        Error::InvalidMessage(problem) => format!("TLS: the peer has sent an invalid record: {problem:?}"),
+        Error::PeerSentOversizedRecord => "TLS: the peer has sent an invalid record: it is too long".to_owned(),
+        Error::PeerMisbehaved(PeerMisbehaved::TooManyEmptyFragments) => {
+            "TLS: the peer has sent too many records without data".to_owned()
+        }
         Error::DecryptError => "TLS: a record could not be decrypted".to_owned(),
         error => format!("TLS: {error}"),
     }
 }
 
 fn of_certificate(error: &CertificateError) -> String {
-    let ago = |now: &UnixTime, then: &UnixTime| {
-        let seconds = now.as_secs().abs_diff(then.as_secs());
-        match Duration::from_secs(seconds).as_secs() / 86_400 {
-            0 => format!("{seconds} seconds"),
-            days => format!("{days} days"),
-        }
-    };
     match error {
         CertificateError::Expired => "has expired".to_owned(),
-        CertificateError::ExpiredContext { time, not_after } => format!("expired {} ago", ago(time, not_after)),
+        CertificateError::ExpiredContext { time, not_after } => format!("expired {} ago", between(time, not_after)),
         CertificateError::NotValidYet => "is not valid yet".to_owned(),
         CertificateError::NotValidYetContext { time, not_before } => {
-            format!("is not valid yet: it will be in {}", ago(time, not_before))
+            format!("is not valid yet: it will be in {}", between(time, not_before))
         }
         CertificateError::Revoked => "has been revoked".to_owned(),
         CertificateError::UnknownIssuer => {
@@ -60,6 +69,10 @@ fn of_certificate(error: &CertificateError) -> String {
         CertificateError::BadSignature => "has a wrong signature".to_owned(),
         error => format!("is not valid: {error}"),
     }
+}
+
+fn between(now: &UnixTime, then: &UnixTime) -> String {
+    span(Duration::from_secs(now.as_secs().abs_diff(then.as_secs())))
 }
 
 fn of_alert(alert: AlertDescription) -> String {

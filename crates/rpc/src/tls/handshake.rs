@@ -9,7 +9,7 @@ use std::{
 };
 
 use rustls::{
-    ClientConfig, ConnectionTrafficSecrets, Error, ServerConfig, SupportedCipherSuite,
+    AlertDescription, ClientConfig, ConnectionTrafficSecrets, Error, ServerConfig, SupportedCipherSuite,
     client::{ClientConnectionData, UnbufferedClientConnection},
     kernel::KernelConnection,
     pki_types::ServerName,
@@ -17,7 +17,7 @@ use rustls::{
     unbuffered::{ConnectionState, EncodeError, InsufficientSizeError, UnbufferedStatus},
 };
 
-use super::{ConnectionTls, dns_names, session::Session};
+use super::{ALPN, Alpn, ConnectionTls, dns_names, session::Session};
 
 /// A handshake in progress. Bytes of the peer go in, and bytes for the peer come out.
 pub(crate) struct Handshake {
@@ -28,8 +28,24 @@ pub(crate) struct Handshake {
     outgoing: Vec<u8>,
     /// Data that the peer sent right behind its last message of the handshake, decrypted.
     data: Vec<u8>,
-    /// `true` when the server has asked for the client's certificate. `None` if this side need not be authenticated.
-    asked: Option<Arc<AtomicBool>>,
+    /// What the client demands of the server besides its certificate.
+    demands: Demands,
+}
+
+/// What a client demands of a server besides its certificate.
+#[derive(Debug, Default)]
+pub(crate) struct Demands {
+    /// Whether the server must select the application protocol.
+    pub alpn: Alpn,
+    /// The server must have asked for the client's certificate, which sets this flag. `None` if it need not.
+    pub asked: Option<Arc<AtomicBool>>,
+}
+
+/// The reason why a client does not use a session, and the alert by which it tells the server.
+#[derive(Debug)]
+pub(crate) struct Unmet {
+    pub alert: AlertDescription,
+    pub error: Error,
 }
 
 enum Side {
@@ -53,21 +69,17 @@ pub(crate) enum Keys {
 
 impl Handshake {
     /// Begins a handshake as the client.
-    pub fn client(
-        config: Arc<ClientConfig>,
-        name: ServerName<'static>,
-        asked: Option<Arc<AtomicBool>>,
-    ) -> Result<Self, Error> {
-        Ok(Self::new(Side::Client(Box::new(UnbufferedClientConnection::new(config, name)?)), asked))
+    pub fn client(config: Arc<ClientConfig>, name: ServerName<'static>, demands: Demands) -> Result<Self, Error> {
+        Ok(Self::new(Side::Client(Box::new(UnbufferedClientConnection::new(config, name)?)), demands))
     }
 
     /// Begins a handshake as the server.
     pub fn server(config: Arc<ServerConfig>) -> Result<Self, Error> {
-        Ok(Self::new(Side::Server(Box::new(UnbufferedServerConnection::new(config)?)), None))
+        Ok(Self::new(Side::Server(Box::new(UnbufferedServerConnection::new(config)?)), Demands::default()))
     }
 
-    fn new(side: Side, asked: Option<Arc<AtomicBool>>) -> Self {
-        Self { side, incoming: Vec::new(), outgoing: Vec::new(), data: Vec::new(), asked }
+    fn new(side: Side, demands: Demands) -> Self {
+        Self { side, incoming: Vec::new(), outgoing: Vec::new(), data: Vec::new(), demands }
     }
 
     /// Takes the bytes for the peer.
@@ -94,7 +106,7 @@ impl Handshake {
             match step {
                 Ok(Step::Again) => {}
                 Ok(Step::More) => return Ok(Progress::More),
-                Ok(Step::Done) => return self.check_certificate().map(|()| Progress::Done),
+                Ok(Step::Done) => return Ok(Progress::Done),
                 Err(error) => {
                     // rustls has queued the alert that describes the error. It must not process further bytes.
                     while self.wants_write() {
@@ -111,7 +123,7 @@ impl Handshake {
     /// # Errors
     /// The keys cannot be extracted.
     pub fn finish(self) -> Result<(Session, ConnectionTls), Error> {
-        let Self { side, incoming, outgoing, data, asked: _ } = self;
+        let Self { side, incoming, outgoing, data, demands: _ } = self;
         let (secrets, keys, tls) = match side {
             Side::Client(side) => {
                 let (secrets, keys) = side.dangerous_into_kernel_connection()?;
@@ -125,6 +137,29 @@ impl Handshake {
             }
         };
         Ok((Session::new(secrets, keys, &incoming, &data, outgoing)?, tls))
+    }
+
+    /// Checks what the client demands of the server, after the handshake is complete. If the server does not meet it, the
+    /// session must carry nothing but the alert.
+    pub fn check_demands(&self) -> Result<(), Unmet> {
+        let Side::Client(side) = &self.side else { return Ok(()) };
+        // RFC 9289 §5: the client must not use a session for which the server has not selected "sunrpc". rustls rejects a
+        // protocol that was not offered, so only an absent one is left.
+        if self.demands.alpn == Alpn::Required && side.alpn_protocol() != Some(ALPN) {
+            let problem = "the server has not selected the application protocol sunrpc (RFC 9289); tls_alpn=optional permits that";
+            return Err(Unmet {
+                alert: AlertDescription::NoApplicationProtocol,
+                error: Error::General(problem.to_owned()),
+            });
+        }
+        if self.demands.asked.as_ref().is_some_and(|asked| !asked.load(Relaxed)) {
+            let problem = "the server has not asked for the client's certificate, but xprtsec=mtls demands that";
+            return Err(Unmet {
+                alert: AlertDescription::InsufficientSecurity,
+                error: Error::General(problem.to_owned()),
+            });
+        }
+        Ok(())
     }
 
     fn wants_write(&self) -> bool {
@@ -142,17 +177,6 @@ impl Handshake {
         };
         incoming.drain(..discard);
         step
-    }
-
-    /// Checks that the server has asked for the client's certificate, if the client demands mutual authentication.
-    fn check_certificate(&self) -> Result<(), Error> {
-        match &self.asked {
-            Some(asked) if !asked.load(Relaxed) => {
-                let problem = "the server has not asked for the client's certificate, but xprtsec=mtls demands that";
-                Err(Error::General(problem.to_owned()))
-            }
-            _ => Ok(()),
-        }
     }
 }
 

@@ -11,8 +11,9 @@
 //!
 //! On error, the connection is closed. A client never continues in clear. A server in the handshake executes nothing.
 //!
-//! Only TLS 1.3 is used, without resumption and so without 0-RTT data. An absent ALPN is accepted, because some clients
-//! send none; any protocol other than "sunrpc" is rejected.
+//! Only TLS 1.3 is used, without resumption and so without 0-RTT data. A server accepts clients that offer no application
+//! protocol (ALPN), because Linux's tlshd offers none, and rejects those that offer only others. A client demands that the
+//! server selects "sunrpc" (RFC 9289 §5), unless its option `tls_alpn` permits a server that selects none.
 
 mod client;
 mod error;
@@ -27,11 +28,10 @@ use std::{sync::Arc, time::SystemTime};
 
 use rustls::{crypto::CryptoProvider, pki_types::UnixTime, time_provider::TimeProvider};
 
-pub use client::{ClientTls, Xprtsec};
+pub use client::{Alpn, ClientTls, Xprtsec};
 pub use server::{Required, ServerTls};
 
-pub(crate) use error::lost as tls_lost;
-pub(crate) use handshake::{Handshake, Progress};
+pub(crate) use handshake::{Demands, Handshake, Progress, Unmet};
 pub(crate) use probe::{AUTH_TLS, denied, is_probe, starttls};
 pub(crate) use server::HalfOpen;
 pub(crate) use wire::Wire;
@@ -76,8 +76,13 @@ struct Clock;
 
 impl TimeProvider for Clock {
     fn current_time(&self) -> Option<UnixTime> {
-        entropy::system_time().duration_since(SystemTime::UNIX_EPOCH).ok().map(UnixTime::since_unix_epoch)
+        Some(now())
     }
+}
+
+/// Returns the time of day. A clock before 1970 is at its start, so that no certificate is valid.
+fn now() -> UnixTime {
+    UnixTime::since_unix_epoch(entropy::system_time().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default())
 }
 
 /// Returns the DNS names in a certificate.

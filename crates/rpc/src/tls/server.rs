@@ -1,6 +1,6 @@
 //! [`ServerTls`]: TLS on the accepting side: the certificate, the issuers of clients, and the clients that are admitted.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Instant};
 
 use entropy::HashMap;
 use parking_lot::{Mutex, RwLock};
@@ -17,10 +17,11 @@ use rustls::{
 
 use super::{
     ALPN, Clock,
+    error::describe_handshake,
     files::{BadFile, PemFile},
-    provider,
+    now, provider,
 };
-use crate::{Host, OptionError, OptionReader};
+use crate::{Host, OptionError, OptionReader, TransportError, peer_log::PeerLog};
 
 /// TLS of a listener. The files can be read again while connections use what was read before.
 #[derive(Debug)]
@@ -29,6 +30,7 @@ pub struct ServerTls {
     required: Required,
     current: RwLock<Arc<ServerConfig>>,
     half_open: Arc<Mutex<Begun>>,
+    log: Mutex<PeerLog<Host>>,
 }
 
 /// The protection that a listener demands for every call.
@@ -56,7 +58,7 @@ struct Files {
 
 impl ServerTls {
     /// Parses the options `tls_cert`, `tls_key`, `tls_ca`, `tls_crl`, `tls_names` and `tls_required`, and reads the files.
-    /// Returns `None` if there is no `tls_cert`.
+    /// Returns `None` if none of them is given.
     ///
     /// # Errors
     /// An option needs another one, or a file cannot be used. The error names the option and the file.
@@ -76,8 +78,20 @@ impl ServerTls {
         let (cert, key) = match (cert, key) {
             (Some(cert), Some(key)) => (cert, key),
             (Some(_), None) => return needs("tls_cert", "tls_key"),
-            (None, _) if required != Required::None => return needs("tls_required", "tls_cert and tls_key"),
-            (None, _) => return Ok(None),
+            (None, key) => {
+                // A listener that is meant to have TLS must not be in clear.
+                let given = [
+                    ("tls_required", required != Required::None),
+                    ("tls_key", key.is_some()),
+                    ("tls_ca", ca.is_some()),
+                    ("tls_crl", crl.is_some()),
+                    ("tls_names", names.is_some()),
+                ];
+                return match given.into_iter().find(|(_, given)| *given) {
+                    Some((option, _)) => needs(option, "tls_cert and tls_key on a listener, and xprtsec on a client"),
+                    None => Ok(None),
+                };
+            }
         };
         if ca.is_none() {
             let dependent = [("tls_crl", crl.is_some()), ("tls_names", names.is_some())];
@@ -91,8 +105,8 @@ impl ServerTls {
         let names = names.map(parse_names).transpose().map_err(|problem| options.error("tls_names", problem))?;
         let files = Files { cert, key, ca, crl, names, required };
         let current = files.load().map_err(|bad| options.error(bad.option, bad.problem))?;
-        let (current, half_open) = (RwLock::new(Arc::new(current)), Arc::default());
-        Ok(Some(Self { files, required, current, half_open }))
+        let (current, half_open, log) = (RwLock::new(Arc::new(current)), Arc::default(), Mutex::default());
+        Ok(Some(Self { files, required, current, half_open, log }))
     }
 
     /// Reads the files again. New connections use them; present ones stay. After an error, the former content stays in use.
@@ -110,8 +124,29 @@ impl ServerTls {
         self.required
     }
 
+    /// Lets new connections select no application protocol, as Linux's tlshd does.
+    #[cfg(test)]
+    pub(crate) fn select_no_protocol(&self) {
+        let mut config = (*self.config()).clone();
+        config.alpn_protocols.clear();
+        *self.current.write() = Arc::new(config);
+    }
+
     pub(crate) fn config(&self) -> Arc<ServerConfig> {
         self.current.read().clone()
+    }
+
+    /// Returns the error of a connection whose handshake has failed.
+    pub(crate) fn lost(&self, error: &Error) -> TransportError {
+        TransportError::Lost(describe_handshake(error, self.files.crl.as_ref().map(|crl| crl.path.as_path())))
+    }
+
+    /// Logs that a client got no session: at most one line a minute for each host, because any host can cause them.
+    pub(crate) fn log_failure(&self, peer: SocketAddr, error: &TransportError) {
+        match self.log.lock().admit(Host::of(peer.ip()), Instant::now()) {
+            Some(suppressed) => tracing::warn!(%peer, %error, suppressed, "a TLS handshake failed"),
+            None => tracing::debug!(%peer, %error, "a TLS handshake failed"),
+        }
     }
 
     /// Counts a handshake that begins. Returns `None` if too many have begun and not ended: of this host, of the hosts that
@@ -188,7 +223,7 @@ impl Files {
         let Some(ca) = &self.ca else { return Ok(None) };
         let mut builder = WebPkiClientVerifier::builder_with_provider(Arc::new(ca.roots()?), provider());
         if let Some(crl) = &self.crl {
-            builder = builder.with_crls(crl.revocations()?);
+            builder = builder.with_crls(crl.revocations(now())?).enforce_revocation_expiration();
         }
         if self.required != Required::Mtls {
             builder = builder.allow_unauthenticated();

@@ -6,14 +6,17 @@
 //!
 //! Each direction has its own key, which either side can replace (KeyUpdate). This side does so long before the cipher's
 //! limit.
+//!
+//! After an error in what the peer sent, the session sends the fatal alert that names it and nothing else (RFC 8446 §6.2), and
+//! decrypts nothing more.
 
 use std::{cell::Cell, io, mem, ops::Range};
 
 use buf::{Piece, Received, RecvStage, SendQueue};
 use bytes::Bytes;
 use rustls::{
-    AlertDescription, ConnectionTrafficSecrets, ContentType, Error, ExtractedSecrets, PeerMisbehaved, ProtocolVersion,
-    SupportedCipherSuite,
+    AlertDescription, ConnectionTrafficSecrets, ContentType, Error, ExtractedSecrets, InvalidMessage, PeerMisbehaved,
+    ProtocolVersion, SupportedCipherSuite,
     crypto::cipher::{
         InboundOpaqueMessage, MessageDecrypter, MessageEncrypter, OutboundChunks, OutboundPlainMessage,
         Tls13AeadAlgorithm,
@@ -49,6 +52,8 @@ pub(crate) struct Session {
     outgoing: SendQueue,
     /// `true` if the peer sends no more data.
     ended: bool,
+    /// `true` after the fatal alert of this side.
+    failed: bool,
 }
 
 impl Session {
@@ -80,6 +85,7 @@ impl Session {
             without_data: 0,
             outgoing: queue,
             ended: false,
+            failed: false,
         })
     }
 
@@ -108,7 +114,8 @@ impl Session {
     /// Receives like [`Stream::try_receive`].
     ///
     /// # Errors
-    /// `WouldBlock` if no data have arrived, an error of the socket, or the peer has violated TLS.
+    /// `WouldBlock` if no data have arrived, an error of the socket, or the peer has violated TLS. In the last case the alert
+    /// is queued, and the connection must be closed.
     pub fn receive<S: Stream>(
         &mut self,
         socket: &S,
@@ -129,8 +136,15 @@ impl Session {
             if self.ended || (placed == direct.len() && staged == ahead) {
                 break;
             }
-            if self.open_next().map_err(failed)? {
-                continue;
+            match self.open_next() {
+                Ok(true) => continue,
+                Ok(false) => {}
+                Err(error) => {
+                    if let Some(alert) = alert_of(&error) {
+                        self.fail(alert);
+                    }
+                    return Err(failed(&error));
+                }
             }
             if placed + staged > 0 {
                 break;
@@ -158,7 +172,7 @@ impl Session {
             while !queue.is_empty() && self.outgoing.len() < BATCH {
                 let len = {
                     let front = queue.front(FRAGMENT_MAX)?;
-                    self.seal(ContentType::ApplicationData, &front).map_err(failed)?;
+                    self.seal(ContentType::ApplicationData, &front).map_err(|error| failed(&error))?;
                     front.iter().map(|piece| piece.len()).sum()
                 };
                 queue.consume(len);
@@ -171,6 +185,18 @@ impl Session {
         let close = [WARNING, u8::from(AlertDescription::CloseNotify)];
         // Without it, the peer only sees the end of the stream.
         let _ = self.seal(ContentType::Alert, &[&close]);
+    }
+
+    /// Queues the fatal alert after which this side sends nothing. RFC 8446 §6.2.
+    pub fn fail(&mut self, alert: AlertDescription) {
+        self.failed = true;
+        // Without it, the peer only sees that the connection is closed.
+        let _ = self.seal_with_present_key(ContentType::Alert, &[&[FATAL, u8::from(alert)]]);
+    }
+
+    /// Returns `true` after the fatal alert of this side. The connection must be closed.
+    pub fn has_failed(&self) -> bool {
+        self.failed
     }
 
     /// Encrypts a record, and queues it.
@@ -227,7 +253,7 @@ impl Session {
                 }
             }
             // RFC 8446 §5.1: a record of the handshake layer is never empty.
-            ContentType::Handshake if payload.is_empty() => return Err(misbehaved()),
+            ContentType::Handshake if payload.is_empty() => return Err(unexpected("an empty record")),
             ContentType::Handshake => {
                 self.messages.extend_from_slice(payload);
                 self.read_messages()?;
@@ -236,9 +262,9 @@ impl Session {
             ContentType::Alert => match *payload {
                 [_, alert] if AlertDescription::from(alert) == AlertDescription::CloseNotify => self.ended = true,
                 [_, alert] => return Err(Error::AlertReceived(alert.into())),
-                _ => return Err(misbehaved()),
+                _ => return Err(Error::InvalidMessage(InvalidMessage::MissingData("alert"))),
             },
-            _ => return Err(misbehaved()),
+            _ => return Err(unexpected("a record of another type")),
         }
         Ok(true)
     }
@@ -247,7 +273,7 @@ impl Session {
     fn count_without_data(&mut self) -> Result<(), Error> {
         self.without_data += 1;
         match self.without_data > WITHOUT_DATA_MAX {
-            true => Err(Error::General("the peer has sent too many records without data".to_owned())),
+            true => Err(Error::PeerMisbehaved(PeerMisbehaved::TooManyEmptyFragments)),
             false => Ok(()),
         }
     }
@@ -257,7 +283,7 @@ impl Session {
         while let [typ, high, middle, low, rest @ ..] = &self.messages[..] {
             let len = u32::from_be_bytes([0, *high, *middle, *low]) as usize;
             if len > MESSAGE_MAX {
-                return Err(misbehaved());
+                return Err(Error::InvalidMessage(InvalidMessage::MessageTooLarge));
             }
             let Some(body) = rest.get(..len) else { return Ok(()) };
             match (*typ, body) {
@@ -267,9 +293,13 @@ impl Session {
                     self.messages = Vec::new();
                     return self.update_receiving(requested);
                 }
+                // RFC 8446 §4.6.3: any other value is illegal.
+                (KEY_UPDATE, [_]) if rest.len() == len => {
+                    return Err(Error::InvalidMessage(InvalidMessage::InvalidKeyUpdate));
+                }
                 // There is no resumption, so tickets of other implementations are not used.
                 (NEW_SESSION_TICKET, _) if matches!(self.keys, Keys::Client(_)) => {}
-                _ => return Err(misbehaved()),
+                _ => return Err(unexpected("a message of the handshake")),
             }
             self.messages.drain(..4 + len);
             self.count_without_data()?;
@@ -352,8 +382,11 @@ impl Block {
         let encrypted = &self.memory[self.start..self.end];
         let Some(&[typ, _, _, high, low]) = encrypted.first_chunk() else { return Ok(None) };
         let len = usize::from(u16::from_be_bytes([high, low]));
-        if typ != u8::from(ContentType::ApplicationData) || len > BODY_MAX {
-            return Err(misbehaved());
+        if typ != u8::from(ContentType::ApplicationData) {
+            return Err(unexpected("a record in clear"));
+        }
+        if len > BODY_MAX {
+            return Err(Error::PeerSentOversizedRecord);
         }
         let start = self.start + HEADER;
         Ok((start + len <= self.end).then_some(start..start + len))
@@ -423,12 +456,27 @@ fn opener(suite: SupportedCipherSuite, secrets: ConnectionTrafficSecrets) -> Res
     }
 }
 
-fn misbehaved() -> Error {
-    Error::General("the peer has sent an invalid record".to_owned())
+fn unexpected(what: &'static str) -> Error {
+    Error::InvalidMessage(InvalidMessage::UnexpectedMessage(what))
 }
 
-fn failed(error: Error) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, describe(&error))
+/// Returns the alert that tells the peer about an error in its records. RFC 8446 §6.2. The peer's own alert has no answer.
+fn alert_of(error: &Error) -> Option<AlertDescription> {
+    Some(match error {
+        Error::AlertReceived(_) => return None,
+        Error::DecryptError => AlertDescription::BadRecordMac,
+        Error::PeerSentOversizedRecord => AlertDescription::RecordOverflow,
+        Error::InvalidMessage(InvalidMessage::UnexpectedMessage(_)) | Error::PeerMisbehaved(_) => {
+            AlertDescription::UnexpectedMessage
+        }
+        Error::InvalidMessage(InvalidMessage::InvalidKeyUpdate) => AlertDescription::IllegalParameter,
+        Error::InvalidMessage(_) => AlertDescription::DecodeError,
+        _ => AlertDescription::InternalError,
+    })
+}
+
+fn failed(error: &Error) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, describe(error))
 }
 
 thread_local! {
@@ -453,5 +501,6 @@ const UPDATES_SPAN: usize = 1 << 20;
 /// Maximum records and tickets of a peer without data between them.
 const WITHOUT_DATA_MAX: u32 = 32;
 const WARNING: u8 = 1;
+const FATAL: u8 = 2;
 const NEW_SESSION_TICKET: u8 = 4;
 const KEY_UPDATE: u8 = 24;

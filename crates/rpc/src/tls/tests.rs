@@ -152,6 +152,21 @@ impl Net {
         address
     }
 
+    /// Returns the TLS of a server with the certificate of this network, and further options.
+    fn server_tls(&self, more: &[(&str, &str)]) -> Arc<ServerTls> {
+        let own = [("tls_cert", self.server.cert()), ("tls_key", self.server.key())];
+        let raw: RawOptions =
+            own.iter().chain(more).map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        Arc::new(ServerTls::parse(&mut rpc::OptionReader::new("tcp", &raw)).unwrap().unwrap())
+    }
+
+    /// Starts a server with this TLS.
+    fn serve_with(&mut self, tls: Arc<ServerTls>) -> SocketAddr {
+        let network = self.network.host(IpAddr::from([127, 0, 0, 1]));
+        let options = TcpOptions { server_tls: Some(tls), ..TcpOptions::default() };
+        self.serve_by(&TcpKind::simulated(network, options, Pool::default()))
+    }
+
     /// Starts a server with the certificate of this network, and further options.
     fn serve_tls(&mut self, more: &[(&str, &str)]) -> SocketAddr {
         let server = self.server.clone();

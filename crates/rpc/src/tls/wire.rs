@@ -4,14 +4,14 @@ use std::{
     future::poll_fn,
     io,
     net::{Shutdown, SocketAddr},
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
 };
 
 use buf::{Piece, Received, RecvStage, SendQueue};
 use bytes::Bytes;
 use xdr::{Decode, Decoder, Message};
 
-use super::{ClientTls, Handshake, Progress, error::describe, probe, session::Session};
+use super::{ClientTls, Handshake, Progress, Unmet, probe, session::Session};
 use crate::{
     ReplyBody, ReplyHeader, Xid,
     record::{LAST_FRAGMENT, STAGE_BYTES},
@@ -113,10 +113,30 @@ impl<S: Stream> Wire<S> {
         }
     }
 
+    /// Returns `true` if the peer has violated TLS and the alert for it is queued. The connection must be closed.
+    pub fn has_failed(&self) -> bool {
+        self.session.as_ref().is_some_and(|session| session.has_failed())
+    }
+
+    /// Receives and discards, until the peer has shut down sending or the connection is lost. Nothing is decrypted.
+    pub fn poll_discard(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let mut stage = RecvStage::new(STAGE_BYTES);
+        while ready!(self.socket.poll_read_ready(cx)).is_ok() {
+            match self.socket.try_receive(&mut stage, &mut [], STAGE_BYTES) {
+                Ok(received) if received.staged > 0 => stage.consume(received.staged),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                _ => break,
+            }
+        }
+        Poll::Ready(())
+    }
+
     /// Shuts the socket down. Before sending ends, the peer is told in the session.
     pub fn shutdown(&mut self, how: Shutdown) {
         if let (Shutdown::Write, Some(session)) = (how, &mut self.session) {
-            session.end();
+            if !session.has_failed() {
+                session.end();
+            }
             let _ = session.send(&self.socket, &mut SendQueue::new());
         }
         self.socket.shutdown(how);
@@ -137,8 +157,9 @@ impl<S: Stream> Wire<S> {
             ReplyBody::Denied(why) => return Err(other(format!("the server does not support RPC with TLS: {why}"))),
             ReplyBody::Accepted { .. } => return Err(other("the server does not support RPC with TLS".to_owned())),
         }
-        let (config, asked) = tls.for_connection();
-        let mut handshake = Handshake::client(config, tls.name().clone(), asked).map_err(failed)?;
+        let (config, demands) = tls.for_connection();
+        let failed = |error: rustls::Error| other(tls.describe(&error));
+        let mut handshake = Handshake::client(config, tls.name().clone(), demands).map_err(failed)?;
         let mut stage = RecvStage::new(STAGE_BYTES);
         let mut progress = handshake.advance(&[]);
         loop {
@@ -154,9 +175,21 @@ impl<S: Stream> Wire<S> {
             progress = handshake.advance(stage.bytes());
             stage.consume(stage.bytes().len());
         }
-        let (session, _) = handshake.finish().map_err(failed)?;
+        let unmet = handshake.check_demands().err();
+        let (mut session, _) = handshake.finish().map_err(failed)?;
+        if let Some(Unmet { alert, .. }) = unmet {
+            session.fail(alert);
+        }
         self.secure(session);
-        self.confirm(tls).await
+        let confirmed = match unmet {
+            Some(Unmet { error, .. }) => Err(failed(error)),
+            None => self.confirm(tls).await,
+        };
+        if self.has_failed() {
+            // The alert.
+            self.shutdown(Shutdown::Write);
+        }
+        confirmed
     }
 
     /// Makes one call in the session. In TLS 1.3, a server judges the client's certificate after the client has completed
@@ -196,7 +229,7 @@ impl<S: Stream> Wire<S> {
     }
 
     /// Receives bytes into the stage. Returns their number, which is zero at the end of the stream.
-    async fn receive(&mut self, stage: &mut RecvStage) -> io::Result<usize> {
+    pub(super) async fn receive(&mut self, stage: &mut RecvStage) -> io::Result<usize> {
         loop {
             poll_fn(|cx| self.poll_read_ready(cx)).await?;
             let ahead = READ_BYTES.min(REPLY_MAX - stage.bytes().len().min(REPLY_MAX - 1));
@@ -226,10 +259,6 @@ impl<S: Stream> Wire<S> {
 pub(crate) fn record(message: &Message) -> Bytes {
     let mark = LAST_FRAGMENT | message.stream.len() as u32;
     [&mark.to_be_bytes(), &message.stream[..]].concat().into()
-}
-
-fn failed(error: rustls::Error) -> io::Error {
-    other(describe(&error))
 }
 
 fn other(problem: String) -> io::Error {

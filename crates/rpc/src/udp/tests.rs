@@ -29,8 +29,8 @@ async fn replies_are_sent_to_the_callers() {
     let (address, server) = server().await;
     let (a, b) = (client(address).await, client(address).await);
     let sink = || ReplyPlan { payload_max: 9, sink: Some(Buffer::zeroed(9).into()), ..ReplyPlan::default() };
-    let call_a = tokio::spawn(async move { a.call(message(5, CALL, 1), sink()).await.unwrap() });
-    let call_b = tokio::spawn(async move { b.call(message(5, CALL, 2), sink()).await.unwrap() });
+    let call_a = tokio::spawn(async move { a.clone().call(message(5, CALL, 1), sink()).await.unwrap() });
+    let call_b = tokio::spawn(async move { b.clone().call(message(5, CALL, 2), sink()).await.unwrap() });
     let first = poll_fn(|cx| server.poll_recv(cx)).await.unwrap();
     let second = poll_fn(|cx| server.poll_recv(cx)).await.unwrap();
     for call in [second, first] {
@@ -47,9 +47,10 @@ async fn replies_are_sent_to_the_callers() {
 async fn messages_longer_than_a_datagram_are_rejected_on_both_sides() {
     let (address, server) = server().await;
     let client = client(address).await;
-    let error = client.call(message(1, CALL, 17_000), ReplyPlan::default()).await.unwrap_err();
+    let error = client.clone().call(message(1, CALL, 17_000), ReplyPlan::default()).await.unwrap_err();
     assert!(matches!(error.error, TransportError::TooLong { len: 68_008, max: DATAGRAM_MAX }));
-    let call = tokio::spawn(async move { client.call(message(2, CALL, 1), ReplyPlan::default()).await.unwrap() });
+    let call =
+        tokio::spawn(async move { client.clone().call(message(2, CALL, 1), ReplyPlan::default()).await.unwrap() });
     let incoming = poll_fn(|cx| server.poll_recv(cx)).await.unwrap();
     let refused = server.reply(incoming.token, message(2, REPLY, 17_000));
     assert!(matches!(refused, Err(TransportError::TooLong { .. })));

@@ -115,7 +115,7 @@ async fn unknown_flavour_is_denied() {
         credential: OpaqueAuth { flavor: 6, body: Bytes::from_static(&[1; 20]) },
         verifier: OpaqueAuth::NONE,
     };
-    let reply = transport.call(xdr::Message::encode(&header), ReplyPlan::default()).await.unwrap();
+    let reply = transport.clone().call(xdr::Message::encode(&header), ReplyPlan::default()).await.unwrap();
     let reply: rpc::ReplyHeader = reply.message.decode().unwrap();
     assert_eq!(reply.body, rpc::ReplyBody::Denied(RejectStat::AuthError(AuthStat::RejectedCred)));
 }

@@ -192,7 +192,7 @@ async fn all_clients_are_served_while_two_hold_the_shared_receives() {
                     let payload = if xid % 3 == 0 { 20_000 } else { 100 };
                     let message = call(xid, 50, 0, Bytes::from(vec![HELD; payload]));
                     check(
-                        &transport.call(message, plan(50, 0)).await.unwrap(),
+                        &transport.clone().call(message, plan(50, 0)).await.unwrap(),
                         xid,
                         50,
                         0,
@@ -210,7 +210,7 @@ async fn all_clients_are_served_while_two_hold_the_shared_receives() {
                 for xid in 0..30u32 {
                     let payload = if xid % 2 == 0 { 20_000 } else { 100 };
                     let message = call(xid, 5000, 0, Bytes::from(vec![1; payload]));
-                    check(&transport.call(message, plan(5000, 0)).await.unwrap(), xid, 5000, 0, payload as u8);
+                    check(&transport.clone().call(message, plan(5000, 0)).await.unwrap(), xid, 5000, 0, payload as u8);
                 }
             });
         }
@@ -229,7 +229,15 @@ async fn client_that_exceeds_its_credits_is_disconnected_without_effect_on_other
     let honest = connect(&host).await;
     let serve = |xid| {
         let honest = honest.clone();
-        async move { check(&honest.call(call(xid, 10, 0, vec![1; 10].into()), plan(10, 0)).await.unwrap(), xid, 10, 0, 10) }
+        async move {
+            check(
+                &honest.clone().call(call(xid, 10, 0, vec![1; 10].into()), plan(10, 0)).await.unwrap(),
+                xid,
+                10,
+                0,
+                10,
+            )
+        }
     };
     serve(1).await;
     let data = Options::default().private_data().encode();

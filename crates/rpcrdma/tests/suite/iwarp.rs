@@ -70,7 +70,7 @@ async fn call_all(transport: &Arc<dyn Transport>, count: u32) -> usize {
             let (want, words, payload) = SIZES[xid as usize % SIZES.len()];
             let payload = Bytes::from(vec![xid as u8; payload]);
             let sum = payload.iter().fold(0u8, |sum, byte| sum.wrapping_add(*byte));
-            match transport.call(call(xid, want, words, payload), plan(want, words)).await {
+            match transport.clone().call(call(xid, want, words, payload), plan(want, words)).await {
                 Ok(reply) => {
                     check(&reply, xid, want, words, sum);
                     true
@@ -145,9 +145,10 @@ async fn connection_works_after_cancelled_calls() {
     let world = World::new(IwarpOptions::default(), Options::default());
     let transport = world.connect().await;
     for round in 0..50 {
-        let given_up = transport.call(call(1000 + round, 1 << 20, 0, vec![1; 1 << 20].into()), plan(1 << 20, 0));
+        let given_up =
+            transport.clone().call(call(1000 + round, 1 << 20, 0, vec![1; 1 << 20].into()), plan(1 << 20, 0));
         let _ = tokio::time::timeout(Duration::from_micros(u64::from(round) * 50), given_up).await;
-        let reply = transport.call(call(round, 5000, 0, Bytes::new()), plan(5000, 0)).await.unwrap();
+        let reply = transport.clone().call(call(round, 5000, 0, Bytes::new()), plan(5000, 0)).await.unwrap();
         check(&reply, round, 5000, 0, 0);
     }
     transport.close();

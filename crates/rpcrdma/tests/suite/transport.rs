@@ -101,7 +101,7 @@ async fn calls_of_all_sizes(world: World) {
             let (want, words, payload) = SIZES[xid as usize % SIZES.len()];
             let payload = Bytes::from(vec![xid as u8; payload]);
             let sum = payload.iter().fold(0u8, |sum, byte| sum.wrapping_add(*byte));
-            let reply = transport.call(call(xid, want, words, payload), plan(want, words)).await.unwrap();
+            let reply = transport.clone().call(call(xid, want, words, payload), plan(want, words)).await.unwrap();
             check(&reply, xid, want, words, sum);
             let payload = reply.message.payloads.first();
             let placed = reply.sink.as_ref().zip(payload).is_some_and(|(sink, payload)| sink.holds(&payload.data));
@@ -128,7 +128,7 @@ async fn cut_at_any_message_ends_all_calls_and_leaks_no_buffer() {
             tokio::spawn(async move {
                 let (want, words, payload) = SIZES[xid as usize];
                 let message = call(xid, want, words, Bytes::from(vec![0; payload]));
-                match transport.call(message, plan(want, words)).await {
+                match transport.clone().call(message, plan(want, words)).await {
                     Ok(reply) => check(&reply, xid, want, words, 0),
                     Err(error) => {
                         assert!(matches!(error.error, TransportError::Lost(_)), "{error:?}");
@@ -160,9 +160,10 @@ async fn cancelled_call_leaks_no_buffer_and_leaves_the_connection_usable() {
     for after_ms in [0, 1, 3, 5, 8, 12, 20, 30] {
         let world = World::new(NetworkOptions::default());
         let transport = world.connect().await;
-        let cancelled = transport.call(call(1, 100_000, 2000, Bytes::from(vec![1; 100_000])), plan(100_000, 2000));
+        let cancelled =
+            transport.clone().call(call(1, 100_000, 2000, Bytes::from(vec![1; 100_000])), plan(100_000, 2000));
         let _ = tokio::time::timeout(Duration::from_millis(after_ms), cancelled).await;
-        let reply = transport.call(call(2, 7, 0, Bytes::from_static(b"\x05")), plan(7, 0)).await.unwrap();
+        let reply = transport.clone().call(call(2, 7, 0, Bytes::from_static(b"\x05")), plan(7, 0)).await.unwrap();
         check(&reply, 2, 7, 0, 5);
         tokio::time::sleep(Duration::from_secs(1)).await;
         drop((reply, transport));
@@ -177,14 +178,14 @@ async fn close_ends_both_sides_and_pending_calls() {
     let driver = tokio::spawn(drive(transport.clone()));
     let pending = tokio::spawn({
         let transport = transport.clone();
-        async move { transport.call(call(1, 9000, 0, Bytes::new()), plan(9000, 0)).await }
+        async move { transport.clone().call(call(1, 9000, 0, Bytes::new()), plan(9000, 0)).await }
     });
     tokio::task::yield_now().await;
     transport.close();
     assert!(matches!(driver.await.unwrap(), TransportError::Lost(_)));
     let error = pending.await.unwrap().unwrap_err();
     assert_eq!(error.sink.unwrap().len(), 9000);
-    let late = transport.call(call(2, 0, 0, Bytes::new()), plan(0, 0)).await.unwrap_err();
+    let late = transport.clone().call(call(2, 0, 0, Bytes::new()), plan(0, 0)).await.unwrap_err();
     assert!(matches!(late.error, TransportError::Lost(_)));
     drop(transport);
     world.assert_no_leak().await;
@@ -249,7 +250,8 @@ async fn calls_succeed_with_few_credits_a_full_send_queue_and_no_private_data() 
         tokio::spawn(async move {
             // The network has no room for private data, so the inline threshold is 1024 bytes.
             let (want, words) = (600, 200);
-            let reply = transport.call(call(xid, want, words, Bytes::from_static(b"\x03")), plan(want, words)).await;
+            let reply =
+                transport.clone().call(call(xid, want, words, Bytes::from_static(b"\x03")), plan(want, words)).await;
             check(&reply.unwrap(), xid, want, words, 3);
         })
     });
@@ -335,7 +337,7 @@ async fn client_that_never_sends_rdma_done_is_disconnected_without_effect_on_oth
     let mut hostile = Hostile::connect(&world).await;
     hostile.send(7, Body::Msg(Lists::default()), &call(7, 100_000, 0, Bytes::new()).stream);
     let began = tokio::time::Instant::now();
-    let reply = honest.call(call(1, 50_000, 10, Bytes::from(vec![2; 50_000])), plan(50_000, 10)).await;
+    let reply = honest.clone().call(call(1, 50_000, 10, Bytes::from(vec![2; 50_000])), plan(50_000, 10)).await;
     check(&reply.unwrap(), 1, 50_000, 10, (50_000u32 * 2) as u8);
     hostile.wait_for_disconnect().await;
     let waited = began.elapsed();
@@ -417,7 +419,8 @@ async fn hostile_client_is_disconnected_without_effect_on_others() {
         attack(&mut hostile);
         hostile.wait_for_disconnect().await;
         drop(hostile);
-        let reply = honest.call(call(number as u32, 50_000, 10, Bytes::from(vec![2; 50_000])), plan(50_000, 10)).await;
+        let reply =
+            honest.clone().call(call(number as u32, 50_000, 10, Bytes::from(vec![2; 50_000])), plan(50_000, 10)).await;
         check(&reply.unwrap(), number as u32, 50_000, 10, (50_000u32 * 2) as u8);
     }
     drop(honest);
@@ -461,7 +464,7 @@ async fn memory_of_calls(sent: usize, wanted: usize) {
         for xid in [2 * xid, 2 * xid + 1] {
             let transport = transport.clone();
             answered.push(tokio::spawn(async move {
-                let reply = transport.call(call(xid, wanted, 0, vec![1; sent].into()), plan(wanted, 0)).await;
+                let reply = transport.clone().call(call(xid, wanted, 0, vec![1; sent].into()), plan(wanted, 0)).await;
                 check(&reply.unwrap(), xid, wanted, 0, (sent % 256) as u8);
             }));
         }

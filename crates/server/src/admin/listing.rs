@@ -6,7 +6,7 @@ use std::{
 };
 
 use nfs::v4::Clientid4;
-use vfs::{Caller, Cred, Handle, Vfs, VfsError};
+use vfs::{Caller, Cred, Handle, Vfs, VfsError, layout::LayoutModes};
 
 use super::{Admin, ClientName, ClientRecord, ConnectionRecord, FileRecord, Record, unknown};
 use crate::{
@@ -15,7 +15,7 @@ use crate::{
     handle::FileId,
     nlm::lockd,
     sharing::locks::{Held, LockClient, LockKind, Owner, Range},
-    v4::state::recallable::{Grant, Recallable},
+    v4::state::recallable::{Delegation, Grant},
 };
 
 /// Writes records to the administrator.
@@ -169,12 +169,17 @@ impl Admin {
         let mut end = None;
         loop {
             let (page, next) = self.v4.with_state(|state| state.recallables_of(id, end, STATEIDS));
-            for (file, Recallable { recalled, grant: Grant::Delegation(delegation), .. }) in &page {
-                emit(&Record::Delegation {
-                    client: ClientName(LockClient::V4(id.0)),
-                    file: self.file(file),
-                    write: delegation.write,
-                    recalled: *recalled,
+            for (file, held) in &page {
+                let (client, file) = (ClientName(LockClient::V4(id.0)), self.file(file));
+                let recalled = held.is_recalled();
+                emit(&match &held.grant {
+                    Grant::Delegation(Delegation { write, .. }) => {
+                        Record::Delegation { client, file, write: *write, recalled }
+                    }
+                    Grant::Layout(layout) => {
+                        let LayoutModes { read, write } = layout.granted();
+                        Record::Layout { client, file, read, write, recalled }
+                    }
                 })?;
             }
             match next {

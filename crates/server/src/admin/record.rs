@@ -69,6 +69,20 @@ pub enum Record {
         /// `true` while the delegation is being recalled.
         recalled: bool,
     },
+    /// The layouts of a file.
+    Layout {
+        /// The client that holds the layouts.
+        client: ClientName,
+        /// The file.
+        #[serde(flatten)]
+        file: FileRecord,
+        /// `true` if the client has a layout for reading.
+        read: bool,
+        /// `true` if the client has a layout for reading and writing.
+        write: bool,
+        /// `true` while a layout is being recalled.
+        recalled: bool,
+    },
     /// The request failed, or the answer is incomplete. This is the last record.
     Error {
         /// The reason, for a person.

@@ -1,6 +1,10 @@
 //! [`Context`]: the call that a procedure executes.
 
-use std::{cell::OnceCell, net::SocketAddr, sync::Arc};
+use std::{
+    cell::{Cell, OnceCell},
+    net::SocketAddr,
+    sync::Arc,
+};
 
 use buf::Pool;
 use rpc::{Call, Identity, Transport, Xprtsec};
@@ -40,6 +44,9 @@ pub(crate) struct Context<'a, S = Core> {
     /// The user as which the caller acts, once it is looked up. It stays the same until the call runs again, so that no
     /// operation fails with `WouldBlock` after another one has made a change.
     resolved: OnceCell<Resolved>,
+    /// The export that has admitted the caller for its files last. The decision depends only on the export and on values of
+    /// the call that do not change.
+    admitted: Cell<Option<ExportId>>,
 }
 
 /// The source of a call.
@@ -87,8 +94,8 @@ impl<'a, S: ServiceState> Context<'a, S> {
         };
         let (identity, peer, pool) = (call.caller, call.peer, call.transport.pool());
         let (core, origin) = (shared.core(), Origin::Transport(call.transport));
-        let resolved = OnceCell::new();
-        Self { core, shared, identity, peer, transport, origin, pool, may_block: false, thread, resolved }
+        let (resolved, admitted) = (OnceCell::new(), Cell::new(None));
+        Self { core, shared, identity, peer, transport, origin, pool, may_block: false, thread, resolved, admitted }
     }
 
     /// Returns the source of the call, by which the blocking pools share out their threads.
@@ -117,7 +124,12 @@ impl<'a, S: ServiceState> Context<'a, S> {
     /// Returns `Stale` if there is no such export, and the errors of [`Export::decide`].
     pub(crate) fn export(&self, id: ExportId, purpose: Purpose) -> Result<&'a Export, Refusal> {
         let export = self.core.exports.find(id).ok_or(Refusal::Stale)?;
-        export.decide(&self.requester(), purpose)?;
+        if purpose != Purpose::Files {
+            export.decide(&self.requester(), purpose)?;
+        } else if self.admitted.get() != Some(id) {
+            export.decide(&self.requester(), purpose)?;
+            self.admitted.set(Some(id));
+        }
         Ok(export)
     }
 
@@ -245,6 +257,7 @@ impl<S: ServiceState> Detached<S> {
             may_block: thread.is_of_pool(),
             thread,
             resolved: OnceCell::new(),
+            admitted: Cell::new(None),
         }
     }
 }

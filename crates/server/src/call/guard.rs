@@ -45,12 +45,47 @@ impl<S: ServiceState> Context<'_, S> {
         Ok(changing)
     }
 
+    /// Recalls the delegations and layouts that conflict with setting the size of a file, like
+    /// [`before_change`](Self::before_change). No layout to write is granted until the returned value is dropped.
+    ///
+    /// # Errors
+    /// Returns [`Conflict`] if something conflicts, or if the check would block.
+    pub(crate) fn before_truncation(
+        &self,
+        object: &Object<'_>,
+        by: Option<LockClient>,
+    ) -> Result<Option<Changing>, Conflict> {
+        if object.vfs().layouts().is_none() {
+            return self.before_change(object, by);
+        }
+        let file = (object.export.id(), object.handle.clone());
+        let changing = self.core.conflicts.begin_truncation(&file);
+        if let Some(journal) = object.journal() {
+            journal.hold(("changing", (&file.0, &file.1)), self.core.conflicts.begin_truncation(&file));
+        }
+        self.before(object, by, Access::Truncate)?;
+        Ok(changing)
+    }
+
     /// Ends a change begun by [`before_change`](Self::before_change) before its procedure or operation ends.
     pub(crate) fn end_change(&self, object: &Object<'_>, changing: Option<Changing>) {
         drop(changing);
         if let Some(journal) = object.journal() {
             journal.release(("changing", (&object.export.id(), &object.handle)));
         }
+    }
+
+    /// Recalls what conflicts with setting the size of the file `name`, if it exists.
+    ///
+    /// # Errors
+    /// Returns [`Conflict`] if something conflicts, or if the lookup would block.
+    pub(crate) fn before_truncation_of(
+        &self,
+        dir: &Object<'_>,
+        name: &Name,
+        by: Option<LockClient>,
+    ) -> Result<(), Conflict> {
+        self.before_use_of(dir, name, by, Access::Truncate)
     }
 
     /// Recalls the delegations of the object `name` before the name is removed or given to another object.
@@ -63,12 +98,22 @@ impl<S: ServiceState> Context<'_, S> {
         name: &Name,
         by: Option<LockClient>,
     ) -> Result<(), Conflict> {
+        self.before_use_of(dir, name, by, Access::Write)
+    }
+
+    fn before_use_of(
+        &self,
+        dir: &Object<'_>,
+        name: &Name,
+        by: Option<LockClient>,
+        access: Access,
+    ) -> Result<(), Conflict> {
         if !dir.once("any delegations", || Ok::<_, Conflict>(self.core.conflicts.any()))? {
             return Ok(());
         }
         match dir.vfs().lookup(&dir.caller(), &dir.handle, name) {
             Ok((handle, _)) => match self.object_of(dir.export, handle) {
-                Ok(object) => self.before(&object, by, Access::Write),
+                Ok(object) => self.before(&object, by, access),
                 Err(_) => Err(Conflict::WouldBlock),
             },
             Err(VfsError::WouldBlock) => Err(Conflict::WouldBlock),

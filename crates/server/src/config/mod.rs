@@ -113,6 +113,8 @@ pub struct ServerConfig {
     pub log: Option<String>,
     /// `log_format`: `"text"` or `"json"`.
     pub log_format: LogFormat,
+    /// `seccomp`: the filter of system calls.
+    pub seccomp: SeccompMode,
 }
 
 /// The `[kerberos]` table.
@@ -149,6 +151,8 @@ pub struct Settings {
     pub identity: IdentityOptions,
     /// The audit log.
     pub audit: Option<AuditOptions>,
+    /// `true` if this server is a data server of pNFS for NFSv4.1 clients: it tells them so by EXCHANGE_ID.
+    pub data_server: bool,
 }
 
 impl Default for Settings {
@@ -165,6 +169,7 @@ impl Default for Settings {
             on_loss,
             identity: IdentityOptions::default(),
             audit: None,
+            data_server: false,
         }
     }
 }
@@ -222,6 +227,21 @@ pub enum RpcbindMode {
     Off,
     /// Serve rpcbind on port 111.
     Builtin,
+}
+
+/// The filter of system calls (seccomp(2)) that the process installs when it has started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SeccompMode {
+    /// Install the filter. If the kernel has none, continue without it.
+    #[default]
+    Auto,
+    /// Install the filter, or do not start.
+    On,
+    /// Allow all calls, and let the kernel log those that the filter would reject.
+    Log,
+    /// No filter.
+    Off,
 }
 
 /// The format of the log.

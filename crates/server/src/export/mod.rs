@@ -87,6 +87,11 @@ impl ExportOptions {
         let own = self.clients.iter().filter_map(Client::sec);
         own.chain([&self.sec]).any(|flavors| flavors.contains(sec))
     }
+
+    /// Returns the kinds of protection that are demanded of the hosts of each entry of `clients`.
+    pub fn protections(&self) -> impl Iterator<Item = &Protections> {
+        self.clients.iter().map(|client| client.xprtsec().unwrap_or(&self.xprtsec))
+    }
 }
 
 /// The access that clients get to an export.

@@ -30,8 +30,9 @@ pub(crate) enum Purpose {
     Files,
     /// NLM. It uses TCP or UDP even if NFS uses another transport, so the export's `transports` do not apply.
     Locks,
-    /// MNT. As for NLM, `transports` do not apply. The export's `sec` does not apply either: a client learns from MNT
-    /// which flavours it can use (RFC 1813 appendix I), and Linux's client always calls it with AUTH_SYS.
+    /// MNT. As for NLM, `transports` do not apply. The export's `sec` and `xprtsec` do not apply either: a client learns
+    /// from MNT which flavours it can use (RFC 1813 appendix I), and Linux's client always calls it in clear and with
+    /// AUTH_SYS. The handle that it gets is of use only to a caller that is admitted for files.
     Mount,
 }
 
@@ -60,7 +61,7 @@ impl Export {
         let named = options.transports.as_ref().map(|names| names.iter().any(|name| name == transport));
         let xprtsec = client.xprtsec().unwrap_or(&options.xprtsec);
         // TLS protects only TCP. An export that names another transport trusts its network.
-        let protected = xprtsec.admit(tls) || (transport != TCP && named == Some(true));
+        let protected = purpose == Purpose::Mount || xprtsec.admit(tls) || (transport != TCP && named == Some(true));
         let transport = match purpose {
             Purpose::Locks | Purpose::Mount => true,
             Purpose::Files => named.unwrap_or(true),
@@ -75,10 +76,10 @@ impl Export {
     }
 
     /// Returns the security flavours with which this host can use files of the export, in the order of the
-    /// configuration. They are those with which [`decide`](Self::decide) admits the caller.
-    pub(crate) fn flavors(&self, requester: &Requester) -> Vec<Sec> {
+    /// configuration. They are those with which [`decide`](Self::decide) admits the caller for `purpose`.
+    pub(crate) fn flavors(&self, requester: &Requester, purpose: Purpose) -> Vec<Sec> {
         let listed = self.client(requester).map(|client| client.sec().unwrap_or(&self.options().sec));
-        let admitted = |sec: &Sec| self.decide(&Requester { sec: Some(*sec), ..*requester }, Purpose::Locks).is_ok();
+        let admitted = |sec: &Sec| self.decide(&Requester { sec: Some(*sec), ..*requester }, purpose).is_ok();
         listed.into_iter().flat_map(|listed| listed.iter()).filter(admitted).collect()
     }
 
@@ -139,12 +140,14 @@ mod tests {
                     assert_eq!(export.decide(&requester(peer, sec), purpose), expected, "{peer} {sec:?}");
                 }
                 assert_eq!(export.decide(&requester(peer, sec), Purpose::Mount), Ok(()));
-                assert_eq!(export.flavors(&requester(peer, sec)), allowed);
+                for purpose in [Purpose::Locks, Purpose::Mount] {
+                    assert_eq!(export.flavors(&requester(peer, sec), purpose), allowed);
+                }
             }
         }
         let stranger = requester("192.0.2.1:700", Some(Sec::Krb5p));
         assert_eq!(export.decide(&stranger, Purpose::Mount), Err(Refusal::Access));
-        assert_eq!(export.flavors(&stranger), []);
+        assert_eq!(export.flavors(&stranger, Purpose::Mount), []);
     }
 
     #[test]
@@ -170,14 +173,13 @@ mod tests {
         assert_eq!(files(&[Mtls]), [false, false, true]);
         assert_eq!(files(&[Clear]), [true, false, false]);
         for transport in ["rdma", "shm", "udp"] {
-            for purpose in [Purpose::Files, Purpose::Locks, Purpose::Mount] {
+            assert!(admitted(&[Tls], None, transport, Clear, Purpose::Mount));
+            for purpose in [Purpose::Files, Purpose::Locks] {
                 assert!(!admitted(&[Tls], None, transport, Clear, purpose), "{transport} is not protected");
                 assert!(admitted(&[Tls], Some(&["tcp", transport]), transport, Clear, purpose), "{transport} is named");
                 assert!(admitted(&[Clear, Tls], None, transport, Clear, purpose));
             }
             assert!(!admitted(&[Tls], Some(&["tcp", transport]), "tcp", Clear, Purpose::Files));
         }
-        assert!(!admitted(&[Tls], Some(&["rdma"]), "tcp", Clear, Purpose::Mount), "MNT in clear");
-        assert!(admitted(&[Tls], Some(&["rdma"]), "tcp", Tls, Purpose::Mount), "MNT over TLS");
     }
 }

@@ -178,7 +178,8 @@ impl Answer for Export {
 }
 
 /// Returns the file handle of a directory that a client mounts, and the flavours with which the client can use it. If the
-/// flavour of this call is not one of them, the path is looked up as the anonymous user.
+/// flavour of this call is not one of them, or the connection lacks the export's protection, the path is looked up as the
+/// anonymous user.
 fn resolve(cx: &Context<'_>, path: &[u8]) -> Result<(NfsFh3, Vec<Sec>), VfsError> {
     cx.thread.admit()?;
     let (export, below) = cx.core.exports.resolve(path).ok_or(VfsError::NotFound)?;
@@ -204,7 +205,7 @@ fn resolve(cx: &Context<'_>, path: &[u8]) -> Result<(NfsFh3, Vec<Sec>), VfsError
         return Err(VfsError::NotDir);
     }
     let fhandle = Bytes::copy_from_slice(&object.seal(&object.handle)).into();
-    Ok((fhandle, export.flavors(&requester)))
+    Ok((fhandle, export.flavors(&requester, Purpose::Mount)))
 }
 
 /// Returns the status of RFC 1813 appendix I for an error of the file system.

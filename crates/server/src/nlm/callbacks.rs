@@ -289,7 +289,7 @@ impl Encode for Raw {
     }
 }
 
-/// Time for which a host can confirm a lock that it waited for.
+/// The time within which a host must confirm a lock that it has waited for.
 const GRANT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time for which the server tries to notify a host of its restart, as long as Linux's sm-notify does.
 const NOTIFY_TIMEOUT: Duration = Duration::from_secs(15 * 60);

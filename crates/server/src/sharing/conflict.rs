@@ -11,7 +11,7 @@ use std::{
 
 use super::{
     locks::LockClient,
-    marks::{Changing, Marks},
+    marks::{Changing, Counted, Counts, Marks},
 };
 use crate::handle::FileId;
 
@@ -22,6 +22,8 @@ pub enum Access {
     Read,
     /// Changing the file's data, attributes or names, or denying reads to others.
     Write,
+    /// Setting the file's size.
+    Truncate,
 }
 
 /// The reason why a file cannot be used now.
@@ -47,6 +49,17 @@ pub(crate) trait Recall: Send + Sync {
 #[derive(Default)]
 pub(crate) struct Conflicts {
     granted: OnceLock<Granted>,
+    /// The truncations in progress of files that can have layouts.
+    truncations: Counts,
+    /// The LAYOUTCOMMITs in progress.
+    commits: Counts,
+}
+
+/// A LAYOUTCOMMIT in progress. The file is not truncated until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Committing {
+    marks: Option<Marks>,
+    counted: Counted,
 }
 
 struct Granted {
@@ -76,14 +89,43 @@ impl Conflicts {
         self.granted.get().map(|granted| granted.marks.begin_change(file))
     }
 
+    /// Begins to set the size of a file that can have layouts. No layout to write is granted until the returned value is
+    /// dropped.
+    pub(crate) fn begin_truncation(&self, file: &FileId) -> Option<Changing> {
+        let mut changing = self.begin_change(file)?;
+        changing.truncation = Some(self.truncations.begin(file));
+        Some(changing)
+    }
+
+    /// Returns `true` while the size of a file is being set.
+    pub(crate) fn is_truncating(&self, file: &FileId) -> bool {
+        self.truncations.any(file)
+    }
+
+    /// Begins a LAYOUTCOMMIT. A truncation has to wait for it: otherwise the file could get its old size again.
+    pub(crate) fn begin_commit(&self, file: &FileId) -> Committing {
+        let marks = self.granted.get().map(|granted| granted.marks.clone());
+        let counted = self.commits.begin(file);
+        marks.iter().for_each(|marks| marks.add(file));
+        Committing { marks, counted }
+    }
+
     /// Recalls the delegations that conflict with the use of a file.
     ///
     /// # Errors
     /// Returns [`Conflict::Recalled`] if there were such delegations.
     pub(crate) fn recall(&self, file: &FileId, by: Option<LockClient>, access: Access) -> Result<(), Conflict> {
         match self.granted.get().and_then(|granted| granted.by.upgrade()) {
-            Some(protocol) => protocol.recall(file, by, access),
-            None => Ok(()),
+            Some(protocol) => protocol.recall(file, by, access)?,
+            None => return Ok(()),
         }
+        let waits = access == Access::Truncate && self.commits.any(file);
+        if waits { Err(Conflict::Recalled) } else { Ok(()) }
+    }
+}
+
+impl Drop for Committing {
+    fn drop(&mut self) {
+        self.marks.iter().for_each(|marks| marks.remove(self.counted.file()));
     }
 }

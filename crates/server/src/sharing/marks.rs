@@ -15,7 +15,10 @@ use std::{
     },
 };
 
-use entropy::FastState;
+use entropy::{FastState, HashMap};
+use parking_lot::Mutex;
+
+use crate::handle::FileId;
 
 /// Counters of delegations and of changes. Clones share the counters.
 #[derive(Clone, Debug)]
@@ -41,6 +44,19 @@ struct Bucket {
 pub struct Changing {
     marks: Marks,
     at: usize,
+    /// Counts the truncation, if the change is one.
+    pub(super) truncation: Option<Counted>,
+}
+
+/// The number of operations of a kind that are in progress, for each file that has any.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Counts(Arc<Mutex<HashMap<FileId, u32>>>);
+
+/// An operation that is counted until this is dropped.
+#[derive(Debug)]
+pub(super) struct Counted {
+    counts: Counts,
+    file: FileId,
 }
 
 impl Marks {
@@ -64,7 +80,7 @@ impl Marks {
     pub fn begin_change(&self, file: &impl Hash) -> Changing {
         let at = self.at(file);
         self.0.buckets[at].changes.fetch_add(1, SeqCst);
-        Changing { marks: self.clone(), at }
+        Changing { marks: self.clone(), at, truncation: None }
     }
 
     /// Returns `true` if a file may be changing now.
@@ -90,6 +106,37 @@ impl Marks {
 impl Default for Marks {
     fn default() -> Self {
         Self::new()
+    }
+}
+
+impl Counts {
+    /// Counts an operation.
+    pub(super) fn begin(&self, file: &FileId) -> Counted {
+        *self.0.lock().entry(file.clone()).or_default() += 1;
+        Counted { counts: self.clone(), file: file.clone() }
+    }
+
+    /// Returns `true` if an operation on a file is in progress.
+    pub(super) fn any(&self, file: &FileId) -> bool {
+        self.0.lock().contains_key(file)
+    }
+}
+
+impl Counted {
+    /// Returns the file.
+    pub(super) fn file(&self) -> &FileId {
+        &self.file
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        let mut counts = self.counts.0.lock();
+        let Some(count) = counts.get_mut(&self.file) else { return };
+        *count -= 1;
+        if *count == 0 {
+            counts.remove(&self.file);
+        }
     }
 }
 

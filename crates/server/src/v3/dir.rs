@@ -42,7 +42,7 @@ fn create(cx: &Context<'_>, args: &CreateArgs, out: &mut Encoder) -> Result<Nfss
         };
         let name = new_name(&args.what.name)?;
         if matches!(&mode, CreateMode::Unchecked(set) if set.size.is_some()) {
-            cx.before_change_of(dir.writable()?, name, None)?;
+            cx.before_truncation_of(dir.writable()?, name, None)?;
         }
         let created = dir.writable()?.vfs().create(&dir.caller(), &dir.handle, name, &mode)?;
         Ok(new_object(dir, &created))

@@ -36,7 +36,11 @@ fn setattr(cx: &Context<'_>, args: &SetAttrArgs, out: &mut Encoder) -> Result<Nf
     let result = with(&object, |object| {
         let set = attr::set_attr(&args.new_attributes)?;
         let guard = args.guard.map(attr::time).transpose()?;
-        let _changing = cx.before_change(object.writable()?, None)?;
+        let object = object.writable()?;
+        let _changing = match set.size {
+            Some(_) => cx.before_truncation(object, None)?,
+            None => cx.before_change(object, None)?,
+        };
         let change = object.vfs().setattr(&object.caller(), &object.handle, &set, guard)?;
         Ok(object.wcc(&change))
     });

@@ -3,11 +3,11 @@
 //! Values are encoded in the order of their numbers, directly from the attributes of the file system, without an
 //! intermediate list.
 
-use std::sync::LazyLock;
+use std::{array, sync::LazyLock};
 
 use bytes::Bytes;
 use nfs::v4::{
-    Bitmap4, Fsid4, Ftype4, Nfsstat4, Nfstime4, OPEN4_SHARE_ACCESS_BOTH, OPEN4_SHARE_ACCESS_READ,
+    Bitmap4, Fsid4, Ftype4, Layouttype4, Nfsstat4, Nfstime4, OPEN4_SHARE_ACCESS_BOTH, OPEN4_SHARE_ACCESS_READ,
     OPEN4_SHARE_ACCESS_WRITE, OPEN4_SHARE_DENY_BOTH, OPEN4_SHARE_DENY_NONE, OPEN4_SHARE_DENY_READ,
     OPEN4_SHARE_DENY_WRITE, Settime4, Specdata4, Utf8str,
     acl::{ACL4_SUPPORT_ALLOW_ACL, ACL4_SUPPORT_DENY_ACL, Nfsace4},
@@ -15,21 +15,26 @@ use nfs::v4::{
         Attr4, Attrs, ChangeAttrType4, Fattr4, OPEN_ARGS_SHARE_ACCESS_WANT_ANY_DELEG,
         OPEN_ARGS_SHARE_ACCESS_WANT_CANCEL, OPEN_ARGS_SHARE_ACCESS_WANT_NO_DELEG, OpenArguments4, Purpose,
     },
-    location::FsLocations4,
+    location::{FsLocations4, Mdsthreshold4, ThresholdItem4},
 };
-use vfs::{Attr, FsCaps, Kind, SetAttr, SetTime, StatFs, Time};
+use vfs::{
+    Attr, FsCaps, Kind, SetAttr, SetTime, StatFs, Time,
+    layout::{LayoutCaps, LayoutKind},
+};
 use xdr::{Encode, Encoder};
 
 use crate::{
     call::transfer::OFFSET_MAX,
     identity::names::{Name, Who},
-    v4::{acl, service::Context, status::Fault4},
+    v4::{acl, layouts::body::layout_type, service::Context, status::Fault4},
 };
 
 /// The sources of all attribute values of an object.
 pub(super) struct Subject<'a> {
     pub(super) attr: &'a Attr,
     pub(super) caps: &'a FsCaps,
+    /// The layouts of the file system, if it has any.
+    pub(super) layouts: Option<&'a LayoutCaps>,
     pub(super) fsid: Fsid4,
     pub(super) mounted_on_fileid: u64,
     pub(super) filehandle: &'a [u8],
@@ -50,25 +55,50 @@ pub(super) struct Subject<'a> {
     pub(super) rdattr_error: Nfsstat4,
 }
 
-/// Returns the supported attributes of objects with or without ACLs.
-pub(super) fn supported(minor: u32, acls: bool) -> &'static Bitmap4 {
-    static SUPPORTED: LazyLock<[Bitmap4; 6]> = LazyLock::new(|| {
-        [(0, false), (0, true), (1, false), (1, true), (2, false), (2, true)].map(|(minor, acls)| {
+/// The optional features of a file system that have attributes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Features {
+    pub(super) acls: bool,
+    pub(super) layouts: bool,
+}
+
+impl Features {
+    /// Returns the features of a minor version and of a number from 0 to 3.
+    fn numbered(number: usize) -> (u32, Self) {
+        (number as u32 / 4, Self { acls: number & 1 != 0, layouts: number & 2 != 0 })
+    }
+
+    fn number(self, minor: u32) -> usize {
+        minor.min(2) as usize * 4 + usize::from(self.layouts) * 2 + usize::from(self.acls)
+    }
+}
+
+/// Returns the supported attributes of objects of a file system with these features.
+pub(super) fn supported(minor: u32, features: Features) -> &'static Bitmap4 {
+    static SUPPORTED: LazyLock<[Bitmap4; 12]> = LazyLock::new(|| {
+        array::from_fn(Features::numbered).map(|(minor, features)| {
             let all = SUPPORTED_ATTRS.iter().filter(|attr| attr.since() <= minor);
-            let has = |attr: &&Attr4| acls || !matches!(attr, Attr4::Acl | Attr4::Aclsupport);
+            let has = |attr: &&Attr4| match attr {
+                Attr4::Acl | Attr4::Aclsupport => features.acls,
+                Attr4::FsLayoutTypes
+                | Attr4::LayoutTypes
+                | Attr4::LayoutBlksize
+                | Attr4::LayoutAlignment
+                | Attr4::Mdsthreshold => features.layouts,
+                _ => true,
+            };
             all.filter(has).map(|&attr| attr as u32).collect()
         })
     });
-    &SUPPORTED[minor.min(2) as usize * 2 + usize::from(acls)]
+    &SUPPORTED[features.number(minor)]
 }
 
 /// Returns the [`supported`] attributes that can be read.
-fn readable(minor: u32, acls: bool) -> &'static Bitmap4 {
-    static READABLE: LazyLock<[Bitmap4; 6]> = LazyLock::new(|| {
-        [(0, false), (0, true), (1, false), (1, true), (2, false), (2, true)]
-            .map(|(minor, acls)| supported(minor, acls).difference(set_only()))
+fn readable(minor: u32, features: Features) -> &'static Bitmap4 {
+    static READABLE: LazyLock<[Bitmap4; 12]> = LazyLock::new(|| {
+        array::from_fn(Features::numbered).map(|(minor, features)| supported(minor, features).difference(set_only()))
     });
-    &READABLE[minor.min(2) as usize * 2 + usize::from(acls)]
+    &READABLE[features.number(minor)]
 }
 
 /// Checks that all attributes of `mask` can be read (§5.5).
@@ -81,9 +111,9 @@ pub(super) fn check_readable(mask: &Bitmap4) -> Result<(), Nfsstat4> {
 
 /// Returns the attributes that can be set when a file is created exclusively: not its times, which hold the verifier
 /// (§5.8.1.14).
-fn suppattr_exclcreat(minor: u32, acls: bool) -> Bitmap4 {
+fn suppattr_exclcreat(minor: u32, features: Features) -> Bitmap4 {
     let settable = Attr4::defined(minor, |access| access != nfs::v4::attr::Access::Get);
-    let mut settable = settable.intersection(supported(minor, acls));
+    let mut settable = settable.intersection(supported(minor, features));
     [Attr4::Size, Attr4::TimeAccessSet, Attr4::TimeModifySet].into_iter().for_each(|attr| settable.remove(attr as u32));
     settable
 }
@@ -138,7 +168,7 @@ pub(super) fn absent_attrs() -> &'static Bitmap4 {
 impl Subject<'_> {
     /// Appends the attributes of `mask` that the object has, as `fattr4`.
     pub(super) fn encode(&self, mask: &Bitmap4, out: &mut Encoder) {
-        let mut mask = mask.intersection(readable(self.minor, self.caps.acls));
+        let mut mask = mask.intersection(readable(self.minor, self.features()));
         if self.absent {
             mask = mask.intersection(absent_attrs());
         }
@@ -148,6 +178,10 @@ impl Subject<'_> {
         self.encode_values(&mask, out);
         let len = out.stream_len() - length_at - 4;
         out.patch_u32(length_at, len as u32);
+    }
+
+    fn features(&self) -> Features {
+        Features { acls: self.caps.acls, layouts: self.layouts.is_some() }
     }
 
     /// Encodes the values of `mask`. The object must have all of them.
@@ -167,7 +201,7 @@ impl Subject<'_> {
         let Self { attr, caps, .. } = self;
         let stat = |value: fn(&StatFs) -> u64| self.stat.map_or(0, value);
         match which {
-            Attr4::SupportedAttrs => supported(self.minor, caps.acls).encode(out),
+            Attr4::SupportedAttrs => supported(self.minor, self.features()).encode(out),
             Attr4::Type => ftype4(attr.kind).encode(out),
             // FH4_PERSISTENT: file handles never expire.
             Attr4::FhExpireType => out.u32(0),
@@ -223,7 +257,7 @@ impl Subject<'_> {
             Attr4::TimeMetadata => time(attr.ctime, out),
             Attr4::TimeModify => time(attr.mtime, out),
             Attr4::MountedOnFileid => out.u64(self.mounted_on_fileid),
-            Attr4::SuppattrExclcreat => suppattr_exclcreat(self.minor, caps.acls).encode(out),
+            Attr4::SuppattrExclcreat => suppattr_exclcreat(self.minor, self.features()).encode(out),
             Attr4::FsCharsetCap => out.u32(FSCHARSET_CAP4_CONTAINS_NON_UTF8),
             Attr4::CloneBlksize => out.u32(caps.clone_block),
             Attr4::XattrSupport => caps.xattrs.encode(out),
@@ -231,6 +265,19 @@ impl Subject<'_> {
             Attr4::ChangeAttrType if caps.counts_changes => ChangeAttrType4::MonotonicIncr.encode(out),
             Attr4::ChangeAttrType => ChangeAttrType4::TimeMetadata.encode(out),
             Attr4::OpenArguments => open_arguments().encode(out),
+            other => self.encode_layout_value(other, out),
+        }
+    }
+
+    /// Encodes the value of an attribute about layouts.
+    fn encode_layout_value(&self, which: Attr4, out: &mut Encoder) {
+        match which {
+            Attr4::FsLayoutTypes => layout_types(self.layouts).encode(out),
+            // §5.12.2: a file has the types of its file system, and no other object has a layout.
+            Attr4::LayoutTypes => layout_types(self.layouts.filter(|_| self.attr.kind == Kind::File)).encode(out),
+            Attr4::LayoutBlksize => out.u32(self.layouts.map_or(0, |layouts| layouts.block_size)),
+            Attr4::LayoutAlignment => out.u32(self.layouts.map_or(0, |layouts| layouts.alignment)),
+            Attr4::Mdsthreshold => threshold(self.layouts).encode(out),
             other => unreachable!("{} is not supported, or cannot be read", other.name()),
         }
     }
@@ -249,7 +296,9 @@ pub(super) struct Wanted {
 /// ATTRNOTSUPP, INVAL, BADOWNER, BADXDR, FBIG. `WouldBlock` if the host's name service must be asked and this thread
 /// must not block.
 pub(super) fn set_attr(cx: &Context<'_>, fattr: &Fattr4, minor: u32, caps: &FsCaps) -> Result<Wanted, Fault4> {
-    let mut attrs = decode(fattr, minor, caps, Purpose::Set)?;
+    // The attributes of layouts cannot be set.
+    let features = Features { acls: caps.acls, layouts: false };
+    let mut attrs = decode(fattr, minor, features, Purpose::Set)?;
     let (names, may_block) = (&cx.shared.names, cx.may_block);
     let mode = match (attrs.mode, attrs.mode_umask) {
         // RFC 8275 §4: mode and mode_umask exclude each other.
@@ -281,8 +330,8 @@ pub(super) fn set_attr(cx: &Context<'_>, fattr: &Fattr4, minor: u32, caps: &FsCa
 ///
 /// # Errors
 /// ATTRNOTSUPP for an attribute that is not supported here, and the errors of [`Fattr4::to_attrs`].
-pub(super) fn decode(fattr: &Fattr4, minor: u32, caps: &FsCaps, purpose: Purpose) -> Result<Attrs, Nfsstat4> {
-    if !fattr.attrmask.difference(supported(minor, caps.acls)).is_empty() {
+pub(super) fn decode(fattr: &Fattr4, minor: u32, features: Features, purpose: Purpose) -> Result<Attrs, Nfsstat4> {
+    if !fattr.attrmask.difference(supported(minor, features)).is_empty() {
         // If an attribute can never be set, INVAL takes precedence over ATTRNOTSUPP.
         fattr.to_attrs(minor, purpose).map_err(|error| error.status())?;
         return Err(Nfsstat4::AttrNotSupp);
@@ -303,6 +352,29 @@ fn set_time(set: Settime4) -> Result<SetTime, Nfsstat4> {
 /// Returns the change attributes of a directory before and after a change.
 pub(super) fn change_info(change: &vfs::Change) -> nfs::v4::ChangeInfo4 {
     nfs::v4::ChangeInfo4 { atomic: true, before: change.before.change, after: change.after.change }
+}
+
+/// Returns the layout types of a file system, in the order of preference.
+fn layout_types(layouts: Option<&LayoutCaps>) -> Vec<Layouttype4> {
+    layouts.into_iter().flat_map(|layouts| &layouts.kinds).map(|kind| layout_type(*kind)).collect()
+}
+
+/// Returns the attribute mdsthreshold (§5.12.4). The limits are the same for all layout types.
+fn threshold(layouts: Option<&LayoutCaps>) -> Mdsthreshold4 {
+    let Some((layouts, limits)) = layouts.and_then(|layouts| Some((layouts, layouts.threshold?))) else {
+        return Mdsthreshold4::default();
+    };
+    let hints = [limits.read_size, limits.write_size, limits.read_io, limits.write_io];
+    let hints = || (0..).zip(hints).filter_map(|(bit, hint)| Some((bit, hint?)));
+    let mut list = Encoder::default();
+    hints().for_each(|(_, hint)| list.u64(hint));
+    let list = list.finish().stream;
+    let item = |kind: &LayoutKind| ThresholdItem4 {
+        layout_type: layout_type(*kind),
+        hintset: hints().map(|(bit, _): (u32, u64)| bit).collect(),
+        hintlist: list.clone().into(),
+    };
+    Mdsthreshold4 { hints: layouts.kinds.iter().map(item).collect() }
 }
 
 /// Appends a time, as `nfstime4`.
@@ -398,6 +470,11 @@ const SUPPORTED_ATTRS: &[Attr4] = &[
     Attr4::TimeModify,
     Attr4::TimeModifySet,
     Attr4::MountedOnFileid,
+    Attr4::FsLayoutTypes,
+    Attr4::LayoutTypes,
+    Attr4::LayoutBlksize,
+    Attr4::LayoutAlignment,
+    Attr4::Mdsthreshold,
     Attr4::SuppattrExclcreat,
     Attr4::FsCharsetCap,
     Attr4::CloneBlksize,

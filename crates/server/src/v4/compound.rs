@@ -79,7 +79,7 @@ pub(super) fn run<'a>(shared: &'a Arc<Shared4>, mut call: Call<'a>) -> Answering
     while let Some(operation) = operations.next() {
         compound.cursor.operations_left = operations.left;
         thread.reset();
-        let next = || operations.clone().next();
+        let next = || operations.clone().find(ops::decides_flavor);
         let Err(WouldBlock) = compound.step(&context, &operation, next) else {
             if compound.status == Nfsstat4::Ok { continue } else { break }
         };
@@ -286,7 +286,8 @@ impl Compound {
         Start::Continue
     }
 
-    /// Executes an operation and appends its result. `next` returns the operation after it.
+    /// Executes an operation and appends its result. `next` returns the first operation after it that decides about the security
+    /// flavour ([`decides_flavor`](ops::decides_flavor)).
     ///
     /// # Errors
     /// `WouldBlock` if the operation must wait: nothing is appended then.
@@ -311,7 +312,7 @@ impl Compound {
         }
         let (start, position) = (self.out.stream_len(), self.out.position());
         if self.cursor.minor == 0 && self.sequenced_op.is_none() {
-            match v40::enter(cx.shared, &mut self.cursor, arguments) {
+            match v40::enter(cx, &mut self.cursor, arguments) {
                 Ok(Entry::Free) => {}
                 Ok(Entry::Sequenced(op)) => self.sequenced_op = Some(op),
                 Ok(Entry::Replay(kept)) => {
@@ -350,7 +351,7 @@ impl Compound {
             self.out.truncate(start);
             self.fail(operation, self.cursor.too_big);
         } else if std::mem::take(&mut self.cursor.wrong_sec) && !ops::may_follow_wrong_sec(next().as_ref()) {
-            //= rfc8881-18.19.3-1 rfc8881-18.29.4-4
+            //= rfc8881-18.19.3-1 rfc8881-18.29.4-4 rfc8881-2.6.3.1.1.7-1
             self.out.truncate(start);
             self.fail(operation, Nfsstat4::WrongSec);
         } else {

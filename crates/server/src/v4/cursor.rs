@@ -25,7 +25,7 @@ pub(super) struct Cursor {
     pub(super) current: Option<Filehandle>,
     pub(super) saved: Option<Filehandle>,
     /// `true` after an operation that has set the current file handle, if the export of that does not allow the security
-    /// flavour of the call. The next operation decides whether that is an error ([`may_follow_wrong_sec`](super::ops::may_follow_wrong_sec)).
+    /// flavour of the call. A later operation decides whether that is an error ([`may_follow_wrong_sec`](super::ops::may_follow_wrong_sec)).
     pub(super) wrong_sec: bool,
     pub(super) session: Option<InSession>,
     /// In 4.0: the client of the operation in progress, if the operation names a client or state.

@@ -25,6 +25,7 @@ mod compound;
 mod cursor;
 mod guard;
 mod holder;
+mod layouts;
 mod offload;
 mod ops;
 mod place;
@@ -63,6 +64,11 @@ impl Service for Nfs4 {
 
     fn versions(&self) -> RangeInclusive<u32> {
         v4::VERSION..=v4::VERSION
+    }
+
+    fn needs_reliability(&self) -> bool {
+        //= rfc8881-2.9.1-3 rfc8881-2.9.1-4
+        true
     }
 
     fn procedure(&self, _version: u32, procedure: u32) -> Option<Procedure> {

@@ -74,9 +74,11 @@ impl<'a> Context<'a> {
     pub(super) fn flavors(&self, place: &Place) -> Vec<Sec> {
         match place {
             Place::Pseudo(node) => self.shared.pseudo.flavors(self, *node),
-            Place::Object(id, _) => {
-                self.core.exports.find(*id).map_or(Vec::new(), |export| export.flavors(&self.requester()))
-            }
+            Place::Object(id, _) => self
+                .core
+                .exports
+                .find(*id)
+                .map_or(Vec::new(), |export| export.flavors(&self.requester(), Purpose::Locks)),
         }
     }
 

@@ -208,7 +208,7 @@ impl Pseudo {
         while let Some(node) = nodes.pop() {
             let node = &self.nodes[node.0];
             let export = node.export.and_then(|id| cx.core.exports.find(id));
-            for sec in export.map_or(Vec::new(), |export| export.flavors(&cx.requester())) {
+            for sec in export.map_or(Vec::new(), |export| export.flavors(&cx.requester(), Purpose::Locks)) {
                 if !found.contains(&sec) {
                     found.push(sec);
                 }

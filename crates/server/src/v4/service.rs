@@ -15,8 +15,8 @@ use std::{
 
 use bytes::Bytes;
 use nfs::v4::{
-    Clientid4, EXCHGID4_FLAG_SUPP_MOVED_REFER, EXCHGID4_FLAG_USE_NON_PNFS, NfsFh4, NfsImplId4, Nfsstat4, Nfstime4,
-    ServerOwner4, callback::CbArgop4,
+    Clientid4, EXCHGID4_FLAG_SUPP_MOVED_REFER, EXCHGID4_FLAG_USE_NON_PNFS, EXCHGID4_FLAG_USE_PNFS_DS,
+    EXCHGID4_FLAG_USE_PNFS_MDS, NfsFh4, NfsImplId4, Nfsstat4, Nfstime4, ServerOwner4, callback::CbArgop4,
 };
 use parking_lot::Mutex;
 use tokio::{sync::mpsc, time::sleep};
@@ -25,6 +25,7 @@ use xdr::Message;
 use super::{
     callback::Callbacks,
     cb_getattr::CbGetattrs,
+    layouts::LayoutService,
     offload::Offloads,
     pseudo::Pseudo,
     state::{Event, State, StateOptions, session::ChannelLimits, shard::Shards, transitions::back::CallbackSubject},
@@ -64,6 +65,7 @@ pub(crate) struct Shared4 {
     /// The state that each request of a client uses. It has its own locks, so that a request need not lock `state`.
     pub(super) shards: Shards<CachedReply, FileId>,
     pub(super) offloads: Offloads,
+    pub(super) layouts: LayoutService,
     /// Sends background tasks to `upkeep`.
     tasks: mpsc::UnboundedSender<BackgroundTask>,
     /// The receiver of `tasks`, until `upkeep` takes it.
@@ -95,7 +97,7 @@ impl Shared4 {
                 date: Nfstime4::default(),
             }),
             //= rfc8881-18.35.3-11 rfc8881-18.35.3-13
-            flags: EXCHGID4_FLAG_USE_NON_PNFS | EXCHGID4_FLAG_SUPP_MOVED_REFER,
+            flags: pnfs_roles(&core, settings.data_server) | EXCHGID4_FLAG_SUPP_MOVED_REFER,
             lease: settings.lease,
             channel: CHANNEL,
             clients_max: CLIENTS_MAX,
@@ -106,6 +108,7 @@ impl Shared4 {
             stateids_max: STATEIDS_MAX,
             owners_max: OWNERS_MAX,
             delegations_max: DELEGATIONS_MAX,
+            layouts_max: LAYOUTS_MAX,
             slots_max: SLOTS_MAX,
         };
         let mut state = State::new(options, instance, entropy::random());
@@ -128,6 +131,7 @@ impl Shared4 {
             callbacks: Callbacks::default(),
             cb_getattrs: CbGetattrs::default(),
             offloads: Offloads::default(),
+            layouts: LayoutService::default(),
             tasks,
             new_tasks: Mutex::new(Some(new_tasks)),
             runs_tasks: AtomicBool::new(false),
@@ -135,6 +139,7 @@ impl Shared4 {
         });
         let protocol: Arc<dyn Recall> = shared.clone();
         core.conflicts.attach(marks, Arc::downgrade(&protocol));
+        shared.subscribe_to_layouts();
         shared
     }
 
@@ -248,6 +253,12 @@ impl Shared4 {
         while let Some((client, reduction)) = state.poll_reduction() {
             self.run_in_background(BackgroundTask::Reduce(client, reduction));
         }
+        while let Some(bulk) = state.poll_bulk_recall() {
+            self.run_in_background(BackgroundTask::RecallAll(bulk));
+        }
+        while let Some(end) = state.poll_layout_end() {
+            self.run_in_background(BackgroundTask::EndLayout(end));
+        }
         while let Some(event) = state.poll_event() {
             if let Event::Removed(client) | Event::Revoked(client) = event {
                 self.offloads.cancel_all(client);
@@ -257,6 +268,7 @@ impl Shared4 {
             }
             let Event::Removed(client) = event else { continue };
             self.callbacks.outgoing.forget(client);
+            self.layouts.forget(client);
             let client = LockClient::V4(client.0);
             match &mut table {
                 Some(table) => table.release_client(client),
@@ -272,18 +284,20 @@ impl Shared4 {
         bytes::Bytes::copy_from_slice(&self.core.key.seal(*export, handle)).into()
     }
 
-    /// Sends a callback until the client returns OK or `is_needed` returns `false`. The pause between attempts doubles
-    /// each time.
+    /// Sends a callback until the client returns OK or NOMATCHING_LAYOUT, or `is_needed` returns `false`. The pause between
+    /// attempts doubles each time. Returns the client's status.
     pub(super) async fn call_until_acknowledged(
         &self,
         client: Clientid4,
         (about, operation): (CallbackSubject, &CbArgop4),
         is_needed: impl Fn() -> bool,
-    ) {
+    ) -> Option<Nfsstat4> {
         let mut pause = PAUSE_MIN;
         while is_needed() {
             match self.callbacks.call_about(&self.state, client, about, operation).await {
-                Ok(result) if result.status() == Nfsstat4::Ok => return,
+                Ok(result) if matches!(result.status(), Nfsstat4::Ok | Nfsstat4::NoMatchingLayout) => {
+                    return Some(result.status());
+                }
                 // The client may not have processed the reply that the callback refers to.
                 Ok(result) => tracing::debug!(client = client.0, ?result, "a client rejected a callback"),
                 Err(error) => {
@@ -294,6 +308,18 @@ impl Shared4 {
             sleep(pause).await;
             pause = (pause * 2).min(PAUSE_MAX);
         }
+        None
+    }
+}
+
+/// Returns the flags of the roles that a server has in pNFS (RFC 8881 §13.1). A server that is not a metadata server and is
+/// not a data server has the role of neither; the flags exclude each other.
+fn pnfs_roles(core: &Core, data_server: bool) -> u32 {
+    let metadata_server = core.exports.iter().any(|export| export.vfs().layouts().is_some());
+    let role = |has: bool, flag: u32| if has { flag } else { 0 };
+    match role(metadata_server, EXCHGID4_FLAG_USE_PNFS_MDS) | role(data_server, EXCHGID4_FLAG_USE_PNFS_DS) {
+        0 => EXCHGID4_FLAG_USE_NON_PNFS,
+        roles => roles,
     }
 }
 
@@ -318,6 +344,8 @@ const STATEIDS_MAX: usize = 1 << 22;
 /// The maximum number of owners of 4.0. 32 are guaranteed for each client.
 const OWNERS_MAX: usize = 1 << 20;
 const DELEGATIONS_MAX: usize = 1 << 18;
+/// The maximum number of files with layouts, counted for each client and each kind of layout.
+const LAYOUTS_MAX: usize = 1 << 18;
 /// The limit of slots in use. Each slot can cache a reply of up to 4 KiB, as `CHANNEL` says.
 const SLOTS_MAX: usize = 1 << 16;
 const PAUSE_MIN: Duration = Duration::from_millis(100);

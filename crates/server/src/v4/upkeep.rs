@@ -20,11 +20,12 @@ use tokio::{
     task::JoinSet,
     time::{MissedTickBehavior, interval},
 };
+use vfs::layout::LayoutEvent;
 
 use super::{
     call_queue::CallQueue,
     cb_getattr::CbGetattrRequest,
-    holder,
+    holder, layouts,
     service::Shared4,
     state::{
         load::Reduction,
@@ -36,7 +37,7 @@ use super::{
 use crate::{
     blocking::{Outcome, Source},
     clock,
-    handle::FileId,
+    handle::{ExportId, FileId},
     sharing::{grace::Reclaim, locks::Notice},
 };
 
@@ -65,6 +66,10 @@ pub(crate) async fn run(shared: Arc<Shared4>, others: Arc<dyn Reclaim>) {
                 Some(BackgroundTask::Reduce(client, reduction)) => drop(tasks.spawn(reduce(shared.clone(), client, reduction))),
                 Some(BackgroundTask::GetAttr(request)) => calls.cb_getattr(request),
                 Some(BackgroundTask::ProbeListener(client)) => drop(tasks.spawn(probe_listener(shared.clone(), client))),
+                Some(BackgroundTask::RecallAll(bulk)) => drop(tasks.spawn(layouts::recall_all(shared.clone(), bulk))),
+                Some(BackgroundTask::Layouts(export, event)) => calls.layout_event(export, event),
+                Some(BackgroundTask::EndLayout(end)) => drop(tasks.spawn(layouts::end(shared.clone(), end))),
+                Some(BackgroundTask::CancelLayout(plan)) => shared.with_state(|state| state.cancel_layout(&plan)),
                 Some(BackgroundTask::Copy(copying)) => drop(tasks.spawn(copying)),
                 None => return,
             },
@@ -82,8 +87,11 @@ async fn run_periodic(shared: Arc<Shared4>, others: Arc<dyn Reclaim>) {
     }
 }
 
-/// Sends CB_RECALL until the client acknowledges it or the recall is over.
+/// Sends CB_RECALL or CB_LAYOUTRECALL until the client acknowledges it or the recall is over.
 async fn recall(shared: Arc<Shared4>, recall: Held<FileId>) {
+    if let Some(layouts) = shared.with_state(|state| state.layout_recall(&recall)) {
+        return layouts::recall(shared, recall, layouts).await;
+    }
     let fh = shared.callback_fh(&recall.file);
     let operation = CbArgop4::Recall(CbRecallArgs { stateid: recall.stateid, truncate: false, fh });
     let about = CallbackSubject { state: Some(recall.stateid), ..CallbackSubject::default() };
@@ -148,6 +156,17 @@ impl Calls {
             self.spawn(client, holder::cb_getattr(self.shared.clone(), request));
         } else {
             self.shared.cb_getattrs.end(&request, None);
+        }
+    }
+
+    /// Takes an event of a back end, and sends CB_NOTIFY_DEVICEID to the clients that want it, unless too many calls to
+    /// them are in progress.
+    fn layout_event(&mut self, export: ExportId, event: LayoutEvent) {
+        let Some((event, clients)) = self.shared.layout_event(export, event) else { return };
+        for client in clients {
+            if self.queue.begin(client) {
+                self.spawn(client, layouts::notify_device(self.shared.clone(), client, event.clone()));
+            }
         }
     }
 

@@ -10,11 +10,16 @@ use super::{
     cursor::Cursor,
     place::Place,
     state::{
-        owner::{Kept, OwnerName},
+        owner::{Caller, Kept, OwnerName},
         transitions::v40::{Entered, Subject},
     },
 };
-use crate::{clock, handle::FileId, v4::service::Shared4};
+use crate::{
+    clock,
+    export::sec::Sec,
+    handle::FileId,
+    v4::service::{Context, Shared4},
+};
 
 /// An operation in progress that carries its owner's sequence ID. Dropping this value ends the operation if it has not
 /// ended.
@@ -22,6 +27,7 @@ pub(super) struct SequencedOp {
     shared: Arc<Shared4>,
     operation: Argop4,
     owner: Option<OwnerName>,
+    caller: Caller,
 }
 
 /// The decision about an operation.
@@ -35,7 +41,8 @@ pub(super) enum Entry {
 }
 
 /// Finds the client of an operation and checks its sequence ID.
-pub(super) fn enter(shared: &Arc<Shared4>, at: &mut Cursor, operation: &Argop4) -> Result<Entry, Nfsstat4> {
+pub(super) fn enter(cx: &Context<'_>, at: &mut Cursor, operation: &Argop4) -> Result<Entry, Nfsstat4> {
+    let shared = cx.shared;
     at.client = None;
     let Some(subject) = Subject::of(operation) else { return Ok(Entry::Free) };
     let now = clock::now();
@@ -46,6 +53,7 @@ pub(super) fn enter(shared: &Arc<Shared4>, at: &mut Cursor, operation: &Argop4) 
         Err(Nfsstat4::Delay) => enter(),
         entered => entered,
     }?;
+    let caller = Caller { principal: at.principal.clone(), sec: Sec::of(cx.identity), tls: at.connection.tls };
     Ok(match entered {
         Entered::Free(client) => {
             at.client = client;
@@ -53,8 +61,11 @@ pub(super) fn enter(shared: &Arc<Shared4>, at: &mut Cursor, operation: &Argop4) 
         }
         Entered::Sequenced(owner) => {
             at.client = Some(owner.client);
-            Entry::Sequenced(SequencedOp { shared: shared.clone(), operation: operation.clone(), owner: Some(owner) })
+            let (shared, operation) = (shared.clone(), operation.clone());
+            Entry::Sequenced(SequencedOp { shared, operation, owner: Some(owner), caller })
         }
+        // RFC 7530 §9.1.7: it is no retry. The result may show what this caller may not see, such as a file handle.
+        Entered::Replay(kept) if kept.caller != caller => return Err(Nfsstat4::BadSeqid),
         Entered::Replay(kept) => {
             if let Some((export, handle)) = &kept.file {
                 at.current = Some(Place::Object(*export, handle.clone()).into());
@@ -81,11 +92,12 @@ impl SequencedOp {
             Ok(Place::Object(export, handle)) if opened => Some((*export, handle.clone())),
             _ => None,
         };
-        self.leave(Kept { status, result: Bytes::copy_from_slice(result), file });
+        self.leave(status, Bytes::copy_from_slice(result), file);
     }
 
-    fn leave(&mut self, kept: Kept<FileId>) {
+    fn leave(&mut self, status: Nfsstat4, result: Bytes, file: Option<FileId>) {
         if let Some(owner) = self.owner.take() {
+            let kept = Kept { status, result, file, caller: self.caller.clone() };
             self.shared.with_state(|state| state.leave(&owner, &self.operation, kept));
         }
     }
@@ -94,6 +106,6 @@ impl SequencedOp {
 impl Drop for SequencedOp {
     fn drop(&mut self) {
         // RESOURCE does not advance the sequence ID. No reply was sent.
-        self.leave(Kept { status: Nfsstat4::Resource, result: Bytes::new(), file: None });
+        self.leave(Nfsstat4::Resource, Bytes::new(), None);
     }
 }

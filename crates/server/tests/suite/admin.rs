@@ -126,6 +126,7 @@ async fn evicted_client_loses_all_state_and_can_start_anew() {
 
     let (opened, _) = b.open("/m", "f", Open::default()).unwrap();
     assert_eq!(lock(&mut b, &handle, opened, (0, 1)), Nfsstat4::Ok);
+    //= rfc8881-2.4.2-1
     assert_eq!(a.alone(a.sequence_op(0, a.sequence + 1)).status(), Nfsstat4::BadSession);
     let create = create_session(a.client, Sequenceid4(2), channel());
     assert_eq!(a.alone(create).status(), Nfsstat4::StaleClientid);

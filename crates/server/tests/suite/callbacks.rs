@@ -120,6 +120,7 @@ impl World {
             stateids_max: 64,
             owners_max: 64,
             delegations_max: 4,
+            layouts_max: 8,
             slots_max: 64,
         };
         let mut state = State::new(options, 1, [7; 32]);

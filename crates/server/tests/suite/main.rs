@@ -28,6 +28,7 @@ mod v4_files;
 mod v4_holder;
 mod v4_hostile;
 mod v4_hostile_callbacks;
+mod v4_layouts;
 mod v4_minor2;
 mod v4_names;
 mod v4_offload;

@@ -31,7 +31,7 @@ impl Caller {
         args.encode(&mut call);
         let payload_max = sink.as_ref().map_or(0, |sink| sink.len());
         let plan = ReplyPlan { inline_max: 4096, payload_max, sink: sink.map(Into::into), locate: None };
-        let reply = self.transport.call(call.finish(), plan).await.expect("connection must stay open");
+        let reply = self.transport.clone().call(call.finish(), plan).await.expect("connection must stay open");
         let mut decoder = Decoder::new(&reply.message);
         let header: [u32; 6] = std::array::from_fn(|_| decoder.u32().unwrap());
         assert_eq!(header, [xid.0, 1, 0, 0, 0, 0]);

@@ -230,7 +230,8 @@ async fn names_lead_to_wrongsec_and_secinfo_lists_what_is_then_accepted() {
             assert_eq!(error, Some(expected), "{} by {own:?}", entry.name.escape_ascii());
         }
         let status = client.status([Argop4::PutRootFh, readdir(&[Attr4::Fileid])]);
-        assert_eq!(status, Nfsstat4::WrongSec, "without rdattr_error, READDIR must fail");
+        //= rfc8881-2.6.3.1.1.7-2
+        assert_eq!(status, Nfsstat4::Access, "without rdattr_error, READDIR must fail");
     }
 }
 
@@ -251,6 +252,8 @@ async fn a_refused_file_handle_fails_where_the_next_operation_says() {
     let how = |create| Open { create, ..Open::default() };
     let getattr_of = |attr| getattr(&[attr]);
     //= rfc8881-18.19.3-1 rfc8881-18.29.4-1 rfc8881-18.29.4-4 rfc8881-18.29.4-5
+    //= rfc8881-2.6.3.1.1.1-1 rfc8881-2.6.3.1.1.2-1 rfc8881-2.6.3.1.1.3-1 rfc8881-2.6.3.1.1.4-1 rfc8881-2.6.3.1.1.4-2
+    //= rfc8881-2.6.3.1.1.6-1 rfc8881-2.6.3.1.1.7-1 rfc8881-2.6.3.1.1.7-2
     // (the operations after PUTFH, the number of results of them, the status)
     let cases: Vec<(Vec<Argop4>, usize, Nfsstat4)> = vec![
         (vec![], 0, Nfsstat4::Ok),
@@ -268,9 +271,12 @@ async fn a_refused_file_handle_fails_where_the_next_operation_says() {
         (vec![mkdir("new")], 0, Nfsstat4::WrongSec),
         (vec![remove("file")], 0, Nfsstat4::WrongSec),
         (vec![Argop4::Link(LinkArgs { newname: "x".into() })], 0, Nfsstat4::WrongSec),
-        (vec![Argop4::SaveFh, mkdir("new")], 2, Nfsstat4::Access),
-        (vec![Argop4::SaveFh, remove("file")], 2, Nfsstat4::Access),
-        (vec![Argop4::SaveFh, getattr_of(Attr4::Size)], 2, Nfsstat4::WrongSec),
+        (vec![Argop4::SaveFh, mkdir("new")], 0, Nfsstat4::WrongSec),
+        (vec![Argop4::SaveFh, remove("file")], 0, Nfsstat4::WrongSec),
+        (vec![Argop4::SaveFh, Argop4::SaveFh, getattr_of(Attr4::Size)], 0, Nfsstat4::WrongSec),
+        (vec![Argop4::SaveFh, lookup("within"), Argop4::GetFh], 3, Nfsstat4::Ok),
+        (vec![getattr_of(Attr4::LeaseTime), getattr_of(Attr4::Size)], 0, Nfsstat4::WrongSec),
+        (vec![getattr_of(Attr4::LeaseTime), mkdir("new")], 0, Nfsstat4::WrongSec),
         (vec![Argop4::SaveFh, Argop4::PutRootFh, Argop4::RestoreFh, Argop4::GetFh], 3, Nfsstat4::WrongSec),
         (vec![secinfo("file"), Argop4::GetFh], 2, Nfsstat4::NoFileHandle),
     ];
@@ -279,6 +285,13 @@ async fn a_refused_file_handle_fails_where_the_next_operation_says() {
         let got = other.call([vec![put()], operations].concat());
         assert_eq!((got.0, got.1.len()), (status, results + 1), "{text}: {got:?}");
     }
+    let own = other.walk("sys");
+    let rename = Argop4::Rename(RenameArgs { oldname: "file".into(), newname: "x".into() });
+    for operation in [rename, Argop4::Link(LinkArgs { newname: "x".into() })] {
+        //= rfc8881-2.6.3.1.2-1 rfc8881-2.6.3.1.2-2
+        assert_eq!(other.status([put(), Argop4::SaveFh, putfh(&own), operation]), Nfsstat4::XDev);
+    }
+    //= rfc8881-2.6.3.1.1.5-1 rfc8881-2.6.3.1.1.5-2
     let secinfo_no_name = |style| vec![put(), Argop4::SecinfoNoName(style)];
     assert_eq!(listed(other.ok(secinfo_no_name(SecinfoStyle4::CurrentFh)).pop()), ["krb5"]);
     assert_eq!(listed(other.ok(secinfo_no_name(SecinfoStyle4::Parent)).pop()).len(), 5, "the pseudo root");

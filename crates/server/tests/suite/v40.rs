@@ -10,7 +10,9 @@ use nfs::v4::{
     attr::{Attr4, Purpose},
     *,
 };
+use rpc::ConnectionTls;
 use server::{Export, ExportId, ExportOptions, Exports, NfsServer, Squash};
+use testkit::paper::Paper;
 
 fn serving() -> NfsServer {
     let mut exports = Exports::new();
@@ -332,3 +334,24 @@ async fn stateids_of_another_server_start_are_stale() {
 }
 
 const GRACE: Duration = Duration::from_secs(3600);
+
+#[test]
+fn cached_result_is_not_sent_to_a_connection_in_clear_or_to_another_principal() {
+    let server = serving();
+    let mut client = Client40::new(&server, "a");
+    let over = |client: &mut Client40, tls| client.on.paper = Paper::with_tls("tcp", 4 << 20, tls);
+    over(&mut client, ConnectionTls::Tls);
+    client.open_first("f");
+    let seqid = client.next();
+    let open = client.open_op("f", seqid);
+    let first = client.call(open.clone());
+    assert_eq!(first.0, Nfsstat4::Ok);
+    assert_eq!(client.call(open.clone()), first, "a retry over TLS must get the cached result");
+    over(&mut client, ConnectionTls::None);
+    assert_eq!(client.status(open.clone()), Nfsstat4::BadSeqid);
+    over(&mut client, ConnectionTls::Tls);
+    let own = std::mem::replace(&mut client.on.caller, user(1000, 1000));
+    assert_eq!(client.status(open.clone()), Nfsstat4::BadSeqid);
+    client.on.caller = own;
+    assert_eq!(client.call(open), first);
+}

@@ -12,8 +12,8 @@ use nfs::v4::{
     compound::{CompoundArgs, CompoundRes},
     *,
 };
-use rpc::{Client, ClientOptions, ReplyPlan, rpcbind};
-use testkit::process;
+use rpc::{Client, ClientOptions, ConnectionTls, ReplyPlan, rpcbind};
+use testkit::{paper::Paper, process};
 use tokio::task::JoinSet;
 
 /// A client of 4.0 with a callback listener and one open-owner.
@@ -73,13 +73,17 @@ impl Client40 {
         Seqid4(self.seqid)
     }
 
-    async fn open(&mut self, name: &str, access: u32, claim: Option<OpenClaim4>) -> (OpenOk, NfsFh4) {
+    fn open_op(&mut self, name: &str, access: u32, claim: Option<OpenClaim4>) -> Argop4 {
         let Argop4::Open(args) = v4::open(name, Open { access, create: claim.is_none(), ..Open::default() }) else {
             unreachable!()
         };
         let owner = StateOwner4 { clientid: self.id, ..args.owner.clone() };
         let claim = claim.unwrap_or(args.claim.clone());
-        let open = Argop4::Open(Box::new(OpenArgs { seqid: self.next(), owner, claim, ..*args }));
+        Argop4::Open(Box::new(OpenArgs { seqid: self.next(), owner, claim, ..*args }))
+    }
+
+    async fn open(&mut self, name: &str, access: u32, claim: Option<OpenClaim4>) -> (OpenOk, NfsFh4) {
+        let open = self.open_op(name, access, claim);
         let (status, mut results) = self.call(at("/m").into_iter().chain([open, Argop4::GetFh])).await;
         assert_eq!(status, Nfsstat4::Ok, "{results:?}");
         let Some(Resop4::GetFh(Res4::Ok(handle))) = results.pop() else { panic!("GETFH") };
@@ -184,4 +188,24 @@ async fn callback_address_of_another_host_is_not_used() {
         a.close(&handle, opened.stateid).await;
         tokio::time::sleep(Duration::from_secs(10)).await;
     }
+}
+
+#[simnet::test]
+async fn caller_over_tls_gets_no_delegation_that_would_be_recalled_in_clear() {
+    let served = serve().await;
+    let mut a = Client40::new(&served, "a", "127.0.0.1").await;
+    a.introduce_owner().await;
+    a.delegated("f").await;
+    let mut by = |tls, name| {
+        let mut caller = Client4::stranger(&served.nfs, 0);
+        caller.paper = Paper::with_tls("tcp", 4 << 20, tls);
+        let open = a.open_op(name, OPEN4_SHARE_ACCESS_READ, None);
+        let results = caller.compound(at("/m").into_iter().chain([open]).collect());
+        match results.resarray.into_iter().last() {
+            Some(Resop4::Open(Res4::Ok(opened))) => opened.delegation,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(by(ConnectionTls::Tls, "g"), OpenDelegation4::None);
+    assert!(matches!(by(ConnectionTls::None, "h"), OpenDelegation4::Read(_)));
 }

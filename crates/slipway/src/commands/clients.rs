@@ -148,6 +148,10 @@ impl Listed {
                 let how = format!("{}{}", bits("", !write, write), if recalled { ", being recalled" } else { "" });
                 client.hold(3, ["delegation", &file.export, &number(&file), &how, ""]);
             }
+            Record::Layout { file, read, write, recalled, .. } => {
+                let how = format!("{}{}", bits("", read, write), if recalled { ", being recalled" } else { "" });
+                client.hold(4, ["layout", &file.export, &number(&file), &how, ""]);
+            }
             Record::Client(_) | Record::Error { .. } | Record::End => {
                 unreachable!("only records of a client are listed")
             }

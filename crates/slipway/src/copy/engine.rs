@@ -171,7 +171,7 @@ impl Copier {
         }
     }
 
-    /// Makes the target of a directory.
+    /// Creates the directory to which a directory is copied.
     async fn make_dir(&mut self, meta: &Meta, dir: &Node, name: &Bytes) -> Option<Node> {
         let mode =
             if self.shared.options.preserve { meta.mode & 0o777 } else { meta.mode & !self.shared.options.umask };

@@ -5,27 +5,17 @@ use std::{
     os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink},
     path::{Path, PathBuf},
     process::{Child, Stdio},
-    thread,
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, SystemTime},
 };
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::common::{PATIENCE, Server, command, fails, finish, lines, metered::Metered, ok, run, stderr};
+use crate::common::{Server, command, fails, finish, lines, metered::Metered, ok, run, stderr, until};
 
 /// Returns the temporary files in a directory.
 fn temporaries(dir: &Path) -> Vec<PathBuf> {
     let paths = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
     paths.filter(|path| path.file_name().unwrap().to_str().unwrap().starts_with(".copy.slipway-")).collect()
-}
-
-/// Waits until the condition is true.
-fn until(what: &str, mut so: impl FnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
-    while !so() {
-        assert!(Instant::now() < end, "{what}");
-        thread::sleep(Duration::from_millis(2));
-    }
 }
 
 /// A copy over an existing file that is blocked in the middle, because the server's replies do not arrive.

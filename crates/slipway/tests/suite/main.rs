@@ -13,6 +13,8 @@ mod mount_referrals;
 mod mount_status;
 mod mount_users;
 mod mount_v4;
+mod outside;
+mod privilege;
 mod serve;
 mod serve_hung;
 mod state;

@@ -264,7 +264,7 @@ fn an_unreachable_server_is_an_error_and_is_retried() {
     let Some(worlds) = Worlds::new(test, "vers=4.2") else { return };
     let (nowhere, dead) = (worlds.at("nowhere"), place(&worlds.nowhere, "/away"));
     let all = ["away", "here", "nowhere", "twin"];
-    // The listing contains the attributes of all other names, which the kernel asks for in its first listing.
+    // The kernel asks for attributes in its first listing. The reply contains those of all other names.
     assert_eq!(names(&worlds.world.at).unwrap(), all);
     assert!(!worlds.said().contains(&dead), "no server must have been asked: {}", worlds.said());
     for entry in fs::read_dir(&worlds.world.at).unwrap() {

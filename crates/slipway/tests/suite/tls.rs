@@ -140,12 +140,76 @@ fn unusable_certificates_are_named_at_the_start() {
     let dir = tempfile::tempdir().unwrap();
     let own = Pki::new(dir.path(), "test").issue("server", &["localhost"]);
     let listen = |key: &str| format!("tcp://127.0.0.1:0?tls_cert={}&tls_key={key}", own.cert());
-    let missing = fails(2, &["serve", "--memory", "1M", "--rpcbind", "off", "--listen", &listen("/none.key")]);
+    let serve = |listen: &str| fails(2, &["serve", "--memory", "1M", "--rpcbind", "off", "--listen", listen]);
+    let alone = serve(&format!("tcp://127.0.0.1:0?tls_key={}", own.key()));
+    assert!(alone.contains("option 'tls_key': needs tls_cert and tls_key"), "{alone}");
+    let missing = serve(&listen("/none.key"));
     assert!(missing.contains("option 'tls_key': /none.key: No such file"), "{missing}");
     let config = dir.path().join("slipway.toml");
     fs::write(&config, "[tls]\ncertificate = '/c'\nkey = '/k'\nca = '/ca'\n[[export]]\npath = '/tmp'").unwrap();
     let unknown = fails(2, &["serve", "--config", config.to_str().unwrap()]);
     assert!(unknown.contains("slipway.toml:4:1: unknown field `ca`"), "{unknown}");
+}
+
+#[test]
+fn options_of_tls_without_xprtsec_never_connect_in_clear() {
+    let place = Place::new();
+    for option in ["tls_ca", "tls_crl", "tls_cert", "tls_key"] {
+        let url = place.url("localhost", "/open", &format!("{option}={}", place.ca));
+        let refused = fails(2, &["ls", &url]);
+        assert!(refused.contains(&format!("option '{option}' needs xprtsec=tls or xprtsec=mtls")), "{refused}");
+    }
+    let url = place.url("localhost", "/open", "");
+    let directory = place.dir.path().to_str().unwrap();
+    for options in [&["--tls-ca", &place.ca[..]][..], &["-o", "tls_alpn=optional"]] {
+        let refused = fails(2, &[&["mount", &url, directory], options].concat());
+        assert!(refused.contains("needs xprtsec=tls or xprtsec=mtls"), "{refused}");
+    }
+    place.server.stop();
+}
+
+#[test]
+fn exports_that_no_connection_can_use_are_named_at_the_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let own = Pki::new(dir.path(), "test").issue("server", &["localhost"]);
+    let config = dir.path().join("slipway.toml");
+    let files = format!("certificate = '{}'\nkey = '{}'", own.cert(), own.key());
+    let export = |keys: &str| format!("[[export]]\nname = '/e'\nbackend = 'memory'\nsize = '1 MiB'\n{keys}\n");
+    let in_clear = "[[listen]]\ntransport = 'tcp'\naddress = '127.0.0.1:0'\n";
+    let cases = [
+        (
+            in_clear.to_owned(),
+            export("xprtsec = ['tls']"),
+            "no listener of tcp offers TLS: the configuration needs [tls]",
+        ),
+        (String::new(), export("xprtsec = ['tls', 'mtls']"), "the configuration needs [tls]"),
+        (
+            in_clear.to_owned(),
+            export("clients = ['10.0.0.0/8', { host = '*', xprtsec = ['mtls'] }]"),
+            "the configuration needs [tls]",
+        ),
+        (format!("[tls]\n{files}\n"), export("xprtsec = ['mtls']"), "asks clients for a certificate (client_ca)"),
+        (format!("[tls]\n{files}\nrequired = 'tls'\n"), export("xprtsec = ['none']"), "or is in clear"),
+    ];
+    for (listeners, export, expected) in cases {
+        fs::write(&config, format!("{listeners}{export}")).unwrap();
+        let refused = fails(2, &["serve", "--config", config.to_str().unwrap()]);
+        assert!(
+            refused.contains("export '/e': xprtsec admits no connection") && refused.contains(expected),
+            "{refused}"
+        );
+    }
+    // Over another transport that it names, the export can be used.
+    fs::write(
+        &config,
+        format!(
+            "{in_clear}[[listen]]\ntransport = 'shm'\naddress = '127.0.0.1:0'\n{}",
+            export("xprtsec = ['tls']\ntransports = ['shm']")
+        ),
+    )
+    .unwrap();
+    let state = dir.path().join("state");
+    Server::start(&["--config", config.to_str().unwrap(), "--state-dir", state.to_str().unwrap()]).stop();
 }
 
 #[test]

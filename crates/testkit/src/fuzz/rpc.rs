@@ -204,7 +204,7 @@ impl Transport for Script {
         &self.pool
     }
 
-    fn call(&self, _: Message, plan: ReplyPlan) -> BoxFuture<'_, Result<Reply, CallError>> {
+    fn call(self: Arc<Self>, _: Message, plan: ReplyPlan) -> BoxFuture<'static, Result<Reply, CallError>> {
         Box::pin(async { Err(CallError { error: TransportError::Lost("script".into()), sink: plan.sink }) })
     }
 

@@ -34,7 +34,8 @@ fn sessions(net: &Net) -> [Session; 2] {
     let of_server = raw(&[("tls_cert", net.server.cert()), ("tls_key", net.server.key())]);
     let tls = ClientTls::parse(&mut rpc::OptionReader::new("tcp", &of_client)).unwrap().unwrap();
     let server = ServerTls::parse(&mut rpc::OptionReader::new("tcp", &of_server)).unwrap().unwrap();
-    let mut client = Handshake::client(tls.for_connection().0, tls.name().clone(), None).unwrap();
+    let (config, demands) = tls.for_connection();
+    let mut client = Handshake::client(config, tls.name().clone(), demands).unwrap();
     let mut server = Handshake::server(server.config()).unwrap();
     let mut bytes = Vec::new();
     let mut done = [false; 2];
@@ -154,7 +155,26 @@ fn requests_for_new_keys_use_no_memory() {
     });
 }
 
-async fn receive(wire: &mut Wire<simnet::Stream>) -> std::io::Result<usize> {
+/// Answers the probe of a client and makes the handshake, without a transport.
+pub async fn accept_session(wire: &mut Wire<simnet::Stream>, tls: &ServerTls) -> Result<(), rustls::Error> {
+    let mut stage = RecvStage::new(STAGE_BYTES);
+    while stage.bytes().len() < 44 {
+        wire.receive(&mut stage).await.unwrap();
+    }
+    let xid = Xid(u32::from_be_bytes(*stage.bytes()[4..].first_chunk().unwrap()));
+    stage.consume(stage.bytes().len());
+    wire.send_all(wire::record(&starttls(xid))).await.unwrap();
+    let mut handshake = Handshake::server(tls.config()).unwrap();
+    while let Progress::More = handshake.advance(stage.bytes())? {
+        stage.consume(stage.bytes().len());
+        wire.send_all(handshake.take_outgoing().into()).await.unwrap();
+        wire.receive(&mut stage).await.unwrap();
+    }
+    wire.secure(handshake.finish()?.0);
+    Ok(())
+}
+
+pub async fn receive(wire: &mut Wire<simnet::Stream>) -> std::io::Result<usize> {
     let mut stage = RecvStage::new(STAGE_BYTES);
     loop {
         match wire.try_receive(&mut stage, &mut [], 1000) {
@@ -167,27 +187,65 @@ async fn receive(wire: &mut Wire<simnet::Stream>) -> std::io::Result<usize> {
 }
 
 #[test]
-fn altered_and_invalid_records_end_the_connection() {
+fn altered_and_invalid_records_end_the_connection_with_an_alert() {
     let cases: [(&[u8], &str); 4] = [
-        (&[23, 3, 3, 0, 20, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20], "be decrypted"),
-        (&[23, 3, 3, 0xff, 0xff], "invalid record"),
-        (&[21, 3, 3, 0, 2, 1, 0], "invalid record"),
-        (&[23, 3, 3, 0, 1, 9], "be decrypted"),
+        (&[23, 3, 3, 0, 20, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20], "BadRecordMac"),
+        (&[23, 3, 3, 0xff, 0xff], "RecordOverflow"),
+        (&[21, 3, 3, 0, 2, 1, 0], "UnexpectedMessage"),
+        (&[23, 3, 3, 0, 1, 9], "BadRecordMac"),
     ];
     run(|net| async move {
-        for (bytes, expected) in cases {
-            let [_, server] = sessions(&net);
-            let listening = simnet::StreamListener::bind(&net.network, "127.0.0.1:0".parse().unwrap()).unwrap();
+        for (bytes, alert) in cases {
+            let [client, server] = sessions(&net);
+            let mut listening = simnet::StreamListener::bind(&net.network, "127.0.0.1:0".parse().unwrap()).unwrap();
             let address = listening.local_addr();
-            let raw = net.raw(address);
-            let mut accepting = listening;
-            let (raw, accepted) = tokio::join!(raw, accepting.accept());
+            let (raw, accepted) = tokio::join!(net.raw(address), listening.accept());
             let mut wire = Wire::clear(accepted.unwrap());
             wire.secure(server);
-            raw.write(bytes).await;
+            let budget = Budget::new(8 << 20);
+            charged(&budget, wire, None, 1000);
+            // The server must not reset the connection because of what follows, or the alert would be lost.
+            raw.write(&[bytes, &[0; 40_000]].concat()).await;
+            let mut wire = Wire::clear(raw.0);
+            wire.secure(client);
             let error = receive(&mut wire).await.unwrap_err();
-            assert!(error.to_string().contains(expected), "{error}");
+            assert!(error.to_string().contains(&format!("the peer refused the session: alert {alert}")), "{error}");
+            assert_eq!(budget.used(), 0, "a connection that waits for the peer's end must hold no memory");
         }
+    });
+}
+
+#[test]
+fn calls_fail_with_the_reason_when_the_server_sends_an_invalid_record() {
+    run(|net| async move {
+        let [client, mut server] = pair(&net).await;
+        let transport =
+            Arc::new(TcpTransport::new(client, (2 << 20, None), Terms::connecting(), Pool::default()).unwrap());
+        let driving = poll_fn(|cx| transport.poll_recv(cx));
+        let calling = transport.clone().call(
+            Message::encode(&CallHeader {
+                xid: Xid(7),
+                program: PROGRAM,
+                version: 1,
+                procedure: 0,
+                credential: OpaqueAuth::NONE,
+                verifier: OpaqueAuth::NONE,
+            }),
+            ReplyPlan::default(),
+        );
+        let misbehaving = async {
+            assert!(receive(&mut server).await.unwrap() > 0);
+            server.session().queue(rustls::ContentType::Handshake, &[]);
+            let _ = server.try_send(&mut SendQueue::new());
+            receive(&mut server).await.unwrap_err()
+        };
+        let (called, alert) = tokio::select! {
+            both = async { tokio::join!(calling, misbehaving) } => both,
+            _ = driving => panic!("the client must wait until the server has closed the connection"),
+        };
+        let error = called.unwrap_err().error.to_string();
+        assert!(error.contains("TLS: the peer has sent an invalid record: an empty record"), "{error}");
+        assert!(alert.to_string().contains("alert UnexpectedMessage"), "{alert}");
     });
 }
 

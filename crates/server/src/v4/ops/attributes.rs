@@ -8,7 +8,7 @@ use nfs::v4::{
     attr::{Attr4, Purpose},
     location::FsLocations4,
 };
-use vfs::{Acl, AclKind, Attr, Handle, Kind, Rights, SetAttr, StatFs, VfsError};
+use vfs::{Acl, AclKind, Attr, Handle, Kind, Layouts, Rights, SetAttr, StatFs, VfsError};
 use xdr::Encoder;
 
 use super::data::check_stateid;
@@ -17,7 +17,7 @@ use crate::{
     identity::names::Name,
     v4::{
         acl, attr,
-        attr::Subject,
+        attr::{Features, Subject},
         cursor::Cursor,
         place::Place,
         pseudo::{NodeId, fs_locations},
@@ -82,11 +82,14 @@ fn depends_on_data(mask: &Bitmap4) -> bool {
 pub(super) fn verify(cx: &Context<'_>, at: &Cursor, args: &VerifyArgs, same: bool) -> Result<(), Fault4> {
     let current = at.current()?;
     let fattr = &args.obj_attributes;
-    let caps = match current {
-        Place::Pseudo(_) => cx.shared.pseudo.caps(),
-        place => cx.object4(place)?.export.vfs().caps(),
+    let features = match current {
+        Place::Pseudo(_) => Features { acls: cx.shared.pseudo.caps().acls, layouts: false },
+        place => {
+            let vfs = cx.object4(place)?.export.vfs();
+            Features { acls: vfs.caps().acls, layouts: vfs.layouts().is_some() }
+        }
     };
-    attr::decode(fattr, at.minor, caps, Purpose::Verify)?;
+    attr::decode(fattr, at.minor, features, Purpose::Verify)?;
     if cx.is_absent(current) && !fattr.attrmask.difference(attr::absent_attrs()).is_empty() {
         return Err(Nfsstat4::Moved.into());
     }
@@ -110,7 +113,10 @@ pub(super) fn setattr(cx: &Context<'_>, at: &Cursor, args: &SetAttrArgs) -> Resu
         // §18.30.3: a stateid that is not special must allow writing.
         check_stateid(cx, at, &object, at.stateid(args.stateid)?, true)?;
     }
-    let _changing = cx.before_change(&object, Some(at.lock_client()))?;
+    let _changing = match wanted.set.size {
+        Some(_) => cx.before_truncation(&object, Some(at.lock_client()))?,
+        None => cx.before_change(&object, Some(at.lock_client()))?,
+    };
     //= rfc8881-18.30.4-2 rfc8881-18.30.4-3
     let mut attrsset = args.obj_attributes.attrmask.clone();
     attrsset.remove(Attr4::Acl as u32);
@@ -200,6 +206,7 @@ fn with_subject<T>(
             attr.size = size.unwrap_or(attr.size);
             let aces = aces(cx, &object, &object.handle, &attr, mask)?;
             Ok(f(&Subject {
+                layouts: object.vfs().layouts().map(Layouts::caps),
                 fsid: fsid(&object, &attr),
                 mounted_on_fileid: mounted_on(cx, &object, &attr),
                 filehandle: &filehandle,
@@ -264,6 +271,7 @@ pub(super) fn general<'a>(
     Subject {
         attr,
         caps,
+        layouts: None,
         fsid: Fsid4::default(),
         mounted_on_fileid: attr.fileid,
         filehandle: &[],

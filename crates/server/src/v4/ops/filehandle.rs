@@ -81,7 +81,8 @@ fn allowed(cx: &Context<'_>, place: Place) -> Result<Place, Fault4> {
 }
 
 pub(super) fn secinfo(cx: &Context<'_>, at: &mut Cursor, args: &SecinfoArgs) -> Result<Vec<Secinfo4>, Fault4> {
-    //= rfc8881-18.29.3-1
+    // The search does not check the flavour of the call.
+    //= rfc8881-18.29.3-1 rfc8881-2.6.3.1.1.5-2
     let found = find(cx, at.current()?, &args.name)?;
     // §18.29.3: SECINFO consumes the current file handle. In 4.0 it does not.
     if at.minor > 0 {

@@ -8,6 +8,7 @@
 mod attributes;
 mod data;
 mod filehandle;
+mod layout;
 mod legacy;
 mod lock;
 mod namespace;
@@ -69,30 +70,36 @@ pub(super) fn changes(opnum: Opnum4) -> bool {
     )
 }
 
-/// Returns `true` if `next` may be the next operation after the current file handle was set to one whose export does not
-/// allow the security flavour of the call: it decides itself about the flavour of the object that it finds, or does not
-/// use the file handle, or its result does not depend on it (RFC 8881 §2.6.3.1.1).
+/// Returns `false` for an operation that the server executes whatever the security flavour of the current file handle is, and that
+/// keeps the handle: an operation after it decides about the flavour.
+pub(super) fn decides_flavor(operation: &Result<Argop4, BadOperation<Opnum4>>) -> bool {
+    match operation {
+        //= rfc8881-2.6.3.1.1.1-1
+        Ok(Argop4::SaveFh) => false,
+        Ok(Argop4::GetAttr(args)) => !attributes::is_of_server(&args.attr_request),
+        _ => true,
+    }
+}
+
+/// Returns `true` if `next` may be the next operation that [decides](decides_flavor) after the current file handle was set to one
+/// whose export does not allow the security flavour of the call: it decides itself about the flavour of the object that it finds,
+/// or does not use the file handle (RFC 8881 §2.6.3.1.1).
 pub(super) fn may_follow_wrong_sec(next: Option<&Result<Argop4, BadOperation<Opnum4>>>) -> bool {
     use Argop4::*;
+    //= rfc8881-2.6.3.1.1.6-1
     let Some(Ok(next)) = next else { return true };
     match next {
-        // §2.6.3.1.1.4: an OPEN of an existing file by its name.
+        //= rfc8881-2.6.3.1.1.3-1
         Open(args) => {
             let by_name = matches!(args.claim, OpenClaim4::Null(_) | OpenClaim4::DelegateCur { .. });
             by_name && args.openhow == Openflag4::NoCreate
         }
-        GetAttr(args) => attributes::is_of_server(&args.attr_request),
-        //= rfc8881-18.29.4-5
+        //= rfc8881-18.29.4-5 rfc8881-2.6.3.1.1.2-1 rfc8881-2.6.3.1.1.4-1 rfc8881-2.6.3.1.1.4-2 rfc8881-2.6.3.1.1.5-1
         next => matches!(
             next,
-            PutFh(_) | PutRootFh | PutPubFh | RestoreFh | SaveFh | Lookup(_) | LookupP | Secinfo(_) | SecinfoNoName(_)
+            PutFh(_) | PutRootFh | PutPubFh | RestoreFh | Lookup(_) | LookupP | Secinfo(_) | SecinfoNoName(_)
         ),
     }
-}
-
-/// Converts WRONGSEC to ACCESS, for operations that must not return it.
-fn never_wrong_sec(fault: Fault4) -> Fault4 {
-    if fault == Fault::Status(Nfsstat4::WrongSec) { Nfsstat4::Access.into() } else { fault }
 }
 
 /// Returns `true` if an operation is executed although the current file handle belongs to a file system on another
@@ -153,10 +160,10 @@ pub(super) fn execute(
         SecinfoNoName(style) => out.put(filehandle::secinfo_no_name(cx, at, *style)),
 
         //= rfc8881-18.29.4-1
-        Create(args) => out.put(namespace::create(cx, at, args).map_err(never_wrong_sec)),
+        Create(args) => out.put(namespace::create(cx, at, args)),
         Link(args) => out.put(namespace::link(cx, at, args)),
         ReadLink => out.put(namespace::readlink(cx, at)),
-        Remove(args) => out.put(namespace::remove(cx, at, args).map_err(never_wrong_sec)),
+        Remove(args) => out.put(namespace::remove(cx, at, args)),
         Rename(args) => out.put(namespace::rename(cx, at, args)),
         ReadDir(args) => out.put(readdir::readdir(cx, at, args)),
 
@@ -201,12 +208,21 @@ pub(super) fn execute(
 
         GetDirDelegation(_) => out.put(at.current().map_err(Fault::from).map(|_| NO_DIR_DELEGATION)),
         DelegReturn(args) => out.put(open::delegreturn(cx, at, args)),
-        // Reports about layouts. This server has no layouts, so they are ignored.
-        LayoutError(_) | LayoutStats(_) => out.put(at.current().map_err(Fault::from).map(|_| ())),
-        // Not supported: named attributes, layouts, copies between servers, WRITE_SAME, and delegations that survive a
-        // restart of the client.
-        CopyNotify(_) | DelegPurge(_) | GetDeviceInfo(_) | GetDeviceList(_) | LayoutCommit(_) | LayoutGet(_)
-        | LayoutReturn(_) | OpenAttr(_) | WantDelegation(_) | WriteSame(_) => out.fail(Nfsstat4::NotSupp),
+        GetDeviceInfo(args) => {
+            out.put_as(layout::getdeviceinfo(cx, at, args).map(|res| (res.status(), res)), Resop4::GetDeviceInfo)
+        }
+        LayoutCommit(args) => out.put(layout::layoutcommit(cx, at, args)),
+        LayoutError(args) => out.put(layout::layouterror(cx, at, args)),
+        LayoutGet(args) => {
+            out.put_as(layout::layoutget(cx, at, args).map(|res| (res.status(), res)), Resop4::LayoutGet)
+        }
+        LayoutReturn(args) => out.put(layout::layoutreturn(cx, at, args)),
+        LayoutStats(args) => out.put(layout::layoutstats(cx, at, args)),
+        // Not supported: named attributes, lists of all devices, copies between servers, WRITE_SAME, and delegations that
+        // survive a restart of the client.
+        CopyNotify(_) | DelegPurge(_) | GetDeviceList(_) | OpenAttr(_) | WantDelegation(_) | WriteSame(_) => {
+            out.fail(Nfsstat4::NotSupp)
+        }
         // In 4.0 only: in later versions the decoder rejects these operations.
         OpenConfirm(args) => out.put(legacy::open_confirm(cx, at, args)),
         ReleaseLockOwner(args) => out.put(legacy::release_lockowner(cx, at, args)),

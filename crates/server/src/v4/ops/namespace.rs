@@ -101,19 +101,22 @@ pub(super) fn remove(cx: &Context<'_>, at: &Cursor, args: &RemoveArgs) -> Result
     let name = component(&args.target)?;
     let vfs = dir.writable()?.vfs();
     check_not_mount_point(cx, &dir, name)?;
-    // REMOVE removes any kind of object; the file system has one operation for directories and one for other kinds.
-    let (_, kind) = find_entry(&dir, name)?;
     //= rfc8881-18.25.4-2
     cx.before_change_of(&dir, name, Some(at.lock_client()))?;
+    // REMOVE removes any kind of object; the file system has one operation for directories and one for other kinds. Most
+    // objects are not directories. So the kind is looked up only if that operation fails, and the look-up finds the status.
     let caller = dir.caller();
     let remove = |kind| match kind {
         Kind::Dir => vfs.rmdir(&caller, &dir.handle, name),
         _ => vfs.remove(&caller, &dir.handle, name),
     };
-    let change = match remove(kind) {
-        // The object was replaced by one of the other kind in the meantime.
-        Err(VfsError::IsDir) => remove(Kind::Dir),
-        Err(VfsError::NotDir) if kind == Kind::Dir => remove(Kind::File),
+    let change = match remove(Kind::File) {
+        Err(VfsError::WouldBlock) => return Err(Fault4::WouldBlock),
+        Err(_) => match find_entry(&dir, name)? {
+            (_, Kind::Dir) => remove(Kind::Dir),
+            // The object has replaced a directory in the meantime, or its removal fails again.
+            _ => remove(Kind::File),
+        },
         removed => removed,
     };
     Ok(change_info(&change.map_err(|error| directory_fault(&dir, error))?))
@@ -166,9 +169,14 @@ fn rename_fault(from_dir: &Object<'_>, to_dir: &Object<'_>, from: &Name, to: &Na
 /// Returns the saved and the current object. Both must be in one export.
 fn same_export<'a>(cx: &Context<'a>, at: &Cursor) -> Result<(Object<'a>, Object<'a>), Fault4> {
     let (saved, current) = (at.saved()?, at.current()?);
-    let (saved, current) = (cx.object4(saved)?, cx.object4(current)?);
-    //= rfc8881-18.26.3-1
-    if saved.export.id() == current.export.id() { Ok((saved, current)) } else { Err(Nfsstat4::XDev.into()) }
+    // Before the check of the flavours: two exports can have no flavour in common.
+    //= rfc8881-18.26.3-1 rfc8881-2.6.3.1.2-1 rfc8881-2.6.3.1.2-2
+    if let (Place::Object(one, _), Place::Object(other, _)) = (saved, current)
+        && one != other
+    {
+        return Err(Nfsstat4::XDev.into());
+    }
+    Ok((cx.object4(saved)?, cx.object4(current)?))
 }
 
 /// Converts an error of an operation in `dir`, which may not be a directory.

@@ -18,6 +18,7 @@ use nfs::v4::{
     OpenWriteDelegation4, Openflag4, Stateid4,
     attr::{Attr4, Fattr4},
 };
+use rpc::Xprtsec;
 use vfs::{CreateMode, Created, Handle, Kind, Name, Rights, SetAttr, VfsError};
 
 use super::{
@@ -35,7 +36,10 @@ use crate::{
         cursor::Cursor,
         place::{Place, component},
         service::Context,
-        state::transitions::open::{Claim, OpenPlan, OpenRequest, OpenTarget, Opened},
+        state::{
+            ids::Principal,
+            transitions::open::{Claim, OpenPlan, OpenRequest, OpenTarget, Opened},
+        },
         status::Fault4,
     },
 };
@@ -97,6 +101,12 @@ fn completes_later(cx: &Context<'_>, export: ExportId) -> bool {
     cx.core.exports.find(export).is_some_and(|export| export.vfs().caps().completes_later)
 }
 
+/// Returns `true` if a recall of what this call gets is as protected as the call. Callbacks of 4.0 are in clear and have no
+/// GSS (RFC 7530 §3.3.3), also if the client has introduced itself so that it can be called.
+fn is_recall_protected(at: &Cursor) -> bool {
+    at.minor > 0 || at.connection.tls == Xprtsec::None && !matches!(at.principal, Principal::Gss(_))
+}
+
 /// Has the state accept an OPEN before the file is known. If the client must be stored first (§8.4.2.1), this stores
 /// it.
 fn plan(cx: &Context<'_>, at: &Cursor, args: &OpenArgs) -> Result<OpenPlan, Fault4> {
@@ -121,7 +131,7 @@ fn plan(cx: &Context<'_>, at: &Cursor, args: &OpenArgs) -> Result<OpenPlan, Faul
         deny: args.share_deny,
         want: args.share_access & want_bits,
         claim,
-        can_recall: cx.shared.runs_tasks(),
+        can_recall: cx.shared.runs_tasks() && is_recall_protected(at),
         //= rfc8881-2.10.6.3-1
         call: at.session.as_ref().map(|session| session.call),
     };
@@ -184,7 +194,7 @@ fn commit(cx: &Context<'_>, plan: &OpenPlan, file: &Object<'_>, target: &Target)
         return Err(Fault::WouldBlock);
     }
     let client = plan.request().client;
-    let changing = target.truncate.then(|| cx.before_change(file, Some(LockClient::V4(client.0)))).transpose()?;
+    let changing = target.truncate.then(|| cx.before_truncation(file, Some(LockClient::V4(client.0)))).transpose()?;
     let name = (file.export.id(), file.handle.clone());
     let to = OpenTarget { file: &name, change: target.change, truncates: target.truncate };
     let commit = || {
@@ -239,7 +249,11 @@ pub(super) fn close(cx: &Context<'_>, at: &mut Cursor, args: &CloseArgs) -> Resu
     let stateid = at.stateid(args.open_stateid)?;
     //= rfc8881-18.2.3-2
     let client = at.client();
-    let closed = cx.shared.with_locks(|state, locks| state.close(locks, client, &file, &stateid))?;
+    let closed = cx.shared.with_locks(|state, locks| {
+        let closed = state.close(locks, client, &file, &stateid)?;
+        state.recall_closed_layouts(client, &file, clock::now());
+        Ok::<_, Nfsstat4>(closed)
+    })?;
     at.set_stateid(closed);
     Ok(closed)
 }

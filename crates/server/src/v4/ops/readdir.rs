@@ -7,7 +7,7 @@
 use std::ops::ControlFlow;
 
 use nfs::v4::{Bitmap4, Nfsstat4, ReadDirArgs, attr::Attr4};
-use vfs::{Attr, DirEntry, StatFs, VfsError};
+use vfs::{Attr, DirEntry, Layouts, StatFs, VfsError};
 use xdr::{Encode, Encoder};
 
 use super::{
@@ -104,8 +104,9 @@ fn entry_of(
     let (fsid, acl) = (fsid(dir, attr), Some(&aces[..]));
     let locations = locations(cx, dir, mask);
     let (locations, owners) = (locations.as_ref(), owners(cx, attr, mask).expect("this thread may block"));
-    let subject =
-        Subject { fsid, filehandle: &filehandle, acl, locations, owners, ..general(cx, at, attr, caps, stat) };
+    let layouts = dir.vfs().layouts().map(Layouts::caps);
+    let general = general(cx, at, attr, caps, stat);
+    let subject = Subject { layouts, fsid, filehandle: &filehandle, acl, locations, owners, ..general };
     Ok(list.entry(entry.name, entry.cookie, |out| subject.encode(mask, out)))
 }
 
@@ -154,7 +155,7 @@ fn pseudo(cx: &Context<'_>, at: &Cursor, dir: NodeId, args: &ReadDirArgs, mut li
 /// those are available.
 ///
 /// # Errors
-/// MOVED for a referral if the client asks neither for locations nor for rdattr_error (RFC 8881 §11.4.2). WRONGSEC for an
+/// MOVED for a referral if the client asks neither for locations nor for rdattr_error (RFC 8881 §11.4.2). ACCESS for an
 /// export that does not allow the caller's security flavour, if the client does not ask for rdattr_error.
 fn node_entry(
     cx: &Context<'_>,
@@ -169,8 +170,9 @@ fn node_entry(
     let export = pseudo.export(node).map(|id| cx.export(id, Purpose::Files));
     let has_error = mask.contains(Attr4::RdattrError as u32);
     if let Some(Err(Refusal::WrongSec)) = export {
+        //= rfc8881-2.6.3.1.1.7-2
         let refused = |out: &mut Encoder| only_error(Nfsstat4::WrongSec, out);
-        return if has_error { Ok(list.entry(&name, cookie, refused)) } else { Err(Nfsstat4::WrongSec) };
+        return if has_error { Ok(list.entry(&name, cookie, refused)) } else { Err(Nfsstat4::Access) };
     }
     let root = export.and_then(Result::ok).map(|export| cx.object_at_once(export, export.root().clone()));
     let known = root
@@ -198,6 +200,7 @@ fn node_entry(
     let locations = locations(cx, root, mask);
     let subject = Subject {
         acl: Some(&aces),
+        layouts: root.vfs().layouts().map(Layouts::caps),
         fsid: fsid(root, attr),
         mounted_on_fileid: pseudo.fileid(node),
         filehandle: &filehandle,

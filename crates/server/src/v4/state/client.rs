@@ -42,6 +42,8 @@ pub struct Client<R, F> {
     pub principal: Principal,
     /// The protection by TLS of the connection that introduced it.
     tls: Xprtsec,
+    /// The strongest protection of its sessions that have ended.
+    ended_tls: Xprtsec,
     /// The group whose share of clients and memory it uses.
     pub(super) group: Group,
     /// A serial number: younger clients have higher numbers.
@@ -86,6 +88,8 @@ pub(super) struct Created {
     pub(super) sequence: Sequenceid4,
     /// The principal that sent it.
     pub(super) by: Principal,
+    /// The protection of the connection that carried it.
+    pub(super) tls: Xprtsec,
     pub(super) result: Result<CreateSessionOk, Nfsstat4>,
 }
 
@@ -170,6 +174,7 @@ impl<R, F> Client<R, F> {
             owner: ClientOwner4 { verifier: owner.verifier, ownerid: owner.ownerid.detached() },
             principal: origin.principal.clone(),
             tls: origin.tls,
+            ended_tls: Xprtsec::None,
             group: Group::of(origin.peer, origin.admitted),
             serial: 0,
             confirmed: false,
@@ -190,6 +195,7 @@ impl<R, F> Client<R, F> {
             created: Created {
                 sequence: Sequenceid4(0),
                 by: origin.principal.clone(),
+                tls: Xprtsec::None,
                 result: Err(Nfsstat4::SeqMisordered),
             },
             shard: Arc::new(Shard::new(now)),
@@ -204,8 +210,26 @@ impl<R, F> Client<R, F> {
 
     /// Returns `true` if a caller's connection is too weak to replace this client.
     fn is_guarded_from(&self, origin: Origin<'_>) -> bool {
-        let is_proved = matches!(self.principal, Principal::Gss(_)) && self.principal == *origin.principal;
-        origin.tls < self.tls && !is_proved
+        self.is_stronger_than(origin.principal, origin.tls)
+    }
+
+    /// Returns `true` if this client has introduced itself with more protection than a caller has. A principal of RPCSEC_GSS
+    /// is proved without TLS.
+    fn is_stronger_than(&self, principal: &Principal, tls: Xprtsec) -> bool {
+        let is_proved = matches!(self.principal, Principal::Gss(_)) && self.principal == *principal;
+        tls < self.tls && !is_proved
+    }
+
+    /// Returns `true` if a caller is the client itself, as far as the server can tell.
+    pub(super) fn is_owner(&self, principal: &Principal, tls: Xprtsec) -> bool {
+        self.principal == *principal && !self.is_stronger_than(principal, tls)
+    }
+
+    /// Returns `true` if callbacks about all of the client may use a session. One with a weaker protection than another one of
+    /// the client has had would reveal what was granted over that.
+    pub(super) fn may_call_over(&self, session: &Session) -> bool {
+        let own = self.sessions.iter().filter(|session| !session.is_foreign).map(Session::tls);
+        session.tls() >= own.fold(self.ended_tls, Xprtsec::max)
     }
 
     fn rank(&self) -> Rank {
@@ -384,6 +408,7 @@ impl<R: Clone, F> Clients<R, F> {
         };
         if client.principal != *origin.principal {
             // Case 3: a collision.
+            //= rfc8881-2.4.3-1 rfc8881-2.4.3-4
             let has_state = (context.holds)(id) || !client.sessions.is_empty();
             if has_state && !self.is_expired(id, context.now) || client.is_busy() {
                 return Err(Nfsstat4::ClidInuse);
@@ -396,6 +421,7 @@ impl<R: Clone, F> Clients<R, F> {
         if is_same(client) {
             // Case 2: a retry, or an attempt at trunking. An unconfirmed record may also exist; case 5 permits to
             // remove it.
+            //= rfc8881-2.4.3-5
             return Ok(Plan { ended: records.unconfirmed.into_iter().collect(), action: PlanAction::Keep(id) });
         }
         // Case 5: the client has restarted. The old record stays until the new one is confirmed.
@@ -564,6 +590,9 @@ impl<R: Clone, F> Clients<R, F> {
         let client = self.by_id.get_mut(&client_of(id))?;
         let at = client.sessions.iter().position(|session| session.id == *id)?;
         let session = client.sessions.remove(at);
+        if !session.is_foreign {
+            client.ended_tls = client.ended_tls.max(session.tls());
+        }
         client.shard.close().remove_session(*id);
         self.hosts.revoke(client.group, session.granted);
         self.sessions -= 1;

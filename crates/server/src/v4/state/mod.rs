@@ -24,6 +24,7 @@ pub mod back_slots;
 pub mod client;
 mod hosts;
 pub mod ids;
+pub mod layout;
 pub mod load;
 pub mod owner;
 pub mod recallable;
@@ -53,6 +54,7 @@ use crate::{
 };
 use client::{Client, Clients};
 use ids::{Principal, client_of};
+use layout::LayoutQueue;
 use load::Load;
 use owner::{Kept, OwnerLimits, Owners};
 use recallable::Recalls;
@@ -61,6 +63,7 @@ use session::{BoundChange, ChannelLimits, Connection, ConnectionId, Session};
 use shard::{Request, Sequenced, SessionSnapshot, Shards};
 use slot::Ticket;
 use stateid::Stateids;
+use vfs::layout::LayoutModes;
 
 /// The identity of a server, and its limits.
 #[derive(Clone, Debug)]
@@ -95,6 +98,8 @@ pub struct StateOptions {
     pub owners_max: usize,
     /// The maximum number of delegations of all clients.
     pub delegations_max: usize,
+    /// The maximum number of files with layouts, counted for each client and kind of layout.
+    pub layouts_max: usize,
     /// The number of slots of all sessions. Slots are recalled when three quarters of them are in use.
     pub slots_max: usize,
 }
@@ -123,6 +128,7 @@ pub struct State<R, F> {
     by_connection: Map<ConnectionId, Vec<Sessionid4>>,
     stateids: Stateids<F>,
     recalls: Recalls<F>,
+    layouts: LayoutQueue<F>,
     load: Load,
     /// The owners of NFSv4.0.
     owners: Owners<Kept<F>>,
@@ -161,6 +167,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             by_connection: Map::default(),
             stateids,
             recalls: Recalls::default(),
+            layouts: LayoutQueue::default(),
             load: Load::default(),
             owners,
             events: VecDeque::new(),
@@ -202,7 +209,8 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
 
     /// Returns `true` if no event, recovery record, recall or reduction is queued.
     pub fn is_settled(&self) -> bool {
-        self.events.is_empty() && self.records.is_empty() && self.recalls.is_settled() && self.load.is_settled()
+        let pushes = self.recalls.is_settled() && self.load.is_settled() && self.layouts.is_settled();
+        self.events.is_empty() && self.records.is_empty() && pushes
     }
 
     /// Returns the next event.
@@ -466,6 +474,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         }
         let held = self.stateids.count(id) > 0;
         for stateid in self.stateids.of_client(id) {
+            self.fence_layouts(&stateid, LayoutModes::ALL);
             self.stateids.remove(&stateid);
         }
         self.owners.remove_client(id);
@@ -502,7 +511,8 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         //= rfc8881-2.10.13.2.4-2
         if session.lacks_backchannel() {
             flags |= SEQ4_STATUS_CB_PATH_DOWN_SESSION;
-            if client.sessions().all(|session| session.backchannel().next().is_none()) {
+            let carries = |session: &Session| client.may_call_over(session) && session.backchannel().next().is_some();
+            if !client.sessions().any(carries) {
                 flags |= SEQ4_STATUS_CB_PATH_DOWN;
             }
         }

@@ -9,9 +9,10 @@
 use bytes::Bytes;
 use entropy::HashMap;
 use nfs::v4::{Clientid4, Nfsstat4, Seqid4};
+use rpc::Xprtsec;
 
-use super::ids::Other;
-use crate::hash::Map;
+use super::ids::{Other, Principal};
+use crate::{export::sec::Sec, hash::Map};
 
 /// The identity of an owner.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -42,6 +43,19 @@ pub struct Kept<F> {
     pub result: Bytes,
     /// The current file handle after the operation.
     pub file: Option<F>,
+    /// The caller. Only the same caller gets the result again.
+    pub caller: Caller,
+}
+
+/// Who has sent an operation, and by which protection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Caller {
+    /// The principal.
+    pub principal: Principal,
+    /// The security flavour.
+    pub sec: Option<Sec>,
+    /// The protection of the connection by TLS.
+    pub tls: Xprtsec,
 }
 
 /// Limits on the number of owners.

@@ -2,22 +2,26 @@
 //!
 //! State is granted to a client on a file, at most one of a kind for each client and file. A new kind adds a variant to
 //! [`Grant`] and [`RecallableKind`], the operations that grant and return it, and the callback that recalls it. The
-//! compiler then shows each place where the kinds differ. [`Delegation`] is the only kind so far.
+//! compiler then shows each place where the kinds differ. The kinds are [`Delegation`]s and layouts ([`LayoutGrant`]).
 //! [`recall`](super::transitions::recall) is common to all kinds.
 
 use std::{collections::VecDeque, time::Instant};
 
 use entropy::HashMap;
 use nfs::v4::*;
+use vfs::layout::LayoutKind;
 
-use super::ids::{Other, ReferringCall};
+use super::{
+    ids::{Other, ReferringCall},
+    layout::LayoutGrant,
+};
 use crate::sharing::conflict::Access;
 
 /// Recallable state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recallable {
-    /// `true` while the state is being recalled.
-    pub recalled: bool,
+    /// The time at which the state is revoked, while it is being recalled.
+    pub due: Option<Instant>,
     /// The request that granted the state; `None` in 4.0.
     pub granted_by: Option<ReferringCall>,
     /// The granted state.
@@ -29,6 +33,8 @@ pub struct Recallable {
 pub enum Grant {
     /// A delegation.
     Delegation(Delegation),
+    /// Layouts.
+    Layout(LayoutGrant),
 }
 
 /// A delegation.
@@ -47,6 +53,8 @@ pub struct Delegation {
 pub enum RecallableKind {
     /// Delegations.
     Delegation,
+    /// Layouts of this kind.
+    Layout(LayoutKind),
 }
 
 /// Recallable state, and its holder.
@@ -70,31 +78,36 @@ pub(super) struct Recalls<F> {
     pub(super) contended: HashMap<F, Instant>,
 }
 
+impl Recallable {
+    /// Returns `true` while the state is being recalled.
+    pub fn is_recalled(&self) -> bool {
+        self.due.is_some()
+    }
+}
+
 impl Grant {
     pub(super) fn kind(&self) -> RecallableKind {
         match self {
             Self::Delegation(_) => RecallableKind::Delegation,
+            Self::Layout(layout) => RecallableKind::Layout(layout.kind),
         }
     }
 
-    /// Returns `true` if the holder may write.
+    /// Returns `true` if the holder may write by this server.
     pub(super) fn may_write(&self) -> bool {
         match self {
             Self::Delegation(delegation) => delegation.write,
+            Self::Layout(_) => false,
         }
     }
 
     /// Returns `true` if an access by another client, or by another protocol, conflicts with this grant.
     pub(super) fn conflicts(&self, access: Access) -> bool {
         match self {
-            Self::Delegation(delegation) => delegation.write || access == Access::Write,
-        }
-    }
-
-    /// Returns the status by which a client learns that this was revoked.
-    pub(super) fn revoked(&self) -> Nfsstat4 {
-        match self {
-            Self::Delegation(_) => Nfsstat4::DelegRevoked,
+            Self::Delegation(delegation) => delegation.write || access != Access::Read,
+            Self::Layout(layout) => {
+                access == Access::Truncate && layout.recalled_by_truncation && layout.write.is_some()
+            }
         }
     }
 }

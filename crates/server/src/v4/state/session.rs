@@ -185,6 +185,11 @@ impl Session {
         self.bound.retain(|bound| bound.id != connection);
     }
 
+    /// Returns the strongest protection that a connection of the session has had.
+    pub fn tls(&self) -> Xprtsec {
+        self.tls
+    }
+
     /// Returns the connections that are bound to any channel.
     pub fn connections(&self) -> impl Iterator<Item = ConnectionId> + '_ {
         self.bound.iter().map(|bound| bound.id)

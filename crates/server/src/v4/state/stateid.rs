@@ -19,6 +19,7 @@ use smallvec::SmallVec;
 use super::{
     hosts::Group,
     ids::Other,
+    layout::LayoutGrant,
     recallable::{Delegation, Grant, Recallable, RecallableKind},
     shard::{Use, Uses},
 };
@@ -315,12 +316,55 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
 
     /// Returns the delegation of a stateid, unless it was revoked.
     pub fn delegation(&self, other: &Other) -> Option<&Delegation> {
-        self.recallable(other).map(|Recallable { grant: Grant::Delegation(delegation), .. }| delegation)
+        match &self.recallable(other)?.grant {
+            Grant::Delegation(delegation) => Some(delegation),
+            Grant::Layout(_) => None,
+        }
     }
 
     /// Returns the delegation of a stateid for changes, unless it was revoked.
     pub fn delegation_mut(&mut self, other: &Other) -> Option<&mut Delegation> {
-        self.recallable_mut(other).map(|Recallable { grant: Grant::Delegation(delegation), .. }| delegation)
+        match &mut self.recallable_mut(other)?.grant {
+            Grant::Delegation(delegation) => Some(delegation),
+            Grant::Layout(_) => None,
+        }
+    }
+
+    /// Returns the layouts of a stateid.
+    pub fn layout(&self, other: &Other) -> Option<&LayoutGrant> {
+        match &self.recallable(other)?.grant {
+            Grant::Layout(layout) => Some(layout),
+            Grant::Delegation(_) => None,
+        }
+    }
+
+    /// Returns the layouts of a stateid for changes.
+    pub fn layout_mut(&mut self, other: &Other) -> Option<&mut LayoutGrant> {
+        match &mut self.recallable_mut(other)?.grant {
+            Grant::Layout(layout) => Some(layout),
+            Grant::Delegation(_) => None,
+        }
+    }
+
+    /// Validates a stateid of layouts (§12.5.5.2.1.4). Its `seqid` counts grants, returns and recalls, and the client sends
+    /// several requests with the same one at a time. So an older one is valid as long as it can be that of a request in
+    /// progress.
+    ///
+    /// # Errors
+    /// BAD_STATEID, OLD_STATEID.
+    pub fn resolve_layout(&self, client: Clientid4, file: &F, stateid: &Stateid4) -> Result<Other, Nfsstat4> {
+        let entry = self.entries.get(&stateid.other).ok_or(Nfsstat4::BadStateid)?;
+        let known = self.layout(&stateid.other).is_some_and(|layout| layout.known);
+        if entry.client != client || entry.file != *file || !known {
+            return Err(Nfsstat4::BadStateid);
+        }
+        // Zero is skipped when the number wraps around, which makes no difference for this range.
+        match entry.seqid.wrapping_sub(stateid.seqid) {
+            _ if stateid.seqid == 0 => Err(Nfsstat4::BadStateid),
+            0..=LAYOUT_SEQIDS_VALID => Ok(stateid.other),
+            behind if behind < 1 << 31 => Err(Nfsstat4::OldStateid),
+            _ => Err(Nfsstat4::BadStateid),
+        }
     }
 
     /// Returns a stateid with its current `seqid`.
@@ -519,6 +563,10 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
         Err(if behind < 1 << 31 { Nfsstat4::OldStateid } else { Nfsstat4::BadStateid })
     }
 }
+
+/// The number of `seqid`s of layouts before the current one that are valid. It is at least the number of operations that the
+/// largest possible number of sessions can have in one request each (§12.5.5.2.1.4).
+const LAYOUT_SEQIDS_VALID: u32 = 64 * 64;
 
 fn key<F: Clone>(client: Clientid4, file: &F, kind: &Kind) -> Key<F> {
     match kind {

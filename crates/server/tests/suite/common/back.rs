@@ -103,6 +103,8 @@ impl Back {
             CbArgop4::RecallAny(_) => CbResop4::RecallAny(Res4::Ok(())),
             CbArgop4::RecallSlot(_) => CbResop4::RecallSlot(Res4::Ok(())),
             CbArgop4::NotifyLock(_) => CbResop4::NotifyLock(Res4::Ok(())),
+            CbArgop4::LayoutRecall(_) => CbResop4::LayoutRecall(Res4::Ok(())),
+            CbArgop4::NotifyDeviceid(_) => CbResop4::NotifyDeviceid(Res4::Ok(())),
             CbArgop4::Offload(_) => CbResop4::Offload(Res4::Ok(())),
             other => CbResop4::failure(other.opnum(), Nfsstat4::NotSupp),
         }

@@ -10,6 +10,7 @@ pub mod back;
 pub mod disk;
 pub mod machine;
 pub mod remote;
+pub mod toy;
 pub mod v4;
 
 use std::{

@@ -42,6 +42,11 @@ impl Served {
         Self::with(Settings { lease: Duration::from_secs(3600), ..Settings::default() }).run_background_work().await
     }
 
+    /// Creates a server that is a data server of pNFS.
+    pub fn data_server() -> Self {
+        Self::with(Settings { data_server: true, ..Settings::default() })
+    }
+
     fn with(settings: Settings) -> Self {
         Self::of(memory(), settings)
     }

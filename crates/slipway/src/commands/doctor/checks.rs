@@ -11,6 +11,7 @@ use rdma::verbs::{self, DeviceReport, Unavailable};
 use rustix::{
     fs::{Mode, OFlags, ResolveFlags},
     process::Resource,
+    thread::CapabilitySet,
 };
 
 use super::Finding;
@@ -18,7 +19,7 @@ use crate::output;
 
 /// Runs all checks, in the order of the output: identity, transports, ports, the kernel, limits.
 pub fn all() -> Vec<Finding> {
-    let mut findings = vec![identity(), containment()];
+    let mut findings = vec![identity(), capabilities(), containment()];
     findings.extend(transports());
     findings.push(adapters(Path::new("/sys/class/infiniband"), verbs::survey()));
     findings.push(kerberos());
@@ -60,6 +61,48 @@ fn identity() -> Finding {
         "run `slipway serve` as root to run operations with the identity of their callers",
     )
 }
+
+/// Checks the capabilities that `slipway serve` needs as root. A container or a service manager may have taken them.
+fn capabilities() -> Finding {
+    const CHECK: &str = "capabilities";
+    if !rustix::process::geteuid().is_root() {
+        return Finding::ok(CHECK, "none needed: an ordinary user serves with its own rights");
+    }
+    let effective = match rustix::thread::capabilities(None) {
+        Ok(sets) => sets.effective,
+        Err(error) => return Finding::note(CHECK, format!("cannot be read: {error}"), "allow the capget system call"),
+    };
+    let missing: Vec<_> = NEEDED.iter().filter(|(capability, ..)| !effective.contains(*capability)).collect();
+    if missing.is_empty() {
+        return Finding::ok(CHECK, "all that `slipway serve` needs as root");
+    }
+    let found: Vec<_> = missing.iter().map(|(_, name, without)| format!("no {name}: {without}")).collect();
+    let names: Vec<_> = missing.iter().map(|(_, name, _)| *name).collect();
+    let fix = format!(
+        "add {} to CapabilityBoundingSet of the unit, or to --cap-add of the container; or serve as an ordinary user",
+        names.join(" ")
+    );
+    let serves = effective.contains(CapabilitySet::SETUID | CapabilitySet::SETGID);
+    let finding = if serves { Finding::note } else { Finding::bad };
+    finding(CHECK, found.join("; "), fix)
+}
+
+/// The capabilities that `slipway serve` uses as root, as in the shipped unit, and what happens without each.
+const NEEDED: &[(CapabilitySet, &str, &str)] = &[
+    (CapabilitySet::SETUID, "CAP_SETUID", "the server cannot act as its callers, and does not serve directories"),
+    (CapabilitySet::SETGID, "CAP_SETGID", "the server cannot act as its callers, and does not serve directories"),
+    (CapabilitySet::DAC_OVERRIDE, "CAP_DAC_OVERRIDE", "a caller that is root here has no more rights than others"),
+    (
+        CapabilitySet::DAC_READ_SEARCH,
+        "CAP_DAC_READ_SEARCH",
+        "files are found by the handle database instead of by handle",
+    ),
+    (CapabilitySet::CHOWN, "CAP_CHOWN", "a caller that is root here cannot change owners"),
+    (CapabilitySet::FOWNER, "CAP_FOWNER", "a caller that is root here cannot change modes and times of others' files"),
+    (CapabilitySet::FSETID, "CAP_FSETID", "a caller that is root here cannot set set-group-ID bits of other groups"),
+    (CapabilitySet::MKNOD, "CAP_MKNOD", "a caller that is root here cannot make device nodes"),
+    (CapabilitySet::NET_BIND_SERVICE, "CAP_NET_BIND_SERVICE", "ports below 1024 cannot be used (--rpcbind builtin)"),
+];
 
 /// The posix back end confines paths to an export by `openat2` (Linux 5.6). Filters of containers sometimes deny it.
 fn containment() -> Finding {

@@ -11,7 +11,6 @@ use std::{
 };
 
 use client::{Mount, NfsUrl};
-use rpc::Xprtsec;
 use tokio::signal::unix::{SignalKind, signal};
 
 use self::status::StatusSocket;
@@ -109,9 +108,7 @@ impl Args {
                 *option = Some(file.clone());
             }
         }
-        if options.tls.xprtsec == Xprtsec::None && (self.tls_ca.is_some() || self.tls_cert.is_some()) {
-            return Err(Failure::usage("--tls-ca and --tls-cert need -o xprtsec=tls or xprtsec=mtls"));
-        }
+        options.tls.check().map_err(Failure::usage)?;
         Ok((url, directory))
     }
 }

@@ -168,9 +168,14 @@ fn replace(path: &Path, text: &str) -> io::Result<()> {
     Ok(())
 }
 
+/// Returns `true` if a service manager waits for notifications (sd_notify(3)).
+pub fn is_supervised() -> bool {
+    env::var_os(NOTIFY_SOCKET).is_some()
+}
+
 /// Notifies systemd, if it asked for that (sd_notify(3)).
 pub fn notify(state: &str) {
-    let Some(path) = env::var_os("NOTIFY_SOCKET") else { return };
+    let Some(path) = env::var_os(NOTIFY_SOCKET) else { return };
     let notified = (|| {
         let address = match path.as_bytes() {
             [b'@', name @ ..] => UnixAddr::from_abstract_name(name)?,
@@ -182,3 +187,6 @@ pub fn notify(state: &str) {
         tracing::warn!(%error, "cannot notify systemd");
     }
 }
+
+/// The variable in which systemd gives the address for notifications.
+const NOTIFY_SOCKET: &str = "NOTIFY_SOCKET";

@@ -2,10 +2,12 @@
 
 mod admin;
 mod announce;
+mod checks;
 mod kerberos;
 mod listen;
 mod locking;
 mod rpcbind;
+mod seccomp;
 mod signals;
 
 use std::{
@@ -21,7 +23,10 @@ use buf::Pool;
 use rpc::{ConnectionLimits, Listener, Server, Switch, TransportKind, WorkerOptions, Workers};
 use server::{
     Client, Config, NfsServer, Sec,
-    config::{Backends, ByteSize, ExportConfig, ListenConfig, LogFormat, RpcbindMode, ServerConfig, default_state_dir},
+    config::{
+        Backends, ByteSize, ExportConfig, ListenConfig, LogFormat, RpcbindMode, SeccompMode, ServerConfig,
+        default_state_dir,
+    },
     recovery::state_dir::OnLoss,
 };
 
@@ -33,6 +38,7 @@ use crate::{
 };
 use admin::AdminSocket;
 use announce::Announcement;
+use checks::{check_flavors, check_protections};
 use listen::ListenUrl;
 use rpcbind::{Group, Place};
 use signals::{Signal, Signals};
@@ -46,12 +52,13 @@ runs as root, each operation runs with the identity of its caller, and a client'
 ordinary user, all operations run as that user.
 
 SIGTERM, SIGINT and SIGHUP end the server after it has answered the calls in progress. With TLS or an audit log, SIGHUP reads the
-certificates again and opens the file of the log again (for logrotate), and connections stay. SIGUSR1 prints counters of all procedures, and
+certificates again and opens the file of the log again (for logrotate), and connections stay. Under systemd, SIGHUP never ends the
+server. SIGUSR1 prints counters of all procedures, and
 the state of the recovery database.
 
 Configuration file, for several exports (unknown keys are rejected):
   [server]                      # state_dir, workers, connections, connections_per_host, blocking_threads, blocking_queue,
-                                # rpcbind, nlm_port, grace_s, lease_s, idmap_domain, log, log_format
+                                # rpcbind, nlm_port, grace_s, lease_s, idmap_domain, log, log_format, seccomp
   workers = 4
   [kerberos]                    # keytab, service
   keytab = \"/etc/krb5.keytab\"
@@ -132,6 +139,10 @@ pub struct Args {
     /// port 111, which needs root
     #[arg(long, value_name = "HOW", value_parser = ["auto", "off", "builtin"])]
     rpcbind: Option<String>,
+    /// The filter of system calls: auto installs it if the kernel has filters; on makes it an error if it has none; log
+    /// only logs what the filter would reject; off
+    #[arg(long, value_name = "HOW", value_parser = ["auto", "on", "log", "off"])]
+    seccomp: Option<String>,
     /// Authenticate callers by Kerberos 5, with the key of nfs/HOST in this file
     #[arg(long, value_name = "FILE")]
     keytab: Option<PathBuf>,
@@ -184,7 +195,6 @@ impl Args {
         if config.export.is_empty() {
             return Err(Failure::usage("the configuration has no [[export]]: there is nothing to serve"));
         }
-        check_flavors(&config)?;
         if !self.listen.is_empty() {
             config.listen = self.listen.iter().map(|url| url.0.clone()).collect();
         }
@@ -197,9 +207,17 @@ impl Args {
             Some("builtin") => config.server.rpcbind = RpcbindMode::Builtin,
             _ => {}
         }
+        match self.seccomp.as_deref() {
+            Some("auto") => config.server.seccomp = SeccompMode::Auto,
+            Some("on") => config.server.seccomp = SeccompMode::On,
+            Some("log") => config.server.seccomp = SeccompMode::Log,
+            Some("off") => config.server.seccomp = SeccompMode::Off,
+            _ => {}
+        }
         if let Some(keytab) = &self.keytab {
             config.kerberos.get_or_insert_default().keytab = Some(keytab.clone());
         }
+        check_flavors(&config)?;
         config.server.nlm_port = self.nlm_port.or(config.server.nlm_port);
         config.server.grace_s = self.grace.or(config.server.grace_s);
         config.server.lease_s = self.lease.or(config.server.lease_s);
@@ -241,28 +259,12 @@ impl Args {
     }
 }
 
-/// Checks that the server has every security flavour that its exports allow. Otherwise clients would try flavours that are
-/// listed and then rejected.
-fn check_flavors(config: &Config) -> Result<(), Failure> {
-    if config.kerberos.is_some() {
-        return Ok(());
-    }
-    for (export, sec) in config.export.iter().flat_map(|export| Sec::ALL.map(|sec| (export, sec))) {
-        if sec.is_gss() && export.options.allows(sec) {
-            let (name, sec) = (&export.name, sec.name());
-            return Err(Failure::usage(format!(
-                "export '{name}': sec has '{sec}', but the configuration has no table [kerberos]"
-            )));
-        }
-    }
-    Ok(())
-}
-
 /// The name of a transport, its listener, and the kind that made the listener.
 type Listening = (String, Box<dyn Listener>, Arc<dyn TransportKind>);
 
 async fn serve(args: &Args, mut config: Config) -> Outcome {
     add_tls(&mut config)?;
+    check_protections(&config)?;
     let pool = Pool::default();
     let state_dir = config.server.state_dir.clone().unwrap_or_else(default_state_dir);
     let mut settings = config.settings().map_err(Failure::usage)?;
@@ -276,18 +278,14 @@ async fn serve(args: &Args, mut config: Config) -> Outcome {
     let server = nfs.services().into_iter().fold(builder, rpc::ServerBuilder::shared).build();
 
     let has_tls = config.listen.iter().any(|listen| listen.options.contains_key("tls_cert"));
-    let reloads = has_tls || config.audit.is_some();
+    // A service manager reloads by SIGHUP (ExecReload), and must not end the server by it.
+    let reloads = has_tls || config.audit.is_some() || announce::is_supervised();
     let mut signals = Signals::new(args.until_eof, reloads).map_err(Failure::failed)?;
     let switch = transports::for_server(&pool);
     let listeners = listen_all(&switch, &config.listen)?;
-    let mut options = WorkerOptions::default();
-    options.threads = config.server.workers.map_or(options.threads, NonZeroUsize::get);
-    // Only root changes to the identity of callers, and only some transports are affected.
-    let affected = listeners.iter().any(|(_, listener, _)| listener.keeps_credentials());
-    options.keep_credentials = affected.then_some(vfs::posix::keep_credentials);
-    descriptors::raise_to_most();
-    options.connections = connection_limits(&config.server, descriptors::limit());
-    let workers = Workers::new(options).map_err(Failure::failed)?;
+    let workers = Workers::new(worker_options(&config.server, &listeners)).map_err(Failure::failed)?;
+    // All threads exist or inherit the filter, and no connection has been accepted.
+    seccomp::install(config.server.seccomp)?;
     let mut announcement = Announcement::new(&config);
     let mut places = Vec::new();
     let mut kinds = Vec::new();
@@ -334,6 +332,17 @@ async fn serve(args: &Args, mut config: Config) -> Outcome {
     }
     remove(args.ready_file.as_deref());
     Ok(Exit::Ok)
+}
+
+fn worker_options(server: &ServerConfig, listeners: &[Listening]) -> WorkerOptions {
+    let mut options = WorkerOptions::default();
+    options.threads = server.workers.map_or(options.threads, NonZeroUsize::get);
+    // Only root changes to the identity of callers, and only some transports are affected.
+    let affected = listeners.iter().any(|(_, listener, _)| listener.keeps_credentials());
+    options.keep_credentials = affected.then_some(vfs::posix::keep_credentials);
+    descriptors::raise_to_most();
+    options.connections = connection_limits(server, descriptors::limit());
+    options
 }
 
 /// Adds `[tls]` to the listeners. If there are none, the server listens only with tcp.

@@ -68,6 +68,15 @@ pub fn wait(child: &mut Child) -> std::process::ExitStatus {
     }
 }
 
+/// Waits until the condition is true.
+pub fn until(what: &str, mut so: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !so() {
+        assert!(Instant::now() < end, "{what}");
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
 /// Runs the command, which must succeed. Returns its output.
 pub fn ok(args: &[impl AsRef<OsStr>]) -> String {
     let output = run(args);
@@ -103,7 +112,13 @@ impl Server {
     /// Starts a server, which must become ready.
     pub fn start(args: &[impl AsRef<OsStr>]) -> Self {
         let mut command = command(&["serve", "--json", "--rpcbind", "off"]);
-        let mut child = command.args(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        command.args(args);
+        Self::spawn(command)
+    }
+
+    /// Starts a server by a command that ends as `serve --json`. It must become ready.
+    pub fn spawn(mut command: Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
         match serde_json::from_str(&line) {

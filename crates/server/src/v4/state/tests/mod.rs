@@ -2,6 +2,7 @@
 
 mod bounds;
 mod delegation;
+mod layout;
 mod model;
 mod open;
 mod protection;
@@ -145,6 +146,7 @@ impl World {
             stateids_max: 240,
             owners_max: 64,
             delegations_max: 8,
+            layouts_max: 8,
             slots_max: 16,
         };
         change(&mut options);

@@ -7,6 +7,7 @@ use proptest::prelude::*;
 
 use super::{
     super::{
+        owner::Caller,
         record::Record,
         slot::Ticket,
         transitions::{
@@ -392,7 +393,8 @@ impl Model {
                     StateOwner4 { clientid: pick(&self.clients, client)?, owner: NAMES[usize::from(owner)].into() };
                 let subject = Subject::OpenOwner(&owner, Seqid4(u32::from(sequence)));
                 if let Ok(Entered::Sequenced(name)) = state.enter(locks, *now, subject) {
-                    let kept = Kept { status: Nfsstat4::Ok, result: Bytes::new(), file: None };
+                    let caller = Caller { principal: OWNER, sec: None, tls: Xprtsec::None };
+                    let kept = Kept { status: Nfsstat4::Ok, result: Bytes::new(), file: None, caller };
                     let renew = Argop4::Renew(ClientIdArgs { clientid: name.client });
                     state.leave(&name, &renew, kept);
                 }

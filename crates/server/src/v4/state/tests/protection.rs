@@ -1,6 +1,13 @@
 //! Clients that use TLS, and callers with a weaker protection that know their names or sessions.
 
-use super::{v40::introduce, *};
+use super::{
+    super::{
+        back_slots::BackOutcome,
+        transitions::back::{CallbackSubject, NoPath},
+    },
+    v40::introduce,
+    *,
+};
 
 fn connection(id: u64, tls: Xprtsec) -> Connection {
     Connection { id: ConnectionId(id), duplex: true, tls }
@@ -50,6 +57,53 @@ fn backchannel_in_clear_is_not_used_after_a_connection_with_tls_was_bound() {
     assert_eq!(again.dir, ChannelDirFromServer4::Both);
     let old = world.state.bind_conn_to_session(&both, &OWNER, TCP);
     assert_eq!(old.unwrap_err(), Nfsstat4::Inval);
+}
+
+#[test]
+fn callbacks_about_a_client_use_only_sessions_with_its_strongest_protection() {
+    let mut world = World::new();
+    let (id, clear) = world.client("a", 1);
+    let called_over = |world: &mut World| {
+        let call = world.state.begin_callback(id, &CallbackSubject::default())?;
+        world.state.end_callback(call.session, &call.ticket, BackOutcome::NotBegun);
+        Ok(call.session)
+    };
+    assert_eq!(called_over(&mut world), Ok(clear));
+    let tls =
+        world.state.create_session(world.now, &create(id, 2), &OWNER, connection(2, Xprtsec::Tls)).unwrap().sessionid;
+    assert_eq!(called_over(&mut world), Ok(tls), "a recall in clear would show what was granted over TLS");
+    world.state.disconnect(ConnectionId(2));
+    assert_eq!(called_over(&mut world), Err(NoPath::Down));
+    assert!(!world.state.can_be_called(id));
+    let flags = world.call(tls, 1, 2).status_flags;
+    assert_ne!(flags & SEQ4_STATUS_CB_PATH_DOWN, 0, "the client must learn that it cannot be called");
+    world.state.destroy_session(tls, false, &OWNER, ConnectionId(2)).unwrap();
+    assert_eq!(called_over(&mut world), Err(NoPath::Down), "what was granted over TLS remains");
+}
+
+#[test]
+fn weaker_caller_gets_no_session_with_callbacks_and_no_session_of_tls() {
+    let mut world = World::new();
+    let tls = |id| connection(id, Xprtsec::Tls);
+    let clear = connection(9, Xprtsec::None);
+    let introduced = |world: &mut World| {
+        world.state.exchange_id(world.now, 1, &exchange("a", 1, 0), caller(Xprtsec::Tls)).unwrap().clientid
+    };
+    let id = introduced(&mut world);
+    let create_over =
+        |world: &mut World, sequence, over| world.state.create_session(world.now, &create(id, sequence), &OWNER, over);
+    assert_eq!(create_over(&mut world, 1, clear), Err(Nfsstat4::ClidInuse), "it must not confirm the client");
+    let own = create_over(&mut world, 1, tls(1)).unwrap();
+    assert_eq!(
+        create_over(&mut world, 1, clear),
+        Err(Nfsstat4::SeqMisordered),
+        "it must not learn the ID of the session"
+    );
+    assert_eq!(create_over(&mut world, 1, tls(2)), Ok(own.clone()), "a retry");
+    let weaker = create_over(&mut world, 2, clear).unwrap();
+    assert_eq!(weaker.flags & CREATE_SESSION4_FLAG_CONN_BACK_CHAN, 0);
+    world.state.disconnect(ConnectionId(1));
+    assert!(!world.state.can_be_called(id), "the callbacks of the client must not go to the other caller");
 }
 
 #[test]

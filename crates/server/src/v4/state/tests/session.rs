@@ -31,6 +31,7 @@ fn case_2_retry_and_trunking_get_the_confirmed_record() {
     let again = world.exchange(&exchange("a", 1, 0), &OWNER).unwrap();
     //= rfc8881-18.35.3-9 rfc8881-18.35.3-10
     assert_eq!((again.clientid, again.flags & EXCHGID4_FLAG_CONFIRMED_R), (id, EXCHGID4_FLAG_CONFIRMED_R));
+    //= rfc8881-2.4.3-5
     assert!(world.state.session(session).is_some());
     assert_eq!(world.events(), [Event::Confirmed(id)]);
     let third = world.exchange(&exchange("a", 1, 0), &OWNER).unwrap();
@@ -47,10 +48,12 @@ fn case_3_collision_fails_while_the_other_client_has_state_and_a_lease() {
     let mut world = World::new();
     let (id, session) = world.client("a", 1);
     assert_eq!(world.exchange(&exchange("a", 1, 0), &OTHER), Err(Nfsstat4::ClidInuse));
+    //= rfc8881-2.4.3-4
     assert_eq!(world.exchange(&exchange("a", 9, 0), &OTHER), Err(Nfsstat4::ClidInuse));
     assert!(world.state.session(session).is_some());
     world.events();
     world.now += LEASE + Duration::from_secs(1);
+    //= rfc8881-2.4.3-1
     let new = world.exchange(&exchange("a", 1, 0), &OTHER).unwrap();
     assert_ne!(new.clientid, id);
     assert!(world.state.session(session).is_none() && world.state.clients().find(id).is_none());

@@ -9,6 +9,7 @@
 use std::hash::Hash;
 
 use nfs::v4::*;
+use smallvec::SmallVec;
 
 use crate::v4::state::{
     State,
@@ -67,7 +68,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         let client = self.clients.find(client).filter(|client| !client.callbacks_fail);
         client.is_some_and(|client| match &client.legacy {
             Some(legacy) => legacy.reach == Reach::Reached,
-            None => client.sessions().any(Session::has_callback_path),
+            None => client.sessions().any(|session| client.may_call_over(session) && session.has_callback_path()),
         })
     }
 
@@ -77,12 +78,14 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     /// See [`NoPath`].
     pub fn begin_callback(&mut self, client: Clientid4, about: &CallbackSubject) -> Result<BackCall, NoPath> {
         let (by, referring) = (about.session, self.referring_call(about));
-        let found = self.clients.find_mut(client).ok_or(NoPath::Gone)?;
+        let found = self.clients.find(client).ok_or(NoPath::Gone)?;
+        let admitted = |session: &&Session| by.map_or_else(|| found.may_call_over(session), |by| session.id == by);
+        let paths = found.sessions().filter(admitted).filter(|session| session.has_callback_path());
+        let paths: SmallVec<[Sessionid4; 4]> = paths.map(|session| session.id).collect();
+        let minorversion = found.minorversion;
         let mut error = NoPath::Down;
-        for session in found.sessions.iter_mut().filter(|session| by.is_none_or(|by| session.id == by)) {
-            if !session.has_callback_path() {
-                continue;
-            }
+        for id in paths {
+            let session = self.session_mut(id).expect("it was found above");
             let Some(security) = session.cb_sec.clone() else { continue };
             let Some(ticket) = session.back_slots.acquire() else {
                 error = NoPath::Busy;
@@ -94,7 +97,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
                 connections: session.backchannel().collect(),
                 program: session.cb_program,
                 security,
-                minorversion: found.minorversion,
+                minorversion,
                 request_max: session.back.maxrequestsize,
                 referring,
             });

@@ -24,7 +24,7 @@ use crate::{
     v4::state::{
         State,
         ids::{Other, ReferringCall},
-        recallable::{Delegation, Grant, Held, RecallableKind},
+        recallable::{Delegation, Grant, Held, Recallable, RecallableKind},
     },
 };
 
@@ -65,7 +65,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         if Some(client) == by {
             return Ok(None);
         }
-        let recalled = self.stateids.recallable(&other).is_some_and(|held| held.recalled);
+        let recalled = self.stateids.recallable(&other).is_some_and(Recallable::is_recalled);
         if recalled || !self.can_be_called(client) || self.clients.is_expired(client, now) {
             return self.recall(locks, file, (by, Access::Read), now).map(|()| None);
         }
@@ -177,7 +177,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             return Err(RESOURCE);
         }
         let usage = locks.usage(file, LockClient::V4(client.0));
-        let others = !self.stateids.recallables(file).is_empty();
+        let others = self.stateids.recallables(file).iter().any(|other| self.stateids.delegation(other).is_some());
         if usage.writes || (write && (usage.reads || others)) || self.is_contended(file, now) {
             return Err(CONTENTION);
         }

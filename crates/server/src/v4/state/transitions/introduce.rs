@@ -99,8 +99,10 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         let id = self.new_sessionid(args.clientid);
         self.check_stored(args.clientid)?;
         let client = self.clients.find(args.clientid).filter(|client| !client.evicted && client.legacy.is_none());
+        //= rfc8881-2.4.2-1
         let client = client.ok_or(Nfsstat4::StaleClientid)?;
-        let is_owner = client.principal == *principal;
+        // A caller that may only claim to be the client gets a session without callbacks, like another principal.
+        let is_owner = client.is_owner(principal, connection.tls);
         if !is_owner && !client.confirmed {
             // Check this before phase 2, which would advance the sequence ID.
             return Err(Nfsstat4::ClidInuse);
@@ -113,7 +115,9 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         // corrected arguments with the same sequence ID.
         let last = &client.created;
         match (args.sequence == last.sequence, &last.result) {
-            // No principal must get the session that a foreign principal created.
+            // No principal must get the session that a foreign principal created, and a weaker connection must not show the ID
+            // of a session: whoever knows it can use the session.
+            (true, _) if connection.tls < last.tls => return Err(Nfsstat4::SeqMisordered),
             (true, _) if last.by != client.principal && last.by != *principal => return Err(Nfsstat4::SeqMisordered),
             (true, Err(Nfsstat4::Inval | Nfsstat4::TooSmall)) => {}
             //= rfc8881-18.36.4-1 rfc8881-18.36.4-2 rfc8881-18.36.4-3
@@ -136,7 +140,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         // Phase 2: a failure advances the sequence ID too.
         if let Some(client) = self.clients.find_mut(args.clientid) {
             let (sequence, by) = (args.sequence, principal.clone());
-            client.created = Created { sequence, by, result: result.clone() };
+            client.created = Created { sequence, by, tls: connection.tls, result: result.clone() };
         }
         result
     }

@@ -51,7 +51,7 @@ pub struct OpenRequest {
     pub want: u32,
     /// The claim.
     pub claim: Claim,
-    /// `true` if this server can send recalls.
+    /// `true` if this server can send recalls, and they are as protected as the request.
     pub can_recall: bool,
     /// The request that contains the OPEN; `None` in 4.0.
     pub call: Option<ReferringCall>,

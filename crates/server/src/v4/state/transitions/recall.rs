@@ -14,6 +14,7 @@ use std::{
 };
 
 use nfs::v4::*;
+use vfs::layout::LayoutModes;
 
 use crate::{
     sharing::{conflict::Access, locks::LockTable},
@@ -55,10 +56,18 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             conflict = true;
             self.begin_recall(&other, now);
         }
+        if access == Access::Truncate && self.layouts.is_fencing(file) {
+            conflict = true;
+        }
+        match (access, conflict) {
+            (Access::Truncate, true) => self.layouts.expect_truncation(file, now),
+            (Access::Truncate, false) => self.layouts.begin_truncation(file),
+            _ => {}
+        }
         if conflict { Err(Nfsstat4::Delay) } else { Ok(()) }
     }
 
-    /// Grants a client state on a file, by the request `granted_by`. Returns `None` if the file is being changed.
+    /// Grants state on a file to a client. `granted_by` is the request that asked for it. Returns `None` if the file is being changed.
     pub(in crate::v4::state) fn grant_recallable(
         &mut self,
         client: Clientid4,
@@ -66,7 +75,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         (grant, granted_by): (Grant, Option<ReferringCall>),
     ) -> Option<Stateid4> {
         // `marks.rs` defines this order.
-        let kind = Kind::Recallable(Recallable { recalled: false, granted_by, grant });
+        let kind = Kind::Recallable(Recallable { due: None, granted_by, grant });
         let group = self.group_of(client);
         let stateid = self.stateids.insert((client, group), file.clone(), kind);
         if self.marks().may_be_changing(file) {
@@ -80,6 +89,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     pub(in crate::v4::state) fn is_full_of(&self, kind: RecallableKind) -> bool {
         let max = match kind {
             RecallableKind::Delegation => self.options.delegations_max,
+            RecallableKind::Layout(_) => self.options.layouts_max,
         };
         self.stateids.recallable_count(kind) >= max
     }
@@ -91,16 +101,21 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
 
     /// Returns `true` while a client holds state that is being recalled.
     pub fn is_recalling(&self, recall: &Held<F>) -> bool {
-        let found = self.stateids.resolve(recall.client, Some(&recall.file), &recall.stateid);
-        found.is_ok_and(|other| self.stateids.recallable(&other).is_some_and(|held| held.recalled))
+        self.stateids.recallable(&recall.stateid.other).is_some_and(Recallable::is_recalled)
     }
 
     /// Begins a recall, unless it has begun before.
     pub(in crate::v4::state) fn begin_recall(&mut self, other: &Other, now: Instant) {
+        let due = now + self.options.lease;
         let Some(held) = self.stateids.recallable_mut(other) else { return };
-        if std::mem::replace(&mut held.recalled, true) {
+        if let Grant::Layout(_) = held.grant {
+            // Only a truncation conflicts with layouts.
+            return self.begin_layout_recall(other, (LayoutModes::WRITE, false), now);
+        }
+        if held.due.is_some() {
             return;
         }
+        held.due = Some(due);
         let entry = self.stateids.entry(other);
         let (client, file) = (entry.client, entry.file.clone());
         let contended = &mut self.recalls.contended;
@@ -112,7 +127,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         }
         contended.insert(file.clone(), now + CONTENDED);
         // §10.2.1: a client has at least one lease time.
-        self.recalls.deadlines.push_back((now + self.options.lease, *other));
+        self.recalls.deadlines.push_back((due, *other));
         let stateid = self.stateids.current(other);
         self.recalls.queue.push_back(Held { client, file, stateid });
     }
@@ -121,14 +136,23 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     pub(in crate::v4::state) fn revoke_overdue(&mut self, now: Instant) {
         while let Some(&(_, other)) = self.recalls.deadlines.front().filter(|(due, _)| *due <= now) {
             self.recalls.deadlines.pop_front();
-            let Some(status) = self.stateids.recallable(&other).map(|held| held.grant.revoked()) else { continue };
+            let Some(held) = self.stateids.recallable(&other) else { continue };
+            if held.due.is_none_or(|due| due > now) {
+                // The recall of layouts has ended, and this is the deadline of an earlier one.
+                continue;
+            }
+            if let Grant::Layout(layout) = &held.grant {
+                let modes = layout.recalling;
+                self.fence_layouts(&other, modes);
+                continue;
+            }
             let client = self.stateids.entry(&other).client;
             self.forfeit_record(client);
             match self.is_legacy(client) {
                 // A 4.0 client cannot be told and cannot free the stateid, so it is removed at once. The client does
                 // not acknowledge the loss.
                 true => drop(self.stateids.remove(&other)),
-                false => self.stateids.revoke(&other, status),
+                false => self.stateids.revoke(&other, Nfsstat4::DelegRevoked),
             }
         }
     }

@@ -8,6 +8,7 @@
 use std::{hash::Hash, time::Instant};
 
 use nfs::v4::*;
+use vfs::layout::LayoutModes;
 
 use super::{
     lock::lock_owner,
@@ -19,7 +20,13 @@ use crate::{
         conflict::Access,
         locks::{Holder, LockClient, LockTable},
     },
-    v4::state::{Event, State, StateOptions, hosts::Group, ids::Other, stateid::Kind},
+    v4::state::{
+        Event, State, StateOptions,
+        hosts::Group,
+        ids::Other,
+        recallable::{Grant, Recallable},
+        stateid::Kind,
+    },
 };
 
 impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
@@ -87,6 +94,8 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         let (access, open) = match &self.stateids.entry(&other).kind {
             Kind::Open(open) => (open.access, Some(open)),
             Kind::Lock { open, .. } => (self.stateids.open(open).access, Some(self.stateids.open(open))),
+            // A stateid of layouts is valid at data servers only.
+            Kind::Recallable(Recallable { grant: Grant::Layout(_), .. }) => return Err(Nfsstat4::BadStateid),
             Kind::Recallable(held) if held.grant.may_write() => (OPEN4_SHARE_ACCESS_BOTH, None),
             Kind::Recallable(_) => (OPEN4_SHARE_ACCESS_READ, None),
         };
@@ -111,6 +120,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     /// of it.
     pub fn revoke_all(&mut self, locks: &mut LockTable<F>, client: Clientid4, status: Nfsstat4) {
         for other in self.stateids.of_client(client) {
+            self.fence_layouts(&other, LayoutModes::ALL);
             self.stateids.revoke(&other, status);
         }
         locks.release_client(LockClient::V4(client.0));
