@@ -53,8 +53,7 @@ fn outcome(rfcs: &[Rfc], complaints: &[String]) -> Outcome {
     }
 }
 
-/// Returns the faults of the requirements, the citations of unknown requirements, and a message if the number of gaps is not
-/// [`GAPS`].
+/// Returns the faults of the requirements, the citations of unknown requirements, and a message for each gap.
 fn complaints(rfcs: &[Rfc], citations: &Citations) -> Vec<String> {
     let mut complaints = Vec::new();
     let mut known = BTreeMap::new();
