@@ -2,9 +2,12 @@
 
 use std::{
     fs, io,
-    os::unix::{
-        fs::FileTypeExt,
-        net::{UnixListener, UnixStream},
+    os::{
+        fd::OwnedFd,
+        unix::{
+            fs::FileTypeExt,
+            net::{UnixListener, UnixStream},
+        },
     },
     path::Path,
     time::Duration,
@@ -13,7 +16,8 @@ use std::{
 use rustix::{
     fs::{Mode, fchmod},
     net::{
-        AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with, sockopt::socket_peercred,
+        AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
+        sockopt::{Timeout, set_socket_timeout, socket_peercred},
     },
     process::geteuid,
 };
@@ -30,12 +34,30 @@ pub fn listen_at(path: &Path) -> io::Result<UnixListener> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(error),
     }
-    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    let socket = unconnected()?;
     // Linux gives the name the mode of the socket at the time of bind, so other users can never connect.
     fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
     bind(&socket, &SocketAddrUnix::new(path)?)?;
     listen(&socket, BACKLOG)?;
     Ok(socket.into())
+}
+
+/// Connects to a socket. To connect, to read and to write take at most `limit` each, also if the process has been
+/// stopped.
+///
+/// # Errors
+/// `ConnectionRefused` or `NotFound` if no process listens there; `WouldBlock` after `limit`.
+pub fn connect_to(path: &Path, limit: Duration) -> io::Result<UnixStream> {
+    let socket = unconnected()?;
+    for direction in [Timeout::Recv, Timeout::Send] {
+        set_socket_timeout(&socket, direction, Some(limit))?;
+    }
+    connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket.into())
+}
+
+fn unconnected() -> io::Result<OwnedFd> {
+    Ok(socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?)
 }
 
 /// Limits the time for which a peer can occupy the thread that answers. Returns `true` if the peer is this process's

@@ -37,17 +37,17 @@ Examples:
   fio --directory=/mnt --name=job --rw=randread --bs=4k --size=64m --direct=1 --ioengine=libaio --iodepth=16")]
 pub struct Args {
     /// The export or directory to mount
-    #[arg(value_name = "URL", required_unless_present_any = ["status", "status_json"])]
+    #[arg(value_name = "URL", required_unless_present = "status")]
     url: Option<NfsUrl>,
     /// The mount point
-    #[arg(value_name = "DIR", required_unless_present_any = ["status", "status_json"])]
+    #[arg(value_name = "DIR", required_unless_present = "status")]
     directory: Option<PathBuf>,
     /// Mount nothing; print which servers your mounts wait for: all mounts, or the one at DIR
-    #[arg(long, value_name = "DIR", num_args = 0..=1, require_equals = true, exclusive = true)]
+    #[arg(long, value_name = "DIR", num_args = 0..=1, require_equals = true, conflicts_with_all = MOUNTING)]
     status: Option<Option<PathBuf>>,
-    /// Like --status, as lines of JSON
-    #[arg(long, value_name = "DIR", num_args = 0..=1, require_equals = true, exclusive = true)]
-    status_json: Option<Option<PathBuf>>,
+    /// With --status, print each mount as a line of JSON
+    #[arg(long, requires = "status", conflicts_with_all = MOUNTING)]
+    json: bool,
     /// Options of the URL, separated by commas: vers=4.2,xprtsec=tls
     #[arg(short, value_name = "OPTIONS", value_delimiter = ',')]
     options: Vec<String>,
@@ -115,10 +115,8 @@ impl Args {
 
 /// Runs the command.
 pub fn run(args: &Args) -> Outcome {
-    for (wanted, json) in [(&args.status, false), (&args.status_json, true)] {
-        if let Some(directory) = wanted {
-            return status::print(directory.as_deref(), json);
-        }
+    if let Some(directory) = &args.status {
+        return status::print(directory.as_deref(), args.json);
     }
     let (url, directory) = args.applied()?;
     let ttl = Duration::try_from_secs_f64(args.attributes).ok().filter(|ttl| *ttl <= TTL_MAX);
@@ -305,6 +303,21 @@ fn unescaped(text: &str) -> String {
         .fold(text.to_owned(), |text, (code, plain)| text.replace(code, plain))
 }
 
+/// The arguments of a mount, which `--status` excludes.
+const MOUNTING: [&str; 12] = [
+    "url",
+    "directory",
+    "options",
+    "tls_ca",
+    "tls_cert",
+    "tls_key",
+    "allow_other",
+    "direct_io",
+    "attributes",
+    "soft",
+    "softerr",
+    "retrans",
+];
 /// The maximum time to wait for an answer of the server before the unmount is skipped.
 const ANSWER_MAX: Duration = Duration::from_millis(200);
 /// The interval of the check for waiting operations, and the time that they have waited when the log says so.

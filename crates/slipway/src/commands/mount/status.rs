@@ -1,15 +1,12 @@
-//! `slipway mount --status`: what the mounts of this machine wait for.
+//! `slipway mount --status`: what the mounts of a user wait for.
 //!
-//! Each mount listens on a socket in a directory of its user, and answers with one line of JSON. A thread of its own
+//! Each mount listens on a socket in a directory of its user, and answers with one line of JSON. A separate thread
 //! answers, and it asks no server.
 
 use std::{
     env, fs,
     io::{self, Read, Write},
-    os::unix::{
-        fs::DirBuilderExt,
-        net::{UnixListener, UnixStream},
-    },
+    os::unix::{fs::DirBuilderExt, net::UnixListener},
     path::{Path, PathBuf},
     process, thread,
     time::Duration,
@@ -99,30 +96,44 @@ fn accept(listener: &UnixListener, status: impl Fn() -> Status) {
 }
 
 /// Prints the status of all mounts of this user, or of the mount at `directory`.
+///
+/// # Errors
+/// There is no mount at `directory`, or a mount does not answer. The other mounts are printed before.
 pub fn print(directory: Option<&Path>, json: bool) -> Outcome {
     let failed = |path: &Path, error: &dyn std::fmt::Display| Failure::failed(format!("{}: {error}", path.display()));
-    // The mount point is not resolved, because its server may not answer.
-    let wanted = directory.map(|directory| std::path::absolute(directory).map_err(|error| failed(directory, &error)));
+    let wanted = directory.map(|directory| located(directory).map_err(|error| failed(directory, &error)));
     let wanted = wanted.transpose()?;
-    let mut found = Vec::new();
+    let (mut found, mut silent) = (Vec::new(), None);
     for path in sockets().map_or(Ok(Vec::new()), list).map_err(Failure::failed)? {
         match ask(&path) {
-            Ok(status) if wanted.as_ref().is_none_or(|wanted| *wanted == status.directory) => found.push(status),
+            Ok(Some(status)) if wanted.as_ref().is_none_or(|wanted| *wanted == status.directory) => found.push(status),
             Ok(_) => {}
-            // The process was killed, or has just ended.
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => drop(fs::remove_file(&path)),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(failed(&path, &error)),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                silent = Some(failed(&path, &"the process of this mount does not answer"));
+            }
+            Err(error) => silent = Some(failed(&path, &error)),
         }
     }
     found.sort_by(|one, other| one.directory.cmp(&other.directory));
-    if let Some(wanted) = wanted.filter(|_| found.is_empty()) {
-        return Err(failed(&wanted, &"no slipway mount of this user is there"));
-    }
     for status in &found {
         if json { output::json(status) } else { output::print(&text(status)) }
     }
-    Ok(Exit::Ok)
+    match (wanted, silent) {
+        (Some(_), _) if !found.is_empty() => Ok(Exit::Ok),
+        (_, Some(silent)) => Err(silent),
+        (Some(wanted), None) => Err(failed(&wanted, &"no slipway mount of this user is there")),
+        (None, None) => Ok(Exit::Ok),
+    }
+}
+
+/// Returns the path of a mount point in the form of the kernel. Only its parent is resolved, because the server of the
+/// mount may not answer.
+fn located(directory: &Path) -> io::Result<PathBuf> {
+    let absolute = std::path::absolute(directory)?;
+    match (absolute.parent(), absolute.file_name()) {
+        (Some(parent), Some(name)) => Ok(parent.canonicalize()?.join(name)),
+        _ => Ok(absolute),
+    }
 }
 
 fn list(sockets: PathBuf) -> io::Result<Vec<PathBuf>> {
@@ -132,12 +143,31 @@ fn list(sockets: PathBuf) -> io::Result<Vec<PathBuf>> {
     }
 }
 
-fn ask(path: &Path) -> io::Result<Status> {
-    let mut stream = UnixStream::connect(path)?;
-    stream.set_read_timeout(Some(ANSWER_MAX))?;
+/// Returns the status of the mount that listens here. `None` if it has ended; then removes the socket of a killed
+/// process.
+fn ask(path: &Path) -> io::Result<Option<Status>> {
+    let ended = |error: &io::Error| {
+        use io::ErrorKind::{BrokenPipe, ConnectionRefused, ConnectionReset, NotFound};
+        matches!(error.kind(), BrokenPipe | ConnectionRefused | ConnectionReset | NotFound)
+    };
     let mut text = Vec::new();
-    stream.read_to_end(&mut text)?;
-    Ok(serde_json::from_slice(&text)?)
+    match socket::connect_to(path, ANSWER_MAX).and_then(|mut stream| stream.read_to_end(&mut text)) {
+        Ok(0) => Ok(None),
+        Ok(_) => Ok(Some(serde_json::from_slice(&text)?)),
+        Err(error) if ended(&error) => {
+            // A process that has just started refuses connections until it listens.
+            if error.kind() == io::ErrorKind::ConnectionRefused && !is_running(path) {
+                let _ = fs::remove_file(path);
+            }
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Returns `true` if there is a process with the number of a socket's name.
+fn is_running(path: &Path) -> bool {
+    path.file_stem().is_some_and(|number| Path::new("/proc").join(number).exists())
 }
 
 fn text(status: &Status) -> String {
@@ -152,7 +182,7 @@ fn text(status: &Status) -> String {
     for waits in &status.waits {
         let ServerWaits { server, operations, since_s, operation, ino, pid } = waits;
         text.push_str(&format!(
-            "  {operations} operations wait for {server}; the oldest for {since_s} s: {operation} of inode {ino} by thread {pid}\n",
+            "  operations that wait for {server}: {operations}, the oldest for {since_s} s: {operation} of inode {ino} by thread {pid}\n",
         ));
     }
     text
@@ -160,4 +190,5 @@ fn text(status: &Status) -> String {
 
 /// The seconds after which an operation counts as waiting.
 const LATE_S: u64 = 1;
-const ANSWER_MAX: Duration = Duration::from_secs(10);
+/// The maximum time to wait for the process of a mount.
+const ANSWER_MAX: Duration = Duration::from_secs(5);
