@@ -6,8 +6,8 @@
 //! **Interrupts.** The kernel reports every signal of a waiting thread. As with the kernel's own NFS client, only a
 //! fatal signal ends a wait, because programs do not expect EINTR of files. Any signal ends a wait for a lock. The
 //! kernel reports a signal only once, so if it was not fatal, the thread is polled until the operation ends. A process
-//! that dies by a signal also waits for the flush of its files, for which the kernel reports no signals. It is polled
-//! as well.
+//! that dies by a signal also waits for the flush of its files, and a thread can wait for an O_DIRECT read or write. The
+//! kernel reports no signals for these, so these threads are polled as well.
 //!
 //! **Operations in progress.** A call that has been sent cannot be cancelled. An operation that changes names or holds
 //! state continues after its program has got EINTR, and results that the kernel does not receive are undone ([`Undo`]).
@@ -318,8 +318,9 @@ fn can_be_dropped(opcode: u32) -> bool {
 impl InFlight {
     fn add(&self, header: Header) {
         let since = self.tick.load(Relaxed);
-        // The kernel reports no signals for the flush of a dying process.
-        let watched = header.opcode == op::FLUSH;
+        // The kernel reports no signals for the flush of a dying process. Nor does it report them for O_DIRECT reads and
+        // writes through the page cache: it sends them in the background, and the thread waits for them in D state.
+        let watched = matches!(header.opcode, op::FLUSH | op::READ | op::WRITE);
         let operation = Operation { header, since, watched, abort: None, interrupted: None };
         self.operations.lock().insert(header.unique, operation);
     }
