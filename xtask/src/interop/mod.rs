@@ -11,6 +11,8 @@ mod kerberos;
 mod knfsd;
 mod lab;
 mod locks;
+mod mount;
+mod mounted;
 mod ports;
 mod restarts;
 mod rotation;
@@ -98,6 +100,7 @@ const LANES: [&[Suite]; 3] = [
         on(&Kernel::ALL, suite("client", client::run)),
         suite("libnfs", tools::libnfs),
         suite("fio", tools::fio),
+        suite("mount", mount::run),
         suite("capture", capture::run),
         suite("kerberos", kerberos::run),
     ],
@@ -184,7 +187,7 @@ pub fn install() -> Result<(), String> {
             .into_iter()
             .collect::<Result<String, _>>()
     };
-    let own = || tools::PACKAGES.into_iter().chain(kerberos::PACKAGES);
+    let own = || tools::PACKAGES.into_iter().chain(kerberos::PACKAGES).chain(mount::PACKAGES);
     let all_there = |kernel: String| kernel.lines().chain(own()).all(debian::is_installed);
     if shell::is_root() && !kernel().is_ok_and(all_there) {
         // A new machine has no package lists, or old ones with a kernel that is no longer available.
