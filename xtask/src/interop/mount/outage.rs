@@ -57,7 +57,8 @@ until test -e "$2"; do
 done
 "#;
 
-/// While the server does not answer, SIGINT and SIGKILL end programs that read, write, create and list, and the status names the server. Afterwards the mount works.
+/// While the server does not answer, SIGINT and SIGKILL end programs that read, write, create and list, and the status
+/// names the server. Afterwards the mount works.
 pub fn signals(place: &mut Place) -> Result<(), String> {
     std::fs::write(place.served.join("file"), vec![7; 8 << 20]).map_err(|error| error.to_string())?;
     place.script("mkdir read write create list && cp /bin/true write/file", &[])?;
