@@ -19,6 +19,10 @@ network() {
   printf '127.0.0.1 localhost\n10.9.1.1 %s\n10.9.1.2 %s\n' $SERVER $VENUS >/etc/hosts
 }
 
+# Runs a command in the server's network. `ip netns exec` would copy the mounts for it, too. A server that holds a mount of itself
+# does not end when it is killed.
+IN_SERVER="nsenter --net=/run/netns/server"
+
 # issuer NAME; certificate ISSUER NAME HOST
 issuer() {
   openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 30 -keyout $KEYS/$1.key -out $KEYS/$1.pem -subj "/CN=$1"
@@ -66,14 +70,14 @@ xprtsec = ["mtls"]
 squash = "none"
 T
   rm -f /run/ready
-  ip netns exec server "$SLIPWAY" -vv serve --config /run/slipway.toml --ready-file /run/ready >>/run/out/serve.log 2>&1 &
+  $IN_SERVER "$SLIPWAY" -vv serve --config /run/slipway.toml --ready-file /run/ready >>/run/out/serve.log 2>&1 &
   echo $! >/run/server.pid
   await ready_or_dead
   test -e /run/ready
 }
 ready_or_dead() { [ -e /run/ready ] || ! kill -0 "$(cat /run/server.pid)"; }
-stop() { kill -9 "$(cat /run/server.pid)"; wait_for_end "$(cat /run/server.pid)"; }
-wait_for_end() { while kill -0 "$1" 2>/dev/null; do sleep 0.1; done; }
+stop() { kill -9 "$(cat /run/server.pid)"; await has_ended "$(cat /run/server.pid)"; }
+has_ended() { ! kill -0 "$1"; }
 
 # tlshd serves the kernel's client and server with the host's own certificate.
 tlshd() {
@@ -130,7 +134,7 @@ clear_is_refused() {
   mount -t nfs -o "$(options 3 none)" $SERVER:$EXPORT/any /run/mnt/refused; umount /run/mnt/refused
 }
 
-# Linux's client refuses a certificate of another name and of another issuer. It tries again until the mount is interrupted.
+# Linux's client refuses a certificate of another name and of another issuer. It can try again until the mount is interrupted.
 wrong_certificates() {
   mkdir -p /run/mnt/wrong
   wrong_certificate other 'Certificate owner unexpected'
@@ -143,7 +147,8 @@ wrong_certificate() {
   mount.nfs $SERVER:$EXPORT/tls /run/mnt/wrong -o "$(options 4.2 tls)" &
   mounting=$!
   await grep -q "$2" /run/out/logs/tlshd.log
-  kill -9 $mounting; wait $mounting || true
+  kill -9 $mounting || true
+  refused wait $mounting
   refused grep /run/mnt/wrong /proc/mounts
 }
 
@@ -173,14 +178,14 @@ our_client() {
   [ "$2" != mtls ] || more="&tls_cert=$KEYS/server.pem&tls_key=$KEYS/server.key"
   # tlshd selects no application protocol.
   url="nfs://$VENUS/$file?vers=$1&xprtsec=$2&tls_alpn=optional&tls_ca=$KEYS/issuer.pem$more"
-  ip netns exec server timeout 300 "$SLIPWAY" cp /run/sample "$url"
+  $IN_SERVER timeout 300 "$SLIPWAY" cp /run/sample "$url"
   cmp /run/sample /run/knfsd/$file
   rm -f /tmp/back
-  ip netns exec server timeout 300 "$SLIPWAY" cp "$url" /tmp/back
+  $IN_SERVER timeout 300 "$SLIPWAY" cp "$url" /tmp/back
   cmp /run/sample /tmp/back
-  refused ip netns exec server timeout 300 "$SLIPWAY" ls "${url/tls_alpn=optional/tls_alpn=required}"
+  refused $IN_SERVER timeout 300 "$SLIPWAY" ls "${url/tls_alpn=optional/tls_alpn=required}"
   # The same server by another issuer's word.
-  refused ip netns exec server timeout 300 "$SLIPWAY" ls "${url/issuer.pem/stranger.pem}"
+  refused $IN_SERVER timeout 300 "$SLIPWAY" ls "${url/issuer.pem/stranger.pem}"
 }
 
 if check "knfsd: starts" linux_server; then

@@ -8,7 +8,7 @@ use crate::report::{Outcome, Report};
 use crate::shell::{self, Daemon};
 
 /// The maximum time of a guest, in seconds. Emulation is slow, and the machine can be busy.
-const TIMEOUT_S: u32 = 3600;
+const TIMEOUT_S: u32 = 1800;
 
 /// A Linux kernel of Debian's packages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
