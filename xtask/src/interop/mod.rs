@@ -1,4 +1,5 @@
-//! Tests against independent implementations: a Linux kernel as client and as server, libnfs, fio and tshark.
+//! Tests against independent implementations: a Linux kernel as client and as server, libnfs, fio and tshark; and other
+//! programs over `slipway mount`.
 //!
 //! The kernel runs in `interop/kernel-lab`. The scripts for the guest are `interop/guest/*.sh`. Each suite leaves its
 //! logs in `target/interop/NAME`.
