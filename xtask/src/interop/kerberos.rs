@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::Bench;
 use super::capture::capture;
 use super::lab::{Guest, text};
-use super::server::Server;
+use super::server::{Server, Setup};
 use crate::report::{Outcome, Report};
 use crate::shell::{self, Daemon};
 
@@ -209,7 +209,8 @@ fn serve(bench: &Bench, directory: &Path, realm: &Realm, service: &str) -> Resul
         realm.directory.display(),
         export.display()
     );
-    Server::start_in(bench, directory, &exports, &[("KRB5_CONFIG", realm.directory.join("krb5.conf"))])
+    let environment = [("KRB5_CONFIG", realm.directory.join("krb5.conf"))];
+    Server::start_as(bench, directory, &Setup { exports: &exports, environment: &environment, ..Setup::default() })
 }
 
 /// A server with Kerberos, and what its clients need.
