@@ -14,6 +14,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
+use super::mounted_at;
 use crate::{
     exit::{Exit, Failure, Outcome},
     fuse::{ServerWaits, Waits},
@@ -118,10 +119,13 @@ pub fn print(directory: Option<&Path>, json: bool) -> Outcome {
     for status in &found {
         if json { output::json(status) } else { output::print(&text(status)) }
     }
+    let nothing = |wanted: &Path| Err(failed(wanted, &"no slipway mount of this user is there"));
     match (wanted, silent) {
         (Some(_), _) if !found.is_empty() => Ok(Exit::Ok),
+        // A mount that does not answer is at another directory.
+        (Some(wanted), _) if mounted_at(&wanted).is_empty() => nothing(&wanted),
         (_, Some(silent)) => Err(silent),
-        (Some(wanted), None) => Err(failed(&wanted, &"no slipway mount of this user is there")),
+        (Some(wanted), None) => nothing(&wanted),
         (None, None) => Ok(Exit::Ok),
     }
 }
