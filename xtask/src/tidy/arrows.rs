@@ -26,7 +26,7 @@ const ARROWS: [(&str, &[&str]); 21] = [
     ("conformance", &["rdma", "vfs"]),
     ("transports", &["rpc", "rdma", "rpcrdma", "nfs"]),
     ("testkit", &["simnet", "xdr", "rpc", "rdma", "rpcrdma", "nfs", "gss", "vfs", "server", "client"]),
-    ("slipway", &["xdr", "rpc", "rdma", "nfs", "gss", "vfs", "server", "client", "transports"]),
+    ("slipway", &["xdr", "rpc", "rdma", "nfs", "gss", "vfs", "server", "client", "transports", "pnfs"]),
     ("hostile", &[]),
     ("xtask", &[]),
 ];

@@ -13,6 +13,7 @@ mod mount_referrals;
 mod mount_users;
 mod mount_v4;
 mod outside;
+mod pnfs;
 mod privilege;
 mod serve;
 mod serve_hung;
