@@ -11,6 +11,7 @@ mod kerberos;
 mod knfsd;
 mod lab;
 mod locks;
+mod pnfs;
 mod ports;
 mod restarts;
 mod rotation;
@@ -112,6 +113,7 @@ const LANES: [&[Suite]; 3] = [
         suite("knfsd", knfsd::version3),
         suite("knfsd4", knfsd::version4),
         on(&[Kernel::NEWER], suite("tls", tls::linux)),
+        on(&Kernel::ALL, suite("pnfs", pnfs::linux)),
         suite("reference", client::reference),
     ],
 ];
