@@ -151,10 +151,14 @@ tickets_decide() {
 
 # A client with a keytab manages its state by krb5i, also for a mount with sec=sys.
 sys_with_keytab() {
-  local at=/run/mnt/sys
-  mkdir -p $at; mount -t nfs -o "$(options tcp 4.2 sys)" $SERVER:$EXPORT $at
-  alice cp /run/sample $at/sys; alice sync $at/sys; cmp /run/sample $EXPORT/sys
-  umount $at
+  local at=/run/mnt/sys version
+  mkdir -p $at
+  for version in 4.0 4.2; do
+    mount -t nfs -o "$(options tcp $version sys)" $SERVER:$EXPORT $at
+    alice cp /run/sample $at/sys-$version; alice sync $at/sys-$version; cmp /run/sample $EXPORT/sys-$version
+    alice flock $at/sys-$version cmp /run/sample $at/sys-$version
+    umount $at
+  done
 }
 
 no_context_was_refused() { refused grep -E 'a client got no context|panicked' /run/out/serve.log; }

@@ -127,17 +127,31 @@ impl Daemon {
         }
     }
 
+    /// Sends a signal, for example `STOP`.
+    pub fn signal(&self, signal: &str) -> Result<(), String> {
+        run(Command::new("kill").args([&format!("-{signal}"), &self.id().to_string()]))
+    }
+
+    /// Kills the process by SIGKILL. Returns an error if it does not end, because it waits in the kernel.
+    pub fn kill(&mut self) -> Result<(), String> {
+        self.0.kill().map_err(|error| error.to_string())?;
+        match wait_until(LIMIT, || !self.is_running()) {
+            true => Ok(()),
+            false => Err(format!("process {} did not end within {} s of SIGKILL", self.id(), LIMIT.as_secs())),
+        }
+    }
+
     /// Sends SIGTERM and waits. Returns an error if the process fails, or had to be killed.
     pub fn terminate(&mut self) -> Result<(), String> {
-        run(Command::new("kill").args(["-TERM", &self.id().to_string()]))?;
-        let deadline = Instant::now() + Duration::from_secs(20);
+        self.signal("TERM")?;
+        let deadline = Instant::now() + LIMIT;
         while Instant::now() < deadline {
             if let Ok(Some(status)) = self.0.try_wait() {
                 return if status.success() { Ok(()) } else { Err(format!("ended with {status}")) };
             }
             std::thread::sleep(Duration::from_millis(20));
         }
-        Err("did not end within 20 s of SIGTERM".into())
+        Err(format!("did not end within {} s of SIGTERM", LIMIT.as_secs()))
     }
 }
 
@@ -162,6 +176,9 @@ pub fn wait_until(limit: Duration, mut ready: impl FnMut() -> bool) -> bool {
     }
     false
 }
+
+/// The maximum time to wait for the end of a process after a signal that must end it.
+const LIMIT: Duration = Duration::from_secs(20);
 
 fn name(command: &Command) -> String {
     command.get_program().to_string_lossy().into_owned()

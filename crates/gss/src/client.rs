@@ -6,6 +6,9 @@
 //!
 //! The library can wait for a key distribution centre, so a negotiation runs on a thread that may block. A call that is
 //! given up meanwhile does not stop that thread, but no second negotiation begins before it ends.
+//!
+//! When the last user of a context drops it, the server is told (§5.4), so that its table has room. Nobody waits for the reply.
+//! If the message is lost, the server keeps the context until it expires or is evicted.
 
 use std::{
     sync::{
@@ -19,7 +22,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use rpc::{
     AuthStat, BoxFuture, ClientError, OpaqueAuth, RejectStat,
-    security::{Channel, ClientFlavor, NotReady, Tampered, Transmission},
+    security::{Channel, ClientFlavor, LastMessage, NotReady, Tampered, Transmission},
 };
 use tokio::{task::spawn_blocking, time::Instant};
 use xdr::{Encode, Encoder, Message};
@@ -50,6 +53,9 @@ struct ClientContext {
     handle: Bytes,
     expires: Option<Instant>,
     next_sequence: AtomicU32,
+    service: Service,
+    /// The latest connection; `None` if the server does not know the context any more.
+    last_message: Mutex<Option<LastMessage>>,
 }
 
 impl std::fmt::Debug for ClientContext {
@@ -66,6 +72,29 @@ impl ClientContext {
             Some(at) if at <= Instant::now() => None,
             _ => self.next_sequence.fetch_update(Relaxed, Relaxed, next).ok(),
         }
+    }
+
+    /// Notes the connection of the next transmissions.
+    fn note_connection(&self, channel: Channel<'_>) {
+        let mut last_message = self.last_message.lock();
+        if last_message.as_ref().is_some_and(|last| !last.is_over(channel)) {
+            *last_message = Some(channel.last_message());
+        }
+    }
+}
+
+impl Drop for ClientContext {
+    /// Destroys the context at the server (RFC 2203 §5.4). The message has no body to wrap.
+    fn drop(&mut self) {
+        let Some(last_message) = self.last_message.get_mut().take() else { return };
+        // An expired context has no sequence number. The server has forgotten it.
+        let Some(sequence) = self.next() else { return };
+        let (service, handle) = (self.service, self.handle.clone());
+        let credential = GssCredential { control: Control::Destroy, sequence, service, handle }.to_opaque();
+        last_message.send(&credential, |signed| {
+            let body = self.context.mic(signed).ok()?;
+            Some(OpaqueAuth { flavor: RPCSEC_GSS, body })
+        });
     }
 }
 
@@ -126,7 +155,7 @@ impl GssClient {
             }
             match established {
                 Some(established) if is_last => {
-                    return self.adopt(established, handle, &result, &reply.verifier);
+                    return self.adopt(established, handle, &result, &reply.verifier, channel);
                 }
                 Some(established) => step.established = Some(established),
                 None if is_last => {
@@ -164,6 +193,7 @@ impl GssClient {
         handle: Bytes,
         result: &InitResult,
         verifier: &OpaqueAuth,
+        channel: Channel<'_>,
     ) -> Result<(), ClientError> {
         let failed = |problem: &str| Err(ClientError::Security(problem.to_owned()));
         // RFC 2203 §5.2.3.1.1: the verifier is the checksum of the window's length.
@@ -186,7 +216,10 @@ impl GssClient {
         let expires = lifetime.and_then(|lifetime| Instant::now().checked_add(lifetime.max(LIFETIME_MIN)));
         let number = self.made.fetch_add(1, Relaxed) + 1;
         let next_sequence = AtomicU32::new(FIRST_SEQUENCE);
-        *self.current.lock() = Some(Arc::new(ClientContext { context, number, handle, expires, next_sequence }));
+        let (service, last_message) = (self.service, Mutex::new(Some(channel.last_message())));
+        let adopted = ClientContext { context, number, handle, expires, next_sequence, service, last_message };
+        let replaced = self.current.lock().replace(Arc::new(adopted));
+        drop(replaced);
         Ok(())
     }
 
@@ -195,8 +228,10 @@ impl GssClient {
         match error {
             // The server has no such flavour.
             ClientError::Denied(RejectStat::AuthError(AuthStat::RejectedCred | AuthStat::TooWeak)) => {
-                let problem =
-                    format!("{:?}: the server does not accept Kerberos (it denies RPCSEC_GSS)", self.initiator);
+                let problem = format!(
+                    "{:?}: the server does not accept Kerberos, or not from this host (it denies RPCSEC_GSS)",
+                    self.initiator
+                );
                 ClientError::Security(problem)
             }
             error => error,
@@ -234,13 +269,19 @@ impl GssClient {
 }
 
 impl ClientFlavor for GssClient {
+    fn note_connection(&self, channel: Channel<'_>) {
+        if let Some(context) = &*self.current.lock() {
+            context.note_connection(channel);
+        }
+    }
+
     fn begin(&self, encoder: &mut Encoder) -> Result<Box<dyn Transmission>, NotReady> {
         let context = self.current.lock().clone().ok_or(NotReady)?;
         let number = context.number;
         match self.transmission(context, encoder) {
             Some(sent) => Ok(Box::new(sent)),
             None => {
-                self.forget(number);
+                drop(self.forget(number));
                 Err(NotReady)
             }
         }
@@ -259,8 +300,8 @@ impl ClientFlavor for GssClient {
     fn denied(&self, transmission: &dyn Transmission, stat: AuthStat) -> bool {
         // The server has restarted, has evicted the context, or the context has expired.
         let again = matches!(stat, AuthStat::GssCredProblem | AuthStat::GssCtxProblem);
-        if again {
-            self.forget(transmission.context());
+        if again && let Some(context) = self.forget(transmission.context()) {
+            *context.last_message.lock() = None;
         }
         again
     }
@@ -275,12 +316,9 @@ impl ClientFlavor for GssClient {
 }
 
 impl GssClient {
-    /// Drops the context of this number, if it is the current one.
-    fn forget(&self, number: u64) {
-        let mut current = self.current.lock();
-        if current.as_ref().is_some_and(|context| context.number == number) {
-            *current = None;
-        }
+    /// Removes the context of this number, if it is the current one.
+    fn forget(&self, number: u64) -> Option<Arc<ClientContext>> {
+        self.current.lock().take_if(|context| context.number == number)
     }
 }
 
@@ -351,6 +389,8 @@ mod tests {
             handle: Bytes::new(),
             expires: None,
             next_sequence,
+            service: Service::None,
+            last_message: Mutex::default(),
         };
         assert_eq!([context.next(), context.next(), context.next()], [Some(MAXSEQ - 2), Some(MAXSEQ - 1), None]);
         assert_eq!(context.next(), None);

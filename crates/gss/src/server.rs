@@ -6,6 +6,8 @@
 //! A transmission is checked in this order: the context exists, the verifier is correct, the sequence number is allowed
 //! and new. Nothing of the state changes before the verifier has been checked. The first transmission with a correct
 //! verifier proves a context: a token that was replayed makes only contexts that are never proved.
+//!
+//! Hosts that the server does not admit cannot negotiate: their tokens are denied before they are decoded.
 
 use std::{
     sync::{Arc, atomic::AtomicU64},
@@ -270,6 +272,11 @@ impl ServerFlavor for GssServer {
         }
         if claim.header.verifier != OpaqueAuth::NONE {
             return denied(AuthStat::BadVerf);
+        }
+        // A token costs the decryption of a ticket and a place in the table.
+        if !claim.is_admitted() {
+            tracing::debug!(peer = %claim.peer, "no context for a host that is not admitted");
+            return denied(AuthStat::RejectedCred);
         }
         let mut arguments = claim.arguments.clone();
         let token = InitArgument::decode(&mut arguments).and_then(|token| arguments.finish().map(|()| token));

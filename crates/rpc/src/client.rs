@@ -269,6 +269,8 @@ impl Client {
     ) -> Self {
         let (program, version) = (options.program, options.version);
         let auth = Auth::new(&options.credential);
+        // Only callers keep the flavour: it ends with them, before their connection.
+        let options = ClientOptions { credential: Credential::None, ..options };
         let current = Current { generation: u64::from(transport.is_some()), transport };
         let link = Arc::new(Link {
             kind,

@@ -222,7 +222,8 @@ impl Server {
         };
         let identity = ConnectionIdentity::new(connection.id, &**transport);
         let signed = &message.stream[..header.signed_len()];
-        let claim = Claim { header: &header, signed, arguments: arguments.clone(), peer, connection: identity };
+        let (arguments_of, hosts) = (arguments.clone(), &self.hosts);
+        let claim = Claim { header: &header, signed, arguments: arguments_of, peer, connection: identity, hosts };
         let verdict = match self.flavors.authenticate(claim) {
             Authentication::Ready(verdict) => verdict,
             Authentication::Pending(verdict) => verdict.await,

@@ -203,9 +203,9 @@ impl Connection {
         self.responder.forget(token);
     }
 
-    /// Closes the connection after the work that is queued now.
+    /// Closes the connection after the work that is queued now, and after those of the queued calls for which there are credits.
     pub fn close(&mut self) {
-        self.link.close();
+        self.link.close(self.requester.sendable());
     }
 
     /// Returns the next work for the queue pair. `registry` registers the memory that a call exposes.
@@ -217,10 +217,10 @@ impl Connection {
         }
         let Self { link, requester, responder, .. } = self;
         while !link.has_work()
-            && link.is_open()
-            && (responder.send_exposed_reply(link, registry) || requester.send_next_call(link, registry))
+            && (link.is_open() && responder.send_exposed_reply(link, registry)
+                || requester.send_next_call(link, registry))
         {}
-        link.take_work()
+        link.take_last_work()
     }
 
     /// Returns work for which the queue pair had no room. The next poll returns it first.

@@ -33,6 +33,11 @@ impl Credits {
         free
     }
 
+    /// Returns the number of calls that can be sent now.
+    pub(crate) fn free(&self) -> u32 {
+        self.granted.saturating_sub(self.outstanding)
+    }
+
     /// Returns the credit of a call that was answered, or that was not sent after all.
     pub(crate) fn release(&mut self) {
         self.outstanding = self.outstanding.checked_sub(1).expect("a credit must be returned once");

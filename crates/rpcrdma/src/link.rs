@@ -89,6 +89,8 @@ pub(crate) struct Link {
     events: VecDeque<Event>,
     deadlines: VecDeque<(Instant, Deadline)>,
     state: State,
+    /// While the connection is closing: the number of calls that are sent before `Work::Disconnect`, which is the last work.
+    closes_after: Option<u32>,
     /// The time at which the latest RDMA Read was started or completed.
     last_read: Option<Instant>,
 }
@@ -96,7 +98,7 @@ pub(crate) struct Link {
 #[derive(Debug)]
 enum State {
     Open,
-    /// `close` was called: no more calls are sent, and the connection is closed when the work is done.
+    /// `close` was called: no more calls are accepted, and the connection is closed when the work is done.
     Closing,
     /// `Work::Disconnect` is queued or done.
     Ending(TransportError),
@@ -144,6 +146,7 @@ impl Link {
             events: VecDeque::new(),
             deadlines: VecDeque::new(),
             state: State::Open,
+            closes_after: None,
             last_read: None,
         }
     }
@@ -234,12 +237,26 @@ impl Link {
         }
     }
 
-    /// Closes the connection after the work that is queued now.
-    pub(crate) fn close(&mut self) {
+    /// Returns `true` if one more call may be sent. Of a connection that is being closed, it counts the call.
+    pub(crate) fn sends_call(&mut self) -> bool {
+        match &mut self.closes_after {
+            Some(calls) => calls.checked_sub(1).inspect(|left| *calls = *left).is_some(),
+            None => self.is_open(),
+        }
+    }
+
+    /// Closes the connection after the work that is queued now and at most this number of calls.
+    pub(crate) fn close(&mut self, calls: u32) {
         if self.is_open() {
             self.state = State::Closing;
-            self.work.push_back(Work::Disconnect);
+            self.closes_after = Some(calls);
         }
+    }
+
+    /// Returns the next work. The last work of a connection that is being closed is to disconnect it.
+    pub(crate) fn take_last_work(&mut self) -> Option<Work> {
+        let disconnect = self.work.is_empty() && self.closes_after.take().is_some();
+        if disconnect { Some(Work::Disconnect) } else { self.take_work() }
     }
 
     /// Closes the connection because of an error.
@@ -247,6 +264,7 @@ impl Link {
         if self.is_up() {
             tracing::debug!(%error, "closing the connection");
             self.state = State::Ending(error);
+            self.closes_after = None;
             self.work.push_back(Work::Disconnect);
         }
     }
@@ -266,6 +284,7 @@ impl Link {
             State::Open => reason,
         };
         self.state = State::Closed(error.clone());
+        self.closes_after = None;
         self.deadlines.clear();
         Some(error)
     }

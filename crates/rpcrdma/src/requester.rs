@@ -123,15 +123,21 @@ impl Requester {
         self.calls.get(key).is_some_and(|call| matches!(call.stage, Stage::Fetching(_)))
     }
 
+    /// Returns the number of queued calls that can be sent now.
+    pub(crate) fn sendable(&self) -> u32 {
+        self.credits.free().min(self.unsent.len().try_into().unwrap_or(u32::MAX))
+    }
+
     /// Sends the next waiting call if there is a credit for it. Returns `true` if there can be more.
     pub(crate) fn send_next_call(&mut self, link: &mut Link, registry: &mut dyn Registry) -> bool {
         while self.unsent.front().is_some_and(|&key| self.calls.get(key).is_none()) {
             self.unsent.pop_front(); // cancelled
         }
         let Some(&key) = self.unsent.front() else { return false };
-        if !self.credits.take() {
+        if self.credits.free() == 0 || !link.sends_call() {
             return false;
         }
+        assert!(self.credits.take(), "a free credit can be taken");
         self.unsent.pop_front();
         if let Err(error) = self.send_call(link, key, registry) {
             self.credits.release();

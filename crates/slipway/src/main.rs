@@ -21,6 +21,7 @@ mod process;
 mod progress;
 mod reach;
 mod show;
+mod socket;
 
 use std::process::ExitCode;
 

@@ -196,7 +196,7 @@ impl Tally {
 }
 
 /// The time without an answer after which the user is told that the command waits for the server.
-const NOTICE: Duration = Duration::from_secs(5);
+const NOTICE: Duration = Duration::from_secs(1);
 /// The maximum time to wait for a server at the end of a command.
 const UNMOUNT_MAX: Duration = Duration::from_secs(3);
 

@@ -492,3 +492,25 @@ fn change_attribute_does_not_decrease_with_a_restart() {
     idle.dedup();
     assert_eq!(idle.len(), 1, "objects that do not change must keep their change attribute: {idle:?}");
 }
+
+#[test]
+fn committed_file_is_not_open_for_writing() {
+    let place = Place::new();
+    let fs = place.open(Handles::Auto);
+    let (caller, path) = (place.caller(), place.export.join("program"));
+    let is_open = || {
+        let descriptors = fs::read_dir("/proc/self/fd").unwrap().flatten();
+        descriptors.filter_map(|fd| fs::read_link(fd.path()).ok()).any(|target| target == path)
+    };
+    let write = |file: &Handle| {
+        let data = Rope::from(Bytes::from_static(b"#!/bin/true"));
+        fs.write(&caller, file, 0, &data, Stability::Unstable, Report::Nothing).map(drop)
+    };
+    let created = fs.create(&caller, &fs.root(), at("program"), &CreateMode::Guarded(SetAttr::default())).unwrap();
+    write(&created.handle).unwrap();
+    assert!(is_open(), "the descriptor is kept for further writes");
+    fs.commit(&caller, &created.handle, 0, 0).unwrap();
+    assert!(!is_open(), "a program that is open for writing cannot be executed");
+    write(&created.handle).unwrap();
+    assert_eq!(place.read(&fs, &created.handle).unwrap(), b"#!/bin/true");
+}

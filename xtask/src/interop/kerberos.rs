@@ -3,7 +3,7 @@
 //!
 //! The realm is in the directory of the suite. No configuration of the machine is changed, and no daemon is used.
 
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::Bench;
 use super::capture::capture;
 use super::lab::{Guest, text};
-use super::server::Server;
+use super::server::{Server, Setup};
 use crate::report::{Outcome, Report};
 use crate::shell::{self, Daemon};
 
@@ -86,7 +86,7 @@ const CELLS_OF_GUEST: usize = 5;
 
 type Check = fn(&Suite) -> Result<(), String>;
 
-const CHECKS: [(&str, Check); 8] = [
+const CHECKS: [(&str, Check); 10] = [
     ("only krb5p hides the data", only_privacy_hides_data),
     ("a user without a ticket is told to get one", no_ticket),
     ("an expired ticket is refused", expired_ticket),
@@ -94,8 +94,16 @@ const CHECKS: [(&str, Check); 8] = [
     ("a ticket for another service of the keytab is refused", wrong_service),
     ("a keytab without a key of NFS is refused at the start", keytab_without_key),
     ("a server without Kerberos is named", no_kerberos),
+    ("several users of a mount have their own tickets and files", several_users),
+    ("an expired ticket harms no other user of the mount", expired_ticket_of_a_user),
     ("a new key is used without a restart", new_key),
 ];
+
+/// The users whose principals are alice and bob: daemon and bin, because a principal whose user is unknown is anonymous.
+const ALICE: u32 = 1;
+const BOB: u32 = 2;
+/// The lifetime of a ticket that expires during a test: long enough for the first calls.
+const LIFETIME: &str = "15s";
 
 /// A realm with the users alice and bob, and a server's keytab.
 struct Realm {
@@ -122,6 +130,7 @@ impl Realm {
         shell::capture(in_realm("kdb5_util", directory).args(["create", "-s", "-P", "master", "-r", REALM]))?;
         for query in [
             "addprinc -pw alice alice",
+            "addprinc -pw bob bob",
             "addprinc -randkey nfs/localhost",
             "addprinc -randkey nfs/other",
             "addprinc -randkey host/localhost",
@@ -145,6 +154,30 @@ impl Realm {
     /// Gets a ticket for alice, in a new cache. Returns the name of the cache.
     fn ticket(&self, cache: &str, options: &[&str]) -> Result<String, String> {
         kinit(&self.directory, cache, options)
+    }
+
+    /// Gets a ticket for a principal, in the cache of a user of this machine.
+    fn ticket_of_user(&self, principal: &str, uid: u32, options: &[&str]) -> Result<Cache, String> {
+        let cache = Cache(PathBuf::from(format!("/tmp/krb5cc_{uid}")));
+        let failed = |error: std::io::Error| format!("{}: {error}", cache.0.display());
+        // Anybody could have created the file before.
+        std::fs::File::create_new(&cache.0)
+            .and_then(|file| std::os::unix::fs::fchown(file, Some(uid), None))
+            .map_err(failed)?;
+        let script = "echo \"$1\" | setpriv --reuid \"$2\" --clear-groups kinit -c \"FILE:$3\" \"${@:4}\" \"$1\"";
+        let mut command = in_realm("bash", &self.directory);
+        command.args(["-c", script, "kinit", principal, &uid.to_string(), &text(&cache.0)]).args(options);
+        shell::capture(&mut command)?;
+        Ok(cache)
+    }
+}
+
+/// A credential cache, which is removed when this is dropped.
+struct Cache(PathBuf);
+
+impl Drop for Cache {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
     }
 }
 
@@ -170,12 +203,14 @@ fn serve(bench: &Bench, directory: &Path, realm: &Realm, service: &str) -> Resul
     std::fs::set_permissions(&export, std::fs::Permissions::from_mode(0o1777)).map_err(failed)?;
     let exports = format!(
         "[kerberos]\nkeytab = \"{}/server.keytab\"\nservice = \"{service}\"\n\n\
+         [identity]\nprincipals = {{ \"alice@{REALM}\" = {ALICE}, \"bob@{REALM}\" = {BOB} }}\n\n\
          [[listen]]\ntransport = \"shm\"\naddress = \"127.0.0.1:TCP\"\n\n\
          [[export]]\nname = \"/export\"\npath = \"{}\"\nsec = [\"sys\", \"krb5\", \"krb5i\", \"krb5p\"]\n",
         realm.directory.display(),
         export.display()
     );
-    Server::start_in(bench, directory, &exports, &[("KRB5_CONFIG", realm.directory.join("krb5.conf"))])
+    let environment = [("KRB5_CONFIG", realm.directory.join("krb5.conf"))];
+    Server::start_as(bench, directory, &Setup { exports: &exports, environment: &environment, ..Setup::default() })
 }
 
 /// A server with Kerberos, and what its clients need.
@@ -306,6 +341,105 @@ fn no_kerberos(suite: &Suite) -> Result<(), String> {
     let url = format!("nfs://localhost:{}/export?vers=4.2&sec=krb5i", server.tcp);
     suite.fails(&suite.alice, &url, &["the server does not accept Kerberos"])?;
     server.stop()
+}
+
+/// Files of a mount for all users belong to the users that create them.
+fn several_users(suite: &Suite) -> Result<(), String> {
+    let _alice = suite.realm.ticket_of_user("alice", ALICE, &[])?;
+    let _bob = suite.realm.ticket_of_user("bob", BOB, &[])?;
+    for (version, flavor) in [("3", "krb5"), ("4.0", "krb5i"), ("4.1", "krb5p"), ("4.2", "krb5")] {
+        let shared = Shared::new(suite, version, flavor)?;
+        for (uid, user) in [(ALICE, "alice"), (BOB, "bob")] {
+            let name = format!("{user}-{version}");
+            shared.writes(uid, &name)?;
+            let served = suite.directory.join("export").join(&name);
+            let owner = std::fs::metadata(&served).map_err(|error| error.to_string())?.uid();
+            if owner != uid {
+                return Err(format!("{name} belongs to {owner}, not to {uid}"));
+            }
+        }
+        if shared.reads(BOB, &format!("alice-{version}")).is_ok() {
+            return Err(format!("version {version}: bob can read a private file of alice"));
+        }
+        shared.end()?;
+    }
+    Ok(())
+}
+
+/// The ticket of one user expires while both use a mount.
+fn expired_ticket_of_a_user(suite: &Suite) -> Result<(), String> {
+    let _alice = suite.realm.ticket_of_user("alice", ALICE, &[])?;
+    let bob = suite.realm.ticket_of_user("bob", BOB, &["-l", LIFETIME])?;
+    let shared = Shared::new(suite, "4.2", "krb5i")?;
+    shared.writes(BOB, "early")?;
+    shared.writes(ALICE, "before")?;
+    let mut number = 0;
+    let expires = shell::wait_until(Duration::from_secs(120), || {
+        number += 1;
+        shared.writes(BOB, &format!("late-{number}")).is_err()
+    });
+    if !expires {
+        return Err("a user without a valid ticket can create files".into());
+    }
+    shared.writes(ALICE, "after")?;
+    drop(bob);
+    let _bob = suite.realm.ticket_of_user("bob", BOB, &[])?;
+    shared.writes(BOB, "again")?;
+    shared.end()
+}
+
+/// A mount for all users, on a directory that they all can search.
+struct Shared {
+    at: PathBuf,
+    mount: Daemon,
+}
+
+impl Shared {
+    fn new(suite: &Suite, version: &'static str, flavor: &'static str) -> Result<Self, String> {
+        let at = std::env::temp_dir().join(format!("slipway-users-{}-{version}", std::process::id()));
+        std::fs::create_dir(&at).map_err(|error| format!("{}: {error}", at.display()))?;
+        let url = suite.url(&Cell { transport: "tcp", version, flavor }, "");
+        let mut command = in_realm(&text(&suite.bench.slipway), &suite.realm.directory);
+        command.env("KRB5CCNAME", &suite.alice).args(["mount", "--allow-other", &url]).arg(&at);
+        let mount = Daemon::start(&mut command, &suite.directory.join(format!("shared-{version}-{flavor}.log")))?;
+        let mut shared = Self { at, mount };
+        shell::wait_until(Duration::from_secs(20), || shared.is_mounted() || !shared.mount.is_running());
+        if shared.is_mounted() { Ok(shared) } else { Err(format!("{} is not mounted", shared.at.display())) }
+    }
+
+    fn is_mounted(&self) -> bool {
+        std::fs::read_to_string("/proc/self/mounts").is_ok_and(|all| all.contains(&text(&self.at)))
+    }
+
+    /// Creates a private file as a user, and reads it.
+    fn writes(&self, uid: u32, name: &str) -> Result<(), String> {
+        let script = "umask 077 && echo \"$1\" > \"$0\" && cat \"$0\"";
+        let content = self.runs(uid, name, script)?;
+        if content.trim() == name { Ok(()) } else { Err(format!("{name} has the content {content}")) }
+    }
+
+    fn reads(&self, uid: u32, name: &str) -> Result<String, String> {
+        self.runs(uid, name, "cat \"$0\"")
+    }
+
+    fn runs(&self, uid: u32, name: &str, script: &str) -> Result<String, String> {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid", &uid.to_string(), "--clear-groups", "timeout", "60", "sh", "-c", script]);
+        shell::capture(command.arg(self.at.join(name)).arg(name))
+    }
+
+    fn end(mut self) -> Result<(), String> {
+        self.mount.terminate()
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if self.mount.is_running() {
+            let _ = self.mount.terminate();
+        }
+        let _ = std::fs::remove_dir(&self.at);
+    }
 }
 
 fn new_key(suite: &Suite) -> Result<(), String> {

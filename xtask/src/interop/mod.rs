@@ -1,4 +1,5 @@
-//! Tests against independent implementations: a Linux kernel as client and as server, libnfs, fio and tshark.
+//! Tests against independent implementations: a Linux kernel as client and as server, libnfs, fio and tshark; and other
+//! programs over `slipway mount`.
 //!
 //! The kernel runs in `interop/kernel-lab`. The scripts for the guest are `interop/guest/*.sh`. Each suite leaves its
 //! logs in `target/interop/NAME`.
@@ -11,6 +12,8 @@ mod kerberos;
 mod knfsd;
 mod lab;
 mod locks;
+mod mount;
+mod mounted;
 mod pnfs;
 mod ports;
 mod restarts;
@@ -99,6 +102,7 @@ const LANES: [&[Suite]; 3] = [
         on(&Kernel::ALL, suite("client", client::run)),
         suite("libnfs", tools::libnfs),
         suite("fio", tools::fio),
+        suite("mount", mount::run),
         suite("capture", capture::run),
         suite("kerberos", kerberos::run),
     ],
@@ -186,7 +190,7 @@ pub fn install() -> Result<(), String> {
             .into_iter()
             .collect::<Result<String, _>>()
     };
-    let own = || tools::PACKAGES.into_iter().chain(kerberos::PACKAGES);
+    let own = || tools::PACKAGES.into_iter().chain(kerberos::PACKAGES).chain(mount::PACKAGES);
     let all_there = |kernel: String| kernel.lines().chain(own()).all(debian::is_installed);
     if shell::is_root() && !kernel().is_ok_and(all_there) {
         // A new machine has no package lists, or old ones with a kernel that is no longer available.

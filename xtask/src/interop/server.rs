@@ -11,6 +11,9 @@ use crate::shell::{self, Daemon};
 /// A running `slipway serve`.
 pub struct Server {
     daemon: Daemon,
+    /// The command that starts it.
+    command: Command,
+    log: PathBuf,
     /// The port of NFS and MOUNT over TCP and UDP.
     pub tcp: u16,
     /// The port of NFS over RDMA.
@@ -19,43 +22,55 @@ pub struct Server {
     pub no_rpcbind: Option<String>,
 }
 
+/// The parts of a configuration in which suites differ.
+#[derive(Default)]
+pub struct Setup<'a> {
+    /// Lines of the table `[server]` (TOML).
+    pub server: &'a str,
+    /// The exports and other tables (TOML). `:TCP` stands for the port of TCP.
+    pub exports: &'a str,
+    /// Variables of the environment.
+    pub environment: &'a [(&'a str, PathBuf)],
+}
+
 impl Server {
     /// Serves `exports` (TOML) over all transports. State and logs are in `directory`.
     pub fn start(bench: &Bench, directory: &Path, exports: &str) -> Result<Self, String> {
-        Self::start_in(bench, directory, exports, &[])
+        Self::start_as(bench, directory, &Setup { exports, ..Setup::default() })
     }
 
-    /// Serves `exports` like [`start`](Self::start), with variables of the environment. In `exports`, `:TCP` stands for the
-    /// port of TCP.
-    pub fn start_in(
-        bench: &Bench,
-        directory: &Path,
-        exports: &str,
-        environment: &[(&str, PathBuf)],
-    ) -> Result<Self, String> {
+    /// Serves over all transports. State and logs are in `directory`.
+    pub fn start_as(bench: &Bench, directory: &Path, setup: &Setup) -> Result<Self, String> {
         let (tcp, rdma) = (bench.ports.take(), bench.ports.take());
         let no_rpcbind = rpcbind_obstacle();
         let rpcbind = if no_rpcbind.is_none() { "builtin" } else { "off" };
-        let mut text = format!("[server]\nstate_dir = \"{}/state\"\nrpcbind = \"{rpcbind}\"\n\n", directory.display());
+        let (state, server) = (directory.join("state"), setup.server);
+        let mut text = format!("[server]\nstate_dir = \"{}\"\nrpcbind = \"{rpcbind}\"\n{server}\n\n", state.display());
         for (transport, port) in [("tcp", tcp), ("udp", tcp), ("rdma", rdma)] {
             text += &format!("[[listen]]\ntransport = \"{transport}\"\naddress = \"127.0.0.1:{port}\"\n\n");
         }
         let configuration = directory.join("slipway.toml");
-        text += &exports.replace(":TCP", &format!(":{tcp}"));
+        text += &setup.exports.replace(":TCP", &format!(":{tcp}"));
         std::fs::write(&configuration, text).map_err(|error| error.to_string())?;
         let mut command = Command::new(&bench.slipway);
         command.args(["-v", "serve", "--config"]).arg(&configuration).env("RUST_BACKTRACE", "1");
-        command.envs(environment.iter().map(|(name, value)| (name, value)));
+        command.envs(setup.environment.iter().map(|(name, value)| (name, value)));
         let log = directory.join("serve.log");
-        let mut daemon = Daemon::start(&mut command, &log)?;
-        let up = shell::wait_until(Duration::from_secs(20), || {
-            !daemon.is_running() || (is_listening(tcp) && is_listening(rdma))
-        });
-        if !up || !daemon.is_running() {
-            let said = std::fs::read_to_string(&log).unwrap_or_default();
-            return Err(format!("slipway serve does not come up: {}", said.lines().last().unwrap_or_default()));
-        }
-        Ok(Self { daemon, tcp, rdma, no_rpcbind })
+        let daemon = launch(&mut command, &log, [tcp, rdma])?;
+        Ok(Self { daemon, command, log, tcp, rdma, no_rpcbind })
+    }
+
+    /// Kills the server by SIGKILL, calls `meanwhile`, and starts the server again with its state.
+    pub fn outage(&mut self, meanwhile: impl FnOnce()) -> Result<(), String> {
+        self.daemon.kill()?;
+        meanwhile();
+        self.daemon = launch(&mut self.command, &self.log.with_extension("again.log"), [self.tcp, self.rdma])?;
+        Ok(())
+    }
+
+    /// Sends a signal to the server.
+    pub fn signal(&self, signal: &str) -> Result<(), String> {
+        self.daemon.signal(signal)
     }
 
     /// Ends the server by SIGTERM. Returns an error unless it drains and exits cleanly.
@@ -65,6 +80,17 @@ impl Server {
         }
         self.daemon.terminate().map_err(|why| format!("slipway serve: {why}"))
     }
+}
+
+/// Starts the server, and waits until it listens on these ports.
+fn launch(command: &mut Command, log: &Path, ports: [u16; 2]) -> Result<Daemon, String> {
+    let mut daemon = Daemon::start(command, log)?;
+    let up = shell::wait_until(Duration::from_secs(20), || !daemon.is_running() || ports.into_iter().all(is_listening));
+    if !up || !daemon.is_running() {
+        let said = std::fs::read_to_string(log).unwrap_or_default();
+        return Err(format!("slipway serve does not come up: {}", said.lines().last().unwrap_or_default()));
+    }
+    Ok(daemon)
 }
 
 /// Returns `true` if a listener is on `port`, according to the kernel's table, so that the server gets no connection.

@@ -2,13 +2,13 @@
 
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
 
 use super::Bench;
 use super::lab::text;
+use super::mounted::{self, Mounted};
 use super::server::Server;
 use crate::report::{Outcome, Report};
-use crate::shell::{self, Daemon};
+use crate::shell;
 
 /// The Debian packages of this file and of `capture.rs`, and the headers with which a test of `rdma` compares its
 /// structures.
@@ -48,23 +48,16 @@ pub fn libnfs(bench: &Bench, report: &mut Report) -> Result<(), String> {
 /// Runs fio's ordinary engines over `slipway mount`, over both transports. They verify the data that they have written.
 pub fn fio(bench: &Bench, report: &mut Report) -> Result<(), String> {
     let name = |transport: &str, what: &str| format!("interop: fio: {transport}: {what}");
-    if !shell::is_root() || !Path::new("/dev/fuse").exists() {
-        report.record("interop: fio", Outcome::Skipped("slipway mount needs root and /dev/fuse here".into()));
+    if let Some(why) = mounted::obstacle() {
+        report.record("interop: fio", Outcome::Skipped(why));
         return Ok(());
     }
     let (directory, server) = serve(bench, "fio")?;
     for (transport, port) in [("tcp", server.tcp), ("rdma", server.rdma)] {
         let at = directory.join(format!("mnt-{transport}"));
-        std::fs::create_dir(&at).map_err(|error| error.to_string())?;
         let url = format!("nfs://127.0.0.1:{port}/export?proto={transport}&mountproto=tcp&mountport={}", server.tcp);
-        let mut mount = Command::new(&bench.slipway);
-        mount.args(["-v", "mount", &url]).arg(&at);
-        let mut mount = Daemon::start(&mut mount, &directory.join(format!("mount-{transport}.log")))?;
-        let mounted = || std::fs::read_to_string("/proc/self/mounts").is_ok_and(|all| all.contains(&text(&at)));
-        shell::wait_until(Duration::from_secs(20), || mounted() || !mount.is_running());
-        if !mounted() {
-            return Err(format!("slipway mount over {transport} does not come up"));
-        }
+        let log = directory.join(format!("mount-{transport}.log"));
+        let mount = Mounted::start(&bench.slipway, &url, &at, &[], &log)?;
         for (what, engine) in FIO {
             let here = format!("--directory={}", at.display());
             let job = ["--name=job", "--bs=16k", "--size=32m", "--iodepth=8", "--numjobs=2", &here];
@@ -80,9 +73,7 @@ pub fn fio(bench: &Bench, report: &mut Report) -> Result<(), String> {
                 outcome(program("fio", &[job.as_slice(), engine, &check].concat()).map(drop))
             });
         }
-        report.step(&name(transport, "the mount ends when told to"), || {
-            outcome(mount.terminate().map_err(|why| format!("slipway mount: {why}")))
-        });
+        report.step(&name(transport, "the mount ends when told to"), || outcome(mount.end()));
     }
     server.stop()
 }

@@ -25,6 +25,8 @@ use crate::model::{Caller, Error, ErrorKind, MountOptions, Result};
 /// A connection to a server, which is made again when it is lost. Clones share it.
 #[derive(Clone)]
 pub(crate) struct Link {
+    /// They end before the client, so that their flavours can still use its connection.
+    credentials: Arc<Credentials>,
     client: Client,
     /// The pool of the transport. A new connection has the same pool.
     pool: Pool,
@@ -32,7 +34,6 @@ pub(crate) struct Link {
     /// Set while a background task makes the connection.
     connecting: Arc<AtomicBool>,
     notice: Arc<Notice>,
-    credentials: Arc<Credentials>,
 }
 
 impl Link {

@@ -197,7 +197,8 @@ async fn call_alone(
 const MESSAGE_MAX: u32 = (1 << 20) + (16 << 10);
 /// Maximum bytes of a reply that the server is to cache: that of OPEN with a delegation, GETFH and GETATTR.
 const CACHED_MAX: u32 = 4 << 10;
-const OPERATIONS_MAX: u32 = 16;
+/// SEQUENCE, and PUTFH, DELEGRETURN and CLOSE for each of 16 files.
+const OPERATIONS_MAX: u32 = 49;
 /// Minimum number of operations in a compound that the client needs: SEQUENCE, PUTFH, SAVEFH, LOOKUP, NVERIFY,
 /// RESTOREFH, REMOVE.
 const OPERATIONS_LEAST: u32 = 8;

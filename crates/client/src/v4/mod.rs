@@ -3,7 +3,7 @@
 //! The session core ([`crate::session`]) sends requests, recovers, and keeps the lease. This module has the operations
 //! on files and the state of files:
 //!
-//! - [`opens`] holds the open files, and [`opening`] opens and closes them. [`delegation`] holds delegations,
+//! - [`opens`] holds the open files, [`opening`] opens them, and [`closing`] closes them. [`delegation`] holds delegations,
 //!   [`lock_state`] locks.
 //! - [`names`] holds the names of objects. NFSv4.0 opens files by name, and after a migration, objects are found by
 //!   name.
@@ -22,6 +22,7 @@
 
 pub(crate) mod attr;
 pub(crate) mod callbacks;
+mod closing;
 pub(crate) mod connect;
 mod delegated;
 mod delegation;

@@ -154,6 +154,15 @@ impl Names {
         }
     }
 
+    /// Removes a name that this client has removed. Returns the object that was last found under it.
+    pub fn removed(&mut self, dir: &Handle, name: &[u8]) -> Option<Handle> {
+        let object = self.objects.remove(&(dir.clone(), Bytes::copy_from_slice(name)))?;
+        if self.get(&object).is_some_and(|found| found.dir == *dir && found.name == name) {
+            self.forget(&object);
+        }
+        Some(object)
+    }
+
     /// Changes the name of an object that was renamed.
     pub fn renamed(&mut self, from: (&Handle, &[u8]), to: (&Handle, &[u8])) {
         let Some(object) = self.objects.remove(&(from.0.clone(), Bytes::copy_from_slice(from.1))) else { return };

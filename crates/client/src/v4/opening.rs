@@ -1,4 +1,4 @@
-//! OPEN and CLOSE as operations that [`drive`] executes, and the results of an OPEN.
+//! OPEN as an operation that [`drive`] executes, and its results.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use tokio::sync::OwnedMutexGuard;
 
 use super::{
     delegation::{Delegation, EventTime},
-    opens::{CallerOpen, OpenAttributes, OpenFile, Opens, STATE_TRIES, open, open_attributes, opened, wanted},
+    opens::{CallerOpen, OpenAttributes, OpenFile, Opens, open, open_attributes, opened, wanted},
 };
 use crate::{
     call::Deadline,
@@ -218,54 +218,6 @@ impl Operation for Opening<'_> {
     fn before_pause(&mut self) {
         // Other tasks may wait for the lock to return a delegation of this file, and this OPEN waits for that.
         self.changes = None;
-    }
-}
-
-/// CLOSE of a file, and DELEGRETURN of its delegation.
-pub(super) struct Closing<'a> {
-    pub client: &'a Arc<Client4>,
-    pub handle: &'a Handle,
-    /// The caller that has opened the file.
-    pub caller: Option<Caller>,
-    pub open: Option<Stateid4>,
-    pub delegation: Option<Stateid4>,
-    pub compound: Compound,
-    /// The number of stateids that were older than the server's.
-    pub old: u32,
-}
-
-impl Operation for Closing<'_> {
-    async fn prepare(&mut self, _: &Deadline) -> Result<Next> {
-        let mut compound = Compound::on("CLOSE", self.handle).by(self.caller.as_ref()).once();
-        if let Some(deleg_stateid) = self.delegation {
-            compound = compound.op(Argop4::DelegReturn(DelegReturnArgs { deleg_stateid }), 0);
-        }
-        if let Some(open_stateid) = self.open {
-            compound = compound.op(Argop4::Close(CloseArgs { seqid: Seqid4(0), open_stateid }), 16);
-        }
-        self.compound = compound;
-        Ok(Next::Send)
-    }
-
-    fn client(&self) -> &Arc<Client4> {
-        self.client
-    }
-
-    fn compound(&self) -> &Compound {
-        &self.compound
-    }
-
-    async fn recover(&mut self, res: &CompoundRes, _: &Deadline) -> Result<Retry> {
-        self.old += 1;
-        match &mut self.open {
-            // As in `State::advance`. DELEGRETURN before the CLOSE has succeeded, so it is not sent again.
-            Some(open) if res.status == Nfsstat4::OldStateid && self.old < STATE_TRIES => {
-                open.seqid = open.seqid.wrapping_add(1);
-                self.delegation = None;
-                Ok(Retry::Now)
-            }
-            _ => Ok(Retry::No),
-        }
     }
 }
 

@@ -16,7 +16,6 @@ use std::{
         Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
-    time::Duration,
 };
 
 use bytes::Bytes;
@@ -31,10 +30,10 @@ use xdr::Opaque;
 
 use super::{
     attr,
+    closing::CloseQueue,
     delegation::{Delegation, Delegations, EventTime},
     lock_state,
     names::Names,
-    opening::Closing,
     unreclaimed::Unreclaimed,
 };
 use crate::{
@@ -43,7 +42,6 @@ use crate::{
     session::{
         client::Client4,
         compound::{Compound, Counter, Results, value},
-        drive::drive,
     },
 };
 
@@ -51,13 +49,14 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Opens {
     pub client: Arc<Client4>,
-    files: Mutex<HashMap<Handle, Arc<OpenFile>>>,
+    pub(super) files: Mutex<HashMap<Handle, Arc<OpenFile>>>,
     pub delegations: Arc<Delegations>,
     /// The number of the next owner of [`open_temporary`].
     temporary: AtomicUsize,
     /// The serial number of the next file.
     serial: AtomicU64,
     pub names: Mutex<Names>,
+    pub(super) close_queue: Mutex<CloseQueue>,
 }
 
 /// A file that is open or is about to be opened.
@@ -149,6 +148,7 @@ impl Opens {
             temporary: AtomicUsize::default(),
             serial: AtomicU64::default(),
             names: Mutex::default(),
+            close_queue: Mutex::default(),
         }
     }
 
@@ -228,84 +228,6 @@ impl Opens {
         file
     }
 
-    /// Closes the files that have been idle for [`IDLE_TIMEOUT`], and the least recently used ones if more than
-    /// [`IDLE_MAX`] are idle.
-    pub async fn close_idle(self: &Arc<Self>, deadline: &Deadline) {
-        let mut idle: Vec<_> = {
-            let files = self.files.lock();
-            let idle = files.values().filter(|file| file.is_idle());
-            idle.map(|file| (*file.used.lock(), file.clone())).collect()
-        };
-        idle.sort_by_key(|(used, _)| *used);
-        let excess = idle.len().saturating_sub(IDLE_MAX);
-        for (at, (used, file)) in idle.into_iter().enumerate() {
-            let delegated = file.state.lock().delegation.is_some();
-            if at < excess || (!delegated && used.elapsed() >= IDLE_TIMEOUT) {
-                self.close(&file, deadline).await;
-            }
-        }
-    }
-
-    /// Closes the file now if it is idle and not delegated. A user of the file calls this when it has finished.
-    pub fn close_if_idle(self: &Arc<Self>, handle: &Handle) {
-        let Some(file) = self.known(handle).filter(|file| file.is_idle()) else { return };
-        if file.state.lock().delegation.is_none() {
-            let opens = self.clone();
-            self.client.link.runtime.spawn(async move {
-                opens.close(&file, &Deadline::strict(opens.client.link.lease())).await;
-            });
-        }
-    }
-
-    /// Closes all files.
-    pub async fn close_all(self: &Arc<Self>, deadline: &Deadline) {
-        for file in self.all() {
-            file.state.lock().locks.clear();
-            self.close(&file, deadline).await;
-        }
-    }
-
-    /// Closes a file and returns its delegation, unless it is in use. A request that needs the file meanwhile opens it
-    /// after the CLOSE: the server has one open for the file, so the CLOSE would also close a new open.
-    async fn close(self: &Arc<Self>, file: &Arc<OpenFile>, deadline: &Deadline) {
-        self.notify_return(file).await;
-        let _changes = file.change_lock.lock().await;
-        let (opens, delegation, lockers) = {
-            let _files = self.files.lock();
-            let mut state = file.state.lock();
-            if !file.is_unused(&state) {
-                // The file is in use again. The caches that the watcher has dropped are filled again.
-                state.delegation.iter_mut().for_each(|delegation| delegation.is_returning = false);
-                return;
-            }
-            let lockers: Vec<_> =
-                state.locks.drain().filter_map(|(name, locked)| Some((name, locked.stateid?))).collect();
-            (mem::take(&mut state.opens), state.delegation.take(), lockers)
-        };
-        // The delegation is returned with the first CLOSE.
-        let mut delegation = delegation.map(|delegation| delegation.stateid);
-        let mut opens = opens.into_iter().map(|open| (open.caller, Some(self.client.latest(open.stateid))));
-        while let Some((caller, open)) = opens.next().or_else(|| delegation.is_some().then_some((None, None))) {
-            let compound = Compound::new("CLOSE");
-            let (client, handle, delegation) = (&self.client, &file.handle, delegation.take());
-            let mut closing = Closing { client, handle, caller, open, delegation, compound, old: 0 };
-            let (res, _) = drive(&mut closing, None, deadline).await;
-            let res = res.map(|res| res.expect("a CLOSE must be sent"));
-            if let Err(error) = res.and_then(|res| self.client.results(&closing.compound, res)) {
-                tracing::debug!(%error, "closing a file failed");
-            }
-        }
-        // RFC 7530 §16.37: a server of NFSv4.0 would keep the lock owners and their seqids. Later versions discard
-        // them.
-        for (name, stateid) in lockers.into_iter().filter(|_| self.client.minor() == 0) {
-            lock_state::forget(self, file, &name, stateid, deadline).await;
-        }
-        let mut files = self.files.lock();
-        if file.is_idle() {
-            files.remove(&file.handle);
-        }
-    }
-
     /// Reclaims opens and locks after the server has lost this client (RFC 8881 §8.4.2.1).
     pub async fn reclaim(self: &Arc<Self>, deadline: &Deadline) {
         let mut unreclaimed = Unreclaimed::default();
@@ -381,18 +303,28 @@ impl OpenFile {
         self.change_lock.clone().lock_owned().await
     }
 
+    /// Locks the file like [`lock_changes`](Self::lock_changes) if it is not locked.
+    pub(super) fn try_lock_changes(&self) -> Option<OwnedMutexGuard<()>> {
+        self.change_lock.clone().try_lock_owned().ok()
+    }
+
     /// Waits until the outstanding open, close or change of locks has ended.
     pub async fn wait_for_changes(&self) {
         drop(self.lock_changes().await);
     }
 
     /// Returns `true` if the file can be closed.
-    fn is_idle(&self) -> bool {
+    pub(super) fn is_idle(&self) -> bool {
         self.is_unused(&self.state.lock())
     }
 
-    fn is_unused(&self, state: &State) -> bool {
+    pub(super) fn is_unused(&self, state: &State) -> bool {
         self.uses.load(Relaxed) == 0 && state.locks.values().all(|locked| locked.ranges.is_empty())
+    }
+
+    /// Returns `true` if the server delegates the file to this client.
+    pub(super) fn is_delegated(&self) -> bool {
+        self.state.lock().delegation.is_some()
     }
 
     /// Returns and clears the change attribute of the last OPEN.
@@ -515,7 +447,3 @@ pub(crate) fn open_temporary(opens: &Opens, claim: OpenClaim4) -> Argop4 {
 pub(super) const STATE_TRIES: u32 = 4;
 /// Number of owners of temporary opens. It is larger than the number of outstanding requests.
 const TEMPORARY_OWNERS: usize = 1 << 12;
-/// The time for which an idle file stays open.
-const IDLE_TIMEOUT: Duration = Duration::from_millis(1500);
-/// Maximum number of idle files that stay open.
-const IDLE_MAX: usize = 4096;

@@ -421,6 +421,9 @@ impl V4 {
         let removed = self.request("REMOVE", dir).run(make).await.map(drop);
         let place = self.place_now(dir);
         place.v4.server.opens.renamed(&place.handle, name);
+        if removed.is_ok() {
+            place.v4.server.opens.removed(&place.handle, name);
+        }
         match removed {
             Err(error) if error.status4() == Some(Nfsstat4::NotSame) => {
                 Err(Error::refused(Status::NotADirectory, "REMOVE"))

@@ -148,7 +148,7 @@ fn callers_do_not_notice_cut_connections(query: &str) {
             let network = Network::new(NetworkOptions { seed, ..NetworkOptions::default() });
             let _process = serve(&network);
             let mount = mount(&network, &format!("{query}&wsize=32K&rsize=32K")).await;
-            network.set_cut_probability(0.01);
+            network.set_cut_probability(0.02);
             all_is_done_once(&mount, &about).await;
             network.set_cut_probability(0.0);
             let cuts = network.trace().events.iter().filter(|event| event.cut.is_some()).count();

@@ -4,6 +4,7 @@
 mod common;
 
 mod blocking;
+mod closing;
 mod data;
 mod faults;
 mod hostile;

@@ -14,10 +14,11 @@ use xdr::Decode;
 struct OnlyZero(Arc<dyn Service>, Arc<Mutex<Vec<Vec<Opnum4>>>>);
 
 impl OnlyZero {
-    fn new() -> Self {
-        let services = nfs_server(Arc::new(memory())).services();
-        let v4 = services.into_iter().find(|service| service.versions().contains(&4) && service.program() == 100_003);
-        Self(v4.unwrap(), Arc::default())
+    /// Adds the operations of each request to `requests`.
+    fn services(requests: Arc<Mutex<Vec<Vec<Opnum4>>>>) -> Vec<Arc<dyn Service>> {
+        let is_v4 = |service: &Arc<dyn Service>| service.versions().contains(&4) && service.program() == 100_003;
+        let v4 = all_versions().into_iter().find(is_v4).unwrap();
+        vec![Arc::new(Self(v4, requests))]
     }
 }
 
@@ -50,11 +51,15 @@ impl Service for OnlyZero {
     }
 }
 
-/// Runs a test with a server of these programs, or with one of a memory file system.
-fn simulated(services: Option<Vec<Arc<dyn Service>>>, test: impl AsyncFnOnce(Network, Server)) {
+/// Returns the programs of a server with a memory file system.
+fn all_versions() -> Vec<Arc<dyn Service>> {
+    nfs_server(Arc::new(memory())).services()
+}
+
+/// Runs a test with a server of these programs. They are created in the simulation, because they use its time and random numbers.
+fn simulated(services: impl FnOnce() -> Vec<Arc<dyn Service>>, test: impl AsyncFnOnce(Network, Server)) {
     sim::simulate(|network| async move {
-        let services = services.unwrap_or_else(|| nfs_server(Arc::new(memory())).services());
-        let _process = sim::start(&network, services);
+        let _process = sim::start(&network, services());
         let server = Server { address: sim::SERVER, switch: sim::switch(&network, 1) };
         test(network, server).await;
     });
@@ -64,7 +69,7 @@ const ALL: LockRange = LockRange { offset: 0, length: u64::MAX, exclusive: true 
 
 #[test]
 fn auto_falls_back_to_v40() {
-    simulated(Some(vec![Arc::new(OnlyZero::new())]), async |_, server| {
+    simulated(|| OnlyZero::services(Arc::default()), async |_, server| {
         let mount = server.mount("vers=auto&nconnect=3").await;
         assert_eq!(mount.protocol().version(), "4.0");
         assert_eq!(mount.v4().unwrap().connections(), 3);
@@ -80,9 +85,8 @@ fn auto_falls_back_to_v40() {
 /// NFSv4.0 has no current stateid (RFC 7530 §9.1.4), so READ cannot be in the same request as its OPEN.
 #[test]
 fn open_and_read_are_separate_requests() {
-    let service = OnlyZero::new();
-    let requests = service.1.clone();
-    simulated(Some(vec![Arc::new(service)]), async |_, server| {
+    let requests = Arc::default();
+    simulated(|| OnlyZero::services(Arc::clone(&requests)), async |_, server| {
         let mount = server.mount("vers=4.0").await;
         mount.write("f", &b"content"[..]).await.unwrap();
         let all = std::mem::take(&mut *requests.lock());
@@ -99,7 +103,7 @@ fn open_and_read_are_separate_requests() {
 
 #[test]
 fn renamed_file_is_read_by_its_handle() {
-    simulated(None, async |_, server| {
+    simulated(all_versions, async |_, server| {
         let (one, other) = (server.mount("vers=4.0").await, server.mount("vers=4.0").await);
         one.write("f", &b"content"[..]).await.unwrap();
         let file = other.open("f").await.unwrap();
@@ -123,7 +127,7 @@ fn renamed_file_is_read_by_its_handle() {
 /// the next seqid.
 #[test]
 fn cancelled_operations_keep_seqids_in_step() {
-    simulated(None, async |network, server| {
+    simulated(all_versions, async |network, server| {
         let mount = server.mount("vers=4.0").await;
         mount.write("f", &b"content"[..]).await.unwrap();
         let handle = mount.resolve("f").await.unwrap().handle;

@@ -1,12 +1,15 @@
 //! The negotiation of contexts, and their life.
 
 use std::{
-    sync::{Arc, atomic::Ordering::SeqCst},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
     time::Duration,
 };
 
 use gss::{GssClient, GssLimits, Service, wire::TOKEN_MAX};
-use rpc::ClientError;
+use rpc::{ClientError, Credential, Hosts};
 use tokio::task::JoinSet;
 
 use crate::{
@@ -18,15 +21,78 @@ use crate::{
 fn a_context_from_tcp_is_valid_over_rdma() {
     run(async || {
         let rig = Rig::new(GssLimits::default(), None);
-        for (service, contexts) in SERVICES.into_iter().zip(1..) {
+        for service in SERVICES {
             let flavor = alice(service);
             let tcp = connect(&rig.tcp, &flavor).await;
             add(&tcp, 1).await.unwrap();
             drop(tcp);
             let rdma = connect(&rig.rdma, &flavor).await;
             add(&rdma, 1).await.unwrap();
-            assert_eq!(rig.flavor.contexts(), contexts, "the context must be used, not a new one");
+            assert_eq!(rig.flavor.contexts(), 1, "the context must be used, not a new one");
+            drop((rdma, flavor));
+            forgotten(&rig, 0).await;
         }
+    });
+}
+
+/// Waits until the server has this number of contexts.
+async fn forgotten(rig: &Rig, contexts: usize) {
+    let waiting = async {
+        while rig.flavor.contexts() != contexts {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    let waited = tokio::time::timeout(Duration::from_secs(10), waiting).await;
+    waited.unwrap_or_else(|_| panic!("the server has {} contexts, not {contexts}", rig.flavor.contexts()));
+}
+
+#[test]
+fn the_server_forgets_a_context_when_its_user_ends() {
+    run(async || {
+        let rig = Rig::new(GssLimits::default(), None);
+        for way in rig.ways() {
+            for service in SERVICES {
+                let client = connect(way, &alice(service)).await;
+                add(&client, 1).await.unwrap();
+                // The last user of a connection, which is then closed.
+                drop(client);
+                forgotten(&rig, 0).await;
+            }
+            // One of two users of a connection, which stays.
+            let client = connect(way, &alice(Service::Integrity)).await;
+            let other = client.with_credential(&Credential::Flavor(alice(Service::Integrity)));
+            add(&client, 1).await.unwrap();
+            add(&other, 1).await.unwrap();
+            assert_eq!(rig.flavor.contexts(), 2);
+            drop(other);
+            forgotten(&rig, 1).await;
+            // A context that is used over a later connection.
+            client.reset();
+            add(&client, 1).await.unwrap();
+            assert_eq!(rig.flavor.contexts(), 1);
+            drop(client);
+            forgotten(&rig, 0).await;
+        }
+    });
+}
+
+/// The call of a user in progress needs the context after the user was dropped.
+#[test]
+fn a_context_lasts_until_its_last_call_ends() {
+    run(async || {
+        let rig = Rig::new(GssLimits::default(), None);
+        let client = connect(&rig.tcp, &alice(Service::Privacy)).await;
+        let user = client.with_credential(&Credential::Flavor(alice(Service::Privacy)));
+        let call = tokio::spawn(async move { add(&user, 1).await });
+        assert_eq!(call.await.unwrap().unwrap(), 1);
+        forgotten(&rig, 0).await;
+        // The connection is lost: nothing can be sent, and nothing waits.
+        let user = client.with_credential(&Credential::Flavor(alice(Service::Privacy)));
+        add(&user, 1).await.unwrap();
+        client.reset();
+        let before = tokio::time::Instant::now();
+        drop((user, client));
+        assert_eq!(before.elapsed(), Duration::ZERO);
     });
 }
 
@@ -99,6 +165,31 @@ fn refused_users_get_the_reason() {
     });
 }
 
+/// The server admits the host for the first negotiation only.
+#[test]
+fn a_host_that_is_not_admitted_gets_no_context() {
+    run(async || {
+        let admitted = Arc::new(AtomicBool::new(true));
+        let hosts = Hosts::admitted_by({
+            let admitted = admitted.clone();
+            move |_| admitted.load(SeqCst)
+        });
+        let rig = Rig::admitting(hosts, GssLimits::default(), None);
+        for way in rig.ways() {
+            admitted.store(true, SeqCst);
+            let good = connect(way, &alice(Service::Integrity)).await;
+            add(&good, 1).await.unwrap();
+            let contexts = rig.flavor.contexts();
+            rig.faults.longest_token.store(0, SeqCst);
+            admitted.store(false, SeqCst);
+            let error = add(&connect(way, &alice(Service::Integrity)).await, 1).await.unwrap_err();
+            assert!(error.to_string().contains("not from this host"), "{error}");
+            assert_eq!((rig.flavor.contexts(), rig.faults.longest_token.load(SeqCst)), (contexts, 0));
+            add(&good, 1).await.expect("the services decide about calls in a context");
+        }
+    });
+}
+
 #[test]
 fn a_context_ends_with_its_ticket() {
     run(async || {
@@ -117,6 +208,33 @@ fn a_context_ends_with_its_ticket() {
             let error = add(&client, 1).await.unwrap_err();
             assert!(matches!(error, ClientError::Security(_)), "{error}");
             assert_eq!(rig.counter.sum.load(SeqCst), before + 1, "calls of an expired context must not be executed");
+        }
+    });
+}
+
+/// Several users of one connection, each with a ticket, as with `slipway mount --allow-other`.
+#[test]
+fn an_expired_ticket_harms_no_other_user_of_the_connection() {
+    run(async || {
+        let lifetime = Some(Duration::from_secs(100));
+        let rig = Rig::new(GssLimits::default(), None);
+        for service in SERVICES {
+            let good = connect(&rig.tcp, &alice(service)).await;
+            let initiator = ToyInitiator { lifetime, ..ToyInitiator::new("bob@TOY", SECRET) };
+            let has_ticket = initiator.has_ticket.clone();
+            let bob = good.with_credential(&Credential::Flavor(GssClient::new(Arc::new(initiator), service)));
+            let flavor = [390_003, 390_004, 390_005][service as usize];
+            assert_eq!(who(&bob).await.unwrap(), format!("bob@TOY {flavor}"));
+            assert_eq!(who(&good).await.unwrap(), format!("alice@TOY {flavor}"));
+            let connection = good.transport().unwrap();
+            has_ticket.store(false, SeqCst);
+            tokio::time::sleep(Duration::from_secs(101)).await;
+            let (refused, answered) = tokio::join!(who(&bob), who(&good));
+            assert!(matches!(refused, Err(ClientError::Security(_))), "{refused:?}");
+            assert_eq!(answered.unwrap(), format!("alice@TOY {flavor}"));
+            has_ticket.store(true, SeqCst);
+            assert_eq!(who(&bob).await.unwrap(), format!("bob@TOY {flavor}"), "a new ticket is used at once");
+            assert!(Arc::ptr_eq(&connection, &good.transport().unwrap()), "the connection must stay");
         }
     });
 }

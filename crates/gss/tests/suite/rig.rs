@@ -15,8 +15,8 @@ use bytes::Bytes;
 use gss::{GssClient, GssLimits, GssServer, Service};
 use rdma::sim::{NetworkOptions, Sim};
 use rpc::{
-    AcceptError, Answering, Call, CallOptions, Client, ClientError, ClientOptions, Credential, Identity, Procedure,
-    ReplyHeader, ReplyPlan, Server, TcpKind, TcpOptions, Transport, TransportKind,
+    AcceptError, Answering, Call, CallOptions, Client, ClientError, ClientOptions, Credential, Hosts, Identity,
+    Procedure, ReplyHeader, ReplyPlan, Server, TcpKind, TcpOptions, Transport, TransportKind,
 };
 use rpcrdma::{Options, RdmaKind};
 use tokio::task::JoinSet;
@@ -91,10 +91,14 @@ pub struct Rig {
 
 impl Rig {
     pub fn new(limits: GssLimits, lifetime: Option<Duration>) -> Self {
+        Self::admitting(Hosts::all(), limits, lifetime)
+    }
+
+    pub fn admitting(hosts: Hosts, limits: GssLimits, lifetime: Option<Duration>) -> Self {
         let faults = Arc::<Faults>::default();
         let flavor = GssServer::new(ToyAcceptor { secret: SECRET, lifetime, faults: faults.clone() }, limits);
         let counter = Arc::<Counter>::default();
-        let server = Server::builder().shared(counter.clone()).flavor(flavor.clone()).build();
+        let server = Server::builder().hosts(hosts).shared(counter.clone()).flavor(flavor.clone()).build();
         let sim = Sim::new(NetworkOptions::default());
         let network = sim.network().clone();
         let mut processes = JoinSet::new();

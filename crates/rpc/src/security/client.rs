@@ -1,9 +1,14 @@
 //! The client side: [`ClientFlavor`], and its negotiation with a server.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use bytes::Bytes;
-use tokio::time::timeout;
+use futures_util::FutureExt;
+use tokio::{runtime::Handle, time::timeout};
 use xdr::{Decode, Decoder, Encode, Encoder, Message};
 
 use super::Tampered;
@@ -32,6 +37,11 @@ pub trait ClientFlavor: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// [`refresh`](Self::refresh) must be called first.
     fn begin(&self, encoder: &mut Encoder) -> Result<Box<dyn Transmission>, NotReady>;
+
+    /// Notes the connection over which the next transmissions travel, for the flavour's [`LastMessage`].
+    fn note_connection(&self, channel: Channel<'_>) {
+        let _ = channel;
+    }
 
     /// Negotiates with the server, so that [`begin`](Self::begin) succeeds. It uses the connection of the call that
     /// needs it, or another way. Several calls can run this at the same time.
@@ -108,7 +118,45 @@ pub struct ControlReply {
     pub results: Bytes,
 }
 
+/// The connection for the last message of a flavour, after its calls. It does not keep the connection open.
+#[derive(Debug)]
+pub struct LastMessage {
+    transport: Weak<dyn Transport>,
+    xid: Xid,
+    program: (u32, u32),
+}
+
+impl LastMessage {
+    /// Returns `true` if the message would use the connection of `channel`.
+    pub fn is_over(&self, channel: Channel<'_>) -> bool {
+        std::ptr::addr_eq(self.transport.as_ptr(), Arc::as_ptr(channel.transport))
+    }
+
+    /// Calls procedure 0 with a credential and a verifier of the flavour, without arguments. `sign` computes the verifier
+    /// from the bytes that it covers. Nobody waits for the reply: the message is queued before this function returns, so that it
+    /// is sent even if the connection is closed next. Does nothing if the connection is closed already, or outside of
+    /// a tokio runtime.
+    pub fn send(&self, credential: &OpaqueAuth, sign: impl FnOnce(&[u8]) -> Option<OpaqueAuth>) {
+        let (Some(transport), Ok(runtime)) = (self.transport.upgrade(), Handle::try_current()) else { return };
+        let mut encoder = encode_start(self.xid, (self.program.0, self.program.1, 0), 512);
+        credential.encode(&mut encoder);
+        let Some(verifier) = sign(encoder.written(0)) else { return };
+        verifier.encode(&mut encoder);
+        let plan = ReplyPlan { inline_max: CONTROL_MAX, ..ReplyPlan::default() };
+        let mut reply = transport.call(encoder.finish(), plan);
+        // A call is queued when it is first polled.
+        if (&mut reply).now_or_never().is_none() {
+            runtime.spawn(timeout(LAST_MESSAGE_MAX, reply));
+        }
+    }
+}
+
 impl Channel<'_> {
+    /// Prepares the last message of the flavour over this connection.
+    pub fn last_message(&self) -> LastMessage {
+        LastMessage { transport: Arc::downgrade(self.transport), xid: (self.next_xid)(), program: self.program }
+    }
+
     /// Calls procedure 0 with a credential and a verifier of the flavour. `sign` computes the verifier from the bytes
     /// that it covers. Arguments and results are XDR, of at most 64 KiB plus 1 KiB.
     ///
@@ -163,5 +211,7 @@ pub(crate) fn encode_start(xid: Xid, (program, version, procedure): (u32, u32, u
     encoder
 }
 
+/// The time for which the reply to a last message is awaited. The call then ends, which frees what the transport keeps for it.
+const LAST_MESSAGE_MAX: Duration = Duration::from_secs(5);
 /// Maximum bytes of a reply: a token of 64 KiB, and its header.
 const CONTROL_MAX: usize = (64 << 10) + 1024;

@@ -44,6 +44,7 @@ impl ProtectedCall<'_> {
     /// Sends the call over one connection until its reply is verified. The sink is in `plan` whenever no transport
     /// holds it.
     pub async fn exchange(&self, channel: Channel<'_>, plan: &mut ReplyPlan) -> Result<VerifiedReply, ClientError> {
+        self.flavor.note_connection(channel);
         let mut sent = Sent::new();
         let mut pause = channel.retransmit;
         let (mut refused, mut refreshed) = (0, 0);

@@ -7,8 +7,8 @@ use xdr::{Decoder, Encode, Encoder, Message};
 
 use super::{Executed, Identity, Tampered};
 use crate::{
-    AcceptStat, AuthStat, BoxFuture, CallHeader, ConnectionId, ConnectionTls, OpaqueAuth, PeerUser, REPLY_HEADER_LEN,
-    ReplyBody, ReplyHeader, Xid,
+    AcceptStat, AuthStat, BoxFuture, CallHeader, ConnectionId, ConnectionTls, Hosts, OpaqueAuth, PeerUser,
+    REPLY_HEADER_LEN, ReplyBody, ReplyHeader, Xid,
     auth::{AUTH_NONE, AUTH_SYS},
     tls::AUTH_TLS,
 };
@@ -36,6 +36,15 @@ pub struct Claim<'a> {
     pub peer: SocketAddr,
     /// The connection on which the call arrived.
     pub connection: ConnectionIdentity<'a>,
+    /// The hosts that the server admits.
+    pub(crate) hosts: &'a Hosts,
+}
+
+impl Claim<'_> {
+    /// Returns `true` if the server admits the host of the caller: see [`ServerBuilder::hosts`](crate::ServerBuilder::hosts).
+    pub fn is_admitted(&self) -> bool {
+        self.hosts.admit(self.peer.ip())
+    }
 }
 
 /// The properties of a connection, independent of the calls on it.

@@ -479,6 +479,18 @@ fn calls_are_counted_and_work_that_was_put_back_is_next() {
 }
 
 #[test]
+fn queued_call_with_a_credit_is_sent_before_the_connection_is_closed() {
+    let (mut node, mut puppet) = client();
+    node.call(message(1, CALL, 0, b""), plan(16, 0));
+    node.connection.close();
+    puppet.run(&mut node);
+    assert_eq!(puppet.sent.len(), 1, "the call must be sent");
+    assert!(node.disconnecting);
+    node.cut();
+    assert!(node.next_reply().is_err());
+}
+
+#[test]
 fn waiting_call_is_not_sent_after_close_and_is_not_answered_before_it_is_sent() {
     let (mut node, mut puppet) = client();
     for xid in 1..=2 {

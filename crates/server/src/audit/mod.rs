@@ -8,14 +8,14 @@
 //! Callers that no export admits can use only an eighth of the queue. Beyond that, their records are dropped and counted in
 //! both modes; their operations have no effect.
 
+mod file;
 pub(crate) mod record;
+mod writer;
 
 use std::{
-    fs::{File, OpenOptions},
     hash::{BuildHasher, Hash},
-    io::{self, Write},
-    os::unix::fs::OpenOptionsExt,
-    path::{Path, PathBuf},
+    io,
+    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed},
@@ -26,8 +26,13 @@ use std::{
 };
 
 use entropy::{HashMap, RandomState};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use serde::Deserialize;
+
+use self::{
+    file::Log,
+    writer::{Open, Writer},
+};
 
 /// The configuration of the audit log.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,7 +62,8 @@ pub enum OnFull {
 pub(crate) struct Audit {
     options: AuditOptions,
     queue: Arc<Queue>,
-    sender: Sender<Item>,
+    /// `None` after the log was closed.
+    sender: RwLock<Option<Sender<Item>>>,
     writer: Mutex<Option<WriterThread>>,
     /// The latest uses of files without an open, with their times.
     uses: Mutex<HashMap<u64, Instant>>,
@@ -77,13 +83,15 @@ struct Queue {
     /// The records in the queue, and the one that is being written.
     lines: AtomicU64,
     dropped: AtomicU64,
+    /// The number of reloads so far.
+    reloads: AtomicU64,
     is_closing: AtomicBool,
 }
 
 enum Item {
     Line(String),
-    Reopen,
-    Close,
+    /// A reload, with its number.
+    Reopen(u64),
 }
 
 /// The kind of an operation, which decides whether it is recorded.
@@ -103,20 +111,17 @@ impl Audit {
     /// Opens the file, and starts the thread that writes.
     ///
     /// # Errors
-    /// The file cannot be opened for appending.
+    /// The file cannot be opened for appending, or is not a regular file.
     pub(crate) fn open(options: AuditOptions) -> io::Result<Self> {
-        let file = open(&options.file)?;
+        let path = options.file.clone();
+        Self::start(options, Box::new(move || Log::open(&path)))
+    }
+
+    /// Starts the thread that writes to the file that `open` opens.
+    fn start(options: AuditOptions, open: Open) -> io::Result<Self> {
         let (sender, receiver) = mpsc::channel();
         let queue = Arc::new(Queue::default());
-        let writer = Writer {
-            file,
-            path: options.file.clone(),
-            queue: queue.clone(),
-            on_full: options.on_full,
-            is_torn: false,
-            reported: 0,
-            reported_at: Instant::now(),
-        };
+        let writer = Writer::new(open, options.file.clone(), queue.clone(), options.on_full)?;
         let (ending, ended) = mpsc::channel();
         let run = move || {
             let _ending: Sender<()> = ending;
@@ -124,7 +129,7 @@ impl Audit {
         };
         let thread = thread::Builder::new().name("audit".to_owned()).spawn(run)?;
         let (writer, uses) = (Mutex::new(Some(WriterThread { thread, ended })), Mutex::default());
-        Ok(Self { options, queue, sender, writer, uses })
+        Ok(Self { options, queue, sender: RwLock::new(Some(sender)), writer, uses })
     }
 
     /// Returns `true` if operations of this kind are recorded.
@@ -161,6 +166,11 @@ impl Audit {
     /// displace the records of others nor delay their operations.
     pub(crate) fn push(&self, mut line: String, trusted: bool) {
         line.push('\n');
+        let sender = self.sender.read();
+        let Some(sender) = &*sender else {
+            self.queue.dropped.fetch_add(1, Relaxed);
+            return;
+        };
         let bytes = line.len();
         let queued = self.queue.bytes.fetch_add(bytes, Relaxed);
         let max = match (trusted, self.options.on_full) {
@@ -170,31 +180,41 @@ impl Audit {
         };
         self.queue.lines.fetch_add(1, Relaxed);
         let is_full = queued.saturating_add(bytes) > max;
-        if is_full || self.sender.send(Item::Line(line)).is_err() {
+        if is_full || sender.send(Item::Line(line)).is_err() {
             self.queue.bytes.fetch_sub(bytes, Relaxed);
             self.queue.lines.fetch_sub(1, Relaxed);
             self.queue.dropped.fetch_add(1, Relaxed);
         }
     }
 
-    /// Opens the file again behind the records in the queue, after another program has renamed it.
+    /// Opens the file again behind the records in the queue, after another program has renamed it. If the old file cannot be
+    /// written, opens the file again at once.
     pub(crate) fn reopen(&self) {
-        let _ = self.sender.send(Item::Reopen);
+        let reload = self.queue.reloads.fetch_add(1, Relaxed) + 1;
+        if let Some(sender) = &*self.sender.read() {
+            // The writer receives until the log is closed.
+            let _ = sender.send(Item::Reopen(reload));
+        }
+        if let Some(writer) = &*self.writer.lock() {
+            writer.thread.thread().unpark();
+        }
     }
 
     /// Writes the records in the queue and ends the writer. Records that cannot be written, or not in [`CLOSE_MAX`], are
-    /// lost and count as dropped.
+    /// lost and count as dropped, and so do later records.
     pub(crate) fn close(&self) {
         self.close_within(CLOSE_MAX);
     }
 
     fn close_within(&self, time: Duration) {
         self.queue.is_closing.store(true, Relaxed);
-        let _ = self.sender.send(Item::Close);
+        // The writer ends behind the last item.
+        *self.sender.write() = None;
         let Some(writer) = self.writer.lock().take() else { return };
+        writer.thread.thread().unpark();
         match writer.ended.recv_timeout(time) {
             Ok(()) | Err(RecvTimeoutError::Disconnected) => _ = writer.thread.join(),
-            // A write can hang, such as to a pipe or to a remote file system. It must not keep the server from ending.
+            // A write can hang, such as to a remote file system. It must not keep the server from ending.
             Err(RecvTimeoutError::Timeout) => {
                 let records = self.queue.lines.load(Relaxed);
                 self.queue.dropped.fetch_add(records, Relaxed);
@@ -215,104 +235,18 @@ impl Drop for Audit {
     }
 }
 
-/// The thread that writes.
-struct Writer {
-    file: File,
-    path: PathBuf,
-    queue: Arc<Queue>,
-    on_full: OnFull,
-    /// `true` if the last write has failed, and a part of a line may be in the file.
-    is_torn: bool,
-    /// The number of dropped records that are in the file.
-    reported: u64,
-    /// The time of the last report.
-    reported_at: Instant,
-}
-
-impl Writer {
-    fn run(mut self, items: &Receiver<Item>) {
-        loop {
-            match items.recv_timeout(REPORT_INTERVAL) {
-                Ok(Item::Line(line)) => self.write_queued(&line, Instant::now()),
-                Ok(Item::Reopen) => self.reopen(),
-                Err(RecvTimeoutError::Timeout) => self.report(Instant::now()),
-                Ok(Item::Close) | Err(RecvTimeoutError::Disconnected) => return self.report(Instant::now()),
-            }
-        }
-    }
-
-    /// Writes a line of the queue. Reports dropped records before it if the last report is old, because a queue that is
-    /// full all the time never lets the writer wait.
-    fn write_queued(&mut self, line: &str, now: Instant) {
-        if now.saturating_duration_since(self.reported_at) >= REPORT_INTERVAL {
-            self.report(now);
-        }
-        self.write(line.as_bytes());
-        self.queue.bytes.fetch_sub(line.len(), Relaxed);
-        self.queue.lines.fetch_sub(1, Relaxed);
-    }
-
-    /// Writes a line. If that fails, drops it, or retries if operations are delayed meanwhile.
-    fn write(&mut self, line: &[u8]) {
-        let mut failed = false;
-        loop {
-            let Err(error) = self.try_write(line) else { return };
-            if !failed {
-                tracing::error!(file = %self.path.display(), %error, "the audit log cannot be written");
-            }
-            failed = true;
-            if self.on_full == OnFull::Drop || self.queue.is_closing.load(Relaxed) {
-                self.queue.dropped.fetch_add(1, Relaxed);
-                return;
-            }
-            thread::sleep(RETRY_PAUSE);
-        }
-    }
-
-    fn try_write(&mut self, line: &[u8]) -> io::Result<()> {
-        if std::mem::replace(&mut self.is_torn, true) {
-            self.file.write_all(b"\n")?;
-        }
-        self.file.write_all(line)?;
-        self.is_torn = false;
-        Ok(())
-    }
-
-    /// Records how many records were dropped since the last report.
-    fn report(&mut self, now: Instant) {
-        self.reported_at = now;
-        let dropped = self.queue.dropped.load(Relaxed);
-        if dropped > self.reported && self.try_write(record::dropped(dropped - self.reported).as_bytes()).is_ok() {
-            tracing::warn!(records = dropped - self.reported, "records of the audit log were dropped");
-            self.reported = dropped;
-        }
-    }
-
-    fn reopen(&mut self) {
-        match open(&self.path) {
-            Ok(file) => (self.file, self.is_torn) = (file, false),
-            Err(error) => tracing::error!(%error, "the audit log stays in its old file"),
-        }
-    }
-}
-
-fn open(path: &Path) -> io::Result<File> {
-    let file = OpenOptions::new().append(true).create(true).mode(0o600).open(path);
-    file.map_err(|error| io::Error::new(error.kind(), format!("the audit log {}: {error}", path.display())))
-}
-
 /// The time after which the use of a file without an open is recorded again.
 const USE_TIME: Duration = Duration::from_secs(60);
 const USES_MAX: usize = 1 << 14;
 /// The part of the queue that records of callers which no export admits can use: an eighth.
 const UNTRUSTED_PART: usize = 8;
-const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 /// The time for which the end of the server waits for the records in the queue.
 const CLOSE_MAX: Duration = Duration::from_secs(10);
-const RETRY_PAUSE: Duration = Duration::from_millis(500);
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+
     use super::*;
 
     fn options(file: PathBuf, queue: usize, on_full: OnFull) -> AuditOptions {
@@ -336,13 +270,12 @@ mod tests {
         assert!(Audit::open(options(dir.path().join("no/such"), 1, OnFull::Drop)).is_err());
     }
 
-    /// A file whose reader does not read, so that the writer waits.
+    /// A pipe whose reader does not read, so that the writer waits.
     fn stuck(queue: usize, on_full: OnFull) -> (Audit, File) {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("pipe");
-        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
-        let reader = OpenOptions::new().read(true).write(true).open(&path).unwrap();
-        (Audit::open(options(path, queue, on_full)).unwrap(), reader)
+        let (reader, pipe) = rustix::pipe::pipe().unwrap();
+        let pipe = File::from(pipe);
+        let open = Box::new(move || pipe.try_clone().map(Log::of));
+        (Audit::start(options("pipe".into(), queue, on_full), open).unwrap(), reader.into())
     }
 
     #[test]
@@ -399,33 +332,6 @@ mod tests {
             audit.close();
             drain.join().unwrap().unwrap();
         }
-    }
-
-    #[test]
-    fn dropped_records_are_reported_between_lines() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("audit");
-        let (queue, reported_at) = (Arc::new(Queue::default()), Instant::now());
-        let mut writer = Writer {
-            file: open(&path).unwrap(),
-            path: path.clone(),
-            queue: queue.clone(),
-            on_full: OnFull::Drop,
-            is_torn: false,
-            reported: 0,
-            reported_at,
-        };
-        queue.bytes.store(4 * 5, Relaxed);
-        queue.lines.store(4, Relaxed);
-        queue.dropped.store(2, Relaxed);
-        for seconds in [0, 1, 1, 2] {
-            writer.write_queued("line\n", reported_at + seconds * REPORT_INTERVAL);
-        }
-        let text = std::fs::read_to_string(&path).unwrap();
-        let kinds: Vec<_> =
-            text.lines().map(|line| if line.contains("\"dropped\":2") { "report" } else { line }).collect();
-        assert_eq!(kinds, ["line", "report", "line", "line", "line"]);
-        assert_eq!(queue.bytes.load(Relaxed), 0);
     }
 
     #[test]

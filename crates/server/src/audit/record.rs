@@ -38,7 +38,8 @@ struct Caller {
     principal: Option<String>,
 }
 
-/// An object: its path in the export, or else the handle of the directory (or of the object) and the name in it.
+/// An object: its path in the export, or else the handle of the directory (or of the object) and the name in it. If the name
+/// is not one of a file (it is empty, `.`, `..`, or has a slash), it is beside the path of the directory.
 #[derive(Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Object {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -96,11 +97,18 @@ impl Object {
             return Self { path: None, handle: Some(handle), name: name.map(text) };
         };
         let mut whole = [b"/", path].concat();
-        if let Some(name) = name {
-            if whole.len() > 1 {
-                whole.push(b'/');
+        match name {
+            // A path with such a name could be read as that of another object.
+            Some(name) if name.contains(&b'/') || [&b""[..], b".", b".."].contains(&name) => {
+                return Self { path: Some(text(&whole)), name: Some(text(name)), handle: None };
             }
-            whole.extend_from_slice(name);
+            Some(name) => {
+                if whole.len() > 1 {
+                    whole.push(b'/');
+                }
+                whole.extend_from_slice(name);
+            }
+            None => {}
         }
         Self { path: Some(text(&whole)), ..Self::default() }
     }
@@ -121,8 +129,8 @@ fn now() -> String {
 }
 
 /// Converts bytes from a client to text that names exactly these bytes and cannot change how a line is read or shown. A
-/// backslash is doubled; a byte that is not UTF-8 is `\xNN`; a control character, and a character that changes the direction of
-/// text or has no width, is `\u{N}`.
+/// backslash is doubled; a byte that is not UTF-8 is `\xNN`; a control character, and one that is invisible or changes the
+/// direction of text, is `\u{N}`.
 fn text(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {
@@ -140,10 +148,46 @@ fn text(bytes: &[u8]) -> String {
     text
 }
 
-/// Returns `true` for characters without width, and for those that change the direction of text.
+/// Returns `true` for characters that are not shown, or that change how others are shown: those of the category Cf (format),
+/// the separators of lines and paragraphs, and those with the property Default_Ignorable_Code_Point (Unicode 16,
+/// DerivedCoreProperties.txt); and the blank of Braille.
 fn is_invisible(c: char) -> bool {
-    matches!(c, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+    INVISIBLE.iter().any(|(first, last)| (*first..=*last).contains(&c))
 }
+
+const INVISIBLE: [(char, char); 26] = [
+    ('\u{ad}', '\u{ad}'),
+    ('\u{34f}', '\u{34f}'),
+    ('\u{600}', '\u{605}'),
+    ('\u{61c}', '\u{61c}'),
+    ('\u{6dd}', '\u{6dd}'),
+    ('\u{70f}', '\u{70f}'),
+    ('\u{890}', '\u{891}'),
+    ('\u{8e2}', '\u{8e2}'),
+    ('\u{115f}', '\u{1160}'),
+    ('\u{17b4}', '\u{17b5}'),
+    ('\u{180b}', '\u{180f}'),
+    // Zero width, and marks of direction.
+    ('\u{200b}', '\u{200f}'),
+    // Separators, and embeddings and overrides of direction.
+    ('\u{2028}', '\u{202e}'),
+    // Isolates of direction among them.
+    ('\u{2060}', '\u{206f}'),
+    ('\u{2800}', '\u{2800}'),
+    ('\u{3164}', '\u{3164}'),
+    // Variation selectors.
+    ('\u{fe00}', '\u{fe0f}'),
+    ('\u{feff}', '\u{feff}'),
+    ('\u{ffa0}', '\u{ffa0}'),
+    ('\u{fff0}', '\u{fffb}'),
+    ('\u{110bd}', '\u{110bd}'),
+    ('\u{110cd}', '\u{110cd}'),
+    ('\u{13430}', '\u{1343f}'),
+    ('\u{1bca0}', '\u{1bca3}'),
+    ('\u{1d173}', '\u{1d17a}'),
+    // Tags, and further variation selectors.
+    ('\u{e0000}', '\u{e0fff}'),
+];
 
 #[cfg(test)]
 mod tests {
@@ -161,6 +205,44 @@ mod tests {
             ("ä\u{202e}txt\u{2028}".as_bytes(), "ä\\u{202e}txt\\u{2028}"),
         ] {
             assert_eq!(text(bytes), expected);
+        }
+    }
+
+    #[test]
+    fn invisible_characters_are_escaped() {
+        let ranges = [
+            '\u{ad}'..='\u{ad}',
+            '\u{34f}'..='\u{34f}',
+            '\u{115f}'..='\u{1160}',
+            '\u{180b}'..='\u{180f}',
+            '\u{200b}'..='\u{200f}',
+            '\u{2028}'..='\u{202e}',
+            '\u{2060}'..='\u{206f}',
+            '\u{3164}'..='\u{3164}',
+            '\u{fe00}'..='\u{fe0f}',
+            '\u{feff}'..='\u{feff}',
+            '\u{ffa0}'..='\u{ffa0}',
+            '\u{fff9}'..='\u{fffb}',
+            '\u{e0000}'..='\u{e007f}',
+            '\u{e0100}'..='\u{e01ef}',
+        ];
+        for c in ranges.into_iter().flatten() {
+            assert_eq!(text(c.to_string().as_bytes()), format!("\\u{{{:x}}}", u32::from(c)));
+        }
+        for c in "aä한ᄀ字 \u{3000}é🙂\u{1f3fd}\u{301}".chars() {
+            assert_eq!(text(c.to_string().as_bytes()), c.to_string());
+        }
+    }
+
+    /// The name of a call can be one that no file has, and must then not become a part of the path.
+    #[test]
+    fn a_name_does_not_look_like_another_path() {
+        for name in ["../b", "b/c", "/", "", ".", ".."] {
+            let object = Object::new(b"h", Some(b"a"), Some(name.as_bytes()));
+            assert_eq!((object.path.as_deref(), object.name.as_deref(), object.handle), (Some("/a"), Some(name), None));
+        }
+        for name in ["...", "..b", "b\\c"] {
+            assert_eq!(Object::new(b"h", Some(b"a"), Some(name.as_bytes())).name, None);
         }
     }
 
@@ -192,7 +274,8 @@ mod tests {
             let text = line(&a);
             prop_assert!(!text.contains(|c: char| c.is_control()));
             let value: serde_json::Value = serde_json::from_str(&text).unwrap();
-            prop_assert_eq!(value["path"].as_str().unwrap().strip_prefix("/d/"), Some(&self::text(&a)[..]));
+            let name = value["path"].as_str().unwrap().strip_prefix("/d/").or(value["name"].as_str());
+            prop_assert_eq!(name, Some(&self::text(&a)[..]));
             prop_assert_eq!(self::text(&a) == self::text(&b), a == b);
         }
     }

@@ -128,6 +128,18 @@ pub(super) fn needs_statfs(mask: &Bitmap4) -> bool {
     mask.intersects(&SPACE_ATTRS)
 }
 
+/// Returns the set that has only the type.
+pub(super) fn type_alone() -> Bitmap4 {
+    [Attr4::Type as u32].into_iter().collect()
+}
+
+/// Returns the encoded type of objects of a kind.
+pub(super) fn type_value(kind: Kind) -> Bytes {
+    let mut out = Encoder::default();
+    ftype4(kind).encode(&mut out);
+    out.finish().stream
+}
+
 /// Returns `true` if `mask` has the ACL.
 pub(super) fn needs_acl(mask: &Bitmap4) -> bool {
     mask.contains(Attr4::Acl as u32)

@@ -7,7 +7,7 @@ use nfs::v4::{Clientid4, Nfsstat4, Sessionid4, Stateid4};
 
 use super::{
     cb_getattr::{CbGetattrResult, PendingCbGetattr},
-    place::{Filehandle, Place},
+    place::{Filehandle, Known, Place},
     service::CachedReply,
     state::{
         ids::{Principal, ReferringCall},
@@ -89,6 +89,18 @@ impl Cursor {
     /// Like [`stateid`](Self::stateid), for the saved file handle.
     pub(super) fn saved_stateid(&self, stateid: Stateid4) -> Result<Stateid4, Nfsstat4> {
         resolve(stateid, self.saved.as_ref())
+    }
+
+    /// Returns what is known about the current object.
+    pub(super) fn known(&self) -> &Known {
+        self.current.as_ref().map_or(&Known::Nothing, |current| &current.known)
+    }
+
+    /// Forgets what is known about the current object, because the next operation can change it.
+    pub(super) fn forget_known(&mut self) {
+        if let Some(current) = &mut self.current {
+            current.known = Known::Nothing;
+        }
     }
 
     /// Sets the current stateid.

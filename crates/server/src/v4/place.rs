@@ -2,7 +2,7 @@
 
 use nfs::v4::{FHSIZE4, Nfsstat4, Stateid4};
 use smallvec::SmallVec;
-use vfs::Handle;
+use vfs::{Attr, Handle, Kind};
 
 use super::pseudo::NodeId;
 use crate::{
@@ -32,6 +32,18 @@ pub(super) enum Place {
 pub(super) struct Filehandle {
     pub(super) place: Place,
     pub(super) stateid: Stateid4,
+    pub(super) known: Known,
+}
+
+/// What the operation that has set the current file handle has learned about the object. Only operations that change nothing
+/// keep it.
+#[derive(Clone, Debug)]
+pub(super) enum Known {
+    Nothing,
+    /// The kind, which never changes.
+    Kind(Kind),
+    /// The attributes.
+    Attr(Box<Attr>),
 }
 
 /// The bytes of a file handle.
@@ -39,7 +51,14 @@ pub(super) type FhBytes = SmallVec<[u8; FHSIZE4]>;
 
 impl From<Place> for Filehandle {
     fn from(place: Place) -> Self {
-        Self { place, stateid: Stateid4::ANONYMOUS }
+        Self::new(place, Known::Nothing)
+    }
+}
+
+impl Filehandle {
+    /// Makes a file handle of an object about which something is known.
+    pub(super) fn new(place: Place, known: Known) -> Self {
+        Self { place, stateid: Stateid4::ANONYMOUS, known }
     }
 }
 

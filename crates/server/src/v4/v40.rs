@@ -46,14 +46,14 @@ pub(super) fn enter(cx: &Context<'_>, at: &mut Cursor, operation: &Argop4) -> Re
     at.client = None;
     let Some(subject) = Subject::of(operation) else { return Ok(Entry::Free) };
     let now = clock::now();
-    let enter = || shared.with_locks(|state, locks| state.enter(locks, now, subject));
+    let caller = Caller { principal: at.principal.clone(), sec: Sec::of(cx.identity), tls: at.connection.tls };
+    let enter = || shared.with_locks(|state, locks| state.enter(locks, now, subject, &caller));
     // The recovery record of a client that is back after its lease is stored again before its requests are executed.
     // The first attempt stores it.
     let entered = match enter() {
         Err(Nfsstat4::Delay) => enter(),
         entered => entered,
     }?;
-    let caller = Caller { principal: at.principal.clone(), sec: Sec::of(cx.identity), tls: at.connection.tls };
     Ok(match entered {
         Entered::Free(client) => {
             at.client = client;
@@ -98,7 +98,7 @@ impl SequencedOp {
     fn leave(&mut self, status: Nfsstat4, result: Bytes, file: Option<FileId>) {
         if let Some(owner) = self.owner.take() {
             let kept = Kept { status, result, file, caller: self.caller.clone() };
-            self.shared.with_state(|state| state.leave(&owner, &self.operation, kept));
+            self.shared.with_state(|state| state.leave(clock::now(), &owner, &self.operation, kept));
         }
     }
 }

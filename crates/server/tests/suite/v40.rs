@@ -10,8 +10,11 @@ use nfs::v4::{
     attr::{Attr4, Purpose},
     *,
 };
-use rpc::ConnectionTls;
-use server::{Export, ExportId, ExportOptions, Exports, NfsServer, Squash};
+use rpc::{ConnectionTls, Identity, security::Principal};
+use server::{
+    Export, ExportId, ExportOptions, Exports, HandleKey, NfsServer, Sec, SecFlavors, Squash, config::Settings,
+    recovery::Recovery,
+};
 use testkit::paper::Paper;
 
 fn serving() -> NfsServer {
@@ -354,4 +357,165 @@ fn cached_result_is_not_sent_to_a_connection_in_clear_or_to_another_principal() 
     assert_eq!(client.status(open.clone()), Nfsstat4::BadSeqid);
     client.on.caller = own;
     assert_eq!(client.call(open), first);
+}
+
+/// Serves a directory in which everybody may create files, by all flavours. The lease is short.
+fn shared() -> NfsServer {
+    let sec = SecFlavors::new(Sec::ALL.to_vec()).unwrap();
+    let options = ExportOptions { squash: Squash::None, sec, ..ExportOptions::default() };
+    let export = Export::new("/m", ExportId::unique(), plain_memory(), options).unwrap();
+    let settings = on_one_thread(Settings { lease: LEASE, ..Settings::default() });
+    let server = NfsServer::recovering(export, HandleKey::random(), Recovery::in_memory(), settings).unwrap();
+    let rig = Rig::calling(&server);
+    rig.set_mode(&rig.root(), 0o777);
+    server
+}
+
+const LEASE: Duration = Duration::from_secs(10);
+
+fn principal(name: &'static str) -> Identity {
+    Identity::Principal(Principal { name: name.into(), pseudo_flavor: 390_003 })
+}
+
+fn close_op(seqid: u32, open_stateid: Stateid4) -> Argop4 {
+    Argop4::Close(CloseArgs { seqid: Seqid4(seqid), open_stateid })
+}
+
+fn lock_owner(client: &Client40) -> StateOwner4 {
+    StateOwner4 { clientid: client.id, owner: "locker".into() }
+}
+
+fn lock_test(client: &Client40, handle: &NfsFh4) -> Nfsstat4 {
+    let owner = lock_owner(client);
+    let args = LockTArgs { locktype: NfsLockType4::Read, offset: 0, length: 1, owner };
+    client.status([putfh(handle), Argop4::LockT(args)])
+}
+
+/// A caller that knows the names and IDs of a client of TLS has no effect in clear, and does not keep its lease.
+#[simnet::test]
+async fn caller_in_clear_does_not_use_a_client_of_tls() {
+    let server = shared();
+    let mut client = Client40 { dir: "m".to_owned(), ..over_tls(&server, "a") };
+    let (stateid, handle) = client.open_first("f");
+    let locker = Locker4::New {
+        open_seqid: client.next(),
+        open_stateid: stateid,
+        lock_seqid: Seqid4(1),
+        lock_owner: lock_owner(&client),
+    };
+    let (_, Some(lock_stateid)) = client.lock(&handle, locker) else { panic!("LOCK") };
+    let over = |client: &mut Client40, tls| client.on.paper = Paper::with_tls("tcp", 4 << 20, tls);
+    over(&mut client, ConnectionTls::None);
+    let next = client.seqid + 1;
+    let release = || Argop4::ReleaseLockOwner(ReleaseLockOwnerArgs { lock_owner: lock_owner(&client) });
+    let attempt = |client: &Client40| {
+        assert_eq!(renew(&client.on, client.id), Nfsstat4::StaleClientid);
+        assert_eq!(client.status([release()]), Nfsstat4::StaleClientid);
+        assert_eq!(lock_test(client, &handle), Nfsstat4::StaleClientid);
+        assert_eq!(client.status(client.open_op("f", Seqid4(next))), Nfsstat4::StaleClientid);
+        assert_eq!(client.status([putfh(&handle), close_op(next, stateid)]), Nfsstat4::BadStateid);
+        assert_eq!(client.status([putfh(&handle), read(stateid, 0, 1)]), Nfsstat4::BadStateid);
+        let unlock =
+            LockUArgs { locktype: NfsLockType4::Write, seqid: Seqid4(2), lock_stateid, offset: 0, length: u64::MAX };
+        assert_eq!(client.status([putfh(&handle), Argop4::LockU(unlock)]), Nfsstat4::BadStateid);
+        let again = client.on.alone(set_clientid("a", 1));
+        assert!(matches!(again, Resop4::SetClientId(SetClientIdRes::ClidInuse(_))), "{again:?}");
+    };
+    attempt(&client);
+    over(&mut client, ConnectionTls::Tls);
+    assert_eq!(client.status([putfh(&handle), read(stateid, 0, 1)]), Nfsstat4::Ok);
+    let seqid = client.next();
+    assert_eq!(client.status(client.open_op("f", seqid)), Nfsstat4::Ok, "the sequence must not have advanced");
+    over(&mut client, ConnectionTls::None);
+    for _ in 0..3 {
+        tokio::time::sleep(LEASE / 2).await;
+        assert_eq!(renew(&client.on, client.id), Nfsstat4::StaleClientid);
+    }
+    let taken = Client40::new(&server, "a");
+    assert_ne!(taken.id, client.id, "after its lease, the name of the client is free");
+}
+
+fn over_tls(server: &NfsServer, name: &str) -> Client40 {
+    let mut on = Client4::stranger(server, 0);
+    on.paper = Paper::with_tls("tcp", 4 << 20, ConnectionTls::Tls);
+    let introduced = introduce(&on, name, 1);
+    assert_eq!(confirm(&on, &introduced), Nfsstat4::Ok);
+    Client40 { on, id: introduced.clientid, seqid: 0, dir: String::new() }
+}
+
+/// A client with a keytab introduces itself with Kerberos. Its users may call with Kerberos or with AUTH_SYS.
+#[simnet::test]
+async fn caller_with_auth_sys_does_not_use_the_owners_of_kerberos() {
+    let server = shared();
+    let mut on = Client4::stranger(&server, 0);
+    on.caller = principal("host/a@REALM");
+    let introduced = introduce(&on, "a", 1);
+    assert_eq!(confirm(&on, &introduced), Nfsstat4::Ok);
+    let mut client = Client40 { on, id: introduced.clientid, seqid: 0, dir: "m".to_owned() };
+    client.on.caller = principal("alice@REALM");
+    let (stateid, handle) = client.open_first("f");
+    let locker = Locker4::New {
+        open_seqid: client.next(),
+        open_stateid: stateid,
+        lock_seqid: Seqid4(1),
+        lock_owner: lock_owner(&client),
+    };
+    assert_eq!(client.lock(&handle, locker).0, Nfsstat4::Ok);
+    let next = client.seqid + 1;
+    client.on.caller = user(0, 0);
+    let release = Argop4::ReleaseLockOwner(ReleaseLockOwnerArgs { lock_owner: lock_owner(&client) });
+    assert_eq!(client.status([release]), Nfsstat4::StaleClientid);
+    assert_eq!(client.status(client.open_op("f", Seqid4(next))), Nfsstat4::BadSeqid);
+    assert_eq!(client.status([putfh(&handle), close_op(next, stateid)]), Nfsstat4::BadSeqid);
+    assert_eq!(client.status([putfh(&handle), read(stateid, 0, 1)]), Nfsstat4::BadStateid);
+    assert_eq!(renew(&client.on, client.id), Nfsstat4::Access);
+    client.on.caller = principal("alice@REALM");
+    let seqid = client.next();
+    assert_eq!(client.status(client.open_op("f", seqid)), Nfsstat4::Ok, "the sequence must not have advanced");
+    assert_eq!(renew(&client.on, client.id), Nfsstat4::Ok);
+    for _ in 0..3 {
+        tokio::time::sleep(LEASE / 2).await;
+        client.on.caller = user(0, 0);
+        assert_eq!(lock_test(&client, &handle), Nfsstat4::Ok, "LOCKT by a user of AUTH_SYS has an answer");
+        assert_eq!(renew(&client.on, client.id), Nfsstat4::Access);
+    }
+    client.on.caller = principal("alice@REALM");
+    let other = Client40::new(&server, "b");
+    let deny = Open { deny: OPEN4_SHARE_DENY_BOTH, ..Open::default() };
+    let Argop4::Open(args) = v4::open("f", deny) else { unreachable!() };
+    let owner = StateOwner4 { clientid: other.id, ..args.owner.clone() };
+    let open = Argop4::Open(Box::new(OpenArgs { seqid: Seqid4(1), owner, ..*args }));
+    assert_eq!(other.status(at("m").into_iter().chain([open])), Nfsstat4::Ok, "the lease was not renewed");
+    assert_eq!(renew(&client.on, client.id), Nfsstat4::Expired);
+}
+
+/// As Linux does with a keytab, for a mount with `sec=sys`.
+#[simnet::test]
+async fn client_of_kerberos_may_have_owners_of_auth_sys() {
+    let server = shared();
+    let mut on = Client4::stranger(&server, 0);
+    on.caller = principal("host/a@REALM");
+    let introduced = introduce(&on, "a", 1);
+    assert_eq!(confirm(&on, &introduced), Nfsstat4::Ok);
+    on.caller = user(0, 0);
+    let mut client = Client40 { on, id: introduced.clientid, seqid: 0, dir: "m".to_owned() };
+    let stranger = Client4 { caller: user(7, 7), ..Client4::stranger(&server, 0) };
+    let name_is_taken = || {
+        let refused = stranger.alone(set_clientid("a", 1));
+        assert!(matches!(refused, Resop4::SetClientId(SetClientIdRes::ClidInuse(_))), "{refused:?}");
+    };
+    let (mut stateid, handle) = client.open_first("f");
+    for _ in 0..3 {
+        tokio::time::sleep(LEASE * 2 / 3).await;
+        assert_eq!(client.status([putfh(&handle), read(stateid, 0, 1)]), Nfsstat4::Ok, "READ renews the lease");
+        tokio::time::sleep(LEASE * 2 / 3).await;
+        name_is_taken();
+        let (ok, _) = client.open("f");
+        stateid = ok.stateid;
+        tokio::time::sleep(LEASE * 2 / 3).await;
+        name_is_taken();
+        assert_eq!(lock_test(&client, &handle), Nfsstat4::Ok);
+    }
+    let seqid = client.next();
+    assert_eq!(client.status([putfh(&handle), close_op(seqid.0, stateid)]), Nfsstat4::Ok);
 }

@@ -1,5 +1,6 @@
 //! Names, attributes, data and opens of version 4.
 
+use crate::common::toy::Toy;
 use crate::common::v4;
 use crate::common::v4::*;
 use crate::common::*;
@@ -250,6 +251,75 @@ async fn getattr_returns_all_supported_attributes_and_no_others() {
             assert_eq!(client.status([at(path), vec![verify(&same)]].concat()), Nfsstat4::NotSame);
         }
     }
+}
+
+/// Returns the attributes of the last result, which must be that of GETATTR.
+fn last_attrs(results: &[Resop4]) -> Attrs {
+    let Some(Resop4::GetAttr(Res4::Ok(attrs))) = results.last() else { panic!("{results:?}") };
+    attrs.to_attrs(2, Purpose::Get).unwrap()
+}
+
+#[simnet::test]
+async fn attributes_of_a_created_file_are_not_read_again_in_its_compound() {
+    let toy = Toy::new(plain_memory());
+    let options = ExportOptions { squash: Squash::None, ..ExportOptions::default() };
+    let server = server_of(Export::new("/m", ExportId::unique(), toy.clone(), options).unwrap());
+    let mut client = Client4::new(&server, "a", 2);
+    let wanted = [Attr4::Type, Attr4::Change, Attr4::Size, Attr4::Fileid, Attr4::Mode, Attr4::TimeMetadata];
+    let create = |name: &str, rest: &[Argop4]| [at("m"), vec![open(name, Open::default())], rest.to_vec()].concat();
+    let before = toy.state().getattrs;
+    let created = last_attrs(&client.ok(create("f", &[Argop4::GetFh, getattr(&wanted)])));
+    assert_eq!(toy.state().getattrs, before);
+    assert_eq!(created, client.attrs("m/f", &wanted));
+    assert_eq!(toy.state().getattrs, before + 1);
+    // After an operation that changes the file, they are read.
+    let size = getattr(&[Attr4::Size]);
+    let written = write(Stateid4::CURRENT, 0, b"hello");
+    assert_eq!(last_attrs(&client.ok(create("g", &[written.clone(), size.clone()]))).size, Some(5));
+    let saved = [Argop4::SaveFh, written, Argop4::RestoreFh, size];
+    assert_eq!(last_attrs(&client.ok(create("h", &saved))).size, Some(5));
+    // Those of another object are read too.
+    let of_dir =
+        client
+            .ok([at("m"), vec![Argop4::SaveFh, open("i", Open::default()), Argop4::RestoreFh, getattr(&wanted)]]
+                .concat());
+    assert_eq!(last_attrs(&of_dir).object_type, Some(Ftype4::Dir));
+    // An exclusive creation sets attributes after it has created the file.
+    let Argop4::Open(mut args) = open("j", Open::default()) else { unreachable!() };
+    let attrs = Attrs { mode: Some(0o640), ..Attrs::default() }.into();
+    args.openhow = Openflag4::Create(Createhow4::Exclusive41 { verf: [7; 8], attrs });
+    let exclusive = [at("m"), vec![Argop4::Open(args), getattr(&[Attr4::Mode])]].concat();
+    assert_eq!(last_attrs(&client.ok(exclusive)).mode, Some(0o640));
+}
+
+#[simnet::test]
+async fn type_of_a_name_is_compared_without_its_attributes() {
+    let toy = Toy::new(plain_memory());
+    let options = ExportOptions { squash: Squash::None, ..ExportOptions::default() };
+    let server = server_of(Export::new("/m", ExportId::unique(), toy.clone(), options).unwrap());
+    let mut client = Client4::new(&server, "a", 2);
+    client.file("m", "f", b"f");
+    client.ok([at("m"), vec![mkdir("d")]].concat());
+    let of = |object_type, size| VerifyArgs { obj_attributes: Attrs { object_type, size, ..Attrs::default() }.into() };
+    let (dir, file) = (of(Some(Ftype4::Dir), None), of(Some(Ftype4::Reg), None));
+    let mut status = |path: &str, operation| client.status([at(path), vec![operation]].concat());
+    let before = toy.state().getattrs;
+    for (path, is, is_not) in [("m/f", &file, &dir), ("m/d", &dir, &file)] {
+        assert_eq!(status(path, Argop4::Verify(is.clone())), Nfsstat4::Ok);
+        assert_eq!(status(path, Argop4::Verify(is_not.clone())), Nfsstat4::NotSame);
+        assert_eq!(status(path, Argop4::NVerify(is_not.clone())), Nfsstat4::Ok);
+        assert_eq!(status(path, Argop4::NVerify(is.clone())), Nfsstat4::Same);
+    }
+    assert_eq!(toy.state().getattrs, before);
+    // The root of the export was not found by a name.
+    assert_eq!(status("m", Argop4::Verify(dir.clone())), Nfsstat4::Ok);
+    let both = of(Some(Ftype4::Reg), Some(1));
+    assert_eq!(status("m/f", Argop4::Verify(both)), Nfsstat4::Ok);
+    assert_eq!(toy.state().getattrs, before + 2);
+    // The current file handle is not that of the look-up any more.
+    let back =
+        [Argop4::SaveFh, Argop4::Lookup(LookupArgs { objname: "f".into() }), Argop4::RestoreFh, Argop4::Verify(dir)];
+    assert_eq!(client.status([at("m"), back.to_vec()].concat()), Nfsstat4::Ok);
 }
 
 #[simnet::test]

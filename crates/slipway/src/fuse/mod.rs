@@ -20,6 +20,7 @@ mod locks;
 mod nodes;
 mod referral;
 mod session;
+mod status;
 mod tree;
 mod unstable;
 mod view;
@@ -42,7 +43,8 @@ use view::View;
 use wire::{Arguments, Attributes, Header, Init, Listed, Out, Plus, init, op, open, set};
 
 pub use device::{Device, unmount};
-pub use session::{InFlight, Session, Waiting};
+pub use session::{InFlight, Session};
+pub use status::{ServerWaits, Waits};
 
 /// The options of a mount.
 #[derive(Clone, Copy, Debug)]
@@ -98,6 +100,11 @@ impl Fuse {
         let callers = options.per_caller.then(Callers::new);
         let tree = Tree::new(root, (options.ttl, options.recovery.deadline()), callers, session.device());
         Arc::new(Self { tree, options })
+    }
+
+    /// Returns the operations of a session of this file system that wait.
+    pub fn waits(&self, session: &Session) -> Waits {
+        Waits { in_flight: session.in_flight().clone(), tree: self.tree.clone() }
     }
 
     /// Executes a request in a task, and replies.

@@ -6,8 +6,8 @@
 //! **Interrupts.** The kernel reports every signal of a waiting thread. As with the kernel's own NFS client, only a
 //! fatal signal ends a wait, because programs do not expect EINTR of files. Any signal ends a wait for a lock. The
 //! kernel reports a signal only once, so if it was not fatal, the thread is polled until the operation ends. A process
-//! that dies by a signal also waits for the flush of its files, for which the kernel reports no signals. It is polled
-//! as well.
+//! that dies by a signal also waits for the flush of its files, and a thread can wait for an O_DIRECT read or write. The
+//! kernel reports no signals for these, so these threads are polled as well.
 //!
 //! **Operations in progress.** A call that has been sent cannot be cancelled. An operation that changes names or holds
 //! state continues after its program has got EINTR, and results that the kernel does not receive are undone ([`Undo`]).
@@ -318,8 +318,9 @@ fn can_be_dropped(opcode: u32) -> bool {
 impl InFlight {
     fn add(&self, header: Header) {
         let since = self.tick.load(Relaxed);
-        // The kernel reports no signals for the flush of a dying process.
-        let watched = header.opcode == op::FLUSH;
+        // The kernel reports no signals for the flush of a dying process. Nor does it report them for O_DIRECT reads and
+        // writes through the page cache: it sends them in the background, and the thread waits for them in D state.
+        let watched = matches!(header.opcode, op::FLUSH | op::READ | op::WRITE);
         let operation = Operation { header, since, watched, abort: None, interrupted: None };
         self.operations.lock().insert(header.unique, operation);
     }
@@ -335,15 +336,17 @@ impl InFlight {
         (self.ended.load(Relaxed), self.operations.lock().len())
     }
 
-    /// Returns the operation that has waited for the server longest, and the number of waiting operations.
-    pub fn oldest(&self) -> Option<(Waiting, usize)> {
+    /// Returns the operations that wait for a server.
+    pub fn waiting(&self) -> Vec<Waiting> {
         let (now, operations) = (self.tick.load(Relaxed), self.operations.lock());
         // A program that waits for a lock waits for its holder, not for the server.
         let waits = operations.values().filter(|operation| operation.header.opcode != op::SETLKW);
-        let oldest = waits.min_by_key(|operation| (operation.since, operation.header.unique))?;
-        let Header { opcode, ino, pid, .. } = oldest.header;
-        let since = TICK * u32::try_from(now - oldest.since).unwrap_or(u32::MAX);
-        Some((Waiting { operation: op::name(opcode), ino, pid, since }, operations.len()))
+        let waiting = |operation: &Operation| {
+            let Header { opcode, ino, pid, .. } = operation.header;
+            let since = TICK * u32::try_from(now - operation.since).unwrap_or(u32::MAX);
+            Waiting { operation: op::name(opcode), ino, pid, since }
+        };
+        waits.map(waiting).collect()
     }
 
     /// Handles FUSE_INTERRUPT: a waiting thread has a signal.

@@ -10,6 +10,7 @@ mod cp;
 mod mount;
 mod mount_cache;
 mod mount_referrals;
+mod mount_status;
 mod mount_users;
 mod mount_v4;
 mod outside;

@@ -219,6 +219,24 @@ fn invalid_mounts_are_rejected() {
 }
 
 #[test]
+fn mount_says_for_what_it_waits() {
+    for vers in ["3", "4.2"] {
+        // The kernel accepts connections, and nobody answers.
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = silent.local_addr().unwrap().port();
+        let dir = tempfile::tempdir().unwrap();
+        let url = format!("nfs://127.0.0.1:{port}/export?mountport={port}&vers={vers}&timeo=3600s");
+        let mut mount = common::command(&["mount", &url, dir.path().to_str().unwrap()]);
+        let mut mount = mount.stderr(Stdio::piped()).spawn().unwrap();
+        let mut said = String::new();
+        BufReader::new(mount.stderr.take().unwrap()).read_line(&mut said).unwrap();
+        assert!(said.contains(&format!("127.0.0.1:{port}/export: no answer yet")), "{said}");
+        mount.kill().unwrap();
+        mount.wait().unwrap();
+    }
+}
+
+#[test]
 fn both_dots_are_listed_and_times_before_1970_are_kept() {
     for query in ["", "&vers=4.0", "&vers=4.2"] {
         let Some(world) = World::new("both_dots_are_listed_and_times_before_1970_are_kept", "tcp", query) else {
@@ -282,6 +300,28 @@ fn memory_maps_are_shared_with_direct_io() {
     }
 }
 
+#[test]
+fn written_program_runs_at_once_here_and_on_the_server() {
+    for version in ["3", "4.0", "4.1", "4.2"] {
+        let query = format!("&vers={version}");
+        let Some(world) = World::new("written_program_runs_at_once_here_and_on_the_server", "tcp", &query) else {
+            return;
+        };
+        for len in ["short", "long"] {
+            let mut program = b"#!/bin/sh\nexit 7\n".to_vec();
+            program.resize(if len == "long" { 3 << 20 } else { program.len() }, b'#');
+            fs::write(world.at.join(len), program).unwrap();
+            fs::set_permissions(world.at.join(len), fs::Permissions::from_mode(0o755)).unwrap();
+            for place in [&world.served, &world.at] {
+                // "Text file busy", if the server has the file open for writing.
+                let status = Command::new(place.join(len)).status();
+                assert_eq!(status.unwrap().code(), Some(7), "{}, version {version}", place.join(len).display());
+            }
+        }
+        world.end();
+    }
+}
+
 /// Starts a program that reads a file, for which the mount must ask the server.
 fn reader(path: &Path) -> std::process::Child {
     // SIGINT is ignored in a job that a shell runs in the background.
@@ -335,6 +375,42 @@ fn programs_that_wait_for_the_server_can_be_interrupted() {
         assert!(fs::read(world.at.join("file")).unwrap() == data, "the mount must continue");
         fs::write(world.at.join("new"), &data).unwrap();
         assert!(fs::read(world.served.join("new")).unwrap() == data);
+        world.end();
+    }
+}
+
+#[test]
+fn signals_end_direct_reads_and_writes_that_wait_for_the_server() {
+    for query in ["&timeo=3600s", "&timeo=3600s&vers=4.2"] {
+        let test = "signals_end_direct_reads_and_writes_that_wait_for_the_server";
+        let Some(world) = World::new(test, "tcp", query) else { return };
+        let data = pattern(3 << 20);
+        fs::write(world.served.join("file"), &data).unwrap();
+        let open = || {
+            let mut options = OpenOptions::new();
+            std::os::unix::fs::OpenOptionsExt::custom_flags(options.read(true).write(true), libc::O_DIRECT);
+            options.open(world.at.join("file")).unwrap()
+        };
+        let open = [open(), open()];
+        world.server.signal(Signal::STOP);
+        let (zero, null) = (|| File::open("/dev/zero").unwrap(), Stdio::null);
+        for signal in [Signal::INT, Signal::KILL] {
+            let file = |number: usize| open[number].try_clone().unwrap();
+            for (from, to) in [(file(0).into(), null()), (zero().into(), file(1).into())] {
+                // SIGINT is ignored in a job that a shell runs in the background.
+                let mut cat = Command::new("env");
+                let mut cat =
+                    cat.args(["--default-signal=INT", "cat"]).stdin::<Stdio>(from).stdout::<Stdio>(to).spawn().unwrap();
+                let at = format!("/proc/{}/wchan", cat.id());
+                common::until("the process must wait", || {
+                    fs::read_to_string(&at).is_ok_and(|at| at.contains("fuse") || at.contains("request_wait_answer"))
+                });
+                rustix::process::kill_process(rustix::process::Pid::from_child(&cat), signal).unwrap();
+                assert!(!wait(&mut cat).success(), "{signal:?}, {query}");
+            }
+        }
+        world.server.signal(Signal::CONT);
+        drop(open);
         world.end();
     }
 }

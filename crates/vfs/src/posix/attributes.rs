@@ -173,13 +173,16 @@ impl Posix {
         let mut history = object.changing.lock();
         // Without fine-grained times, attributes that are read later can have the same ctime as those that were read
         // earlier.
-        let is_known = history.writers.write(writer, history::now()) && self.fine_times;
-        if !is_known {
-            let ((), change) = self.change_locked(true, object, &mut history, |_, _| run())?;
-            return Ok((Some(change.before), change.after));
-        }
-        run()?;
-        Ok((None, self.attr(object)?))
+        let is_known = history.writers.begin(writer, history::now()) && self.fine_times;
+        let (before, after) = if is_known {
+            run()?;
+            (None, self.attr(object)?)
+        } else {
+            let ((), Change { before, after }) = self.change_locked(true, object, &mut history, |_, _| run())?;
+            (Some(before), after)
+        };
+        history.writers.end(before.as_ref().map(|before| before.ctime), after.ctime);
+        Ok((before, after))
     }
 
     /// Changes an object whose attributes the caller does not need.

@@ -63,6 +63,8 @@ struct SoleWriter {
     writer: Writer,
     since: Duration,
     last: Duration,
+    /// The ctime of the file after the last write.
+    ctime: Time,
 }
 
 impl Writers {
@@ -71,19 +73,31 @@ impl Writers {
         self.0 = None;
     }
 
-    /// Records a write by `writer`. Returns `true` if the writer knows the attributes from before the write, because
-    /// only its own writes have changed them recently.
-    pub(super) fn write(&mut self, writer: Writer, now: Duration) -> bool {
+    /// Begins a write by `writer`. Returns `true` if the writer knows the attributes from before the write, because only
+    /// its own writes have changed them recently.
+    pub(super) fn begin(&mut self, writer: Writer, now: Duration) -> bool {
         match &mut self.0 {
-            Some(sole) if sole.writer == writer && now.saturating_sub(sole.last) < PAUSE_MAX => {
+            Some(sole) if sole.writer == writer => {
+                let pause = now.saturating_sub(sole.last);
                 sole.last = now;
-                now.saturating_sub(sole.since) >= SOLE_WRITER_MIN
+                pause < PAUSE_MAX && now.saturating_sub(sole.since) >= SOLE_WRITER_MIN
             }
             last => {
-                *last = Some(SoleWriter { writer, since: now, last: now });
+                *last = Some(SoleWriter { writer, since: now, last: now, ctime: Time::default() });
                 false
             }
         }
+    }
+
+    /// Ends the write. The file had the ctime `before`, if the attributes were read before the write, and has now
+    /// `after`. If another program has changed the file since the previous write, the writer does not know its
+    /// attributes for a while. If none has, a long pause between the two writes does not matter.
+    pub(super) fn end(&mut self, before: Option<Time>, after: Time) {
+        let Some(sole) = &mut self.0 else { return };
+        if before.is_some_and(|before| before != sole.ctime) {
+            sole.since = sole.last;
+        }
+        sole.ctime = after;
     }
 }
 
@@ -95,7 +109,7 @@ pub(super) fn now() -> Duration {
 
 /// Maximum number of recorded names of each directory.
 const NAMES_MAX: usize = 32;
-/// Maximum pause between two writes after which the writer still knows the attributes.
+/// Maximum pause between two writes after which the attributes are not read before the second one.
 const PAUSE_MAX: Duration = Duration::from_millis(20);
 /// Time for which a writer must be the only one before it is assumed to know the attributes. It then has the replies to
 /// all writes that it sent before the last change by somebody else. A client may process replies in another order.
@@ -136,32 +150,73 @@ mod tests {
         assert_eq!(names.remove(name("1")), Some(Handle::new(b"1")));
     }
 
+    /// A file and its writers. Each write is later than the one before, and gives the file another ctime.
+    struct File {
+        writers: Writers,
+        now: Duration,
+        ctime: Time,
+    }
+
+    impl File {
+        /// Writes after a pause. Returns `true` if the writer knows the attributes from before the write.
+        fn write(&mut self, writer: Writer, pause: Duration) -> bool {
+            self.now += pause;
+            let is_known = self.writers.begin(writer, self.now);
+            let before = (!is_known).then_some(self.ctime);
+            self.ctime.seconds += 1;
+            self.writers.end(before, self.ctime);
+            is_known
+        }
+
+        /// Writes until the writer has been the only one for long enough. It must not know the attributes before.
+        fn write_for_a_while(&mut self, writer: Writer) {
+            let steps = SOLE_WRITER_MIN.as_millis().div_ceil(STEP.as_millis());
+            for step in 1..steps {
+                assert!(!self.write(writer, STEP), "write {step} of {steps}");
+            }
+        }
+    }
+
+    const STEP: Duration = Duration::from_millis(PAUSE_MAX.as_millis() as u64 / 2);
+    const ONE: Writer = Writer(1);
+    const OTHER: Writer = Writer(2);
+
+    /// Returns a file of which `ONE` is the only writer, and knows the attributes.
+    fn file() -> File {
+        let mut file = File { writers: Writers::default(), now: Duration::from_secs(9), ctime: Time::default() };
+        file.ctime.seconds = 1;
+        assert!(!file.write(ONE, STEP));
+        file.write_for_a_while(ONE);
+        assert!(file.write(ONE, STEP));
+        file
+    }
+
     #[test]
     fn only_writer_knows_the_file_after_a_while() {
-        let (one, other) = (Writer(1), Writer(2));
-        let (mut writers, mut now) = (Writers::default(), Duration::from_secs(9));
-        let step = PAUSE_MAX / 2;
-        let steps = SOLE_WRITER_MIN.as_millis().div_ceil(step.as_millis());
-        for _ in 0..steps {
-            assert!(!writers.write(one, now));
-            now += step;
-        }
-        assert!(writers.write(one, now));
-        assert!(!writers.write(other, now), "another writer");
-        assert!(!writers.write(one, now), "the other writer has written in between");
-        for _ in 0..=steps {
-            writers.write(one, now);
-            now += step;
-        }
-        assert!(writers.write(one, now));
-        assert!(!writers.write(one, now + PAUSE_MAX), "another program had time to write");
-        now += PAUSE_MAX + SOLE_WRITER_MIN;
-        for _ in 0..=steps {
-            writers.write(one, now);
-            now += step;
-        }
-        assert!(writers.write(one, now));
-        writers.forget();
-        assert!(!writers.write(one, now), "the file was changed by another operation");
+        let mut file = file();
+        assert!(!file.write(OTHER, STEP), "another writer");
+        assert!(!file.write(ONE, STEP), "the other writer has written in between");
+        file.write_for_a_while(ONE);
+        assert!(file.write(ONE, STEP));
+        file.writers.forget();
+        assert!(!file.write(ONE, STEP), "the file was changed by another operation");
+    }
+
+    #[test]
+    fn attributes_are_read_once_after_a_pause() {
+        let mut file = file();
+        assert!(!file.write(ONE, PAUSE_MAX), "another program had time to write");
+        assert!(file.write(ONE, STEP), "no other program has written");
+        assert!(!file.write(ONE, PAUSE_MAX));
+        assert!(!file.write(ONE, PAUSE_MAX));
+    }
+
+    #[test]
+    fn writer_does_not_know_the_file_after_another_program_has_changed_it() {
+        let mut file = file();
+        file.ctime.nanoseconds += 1;
+        assert!(!file.write(ONE, PAUSE_MAX));
+        file.write_for_a_while(ONE);
+        assert!(file.write(ONE, STEP));
     }
 }

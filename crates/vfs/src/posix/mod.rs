@@ -415,7 +415,10 @@ impl Vfs for Posix {
         self.may_wait(caller)?;
         let object = self.resolve(caller, file)?;
         let file = self.data(caller, &object, true)?;
-        self.sync(&object, &file)
+        let synced = self.sync(&object, &file);
+        drop(file);
+        self.objects.close_writers(&object);
+        synced
     }
 
     fn create(&self, caller: &Caller<'_>, dir: &Handle, name: &Name, mode: &CreateMode) -> Result<Created> {

@@ -8,7 +8,8 @@
 //!
 //! A file that this server has created is cached with the descriptor that created it, which saves opening another one.
 //! That descriptor is open for data, so the object is evicted when its descriptors for data are closed, as soon as
-//! nothing uses it.
+//! nothing uses it. A client that has written a file commits it at the latest when a program closes it, so a commit closes
+//! the descriptors for writing: the program that was written can be executed on this machine at once.
 
 use std::{
     fs::File,
@@ -204,6 +205,21 @@ impl Objects {
     /// Closes an object's descriptors for data, because the permissions to open them may have changed.
     pub(super) fn close(&self, object: &Arc<Object>) {
         object.close();
+        if object.is_held_by_data() {
+            self.0.evict_unused(object);
+        }
+    }
+
+    /// Closes an object's descriptors for writing, because no process can execute a file while it is open for writing.
+    pub(super) fn close_writers(&self, object: &Arc<Object>) {
+        let mut opens = object.opens.lock();
+        let (writers, readers): (SmallVec<_>, SmallVec<_>) = opens.drain(..).partition(|open| open.write);
+        *opens = readers;
+        let is_closed = opens.is_empty();
+        object.has_data.store(!is_closed || object.is_held_by_data(), Ordering::Relaxed);
+        drop(opens);
+        // Close them outside the lock, because closing a file can take long.
+        drop::<SmallVec<[Open; 2]>>(writers);
         if object.is_held_by_data() {
             self.0.evict_unused(object);
         }

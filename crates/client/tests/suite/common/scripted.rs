@@ -43,6 +43,10 @@ pub struct Script {
     /// The operation that is refused, with its status and the time at which that ends.
     pub refuse: Option<(Opnum4, Nfsstat4, Instant)>,
     pub refused: u32,
+    /// The open, by its number, whose CLOSE is refused once, with its status.
+    pub refuse_close: Option<(u8, Nfsstat4)>,
+    /// The numbers of the opens that were closed.
+    pub closed: Vec<u8>,
     pub target: u32,
     pub sessions: u8,
     pub clients: u64,
@@ -277,7 +281,9 @@ impl Scripted {
             }
             Argop4::Open(args) => {
                 script.opens += 1;
-                *fh = handle(b"file");
+                if matches!(args.claim, OpenClaim4::Null(_)) {
+                    *fh = handle(b"file");
+                }
                 let permissions =
                     acl::Nfsace4 { acetype: acl::Acetype4(0), flag: 0, access_mask: 1, who: "EVERYONE@".into() };
                 let wanted = script.delegate & args.share_access;
@@ -309,7 +315,14 @@ impl Scripted {
                 Resop4::Read(Res4::Ok(ReadOk { eof: to == CONTENT.len(), data }))
             }
             Argop4::Lock(_) => Resop4::Lock(LockRes::Ok(Stateid4 { seqid: 1, other: [200; 12] })),
-            Argop4::Close(args) => Resop4::Close(Res4::Ok(args.open_stateid)),
+            Argop4::Close(args) => {
+                let number = args.open_stateid.other[0];
+                if let Some((_, status)) = script.refuse_close.take_if(|(refused, _)| *refused == number) {
+                    return Resop4::failure(op.opnum(), status);
+                }
+                script.closed.push(number);
+                Resop4::Close(Res4::Ok(args.open_stateid))
+            }
             Argop4::Rename(_) => {
                 let (source_cinfo, target_cinfo) = Default::default();
                 Resop4::Rename(Res4::Ok(RenameOk { source_cinfo, target_cinfo }))

@@ -19,7 +19,7 @@ use crate::{
         acl, attr,
         attr::{Features, Subject},
         cursor::Cursor,
-        place::Place,
+        place::{Known, Place},
         pseudo::{NodeId, fs_locations},
         service::Context,
         status::Fault4,
@@ -93,10 +93,21 @@ pub(super) fn verify(cx: &Context<'_>, at: &Cursor, args: &VerifyArgs, same: boo
     if cx.is_absent(current) && !fattr.attrmask.difference(attr::absent_attrs()).is_empty() {
         return Err(Nfsstat4::Moved.into());
     }
+    // The kind is that of the look-up, and never changes.
+    if let Known::Kind(kind) = *at.known()
+        && fattr.attrmask == attr::type_alone()
+    {
+        return compared(same, attr::type_value(kind) == fattr.attr_vals.0);
+    }
     let mut equal = false;
     with_subject(cx, at, (current, None), &fattr.attrmask, |subject| {
         equal = subject.values(&fattr.attrmask) == fattr.attr_vals.0;
     })?;
+    compared(same, equal)
+}
+
+/// Returns the result of VERIFY (`same`) or NVERIFY.
+fn compared(same: bool, equal: bool) -> Result<(), Fault4> {
     match (same, equal) {
         (true, false) => Err(Nfsstat4::NotSame.into()),
         //= rfc8881-18.15.3-1
@@ -198,10 +209,11 @@ fn with_subject<T>(
         Place::Object(..) => {
             let object = cx.object4(place)?;
             let stat = statfs(&object, mask)?;
-            let mut attr = match &stat {
-                Some(stat) => stat.attr.clone(),
+            let mut attr = match (&stat, at.known()) {
+                (Some(stat), _) => stat.attr.clone(),
+                (None, Known::Attr(attr)) => Attr::clone(attr),
                 //= rfc8881-18.7.3-3
-                None => object.getattr()?,
+                (None, _) => object.getattr()?,
             };
             attr.size = size.unwrap_or(attr.size);
             let aces = aces(cx, &object, &object.handle, &attr, mask)?;

@@ -15,7 +15,7 @@ use crate::{
     },
     v4::{
         cursor::Cursor,
-        place::{FhBytes, Place, component},
+        place::{FhBytes, Filehandle, Known, Place, component},
         pseudo::NodeId,
         service::Context,
         status::Fault4,
@@ -63,8 +63,8 @@ pub(super) fn restorefh(cx: &Context<'_>, at: &mut Cursor) -> Result<(), Fault4>
 }
 
 pub(super) fn lookup(cx: &Context<'_>, at: &mut Cursor, args: &LookupArgs) -> Result<(), Fault4> {
-    let found = find(cx, at.current()?, &args.objname)?;
-    at.current = Some(allowed(cx, found)?.into());
+    let (found, kind) = find(cx, at.current()?, &args.objname)?;
+    at.current = Some(Filehandle::new(allowed(cx, found)?, kind.map_or(Known::Nothing, Known::Kind)));
     Ok(())
 }
 
@@ -83,7 +83,7 @@ fn allowed(cx: &Context<'_>, place: Place) -> Result<Place, Fault4> {
 pub(super) fn secinfo(cx: &Context<'_>, at: &mut Cursor, args: &SecinfoArgs) -> Result<Vec<Secinfo4>, Fault4> {
     // The search does not check the flavour of the call.
     //= rfc8881-18.29.3-1 rfc8881-2.6.3.1.1.5-2
-    let found = find(cx, at.current()?, &args.name)?;
+    let (found, _) = find(cx, at.current()?, &args.name)?;
     // §18.29.3: SECINFO consumes the current file handle. In 4.0 it does not.
     if at.minor > 0 {
         at.current = None;
@@ -105,31 +105,32 @@ pub(super) fn secinfo_no_name(
     Ok(flavors)
 }
 
-/// Finds the entry `name` of a directory. The security flavour of the entry is not checked. If the directory does not allow
-/// the caller's flavour, only another export that is mounted there is found. For any other name the result is the
-/// directory, which is as good for a decision about flavours, and tells the caller nothing about its contents.
-fn find(cx: &Context<'_>, dir: &Place, name: &[u8]) -> Result<Place, Fault4> {
+/// Finds the entry `name` of a directory, and its kind if the file system was asked. The security flavour of the entry is
+/// not checked. If the directory does not allow the caller's flavour, only another export that is mounted there is found.
+/// For any other name the result is the directory, which is as good for a decision about flavours, and tells the caller
+/// nothing about its contents.
+fn find(cx: &Context<'_>, dir: &Place, name: &[u8]) -> Result<(Place, Option<Kind>), Fault4> {
     let name = component(name)?;
     match dir {
         Place::Pseudo(node) => {
             let child = cx.shared.pseudo.child(*node, name.as_bytes()).ok_or(Nfsstat4::NoEnt)?;
-            place_of_node(cx, child)
+            Ok((place_of_node(cx, child)?, None))
         }
         Place::Object(id, handle) if cx.refuses_flavor(dir) => {
             let export = cx.core.exports.find(*id).ok_or(Nfsstat4::Stale)?;
             let object = cx.object_as_anonymous(export, handle.clone());
             match cx.shared.pseudo.junction(&object, name.as_bytes())? {
-                Some(node) => place_of_node(cx, node),
-                None => Ok(dir.clone()),
+                Some(node) => Ok((place_of_node(cx, node)?, None)),
+                None => Ok((dir.clone(), None)),
             }
         }
         Place::Object(..) => {
             let dir = cx.object4(dir)?;
             if let Some(node) = cx.shared.pseudo.junction(&dir, name.as_bytes())? {
-                return place_of_node(cx, node);
+                return Ok((place_of_node(cx, node)?, None));
             }
-            let (handle, _) = find_entry(&dir, name)?;
-            Ok(Place::Object(dir.export.id(), handle))
+            let (handle, kind) = find_entry(&dir, name)?;
+            Ok((Place::Object(dir.export.id(), handle), Some(kind)))
         }
     }
 }

@@ -31,8 +31,8 @@ pub(super) fn set_clientid(cx: &Context<'_>, at: &Cursor, args: &SetClientIdArgs
 }
 
 pub(super) fn set_clientid_confirm(cx: &Context<'_>, at: &Cursor, args: &SetClientIdConfirmArgs) -> Result<(), Fault4> {
-    let now = clock::now();
-    Ok(cx.shared.with_state(|state| state.set_clientid_confirm(now, args, &at.principal))?)
+    let (now, by) = (clock::now(), (&at.principal, at.connection.tls));
+    Ok(cx.shared.with_state(|state| state.set_clientid_confirm(now, args, by))?)
 }
 
 /// Executes RENEW (§16.28). The search for the client has already renewed the lease.

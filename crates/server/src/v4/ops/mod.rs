@@ -142,6 +142,9 @@ pub(super) fn execute(
     if at.current().is_ok_and(|place| cx.is_absent(place)) && !is_allowed_on_absent(operation.opnum()) {
         return out.fail(Nfsstat4::Moved);
     }
+    if !matches!(operation, GetFh | GetAttr(_) | Verify(_) | NVerify(_)) {
+        at.forget_known();
+    }
     match operation {
         Access(args) => out.put(attributes::access(cx, at, args)),
         GetAttr(args) => out.write(|out| attributes::getattr(cx, at, args, out)),

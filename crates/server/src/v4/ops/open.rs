@@ -19,7 +19,7 @@ use nfs::v4::{
     attr::{Attr4, Fattr4},
 };
 use rpc::Xprtsec;
-use vfs::{CreateMode, Created, Handle, Kind, Name, Rights, SetAttr, VfsError};
+use vfs::{Attr, CreateMode, Created, Handle, Kind, Name, Rights, SetAttr, VfsError};
 
 use super::{
     data::check_regular_file,
@@ -34,7 +34,7 @@ use crate::{
     v4::{
         attr::{Wanted, change_info, set_attr},
         cursor::Cursor,
-        place::{Place, component},
+        place::{Filehandle, Known, Place, component},
         service::Context,
         state::{
             ids::Principal,
@@ -56,6 +56,8 @@ struct Target {
     kind: Kind,
     /// The change attribute, if it is known.
     change: Option<u64>,
+    /// The attributes of a file that this OPEN created and has not changed since.
+    attr: Option<Box<Attr>>,
 }
 
 pub(super) fn open(cx: &Context<'_>, at: &mut Cursor, args: &OpenArgs) -> Result<OpenOk, Fault4> {
@@ -83,9 +85,9 @@ pub(super) fn open(cx: &Context<'_>, at: &mut Cursor, args: &OpenArgs) -> Result
     }
     //= rfc8881-18.16.4-12
     let Opened { stateid, confirm, delegation } = commit(cx, &plan, &file, &target)?;
-    at.current = Some(file.place().into());
+    let Target { cinfo, attrset, attr, .. } = target;
+    at.current = Some(Filehandle::new(file.place(), attr.map_or(Known::Nothing, Known::Attr)));
     at.set_stateid(stateid);
-    let Target { cinfo, attrset, .. } = target;
     let mut rflags = OPEN4_RESULT_LOCKTYPE_POSIX;
     if confirm {
         rflags |= OPEN4_RESULT_CONFIRM;
@@ -180,6 +182,7 @@ fn find(cx: &Context<'_>, at: &Cursor, args: &OpenArgs) -> Result<Target, Fault4
                 created: false,
                 kind: attr.kind,
                 change: Some(attr.change),
+                attr: None,
             })
         }
         // §18.16.3: for servers that keep delegations across a client's restart. Those support DELEGPURGE.
@@ -276,7 +279,7 @@ fn existing(dir: &Object<'_>, name: &Name, how: Option<&SetAttr>) -> Result<Targ
     // §18.16.3: an existing file gets only a size from the attributes for its creation, and only if that is zero.
     let truncate = how.is_some_and(|set| set.size == Some(0));
     let attrset = if truncate { [Attr4::Size as u32].into_iter().collect() } else { Bitmap4::new() };
-    Ok(Target { handle, cinfo, attrset, truncate, created: false, kind, change: None })
+    Ok(Target { handle, cinfo, attrset, truncate, created: false, kind, change: None, attr: None })
 }
 
 fn create(cx: &Context<'_>, at: &Cursor, dir: &Object<'_>, name: &Name, how: &Createhow4) -> Result<Target, Fault4> {
@@ -309,6 +312,9 @@ fn create(cx: &Context<'_>, at: &Cursor, dir: &Object<'_>, name: &Name, how: &Cr
         }
         _ => create_file(dir, name, &CreateMode::Guarded(set), attrs.attrmask.clone())?,
     };
+    if acl.is_some() {
+        target.attr = None;
+    }
     set_initial_acl(cx, dir, &target.handle, acl.as_deref(), &mut target.attrset)?;
     Ok(target)
 }
@@ -326,6 +332,7 @@ fn create_exclusive(
         // The verifier identifies the file as the client's. If this fails, the client repeats the OPEN and gets here
         // again.
         dir.vfs().setattr(&dir.caller(), &target.handle, &set, None)?;
+        target.attr = None;
     }
     // The times hold the verifier, so the client must set them (§18.16.3).
     target.attrset.insert(Attr4::TimeAccess as u32);
@@ -348,6 +355,7 @@ fn create_file(dir: &Object<'_>, name: &Name, mode: &CreateMode, attrset: Bitmap
         created: true,
         kind: attr.kind,
         change: Some(attr.change),
+        attr: Some(attr.into()),
     })
 }
 

@@ -215,7 +215,7 @@ impl<R, F> Client<R, F> {
 
     /// Returns `true` if this client has introduced itself with more protection than a caller has. A principal of RPCSEC_GSS
     /// is proved without TLS.
-    fn is_stronger_than(&self, principal: &Principal, tls: Xprtsec) -> bool {
+    pub(super) fn is_stronger_than(&self, principal: &Principal, tls: Xprtsec) -> bool {
         let is_proved = matches!(self.principal, Principal::Gss(_)) && self.principal == *principal;
         tls < self.tls && !is_proved
     }

@@ -19,6 +19,13 @@ pub enum Principal {
     Gss(Bytes),
 }
 
+impl Principal {
+    /// Returns `true` if the caller has proved that it is this principal.
+    pub fn is_proved(&self) -> bool {
+        matches!(self, Self::Gss(_))
+    }
+}
+
 /// A request that created state to which a callback refers (RFC 8881 §2.10.6.3). The three values identify a request of
 /// a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -58,6 +58,29 @@ pub struct Caller {
     pub tls: Xprtsec,
 }
 
+impl Caller {
+    /// Returns how strongly the call is protected.
+    pub fn strength(&self) -> Strength {
+        Strength { is_proved: self.principal.is_proved(), tls: self.tls }
+    }
+}
+
+/// How strongly a call is protected against callers that claim to be its client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Strength {
+    /// `true` if RPCSEC_GSS proves the principal.
+    pub is_proved: bool,
+    /// The protection of the connection by TLS.
+    pub tls: Xprtsec,
+}
+
+impl Strength {
+    /// Returns `true` if a call of this strength must not use what one of `other` has made. A proved principal needs no TLS.
+    pub fn is_weaker_than(self, other: Self) -> bool {
+        !self.is_proved && (other.is_proved || self.tls < other.tls)
+    }
+}
+
 /// Limits on the number of owners.
 #[derive(Clone, Copy, Debug)]
 pub struct OwnerLimits {
@@ -84,6 +107,8 @@ type OfClient<K> = HashMap<(OwnerKind, Bytes), Owner<K>>;
 
 #[derive(Debug)]
 struct Owner<K> {
+    /// The strength of the call that created the owner.
+    strength: Strength,
     seqid: u32,
     confirmed: bool,
     busy: bool,
@@ -139,24 +164,38 @@ impl<K: Clone> Owners<K> {
         self.clients.get(&client).is_some_and(|owners| owners.values().any(|owner| owner.busy))
     }
 
+    /// Returns `true` if a call of this strength must not use an owner, or what it has opened or locked.
+    pub fn refuses(&self, owner: &OwnerName, by: Strength) -> bool {
+        self.find(owner).is_some_and(|owner| by.is_weaker_than(owner.strength))
+    }
+
     /// Begins an operation of an owner. `opens` is `true` for OPEN, which creates an open-owner. LOCK creates a
     /// lock-owner, which needs no confirmation.
     ///
     /// # Errors
-    /// BAD_SEQID if the sequence ID is not the next one; DELAY while another operation is in progress; RESOURCE if the
-    /// client has too many owners.
-    pub fn begin(&mut self, name: &OwnerName, Seqid4(seqid): Seqid4, opens: bool) -> Result<SeqidCheck<K>, Nfsstat4> {
+    /// BAD_SEQID if the sequence ID is not the next one, or the call is weaker than the one that created the owner; DELAY
+    /// while another operation is in progress; RESOURCE if the client has too many owners.
+    pub fn begin(
+        &mut self,
+        name: &OwnerName,
+        Seqid4(seqid): Seqid4,
+        opens: bool,
+        by: Strength,
+    ) -> Result<SeqidCheck<K>, Nfsstat4> {
         let Some(owner) = self.find_mut(name) else {
             if !self.has_room(name.client) {
                 return Err(Nfsstat4::Resource);
             }
             let confirmed = name.kind == OwnerKind::Lock;
             let seqid = seqid.wrapping_sub(1);
-            let owner = Owner { seqid, confirmed, busy: true, kept: None, closed: None };
+            let owner = Owner { strength: by, seqid, confirmed, busy: true, kept: None, closed: None };
             self.clients.entry(name.client).or_default().insert(name.key(), owner);
             self.count += 1;
             return Ok(SeqidCheck::Execute);
         };
+        if by.is_weaker_than(owner.strength) {
+            return Err(Nfsstat4::BadSeqid);
+        }
         if owner.busy {
             return Err(Nfsstat4::Delay);
         }
@@ -168,6 +207,10 @@ impl<K: Clone> Owners<K> {
             false if seqid != owner.seqid.wrapping_add(1) => return Err(Nfsstat4::BadSeqid),
             false => SeqidCheck::Execute,
         };
+        if matches!(turn, SeqidCheck::CloseUnconfirmed) {
+            // The owner begins anew with this call.
+            owner.strength = by;
+        }
         (owner.seqid, owner.busy) = (seqid.wrapping_sub(1), true);
         if let Some(other) = owner.closed.take() {
             self.closed.remove(&other);
@@ -263,6 +306,10 @@ fn counts(status: Nfsstat4) -> bool {
 mod tests {
     use super::*;
 
+    const CLEAR: Strength = Strength { is_proved: false, tls: Xprtsec::None };
+    const TLS: Strength = Strength { is_proved: false, tls: Xprtsec::Tls };
+    const PROVED: Strength = Strength { is_proved: true, tls: Xprtsec::None };
+
     fn limits(client_max: usize) -> OwnerLimits {
         OwnerLimits { client_max, max: 8, clients_max: 4 }
     }
@@ -274,60 +321,88 @@ mod tests {
     #[test]
     fn operations_of_an_owner_are_executed_once_and_in_order() {
         let (mut owners, name) = (Owners::new(limits(2)), owner(OwnerKind::Open));
-        assert_eq!(owners.begin(&name, Seqid4(7), true), Ok(SeqidCheck::Execute), "the first sequence ID is arbitrary");
-        assert_eq!(owners.begin(&name, Seqid4(7), true), Err(Nfsstat4::Delay), "the operation is in progress");
+        assert_eq!(
+            owners.begin(&name, Seqid4(7), true, CLEAR),
+            Ok(SeqidCheck::Execute),
+            "the first sequence ID is arbitrary"
+        );
+        assert_eq!(owners.begin(&name, Seqid4(7), true, CLEAR), Err(Nfsstat4::Delay), "the operation is in progress");
         owners.end(&name, Nfsstat4::Ok, "open");
-        assert_eq!(owners.begin(&name, Seqid4(7), true), Ok(SeqidCheck::Replay("open")));
+        assert_eq!(owners.begin(&name, Seqid4(7), true, CLEAR), Ok(SeqidCheck::Replay("open")));
         assert!(!owners.is_confirmed(&name));
-        assert_eq!(owners.begin(&name, Seqid4(8), false), Ok(SeqidCheck::Execute));
+        assert_eq!(owners.begin(&name, Seqid4(8), false, CLEAR), Ok(SeqidCheck::Execute));
         owners.confirm(&name);
         owners.end(&name, Nfsstat4::Ok, "confirm");
         for wrong in [6, 7, 10] {
-            assert_eq!(owners.begin(&name, Seqid4(wrong), true), Err(Nfsstat4::BadSeqid));
+            assert_eq!(owners.begin(&name, Seqid4(wrong), true, CLEAR), Err(Nfsstat4::BadSeqid));
         }
-        assert_eq!(owners.begin(&name, Seqid4(9), true), Ok(SeqidCheck::Execute));
+        assert_eq!(owners.begin(&name, Seqid4(9), true, CLEAR), Ok(SeqidCheck::Execute));
         owners.end(&name, Nfsstat4::Access, "refused");
         assert_eq!(
-            owners.begin(&name, Seqid4(9), true),
+            owners.begin(&name, Seqid4(9), true, CLEAR),
             Ok(SeqidCheck::Replay("refused")),
             "an error advances the sequence ID"
         );
-        assert_eq!(owners.begin(&name, Seqid4(10), false), Ok(SeqidCheck::Execute));
+        assert_eq!(owners.begin(&name, Seqid4(10), false, CLEAR), Ok(SeqidCheck::Execute));
         owners.end(&name, Nfsstat4::BadStateid, "nonsense");
         assert_eq!(
-            owners.begin(&name, Seqid4(10), false),
+            owners.begin(&name, Seqid4(10), false, CLEAR),
             Ok(SeqidCheck::Execute),
             "these errors do not advance the sequence ID"
         );
     }
 
     #[test]
+    fn weaker_caller_does_not_use_an_owner() {
+        for (first, weaker, others) in [(TLS, vec![CLEAR], vec![PROVED]), (PROVED, vec![CLEAR, TLS], vec![])] {
+            let (mut owners, name) = (Owners::new(limits(3)), owner(OwnerKind::Open));
+            assert_eq!(owners.begin(&name, Seqid4(1), true, first), Ok(SeqidCheck::Execute));
+            let refused = |owners: &mut Owners<()>, by| {
+                assert!(owners.refuses(&name, by), "{by:?}");
+                for seqid in [1, 2, 3] {
+                    assert_eq!(owners.begin(&name, Seqid4(seqid), true, by), Err(Nfsstat4::BadSeqid), "{by:?}");
+                }
+            };
+            weaker.iter().for_each(|by| refused(&mut owners, *by));
+            owners.end(&name, Nfsstat4::Ok, ());
+            weaker.iter().for_each(|by| refused(&mut owners, *by));
+            owners.confirm(&name);
+            weaker.iter().for_each(|by| refused(&mut owners, *by));
+            for (by, seqid) in [first].into_iter().chain(others).zip(2..) {
+                assert!(!owners.refuses(&name, by));
+                assert_eq!(owners.begin(&name, Seqid4(seqid), false, by), Ok(SeqidCheck::Execute));
+                owners.end(&name, Nfsstat4::Ok, ());
+            }
+        }
+    }
+
+    #[test]
     fn unconfirmed_owner_may_open_with_any_sequence_id() {
         let (mut owners, name) = (Owners::new(limits(2)), owner(OwnerKind::Open));
-        assert_eq!(owners.begin(&name, Seqid4(1), true), Ok(SeqidCheck::Execute));
+        assert_eq!(owners.begin(&name, Seqid4(1), true, CLEAR), Ok(SeqidCheck::Execute));
         owners.end(&name, Nfsstat4::Ok, "open");
         assert_eq!(
-            owners.begin(&name, Seqid4(5), false),
+            owners.begin(&name, Seqid4(5), false, CLEAR),
             Err(Nfsstat4::BadSeqid),
             "only OPEN may restart the sequence"
         );
-        assert_eq!(owners.begin(&name, Seqid4(5), true), Ok(SeqidCheck::CloseUnconfirmed));
+        assert_eq!(owners.begin(&name, Seqid4(5), true, CLEAR), Ok(SeqidCheck::CloseUnconfirmed));
         owners.end(&name, Nfsstat4::Ok, "open again");
-        assert_eq!(owners.begin(&name, Seqid4(5), true), Ok(SeqidCheck::Replay("open again")));
+        assert_eq!(owners.begin(&name, Seqid4(5), true, CLEAR), Ok(SeqidCheck::Replay("open again")));
     }
 
     #[test]
     fn sequence_ids_wrap_around_and_owners_are_bounded() {
         let (mut owners, name) = (Owners::new(limits(1)), owner(OwnerKind::Lock));
-        assert_eq!(owners.begin(&name, Seqid4(u32::MAX), false), Ok(SeqidCheck::Execute));
+        assert_eq!(owners.begin(&name, Seqid4(u32::MAX), false, CLEAR), Ok(SeqidCheck::Execute));
         owners.end(&name, Nfsstat4::Ok, ());
-        assert_eq!(owners.begin(&name, Seqid4(0), false), Ok(SeqidCheck::Execute));
+        assert_eq!(owners.begin(&name, Seqid4(0), false, CLEAR), Ok(SeqidCheck::Execute));
         owners.end(&name, Nfsstat4::Ok, ());
         assert!(owners.is_confirmed(&name) && !owners.has_room(Clientid4(1)));
-        assert_eq!(owners.begin(&owner(OwnerKind::Open), Seqid4(1), true), Err(Nfsstat4::Resource));
+        assert_eq!(owners.begin(&owner(OwnerKind::Open), Seqid4(1), true, CLEAR), Err(Nfsstat4::Resource));
         owners.retain(Clientid4(1), |_| false);
         assert!(owners.has_room(Clientid4(1)) && owners.count == 0);
-        assert_eq!(owners.begin(&owner(OwnerKind::Open), Seqid4(1), true), Ok(SeqidCheck::Execute));
+        assert_eq!(owners.begin(&owner(OwnerKind::Open), Seqid4(1), true, CLEAR), Ok(SeqidCheck::Execute));
         owners.end(&owner(OwnerKind::Open), Nfsstat4::NoFileHandle, ());
         assert!(owners.clients.is_empty(), "a failed operation must not leave an owner");
     }
@@ -335,7 +410,7 @@ mod tests {
     fn begin(owners: &mut Owners<()>, client: u64, name: &'static str) -> OwnerName {
         let name =
             OwnerName { client: Clientid4(client), kind: OwnerKind::Lock, name: Bytes::from_static(name.as_bytes()) };
-        assert_eq!(owners.begin(&name, Seqid4(1), false), Ok(SeqidCheck::Execute));
+        assert_eq!(owners.begin(&name, Seqid4(1), false, CLEAR), Ok(SeqidCheck::Execute));
         name
     }
 

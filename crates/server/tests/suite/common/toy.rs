@@ -47,6 +47,8 @@ pub struct State {
     /// The number of fences that fail.
     pub failing_fences: usize,
     pub return_on_close: bool,
+    /// The number of times that attributes were read.
+    pub getattrs: usize,
     events: Option<Arc<dyn LayoutEvents>>,
 }
 
@@ -222,9 +224,13 @@ impl Vfs for Toy {
         Some(self)
     }
 
+    fn getattr(&self, caller: &Caller<'_>, object: &Handle) -> Result<Attr> {
+        self.state().getattrs += 1;
+        self.inner.getattr(caller, object)
+    }
+
     delegate! {
         fn lookup(dir: &Handle, name: &Name) -> (Handle, Attr);
-        fn getattr(object: &Handle) -> Attr;
         fn setattr(object: &Handle, set: &SetAttr, guard: Option<Time>) -> Change;
         fn access(object: &Handle, wanted: Rights) -> (Rights, Attr);
         fn readlink(link: &Handle) -> (Bytes, Attr);

@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use bytes::Bytes;
 use nfs::v4::*;
-use rpc::rpcbind::from_universal;
+use rpc::{Xprtsec, rpcbind::from_universal};
 
 use super::{Client, Clients, EvictionContext, Origin, Plan, PlanAction};
 use crate::v4::state::ids::Principal;
@@ -79,11 +79,13 @@ impl<R: Clone, F> Clients<R, F> {
                 }
             } else if client.refuses(origin.has_integrity) {
                 return Err(Nfsstat4::ClidInuse);
-            } else if client.legacy.is_some() && client.owner.verifier == args.client.verifier {
+            } else if client.legacy.is_some()
+                && client.owner.verifier == args.client.verifier
+                && !client.is_guarded_from(origin)
+            {
                 // The same incarnation: its callback address may have changed. The change takes effect after
-                // confirmation. A caller in clear must not direct the callbacks of a client of TLS to itself.
-                let address = legacy.address.filter(|_| !client.is_guarded_from(origin));
-                let action = PlanAction::Callback(id, Box::new(Legacy { address, ..legacy }));
+                // confirmation.
+                let action = PlanAction::Callback(id, Box::new(legacy));
                 return Ok(Plan { ended: records.unconfirmed.into_iter().collect(), action });
             }
         }
@@ -105,20 +107,22 @@ impl<R: Clone, F> Clients<R, F> {
     /// Executes SETCLIENTID_CONFIRM without its consequences. Returns `true` if the client itself is not confirmed yet.
     ///
     /// # Errors
-    /// STALE_CLIENTID if the verifier does not match; CLID_INUSE if the client belongs to another principal.
+    /// STALE_CLIENTID if the verifier does not match; CLID_INUSE if the client belongs to another principal, or has introduced
+    /// itself with more protection.
     pub(in crate::v4::state) fn confirm_callback(
         &mut self,
         args: &SetClientIdConfirmArgs,
-        principal: &Principal,
+        (principal, tls): (&Principal, Xprtsec),
     ) -> Result<bool, Nfsstat4> {
         let client = self.by_id.get_mut(&args.clientid).ok_or(Nfsstat4::StaleClientid)?;
+        let is_owner = client.is_owner(principal, tls);
         let wanted = args.setclientid_confirm;
         let Some(legacy) = &mut client.legacy else { return Err(Nfsstat4::StaleClientid) };
         let is_update = client.update.as_ref().is_some_and(|update| update.confirm == wanted);
         if !is_update && legacy.confirm != wanted || client.evicted {
             return Err(Nfsstat4::StaleClientid);
         }
-        if client.principal != *principal {
+        if !is_owner {
             return Err(Nfsstat4::ClidInuse);
         }
         if let Some(update) = client.update.take_if(|_| is_update) {

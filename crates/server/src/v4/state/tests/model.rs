@@ -151,6 +151,10 @@ fn origin(principal: &Principal, host: u8) -> Origin<'_> {
     Origin { principal, has_integrity: true, peer, admitted: host < 2, tls: Xprtsec::None }
 }
 
+fn caller() -> Caller {
+    Caller { principal: OWNER, sec: None, tls: Xprtsec::None }
+}
+
 fn file(number: u8) -> char {
     char::from(b'f' + number)
 }
@@ -217,7 +221,7 @@ impl Model {
             }
             Op::Confirm { which, by: principal } => {
                 let args = pick(&self.confirms, which)?;
-                state.set_clientid_confirm(*now, &args, by(principal)).err().filter(is_unchanged_after)
+                state.set_clientid_confirm(*now, &args, (by(principal), Xprtsec::None)).err().filter(is_unchanged_after)
             }
             Op::DestroyClientid { client, by: principal } => {
                 let id = pick(&self.clients, client)?;
@@ -386,17 +390,16 @@ impl Model {
                 }
             }
             Op::Enter { client } => {
-                let _ = state.enter(locks, *now, Subject::Client(pick(&self.clients, client)?));
+                let _ = state.enter(locks, *now, Subject::Renewal(pick(&self.clients, client)?), &caller());
             }
             Op::OpenOwner { client, owner, sequence } => {
                 let owner =
                     StateOwner4 { clientid: pick(&self.clients, client)?, owner: NAMES[usize::from(owner)].into() };
                 let subject = Subject::OpenOwner(&owner, Seqid4(u32::from(sequence)));
-                if let Ok(Entered::Sequenced(name)) = state.enter(locks, *now, subject) {
-                    let caller = Caller { principal: OWNER, sec: None, tls: Xprtsec::None };
-                    let kept = Kept { status: Nfsstat4::Ok, result: Bytes::new(), file: None, caller };
+                if let Ok(Entered::Sequenced(name)) = state.enter(locks, *now, subject, &caller()) {
+                    let kept = Kept { status: Nfsstat4::Ok, result: Bytes::new(), file: None, caller: caller() };
                     let renew = Argop4::Renew(ClientIdArgs { clientid: name.client });
-                    state.leave(&name, &renew, kept);
+                    state.leave(*now, &name, &renew, kept);
                 }
             }
             Op::Evict { client } => drop(state.evict(pick(&self.clients, client)?)),

@@ -146,9 +146,22 @@ fn client_of_tls_in_nfs40_is_not_replaced_by_a_weaker_caller() {
         world.state.set_clientid(world.now, &set_clientid("a", incarnation), caller(tls)).map(|ok| ok.clientid)
     };
     assert_eq!(set(&mut world, 2, Xprtsec::None), Err(Nfsstat4::ClidInuse));
+    assert_eq!(set(&mut world, 1, Xprtsec::None), Err(Nfsstat4::ClidInuse), "it must not learn the ID of the client");
+    let args = set_clientid("a", 1);
+    let SetClientIdOk { clientid, setclientid_confirm } =
+        world.state.set_clientid(world.now, &args, caller(Xprtsec::Tls)).unwrap();
+    assert_eq!(clientid, id);
+    let confirm = SetClientIdConfirmArgs { clientid, setclientid_confirm };
+    for (tls, expected) in [(Xprtsec::None, Err(Nfsstat4::ClidInuse)), (Xprtsec::Tls, Ok(()))] {
+        assert_eq!(world.state.set_clientid_confirm(world.now, &confirm, (&OWNER, tls)), expected);
+    }
     assert_ne!(set(&mut world, 2, Xprtsec::Tls).unwrap(), id);
     world.now += LEASE + Duration::from_secs(1);
-    assert!(set(&mut world, 3, Xprtsec::None).is_ok());
+    assert_ne!(
+        set(&mut world, 1, Xprtsec::None).unwrap(),
+        id,
+        "the client may have returned with another configuration"
+    );
 }
 
 fn set_clientid(name: &str, incarnation: u8) -> SetClientIdArgs {

@@ -103,7 +103,7 @@ fn a_v40_client_of_rpcsec_gss_gets_no_callbacks() {
         let made = world.state.set_clientid(world.now, &listening(), from).unwrap();
         let SetClientIdOk { clientid, setclientid_confirm } = made;
         let confirm = SetClientIdConfirmArgs { clientid, setclientid_confirm };
-        world.state.set_clientid_confirm(world.now, &confirm, principal).unwrap();
+        world.state.set_clientid_confirm(world.now, &confirm, (principal, Xprtsec::None)).unwrap();
         assert_eq!(world.state.listener40(clientid).is_some(), expected, "{principal:?}");
         assert_eq!(world.events().contains(&Event::NewListener(clientid)), expected);
     }
@@ -125,7 +125,7 @@ fn delegations_of_a_v40_client_are_recalled_one_by_one() {
     let made = world.state.set_clientid(world.now, &args, from("::ffff:192.0.2.1")).unwrap();
     let SetClientIdOk { clientid, setclientid_confirm } = made;
     let confirm = SetClientIdConfirmArgs { clientid, setclientid_confirm };
-    world.state.set_clientid_confirm(world.now, &confirm, &OWNER).unwrap();
+    world.state.set_clientid_confirm(world.now, &confirm, (&OWNER, Xprtsec::None)).unwrap();
     assert_eq!(world.events(), [Event::Confirmed(clientid), Event::NewListener(clientid)]);
     assert_eq!(world.hold(clientid, "a"), 0, "the callback address was not probed");
     let listener = world.state.listener40(clientid).unwrap();

@@ -3,6 +3,7 @@
 use super::{
     super::{
         back_slots::BackOutcome,
+        owner::Caller,
         transitions::{
             back::{CallbackSubject, NoPath},
             evict::Evicted,
@@ -359,11 +360,12 @@ fn state_does_not_keep_message_buffers() {
         let made = world.state.set_clientid(world.now, &args, local()).unwrap();
         let SetClientIdOk { clientid, setclientid_confirm } = made;
         let args = SetClientIdConfirmArgs { clientid, setclientid_confirm };
-        world.state.set_clientid_confirm(world.now, &args, &OWNER).unwrap();
+        world.state.set_clientid_confirm(world.now, &args, (&OWNER, Xprtsec::None)).unwrap();
         clientid
     };
+    let caller = Caller { principal: OWNER, sec: None, tls: Xprtsec::None };
     let opener = StateOwner4 { clientid: old, owner: name().into() };
-    let entered = world.state.enter(&mut world.locks, world.now, Subject::OpenOwner(&opener, Seqid4(1)));
+    let entered = world.state.enter(&mut world.locks, world.now, Subject::OpenOwner(&opener, Seqid4(1)), &caller);
     assert!(matches!(entered, Ok(Entered::Sequenced(_))));
     drop((lock_owner, lock, opener, entered));
     assert!(message.try_into_mut().is_ok(), "nothing must refer to the message");

@@ -1,6 +1,11 @@
 //! Clients of 4.0, which have no sessions.
 
-use super::{super::transitions::v40::Subject, *};
+use super::{
+    super::{owner::Caller, transitions::v40::Subject},
+    *,
+};
+
+const CALLER: Caller = Caller { principal: OWNER, sec: None, tls: Xprtsec::None };
 
 /// Executes SETCLIENTID and SETCLIENTID_CONFIRM.
 pub(super) fn introduce(world: &mut World, name: &str) -> Clientid4 {
@@ -12,12 +17,12 @@ pub(super) fn introduce(world: &mut World, name: &str) -> Clientid4 {
     let SetClientIdOk { clientid, setclientid_confirm } =
         world.state.set_clientid(world.now, &args, Origin { tls: world.tls, ..local() }).unwrap();
     let args = SetClientIdConfirmArgs { clientid, setclientid_confirm };
-    world.state.set_clientid_confirm(world.now, &args, &OWNER).unwrap();
+    world.state.set_clientid_confirm(world.now, &args, (&OWNER, world.tls)).unwrap();
     clientid
 }
 
 pub(super) fn renew(world: &mut World, client: Clientid4) -> Result<(), Nfsstat4> {
-    world.state.enter(&mut world.locks, world.now, Subject::Client(client)).map(drop)
+    world.state.enter(&mut world.locks, world.now, Subject::Renewal(client), &CALLER).map(drop)
 }
 
 #[test]
@@ -34,6 +39,6 @@ fn client_with_revoked_state_gets_expired_until_it_confirms_again() {
     let again = introduce(&mut world, "a");
     assert_eq!(renew(&mut world, again), Ok(()));
     assert!(world.open(again, "o", OPEN4_SHARE_ACCESS_READ, 0).is_ok());
-    let old = world.state.enter(&mut world.locks, world.now, Subject::State(&lost));
+    let old = world.state.enter(&mut world.locks, world.now, Subject::State(&lost), &CALLER);
     assert_eq!(old.map(drop), Err(Nfsstat4::BadStateid), "revoked state must not be restored");
 }

@@ -4,6 +4,11 @@
 //! Read RFC 7530 §9.1, §16.18, §16.28, §16.33–16.34, §16.37. Opens, locks and leases are those of the later versions.
 //!
 //! An error leaves the state unchanged, except that a lease may have been renewed.
+//!
+//! Client IDs, owners and stateids are no secrets. So a caller with less protection than the one that introduced a client or
+//! created an owner must not renew the lease, advance the sequence, or use the state. A client whose principal is proved
+//! also calls as users of AUTH_SYS (a Linux client with a keytab does, for mounts with `sec=sys`). These have their own owners,
+//! and renew the lease only by operations on their own state.
 
 use std::{hash::Hash, time::Instant};
 
@@ -11,6 +16,7 @@ use bytes::Bytes;
 use entropy::HashSet;
 use nfs::v4::*;
 use rand::RngCore;
+use rpc::Xprtsec;
 
 use super::lock;
 use crate::{
@@ -19,7 +25,7 @@ use crate::{
         State,
         client::{EvictionContext, Origin},
         ids::{Other, Principal},
-        owner::{Kept, OwnerKind, OwnerName, SeqidCheck},
+        owner::{Caller, Kept, OwnerKind, OwnerName, SeqidCheck},
         stateid::Kind,
     },
 };
@@ -27,8 +33,12 @@ use crate::{
 /// The client or owner that an operation of 4.0 names.
 #[derive(Clone, Copy, Debug)]
 pub enum Subject<'a> {
+    /// A client that renews its lease.
+    Renewal(Clientid4),
     /// A client.
     Client(Clientid4),
+    /// A lock-owner, without a sequence ID.
+    LockOwner(&'a StateOwner4),
     /// The client that holds this stateid.
     State(&'a Stateid4),
     /// An open-owner, with the sequence ID of its OPEN.
@@ -52,9 +62,9 @@ impl<'a> Subject<'a> {
             Argop4::Lock(LockArgs { locker: Locker4::New { open_stateid, open_seqid, .. }, .. }) => {
                 Self::Owner(open_stateid, *open_seqid)
             }
-            Argop4::Renew(args) => Self::Client(args.clientid),
+            Argop4::Renew(args) => Self::Renewal(args.clientid),
             Argop4::LockT(args) => Self::Client(args.owner.clientid),
-            Argop4::ReleaseLockOwner(args) => Self::Client(args.lock_owner.clientid),
+            Argop4::ReleaseLockOwner(args) => Self::LockOwner(&args.lock_owner),
             Argop4::Read(args) => Self::State(&args.stateid),
             Argop4::Write(args) => Self::State(&args.stateid),
             Argop4::SetAttr(args) => Self::State(&args.stateid),
@@ -102,13 +112,13 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         &mut self,
         now: Instant,
         args: &SetClientIdConfirmArgs,
-        principal: &Principal,
+        by: (&Principal, Xprtsec),
     ) -> Result<(), Nfsstat4> {
         self.check_replaced(args.clientid, now)?;
         if !self.has_lost_all(args.clientid) {
             self.check_stored(args.clientid)?;
         }
-        let new = self.clients.confirm_callback(args, principal)?;
+        let new = self.clients.confirm_callback(args, by)?;
         if !new && self.has_lost_all(args.clientid) {
             // The confirmation acknowledges the loss.
             self.stateids.of_client(args.clientid).iter().for_each(|other| drop(self.stateids.remove(other)));
@@ -137,26 +147,46 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     /// Begins an operation: finds its client, checks the sequence ID, and renews the client's lease (§9.5).
     ///
     /// # Errors
-    /// STALE_CLIENTID, EXPIRED; those of `Stateids::resolve`; BAD_SEQID; DELAY, RESOURCE.
+    /// STALE_CLIENTID, EXPIRED; those of `Stateids::resolve`; BAD_SEQID; DELAY, RESOURCE; ACCESS for a RENEW by a caller
+    /// that is not proved, if the client is.
     pub fn enter(
         &mut self,
         locks: &mut LockTable<F>,
         now: Instant,
         subject: Subject<'_>,
+        by: &Caller,
     ) -> Result<Entered<F>, Nfsstat4> {
         let (owner, seqid, opens) = match subject {
-            Subject::Client(id) => return Ok(Entered::Free(Some(self.check_lease(id, now)?))),
-            Subject::State(stateid) => return self.by_stateid(stateid, now),
+            Subject::Renewal(id) => {
+                if self.check_client(id, by)? {
+                    return Err(Nfsstat4::Access);
+                }
+                self.renew_by_use(now, id);
+                return Ok(Entered::Free(Some(id)));
+            }
+            Subject::Client(id) => return Ok(Entered::Free(Some(self.use_client(id, by, now)?))),
+            Subject::LockOwner(owner) => {
+                let name = OwnerName { client: owner.clientid, kind: OwnerKind::Lock, name: owner.owner.0.clone() };
+                if self.owners.refuses(&name, by.strength()) {
+                    return Err(Nfsstat4::StaleClientid);
+                }
+                return Ok(Entered::Free(Some(self.use_client(name.client, by, now)?)));
+            }
+            Subject::State(stateid) => return self.by_stateid(stateid, by, now),
             Subject::OpenOwner(owner, seqid) => {
-                let client = self.check_lease(owner.clientid, now)?;
+                let client = self.use_client(owner.clientid, by, now)?;
                 (OwnerName { client, kind: OwnerKind::Open, name: owner.owner.detached().0 }, seqid, true)
             }
-            Subject::Owner(stateid, seqid) => (self.owner_of(stateid, now)?, seqid, false),
+            Subject::Owner(stateid, seqid) => (self.owner_of(stateid, by)?, seqid, false),
         };
         if !self.owners.has_room(owner.client) {
             self.forget_idle_owners(owner.client);
         }
-        match self.owners.begin(&owner, seqid, opens)? {
+        let check = self.owners.begin(&owner, seqid, opens, by.strength())?;
+        if !opens {
+            self.renew_by_use(now, owner.client);
+        }
+        match check {
             SeqidCheck::Replay(kept) => return Ok(Entered::Replay(kept)),
             SeqidCheck::CloseUnconfirmed => self.close_all(locks, &owner),
             SeqidCheck::Execute => {}
@@ -165,7 +195,11 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     }
 
     /// Ends an operation for which [`enter`](Self::enter) returned [`Entered::Sequenced`].
-    pub fn leave(&mut self, owner: &OwnerName, operation: &Argop4, kept: Kept<F>) {
+    pub fn leave(&mut self, now: Instant, owner: &OwnerName, operation: &Argop4, kept: Kept<F>) {
+        if kept.status == Nfsstat4::Ok {
+            // After an OPEN, the client has state of this caller.
+            self.renew(now, owner.client);
+        }
         if let Argop4::Lock(LockArgs { locker: Locker4::New { lock_owner, lock_seqid, .. }, .. }) = operation
             && kept.status == Nfsstat4::Ok
         {
@@ -174,7 +208,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             self.owners.remove(&name);
             // The client may have been removed in the meantime.
             let exists = self.clients.find(owner.client).is_some();
-            if exists && self.owners.begin(&name, *lock_seqid, false).is_ok() {
+            if exists && self.owners.begin(&name, *lock_seqid, false, kept.caller.strength()).is_ok() {
                 self.owners.end(&name, kept.status, kept.clone());
             }
         }
@@ -218,53 +252,73 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         Ok(())
     }
 
-    /// Checks that a client of 4.0 exists and has not lost all its state. Renews its lease.
+    /// Checks that a client of 4.0 exists, that it has not lost all its state, and that a caller has the protection with which
+    /// the client has introduced itself. Returns `true` if the client is proved and the caller is not: it may then use only
+    /// state of its own, and does not renew the lease by the ID of the client.
     ///
     /// # Errors
     /// STALE_CLIENTID, EXPIRED; DELAY while the client's recovery record is being restored.
-    fn check_lease(&mut self, id: Clientid4, now: Instant) -> Result<Clientid4, Nfsstat4> {
+    fn check_client(&mut self, id: Clientid4, by: &Caller) -> Result<bool, Nfsstat4> {
         let client = self.clients.find(id).filter(|client| client.confirmed && client.legacy.is_some());
-        client.filter(|client| !client.evicted).ok_or(Nfsstat4::StaleClientid)?;
+        let client = client.filter(|client| !client.evicted && !client.is_stronger_than(&by.principal, by.tls));
+        let is_proved = client.ok_or(Nfsstat4::StaleClientid)?.principal.is_proved();
         if self.has_lost_all(id) {
             return Err(Nfsstat4::Expired);
         }
         self.check_stored(id)?;
-        self.renew(now, id);
-        self.clients.note_use(id);
+        Ok(is_proved && !by.principal.is_proved())
+    }
+
+    /// Checks a client that an operation names, and renews its lease if the caller may.
+    ///
+    /// # Errors
+    /// Those of [`check_client`](Self::check_client).
+    fn use_client(&mut self, id: Clientid4, by: &Caller, now: Instant) -> Result<Clientid4, Nfsstat4> {
+        if !self.check_client(id, by)? {
+            self.renew_by_use(now, id);
+        }
         Ok(id)
     }
 
-    /// Finds the client of a stateid. An unconfirmed open cannot be used.
-    fn by_stateid(&mut self, stateid: &Stateid4, now: Instant) -> Result<Entered<F>, Nfsstat4> {
+    fn renew_by_use(&mut self, now: Instant, id: Clientid4) {
+        self.renew(now, id);
+        self.clients.note_use(id);
+    }
+
+    /// Finds the client of a stateid, and renews its lease. An unconfirmed open cannot be used.
+    fn by_stateid(&mut self, stateid: &Stateid4, by: &Caller, now: Instant) -> Result<Entered<F>, Nfsstat4> {
         if *stateid == Stateid4::ANONYMOUS || *stateid == Stateid4::READ_BYPASS {
             return Ok(Entered::Free(None));
         }
-        let client = self.client_of_stateid(stateid, now)?;
-        if self.owner_name(&stateid.other).is_some_and(|owner| !self.owners.is_confirmed(&owner)) {
+        let client = self.client_of_stateid(stateid, by)?;
+        let is_usable =
+            |owner: &OwnerName| self.owners.is_confirmed(owner) && !self.owners.refuses(owner, by.strength());
+        if self.owner_name(&stateid.other).is_some_and(|owner| !is_usable(&owner)) {
             return Err(Nfsstat4::BadStateid);
         }
+        self.renew_by_use(now, client);
         Ok(Entered::Free(Some(client)))
     }
 
     /// Returns the owner of an open or lock stateid.
-    fn owner_of(&mut self, stateid: &Stateid4, now: Instant) -> Result<OwnerName, Nfsstat4> {
+    fn owner_of(&mut self, stateid: &Stateid4, by: &Caller) -> Result<OwnerName, Nfsstat4> {
         // A retry of CLOSE must be answered although its stateid no longer exists.
         if let Some(owner) = self.owners.closer_of(&stateid.other).cloned() {
-            self.check_lease(owner.client, now)?;
+            self.check_client(owner.client, by)?;
             return Ok(owner);
         }
-        self.client_of_stateid(stateid, now)?;
+        self.client_of_stateid(stateid, by)?;
         self.owner_name(&stateid.other).ok_or(Nfsstat4::BadStateid)
     }
 
-    /// Returns the client of a stateid, and renews its lease.
-    fn client_of_stateid(&mut self, stateid: &Stateid4, now: Instant) -> Result<Clientid4, Nfsstat4> {
+    /// Returns the client of a stateid.
+    fn client_of_stateid(&mut self, stateid: &Stateid4, by: &Caller) -> Result<Clientid4, Nfsstat4> {
         let client =
             self.stateids.client_of(&stateid.other).ok_or_else(|| self.stateids.status_of_unknown(&stateid.other))?;
-        match self.check_lease(client, now) {
-            // The stateid belongs to a client of a later version.
+        match self.check_client(client, by) {
+            // The stateid belongs to a client of a later version, or of more protection.
             Err(Nfsstat4::StaleClientid) => Err(Nfsstat4::BadStateid),
-            other => other,
+            other => other.map(|_| client),
         }
     }
 

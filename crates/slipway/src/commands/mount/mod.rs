@@ -1,6 +1,9 @@
 //! `slipway mount`: mounts a server's tree for all programs through FUSE.
 
+mod status;
+
 use std::{
+    collections::BTreeSet,
     fs, io,
     path::{Path, PathBuf},
     sync::Arc,
@@ -10,9 +13,10 @@ use std::{
 use client::{Mount, NfsUrl};
 use tokio::signal::unix::{SignalKind, signal};
 
+use self::status::StatusSocket;
 use crate::{
     exit::{Exit, Failure, Outcome},
-    fuse::{Device, Fuse, InFlight, Options, Recovery, Session, Waiting, unmount},
+    fuse::{Device, Fuse, InFlight, Options, Recovery, ServerWaits, Session, Waits, unmount},
     output,
     reach::{self, Reach},
 };
@@ -28,15 +32,22 @@ root needs only FUSE in the kernel; other users also need fusermount3 (Debian: f
 Examples:
   slipway mount nfs://server/srv/data /mnt
   slipway mount 'nfs://server/srv/data?proto=rdma' /mnt --direct-io
+  slipway mount --status=/mnt
   slipway mount nfs://server/srv/data /mnt -o vers=4.2,xprtsec=tls --tls-ca /etc/slipway/ca.pem
   fio --directory=/mnt --name=job --rw=randread --bs=4k --size=64m --direct=1 --ioengine=libaio --iodepth=16")]
 pub struct Args {
     /// The export or directory to mount
-    #[arg(value_name = "URL")]
-    url: NfsUrl,
+    #[arg(value_name = "URL", required_unless_present = "status")]
+    url: Option<NfsUrl>,
     /// The mount point
-    #[arg(value_name = "DIR")]
-    directory: PathBuf,
+    #[arg(value_name = "DIR", required_unless_present = "status")]
+    directory: Option<PathBuf>,
+    /// Mount nothing; print which servers your mounts wait for: all mounts, or the one at DIR
+    #[arg(long, value_name = "DIR", num_args = 0..=1, require_equals = true, conflicts_with_all = MOUNTING)]
+    status: Option<Option<PathBuf>>,
+    /// With --status, print each mount as a line of JSON
+    #[arg(long, requires = "status", conflicts_with_all = MOUNTING)]
+    json: bool,
     /// Options of the URL, separated by commas: vers=4.2,xprtsec=tls
     #[arg(short, value_name = "OPTIONS", value_delimiter = ',')]
     options: Vec<String>,
@@ -71,9 +82,12 @@ pub struct Args {
 }
 
 impl Args {
-    /// Applies the options of the command line to those of the URL.
-    fn apply(&mut self) -> Result<(), Failure> {
-        let options = &mut self.url.options;
+    /// Returns the URL with the options of the command line, and the mount point.
+    fn applied(&self) -> Result<(NfsUrl, &Path), Failure> {
+        let (Some(mut url), Some(directory)) = (self.url.clone(), &self.directory) else {
+            return Err(Failure::usage("a URL and a directory are needed"));
+        };
+        let options = &mut url.options;
         for option in &self.options {
             let (key, value) = option.split_once('=').unwrap_or((option, ""));
             let failed = |problem| Failure::usage(format!("-o {option}: {problem}"));
@@ -94,50 +108,57 @@ impl Args {
                 *option = Some(file.clone());
             }
         }
-        options.tls.check().map_err(Failure::usage)
+        options.tls.check().map_err(Failure::usage)?;
+        Ok((url, directory))
     }
 }
 
 /// Runs the command.
 pub fn run(args: &Args) -> Outcome {
-    let mut args = args.clone();
-    args.apply()?;
-    let args = &args;
+    if let Some(directory) = &args.status {
+        return status::print(directory.as_deref(), args.json);
+    }
+    let (url, directory) = args.applied()?;
     let ttl = Duration::try_from_secs_f64(args.attributes).ok().filter(|ttl| *ttl <= TTL_MAX);
     let ttl = ttl.ok_or_else(|| Failure::usage("--attributes: from 0 to 3600 seconds"))?;
-    let deadline = args.url.options.deadline.saturating_mul(args.retrans + 1);
+    let deadline = url.options.deadline.saturating_mul(args.retrans + 1);
     let recovery = match (args.soft, args.softerr) {
         (true, _) => Recovery::Soft(deadline),
         (_, true) => Recovery::SoftErr(deadline),
         _ => Recovery::Hard,
     };
-    reach::run(serve(args, Options { ttl, direct_io: args.direct_io, per_caller: args.allow_other, recovery }))
+    reach::run(serve(
+        (&url, directory),
+        Options { ttl, direct_io: args.direct_io, per_caller: args.allow_other, recovery },
+    ))
 }
 
-async fn serve(args: &Args, options: Options) -> Outcome {
+async fn serve((url, directory): (&NfsUrl, &Path), options: Options) -> Outcome {
     // The path in the form of the kernel. It can be resolved only before the mount.
-    let directory = directory(&args.directory)?;
-    let mount = Reach::new().connect(&args.url).await?;
-    let root = mount.resolve("").await.map_err(|error| reach::failure(&args.url, &error))?;
+    let directory = mount_point(directory)?;
+    let mount = Reach::new().connect(url).await?;
+    let root = mount.resolve("").await.map_err(|error| reach::failure(url, &error))?;
     if root.attr.kind != client::FileKind::Dir {
-        return Err(Failure::failed(format!("cannot mount {}: it is not a directory on the server", args.url)));
+        return Err(Failure::failed(format!("cannot mount {url}: it is not a directory on the server")));
     }
     let mut terminate = signal(SignalKind::terminate()).map_err(Failure::failed)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(Failure::failed)?;
 
-    let device = Device::mount(&args.url.to_string(), &directory, args.allow_other)
+    let device = Device::mount(&url.to_string(), &directory, options.per_caller)
         .map_err(|error| Failure::failed(format!("cannot mount at {}: {error}", directory.display())))?;
     let place = Place::of(directory);
     let session = Session::new(device, mount.pool().clone());
     let in_flight = session.in_flight().clone();
     let fuse = Fuse::new(root, &session, options);
-    let report = tokio::spawn(report(args.url.clone(), in_flight.clone()));
+    let waits = fuse.waits(&session);
+    let _status = StatusSocket::open(&url.to_string(), &place.directory, waits.clone());
+    let report = tokio::spawn(report(url.clone(), waits));
     let watch = tokio::spawn({
         let (in_flight, device) = (in_flight.clone(), session.device());
         async move { in_flight.watch(device).await }
     });
     let mut work = tokio::spawn(session.run(fuse));
-    output::print(&format!("{} is mounted at {}\n", args.url, place.directory.display()));
+    output::print(&format!("{url} is mounted at {}\n", place.directory.display()));
     let ended = tokio::select! {
         ended = &mut work => Some(ended.map_err(Failure::failed)?),
         _ = terminate.recv() => None,
@@ -156,28 +177,29 @@ async fn serve(args: &Args, options: Options) -> Outcome {
 }
 
 /// Logs when operations wait for the server, and when it answers again.
-async fn report(url: NfsUrl, in_flight: Arc<InFlight>) {
-    let mut said = false;
+async fn report(url: NfsUrl, waits: Waits) {
+    let mut said = BTreeSet::new();
     loop {
         tokio::time::sleep(REPORT).await;
-        let late = in_flight.oldest().filter(|(waiting, _)| waiting.since >= LATE);
-        match late {
-            Some((Waiting { operation, ino, pid, since }, operations)) if !said => {
-                let since = since.as_secs();
-                tracing::warn!(%url, operation, ino, pid, since, operations, "the server does not answer; still trying");
-                said = true;
+        let late = waits.by_server(LATE_S);
+        said.retain(|server| {
+            let is_late = late.iter().any(|waits| waits.server == *server);
+            if !is_late {
+                tracing::warn!(%url, server, "the server answers again");
             }
-            None if said => {
-                tracing::warn!(%url, "the server answers again");
-                said = false;
+            is_late
+        });
+        for ServerWaits { server, operations, since_s, operation, ino, pid } in late {
+            if said.insert(server.clone()) {
+                let text = "the server does not answer; still trying";
+                tracing::warn!(%url, server, operation, ino, pid, since = since_s, operations, "{text}");
             }
-            _ => {}
         }
     }
 }
 
 /// Returns the canonical path of the mount point.
-fn directory(path: &Path) -> Result<PathBuf, Failure> {
+fn mount_point(path: &Path) -> Result<PathBuf, Failure> {
     let failed =
         |problem: &dyn std::fmt::Display| Failure::failed(format!("cannot mount at {}: {problem}", path.display()));
     let canonical = path.canonicalize().map_err(|error| failed(&error))?;
@@ -281,11 +303,26 @@ fn unescaped(text: &str) -> String {
         .fold(text.to_owned(), |text, (code, plain)| text.replace(code, plain))
 }
 
+/// The arguments of a mount, which `--status` excludes.
+const MOUNTING: [&str; 12] = [
+    "url",
+    "directory",
+    "options",
+    "tls_ca",
+    "tls_cert",
+    "tls_key",
+    "allow_other",
+    "direct_io",
+    "attributes",
+    "soft",
+    "softerr",
+    "retrans",
+];
 /// The maximum time to wait for an answer of the server before the unmount is skipped.
 const ANSWER_MAX: Duration = Duration::from_millis(200);
 /// The interval of the check for waiting operations, and the time that they have waited when the log says so.
 const REPORT: Duration = Duration::from_secs(1);
-const LATE: Duration = Duration::from_secs(10);
+const LATE_S: u64 = 10;
 const FAREWELL_MAX: Duration = Duration::from_secs(2);
 const TTL_MAX: Duration = Duration::from_secs(3600);
 /// The interval and the number of checks without an ended operation after which the server counts as not answering.
