@@ -69,36 +69,42 @@ const ALL: LockRange = LockRange { offset: 0, length: u64::MAX, exclusive: true 
 
 #[test]
 fn auto_falls_back_to_v40() {
-    simulated(|| OnlyZero::services(Arc::default()), async |_, server| {
-        let mount = server.mount("vers=auto&nconnect=3").await;
-        assert_eq!(mount.protocol().version(), "4.0");
-        assert_eq!(mount.v4().unwrap().connections(), 3);
-        mount.write("f", &b"content"[..]).await.unwrap();
-        assert_eq!(mount.read("f").await.unwrap(), "content");
-        mount.unmount().await.unwrap();
-        let query = format!("vers=4.0&addr={}", server.address);
-        let error = server.mount_path("", &query).await.unwrap_err();
-        assert!(error.to_string().contains("cannot check that two addresses belong to the same server"), "{error}");
-    });
+    simulated(
+        || OnlyZero::services(Arc::default()),
+        async |_, server| {
+            let mount = server.mount("vers=auto&nconnect=3").await;
+            assert_eq!(mount.protocol().version(), "4.0");
+            assert_eq!(mount.v4().unwrap().connections(), 3);
+            mount.write("f", &b"content"[..]).await.unwrap();
+            assert_eq!(mount.read("f").await.unwrap(), "content");
+            mount.unmount().await.unwrap();
+            let query = format!("vers=4.0&addr={}", server.address);
+            let error = server.mount_path("", &query).await.unwrap_err();
+            assert!(error.to_string().contains("cannot check that two addresses belong to the same server"), "{error}");
+        },
+    );
 }
 
 /// NFSv4.0 has no current stateid (RFC 7530 §9.1.4), so READ cannot be in the same request as its OPEN.
 #[test]
 fn open_and_read_are_separate_requests() {
     let requests = Arc::default();
-    simulated(|| OnlyZero::services(Arc::clone(&requests)), async |_, server| {
-        let mount = server.mount("vers=4.0").await;
-        mount.write("f", &b"content"[..]).await.unwrap();
-        let all = std::mem::take(&mut *requests.lock());
-        assert!(all.iter().flatten().any(|opnum| *opnum == Opnum4::Open), "the service must record requests");
-        assert_eq!(mount.read("f").await.unwrap(), "content");
-        let mut reader = mount.open("f").await.unwrap().reader().expecting(7);
-        assert_eq!(reader.next().await.unwrap().unwrap(), "content");
-        let of_reading = requests.lock().clone();
-        let reads: Vec<_> = of_reading.iter().filter(|ops| ops.contains(&Opnum4::Read)).collect();
-        assert_eq!(reads.len(), 2, "{of_reading:?}");
-        assert!(reads.iter().all(|ops| **ops == [Opnum4::PutFh, Opnum4::Read]), "{reads:?}");
-    });
+    simulated(
+        || OnlyZero::services(Arc::clone(&requests)),
+        async |_, server| {
+            let mount = server.mount("vers=4.0").await;
+            mount.write("f", &b"content"[..]).await.unwrap();
+            let all = std::mem::take(&mut *requests.lock());
+            assert!(all.iter().flatten().any(|opnum| *opnum == Opnum4::Open), "the service must record requests");
+            assert_eq!(mount.read("f").await.unwrap(), "content");
+            let mut reader = mount.open("f").await.unwrap().reader().expecting(7);
+            assert_eq!(reader.next().await.unwrap().unwrap(), "content");
+            let of_reading = requests.lock().clone();
+            let reads: Vec<_> = of_reading.iter().filter(|ops| ops.contains(&Opnum4::Read)).collect();
+            assert_eq!(reads.len(), 2, "{of_reading:?}");
+            assert!(reads.iter().all(|ops| **ops == [Opnum4::PutFh, Opnum4::Read]), "{reads:?}");
+        },
+    );
 }
 
 #[test]
