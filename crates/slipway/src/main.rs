@@ -16,6 +16,7 @@ mod exit;
 mod fuse;
 mod logging;
 mod output;
+mod pnfs;
 mod process;
 mod progress;
 mod reach;

@@ -181,6 +181,8 @@ pub struct LayoutRequest {
     pub range: LayoutRange,
     /// The transport by which the client reached the server, and so probably can reach data servers.
     pub transport: DataTransport,
+    /// `true` if the client asks for the layout when it opens the file, and so does not know yet how it will use the file.
+    pub with_open: bool,
     /// `true` if the client can use copies that are striped ([`LayoutKind::Flexible`]).
     pub striped_copies: bool,
 }

@@ -14,6 +14,7 @@ mod lab;
 mod locks;
 mod mount;
 mod mounted;
+mod pnfs;
 mod ports;
 mod restarts;
 mod rotation;
@@ -116,6 +117,7 @@ const LANES: [&[Suite]; 3] = [
         suite("knfsd", knfsd::version3),
         suite("knfsd4", knfsd::version4),
         on(&[Kernel::NEWER], suite("tls", tls::linux)),
+        on(&Kernel::ALL, suite("pnfs", pnfs::linux)),
         suite("reference", client::reference),
     ],
 ];

@@ -7,7 +7,7 @@ use crate::shell;
 
 /// Each crate, and the crates of ours that it may depend on. `buf` and `entropy` are below everything and
 /// may be used by everybody; `simnet` is used by features for tests.
-const ARROWS: [(&str, &[&str]); 20] = [
+const ARROWS: [(&str, &[&str]); 21] = [
     ("buf", &[]),
     ("entropy", &[]),
     ("simnet", &["simnet-macros"]),
@@ -22,10 +22,11 @@ const ARROWS: [(&str, &[&str]); 20] = [
     ("rpcrdma", &["rpc", "rdma", "xdr"]),
     ("server", &["rpc", "nfs", "vfs", "xdr"]),
     ("client", &["rpc", "nfs", "gss", "xdr"]),
+    ("pnfs", &["vfs"]),
     ("conformance", &["rdma", "vfs"]),
     ("transports", &["rpc", "rdma", "rpcrdma", "nfs"]),
     ("testkit", &["simnet", "xdr", "rpc", "rdma", "rpcrdma", "nfs", "gss", "vfs", "server", "client"]),
-    ("slipway", &["xdr", "rpc", "rdma", "nfs", "gss", "vfs", "server", "client", "transports"]),
+    ("slipway", &["xdr", "rpc", "rdma", "nfs", "gss", "vfs", "server", "client", "transports", "pnfs"]),
     ("hostile", &[]),
     ("xtask", &[]),
 ];

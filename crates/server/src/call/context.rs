@@ -165,7 +165,7 @@ impl<'a, S: ServiceState> Context<'a, S> {
     /// error if this run has used an object before.
     #[inline]
     pub(crate) fn object_of(&self, export: &'a Export, handle: Handle) -> Result<Object<'a>, VfsError> {
-        let identity = export.identity(self.identity, self.resolve(export)?);
+        let identity = export.identity(self.requester().peer.ip(), self.identity, self.resolve(export)?);
         Ok(self.object_as(export, handle, identity))
     }
 

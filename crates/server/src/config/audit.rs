@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Deserializer, de};
 
-use super::ByteSize;
+use super::size::ByteSize;
 use crate::audit::{AuditOptions, OnFull};
 
 /// The `[audit]` table.

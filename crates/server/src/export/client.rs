@@ -5,6 +5,7 @@ use std::{fmt, net::IpAddr, str::FromStr};
 use serde::{Deserialize, Deserializer, de};
 
 use super::{sec::SecFlavors, xprtsec::Protections};
+use crate::identity::squash::Squash;
 
 /// A set of hosts that may use an export: all hosts, or those with some addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,6 +14,7 @@ pub struct Client {
     nets: Option<Vec<Net>>,
     sec: Option<SecFlavors>,
     xprtsec: Option<Protections>,
+    squash: Option<Squash>,
 }
 
 /// The addresses that have their first `bits` bits in common with `address`.
@@ -25,7 +27,7 @@ struct Net {
 impl Client {
     /// Returns the set of all hosts.
     pub fn any() -> Self {
-        Self { text: "*".to_owned(), nets: None, sec: None, xprtsec: None }
+        Self { text: "*".to_owned(), nets: None, sec: None, xprtsec: None, squash: None }
     }
 
     /// Returns `true` if this is the set of all hosts.
@@ -60,6 +62,11 @@ impl Client {
         self.xprtsec.as_ref()
     }
 
+    /// Returns the callers of these hosts that are replaced by the anonymous user, if they differ from those of the export.
+    pub fn squash(&self) -> Option<Squash> {
+        self.squash
+    }
+
     /// Returns `true` if the host of this address is in the set. An IPv4 address mapped into IPv6 counts as the IPv4
     /// address.
     pub fn matches(&self, address: IpAddr) -> bool {
@@ -74,7 +81,7 @@ impl FromStr for Client {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let with = |nets| Ok(Self { text: text.to_owned(), nets: Some(nets), sec: None, xprtsec: None });
+        let with = |nets| Ok(Self { text: text.to_owned(), nets: Some(nets), sec: None, xprtsec: None, squash: None });
         let whole = |address: IpAddr| {
             let address = address.to_canonical();
             Net { address, bits: width(address) }
@@ -119,10 +126,10 @@ impl<'de> Deserialize<'de> for Client {
                 text.parse().map_err(E::custom)
             }
             fn visit_map<M: de::MapAccess<'de>>(self, map: M) -> Result<Client, M::Error> {
-                let RawClient { host, sec, xprtsec } =
+                let RawClient { host, sec, xprtsec, squash } =
                     RawClient::deserialize(de::value::MapAccessDeserializer::new(map))?;
                 let client: Client = host.parse().map_err(de::Error::custom)?;
-                Ok(Client { sec, xprtsec, ..client })
+                Ok(Client { sec, xprtsec, squash, ..client })
             }
         }
         deserializer.deserialize_any(Entry)
@@ -136,6 +143,7 @@ struct RawClient {
     host: String,
     sec: Option<SecFlavors>,
     xprtsec: Option<Protections>,
+    squash: Option<Squash>,
 }
 
 impl Net {

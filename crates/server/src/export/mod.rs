@@ -141,15 +141,18 @@ impl Export {
         &self.options
     }
 
-    /// Returns the identity with which a caller acts. `resolved` is the result of the look-up of the caller.
-    pub(crate) fn identity(&self, caller: &Identity, resolved: &Resolved) -> Cred {
+    /// Returns the identity with which a caller of a host acts. `resolved` is the result of the look-up of the caller.
+    pub(crate) fn identity(&self, host: IpAddr, caller: &Identity, resolved: &Resolved) -> Cred {
         let options = &self.options;
-        options.squash.identity(caller, resolved, (options.anon_uid, options.anon_gid))
+        let client = options.clients.iter().find(|client| client.matches(host));
+        let squash = client.and_then(Client::squash).unwrap_or(options.squash);
+        squash.identity(caller, resolved, (options.anon_uid, options.anon_gid))
     }
 
     /// Returns the identity of callers that are squashed.
     pub(crate) fn anonymous(&self) -> Cred {
-        self.identity(&Identity::None, &Resolved::Anonymous)
+        let options = &self.options;
+        Squash::All.identity(&Identity::None, &Resolved::Anonymous, (options.anon_uid, options.anon_gid))
     }
 }
 

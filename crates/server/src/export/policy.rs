@@ -114,6 +114,7 @@ mod tests {
     use crate::{
         ExportId, ExportOptions,
         export::{sec::SecFlavors, xprtsec::Protections},
+        identity::users::Resolved,
     };
 
     fn export(sec: &[Sec], clients: Vec<Client>) -> Export {
@@ -124,6 +125,27 @@ mod tests {
 
     fn requester(peer: &str, sec: Option<Sec>) -> Requester {
         Requester { peer: peer.parse().unwrap(), transport: "tcp", sec, tls: Xprtsec::None }
+    }
+
+    #[test]
+    fn the_first_entry_of_a_host_has_its_squash() {
+        let text = "clients = [{ host = '10.1.0.1', squash = 'none' }, '10.0.0.0/8', { host = '*', squash = 'all' }]";
+        let entries: std::collections::HashMap<String, Vec<Client>> = toml::from_str(text).unwrap();
+        let export = export(&[Sec::Sys], entries["clients"].clone());
+        let sys = |uid| {
+            rpc::Identity::Sys(rpc::AuthSys {
+                stamp: 0,
+                machine: Default::default(),
+                uid,
+                gid: uid,
+                gids: Default::default(),
+            })
+        };
+        let acts = |host: &str, uid| export.identity(host.parse().unwrap(), &sys(uid), &Resolved::AsClaimed).uid;
+        let nobody = export.anonymous().uid;
+        assert_eq!((acts("10.1.0.1", 0), acts("::ffff:10.1.0.1", 7)), (0, 7));
+        assert_eq!((acts("10.1.0.2", 0), acts("10.1.0.2", 7)), (nobody, 7));
+        assert_eq!((acts("192.0.2.1", 0), acts("192.0.2.1", 7)), (nobody, nobody));
     }
 
     #[test]

@@ -14,6 +14,7 @@ mod mount_status;
 mod mount_users;
 mod mount_v4;
 mod outside;
+mod pnfs;
 mod privilege;
 mod serve;
 mod serve_hung;

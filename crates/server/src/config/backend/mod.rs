@@ -8,6 +8,7 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 pub(super) use registry::Kind;
 pub use registry::{BackendKind, Backends, Opening, Tree};
+pub use standard::DirectoryKind;
 
 /// The back end of an export.
 #[derive(Clone, Debug)]

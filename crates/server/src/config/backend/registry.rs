@@ -12,9 +12,9 @@ use vfs::Vfs;
 use super::{
     BackendSettings,
     open::State,
-    standard::{MemoryKind, PosixKind},
+    standard::{DirectoryKind, MemoryKind},
 };
-use crate::handle::ExportId;
+use crate::{config::PnfsConfig, handle::ExportId};
 
 /// A kind of back end. It opens the tree of an export from the export's settings.
 ///
@@ -62,6 +62,7 @@ where
 pub struct Opening<'a> {
     pub(super) pool: &'a Pool,
     pub(super) state: Option<&'a State<'a>>,
+    pub(super) pnfs: &'a [PnfsConfig],
 }
 
 impl Opening<'_> {
@@ -73,6 +74,11 @@ impl Opening<'_> {
     /// Returns the state directory, if the server has one. It is exclusively locked, and no client can reach it.
     pub fn state_dir(&self) -> Option<&Path> {
         self.state.map(|state| state.dir.path())
+    }
+
+    /// Returns the groups of data servers.
+    pub fn pnfs(&self) -> &[PnfsConfig] {
+        self.pnfs
     }
 }
 
@@ -93,6 +99,14 @@ impl Tree {
     /// kind and the name of the export stay the same.
     pub fn persistent(vfs: Arc<dyn Vfs>, identity: impl Into<Vec<u8>>) -> Self {
         Self { vfs, identity: Some(identity.into()) }
+    }
+
+    /// Replaces the file system by a layer over it.
+    ///
+    /// # Errors
+    /// Returns the errors of `layer`.
+    pub fn layered(self, layer: impl FnOnce(Arc<dyn Vfs>) -> io::Result<Arc<dyn Vfs>>) -> io::Result<Self> {
+        Ok(Self { vfs: layer(self.vfs)?, ..self })
     }
 
     pub(super) fn export_id(&self, export: &str, kind: &str) -> ExportId {
@@ -136,7 +150,7 @@ impl Backends {
     pub fn standard() -> Self {
         let mut backends = Self::empty();
         backends.register("memory", MemoryKind);
-        backends.register(DEFAULT, PosixKind);
+        backends.register(DEFAULT, DirectoryKind);
         backends
     }
 
@@ -198,7 +212,7 @@ pub(in crate::config) struct Kind {
 
 impl Kind {
     pub(super) fn posix() -> Self {
-        Self { name: DEFAULT.to_owned(), kind: Arc::new(PosixKind) }
+        Self { name: DEFAULT.to_owned(), kind: Arc::new(DirectoryKind) }
     }
 
     /// Returns the back end of an export that names none.

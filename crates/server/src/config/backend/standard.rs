@@ -30,10 +30,10 @@ impl BackendKind for MemoryKind {
     }
 }
 
-/// A directory of this host, at `path`.
-pub(super) struct PosixKind;
+/// A directory of this host, at `path`: the back end `posix`. A back end that is a layer over a directory opens it with this.
+pub struct DirectoryKind;
 
-impl BackendKind for PosixKind {
+impl BackendKind for DirectoryKind {
     fn check(&self, settings: &mut BackendSettings) -> Result<(), String> {
         let path = settings.path.as_ref().ok_or("an export needs `path`, the directory to serve")?;
         if !path.is_absolute() {

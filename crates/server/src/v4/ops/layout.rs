@@ -63,6 +63,8 @@ fn try_layoutget(cx: &Context<'_>, at: &mut Cursor, args: &LayoutGetArgs) -> Res
         // Nothing could recall the layout.
         return Err(Nfsstat4::LayoutTryLater.into());
     }
+    // Only a request that also opens the file can use the stateid of the open in this way.
+    let with_open = args.stateid == Stateid4::CURRENT;
     let stateid = at.stateid(args.stateid)?;
     let file = (object.export.id(), object.handle.clone());
     let wanted = LayoutWanted {
@@ -72,6 +74,7 @@ fn try_layoutget(cx: &Context<'_>, at: &mut Cursor, args: &LayoutGetArgs) -> Res
         stateid: &stateid,
         kind,
         mode,
+        with_open,
         recalled_by_truncation: layouts.caps().recalled_by_truncation,
         call: at.session.as_ref().map(|session| session.call),
     };
@@ -82,6 +85,7 @@ fn try_layoutget(cx: &Context<'_>, at: &mut Cursor, args: &LayoutGetArgs) -> Res
         mode,
         range: LayoutRange { offset: args.offset, len: args.length },
         transport: transport(cx.transport.name),
+        with_open,
         striped_copies: cx.shared.with_state(|state| state.accepts_striped_copies(at.client())),
     };
     let granted = layouts.grant(&object.caller_as(&Cred::root()), &object.handle, &request);

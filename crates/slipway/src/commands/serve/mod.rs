@@ -24,8 +24,7 @@ use rpc::{ConnectionLimits, Listener, Server, Switch, TransportKind, WorkerOptio
 use server::{
     Client, Config, NfsServer, Sec,
     config::{
-        Backends, ByteSize, ExportConfig, ListenConfig, LogFormat, RpcbindMode, SeccompMode, ServerConfig,
-        default_state_dir,
+        ByteSize, ExportConfig, ListenConfig, LogFormat, RpcbindMode, SeccompMode, ServerConfig, default_state_dir,
     },
     recovery::state_dir::OnLoss,
 };
@@ -170,7 +169,7 @@ pub struct Args {
 /// Runs the server until a signal ends it.
 pub fn run(args: &Args, log: &LogArgs) -> Outcome {
     let config = match &args.config {
-        Some(path) => Config::load_with(path, &Backends::standard()).map_err(Failure::usage)?,
+        Some(path) => Config::load_with(path, &crate::pnfs::backends()).map_err(Failure::usage)?,
         None => Config::default(),
     };
     logging::start(&LogArgs {

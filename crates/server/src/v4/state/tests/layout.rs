@@ -31,10 +31,7 @@ impl World {
         stateid: &Stateid4,
         (kind, mode): (LayoutKind, LayoutMode),
     ) -> Result<LayoutPlan<char>, Nfsstat4> {
-        let recalled_by_truncation = true;
-        let wanted =
-            LayoutWanted { client, file: &'f', fsid: 1, stateid, kind, mode, recalled_by_truncation, call: None };
-        self.state.plan_layout(&wanted, self.now)
+        self.state.plan_layout(&wanted(client, stateid, (kind, mode)), self.now)
     }
 
     fn layout(&mut self, client: Clientid4, stateid: &Stateid4, mode: LayoutMode) -> Result<Stateid4, Nfsstat4> {
@@ -71,7 +68,29 @@ impl World {
     }
 }
 
+fn wanted(client: Clientid4, stateid: &Stateid4, (kind, mode): (LayoutKind, LayoutMode)) -> LayoutWanted<'_, char> {
+    let (with_open, recalled_by_truncation) = (false, true);
+    LayoutWanted { client, file: &'f', fsid: 1, stateid, kind, mode, with_open, recalled_by_truncation, call: None }
+}
+
 const ALL: (LayoutModes, u64, u64) = (LayoutModes::ALL, 0, LENGTH_TO_EOF);
+
+#[test]
+fn client_with_layouts_gets_no_other_one_with_an_open() {
+    let mut world = World::new();
+    let (a, open) = world.user("a");
+    let with_open = |world: &mut World, stateid: &Stateid4, mode| {
+        let wanted = LayoutWanted { with_open: true, ..wanted(a, stateid, (FLEX, mode)) };
+        let plan = world.state.plan_layout(&wanted, world.now)?;
+        world.state.commit_layout(&plan, false)
+    };
+    let first = with_open(&mut world, &open, LayoutMode::Read).unwrap();
+    assert_eq!(with_open(&mut world, &open, LayoutMode::Write), Err(Nfsstat4::LayoutTryLater));
+    // The sequence ID is that which the client knows.
+    assert_eq!(world.layout(a, &open, LayoutMode::Write).unwrap(), Stateid4 { seqid: 2, ..first });
+    // This is no open: the request got the stateid from an operation on layouts.
+    assert_eq!(with_open(&mut world, &first, LayoutMode::Read).unwrap().seqid, 3);
+}
 
 #[test]
 fn seqid_counts_grants_and_returns() {

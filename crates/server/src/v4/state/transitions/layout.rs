@@ -43,6 +43,8 @@ pub struct LayoutWanted<'a, F> {
     pub kind: LayoutKind,
     /// The mode.
     pub mode: LayoutMode,
+    /// `true` if the stateid is that of an earlier operation of the same request, so that the request also opens the file.
+    pub with_open: bool,
     /// `true` if a truncation of the file must recall the layout.
     pub recalled_by_truncation: bool,
     /// The request.
@@ -91,7 +93,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     ///
     /// # Errors
     /// GRACE; BAD_STATEID, OLD_STATEID, OPENMODE; RECALLCONFLICT; LAYOUTTRYLATER if the client cannot be called, or the limits
-    /// are reached, or the file is being truncated.
+    /// are reached, or the file is being truncated, or the client opens a file of which it holds layouts.
     pub fn plan_layout(&mut self, wanted: &LayoutWanted<'_, F>, now: Instant) -> Result<LayoutPlan<F>, Nfsstat4> {
         let &LayoutWanted { client, file, kind, mode, .. } = wanted;
         if self.in_grace() {
@@ -107,11 +109,15 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         }
         let waits =
             mode == LayoutMode::Write && (self.layouts.awaits_truncation(file, now) || self.layouts.is_fencing(file));
+        // Linux's client ignores a layout that it gets with OPEN if it holds others of the file, and with it the new sequence ID.
+        // It would then answer each recall with DELAY (fs/nfs/pnfs.c, callback_proc.c).
+        let by_open = wanted.with_open && self.stateids.layout(&wanted.stateid.other).is_none();
+        let ignored = by_open && layout.is_some_and(|layout| layout.known);
         let full = own.is_none()
             && (self.is_full_of(RecallableKind::Layout(kind))
                 || self.is_at_stateid_limit(client)
                 || !self.can_be_called(client));
-        if waits || full {
+        if waits || ignored || full {
             //= rfc8881-18.43.3-4 rfc8881-18.43.3-28
             return Err(Nfsstat4::LayoutTryLater);
         }

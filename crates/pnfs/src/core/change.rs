@@ -1,0 +1,139 @@
+//! Changes of sizes, and removal of names.
+
+use std::sync::Arc;
+
+use vfs::{Caller, Change, CreateMode, Created, Cred, Handle, Kind, Name, Result, SetAttr, Time, VfsError};
+
+use super::Core;
+use crate::{
+    files::{File, Place},
+    index::{LAYOUTS, TRUNCATING},
+    ranges::WHOLE,
+    record::Object,
+};
+
+impl Core {
+    /// Sets attributes, among them the size.
+    pub async fn set_size(
+        self: Arc<Self>,
+        file: Arc<File>,
+        cred: Cred,
+        set: SetAttr,
+        guard: Option<Time>,
+    ) -> Result<Change> {
+        let _whole = file.ranges.lock(WHOLE, true).await;
+        let place = self.place(&file).await?;
+        let spilled = matches!(place, Place::Servers(_));
+        self.lock_out_former(&file).await?;
+        if spilled && self.has_work(&file.handle, TRUNCATING) {
+            self.trim(&file).await?;
+        }
+        let of = file.clone();
+        let change = self
+            .run(move |core| {
+                let root = Cred::root();
+                let (caller, root) = (Caller::blocking(&cred), Caller::blocking(&root));
+                let former = core.inner.getattr(&root, &of.handle)?.size;
+                // If the file grows, too: a client that reads beyond the end of an object believes that the file ends there.
+                // Objects can be longer than the file if a client has not committed its writes.
+                let committed = !core.has_work(&of.handle, LAYOUTS);
+                let resizes = spilled && set.size.is_some_and(|size| size != former || !committed);
+                if resizes {
+                    core.add_work(&of.handle, TRUNCATING)?;
+                }
+                let change = core.inner.setattr(&caller, &of.handle, &set, guard)?;
+                if resizes {
+                    // The objects must not be cut before the file is, or a crash would leave zeros in the file.
+                    core.inner.commit(&root, &of.handle, 0, 0)?;
+                }
+                Ok(change)
+            })
+            .await;
+        // If the data servers fail, the objects are cut before the next write. No read passes the end of the file.
+        if self.has_work(&file.handle, TRUNCATING) && self.trim(&file).await.is_err() {
+            self.wake.notify_one();
+        }
+        change
+    }
+
+    /// Gives all objects the size of the file. The caller holds a lock on the whole file, and no client has a layout to write,
+    /// except for one that truncates the file.
+    ///
+    /// # Errors
+    /// Returns an error if no copy could be changed.
+    pub async fn trim(self: &Arc<Self>, file: &Arc<File>) -> Result<()> {
+        if let Place::Servers(record) = self.place(file).await? {
+            let of = file.clone();
+            let size = self.run(move |core| core.size_of(&of.handle)).await?;
+            let work =
+                record.written().map(|copy| (copy, self.servers.set_size(record.copies[copy].object, size))).collect();
+            let outcome = self.on_copies(&record, work, |_, ()| true).await;
+            self.settle(file, outcome).await?;
+        }
+        let of = file.clone();
+        self.run(move |core| core.end_work(&of.handle, TRUNCATING)).await
+    }
+
+    /// Returns the size of a file in bytes.
+    ///
+    /// # Errors
+    /// Returns the errors of the inner file system.
+    pub fn size_of(&self, file: &Handle) -> Result<u64> {
+        self.inner.getattr(&Caller::blocking(&Cred::root()), file).map(|attr| attr.size)
+    }
+
+    /// Creates a file, or opens an existing one and sets its size.
+    pub async fn create_sized(
+        self: Arc<Self>,
+        cred: Cred,
+        dir: Handle,
+        name: Box<[u8]>,
+        (set, size): (SetAttr, u64),
+    ) -> Result<Created> {
+        let by = cred.clone();
+        let mode = CreateMode::Unchecked(SetAttr { size: None, ..set });
+        let created = self.run(move |core| core.inner.create(&Caller::blocking(&by), &dir, Name::new(&name)?, &mode));
+        let created = created.await?;
+        // Every open with a size changes the times, even if the size stays the same.
+        let set = SetAttr { size: Some(size), ..SetAttr::default() };
+        let file = self.files.get(&created.handle);
+        match self.set_size(file, cred, set, None).await {
+            Ok(change) => Ok(Created { attr: change.after, ..created }),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Runs an operation that removes a name. If the object of the name has data on data servers, they are first added to
+    /// the queue of removals.
+    ///
+    /// # Errors
+    /// Returns the errors of the operation, and `Io` if the queue cannot be written.
+    pub fn unlink<T>(
+        &self,
+        caller: &Caller<'_>,
+        (dir, name): (&Handle, &Name),
+        operation: impl FnOnce(&Caller<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let _removing = self.removing.read();
+        let objects = match self.inner.find(caller, dir, name) {
+            Ok((object, Kind::File)) => self.objects_of(&object)?,
+            _ => Vec::new(),
+        };
+        if objects.is_empty() {
+            return operation(caller);
+        }
+        self.index.enqueue_removals(&objects)?;
+        let done = operation(caller);
+        self.wake.notify_one();
+        done
+    }
+
+    fn objects_of(&self, file: &Handle) -> Result<Vec<Object>> {
+        match self.place_now(&self.files.get(file), true) {
+            Ok(Place::Servers(record)) => Ok(record.copies.iter().map(|copy| copy.object).collect()),
+            // A file with a damaged record can be removed. The scan for orphans finds its objects.
+            Ok(Place::Inner) | Err(VfsError::Io | VfsError::Stale) => Ok(Vec::new()),
+            Err(error) => Err(error),
+        }
+    }
+}

@@ -1,0 +1,291 @@
+//! Reads, writes and commits of file data at the data servers.
+//!
+//! Each holds a lock on its range, so the copies of a file get all writes in the same order.
+
+use std::{collections::HashSet, sync::Arc};
+
+use buf::{Pool, Rope};
+use bytes::BytesMut;
+use vfs::{
+    Caller, Change, Cred, PreAttr, Read, Report, Result, SetAttr, Stability, VfsError, Written, layout::LayoutModes,
+};
+
+use super::{
+    Core,
+    mirrors::{CopyWork, Outcome},
+};
+use crate::{
+    files::{File, Place},
+    index::{DIRTY, TRUNCATING},
+    ranges::{RangeGuard, WHOLE},
+    record::Record,
+    servers::ServerError,
+};
+
+/// A write of a caller.
+pub struct Write {
+    pub offset: u64,
+    pub data: Rope,
+    pub stability: Stability,
+    pub report: Report,
+}
+
+impl Core {
+    pub async fn read(
+        self: Arc<Self>,
+        file: Arc<File>,
+        cred: Cred,
+        offset: u64,
+        len: usize,
+        pool: Pool,
+    ) -> Result<Read> {
+        let _range = file.ranges.lock(offset..offset.saturating_add(len as u64), false).await;
+        let place = self.place(&file).await?;
+        let of = file.clone();
+        if let Place::Inner = place {
+            let read =
+                move |core: &Core| core.inner.read(&Caller::blocking(&cred), &of.handle, offset, len, &pool, false);
+            return self.run(read).await;
+        }
+        // The inner file system checks the permission, and has the attributes.
+        let attr = self
+            .run(move |core| core.inner.read_into(&Caller::blocking(&cred), &of.handle, offset, &mut []))
+            .await?
+            .attr;
+        let rest = attr.size.saturating_sub(offset);
+        let len = (len as u64).min(rest);
+        let data = self.read_range(&file, offset, len as usize).await?;
+        Ok(Read { data, eof: len == rest, attr })
+    }
+
+    /// Reads a range from the data servers. The caller holds a lock on it. What an object does not have is zero.
+    ///
+    /// # Errors
+    /// Returns `Io` if no copy in sync can be read.
+    pub async fn read_range(self: &Arc<Self>, file: &Arc<File>, offset: u64, len: usize) -> Result<Rope> {
+        if len == 0 {
+            return Ok(Rope::new());
+        }
+        let mut tried = HashSet::new();
+        loop {
+            let Place::Servers(record) = self.place(file).await? else { return Err(VfsError::Io) };
+            // If the copies may differ, all readers must see the same one.
+            let unequal = self.is_unequal(&file.handle);
+            let mut copies: Vec<_> = record.in_sync().map(|copy| record.copies[copy].object).collect();
+            if unequal {
+                copies.truncate(1);
+            } else {
+                let failing = self.failing.lock();
+                copies.sort_by_key(|object| failing.contains(&object.server));
+            }
+            let Some(object) = copies.into_iter().find(|object| !tried.contains(object)) else {
+                return Err(VfsError::Io);
+            };
+            let read = self.servers.read(object, offset, len).await;
+            self.note_server(object.server, read.as_ref().err() != Some(&ServerError::Unreachable));
+            match read {
+                Ok(data) if data.len() == len => return Ok(data.into()),
+                Ok(data) if data.len() < len => {
+                    let mut padded = BytesMut::from(&data[..]);
+                    padded.resize(len, 0);
+                    return Ok(padded.freeze().into());
+                }
+                Ok(_) => tried.insert(object),
+                Err(error) => {
+                    // A reader must not use another copy and later this one again.
+                    if unequal || error == ServerError::Missing {
+                        let marked = self.mark_stale(file, vec![object]).await;
+                        if unequal {
+                            marked?;
+                        }
+                    }
+                    tried.insert(object)
+                }
+            };
+        }
+    }
+
+    /// Locks a range of a file for a write. Spills the file if the write does not fit into the inner file.
+    ///
+    /// # Errors
+    /// Returns the errors of the inner file system and of the data servers.
+    pub async fn lock_for_write(
+        self: &Arc<Self>,
+        file: &Arc<File>,
+        range: std::ops::Range<u64>,
+    ) -> Result<(RangeGuard, Place)> {
+        loop {
+            if self.has_work(&file.handle, TRUNCATING) {
+                self.holders.recall(&file.handle, LayoutModes::WRITE, false);
+                self.holders.recalled(&file.handle).await;
+                let _whole = file.ranges.lock(WHOLE, true).await;
+                self.trim(file).await?;
+            }
+            let guard = file.ranges.lock(range.clone(), true).await;
+            let place = self.place(file).await?;
+            match place {
+                Place::Inner if range.end > self.options.threshold => {
+                    drop(guard);
+                    let _whole = file.ranges.lock(WHOLE, true).await;
+                    self.spill(file).await?;
+                }
+                Place::Servers(_) if self.has_work(&file.handle, TRUNCATING) => {}
+                place => return Ok((guard, place)),
+            }
+        }
+    }
+
+    pub async fn write(self: Arc<Self>, file: Arc<File>, cred: Cred, write: Write) -> Result<Written> {
+        let Write { offset, mut data, stability, report } = write;
+        let end = offset.checked_add(data.len() as u64).filter(|end| *end <= self.caps.file_size_max);
+        let end = end.ok_or(VfsError::FileTooBig)?;
+        // Data in files and devices cannot be sent.
+        data.bounce().map_err(|_| VfsError::Io)?;
+        let (of, by) = (file.clone(), cred.clone());
+        // An empty write has no effect, but needs the same permission.
+        let allowed = move |core: &Core, data: &Rope, stability| {
+            core.inner.write(&Caller::blocking(&by), &of.handle, offset, data, stability, report)
+        };
+        let check = allowed.clone();
+        let checked = self.run(move |core| check(core, &Rope::new(), Stability::Unstable)).await?;
+        if data.is_empty() {
+            return Ok(Written { stability, ..checked });
+        }
+        let (_range, place) = self.lock_for_write(&file, offset..end).await?;
+        let Place::Servers(record) = place else {
+            return self.run(move |core| allowed(core, &data, stability)).await;
+        };
+        self.write_range(&file, &record, offset, data, stability).await?;
+        self.run(move |core| core.extend(&file, &cred, end, stability, report)).await
+    }
+
+    /// Writes a range to all copies. The caller holds a lock on it.
+    ///
+    /// # Errors
+    /// Returns an error if no copy has the data. Some copies may have it.
+    pub async fn write_range(
+        self: &Arc<Self>,
+        file: &Arc<File>,
+        record: &Record,
+        offset: u64,
+        data: Rope,
+        stability: Stability,
+    ) -> Result<()> {
+        let of = file.clone();
+        *file.active.lock() = true;
+        if !self.has_work(&file.handle, DIRTY) {
+            self.run(move |core| core.add_work(&of.handle, DIRTY)).await?;
+        }
+        let mut outcome = self.write_copies(file, record, offset, &data, stability).await;
+        if outcome.lost.is_some() && !file.unstable.lock().is_empty() {
+            // The data servers have lost earlier writes. Clients repeat those, and this one can succeed.
+            self.lose_unstable(file);
+            self.note_unequal(&file.handle);
+            outcome = self.write_copies(file, record, offset, &data, stability).await;
+        }
+        self.settle(file, outcome).await
+    }
+
+    async fn write_copies(
+        &self,
+        file: &Arc<File>,
+        record: &Record,
+        offset: u64,
+        data: &Rope,
+        stability: Stability,
+    ) -> Outcome {
+        let write = |copy: usize| self.servers.write(record.copies[copy].object, offset, data.clone(), stability);
+        let work: Vec<CopyWork<_>> = record.written().map(|copy| (copy, write(copy))).collect();
+        let unstable = stability == Stability::Unstable;
+        self.on_copies(record, work, |object, verifier| self.note_write(file, object, verifier, unstable)).await
+    }
+
+    /// Sets the size and the times of the inner file after a write up to `end`.
+    ///
+    /// # Errors
+    /// Returns the errors of the inner file system.
+    pub fn extend(&self, file: &File, cred: &Cred, end: u64, stability: Stability, report: Report) -> Result<Written> {
+        let _sizing = file.sizing.lock();
+        let (caller, root) = (Caller::blocking(cred), Cred::root());
+        let former = self.inner.getattr(&caller, &file.handle)?.size;
+        let set = SetAttr { size: Some(former.max(end)), ..SetAttr::default() };
+        let Change { before, after } = self.inner.setattr(&caller, &file.handle, &set, None)?;
+        if stability == Stability::FileSync || stability == Stability::DataSync && end > former {
+            self.inner.commit(&Caller::blocking(&root), &file.handle, 0, 0)?;
+        }
+        let wanted = report != Report::Nothing;
+        let (before, after): (Option<PreAttr>, _) = (wanted.then_some(before), wanted.then_some(after));
+        Ok(Written { stability, before, after })
+    }
+
+    pub async fn commit(self: Arc<Self>, file: Arc<File>, cred: Cred, offset: u64, len: u64) -> Result<Change> {
+        if let Place::Servers(_) = self.place(&file).await? {
+            self.commit_copies(&file).await?;
+        }
+        self.run(move |core| core.inner.commit(&Caller::blocking(&cred), &file.handle, offset, len)).await
+    }
+
+    /// Makes the unstable writes of a file durable. If all copies have lost some, changes the write verifier.
+    ///
+    /// # Errors
+    /// Returns an error if a copy that has lost writes cannot be marked as stale.
+    async fn commit_copies(self: &Arc<Self>, file: &Arc<File>) -> Result<()> {
+        let Place::Servers(record) = self.place(file).await? else { return Ok(()) };
+        let unstable = file.unstable.lock().clone();
+        let copies = (0..record.copies.len()).filter(|copy| unstable.contains_key(&record.copies[*copy].object));
+        let work = copies.map(|copy| (copy, self.servers.commit(record.copies[copy].object))).collect();
+        let check = |object, verifier| unstable.get(&object).is_some_and(|writes| writes.verifier == verifier);
+        let outcome = self.on_copies(&record, work, check).await;
+        if outcome.lost.is_some() {
+            // RFC 1813 §3.3.21: the new verifier makes the clients write again.
+            self.lose_unstable(file);
+            self.note_unequal(&file.handle);
+            return Ok(());
+        }
+        self.settle(file, outcome).await?;
+        let mut writes = file.unstable.lock();
+        writes.retain(|object, last| unstable.get(object).is_none_or(|done| done.number != last.number));
+        Ok(())
+    }
+
+    /// Copies a part of a range between files. Returns the number of bytes, which is 0 only at the end of the source.
+    pub async fn copy(
+        self: Arc<Self>,
+        (from, start): (Arc<File>, u64),
+        (to, target): (Arc<File>, u64),
+        len: u64,
+        cred: Cred,
+    ) -> Result<u64> {
+        if target.checked_add(len).is_none_or(|end| end > self.caps.file_size_max) {
+            return Err(VfsError::FileTooBig);
+        }
+        let pool = Pool::default();
+        let mut copied = 0;
+        while copied < len.min(COPY_MAX) {
+            let piece = (len - copied).min(COPY_PIECE) as usize;
+            let read = self.clone().read(from.clone(), cred.clone(), start + copied, piece, pool.clone()).await;
+            let done = match read {
+                Ok(read) => {
+                    let len = read.data.len() as u64;
+                    let (data, offset) = (read.data, target + copied);
+                    let (stability, report) = (Stability::Unstable, Report::Nothing);
+                    let write = Write { offset, data, stability, report };
+                    self.clone().write(to.clone(), cred.clone(), write).await.map(|_| len)
+                }
+                Err(error) => Err(error),
+            };
+            match done {
+                Ok(0) => break,
+                Ok(len) => copied += len,
+                // The client gets the error again if it continues.
+                Err(_) if copied > 0 => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(copied)
+    }
+}
+
+const COPY_PIECE: u64 = 1 << 20;
+/// Maximum bytes that are copied at a time, so that a call is answered soon.
+const COPY_MAX: u64 = 16 << 20;

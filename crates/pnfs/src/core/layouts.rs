@@ -1,0 +1,330 @@
+//! Layouts of files: grants, the end of layouts, sizes of files that clients have written directly, and fences.
+//!
+//! Read RFC 8435 §2.2 (fencing by the users of data files) and §8.2 (errors of mirrors) first. Nothing here takes a lock on a
+//! range of a file that exists on data servers: an operation that holds one may wait for the end of a layout.
+
+use std::{sync::Arc, time::Duration};
+
+use futures_util::future::join_all;
+use tokio::time::Instant;
+use vfs::{
+    Attr, Caller, Change, Cred, Handle, Result, SetAttr, SetTime, VfsError,
+    layout::{
+        DataError, DataFailure, DataFile, DataOperation, FlexibleLayout, Layout, LayoutCommit, LayoutHolder,
+        LayoutKind, LayoutMode, LayoutModes, LayoutRequest, Mirror,
+    },
+};
+
+use super::Core;
+use crate::{
+    files::{File, Place},
+    index::{LAYOUTS, TRUNCATING},
+    ranges::WHOLE,
+    record::{CopyState, Epochs, Object, Record},
+    servers::ServerError,
+};
+
+/// The result of an attempt to grant a layout.
+enum Attempt {
+    Granted(FlexibleLayout),
+    /// A client could not write to this copy.
+    Unusable(Object),
+}
+
+impl Core {
+    /// Grants a layout.
+    ///
+    /// # Errors
+    /// See [`vfs::Layouts::grant`].
+    pub async fn grant(self: Arc<Self>, handle: Handle, request: LayoutRequest) -> Result<Layout> {
+        if request.kind != LayoutKind::Flexible {
+            return Err(VfsError::NotSupported);
+        }
+        let file = self.files.get(&handle);
+        if let Place::Inner = self.place(&file).await? {
+            // With OPEN, nobody knows how long the file will be. The client asks again when it writes more than the threshold.
+            if request.mode == LayoutMode::Read || request.with_open {
+                return Err(VfsError::NotSupported);
+            }
+            let _whole = file.ranges.lock(WHOLE, true).await;
+            self.spill(&file).await?;
+        }
+        loop {
+            match self.try_grant(&file, &request).await? {
+                Attempt::Granted(layout) => return Ok(Layout::Flexible(layout)),
+                // If this is the last copy, clients get the error when they use this server.
+                Attempt::Unusable(object) => {
+                    self.mark_stale(&file, vec![object]).await.map_err(|_| VfsError::NotSupported)?;
+                }
+            }
+        }
+    }
+
+    async fn try_grant(self: &Arc<Self>, file: &Arc<File>, request: &LayoutRequest) -> Result<Attempt> {
+        // The record cannot change before the holder is known, so each change of it recalls the layout.
+        let _changing = file.changing.lock().await;
+        let Place::Servers(mut record) = self.place(file).await? else { return Err(VfsError::Delay) };
+        let writes = request.mode == LayoutMode::Write;
+        let denied = file.layouts_after.lock().is_some_and(|time| Instant::now() < time);
+        let copying = record.copies.iter().any(|copy| copy.state == CopyState::Copying);
+        if self.is_unequal(&file.handle) || self.has_work(&file.handle, TRUNCATING) || writes && copying || denied {
+            return Err(VfsError::NotSupported);
+        }
+        if record.epochs == Epochs::default() {
+            let (next, failed) = self.raise_epochs(file, &record, LayoutModes::ALL).await?;
+            if let Some(object) = failed.first() {
+                return Ok(Attempt::Unusable(*object));
+            }
+            record = next;
+        }
+        let mut mirrors = Vec::new();
+        for copy in record.in_sync() {
+            let object = record.copies[copy].object;
+            match self.data_file(&record, object, request).await {
+                Ok(data_file) => mirrors.push(Mirror { data_files: vec![data_file] }),
+                // This is a setting of the administrator, and no failure.
+                Err(None) => return Err(VfsError::NotSupported),
+                Err(Some(error)) => {
+                    self.note_server(object.server, error != ServerError::Unreachable);
+                    if writes {
+                        return Ok(Attempt::Unusable(object));
+                    }
+                }
+            }
+        }
+        if mirrors.is_empty() {
+            return Err(VfsError::NotSupported);
+        }
+        if writes {
+            let of = file.clone();
+            self.run(move |core| core.add_work(&of.handle, LAYOUTS)).await?;
+        }
+        if !self.holders.add(&file.handle, request.holder, request.mode.into()) {
+            return Err(VfsError::Delay);
+        }
+        Ok(Attempt::Granted(FlexibleLayout {
+            mirrors,
+            stripe_unit: 0,
+            no_commit: false,
+            no_io_through_server: false,
+            no_read: false,
+            stats_interval_s: STATS_INTERVAL_S,
+            return_on_close: false,
+        }))
+    }
+
+    /// Returns a copy for a client. The error is `None` if clients cannot use the data server.
+    async fn data_file(
+        &self,
+        record: &Record,
+        object: Object,
+        request: &LayoutRequest,
+    ) -> std::result::Result<DataFile, Option<ServerError>> {
+        let device = self.servers.device_id(object.server, request.transport).ok_or(None)?;
+        let handle = self.servers.handle(object).await?;
+        let owners = record.epochs.owners(object).ok_or(None)?;
+        // RFC 8435 §2.2.1: a client that only reads is not the owner. It uses the group's number as its user, too.
+        let uid = if request.mode == LayoutMode::Write { owners.owner } else { owners.group };
+        Ok(DataFile { device, efficiency: 1, handle, uid, gid: owners.group, stateid: None })
+    }
+
+    /// Replaces the users of the objects. Returns the new record, and the copies for which that failed. The caller holds the lock
+    /// on changes of the record.
+    ///
+    /// # Errors
+    /// Returns an error if it failed for all copies, or if the record cannot be stored.
+    async fn raise_epochs(
+        self: &Arc<Self>,
+        file: &Arc<File>,
+        record: &Record,
+        modes: LayoutModes,
+    ) -> Result<(Arc<Record>, Vec<Object>)> {
+        let mut next = record.clone();
+        next.generation += 1;
+        // The first users are those of epoch 1 for both.
+        next.epochs.writers += u32::from(modes.write);
+        next.epochs.readers += u32::from(modes.read);
+        let of = file.clone();
+        let next = self.run(move |core| core.store(&of, next)).await?;
+        let owners = |object| next.epochs.owners(object).ok_or(VfsError::Io);
+        let mut work = Vec::new();
+        for copy in next.written() {
+            let object = next.copies[copy].object;
+            work.push((copy, self.servers.set_owners(object, owners(object)?)));
+        }
+        let outcome = self.on_copies(&next, work, |_, ()| true).await;
+        match outcome.lost {
+            Some(error) => Err(error),
+            None => Ok((next, outcome.failed)),
+        }
+    }
+
+    /// Makes writes of a client visible (LAYOUTCOMMIT).
+    ///
+    /// # Errors
+    /// Returns the errors of the inner file system.
+    pub async fn commit_layout(self: Arc<Self>, handle: Handle, commit: LayoutCommit) -> Result<Change> {
+        let file = self.files.get(&handle);
+        let mtime = commit.mtime.map_or(SetTime::Now, SetTime::To);
+        self.run(move |core| core.grow(&file, commit.size.unwrap_or(0), Some(mtime))).await
+    }
+
+    /// Gives the inner file at least this size, durably. The times change if `mtime` is given or the file grows.
+    fn grow(&self, file: &File, size: u64, mtime: Option<SetTime>) -> Result<Change> {
+        let _sizing = file.sizing.lock();
+        let root = Cred::root();
+        let caller = Caller::blocking(&root);
+        let former: Attr = self.inner.getattr(&caller, &file.handle)?;
+        let size = Some(size).filter(|size| *size > former.size);
+        let mtime = mtime.or(size.map(|_| SetTime::Now));
+        let change = self.inner.setattr(&caller, &file.handle, &SetAttr { size, mtime, ..SetAttr::default() }, None)?;
+        self.inner.commit(&caller, &file.handle, 0, 0)?;
+        Ok(change)
+    }
+
+    /// Gives the file the size of its objects, if that is larger: a client may have written without LAYOUTCOMMIT.
+    ///
+    /// # Errors
+    /// Returns an error if no data server answers, and the errors of the inner file system.
+    async fn take_size(self: &Arc<Self>, file: &Arc<File>) -> Result<()> {
+        let Place::Servers(record) = self.place(file).await? else { return Ok(()) };
+        // Objects that could not be cut have bytes that do not belong to the file any more.
+        if self.has_work(&file.handle, TRUNCATING) {
+            return Ok(());
+        }
+        let sizes = join_all(record.in_sync().map(|copy| self.servers.size(record.copies[copy].object))).await;
+        let size = sizes.into_iter().flatten().max().ok_or(VfsError::Io)?;
+        let of = file.clone();
+        self.run(move |core| match size > core.size_of(&of.handle)? {
+            true => core.grow(&of, size, None).map(drop),
+            false => Ok(()),
+        })
+        .await
+    }
+
+    /// Ends layouts that a client has returned.
+    ///
+    /// # Errors
+    /// Returns an error if the size of the file is not known. Then the upkeep finds it.
+    pub async fn release(self: Arc<Self>, handle: Handle, holder: LayoutHolder, modes: LayoutModes) -> Result<()> {
+        let file = self.files.get(&handle);
+        let held = self.holders.of(&handle, holder).intersect(modes);
+        let sized = if held.write { ignore_removed(self.take_size(&file).await) } else { Ok(()) };
+        if sized.is_err() {
+            self.unfenced.lock().insert(handle.clone());
+            self.note_unequal(&handle);
+        }
+        let _changing = file.changing.lock().await;
+        let rest = self.holders.remove(&handle, holder, modes);
+        if held.write && !rest.write && !self.is_unequal(&handle) {
+            self.run(move |core| core.end_work(&handle, LAYOUTS)).await?;
+        }
+        sized
+    }
+
+    /// Ends layouts whose client may still use them.
+    ///
+    /// # Errors
+    /// Returns an error if the client is not locked out yet.
+    pub async fn fence(self: Arc<Self>, handle: Handle, holder: LayoutHolder, modes: LayoutModes) -> Result<()> {
+        let file = self.files.get(&handle);
+        let held = self.holders.of(&handle, holder).intersect(modes);
+        if held.is_empty() {
+            return Ok(());
+        }
+        ignore_removed(self.lock_out(&file, held).await)?;
+        if held.write {
+            // The client may have written to some copies only.
+            self.note_unequal(&handle);
+        }
+        self.holders.remove(&handle, holder, modes);
+        // The users of their layouts are not valid any more.
+        self.holders.recall(&handle, held, true);
+        Ok(())
+    }
+
+    /// Makes the data servers reject all clients with layouts of these modes, and takes the size of the file from the objects.
+    ///
+    /// # Errors
+    /// Returns an error if no copy is left that rejects them, or if the size is not known.
+    async fn lock_out(self: &Arc<Self>, file: &Arc<File>, modes: LayoutModes) -> Result<()> {
+        let failed = {
+            let _changing = file.changing.lock().await;
+            let Place::Servers(record) = self.place(file).await? else { return Ok(()) };
+            self.raise_epochs(file, &record, modes).await?.1
+        };
+        // No client gets a layout with a stale copy, and its object is replaced before it is used again.
+        self.mark_stale(file, failed).await?;
+        if modes.write { self.take_size(file).await } else { Ok(()) }
+    }
+
+    /// Locks out the clients of an earlier process, if the file has some.
+    ///
+    /// # Errors
+    /// Returns an error if they are not locked out yet.
+    pub async fn lock_out_former(self: &Arc<Self>, file: &Arc<File>) -> Result<()> {
+        if self.unfenced.lock().contains(&file.handle) {
+            self.lock_out(file, LayoutModes::ALL).await?;
+            self.unfenced.lock().remove(&file.handle);
+        }
+        Ok(())
+    }
+
+    /// Takes note of errors that a client had at data servers. Copies that may have missed a write are stale when this returns.
+    /// Reports of clients that could not write are ignored. So are those about layouts of an earlier process: such copies are
+    /// compared in any case.
+    ///
+    /// # Errors
+    /// Returns an error if a stale mark cannot be stored.
+    pub async fn report(
+        self: Arc<Self>,
+        handle: Handle,
+        holder: Option<LayoutHolder>,
+        failures: Vec<DataFailure>,
+    ) -> Result<()> {
+        if !holder.is_some_and(|holder| self.holders.of(&handle, holder).write) {
+            return Ok(());
+        }
+        let file = self.files.get(&handle);
+        let Place::Servers(record) = self.place(&file).await? else { return Ok(()) };
+        for failure in failures {
+            let server = self.servers.server_of(failure.device);
+            tracing::warn!(file = ?handle, ?server, operation = ?failure.operation, error = ?failure.error,
+                "a client had an error at a data server");
+            // A failed read leaves no copy behind.
+            if failure.operation == DataOperation::Read {
+                continue;
+            }
+            // The client has a layout from before a fence, or the data server replaces the users of clients. It repeats the write by
+            // this server, to all copies.
+            if failure.error == DataError::Denied {
+                *file.layouts_after.lock() = Some(Instant::now() + DENIED_PAUSE);
+                continue;
+            }
+            let copies = record.copies.iter().filter(|copy| Some(copy.object.server) == server);
+            let objects: Vec<_> = copies.map(|copy| copy.object).collect();
+            if record.in_sync().all(|copy| objects.contains(&record.copies[copy].object)) {
+                // The last copy: clients get the error when they use this server.
+                continue;
+            }
+            *file.resilver_after.lock() = Some(Instant::now() + RESILVER_PAUSE);
+            self.mark_stale(&file, objects).await?;
+        }
+        Ok(())
+    }
+}
+
+/// Returns success if the file does not exist any more.
+fn ignore_removed(result: Result<()>) -> Result<()> {
+    match result {
+        Err(VfsError::Stale | VfsError::NotFound | VfsError::BadHandle) => Ok(()),
+        result => result,
+    }
+}
+
+/// The time after a client's report before the copy is made again. It bounds the load that a client can cause.
+const RESILVER_PAUSE: Duration = Duration::from_secs(20);
+/// The time for which clients get no layouts after a data server has denied access.
+const DENIED_PAUSE: Duration = Duration::from_secs(60);
+/// The interval in which clients report their use of data servers.
+const STATS_INTERVAL_S: u32 = 60;

@@ -1,0 +1,132 @@
+//! Copies that fail: which operations succeed without them, and the stale marks.
+
+use std::{collections::HashMap, sync::Arc};
+
+use futures_util::future::join_all;
+use vfs::{Result, VfsError, layout::LayoutModes};
+
+use super::Core;
+use crate::{
+    files::{File, Place, Unstable},
+    index::UNHEALTHY,
+    record::{CopyState, Object, Record},
+    servers::{ServerError, ServerFuture, WriteVerifier},
+};
+
+/// The result of an operation on the copies of a file.
+#[derive(Default)]
+pub struct Outcome {
+    /// Objects that have missed the operation.
+    pub failed: Vec<Object>,
+    /// The error, if every copy that is in sync has failed.
+    pub lost: Option<VfsError>,
+}
+
+/// An operation on one copy: its index in the record, and the future.
+pub type CopyWork<T> = (usize, ServerFuture<T>);
+
+impl Core {
+    /// Executes operations on copies at the same time. `check` decides whether a result is a success.
+    pub async fn on_copies<T>(
+        &self,
+        record: &Record,
+        work: Vec<CopyWork<T>>,
+        mut check: impl FnMut(Object, T) -> bool,
+    ) -> Outcome {
+        let results = join_all(work.into_iter().map(|(copy, future)| async move { (copy, future.await) })).await;
+        let mut errors = HashMap::new();
+        for (copy, result) in results {
+            let object = record.copies[copy].object;
+            self.note_server(object.server, result.as_ref().err() != Some(&ServerError::Unreachable));
+            let error = match result {
+                Ok(value) => (!check(object, value)).then_some(ServerError::Io),
+                Err(error) => Some(error),
+            };
+            errors.extend(error.map(|error| (copy, error)));
+        }
+        let mut outcome = Outcome::default();
+        if record.in_sync().all(|copy| errors.contains_key(&copy)) {
+            outcome.lost = record.in_sync().find_map(|copy| errors.get(&copy)).map(|error| (*error).into());
+        }
+        outcome.failed = errors.into_keys().map(|copy| record.copies[copy].object).collect();
+        outcome.failed.sort_unstable();
+        outcome
+    }
+
+    /// Completes an operation that changes data. When this returns without an error, all copies that have missed the change are
+    /// durably marked as stale, and no client has a layout with one of them.
+    ///
+    /// # Errors
+    /// Returns an error if no copy would be in sync. The copies of the file may then differ.
+    pub async fn settle(self: &Arc<Self>, file: &Arc<File>, outcome: Outcome) -> Result<()> {
+        let settled = match outcome.lost {
+            Some(error) => Err(error),
+            None => self.mark_stale(file, outcome.failed).await,
+        };
+        // Another operation or a client may have marked the copy.
+        self.holders.recalled(&file.handle).await;
+        settled.inspect_err(|_| self.note_unequal(&file.handle))
+    }
+
+    /// Marks copies as stale, durably. Objects that the record does not have any more are ignored.
+    ///
+    /// # Errors
+    /// Returns `Io` if no copy would be in sync, or if the mark cannot be stored.
+    pub async fn mark_stale(self: &Arc<Self>, file: &Arc<File>, objects: Vec<Object>) -> Result<()> {
+        if objects.is_empty() {
+            return Ok(());
+        }
+        let _changing = file.changing.lock().await;
+        let Place::Servers(record) = self.place(file).await? else { return Ok(()) };
+        let mut next = Record::clone(&record);
+        let mut readable = false;
+        for copy in next.copies.iter_mut().filter(|copy| objects.contains(&copy.object)) {
+            readable |= copy.state == CopyState::InSync;
+            copy.state = CopyState::Stale;
+        }
+        if next == *record {
+            return Ok(());
+        }
+        if next.in_sync().next().is_none() {
+            return Err(VfsError::Io);
+        }
+        next.generation += 1;
+        tracing::warn!(file = ?file.handle, ?objects, "copies are stale");
+        let of = file.clone();
+        self.run(move |core| {
+            core.add_work(&of.handle, UNHEALTHY)?;
+            core.store(&of, next)
+        })
+        .await?;
+        if readable {
+            self.holders.recall(&file.handle, LayoutModes::ALL, true);
+        }
+        file.unstable.lock().retain(|object, _| !objects.contains(object));
+        self.wake.notify_one();
+        Ok(())
+    }
+
+    /// Takes note of the verifier of a write. Returns `false` if the object has lost earlier unstable writes.
+    pub fn note_write(&self, file: &File, object: Object, verifier: WriteVerifier, unstable: bool) -> bool {
+        let mut writes = file.unstable.lock();
+        if let Some(earlier) = writes.get(&object)
+            && earlier.verifier != verifier
+        {
+            return false;
+        }
+        if unstable {
+            let number = self.writes.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            writes.insert(object, Unstable { verifier, number });
+        }
+        true
+    }
+
+    /// Reacts to a failed operation on objects that may have lost unstable writes: the write verifier changes, and clients
+    /// write their data again.
+    pub fn lose_unstable(&self, file: &File) {
+        if !file.unstable.lock().is_empty() {
+            file.unstable.lock().clear();
+            self.change_verifier();
+        }
+    }
+}

@@ -1,0 +1,255 @@
+//! The core of the layer: the state that all operations share, and the records of files.
+
+mod change;
+mod data;
+mod layouts;
+mod mirrors;
+mod resilver;
+mod spill;
+mod upkeep;
+
+pub(crate) use self::data::Write;
+
+use std::{
+    collections::{HashMap, HashSet},
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use parking_lot::{Mutex, RwLock};
+use tokio::sync::Notify;
+use vfs::{Caller, Cred, FsCaps, Handle, Name, Result, Vfs, VfsError, XattrMode};
+
+use crate::{
+    files::{File, Files, Place},
+    holders::Holders,
+    index::{Index, LAYOUTS, UNHEALTHY, Work},
+    record::{COPIES_MAX, Record, RecordError, ServerId},
+    servers::DataServers,
+    threads::Threads,
+};
+
+/// The options of a tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// The number of copies of new files.
+    pub mirrors: usize,
+    /// The size in bytes up to which the data of a file stay in the inner file system.
+    pub threshold: u64,
+    /// Whether clients get layouts. If not, all data pass through this server, and the users of objects are not changed.
+    pub layouts: bool,
+}
+
+/// A file system whose file data are on data servers. Clones are the same file system.
+#[derive(Clone)]
+pub struct Pnfs(pub(crate) Arc<Core>);
+
+pub(crate) struct Core {
+    pub inner: Arc<dyn Vfs>,
+    pub servers: Arc<dyn DataServers>,
+    pub index: Index,
+    pub threads: Threads,
+    pub files: Files,
+    pub holders: Holders,
+    pub options: Options,
+    pub caps: FsCaps,
+    /// Combined with the verifier of the inner file system. It changes when unstable writes may have been lost.
+    pub verifier: AtomicU64,
+    /// The work of the index.
+    pub work: Mutex<HashMap<Handle, Work>>,
+    /// Files whose copies may differ. Only the first copy that is in sync is read.
+    pub unequal: Mutex<HashSet<Handle>>,
+    /// Files for which an earlier process has granted layouts, until their clients are locked out.
+    pub unfenced: Mutex<HashSet<Handle>>,
+    /// Data servers whose last operation failed.
+    pub failing: Mutex<HashSet<ServerId>>,
+    /// Held for reading from the time that objects are added to the queue of removals until their file is removed.
+    pub removing: RwLock<()>,
+    /// Notified when there is work for the upkeep.
+    pub wake: Notify,
+    /// The number of the last unstable write.
+    pub writes: AtomicU64,
+}
+
+impl Pnfs {
+    /// Creates the layer over `inner`.
+    ///
+    /// # Errors
+    /// Returns an error if the inner file system has no extended attributes or is itself pending, if there are fewer data
+    /// servers than mirrors, or if the index cannot be read.
+    pub fn new(inner: Arc<dyn Vfs>, servers: Arc<dyn DataServers>, index: Index, options: Options) -> io::Result<Self> {
+        let invalid = |message: String| io::Error::new(io::ErrorKind::InvalidInput, message);
+        let caps = inner.caps().clone();
+        if !caps.xattrs || caps.completes_later {
+            return Err(invalid("the file system has no extended attributes, which pNFS needs".to_owned()));
+        }
+        let (count, mirrors) = (servers.servers().len(), options.mirrors);
+        if !(1..=COPIES_MAX).contains(&mirrors) {
+            return Err(invalid(format!("mirrors = {mirrors}: it must be from 1 to {COPIES_MAX}")));
+        }
+        if count < mirrors {
+            return Err(invalid(format!("mirrors = {mirrors} needs as many data servers, and there are {count}")));
+        }
+        let work = index.work().map_err(|error| io::Error::other(error.to_string()))?;
+        let with = |bits: Work| work.iter().filter(move |(_, work)| **work & bits != 0).map(|(file, _)| file.clone());
+        let (unequal, unfenced) = (with(!UNHEALTHY).collect(), with(LAYOUTS).collect());
+        Ok(Self(Arc::new(Core {
+            threads: Threads::new(caps.blocks),
+            caps: FsCaps { completes_later: true, clone_block: 0, ..caps },
+            unequal: Mutex::new(unequal),
+            unfenced: Mutex::new(unfenced),
+            work: Mutex::new(work),
+            verifier: AtomicU64::new(entropy::random()),
+            files: Files::default(),
+            holders: Holders::new(&options),
+            failing: Mutex::default(),
+            removing: RwLock::default(),
+            wake: Notify::new(),
+            writes: AtomicU64::new(0),
+            inner,
+            servers,
+            index,
+            options,
+        })))
+    }
+}
+
+impl Core {
+    /// Runs a job that may wait for the inner file system or the database.
+    pub async fn run<T: Send + 'static>(
+        self: &Arc<Self>,
+        job: impl FnOnce(&Core) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let core = self.clone();
+        self.threads.run(move || job(&core)).await
+    }
+
+    /// Returns the place of a file's data if it is known, or can be read without waiting if `may_block` is false.
+    ///
+    /// # Errors
+    /// Returns `WouldBlock`; `Io` if the record is damaged; and the errors of the inner file system.
+    pub fn place_now(&self, file: &File, may_block: bool) -> Result<Place> {
+        if let Some(place) = file.place.lock().clone() {
+            return Ok(place);
+        }
+        let root = Cred::root();
+        let caller = Caller { cred: &root, may_block, completion: None };
+        let place = match self.inner.xattr(&caller, &file.handle, attribute()) {
+            Ok(bytes) => {
+                let record = Record::decode(&bytes).map_err(|error| damaged(&file.handle, error))?;
+                Place::Servers(Arc::new(record))
+            }
+            // Objects that cannot have the attribute are not regular files.
+            Err(VfsError::NoXattr | VfsError::NotSupported | VfsError::Perm | VfsError::Invalid) => Place::Inner,
+            Err(error) => return Err(error),
+        };
+        Ok(file.place.lock().get_or_insert(place).clone())
+    }
+
+    /// Returns the place of a file's data.
+    ///
+    /// # Errors
+    /// Returns the errors of [`place_now`](Self::place_now).
+    pub async fn place(self: &Arc<Self>, file: &Arc<File>) -> Result<Place> {
+        if let Some(place) = file.place.lock().clone() {
+            return Ok(place);
+        }
+        let of = file.clone();
+        self.run(move |core| core.place_now(&of, true)).await
+    }
+
+    /// Stores a record durably. If this fails, it is unknown which record the file has, and it is read again.
+    ///
+    /// # Errors
+    /// Returns the errors of the inner file system.
+    pub fn store(&self, file: &File, record: Record) -> Result<Arc<Record>> {
+        let root = Cred::root();
+        let caller = Caller::blocking(&root);
+        *file.place.lock() = None;
+        self.inner.set_xattr(&caller, &file.handle, attribute(), &record.encode(), XattrMode::Either)?;
+        self.inner.commit(&caller, &file.handle, 0, 0)?;
+        let record = Arc::new(record);
+        *file.place.lock() = Some(Place::Servers(record.clone()));
+        Ok(record)
+    }
+
+    /// Records work to do for a file, durably.
+    ///
+    /// # Errors
+    /// Returns `Io`.
+    pub fn add_work(&self, file: &Handle, work: Work) -> Result<()> {
+        let mut all = self.work.lock();
+        let former = all.get(file).copied().unwrap_or(0);
+        if former | work != former {
+            self.index.set_work(file, former | work)?;
+            all.insert(file.clone(), former | work);
+        }
+        Ok(())
+    }
+
+    /// Removes work that has been done.
+    ///
+    /// # Errors
+    /// Returns `Io`.
+    pub fn end_work(&self, file: &Handle, work: Work) -> Result<()> {
+        let mut all = self.work.lock();
+        let former = all.get(file).copied().unwrap_or(0);
+        if former & work != 0 {
+            self.index.set_work(file, former & !work)?;
+            match former & !work {
+                0 => all.remove(file),
+                rest => all.insert(file.clone(), rest),
+            };
+        }
+        Ok(())
+    }
+
+    /// Reports whether work is recorded for a file.
+    pub fn has_work(&self, file: &Handle, work: Work) -> bool {
+        self.work.lock().get(file).is_some_and(|recorded| recorded & work != 0)
+    }
+
+    /// Notes that the copies of a file may differ.
+    pub fn note_unequal(&self, file: &Handle) {
+        self.unequal.lock().insert(file.clone());
+        self.wake.notify_one();
+    }
+
+    pub fn is_unequal(&self, file: &Handle) -> bool {
+        self.unequal.lock().contains(file)
+    }
+
+    /// Changes the write verifier: clients write again what they have not committed.
+    pub fn change_verifier(&self) {
+        self.verifier.fetch_add(1, Relaxed);
+    }
+
+    /// Notes whether a data server has answered.
+    pub fn note_server(&self, server: ServerId, answered: bool) {
+        let mut failing = self.failing.lock();
+        let changed = if answered { failing.remove(&server) } else { failing.insert(server) };
+        drop(failing);
+        if changed && answered {
+            tracing::info!(server = server.0, "the data server answers again");
+            self.wake.notify_one();
+        } else if changed {
+            tracing::warn!(server = server.0, "a data server has failed");
+        }
+    }
+}
+
+/// Returns the name of the extended attribute with the record.
+pub(crate) fn attribute() -> &'static Name {
+    Name::new(ATTRIBUTE.as_bytes()).expect("name must be valid")
+}
+
+fn damaged(file: &Handle, error: RecordError) -> VfsError {
+    tracing::error!(?file, %error, "the attribute {ATTRIBUTE} is damaged");
+    VfsError::Io
+}
+
+/// The extended attribute with the record, in class `user`.
+pub const ATTRIBUTE: &str = "slipway.layout";

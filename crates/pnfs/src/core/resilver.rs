@@ -1,0 +1,208 @@
+//! The repair of copies: those that may differ after a crash are made equal, and stale ones are made again.
+//!
+//! Both copy one piece at a time, under a lock on its range. Other operations continue in between.
+
+use std::{sync::Arc, time::Duration};
+
+use buf::Rope;
+use tokio::time::Instant;
+use vfs::{Result, Stability, VfsError, layout::LayoutModes};
+
+use super::Core;
+use crate::{
+    files::{File, Place},
+    index::{DIRTY, LAYOUTS, TRUNCATING, UNHEALTHY},
+    ranges::WHOLE,
+    record::{Copy, CopyState, Object, Record},
+    servers::ServerError,
+};
+
+impl Core {
+    /// Makes all copies of a file equal to those that readers see.
+    ///
+    /// # Errors
+    /// Returns an error if a data server fails whose copy is the last one. The work stays recorded.
+    pub async fn equalize(self: &Arc<Self>, file: &Arc<File>) -> Result<()> {
+        self.holders.recall(&file.handle, LayoutModes::WRITE, false);
+        self.holders.recalled(&file.handle).await;
+        if let Place::Servers(_) = self.place(file).await? {
+            {
+                let _whole = file.ranges.lock(WHOLE, true).await;
+                self.trim(file).await?;
+            }
+            let mut offset = 0;
+            loop {
+                let of = file.clone();
+                if offset >= self.run(move |core| core.size_of(&of.handle)).await? {
+                    break;
+                }
+                let _range = file.ranges.lock(offset..offset + PIECE, true).await;
+                self.equalize_piece(file, offset).await?;
+                offset += PIECE;
+            }
+        }
+        // Writes that are in progress may still fail, and then make the copies differ again. No client has a layout to write: none
+        // is granted for a file whose copies may differ.
+        let _whole = file.ranges.lock(WHOLE, true).await;
+        self.unequal.lock().remove(&file.handle);
+        let of = file.clone();
+        self.run(move |core| core.end_work(&of.handle, TRUNCATING | LAYOUTS)).await
+    }
+
+    async fn equalize_piece(self: &Arc<Self>, file: &Arc<File>, offset: u64) -> Result<()> {
+        let of = file.clone();
+        let size = self.run(move |core| core.size_of(&of.handle)).await?;
+        let len = size.saturating_sub(offset).min(PIECE) as usize;
+        let good = self.read_range(file, offset, len).await?;
+        let good = good.to_bytes().map_err(|_| VfsError::Io)?;
+        let Place::Servers(record) = self.place(file).await? else { return Err(VfsError::Io) };
+        for copy in record.in_sync().skip(1) {
+            let object = record.copies[copy].object;
+            let repaired = async {
+                if self.servers.read(object, offset, len).await? != good {
+                    let data = Rope::from(good.clone());
+                    self.servers.write(object, offset, data, Stability::FileSync).await?;
+                }
+                Ok::<_, ServerError>(())
+            };
+            if repaired.await.is_err() {
+                self.mark_stale(file, vec![object]).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the stale copies of a file again, on their data servers.
+    ///
+    /// # Errors
+    /// Returns an error if a data server or the inner file system fails. The work stays recorded.
+    pub async fn resilver(self: &Arc<Self>, file: &Arc<File>) -> Result<()> {
+        while let Place::Servers(record) = self.place(file).await? {
+            let Some(copy) = record.copies.iter().position(|copy| copy.state != CopyState::InSync) else { break };
+            let object = self.begin_copy(file, copy).await?;
+            if let Err(error) = self.fill_copy(file, copy, object).await {
+                // Clients can have layouts without this copy meanwhile.
+                *file.resilver_after.lock() = Some(Instant::now() + RETRY_PAUSE);
+                self.mark_stale(file, vec![object]).await?;
+                return Err(error);
+            }
+        }
+        let _changing = file.changing.lock().await;
+        let place = self.place(file).await?;
+        let healthy = matches!(place, Place::Inner) || matches!(place, Place::Servers(record) if record.is_healthy());
+        let of = file.clone();
+        if healthy { self.run(move |core| core.end_work(&of.handle, UNHEALTHY)).await } else { Ok(()) }
+    }
+
+    /// Copies the data of a file to a new object.
+    async fn fill_copy(self: &Arc<Self>, file: &Arc<File>, copy: usize, object: Object) -> Result<()> {
+        // Clients with layouts do not write to the new copy. From now on, they get none to write.
+        self.holders.recall(&file.handle, LayoutModes::WRITE, true);
+        self.holders.recalled(&file.handle).await;
+        let mut offset = 0;
+        loop {
+            let range = file.ranges.lock(offset..offset + PIECE, true).await;
+            let of = file.clone();
+            if offset >= self.run(move |core| core.size_of(&of.handle)).await? {
+                drop(range);
+                let _whole = file.ranges.lock(WHOLE, true).await;
+                let of = file.clone();
+                let size = self.run(move |core| core.size_of(&of.handle)).await?;
+                if offset >= size {
+                    self.servers.set_size(object, size).await?;
+                    return self.end_copy(file, copy, object).await;
+                }
+                continue;
+            }
+            self.copying(file, copy, object).await?;
+            let data = self.read_range(file, offset, PIECE as usize).await?;
+            if !is_zero(&data) {
+                self.servers.write(object, offset, data, Stability::FileSync).await?;
+            }
+            offset += PIECE;
+        }
+    }
+
+    /// Replaces a stale copy by a new object that receives all writes. So no client with a former layout can write to it.
+    async fn begin_copy(self: &Arc<Self>, file: &Arc<File>, copy: usize) -> Result<Object> {
+        let _changing = file.changing.lock().await;
+        let Place::Servers(record) = self.place(file).await? else { return Err(VfsError::Io) };
+        let former = record.copies[copy].object;
+        let object = Object { id: entropy::random(), ..former };
+        let mut next = Record::clone(&record);
+        next.generation += 1;
+        next.copies[copy] = Copy { object, state: CopyState::Copying };
+        // A data server that does not answer leaves no entries in the index.
+        self.servers.probe(object.server).await?;
+        let of = file.clone();
+        self.run(move |core| core.index.add(&[object], &of.handle)).await?;
+        let created = self.servers.create(object, record.epochs.owners(object)).await;
+        let of = file.clone();
+        self.run(move |core| {
+            if let Err(error) = created {
+                core.index.enqueue_removals(&[object])?;
+                return Err(error.into());
+            }
+            core.store(&of, next)?;
+            core.index.enqueue_removals(&[former])
+        })
+        .await?;
+        Ok(object)
+    }
+
+    /// Checks that a copy is still being made.
+    ///
+    /// # Errors
+    /// Returns `Io` if the copy has missed a write meanwhile.
+    async fn copying(self: &Arc<Self>, file: &Arc<File>, copy: usize, object: Object) -> Result<()> {
+        let Place::Servers(record) = self.place(file).await? else { return Err(VfsError::Io) };
+        let now = record.copies[copy];
+        let copying = now.object == object && now.state == CopyState::Copying;
+        if copying { Ok(()) } else { Err(VfsError::Io) }
+    }
+
+    /// Marks a copy as in sync. The caller holds a lock on the whole file.
+    async fn end_copy(self: &Arc<Self>, file: &Arc<File>, copy: usize, object: Object) -> Result<()> {
+        self.copying(file, copy, object).await?;
+        // Unstable writes that the copy received while it was made have the same verifier as the others, or it has failed.
+        let unstable = file.unstable.lock().get(&object).copied();
+        if let Some(unstable) = unstable
+            && self.servers.commit(object).await? != unstable.verifier
+        {
+            self.mark_stale(file, vec![object]).await?;
+            return Err(VfsError::Io);
+        }
+        let _changing = file.changing.lock().await;
+        let Place::Servers(record) = self.place(file).await? else { return Err(VfsError::Io) };
+        let mut next = Record::clone(&record);
+        next.generation += 1;
+        next.copies[copy].state = CopyState::InSync;
+        let of = file.clone();
+        self.run(move |core| core.store(&of, next)).await?;
+        tracing::info!(file = ?file.handle, server = object.server.0, "a copy is in sync again");
+        Ok(())
+    }
+
+    /// Forgets that a file was written, if it has not been written since the last call.
+    ///
+    /// # Errors
+    /// Returns the errors of the index.
+    pub async fn end_dirty(self: &Arc<Self>, file: &Arc<File>) -> Result<()> {
+        let Some(_whole) = file.ranges.try_lock(WHOLE, true) else { return Ok(()) };
+        let active = std::mem::take(&mut *file.active.lock());
+        if active || !file.unstable.lock().is_empty() || self.is_unequal(&file.handle) {
+            return Ok(());
+        }
+        let of = file.clone();
+        self.run(move |core| core.end_work(&of.handle, DIRTY)).await
+    }
+}
+
+fn is_zero(data: &Rope) -> bool {
+    data.to_bytes().is_ok_and(|bytes| bytes.iter().all(|byte| *byte == 0))
+}
+
+/// The time after a copy could not be made before the next attempt.
+const RETRY_PAUSE: Duration = Duration::from_secs(5);
+/// The number of bytes that are copied under one lock.
+const PIECE: u64 = 1 << 20;

@@ -1,0 +1,151 @@
+//! The move of a file's data from the inner file system to data servers.
+//!
+//! The data are durable at the data servers before the record is, and are removed from the inner file after that. So after a
+//! crash, the record decides which data are valid.
+
+use std::sync::Arc;
+
+use buf::Pool;
+use vfs::{Attr, Caller, Cred, Result, SeekFor, SetAttr, SetTime, Stability, VfsError};
+
+use super::Core;
+use crate::{
+    files::{File, Place},
+    index::UNHEALTHY,
+    record::{Copy, CopyState, Epochs, Object, Record},
+    servers::ServerFuture,
+};
+
+impl Core {
+    /// Moves the data of a file to data servers, if they are in the inner file. The caller holds a lock on the whole file.
+    ///
+    /// # Errors
+    /// Returns an error if no data server has all data, or the inner file system fails. The data stay where they were.
+    pub async fn spill(self: &Arc<Self>, file: &Arc<File>) -> Result<()> {
+        if let Place::Servers(_) = self.place(file).await? {
+            return Ok(());
+        }
+        let record = self.new_record();
+        let objects: Vec<Object> = record.copies.iter().map(|copy| copy.object).collect();
+        let (of, all) = (file.clone(), objects.clone());
+        let attr = self
+            .run(move |core| {
+                let attr = core.inner.getattr(&Caller::blocking(&Cred::root()), &of.handle)?;
+                core.index.add(&all, &of.handle)?;
+                Ok(attr)
+            })
+            .await?;
+        let spilled = self.spill_to(file, record, &attr).await;
+        if spilled.is_err() {
+            let _ = self.run(move |core| core.index.enqueue_removals(&objects)).await;
+            self.wake.notify_one();
+        }
+        spilled
+    }
+
+    /// Returns a record with new objects on different data servers. Those that have failed last are used last.
+    fn new_record(&self) -> Record {
+        let mut servers = self.servers.servers();
+        let first = entropy::random_range(0..servers.len());
+        servers.rotate_left(first);
+        let failing = self.failing.lock();
+        servers.sort_by_key(|server| failing.contains(server));
+        drop(failing);
+        let object = |server| Object { server, id: entropy::random() };
+        let copies = servers.into_iter().take(self.options.mirrors).map(object);
+        let copies = copies.map(|object| Copy { object, state: CopyState::InSync }).collect();
+        let epoch = u32::from(self.options.layouts);
+        Record { generation: 1, epochs: Epochs { writers: epoch, readers: epoch }, copies }
+    }
+
+    async fn spill_to(self: &Arc<Self>, file: &Arc<File>, mut record: Record, attr: &Attr) -> Result<()> {
+        let all = 0..record.copies.len();
+        let create = |object| self.servers.create(object, record.epochs.owners(object));
+        let work = all.map(|copy| (copy, create(record.copies[copy].object))).collect();
+        let created = self.on_copies(&record, work, |_, ()| true).await;
+        exclude(&mut record, &created.failed, created.lost)?;
+        let pool = Pool::default();
+        let mut offset = 0;
+        while let Some(data) = self.next_data(file, offset, attr.size).await? {
+            let (of, from) = (file.clone(), pool.clone());
+            let read = self
+                .run(move |core| {
+                    let root = Cred::root();
+                    core.inner.read(&Caller::blocking(&root), &of.handle, data, PIECE, &from, false)
+                })
+                .await?;
+            if read.data.is_empty() {
+                break;
+            }
+            offset = data + read.data.len() as u64;
+            let write = |object| self.servers.write(object, data, read.data.clone(), Stability::FileSync);
+            self.on_all(&mut record, write).await?;
+        }
+        if attr.size > 0 {
+            self.on_all(&mut record, |object| self.servers.set_size(object, attr.size)).await?;
+        }
+        let (of, attr) = (file.clone(), attr.clone());
+        self.run(move |core| {
+            if !record.is_healthy() {
+                core.add_work(&of.handle, UNHEALTHY)?;
+            }
+            core.store(&of, record)?;
+            core.punch(&of, &attr);
+            Ok(())
+        })
+        .await?;
+        self.wake.notify_one();
+        Ok(())
+    }
+
+    /// Executes an operation on the copies of a record that is not stored yet.
+    async fn on_all<T>(&self, record: &mut Record, run: impl Fn(Object) -> ServerFuture<T>) -> Result<()> {
+        let work = record.in_sync().map(|copy| (copy, run(record.copies[copy].object))).collect();
+        let done = self.on_copies(record, work, |_, _| true).await;
+        exclude(record, &done.failed, done.lost)
+    }
+
+    /// Returns the offset of the next byte of the inner file that is not in a hole.
+    async fn next_data(self: &Arc<Self>, file: &Arc<File>, offset: u64, size: u64) -> Result<Option<u64>> {
+        if offset >= size {
+            return Ok(None);
+        }
+        let of = file.clone();
+        let root = Cred::root();
+        let seek = move |core: &Core| core.inner.seek(&Caller::blocking(&root), &of.handle, offset, SeekFor::Data);
+        match self.run(seek).await {
+            Err(VfsError::NotSupported) => Ok(Some(offset)),
+            found => found,
+        }
+    }
+
+    /// Frees the space of the data in the inner file. If this fails, they are only a waste of space.
+    fn punch(&self, file: &File, attr: &Attr) {
+        let root = Cred::root();
+        let caller = Caller::blocking(&root);
+        let punched = match attr.size {
+            0 => Ok(()),
+            size => self.inner.deallocate(&caller, &file.handle, 0, size).map(drop),
+        };
+        let set = SetAttr { mtime: Some(SetTime::To(attr.mtime)), ..SetAttr::default() };
+        let set = punched.and_then(|()| self.inner.setattr(&caller, &file.handle, &set, None));
+        match set {
+            Ok(_) | Err(VfsError::NotSupported) => {}
+            Err(error) => tracing::warn!(file = ?file.handle, %error, "cannot free the space of a file that was moved"),
+        }
+    }
+}
+
+/// Marks copies as stale in a record that is not stored yet.
+fn exclude(record: &mut Record, failed: &[Object], lost: Option<VfsError>) -> Result<()> {
+    if let Some(error) = lost {
+        return Err(error);
+    }
+    for copy in record.copies.iter_mut().filter(|copy| failed.contains(&copy.object)) {
+        copy.state = CopyState::Stale;
+    }
+    Ok(())
+}
+
+/// The number of bytes that are copied at a time.
+const PIECE: usize = 1 << 20;

@@ -1,0 +1,86 @@
+//! The files in use: their records, their range locks, and what is known about unstable writes.
+
+use std::{collections::HashMap, sync::Arc};
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+use vfs::Handle;
+
+use crate::{
+    ranges::Ranges,
+    record::{Object, Record},
+    servers::WriteVerifier,
+};
+
+/// A file in use.
+pub struct File {
+    /// The handle of the file in the inner file system.
+    pub handle: Handle,
+    /// The locks on ranges. Every access to data holds one.
+    pub ranges: Arc<Ranges>,
+    /// The place of the data, if it is known.
+    pub place: Mutex<Option<Place>>,
+    /// Held while the record is changed.
+    pub changing: tokio::sync::Mutex<()>,
+    /// Held while the size of the inner file is compared and set.
+    pub sizing: Mutex<()>,
+    /// The objects with writes that are not durable.
+    pub unstable: Mutex<HashMap<Object, Unstable>>,
+    /// The time before which stale copies are not made again.
+    pub resilver_after: Mutex<Option<Instant>>,
+    /// The time before which clients get no layouts, because data servers denied them access.
+    pub layouts_after: Mutex<Option<Instant>>,
+    /// `true` if the file was written since the last round of the upkeep.
+    pub active: Mutex<bool>,
+}
+
+/// The place of a file's data.
+#[derive(Clone)]
+pub enum Place {
+    /// The inner file.
+    Inner,
+    /// The data servers.
+    Servers(Arc<Record>),
+}
+
+/// Writes to an object that are not durable.
+#[derive(Clone, Copy)]
+pub struct Unstable {
+    /// The verifier of all of them.
+    pub verifier: WriteVerifier,
+    /// The number of the last one.
+    pub number: u64,
+}
+
+/// All files in use.
+#[derive(Default)]
+pub struct Files(Mutex<HashMap<Handle, Arc<File>>>);
+
+impl Files {
+    /// Returns a file. Forgets others if there are too many.
+    pub fn get(&self, handle: &Handle) -> Arc<File> {
+        let mut files = self.0.lock();
+        if let Some(file) = files.get(handle) {
+            return file.clone();
+        }
+        if files.len() >= FILES_MAX {
+            files.retain(|_, file| Arc::strong_count(file) > 1 || !file.unstable.lock().is_empty());
+        }
+        let file = Arc::new(File {
+            handle: handle.clone(),
+            ranges: Arc::default(),
+            place: Mutex::default(),
+            changing: tokio::sync::Mutex::default(),
+            sizing: Mutex::default(),
+            unstable: Mutex::default(),
+            resilver_after: Mutex::default(),
+            layouts_after: Mutex::default(),
+            active: Mutex::default(),
+        });
+        files.insert(handle.clone(), file.clone());
+        file
+    }
+}
+
+/// The number of files from which unused ones are forgotten.
+const FILES_MAX: usize = 8192;

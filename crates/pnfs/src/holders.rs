@@ -1,0 +1,122 @@
+//! [`Holders`]: who holds which layout, and which layouts are being recalled.
+
+use std::{collections::HashMap, sync::Arc};
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use vfs::{
+    Handle,
+    layout::{LayoutCaps, LayoutEvent, LayoutEvents, LayoutHolder, LayoutKind, LayoutModes, LayoutThreshold},
+};
+
+use crate::core::Options;
+
+/// The layouts of a tree that are granted.
+pub struct Holders {
+    pub caps: LayoutCaps,
+    files: Mutex<HashMap<Handle, Held>>,
+    events: Mutex<Option<Arc<dyn LayoutEvents>>>,
+    removed: Notify,
+}
+
+/// The layouts of a file that are granted.
+#[derive(Default)]
+struct Held {
+    holders: HashMap<LayoutHolder, LayoutModes>,
+    /// The modes that are being recalled.
+    recalled: LayoutModes,
+}
+
+impl Held {
+    fn modes(&self) -> LayoutModes {
+        self.holders.values().fold(LayoutModes::NONE, |all, modes| LayoutModes {
+            read: all.read || modes.read,
+            write: all.write || modes.write,
+        })
+    }
+}
+
+impl Holders {
+    pub fn new(options: &Options) -> Self {
+        let size = Some(options.threshold);
+        let caps = LayoutCaps {
+            kinds: vec![LayoutKind::Flexible],
+            block_size: BLOCK,
+            alignment: BLOCK,
+            threshold: Some(LayoutThreshold { read_size: size, write_size: size, ..LayoutThreshold::default() }),
+            recalled_by_truncation: true,
+        };
+        Self { caps, files: Mutex::default(), events: Mutex::default(), removed: Notify::new() }
+    }
+
+    pub fn subscribe(&self, events: Arc<dyn LayoutEvents>) {
+        *self.events.lock() = Some(events);
+    }
+
+    /// Adds a mode to a holder. Returns `false` without an effect while layouts of this mode are being recalled.
+    pub fn add(&self, file: &Handle, holder: LayoutHolder, modes: LayoutModes) -> bool {
+        let mut files = self.files.lock();
+        let held = files.entry(file.clone()).or_default();
+        let free = held.recalled.intersect(modes).is_empty();
+        if free {
+            let of = held.holders.entry(holder).or_default();
+            *of = LayoutModes { read: of.read || modes.read, write: of.write || modes.write };
+        }
+        free
+    }
+
+    /// Removes modes of a holder. Returns the modes that the other holders of the file have.
+    pub fn remove(&self, file: &Handle, holder: LayoutHolder, modes: LayoutModes) -> LayoutModes {
+        let mut files = self.files.lock();
+        let Some(held) = files.get_mut(file) else { return LayoutModes::NONE };
+        if let Some(of) = held.holders.get_mut(&holder) {
+            *of = of.without(modes);
+        }
+        held.holders.retain(|_, modes| !modes.is_empty());
+        let rest = held.modes();
+        held.recalled = held.recalled.intersect(rest);
+        if held.holders.is_empty() {
+            files.remove(file);
+        }
+        drop(files);
+        self.removed.notify_waiters();
+        rest
+    }
+
+    /// Returns the modes that a holder has.
+    pub fn of(&self, file: &Handle, holder: LayoutHolder) -> LayoutModes {
+        let files = self.files.lock();
+        files.get(file).and_then(|held| held.holders.get(&holder)).copied().unwrap_or_default()
+    }
+
+    /// Recalls the layouts of a file that have one of these modes.
+    pub fn recall(&self, file: &Handle, modes: LayoutModes, changed: bool) {
+        let mut files = self.files.lock();
+        let Some(held) = files.get_mut(file) else { return };
+        let modes = held.modes().intersect(modes).without(held.recalled);
+        if modes.is_empty() {
+            return;
+        }
+        held.recalled =
+            LayoutModes { read: held.recalled.read || modes.read, write: held.recalled.write || modes.write };
+        drop(files);
+        if let Some(events) = &*self.events.lock() {
+            events.notify(LayoutEvent::Recall { file: file.clone(), modes, changed });
+        }
+    }
+
+    /// Waits until no layout of a file is being recalled.
+    pub async fn recalled(&self, file: &Handle) {
+        loop {
+            let mut removed = std::pin::pin!(self.removed.notified());
+            removed.as_mut().enable();
+            if self.files.lock().get(file).is_none_or(|held| held.recalled.is_empty()) {
+                return;
+            }
+            removed.await;
+        }
+    }
+}
+
+/// The preferred bytes and alignment of an access.
+const BLOCK: u32 = 1 << 20;

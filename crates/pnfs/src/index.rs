@@ -1,0 +1,194 @@
+//! [`Index`]: the database of the layer. It has the reverse index from data servers to files, the queue of objects to
+//! remove, and the files with work to do after a crash.
+//!
+//! All of it is hints about the records in the files' attributes, which decide. An entry is written before the record that
+//! it describes, so after a crash there can be entries too many, and never too few.
+
+use std::{collections::HashMap, io, path::Path};
+
+use redb::{Builder, Database, ReadableDatabase, ReadableTable, StorageBackend, TableDefinition};
+use vfs::{Handle, VfsError};
+
+use crate::record::{Object, ServerId};
+
+/// The database.
+pub struct Index(Database);
+
+/// Work to do for a file, as a set of bits.
+pub type Work = u8;
+
+/// Copies may differ, because writes to them may have been interrupted.
+pub const DIRTY: Work = 1;
+/// Objects may be longer than the file.
+pub const TRUNCATING: Work = 2;
+/// Copies are stale.
+pub const UNHEALTHY: Work = 4;
+/// Clients may have layouts to write, so copies may differ, and the file may be longer than its attributes say.
+pub const LAYOUTS: Work = 8;
+
+impl Index {
+    /// Opens the database in a file, and creates it if necessary.
+    ///
+    /// # Errors
+    /// Returns an error if the file cannot be used.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        Builder::new().create(path).map_err(|error| io::Error::other(error.to_string())).and_then(Self::with_tables)
+    }
+
+    /// Opens the database on this storage.
+    ///
+    /// # Errors
+    /// Returns an error if the storage fails or its contents are damaged.
+    pub fn with_backend(backend: impl StorageBackend) -> io::Result<Self> {
+        let database = Builder::new().create_with_backend(backend);
+        database.map_err(|error| io::Error::other(error.to_string())).and_then(Self::with_tables)
+    }
+
+    fn with_tables(database: Database) -> io::Result<Self> {
+        let index = Self(database);
+        // Tables that do not exist are created, and those that exist must have the right types.
+        let opened = index.change(|tables| {
+            tables.open_table(OBJECTS)?;
+            tables.open_table(REMOVALS)?;
+            tables.open_table(WORK)?;
+            Ok(())
+        });
+        opened.map_err(|_| io::Error::other("the database cannot be read"))?;
+        Ok(index)
+    }
+
+    /// Records that the objects belong to a file.
+    ///
+    /// # Errors
+    /// Returns `Io`.
+    pub fn add(&self, objects: &[Object], file: &Handle) -> Result<(), VfsError> {
+        self.change(|tables| {
+            let mut table = tables.open_table(OBJECTS)?;
+            for object in objects {
+                table.insert(key(*object), file.as_bytes())?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Adds objects to the queue of removals. An object is removed only if no file has it.
+    ///
+    /// # Errors
+    /// Returns `Io`.
+    pub fn enqueue_removals(&self, objects: &[Object]) -> Result<(), VfsError> {
+        self.change(|tables| {
+            let mut table = tables.open_table(REMOVALS)?;
+            for object in objects {
+                table.insert(key(*object), ())?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Returns all objects to remove, each with the file to which it belongs.
+    ///
+    /// # Errors
+    /// Returns `Io`.
+    pub fn removals(&self) -> Result<Vec<(Object, Option<Handle>)>, VfsError> {
+        self.read(|transaction| {
+            let (removals, objects) = (transaction.open_table(REMOVALS)?, transaction.open_table(OBJECTS)?);
+            let mut all = Vec::new();
+            for entry in removals.iter()? {
+                let key = entry?.0.value();
+                all.push((object(key), objects.get(key)?.map(|file| Handle::new(file.value()))));
+            }
+            Ok(all)
+        })
+    }
+
+    /// Removes an object from the queue of removals, and if `removed` from the reverse index.
+    ///
+    /// # Errors
+    /// Returns `Io`.
+    pub fn end_removal(&self, object: Object, removed: bool) -> Result<(), VfsError> {
+        self.change(|tables| {
+            tables.open_table(REMOVALS)?.remove(key(object))?;
+            if removed {
+                tables.open_table(OBJECTS)?.remove(key(object))?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Sets the work to do for a file. 0 removes the file.
+    ///
+    /// # Errors
+    /// Returns `Io`.
+    pub fn set_work(&self, file: &Handle, work: Work) -> Result<(), VfsError> {
+        self.change(|tables| {
+            let mut table = tables.open_table(WORK)?;
+            match work {
+                0 => drop(table.remove(file.as_bytes())?),
+                _ => drop(table.insert(file.as_bytes(), work)?),
+            }
+            Ok(())
+        })
+    }
+
+    /// Returns the work to do for all files.
+    ///
+    /// # Errors
+    /// Returns `Io`.
+    pub fn work(&self) -> Result<HashMap<Handle, Work>, VfsError> {
+        self.read(|transaction| {
+            let table = transaction.open_table(WORK)?;
+            let entries =
+                table.iter()?.map(|entry| entry.map(|(file, work)| (Handle::new(file.value()), work.value())));
+            Ok(entries.collect::<Result<_, _>>()?)
+        })
+    }
+
+    fn change(&self, run: impl FnOnce(&redb::WriteTransaction) -> Result<(), ChangeError>) -> Result<(), VfsError> {
+        let changed = || {
+            let transaction = self.0.begin_write().map_err(redb::Error::from)?;
+            run(&transaction).map_err(|error| error.0)?;
+            transaction.commit().map_err(redb::Error::from)
+        };
+        changed().map_err(failed)
+    }
+
+    fn read<T>(&self, run: impl FnOnce(&redb::ReadTransaction) -> Result<T, ChangeError>) -> Result<T, VfsError> {
+        let transaction = self.0.begin_read().map_err(|error| failed(error.into()))?;
+        run(&transaction).map_err(|error| failed(error.0))
+    }
+}
+
+/// An error of a table or of the storage.
+struct ChangeError(redb::Error);
+
+impl From<redb::TableError> for ChangeError {
+    fn from(error: redb::TableError) -> Self {
+        Self(error.into())
+    }
+}
+
+impl From<redb::StorageError> for ChangeError {
+    fn from(error: redb::StorageError) -> Self {
+        Self(error.into())
+    }
+}
+
+fn failed(error: redb::Error) -> VfsError {
+    tracing::error!(%error, "the database of data servers failed");
+    VfsError::Io
+}
+
+fn key(object: Object) -> (u32, u128) {
+    (object.server.0, object.id)
+}
+
+fn object((server, id): (u32, u128)) -> Object {
+    Object { server: ServerId(server), id }
+}
+
+/// (data server, object) → file.
+const OBJECTS: TableDefinition<'_, (u32, u128), &[u8]> = TableDefinition::new("objects");
+/// (data server, object).
+const REMOVALS: TableDefinition<'_, (u32, u128), ()> = TableDefinition::new("removals");
+/// File → work.
+const WORK: TableDefinition<'_, &[u8], u8> = TableDefinition::new("work");

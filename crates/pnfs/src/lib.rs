@@ -1,0 +1,40 @@
+//! A file system layer for pNFS: the data of files are on data servers.
+//!
+//! [`Pnfs`] is a [`vfs::Vfs`] over another one, the *inner* file system. Names, attributes, permissions and handles are
+//! those of the inner file system. A file begins with its data there, and *spills* to data servers when it becomes longer
+//! than [`Options::threshold`]. The inner file is then sparse, with the size and the times of the file, and an extended
+//! attribute has the [`Record`] of its copies. All operations on data work for every caller: the layer executes them at
+//! the data servers ([`DataServers`]), and they are [pending](vfs::pending) meanwhile.
+//!
+//! Read `docs/adr/0012-pnfs.md` first, and RFC 8435 §2.2 and §8 (mirrors).
+//!
+//! **Order of writes.** These rules keep every acknowledged byte, whenever the process ends:
+//!
+//! 1. A record is durable before a write is acknowledged that a copy has missed, and before a layout without this copy is
+//!    granted. The last copy that is in sync is never marked stale: the operation fails instead.
+//! 2. A file is marked in the [`index`] before its first write, and copies that may differ after a crash are compared
+//!    before a second copy is read.
+//! 3. Objects are in the index before a record names them, and are removed only after it has been checked that no record
+//!    names them.
+//! 4. A file is marked in the index before a layout to write is granted. If the process ends, the next one locks the clients
+//!    out, takes the size of the file from the objects, and compares the copies.
+//!
+//! **Errors.** A data server that fails is an error of an operation only if no other copy is in sync.
+
+mod core;
+mod files;
+mod holders;
+pub mod index;
+mod layouts;
+mod ranges;
+pub mod record;
+pub mod servers;
+mod threads;
+mod tree;
+
+pub use crate::{
+    core::{Options, Pnfs},
+    index::Index,
+    record::{Record, RecordError, ServerId},
+    servers::{DataServers, ServerError, ServerFuture, WriteVerifier},
+};

@@ -1,0 +1,108 @@
+//! [`DataServers`]: the interface to the data servers.
+
+use std::{fmt, future::Future, pin::Pin};
+
+use buf::Rope;
+use bytes::Bytes;
+use vfs::{
+    Stability, VfsError,
+    layout::{DataTransport, LayoutDevice, LayoutDeviceId},
+};
+
+use crate::record::{Object, Owners, ServerId};
+
+/// The future of an operation on a data server.
+pub type ServerFuture<T> = Pin<Box<dyn Future<Output = Result<T, ServerError>> + Send>>;
+
+/// The data servers of a tree: each stores objects, which are sequences of bytes.
+///
+/// The futures need no runtime where they are polled. Each completes eventually: an implementation limits the time for
+/// which it waits for a data server, and then returns [`ServerError::Unreachable`]. An operation that failed may have had
+/// its effect.
+pub trait DataServers: Send + Sync + 'static {
+    /// Returns the data servers on which new objects are created.
+    fn servers(&self) -> Vec<ServerId>;
+
+    /// Creates an object of size 0, with these users if clients can access it. An object that exists is no error.
+    fn create(&self, object: Object, owners: Option<Owners>) -> ServerFuture<()>;
+
+    /// Sets the users of an object. After this, the data server rejects clients that act as the former ones.
+    fn set_owners(&self, object: Object, owners: Owners) -> ServerFuture<()>;
+
+    /// Removes an object. An object that does not exist is no error.
+    fn remove(&self, object: Object) -> ServerFuture<()>;
+
+    /// Reads up to `len` bytes at `offset`. Returns fewer only at the end of the object.
+    fn read(&self, object: Object, offset: u64, len: usize) -> ServerFuture<Bytes>;
+
+    /// Writes all of `data` at `offset`, with at least this stability.
+    fn write(&self, object: Object, offset: u64, data: Rope, stability: Stability) -> ServerFuture<WriteVerifier>;
+
+    /// Makes all writes to an object durable that returned the same verifier as this operation.
+    fn commit(&self, object: Object) -> ServerFuture<WriteVerifier>;
+
+    /// Sets the size of an object durably.
+    fn set_size(&self, object: Object, size: u64) -> ServerFuture<()>;
+
+    /// Returns the size of an object in bytes.
+    fn size(&self, object: Object) -> ServerFuture<u64>;
+
+    /// Returns the file handle with which clients access an object.
+    fn handle(&self, object: Object) -> ServerFuture<Bytes>;
+
+    /// Returns the device of a data server for clients that prefer this transport, or `None` if clients cannot use the data
+    /// server.
+    fn device_id(&self, server: ServerId, transport: DataTransport) -> Option<LayoutDeviceId>;
+
+    /// Returns the data server of a device.
+    fn server_of(&self, device: LayoutDeviceId) -> Option<ServerId>;
+
+    /// Returns a device. [`ServerError::Missing`] means that there is no such device.
+    fn device(&self, device: LayoutDeviceId) -> ServerFuture<LayoutDevice>;
+
+    /// Checks that a data server answers.
+    fn probe(&self, server: ServerId) -> ServerFuture<()>;
+}
+
+/// A value that changes whenever a data server may have lost unstable writes (RFC 1813 §3.3.7).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WriteVerifier(pub [u8; 8]);
+
+/// The reason why an operation on a data server failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ServerError {
+    /// The data server did not answer, or the configuration has no such data server.
+    Unreachable,
+    /// The object does not exist.
+    Missing,
+    /// The data server has no space.
+    NoSpace,
+    /// The object would be too large.
+    FileTooBig,
+    /// Another error.
+    Io,
+}
+
+impl From<ServerError> for VfsError {
+    fn from(error: ServerError) -> Self {
+        match error {
+            ServerError::NoSpace => VfsError::NoSpace,
+            ServerError::FileTooBig => VfsError::FileTooBig,
+            ServerError::Unreachable | ServerError::Missing | ServerError::Io => VfsError::Io,
+        }
+    }
+}
+
+impl fmt::Display for ServerError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            ServerError::Unreachable => "the data server does not answer",
+            ServerError::Missing => "the object does not exist",
+            ServerError::NoSpace => "the data server has no space left",
+            ServerError::FileTooBig => "the object would be too large",
+            ServerError::Io => "the data server failed",
+        })
+    }
+}
+
+impl std::error::Error for ServerError {}

@@ -1,0 +1,313 @@
+//! [`Vfs`] for [`Pnfs`]: which operations the inner file system executes, and which are pending.
+
+use std::{
+    future::Future,
+    ops::{ControlFlow, Range},
+    sync::{Arc, atomic::Ordering::Relaxed},
+};
+
+use buf::{Pool, Rope};
+use bytes::Bytes;
+use vfs::{
+    Acl, AclKind, Attr, Caller, Change, CreateMode, Created, Cred, DirEntry, FsCaps, Handle, Kind, Layouts, Name,
+    NodeKind, Read, ReadDir, ReadInto, Report, Result, Rights, SeekFor, SetAttr, Stability, StatFs, Time, Vfs,
+    VfsError, Written, XattrMode,
+};
+
+use crate::{
+    core::{ATTRIBUTE, Core, Pnfs, Write, attribute},
+    files::{File, Place},
+    ranges::WHOLE,
+};
+
+/// The lock that an operation needs.
+type Lock = (Range<u64>, bool);
+
+impl Pnfs {
+    /// Executes an operation on data: by `inner` if it is given, the data are in the inner file and nobody has locked the
+    /// range; and otherwise by `later`.
+    fn on_data<T, F>(
+        &self,
+        caller: &Caller<'_>,
+        file: &Handle,
+        (range, exclusive): Lock,
+        inner: Option<impl FnOnce(&dyn Vfs) -> Result<T>>,
+        later: impl FnOnce(Arc<Core>, Arc<File>, Cred) -> F,
+    ) -> Result<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        if let Some(done) = caller.completion.and_then(|slot| slot.take::<Result<T>>()) {
+            return done;
+        }
+        let core = &self.0;
+        let file = core.files.get(file);
+        let place = core.place_now(&file, caller.may_block);
+        if let (Ok(Place::Inner), Some(inner)) = (&place, inner)
+            && let Some(_lock) = file.ranges.try_lock(range, exclusive)
+            // A spill may have ended before the lock was taken.
+            && matches!(*file.place.lock(), Some(Place::Inner))
+        {
+            return inner(&*core.inner);
+        }
+        match place {
+            Ok(_) | Err(VfsError::WouldBlock) => caller.complete(|| later(core.clone(), file, caller.cred.clone())),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Executes an operation that may wait for the inner file system and the index.
+    fn on_names<T: Send + 'static>(
+        &self,
+        caller: &Caller<'_>,
+        operation: impl FnOnce(&Core, &Caller<'_>) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        if let Some(done) = caller.completion.and_then(|slot| slot.take::<Result<T>>()) {
+            return done;
+        }
+        if caller.may_block || !self.0.caps.blocks {
+            return operation(&self.0, &Caller { completion: None, ..*caller });
+        }
+        let (core, cred) = (self.0.clone(), caller.cred.clone());
+        caller.complete(|| async move { core.run(move |core| operation(core, &Caller::blocking(&cred))).await })
+    }
+
+    /// Executes an operation on the inner file. Data servers do not have it, so it is not supported if the data are there.
+    fn only_inner<T: Send + 'static>(
+        &self,
+        caller: &Caller<'_>,
+        file: &Handle,
+        inner: impl Fn(&dyn Vfs, &Caller<'_>) -> Result<T> + Clone + Send + 'static,
+    ) -> Result<T> {
+        let now = |vfs: &dyn Vfs| inner(vfs, &Caller { completion: None, ..*caller });
+        self.on_data(caller, file, (WHOLE, true), Some(now), |core, file, cred| {
+            let inner = inner.clone();
+            async move {
+                let _whole = file.ranges.lock(WHOLE, true).await;
+                match core.place(&file).await? {
+                    Place::Inner => core.run(move |core| inner(&*core.inner, &Caller::blocking(&cred))).await,
+                    Place::Servers(_) => Err(VfsError::NotSupported),
+                }
+            }
+        })
+    }
+}
+
+macro_rules! inner {
+    ($(fn $name:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {$(
+        fn $name(&self, caller: &Caller<'_>, $($arg: $type),*) -> Result<$result> {
+            self.0.inner.$name(caller, $($arg),*)
+        }
+    )*};
+}
+
+impl Vfs for Pnfs {
+    fn caps(&self) -> &FsCaps {
+        &self.0.caps
+    }
+
+    fn root(&self) -> Handle {
+        self.0.inner.root()
+    }
+
+    fn write_verifier(&self) -> [u8; 8] {
+        let inner = u64::from_be_bytes(self.0.inner.write_verifier());
+        (inner ^ self.0.verifier.load(Relaxed)).to_be_bytes()
+    }
+
+    inner! {
+        fn lookup(dir: &Handle, name: &Name) -> (Handle, Attr);
+        fn find(dir: &Handle, name: &Name) -> (Handle, Kind);
+        fn getattr(object: &Handle) -> Attr;
+        fn access(object: &Handle, wanted: Rights) -> (Rights, Attr);
+        fn permits(object: &Handle, wanted: Rights) -> Rights;
+        fn readlink(link: &Handle) -> (Bytes, Attr);
+        fn mkdir(dir: &Handle, name: &Name, set: &SetAttr) -> Created;
+        fn symlink(dir: &Handle, name: &Name, target: &[u8], set: &SetAttr) -> Created;
+        fn mknod(dir: &Handle, name: &Name, node: NodeKind, set: &SetAttr) -> Created;
+        fn rmdir(dir: &Handle, name: &Name) -> Change;
+        fn link(object: &Handle, dir: &Handle, name: &Name) -> (Change, Attr);
+        fn readdir(
+            dir: &Handle,
+            cookie: u64,
+            verifier: [u8; 8],
+            attrs: bool,
+            each: &mut dyn FnMut(DirEntry<'_>) -> ControlFlow<()>
+        ) -> ReadDir;
+        fn acl(object: &Handle, kind: AclKind) -> (Option<Acl>, Attr);
+        fn set_acl(object: &Handle, kind: AclKind, acl: Option<&Acl>) -> Change;
+        fn statfs(object: &Handle) -> StatFs;
+    }
+
+    fn setattr(&self, caller: &Caller<'_>, object: &Handle, set: &SetAttr, guard: Option<Time>) -> Result<Change> {
+        if set.size.is_none() {
+            return self.0.inner.setattr(caller, object, set, guard);
+        }
+        let inner = |vfs: &dyn Vfs| vfs.setattr(&Caller { completion: None, ..*caller }, object, set, guard);
+        self.on_data(caller, object, (WHOLE, true), Some(inner), |core, file, cred| {
+            core.set_size(file, cred, set.clone(), guard)
+        })
+    }
+
+    fn read_into(&self, caller: &Caller<'_>, file: &Handle, offset: u64, into: &mut [u8]) -> Result<ReadInto> {
+        let len = into.len();
+        let lock = (offset..offset.saturating_add(len as u64), false);
+        let pool = Pool::default();
+        let read = self.on_data(
+            caller,
+            file,
+            lock,
+            Some(|vfs: &dyn Vfs| vfs.read(&Caller { completion: None, ..*caller }, file, offset, len, &pool, false)),
+            |core, file, cred| core.read(file, cred, offset, len, pool.clone()),
+        )?;
+        let Read { data, eof, attr } = read;
+        data.copy_to(&mut into[..data.len()]).map_err(|_| VfsError::Io)?;
+        Ok(ReadInto { len: data.len(), eof, attr })
+    }
+
+    fn read(
+        &self,
+        caller: &Caller<'_>,
+        file: &Handle,
+        offset: u64,
+        len: usize,
+        pool: &Pool,
+        file_ranges: bool,
+    ) -> Result<Read> {
+        let lock = (offset..offset.saturating_add(len as u64), false);
+        self.on_data(
+            caller,
+            file,
+            lock,
+            Some(|vfs: &dyn Vfs| {
+                vfs.read(&Caller { completion: None, ..*caller }, file, offset, len, pool, file_ranges)
+            }),
+            |core, file, cred| core.read(file, cred, offset, len, pool.clone()),
+        )
+    }
+
+    fn write(
+        &self,
+        caller: &Caller<'_>,
+        file: &Handle,
+        offset: u64,
+        data: &Rope,
+        stability: Stability,
+        report: Report,
+    ) -> Result<Written> {
+        let end = offset.saturating_add(data.len() as u64);
+        let fits = end <= self.0.options.threshold;
+        let write = Write { offset, data: data.clone(), stability, report };
+        let inner =
+            |vfs: &dyn Vfs| vfs.write(&Caller { completion: None, ..*caller }, file, offset, data, stability, report);
+        let inner = (fits || data.is_empty()).then_some(inner);
+        self.on_data(caller, file, (offset..end, true), inner, |core, file, cred| core.write(file, cred, write))
+    }
+
+    fn commit(&self, caller: &Caller<'_>, file: &Handle, offset: u64, len: u64) -> Result<Change> {
+        self.on_data(
+            caller,
+            file,
+            (0..0, false),
+            Some(|vfs: &dyn Vfs| vfs.commit(&Caller { completion: None, ..*caller }, file, offset, len)),
+            |core, file, cred| core.commit(file, cred, offset, len),
+        )
+    }
+
+    fn create(&self, caller: &Caller<'_>, dir: &Handle, name: &Name, mode: &CreateMode) -> Result<Created> {
+        let CreateMode::Unchecked(set @ SetAttr { size: Some(size), .. }) = mode else {
+            return self.0.inner.create(caller, dir, name, mode);
+        };
+        caller.complete(|| {
+            let name = name.as_bytes().into();
+            self.0.clone().create_sized(caller.cred.clone(), dir.clone(), name, (set.clone(), *size))
+        })
+    }
+
+    fn remove(&self, caller: &Caller<'_>, dir: &Handle, name: &Name) -> Result<Change> {
+        let (dir, name): (_, Box<[u8]>) = (dir.clone(), name.as_bytes().into());
+        self.on_names(caller, move |core, caller| {
+            let name = Name::new(&name)?;
+            core.unlink(caller, (&dir, name), |caller| core.inner.remove(caller, &dir, name))
+        })
+    }
+
+    fn rename(
+        &self,
+        caller: &Caller<'_>,
+        from_dir: &Handle,
+        from: &Name,
+        to_dir: &Handle,
+        to: &Name,
+    ) -> Result<(Change, Change)> {
+        let (from_dir, to_dir) = (from_dir.clone(), to_dir.clone());
+        let (from, to): (Box<[u8]>, Box<[u8]>) = (from.as_bytes().into(), to.as_bytes().into());
+        self.on_names(caller, move |core, caller| {
+            let (from, to) = (Name::new(&from)?, Name::new(&to)?);
+            core.unlink(caller, (&to_dir, to), |caller| core.inner.rename(caller, &from_dir, from, &to_dir, to))
+        })
+    }
+
+    fn seek(&self, caller: &Caller<'_>, file: &Handle, offset: u64, what: SeekFor) -> Result<Option<u64>> {
+        let of = file.clone();
+        self.only_inner(caller, file, move |vfs, caller| vfs.seek(caller, &of, offset, what))
+    }
+
+    fn allocate(&self, caller: &Caller<'_>, file: &Handle, offset: u64, len: u64) -> Result<Change> {
+        let of = file.clone();
+        self.only_inner(caller, file, move |vfs, caller| vfs.allocate(caller, &of, offset, len))
+    }
+
+    fn deallocate(&self, caller: &Caller<'_>, file: &Handle, offset: u64, len: u64) -> Result<Change> {
+        let of = file.clone();
+        self.only_inner(caller, file, move |vfs, caller| vfs.deallocate(caller, &of, offset, len))
+    }
+
+    fn copy(&self, caller: &Caller<'_>, from: (&Handle, u64), to: (&Handle, u64), len: u64) -> Result<u64> {
+        if from.0 == to.0 && from.1.abs_diff(to.1) < len {
+            return Err(VfsError::Invalid);
+        }
+        caller.complete(|| {
+            let files = &self.0.files;
+            let (from, to) = ((files.get(from.0), from.1), (files.get(to.0), to.1));
+            self.0.clone().copy(from, to, len, caller.cred.clone())
+        })
+    }
+
+    fn xattr(&self, caller: &Caller<'_>, object: &Handle, name: &Name) -> Result<Bytes> {
+        if name == attribute() { Err(VfsError::NoXattr) } else { self.0.inner.xattr(caller, object, name) }
+    }
+
+    fn set_xattr(
+        &self,
+        caller: &Caller<'_>,
+        object: &Handle,
+        name: &Name,
+        value: &[u8],
+        how: XattrMode,
+    ) -> Result<Change> {
+        if name == attribute() {
+            return Err(VfsError::Perm);
+        }
+        self.0.inner.set_xattr(caller, object, name, value, how)
+    }
+
+    fn remove_xattr(&self, caller: &Caller<'_>, object: &Handle, name: &Name) -> Result<Change> {
+        if name == attribute() { Err(VfsError::NoXattr) } else { self.0.inner.remove_xattr(caller, object, name) }
+    }
+
+    fn xattrs(&self, caller: &Caller<'_>, object: &Handle) -> Result<Vec<Bytes>> {
+        let mut names = self.0.inner.xattrs(caller, object)?;
+        names.retain(|name| name != ATTRIBUTE.as_bytes());
+        Ok(names)
+    }
+
+    fn layouts(&self) -> Option<&dyn Layouts> {
+        self.0.options.layouts.then_some(self)
+    }
+
+    fn path(&self, object: &Handle) -> Option<Vec<u8>> {
+        self.0.inner.path(object)
+    }
+}

@@ -1,0 +1,58 @@
+//! The conformance suite of back ends.
+
+use std::{os::unix::fs::PermissionsExt, sync::Arc};
+
+use conformance::backend::{Skipped, World, cred};
+use pnfs::{Index, Options, Pnfs};
+use redb::backends::InMemoryBackend;
+use vfs::{
+    Vfs,
+    memory::{Memory, MemoryOptions},
+    posix::{Posix, PosixOptions},
+};
+
+use crate::servers::Servers;
+
+conformance::backend_suite! {
+    small_files = small_files;
+    spilled = spilled;
+    directory = directory;
+}
+
+fn world(inner: Arc<dyn Vfs>, threshold: u64, mirrors: usize) -> World {
+    let index = Index::with_backend(InMemoryBackend::new()).unwrap();
+    let options = Options { threshold, mirrors, layouts: true };
+    World::new(Arc::new(Pnfs::new(inner, Arc::new(Servers::new(4)), index, options).unwrap()))
+}
+
+fn memory() -> Arc<dyn Vfs> {
+    Arc::new(Memory::new(MemoryOptions { capacity: 1 << 30, mode: 0o777, ..Default::default() }))
+}
+
+fn small_files() -> Result<World, Skipped> {
+    Ok(world(memory(), u64::MAX, 2))
+}
+
+/// Every write goes to data servers.
+fn spilled() -> Result<World, Skipped> {
+    Ok(world(memory(), 0, 2))
+}
+
+/// A directory, whose operations block. The files are small: the attribute of a spilled file takes a block, and the suite
+/// expects that an empty file takes none.
+fn directory() -> Result<World, Skipped> {
+    let dir = tempfile::tempdir().unwrap();
+    let (export, state) = (dir.path().join("export"), dir.path().join("state"));
+    for path in [&export, &state] {
+        std::fs::create_dir(path).unwrap();
+    }
+    std::fs::set_permissions(&export, PermissionsExt::from_mode(0o777)).unwrap();
+    let options = PosixOptions { state_dir: Some(state), ..PosixOptions::default() };
+    let posix = Posix::open(&export, options).unwrap();
+    if !posix.caps().xattrs {
+        return Err(Skipped("needs a temporary directory with extended attributes"));
+    }
+    let identities = posix.tells_callers_apart();
+    let me = cred(rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw(), &[]);
+    Ok(world(Arc::new(posix), u64::MAX, 2).acting_as(me, identities).with_coarse_times().keeping(dir))
+}

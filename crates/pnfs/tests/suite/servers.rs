@@ -1,0 +1,298 @@
+//! Data servers in memory that can fail, and that lose unstable writes when they are restarted.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    io,
+    sync::Arc,
+};
+
+use buf::Rope;
+use bytes::Bytes;
+use parking_lot::Mutex;
+use pnfs::{
+    DataServers, ServerError, ServerFuture, ServerId, WriteVerifier,
+    record::{Object, Owners},
+};
+use redb::{StorageBackend, backends::InMemoryBackend};
+use vfs::{
+    Stability,
+    layout::{DataTransport, LayoutDevice, LayoutDeviceId},
+};
+
+/// The data servers. Clones are the same ones.
+#[derive(Clone)]
+pub struct Servers(Arc<Mutex<State>>);
+
+struct State {
+    servers: BTreeMap<u32, Server>,
+}
+
+#[derive(Default)]
+struct Server {
+    objects: HashMap<u128, Data>,
+    starts: u64,
+    down: bool,
+    full: bool,
+}
+
+#[derive(Clone, Default)]
+struct Data {
+    now: Content,
+    durable: Content,
+    owners: Option<Owners>,
+}
+
+/// Bytes, most of which can be holes.
+#[derive(Clone, Default)]
+struct Content {
+    len: u64,
+    pages: BTreeMap<u64, Vec<u8>>,
+}
+
+impl Content {
+    fn read(&self, offset: u64, len: usize) -> Vec<u8> {
+        let end = self.len.min(offset + len as u64);
+        let mut bytes = vec![0; end.saturating_sub(offset) as usize];
+        for (at, byte) in (offset..end).zip(&mut bytes) {
+            *byte = self.pages.get(&(at / PAGE)).map_or(0, |page| page[(at % PAGE) as usize]);
+        }
+        bytes
+    }
+
+    fn write(&mut self, offset: u64, bytes: &[u8]) {
+        for (at, byte) in (offset..).zip(bytes) {
+            self.pages.entry(at / PAGE).or_insert_with(|| vec![0; PAGE as usize])[(at % PAGE) as usize] = *byte;
+        }
+        self.len = self.len.max(offset + bytes.len() as u64);
+    }
+
+    fn resize(&mut self, len: u64) {
+        self.pages.retain(|page, _| page * PAGE < len);
+        if let Some(page) = self.pages.get_mut(&(len / PAGE)) {
+            page[(len % PAGE) as usize..].fill(0);
+        }
+        self.len = len;
+    }
+}
+
+const PAGE: u64 = 4096;
+
+impl Servers {
+    pub fn new(count: u32) -> Self {
+        let servers = (1..=count).map(|id| (id, Server::default())).collect();
+        Self(Arc::new(Mutex::new(State { servers })))
+    }
+
+    /// Sets whether a data server answers.
+    pub fn set_down(&self, server: u32, down: bool) {
+        self.server(server, |server| server.down = down);
+    }
+
+    pub fn set_full(&self, server: u32, full: bool) {
+        self.server(server, |server| server.full = full);
+    }
+
+    /// Restarts a data server: it loses what is not durable.
+    pub fn restart(&self, server: u32) {
+        self.server(server, |server| {
+            server.starts += 1;
+            server.objects.values_mut().for_each(|data| data.now.clone_from(&data.durable));
+        });
+    }
+
+    /// Removes all objects of a data server.
+    pub fn wipe(&self, server: u32) {
+        self.server(server, |server| server.objects.clear());
+    }
+
+    /// Returns the number of all objects.
+    pub fn objects(&self) -> usize {
+        self.0.lock().servers.values().map(|server| server.objects.len()).sum()
+    }
+
+    /// Returns the bytes that the objects use.
+    pub fn memory(&self) -> u64 {
+        let state = self.0.lock();
+        let objects = state.servers.values().flat_map(|server| server.objects.values());
+        objects.map(|data| data.now.pages.len() as u64 * PAGE).sum()
+    }
+
+    /// Writes durably, as a client with a layout that acts as `user`.
+    pub fn client_write(&self, object: Object, user: u32, offset: u64, bytes: &[u8]) -> Result<(), ServerError> {
+        self.server(object.server.0, |server| {
+            let data = server.objects.get_mut(&object.id).ok_or(ServerError::Missing)?;
+            if server.down || data.owners.is_none_or(|owners| owners.owner != user) {
+                return Err(ServerError::Io);
+            }
+            data.now.write(offset, bytes);
+            data.durable.write(offset, bytes);
+            Ok(())
+        })
+    }
+
+    /// Returns the bytes of one object.
+    pub fn content(&self, object: Object) -> Option<Vec<u8>> {
+        self.server(object.server.0, |server| {
+            server.objects.get(&object.id).map(|data| data.now.read(0, data.now.len as usize))
+        })
+    }
+
+    fn server<T>(&self, server: u32, run: impl FnOnce(&mut Server) -> T) -> T {
+        run(self.0.lock().servers.get_mut(&server).expect("the data server must exist"))
+    }
+
+    /// Executes an operation on a data server that answers.
+    fn execute<T: Send + 'static>(
+        &self,
+        server: ServerId,
+        run: impl FnOnce(&mut Server) -> Result<T, ServerError> + Send + 'static,
+    ) -> ServerFuture<T> {
+        let servers = self.clone();
+        Box::pin(async move {
+            servers.server(server.0, |server| match server.down {
+                true => Err(ServerError::Unreachable),
+                false => run(server),
+            })
+        })
+    }
+
+    fn on<T: Send + 'static>(
+        &self,
+        object: Object,
+        run: impl FnOnce(&mut Data, &Flags) -> Result<T, ServerError> + Send + 'static,
+    ) -> ServerFuture<T> {
+        self.execute(object.server, move |server| {
+            let flags = Flags { full: server.full, verifier: WriteVerifier(server.starts.to_be_bytes()) };
+            run(server.objects.get_mut(&object.id).ok_or(ServerError::Missing)?, &flags)
+        })
+    }
+}
+
+struct Flags {
+    full: bool,
+    verifier: WriteVerifier,
+}
+
+impl DataServers for Servers {
+    fn servers(&self) -> Vec<ServerId> {
+        self.0.lock().servers.keys().map(|id| ServerId(*id)).collect()
+    }
+
+    fn create(&self, object: Object, owners: Option<Owners>) -> ServerFuture<()> {
+        self.execute(object.server, move |server| {
+            server.objects.entry(object.id).or_default().owners = owners;
+            Ok(())
+        })
+    }
+
+    fn set_owners(&self, object: Object, owners: Owners) -> ServerFuture<()> {
+        self.on(object, move |data, _| {
+            data.owners = Some(owners);
+            Ok(())
+        })
+    }
+
+    fn size(&self, object: Object) -> ServerFuture<u64> {
+        self.on(object, |data, _| Ok(data.now.len))
+    }
+
+    fn handle(&self, object: Object) -> ServerFuture<Bytes> {
+        self.on(object, move |_, _| Ok(object.id.to_be_bytes().to_vec().into()))
+    }
+
+    fn device_id(&self, server: ServerId, _: DataTransport) -> Option<LayoutDeviceId> {
+        Some(LayoutDeviceId([server.0 as u8; 16]))
+    }
+
+    fn server_of(&self, device: LayoutDeviceId) -> Option<ServerId> {
+        Some(ServerId(device.0[0].into()))
+    }
+
+    fn device(&self, _: LayoutDeviceId) -> ServerFuture<LayoutDevice> {
+        Box::pin(async { Err(ServerError::Missing) })
+    }
+
+    fn remove(&self, object: Object) -> ServerFuture<()> {
+        self.execute(object.server, move |server| {
+            server.objects.remove(&object.id);
+            Ok(())
+        })
+    }
+
+    fn read(&self, object: Object, offset: u64, len: usize) -> ServerFuture<Bytes> {
+        self.on(object, move |data, _| Ok(data.now.read(offset, len).into()))
+    }
+
+    fn write(&self, object: Object, offset: u64, data: Rope, stability: Stability) -> ServerFuture<WriteVerifier> {
+        let bytes = data.to_bytes().expect("the data must be memory");
+        self.on(object, move |data, flags| {
+            if flags.full {
+                return Err(ServerError::NoSpace);
+            }
+            data.now.write(offset, &bytes);
+            if stability > Stability::Unstable {
+                data.durable.write(offset, &bytes);
+            }
+            Ok(flags.verifier)
+        })
+    }
+
+    fn commit(&self, object: Object) -> ServerFuture<WriteVerifier> {
+        self.on(object, |data, flags| {
+            data.durable.clone_from(&data.now);
+            Ok(flags.verifier)
+        })
+    }
+
+    fn set_size(&self, object: Object, size: u64) -> ServerFuture<()> {
+        self.on(object, move |data, _| {
+            data.now.resize(size);
+            data.durable.resize(size);
+            Ok(())
+        })
+    }
+
+    fn probe(&self, server: ServerId) -> ServerFuture<()> {
+        self.execute(server, |_| Ok(()))
+    }
+}
+
+/// The storage of an index, which survives a crash.
+#[derive(Clone, Debug, Default)]
+pub struct Storage(Arc<Mutex<Arc<InMemoryBackend>>>);
+
+impl Storage {
+    /// Copies the storage, so that a former user has no effect on it any more.
+    pub fn crash(&self) {
+        let mut current = self.0.lock();
+        let copy = InMemoryBackend::new();
+        let len = current.len().unwrap();
+        let mut bytes = vec![0; len as usize];
+        current.read(0, &mut bytes).unwrap();
+        copy.set_len(len).unwrap();
+        copy.write(0, &bytes).unwrap();
+        *current = Arc::new(copy);
+    }
+}
+
+impl StorageBackend for Storage {
+    fn len(&self) -> io::Result<u64> {
+        self.0.lock().len()
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        self.0.lock().read(offset, out)
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.0.lock().set_len(len)
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.0.lock().sync_data()
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.0.lock().write(offset, data)
+    }
+}

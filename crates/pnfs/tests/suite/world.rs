@@ -1,0 +1,202 @@
+//! A tree over memory, data servers in memory, and clients that use them directly.
+
+use std::{
+    pin::pin,
+    sync::Arc,
+    task::{Context, Poll, Waker},
+};
+
+use buf::{Pool, Rope};
+use parking_lot::Mutex;
+use pnfs::{DataServers, Index, Options, Pnfs, Record, record::Object};
+use vfs::{
+    Caller, CompletionSlot, CreateMode, Cred, Handle, Layouts, Name, Report, Result, SetAttr, Stability, Vfs, VfsError,
+    layout::*,
+    memory::{Memory, MemoryOptions},
+    pending::drive,
+};
+
+use crate::servers::{Servers, Storage};
+
+/// The tree.
+pub struct World {
+    pub pnfs: Pnfs,
+    pub servers: Servers,
+    pub events: Arc<Events>,
+    inner: Arc<dyn Vfs>,
+    index: Storage,
+}
+
+/// The events of the tree.
+#[derive(Default)]
+pub struct Events(Mutex<Vec<LayoutEvent>>);
+
+impl LayoutEvents for Events {
+    fn notify(&self, event: LayoutEvent) {
+        self.0.lock().push(event);
+    }
+}
+
+impl Events {
+    /// Returns the modes of the recalls since the last call.
+    pub fn recalls(&self) -> Vec<LayoutModes> {
+        let modes = |event| match event {
+            LayoutEvent::Recall { modes, .. } => modes,
+            event => panic!("unexpected {event:?}"),
+        };
+        self.0.lock().drain(..).map(modes).collect()
+    }
+}
+
+/// A copy in a layout: the object, and the user as whom the client writes.
+pub type Copy = (Object, u32);
+
+impl World {
+    pub fn new() -> Self {
+        let inner: Arc<dyn Vfs> = Arc::new(Memory::new(MemoryOptions { mode: 0o777, ..Default::default() }));
+        Self::open(inner, Servers::new(3), Storage::default())
+    }
+
+    fn open(inner: Arc<dyn Vfs>, servers: Servers, index: Storage) -> Self {
+        let options = Options { mirrors: 2, threshold: 1000, layouts: true };
+        let opened = Index::with_backend(index.clone()).unwrap();
+        let pnfs = Pnfs::new(inner.clone(), Arc::new(servers.clone()), opened, options).unwrap();
+        let events = Arc::new(Events::default());
+        pnfs.subscribe(events.clone());
+        Self { pnfs, servers, events, inner, index }
+    }
+
+    /// Ends the tree without warning, and opens it again.
+    pub fn crash(self) -> Self {
+        let Self { pnfs, servers, inner, index, .. } = self;
+        drop(pnfs);
+        index.crash();
+        Self::open(inner, servers, index)
+    }
+
+    /// Runs an operation to its end.
+    pub fn run<T>(&self, operation: impl FnMut(&Caller<'_>) -> Result<T>) -> Result<T> {
+        let root = Cred::root();
+        drive(&Caller::blocking(&root), operation)
+    }
+
+    /// Starts a pending operation.
+    pub fn start<T>(&self, operation: impl Fn(&Caller<'_>) -> Result<T>) -> impl FnMut() -> Poll<Result<T>> {
+        let slot = CompletionSlot::default();
+        let mut future = None;
+        move || loop {
+            let root = Cred::root();
+            let Some(waiting) = &mut future else {
+                match operation(&Caller { completion: Some(&slot), ..Caller::nonblocking(&root) }) {
+                    Err(VfsError::Pending) => future = slot.take_future(),
+                    done => return Poll::Ready(done),
+                }
+                continue;
+            };
+            match pin!(waiting).as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(completion) => {
+                    slot.complete(completion);
+                    future = None;
+                }
+            }
+        }
+    }
+
+    pub fn create(&self, name: &str) -> Handle {
+        let (root, mode) = (self.pnfs.root(), CreateMode::Unchecked(SetAttr::default()));
+        let name = Name::new(name.as_bytes()).unwrap();
+        self.run(|caller| self.pnfs.create(caller, &root, name, &mode)).unwrap().handle
+    }
+
+    pub fn write(&self, file: &Handle, offset: u64, data: &[u8]) -> Result<()> {
+        let data = Rope::from(bytes::Bytes::copy_from_slice(data));
+        let write =
+            |caller: &Caller<'_>| self.pnfs.write(caller, file, offset, &data, Stability::FileSync, Report::Nothing);
+        self.run(write).map(drop)
+    }
+
+    pub fn read(&self, file: &Handle) -> Result<Vec<u8>> {
+        let pool = Pool::default();
+        let read = self.run(|caller| self.pnfs.read(caller, file, 0, 1 << 20, &pool, false))?;
+        Ok(read.data.to_bytes().unwrap().to_vec())
+    }
+
+    pub fn size(&self, file: &Handle) -> u64 {
+        self.run(|caller| self.pnfs.getattr(caller, file)).unwrap().size
+    }
+
+    pub fn truncate(&self, file: &Handle, size: u64) -> Result<()> {
+        let set = SetAttr { size: Some(size), ..SetAttr::default() };
+        self.run(|caller| self.pnfs.setattr(caller, file, &set, None)).map(drop)
+    }
+
+    /// Returns the record, which is durable.
+    pub fn record(&self, file: &Handle) -> Record {
+        let name = Name::new(b"slipway.layout").unwrap();
+        Record::decode(&self.run(|caller| self.inner.xattr(caller, file, name)).unwrap()).unwrap()
+    }
+
+    pub fn request(holder: u64, mode: LayoutMode) -> LayoutRequest {
+        LayoutRequest {
+            holder: LayoutHolder(holder),
+            kind: LayoutKind::Flexible,
+            mode,
+            range: LayoutRange::ALL,
+            transport: DataTransport::Tcp,
+            with_open: false,
+            striped_copies: false,
+        }
+    }
+
+    /// Returns the copies of a new layout.
+    pub fn grant(&self, file: &Handle, holder: u64, mode: LayoutMode) -> Result<Vec<Copy>> {
+        let request = Self::request(holder, mode);
+        let Layout::Flexible(layout) = self.run(|caller| self.pnfs.grant(caller, file, &request))? else {
+            panic!("the layout must be flexible")
+        };
+        let copy = |mirror: &Mirror| {
+            let data_file = &mirror.data_files[0];
+            let id = u128::from_be_bytes(data_file.handle[..].try_into().unwrap());
+            (Object { server: self.servers.server_of(data_file.device).unwrap(), id }, data_file.uid)
+        };
+        Ok(layout.mirrors.iter().map(copy).collect())
+    }
+
+    pub fn release(&self, file: &Handle, holder: u64, modes: LayoutModes) {
+        self.run(|caller| self.pnfs.release(caller, file, LayoutHolder(holder), modes)).unwrap();
+    }
+
+    pub fn fence(&self, file: &Handle, holder: u64, modes: LayoutModes) -> Result<()> {
+        self.run(|caller| self.pnfs.fence(caller, file, LayoutHolder(holder), modes))
+    }
+
+    pub fn report(&self, file: &Handle, holder: u64, object: Object, error: DataError) {
+        let failure = DataFailure {
+            range: LayoutRange::ALL,
+            device: self.servers.device_id(object.server, DataTransport::Tcp).unwrap(),
+            operation: DataOperation::Write,
+            error,
+        };
+        self.run(|caller| self.pnfs.report(caller, file, Some(LayoutHolder(holder)), &[failure])).unwrap();
+    }
+
+    pub fn commit(&self, file: &Handle, holder: u64, size: u64) {
+        let commit = LayoutCommit { range: LayoutRange::ALL, size: Some(size), mtime: None };
+        let holder = Some(LayoutHolder(holder));
+        self.run(|caller| Layouts::commit(&self.pnfs, caller, file, holder, &commit)).unwrap();
+    }
+
+    /// Executes the upkeep until nothing is left, or nothing more can be done.
+    pub fn upkeep(&self) {
+        for _ in 0..3 {
+            let mut round = pin!(self.pnfs.upkeep());
+            assert!(
+                round.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready(),
+                "the upkeep must not wait"
+            );
+        }
+    }
+}
+
+use std::future::Future;

@@ -1,0 +1,149 @@
+//! `[[pnfs]]` of the configuration file: groups of data servers for exports with `backend = "pnfs"`.
+//!
+//! This crate only reads these tables. The back end interprets them.
+
+use std::{net::SocketAddr, num::NonZeroU32};
+
+use serde::{Deserialize, Deserializer, de};
+
+use super::size::ByteSize;
+
+/// A `[[pnfs]]` table.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PnfsConfig {
+    /// `name`: the name by which exports refer to this table.
+    pub name: String,
+    /// `[[pnfs.server]]`: the data servers.
+    #[serde(default)]
+    pub server: Vec<DataServerConfig>,
+    /// `mirrors`: the number of copies of new files, from 1 to 16. Each is on another data server. The default is 2.
+    #[serde(default = "mirrors")]
+    pub mirrors: u16,
+    /// `threshold`: the size in bytes up to which the data of a file stay on this server. The default is 64 KiB.
+    #[serde(default = "threshold", deserialize_with = "bytes")]
+    pub threshold: u64,
+    /// `timeout_s`: the seconds for which an operation waits for a data server, from 1 to 600. The default is 10.
+    #[serde(default = "timeout_s", deserialize_with = "timeout")]
+    pub timeout_s: u64,
+    /// `layouts`: the layouts that clients get. The default is `flexible`.
+    #[serde(default)]
+    pub layouts: LayoutsMode,
+}
+
+/// The layouts of a `[[pnfs]]` table.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LayoutsMode {
+    /// Clients of NFSv4.1 and later use the data servers directly (flexible files, RFC 8435).
+    #[default]
+    Flexible,
+    /// All data pass through this server.
+    None,
+}
+
+/// A `[[pnfs.server]]` table: a data server.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DataServerConfig {
+    /// `id`: the number by which files refer to the data server. It must never change, and never be used again.
+    pub id: NonZeroU32,
+    /// `url`: the directory of the data, such as `nfs://ds1/data`. This server uses it by NFSv3.
+    pub url: String,
+    /// `address`: the addresses by which clients use the data server. The default is the address and the port of the URL.
+    #[serde(default)]
+    pub address: Vec<DataAddressConfig>,
+}
+
+/// `address` of a `[[pnfs.server]]`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DataAddressConfig {
+    /// `transport`: `tcp` or `rdma`.
+    pub transport: DataTransportConfig,
+    /// `address`: the IP address and port, such as `192.0.2.1:2049`.
+    pub address: SocketAddr,
+}
+
+/// A transport between clients and data servers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DataTransportConfig {
+    /// TCP.
+    Tcp,
+    /// RDMA.
+    Rdma,
+}
+
+fn mirrors() -> u16 {
+    2
+}
+
+fn threshold() -> u64 {
+    64 << 10
+}
+
+fn timeout_s() -> u64 {
+    10
+}
+
+fn bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+    ByteSize::deserialize(deserializer).map(|ByteSize(bytes)| bytes)
+}
+
+fn timeout<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+    let seconds = i64::deserialize(deserializer)?;
+    match u64::try_from(seconds).ok().filter(|seconds| (1..=600).contains(seconds)) {
+        Some(seconds) => Ok(seconds),
+        None => Err(de::Error::custom(format!("timeout_s = {seconds}: it must be from 1 to 600"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Config;
+
+    #[test]
+    fn keys_of_pnfs_have_an_effect_and_defaults() {
+        let text = r#"
+            [[pnfs]]
+            name = "fast"
+            mirrors = 3
+            layouts = "none"
+            threshold = 0
+            timeout_s = 5
+            [[pnfs.server]]
+            id = 1
+            url = "nfs://ds1/data"
+            address = [{ transport = "rdma", address = "192.0.2.1:20049" }]
+            [[pnfs]]
+            name = "plain"
+        "#;
+        let config = Config::parse(text).unwrap();
+        let [fast, plain] = &config.pnfs[..] else { panic!("there must be two tables") };
+        assert_eq!((fast.name.as_str(), fast.mirrors, fast.layouts), ("fast", 3, LayoutsMode::None));
+        assert_eq!((fast.threshold, fast.timeout_s), (0, 5));
+        assert_eq!((fast.server[0].id.get(), fast.server[0].url.as_str()), (1, "nfs://ds1/data"));
+        let address = "192.0.2.1:20049".parse().unwrap();
+        assert_eq!(fast.server[0].address, [DataAddressConfig { transport: DataTransportConfig::Rdma, address }]);
+        assert_eq!((plain.mirrors, plain.layouts), (2, LayoutsMode::Flexible));
+        assert_eq!((plain.threshold, plain.timeout_s, plain.server.len()), (64 << 10, 10, 0));
+    }
+
+    #[test]
+    fn wrong_values_are_refused() {
+        let cases = [
+            ("layouts = 'files'", "unknown variant `files`"),
+            ("stripes = 2", "unknown field `stripes`"),
+            ("timeout_s = 0", "timeout_s = 0: it must be from 1 to 600"),
+            ("copies = 2", "unknown field `copies`"),
+            ("[[pnfs.server]]\nid = 0\nurl = 'nfs://a/b'", "nonzero"),
+            ("[[pnfs.server]]\nid = 1", "missing field `url`"),
+        ];
+        for (line, message) in cases {
+            let error = Config::parse(&format!("[[pnfs]]\nname = 'a'\n{line}")).unwrap_err();
+            assert!(error.message.contains(message), "{line}: {}", error.message);
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! The back end `pnfs` of `slipway serve`: a directory whose file data are on data servers.
+//!
+//! Each export has a thread with the connections to its data servers, which also executes the upkeep of the layer.
+
+mod servers;
+
+use std::{
+    io,
+    net::ToSocketAddrs,
+    os::unix::ffi::OsStrExt,
+    path::{Path, PathBuf},
+    sync::Arc,
+    thread,
+    time::Duration,
+};
+
+use client::{NfsUrl, Version};
+use pnfs::{Index, Options, Pnfs, ServerId};
+use server::config::{
+    BackendKind, BackendSettings, Backends, DataAddressConfig, DataTransportConfig, DirectoryKind, LayoutsMode,
+    Opening, PnfsConfig, Tree,
+};
+use sha2::{Digest, Sha256};
+use tokio::{runtime, sync::oneshot};
+use vfs::layout::{DataAddress, DataTransport};
+
+use self::servers::{Endpoint, NfsServers};
+
+/// An export with `backend = "pnfs"`.
+struct PnfsKind;
+
+/// Returns the back ends that `slipway serve` has.
+pub fn backends() -> Backends {
+    let mut backends = Backends::standard();
+    backends.register("pnfs", PnfsKind);
+    backends
+}
+
+impl BackendKind for PnfsKind {
+    fn check(&self, settings: &mut BackendSettings) -> Result<(), String> {
+        DirectoryKind.check(&mut directory(settings))?;
+        match settings.options.keys().find(|key| *key != CLUSTER) {
+            Some(option) => Err(format!(
+                "option '{option}': `backend = \"pnfs\"` has only `{CLUSTER}`, the name of a [[pnfs]] table"
+            )),
+            None if settings.options.contains_key(CLUSTER) => Ok(()),
+            None => Err(format!(
+                "`backend = \"pnfs\"` needs `options = {{ {CLUSTER} = NAME }}`, the name of a [[pnfs]] table"
+            )),
+        }
+    }
+
+    fn default_name(&self, settings: &BackendSettings) -> Option<String> {
+        DirectoryKind.default_name(settings)
+    }
+
+    fn is_persistent(&self) -> bool {
+        true
+    }
+
+    fn open(&self, settings: &BackendSettings, opening: &Opening<'_>) -> io::Result<Tree> {
+        let name = settings.options.get(CLUSTER).map(String::as_str).unwrap_or_default();
+        let mut clusters = opening.pnfs().iter().filter(|cluster| cluster.name == name);
+        let cluster = clusters.next();
+        let cluster =
+            cluster.ok_or_else(|| invalid(format!("the configuration has no [[pnfs]] with the name '{name}'")))?;
+        if clusters.next().is_some() {
+            return Err(invalid(format!("the configuration has two [[pnfs]] with the name '{name}'")));
+        }
+        let located = |error: io::Error| io::Error::new(error.kind(), format!("pnfs '{name}': {error}"));
+        let (data_servers, options) = (data_servers(cluster).map_err(located)?, options(cluster));
+        let index = index(settings, opening).map_err(located)?;
+        DirectoryKind.open(&directory(settings), opening)?.layered(|inner| {
+            let (runtime, upkeep) = start_thread()?;
+            let servers = NfsServers::new(runtime, transports::for_client(), data_servers);
+            let pnfs = Pnfs::new(inner, Arc::new(servers), index, options).map_err(located)?;
+            // The thread waits for it.
+            let _ = upkeep.send(pnfs.clone());
+            Ok(Arc::new(pnfs))
+        })
+    }
+}
+
+/// Returns the settings of the directory below the layer.
+fn directory(settings: &BackendSettings) -> BackendSettings {
+    BackendSettings { options: Default::default(), ..settings.clone() }
+}
+
+fn options(cluster: &PnfsConfig) -> Options {
+    let PnfsConfig { mirrors, threshold, layouts, .. } = *cluster;
+    Options { mirrors: mirrors.into(), threshold, layouts: layouts == LayoutsMode::Flexible }
+}
+
+/// Returns the data servers of a table.
+fn data_servers(cluster: &PnfsConfig) -> io::Result<Vec<(ServerId, Endpoint)>> {
+    let mut servers: Vec<(ServerId, Endpoint)> = Vec::new();
+    for server in &cluster.server {
+        let id = ServerId(server.id.get());
+        let located = |message: String| invalid(format!("server {}: {message}", id.0));
+        let mut url: NfsUrl = server.url.parse().map_err(|error| located(format!("url: {error}")))?;
+        if !matches!(url.options.version, Version::Auto | Version::V3) {
+            return Err(located("data servers are used by NFSv3; remove `vers` from the URL".to_owned()));
+        }
+        url.options.version = Version::V3;
+        url.options.deadline = Duration::from_secs(cluster.timeout_s);
+        // Objects belong to root, and only this server can use their directory.
+        url.options.uid.get_or_insert(0);
+        url.options.gid.get_or_insert(0);
+        let addresses = match &server.address[..] {
+            _ if cluster.layouts == LayoutsMode::None => Vec::new(),
+            [] => vec![address_of(&url).map_err(located)?],
+            addresses => addresses.iter().map(data_address).collect(),
+        };
+        if let Some((other, _)) = servers.iter().find(|(other, endpoint)| *other == id || endpoint.url == url) {
+            return Err(located(format!("server {} has the same id or the same url", other.0)));
+        }
+        servers.push((id, Endpoint { url, addresses }));
+    }
+    Ok(servers)
+}
+
+fn data_address(config: &DataAddressConfig) -> DataAddress {
+    let transport = match config.transport {
+        DataTransportConfig::Tcp => DataTransport::Tcp,
+        DataTransportConfig::Rdma => DataTransport::Rdma,
+    };
+    DataAddress { transport, address: config.address }
+}
+
+/// Returns the address for clients that follows from the URL.
+fn address_of(url: &NfsUrl) -> Result<DataAddress, String> {
+    let transport = match url.options.proto.as_str() {
+        "tcp" => DataTransport::Tcp,
+        "rdma" => DataTransport::Rdma,
+        proto => return Err(format!("`address` is missing: clients cannot use the transport {proto} of the URL")),
+    };
+    let port = url.port.unwrap_or(if transport == DataTransport::Rdma { nfs::NFS_RDMA_PORT } else { nfs::NFS_PORT });
+    let resolved = (url.host.as_str(), port).to_socket_addrs();
+    let address = resolved.map_err(|error| error.to_string()).and_then(|mut all| all.next().ok_or_else(String::new));
+    let address = address.map_err(|error| format!("no address of '{}' is known: {error}", url.host))?;
+    Ok(DataAddress { transport, address })
+}
+
+fn index(settings: &BackendSettings, opening: &Opening<'_>) -> io::Result<Index> {
+    let dir = opening.state_dir().ok_or_else(|| invalid("it needs a state directory".to_owned()))?;
+    let export = settings.path.as_deref().unwrap_or(Path::new("/")).canonicalize()?;
+    let path = index_path(dir, &export);
+    Index::open(&path).map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))
+}
+
+/// Returns the path of the database of an export. Its name has a hash, because the path of the export can be longer than a
+/// name.
+fn index_path(state_dir: &Path, export: &Path) -> PathBuf {
+    let hash = Sha256::digest(export.as_os_str().as_bytes());
+    let hash: String = hash[..8].iter().map(|byte| format!("{byte:02x}")).collect();
+    state_dir.join(format!("pnfs-{hash}.redb"))
+}
+
+/// Starts the thread that has the connections to the data servers. It executes the upkeep of the layer that it is sent until
+/// the process ends, and ends if it is sent none.
+fn start_thread() -> io::Result<(runtime::Handle, oneshot::Sender<Pnfs>)> {
+    let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
+    let handle = runtime.handle().clone();
+    let (sender, layer) = oneshot::channel::<Pnfs>();
+    let upkeep = async move {
+        let Ok(pnfs) = layer.await else { return };
+        loop {
+            pnfs.upkeep().await;
+            let _ = tokio::time::timeout(UPKEEP_INTERVAL, pnfs.woken()).await;
+            // Many files can fail at the same time.
+            tokio::time::sleep(UPKEEP_PAUSE).await;
+        }
+    };
+    thread::Builder::new().name("data-servers".to_owned()).spawn(move || runtime.block_on(upkeep))?;
+    Ok((handle, sender))
+}
+
+fn invalid(message: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, message)
+}
+
+/// The option of an export that names its data servers.
+const CLUSTER: &str = "cluster";
+/// The time after which data servers that failed are tried again.
+const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
+/// The minimum time between two rounds.
+const UPKEEP_PAUSE: Duration = Duration::from_millis(200);
+
+#[cfg(test)]
+mod tests {
+    use pnfs::DataServers;
+    use server::Config;
+
+    use super::*;
+
+    #[test]
+    fn documented_examples_are_valid() {
+        let text = include_str!("../../../../docs/pnfs.md");
+        let examples: Vec<_> = text.split("```toml\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
+        let parse = |text: &str| Config::parse_with(text, &backends()).unwrap();
+        let [data_server, metadata_server] = examples[..] else { panic!("there must be two examples") };
+        assert_eq!(parse(data_server).export[0].options.clients.len(), 2);
+        let config = parse(metadata_server);
+        let servers = data_servers(&config.pnfs[0]).unwrap();
+        let addresses: Vec<_> = servers.iter().map(|(_, endpoint)| endpoint.addresses[0].address.to_string()).collect();
+        assert_eq!(addresses, ["10.0.0.2:2049", "10.0.0.3:2049"]);
+    }
+
+    #[test]
+    fn clients_get_addresses_in_the_order_that_suits_them() {
+        let table = |server: &str| {
+            let text = format!("[[pnfs]]\nname = 'a'\n[[pnfs.server]]\nid = 1\nurl = 'nfs://10.0.0.2/a'\n{server}");
+            let config = Config::parse(&text).unwrap();
+            let switch = transports::for_client();
+            NfsServers::new(runtime::Handle::current(), switch, data_servers(&config.pnfs[0]).unwrap())
+        };
+        let runtime = runtime::Builder::new_current_thread().build().unwrap();
+        let _guard = runtime.enter();
+        let id = ServerId(1);
+        let (tcp, rdma) = (DataTransport::Tcp, DataTransport::Rdma);
+        let default = table("");
+        assert_eq!(default.device_id(id, rdma), default.device_id(id, tcp), "there is no RDMA address");
+        let both = table(
+            "address = [{ transport = 'rdma', address = '10.1.0.2:20049' }, { transport = 'tcp', address = '10.0.0.2:2049' }]",
+        );
+        let (by_tcp, by_rdma) = (both.device_id(id, tcp).unwrap(), both.device_id(id, rdma).unwrap());
+        assert_ne!(by_tcp, by_rdma);
+        assert_ne!(Some(by_tcp), default.device_id(ServerId(2), tcp));
+        assert_eq!((both.server_of(by_tcp), both.server_of(by_rdma)), (Some(id), Some(id)));
+        assert_eq!(default.server_of(by_rdma), None);
+    }
+}

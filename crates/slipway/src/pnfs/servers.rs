@@ -1,0 +1,333 @@
+//! [`NfsServers`]: the data servers of an export, used by NFSv3.
+//!
+//! An object is a file in the directory of the URL, with its identifier as its name. RFC 8435 §2.2: only the metadata server
+//! needs access to that directory.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    future::Future,
+    sync::Arc,
+};
+
+use buf::Rope;
+use bytes::Bytes;
+use client::{CreateHow, Error, Handle, Mount, NfsUrl, SetAttr, StableHow, Status};
+use parking_lot::Mutex;
+use pnfs::{
+    DataServers, ServerError, ServerFuture, ServerId, WriteVerifier,
+    record::{Object, Owners},
+};
+use rpc::Switch;
+use sha2::{Digest, Sha256};
+use tokio::runtime;
+use vfs::{
+    Stability,
+    layout::{DataAddress, DataTransport, DataVersion, LayoutDevice, LayoutDeviceId},
+};
+
+/// The data servers.
+pub struct NfsServers {
+    runtime: runtime::Handle,
+    servers: BTreeMap<ServerId, Arc<DataServer>>,
+}
+
+/// Where a data server is.
+pub struct Endpoint {
+    /// The directory of the objects, for this server.
+    pub url: NfsUrl,
+    /// The addresses for clients, without shared memory. There is none if clients cannot use the data server.
+    pub addresses: Vec<DataAddress>,
+}
+
+/// A data server.
+struct DataServer {
+    endpoint: Endpoint,
+    switch: Switch,
+    /// The mount, made when it is first needed. The client makes lost connections again.
+    mount: tokio::sync::Mutex<Option<Mount>>,
+    /// The handles of objects. They are permanent (RFC 1813 §2.6).
+    handles: Mutex<HashMap<u128, Handle>>,
+}
+
+impl NfsServers {
+    /// Creates the interface to these data servers. All work runs on `runtime`.
+    pub fn new(runtime: runtime::Handle, switch: Switch, servers: Vec<(ServerId, Endpoint)>) -> Self {
+        let server = |endpoint| {
+            let (mount, handles) = Default::default();
+            Arc::new(DataServer { endpoint, switch: switch.clone(), mount, handles })
+        };
+        Self { runtime, servers: servers.into_iter().map(|(id, endpoint)| (id, server(endpoint))).collect() }
+    }
+
+    /// Returns the data server of a device, and the transport that its clients prefer.
+    fn find(&self, device: LayoutDeviceId) -> Option<(ServerId, &Arc<DataServer>, DataTransport)> {
+        self.servers.iter().find_map(|(id, server)| {
+            let transport =
+                TRANSPORTS.into_iter().find(|transport| server.device_id(*id, *transport) == Some(device))?;
+            Some((*id, server, transport))
+        })
+    }
+
+    /// Runs an operation on a data server.
+    fn run<T: Send + 'static, F: Future<Output = Result<T, Failed>> + Send + 'static>(
+        &self,
+        server: ServerId,
+        operation: impl FnOnce(Arc<DataServer>) -> F,
+    ) -> ServerFuture<T> {
+        // A file can name a data server that was removed from the configuration.
+        let Some(server) = self.servers.get(&server) else { return Box::pin(async { Err(ServerError::Unreachable) }) };
+        let running = self.runtime.spawn(operation(server.clone()));
+        let name = server.endpoint.url.to_string();
+        Box::pin(async move {
+            let result = running.await.map_err(|_| ServerError::Io)?;
+            result.map_err(|error| {
+                tracing::debug!(server = name, ?error, "an operation on a data server failed");
+                error.into()
+            })
+        })
+    }
+
+    /// Runs an operation on an object.
+    fn on<T: Send + 'static, F: Future<Output = Result<T, Failed>> + Send>(
+        &self,
+        object: Object,
+        operation: impl FnOnce(Mount, Handle) -> F + Send + 'static,
+    ) -> ServerFuture<T> {
+        self.run(object.server, move |server| async move {
+            let mount = server.mount().await?;
+            let handle = server.handle(&mount, object.id).await?;
+            let result = operation(mount, handle).await;
+            if let Err(Failed::Missing) = result {
+                server.handles.lock().remove(&object.id);
+            }
+            result
+        })
+    }
+}
+
+impl DataServer {
+    /// Returns the addresses for a client that prefers this transport, if there is one of this transport.
+    fn addresses(&self, preferred: DataTransport) -> Option<Vec<DataAddress>> {
+        let mut addresses = self.endpoint.addresses.clone();
+        addresses.sort_by_key(|address| address.transport != preferred);
+        // Linux's client tries the addresses in their order. One without an RDMA device must not try RDMA.
+        if preferred == DataTransport::Tcp {
+            addresses.retain(|address| address.transport == DataTransport::Tcp);
+        }
+        addresses.first().is_some_and(|first| first.transport == preferred).then_some(addresses)
+    }
+
+    /// Returns the device for clients that prefer this transport. It changes with the addresses, because clients cache devices,
+    /// and differs between data servers of all exports.
+    fn device_id(&self, id: ServerId, transport: DataTransport) -> Option<LayoutDeviceId> {
+        let addresses = self.addresses(transport)?;
+        let text = format!("{} {} {addresses:?}", id.0, self.endpoint.url);
+        let digest = Sha256::digest(text.as_bytes());
+        Some(LayoutDeviceId(std::array::from_fn(|at| digest[at])))
+    }
+
+    async fn mount(&self) -> client::Result<Mount> {
+        let mut mount = self.mount.lock().await;
+        match &*mount {
+            Some(mount) => Ok(mount.clone()),
+            None => Ok(mount.insert(Mount::connect(&self.endpoint.url, &self.switch).await?).clone()),
+        }
+    }
+
+    async fn handle(&self, mount: &Mount, id: u128) -> client::Result<Handle> {
+        let known = self.handles.lock().get(&id).cloned();
+        if let Some(handle) = known {
+            return Ok(handle);
+        }
+        let node = mount.lookup(mount.root(), name(id).as_bytes()).await?;
+        self.remember(id, node.handle.clone());
+        Ok(node.handle)
+    }
+
+    fn remember(&self, id: u128, handle: Handle) {
+        let mut handles = self.handles.lock();
+        if handles.len() >= HANDLES_MAX {
+            handles.clear();
+        }
+        handles.insert(id, handle);
+    }
+}
+
+impl DataServers for NfsServers {
+    fn servers(&self) -> Vec<ServerId> {
+        self.servers.keys().copied().collect()
+    }
+
+    fn create(&self, object: Object, owners: Option<Owners>) -> ServerFuture<()> {
+        self.run(object.server, move |server| async move {
+            let mount = server.mount().await?;
+            let (uid, gid) = (owners.map(|owners| owners.owner), owners.map(|owners| owners.group));
+            let how = CreateHow::Unchecked(SetAttr { mode: Some(OBJECT_MODE), uid, gid, ..SetAttr::default() });
+            let created = mount.protocol().create(mount.root(), name(object.id).as_bytes(), how).await;
+            let node = created.inspect_err(|error| {
+                if let Some(Status::NotPermitted | Status::AccessDenied) = error.status() {
+                    let server = server.endpoint.url.to_string();
+                    tracing::warn!(server, %error, "a data server must let root of this host create and own files (no_root_squash)");
+                }
+            })?;
+            server.remember(object.id, node.handle);
+            Ok(())
+        })
+    }
+
+    fn remove(&self, object: Object) -> ServerFuture<()> {
+        self.run(object.server, move |server| async move {
+            let mount = server.mount().await?;
+            server.handles.lock().remove(&object.id);
+            match mount.protocol().remove(mount.root(), name(object.id).as_bytes()).await {
+                Err(error) if !error.is_not_found() => Err(error.into()),
+                _ => Ok(()),
+            }
+        })
+    }
+
+    fn read(&self, object: Object, offset: u64, len: usize) -> ServerFuture<Bytes> {
+        self.on(object, move |mount, handle| async move {
+            let mut data = Rope::new();
+            while data.len() < len {
+                let count = (len - data.len()).min(mount.read_size()) as u32;
+                let read = mount.protocol().read(&handle, offset + data.len() as u64, count).await?;
+                let ended = read.eof || read.data.is_empty();
+                data.append(read.data);
+                if ended {
+                    break;
+                }
+            }
+            data.to_bytes().map_err(|_| Failed::Protocol("the data cannot be read from memory"))
+        })
+    }
+
+    fn write(&self, object: Object, offset: u64, data: Rope, stability: Stability) -> ServerFuture<WriteVerifier> {
+        let stable = match stability {
+            Stability::Unstable => StableHow::Unstable,
+            Stability::DataSync => StableHow::DataSync,
+            Stability::FileSync => StableHow::FileSync,
+        };
+        self.on(object, move |mount, handle| async move {
+            let (mut at, mut verifier) = (0, None);
+            while at < data.len() {
+                let piece = data.slice(at, (data.len() - at).min(mount.write_size()));
+                let len = piece.len();
+                let written = mount.protocol().write(&handle, offset + at as u64, piece, stable).await?;
+                let count = written.count as usize;
+                if count == 0 || count > len || written.committed < stable {
+                    return Err(Failed::Protocol("the data server has written less than it must"));
+                }
+                if verifier.is_some_and(|verifier| verifier != written.verf) {
+                    return Err(Failed::Protocol("the data server was restarted during a write"));
+                }
+                verifier = Some(written.verf);
+                at += count;
+            }
+            Ok(WriteVerifier(verifier.unwrap_or_default()))
+        })
+    }
+
+    fn commit(&self, object: Object) -> ServerFuture<WriteVerifier> {
+        self.on(object, |mount, handle| async move { Ok(WriteVerifier(mount.protocol().commit(&handle).await?)) })
+    }
+
+    fn set_size(&self, object: Object, size: u64) -> ServerFuture<()> {
+        self.on(object, move |mount, handle| async move {
+            // RFC 1813 §3.3.2: the new size is on stable storage when the server answers.
+            let set = SetAttr { size: Some(size), ..SetAttr::default() };
+            mount.protocol().setattr(&handle, set).await?;
+            Ok(())
+        })
+    }
+
+    fn set_owners(&self, object: Object, owners: Owners) -> ServerFuture<()> {
+        self.on(object, move |mount, handle| async move {
+            let (uid, gid) = (Some(owners.owner), Some(owners.group));
+            mount.protocol().setattr(&handle, SetAttr { uid, gid, ..SetAttr::default() }).await?;
+            Ok(())
+        })
+    }
+
+    fn size(&self, object: Object) -> ServerFuture<u64> {
+        self.on(object, |mount, handle| async move { Ok(mount.protocol().getattr(&handle).await?.size) })
+    }
+
+    fn handle(&self, object: Object) -> ServerFuture<Bytes> {
+        self.on(object, |_, handle| async move { Ok(Bytes::copy_from_slice(&handle)) })
+    }
+
+    fn device_id(&self, server: ServerId, transport: DataTransport) -> Option<LayoutDeviceId> {
+        let id = |transport| self.servers.get(&server)?.device_id(server, transport);
+        id(transport).or_else(|| TRANSPORTS.into_iter().find_map(id))
+    }
+
+    fn server_of(&self, device: LayoutDeviceId) -> Option<ServerId> {
+        self.find(device).map(|(id, ..)| id)
+    }
+
+    fn device(&self, device: LayoutDeviceId) -> ServerFuture<LayoutDevice> {
+        let Some((id, server, transport)) = self.find(device) else {
+            return Box::pin(async { Err(ServerError::Missing) });
+        };
+        let addresses = server.addresses(transport).unwrap_or_default();
+        self.run(id, move |server| async move {
+            let mount = server.mount().await?;
+            let (read_max, write_max) = (mount.read_size() as u32, mount.write_size() as u32);
+            let versions = vec![DataVersion { version: 3, minor: 0, read_max, write_max, tightly_coupled: false }];
+            Ok(LayoutDevice::Flexible { addresses, versions })
+        })
+    }
+
+    fn probe(&self, server: ServerId) -> ServerFuture<()> {
+        self.run(server, |server| async move { Ok(server.mount().await?.protocol().null().await?) })
+    }
+}
+
+/// Returns the name of an object.
+fn name(id: u128) -> String {
+    format!("{id:032x}")
+}
+
+/// The reason why an operation failed.
+#[derive(Debug)]
+enum Failed {
+    /// The object does not exist, or its handle has changed.
+    Missing,
+    /// Another error of the client.
+    Client(Error),
+    /// The data server has broken the protocol.
+    Protocol(#[expect(dead_code, reason = "for the log")] &'static str),
+}
+
+impl From<Error> for Failed {
+    fn from(error: Error) -> Self {
+        match error.status() {
+            Some(Status::NotFound | Status::StaleHandle | Status::BadHandle) => Self::Missing,
+            _ => Self::Client(error),
+        }
+    }
+}
+
+impl From<Failed> for ServerError {
+    fn from(failed: Failed) -> Self {
+        let error = match failed {
+            Failed::Missing => return ServerError::Missing,
+            Failed::Protocol(_) => return ServerError::Io,
+            Failed::Client(error) => error,
+        };
+        match error.status() {
+            None => ServerError::Unreachable,
+            Some(Status::NoSpace | Status::QuotaExceeded) => ServerError::NoSpace,
+            Some(Status::FileTooLarge) => ServerError::FileTooBig,
+            Some(_) => ServerError::Io,
+        }
+    }
+}
+
+/// The permission bits of objects: clients with a layout to write are the owner, and those with a layout to read in the group.
+const OBJECT_MODE: u32 = 0o640;
+/// The transports of clients.
+const TRANSPORTS: [DataTransport; 2] = [DataTransport::Tcp, DataTransport::Rdma];
+/// The number of handles after which all are forgotten.
+const HANDLES_MAX: usize = 1 << 16;

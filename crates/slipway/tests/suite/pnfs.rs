@@ -1,0 +1,167 @@
+//! A metadata server and data servers in processes of their own.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use client::blocking::Runtime;
+
+use crate::common::{Server, fails, listen, ok, port::Port, until};
+
+/// Three data servers and a metadata server whose files have two copies.
+struct Cluster {
+    dir: tempfile::TempDir,
+    ports: Vec<Port>,
+    data: Vec<Option<Server>>,
+}
+
+impl Cluster {
+    fn new() -> Self {
+        let ports = (0..SERVERS).map(|_| Port::take()).collect();
+        let mut cluster = Self { dir: tempfile::tempdir().unwrap(), ports, data: Vec::new() };
+        cluster.data = (0..SERVERS).map(|server| Some(cluster.start_data_server(server))).collect();
+        fs::create_dir(cluster.at("export")).unwrap();
+        cluster
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn start_data_server(&self, server: usize) -> Server {
+        let (data, state) = (self.at(&format!("data{server}")), self.at(&format!("state{server}")));
+        fs::create_dir_all(&data).unwrap();
+        let [flag, address] = listen("tcp", &self.ports[server]);
+        let args =
+            ["--squash", "none", "--state-dir", state.to_str().unwrap(), data.to_str().unwrap(), &flag, &address];
+        Server::start(&args)
+    }
+
+    /// Returns the path of the configuration of the metadata server. Data pass through it, so the test needs no privileges.
+    fn config(&self, more: &str) -> String {
+        let dir = self.dir.path().display();
+        let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        let servers: String = (0..SERVERS)
+            .map(|server| {
+                let (id, address) = (server + 1, self.ports[server].address());
+                let query = format!("mountport={}&uid={uid}&gid={gid}", address.port());
+                format!("[[pnfs.server]]\nid = {id}\nurl = 'nfs://{address}{dir}/data{server}?{query}'\n")
+            })
+            .collect();
+        let text = format!(
+            "[server]\nstate_dir = '{dir}/state'\n[[listen]]\ntransport = 'tcp'\naddress = '127.0.0.1:0'\n\
+             [[export]]\npath = '{dir}/export'\nsquash = 'none'\nbackend = 'pnfs'\noptions = {{ cluster = 'three' }}\n\
+             [[pnfs]]\nname = 'three'\nlayouts = 'none'\ntimeout_s = 1\n{more}\n{servers}"
+        );
+        let path = self.at("slipway.toml");
+        fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    }
+
+    fn start(&self) -> Server {
+        Server::start(&["--config", &self.config("")])
+    }
+
+    /// Returns the contents of all objects of a data server. One can be removed meanwhile.
+    fn objects(&self, server: usize) -> Vec<Vec<u8>> {
+        let entries = fs::read_dir(self.at(&format!("data{server}"))).unwrap();
+        entries.filter_map(|entry| fs::read(entry.unwrap().path()).ok()).collect()
+    }
+
+    /// Returns the data servers that have one object, with these contents.
+    fn with_copy(&self, contents: &[u8]) -> Vec<usize> {
+        (0..SERVERS).filter(|server| self.objects(*server) == [contents]).collect()
+    }
+}
+
+/// Copies a file to a URL, or from one.
+fn cp(from: &str, to: &str) {
+    ok(&["cp", from, to]);
+}
+
+fn contents(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed;
+    let next = |_| {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (state >> 56) as u8
+    };
+    (0..len).map(next).collect()
+}
+
+/// Checks the contents of a file by each version.
+fn check(server: &Server, name: &str, expected: &[u8], scratch: &Path) {
+    for version in ["3", "4.0", "4.2"] {
+        let url = format!("{}&vers={version}", server.url("tcp", name));
+        cp(&url, scratch.to_str().unwrap());
+        assert!(fs::read(scratch).unwrap() == expected, "version {version} must read what was written");
+    }
+}
+
+/// Writes to a file that exists, and makes the data durable.
+fn write_in_place(server: &Server, name: &str, offset: u64, data: &[u8]) {
+    let runtime = Runtime::start().unwrap();
+    let mount = runtime.connect(&server.url("tcp", "").parse().unwrap(), &transports::for_client()).unwrap();
+    let file = mount.open(name).unwrap();
+    file.write_at(offset, bytes::Bytes::copy_from_slice(data)).unwrap();
+    mount.unmount().unwrap();
+}
+
+#[test]
+fn mirrors_heal_after_a_data_server_was_away() {
+    let mut cluster = Cluster::new();
+    let server = cluster.start();
+    let (source, back) = (cluster.at("source"), cluster.at("back"));
+    let first = contents(1, 3_000_001);
+    fs::write(&source, &first).unwrap();
+    cp(source.to_str().unwrap(), &server.url("tcp", "/file"));
+    check(&server, "/file", &first, &back);
+    let copies = cluster.with_copy(&first);
+    assert_eq!(copies.len(), 2, "there must be two copies");
+
+    // A data server is away. A file is written in place, so that its objects stay the same.
+    cluster.data[copies[0]].take().unwrap().stop();
+    let mut second = first.clone();
+    second[70_000..1_070_000].copy_from_slice(&contents(2, 1_000_000));
+    write_in_place(&server, "/file", 70_000, &second[70_000..1_070_000]);
+    check(&server, "/file", &second, &back);
+    assert!(cluster.objects(copies[1]) == [&second[..]], "the other copy must have the new data");
+    assert!(cluster.objects(copies[0]) == [&first[..]]);
+    // New files use the other data servers.
+    cp(source.to_str().unwrap(), &server.url("tcp", "/other"));
+    assert_eq!((0..SERVERS).filter(|server| cluster.objects(*server).contains(&first)).count(), 3);
+    ok(&["rm", &server.url("tcp", "/other")]);
+
+    // It returns, and is healed.
+    cluster.data[copies[0]] = Some(cluster.start_data_server(copies[0]));
+    until("the copy must be made again", || cluster.with_copy(&second) == copies);
+    cluster.data[copies[1]].take().unwrap().stop();
+    check(&server, "/file", &second, &back);
+
+    // Objects of removed files are removed, from the data server that is away when it returns.
+    ok(&["rm", &server.url("tcp", "/file")]);
+    until("the object must be removed", || cluster.objects(copies[0]).is_empty());
+    cluster.data[copies[1]] = Some(cluster.start_data_server(copies[1]));
+    until("the object must be removed later", || cluster.objects(copies[1]).is_empty());
+    server.stop();
+}
+
+#[test]
+fn wrong_clusters_are_refused_with_the_reason() {
+    let cluster = Cluster::new();
+    let refused = |more: &str, message: &str| {
+        let said = fails(2, &["serve", "--rpcbind", "off", "--config", &cluster.config(more)]);
+        assert!(said.contains(message), "{said}");
+    };
+    refused("mirrors = 4", "pnfs 'three': mirrors = 4 needs as many data servers, and there are 3");
+    refused("mirrors = 0", "pnfs 'three': mirrors = 0: it must be from 1 to 16");
+    refused(
+        "[[pnfs.server]]\nid = 1\nurl = 'nfs://h/other'",
+        "pnfs 'three': server 1: server 1 has the same id or the same url",
+    );
+    refused("[[pnfs.server]]\nid = 9\nurl = 'nfs://h/other?vers=4.2'", "server 9: data servers are used by NFSv3");
+    refused("[[pnfs.server]]\nid = 9\nurl = 'h:/other'", "server 9: url: ");
+    refused("[[pnfs]]\nname = 'three'", "the configuration has two [[pnfs]] with the name 'three'");
+}
+
+const SERVERS: usize = 3;

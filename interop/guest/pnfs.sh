@@ -1,0 +1,227 @@
+# Runs in the guest: Linux's client uses a pNFS cluster. The metadata server and two data servers are `slipway` in a network
+# namespace; the third data server is the guest's own knfsd. /run/out/env sets SLIPWAY.
+. /run/out/guest/lib.sh
+. /run/out/env
+near SLIPWAY
+: >"$RESULTS"
+SERVER=10.9.1.1
+CLIENT=10.9.1.2
+EXPORT=/run/export
+head -c 3000000 /run/out/random >/run/sample
+head -c 100000 /run/out/random >/run/small
+PORT=(2049 2051 2052)
+
+# Runs a command in the servers' network. `ip netns exec` would copy the mounts for it, too. A server that holds a mount of itself
+# does not end when it is killed.
+IN_SERVER="nsenter --net=/run/netns/server"
+
+network() {
+  ip netns add server
+  ip link add client0 type veth peer name client1 netns server
+  ip addr add $CLIENT/24 dev client0; ip link set client0 up
+  ip -n server addr add $SERVER/24 dev client1; ip -n server link set client1 up; ip -n server link set lo up
+}
+
+# knfsd_data_server: the third data server.
+knfsd_data_server() {
+  mkdir -p /run/ds3; mount -t tmpfs -o size=200m,mode=700 ds3 /run/ds3
+  knfsd /run/ds3
+}
+
+# start N: starts the metadata server (0) or a data server, or starts it again.
+start() {
+  rm -f /run/ready.$1
+  case $1 in
+    0) set -- 0 --config /run/slipway.toml ;;
+    *) set -- $1 --rpcbind off --squash none --state-dir /run/state$1 --listen tcp://$SERVER:${PORT[$1]} /run/ds$1 ;;
+  esac
+  $IN_SERVER "$SLIPWAY" -vv serve --ready-file /run/ready.$1 "${@:2}" >>/run/out/serve.$1.log 2>&1 &
+  echo $! >/run/pid.$1
+  await ready_or_dead $1
+  test -e /run/ready.$1
+}
+ready_or_dead() { [ -e /run/ready.$1 ] || ! kill -0 "$(cat /run/pid.$1)"; }
+stop() { kill -9 "$(cat /run/pid.$1)"; await has_ended "$(cat /run/pid.$1)"; }
+has_ended() { ! kill -0 "$1"; }
+
+servers() {
+  mkdir -p $EXPORT /run/{ds,state}{1,2} /run/state0 /run/mnt
+  # tmpfs has no extended attributes of users before Linux 6.6.
+  truncate -s 64m /run/export.ext4
+  mkfs.ext4 -q -E lazy_itable_init=1,lazy_journal_init=1 /run/export.ext4
+  mount -o loop /run/export.ext4 $EXPORT
+  chmod 777 $EXPORT; chmod 700 /run/ds{1,2}
+  cat >/run/slipway.toml <<T
+[server]
+state_dir = "/run/state0"
+rpcbind = "off"
+lease_s = 15
+grace_s = 15
+[[listen]]
+transport = "tcp"
+address = "$SERVER:${PORT[0]}"
+[[export]]
+path = "$EXPORT"
+name = "/export"
+backend = "pnfs"
+options = { cluster = "lab" }
+squash = "none"
+[[pnfs]]
+name = "lab"
+mirrors = 3
+timeout_s = 5
+[[pnfs.server]]
+id = 1
+url = "nfs://$SERVER:${PORT[1]}/run/ds1?mountport=${PORT[1]}"
+[[pnfs.server]]
+id = 2
+url = "nfs://$SERVER:${PORT[2]}/run/ds2?mountport=${PORT[2]}"
+[[pnfs.server]]
+id = 3
+url = "nfs://$CLIENT/run/ds3?mountport=20048"
+T
+  start 1; start 2; start 0
+}
+
+mounted() {
+  mount -t nfs -o "vers=$1,proto=tcp" $SERVER:/export /run/mnt
+  grep -A20 'mounted on /run/mnt ' /proc/self/mountstats | grep -q pnfs=LAYOUT_FLEX_FILES
+}
+
+# through_mds OPERATION: the number of operations of the client at the metadata server.
+through_mds() { grep -c "operation=\"$1\" peer=$CLIENT:" /run/out/serve.0.log || true; }
+# at_server N OPERATION: the number of calls of the client to a data server.
+at_server() {
+  case $1 in
+    3) awk -v at=$([ $2 = READ ] && echo 9 || echo 10) '$1 == "proc3" { print $at }' /proc/net/rpc/nfsd ;;
+    *) grep -c "procedure=\"$2\" peer=$CLIENT:" /run/out/serve.$1.log || true ;;
+  esac
+}
+at_servers() { echo $(($(at_server 1 $1) + $(at_server 2 $1) + $(at_server 3 $1))); }
+
+# Objects have the contents of FILE: on data servers N…
+copies_equal() {
+  local file=$1 server
+  shift
+  for server; do
+    equal 1 "$(ls /run/ds$server | wc -l)"
+    cmp $file /run/ds$server/*
+  done
+}
+no_objects() { [ -z "$(ls /run/ds1 /run/ds2 /run/ds3 | grep -v :)" ]; }
+
+# All data go to all data servers, and come from them.
+direct() {
+  local writes reads former=()
+  former=($(at_server 1 WRITE) $(at_server 2 WRITE) $(at_server 3 WRITE))
+  writes=$(through_mds WRITE); reads=$(through_mds READ)
+  cp /run/sample /run/mnt/file; sync /run/mnt/file
+  copies_equal /run/sample 1 2 3
+  equal "$writes" "$(through_mds WRITE)"
+  for server in 1 2; do [ "$(at_server $server WRITE)" -gt "${former[$((server - 1))]}" ]; done
+  # The metadata server writes to knfsd, too, but not these data.
+  [ "$(at_server 3 WRITE)" -gt "${former[2]}" ]
+  # With a layout to read.
+  umount /run/mnt; mounted $1
+  former=$(at_servers READ)
+  cmp /run/sample /run/mnt/file
+  equal "$reads" "$(through_mds READ)"
+  [ "$(at_servers READ)" -gt "$former" ]
+}
+
+# The same operations on the mount and on a local file, with the cache and without it.
+changes() {
+  local to
+  for to in /run/local /run/mnt/file; do
+    cp /run/sample $to
+    dd if=/run/small of=$to bs=50000 seek=7 conv=notrunc status=none
+    truncate -s 1234567 $to
+    truncate -s 2000001 $to
+    cat /run/small >>$to
+    dd if=/run/small of=$to bs=4096 count=10 seek=900 conv=notrunc oflag=$([ $to = /run/local ] && echo dsync || echo direct) status=none
+    sync $to
+  done
+  equal "$(stat -c %s /run/local)" "$(stat -c %s /run/mnt/file)"
+  cmp /run/local /run/mnt/file
+  echo 3 >/proc/sys/vm/drop_caches
+  cmp /run/local /run/mnt/file
+  dd if=/run/mnt/file of=/run/direct bs=65536 iflag=direct status=none; cmp /run/local /run/direct
+  copies_equal /run/local 1 2 3
+}
+
+# Clients without layouts see the same bytes, and can change them.
+other_clients() {
+  local url="nfs://$SERVER/export/file?mountport=2049"
+  rm -f /run/back
+  $IN_SERVER "$SLIPWAY" cp "$url" /run/back; cmp /run/local /run/back
+  $IN_SERVER "$SLIPWAY" cp /run/sample "nfs://$SERVER/export/proxied?mountport=2049&vers=4.2"
+  cmp /run/sample /run/mnt/proxied
+  rm /run/mnt/proxied
+}
+
+# The data of small files stay with the metadata server.
+small() {
+  head -c 5000 /run/small >/run/mnt/little; sync /run/mnt/little
+  no_objects
+  cmp <(head -c 5000 /run/small) $EXPORT/little
+  rm /run/mnt/little
+}
+
+unlinked() {
+  rm /run/mnt/file
+  await no_objects
+}
+
+# A data server is killed while a file is written. Nobody gets an error, and the copy is made again.
+failure() {
+  local at
+  exec 5<>/run/mnt/dies
+  head -c 1000000 /run/sample >&5; sync /run/mnt/dies
+  copies_equal <(head -c 1000000 /run/sample) 1
+  stop 1
+  tail -c +1000001 /run/sample >&5; sync /run/mnt/dies
+  exec 5>&-
+  echo 3 >/proc/sys/vm/drop_caches
+  cmp /run/sample /run/mnt/dies
+  copies_equal /run/sample 2 3
+  start 1
+  await copies_equal /run/sample 1
+  # Only the new copy is there.
+  copies_equal /run/sample 1 2 3
+  echo 3 >/proc/sys/vm/drop_caches
+  cmp /run/sample /run/mnt/dies
+  rm /run/mnt/dies
+  await no_objects
+}
+
+# The metadata server is killed while a client has a layout to write, and before it has committed the size.
+restart() {
+  exec 5<>/run/mnt/restarted
+  head -c 1000000 /run/sample >&5; sync /run/mnt/restarted
+  stop 0; start 0 5>&-
+  tail -c +1000001 /run/sample >&5; sync /run/mnt/restarted
+  exec 5>&-
+  echo 3 >/proc/sys/vm/drop_caches
+  cmp /run/sample /run/mnt/restarted
+  copies_equal /run/sample 1 2 3
+  rm /run/mnt/restarted
+  await no_objects
+}
+
+check "network" network || exit 1
+check "knfsd: starts" knfsd_data_server || exit 1
+check "slipway serve: starts" servers || exit 1
+for version in 4.1 4.2; do
+  check "$version: mounts with flexible files" mounted $version || continue
+  check "$version: small files stay with the metadata server" small
+  check "$version: data pass the metadata server by" direct $version
+  check "$version: changes of content and size" changes
+  check "$version: clients without layouts" other_clients
+  check "$version: removes objects" unlinked
+  # Linux waits for a data server for half a minute.
+  [ $version = 4.1 ] || check "$version: survives the end of a data server" failure
+  check "$version: survives the end of the metadata server" restart
+  check "$version: unmounts" umount /run/mnt
+done
+check "kernel log is clean" kernel_log_is_clean
+! grep -q ^fail "$RESULTS"
