@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
 use crate::server::free_port;
 
@@ -56,7 +56,11 @@ impl Stoppable {
 
     /// Stops the file system's server: operations on the file system do not complete any more.
     pub fn stop(&self) -> io::Result<()> {
-        Ok(kill_process(Pid::from_child(&self.0.mount), Signal::STOP)?)
+        let pid = Pid::from_child(&self.0.mount);
+        kill_process(pid, Signal::STOP)?;
+        // After the signal alone, the threads can go on for a while.
+        waitpid(Some(pid), WaitOptions::UNTRACED)?;
+        Ok(())
     }
 
     /// Continues the file system's server: outstanding operations complete.

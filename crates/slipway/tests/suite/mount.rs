@@ -355,7 +355,7 @@ fn programs_that_wait_for_the_server_can_be_interrupted() {
         };
         let data = pattern(3 << 20);
         fs::write(world.served.join("file"), &data).unwrap();
-        world.server.signal(Signal::STOP);
+        world.server.pause();
         for signal in [Signal::INT, Signal::TERM, Signal::QUIT, Signal::KILL] {
             let mut reads = reader(&world.at.join("file"));
             rustix::process::kill_process(rustix::process::Pid::from_child(&reads), signal).unwrap();
@@ -392,7 +392,7 @@ fn signals_end_direct_reads_and_writes_that_wait_for_the_server() {
             options.open(world.at.join("file")).unwrap()
         };
         let open = [open(), open()];
-        world.server.signal(Signal::STOP);
+        world.server.pause();
         let (zero, null) = (|| File::open("/dev/zero").unwrap(), Stdio::null);
         for signal in [Signal::INT, Signal::KILL] {
             let file = |number: usize| open[number].try_clone().unwrap();
@@ -423,14 +423,14 @@ fn signals_end_the_mount_while_the_server_is_away() {
             return;
         };
         fs::write(world.served.join("file"), pattern(3 << 20)).unwrap();
-        world.server.signal(Signal::STOP);
+        world.server.pause();
         let mut reads = reader(&world.at.join("file"));
         world.terminate();
         assert!(!wait(&mut reads).success(), "the read must fail when the mount has ended");
         world.server.signal(Signal::CONT);
 
         world.mount = mount(&[&world.server.url("tcp", ""), query].concat(), &world.at);
-        world.server.signal(Signal::STOP);
+        world.server.pause();
         let mut reads = reader(&world.at.join("file"));
         let mut forced = Command::new("umount").arg("-f").arg(&world.at).stderr(Stdio::null()).spawn().unwrap();
         // The mount is in use until its reader has ended, so the first attempt can fail.
@@ -469,7 +469,7 @@ fn waiting_operations_complete_when_the_server_is_back() {
         let data = pattern(3 << 20);
         fs::write(world.served.join("file"), &data).unwrap();
         let open = File::create(world.at.join("written")).unwrap();
-        world.server.signal(Signal::STOP);
+        world.server.pause();
         let soft = Soft::new(&world, query);
         std::thread::scope(|scope| {
             let reads = scope.spawn(|| fs::read(world.at.join("file")));
@@ -500,7 +500,7 @@ impl Soft {
             (errno, at, child)
         };
         let soft = [("--soft", rustix::io::Errno::IO), ("--softerr", rustix::io::Errno::TIMEDOUT)].map(mount);
-        world.server.signal(Signal::STOP);
+        world.server.pause();
         Self(soft.into())
     }
 
@@ -533,7 +533,7 @@ fn a_killed_program_with_an_open_file_does_not_wait_for_the_server() {
         let mut writes = writes.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(writes.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        world.server.signal(Signal::STOP);
+        world.server.pause();
         // The exit of the process flushes the file, which no signal interrupts.
         writes.kill().unwrap();
         assert!(!wait(&mut writes).success());

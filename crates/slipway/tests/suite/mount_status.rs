@@ -8,7 +8,7 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::common::{self, fails, lines, mounted::World, ok, run, wait};
+use crate::common::{self, fails, lines, mounted::World, ok, pause, run, wait};
 
 #[test]
 fn status_names_the_server_that_does_not_answer() {
@@ -21,7 +21,7 @@ fn status_names_the_server_that_does_not_answer() {
         if json { ok(&["mount", &status, "--json"]) } else { ok(&["mount", &status]) }
     };
     assert!(status(false).contains("no operation waits"));
-    world.server.signal(Signal::STOP);
+    world.server.pause();
     let mut reads = std::process::Command::new("cat")
         .arg(world.at.join("file"))
         .stdout(std::process::Stdio::null())
@@ -57,7 +57,7 @@ fn status_of_a_process_that_does_not_run_is_an_error() {
     let socket = format!("/run/slipway-mount/{}.sock", world.mount.id());
     let another = world.another("rdma", "");
     let process = Pid::from_child(&world.mount);
-    kill_process(process, Signal::STOP).unwrap();
+    pause(&world.mount);
     let said = fails(1, &["mount", &status]);
     assert!(said.contains(&socket) && said.contains("does not answer"), "{said}");
     let all = run(&["mount", "--status", "--json"]);

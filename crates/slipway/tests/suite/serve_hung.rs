@@ -6,7 +6,7 @@ use client::Mount;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::task::JoinSet;
 
-use crate::common::{PATIENCE, Server, listen, mounted::World, port::Port, wait};
+use crate::common::{PATIENCE, Server, listen, mounted::World, pause, port::Port, wait};
 
 /// Starts a server of `/hung`, which is the mount, and of `/free`, which is not.
 fn serve(world: &World, port: &Port) -> Server {
@@ -51,7 +51,7 @@ async fn a_stopped_fuse_server_stops_only_its_export() {
     hung3.mkdir("before", 0o755).await.unwrap();
     assert!(world.served.join("before").is_dir());
 
-    kill_process(Pid::from_child(&world.mount), Signal::STOP).unwrap();
+    pause(&world.mount);
     let mut calls = JoinSet::new();
     for number in 0..100 {
         let hung = if number % 2 == 0 { hung3.clone() } else { hung4.clone() };

@@ -53,6 +53,14 @@ pub fn finish(mut child: Child) -> Output {
     })
 }
 
+/// Stops a child process by SIGSTOP, and waits until all its threads have stopped. After the signal alone, they can go on for a while.
+pub fn pause(child: &Child) {
+    let pid = rustix::process::Pid::from_child(child);
+    rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+    let (_, status) = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::UNTRACED).unwrap().unwrap();
+    assert!(status.stopped(), "{status:?}");
+}
+
 /// Waits for the end of a process; kills it and fails if it does not come.
 pub fn wait(child: &mut Child) -> std::process::ExitStatus {
     let end = Instant::now() + PATIENCE;
@@ -166,6 +174,11 @@ impl Server {
 
     pub fn signal(&self, signal: rustix::process::Signal) {
         rustix::process::kill_process(rustix::process::Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    /// Stops the server by SIGSTOP. `signal(Signal::CONT)` continues it.
+    pub fn pause(&self) {
+        pause(&self.child);
     }
 
     /// Ends the server by SIGTERM, which must work. Returns its standard error.
