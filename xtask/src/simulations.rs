@@ -67,7 +67,7 @@ fn repeat(times: u32, jobs: usize) -> Result<u64, String> {
     first.retain(|outcomes| !outcomes.is_empty());
     let (started, differ, next) = (Instant::now(), Mutex::new(Vec::new()), AtomicUsize::new(0));
     std::thread::scope(|scope| {
-        for job in 0..jobs {
+        for _ in 0..jobs {
             let (programs, first, directory, differ, next) = (&programs, &first, &directory, &differ, &next);
             scope.spawn(move || {
                 loop {
@@ -77,12 +77,16 @@ fn repeat(times: u32, jobs: usize) -> Result<u64, String> {
                         return;
                     }
                     let (program, first) = (&programs[program], &first[program]);
-                    let now = program.run(directory, &format!("job-{job}"));
+                    let now = program.run(directory, &number.to_string());
                     let mut differ = differ.lock().expect("no thread must panic");
-                    match now {
-                        Ok(now) if now == *first => {}
-                        Ok(now) => differ.push(format!("run {number}: {}: {}", program.name, difference(first, &now))),
-                        Err(why) => differ.push(format!("run {number}: {why}")),
+                    let difference = match now {
+                        Ok(now) if now == *first => None,
+                        Ok(now) => Some(format!("run {number}: {}: {}", program.name, difference(first, &now))),
+                        Err(why) => Some(format!("run {number}: {why}")),
+                    };
+                    if let Some(difference) = difference {
+                        eprintln!("{difference}");
+                        differ.push(difference);
                     }
                     if (at + 1) % (programs.len() * REPORTED_RUNS) == 0 || at == 0 {
                         let seconds = started.elapsed().as_secs_f32();
@@ -129,7 +133,7 @@ impl Program {
         eprintln!("{}: {:.1} s", self.name, started.elapsed().as_secs_f32());
     }
 
-    /// Runs the tests. Returns the outcomes of the simulations.
+    /// Runs the tests. Returns the outcomes of the simulations. If a test fails, the output of this run is kept.
     fn run(&self, directory: &Path, run: &str) -> Result<Outcomes, String> {
         let file = |kind: &str| directory.join(format!("{}.{run}.{kind}", self.name));
         let (traces, log) = (file("traces"), file("log"));
@@ -149,7 +153,11 @@ impl Program {
             return Err(format!("{}: a test failed, see {}", self.name, log.display()));
         }
         // There is no file if the program has no simulation.
-        Ok(outcomes(&fs::read_to_string(&traces).unwrap_or_default()))
+        let outcomes = outcomes(&fs::read_to_string(&traces).unwrap_or_default());
+        for file in [traces, log] {
+            let _ = fs::remove_file(file);
+        }
+        Ok(outcomes)
     }
 }
 
