@@ -10,12 +10,14 @@
 //!
 //! Bytes in transit belong to the connection, like those in the buffers of a socket. They are dropped on error.
 
+mod log;
 mod network;
 mod run;
 mod stream;
 mod trace;
 
 pub use entropy::is_simulated;
+pub use log::Log;
 pub use network::{Connection, Cut, Listening, Network, NetworkOptions};
 pub use run::{assert_replays, seeds, simulate};
 pub use simnet_macros::test;

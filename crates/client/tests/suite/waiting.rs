@@ -3,18 +3,16 @@
 
 use std::{
     future::Future,
-    sync::{
-        Arc,
-        atomic::{AtomicU32, Ordering::SeqCst},
-    },
+    sync::{Arc, atomic::Ordering::SeqCst},
     time::Duration,
 };
 
 use client::{ErrorKind, LockRange, Mount};
 use nfs::v4::{Nfsstat4, Opnum4};
 use rpc::Service;
+use simnet::Log;
 use tokio::{task::JoinSet, time::Instant};
-use tracing::{Event, Level, Metadata, Subscriber, span};
+use tracing::Level;
 
 use crate::common::{
     self,
@@ -29,49 +27,24 @@ const LONG: Duration = Duration::from_secs(95);
 /// The longest pause between two attempts, and the time that a message takes.
 const SLACK: Duration = Duration::from_secs(6);
 
-/// A subscriber that counts warnings.
-#[derive(Clone, Default)]
-struct Warnings(Arc<AtomicU32>);
-
-impl Subscriber for Warnings {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        *metadata.level() <= Level::WARN
-    }
-
-    fn event(&self, _: &Event<'_>) {
-        self.0.fetch_add(1, SeqCst);
-    }
-
-    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
-        span::Id::from_u64(1)
-    }
-
-    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
-    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
-    fn enter(&self, _: &span::Id) {}
-    fn exit(&self, _: &span::Id) {}
-}
-
 /// Runs a test in virtual time with a mount of these services. Returns its result and the number of warnings.
 fn run<S, T, F: Future<Output = T>>(
     url: &str,
     serve: impl FnOnce() -> (Vec<Arc<dyn Service>>, S),
     test: impl FnOnce(S, Mount) -> F,
-) -> (T, u32) {
-    let warnings = Warnings::default();
-    let result = tracing::subscriber::with_default(warnings.clone(), || {
-        sim::run(&format!("{url}&proto=rdma&timeo=60s"), serve, test)
-    });
-    (result, warnings.0.load(SeqCst))
+) -> (T, usize) {
+    let warnings = Log::collect(Level::WARN, "");
+    let result = sim::run(&format!("{url}&proto=rdma&timeo=60s"), serve, test);
+    (result, warnings.lines().len())
 }
 
-fn run_scripted<T, F: Future<Output = T>>(test: impl FnOnce(Arc<Scripted>, Mount) -> F) -> (T, u32) {
+fn run_scripted<T, F: Future<Output = T>>(test: impl FnOnce(Arc<Scripted>, Mount) -> F) -> (T, usize) {
     run("/?vers=4.1", sim::scripted, test)
 }
 
 /// Refuses an operation for a time, and checks that reading and locking a file take that time and succeed. Returns the
 /// number of warnings.
-fn refused(opnum: Opnum4, status: Nfsstat4, time: Duration) -> u32 {
+fn refused(opnum: Opnum4, status: Nfsstat4, time: Duration) -> usize {
     let ((), warnings) = run_scripted(|scripted, mount| async move {
         let file = mount.open("file").await.unwrap();
         let began = Instant::now();

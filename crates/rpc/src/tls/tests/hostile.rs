@@ -188,8 +188,7 @@ fn client_never_continues_in_clear() {
 #[test]
 fn failed_handshakes_of_a_host_are_logged_once_a_minute() {
     run(|mut net| async move {
-        let lines = Lines::default();
-        let _logging = tracing::subscriber::set_default(lines.clone());
+        let log = simnet::Log::collect(tracing::Level::INFO, "tls::server");
         let server = net.serve_tls(&[]);
         let fail = async |host| {
             let raw = net.raw_from(host, server).await;
@@ -204,36 +203,8 @@ fn failed_handshakes_of_a_host_are_logged_once_a_minute() {
         for _ in 0..10 {
             fail(3).await;
         }
-        assert_eq!(lines.0.lock().len(), 1);
+        assert_eq!(log.lines().len(), 1);
         fail(4).await;
-        assert_eq!(lines.0.lock().len(), 2, "another host has its own line");
+        assert_eq!(log.lines().len(), 2, "another host has its own line");
     });
-}
-
-/// The log of failed handshakes, without its debug messages.
-#[derive(Clone, Default)]
-pub struct Lines(pub Arc<parking_lot::Mutex<Vec<String>>>);
-
-impl tracing::Subscriber for Lines {
-    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
-        *metadata.level() <= tracing::Level::INFO && metadata.target().ends_with("tls::server")
-    }
-    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
-        tracing::span::Id::from_u64(1)
-    }
-    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
-    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
-    fn event(&self, event: &tracing::Event<'_>) {
-        struct Text(String);
-        impl tracing::field::Visit for Text {
-            fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
-                self.0 += &format!("{field}={value:?} ");
-            }
-        }
-        let mut text = Text(String::new());
-        event.record(&mut text);
-        self.0.lock().push(text.0);
-    }
-    fn enter(&self, _: &tracing::span::Id) {}
-    fn exit(&self, _: &tracing::span::Id) {}
 }

@@ -1,6 +1,6 @@
 //! Certificates that one side refuses, and the errors that the client reports.
 
-use super::{hostile::Lines, *};
+use super::*;
 
 #[test]
 fn client_refuses_servers_that_it_cannot_trust() {
@@ -219,12 +219,11 @@ fn revocation_list_that_expires_in_use_admits_nobody() {
         let kind = net.kind(2, &[&options[..], &[("tls_crl", &list)]].concat());
         let connect = || Client::connect(kind.clone(), plain, ClientOptions::new(PROGRAM, 1));
         assert_eq!(echo(&connect().await.unwrap(), 1).await, 0);
-        let lines = Lines::default();
-        let _logging = tracing::subscriber::set_default(lines.clone());
+        let log = simnet::Log::collect(tracing::Level::INFO, "tls::server");
         tokio::time::sleep(std::time::Duration::from_secs(12 * 3600)).await;
         let error = problem(net.client(of_server, &mutual)).await;
         assert!(error.contains("the peer refused the session"), "{error}");
-        let logged = lines.0.lock().concat();
+        let logged = log.lines().concat();
         let expected = format!("its revocation list in {list} expired ");
         assert!(logged.contains(&expected), "{logged}");
         assert_eq!(
