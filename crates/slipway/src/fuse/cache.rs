@@ -121,6 +121,8 @@ impl Watcher for DelegationWatcher {
         Box::pin(async move {
             let Some(tree) = tree else { return };
             let Some(node) = tree.known(mount, &file) else { return };
+            // RFC 8881 §10.4.4: changed data are written before a delegation is returned.
+            node.staged.settle(false).await;
             let mut cached = node.cached.lock().await;
             if !matches!(*cached, Cached::Nothing) {
                 *cached = Cached::Unknown;

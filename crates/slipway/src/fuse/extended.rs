@@ -124,6 +124,8 @@ impl View {
         let node = self.target(ino)?;
         let v4 = self.v4_2(&node)?;
         // Commit first, so that unstable data cannot be written into the hole again.
+        node.staged.settle(true).await;
+        node.staged.changed();
         node.unstable.commit(node.handle()).await?;
         match how {
             Allocate::Reserve => v4.allocate(node.handle(), offset, length).await.answer(),
@@ -135,6 +137,7 @@ impl View {
     pub async fn seek(&self, ino: u64, offset: i64, what: DataContent4) -> Answer<i64> {
         let node = self.target(ino)?;
         let v4 = self.v4_2(&node).map_err(|_| Errno::NOSYS)?;
+        node.staged.settle(false).await;
         let offset = u64::try_from(offset).map_err(|_| Errno::NXIO)?;
         let found = v4.seek(node.handle(), offset, what).await.map_err(|error| match errno(&error) {
             // The kernel then treats all of the file as data.
@@ -157,10 +160,13 @@ impl View {
         // The kernel copies by itself if this fails.
         same_mount(&source, &target)?;
         // Commit first, so that unstable data cannot overwrite the copy later.
+        source.staged.settle(false).await;
+        target.staged.settle(true).await;
         target.unstable.commit(target.handle()).await?;
         for _ in 0..COPY_TRIES {
             let (from, to) = ((source.handle(), from.1), (target.handle(), to.1));
             let (copied, written) = v4.copy(from, to, count.min(COPY_MAX)).await.answer()?;
+            target.staged.changed();
             let durable = written.committed == StableHow::FileSync;
             if durable || target.mount().protocol().commit(target.handle()).await.answer()? == written.verf {
                 return Ok(copied.min(COPY_MAX) as u32);

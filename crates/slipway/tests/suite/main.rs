@@ -13,6 +13,7 @@ mod mount_referrals;
 mod mount_status;
 mod mount_users;
 mod mount_v4;
+mod mount_write;
 mod outside;
 mod pnfs;
 mod privilege;
