@@ -38,6 +38,11 @@ impl Progress {
         self.bar.inc(bytes);
     }
 
+    /// Removes the bytes that an interrupted copy had written from the expected total.
+    pub fn resumed(&self, bytes: u64) {
+        self.bar.dec_length(bytes);
+    }
+
     /// Counts one complete file.
     pub fn file(&self) {
         let files = self.files.fetch_add(1, std::sync::atomic::Ordering::Relaxed) + 1;

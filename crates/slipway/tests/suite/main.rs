@@ -7,6 +7,7 @@ mod cli;
 mod clients;
 mod commands;
 mod cp;
+mod cp_resume;
 mod mount;
 mod mount_cache;
 mod mount_referrals;
