@@ -51,7 +51,7 @@ pub struct Kernel(pub Weak<Device>);
 
 impl Kernel {
     /// Invalidates data and attributes of a file in the kernel.
-    async fn forget(&self, ino: u64) {
+    pub(super) async fn forget(&self, ino: u64) {
         let device = self.0.clone();
         let notified = tokio::task::spawn_blocking(move || match device.upgrade() {
             Some(device) => device.write(&forget_inode(ino)),

@@ -9,6 +9,7 @@ mod commands;
 mod cp;
 mod cp_resume;
 mod mount;
+mod mount_acl;
 mod mount_cache;
 mod mount_referrals;
 mod mount_status;
