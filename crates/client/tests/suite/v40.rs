@@ -51,18 +51,25 @@ impl Service for OnlyZero {
     }
 }
 
-/// An operation, the status with which its next request is refused, and the number of requests with it.
+/// The operations that have arrived, and the one whose next request is refused.
+#[derive(Default)]
+struct Operations {
+    arrived: Vec<Opnum4>,
+    refused: Option<(Opnum4, Nfsstat4)>,
+}
+
+/// Refuses one request.
 #[derive(Clone, Default)]
-struct Refusal(Arc<Mutex<(Option<(Opnum4, Nfsstat4)>, Vec<Opnum4>)>>);
+struct Refusal(Arc<Mutex<Operations>>);
 
 impl Refusal {
     fn refuse(&self, opnum: Opnum4, status: Nfsstat4) {
-        self.0.lock().0 = Some((opnum, status));
+        self.0.lock().refused = Some((opnum, status));
     }
 
     /// Returns the number of operations of this kind that have arrived.
     fn count(&self, opnum: Opnum4) -> usize {
-        self.0.lock().1.iter().filter(|one| **one == opnum).count()
+        self.0.lock().arrived.iter().filter(|one| **one == opnum).count()
     }
 
     /// Returns the programs of a server with a memory file system, which refuses operations.
@@ -92,10 +99,12 @@ impl Service for Refusing {
 
     fn call<'a>(&'a self, call: Call<'a>) -> Answering<'a> {
         let Ok(args) = CompoundArgs::decode(&mut call.arguments.clone()) else { return self.0.call(call) };
-        let mut refusal = self.1.0.lock();
-        refusal.1.extend(args.argarray.iter().map(Argop4::opnum));
-        let refused = refusal.0.take_if(|(opnum, _)| args.argarray.iter().any(|op| op.opnum() == *opnum));
-        drop(refusal);
+        let opnums: Vec<_> = args.argarray.iter().map(Argop4::opnum).collect();
+        let refused = {
+            let mut operations = self.1.0.lock();
+            operations.arrived.extend(&opnums);
+            operations.refused.take_if(|(opnum, _)| opnums.contains(opnum))
+        };
         let Some((opnum, status)) = refused else { return self.0.call(call) };
         let resarray = vec![Resop4::failure(opnum, status)];
         Answering::Pending(Box::pin(async move { Ok(call.reply(&CompoundRes { status, tag: args.tag, resarray })) }))
