@@ -4,13 +4,12 @@ use std::{
     fs::{self, File, OpenOptions},
     io::{ErrorKind, Write},
     os::unix::fs::{FileExt, MetadataExt},
-    path::Path,
 };
 
 use crate::common::{
     Server,
-    mounted::{World, can_mount, is_mounted, mount, pattern},
-    until, wait,
+    mounted::{Mounted, World, can_mount, mount, mount_with, pattern},
+    until,
 };
 
 #[test]
@@ -124,7 +123,8 @@ fn an_error_of_gathered_data_is_reported() {
     let server = Server::everywhere(&["--memory", "2M", "--squash", "none"]);
     let directory = tempfile::tempdir().unwrap();
     for version in ["3", "4.2"] {
-        let mut child = mount(&format!("{}&vers={version}", server.url("tcp", "")), directory.path());
+        let child = mount(&format!("{}&vers={version}", server.url("tcp", "")), directory.path());
+        let mounted = Mounted::of(child, directory.path().to_owned());
         let file = File::create_new(directory.path().join("large")).unwrap();
         let fails = |result: std::io::Result<()>| result.unwrap_err().kind() == ErrorKind::StorageFull;
         let write = || {
@@ -142,7 +142,7 @@ fn an_error_of_gathered_data_is_reported() {
         drop(file);
         assert_eq!(fs::read(directory.path().join("large")).unwrap(), b"fits");
         fs::remove_file(directory.path().join("large")).unwrap();
-        end(&mut child, directory.path());
+        mounted.end();
     }
 }
 
@@ -158,7 +158,7 @@ fn names_that_do_not_exist_are_cached_as_long_as_attributes() {
         &format!(":{}", counted.port),
         1,
     );
-    let mut child = crate::common::mounted::mount_with(&["--attributes", "3600"], &url, &at);
+    let mounted = Mounted::of(mount_with(&["--attributes", "3600"], &url, &at), at.clone());
     let none = at.join("none");
     assert!(!none.exists());
     let before = counted.calls();
@@ -167,11 +167,6 @@ fn names_that_do_not_exist_are_cached_as_long_as_attributes() {
     // This mount makes the name.
     fs::write(&none, "made").unwrap();
     assert_eq!((fs::read(&none).unwrap(), none.metadata().unwrap().size()), (b"made".to_vec(), 4));
-    end(&mut child, &at);
+    mounted.end();
     world.end();
-}
-
-fn end(mount: &mut std::process::Child, at: &Path) {
-    rustix::process::kill_process(rustix::process::Pid::from_child(mount), rustix::process::Signal::TERM).unwrap();
-    assert!(wait(mount).success() && !is_mounted(at));
 }
