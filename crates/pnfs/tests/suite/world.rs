@@ -8,7 +8,7 @@ use std::{
 
 use buf::{Pool, Rope};
 use parking_lot::Mutex;
-use pnfs::{DataServers, Index, Options, Pnfs, Record, record::Object};
+use pnfs::{DataServers, Index, Options, Pnfs, Record, Stripes, record::Object};
 use vfs::{
     Caller, CompletionSlot, CreateMode, Cred, Handle, Layouts, Name, Report, Result, SetAttr, Stability, Vfs, VfsError,
     layout::*,
@@ -25,6 +25,7 @@ pub struct World {
     pub events: Arc<Events>,
     inner: Arc<dyn Vfs>,
     index: Storage,
+    stripes: Stripes,
 }
 
 /// The events of the tree.
@@ -52,26 +53,40 @@ impl Events {
 pub type Copy = (Object, u32);
 
 impl World {
+    /// A tree whose files have one stripe, with three data servers.
     pub fn new() -> Self {
-        let inner: Arc<dyn Vfs> = Arc::new(Memory::new(MemoryOptions { mode: 0o777, ..Default::default() }));
-        Self::open(inner, Servers::new(3), Storage::default())
+        Self::with(Stripes::ONE, 3)
     }
 
-    fn open(inner: Arc<dyn Vfs>, servers: Servers, index: Storage) -> Self {
-        let options = Options { mirrors: 2, threshold: 1000, layouts: true };
+    /// A tree whose files have two copies with these stripes.
+    pub fn with(stripes: Stripes, servers: u32) -> Self {
+        let inner: Arc<dyn Vfs> = Arc::new(Memory::new(MemoryOptions { mode: 0o777, ..Default::default() }));
+        Self::open(inner, Servers::new(servers), Storage::default(), stripes)
+    }
+
+    /// Trees with and without stripes. In one, a data server has copies of two stripes of a file, and in another one not.
+    pub fn each() -> impl Iterator<Item = Self> {
+        let stripes = |count| Stripes::new(700, count).unwrap();
+        [(Stripes::ONE, 3), (stripes(2), 4), (stripes(3), 3)]
+            .into_iter()
+            .map(|(stripes, servers)| Self::with(stripes, servers))
+    }
+
+    fn open(inner: Arc<dyn Vfs>, servers: Servers, index: Storage, stripes: Stripes) -> Self {
+        let options = Options { mirrors: 2, stripes, threshold: 1000, layouts: true };
         let opened = Index::with_backend(index.clone()).unwrap();
         let pnfs = Pnfs::new(inner.clone(), Arc::new(servers.clone()), opened, options).unwrap();
         let events = Arc::new(Events::default());
         pnfs.subscribe(events.clone());
-        Self { pnfs, servers, events, inner, index }
+        Self { pnfs, servers, events, inner, index, stripes }
     }
 
     /// Ends the tree without warning, and opens it again.
     pub fn crash(self) -> Self {
-        let Self { pnfs, servers, inner, index, .. } = self;
+        let Self { pnfs, servers, inner, index, stripes, .. } = self;
         drop(pnfs);
         index.crash();
-        Self::open(inner, servers, index)
+        Self::open(inner, servers, index, stripes)
     }
 
     /// Runs an operation to its end.
