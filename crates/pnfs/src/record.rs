@@ -77,7 +77,7 @@ pub struct Owners {
 }
 
 /// The state of a copy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CopyState {
     /// The copy has all writes that were acknowledged.
     InSync,
