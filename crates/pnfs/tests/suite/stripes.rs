@@ -5,9 +5,9 @@ use std::{collections::HashSet, sync::Arc};
 use pnfs::{Index, Options, Pnfs, Record, Stripes, record::CopyState};
 use redb::backends::InMemoryBackend;
 use vfs::{
-    Handle, VfsError,
+    Caller, Handle, Layouts, VfsError,
     layout::{
-        DataError,
+        DataError, LayoutHolder,
         LayoutMode::{Read, Write},
         LayoutModes,
     },
@@ -256,7 +256,21 @@ fn size_is_not_known_without_one_copy_of_each_stripe() {
     let last: Vec<_> = layout.mirrors.iter().map(|mirror| mirror[2].0.server.0).collect();
     last.iter().for_each(|server| world.servers.set_down(*server, true));
     assert_eq!(world.fence(&file, 1, LayoutModes::WRITE).unwrap_err(), VfsError::Io);
-    world.servers.set_down(last[1], false);
+    let release = |caller: &Caller<'_>| world.pnfs.release(caller, &file, LayoutHolder(1), LayoutModes::WRITE);
+    assert_eq!(world.run(release).unwrap_err(), VfsError::Io);
+    assert_eq!(world.size(&file), 0);
+    last.iter().for_each(|server| world.servers.set_down(*server, false));
+    world.upkeep();
+    assert_eq!(world.size(&file), 2 * UNIT + 10);
+}
+
+#[test]
+fn one_copy_of_each_stripe_tells_the_size() {
+    let world = few_servers();
+    let file = world.create("file");
+    let layout = world.grant_striped(&file, 1, Write).unwrap();
+    assert_eq!(world.client_write(&layout, 2 * UNIT, &[3; 10]), 0);
+    world.servers.set_down(layout.mirrors[0][2].0.server.0, true);
     world.fence(&file, 1, LayoutModes::WRITE).unwrap();
     assert_eq!(world.size(&file), 2 * UNIT + 10);
 }
