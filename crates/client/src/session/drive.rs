@@ -235,8 +235,7 @@ impl Driver {
             }
         }
         match outcome {
-            Outcome::Outdated(res) if persists => return self.answered(operation, res, deadline).await,
-            Outcome::Outdated(res) => return Step::Break(Ok(Some(res))),
+            Outcome::Outdated(res) => return self.answered(operation, res, deadline).await,
             _ if !persists => return Step::Break(Err(failure(Nfsstat4::StaleClientid, name))),
             _ => {}
         }
@@ -373,5 +372,21 @@ impl Client4 {
             }
             status => Err(failure(status, failed_operation(compound, &res)).on(self.link.trunk.first().server())),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nfs::v4::compound::Tag;
+
+    use super::*;
+
+    #[test]
+    fn last_result_is_that_of_the_failed_operation() {
+        let compound = Compound::new("test");
+        let failed = |resarray| CompoundRes { status: Nfsstat4::NoEnt, tag: Tag::default(), resarray };
+        let results = vec![Resop4::PutRootFh(Res4::Ok(())), Resop4::failure(Opnum4::Lookup, Nfsstat4::NoEnt)];
+        assert_eq!(failed_operation(&compound, &failed(results)), "LOOKUP");
+        assert_eq!(failed_operation(&compound, &failed(Vec::new())), "test");
     }
 }
