@@ -4,4 +4,5 @@ mod backends;
 mod failures;
 mod layouts;
 mod servers;
+mod stripes;
 mod world;
