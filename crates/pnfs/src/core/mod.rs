@@ -2,13 +2,16 @@
 
 mod change;
 mod data;
+mod drain;
 mod layouts;
 mod mirrors;
 mod resilver;
 mod spill;
+mod status;
 mod upkeep;
 
 pub(crate) use self::data::Write;
+pub use self::status::{FileStatus, Repairs, ServerStatus, SetServiceError};
 
 use std::{
     collections::{HashMap, HashSet},
@@ -23,12 +26,14 @@ use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
 use vfs::{Caller, Cred, FsCaps, Handle, Name, Result, Vfs, VfsError, XattrMode};
 
+use self::drain::Drains;
 use crate::{
     files::{File, Files, Place},
     holders::Holders,
     index::{Index, LAYOUTS, UNHEALTHY, Work},
     record::{COPIES_MAX, Record, RecordError, ServerId},
-    servers::DataServers,
+    servers::{DataServers, Failing},
+    services::Services,
     threads::Threads,
 };
 
@@ -65,7 +70,10 @@ pub(crate) struct Core {
     /// Files for which an earlier process has granted layouts, until their clients are locked out.
     pub unfenced: Mutex<HashSet<Handle>>,
     /// Data servers whose last operation failed.
-    pub failing: Mutex<HashSet<ServerId>>,
+    pub failing: Mutex<Failing>,
+    /// The same as `servers`, with the states that an administrator sets.
+    pub services: Arc<Services>,
+    pub drains: Drains,
     /// Held for reading from the time that objects are added to the queue of removals until their file is removed.
     pub removing: RwLock<()>,
     /// Notified when there is work for the upkeep.
@@ -93,7 +101,9 @@ impl Pnfs {
         if count < mirrors {
             return Err(invalid(format!("mirrors = {mirrors} needs as many data servers, and there are {count}")));
         }
-        let work = index.work().map_err(|error| io::Error::other(error.to_string()))?;
+        let failed = |error: VfsError| io::Error::other(error.to_string());
+        let services = Arc::new(Services::open(servers, &index, mirrors).map_err(failed)?);
+        let work = index.work().map_err(failed)?;
         let with = |bits: Work| work.iter().filter(move |(_, work)| **work & bits != 0).map(|(file, _)| file.clone());
         let (unequal, unfenced) = (with(!UNHEALTHY).collect(), with(LAYOUTS).collect());
         Ok(Self(Arc::new(Core {
@@ -110,7 +120,9 @@ impl Pnfs {
             wake: Notify::new(),
             writes: AtomicU64::new(0),
             inner,
-            servers,
+            servers: services.clone(),
+            services,
+            drains: Drains::default(),
             index,
             options,
         })))
@@ -230,7 +242,7 @@ impl Core {
     /// Notes whether a data server has answered.
     pub fn note_server(&self, server: ServerId, answered: bool) {
         let mut failing = self.failing.lock();
-        let changed = if answered { failing.remove(&server) } else { failing.insert(server) };
+        let changed = if answered { failing.remove(server) } else { failing.insert(server) };
         drop(failing);
         if changed && answered {
             tracing::info!(server = server.0, "the data server answers again");

@@ -95,7 +95,7 @@ impl Core {
     }
 
     /// Copies the data of a file to a new object.
-    async fn fill_copy(self: &Arc<Self>, file: &Arc<File>, copy: usize, object: Object) -> Result<()> {
+    pub async fn fill_copy(self: &Arc<Self>, file: &Arc<File>, copy: usize, object: Object) -> Result<()> {
         // Clients with layouts do not write to the new copy. From now on, they get none to write.
         self.holders.recall(&file.handle, LayoutModes::WRITE, true);
         self.holders.recalled(&file.handle).await;
@@ -103,7 +103,8 @@ impl Core {
         loop {
             let range = file.ranges.lock(offset..offset + PIECE, true).await;
             let of = file.clone();
-            if offset >= self.run(move |core| core.size_of(&of.handle)).await? {
+            let size = self.run(move |core| core.size_of(&of.handle)).await?;
+            if offset >= size {
                 drop(range);
                 let _whole = file.ranges.lock(WHOLE, true).await;
                 let of = file.clone();
@@ -120,6 +121,7 @@ impl Core {
                 self.servers.write(object, offset, data, Stability::FileSync).await?;
             }
             offset += PIECE;
+            self.note_copied(file, offset, PIECE.min(size + PIECE - offset));
         }
     }
 
@@ -128,7 +130,7 @@ impl Core {
         let _changing = file.changing.lock().await;
         let Place::Servers(record) = self.place(file).await? else { return Err(VfsError::Io) };
         let former = record.copies[copy].object;
-        let object = Object { id: entropy::random(), ..former };
+        let object = Object { server: self.server_for(&record, former.server)?, id: entropy::random() };
         let mut next = Record::clone(&record);
         next.generation += 1;
         next.copies[copy] = Copy { object, state: CopyState::Copying };
@@ -144,6 +146,7 @@ impl Core {
                 return Err(error.into());
             }
             core.store(&of, next)?;
+            core.enqueue_if_unlinked(&of.handle, object)?;
             core.index.enqueue_removals(&[former])
         })
         .await?;
@@ -177,6 +180,7 @@ impl Core {
         let mut next = Record::clone(&record);
         next.generation += 1;
         next.copies[copy].state = CopyState::InSync;
+        self.drains.replace(&mut next, object);
         let of = file.clone();
         self.run(move |core| core.store(&of, next)).await?;
         tracing::info!(file = ?file.handle, server = object.server.0, "a copy is in sync again");
