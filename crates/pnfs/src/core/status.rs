@@ -138,6 +138,11 @@ impl Pnfs {
         servers.into_iter().map(status).collect()
     }
 
+    /// Returns what an administrator has decided about a data server.
+    pub fn service(&self, server: ServerId) -> Service {
+        self.0.services.of(server)
+    }
+
     /// Checks that [`set_service`](Self::set_service) is possible.
     ///
     /// # Errors
