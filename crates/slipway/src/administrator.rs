@@ -19,10 +19,10 @@ use crate::exit::{Exit, Failure};
 #[derive(Debug, clap::Args)]
 pub struct ServerArgs {
     /// The server's state directory
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", global = true)]
     state_dir: Option<PathBuf>,
     /// The server's configuration file, which contains the state directory
-    #[arg(short, long, value_name = "FILE", conflicts_with = "state_dir")]
+    #[arg(short, long, value_name = "FILE", conflicts_with = "state_dir", global = true)]
     config: Option<PathBuf>,
 }
 

@@ -217,7 +217,7 @@ impl Core {
         let stored = self.run(move |core| {
             created?;
             core.store(&of, next)?;
-            core.enqueue_if_unlinked(&of.handle, object)
+            core.enqueue_if_removed(&of.handle, object)
         });
         let stored = stored.await;
         drop(changing);
@@ -273,11 +273,17 @@ impl Core {
         Ok(servers[0])
     }
 
-    /// Adds a new object of a file to the queue of removals if the file is only open: nothing else would find the object later.
+    /// Reports whether all copies in sync are on lost data servers.
+    pub fn is_lost(&self, record: &Record) -> bool {
+        record.in_sync().all(|copy| self.services.of(record.copies[copy].object.server) == Service::Lost)
+    }
+
+    /// Adds a new object of a file to the queue of removals if the file has been removed: the removal may have known only the
+    /// former objects.
     ///
     /// # Errors
     /// Returns `Io`.
-    pub fn enqueue_if_unlinked(&self, file: &Handle, object: Object) -> Result<()> {
+    pub fn enqueue_if_removed(&self, file: &Handle, object: Object) -> Result<()> {
         // No operation is between adding the former objects to the queue and removing the file.
         let _removing = self.removing.write();
         match self.inner.getattr(&Caller::blocking(&Cred::root()), file) {

@@ -146,7 +146,7 @@ impl Core {
                 return Err(error.into());
             }
             core.store(&of, next)?;
-            core.enqueue_if_unlinked(&of.handle, object)?;
+            core.enqueue_if_removed(&of.handle, object)?;
             core.index.enqueue_removals(&[former])
         })
         .await?;

@@ -198,9 +198,8 @@ impl Pnfs {
             }
         };
         for (file, record) in core.unhealthy()? {
-            let usable = |copy: usize| core.services.of(record.copies[copy].object.server) != Service::Lost;
             let copies = record.copies.len() - record.in_sync().count();
-            if copies > 0 && record.in_sync().any(usable) {
+            if copies > 0 && !core.is_lost(&record) {
                 repairs.files += 1;
                 repairs.copies += copies as u64;
                 add(&file, copies as u64);
@@ -219,7 +218,12 @@ impl Pnfs {
             }
         }
         repairs.bytes = (counted <= SIZED_MAX).then_some(bytes);
-        repairs.compared = core.unequal.lock().len() as u64;
+        let unequal: Vec<Handle> = core.unequal.lock().iter().cloned().collect();
+        let lost = |file: &Handle| match core.place_now(&core.files.get(file), true) {
+            Ok(Place::Servers(record)) => core.is_lost(&record),
+            _ => false,
+        };
+        repairs.compared = unequal.iter().filter(|file| !lost(file)).count() as u64;
         Ok(repairs)
     }
 

@@ -139,7 +139,7 @@ impl Core {
     async fn may_resilver(self: &Arc<Self>, file: &Arc<File>) -> Result<bool> {
         let paused = file.resilver_after.lock().is_some_and(|time| Instant::now() < time);
         let Place::Servers(record) = self.place(file).await? else { return Ok(true) };
-        if record.in_sync().all(|copy| self.services.of(record.copies[copy].object.server) == Service::Lost) {
+        if self.is_lost(&record) {
             return Ok(false);
         }
         for copy in record.copies.iter().filter(|copy| paused && copy.state == CopyState::Stale) {

@@ -143,6 +143,24 @@ fn interrupted_move_continues_after_a_crash_and_leaves_no_object() {
 }
 
 #[test]
+fn file_that_is_removed_during_a_move_leaves_no_object() {
+    let world = World::new();
+    let (_, object) = spilled(&world, "file", &[7; 3 * MIB]);
+    let from = object.server.0;
+    set(&world, from, Service::Draining);
+    (1..=3).for_each(|server| world.servers.set_permits(server, Some(1)));
+    let mut upkeep = Box::pin(world.pnfs.upkeep());
+    assert!(!step(upkeep.as_mut()));
+    let (root, name) = (vfs::Vfs::root(&world.pnfs), vfs::Name::new(b"file").unwrap());
+    world.run(|caller| vfs::Vfs::remove(&world.pnfs, caller, &root, name)).unwrap();
+    (1..=3).for_each(|server| world.servers.set_permits(server, None));
+    assert!(step(upkeep.as_mut()));
+    world.upkeep();
+    assert_eq!((world.servers.objects(), status(&world, from).objects), (0, 0));
+    assert!(world.pnfs.repairs().unwrap().is_done());
+}
+
+#[test]
 fn failed_move_is_undone_and_repeated() {
     let world = World::new();
     let contents = vec![7; 5000];
