@@ -134,8 +134,8 @@ impl Core {
         if work & DIRTY != 0 { self.end_dirty(&file).await } else { Ok(()) }
     }
 
-    /// Reports whether stale copies of a file can be made again now. No copy in sync may be left to read. A client can be the only one that cannot reach a data
-    /// server, and would report the new copy again.
+    /// Reports whether stale copies of a file can be made again now: there is a copy in sync to read, and no client that has
+    /// just reported one of them would report the new copy again because it is the only one that cannot reach a data server.
     async fn may_resilver(self: &Arc<Self>, file: &Arc<File>) -> Result<bool> {
         let paused = file.resilver_after.lock().is_some_and(|time| Instant::now() < time);
         let Place::Servers(record) = self.place(file).await? else { return Ok(true) };
