@@ -39,10 +39,11 @@ impl Held {
 impl Holders {
     pub fn new(options: &Options) -> Self {
         let size = Some(options.threshold);
+        let block = options.stripes.unit().try_into().ok().filter(|unit| *unit > 0).unwrap_or(BLOCK);
         let caps = LayoutCaps {
             kinds: vec![LayoutKind::Flexible],
-            block_size: BLOCK,
-            alignment: BLOCK,
+            block_size: block,
+            alignment: block,
             threshold: Some(LayoutThreshold { read_size: size, write_size: size, ..LayoutThreshold::default() }),
             recalled_by_truncation: true,
         };
@@ -124,5 +125,5 @@ impl Holders {
     }
 }
 
-/// The preferred bytes and alignment of an access.
+/// The preferred bytes and alignment of an access to a file that is not striped.
 const BLOCK: u32 = 1 << 20;

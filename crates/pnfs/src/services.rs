@@ -32,8 +32,8 @@ pub struct Services {
     inner: std::sync::Arc<dyn DataServers>,
     /// The data servers that are not active.
     out: Mutex<BTreeMap<ServerId, Service>>,
-    /// The number of copies of new files.
-    mirrors: usize,
+    /// The number of data servers that a new file needs.
+    needed: usize,
 }
 
 impl Services {
@@ -41,9 +41,9 @@ impl Services {
     ///
     /// # Errors
     /// Returns `Io`.
-    pub fn open(inner: std::sync::Arc<dyn DataServers>, index: &Index, mirrors: usize) -> Result<Self> {
+    pub fn open(inner: std::sync::Arc<dyn DataServers>, index: &Index, needed: usize) -> Result<Self> {
         let out = index.states()?.into_iter().map(|(server, state)| (server, decode(state))).collect();
-        Ok(Self { inner, out: Mutex::new(out), mirrors })
+        Ok(Self { inner, out: Mutex::new(out), needed })
     }
 
     /// Returns the state of a data server.
@@ -95,13 +95,13 @@ impl Services {
 }
 
 impl DataServers for Services {
-    /// Returns the active data servers. If they are fewer than the copies of a file, lost ones are added: each copy on one is
+    /// Returns the active data servers. If they are fewer than a file needs, lost ones are added: each copy on one is
     /// stale from the beginning, and is made when there is a data server for it.
     fn servers(&self) -> Vec<ServerId> {
         let mut servers = self.active();
         let mut others = self.out_of_service();
         others.sort_by_key(|(_, service)| std::cmp::Reverse(*service));
-        let missing = self.mirrors.saturating_sub(servers.len());
+        let missing = self.needed.saturating_sub(servers.len());
         let configured = self.configured();
         let others = others.into_iter().map(|(server, _)| server).filter(|server| configured.contains(server));
         servers.extend(others.take(missing));

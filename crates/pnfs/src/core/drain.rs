@@ -17,7 +17,7 @@ use crate::{
     files::{File, Place},
     index::TRUNCATING,
     ranges::WHOLE,
-    record::{COPIES_MAX, Copy, CopyState, Object, Record, ServerId},
+    record::{COPIES_MAX, Copy, CopyState, OBJECTS_MAX, Object, Record, ServerId},
     services::Service,
 };
 
@@ -66,10 +66,13 @@ impl Drains {
         self.passes.lock().get(&server).cloned().unwrap_or_default()
     }
 
-    /// Removes the copy that a complete one replaces from a record that is not stored yet.
+    /// Puts a complete copy in the place of the one that it replaces, in a record that is not stored yet.
     pub fn replace(&self, next: &mut Record, complete: Object) {
-        if let Some(former) = self.moving.lock().get(&complete) {
-            next.copies.retain(|copy| copy.object != *former);
+        let index = |object: Object| next.copies.iter().position(|copy| copy.object == object);
+        let former = self.moving.lock().get(&complete).copied();
+        if let (Some(former), Some(complete)) = (former.and_then(index), index(complete)) {
+            next.copies[former] = next.copies[complete];
+            remove_row(next, complete);
         }
     }
 }
@@ -145,7 +148,8 @@ impl Core {
         if service == Service::Draining {
             return self.move_copy(&file, object).await;
         }
-        if record.in_sync().all(|copy| record.copies[copy].object == object) {
+        let is_other = |copy: usize| record.copies[copy].object != object;
+        if record.stripe_without(is_other).is_some() {
             pass.lost += 1;
             if pass.files.len() < FILES_MAX {
                 pass.files.push(handle.clone());
@@ -193,22 +197,24 @@ impl Core {
     async fn begin_move(self: &Arc<Self>, file: &Arc<File>, former: Object) -> Result<Option<(usize, Object)>> {
         let changing = file.changing.lock().await;
         let Place::Servers(record) = self.place(file).await? else { return Ok(None) };
-        let in_sync = |copy: &&Copy| copy.object == former && copy.state == CopyState::InSync;
-        if record.copies.iter().find(in_sync).is_none() {
-            return Ok(None);
-        }
-        if record.copies.len() == COPIES_MAX {
+        let in_sync = |copy: &Copy| copy.object == former && copy.state == CopyState::InSync;
+        let Some(moved) = record.copies.iter().position(in_sync) else { return Ok(None) };
+        let stripes = record.stripes.count();
+        if record.copies.len() == COPIES_MAX * stripes || record.copies.len() + stripes > OBJECTS_MAX {
             // There is no place for one more, and enough others are left meanwhile.
             drop(changing);
             self.mark_stale(file, vec![former]).await?;
             return Ok(None);
         }
-        let server = self.server_for(&record, former.server)?;
-        let object = Object { server, id: entropy::random() };
+        let server = self.server_for(&record, moved)?;
+        let new = |state| Copy { object: Object { server, id: entropy::random() }, state };
         let mut next = Record::clone(&record);
         next.generation += 1;
-        next.copies.push(Copy { object, state: CopyState::Copying });
-        let copy = record.copies.len();
+        // A record has objects for all stripes of a copy. The others are never made.
+        next.copies.extend((0..stripes).map(|_| new(CopyState::Stale)));
+        let copy = record.copies.len() + record.stripe_of(moved);
+        next.copies[copy].state = CopyState::Copying;
+        let object = next.copies[copy].object;
         self.servers.probe(server).await?;
         let of = file.clone();
         self.run(move |core| core.index.begin_move(object, &of.handle)).await?;
@@ -238,12 +244,13 @@ impl Core {
         };
         let of = file.clone();
         self.run(move |core| {
+            let added = |copy: &Copy| copy.object == object && copy.state != CopyState::InSync;
             if let Place::Servers(record) = place
-                && record.copies.iter().any(|copy| copy.object == object && copy.state != CopyState::InSync)
+                && let Some(copy) = record.copies.iter().position(added)
             {
                 let mut next = Record::clone(&record);
                 next.generation += 1;
-                next.copies.retain(|copy| copy.object != object);
+                remove_row(&mut next, copy);
                 core.store(&of, next)?;
             }
             // Objects that a file has stay there.
@@ -252,30 +259,34 @@ impl Core {
         .await
     }
 
-    /// Returns the data server for a copy that replaces one on `former`: the same one, or if that is out of service another one
-    /// without a copy of the file.
+    /// Returns the data server for an object that replaces this copy: the same one, or if that is out of service another one
+    /// without a copy of the same stripe.
     ///
     /// # Errors
     /// Returns `NoSpace` if there is none.
-    pub fn server_for(&self, record: &Record, former: ServerId) -> Result<ServerId> {
+    pub fn server_for(&self, record: &Record, copy: usize) -> Result<ServerId> {
         let mut servers = self.services.active();
+        let former = record.copies[copy].object.server;
         if servers.contains(&former) {
             return Ok(former);
         }
-        servers.retain(|server| record.copies.iter().all(|copy| copy.object.server != *server));
+        let server_of = |copy: usize| record.copies[copy].object.server;
+        servers.retain(|server| record.copies_of(record.stripe_of(copy)).all(|other| server_of(other) != *server));
         if servers.is_empty() {
             return Err(VfsError::NoSpace);
         }
         let first = entropy::random_range(0..servers.len());
         servers.rotate_left(first);
         let failing = self.failing.lock();
-        servers.sort_by_key(|server| failing.contains(server));
+        let objects = |server: ServerId| record.copies.iter().filter(|copy| copy.object.server == server).count();
+        servers.sort_by_key(|server| (failing.contains(server), objects(*server)));
         Ok(servers[0])
     }
 
-    /// Reports whether all copies in sync are on lost data servers.
+    /// Reports whether all copies in sync of a stripe are on lost data servers.
     pub fn is_lost(&self, record: &Record) -> bool {
-        record.in_sync().all(|copy| self.services.of(record.copies[copy].object.server) == Service::Lost)
+        let is_left = |copy: usize| self.services.of(record.copies[copy].object.server) != Service::Lost;
+        record.stripe_without(is_left).is_some()
     }
 
     /// Adds a new object of a file to the queue of removals if the file has been removed: the removal may have known only the
@@ -291,6 +302,13 @@ impl Core {
             _ => self.index.enqueue_removals(&[object]),
         }
     }
+}
+
+/// Removes the objects of one copy of all stripes, among them this one.
+fn remove_row(record: &mut Record, copy: usize) {
+    let stripes = record.stripes.count();
+    let first = copy - copy % stripes;
+    record.copies.drain(first..first + stripes);
 }
 
 fn log_pass(server: ServerId, service: Service, pass: &Pass, last: Option<&Pass>) {

@@ -31,9 +31,10 @@ use crate::{
     files::{File, Files, Place},
     holders::Holders,
     index::{Index, LAYOUTS, UNHEALTHY, Work},
-    record::{COPIES_MAX, Record, RecordError, ServerId},
+    record::{COPIES_MAX, OBJECTS_MAX, Record, RecordError, ServerId},
     servers::{DataServers, Failing},
-    services::Services,
+    services::{Service, Services},
+    stripes::Stripes,
     threads::Threads,
 };
 
@@ -42,6 +43,8 @@ use crate::{
 pub struct Options {
     /// The number of copies of new files.
     pub mirrors: usize,
+    /// The stripes of new files.
+    pub stripes: Stripes,
     /// The size in bytes up to which the data of a file stay in the inner file system.
     pub threshold: u64,
     /// Whether clients get layouts. If not, all data pass through this server, and the users of objects are not changed.
@@ -87,23 +90,35 @@ impl Pnfs {
     ///
     /// # Errors
     /// Returns an error if the inner file system has no extended attributes or is itself pending, if there are fewer data
-    /// servers than mirrors, or if the index cannot be read.
+    /// servers than mirrors or than stripes, if a file would have too many objects, or if the index cannot be read.
     pub fn new(inner: Arc<dyn Vfs>, servers: Arc<dyn DataServers>, index: Index, options: Options) -> io::Result<Self> {
         let invalid = |message: String| io::Error::new(io::ErrorKind::InvalidInput, message);
         let caps = inner.caps().clone();
         if !caps.xattrs || caps.completes_later {
             return Err(invalid("the file system has no extended attributes, which pNFS needs".to_owned()));
         }
-        let (count, mirrors) = (servers.servers().len(), options.mirrors);
+        let (count, mirrors, stripes) = (servers.servers().len(), options.mirrors, options.stripes.count());
         if !(1..=COPIES_MAX).contains(&mirrors) {
             return Err(invalid(format!("mirrors = {mirrors}: it must be from 1 to {COPIES_MAX}")));
         }
         if count < mirrors {
             return Err(invalid(format!("mirrors = {mirrors} needs as many data servers, and there are {count}")));
         }
+        if count < stripes {
+            return Err(invalid(format!("stripes = {stripes} needs as many data servers, and there are {count}")));
+        }
+        if mirrors * stripes > OBJECTS_MAX {
+            let objects = mirrors * stripes;
+            let message = format!("mirrors = {mirrors} and stripes = {stripes}: a file would have {objects} objects");
+            return Err(invalid(format!("{message}, and can have {OBJECTS_MAX}")));
+        }
         let failed = |error: VfsError| io::Error::other(error.to_string());
-        let services = Arc::new(Services::open(servers, &index, mirrors).map_err(failed)?);
+        let services = Arc::new(Services::open(servers, &index, mirrors.max(stripes)).map_err(failed)?);
         let work = index.work().map_err(failed)?;
+        let mut failing = Failing::default();
+        for (server, _) in services.out_of_service().into_iter().filter(|(_, service)| *service == Service::Lost) {
+            failing.insert(server);
+        }
         let with = |bits: Work| work.iter().filter(move |(_, work)| **work & bits != 0).map(|(file, _)| file.clone());
         let (unequal, unfenced) = (with(!UNHEALTHY).collect(), with(LAYOUTS).collect());
         Ok(Self(Arc::new(Core {
@@ -115,7 +130,7 @@ impl Pnfs {
             verifier: AtomicU64::new(entropy::random()),
             files: Files::default(),
             holders: Holders::new(&options),
-            failing: Mutex::default(),
+            failing: Mutex::new(failing),
             removing: RwLock::default(),
             wake: Notify::new(),
             writes: AtomicU64::new(0),

@@ -89,12 +89,12 @@ pub struct FileStatus {
 pub enum SetServiceError {
     /// There is no such data server.
     Unknown,
-    /// Too few data servers would be left for the copies of a file.
+    /// Too few data servers would be left for the objects of a file.
     TooFew {
         /// The number of those left.
         left: usize,
-        /// The number of copies.
-        mirrors: usize,
+        /// The number that a new file needs.
+        needed: usize,
     },
     /// It is lost, so nothing can be moved.
     Lost,
@@ -157,10 +157,10 @@ impl Pnfs {
         }
         if service == Service::Draining {
             let left = core.services.active().into_iter().filter(|active| *active != server).count();
-            let mirrors = core.options.mirrors;
+            let needed = core.options.mirrors.max(core.options.stripes.count());
             match former {
                 Service::Lost => return Err(SetServiceError::Lost),
-                _ if left < mirrors => return Err(SetServiceError::TooFew { left, mirrors }),
+                _ if left < needed => return Err(SetServiceError::TooFew { left, needed }),
                 _ => {}
             }
         }
@@ -177,6 +177,10 @@ impl Pnfs {
         if core.services.of(server) != service {
             core.services.set(&core.index, server, service).map_err(|_| SetServiceError::Database)?;
             core.drains.restart(server);
+            if service == Service::Lost {
+                // New objects are placed elsewhere, also if there are too few data servers.
+                core.failing.lock().insert(server);
+            }
             tracing::warn!(server = server.0, ?service, "an administrator has set the state of a data server");
         }
         core.wake.notify_one();
@@ -277,11 +281,16 @@ impl Core {
 
     /// Returns the bytes of a file that are still to be copied to one new copy.
     fn bytes_left(&self, file: &Handle) -> u64 {
+        let stripes = match self.place_now(&self.files.get(file), true) {
+            Ok(Place::Servers(record)) => record.stripes.count() as u64,
+            _ => 1,
+        };
         let size = self.size_of(file).unwrap_or(0);
-        match &*self.drains.current.lock() {
+        let left = match &*self.drains.current.lock() {
             Some((current, copied)) if current == file => size.saturating_sub(*copied),
             _ => size,
-        }
+        };
+        left.div_ceil(stripes)
     }
 
     /// Notes that a file was copied to a new copy up to `end`.
@@ -295,9 +304,10 @@ impl fmt::Display for SetServiceError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unknown => f.write_str("there is no such data server"),
-            Self::TooFew { left, mirrors } => write!(
+            Self::TooFew { left, needed } => write!(
                 f,
-                "{left} other data servers would be in service, and mirrors = {mirrors} needs as many: add a [[pnfs.server]] first"
+                "{left} other data servers would be in service, and new files need {needed} (`mirrors`, `stripes`): add a \
+                 [[pnfs.server]] first"
             ),
             Self::Lost => f.write_str("it is lost, so nothing can be moved from it; `undrain` returns it to service"),
             Self::Database => f.write_str("the database cannot be written"),

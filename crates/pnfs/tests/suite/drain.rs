@@ -115,6 +115,69 @@ fn write_during_a_move_is_never_lost() {
     assert_eq!((world.servers.objects(), status(&world, from).objects), (2, 0));
 }
 
+/// Checks that a striped file has two copies in sync on other data servers than `from`, with these bytes.
+fn check_striped(world: &World, file: &vfs::Handle, contents: &[u8], from: u32) {
+    let record = world.record(file);
+    assert!(record.is_healthy() && record.copies.len() == 4, "{record:?}");
+    for stripe in 0..2 {
+        let servers: Vec<_> = record.copies_of(stripe).map(|copy| record.copies[copy].object.server.0).collect();
+        assert!(servers[0] != servers[1] && !servers.contains(&from), "{servers:?}");
+    }
+    let left = world.servers.objects() - world.servers.objects_on(from);
+    assert_eq!((left, status(world, from).objects), (4, 0));
+    for away in (1..=5).filter(|server| *server != from) {
+        world.servers.set_down(away, true);
+        assert!(world.read(file).unwrap() == contents, "each copy must have the bytes: {away}");
+        world.servers.set_down(away, false);
+    }
+    world.upkeep();
+}
+
+/// Every object of a striped file is moved once. The process ends during some of the moves.
+#[test]
+fn objects_of_striped_files_are_moved() {
+    for permits in [0, 1, 3, 20] {
+        let mut world = World::with(pnfs::Stripes::new(100_000, 2).unwrap(), 5);
+        let mut contents: Vec<u8> = (0..1_000_000_u32).map(|at| (at / 1000) as u8).collect();
+        let (file, _) = spilled(&world, "file", &contents);
+        for from in 1..=5 {
+            set(&world, from, Service::Draining);
+            (1..=5).for_each(|server| world.servers.set_permits(server, Some(permits)));
+            {
+                let mut upkeep = pin!(world.pnfs.upkeep());
+                let ended = step(upkeep.as_mut());
+                assert!(ended || permits < 20);
+            }
+            (1..=5).for_each(|server| world.servers.set_permits(server, None));
+            world = world.crash();
+            let at = from as usize * 150_000;
+            contents[at..at + 120_000].fill(from as u8);
+            world.write(&file, at as u64, &contents[at..at + 120_000]).unwrap();
+            world.upkeep();
+            check_striped(&world, &file, &contents, from);
+            set(&world, from, Service::Active);
+        }
+    }
+}
+
+#[test]
+fn lost_stripes_are_made_elsewhere_and_the_last_one_is_reported() {
+    let world = World::with(pnfs::Stripes::new(100_000, 2).unwrap(), 5);
+    let contents: Vec<u8> = (0..1_000_000_u32).map(|at| (at / 1000) as u8).collect();
+    let (file, object) = spilled(&world, "file", &contents);
+    let lost = object.server.0;
+    set(&world, lost, Service::Lost);
+    world.upkeep();
+    check_striped(&world, &file, &contents, lost);
+    // Both copies of one stripe are lost, and the other stripe is still there.
+    let record = world.record(&file);
+    let servers: Vec<_> = record.copies_of(1).map(|copy| record.copies[copy].object.server.0).collect();
+    servers.iter().for_each(|server| set(&world, *server, Service::Lost));
+    world.upkeep();
+    assert_eq!(servers.iter().map(|server| status(&world, *server).lost).sum::<u64>(), 1);
+    assert_eq!((world.pnfs.repairs().unwrap().lost, world.read(&file).unwrap_err()), (1, VfsError::Io));
+}
+
 #[test]
 fn interrupted_move_continues_after_a_crash_and_leaves_no_object() {
     for permits in 0..5 {
@@ -297,7 +360,7 @@ fn wrong_decisions_are_refused() {
     let set = |server, service| world.pnfs.set_service(ServerId(server), service);
     assert_eq!(set(9, Service::Lost), Err(SetServiceError::Unknown));
     assert_eq!(set(1, Service::Draining), Ok(()));
-    assert_eq!(set(2, Service::Draining), Err(SetServiceError::TooFew { left: 1, mirrors: 2 }));
+    assert_eq!(set(2, Service::Draining), Err(SetServiceError::TooFew { left: 1, needed: 2 }));
     assert_eq!(set(1, Service::Lost), Ok(()));
     assert_eq!(set(1, Service::Draining), Err(SetServiceError::Lost));
     assert_eq!(set(1, Service::Active), Ok(()));

@@ -5,4 +5,5 @@ mod drain;
 mod failures;
 mod layouts;
 mod servers;
+mod stripes;
 mod world;

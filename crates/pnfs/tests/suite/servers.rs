@@ -103,6 +103,11 @@ impl Servers {
         Self(Arc::new(Mutex::new(State { servers })))
     }
 
+    /// Returns the numbers of all data servers.
+    pub fn ids(&self) -> impl Iterator<Item = u32> + use<> {
+        self.0.lock().servers.keys().copied().collect::<Vec<_>>().into_iter()
+    }
+
     /// Sets whether a data server answers.
     pub fn set_down(&self, server: u32, down: bool) {
         self.server(server, |server| server.down = down);

@@ -110,7 +110,7 @@ fn text(layout: &LayoutRecord, holders: &[Holder]) -> String {
 }
 
 fn copies(data: &DataRecord) -> String {
-    let DataRecord { cluster, generation, write_epoch, read_epoch, compared, copies } = data;
+    let DataRecord { cluster, generation, write_epoch, read_epoch, compared, stripes, stripe_unit, copies } = data;
     let mut text = format!(
         "cluster {}, generation {generation}, epoch of writers {write_epoch}, of readers {read_epoch}\n",
         output::name(cluster.as_bytes())
@@ -118,11 +118,21 @@ fn copies(data: &DataRecord) -> String {
     if *compared {
         text.push_str("The copies may differ after a crash, and are being compared. Only the first one is read.\n");
     }
-    let mut table =
-        Table::new(&[("Server", Align::Right), ("State", Align::Left), ("Object", Align::Left), ("URL", Align::Left)]);
+    if *stripes > 1 {
+        text.push_str(&format!("{stripes} stripes, in units of {}\n", output::size(*stripe_unit)));
+    }
+    let (left, right) = (Align::Left, Align::Right);
+    let columns = [("Stripe", right), ("Server", right), ("State", left), ("Object", left), ("URL", left)];
+    let mut table = Table::new(&columns);
     for copy in copies {
         let url = copy.url.as_deref().map_or("not in the configuration".to_owned(), |url| output::name(url.as_bytes()));
-        table.row(vec![copy.server.to_string(), copy.state.to_string(), copy.object.clone(), url]);
+        table.row(vec![
+            copy.stripe.to_string(),
+            copy.server.to_string(),
+            copy.state.to_string(),
+            copy.object.clone(),
+            url,
+        ]);
     }
     text.push_str(&table.text());
     text

@@ -216,7 +216,9 @@ fn layout(members: &[Member], path: &str) -> Answer<LayoutRecord> {
         write_epoch: record.epochs.writers,
         read_epoch: record.epochs.readers,
         compared: unequal,
-        copies: record.copies.iter().map(|copy| member.copy(copy)).collect(),
+        stripes: record.stripes.count(),
+        stripe_unit: record.stripes.unit(),
+        copies: (0..record.copies.len()).map(|copy| member.copy(&record, copy)).collect(),
     });
     Ok(LayoutRecord { export: member.export.clone(), fileid, size, data, layouts: layouts.0 })
 }
@@ -226,14 +228,15 @@ impl Member {
         self.urls.iter().find(|(id, _)| *id == server).map(|(_, url)| url.clone())
     }
 
-    fn copy(&self, copy: &pnfs::record::Copy) -> CopyRecord {
+    fn copy(&self, record: &pnfs::Record, index: usize) -> CopyRecord {
+        let (stripe, copy) = (record.stripe_of(index), &record.copies[index]);
         let state = match copy.state {
             pnfs::record::CopyState::InSync => CopyState::InSync,
             pnfs::record::CopyState::Stale => CopyState::Stale,
             pnfs::record::CopyState::Copying => CopyState::Copying,
         };
         let object = super::servers::name(copy.object.id);
-        CopyRecord { server: copy.object.server.0, url: self.url(copy.object.server), object, state }
+        CopyRecord { stripe, server: copy.object.server.0, url: self.url(copy.object.server), object, state }
     }
 }
 

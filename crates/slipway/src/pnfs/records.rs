@@ -124,13 +124,19 @@ pub struct DataRecord {
     pub read_epoch: u32,
     /// `true` if the copies may differ after a crash, and will be compared.
     pub compared: bool,
-    /// The copies.
+    /// The number of stripes of each copy.
+    pub stripes: usize,
+    /// The number of bytes of a stripe unit, or 0 if there is one stripe.
+    pub stripe_unit: u64,
+    /// The copies of all stripes.
     pub copies: Vec<CopyRecord>,
 }
 
-/// A copy of a file.
+/// A copy of one stripe of a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CopyRecord {
+    /// The stripe.
+    pub stripe: usize,
     /// The number of the data server.
     pub server: u32,
     /// The URL of the data server, if the configuration has it.

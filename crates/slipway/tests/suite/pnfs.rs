@@ -1,6 +1,7 @@
 //! A metadata server and data servers in processes of their own.
 
 use std::{
+    collections::HashSet,
     fs,
     path::{Path, PathBuf},
 };
@@ -149,6 +150,57 @@ fn mirrors_heal_after_a_data_server_was_away() {
     server.stop();
 }
 
+/// Checks that each unit of a file is on two data servers, and that each data server has two objects with units of one stripe.
+fn is_striped(cluster: &Cluster, contents: &[u8]) -> bool {
+    let mut copies = vec![0; contents.len().div_ceil(STRIPE_UNIT)];
+    for server in 0..SERVERS {
+        let objects = cluster.objects(server);
+        let mut stripes = HashSet::new();
+        for object in &objects {
+            for (at, (unit, found)) in contents.chunks(STRIPE_UNIT).zip(object.chunks(STRIPE_UNIT)).enumerate() {
+                if unit == found {
+                    copies[at] += 1;
+                    stripes.insert(at % SERVERS);
+                } else if found.iter().any(|byte| *byte != 0) {
+                    return false;
+                }
+            }
+        }
+        if (objects.len(), stripes.len()) != (2, 2) {
+            return false;
+        }
+    }
+    copies.iter().all(|copies| *copies == 2)
+}
+
+#[test]
+fn striped_files_survive_a_data_server_and_heal() {
+    let mut cluster = Cluster::new();
+    let config = cluster.config("stripes = 3\nstripe_unit = '64 KiB'");
+    let server = Server::start(&["--config", &config]);
+    let (source, back) = (cluster.at("source"), cluster.at("back"));
+    let first = contents(3, 1_000_001);
+    fs::write(&source, &first).unwrap();
+    cp(source.to_str().unwrap(), &server.url("tcp", "/file"));
+    check(&server, "/file", &first, &back);
+    assert!(is_striped(&cluster, &first));
+
+    cluster.data[0].take().unwrap().stop();
+    check(&server, "/file", &first, &back);
+    let mut second = first.clone();
+    second[100_000..900_000].copy_from_slice(&contents(4, 800_000));
+    write_in_place(&server, "/file", 100_000, &second[100_000..900_000]);
+    check(&server, "/file", &second, &back);
+    cluster.data[0] = Some(cluster.start_data_server(0));
+    until("the copies must be made again", || is_striped(&cluster, &second));
+    cluster.data[1].take().unwrap().stop();
+    check(&server, "/file", &second, &back);
+
+    ok(&["rm", &server.url("tcp", "/file")]);
+    until("the objects must be removed", || [0, 2].iter().all(|server| cluster.objects(*server).is_empty()));
+    server.stop();
+}
+
 #[test]
 fn wrong_clusters_are_refused_with_the_reason() {
     let cluster = Cluster::new();
@@ -157,6 +209,9 @@ fn wrong_clusters_are_refused_with_the_reason() {
         assert!(said.contains(message), "{said}");
     };
     refused("mirrors = 4", "pnfs 'three': mirrors = 4 needs as many data servers, and there are 3");
+    refused("stripes = 4", "pnfs 'three': stripes = 4 needs as many data servers, and there are 3");
+    refused("stripes = 0", "stripes = 0: it must be from 1 to 16");
+    refused("stripe_unit = '1 KiB'", "stripe_unit: 1024 bytes are no multiple of 4 KiB from 64 KiB to 1 GiB");
     refused("mirrors = 0", "pnfs 'three': mirrors = 0: it must be from 1 to 16");
     refused(
         "[[pnfs.server]]\nid = 1\nurl = 'nfs://h/other'",
@@ -168,3 +223,5 @@ fn wrong_clusters_are_refused_with_the_reason() {
 }
 
 pub const SERVERS: usize = 3;
+/// The stripe unit in bytes.
+const STRIPE_UNIT: usize = 64 << 10;

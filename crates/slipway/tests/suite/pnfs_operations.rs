@@ -85,7 +85,7 @@ fn drain_continues_after_a_restart_and_keeps_all_writes() {
     let left = lines(&String::from_utf8(left.stdout).unwrap()).remove(0);
     assert_eq!((&left["moves"], &left["bytes"]), (&1.into(), &first.len().into()));
     let refused = cluster.refused(&["ds", "drain", &id(copies[1])]);
-    assert!(refused.contains("mirrors = 2 needs as many"), "{refused}");
+    assert!(refused.contains("new files need 2"), "{refused}");
 
     server.child.kill().unwrap();
     server.child.wait().unwrap();
