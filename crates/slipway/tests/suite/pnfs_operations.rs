@@ -157,6 +157,22 @@ fn lost_data_server_is_replaced_and_files_without_a_copy_are_named() {
 }
 
 #[test]
+fn layout_shows_the_stripes() {
+    let cluster = Cluster::new();
+    let server = Server::start(&["--config", &cluster.config("stripes = 3\nstripe_unit = '64 KiB'")]);
+    cluster.put(&server, "file", &contents(1, 200_000));
+    let data = &cluster.layout("file")["data"];
+    assert_eq!((&data["stripes"], &data["stripe_unit"]), (&3.into(), &65_536.into()));
+    let stripes: Vec<_> =
+        data["copies"].as_array().unwrap().iter().map(|copy| copy["stripe"].as_u64().unwrap()).collect();
+    assert_eq!(stripes, [0, 1, 2, 0, 1, 2]);
+    let path = cluster.at("export/file");
+    assert!(cluster.ask(&["layout", "show", path.to_str().unwrap()]).contains("3 stripes, in units of 64.0 KiB"));
+    assert!(cluster.refused(&["ds", "drain", "1"]).contains("new files need 3"));
+    server.stop();
+}
+
+#[test]
 fn layout_shows_where_the_data_are() {
     let cluster = Cluster::new();
     let server = cluster.start();
