@@ -116,7 +116,7 @@ impl Stripes {
         let all = mirrors * self.count;
         let used = preferred.clamp(least, servers.len()).min(all);
         // Copy `n` begins with data server `n * step`. With a step of 1, it differs from the other copies for every stripe.
-        let differs = |step: usize| (1..mirrors).all(|copy| copy * step % used != 0);
+        let differs = |step: usize| (1..mirrors).all(|copy| !(copy * step).is_multiple_of(used));
         let step = if differs(self.count) { self.count } else { 1 };
         (0..all).map(|at| servers[(at / self.count * step + at % self.count) % used]).collect()
     }

@@ -8,7 +8,8 @@ use buf::{Pool, Rope};
 use bytes::{Bytes, BytesMut};
 use futures_util::future::join_all;
 use vfs::{
-    Caller, Change, Cred, PreAttr, Read, Report, Result, SetAttr, Stability, VfsError, Written, layout::LayoutModes,
+    Caller, Change, Cred, PreAttr, Read, Report, Result, SeekFor, SetAttr, Stability, VfsError, Written,
+    layout::LayoutModes,
 };
 
 use super::{
@@ -126,6 +127,26 @@ impl Core {
                 }
             };
         }
+    }
+
+    /// Returns the offset of the next data or hole. NFSv3 data servers do not tell where holes are, so they are reported as
+    /// data, as lseek(2) permits.
+    ///
+    /// # Errors
+    /// Returns `NoDevice` if `offset` is at or beyond the end of the file, and the errors of the inner file system.
+    pub async fn seek(self: Arc<Self>, file: Arc<File>, cred: Cred, offset: u64, what: SeekFor) -> Result<Option<u64>> {
+        let _range = file.ranges.lock(offset..offset.saturating_add(1), false).await;
+        let place = self.place(&file).await?;
+        let seek = move |core: &Core| {
+            let caller = Caller::blocking(&cred);
+            if let Place::Inner = place {
+                return core.inner.seek(&caller, &file.handle, offset, what);
+            }
+            // The inner file system checks the permission.
+            let size = core.inner.read_into(&caller, &file.handle, offset, &mut [])?.attr.size;
+            if offset < size { Ok((what == SeekFor::Data).then_some(offset)) } else { Err(VfsError::NoDevice) }
+        };
+        self.run(seek).await
     }
 
     /// Locks a range of a file for a write. Spills the file if the write does not fit into the inner file.

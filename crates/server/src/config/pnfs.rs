@@ -117,7 +117,7 @@ fn checked_stripes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u16, D:
 
 fn checked_stripe_unit<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
     let ByteSize(unit) = ByteSize::deserialize(deserializer)?;
-    if (64 << 10..=1 << 30).contains(&unit) && unit % (4 << 10) == 0 {
+    if (64 << 10..=1 << 30).contains(&unit) && unit.is_multiple_of(4 << 10) {
         return Ok(unit);
     }
     let message = format!("stripe_unit: {unit} bytes are no multiple of 4 KiB from 64 KiB to 1 GiB");
