@@ -90,6 +90,12 @@ impl Holders {
         files.get(file).and_then(|held| held.holders.get(&holder)).copied().unwrap_or_default()
     }
 
+    /// Returns the number of holders of a file, and the modes that they have.
+    pub fn count(&self, file: &Handle) -> (usize, LayoutModes) {
+        let files = self.files.lock();
+        files.get(file).map_or((0, LayoutModes::NONE), |held| (held.holders.len(), held.modes()))
+    }
+
     /// Recalls the layouts of a file that have one of these modes.
     pub fn recall(&self, file: &Handle, modes: LayoutModes, changed: bool) {
         let mut files = self.files.lock();

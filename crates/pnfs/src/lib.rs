@@ -33,14 +33,16 @@ mod layouts;
 mod ranges;
 pub mod record;
 pub mod servers;
+mod services;
 pub mod stripes;
 mod threads;
 mod tree;
 
 pub use crate::{
-    core::{Options, Pnfs},
+    core::{FileStatus, Options, Pnfs, Repairs, ServerStatus, SetServiceError},
     index::Index,
     record::{Record, RecordError, ServerId},
     servers::{DataServers, ServerError, ServerFuture, WriteVerifier},
+    services::Service,
     stripes::Stripes,
 };

@@ -2,13 +2,16 @@
 
 mod change;
 mod data;
+mod drain;
 mod layouts;
 mod mirrors;
 mod resilver;
 mod spill;
+mod status;
 mod upkeep;
 
 pub(crate) use self::data::Write;
+pub use self::status::{FileStatus, Repairs, ServerStatus, SetServiceError};
 
 use std::{
     collections::{HashMap, HashSet},
@@ -23,12 +26,14 @@ use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
 use vfs::{Caller, Cred, FsCaps, Handle, Name, Result, Vfs, VfsError, XattrMode};
 
+use self::drain::Drains;
 use crate::{
     files::{File, Files, Place},
     holders::Holders,
     index::{Index, LAYOUTS, UNHEALTHY, Work},
     record::{COPIES_MAX, OBJECTS_MAX, Record, RecordError, ServerId},
-    servers::DataServers,
+    servers::{DataServers, Failing},
+    services::{Service, Services},
     stripes::Stripes,
     threads::Threads,
 };
@@ -68,7 +73,10 @@ pub(crate) struct Core {
     /// Files for which an earlier process has granted layouts, until their clients are locked out.
     pub unfenced: Mutex<HashSet<Handle>>,
     /// Data servers whose last operation failed.
-    pub failing: Mutex<HashSet<ServerId>>,
+    pub failing: Mutex<Failing>,
+    /// The same as `servers`, with the states that an administrator sets.
+    pub services: Arc<Services>,
+    pub drains: Drains,
     /// Held for reading from the time that objects are added to the queue of removals until their file is removed.
     pub removing: RwLock<()>,
     /// Notified when there is work for the upkeep.
@@ -104,7 +112,13 @@ impl Pnfs {
             let message = format!("mirrors = {mirrors} and stripes = {stripes}: a file would have {objects} objects");
             return Err(invalid(format!("{message}, and can have {OBJECTS_MAX}")));
         }
-        let work = index.work().map_err(|error| io::Error::other(error.to_string()))?;
+        let failed = |error: VfsError| io::Error::other(error.to_string());
+        let services = Arc::new(Services::open(servers, &index, mirrors.max(stripes)).map_err(failed)?);
+        let work = index.work().map_err(failed)?;
+        let mut failing = Failing::default();
+        for (server, _) in services.out_of_service().into_iter().filter(|(_, service)| *service == Service::Lost) {
+            failing.insert(server);
+        }
         let with = |bits: Work| work.iter().filter(move |(_, work)| **work & bits != 0).map(|(file, _)| file.clone());
         let (unequal, unfenced) = (with(!UNHEALTHY).collect(), with(LAYOUTS).collect());
         Ok(Self(Arc::new(Core {
@@ -116,12 +130,14 @@ impl Pnfs {
             verifier: AtomicU64::new(entropy::random()),
             files: Files::default(),
             holders: Holders::new(&options),
-            failing: Mutex::default(),
+            failing: Mutex::new(failing),
             removing: RwLock::default(),
             wake: Notify::new(),
             writes: AtomicU64::new(0),
             inner,
-            servers,
+            servers: services.clone(),
+            services,
+            drains: Drains::default(),
             index,
             options,
         })))
@@ -241,7 +257,7 @@ impl Core {
     /// Notes whether a data server has answered.
     pub fn note_server(&self, server: ServerId, answered: bool) {
         let mut failing = self.failing.lock();
-        let changed = if answered { failing.remove(&server) } else { failing.insert(server) };
+        let changed = if answered { failing.remove(server) } else { failing.insert(server) };
         drop(failing);
         if changed && answered {
             tracing::info!(server = server.0, "the data server answers again");

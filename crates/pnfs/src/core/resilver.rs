@@ -109,7 +109,7 @@ impl Core {
     }
 
     /// Copies the data of a stripe to a new object.
-    async fn fill_copy(self: &Arc<Self>, file: &Arc<File>, copy: usize, object: Object) -> Result<()> {
+    pub async fn fill_copy(self: &Arc<Self>, file: &Arc<File>, copy: usize, object: Object) -> Result<()> {
         // Clients with layouts do not write to the new copy. From now on, they get none to write.
         self.holders.recall(&file.handle, LayoutModes::WRITE, true);
         self.holders.recalled(&file.handle).await;
@@ -120,7 +120,8 @@ impl Core {
             let end = offset.saturating_add(PIECE);
             let range = file.ranges.lock(offset..end, true).await;
             let of = file.clone();
-            if offset >= self.run(move |core| core.size_of(&of.handle)).await? {
+            let size = self.run(move |core| core.size_of(&of.handle)).await?;
+            if offset >= size {
                 drop(range);
                 let _whole = file.ranges.lock(WHOLE, true).await;
                 let of = file.clone();
@@ -138,7 +139,9 @@ impl Core {
             if !is_zero(&data) {
                 self.servers.write(object, offset, data, Stability::FileSync).await?;
             }
+            let copied = (behind.min(size)).saturating_sub(offset);
             offset = stripes.next(stripe, behind);
+            self.note_copied(file, offset, copied);
         }
     }
 
@@ -147,7 +150,7 @@ impl Core {
         let _changing = file.changing.lock().await;
         let Place::Servers(record) = self.place(file).await? else { return Err(VfsError::Io) };
         let former = record.copies[copy].object;
-        let object = Object { id: entropy::random(), ..former };
+        let object = Object { server: self.server_for(&record, copy)?, id: entropy::random() };
         let mut next = Record::clone(&record);
         next.generation += 1;
         next.copies[copy] = Copy { object, state: CopyState::Copying };
@@ -163,6 +166,7 @@ impl Core {
                 return Err(error.into());
             }
             core.store(&of, next)?;
+            core.enqueue_if_removed(&of.handle, object)?;
             core.index.enqueue_removals(&[former])
         })
         .await?;
@@ -196,6 +200,7 @@ impl Core {
         let mut next = Record::clone(&record);
         next.generation += 1;
         next.copies[copy].state = CopyState::InSync;
+        self.drains.replace(&mut next, object);
         let of = file.clone();
         self.run(move |core| core.store(&of, next)).await?;
         tracing::info!(file = ?file.handle, server = object.server.0, "a copy is in sync again");

@@ -1,6 +1,7 @@
 //! Tests of the layer over memory and directories, with data servers in memory.
 
 mod backends;
+mod drain;
 mod failures;
 mod layouts;
 mod servers;

@@ -11,14 +11,14 @@ use client::blocking::Runtime;
 use crate::common::{Server, fails, listen, ok, port::Port, until};
 
 /// Three data servers and a metadata server whose files have two copies.
-struct Cluster {
-    dir: tempfile::TempDir,
+pub struct Cluster {
+    pub dir: tempfile::TempDir,
     ports: Vec<Port>,
-    data: Vec<Option<Server>>,
+    pub data: Vec<Option<Server>>,
 }
 
 impl Cluster {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let ports = (0..SERVERS).map(|_| Port::take()).collect();
         let mut cluster = Self { dir: tempfile::tempdir().unwrap(), ports, data: Vec::new() };
         cluster.data = (0..SERVERS).map(|server| Some(cluster.start_data_server(server))).collect();
@@ -26,21 +26,24 @@ impl Cluster {
         cluster
     }
 
-    fn at(&self, name: &str) -> PathBuf {
+    pub fn at(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    fn start_data_server(&self, server: usize) -> Server {
+    pub fn start_data_server(&self, server: usize) -> Server {
+        self.start_data_server_with(server, &["--squash", "none"])
+    }
+
+    pub fn start_data_server_with(&self, server: usize, options: &[&str]) -> Server {
         let (data, state) = (self.at(&format!("data{server}")), self.at(&format!("state{server}")));
         fs::create_dir_all(&data).unwrap();
         let [flag, address] = listen("tcp", &self.ports[server]);
-        let args =
-            ["--squash", "none", "--state-dir", state.to_str().unwrap(), data.to_str().unwrap(), &flag, &address];
-        Server::start(&args)
+        let args = ["--state-dir", state.to_str().unwrap(), data.to_str().unwrap(), &flag, &address];
+        Server::start(&[options, &args].concat())
     }
 
     /// Returns the path of the configuration of the metadata server. Data pass through it, so the test needs no privileges.
-    fn config(&self, more: &str) -> String {
+    pub fn config(&self, more: &str) -> String {
         let dir = self.dir.path().display();
         let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         let servers: String = (0..SERVERS)
@@ -60,28 +63,28 @@ impl Cluster {
         path.to_str().unwrap().to_owned()
     }
 
-    fn start(&self) -> Server {
+    pub fn start(&self) -> Server {
         Server::start(&["--config", &self.config("")])
     }
 
     /// Returns the contents of all objects of a data server. One can be removed meanwhile.
-    fn objects(&self, server: usize) -> Vec<Vec<u8>> {
+    pub fn objects(&self, server: usize) -> Vec<Vec<u8>> {
         let entries = fs::read_dir(self.at(&format!("data{server}"))).unwrap();
         entries.filter_map(|entry| fs::read(entry.unwrap().path()).ok()).collect()
     }
 
     /// Returns the data servers that have one object, with these contents.
-    fn with_copy(&self, contents: &[u8]) -> Vec<usize> {
+    pub fn with_copy(&self, contents: &[u8]) -> Vec<usize> {
         (0..SERVERS).filter(|server| self.objects(*server) == [contents]).collect()
     }
 }
 
 /// Copies a file to a URL, or from one.
-fn cp(from: &str, to: &str) {
+pub fn cp(from: &str, to: &str) {
     ok(&["cp", from, to]);
 }
 
-fn contents(seed: u64, len: usize) -> Vec<u8> {
+pub fn contents(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed;
     let next = |_| {
         state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
@@ -91,7 +94,7 @@ fn contents(seed: u64, len: usize) -> Vec<u8> {
 }
 
 /// Checks the contents of a file by each version.
-fn check(server: &Server, name: &str, expected: &[u8], scratch: &Path) {
+pub fn check(server: &Server, name: &str, expected: &[u8], scratch: &Path) {
     for version in ["3", "4.0", "4.2"] {
         let url = format!("{}&vers={version}", server.url("tcp", name));
         cp(&url, scratch.to_str().unwrap());
@@ -100,7 +103,7 @@ fn check(server: &Server, name: &str, expected: &[u8], scratch: &Path) {
 }
 
 /// Writes to a file that exists, and makes the data durable.
-fn write_in_place(server: &Server, name: &str, offset: u64, data: &[u8]) {
+pub fn write_in_place(server: &Server, name: &str, offset: u64, data: &[u8]) {
     let runtime = Runtime::start().unwrap();
     let mount = runtime.connect(&server.url("tcp", "").parse().unwrap(), &transports::for_client()).unwrap();
     let file = mount.open(name).unwrap();
@@ -219,6 +222,6 @@ fn wrong_clusters_are_refused_with_the_reason() {
     refused("[[pnfs]]\nname = 'three'", "the configuration has two [[pnfs]] with the name 'three'");
 }
 
-const SERVERS: usize = 3;
+pub const SERVERS: usize = 3;
 /// The stripe unit in bytes.
 const STRIPE_UNIT: usize = 64 << 10;
