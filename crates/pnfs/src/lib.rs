@@ -8,10 +8,13 @@
 //!
 //! Read `docs/adr/0012-pnfs.md` first, and RFC 8435 §2.2 and §8 (mirrors).
 //!
+//! **Stripes.** The stripes of a file are independent: each has its own copies, in sync or not, and all rules about copies
+//! apply to each stripe. This works because a byte has the same offset in every object (RFC 8435 §6).
+//!
 //! **Order of writes.** These rules keep every acknowledged byte, whenever the process ends:
 //!
 //! 1. A record is durable before a write is acknowledged that a copy has missed, and before a layout without this copy is
-//!    granted. The last copy that is in sync is never marked stale: the operation fails instead.
+//!    granted. The last copy of a stripe that is in sync is never marked stale: the operation fails instead.
 //! 2. A file is marked in the [`index`] before its first write, and copies that may differ after a crash are compared
 //!    before a second copy is read.
 //! 3. Objects are in the index before a record names them, and are removed only after it has been checked that no record
@@ -19,7 +22,8 @@
 //! 4. A file is marked in the index before a layout to write is granted. If the process ends, the next one locks the clients
 //!    out, takes the size of the file from the objects, and compares the copies.
 //!
-//! **Errors.** A data server that fails is an error of an operation only if no other copy is in sync.
+//! **Errors.** A data server that fails is an error of an operation only if no other copy of the same stripe is in
+//! sync.
 
 mod core;
 mod files;
@@ -29,12 +33,16 @@ mod layouts;
 mod ranges;
 pub mod record;
 pub mod servers;
+mod services;
+pub mod stripes;
 mod threads;
 mod tree;
 
 pub use crate::{
-    core::{Options, Pnfs},
+    core::{FileStatus, Options, Pnfs, Repairs, ServerStatus, SetServiceError},
     index::Index,
     record::{Record, RecordError, ServerId},
     servers::{DataServers, ServerError, ServerFuture, WriteVerifier},
+    services::Service,
+    stripes::Stripes,
 };

@@ -18,6 +18,7 @@ mod mount_v4;
 mod mount_write;
 mod outside;
 mod pnfs;
+mod pnfs_operations;
 mod privilege;
 mod serve;
 mod serve_hung;
