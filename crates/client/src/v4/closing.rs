@@ -14,6 +14,7 @@
 use std::{mem, sync::Arc, time::Duration};
 
 use bytes::Bytes;
+use futures_util::future::join_all;
 use nfs::v4::{compound::CompoundRes, *};
 use tokio::sync::OwnedMutexGuard;
 
@@ -89,7 +90,16 @@ impl Opens {
             at < excess || (!file.is_delegated() && used.elapsed() >= IDLE_TIMEOUT)
         };
         let due = idle.iter().enumerate().filter(|entry| is_due(*entry)).map(|(_, (_, file))| file.clone());
-        self.close_files(&due.collect::<Vec<_>>(), deadline).await;
+        let due: Vec<_> = due.collect();
+        self.close_files(&due, deadline).await;
+        // A delegated file stays open, but not with its layouts: each of them can need a recall.
+        let idle = idle.into_iter().filter(|(used, file)| {
+            used.elapsed() >= IDLE_TIMEOUT && file.is_idle() && file.layouts.held.lock().stateid.is_some()
+        });
+        let idle: Vec<_> = idle.map(|(_, file)| file).collect();
+        for files in idle.chunks(TOGETHER_MAX) {
+            join_all(files.iter().map(|file| self.end_layouts(file, None))).await;
+        }
     }
 
     /// Closes the file soon if it is idle and not delegated. A user of the file calls this when it has finished.
@@ -143,6 +153,11 @@ impl Opens {
             let (mut released, mut parts, mut locked) = (Vec::new(), Vec::new(), Vec::new());
             for file in files {
                 self.notify_return(file).await;
+                if file.is_idle() {
+                    // RFC 8881 §18.43.3: a layout can be marked for return before CLOSE. The others are returned too: so
+                    // their number is bounded, and no recall of a file that nobody uses is necessary.
+                    self.end_layouts(file, None).await;
+                }
                 // Two tasks that wait for a file while they have locked others could wait for each other.
                 match file.try_lock_changes() {
                     Some(changes) => released.extend(self.release(file, changes, &mut parts)),
