@@ -53,16 +53,16 @@ impl Drop for LayoutUse {
 }
 
 /// Marks that a LAYOUTGET is outstanding, also if its caller gives up.
-struct Asking<'a>(&'a OpenFile);
+struct Outstanding<'a>(&'a OpenFile);
 
-impl<'a> Asking<'a> {
+impl<'a> Outstanding<'a> {
     fn new(file: &'a OpenFile) -> Self {
         file.layouts.held.lock().is_asking = true;
         Self(file)
     }
 }
 
-impl Drop for Asking<'_> {
+impl Drop for Outstanding<'_> {
     fn drop(&mut self) {
         self.0.layouts.held.lock().is_asking = false;
     }
@@ -119,7 +119,7 @@ impl Opens {
         if !self.file_system_has_layouts(file, deadline).await {
             return Some(PAUSE_LONG);
         }
-        let _asking = Asking::new(file);
+        let _outstanding = Outstanding::new(file);
         let known = file.layouts.held.lock().stateid;
         let args = LayoutGetArgs {
             signal_layout_avail: false,
