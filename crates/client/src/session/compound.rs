@@ -245,6 +245,9 @@ const ATTRS_MAX: usize = 512;
 
 #[cfg(test)]
 mod tests {
+    use nfs::v4::{ReadOk, Res4};
+    use rpc::{AcceptStat, ReplyBody, Xid};
+
     use super::*;
 
     #[test]
@@ -258,6 +261,18 @@ mod tests {
             let plan = Compound::new("test").payload(payload_max, last).plan();
             assert_eq!((plan.payload_max, plan.locate.is_some()), (payload_max, located));
         }
+    }
+
+    #[test]
+    fn payload_of_a_read_is_located() {
+        let data = Bytes::from(vec![7; 1000]);
+        let read = Resop4::Read(Res4::Ok(ReadOk { eof: true, data: data.clone().into() }));
+        let mut reply = Encoder::with_capacity(256);
+        ReplyHeader { xid: Xid(1), body: ReplyBody::accepted(AcceptStat::Success) }.encode(&mut reply);
+        CompoundRes { status: Nfsstat4::Ok, tag: Tag::default(), resarray: vec![read] }.encode(&mut reply);
+        let reply = reply.finish().to_rope().to_bytes().unwrap();
+        let located = locate(&reply.slice(..reply.len() - 500)).expect("the payload must be located");
+        assert_eq!((located.position, located.len), (reply.len() - data.len(), data.len()));
     }
 
     #[test]

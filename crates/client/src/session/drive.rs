@@ -235,8 +235,7 @@ impl Driver {
             }
         }
         match outcome {
-            Outcome::Outdated(res) if persists => return self.answered(operation, res, deadline).await,
-            Outcome::Outdated(res) => return Step::Break(Ok(Some(res))),
+            Outcome::Outdated(res) => return self.answered(operation, res, deadline).await,
             _ if !persists => return Step::Break(Err(failure(Nfsstat4::StaleClientid, name))),
             _ => {}
         }

@@ -368,3 +368,21 @@ fn is_in_use(mount: &Weak<ServerLink>) -> bool {
 
 /// The number of owners of opens from which on unused ones are removed.
 const OPENERS_MIN: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use rpc::AuthSys;
+
+    use super::*;
+
+    #[test]
+    fn openers_of_dropped_callers_are_removed() {
+        let (openers, kept) = (Openers::default(), Caller::new(AuthSys::of_process()));
+        let of_kept = openers.of(Some(&kept));
+        for _ in 0..4 * OPENERS_MIN {
+            openers.of(Some(&Caller::new(AuthSys::of_process())));
+        }
+        assert!(openers.0.lock().len() <= OPENERS_MIN, "{}", openers.0.lock().len());
+        assert!(Arc::ptr_eq(&of_kept, &openers.of(Some(&kept))), "a caller that is in use must keep its seqid");
+    }
+}

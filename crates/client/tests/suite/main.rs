@@ -16,6 +16,7 @@ mod rdma;
 mod referrals;
 mod requester;
 mod restart;
+mod session_errors;
 mod sessions;
 mod sockets;
 mod tree;

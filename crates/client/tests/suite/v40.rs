@@ -4,7 +4,7 @@ use std::{ops::RangeInclusive, sync::Arc, time::Duration};
 
 use crate::common::{Server, memory, nfs_server, sim};
 use client::LockRange;
-use nfs::v4::{Nfsstat4, Opnum4, compound::*};
+use nfs::v4::{Argop4, Nfsstat4, Opnum4, Resop4, compound::*};
 use parking_lot::Mutex;
 use rpc::{Answering, Call, Procedure, Service};
 use simnet::Network;
@@ -48,6 +48,66 @@ impl Service for OnlyZero {
             }
             _ => self.0.call(call),
         }
+    }
+}
+
+/// The operations that have arrived, and the one whose next request is refused.
+#[derive(Default)]
+struct Operations {
+    arrived: Vec<Opnum4>,
+    refused: Option<(Opnum4, Nfsstat4)>,
+}
+
+/// Refuses one request.
+#[derive(Clone, Default)]
+struct Refusal(Arc<Mutex<Operations>>);
+
+impl Refusal {
+    fn refuse(&self, opnum: Opnum4, status: Nfsstat4) {
+        self.0.lock().refused = Some((opnum, status));
+    }
+
+    /// Returns the number of operations of this kind that have arrived.
+    fn count(&self, opnum: Opnum4) -> usize {
+        self.0.lock().arrived.iter().filter(|one| **one == opnum).count()
+    }
+
+    /// Returns the programs of a server with a memory file system, which refuses operations.
+    fn services(&self) -> Vec<Arc<dyn Service>> {
+        all_versions()
+            .into_iter()
+            .map(|service| Arc::new(Refusing(service, self.clone())) as Arc<dyn Service>)
+            .collect()
+    }
+}
+
+/// A service that refuses operations.
+struct Refusing(Arc<dyn Service>, Refusal);
+
+impl Service for Refusing {
+    fn program(&self) -> u32 {
+        self.0.program()
+    }
+
+    fn versions(&self) -> RangeInclusive<u32> {
+        self.0.versions()
+    }
+
+    fn procedure(&self, version: u32, procedure: u32) -> Option<Procedure> {
+        self.0.procedure(version, procedure)
+    }
+
+    fn call<'a>(&'a self, call: Call<'a>) -> Answering<'a> {
+        let Ok(args) = CompoundArgs::decode(&mut call.arguments.clone()) else { return self.0.call(call) };
+        let opnums: Vec<_> = args.argarray.iter().map(Argop4::opnum).collect();
+        let refused = {
+            let mut operations = self.1.0.lock();
+            operations.arrived.extend(&opnums);
+            operations.refused.take_if(|(opnum, _)| opnums.contains(opnum))
+        };
+        let Some((opnum, status)) = refused else { return self.0.call(call) };
+        let resarray = vec![Resop4::failure(opnum, status)];
+        Answering::Pending(Box::pin(async move { Ok(call.reply(&CompoundRes { status, tag: args.tag, resarray })) }))
     }
 }
 
@@ -153,4 +213,72 @@ fn cancelled_operations_keep_seqids_in_step() {
         let seen = direct.resolve("f").await.unwrap().handle;
         assert_eq!(direct.v4().unwrap().lock(&seen, b"me", ALL).await.unwrap(), None, "all bytes must be unlocked");
     });
+}
+
+#[test]
+fn conflicting_lock_is_found() {
+    simulated(all_versions, async |_, server| {
+        let (holder, other) = (server.mount("vers=4.0").await, server.mount("vers=4.0").await);
+        holder.write("f", &b"content"[..]).await.unwrap();
+        let file = holder.open("f").await.unwrap();
+        let range = LockRange { offset: 5, length: 10, exclusive: true };
+        assert_eq!(holder.v4().unwrap().lock(file.handle(), b"me", range).await.unwrap(), None);
+        let seen = other.resolve("f").await.unwrap().handle;
+        assert_eq!(other.v4().unwrap().test_lock(&seen, b"me", ALL).await.unwrap(), Some(range));
+        assert_eq!(holder.v4().unwrap().test_lock(file.handle(), b"me", ALL).await.unwrap(), None);
+    });
+}
+
+/// RFC 7530 §13.1.5: the server returns this for any request, until the client has found the file system that has moved.
+#[test]
+fn request_is_sent_again_after_lease_moved() {
+    let refusal = Refusal::default();
+    simulated(
+        || refusal.services(),
+        async |_, server| {
+            let mount = server.mount("vers=4.0").await;
+            mount.write("f", &b"content"[..]).await.unwrap();
+            refusal.refuse(Opnum4::Lookup, Nfsstat4::LeaseMoved);
+            let before = refusal.count(Opnum4::Lookup);
+            assert_eq!(mount.stat("f").await.unwrap().size, 7);
+            assert_eq!(refusal.count(Opnum4::Lookup), before + 2);
+        },
+    );
+}
+
+/// The server has restarted: the client registers again, and sends the request again.
+#[test]
+fn stale_client_registers_again() {
+    let refusal = Refusal::default();
+    simulated(
+        || refusal.services(),
+        async |_, server| {
+            let mount = server.mount("vers=4.0").await;
+            mount.write("f", &b"content"[..]).await.unwrap();
+            let file = mount.open("f").await.unwrap();
+            for status in [Nfsstat4::StaleClientid, Nfsstat4::Expired] {
+                let before = refusal.count(Opnum4::SetClientIdConfirm);
+                refusal.refuse(Opnum4::LockT, status);
+                assert_eq!(mount.v4().unwrap().test_lock(file.handle(), b"me", ALL).await.unwrap(), None);
+                assert_eq!(refusal.count(Opnum4::SetClientIdConfirm), before + 1, "{status:?}");
+            }
+        },
+    );
+}
+
+/// Only a restart of the server between the two operations of the registration is a reason to repeat it.
+#[test]
+fn refused_registration_is_final() {
+    for (status, registrations) in [(Nfsstat4::StaleClientid, 2), (Nfsstat4::Access, 1)] {
+        let refusal = Refusal::default();
+        refusal.refuse(Opnum4::SetClientIdConfirm, status);
+        simulated(
+            || refusal.services(),
+            async |_, server| {
+                let mounted = server.mount_path("", "vers=4.0").await;
+                assert_eq!(mounted.is_ok(), registrations == 2, "{mounted:?}");
+                assert_eq!(refusal.count(Opnum4::SetClientId), registrations, "{status:?}");
+            },
+        );
+    }
 }

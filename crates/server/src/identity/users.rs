@@ -230,7 +230,7 @@ impl Cache {
         let groups = count(user.as_ref());
         let is_full = |cache: &Self| cache.entries.len() >= ENTRIES_MAX || cache.groups + groups > GROUPS_MAX;
         if is_full(self) {
-            // A caller can claim any uid, so users that do not exist go first.
+            // A caller can claim any uid, so entries of users that do not exist are evicted first.
             self.retain(|entry| entry.user.is_some() && now.saturating_duration_since(entry.at) < ttl);
         }
         if is_full(self) {

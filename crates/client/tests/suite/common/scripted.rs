@@ -48,6 +48,8 @@ pub struct Script {
     /// The numbers of the opens that were closed.
     pub closed: Vec<u8>,
     pub target: u32,
+    /// The number of slots of new sessions, and of the operations in a request; `None` grants [`SLOTS`] and as many as asked for.
+    pub grants: Option<(u32, u32)>,
     pub sessions: u8,
     pub clients: u64,
     /// The number of CREATE_SESSIONs of clients that the server does not know.
@@ -99,6 +101,17 @@ impl Scripted {
     pub fn restart(&self) {
         let mut script = self.script.lock();
         (script.session, script.client) = (None, None);
+    }
+
+    /// Restarts the server so that the client gets the ID that it had before.
+    pub fn restart_with_same_ids(&self) {
+        self.restart();
+        self.script.lock().clients -= 1;
+    }
+
+    /// Refuses an operation with this status from now on, for this time.
+    pub fn refuse(&self, opnum: Opnum4, status: Nfsstat4, time: Duration) {
+        self.script.lock().refuse = Some((opnum, status, Instant::now() + time));
     }
 
     /// Returns the executed requests with this operation.
@@ -238,11 +251,12 @@ impl Scripted {
                 script.slots = vec![(0, None); SLOTS as usize];
                 script.flags = 0;
                 *self.back.lock() = Some(reverse.clone());
+                let (maxrequests, maxoperations) = script.grants.unwrap_or((SLOTS, args.fore_chan_attrs.maxoperations));
                 Resop4::CreateSession(Res4::Ok(Box::new(CreateSessionOk {
                     sessionid: Sessionid4([script.sessions; 16]),
                     sequence: args.sequence,
                     flags: args.flags,
-                    fore_chan_attrs: ChannelAttrs4 { maxrequests: SLOTS, ..args.fore_chan_attrs },
+                    fore_chan_attrs: ChannelAttrs4 { maxrequests, maxoperations, ..args.fore_chan_attrs },
                     back_chan_attrs: args.back_chan_attrs,
                 })))
             }

@@ -1,0 +1,250 @@
+//! Errors that a server of NFSv4.1 returns for the operations of sessions. The tests run in virtual time against a scripted
+//! server that records all requests.
+
+use std::{sync::Arc, time::Duration};
+
+use crate::common::{
+    recorder::Record,
+    scripted::{CONTENT, Script, Scripted},
+    sim,
+};
+use client::{Mount, Result};
+use nfs::v4::{callback::*, *};
+use tokio::time::Instant;
+
+/// Connects to a server that `prepare` has changed.
+fn connected(prepare: impl FnOnce(&mut Script), test: impl AsyncFnOnce(Arc<Scripted>, Record, Result<Mount>)) {
+    sim::simulate(|network| async move {
+        let (services, (scripted, record)) = sim::recorded();
+        prepare(&mut scripted.script.lock());
+        let _process = sim::start(&network, services);
+        let url = format!("nfs://{}/?proto=tcp&vers=4.1&uid=0&gid=0", sim::SERVER).parse().unwrap();
+        let mount = Mount::connect(&url, &sim::switch(&network, 1)).await;
+        test(scripted, record, mount).await;
+    });
+}
+
+fn simulated(test: impl AsyncFnOnce(Arc<Scripted>, Record, Mount)) {
+    connected(|_| {}, async |scripted, record, mount| test(scripted, record, mount.unwrap()).await);
+}
+
+/// The client sends requests of up to eight operations.
+#[test]
+fn session_that_is_too_small_is_an_error() {
+    for (slots, operations, expected) in [
+        (1, 8, None),
+        (0, 8, Some("a session of 0 slots of 8 operations")),
+        (8, 7, Some("a session of 8 slots of 7 operations")),
+    ] {
+        connected(
+            |script| script.grants = Some((slots, operations)),
+            async |_, _, mount| match (mount, expected) {
+                (Ok(mount), None) => drop(mount.stat("file").await.unwrap()),
+                (Err(error), Some(expected)) => assert!(error.to_string().contains(expected), "{error}"),
+                (mount, _) => panic!("{slots} slots of {operations} operations: {mount:?}"),
+            },
+        );
+    }
+}
+
+/// RFC 8881 §18.51.3: a client that repeats RECLAIM_COMPLETE after a lost reply gets this error.
+#[test]
+fn completed_reclaim_is_no_error() {
+    connected(
+        |script| {
+            let forever = Instant::now() + HOUR;
+            script.refuse = Some((Opnum4::ReclaimComplete, Nfsstat4::CompleteAlready, forever));
+        },
+        async |scripted, _, mount| {
+            mount.unwrap().stat("file").await.unwrap();
+            assert_eq!(scripted.script.lock().refused, 1);
+        },
+    );
+}
+
+#[test]
+fn refused_session_ends_the_operation() {
+    simulated(async |scripted, _, mount| {
+        scripted.forget_session();
+        scripted.refuse(Opnum4::CreateSession, Nfsstat4::NoSpc, HOUR);
+        let error = mount.stat("file").await.unwrap_err();
+        assert!(error.to_string().contains("CREATE_SESSION"), "{error}");
+        assert_eq!(scripted.script.lock().refused, 1, "the error is final");
+    });
+}
+
+/// A restarted server can return the same client ID. It says that the client was not confirmed, so it has no state of the client.
+#[test]
+fn state_is_reclaimed_although_the_client_id_is_the_same() {
+    simulated(async |scripted, record, mount| {
+        let file = mount.open("file").await.unwrap();
+        assert_eq!(file.read_bytes(0, 4).await.unwrap(), &CONTENT[..4]);
+        scripted.restart_with_same_ids();
+        assert_eq!(file.read_bytes(4, 4).await.unwrap(), &CONTENT[4..8]);
+        assert_eq!(scripted.script.lock().clients, 1, "the client ID must be the same");
+        //= rfc8881-8.4.2-1
+        assert!(record.position(|request| request.reclaims()).is_some());
+    });
+}
+
+/// RFC 8881 §8.2.2: a seqid of zero is the most recent state.
+#[test]
+fn read_names_the_most_recent_state() {
+    simulated(async |_, record, mount| {
+        mount.open("file").await.unwrap().read_bytes(0, 4).await.unwrap();
+        mount.open("file").await.unwrap().read_bytes(4, 4).await.unwrap();
+        let of_read = |op: &Argop4| if let Argop4::Read(args) = op { Some(args.stateid) } else { None };
+        let reads = record.with(Opnum4::Read);
+        let stateids: Vec<_> = reads.iter().flat_map(|one| one.args.argarray.iter().filter_map(of_read)).collect();
+        let of_open = Stateid4 { seqid: 0, other: [1; 12] };
+        assert_eq!(stateids.last(), Some(&of_open), "{stateids:?}");
+    });
+}
+
+/// The connection is bound, and the request is sent again until the server accepts it.
+#[test]
+fn request_over_an_unbound_connection_is_sent_again() {
+    simulated(async |scripted, record, mount| {
+        scripted.refuse(Opnum4::Sequence, Nfsstat4::ConnNotBoundToSession, Duration::from_secs(2));
+        mount.stat("file").await.unwrap();
+        assert!(scripted.script.lock().refused > 1);
+        assert!(!record.with(Opnum4::BindConnToSession).is_empty());
+        scripted.refuse(Opnum4::Sequence, Nfsstat4::ConnNotBoundToSession, HOUR);
+        let error = mount.with_deadline(Duration::from_secs(10)).stat("file").await.unwrap_err();
+        assert!(error.to_string().contains("no answer within"), "{error}");
+    });
+}
+
+/// The server has another request in the slot than the one that is sent (RFC 8881 §2.10.6.1.3.1).
+#[test]
+fn request_that_the_server_takes_for_another_is_sent_in_the_next_sequence() {
+    simulated(async |scripted, record, mount| {
+        let before = record.len();
+        scripted.refuse(Opnum4::Sequence, Nfsstat4::SeqFalseRetry, HOUR);
+        let accept = async {
+            sim::until(|| scripted.script.lock().refused > 0).await;
+            scripted.script.lock().refuse = None;
+        };
+        let (stat, ()) = tokio::join!(mount.stat("file"), accept);
+        stat.unwrap();
+        let sent: Vec<_> = record.all()[before..].iter().filter_map(|one| one.sequence().copied()).collect();
+        assert_eq!(sent[0].slotid, sent[1].slotid);
+        assert_eq!(sent[0].sequenceid.0 + 1, sent[1].sequenceid.0);
+    });
+}
+
+/// The server has executed the request, so its sequence ID is used. The client asks with SEQUENCE alone whether it is.
+#[test]
+fn sequence_of_an_undecodable_reply_is_not_used_for_another_request() {
+    simulated(async |scripted, record, mount| {
+        scripted.script.lock().cut_short = true;
+        assert_eq!(mount.read("file").await.unwrap(), CONTENT);
+        let undecodable = record.with(Opnum4::Read).remove(0);
+        let same = |one: &SequenceArgs| {
+            let first = undecodable.sequence().unwrap();
+            (one.slotid, one.sequenceid) == (first.slotid, first.sequenceid)
+        };
+        sim::until(|| record.all().iter().filter(|one| one.sequence().is_some_and(same)).count() == 2).await;
+        let again = record.all().into_iter().rfind(|one| one.sequence().is_some_and(same)).unwrap();
+        //= rfc8881-2.10.6.2-4
+        assert_eq!(again.opnums(), [Opnum4::Sequence]);
+    });
+}
+
+/// The reply cannot be decoded, but the server has answered. So the slot is free.
+#[test]
+fn undecodable_reply_to_a_cancelled_request_frees_its_slot() {
+    simulated(async |scripted, record, mount| {
+        {
+            let mut script = scripted.script.lock();
+            (script.cut_short, script.hold) = (true, Some(Opnum4::Read));
+        }
+        let reader = mount.clone();
+        let read = tokio::spawn(async move { reader.read("file").await });
+        sim::until(|| scripted.script.lock().held == 1).await;
+        read.abort();
+        assert!(read.await.unwrap_err().is_cancelled());
+        let given_up = *record.with(Opnum4::Read).remove(0).sequence().unwrap();
+        scripted.script.lock().hold = None;
+        scripted.go_on.notify_waiters();
+        // Virtual time: the reply arrives within some milliseconds.
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        mount.stat("file").await.unwrap();
+        let of_slot = |one: &SequenceArgs| one.slotid == given_up.slotid && one.sequenceid.0 >= given_up.sequenceid.0;
+        let sent: Vec<_> = record.all().into_iter().filter(|one| one.sequence().is_some_and(of_slot)).collect();
+        assert_eq!(sent[1].sequence().unwrap().sequenceid.0, given_up.sequenceid.0 + 1);
+        assert!(sent[1].has(Opnum4::GetAttr), "{sent:?}");
+    });
+}
+
+/// The flag is set only in the first reply. The client asks again before it reclaims.
+#[test]
+fn nothing_is_reclaimed_if_the_server_does_not_ask_for_it_any_more() {
+    simulated(async |scripted, record, mount| {
+        let file = mount.open("file").await.unwrap();
+        file.read_bytes(0, 4).await.unwrap();
+        let ask = |flags| scripted.script.lock().flags = flags;
+        ask(SEQ4_STATUS_RESTART_RECLAIM_NEEDED);
+        mount.stat("file").await.unwrap();
+        ask(0);
+        let before = record.len();
+        sim::until(|| record.all()[before..].iter().any(|one| one.opnums() == [Opnum4::Sequence])).await;
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        assert!(record.position(|request| request.reclaims()).is_none());
+        file.read_bytes(0, 4).await.unwrap();
+        ask(SEQ4_STATUS_RESTART_RECLAIM_NEEDED);
+        file.read_bytes(4, 4).await.unwrap();
+        sim::until(|| record.position(|request| request.reclaims()).is_some()).await;
+    });
+}
+
+/// Attributes of a delegated file are cached for as long as the lease is certainly valid.
+#[test]
+fn attributes_are_valid_for_the_rest_of_the_lease() {
+    simulated(async |scripted, _, mount| {
+        scripted.script.lock().delegate = OPEN4_SHARE_ACCESS_READ;
+        let file = mount.open("file").await.unwrap();
+        file.read_bytes(0, 4).await.unwrap();
+        file.stat().await.unwrap();
+        let v4 = mount.v4().unwrap();
+        let valid = v4.attributes_valid_for(file.handle()).expect("the attributes must be cached");
+        assert!(valid > Duration::from_secs(1), "{valid:?}");
+        tokio::time::advance(Duration::from_millis(500)).await;
+        assert_eq!(v4.attributes_valid_for(file.handle()), Some(valid - Duration::from_millis(500)));
+    });
+}
+
+/// A callback waits for the reply to the request that it refers to, and for no other.
+#[test]
+fn callback_waits_only_for_its_own_request() {
+    simulated(async |scripted, _, mount| {
+        let rename = || {
+            let mount = mount.with_deadline(HOUR);
+            tokio::spawn(async move { mount.protocol().rename(mount.root(), b"a", mount.root(), b"b").await.unwrap() })
+        };
+        scripted.script.lock().hold = Some(Opnum4::Rename);
+        let referred = rename();
+        sim::until(|| scripted.script.lock().held == 1).await;
+        let executed = scripted.with(Opnum4::Rename).remove(0);
+        let stat = |mount: Mount| async move { mount.stat("file").await.unwrap() };
+        let call_back = async {
+            let any = CbRecallAnyArgs { objects_to_keep: 0, type_mask: Default::default() };
+            let begun = Instant::now();
+            let about = Some((scripted.session(), &executed));
+            (scripted.call_back_about(about, CbArgop4::RecallAny(any)).await, begun.elapsed())
+        };
+        let other = async {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            stat(mount.clone()).await
+        };
+        let ((status, waited), _) = tokio::join!(call_back, other);
+        assert_eq!(status, Nfsstat4::Delay);
+        // The callback is sent twice, and each time the client waits for half a second.
+        assert!(waited >= Duration::from_secs(1), "{waited:?}");
+        scripted.script.lock().hold = None;
+        scripted.go_on.notify_waiters();
+        referred.await.unwrap();
+    });
+}
+
+const HOUR: Duration = Duration::from_secs(3600);
