@@ -68,7 +68,7 @@ pub struct MountOptions {
     /// `writebehind`: maximum bytes that a writer holds which are not on stable storage.
     pub write_behind: usize,
     /// `pnfs`: whether data move directly between this client and data servers if the server of NFSv4.1 or later offers that.
-    /// Data servers are accessed with AUTH_SYS, so a mount with Kerberos does not use them.
+    /// Data servers are accessed with AUTH_SYS in clear, so a mount with Kerberos or TLS does not use them.
     pub pnfs: Pnfs,
     /// `xprtsec`, `tls_alpn`, `tls_ca`, `tls_crl`, `tls_cert` and `tls_key`: TLS of all connections of the mount.
     pub tls: TlsOptions,

@@ -239,7 +239,9 @@ impl Site {
         let dialer = SiteDialer { url: self.url.clone(), switch: self.switch.clone(), hops: self.hops };
         v4.set_dialer(Arc::new(dialer), moves);
         let is_metadata_server = exchanged.is_some_and(|ok| ok.flags & EXCHGID4_FLAG_USE_PNFS_MDS != 0);
-        if is_metadata_server && options.pnfs == Pnfs::Auto && options.security == Security::Sys {
+        // RFC 8435 §2.2: data servers know the client by AUTH_SYS, and their certificates cannot be checked by an address.
+        let is_plain = options.security == Security::Sys && options.tls.xprtsec == Xprtsec::None;
+        if is_metadata_server && options.pnfs == Pnfs::Auto && is_plain {
             v4.use_layouts(Arc::new(DataSites { url: self.url.clone(), switch: self.switch.clone() }));
         }
         let path = clean(&self.url.path);

@@ -208,9 +208,9 @@ fn recall_during_io_loses_nothing() {
         written(&mount, "f", 100_000).await;
         let mds = cluster.mds.clone();
         let recalls = tokio::spawn(async move {
-            for _ in 0..20 {
+            for number in 0..20 {
                 mds.recall("f");
-                sleep(Duration::from_millis(2)).await;
+                sleep(Duration::from_millis(37 * number)).await;
             }
         });
         let before = cluster.mds.state.lock().granted;
@@ -218,6 +218,7 @@ fn recall_during_io_loses_nothing() {
             written(&mount, "f", LARGE).await;
             let file = mount.open("f").await.unwrap();
             assert!(file.read_bytes(0, LARGE).await.unwrap() == pattern(LARGE));
+            sleep(Duration::from_millis(60)).await;
         }
         assert!(cluster.mds.copies("f", LARGE).iter().all(|copy| *copy == pattern(LARGE)));
         let state = cluster.mds.state.lock();
@@ -278,6 +279,22 @@ fn restart_of_the_metadata_server_loses_no_data() {
         writer.close().await.unwrap();
         assert_eq!(cluster.mount(2, "").await.stat("f").await.unwrap().size, LARGE as u64);
         assert!(cluster.mds.copies("f", LARGE).iter().all(|copy| *copy == pattern(LARGE)));
+    });
+}
+
+/// A data server that this client cannot use is no failure of that data server, so it is not reported.
+#[test]
+fn layout_with_unusable_data_servers_is_returned_without_a_report() {
+    with(MIRRORED, async |cluster, mount| {
+        cluster.mds.state.lock().version = 4;
+        written(&mount, "f", LARGE).await;
+        check(&mount, "f", LARGE).await;
+        while !cluster.mds.state.lock().holders.is_empty() {
+            sleep(Duration::from_millis(10)).await;
+        }
+        let state = cluster.mds.state.lock();
+        assert!(state.granted > 0 && state.reports.is_empty() && state.fences == 0);
+        assert_eq!(ways(&mount).data_servers, Default::default());
     });
 }
 

@@ -10,6 +10,7 @@
 
 use std::{ops::Range, sync::Arc, time::Duration};
 
+use entropy::HashMap;
 use nfs::v4::{
     attr::Attr4,
     layout::{
@@ -28,7 +29,7 @@ use super::{
     },
     device::{Device, DeviceInfo},
     held::{IoError, PAUSE_SHORT, Way},
-    segment::Segment,
+    segment::{Mirror, Segment},
 };
 use crate::{
     call::Deadline,
@@ -133,8 +134,8 @@ impl Opens {
             stateid: known.unwrap_or(open),
             maxcount: LAYOUT_MAX as u32,
         };
-        let compound =
-            Compound::on("LAYOUTGET", &file.handle).op(Argop4::LayoutGet(args), LAYOUT_MAX).by(caller).once();
+        // The reply can be too long for the server to cache. Executing the request twice does no harm.
+        let compound = Compound::on("LAYOUTGET", &file.handle).op(Argop4::LayoutGet(args), LAYOUT_MAX).by(caller);
         let res = match self.client.run_once(&compound, deadline).await {
             Ok(res) => res,
             Err(error) => {
@@ -161,8 +162,8 @@ impl Opens {
         let Some(Resop4::LayoutGet(LayoutGetRes::Ok(ok))) = res.resarray.into_iter().next_back() else {
             return Some(PAUSE_LONG);
         };
-        let segments: std::result::Result<Vec<_>, _> = ok.layout.0.iter().map(Segment::new).collect();
-        let usable = match segments {
+        file.layouts.held.lock().stateid = Some(ok.stateid);
+        let usable = match self.usable(&ok, deadline).await {
             Ok(segments) => {
                 let covers = segments.iter().any(|segment| segment.admits(mode, range));
                 file.layouts.held.lock().granted(ok.stateid, segments);
@@ -170,7 +171,6 @@ impl Opens {
             }
             Err(problem) => {
                 tracing::warn!(%problem, "the layout cannot be used; data pass through the metadata server");
-                file.layouts.held.lock().stateid = Some(ok.stateid);
                 // This waits for the lock that the caller holds.
                 let (opens, file) = (self.clone(), file.clone());
                 self.client.link.runtime.spawn(async move { opens.end_layouts(&file, None).await });
@@ -178,6 +178,31 @@ impl Opens {
             }
         };
         (!usable).then_some(PAUSE_LONG)
+    }
+
+    /// Checks the layouts of a LAYOUTGET, and asks for their devices.
+    ///
+    /// # Errors
+    /// The reason why this client cannot use a layout. That is no failure of a data server, so it is not reported as one.
+    async fn usable(&self, ok: &LayoutGetOk, deadline: &Deadline) -> std::result::Result<Vec<Segment>, String> {
+        let segments = ok.layout.0.iter().map(Segment::new).collect::<std::result::Result<Vec<_>, _>>()?;
+        let mut problems: HashMap<Deviceid4, Option<String>> = HashMap::default();
+        for file in segments.iter().flat_map(|segment| &segment.mirrors).flat_map(|mirror| &mirror.files) {
+            if !problems.contains_key(&file.device) {
+                let found = self.device(&file.device, deadline).await;
+                problems.insert(file.device, found.err().map(|error| error.to_string()));
+            }
+        }
+        for segment in &segments {
+            let problem = |mirror: &Mirror| mirror.files.iter().find_map(|file| problems[&file.device].clone());
+            let found: Vec<_> = segment.mirrors.iter().filter_map(problem).collect();
+            // One mirror is enough for reading.
+            let is_enough = segment.mode == Layoutiomode4::Read && found.len() < segment.mirrors.len();
+            if let Some(problem) = found.into_iter().next().filter(|_| !is_enough) {
+                return Err(problem);
+            }
+        }
+        Ok(segments)
     }
 
     /// Returns whether the file system of a file has flexible files layouts (RFC 8881 §5.12.1). Asks once for each file system.

@@ -88,6 +88,8 @@ pub struct State {
     pub fences: u64,
     /// No layout is granted.
     pub refuse: Option<VfsError>,
+    /// The version of NFS that devices have; 3 if it is 0.
+    pub version: u32,
     events: Option<Arc<dyn LayoutEvents>>,
 }
 
@@ -341,12 +343,13 @@ impl Layouts for Mds {
 
     fn device(&self, _: &Caller<'_>, id: LayoutDeviceId, _: LayoutKind) -> Result<LayoutDevice> {
         let server = (0..self.data.len()).find(|server| device(*server) == id).ok_or(VfsError::NotFound)?;
+        let version = self.state.lock().version;
         // A client tries the addresses in order, and has no shared memory here.
         let at = |transport| DataAddress { transport, address: address(server) };
         Ok(LayoutDevice::Flexible {
             addresses: vec![at(DataTransport::Shm), at(DataTransport::Tcp)],
             versions: vec![DataVersion {
-                version: 3,
+                version: if version == 0 { 3 } else { version },
                 minor: 0,
                 read_max: 65536,
                 write_max: 65536,
