@@ -71,7 +71,7 @@ fn data_pass_to_all_mirrors_and_not_through_the_metadata_server() {
 #[test]
 fn stripes_are_read_and_written_at_their_data_servers() {
     with(STRIPED, async |cluster, mount| {
-        let file = written(&mount, "f", LARGE).await;
+        written(&mount, "f", LARGE).await;
         assert!(cluster.mds.copies("f", LARGE) == [pattern(LARGE)]);
         assert_eq!(cluster.mds.servers("f"), [0, 1, 2]);
         let other = cluster.mount(2, "").await;
@@ -79,13 +79,27 @@ fn stripes_are_read_and_written_at_their_data_servers() {
         let (read, buffer) = direct.read_at(4000, Buffer::zeroed(100_000)).await;
         assert!(read.unwrap() == 100_000 && buffer[..] == pattern(LARGE)[4000..104_000]);
         check(&other, "f", LARGE).await;
-        // The last bytes of the file are a hole, so the data files end before the file.
-        file.set_len(LARGE as u64 + 20_000).await.unwrap();
-        let (read, buffer) = direct.read_at(LARGE as u64 - 3, Buffer::zeroed(50_000)).await;
-        assert_eq!(read.unwrap(), 20_003);
-        assert!(buffer[..3] == pattern(LARGE)[LARGE - 3..] && buffer[3..20_003].iter().all(|byte| *byte == 0));
         assert_eq!(ways(&other).server, Default::default());
     });
+}
+
+/// The last bytes of the file are a hole, so the data files end before the file.
+#[test]
+fn bytes_between_the_ends_of_a_data_file_and_of_the_file_are_zeros() {
+    for form in [MIRRORED, STRIPED] {
+        with(form, async |_cluster, mount| {
+            let file = written(&mount, "f", LARGE).await;
+            file.set_len(LARGE as u64 + 20_000).await.unwrap();
+            let expected: Vec<u8> = pattern(LARGE)[LARGE - 3..].iter().copied().chain([0; 20_000]).collect();
+            let (read, buffer) = file.read_at(LARGE as u64 - 3, Buffer::zeroed(50_000)).await;
+            assert!(read.unwrap() == 20_003 && buffer[..20_003] == expected);
+            assert!(file.read_bytes(LARGE as u64 - 3, 50_000).await.unwrap() == expected);
+            let (read, buffer) = file.read_at(LARGE as u64 - 3, Buffer::from(vec![7; 10_000])).await;
+            assert!(read.unwrap() == 10_000 && buffer[..] == expected[..10_000]);
+            assert_eq!(file.read_bytes(LARGE as u64 + 20_000, 9).await.unwrap().len(), 0);
+            assert_eq!(ways(&mount).server, Default::default());
+        });
+    }
 }
 
 #[test]

@@ -432,7 +432,11 @@ impl Vfs for Mds {
         {
             let (cred, set) = (Cred::root(), SetAttr { size: Some(size), ..SetAttr::default() });
             for (server, _, object) in copies.iter().flat_map(|copy| &copy.objects) {
-                self.data[*server].disk.setattr(&Caller::blocking(&cred), object, &set, None)?;
+                let (disk, caller) = (&self.data[*server].disk, Caller::blocking(&cred));
+                // Objects are cut, and not extended: the clients must cope with holes at the end.
+                if disk.getattr(&caller, object)?.size > size {
+                    disk.setattr(&caller, object, &set, None)?;
+                }
             }
         }
         self.inner.setattr(caller, object, set, guard)
