@@ -374,3 +374,19 @@ impl Client4 {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use nfs::v4::compound::Tag;
+
+    use super::*;
+
+    #[test]
+    fn last_result_is_that_of_the_failed_operation() {
+        let compound = Compound::new("test");
+        let failed = |resarray| CompoundRes { status: Nfsstat4::NoEnt, tag: Tag::default(), resarray };
+        let results = vec![Resop4::PutRootFh(Res4::Ok(())), Resop4::failure(Opnum4::Lookup, Nfsstat4::NoEnt)];
+        assert_eq!(failed_operation(&compound, &failed(results)), "LOOKUP");
+        assert_eq!(failed_operation(&compound, &failed(Vec::new())), "test");
+    }
+}

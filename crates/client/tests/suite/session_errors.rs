@@ -198,6 +198,75 @@ fn nothing_is_reclaimed_if_the_server_does_not_ask_for_it_any_more() {
     });
 }
 
+/// The session is lost again while the client recovers from the first loss.
+#[test]
+fn session_that_is_lost_twice_is_replaced_twice() {
+    simulated(async |scripted, _, mount| {
+        scripted.forget_session();
+        let again = async {
+            sim::until(|| scripted.script.lock().sessions == 2).await;
+            scripted.forget_session();
+        };
+        let (stat, ()) = tokio::join!(mount.stat("file"), again);
+        stat.unwrap();
+        assert_eq!(scripted.script.lock().sessions, 3);
+    });
+}
+
+/// A request that was given up when it had just been given the only slot.
+#[test]
+fn slot_of_a_cancelled_waiter_becomes_free() {
+    simulated(async |scripted, _, mount| {
+        scripted.script.lock().target = 0;
+        mount.stat("file").await.unwrap();
+        scripted.script.lock().hold = Some(Opnum4::Rename);
+        let waiter = mount.clone();
+        let resume = async {
+            sim::until(|| scripted.script.lock().held == 1).await;
+            let waiting = tokio::spawn(async move { waiter.stat("file").await });
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            scripted.script.lock().hold = None;
+            scripted.go_on.notify_waiters();
+            [waiting]
+        };
+        let rename = mount.rename("file", "other");
+        let mut rename = std::pin::pin!(rename);
+        let [waiting] = tokio::select! {
+            biased;
+            waiting = resume => waiting,
+            renamed = &mut rename => panic!("{renamed:?}"),
+        };
+        // The reply gives the slot to the waiting task, which does not run before it is cancelled.
+        rename.await.unwrap();
+        waiting.abort();
+        assert!(waiting.await.unwrap_err().is_cancelled());
+        mount.with_deadline(Duration::from_secs(10)).stat("file").await.unwrap();
+    });
+}
+
+#[test]
+fn error_names_the_operation_that_failed() {
+    simulated(async |_, _, mount| {
+        let error = mount.stat("missing").await.unwrap_err();
+        assert!(error.to_string().contains("LOOKUP"), "{error}");
+    });
+}
+
+#[test]
+fn lease_of_the_server_is_used() {
+    connected(
+        |script| (script.lease, script.delegate) = (Some(400), OPEN4_SHARE_ACCESS_READ),
+        async |_, _, mount| {
+            let mount = mount.unwrap();
+            let file = mount.open("file").await.unwrap();
+            file.read_bytes(0, 4).await.unwrap();
+            file.stat().await.unwrap();
+            let valid = mount.v4().unwrap().attributes_valid_for(file.handle()).expect("the attributes must be cached");
+            assert!((Duration::from_secs(200)..Duration::from_secs(300)).contains(&valid), "{valid:?}");
+        },
+    );
+}
+
 /// Attributes of a delegated file are cached for as long as the lease is certainly valid.
 #[test]
 fn attributes_are_valid_for_the_rest_of_the_lease() {

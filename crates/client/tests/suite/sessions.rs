@@ -346,6 +346,8 @@ fn recalled_slots_and_delegations_are_returned() {
         }
 
         assert_eq!(mount.v4().unwrap().slots(), SLOTS);
+        // The slots follow from the callback, and not from the reply to a request.
+        scripted.refuse(Opnum4::Sequence, Nfsstat4::Delay, Duration::from_secs(1));
         scripted.script.lock().target = 1;
         let only_sequence = || scripted.script.lock().executed.iter().filter(|one| one.ops.is_empty()).count();
         let before = only_sequence();

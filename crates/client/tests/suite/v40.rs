@@ -282,3 +282,25 @@ fn refused_registration_is_final() {
         );
     }
 }
+
+/// RFC 7530 §9.5: requests that name no state do not renew the lease.
+#[test]
+fn lease_is_renewed_beside_requests_without_state() {
+    let refusal = Refusal::default();
+    simulated(
+        || refusal.services(),
+        async |_, server| {
+            let mount = server.mount("vers=4.0").await;
+            mount.write("f", &b"content"[..]).await.unwrap();
+            let file = mount.open("f").await.unwrap();
+            assert_eq!(mount.v4().unwrap().lock(file.handle(), b"me", ALL).await.unwrap(), None);
+            let (registrations, renewals) = (refusal.count(Opnum4::SetClientId), refusal.count(Opnum4::Renew));
+            for _ in 0..300 {
+                mount.stat("f").await.unwrap();
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+            assert!(refusal.count(Opnum4::Renew) > renewals + 1);
+            assert_eq!(refusal.count(Opnum4::SetClientId), registrations, "the client must have kept its state");
+        },
+    );
+}

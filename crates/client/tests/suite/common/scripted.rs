@@ -50,6 +50,8 @@ pub struct Script {
     pub target: u32,
     /// The number of slots of new sessions, and of the operations in a request; `None` grants [`SLOTS`] and as many as asked for.
     pub grants: Option<(u32, u32)>,
+    /// The lease time in seconds that GETATTR returns.
+    pub lease: Option<u32>,
     pub sessions: u8,
     pub clients: u64,
     /// The number of CREATE_SESSIONs of clients that the server does not know.
@@ -289,6 +291,7 @@ impl Scripted {
                 let attrs = Attrs {
                     object_type: Some(if file { Ftype4::Reg } else { Ftype4::Dir }),
                     size: Some(CONTENT.len() as u64),
+                    lease_time: script.lease,
                     ..Attrs::default()
                 };
                 Resop4::GetAttr(Res4::Ok(Fattr4::from(attrs)))
