@@ -183,7 +183,9 @@ fn cp_moves_large_files_directly_between_itself_and_data_servers() {
         fs::write(&source, &bytes).unwrap();
         for version in ["4.1", "4.2"] {
             let url = |more: &str| format!("{}&vers={version}{more}", server.url("tcp", &format!("/{name}{version}")));
-            assert_eq!(direct(&source, &url("")), expected, "{version}: written");
+            // A writer that is slow can have to write some data again.
+            let written = direct(&source, &url(""));
+            assert!(written == expected || written > expected && expected > 0, "{version}: {written} bytes written");
             assert_eq!(direct(&url(""), &back), expected, "{version}: read");
             assert!(fs::read(&back).unwrap() == bytes, "{version}: {name}");
             assert_eq!(direct(&url("&pnfs=off"), &back), 0, "pnfs=off");

@@ -64,8 +64,10 @@ pub(crate) struct Threshold {
 #[derive(Debug)]
 struct Epoch {
     verifier: Verifier,
-    /// The verifiers of the data files with unstable data.
-    unstable: HashMap<DataFileId, Verifier>,
+    /// The data files with unstable data: their verifiers, and the number of the last write.
+    unstable: HashMap<DataFileId, (Verifier, u64)>,
+    /// The number of writes.
+    writes: u64,
 }
 
 /// Writes that the metadata server does not know.
@@ -217,24 +219,42 @@ impl Held {
             self.uncommitted = Some(Uncommitted { end: before.end.max(end), writes: before.writes + 1 });
         }
         let epoch = self.epoch.get_or_insert_with(Epoch::new);
-        if unstable.iter().any(|(file, verifier)| epoch.unstable.get(file).is_some_and(|known| known != verifier)) {
+        if epoch.differs(&unstable) {
             *epoch = Epoch::new();
         }
-        epoch.unstable.extend(unstable);
+        epoch.writes += 1;
+        let writes = epoch.writes;
+        epoch.unstable.extend(unstable.into_iter().map(|(file, verifier)| (file, (verifier, writes))));
         epoch.verifier
     }
 
-    /// Returns the data files with data that are not on stable storage.
-    pub fn unstable(&self) -> Vec<DataFileId> {
-        self.epoch.iter().flat_map(|epoch| epoch.unstable.keys().cloned()).collect()
+    /// Returns the data files with data that are not on stable storage, and the number of the last write of each.
+    pub fn unstable(&self) -> Vec<(DataFileId, u64)> {
+        let epochs = self.epoch.iter();
+        epochs.flat_map(|epoch| &epoch.unstable).map(|(file, (_, writes))| (file.clone(), *writes)).collect()
     }
 
-    /// Takes note of the verifiers that COMMIT has returned. Returns the verifier for the caller, or `None` if the layouts
-    /// have ended meanwhile.
-    pub fn committed(&mut self, verifiers: Vec<(DataFileId, Verifier)>) -> Option<Verifier> {
+    /// Reports whether a writer can still hold data that have the verifier of these layouts.
+    pub fn has_unstable(&self) -> bool {
+        self.epoch.as_ref().is_some_and(|epoch| !epoch.unstable.is_empty())
+    }
+
+    /// Takes note of the verifiers that COMMIT has returned. `before` are the data files that were [`unstable`](Self::unstable)
+    /// before. Returns the verifier for the caller, or `None` if the layouts have ended meanwhile.
+    pub fn committed(
+        &mut self,
+        verifiers: &[(DataFileId, Verifier)],
+        before: &[(DataFileId, u64)],
+    ) -> Option<Verifier> {
         let epoch = self.epoch.as_mut()?;
-        if verifiers.iter().any(|(file, verifier)| epoch.unstable.get(file).is_some_and(|known| known != verifier)) {
+        if epoch.differs(verifiers) {
             *epoch = Epoch::new();
+        }
+        for (file, writes) in before {
+            // A write since then can be later than the COMMIT.
+            if epoch.unstable.get(file).is_some_and(|(_, last)| last == writes) {
+                epoch.unstable.remove(file);
+            }
         }
         Some(epoch.verifier)
     }
@@ -271,7 +291,15 @@ impl Held {
 
 impl Epoch {
     fn new() -> Self {
-        Self { verifier: entropy::random(), unstable: HashMap::default() }
+        Self { verifier: entropy::random(), unstable: HashMap::default(), writes: 0 }
+    }
+
+    /// Reports whether one of these verifiers is not that of an earlier write to the same data file.
+    fn differs(&self, verifiers: &[(DataFileId, Verifier)]) -> bool {
+        let differs = |(file, verifier): &(DataFileId, Verifier)| {
+            self.unstable.get(file).is_some_and(|(known, _)| known != verifier)
+        };
+        verifiers.iter().any(differs)
     }
 }
 
@@ -364,14 +392,18 @@ mod tests {
         held.granted(STATEID, [segment(RW)]);
         let first = held.wrote(10, vec![(file(1), [1; 8]), (file(2), [2; 8])], true);
         assert_eq!(held.wrote(20, vec![(file(1), [1; 8])], true), first);
-        assert_eq!(held.committed(vec![(file(1), [1; 8]), (file(2), [2; 8])]), Some(first));
-        let restarted = held.committed(vec![(file(1), [1; 8]), (file(2), [3; 8])]).unwrap();
+        let before = held.unstable();
+        held.wrote(30, vec![(file(2), [2; 8])], true);
+        assert_eq!(held.committed(&[(file(1), [1; 8]), (file(2), [2; 8])], &before), Some(first));
+        let left: Vec<_> = held.unstable().into_iter().map(|(file, _)| file).collect();
+        assert_eq!(left, [file(2)], "the last write may be later than the COMMIT");
+        let restarted = held.committed(&[(file(2), [3; 8])], &held.unstable()).unwrap();
         assert_ne!(restarted, first);
         assert!(held.unstable().is_empty(), "everything is written again");
         assert_eq!(held.wrote(20, vec![(file(2), [3; 8])], true), restarted);
         assert_ne!(held.wrote(30, vec![(file(2), [4; 8])], true), restarted);
         held.end();
-        assert_eq!(held.committed(Vec::new()), None);
+        assert_eq!(held.committed(&[], &[]), None);
     }
 
     #[test]

@@ -84,7 +84,7 @@ impl V4 {
         let direct = self.direct(handle, Layoutiomode4::Rw, &(0..1)).await?;
         match commit_all(opens, &direct, &unstable, &self.deadline()).await {
             Ok(verifiers) => {
-                let verifier = direct.file.0.layouts.held.lock().committed(verifiers)?;
+                let verifier = direct.file.0.layouts.held.lock().committed(&verifiers, &unstable)?;
                 // If this fails, the layout is lost, and the verifier of the server makes the caller write again.
                 opens.commit_layout(&direct.file.0, &self.deadline()).await.ok()?;
                 Some(verifier)
@@ -167,11 +167,12 @@ async fn write_piece(
 async fn commit_all(
     opens: &Arc<Opens>,
     direct: &Direct,
-    unstable: &[DataFileId],
+    unstable: &[(DataFileId, u64)],
     deadline: &Deadline,
 ) -> std::result::Result<Unstable, Vec<IoError>> {
     let files = direct.layout.segment.mirrors.iter().flat_map(|mirror| &mirror.files);
-    let files = files.filter(|file| unstable.iter().any(|(device, handle)| *device == file.device && file.has(handle)));
+    let files =
+        files.filter(|file| unstable.iter().any(|((device, handle), _)| *device == file.device && file.has(handle)));
     let commits = files.map(|data_file| async move {
         let commit = async {
             let Target { v3, handle, id, .. } = target(opens, data_file, deadline).await?;
