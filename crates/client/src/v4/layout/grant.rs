@@ -8,7 +8,7 @@
 //! Errors: without a layout, data pass through the metadata server. If LAYOUTCOMMIT fails, the layouts are given up, and data
 //! that are not committed get another verifier, so that their writer writes them again.
 
-use std::{ops::Range, sync::Arc, time::Duration};
+use std::{collections::hash_map::Entry, ops::Range, sync::Arc, time::Duration};
 
 use entropy::HashMap;
 use nfs::v4::{
@@ -188,9 +188,9 @@ impl Opens {
         let segments = ok.layout.0.iter().map(Segment::new).collect::<std::result::Result<Vec<_>, _>>()?;
         let mut problems: HashMap<Deviceid4, Option<String>> = HashMap::default();
         for file in segments.iter().flat_map(|segment| &segment.mirrors).flat_map(|mirror| &mirror.files) {
-            if !problems.contains_key(&file.device) {
+            if let Entry::Vacant(entry) = problems.entry(file.device) {
                 let found = self.device(&file.device, deadline).await;
-                problems.insert(file.device, found.err().map(|error| error.to_string()));
+                entry.insert(found.err().map(|error| error.to_string()));
             }
         }
         for segment in &segments {
