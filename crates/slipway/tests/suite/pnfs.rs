@@ -201,6 +201,55 @@ fn striped_files_survive_a_data_server_and_heal() {
     server.stop();
 }
 
+/// The data of a large file pass directly between `slipway cp` and the data servers, and those of a small file do not. The data
+/// servers keep their objects in memory, so that no process needs root to give them to the users of layouts.
+#[test]
+fn cp_moves_large_files_directly_between_itself_and_data_servers() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    fs::create_dir(at("export")).unwrap();
+    let ports: Vec<_> = (0..2).map(|_| Port::take()).collect();
+    let data: Vec<_> = ports
+        .iter()
+        .map(|port| {
+            let [flag, address] = listen("tcp", port);
+            Server::start(&["--memory", "256M", "--squash", "none", &flag, &address])
+        })
+        .collect();
+    let servers: String = (1..)
+        .zip(&data)
+        .map(|(id, server)| format!("[[pnfs.server]]\nid = {id}\nurl = '{}'\n", server.url("tcp", "")))
+        .collect();
+    let text = format!(
+        "[server]\nstate_dir = '{0}/state'\n[[listen]]\ntransport = 'tcp'\naddress = '127.0.0.1:0'\n\
+         [[export]]\npath = '{0}/export'\nsquash = 'none'\nbackend = 'pnfs'\noptions = {{ cluster = 'two' }}\n\
+         [[pnfs]]\nname = 'two'\n{servers}",
+        dir.path().display()
+    );
+    fs::write(at("slipway.toml"), text).unwrap();
+    let server = Server::start(&["--config", &at("slipway.toml")]);
+    let direct = |from: &str, to: &str| {
+        let done: serde_json::Value = serde_json::from_str(&ok(&["cp", "--json", "-q", from, to])).unwrap();
+        done["direct_bytes"].as_u64().unwrap()
+    };
+    let len = 30_000_001;
+    for (name, len, expected) in [("large", len, len as u64), ("small", 20_000, 0)] {
+        let (source, back, bytes) = (at(name), at("back"), contents(3, len));
+        fs::write(&source, &bytes).unwrap();
+        for version in ["4.1", "4.2"] {
+            let url = |more: &str| format!("{}&vers={version}{more}", server.url("tcp", &format!("/{name}{version}")));
+            // A writer that is slow can have to write some data again.
+            let written = direct(&source, &url(""));
+            assert!(written == expected || written > expected && expected > 0, "{version}: {written} bytes written");
+            assert_eq!(direct(&url(""), &back), expected, "{version}: read");
+            assert!(fs::read(&back).unwrap() == bytes, "{version}: {name}");
+            assert_eq!(direct(&url("&pnfs=off"), &back), 0, "pnfs=off");
+            assert!(fs::read(&back).unwrap() == bytes, "{version}: {name} through the metadata server");
+        }
+    }
+    server.stop();
+}
+
 #[test]
 fn wrong_clusters_are_refused_with_the_reason() {
     let cluster = Cluster::new();
