@@ -1,6 +1,6 @@
 """Turns compare.sh's results into tables: the median of the rounds, and our rates over theirs.
 
-table.py version3 FILE | version4 FILE | knfsd FILE
+table.py version3 FILE | version4 FILE | knfsd FILE | mount FILE
 """
 import json
 import statistics
@@ -103,4 +103,38 @@ def knfsd(path):
         print(f"| {name} | {rates} | {ratios} |")
 
 
-{"version3": version3, "version4": version4, "knfsd": knfsd}[sys.argv[1]](sys.argv[2])
+def mount(path):
+    """Lines of a name, a column, an amount of work, seconds, and seconds of processor time, from mount.sh."""
+    rows, columns = {}, {}
+    for line in open(path):
+        name, column, work, seconds, cpu = line.rstrip("\n").split("\t")
+        columns[column] = None
+        rows.setdefault(name, {}).setdefault(column, []).append((float(work), float(seconds), float(cpu)))
+
+    def shown(name, samples):
+        work, seconds, cpu = (statistics.median(column) for column in zip(*samples))
+        if name.startswith("memory"):
+            return f"{seconds:.0f} MiB"
+        used = f", {cpu:.2f} s CPU" if cpu else ""
+        if work == 0:
+            return f"{seconds:.2f} s{used}"
+        rate = work / seconds
+        return (f"{rate / 1e6:,.0f} MB/s" if work > 1e7 else f"{rate:,.0f}/s") + used
+
+    def ratio(row, column):
+        """The speed of a column over that of the local file system; the median of the rounds."""
+        pairs = zip(row.get(column, []), row.get("tmpfs", []))
+        ratios = [local[1] / here[1] * (here[0] / local[0] if local[0] else 1) for here, local in pairs]
+        return f"{statistics.median(ratios):.2f}" if ratios else ""
+
+    mounts = [column for column in columns if column != "tmpfs"]
+    print("| | " + " | ".join([*columns, *(f"{column} over tmpfs" for column in mounts)]) + " |")
+    print("|---" * (len(columns) + len(mounts) + 1) + "|")
+    for name, row in rows.items():
+        cells = [shown(name, row[column]) if column in row else "" for column in columns]
+        print("| " + " | ".join([name, *cells, *(ratio(row, column) for column in mounts)]) + " |")
+    print()
+    print("The processor time is that of the server and of slipway mount. Ratios are of speeds: below 1, the mount is slower.")
+
+
+{"version3": version3, "version4": version4, "knfsd": knfsd, "mount": mount}[sys.argv[1]](sys.argv[2])

@@ -1,5 +1,6 @@
 //! Compares the speed with other NFS servers, in one run on one machine: libnfs's client on NFS-Ganesha
-//! (`bench/compare.sh`), and the kernel's server (`interop/guest/compare.sh`).
+//! (`bench/compare.sh`), and the kernel's server (`interop/guest/compare.sh`). Also compares `slipway mount` with the local
+//! file system that its server exports (`bench/mount.sh`).
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,18 +10,26 @@ use crate::{debian, interop, shell};
 
 const PACKAGES: [&str; 6] = ["libnfs-dev", "nfs-ganesha", "nfs-ganesha-vfs", "rpcbind", "build-essential", "python3"];
 
+/// The packages of `bench/mount.sh`.
+const MOUNT_PACKAGES: [&str; 4] = ["fio", "git", "python3", "iproute2"];
+
 /// The comparison and its options.
 struct Plan<'a> {
     knfsd: bool,
+    mount: bool,
     seconds: &'a str,
     congestion: &'a str,
 }
 
-/// Runs the comparison that `arguments` select: `--seconds` (of each measurement), and `--congestion` (one or several)
-/// or `--knfsd`. Returns `false` if they are invalid.
+/// Runs the comparison that `arguments` select: `--seconds` (of each measurement), and `--congestion` (one or several),
+/// `--knfsd` or `--mount`. Returns `false` if they are invalid.
 pub fn run(arguments: &[&str], report: &mut Report) -> bool {
     let Some(plan) = parse(arguments) else { return false };
-    let packages = if plan.knfsd { interop::install() } else { debian::install(&PACKAGES) };
+    let packages = match (plan.knfsd, plan.mount) {
+        (true, _) => interop::install(),
+        (_, true) => debian::install(&MOUNT_PACKAGES),
+        _ => debian::install(&PACKAGES),
+    };
     report.step("compare", || {
         if let Err(why) = packages {
             return Outcome::Skipped(why);
@@ -29,9 +38,13 @@ pub fn run(arguments: &[&str], report: &mut Report) -> bool {
         let built = shell::run(&mut shell::cargo(build));
         let release = shell::target_dir().join("release");
         let (slipway, floor) = (release.join("slipway"), release.join("examples/floor"));
-        let compared = built.and_then(|()| match plan.knfsd {
-            true => with_knfsd(&slipway, &floor, plan.seconds),
-            false => {
+        let compared = built.and_then(|()| match (plan.knfsd, plan.mount) {
+            (true, _) => with_knfsd(&slipway, &floor, plan.seconds),
+            (_, true) => {
+                let mut script = Command::new("bench/mount.sh");
+                shell::run(script.arg(slipway).arg(MOUNT_ROUNDS.to_string()).env("SECONDS_EACH", plan.seconds))
+            }
+            _ => {
                 let mut script = Command::new("bench/compare.sh");
                 shell::run(script.arg(slipway).arg(plan.seconds).env("CONGESTION", plan.congestion))
             }
@@ -45,14 +58,16 @@ pub fn run(arguments: &[&str], report: &mut Report) -> bool {
 }
 
 fn parse<'a>(arguments: &[&'a str]) -> Option<Plan<'a>> {
-    let mut plan = Plan { knfsd: false, seconds: "5", congestion: "cubic" };
-    if arguments.contains(&"--knfsd") && arguments.contains(&"--congestion") {
+    let mut plan = Plan { knfsd: false, mount: false, seconds: "5", congestion: "cubic" };
+    let exclusive = ["--knfsd", "--mount", "--congestion"];
+    if exclusive.iter().filter(|option| arguments.contains(option)).count() > 1 {
         return None;
     }
     let mut arguments = arguments.iter();
     while let Some(argument) = arguments.next() {
         match *argument {
             "--knfsd" => plan.knfsd = true,
+            "--mount" => plan.mount = true,
             "--seconds" => {
                 plan.seconds = arguments.next().filter(|value| value.parse().is_ok_and(|value: u32| value > 0))?
             }
@@ -89,5 +104,7 @@ fn with_knfsd(slipway: &Path, floor: &Path, seconds: &str) -> Result<(), String>
 
 /// The number of runs; each cell of the table is their median.
 const ROUNDS: u32 = 3;
+/// The number of rounds of `bench/mount.sh`.
+const MOUNT_ROUNDS: u32 = 3;
 /// The maximum time of the guest, in seconds.
 const TIMEOUT_S: &str = "7200";

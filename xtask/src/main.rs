@@ -8,6 +8,7 @@
 //!                                              cell of the matrices of which a commit runs some
 //! cargo xtask compare [--seconds N] [--congestion cubic,bbr]   speed beside libnfs's client on NFS-Ganesha, in one run
 //! cargo xtask compare --knfsd [--seconds N]    speed beside Linux's own server, both in one emulated guest
+//! cargo xtask compare --mount [--seconds N]    speed of slipway mount beside the local file system that is exported
 //! cargo xtask sim --seed N                     replay one seed of the simulated worlds
 //! cargo xtask sim --replay [TIMES [--jobs N]] run all simulations twice, or so many times, N programs at once, and compare them
 //! cargo xtask fuzz TARGET [--minutes M]        fuzz one target on this toolchain
@@ -81,7 +82,7 @@ usage: cargo xtask test [--all]
        cargo xtask tidy
        cargo xtask trace
        cargo xtask interop [--only client|locks|restarts|knfsd|knfsd4|verbs|hostile|libnfs|fio|mount|capture|kerberos|kerberos-linux|tls|reference] [--all]
-       cargo xtask compare [--seconds N] [--congestion NAME,... | --knfsd]
+       cargo xtask compare [--seconds N] [--congestion NAME,... | --knfsd | --mount]
        cargo xtask sim --seed N | --replay [TIMES [--jobs N]]
        cargo xtask fuzz TARGET [--minutes M]
        cargo xtask mutants [--part rpcrdma|iwarp|v4-state|gss|client-session] [--shard K/N] [--names FILE]

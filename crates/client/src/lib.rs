@@ -48,5 +48,5 @@ mod v4;
 
 pub use model::*;
 pub use mount::{Dir, DirEntry, File, Mount, MountClient, Object, OpenOptions, Protocol, Reader, Writer};
-pub use v3::V3;
+pub use v3::{PosixAcls, V3};
 pub use v4::{DataCount, DataVersion, DataWays, Held, LockRange, SetXattr, V4, Watcher};

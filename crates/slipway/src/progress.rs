@@ -38,6 +38,11 @@ impl Progress {
         self.bar.inc(bytes);
     }
 
+    /// Removes the bytes that an interrupted copy had written from the expected total.
+    pub fn resumed(&self, bytes: u64) {
+        self.bar.dec_length(bytes);
+    }
+
     /// Shows these bytes of a total, which can change, and a message.
     pub fn show(&self, bytes: u64, total: u64, message: String) {
         self.bar.set_length(total);

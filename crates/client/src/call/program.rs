@@ -83,6 +83,12 @@ impl Program {
         Self { link, number, server, timeout }
     }
 
+    /// Returns another program on the same connection, for the same user.
+    pub fn sibling(&self, number: u32, version: u32) -> Self {
+        let link = Link { client: self.link.client.with_program(number, version), ..self.link.clone() };
+        Self { link, number, ..self.clone() }
+    }
+
     pub fn with_deadline(&self, timeout: Duration) -> Self {
         Self { timeout, ..self.clone() }
     }

@@ -3,6 +3,7 @@
 //! Arguments and results are those of the RFC. If the server answers JUKEBOX, the call is retried without a limit. On
 //! error, the attributes in the reply are dropped.
 
+mod acl;
 mod operations;
 
 use std::{
@@ -16,6 +17,7 @@ use nfs::v3::*;
 use rpc::{ReplyHeader, ReplyPlan};
 use xdr::{Decode, Located, Message};
 
+pub use self::acl::PosixAcls;
 pub(crate) use self::operations::handle;
 use crate::{
     call::{Backoff, Program, payload},
@@ -30,11 +32,13 @@ pub struct V3 {
     program: Program,
     /// Set when the server has answered that it does not support READDIRPLUS.
     no_readdirplus: Arc<AtomicBool>,
+    /// Set when the server has answered that it does not have the program NFS_ACL.
+    no_acls: Arc<AtomicBool>,
 }
 
 impl V3 {
     pub(crate) fn new(program: Program) -> Self {
-        Self { program, no_readdirplus: Arc::default() }
+        Self { program, no_readdirplus: Arc::default(), no_acls: Arc::default() }
     }
 
     /// Returns the same protocol with another deadline: the time that the server may be silent during a call.

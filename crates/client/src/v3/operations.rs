@@ -177,7 +177,7 @@ impl V3 {
 }
 
 /// Converts a handle to one of NFSv3. A handle that is too long for NFSv3 cannot be from this server.
-fn fh(handle: &Handle) -> Result<NfsFh3> {
+pub(super) fn fh(handle: &Handle) -> Result<NfsFh3> {
     if handle.len() > nfs::v3::FHSIZE3 {
         return Err(Error::new(ErrorKind::Invalid("the file handle is of another version of NFS"), "handle"));
     }

@@ -28,6 +28,9 @@ The new file has the owner (if allowed) and mode of the file that it replaces. A
 temporary file; it remains after SIGKILL, or if the server does not answer. An existing target that is not a regular file,
 such as a local device, pipe or /dev/stdout, is written in place.
 
+With --resume, the temporary file and a record of what is on stable storage remain after an interruption, and the next
+cp --resume to the same target continues if the source has not changed. For trees, use it with -u.
+
 The exit code is 130 after SIGINT and 143 after SIGTERM; 'slipway --help' lists the others.
 
 Examples:
@@ -48,6 +51,9 @@ pub struct Args {
     /// Skip a file if its target is a regular file of the same size that was not modified earlier
     #[arg(short, long)]
     update: bool,
+    /// Continue interrupted copies; keep what has been copied if this one is interrupted
+    #[arg(long)]
+    resume: bool,
     /// Small files in flight; a large file counts as up to 16
     #[arg(short, long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
     jobs: u32,
@@ -96,6 +102,7 @@ pub fn run(args: &Args) -> Outcome {
             hard_links: args.archive,
             umask: umask(),
             update: args.update,
+            resume: args.resume,
             jobs: args.jobs,
         };
         let pool = target.pool();

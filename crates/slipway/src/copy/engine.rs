@@ -27,6 +27,7 @@ use super::{
     Error, Result,
     meta::{Kind, Meta},
     node::{Entry, Node},
+    resume::Resume,
     stream::{Sink, Source},
 };
 use crate::{output, progress::Progress};
@@ -46,6 +47,8 @@ pub struct Options {
     pub umask: u32,
     /// Skip a file if its target has the same size and is not older.
     pub update: bool,
+    /// Continue interrupted copies, and keep what has been copied when this one is interrupted.
+    pub resume: bool,
     /// The number of small files in flight; a large file counts as up to 16.
     pub jobs: u32,
 }
@@ -281,28 +284,39 @@ impl Shared {
         {
             return Ok(false);
         }
-        let mut to = Sink::create(dir, name, meta.mode & 0o777 & !self.umask()).await?;
+        let mut resume = if self.options.resume { Resume::find(dir, name, source, meta).await? } else { None };
+        let start = resume.as_ref().map(Resume::start);
+        let mut to = Sink::create(dir, name, meta.mode & 0o777 & !self.umask(), start).await?;
         let mut stopped = self.stopped.subscribe();
         let moved = tokio::select! {
-            moved = self.fill(source, meta, &mut to) => moved,
+            moved = self.fill(source, meta, &mut to, resume.as_mut()) => moved,
             _ = stopped.wait_for(|stopped| *stopped) => Err(Error("stopped".into())),
         };
         if moved.is_err() {
-            let _ = tokio::time::timeout(DISCARD_MAX, to.discard()).await;
+            let end = async {
+                match &mut resume {
+                    Some(resume) => resume.suspend(to).await,
+                    None => to.discard().await,
+                }
+            };
+            let _ = tokio::time::timeout(DISCARD_MAX, end).await;
         }
         moved.map(|()| true)
     }
 
     /// Copies the data of one file, and finishes the file.
-    async fn fill(&self, source: &Node, meta: &Meta, to: &mut Sink) -> Result<()> {
+    async fn fill(&self, source: &Node, meta: &Meta, to: &mut Sink, mut resume: Option<&mut Resume>) -> Result<()> {
         let preserve = self.options.preserve.then_some(meta);
-        if let (Node::Remote(source), Sink::Remote { staged, .. }) = (source, &mut *to)
+        let start = resume.as_ref().map_or(0, |resume| resume.start().1);
+        if start > 0 {
+            self.progress.resumed(start);
+        } else if let (Node::Remote(source), Sink::Remote { staged, .. }) = (source, &mut *to)
             && source.copy_within(meta, staged.file()).await?
         {
             self.progress.moved(meta.size);
             return staged.publish(preserve).await;
         }
-        let mut from = Source::open(source, meta, &self.pool);
+        let mut from = Source::open(source, meta, start, &self.pool);
         let mut whole = true;
         while let Some((offset, data)) = from.next().await? {
             let len = data.len() as u64;
@@ -311,10 +325,20 @@ impl Shared {
                 break;
             }
             self.progress.moved(len);
+            if let Some(resume) = &mut resume {
+                resume.wrote(len, to).await?;
+            }
         }
         // If the sink accepts no more data, it has failed, and `finish` returns the error.
         let size = if whole { from.finish().await? } else { 0 };
-        to.finish(size, preserve).await
+        if let Some(resume) = &resume {
+            resume.check(source).await?;
+        }
+        to.finish(size, preserve).await?;
+        match resume {
+            Some(resume) => resume.finish().await,
+            None => Ok(()),
+        }
     }
 }
 

@@ -13,11 +13,12 @@ use std::{
 
 use buf::Pool;
 use bytes::Bytes;
-use rustix::fs::{AtFlags, CWD, FileType, Mode, SeekFrom, Timestamps};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, SeekFrom, Timestamps};
 
 use super::{
     Error, Result,
     meta::{Kind, Meta},
+    node::{Node, blocking, join},
     staged::temporary_name,
 };
 
@@ -102,12 +103,17 @@ fn preserved_mode(meta: &Meta, owned: bool) -> Mode {
     Mode::from_raw_mode(if owned { meta.mode } else { meta.mode & !0o6000 })
 }
 
-/// Reads the data of a file in blocks of at most `block` bytes, without holes, until `each` returns `false`. Returns
-/// the file's size.
-pub fn read(path: &Path, block: usize, pool: &Pool, mut each: impl FnMut(u64, Bytes) -> bool) -> io::Result<u64> {
+/// Reads the data of a file from `start` on, in blocks of at most `block` bytes, without holes, until `each` returns
+/// `false`. Returns the file's size.
+pub fn read(
+    path: &Path,
+    (start, block): (u64, usize),
+    pool: &Pool,
+    mut each: impl FnMut(u64, Bytes) -> bool,
+) -> io::Result<u64> {
     let file = File::open(path)?;
     let mut end = file.metadata()?.len();
-    let mut at = 0;
+    let mut at = start;
     // If the file grows meanwhile, read to its new end.
     while at < end {
         let Some(extent) = next_data(&file, at, end)? else { break };
@@ -127,6 +133,35 @@ pub fn read(path: &Path, block: usize, pool: &Pool, mut each: impl FnMut(u64, By
         end = end.max(file.metadata()?.len());
     }
     Ok(end)
+}
+
+/// Reads up to `len` bytes at an offset; fewer only at the end of the file.
+pub fn read_range(path: &Path, offset: u64, len: usize) -> io::Result<Vec<u8>> {
+    let file = OpenOptions::new().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path)?;
+    let mut data = vec![0; len];
+    let got = read_at(&file, &mut data, offset)?;
+    data.truncate(got);
+    Ok(data)
+}
+
+/// Writes a small file, or replaces its first bytes, and waits until they are on stable storage. Does not follow a link.
+pub fn put(path: &Path, data: &[u8]) -> io::Result<()> {
+    let flags = OFlags::NOFOLLOW.bits() as i32;
+    let file =
+        OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).custom_flags(flags).open(path)?;
+    file.write_all_at(data, 0)?;
+    file.sync_all()
+}
+
+/// Returns the directory and the name of the file that a copy to `name` in `dir` replaces, with links followed; `None`
+/// if it is written in place.
+pub async fn final_name(dir: &Path, name: &Bytes) -> Result<Option<(Node, Bytes)>> {
+    let found = blocking(&join(dir, name), resolve).await?;
+    Ok(found.and_then(|(path, _)| {
+        let name = Bytes::copy_from_slice(path.file_name()?.as_bytes());
+        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        Some((Node::Local(parent.to_owned()), name))
+    }))
 }
 
 /// Returns the next extent of data from `at` on, or the rest of the file if its file system has no holes.
@@ -160,6 +195,8 @@ pub struct Output {
     /// The path from the command line, for messages.
     path: PathBuf,
     place: Place,
+    /// The end of the last block.
+    end: u64,
 }
 
 enum Place {
@@ -173,25 +210,44 @@ enum Place {
 
 impl Output {
     /// Opens a file for writing that will become `path`. If it replaces no file, it gets `mode`. Follows a symbolic
-    /// link.
-    pub fn create(path: &Path, mode: u32) -> Result<Self> {
+    /// link. With `resumed`, the temporary name and an offset, continues the file of an interrupted copy from there, or
+    /// makes one of this name if the offset is 0.
+    pub fn create(path: &Path, mode: u32, resumed: Option<(&Bytes, u64)>) -> Result<Self> {
         let owned = path.to_owned();
         let Some((name, replaced)) = resolve(path).map_err(|error| Error::doing("look it up", path, &error))? else {
             let file = OpenOptions::new().write(true).truncate(true).open(path);
             let file = file.map_err(|error| Error::doing("open it", path, &error))?;
-            return Ok(Self { file, path: owned, place: Place::There { end: 0 } });
+            return Ok(Self { file, path: owned, place: Place::There { end: 0 }, end: 0 });
         };
-        let temporary =
-            name.with_file_name(OsStr::from_bytes(&temporary_name(name.file_name().unwrap_or_default().as_bytes())));
+        let made_up = || temporary_name(name.file_name().unwrap_or_default().as_bytes());
+        let temporary = resumed.map_or_else(made_up, |(temporary, _)| temporary.clone());
+        let temporary = name.with_file_name(OsStr::from_bytes(&temporary));
+        let end = resumed.map_or(0, |(_, at)| at);
         // No other user can read the file before it has the owner and mode of the file that it replaces.
         let mode = if replaced.is_some() { 0o600 } else { mode };
-        let file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&temporary);
+        let mut options = OpenOptions::new();
+        let options = options.write(true).create_new(end == 0).mode(mode).custom_flags(OFlags::NOFOLLOW.bits() as i32);
+        let file = options.open(&temporary);
         let file = file.map_err(|error| Error::doing("create it", &temporary, &error))?;
-        Ok(Self { file, path: owned, place: Place::Temporary { path: temporary, name, replaced } })
+        Ok(Self { file, path: owned, place: Place::Temporary { path: temporary, name, replaced }, end })
+    }
+
+    /// Waits until all blocks are on stable storage. Returns the end of the last one.
+    pub fn sync(&mut self) -> Result<u64> {
+        self.file.sync_data().map_err(|error| Error::doing("write", &self.path, &error))?;
+        Ok(self.end)
+    }
+
+    /// Keeps the incomplete file with its temporary name.
+    pub fn keep(&mut self) {
+        if let Place::Temporary { .. } = self.place {
+            self.place = Place::Finished;
+        }
     }
 
     /// Writes a block after the previous one.
     pub fn write(&mut self, offset: u64, data: &[u8]) -> Result<()> {
+        self.end = offset + data.len() as u64;
         let written = match &mut self.place {
             Place::There { end } => {
                 let gap = offset - *end;
@@ -282,15 +338,15 @@ mod tests {
     fn holes_are_not_read_and_are_restored() {
         let dir = tempfile::tempdir().unwrap();
         let (from, to) = (dir.path().join("from"), dir.path().join("to"));
-        let mut output = Output::create(&from, 0o644).unwrap();
+        let mut output = Output::create(&from, 0o644, None).unwrap();
         output.write(0, b"head").unwrap();
         output.write(10 << 20, b"middle").unwrap();
         output.finish(30 << 20, None).unwrap();
 
         let pool = Pool::new(Default::default());
-        let mut output = Output::create(&to, 0o600).unwrap();
+        let mut output = Output::create(&to, 0o600, None).unwrap();
         let mut moved = 0;
-        let size = read(&from, 64 << 10, &pool, |offset, data| {
+        let size = read(&from, (0, 64 << 10), &pool, |offset, data| {
             moved += data.len();
             output.write(offset, &data).is_ok()
         })

@@ -4,13 +4,14 @@
 //! and keeps holes. `engine` walks trees with many files in flight.
 //!
 //! A regular file is written under a temporary name in its directory and renamed when it is complete. `local::Output`
-//! and `staged` do this, and remove the temporary file if the copy fails.
+//! and `staged` do this, and remove the temporary file if the copy fails. `resume` keeps it for another copy.
 
 mod engine;
 mod local;
 mod meta;
 mod node;
 mod remote;
+mod resume;
 mod sparse;
 mod staged;
 mod stream;

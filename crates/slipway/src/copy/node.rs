@@ -120,6 +120,45 @@ impl Node {
         }
     }
 
+    /// Reads up to `len` bytes of a regular file; fewer only at its end.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub async fn read_range(&self, offset: u64, len: usize) -> Result<Bytes> {
+        match self {
+            Node::Local(path) => Ok(blocking(path, move |path| local::read_range(path, offset, len)).await?.into()),
+            Node::Remote(remote) => Ok(remote.file().read_bytes(offset, len).await?),
+        }
+    }
+
+    /// Writes a small file of this name, or replaces its first bytes, and waits until they are on stable storage.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub async fn put(&self, name: &[u8], data: Bytes) -> Result<()> {
+        match self {
+            Node::Local(dir) => blocking(&join(dir, name), move |path| local::put(path, &data)).await,
+            Node::Remote(dir) => {
+                let file = match dir.child(name).await? {
+                    Some((file, _)) => file,
+                    None => dir.create(name, 0o600).await?,
+                };
+                Ok(file.file().write_at(0, data).await?)
+            }
+        }
+    }
+
+    /// Removes an object that is not a directory.
+    ///
+    /// # Errors
+    /// The object cannot be removed.
+    pub async fn remove(&self, name: &[u8]) -> Result<()> {
+        match self {
+            Node::Local(dir) => blocking(&join(dir, name), |path| std::fs::remove_file(path)).await,
+            Node::Remote(dir) => dir.remove(name).await,
+        }
+    }
+
     /// Makes a directory of this name, unless it exists.
     ///
     /// # Errors

@@ -8,7 +8,10 @@ use std::{collections::VecDeque, path::Path};
 use buf::Pool;
 use bytes::Bytes;
 use client::{Reader, Writer};
-use tokio::{sync::mpsc, task::JoinHandle};
+use tokio::{
+    sync::{mpsc, oneshot},
+    task::JoinHandle,
+};
 
 use super::{
     Error, Result, local,
@@ -42,21 +45,21 @@ pub enum Source {
 }
 
 impl Source {
-    /// Starts to read a file with these attributes. Buffers for local data come from `pool`.
-    pub fn open(node: &Node, meta: &Meta, pool: &Pool) -> Self {
+    /// Starts to read a file with these attributes from an offset on. Buffers for local data come from `pool`.
+    pub fn open(node: &Node, meta: &Meta, start: u64, pool: &Pool) -> Self {
         match node {
             Node::Local(path) => {
                 let (sender, blocks) = mpsc::channel(CHANNEL);
                 let (path, pool) = (path.clone(), pool.clone());
                 let thread = tokio::task::spawn_blocking(move || {
                     let each = |offset, data| sender.blocking_send((offset, data)).is_ok();
-                    local::read(&path, BLOCK, &pool, each).map_err(|error| Error::doing("read", &path, &error))
+                    local::read(&path, (start, BLOCK), &pool, each).map_err(|error| Error::doing("read", &path, &error))
                 });
                 Source::Local { blocks, thread }
             }
             Node::Remote(remote) => Source::Remote {
-                reader: remote.file().reader().expecting(meta.size),
-                at: 0,
+                reader: remote.file().reader_range(start, u64::MAX).expecting(meta.size),
+                at: start,
                 sparse: meta.is_sparse(),
                 queue: VecDeque::new(),
             },
@@ -122,26 +125,32 @@ pub enum Sink {
 pub enum Order {
     /// Writes this block.
     Write(u64, Bytes),
+    /// Makes all written data durable, and replies with the end of the last block.
+    Sync(oneshot::Sender<u64>),
+    /// Keeps the incomplete file.
+    Keep,
     /// Ends the file at this size, and sets these attributes.
     Finish(u64, Option<Meta>),
 }
 
 impl Sink {
-    /// Starts to make the file of this name, or to replace it.
+    /// Starts to make the file of this name, or to replace it. With `resumed`, the temporary name and an offset,
+    /// continues the file of an interrupted copy from there, or makes one of this name if the offset is 0.
     ///
     /// # Errors
     /// A server rejected it. A later call returns a local failure.
-    pub async fn create(dir: &Node, name: &[u8], mode: u32) -> Result<Self> {
+    pub async fn create(dir: &Node, name: &[u8], mode: u32, resumed: Option<(&Bytes, u64)>) -> Result<Self> {
         match dir {
             Node::Local(dir) => {
                 let (orders, receiver) = mpsc::channel(CHANNEL);
                 let path = join(dir, name);
-                let thread = tokio::task::spawn_blocking(move || write_local(&path, mode, receiver));
+                let resumed = resumed.map(|(temporary, at)| (temporary.clone(), at));
+                let thread = tokio::task::spawn_blocking(move || write_local(&path, mode, resumed, receiver));
                 Ok(Sink::Local { orders, thread })
             }
             Node::Remote(dir) => {
-                let staged = Box::new(Staged::create(dir, name, mode).await?);
-                let writer = Some(Box::new(staged.file().file().writer()));
+                let staged = Box::new(Staged::create(dir, name, mode, resumed).await?);
+                let writer = Some(Box::new(staged.file().file().writer_at(resumed.map_or(0, |(_, at)| at))));
                 Ok(Sink::Remote { staged, writer })
             }
         }
@@ -160,6 +169,43 @@ impl Sink {
                 writer.skip(offset - writer.position());
                 writer.write(data).await?;
                 Ok(true)
+            }
+        }
+    }
+
+    /// Makes all written data durable. Returns the end of the last block.
+    ///
+    /// # Errors
+    /// Some data could not be written.
+    pub async fn sync(&mut self) -> Result<u64> {
+        match self {
+            Sink::Local { orders, thread } => {
+                let (reply, synced) = oneshot::channel();
+                let _ = orders.send(Order::Sync(reply)).await;
+                match synced.await {
+                    Ok(end) => Ok(end),
+                    // The thread has failed, and returns its error.
+                    Err(_) => match thread.await.expect("system calls must not panic") {
+                        Err(error) => Err(error),
+                        Ok(()) => unreachable!("a file must not be finished before it is complete"),
+                    },
+                }
+            }
+            Sink::Remote { writer, .. } => {
+                let writer = writer.as_mut().expect("file must not be finished");
+                writer.flush().await?;
+                Ok(writer.position())
+            }
+        }
+    }
+
+    /// Keeps the incomplete file with its temporary name.
+    pub async fn keep(self) {
+        if let Sink::Local { orders, thread } = self {
+            let _ = orders.send(Order::Keep).await;
+            drop(orders);
+            if !thread.is_finished() {
+                let _ = thread.await;
             }
         }
     }
@@ -203,11 +249,15 @@ impl Sink {
     }
 }
 
-fn write_local(path: &Path, mode: u32, mut orders: mpsc::Receiver<Order>) -> Result<()> {
-    let mut output = local::Output::create(path, mode)?;
+fn write_local(path: &Path, mode: u32, resumed: Option<(Bytes, u64)>, mut orders: mpsc::Receiver<Order>) -> Result<()> {
+    let mut output = local::Output::create(path, mode, resumed.as_ref().map(|(temporary, at)| (temporary, *at)))?;
     while let Some(order) = orders.blocking_recv() {
         match order {
             Order::Write(offset, data) => output.write(offset, &data)?,
+            Order::Sync(reply) => {
+                let _ = reply.send(output.sync()?);
+            }
+            Order::Keep => output.keep(),
             Order::Finish(size, meta) => return output.finish(size, meta.as_ref()),
         }
     }

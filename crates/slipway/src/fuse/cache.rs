@@ -51,7 +51,7 @@ pub struct Kernel(pub Weak<Device>);
 
 impl Kernel {
     /// Invalidates data and attributes of a file in the kernel.
-    async fn forget(&self, ino: u64) {
+    pub(super) async fn forget(&self, ino: u64) {
         let device = self.0.clone();
         let notified = tokio::task::spawn_blocking(move || match device.upgrade() {
             Some(device) => device.write(&forget_inode(ino)),
@@ -121,6 +121,8 @@ impl Watcher for DelegationWatcher {
         Box::pin(async move {
             let Some(tree) = tree else { return };
             let Some(node) = tree.known(mount, &file) else { return };
+            // RFC 8881 §10.4.4: changed data are written before a delegation is returned.
+            node.staged.settle(false).await;
             let mut cached = node.cached.lock().await;
             if !matches!(*cached, Cached::Nothing) {
                 *cached = Cached::Unknown;

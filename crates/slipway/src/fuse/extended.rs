@@ -1,15 +1,16 @@
 //! Operations that need version 4.2: extended attributes (RFC 8276), space reservation, holes, and copies within the
-//! server (RFC 7862). Also ACLs, which all versions 4 have and which programs access as extended attributes. Over other
+//! server (RFC 7862). Also ACLs, which programs access as extended attributes: those of NFSv4, and those of POSIX over NFSv3. Over other
 //! versions, the kernel gets ENOSYS and does not ask again.
 
 use bytes::Bytes;
-use client::{Mount, SetXattr, StableHow, V4};
+use client::{Mount, Protocol, SetXattr, StableHow, V4};
 use nfs::v4::DataContent4;
 use rustix::io::Errno;
 use xdr::Message;
 
 use super::{
     convert::errno,
+    posix_acl::PosixAcl,
     tree::{Answer, Answered, Tree, same_mount},
     view::{Target, View},
 };
@@ -28,8 +29,10 @@ pub enum Allocate {
 pub enum Xattr<'a> {
     /// An attribute of users, by its name at the server.
     User(&'a [u8]),
-    /// The access control list.
+    /// The access control list of NFSv4.
     Acl,
+    /// An access control list of POSIX.
+    Posix(PosixAcl),
 }
 
 impl Allocate {
@@ -57,7 +60,13 @@ impl Tree {
     /// Returns the meaning of an attribute name. The server omits the prefix of users' attributes (RFC 8276).
     /// nfs4_getfacl(1) and nfs4_setfacl(1) access the ACL as an attribute.
     pub fn xattr_name<'a>(&self, ino: u64, name: &'a [u8]) -> Answer<Xattr<'a>> {
-        let minor = self.v4(self.node(ino)?.mount(), 0)?.minor_version();
+        let node = self.node(ino)?;
+        if let Protocol::V3(v3) = node.mount().protocol() {
+            let which = PosixAcl::of_name(name).filter(|_| v3.has_acls());
+            let none = if v3.has_acls() { Errno::OPNOTSUPP } else { Errno::NOSYS };
+            return which.map(Xattr::Posix).ok_or(none);
+        }
+        let minor = self.v4(node.mount(), 0)?.minor_version();
         match name.strip_prefix(USER) {
             Some(name) if !name.is_empty() && minor >= 2 => Ok(Xattr::User(name)),
             None if name == ACL => Ok(Xattr::Acl),
@@ -74,8 +83,13 @@ impl View {
     /// GETXATTR, or reads the ACL.
     pub async fn xattr(&self, ino: u64, name: &[u8]) -> Answer<Bytes> {
         let node = self.target(ino)?;
+        let name = self.xattr_name(ino, name)?;
+        if let (Xattr::Posix(which), Protocol::V3(v3)) = (name, node.mount().protocol()) {
+            return self.posix_acl(v3, &node, which).await;
+        }
         let v4 = self.v4(node.mount(), 0)?;
-        match self.xattr_name(ino, name)? {
+        match name {
+            Xattr::Posix(_) => Err(Errno::OPNOTSUPP),
             Xattr::User(name) => v4.xattr(node.handle(), name).await.answer(),
             Xattr::Acl => Ok(Message::encode(&v4.acl(node.handle()).await.answer()?).stream),
         }
@@ -90,8 +104,13 @@ impl View {
             _ => return Err(Errno::INVAL),
         };
         let node = self.target(ino)?;
+        let name = self.xattr_name(ino, name)?;
+        if let (Xattr::Posix(which), Protocol::V3(v3)) = (name, node.mount().protocol()) {
+            return self.set_posix_acl(v3, &node, which, Some(&value)).await;
+        }
         let v4 = self.v4(node.mount(), 0)?;
-        match self.xattr_name(ino, name)? {
+        match name {
+            Xattr::Posix(_) => Err(Errno::OPNOTSUPP),
             Xattr::User(name) => v4.set_xattr(node.handle(), name, value, how).await.answer(),
             Xattr::Acl => {
                 let acl = Message::from(value).decode().map_err(|_| Errno::INVAL)?;
@@ -107,6 +126,10 @@ impl View {
         let node = self.target(ino)?;
         match self.xattr_name(ino, name)? {
             Xattr::User(name) => self.v4(node.mount(), 0)?.remove_xattr(node.handle(), name).await.answer(),
+            Xattr::Posix(which) => match node.mount().protocol() {
+                Protocol::V3(v3) => self.set_posix_acl(v3, &node, which, None).await,
+                _ => Err(Errno::OPNOTSUPP),
+            },
             // Every file has an ACL.
             Xattr::Acl => Err(Errno::OPNOTSUPP),
         }
@@ -115,6 +138,12 @@ impl View {
     /// LISTXATTRS: returns the names of users' attributes, each terminated by a zero byte.
     pub async fn xattrs(&self, ino: u64) -> Answer<Bytes> {
         let node = self.target(ino)?;
+        if let Protocol::V3(v3) = node.mount().protocol() {
+            return match v3.has_acls() {
+                true => self.posix_acl_names(v3, &node).await,
+                false => Err(Errno::NOSYS),
+            };
+        }
         let names = self.v4_2(&node)?.xattrs(node.handle()).await.answer()?;
         Ok(names.iter().flat_map(|name| [USER, name, b"\0"]).flatten().copied().collect())
     }
@@ -124,6 +153,8 @@ impl View {
         let node = self.target(ino)?;
         let v4 = self.v4_2(&node)?;
         // Commit first, so that unstable data cannot be written into the hole again.
+        node.staged.settle(true).await;
+        node.staged.changed();
         node.unstable.commit(node.handle()).await?;
         match how {
             Allocate::Reserve => v4.allocate(node.handle(), offset, length).await.answer(),
@@ -135,6 +166,7 @@ impl View {
     pub async fn seek(&self, ino: u64, offset: i64, what: DataContent4) -> Answer<i64> {
         let node = self.target(ino)?;
         let v4 = self.v4_2(&node).map_err(|_| Errno::NOSYS)?;
+        node.staged.settle(false).await;
         let offset = u64::try_from(offset).map_err(|_| Errno::NXIO)?;
         let found = v4.seek(node.handle(), offset, what).await.map_err(|error| match errno(&error) {
             // The kernel then treats all of the file as data.
@@ -157,10 +189,13 @@ impl View {
         // The kernel copies by itself if this fails.
         same_mount(&source, &target)?;
         // Commit first, so that unstable data cannot overwrite the copy later.
+        source.staged.settle(false).await;
+        target.staged.settle(true).await;
         target.unstable.commit(target.handle()).await?;
         for _ in 0..COPY_TRIES {
             let (from, to) = ((source.handle(), from.1), (target.handle(), to.1));
             let (copied, written) = v4.copy(from, to, count.min(COPY_MAX)).await.answer()?;
+            target.staged.changed();
             let durable = written.committed == StableHow::FileSync;
             if durable || target.mount().protocol().commit(target.handle()).await.answer()? == written.verf {
                 return Ok(copied.min(COPY_MAX) as u32);

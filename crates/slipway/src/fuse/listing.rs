@@ -9,6 +9,8 @@ use std::collections::VecDeque;
 use bytes::Bytes;
 use client::{Entry, Handle, Mount, Result, Verifier};
 
+use super::staged::Room;
+
 /// The position in a directory that is being read.
 #[derive(Default)]
 pub struct Listing {
@@ -19,6 +21,8 @@ pub struct Listing {
     eof: bool,
     /// The server of the directory, which can change by migration.
     server: u64,
+    /// The time, of the clock of [`Room`], at which the remaining entries were requested.
+    requested_at: u64,
 }
 
 impl Listing {
@@ -26,7 +30,7 @@ impl Listing {
     ///
     /// # Errors
     /// READDIRPLUS, or READDIR, failed.
-    pub async fn next(&mut self, mount: &Mount, dir: &Handle, cookie: u64) -> Result<Option<Entry>> {
+    pub async fn next(&mut self, mount: &Mount, dir: &Handle, cookie: u64, room: &Room) -> Result<Option<Entry>> {
         let cookie = match (mount.v4(), cookie) {
             (Some(_), START) => return Ok(Some(dot(b".", BEHIND_OWN))),
             (Some(_), BEHIND_OWN) => return Ok(Some(dot(b"..", BEHIND_PARENT))),
@@ -34,6 +38,7 @@ impl Listing {
             (_, cookie) => cookie,
         };
         if cookie != self.behind || (self.waiting.is_empty() && !self.eof) {
+            self.requested_at = room.now();
             self.fetch(mount, dir, cookie).await?;
         }
         let entry = self.waiting.pop_front();
@@ -41,6 +46,11 @@ impl Listing {
             self.behind = entry.cookie;
         }
         Ok(entry)
+    }
+
+    /// Returns the time at which the attributes of the last entry were requested.
+    pub fn requested_at(&self) -> u64 {
+        self.requested_at
     }
 
     /// Returns `true` if the directory has migrated since the cookie was issued: then the cookie is invalid.

@@ -91,6 +91,8 @@ impl View {
         let (node, range) = (self.target(ino)?, lock.range()?);
         let v4 = self.locking(&node)?;
         let name = owner.to_be_bytes();
+        // The next holder of the lock must see the data.
+        node.staged.settle(false).await;
         v4.unlock(node.handle(), &name, range.offset, range.length).await.answer().map_err(no_lock)
     }
 

@@ -2,9 +2,9 @@
 //!
 //! [`session`] reads requests from the [`device`]. Each request is a task, so many are in progress at once. [`wire`]
 //! has the message formats. [`Fuse`] only decodes and replies. [`tree`] implements the requests, [`nodes`] maps numbers
-//! to objects, [`unstable`] keeps data that are not durable yet, [`listing`] reads directories. A name can lead to
+//! to objects, [`staged`] gathers written data, [`unstable`] keeps data that are not durable yet, [`listing`] reads directories. A name can lead to
 //! another server ([`referral`]); each object knows its mount, which its operations use. [`locks`] and [`extended`]
-//! need NFSv4, and [`cache`] controls the kernel's cache.
+//! need NFSv4, [`posix_acl`] needs NFSv3, and [`cache`] controls the kernel's cache.
 //!
 //! Consistency is NFS's close-to-open: written data are on stable storage when the file is closed, and an open
 //! revalidates the cache. Attributes and names are cached for [`Options::ttl`], or as long as the server delegates the
@@ -18,8 +18,10 @@ mod extended;
 mod listing;
 mod locks;
 mod nodes;
+mod posix_acl;
 mod referral;
 mod session;
+mod staged;
 mod status;
 mod tree;
 mod unstable;
@@ -102,6 +104,11 @@ impl Fuse {
         Arc::new(Self { tree, options })
     }
 
+    /// Sends all data that programs have written.
+    pub async fn settle(&self) {
+        self.tree.settle().await;
+    }
+
     /// Returns the operations of a session of this file system that wait.
     pub fn waits(&self, session: &Session) -> Waits {
         Waits { in_flight: session.in_flight().clone(), tree: self.tree.clone() }
@@ -155,6 +162,32 @@ impl Fuse {
         });
     }
 
+    /// Executes a request, and replies with an object. The kernel caches that there is none.
+    fn found<F>(self: &Arc<Self>, replier: Replier, work: impl FnOnce(View) -> F)
+    where
+        F: Future<Output = Answer<Attributes>> + Send + 'static,
+    {
+        let (tree, work) = (self.tree.clone(), work(View::new(self.tree.clone(), &replier.header)));
+        let ttl = tree.name_ttl();
+        let found = async move {
+            match work.await {
+                Err(Errno::NOENT) if !ttl.is_zero() => Ok(None),
+                found => found.map(Some),
+            }
+        };
+        self.answer(
+            replier,
+            |_| found,
+            move |found: Option<Attributes>| match found {
+                None => (Reply::Out(Out::new().no_entry(ttl)), Undo::Nothing),
+                Some(attr) => {
+                    let out = Out::new().entry(attr.ino, &attr, ttl, tree.attribute_ttl(attr.ino));
+                    (Reply::Out(out), Undo::Forget(vec![attr.ino]))
+                }
+            },
+        );
+    }
+
     /// Executes a request, and replies with bytes. The caller has said how many it can accept; with 0, it only gets
     /// their number.
     fn bytes<F>(self: &Arc<Self>, replier: Replier, room: u32, work: impl FnOnce(View) -> F)
@@ -191,9 +224,7 @@ impl Fuse {
         // Without NFSv4, the kernel keeps locks locally, on this machine only.
         let locks = if self.tree.mount.v4().is_some() { init::POSIX_LOCKS | init::FLOCK_LOCKS } else { 0 };
         // A kernel with a newer protocol gets ours, and asks again.
-        // The server removes set-user-ID bits when a file changes. A caller that may write need not be allowed to.
-        let killpriv = if self.options.per_caller { init::HANDLE_KILLPRIV } else { 0 };
-        let agreed = Init::agree(arguments, WANTED | locks | killpriv)?;
+        let agreed = Init::agree(arguments, WANTED | locks)?;
         let agreed = agreed.unwrap_or(Init { minor: 0, flags: 0, max_readahead: 0 });
         replier.reply(Reply::Out(Out::new().init(agreed)));
         Ok(())
@@ -263,7 +294,7 @@ impl Fuse {
         match header.opcode {
             op::LOOKUP => {
                 let name = arguments.name()?.to_owned();
-                self.entry(taken(slot)?, |tree| async move { tree.lookup(ino, &name).await });
+                self.found(taken(slot)?, |tree| async move { tree.lookup(ino, &name).await });
             }
             op::READLINK => {
                 let done = |text: Bytes| Out::new().bytes(&text);
@@ -414,13 +445,22 @@ impl Fuse {
             }
             op::WRITE => {
                 let (number, offset, size) = (arguments.u64()?, arguments.u64()?, arguments.u32()?);
-                let _flags_and_owner = (arguments.u32()?, arguments.u64()?);
+                let (write_flags, _owner) = (arguments.u32()?, arguments.u64()?);
                 let flags = open_flags(arguments.u32()?);
                 if data.len() != size as usize {
                     return Err(Errno::INVAL);
                 }
                 let durable = flags.intersects(rustix::fs::OFlags::SYNC | rustix::fs::OFlags::DSYNC);
                 let done = move |()| Out::new().u32(size).u32(0);
+                // The kernel reports errors of its own cache only once, so it must get them.
+                let direct = self.options.direct_io || flags.contains(rustix::fs::OFlags::DIRECT);
+                if !durable && !direct && write_flags & wire::WRITE_CACHE == 0 {
+                    let view = View::new(self.tree.clone(), &header).of_open(number);
+                    if view.stage(ino, offset, &data)? {
+                        taken(slot)?.reply(Reply::Out(done(())));
+                        return Ok(());
+                    }
+                }
                 let work = |tree: View| async move { tree.of_open(number).write(ino, offset, data, durable).await };
                 self.fields(taken(slot)?, work, done);
             }
@@ -605,12 +645,14 @@ fn set_attr(arguments: &mut Arguments<'_>) -> Result<(SetAttr, u64), Errno> {
 }
 
 /// Several concurrent requests of one process, large requests, listings with attributes, and shared memory maps of
-/// files that bypass the page cache.
+/// files that bypass the page cache. The server removes set-user-ID bits when a file changes, because a caller that may
+/// write need not be allowed to. Without that, the kernel would ask for capabilities of the file before each write.
 const WANTED: u64 = init::ASYNC_READ
     | init::BIG_WRITES
     | init::ASYNC_DIO
     | init::PARALLEL_DIROPS
     | init::MAX_PAGES
+    | init::HANDLE_KILLPRIV_V2
     | init::DO_READDIRPLUS
     | init::READDIRPLUS_AUTO
     | init::DIRECT_IO_ALLOW_MMAP;

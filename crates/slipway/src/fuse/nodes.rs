@@ -19,6 +19,7 @@ use parking_lot::Mutex;
 use super::{
     cache::{Cached, Change},
     locks::Owners,
+    staged::{Room, Staged},
     unstable::Unstable,
     view::Rights,
 };
@@ -31,7 +32,9 @@ pub struct Node {
     pub file: File,
     /// `true` for a directory.
     pub is_dir: bool,
-    /// Written data that may not be on stable storage.
+    /// Written data that are not sent yet.
+    pub staged: Staged,
+    /// Sent data that may not be on stable storage.
     pub unstable: Unstable,
     /// The number of times that it is open.
     pub opens: AtomicU64,
@@ -56,6 +59,8 @@ pub struct Nodes {
     numbers: HashMap<(u64, Handle), u64>,
     /// The next number for objects without a usable fileid.
     odd: u64,
+    /// The room for staged data.
+    pub room: Arc<Room>,
 }
 
 impl Node {
@@ -78,9 +83,14 @@ impl Node {
 impl Nodes {
     /// Creates a table with the root, which the kernel knows and never forgets.
     pub fn new(mount: Mount, root: Handle) -> Self {
-        let mut nodes = Self { known: HashMap::new(), numbers: HashMap::new(), odd: 0 };
+        let mut nodes = Self { known: HashMap::new(), numbers: HashMap::new(), odd: 0, room: Arc::default() };
         nodes.insert(ROOT, mount, root, true);
         nodes
+    }
+
+    /// Returns all objects.
+    pub fn all(&self) -> Vec<Arc<Node>> {
+        self.known.values().map(|(node, _)| node.clone()).collect()
     }
 
     /// Returns the object with this number, if the kernel can know it.
@@ -134,6 +144,7 @@ impl Nodes {
             ino,
             file: File::new(mount, handle, format!("inode {ino}")),
             is_dir,
+            staged: Staged::new(self.room.clone()),
             unstable: Unstable::default(),
             opens: AtomicU64::new(0),
             lockers: Owners::default(),

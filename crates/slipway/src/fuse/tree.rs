@@ -31,6 +31,7 @@ use super::{
     listing::Listing,
     nodes::{Node, Nodes},
     referral::{Referrals, UNKNOWN},
+    staged::{Room, Staged},
     view::{Target, View},
     wire::Attributes,
 };
@@ -40,6 +41,8 @@ pub struct Tree {
     /// The mount of the root.
     pub(super) mount: Mount,
     pub(super) nodes: Mutex<Nodes>,
+    /// The room for data that programs have written.
+    room: Arc<Room>,
     /// The referrals, with the mounts of other servers.
     pub(super) referrals: Referrals,
     listings: Mutex<HashMap<u64, Arc<tokio::sync::Mutex<Listing>>>>,
@@ -116,8 +119,10 @@ impl Tree {
         device: Weak<Device>,
     ) -> Arc<Self> {
         let mount = root.mount.with_deadline(deadline);
+        let nodes = Nodes::new(mount.clone(), root.handle);
         let tree = Arc::new_cyclic(|tree| Self {
-            nodes: Mutex::new(Nodes::new(mount.clone(), root.handle)),
+            room: nodes.room.clone(),
+            nodes: Mutex::new(nodes),
             referrals: Referrals::new(tree.clone()),
             mount,
             listings: Mutex::default(),
@@ -166,6 +171,14 @@ impl Tree {
         self.nodes.lock().forget(ino, times);
     }
 
+    /// Sends all staged data.
+    pub async fn settle(&self) {
+        let nodes = self.nodes.lock().all();
+        for node in nodes {
+            node.staged.settle(false).await;
+        }
+    }
+
     /// Closes a directory.
     pub fn release_dir(&self, number: u64) {
         self.listings.lock().remove(&number);
@@ -176,19 +189,33 @@ impl Tree {
 impl View {
     /// LOOKUP.
     pub async fn lookup(&self, parent: u64, name: &OsStr) -> Answer<Attributes> {
-        let dir = self.target(parent)?;
+        let (dir, since) = (self.target(parent)?, self.room.now());
         let mut found = dir.mount().lookup(dir.handle(), name.as_bytes()).await.answer()?;
         found.mount = match found.mount.number() == dir.mount().number() {
             true => dir.file.mount().clone(),
             false => found.mount.with_deadline(self.deadline),
         };
         self.referrals.found(&dir, name.as_bytes(), &found);
+        self.refresh(&mut found, since).await?;
         Ok(self.register(&dir, &found))
+    }
+
+    /// Replaces attributes that were requested at `since` if they lack data that programs had written before. The
+    /// kernel would truncate its cache of the file to an old size.
+    async fn refresh(&self, object: &mut Object, since: u64) -> Answer<()> {
+        if let Some(node) = self.known(object.mount.number(), &object.handle)
+            && !node.staged.is_settled(since)
+        {
+            node.staged.settle(false).await;
+            object.attr = object.mount.protocol().getattr(&object.handle).await.answer()?;
+        }
+        Ok(())
     }
 
     /// GETATTR.
     pub async fn getattr(&self, ino: u64) -> Answer<Attributes> {
         let node = self.target(ino)?;
+        node.staged.settle(false).await;
         let attr = node.mount().protocol().getattr(node.handle()).await.answer()?;
         *node.last_change.lock() = Some((&attr).into());
         Ok(of_mount(node.mount(), ino, &attr))
@@ -197,6 +224,8 @@ impl View {
     /// SETATTR.
     pub async fn setattr(&self, ino: u64, set: SetAttr) -> Answer<Attributes> {
         let node = self.target(ino)?;
+        // The data of a new file are most likely complete.
+        node.staged.settle(true).await;
         if set.size.is_some() {
             // Commit first, so that unstable data beyond the new size cannot be written again.
             node.unstable.commit(node.handle()).await?;
@@ -204,6 +233,7 @@ impl View {
         node.rights.invalidate();
         let after = node.mount().protocol().setattr(node.handle(), set).await.answer();
         node.rights.invalidate();
+        node.staged.changed();
         let after = after?;
         Ok(of_mount(node.mount(), ino, &attr_of(node.mount(), node.handle(), after).await?))
     }
@@ -280,13 +310,17 @@ impl View {
 
     async fn made(&self, dir: &Target, made: Made) -> Answer<Attributes> {
         let attr = attr_of(dir.mount(), &made.handle, made.attr).await?;
-        Ok(self.register(dir, &Object { mount: dir.file.mount().clone(), handle: made.handle, attr }))
+        let mut object = Object { mount: dir.file.mount().clone(), handle: made.handle, attr };
+        // CREATE can return an existing file.
+        self.refresh(&mut object, u64::MAX).await?;
+        Ok(self.register(dir, &object))
     }
 
     /// LINK.
     pub async fn link(&self, ino: u64, parent: u64, name: &OsStr) -> Answer<Attributes> {
         let (node, dir) = (self.target(ino)?, self.target(parent)?);
         same_mount(&node, &dir)?;
+        node.staged.settle(false).await;
         let linked = dir.mount().protocol().link(node.handle(), dir.handle(), name.as_bytes()).await.answer()?;
         let attr = attr_of(node.mount(), node.handle(), linked).await?;
         Ok(self.register(&dir, &Object { mount: node.file.mount().clone(), handle: node.handle().clone(), attr }))
@@ -342,6 +376,7 @@ impl View {
     /// a removed file is ESTALE: the kernel then looks up the name again, and opens the object that it finds.
     pub async fn open(&self, ino: u64, flags: OFlags) -> Answer<(u64, bool)> {
         let node = self.target(ino)?;
+        node.staged.settle(false).await;
         let number = self.count_open(&node);
         match self.open_at_server(&node, flags).await {
             Ok(current) => Ok((number, current)),
@@ -397,6 +432,11 @@ impl View {
         self.opened.lock().remove(&number);
         self.open.fetch_sub(1, Relaxed);
         let last = node.opens.fetch_sub(1, Relaxed) == 1;
+        if last {
+            // All programs that could see an earlier error have closed the file.
+            node.staged.settle(false).await;
+            let _reported = node.staged.take_failure();
+        }
         let remove_on_close = if last { node.remove_on_close.lock().take() } else { None };
         match remove_on_close {
             Some((mount, dir, name)) => mount.protocol().remove(&dir, &name).await.answer().map(drop),
@@ -407,32 +447,57 @@ impl View {
     /// Reads up to the end of the file. Returns the buffer and the number of bytes read.
     pub async fn read(&self, ino: u64, offset: u64, size: usize) -> Answer<(Buffer, usize)> {
         let node = self.target(ino)?;
+        node.staged.settle(false).await;
         let (read, buffer) = node.file().read_at(offset, node.mount().pool().take(size)).await;
         Ok((buffer, read.answer()?))
     }
 
-    /// Writes data in memory of the mount's pool; to stable storage if `durable`.
-    pub async fn write(&self, ino: u64, offset: u64, mut data: Bytes, durable: bool) -> Answer<()> {
+    /// Stages data in memory of the mount's pool. Returns `false` if they must be [written](Self::write) instead.
+    ///
+    /// # Errors
+    /// Earlier data could not be written.
+    pub fn stage(&self, ino: u64, offset: u64, data: &Bytes) -> Answer<bool> {
         let node = self.target(ino)?;
-        if node.mount().number() != self.mount.number() {
-            // Another server's transport may need its own memory.
-            let mut copy = node.mount().pool().take(data.len());
-            copy.copy_from_slice(&data);
-            data = copy.freeze();
-        }
-        node.unstable.write(node.mount(), node.handle(), offset, data).await?;
+        Staged::put(node.node(), (node.mount(), node.caller()), offset, &self.owned(&node, data))
+    }
+
+    /// Writes data in memory of the mount's pool, after staged data of the file; to stable storage if `durable`.
+    pub async fn write(&self, ino: u64, offset: u64, data: Bytes, durable: bool) -> Answer<()> {
+        let node = self.target(ino)?;
+        node.staged.settle(false).await;
+        let (data, alone) = (self.owned(&node, &data), node.unstable.is_empty());
+        let written = node.unstable.write(node.mount(), node.handle(), offset, data, durable && alone).await;
+        node.staged.changed();
+        written?;
         if durable { node.unstable.commit(node.handle()).await } else { Ok(()) }
+    }
+
+    /// Returns the data in memory of the file's mount: another server's transport may need its own memory.
+    fn owned(&self, node: &Target, data: &Bytes) -> Bytes {
+        if node.mount().number() == self.mount.number() {
+            return data.clone();
+        }
+        let mut copy = node.mount().pool().take(data.len());
+        copy.copy_from_slice(data);
+        copy.freeze()
     }
 
     /// Handles a close by a lock owner: commits written data, and releases the owner's locks.
     pub async fn flush(&self, ino: u64, owner: u64) -> Answer<()> {
-        let durable = self.commit(ino).await;
-        durable.and(self.release_owner(ino, owner).await)
+        let durable = self.durable(ino).await;
+        let failed = self.node(ino)?.staged.failure();
+        durable.and(failed).and(self.release_owner(ino, owner).await)
     }
 
-    /// Commits written data.
+    /// Commits written data, and reports an error of writing them once.
     pub async fn commit(&self, ino: u64) -> Answer<()> {
+        self.durable(ino).await?;
+        self.node(ino)?.staged.take_failure()
+    }
+
+    async fn durable(&self, ino: u64) -> Answer<()> {
         let node = self.target(ino)?;
+        node.staged.settle(true).await;
         node.unstable.commit(node.handle()).await
     }
 
@@ -460,13 +525,16 @@ impl View {
         let node = self.target(ino)?;
         let listing = self.listings.lock().get(&number).cloned().ok_or(Errno::BADF)?;
         let mut listing = listing.lock().await;
-        while let Some(entry) = listing.next(node.mount(), node.handle(), cookie).await.answer()? {
+        while let Some(entry) = listing.next(node.mount(), node.handle(), cookie, &self.room).await.answer()? {
             if listing.has_moved(node.mount(), node.handle(), cookie) {
                 return Err(Errno::STALE);
             }
             let dots = matches!(&entry.name[..], b"." | b"..");
             let is_lookup = plus && !dots;
-            let found = if dots { Ok(None) } else { self.listed(&node, &entry).await };
+            let mut found = if dots { Ok(None) } else { self.listed(&node, &entry).await };
+            if let Ok(Some(object)) = &mut found {
+                self.refresh(object, listing.requested_at()).await?;
+            }
             let (attr, ttl) = match found {
                 Ok(None) if dots => (self.dot(&node, entry.name.len()), Duration::ZERO),
                 Ok(Some(object)) if is_lookup => (self.register(&node, &object), self.ttl),

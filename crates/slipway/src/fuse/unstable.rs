@@ -37,7 +37,8 @@ struct Piece {
 }
 
 impl Unstable {
-    /// Writes all of `data`. If more unstable data are kept than the mount's write-behind allows, commits all of it.
+    /// Writes all of `data`; to stable storage if `durable`, which then needs no COMMIT. If more unstable data are kept
+    /// than the mount's write-behind allows, commits all of it.
     ///
     /// # Errors
     /// A WRITE or COMMIT failed.
@@ -47,13 +48,20 @@ impl Unstable {
         file: &Handle,
         offset: u64,
         data: Bytes,
+        durable: bool,
     ) -> std::result::Result<(), Errno> {
         {
             let _shared = self.order.read().await;
-            self.send(mount, file, offset, data).await?;
+            let stable = if durable { StableHow::FileSync } else { StableHow::Unstable };
+            self.send(mount, file, (offset, data), stable).await?;
         }
         let full = self.kept.lock().bytes > mount.options().write_behind;
         if full { self.commit(file).await } else { Ok(()) }
+    }
+
+    /// Returns `true` if all written data are on stable storage.
+    pub fn is_empty(&self) -> bool {
+        self.kept.lock().pieces.is_empty()
     }
 
     /// Commits all written data.
@@ -76,19 +84,25 @@ impl Unstable {
             );
             let mut again = Again { kept: &self.kept, pieces: pieces.into() };
             while let Some(piece) = again.pieces.front() {
-                self.send(&piece.mount, file, piece.offset, piece.data.clone()).await?;
+                self.send(&piece.mount, file, (piece.offset, piece.data.clone()), StableHow::Unstable).await?;
                 again.pieces.pop_front();
             }
         }
         Err(Errno::IO)
     }
 
-    async fn send(&self, mount: &Mount, file: &Handle, offset: u64, data: Bytes) -> std::result::Result<(), Errno> {
+    async fn send(
+        &self,
+        mount: &Mount,
+        file: &Handle,
+        (offset, data): (u64, Bytes),
+        stable: StableHow,
+    ) -> std::result::Result<(), Errno> {
         let mut done = 0;
         while done < data.len() {
             let at = offset + done as u64;
             let part = data.slice(done..data.len().min(done + mount.write_size()));
-            let written = mount.protocol().write(file, at, part.clone().into(), StableHow::Unstable).await;
+            let written = mount.protocol().write(file, at, part.clone().into(), stable).await;
             let written = written.map_err(|error| errno(&error))?;
             let len = (written.count as usize).min(part.len());
             if len == 0 {

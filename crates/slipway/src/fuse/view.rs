@@ -107,6 +107,16 @@ impl Target {
         self.file.as_ref().unwrap_or(&self.node.file)
     }
 
+    /// Returns the object for all callers.
+    pub fn node(&self) -> &Arc<Node> {
+        &self.node
+    }
+
+    /// Returns the number of the caller.
+    pub fn caller(&self) -> u64 {
+        self.caller
+    }
+
     /// Returns its mount as the caller.
     pub fn mount(&self) -> &Mount {
         self.file().mount()

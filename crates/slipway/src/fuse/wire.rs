@@ -180,6 +180,12 @@ impl Out {
         out.u32(name_ttl.subsec_nanos()).u32(attr_ttl.subsec_nanos()).attributes(attr)
     }
 
+    /// Appends `fuse_entry_out` of a name without an object, which the kernel can cache for this time.
+    pub fn no_entry(self, ttl: Duration) -> Self {
+        let out = [0, 0, ttl.as_secs(), 0].into_iter().fold(self, Self::u64);
+        out.u32(ttl.subsec_nanos()).u32(0).zeros(ENTRY - 40)
+    }
+
     /// Appends `fuse_attr_out`.
     pub fn attr(self, attr: &Attributes, ttl: Duration) -> Self {
         self.u64(ttl.as_secs()).u32(ttl.subsec_nanos()).u32(0).attributes(attr)
@@ -403,8 +409,8 @@ pub mod init {
     pub const READDIRPLUS_AUTO: u64 = 1 << 14;
     pub const ASYNC_DIO: u64 = 1 << 15;
     pub const PARALLEL_DIROPS: u64 = 1 << 18;
-    pub const HANDLE_KILLPRIV: u64 = 1 << 19;
     pub const MAX_PAGES: u64 = 1 << 22;
+    pub const HANDLE_KILLPRIV_V2: u64 = 1 << 28;
     /// The flags have a second half.
     pub const EXT: u64 = 1 << 30;
     pub const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
@@ -431,6 +437,8 @@ pub mod set {
     pub const MTIME_NOW: u32 = 1 << 8;
 }
 
+/// A flag of WRITE (`FUSE_WRITE_CACHE`): the kernel writes its cache, for an unknown program.
+pub const WRITE_CACHE: u32 = 1 << 0;
 /// The bytes of `fuse_in_header`.
 pub const HEADER: usize = 40;
 /// The bytes of a WRITE before its data: the header and `fuse_write_in`.

@@ -67,13 +67,14 @@ struct Program {
     run: fn(&mut Place) -> Result<(), String>,
 }
 
-const PROGRAMS: [Program; 8] = [
+const PROGRAMS: [Program; 9] = [
     Program { name: "pjdfstest", options: &["--allow-other"], run: programs::pjdfstest },
     Program { name: "fsx with memory maps", options: &[], run: programs::fsx },
     Program { name: "fsx with direct I/O and memory maps", options: &["--direct-io"], run: programs::fsx },
     Program { name: "stress-ng", options: &[], run: programs::stress },
     Program { name: "SQLite's write-ahead log with direct I/O", options: &["--direct-io"], run: programs::sqlite },
     Program { name: "git", options: &[], run: programs::git },
+    Program { name: "setfacl and getfacl", options: &[], run: programs::acls },
     Program { name: "a restart of the server under tar and a writer", options: &[], run: outage::restart },
     Program { name: "signals while the server does not answer", options: &[], run: outage::signals },
 ];

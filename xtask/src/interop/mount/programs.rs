@@ -157,3 +157,44 @@ rm -rf .git
 cd ..
 diff -r "$2/expected" "$3/clone"
 "#;
+
+/// Sets and reads POSIX ACLs. Over NFSv3 they are those of the server's file system; over NFSv4 they cannot be set.
+pub fn acls(place: &mut Place) -> Result<(), String> {
+    let script = if place.version == "3" { ACLS } else { NO_ACLS };
+    place.script(script, &[&text(&place.served)]).map(drop)
+}
+
+const ACLS: &str = r#"
+same() { diff <(getfacl -Rcn .) <(cd "$1" && getfacl -Rcn .); }
+mkdir dir
+echo data >file
+chmod 640 file
+same "$1"
+setfacl -m u:12:rw,g:34:r file
+test "$(getfacl -cn file | grep -c '^user:12:rw-')" = 1
+same "$1"
+setfacl -d -m u:12:rwx,g::r dir
+echo new >dir/new
+mkdir dir/sub
+getfacl -cn dir/new | grep '^user:12:'
+same "$1"
+cp -p file copy
+test "$(getfacl -cn copy)" = "$(getfacl -cn file)"
+setfacl -x u:12 file
+setfacl -k dir
+setfacl -b copy
+same "$1"
+test "$(getfacl -cn copy | grep -c .)" = 3
+setfacl -n -m m::- file
+test "$(stat -c %a file)" = 600
+same "$1"
+"#;
+
+const NO_ACLS: &str = r#"
+echo data >file
+chmod 640 file
+test "$(getfacl -cn file | grep -c .)" = 3
+if setfacl -m u:12:rw file 2>said; then exit 1; fi
+grep 'not supported' said
+test "$(stat -c %a "$1/file")" = 640
+"#;

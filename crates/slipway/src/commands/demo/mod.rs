@@ -182,6 +182,7 @@ impl Tour<'_> {
             hard_links: true,
             umask: 0o022,
             update: false,
+            resume: false,
             jobs: 64,
         };
         let meta = source.meta(true).await.map_err(Failure::failed)?;

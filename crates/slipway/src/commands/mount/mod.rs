@@ -157,7 +157,7 @@ async fn serve((url, directory): (&NfsUrl, &Path), options: Options) -> Outcome 
         let (in_flight, device) = (in_flight.clone(), session.device());
         async move { in_flight.watch(device).await }
     });
-    let mut work = tokio::spawn(session.run(fuse));
+    let mut work = tokio::spawn(session.run(fuse.clone()));
     output::print(&format!("{url} is mounted at {}\n", place.directory.display()));
     let ended = tokio::select! {
         ended = &mut work => Some(ended.map_err(Failure::failed)?),
@@ -172,7 +172,7 @@ async fn serve((url, directory): (&NfsUrl, &Path), options: Options) -> Outcome 
     work.abort();
     watch.abort();
     report.abort();
-    unmount_server(mount).await;
+    unmount_server(mount, &fuse).await;
     Ok(Exit::Ok)
 }
 
@@ -288,10 +288,14 @@ async fn stalled(in_flight: &InFlight) -> usize {
     }
 }
 
-/// Unmounts at the server, if it answers. If it does not, its mount list does not matter.
-async fn unmount_server(mount: Mount) {
+/// Sends the data of files that were open, and unmounts at the server, if it answers. If it does not, its mount list
+/// does not matter.
+async fn unmount_server(mount: Mount, fuse: &Fuse) {
     let null = mount.protocol().null();
     if matches!(tokio::time::timeout(ANSWER_MAX, null).await, Ok(Ok(()))) {
+        if tokio::time::timeout(FAREWELL_MAX, fuse.settle()).await.is_err() {
+            tracing::warn!("data of files that were open are lost: the server does not accept them");
+        }
         let _ = tokio::time::timeout(FAREWELL_MAX, mount.unmount()).await;
     }
 }

@@ -25,6 +25,8 @@ impl Counted {
         thread::spawn(move || {
             for client in listener.incoming().flatten() {
                 let server = TcpStream::connect(("127.0.0.1", port)).unwrap();
+                // A record is written in two parts.
+                server.set_nodelay(true).unwrap();
                 let (mut back, mut forth) = (server.try_clone().unwrap(), client.try_clone().unwrap());
                 thread::spawn(move || {
                     let _ = io::copy(&mut back, &mut forth);

@@ -109,6 +109,11 @@ pub struct Mounted {
 }
 
 impl Mounted {
+    /// Takes a mount, which then also ends if the test fails.
+    pub fn of(child: Child, at: PathBuf) -> Self {
+        Self { at, child }
+    }
+
     /// Unmounts, which must end the process without an error.
     pub fn end(mut self) {
         assert!(Command::new("umount").arg(&self.at).status().unwrap().success());

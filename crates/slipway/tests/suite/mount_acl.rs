@@ -1,0 +1,95 @@
+//! Tests of `slipway mount`: POSIX ACLs over NFSv3.
+
+use std::{
+    ffi::CString,
+    fs,
+    os::unix::fs::{MetadataExt, PermissionsExt},
+    path::Path,
+};
+
+use rustix::{
+    fs::{XattrFlags, getxattr, listxattr, removexattr, setxattr},
+    io::Errno,
+};
+
+use crate::common::mounted::World;
+
+/// Encodes a value of `posix_acl_xattr.h`: tags, permissions and IDs.
+fn value(entries: &[(u16, u16, u32)]) -> Vec<u8> {
+    let entry =
+        |&(tag, perm, id): &(u16, u16, u32)| [&tag.to_le_bytes()[..], &perm.to_le_bytes(), &id.to_le_bytes()].concat();
+    [&2u32.to_le_bytes()[..], &entries.iter().flat_map(entry).collect::<Vec<u8>>()].concat()
+}
+
+fn get(path: &Path, name: &str) -> Result<Vec<u8>, Errno> {
+    let mut room = [0; 1000];
+    let len = getxattr(path, name, &mut room)?;
+    Ok(room[..len].to_vec())
+}
+
+fn names(path: &Path) -> Vec<String> {
+    let mut room = vec![0u8; 1000];
+    let len = listxattr(path, &mut room[..]).unwrap();
+    let names = room[..len].split_inclusive(|&byte| byte == 0);
+    names.map(|name| CString::from_vec_with_nul(name.to_vec()).unwrap().into_string().unwrap()).collect()
+}
+
+const NONE: u32 = u32::MAX;
+const ACCESS: &str = "system.posix_acl_access";
+const DEFAULT: &str = "system.posix_acl_default";
+
+#[test]
+fn acls_of_the_server_are_read_and_set() {
+    let Some(world) = World::new("acls_of_the_server_are_read_and_set", "tcp", "&vers=3") else { return };
+    let (dir, served) = (world.at.join("dir"), world.served.join("dir"));
+    fs::create_dir(&dir).unwrap();
+    let (file, there) = (dir.join("file"), served.join("file"));
+    fs::write(&file, "x").unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).unwrap();
+    for name in [ACCESS, DEFAULT] {
+        assert_eq!((get(&file, name), get(&dir, name)), (Err(Errno::NODATA), Err(Errno::NODATA)));
+    }
+    assert!(names(&file).is_empty());
+    let acl = value(&[(1, 6, NONE), (2, 7, 12), (4, 4, NONE), (8, 1, 34), (0x10, 7, NONE), (0x20, 0, NONE)]);
+    let set = |path: &Path, name: &str, value: &[u8]| setxattr(path, name, value, XattrFlags::empty());
+    match set(&there, ACCESS, &acl) {
+        Err(Errno::OPNOTSUPP) => {
+            eprintln!("SKIPPED acls_of_the_server_are_read_and_set: the file system has no ACLs");
+            return world.end();
+        }
+        done => done.unwrap(),
+    }
+    assert_eq!(get(&file, ACCESS).as_ref(), Ok(&acl));
+    assert_eq!(names(&file), [ACCESS]);
+    // Set through the mount. The group bits of the mode are the mask.
+    let other = value(&[(1, 6, NONE), (2, 4, 12), (2, 2, 13), (4, 4, NONE), (0x10, 6, NONE), (0x20, 4, NONE)]);
+    set(&file, ACCESS, &other).unwrap();
+    assert_eq!((get(&there, ACCESS).as_ref(), get(&file, ACCESS).as_ref()), (Ok(&other), Ok(&other)));
+    assert_eq!(file.metadata().unwrap().mode() & 0o777, 0o664);
+    removexattr(&file, ACCESS).unwrap();
+    assert_eq!((get(&there, ACCESS), get(&file, ACCESS)), (Err(Errno::NODATA), Err(Errno::NODATA)));
+    assert_eq!(there.metadata().unwrap().mode() & 0o777, 0o664);
+    // The default ACL of a directory. Setting one ACL keeps the other.
+    set(&dir, DEFAULT, &acl).unwrap();
+    set(&dir, ACCESS, &other).unwrap();
+    assert_eq!((get(&served, DEFAULT).as_ref(), get(&served, ACCESS).as_ref()), (Ok(&acl), Ok(&other)));
+    assert_eq!(names(&dir), [ACCESS, DEFAULT]);
+    fs::write(dir.join("new"), "x").unwrap();
+    let inherited = get(&served.join("new"), ACCESS).unwrap();
+    assert_eq!(get(&dir.join("new"), ACCESS).as_ref(), Ok(&inherited));
+    removexattr(&dir, DEFAULT).unwrap();
+    assert_eq!((get(&served, DEFAULT), get(&served, ACCESS).as_ref()), (Err(Errno::NODATA), Ok(&other)));
+    // Errors.
+    assert_eq!(set(&file, DEFAULT, &acl), Err(Errno::ACCESS));
+    assert_eq!(set(&file, ACCESS, &value(&[(1, 6, NONE)])), Err(Errno::INVAL));
+    assert_eq!(get(&file, "user.name"), Err(Errno::OPNOTSUPP));
+    world.end();
+}
+
+#[test]
+fn version_4_has_no_posix_acls() {
+    let Some(world) = World::new("version_4_has_no_posix_acls", "tcp", "&vers=4.2") else { return };
+    fs::write(world.at.join("file"), "x").unwrap();
+    assert_eq!(get(&world.at.join("file"), ACCESS), Err(Errno::OPNOTSUPP));
+    world.end();
+}
