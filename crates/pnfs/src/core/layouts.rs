@@ -15,7 +15,7 @@ use vfs::{
     },
 };
 
-use super::Core;
+use super::{Core, ignore_removed};
 use crate::{
     files::{File, Place},
     index::{LAYOUTS, TRUNCATING},
@@ -99,7 +99,13 @@ impl Core {
             let of = file.clone();
             self.run(move |core| core.add_work(&of.handle, LAYOUTS)).await?;
         }
+        let former = self.holders.of(&file.handle, request.holder);
         if !self.holders.add(&file.handle, request.holder, request.mode.into()) {
+            return Err(VfsError::Delay);
+        }
+        // Work that has begun meanwhile must not find a layout later.
+        if self.is_unequal(&file.handle) || writes && self.has_work(&file.handle, TRUNCATING) {
+            self.holders.remove(&file.handle, request.holder, LayoutModes::from(request.mode).without(former));
             return Err(VfsError::Delay);
         }
         Ok(Attempt::Granted(FlexibleLayout {
@@ -166,16 +172,25 @@ impl Core {
     pub async fn commit_layout(self: Arc<Self>, handle: Handle, commit: LayoutCommit) -> Result<Change> {
         let file = self.files.get(&handle);
         let mtime = commit.mtime.map_or(SetTime::Now, SetTime::To);
-        self.run(move |core| core.grow(&file, commit.size.unwrap_or(0), Some(mtime))).await
+        self.run(move |core| {
+            let _sizing = file.sizing.lock();
+            core.grow(&file, commit.size.unwrap_or(0), Some(mtime))
+        })
+        .await
     }
 
-    /// Gives the inner file at least this size, durably. The times change if `mtime` is given or the file grows.
+    /// Gives the inner file at least this size, durably. The times change if `mtime` is given or the file grows. The caller has
+    /// locked the size.
     fn grow(&self, file: &File, size: u64, mtime: Option<SetTime>) -> Result<Change> {
-        let _sizing = file.sizing.lock();
         let root = Cred::root();
         let caller = Caller::blocking(&root);
         let former: Attr = self.inner.getattr(&caller, &file.handle)?;
         let size = Some(size).filter(|size| *size > former.size);
+        // Another write may have set a later time since the client's proposal was checked.
+        let mtime = mtime.map(|time| match time {
+            SetTime::To(time) if time > former.mtime => SetTime::To(time),
+            _ => SetTime::Now,
+        });
         let mtime = mtime.or(size.map(|_| SetTime::Now));
         let change = self.inner.setattr(&caller, &file.handle, &SetAttr { size, mtime, ..SetAttr::default() }, None)?;
         self.inner.commit(&caller, &file.handle, 0, 0)?;
@@ -187,19 +202,31 @@ impl Core {
     /// # Errors
     /// Returns an error if no data server answers, and the errors of the inner file system.
     async fn take_size(self: &Arc<Self>, file: &Arc<File>) -> Result<()> {
-        let Place::Servers(record) = self.place(file).await? else { return Ok(()) };
-        // Objects that could not be cut have bytes that do not belong to the file any more.
-        if self.has_work(&file.handle, TRUNCATING) {
-            return Ok(());
+        loop {
+            let Place::Servers(record) = self.place(file).await? else { return Ok(()) };
+            let sized = *file.sizing.lock();
+            // Objects that could not be cut have bytes that do not belong to the file any more.
+            if self.has_work(&file.handle, TRUNCATING) {
+                return Ok(());
+            }
+            let sizes = join_all(record.in_sync().map(|copy| self.servers.size(record.copies[copy].object))).await;
+            let size = sizes.into_iter().flatten().max().ok_or(VfsError::Io)?;
+            let of = file.clone();
+            let taken = self.run(move |core| {
+                let sizing = of.sizing.lock();
+                // A truncation has begun: the objects may have had their former sizes.
+                if *sizing != sized {
+                    return Ok(false);
+                }
+                if size > core.size_of(&of.handle)? {
+                    core.grow(&of, size, None)?;
+                }
+                Ok(true)
+            });
+            if taken.await? {
+                return Ok(());
+            }
         }
-        let sizes = join_all(record.in_sync().map(|copy| self.servers.size(record.copies[copy].object))).await;
-        let size = sizes.into_iter().flatten().max().ok_or(VfsError::Io)?;
-        let of = file.clone();
-        self.run(move |core| match size > core.size_of(&of.handle)? {
-            true => core.grow(&of, size, None).map(drop),
-            false => Ok(()),
-        })
-        .await
     }
 
     /// Ends layouts that a client has returned.
@@ -311,14 +338,6 @@ impl Core {
             self.mark_stale(&file, objects).await?;
         }
         Ok(())
-    }
-}
-
-/// Returns success if the file does not exist any more.
-fn ignore_removed(result: Result<()>) -> Result<()> {
-    match result {
-        Err(VfsError::Stale | VfsError::NotFound | VfsError::BadHandle) => Ok(()),
-        result => result,
     }
 }
 

@@ -4,6 +4,7 @@ use std::{
     pin::pin,
     sync::Arc,
     task::{Context, Poll, Waker},
+    time::Duration,
 };
 
 use buf::{Pool, Rope};
@@ -58,7 +59,7 @@ impl World {
     }
 
     fn open(inner: Arc<dyn Vfs>, servers: Servers, index: Storage) -> Self {
-        let options = Options { mirrors: 2, threshold: 1000, layouts: true };
+        let options = Options { mirrors: 2, threshold: 1000, layouts: true, former_layouts: Duration::ZERO };
         let opened = Index::with_backend(index.clone()).unwrap();
         let pnfs = Pnfs::new(inner.clone(), Arc::new(servers.clone()), opened, options).unwrap();
         let events = Arc::new(Events::default());

@@ -68,7 +68,7 @@ impl BackendKind for PnfsKind {
             return Err(invalid(format!("the configuration has two [[pnfs]] with the name '{name}'")));
         }
         let located = |error: io::Error| io::Error::new(error.kind(), format!("pnfs '{name}': {error}"));
-        let (data_servers, options) = (data_servers(cluster).map_err(located)?, options(cluster));
+        let (data_servers, options) = (data_servers(cluster).map_err(located)?, options(cluster, opening.lease()));
         let index = index(settings, opening).map_err(located)?;
         DirectoryKind.open(&directory(settings), opening)?.layered(|inner| {
             let (runtime, upkeep) = start_thread()?;
@@ -86,9 +86,10 @@ fn directory(settings: &BackendSettings) -> BackendSettings {
     BackendSettings { options: Default::default(), ..settings.clone() }
 }
 
-fn options(cluster: &PnfsConfig) -> Options {
+fn options(cluster: &PnfsConfig, lease: Duration) -> Options {
     let PnfsConfig { mirrors, threshold, layouts, .. } = *cluster;
-    Options { mirrors: mirrors.into(), threshold, layouts: layouts == LayoutsMode::Flexible }
+    let layouts = layouts == LayoutsMode::Flexible;
+    Options { mirrors: mirrors.into(), threshold, layouts, former_layouts: lease }
 }
 
 /// Returns the data servers of a table.
