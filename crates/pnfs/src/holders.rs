@@ -49,10 +49,11 @@ impl Held {
 impl Holders {
     pub fn new(options: &Options) -> Self {
         let size = Some(options.threshold);
+        let block = options.stripes.unit().try_into().ok().filter(|unit| *unit > 0).unwrap_or(BLOCK);
         let caps = LayoutCaps {
             kinds: vec![LayoutKind::Flexible],
-            block_size: BLOCK,
-            alignment: BLOCK,
+            block_size: block,
+            alignment: block,
             threshold: Some(LayoutThreshold { read_size: size, write_size: size, ..LayoutThreshold::default() }),
             recalled_by_truncation: true,
         };
@@ -121,9 +122,10 @@ impl Holders {
         files.get(file).and_then(|held| held.holders.get(&holder)).copied().unwrap_or_default()
     }
 
-    /// Returns the modes that the holders of a file have.
-    pub fn modes(&self, file: &Handle) -> LayoutModes {
-        self.files.lock().get(file).map(Held::modes).unwrap_or_default()
+    /// Returns the number of holders of a file, and the modes that they have.
+    pub fn count(&self, file: &Handle) -> (usize, LayoutModes) {
+        let files = self.files.lock();
+        files.get(file).map_or((0, LayoutModes::NONE), |held| (held.holders.len(), held.modes()))
     }
 
     /// Recalls the layouts of a file that have one of these modes.
@@ -156,5 +158,5 @@ impl Holders {
     }
 }
 
-/// The preferred bytes and alignment of an access.
+/// The preferred bytes and alignment of an access to a file that is not striped.
 const BLOCK: u32 = 1 << 20;

@@ -3,6 +3,10 @@
 //!
 //! All of it is hints about the records in the files' attributes, which decide. An entry is written before the record that
 //! it describes, so after a crash there can be entries too many, and never too few.
+//!
+//! The states of data servers are no hints: an administrator has set them, and they are only here.
+
+mod servers;
 
 use std::{fs, io, path::Path};
 
@@ -66,7 +70,7 @@ impl Index {
             tables.open_table(OBJECTS)?;
             tables.open_table(REMOVALS)?;
             tables.open_table(WORK)?;
-            Ok(())
+            servers::create_tables(tables)
         });
         opened.map_err(|_| io::Error::other("the database cannot be read"))?;
         Ok(index)
@@ -102,17 +106,19 @@ impl Index {
         })
     }
 
-    /// Returns all objects to remove, each with the file to which it belongs.
+    /// Returns the objects to remove from these data servers, each with the file to which it belongs.
     ///
     /// # Errors
     /// Returns `Io`.
-    pub fn removals(&self) -> Result<Vec<(Object, Option<Handle>)>, VfsError> {
+    pub fn removals(&self, servers: &[ServerId]) -> Result<Vec<(Object, Option<Handle>)>, VfsError> {
         self.read(|transaction| {
             let (removals, objects) = (transaction.open_table(REMOVALS)?, transaction.open_table(OBJECTS)?);
             let mut all = Vec::new();
-            for entry in removals.iter()? {
-                let key = entry?.0.value();
-                all.push((object(key), objects.get(key)?.map(|file| Handle::new(file.value()))));
+            for server in servers {
+                for entry in removals.range((server.0, 0)..=(server.0, u128::MAX))? {
+                    let key = entry?.0.value();
+                    all.push((object(key), objects.get(key)?.map(|file| Handle::new(file.value()))));
+                }
             }
             Ok(all)
         })

@@ -8,10 +8,13 @@
 //!
 //! Read `docs/adr/0012-pnfs.md` first, and RFC 8435 §2.2 and §8 (mirrors).
 //!
+//! **Stripes.** The stripes of a file are independent: each has its own copies, in sync or not, and all rules about copies
+//! apply to each stripe. This works because a byte has the same offset in every object (RFC 8435 §6).
+//!
 //! **Order of writes.** These rules keep every acknowledged byte, whenever the process ends:
 //!
 //! 1. A record is durable before a write is acknowledged that a copy has missed, and before a layout without this copy is
-//!    granted. The last copy that is in sync is never marked stale: the operation fails instead.
+//!    granted. The last copy of a stripe that is in sync is never marked stale: the operation fails instead.
 //! 2. A file is marked in the [`index`] before its first write, and copies that may differ after a crash are compared
 //!    before a second copy is read.
 //! 3. Objects are in the index and in the queue of removals before they are created. They are removed only after it has been checked
@@ -24,7 +27,8 @@
 //! 6. Unstable writes are made durable before a copy is compared with others or copied, and after that. If a copy has lost some in
 //!    between, the write verifier changes.
 //!
-//! **Errors.** A data server that fails is an error of an operation only if no other copy is in sync.
+//! **Errors.** A data server that fails is an error of an operation only if no other copy of the same stripe is in
+//! sync.
 
 mod core;
 mod files;
@@ -34,12 +38,16 @@ mod layouts;
 mod ranges;
 pub mod record;
 pub mod servers;
+mod services;
+pub mod stripes;
 mod threads;
 mod tree;
 
 pub use crate::{
-    core::{Options, Pnfs},
+    core::{FileStatus, Options, Pnfs, Repairs, ServerStatus, SetServiceError},
     index::Index,
     record::{Record, RecordError, ServerId},
     servers::{DataServers, ServerError, ServerFuture, WriteVerifier},
+    services::Service,
+    stripes::Stripes,
 };

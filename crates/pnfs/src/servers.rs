@@ -4,6 +4,8 @@ use std::{fmt, future::Future, pin::Pin};
 
 use buf::Rope;
 use bytes::Bytes;
+use entropy::HashMap;
+use tokio::time::Instant;
 use vfs::{
     Stability, VfsError,
     layout::{DataTransport, LayoutDevice, LayoutDeviceId},
@@ -62,6 +64,39 @@ pub trait DataServers: Send + Sync + 'static {
 
     /// Checks that a data server answers.
     fn probe(&self, server: ServerId) -> ServerFuture<()>;
+}
+
+/// The data servers whose last operation failed, each since when.
+#[derive(Default)]
+pub(crate) struct Failing(HashMap<ServerId, Instant>);
+
+impl Failing {
+    /// Reports whether a data server has failed.
+    pub fn contains(&self, server: &ServerId) -> bool {
+        self.0.contains_key(server)
+    }
+
+    /// Returns the time since which a data server has failed.
+    pub fn since(&self, server: ServerId) -> Option<Instant> {
+        self.0.get(&server).copied()
+    }
+
+    /// Returns all data servers that have failed.
+    pub fn all(&self) -> Vec<ServerId> {
+        self.0.keys().copied().collect()
+    }
+
+    /// Adds a data server. Returns `false` if it had failed before.
+    pub fn insert(&mut self, server: ServerId) -> bool {
+        let known = self.contains(&server);
+        self.0.entry(server).or_insert_with(Instant::now);
+        !known
+    }
+
+    /// Removes a data server. Returns `false` if it had not failed.
+    pub fn remove(&mut self, server: ServerId) -> bool {
+        self.0.remove(&server).is_some()
+    }
 }
 
 /// A value that changes whenever a data server may have lost unstable writes (RFC 1813 §3.3.7).

@@ -250,8 +250,9 @@ impl Vfs for Pnfs {
     }
 
     fn seek(&self, caller: &Caller<'_>, file: &Handle, offset: u64, what: SeekFor) -> Result<Option<u64>> {
-        let of = file.clone();
-        self.only_inner(caller, file, move |vfs, caller| vfs.seek(caller, &of, offset, what))
+        let inner = |vfs: &dyn Vfs| vfs.seek(&Caller { completion: None, ..*caller }, file, offset, what);
+        let lock = (offset..offset.saturating_add(1), false);
+        self.on_data(caller, file, lock, Some(inner), |core, file, cred| core.seek(file, cred, offset, what))
     }
 
     fn allocate(&self, caller: &Caller<'_>, file: &Handle, offset: u64, len: u64) -> Result<Change> {

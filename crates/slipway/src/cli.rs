@@ -3,7 +3,10 @@
 use clap::{Parser, Subcommand};
 
 use crate::{
-    commands::{bench, cat, clients, completions, cp, demo, df, doctor, ls, mkdir, mount, rm, serve, showmount, stat},
+    commands::{
+        bench, cat, clients, completions, cp, demo, df, doctor, ds, layout, ls, mkdir, mount, resilver, rm, serve,
+        showmount, stat,
+    },
     exit::Outcome,
     logging::{self, LogFormat},
 };
@@ -62,6 +65,12 @@ pub enum Command {
     Showmount(showmount::Args),
     /// List the clients of a server on this machine and their state, and evict a client
     Clients(clients::Args),
+    /// List the data servers of a pNFS server on this machine, and take one out of service
+    Ds(ds::Args),
+    /// Show on which data servers the data of a file are
+    Layout(layout::Args),
+    /// Show how many copies of files a pNFS server on this machine still has to make
+    Resilver(resilver::Args),
     /// Measure READ and WRITE from memory, copy trees over tcp, rdma and shm, and compare every byte
     Demo(demo::Args),
     /// Measure transports and servers, side by side
@@ -87,6 +96,9 @@ impl Command {
             Command::Mount(_) => "mount",
             Command::Showmount(_) => "showmount",
             Command::Clients(_) => "clients",
+            Command::Ds(_) => "ds",
+            Command::Layout(_) => "layout",
+            Command::Resilver(_) => "resilver",
             Command::Demo(_) => "demo",
             Command::Bench(_) => "bench",
             Command::Doctor(_) => "doctor",
@@ -115,6 +127,9 @@ impl Command {
             Command::Mount(args) => mount::run(&args),
             Command::Showmount(args) => showmount::run(&args),
             Command::Clients(args) => clients::run(&args),
+            Command::Ds(args) => ds::run(&args),
+            Command::Layout(args) => layout::run(&args),
+            Command::Resilver(args) => resilver::run(&args),
             Command::Demo(args) => demo::run(&args),
             Command::Bench(args) => bench::run(&args),
             Command::Doctor(args) => doctor::run(&args),

@@ -6,6 +6,7 @@
 // The doc comments of arguments are the text of `--help`, where `[…]` marks an optional part.
 #![allow(rustdoc::broken_intra_doc_links)]
 
+mod administrator;
 mod bench;
 mod child;
 mod cli;

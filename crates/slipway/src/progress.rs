@@ -38,6 +38,13 @@ impl Progress {
         self.bar.inc(bytes);
     }
 
+    /// Shows these bytes of a total, which can change, and a message.
+    pub fn show(&self, bytes: u64, total: u64, message: String) {
+        self.bar.set_length(total);
+        self.bar.set_position(bytes);
+        self.bar.set_message(message);
+    }
+
     /// Counts one complete file.
     pub fn file(&self) {
         let files = self.files.fetch_add(1, std::sync::atomic::Ordering::Relaxed) + 1;

@@ -55,6 +55,16 @@ thread_local! {
     static MOUNTS: RefCell<Vec<Mount>> = const { RefCell::new(Vec::new()) };
 }
 
+/// Returns the number of bytes that the mounts of this thread have read from data servers and written to them directly, by
+/// layouts of pNFS.
+pub fn direct_bytes() -> u64 {
+    let of = |mount: &Mount| {
+        let count = mount.v4().map(|v4| v4.data_ways().data_servers).unwrap_or_default();
+        count.read_bytes + count.write_bytes
+    };
+    MOUNTS.with_borrow(|mounts| mounts.iter().map(of).sum())
+}
+
 /// Unmounts the mounts of this thread whose servers keep state. If a server does not answer, its state expires with the
 /// lease.
 pub async fn unmount_all() {

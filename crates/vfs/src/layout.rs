@@ -228,7 +228,7 @@ pub struct FlexibleLayout {
 /// A copy of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mirror {
-    /// The data files, one for each stripe.
+    /// The data files, one for each stripe. A data file can be in several mirrors, if its stripe has fewer copies than another.
     pub data_files: Vec<DataFile>,
 }
 

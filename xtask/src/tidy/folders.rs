@@ -57,7 +57,7 @@ const CLIENT: Folders = &[
     ("call", &["model"]),
     ("session", &["call", "model"]),
     ("v3", &["call", "model"]),
-    ("v4", &["call", "model", "session"]),
+    ("v4", &["call", "model", "session", "v3"]),
     ("mount", &["call", "model", "v3", "v4"]),
     ("blocking", &["model", "mount"]),
     ("harness", &["session", "v4"]),

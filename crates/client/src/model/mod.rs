@@ -14,6 +14,6 @@ pub use self::{
     error::{Error, ErrorKind, Result},
     status::{PeerStatus, Status},
     types::*,
-    url::{MountOptions, NfsUrl, Security, TlsOptions, UrlError, Version},
+    url::{MountOptions, NfsUrl, Pnfs, Security, TlsOptions, UrlError, Version},
 };
 pub(crate) use operations::{Operations, operations};

@@ -67,6 +67,9 @@ pub struct MountOptions {
     pub read_ahead: usize,
     /// `writebehind`: maximum bytes that a writer holds which are not on stable storage.
     pub write_behind: usize,
+    /// `pnfs`: whether data move directly between this client and data servers if the server of NFSv4.1 or later offers that.
+    /// Data servers are accessed with AUTH_SYS in clear, so a mount with Kerberos or TLS does not use them.
+    pub pnfs: Pnfs,
     /// `xprtsec`, `tls_alpn`, `tls_ca`, `tls_crl`, `tls_cert` and `tls_key`: TLS of all connections of the mount.
     pub tls: TlsOptions,
     /// Options of the transport.
@@ -148,6 +151,7 @@ impl Default for MountOptions {
             write_size: None,
             read_ahead: 8 << 20,
             write_behind: 16 << 20,
+            pnfs: Pnfs::Auto,
             tls: TlsOptions::default(),
             transport: RawOptions::new(),
         }
@@ -171,6 +175,16 @@ impl Security {
             Security::Kerberos(service) => gss::pseudo_flavor(service),
         }
     }
+}
+
+/// The use of data servers (pNFS).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Pnfs {
+    /// Data of large files move directly between this client and data servers if the server offers that.
+    #[default]
+    Auto,
+    /// All data pass through the server of the mount.
+    Off,
 }
 
 /// The version of NFS to use.
@@ -304,6 +318,7 @@ impl MountOptions {
         "wsize",
         "readahead",
         "writebehind",
+        "pnfs",
         "xprtsec",
         "tls_alpn",
         "tls_ca",
@@ -344,6 +359,13 @@ impl MountOptions {
             "wsize" => self.write_size = Some(size(value, 512, nfs::v3::DATA_BOUND)? as u32),
             "readahead" => self.read_ahead = size(value, 0, WINDOW_MAX)?,
             "writebehind" => self.write_behind = size(value, 0, WINDOW_MAX)?,
+            "pnfs" => {
+                self.pnfs = match value {
+                    "auto" => Pnfs::Auto,
+                    "off" => Pnfs::Off,
+                    _ => return Err("allowed: auto, off".to_owned()),
+                }
+            }
             "xprtsec" => self.tls.xprtsec = Xprtsec::parse(value)?,
             "tls_alpn" => self.tls.alpn = Some(Alpn::parse(value)?),
             "tls_ca" => self.tls.ca = Some(file(value)?),

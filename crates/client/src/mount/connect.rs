@@ -15,7 +15,9 @@ use std::{
 
 use bytes::Bytes;
 use entropy::Sequence;
-use nfs::{MOUNT_PROGRAM, NFS_PORT, NFS_PROGRAM, NFS_RDMA_PORT, mount::MountOk, v3::DATA_BOUND};
+use nfs::{
+    MOUNT_PROGRAM, NFS_PORT, NFS_PROGRAM, NFS_RDMA_PORT, mount::MountOk, v3::DATA_BOUND, v4::EXCHGID4_FLAG_USE_PNFS_MDS,
+};
 use rpc::{
     AcceptStat, AuthStat, BoxFuture, ClientError, RawOptions, RejectStat, Switch, TransportKind, Xprtsec,
     rpcbind::{self, Netid},
@@ -29,11 +31,12 @@ use super::{
 };
 use crate::{
     call::{Link, Program},
-    model::{Error, ErrorKind, MountOptions, NfsUrl, Result, Security, Status, UrlError, Version},
+    model::{Error, ErrorKind, MountOptions, NfsUrl, Pnfs, Result, Security, Status, UrlError, Version},
     v3::{self, V3},
     v4::{
         V4,
         connect::{Callbacks, is_another_version},
+        layout::device::DataDialer,
         location::Location,
         migration::{Dialed, Dialer, MigrationIdentity},
     },
@@ -107,6 +110,34 @@ impl Dialer for SiteDialer {
                 read_size: mount.read_size(),
                 write_size: mount.write_size(),
             })
+        })
+    }
+}
+
+/// Connects to data servers, with the options of the URL of the metadata server.
+struct DataSites {
+    url: NfsUrl,
+    switch: Switch,
+}
+
+impl DataDialer for DataSites {
+    fn has(&self, transport: &str) -> bool {
+        self.switch.find(transport).is_some()
+    }
+
+    fn dial<'a>(&'a self, transport: &'a str, address: SocketAddr) -> BoxFuture<'a, Result<V3>> {
+        Box::pin(async move {
+            let mut url = NfsUrl { host: address.ip().to_string(), port: Some(address.port()), ..self.url.clone() };
+            // A data server that is silent for longer counts as failed. The data then go through the metadata server.
+            url.options.deadline = url.options.deadline.min(DATA_TIMEOUT);
+            if transport != url.options.proto {
+                url.options.transport = RawOptions::new();
+            }
+            let site = Site::new(&url, &self.switch);
+            let kind = site.kind(transport, &url.options.transport, NFS3)?;
+            let link = Link::connect(kind, (address, &url.host), &url.options, None).await?;
+            let program = Program::new(link, NFS_PROGRAM, nfs::v3::VERSION, site.server, url.options.deadline);
+            Ok(V3::new(program.pinged().await?))
         })
     }
 }
@@ -207,6 +238,12 @@ impl Site {
         let moves = self.identity.as_ref().map_or(0, |identity| identity.moves);
         let dialer = SiteDialer { url: self.url.clone(), switch: self.switch.clone(), hops: self.hops };
         v4.set_dialer(Arc::new(dialer), moves);
+        let is_metadata_server = exchanged.is_some_and(|ok| ok.flags & EXCHGID4_FLAG_USE_PNFS_MDS != 0);
+        // RFC 8435 §2.2: data servers know the client by AUTH_SYS, and their certificates cannot be checked by an address.
+        let is_plain = options.security == Security::Sys && options.tls.xprtsec == Xprtsec::None;
+        if is_metadata_server && options.pnfs == Pnfs::Auto && is_plain {
+            v4.use_layouts(Arc::new(DataSites { url: self.url.clone(), switch: self.switch.clone() }));
+        }
         let path = clean(&self.url.path);
         let names: Vec<Bytes> =
             path.split(|&byte| byte == b'/').filter(|name| !name.is_empty()).map(Bytes::copy_from_slice).collect();
@@ -505,6 +542,8 @@ fn page_size(preferred: u32, message_max: usize) -> u32 {
     (preferred as usize).max(PAGE_MIN).min(most) as u32
 }
 
+/// Maximum time for which a data server may be silent.
+const DATA_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum time to wait for rpcbind, so that a firewall that drops packets to it does not use up the whole deadline.
 const RPCBIND_TIMEOUT: Duration = Duration::from_secs(5);
 // Authentication flavours, RFC 5531 §8.2.

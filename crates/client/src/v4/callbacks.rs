@@ -1,11 +1,15 @@
 //! [`Callbacks`]: executes the callbacks of a server (RFC 8881 §20).
 //!
-//! A recalled delegation is returned. Callbacks for features that this client does not use (layouts, notifications) get
-//! the reply that the RFC requires of a client that holds none.
+//! A recalled delegation or layout is returned. Callbacks for features that this client does not use (notifications of
+//! directories) get the reply that the RFC requires of a client that holds none.
 
 use std::sync::{Arc, Weak};
 
-use nfs::v4::{callback::*, *};
+use nfs::v4::{
+    callback::*,
+    layout::flex::{PNFS_FF_RCA4_TYPE_MASK_READ, PNFS_FF_RCA4_TYPE_MASK_RW},
+    *,
+};
 use parking_lot::Mutex;
 use xdr::Opaque;
 
@@ -31,12 +35,18 @@ impl CallbackHandler for Callbacks {
             CbArgop4::RecallAny(args) => self.recall_any(&args),
             CbArgop4::NotifyLock(args) => self.notify_lock(&args),
             CbArgop4::GetAttr(args) => return CbResop4::GetAttr(self.getattr(&args).into()),
-            // This client has no layouts and cannot get any: RFC 8881 §20.3.3.
-            CbArgop4::LayoutRecall(_) => Nfsstat4::NoMatchingLayout,
+            CbArgop4::LayoutRecall(args) => match self.server() {
+                Some(server) => server.opens.layouts_recalled(&args),
+                None => Nfsstat4::NoMatchingLayout,
+            },
+            CbArgop4::NotifyDeviceid(args) => match self.server() {
+                Some(server) => server.opens.devices_changed(&args),
+                None => Nfsstat4::Ok,
+            },
             // RFC 8881 §20.5.3: this client did not ask for a delegation.
             CbArgop4::PushDeleg(_) => Nfsstat4::RejectDeleg,
             CbArgop4::RecallSlot(args) => self.recall_slot(&args),
-            CbArgop4::RecallableObjAvail(_) | CbArgop4::WantsCancelled(_) | CbArgop4::NotifyDeviceid(_) => Nfsstat4::Ok,
+            CbArgop4::RecallableObjAvail(_) | CbArgop4::WantsCancelled(_) => Nfsstat4::Ok,
             CbArgop4::Offload(args) => {
                 self.offloads.ended(args.stateid, args.offload_info);
                 Nfsstat4::Ok
@@ -45,6 +55,7 @@ impl CallbackHandler for Callbacks {
             CbArgop4::Sequence(_) => unreachable!("the backchannel must execute CB_SEQUENCE"),
         };
         match (opnum, status) {
+            (CbOpnum4::LayoutRecall, Nfsstat4::Ok) => CbResop4::LayoutRecall(Res4::Ok(())),
             (CbOpnum4::Recall, Nfsstat4::Ok) => CbResop4::Recall(Res4::Ok(())),
             (CbOpnum4::RecallAny, Nfsstat4::Ok) => CbResop4::RecallAny(Res4::Ok(())),
             (CbOpnum4::RecallSlot, Nfsstat4::Ok) => CbResop4::RecallSlot(Res4::Ok(())),
@@ -77,6 +88,11 @@ impl Callbacks {
     fn recall_any(&self, args: &CbRecallAnyArgs) -> Nfsstat4 {
         let mask = &args.type_mask;
         let server = self.server();
+        if (mask.contains(PNFS_FF_RCA4_TYPE_MASK_READ) || mask.contains(PNFS_FF_RCA4_TYPE_MASK_RW))
+            && let Some(server) = &server
+        {
+            server.opens.keep_layouts(args.objects_to_keep as usize);
+        }
         if (mask.contains(RCA4_TYPE_MASK_RDATA_DLG) || mask.contains(RCA4_TYPE_MASK_WDATA_DLG))
             && let Some(server) = server
         {

@@ -14,6 +14,7 @@
 use std::{mem, sync::Arc, time::Duration};
 
 use bytes::Bytes;
+use futures_util::future::join_all;
 use nfs::v4::{compound::CompoundRes, *};
 use tokio::sync::OwnedMutexGuard;
 
@@ -86,15 +87,28 @@ impl Opens {
         idle.sort_by_key(|(used, _)| *used);
         let excess = idle.len().saturating_sub(IDLE_MAX);
         let is_due = |(at, (used, file)): (usize, &(tokio::time::Instant, Arc<OpenFile>))| {
-            at < excess || (!file.is_delegated() && used.elapsed() >= IDLE_TIMEOUT)
+            at < excess || (!file.is_delegated() && used.elapsed() >= idle_timeout(file))
         };
         let due = idle.iter().enumerate().filter(|entry| is_due(*entry)).map(|(_, (_, file))| file.clone());
-        self.close_files(&due.collect::<Vec<_>>(), deadline).await;
+        let due: Vec<_> = due.collect();
+        self.close_files(&due, deadline).await;
+        // A delegated file stays open, but not with its layouts: each of them can need a recall.
+        let idle = idle.into_iter().filter(|(used, file)| {
+            used.elapsed() >= idle_timeout(file) && file.is_idle() && file.layouts.held.lock().stateid.is_some()
+        });
+        let idle: Vec<_> = idle.map(|(_, file)| file).collect();
+        for files in idle.chunks(TOGETHER_MAX) {
+            join_all(files.iter().map(|file| self.end_layouts(file, None))).await;
+        }
     }
 
     /// Closes the file soon if it is idle and not delegated. A user of the file calls this when it has finished.
     pub fn close_if_idle(self: &Arc<Self>, handle: &Handle) {
         let Some(file) = self.known(handle).filter(|file| file.is_idle() && !file.is_delegated()) else { return };
+        if file.layouts.held.lock().has_unstable() {
+            // Another writer of the file is not ready.
+            return;
+        }
         let must_start = {
             let mut queue = self.close_queue.lock();
             queue.files.push(file);
@@ -143,6 +157,11 @@ impl Opens {
             let (mut released, mut parts, mut locked) = (Vec::new(), Vec::new(), Vec::new());
             for file in files {
                 self.notify_return(file).await;
+                if file.is_idle() {
+                    // RFC 8881 §18.43.3: a layout can be marked for return before CLOSE. The others are returned too: so
+                    // their number is bounded, and no recall of a file that nobody uses is necessary.
+                    self.end_layouts(file, None).await;
+                }
                 // Two tasks that wait for a file while they have locked others could wait for each other.
                 match file.try_lock_changes() {
                     Some(changes) => released.extend(self.release(file, changes, &mut parts)),
@@ -298,6 +317,14 @@ impl Operation for Closing<'_> {
     }
 }
 
+/// Returns the time for which an idle file stays open. A writer that holds unstable data would have to write them again if their
+/// layout ended, so it has more time for its next request.
+fn idle_timeout(file: &OpenFile) -> Duration {
+    if file.layouts.held.lock().has_unstable() { UNSTABLE_TIMEOUT } else { IDLE_TIMEOUT }
+}
+
+/// The time for which an idle file with unstable data at data servers stays open.
+const UNSTABLE_TIMEOUT: Duration = Duration::from_secs(30);
 /// The time for which an idle file stays open.
 const IDLE_TIMEOUT: Duration = Duration::from_millis(1500);
 /// Maximum number of idle files that stay open.

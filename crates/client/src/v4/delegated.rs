@@ -8,7 +8,7 @@ use nfs::v4::*;
 use super::{
     attr,
     delegation::{Delegation, EventTime, Watcher},
-    opens::{InUse, wanted},
+    opens::InUse,
     place::Place,
     protocol::V4,
     request::Target,
@@ -91,10 +91,11 @@ impl V4 {
     }
 
     async fn ask_version(&self, handle: &Handle) -> Result<DataVersion> {
+        self.publish(handle).await;
         let mut requested_at = 0;
         let make = |target: &mut Target| {
             requested_at = target.opens().delegations.now();
-            Ok(Compound::on("GETATTR", target.handle()).get_attr(&wanted()))
+            Ok(Compound::on("GETATTR", target.handle()).get_attr(&target.opens().wanted()))
         };
         let (target, mut results) = self.request("GETATTR", handle).run(make).await?;
         results.skip(&[Opnum4::PutFh])?;

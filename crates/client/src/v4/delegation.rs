@@ -222,6 +222,7 @@ impl Opens {
         let Some(file) = self.known(handle) else { return };
         let mut state = file.state.lock();
         if state.is_settled(requested_at)
+            && file.is_published()
             && let Some(delegation) = state.delegation.as_mut().filter(|delegation| delegation.since <= requested_at)
         {
             (delegation.attr, delegation.size, delegation.requested_at) =
@@ -300,6 +301,11 @@ impl Opens {
 }
 
 impl OpenFile {
+    /// Returns `true` if the server knows all writes of this client. Otherwise its attributes are not those of the file.
+    pub(super) fn is_published(&self) -> bool {
+        self.layouts.held.lock().uncommitted().is_none()
+    }
+
     /// Begins a WRITE of bytes up to offset `end`.
     pub fn writing(self: &Arc<Self>, opens: &Opens, end: u64) -> Writing {
         let mut state = self.state.lock();

@@ -130,6 +130,7 @@ impl V4 {
     /// # Errors
     /// `NoDeviceOrAddress` if `offset` is beyond the end, `NotSupported`, …
     pub async fn seek(&self, file: &Handle, offset: u64, what: DataContent4) -> Result<Option<u64>> {
+        self.publish(file).await;
         let make = |target: &mut Target| {
             let args = SeekArgs { stateid: target.stateids[0], offset, what };
             Ok(Compound::on("SEEK", target.handle()).op(Argop4::Seek(args), 12))
@@ -157,6 +158,7 @@ impl V4 {
     }
 
     async fn reserve(&self, file: &Handle, offset: u64, length: u64, op: fn(AllocateArgs) -> Argop4) -> Result<()> {
+        self.publish(file).await;
         let make = |target: &mut Target| {
             let args = AllocateArgs { stateid: target.stateids[0], offset, length };
             Ok(Compound::on("ALLOCATE", target.handle()).op(op(args), 0).once())
@@ -178,6 +180,8 @@ impl V4 {
     /// # Errors
     /// `NotSupported`, `CrossDevice`, `NoSpace`, …
     pub async fn copy(&self, from: (&Handle, u64), to: (&Handle, u64), count: u64) -> Result<(u64, Written)> {
+        self.publish(from.0).await;
+        self.publish(to.0).await;
         let make = |target: &mut Target| {
             let args = CopyArgs {
                 src_stateid: target.stateids[0],
@@ -215,6 +219,8 @@ impl V4 {
     /// # Errors
     /// `NotSupported`, `InvalidArgument`, `CrossDevice`, …
     pub async fn clone_range(&self, from: (&Handle, u64), to: (&Handle, u64), count: u64) -> Result<()> {
+        self.publish(from.0).await;
+        self.publish(to.0).await;
         let make = |target: &mut Target| {
             let [src_stateid, dst_stateid] = target.stateids;
             let args = CloneArgs { src_stateid, dst_stateid, src_offset: from.1, dst_offset: to.1, count };

@@ -9,6 +9,7 @@
 //!   name.
 //! - [`protocol`] is [`V4`] itself, and [`server`] the parts of one server. [`status_flags`] and [`callbacks`] handle
 //!   status flags and callbacks of the server.
+//! - [`layout`] moves data directly between this client and data servers (pNFS).
 //! - [`offload`] and [`offloads`] wait for copies that the server completes after its reply.
 //! - [`locations`] asks for the [`location`] of a file system that is absent from the server. [`migration`] continues
 //!   there with the state that [`handover`] transfers. [`links`] maps the handles, and [`place`] is the server that has
@@ -28,6 +29,7 @@ mod delegated;
 mod delegation;
 mod extended;
 mod handover;
+pub(crate) mod layout;
 mod links;
 pub(crate) mod location;
 mod locations;
@@ -52,6 +54,7 @@ pub use self::{
     delegated::{DataVersion, Held},
     delegation::Watcher,
     extended::SetXattr,
+    layout::table::{DataCount, DataWays},
     lock_state::LockRange,
     protocol::V4,
 };

@@ -8,7 +8,7 @@ use tokio::sync::OwnedMutexGuard;
 
 use super::{
     delegation::{Delegation, EventTime},
-    opens::{CallerOpen, OpenAttributes, OpenFile, Opens, open, open_attributes, opened, wanted},
+    opens::{CallerOpen, OpenAttributes, OpenFile, Opens, open, open_attributes, opened},
 };
 use crate::{
     call::Deadline,
@@ -106,6 +106,7 @@ impl OpenFile {
         (caller, access): (Option<&Caller>, u32),
         seen: OpenAttributes,
     ) {
+        self.layouts.held.lock().opened(seen.attr.as_ref().map(|attr| attr.size), seen.threshold);
         let mut state = self.state.lock();
         let before = state.open_of(caller).filter(|open| open.stateid.other == ok.stateid.other);
         let access = access | before.map_or(0, |open| open.access);
@@ -113,7 +114,7 @@ impl OpenFile {
         state.opens.push(CallerOpen { caller: caller.cloned(), stateid: ok.stateid, access });
         state.may_notify = ok.rflags & OPEN4_RESULT_MAY_NOTIFY_LOCK != 0;
         // The attributes may or may not contain changes that this client made at the same time.
-        let attr = seen.attr.filter(|_| state.is_settled(seen.requested_at));
+        let attr = seen.attr.filter(|_| state.is_settled(seen.requested_at) && self.is_published());
         state.opened = seen.change;
         let (stateid, write, recall) = match ok.delegation {
             OpenDelegation4::Read(read) => (read.stateid, false, read.recall),
@@ -167,7 +168,7 @@ impl Opening<'_> {
         let claim = self.claimed.map_or(OpenClaim4::Fh, OpenClaim4::DelegCurFh);
         Compound::on("OPEN", &self.file.handle)
             .open(open(self.opens, self.by, Openflag4::NoCreate, claim))
-            .get_attr(&wanted())
+            .get_attr(&self.opens.wanted())
             .by(self.by.0)
             .once()
     }
@@ -175,7 +176,7 @@ impl Opening<'_> {
     fn by_name(&self, (dir, name): (Handle, Bytes)) -> Result<Compound> {
         let claim = OpenClaim4::Null(component(&name)?);
         let opening = open(self.opens, self.by, Openflag4::NoCreate, claim);
-        Ok(Compound::on("OPEN", &dir).open(opening).get_attr(&wanted()).by(self.by.0))
+        Ok(Compound::on("OPEN", &dir).open(opening).get_attr(&self.opens.wanted()).by(self.by.0))
     }
 }
 

@@ -32,6 +32,10 @@ use super::{
     attr,
     closing::CloseQueue,
     delegation::{Delegation, Delegations, EventTime},
+    layout::{
+        held::{FileLayouts, Threshold},
+        table::Layouts,
+    },
     lock_state,
     names::Names,
     unreclaimed::Unreclaimed,
@@ -51,6 +55,7 @@ pub(crate) struct Opens {
     pub client: Arc<Client4>,
     pub(super) files: Mutex<HashMap<Handle, Arc<OpenFile>>>,
     pub delegations: Arc<Delegations>,
+    pub layouts: Layouts,
     /// The number of the next owner of [`open_temporary`].
     temporary: AtomicUsize,
     /// The serial number of the next file.
@@ -68,6 +73,7 @@ pub(crate) struct OpenFile {
     /// Serializes changes of the state at the server. The lock is not needed to read `state`.
     change_lock: Arc<tokio::sync::Mutex<()>>,
     pub state: Mutex<State>,
+    pub layouts: FileLayouts,
     /// The number of requests that use the file.
     uses: AtomicUsize,
     /// The time of the last use.
@@ -109,6 +115,8 @@ pub(crate) struct CallerOpen {
 pub(crate) struct OpenAttributes {
     pub attr: Option<Attr>,
     pub change: Option<u64>,
+    /// The sizes from which on data should pass directly to data servers, if the server has sent them.
+    pub threshold: Option<Threshold>,
     /// The time of the request.
     pub requested_at: EventTime,
 }
@@ -145,6 +153,7 @@ impl Opens {
             client,
             files: Mutex::default(),
             delegations: Arc::default(),
+            layouts: Layouts::default(),
             temporary: AtomicUsize::default(),
             serial: AtomicU64::default(),
             names: Mutex::default(),
@@ -164,6 +173,7 @@ impl Opens {
             serial: self.serial.fetch_add(1, Relaxed),
             change_lock: Arc::default(),
             state: Mutex::default(),
+            layouts: FileLayouts::default(),
             uses: AtomicUsize::new(1),
             used: Mutex::new(Instant::now()),
         });
@@ -228,8 +238,20 @@ impl Opens {
         file
     }
 
-    /// Reclaims opens and locks after the server has lost this client (RFC 8881 §8.4.2.1).
+    /// Returns the attributes that are requested with an OPEN.
+    pub fn wanted(&self) -> Bitmap4 {
+        let mut wanted = attr::WANTED.clone();
+        wanted.insert(Attr4::Change as u32);
+        if self.layouts.is_active() {
+            wanted.insert(Attr4::Mdsthreshold as u32);
+        }
+        wanted
+    }
+
+    /// Reclaims opens and locks after the server has lost this client (RFC 8881 §8.4.2.1). Its layouts are lost.
     pub async fn reclaim(self: &Arc<Self>, deadline: &Deadline) {
+        // RFC 8881 §12.7.4: layouts cannot be reclaimed.
+        self.all().iter().for_each(|file| file.layouts.held.lock().end());
         let mut unreclaimed = Unreclaimed::default();
         for file in self.all() {
             // This does not lock `change_lock`, because operations that hold that lock wait for the recovery.
@@ -379,7 +401,7 @@ impl OpenFile {
         // before RECLAIM_COMPLETE (RFC 8881 §18.51.3).
         let compound = Compound::on("OPEN", &self.handle)
             .open(open(opens, (caller, access), Openflag4::NoCreate, OpenClaim4::Previous(had)))
-            .get_attr(&wanted())
+            .get_attr(&opens.wanted())
             .by(caller)
             .once();
         let requested_at = opens.delegations.now();
@@ -403,14 +425,8 @@ pub(super) fn opened(results: &mut Results) -> Result<(Box<OpenOk>, Handle)> {
 /// Decodes the result of GETATTR after an OPEN.
 pub(super) fn open_attributes(results: &mut Results, requested_at: EventTime) -> Result<OpenAttributes> {
     let attrs = attr::values(&value!(*results, GetAttr)?)?;
-    Ok(OpenAttributes { attr: attr::from_values(&attrs), change: attrs.change, requested_at })
-}
-
-/// Returns the attributes that are requested with an OPEN.
-pub(crate) fn wanted() -> Bitmap4 {
-    let mut wanted = attr::WANTED.clone();
-    wanted.insert(Attr4::Change as u32);
-    wanted
+    let threshold = attrs.mdsthreshold.as_ref().map(Threshold::of);
+    Ok(OpenAttributes { attr: attr::from_values(&attrs), change: attrs.change, threshold, requested_at })
 }
 
 /// Returns an OPEN by the owner of all lasting opens of a caller.

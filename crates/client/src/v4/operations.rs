@@ -38,6 +38,7 @@ impl Operations for V4 {
         if let Some(attr) = delegated {
             return Ok(attr);
         }
+        self.publish(object).await;
         let mut requested_at = 0;
         let make = |target: &mut Target| {
             requested_at = target.opens().delegations.now();
@@ -53,6 +54,10 @@ impl Operations for V4 {
     async fn setattr(&self, object: &Handle, set: SetAttr) -> Result<Option<Attr>> {
         let mut request = self.request("SETATTR", object);
         let place = self.place_now(object);
+        if set.size.is_some() {
+            // RFC 8881 §12.5.4.2: a LAYOUTCOMMIT after this could give the file its former size again.
+            self.publish(object).await;
+        }
         if set.size.is_some() && place.v4.server.opens.known(&place.handle).is_some() {
             // RFC 8881 §18.30.3: the stateid is used only if the size is set.
             request = request.if_open_for(OPEN4_SHARE_ACCESS_WRITE);
@@ -90,7 +95,11 @@ impl Operations for V4 {
         opens.found(dir, name, &node.handle, node.attr.as_ref());
         opens.name_found(dir, name, &node.handle, requested_at);
         node.attr.iter().for_each(|attr| opens.store_attributes(&node.handle, attr, requested_at));
-        Ok(target.place.node(name, node))
+        let mut node = target.place.node(name, node);
+        if self.is_unpublished(&node.handle) {
+            node.attr = Some(self.getattr(&node.handle).await?);
+        }
+        Ok(node)
     }
 
     async fn access(&self, object: &Handle, wanted: u32) -> Result<u32> {
@@ -114,12 +123,26 @@ impl Operations for V4 {
     }
 
     async fn read(&self, file: &Handle, offset: u64, count: u32) -> Result<ReadData> {
+        let layouts = &self.server.opens.layouts;
+        // Boxed, so that it does not enlarge the future of every READ.
+        if layouts.is_active()
+            && let Some(data) = Box::pin(self.read_directly(file, offset, count)).await
+        {
+            return Ok(data);
+        }
         let ok = self.send_read(file, offset, count, None).await.0?;
+        layouts.count_read(false, ok.data.0.len());
         Ok(ReadData { data: ok.data.0, eof: ok.eof, size: None })
     }
 
-    async fn read_into(&self, file: &Handle, offset: u64, region: Region) -> (Result<ReadInfo>, Region) {
-        let wanted = region.len();
+    async fn read_into(&self, file: &Handle, offset: u64, mut region: Region) -> (Result<ReadInfo>, Region) {
+        let (wanted, layouts) = (region.len(), &self.server.opens.layouts);
+        if layouts.is_active() {
+            region = match Box::pin(self.read_directly_into(file, offset, region)).await {
+                Ok(read) => return read,
+                Err(region) => region,
+            };
+        }
         let Ok(count) = u32::try_from(wanted) else {
             return (Err(Error::new(ErrorKind::Invalid("a READ of 4 GiB or more"), "READ")), region);
         };
@@ -130,6 +153,7 @@ impl Operations for V4 {
             Err(error) => (Err(error), payload::into_region(sink, wanted)),
             Ok(ok) => {
                 let info = ReadInfo { len: ok.data.0.len(), eof: ok.eof };
+                layouts.count_read(false, info.len);
                 let (settled, region) = payload::place_in_sink(ok.data.0, sink, wanted);
                 (settled.map(|()| info), region)
             }
@@ -139,6 +163,12 @@ impl Operations for V4 {
     async fn write(&self, handle: &Handle, offset: u64, data: Rope, stable: StableHow) -> Result<Written> {
         if data.len() > DATA_BOUND {
             return Err(Error::new(ErrorKind::Invalid("a WRITE of more than 4 MiB"), "WRITE"));
+        }
+        let layouts = &self.server.opens.layouts;
+        if layouts.is_active()
+            && let Some(written) = Box::pin(self.write_directly(handle, offset, &data, stable)).await
+        {
+            return Ok(written);
         }
         let stable = match stable {
             StableHow::Unstable => StableHow4::Unstable,
@@ -163,6 +193,7 @@ impl Operations for V4 {
         if offset.saturating_add(ok.count.into()) == end {
             writing.into_iter().for_each(Writing::done);
         }
+        layouts.count_write(false, ok.count as usize);
         let committed = match ok.committed {
             StableHow4::Unstable => StableHow::Unstable,
             StableHow4::DataSync => StableHow::DataSync,
@@ -172,6 +203,11 @@ impl Operations for V4 {
     }
 
     async fn commit(&self, file: &Handle) -> Result<Verifier> {
+        if self.server.opens.layouts.is_active()
+            && let Some(verifier) = Box::pin(self.commit_directly(file)).await
+        {
+            return Ok(verifier);
+        }
         let make = |target: &mut Target| {
             let args = CommitArgs { offset: 0, count: 0 };
             Ok(Compound::on("COMMIT", target.handle()).op(Argop4::Commit(args), 8))
@@ -198,7 +234,7 @@ impl Operations for V4 {
         let ok = value!(results, Open)?;
         let node = node(&mut results)?;
         let set_after = set_after_creation(&how_wanted, target.server().client.minor(), &ok.attrset);
-        let seen = OpenAttributes { attr: node.attr.clone(), change: None, requested_at };
+        let seen = OpenAttributes { attr: node.attr.clone(), change: None, threshold: None, requested_at };
         let opens = target.opens();
         opens.opened(&node.handle, *ok, (caller, OPEN4_SHARE_ACCESS_WRITE), seen);
         opens.changed(&node.handle);

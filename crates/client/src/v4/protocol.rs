@@ -2,7 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::server::Server;
+use super::{
+    layout::{device::DataDialer, table::DataWays},
+    server::Server,
+};
 use crate::{
     call::{Deadline, Program},
     model::{Caller, Handle, Result},
@@ -45,6 +48,17 @@ impl V4 {
     /// Returns the number of connections, including those that are lost at the moment.
     pub fn connections(&self) -> usize {
         self.server.client.link.trunk.all().len()
+    }
+
+    /// Returns how many reads and writes went directly to data servers, and through the server. After a migration, those at
+    /// the new server are not counted.
+    pub fn data_ways(&self) -> DataWays {
+        self.server.opens.layouts.ways()
+    }
+
+    /// Uses layouts of flexible files from now on, if the server grants them.
+    pub(crate) fn use_layouts(&self, dialer: Arc<dyn DataDialer>) {
+        self.server.opens.layouts.activate(dialer);
     }
 
     /// Returns the RPC program that sends the calls.

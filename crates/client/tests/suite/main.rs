@@ -11,6 +11,7 @@ mod hostile;
 mod migration;
 mod mixed;
 mod opening;
+mod pnfs;
 mod rdma;
 mod referrals;
 mod requester;

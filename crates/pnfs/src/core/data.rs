@@ -5,10 +5,12 @@
 use std::sync::Arc;
 
 use buf::{Pool, Rope};
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 use entropy::HashSet;
+use futures_util::future::join_all;
 use vfs::{
-    Caller, Change, Cred, PreAttr, Read, Report, Result, SetAttr, Stability, VfsError, Written, layout::LayoutModes,
+    Caller, Change, Cred, PreAttr, Read, Report, Result, SeekFor, SetAttr, Stability, VfsError, Written,
+    layout::LayoutModes,
 };
 
 use super::{
@@ -21,6 +23,7 @@ use crate::{
     ranges::{RangeGuard, WHOLE},
     record::{Object, Record},
     servers::ServerError,
+    stripes::{End, Piece},
 };
 
 /// A write of a caller.
@@ -29,6 +32,13 @@ pub struct Write {
     pub data: Rope,
     pub stability: Stability,
     pub report: Report,
+}
+
+/// Data for the copies of one stripe.
+struct Part {
+    stripe: usize,
+    offset: u64,
+    data: Rope,
 }
 
 impl Core {
@@ -64,15 +74,29 @@ impl Core {
     /// # Errors
     /// Returns `Io` if no copy in sync can be read.
     pub async fn read_range(self: &Arc<Self>, file: &Arc<File>, offset: u64, len: usize) -> Result<Rope> {
-        if len == 0 {
-            return Ok(Rope::new());
+        let Place::Servers(record) = self.place(file).await? else { return Err(VfsError::Io) };
+        let pieces = record.stripes.pieces(offset..offset + len as u64);
+        // All are executed to their end: a stale mark must not be interrupted.
+        let reads = join_all(pieces.map(|piece| self.read_piece(file, piece))).await;
+        let mut data = Rope::new();
+        for read in reads {
+            data.append(read?);
         }
+        Ok(data)
+    }
+
+    /// Reads a piece from a copy of its stripe: see [`read_range`](Self::read_range).
+    ///
+    /// # Errors
+    /// Returns `Io` if no copy in sync can be read.
+    pub async fn read_piece(self: &Arc<Self>, file: &Arc<File>, Piece { stripe, range }: Piece) -> Result<Rope> {
+        let (offset, len) = (range.start, (range.end - range.start) as usize);
         let mut tried: HashSet<Object> = HashSet::default();
         loop {
             let Place::Servers(record) = self.place(file).await? else { return Err(VfsError::Io) };
             // If the copies may differ, all readers must see the same one.
             let unequal = self.is_unequal(&file.handle);
-            let mut copies: Vec<_> = record.in_sync().map(|copy| record.copies[copy].object).collect();
+            let mut copies: Vec<_> = record.in_sync_of(stripe).map(|copy| record.copies[copy].object).collect();
             if unequal {
                 copies.truncate(1);
             } else {
@@ -106,6 +130,26 @@ impl Core {
         }
     }
 
+    /// Returns the offset of the next data or hole. NFSv3 data servers do not tell where holes are, so they are reported as
+    /// data, as lseek(2) permits.
+    ///
+    /// # Errors
+    /// Returns `NoDevice` if `offset` is at or beyond the end of the file, and the errors of the inner file system.
+    pub async fn seek(self: Arc<Self>, file: Arc<File>, cred: Cred, offset: u64, what: SeekFor) -> Result<Option<u64>> {
+        let _range = file.ranges.lock(offset..offset.saturating_add(1), false).await;
+        let place = self.place(&file).await?;
+        let seek = move |core: &Core| {
+            let caller = Caller::blocking(&cred);
+            if let Place::Inner = place {
+                return core.inner.seek(&caller, &file.handle, offset, what);
+            }
+            // The inner file system checks the permission.
+            let size = core.inner.read_into(&caller, &file.handle, offset, &mut [])?.attr.size;
+            if offset < size { Ok((what == SeekFor::Data).then_some(offset)) } else { Err(VfsError::NoDevice) }
+        };
+        self.run(seek).await
+    }
+
     /// Locks a range of a file for a write. Spills the file if the write does not fit into the inner file.
     ///
     /// # Errors
@@ -121,7 +165,7 @@ impl Core {
                 self.holders.recalled(&file.handle).await;
                 let _whole = file.ranges.lock(WHOLE, true).await;
                 // Another operation may have done it, and a client may have got a layout since.
-                if !self.has_work(&file.handle, TRUNCATING) || self.holders.modes(&file.handle).write {
+                if !self.has_work(&file.handle, TRUNCATING) || self.holders.count(&file.handle).1.write {
                     continue;
                 }
                 self.trim(file).await?;
@@ -132,7 +176,7 @@ impl Core {
                 Place::Inner if range.end > self.options.threshold => {
                     drop(guard);
                     let _whole = file.ranges.lock(WHOLE, true).await;
-                    self.spill(file).await?;
+                    self.spill(file, self.options.stripes).await?;
                 }
                 Place::Servers(_) if self.has_work(&file.handle, TRUNCATING) => {}
                 place => return Ok((guard, place)),
@@ -177,29 +221,43 @@ impl Core {
         stability: Stability,
     ) -> Result<()> {
         let of = file.clone();
+        let parts = self.parts(file, record, offset, &data).await?;
         *file.active.lock() = true;
         if !self.has_work(&file.handle, DIRTY) {
             self.run(move |core| core.add_work(&of.handle, DIRTY)).await?;
         }
-        let mut outcome = self.write_copies(file, record, offset, &data, stability).await;
+        let mut outcome = self.write_copies(file, record, &parts, stability).await;
         if outcome.lost.is_some() && !file.unstable.lock().is_empty() {
             // The data servers have lost earlier writes. Clients repeat those, and this one can succeed.
             self.lose_unstable(file, |_, _| true);
-            outcome = self.write_copies(file, record, offset, &data, stability).await;
+            outcome = self.write_copies(file, record, &parts, stability).await;
         }
         self.settle(file, outcome).await
     }
 
-    async fn write_copies(
-        &self,
-        file: &Arc<File>,
-        record: &Record,
-        offset: u64,
-        data: &Rope,
-        stability: Stability,
-    ) -> Outcome {
-        let write = |copy: usize| self.servers.write(record.copies[copy].object, offset, data.clone(), stability);
-        let work: Vec<CopyWork<_>> = record.written().map(|copy| (copy, write(copy))).collect();
+    /// Divides data into parts. Adds a byte for each object that would end too early.
+    async fn parts(self: &Arc<Self>, file: &Arc<File>, record: &Record, offset: u64, data: &Rope) -> Result<Vec<Part>> {
+        let range = offset..offset + data.len() as u64;
+        let part = |Piece { stripe, range }: Piece| {
+            let len = (range.end - range.start) as usize;
+            Part { stripe, offset: range.start, data: data.slice((range.start - offset) as usize, len) }
+        };
+        let mut parts: Vec<_> = record.stripes.pieces(range.clone()).map(part).collect();
+        if record.stripes.count() > 1 {
+            let of = file.clone();
+            let size = self.run(move |core| core.size_of(&of.handle)).await?;
+            let zero = |End { stripe, offset }| Part { stripe, offset, data: Bytes::from_static(&[0]).into() };
+            parts.extend(record.stripes.ends(size, range).map(zero));
+        }
+        Ok(parts)
+    }
+
+    async fn write_copies(&self, file: &Arc<File>, record: &Record, parts: &[Part], stability: Stability) -> Outcome {
+        let mut work: Vec<CopyWork<_>> = Vec::new();
+        for Part { stripe, offset, data } in parts {
+            let write = |object| self.servers.write(object, *offset, data.clone(), stability);
+            work.extend(record.written_of(*stripe).map(|copy| (copy, write(record.copies[copy].object))));
+        }
         let unstable = stability == Stability::Unstable;
         self.on_copies(record, work, |object, verifier| self.note_write(file, object, verifier, unstable)).await
     }

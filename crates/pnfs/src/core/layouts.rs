@@ -5,10 +5,13 @@
 
 use std::{sync::Arc, time::Duration};
 
+use buf::Rope;
+use bytes::Bytes;
+use entropy::HashMap;
 use futures_util::future::join_all;
 use tokio::time::Instant;
 use vfs::{
-    Attr, Caller, Change, Cred, Handle, Result, SetAttr, SetTime, VfsError,
+    Attr, Caller, Change, Cred, Handle, Result, SetAttr, SetTime, Stability, VfsError,
     layout::{
         DataError, DataFailure, DataFile, DataOperation, FlexibleLayout, Layout, LayoutCommit, LayoutHolder,
         LayoutKind, LayoutMode, LayoutModes, LayoutRequest, Mirror,
@@ -21,7 +24,8 @@ use crate::{
     index::{LAYOUTS, TRUNCATING},
     ranges::WHOLE,
     record::{CopyState, Epochs, Object, Record},
-    servers::ServerError,
+    servers::{ServerError, ServerFuture},
+    stripes::Stripes,
 };
 
 /// The result of an attempt to grant a layout.
@@ -46,8 +50,10 @@ impl Core {
             if request.mode == LayoutMode::Read || request.with_open {
                 return Err(VfsError::NotSupported);
             }
+            // The client that writes first decides: it can use the file directly.
+            let stripes = if request.striped_copies { self.options.stripes } else { Stripes::ONE };
             let _whole = file.ranges.lock(WHOLE, true).await;
-            self.spill(&file).await?;
+            self.spill(&file, stripes).await?;
         }
         loop {
             match self.try_grant(&file, &request).await? {
@@ -64,6 +70,9 @@ impl Core {
         // The record cannot change before the holder is known, so each change of it recalls the layout.
         let _changing = file.changing.lock().await;
         let Place::Servers(mut record) = self.place(file).await? else { return Err(VfsError::Delay) };
+        if record.stripes.count() > 1 && !request.striped_copies {
+            return Err(VfsError::NotSupported);
+        }
         let writes = request.mode == LayoutMode::Write;
         let denied = file.layouts_after.lock().is_some_and(|time| Instant::now() < time);
         let copying = record.copies.iter().any(|copy| copy.state == CopyState::Copying);
@@ -77,11 +86,15 @@ impl Core {
             }
             record = next;
         }
-        let mut mirrors = Vec::new();
-        for copy in record.in_sync() {
+        let mut stripes = vec![Vec::new(); record.stripes.count()];
+        let data_files = record.in_sync().map(|copy| {
+            let data_file = self.data_file(&record, record.copies[copy].object, request);
+            async move { (copy, data_file.await) }
+        });
+        for (copy, data_file) in join_all(data_files).await {
             let object = record.copies[copy].object;
-            match self.data_file(&record, object, request).await {
-                Ok(data_file) => mirrors.push(Mirror { data_files: vec![data_file] }),
+            match data_file {
+                Ok(data_file) => stripes[record.stripe_of(copy)].push(data_file),
                 // This is a setting of the administrator, and no failure.
                 Err(None) => return Err(VfsError::NotSupported),
                 Err(Some(error)) => {
@@ -92,7 +105,7 @@ impl Core {
                 }
             }
         }
-        if mirrors.is_empty() {
+        if stripes.iter().any(Vec::is_empty) {
             return Err(VfsError::NotSupported);
         }
         if writes {
@@ -109,8 +122,8 @@ impl Core {
             return Err(VfsError::Delay);
         }
         Ok(Attempt::Granted(FlexibleLayout {
-            mirrors,
-            stripe_unit: 0,
+            mirrors: mirrors(&stripes),
+            stripe_unit: record.stripes.unit(),
             no_commit: false,
             no_io_through_server: false,
             no_read: false,
@@ -172,11 +185,43 @@ impl Core {
     pub async fn commit_layout(self: Arc<Self>, handle: Handle, commit: LayoutCommit) -> Result<Change> {
         let file = self.files.get(&handle);
         let mtime = commit.mtime.map_or(SetTime::Now, SetTime::To);
+        let size = commit.size.unwrap_or(0);
+        self.write_ends(&file, size).await?;
         self.run(move |core| {
             let _sizing = file.sizing.lock();
-            core.grow(&file, commit.size.unwrap_or(0), Some(mtime))
+            core.grow(&file, size, Some(mtime))
         })
         .await
+    }
+
+    /// Writes a byte to each object that ends before the last byte that its stripe has in a file of `size` bytes: see
+    /// [`Stripes::ends`]. Does nothing if the file has this size already.
+    ///
+    /// # Errors
+    /// Returns the errors of the inner file system, and an error if a stale mark cannot be stored. A data server that fails is no
+    /// error: the data are readable by this server.
+    async fn write_ends(self: &Arc<Self>, file: &Arc<File>, size: u64) -> Result<()> {
+        let Place::Servers(record) = self.place(file).await? else { return Ok(()) };
+        let of = file.clone();
+        if record.stripes.count() == 1 || size <= self.run(move |core| core.size_of(&of.handle)).await? {
+            return Ok(());
+        }
+        let work = record.written().filter_map(|copy| {
+            let end = record.stripes.end(record.stripe_of(copy), size);
+            let (servers, object) = (self.servers.clone(), record.copies[copy].object);
+            let write = async move {
+                if servers.size(object).await? < end {
+                    let zero = Rope::from(Bytes::from_static(&[0]));
+                    servers.write(object, end, zero, Stability::FileSync).await?;
+                }
+                Ok(())
+            };
+            // The last byte of the file is in this stripe, and the client has written it.
+            (end < size).then_some((copy, Box::pin(write) as ServerFuture<()>))
+        });
+        let work = work.collect();
+        let outcome = self.on_copies(&record, work, |_, ()| true).await;
+        if outcome.lost.is_some() { Ok(()) } else { self.mark_stale(file, outcome.failed).await }
     }
 
     /// Gives the inner file at least this size, durably. The times change if `mtime` is given or the file grows. The caller has
@@ -200,7 +245,7 @@ impl Core {
     /// Gives the file the size of its objects, if that is larger: a client may have written without LAYOUTCOMMIT.
     ///
     /// # Errors
-    /// Returns an error if no data server answers, and the errors of the inner file system.
+    /// Returns an error if no data server with a copy of one stripe answers, and the errors of the inner file system.
     async fn take_size(self: &Arc<Self>, file: &Arc<File>) -> Result<()> {
         loop {
             let Place::Servers(record) = self.place(file).await? else { return Ok(()) };
@@ -209,13 +254,26 @@ impl Core {
             if self.has_work(&file.handle, TRUNCATING) {
                 return Ok(());
             }
-            let sizes = join_all(record.in_sync().map(|copy| self.servers.size(record.copies[copy].object))).await;
-            let size = sizes.into_iter().flatten().max().ok_or(VfsError::Io)?;
+            let size = |copy: usize| {
+                let size = self.servers.size(record.copies[copy].object);
+                async move { size.await.ok().map(|size| (copy, size)) }
+            };
+            let sizes: HashMap<_, _> = join_all(record.in_sync().map(size)).await.into_iter().flatten().collect();
+            if record.stripe_without(|copy| sizes.contains_key(&copy)).is_some() {
+                return Err(VfsError::Io);
+            }
+            let size = sizes.into_values().max().unwrap_or(0);
+            self.write_ends(file, size).await?;
             let of = file.clone();
+            let is_striped = record.stripes.count() > 1;
             let taken = self.run(move |core| {
                 let sizing = of.sizing.lock();
                 // A truncation has begun: the objects may have had their former sizes.
                 if *sizing != sized {
+                    // Bytes may have been written behind the new ends of objects after these were cut.
+                    if is_striped {
+                        core.add_work(&of.handle, TRUNCATING)?;
+                    }
                     return Ok(false);
                 }
                 if size > core.size_of(&of.handle)? {
@@ -328,10 +386,12 @@ impl Core {
                 *file.layouts_after.lock() = Some(Instant::now() + DENIED_PAUSE);
                 continue;
             }
-            let copies = record.copies.iter().filter(|copy| Some(copy.object.server) == server);
-            let objects: Vec<_> = copies.map(|copy| copy.object).collect();
-            if record.in_sync().all(|copy| objects.contains(&record.copies[copy].object)) {
-                // The last copy: clients get the error when they use this server.
+            // The last copy of a stripe: clients get the error when they use this server.
+            let is_elsewhere = |copy: usize| Some(record.copies[copy].object.server) != server;
+            let spared = |copy: &usize| record.in_sync_of(record.stripe_of(*copy)).any(is_elsewhere);
+            let copies = (0..record.copies.len()).filter(|copy| !is_elsewhere(*copy)).filter(spared);
+            let objects: Vec<_> = copies.map(|copy| record.copies[copy].object).collect();
+            if objects.is_empty() {
                 continue;
             }
             *file.resilver_after.lock() = Some(Instant::now() + RESILVER_PAUSE);
@@ -339,6 +399,14 @@ impl Core {
         }
         Ok(())
     }
+}
+
+/// Joins the data files of each stripe to mirrors. A client reads from any mirror, and writes to all of them. So a stripe with
+/// fewer copies in sync than another one has the same data file in several mirrors.
+fn mirrors(stripes: &[Vec<DataFile>]) -> Vec<Mirror> {
+    let count = stripes.iter().map(Vec::len).max().unwrap_or(0);
+    let mirror = |at: usize| stripes.iter().map(|files| files[at % files.len()].clone()).collect();
+    (0..count).map(|at| Mirror { data_files: mirror(at) }).collect()
 }
 
 /// The time after a client's report before the copy is made again. It bounds the load that a client can cause.

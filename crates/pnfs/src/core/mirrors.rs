@@ -19,11 +19,11 @@ use crate::{
 pub struct Outcome {
     /// Objects that have missed the operation.
     pub failed: Vec<Object>,
-    /// The error, if every copy that is in sync has failed.
+    /// The error, if every copy of a stripe that is in sync has failed.
     pub lost: Option<VfsError>,
 }
 
-/// An operation on one copy: its index in the record, and the future.
+/// An operation on one copy: its index in the record, and the future. A copy can have several operations.
 pub type CopyWork<T> = (usize, ServerFuture<T>);
 
 impl Core {
@@ -46,8 +46,8 @@ impl Core {
             errors.extend(error.map(|error| (copy, error)));
         }
         let mut outcome = Outcome::default();
-        if record.in_sync().all(|copy| errors.contains_key(&copy)) {
-            outcome.lost = record.in_sync().find_map(|copy| errors.get(&copy)).map(|error| (*error).into());
+        if let Some(stripe) = record.stripe_without(|copy| !errors.contains_key(&copy)) {
+            outcome.lost = record.in_sync_of(stripe).find_map(|copy| errors.get(&copy)).map(|error| (*error).into());
         }
         outcome.failed = errors.into_keys().map(|copy| record.copies[copy].object).collect();
         outcome.failed.sort_unstable();
@@ -58,7 +58,7 @@ impl Core {
     /// durably marked as stale, and no client has a layout with one of them.
     ///
     /// # Errors
-    /// Returns an error if no copy would be in sync. The copies of the file may then differ.
+    /// Returns an error if no copy of a stripe would be in sync. The copies of the file may then differ.
     pub async fn settle(self: &Arc<Self>, file: &Arc<File>, outcome: Outcome) -> Result<()> {
         let settled = match outcome.lost {
             Some(error) => Err(error),
@@ -72,7 +72,7 @@ impl Core {
     /// Marks copies as stale, durably. Objects that the record does not have any more are ignored.
     ///
     /// # Errors
-    /// Returns `Io` if no copy would be in sync, or if the mark cannot be stored.
+    /// Returns `Io` if no copy of a stripe would be in sync, or if the mark cannot be stored.
     pub async fn mark_stale(self: &Arc<Self>, file: &Arc<File>, objects: Vec<Object>) -> Result<()> {
         if objects.is_empty() {
             return Ok(());
@@ -88,7 +88,7 @@ impl Core {
         if next == *record {
             return Ok(());
         }
-        if next.in_sync().next().is_none() {
+        if next.stripe_without(|_| true).is_some() {
             return Err(VfsError::Io);
         }
         next.generation += 1;

@@ -2,13 +2,16 @@
 
 mod change;
 mod data;
+mod drain;
 mod layouts;
 mod mirrors;
 mod resilver;
 mod spill;
+mod status;
 mod upkeep;
 
 pub(crate) use self::data::Write;
+pub use self::status::{FileStatus, Repairs, ServerStatus, SetServiceError};
 
 use std::{
     io,
@@ -24,12 +27,15 @@ use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
 use vfs::{Caller, Cred, FsCaps, Handle, Name, Result, Vfs, VfsError, XattrMode};
 
+use self::drain::Drains;
 use crate::{
     files::{File, Files, Place},
     holders::Holders,
     index::{Index, LAYOUTS, UNHEALTHY, Work},
-    record::{COPIES_MAX, Object, Record, RecordError, ServerId},
-    servers::DataServers,
+    record::{COPIES_MAX, OBJECTS_MAX, Object, Record, RecordError, ServerId},
+    servers::{DataServers, Failing},
+    services::{Service, Services},
+    stripes::Stripes,
     threads::Threads,
 };
 
@@ -38,6 +44,8 @@ use crate::{
 pub struct Options {
     /// The number of copies of new files.
     pub mirrors: usize,
+    /// The stripes of new files.
+    pub stripes: Stripes,
     /// The size in bytes up to which the data of a file stay in the inner file system.
     pub threshold: u64,
     /// Whether clients get layouts. If not, all data pass through this server, and the users of objects are not changed.
@@ -71,9 +79,12 @@ pub(crate) struct Core {
     /// Files for which an earlier process has granted layouts, until their clients are locked out.
     pub unfenced: Mutex<HashSet<Handle>>,
     /// Data servers whose last operation failed.
-    pub failing: Mutex<HashSet<ServerId>>,
+    pub failing: Mutex<Failing>,
     /// Objects that a change of a record in progress adds or removes.
     pub pinned: Mutex<HashSet<Object>>,
+    /// The same as `servers`, with the states that an administrator sets.
+    pub services: Arc<Services>,
+    pub drains: Drains,
     /// Held for reading from the time that objects are added to the queue of removals until their file is removed.
     pub removing: RwLock<()>,
     /// Notified when there is work for the upkeep.
@@ -87,21 +98,35 @@ impl Pnfs {
     ///
     /// # Errors
     /// Returns an error if the inner file system has no extended attributes or is itself pending, if there are fewer data
-    /// servers than mirrors, or if the index cannot be read.
+    /// servers than mirrors or than stripes, if a file would have too many objects, or if the index cannot be read.
     pub fn new(inner: Arc<dyn Vfs>, servers: Arc<dyn DataServers>, index: Index, options: Options) -> io::Result<Self> {
         let invalid = |message: String| io::Error::new(io::ErrorKind::InvalidInput, message);
         let caps = inner.caps().clone();
         if !caps.xattrs || caps.completes_later {
             return Err(invalid("the file system has no extended attributes, which pNFS needs".to_owned()));
         }
-        let (count, mirrors) = (servers.servers().len(), options.mirrors);
+        let (count, mirrors, stripes) = (servers.servers().len(), options.mirrors, options.stripes.count());
         if !(1..=COPIES_MAX).contains(&mirrors) {
             return Err(invalid(format!("mirrors = {mirrors}: it must be from 1 to {COPIES_MAX}")));
         }
         if count < mirrors {
             return Err(invalid(format!("mirrors = {mirrors} needs as many data servers, and there are {count}")));
         }
-        let work = index.work().map_err(|error| io::Error::other(error.to_string()))?;
+        if count < stripes {
+            return Err(invalid(format!("stripes = {stripes} needs as many data servers, and there are {count}")));
+        }
+        if mirrors * stripes > OBJECTS_MAX {
+            let objects = mirrors * stripes;
+            let message = format!("mirrors = {mirrors} and stripes = {stripes}: a file would have {objects} objects");
+            return Err(invalid(format!("{message}, and can have {OBJECTS_MAX}")));
+        }
+        let failed = |error: VfsError| io::Error::other(error.to_string());
+        let services = Arc::new(Services::open(servers, &index, mirrors.max(stripes)).map_err(failed)?);
+        let work = index.work().map_err(failed)?;
+        let mut failing = Failing::default();
+        for (server, _) in services.out_of_service().into_iter().filter(|(_, service)| *service == Service::Lost) {
+            failing.insert(server);
+        }
         let with = |bits: Work| work.iter().filter(move |(_, work)| **work & bits != 0).map(|(file, _)| file.clone());
         let (unequal, unfenced) = (with(!UNHEALTHY).collect(), with(LAYOUTS).collect());
         Ok(Self(Arc::new(Core {
@@ -114,13 +139,15 @@ impl Pnfs {
             verifier: AtomicU64::new(entropy::random()),
             files: Files::default(),
             holders: Holders::new(&options),
-            failing: Mutex::default(),
+            failing: Mutex::new(failing),
             pinned: Mutex::default(),
             removing: RwLock::default(),
             wake: Notify::new(),
             writes: AtomicU64::new(0),
             inner,
-            servers,
+            servers: services.clone(),
+            services,
+            drains: Drains::default(),
             index,
             options,
         })))
@@ -270,7 +297,7 @@ impl Core {
     /// Notes whether a data server has answered.
     pub fn note_server(&self, server: ServerId, answered: bool) {
         let mut failing = self.failing.lock();
-        let changed = if answered { failing.remove(&server) } else { failing.insert(server) };
+        let changed = if answered { failing.remove(server) } else { failing.insert(server) };
         drop(failing);
         if changed && answered {
             tracing::info!(server = server.0, "the data server answers again");

@@ -18,6 +18,7 @@ use crate::{
     ranges::WHOLE,
     record::{Copy, CopyState, Object, Record},
     servers::ServerError,
+    stripes::Piece,
 };
 
 impl Core {
@@ -34,7 +35,7 @@ impl Core {
             if !self.has_work(&file.handle, TRUNCATING) && !self.is_unequal(&file.handle) {
                 return Ok(());
             }
-            if !self.holders.modes(&file.handle).write {
+            if !self.holders.count(&file.handle).1.write {
                 break whole;
             }
         };
@@ -86,17 +87,20 @@ impl Core {
         let good = self.read_range(file, offset, len).await?;
         let good = good.to_bytes().map_err(|_| VfsError::Io)?;
         let Place::Servers(record) = self.place(file).await? else { return Err(VfsError::Io) };
-        for copy in record.in_sync().skip(1) {
-            let object = record.copies[copy].object;
-            let repaired = async {
-                if self.servers.read(object, offset, len).await? != good {
-                    let data = Rope::from(good.clone());
-                    self.servers.write(object, offset, data, Stability::FileSync).await?;
+        for Piece { stripe, range } in record.stripes.pieces(offset..offset + len as u64) {
+            let good = good.slice((range.start - offset) as usize..(range.end - offset) as usize);
+            for copy in record.in_sync_of(stripe).skip(1) {
+                let object = record.copies[copy].object;
+                let repaired = async {
+                    if self.servers.read(object, range.start, good.len()).await? != good {
+                        let data = Rope::from(good.clone());
+                        self.servers.write(object, range.start, data, Stability::FileSync).await?;
+                    }
+                    Ok::<_, ServerError>(())
+                };
+                if repaired.await.is_err() {
+                    self.mark_stale(file, vec![object]).await?;
                 }
-                Ok::<_, ServerError>(())
-            };
-            if repaired.await.is_err() {
-                self.mark_stale(file, vec![object]).await?;
             }
         }
         Ok(())
@@ -107,16 +111,16 @@ impl Core {
     /// # Errors
     /// Returns an error if a data server or the inner file system fails. The work stays recorded.
     pub async fn resilver(self: &Arc<Self>, file: &Arc<File>) -> Result<()> {
-        while let Place::Servers(record) = self.place(file).await? {
-            let Some(copy) = record.copies.iter().position(|copy| copy.state != CopyState::InSync) else { break };
-            let object = self.begin_copy(file, copy).await?;
-            if let Err(error) = self.fill_copy(file, copy, object).await {
-                // Clients can have layouts without this copy meanwhile.
-                *file.resilver_after.lock() = Some(Instant::now() + RETRY_PAUSE);
-                self.mark_stale(file, vec![object]).await?;
-                return Err(error);
-            }
+        let Place::Servers(record) = self.place(file).await? else {
+            let of = file.clone();
+            return self.run(move |core| core.end_work(&of.handle, UNHEALTHY)).await;
+        };
+        let mut done = Ok(());
+        // A data server that is still away must not keep the others from being repaired.
+        for copy in (0..record.copies.len()).filter(|copy| record.copies[*copy].state != CopyState::InSync) {
+            done = self.make_copy(file, copy).await.and(done);
         }
+        done?;
         let _changing = file.changing.lock().await;
         let place = self.place(file).await?;
         let healthy = matches!(place, Place::Inner) || matches!(place, Place::Servers(record) if record.is_healthy());
@@ -124,17 +128,31 @@ impl Core {
         if healthy { self.run(move |core| core.end_work(&of.handle, UNHEALTHY)).await } else { Ok(()) }
     }
 
-    /// Copies the data of a file to a new object.
-    async fn fill_copy(self: &Arc<Self>, file: &Arc<File>, copy: usize, object: Object) -> Result<()> {
+    /// Replaces a copy by a new object with the data of its stripe.
+    async fn make_copy(self: &Arc<Self>, file: &Arc<File>, copy: usize) -> Result<()> {
+        let object = self.begin_copy(file, copy).await?;
+        let Err(error) = self.fill_copy(file, copy, object).await else { return Ok(()) };
+        // Clients can have layouts without this copy meanwhile.
+        *file.resilver_after.lock() = Some(Instant::now() + RETRY_PAUSE);
+        self.mark_stale(file, vec![object]).await?;
+        Err(error)
+    }
+
+    /// Copies the data of a stripe to a new object.
+    pub async fn fill_copy(self: &Arc<Self>, file: &Arc<File>, copy: usize, object: Object) -> Result<()> {
         // Clients with layouts do not write to the new copy. From now on, they get none to write.
         self.holders.recall(&file.handle, LayoutModes::WRITE, true);
         self.holders.recalled(&file.handle).await;
         self.commit_copies(file).await?;
-        let mut offset = 0;
+        let Place::Servers(record) = self.place(file).await? else { return Err(VfsError::Io) };
+        let (stripes, stripe) = (record.stripes, record.stripe_of(copy));
+        let mut offset = stripes.next(stripe, 0);
         loop {
-            let range = file.ranges.lock(offset..offset + PIECE, true).await;
+            let end = offset.saturating_add(PIECE);
+            let range = file.ranges.lock(offset..end, true).await;
             let of = file.clone();
-            if offset >= self.run(move |core| core.size_of(&of.handle)).await? {
+            let size = self.run(move |core| core.size_of(&of.handle)).await?;
+            if offset >= size {
                 drop(range);
                 let _whole = file.ranges.lock(WHOLE, true).await;
                 let of = file.clone();
@@ -146,11 +164,15 @@ impl Core {
                 continue;
             }
             self.copying(file, copy, object).await?;
-            let data = self.read_range(file, offset, PIECE as usize).await?;
+            let Some(piece) = stripes.pieces(offset..end).next() else { return Err(VfsError::FileTooBig) };
+            let behind = piece.range.end;
+            let data = self.read_piece(file, piece).await?;
             if !is_zero(&data) {
                 self.servers.write(object, offset, data, Stability::FileSync).await?;
             }
-            offset += PIECE;
+            let copied = (behind.min(size)).saturating_sub(offset);
+            offset = stripes.next(stripe, behind);
+            self.note_copied(file, offset, copied);
         }
     }
 
@@ -159,7 +181,7 @@ impl Core {
         let _changing = file.changing.lock().await;
         let Place::Servers(record) = self.place(file).await? else { return Err(VfsError::Io) };
         let former = record.copies[copy].object;
-        let object = Object { id: entropy::random(), ..former };
+        let object = Object { server: self.server_for(&record, copy)?, id: entropy::random() };
         let mut next = Record::clone(&record);
         next.generation += 1;
         next.copies[copy] = Copy { object, state: CopyState::Copying };
@@ -200,6 +222,7 @@ impl Core {
         let mut next = Record::clone(&record);
         next.generation += 1;
         next.copies[copy].state = CopyState::InSync;
+        self.drains.replace(&mut next, object);
         let of = file.clone();
         self.run(move |core| core.store(&of, next)).await?;
         tracing::info!(file = ?file.handle, server = object.server.0, "a copy is in sync again");

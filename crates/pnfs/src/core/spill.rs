@@ -8,24 +8,25 @@ use std::sync::Arc;
 use buf::Pool;
 use vfs::{Attr, Caller, Cred, Result, SeekFor, SetAttr, SetTime, Stability, VfsError};
 
-use super::Core;
+use super::{Core, mirrors::CopyWork};
 use crate::{
     files::{File, Place},
     index::{DIRTY, UNHEALTHY},
     record::{Copy, CopyState, Epochs, Object, Record},
-    servers::ServerFuture,
+    stripes::{Piece, Stripes},
 };
 
 impl Core {
-    /// Moves the data of a file to data servers, if they are in the inner file. The caller holds a lock on the whole file.
+    /// Moves the data of a file to data servers, with these stripes, if they are in the inner file. The caller holds a lock on the
+    /// whole file.
     ///
     /// # Errors
-    /// Returns an error if no data server has all data, or the inner file system fails. The data stay where they were.
-    pub async fn spill(self: &Arc<Self>, file: &Arc<File>) -> Result<()> {
+    /// Returns an error if no data server has all data of a stripe, or the inner file system fails. The data stay where they were.
+    pub async fn spill(self: &Arc<Self>, file: &Arc<File>, stripes: Stripes) -> Result<()> {
         if let Place::Servers(_) = self.place(file).await? {
             return Ok(());
         }
-        let record = self.new_record();
+        let record = self.new_record(stripes);
         let objects: Vec<Object> = record.copies.iter().map(|copy| copy.object).collect();
         let _pinned = self.pin(objects.clone());
         let of = file.clone();
@@ -39,19 +40,20 @@ impl Core {
         self.spill_to(file, record, &attr).await
     }
 
-    /// Returns a record with new objects on different data servers. Those that have failed last are used last.
-    fn new_record(&self) -> Record {
+    /// Returns a record with new objects. Data servers that have failed last are used last.
+    fn new_record(&self, stripes: Stripes) -> Record {
         let mut servers = self.servers.servers();
         let first = entropy::random_range(0..servers.len());
         servers.rotate_left(first);
         let failing = self.failing.lock();
         servers.sort_by_key(|server| failing.contains(server));
+        let answering = servers.iter().filter(|server| !failing.contains(server)).count();
         drop(failing);
         let object = |server| Object { server, id: entropy::random() };
-        let copies = servers.into_iter().take(self.options.mirrors).map(object);
+        let copies = stripes.place(self.options.mirrors, &servers, answering).into_iter().map(object);
         let copies = copies.map(|object| Copy { object, state: CopyState::InSync }).collect();
         let epoch = u32::from(self.options.layouts);
-        Record { generation: 1, epochs: Epochs { writers: epoch, readers: epoch }, copies }
+        Record { generation: 1, epochs: Epochs { writers: epoch, readers: epoch }, stripes, copies }
     }
 
     async fn spill_to(self: &Arc<Self>, file: &Arc<File>, mut record: Record, attr: &Attr) -> Result<()> {
@@ -74,11 +76,19 @@ impl Core {
                 break;
             }
             offset = data + read.data.len() as u64;
-            let write = |object| self.servers.write(object, data, read.data.clone(), Stability::FileSync);
-            self.on_all(&mut record, write).await?;
+            let mut work = Vec::new();
+            for Piece { stripe, range } in record.stripes.pieces(data..offset) {
+                let (from, len) = ((range.start - data) as usize, (range.end - range.start) as usize);
+                let write =
+                    |object| self.servers.write(object, range.start, read.data.slice(from, len), Stability::FileSync);
+                work.extend(record.in_sync_of(stripe).map(|copy| (copy, write(record.copies[copy].object))));
+            }
+            self.on_all(&mut record, work).await?;
         }
         if attr.size > 0 {
-            self.on_all(&mut record, |object| self.servers.set_size(object, attr.size)).await?;
+            let set = |object| self.servers.set_size(object, attr.size);
+            let work = record.in_sync().map(|copy| (copy, set(record.copies[copy].object))).collect();
+            self.on_all(&mut record, work).await?;
         }
         let (of, attr) = (file.clone(), attr.clone());
         self.run(move |core| {
@@ -93,9 +103,8 @@ impl Core {
         Ok(())
     }
 
-    /// Executes an operation on the copies of a record that is not stored yet.
-    async fn on_all<T>(&self, record: &mut Record, run: impl Fn(Object) -> ServerFuture<T>) -> Result<()> {
-        let work = record.in_sync().map(|copy| (copy, run(record.copies[copy].object))).collect();
+    /// Executes operations on the copies of a record that is not stored yet.
+    async fn on_all<T>(&self, record: &mut Record, work: Vec<CopyWork<T>>) -> Result<()> {
         let done = self.on_copies(record, work, |_, _| true).await;
         exclude(record, &done.failed, done.lost)
     }

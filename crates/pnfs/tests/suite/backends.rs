@@ -3,7 +3,7 @@
 use std::{os::unix::fs::PermissionsExt, sync::Arc, time::Duration};
 
 use conformance::backend::{Skipped, World, cred};
-use pnfs::{Index, Options, Pnfs};
+use pnfs::{Index, Options, Pnfs, Stripes};
 use redb::backends::InMemoryBackend;
 use vfs::{
     Vfs,
@@ -16,12 +16,14 @@ use crate::servers::Servers;
 conformance::backend_suite! {
     small_files = small_files;
     spilled = spilled;
+    striped = striped;
     directory = directory;
 }
 
-fn world(inner: Arc<dyn Vfs>, threshold: u64, mirrors: usize) -> World {
+fn world(inner: Arc<dyn Vfs>, threshold: u64, stripes: Stripes) -> World {
     let index = Index::with_backend(InMemoryBackend::new()).unwrap();
-    let options = Options { threshold, mirrors, layouts: true, former_layouts: Duration::ZERO };
+    let mirrors = 2;
+    let options = Options { threshold, mirrors, stripes, layouts: true, former_layouts: Duration::ZERO };
     World::new(Arc::new(Pnfs::new(inner, Arc::new(Servers::new(4)), index, options).unwrap()))
 }
 
@@ -30,12 +32,17 @@ fn memory() -> Arc<dyn Vfs> {
 }
 
 fn small_files() -> Result<World, Skipped> {
-    Ok(world(memory(), u64::MAX, 2))
+    Ok(world(memory(), u64::MAX, Stripes::ONE))
 }
 
 /// Every write goes to data servers.
 fn spilled() -> Result<World, Skipped> {
-    Ok(world(memory(), 0, 2))
+    Ok(world(memory(), 0, Stripes::ONE))
+}
+
+/// Every write goes to data servers, and most writes to several objects.
+fn striped() -> Result<World, Skipped> {
+    Ok(world(memory(), 0, Stripes::new(1000, 3).unwrap()))
 }
 
 /// A directory, whose operations block. The files are small: the attribute of a spilled file takes a block, and the suite
@@ -54,5 +61,5 @@ fn directory() -> Result<World, Skipped> {
     }
     let identities = posix.tells_callers_apart();
     let me = cred(rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw(), &[]);
-    Ok(world(Arc::new(posix), u64::MAX, 2).acting_as(me, identities).with_coarse_times().keeping(dir))
+    Ok(world(Arc::new(posix), u64::MAX, Stripes::ONE).acting_as(me, identities).with_coarse_times().keeping(dir))
 }

@@ -1,5 +1,7 @@
 //! Data servers that fail while this server writes, and crashes of this server.
 
+use std::collections::HashSet;
+
 use pnfs::Index;
 use vfs::{Handle, Name, Stability, Vfs, VfsError};
 
@@ -13,37 +15,57 @@ fn write_unstable(world: &World, file: &Handle, value: u8) {
 
 #[test]
 fn stale_copy_is_never_read_and_is_made_again() {
-    let world = World::new();
+    World::each().for_each(|world| stale_copies(&world));
+}
+
+fn stale_copies(world: &World) {
     let file = world.create("file");
     world.write(&file, 0, &[1; 5000]).unwrap();
-    let copies = world.record(&file).copies;
-    for at in [0, 1] {
-        let (bad, other) = (copies[at].object.server.0, copies[1 - at].object.server.0);
+    let record = world.record(&file);
+    let server_of = |copy: usize| record.copies[copy].object.server.0;
+    for bad in record.copies.iter().map(|copy| copy.object.server.0).collect::<HashSet<_>>() {
+        // The data servers with other copies of the same stripes.
+        let of_bad = (0..record.copies.len()).filter(|copy| server_of(*copy) == bad);
+        let stripes = of_bad.map(|copy| record.stripe_of(copy));
+        let partners: Vec<_> = stripes
+            .flat_map(|stripe| record.copies_of(stripe).map(move |copy| (stripe, server_of(copy))))
+            .filter(|(_, server)| *server != bad)
+            .collect();
         world.servers.set_down(bad, true);
-        let data = [at as u8 + 2; 3000];
+        let data = [bad as u8 + 2; 3000];
         world.write(&file, 1000, &data).unwrap();
         world.servers.set_down(bad, false);
         // The data server answers again, and has the former data.
         assert_eq!(world.read(&file).unwrap()[1000..4000], data);
-        world.servers.set_down(other, true);
-        assert_eq!(world.read(&file).unwrap_err(), VfsError::Io, "there is no copy with all data");
-        assert_eq!(world.write(&file, 0, &[9; 10]).unwrap_err(), VfsError::Io);
-        world.servers.set_down(other, false);
+        for (stripe, partner) in &partners {
+            world.servers.set_down(*partner, true);
+            assert_eq!(world.read(&file).unwrap_err(), VfsError::Io, "no copy of the stripe has all data");
+            let offset = record.stripes.next(*stripe, 0);
+            assert_eq!(world.write(&file, offset, &[9; 10]).unwrap_err(), VfsError::Io);
+            world.servers.set_down(*partner, false);
+        }
         world.upkeep();
-        world.servers.set_down(other, true);
-        assert_eq!(world.read(&file).unwrap()[1000..4000], data, "the new copy must have the data");
-        world.servers.set_down(other, false);
-        world.upkeep();
+        for (_, partner) in partners {
+            world.servers.set_down(partner, true);
+            assert_eq!(world.read(&file).unwrap()[1000..4000], data, "the new copy must have the data");
+            world.servers.set_down(partner, false);
+            world.upkeep();
+        }
     }
-    assert_eq!(world.servers.objects(), 2, "no former object must be left");
+    assert_eq!(world.servers.objects(), record.copies.len(), "no former object must be left");
 }
 
 #[test]
 fn full_data_server_is_left_out_and_the_last_one_reports_it() {
-    let world = World::new();
+    World::each().for_each(full_data_server);
+}
+
+fn full_data_server(world: World) {
     let file = world.create("file");
     world.write(&file, 0, &[1; 5000]).unwrap();
-    let [first, second] = [0, 1].map(|at| world.record(&file).copies[at].object.server.0);
+    let record = world.record(&file);
+    let copies: Vec<_> = record.copies_of(0).map(|copy| record.copies[copy].object.server.0).collect();
+    let [first, second] = copies[..] else { panic!("there must be two copies") };
     world.servers.set_full(first, true);
     world.write(&file, 0, &[2; 5000]).unwrap();
     assert!(!world.record(&file).is_healthy());
@@ -53,7 +75,10 @@ fn full_data_server_is_left_out_and_the_last_one_reports_it() {
 
 #[test]
 fn copy_that_lost_unstable_writes_is_stale_after_commit() {
-    let world = World::new();
+    World::each().for_each(lost_unstable_writes);
+}
+
+fn lost_unstable_writes(world: World) {
     let file = world.create("file");
     world.write(&file, 0, &[1; 5000]).unwrap();
     let write = |value| write_unstable(&world, &file, value);
@@ -69,7 +94,7 @@ fn copy_that_lost_unstable_writes_is_stale_after_commit() {
     assert!(world.record(&file).is_healthy());
     // All copies lose the data: clients must write again.
     write(3);
-    (1..=3).for_each(|server| world.servers.restart(server));
+    world.servers.ids().for_each(|server| world.servers.restart(server));
     commit();
     assert_ne!(world.pnfs.write_verifier(), verifier);
 }
@@ -124,37 +149,44 @@ fn index_is_created_again_after_a_crash_and_used_by_one_process_at_a_time() {
 
 #[test]
 fn lost_objects_are_made_again() {
-    let world = World::new();
+    World::each().for_each(lost_objects);
+}
+
+fn lost_objects(world: World) {
     let file = world.create("file");
     world.write(&file, 0, &[1; 5000]).unwrap();
-    let lost = world.record(&file).copies[0].object.server.0;
-    world.servers.wipe(lost);
+    let record = world.record(&file);
+    world.servers.wipe(record.copies[0].object.server.0);
     assert_eq!(world.read(&file).unwrap(), [1; 5000]);
-    world.write(&file, 0, &[2; 10]).unwrap();
+    world.write(&file, 0, &[2; 5000]).unwrap();
     world.upkeep();
     assert!(world.record(&file).is_healthy());
-    assert_eq!(world.servers.objects(), 2);
+    assert_eq!(world.servers.objects(), record.copies.len());
 }
 
 #[test]
 fn objects_of_removed_files_are_removed_after_a_crash_too() {
-    let world = World::new();
+    World::each().for_each(removed_files);
+}
+
+fn removed_files(world: World) {
     for name in ["one", "two"] {
         world.write(&world.create(name), 0, &[1; 5000]).unwrap();
     }
+    let all = world.servers.objects();
     let root = world.pnfs.root();
     let remove = |world: &World, name: &str| {
         let name = Name::new(name.as_bytes()).unwrap();
         world.run(|caller| world.pnfs.remove(caller, &root, name)).unwrap();
     };
-    (1..=3).for_each(|server| world.servers.set_down(server, true));
+    world.servers.ids().for_each(|server| world.servers.set_down(server, true));
     remove(&world, "one");
     world.upkeep();
-    assert_eq!(world.servers.objects(), 4);
+    assert_eq!(world.servers.objects(), all);
     let world = world.crash();
-    (1..=3).for_each(|server| world.servers.set_down(server, false));
+    world.servers.ids().for_each(|server| world.servers.set_down(server, false));
     world.upkeep();
-    assert_eq!(world.servers.objects(), 2);
+    assert_eq!(world.servers.objects(), all / 2);
     remove(&world, "two");
     world.upkeep();
     assert_eq!(world.servers.objects(), 0);
@@ -162,7 +194,10 @@ fn objects_of_removed_files_are_removed_after_a_crash_too() {
 
 #[test]
 fn holes_are_not_copied_to_data_servers() {
-    let world = World::new();
+    World::each().for_each(holes);
+}
+
+fn holes(world: World) {
     let file = world.create("file");
     world.truncate(&file, 1 << 40).unwrap();
     world.write(&file, 1 << 39, b"data").unwrap();

@@ -1,7 +1,9 @@
 //! Tests of the layer over memory and directories, with data servers in memory.
 
 mod backends;
+mod drain;
 mod failures;
 mod layouts;
 mod servers;
+mod stripes;
 mod world;

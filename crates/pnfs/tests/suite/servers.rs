@@ -2,8 +2,11 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
+    future::{Future, poll_fn},
     io,
+    ops::Range,
     sync::Arc,
+    task::Poll,
 };
 
 use buf::Rope;
@@ -33,6 +36,9 @@ struct Server {
     starts: u64,
     down: bool,
     full: bool,
+    /// The number of writes that may still begin, if it is limited.
+    permits: Option<u64>,
+    contacts: u64,
 }
 
 #[derive(Clone, Default)]
@@ -53,15 +59,20 @@ impl Content {
     fn read(&self, offset: u64, len: usize) -> Vec<u8> {
         let end = self.len.min(offset + len as u64);
         let mut bytes = vec![0; end.saturating_sub(offset) as usize];
-        for (at, byte) in (offset..end).zip(&mut bytes) {
-            *byte = self.pages.get(&(at / PAGE)).map_or(0, |page| page[(at % PAGE) as usize]);
+        for (page, at) in pages(offset, bytes.len()) {
+            if let Some(page) = self.pages.get(&page) {
+                let start = ((offset + at.start as u64) % PAGE) as usize;
+                bytes[at.clone()].copy_from_slice(&page[start..start + at.len()]);
+            }
         }
         bytes
     }
 
     fn write(&mut self, offset: u64, bytes: &[u8]) {
-        for (at, byte) in (offset..).zip(bytes) {
-            self.pages.entry(at / PAGE).or_insert_with(|| vec![0; PAGE as usize])[(at % PAGE) as usize] = *byte;
+        for (page, at) in pages(offset, bytes.len()) {
+            let page = self.pages.entry(page).or_insert_with(|| vec![0; PAGE as usize]);
+            let start = ((offset + at.start as u64) % PAGE) as usize;
+            page[start..start + at.len()].copy_from_slice(&bytes[at]);
         }
         self.len = self.len.max(offset + bytes.len() as u64);
     }
@@ -75,12 +86,26 @@ impl Content {
     }
 }
 
+/// Returns the pages of a range, each with its part of the range's bytes.
+fn pages(offset: u64, len: usize) -> impl Iterator<Item = (u64, Range<usize>)> {
+    let end = offset + len as u64;
+    (offset / PAGE..end.div_ceil(PAGE)).map(move |page| {
+        let (from, to) = ((page * PAGE).max(offset), ((page + 1) * PAGE).min(end));
+        (page, (from - offset) as usize..(to - offset) as usize)
+    })
+}
+
 const PAGE: u64 = 4096;
 
 impl Servers {
     pub fn new(count: u32) -> Self {
         let servers = (1..=count).map(|id| (id, Server::default())).collect();
         Self(Arc::new(Mutex::new(State { servers })))
+    }
+
+    /// Returns the numbers of all data servers.
+    pub fn ids(&self) -> impl Iterator<Item = u32> + use<> {
+        self.0.lock().servers.keys().copied().collect::<Vec<_>>().into_iter()
     }
 
     /// Sets whether a data server answers.
@@ -103,6 +128,41 @@ impl Servers {
     /// Removes all objects of a data server.
     pub fn wipe(&self, server: u32) {
         self.server(server, |server| server.objects.clear());
+    }
+
+    /// Limits the number of writes: further ones wait. `None` removes the limit.
+    pub fn set_permits(&self, server: u32, permits: Option<u64>) {
+        self.server(server, |server| server.permits = permits);
+    }
+
+    /// Lets one more write begin.
+    pub fn add_permit(&self, server: u32) {
+        self.server(server, |server| server.permits = server.permits.map(|permits| permits + 1));
+    }
+
+    /// Returns the number of operations that were sent to a data server.
+    pub fn contacts(&self, server: u32) -> u64 {
+        self.server(server, |server| server.contacts)
+    }
+
+    /// Returns the number of objects of a data server.
+    pub fn objects_on(&self, server: u32) -> usize {
+        self.server(server, |server| server.objects.len())
+    }
+
+    /// Waits until a write may begin.
+    fn permit(&self, server: ServerId) -> impl Future<Output = ()> + use<> {
+        let servers = self.clone();
+        poll_fn(move |_| {
+            servers.server(server.0, |server| match &mut server.permits {
+                Some(0) => Poll::Pending,
+                Some(permits) => {
+                    *permits -= 1;
+                    Poll::Ready(())
+                }
+                None => Poll::Ready(()),
+            })
+        })
     }
 
     /// Returns the number of all objects.
@@ -149,9 +209,12 @@ impl Servers {
     ) -> ServerFuture<T> {
         let servers = self.clone();
         Box::pin(async move {
-            servers.server(server.0, |server| match server.down {
-                true => Err(ServerError::Unreachable),
-                false => run(server),
+            servers.server(server.0, |server| {
+                server.contacts += 1;
+                match server.down {
+                    true => Err(ServerError::Unreachable),
+                    false => run(server),
+                }
             })
         })
     }
@@ -225,7 +288,8 @@ impl DataServers for Servers {
 
     fn write(&self, object: Object, offset: u64, data: Rope, stability: Stability) -> ServerFuture<WriteVerifier> {
         let bytes = data.to_bytes().expect("the data must be memory");
-        self.on(object, move |data, flags| {
+        let permit = self.permit(object.server);
+        let write = self.on(object, move |data, flags| {
             if flags.full {
                 return Err(ServerError::NoSpace);
             }
@@ -234,6 +298,10 @@ impl DataServers for Servers {
                 data.durable.write(offset, &bytes);
             }
             Ok(flags.verifier)
+        });
+        Box::pin(async move {
+            permit.await;
+            write.await
         })
     }
 

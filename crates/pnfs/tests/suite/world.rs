@@ -8,8 +8,9 @@ use std::{
 };
 
 use buf::{Pool, Rope};
+use nfs::v4::layout::stripe::{Packing, Piece, Striping};
 use parking_lot::Mutex;
-use pnfs::{DataServers, Index, Options, Pnfs, Record, record::Object};
+use pnfs::{DataServers, Index, Options, Pnfs, Record, Stripes, record::Object};
 use vfs::{
     Caller, CompletionSlot, CreateMode, Cred, Handle, Layouts, Name, Report, Result, SetAttr, Stability, Vfs, VfsError,
     layout::*,
@@ -26,6 +27,7 @@ pub struct World {
     pub events: Arc<Events>,
     inner: Arc<dyn Vfs>,
     index: Storage,
+    stripes: Stripes,
 }
 
 /// The events of the tree.
@@ -49,30 +51,52 @@ impl Events {
     }
 }
 
+/// A layout.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Striped {
+    pub unit: u64,
+    /// The copies of the stripes in each mirror.
+    pub mirrors: Vec<Vec<Copy>>,
+}
+
 /// A copy in a layout: the object, and the user as whom the client writes.
 pub type Copy = (Object, u32);
 
 impl World {
+    /// A tree whose files have one stripe, with three data servers.
     pub fn new() -> Self {
-        let inner: Arc<dyn Vfs> = Arc::new(Memory::new(MemoryOptions { mode: 0o777, ..Default::default() }));
-        Self::open(inner, Servers::new(3), Storage::default())
+        Self::with(Stripes::ONE, 3)
     }
 
-    fn open(inner: Arc<dyn Vfs>, servers: Servers, index: Storage) -> Self {
-        let options = Options { mirrors: 2, threshold: 1000, layouts: true, former_layouts: Duration::ZERO };
+    /// A tree whose files have two copies with these stripes.
+    pub fn with(stripes: Stripes, servers: u32) -> Self {
+        let inner: Arc<dyn Vfs> = Arc::new(Memory::new(MemoryOptions { mode: 0o777, ..Default::default() }));
+        Self::open(inner, Servers::new(servers), Storage::default(), stripes)
+    }
+
+    /// Trees with and without stripes. In one, a data server has copies of two stripes of a file, and in another one not.
+    pub fn each() -> impl Iterator<Item = Self> {
+        let stripes = |count| Stripes::new(700, count).unwrap();
+        [(Stripes::ONE, 3), (stripes(2), 4), (stripes(3), 3)]
+            .into_iter()
+            .map(|(stripes, servers)| Self::with(stripes, servers))
+    }
+
+    fn open(inner: Arc<dyn Vfs>, servers: Servers, index: Storage, stripes: Stripes) -> Self {
+        let options = Options { mirrors: 2, stripes, threshold: 1000, layouts: true, former_layouts: Duration::ZERO };
         let opened = Index::with_backend(index.clone()).unwrap();
         let pnfs = Pnfs::new(inner.clone(), Arc::new(servers.clone()), opened, options).unwrap();
         let events = Arc::new(Events::default());
         pnfs.subscribe(events.clone());
-        Self { pnfs, servers, events, inner, index }
+        Self { pnfs, servers, events, inner, index, stripes }
     }
 
     /// Ends the tree without warning, and opens it again.
     pub fn crash(self) -> Self {
-        let Self { pnfs, servers, inner, index, .. } = self;
+        let Self { pnfs, servers, inner, index, stripes, .. } = self;
         drop(pnfs);
         index.crash();
-        Self::open(inner, servers, index)
+        Self::open(inner, servers, index, stripes)
     }
 
     /// Runs an operation to its end.
@@ -150,18 +174,46 @@ impl World {
         }
     }
 
-    /// Returns the copies of a new layout.
+    /// Returns the copies of a new layout for a client that does not accept stripes.
     pub fn grant(&self, file: &Handle, holder: u64, mode: LayoutMode) -> Result<Vec<Copy>> {
-        let request = Self::request(holder, mode);
-        let Layout::Flexible(layout) = self.run(|caller| self.pnfs.grant(caller, file, &request))? else {
+        let layout = self.grant_request(file, &Self::request(holder, mode))?;
+        assert!(layout.unit == 0 && layout.mirrors.iter().all(|mirror| mirror.len() == 1));
+        Ok(layout.mirrors.into_iter().flatten().collect())
+    }
+
+    /// Returns a new layout for a client that accepts stripes.
+    pub fn grant_striped(&self, file: &Handle, holder: u64, mode: LayoutMode) -> Result<Striped> {
+        self.grant_request(file, &LayoutRequest { striped_copies: true, ..Self::request(holder, mode) })
+    }
+
+    fn grant_request(&self, file: &Handle, request: &LayoutRequest) -> Result<Striped> {
+        let Layout::Flexible(layout) = self.run(|caller| self.pnfs.grant(caller, file, request))? else {
             panic!("the layout must be flexible")
         };
-        let copy = |mirror: &Mirror| {
-            let data_file = &mirror.data_files[0];
+        let copy = |data_file: &DataFile| {
             let id = u128::from_be_bytes(data_file.handle[..].try_into().unwrap());
             (Object { server: self.servers.server_of(data_file.device).unwrap(), id }, data_file.uid)
         };
-        Ok(layout.mirrors.iter().map(copy).collect())
+        let mirrors = layout.mirrors.iter().map(|mirror| mirror.data_files.iter().map(copy).collect());
+        Ok(Striped { unit: layout.stripe_unit, mirrors: mirrors.collect() })
+    }
+
+    /// Writes as a client of NFS does that has a layout: to all mirrors. Returns the number of writes that failed.
+    pub fn client_write(&self, layout: &Striped, offset: u64, data: &[u8]) -> usize {
+        let writes = layout.mirrors.iter().map(|mirror| self.client_write_mirror(layout.unit, mirror, offset, data));
+        writes.sum()
+    }
+
+    pub fn client_write_mirror(&self, unit: u64, mirror: &[Copy], offset: u64, data: &[u8]) -> usize {
+        let places = Striping::new(unit, mirror.len() as u32, Packing::Sparse).unwrap();
+        let pieces = places.pieces(offset..offset + data.len() as u64);
+        let write = |piece: &Piece| {
+            let (object, user) = mirror[piece.stripe as usize];
+            let from = (piece.offset - offset) as usize;
+            let data = &data[from..from + piece.len as usize];
+            self.servers.client_write(object, user, piece.data_offset, data)
+        };
+        pieces.filter(|piece| write(piece).is_err()).count()
     }
 
     pub fn release(&self, file: &Handle, holder: u64, modes: LayoutModes) {

@@ -20,6 +20,14 @@ pub struct PnfsConfig {
     /// `mirrors`: the number of copies of new files, from 1 to 16. Each is on another data server. The default is 2.
     #[serde(default = "mirrors")]
     pub mirrors: u16,
+    /// `stripes`: the number of objects of each copy of new files, from 1 to 16. Each object of a copy is on another data server.
+    /// The default is 1.
+    #[serde(default = "stripes", deserialize_with = "checked_stripes")]
+    pub stripes: u16,
+    /// `stripe_unit`: the bytes of a file that follow each other in one object, if there are several: a multiple of 4 KiB from
+    /// 64 KiB to 1 GiB. The default is 1 MiB.
+    #[serde(default = "stripe_unit", deserialize_with = "checked_stripe_unit")]
+    pub stripe_unit: u64,
     /// `threshold`: the size in bytes up to which the data of a file stay on this server. The default is 64 KiB.
     #[serde(default = "threshold", deserialize_with = "bytes")]
     pub threshold: u64,
@@ -79,6 +87,14 @@ fn mirrors() -> u16 {
     2
 }
 
+fn stripes() -> u16 {
+    1
+}
+
+fn stripe_unit() -> u64 {
+    1 << 20
+}
+
 fn threshold() -> u64 {
     64 << 10
 }
@@ -89,6 +105,23 @@ fn timeout_s() -> u64 {
 
 fn bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
     ByteSize::deserialize(deserializer).map(|ByteSize(bytes)| bytes)
+}
+
+fn checked_stripes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u16, D::Error> {
+    let stripes = i64::deserialize(deserializer)?;
+    match u16::try_from(stripes).ok().filter(|stripes| (1..=16).contains(stripes)) {
+        Some(stripes) => Ok(stripes),
+        None => Err(de::Error::custom(format!("stripes = {stripes}: it must be from 1 to 16"))),
+    }
+}
+
+fn checked_stripe_unit<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+    let ByteSize(unit) = ByteSize::deserialize(deserializer)?;
+    if (64 << 10..=1 << 30).contains(&unit) && unit.is_multiple_of(4 << 10) {
+        return Ok(unit);
+    }
+    let message = format!("stripe_unit: {unit} bytes are no multiple of 4 KiB from 64 KiB to 1 GiB");
+    Err(de::Error::custom(message))
 }
 
 fn timeout<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
@@ -110,6 +143,8 @@ mod tests {
             [[pnfs]]
             name = "fast"
             mirrors = 3
+            stripes = 4
+            stripe_unit = "64 KiB"
             layouts = "none"
             threshold = 0
             timeout_s = 5
@@ -124,10 +159,12 @@ mod tests {
         let [fast, plain] = &config.pnfs[..] else { panic!("there must be two tables") };
         assert_eq!((fast.name.as_str(), fast.mirrors, fast.layouts), ("fast", 3, LayoutsMode::None));
         assert_eq!((fast.threshold, fast.timeout_s), (0, 5));
+        assert_eq!((fast.stripes, fast.stripe_unit), (4, 64 << 10));
         assert_eq!((fast.server[0].id.get(), fast.server[0].url.as_str()), (1, "nfs://ds1/data"));
         let address = "192.0.2.1:20049".parse().unwrap();
         assert_eq!(fast.server[0].address, [DataAddressConfig { transport: DataTransportConfig::Rdma, address }]);
         assert_eq!((plain.mirrors, plain.layouts), (2, LayoutsMode::Flexible));
+        assert_eq!((plain.stripes, plain.stripe_unit), (1, 1 << 20));
         assert_eq!((plain.threshold, plain.timeout_s, plain.server.len()), (64 << 10, 10, 0));
     }
 
@@ -135,7 +172,11 @@ mod tests {
     fn wrong_values_are_refused() {
         let cases = [
             ("layouts = 'files'", "unknown variant `files`"),
-            ("stripes = 2", "unknown field `stripes`"),
+            ("stripes = 0", "stripes = 0: it must be from 1 to 16"),
+            ("stripes = 17", "stripes = 17: it must be from 1 to 16"),
+            ("stripe_unit = '60 KiB'", "stripe_unit: 61440 bytes are no multiple of 4 KiB from 64 KiB to 1 GiB"),
+            ("stripe_unit = 100000", "stripe_unit: 100000 bytes are no multiple of 4 KiB from 64 KiB to 1 GiB"),
+            ("stripe_unit = '2 GiB'", "stripe_unit: 2147483648 bytes are no multiple of 4 KiB from 64 KiB to 1 GiB"),
             ("timeout_s = 0", "timeout_s = 0: it must be from 1 to 600"),
             ("copies = 2", "unknown field `copies`"),
             ("[[pnfs.server]]\nid = 0\nurl = 'nfs://a/b'", "nonzero"),

@@ -1,20 +1,10 @@
 //! `slipway clients`: lists the clients of a running server and their state.
 
-use std::{
-    io::{self, BufRead, BufReader, Write},
-    net::Shutdown,
-    os::unix::net::UnixStream,
-    path::PathBuf,
-};
-
-use server::{
-    Config,
-    admin::{ClientName, ClientRecord, ConnectionRecord, FileRecord, Record, Request, SOCKET},
-    config::default_state_dir,
-};
+use server::admin::{ClientName, ClientRecord, ConnectionRecord, FileRecord, Record, Request};
 
 use crate::{
-    exit::{Exit, Failure, Outcome},
+    administrator::{self, ServerArgs},
+    exit::{Exit, Outcome},
     output::{self, Align, Table},
 };
 
@@ -42,12 +32,8 @@ pub struct Args {
     /// Print all clients and all their state, each as a line of JSON
     #[arg(long, conflicts_with = "evict")]
     json: bool,
-    /// The server's state directory
-    #[arg(long, value_name = "DIR")]
-    state_dir: Option<PathBuf>,
-    /// The server's configuration file, which contains the state directory
-    #[arg(short, long, value_name = "FILE", conflicts_with = "state_dir")]
-    config: Option<PathBuf>,
+    #[command(flatten)]
+    server: ServerArgs,
 }
 
 /// Runs the command.
@@ -57,54 +43,14 @@ pub fn run(args: &Args) -> Outcome {
         None => Request::List { client: args.client },
     };
     let mut listed = Listed::default();
-    for record in ask(args, &request)? {
-        match record? {
-            Record::End => {
-                if !args.json {
-                    output::print(&listed.text(args.client.is_some()));
-                }
-                return Ok(Exit::Ok);
-            }
-            Record::Error { message } => return Err(Failure::failed(message)),
-            record if args.json => output::json(&record),
-            record => listed.add(record),
-        }
+    for record in administrator::ask(&args.server, &request)? {
+        let record: Record = record?;
+        if args.json { output::json(&record) } else { listed.add(record) }
     }
-    Err(Failure::failed("the server closed the connection before the end of its answer"))
-}
-
-/// Sends a request to the socket, and returns the records of the answer.
-fn ask(args: &Args, request: &Request) -> Result<impl Iterator<Item = Result<Record, Failure>>, Failure> {
-    let configured = match &args.config {
-        Some(path) => Config::load(path).map_err(Failure::usage)?.server.state_dir,
-        None => args.state_dir.clone(),
-    };
-    let path = configured.unwrap_or_else(default_state_dir).join(SOCKET);
-    let unreachable = |error: io::Error| {
-        let advice = match error.kind() {
-            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
-                ": no server runs with this state directory; select another with --state-dir"
-            }
-            io::ErrorKind::PermissionDenied => ": only the server's user and root can use it",
-            _ => "",
-        };
-        Failure { exit: Exit::Unreachable, message: format!("{}: {error}{advice}", path.display()) }
-    };
-    let mut socket = UnixStream::connect(&path).map_err(unreachable)?;
-    let line = serde_json::to_string(request).expect("requests must be valid JSON");
-    let asked = socket.write_all(line.as_bytes()).and_then(|()| socket.shutdown(Shutdown::Write));
-    match asked {
-        // The server has answered before it received the request.
-        Err(error) if !matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::NotConnected) => {
-            return Err(unreachable(error));
-        }
-        _ => {}
+    if !args.json {
+        output::print(&listed.text(args.client.is_some()));
     }
-    let record = |line: io::Result<String>| {
-        let line = line.map_err(Failure::failed)?;
-        serde_json::from_str(&line).map_err(|error| Failure::failed(format!("the server has another version: {error}")))
-    };
-    Ok(BufReader::new(socket).lines().map(record))
+    Ok(Exit::Ok)
 }
 
 /// The records received so far.
@@ -116,8 +62,8 @@ struct Listed {
 struct Client {
     record: ClientRecord,
     connections: Vec<ConnectionRecord>,
-    /// The numbers of sessions, opens, locks and delegations.
-    counts: [u64; 4],
+    /// The numbers of sessions, opens, locks, delegations and layouts.
+    counts: [u64; 5],
     /// The columns: kind, export, file, mode, owner.
     held: Vec<Vec<String>>,
 }
@@ -125,7 +71,7 @@ struct Client {
 impl Listed {
     fn add(&mut self, record: Record) {
         if let Record::Client(record) = record {
-            return self.clients.push(Client { record, connections: Vec::new(), counts: [0; 4], held: Vec::new() });
+            return self.clients.push(Client { record, connections: Vec::new(), counts: [0; 5], held: Vec::new() });
         }
         let Some(client) = self.clients.last_mut() else { return };
         match record {
@@ -167,6 +113,7 @@ impl Listed {
             ("Opens", right),
             ("Locks", right),
             ("Delegations", right),
+            ("Layouts", right),
             ("Silent", right),
             ("State", left),
             ("Address", left),
@@ -200,11 +147,11 @@ impl Client {
         };
         let address = self.connections.first().map(connection).or(record.address.clone());
         let silent = record.silent_s.map_or(String::new(), |seconds| format!("{seconds} s"));
-        let [sessions, opens, locks, delegations] = self.counts.map(|count| count.to_string());
+        let [sessions, opens, locks, delegations, layouts] = self.counts.map(|count| count.to_string());
         let text = |text: &str| output::name(text.as_bytes());
         let (address, name) = (text(&address.unwrap_or_default()), text(&record.name));
         let (client, protocol) = (record.client.to_string(), text(&record.protocol));
-        vec![client, protocol, sessions, opens, locks, delegations, silent, state.to_owned(), address, name]
+        vec![client, protocol, sessions, opens, locks, delegations, layouts, silent, state.to_owned(), address, name]
     }
 }
 

@@ -73,6 +73,8 @@ struct Done {
     skipped: u64,
     seconds: f64,
     errors: u64,
+    /// The bytes that passed directly between this process and data servers of pNFS.
+    direct_bytes: u64,
 }
 
 /// Runs the command.
@@ -123,6 +125,7 @@ pub fn run(args: &Args) -> Outcome {
                 skipped: progress.skipped(),
                 seconds,
                 errors,
+                direct_bytes: reach::direct_bytes(),
             });
         }
         Ok(exit)

@@ -1,13 +1,17 @@
 //! `slipway doctor`: shows what this machine supports, and how to add what is missing.
 
 mod checks;
+mod data_servers;
+
+use std::{borrow::Cow, path::PathBuf, sync::Arc};
 
 use clap::ValueEnum as _;
 use serde::Serialize;
+use server::Config;
 
 use crate::{
-    exit::{Exit, Outcome},
-    output,
+    exit::{Exit, Failure, Outcome},
+    output, pnfs,
 };
 
 /// Show which transports and mounts this machine supports, and what is missing.
@@ -15,13 +19,20 @@ use crate::{
 #[command(after_help = "\
 The command changes nothing. The exit code is 0 unless something that Slipway needs is missing.
 
+With --config, the command also checks the data servers of a pNFS metadata server, on its host and as its user: the addresses, the
+rights of the metadata server and of clients, the clock, and the free space. It creates an object on each data server, and removes it.
+
 Examples:
   slipway doctor
+  slipway doctor --config /etc/slipway.toml
   slipway doctor --json | jq '.[] | select(.state != \"ok\")'")]
 pub struct Args {
     /// Print the findings as one JSON array
     #[arg(long)]
     json: bool,
+    /// Check the data servers of this configuration, too
+    #[arg(short, long, value_name = "FILE")]
+    config: Option<PathBuf>,
 }
 
 /// The severity of a finding.
@@ -40,7 +51,7 @@ pub enum State {
 #[derive(Debug, Serialize)]
 pub struct Finding {
     /// The short name of the check.
-    pub check: &'static str,
+    pub check: Cow<'static, str>,
     /// The severity.
     pub state: State,
     /// The result, as text.
@@ -51,22 +62,26 @@ pub struct Finding {
 }
 
 impl Finding {
-    fn ok(check: &'static str, found: impl Into<String>) -> Self {
-        Self { check, state: State::Ok, found: found.into(), fix: None }
+    fn ok(check: impl Into<Cow<'static, str>>, found: impl Into<String>) -> Self {
+        Self { check: check.into(), state: State::Ok, found: found.into(), fix: None }
     }
 
-    fn note(check: &'static str, found: impl Into<String>, fix: impl Into<String>) -> Self {
-        Self { check, state: State::Note, found: found.into(), fix: Some(fix.into()) }
+    fn note(check: impl Into<Cow<'static, str>>, found: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self { check: check.into(), state: State::Note, found: found.into(), fix: Some(fix.into()) }
     }
 
-    fn bad(check: &'static str, found: impl Into<String>, fix: impl Into<String>) -> Self {
-        Self { check, state: State::Bad, found: found.into(), fix: Some(fix.into()) }
+    fn bad(check: impl Into<Cow<'static, str>>, found: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self { check: check.into(), state: State::Bad, found: found.into(), fix: Some(fix.into()) }
     }
 }
 
 /// Runs all checks and prints the findings.
 pub fn run(args: &Args) -> Outcome {
-    let findings = checks::all();
+    let mut findings = checks::all();
+    if let Some(path) = &args.config {
+        let config = Config::load_with(path, &pnfs::backends(Arc::default())).map_err(Failure::usage)?;
+        findings.extend(data_servers::all(&config).map_err(Failure::failed)?);
+    }
     if args.json {
         output::json(&findings);
     } else {

@@ -2,6 +2,8 @@
 //!
 //! Each export has a thread with the connections to its data servers, which also executes the upkeep of the layer.
 
+mod clusters;
+pub mod records;
 mod servers;
 
 use std::{
@@ -15,7 +17,7 @@ use std::{
 };
 
 use client::{NfsUrl, Version};
-use pnfs::{Index, Options, Pnfs, ServerId};
+use pnfs::{Index, Options, Pnfs, ServerId, Stripes};
 use server::config::{
     BackendKind, BackendSettings, Backends, DataAddressConfig, DataTransportConfig, DirectoryKind, LayoutsMode,
     Opening, PnfsConfig, Tree,
@@ -26,19 +28,21 @@ use vfs::layout::{DataAddress, DataTransport};
 
 use self::servers::{Endpoint, NfsServers};
 
-/// An export with `backend = "pnfs"`.
-struct PnfsKind;
+pub use self::{clusters::Clusters, servers::Endpoint as DataServerEndpoint};
 
-/// Returns the back ends that `slipway serve` has.
-pub fn backends() -> Backends {
+/// An export with `backend = "pnfs"`.
+struct PnfsKind(Arc<Clusters>);
+
+/// Returns the back ends that `slipway serve` has. Trees of `backend = "pnfs"` are added to `clusters` when they are opened.
+pub fn backends(clusters: Arc<Clusters>) -> Backends {
     let mut backends = Backends::standard();
-    backends.register("pnfs", PnfsKind);
+    backends.register("pnfs", PnfsKind(clusters));
     backends
 }
 
 impl BackendKind for PnfsKind {
     fn check(&self, settings: &mut BackendSettings) -> Result<(), String> {
-        DirectoryKind.check(&mut directory(settings))?;
+        DirectoryKind.check(&mut inner(settings))?;
         match settings.options.keys().find(|key| *key != CLUSTER) {
             Some(option) => Err(format!(
                 "option '{option}': `backend = \"pnfs\"` has only `{CLUSTER}`, the name of a [[pnfs]] table"
@@ -68,12 +72,17 @@ impl BackendKind for PnfsKind {
             return Err(invalid(format!("the configuration has two [[pnfs]] with the name '{name}'")));
         }
         let located = |error: io::Error| io::Error::new(error.kind(), format!("pnfs '{name}': {error}"));
-        let (data_servers, options) = (data_servers(cluster).map_err(located)?, options(cluster, opening.lease()));
+        let lease = opening.lease();
+        let (data_servers, options) =
+            (data_servers(cluster).map_err(located)?, options(cluster, lease).map_err(located)?);
         let index = index(settings, opening).map_err(located)?;
-        DirectoryKind.open(&directory(settings), opening)?.layered(|inner| {
+        let urls = cluster.server.iter().map(|server| (ServerId(server.id.get()), server.url.clone())).collect();
+        let directory = directory_of(settings)?;
+        DirectoryKind.open(&inner(settings), opening)?.layered(|inner| {
             let (runtime, upkeep) = start_thread()?;
             let servers = NfsServers::new(runtime, transports::for_client(), data_servers);
             let pnfs = Pnfs::new(inner, Arc::new(servers), index, options).map_err(located)?;
+            self.0.add(name, directory, urls, pnfs.clone());
             // The thread waits for it.
             let _ = upkeep.send(pnfs.clone());
             Ok(Arc::new(pnfs))
@@ -82,18 +91,23 @@ impl BackendKind for PnfsKind {
 }
 
 /// Returns the settings of the directory below the layer.
-fn directory(settings: &BackendSettings) -> BackendSettings {
+fn inner(settings: &BackendSettings) -> BackendSettings {
     BackendSettings { options: Default::default(), ..settings.clone() }
 }
 
-fn options(cluster: &PnfsConfig, lease: Duration) -> Options {
-    let PnfsConfig { mirrors, threshold, layouts, .. } = *cluster;
+fn options(cluster: &PnfsConfig, lease: Duration) -> io::Result<Options> {
+    let PnfsConfig { mirrors, stripes, stripe_unit, threshold, layouts, .. } = *cluster;
+    let wrong = || invalid(format!("stripes = {stripes} with stripe_unit = {stripe_unit} is impossible"));
+    let stripes = Stripes::new(stripe_unit, stripes.into()).ok_or_else(wrong)?;
     let layouts = layouts == LayoutsMode::Flexible;
-    Options { mirrors: mirrors.into(), threshold, layouts, former_layouts: lease }
+    Ok(Options { mirrors: mirrors.into(), stripes, threshold, layouts, former_layouts: lease })
 }
 
 /// Returns the data servers of a table.
-fn data_servers(cluster: &PnfsConfig) -> io::Result<Vec<(ServerId, Endpoint)>> {
+///
+/// # Errors
+/// Returns an error that names the wrong data server.
+pub fn data_servers(cluster: &PnfsConfig) -> io::Result<Vec<(ServerId, Endpoint)>> {
     let mut servers: Vec<(ServerId, Endpoint)> = Vec::new();
     for server in &cluster.server {
         let id = ServerId(server.id.get());
@@ -144,9 +158,13 @@ fn address_of(url: &NfsUrl) -> Result<DataAddress, String> {
 
 fn index(settings: &BackendSettings, opening: &Opening<'_>) -> io::Result<Index> {
     let dir = opening.state_dir().ok_or_else(|| invalid("it needs a state directory".to_owned()))?;
-    let export = settings.path.as_deref().unwrap_or(Path::new("/")).canonicalize()?;
-    let path = index_path(dir, &export);
+    let path = index_path(dir, &directory_of(settings)?);
     Index::open(&path).map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))
+}
+
+/// Returns the directory of an export.
+fn directory_of(settings: &BackendSettings) -> io::Result<PathBuf> {
+    settings.path.as_deref().unwrap_or(Path::new("/")).canonicalize()
 }
 
 /// Returns the path of the database of an export. Its name has a hash, because the path of the export can be longer than a
@@ -198,7 +216,7 @@ mod tests {
     fn documented_examples_are_valid() {
         let text = include_str!("../../../../docs/pnfs.md");
         let examples: Vec<_> = text.split("```toml\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
-        let parse = |text: &str| Config::parse_with(text, &backends()).unwrap();
+        let parse = |text: &str| Config::parse_with(text, &backends(Arc::default())).unwrap();
         let [data_server, metadata_server] = examples[..] else { panic!("there must be two examples") };
         assert_eq!(parse(data_server).export[0].options.clients.len(), 2);
         let config = parse(metadata_server);

@@ -285,7 +285,7 @@ impl DataServers for NfsServers {
 }
 
 /// Returns the name of an object.
-fn name(id: u128) -> String {
+pub fn name(id: u128) -> String {
     format!("{id:032x}")
 }
 

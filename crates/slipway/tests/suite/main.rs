@@ -15,6 +15,7 @@ mod mount_users;
 mod mount_v4;
 mod outside;
 mod pnfs;
+mod pnfs_operations;
 mod privilege;
 mod serve;
 mod serve_hung;

@@ -1,6 +1,7 @@
 //! A metadata server and data servers in processes of their own.
 
 use std::{
+    collections::HashSet,
     fs,
     path::{Path, PathBuf},
 };
@@ -10,14 +11,14 @@ use client::blocking::Runtime;
 use crate::common::{Server, fails, listen, ok, port::Port, until};
 
 /// Three data servers and a metadata server whose files have two copies.
-struct Cluster {
-    dir: tempfile::TempDir,
+pub struct Cluster {
+    pub dir: tempfile::TempDir,
     ports: Vec<Port>,
-    data: Vec<Option<Server>>,
+    pub data: Vec<Option<Server>>,
 }
 
 impl Cluster {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let ports = (0..SERVERS).map(|_| Port::take()).collect();
         let mut cluster = Self { dir: tempfile::tempdir().unwrap(), ports, data: Vec::new() };
         cluster.data = (0..SERVERS).map(|server| Some(cluster.start_data_server(server))).collect();
@@ -25,21 +26,24 @@ impl Cluster {
         cluster
     }
 
-    fn at(&self, name: &str) -> PathBuf {
+    pub fn at(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    fn start_data_server(&self, server: usize) -> Server {
+    pub fn start_data_server(&self, server: usize) -> Server {
+        self.start_data_server_with(server, &["--squash", "none"])
+    }
+
+    pub fn start_data_server_with(&self, server: usize, options: &[&str]) -> Server {
         let (data, state) = (self.at(&format!("data{server}")), self.at(&format!("state{server}")));
         fs::create_dir_all(&data).unwrap();
         let [flag, address] = listen("tcp", &self.ports[server]);
-        let args =
-            ["--squash", "none", "--state-dir", state.to_str().unwrap(), data.to_str().unwrap(), &flag, &address];
-        Server::start(&args)
+        let args = ["--state-dir", state.to_str().unwrap(), data.to_str().unwrap(), &flag, &address];
+        Server::start(&[options, &args].concat())
     }
 
     /// Returns the path of the configuration of the metadata server. Data pass through it, so the test needs no privileges.
-    fn config(&self, more: &str) -> String {
+    pub fn config(&self, more: &str) -> String {
         let dir = self.dir.path().display();
         let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         let servers: String = (0..SERVERS)
@@ -59,28 +63,28 @@ impl Cluster {
         path.to_str().unwrap().to_owned()
     }
 
-    fn start(&self) -> Server {
+    pub fn start(&self) -> Server {
         Server::start(&["--config", &self.config("")])
     }
 
     /// Returns the contents of all objects of a data server. One can be removed meanwhile.
-    fn objects(&self, server: usize) -> Vec<Vec<u8>> {
+    pub fn objects(&self, server: usize) -> Vec<Vec<u8>> {
         let entries = fs::read_dir(self.at(&format!("data{server}"))).unwrap();
         entries.filter_map(|entry| fs::read(entry.unwrap().path()).ok()).collect()
     }
 
     /// Returns the data servers that have one object, with these contents.
-    fn with_copy(&self, contents: &[u8]) -> Vec<usize> {
+    pub fn with_copy(&self, contents: &[u8]) -> Vec<usize> {
         (0..SERVERS).filter(|server| self.objects(*server) == [contents]).collect()
     }
 }
 
 /// Copies a file to a URL, or from one.
-fn cp(from: &str, to: &str) {
+pub fn cp(from: &str, to: &str) {
     ok(&["cp", from, to]);
 }
 
-fn contents(seed: u64, len: usize) -> Vec<u8> {
+pub fn contents(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed;
     let next = |_| {
         state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
@@ -90,7 +94,7 @@ fn contents(seed: u64, len: usize) -> Vec<u8> {
 }
 
 /// Checks the contents of a file by each version.
-fn check(server: &Server, name: &str, expected: &[u8], scratch: &Path) {
+pub fn check(server: &Server, name: &str, expected: &[u8], scratch: &Path) {
     for version in ["3", "4.0", "4.2"] {
         let url = format!("{}&vers={version}", server.url("tcp", name));
         cp(&url, scratch.to_str().unwrap());
@@ -99,7 +103,7 @@ fn check(server: &Server, name: &str, expected: &[u8], scratch: &Path) {
 }
 
 /// Writes to a file that exists, and makes the data durable.
-fn write_in_place(server: &Server, name: &str, offset: u64, data: &[u8]) {
+pub fn write_in_place(server: &Server, name: &str, offset: u64, data: &[u8]) {
     let runtime = Runtime::start().unwrap();
     let mount = runtime.connect(&server.url("tcp", "").parse().unwrap(), &transports::for_client()).unwrap();
     let file = mount.open(name).unwrap();
@@ -146,6 +150,106 @@ fn mirrors_heal_after_a_data_server_was_away() {
     server.stop();
 }
 
+/// Checks that each unit of a file is on two data servers, and that each data server has two objects with units of one stripe.
+fn is_striped(cluster: &Cluster, contents: &[u8]) -> bool {
+    let mut copies = vec![0; contents.len().div_ceil(STRIPE_UNIT)];
+    for server in 0..SERVERS {
+        let objects = cluster.objects(server);
+        let mut stripes = HashSet::new();
+        for object in &objects {
+            for (at, (unit, found)) in contents.chunks(STRIPE_UNIT).zip(object.chunks(STRIPE_UNIT)).enumerate() {
+                if unit == found {
+                    copies[at] += 1;
+                    stripes.insert(at % SERVERS);
+                } else if found.iter().any(|byte| *byte != 0) {
+                    return false;
+                }
+            }
+        }
+        if (objects.len(), stripes.len()) != (2, 2) {
+            return false;
+        }
+    }
+    copies.iter().all(|copies| *copies == 2)
+}
+
+#[test]
+fn striped_files_survive_a_data_server_and_heal() {
+    let mut cluster = Cluster::new();
+    let config = cluster.config("stripes = 3\nstripe_unit = '64 KiB'");
+    let server = Server::start(&["--config", &config]);
+    let (source, back) = (cluster.at("source"), cluster.at("back"));
+    let first = contents(3, 1_000_001);
+    fs::write(&source, &first).unwrap();
+    cp(source.to_str().unwrap(), &server.url("tcp", "/file"));
+    check(&server, "/file", &first, &back);
+    assert!(is_striped(&cluster, &first));
+
+    cluster.data[0].take().unwrap().stop();
+    check(&server, "/file", &first, &back);
+    let mut second = first.clone();
+    second[100_000..900_000].copy_from_slice(&contents(4, 800_000));
+    write_in_place(&server, "/file", 100_000, &second[100_000..900_000]);
+    check(&server, "/file", &second, &back);
+    cluster.data[0] = Some(cluster.start_data_server(0));
+    until("the copies must be made again", || is_striped(&cluster, &second));
+    cluster.data[1].take().unwrap().stop();
+    check(&server, "/file", &second, &back);
+
+    ok(&["rm", &server.url("tcp", "/file")]);
+    until("the objects must be removed", || [0, 2].iter().all(|server| cluster.objects(*server).is_empty()));
+    server.stop();
+}
+
+/// The data of a large file pass directly between `slipway cp` and the data servers, and those of a small file do not. The data
+/// servers keep their objects in memory, so that no process needs root to give them to the users of layouts.
+#[test]
+fn cp_moves_large_files_directly_between_itself_and_data_servers() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    fs::create_dir(at("export")).unwrap();
+    let ports: Vec<_> = (0..2).map(|_| Port::take()).collect();
+    let data: Vec<_> = ports
+        .iter()
+        .map(|port| {
+            let [flag, address] = listen("tcp", port);
+            Server::start(&["--memory", "256M", "--squash", "none", &flag, &address])
+        })
+        .collect();
+    let servers: String = (1..)
+        .zip(&data)
+        .map(|(id, server)| format!("[[pnfs.server]]\nid = {id}\nurl = '{}'\n", server.url("tcp", "")))
+        .collect();
+    let text = format!(
+        "[server]\nstate_dir = '{0}/state'\n[[listen]]\ntransport = 'tcp'\naddress = '127.0.0.1:0'\n\
+         [[export]]\npath = '{0}/export'\nsquash = 'none'\nbackend = 'pnfs'\noptions = {{ cluster = 'two' }}\n\
+         [[pnfs]]\nname = 'two'\n{servers}",
+        dir.path().display()
+    );
+    fs::write(at("slipway.toml"), text).unwrap();
+    let server = Server::start(&["--config", &at("slipway.toml")]);
+    let direct = |from: &str, to: &str| {
+        let done: serde_json::Value = serde_json::from_str(&ok(&["cp", "--json", "-q", from, to])).unwrap();
+        done["direct_bytes"].as_u64().unwrap()
+    };
+    let len = 30_000_001;
+    for (name, len, expected) in [("large", len, len as u64), ("small", 20_000, 0)] {
+        let (source, back, bytes) = (at(name), at("back"), contents(3, len));
+        fs::write(&source, &bytes).unwrap();
+        for version in ["4.1", "4.2"] {
+            let url = |more: &str| format!("{}&vers={version}{more}", server.url("tcp", &format!("/{name}{version}")));
+            // A writer that is slow can have to write some data again.
+            let written = direct(&source, &url(""));
+            assert!(written == expected || written > expected && expected > 0, "{version}: {written} bytes written");
+            assert_eq!(direct(&url(""), &back), expected, "{version}: read");
+            assert!(fs::read(&back).unwrap() == bytes, "{version}: {name}");
+            assert_eq!(direct(&url("&pnfs=off"), &back), 0, "pnfs=off");
+            assert!(fs::read(&back).unwrap() == bytes, "{version}: {name} through the metadata server");
+        }
+    }
+    server.stop();
+}
+
 #[test]
 fn wrong_clusters_are_refused_with_the_reason() {
     let cluster = Cluster::new();
@@ -154,6 +258,9 @@ fn wrong_clusters_are_refused_with_the_reason() {
         assert!(said.contains(message), "{said}");
     };
     refused("mirrors = 4", "pnfs 'three': mirrors = 4 needs as many data servers, and there are 3");
+    refused("stripes = 4", "pnfs 'three': stripes = 4 needs as many data servers, and there are 3");
+    refused("stripes = 0", "stripes = 0: it must be from 1 to 16");
+    refused("stripe_unit = '1 KiB'", "stripe_unit: 1024 bytes are no multiple of 4 KiB from 64 KiB to 1 GiB");
     refused("mirrors = 0", "pnfs 'three': mirrors = 0: it must be from 1 to 16");
     refused(
         "[[pnfs.server]]\nid = 1\nurl = 'nfs://h/other'",
@@ -164,4 +271,6 @@ fn wrong_clusters_are_refused_with_the_reason() {
     refused("[[pnfs]]\nname = 'three'", "the configuration has two [[pnfs]] with the name 'three'");
 }
 
-const SERVERS: usize = 3;
+pub const SERVERS: usize = 3;
+/// The stripe unit in bytes.
+const STRIPE_UNIT: usize = 64 << 10;

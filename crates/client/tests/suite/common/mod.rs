@@ -1,6 +1,7 @@
 //! Servers in the same process, over the loopback interface.
 #![allow(dead_code, unused_imports, unused_macros)] // Each test file uses its part.
 
+pub mod cluster;
 pub mod faulty;
 pub mod gated;
 pub mod moving;

@@ -1,19 +1,23 @@
-//! The socket of `slipway clients` in the state directory. Only the server's user and root can use it.
+//! The socket of `slipway clients`, `ds`, `layout` and `resilver` in the state directory. Only the server's user and root can use it.
 //!
 //! A separate thread answers one connection after the other. If a client neither reads nor writes, the server
 //! disconnects it, so others wait for a limited time.
 
 use std::{
     fs,
-    io::{self, BufWriter},
+    io::{self, BufRead, BufReader, BufWriter, Read},
     os::unix::net::{UnixListener, UnixStream},
     path::{Path, PathBuf},
+    sync::Arc,
     thread,
 };
 
 use server::admin::{Admin, SOCKET};
 
-use crate::socket::{self, PAUSE};
+use crate::{
+    pnfs::{Clusters, records::REQUEST_MAX},
+    socket::{self, PAUSE},
+};
 
 /// The socket. Dropping this removes it.
 pub struct AdminSocket {
@@ -25,12 +29,12 @@ impl AdminSocket {
     ///
     /// # Errors
     /// There is another object of that name, or the directory cannot be used.
-    pub fn open(state_dir: &Path, admin: Admin) -> io::Result<Self> {
+    pub fn open(state_dir: &Path, admin: Admin, clusters: Arc<Clusters>) -> io::Result<Self> {
         let path = state_dir.join(SOCKET);
         let located = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
         // This server has locked the directory, so a socket there is that of a killed server.
         let listener = socket::listen_at(&path).map_err(located)?;
-        thread::Builder::new().name("admin".to_owned()).spawn(move || accept(&listener, &admin))?;
+        thread::Builder::new().name("admin".to_owned()).spawn(move || accept(&listener, &admin, &clusters))?;
         Ok(Self { path })
     }
 }
@@ -41,9 +45,9 @@ impl Drop for AdminSocket {
     }
 }
 
-fn accept(listener: &UnixListener, admin: &Admin) {
+fn accept(listener: &UnixListener, admin: &Admin, clusters: &Clusters) {
     loop {
-        let answered = listener.accept().and_then(|(stream, _)| answer(&stream, admin));
+        let answered = listener.accept().and_then(|(stream, _)| answer(&stream, admin, clusters));
         if let Err(error) = answered {
             tracing::debug!(%error, "cannot answer an administrator");
             thread::sleep(PAUSE);
@@ -51,10 +55,15 @@ fn accept(listener: &UnixListener, admin: &Admin) {
     }
 }
 
-fn answer(stream: &UnixStream, admin: &Admin) -> io::Result<()> {
+fn answer(stream: &UnixStream, admin: &Admin, clusters: &Clusters) -> io::Result<()> {
     let (admitted, mut output) = (socket::admit(stream)?, BufWriter::new(stream));
     if !admitted {
         return Admin::refuse("only the server's user and root can use it", &mut output);
     }
-    admin.serve(stream, &mut output)
+    let mut line = Vec::new();
+    BufReader::new(stream.take(REQUEST_MAX as u64)).read_until(b'\n', &mut line)?;
+    match serde_json::from_slice(&line) {
+        Ok(request) => clusters.answer(&request, &mut output),
+        Err(_) => admin.serve(&line[..], &mut output),
+    }
 }

@@ -34,6 +34,7 @@ use crate::{
     descriptors,
     exit::{Exit, Failure, Outcome},
     logging,
+    pnfs::{self, Clusters},
 };
 use admin::AdminSocket;
 use announce::Announcement;
@@ -168,8 +169,9 @@ pub struct Args {
 
 /// Runs the server until a signal ends it.
 pub fn run(args: &Args, log: &LogArgs) -> Outcome {
+    let clusters: Arc<Clusters> = Arc::default();
     let config = match &args.config {
-        Some(path) => Config::load_with(path, &crate::pnfs::backends()).map_err(Failure::usage)?,
+        Some(path) => Config::load_with(path, &pnfs::backends(clusters.clone())).map_err(Failure::usage)?,
         None => Config::default(),
     };
     logging::start(&LogArgs {
@@ -182,7 +184,7 @@ pub fn run(args: &Args, log: &LogArgs) -> Outcome {
     })?;
     let config = args.complete(config)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::failed)?;
-    runtime.block_on(serve(args, config))
+    runtime.block_on(serve(args, config, clusters))
 }
 
 impl Args {
@@ -261,7 +263,7 @@ impl Args {
 /// The name of a transport, its listener, and the kind that made the listener.
 type Listening = (String, Box<dyn Listener>, Arc<dyn TransportKind>);
 
-async fn serve(args: &Args, mut config: Config) -> Outcome {
+async fn serve(args: &Args, mut config: Config, clusters: Arc<Clusters>) -> Outcome {
     add_tls(&mut config)?;
     check_protections(&config)?;
     let pool = Pool::default();
@@ -297,7 +299,8 @@ async fn serve(args: &Args, mut config: Config) -> Outcome {
     nfs.call_back_by(switch.find("tcp").expect("tcp must be registered"));
     tokio::spawn(nfs.upkeep());
     tokio::spawn(trim(pool));
-    let _admin = administered(&nfs);
+    clusters.name(&config.export);
+    let _admin = administered(&nfs, clusters);
     let locking = locking::start(&config.server, &switch, &workers, (&nfs, gss.as_ref()), &places)?;
     let published = publish(&config, (&switch, &workers), (&server, &places), locking.as_ref()).await?;
     announcement.locks(published.known == [true, true, true]);
@@ -401,10 +404,10 @@ async fn trim(pool: Pool) {
     }
 }
 
-/// Opens the socket of `slipway clients`, if there is a state directory.
-fn administered(nfs: &NfsServer) -> Option<AdminSocket> {
-    AdminSocket::open(nfs.state_dir()?, nfs.admin())
-        .inspect_err(|error| tracing::warn!(%error, "slipway clients cannot connect to this server"))
+/// Opens the socket of administrators, if there is a state directory.
+fn administered(nfs: &NfsServer, clusters: Arc<Clusters>) -> Option<AdminSocket> {
+    AdminSocket::open(nfs.state_dir()?, nfs.admin(), clusters)
+        .inspect_err(|error| tracing::warn!(%error, "administrators cannot connect to this server"))
         .ok()
 }
 

@@ -1,0 +1,266 @@
+//! [`Segment`]: a layout as it was granted, checked once. It maps byte ranges to data files and orders the mirrors. No I/O.
+//!
+//! Read RFC 8435 §5.1 (the layout), §6 (stripes) and §8.1 (selecting a mirror) first. A layout that this client cannot use is
+//! an error with the reason; the caller returns it.
+
+use std::ops::Range;
+
+use nfs::v4::{
+    Deviceid4, Layout4, Layoutiomode4, Layouttype4,
+    layout::{
+        flex::{
+            FF_FLAGS_NO_IO_THRU_MDS, FF_FLAGS_NO_LAYOUTCOMMIT, FF_FLAGS_NO_READ_IO, FF_FLAGS_WRITE_ONE_MIRROR,
+            FfDataServer4, FfLayout4, FfMirror4,
+        },
+        stripe::{Packing, Piece, Striping},
+    },
+};
+use rpc::AuthSys;
+
+use crate::model::{Caller, Handle};
+
+/// A layout for a range of a file.
+#[derive(Debug)]
+pub(crate) struct Segment {
+    /// The range in which the layout can be used.
+    pub range: Range<u64>,
+    pub mode: Layoutiomode4,
+    pub mirrors: Vec<Mirror>,
+    flags: u32,
+    /// The offset in the turn of mirrors, so that clients begin with different ones.
+    turn: u64,
+}
+
+/// A copy of the file.
+#[derive(Debug)]
+pub(crate) struct Mirror {
+    striping: Striping,
+    /// The data files, one for each stripe.
+    pub files: Vec<DataFile>,
+    efficiency: u32,
+}
+
+/// A data file on a data server.
+#[derive(Debug)]
+pub(crate) struct DataFile {
+    pub device: Deviceid4,
+    /// The handles, one for each version of the device, or one for all of them.
+    handles: Vec<Handle>,
+    /// The user as whom a loosely coupled data server admits I/O.
+    pub user: Caller,
+}
+
+impl Segment {
+    /// Checks a layout.
+    ///
+    /// # Errors
+    /// The reason why this client cannot use it.
+    pub fn new(granted: &Layout4) -> Result<Self, String> {
+        let body: FfLayout4 = granted.content.decode_as(Layouttype4::FLEX_FILES).map_err(|error| error.to_string())?;
+        //= rfc8881-18.43.3-18
+        if granted.iomode == Layoutiomode4::Any {
+            return Err("the layout has no I/O mode".to_owned());
+        }
+        if body.mirrors.is_empty() || body.mirrors.len() > MIRRORS_MAX {
+            return Err(format!("{} mirrors; from 1 to {MIRRORS_MAX} can be used", body.mirrors.len()));
+        }
+        let mirrors = body.mirrors.iter().map(|mirror| Mirror::new(mirror, body.stripe_unit));
+        let mirrors = mirrors.collect::<Result<_, _>>()?;
+        let range = granted.offset..granted.offset.saturating_add(granted.length);
+        Ok(Self { range, mode: granted.iomode, mirrors, flags: body.flags, turn: entropy::random() })
+    }
+
+    /// Reports whether the layout can be used to access a range in a mode.
+    pub fn admits(&self, mode: Layoutiomode4, range: &Range<u64>) -> bool {
+        let covers = self.range.start <= range.start && range.end <= self.range.end;
+        let allows = match mode {
+            Layoutiomode4::Rw => self.mode == Layoutiomode4::Rw,
+            // RFC 8435 §5.1: a layout for writing is then not used for reading.
+            _ => self.mode == Layoutiomode4::Read || self.flags & FF_FLAGS_NO_READ_IO == 0,
+        };
+        covers && allows
+    }
+
+    /// Returns the indices of the mirrors for a READ at `offset`, the best first. Mirrors of equal efficiency take turns,
+    /// each for [`TURN`] bytes, so that the data servers share the load and each still sees reads in order. Mirrors that are
+    /// not `available` come last.
+    pub fn order(&self, offset: u64, available: impl Fn(&Mirror) -> bool) -> Vec<usize> {
+        let count = self.mirrors.len();
+        let first = ((offset / TURN).wrapping_add(self.turn) % count as u64) as usize;
+        let mut order: Vec<usize> = (first..count).chain(0..first).collect();
+        // The sort is stable, so that equal mirrors keep their turn.
+        order.sort_by_key(|index| {
+            let mirror = &self.mirrors[*index];
+            (!available(mirror), std::cmp::Reverse(mirror.efficiency))
+        });
+        order
+    }
+
+    /// Returns the indices of the mirrors that a WRITE must reach. `best` is the first of [`order`](Self::order).
+    pub fn written(&self, best: usize) -> Range<usize> {
+        // RFC 8435 §8.2.1: the data server updates the other mirrors.
+        if self.flags & FF_FLAGS_WRITE_ONE_MIRROR != 0 { best..best + 1 } else { 0..self.mirrors.len() }
+    }
+
+    /// Reports whether the client must send LAYOUTCOMMIT after it has written.
+    pub fn needs_commit(&self) -> bool {
+        self.flags & FF_FLAGS_NO_LAYOUTCOMMIT == 0
+    }
+
+    /// Reports whether the server prefers that the client does not send I/O to it.
+    pub fn avoids_server(&self) -> bool {
+        self.flags & FF_FLAGS_NO_IO_THRU_MDS != 0
+    }
+}
+
+impl Mirror {
+    fn new(mirror: &FfMirror4, unit: u64) -> Result<Self, String> {
+        let count = mirror.data_servers.len();
+        // RFC 8435 §6: the mapping is sparse. The unit means nothing without several stripes.
+        let unit = if count == 1 { 0 } else { unit };
+        if count > 1 && unit < UNIT_MIN || count > STRIPES_MAX {
+            return Err(format!("{count} stripes of {unit} bytes; at most {STRIPES_MAX} of {UNIT_MIN} bytes or more"));
+        }
+        let striping = Striping::new(unit, count as u32, Packing::Sparse).ok_or("a mirror without data files")?;
+        let files = mirror.data_servers.iter().map(DataFile::new).collect::<Result<_, _>>()?;
+        let efficiency = mirror.data_servers.iter().map(|file| file.efficiency).min().unwrap_or(0);
+        Ok(Self { striping, files, efficiency })
+    }
+
+    /// Divides a range of the file into pieces, each in one data file. The range must end before `u64::MAX`.
+    pub fn pieces(&self, range: Range<u64>) -> impl Iterator<Item = (Piece, &DataFile)> {
+        self.striping.pieces(range).map(|piece| (piece, &self.files[piece.stripe as usize]))
+    }
+}
+
+impl DataFile {
+    fn new(file: &FfDataServer4) -> Result<Self, String> {
+        let number = |name: &[u8]| {
+            let digits = std::str::from_utf8(name).ok().and_then(|digits| digits.parse::<u32>().ok());
+            // RFC 8435 §5.1: NFSv3 needs numbers.
+            digits.ok_or_else(|| format!("the user or group '{}' is not a number", name.escape_ascii()))
+        };
+        let own = AuthSys::of_process();
+        let user = AuthSys { uid: number(&file.user.0)?, gid: number(&file.group.0)?, gids: Default::default(), ..own };
+        if file.fh_vers.is_empty() {
+            return Err("a data file without a handle".to_owned());
+        }
+        Ok(Self { device: file.deviceid, handles: file.fh_vers.clone(), user: Caller::new(user) })
+    }
+
+    /// Reports whether this is one of the handles.
+    pub fn has(&self, handle: &Handle) -> bool {
+        self.handles.contains(handle)
+    }
+
+    /// Returns the handle for the version with this index in the list of the device.
+    pub fn handle(&self, version: usize) -> Option<&Handle> {
+        // Linux's server and others send one handle for all versions.
+        if self.handles.len() == 1 { self.handles.first() } else { self.handles.get(version) }
+    }
+}
+
+/// The bytes for which one of several equal mirrors is read.
+const TURN: u64 = 4 << 20;
+/// Maximum number of mirrors of a layout.
+const MIRRORS_MAX: usize = 16;
+/// Maximum number of stripes of a mirror.
+const STRIPES_MAX: usize = 4096;
+/// Minimum bytes of a stripe unit. It bounds the number of calls for one READ or WRITE.
+const UNIT_MIN: u64 = 4096;
+
+#[cfg(test)]
+pub(super) mod tests {
+    use nfs::v4::{LENGTH_TO_EOF, LayoutBody4, NfsFh4, Stateid4};
+
+    use super::*;
+
+    /// Returns a layout with these data files: the mirrors, the stripes of each, and each one's device and efficiency.
+    pub fn granted(iomode: Layoutiomode4, flags: u32, unit: u64, mirrors: &[&[(u8, u32)]]) -> Layout4 {
+        let data_server = |&(device, efficiency): &(u8, u32)| FfDataServer4 {
+            deviceid: Deviceid4([device; 16]),
+            efficiency,
+            stateid: Stateid4::ANONYMOUS,
+            fh_vers: vec![NfsFh4::from(bytes::Bytes::from(vec![device; 4]))],
+            user: "17".into(),
+            group: "18".into(),
+        };
+        let mirror = |files: &&[(u8, u32)]| FfMirror4 { data_servers: files.iter().map(data_server).collect() };
+        let body = FfLayout4 {
+            stripe_unit: unit,
+            mirrors: mirrors.iter().map(mirror).collect(),
+            flags,
+            stats_collect_hint: 0,
+        };
+        let content = LayoutBody4::new(Layouttype4::FLEX_FILES, &body);
+        Layout4 { offset: 0, length: LENGTH_TO_EOF, iomode, content }
+    }
+
+    fn segment(flags: u32, unit: u64, mirrors: &[&[(u8, u32)]]) -> Result<Segment, String> {
+        Segment::new(&granted(Layoutiomode4::Rw, flags, unit, mirrors))
+    }
+
+    #[test]
+    fn best_mirror_is_read_first_and_unavailable_ones_last() {
+        let segment = segment(0, 0, &[&[(1, 5)], &[(2, 9)], &[(3, 9)]]).unwrap();
+        let order = segment.order(0, |_| true);
+        assert_eq!(order[2], 0, "the mirror of lower efficiency is the last");
+        let without_2 = segment.order(0, |mirror| mirror.files[0].device != Deviceid4([2; 16]));
+        assert_eq!(without_2, [2, 0, 1]);
+    }
+
+    #[test]
+    fn equal_mirrors_take_turns() {
+        let segment = segment(0, 0, &[&[(1, 1)], &[(2, 1)]]).unwrap();
+        let first = |offset| segment.order(offset, |_| true)[0];
+        assert_eq!(first(0), first(TURN - 1));
+        assert_ne!(first(0), first(TURN));
+    }
+
+    #[test]
+    fn ranges_are_divided_into_stripes() {
+        let segment = segment(0, 4096, &[&[(1, 1), (2, 1)]]).unwrap();
+        let pieces: Vec<_> = segment.mirrors[0]
+            .pieces(4000..8200)
+            .map(|(piece, file)| (file.device.0[0], piece.data_offset, piece.len))
+            .collect();
+        assert_eq!(pieces, [(1, 4000, 96), (2, 4096, 4096), (1, 8192, 8)]);
+    }
+
+    #[test]
+    fn flags_restrict_the_use() {
+        let all = &[&[(1, 1)][..], &[(2, 1)][..]];
+        let (plain, noread) = (segment(0, 0, all).unwrap(), segment(FF_FLAGS_NO_READ_IO, 0, all).unwrap());
+        assert!(plain.admits(Layoutiomode4::Read, &(0..9)) && plain.admits(Layoutiomode4::Rw, &(0..9)));
+        assert!(!noread.admits(Layoutiomode4::Read, &(0..9)) && noread.admits(Layoutiomode4::Rw, &(0..9)));
+        assert_eq!(plain.written(1), 0..2);
+        assert_eq!(segment(FF_FLAGS_WRITE_ONE_MIRROR, 0, all).unwrap().written(1), 1..2);
+        assert!(plain.needs_commit() && !segment(FF_FLAGS_NO_LAYOUTCOMMIT, 0, all).unwrap().needs_commit());
+        let part = Layout4 { offset: 10, length: 10, ..granted(Layoutiomode4::Read, 0, 0, all) };
+        let part = Segment::new(&part).unwrap();
+        assert!(part.admits(Layoutiomode4::Read, &(10..20)) && !part.admits(Layoutiomode4::Read, &(10..21)));
+        assert!(!part.admits(Layoutiomode4::Rw, &(10..20)));
+    }
+
+    #[test]
+    fn unusable_layouts_are_refused_with_the_reason() {
+        let refused = |unit, mirrors: &[&[(u8, u32)]]| segment(0, unit, mirrors).unwrap_err();
+        assert!(refused(0, &[]).contains("0 mirrors"));
+        assert!(refused(0, &[&[]]).contains("without data files"));
+        assert!(refused(64, &[&[(1, 1), (2, 1)]]).contains("stripes of 64 bytes"));
+        let mut named = granted(Layoutiomode4::Rw, 0, 0, &[&[(1, 1)]]);
+        let mut body: FfLayout4 = named.content.decode_as(Layouttype4::FLEX_FILES).unwrap();
+        body.mirrors[0].data_servers[0].user = "root".into();
+        named.content = LayoutBody4::new(Layouttype4::FLEX_FILES, &body);
+        assert!(Segment::new(&named).unwrap_err().contains("'root' is not a number"));
+    }
+
+    #[test]
+    fn handle_is_that_of_the_version() {
+        let mut file = segment(0, 0, &[&[(1, 1)]]).unwrap().mirrors.remove(0).files.remove(0);
+        assert_eq!(file.handle(3), file.handles.first());
+        file.handles.push(Handle::from("other"));
+        assert_eq!(file.handle(1), Some(&Handle::from("other")));
+        assert_eq!(file.handle(2), None);
+    }
+}

@@ -1,0 +1,510 @@
+//! A metadata server and data servers in a simulation. Files have copies, which can be striped; the data servers are real NFSv3
+//! servers whose trees the metadata server also accesses, for data that pass through it.
+
+use std::{
+    collections::{HashMap, HashSet},
+    net::{IpAddr, SocketAddr},
+    ops::ControlFlow,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use buf::Rope;
+use bytes::Bytes;
+use client::{CreateHow, Mount, SetAttr as Set3};
+use nfs::v4::layout::stripe::{Packing, Striping};
+use parking_lot::Mutex;
+use server::{Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash, config::Settings};
+use simnet::Network;
+use tokio::task::JoinSet;
+use vfs::{
+    layout::*,
+    memory::{Memory, MemoryOptions},
+    *,
+};
+
+use super::{faulty::Faulty, nfs_server, sim};
+
+/// The servers. They run until it is dropped.
+pub struct Cluster {
+    pub network: Network,
+    pub mds: Arc<Mds>,
+    pub data: Vec<Arc<Faulty>>,
+    key: HandleKey,
+    process: JoinSet<()>,
+    data_processes: Vec<JoinSet<()>>,
+}
+
+/// The form of files.
+#[derive(Clone, Copy)]
+pub struct Form {
+    pub mirrors: usize,
+    pub stripes: usize,
+    pub unit: u64,
+    pub flags: Flags,
+    /// The numbers of the writes before which each data server loses its unstable data.
+    pub restarts: &'static [u64],
+}
+
+#[derive(Clone, Copy, Default)]
+pub struct Flags {
+    pub no_commit: bool,
+    pub no_read: bool,
+    pub return_on_close: bool,
+}
+
+pub const MIRRORED: Form = Form {
+    mirrors: 2,
+    stripes: 1,
+    unit: 0,
+    flags: Flags { no_commit: false, no_read: false, return_on_close: false },
+    restarts: &[],
+};
+
+/// The back end of the metadata server.
+pub struct Mds {
+    inner: Memory,
+    data: Vec<Arc<Faulty>>,
+    form: Form,
+    caps: LayoutCaps,
+    pub state: Mutex<State>,
+    /// The reads and writes of file data that passed through the metadata server.
+    pub proxied: AtomicU64,
+}
+
+#[derive(Default)]
+pub struct State {
+    /// Objects that no file uses yet, by data server: the handle for clients, and that of the tree.
+    unused: Vec<Vec<(Bytes, Handle)>>,
+    files: HashMap<Handle, Vec<Copy>>,
+    pub holders: HashMap<LayoutHolder, LayoutModes>,
+    pub granted: u64,
+    pub commits: Vec<LayoutCommit>,
+    pub reports: Vec<DataFailure>,
+    pub releases: u64,
+    pub fences: u64,
+    /// No layout is granted.
+    pub refuse: Option<VfsError>,
+    /// The version of NFS that devices have; 3 if it is 0.
+    pub version: u32,
+    events: Option<Arc<dyn LayoutEvents>>,
+}
+
+/// A copy of a file: the data server and the object of each stripe.
+struct Copy {
+    objects: Vec<(usize, Bytes, Handle)>,
+    stale: bool,
+}
+
+impl Cluster {
+    pub async fn new(network: Network, servers: usize, form: Form) -> Self {
+        let data: Vec<_> = (0..servers).map(|_| Faulty::new(memory(), form.restarts.to_vec())).collect();
+        let threshold = LayoutThreshold { read_size: Some(4096), write_size: Some(4096), ..Default::default() };
+        let caps = LayoutCaps {
+            kinds: vec![LayoutKind::Flexible],
+            block_size: 4096,
+            alignment: 4096,
+            threshold: Some(threshold),
+            recalled_by_truncation: true,
+        };
+        let (state, proxied) = Default::default();
+        let mds = Mds { inner: memory(), data: data.clone(), form, caps, state, proxied };
+        let mut cluster = Self {
+            network,
+            mds: Arc::new(mds),
+            data,
+            key: HandleKey::random(),
+            process: JoinSet::new(),
+            data_processes: Vec::new(),
+        };
+        for server in 0..servers {
+            let objects = cluster.make_objects(server).await;
+            cluster.mds.state.lock().unused.push(objects);
+        }
+        cluster.start().await;
+        cluster
+    }
+
+    /// Starts a data server and makes objects, which belong to the users of layouts.
+    async fn make_objects(&mut self, server: usize) -> Vec<(Bytes, Handle)> {
+        let services = nfs_server(self.data[server].clone()).services();
+        self.data_processes.push(sim::start_at(&self.network, address(server), services));
+        let url = format!("nfs://{}/m?proto=tcp&uid=0&gid=0", address(server)).parse().unwrap();
+        let mount = Mount::connect(&url, &sim::switch(&self.network, 200)).await.unwrap();
+        let (mut objects, cred) = (Vec::new(), Cred::root());
+        for number in 0..OBJECTS {
+            let name = format!("object{number}");
+            let set = Set3 { mode: Some(0o640), uid: Some(WRITER), gid: Some(READERS), ..Set3::default() };
+            let how = CreateHow::Unchecked(set);
+            let made = mount.protocol().create(mount.root(), name.as_bytes(), how).await.unwrap();
+            let (tree, caller) = (&self.data[server].disk, Caller::blocking(&cred));
+            let there = tree.lookup(&caller, &tree.root(), Name::new(name.as_bytes()).unwrap()).unwrap().0;
+            objects.push((Bytes::copy_from_slice(&made.handle), there));
+        }
+        objects
+    }
+
+    /// Starts the metadata server.
+    async fn start(&mut self) {
+        let options = ExportOptions { squash: Squash::None, ..Default::default() };
+        let export = Export::new("/m", ExportId::of(&[b"m"]), self.mds.clone(), options).unwrap();
+        let settings = Settings {
+            blocking: server::BlockingOptions { threads: 0, ..Default::default() },
+            lease: Duration::from_secs(30),
+            ..Settings::default()
+        };
+        let recovery = server::recovery::Recovery::in_memory();
+        let nfs = NfsServer::recovering(export, self.key.clone(), recovery, settings).unwrap();
+        self.process = sim::start(&self.network, nfs.services());
+        self.process.spawn(nfs.upkeep());
+        tokio::task::yield_now().await;
+    }
+
+    /// Kills the metadata server and starts another one, which does not know the clients and their layouts.
+    pub async fn restart(&mut self) {
+        self.network.crash(sim::SERVER);
+        self.process = JoinSet::new();
+        self.mds.state.lock().holders.clear();
+        self.start().await;
+    }
+
+    /// Stops a data server.
+    pub fn stop(&mut self, server: usize) {
+        self.data_processes[server] = JoinSet::new();
+        self.network.crash(address(server));
+    }
+
+    pub async fn mount(&self, number: u8, query: &str) -> Mount {
+        let url = format!("nfs://{}/m?proto=tcp&vers=4.2&uid=1000&gid=1000&timeo=2s{query}", sim::SERVER);
+        Mount::connect(&url.parse().unwrap(), &sim::switch(&self.network, number)).await.unwrap()
+    }
+}
+
+impl Mds {
+    pub fn proxied(&self) -> u64 {
+        self.proxied.load(SeqCst)
+    }
+
+    /// Returns the contents of each copy of a file, as the data servers have them.
+    pub fn copies(&self, name: &str, len: usize) -> Vec<Vec<u8>> {
+        let (cred, file) = (Cred::root(), self.file(name));
+        let state = self.state.lock();
+        let read = |copy: &Copy| {
+            let mut bytes = vec![0; len];
+            for piece in self.striping().pieces(0..len as u64) {
+                let (server, _, object) = &copy.objects[piece.stripe as usize];
+                let into = &mut bytes[piece.offset as usize..][..piece.len as usize];
+                self.data[*server].disk.read_into(&Caller::blocking(&cred), object, piece.data_offset, into).unwrap();
+            }
+            bytes
+        };
+        state.files[&file].iter().map(read).collect()
+    }
+
+    pub fn file(&self, name: &str) -> Handle {
+        let cred = Cred::root();
+        let root = self.inner.root();
+        self.inner.lookup(&Caller::blocking(&cred), &root, Name::new(name.as_bytes()).unwrap()).unwrap().0
+    }
+
+    /// Returns the data servers of a file.
+    pub fn servers(&self, name: &str) -> Vec<usize> {
+        let file = self.file(name);
+        let state = self.state.lock();
+        state.files[&file].iter().flat_map(|copy| copy.objects.iter().map(|(server, ..)| *server)).collect()
+    }
+
+    pub fn notify(&self, event: LayoutEvent) {
+        let events = self.state.lock().events.clone().expect("the server must subscribe");
+        events.notify(event);
+    }
+
+    pub fn recall(&self, name: &str) {
+        self.notify(LayoutEvent::Recall { file: self.file(name), modes: LayoutModes::ALL, changed: false });
+    }
+
+    /// Changes the owner of all objects of a file, which locks out the clients with layouts.
+    pub fn lock_out(&self, name: &str) {
+        let (cred, file) = (Cred::root(), self.file(name));
+        let set = SetAttr { uid: Some(77), gid: Some(77), ..SetAttr::default() };
+        for copy in &self.state.lock().files[&file] {
+            for (server, _, object) in &copy.objects {
+                self.data[*server].disk.setattr(&Caller::blocking(&cred), object, &set, None).unwrap();
+            }
+        }
+    }
+
+    fn striping(&self) -> Striping {
+        Striping::new(self.form.unit, self.form.stripes as u32, Packing::Sparse).unwrap()
+    }
+
+    /// Gives a file objects, with the data that it has.
+    fn spill(&self, caller: &Caller<'_>, file: &Handle) -> Result<()> {
+        let size = self.inner.getattr(caller, file)?.size;
+        let mut data = vec![0; size as usize];
+        self.inner.read_into(caller, file, 0, &mut data)?;
+        let copies = {
+            let state: &mut State = &mut self.state.lock();
+            let servers = self.data.len();
+            let first = state.files.len();
+            let stripes = self.form.stripes;
+            let mut copy = |mirror: usize| {
+                let mut object = |stripe: usize| {
+                    let server = (first + mirror * stripes + stripe) % servers;
+                    let (shown, object) = state.unused[server].pop().expect("the test needs more objects");
+                    (server, shown, object)
+                };
+                Copy { objects: (0..stripes).map(&mut object).collect(), stale: false }
+            };
+            (0..self.form.mirrors).map(&mut copy).collect()
+        };
+        self.state.lock().files.insert(file.clone(), copies);
+        self.write_copies(file, 0, &Rope::from(Bytes::from(data)))
+    }
+
+    fn write_copies(&self, file: &Handle, offset: u64, data: &Rope) -> Result<()> {
+        let (cred, state) = (Cred::root(), self.state.lock());
+        for copy in state.files[file].iter().filter(|copy| !copy.stale) {
+            for piece in self.striping().pieces(offset..offset + data.len() as u64) {
+                let (server, _, object) = &copy.objects[piece.stripe as usize];
+                let data = data.slice((piece.offset - offset) as usize, piece.len as usize);
+                let (caller, stable) = (Caller::blocking(&cred), Stability::FileSync);
+                self.data[*server].disk.write(&caller, object, piece.data_offset, &data, stable, Report::Nothing)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn has_objects(&self, file: &Handle) -> bool {
+        self.state.lock().files.contains_key(file)
+    }
+
+    fn remove(&self, holder: LayoutHolder, modes: LayoutModes) {
+        let mut state = self.state.lock();
+        if let Some(held) = state.holders.get_mut(&holder) {
+            *held = held.without(modes);
+            if held.is_empty() {
+                state.holders.remove(&holder);
+            }
+        }
+    }
+}
+
+impl Layouts for Mds {
+    fn caps(&self) -> &LayoutCaps {
+        &self.caps
+    }
+
+    fn subscribe(&self, events: Arc<dyn LayoutEvents>) {
+        self.state.lock().events = Some(events);
+    }
+
+    fn grant(&self, caller: &Caller<'_>, file: &Handle, request: &LayoutRequest) -> Result<Layout> {
+        if let Some(error) = self.state.lock().refuse {
+            return Err(error);
+        }
+        if !self.has_objects(file) {
+            if request.mode == LayoutMode::Read {
+                return Err(VfsError::NotSupported);
+            }
+            self.spill(caller, file)?;
+        }
+        let mut state = self.state.lock();
+        state.granted += 1;
+        let held = state.holders.entry(request.holder).or_default();
+        match request.mode {
+            LayoutMode::Read => held.read = true,
+            LayoutMode::Write => held.write = true,
+        }
+        let uid = if request.mode == LayoutMode::Write { WRITER } else { READERS };
+        let data_file = |(server, shown, _): &(usize, Bytes, Handle)| DataFile {
+            device: device(*server),
+            efficiency: 1,
+            handle: shown.clone(),
+            uid,
+            gid: READERS,
+            stateid: None,
+        };
+        let copies = state.files[file].iter().filter(|copy| !copy.stale);
+        let Flags { no_commit, no_read, return_on_close } = self.form.flags;
+        Ok(Layout::Flexible(FlexibleLayout {
+            mirrors: copies.map(|copy| Mirror { data_files: copy.objects.iter().map(data_file).collect() }).collect(),
+            stripe_unit: self.form.unit,
+            no_commit,
+            no_io_through_server: false,
+            no_read,
+            stats_interval_s: 0,
+            return_on_close,
+        }))
+    }
+
+    fn device(&self, _: &Caller<'_>, id: LayoutDeviceId, _: LayoutKind) -> Result<LayoutDevice> {
+        let server = (0..self.data.len()).find(|server| device(*server) == id).ok_or(VfsError::NotFound)?;
+        let version = self.state.lock().version;
+        // A client tries the addresses in order, and has no shared memory here.
+        let at = |transport| DataAddress { transport, address: address(server) };
+        Ok(LayoutDevice::Flexible {
+            addresses: vec![at(DataTransport::Shm), at(DataTransport::Tcp)],
+            versions: vec![DataVersion {
+                version: if version == 0 { 3 } else { version },
+                minor: 0,
+                read_max: 65536,
+                write_max: 65536,
+                tightly_coupled: false,
+            }],
+        })
+    }
+
+    fn commit(
+        &self,
+        caller: &Caller<'_>,
+        file: &Handle,
+        _: Option<LayoutHolder>,
+        commit: &LayoutCommit,
+    ) -> Result<Change> {
+        self.state.lock().commits.push(*commit);
+        let known = self.inner.getattr(caller, file)?.size;
+        let size = commit.size.filter(|size| *size > known);
+        let set = SetAttr { size, mtime: Some(SetTime::Now), ..SetAttr::default() };
+        self.inner.setattr(&Caller::blocking(&Cred::root()), file, &set, None)
+    }
+
+    fn report(&self, _: &Caller<'_>, file: &Handle, _: Option<LayoutHolder>, failures: &[DataFailure]) -> Result<()> {
+        let mut state = self.state.lock();
+        state.reports.extend(failures);
+        let failed: HashSet<_> = failures
+            .iter()
+            .filter(|failure| failure.operation != DataOperation::Read)
+            .map(|failure| failure.device)
+            .collect();
+        for copy in state.files.get_mut(file).into_iter().flatten() {
+            copy.stale |= copy.objects.iter().any(|(server, ..)| failed.contains(&device(*server)));
+        }
+        Ok(())
+    }
+
+    fn count(&self, _: &Handle, _: LayoutHolder, _: &DataUsage) {}
+
+    fn release(&self, _: &Caller<'_>, _: &Handle, holder: LayoutHolder, modes: LayoutModes) -> Result<()> {
+        self.remove(holder, modes);
+        self.state.lock().releases += 1;
+        Ok(())
+    }
+
+    fn fence(&self, _: &Caller<'_>, _: &Handle, holder: LayoutHolder, modes: LayoutModes) -> Result<()> {
+        self.remove(holder, modes);
+        self.state.lock().fences += 1;
+        Ok(())
+    }
+}
+
+macro_rules! delegate {
+    ($(fn $name:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {$(
+        fn $name(&self, caller: &Caller<'_>, $($arg: $type),*) -> Result<$result> {
+            self.inner.$name(caller, $($arg),*)
+        }
+    )*};
+}
+
+impl Vfs for Mds {
+    fn caps(&self) -> &FsCaps {
+        self.inner.caps()
+    }
+
+    fn root(&self) -> Handle {
+        self.inner.root()
+    }
+
+    fn write_verifier(&self) -> [u8; 8] {
+        self.inner.write_verifier()
+    }
+
+    fn layouts(&self) -> Option<&dyn Layouts> {
+        Some(self)
+    }
+
+    fn setattr(&self, caller: &Caller<'_>, object: &Handle, set: &SetAttr, guard: Option<Time>) -> Result<Change> {
+        if let Some(size) = set.size
+            && let Some(copies) = self.state.lock().files.get(object)
+        {
+            let (cred, set) = (Cred::root(), SetAttr { size: Some(size), ..SetAttr::default() });
+            for (server, _, object) in copies.iter().flat_map(|copy| &copy.objects) {
+                let (disk, caller) = (&self.data[*server].disk, Caller::blocking(&cred));
+                // Objects are cut, and not extended: the clients must cope with holes at the end.
+                if disk.getattr(&caller, object)?.size > size {
+                    disk.setattr(&caller, object, &set, None)?;
+                }
+            }
+        }
+        self.inner.setattr(caller, object, set, guard)
+    }
+
+    fn read_into(&self, caller: &Caller<'_>, file: &Handle, offset: u64, into: &mut [u8]) -> Result<ReadInto> {
+        self.proxied.fetch_add(1, SeqCst);
+        let read = self.inner.read_into(caller, file, offset, into)?;
+        let (cred, state) = (Cred::root(), self.state.lock());
+        if let Some(copy) = state.files.get(file).and_then(|copies| copies.iter().find(|copy| !copy.stale)) {
+            for piece in self.striping().pieces(offset..offset + read.len as u64) {
+                let (server, _, object) = &copy.objects[piece.stripe as usize];
+                let into = &mut into[(piece.offset - offset) as usize..][..piece.len as usize];
+                self.data[*server].disk.read_into(&Caller::blocking(&cred), object, piece.data_offset, into)?;
+            }
+        }
+        Ok(read)
+    }
+
+    fn write(
+        &self,
+        caller: &Caller<'_>,
+        file: &Handle,
+        offset: u64,
+        data: &Rope,
+        how: Stability,
+        report: Report,
+    ) -> Result<Written> {
+        self.proxied.fetch_add(1, SeqCst);
+        if self.has_objects(file) {
+            self.write_copies(file, offset, data)?;
+        }
+        self.inner.write(caller, file, offset, data, how, report)
+    }
+
+    delegate! {
+        fn getattr(object: &Handle) -> Attr;
+        fn lookup(dir: &Handle, name: &Name) -> (Handle, Attr);
+        fn access(object: &Handle, wanted: Rights) -> (Rights, Attr);
+        fn readlink(link: &Handle) -> (Bytes, Attr);
+        fn commit(file: &Handle, offset: u64, len: u64) -> Change;
+        fn create(dir: &Handle, name: &Name, mode: &CreateMode) -> Created;
+        fn mkdir(dir: &Handle, name: &Name, set: &SetAttr) -> Created;
+        fn symlink(dir: &Handle, name: &Name, target: &[u8], set: &SetAttr) -> Created;
+        fn mknod(dir: &Handle, name: &Name, node: NodeKind, set: &SetAttr) -> Created;
+        fn remove(dir: &Handle, name: &Name) -> Change;
+        fn rmdir(dir: &Handle, name: &Name) -> Change;
+        fn rename(from_dir: &Handle, from: &Name, to_dir: &Handle, to: &Name) -> (Change, Change);
+        fn link(object: &Handle, dir: &Handle, name: &Name) -> (Change, Attr);
+        fn readdir(dir: &Handle, cookie: u64, verifier: [u8; 8], attrs: bool, each: &mut dyn FnMut(DirEntry<'_>) -> ControlFlow<()>) -> ReadDir;
+        fn statfs(object: &Handle) -> StatFs;
+    }
+}
+
+fn memory() -> Memory {
+    Memory::new(MemoryOptions { mode: 0o777, ..MemoryOptions::default() })
+}
+
+fn address(server: usize) -> SocketAddr {
+    SocketAddr::new(IpAddr::from([127, 0, 2, server as u8 + 1]), 2049)
+}
+
+pub fn device(server: usize) -> LayoutDeviceId {
+    LayoutDeviceId([server as u8 + 1; 16])
+}
+
+/// The users of layouts: the client itself is neither.
+const WRITER: u32 = 70_001;
+const READERS: u32 = 70_002;
+/// The number of objects of each data server.
+const OBJECTS: usize = 8;

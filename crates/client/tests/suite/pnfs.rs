@@ -1,0 +1,327 @@
+//! Layouts of flexible files: data between the client and data servers, and what happens when one of them fails.
+
+use std::{sync::atomic::Ordering::SeqCst, time::Duration};
+
+use crate::common::{
+    cluster::{Cluster, Flags, Form, MIRRORED, device},
+    pattern,
+    sim::simulate,
+};
+use buf::{Buffer, Rope};
+use client::{File, Mount, StableHow};
+use simnet::Network;
+use tokio::time::{Instant, sleep};
+use vfs::{
+    VfsError,
+    layout::{DataError, DataOperation, LayoutEvent, LayoutKind},
+};
+
+/// Runs a test with three data servers and a client.
+fn with(form: Form, test: impl AsyncFnOnce(Cluster, Mount)) {
+    with_query(form, "", test);
+}
+
+fn with_query(form: Form, query: &str, test: impl AsyncFnOnce(Cluster, Mount)) {
+    simulate(|network: Network| async move {
+        let cluster = Cluster::new(network, 3, form).await;
+        let mount = cluster.mount(1, query).await;
+        test(cluster, mount).await;
+    });
+}
+
+async fn written(mount: &Mount, name: &str, len: usize) -> File {
+    let file = mount.create(name, 0o644).await.unwrap();
+    let mut writer = file.writer();
+    writer.write(pattern(len)).await.unwrap();
+    writer.close().await.unwrap();
+    file
+}
+
+async fn check(mount: &Mount, name: &str, len: usize) {
+    assert!(mount.read(name).await.unwrap() == pattern(len), "{name} must have what was written");
+}
+
+fn ways(mount: &Mount) -> client::DataWays {
+    mount.v4().unwrap().data_ways()
+}
+
+const STRIPED: Form = Form { mirrors: 1, stripes: 3, unit: 4096, ..MIRRORED };
+const LARGE: usize = 1_000_003;
+
+#[test]
+fn data_pass_to_all_mirrors_and_not_through_the_metadata_server() {
+    with(MIRRORED, async |cluster, mount| {
+        written(&mount, "f", LARGE).await;
+        let expected = pattern(LARGE);
+        assert!(cluster.mds.copies("f", LARGE).iter().all(|copy| *copy == expected));
+        assert_eq!(cluster.mds.servers("f").len(), 2);
+        assert_eq!(mount.stat("f").await.unwrap().size, LARGE as u64);
+        let other = cluster.mount(2, "").await;
+        let file = other.open("f").await.unwrap();
+        let (read, buffer) = file.read_at(0, Buffer::zeroed(LARGE + 10)).await;
+        assert!(read.unwrap() == LARGE && buffer[..LARGE] == expected);
+        check(&other, "f", LARGE).await;
+        assert_eq!(cluster.mds.proxied(), 1, "only the first bytes of `Mount::read`, which are read with the OPEN");
+        assert_eq!(ways(&mount).data_servers.write_bytes, LARGE as u64);
+        assert_eq!((ways(&mount).server, ways(&other).server), Default::default());
+        assert!(ways(&other).data_servers.read_bytes >= LARGE as u64);
+    });
+}
+
+#[test]
+fn stripes_are_read_and_written_at_their_data_servers() {
+    with(STRIPED, async |cluster, mount| {
+        written(&mount, "f", LARGE).await;
+        assert!(cluster.mds.copies("f", LARGE) == [pattern(LARGE)]);
+        assert_eq!(cluster.mds.servers("f"), [0, 1, 2]);
+        let other = cluster.mount(2, "").await;
+        let direct = other.open("f").await.unwrap();
+        let (read, buffer) = direct.read_at(4000, Buffer::zeroed(100_000)).await;
+        assert!(read.unwrap() == 100_000 && buffer[..] == pattern(LARGE)[4000..104_000]);
+        check(&other, "f", LARGE).await;
+        assert_eq!(ways(&other).server, Default::default());
+    });
+}
+
+/// The last bytes of the file are a hole, so the data files end before the file.
+#[test]
+fn bytes_between_the_ends_of_a_data_file_and_of_the_file_are_zeros() {
+    for form in [MIRRORED, STRIPED] {
+        with(form, async |_cluster, mount| {
+            let file = written(&mount, "f", LARGE).await;
+            file.set_len(LARGE as u64 + 20_000).await.unwrap();
+            let expected: Vec<u8> = pattern(LARGE)[LARGE - 3..].iter().copied().chain([0; 20_000]).collect();
+            let (read, buffer) = file.read_at(LARGE as u64 - 3, Buffer::zeroed(50_000)).await;
+            assert!(read.unwrap() == 20_003 && buffer[..20_003] == expected);
+            assert!(file.read_bytes(LARGE as u64 - 3, 50_000).await.unwrap() == expected);
+            let (read, buffer) = file.read_at(LARGE as u64 - 3, Buffer::from(vec![7; 10_000])).await;
+            assert!(read.unwrap() == 10_000 && buffer[..] == expected[..10_000]);
+            assert_eq!(file.read_bytes(LARGE as u64 + 20_000, 9).await.unwrap().len(), 0);
+            assert_eq!(ways(&mount).server, Default::default());
+        });
+    }
+}
+
+#[test]
+fn small_files_need_no_layout() {
+    with(MIRRORED, async |cluster, mount| {
+        written(&mount, "small", 4096).await;
+        check(&mount, "small", 4096).await;
+        let file = mount.open("small").await.unwrap();
+        assert!(file.read_bytes(0, 1 << 20).await.unwrap() == pattern(4096));
+        assert_eq!(cluster.mds.state.lock().granted, 0);
+        assert_eq!((ways(&mount).data_servers, ways(&mount).server.write_bytes), (Default::default(), 4096));
+    });
+}
+
+#[test]
+fn option_off_uses_no_layouts() {
+    with_query(MIRRORED, "&pnfs=off", async |cluster, mount| {
+        written(&mount, "f", LARGE).await;
+        check(&mount, "f", LARGE).await;
+        assert_eq!((cluster.mds.state.lock().granted, ways(&mount).data_servers), (0, Default::default()));
+        assert_eq!(ways(&mount).server.write_bytes, LARGE as u64);
+    });
+}
+
+/// The size is known to the server after a synchronous write, before a GETATTR and a lookup, and after close.
+#[test]
+fn metadata_server_knows_the_size_when_it_matters() {
+    with(MIRRORED, async |cluster, mount| {
+        let other = cluster.mount(2, "").await;
+        let file = mount.create("f", 0o644).await.unwrap();
+        file.write_at(0, pattern(10_000)).await.unwrap();
+        assert_eq!(other.stat("f").await.unwrap().size, 10_000);
+        let protocol = mount.protocol();
+        let unstable = async |offset, len| {
+            let data = Rope::from(pattern(len));
+            protocol.write(file.handle(), offset, data, StableHow::Unstable).await.unwrap();
+        };
+        let commits = cluster.mds.state.lock().commits.len();
+        unstable(10_000, 10_000).await;
+        assert_eq!(cluster.mds.state.lock().commits.len(), commits, "nobody has asked yet");
+        assert_eq!(file.stat().await.unwrap().size, 20_000);
+        unstable(20_000, 10_000).await;
+        assert_eq!(mount.stat("f").await.unwrap().size, 30_000);
+        // A truncation is not undone by a later LAYOUTCOMMIT.
+        unstable(30_000, 10_000).await;
+        file.set_len(15_000).await.unwrap();
+        assert_eq!(file.stat().await.unwrap().size, 15_000);
+        unstable(15_000, 10_000).await;
+        drop(file);
+        // The idle file is closed.
+        while other.stat("f").await.unwrap().size != 25_000 {
+            sleep(Duration::from_millis(100)).await;
+        }
+        while !cluster.mds.state.lock().holders.is_empty() {
+            sleep(Duration::from_millis(100)).await;
+        }
+        assert_eq!(ways(&mount).server.writes, 1, "the first one: CREATE has not told the threshold");
+    });
+}
+
+#[test]
+fn flags_of_a_layout_are_honoured() {
+    let flags = Flags { no_commit: true, no_read: true, return_on_close: true };
+    with(Form { flags, ..MIRRORED }, async |cluster, mount| {
+        let file = written(&mount, "f", LARGE).await;
+        assert!(cluster.mds.state.lock().commits.is_empty());
+        // The server would take the size from the data servers.
+        let granted = cluster.mds.state.lock().granted;
+        cluster.mount(2, "&pnfs=off").await.truncate("f", LARGE as u64).await.unwrap();
+        let data = Rope::from(pattern(5000));
+        mount.protocol().write(file.handle(), 0, data, StableHow::Unstable).await.unwrap();
+        assert!(file.read_bytes(0, 5000).await.unwrap() == pattern(5000));
+        let more = cluster.mds.state.lock().granted - granted;
+        assert_eq!(more, 2, "one layout for writing, and one for reading");
+    });
+}
+
+#[test]
+fn mirror_that_fails_is_replaced_for_reading_and_reported_for_writing() {
+    with(MIRRORED, async |mut cluster, mount| {
+        written(&mount, "f", LARGE).await;
+        let failed = cluster.mds.servers("f")[0];
+        cluster.stop(failed);
+        let reader = cluster.mount(2, "").await;
+        let began = Instant::now();
+        let file = reader.open("f").await.unwrap();
+        assert!(file.read_bytes(0, LARGE).await.unwrap() == pattern(LARGE));
+        assert!(began.elapsed() < Duration::from_secs(10), "one timeout, and not one for each READ");
+        assert_eq!(ways(&reader).server, Default::default(), "the other mirror was read");
+        let file = mount.open("f").await.unwrap();
+        file.write_at(500_000, pattern(300_000)).await.unwrap();
+        let reports = cluster.mds.state.lock().reports.clone();
+        let report = reports.iter().find(|report| report.operation == DataOperation::Write).expect("a report");
+        assert_eq!((report.device, report.error), (device(failed), DataError::Unreachable));
+        let mut expected = pattern(LARGE).to_vec();
+        expected[500_000..800_000].copy_from_slice(&pattern(300_000));
+        check_bytes(&cluster.mount(3, "").await, "f", &expected).await;
+        assert_eq!(ways(&mount).server.writes, 0, "the client gets another layout");
+    });
+}
+
+async fn check_bytes(mount: &Mount, name: &str, expected: &[u8]) {
+    assert!(mount.read(name).await.unwrap() == expected);
+}
+
+/// A data server forgets unstable data in the middle of a file. They are written again.
+#[test]
+fn data_that_a_data_server_has_lost_are_written_again() {
+    with_query(Form { restarts: &[5, 9], ..MIRRORED }, "&wsize=65536", async |cluster, mount| {
+        written(&mount, "f", LARGE).await;
+        assert_eq!(cluster.data.iter().map(|data| data.boots()).max(), Some(2), "data servers must have restarted");
+        assert!(cluster.mds.copies("f", LARGE).iter().all(|copy| *copy == pattern(LARGE)));
+    });
+}
+
+/// The server recalls the layout again and again while the client writes and reads.
+#[test]
+fn recall_during_io_loses_nothing() {
+    with_query(MIRRORED, "&wsize=32768&rsize=32768", async |cluster, mount| {
+        written(&mount, "f", 100_000).await;
+        let mds = cluster.mds.clone();
+        let recalls = tokio::spawn(async move {
+            for number in 0..20 {
+                mds.recall("f");
+                sleep(Duration::from_millis(37 * number)).await;
+            }
+        });
+        let before = cluster.mds.state.lock().granted;
+        while !recalls.is_finished() {
+            written(&mount, "f", LARGE).await;
+            let file = mount.open("f").await.unwrap();
+            assert!(file.read_bytes(0, LARGE).await.unwrap() == pattern(LARGE));
+            sleep(Duration::from_millis(60)).await;
+        }
+        assert!(cluster.mds.copies("f", LARGE).iter().all(|copy| *copy == pattern(LARGE)));
+        let state = cluster.mds.state.lock();
+        assert_eq!(state.fences, 0, "the client returns what is recalled");
+        assert!(state.granted > before + 1, "and gets another layout");
+    });
+}
+
+#[test]
+fn all_layouts_are_returned_when_all_are_recalled() {
+    with(MIRRORED, async |cluster, mount| {
+        let files = [written(&mount, "a", LARGE).await, written(&mount, "b", LARGE).await];
+        for file in &files {
+            let data = Rope::from(pattern(10));
+            mount.protocol().write(file.handle(), 0, data, StableHow::Unstable).await.unwrap();
+        }
+        assert_eq!(cluster.mds.state.lock().holders.len(), 2);
+        cluster.mds.notify(LayoutEvent::RecallAll { changed: false });
+        while !cluster.mds.state.lock().holders.is_empty() {
+            sleep(Duration::from_millis(1)).await;
+        }
+        assert_eq!(cluster.mds.state.lock().fences, 0);
+        check(&mount, "a", LARGE).await;
+    });
+}
+
+/// The data servers reject the client, because the server has taken the layout away.
+#[test]
+fn client_that_is_locked_out_goes_through_the_server() {
+    with(MIRRORED, async |cluster, mount| {
+        let file = written(&mount, "f", LARGE).await;
+        let data = |byte: u8| Rope::from(bytes::Bytes::from(vec![byte; 20_000]));
+        mount.protocol().write(file.handle(), 0, data(1), StableHow::Unstable).await.unwrap();
+        cluster.mds.lock_out("f");
+        cluster.mds.state.lock().refuse = Some(VfsError::NotSupported);
+        file.write_at(0, data(2)).await.unwrap();
+        assert_eq!(ways(&mount).server.writes, 1);
+        let denied = cluster.mds.state.lock().reports.iter().any(|report| report.error == DataError::Denied);
+        assert!(denied, "the client must report the reason");
+        // Both copies are stale now for this back end, so only the path is checked.
+        assert!(cluster.mds.proxied.load(SeqCst) > 0);
+    });
+}
+
+#[test]
+fn restart_of_the_metadata_server_loses_no_data() {
+    with_query(MIRRORED, "&wsize=65536", async |mut cluster, mount| {
+        let file = mount.create("f", 0o644).await.unwrap();
+        let mut writer = file.writer();
+        for (number, start) in (0..LARGE).step_by(65536).enumerate() {
+            if number == 8 {
+                assert_ne!(cluster.mds.state.lock().granted, 0, "the client must have a layout");
+                cluster.restart().await;
+            }
+            writer.write(pattern(LARGE).slice(start..LARGE.min(start + 65536))).await.unwrap();
+            sleep(Duration::from_millis(5)).await;
+        }
+        writer.close().await.unwrap();
+        assert_eq!(cluster.mount(2, "").await.stat("f").await.unwrap().size, LARGE as u64);
+        assert!(cluster.mds.copies("f", LARGE).iter().all(|copy| *copy == pattern(LARGE)));
+    });
+}
+
+/// A data server that this client cannot use is no failure of that data server, so it is not reported.
+#[test]
+fn layout_with_unusable_data_servers_is_returned_without_a_report() {
+    with(MIRRORED, async |cluster, mount| {
+        cluster.mds.state.lock().version = 4;
+        written(&mount, "f", LARGE).await;
+        check(&mount, "f", LARGE).await;
+        while !cluster.mds.state.lock().holders.is_empty() {
+            sleep(Duration::from_millis(10)).await;
+        }
+        let state = cluster.mds.state.lock();
+        assert!(state.granted > 0 && state.reports.is_empty() && state.fences == 0);
+        assert_eq!(ways(&mount).data_servers, Default::default());
+    });
+}
+
+/// A removed device is asked for again.
+#[test]
+fn removed_device_is_forgotten() {
+    with(MIRRORED, async |cluster, mount| {
+        written(&mount, "f", LARGE).await;
+        for server in cluster.mds.servers("f") {
+            cluster.mds.notify(LayoutEvent::DeviceRemoved { device: device(server), kind: LayoutKind::Flexible });
+        }
+        sleep(Duration::from_secs(1)).await;
+        check(&mount, "f", LARGE).await;
+        assert_eq!(ways(&mount).server, Default::default());
+    });
+}

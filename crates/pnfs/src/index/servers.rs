@@ -1,0 +1,134 @@
+//! The part of the [`Index`] about data servers that are out of service: their state, their objects, and copies that are being
+//! moved away from them.
+
+use redb::{ReadableTable, TableDefinition};
+use vfs::{Handle, VfsError};
+
+use super::{ChangeError, Index, OBJECTS, REMOVALS, key, object};
+use crate::record::{Object, ServerId};
+
+impl Index {
+    /// Returns the data servers that are out of service, each with its state.
+    ///
+    /// # Errors
+    /// Returns `Io`.
+    pub fn states(&self) -> Result<Vec<(ServerId, u8)>, VfsError> {
+        self.read(|transaction| {
+            let table = transaction.open_table(STATES)?;
+            let entries = table.iter()?.map(|entry| entry.map(|(id, state)| (ServerId(id.value()), state.value())));
+            Ok(entries.collect::<Result<_, _>>()?)
+        })
+    }
+
+    /// Stores the state of a data server durably. `None` if it is in service.
+    ///
+    /// # Errors
+    /// Returns `Io`.
+    pub fn set_state(&self, server: ServerId, state: Option<u8>) -> Result<(), VfsError> {
+        self.change(|tables| {
+            let mut table = tables.open_table(STATES)?;
+            match state {
+                None => drop(table.remove(server.0)?),
+                Some(state) => drop(table.insert(server.0, state)?),
+            }
+            Ok(())
+        })
+    }
+
+    /// Returns up to `max` objects of a data server that files may use, in their order, from the one after `after` on.
+    ///
+    /// # Errors
+    /// Returns `Io`.
+    pub fn objects_on(
+        &self,
+        server: ServerId,
+        after: Option<u128>,
+        max: usize,
+    ) -> Result<Vec<(Object, Handle)>, VfsError> {
+        let Some(first) = after.map_or(Some(0), |after| after.checked_add(1)) else { return Ok(Vec::new()) };
+        self.read(|transaction| {
+            let table = transaction.open_table(OBJECTS)?;
+            let range = table.range((server.0, first)..=(server.0, u128::MAX))?.take(max);
+            let entries = range.map(|entry| entry.map(|(key, file)| (object(key.value()), Handle::new(file.value()))));
+            Ok(entries.collect::<Result<_, _>>()?)
+        })
+    }
+
+    /// Returns the number of objects of a data server that files may use.
+    ///
+    /// # Errors
+    /// Returns `Io`.
+    pub fn count_on(&self, server: ServerId) -> Result<u64, VfsError> {
+        self.read(|transaction| {
+            let table = transaction.open_table(OBJECTS)?;
+            let mut count = 0;
+            for entry in table.range((server.0, 0)..=(server.0, u128::MAX))? {
+                entry?;
+                count += 1;
+            }
+            Ok(count)
+        })
+    }
+
+    /// Removes an object that no file uses, and none will use, from the reverse index, and adds it to the queue of removals.
+    ///
+    /// # Errors
+    /// Returns `Io`.
+    pub fn disuse(&self, object: Object) -> Result<(), VfsError> {
+        self.change(|tables| {
+            tables.open_table(OBJECTS)?.remove(key(object))?;
+            tables.open_table(REMOVALS)?.insert(key(object), ())?;
+            Ok(())
+        })
+    }
+
+    /// Records that the object becomes one more copy of a file, which replaces another copy when it is complete.
+    ///
+    /// # Errors
+    /// Returns `Io`.
+    pub fn begin_move(&self, object: Object, file: &Handle) -> Result<(), VfsError> {
+        self.change(|tables| {
+            tables.open_table(OBJECTS)?.insert(key(object), file.as_bytes())?;
+            tables.open_table(MOVES)?.insert(key(object), file.as_bytes())?;
+            Ok(())
+        })
+    }
+
+    /// Forgets a move to this object, and adds `unused` to the queue of removals.
+    ///
+    /// # Errors
+    /// Returns `Io`.
+    pub fn end_move(&self, object: Object, unused: Object) -> Result<(), VfsError> {
+        self.change(|tables| {
+            tables.open_table(MOVES)?.remove(key(object))?;
+            tables.open_table(REMOVALS)?.insert(key(unused), ())?;
+            Ok(())
+        })
+    }
+
+    /// Returns the moves that have begun: each with the new object, and the file.
+    ///
+    /// # Errors
+    /// Returns `Io`.
+    pub fn moves(&self) -> Result<Vec<(Object, Handle)>, VfsError> {
+        self.read(|transaction| {
+            let table = transaction.open_table(MOVES)?;
+            let entries = table.iter()?;
+            let entries =
+                entries.map(|entry| entry.map(|(key, file)| (object(key.value()), Handle::new(file.value()))));
+            Ok(entries.collect::<Result<_, _>>()?)
+        })
+    }
+}
+
+/// Creates the tables of this part, if they do not exist.
+pub(super) fn create_tables(tables: &redb::WriteTransaction) -> Result<(), ChangeError> {
+    tables.open_table(STATES)?;
+    tables.open_table(MOVES)?;
+    Ok(())
+}
+
+/// Data server → state.
+const STATES: TableDefinition<'_, u32, u8> = TableDefinition::new("states");
+/// (data server, new object) → file.
+const MOVES: TableDefinition<'_, (u32, u128), &[u8]> = TableDefinition::new("moves");

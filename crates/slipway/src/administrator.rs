@@ -1,0 +1,85 @@
+//! Requests to a running server on this machine, by the socket in its state directory.
+
+use std::{
+    io::{self, BufRead, BufReader, Write},
+    iter,
+    net::Shutdown,
+    os::unix::net::UnixStream,
+    path::PathBuf,
+    sync::Arc,
+};
+
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::Value;
+use server::{Config, admin::SOCKET, config::default_state_dir};
+
+use crate::exit::{Exit, Failure};
+
+/// The server to ask.
+#[derive(Debug, clap::Args)]
+pub struct ServerArgs {
+    /// The server's state directory
+    #[arg(long, value_name = "DIR", global = true)]
+    state_dir: Option<PathBuf>,
+    /// The server's configuration file, which contains the state directory
+    #[arg(short, long, value_name = "FILE", conflicts_with = "state_dir", global = true)]
+    config: Option<PathBuf>,
+}
+
+/// Sends a request to the socket, and returns the records of the answer. The last one is an error if the server answers with
+/// one, or does not answer completely.
+///
+/// # Errors
+/// The configuration cannot be read, or no server listens there.
+pub fn ask<T: DeserializeOwned, R: Serialize>(
+    server: &ServerArgs,
+    request: &R,
+) -> Result<impl Iterator<Item = Result<T, Failure>> + use<T, R>, Failure> {
+    let backends = crate::pnfs::backends(Arc::default());
+    let configured = match &server.config {
+        Some(path) => Config::load_with(path, &backends).map_err(Failure::usage)?.server.state_dir,
+        None => server.state_dir.clone(),
+    };
+    let path = configured.unwrap_or_else(default_state_dir).join(SOCKET);
+    let unreachable = |error: io::Error| {
+        let advice = match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
+                ": no server runs with this state directory; select another with --state-dir"
+            }
+            io::ErrorKind::PermissionDenied => ": only the server's user and root can use it",
+            _ => "",
+        };
+        Failure { exit: Exit::Unreachable, message: format!("{}: {error}{advice}", path.display()) }
+    };
+    let mut socket = UnixStream::connect(&path).map_err(unreachable)?;
+    let line = serde_json::to_string(request).expect("requests must be valid JSON");
+    let asked = socket.write_all(line.as_bytes()).and_then(|()| socket.shutdown(Shutdown::Write));
+    match asked {
+        // The server has answered before it received the request.
+        Err(error) if !matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::NotConnected) => {
+            return Err(unreachable(error));
+        }
+        _ => {}
+    }
+    let mut lines = BufReader::new(socket).lines();
+    let mut ended = false;
+    Ok(iter::from_fn(move || {
+        let record = if ended { None } else { record(lines.next()).transpose() };
+        ended = !matches!(record, Some(Ok(_)));
+        record
+    }))
+}
+
+/// Returns the record of a line, or `None` at the end of a complete answer.
+fn record<T: DeserializeOwned>(line: Option<io::Result<String>>) -> Result<Option<T>, Failure> {
+    let Some(line) = line else {
+        return Err(Failure::failed("the server closed the connection before the end of its answer"));
+    };
+    let other = |error: serde_json::Error| Failure::failed(format!("the server has another version: {error}"));
+    let value: Value = serde_json::from_str(&line.map_err(Failure::failed)?).map_err(other)?;
+    match value["type"].as_str() {
+        Some("end") => Ok(None),
+        Some("error") => Err(Failure::failed(value["message"].as_str().unwrap_or("the request failed"))),
+        _ => serde_json::from_value(value).map(Some).map_err(other),
+    }
+}

@@ -1,0 +1,266 @@
+//! The checks of the data servers of a pNFS metadata server. They run on that server's host. Each check creates an object
+//! on a data server, and removes it.
+//!
+//! RFC 8435 §2.2: only the metadata server's root is not squashed, and clients act as users that only own their objects.
+
+use std::{
+    io,
+    net::SocketAddr,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use buf::Rope;
+use client::{Caller, CreateHow, FsStat, Handle, Mount, SetAttr, StableHow, Status};
+use futures_util::future::join_all;
+use rpc::{AuthSys, CallOptions, Client, ClientOptions, ReplyPlan, Switch};
+use server::{Config, config::PnfsConfig};
+use vfs::layout::{DataAddress, DataTransport};
+
+use super::Finding;
+use crate::{
+    output,
+    pnfs::{self, DataServerEndpoint},
+};
+
+/// Checks all data servers of a configuration.
+///
+/// # Errors
+/// The checks cannot be started.
+pub fn all(config: &Config) -> io::Result<Vec<Finding>> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let switch = transports::for_client();
+    let mut findings = Vec::new();
+    for cluster in &config.pnfs {
+        match pnfs::data_servers(cluster) {
+            Ok(servers) => findings.extend(runtime.block_on(cluster_findings(cluster, servers, &switch))),
+            Err(error) => findings.push(Finding::bad(
+                format!("cluster {}", cluster.name),
+                error.to_string(),
+                "correct the [[pnfs.server]] tables",
+            )),
+        }
+    }
+    runtime.shutdown_background();
+    Ok(findings)
+}
+
+async fn cluster_findings(
+    cluster: &PnfsConfig,
+    servers: Vec<(::pnfs::ServerId, DataServerEndpoint)>,
+    switch: &Switch,
+) -> Vec<Finding> {
+    let checked = join_all(servers.into_iter().map(|(id, endpoint)| async move {
+        let check = Check { name: format!("data server {}/{}", cluster.name, id.0), endpoint, switch };
+        check.run().await
+    }));
+    checked.await.into_iter().flatten().collect()
+}
+
+/// The check of one data server.
+struct Check<'a> {
+    name: String,
+    endpoint: DataServerEndpoint,
+    switch: &'a Switch,
+}
+
+/// The users of the test object. No person and no system has these numbers.
+const OWNER: u32 = (1 << 31) - 1;
+const GROUP: u32 = (1 << 31) - 2;
+const STRANGER: u32 = (1 << 31) - 3;
+
+impl Check<'_> {
+    async fn run(&self) -> Vec<Finding> {
+        let mount = match Mount::connect(&self.endpoint.url, self.switch).await {
+            Ok(mount) => mount,
+            Err(error) => {
+                return vec![self.bad(
+                    format!("{}: {error}", self.endpoint.url),
+                    "start it; check the address and path of `url`, the firewall, and that it exports the directory to this host by NFSv3 \
+                     (`mountport=2049` if it is slipway serve)",
+                )];
+            }
+        };
+        let mut findings = Vec::new();
+        for address in &self.endpoint.addresses {
+            findings.extend(self.address(address).await);
+        }
+        findings.extend(self.object(&mount).await);
+        let space = mount.statfs("").await.map(|space| (self.space(&space), output::size(space.abytes)));
+        let free = match space {
+            Ok((finding, free)) => {
+                findings.extend(finding);
+                format!("{free} free")
+            }
+            Err(error) => format!("free space unknown: {error}"),
+        };
+        if findings.is_empty() {
+            let found = format!("{}: it answers, and the rights are as they must be; {free}", self.endpoint.url);
+            findings.push(Finding::ok(self.name.clone(), found));
+        }
+        findings
+    }
+
+    fn bad(&self, found: impl Into<String>, fix: impl Into<String>) -> Finding {
+        Finding::bad(self.name.clone(), found, fix)
+    }
+
+    /// Checks that NFSv3 answers at an address for clients.
+    async fn address(&self, address: &DataAddress) -> Option<Finding> {
+        let transport = match address.transport {
+            DataTransport::Tcp => "tcp",
+            DataTransport::Rdma => "rdma",
+            DataTransport::Shm => "shm",
+        };
+        let null = self.null(transport, address.address).await;
+        null.err().map(|error| {
+            self.bad(
+                format!("clients get the address {transport}://{}, which does not answer: {error}", address.address),
+                "correct `address` of the [[pnfs.server]], or make the data server listen there",
+            )
+        })
+    }
+
+    async fn null(&self, transport: &str, address: SocketAddr) -> Result<(), String> {
+        let kind = self.switch.find(transport).ok_or("this program lacks the transport")?;
+        let deadline = self.endpoint.url.options.deadline;
+        let options = ClientOptions { deadline, ..ClientOptions::new(nfs::NFS_PROGRAM, 3) };
+        let connected = tokio::time::timeout(deadline, Client::connect(kind, address, options)).await;
+        let client =
+            connected.map_err(|_| format!("no answer for {deadline:?}"))?.map_err(|error| error.to_string())?;
+        let null = client.call::<()>(0, &(), ReplyPlan::default(), CallOptions::default()).await;
+        null.map(drop).map_err(|failed| failed.error.to_string())
+    }
+
+    /// Creates an object as the metadata server does, uses it as clients do, and removes it.
+    async fn object(&self, mount: &Mount) -> Vec<Finding> {
+        let name = format!(".slipway-doctor-{:016x}", entropy::random::<u64>());
+        let shared = !self.endpoint.addresses.is_empty();
+        let (uid, gid) = (shared.then_some(OWNER), shared.then_some(GROUP));
+        let how = CreateHow::Unchecked(SetAttr { mode: Some(0o640), uid, gid, ..SetAttr::default() });
+        let before = now();
+        let node = match mount.protocol().create(mount.root(), name.as_bytes(), how).await {
+            Ok(node) => node,
+            Err(error) => return vec![self.refused(&error, shared)],
+        };
+        let after = now();
+        let mut findings = Vec::new();
+        match mount.protocol().getattr(&node.handle).await {
+            Ok(attr) => {
+                if shared && (attr.uid, attr.gid) != (OWNER, GROUP) {
+                    findings.push(self.bad(
+                        format!(
+                            "a new object belongs to user {} and group {}, not to {OWNER} and {GROUP}",
+                            attr.uid, attr.gid
+                        ),
+                        SQUASH_FIX,
+                    ));
+                }
+                findings.extend(skew(attr.mtime.seconds, (before, after)).map(|skew| {
+                    Finding::note(
+                        self.name.clone(),
+                        format!("its clock is {skew}"),
+                        "run NTP on this host and on the data server",
+                    )
+                }));
+            }
+            Err(error) => findings.push(self.bad(format!("the attributes of an object: {error}"), SQUASH_FIX)),
+        }
+        if shared && findings.is_empty() {
+            findings.extend(self.clients(mount, &node.handle).await);
+        }
+        if let Err(error) = mount.protocol().remove(mount.root(), name.as_bytes()).await {
+            findings.push(self.bad(format!("the test object {name} cannot be removed: {error}"), "remove it"));
+        }
+        findings
+    }
+
+    fn refused(&self, error: &client::Error, shared: bool) -> Finding {
+        let found = format!("{}: this host cannot create an object: {error}", self.endpoint.url);
+        let fix = match error.status() {
+            Some(Status::NotPermitted | Status::AccessDenied) if shared => SQUASH_FIX,
+            Some(Status::NotPermitted | Status::AccessDenied) => {
+                "let the user of the URL (`uid`, `gid`; root by default) write to the directory"
+            }
+            Some(Status::ReadOnly) => "export the directory for writing (rw)",
+            Some(Status::NoSpace | Status::QuotaExceeded) => {
+                "free space on the data server, or drain it (`slipway ds drain`)"
+            }
+            _ => "look into the log of the data server",
+        };
+        self.bad(found, fix)
+    }
+
+    /// Checks that the owner of an object can write, its group can read, and others can do neither.
+    async fn clients(&self, mount: &Mount, object: &Handle) -> Vec<Finding> {
+        let user = |uid, gid| {
+            let gids = std::iter::empty().collect();
+            mount.with_caller(Some(&Caller::new(AuthSys { uid, gid, gids, ..AuthSys::of_process() })))
+        };
+        let write = async |uid, gid| {
+            let data = Rope::from(bytes::Bytes::from_static(b"slipway doctor"));
+            user(uid, gid).protocol().write(object, 0, data, StableHow::FileSync).await
+        };
+        let mut findings = Vec::new();
+        let written = write(OWNER, GROUP).await.map(drop);
+        let read = user(GROUP, GROUP).protocol().read(object, 0, 14).await.map(drop);
+        if let Err(error) = written.and(read) {
+            findings.push(self.bad(
+                format!("a user with a layout cannot use its object: {error}"),
+                "do not map the users of clients to another one (all_squash, squash = \"all\"), and run slipway serve as root",
+            ));
+        }
+        if write(STRANGER, STRANGER).await.is_ok() {
+            findings.push(self.bad(
+                "a user without a layout can write to an object, so clients cannot be fenced",
+                "export with a server that checks the permissions of files for each user",
+            ));
+        }
+        findings
+    }
+
+    fn space(&self, space: &FsStat) -> Option<Finding> {
+        let low = space.abytes < SPACE_MIN || space.abytes < space.tbytes / 20;
+        low.then(|| {
+            let (free, total) = (output::size(space.abytes), output::size(space.tbytes));
+            let found = format!("only {free} of {total} are free");
+            Finding::note(self.name.clone(), found, "add a data server, and drain this one (`slipway ds drain`)")
+        })
+    }
+}
+
+fn now() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64)
+}
+
+/// Returns the difference of a clock that says `remote` seconds at a time between two times of this host.
+fn skew(remote: i64, (before, after): (i64, i64)) -> Option<String> {
+    let tolerance = SKEW_MAX.as_secs() as i64;
+    if remote < before - tolerance {
+        Some(format!("at least {} s behind that of this host", before - remote))
+    } else if remote > after + tolerance {
+        Some(format!("at least {} s ahead of that of this host", remote - after))
+    } else {
+        None
+    }
+}
+
+const SQUASH_FIX: &str = "do not squash root of this host there: no_root_squash in exports(5), { host = …, squash = \"none\" } \
+                          in `clients` of slipway serve, which must run as root";
+/// Less free space than this is reported.
+const SPACE_MIN: u64 = 1 << 30;
+/// A difference of clocks up to this is not reported.
+const SKEW_MAX: Duration = Duration::from_secs(2);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn skew_is_measured_from_the_nearer_end() {
+        assert_eq!(skew(100, (100, 101)), None);
+        assert_eq!(skew(103, (100, 101)), None);
+        assert_eq!(skew(98, (100, 101)), None);
+        assert_eq!(skew(90, (100, 101)).unwrap(), "at least 10 s behind that of this host");
+        assert_eq!(skew(111, (100, 101)).unwrap(), "at least 10 s ahead of that of this host");
+    }
+}

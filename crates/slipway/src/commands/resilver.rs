@@ -1,0 +1,126 @@
+//! `slipway resilver`: shows how many copies of files a running pNFS server still has to make.
+
+use std::{thread::sleep, time::Duration};
+
+use crate::{
+    administrator::{self, ServerArgs},
+    exit::{Exit, Failure, Outcome},
+    output,
+    pnfs::records::{RepairRecord, Request},
+    progress::Progress,
+};
+
+/// Show how many copies of files a pNFS server on this machine still has to make.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+The server makes stale copies again, moves copies from data servers that are drained, and compares copies after a crash. It does this
+by itself. The command asks the running metadata server with that state directory. Only the server's user and root can use it.
+
+The exit code is 0 if nothing is left to do, and 1 otherwise, also if files have lost their last copy. With --watch, the command
+waits until nothing is left.
+
+Examples:
+  slipway resilver
+  slipway resilver --watch
+  slipway resilver --json | jq '.bytes'")]
+pub struct Args {
+    /// Wait until nothing is left, and show a progress bar
+    #[arg(long)]
+    watch: bool,
+    /// Print each cluster as a line of JSON; with --watch, each time that something has changed
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    server: ServerArgs,
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Outcome {
+    let progress = Progress::new(args.watch && !args.json);
+    let (mut former, mut first) = (Vec::new(), None);
+    let repairs = loop {
+        let repairs: Vec<RepairRecord> =
+            administrator::ask(&args.server, &Request::Repairs {})?.collect::<Result<_, _>>()?;
+        if args.json && repairs != former {
+            repairs.iter().for_each(output::json);
+        }
+        if !args.watch || repairs.iter().all(is_done) {
+            break repairs;
+        }
+        let first = *first.get_or_insert_with(|| copied(&repairs));
+        show(&progress, &repairs, first);
+        former = repairs;
+        sleep(INTERVAL);
+    };
+    progress.finish();
+    if !args.json {
+        output::print(&repairs.iter().map(line).collect::<String>());
+    }
+    let lost: u64 = repairs.iter().map(|cluster| cluster.lost).sum();
+    match lost {
+        0 if repairs.iter().all(is_done) => Ok(Exit::Ok),
+        0 => Ok(Exit::Failed),
+        lost => Err(Failure::failed(format!("{lost} files have lost their last copy: see `slipway ds list --json`"))),
+    }
+}
+
+fn is_done(cluster: &RepairRecord) -> bool {
+    let RepairRecord { files, moves, compared, unexamined, .. } = cluster;
+    [files, moves, compared, unexamined].into_iter().all(|left| *left == 0)
+}
+
+fn copied(repairs: &[RepairRecord]) -> u64 {
+    repairs.iter().map(|cluster| cluster.copied).sum()
+}
+
+/// Shows the progress since `first` bytes were copied.
+fn show(progress: &Progress, repairs: &[RepairRecord], first: u64) {
+    let sum = |number: fn(&RepairRecord) -> u64| repairs.iter().map(number).sum::<u64>();
+    let copied = copied(repairs).saturating_sub(first);
+    let copies = sum(|cluster| cluster.copies + cluster.moves + cluster.unexamined);
+    let message = format!("{copies} copies, {} files to compare", sum(|cluster| cluster.compared));
+    progress.show(copied, copied + sum(|cluster| cluster.bytes.unwrap_or(0)), message);
+}
+
+fn line(cluster: &RepairRecord) -> String {
+    let name = output::name(cluster.cluster.as_bytes());
+    let RepairRecord { files, copies, moves, compared, unexamined, bytes, copied, .. } = cluster;
+    let copied = format!("{} copied since the start", output::size(*copied));
+    if is_done(cluster) {
+        return format!("{name}: nothing is left to do; {copied}\n");
+    }
+    let left = bytes.map_or("many bytes".to_owned(), output::size);
+    let unexamined = match unexamined {
+        0 => String::new(),
+        objects => format!(", {objects} objects on lost data servers to examine"),
+    };
+    format!(
+        "{name}: {copies} stale copies of {files} files, {moves} copies to move, {compared} files to compare{unexamined}; {left} to \
+         copy, {copied}\n"
+    )
+}
+
+/// The time between two looks at the progress.
+const INTERVAL: Duration = Duration::from_millis(500);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_of_work_counts() {
+        let done = RepairRecord { cluster: "a".to_owned(), bytes: Some(0), ..RepairRecord::default() };
+        assert!(is_done(&done) && line(&done).contains("nothing is left"));
+        let lost = RepairRecord { lost: 1, ..done.clone() };
+        assert!(is_done(&lost), "a file that has lost its last copy cannot be repaired");
+        for left in [
+            RepairRecord { files: 1, copies: 2, ..done.clone() },
+            RepairRecord { moves: 1, ..done.clone() },
+            RepairRecord { compared: 1, ..done.clone() },
+            RepairRecord { unexamined: 1, ..done.clone() },
+        ] {
+            assert!(!is_done(&left), "{left:?}");
+            assert!(line(&left).contains(" 1 "), "{}", line(&left));
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! [`Clusters`]: the trees of the running server whose data are on data servers, and the answers about them to an administrator.
+
+use std::{
+    io::{self, Write},
+    path::{Path, PathBuf},
+};
+
+use parking_lot::Mutex;
+use pnfs::{FileStatus, Pnfs, ServerId, ServerStatus};
+use serde_json::json;
+use server::{admin, config::ExportConfig};
+use vfs::VfsError;
+
+use super::records::{
+    CopyRecord, CopyState, DataRecord, DataServerRecord, DataServerState, LayoutRecord, LostFile, RepairRecord,
+    Request, Service,
+};
+
+/// The trees with data servers.
+#[derive(Default)]
+pub struct Clusters(Mutex<Vec<Member>>);
+
+/// A tree.
+#[derive(Clone)]
+struct Member {
+    cluster: String,
+    /// The name of the export.
+    export: String,
+    /// The directory of the export, which is canonical.
+    directory: PathBuf,
+    urls: Vec<(ServerId, String)>,
+    pnfs: Pnfs,
+}
+
+impl Clusters {
+    /// Adds a tree. The data servers of a cluster have the same states for all its trees.
+    pub fn add(&self, cluster: &str, directory: PathBuf, urls: Vec<(ServerId, String)>, pnfs: Pnfs) {
+        let mut members = self.0.lock();
+        for other in members.iter().filter(|member| member.cluster == cluster) {
+            for (id, _) in &urls {
+                let (one, two) = (pnfs.service(*id), other.pnfs.service(*id));
+                let set = [&pnfs, &other.pnfs].map(|pnfs| pnfs.set_service(*id, one.max(two)));
+                if let Some(error) = set.into_iter().find_map(Result::err) {
+                    tracing::error!(cluster, server = id.0, %error, "cannot set the state of a data server");
+                }
+            }
+        }
+        let (cluster, export) = (cluster.to_owned(), directory.display().to_string());
+        members.push(Member { cluster, export, directory, urls, pnfs });
+    }
+
+    /// Takes the names of the exports.
+    pub fn name(&self, exports: &[ExportConfig]) {
+        for member in self.0.lock().iter_mut() {
+            let of = |export: &&ExportConfig| {
+                let path = export.backend.settings.path.as_ref();
+                path.and_then(|path| path.canonicalize().ok()).as_ref() == Some(&member.directory)
+            };
+            if let Some(export) = exports.iter().find(of) {
+                member.export.clone_from(&export.name);
+            }
+        }
+    }
+
+    /// Answers a request.
+    ///
+    /// # Errors
+    /// Returns an error if `output` cannot be written.
+    pub fn answer(&self, request: &Request, output: &mut impl Write) -> io::Result<()> {
+        let members = self.0.lock().clone();
+        let answered = match request {
+            Request::DataServers {} => data_servers(&members),
+            Request::SetService { cluster, server, service } => {
+                set_service(&members, cluster.as_deref(), *server, *service).map(|()| Vec::new())
+            }
+            Request::Layout { path } => layout(&members, path).map(|record| vec![json!(record)]),
+            Request::Repairs {} => repairs(&members),
+        };
+        let (records, end) = match answered {
+            Ok(records) => (records, admin::Record::End),
+            Err(message) => (Vec::new(), admin::Record::Error { message }),
+        };
+        for record in records.into_iter().chain([json!(end)]) {
+            writeln!(output, "{record}")?;
+        }
+        output.flush()
+    }
+}
+
+/// An answer, or a message for the administrator.
+type Answer<T> = Result<T, String>;
+
+/// Returns the trees by cluster, in the order of the configuration.
+fn by_cluster(members: &[Member]) -> Vec<Vec<&Member>> {
+    let mut clusters: Vec<Vec<&Member>> = Vec::new();
+    for member in members {
+        match clusters.iter_mut().find(|cluster| cluster[0].cluster == member.cluster) {
+            Some(cluster) => cluster.push(member),
+            None => clusters.push(vec![member]),
+        }
+    }
+    clusters
+}
+
+fn data_servers(members: &[Member]) -> Answer<Vec<serde_json::Value>> {
+    let mut records: Vec<DataServerRecord> = Vec::new();
+    for cluster in by_cluster(members) {
+        let first = records.len();
+        for member in cluster {
+            for status in member.pnfs.server_list().map_err(|error| failed(member, error))? {
+                let record = data_server(member, &status);
+                match records[first..].iter_mut().find(|other| other.id == record.id) {
+                    Some(other) => add(other, record),
+                    None => records.push(record),
+                }
+            }
+        }
+    }
+    Ok(records.iter().map(|record| json!(record)).collect())
+}
+
+fn data_server(member: &Member, status: &ServerStatus) -> DataServerRecord {
+    let directory = member.directory.display().to_string();
+    let state = match status.service {
+        pnfs::Service::Active if status.failing_s.is_some() => DataServerState::Failing,
+        pnfs::Service::Active => DataServerState::InService,
+        pnfs::Service::Draining if status.objects > 0 => DataServerState::Draining,
+        pnfs::Service::Draining => DataServerState::Drained,
+        pnfs::Service::Lost => DataServerState::Lost,
+    };
+    let lost_file = |fileid: &u64| LostFile { directory: directory.clone(), fileid: *fileid };
+    DataServerRecord {
+        cluster: member.cluster.clone(),
+        id: status.id.0,
+        url: member.url(status.id),
+        state,
+        failing_s: status.failing_s,
+        objects: status.objects,
+        stale: status.stale,
+        examined: status.examined,
+        unmovable: status.unmovable.map_or(0, |(copies, _)| copies),
+        reason: status.unmovable.map(|(_, error)| reason(error)),
+        lost: status.lost,
+        lost_files: status.lost_files.iter().map(lost_file).collect(),
+    }
+}
+
+/// Adds what another tree of the cluster knows about a data server.
+fn add(record: &mut DataServerRecord, other: DataServerRecord) {
+    let worse = [DataServerState::Failing, DataServerState::Draining].contains(&other.state);
+    if worse || record.state == DataServerState::InService {
+        record.state = other.state;
+    }
+    record.failing_s = record.failing_s.max(other.failing_s);
+    record.objects += other.objects;
+    record.stale += other.stale;
+    record.examined &= other.examined;
+    record.unmovable += other.unmovable;
+    record.reason = record.reason.take().or(other.reason);
+    record.lost += other.lost;
+    record.lost_files.extend(other.lost_files);
+}
+
+fn set_service(members: &[Member], cluster: Option<&str>, server: u32, service: Service) -> Answer<()> {
+    let clusters = by_cluster(members);
+    let names = || clusters.iter().map(|cluster| cluster[0].cluster.as_str()).collect::<Vec<_>>().join(", ");
+    let chosen = match (cluster, &clusters[..]) {
+        (_, []) => return Err(NO_CLUSTER.to_owned()),
+        (None, [only]) => only,
+        (None, _) => return Err(format!("there are several clusters, so --cluster is needed: {}", names())),
+        (Some(name), all) => {
+            let found = all.iter().find(|cluster| cluster[0].cluster == name);
+            found.ok_or_else(|| format!("no export has the cluster '{name}'; there are {}", names()))?
+        }
+    };
+    let (server, service) = (ServerId(server), state(service));
+    let located = |error| format!("data server {} of cluster '{}': {error}", server.0, chosen[0].cluster);
+    // Either all trees take the state, or none does, unless a database fails.
+    for member in chosen {
+        member.pnfs.check_service(server, service).map_err(located)?;
+    }
+    chosen.iter().try_for_each(|member| member.pnfs.set_service(server, service)).map_err(located)
+}
+
+fn state(service: Service) -> pnfs::Service {
+    match service {
+        Service::Active => pnfs::Service::Active,
+        Service::Draining => pnfs::Service::Draining,
+        Service::Lost => pnfs::Service::Lost,
+    }
+}
+
+fn layout(members: &[Member], path: &str) -> Answer<LayoutRecord> {
+    let of = |member: &&Member| Path::new(path).starts_with(&member.directory);
+    let member = members.iter().filter(of).max_by_key(|member| member.directory.as_os_str().len());
+    let member = member.ok_or_else(|| match members {
+        [] => NO_CLUSTER.to_owned(),
+        _ => {
+            let directories: Vec<_> = members.iter().map(|member| member.directory.display().to_string()).collect();
+            format!(
+                "{path}: it is in no export with data servers; those have the directories {}",
+                directories.join(", ")
+            )
+        }
+    })?;
+    let below = Path::new(path).strip_prefix(&member.directory).expect("the path must begin with the directory");
+    let status = member.pnfs.file_status(below.as_os_str().as_encoded_bytes());
+    let status = status.map_err(|error| match error {
+        VfsError::Invalid => format!("{path}: it is no regular file"),
+        error => format!("{path}: {error}"),
+    })?;
+    let FileStatus { fileid, size, record, unequal, layouts } = status;
+    let data = record.map(|record| DataRecord {
+        cluster: member.cluster.clone(),
+        generation: record.generation,
+        write_epoch: record.epochs.writers,
+        read_epoch: record.epochs.readers,
+        compared: unequal,
+        stripes: record.stripes.count(),
+        stripe_unit: record.stripes.unit(),
+        copies: (0..record.copies.len()).map(|copy| member.copy(&record, copy)).collect(),
+    });
+    Ok(LayoutRecord { export: member.export.clone(), fileid, size, data, layouts: layouts.0 })
+}
+
+impl Member {
+    fn url(&self, server: ServerId) -> Option<String> {
+        self.urls.iter().find(|(id, _)| *id == server).map(|(_, url)| url.clone())
+    }
+
+    fn copy(&self, record: &pnfs::Record, index: usize) -> CopyRecord {
+        let (stripe, copy) = (record.stripe_of(index), &record.copies[index]);
+        let state = match copy.state {
+            pnfs::record::CopyState::InSync => CopyState::InSync,
+            pnfs::record::CopyState::Stale => CopyState::Stale,
+            pnfs::record::CopyState::Copying => CopyState::Copying,
+        };
+        let object = super::servers::name(copy.object.id);
+        CopyRecord { stripe, server: copy.object.server.0, url: self.url(copy.object.server), object, state }
+    }
+}
+
+fn repairs(members: &[Member]) -> Answer<Vec<serde_json::Value>> {
+    let mut records = Vec::new();
+    for cluster in by_cluster(members) {
+        let name = cluster[0].cluster.clone();
+        let mut sum = RepairRecord { cluster: name, bytes: Some(0), ..RepairRecord::default() };
+        for member in cluster {
+            let repairs = member.pnfs.repairs().map_err(|error| failed(member, error))?;
+            sum.files += repairs.files;
+            sum.copies += repairs.copies;
+            sum.moves += repairs.moves;
+            sum.compared += repairs.compared;
+            sum.unexamined += repairs.unexamined;
+            sum.lost += repairs.lost;
+            sum.bytes = sum.bytes.zip(repairs.bytes).map(|(one, other)| one + other);
+            sum.copied += repairs.copied;
+        }
+        records.push(json!(sum));
+    }
+    Ok(records)
+}
+
+fn failed(member: &Member, error: VfsError) -> String {
+    format!("{}: {error}", member.directory.display())
+}
+
+fn reason(error: VfsError) -> String {
+    match error {
+        VfsError::NoSpace => "no other data server is left for them, or those are full".to_owned(),
+        VfsError::Delay => "their copies are being compared".to_owned(),
+        VfsError::Io => "no copy in sync can be read, or the new data server fails".to_owned(),
+        error => error.to_string(),
+    }
+}
+
+const NO_CLUSTER: &str = "no export of this server has data servers (backend = \"pnfs\")";

@@ -1,0 +1,208 @@
+//! The requests of `slipway ds`, `layout` and `resilver` to a running server, and the records of its answers. Each is one line of
+//! JSON. The last record of an answer is one of [`server::admin::Record`]: its end, or an error.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// A request of an administrator.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Request {
+    /// List the data servers. The answer is [`DataServerRecord`]s.
+    DataServers {},
+    /// Set the state of a data server. The answer has no records.
+    SetService {
+        /// The name of the cluster. It can be left out if there is only one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        cluster: Option<String>,
+        /// The number of the data server.
+        server: u32,
+        /// The state.
+        service: Service,
+    },
+    /// Show where the data of a file are. The answer is a [`LayoutRecord`].
+    Layout {
+        /// The absolute path of the file in the file system of this host.
+        path: String,
+    },
+    /// Show what is left to repair. The answer is a [`RepairRecord`] for each cluster.
+    Repairs {},
+}
+
+/// A state that an administrator can set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Service {
+    /// In service.
+    Active,
+    /// Its copies are moved to other data servers.
+    Draining,
+    /// It is gone for ever.
+    Lost,
+}
+
+/// A data server.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DataServerRecord {
+    /// The name of the cluster.
+    pub cluster: String,
+    /// The number of the data server.
+    pub id: u32,
+    /// The URL in the configuration. `None` if the configuration does not have the data server.
+    pub url: Option<String>,
+    /// The state.
+    pub state: DataServerState,
+    /// The seconds since its last operation failed, if the last one did.
+    pub failing_s: Option<u64>,
+    /// The number of its objects that files use. On a lost data server, those that were not replaced yet.
+    pub objects: u64,
+    /// The number of its copies that are stale, or are being made.
+    pub stale: u64,
+    /// For a lost data server: `true` if all its objects were examined.
+    pub examined: bool,
+    /// The number of copies that cannot be moved now.
+    pub unmovable: u64,
+    /// The reason for the last of them.
+    pub reason: Option<String>,
+    /// The number of files whose last copy in sync was on it, if it is lost.
+    pub lost: u64,
+    /// Some of these files.
+    pub lost_files: Vec<LostFile>,
+}
+
+/// The state of a data server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DataServerState {
+    /// It is in service, and has answered last.
+    InService,
+    /// Its last operation failed.
+    Failing,
+    /// Its copies are being moved.
+    Draining,
+    /// It has no copies any more.
+    Drained,
+    /// It is gone for ever.
+    Lost,
+}
+
+/// A file that has lost its last copy in sync.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LostFile {
+    /// The directory of the export.
+    pub directory: String,
+    /// The inode number.
+    pub fileid: u64,
+}
+
+/// Where the data of a file are.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LayoutRecord {
+    /// The name of the export.
+    pub export: String,
+    /// The inode number.
+    pub fileid: u64,
+    /// The size in bytes.
+    pub size: u64,
+    /// The layout of the data. `None` if they are on the metadata server.
+    pub data: Option<DataRecord>,
+    /// The number of layouts that clients hold.
+    pub layouts: usize,
+}
+
+/// The layout of a file's data on data servers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DataRecord {
+    /// The name of the cluster.
+    pub cluster: String,
+    /// The number of changes of the layout.
+    pub generation: u64,
+    /// The number of times that clients with layouts to write were fenced, and 1.
+    pub write_epoch: u32,
+    /// The number of times that clients with layouts to read were fenced, and 1.
+    pub read_epoch: u32,
+    /// `true` if the copies may differ after a crash, and will be compared.
+    pub compared: bool,
+    /// The number of stripes of each copy.
+    pub stripes: usize,
+    /// The number of bytes of a stripe unit, or 0 if there is one stripe.
+    pub stripe_unit: u64,
+    /// The copies of all stripes.
+    pub copies: Vec<CopyRecord>,
+}
+
+/// A copy of one stripe of a file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CopyRecord {
+    /// The stripe.
+    pub stripe: usize,
+    /// The number of the data server.
+    pub server: u32,
+    /// The URL of the data server, if the configuration has it.
+    pub url: Option<String>,
+    /// The name of the object.
+    pub object: String,
+    /// The state.
+    pub state: CopyState,
+}
+
+/// The state of a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CopyState {
+    /// It has all data.
+    InSync,
+    /// It has missed a write.
+    Stale,
+    /// It is being made.
+    Copying,
+}
+
+/// What is left to repair in a cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RepairRecord {
+    /// The name of the cluster.
+    pub cluster: String,
+    /// Files with stale copies.
+    pub files: u64,
+    /// Stale copies to make again.
+    pub copies: u64,
+    /// Copies to move from draining data servers.
+    pub moves: u64,
+    /// Files whose copies may differ after a crash, and are compared.
+    pub compared: u64,
+    /// Objects on lost data servers that were not examined yet.
+    pub unexamined: u64,
+    /// Files that have lost their last copy in sync with a data server.
+    pub lost: u64,
+    /// The bytes to copy. `None` if the copies are too many to add them up.
+    pub bytes: Option<u64>,
+    /// The bytes that were copied since the start of the server.
+    pub copied: u64,
+}
+
+impl fmt::Display for DataServerState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::InService => "in service",
+            Self::Failing => "failing",
+            Self::Draining => "draining",
+            Self::Drained => "drained",
+            Self::Lost => "lost",
+        })
+    }
+}
+
+impl fmt::Display for CopyState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::InSync => "in sync",
+            Self::Stale => "stale",
+            Self::Copying => "copying",
+        })
+    }
+}
+
+/// Exclusive bound of the length of a request, in bytes. A path has up to 4096 bytes, and some need several characters in JSON.
+pub const REQUEST_MAX: usize = 16 << 10;

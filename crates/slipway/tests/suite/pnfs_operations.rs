@@ -1,0 +1,283 @@
+//! `slipway ds`, `layout` and `resilver` with a metadata server and data servers in processes of their own.
+
+use std::{fs, os::unix::fs::MetadataExt};
+
+use serde_json::Value;
+
+use crate::{
+    common::{Server, fails, lines, ok, port::Port, run, stderr, until},
+    pnfs::{Cluster, SERVERS, check, contents, cp, write_in_place},
+};
+
+impl Cluster {
+    fn state(&self) -> String {
+        self.at("state").to_str().unwrap().to_owned()
+    }
+
+    fn ask(&self, args: &[&str]) -> String {
+        ok(&[args, &["--state-dir", &self.state()]].concat())
+    }
+
+    fn refused(&self, args: &[&str]) -> String {
+        fails(1, &[args, &["--state-dir", &self.state()]].concat())
+    }
+
+    /// Returns the record of a data server, counted from 0.
+    fn listed(&self, server: usize) -> Value {
+        lines(&self.ask(&["ds", "list", "--json"])).remove(server)
+    }
+
+    fn layout(&self, name: &str) -> Value {
+        let path = self.at("export").join(name);
+        lines(&self.ask(&["layout", "show", "--json", path.to_str().unwrap()])).remove(0)
+    }
+
+    /// Copies bytes to a new file, and returns the data servers of its copies.
+    fn put(&self, server: &Server, name: &str, bytes: &[u8]) -> Vec<usize> {
+        let source = self.at("source");
+        fs::write(&source, bytes).unwrap();
+        cp(source.to_str().unwrap(), &server.url("tcp", &format!("/{name}")));
+        self.servers_of(name)
+    }
+
+    fn servers_of(&self, name: &str) -> Vec<usize> {
+        let layout = self.layout(name);
+        let copies = layout["data"]["copies"].as_array().unwrap();
+        copies.iter().map(|copy| copy["server"].as_u64().unwrap() as usize - 1).collect()
+    }
+
+    fn stop_data_server(&mut self, server: usize) {
+        self.data[server].take().unwrap().stop();
+    }
+
+    fn restart_data_server(&mut self, server: usize) {
+        self.data[server] = Some(self.start_data_server(server));
+    }
+}
+
+fn id(server: usize) -> String {
+    (server + 1).to_string()
+}
+
+fn third(copies: &[usize]) -> usize {
+    (0..SERVERS).find(|server| !copies.contains(server)).unwrap()
+}
+
+/// A drain begins while the only other data server is away, and the metadata server is killed meanwhile.
+#[test]
+fn drain_continues_after_a_restart_and_keeps_all_writes() {
+    let mut cluster = Cluster::new();
+    let mut server = cluster.start();
+    let mut first = contents(1, 3_000_001);
+    let copies = cluster.put(&server, "file", &first);
+    let (from, to) = (copies[0], third(&copies));
+    assert_eq!(cluster.listed(from)["state"], "in_service");
+    assert_eq!((&cluster.listed(from)["objects"], &cluster.listed(from)["id"]), (&1.into(), &(from + 1).into()));
+    assert!(cluster.ask(&["resilver"]).contains("nothing is left"));
+    assert!(cluster.ask(&["resilver", "--watch"]).contains("nothing is left"));
+
+    cluster.stop_data_server(to);
+    assert!(cluster.ask(&["ds", "drain", &id(from)]).starts_with("1 copies are being moved"));
+    until("the move must fail", || cluster.listed(from)["unmovable"] == 1);
+    assert_eq!(cluster.listed(from)["state"], "draining");
+    let left = run(&["resilver", "--json", "--state-dir", &cluster.state()]);
+    assert_eq!(left.status.code(), Some(1), "{}", stderr(&left));
+    let left = lines(&String::from_utf8(left.stdout).unwrap()).remove(0);
+    assert_eq!((&left["moves"], &left["bytes"]), (&1.into(), &first.len().into()));
+    let refused = cluster.refused(&["ds", "drain", &id(copies[1])]);
+    assert!(refused.contains("new files need 2"), "{refused}");
+
+    server.child.kill().unwrap();
+    server.child.wait().unwrap();
+    server = cluster.start();
+    assert_eq!(cluster.listed(from)["state"], "draining", "the state must be durable");
+    cluster.restart_data_server(to);
+    // The file is written while the copy is moved.
+    for round in 0..20 {
+        let (at, data) = (round * 140_000, contents(round as u64 + 2, 50_000));
+        first[at..at + data.len()].copy_from_slice(&data);
+        write_in_place(&server, "/file", at as u64, &data);
+    }
+    assert!(cluster.ask(&["resilver", "--watch"]).contains("nothing is left"));
+    let drained = cluster.listed(from);
+    assert_eq!((&drained["state"], &drained["objects"]), (&"drained".into(), &0.into()));
+    assert!(!cluster.servers_of("file").contains(&from));
+    check(&server, "/file", &first, &cluster.at("back"));
+    until("the former object must be removed", || cluster.objects(from).is_empty());
+    let mut moved = [copies[1], to];
+    moved.sort_unstable();
+    assert_eq!(cluster.with_copy(&first), moved);
+    // New files use the others, and the table says so.
+    assert!(!cluster.put(&server, "another", &first).contains(&from));
+    assert!(cluster.ask(&["ds", "list"]).lines().nth(from + 1).unwrap().contains("drained"));
+    cluster.ask(&["ds", "undrain", &id(from)]);
+    assert_eq!(cluster.listed(from)["state"], "in_service");
+    server.stop();
+}
+
+#[test]
+fn lost_data_server_is_replaced_and_files_without_a_copy_are_named() {
+    let mut cluster = Cluster::new();
+    let server = cluster.start();
+    let first = contents(1, 1_000_001);
+    let copies = cluster.put(&server, "file", &first);
+    cluster.stop_data_server(copies[0]);
+    let gone = cluster.at(&format!("data{}", copies[0]));
+    fs::remove_dir_all(&gone).unwrap();
+    assert!(cluster.ask(&["ds", "lost", &id(copies[0])]).contains("No file has lost its last copy"));
+    assert!(cluster.ask(&["resilver", "--watch"]).contains("nothing is left"));
+    let replaced = cluster.servers_of("file");
+    assert!(!replaced.contains(&copies[0]));
+    check(&server, "/file", &first, &cluster.at("back"));
+    assert_eq!(cluster.listed(copies[0])["state"], "lost");
+
+    // One of the two others is away during a write, and the last one is lost.
+    cluster.stop_data_server(replaced[1]);
+    let mut second = first.clone();
+    second[..70_000].copy_from_slice(&contents(9, 70_000));
+    write_in_place(&server, "/file", 0, &second[..70_000]);
+    let said = cluster.refused(&["ds", "lost", &id(replaced[0])]);
+    let inode = fs::metadata(cluster.at("export/file")).unwrap().ino();
+    assert!(said.contains(&format!("-inum {inode}")) && said.contains("1 files have lost their last copy"), "{said}");
+    let lost = cluster.listed(replaced[0]);
+    assert_eq!((&lost["lost"], &lost["lost_files"][0]["fileid"]), (&1.into(), &inode.into()));
+    assert!(cluster.refused(&["resilver", "--watch"]).contains("1 files have lost their last copy"));
+    assert!(cluster.refused(&["ds", "drain", &id(replaced[0])]).contains("it is lost"));
+    let layout = cluster.layout("file");
+    let states: Vec<_> = layout["data"]["copies"].as_array().unwrap().iter().map(|copy| &copy["state"]).collect();
+    assert_eq!(states, ["in_sync", "stale"], "the last copy must be kept");
+
+    // The decision was wrong.
+    cluster.ask(&["ds", "undrain", &id(replaced[0])]);
+    cluster.restart_data_server(replaced[1]);
+    cluster.ask(&["resilver", "--watch"]);
+    check(&server, "/file", &second, &cluster.at("back"));
+    assert!(replaced.iter().all(|server| cluster.objects(*server) == [&second[..]]));
+    server.stop();
+}
+
+#[test]
+fn layout_shows_the_stripes() {
+    let cluster = Cluster::new();
+    let server = Server::start(&["--config", &cluster.config("stripes = 3\nstripe_unit = '64 KiB'")]);
+    cluster.put(&server, "file", &contents(1, 200_000));
+    let data = &cluster.layout("file")["data"];
+    assert_eq!((&data["stripes"], &data["stripe_unit"]), (&3.into(), &65_536.into()));
+    let stripes: Vec<_> =
+        data["copies"].as_array().unwrap().iter().map(|copy| copy["stripe"].as_u64().unwrap()).collect();
+    assert_eq!(stripes, [0, 1, 2, 0, 1, 2]);
+    let path = cluster.at("export/file");
+    assert!(cluster.ask(&["layout", "show", path.to_str().unwrap()]).contains("3 stripes, in units of 64.0 KiB"));
+    assert!(cluster.refused(&["ds", "drain", "1"]).contains("new files need 3"));
+    server.stop();
+}
+
+#[test]
+fn layout_shows_where_the_data_are() {
+    let cluster = Cluster::new();
+    let server = cluster.start();
+    let small = cluster.at("small");
+    fs::write(&small, "small").unwrap();
+    cp(small.to_str().unwrap(), &server.url("tcp", "/small"));
+    let large = contents(1, 100_000);
+    let copies = cluster.put(&server, "large", &large);
+    let path = |name: &str| cluster.at("export").join(name).to_str().unwrap().to_owned();
+    assert!(cluster.ask(&["layout", "show", &path("small")]).contains("on the metadata server"));
+    let layout = cluster.layout("large");
+    let inode = fs::metadata(path("large")).unwrap().ino();
+    assert_eq!((&layout["fileid"], &layout["size"]), (&inode.into(), &100_000.into()));
+    assert_eq!((&layout["export"], &layout["holders"]), (&server.ready["exports"][0], &Value::Array(Vec::new())));
+    let table = cluster.ask(&["layout", "show", &path("large")]);
+    for (copy, server) in layout["data"]["copies"].as_array().unwrap().iter().zip(copies) {
+        let object = copy["object"].as_str().unwrap();
+        let stored = fs::read(cluster.at(&format!("data{server}")).join(object)).unwrap();
+        assert!(stored == large, "the object must be the one that is named");
+        assert!(table.contains(object) && table.contains("in sync"), "{table}");
+    }
+    for (name, message) in [("missing", "missing: no such file or directory"), ("", "it is no regular file")] {
+        let said = cluster.refused(&["layout", "show", &path(name)]);
+        assert!(said.to_lowercase().contains(message), "{said}");
+    }
+    assert!(cluster.refused(&["layout", "show", small.to_str().unwrap()]).contains("it is in no export"));
+    assert!(cluster.refused(&["ds", "lost", "9"]).contains("there is no such data server"));
+    assert!(cluster.refused(&["ds", "lost", "1", "--cluster", "four"]).contains("no export has the cluster 'four'"));
+    let clients = ok(&["clients", "--config", &cluster.config("")]);
+    assert_eq!(clients, "", "the configuration of the metadata server must be readable");
+    server.stop();
+}
+
+/// Returns what `slipway doctor` finds about data servers.
+fn findings(config: &str) -> Vec<Value> {
+    let output = run(&["doctor", "--json", "--config", config]);
+    let all: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", stderr(&output)));
+    all.into_iter().filter(|finding| finding["check"].as_str().unwrap().starts_with("data server")).collect()
+}
+
+fn states(findings: &[Value]) -> Vec<(&str, &str)> {
+    findings.iter().map(|one| (one["check"].as_str().unwrap(), one["state"].as_str().unwrap())).collect()
+}
+
+#[test]
+fn doctor_names_data_servers_that_are_away_or_read_only() {
+    let mut cluster = Cluster::new();
+    let config = cluster.config("");
+    // Few bytes can be free on the machine of the test, which is a note.
+    let bad =
+        |findings: &[Value]| findings.iter().filter(|finding| finding["state"] == "bad").cloned().collect::<Vec<_>>();
+    assert_eq!(bad(&findings(&config)), Vec::<Value>::new());
+    assert!((0..SERVERS).all(|server| cluster.objects(server).is_empty()), "the test object must be removed");
+    cluster.stop_data_server(0);
+    cluster.stop_data_server(1);
+    cluster.data[1] = Some(cluster.start_data_server_with(1, &["--ro", "--squash", "none"]));
+    let found = bad(&findings(&config));
+    assert_eq!(states(&found), [("data server three/1", "bad"), ("data server three/2", "bad")]);
+    assert!(found[0]["fix"].as_str().unwrap().starts_with("start it"), "{}", found[0]);
+    assert!(found[1]["fix"].as_str().unwrap().contains("for writing"), "{}", found[1]);
+}
+
+#[test]
+fn doctor_checks_what_clients_need() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED doctor_checks_what_clients_need: needs root");
+        return;
+    }
+    let mut cluster = Cluster::new();
+    for (server, squash) in [(1, "root"), (2, "all")] {
+        cluster.stop_data_server(server);
+        cluster.data[server] = Some(cluster.start_data_server_with(server, &["--squash", squash]));
+    }
+    let nobody = Port::take();
+    let text = fs::read_to_string(cluster.config("")).unwrap().replace("layouts = 'none'", "");
+    let first = "[[pnfs.server]]\nid = 1\n";
+    let own = cluster.data[0].as_ref().unwrap().port("tcp");
+    let addresses = format!(
+        "address = [{{ transport = 'tcp', address = '127.0.0.1:{own}' }}, {{ transport = 'rdma', address = '{}' }}]\n",
+        nobody.address()
+    );
+    let path = cluster.at("clients.toml");
+    fs::write(&path, text.replace(first, &format!("{first}{addresses}"))).unwrap();
+    let found = findings(path.to_str().unwrap());
+    let bad: Vec<_> = found.iter().filter(|finding| finding["state"] == "bad").cloned().collect();
+    assert_eq!(states(&bad), ["1", "2", "3"].map(|id| (format!("data server three/{id}").leak() as &str, "bad")));
+    assert!(bad[0]["found"].as_str().unwrap().contains("clients get the address rdma://"), "{}", bad[0]);
+    for finding in &bad[1..] {
+        assert!(finding["fix"].as_str().unwrap().contains("do not squash root"), "{finding}");
+    }
+}
+
+#[test]
+fn servers_without_data_servers_say_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let (state, served) = (dir.path().join("state"), dir.path().join("served"));
+    fs::create_dir(&served).unwrap();
+    let server = Server::dir(&served, &state);
+    let state = state.to_str().unwrap();
+    assert!(
+        fails(1, &["ds", "drain", "1", "--state-dir", state]).contains("no export of this server has data servers")
+    );
+    assert_eq!(ok(&["ds", "list", "--json", "--state-dir", state]), "");
+    let path = dir.path().join("file");
+    let said = fails(1, &["layout", "show", path.to_str().unwrap(), "--state-dir", state]);
+    assert!(said.contains("no export of this server has data servers"), "{said}");
+    server.stop();
+}
