@@ -1,7 +1,8 @@
 //! The files in use: their records, their range locks, and what is known about unstable writes.
 
-use std::{collections::HashMap, sync::Arc};
+use std::sync::{Arc, atomic::AtomicU64};
 
+use entropy::HashMap;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 use vfs::Handle;
@@ -22,10 +23,12 @@ pub struct File {
     pub place: Mutex<Option<Place>>,
     /// Held while the record is changed.
     pub changing: tokio::sync::Mutex<()>,
-    /// Held while the size of the inner file is compared and set.
-    pub sizing: Mutex<()>,
+    /// Held while the size of the inner file is compared and set: the number of times that it was set by a caller.
+    pub sizing: Mutex<u64>,
     /// The objects with writes that are not durable.
     pub unstable: Mutex<HashMap<Object, Unstable>>,
+    /// The number of times that all copies have lost unstable writes.
+    pub losses: AtomicU64,
     /// The time before which stale copies are not made again.
     pub resilver_after: Mutex<Option<Instant>>,
     /// The time before which clients get no layouts, because data servers denied them access.
@@ -73,6 +76,7 @@ impl Files {
             changing: tokio::sync::Mutex::default(),
             sizing: Mutex::default(),
             unstable: Mutex::default(),
+            losses: AtomicU64::new(0),
             resilver_after: Mutex::default(),
             layouts_after: Mutex::default(),
             active: Mutex::default(),

@@ -1,9 +1,10 @@
 //! [`Holders`]: who holds which layout, and which layouts are being recalled.
 
-use std::{collections::HashMap, sync::Arc};
+use std::sync::Arc;
 
+use entropy::{HashMap, HashSet};
 use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::{sync::Notify, time::Instant};
 use vfs::{
     Handle,
     layout::{LayoutCaps, LayoutEvent, LayoutEvents, LayoutHolder, LayoutKind, LayoutModes, LayoutThreshold},
@@ -17,6 +18,15 @@ pub struct Holders {
     files: Mutex<HashMap<Handle, Held>>,
     events: Mutex<Option<Arc<dyn LayoutEvents>>>,
     removed: Notify,
+    former: Mutex<Former>,
+}
+
+/// The layouts that an earlier process has granted for reading. Their holders are not known.
+struct Former {
+    /// The time at which the leases of their clients have ended, or `None` after it.
+    until: Option<Instant>,
+    /// Files with a copy that may be in such a layout and must not be read any more.
+    files: HashSet<Handle>,
 }
 
 /// The layouts of a file that are granted.
@@ -47,7 +57,29 @@ impl Holders {
             threshold: Some(LayoutThreshold { read_size: size, write_size: size, ..LayoutThreshold::default() }),
             recalled_by_truncation: true,
         };
-        Self { caps, files: Mutex::default(), events: Mutex::default(), removed: Notify::new() }
+        let lasts = options.layouts && !options.former_layouts.is_zero();
+        let until = lasts.then(|| Instant::now() + options.former_layouts);
+        let former = Mutex::new(Former { until, files: HashSet::default() });
+        Self { caps, files: Mutex::default(), events: Mutex::default(), removed: Notify::new(), former }
+    }
+
+    /// Returns the time at which clients do not use layouts of an earlier process any more, or `None` after it.
+    pub fn former(&self) -> Option<Instant> {
+        self.former.lock().until
+    }
+
+    /// Makes recalls of the layouts of a file wait until clients do not use layouts of an earlier process any more.
+    pub fn await_former(&self, file: &Handle) {
+        let mut former = self.former.lock();
+        if former.until.is_some() {
+            former.files.insert(file.clone());
+        }
+    }
+
+    /// Ends the time in which clients may use layouts of an earlier process.
+    pub fn end_former(&self) {
+        *self.former.lock() = Former { until: None, files: HashSet::default() };
+        self.removed.notify_waiters();
     }
 
     pub fn subscribe(&self, events: Arc<dyn LayoutEvents>) {
@@ -112,12 +144,13 @@ impl Holders {
         }
     }
 
-    /// Waits until no layout of a file is being recalled.
+    /// Waits until no layout of a file is being recalled, also of an earlier process.
     pub async fn recalled(&self, file: &Handle) {
         loop {
             let mut removed = std::pin::pin!(self.removed.notified());
             removed.as_mut().enable();
-            if self.files.lock().get(file).is_none_or(|held| held.recalled.is_empty()) {
+            let former = self.former.lock().files.contains(file);
+            if !former && self.files.lock().get(file).is_none_or(|held| held.recalled.is_empty()) {
                 return;
             }
             removed.await;

@@ -8,8 +8,9 @@
 
 mod servers;
 
-use std::{collections::HashMap, io, path::Path};
+use std::{fs, io, path::Path};
 
+use entropy::HashMap;
 use redb::{Builder, Database, ReadableDatabase, ReadableTable, StorageBackend, TableDefinition};
 use vfs::{Handle, VfsError};
 
@@ -31,12 +32,26 @@ pub const UNHEALTHY: Work = 4;
 pub const LAYOUTS: Work = 8;
 
 impl Index {
-    /// Opens the database in a file, and creates it if necessary.
+    /// Opens the database in a file, and creates it if necessary. If the process ends while the file is created, the next one creates
+    /// it again. Only one process at a time can have it open.
     ///
     /// # Errors
     /// Returns an error if the file cannot be used.
     pub fn open(path: &Path) -> io::Result<Self> {
-        Builder::new().create(path).map_err(|error| io::Error::other(error.to_string())).and_then(Self::with_tables)
+        let failed = |error: redb::DatabaseError| io::Error::other(error.to_string());
+        if !path.try_exists()? {
+            let new = path.with_extension("new");
+            match fs::remove_file(&new) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+            drop(Self::with_tables(Builder::new().create(&new).map_err(failed)?)?);
+            fs::rename(&new, path)?;
+            if let Some(dir) = path.parent().filter(|dir| !dir.as_os_str().is_empty()) {
+                fs::File::open(dir)?.sync_all()?;
+            }
+        }
+        Builder::new().open(path).map_err(failed).and_then(Self::with_tables)
     }
 
     /// Opens the database on this storage.
@@ -61,15 +76,17 @@ impl Index {
         Ok(index)
     }
 
-    /// Records that the objects belong to a file.
+    /// Records that the objects will belong to a file, and adds them to the queue of removals: they are removed unless the record of
+    /// the file names them then.
     ///
     /// # Errors
     /// Returns `Io`.
     pub fn add(&self, objects: &[Object], file: &Handle) -> Result<(), VfsError> {
         self.change(|tables| {
-            let mut table = tables.open_table(OBJECTS)?;
+            let (mut files, mut removals) = (tables.open_table(OBJECTS)?, tables.open_table(REMOVALS)?);
             for object in objects {
-                table.insert(key(*object), file.as_bytes())?;
+                files.insert(key(*object), file.as_bytes())?;
+                removals.insert(key(*object), ())?;
             }
             Ok(())
         })
@@ -107,15 +124,18 @@ impl Index {
         })
     }
 
-    /// Removes an object from the queue of removals, and if `removed` from the reverse index.
+    /// Removes objects from the queue of removals: `used` because files have them, and `removed` from the reverse index, too.
     ///
     /// # Errors
     /// Returns `Io`.
-    pub fn end_removal(&self, object: Object, removed: bool) -> Result<(), VfsError> {
+    pub fn end_removals(&self, used: &[Object], removed: &[Object]) -> Result<(), VfsError> {
         self.change(|tables| {
-            tables.open_table(REMOVALS)?.remove(key(object))?;
-            if removed {
-                tables.open_table(OBJECTS)?.remove(key(object))?;
+            let (mut files, mut removals) = (tables.open_table(OBJECTS)?, tables.open_table(REMOVALS)?);
+            for object in used.iter().chain(removed) {
+                removals.remove(key(*object))?;
+            }
+            for object in removed {
+                files.remove(key(*object))?;
             }
             Ok(())
         })

@@ -17,10 +17,15 @@
 //!    granted. The last copy of a stripe that is in sync is never marked stale: the operation fails instead.
 //! 2. A file is marked in the [`index`] before its first write, and copies that may differ after a crash are compared
 //!    before a second copy is read.
-//! 3. Objects are in the index before a record names them, and are removed only after it has been checked that no record
-//!    names them.
+//! 3. Objects are in the index and in the queue of removals before they are created. They are removed only after it has been checked
+//!    that no record names them.
 //! 4. A file is marked in the index before a layout to write is granted. If the process ends, the next one locks the clients
-//!    out, takes the size of the file from the objects, and compares the copies.
+//!    out, takes the size of the file from the objects, and compares the copies. Layouts to read are not recorded: a write that a
+//!    copy misses is acknowledged only when the leases of the former process have ended.
+//! 5. Nothing that is decided from a record outlives it: after a failed change, or one that an earlier process may not have completed,
+//!    the record is made durable before it is used.
+//! 6. Unstable writes are made durable before a copy is compared with others or copied, and after that. If a copy has lost some in
+//!    between, the write verifier changes.
 //!
 //! **Errors.** A data server that fails is an error of an operation only if no other copy of the same stripe is in
 //! sync.

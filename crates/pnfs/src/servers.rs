@@ -1,9 +1,10 @@
 //! [`DataServers`]: the interface to the data servers.
 
-use std::{collections::HashMap, fmt, future::Future, pin::Pin};
+use std::{fmt, future::Future, pin::Pin};
 
 use buf::Rope;
 use bytes::Bytes;
+use entropy::HashMap;
 use tokio::time::Instant;
 use vfs::{
     Stability, VfsError,

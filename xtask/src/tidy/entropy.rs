@@ -3,13 +3,14 @@
 use super::File;
 
 /// The crates that run in simulations.
-const SIMULATED: [&str; 6] = [
+const SIMULATED: [&str; 7] = [
     "crates/rpc/src/",
     "crates/rpcrdma/src/",
     "crates/rdma/src/",
     "crates/vfs/src/",
     "crates/server/src/",
     "crates/client/src/",
+    "crates/pnfs/src/",
 ];
 
 /// The parts of these crates that need the operating system, so they do not run in simulations.

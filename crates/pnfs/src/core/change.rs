@@ -41,7 +41,11 @@ impl Core {
                 if resizes {
                     core.add_work(&of.handle, TRUNCATING)?;
                 }
-                let change = core.inner.setattr(&caller, &of.handle, &set, guard)?;
+                let change = {
+                    let mut sizing = of.sizing.lock();
+                    *sizing += 1;
+                    core.inner.setattr(&caller, &of.handle, &set, guard)?
+                };
                 if resizes {
                     // The objects must not be cut before the file is, or a crash would leave zeros in the file.
                     core.inner.commit(&root, &of.handle, 0, 0)?;

@@ -2,10 +2,11 @@
 //!
 //! Each holds a lock on its range, so the copies of a file get all writes in the same order.
 
-use std::{collections::HashSet, sync::Arc};
+use std::sync::Arc;
 
 use buf::{Pool, Rope};
 use bytes::{Bytes, BytesMut};
+use entropy::HashSet;
 use futures_util::future::join_all;
 use vfs::{
     Caller, Change, Cred, PreAttr, Read, Report, Result, SeekFor, SetAttr, Stability, VfsError, Written,
@@ -20,7 +21,7 @@ use crate::{
     files::{File, Place},
     index::{DIRTY, TRUNCATING},
     ranges::{RangeGuard, WHOLE},
-    record::Record,
+    record::{Object, Record},
     servers::ServerError,
     stripes::{End, Piece},
 };
@@ -90,7 +91,7 @@ impl Core {
     /// Returns `Io` if no copy in sync can be read.
     pub async fn read_piece(self: &Arc<Self>, file: &Arc<File>, Piece { stripe, range }: Piece) -> Result<Rope> {
         let (offset, len) = (range.start, (range.end - range.start) as usize);
-        let mut tried = HashSet::new();
+        let mut tried: HashSet<Object> = HashSet::default();
         loop {
             let Place::Servers(record) = self.place(file).await? else { return Err(VfsError::Io) };
             // If the copies may differ, all readers must see the same one.
@@ -163,6 +164,10 @@ impl Core {
                 self.holders.recall(&file.handle, LayoutModes::WRITE, false);
                 self.holders.recalled(&file.handle).await;
                 let _whole = file.ranges.lock(WHOLE, true).await;
+                // Another operation may have done it, and a client may have got a layout since.
+                if !self.has_work(&file.handle, TRUNCATING) || self.holders.count(&file.handle).1.write {
+                    continue;
+                }
                 self.trim(file).await?;
             }
             let guard = file.ranges.lock(range.clone(), true).await;
@@ -224,8 +229,7 @@ impl Core {
         let mut outcome = self.write_copies(file, record, &parts, stability).await;
         if outcome.lost.is_some() && !file.unstable.lock().is_empty() {
             // The data servers have lost earlier writes. Clients repeat those, and this one can succeed.
-            self.lose_unstable(file);
-            self.note_unequal(&file.handle);
+            self.lose_unstable(file, |_, _| true);
             outcome = self.write_copies(file, record, &parts, stability).await;
         }
         self.settle(file, outcome).await
@@ -287,7 +291,7 @@ impl Core {
     ///
     /// # Errors
     /// Returns an error if a copy that has lost writes cannot be marked as stale.
-    async fn commit_copies(self: &Arc<Self>, file: &Arc<File>) -> Result<()> {
+    pub async fn commit_copies(self: &Arc<Self>, file: &Arc<File>) -> Result<()> {
         let Place::Servers(record) = self.place(file).await? else { return Ok(()) };
         let unstable = file.unstable.lock().clone();
         let copies = (0..record.copies.len()).filter(|copy| unstable.contains_key(&record.copies[*copy].object));
@@ -296,8 +300,9 @@ impl Core {
         let outcome = self.on_copies(&record, work, check).await;
         if outcome.lost.is_some() {
             // RFC 1813 §3.3.21: the new verifier makes the clients write again.
-            self.lose_unstable(file);
-            self.note_unequal(&file.handle);
+            self.lose_unstable(file, |object, last| {
+                unstable.get(object).is_some_and(|lost| lost.number == last.number)
+            });
             return Ok(());
         }
         self.settle(file, outcome).await?;

@@ -4,11 +4,9 @@
 //! is complete, it takes the place of the former one in a single change of the record. A move that is interrupted is undone,
 //! and begins again with a new object.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, atomic::AtomicU64},
-};
+use std::sync::{Arc, atomic::AtomicU64};
 
+use entropy::HashMap;
 use parking_lot::Mutex;
 use vfs::{Caller, Cred, Handle, Result, VfsError, layout::LayoutModes};
 

@@ -3,10 +3,11 @@
 //! Read RFC 8435 §2.2 (fencing by the users of data files) and §8.2 (errors of mirrors) first. Nothing here takes a lock on a
 //! range of a file that exists on data servers: an operation that holds one may wait for the end of a layout.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use buf::Rope;
 use bytes::Bytes;
+use entropy::HashMap;
 use futures_util::future::join_all;
 use tokio::time::Instant;
 use vfs::{
@@ -17,7 +18,7 @@ use vfs::{
     },
 };
 
-use super::Core;
+use super::{Core, ignore_removed};
 use crate::{
     files::{File, Place},
     index::{LAYOUTS, TRUNCATING},
@@ -111,7 +112,13 @@ impl Core {
             let of = file.clone();
             self.run(move |core| core.add_work(&of.handle, LAYOUTS)).await?;
         }
+        let former = self.holders.of(&file.handle, request.holder);
         if !self.holders.add(&file.handle, request.holder, request.mode.into()) {
+            return Err(VfsError::Delay);
+        }
+        // Work that has begun meanwhile must not find a layout later.
+        if self.is_unequal(&file.handle) || writes && self.has_work(&file.handle, TRUNCATING) {
+            self.holders.remove(&file.handle, request.holder, LayoutModes::from(request.mode).without(former));
             return Err(VfsError::Delay);
         }
         Ok(Attempt::Granted(FlexibleLayout {
@@ -180,7 +187,11 @@ impl Core {
         let mtime = commit.mtime.map_or(SetTime::Now, SetTime::To);
         let size = commit.size.unwrap_or(0);
         self.write_ends(&file, size).await?;
-        self.run(move |core| core.grow(&file, size, Some(mtime))).await
+        self.run(move |core| {
+            let _sizing = file.sizing.lock();
+            core.grow(&file, size, Some(mtime))
+        })
+        .await
     }
 
     /// Writes a byte to each object that ends before the last byte that its stripe has in a file of `size` bytes: see
@@ -213,13 +224,18 @@ impl Core {
         if outcome.lost.is_some() { Ok(()) } else { self.mark_stale(file, outcome.failed).await }
     }
 
-    /// Gives the inner file at least this size, durably. The times change if `mtime` is given or the file grows.
+    /// Gives the inner file at least this size, durably. The times change if `mtime` is given or the file grows. The caller has
+    /// locked the size.
     fn grow(&self, file: &File, size: u64, mtime: Option<SetTime>) -> Result<Change> {
-        let _sizing = file.sizing.lock();
         let root = Cred::root();
         let caller = Caller::blocking(&root);
         let former: Attr = self.inner.getattr(&caller, &file.handle)?;
         let size = Some(size).filter(|size| *size > former.size);
+        // Another write may have set a later time since the client's proposal was checked.
+        let mtime = mtime.map(|time| match time {
+            SetTime::To(time) if time > former.mtime => SetTime::To(time),
+            _ => SetTime::Now,
+        });
         let mtime = mtime.or(size.map(|_| SetTime::Now));
         let change = self.inner.setattr(&caller, &file.handle, &SetAttr { size, mtime, ..SetAttr::default() }, None)?;
         self.inner.commit(&caller, &file.handle, 0, 0)?;
@@ -231,27 +247,44 @@ impl Core {
     /// # Errors
     /// Returns an error if no data server with a copy of one stripe answers, and the errors of the inner file system.
     async fn take_size(self: &Arc<Self>, file: &Arc<File>) -> Result<()> {
-        let Place::Servers(record) = self.place(file).await? else { return Ok(()) };
-        // Objects that could not be cut have bytes that do not belong to the file any more.
-        if self.has_work(&file.handle, TRUNCATING) {
-            return Ok(());
+        loop {
+            let Place::Servers(record) = self.place(file).await? else { return Ok(()) };
+            let sized = *file.sizing.lock();
+            // Objects that could not be cut have bytes that do not belong to the file any more.
+            if self.has_work(&file.handle, TRUNCATING) {
+                return Ok(());
+            }
+            let size = |copy: usize| {
+                let size = self.servers.size(record.copies[copy].object);
+                async move { size.await.ok().map(|size| (copy, size)) }
+            };
+            let sizes: HashMap<_, _> = join_all(record.in_sync().map(size)).await.into_iter().flatten().collect();
+            if record.stripe_without(|copy| sizes.contains_key(&copy)).is_some() {
+                return Err(VfsError::Io);
+            }
+            let size = sizes.into_values().max().unwrap_or(0);
+            self.write_ends(file, size).await?;
+            let of = file.clone();
+            let is_striped = record.stripes.count() > 1;
+            let taken = self.run(move |core| {
+                let sizing = of.sizing.lock();
+                // A truncation has begun: the objects may have had their former sizes.
+                if *sizing != sized {
+                    // Bytes may have been written behind the new ends of objects after these were cut.
+                    if is_striped {
+                        core.add_work(&of.handle, TRUNCATING)?;
+                    }
+                    return Ok(false);
+                }
+                if size > core.size_of(&of.handle)? {
+                    core.grow(&of, size, None)?;
+                }
+                Ok(true)
+            });
+            if taken.await? {
+                return Ok(());
+            }
         }
-        let size = |copy: usize| {
-            let size = self.servers.size(record.copies[copy].object);
-            async move { size.await.ok().map(|size| (copy, size)) }
-        };
-        let sizes: HashMap<_, _> = join_all(record.in_sync().map(size)).await.into_iter().flatten().collect();
-        if record.stripe_without(|copy| sizes.contains_key(&copy)).is_some() {
-            return Err(VfsError::Io);
-        }
-        let size = sizes.into_values().max().unwrap_or(0);
-        self.write_ends(file, size).await?;
-        let of = file.clone();
-        self.run(move |core| match size > core.size_of(&of.handle)? {
-            true => core.grow(&of, size, None).map(drop),
-            false => Ok(()),
-        })
-        .await
     }
 
     /// Ends layouts that a client has returned.
@@ -374,14 +407,6 @@ fn mirrors(stripes: &[Vec<DataFile>]) -> Vec<Mirror> {
     let count = stripes.iter().map(Vec::len).max().unwrap_or(0);
     let mirror = |at: usize| stripes.iter().map(|files| files[at % files.len()].clone()).collect();
     (0..count).map(|at| Mirror { data_files: mirror(at) }).collect()
-}
-
-/// Returns success if the file does not exist any more.
-fn ignore_removed(result: Result<()>) -> Result<()> {
-    match result {
-        Err(VfsError::Stale | VfsError::NotFound | VfsError::BadHandle) => Ok(()),
-        result => result,
-    }
 }
 
 /// The time after a client's report before the copy is made again. It bounds the load that a client can cause.

@@ -1,7 +1,8 @@
 //! Copies that fail: which operations succeed without them, and the stale marks.
 
-use std::{collections::HashMap, sync::Arc};
+use std::sync::{Arc, atomic::Ordering::Relaxed};
 
+use entropy::HashMap;
 use futures_util::future::join_all;
 use vfs::{Result, VfsError, layout::LayoutModes};
 
@@ -9,7 +10,7 @@ use super::Core;
 use crate::{
     files::{File, Place, Unstable},
     index::UNHEALTHY,
-    record::{CopyState, Object, Record},
+    record::{CopyState, Epochs, Object, Record},
     servers::{ServerError, ServerFuture, WriteVerifier},
 };
 
@@ -34,7 +35,7 @@ impl Core {
         mut check: impl FnMut(Object, T) -> bool,
     ) -> Outcome {
         let results = join_all(work.into_iter().map(|(copy, future)| async move { (copy, future.await) })).await;
-        let mut errors = HashMap::new();
+        let mut errors: HashMap<usize, ServerError> = HashMap::default();
         for (copy, result) in results {
             let object = record.copies[copy].object;
             self.note_server(object.server, result.as_ref().err() != Some(&ServerError::Unreachable));
@@ -98,10 +99,21 @@ impl Core {
             core.store(&of, next)
         })
         .await?;
+        // This copy may have lost unstable writes before it was copied to others, which then lack them, too.
+        let copied = self.is_unequal(&file.handle) || record.copies.iter().any(|copy| copy.state == CopyState::Copying);
+        let mut writes = file.unstable.lock();
+        let former = writes.len();
+        writes.retain(|object, _| !objects.contains(object));
+        if readable && copied && writes.len() < former {
+            self.change_verifier();
+        }
+        drop(writes);
+        if readable && record.epochs != Epochs::default() {
+            self.holders.await_former(&file.handle);
+        }
         if readable {
             self.holders.recall(&file.handle, LayoutModes::ALL, true);
         }
-        file.unstable.lock().retain(|object, _| !objects.contains(object));
         self.wake.notify_one();
         Ok(())
     }
@@ -115,18 +127,23 @@ impl Core {
             return false;
         }
         if unstable {
-            let number = self.writes.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            let number = self.writes.fetch_add(1, Relaxed);
             writes.insert(object, Unstable { verifier, number });
         }
         true
     }
 
     /// Reacts to a failed operation on objects that may have lost unstable writes: the write verifier changes, and clients
-    /// write their data again.
-    pub fn lose_unstable(&self, file: &File) {
-        if !file.unstable.lock().is_empty() {
-            file.unstable.lock().clear();
+    /// write their data again. Forgets the writes that `lost` names.
+    pub fn lose_unstable(&self, file: &File, lost: impl Fn(&Object, &Unstable) -> bool) {
+        file.losses.fetch_add(1, Relaxed);
+        let mut writes = file.unstable.lock();
+        let any = !writes.is_empty();
+        writes.retain(|object, last| !lost(object, last));
+        drop(writes);
+        if any {
             self.change_verifier();
         }
+        self.note_unequal(&file.handle);
     }
 }

@@ -14,14 +14,15 @@ pub(crate) use self::data::Write;
 pub use self::status::{FileStatus, Repairs, ServerStatus, SetServiceError};
 
 use std::{
-    collections::{HashMap, HashSet},
     io,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
+    time::Duration,
 };
 
+use entropy::{HashMap, HashSet};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
 use vfs::{Caller, Cred, FsCaps, Handle, Name, Result, Vfs, VfsError, XattrMode};
@@ -31,7 +32,7 @@ use crate::{
     files::{File, Files, Place},
     holders::Holders,
     index::{Index, LAYOUTS, UNHEALTHY, Work},
-    record::{COPIES_MAX, OBJECTS_MAX, Record, RecordError, ServerId},
+    record::{COPIES_MAX, OBJECTS_MAX, Object, Record, RecordError, ServerId},
     servers::{DataServers, Failing},
     services::{Service, Services},
     stripes::Stripes,
@@ -49,6 +50,9 @@ pub struct Options {
     pub threshold: u64,
     /// Whether clients get layouts. If not, all data pass through this server, and the users of objects are not changed.
     pub layouts: bool,
+    /// The time for which clients may use layouts that an earlier process has granted: a lease. Until then, a write that a copy
+    /// misses is not acknowledged.
+    pub former_layouts: Duration,
 }
 
 /// A file system whose file data are on data servers. Clones are the same file system.
@@ -70,10 +74,14 @@ pub(crate) struct Core {
     pub work: Mutex<HashMap<Handle, Work>>,
     /// Files whose copies may differ. Only the first copy that is in sync is read.
     pub unequal: Mutex<HashSet<Handle>>,
+    /// Files whose records may not be durable: a change of them has failed, or an earlier process may have ended meanwhile.
+    pub unsettled: Mutex<HashSet<Handle>>,
     /// Files for which an earlier process has granted layouts, until their clients are locked out.
     pub unfenced: Mutex<HashSet<Handle>>,
     /// Data servers whose last operation failed.
     pub failing: Mutex<Failing>,
+    /// Objects that a change of a record in progress adds or removes.
+    pub pinned: Mutex<HashSet<Object>>,
     /// The same as `servers`, with the states that an administrator sets.
     pub services: Arc<Services>,
     pub drains: Drains,
@@ -126,11 +134,13 @@ impl Pnfs {
             caps: FsCaps { completes_later: true, clone_block: 0, ..caps },
             unequal: Mutex::new(unequal),
             unfenced: Mutex::new(unfenced),
+            unsettled: Mutex::new(work.keys().cloned().collect()),
             work: Mutex::new(work),
             verifier: AtomicU64::new(entropy::random()),
             files: Files::default(),
             holders: Holders::new(&options),
             failing: Mutex::new(failing),
+            pinned: Mutex::default(),
             removing: RwLock::default(),
             wake: Notify::new(),
             writes: AtomicU64::new(0),
@@ -144,7 +154,26 @@ impl Pnfs {
     }
 }
 
+/// Objects that are not removed while their record is changed. This ends when it is dropped.
+pub(crate) struct Pinned {
+    core: Arc<Core>,
+    objects: Vec<Object>,
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        self.core.pinned.lock().retain(|object| !self.objects.contains(object));
+        self.core.wake.notify_one();
+    }
+}
+
 impl Core {
+    /// Keeps objects in the queue of removals while a change of their record is in progress.
+    pub fn pin(self: &Arc<Self>, objects: Vec<Object>) -> Pinned {
+        self.pinned.lock().extend(&objects);
+        Pinned { core: self.clone(), objects }
+    }
+
     /// Runs a job that may wait for the inner file system or the database.
     pub async fn run<T: Send + 'static>(
         self: &Arc<Self>,
@@ -164,6 +193,14 @@ impl Core {
         }
         let root = Cred::root();
         let caller = Caller { cred: &root, may_block, completion: None };
+        if self.unsettled.lock().contains(&file.handle) {
+            if !may_block && self.caps.blocks {
+                return Err(VfsError::WouldBlock);
+            }
+            // A decision that follows from a record must not outlive it.
+            ignore_removed(self.inner.commit(&Caller::blocking(&root), &file.handle, 0, 0).map(drop))?;
+            self.unsettled.lock().remove(&file.handle);
+        }
         let place = match self.inner.xattr(&caller, &file.handle, attribute()) {
             Ok(bytes) => {
                 let record = Record::decode(&bytes).map_err(|error| damaged(&file.handle, error))?;
@@ -188,16 +225,19 @@ impl Core {
         self.run(move |core| core.place_now(&of, true)).await
     }
 
-    /// Stores a record durably. If this fails, it is unknown which record the file has, and it is read again.
+    /// Stores a record durably. If this fails, it is unknown which record the file has: the next use of the file makes it durable and
+    /// reads it.
     ///
     /// # Errors
     /// Returns the errors of the inner file system.
     pub fn store(&self, file: &File, record: Record) -> Result<Arc<Record>> {
         let root = Cred::root();
         let caller = Caller::blocking(&root);
+        self.unsettled.lock().insert(file.handle.clone());
         *file.place.lock() = None;
         self.inner.set_xattr(&caller, &file.handle, attribute(), &record.encode(), XattrMode::Either)?;
         self.inner.commit(&caller, &file.handle, 0, 0)?;
+        self.unsettled.lock().remove(&file.handle);
         let record = Arc::new(record);
         *file.place.lock() = Some(Place::Servers(record.clone()));
         Ok(record)
@@ -271,6 +311,14 @@ impl Core {
 /// Returns the name of the extended attribute with the record.
 pub(crate) fn attribute() -> &'static Name {
     Name::new(ATTRIBUTE.as_bytes()).expect("name must be valid")
+}
+
+/// Returns success if the file does not exist any more.
+pub(crate) fn ignore_removed(result: Result<()>) -> Result<()> {
+    match result {
+        Err(VfsError::Stale | VfsError::NotFound | VfsError::BadHandle) => Ok(()),
+        result => result,
+    }
 }
 
 fn damaged(file: &Handle, error: RecordError) -> VfsError {

@@ -2,7 +2,10 @@
 //!
 //! Both copy one piece at a time, under a lock on its range. Other operations continue in between.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
+};
 
 use buf::Rope;
 use tokio::time::Instant;
@@ -24,13 +27,26 @@ impl Core {
     /// # Errors
     /// Returns an error if a data server fails whose copy is the last one. The work stays recorded.
     pub async fn equalize(self: &Arc<Self>, file: &Arc<File>) -> Result<()> {
-        self.holders.recall(&file.handle, LayoutModes::WRITE, false);
-        self.holders.recalled(&file.handle).await;
-        if let Place::Servers(_) = self.place(file).await? {
-            {
-                let _whole = file.ranges.lock(WHOLE, true).await;
-                self.trim(file).await?;
+        let whole = loop {
+            self.holders.recall(&file.handle, LayoutModes::WRITE, false);
+            self.holders.recalled(&file.handle).await;
+            let whole = file.ranges.lock(WHOLE, true).await;
+            // While this waited, another operation may have done the work, and a client may have got a layout.
+            if !self.has_work(&file.handle, TRUNCATING) && !self.is_unequal(&file.handle) {
+                return Ok(());
             }
+            if !self.holders.count(&file.handle).1.write {
+                break whole;
+            }
+        };
+        let losses = file.losses.load(Relaxed);
+        {
+            let _whole = whole;
+            self.trim(file).await?;
+            self.commit_copies(file).await?;
+            self.make_durable(file).await?;
+        }
+        if let Place::Servers(_) = self.place(file).await? {
             let mut offset = 0;
             loop {
                 let of = file.clone();
@@ -45,9 +61,23 @@ impl Core {
         // Writes that are in progress may still fail, and then make the copies differ again. No client has a layout to write: none
         // is granted for a file whose copies may differ.
         let _whole = file.ranges.lock(WHOLE, true).await;
+        self.commit_copies(file).await?;
+        // Another truncation may have failed at the data servers, or writes may have been lost. The next round begins again.
+        if file.losses.load(Relaxed) != losses || self.has_work(&file.handle, TRUNCATING) {
+            return Err(VfsError::Delay);
+        }
         self.unequal.lock().remove(&file.handle);
         let of = file.clone();
-        self.run(move |core| core.end_work(&of.handle, TRUNCATING | LAYOUTS)).await
+        self.run(move |core| core.end_work(&of.handle, LAYOUTS)).await
+    }
+
+    /// Makes all writes to the copies durable, also those of clients and of an earlier process. The copies would differ again if a
+    /// data server lost them.
+    async fn make_durable(self: &Arc<Self>, file: &Arc<File>) -> Result<()> {
+        let Place::Servers(record) = self.place(file).await? else { return Ok(()) };
+        let work = record.written().map(|copy| (copy, self.servers.commit(record.copies[copy].object))).collect();
+        let outcome = self.on_copies(&record, work, |_, _| true).await;
+        self.settle(file, outcome).await
     }
 
     async fn equalize_piece(self: &Arc<Self>, file: &Arc<File>, offset: u64) -> Result<()> {
@@ -113,6 +143,7 @@ impl Core {
         // Clients with layouts do not write to the new copy. From now on, they get none to write.
         self.holders.recall(&file.handle, LayoutModes::WRITE, true);
         self.holders.recalled(&file.handle).await;
+        self.commit_copies(file).await?;
         let Place::Servers(record) = self.place(file).await? else { return Err(VfsError::Io) };
         let (stripes, stripe) = (record.stripes, record.stripe_of(copy));
         let mut offset = stripes.next(stripe, 0);
@@ -156,20 +187,16 @@ impl Core {
         next.copies[copy] = Copy { object, state: CopyState::Copying };
         // A data server that does not answer leaves no entries in the index.
         self.servers.probe(object.server).await?;
-        let of = file.clone();
-        self.run(move |core| core.index.add(&[object], &of.handle)).await?;
-        let created = self.servers.create(object, record.epochs.owners(object)).await;
+        let _pinned = self.pin(vec![object, former]);
         let of = file.clone();
         self.run(move |core| {
-            if let Err(error) = created {
-                core.index.enqueue_removals(&[object])?;
-                return Err(error.into());
-            }
-            core.store(&of, next)?;
-            core.enqueue_if_removed(&of.handle, object)?;
+            core.index.add(&[object], &of.handle)?;
             core.index.enqueue_removals(&[former])
         })
         .await?;
+        self.servers.create(object, record.epochs.owners(object)).await?;
+        let of = file.clone();
+        self.run(move |core| core.store(&of, next)).await?;
         Ok(object)
     }
 
@@ -187,14 +214,9 @@ impl Core {
     /// Marks a copy as in sync. The caller holds a lock on the whole file.
     async fn end_copy(self: &Arc<Self>, file: &Arc<File>, copy: usize, object: Object) -> Result<()> {
         self.copying(file, copy, object).await?;
-        // Unstable writes that the copy received while it was made have the same verifier as the others, or it has failed.
-        let unstable = file.unstable.lock().get(&object).copied();
-        if let Some(unstable) = unstable
-            && self.servers.commit(object).await? != unstable.verifier
-        {
-            self.mark_stale(file, vec![object]).await?;
-            return Err(VfsError::Io);
-        }
+        // A copy from which data were read may have lost unstable writes before, and this one those that it received.
+        self.commit_copies(file).await?;
+        self.copying(file, copy, object).await?;
         let _changing = file.changing.lock().await;
         let Place::Servers(record) = self.place(file).await? else { return Err(VfsError::Io) };
         let mut next = Record::clone(&record);
@@ -207,14 +229,21 @@ impl Core {
         Ok(())
     }
 
-    /// Forgets that a file was written, if it has not been written since the last call.
+    /// Forgets that a file was written, if it has not been written since the last call. Writes that nobody has made durable
+    /// are made durable before: a data server that loses them later would be left behind.
     ///
     /// # Errors
-    /// Returns the errors of the index.
+    /// Returns the errors of the index, and of the data servers if they cannot make the writes durable.
     pub async fn end_dirty(self: &Arc<Self>, file: &Arc<File>) -> Result<()> {
         let Some(_whole) = file.ranges.try_lock(WHOLE, true) else { return Ok(()) };
         let active = std::mem::take(&mut *file.active.lock());
-        if active || !file.unstable.lock().is_empty() || self.is_unequal(&file.handle) {
+        if active || self.is_unequal(&file.handle) {
+            return Ok(());
+        }
+        if !file.unstable.lock().is_empty() {
+            self.commit_copies(file).await?;
+        }
+        if !file.unstable.lock().is_empty() || self.is_unequal(&file.handle) {
             return Ok(());
         }
         let of = file.clone();

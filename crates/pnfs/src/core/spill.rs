@@ -11,7 +11,7 @@ use vfs::{Attr, Caller, Cred, Result, SeekFor, SetAttr, SetTime, Stability, VfsE
 use super::{Core, mirrors::CopyWork};
 use crate::{
     files::{File, Place},
-    index::UNHEALTHY,
+    index::{DIRTY, UNHEALTHY},
     record::{Copy, CopyState, Epochs, Object, Record},
     stripes::{Piece, Stripes},
 };
@@ -28,20 +28,16 @@ impl Core {
         }
         let record = self.new_record(stripes);
         let objects: Vec<Object> = record.copies.iter().map(|copy| copy.object).collect();
-        let (of, all) = (file.clone(), objects.clone());
+        let _pinned = self.pin(objects.clone());
+        let of = file.clone();
         let attr = self
             .run(move |core| {
                 let attr = core.inner.getattr(&Caller::blocking(&Cred::root()), &of.handle)?;
-                core.index.add(&all, &of.handle)?;
+                core.index.add(&objects, &of.handle)?;
                 Ok(attr)
             })
             .await?;
-        let spilled = self.spill_to(file, record, &attr).await;
-        if spilled.is_err() {
-            let _ = self.run(move |core| core.index.enqueue_removals(&objects)).await;
-            self.wake.notify_one();
-        }
-        spilled
+        self.spill_to(file, record, &attr).await
     }
 
     /// Returns a record with new objects. Data servers that have failed last are used last.
@@ -96,9 +92,8 @@ impl Core {
         }
         let (of, attr) = (file.clone(), attr.clone());
         self.run(move |core| {
-            if !record.is_healthy() {
-                core.add_work(&of.handle, UNHEALTHY)?;
-            }
+            // After a crash, the next process makes sure that the record of a file with work is durable before it uses it.
+            core.add_work(&of.handle, if record.is_healthy() { DIRTY } else { DIRTY | UNHEALTHY })?;
             core.store(&of, record)?;
             core.punch(&of, &attr);
             Ok(())

@@ -3,11 +3,11 @@
 //! These functions wait for the inner file system and the database.
 
 use std::{
-    collections::HashMap,
     fmt,
     sync::{Arc, atomic::Ordering::Relaxed},
 };
 
+use entropy::HashMap;
 use vfs::{Caller, Cred, Handle, Name, Result, VfsError, layout::LayoutModes};
 
 use super::{Core, Pnfs};
@@ -109,7 +109,7 @@ impl Pnfs {
     /// Returns the errors of the inner file system and of the index.
     pub fn server_list(&self) -> Result<Vec<ServerStatus>> {
         let core = &self.0;
-        let mut stale: HashMap<ServerId, u64> = HashMap::new();
+        let mut stale: HashMap<ServerId, u64> = HashMap::default();
         for (_, record) in core.unhealthy()? {
             let copies = record.copies.iter().filter(|copy| copy.state != CopyState::InSync);
             copies.for_each(|copy| *stale.entry(copy.object.server).or_default() += 1);

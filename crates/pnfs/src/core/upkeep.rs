@@ -2,7 +2,7 @@
 
 use std::{future::Future, sync::Arc};
 
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep_until};
 use vfs::{Caller, Cred, Handle, Result, VfsError};
 
 use super::{Core, Pnfs};
@@ -32,9 +32,23 @@ impl Pnfs {
     }
 
     /// Executes one round of the work in the background: removes objects of removed files, makes the copies of files equal
-    /// that may differ, and makes stale copies again. Work that fails is left for the next round.
+    /// that may differ, and makes stale copies again. Work that fails is left for the next round. This needs a runtime of tokio.
     pub async fn upkeep(&self) {
         let core = &self.0;
+        let Some(until) = core.holders.former() else { return core.round().await };
+        let ended = async {
+            sleep_until(until).await;
+            core.holders.end_former();
+            std::future::pending::<()>().await;
+        };
+        tokio::select! { biased; () = ended => {}, () = core.round() => {} }
+    }
+}
+
+impl Core {
+    /// Executes one round of the upkeep.
+    async fn round(self: &Arc<Self>) {
+        let core = self;
         core.probe().await;
         core.undo_moves().await;
         core.remove_objects().await;
@@ -49,9 +63,7 @@ impl Pnfs {
         // Resilvering and moves have left the former objects.
         core.remove_objects().await;
     }
-}
 
-impl Core {
     /// Probes the data servers that have failed.
     async fn probe(self: &Arc<Self>) {
         let failing: Vec<ServerId> = self.failing.lock().all();
@@ -67,33 +79,48 @@ impl Core {
         let mut servers = self.services.configured();
         servers.retain(|server| self.services.of(*server) != Service::Lost);
         let Ok(queue) = self.run(move |core| core.index.removals(&servers)).await else { return };
-        for (object, file) in queue {
-            if let Err(error) = self.remove_object(object, file).await {
-                tracing::debug!(?object, %error, "an object cannot be removed now");
+        let mut removed = Vec::new();
+        for part in queue.chunks(REMOVALS) {
+            let part = part.to_vec();
+            let Ok(unused) = self.run(move |core| core.unused_in_queue(part)).await else { return };
+            for object in unused {
+                let result = self.servers.remove(object).await;
+                self.note_server(object.server, result != Err(ServerError::Unreachable));
+                match result {
+                    Ok(()) => removed.push(object),
+                    Err(error) => tracing::debug!(?object, %error, "an object cannot be removed now"),
+                }
             }
+        }
+        if !removed.is_empty() {
+            // If this fails, the next round finds the objects again.
+            let _ = self.run(move |core| core.index.end_removals(&[], &removed)).await;
         }
     }
 
-    async fn remove_object(self: &Arc<Self>, object: Object, file: Option<Handle>) -> Result<()> {
-        let usage = self
-            .run(move |core| {
-                // No operation is between adding objects to the queue and removing their file.
-                let _removing = core.removing.write();
-                let usage = file.map_or(Usage::Unused, |file| core.usage(&file, object));
-                // A file that still has the object was not removed in the end.
-                if usage == Usage::Used {
-                    core.index.end_removal(object, false)?;
-                }
-                Ok(usage)
-            })
-            .await?;
-        if usage == Usage::Unused {
-            let removed = self.servers.remove(object).await;
-            self.note_server(object.server, removed != Err(ServerError::Unreachable));
-            removed?;
-            self.run(move |core| core.index.end_removal(object, true)).await?;
+    /// Returns the objects of the queue of removals that no file uses. Removes those from the queue that a file uses.
+    ///
+    /// # Errors
+    /// Returns `Io`.
+    fn unused_in_queue(&self, queue: Vec<(Object, Option<Handle>)>) -> Result<Vec<Object>> {
+        // No operation is between adding objects to the queue and removing their file.
+        let _removing = self.removing.write();
+        let (mut used, mut unused) = (Vec::new(), Vec::new());
+        for (object, file) in queue {
+            if self.pinned.lock().contains(&object) {
+                continue;
+            }
+            match file.map_or(Usage::Unused, |file| self.usage(&file, object)) {
+                // A file that still has the object was not removed in the end, or the object is a new copy.
+                Usage::Used => used.push(object),
+                Usage::Unused => unused.push(object),
+                Usage::Unknown => {}
+            }
         }
-        Ok(())
+        if !used.is_empty() {
+            self.index.end_removals(&used, &[])?;
+        }
+        Ok(unused)
     }
 
     /// Returns whether a file uses an object.
@@ -154,3 +181,6 @@ impl Core {
         Ok(!paused)
     }
 }
+
+/// The number of objects in the queue of removals that are examined at a time. Files cannot be removed meanwhile.
+const REMOVALS: usize = 64;

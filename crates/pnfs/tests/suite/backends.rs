@@ -1,6 +1,6 @@
 //! The conformance suite of back ends.
 
-use std::{os::unix::fs::PermissionsExt, sync::Arc};
+use std::{os::unix::fs::PermissionsExt, sync::Arc, time::Duration};
 
 use conformance::backend::{Skipped, World, cred};
 use pnfs::{Index, Options, Pnfs, Stripes};
@@ -23,7 +23,7 @@ conformance::backend_suite! {
 fn world(inner: Arc<dyn Vfs>, threshold: u64, stripes: Stripes) -> World {
     let index = Index::with_backend(InMemoryBackend::new()).unwrap();
     let mirrors = 2;
-    let options = Options { threshold, mirrors, stripes, layouts: true };
+    let options = Options { threshold, mirrors, stripes, layouts: true, former_layouts: Duration::ZERO };
     World::new(Arc::new(Pnfs::new(inner, Arc::new(Servers::new(4)), index, options).unwrap()))
 }
 

@@ -2,9 +2,16 @@
 
 use std::collections::HashSet;
 
-use vfs::{Name, Stability, Vfs, VfsError};
+use pnfs::Index;
+use vfs::{Handle, Name, Stability, Vfs, VfsError};
 
 use crate::world::World;
+
+fn write_unstable(world: &World, file: &Handle, value: u8) {
+    let data = buf::Rope::from(bytes::Bytes::from(vec![value; 5000]));
+    let report = vfs::Report::Nothing;
+    world.run(|caller| world.pnfs.write(caller, file, 0, &data, Stability::Unstable, report)).unwrap();
+}
 
 #[test]
 fn stale_copy_is_never_read_and_is_made_again() {
@@ -74,11 +81,7 @@ fn copy_that_lost_unstable_writes_is_stale_after_commit() {
 fn lost_unstable_writes(world: World) {
     let file = world.create("file");
     world.write(&file, 0, &[1; 5000]).unwrap();
-    let write = |value: u8| {
-        let data = buf::Rope::from(bytes::Bytes::from(vec![value; 5000]));
-        let report = vfs::Report::Nothing;
-        world.run(|caller| world.pnfs.write(caller, &file, 0, &data, Stability::Unstable, report)).unwrap();
-    };
+    let write = |value| write_unstable(&world, &file, value);
     let commit = || world.run(|caller| world.pnfs.commit(caller, &file, 0, 0)).unwrap();
     let verifier = world.pnfs.write_verifier();
     write(2);
@@ -94,6 +97,54 @@ fn lost_unstable_writes(world: World) {
     world.servers.ids().for_each(|server| world.servers.restart(server));
     commit();
     assert_ne!(world.pnfs.write_verifier(), verifier);
+}
+
+#[test]
+fn unstable_writes_that_nobody_commits_are_made_durable() {
+    let world = World::new();
+    let file = world.create("file");
+    world.write(&file, 0, &[1; 5000]).unwrap();
+    write_unstable(&world, &file, 2);
+    // The file is in use during the first round.
+    world.upkeep();
+    let copies = world.record(&file).copies;
+    world.servers.restart(copies[0].object.server.0);
+    for copy in copies {
+        assert_eq!(world.servers.content(copy.object).unwrap(), [2; 5000], "no copy may be left behind");
+    }
+}
+
+/// The new copy is made from one that has lost a write, so COMMIT must not find the write in it.
+#[test]
+fn copy_of_a_copy_that_lost_unstable_writes_does_not_hide_the_loss() {
+    let world = World::new();
+    let file = world.create("file");
+    world.write(&file, 0, &[1; 5000]).unwrap();
+    let [bad, good] = [0, 1].map(|at| world.record(&file).copies[at].object.server.0);
+    world.servers.set_down(bad, true);
+    write_unstable(&world, &file, 2);
+    let verifier = world.pnfs.write_verifier();
+    world.servers.restart(good);
+    world.servers.set_down(bad, false);
+    world.upkeep();
+    assert!(world.record(&file).is_healthy());
+    world.run(|caller| world.pnfs.commit(caller, &file, 0, 0)).unwrap();
+    assert_eq!(world.read(&file).unwrap(), [1; 5000]);
+    assert_ne!(world.pnfs.write_verifier(), verifier, "the client must write again");
+}
+
+#[test]
+fn index_is_created_again_after_a_crash_and_used_by_one_process_at_a_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("index.redb");
+    // The process has ended while it created the file.
+    std::fs::write(path.with_extension("new"), [0; 4096]).unwrap();
+    let index = Index::open(&path).unwrap();
+    let file = Handle::new(b"file");
+    index.set_work(&file, pnfs::index::DIRTY).unwrap();
+    assert!(Index::open(&path).is_err(), "two processes must not use one index");
+    drop(index);
+    assert_eq!(Index::open(&path).unwrap().work().unwrap()[&file], pnfs::index::DIRTY);
 }
 
 #[test]

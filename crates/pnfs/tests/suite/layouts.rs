@@ -5,7 +5,7 @@ use std::task::Poll;
 use buf::Rope;
 use vfs::{
     Caller, Layouts, Report, Stability, Vfs, VfsError,
-    layout::{DataError, LayoutHolder, LayoutMode, LayoutModes},
+    layout::{DataError, LayoutCommit, LayoutHolder, LayoutMode, LayoutModes, LayoutRange},
 };
 
 use crate::world::World;
@@ -64,6 +64,20 @@ fn size_is_that_of_direct_writes_after_commit_and_return() {
     world.release(&file, 1, LayoutModes::WRITE);
     assert_eq!(world.size(&file), 5000, "the client has not committed");
     assert_eq!(world.read(&file).unwrap(), [[1; 3000].to_vec(), [2; 2000].to_vec()].concat());
+}
+
+#[test]
+fn time_of_a_layout_commit_does_not_replace_a_later_one() {
+    let world = World::new();
+    let file = world.create("file");
+    world.grant(&file, 1, Write).unwrap();
+    let mtime = || world.run(|caller| world.pnfs.getattr(caller, &file)).unwrap().mtime;
+    let before = mtime();
+    let early = vfs::Time { seconds: before.seconds - 1, ..before };
+    let commit = LayoutCommit { range: LayoutRange::ALL, size: None, mtime: Some(early) };
+    let holder = Some(LayoutHolder(1));
+    world.run(|caller| Layouts::commit(&world.pnfs, caller, &file, holder, &commit)).unwrap();
+    assert!(mtime() >= before, "the time of the file must not go back");
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::{
     pin::pin,
     sync::Arc,
     task::{Context, Poll, Waker},
+    time::Duration,
 };
 
 use buf::{Pool, Rope};
@@ -82,7 +83,7 @@ impl World {
     }
 
     fn open(inner: Arc<dyn Vfs>, servers: Servers, index: Storage, stripes: Stripes) -> Self {
-        let options = Options { mirrors: 2, stripes, threshold: 1000, layouts: true };
+        let options = Options { mirrors: 2, stripes, threshold: 1000, layouts: true, former_layouts: Duration::ZERO };
         let opened = Index::with_backend(index.clone()).unwrap();
         let pnfs = Pnfs::new(inner.clone(), Arc::new(servers.clone()), opened, options).unwrap();
         let events = Arc::new(Events::default());

@@ -1,5 +1,7 @@
 //! [`Object`]: an object of an export that a call uses, with the identity of the caller.
 
+use std::convert::Infallible;
+
 use smallvec::SmallVec;
 use vfs::{Attr, Caller, Cred, Handle, Vfs, VfsError, interpose::Interposed};
 
@@ -52,6 +54,13 @@ impl Object<'_> {
             None => run(),
             Some(journal) => journal.once((name, self.export.id(), &self.handle), run),
         }
+    }
+
+    /// Returns the write verifier of the time when this call began. A write that was pending may have been lost since then, and its
+    /// client must see that the verifier has changed.
+    pub(crate) fn write_verifier(&self) -> [u8; 8] {
+        let Ok(verifier) = self.once("write verifier", || Ok::<_, Infallible>(self.vfs().write_verifier()));
+        verifier
     }
 
     pub(crate) fn caller(&self) -> Caller<'_> {

@@ -63,7 +63,7 @@ fn write(cx: &Context<'_>, args: &WriteArgs, out: &mut Encoder) -> Result<Nfssta
         };
         let vfs = file.writable()?.vfs();
         let _changing = cx.before_change(file, None)?;
-        let verf = vfs.write_verifier();
+        let verf = file.write_verifier();
         let report = Report::Attributes(writer(cx.peer.ip()));
         let written = vfs.write(&file.caller(), &file.handle, args.offset, &data, stability, report)?;
         let committed = match written.stability {

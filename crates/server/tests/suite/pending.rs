@@ -7,7 +7,7 @@ use std::{
 };
 
 use crate::common::v4::{Client4, Open, at, channel, getattr, mkdir, open, read, write};
-use crate::common::*;
+use crate::common::{toy::Toy, *};
 use nfs::{
     mount::{Dirpath, MountProc3, MountRes, Mountstat3},
     v3::*,
@@ -95,6 +95,31 @@ fn create_args(dir: &NfsFh3, name: &str) -> CreateArgs {
 }
 
 const MANY: usize = 10_000;
+
+/// A write is lost after the back end has begun it. Its client must write again when it sees the verifier of COMMIT.
+#[simnet::test]
+async fn pending_write_has_the_verifier_of_its_beginning() {
+    let toy = Toy::new(plain_memory());
+    let fs = Deferred::new(toy.clone(), Pace::Manual);
+    fs.0.hold(false);
+    let options = ExportOptions { squash: Squash::None, ..Default::default() };
+    let export = Export::new("/m", ExportId::unique(), fs.clone(), options).unwrap();
+    let settings = Settings::default();
+    let nfs = NfsServer::recovering(export, HandleKey::random(), Recovery::in_memory(), settings).unwrap();
+    let world = World { nfs, fs };
+    let rig = Rig::calling(&world.nfs);
+    let file = rig.file(&rig.root(), "f", b"");
+    world.fs.0.hold(true);
+    let message = Message::encode(&WriteArgs { stable: StableHow::Unstable, ..write_args(&file, 0, b"data") });
+    let mut call = rig.paper.call(&*rig.nfs, Proc3::Write as u32, (rig.peer, &rig.caller), &message);
+    assert!(begin(&mut call).is_none(), "the write must be pending");
+    toy.state().lost = true;
+    let reply = world.finish(vec![call], 1).remove(0);
+    let written = results::<<Write as Procedure3>::Res>(&reply).into_result().unwrap();
+    world.fs.0.hold(false);
+    let committed = rig.call::<Commit>(CommitArgs { file, offset: 0, count: 0 }).into_result().unwrap();
+    assert_ne!(written.verf, committed.verf);
+}
 
 #[simnet::test]
 async fn ten_thousand_nfsv3_calls_wait_on_one_thread() {

@@ -72,7 +72,9 @@ impl BackendKind for PnfsKind {
             return Err(invalid(format!("the configuration has two [[pnfs]] with the name '{name}'")));
         }
         let located = |error: io::Error| io::Error::new(error.kind(), format!("pnfs '{name}': {error}"));
-        let (data_servers, options) = (data_servers(cluster).map_err(located)?, options(cluster).map_err(located)?);
+        let lease = opening.lease();
+        let (data_servers, options) =
+            (data_servers(cluster).map_err(located)?, options(cluster, lease).map_err(located)?);
         let index = index(settings, opening).map_err(located)?;
         let urls = cluster.server.iter().map(|server| (ServerId(server.id.get()), server.url.clone())).collect();
         let directory = directory_of(settings)?;
@@ -93,11 +95,12 @@ fn inner(settings: &BackendSettings) -> BackendSettings {
     BackendSettings { options: Default::default(), ..settings.clone() }
 }
 
-fn options(cluster: &PnfsConfig) -> io::Result<Options> {
+fn options(cluster: &PnfsConfig, lease: Duration) -> io::Result<Options> {
     let PnfsConfig { mirrors, stripes, stripe_unit, threshold, layouts, .. } = *cluster;
     let wrong = || invalid(format!("stripes = {stripes} with stripe_unit = {stripe_unit} is impossible"));
     let stripes = Stripes::new(stripe_unit, stripes.into()).ok_or_else(wrong)?;
-    Ok(Options { mirrors: mirrors.into(), stripes, threshold, layouts: layouts == LayoutsMode::Flexible })
+    let layouts = layouts == LayoutsMode::Flexible;
+    Ok(Options { mirrors: mirrors.into(), stripes, threshold, layouts, former_layouts: lease })
 }
 
 /// Returns the data servers of a table.

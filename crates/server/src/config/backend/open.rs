@@ -30,9 +30,10 @@ impl Exports {
     pub(crate) fn open(config: &Config, state: Option<&State<'_>>, pool: &Pool) -> io::Result<Self> {
         let mut exports = Self::new();
         let pnfs = &config.pnfs[..];
+        let lease = config.server.settings().map_err(invalid)?.lease;
         for config in &config.export {
             let located = |error: io::Error| io::Error::new(error.kind(), format!("export '{}': {error}", config.name));
-            let export = Export::open(config, &Opening { pool, state, pnfs }).map_err(located)?;
+            let export = Export::open(config, &Opening { pool, state, pnfs, lease }).map_err(located)?;
             exports.add(export).map_err(|error| located(invalid(error)))?;
         }
         for referral in &config.referral {

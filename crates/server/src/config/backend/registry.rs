@@ -3,7 +3,7 @@
 //! serde passes no context to the types that it deserializes, so a thread-local variable holds the registry while a
 //! configuration is read.
 
-use std::{cell::RefCell, collections::BTreeMap, fmt, io, path::Path, sync::Arc};
+use std::{cell::RefCell, collections::BTreeMap, fmt, io, path::Path, sync::Arc, time::Duration};
 
 use buf::Pool;
 use serde::{Deserialize, Deserializer, de};
@@ -63,6 +63,7 @@ pub struct Opening<'a> {
     pub(super) pool: &'a Pool,
     pub(super) state: Option<&'a State<'a>>,
     pub(super) pnfs: &'a [PnfsConfig],
+    pub(super) lease: Duration,
 }
 
 impl Opening<'_> {
@@ -74,6 +75,11 @@ impl Opening<'_> {
     /// Returns the state directory, if the server has one. It is exclusively locked, and no client can reach it.
     pub fn state_dir(&self) -> Option<&Path> {
         self.state.map(|state| state.dir.path())
+    }
+
+    /// Returns the length of a lease of NFSv4.
+    pub fn lease(&self) -> Duration {
+        self.lease
     }
 
     /// Returns the groups of data servers.

@@ -41,7 +41,7 @@ pub(super) fn write(cx: &Context<'_>, at: &Cursor, args: &WriteArgs) -> Result<W
     //= rfc8881-18.32.4-3 rfc8881-10.2-2
     let _changing = cx.before_change(&file, Some(at.lock_client()))?;
     //= rfc8881-18.32.3-4
-    let writeverf = vfs.write_verifier();
+    let writeverf = file.write_verifier();
     //= rfc8881-18.16.4-10
     let written = vfs.write(&file.caller(), &file.handle, args.offset, &data, stability, Report::Nothing);
     let written = written.map_err(|error| wrong_type(&file, error))?;

@@ -119,7 +119,7 @@ pub(super) fn copy(cx: &Context<'_>, at: &Cursor, args: &CopyArgs) -> Result<Cop
     let len = len.filter(|&len| args.src_offset.checked_add(len).is_some_and(|end| end <= size));
     let len = len.ok_or(Nfsstat4::Inval)?;
     let vfs = target.vfs();
-    let writeverf = vfs.write_verifier();
+    let writeverf = target.write_verifier();
     let changing = cx.before_change(&target, Some(at.lock_client()))?;
     let disjoint = args.src_offset.abs_diff(args.dst_offset) >= len;
     let _changing = if args.synchronous || !(disjoint || source.handle != target.handle) {

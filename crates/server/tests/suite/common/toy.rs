@@ -47,6 +47,8 @@ pub struct State {
     /// The number of fences that fail.
     pub failing_fences: usize,
     pub return_on_close: bool,
+    /// Whether unstable writes were lost, so that the write verifier is another one.
+    pub lost: bool,
     /// The number of times that attributes were read.
     pub getattrs: usize,
     events: Option<Arc<dyn LayoutEvents>>,
@@ -217,7 +219,7 @@ impl Vfs for Toy {
     }
 
     fn write_verifier(&self) -> [u8; 8] {
-        self.inner.write_verifier()
+        self.inner.write_verifier().map(|byte| byte ^ u8::from(self.state().lost))
     }
 
     fn layouts(&self) -> Option<&dyn Layouts> {

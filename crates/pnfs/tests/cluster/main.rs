@@ -1,0 +1,449 @@
+//! Simulations of a cluster: a metadata server, four data servers and three clients. Messages, writes to disks and processes fail,
+//! and an oracle checks the invariants that `docs/simulation.md` lists.
+//!
+//! Each run is determined by its seed. A failed run prints all its events. Repeat it with `SLIPWAY_SEED=N`; `SLIPWAY_SEEDS=N` makes
+//! N runs.
+
+mod client;
+mod disk;
+mod mds;
+mod oracle;
+mod stores;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    future::Future,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use pnfs::{Record, record::Object};
+use tokio::{
+    sync::oneshot,
+    task::JoinSet,
+    time::{Instant, sleep, timeout},
+};
+use vfs::Handle;
+
+use client::{Client, cells};
+use disk::Disk;
+use mds::Mds;
+use oracle::Model;
+use stores::{Party, STORES, Stores};
+
+/// A fault of the program, in place of a part of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Broken {
+    Nothing,
+    /// A record becomes durable with the next change of the file only: a copy is marked stale after the grant.
+    RecordLate,
+    /// Data servers do not lock out clients.
+    FenceIgnored,
+    /// The index loses its last changes.
+    IndexLost,
+    /// COMMIT makes nothing durable.
+    CommitSkipped,
+    /// A failed write to a copy counts as a success.
+    FailureHidden,
+    /// Layouts end without asking their clients.
+    RecallSkipped,
+    /// The objects of a file are removed although its removal has failed.
+    RemovedEarly,
+}
+
+/// Everything but the clients.
+struct World {
+    stores: Stores,
+    disk: Arc<Disk>,
+    broken: Broken,
+    mds: Mutex<Option<Arc<Mds>>>,
+    models: Mutex<BTreeMap<Vec<u8>, Model>>,
+    /// The clients that do not reach the metadata server.
+    cut: Mutex<BTreeSet<usize>>,
+    faults: AtomicBool,
+    ticks: AtomicU64,
+    values: AtomicU32,
+    log: Mutex<Vec<String>>,
+    violation: Mutex<Option<String>>,
+    began: Instant,
+}
+
+/// The metadata server has ended before it answered.
+#[derive(Debug)]
+struct Lost;
+
+/// Returns `true` with this probability.
+fn chance(share: f64) -> bool {
+    entropy::random_range(0.0..1.0) < share
+}
+
+impl World {
+    fn new(broken: Broken) -> Arc<Self> {
+        Arc::new(Self {
+            stores: Stores::new(broken),
+            disk: Disk::new(broken),
+            broken,
+            mds: Mutex::default(),
+            models: Mutex::default(),
+            cut: Mutex::default(),
+            faults: AtomicBool::new(true),
+            ticks: AtomicU64::new(1),
+            values: AtomicU32::new(1),
+            log: Mutex::default(),
+            violation: Mutex::default(),
+            began: Instant::now(),
+        })
+    }
+
+    fn tick(&self) -> u64 {
+        self.ticks.fetch_add(1, Relaxed)
+    }
+
+    fn value(&self) -> u32 {
+        self.values.fetch_add(1, Relaxed)
+    }
+
+    fn log(&self, event: String) {
+        let (at, tick) = (self.began.elapsed().as_secs_f64(), self.tick());
+        self.log.lock().push(format!("{at:10.4} {tick:5} {event}"));
+    }
+
+    fn fail(&self, violation: String) {
+        self.log(violation.clone());
+        self.violation.lock().get_or_insert(violation);
+    }
+
+    fn has_failed(&self) -> bool {
+        if let Some(violation) = self.stores.violation() {
+            self.violation.lock().get_or_insert(violation);
+        }
+        self.violation.lock().is_some()
+    }
+
+    fn has_faults(&self) -> bool {
+        self.faults.load(Relaxed)
+    }
+
+    fn is_cut(&self, client: usize) -> bool {
+        self.cut.lock().contains(&client)
+    }
+
+    fn mds(&self) -> Option<Arc<Mds>> {
+        self.mds.lock().clone().filter(|mds| !mds.dead.load(Relaxed))
+    }
+
+    /// Calls the oracle for a file, with the time.
+    fn model<T>(&self, file: &Handle, run: impl FnOnce(&mut Model, u64) -> T) -> T {
+        let now = self.tick();
+        run(self.models.lock().entry(file.as_bytes().to_vec()).or_default(), now)
+    }
+
+    /// Notes that the file of a name may be removed.
+    fn may_remove(&self, name: &str) {
+        if let Some(file) = self.disk.find(name) {
+            self.model(&file, |model, _| model.removed = true);
+        }
+    }
+
+    /// Sends an operation to the metadata server, and returns the result and the number of the process.
+    async fn rpc<T, F>(&self, client: usize, operation: impl FnOnce(Arc<Mds>) -> F) -> Result<(T, u64), Lost>
+    where
+        T: Send + 'static,
+        F: Future<Output = T> + Send + 'static,
+    {
+        let mds = loop {
+            match self.mds().filter(|_| !self.is_cut(client)) {
+                Some(mds) => break mds,
+                None => sleep(Duration::from_millis(500)).await,
+            }
+        };
+        let (sender, reply) = oneshot::channel();
+        let operation = operation(mds.clone());
+        let delay = Duration::from_micros(entropy::random_range(100..2000));
+        mds.spawn(async move {
+            sleep(delay).await;
+            let _ = sender.send(operation.await);
+        });
+        let result = reply.await.map_err(|_| Lost)?;
+        while self.is_cut(client) {
+            sleep(Duration::from_millis(500)).await;
+        }
+        Ok((result, mds.number))
+    }
+
+    /// Runs processes of the metadata server, one after the other.
+    async fn serve(self: Arc<Self>) {
+        for number in 1.. {
+            let Some(mds) = Mds::start(number, &self.disk, &self.stores, self.broken) else {
+                sleep(Duration::from_secs(1)).await;
+                continue;
+            };
+            self.log(format!("metadata server {number} starts"));
+            *self.mds.lock() = Some(mds.clone());
+            mds.ended.notified().await;
+            *self.mds.lock() = None;
+            mds.end();
+            let power = chance(0.5);
+            if power {
+                self.disk.fail_power();
+                self.models.lock().values_mut().for_each(|model| model.lose(true));
+            } else {
+                self.models.lock().values_mut().for_each(|model| model.lose(false));
+            }
+            self.log(format!("metadata server {number} has ended; power failure: {power}"));
+            drop(mds);
+            sleep(Duration::from_millis(entropy::random_range(1000..20_000))).await;
+        }
+    }
+
+    /// Restarts a data server.
+    fn restart_store(&self, server: u32) {
+        self.stores.restart(server);
+        self.models.lock().values_mut().for_each(|model| model.lose(false));
+    }
+
+    /// Lets parts of the cluster fail.
+    async fn trouble(self: Arc<Self>) {
+        let mut lasting = JoinSet::new();
+        loop {
+            sleep(Duration::from_millis(entropy::random_range(500..12_000))).await;
+            if !self.has_faults() {
+                return;
+            }
+            let (server, client) = (entropy::random_range(1..=STORES), entropy::random_range(0..CLIENTS));
+            let what = entropy::random_range(0..100);
+            let time = Duration::from_millis(entropy::random_range(500..40_000));
+            self.log(format!("trouble {what} of data server {server}, client {client} for {time:?}"));
+            let world = self.clone();
+            lasting.spawn(async move { world.fault(what, server, client, time).await });
+        }
+    }
+
+    async fn fault(&self, what: u32, server: u32, client: usize, time: Duration) {
+        let change = |change: fn(&mut stores::Store, bool)| {
+            let stores = self.stores.clone();
+            async move {
+                stores.change(server, |store| change(store, true));
+                sleep(time).await;
+                stores.change(server, |store| change(store, false));
+            }
+        };
+        match what {
+            0..15 => {
+                self.restart_store(server);
+                change(|store, down| store.down = down).await;
+                self.restart_store(server);
+            }
+            15..28 => change(|store, hung| store.hung = hung).await,
+            28..36 => change(|store, slow| store.slow = slow).await,
+            36..42 => change(|store, full| store.full = full).await,
+            42..60 => {
+                let party = if what < 51 { Party::Mds } else { Party::Client(client) };
+                self.stores.change(server, |store| _ = store.cut.insert(party));
+                sleep(time).await;
+                self.stores.change(server, |store| _ = store.cut.remove(&party));
+            }
+            60..75 => {
+                self.cut.lock().insert(client);
+                sleep(time * 2).await;
+                self.cut.lock().remove(&client);
+            }
+            75..90 => self.mds().into_iter().for_each(|mds| mds.ended.notify_one()),
+            90..96 => self.restart_store(server),
+            _ => (1..=STORES).for_each(|server| self.restart_store(server)),
+        }
+    }
+
+    /// Checks the cluster when nothing fails any more and all work is done.
+    ///
+    /// # Errors
+    /// Returns what is wrong.
+    fn check_at_rest(&self) -> Result<(), String> {
+        let mut expected = BTreeSet::<Object>::new();
+        for name in ["one", "two"] {
+            let Some(file) = self.disk.find(name) else { continue };
+            let Some(record) = self.disk.record(&file) else { continue };
+            let record = Record::decode(&record).map_err(|error| format!("{name}: {error}"))?;
+            let gone = |copy: usize| self.stores.content(record.copies[copy].object).is_none();
+            if record.in_sync().any(gone) {
+                return Err(format!("invariant 6: an object of {name} does not exist"));
+            }
+            if !record.is_healthy() {
+                return Err(format!("{name} is not healthy: {record:?}"));
+            }
+            expected.extend(record.copies.iter().map(|copy| copy.object));
+            let contents: Vec<_> = record.copies.iter().map(|copy| self.stores.content(copy.object)).collect();
+            let now = |content: &Option<(Vec<u8>, Vec<u8>)>| content.as_ref().map(|(now, _)| now.clone());
+            if contents.iter().any(|content| now(content) != now(&contents[0])) {
+                let shown: Vec<_> =
+                    contents.iter().flatten().map(|(now, durable)| (cells(now), cells(durable))).collect();
+                return Err(format!("invariant 4: the copies of {name} differ: {record:?} {shown:?}"));
+            }
+        }
+        let found = self.stores.objects();
+        let more: Vec<_> = found.difference(&expected).collect();
+        if more.is_empty() { Ok(()) } else { Err(format!("invariant 6: objects of no file: {more:?}")) }
+    }
+}
+
+/// Executes one run.
+///
+/// # Errors
+/// Returns the violation of an invariant, and the events.
+fn run(seed: u64, broken: Broken) -> Result<(), String> {
+    simnet::simulate(seed, || async {
+        let world = World::new(broken);
+        let mut tasks = JoinSet::new();
+        tasks.spawn(world.clone().serve());
+        tasks.spawn(world.clone().trouble());
+        let work = async {
+            let mut clients = JoinSet::new();
+            for number in 0..CLIENTS {
+                clients.spawn(Client::new(number, &world).run());
+            }
+            while clients.join_next().await.is_some() {}
+            end(&world).await;
+        };
+        if timeout(HANG, work).await.is_err() {
+            world.fail("the work does not end".to_owned());
+        }
+        tasks.shutdown().await;
+        let log = world.log.lock().join("\n");
+        match world.has_failed() {
+            true => Err(format!("{log}\n{}", world.violation.lock().clone().unwrap_or_default())),
+            false => Ok(()),
+        }
+    })
+}
+
+/// Ends all faults, waits until all work is done, and checks everything.
+async fn end(world: &Arc<World>) {
+    world.log("all faults end".to_owned());
+    world.faults.store(false, Relaxed);
+    world.disk.faults.store(false, Relaxed);
+    world.stores.heal();
+    world.cut.lock().clear();
+    if chance(0.3) {
+        world.mds().into_iter().for_each(|mds| mds.ended.notify_one());
+    }
+    let reader = Client::new(CLIENTS, world);
+    for _ in 0..60 {
+        if world.has_failed() {
+            return;
+        }
+        sleep(Duration::from_secs(10)).await;
+        if world.check_at_rest().is_ok() {
+            break;
+        }
+    }
+    if let Err(problem) = world.check_at_rest() {
+        return world.fail(format!("at rest: {problem}"));
+    }
+    for name in ["one", "two"] {
+        if let Some(file) = world.disk.find(name) {
+            reader.check_whole(&file).await;
+        }
+    }
+}
+
+/// The number of clients.
+const CLIENTS: usize = 3;
+/// The number of bytes that one write changes as a unit.
+const CELL: usize = 64;
+/// Maximum number of cells of a file.
+const CELLS: usize = 16;
+const LEASE: Duration = Duration::from_secs(30);
+/// The time after which a run hangs.
+const HANG: Duration = Duration::from_secs(4 * 3600);
+
+#[test]
+fn invariants_hold() {
+    let violations: Vec<_> =
+        simnet::seeds(SEEDS).filter_map(|seed| Some((seed, run(seed, Broken::Nothing).err()?))).collect();
+    let Some((first, violation)) = violations.first() else { return };
+    let seeds: Vec<_> = violations.iter().map(|(seed, _)| seed).collect();
+    panic!("seed {first}:\n{violation}\nthe seeds of all violations: {seeds:?}");
+}
+
+/// Each of these seeds has found a fault. The faults are in the changelog, and `docs/simulation.md` names them.
+#[test]
+fn seeds_that_found_faults() {
+    for (seed, fault) in FOUND {
+        if let Err(violation) = run(seed, Broken::Nothing) {
+            panic!("seed {seed}, which has found \"{fault}\":\n{violation}");
+        }
+    }
+}
+
+/// Checks that one of the first seeds finds a fault, and which invariant it violates.
+fn assert_found(broken: Broken, violated: &str) {
+    let mut found = (0..FOUND_WITHIN).filter_map(|seed| run(seed, broken).err());
+    let violation = found.find(|violation| violation.lines().any(|line| line.contains(violated)));
+    assert!(violation.is_some(), "{broken:?} must be found");
+}
+
+#[test]
+fn stale_mark_after_the_grant_is_found() {
+    assert_found(Broken::RecordLate, " has the value ");
+}
+
+#[test]
+fn fence_without_effect_is_found() {
+    assert_found(Broken::FenceIgnored, "invariant 3");
+}
+
+#[test]
+fn index_that_loses_its_last_writes_is_found() {
+    assert_found(Broken::IndexLost, "invariant 6: objects of no file");
+}
+
+#[test]
+fn commit_without_effect_is_found() {
+    assert_found(Broken::CommitSkipped, " has the value ");
+}
+
+#[test]
+fn write_that_a_copy_misses_without_a_mark_is_found() {
+    assert_found(Broken::FailureHidden, " has the value ");
+}
+
+#[test]
+fn layouts_that_end_without_a_recall_are_found() {
+    assert_found(Broken::RecallSkipped, "invariant 3");
+}
+
+#[test]
+fn object_removed_early_is_found() {
+    assert_found(Broken::RemovedEarly, "invariant 6: an object of");
+}
+
+/// Two runs with one seed have the same events.
+#[test]
+fn runs_replay() {
+    for seed in simnet::seeds(3) {
+        assert_eq!(run(seed, Broken::FailureHidden), run(seed, Broken::FailureHidden), "seed {seed}");
+    }
+}
+
+/// The number of seeds in ordinary test runs.
+const SEEDS: u64 = 1500;
+/// The number of seeds within which each broken build is found.
+const FOUND_WITHIN: u64 = 400;
+/// Seeds, and the faults that they have found.
+const FOUND: [(u64, &str); 11] = [
+    (0, "a data server loses writes that nobody commits, and is not left out"),
+    (8, "an object that was created before a crash is never removed"),
+    (18, "the new copy of a removed file is never removed"),
+    (38, "the end of a layout gives a file its size of before a truncation"),
+    (67, "a copy is made from one that has lost writes, and COMMIT succeeds"),
+    (162, "a copy that has lost writes is copied during a write"),
+    (230, "a write that was lost while it was in progress has the new verifier"),
+    (455, "a client reads a stale copy with a layout of the former process"),
+    (996, "the upkeep forgets a truncation that has failed"),
+    (1142, "copies stay different after a client has ended"),
+    (2543, "the upkeep cuts an object after it has granted a layout"),
+];

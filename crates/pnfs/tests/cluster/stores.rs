@@ -1,0 +1,430 @@
+//! Data servers over a network that loses, delays and repeats messages.
+//!
+//! A data server executes the messages that have arrived in their order, also if their senders do not wait any more. A sender
+//! waits for [`TIMEOUT`]. A message is at most [`DELAY_MAX`] on its way, which is less than the time in which a process restarts.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use buf::Rope;
+use bytes::Bytes;
+use parking_lot::Mutex;
+use pnfs::{
+    DataServers, ServerError, ServerFuture, ServerId, WriteVerifier,
+    record::{Object, Owners},
+};
+use tokio::{
+    sync::{Notify, oneshot},
+    time::{Instant, sleep, sleep_until},
+};
+use vfs::{
+    Stability,
+    layout::{DataTransport, LayoutDevice, LayoutDeviceId},
+};
+
+use crate::{Broken, chance};
+
+/// The data servers. Clones are the same ones.
+#[derive(Clone)]
+pub struct Stores(Arc<Shared>);
+
+struct Shared {
+    broken: Broken,
+    state: Mutex<State>,
+    queues: Vec<tokio::sync::Mutex<()>>,
+    changed: Notify,
+}
+
+struct State {
+    stores: Vec<Store>,
+    faults: bool,
+}
+
+/// A data server.
+#[derive(Default)]
+pub struct Store {
+    objects: BTreeMap<u128, Data>,
+    starts: u64,
+    pub down: bool,
+    pub hung: bool,
+    pub slow: bool,
+    pub full: bool,
+    /// Those whose messages do not arrive.
+    pub cut: BTreeSet<Party>,
+    /// Objects, and users that must not be able to change them any more.
+    fenced: BTreeSet<(u128, u32)>,
+    violation: Option<String>,
+}
+
+#[derive(Clone, Default)]
+struct Data {
+    now: Vec<u8>,
+    durable: Vec<u8>,
+    owners: Option<Owners>,
+}
+
+/// The status of a data server.
+struct Status {
+    verifier: WriteVerifier,
+    full: bool,
+}
+
+/// A sender of messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Party {
+    Mds,
+    Client(usize),
+}
+
+/// The number of data servers.
+pub const STORES: u32 = 4;
+
+impl Data {
+    fn write(bytes: &mut Vec<u8>, offset: usize, data: &[u8]) {
+        bytes.resize(bytes.len().max(offset + data.len()), 0);
+        bytes[offset..offset + data.len()].copy_from_slice(data);
+    }
+}
+
+impl Stores {
+    pub fn new(broken: Broken) -> Self {
+        let stores = (0..STORES).map(|_| Store::default()).collect();
+        let state = State { stores, faults: true };
+        let queues = (0..STORES).map(|_| tokio::sync::Mutex::default()).collect();
+        Self(Arc::new(Shared { broken, state: Mutex::new(state), queues, changed: Notify::new() }))
+    }
+
+    /// Changes a data server.
+    pub fn change(&self, server: u32, change: impl FnOnce(&mut Store)) {
+        change(&mut self.0.state.lock().stores[server as usize - 1]);
+        self.0.changed.notify_waiters();
+    }
+
+    /// Restarts a data server: it loses what is not durable, and the messages that it has not executed.
+    pub fn restart(&self, server: u32) {
+        self.change(server, |store| {
+            store.starts += 1;
+            store.objects.values_mut().for_each(|data| data.now.clone_from(&data.durable));
+        });
+    }
+
+    /// Ends all faults.
+    pub fn heal(&self) {
+        self.0.state.lock().faults = false;
+        for server in 1..=STORES {
+            self.change(server, |store| {
+                (store.down, store.hung, store.slow, store.full) = (false, false, false, false);
+                store.cut.clear();
+            });
+        }
+    }
+
+    /// Notes that this user of an object is locked out.
+    pub fn fence(&self, object: Object, user: u32) {
+        self.change(object.server.0, |store| _ = store.fenced.insert((object.id, user)));
+    }
+
+    pub fn violation(&self) -> Option<String> {
+        self.0.state.lock().stores.iter().find_map(|store| store.violation.clone())
+    }
+
+    pub fn objects(&self) -> BTreeSet<Object> {
+        let state = self.0.state.lock();
+        let of = |(at, store): (usize, &Store)| {
+            let server = ServerId(at as u32 + 1);
+            store.objects.keys().map(|id| Object { server, id: *id }).collect::<Vec<_>>()
+        };
+        state.stores.iter().enumerate().flat_map(of).collect()
+    }
+
+    /// Returns the bytes of an object, and the durable ones.
+    pub fn content(&self, object: Object) -> Option<(Vec<u8>, Vec<u8>)> {
+        let state = self.0.state.lock();
+        let data = state.stores[object.server.0 as usize - 1].objects.get(&object.id)?;
+        Some((data.now.clone(), data.durable.clone()))
+    }
+
+    /// Sends a message, and returns the reply.
+    async fn send<T: Send + 'static>(
+        &self,
+        from: Party,
+        server: ServerId,
+        run: impl Fn(&mut Store) -> Result<T, ServerError> + Send + Sync + 'static,
+    ) -> Result<T, ServerError> {
+        let began = Instant::now();
+        let (sender, reply) = oneshot::channel();
+        tokio::spawn(self.clone().deliver(from, server, run, sender));
+        tokio::select! {
+            biased;
+            Ok(result) = reply => result,
+            () = sleep_until(began + TIMEOUT) => Err(ServerError::Unreachable),
+        }
+    }
+
+    async fn deliver<T>(
+        self,
+        from: Party,
+        server: ServerId,
+        run: impl Fn(&mut Store) -> Result<T, ServerError>,
+        reply: oneshot::Sender<Result<T, ServerError>>,
+    ) {
+        let at = server.0 as usize - 1;
+        let faults = self.0.state.lock().faults;
+        let lost = |share| faults && chance(share);
+        let delay = || Duration::from_micros(if lost(0.1) { entropy::random_range(0..DELAY_MAX) } else { 300 });
+        let is_cut = || self.0.state.lock().stores[at].cut.contains(&from);
+        if is_cut() || lost(0.005) {
+            return;
+        }
+        sleep(delay()).await;
+        let starts = self.0.state.lock().stores[at].starts;
+        let _turn = self.0.queues[at].lock().await;
+        loop {
+            let mut changed = std::pin::pin!(self.0.changed.notified());
+            changed.as_mut().enable();
+            if !self.0.state.lock().stores[at].hung {
+                break;
+            }
+            changed.await;
+        }
+        if self.0.state.lock().stores[at].slow {
+            sleep(Duration::from_millis(entropy::random_range(0..2000))).await;
+        }
+        let execute = || {
+            let mut state = self.0.state.lock();
+            let store = &mut state.stores[at];
+            (!store.down && store.starts == starts).then(|| run(store))
+        };
+        let Some(mut result) = execute() else { return };
+        if lost(0.02) {
+            // The message was sent twice.
+            sleep(delay()).await;
+            let Some(again) = execute() else { return };
+            result = again;
+        }
+        drop(_turn);
+        if is_cut() || lost(0.005) {
+            return;
+        }
+        sleep(delay()).await;
+        let _ = reply.send(result);
+    }
+
+    /// Writes as a client that acts as `user`. Returns the verifier.
+    pub async fn client_write(
+        &self,
+        from: usize,
+        (object, user): (Object, u32),
+        offset: usize,
+        bytes: Vec<u8>,
+        stable: bool,
+    ) -> Result<u64, Denied> {
+        let written = self.send(Party::Client(from), object.server, move |store| {
+            let (starts, full) = (store.starts, store.full);
+            let data = store.objects.get_mut(&object.id).ok_or(ServerError::Missing)?;
+            if data.owners.is_none_or(|owners| owners.owner != user) {
+                return Ok(None);
+            }
+            if full {
+                return Err(ServerError::NoSpace);
+            }
+            Data::write(&mut data.now, offset, &bytes);
+            if stable {
+                Data::write(&mut data.durable, offset, &bytes);
+            }
+            if store.fenced.contains(&(object.id, user)) {
+                store.violation.get_or_insert(format!("invariant 3: a fenced client has changed {object:?}"));
+            }
+            Ok(Some(starts))
+        });
+        written.await.map_err(Denied::Failed)?.ok_or(Denied::Access)
+    }
+
+    /// Makes the writes of a client durable. Returns the verifier.
+    pub async fn client_commit(&self, from: usize, (object, user): (Object, u32)) -> Result<u64, Denied> {
+        let skip = self.0.broken == Broken::CommitSkipped;
+        let committed = self.send(Party::Client(from), object.server, move |store| {
+            let starts = store.starts;
+            let data = store.objects.get_mut(&object.id).ok_or(ServerError::Missing)?;
+            if data.owners.is_none_or(|owners| owners.owner != user) {
+                return Ok(None);
+            }
+            if !skip {
+                data.durable.clone_from(&data.now);
+            }
+            Ok(Some(starts))
+        });
+        committed.await.map_err(Denied::Failed)?.ok_or(Denied::Access)
+    }
+
+    /// Reads as a client that acts as `user`.
+    pub async fn client_read(
+        &self,
+        from: usize,
+        (object, user): (Object, u32),
+        offset: usize,
+        len: usize,
+    ) -> Result<Vec<u8>, Denied> {
+        let read = self.send(Party::Client(from), object.server, move |store| {
+            let data = store.objects.get_mut(&object.id).ok_or(ServerError::Missing)?;
+            if data.owners.is_none_or(|owners| owners.owner != user && owners.group != user) {
+                return Ok(None);
+            }
+            Ok(Some(slice(&data.now, offset, len)))
+        });
+        read.await.map_err(Denied::Failed)?.ok_or(Denied::Access)
+    }
+}
+
+/// The reason why an operation of a client failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Denied {
+    Access,
+    Failed(ServerError),
+}
+
+fn slice(data: &[u8], offset: usize, len: usize) -> Vec<u8> {
+    data[offset.min(data.len())..(offset + len).min(data.len())].to_vec()
+}
+
+/// The data servers as one process of the metadata server uses them.
+pub struct Link {
+    pub stores: Stores,
+    /// Whether the process has ended.
+    pub dead: Arc<AtomicBool>,
+}
+
+impl Link {
+    fn send<T: Send + 'static>(
+        &self,
+        server: ServerId,
+        run: impl Fn(&mut Store) -> Result<T, ServerError> + Send + Sync + 'static,
+    ) -> ServerFuture<T> {
+        let (stores, dead) = (self.stores.clone(), self.dead.clone());
+        Box::pin(async move {
+            if dead.load(Relaxed) {
+                std::future::pending::<()>().await;
+            }
+            stores.send(Party::Mds, server, run).await
+        })
+    }
+
+    fn on<T: Send + 'static>(
+        &self,
+        object: Object,
+        run: impl Fn(&mut Data, Status) -> Result<T, ServerError> + Send + Sync + 'static,
+    ) -> ServerFuture<T> {
+        self.send(object.server, move |store| {
+            let status = Status { verifier: WriteVerifier(store.starts.to_be_bytes()), full: store.full };
+            run(store.objects.get_mut(&object.id).ok_or(ServerError::Missing)?, status)
+        })
+    }
+}
+
+impl DataServers for Link {
+    fn servers(&self) -> Vec<ServerId> {
+        (1..=STORES).map(ServerId).collect()
+    }
+
+    fn create(&self, object: Object, owners: Option<Owners>) -> ServerFuture<()> {
+        self.send(object.server, move |store| {
+            if store.full && !store.objects.contains_key(&object.id) {
+                return Err(ServerError::NoSpace);
+            }
+            store.objects.entry(object.id).or_default().owners = owners;
+            Ok(())
+        })
+    }
+
+    fn set_owners(&self, object: Object, owners: Owners) -> ServerFuture<()> {
+        let ignored = self.stores.0.broken == Broken::FenceIgnored;
+        self.on(object, move |data, _| {
+            if !ignored || data.owners.is_none() {
+                data.owners = Some(owners);
+            }
+            Ok(())
+        })
+    }
+
+    fn remove(&self, object: Object) -> ServerFuture<()> {
+        self.send(object.server, move |store| {
+            store.objects.remove(&object.id);
+            Ok(())
+        })
+    }
+
+    fn read(&self, object: Object, offset: u64, len: usize) -> ServerFuture<Bytes> {
+        self.on(object, move |data, _| Ok(slice(&data.now, offset as usize, len).into()))
+    }
+
+    fn write(&self, object: Object, offset: u64, data: Rope, stability: Stability) -> ServerFuture<WriteVerifier> {
+        let bytes = data.to_bytes().expect("the data must be memory");
+        let written = self.on(object, move |data, status| {
+            if status.full {
+                return Err(ServerError::NoSpace);
+            }
+            Data::write(&mut data.now, offset as usize, &bytes);
+            if stability > Stability::Unstable {
+                Data::write(&mut data.durable, offset as usize, &bytes);
+            }
+            Ok(status.verifier)
+        });
+        if self.stores.0.broken != Broken::FailureHidden {
+            return written;
+        }
+        Box::pin(async move { Ok(written.await.unwrap_or(WriteVerifier([0; 8]))) })
+    }
+
+    fn commit(&self, object: Object) -> ServerFuture<WriteVerifier> {
+        let skip = self.stores.0.broken == Broken::CommitSkipped;
+        self.on(object, move |data, status| {
+            if !skip {
+                data.durable.clone_from(&data.now);
+            }
+            Ok(status.verifier)
+        })
+    }
+
+    fn set_size(&self, object: Object, size: u64) -> ServerFuture<()> {
+        self.on(object, move |data, _| {
+            data.now.resize(size as usize, 0);
+            data.durable.resize(size as usize, 0);
+            Ok(())
+        })
+    }
+
+    fn size(&self, object: Object) -> ServerFuture<u64> {
+        self.on(object, |data, _| Ok(data.now.len() as u64))
+    }
+
+    fn handle(&self, object: Object) -> ServerFuture<Bytes> {
+        self.on(object, move |_, _| Ok(object.id.to_be_bytes().to_vec().into()))
+    }
+
+    fn device_id(&self, server: ServerId, _: DataTransport) -> Option<LayoutDeviceId> {
+        Some(LayoutDeviceId([server.0 as u8; 16]))
+    }
+
+    fn server_of(&self, device: LayoutDeviceId) -> Option<ServerId> {
+        Some(ServerId(device.0[0].into()))
+    }
+
+    fn device(&self, _: LayoutDeviceId) -> ServerFuture<LayoutDevice> {
+        Box::pin(async { Err(ServerError::Missing) })
+    }
+
+    fn probe(&self, server: ServerId) -> ServerFuture<()> {
+        self.send(server, |_| Ok(()))
+    }
+}
+
+/// The time for which a sender waits for a reply.
+pub const TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum time of a message on its way, in microseconds.
+const DELAY_MAX: u64 = 200_000;
