@@ -1,6 +1,6 @@
 """Turns compare.sh's results into tables: the median of the rounds, and our rates over theirs.
 
-table.py version3 FILE | version4 FILE | knfsd FILE | mount FILE
+table.py version3 FILE | version4 FILE | knfsd FILE | mount FILE | security FILE
 """
 import json
 import statistics
@@ -137,4 +137,34 @@ def mount(path):
     print("The processor time is that of the server and of slipway mount. Ratios are of speeds: below 1, the mount is slower.")
 
 
-{"version3": version3, "version4": version4, "knfsd": knfsd, "mount": mount}[sys.argv[1]](sys.argv[2])
+def security(path):
+    """A report of `slipway bench security`: rates, the CPU of both ends, and ratios to AUTH_SYS and to the cipher."""
+    report = json.load(open(path))
+    rates = {(result["series"], result["operation"]): sample(result) for result in report["results"]}
+    columns = {"read": "READ 128 KiB × 8", "write": "WRITE 128 KiB × 8", "getattr": "GETATTR × 16"}
+    heads = [head for name in columns.values() for head in [name, "of AUTH_SYS", "of the cipher"][: 3 if "KiB" in name else 2]]
+    print("| | " + " | ".join(heads) + " |")
+    print("|---" * (len(heads) + 1) + "|")
+    for series in report["series"]:
+        mount = series["mount"]
+        flavour, tls = mount.get("sec", "sys"), mount.get("xprtsec", "none") == "tls"
+        cipher = {("krb5p", False): "kerberos", ("sys", True): "cipher", ("krb5", True): "cipher", ("krb5i", True): "cipher"}
+        cells = []
+        for operation, name in columns.items():
+            if (series["name"], operation) not in rates:
+                cells += ["-"] * (3 if "KiB" in name else 2)
+                continue
+            this = rates[series["name"], operation]
+            plain = next(s["name"] for s in report["series"] if s["mount"].get("sec", "sys") == "sys" and s["mount"].get("xprtsec", "none") == "none")
+            bound = rates.get((cipher.get((flavour, tls)), "read"))
+            loop = series["backend"] == "none"
+            cells += [cell(name, this), "" if loop else f"{this[0] / rates[plain, operation][0]:.2f}"]
+            if "KiB" in name:
+                cells.append(f"{this[0] / bound[0]:.2f}" if bound and not loop else "")
+        title = {"cipher": "AES-256-GCM alone", "kerberos": "GSS_Wrap alone"}.get(series["name"], flavour + (", TLS" if tls else ""))
+        print("| " + " | ".join([title, *cells]) + " |")
+    print()
+    print(f"{report['conditions']['rounds']} rounds of {report['conditions']['seconds']} s, one connection. CPU is client and server together.")
+
+
+{"version3": version3, "version4": version4, "knfsd": knfsd, "mount": mount, "security": security}[sys.argv[1]](sys.argv[2])

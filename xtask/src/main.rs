@@ -7,6 +7,7 @@
 //! cargo xtask interop [--only NAME] [--all]    a real Linux kernel, libnfs, fio, tshark and attackers against Slipway; --all runs every
 //!                                              cell of the matrices of which a commit runs some
 //! cargo xtask compare [--seconds N] [--congestion cubic,bbr]   speed beside libnfs's client on NFS-Ganesha, in one run
+//! cargo xtask compare --security [--seconds N] [--congestion bbr]   Kerberos and TLS beside AUTH_SYS and beside their ciphers
 //! cargo xtask compare --knfsd [--seconds N]    speed beside Linux's own server, both in one emulated guest
 //! cargo xtask compare --mount [--seconds N]    speed of slipway mount beside the local file system that is exported
 //! cargo xtask sim --seed N                     replay one seed of the simulated worlds
@@ -82,7 +83,7 @@ usage: cargo xtask test [--all]
        cargo xtask tidy
        cargo xtask trace
        cargo xtask interop [--only client|locks|restarts|knfsd|knfsd4|verbs|hostile|libnfs|fio|mount|capture|kerberos|kerberos-linux|tls|reference] [--all]
-       cargo xtask compare [--seconds N] [--congestion NAME,... | --knfsd | --mount]
+       cargo xtask compare [--seconds N] [--congestion NAME,... | --knfsd | --mount | --security]
        cargo xtask sim --seed N | --replay [TIMES [--jobs N]]
        cargo xtask fuzz TARGET [--minutes M]
        cargo xtask mutants [--part rpcrdma|iwarp|v4-state|gss|client-session] [--shard K/N] [--names FILE]

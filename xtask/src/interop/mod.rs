@@ -15,7 +15,8 @@ mod locks;
 mod mount;
 mod mounted;
 mod pnfs;
-mod ports;
+pub mod ports;
+pub mod realm;
 mod restarts;
 mod rotation;
 mod server;
@@ -190,7 +191,7 @@ pub fn install() -> Result<(), String> {
             .into_iter()
             .collect::<Result<String, _>>()
     };
-    let own = || tools::PACKAGES.into_iter().chain(kerberos::PACKAGES).chain(mount::PACKAGES);
+    let own = || tools::PACKAGES.into_iter().chain(realm::PACKAGES).chain(mount::PACKAGES);
     let all_there = |kernel: String| kernel.lines().chain(own()).all(debian::is_installed);
     if shell::is_root() && !kernel().is_ok_and(all_there) {
         // A new machine has no package lists, or old ones with a kernel that is no longer available.

@@ -2,9 +2,8 @@
 //!
 //! `send` and `sendfile` ask a separate process for blocks of a file, over one TCP connection for each thread, with as
 //! many outstanding requests as the point says. Processes and congestion control are the same as with NFS, but there is
-//! no RPC, no XDR and no event loop. `pread` reads the same file in the client itself, `memcpy` copies memory, and
-//! `cipher` encrypts memory as TLS does. Each
-//! loop has as many buffers as operations in flight, and uses them in turn, so that the effect of the CPU caches is the
+//! no RPC, no XDR and no event loop. `pread` reads the same file in the client itself, `memcpy` copies memory,
+//! `cipher` encrypts memory as TLS does, and `kerberos` as krb5p does. Each loop has as many buffers as operations in flight, and uses them in turn, so that the effect of the CPU caches is the
 //! same as with NFS.
 //!
 //! A request is 12 bytes, the offset and the length. The response is the bytes. `send` and `sendfile` have separate
@@ -24,6 +23,10 @@ use std::{
 };
 
 use clap::ValueEnum;
+use gss::{
+    kerberos::{KerberosAcceptor, KerberosInitiator},
+    mechanism::{Acceptor as _, Context, GssError, Initiator as _},
+};
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use serde::Serialize;
 
@@ -51,6 +54,8 @@ pub enum Bare {
     Memcpy,
     /// The client encrypts memory with the cipher of TLS, AES-256-GCM, in records of 16 KiB
     Cipher,
+    /// The client encrypts memory block by block as krb5p does, by the Kerberos library. It needs --keytab and a ticket
+    Kerberos,
 }
 
 /// A loop that is ready to be measured.
@@ -60,6 +65,7 @@ pub struct BareSubject<'a> {
     file_size: u64,
     limit: Duration,
     congestion: Option<String>,
+    keytab: Option<PathBuf>,
     peer: Option<Peer>,
     meter: &'a Meter,
 }
@@ -95,14 +101,18 @@ impl<'a> BareSubject<'a> {
         file_size: u64,
         limit: Duration,
         congestion: Option<&str>,
+        keytab: Option<&Path>,
         meter: &'a Meter,
     ) -> Result<Self, Failure> {
         let peer = match bare {
             Bare::Send | Bare::Sendfile => Some(Peer::start(file, bare == Bare::Sendfile, congestion)?),
-            Bare::Pread | Bare::Memcpy | Bare::Cipher => None,
+            Bare::Kerberos if keytab.is_none() => {
+                return Err(Failure::usage("--beside kerberos needs --keytab, a file with the key of nfs/localhost"));
+            }
+            Bare::Pread | Bare::Memcpy | Bare::Cipher | Bare::Kerberos => None,
         };
-        let (file, congestion) = (file.to_owned(), congestion.map(str::to_owned));
-        Ok(Self { bare, file, file_size, limit, congestion, peer, meter })
+        let (file, congestion, keytab) = (file.to_owned(), congestion.map(str::to_owned), keytab.map(Path::to_owned));
+        Ok(Self { bare, file, file_size, limit, congestion, keytab, peer, meter })
     }
 
     fn connect(&self) -> io::Result<Way> {
@@ -115,6 +125,7 @@ impl<'a> BareSubject<'a> {
             }
             (None, Bare::Pread) => Way::File(File::open(&self.file)?),
             (None, Bare::Cipher) => Way::Cipher(Box::new(key())),
+            (None, Bare::Kerberos) => Way::Kerberos(context(self.keytab.as_deref()).map_err(io::Error::other)?),
             (None, _) => Way::Memory(site::pattern(self.file_size as usize)),
         })
     }
@@ -137,6 +148,10 @@ impl<'a> BareSubject<'a> {
                     std::hint::black_box(&buffers);
                 }
                 Way::Cipher(key) => encrypt(key, turn, &mut buffers[buffer]),
+                Way::Kerberos(context) => {
+                    let token = context.wrap(&buffers[buffer]).map_err(io::Error::other)?;
+                    std::hint::black_box(token);
+                }
                 Way::Stream(stream) => {
                     // As many requests are sent at once as there is room for. At the end, all are answered.
                     let mut requests = Vec::new();
@@ -178,6 +193,17 @@ enum Way {
     File(File),
     Memory(bytes::Bytes),
     Cipher(Box<LessSafeKey>),
+    Kerberos(Box<dyn Context>),
+}
+
+/// Negotiates a context of Kerberos with itself: the user's ticket for `nfs/localhost`, and its key in the keytab.
+fn context(keytab: Option<&Path>) -> Result<Box<dyn Context>, GssError> {
+    let acceptor = KerberosAcceptor::open("nfs", keytab.map(Path::to_owned))?;
+    let mut client = KerberosInitiator::new("nfs@localhost", None)?.begin()?;
+    let first = client.step(&[]).map_err(|failed| failed.error)?;
+    let answer = acceptor.begin()?.step(&first.token).map_err(|failed| failed.error)?;
+    let last = client.step(&answer.token).map_err(|failed| failed.error)?;
+    Ok(last.established.expect("Kerberos must have one round").context)
 }
 
 /// Returns a key of the cipher that TLS selects first.
@@ -335,7 +361,7 @@ mod tests {
         std::fs::write(&path, site::pattern(2 << 16)).unwrap();
         for bare in [Bare::Pread, Bare::Memcpy, Bare::Cipher] {
             let limit = Duration::from_millis(1);
-            let mut subject = BareSubject::start(bare, &path, 1 << 16, limit, None, &meter).unwrap();
+            let mut subject = BareSubject::start(bare, &path, 1 << 16, limit, None, None, &meter).unwrap();
             let point = Point::new(Operation::Read, 4096, 4).threads(2);
             let Ok(Measured::Sample(sample)) = subject.measure(&point) else { panic!("{bare:?} runs") };
             assert_eq!(sample.bytes, sample.operations * 4096);

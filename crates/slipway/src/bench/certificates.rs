@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use super::series::Series;
 use crate::exit::Failure;
 
-/// An issuer, and one certificate for 127.0.0.1 that servers and clients use.
+/// An issuer, and one certificate for 127.0.0.1 and localhost that servers and clients use.
 pub struct Certificates {
     dir: TempDir,
 }
@@ -32,7 +32,7 @@ impl Certificates {
             let key = KeyPair::generate()?;
             let ca = params.self_signed(&key)?.pem();
             let own = KeyPair::generate()?;
-            let names = vec!["127.0.0.1".to_owned()];
+            let names = vec!["127.0.0.1".to_owned(), "localhost".to_owned()];
             let cert = CertificateParams::new(names)?.signed_by(&own, &Issuer::new(params, key))?.pem();
             Ok((ca, cert, own.serialize_pem()))
         };

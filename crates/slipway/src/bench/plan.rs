@@ -302,6 +302,29 @@ pub fn baseline() -> Plan {
     }
 }
 
+/// Returns the plan of bulk data and of small operations, for security flavours and TLS.
+pub fn security() -> Plan {
+    let small: Filter = |point| !point.operation.moves_blocks();
+    let bulk: Filter = |point| point.operation.moves_blocks();
+    Plan {
+        name: "security",
+        title: "READ and WRITE of 128 KiB with 8 outstanding, GETATTR with 16".to_owned(),
+        points: vec![
+            Point::new(Operation::Read, 128 << 10, 8),
+            Point::new(Operation::Write, 128 << 10, 8),
+            Point::new(Operation::Getattr, 1, 16),
+        ],
+        charts: vec![
+            Chart::new("Bulk: GB/s", bulk, Shape::Bars(Measure::Throughput)),
+            Chart::new("Bulk: CPU", bulk, Shape::Bars(Measure::PerGb)),
+            Chart::new("GETATTR: operations/s", small, Shape::Bars(Measure::Rate)),
+            Chart::new("GETATTR: CPU", small, Shape::Bars(Measure::PerOperation)),
+        ],
+        seconds: 1.0,
+        file_size: 256 << 20,
+    }
+}
+
 fn is_read(point: &Point) -> bool {
     point.operation.reads_blocks()
 }
@@ -316,7 +339,7 @@ mod tests {
 
     #[test]
     fn every_chart_has_points_and_every_point_has_a_chart() {
-        for plan in [demo(128 << 10, 8), sweep(), threads(), registration(), iops(), mixed(), baseline()] {
+        for plan in [demo(128 << 10, 8), sweep(), threads(), registration(), iops(), mixed(), baseline(), security()] {
             for chart in &plan.charts {
                 assert!(plan.points.iter().any(chart.of), "{}: {}", plan.name, chart.title);
             }

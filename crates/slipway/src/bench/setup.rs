@@ -52,6 +52,10 @@ pub struct Common {
     /// Loops without NFS to measure as well, for points that read blocks
     #[arg(long, value_delimiter = ',', value_name = "LOOP")]
     pub beside: Vec<Bare>,
+    /// A key of nfs/localhost, with which started servers accept Kerberos: --axis sec=sys,krb5p. The realm is that of
+    /// KRB5_CONFIG or /etc/krb5.conf, and the client uses the ticket of its user
+    #[arg(long, value_name = "FILE")]
+    pub keytab: Option<PathBuf>,
     /// Threads of a started server
     #[arg(long, default_value_t = 1, conflicts_with = "url")]
     pub server_workers: usize,
@@ -105,8 +109,8 @@ pub fn measure(common: &Common, plan: &Plan) -> Result<Report, Failure> {
         }
         let file = limits.bare_file(common, &plan.points)?;
         for &bare in &common.beside {
-            let (path, congestion) = (file.path(), common.congestion.as_deref());
-            let subject = BareSubject::start(bare, path, limits.file_size, limits.run, congestion, &meter)?;
+            let (path, congestion, keytab) = (file.path(), common.congestion.as_deref(), common.keytab.as_deref());
+            let subject = BareSubject::start(bare, path, limits.file_size, limits.run, congestion, keytab, &meter)?;
             subjects.push(Box::new(subject));
         }
         runner::run(&mut subjects, &plan.points, common.rounds, || steps.step())
@@ -153,6 +157,7 @@ impl Common {
             axis: Vec::new(),
             backend: vec!["memory".to_owned()],
             beside: Vec::new(),
+            keytab: None,
             server_workers: 1,
             url: None,
             congestion,
@@ -273,6 +278,10 @@ impl Place {
 
     fn start(common: &Common, backend: &str, room: u64, listen: &[Listen]) -> Result<Self, Failure> {
         let mut arguments: Vec<OsString> = vec!["--workers".into(), common.server_workers.to_string().into()];
+        if let Some(keytab) = &common.keytab {
+            arguments.extend(["--keytab".into(), keytab.into()]);
+            arguments.extend(["sys", "krb5", "krb5i", "krb5p"].map(|sec| format!("--sec={sec}").into()));
+        }
         let mut directory = None;
         match backend.split_once(':') {
             None if backend == "memory" => {
@@ -328,6 +337,10 @@ fn urls(
                 (url, Some(place.server.pid()))
             }
         };
+        if common.keytab.is_some() && mount.get("sec").is_some_and(|sec| sec != "sys") {
+            // The name of the service, whose key the keytab has.
+            url.host = "localhost".to_owned();
+        }
         for (key, value) in mount {
             url.options.set(key, value).map_err(Failure::usage)?;
         }

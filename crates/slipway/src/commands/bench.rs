@@ -12,6 +12,7 @@ use crate::{
         connections, failover, html,
         plan::{self, Plan},
         point::{Operation, Point},
+        series::Axis,
         sessions,
         setup::{self, Common},
         text,
@@ -38,6 +39,7 @@ Examples:
   slipway bench small --transport tcp --axis vers=3,4.2
   slipway bench threads --transport rdma --axis crc=on,off
   slipway bench read --transport tcp --block 1M --axis xprtsec=none,tls --beside cipher
+  slipway bench security --keytab nfs.keytab --axis sec=sys,krb5p
   slipway bench baseline --backend dir:/dev/shm --congestion cubic")]
 pub struct Args {
     #[command(subcommand)]
@@ -81,6 +83,11 @@ enum What {
     /// send and sendfile answer over TCP from a separate process, pread reads the file in the client, memcpy copies
     /// memory. All four run unless --beside selects some.
     Baseline(Common),
+    /// READ, WRITE and GETATTR with security flavours and TLS, next to the rate of their ciphers
+    ///
+    /// Without --axis, it compares TCP with xprtsec=none,tls, and with --keytab also sec=sys,krb5,krb5i,krb5p. Without
+    /// --beside, it measures the cipher of TLS, and with --keytab that of krb5p.
+    Security(Common),
     /// The cost of idle connections: the server's memory, and the goodput of active connections
     Connections(connections::Args),
     /// The cost of sessions, slots, opens and locks of NFSv4.1: the server's memory
@@ -161,11 +168,30 @@ pub fn run(args: &Args) -> Outcome {
             }
             measure(&common, &plan::baseline())
         }
+        What::Security(common) => measure(&with_security(common), &plan::security()),
         What::Connections(args) => connections::run(args),
         What::Sessions(args) => sessions::run(args),
         What::Failover(args) => failover::run(args),
         What::Peer(args) => bare::peer(args).map(|()| Exit::Ok),
     }
+}
+
+/// Adds the series of `slipway bench security` that were not selected otherwise.
+fn with_security(common: &Common) -> Common {
+    let mut common = common.clone();
+    let keytab = common.keytab.is_some();
+    if common.transport.is_empty() && common.url.is_none() {
+        common.transport.push("tcp".to_owned());
+    }
+    if common.axis.is_empty() {
+        let axes = ["sec=sys,krb5,krb5i,krb5p", "xprtsec=none,tls"];
+        let axes = axes.into_iter().skip(usize::from(!keytab));
+        common.axis.extend(axes.map(|axis| axis.parse::<Axis>().expect("axis must be valid")));
+    }
+    if common.beside.is_empty() {
+        common.beside = [Bare::Cipher, Bare::Kerberos].into_iter().take(1 + usize::from(keytab)).collect();
+    }
+    common
 }
 
 /// Measures a plan and prints the report.
