@@ -94,11 +94,11 @@ pub trait Context: Send + Sync {
     /// The peer has not computed this checksum for this message.
     fn verify(&self, message: &[u8], mic: &[u8]) -> Result<(), GssError>;
 
-    /// Encrypts a message (`GSS_Wrap` with confidentiality).
+    /// Encrypts a message, which has several parts (`GSS_Wrap` with confidentiality). Appends the token to `out`.
     ///
     /// # Errors
-    /// The context is not usable.
-    fn wrap(&self, message: &[u8]) -> Result<Bytes, GssError>;
+    /// The context is not usable. The end of `out` can then have a part of the message in clear.
+    fn wrap(&self, message: &[&[u8]], out: &mut Vec<u8>) -> Result<(), GssError>;
 
     /// Decrypts a message (`GSS_Unwrap`).
     ///

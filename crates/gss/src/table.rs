@@ -308,11 +308,12 @@ mod tests {
         fn verify(&self, _: &[u8], _: &[u8]) -> Result<(), GssError> {
             Ok(())
         }
-        fn wrap(&self, message: &[u8]) -> Result<Bytes, GssError> {
-            Ok(Bytes::copy_from_slice(message))
+        fn wrap(&self, message: &[&[u8]], out: &mut Vec<u8>) -> Result<(), GssError> {
+            out.extend(message.concat());
+            Ok(())
         }
         fn unwrap(&self, token: &[u8]) -> Result<Bytes, GssError> {
-            self.wrap(token)
+            Ok(Bytes::copy_from_slice(token))
         }
     }
 

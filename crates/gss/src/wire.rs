@@ -189,10 +189,7 @@ pub fn wrap(
             out.opaque(&mic);
         }
         Service::Privacy => {
-            let mut clear = Vec::with_capacity(4 + body.len());
-            clear.extend_from_slice(&sequence.to_be_bytes());
-            clear.extend_from_slice(body);
-            out.opaque(&context.wrap(&clear).map_err(failed)?);
+            out.opaque_by(|token| context.wrap(&[&sequence.to_be_bytes(), body], token)).map_err(failed)?;
         }
     }
     Ok(())
@@ -254,12 +251,13 @@ mod tests {
             if self.mic(message)? == mic { Ok(()) } else { Err(GssError::new("verify", major::BAD_SIG, "wrong")) }
         }
 
-        fn wrap(&self, message: &[u8]) -> Result<Bytes, GssError> {
-            Ok(message.iter().map(|byte| !byte).collect())
+        fn wrap(&self, message: &[&[u8]], out: &mut Vec<u8>) -> Result<(), GssError> {
+            out.extend(message.concat().iter().map(|byte| !byte));
+            Ok(())
         }
 
         fn unwrap(&self, token: &[u8]) -> Result<Bytes, GssError> {
-            self.wrap(token)
+            Ok(token.iter().map(|byte| !byte).collect())
         }
     }
 

@@ -137,6 +137,24 @@ impl Encoder {
         self.fixed_opaque(bytes);
     }
 
+    /// Appends a variable-length item whose bytes `append` adds to the end of the stream.
+    ///
+    /// # Errors
+    /// The error of `append`. The stream is then not usable.
+    ///
+    /// # Panics
+    /// If `append` shortens the stream, or the length does not fit in 32 bits.
+    pub fn opaque_by<E>(&mut self, append: impl FnOnce(&mut Vec<u8>) -> Result<(), E>) -> Result<(), E> {
+        self.u32(0);
+        let start = self.stream.len();
+        append(&mut self.stream)?;
+        let len = self.stream.len().checked_sub(start).expect("append must not shorten the stream");
+        let word = u32::try_from(len).expect("an XDR length must fit in 32 bits");
+        self.stream[start - 4..start].copy_from_slice(&word.to_be_bytes());
+        self.stream.resize(start + len + padding(len), 0);
+        Ok(())
+    }
+
     /// Appends the length of a variable-length item.
     ///
     /// # Panics

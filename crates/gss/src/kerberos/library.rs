@@ -25,6 +25,32 @@ pub(super) struct BufferDesc {
     pub value: *mut c_void,
 }
 
+/// `gss_iov_buffer_desc`: a part of a token, in memory of the caller.
+#[repr(C)]
+pub(super) struct IovDesc {
+    pub kind: Word,
+    pub buffer: BufferDesc,
+}
+
+impl IovDesc {
+    /// Describes a part in `bytes`, which the library reads and writes.
+    pub fn of(kind: Word, bytes: &mut [u8]) -> Self {
+        Self { kind, buffer: BufferDesc { length: bytes.len(), value: bytes.as_mut_ptr().cast() } }
+    }
+
+    /// Describes a part of `length` bytes without memory, whose length is asked or which the library points to.
+    pub fn without_memory(kind: Word, length: usize) -> Self {
+        Self { kind, buffer: BufferDesc { length, value: null_mut() } }
+    }
+}
+
+/// `GSS_IOV_BUFFER_TYPE_DATA`, `…_HEADER`, `…_TRAILER`, `…_PADDING` and `…_STREAM`.
+pub(super) const DATA: Word = 1;
+pub(super) const HEADER: Word = 2;
+pub(super) const TRAILER: Word = 7;
+pub(super) const PADDING: Word = 9;
+pub(super) const STREAM: Word = 10;
+
 /// `gss_OID_desc`.
 #[repr(C)]
 pub(super) struct OidDesc {
@@ -87,8 +113,9 @@ functions! {
     fn gss_delete_sec_context(*mut Word, *mut Handle, *mut BufferDesc);
     fn gss_get_mic(*mut Word, Handle, Word, *const BufferDesc, *mut BufferDesc);
     fn gss_verify_mic(*mut Word, Handle, *const BufferDesc, *const BufferDesc, *mut Word);
-    fn gss_wrap(*mut Word, Handle, c_int, Word, *const BufferDesc, *mut c_int, *mut BufferDesc);
-    fn gss_unwrap(*mut Word, Handle, *const BufferDesc, *mut BufferDesc, *mut c_int, *mut Word);
+    fn gss_wrap_iov(*mut Word, Handle, c_int, Word, *mut c_int, *mut IovDesc, c_int);
+    fn gss_wrap_iov_length(*mut Word, Handle, c_int, Word, *mut c_int, *mut IovDesc, c_int);
+    fn gss_unwrap_iov(*mut Word, Handle, *mut c_int, *mut Word, *mut IovDesc, c_int);
     fn gss_display_status(*mut Word, Word, c_int, *const OidDesc, *mut Word, *mut BufferDesc);
     fn gss_release_buffer(*mut Word, *mut BufferDesc);
 }

@@ -12,6 +12,7 @@
 
 #![expect(unsafe_code, reason = "calls of C")]
 
+mod context;
 mod library;
 mod user;
 
@@ -25,13 +26,15 @@ use std::{
 };
 
 use bytes::Bytes;
-use parking_lot::Mutex;
 
-use self::library::{
-    Buffer, HOSTBASED_SERVICE, Handle, KERBEROS, KeyValue, KeyValueSet, Library, MECHANISMS, OidDesc, PRINCIPAL_NAME,
-    Word, input,
+use self::{
+    context::KerberosContext,
+    library::{
+        Buffer, HOSTBASED_SERVICE, Handle, KERBEROS, KeyValue, KeyValueSet, Library, MECHANISMS, OidDesc,
+        PRINCIPAL_NAME, Word, input,
+    },
 };
-use crate::mechanism::{Acceptor, Context, Established, GssError, Initiator, Negotiation, Step, StepFailed, major};
+use crate::mechanism::{Acceptor, Established, GssError, Initiator, Negotiation, Step, StepFailed, major};
 
 pub use library::Unavailable;
 pub use user::UserInitiator;
@@ -375,7 +378,7 @@ impl Negotiation for Accepting {
             0 => {
                 require(flags, INTEGRITY)?;
                 let encrypts = flags & CONFIDENTIALITY != 0;
-                let context = Box::new(KerberosContext { context: Mutex::new(self.context.take()), encrypts });
+                let context = Box::new(KerberosContext::new(self.context.take(), encrypts));
                 Some(Established { context, peer: peer.display()?, lifetime: time(lifetime) })
             }
             _ => None,
@@ -424,7 +427,7 @@ impl Negotiation for Initiating {
             0 => {
                 // Without mutual authentication, any server could answer.
                 require(flags, MUTUAL | INTEGRITY | CONFIDENTIALITY)?;
-                let context = Box::new(KerberosContext { context: Mutex::new(self.context.take()), encrypts: true });
+                let context = Box::new(KerberosContext::new(self.context.take(), true));
                 let peer = self.target.display()?;
                 Some(Established { context, peer, lifetime: time(lifetime) })
             }
@@ -444,100 +447,6 @@ fn require(flags: Word, wanted: Word) -> Result<(), GssError> {
 
 fn time(lifetime: Word) -> Option<Duration> {
     (lifetime != INDEFINITE).then(|| Duration::from_secs(lifetime.into()))
-}
-
-/// An established context.
-struct KerberosContext {
-    context: Mutex<OwnedContext>,
-    /// `false` if the client has negotiated no confidentiality. Then calls with privacy are refused.
-    encrypts: bool,
-}
-
-impl KerberosContext {
-    fn check_encrypts(&self, operation: &str) -> Result<(), GssError> {
-        match self.encrypts {
-            true => Ok(()),
-            false => Err(GssError::new(operation, major::FAILURE, "the context has no confidentiality")),
-        }
-    }
-}
-
-impl Context for KerberosContext {
-    fn mic(&self, message: &[u8]) -> Result<Bytes, GssError> {
-        let context = self.context.lock();
-        let Loaded(library) = context.library;
-        let (mut minor, mut output) = (0, Buffer::empty(library));
-        // SAFETY: the context is valid and locked; the library fills the buffer, which `Buffer` releases.
-        let major = unsafe {
-            (library.functions.gss_get_mic)(&mut minor, context.handle, 0, &input(message), &mut output.desc)
-        };
-        context.library.check("checksum", major, minor)?;
-        Ok(Bytes::copy_from_slice(output.bytes()))
-    }
-
-    fn verify(&self, message: &[u8], mic: &[u8]) -> Result<(), GssError> {
-        let context = self.context.lock();
-        let mut minor = 0;
-        // SAFETY: the context is valid and locked; the library only reads the buffers. Null results are not wanted.
-        let major = unsafe {
-            (context.library.0.functions.gss_verify_mic)(
-                &mut minor,
-                context.handle,
-                &input(message),
-                &input(mic),
-                null_mut(),
-            )
-        };
-        context.library.check("verification of a checksum", major, minor)
-    }
-
-    fn wrap(&self, message: &[u8]) -> Result<Bytes, GssError> {
-        self.check_encrypts("encryption")?;
-        let context = self.context.lock();
-        let Loaded(library) = context.library;
-        let (mut minor, mut is_encrypted, mut output) = (0, 0, Buffer::empty(library));
-        // SAFETY: the context is valid and locked; the library fills the buffer, which `Buffer` releases.
-        let major = unsafe {
-            (library.functions.gss_wrap)(
-                &mut minor,
-                context.handle,
-                1,
-                0,
-                &input(message),
-                &mut is_encrypted,
-                &mut output.desc,
-            )
-        };
-        context.library.check("encryption", major, minor)?;
-        if is_encrypted == 0 {
-            return Err(GssError::new("encryption", major::FAILURE, "the library has not encrypted"));
-        }
-        Ok(Bytes::copy_from_slice(output.bytes()))
-    }
-
-    fn unwrap(&self, token: &[u8]) -> Result<Bytes, GssError> {
-        self.check_encrypts("decryption")?;
-        let context = self.context.lock();
-        let Loaded(library) = context.library;
-        let (mut minor, mut is_encrypted, mut output) = (0, 0, Buffer::empty(library));
-        // SAFETY: the context is valid and locked; the library fills the buffer, which `Buffer` releases.
-        let major = unsafe {
-            (library.functions.gss_unwrap)(
-                &mut minor,
-                context.handle,
-                &input(token),
-                &mut output.desc,
-                &mut is_encrypted,
-                null_mut(),
-            )
-        };
-        context.library.check("decryption", major, minor)?;
-        // A token without encryption has a valid checksum, too.
-        if is_encrypted == 0 {
-            return Err(GssError::new("decryption", major::FAILURE, "the token was not encrypted"));
-        }
-        Ok(Bytes::copy_from_slice(output.bytes()))
-    }
 }
 
 /// `GSS_C_INDEFINITE`.

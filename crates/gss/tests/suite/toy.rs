@@ -19,6 +19,8 @@ pub struct Faults {
     pub wrap_fails: AtomicBool,
     /// The number of following contexts that are refused.
     pub refuses: AtomicU32,
+    /// The number of tokens so far.
+    pub tokens: AtomicU32,
     /// The length of the longest token so far.
     pub longest_token: AtomicUsize,
 }
@@ -81,6 +83,7 @@ impl Negotiation for Accepting {
     /// A token is: the rounds that are left, the checksum of the secret, the length of the name, the name, padding.
     fn step(&mut self, token: &[u8]) -> Result<Step, StepFailed> {
         let Self(ToyAcceptor { secret, lifetime, faults }) = self;
+        faults.tokens.fetch_add(1, SeqCst);
         faults.longest_token.fetch_max(token.len(), SeqCst);
         let Some((&left, rest)) = token.split_first() else {
             return Err(failed(major::DEFECTIVE_TOKEN, "empty").into());
@@ -169,13 +172,14 @@ impl Context for ToyContext {
         if self.mic(message)? == mic { Ok(()) } else { Err(failed(major::BAD_SIG, "wrong checksum")) }
     }
 
-    fn wrap(&self, message: &[u8]) -> Result<Bytes, GssError> {
+    fn wrap(&self, message: &[&[u8]], out: &mut Vec<u8>) -> Result<(), GssError> {
         if self.faults.as_ref().is_some_and(|faults| faults.wrap_fails.load(SeqCst)) {
             return Err(failed(major::FAILURE, "cannot encrypt"));
         }
-        let mut token = self.encrypt(message);
-        token.extend(self.mic(message)?);
-        Ok(token.into())
+        let message = message.concat();
+        out.extend(self.encrypt(&message));
+        out.extend(self.mic(&message)?);
+        Ok(())
     }
 
     fn unwrap(&self, token: &[u8]) -> Result<Bytes, GssError> {

@@ -149,7 +149,8 @@ impl<'a> BareSubject<'a> {
                 }
                 Way::Cipher(key) => encrypt(key, turn, &mut buffers[buffer]),
                 Way::Kerberos(context) => {
-                    let token = context.wrap(&buffers[buffer]).map_err(io::Error::other)?;
+                    let mut token = Vec::with_capacity(point.block + TOKEN_GROWTH);
+                    context.wrap(&[&buffers[buffer]], &mut token).map_err(io::Error::other)?;
                     std::hint::black_box(token);
                 }
                 Way::Stream(stream) => {
@@ -320,6 +321,8 @@ fn congestion(socket: &impl std::os::fd::AsFd, name: Option<&str>) -> io::Result
 
 /// The same maximum as with NFS.
 const BLOCK_MAX: usize = 4 << 20;
+/// More than what a token has in addition to its message.
+const TOKEN_GROWTH: usize = 512;
 /// Maximum data of a record of TLS.
 const RECORD: usize = 16 << 10;
 
