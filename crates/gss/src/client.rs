@@ -22,9 +22,9 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use rpc::{
     AuthStat, BoxFuture, ClientError, OpaqueAuth, RejectStat,
-    security::{Channel, ClientFlavor, LastMessage, NotReady, Tampered, Transmission},
+    security::{Channel, ClientFlavor, LastMessage, NotReady, Place, Tampered, Transmission},
 };
-use tokio::{task::spawn_blocking, time::Instant};
+use tokio::{sync::Semaphore, task::spawn_blocking, time::Instant};
 use xdr::{Encode, Encoder, Message};
 
 use crate::{
@@ -53,6 +53,8 @@ struct ClientContext {
     handle: Bytes,
     expires: Option<Instant>,
     next_sequence: AtomicU32,
+    /// A permit for each call that can be outstanding.
+    window: Arc<Semaphore>,
     service: Service,
     /// The latest connection; `None` if the server does not know the context any more.
     last_message: Mutex<Option<LastMessage>>,
@@ -221,7 +223,9 @@ impl GssClient {
         let number = self.made.fetch_add(1, Relaxed) + 1;
         let next_sequence = AtomicU32::new(FIRST_SEQUENCE);
         let (service, last_message) = (self.service, Mutex::new(Some(channel.last_message())));
-        let adopted = ClientContext { context, number, handle, expires, next_sequence, service, last_message };
+        // RFC 2203 §5.2.3.1: the window is also the maximum number of outstanding calls.
+        let window = Arc::new(Semaphore::new((result.window as usize).min(Semaphore::MAX_PERMITS)));
+        let adopted = ClientContext { context, number, handle, expires, next_sequence, window, service, last_message };
         let replaced = self.current.lock().replace(Arc::new(adopted));
         drop(replaced);
         Ok(())
@@ -277,6 +281,18 @@ impl ClientFlavor for GssClient {
         if let Some(context) = &*self.current.lock() {
             context.note_connection(channel);
         }
+    }
+
+    fn place(&self) -> Option<BoxFuture<'_, Option<Place>>> {
+        Some(Box::pin(async move {
+            let (context, window) = {
+                let current = self.current.lock();
+                let current = current.as_ref()?;
+                (current.number, current.window.clone())
+            };
+            let permit = window.acquire_owned().await.ok()?;
+            Some(Place { context, permit })
+        }))
     }
 
     fn begin(&self, encoder: &mut Encoder) -> Result<Box<dyn Transmission>, NotReady> {
@@ -393,6 +409,7 @@ mod tests {
             handle: Bytes::new(),
             expires: None,
             next_sequence,
+            window: Arc::new(Semaphore::new(1)),
             service: Service::None,
             last_message: Mutex::default(),
         };

@@ -5,5 +5,7 @@ mod contexts;
 #[allow(dead_code, reason = "one of its two functions is used")]
 mod process;
 mod rig;
+mod storm;
 mod toy;
 mod transmissions;
+mod window;

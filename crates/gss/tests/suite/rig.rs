@@ -1,6 +1,7 @@
 //! A server of a counter with RPCSEC_GSS, and its clients.
 
 use std::{
+    collections::BTreeMap,
     net::SocketAddr,
     ops::RangeInclusive,
     sync::{
@@ -13,13 +14,15 @@ use std::{
 use buf::{Buffer, Pool};
 use bytes::Bytes;
 use gss::{GssClient, GssLimits, GssServer, Service};
+use parking_lot::Mutex;
 use rdma::sim::{NetworkOptions, Sim};
 use rpc::{
     AcceptError, Answering, Call, CallOptions, Client, ClientError, ClientOptions, Credential, Hosts, Identity,
-    Procedure, ReplyHeader, ReplyPlan, Server, TcpKind, TcpOptions, Transport, TransportKind,
+    Procedure, ReplyHeader, ReplyPlan, Server, TcpKind, TcpOptions, Transport, TransportKind, security::ServerFlavor,
 };
 use rpcrdma::{Options, RdmaKind};
-use tokio::task::JoinSet;
+use simnet::Network;
+use tokio::{sync::Semaphore, task::JoinSet};
 use xdr::{Decode, Message, Payload};
 
 use crate::process::serve;
@@ -33,12 +36,30 @@ pub const ADD: u32 = 1;
 pub const ECHO: u32 = 2;
 /// A procedure that returns the caller's name and pseudo flavour.
 pub const WHO: u32 = 3;
+/// A procedure that ends when the test permits it.
+pub const WAIT: u32 = 4;
 pub const SECRET: u64 = 0x5ec2e7;
 pub const SERVICES: [Service; 3] = [Service::None, Service::Integrity, Service::Privacy];
 
-#[derive(Default)]
 pub struct Counter {
     pub sum: AtomicU64,
+    /// The number of executions of ADD, by their argument.
+    pub executed: Mutex<BTreeMap<u64, u32>>,
+    /// The calls of WAIT that can end.
+    pub gate: Semaphore,
+    /// The number of calls of WAIT that have begun.
+    pub waiting: AtomicU64,
+}
+
+impl Default for Counter {
+    fn default() -> Self {
+        Self {
+            sum: AtomicU64::default(),
+            executed: Mutex::default(),
+            gate: Semaphore::new(0),
+            waiting: AtomicU64::default(),
+        }
+    }
 }
 
 impl rpc::Service for Counter {
@@ -51,7 +72,7 @@ impl rpc::Service for Counter {
     }
 
     fn procedure(&self, _: u32, procedure: u32) -> Option<Procedure> {
-        let names = ["NULL", "ADD", "ECHO", "WHO"];
+        let names = ["NULL", "ADD", "ECHO", "WHO", "WAIT"];
         names.get(procedure as usize).map(|name| Procedure { name, idempotent: procedure != ADD })
     }
 
@@ -61,6 +82,7 @@ impl rpc::Service for Counter {
                 ADD => {
                     let add = u64::decode(&mut call.arguments)?;
                     call.arguments.finish()?;
+                    *self.executed.lock().entry(add).or_default() += 1;
                     Ok(call.reply(&(self.sum.fetch_add(add, SeqCst) + add)))
                 }
                 ECHO => {
@@ -72,6 +94,11 @@ impl rpc::Service for Counter {
                     let Identity::Principal(principal) = call.caller else { return Err(AcceptError::SystemErr) };
                     let text = format!("{} {}", principal.name.escape_ascii(), principal.pseudo_flavor);
                     Ok(call.reply(&Data::from(Bytes::from(text))))
+                }
+                WAIT => {
+                    self.waiting.fetch_add(1, SeqCst);
+                    self.gate.acquire().await.expect("gate must be open").forget();
+                    Ok(call.reply(&()))
                 }
                 _ => Ok(call.reply(&())),
             }
@@ -86,7 +113,9 @@ pub struct Rig {
     pub flavor: Arc<GssServer>,
     pub counter: Arc<Counter>,
     pub faults: Arc<Faults>,
-    _processes: JoinSet<()>,
+    pub network: Network,
+    lifetime: Option<Duration>,
+    processes: JoinSet<()>,
 }
 
 impl Rig {
@@ -95,22 +124,45 @@ impl Rig {
     }
 
     pub fn admitting(hosts: Hosts, limits: GssLimits, lifetime: Option<Duration>) -> Self {
+        Self::over(NetworkOptions::default(), hosts, limits, lifetime)
+    }
+
+    pub fn over(network: NetworkOptions, hosts: Hosts, limits: GssLimits, lifetime: Option<Duration>) -> Self {
         let faults = Arc::<Faults>::default();
-        let flavor = GssServer::new(ToyAcceptor { secret: SECRET, lifetime, faults: faults.clone() }, limits);
+        let flavor = Self::flavor(limits, lifetime, &faults);
         let counter = Arc::<Counter>::default();
-        let server = Server::builder().hosts(hosts).shared(counter.clone()).flavor(flavor.clone()).build();
-        let sim = Sim::new(NetworkOptions::default());
+        let sim = Sim::new(network);
         let network = sim.network().clone();
-        let mut processes = JoinSet::new();
-        let mut listen = |kind: Arc<dyn TransportKind>, address: &str| {
-            let listener = kind.listen(address.parse().unwrap()).unwrap();
-            let address = listener.local_addr();
-            processes.spawn(serve(listener, server.clone()));
-            (kind, address)
-        };
-        let tcp = listen(Arc::new(TcpKind::simulated(network, TcpOptions::default(), Pool::default())), "10.0.0.1:0");
-        let rdma = listen(Arc::new(RdmaKind::new(Arc::new(sim), Options::default())), "10.0.0.1:0");
-        Self { tcp, rdma, flavor, counter, faults, _processes: processes }
+        let tcp: Arc<dyn TransportKind> =
+            Arc::new(TcpKind::simulated(network.clone(), TcpOptions::default(), Pool::default()));
+        let rdma: Arc<dyn TransportKind> = Arc::new(RdmaKind::new(Arc::new(sim), Options::default()));
+        let any = "10.0.0.1:0".parse().unwrap();
+        let (tcp, rdma, processes) = ((tcp, any), (rdma, any), JoinSet::new());
+        let mut rig = Self { tcp, rdma, flavor, counter, faults, network, lifetime, processes };
+        rig.listen(hosts, rig.flavor.clone());
+        rig
+    }
+
+    fn flavor(limits: GssLimits, lifetime: Option<Duration>, faults: &Arc<Faults>) -> Arc<GssServer> {
+        GssServer::new(ToyAcceptor { secret: SECRET, lifetime, faults: faults.clone() }, limits)
+    }
+
+    /// Listens with another flavour, on the same addresses if there are some.
+    pub fn listen(&mut self, hosts: Hosts, flavor: Arc<dyn ServerFlavor>) {
+        let server = Server::builder().hosts(hosts).shared(self.counter.clone()).flavor(flavor).build();
+        for (kind, address) in [&mut self.tcp, &mut self.rdma] {
+            self.network.crash(*address);
+            let listener = kind.listen(*address).unwrap();
+            *address = listener.local_addr();
+            self.processes.spawn(serve(listener, server.clone()));
+        }
+    }
+
+    /// Kills the server's process, and starts another one, which knows no context and no earlier call.
+    pub fn restart(&mut self) {
+        self.processes.abort_all();
+        self.flavor = Self::flavor(GssLimits::default(), self.lifetime, &self.faults);
+        self.listen(Hosts::all(), self.flavor.clone());
     }
 
     /// Returns the ways to the server.

@@ -8,7 +8,7 @@ use std::{
 
 use bytes::Bytes;
 use futures_util::FutureExt;
-use tokio::{runtime::Handle, time::timeout};
+use tokio::{runtime::Handle, sync::OwnedSemaphorePermit, time::timeout};
 use xdr::{Decode, Decoder, Encode, Encoder, Message};
 
 use super::Tampered;
@@ -38,6 +38,12 @@ pub trait ClientFlavor: fmt::Debug + Send + Sync + 'static {
     /// [`refresh`](Self::refresh) must be called first.
     fn begin(&self, encoder: &mut Encoder) -> Result<Box<dyn Transmission>, NotReady>;
 
+    /// Waits until the server permits another outstanding call in the present context, and returns a place for the call.
+    /// The inner result is `None` if there is no context yet. Returns `None` if the flavour has no such limit.
+    fn place(&self) -> Option<BoxFuture<'_, Option<Place>>> {
+        None
+    }
+
     /// Notes the connection over which the next transmissions travel, for the flavour's [`LastMessage`].
     fn note_connection(&self, channel: Channel<'_>) {
         let _ = channel;
@@ -62,6 +68,15 @@ pub trait ClientFlavor: fmt::Debug + Send + Sync + 'static {
     /// Returns the maximum number of bytes by which a reply is longer than with AUTH_NONE: its verifier, and what
     /// wrapping adds.
     fn reply_growth(&self) -> usize;
+}
+
+/// A call's place among those that a context permits at the same time. It is free again when it is dropped.
+#[derive(Debug)]
+pub struct Place {
+    /// The context, as in [`Transmission::context`].
+    pub context: u64,
+    /// The place.
+    pub permit: OwnedSemaphorePermit,
 }
 
 /// The error that the flavour has no context with which to call the server.

@@ -27,7 +27,7 @@ mod server;
 use bytes::Bytes;
 
 pub(crate) use client::encode_start;
-pub use client::{Channel, ClientFlavor, ControlReply, Credential, LastMessage, NotReady, Transmission};
+pub use client::{Channel, ClientFlavor, ControlReply, Credential, LastMessage, NotReady, Place, Transmission};
 pub(crate) use protected::{ProtectedCall, VerifiedReply};
 pub use server::{Accepted, Authentication, Claim, ConnectionIdentity, Protection, ServerFlavor, Verdict};
 pub(crate) use server::{Flavors, Reply, unwrap_arguments};

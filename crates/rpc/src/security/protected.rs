@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use tokio::time::timeout;
 use xdr::{Decode, Decoder, Message};
 
-use super::{Channel, ClientFlavor, NotReady, Tampered, Transmission, client::encode_start, server::gather};
+use super::{Channel, ClientFlavor, NotReady, Place, Tampered, Transmission, client::encode_start, server::gather};
 use crate::{
     AcceptStat, ClientError, RejectStat, Reply, ReplyBody, ReplyHeader, ReplyPlan, Xid,
     client::{RETRANSMIT_MAX, attempt},
@@ -32,6 +32,12 @@ pub(crate) struct VerifiedReply {
     pub is_bare: bool,
 }
 
+/// Reports whether the place is in the context of the latest transmission.
+fn is_of(place: &Option<Place>, sent: &Sent) -> bool {
+    let latest = sent.last().map(|transmission| transmission.context());
+    place.as_ref().map(|place| place.context) == latest
+}
+
 /// The outcome of checking a reply.
 enum Judgement {
     Verified(VerifiedReply),
@@ -48,14 +54,29 @@ impl ProtectedCall<'_> {
         let mut sent = Sent::new();
         let mut pause = channel.retransmit;
         let (mut refused, mut refreshed) = (0, 0);
+        let mut place: Option<Place> = None;
         loop {
+            // A sequence number is taken only after the wait, so that it is not old when it is sent.
+            let limited = match self.flavor.place() {
+                Some(free) if place.is_none() => {
+                    place = free.await;
+                    true
+                }
+                free => free.is_some(),
+            };
             let message = match self.next_transmission(&mut sent) {
-                Ok(Ok(message)) => message,
+                Ok(Ok(message)) if !limited || is_of(&place, &sent) => message,
+                // Another call has replaced the context since.
+                Ok(Ok(_)) => {
+                    drop((sent.pop(), place.take()));
+                    continue;
+                }
                 Ok(Err(NotReady)) if refreshed < REFRESHED_MAX => {
                     self.flavor.refresh(channel).await?;
                     refreshed += 1;
                     // A late reply to a transmission of another context is not used.
                     sent.clear();
+                    place = None;
                     continue;
                 }
                 Ok(Err(NotReady)) => {
