@@ -49,8 +49,11 @@ pub fn run(arguments: &[&str], report: &mut Report) -> bool {
         if let Err(why) = packages {
             return Outcome::Skipped(why);
         }
-        let build = ["build", "--release", "--package", "slipway", "--bin", "slipway", "--example", "floor"];
-        let built = shell::run(&mut shell::cargo(build));
+        let mut build = shell::cargo(["build", "--release", "--package", "slipway", "--bin", "slipway"]);
+        if plan.with == With::Knfsd {
+            build.args(["--example", "floor"]);
+        }
+        let built = shell::run(&mut build);
         let release = shell::target_dir().join("release");
         let (slipway, floor) = (release.join("slipway"), release.join("examples/floor"));
         let compared = built.and_then(|()| match plan.with {

@@ -5,7 +5,7 @@ use std::{
     io::{self, Read},
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use rustls::{
@@ -15,6 +15,8 @@ use rustls::{
         pem::{self, PemObject},
     },
 };
+
+use super::survey::time;
 
 /// A file that cannot be used, with the option that names it.
 #[derive(Clone, Debug)]
@@ -76,6 +78,19 @@ impl PemFile {
             }
         }
         Ok(lists)
+    }
+
+    /// Returns the time at which the first of the revocation lists in the file expires.
+    pub fn lists_end(&self) -> Result<SystemTime, BadFile> {
+        let lists: Vec<CertificateRevocationListDer<'static>> =
+            self.items(&self.read(self.open()?)?, "revocation list")?;
+        let end = |list: &CertificateRevocationListDer<'_>| {
+            let (_, parsed) = x509_parser::parse_x509_crl(list).ok()?;
+            parsed.next_update().map(time)
+        };
+        let ends = lists.iter().map(end).collect::<Option<Vec<_>>>();
+        let first = ends.and_then(|ends| ends.into_iter().min());
+        first.ok_or_else(|| self.bad("a revocation list is not valid".to_owned()))
     }
 
     /// Returns the private key in the file, which no other user may read.

@@ -22,6 +22,7 @@ mod handshake;
 mod probe;
 mod server;
 mod session;
+mod survey;
 pub(crate) mod wire;
 
 use std::{sync::Arc, time::SystemTime};
@@ -30,6 +31,7 @@ use rustls::{crypto::CryptoProvider, pki_types::UnixTime, time_provider::TimePro
 
 pub use client::{Alpn, ClientTls, Xprtsec};
 pub use server::{Required, ServerTls};
+pub use survey::TlsSurvey;
 
 pub(crate) use handshake::{Demands, Handshake, Progress, Unmet};
 pub(crate) use probe::{AUTH_TLS, denied, is_probe, starttls};

@@ -119,6 +119,11 @@ impl ServerTls {
         Ok(())
     }
 
+    /// Returns the files of the server's certificates and of revocation lists.
+    pub(super) fn own_files(&self) -> (&PemFile, Option<&PemFile>) {
+        (&self.files.cert, self.files.crl.as_ref())
+    }
+
     /// Returns the protection that every call needs.
     pub fn required(&self) -> Required {
         self.required

@@ -1,7 +1,7 @@
 //! Clients and servers with TLS on a simulated network, and peers that violate the protocol.
 
 #[path = "../../../testkit/src/pki.rs"]
-mod pki;
+pub(super) mod pki;
 
 mod hostile;
 mod records;

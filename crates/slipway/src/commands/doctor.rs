@@ -2,8 +2,9 @@
 
 mod checks;
 mod data_servers;
+mod tls;
 
-use std::{borrow::Cow, path::PathBuf, sync::Arc};
+use std::{borrow::Cow, path::PathBuf, sync::Arc, time::SystemTime};
 
 use clap::ValueEnum as _;
 use serde::Serialize;
@@ -21,18 +22,23 @@ The command changes nothing. The exit code is 0 unless something that Slipway ne
 
 With --config, the command also checks the data servers of a pNFS metadata server, on its host and as its user: the addresses, the
 rights of the metadata server and of clients, the clock, and the free space. It creates an object on each data server, and removes it.
+It also examines the files of TLS: whether a server can use them, which names the certificates have, and when they and the
+revocation lists expire.
 
 Examples:
   slipway doctor
-  slipway doctor --config /etc/slipway.toml
+  slipway doctor --config /etc/slipway.toml --name nfs.example.com
   slipway doctor --json | jq '.[] | select(.state != \"ok\")'")]
 pub struct Args {
     /// Print the findings as one JSON array
     #[arg(long)]
     json: bool,
-    /// Check the data servers of this configuration, too
+    /// Check the data servers and the files of TLS of this configuration, too
     #[arg(short, long, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// A name or address that clients mount, which the certificates must have
+    #[arg(long = "name", value_name = "NAME", requires = "config")]
+    names: Vec<String>,
 }
 
 /// The severity of a finding.
@@ -81,6 +87,7 @@ pub fn run(args: &Args) -> Outcome {
     if let Some(path) = &args.config {
         let config = Config::load_with(path, &pnfs::backends(Arc::default())).map_err(Failure::usage)?;
         findings.extend(data_servers::all(&config).map_err(Failure::failed)?);
+        findings.extend(tls::of(config, &args.names, SystemTime::now())?);
     }
     if args.json {
         output::json(&findings);

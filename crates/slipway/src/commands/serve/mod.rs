@@ -348,7 +348,7 @@ fn worker_options(server: &ServerConfig, listeners: &[Listening]) -> WorkerOptio
 }
 
 /// Adds `[tls]` to the listeners. If there are none, the server listens only with tcp.
-fn add_tls(config: &mut Config) -> Result<(), Failure> {
+pub fn add_tls(config: &mut Config) -> Result<(), Failure> {
     let common = config.tls.take();
     if common.is_some() && config.listen.is_empty() {
         config.listen = listen::defaults().into_iter().filter(|listen| listen.transport == "tcp").collect();
