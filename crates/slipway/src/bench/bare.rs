@@ -3,8 +3,8 @@
 //! `send` and `sendfile` ask a separate process for blocks of a file, over one TCP connection for each thread, with as
 //! many outstanding requests as the point says. Processes and congestion control are the same as with NFS, but there is
 //! no RPC, no XDR and no event loop. `pread` reads the same file in the client itself, `memcpy` copies memory,
-//! `cipher` encrypts memory as TLS does, and `kerberos` as krb5p does. Each loop has as many buffers as operations in flight, and uses them in turn, so that the effect of the CPU caches is the
-//! same as with NFS.
+//! `cipher` encrypts memory as TLS does, and `kerberos` as krb5p does. Each loop has as many buffers as operations in
+//! flight, and uses them in turn, so that the effect of the CPU caches is the same as with NFS.
 //!
 //! A request is 12 bytes, the offset and the length. The response is the bytes. `send` and `sendfile` have separate
 //! processes.
