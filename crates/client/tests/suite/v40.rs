@@ -2,9 +2,9 @@
 
 use std::{ops::RangeInclusive, sync::Arc, time::Duration};
 
-use crate::common::{Server, memory, nfs_server, sim};
+use crate::common::{Server, memory, nfs_server, recorder::Record, sim};
 use client::LockRange;
-use nfs::v4::{Argop4, Nfsstat4, Opnum4, Resop4, compound::*};
+use nfs::v4::{Nfsstat4, Opnum4, Resop4, compound::*};
 use parking_lot::Mutex;
 use rpc::{Answering, Call, Procedure, Service};
 use simnet::Network;
@@ -51,33 +51,27 @@ impl Service for OnlyZero {
     }
 }
 
-/// The operations that have arrived, and the one whose next request is refused.
-#[derive(Default)]
-struct Operations {
-    arrived: Vec<Opnum4>,
-    refused: Option<(Opnum4, Nfsstat4)>,
-}
-
-/// Refuses one request.
+/// Refuses the next request with an operation, and records all requests.
 #[derive(Clone, Default)]
-struct Refusal(Arc<Mutex<Operations>>);
+struct Refusal {
+    next: Arc<Mutex<Option<(Opnum4, Nfsstat4)>>>,
+    record: Record,
+}
 
 impl Refusal {
     fn refuse(&self, opnum: Opnum4, status: Nfsstat4) {
-        self.0.lock().refused = Some((opnum, status));
+        *self.next.lock() = Some((opnum, status));
     }
 
-    /// Returns the number of operations of this kind that have arrived.
+    /// Returns the number of requests with this operation.
     fn count(&self, opnum: Opnum4) -> usize {
-        self.0.lock().arrived.iter().filter(|one| **one == opnum).count()
+        self.record.with(opnum).len()
     }
 
     /// Returns the programs of a server with a memory file system, which refuses operations.
     fn services(&self) -> Vec<Arc<dyn Service>> {
-        all_versions()
-            .into_iter()
-            .map(|service| Arc::new(Refusing(service, self.clone())) as Arc<dyn Service>)
-            .collect()
+        let refusing = |service| -> Arc<dyn Service> { Arc::new(Refusing(service, self.clone())) };
+        self.record.wrap(all_versions().into_iter().map(refusing).collect())
     }
 }
 
@@ -99,12 +93,8 @@ impl Service for Refusing {
 
     fn call<'a>(&'a self, call: Call<'a>) -> Answering<'a> {
         let Ok(args) = CompoundArgs::decode(&mut call.arguments.clone()) else { return self.0.call(call) };
-        let opnums: Vec<_> = args.argarray.iter().map(Argop4::opnum).collect();
-        let refused = {
-            let mut operations = self.1.0.lock();
-            operations.arrived.extend(&opnums);
-            operations.refused.take_if(|(opnum, _)| opnums.contains(opnum))
-        };
+        let is_in = |opnum| args.argarray.iter().any(|op| op.opnum() == opnum);
+        let refused = self.1.next.lock().take_if(|(opnum, _)| is_in(*opnum));
         let Some((opnum, status)) = refused else { return self.0.call(call) };
         let resarray = vec![Resop4::failure(opnum, status)];
         Answering::Pending(Box::pin(async move { Ok(call.reply(&CompoundRes { status, tag: args.tag, resarray })) }))

@@ -23,7 +23,8 @@ Holes are kept. Symbolic links inside trees are copied as links; a source that i
 When a copy to a server ends, its data are on stable storage there. An error ends the copy of one file, and the rest
 continues; the exit code is then 1.
 
-A regular file is written as .NAME.slipway-XXXXXXXXXXXXXXXX in the directory of its target, and renamed when it is complete.
+A regular file is written as .NAME.slipway- and 16 hexadecimal digits in the directory of its target, and renamed when it
+is complete.
 The new file has the owner (if allowed) and mode of the file that it replaces. An error, SIGINT and SIGTERM remove the
 temporary file; it remains after SIGKILL, or if the server does not answer. An existing target that is not a regular file,
 such as a local device, pipe or /dev/stdout, is written in place.
