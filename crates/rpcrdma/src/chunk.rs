@@ -343,3 +343,74 @@ fn too_many(len: usize, max: usize) -> DecodeErrorKind {
 pub const SEGMENTS_MAX: usize = 272;
 /// Maximum number of read chunks, and of write chunks, in one header.
 pub const CHUNKS_MAX: usize = 16;
+
+#[cfg(test)]
+mod tests {
+    use xdr::Message;
+
+    use super::*;
+
+    fn segment(length: u32) -> Segment {
+        Segment { handle: Stag(7), length, offset: 0x1000 }
+    }
+
+    fn lists(reads: usize, writes: usize, reply: usize) -> Lists {
+        let chunk = |count| Chunk::new((0..count).map(|_| segment(4)));
+        let mut lists = Lists { reply: Some(chunk(reply)), ..Lists::default() };
+        lists.writes = WriteList::new([chunk(writes)]);
+        (0..reads).for_each(|_| lists.reads.push(0, segment(4)).unwrap());
+        lists
+    }
+
+    fn decode(lists: &Lists) -> Result<Lists, DecodeErrorKind> {
+        Message::encode(lists).decode::<Lists>().map_err(|error| error.kind)
+    }
+
+    #[test]
+    fn part_of_a_segment_begins_behind_its_start() {
+        let (whole, part) = (segment(100).remote(0), segment(100).remote(40));
+        assert_eq!((whole.offset, part.offset), (0x1000, 0x1000 + 40));
+    }
+
+    #[test]
+    fn segments_of_a_header_are_bounded_together() {
+        let fits = lists(SEGMENTS_MAX - 3, 2, 1);
+        assert_eq!(decode(&fits), Ok(fits));
+        let max = SEGMENTS_MAX as u32;
+        let exceeds = lists(SEGMENTS_MAX - 3, 2, 2);
+        assert_eq!(decode(&exceeds), Err(DecodeErrorKind::TooLong { len: max + 1, max }));
+        let far = lists(SEGMENTS_MAX - 3, 20, 0);
+        assert_eq!(decode(&far), Err(DecodeErrorKind::TooLong { len: max + 17, max }));
+    }
+
+    #[test]
+    fn chunks_and_segments_are_bounded() {
+        let mut reads = ReadList::default();
+        (0..CHUNKS_MAX as u32).for_each(|at| reads.push(4 * at, segment(4)).unwrap());
+        let max = CHUNKS_MAX as u32;
+        let error = DecodeErrorKind::TooLong { len: max + 1, max };
+        assert_eq!(reads.push(4 * max, segment(4)), Err(error));
+        let many = Lists { writes: WriteList::new((0..=CHUNKS_MAX).map(|_| Chunk::new([segment(4)]))), ..Lists::default() };
+        assert_eq!(decode(&many), Err(error));
+        let mut reads = ReadList::default();
+        (0..SEGMENTS_MAX).for_each(|_| reads.push(0, segment(4)).unwrap());
+        let max = SEGMENTS_MAX as u32;
+        assert_eq!(reads.push(0, segment(4)), Err(DecodeErrorKind::TooLong { len: max + 1, max }));
+    }
+
+    #[test]
+    fn chunk_is_shorter_than_4_gib() {
+        let mut reads = ReadList::default();
+        reads.push(0, segment(u32::MAX - 4)).unwrap();
+        assert!(reads.push(0, segment(5)).is_err());
+        reads.push(0, segment(4)).unwrap();
+        assert!(reads.push(0, segment(1)).is_err());
+    }
+
+    #[test]
+    fn wire_length_is_that_of_the_encoded_lists() {
+        for lists in [Lists::default(), lists(0, 0, 0), lists(1, 0, 0), lists(3, 5, 7)] {
+            assert_eq!(lists.wire_len(), Message::encode(&lists).len());
+        }
+    }
+}

@@ -96,6 +96,8 @@ pub const PARTS: [Part; 5] = [
         stages: &[
             Stage { targets: &["--lib"], filters: &["v4::state::", "--skip=model::"] },
             Stage { targets: &["--lib"], filters: &["v4::state::tests::model::"] },
+            // The protocol, in virtual time.
+            Stage { targets: &["--test=suite"], filters: &["v40", "v4_", "locks", "callbacks", "admin", "restart"] },
         ],
     },
     Part {
