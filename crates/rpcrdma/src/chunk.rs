@@ -390,7 +390,8 @@ mod tests {
         let max = CHUNKS_MAX as u32;
         let error = DecodeErrorKind::TooLong { len: max + 1, max };
         assert_eq!(reads.push(4 * max, segment(4)), Err(error));
-        let many = Lists { writes: WriteList::new((0..=CHUNKS_MAX).map(|_| Chunk::new([segment(4)]))), ..Lists::default() };
+        let many =
+            Lists { writes: WriteList::new((0..=CHUNKS_MAX).map(|_| Chunk::new([segment(4)]))), ..Lists::default() };
         assert_eq!(decode(&many), Err(error));
         let mut reads = ReadList::default();
         (0..SEGMENTS_MAX).for_each(|_| reads.push(0, segment(4)).unwrap());
