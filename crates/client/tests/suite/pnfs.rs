@@ -201,6 +201,27 @@ fn mirror_that_fails_is_replaced_for_reading_and_reported_for_writing() {
     });
 }
 
+/// The server has made the copy again. A client that still holds the data server for failed must not make it stale again without an
+/// attempt to write there.
+#[test]
+fn repaired_copy_is_not_reported_without_another_attempt() {
+    with(MIRRORED, async |mut cluster, mount| {
+        let file = written(&mount, "f", LARGE).await;
+        cluster.stop(cluster.mds.servers("f")[0]);
+        file.write_at(0, pattern(300_000)).await.unwrap();
+        let reports = cluster.mds.state.lock().reports.len();
+        assert_eq!((reports, ways(&mount).server.writes), (1, 0));
+        cluster.mds.heal("f");
+        cluster.mds.recall("f");
+        while !cluster.mds.state.lock().holders.is_empty() {
+            sleep(Duration::from_millis(1)).await;
+        }
+        file.write_at(0, pattern(300_000)).await.unwrap();
+        assert_eq!(cluster.mds.state.lock().reports.len(), reports, "the client has not tried");
+        assert_eq!(ways(&mount).server.write_bytes, 300_000);
+    });
+}
+
 async fn check_bytes(mount: &Mount, name: &str, expected: &[u8]) {
     assert!(mount.read(name).await.unwrap() == expected);
 }

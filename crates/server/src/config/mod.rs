@@ -101,6 +101,8 @@ pub struct ServerConfig {
     /// `connections_per_host`: the maximum number of connections from one host, or from one user of this host. The
     /// default is three quarters of `connections`.
     pub connections_per_host: Option<NonZeroUsize>,
+    /// `limit`: the maximum bytes of calls and replies together in one second. The default is no limit.
+    pub limit: Option<ByteSize>,
     /// `rpcbind`: the way in which clients learn the ports.
     pub rpcbind: RpcbindMode,
     /// `nlm_port`: the port of NLM and NSM, by which NFSv3 clients lock files. The default is any free port.

@@ -72,12 +72,13 @@ impl BackendKind for PnfsKind {
             return Err(invalid(format!("the configuration has two [[pnfs]] with the name '{name}'")));
         }
         let located = |error: io::Error| io::Error::new(error.kind(), format!("pnfs '{name}': {error}"));
-        let lease = opening.lease();
+        let directory = directory_of(settings)?;
+        // Without files, there are no layouts that an earlier process has granted.
+        let lease = if is_empty(&directory).map_err(located)? { Duration::ZERO } else { opening.lease() };
         let (data_servers, options) =
             (data_servers(cluster).map_err(located)?, options(cluster, lease).map_err(located)?);
         let index = index(settings, opening).map_err(located)?;
         let urls = cluster.server.iter().map(|server| (ServerId(server.id.get()), server.url.clone())).collect();
-        let directory = directory_of(settings)?;
         DirectoryKind.open(&inner(settings), opening)?.layered(|inner| {
             let (runtime, upkeep) = start_thread()?;
             let servers = NfsServers::new(runtime, transports::for_client(), data_servers);
@@ -165,6 +166,10 @@ fn index(settings: &BackendSettings, opening: &Opening<'_>) -> io::Result<Index>
 /// Returns the directory of an export.
 fn directory_of(settings: &BackendSettings) -> io::Result<PathBuf> {
     settings.path.as_deref().unwrap_or(Path::new("/")).canonicalize()
+}
+
+fn is_empty(directory: &Path) -> io::Result<bool> {
+    Ok(directory.read_dir()?.next().transpose()?.is_none())
 }
 
 /// Returns the path of the database of an export. Its name has a hash, because the path of the export can be longer than a

@@ -94,8 +94,7 @@ impl NfsServers {
         operation: impl FnOnce(Mount, Handle) -> F + Send + 'static,
     ) -> ServerFuture<T> {
         self.run(object.server, move |server| async move {
-            let mount = server.mount().await?;
-            let handle = server.handle(&mount, object.id).await?;
+            let (mount, handle) = server.handle(object.id).await?;
             let result = operation(mount, handle).await;
             if let Err(Failed::Missing) = result {
                 server.handles.lock().remove(&object.id);
@@ -134,14 +133,42 @@ impl DataServer {
         }
     }
 
-    async fn handle(&self, mount: &Mount, id: u128) -> client::Result<Handle> {
+    /// Runs an operation on the directory of the objects. If the data server does not know its handle any more, because it came back
+    /// with another file system, the directory is mounted again, once.
+    async fn in_directory<T, F: Future<Output = client::Result<T>>>(
+        &self,
+        operation: impl Fn(Mount) -> F,
+    ) -> client::Result<(T, Mount)> {
+        let mount = self.mount().await?;
+        match operation(mount.clone()).await {
+            Err(error) if matches!(error.status(), Some(Status::StaleHandle | Status::BadHandle)) => {
+                self.forget(&mount).await;
+                let mount = self.mount().await?;
+                operation(mount.clone()).await.map(|done| (done, mount))
+            }
+            done => done.map(|done| (done, mount)),
+        }
+    }
+
+    /// Forgets a mount, unless another task has replaced it.
+    async fn forget(&self, former: &Mount) {
+        let mut mount = self.mount.lock().await;
+        if mount.as_ref().is_some_and(|mount| mount.number() == former.number()) {
+            tracing::warn!(server = %self.endpoint.url, "a data server has another file system than before");
+            *mount = None;
+            self.handles.lock().clear();
+        }
+    }
+
+    async fn handle(&self, id: u128) -> client::Result<(Mount, Handle)> {
         let known = self.handles.lock().get(&id).cloned();
         if let Some(handle) = known {
-            return Ok(handle);
+            return Ok((self.mount().await?, handle));
         }
-        let node = mount.lookup(mount.root(), name(id).as_bytes()).await?;
+        let lookup = |mount: Mount| async move { mount.lookup(mount.root(), name(id).as_bytes()).await };
+        let (node, mount) = self.in_directory(lookup).await?;
         self.remember(id, node.handle.clone());
-        Ok(node.handle)
+        Ok((mount, node.handle))
     }
 
     fn remember(&self, id: u128, handle: Handle) {
@@ -160,11 +187,13 @@ impl DataServers for NfsServers {
 
     fn create(&self, object: Object, owners: Option<Owners>) -> ServerFuture<()> {
         self.run(object.server, move |server| async move {
-            let mount = server.mount().await?;
             let (uid, gid) = (owners.map(|owners| owners.owner), owners.map(|owners| owners.group));
             let how = CreateHow::Unchecked(SetAttr { mode: Some(OBJECT_MODE), uid, gid, ..SetAttr::default() });
-            let created = mount.protocol().create(mount.root(), name(object.id).as_bytes(), how).await;
-            let node = created.inspect_err(|error| {
+            let create = |mount: Mount| {
+                let how = how.clone();
+                async move { mount.protocol().create(mount.root(), name(object.id).as_bytes(), how).await }
+            };
+            let (node, _) = server.in_directory(create).await.inspect_err(|error| {
                 if let Some(Status::NotPermitted | Status::AccessDenied) = error.status() {
                     let server = server.endpoint.url.to_string();
                     tracing::warn!(server, %error, "a data server must let root of this host create and own files (no_root_squash)");
@@ -177,9 +206,10 @@ impl DataServers for NfsServers {
 
     fn remove(&self, object: Object) -> ServerFuture<()> {
         self.run(object.server, move |server| async move {
-            let mount = server.mount().await?;
             server.handles.lock().remove(&object.id);
-            match mount.protocol().remove(mount.root(), name(object.id).as_bytes()).await {
+            let remove =
+                |mount: Mount| async move { mount.protocol().remove(mount.root(), name(object.id).as_bytes()).await };
+            match server.in_directory(remove).await {
                 Err(error) if !error.is_not_found() => Err(error.into()),
                 _ => Ok(()),
             }

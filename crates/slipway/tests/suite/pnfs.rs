@@ -4,11 +4,12 @@ use std::{
     collections::HashSet,
     fs,
     path::{Path, PathBuf},
+    thread,
 };
 
 use client::blocking::Runtime;
 
-use crate::common::{Server, fails, listen, ok, port::Port, until};
+use crate::common::{Server, fails, listen, ok, port::Port, run, stderr, until};
 
 /// Three data servers and a metadata server whose files have two copies.
 pub struct Cluster {
@@ -248,6 +249,34 @@ fn cp_moves_large_files_directly_between_itself_and_data_servers() {
         }
     }
     server.stop();
+}
+
+/// A data server is killed under load, and comes back without its objects. Its copies are made again, and all bytes are right. If
+/// one is not, the demo fails.
+#[test]
+fn demo_kills_a_data_server_and_verifies_every_byte() {
+    let room = tempfile::tempdir().unwrap();
+    let demo = |more: &[&str]| {
+        let dir = room.path().to_str().unwrap();
+        let args = ["demo", "pnfs", "--size", "4M", "--files", "4", "--seconds", "1", "--dir", dir];
+        run(&[&args, more].concat())
+    };
+    let (right, wrong) = thread::scope(|scope| {
+        let wrong = scope.spawn(|| demo(&["--damage"]));
+        (demo(&[]), wrong.join().unwrap())
+    });
+    let text = str::from_utf8(&right.stdout).unwrap();
+    assert!(right.status.success(), "{text}{}", stderr(&right));
+    let at = |event: &str| text.find(event).unwrap_or_else(|| panic!("no {event:?} in\n{text}"));
+    let events =
+        ["was killed by SIGKILL", "goes on with the other copies", "is back", "healed", "the load ends", "Every byte"];
+    assert!(events.map(at).is_sorted(), "{text}");
+    // Each file has two copies, and each is read from its data server.
+    let copies = text.lines().filter_map(|line| line.strip_prefix("copies on data server ")?.split_whitespace().nth(1));
+    assert_eq!(copies.map(|count| count.parse::<u32>().unwrap()).sum::<u32>(), 8, "{text}");
+    assert_eq!(wrong.status.code(), Some(1), "{}", String::from_utf8_lossy(&wrong.stdout));
+    assert!(stderr(&wrong).contains("1 blocks are wrong"), "{}", stderr(&wrong));
+    assert_eq!(fs::read_dir(&room).unwrap().count(), 0, "the demo must remove its files");
 }
 
 #[test]

@@ -29,7 +29,7 @@ use super::{
     },
     device::{Device, DeviceInfo},
     held::{IoError, PAUSE_SHORT, Way},
-    segment::{Mirror, Segment},
+    segment::{DataFile, Mirror, Segment},
 };
 use crate::{
     call::Deadline,
@@ -200,6 +200,13 @@ impl Opens {
             let is_enough = segment.mode == Layoutiomode4::Read && found.len() < segment.mirrors.len();
             if let Some(problem) = found.into_iter().next().filter(|_| !is_enough) {
                 return Err(problem);
+            }
+            // The server may have repaired the copy meanwhile. To report it without another attempt would make it stale again.
+            let mut files = segment.mirrors.iter().flat_map(|mirror| &mirror.files);
+            let is_failed =
+                |file: &DataFile| self.layouts.device(&file.device).is_some_and(|device| !device.is_available());
+            if segment.mode == Layoutiomode4::Rw && files.any(is_failed) {
+                return Err("a data server has failed for this client a short time ago".to_owned());
             }
         }
         Ok(segments)

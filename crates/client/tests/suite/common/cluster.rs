@@ -222,6 +222,12 @@ impl Mds {
         events.notify(event);
     }
 
+    /// Takes all copies of a file as repaired.
+    pub fn heal(&self, name: &str) {
+        let file = self.file(name);
+        self.state.lock().files.get_mut(&file).into_iter().flatten().for_each(|copy| copy.stale = false);
+    }
+
     pub fn recall(&self, name: &str) {
         self.notify(LayoutEvent::Recall { file: self.file(name), modes: LayoutModes::ALL, changed: false });
     }
