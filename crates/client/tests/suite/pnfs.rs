@@ -162,7 +162,7 @@ fn metadata_server_knows_the_size_when_it_matters() {
 
 #[test]
 fn flags_of_a_layout_are_honoured() {
-    let flags = Flags { no_commit: true, no_read: true, return_on_close: true };
+    let flags = Flags { no_commit: true, no_read: true, return_on_close: true, stats_s: 0 };
     with(Form { flags, ..MIRRORED }, async |cluster, mount| {
         let file = written(&mount, "f", LARGE).await;
         assert!(cluster.mds.state.lock().commits.is_empty());
@@ -189,6 +189,12 @@ fn mirror_that_fails_is_replaced_for_reading_and_reported_for_writing() {
         assert!(file.read_bytes(0, LARGE).await.unwrap() == pattern(LARGE));
         assert!(began.elapsed() < Duration::from_secs(10), "one timeout, and not one for each READ");
         assert_eq!(ways(&reader).server, Default::default(), "the other mirror was read");
+        // LAYOUTERROR: the reader keeps its layout.
+        while cluster.mds.state.lock().reports.is_empty() {
+            sleep(Duration::from_millis(1)).await;
+        }
+        assert_eq!(cluster.mds.state.lock().reports[0].operation, DataOperation::Read);
+        assert_eq!(cluster.mds.state.lock().holders.len(), 1);
         let file = mount.open("f").await.unwrap();
         file.write_at(500_000, pattern(300_000)).await.unwrap();
         let reports = cluster.mds.state.lock().reports.clone();
@@ -331,6 +337,39 @@ fn layout_with_unusable_data_servers_is_returned_without_a_report() {
         assert!(state.granted > 0 && state.reports.is_empty() && state.fences == 0);
         assert_eq!(ways(&mount).data_servers, Default::default());
     });
+}
+
+/// While a file is used, its statistics are sent at the interval of the layout, and they are cumulative. The last ones are sent with
+/// the layout.
+#[test]
+fn statistics_are_sent_at_intervals_and_with_the_layout() {
+    for (version, least) in [("4.2", 2), ("4.1", 0)] {
+        let flags = Flags { stats_s: 10, ..MIRRORED.flags };
+        with_query(Form { flags, ..MIRRORED }, &format!("&vers={version}"), async |cluster, mount| {
+            let usage = || cluster.mds.state.lock().usage.clone();
+            let file = written(&mount, "f", 100_000).await;
+            assert!(usage().is_empty());
+            let data = || Rope::from(pattern(10_000));
+            for _ in 0..25 {
+                mount.protocol().write(file.handle(), 0, data(), StableHow::Unstable).await.unwrap();
+                sleep(Duration::from_secs(1)).await;
+            }
+            let during = usage();
+            assert_eq!(during.len(), 2 * least, "{version}: two data servers, every ten seconds");
+            cluster.mds.recall("f");
+            while !cluster.mds.state.lock().holders.is_empty() {
+                sleep(Duration::from_millis(1)).await;
+            }
+            let last = &usage()[during.len()..];
+            assert_eq!(last.len(), 2, "{version}: {last:?}");
+            for usage in last {
+                assert_eq!((usage.write_bytes, usage.reads), (100_000 + 25 * 10_000, 0), "{version}");
+                let earlier = during.iter().filter(|earlier| earlier.device == usage.device);
+                let bytes: Vec<_> = earlier.chain([usage]).map(|usage| usage.write_bytes).collect();
+                assert!(bytes.windows(2).all(|two| two[0] < two[1]), "{version}: {bytes:?}");
+            }
+        });
+    }
 }
 
 /// A removed device is asked for again.

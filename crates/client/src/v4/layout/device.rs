@@ -4,7 +4,12 @@
 //! metadata server, which puts those first that fit the client's transport, and skips transports that it does not have.
 //! Errors: a device that cannot be used is not tried again for [`PAUSE`].
 
-use std::{fmt, net::SocketAddr, time::Duration};
+use std::{
+    fmt,
+    net::SocketAddr,
+    sync::atomic::{AtomicUsize, Ordering::Relaxed},
+    time::Duration,
+};
 
 use nfs::v4::{GetDeviceInfoOk, Layouttype4, Netaddr4, layout::flex::FfDeviceAddr4};
 use parking_lot::Mutex;
@@ -29,6 +34,8 @@ pub(crate) trait DataDialer: Send + Sync {
 pub(crate) struct Device {
     info: DeviceInfo,
     connection: tokio::sync::Mutex<Option<V3>>,
+    /// The index of the address of the last connection.
+    connected: AtomicUsize,
     /// The time until which the device is not used, because it has failed.
     failed: Mutex<Option<Instant>>,
 }
@@ -74,7 +81,18 @@ impl DeviceInfo {
 impl Device {
     /// Makes the data server, without a connection.
     pub fn new(info: DeviceInfo) -> Self {
-        Self { info, connection: Default::default(), failed: Mutex::default() }
+        Self { info, connection: Default::default(), connected: AtomicUsize::new(0), failed: Mutex::default() }
+    }
+
+    /// Returns the address of the last connection.
+    pub fn address(&self) -> Netaddr4 {
+        let (transport, address) = &self.info.addresses[self.connected.load(Relaxed)];
+        let netid = match transport.as_str() {
+            "shm" => transport.clone(),
+            _ => format!("{transport}{}", if address.is_ipv6() { "6" } else { "" }),
+        };
+        let bytes = |text: String| bytes::Bytes::from(text).into();
+        Netaddr4 { netid: bytes(netid), addr: bytes(rpcbind::to_universal(*address)) }
     }
 
     pub fn info(&self) -> &DeviceInfo {
@@ -100,9 +118,12 @@ impl Device {
             return Ok(v3.clone());
         }
         let mut last = None;
-        for (transport, address) in &self.info.addresses {
+        for (at, (transport, address)) in self.info.addresses.iter().enumerate() {
             match dialer.dial(transport, *address).await {
-                Ok(v3) => return Ok(connection.insert(v3).clone()),
+                Ok(v3) => {
+                    self.connected.store(at, Relaxed);
+                    return Ok(connection.insert(v3).clone());
+                }
                 Err(error) => {
                     tracing::debug!(%error, %transport, %address, "connecting to a data server failed");
                     last = Some(error);
@@ -184,6 +205,15 @@ mod tests {
         let expected = [("rdma", "[::1]:20049"), ("tcp", "192.0.2.1:2049")];
         assert_eq!(info.addresses, expected.map(|(name, at)| (name.to_owned(), at.parse().unwrap())));
         assert_eq!((info.version, info.read_max, info.write_max), (1, 1 << 20, SIZE_DEFAULT));
+    }
+
+    #[test]
+    fn address_of_a_report_is_that_of_the_connection() {
+        let device = Device::new(info(&[("rdma6", "::1.78.81"), ("tcp", "192.0.2.1.8.1")], &[3]).unwrap());
+        let address = |netid: &str, addr: &str| Netaddr4 { netid: netid.into(), addr: addr.into() };
+        assert_eq!(device.address(), address("rdma6", "::1.78.81"));
+        device.connected.store(1, Relaxed);
+        assert_eq!(device.address(), address("tcp", "192.0.2.1.8.1"));
     }
 
     #[test]

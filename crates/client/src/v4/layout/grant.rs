@@ -345,7 +345,7 @@ impl Opens {
     }
 
     /// Sends LAYOUTRETURN with the errors of data servers. RFC 8435 §8.2.3: a LAYOUTRETURN with errors asks the server for
-    /// repair; LAYOUTERROR would only be a hint.
+    /// repair; LAYOUTERROR is only a hint.
     async fn return_now(&self, file: &OpenFile, deadline: &Deadline) {
         let (stateid, errors) = {
             let mut held = file.layouts.held.lock();
@@ -362,8 +362,10 @@ impl Opens {
             stateid,
             errors: vec![error],
         };
-        let body =
-            FfLayoutReturn4 { ioerr_report: errors.into_iter().map(report).collect(), iostats_report: Vec::new() };
+        let body = FfLayoutReturn4 {
+            ioerr_report: errors.into_iter().map(report).collect(),
+            iostats_report: self.last_stats(file, stateid),
+        };
         let layoutreturn = Layoutreturn4::File { offset: 0, length: LENGTH_TO_EOF, stateid, body: encode_body(&body) };
         let compound = Compound::on("LAYOUTRETURN", &file.handle).op(layout_return(layoutreturn), 24).once();
         if let Err(error) = self.client.run(&compound, deadline).await {

@@ -13,10 +13,15 @@ use futures_util::future::join_all;
 use nfs::v4::{Layoutiomode4, Opnum4, layout::stripe::Piece};
 
 use super::{
-    super::{opens::Opens, protocol::V4},
+    super::{
+        opens::{OpenFile, Opens},
+        protocol::V4,
+    },
     held::{DataFileId, IoError},
     io::{Direct, TRIES, Target, failure, target},
+    report::Counted,
     segment::DataFile,
+    usage::Direction,
 };
 use crate::{
     call::Deadline,
@@ -114,7 +119,7 @@ async fn write_mirrors(
     let mirrors = segment.mirrors[segment.written(best)].iter();
     let writes = mirrors.flat_map(|mirror| mirror.pieces(range.clone())).map(|(piece, data_file)| {
         let data = data.slice((piece.offset - range.start) as usize, piece.len as usize);
-        write_piece(opens, data_file, piece, data, stable, deadline)
+        write_piece((opens, &direct.file.0), data_file, piece, data, stable, deadline)
     });
     let (mut unstable, mut errors) = (Vec::new(), Vec::new());
     for written in join_all(writes).await {
@@ -128,7 +133,7 @@ async fn write_mirrors(
 
 /// Writes a piece to its data file. Returns its verifier if the data are not durable.
 async fn write_piece(
-    opens: &Arc<Opens>,
+    (opens, file): (&Arc<Opens>, &Arc<OpenFile>),
     data_file: &DataFile,
     piece: Piece,
     data: Rope,
@@ -142,8 +147,10 @@ async fn write_piece(
         while at < data.len() {
             let part = data.slice(at, (data.len() - at).min(device.info().write_max));
             let len = part.len();
+            let counted = Counted::new((opens, file), &id, Direction::Write, len);
             let written = Operations::write(&v3, &handle, piece.data_offset + at as u64, part, stable).await?;
             let count = written.count as usize;
+            counted.done(count);
             if count == 0 || count > len || written.committed < stable {
                 let problem = format!("{count} of {len} bytes were written, or less durably than requested");
                 return Err(Error::new(ErrorKind::Protocol(problem), "WRITE"));
@@ -176,7 +183,10 @@ async fn commit_all(
     let commits = files.map(|data_file| async move {
         let commit = async {
             let Target { v3, handle, id, .. } = target(opens, data_file, deadline).await?;
-            Ok((id, Operations::commit(&v3, &handle).await?))
+            let counted = Counted::new((opens, &direct.file.0), &id, Direction::Write, 0);
+            let verifier = Operations::commit(&v3, &handle).await?;
+            counted.done(0);
+            Ok((id, verifier))
         };
         let committed: Result<_> = commit.await;
         committed.map_err(|error| failure(opens, data_file, Opnum4::Commit, 0..u64::MAX, &error))

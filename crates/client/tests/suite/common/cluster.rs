@@ -54,13 +54,15 @@ pub struct Flags {
     pub no_commit: bool,
     pub no_read: bool,
     pub return_on_close: bool,
+    /// The interval of statistics in seconds.
+    pub stats_s: u32,
 }
 
 pub const MIRRORED: Form = Form {
     mirrors: 2,
     stripes: 1,
     unit: 0,
-    flags: Flags { no_commit: false, no_read: false, return_on_close: false },
+    flags: Flags { no_commit: false, no_read: false, return_on_close: false, stats_s: 0 },
     restarts: &[],
 };
 
@@ -84,6 +86,8 @@ pub struct State {
     pub granted: u64,
     pub commits: Vec<LayoutCommit>,
     pub reports: Vec<DataFailure>,
+    /// The statistics of clients.
+    pub usage: Vec<DataUsage>,
     pub releases: u64,
     pub fences: u64,
     /// No layout is granted.
@@ -178,7 +182,8 @@ impl Cluster {
     }
 
     pub async fn mount(&self, number: u8, query: &str) -> Mount {
-        let url = format!("nfs://{}/m?proto=tcp&vers=4.2&uid=1000&gid=1000&timeo=2s{query}", sim::SERVER);
+        let version = if query.contains("&vers=") { "" } else { "&vers=4.2" };
+        let url = format!("nfs://{}/m?proto=tcp&uid=1000&gid=1000&timeo=2s{version}{query}", sim::SERVER);
         Mount::connect(&url.parse().unwrap(), &sim::switch(&self.network, number)).await.unwrap()
     }
 }
@@ -335,14 +340,14 @@ impl Layouts for Mds {
             stateid: None,
         };
         let copies = state.files[file].iter().filter(|copy| !copy.stale);
-        let Flags { no_commit, no_read, return_on_close } = self.form.flags;
+        let Flags { no_commit, no_read, return_on_close, stats_s } = self.form.flags;
         Ok(Layout::Flexible(FlexibleLayout {
             mirrors: copies.map(|copy| Mirror { data_files: copy.objects.iter().map(data_file).collect() }).collect(),
             stripe_unit: self.form.unit,
             no_commit,
             no_io_through_server: false,
             no_read,
-            stats_interval_s: 0,
+            stats_interval_s: stats_s,
             return_on_close,
         }))
     }
@@ -392,7 +397,9 @@ impl Layouts for Mds {
         Ok(())
     }
 
-    fn count(&self, _: &Handle, _: LayoutHolder, _: &DataUsage) {}
+    fn count(&self, _: &Handle, _: LayoutHolder, usage: &DataUsage) {
+        self.state.lock().usage.push(*usage);
+    }
 
     fn release(&self, _: &Caller<'_>, _: &Handle, holder: LayoutHolder, modes: LayoutModes) -> Result<()> {
         self.remove(holder, modes);
