@@ -3,17 +3,18 @@
 use std::{
     ptr::NonNull,
     sync::{Arc, atomic::AtomicU64},
+    task::Waker,
     time::Duration,
 };
 
 use buf::{PeerBytes, Pool};
-use rdma::{Memory, Registered, RemoteSegment};
+use rdma::{Completion, CompletionKind, Memory, Registered, RemoteSegment, Status};
 use rpc::Host;
 use xdr::Encoder;
 
 use super::*;
 use crate::{
-    Options,
+    Connection, Options,
     call_memory::{CallMemory, MemoryOwner},
     chunk::{Segment, WriteList},
     link::Work,
@@ -234,6 +235,42 @@ fn call_without_chunks_needs_no_memory() {
     assert!(rig.token().is_none(), "the owner has more memory than it leaves free");
     rig.call(3, lists(0, 0));
     assert_eq!(rig.token().unwrap().xid, Xid(3));
+}
+
+#[test]
+fn call_that_waits_for_memory_can_proceed_when_others_release_theirs() {
+    let memory = CallMemory::new(MEMORY, 0);
+    let account = |host| memory.account(MemoryOwner { host: Host::of([10, 0, 0, host].into()), user: None });
+    let mut other = account(2);
+    assert!(other.take(50_000));
+    let settings = Settings::negotiate(Role::Accepting, Options::default(), None);
+    let mut connection = Connection::new(settings, Pool::default()).with_call_memory(account(1));
+    let header = encode_header(&Header { xid: Xid(1), credits: 1, body: Body::Msg(lists(0, 40_000)) });
+    let call = [&header[..], &message(1, 0)].concat();
+    let mut buffer = Pool::default().take(call.len());
+    buffer.copy_from_slice(&call);
+    let kind = CompletionKind::Receive { buffer, invalidated: None, solicited: false };
+    let receive = Completion { id: Connection::receive_id(), status: Status::Ok, kind };
+    connection.handle_completion(receive, Instant::now());
+    let cx = Context::from_waker(Waker::noop());
+    while connection.poll_work(&mut NoRegistry).is_some() {}
+    assert!(connection.poll_event().is_none() && !connection.poll_memory(&cx));
+    other.release(50_000);
+    assert!(connection.poll_memory(&cx));
+    while connection.poll_work(&mut NoRegistry).is_some() {}
+    assert!(matches!(connection.poll_event(), Some(Event::Call { .. })));
+}
+
+#[test]
+fn viewed_payload_needs_no_memory() {
+    let mut rig = Rig::new(Options::default());
+    rig.call(1, lists(0, 50_000));
+    rig.token().unwrap();
+    let mut other = rig.memory.account(MemoryOwner { host: Host::of([10, 0, 0, 2].into()), user: None });
+    assert!(other.take(25_000));
+    rig.call(2, lists(8, 0));
+    assert!(rig.responder.start_pull(&mut rig.link, &mut MappedRegistry).is_some());
+    assert_eq!(rig.token().unwrap().xid, Xid(2));
 }
 
 /// A call that had to wait for memory is tried again. What it has viewed stays, and its stream is always read.
