@@ -513,3 +513,20 @@ fn recallable_state_of_a_client_is_listed_in_pages() {
     }
     assert_eq!((found, world.state.recallables_of(a, after, 1)), (1, (Vec::new(), None)));
 }
+
+#[test]
+fn client_with_a_delegation_gets_no_second_one_of_the_file() {
+    let why = |why| Got::Why(OpenNoneDelegation4::Other(why));
+    let any = OPEN4_SHARE_ACCESS_WANT_ANY_DELEG;
+    for (held, wanted, expected) in [
+        (READ, READ, WhyNoDelegation4::NotSuppDowngrade),
+        (READ, WRITE, WhyNoDelegation4::NotSuppUpgrade),
+        (WRITE, READ, WhyNoDelegation4::NotSuppDowngrade),
+        (WRITE, WRITE, WhyNoDelegation4::NotSuppDowngrade),
+    ] {
+        let mut world = World::new();
+        let (a, _) = world.ready("a");
+        assert!(matches!(world.open_and_delegate(a, held), Got::Read(_) | Got::Write(_)));
+        assert_eq!(world.delegation(a, wanted | any), why(expected), "{held} {wanted}");
+    }
+}
