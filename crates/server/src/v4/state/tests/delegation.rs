@@ -123,6 +123,15 @@ fn open_grants_a_delegation_if_wanted_and_recallable() {
     //= rfc8881-18.16.3-14
     assert_eq!(open(wanted(a, OPEN4_SHARE_ACCESS_WANT_NO_DELEG, true)), none(WhyNoDelegation4::NotWanted));
     assert!(matches!(open(wanted(a, 0, true)), OpenDelegation4::Read(_)));
+    for (want, expected) in [
+        (0, true),
+        (OPEN4_SHARE_ACCESS_WANT_ANY_DELEG, true),
+        (OPEN4_SHARE_ACCESS_WANT_READ_DELEG, true),
+        (OPEN4_SHARE_ACCESS_WANT_NO_DELEG, false),
+    ] {
+        let plan = world.state.plan_open(&world.locks, wanted(b, want, true), world.now).unwrap();
+        assert_eq!(plan.is_delegable(), expected, "{want:#x}");
+    }
     // If the file is truncated after the commit, the delegation is granted after that.
     let plan = world.state.plan_open(&world.locks, wanted(b, 0, true), world.now).unwrap();
     assert!(plan.is_delegable());
