@@ -362,3 +362,20 @@ fn record_that_is_replaced_needs_no_room() {
         assert_eq!(world.state.clients().len(), 8, "no other client must be evicted");
     }
 }
+
+#[test]
+fn client_that_restarts_is_not_evicted_for_itself() {
+    let mut world = World::new();
+    let [a, b, ..] = ["a", "b", "c", "d"].map(|name| world.client(name, 1).0);
+    for host in 1..=4u8 {
+        world.peer = Ipv4Addr::new(192, 0, 2, 1).into();
+        let (id, _) = world.ready(&host.to_string());
+        world.open(id, "o", OPEN4_SHARE_ACCESS_READ, 0).unwrap();
+    }
+    assert_eq!(world.state.clients().len(), 8);
+    world.events();
+    world.peer = Ipv4Addr::LOCALHOST.into();
+    world.exchange(&exchange("a", 2, 0), &OWNER).unwrap();
+    assert_eq!(world.events(), [Event::Removed(b)], "the oldest other client is evicted");
+    assert!(world.state.clients().find(a).is_some(), "the restart is not confirmed yet");
+}

@@ -138,6 +138,9 @@ fn forged_foreign_and_old_stateids_are_refused() {
     assert_eq!(world.plan_kind(a, &stateid, (LayoutKind::Files, LayoutMode::Read)), Err(Nfsstat4::BadStateid));
     assert_eq!(world.io_of(a, 'f', &stateid, true), Err(Nfsstat4::BadStateid), "it is valid at data servers only");
     assert_eq!(world.io_of(b, 'f', &theirs, true), Ok(()));
+    let behind = |distance: u32| Stateid4 { seqid: stateid.seqid.wrapping_sub(distance), ..stateid };
+    assert_eq!(world.layout(a, &behind((1 << 31) - 1), LayoutMode::Read), Err(Nfsstat4::OldStateid));
+    assert_eq!(world.layout(a, &behind(1 << 31), LayoutMode::Read), Err(Nfsstat4::BadStateid), "it is of the future");
     // A stateid is old when no request in progress can have it.
     let mut last = stateid;
     for _ in 0..64 * 64 {
