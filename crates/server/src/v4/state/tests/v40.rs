@@ -85,31 +85,6 @@ fn client_with_revoked_state_gets_expired_until_it_confirms_again() {
 }
 
 #[test]
-fn changed_callback_address_is_probed_again() {
-    let mut world = World::new();
-    let confirmed_with = |world: &mut World, location: &str| {
-        let callback =
-            CbClient4 { cb_program: 0x4000_0000, cb_location: Netaddr4 { netid: "tcp".into(), addr: location.into() } };
-        let client = NfsClientId4 { verifier: [1; 8], id: "a".into() };
-        let args = SetClientIdArgs { client, callback, callback_ident: 1 };
-        let SetClientIdOk { clientid, setclientid_confirm } =
-            world.state.set_clientid(world.now, &args, local()).unwrap();
-        let args = SetClientIdConfirmArgs { clientid, setclientid_confirm };
-        world.state.set_clientid_confirm(world.now, &args, (&OWNER, Xprtsec::None)).unwrap();
-        let probes = world.events().iter().filter(|event| matches!(event, Event::NewListener(_))).count();
-        (clientid, probes)
-    };
-    let (id, probes) = confirmed_with(&mut world, "127.0.0.1.3.232");
-    assert_eq!(probes, 1);
-    let first = world.state.listener40(id).unwrap();
-    assert_eq!(confirmed_with(&mut world, "127.0.0.1.3.233"), (id, 0), "the probe in progress will detect the change");
-    assert!(world.state.listener_probed(id, &first, true), "it must be repeated");
-    let second = world.state.listener40(id).unwrap();
-    assert!(!world.state.listener_probed(id, &second, true));
-    assert_eq!(confirmed_with(&mut world, "127.0.0.1.3.234"), (id, 1));
-}
-
-#[test]
 fn operations_on_state_have_a_subject() {
     let stateid = Stateid4 { seqid: 1, other: [7; 12] };
     let downgrade = OpenDowngradeArgs { open_stateid: stateid, seqid: Seqid4(3), share_access: 1, share_deny: 0 };
@@ -190,4 +165,29 @@ fn owners_without_state_make_room_for_others() {
     assert!(matches!(entered, Ok(Entered::Sequenced(_))), "{entered:?}");
     assert_eq!(world.enter(&opens(a, "more", 1)), Err(Nfsstat4::Resource), "one has state, one has begun");
     world.confirm_open(a, open, 2);
+}
+
+#[test]
+fn changed_callback_address_is_probed_again() {
+    let mut world = World::new();
+    let confirmed_with = |world: &mut World, location: &str| {
+        let callback =
+            CbClient4 { cb_program: 0x4000_0000, cb_location: Netaddr4 { netid: "tcp".into(), addr: location.into() } };
+        let client = NfsClientId4 { verifier: [1; 8], id: "a".into() };
+        let args = SetClientIdArgs { client, callback, callback_ident: 1 };
+        let SetClientIdOk { clientid, setclientid_confirm } =
+            world.state.set_clientid(world.now, &args, local()).unwrap();
+        let args = SetClientIdConfirmArgs { clientid, setclientid_confirm };
+        world.state.set_clientid_confirm(world.now, &args, (&OWNER, Xprtsec::None)).unwrap();
+        let probes = world.events().iter().filter(|event| matches!(event, Event::NewListener(_))).count();
+        (clientid, probes)
+    };
+    let (id, probes) = confirmed_with(&mut world, "127.0.0.1.3.232");
+    assert_eq!(probes, 1);
+    let first = world.state.listener40(id).unwrap();
+    assert_eq!(confirmed_with(&mut world, "127.0.0.1.3.233"), (id, 0), "the probe in progress will detect the change");
+    assert!(world.state.listener_probed(id, &first, true), "it must be repeated");
+    let second = world.state.listener40(id).unwrap();
+    assert!(!world.state.listener_probed(id, &second, true));
+    assert_eq!(confirmed_with(&mut world, "127.0.0.1.3.234"), (id, 1));
 }
