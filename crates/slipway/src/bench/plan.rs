@@ -348,7 +348,7 @@ pub fn pnfs(block: usize, in_flight: u32) -> Plan {
             Chart::new("Operations at the metadata server, one outstanding", one, Shape::Bars(Measure::Median)),
         ],
         seconds: 2.0,
-        file_size: 128 << 20,
+        file_size: 64 << 20,
     }
 }
 
@@ -367,7 +367,7 @@ mod tests {
     #[test]
     fn every_chart_has_points_and_every_point_has_a_chart() {
         let plans = [demo(128 << 10, 8), sweep(), threads(), registration(), iops(), mixed(), baseline(), security()];
-        for plan in plans.into_iter().chain([pnfs(1 << 20, 64)]) {
+        for plan in plans.into_iter().chain([pnfs(1 << 20, 32)]) {
             for chart in &plan.charts {
                 assert!(plan.points.iter().any(chart.of), "{}: {}", plan.name, chart.title);
             }

@@ -51,7 +51,7 @@ pub struct Args {
     #[arg(short, long, default_value = "1M")]
     block: ByteSize,
     /// Outstanding READs and WRITEs; several for each data server
-    #[arg(short = 'n', long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    #[arg(short = 'n', long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=4096))]
     in_flight: u32,
     /// Runs of each cluster at each point, in turns
     #[arg(short, long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]

@@ -281,7 +281,7 @@ impl Demo {
     ///
     /// # Errors
     /// A file has not two copies in sync.
-    fn copies(&self) -> Result<Vec<(u32, Vec<(usize, String)>)>, Failure> {
+    fn copies(&self) -> Result<Vec<(u32, Vec<CopyOf>)>, Failure> {
         let mut objects: Vec<(u32, Vec<_>)> = (1..=SERVERS as u32).map(|number| (number, Vec::new())).collect();
         for file in 0..self.files.count {
             let name = Files::name(file);
@@ -298,6 +298,9 @@ impl Demo {
         Ok(objects)
     }
 }
+
+/// A file, and the name of the object with a copy of it.
+type CopyOf = (usize, String);
 
 /// The thread with the load.
 type Load<'a> = ScopedJoinHandle<'a, Result<Versions, Failure>>;
