@@ -2,7 +2,8 @@
 //!
 //! Read RFC 8881 §12 and RFC 8435 first. [`segment`] is a layout, [`held`] the layouts of a file and the decision about each I/O;
 //! both do no I/O. [`device`] is a data server, [`table`] what a mount knows besides the layouts of its files. [`grant`] has the
-//! requests to the metadata server, [`report`] what it is told about data servers ([`usage`]), [`recall`] its callbacks. [`read`] and [`write`] do the I/O, with what they share in [`io`].
+//! requests to the metadata server, [`report`] what it is told about data servers ([`usage`]), [`recall`] its callbacks. [`read`] and
+//! [`write`] do the I/O, with what they share in [`io`].
 //!
 //! **Buffers.** The data of a READ are received into the caller's region if it is in one stripe, and copied into it otherwise.
 //! The data of a WRITE are sent to all mirrors from the caller's memory.

@@ -1,4 +1,5 @@
-//! The socket of `slipway clients`, `ds`, `layout`, `resilver`, `demo` and `bench` in the state directory. Only the server's user and root can use it.
+//! The socket of `slipway clients`, `ds`, `layout`, `resilver`, `demo` and `bench` in the state directory. Only the server's user and
+//! root can use it.
 //!
 //! A separate thread answers one connection after the other. If a client neither reads nor writes, the server
 //! disconnects it, so others wait for a limited time.
