@@ -82,7 +82,7 @@ pub fn run(args: &Args) -> Outcome {
     };
     let cluster = Cluster::start(&shape)?;
     timeline.event("all servers run");
-    let mut demo = Demo { cluster, files, timeline, pause: Duration::from_secs(args.seconds) };
+    let mut demo = Demo { cluster, files, timeline, pause: Duration::from_secs(args.seconds), victim: 0 };
     let (versions, before) = demo.live()?;
     demo.settle()?;
     if args.damage {
@@ -100,6 +100,8 @@ struct Demo {
     files: Files,
     timeline: Timeline,
     pause: Duration,
+    /// The data server that is killed.
+    victim: u32,
 }
 
 /// The traffic of the metadata server, and of each data server.
@@ -165,25 +167,29 @@ impl Demo {
         let before = (self.cluster.metadata_traffic()?, self.cluster.data_traffic()?);
         check_direct(&before)?;
 
-        self.cluster.kill(VICTIM)?;
+        // One that has copies.
+        let busiest = self.cluster.data_servers()?.into_iter().max_by_key(|server| server.objects);
+        self.victim = busiest.map_or(1, |server| server.id);
+        let victim = self.victim;
+        self.cluster.kill(victim)?;
         self.timeline
-            .event(&format!("data server {VICTIM} was killed by SIGKILL; its memory with all its objects is gone"));
+            .event(&format!("data server {victim} was killed by SIGKILL; its memory with all its objects is gone"));
         self.wait(gauges, load, "the first stale mark", |cluster| Ok(cluster.repairs()?.copies > 0))?;
         self.timeline.event("the client gives up the data server and goes on with the other copies");
         self.watch(gauges, load, self.pause)?;
         let stale = self.cluster.repairs()?.copies;
-        self.timeline.event(&format!("stale copies on data server {VICTIM}, which have missed a write: {stale}"));
+        self.timeline.event(&format!("stale copies on data server {victim}, which have missed a write: {stale}"));
 
-        self.cluster.restart(VICTIM)?;
-        self.timeline.event(&format!("data server {VICTIM} is back at its address, without objects"));
-        self.cluster.set(VICTIM, Service::Lost)?;
+        self.cluster.restart(victim)?;
+        self.timeline.event(&format!("data server {victim} is back at its address, without objects"));
+        self.cluster.set(victim, Service::Lost)?;
         self.wait(gauges, load, "its objects to be examined", |cluster| {
             let servers = cluster.data_servers()?;
-            Ok(servers.iter().any(|server| server.id == VICTIM && server.examined))
+            Ok(servers.iter().any(|server| server.id == victim && server.examined))
         })?;
-        self.timeline.event(&format!("ds lost {VICTIM}: all copies that it had are stale"));
-        self.cluster.set(VICTIM, Service::Active)?;
-        self.timeline.event(&format!("ds undrain {VICTIM}: it is in service; resilvering, with the files in use"));
+        self.timeline.event(&format!("ds lost {victim}: all copies that it had are stale"));
+        self.cluster.set(victim, Service::Active)?;
+        self.timeline.event(&format!("ds undrain {victim}: it is in service; resilvering, with the files in use"));
         self.wait(gauges, load, "resilvering", |cluster| Ok(cluster.repairs()?.is_done()))?;
         let copied = self.cluster.repairs()?.copied;
         self.timeline.event(&format!("healed: all copies are in sync, {} were copied", output::size(copied)));
@@ -341,8 +347,6 @@ fn traffic_table((metadata, data): &Traffics) -> String {
 
 /// The number of data servers.
 const SERVERS: usize = 4;
-/// The data server that is killed.
-const VICTIM: u32 = 2;
 /// The time after which the client gives up a data server that does not answer.
 const DEADLINE: Duration = Duration::from_secs(5);
 /// The time between two looks at the state.
