@@ -4,11 +4,11 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::common::{
-    recorder::Record,
+    recorder::{Record, Recorded},
     scripted::{CONTENT, Script, Scripted},
     sim,
 };
-use client::{Mount, Result};
+use client::{LockRange, Mount, Result};
 use nfs::v4::{callback::*, *};
 use tokio::time::Instant;
 
@@ -448,6 +448,45 @@ fn requests_are_spread_over_all_connections() {
         used().await;
         tokio::time::sleep(Duration::from_secs(10)).await;
         assert_eq!(used().await, 3, "the lost connection is made again");
+    });
+}
+
+/// The request got a slot, and no connection. So the server has not seen it, and the slot is not in doubt.
+#[test]
+fn request_that_was_not_sent_leaves_its_slot_free() {
+    sim::simulate(|network| async move {
+        let (services, (_, record)) = sim::recorded();
+        let _process = sim::start(&network, services);
+        let url = format!("nfs://{}/?proto=tcp&vers=4.1&uid=0&gid=0", sim::SERVER).parse().unwrap();
+        let mount = Mount::connect(&url, &sim::switch(&network, 1)).await.unwrap();
+        mount.stat("file").await.unwrap();
+        network.set_refusing(true);
+        network.cut_all();
+        // The first request may have been sent, as far as the client knows. The second was not.
+        for _ in 0..2 {
+            mount.with_deadline(Duration::from_secs(2)).stat("file").await.unwrap_err();
+        }
+        let before = record.len();
+        network.set_refusing(false);
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        let alone = |one: &Recorded| (one.opnums() == [Opnum4::Sequence]).then(|| one.sequence().unwrap().slotid.0);
+        let asked: Vec<_> = record.all()[before..].iter().filter_map(alone).collect();
+        assert_eq!(asked, [0], "only one slot is in doubt");
+    });
+}
+
+/// The server asks to send LOCK later. The caller can give up meanwhile.
+#[test]
+fn waiting_lock_is_given_up_while_the_server_is_busy() {
+    simulated(async |scripted, _, mount| {
+        let file = mount.open("file").await.unwrap();
+        file.read_bytes(0, 4).await.unwrap();
+        scripted.refuse(Opnum4::Lock, Nfsstat4::Delay, HOUR);
+        let range = LockRange { offset: 0, length: 1, exclusive: false };
+        let begun = Instant::now();
+        let given_up = tokio::time::sleep(Duration::from_secs(2));
+        mount.v4().unwrap().lock_until(file.handle(), b"me", range, given_up).await.unwrap_err();
+        assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
     });
 }
 
