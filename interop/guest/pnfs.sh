@@ -1,5 +1,6 @@
 # Runs in the guest: Linux's client uses a pNFS cluster. The metadata server and two data servers are `slipway` in a network
-# namespace; the third data server is the guest's own knfsd. /run/out/env sets SLIPWAY.
+# namespace; the third data server is the guest's own knfsd. Clients use all of them by NFSv3 first, and then the first by 4.1 and
+# the second by 4.2. /run/out/env sets SLIPWAY.
 . /run/out/guest/lib.sh
 . /run/out/env
 near SLIPWAY
@@ -10,6 +11,8 @@ EXPORT=/run/export
 head -c 3000000 /run/out/random >/run/sample
 head -c 100000 /run/out/random >/run/small
 PORT=(2049 2051 2052)
+# The options of data servers.
+OPTIONS=
 
 # Runs a command in the servers' network. `ip netns exec` would copy the mounts for it, too. A server that holds a mount of itself
 # does not end when it is killed.
@@ -33,7 +36,7 @@ start() {
   rm -f /run/ready.$1
   case $1 in
     0) set -- 0 --config /run/slipway.toml ;;
-    *) set -- $1 --rpcbind off --squash none --state-dir /run/state$1 --listen tcp://$SERVER:${PORT[$1]} /run/ds$1 ;;
+    *) set -- $1 $OPTIONS --rpcbind off --squash none --state-dir /run/state$1 --listen tcp://$SERVER:${PORT[$1]} /run/ds$1 ;;
   esac
   $IN_SERVER "$SLIPWAY" -vv serve --ready-file /run/ready.$1 "${@:2}" >>/run/out/serve.$1.log 2>&1 &
   echo $! >/run/pid.$1
@@ -51,6 +54,12 @@ servers() {
   mkfs.ext4 -q -E lazy_itable_init=1,lazy_journal_init=1 /run/export.ext4
   mount -o loop /run/export.ext4 $EXPORT
   chmod 777 $EXPORT; chmod 700 /run/ds{1,2}
+  configure 3 3 3
+  start 1; start 2; start 0
+}
+
+# configure VERSION…: writes the configuration of the metadata server, with the versions by which clients use each data server.
+configure() {
   cat >/run/slipway.toml <<T
 [server]
 state_dir = "/run/state0"
@@ -73,13 +82,23 @@ timeout_s = 5
 [[pnfs.server]]
 id = 1
 url = "nfs://$SERVER:${PORT[1]}/run/ds1?mountport=${PORT[1]}"
+version = "$1"
 [[pnfs.server]]
 id = 2
 url = "nfs://$SERVER:${PORT[2]}/run/ds2?mountport=${PORT[2]}"
+version = "$2"
 [[pnfs.server]]
 id = 3
 url = "nfs://$CLIENT/run/ds3?mountport=20048"
+version = "$3"
 T
+}
+
+# The data servers are started again as those of NFSv4. knfsd does not say that it is a data server, so clients use it by NFSv3.
+newer_data_servers() {
+  stop 0; stop 1; stop 2
+  OPTIONS=--data-server
+  configure 4.1 4.2 4.2
   start 1; start 2; start 0
 }
 
@@ -94,7 +113,7 @@ through_mds() { grep -c "operation=\"$1\" peer=$CLIENT:" /run/out/serve.0.log ||
 at_server() {
   case $1 in
     3) awk -v at=$([ $2 = READ ] && echo 9 || echo 10) '$1 == "proc3" { print $at }' /proc/net/rpc/nfsd ;;
-    *) grep -c "procedure=\"$2\" peer=$CLIENT:" /run/out/serve.$1.log || true ;;
+    *) grep -cE "(procedure|operation)=\"$2\" peer=$CLIENT:" /run/out/serve.$1.log || true ;;
   esac
 }
 at_servers() { echo $(($(at_server 1 $1) + $(at_server 2 $1) + $(at_server 3 $1))); }
@@ -127,6 +146,20 @@ direct() {
   cmp /run/sample /run/mnt/file
   equal "$reads" "$(through_mds READ)"
   [ "$(at_servers READ)" -gt "$former" ]
+}
+
+# by_version3 N: the number of calls by which the client reads and writes at a data server by NFSv3.
+by_version3() { grep -cE "procedure=\"(READ|WRITE|COMMIT)\" peer=$CLIENT:" /run/out/serve.$1.log || true; }
+
+# All data go to all data servers, and come from them, by the configured versions. The clients of NFSv4 need no OPEN.
+direct_by_versions() {
+  local former=($(by_version3 1) $(by_version3 2))
+  direct $1
+  equal "${former[*]}" "$(by_version3 1) $(by_version3 2)"
+  for server in 1 2; do
+    equal 0 "$(grep -c "operation=\"OPEN\" peer=$CLIENT:" /run/out/serve.$server.log)"
+  done
+  grep -q 'clients use NFSv3 at this data server.*/run/ds3' /run/out/serve.0.log
 }
 
 # The same operations on the mount and on a local file, with the cache and without it.
@@ -222,6 +255,19 @@ for version in 4.1 4.2; do
   [ $version = 4.1 ] || check "$version: survives the end of a data server" failure
   check "$version: survives the end of the metadata server" restart
   check "$version: unmounts" umount /run/mnt
+done
+check "data servers of 4.1 and 4.2: start" newer_data_servers || exit 1
+# The subshell of the check has not changed this one.
+OPTIONS=--data-server
+for version in 4.1 4.2; do
+  on="$version, data servers of 4.1 and 4.2"
+  check "$on: mounts with flexible files" mounted $version || continue
+  check "$on: data pass the metadata server by" direct_by_versions $version
+  check "$on: changes of content and size" changes
+  check "$on: removes objects" unlinked
+  [ $version = 4.1 ] || check "$on: survives the end of a data server" failure
+  [ $version = 4.1 ] || check "$on: survives the end of the metadata server" restart
+  check "$on: unmounts" umount /run/mnt
 done
 check "kernel log is clean" kernel_log_is_clean
 ! grep -q ^fail "$RESULTS"
