@@ -1,6 +1,6 @@
 # Runs in the guest: Linux's client uses a pNFS cluster. The metadata server and two data servers are `slipway` in a network
 # namespace; the third data server is the guest's own knfsd. Clients use all of them by NFSv3 first, and then the first by 4.1 and
-# the second by 4.2. /run/out/env sets SLIPWAY.
+# the second by 4.2, over tcp and over rdma. /run/out/env sets SLIPWAY.
 . /run/out/guest/lib.sh
 . /run/out/env
 near SLIPWAY
@@ -11,6 +11,7 @@ EXPORT=/run/export
 head -c 3000000 /run/out/random >/run/sample
 head -c 100000 /run/out/random >/run/small
 PORT=(2049 2051 2052)
+RDMA_PORT=(20049 20051 20052)
 # The options of data servers.
 OPTIONS=
 
@@ -23,6 +24,8 @@ network() {
   ip link add client0 type veth peer name client1 netns server
   ip addr add $CLIENT/24 dev client0; ip link set client0 up
   ip -n server addr add $SERVER/24 dev client1; ip -n server link set client1 up; ip -n server link set lo up
+  # The servers use software iWARP in user space.
+  rdma link add siw1 type siw netdev client0
 }
 
 # knfsd_data_server: the third data server.
@@ -36,7 +39,8 @@ start() {
   rm -f /run/ready.$1
   case $1 in
     0) set -- 0 --config /run/slipway.toml ;;
-    *) set -- $1 $OPTIONS --rpcbind off --squash none --state-dir /run/state$1 --listen tcp://$SERVER:${PORT[$1]} /run/ds$1 ;;
+    *) set -- $1 $OPTIONS --rpcbind off --squash none --state-dir /run/state$1 --listen tcp://$SERVER:${PORT[$1]} \
+      --listen "rdma://$SERVER:${RDMA_PORT[$1]}?provider=iwarp" /run/ds$1 ;;
   esac
   $IN_SERVER "$SLIPWAY" -vv serve --ready-file /run/ready.$1 "${@:2}" >>/run/out/serve.$1.log 2>&1 &
   echo $! >/run/pid.$1
@@ -58,6 +62,11 @@ servers() {
   start 1; start 2; start 0
 }
 
+# addresses N: the addresses of a data server for clients.
+addresses() {
+  echo "[{ transport = \"rdma\", address = \"$SERVER:${RDMA_PORT[$1]}\" }, { transport = \"tcp\", address = \"$SERVER:${PORT[$1]}\" }]"
+}
+
 # configure VERSION…: writes the configuration of the metadata server, with the versions by which clients use each data server.
 configure() {
   cat >/run/slipway.toml <<T
@@ -69,6 +78,10 @@ grace_s = 15
 [[listen]]
 transport = "tcp"
 address = "$SERVER:${PORT[0]}"
+[[listen]]
+transport = "rdma"
+address = "$SERVER:${RDMA_PORT[0]}"
+options = { provider = "iwarp" }
 [[export]]
 path = "$EXPORT"
 name = "/export"
@@ -83,15 +96,23 @@ timeout_s = 5
 id = 1
 url = "nfs://$SERVER:${PORT[1]}/run/ds1?mountport=${PORT[1]}"
 version = "$1"
+address = $(addresses 1)
 [[pnfs.server]]
 id = 2
 url = "nfs://$SERVER:${PORT[2]}/run/ds2?mountport=${PORT[2]}"
 version = "$2"
+address = $(addresses 2)
 [[pnfs.server]]
 id = 3
 url = "nfs://$CLIENT/run/ds3?mountport=20048"
 version = "$3"
 T
+}
+
+# mounted VERSION [OPTIONS]
+mounted() {
+  mount -t nfs -o "vers=$1,${2:-proto=tcp}" $SERVER:/export /run/mnt
+  grep -A20 'mounted on /run/mnt ' /proc/self/mountstats | grep -q pnfs=LAYOUT_FLEX_FILES
 }
 
 # The data servers are started again as those of NFSv4. knfsd does not say that it is a data server, so clients use it by NFSv3.
@@ -100,11 +121,6 @@ newer_data_servers() {
   OPTIONS=--data-server
   configure 4.1 4.2 4.2
   start 1; start 2; start 0
-}
-
-mounted() {
-  mount -t nfs -o "vers=$1,proto=tcp" $SERVER:/export /run/mnt
-  grep -A20 'mounted on /run/mnt ' /proc/self/mountstats | grep -q pnfs=LAYOUT_FLEX_FILES
 }
 
 # through_mds OPERATION: the number of operations of the client at the metadata server.
@@ -129,7 +145,7 @@ copies_equal() {
 }
 no_objects() { [ -z "$(ls /run/ds1 /run/ds2 /run/ds3 | grep -v :)" ]; }
 
-# All data go to all data servers, and come from them.
+# All data go to all data servers, and come from them. $1 and $2 are those of `mounted`.
 direct() {
   local writes reads former=()
   former=($(at_server 1 WRITE) $(at_server 2 WRITE) $(at_server 3 WRITE))
@@ -141,7 +157,7 @@ direct() {
   # The metadata server writes to knfsd, too, but not these data.
   [ "$(at_server 3 WRITE)" -gt "${former[2]}" ]
   # With a layout to read.
-  umount /run/mnt; mounted $1
+  umount /run/mnt; mounted "$@"
   former=$(at_servers READ)
   cmp /run/sample /run/mnt/file
   equal "$reads" "$(through_mds READ)"
@@ -154,12 +170,23 @@ by_version3() { grep -cE "procedure=\"(READ|WRITE|COMMIT)\" peer=$CLIENT:" /run/
 # All data go to all data servers, and come from them, by the configured versions. The clients of NFSv4 need no OPEN.
 direct_by_versions() {
   local former=($(by_version3 1) $(by_version3 2))
-  direct $1
+  direct "$@"
   equal "${former[*]}" "$(by_version3 1) $(by_version3 2)"
   for server in 1 2; do
     equal 0 "$(grep -c "operation=\"OPEN\" peer=$CLIENT:" /run/out/serve.$server.log)"
   done
   grep -q 'clients use NFSv3 at this data server.*/run/ds3' /run/out/serve.0.log
+}
+
+# over TRANSPORT N: the number of calls by which the client writes at a server over a transport.
+over() { grep -cE "operation=\"WRITE\" peer=$CLIENT:.* transport=\"$1\"" /run/out/serve.$2.log || true; }
+
+# A client that has mounted over RDMA uses data servers over RDMA, and one that has only TCP over TCP.
+direct_over_rdma() {
+  local tcp=($(over tcp 1) $(over tcp 2)) rdma=($(over rdma 1) $(over rdma 2))
+  direct_by_versions "$@"
+  equal "${tcp[*]}" "$(over tcp 1) $(over tcp 2)"
+  for server in 1 2; do [ "$(over rdma $server)" -gt "${rdma[$((server - 1))]}" ]; done
 }
 
 # The same operations on the mount and on a local file, with the cache and without it.
@@ -267,6 +294,13 @@ for version in 4.1 4.2; do
   check "$on: removes objects" unlinked
   [ $version = 4.1 ] || check "$on: survives the end of a data server" failure
   [ $version = 4.1 ] || check "$on: survives the end of the metadata server" restart
+  check "$on: unmounts" umount /run/mnt
+  on="$on, over rdma"
+  rdma="proto=rdma,port=${RDMA_PORT[0]}"
+  check "$on: mounts with flexible files" mounted $version $rdma || continue
+  check "$on: data pass the metadata server by" direct_over_rdma $version $rdma
+  check "$on: changes of content and size" changes
+  check "$on: removes objects" unlinked
   check "$on: unmounts" umount /run/mnt
 done
 check "kernel log is clean" kernel_log_is_clean

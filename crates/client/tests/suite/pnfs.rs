@@ -364,3 +364,22 @@ fn data_servers_of_version_4_can_restart() {
         assert!(cluster.mds.copies("f", LARGE).iter().all(|copy| *copy == pattern(LARGE)));
     });
 }
+
+/// A data server cannot send the client to another server.
+#[test]
+fn data_servers_are_not_followed_when_they_say_that_they_have_moved() {
+    with_version((4, 2), MIRRORED, "", async |mut cluster, mount| {
+        let file = written(&mount, "f", LARGE).await;
+        let [moved, other] = cluster.mds.servers("f")[..] else { panic!("there must be two copies") };
+        let third = 3 - moved - other;
+        let known = cluster.clients_of(third).0;
+        cluster.move_away(moved, third);
+        let reader = cluster.mount(2, "").await;
+        check(&reader, "f", LARGE).await;
+        file.write_at(0, pattern(10_000)).await.unwrap();
+        let reports = cluster.mds.state.lock().reports.clone();
+        assert!(reports.iter().any(|report| report.device == device(moved)), "{reports:?}");
+        assert_eq!(cluster.clients_of(third).0, known, "the client must not go there");
+        check(&cluster.mount(3, "").await, "f", LARGE).await;
+    });
+}

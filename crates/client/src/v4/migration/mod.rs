@@ -297,7 +297,10 @@ impl V4 {
 
     /// Mounts the location to which a file system has moved.
     async fn mount_there(&self, place: &Location) -> Result<(Arc<Peer>, Handle)> {
-        let (dialer, moves) = self.server.moves.dialer.get().expect("a mount must have a dialer");
+        let Some((dialer, moves)) = self.server.moves.dialer.get() else {
+            // A layout names the data server of an object, and the metadata server makes another layout when that has changed.
+            return Err(Error::new(ErrorKind::Moved("data servers are not followed".to_owned()), "fs_locations"));
+        };
         if *moves >= MOVES_MAX {
             return Err(Error::new(ErrorKind::Path("too many moves from server to server"), "fs_locations"));
         }

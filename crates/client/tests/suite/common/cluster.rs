@@ -17,6 +17,7 @@ use bytes::Bytes;
 use client::{CreateHow, Mount, SetAttr as Set3};
 use nfs::v4::layout::stripe::{Packing, Striping};
 use parking_lot::Mutex;
+use rpc::{Service, rpcbind::to_universal};
 use server::{Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash, config::Settings};
 use simnet::Network;
 use tokio::task::JoinSet;
@@ -26,7 +27,11 @@ use vfs::{
     *,
 };
 
-use super::{faulty::Faulty, sim};
+use super::{
+    faulty::Faulty,
+    moving::{Gone, MoveState, Moving},
+    sim,
+};
 
 /// The servers. They run until it is dropped.
 pub struct Cluster {
@@ -138,7 +143,7 @@ impl Cluster {
 
     /// Starts a data server and makes objects, which belong to the users of layouts.
     async fn make_objects(&mut self, server: usize) -> Vec<(Bytes, Handle)> {
-        let started = self.data_process(server, HandleKey::random(), ExportId::unique());
+        let started = self.data_process(server, HandleKey::random(), ExportId::unique(), None);
         self.data_servers.push(started);
         let url = format!("nfs://{}/m?proto=tcp&uid=0&gid=0", address(server)).parse().unwrap();
         let mount = Mount::connect(&url, &sim::switch(&self.network, 200)).await.unwrap();
@@ -155,8 +160,8 @@ impl Cluster {
         objects
     }
 
-    /// Starts the process of a data server.
-    fn data_process(&self, server: usize, key: HandleKey, export: ExportId) -> DataProcess {
+    /// Starts the process of a data server. By NFSv4, it says that its file system is `gone`.
+    fn data_process(&self, server: usize, key: HandleKey, export: ExportId, gone: Option<Gone>) -> DataProcess {
         let options = ExportOptions { squash: Squash::None, ..Default::default() };
         let tree = Export::new("/m", export, self.data[server].clone(), options).unwrap();
         let settings = Settings {
@@ -166,7 +171,14 @@ impl Cluster {
         };
         let recovery = server::recovery::Recovery::in_memory();
         let nfs = NfsServer::recovering(tree, key.clone(), recovery, settings).unwrap();
-        let tasks = sim::start_at(&self.network, address(server), nfs.services());
+        let services = match gone {
+            None => nfs.services(),
+            Some(gone) => {
+                let move_state = MoveState { gone: Mutex::new(Some(gone)), ..MoveState::default() };
+                vec![Arc::new(Moving(Arc::new(nfs.nfs4()), Arc::new(move_state))) as Arc<dyn Service>]
+            }
+        };
+        let tasks = sim::start_at(&self.network, address(server), services);
         DataProcess { tasks, nfs, key, export }
     }
 
@@ -202,9 +214,20 @@ impl Cluster {
 
     /// Kills a data server and starts it again. It does not know its clients any more.
     pub fn restart_data_server(&mut self, server: usize) {
+        self.restart_as(server, None);
+    }
+
+    fn restart_as(&mut self, server: usize, gone: Option<Gone>) {
         self.stop(server);
         let DataProcess { key, export, .. } = &self.data_servers[server];
-        self.data_servers[server] = self.data_process(server, key.clone(), *export);
+        self.data_servers[server] = self.data_process(server, key.clone(), *export, gone);
+    }
+
+    /// Starts a data server again that says by NFSv4 that its file system has moved to another one.
+    pub fn move_away(&mut self, server: usize, to: usize) {
+        let places = vec![(to_universal(address(to)), "/m")];
+        let gone = Gone { fsid: 77, path: "/m", places, lease_moved: true };
+        self.restart_as(server, Some(gone));
     }
 
     /// Returns the number of clients of NFSv4 that a data server knows, and of the files that they have open.
