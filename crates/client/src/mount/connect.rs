@@ -37,6 +37,7 @@ use crate::{
         layout::{
             data_server::DataServer,
             device::{DataDialer, DataVersion},
+            session::DataSession,
         },
         location::Location,
         migration::{Dialed, Dialer, MigrationIdentity},
@@ -131,7 +132,7 @@ impl DataDialer for DataSites {
         transport: &'a str,
         address: SocketAddr,
         version: DataVersion,
-    ) -> BoxFuture<'a, Result<DataServer>> {
+    ) -> BoxFuture<'a, Result<Arc<dyn DataServer>>> {
         Box::pin(async move {
             let mut url = NfsUrl { host: address.ip().to_string(), port: Some(address.port()), ..self.url.clone() };
             // A data server that is silent for longer counts as failed. The data then go through the metadata server.
@@ -145,14 +146,16 @@ impl DataDialer for DataSites {
                     let kind = site.kind(transport, &url.options.transport, NFS3)?;
                     let link = Link::connect(kind, (address, &url.host), &url.options, None).await?;
                     let program = Program::new(link, NFS_PROGRAM, nfs::v3::VERSION, site.server, url.options.deadline);
-                    Ok(DataServer::V3(V3::new(program.pinged().await?)))
+                    let connected: Arc<dyn DataServer> = Arc::new(V3::new(program.pinged().await?));
+                    Ok(connected)
                 }
                 DataVersion::V4(minor) => {
                     let kind = site.kind(transport, &url.options.transport, NFS4)?;
                     let callbacks = Callbacks::new();
                     let program = site.program4(&(kind, address), &callbacks).await?;
                     let (v4, _) = V4::connect(program, &[minor], &callbacks, None).await?;
-                    Ok(DataServer::with_session(v4))
+                    let connected: Arc<dyn DataServer> = Arc::new(DataSession::new(v4));
+                    Ok(connected)
                 }
             }
         })

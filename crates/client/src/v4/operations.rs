@@ -130,17 +130,34 @@ impl Operations for V4 {
         {
             return Ok(data);
         }
-        self.read_here(file, offset, count).await
+        let ok = self.send_read(file, offset, count, None).await.0?;
+        layouts.count_read(false, ok.data.0.len());
+        Ok(ReadData { data: ok.data.0, eof: ok.eof, size: None })
     }
 
     async fn read_into(&self, file: &Handle, offset: u64, mut region: Region) -> (Result<ReadInfo>, Region) {
-        if self.server.opens.layouts.is_active() {
+        let (wanted, layouts) = (region.len(), &self.server.opens.layouts);
+        if layouts.is_active() {
             region = match Box::pin(self.read_directly_into(file, offset, region)).await {
                 Ok(read) => return read,
                 Err(region) => region,
             };
         }
-        self.read_into_here(file, offset, region).await
+        let Ok(count) = u32::try_from(wanted) else {
+            return (Err(Error::new(ErrorKind::Invalid("a READ of 4 GiB or more"), "READ")), region);
+        };
+        let (result, sink) = self.send_read(file, offset, count, Some(region)).await;
+        // At the deadline, the transport may still hold the region. It then releases it later.
+        let sink = sink.unwrap_or_else(|| Region::from(self.program().pool().take(wanted)).into());
+        match result {
+            Err(error) => (Err(error), payload::into_region(sink, wanted)),
+            Ok(ok) => {
+                let info = ReadInfo { len: ok.data.0.len(), eof: ok.eof };
+                layouts.count_read(false, info.len);
+                let (settled, region) = payload::place_in_sink(ok.data.0, sink, wanted);
+                (settled.map(|()| info), region)
+            }
+        }
     }
 
     async fn write(&self, handle: &Handle, offset: u64, data: Rope, stable: StableHow) -> Result<Written> {
@@ -153,7 +170,36 @@ impl Operations for V4 {
         {
             return Ok(written);
         }
-        self.write_here(handle, offset, data, stable).await
+        let stable = match stable {
+            StableHow::Unstable => StableHow4::Unstable,
+            StableHow::DataSync => StableHow4::DataSync,
+            StableHow::FileSync => StableHow4::FileSync,
+        };
+        let mut writing = None;
+        let mut end = 0;
+        let make = |target: &mut Target| {
+            let len = target.place.write_size(data.len());
+            let data = if len < data.len() { data.slice(0, len) } else { data.clone() };
+            end = offset.saturating_add(len as u64);
+            // The file is now open for writing, and may be delegated. At a data server it is not.
+            writing = target.opened().map(|file| file.0.writing(target.opens(), end));
+            let args = WriteArgs { stateid: target.stateids[0], offset, stable, data: Payload(data) };
+            Ok(Compound::on("WRITE", target.handle()).op(Argop4::Write(args), 16))
+        };
+        let request = self.request("WRITE", handle).open_for(OPEN4_SHARE_ACCESS_WRITE);
+        let (target, mut results) = request.run(make).await?;
+        results.skip(&[Opnum4::PutFh])?;
+        let ok = value!(results, Write)?;
+        if offset.saturating_add(ok.count.into()) == end {
+            writing.into_iter().for_each(Writing::done);
+        }
+        layouts.count_write(false, ok.count as usize);
+        let committed = match ok.committed {
+            StableHow4::Unstable => StableHow::Unstable,
+            StableHow4::DataSync => StableHow::DataSync,
+            StableHow4::FileSync => StableHow::FileSync,
+        };
+        Ok(Written { count: ok.count, committed, verf: target.place.verifier(ok.writeverf) })
     }
 
     async fn commit(&self, file: &Handle) -> Result<Verifier> {
@@ -162,7 +208,13 @@ impl Operations for V4 {
         {
             return Ok(verifier);
         }
-        self.commit_here(file).await
+        let make = |target: &mut Target| {
+            let args = CommitArgs { offset: 0, count: 0 };
+            Ok(Compound::on("COMMIT", target.handle()).op(Argop4::Commit(args), 8))
+        };
+        let (target, mut results) = self.request("COMMIT", file).run(make).await?;
+        results.skip(&[Opnum4::PutFh])?;
+        Ok(target.place.verifier(value!(results, Commit)?))
     }
 
     async fn create(&self, dir: &Handle, name: &[u8], how_wanted: CreateHow) -> Result<Node> {
@@ -342,98 +394,6 @@ impl Operations for V4 {
 }
 
 impl V4 {
-    /// Reads at this server.
-    ///
-    /// # Errors
-    /// As [`Operations::read`].
-    pub(super) async fn read_here(&self, file: &Handle, offset: u64, count: u32) -> Result<ReadData> {
-        let ok = self.send_read(file, offset, count, None).await.0?;
-        self.server.opens.layouts.count_read(false, ok.data.0.len());
-        Ok(ReadData { data: ok.data.0, eof: ok.eof, size: None })
-    }
-
-    /// Reads at this server into a region.
-    pub(super) async fn read_into_here(
-        &self,
-        file: &Handle,
-        offset: u64,
-        region: Region,
-    ) -> (Result<ReadInfo>, Region) {
-        let wanted = region.len();
-        let Ok(count) = u32::try_from(wanted) else {
-            return (Err(Error::new(ErrorKind::Invalid("a READ of 4 GiB or more"), "READ")), region);
-        };
-        let (result, sink) = self.send_read(file, offset, count, Some(region)).await;
-        // At the deadline, the transport may still hold the region. It then releases it later.
-        let sink = sink.unwrap_or_else(|| Region::from(self.program().pool().take(wanted)).into());
-        match result {
-            Err(error) => (Err(error), payload::into_region(sink, wanted)),
-            Ok(ok) => {
-                let info = ReadInfo { len: ok.data.0.len(), eof: ok.eof };
-                self.server.opens.layouts.count_read(false, info.len);
-                let (settled, region) = payload::place_in_sink(ok.data.0, sink, wanted);
-                (settled.map(|()| info), region)
-            }
-        }
-    }
-
-    /// Writes at this server.
-    ///
-    /// # Errors
-    /// As [`Operations::write`].
-    pub(super) async fn write_here(
-        &self,
-        handle: &Handle,
-        offset: u64,
-        data: Rope,
-        stable: StableHow,
-    ) -> Result<Written> {
-        let stable = match stable {
-            StableHow::Unstable => StableHow4::Unstable,
-            StableHow::DataSync => StableHow4::DataSync,
-            StableHow::FileSync => StableHow4::FileSync,
-        };
-        let mut writing = None;
-        let mut end = 0;
-        let make = |target: &mut Target| {
-            let len = target.place.write_size(data.len());
-            let data = if len < data.len() { data.slice(0, len) } else { data.clone() };
-            end = offset.saturating_add(len as u64);
-            // The file is now open for writing, and may be delegated. At a data server it is not.
-            writing = target.opened().map(|file| file.0.writing(target.opens(), end));
-            let args = WriteArgs { stateid: target.stateids[0], offset, stable, data: Payload(data) };
-            Ok(Compound::on("WRITE", target.handle()).op(Argop4::Write(args), 16))
-        };
-        let request = self.request("WRITE", handle).open_for(OPEN4_SHARE_ACCESS_WRITE);
-        let (target, mut results) = request.run(make).await?;
-        results.skip(&[Opnum4::PutFh])?;
-        let ok = value!(results, Write)?;
-        if offset.saturating_add(ok.count.into()) == end {
-            writing.into_iter().for_each(Writing::done);
-        }
-        self.server.opens.layouts.count_write(false, ok.count as usize);
-        let committed = match ok.committed {
-            StableHow4::Unstable => StableHow::Unstable,
-            StableHow4::DataSync => StableHow::DataSync,
-            StableHow4::FileSync => StableHow::FileSync,
-        };
-        Ok(Written { count: ok.count, committed, verf: target.place.verifier(ok.writeverf) })
-    }
-
-    /// Sends COMMIT to this server.
-    ///
-    /// # Errors
-    /// As [`Operations::commit`].
-    pub(super) async fn commit_here(&self, file: &Handle) -> Result<Verifier> {
-        let make = |target: &mut Target| {
-            let args = CommitArgs { offset: 0, count: 0 };
-            Ok(Compound::on("COMMIT", target.handle()).op(Argop4::Commit(args), 8))
-        };
-        let (target, mut results) = self.request("COMMIT", file).run(make).await?;
-        results.skip(&[Opnum4::PutFh])?;
-        Ok(target.place.verifier(value!(results, Commit)?))
-    }
-
     /// Sends READ, with the caller's region if there is one. Returns the region, unless a transport still held it at
     /// the deadline.
     async fn send_read(

@@ -219,7 +219,9 @@ mod tests {
         let text = include_str!("../../../../docs/pnfs.md");
         let examples: Vec<_> = text.split("```toml\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
         let parse = |text: &str| Config::parse_with(text, &backends(Arc::default())).unwrap();
-        let [data_server, metadata_server, newer, by_version] = examples[..] else { panic!("there must be four examples") };
+        let [data_server, metadata_server, newer, by_version] = examples[..] else {
+            panic!("there must be four examples")
+        };
         assert_eq!(parse(data_server).export[0].options.clients.len(), 2);
         let config = parse(metadata_server);
         let servers = data_servers(&config.pnfs[0]).unwrap();

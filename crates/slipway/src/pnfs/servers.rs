@@ -71,7 +71,11 @@ impl NfsServers {
         self.servers.iter().find_map(|(id, server)| {
             // A client can still use the device of the time before the version has changed.
             let is = |transport| {
-                server.version.possible().into_iter().any(|as_of| server.device_id(*id, transport, as_of) == Some(device))
+                server
+                    .version
+                    .possible()
+                    .into_iter()
+                    .any(|as_of| server.device_id(*id, transport, as_of) == Some(device))
             };
             Some((*id, server, TRANSPORTS.into_iter().find(|transport| is(*transport))?))
         })

@@ -5,7 +5,7 @@
 //! transport, and skips transports that it does not have.
 //! Errors: a device that cannot be used is not tried again for [`PAUSE`].
 
-use std::{fmt, net::SocketAddr, time::Duration};
+use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
 
 use nfs::v4::{
     GetDeviceInfoOk, Layouttype4, Netaddr4,
@@ -29,7 +29,7 @@ pub(crate) trait DataDialer: Send + Sync {
         transport: &'a str,
         address: SocketAddr,
         version: DataVersion,
-    ) -> BoxFuture<'a, Result<DataServer>>;
+    ) -> BoxFuture<'a, Result<Arc<dyn DataServer>>>;
 }
 
 /// A version of NFS that this client has at data servers.
@@ -56,7 +56,7 @@ impl DataVersion {
 /// A data server.
 pub(crate) struct Device {
     info: DeviceInfo,
-    connection: tokio::sync::Mutex<Option<DataServer>>,
+    connection: tokio::sync::Mutex<Option<Arc<dyn DataServer>>>,
     /// The time until which the device is not used, because it has failed.
     failed: Mutex<Option<Instant>>,
 }
@@ -114,7 +114,7 @@ impl Device {
     ///
     /// # Errors
     /// No address answers, or the device has failed and is not to be used now.
-    pub async fn connect(&self, dialer: &dyn DataDialer) -> Result<DataServer> {
+    pub async fn connect(&self, dialer: &dyn DataDialer) -> Result<Arc<dyn DataServer>> {
         let mut connection = self.connection.lock().await;
         if !self.is_available() {
             let problem = "the data server has failed and is not tried again yet".to_owned();

@@ -31,7 +31,7 @@ pub(super) struct Direct {
 
 /// A data file, ready for I/O.
 pub(super) struct Target {
-    pub server: DataServer,
+    pub server: Arc<dyn DataServer>,
     /// Maximum bytes of a READ.
     pub read_max: usize,
     /// Maximum bytes of a WRITE.

@@ -411,13 +411,7 @@ impl Layouts for Mds {
         let at = |transport| DataAddress { transport, address: address(server) };
         Ok(LayoutDevice::Flexible {
             addresses: vec![at(DataTransport::Shm), at(DataTransport::Tcp)],
-            versions: vec![DataVersion {
-                version,
-                minor,
-                read_max: 65536,
-                write_max: 65536,
-                tightly_coupled: false,
-            }],
+            versions: vec![DataVersion { version, minor, read_max: 65536, write_max: 65536, tightly_coupled: false }],
         })
     }
 
