@@ -1,6 +1,6 @@
 # Runs in the guest: Linux's client uses a pNFS cluster. The metadata server and two data servers are `slipway` in a network
 # namespace; the third data server is the guest's own knfsd. Clients use all of them by NFSv3 first, and then the first by 4.1 and
-# the second by 4.2, over tcp and over rdma. /run/out/env sets SLIPWAY.
+# the second by 4.2, each over tcp and over rdma. /run/out/env sets SLIPWAY.
 . /run/out/guest/lib.sh
 . /run/out/env
 near SLIPWAY
@@ -12,6 +12,7 @@ head -c 3000000 /run/out/random >/run/sample
 head -c 100000 /run/out/random >/run/small
 PORT=(2049 2051 2052)
 RDMA_PORT=(20049 20051 20052)
+RDMA=proto=rdma,port=${RDMA_PORT[0]}
 # The options of data servers.
 OPTIONS=
 
@@ -179,12 +180,12 @@ direct_by_versions() {
 }
 
 # over TRANSPORT N: the number of calls by which the client writes at a server over a transport.
-over() { grep -cE "operation=\"WRITE\" peer=$CLIENT:.* transport=\"$1\"" /run/out/serve.$2.log || true; }
+over() { grep -cE "(procedure|operation)=\"WRITE\" peer=$CLIENT:.* transport=\"$1\"" /run/out/serve.$2.log || true; }
 
-# A client that has mounted over RDMA uses data servers over RDMA, and one that has only TCP over TCP.
+# direct_over_rdma CHECK…: a client that has mounted over RDMA uses data servers over RDMA, and one without an RDMA address over TCP.
 direct_over_rdma() {
   local tcp=($(over tcp 1) $(over tcp 2)) rdma=($(over rdma 1) $(over rdma 2))
-  direct_by_versions "$@"
+  "$@"
   equal "${tcp[*]}" "$(over tcp 1) $(over tcp 2)"
   for server in 1 2; do [ "$(over rdma $server)" -gt "${rdma[$((server - 1))]}" ]; done
 }
@@ -283,6 +284,11 @@ for version in 4.1 4.2; do
   check "$version: survives the end of the metadata server" restart
   check "$version: unmounts" umount /run/mnt
 done
+check "4.2 over rdma: mounts with flexible files" mounted 4.2 $RDMA || exit 1
+check "4.2 over rdma: data pass the metadata server by" direct_over_rdma direct 4.2 $RDMA
+check "4.2 over rdma: changes of content and size" changes
+check "4.2 over rdma: removes objects" unlinked
+check "4.2 over rdma: unmounts" umount /run/mnt
 check "data servers of 4.1 and 4.2: start" newer_data_servers || exit 1
 # The subshell of the check has not changed this one.
 OPTIONS=--data-server
@@ -296,9 +302,8 @@ for version in 4.1 4.2; do
   [ $version = 4.1 ] || check "$on: survives the end of the metadata server" restart
   check "$on: unmounts" umount /run/mnt
   on="$on, over rdma"
-  rdma="proto=rdma,port=${RDMA_PORT[0]}"
-  check "$on: mounts with flexible files" mounted $version $rdma || continue
-  check "$on: data pass the metadata server by" direct_over_rdma $version $rdma
+  check "$on: mounts with flexible files" mounted $version $RDMA || continue
+  check "$on: data pass the metadata server by" direct_over_rdma direct_by_versions $version $RDMA
   check "$on: changes of content and size" changes
   check "$on: removes objects" unlinked
   check "$on: unmounts" umount /run/mnt
