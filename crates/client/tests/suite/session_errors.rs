@@ -326,13 +326,14 @@ fn unmount_destroys_the_session_and_the_client() {
     });
 }
 
-/// The client can use a metadata server (RFC 8881 §13.1).
+/// The client can use a server in each role of pNFS, or in none (RFC 8881 §13.1).
 #[test]
-fn client_introduces_itself_as_a_client_of_metadata_servers() {
+fn client_introduces_itself_for_each_role_in_pnfs() {
     simulated(async |_, record, _| {
         let request = record.with(Opnum4::ExchangeId).remove(0);
         let Argop4::ExchangeId(args) = &request.args.argarray[0] else { panic!("{request:?}") };
-        assert_eq!(args.flags, EXCHGID4_FLAG_USE_NON_PNFS | EXCHGID4_FLAG_USE_PNFS_MDS);
+        let roles = EXCHGID4_FLAG_USE_PNFS_MDS | EXCHGID4_FLAG_USE_PNFS_DS;
+        assert_eq!(args.flags, EXCHGID4_FLAG_USE_NON_PNFS | roles);
     });
 }
 
