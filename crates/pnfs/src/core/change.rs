@@ -61,11 +61,12 @@ impl Core {
     }
 
     /// Gives all objects the size of the file. The caller holds a lock on the whole file, and no client has a layout to write,
-    /// except for one that truncates the file.
+    /// except for one that truncates the file. The work stays recorded if objects may have become longer meanwhile.
     ///
     /// # Errors
     /// Returns an error if no copy could be changed.
     pub async fn trim(self: &Arc<Self>, file: &Arc<File>) -> Result<()> {
+        let ends = file.ends.now();
         if let Place::Servers(record) = self.place(file).await? {
             let of = file.clone();
             let size = self.run(move |core| core.size_of(&of.handle)).await?;
@@ -75,7 +76,7 @@ impl Core {
             self.settle(file, outcome).await?;
         }
         let of = file.clone();
-        self.run(move |core| core.end_work(&of.handle, TRUNCATING)).await
+        self.run(move |core| core.end_work_if(&of.handle, TRUNCATING, || of.ends.none_since(ends))).await
     }
 
     /// Returns the size of a file in bytes.
