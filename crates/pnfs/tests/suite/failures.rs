@@ -1,9 +1,12 @@
 //! Data servers that fail while this server writes, and crashes of this server.
 
-use std::collections::HashSet;
+use std::{collections::HashSet, pin::pin, sync::atomic::Ordering::Relaxed, task::Poll};
 
 use pnfs::Index;
-use vfs::{Handle, Name, Stability, Vfs, VfsError};
+use vfs::{
+    Handle, Name, Stability, Vfs, VfsError,
+    layout::{LayoutMode, LayoutModes},
+};
 
 use crate::world::World;
 
@@ -203,4 +206,36 @@ fn holes(world: World) {
     world.write(&file, 1 << 39, b"data").unwrap();
     assert_eq!(world.size(&file), 1 << 40);
     assert!(world.servers.memory() < 1 << 20, "{}", world.servers.memory());
+}
+
+#[test]
+fn size_is_durable_before_a_file_is_no_longer_marked_as_written() {
+    let world = World::new();
+    let file = world.create("file");
+    world.write(&file, 0, &[1; 3000]).unwrap();
+    write_unstable(&world, &file, 2);
+    assert!(world.disk.unsynced.load(Relaxed), "nobody has asked for a durable size");
+    world.upkeep();
+    assert!(!world.disk.unsynced.load(Relaxed), "the objects could be longer than the file after a power failure");
+}
+
+#[test]
+fn stale_mark_that_may_not_be_durable_recalls_layouts() {
+    let world = World::new();
+    let file = world.create("file");
+    world.write(&file, 0, &[1; 5000]).unwrap();
+    let bad = world.record(&file).copies[1].object;
+    world.grant(&file, 1, LayoutMode::Read).unwrap();
+    world.servers.set_down(bad.server.0, true);
+    world.disk.failing.store(1, Relaxed);
+    // The record has the mark, although the change has failed.
+    let mut write = pin!(world.start(|caller| {
+        let data = buf::Rope::from(bytes::Bytes::from_static(&[2; 10]));
+        world.pnfs.write(caller, &file, 0, &data, Stability::FileSync, vfs::Report::Nothing)
+    }));
+    assert!(write().is_pending(), "the client can still read the copy");
+    assert_eq!(world.events.recalls(), [LayoutModes::READ]);
+    world.release(&file, 1, LayoutModes::ALL);
+    assert!(matches!(write(), Poll::Ready(Err(VfsError::Io))));
+    assert!(!world.record(&file).is_healthy());
 }
