@@ -331,7 +331,7 @@ fn move_that_cannot_be_undone_at_once_leaves_no_copy() {
     world.servers.set_down(other.server.0, true);
     world.write(&file, 0, &[1; 10]).unwrap();
     world.servers.set_down(other.server.0, false);
-    world.disk.failing.store(1, Relaxed);
+    world.disk.refusing.store(1, Relaxed);
     world.upkeep();
     assert_eq!(servers_of(&world, &file, &contents).len(), 2);
     assert_eq!(world.servers.objects(), 2);

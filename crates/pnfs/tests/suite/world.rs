@@ -35,11 +35,13 @@ pub struct World {
     stripes: Stripes,
 }
 
-/// The disk of the metadata server. COMMIT can fail.
+/// The disk of the metadata server, which can fail.
 pub struct Disk {
     memory: Memory,
     /// The number of the next COMMITs that fail.
     pub failing: AtomicU32,
+    /// The number of the next changes of extended attributes that fail.
+    pub refusing: AtomicU32,
     /// Whether an attribute was set since the last COMMIT.
     pub unsynced: AtomicBool,
 }
@@ -57,10 +59,10 @@ impl Interpose for Mounted {
         operation: Operation,
         run: &mut dyn FnMut(&Caller<'_>) -> Result<T>,
     ) -> Result<T> {
+        let fails = |count: &AtomicU32| count.fetch_update(Relaxed, Relaxed, |count| count.checked_sub(1)).is_ok();
         match operation.name {
-            "commit" if self.0.failing.fetch_update(Relaxed, Relaxed, |count| count.checked_sub(1)).is_ok() => {
-                return Err(VfsError::Io);
-            }
+            "commit" if fails(&self.0.failing) => return Err(VfsError::Io),
+            "set_xattr" if fails(&self.0.refusing) => return Err(VfsError::Io),
             "commit" => self.0.unsynced.store(false, Relaxed),
             "setattr" | "set_xattr" => self.0.unsynced.store(true, Relaxed),
             _ => {}
@@ -110,8 +112,8 @@ impl World {
     /// A tree whose files have two copies with these stripes.
     pub fn with(stripes: Stripes, servers: u32) -> Self {
         let memory = Memory::new(MemoryOptions { mode: 0o777, ..Default::default() });
-        let (failing, unsynced) = Default::default();
-        let disk = Arc::new(Disk { memory, failing, unsynced });
+        let (failing, refusing, unsynced) = Default::default();
+        let disk = Arc::new(Disk { memory, failing, refusing, unsynced });
         Self::open(disk, Servers::new(servers), Storage::default(), stripes)
     }
 
