@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use vfs::{Caller, Change, CreateMode, Created, Cred, Handle, Kind, Name, Result, SetAttr, Time, VfsError};
 
-use super::Core;
+use super::{Core, attribute};
 use crate::{
     files::{File, Place},
     index::{LAYOUTS, TRUNCATING},
     ranges::WHOLE,
-    record::Object,
+    record::{Object, Record},
 };
 
 impl Core {
@@ -136,9 +136,15 @@ impl Core {
     fn objects_of(&self, file: &Handle) -> Result<Vec<Object>> {
         match self.place_now(&self.files.get(file), true) {
             Ok(Place::Servers(record)) => Ok(record.copies.iter().map(|copy| copy.object).collect()),
+            Ok(Place::Inner) | Err(VfsError::Stale) => Ok(Vec::new()),
             // A file with a damaged record can be removed. The scan for orphans finds its objects.
-            Ok(Place::Inner) | Err(VfsError::Io | VfsError::Stale) => Ok(Vec::new()),
+            Err(VfsError::Io) if self.is_damaged(file) => Ok(Vec::new()),
             Err(error) => Err(error),
         }
+    }
+
+    fn is_damaged(&self, file: &Handle) -> bool {
+        let record = self.inner.xattr(&Caller::blocking(&Cred::root()), file, attribute());
+        record.is_ok_and(|bytes| Record::decode(&bytes).is_err())
     }
 }

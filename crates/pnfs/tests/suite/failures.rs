@@ -239,3 +239,18 @@ fn stale_mark_that_may_not_be_durable_recalls_layouts() {
     assert!(matches!(write(), Poll::Ready(Err(VfsError::Io))));
     assert!(!world.record(&file).is_healthy());
 }
+
+#[test]
+fn file_whose_record_cannot_be_read_now_is_not_removed_without_its_objects() {
+    let world = World::new();
+    let file = world.create("file");
+    world.write(&file, 0, &[1; 5000]).unwrap();
+    let world = world.crash();
+    let (root, name) = (world.pnfs.root(), Name::new(b"file").unwrap());
+    let remove = || world.run(|caller| world.pnfs.remove(caller, &root, name)).map(drop);
+    world.disk.failing.store(1, Relaxed);
+    assert_eq!(remove(), Err(VfsError::Io));
+    assert_eq!(remove(), Ok(()));
+    world.upkeep();
+    assert_eq!(world.servers.objects(), 0);
+}
