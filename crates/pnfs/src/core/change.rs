@@ -69,7 +69,12 @@ impl Core {
         let ends = file.ends.now();
         if let Place::Servers(record) = self.place(file).await? {
             let of = file.clone();
-            let size = self.run(move |core| core.size_of(&of.handle)).await?;
+            let size = self.run(move |core| {
+                // If the size went back in a crash, the file would have lost data. The change of the size may have failed.
+                core.inner.commit(&Caller::blocking(&Cred::root()), &of.handle, 0, 0)?;
+                core.size_of(&of.handle)
+            });
+            let size = size.await?;
             let work =
                 record.written().map(|copy| (copy, self.servers.set_size(record.copies[copy].object, size))).collect();
             let outcome = self.on_copies(&record, work, |_, ()| true).await;

@@ -199,7 +199,7 @@ impl Core {
 
     /// Writes a byte to each object that ends before the last byte that its stripe has in a file of `size` bytes: see
     /// [`Stripes::ends`]. Does nothing if the file has this size already. If the file was truncated since it had been sized `sized`
-    /// times, the objects are cut again.
+    /// times, or no copy of a stripe could be written, the objects get the size of the file later.
     ///
     /// # Errors
     /// Returns the errors of the inner file system, and an error if a stale mark cannot be stored. A data server that fails is no
@@ -226,7 +226,8 @@ impl Core {
         });
         let work = work.collect();
         let outcome = self.on_copies(&record, work, |_, ()| true).await;
-        if *file.sizing.lock() != sized {
+        // Objects that are too short get the size of the file, too, before clients use them again.
+        if *file.sizing.lock() != sized || outcome.lost.is_some() {
             let of = file.clone();
             self.run(move |core| core.add_work(&of.handle, TRUNCATING)).await?;
             self.wake.notify_one();

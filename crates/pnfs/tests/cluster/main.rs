@@ -13,6 +13,7 @@ mod stores;
 use std::{
     collections::{BTreeMap, BTreeSet},
     future::Future,
+    ops::Range,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed},
@@ -23,7 +24,7 @@ use std::{
 use parking_lot::Mutex;
 use pnfs::{Record, ServerId, Service, Stripes, record::Object, stripes::Piece};
 use tokio::{
-    sync::oneshot,
+    sync::{Notify, oneshot},
     task::JoinSet,
     time::{Instant, sleep, timeout},
 };
@@ -72,6 +73,10 @@ struct World {
     models: Mutex<BTreeMap<Vec<u8>, Model>>,
     /// The clients that do not reach the metadata server.
     cut: Mutex<BTreeSet<usize>>,
+    /// The cells that clients are writing. Programs that write the same bytes at the same time without locks are not simulated: copies
+    /// can get such writes in different orders.
+    writing: Mutex<Vec<(Vec<u8>, Range<usize>)>>,
+    written: Notify,
     /// The data servers that are drained at the end.
     draining: Mutex<BTreeSet<u32>>,
     faults: AtomicBool,
@@ -80,6 +85,16 @@ struct World {
     log: Mutex<Vec<String>>,
     violation: Mutex<Option<String>>,
     began: Instant,
+}
+
+/// Cells that a client is writing.
+struct Writing(Arc<World>, (Vec<u8>, Range<usize>));
+
+impl Drop for Writing {
+    fn drop(&mut self) {
+        self.0.writing.lock().retain(|other| *other != self.1);
+        self.0.written.notify_waiters();
+    }
 }
 
 /// The metadata server has ended before it answered.
@@ -99,6 +114,8 @@ impl World {
             stores: Stores::new(broken),
             disk: Disk::new(broken),
             setup: Setup { broken, stripes },
+            writing: Mutex::default(),
+            written: Notify::new(),
             draining: Mutex::default(),
             mds: Mutex::default(),
             models: Mutex::default(),
@@ -147,6 +164,26 @@ impl World {
 
     fn mds(&self) -> Option<Arc<Mds>> {
         self.mds.lock().clone().filter(|mds| !mds.dead.load(Relaxed))
+    }
+
+    /// Waits until no other client writes these cells, and keeps others from doing so until the result is dropped.
+    async fn lock(self: &Arc<Self>, file: &Handle, cells: &Range<usize>) -> Writing {
+        let own = (file.as_bytes().to_vec(), cells.clone());
+        loop {
+            let mut written = std::pin::pin!(self.written.notified());
+            written.as_mut().enable();
+            {
+                let mut writing = self.writing.lock();
+                let conflicts = |other: &(Vec<u8>, Range<usize>)| {
+                    other.0 == own.0 && other.1.start < own.1.end && own.1.start < other.1.end
+                };
+                if !writing.iter().any(conflicts) {
+                    writing.push(own.clone());
+                    return Writing(self.clone(), own);
+                }
+            }
+            written.await;
+        }
     }
 
     /// Calls the oracle for a file, with the time.

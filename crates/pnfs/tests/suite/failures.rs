@@ -254,3 +254,31 @@ fn file_whose_record_cannot_be_read_now_is_not_removed_without_its_objects() {
     world.upkeep();
     assert_eq!(world.servers.objects(), 0);
 }
+
+#[test]
+fn objects_are_not_cut_before_the_new_size_is_durable() {
+    let world = World::new();
+    let file = world.create("file");
+    world.write(&file, 0, &[1; 5000]).unwrap();
+    let object = world.record(&file).copies[0].object;
+    world.disk.failing.store(2, Relaxed);
+    assert_eq!(world.truncate(&file, 100), Err(VfsError::Io));
+    assert_eq!(world.servers.content(object).unwrap().len(), 5000, "a power failure can bring the former size back");
+    world.upkeep();
+    assert_eq!(world.servers.content(object).unwrap().len(), 100);
+}
+
+#[test]
+fn nobody_gets_a_layout_to_write_while_another_client_can_read_a_stale_copy() {
+    let world = World::new();
+    let file = world.create("file");
+    world.write(&file, 0, &[1; 5000]).unwrap();
+    let bad = world.record(&file).copies[1].object;
+    world.grant(&file, 1, LayoutMode::Read).unwrap();
+    world.servers.set_down(bad.server.0, true);
+    // The data server with this copy does not answer, so the layout would be without it.
+    assert_eq!(world.grant(&file, 2, LayoutMode::Write), Err(VfsError::Delay));
+    assert_eq!(world.events.recalls(), [LayoutModes::READ]);
+    world.release(&file, 1, LayoutModes::ALL);
+    assert_eq!(world.grant(&file, 2, LayoutMode::Write).unwrap().len(), 1);
+}

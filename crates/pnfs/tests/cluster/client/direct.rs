@@ -62,9 +62,10 @@ impl Client {
 
     /// Writes with a layout, or by the metadata server if there is none.
     pub(super) async fn write_directly(&self, file: &Handle, cells: Range<usize>) {
+        let writing = self.world.lock(file, &cells).await;
         let io = self.io.lock().await;
         let Some(layout) = self.layout(file, LayoutMode::Write).await.filter(|_| self.has_lease()) else {
-            drop(io);
+            drop((io, writing));
             return self.write_by_mds(file, cells).await;
         };
         let (write, value) = self.begin(file, cells.clone());
@@ -97,13 +98,13 @@ impl Client {
             let how = How::Direct(layout.serial, copies.into_iter().zip(results.iter().map(verifier)).collect());
             let dirty = Dirty { write, cells, value, how };
             self.state.lock().dirty.entry(file.clone()).or_default().push(dirty);
-            drop(io);
+            drop((io, writing));
             if chance(0.5) {
                 self.fsync(file).await;
             }
             return;
         }
-        drop(io);
+        drop((io, writing));
         self.report(file, failures).await;
         self.return_layouts(file).await;
         self.send_write(file, (write, cells, value), Stability::FileSync).await;

@@ -240,6 +240,7 @@ impl Client {
         (write, cells, value): (WriteId, Range<usize>, u32),
         stability: Stability,
     ) {
+        let _writing = self.world.lock(file, &cells).await;
         let (data, offset) = (bytes(value, cells.len()), (cells.start * CELL) as u64);
         let mut attempts = 3;
         let verifier = loop {
