@@ -37,7 +37,7 @@ use self::{
 use crate::mechanism::{Acceptor, Established, GssError, Initiator, Negotiation, Step, StepFailed, major};
 
 pub use library::Unavailable;
-pub use user::UserInitiator;
+pub use user::{KerberosTickets, UserInitiator};
 
 /// Reports whether the library is installed.
 ///
