@@ -18,14 +18,17 @@ use std::{
 
 use buf::Pool;
 use client::{Mount, NfsUrl, TicketSource};
-use gss::{GssLimits, GssServer};
+use gss::{GssClient, GssLimits, GssServer, Service, pseudo_flavor};
 use rand::{SeedableRng, rngs::StdRng};
 use rdma::sim::Sim;
-use rpc::{DrcOptions, Server, Switch, TcpKind, TcpOptions, TransportKind};
+use rpc::{
+    DrcOptions, Server, Switch, TcpKind, TcpOptions, TransportKind,
+    security::{ClientFlavor, Principal},
+};
 use rpcrdma::{Options, RdmaKind};
 use server::{
-    BlockingOptions, CallbackTransports, Export, ExportId, ExportOptions, HandleKey, LocalUser, NfsServer, SecFlavors,
-    Squash, User, UserDatabase, config::Settings, recovery::Recovery,
+    BlockingOptions, CallbackFlavors, CallbackTransports, Export, ExportId, ExportOptions, HandleKey, LocalUser,
+    NfsServer, SecFlavors, Squash, User, UserDatabase, config::Settings, recovery::Recovery,
 };
 use simnet::{Network, NetworkOptions};
 use tokio::task::JoinSet;
@@ -146,6 +149,7 @@ impl World {
         let nfs = NfsServer::recovering(export, self.key.clone(), recovery, settings);
         let nfs = nfs.expect("the recovery database must accept all records");
         nfs.look_up_users_in(Arc::new(Users));
+        nfs.authenticate_callbacks_by(Arc::new(CallbackKey));
         let builder = Server::builder().drc(self.drc.clone()).flavor(self.contexts.clone());
         let services = nfs.services().into_iter().chain(nfs.lock_services());
         let server = services.fold(builder, |builder, service| builder.shared(service)).build();
@@ -154,6 +158,7 @@ impl World {
         let kinds = kinds(&self.network.host(SERVER.ip()));
         // The network has no UDP, and its hosts do not ask for it.
         let [_, tcp] = kinds.clone();
+        nfs.call_back_by(tcp.clone());
         tasks.spawn(nfs.lock_callbacks(CallbackTransports { tcp: tcp.clone(), udp: tcp }));
         for kind in kinds {
             let listener = kind.listen(SERVER).expect("the server's address must be free");
@@ -167,6 +172,18 @@ impl World {
 /// Creates the flavour of a server's process, without contexts.
 fn gss_server(lifetime: Option<Duration>, faults: &Arc<Faults>) -> Arc<GssServer> {
     GssServer::new(ToyAcceptor { secret: SECRET, lifetime, faults: faults.clone() }, GssLimits::default())
+}
+
+/// The server's key, for callbacks to clients of NFSv4.0 whose principal is a service.
+struct CallbackKey;
+
+impl CallbackFlavors for CallbackKey {
+    fn flavor(&self, principal: &Principal) -> Option<Arc<dyn ClientFlavor>> {
+        let all = [Service::None, Service::Integrity, Service::Privacy];
+        let protection = all.into_iter().find(|service| pseudo_flavor(*service) == principal.pseudo_flavor)?;
+        let initiator = Arc::new(ToyInitiator::new(SERVER_PRINCIPAL, SECRET));
+        principal.name.contains(&b'/').then(|| GssClient::new(initiator, protection) as _)
+    }
 }
 
 /// Knows the groups of the user 1000.
@@ -195,6 +212,8 @@ fn kinds(host: &Network) -> [Arc<dyn TransportKind>; 2] {
 
 /// The principal of clients with RPCSEC_GSS.
 pub const PRINCIPAL: &str = "alice@TOY";
+/// The principal of the server.
+pub const SERVER_PRINCIPAL: &str = "nfs/server@TOY";
 /// The secret that the server knows, for [`ToyInitiator`].
 pub const SECRET: u64 = 0x5ec2e7;
 /// The user of all clients.
