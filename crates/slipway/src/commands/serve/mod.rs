@@ -279,6 +279,9 @@ async fn serve(args: &Args, mut config: Config, clusters: Arc<Clusters>) -> Outc
     if let Some(gss) = &gss {
         nfs.name_principals_by(Arc::new(kerberos::LocalNames(gss.clone())));
     }
+    if let Some(key) = config.kerberos.clone() {
+        nfs.authenticate_callbacks_by(Arc::new(kerberos::CallbackKey(key)));
+    }
     let builder = kerberos::add(Server::builder().hosts(nfs.hosts()), gss.as_ref());
     let server = nfs.services().into_iter().fold(builder, rpc::ServerBuilder::shared).build();
 
