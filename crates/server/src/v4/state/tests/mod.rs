@@ -3,9 +3,11 @@
 mod bounds;
 mod delegation;
 mod layout;
+mod lock;
 mod model;
 mod open;
 mod protection;
+mod recall;
 mod recover;
 mod reduce;
 mod session;
