@@ -113,12 +113,12 @@ impl V4 {
                     continue;
                 }
             };
-            if piece.len > at.device.info().read_max as u64 {
+            if piece.len > at.read_max as u64 {
                 return (Ok(None), region);
             }
             let counted = Counted::new((opens, &direct.file.0), &at.id, Direction::Read, range_len(range));
             let read;
-            (read, region) = Operations::read_into(&at.v3, &at.handle, piece.data_offset, region).await;
+            (read, region) = at.server.read_into(&at.handle, piece.data_offset, region).await;
             if let Ok(info) = &read {
                 counted.done(info.len);
             }
@@ -232,13 +232,13 @@ async fn read_piece(
 ) -> std::result::Result<Part, IoError> {
     let range = piece.offset..piece.offset + piece.len;
     let read = async {
-        let Target { v3, device, handle, id } = target(opens, data_file, deadline).await?;
+        let Target { server, read_max, handle, id, .. } = target(opens, data_file, deadline).await?;
         let (mut data, mut eof) = (Rope::new(), false);
         while (data.len() as u64) < piece.len && !eof {
-            let count = (piece.len - data.len() as u64).min(device.info().read_max as u64);
+            let count = (piece.len - data.len() as u64).min(read_max as u64);
             let at = piece.data_offset + data.len() as u64;
             let counted = Counted::new((opens, file), &id, Direction::Read, count as usize);
-            let read = Operations::read(&v3, &handle, at, count as u32).await?;
+            let read = server.read(&handle, at, count as u32).await?;
             counted.done(read.data.len());
             if read.data.is_empty() && !read.eof {
                 let problem = "no data, but not the end of the file".to_owned();

@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{
     call::Deadline,
-    model::{Error, ErrorKind, Handle, Operations, Result, StableHow, Verifier, Written},
+    model::{Error, ErrorKind, Handle, Result, StableHow, Verifier, Written},
 };
 
 /// The data files that a WRITE has reached and that have not made it durable, with their verifiers.
@@ -142,13 +142,13 @@ async fn write_piece(
 ) -> std::result::Result<Option<(DataFileId, Verifier)>, IoError> {
     let range = piece.offset..piece.offset + piece.len;
     let write = async {
-        let Target { v3, device, handle, id } = target(opens, data_file, deadline).await?;
+        let Target { server, write_max, handle, id, .. } = target(opens, data_file, deadline).await?;
         let (mut at, mut verifier) = (0, None);
         while at < data.len() {
-            let part = data.slice(at, (data.len() - at).min(device.info().write_max));
+            let part = data.slice(at, (data.len() - at).min(write_max));
             let len = part.len();
             let counted = Counted::new((opens, file), &id, Direction::Write, len);
-            let written = Operations::write(&v3, &handle, piece.data_offset + at as u64, part, stable).await?;
+            let written = server.write(&handle, piece.data_offset + at as u64, part, stable).await?;
             let count = written.count as usize;
             counted.done(count);
             if count == 0 || count > len || written.committed < stable {
@@ -182,9 +182,9 @@ async fn commit_all(
         files.filter(|file| unstable.iter().any(|((device, handle), _)| *device == file.device && file.has(handle)));
     let commits = files.map(|data_file| async move {
         let commit = async {
-            let Target { v3, handle, id, .. } = target(opens, data_file, deadline).await?;
+            let Target { server, handle, id, .. } = target(opens, data_file, deadline).await?;
             let counted = Counted::new((opens, &direct.file.0), &id, Direction::Write, 0);
-            let verifier = Operations::commit(&v3, &handle).await?;
+            let verifier = server.commit(&handle).await?;
             counted.done(0);
             Ok((id, verifier))
         };

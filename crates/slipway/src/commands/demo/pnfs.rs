@@ -82,7 +82,7 @@ pub fn run(args: &Args) -> Outcome {
     };
     let cluster = Cluster::start(&shape)?;
     timeline.event("all servers run");
-    let mut demo = Demo { cluster, files, timeline, pause: Duration::from_secs(args.seconds), victim: 0 };
+    let mut demo = Demo { cluster, files, timeline, pause: Duration::from_secs(args.seconds) };
     let (versions, before) = demo.live()?;
     demo.settle()?;
     if args.damage {
@@ -100,8 +100,6 @@ struct Demo {
     files: Files,
     timeline: Timeline,
     pause: Duration,
-    /// The data server that is killed.
-    victim: u32,
 }
 
 /// The traffic of the metadata server, and of each data server.
@@ -169,8 +167,7 @@ impl Demo {
 
         // One that has copies.
         let busiest = self.cluster.data_servers()?.into_iter().max_by_key(|server| server.objects);
-        self.victim = busiest.map_or(1, |server| server.id);
-        let victim = self.victim;
+        let victim = busiest.map_or(1, |server| server.id);
         self.cluster.kill(victim)?;
         self.timeline
             .event(&format!("data server {victim} was killed by SIGKILL; its memory with all its objects is gone"));
