@@ -471,7 +471,7 @@ where
                 self.closed = true;
                 self.transport.close();
             }
-            let called = self.poll_transport(cx);
+            let has_more = self.poll_transport(cx);
             let finished = self.poll_running(cx);
             self.end_turn();
             if self.running.is_empty()
@@ -484,7 +484,8 @@ where
             {
                 place.set_busy(false);
             }
-            if called == 0 && !finished && !self.poll_idle(cx) {
+            // A finished call may have queued its reply after the transport was polled.
+            if !has_more && !finished && !self.poll_idle(cx) {
                 return Poll::Pending;
             }
             turns += 1;
@@ -532,11 +533,12 @@ where
         }
     }
 
-    /// Starts the calls that have arrived. Returns how often the transport returned something.
-    fn poll_transport(&mut self, cx: &mut Context<'_>) -> usize {
-        for started in 0..CALLS_PER_TURN {
+    /// Starts the calls that have arrived. Returns `false` if the transport has no more: it then wakes this task when it has, and
+    /// has sent what it could.
+    fn poll_transport(&mut self, cx: &mut Context<'_>) -> bool {
+        for _ in 0..CALLS_PER_TURN {
             if self.over.is_some() {
-                return started;
+                return false;
             }
             // The transport is polled even while it is on hold, because this also sends and receives replies.
             match self.transport.poll_recv(cx) {
@@ -550,10 +552,10 @@ where
                     }
                     self.over = Some(error);
                 }
-                Poll::Pending => return started,
+                Poll::Pending => return false,
             }
         }
-        CALLS_PER_TURN
+        true
     }
 
     fn update_hold(&mut self) {
