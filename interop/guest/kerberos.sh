@@ -161,6 +161,27 @@ sys_with_keytab() {
   done
 }
 
+# Version 4.0: the server calls the client back as nfs@SERVER, and rpc.svcgssd accepts that for the client's key. So the client gets
+# delegations, and our client over 4.1 makes the server recall one. The kernel introduces itself with krb5i, also for krb5p.
+recall_of_4_0() {
+  local at=/run/mnt/recall flavor
+  rpc.svcgssd -f -vvv >/run/out/logs/svcgssd-client.log 2>&1 & local daemon=$!
+  mkdir -p $at
+  for flavor in krb5 krb5i; do
+    mount -t nfs -o "$(options tcp 4.0 $flavor)" $SERVER:$EXPORT $at
+    echo before >$EXPORT/recall.$flavor; chown 1000 $EXPORT/recall.$flavor
+    # The first open of an owner comes without a delegation, and so do those before the callback address is probed.
+    for _ in 1 2 3 4 5; do alice cat $at/recall.$flavor; sleep 1; done
+    echo after >/run/after
+    ip netns exec server timeout 120 "$SLIPWAY" cp /run/after "nfs://127.0.0.1:2049$EXPORT/recall.$flavor?vers=4.1&uid=1000&gid=1000"
+    equal after "$(alice cat $at/recall.$flavor)"
+    umount $at
+  done
+  kill $daemon
+  # One recall for each flavour.
+  [ "$(grep -c 'a client answered a callback.*Recall' /run/out/serve.log)" -ge 2 ]
+}
+
 no_context_was_refused() { refused grep -E 'a client got no context|panicked' /run/out/serve.log; }
 
 check "network" network || exit 1
@@ -173,6 +194,7 @@ for cell in $KERNEL_CLIENT; do
 done
 check "tcp: tickets decide" tickets_decide
 check "tcp: sec=sys with a keytab" sys_with_keytab
+check "tcp: delegations of 4.0 are recalled by Kerberos" recall_of_4_0
 check "serve: no context was refused" no_context_was_refused
 
 # Linux's server, with our client in the namespace.

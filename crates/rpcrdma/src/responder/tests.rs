@@ -1,15 +1,15 @@
 //! The limits of the responder: the memory of calls, the bytes that are read at once, and the replies that are not sent yet.
 
-use std::time::Duration;
+use std::{sync::atomic::AtomicU8, task::Waker, time::Duration};
 
-use buf::Pool;
-use rdma::{Memory, Registered};
+use buf::{PeerBytes, Pool};
+use rdma::{Completion, CompletionKind, Memory, Registered, RemoteSegment, Status};
 use rpc::Host;
 use xdr::Encoder;
 
 use super::*;
 use crate::{
-    Options,
+    Connection, Options,
     call_memory::{CallMemory, MemoryOwner},
     chunk::{Segment, WriteList},
     link::Work,
@@ -17,6 +17,23 @@ use crate::{
 
 /// A registry that is not used: the peer exposes the memory.
 struct NoRegistry;
+
+/// A registry that maps the memory of the peer, like that of shm.
+struct MappedRegistry;
+
+impl Registry for MappedRegistry {
+    fn register(&mut self, memory: Memory) -> Result<Registered, Memory> {
+        Err(memory)
+    }
+
+    fn reclaim(&mut self, _: Stag) -> Option<Memory> {
+        None
+    }
+
+    fn view(&mut self, _: RemoteSegment, len: usize) -> Option<PeerBytes> {
+        Some(PeerBytes::of_atomics((0..len).map(|_| AtomicU8::new(0)).collect()))
+    }
+}
 
 impl Registry for NoRegistry {
     fn register(&mut self, memory: Memory) -> Result<Registered, Memory> {
@@ -198,17 +215,91 @@ fn calls_wait_for_memory_in_order() {
 }
 
 #[test]
+fn call_without_chunks_needs_no_memory() {
+    let mut rig = Rig::new(Options::default());
+    rig.call(1, lists(0, 50_000));
+    rig.token().unwrap();
+    let mut other = rig.memory.account(MemoryOwner { host: Host::of([10, 0, 0, 2].into()), user: None });
+    assert!(other.take(25_000));
+    rig.call(2, lists(0, 1));
+    assert!(rig.token().is_none(), "the owner has more memory than it leaves free");
+    rig.call(3, lists(0, 0));
+    assert_eq!(rig.token().unwrap().xid, Xid(3));
+}
+
+#[test]
+fn call_that_waits_for_memory_can_proceed_when_others_release_theirs() {
+    let memory = CallMemory::new(MEMORY, 0);
+    let account = |host| memory.account(MemoryOwner { host: Host::of([10, 0, 0, host].into()), user: None });
+    let mut other = account(2);
+    assert!(other.take(50_000));
+    let settings = Settings::negotiate(Role::Accepting, Options::default(), None);
+    let mut connection = Connection::new(settings, Pool::default()).with_call_memory(account(1));
+    let header = encode_header(&Header { xid: Xid(1), credits: 1, body: Body::Msg(lists(0, 40_000)) });
+    let call = [&header[..], &message(1, 0)].concat();
+    let mut buffer = Pool::default().take(call.len());
+    buffer.copy_from_slice(&call);
+    let kind = CompletionKind::Receive { buffer, invalidated: None, solicited: false };
+    let receive = Completion { id: Connection::receive_id(), status: Status::Ok, kind };
+    connection.handle_completion(receive, Instant::now());
+    let cx = Context::from_waker(Waker::noop());
+    while connection.poll_work(&mut NoRegistry).is_some() {}
+    assert!(connection.poll_event().is_none() && !connection.poll_memory(&cx));
+    other.release(50_000);
+    assert!(connection.poll_memory(&cx));
+    while connection.poll_work(&mut NoRegistry).is_some() {}
+    assert!(matches!(connection.poll_event(), Some(Event::Call { .. })));
+}
+
+#[test]
+fn viewed_payload_needs_no_memory() {
+    let mut rig = Rig::new(Options::default());
+    rig.call(1, lists(0, 50_000));
+    rig.token().unwrap();
+    let mut other = rig.memory.account(MemoryOwner { host: Host::of([10, 0, 0, 2].into()), user: None });
+    assert!(other.take(25_000));
+    rig.call(2, lists(8, 0));
+    assert!(rig.responder.start_pull(&mut rig.link, &mut MappedRegistry).is_some());
+    assert_eq!(rig.token().unwrap().xid, Xid(2));
+}
+
+/// A call that had to wait for memory is tried again. What it has viewed stays, and its stream is always read.
+#[test]
+fn viewed_payload_is_not_read() {
+    let mut rig = Rig::new(Options::default());
+    let mut waiting = lists(0, 40_000);
+    waiting.reads.push(0, segment(20)).unwrap();
+    waiting.reads.push(20, segment(8)).unwrap();
+    rig.call(1, lists(0, 40_000));
+    let first = rig.token().unwrap();
+    assert!(rig.responder.handle_call(&mut rig.link, Xid(2), 1, waiting, None, rig.now).is_ok());
+    for _ in 0..2 {
+        assert!(rig.responder.start_pull(&mut rig.link, &mut MappedRegistry).is_none());
+    }
+    rig.responder.forget(&first);
+    assert_eq!(rig.responder.start_pull(&mut rig.link, &mut MappedRegistry).map(|started| started.is_ok()), Some(true));
+    let Some(Work::Post(WorkRequest::Read { id, mut into, .. })) = rig.link.take_work() else { panic!("no RDMA Read") };
+    assert!(rig.link.take_work().is_none(), "only the stream is read");
+    into.copy_from_slice(&[&message(2, 0)[..], &8u32.to_be_bytes()].concat());
+    let Name::Read(key, part) = Name::from(id) else { panic!("{id:?}") };
+    rig.responder.handle_read(&mut rig.link, key, part, into, rig.now).expect("the call is valid");
+    let Some(Event::Call { message, .. }) = rig.link.take_event() else { panic!("no call") };
+    assert_eq!((message.stream.len(), message.payloads.len()), (20, 1));
+    assert!(matches!(message.payloads[0].data.pieces(), [Piece::Peer(_)]));
+}
+
+#[test]
 fn connection_reads_few_bytes_at_once() {
     let options = Options { pull_max: 10_000, ..Options::default() };
     let mut rig = Rig::new(options);
-    for (xid, bytes) in [(1, 20_000), (2, 6000), (3, 4000), (4, 5000)] {
+    for (xid, bytes) in [(1, 20_000), (2, 6000), (3, 4000), (4, 5904)] {
         rig.call(xid, lists(bytes, 0));
     }
     assert_eq!(rig.pull(), Some(true), "one call can exceed the limit");
     assert_eq!(rig.pull(), None);
     assert_eq!(rig.posted(), [1, 0, 0]);
     assert_eq!((rig.pull(), rig.pull()), (Some(true), None), "6000 and 4096 bytes exceed it");
-    assert_eq!((rig.posted(), rig.pull(), rig.pull()), ([1, 0, 0], Some(true), Some(true)), "4096 and 5000 do not");
+    assert_eq!((rig.posted(), rig.pull(), rig.pull()), ([1, 0, 0], Some(true), Some(true)), "4096 and 5904 do not");
 }
 
 /// A peer that does not receive its replies cannot make this side queue more.
@@ -248,8 +339,12 @@ fn nothing_is_received_while_many_bytes_are_not_sent() {
     assert_eq!(rig.posted(), [0, 4, 4]);
     rig.sent();
     assert!(rig.responder.can_receive(&rig.link));
+    let left = rig.responder.unsent_bytes;
+    assert!((3 * part..3 * part + 1000).contains(&left), "{left} bytes");
     (0..3).for_each(|_| rig.sent());
     assert_eq!((rig.responder.unsent_bytes, rig.memory.used()), (0, 0));
+    rig.responder.unsent_bytes = REPLY_BYTES_MAX;
+    assert!(!rig.responder.can_receive(&rig.link), "exactly the limit");
 }
 
 #[test]

@@ -200,6 +200,10 @@ fn replies_of_exactly_the_byte_limit_are_exposed_at_once_and_one_can_exceed_it()
     (7..=8).for_each(|xid| done(&mut node, &mut puppet, xid));
     exposed(&mut node, &mut puppet, 9, 10_001);
     done(&mut node, &mut puppet, 9);
+    // Of the reply that is done, no byte counts any more.
+    exposed(&mut node, &mut puppet, 10, 5000);
+    exposed(&mut node, &mut puppet, 11, 5000);
+    (10..=11).for_each(|xid| done(&mut node, &mut puppet, xid));
     node.assert_no_leak();
 }
 
@@ -330,6 +334,34 @@ fn payload_in_pieces_is_read_and_callers_buffer_is_returned() {
 }
 
 #[test]
+fn empty_payload_is_not_read() {
+    // The peer has no memory, so an RDMA Read would end the connection.
+    let reply = message(7, REPLY, 0, b"");
+    let (mut node, mut puppet) = answered_by(Body::Msg(reads(&[(12, 1, 0)])), &reply.stream, &[]);
+    assert_eq!(puppet.received().0.body, Body::Done);
+    let reply = node.next_reply().unwrap();
+    assert_eq!(payload_of(&reply.message, 7, REPLY, 0), b"");
+    assert_eq!(reply.sink.unwrap().into_region_or_copy().len(), 1000);
+}
+
+#[test]
+fn callers_buffer_is_returned_from_a_read_that_was_not_posted() {
+    let (mut node, mut puppet) = client();
+    node.call(message(7, CALL, 0, b""), plan(0, 1000));
+    puppet.run(&mut node);
+    let reply = xdr::Message::encode(&header(7, Body::Msg(reads(&[(12, 1, 1000)])))).stream;
+    node.send([&reply[..], &message(7, REPLY, 0, &bytes(7, 1000)).stream].concat().into(), None).unwrap();
+    let request = node.posted.pop_front().unwrap();
+    assert!(matches!(request, rdma::WorkRequest::Read { .. }));
+    // The queue pair has no room for the RDMA Read, and then the connection is lost.
+    node.connection.put_back(request);
+    node.connection.handle_disconnect(TransportError::Lost("cut".into()), &mut node.regions);
+    node.cut();
+    assert_eq!(node.next_reply().unwrap_err().sink.unwrap().len(), 1000);
+    node.assert_no_leak();
+}
+
+#[test]
 fn invalid_reply_closes_connection_and_callers_buffer_is_returned() {
     let stream = message(7, REPLY, 0, b"").stream;
     let long = |position, length| Body::Msg(reads(&[(position, 1, length)]));
@@ -374,6 +406,8 @@ fn unanswered_read_times_out_and_cancelled_call_still_sends_done() {
     puppet.run(&mut node);
     assert_eq!(puppet.received().0.body, Body::Done);
     assert!(node.events.is_empty(), "a cancelled call must have no event");
+    node.advance_clock(options().peer_timeout);
+    assert!(!node.disconnecting, "a reply that has been read has no deadline");
 
     node.call(message(7, CALL, 0, b""), plan(0, 1000));
     puppet.run(&mut node);

@@ -319,6 +319,69 @@ fn reply_chunk_must_hold_the_reply() {
 }
 
 #[test]
+fn empty_reply_chunk_that_was_not_offered_is_ignored() {
+    let (mut node, mut puppet) = client();
+    node.call(message(1, CALL, 0, b""), plan(16, 0));
+    puppet.run(&mut node);
+    let empty = Chunk::new([Segment { handle: Stag(77), length: 0, offset: 0 }]);
+    let lists = Lists { reply: Some(empty), ..Lists::default() };
+    puppet.deliver(&mut node, &header(1, 16, Body::Msg(lists)), &message(1, REPLY, 0, b"").stream);
+    assert!(node.next_reply().unwrap().message.payloads.is_empty(), "the reply has no payload");
+}
+
+#[test]
+fn reply_cannot_be_inline_and_in_its_chunk() {
+    let (mut node, mut puppet) = client();
+    node.call(message(1, CALL, 0, b""), plan(9000, 0));
+    puppet.run(&mut node);
+    let offered = puppet.received_msg().0.reply.unwrap();
+    let lists = Lists { reply: Some(offered.used(100)), ..Lists::default() };
+    puppet.deliver(&mut node, &header(1, 16, Body::Msg(lists)), &message(1, REPLY, 0, b"").stream);
+    assert!(matches!(node.next_reply().unwrap_err().error, TransportError::Protocol(_)));
+}
+
+#[test]
+fn peer_can_invalidate_any_region_of_a_call() {
+    for index in 0..2 {
+        let (mut node, mut puppet) = client();
+        node.call(message(1, CALL, 0, b""), plan(7000, 9000));
+        puppet.run(&mut node);
+        let lists = puppet.received_msg().0;
+        let [write, reply] = [lists.writes.chunks()[0].clone(), lists.reply.unwrap()];
+        let stream = message(1, REPLY, 1500, &bytes(3, 9000)).stream;
+        node.write(bytes(3, 9000).into(), write.segments()[0].remote(0)).unwrap();
+        node.write(stream.clone(), reply.segments()[0].remote(0)).unwrap();
+        let used = Lists {
+            writes: WriteList::new([write.used(9000)]),
+            reply: Some(reply.used(stream.len())),
+            ..Lists::default()
+        };
+        let head = xdr::Message::encode(&header(1, 16, Body::NoMsg(used))).stream;
+        let stag = [&write, &reply][index].segments()[0].handle;
+        puppet.deliver_bytes(&mut node, head, Some(stag));
+        let Reply { message, sink } = node.next_reply().unwrap();
+        assert_eq!(payload_of(&message, 1, REPLY, 1500), bytes(3, 9000));
+        assert!(sink.unwrap().holds(&message.payloads[0].data));
+        drop(message);
+        node.assert_no_leak();
+    }
+}
+
+#[test]
+fn message_without_a_whole_rpc_header_is_refused() {
+    let call = message(1, CALL, 0, b"").stream;
+    for (len, is_refused) in [(0, true), (4, true), (7, true), (8, false)] {
+        let (mut node, mut puppet) = client();
+        node.call(call.slice(..len).into(), plan(16, 7));
+        puppet.run(&mut node);
+        assert_eq!(puppet.sent.is_empty(), is_refused, "{len} bytes");
+        if is_refused {
+            assert_eq!(refused(node.next_reply()).unwrap().len(), 7);
+        }
+    }
+}
+
+#[test]
 fn invalidation_of_another_calls_memory_affects_only_that_call() {
     let (mut node, mut puppet) = client();
     warm_up(&mut node, &mut puppet);
@@ -481,7 +544,7 @@ fn calls_are_counted_and_work_that_was_put_back_is_next() {
 #[test]
 fn queued_call_with_a_credit_is_sent_before_the_connection_is_closed() {
     let (mut node, mut puppet) = client();
-    node.call(message(1, CALL, 0, b""), plan(16, 0));
+    node.connection.call(message(1, CALL, 0, b""), plan(16, 0));
     node.connection.close();
     puppet.run(&mut node);
     assert_eq!(puppet.sent.len(), 1, "the call must be sent");

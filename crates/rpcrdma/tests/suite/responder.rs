@@ -362,6 +362,33 @@ fn empty_payload_uses_its_write_chunk() {
 }
 
 #[test]
+fn payload_that_fills_a_segment_leaves_the_next_one_alone() {
+    let (mut node, mut puppet) = server(&[&[0; 4], &[0; 4]]);
+    let call = header(7, Body::Msg(writes(&[&[(1, 4), (2, 4)]])));
+    puppet.deliver(&mut node, &call, &message(7, CALL, 0, b"").stream);
+    let (_, token) = node.next_call();
+    node.reply(token, message(7, REPLY, 0, b"four")).unwrap();
+    assert_eq!(node.posted.len(), 2, "one RDMA Write and one Send");
+}
+
+/// An answer with ERR_VERS ends a call: it returns one credit, and does not allow more calls.
+#[test]
+fn calls_of_another_version_take_credits() {
+    let mut node = Node::server(Options { credits: 4, ..Options::default() });
+    let mut puppet = Puppet::default();
+    for xid in 1..=10 {
+        let call = [xid, 2, 10, 0, 0, 0, 0].into_iter().flat_map(u32::to_be_bytes).collect::<Vec<_>>();
+        puppet.deliver_bytes(&mut node, call.into(), None);
+        assert_eq!(puppet.sent.pop_front().unwrap().0[8..12], [0, 0, 0, 1], "one credit is granted");
+    }
+    for (xid, allowed) in [(11, true), (12, false)] {
+        puppet.deliver(&mut node, &header(xid, Body::Msg(Lists::default())), &message(xid, CALL, 0, b"").stream);
+        assert_eq!(node.disconnecting, !allowed, "call {xid}");
+    }
+    node.assert_no_leak();
+}
+
+#[test]
 fn more_calls_than_credits_close_the_connection() {
     let options = Options { credits: 4, ..Options::default() };
     let mut node = Node::server(options);
@@ -474,6 +501,8 @@ fn token_answers_one_call_once() {
     let (mut node, mut puppet) = server(&[]);
     puppet.deliver(&mut node, &header(7, Body::Msg(Lists::default())), &message(7, CALL, 0, b"").stream);
     let (_, token) = node.next_call();
+    let other = rpc::ReplyToken { xid: Xid(8), call: token.call };
+    assert!(node.reply(other, message(8, REPLY, 0, b"")).is_err(), "a token is valid for its XID only");
     let stale = rpc::ReplyToken { xid: token.xid, call: token.call };
     node.reply(token, message(7, REPLY, 0, b"")).unwrap();
     assert!(node.reply(stale, message(7, REPLY, 0, b"")).is_err());
@@ -509,7 +538,10 @@ fn every_read_chunk_can_include_padding() {
     let call = encoder.finish();
     let [first, second] = [0, 1].map(|index| call.payloads[index].position.unwrap());
     puppet.deliver(&mut node, &header(7, Body::Msg(reads(&[(first, 1, 8), (second, 2, 8)]))), &call.stream);
-    assert_eq!(node.next_call().0.to_rope(), call.to_rope());
+    let (got, _) = node.next_call();
+    let payloads: Vec<_> = got.payloads.iter().map(|payload| payload.data.to_bytes().unwrap()).collect();
+    assert_eq!(payloads, [&b"first"[..], b"second"], "the padding must not be in the payloads");
+    assert_eq!(got.to_rope(), call.to_rope());
 }
 
 #[test]

@@ -250,4 +250,25 @@ mod tests {
         ranges.remove(0, LENGTH_TO_EOF);
         assert!(ranges.is_empty());
     }
+
+    #[test]
+    fn truncations_are_bounded_and_expire() {
+        let mut queue = LayoutQueue::default();
+        let start = Instant::now();
+        let most = TRUNCATIONS_MAX as u32;
+        (0..most).for_each(|file| queue.expect_truncation(&file, start));
+        let awaited =
+            |queue: &LayoutQueue<u32>, now| (0..=most).filter(|file| queue.awaits_truncation(file, now)).count();
+        queue.expect_truncation(&most, start);
+        assert!(
+            awaited(&queue, start) == TRUNCATIONS_MAX && !queue.awaits_truncation(&most, start),
+            "the table is full"
+        );
+        let end = start + TRUNCATION;
+        assert_eq!(awaited(&queue, end - Duration::from_nanos(1)), TRUNCATIONS_MAX);
+        assert_eq!(awaited(&queue, end), 0);
+        queue.expect_truncation(&most, end);
+        assert!(awaited(&queue, end) == 1 && queue.awaits_truncation(&most, end), "the others have expired");
+        assert_eq!(queue.truncations.len(), 1);
+    }
 }

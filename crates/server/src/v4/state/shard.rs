@@ -378,4 +378,4 @@ pub(super) fn result<R: Clone>(args: &SequenceArgs, slots: &SlotTable<R>, status
 /// The number of locks of the table. Two clients rarely share one.
 const PARTS: usize = 64;
 /// The maximum number of stateids in use. A further one clears the table, which fills again as stateids are used.
-const USES_MAX: usize = 1024;
+pub(super) const USES_MAX: usize = 1024;

@@ -618,6 +618,9 @@ mod tests {
         assert_eq!(table.change(&first.other).seqid, 1);
         let old = Stateid4 { seqid: u32::MAX, ..first };
         assert_eq!(table.resolve(CLIENT, None, &old), Err(Nfsstat4::OldStateid));
+        let behind = |distance: u32| Stateid4 { seqid: 1u32.wrapping_sub(distance), ..first };
+        assert_eq!(table.resolve(CLIENT, None, &behind((1 << 31) - 1)), Err(Nfsstat4::OldStateid));
+        assert_eq!(table.resolve(CLIENT, None, &behind(1 << 31)), Err(Nfsstat4::BadStateid), "it is of the future");
     }
 
     #[test]

@@ -59,6 +59,22 @@ fn sessions_of_all_clients_are_bounded_and_two_are_guaranteed() {
     assert_eq!(made, 3);
 }
 
+#[test]
+fn second_half_of_all_sessions_is_shared_equally() {
+    let mut world = World::new();
+    let mut ids = Vec::new();
+    for (client, sessions) in (0..).zip([3, 3, 3, 3, 2, 2]) {
+        world.peer = Ipv4Addr::new(192, 0, 2, client).into();
+        let id = world.exchange(&exchange(&client.to_string(), 1, 0), &OWNER).unwrap().clientid;
+        assert!((1..=sessions).all(|sequence| world.create(&create(id, sequence)).is_ok()));
+        ids.push(id);
+    }
+    assert_eq!(world.create(&create(ids[4], 3)), Err(Nfsstat4::NoSpc), "16 of 32 sessions exist");
+    let removed = world.state.sessions_of(ids[0]).next().unwrap().id;
+    world.state.destroy_session(removed, false, &OWNER, TCP.id).unwrap();
+    assert!(world.create(&create(ids[4], 4)).is_ok(), "the first half is granted on demand");
+}
+
 /// Creates sessions of one client. Returns the slots of each, and the maximum bytes of a cached reply.
 fn granted(world: &mut World, name: &str, count: u32) -> Vec<(u32, u32)> {
     let id = world.exchange(&exchange(name, 1, 0), &OWNER).unwrap().clientid;
@@ -96,12 +112,34 @@ fn reply_cache_is_bounded_and_each_session_has_a_share() {
 }
 
 #[test]
+fn sessions_of_a_host_get_parts_of_what_it_can_still_get() {
+    // 2 KiB are guaranteed for each of 256 sessions. Of the other 512 KiB a host gets at most a quarter, 128 KiB.
+    let mut world = World::with(|options| {
+        (options.replies_max, options.sessions_max, options.client_sessions_max) = (1 << 20, 256, 8);
+    });
+    // The first session gets a sixteenth of 128 KiB and 2 KiB. That is less than four replies of 4 KiB, so replies are smaller.
+    let slots = [5, 4, 4, 4, 4, 4, 3, 3];
+    assert_eq!(granted(&mut world, "a", 8), slots.map(|slots| (slots, 2 << 10)));
+}
+
+#[test]
+fn session_that_gets_all_its_slots_keeps_the_size_of_its_replies() {
+    let mut world = World::with(|options| (options.replies_max, options.sessions_max) = (2 << 20, 512));
+    let id = world.exchange(&exchange("a", 1, 0), &OWNER).unwrap().clientid;
+    let mut args = create(id, 1);
+    args.fore_chan_attrs.maxrequests = 4;
+    let made = world.create(&args).unwrap().fore_chan_attrs;
+    assert_eq!((made.maxrequests, made.maxresponsesize_cached), (4, 4 << 10));
+}
+
+#[test]
 fn hosts_not_admitted_share_few_clients_and_small_sessions() {
     let mut world = World::with(|options| options.replies_max = 32 * (4 << 10));
     let introduce = |world: &mut World, host: u8| {
         let origin = Origin {
             principal: &OWNER,
             has_integrity: true,
+            callback_flavor: None,
             peer: Ipv4Addr::new(198, 51, 100, host).into(),
             admitted: false,
             tls: Xprtsec::None,
@@ -324,4 +362,21 @@ fn record_that_is_replaced_needs_no_room() {
         world.exchange(&exchange("unconfirmed", verifier, 0), &OWNER).unwrap();
         assert_eq!(world.state.clients().len(), 8, "no other client must be evicted");
     }
+}
+
+#[test]
+fn client_that_restarts_is_not_evicted_for_itself() {
+    let mut world = World::new();
+    let [a, b, ..] = ["a", "b", "c", "d"].map(|name| world.client(name, 1).0);
+    for host in 1..=4u8 {
+        world.peer = Ipv4Addr::new(192, 0, 2, 1).into();
+        let (id, _) = world.ready(&host.to_string());
+        world.open(id, "o", OPEN4_SHARE_ACCESS_READ, 0).unwrap();
+    }
+    assert_eq!(world.state.clients().len(), 8);
+    world.events();
+    world.peer = Ipv4Addr::LOCALHOST.into();
+    world.exchange(&exchange("a", 2, 0), &OWNER).unwrap();
+    assert_eq!(world.events(), [Event::Removed(b)], "the oldest other client is evicted");
+    assert!(world.state.clients().find(a).is_some(), "the restart is not confirmed yet");
 }

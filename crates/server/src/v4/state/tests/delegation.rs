@@ -123,6 +123,15 @@ fn open_grants_a_delegation_if_wanted_and_recallable() {
     //= rfc8881-18.16.3-14
     assert_eq!(open(wanted(a, OPEN4_SHARE_ACCESS_WANT_NO_DELEG, true)), none(WhyNoDelegation4::NotWanted));
     assert!(matches!(open(wanted(a, 0, true)), OpenDelegation4::Read(_)));
+    for (want, expected) in [
+        (0, true),
+        (OPEN4_SHARE_ACCESS_WANT_ANY_DELEG, true),
+        (OPEN4_SHARE_ACCESS_WANT_READ_DELEG, true),
+        (OPEN4_SHARE_ACCESS_WANT_NO_DELEG, false),
+    ] {
+        let plan = world.state.plan_open(&world.locks, wanted(b, want, true), world.now).unwrap();
+        assert_eq!(plan.is_delegable(), expected, "{want:#x}");
+    }
     // If the file is truncated after the commit, the delegation is granted after that.
     let plan = world.state.plan_open(&world.locks, wanted(b, 0, true), world.now).unwrap();
     assert!(plan.is_delegable());
@@ -418,4 +427,115 @@ fn callback_does_not_name_a_request_of_a_destroyed_session() {
     world.state.end_callback(begun.session, &begun.ticket, BackOutcome::NotBegun);
     world.state.destroy_session(session, false, &OWNER, TCP.id).unwrap();
     assert_eq!(world.state.begin_callback(a, &own).unwrap().referring, None);
+}
+
+#[test]
+fn holder_of_a_write_delegation_is_found_unless_it_cannot_answer() {
+    let holder = |world: &mut World, by| world.state.holder(&mut world.locks, &'f', by, world.now);
+    let with_holder = || {
+        let mut world = World::new();
+        let (a, _) = world.ready("a");
+        let Got::Write(stateid) = world.open_and_delegate(a, WRITE) else { panic!() };
+        (world, Held { client: a, file: 'f', stateid })
+    };
+    let (mut world, held) = with_holder();
+    let (b, _) = world.ready("b");
+    assert_eq!(holder(&mut world, Some(held.client)), Ok(None), "the holder itself");
+    for by in [Some(b), None] {
+        assert_eq!(holder(&mut world, by), Ok(Some(held.clone())));
+    }
+    assert_eq!(world.recalls(), [], "it can be asked");
+    assert_eq!(world.by_others(Access::Read), Err(Nfsstat4::Delay));
+    assert_eq!(holder(&mut world, Some(b)), Err(Nfsstat4::Delay), "the delegation is being recalled");
+    let (mut world, _) = with_holder();
+    world.state.disconnect(TCP.id);
+    assert_eq!(holder(&mut world, None), Err(Nfsstat4::Delay), "the holder cannot be called");
+    let (mut world, _) = with_holder();
+    world.now += LEASE + Duration::from_secs(1);
+    assert_eq!(holder(&mut world, None), Ok(None), "the lease of the holder has expired");
+    let mut world = World::new();
+    let (a, _) = world.ready("a");
+    assert!(matches!(world.open_and_delegate(a, READ), Got::Read(_)));
+    assert_eq!(holder(&mut world, None), Ok(None), "a read delegation");
+}
+
+/// RFC 8881 §10.4.3: the file is modified if the holder reports another change attribute or size, and remains so.
+#[test]
+fn report_of_a_holder_shows_whether_it_has_modified_the_file() {
+    for (change, size_differs, expected) in [
+        (None, false, false),
+        (Some(7), false, false),
+        (Some(8), false, true),
+        (None, true, true),
+        (Some(7), true, true),
+    ] {
+        let mut world = World::new();
+        let (a, _) = world.ready("a");
+        let Got::Write(stateid) = world.open_and_delegate(a, WRITE) else { panic!() };
+        let held = Held { client: a, file: 'f', stateid };
+        assert_eq!(world.state.is_modified(&held, change, size_differs), expected, "{change:?} {size_differs}");
+        assert_eq!(world.state.is_modified(&held, Some(7), false), expected, "the next report");
+        world.state.delegreturn(a, &'f', &stateid).unwrap();
+        assert!(!world.state.is_modified(&held, Some(8), true), "the delegation is returned");
+    }
+}
+
+#[test]
+fn open_by_a_delegation_gets_no_reason_for_no_other_delegation() {
+    let mut world = World::new();
+    let (a, _) = world.ready("a");
+    let Got::Write(stateid) = world.open_and_delegate(a, WRITE) else { panic!() };
+    let want = OPEN4_SHARE_ACCESS_WANT_ANY_DELEG;
+    let mut open = |can_recall| {
+        let claim = Claim::Delegated(stateid);
+        let request = OpenRequest { claim, want, can_recall, ..opening(a, Bytes::from_static(b"again")) };
+        world.open_by(request).unwrap().delegation
+    };
+    assert_eq!(open(true), OpenDelegation4::None);
+    let Got::Why(resource) = RESOURCE else { panic!() };
+    assert_eq!(open(false), OpenDelegation4::NoneExt(resource), "this server grants none");
+}
+
+#[test]
+fn writer_can_ask_for_a_read_delegation() {
+    let mut world = World::new();
+    let (a, _) = world.ready("a");
+    assert!(matches!(world.delegation(a, OPEN4_SHARE_ACCESS_BOTH | OPEN4_SHARE_ACCESS_WANT_READ_DELEG), Got::Read(_)));
+}
+
+#[test]
+fn recallable_state_of_a_client_is_listed_in_pages() {
+    let mut world = World::new();
+    let (a, _) = world.ready("a");
+    let (b, _) = world.ready("b");
+    assert!(matches!(world.open_and_delegate(a, READ), Got::Read(_)));
+    assert!(matches!(world.open_and_delegate(b, READ), Got::Read(_)));
+    let (all, next) = world.state.recallables_of(a, None, 10);
+    assert_eq!((all.len(), all[0].0, next), (1, 'f', None));
+    // One of the two stateids of the client is its open.
+    let (mut found, mut after) = (0, None);
+    for _ in 0..2 {
+        let (page, next) = world.state.recallables_of(a, after, 1);
+        found += page.len();
+        after = next;
+        assert!(after.is_some(), "there can be more");
+    }
+    assert_eq!((found, world.state.recallables_of(a, after, 1)), (1, (Vec::new(), None)));
+}
+
+#[test]
+fn client_with_a_delegation_gets_no_second_one_of_the_file() {
+    let why = |why| Got::Why(OpenNoneDelegation4::Other(why));
+    let any = OPEN4_SHARE_ACCESS_WANT_ANY_DELEG;
+    for (held, wanted, expected) in [
+        (READ, READ, WhyNoDelegation4::NotSuppDowngrade),
+        (READ, WRITE, WhyNoDelegation4::NotSuppUpgrade),
+        (WRITE, READ, WhyNoDelegation4::NotSuppDowngrade),
+        (WRITE, WRITE, WhyNoDelegation4::NotSuppDowngrade),
+    ] {
+        let mut world = World::new();
+        let (a, _) = world.ready("a");
+        assert!(matches!(world.open_and_delegate(a, held), Got::Read(_) | Got::Write(_)));
+        assert_eq!(world.delegation(a, wanted | any), why(expected), "{held} {wanted}");
+    }
 }

@@ -6,7 +6,7 @@ use super::*;
 use crate::{
     sharing::conflict::Access,
     v4::state::{
-        layout::LayoutEnd,
+        layout::{BulkRecall, LayoutEnd},
         transitions::layout::{LayoutPlan, LayoutWanted, LayoutsReturned},
     },
 };
@@ -59,6 +59,10 @@ impl World {
 
     fn ends(&mut self) -> Vec<LayoutEnd<char>> {
         std::iter::from_fn(|| self.state.poll_layout_end()).collect()
+    }
+
+    fn bulk_recalled(&mut self) -> Vec<BulkRecall<char>> {
+        std::iter::from_fn(|| self.state.poll_bulk_recall()).collect()
     }
 
     /// Advances the time, and keeps the lease of a client.
@@ -134,6 +138,9 @@ fn forged_foreign_and_old_stateids_are_refused() {
     assert_eq!(world.plan_kind(a, &stateid, (LayoutKind::Files, LayoutMode::Read)), Err(Nfsstat4::BadStateid));
     assert_eq!(world.io_of(a, 'f', &stateid, true), Err(Nfsstat4::BadStateid), "it is valid at data servers only");
     assert_eq!(world.io_of(b, 'f', &theirs, true), Ok(()));
+    let behind = |distance: u32| Stateid4 { seqid: stateid.seqid.wrapping_sub(distance), ..stateid };
+    assert_eq!(world.layout(a, &behind((1 << 31) - 1), LayoutMode::Read), Err(Nfsstat4::OldStateid));
+    assert_eq!(world.layout(a, &behind(1 << 31), LayoutMode::Read), Err(Nfsstat4::BadStateid), "it is of the future");
     // A stateid is old when no request in progress can have it.
     let mut last = stateid;
     for _ in 0..64 * 64 {
@@ -342,7 +349,7 @@ fn recall_of_a_tree_is_one_callback_for_each_client() {
     world.state.recall_all_layouts(|file| *file == 'g', true, world.now);
     assert!(world.state.poll_bulk_recall().is_none(), "another tree");
     world.state.recall_all_layouts(|_| true, true, world.now);
-    let bulk: Vec<_> = std::iter::from_fn(|| world.state.poll_bulk_recall()).collect();
+    let bulk = world.bulk_recalled();
     assert_eq!(bulk.len(), 2);
     assert_eq!(world.recalled(), []);
     let of_a = bulk.iter().find(|bulk| bulk.client == a).unwrap();
@@ -396,4 +403,155 @@ fn software_that_accepts_striped_copies() {
     assert!(!accepts("Linux 6.12.9-amd64 #1") && !accepts("Linux") && !accepts("FreeBSD 15"));
     let (a, _) = world.ready("a");
     assert!(!world.state.accepts_striped_copies(a));
+}
+
+#[test]
+fn layoutgets_in_progress_are_counted() {
+    let mut world = World::new();
+    let (a, open) = world.user("a");
+    let stateid = world.layout(a, &open, LayoutMode::Write).unwrap();
+    let in_progress = |world: &World| {
+        let layout = world.state.find_layout(a, &'f', &stateid).unwrap();
+        layout.write.as_ref().unwrap().granting
+    };
+    assert_eq!(in_progress(&world), 0);
+    let plans = [(); 2].map(|()| world.plan(a, &stateid, LayoutMode::Write).unwrap());
+    assert_eq!(in_progress(&world), 2);
+    world.state.commit_layout(&plans[0], false).unwrap();
+    assert_eq!(in_progress(&world), 1);
+    world.state.cancel_layout(&plans[1]);
+    assert_eq!(in_progress(&world), 0);
+}
+
+#[test]
+fn layoutget_does_not_grant_the_layout_of_a_later_one() {
+    let mut world = World::new();
+    let (a, open) = world.user("a");
+    let stateid = world.layout(a, &open, LayoutMode::Read).unwrap();
+    let early = world.plan(a, &stateid, LayoutMode::Write).unwrap();
+    let write = (LayoutModes::WRITE, 0, LENGTH_TO_EOF);
+    assert_eq!(world.returning(a, &stateid, write).unwrap().1, 1, "its layout to write has ended");
+    let late = world.plan(a, &stateid, LayoutMode::Write).unwrap();
+    assert_eq!(world.state.commit_layout(&early, false), Err(Nfsstat4::RecallConflict));
+    let holders: Vec<_> = world.ends().iter().map(|end| end.holder).collect();
+    assert_eq!(holders, [early.holder]);
+    assert!(world.state.commit_layout(&late, false).is_ok());
+}
+
+#[test]
+fn layouts_of_another_kind_or_tree_are_not_returned() {
+    let mut world = World::new();
+    let (a, open) = world.user("a");
+    world.layout(a, &open, LayoutMode::Read).unwrap();
+    world.state.return_layouts(a, (LayoutKind::Files, LayoutModes::ALL), |_, _| true);
+    world.state.return_layouts(a, (FLEX, LayoutModes::ALL), |file, _| *file == 'g');
+    assert_eq!(world.ends(), []);
+    world.state.return_layouts(a, (FLEX, LayoutModes::ALL), |file, _| *file == 'f');
+    assert_eq!(world.ends().len(), 1);
+}
+
+#[test]
+fn layout_of_a_recalled_tree_is_fenced_after_a_lease() {
+    let mut world = World::new();
+    let (a, session) = world.ready("a");
+    let open = world.open(a, "o", BOTH, 0).unwrap();
+    world.layout(a, &open, LayoutMode::Read).unwrap();
+    world.state.recall_all_layouts(|_| true, false, world.now);
+    assert_eq!(world.bulk_recalled().len(), 1);
+    world.pass(LEASE - Duration::from_secs(1), session, 1);
+    world.state.recall_all_layouts(|_| true, false, world.now);
+    assert_eq!(world.bulk_recalled(), [], "one recall is enough");
+    world.state.expire(world.now);
+    assert_eq!(world.ends(), [], "the client has a lease time");
+    world.pass(Duration::from_secs(1), session, 2);
+    world.state.expire(world.now);
+    assert!(matches!(world.ends()[..], [LayoutEnd { fence: true, .. }]), "the second recall gives no more time");
+    world.state.fenced(&'f');
+}
+
+#[test]
+fn recall_of_a_tree_during_layoutget_makes_it_fail() {
+    let mut world = World::new();
+    let (a, open) = world.user("a");
+    let plan = world.plan(a, &open, LayoutMode::Write).unwrap();
+    world.state.recall_all_layouts(|_| true, false, world.now);
+    assert_eq!(world.bulk_recalled(), [], "the client does not know the layout");
+    assert_eq!(world.state.commit_layout(&plan, false), Err(Nfsstat4::RecallConflict));
+}
+
+#[test]
+fn recalls_of_a_file_add_up() {
+    let mut world = World::new();
+    let (a, open) = world.user("a");
+    let stateid = world.layout(a, &open, LayoutMode::Read).unwrap();
+    world.layout(a, &stateid, LayoutMode::Write).unwrap();
+    world.state.recall_layouts(&'f', LayoutModes::READ, false, world.now);
+    assert_eq!(world.layout(a, &stateid, LayoutMode::Read), Err(Nfsstat4::RecallConflict));
+    let held = world.state.poll_recall().unwrap();
+    let recall = |world: &World| {
+        let recall = world.state.layout_recall(&held).unwrap();
+        (recall.modes, recall.changed)
+    };
+    assert_eq!(recall(&world), (LayoutModes::READ, false));
+    world.state.recall_layouts(&'f', LayoutModes::WRITE, true, world.now);
+    assert_eq!(recall(&world), (LayoutModes::ALL, true));
+    for changed in [false, true] {
+        world.state.recall_all_layouts(|_| true, changed, world.now);
+        assert_eq!(recall(&world), (LayoutModes::ALL, true), "the client must still not write cached data");
+    }
+}
+
+#[test]
+fn recall_of_the_back_end_does_not_wait_for_an_expired_client() {
+    for (of_tree, busy) in [(false, false), (false, true), (true, false), (true, true)] {
+        let mut world = World::new();
+        let (a, session) = world.ready("a");
+        let open = world.open(a, "o", BOTH, 0).unwrap();
+        world.layout(a, &open, LayoutMode::Write).unwrap();
+        let Begun::Execute(ticket) = world.sequence(session, 1, 1).unwrap().begun else { panic!("it is new") };
+        if !busy {
+            world.finish(session, ticket);
+        }
+        world.now += LEASE + Duration::from_secs(1);
+        match of_tree {
+            true => world.state.recall_all_layouts(|_| true, false, world.now),
+            false => world.state.recall_layouts(&'f', LayoutModes::ALL, false, world.now),
+        }
+        let (recalls, ends) = (world.recalled().len() + world.bulk_recalled().len(), world.ends());
+        assert_eq!((recalls, ends.len()), if busy { (1, 0) } else { (0, 1) }, "of a tree: {of_tree}");
+        assert!(ends.iter().all(|end| end.fence));
+        ends.iter().for_each(|end| world.state.fenced(&end.file));
+    }
+}
+
+#[test]
+fn recall_of_a_tree_is_about_one_kind_and_file_system() {
+    let mut world = World::new();
+    let (a, open) = world.user("a");
+    world.layout(a, &open, LayoutMode::Read).unwrap();
+    world.state.recall_all_layouts(|_| true, false, world.now);
+    let bulk = world.bulk_recalled().remove(0);
+    let others = [BulkRecall { kind: LayoutKind::Files, ..bulk.clone() }, BulkRecall { fsid: 2, ..bulk.clone() }];
+    for other in &others {
+        assert!(!world.state.is_recalling_all(other, |_| true));
+        world.state.all_forgotten(other, |_| true);
+    }
+    assert!(!world.state.is_recalling_all(&bulk, |file| *file == 'g'), "another tree");
+    assert_eq!(world.ends(), []);
+    world.state.all_forgotten(&bulk, |_| true);
+    assert_eq!(world.ends().len(), 1);
+    world.layout(a, &open, LayoutMode::Read).unwrap();
+    assert!(!world.state.is_recalling_all(&bulk, |_| true), "a layout that was granted after the recall");
+}
+
+#[test]
+fn close_recalls_only_the_layouts_that_the_client_must_return() {
+    let mut world = World::new();
+    let ((a, open), (b, theirs)) = (world.user("a"), world.user("b"));
+    let plan = world.plan(a, &open, LayoutMode::Read).unwrap();
+    world.state.commit_layout(&plan, true).unwrap();
+    world.layout(b, &theirs, LayoutMode::Read).unwrap();
+    world.state.close(&mut world.locks, b, &'f', &theirs).unwrap();
+    world.state.recall_closed_layouts(b, &'f', world.now);
+    assert_eq!(world.recalled(), []);
 }

@@ -35,6 +35,7 @@ fn callbacks_use_only_the_strongest_protection_that_a_session_has_had() {
     assert_eq!(bound(2, Xprtsec::None, ForeOrBoth), Ok(ChannelDirFromServer4::Fore));
     assert_eq!(bound(3, Xprtsec::Tls, BackOrBoth), Ok(ChannelDirFromServer4::Both));
     assert_eq!(back(&world), [ConnectionId(1), ConnectionId(3)]);
+    assert_eq!(world.state.callback_connections(session), back(&world));
     world.state.disconnect(ConnectionId(1));
     world.state.disconnect(ConnectionId(3));
     let dir = bind(session, Back);
@@ -135,6 +136,20 @@ fn client_of_tls_is_not_replaced_by_a_weaker_caller() {
         let stronger = world.state.exchange_id(late, 1, &exchange("a", 4, 0), caller(own)).unwrap().clientid;
         assert_ne!(stronger, again);
     }
+}
+
+/// RPCSEC_GSS proves the principal, so its client may return without TLS.
+#[test]
+fn principal_of_rpcsec_gss_replaces_its_client_without_tls() {
+    let [own, other] = [b"host/a", b"host/b"].map(|name| Principal::Gss(Bytes::from_static(name)));
+    let mut world = World::new();
+    let mut exchange_by = |principal: &Principal, incarnation, tls| {
+        let origin = Origin { principal, tls, ..local() };
+        world.state.exchange_id(world.now, 1, &exchange("a", incarnation, 0), origin).map(|ok| ok.clientid)
+    };
+    let first = exchange_by(&own, 1, Xprtsec::Tls).unwrap();
+    assert_eq!(exchange_by(&other, 2, Xprtsec::None), Err(Nfsstat4::ClidInuse));
+    assert_ne!(exchange_by(&own, 2, Xprtsec::None).unwrap(), first);
 }
 
 #[test]

@@ -437,3 +437,24 @@ fn record_of_a_returning_client_is_removed_if_storing_fails() {
     }
     assert_eq!(world.state.check_stored(a), Ok(()));
 }
+
+#[test]
+fn unneeded_records_are_looked_for_at_intervals() {
+    let mut world = World::new();
+    let (a, _) = world.ready("a");
+    world.store(a);
+    assert_eq!(world.run_periodic(LEASE / 4), [], "it has held no state for just a quarter of a lease time");
+    assert_eq!(world.run_periodic(Duration::from_millis(1)), [], "the next check is later");
+    assert_eq!(world.run_periodic(LEASE / 16), [retire("a")]);
+}
+
+#[test]
+fn record_of_a_client_stays_for_a_lease_time_after_its_last_request() {
+    for (later, expected) in [(LEASE, vec![]), (LEASE + Duration::from_nanos(1), vec![remove("a")])] {
+        let mut world = World::new();
+        let (a, _) = world.ready("a");
+        world.store(a);
+        world.open(a, "o", OPEN4_SHARE_ACCESS_READ, 0).unwrap();
+        assert_eq!(world.run_periodic(later), expected);
+    }
+}

@@ -29,7 +29,7 @@ impl World {
     }
 
     /// Requests a read delegation for each of `files`. Returns the number granted.
-    fn hold(&mut self, client: Clientid4, files: &str) -> usize {
+    pub(super) fn hold(&mut self, client: Clientid4, files: &str) -> usize {
         let delegate = |file| {
             let share_access = OPEN4_SHARE_ACCESS_READ;
             let request = DelegationRequest { client, file: &file, share_access, change: 7, reclaim: None, call: None };
@@ -79,6 +79,56 @@ fn client_above_its_share_of_delegations_is_asked_to_reduce() {
     assert_eq!(world.reductions(), [(a, Reduction::Delegations(2))]);
 }
 
+#[test]
+fn share_of_slots_depends_on_the_number_of_sessions() {
+    let mut world = World::new();
+    let ((a, one), (b, two)) = (world.ready("a"), world.ready("b"));
+    for slot in 0..8 {
+        world.in_slot(one, slot, 1, 7);
+    }
+    for slot in 0..5 {
+        world.in_slot(two, slot, 1, 4);
+    }
+    // Half of all slots is four for each of two sessions.
+    let target = Slotid4(3);
+    assert_eq!(world.reductions(), [(a, Reduction::Slots(one, target)), (b, Reduction::Slots(two, target))]);
+    for session in [one, two] {
+        assert_eq!(world.in_slot(session, 0, 2, 4), 3);
+        assert_eq!(world.in_slot(session, 0, 3, 3), 3);
+    }
+    assert_eq!(world.reductions(), []);
+    assert_eq!(world.in_slot(one, 0, 4, 3), 3, "8 of 16 slots are in use: the limit stays");
+}
+
+#[test]
+fn session_with_its_share_of_slots_is_not_asked_to_reduce() {
+    let mut world = World::new();
+    let sessions = ["a", "b", "c"].map(|name| world.ready(name).1);
+    for (session, count) in sessions.into_iter().zip([8, 3, 2]) {
+        for slot in 0..count {
+            world.in_slot(session, slot, 1, count - 1);
+        }
+    }
+    let asked = world.reductions().into_iter().map(|(_, reduction)| reduction);
+    let target = Slotid4(1);
+    assert_eq!(
+        asked.collect::<Vec<_>>(),
+        sessions[..2].iter().map(|one| Reduction::Slots(*one, target)).collect::<Vec<_>>()
+    );
+}
+
+#[test]
+fn client_with_its_share_of_delegations_is_not_asked_to_reduce() {
+    let mut world = World::new();
+    let ((a, _), (b, _)) = (world.ready("a"), world.ready("b"));
+    assert_eq!((world.hold(a, "abcde"), world.hold(b, "fg")), (5, 2));
+    assert_eq!(
+        world.reductions(),
+        [(a, Reduction::Delegations(2))],
+        "half of the limit is two for each of two clients"
+    );
+}
+
 /// A client that listens for callbacks at 192.0.2.1, port 2049.
 fn listening() -> SetClientIdArgs {
     let cb_location = Netaddr4 { netid: "tcp".into(), addr: "192.0.2.1.8.1".into() };
@@ -89,13 +139,29 @@ fn listening() -> SetClientIdArgs {
     }
 }
 
+/// Adds a confirmed client of 4.0 that answers callbacks.
+pub(super) fn reachable(world: &mut World) -> Clientid4 {
+    let from = Origin { peer: "192.0.2.1".parse().unwrap(), ..local() };
+    let SetClientIdOk { clientid, setclientid_confirm } =
+        world.state.set_clientid(world.now, &listening(), from).unwrap();
+    let confirm = SetClientIdConfirmArgs { clientid, setclientid_confirm };
+    world.state.set_clientid_confirm(world.now, &confirm, (&OWNER, Xprtsec::None)).unwrap();
+    let listener = world.state.listener40(clientid).unwrap();
+    assert!(!world.state.listener_probed(clientid, &listener, true));
+    clientid
+}
+
 #[test]
-fn a_v40_client_of_rpcsec_gss_gets_no_callbacks() {
-    for (principal, expected) in [(&OWNER, true), (&Principal::Gss(Bytes::from_static(b"user@REALM")), false)] {
+fn a_v40_client_of_rpcsec_gss_gets_callbacks_if_the_server_has_a_flavour_for_it() {
+    let gss = Principal::Gss(Bytes::from_static(b"host/client@REALM"));
+    for (principal, callback_flavor, expected) in
+        [(&OWNER, None, true), (&gss, None, false), (&gss, Some(390_004), true)]
+    {
         let mut world = World::new();
         let from = Origin {
             principal,
             has_integrity: true,
+            callback_flavor,
             peer: "192.0.2.1".parse().unwrap(),
             admitted: true,
             tls: Xprtsec::None,
@@ -104,7 +170,10 @@ fn a_v40_client_of_rpcsec_gss_gets_no_callbacks() {
         let SetClientIdOk { clientid, setclientid_confirm } = made;
         let confirm = SetClientIdConfirmArgs { clientid, setclientid_confirm };
         world.state.set_clientid_confirm(world.now, &confirm, (principal, Xprtsec::None)).unwrap();
-        assert_eq!(world.state.listener40(clientid).is_some(), expected, "{principal:?}");
+        let listener = world.state.listener40(clientid);
+        assert_eq!(listener.is_some(), expected, "{principal:?}");
+        let called = listener.and_then(|listener| listener.principal).map(|principal| principal.pseudo_flavor);
+        assert_eq!(called, callback_flavor);
         assert_eq!(world.events().contains(&Event::NewListener(clientid)), expected);
     }
 }
@@ -113,13 +182,7 @@ fn a_v40_client_of_rpcsec_gss_gets_no_callbacks() {
 fn delegations_of_a_v40_client_are_recalled_one_by_one() {
     let mut world = World::new();
     let args = listening();
-    let from = |ip: &str| Origin {
-        principal: &OWNER,
-        has_integrity: true,
-        peer: ip.parse().unwrap(),
-        admitted: true,
-        tls: Xprtsec::None,
-    };
+    let from = |ip: &str| Origin { peer: ip.parse().unwrap(), ..local() };
     let other_host = world.state.set_clientid(world.now, &args, from("192.0.2.2")).unwrap().clientid;
     assert!(world.state.listener40(other_host).is_none());
     let made = world.state.set_clientid(world.now, &args, from("::ffff:192.0.2.1")).unwrap();

@@ -193,7 +193,14 @@ fn state_protection_requires_rpcsec_gss() {
     assert_eq!(world.state.check_integrity(made.clientid, false), Err(Nfsstat4::WrongCred));
     assert_eq!(world.state.check_integrity(made.clientid, true), Ok(()));
     // Kerberos without integrity: a retry, a restart, an update, and NFSv4.0.
-    let origin = Origin { principal: &gss, has_integrity: false, peer: world.peer, admitted: true, tls: Xprtsec::None };
+    let origin = Origin {
+        principal: &gss,
+        has_integrity: false,
+        callback_flavor: None,
+        peer: world.peer,
+        admitted: true,
+        tls: Xprtsec::None,
+    };
     let again = |flags, verifier| ExchangeIdArgs {
         state_protect: StateProtect4A::MachCred(ops.clone()),
         ..exchange("a", verifier, flags)
@@ -304,9 +311,32 @@ fn channel_attributes_are_lowered_and_never_raised() {
     };
     assert_eq!(refused(|args| args.fore_chan_attrs.maxrequests = 0), Nfsstat4::Inval);
     assert_eq!(refused(|args| args.fore_chan_attrs.maxoperations = 0), Nfsstat4::Inval);
-    assert_eq!(refused(|args| args.fore_chan_attrs.maxresponsesize = 60), Nfsstat4::TooSmall);
+    // The least sizes are those of SEQUENCE and its result.
+    assert_eq!(refused(|args| args.fore_chan_attrs.maxrequestsize = 87), Nfsstat4::TooSmall);
+    assert_eq!(refused(|args| args.fore_chan_attrs.maxresponsesize = 79), Nfsstat4::TooSmall);
     assert_eq!(refused(|args| args.back_chan_attrs.maxoperations = 1), Nfsstat4::TooSmall);
     assert_eq!(refused(|args| args.flags = 0x10), Nfsstat4::Inval);
+    let id = world.exchange(&exchange("b", 1, 0), &OWNER).unwrap().clientid;
+    let mut least = create(id, 1);
+    (least.fore_chan_attrs.maxrequestsize, least.fore_chan_attrs.maxresponsesize) = (88, 80);
+    assert!(world.create(&least).is_ok());
+}
+
+#[test]
+fn other_principals_get_at_most_half_of_the_sessions() {
+    let mut world = World::with(|options| options.client_sessions_max = 4);
+    let (id, _) = world.client("a", 1);
+    let by_other = |world: &mut World, sequence| {
+        let connection = Connection { id: ConnectionId(66), ..TCP };
+        world.state.create_session(world.now, &create(id, sequence), &OTHER, connection).map(drop)
+    };
+    world.state.note_callback(id, false);
+    let made: Vec<_> = (2..=4).map(|sequence| by_other(&mut world, sequence)).collect();
+    assert_eq!(made, [Ok(()), Ok(()), Err(Nfsstat4::NoSpc)]);
+    assert!(world.state.can_be_called(id), "their sessions do not affect the callbacks");
+    world.state.note_callback(id, true);
+    world.create(&create(id, 5)).unwrap();
+    assert!(world.state.can_be_called(id), "the owner has a new session for callbacks");
 }
 
 #[test]

@@ -1,7 +1,10 @@
 //! Requests that the shard answers without the state, and the closing of shards while the state decides.
 
 use super::{
-    super::{shard::Shard, transitions::evict::Evicted},
+    super::{
+        shard::{Shard, USES_MAX, check_request},
+        transitions::evict::Evicted,
+    },
     *,
 };
 
@@ -128,4 +131,51 @@ fn shard_permits_io_by_a_stateid_until_it_changes() {
     assert!(shard.permits_io(&'f', &third, false) && !shard.permits_io(&'f', &third, true));
     world.state.close(&mut world.locks, a, &'f', &third).unwrap();
     assert!(!shard.permits_io(&'f', &third, false) && shard.uses().all().is_empty());
+}
+
+#[test]
+fn stateids_in_use_are_bounded() {
+    let mut world = World::with(|options| {
+        (options.client_stateids_max, options.stateids_max, options.owners_max) = (4000, 16_000, 4000);
+    });
+    let (a, _) = world.ready("a");
+    let shard = world.shard(a);
+    for opened in 1..=USES_MAX + 1 {
+        let owner = Bytes::from(opened.to_string());
+        let stateid = world.open_by(OpenRequest { access: WRITE, ..opening(a, owner) }).unwrap().stateid;
+        assert_eq!(world.io_of(a, 'f', &stateid, true), Ok(()));
+        let kept = if opened > USES_MAX { 1 } else { opened };
+        assert_eq!(shard.uses().all().len(), kept);
+    }
+}
+
+#[test]
+fn table_of_shards_is_shared_and_forgets_a_client_that_ends() {
+    let mut world = World::new();
+    let (a, _) = world.ready("a");
+    let shards = world.state.shards().clone();
+    assert!(shards.of_client(a).is_some());
+    assert_eq!(world.state.evict(a), Evicted::Gone);
+    assert!(shards.of_client(a).is_none() && world.state.shards().of_client(a).is_none());
+}
+
+#[test]
+fn request_can_have_exactly_the_limits_of_its_session() {
+    let fore = ChannelAttrs4 { maxrequestsize: 1000, maxoperations: 3, maxresponsesize_cached: 80, ..channel() };
+    let args = SequenceArgs {
+        sessionid: Sessionid4([0; 16]),
+        sequenceid: Sequenceid4(1),
+        slotid: Slotid4(0),
+        highest_slotid: Slotid4(0),
+        cachethis: true,
+    };
+    let check = |len, operations, cached| {
+        let request =
+            Request { args: &args, fingerprint: Fingerprint { principal: OWNER, checksum: 0 }, len, operations };
+        check_request(&request, &ChannelAttrs4 { maxresponsesize_cached: cached, ..fore })
+    };
+    assert_eq!(check(1000, 3, 80), Ok(()));
+    assert_eq!(check(1001, 3, 80), Err(Nfsstat4::ReqTooBig));
+    assert_eq!(check(1000, 4, 80), Err(Nfsstat4::TooManyOps));
+    assert_eq!(check(1000, 3, 79), Err(Nfsstat4::RepTooBigToCache));
 }

@@ -122,7 +122,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
                 let request = DelegationRequest { client, file, share_access: access | want, change, reclaim, call };
                 self.delegate(locks, &request, now)
             }
-            None if plan.confirms() || can_recall && matches!(claim, Claim::Delegated(_)) => OpenDelegation4::None,
+            None if can_recall && matches!(claim, Claim::Delegated(_)) => OpenDelegation4::None,
             None => no_delegation(want),
         }
     }

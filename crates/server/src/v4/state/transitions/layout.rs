@@ -297,7 +297,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
                 }
                 let Some(held) = self.stateids.recallable_mut(&other) else { continue };
                 let Grant::Layout(layout) = &mut held.grant else { continue };
-                (layout.recalling, layout.changed) = (LayoutModes::ALL, layout.changed | changed);
+                (layout.recalling, layout.changed) = (LayoutModes::ALL, layout.changed || changed);
                 let fsid = layout.fsid;
                 if layout.granted().is_empty() || held.due.is_some() {
                     continue;
@@ -328,7 +328,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         let Grant::Layout(layout) = &mut held.grant else { return };
         let new = modes.intersect(layout.modes()).without(layout.recalling);
         layout.recalling =
-            LayoutModes { read: layout.recalling.read | new.read, write: layout.recalling.write | new.write };
+            LayoutModes { read: layout.recalling.read || new.read, write: layout.recalling.write || new.write };
         layout.changed |= changed;
         if new.intersect(layout.granted()).is_empty() {
             // A LAYOUTGET in progress fails by itself.

@@ -81,11 +81,6 @@ impl OpenPlan {
         self.unstored_owner.as_ref()
     }
 
-    /// Returns `true` if a client of 4.0 must confirm the open.
-    pub(in crate::v4::state) fn confirms(&self) -> bool {
-        self.confirm
-    }
-
     /// Returns `true` if a delegation may come with the open. The file's change attribute must be known for that.
     pub fn is_delegable(&self) -> bool {
         let OpenRequest { want, claim, can_recall, .. } = self.request;
@@ -363,7 +358,7 @@ fn is_union(seen: u8, wanted: u32) -> bool {
 
 /// Returns the set of values that only have bits of `value`.
 fn subsets(value: u32) -> u8 {
-    (0..4).filter(|part| part & !value == 0).fold(0, |set, part| set | 1 << part)
+    (0..4).filter(|part| part & !value == 0).map(|part| 1 << part).sum()
 }
 
 /// Returns the identity of the open-owner, which has the sequence ID in 4.0.

@@ -163,6 +163,6 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     }
 }
 
-const CONTENDED_MAX: usize = 1 << 16;
+pub(in crate::v4::state) const CONTENDED_MAX: usize = 1 << 16;
 /// The time after a recall in which nothing is granted on the file.
 const CONTENDED: Duration = Duration::from_secs(30);

@@ -159,10 +159,11 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     pub(in crate::v4::state) fn is_at_stateid_limit(&self, client: Clientid4) -> bool {
         let &StateOptions { client_stateids_max, stateids_max, clients_max, .. } = &self.options;
         let (half, total) = (stateids_max / 2, self.stateids.total());
-        // In the first half, all clients of a host together get only a part of what the other hosts leave.
+        // In the first half, all clients of a host together get only a part of what the other hosts leave. If that half is in
+        // use, the others leave at most as much as the host has, and `is_fair` is `false`.
         let own = self.stateids.of_group(self.group_of(client));
         let is_fair = own < half.saturating_sub(total - own) / HOST_PART;
-        let max = if total < half && is_fair { client_stateids_max } else { half / clients_max };
+        let max = if is_fair { client_stateids_max } else { half / clients_max };
         self.stateids.count(client) >= max
     }
 
