@@ -126,7 +126,9 @@ pub async fn main() -> Result<(), Box<dyn Error>> {
             };
             call(url, in_flight.parse()?, count.parse()?, operation).await
         }
-        _ => Err("usage: count_calls serve TRANSPORT ADDRESS [DIRECTORY] | call URL IN_FLIGHT COUNT [OPERATION]".into()),
+        _ => {
+            Err("usage: count_calls serve TRANSPORT ADDRESS [DIRECTORY] | call URL IN_FLIGHT COUNT [OPERATION]".into())
+        }
     }
 }
 
