@@ -1,6 +1,10 @@
 //! [`PeerBytes`]: memory that another process can change at any time.
 
-use std::{any::Any, ptr::NonNull, sync::Arc};
+use std::{
+    any::Any,
+    ptr::NonNull,
+    sync::{Arc, atomic::AtomicU8},
+};
 
 /// Bytes in memory that is shared with a peer. They can be copied, or written to a file, but not referenced.
 ///
@@ -31,6 +35,16 @@ impl PeerBytes {
     #[expect(unsafe_code)]
     pub unsafe fn new(keeper: Arc<dyn Any + Send + Sync>, start: NonNull<u8>, len: usize) -> Self {
         Self { start, len, _keeper: keeper }
+    }
+
+    /// Makes the range of these bytes of this process, which other threads can change.
+    pub fn of_atomics(bytes: Arc<[AtomicU8]>) -> Self {
+        let start = NonNull::from(&*bytes).cast();
+        // SAFETY: the keeper is the memory. Atomics can be changed while there are references to them.
+        #[expect(unsafe_code)]
+        unsafe {
+            Self::new(Arc::new(bytes.clone()), start, bytes.len())
+        }
     }
 
     /// Returns the number of bytes.
@@ -87,11 +101,8 @@ mod tests {
 
     #[test]
     fn peer_bytes_are_sliced_and_copied_and_keep_their_memory() {
-        let memory: Arc<Vec<u8>> = Arc::new((0..100).collect());
-        let start = NonNull::new(memory.as_ptr().cast_mut()).unwrap();
-        // SAFETY: the memory is its own keeper, and is only read.
-        #[expect(unsafe_code)]
-        let bytes = unsafe { PeerBytes::new(memory.clone(), start, 100) };
+        let memory: Arc<[AtomicU8]> = (0..100).map(AtomicU8::new).collect();
+        let bytes = PeerBytes::of_atomics(memory.clone());
         let mut rope = Rope::from(bytes::Bytes::from_static(b"in front"));
         rope.push(Piece::Peer(bytes));
         assert_eq!(rope.slice(6, 5).to_bytes().unwrap(), [b'n', b't', 0, 1, 2][..]);

@@ -1,6 +1,9 @@
 //! The files in use: their records, their range locks, and what is known about unstable writes.
 
-use std::sync::{Arc, atomic::AtomicU64};
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering::SeqCst},
+};
 
 use entropy::HashMap;
 use parking_lot::Mutex;
@@ -25,6 +28,8 @@ pub struct File {
     pub changing: tokio::sync::Mutex<()>,
     /// Held while the size of the inner file is compared and set: the number of times that it was set by a caller.
     pub sizing: Mutex<u64>,
+    /// The writes to the ends of objects, which hold no lock on a range.
+    pub ends: Arc<Ends>,
     /// The objects with writes that are not durable.
     pub unstable: Mutex<HashMap<Object, Unstable>>,
     /// The number of times that all copies have lost unstable writes.
@@ -55,6 +60,40 @@ pub struct Unstable {
     pub number: u64,
 }
 
+/// Counts operations. Another operation learns by it that none of them was in progress at the same time.
+#[derive(Default)]
+pub struct Ends {
+    begun: AtomicU64,
+    ended: AtomicU64,
+}
+
+/// An operation that is counted until this is dropped.
+pub struct Ending(Arc<Ends>);
+
+impl Ends {
+    /// Begins an operation.
+    pub fn begin(self: &Arc<Self>) -> Ending {
+        self.begun.fetch_add(1, SeqCst);
+        Ending(self.clone())
+    }
+
+    /// Returns a number for [`none_since`](Self::none_since).
+    pub fn now(&self) -> u64 {
+        self.ended.load(SeqCst)
+    }
+
+    /// Reports whether no operation was in progress since `now` was returned.
+    pub fn none_since(&self, now: u64) -> bool {
+        self.begun.load(SeqCst) == now && self.ended.load(SeqCst) == now
+    }
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.0.ended.fetch_add(1, SeqCst);
+    }
+}
+
 /// All files in use.
 #[derive(Default)]
 pub struct Files(Mutex<HashMap<Handle, Arc<File>>>);
@@ -75,6 +114,7 @@ impl Files {
             place: Mutex::default(),
             changing: tokio::sync::Mutex::default(),
             sizing: Mutex::default(),
+            ends: Arc::default(),
             unstable: Mutex::default(),
             losses: AtomicU64::new(0),
             resilver_after: Mutex::default(),

@@ -86,11 +86,16 @@ impl Holders {
         *self.events.lock() = Some(events);
     }
 
-    /// Adds a mode to a holder. Returns `false` without an effect while layouts of this mode are being recalled.
+    /// Adds a mode to a holder. Returns `false` without an effect while layouts of this mode are being recalled, or any layouts if the
+    /// new one is for writing: its holder would write while others still read a stale copy.
     pub fn add(&self, file: &Handle, holder: LayoutHolder, modes: LayoutModes) -> bool {
+        let former = self.former.lock().files.contains(file);
         let mut files = self.files.lock();
         let held = files.entry(file.clone()).or_default();
-        let free = held.recalled.intersect(modes).is_empty();
+        let free = match modes.write {
+            true => held.recalled.is_empty() && !former,
+            false => held.recalled.intersect(modes).is_empty(),
+        };
         if free {
             let of = held.holders.entry(holder).or_default();
             *of = LayoutModes { read: of.read || modes.read, write: of.write || modes.write };

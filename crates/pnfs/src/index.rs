@@ -8,6 +8,8 @@
 
 mod servers;
 
+pub(crate) use self::servers::Move;
+
 use std::{fs, io, path::Path};
 
 use entropy::HashMap;

@@ -252,3 +252,88 @@ const OPERATIONS_MAX: u32 = 8;
 pub(crate) const REFERRING_WAIT: Duration = Duration::from_millis(500);
 /// Maximum number of callbacks that can be outstanding.
 pub(crate) const BACK_SLOTS: u32 = 8;
+
+#[cfg(test)]
+mod tests {
+    use xdr::Array;
+
+    use super::*;
+
+    /// Refuses the operation CB_RECALL and accepts others.
+    struct Handler;
+
+    impl CallbackHandler for Handler {
+        fn execute(&self, operation: CbArgop4) -> CbResop4 {
+            match operation {
+                CbArgop4::RecallAny(_) => CbResop4::RecallAny(Res4::Ok(())),
+                other => CbResop4::failure(other.opnum(), Nfsstat4::BadHandle),
+            }
+        }
+    }
+
+    const SESSION: Sessionid4 = Sessionid4([1; 16]);
+
+    fn backchannel() -> Arc<Backchannel> {
+        let backchannel = Arc::new(Backchannel::new(Arc::new(Handler)));
+        backchannel.session(SESSION, 2, Weak::new());
+        backchannel
+    }
+
+    fn sequence(slot: u32, sequence: u32) -> CbSequenceArgs {
+        CbSequenceArgs {
+            sessionid: SESSION,
+            sequenceid: Sequenceid4(sequence),
+            slotid: Slotid4(slot),
+            highest_slotid: Slotid4(1),
+            cachethis: false,
+            referring_call_lists: Array(Vec::new()),
+        }
+    }
+
+    fn accepted() -> CbArgop4 {
+        CbArgop4::RecallAny(CbRecallAnyArgs { objects_to_keep: 0, type_mask: Default::default() })
+    }
+
+    fn refused() -> CbArgop4 {
+        let stateid = Stateid4 { seqid: 1, other: [1; 12] };
+        CbArgop4::Recall(CbRecallArgs { stateid, truncate: false, fh: NfsFh4::default() })
+    }
+
+    #[test]
+    fn slot_executes_one_callback_after_the_other() {
+        let backchannel = backchannel();
+        let begin = |slot, number| backchannel.inner.lock().begin(&sequence(slot, number)).map(drop);
+        assert_eq!(begin(0, 0), Err(Nfsstat4::SeqMisordered));
+        assert_eq!(begin(0, 1), Ok(()));
+        assert_eq!(begin(0, 1), Err(Nfsstat4::Delay), "it is being executed");
+        assert_eq!(begin(0, 2), Err(Nfsstat4::SeqMisordered), "the one before it is being executed");
+        assert_eq!(begin(1, 2), Err(Nfsstat4::SeqMisordered));
+        assert_eq!(begin(1, 1), Ok(()));
+        assert_eq!(begin(2, 1), Err(Nfsstat4::BadSlot));
+    }
+
+    #[tokio::test]
+    async fn operations_are_executed_until_one_fails() {
+        let backchannel = backchannel();
+        let mut number = 0;
+        let mut statuses = async |ops: Vec<CbArgop4>, bad| {
+            number += 1;
+            let ops = [CbArgop4::Sequence(sequence(0, number))].into_iter().chain(ops).collect();
+            let reply = backchannel.answer(Tag::default(), ops, bad).await;
+            assert_eq!(Some(reply.status), reply.resarray.last().map(CbResop4::status));
+            reply.resarray.iter().skip(1).map(CbResop4::status).collect::<Vec<_>>()
+        };
+        let illegal = || Some(BadOperation { opnum: CbOpnum4::Illegal, status: Nfsstat4::OpIllegal, error: None });
+        assert_eq!(statuses(vec![accepted(), accepted()], None).await, [Nfsstat4::Ok; 2]);
+        assert_eq!(statuses(vec![accepted()], illegal()).await, [Nfsstat4::Ok, Nfsstat4::OpIllegal]);
+        for bad in [None, illegal()] {
+            assert_eq!(statuses(vec![refused(), accepted()], bad).await, [Nfsstat4::BadHandle]);
+        }
+    }
+
+    #[test]
+    fn service_has_two_procedures() {
+        let service = CallbackService(backchannel());
+        assert_eq!([0, 1, 2].map(|procedure| service.procedure(1, procedure).is_some()), [true, true, false]);
+    }
+}

@@ -208,7 +208,6 @@ impl Client4 {
         let program = self.link.trunk.first();
         let mut client = (dead.clientid, dead.next_sequence);
         let mut confirmed = true;
-        let mut backoff = Backoff::new();
         let session = loop {
             let error = match Session::create(program, self.minor(), client, &self.backchannel, deadline).await {
                 Ok(session) => break session,
@@ -221,7 +220,6 @@ impl Client4 {
                     client = (ok.clientid, ok.sequenceid);
                     confirmed &= ok.flags & EXCHGID4_FLAG_CONFIRMED_R != 0;
                 }
-                _ if backoff.pause_if_delayed(self.link.trunk.first(), &error, deadline).await => {}
                 _ => return Err(error),
             }
         };

@@ -166,6 +166,11 @@ mod tests {
         slots.adjust(Slotid4(1), Slotid4(1));
         slots.adjust(Slotid4(3), Slotid4(3));
         assert_eq!(slots.take(), Some(place(2, 1)), "a discarded slot must start with sequence 1");
+        let mut slots = Slots::new(4);
+        let only = slots.take().unwrap();
+        slots.release(only, true);
+        slots.adjust(Slotid4(0), Slotid4(0));
+        assert_eq!(slots.take(), Some(place(0, 2)), "the last slot that the server keeps");
     }
 
     #[test]

@@ -16,14 +16,21 @@ use vfs::{
     layout::{DataError, DataOperation, LayoutEvent, LayoutKind},
 };
 
-/// Runs a test with three data servers and a client.
-fn with(form: Form, test: impl AsyncFnOnce(Cluster, Mount)) {
+/// Runs a test with three data servers and a client, for each version of data servers.
+fn with(form: Form, test: impl AsyncFn(Cluster, Mount)) {
     with_query(form, "", test);
 }
 
-fn with_query(form: Form, query: &str, test: impl AsyncFnOnce(Cluster, Mount)) {
+fn with_query(form: Form, query: &str, test: impl AsyncFn(Cluster, Mount)) {
+    for version in [(3, 0), (4, 1), (4, 2)] {
+        with_version(version, form, query, &test);
+    }
+}
+
+fn with_version(version: (u32, u32), form: Form, query: &str, test: impl AsyncFnOnce(Cluster, Mount)) {
     simulate(|network: Network| async move {
         let cluster = Cluster::new(network, 3, form).await;
+        cluster.mds.state.lock().version = Some(version);
         let mount = cluster.mount(1, query).await;
         test(cluster, mount).await;
     });
@@ -300,7 +307,7 @@ fn restart_of_the_metadata_server_loses_no_data() {
 #[test]
 fn layout_with_unusable_data_servers_is_returned_without_a_report() {
     with(MIRRORED, async |cluster, mount| {
-        cluster.mds.state.lock().version = 4;
+        cluster.mds.state.lock().version = Some((4, 0));
         written(&mount, "f", LARGE).await;
         check(&mount, "f", LARGE).await;
         while !cluster.mds.state.lock().holders.is_empty() {
@@ -323,5 +330,56 @@ fn removed_device_is_forgotten() {
         sleep(Duration::from_secs(1)).await;
         check(&mount, "f", LARGE).await;
         assert_eq!(ways(&mount).server, Default::default());
+    });
+}
+
+/// At data servers of NFSv4, the client has a session and opens no file. It has them as long as the mount exists.
+#[test]
+fn data_servers_of_version_4_have_a_session_and_no_open_files() {
+    with_version((4, 2), MIRRORED, "", async |cluster, mount| {
+        let made_by = [0, 1, 2].map(|server| cluster.clients_of(server).0);
+        written(&mount, "f", LARGE).await;
+        check(&mount, "f", LARGE).await;
+        let used = cluster.mds.servers("f");
+        for (server, made) in made_by.iter().enumerate() {
+            let (clients, opens) = cluster.clients_of(server);
+            assert_eq!((clients - made, opens), (usize::from(used.contains(&server)), 0));
+        }
+        mount.unmount().await.unwrap();
+        assert_eq!([0, 1, 2].map(|server| cluster.clients_of(server).0), made_by, "the sessions must be ended");
+    });
+}
+
+/// A data server of NFSv4 that was restarted does not know the client. The client introduces itself again, and keeps its layout.
+#[test]
+fn data_servers_of_version_4_can_restart() {
+    with_version((4, 1), MIRRORED, "", async |mut cluster, mount| {
+        let file = written(&mount, "f", LARGE).await;
+        for server in cluster.mds.servers("f") {
+            cluster.restart_data_server(server);
+        }
+        file.write_at(0, pattern(10_000)).await.unwrap();
+        check(&mount, "f", LARGE).await;
+        assert_eq!((ways(&mount).server, cluster.mds.state.lock().reports.len()), (Default::default(), 0));
+        assert!(cluster.mds.copies("f", LARGE).iter().all(|copy| *copy == pattern(LARGE)));
+    });
+}
+
+/// A data server cannot send the client to another server.
+#[test]
+fn data_servers_are_not_followed_when_they_say_that_they_have_moved() {
+    with_version((4, 2), MIRRORED, "", async |mut cluster, mount| {
+        let file = written(&mount, "f", LARGE).await;
+        let [moved, other] = cluster.mds.servers("f")[..] else { panic!("there must be two copies") };
+        let third = 3 - moved - other;
+        let known = cluster.clients_of(third).0;
+        cluster.move_away(moved, third);
+        let reader = cluster.mount(2, "").await;
+        check(&reader, "f", LARGE).await;
+        file.write_at(0, pattern(10_000)).await.unwrap();
+        let reports = cluster.mds.state.lock().reports.clone();
+        assert!(reports.iter().any(|report| report.device == device(moved)), "{reports:?}");
+        assert_eq!(cluster.clients_of(third).0, known, "the client must not go there");
+        check(&cluster.mount(3, "").await, "f", LARGE).await;
     });
 }

@@ -4,11 +4,11 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::common::{
-    recorder::Record,
+    recorder::{Record, Recorded},
     scripted::{CONTENT, Script, Scripted},
     sim,
 };
-use client::{Mount, Result};
+use client::{LockRange, Mount, Result};
 use nfs::v4::{callback::*, *};
 use tokio::time::Instant;
 
@@ -313,6 +313,181 @@ fn callback_waits_only_for_its_own_request() {
         scripted.script.lock().hold = None;
         scripted.go_on.notify_waiters();
         referred.await.unwrap();
+    });
+}
+
+#[test]
+fn unmount_destroys_the_session_and_the_client() {
+    simulated(async |_, record, mount| {
+        mount.stat("file").await.unwrap();
+        mount.unmount().await.unwrap();
+        let last: Vec<_> = record.all().iter().rev().take(2).map(|one| one.opnums()).collect();
+        assert_eq!(last, [[Opnum4::DestroyClientId], [Opnum4::DestroySession]]);
+    });
+}
+
+/// The client can use a server in each role of pNFS, or in none (RFC 8881 §13.1).
+#[test]
+fn client_introduces_itself_for_each_role_in_pnfs() {
+    simulated(async |_, record, _| {
+        let request = record.with(Opnum4::ExchangeId).remove(0);
+        let Argop4::ExchangeId(args) = &request.args.argarray[0] else { panic!("{request:?}") };
+        let roles = EXCHGID4_FLAG_USE_PNFS_MDS | EXCHGID4_FLAG_USE_PNFS_DS;
+        assert_eq!(args.flags, EXCHGID4_FLAG_USE_NON_PNFS | roles);
+    });
+}
+
+#[test]
+fn refused_reclaim_complete_is_an_error() {
+    connected(
+        |script| script.refuse = Some((Opnum4::ReclaimComplete, Nfsstat4::Inval, Instant::now() + HOUR)),
+        async |scripted, _, mount| {
+            let error = mount.unwrap_err();
+            assert!(error.to_string().contains("RECLAIM_COMPLETE"), "{error}");
+            assert_eq!(scripted.script.lock().refused, 1);
+        },
+    );
+}
+
+#[test]
+fn delayed_session_is_asked_for_again() {
+    simulated(async |scripted, _, mount| {
+        scripted.forget_session();
+        scripted.refuse(Opnum4::CreateSession, Nfsstat4::Delay, Duration::from_secs(2));
+        mount.stat("file").await.unwrap();
+        let script = scripted.script.lock();
+        assert!(script.refused > 0 && script.sessions == 2);
+    });
+}
+
+/// The server has refused SEQUENCE, so it has not counted the request.
+#[test]
+fn slot_of_a_refused_sequence_is_used_again_with_the_same_sequence_id() {
+    simulated(async |scripted, record, mount| {
+        let before = record.len();
+        scripted.refuse(Opnum4::Sequence, Nfsstat4::ReqTooBig, HOUR);
+        mount.stat("file").await.unwrap_err();
+        scripted.script.lock().refuse = None;
+        mount.stat("file").await.unwrap();
+        let sent: Vec<_> = record.all()[before..].iter().filter_map(|one| one.sequence().copied()).collect();
+        assert_eq!(sent.len(), 2, "{sent:?}");
+        assert_eq!((sent[0].slotid, sent[0].sequenceid), (sent[1].slotid, sent[1].sequenceid));
+        assert_eq!(scripted.script.lock().sessions, 1);
+    });
+}
+
+/// The request was given up. When the client asks whether the server has executed it, the server refuses SEQUENCE.
+#[test]
+fn slot_in_doubt_is_free_when_its_sequence_is_refused() {
+    simulated(async |scripted, record, mount| {
+        scripted.script.lock().drop = Some(Opnum4::Rename);
+        mount.with_deadline(Duration::from_secs(1)).rename("file", "other").await.unwrap_err();
+        let given_up = *record.with(Opnum4::Rename).remove(0).sequence().unwrap();
+        scripted.refuse(Opnum4::Sequence, Nfsstat4::ReqTooBig, HOUR);
+        // The client waits for a minute for the reply, before it closes the connection and asks.
+        let asked = || {
+            let same = |one: &SequenceArgs| (one.slotid, one.sequenceid) == (given_up.slotid, given_up.sequenceid);
+            record.with(Opnum4::Sequence).iter().filter(|one| one.sequence().is_some_and(same)).count() - 1
+        };
+        sim::until(|| asked() > 0).await;
+        scripted.script.lock().refuse = None;
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        mount.stat("file").await.unwrap();
+        assert_eq!(scripted.script.lock().sessions, 1, "the session must be kept");
+    });
+}
+
+/// RFC 8881 §2.10.6.1: SEQUENCE names the highest slot with an outstanding request.
+#[test]
+fn request_that_has_waited_names_the_highest_slot_in_use() {
+    simulated(async |scripted, record, mount| {
+        scripted.script.lock().target = 1;
+        mount.stat("file").await.unwrap();
+        scripted.script.lock().hold = Some(Opnum4::GetAttr);
+        let before = record.len();
+        let waiting: Vec<_> = (0..6)
+            .map(|_| {
+                let mount = mount.clone();
+                tokio::spawn(async move { mount.stat("file").await })
+            })
+            .collect();
+        sim::until(|| scripted.script.lock().held == 2).await;
+        scripted.script.lock().hold = None;
+        scripted.go_on.notify_waiters();
+        for one in waiting {
+            one.await.unwrap().unwrap();
+        }
+        let sent: Vec<_> = record.all()[before..].iter().filter_map(|one| one.sequence().copied()).collect();
+        assert!(sent.iter().filter(|one| one.slotid.0 == 1).count() > 1, "{sent:?}");
+        //= rfc8881-2.10.6.1-9
+        assert!(sent.iter().all(|one| one.highest_slotid.0 >= one.slotid.0), "{sent:?}");
+    });
+}
+
+/// Requests use all connections in turn. One that is lost is made again.
+#[test]
+fn requests_are_spread_over_all_connections() {
+    sim::simulate(|network| async move {
+        let (services, (scripted, record)) = sim::recorded();
+        let _process = sim::start(&network, services);
+        let url = format!("nfs://{}/?proto=tcp&vers=4.1&uid=0&gid=0&nconnect=3", sim::SERVER).parse().unwrap();
+        let mount = Mount::connect(&url, &sim::switch(&network, 1)).await.unwrap();
+        let used = async || {
+            let before = record.len();
+            for _ in 0..6 {
+                mount.stat("file").await.unwrap();
+            }
+            let connections: Vec<_> = record.all()[before..].iter().map(|one| one.connection).collect();
+            let mut distinct = connections.clone();
+            distinct.sort_by_key(|connection| format!("{connection:?}"));
+            distinct.dedup();
+            distinct.len()
+        };
+        assert_eq!(used().await, 3);
+        scripted.script.lock().lose = Some((Opnum4::Rename, 1));
+        mount.rename("file", "other").await.unwrap();
+        used().await;
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        assert_eq!(used().await, 3, "the lost connection is made again");
+    });
+}
+
+/// The request got a slot, and no connection. So the server has not seen it, and the slot is not in doubt.
+#[test]
+fn request_that_was_not_sent_leaves_its_slot_free() {
+    sim::simulate(|network| async move {
+        let (services, (_, record)) = sim::recorded();
+        let _process = sim::start(&network, services);
+        let url = format!("nfs://{}/?proto=tcp&vers=4.1&uid=0&gid=0", sim::SERVER).parse().unwrap();
+        let mount = Mount::connect(&url, &sim::switch(&network, 1)).await.unwrap();
+        mount.stat("file").await.unwrap();
+        network.set_refusing(true);
+        network.cut_all();
+        // The first request may have been sent, as far as the client knows. The second was not.
+        for _ in 0..2 {
+            mount.with_deadline(Duration::from_secs(2)).stat("file").await.unwrap_err();
+        }
+        let before = record.len();
+        network.set_refusing(false);
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        let alone = |one: &Recorded| (one.opnums() == [Opnum4::Sequence]).then(|| one.sequence().unwrap().slotid.0);
+        let asked: Vec<_> = record.all()[before..].iter().filter_map(alone).collect();
+        assert_eq!(asked, [0], "only one slot is in doubt");
+    });
+}
+
+/// The server asks to send LOCK later. The caller can give up meanwhile.
+#[test]
+fn waiting_lock_is_given_up_while_the_server_is_busy() {
+    simulated(async |scripted, _, mount| {
+        let file = mount.open("file").await.unwrap();
+        file.read_bytes(0, 4).await.unwrap();
+        scripted.refuse(Opnum4::Lock, Nfsstat4::Delay, HOUR);
+        let range = LockRange { offset: 0, length: 1, exclusive: false };
+        let begun = Instant::now();
+        let given_up = tokio::time::sleep(Duration::from_secs(2));
+        mount.v4().unwrap().lock_until(file.handle(), b"me", range, given_up).await.unwrap_err();
+        assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
     });
 }
 

@@ -4,9 +4,9 @@ use std::{ops::RangeInclusive, sync::Arc, time::Duration};
 
 use crate::common::{Server, memory, nfs_server, recorder::Record, sim};
 use client::LockRange;
-use nfs::v4::{Nfsstat4, Opnum4, Resop4, compound::*};
+use nfs::v4::{Argop4, LockArgs, Locker4, Nfsstat4, Opnum4, Resop4, compound::*};
 use parking_lot::Mutex;
-use rpc::{Answering, Call, Procedure, Service};
+use rpc::{AcceptError, Answering, Call, Procedure, Service};
 use simnet::Network;
 use xdr::Decode;
 
@@ -55,6 +55,8 @@ impl Service for OnlyZero {
 #[derive(Clone, Default)]
 struct Refusal {
     next: Arc<Mutex<Option<(Opnum4, Nfsstat4)>>>,
+    /// The operation whose requests get no reply of NFS but this one of RPC.
+    of_rpc: Arc<Mutex<Option<(Opnum4, AcceptError)>>>,
     record: Record,
 }
 
@@ -94,6 +96,11 @@ impl Service for Refusing {
     fn call<'a>(&'a self, call: Call<'a>) -> Answering<'a> {
         let Ok(args) = CompoundArgs::decode(&mut call.arguments.clone()) else { return self.0.call(call) };
         let is_in = |opnum| args.argarray.iter().any(|op| op.opnum() == opnum);
+        if let Some((opnum, error)) = self.1.of_rpc.lock().clone()
+            && is_in(opnum)
+        {
+            return Answering::Pending(Box::pin(async move { Err(error) }));
+        }
         let refused = self.1.next.lock().take_if(|(opnum, _)| is_in(*opnum));
         let Some((opnum, status)) = refused else { return self.0.call(call) };
         let resarray = vec![Resop4::failure(opnum, status)];
@@ -289,8 +296,75 @@ fn lease_is_renewed_beside_requests_without_state() {
                 mount.stat("f").await.unwrap();
                 tokio::time::sleep(Duration::from_secs(1)).await;
             }
-            assert!(refusal.count(Opnum4::Renew) > renewals + 1);
+            let renewed = refusal.count(Opnum4::Renew) - renewals;
+            assert!((2..20).contains(&renewed), "{renewed} times in 300 s");
             assert_eq!(refusal.count(Opnum4::SetClientId), registrations, "the client must have kept its state");
+        },
+    );
+}
+
+/// An OPEN has a seqid, so it is sent until the server answers. Every answer counts, also one of RPC.
+#[test]
+fn error_of_rpc_ends_an_open() {
+    let refusal = Refusal::default();
+    simulated(
+        || refusal.services(),
+        async |_, server| {
+            let mount = server.mount("vers=4.0").await;
+            mount.write("f", &b"content"[..]).await.unwrap();
+            *refusal.of_rpc.lock() = Some((Opnum4::Open, AcceptError::SystemErr));
+            let before = refusal.count(Opnum4::Open);
+            mount.write("g", &b"content"[..]).await.unwrap_err();
+            assert_eq!(refusal.count(Opnum4::Open), before + 1);
+        },
+    );
+}
+
+/// The mount is not in use any more, so nobody needs the seqid of an OPEN that the server does not answer.
+#[test]
+fn open_of_a_dropped_mount_is_given_up() {
+    let refusal = Refusal::default();
+    simulated(
+        || refusal.services(),
+        async |_, server| {
+            let mount = server.mount("vers=4.0").await;
+            mount.write("f", &b"content"[..]).await.unwrap();
+            *refusal.of_rpc.lock() = Some((Opnum4::Open, AcceptError::Drop));
+            mount.with_deadline(Duration::from_secs(1)).write("g", &b"content"[..]).await.unwrap_err();
+            drop(mount);
+            tokio::time::sleep(Duration::from_secs(300)).await;
+            let sent = refusal.count(Opnum4::Open);
+            tokio::time::sleep(Duration::from_secs(3000)).await;
+            assert_eq!(refusal.count(Opnum4::Open), sent);
+        },
+    );
+}
+
+#[test]
+fn closed_file_and_unused_lock_owner_are_removed_at_the_server() {
+    let refusal = Refusal::default();
+    simulated(
+        || refusal.services(),
+        async |_, server| {
+            let mount = server.mount("vers=4.0").await;
+            mount.write("f", &b"content"[..]).await.unwrap();
+            let file = mount.open("f").await.unwrap();
+            assert_eq!(mount.v4().unwrap().lock(file.handle(), b"me", ALL).await.unwrap(), None);
+            mount.v4().unwrap().release_locks(file.handle(), b"me").await.unwrap();
+            sim::until(|| refusal.count(Opnum4::ReleaseLockOwner) == 1).await;
+            let lock = refusal.record.with(Opnum4::Lock).remove(0);
+            let release = refusal.record.with(Opnum4::ReleaseLockOwner).remove(0);
+            let Some(Argop4::Lock(LockArgs { locker: Locker4::New { lock_owner, .. }, .. })) =
+                lock.args.argarray.last()
+            else {
+                panic!("{lock:?}")
+            };
+            let Argop4::ReleaseLockOwner(released) = &release.args.argarray[0] else { panic!("{release:?}") };
+            assert_eq!(released.lock_owner, *lock_owner);
+            let closed = refusal.count(Opnum4::Close);
+            drop(file);
+            sim::until(|| refusal.count(Opnum4::Close) == closed + 1).await;
+            mount.unmount().await.unwrap();
         },
     );
 }

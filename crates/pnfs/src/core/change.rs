@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use vfs::{Caller, Change, CreateMode, Created, Cred, Handle, Kind, Name, Result, SetAttr, Time, VfsError};
 
-use super::Core;
+use super::{Core, attribute};
 use crate::{
     files::{File, Place},
     index::{LAYOUTS, TRUNCATING},
     ranges::WHOLE,
-    record::Object,
+    record::{Object, Record},
 };
 
 impl Core {
@@ -61,21 +61,27 @@ impl Core {
     }
 
     /// Gives all objects the size of the file. The caller holds a lock on the whole file, and no client has a layout to write,
-    /// except for one that truncates the file.
+    /// except for one that truncates the file. The work stays recorded if objects may have become longer meanwhile.
     ///
     /// # Errors
     /// Returns an error if no copy could be changed.
     pub async fn trim(self: &Arc<Self>, file: &Arc<File>) -> Result<()> {
+        let ends = file.ends.now();
         if let Place::Servers(record) = self.place(file).await? {
             let of = file.clone();
-            let size = self.run(move |core| core.size_of(&of.handle)).await?;
+            let size = self.run(move |core| {
+                // If the size went back in a crash, the file would have lost data. The change of the size may have failed.
+                core.inner.commit(&Caller::blocking(&Cred::root()), &of.handle, 0, 0)?;
+                core.size_of(&of.handle)
+            });
+            let size = size.await?;
             let work =
                 record.written().map(|copy| (copy, self.servers.set_size(record.copies[copy].object, size))).collect();
             let outcome = self.on_copies(&record, work, |_, ()| true).await;
             self.settle(file, outcome).await?;
         }
         let of = file.clone();
-        self.run(move |core| core.end_work(&of.handle, TRUNCATING)).await
+        self.run(move |core| core.end_work_if(&of.handle, TRUNCATING, || of.ends.none_since(ends))).await
     }
 
     /// Returns the size of a file in bytes.
@@ -135,9 +141,15 @@ impl Core {
     fn objects_of(&self, file: &Handle) -> Result<Vec<Object>> {
         match self.place_now(&self.files.get(file), true) {
             Ok(Place::Servers(record)) => Ok(record.copies.iter().map(|copy| copy.object).collect()),
+            Ok(Place::Inner) | Err(VfsError::Stale) => Ok(Vec::new()),
             // A file with a damaged record can be removed. The scan for orphans finds its objects.
-            Ok(Place::Inner) | Err(VfsError::Io | VfsError::Stale) => Ok(Vec::new()),
+            Err(VfsError::Io) if self.is_damaged(file) => Ok(Vec::new()),
             Err(error) => Err(error),
         }
+    }
+
+    fn is_damaged(&self, file: &Handle) -> bool {
+        let record = self.inner.xattr(&Caller::blocking(&Cred::root()), file, attribute());
+        record.is_ok_and(|bytes| Record::decode(&bytes).is_err())
     }
 }

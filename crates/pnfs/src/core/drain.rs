@@ -8,12 +8,12 @@ use std::sync::{Arc, atomic::AtomicU64};
 
 use entropy::HashMap;
 use parking_lot::Mutex;
-use vfs::{Caller, Cred, Handle, Result, VfsError, layout::LayoutModes};
+use vfs::{Caller, Cred, Handle, Result, VfsError};
 
 use super::Core;
 use crate::{
     files::{File, Place},
-    index::TRUNCATING,
+    index::{Move, TRUNCATING},
     ranges::WHOLE,
     record::{COPIES_MAX, Copy, CopyState, OBJECTS_MAX, Object, Record, ServerId},
     services::Service,
@@ -64,14 +64,15 @@ impl Drains {
         self.passes.lock().get(&server).cloned().unwrap_or_default()
     }
 
-    /// Puts a complete copy in the place of the one that it replaces, in a record that is not stored yet.
-    pub fn replace(&self, next: &mut Record, complete: Object) {
+    /// Puts a complete copy in the place of the one that it replaces, in a record that is not stored yet. Returns `true` if it
+    /// replaces one.
+    pub fn replace(&self, next: &mut Record, complete: Object) -> bool {
         let index = |object: Object| next.copies.iter().position(|copy| copy.object == object);
         let former = self.moving.lock().get(&complete).copied();
-        if let (Some(former), Some(complete)) = (former.and_then(index), index(complete)) {
-            next.copies[former] = next.copies[complete];
-            remove_row(next, complete);
-        }
+        let (Some(former), Some(complete)) = (former.and_then(index), index(complete)) else { return false };
+        next.copies[former] = next.copies[complete];
+        remove_row(next, complete);
+        true
     }
 }
 
@@ -79,8 +80,8 @@ impl Core {
     /// Undoes moves that were interrupted: by the end of an earlier process, or because their record could not be changed.
     pub async fn undo_moves(self: &Arc<Self>) {
         let Ok(moves) = self.run(|core| core.index.moves()).await else { return };
-        for (object, handle) in moves {
-            if let Err(error) = self.undo_move(&self.files.get(&handle), object).await {
+        for Move { object, former, file } in moves {
+            if let Err(error) = self.undo_move(&self.files.get(&file), object, former).await {
                 tracing::debug!(?object, %error, "the move of a copy cannot be undone now");
             }
         }
@@ -174,25 +175,35 @@ impl Core {
         if self.is_unequal(&file.handle) || self.has_work(&file.handle, TRUNCATING) {
             return Err(VfsError::Delay);
         }
+        // Clients may read the former object until they have returned their layouts.
+        let _pinned = self.pin(vec![former]);
         let Some((copy, object)) = self.begin_move(file, former).await? else { return Ok(()) };
         let filled = self.fill_copy(file, copy, object).await;
         self.drains.moving.lock().remove(&object);
+        self.holders.recalled(&file.handle).await;
         if let Err(error) = filled {
-            self.undo_move(file, object).await?;
+            self.undo_move(file, object, former).await?;
             return Err(error);
         }
         file.unstable.lock().remove(&former);
-        // Clients may read the former object until they have returned their layouts.
-        self.holders.recall(&file.handle, LayoutModes::ALL, true);
-        self.holders.recalled(&file.handle).await;
-        self.run(move |core| core.index.end_move(object, former)).await?;
+        self.run(move |core| core.index.end_move(object)).await?;
         tracing::info!(file = ?file.handle, from = former.server.0, to = object.server.0, "a copy was moved");
         Ok(())
+    }
+
+    /// Returns an error if a move of a copy of this file could not be undone yet: its former object must stay in the record.
+    ///
+    /// # Errors
+    /// Returns `Delay` then, and `Io`.
+    pub async fn await_undo(self: &Arc<Self>, file: &Arc<File>) -> Result<()> {
+        let moves = self.run(|core| core.index.moves()).await?;
+        if moves.iter().any(|begun| begun.file == file.handle) { Err(VfsError::Delay) } else { Ok(()) }
     }
 
     /// Adds a copy to a record, which replaces another one when it is complete. Returns its index and its object, or `None` if
     /// resilvering replaces the other copy.
     async fn begin_move(self: &Arc<Self>, file: &Arc<File>, former: Object) -> Result<Option<(usize, Object)>> {
+        self.await_undo(file).await?;
         let changing = file.changing.lock().await;
         let Place::Servers(record) = self.place(file).await? else { return Ok(None) };
         let in_sync = |copy: &Copy| copy.object == former && copy.state == CopyState::InSync;
@@ -215,7 +226,7 @@ impl Core {
         let object = next.copies[copy].object;
         self.servers.probe(server).await?;
         let of = file.clone();
-        self.run(move |core| core.index.begin_move(object, &of.handle)).await?;
+        self.run(move |core| core.index.begin_move(object, former, &of.handle)).await?;
         let created = self.servers.create(object, record.epochs.owners(object)).await;
         let of = file.clone();
         let stored = self.run(move |core| {
@@ -226,15 +237,15 @@ impl Core {
         let stored = stored.await;
         drop(changing);
         if let Err(error) = stored {
-            self.undo_move(file, object).await?;
+            self.undo_move(file, object, former).await?;
             return Err(error);
         }
         self.drains.moving.lock().insert(object, former);
         Ok(Some((copy, object)))
     }
 
-    /// Removes the copy that a move has added from the record, unless it is complete.
-    async fn undo_move(self: &Arc<Self>, file: &Arc<File>, object: Object) -> Result<()> {
+    /// Removes the copy that a move has added from the record, unless the move is complete.
+    async fn undo_move(self: &Arc<Self>, file: &Arc<File>, object: Object, former: Object) -> Result<()> {
         let _changing = file.changing.lock().await;
         let place = match self.place(file).await {
             Err(VfsError::Stale | VfsError::NotFound | VfsError::BadHandle) => Place::Inner,
@@ -242,17 +253,17 @@ impl Core {
         };
         let of = file.clone();
         self.run(move |core| {
-            let added = |copy: &Copy| copy.object == object && copy.state != CopyState::InSync;
+            // The record has the former object until the new one replaces it. The new one can be stale after that.
             if let Place::Servers(record) = place
-                && let Some(copy) = record.copies.iter().position(added)
+                && let Some(copy) = record.copies.iter().position(|copy| copy.object == object)
+                && record.copies.iter().any(|copy| copy.object == former)
             {
                 let mut next = Record::clone(&record);
                 next.generation += 1;
                 remove_row(&mut next, copy);
                 core.store(&of, next)?;
             }
-            // Objects that a file has stay there.
-            core.index.end_move(object, object)
+            core.index.end_move(object)
         })
         .await
     }

@@ -186,22 +186,27 @@ impl Core {
         let file = self.files.get(&handle);
         let mtime = commit.mtime.map_or(SetTime::Now, SetTime::To);
         let size = commit.size.unwrap_or(0);
-        self.write_ends(&file, size).await?;
+        let sized = *file.sizing.lock();
+        self.write_ends(&file, size, sized).await?;
         self.run(move |core| {
-            let _sizing = file.sizing.lock();
+            let sizing = file.sizing.lock();
+            // A truncation that the client has not awaited comes after its writes.
+            let size = if *sizing == sized { size } else { 0 };
             core.grow(&file, size, Some(mtime))
         })
         .await
     }
 
     /// Writes a byte to each object that ends before the last byte that its stripe has in a file of `size` bytes: see
-    /// [`Stripes::ends`]. Does nothing if the file has this size already.
+    /// [`Stripes::ends`]. Does nothing if the file has this size already. If the file was truncated since it had been sized `sized`
+    /// times, or no copy of a stripe could be written, the objects get the size of the file later.
     ///
     /// # Errors
     /// Returns the errors of the inner file system, and an error if a stale mark cannot be stored. A data server that fails is no
     /// error: the data are readable by this server.
-    async fn write_ends(self: &Arc<Self>, file: &Arc<File>, size: u64) -> Result<()> {
+    async fn write_ends(self: &Arc<Self>, file: &Arc<File>, size: u64, sized: u64) -> Result<()> {
         let Place::Servers(record) = self.place(file).await? else { return Ok(()) };
+        let _ending = file.ends.begin();
         let of = file.clone();
         if record.stripes.count() == 1 || size <= self.run(move |core| core.size_of(&of.handle)).await? {
             return Ok(());
@@ -221,6 +226,12 @@ impl Core {
         });
         let work = work.collect();
         let outcome = self.on_copies(&record, work, |_, ()| true).await;
+        // Objects that are too short get the size of the file, too, before clients use them again.
+        if *file.sizing.lock() != sized || outcome.lost.is_some() {
+            let of = file.clone();
+            self.run(move |core| core.add_work(&of.handle, TRUNCATING)).await?;
+            self.wake.notify_one();
+        }
         if outcome.lost.is_some() { Ok(()) } else { self.mark_stale(file, outcome.failed).await }
     }
 
@@ -263,17 +274,12 @@ impl Core {
                 return Err(VfsError::Io);
             }
             let size = sizes.into_values().max().unwrap_or(0);
-            self.write_ends(file, size).await?;
+            self.write_ends(file, size, sized).await?;
             let of = file.clone();
-            let is_striped = record.stripes.count() > 1;
             let taken = self.run(move |core| {
                 let sizing = of.sizing.lock();
                 // A truncation has begun: the objects may have had their former sizes.
                 if *sizing != sized {
-                    // Bytes may have been written behind the new ends of objects after these were cut.
-                    if is_striped {
-                        core.add_work(&of.handle, TRUNCATING)?;
-                    }
                     return Ok(false);
                 }
                 if size > core.size_of(&of.handle)? {

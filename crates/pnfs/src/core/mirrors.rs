@@ -94,20 +94,22 @@ impl Core {
         next.generation += 1;
         tracing::warn!(file = ?file.handle, ?objects, "copies are stale");
         let of = file.clone();
-        self.run(move |core| {
+        let stored = self.run(move |core| {
             core.add_work(&of.handle, UNHEALTHY)?;
             core.store(&of, next)
-        })
-        .await?;
+        });
+        let stored = stored.await;
         // This copy may have lost unstable writes before it was copied to others, which then lack them, too.
         let copied = self.is_unequal(&file.handle) || record.copies.iter().any(|copy| copy.state == CopyState::Copying);
         let mut writes = file.unstable.lock();
-        let former = writes.len();
-        writes.retain(|object, _| !objects.contains(object));
-        if readable && copied && writes.len() < former {
+        if readable && copied && objects.iter().any(|object| writes.contains_key(object)) {
             self.change_verifier();
         }
+        if stored.is_ok() {
+            writes.retain(|object, _| !objects.contains(object));
+        }
         drop(writes);
+        // If the mark cannot be stored, the record may have it nevertheless, and later writes leave the copy out.
         if readable && record.epochs != Epochs::default() {
             self.holders.await_former(&file.handle);
         }
@@ -115,7 +117,7 @@ impl Core {
             self.holders.recall(&file.handle, LayoutModes::ALL, true);
         }
         self.wake.notify_one();
-        Ok(())
+        stored.map(drop)
     }
 
     /// Takes note of the verifier of a write. Returns `false` if the object has lost earlier unstable writes.

@@ -262,9 +262,17 @@ impl Core {
     /// # Errors
     /// Returns `Io`.
     pub fn end_work(&self, file: &Handle, work: Work) -> Result<()> {
+        self.end_work_if(file, work, || true)
+    }
+
+    /// Removes work if it has been done: no other work is added while `done` is asked.
+    ///
+    /// # Errors
+    /// Returns `Io`.
+    pub fn end_work_if(&self, file: &Handle, work: Work, done: impl FnOnce() -> bool) -> Result<()> {
         let mut all = self.work.lock();
         let former = all.get(file).copied().unwrap_or(0);
-        if former & work != 0 {
+        if former & work != 0 && done() {
             self.index.set_work(file, former & !work)?;
             match former & !work {
                 0 => all.remove(file),

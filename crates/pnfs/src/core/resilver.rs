@@ -9,14 +9,14 @@ use std::{
 
 use buf::Rope;
 use tokio::time::Instant;
-use vfs::{Result, Stability, VfsError, layout::LayoutModes};
+use vfs::{Caller, Cred, Result, Stability, VfsError, layout::LayoutModes};
 
 use super::Core;
 use crate::{
     files::{File, Place},
     index::{DIRTY, LAYOUTS, TRUNCATING, UNHEALTHY},
     ranges::WHOLE,
-    record::{Copy, CopyState, Object, Record},
+    record::{Copy, CopyState, Epochs, Object, Record},
     servers::ServerError,
     stripes::Piece,
 };
@@ -115,6 +115,7 @@ impl Core {
             let of = file.clone();
             return self.run(move |core| core.end_work(&of.handle, UNHEALTHY)).await;
         };
+        self.await_undo(file).await?;
         let mut done = Ok(());
         // A data server that is still away must not keep the others from being repaired.
         for copy in (0..record.copies.len()).filter(|copy| record.copies[*copy].state != CopyState::InSync) {
@@ -132,8 +133,10 @@ impl Core {
     async fn make_copy(self: &Arc<Self>, file: &Arc<File>, copy: usize) -> Result<()> {
         let object = self.begin_copy(file, copy).await?;
         let Err(error) = self.fill_copy(file, copy, object).await else { return Ok(()) };
-        // Clients can have layouts without this copy meanwhile.
-        *file.resilver_after.lock() = Some(Instant::now() + RETRY_PAUSE);
+        // Clients can have layouts without this copy meanwhile. If copies differ, the next round makes them equal first.
+        if error != VfsError::Delay {
+            *file.resilver_after.lock() = Some(Instant::now() + RETRY_PAUSE);
+        }
         self.mark_stale(file, vec![object]).await?;
         Err(error)
     }
@@ -216,15 +219,28 @@ impl Core {
         self.copying(file, copy, object).await?;
         // A copy from which data were read may have lost unstable writes before, and this one those that it received.
         self.commit_copies(file).await?;
-        self.copying(file, copy, object).await?;
         let _changing = file.changing.lock().await;
+        self.copying(file, copy, object).await?;
+        if self.is_unequal(&file.handle) {
+            // Readers see one copy only, and this one may have data of another.
+            return Err(VfsError::Delay);
+        }
         let Place::Servers(record) = self.place(file).await? else { return Err(VfsError::Io) };
         let mut next = Record::clone(&record);
         next.generation += 1;
         next.copies[copy].state = CopyState::InSync;
-        self.drains.replace(&mut next, object);
+        let replaces = self.drains.replace(&mut next, object);
         let of = file.clone();
-        self.run(move |core| core.store(&of, next)).await?;
+        let stored = self.run(move |core| core.store(&of, next)).await;
+        if replaces {
+            // No write is acknowledged before clients have stopped reading the former copy, which does not get it. If the record
+            // cannot be stored, it may have the new copy nevertheless.
+            if record.epochs != Epochs::default() {
+                self.holders.await_former(&file.handle);
+            }
+            self.holders.recall(&file.handle, LayoutModes::ALL, true);
+        }
+        stored?;
         tracing::info!(file = ?file.handle, server = object.server.0, "a copy is in sync again");
         Ok(())
     }
@@ -247,7 +263,12 @@ impl Core {
             return Ok(());
         }
         let of = file.clone();
-        self.run(move |core| core.end_work(&of.handle, DIRTY)).await
+        self.run(move |core| {
+            // The size may not be durable. If it went back, the objects would be longer than the file, and nobody would know.
+            core.inner.commit(&Caller::blocking(&Cred::root()), &of.handle, 0, 0)?;
+            core.end_work(&of.handle, DIRTY)
+        })
+        .await
     }
 }
 

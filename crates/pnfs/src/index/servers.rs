@@ -7,6 +7,16 @@ use vfs::{Handle, VfsError};
 use super::{ChangeError, Index, OBJECTS, REMOVALS, key, object};
 use crate::record::{Object, ServerId};
 
+/// A move of a copy that has begun.
+pub struct Move {
+    /// The new object.
+    pub object: Object,
+    /// The object that it replaces when it is complete.
+    pub former: Object,
+    /// The file.
+    pub file: Handle,
+}
+
 impl Index {
     /// Returns the data servers that are out of service, each with its state.
     ///
@@ -82,41 +92,46 @@ impl Index {
         })
     }
 
-    /// Records that the object becomes one more copy of a file, which replaces another copy when it is complete.
+    /// Records that the object becomes one more copy of a file, which replaces the copy with the object `former` when it is complete.
+    /// That one is added to the queue of removals.
     ///
     /// # Errors
     /// Returns `Io`.
-    pub fn begin_move(&self, object: Object, file: &Handle) -> Result<(), VfsError> {
+    pub fn begin_move(&self, object: Object, former: Object, file: &Handle) -> Result<(), VfsError> {
         self.change(|tables| {
             tables.open_table(OBJECTS)?.insert(key(object), file.as_bytes())?;
-            tables.open_table(MOVES)?.insert(key(object), file.as_bytes())?;
+            tables.open_table(MOVES)?.insert(key(object), (file.as_bytes(), former.server.0, former.id))?;
+            tables.open_table(REMOVALS)?.insert(key(former), ())?;
             Ok(())
         })
     }
 
-    /// Forgets a move to this object, and adds `unused` to the queue of removals.
+    /// Forgets a move to this object, and adds the object to the queue of removals: it stays if the file has it.
     ///
     /// # Errors
     /// Returns `Io`.
-    pub fn end_move(&self, object: Object, unused: Object) -> Result<(), VfsError> {
+    pub fn end_move(&self, object: Object) -> Result<(), VfsError> {
         self.change(|tables| {
             tables.open_table(MOVES)?.remove(key(object))?;
-            tables.open_table(REMOVALS)?.insert(key(unused), ())?;
+            tables.open_table(REMOVALS)?.insert(key(object), ())?;
             Ok(())
         })
     }
 
-    /// Returns the moves that have begun: each with the new object, and the file.
+    /// Returns the moves that have begun.
     ///
     /// # Errors
     /// Returns `Io`.
-    pub fn moves(&self) -> Result<Vec<(Object, Handle)>, VfsError> {
+    pub fn moves(&self) -> Result<Vec<Move>, VfsError> {
         self.read(|transaction| {
             let table = transaction.open_table(MOVES)?;
-            let entries = table.iter()?;
-            let entries =
-                entries.map(|entry| entry.map(|(key, file)| (object(key.value()), Handle::new(file.value()))));
-            Ok(entries.collect::<Result<_, _>>()?)
+            let mut moves = Vec::new();
+            for entry in table.iter()? {
+                let (to, from) = entry?;
+                let (file, server, id) = from.value();
+                moves.push(Move { object: object(to.value()), former: object((server, id)), file: Handle::new(file) });
+            }
+            Ok(moves)
         })
     }
 }
@@ -130,5 +145,5 @@ pub(super) fn create_tables(tables: &redb::WriteTransaction) -> Result<(), Chang
 
 /// Data server → state.
 const STATES: TableDefinition<'_, u32, u8> = TableDefinition::new("states");
-/// (data server, new object) → file.
-const MOVES: TableDefinition<'_, (u32, u128), &[u8]> = TableDefinition::new("moves");
+/// (data server, new object) → (file, data server, former object).
+const MOVES: TableDefinition<'_, (u32, u128), (&[u8], u32, u128)> = TableDefinition::new("moves of copies");

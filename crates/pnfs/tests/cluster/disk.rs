@@ -95,6 +95,11 @@ impl Disk {
         self.memory.xattr(&Caller::blocking(&Cred::root()), file, record_name()).ok()
     }
 
+    /// Returns the size of a file, or 0 if it does not exist.
+    pub fn size(&self, file: &Handle) -> u64 {
+        self.memory.getattr(&Caller::blocking(&Cred::root()), file).map_or(0, |attr| attr.size)
+    }
+
     /// Returns the file of a name.
     pub fn find(&self, name: &str) -> Option<Handle> {
         let name = Name::new(name.as_bytes()).expect("the name must be valid");

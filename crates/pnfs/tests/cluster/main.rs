@@ -13,6 +13,7 @@ mod stores;
 use std::{
     collections::{BTreeMap, BTreeSet},
     future::Future,
+    ops::Range,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed},
@@ -21,9 +22,9 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use pnfs::{Record, record::Object};
+use pnfs::{Record, ServerId, Service, Stripes, record::Object, stripes::Piece};
 use tokio::{
-    sync::oneshot,
+    sync::{Notify, oneshot},
     task::JoinSet,
     time::{Instant, sleep, timeout},
 };
@@ -55,21 +56,45 @@ enum Broken {
     RemovedEarly,
 }
 
+/// What differs between clusters.
+#[derive(Clone, Copy)]
+struct Setup {
+    broken: Broken,
+    /// The stripes of new files.
+    stripes: Stripes,
+}
+
 /// Everything but the clients.
 struct World {
     stores: Stores,
     disk: Arc<Disk>,
-    broken: Broken,
+    setup: Setup,
     mds: Mutex<Option<Arc<Mds>>>,
     models: Mutex<BTreeMap<Vec<u8>, Model>>,
     /// The clients that do not reach the metadata server.
     cut: Mutex<BTreeSet<usize>>,
+    /// The cells that clients are writing. Programs that write the same bytes at the same time without locks are not simulated: copies
+    /// can get such writes in different orders.
+    writing: Mutex<Vec<(Vec<u8>, Range<usize>)>>,
+    written: Notify,
+    /// The data servers that are drained at the end.
+    draining: Mutex<BTreeSet<u32>>,
     faults: AtomicBool,
     ticks: AtomicU64,
     values: AtomicU32,
     log: Mutex<Vec<String>>,
     violation: Mutex<Option<String>>,
     began: Instant,
+}
+
+/// Cells that a client is writing.
+struct Writing(Arc<World>, (Vec<u8>, Range<usize>));
+
+impl Drop for Writing {
+    fn drop(&mut self) {
+        self.0.writing.lock().retain(|other| *other != self.1);
+        self.0.written.notify_waiters();
+    }
 }
 
 /// The metadata server has ended before it answered.
@@ -83,10 +108,15 @@ fn chance(share: f64) -> bool {
 
 impl World {
     fn new(broken: Broken) -> Arc<Self> {
+        let striped = Stripes::new(2 * CELL as u64, 2).expect("the stripes must be possible");
+        let stripes = if chance(0.3) { striped } else { Stripes::ONE };
         Arc::new(Self {
             stores: Stores::new(broken),
             disk: Disk::new(broken),
-            broken,
+            setup: Setup { broken, stripes },
+            writing: Mutex::default(),
+            written: Notify::new(),
+            draining: Mutex::default(),
             mds: Mutex::default(),
             models: Mutex::default(),
             cut: Mutex::default(),
@@ -136,6 +166,26 @@ impl World {
         self.mds.lock().clone().filter(|mds| !mds.dead.load(Relaxed))
     }
 
+    /// Waits until no other client writes these cells, and keeps others from doing so until the result is dropped.
+    async fn lock(self: &Arc<Self>, file: &Handle, cells: &Range<usize>) -> Writing {
+        let own = (file.as_bytes().to_vec(), cells.clone());
+        loop {
+            let mut written = std::pin::pin!(self.written.notified());
+            written.as_mut().enable();
+            {
+                let mut writing = self.writing.lock();
+                let conflicts = |other: &(Vec<u8>, Range<usize>)| {
+                    other.0 == own.0 && other.1.start < own.1.end && own.1.start < other.1.end
+                };
+                if !writing.iter().any(conflicts) {
+                    writing.push(own.clone());
+                    return Writing(self.clone(), own);
+                }
+            }
+            written.await;
+        }
+    }
+
     /// Calls the oracle for a file, with the time.
     fn model<T>(&self, file: &Handle, run: impl FnOnce(&mut Model, u64) -> T) -> T {
         let now = self.tick();
@@ -178,7 +228,7 @@ impl World {
     /// Runs processes of the metadata server, one after the other.
     async fn serve(self: Arc<Self>) {
         for number in 1.. {
-            let Some(mds) = Mds::start(number, &self.disk, &self.stores, self.broken) else {
+            let Some(mds) = Mds::start(number, &self.disk, &self.stores, self.setup) else {
                 sleep(Duration::from_secs(1)).await;
                 continue;
             };
@@ -215,7 +265,7 @@ impl World {
                 return;
             }
             let (server, client) = (entropy::random_range(1..=STORES), entropy::random_range(0..CLIENTS));
-            let what = entropy::random_range(0..100);
+            let what = entropy::random_range(0..112);
             let time = Duration::from_millis(entropy::random_range(500..40_000));
             self.log(format!("trouble {what} of data server {server}, client {client} for {time:?}"));
             let world = self.clone();
@@ -254,8 +304,36 @@ impl World {
             }
             75..90 => self.mds().into_iter().for_each(|mds| mds.ended.notify_one()),
             90..96 => self.restart_store(server),
+            96..108 => {
+                self.set_service(server, Service::Draining);
+                sleep(time * 3).await;
+                if self.has_faults() {
+                    self.set_service(server, Service::Active);
+                }
+            }
             _ => (1..=STORES).for_each(|server| self.restart_store(server)),
         }
+    }
+
+    /// Sets the state of a data server, as an administrator. Returns `false` if the metadata server does not do it.
+    fn set_service(&self, server: u32, service: Service) -> bool {
+        let Some(mds) = self.mds() else { return false };
+        let set = mds.pnfs.set_service(ServerId(server), service);
+        self.log(format!("data server {server} is {service:?}: {set:?}"));
+        set.is_ok()
+    }
+
+    /// Drains some data servers for the end of the run, and returns the others to service.
+    async fn end_drains(&self) {
+        let draining: BTreeSet<u32> = (1..=STORES).filter(|_| chance(0.2)).take(STORES as usize - MIRRORS).collect();
+        for (drained, service) in [(false, Service::Active), (true, Service::Draining)] {
+            for server in (1..=STORES).filter(|server| draining.contains(server) == drained) {
+                while !self.set_service(server, service) {
+                    sleep(Duration::from_secs(1)).await;
+                }
+            }
+        }
+        *self.draining.lock() = draining;
     }
 
     /// Checks the cluster when nothing fails any more and all work is done.
@@ -275,18 +353,48 @@ impl World {
             if !record.is_healthy() {
                 return Err(format!("{name} is not healthy: {record:?}"));
             }
-            expected.extend(record.copies.iter().map(|copy| copy.object));
-            let contents: Vec<_> = record.copies.iter().map(|copy| self.stores.content(copy.object)).collect();
-            let now = |content: &Option<(Vec<u8>, Vec<u8>)>| content.as_ref().map(|(now, _)| now.clone());
-            if contents.iter().any(|content| now(content) != now(&contents[0])) {
-                let shown: Vec<_> =
-                    contents.iter().flatten().map(|(now, durable)| (cells(now), cells(durable))).collect();
-                return Err(format!("invariant 4: the copies of {name} differ: {record:?} {shown:?}"));
+            if record.copies.len() != MIRRORS * record.stripes.count() {
+                return Err(format!("{name} has another number of copies: {record:?}"));
             }
+            let drained = |copy: &pnfs::record::Copy| self.draining.lock().contains(&copy.object.server.0);
+            if record.copies.iter().any(drained) {
+                return Err(format!("{name} has a copy on a data server that is drained: {record:?}"));
+            }
+            expected.extend(record.copies.iter().map(|copy| copy.object));
+            self.check_copies(&record, self.disk.size(&file)).map_err(|problem| format!("{name}: {problem}"))?;
         }
         let found = self.stores.objects();
         let more: Vec<_> = found.difference(&expected).collect();
         if more.is_empty() { Ok(()) } else { Err(format!("invariant 6: objects of no file: {more:?}")) }
+    }
+
+    /// Checks that the copies of each stripe are equal.
+    fn check_copies(&self, record: &Record, size: u64) -> Result<(), String> {
+        let contents: Vec<_> =
+            record.copies.iter().filter_map(|copy| self.stores.content(copy.object)).map(|(now, _)| now).collect();
+        let differ = |what: &str| {
+            let durable =
+                |copy: &pnfs::record::Copy| self.stores.content(copy.object).map(|(_, durable)| cells(&durable));
+            let shown: Vec<_> = contents.iter().map(|now| cells(now)).collect();
+            let durable: Vec<_> = record.copies.iter().map(durable).collect();
+            format!("invariant 4: the {what} differ: {record:?}, size {size}, {shown:?}, durable {durable:?}")
+        };
+        if record.stripes.count() == 1 {
+            return if contents.iter().all(|now| *now == contents[0]) { Ok(()) } else { Err(differ("copies")) };
+        }
+        // An object has no byte behind the file, and clients do not find its end before the last byte of its stripe.
+        let ends = |copy: usize| record.stripes.end(record.stripe_of(copy), size)..=size;
+        if (0..contents.len()).any(|copy| !ends(copy).contains(&(contents[copy].len() as u64))) {
+            return Err(differ("lengths"));
+        }
+        for Piece { stripe, range } in record.stripes.pieces(0..size) {
+            let byte = |copy: usize, at: u64| contents[copy].get(at as usize).copied().unwrap_or(0);
+            let differs = |copy: usize| range.clone().any(|at| byte(copy, at) != byte(stripe, at));
+            if record.copies_of(stripe).any(differs) {
+                return Err(differ("stripes"));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -327,6 +435,7 @@ async fn end(world: &Arc<World>) {
     world.disk.faults.store(false, Relaxed);
     world.stores.heal();
     world.cut.lock().clear();
+    world.end_drains().await;
     if chance(0.3) {
         world.mds().into_iter().for_each(|mds| mds.ended.notify_one());
     }
@@ -350,6 +459,8 @@ async fn end(world: &Arc<World>) {
     }
 }
 
+/// The number of copies of a file.
+const MIRRORS: usize = 2;
 /// The number of clients.
 const CLIENTS: usize = 3;
 /// The number of bytes that one write changes as a unit.

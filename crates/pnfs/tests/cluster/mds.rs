@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     future::Future,
+    ops::Range,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -12,7 +13,7 @@ use std::{
 
 use entropy::HashMap;
 use parking_lot::Mutex;
-use pnfs::{Index, Options, Pnfs, Record, record::Object};
+use pnfs::{Index, Options, Pnfs, Record, Stripes, record::Object, stripes::Piece};
 use tokio::{
     sync::Notify,
     task::JoinSet,
@@ -21,7 +22,7 @@ use tokio::{
 use vfs::{Caller, CompletionSlot, Cred, Handle, Layouts, Result, SetAttr, Vfs, VfsError, layout::*};
 
 use crate::{
-    Broken, LEASE, chance,
+    Broken, LEASE, MIRRORS, Setup, chance,
     disk::Disk,
     stores::{Link, Stores},
 };
@@ -39,7 +40,7 @@ pub struct Mds {
     desk: Mutex<Desk>,
     changed: Notify,
     events: Arc<Events>,
-    broken: Broken,
+    setup: Setup,
 }
 
 /// An instance of a client: its number, and the number of its start.
@@ -47,6 +48,36 @@ pub type ClientId = (usize, u64);
 
 /// A copy in a layout: the object, and the user as whom the client acts.
 pub type Copy = (Object, u32);
+
+/// A layout: the copies of each mirror, one for each stripe.
+#[derive(Clone, Debug)]
+pub struct Grant {
+    pub holder: u64,
+    stripes: Stripes,
+    pub mirrors: Vec<Vec<Copy>>,
+}
+
+/// A range of a file in one copy.
+pub struct Place {
+    pub copy: Copy,
+    pub range: Range<usize>,
+}
+
+impl Grant {
+    /// Returns where a range is in one mirror.
+    pub fn places_in(&self, mirror: usize, range: Range<usize>) -> impl Iterator<Item = Place> {
+        let pieces = self.stripes.pieces(range.start as u64..range.end as u64);
+        pieces.map(move |Piece { stripe, range }| Place {
+            copy: self.mirrors[mirror][stripe],
+            range: range.start as usize..range.end as usize,
+        })
+    }
+
+    /// Returns where a range is in all mirrors.
+    pub fn places(&self, range: Range<usize>) -> Vec<Place> {
+        (0..self.mirrors.len()).flat_map(|mirror| self.places_in(mirror, range.clone())).collect()
+    }
+}
 
 #[derive(Default)]
 struct Desk {
@@ -57,6 +88,8 @@ struct Desk {
     truncating: HashMap<Handle, usize>,
     committing: HashMap<Handle, usize>,
     renewed: BTreeMap<ClientId, Instant>,
+    /// The holders that were revoked.
+    revoked: BTreeSet<u64>,
     /// The callbacks that clients have not taken yet.
     callbacks: BTreeSet<(ClientId, Vec<u8>)>,
 }
@@ -99,14 +132,14 @@ impl Drop for Counted<'_> {
 
 impl Mds {
     /// Starts a process. Returns `None` if it ends at once.
-    pub fn start(number: u64, disk: &Arc<Disk>, stores: &Stores, broken: Broken) -> Option<Arc<Self>> {
+    pub fn start(number: u64, disk: &Arc<Disk>, stores: &Stores, setup: Setup) -> Option<Arc<Self>> {
         let mounted = disk.mount();
         let (dead, ended) = (mounted.dead.clone(), mounted.ended.clone());
         let index = Index::with_backend(mounted.clone()).ok()?;
         let link = Link { stores: stores.clone(), dead: dead.clone() };
         let options = Options {
-            mirrors: 2,
-            stripes: pnfs::Stripes::ONE,
+            mirrors: MIRRORS,
+            stripes: setup.stripes,
             threshold: 4 * crate::CELL as u64,
             layouts: true,
             former_layouts: LEASE,
@@ -117,7 +150,7 @@ impl Mds {
         let (disk, stores) = (disk.clone(), stores.clone());
         let (desk, changed) = (Mutex::default(), Notify::new());
         let tasks = Mutex::new(Some(JoinSet::new()));
-        let mds = Arc::new(Self { number, pnfs, dead, ended, stores, disk, tasks, desk, changed, events, broken });
+        let mds = Arc::new(Self { number, pnfs, dead, ended, stores, disk, tasks, desk, changed, events, setup });
         let (upkeep, watch) = (mds.clone(), mds.clone());
         mds.spawn(async move {
             loop {
@@ -162,9 +195,12 @@ impl Mds {
         Counted(self, file.clone(), what)
     }
 
-    /// Renews the lease of a client. Returns `false` if the client has none.
-    pub fn renew(&self, client: ClientId) {
-        self.desk.lock().renewed.insert(client, Instant::now());
+    /// Renews the lease of a client. Returns the holders that were revoked: the status flags of SEQUENCE tell a client that some were
+    /// (RFC 8881 §18.46.3).
+    pub fn renew(&self, client: ClientId) -> BTreeSet<u64> {
+        let mut desk = self.desk.lock();
+        desk.renewed.insert(client, Instant::now());
+        desk.revoked.clone()
     }
 
     /// Returns the files of which a client must return layouts.
@@ -176,7 +212,7 @@ impl Mds {
     }
 
     /// Grants a layout.
-    pub async fn grant(&self, client: ClientId, file: &Handle, mode: LayoutMode) -> Result<Vec<Copy>> {
+    pub async fn grant(&self, client: ClientId, file: &Handle, mode: LayoutMode) -> Result<Grant> {
         let (holder, new) = {
             let mut desk = self.desk.lock();
             let known = desk.holds.iter().find(|(_, hold)| hold.client == client && hold.file == *file);
@@ -209,22 +245,22 @@ impl Mds {
             range: LayoutRange::ALL,
             transport: DataTransport::Tcp,
             with_open: false,
-            striped_copies: false,
+            striped_copies: true,
         };
         let granted = match busy {
             true => Err(VfsError::Delay),
             false => self.run(|pnfs, caller| pnfs.grant(caller, file, &request)).await,
         };
-        let copies = granted.and_then(|layout| match layout {
-            Layout::Flexible(layout) => Ok(layout.mirrors.iter().map(copy).collect::<Vec<_>>()),
+        let grant = granted.and_then(|layout| match layout {
+            Layout::Flexible(layout) => Ok(grant_of(holder, &layout)),
             Layout::Files(_) => Err(VfsError::Io),
         });
         let kept = {
             let mut desk = self.desk.lock();
             let hold = desk.holds.get_mut(&holder).filter(|hold| !hold.modes.intersect(mode.into()).is_empty());
-            match (hold, &copies) {
-                (Some(hold), Ok(copies)) => {
-                    hold.copies.extend(copies);
+            match (hold, &grant) {
+                (Some(hold), Ok(grant)) => {
+                    hold.copies.extend(grant.mirrors.iter().flatten());
                     true
                 }
                 (Some(hold), Err(_)) => {
@@ -239,11 +275,11 @@ impl Mds {
         };
         if !kept {
             self.changed.notify_waiters();
-            let ended = if copies.is_ok() { mode.into() } else { new };
+            let ended = if grant.is_ok() { mode.into() } else { new };
             let _ = self.run(|pnfs, caller| pnfs.release(caller, file, LayoutHolder(holder), ended)).await;
-            return Err(copies.err().unwrap_or(VfsError::Delay));
+            return Err(grant.err().unwrap_or(VfsError::Delay));
         }
-        copies
+        grant
     }
 
     fn holder(&self, client: ClientId, file: &Handle) -> Option<(u64, LayoutModes)> {
@@ -330,14 +366,15 @@ impl Mds {
         for (holder, hold) in holds.iter() {
             let ignored = hold.since.is_some_and(|since| now > since + LEASE);
             let expired = renewed.get(&hold.client).is_none_or(|renewed| now > *renewed + LEASE);
-            if ignored || expired || self.broken == Broken::RecallSkipped && hold.since.is_some() {
+            if ignored || expired || self.setup.broken == Broken::RecallSkipped && hold.since.is_some() {
                 revoked.push(*holder);
             } else if hold.since.is_some() && !chance(0.2) {
                 callbacks.insert((hold.client, hold.file.as_bytes().to_vec()));
             }
         }
         let revoked: Vec<_> = revoked.into_iter().filter_map(|holder| Some((holder, holds.remove(&holder)?))).collect();
-        for (_, hold) in &revoked {
+        for (holder, hold) in &revoked {
+            desk.revoked.insert(*holder);
             *desk.fencing.entry(hold.file.clone()).or_default() += 1;
         }
         drop(desk);
@@ -350,7 +387,7 @@ impl Mds {
     /// Fences a holder, and tries until that succeeds.
     async fn fence(&self, holder: u64, hold: Hold) {
         let (file, id) = (&hold.file, LayoutHolder(holder));
-        if self.broken == Broken::RecallSkipped {
+        if self.setup.broken == Broken::RecallSkipped {
             let _ = self.run(|pnfs, caller| pnfs.release(caller, file, id, hold.modes)).await;
         }
         while self.run(|pnfs, caller| pnfs.fence(caller, file, id, hold.modes)).await.is_err() {
@@ -381,8 +418,14 @@ fn union(one: LayoutModes, other: LayoutModes) -> LayoutModes {
     LayoutModes { read: one.read || other.read, write: one.write || other.write }
 }
 
-fn copy(mirror: &Mirror) -> Copy {
-    let file = &mirror.data_files[0];
-    let id = u128::from_be_bytes(file.handle[..].try_into().expect("a handle must have 16 bytes"));
-    (Object { server: pnfs::ServerId(file.device.0[0].into()), id }, file.uid)
+fn grant_of(holder: u64, layout: &FlexibleLayout) -> Grant {
+    let copy = |file: &DataFile| {
+        let id = u128::from_be_bytes(file.handle[..].try_into().expect("a handle must have 16 bytes"));
+        (Object { server: pnfs::ServerId(file.device.0[0].into()), id }, file.uid)
+    };
+    let mirrors: Vec<Vec<_>> =
+        layout.mirrors.iter().map(|mirror| mirror.data_files.iter().map(copy).collect()).collect();
+    // A layout of files with one stripe has no stripe unit.
+    let stripes = Stripes::new(layout.stripe_unit.max(1), mirrors[0].len()).expect("the stripes must be possible");
+    Grant { holder, stripes, mirrors }
 }

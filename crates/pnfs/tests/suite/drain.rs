@@ -3,6 +3,7 @@
 use std::{
     future::Future,
     pin::{Pin, pin},
+    sync::atomic::Ordering::Relaxed,
     task::{Context, Waker},
 };
 
@@ -281,6 +282,59 @@ fn layouts_are_recalled_for_a_move() {
     assert!(!servers_of(&world, &file, &contents).contains(&object.server.0));
     assert_eq!(world.servers.content(object), None);
     assert!(world.grant(&file, 3, LayoutMode::Write).unwrap().iter().all(|(copy, _)| copy.server != object.server));
+}
+
+/// The move is complete in the record, and not in the index.
+#[test]
+fn copy_that_was_moved_is_not_removed_when_it_becomes_stale() {
+    let world = World::new();
+    let (file, object) = spilled(&world, "file", &[1; 5000]);
+    world.grant(&file, 1, LayoutMode::Read).unwrap();
+    set(&world, object.server.0, Service::Draining);
+    let mut upkeep = Box::pin(world.pnfs.upkeep());
+    assert!(!step(upkeep.as_mut()), "a client can still read the former object");
+    let moved = world.record(&file).copies[0].object;
+    assert_ne!(moved, object);
+    world.servers.set_down(moved.server.0, true);
+    let write = |caller: &vfs::Caller<'_>| {
+        let (data, report) = (buf::Rope::from(bytes::Bytes::from_static(&[9; 10])), vfs::Report::Nothing);
+        vfs::Vfs::write(&world.pnfs, caller, &file, 0, &data, vfs::Stability::FileSync, report)
+    };
+    assert!(world.start(write)().is_pending(), "the client can still read the former object");
+    assert!(!world.record(&file).is_healthy());
+    drop(upkeep);
+    let world = world.crash();
+    world.servers.set_down(moved.server.0, false);
+    world.upkeep();
+    let contents = [&[9; 10], &[1; 4990][..]].concat();
+    assert_eq!(servers_of(&world, &file, &contents).len(), 2);
+    assert_eq!(world.servers.objects(), 2, "the former objects must be removed");
+}
+
+#[test]
+fn move_that_cannot_be_undone_at_once_leaves_no_copy() {
+    let world = World::new();
+    let contents = [1; 5000];
+    let (file, object) = spilled(&world, "file", &contents);
+    let other = world.record(&file).copies[1].object;
+    world.grant(&file, 1, LayoutMode::Read).unwrap();
+    set(&world, object.server.0, Service::Draining);
+    // The record with the additional copy cannot be stored durably, and then not read.
+    world.disk.failing.store(2, Relaxed);
+    {
+        let mut upkeep = Box::pin(world.pnfs.upkeep());
+        assert!(step(upkeep.as_mut()));
+    }
+    assert_eq!(world.record(&file).copies.len(), 3);
+    // Another copy becomes stale, and the move still cannot be undone when the next round begins.
+    world.release(&file, 1, LayoutModes::ALL);
+    world.servers.set_down(other.server.0, true);
+    world.write(&file, 0, &[1; 10]).unwrap();
+    world.servers.set_down(other.server.0, false);
+    world.disk.refusing.store(1, Relaxed);
+    world.upkeep();
+    assert_eq!(servers_of(&world, &file, &contents).len(), 2);
+    assert_eq!(world.servers.objects(), 2);
 }
 
 #[test]

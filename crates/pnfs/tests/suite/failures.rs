@@ -1,9 +1,12 @@
 //! Data servers that fail while this server writes, and crashes of this server.
 
-use std::collections::HashSet;
+use std::{collections::HashSet, pin::pin, sync::atomic::Ordering::Relaxed, task::Poll};
 
 use pnfs::Index;
-use vfs::{Handle, Name, Stability, Vfs, VfsError};
+use vfs::{
+    Handle, Name, Stability, Vfs, VfsError,
+    layout::{LayoutMode, LayoutModes},
+};
 
 use crate::world::World;
 
@@ -203,4 +206,79 @@ fn holes(world: World) {
     world.write(&file, 1 << 39, b"data").unwrap();
     assert_eq!(world.size(&file), 1 << 40);
     assert!(world.servers.memory() < 1 << 20, "{}", world.servers.memory());
+}
+
+#[test]
+fn size_is_durable_before_a_file_is_no_longer_marked_as_written() {
+    let world = World::new();
+    let file = world.create("file");
+    world.write(&file, 0, &[1; 3000]).unwrap();
+    write_unstable(&world, &file, 2);
+    assert!(world.disk.unsynced.load(Relaxed), "nobody has asked for a durable size");
+    world.upkeep();
+    assert!(!world.disk.unsynced.load(Relaxed), "the objects could be longer than the file after a power failure");
+}
+
+#[test]
+fn stale_mark_that_may_not_be_durable_recalls_layouts() {
+    let world = World::new();
+    let file = world.create("file");
+    world.write(&file, 0, &[1; 5000]).unwrap();
+    let bad = world.record(&file).copies[1].object;
+    world.grant(&file, 1, LayoutMode::Read).unwrap();
+    world.servers.set_down(bad.server.0, true);
+    world.disk.failing.store(1, Relaxed);
+    // The record has the mark, although the change has failed.
+    let mut write = pin!(world.start(|caller| {
+        let data = buf::Rope::from(bytes::Bytes::from_static(&[2; 10]));
+        world.pnfs.write(caller, &file, 0, &data, Stability::FileSync, vfs::Report::Nothing)
+    }));
+    assert!(write().is_pending(), "the client can still read the copy");
+    assert_eq!(world.events.recalls(), [LayoutModes::READ]);
+    world.release(&file, 1, LayoutModes::ALL);
+    assert!(matches!(write(), Poll::Ready(Err(VfsError::Io))));
+    assert!(!world.record(&file).is_healthy());
+}
+
+#[test]
+fn file_whose_record_cannot_be_read_now_is_not_removed_without_its_objects() {
+    let world = World::new();
+    let file = world.create("file");
+    world.write(&file, 0, &[1; 5000]).unwrap();
+    let world = world.crash();
+    let (root, name) = (world.pnfs.root(), Name::new(b"file").unwrap());
+    let remove = || world.run(|caller| world.pnfs.remove(caller, &root, name)).map(drop);
+    world.disk.failing.store(1, Relaxed);
+    assert_eq!(remove(), Err(VfsError::Io));
+    assert_eq!(remove(), Ok(()));
+    world.upkeep();
+    assert_eq!(world.servers.objects(), 0);
+}
+
+#[test]
+fn objects_are_not_cut_before_the_new_size_is_durable() {
+    let world = World::new();
+    let file = world.create("file");
+    world.write(&file, 0, &[1; 5000]).unwrap();
+    let object = world.record(&file).copies[0].object;
+    world.disk.failing.store(2, Relaxed);
+    assert_eq!(world.truncate(&file, 100), Err(VfsError::Io));
+    assert_eq!(world.servers.content(object).unwrap().len(), 5000, "a power failure can bring the former size back");
+    world.upkeep();
+    assert_eq!(world.servers.content(object).unwrap().len(), 100);
+}
+
+#[test]
+fn nobody_gets_a_layout_to_write_while_another_client_can_read_a_stale_copy() {
+    let world = World::new();
+    let file = world.create("file");
+    world.write(&file, 0, &[1; 5000]).unwrap();
+    let bad = world.record(&file).copies[1].object;
+    world.grant(&file, 1, LayoutMode::Read).unwrap();
+    world.servers.set_down(bad.server.0, true);
+    // The data server with this copy does not answer, so the layout would be without it.
+    assert_eq!(world.grant(&file, 2, LayoutMode::Write), Err(VfsError::Delay));
+    assert_eq!(world.events.recalls(), [LayoutModes::READ]);
+    world.release(&file, 1, LayoutModes::ALL);
+    assert_eq!(world.grant(&file, 2, LayoutMode::Write).unwrap().len(), 1);
 }

@@ -2,7 +2,10 @@
 
 use std::{
     pin::pin,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
+    },
     task::{Context, Poll, Waker},
     time::Duration,
 };
@@ -13,6 +16,7 @@ use parking_lot::Mutex;
 use pnfs::{DataServers, Index, Options, Pnfs, Record, Stripes, record::Object};
 use vfs::{
     Caller, CompletionSlot, CreateMode, Cred, Handle, Layouts, Name, Report, Result, SetAttr, Stability, Vfs, VfsError,
+    interpose::{Interpose, Interposed, Operation},
     layout::*,
     memory::{Memory, MemoryOptions},
     pending::drive,
@@ -25,9 +29,46 @@ pub struct World {
     pub pnfs: Pnfs,
     pub servers: Servers,
     pub events: Arc<Events>,
+    pub disk: Arc<Disk>,
     inner: Arc<dyn Vfs>,
     index: Storage,
     stripes: Stripes,
+}
+
+/// The disk of the metadata server, which can fail.
+pub struct Disk {
+    memory: Memory,
+    /// The number of the next COMMITs that fail.
+    pub failing: AtomicU32,
+    /// The number of the next changes of extended attributes that fail.
+    pub refusing: AtomicU32,
+    /// Whether an attribute was set since the last COMMIT.
+    pub unsynced: AtomicBool,
+}
+
+struct Mounted(Arc<Disk>);
+
+impl Interpose for Mounted {
+    fn inner(&self) -> &dyn Vfs {
+        &self.0.memory
+    }
+
+    fn operation<T: Clone + Send + 'static>(
+        &self,
+        caller: &Caller<'_>,
+        operation: Operation,
+        run: &mut dyn FnMut(&Caller<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let fails = |count: &AtomicU32| count.fetch_update(Relaxed, Relaxed, |count| count.checked_sub(1)).is_ok();
+        match operation.name {
+            "commit" if fails(&self.0.failing) => return Err(VfsError::Io),
+            "set_xattr" if fails(&self.0.refusing) => return Err(VfsError::Io),
+            "commit" => self.0.unsynced.store(false, Relaxed),
+            "setattr" | "set_xattr" => self.0.unsynced.store(true, Relaxed),
+            _ => {}
+        }
+        run(caller)
+    }
 }
 
 /// The events of the tree.
@@ -70,8 +111,10 @@ impl World {
 
     /// A tree whose files have two copies with these stripes.
     pub fn with(stripes: Stripes, servers: u32) -> Self {
-        let inner: Arc<dyn Vfs> = Arc::new(Memory::new(MemoryOptions { mode: 0o777, ..Default::default() }));
-        Self::open(inner, Servers::new(servers), Storage::default(), stripes)
+        let memory = Memory::new(MemoryOptions { mode: 0o777, ..Default::default() });
+        let (failing, refusing, unsynced) = Default::default();
+        let disk = Arc::new(Disk { memory, failing, refusing, unsynced });
+        Self::open(disk, Servers::new(servers), Storage::default(), stripes)
     }
 
     /// Trees with and without stripes. In one, a data server has copies of two stripes of a file, and in another one not.
@@ -82,21 +125,22 @@ impl World {
             .map(|(stripes, servers)| Self::with(stripes, servers))
     }
 
-    fn open(inner: Arc<dyn Vfs>, servers: Servers, index: Storage, stripes: Stripes) -> Self {
+    fn open(disk: Arc<Disk>, servers: Servers, index: Storage, stripes: Stripes) -> Self {
         let options = Options { mirrors: 2, stripes, threshold: 1000, layouts: true, former_layouts: Duration::ZERO };
+        let inner: Arc<dyn Vfs> = Arc::new(Interposed(Mounted(disk.clone())));
         let opened = Index::with_backend(index.clone()).unwrap();
         let pnfs = Pnfs::new(inner.clone(), Arc::new(servers.clone()), opened, options).unwrap();
         let events = Arc::new(Events::default());
         pnfs.subscribe(events.clone());
-        Self { pnfs, servers, events, inner, index, stripes }
+        Self { pnfs, servers, events, disk, inner, index, stripes }
     }
 
     /// Ends the tree without warning, and opens it again.
     pub fn crash(self) -> Self {
-        let Self { pnfs, servers, inner, index, stripes, .. } = self;
+        let Self { pnfs, servers, disk, index, stripes, .. } = self;
         drop(pnfs);
         index.crash();
-        Self::open(inner, servers, index, stripes)
+        Self::open(disk, servers, index, stripes)
     }
 
     /// Runs an operation to its end.

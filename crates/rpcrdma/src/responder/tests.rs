@@ -1,11 +1,6 @@
 //! The limits of the responder: the memory of calls, the bytes that are read at once, and the replies that are not sent yet.
 
-use std::{
-    ptr::NonNull,
-    sync::{Arc, atomic::AtomicU64},
-    task::Waker,
-    time::Duration,
-};
+use std::{sync::atomic::AtomicU8, task::Waker, time::Duration};
 
 use buf::{PeerBytes, Pool};
 use rdma::{Completion, CompletionKind, Memory, Registered, RemoteSegment, Status};
@@ -36,12 +31,7 @@ impl Registry for MappedRegistry {
     }
 
     fn view(&mut self, _: RemoteSegment, len: usize) -> Option<PeerBytes> {
-        let memory = Arc::new(AtomicU64::new(0));
-        assert!(len <= 8);
-        let start = NonNull::from(&*memory).cast();
-        // SAFETY: the memory exists as long as its keeper, and permits writes by others.
-        #[expect(unsafe_code)]
-        Some(unsafe { PeerBytes::new(memory, start, len) })
+        Some(PeerBytes::of_atomics((0..len).map(|_| AtomicU8::new(0)).collect()))
     }
 }
 

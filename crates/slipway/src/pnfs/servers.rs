@@ -1,4 +1,4 @@
-//! [`NfsServers`]: the data servers of an export, used by NFSv3.
+//! [`NfsServers`]: the data servers of an export, used by NFSv3. Clients can use another version ([`ClientVersion`]).
 //!
 //! An object is a file in the directory of the URL, with its identifier as its name. RFC 8435 §2.2: only the metadata server
 //! needs access to that directory.
@@ -18,12 +18,15 @@ use pnfs::{
     record::{Object, Owners},
 };
 use rpc::Switch;
+use server::config::DataVersionConfig;
 use sha2::{Digest, Sha256};
 use tokio::runtime;
 use vfs::{
     Stability,
     layout::{DataAddress, DataTransport, DataVersion, LayoutDevice, LayoutDeviceId},
 };
+
+use super::versions::{self, ClientVersion};
 
 /// The data servers.
 pub struct NfsServers {
@@ -37,11 +40,14 @@ pub struct Endpoint {
     pub url: NfsUrl,
     /// The addresses for clients, without shared memory. There is none if clients cannot use the data server.
     pub addresses: Vec<DataAddress>,
+    /// The version by which clients use it, if it offers that.
+    pub version: DataVersionConfig,
 }
 
 /// A data server.
 struct DataServer {
     endpoint: Endpoint,
+    version: ClientVersion,
     switch: Switch,
     /// The mount, made when it is first needed. The client makes lost connections again.
     mount: tokio::sync::Mutex<Option<Mount>>,
@@ -52,9 +58,10 @@ struct DataServer {
 impl NfsServers {
     /// Creates the interface to these data servers. All work runs on `runtime`.
     pub fn new(runtime: runtime::Handle, switch: Switch, servers: Vec<(ServerId, Endpoint)>) -> Self {
-        let server = |endpoint| {
+        let server = |endpoint: Endpoint| {
             let (mount, handles) = Default::default();
-            Arc::new(DataServer { endpoint, switch: switch.clone(), mount, handles })
+            let version = ClientVersion::new(endpoint.version);
+            Arc::new(DataServer { endpoint, version, switch: switch.clone(), mount, handles })
         };
         Self { runtime, servers: servers.into_iter().map(|(id, endpoint)| (id, server(endpoint))).collect() }
     }
@@ -62,9 +69,15 @@ impl NfsServers {
     /// Returns the data server of a device, and the transport that its clients prefer.
     fn find(&self, device: LayoutDeviceId) -> Option<(ServerId, &Arc<DataServer>, DataTransport)> {
         self.servers.iter().find_map(|(id, server)| {
-            let transport =
-                TRANSPORTS.into_iter().find(|transport| server.device_id(*id, *transport) == Some(device))?;
-            Some((*id, server, transport))
+            // A client can still use the device of the time before the version has changed.
+            let is = |transport| {
+                server
+                    .version
+                    .possible()
+                    .into_iter()
+                    .any(|as_of| server.device_id(*id, transport, as_of) == Some(device))
+            };
+            Some((*id, server, TRANSPORTS.into_iter().find(|transport| is(*transport))?))
         })
     }
 
@@ -117,11 +130,11 @@ impl DataServer {
         addresses.first().is_some_and(|first| first.transport == preferred).then_some(addresses)
     }
 
-    /// Returns the device for clients that prefer this transport. It changes with the addresses, because clients cache devices,
-    /// and differs between data servers of all exports.
-    fn device_id(&self, id: ServerId, transport: DataTransport) -> Option<LayoutDeviceId> {
+    /// Returns the device for clients that prefer this transport. It changes with the addresses and the version, because clients
+    /// cache devices, and differs between data servers of all exports.
+    fn device_id(&self, id: ServerId, transport: DataTransport, version: DataVersionConfig) -> Option<LayoutDeviceId> {
         let addresses = self.addresses(transport)?;
-        let text = format!("{} {} {addresses:?}", id.0, self.endpoint.url);
+        let text = format!("{} {} {} {addresses:?}", id.0, self.endpoint.url, versions::name(version));
         let digest = Sha256::digest(text.as_bytes());
         Some(LayoutDeviceId(std::array::from_fn(|at| digest[at])))
     }
@@ -258,7 +271,10 @@ impl DataServers for NfsServers {
     }
 
     fn device_id(&self, server: ServerId, transport: DataTransport) -> Option<LayoutDeviceId> {
-        let id = |transport| self.servers.get(&server)?.device_id(server, transport);
+        let id = |transport| {
+            let found = self.servers.get(&server)?;
+            found.device_id(server, transport, found.version.now())
+        };
         id(transport).or_else(|| TRANSPORTS.into_iter().find_map(id))
     }
 
@@ -273,14 +289,21 @@ impl DataServers for NfsServers {
         let addresses = server.addresses(transport).unwrap_or_default();
         self.run(id, move |server| async move {
             let mount = server.mount().await?;
+            server.version.ask_once(&server.endpoint.url, &server.switch).await?;
+            let (version, minor) = versions::numbers(server.version.now());
             let (read_max, write_max) = (mount.read_size() as u32, mount.write_size() as u32);
-            let versions = vec![DataVersion { version: 3, minor: 0, read_max, write_max, tightly_coupled: false }];
+            // One version, so that a layout has one handle of each object (RFC 8435 §5.1). Linux's client uses only the first.
+            let versions = vec![DataVersion { version, minor, read_max, write_max, tightly_coupled: false }];
             Ok(LayoutDevice::Flexible { addresses, versions })
         })
     }
 
     fn probe(&self, server: ServerId) -> ServerFuture<()> {
-        self.run(server, |server| async move { Ok(server.mount().await?.protocol().null().await?) })
+        self.run(server, |server| async move {
+            server.mount().await?.protocol().null().await?;
+            // It may have been started again with other options.
+            Ok(server.version.ask(&server.endpoint.url, &server.switch).await?)
+        })
     }
 }
 

@@ -108,11 +108,11 @@ impl V4 {
                     continue;
                 }
             };
-            if piece.len > at.device.info().read_max as u64 {
+            if piece.len > at.read_max as u64 {
                 return (Ok(None), region);
             }
             let read;
-            (read, region) = Operations::read_into(&at.v3, &at.handle, piece.data_offset, region).await;
+            (read, region) = at.server.read_into(&at.handle, piece.data_offset, region).await;
             match read {
                 Ok(info) if !info.eof => {
                     note(direct, errors);
@@ -222,12 +222,12 @@ async fn read_piece(
 ) -> std::result::Result<Part, IoError> {
     let range = piece.offset..piece.offset + piece.len;
     let read = async {
-        let Target { v3, device, handle, .. } = target(opens, data_file, deadline).await?;
+        let Target { server, read_max, handle, .. } = target(opens, data_file, deadline).await?;
         let (mut data, mut eof) = (Rope::new(), false);
         while (data.len() as u64) < piece.len && !eof {
-            let count = (piece.len - data.len() as u64).min(device.info().read_max as u64);
+            let count = (piece.len - data.len() as u64).min(read_max as u64);
             let at = piece.data_offset + data.len() as u64;
-            let read = Operations::read(&v3, &handle, at, count as u32).await?;
+            let read = server.read(&handle, at, count as u32).await?;
             if read.data.is_empty() && !read.eof {
                 let problem = "no data, but not the end of the file".to_owned();
                 return Err(Error::new(ErrorKind::Protocol(problem), "READ"));

@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     call::Deadline,
-    model::{Error, ErrorKind, Handle, Operations, Result, StableHow, Verifier, Written},
+    model::{Error, ErrorKind, Handle, Result, StableHow, Verifier, Written},
 };
 
 /// The data files that a WRITE has reached and that have not made it durable, with their verifiers.
@@ -137,12 +137,12 @@ async fn write_piece(
 ) -> std::result::Result<Option<(DataFileId, Verifier)>, IoError> {
     let range = piece.offset..piece.offset + piece.len;
     let write = async {
-        let Target { v3, device, handle, id } = target(opens, data_file, deadline).await?;
+        let Target { server, write_max, handle, id, .. } = target(opens, data_file, deadline).await?;
         let (mut at, mut verifier) = (0, None);
         while at < data.len() {
-            let part = data.slice(at, (data.len() - at).min(device.info().write_max));
+            let part = data.slice(at, (data.len() - at).min(write_max));
             let len = part.len();
-            let written = Operations::write(&v3, &handle, piece.data_offset + at as u64, part, stable).await?;
+            let written = server.write(&handle, piece.data_offset + at as u64, part, stable).await?;
             let count = written.count as usize;
             if count == 0 || count > len || written.committed < stable {
                 let problem = format!("{count} of {len} bytes were written, or less durably than requested");
@@ -175,8 +175,8 @@ async fn commit_all(
         files.filter(|file| unstable.iter().any(|((device, handle), _)| *device == file.device && file.has(handle)));
     let commits = files.map(|data_file| async move {
         let commit = async {
-            let Target { v3, handle, id, .. } = target(opens, data_file, deadline).await?;
-            Ok((id, Operations::commit(&v3, &handle).await?))
+            let Target { server, handle, id, .. } = target(opens, data_file, deadline).await?;
+            Ok((id, server.commit(&handle).await?))
         };
         let committed: Result<_> = commit.await;
         committed.map_err(|error| failure(opens, data_file, Opnum4::Commit, 0..u64::MAX, &error))

@@ -58,7 +58,7 @@ the state of the recovery database.
 
 Configuration file, for several exports (unknown keys are rejected):
   [server]                      # state_dir, workers, connections, connections_per_host, blocking_threads, blocking_queue,
-                                # rpcbind, nlm_port, grace_s, lease_s, idmap_domain, log, log_format, seccomp
+                                # rpcbind, nlm_port, grace_s, lease_s, idmap_domain, log, log_format, seccomp, data_server
   workers = 4
   [kerberos]                    # keytab, service
   keytab = \"/etc/krb5.keytab\"
@@ -156,6 +156,9 @@ pub struct Args {
     /// Seconds for which an NFSv4 client can be silent without losing state, from 1 to 3600; 90 by default
     #[arg(long, value_name = "SECONDS")]
     lease: Option<u64>,
+    /// Be a data server of pNFS for clients of NFSv4.1 and 4.2, too. Clients of NFSv3 need no option
+    #[arg(long)]
+    data_server: bool,
     /// When ready, print exports and addresses as one line of JSON instead of text
     #[arg(long)]
     json: bool,
@@ -222,6 +225,7 @@ impl Args {
         config.server.nlm_port = self.nlm_port.or(config.server.nlm_port);
         config.server.grace_s = self.grace.or(config.server.grace_s);
         config.server.lease_s = self.lease.or(config.server.lease_s);
+        config.server.data_server |= self.data_server;
         config.server.state_dir = self.state_dir.clone().or(config.server.state_dir.take());
         Ok(config)
     }
