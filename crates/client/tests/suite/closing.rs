@@ -79,7 +79,10 @@ async fn idle_files_are_closed_together(network: Network, vers: &str) {
     sleep(Duration::from_millis(900)).await;
     assert_eq!(closes(&record), (0, 0));
     sleep(Duration::from_secs(4)).await;
-    assert_eq!(closes(&record), (if vers == "4.0" { FILES } else { FILES.div_ceil(16) }, FILES));
+    let (requests, closed) = closes(&record);
+    assert_eq!(closed, FILES);
+    // The files were opened at different times, so not all requests are full.
+    assert!(if vers == "4.0" { requests == FILES } else { requests <= FILES / 8 }, "{requests} requests");
 }
 
 /// The CLOSE of one of three files is refused once.
