@@ -163,23 +163,30 @@ sys_with_keytab() {
 
 # Version 4.0: the server calls the client back as nfs@SERVER, and rpc.svcgssd accepts that for the client's key. So the client gets
 # delegations, and our client over 4.1 makes the server recall one. The kernel introduces itself with krb5i, also for krb5p.
+recalls() { grep -c 'a client answered a callback.*Recall' /run/out/serve.log || true; }
+
+# A delegation of an open file stays, however slow the machine is. The first open of an owner comes without one, and so do those before
+# the callback address is probed.
+recall_once() {
+  local at=/run/mnt/recall before holder
+  before=$(recalls)
+  mount -t nfs -o "$(options tcp 4.0 krb5i)" $SERVER:$EXPORT $at || return
+  for _ in 1 2 3 4; do alice cat $at/recall; sleep 1; done >/dev/null
+  setpriv --reuid 1000 --regid 1000 --clear-groups sh -c 'exec sleep 600 <"$0"' $at/recall & holder=$!
+  ip netns exec server timeout 300 "$SLIPWAY" cp /run/sample "nfs://127.0.0.1:2049$EXPORT/recall?vers=4.1&uid=1000&gid=1000&timeo=3000"
+  kill $holder; wait $holder || true
+  alice cmp /run/sample $at/recall || return
+  umount $at
+  [ "$(recalls)" -gt "$before" ]
+}
+
 recall_of_4_0() {
-  local at=/run/mnt/recall flavor
-  rpc.svcgssd -f -vvv >/run/out/logs/svcgssd-client.log 2>&1 & local daemon=$!
-  mkdir -p $at
-  for flavor in krb5 krb5i; do
-    mount -t nfs -o "$(options tcp 4.0 $flavor)" $SERVER:$EXPORT $at
-    echo before >$EXPORT/recall.$flavor; chown 1000 $EXPORT/recall.$flavor
-    # The first open of an owner comes without a delegation, and so do those before the callback address is probed.
-    for _ in 1 2 3 4 5; do alice cat $at/recall.$flavor; sleep 1; done
-    echo after >/run/after
-    ip netns exec server timeout 120 "$SLIPWAY" cp /run/after "nfs://127.0.0.1:2049$EXPORT/recall.$flavor?vers=4.1&uid=1000&gid=1000"
-    equal after "$(alice cat $at/recall.$flavor)"
-    umount $at
-  done
+  local daemon
+  rpc.svcgssd -f -vvv >/run/out/logs/svcgssd-client.log 2>&1 & daemon=$!
+  mkdir -p /run/mnt/recall; echo before >$EXPORT/recall; chown 1000 $EXPORT/recall
+  # The kernel closes the connection if its daemon is slow, so a probe can fail.
+  recall_once || recall_once || recall_once
   kill $daemon
-  # One recall for each flavour.
-  [ "$(grep -c 'a client answered a callback.*Recall' /run/out/serve.log)" -ge 2 ]
 }
 
 no_context_was_refused() { refused grep -E 'a client got no context|panicked' /run/out/serve.log; }
