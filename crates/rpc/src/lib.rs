@@ -90,7 +90,7 @@ mod peer_log;
 mod pending;
 mod programs;
 pub mod rate;
-mod record;
+pub mod record;
 mod request;
 mod reverse;
 pub mod rpcbind;
