@@ -255,14 +255,17 @@ impl Vfs for Pnfs {
         self.on_data(caller, file, lock, Some(inner), |core, file, cred| core.seek(file, cred, offset, what))
     }
 
+    // RFC 7862 §15.1.3: later writes to the range must not fail with NOSPC. NFSv3 cannot reserve space at data servers.
     fn allocate(&self, caller: &Caller<'_>, file: &Handle, offset: u64, len: u64) -> Result<Change> {
         let of = file.clone();
         self.only_inner(caller, file, move |vfs, caller| vfs.allocate(caller, &of, offset, len))
     }
 
     fn deallocate(&self, caller: &Caller<'_>, file: &Handle, offset: u64, len: u64) -> Result<Change> {
-        let of = file.clone();
-        self.only_inner(caller, file, move |vfs, caller| vfs.deallocate(caller, &of, offset, len))
+        let inner = |vfs: &dyn Vfs| vfs.deallocate(&Caller { completion: None, ..*caller }, file, offset, len);
+        self.on_data(caller, file, (WHOLE, true), Some(inner), |core, file, cred| {
+            core.deallocate(file, cred, offset, len)
+        })
     }
 
     fn copy(&self, caller: &Caller<'_>, from: (&Handle, u64), to: (&Handle, u64), len: u64) -> Result<u64> {

@@ -96,7 +96,7 @@ impl Service for Refusing {
     fn call<'a>(&'a self, call: Call<'a>) -> Answering<'a> {
         let Ok(args) = CompoundArgs::decode(&mut call.arguments.clone()) else { return self.0.call(call) };
         let is_in = |opnum| args.argarray.iter().any(|op| op.opnum() == opnum);
-        if let Some((opnum, error)) = self.1.of_rpc.lock().clone()
+        if let Some((opnum, error)) = *self.1.of_rpc.lock()
             && is_in(opnum)
         {
             return Answering::Pending(Box::pin(async move { Err(error) }));

@@ -184,6 +184,63 @@ impl Core {
         }
     }
 
+    /// Makes the part of a range that lies in the file zeros. NFSv3 has no operation for holes, so zeros are written where other bytes
+    /// are: RFC 7862 §15.4.3 demands zeros of what cannot be deallocated. If this fails, a part of the range can have its former bytes.
+    ///
+    /// # Errors
+    /// Returns `NotSupported` if more than [`ZEROED_MAX`] bytes would be read and written, and the errors of writes.
+    pub async fn deallocate(self: Arc<Self>, file: Arc<File>, cred: Cred, offset: u64, len: u64) -> Result<Change> {
+        {
+            let _whole = file.ranges.lock(WHOLE, true).await;
+            if let Place::Inner = self.place(&file).await? {
+                let inner =
+                    move |core: &Core| core.inner.deallocate(&Caller::blocking(&cred), &file.handle, offset, len);
+                return self.run(inner).await;
+            }
+        }
+        let (of, by) = (file.clone(), cred.clone());
+        let size = self.run(move |core| {
+            let (caller, nothing) = (Caller::blocking(&by), Rope::new());
+            // The inner file system checks the permission.
+            core.inner.write(&caller, &of.handle, offset, &nothing, Stability::Unstable, Report::Nothing)?;
+            core.size_of(&of.handle)
+        });
+        let end = offset.saturating_add(len).min(size.await?);
+        if end.saturating_sub(offset) > ZEROED_MAX {
+            return Err(VfsError::NotSupported);
+        }
+        let mut start = offset;
+        while start < end {
+            let stop = end.min(start + COPY_PIECE);
+            self.zero(&file, start..stop).await?;
+            start = stop;
+        }
+        self.run(move |core| {
+            let _sizing = file.sizing.lock();
+            let caller = Caller::blocking(&cred);
+            // The times change as with a write.
+            let set = SetAttr { size: Some(core.inner.getattr(&caller, &file.handle)?.size), ..SetAttr::default() };
+            core.inner.setattr(&caller, &file.handle, &set, None)
+        })
+        .await
+    }
+
+    /// Writes zeros to the part of a range that lies in the file and has other bytes.
+    async fn zero(self: &Arc<Self>, file: &Arc<File>, range: std::ops::Range<u64>) -> Result<()> {
+        let (_range, place) = self.lock_for_write(file, range.clone()).await?;
+        let Place::Servers(record) = place else { return Err(VfsError::Io) };
+        // The file may have been truncated.
+        let of = file.clone();
+        let size = self.run(move |core| core.size_of(&of.handle)).await?;
+        let len = range.end.min(size).saturating_sub(range.start) as usize;
+        let data = self.read_range(file, range.start, len).await?;
+        if data.to_bytes().is_ok_and(|bytes| bytes.iter().all(|byte| *byte == 0)) {
+            return Ok(());
+        }
+        let zeros = Bytes::from(vec![0; len]).into();
+        self.write_range(file, &record, range.start, zeros, Stability::FileSync).await
+    }
+
     pub async fn write(self: Arc<Self>, file: Arc<File>, cred: Cred, write: Write) -> Result<Written> {
         let Write { offset, mut data, stability, report } = write;
         let end = offset.checked_add(data.len() as u64).filter(|end| *end <= self.caps.file_size_max);
@@ -350,5 +407,7 @@ impl Core {
 }
 
 const COPY_PIECE: u64 = 1 << 20;
+/// Maximum bytes of one DEALLOCATE: it has no partial result, so a client waits for all of them.
+const ZEROED_MAX: u64 = 256 << 20;
 /// Maximum bytes that are copied at a time, so that a call is answered soon.
 const COPY_MAX: u64 = 16 << 20;

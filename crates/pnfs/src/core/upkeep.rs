@@ -53,6 +53,10 @@ impl Core {
         core.undo_moves().await;
         core.remove_objects().await;
         let mut work: Vec<_> = core.work.lock().iter().map(|(file, work)| (file.clone(), *work)).collect();
+        // Another operation may have done the work of a file whose copies may differ.
+        let unequal: Vec<_> = core.unequal.lock().iter().cloned().collect();
+        let unequal = unequal.into_iter().filter(|file| !core.has_work(file, u8::MAX));
+        work.extend(unequal.map(|file| (file, 0)));
         work.sort_unstable_by(|one, other| one.0.as_bytes().cmp(other.0.as_bytes()));
         for (handle, work) in work {
             if let Err(error) = core.repair(&handle, work).await {

@@ -282,3 +282,53 @@ fn nobody_gets_a_layout_to_write_while_another_client_can_read_a_stale_copy() {
     world.release(&file, 1, LayoutModes::ALL);
     assert_eq!(world.grant(&file, 2, LayoutMode::Write).unwrap().len(), 1);
 }
+
+#[test]
+fn deallocated_bytes_are_zeros_in_all_copies_and_allocate_is_not_supported() {
+    World::each().for_each(deallocated);
+}
+
+fn deallocated(world: World) {
+    let file = world.create("file");
+    world.write(&file, 0, &[1; 5000]).unwrap();
+    let deallocate = |offset, len| world.run(|caller| world.pnfs.deallocate(caller, &file, offset, len));
+    let changed = deallocate(1000, 2000).unwrap();
+    assert!(changed.after.change > changed.before.change);
+    // The size stays the same.
+    assert_eq!(deallocate(4500, u64::MAX).unwrap().after.size, 5000);
+    let mut contents = [1; 5000];
+    contents[1000..3000].fill(0);
+    contents[4500..].fill(0);
+    assert_eq!(world.read(&file).unwrap(), contents);
+    world.upkeep();
+    let record = world.record(&file);
+    assert!(record.is_healthy());
+    // A copy that misses the zeros is stale.
+    let down = record.copies[0].object.server.0;
+    world.servers.set_down(down, true);
+    deallocate(0, 100).unwrap();
+    contents[..100].fill(0);
+    assert_eq!(world.read(&file).unwrap(), contents);
+    assert!(!world.record(&file).is_healthy());
+    let allocated = world.run(|caller| world.pnfs.allocate(caller, &file, 0, 10_000));
+    assert_eq!((allocated.unwrap_err(), world.size(&file)), (VfsError::NotSupported, 5000));
+    // A range that takes too long is refused, and has its former bytes.
+    world.truncate(&file, 300 << 20).unwrap();
+    assert_eq!(deallocate(0, u64::MAX).unwrap_err(), VfsError::NotSupported);
+    assert_eq!(world.read(&file).unwrap()[..5000], contents);
+}
+
+#[test]
+fn file_whose_work_was_done_by_another_operation_gets_layouts_again() {
+    let world = World::new();
+    let file = world.create("file");
+    world.write(&file, 0, &[1; 5000]).unwrap();
+    world.upkeep();
+    world.servers.ids().for_each(|server| world.servers.set_down(server, true));
+    world.truncate(&file, 3000).unwrap();
+    let world = world.crash();
+    world.servers.ids().for_each(|server| world.servers.set_down(server, false));
+    world.truncate(&file, 2000).unwrap();
+    world.upkeep();
+    assert_eq!(world.grant(&file, 1, LayoutMode::Write).unwrap().len(), 2);
+}

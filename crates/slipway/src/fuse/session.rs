@@ -424,9 +424,19 @@ impl InFlight {
 /// Returns `true` if a thread has a fatal signal, or dies by one. A thread that cannot be seen has none.
 fn is_dying(pid: u32) -> bool {
     let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).ok();
-    pid != 0
-        && (read("status").is_some_and(|status| has_fatal_signal(&status))
-            || read("stat").is_some_and(|stat| dies_by_signal(&stat)))
+    if pid == 0 {
+        return false;
+    }
+    let Some(status) = read("status") else { return false };
+    // While a thread executes execve(2), the kernel lets nobody read its `stat`. It can then wait for this mount, because execve
+    // closes files. So `stat` is read only of threads that are exiting.
+    has_fatal_signal(&status) || !has_memory(&status) && read("stat").is_some_and(|stat| dies_by_signal(&stat))
+}
+
+/// Returns `true` if the thread has memory, according to its status in proc(5). An exiting thread has released it before it closes
+/// files.
+fn has_memory(status: &str) -> bool {
+    status.lines().any(|line| line.starts_with("VmSize:"))
 }
 
 /// Returns `true` if a signal is pending that ends the process, according to the status of a thread in proc(5).
@@ -462,6 +472,8 @@ const NOT_FATAL: u64 = 1 << 16 | 1 << 17 | 1 << 18 | 1 << 19 | 1 << 20 | 1 << 21
 
 #[cfg(test)]
 mod tests {
+    use rustix::process::{Pid, WaitId, WaitIdOptions};
+
     use super::*;
 
     #[test]
@@ -488,5 +500,16 @@ mod tests {
         assert!(dies_by_signal(&stat(4, 9)) && dies_by_signal(&stat(0x40_0004, 15)));
         assert!(!dies_by_signal(&stat(4, 0)) && !dies_by_signal(&stat(4, 1 << 8)) && !dies_by_signal(&stat(0, 9)));
         assert!(!dies_by_signal("") && !dies_by_signal("1 (x) S 1"));
+    }
+
+    #[test]
+    fn thread_that_has_exited_has_no_memory() {
+        let status = |pid: u32| fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        assert!(has_memory(&status(std::process::id())));
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let of_child = WaitId::Pid(Pid::from_child(&child));
+        rustix::process::waitid(of_child, WaitIdOptions::EXITED | WaitIdOptions::NOWAIT).unwrap();
+        assert!(!has_memory(&status(child.id())));
+        child.wait().unwrap();
     }
 }
