@@ -70,7 +70,9 @@ async fn repeat(mount: Arc<Mount>, file: File, operation: Operation, count: usiz
             Operation::Write => {
                 mount.protocol().write(file.handle(), 0, data.clone(), StableHow::Unstable).await?;
             }
-            Operation::GetAttr => drop(file.stat().await?),
+            Operation::GetAttr => {
+                file.stat().await?;
+            }
             Operation::Create => unreachable!("CREATE uses no file"),
         }
     }
