@@ -161,6 +161,34 @@ sys_with_keytab() {
   done
 }
 
+# Version 4.0: the server calls the client back as nfs@SERVER, and rpc.svcgssd accepts that for the client's key. So the client gets
+# delegations, and our client over 4.1 makes the server recall one. The kernel introduces itself with krb5i, also for krb5p.
+recalls() { grep -c 'a client answered a callback.*Recall' /run/out/serve.log || true; }
+
+# A delegation of an open file stays, however slow the machine is. The first open of an owner comes without one, and so do those before
+# the callback address is probed.
+recall_once() {
+  local at=/run/mnt/recall before holder
+  before=$(recalls)
+  mount -t nfs -o "$(options tcp 4.0 krb5i)" $SERVER:$EXPORT $at || return
+  for _ in 1 2 3 4; do alice cat $at/recall; sleep 1; done >/dev/null
+  setpriv --reuid 1000 --regid 1000 --clear-groups sh -c 'exec sleep 600 <"$0"' $at/recall & holder=$!
+  ip netns exec server timeout 300 "$SLIPWAY" cp /run/sample "nfs://127.0.0.1:2049$EXPORT/recall?vers=4.1&uid=1000&gid=1000&timeo=3000"
+  kill $holder; wait $holder || true
+  alice cmp /run/sample $at/recall || return
+  umount $at
+  [ "$(recalls)" -gt "$before" ]
+}
+
+recall_of_4_0() {
+  local daemon
+  rpc.svcgssd -f -vvv >/run/out/logs/svcgssd-client.log 2>&1 & daemon=$!
+  mkdir -p /run/mnt/recall; echo before >$EXPORT/recall; chown 1000 $EXPORT/recall
+  # The kernel closes the connection if its daemon is slow, so a probe can fail.
+  recall_once || recall_once || recall_once
+  kill $daemon
+}
+
 no_context_was_refused() { refused grep -E 'a client got no context|panicked' /run/out/serve.log; }
 
 check "network" network || exit 1
@@ -173,6 +201,7 @@ for cell in $KERNEL_CLIENT; do
 done
 check "tcp: tickets decide" tickets_decide
 check "tcp: sec=sys with a keytab" sys_with_keytab
+check "tcp: delegations of 4.0 are recalled by Kerberos" recall_of_4_0
 check "serve: no context was refused" no_context_was_refused
 
 # Linux's server, with our client in the namespace.

@@ -1,5 +1,6 @@
 # Runs in the guest: Linux's client uses a pNFS cluster. The metadata server and two data servers are `slipway` in a network
-# namespace; the third data server is the guest's own knfsd. /run/out/env sets SLIPWAY.
+# namespace; the third data server is the guest's own knfsd. Clients use all of them by NFSv3 first, and then the first by 4.1 and
+# the second by 4.2, each over tcp and over rdma. /run/out/env sets SLIPWAY.
 . /run/out/guest/lib.sh
 . /run/out/env
 near SLIPWAY
@@ -10,6 +11,10 @@ EXPORT=/run/export
 head -c 3000000 /run/out/random >/run/sample
 head -c 100000 /run/out/random >/run/small
 PORT=(2049 2051 2052)
+RDMA_PORT=(20049 20051 20052)
+RDMA=proto=rdma,port=${RDMA_PORT[0]}
+# The options of data servers.
+OPTIONS=
 
 # Runs a command in the servers' network. `ip netns exec` would copy the mounts for it, too. A server that holds a mount of itself
 # does not end when it is killed.
@@ -20,6 +25,8 @@ network() {
   ip link add client0 type veth peer name client1 netns server
   ip addr add $CLIENT/24 dev client0; ip link set client0 up
   ip -n server addr add $SERVER/24 dev client1; ip -n server link set client1 up; ip -n server link set lo up
+  # The servers use software iWARP in user space.
+  rdma link add siw1 type siw netdev client0
 }
 
 # knfsd_data_server: the third data server.
@@ -33,7 +40,8 @@ start() {
   rm -f /run/ready.$1
   case $1 in
     0) set -- 0 --config /run/slipway.toml ;;
-    *) set -- $1 --rpcbind off --squash none --state-dir /run/state$1 --listen tcp://$SERVER:${PORT[$1]} /run/ds$1 ;;
+    *) set -- $1 $OPTIONS --rpcbind off --squash none --state-dir /run/state$1 --listen tcp://$SERVER:${PORT[$1]} \
+      --listen "rdma://$SERVER:${RDMA_PORT[$1]}?provider=iwarp" /run/ds$1 ;;
   esac
   $IN_SERVER "$SLIPWAY" -vv serve --ready-file /run/ready.$1 "${@:2}" >>/run/out/serve.$1.log 2>&1 &
   echo $! >/run/pid.$1
@@ -51,6 +59,17 @@ servers() {
   mkfs.ext4 -q -E lazy_itable_init=1,lazy_journal_init=1 /run/export.ext4
   mount -o loop /run/export.ext4 $EXPORT
   chmod 777 $EXPORT; chmod 700 /run/ds{1,2}
+  configure 3 3 3
+  start 1; start 2; start 0
+}
+
+# addresses N: the addresses of a data server for clients.
+addresses() {
+  echo "[{ transport = \"rdma\", address = \"$SERVER:${RDMA_PORT[$1]}\" }, { transport = \"tcp\", address = \"$SERVER:${PORT[$1]}\" }]"
+}
+
+# configure VERSION…: writes the configuration of the metadata server, with the versions by which clients use each data server.
+configure() {
   cat >/run/slipway.toml <<T
 [server]
 state_dir = "/run/state0"
@@ -60,6 +79,10 @@ grace_s = 15
 [[listen]]
 transport = "tcp"
 address = "$SERVER:${PORT[0]}"
+[[listen]]
+transport = "rdma"
+address = "$SERVER:${RDMA_PORT[0]}"
+options = { provider = "iwarp" }
 [[export]]
 path = "$EXPORT"
 name = "/export"
@@ -73,19 +96,32 @@ timeout_s = 5
 [[pnfs.server]]
 id = 1
 url = "nfs://$SERVER:${PORT[1]}/run/ds1?mountport=${PORT[1]}"
+version = "$1"
+address = $(addresses 1)
 [[pnfs.server]]
 id = 2
 url = "nfs://$SERVER:${PORT[2]}/run/ds2?mountport=${PORT[2]}"
+version = "$2"
+address = $(addresses 2)
 [[pnfs.server]]
 id = 3
 url = "nfs://$CLIENT/run/ds3?mountport=20048"
+version = "$3"
 T
-  start 1; start 2; start 0
 }
 
+# mounted VERSION [OPTIONS]
 mounted() {
-  mount -t nfs -o "vers=$1,proto=tcp" $SERVER:/export /run/mnt
+  mount -t nfs -o "vers=$1,${2:-proto=tcp}" $SERVER:/export /run/mnt
   grep -A20 'mounted on /run/mnt ' /proc/self/mountstats | grep -q pnfs=LAYOUT_FLEX_FILES
+}
+
+# The data servers are started again as those of NFSv4. knfsd does not say that it is a data server, so clients use it by NFSv3.
+newer_data_servers() {
+  stop 0; stop 1; stop 2
+  OPTIONS=--data-server
+  configure 4.1 4.2 4.2
+  start 1; start 2; start 0
 }
 
 # through_mds OPERATION: the number of operations of the client at the metadata server.
@@ -94,7 +130,7 @@ through_mds() { grep -c "operation=\"$1\" peer=$CLIENT:" /run/out/serve.0.log ||
 at_server() {
   case $1 in
     3) awk -v at=$([ $2 = READ ] && echo 9 || echo 10) '$1 == "proc3" { print $at }' /proc/net/rpc/nfsd ;;
-    *) grep -c "procedure=\"$2\" peer=$CLIENT:" /run/out/serve.$1.log || true ;;
+    *) grep -cE "(procedure|operation)=\"$2\" peer=$CLIENT:" /run/out/serve.$1.log || true ;;
   esac
 }
 at_servers() { echo $(($(at_server 1 $1) + $(at_server 2 $1) + $(at_server 3 $1))); }
@@ -110,7 +146,7 @@ copies_equal() {
 }
 no_objects() { [ -z "$(ls /run/ds1 /run/ds2 /run/ds3 | grep -v :)" ]; }
 
-# All data go to all data servers, and come from them.
+# All data go to all data servers, and come from them. $1 and $2 are those of `mounted`.
 direct() {
   local writes reads former=()
   former=($(at_server 1 WRITE) $(at_server 2 WRITE) $(at_server 3 WRITE))
@@ -122,11 +158,36 @@ direct() {
   # The metadata server writes to knfsd, too, but not these data.
   [ "$(at_server 3 WRITE)" -gt "${former[2]}" ]
   # With a layout to read.
-  umount /run/mnt; mounted $1
+  umount /run/mnt; mounted "$@"
   former=$(at_servers READ)
   cmp /run/sample /run/mnt/file
   equal "$reads" "$(through_mds READ)"
   [ "$(at_servers READ)" -gt "$former" ]
+}
+
+# by_version3 N: the number of calls by which the client reads and writes at a data server by NFSv3.
+by_version3() { grep -cE "procedure=\"(READ|WRITE|COMMIT)\" peer=$CLIENT:" /run/out/serve.$1.log || true; }
+
+# All data go to all data servers, and come from them, by the configured versions. The clients of NFSv4 need no OPEN.
+direct_by_versions() {
+  local former=($(by_version3 1) $(by_version3 2))
+  direct "$@"
+  equal "${former[*]}" "$(by_version3 1) $(by_version3 2)"
+  for server in 1 2; do
+    equal 0 "$(grep -c "operation=\"OPEN\" peer=$CLIENT:" /run/out/serve.$server.log)"
+  done
+  grep -q 'clients use NFSv3 at this data server.*/run/ds3' /run/out/serve.0.log
+}
+
+# over TRANSPORT N: the number of calls by which the client writes at a server over a transport.
+over() { grep -cE "(procedure|operation)=\"WRITE\" peer=$CLIENT:.* transport=\"$1\"" /run/out/serve.$2.log || true; }
+
+# direct_over_rdma CHECK…: a client that has mounted over RDMA uses data servers over RDMA, and one without an RDMA address over TCP.
+direct_over_rdma() {
+  local tcp=($(over tcp 1) $(over tcp 2)) rdma=($(over rdma 1) $(over rdma 2))
+  "$@"
+  equal "${tcp[*]}" "$(over tcp 1) $(over tcp 2)"
+  for server in 1 2; do [ "$(over rdma $server)" -gt "${rdma[$((server - 1))]}" ]; done
 }
 
 # The same operations on the mount and on a local file, with the cache and without it.
@@ -222,6 +283,30 @@ for version in 4.1 4.2; do
   [ $version = 4.1 ] || check "$version: survives the end of a data server" failure
   check "$version: survives the end of the metadata server" restart
   check "$version: unmounts" umount /run/mnt
+done
+check "4.2 over rdma: mounts with flexible files" mounted 4.2 $RDMA || exit 1
+check "4.2 over rdma: data pass the metadata server by" direct_over_rdma direct 4.2 $RDMA
+check "4.2 over rdma: changes of content and size" changes
+check "4.2 over rdma: removes objects" unlinked
+check "4.2 over rdma: unmounts" umount /run/mnt
+check "data servers of 4.1 and 4.2: start" newer_data_servers || exit 1
+# The subshell of the check has not changed this one.
+OPTIONS=--data-server
+for version in 4.1 4.2; do
+  on="$version, data servers of 4.1 and 4.2"
+  check "$on: mounts with flexible files" mounted $version || continue
+  check "$on: data pass the metadata server by" direct_by_versions $version
+  check "$on: changes of content and size" changes
+  check "$on: removes objects" unlinked
+  [ $version = 4.1 ] || check "$on: survives the end of a data server" failure
+  [ $version = 4.1 ] || check "$on: survives the end of the metadata server" restart
+  check "$on: unmounts" umount /run/mnt
+  on="$on, over rdma"
+  check "$on: mounts with flexible files" mounted $version $RDMA || continue
+  check "$on: data pass the metadata server by" direct_over_rdma direct_by_versions $version $RDMA
+  check "$on: changes of content and size" changes
+  check "$on: removes objects" unlinked
+  check "$on: unmounts" umount /run/mnt
 done
 check "kernel log is clean" kernel_log_is_clean
 ! grep -q ^fail "$RESULTS"

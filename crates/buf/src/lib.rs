@@ -42,5 +42,5 @@ pub use pool::{Pool, PoolOptions, PoolStats};
 pub use region::{Region, SharedRegion};
 pub use rope::{FileRange, Piece, Rope};
 pub use slab::Slab;
-pub use spin::{SOCKET_SPIN_MAX, SPIN_MAX, Spin};
+pub use spin::{SPIN_MAX, Spin};
 pub use stream::{Received, RecvStage, SendQueue, Spread, read_vectored};

@@ -91,17 +91,21 @@ impl Spin {
     pub fn poll_again(&mut self, cx: &mut Context<'_>) -> bool {
         let again = self.should_poll(Instant::now);
         if again {
-            let _ = pin!(tokio::task::yield_now()).poll(cx);
+            Self::yield_to_sockets(cx);
         }
         again
     }
+
+    /// Wakes the task after the other tasks and the sockets of this thread were polled. A task that wakes itself directly
+    /// is polled again many times before the runtime polls sockets.
+    pub fn yield_to_sockets(cx: &mut Context<'_>) {
+        let _ = pin!(tokio::task::yield_now()).poll(cx);
+    }
 }
 
-/// The usual maximum time to spin.
-pub const SPIN_MAX: Duration = Duration::from_micros(50);
-/// The maximum time to spin for sockets, where more steps precede the next bytes. It is the time that the kernel's
-/// `haltpoll` spins before it lets a virtual processor sleep.
-pub const SOCKET_SPIN_MAX: Duration = Duration::from_micros(200);
+/// The maximum time to spin. It includes the time that a program needs between two operations, for example for a message
+/// of FUSE. It is the time that the kernel's `haltpoll` spins before it lets a virtual processor sleep.
+pub const SPIN_MAX: Duration = Duration::from_micros(200);
 /// The number of processors that this process may use.
 static PROCESSORS: LazyLock<usize> = LazyLock::new(|| thread::available_parallelism().map_or(1, NonZero::get));
 const SPIN_MIN: Duration = Duration::from_micros(10);
@@ -113,6 +117,8 @@ const REST: u32 = 256;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const MAX: Duration = Duration::from_micros(50);
 
     /// Waits for `us` microseconds. Returns how many of them it spun.
     fn wait(spin: &mut Spin, clock: &mut Instant, us: u64) -> u64 {
@@ -132,7 +138,7 @@ mod tests {
 
     #[test]
     fn short_waits_increase_and_long_waits_decrease_the_spin_time() {
-        let (mut spin, mut clock) = (Spin::among(SPIN_MAX, 2), Instant::now());
+        let (mut spin, mut clock) = (Spin::among(MAX, 2), Instant::now());
         let waits: Vec<_> = (0..5).map(|_| wait(&mut spin, &mut clock, 90)).collect();
         assert_eq!(waits, [0, 10, 20, 40, 50], "the spin time must double up to the maximum");
         assert_eq!(wait(&mut spin, &mut clock, 3), 3, "a short wait must be spun completely");
@@ -142,7 +148,7 @@ mod tests {
 
     #[test]
     fn repeated_misses_stop_spinning_for_a_while() {
-        let (mut spin, mut clock) = (Spin::among(SPIN_MAX, 2), Instant::now());
+        let (mut spin, mut clock) = (Spin::among(MAX, 2), Instant::now());
         let spun: u64 = (0..200).map(|_| wait(&mut spin, &mut clock, 90)).sum();
         assert!(spun < 20 * 50, "{spun}");
         let later: u64 = (0..100).map(|_| wait(&mut spin, &mut clock, 90)).sum();

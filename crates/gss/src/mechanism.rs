@@ -3,7 +3,7 @@
 //! Protocol code uses only these traits. [`kerberos`](crate::kerberos) implements them with a library, and tests
 //! without one.
 
-use std::{fmt, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 
@@ -36,6 +36,18 @@ pub trait Initiator: fmt::Debug + Send + Sync + 'static {
     fn blocks(&self) -> bool {
         true
     }
+}
+
+/// The tickets of the users of a client.
+pub trait Tickets: fmt::Debug + Send + Sync + 'static {
+    /// Returns the credentials of the user of this process for a service, such as `nfs@server.example.com`.
+    ///
+    /// # Errors
+    /// The mechanism is not available.
+    fn of_process(&self, service: &str) -> Result<Arc<dyn Initiator>, GssError>;
+
+    /// Returns the credentials of the user with this ID for a service.
+    fn of_user(&self, service: &str, uid: u32) -> Arc<dyn Initiator>;
 }
 
 /// A context that is being negotiated, on either side.

@@ -1,4 +1,4 @@
-//! [`Counters`]: the number and the duration of calls of each procedure.
+//! [`Counters`]: the number, the bytes and the duration of calls of each procedure.
 //!
 //! There is one row of atomics for each procedure, in several copies, so that threads seldom share a cache line.
 
@@ -18,8 +18,17 @@ pub(crate) struct Counters {
 struct Row {
     errors: AtomicU64,
     total_ns: AtomicU64,
+    call_bytes: AtomicU64,
+    reply_bytes: AtomicU64,
     /// The number of calls by the logarithm of their duration.
     buckets: [AtomicU64; BUCKETS],
+}
+
+/// The lengths of a call and its reply.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bytes {
+    pub call: usize,
+    pub reply: usize,
 }
 
 /// The statistics of one procedure since the server started.
@@ -40,6 +49,10 @@ pub struct ProcedureStats {
     /// Total duration of all calls. A call lasts from the start of the connection's turn in which it arrived to the end
     /// of the turn in which it was answered.
     pub total: Duration,
+    /// The bytes of all calls, with their headers and data.
+    pub call_bytes: u64,
+    /// The bytes of all replies, with their headers and data.
+    pub reply_bytes: u64,
     buckets: [u64; BUCKETS],
 }
 
@@ -65,10 +78,12 @@ impl Counters {
     }
 
     /// Counts one call.
-    pub fn count(&self, row: usize, took: Duration, ok: bool) {
+    pub fn count(&self, row: usize, took: Duration, bytes: Bytes, ok: bool) {
         let row = &self.copies[copy_of_thread()][row];
         let ns = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         row.total_ns.fetch_add(ns, Relaxed);
+        row.call_bytes.fetch_add(bytes.call as u64, Relaxed);
+        row.reply_bytes.fetch_add(bytes.reply as u64, Relaxed);
         row.buckets[bucket(ns)].fetch_add(1, Relaxed);
         if !ok {
             row.errors.fetch_add(1, Relaxed);
@@ -93,6 +108,8 @@ impl Counters {
             calls: buckets.iter().sum(),
             errors: sum(|row| &row.errors),
             total: Duration::from_nanos(sum(|row| &row.total_ns)),
+            call_bytes: sum(|row| &row.call_bytes),
+            reply_bytes: sum(|row| &row.reply_bytes),
             buckets,
         }
     }
@@ -125,12 +142,15 @@ mod tests {
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
-                    (1..=100).for_each(|us| counters.count(1, Duration::from_micros(us), us != 7));
+                    (1..=100).for_each(|us| {
+                        counters.count(1, Duration::from_micros(us), Bytes { call: 3, reply: 5 }, us != 7);
+                    });
                 });
             }
         });
         let stats = counters.read(1, "TWO", (3, 2, 1));
         assert_eq!((stats.calls, stats.errors, stats.total), (400, 4, Duration::from_micros(4 * 5050)));
+        assert_eq!((stats.call_bytes, stats.reply_bytes), (1200, 2000));
         assert!((50..=128).contains(&stats.quantile(0.5).as_micros()), "{:?}", stats.quantile(0.5));
         assert!((100..=200).contains(&stats.quantile(1.0).as_micros()));
         assert_eq!(counters.read(0, "ONE", (3, 2, 0)).calls, 0);

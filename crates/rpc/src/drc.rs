@@ -16,14 +16,14 @@
 //! recently used entry is evicted first. Calls in progress are never evicted.
 
 use std::{
-    collections::VecDeque,
+    collections::{VecDeque, hash_map},
     hash::{BuildHasher, Hash, Hasher},
     net::{IpAddr, SocketAddr},
     sync::Arc,
     time::Duration,
 };
 
-use entropy::{HashMap, RandomState};
+use entropy::{FastState, HashMap, RandomState};
 use parking_lot::Mutex;
 use tokio::{sync::oneshot, time::Instant};
 
@@ -57,14 +57,22 @@ pub struct Drc {
 }
 
 /// The key that distinguishes calls.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DrcKey {
     xid: Xid,
     client: IpAddr,
     program: u32,
     version: u32,
     procedure: u32,
+    /// The checksum of the caller, the arguments and all other fields, with a key that no peer knows. It is computed once for
+    /// each call, and is also the hash of the key.
     checksum: u64,
+}
+
+impl Hash for DrcKey {
+    fn hash<H: Hasher>(&self, hasher: &mut H) {
+        hasher.write_u64(self.checksum);
+    }
 }
 
 /// The decision about a call.
@@ -90,9 +98,9 @@ pub struct Execution {
 
 #[derive(Debug, Default)]
 struct Shard {
-    entries: HashMap<DrcKey, Entry>,
+    entries: HashMap<DrcKey, Entry, FastState>,
     /// The cached replies, least recently used first. An element whose serial differs from its entry's is stale.
-    order: VecDeque<(DrcKey, u64)>,
+    order: VecDeque<Use>,
     serial: u64,
     bytes: usize,
 }
@@ -101,6 +109,15 @@ struct Shard {
 enum Entry {
     InProgress(Vec<oneshot::Sender<Executed>>),
     Done { executed: Executed, cost: usize, serial: u64, since: Instant },
+}
+
+/// A use of a cached reply: its execution, or a replay.
+#[derive(Debug)]
+struct Use {
+    key: DrcKey,
+    serial: u64,
+    /// The time of the execution.
+    since: Instant,
 }
 
 impl Drc {
@@ -128,7 +145,9 @@ impl Drc {
         len.hash(&mut hasher);
         (tls as u8).hash(&mut hasher);
         let CallHeader { xid, program, version, procedure, .. } = *header;
-        DrcKey { xid, client: peer.ip(), program, version, procedure, checksum: hasher.finish() }
+        let client = peer.ip();
+        (xid.0, client, program, version, procedure).hash(&mut hasher);
+        DrcKey { xid, client, program, version, procedure, checksum: hasher.finish() }
     }
 
     /// Decides about a call that arrives at `now`.
@@ -136,22 +155,25 @@ impl Drc {
         let mut shard = self.shard(&key).lock();
         let shard = &mut *shard;
         shard.expire(now, self.options.age_max);
-        match shard.entries.get_mut(&key) {
-            None => {
-                shard.entries.insert(key, Entry::InProgress(Vec::new()));
-                Admission::Execute(Execution { drc: self.clone(), key, finished: false })
+        let entry = match shard.entries.entry(key) {
+            hash_map::Entry::Vacant(entry) => {
+                entry.insert(Entry::InProgress(Vec::new()));
+                return Admission::Execute(Execution { drc: self.clone(), key, finished: false });
             }
-            Some(Entry::InProgress(waiters)) if waiters.len() < WAITERS_MAX => {
+            hash_map::Entry::Occupied(entry) => entry.into_mut(),
+        };
+        match entry {
+            Entry::InProgress(waiters) if waiters.len() < WAITERS_MAX => {
                 let (sender, receiver) = oneshot::channel();
                 waiters.push(sender);
                 Admission::Wait(receiver)
             }
-            Some(Entry::InProgress(_)) => Admission::Drop,
-            Some(Entry::Done { executed, serial, .. }) => {
+            Entry::InProgress(_) => Admission::Drop,
+            Entry::Done { executed, serial, since, .. } => {
                 let executed = executed.clone();
                 shard.serial += 1;
                 *serial = shard.serial;
-                shard.order.push_back((key, shard.serial));
+                shard.order.push_back(Use { key, serial: *serial, since: *since });
                 shard.compact();
                 Admission::Replay(executed)
             }
@@ -169,22 +191,23 @@ impl Drc {
     }
 
     fn shard(&self, key: &DrcKey) -> &Mutex<Shard> {
-        &self.shards[(self.hasher.hash_one(key) as usize) % SHARDS]
+        &self.shards[(key.checksum % SHARDS as u64) as usize]
     }
 
     fn finish(&self, key: &DrcKey, executed: Option<(&Executed, Instant)>) {
         let mut shard = self.shard(key).lock();
-        let Some(Entry::InProgress(waiters)) = shard.entries.remove(key) else {
-            unreachable!("an execution must have an entry")
+        // Most calls keep their entry, so it is looked up once and not removed first.
+        let kept = executed.filter(|(executed, _)| executed.len() <= self.options.reply_max);
+        let entry = match kept {
+            Some((executed, since)) => shard.keep(*key, (executed.clone(), since), executed.len() + ENTRY_COST),
+            None => shard.entries.remove(key),
         };
-        let Some((executed, now)) = executed else { return };
+        let Some(Entry::InProgress(waiters)) = entry else { unreachable!("an execution must have an entry") };
+        shard.shrink(self.options.entries_max / SHARDS, self.options.bytes_max / SHARDS);
+        drop(shard);
+        let Some((executed, _)) = executed else { return };
         for waiter in waiters {
             let _ = waiter.send(executed.clone());
-        }
-        let len = executed.len();
-        if len <= self.options.reply_max {
-            shard.keep(*key, (executed.clone(), now), len + ENTRY_COST);
-            shard.shrink(self.options.entries_max / SHARDS, self.options.bytes_max / SHARDS);
         }
     }
 }
@@ -207,20 +230,23 @@ impl Drop for Execution {
 }
 
 impl Shard {
-    fn keep(&mut self, key: DrcKey, (executed, since): (Executed, Instant), cost: usize) {
+    /// Caches the reply of a call in progress. Returns its former entry.
+    fn keep(&mut self, key: DrcKey, (executed, since): (Executed, Instant), cost: usize) -> Option<Entry> {
         self.serial += 1;
         self.bytes += cost;
-        self.entries.insert(key, Entry::Done { executed, cost, serial: self.serial, since });
-        self.order.push_back((key, self.serial));
+        self.order.push_back(Use { key, serial: self.serial, since });
+        self.entries.insert(key, Entry::Done { executed, cost, serial: self.serial, since })
     }
 
     /// Evicts the least recently used reply.
     fn pop(&mut self) {
-        let Some((key, serial)) = self.order.pop_front() else { return };
-        if self.is_current(&key, serial)
-            && let Some(Entry::Done { cost, .. }) = self.entries.remove(&key)
+        let Some(Use { key, serial, .. }) = self.order.pop_front() else { return };
+        if let hash_map::Entry::Occupied(entry) = self.entries.entry(key)
+            && let Entry::Done { cost, serial: current, .. } = entry.get()
+            && *current == serial
         {
             self.bytes -= cost;
+            entry.remove();
         }
     }
 
@@ -230,16 +256,11 @@ impl Shard {
         }
     }
 
+    /// Evicts replies that are too old. If the reply has been used since, the element of the order is stale, and the
+    /// last one evicts it.
     fn expire(&mut self, now: Instant, age_max: Duration) {
-        while let Some((key, serial)) = self.order.front() {
-            match self.entries.get(key) {
-                Some(Entry::Done { serial: current, since, .. })
-                    if current == serial && now.duration_since(*since) <= age_max =>
-                {
-                    return;
-                }
-                _ => self.pop(),
-            }
+        while self.order.front().is_some_and(|front| now.duration_since(front.since) > age_max) {
+            self.pop();
         }
     }
 
@@ -247,7 +268,7 @@ impl Shard {
     fn compact(&mut self) {
         if self.order.len() > 2 * self.entries.len() + 16 {
             let mut order = std::mem::take(&mut self.order);
-            order.retain(|(key, serial)| self.is_current(key, *serial));
+            order.retain(|used| self.is_current(&used.key, used.serial));
             self.order = order;
         }
     }

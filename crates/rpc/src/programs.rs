@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use crate::{
     AcceptStat, CallHeader, ConnectionId, Procedure, Reverse, Service,
-    counters::{Counters, ProcedureStats},
+    counters::{Bytes, Counters, ProcedureStats},
 };
 
 /// A table of services and their procedures.
@@ -71,8 +71,8 @@ impl Programs {
         self.entries.iter().for_each(|entry| entry.service.disconnected(connection));
     }
 
-    pub fn count(&self, target: Target, took: Duration, ok: bool) {
-        self.counters.count(target.row, took, ok);
+    pub fn count(&self, target: Target, took: Duration, bytes: Bytes, ok: bool) {
+        self.counters.count(target.row, took, bytes, ok);
     }
 
     /// Returns the statistics of every procedure.

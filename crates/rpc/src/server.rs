@@ -11,6 +11,7 @@ use std::{
     any::Any,
     future::{Future, poll_fn},
     net::SocketAddr,
+    num::NonZeroU64,
     panic::{AssertUnwindSafe, catch_unwind},
     pin::Pin,
     sync::Arc,
@@ -26,10 +27,11 @@ use crate::{
     AcceptError, AcceptStat, Answering, BoxFuture, Call, CallHeader, ConnectionId, Hosts, IncomingCall, RejectStat,
     ReplyBody, ReplyHeader, ReplyToken, Reverse, Service, Signal, Transport, TransportError, Xid,
     connections::Place,
-    counters::ProcedureStats,
+    counters::{Bytes, ProcedureStats},
     drc::{Admission, Drc, DrcOptions, Execution},
     idle::Idle,
     programs::{Programs, Target},
+    rate::Rate,
     security::{
         Accepted, Authentication, Claim, ConnectionIdentity, Executed, Flavors, Reply, ServerFlavor, Tampered, Verdict,
         unwrap_arguments,
@@ -50,6 +52,7 @@ pub struct Server {
     flavors: Flavors,
     drc: Arc<Drc>,
     limits: Limits,
+    rate: Option<Rate>,
     hosts: Hosts,
 }
 
@@ -75,6 +78,7 @@ pub struct ServerBuilder {
     flavors: Vec<Arc<dyn ServerFlavor>>,
     drc: DrcOptions,
     limits: Limits,
+    rate: Option<NonZeroU64>,
     hosts: Hosts,
 }
 
@@ -109,6 +113,13 @@ impl ServerBuilder {
         self
     }
 
+    /// Limits the bytes of all calls and replies together in one second: replies wait until a link of that speed would have passed
+    /// them. By default there is no limit.
+    pub fn rate(mut self, bytes_per_s: Option<NonZeroU64>) -> Self {
+        self.rate = bytes_per_s;
+        self
+    }
+
     /// Sets the admitted hosts. [`Workers`](crate::Workers) give all other hosts fewer resources. By default no host is
     /// admitted.
     pub fn hosts(mut self, hosts: Hosts) -> Self {
@@ -121,9 +132,9 @@ impl ServerBuilder {
     /// # Panics
     /// If two flavours have the same number, or a flavour has the number of AUTH_NONE or AUTH_SYS.
     pub fn build(self) -> Arc<Server> {
-        let Self { services, flavors, drc, limits, hosts } = self;
+        let Self { services, flavors, drc, limits, rate, hosts } = self;
         let (programs, flavors) = (Programs::new(services), Flavors::new(flavors));
-        Arc::new(Server { programs, flavors, drc: Drc::new(drc), limits, hosts })
+        Arc::new(Server { programs, flavors, drc: Drc::new(drc), limits, rate: rate.map(Rate::new), hosts })
     }
 }
 
@@ -237,7 +248,7 @@ impl Server {
         };
         let protection = protection.as_deref();
         let reply = Reply { xid: header.xid, protection, message_max: transport.caps().message_max };
-        let send = |token, executed: Option<Executed>| {
+        let send_executed = |token, executed: Option<Executed>| {
             send(&**transport, token, executed.and_then(|executed| reply.transmission(executed)));
         };
         let wrapping = protection.filter(|protection| protection.wraps());
@@ -247,7 +258,7 @@ impl Server {
                 Ok(unwrapped) => clear = unwrapped,
                 Err(Tampered) => {
                     tracing::debug!(%peer, "arguments could not be verified");
-                    send(token, Some(Executed::Failed(AcceptStat::GarbageArgs)));
+                    send_executed(token, Some(Executed::Failed(AcceptStat::GarbageArgs)));
                     return None;
                 }
             }
@@ -258,7 +269,7 @@ impl Server {
             Err(stat) => {
                 tracing::debug!(%peer, program = header.program, version = header.version, procedure = header.procedure,
                     ?stat, "a call was not executed");
-                send(token, Some(not_found(&header, stat)));
+                send_executed(token, Some(not_found(&header, stat)));
                 return None;
             }
         };
@@ -270,11 +281,11 @@ impl Server {
             match self.drc.admit(key, arrived) {
                 Admission::Execute(admitted) => execution = Some(admitted),
                 Admission::Replay(executed) => {
-                    send(token, Some(executed));
+                    send_executed(token, Some(executed));
                     return None;
                 }
                 Admission::Wait(executed) => {
-                    send(token, executed.await.ok());
+                    send_executed(token, executed.await.ok());
                     return None;
                 }
                 Admission::Drop => {
@@ -297,14 +308,20 @@ impl Server {
             tracing::error!(%peer, procedure = target.procedure.name, panic, "a service panicked");
             Err(AcceptError::SystemErr)
         });
-        let answered = Answered { target, arrived, ok: result.is_ok() };
+        let ok = result.is_ok();
         let executed = Executed::of(result);
         if let Some(execution) = execution {
             let now = if has_waited { Instant::now() } else { arrived };
             Execution::finish(execution, executed.as_ref(), now);
         }
-        send(token, executed);
-        Some(answered)
+        let transmission = executed.and_then(|executed| reply.transmission(executed));
+        let bytes = Bytes { call: message.len(), reply: transmission.as_ref().map_or(0, Message::len) };
+        if let Some(rate) = &self.rate {
+            // Boxed, because this is rare and would enlarge the future of every call.
+            Box::pin(rate.pass(bytes.call + bytes.reply)).await;
+        }
+        send(&**transport, token, transmission);
+        Some(Answered { target, arrived, bytes, ok })
     }
 
     /// Returns `true` if the duplicate request cache caches calls of this peer. It does not cache calls of hosts
@@ -393,6 +410,7 @@ fn send(transport: &dyn Transport, token: ReplyToken, reply: Option<Message>) {
 struct Answered {
     target: Target,
     arrived: Instant,
+    bytes: Bytes,
     ok: bool,
 }
 
@@ -504,8 +522,8 @@ where
             return;
         }
         let now = Instant::now();
-        for Answered { target, arrived, ok } in self.answered.drain(..) {
-            self.server.programs.count(target, now.duration_since(arrived), ok);
+        for Answered { target, arrived, bytes, ok } in self.answered.drain(..) {
+            self.server.programs.count(target, now.duration_since(arrived), bytes, ok);
         }
         self.answered.shrink_to(SPARE_MAX);
     }

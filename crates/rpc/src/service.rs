@@ -133,7 +133,7 @@ impl Call<'_> {
     /// Creates an encoder that begins with the header of a successful reply with the AUTH_NONE verifier. Most replies
     /// are sent with that header.
     pub fn encoder(&self) -> Encoder {
-        let mut encoder = Encoder::with_capacity(256);
+        let mut encoder = Encoder::with_capacity(REPLY_CAPACITY);
         // RFC 5531 §9: xid, REPLY, MSG_ACCEPTED, verifier AUTH_NONE of no bytes, SUCCESS.
         encoder.words([self.xid.0, 1, 0, 0, 0, 0]);
         debug_assert_eq!(encoder.stream_len(), REPLY_HEADER_LEN);
@@ -152,3 +152,6 @@ impl Call<'_> {
         encoder.finish()
     }
 }
+
+/// The initial capacity of a reply, in bytes. The reply to a CREATE of NFSv3 has 280 with a file handle of 38 bytes.
+const REPLY_CAPACITY: usize = 320;

@@ -57,4 +57,4 @@ pub use nlm::{Nlm4, callbacks::CallbackTransports};
 pub use nsm::Nsm1;
 pub use server::NfsServer;
 pub use v3::Nfs3;
-pub use v4::Nfs4;
+pub use v4::{Nfs4, callback::CallbackFlavors};

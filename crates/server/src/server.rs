@@ -23,7 +23,7 @@ use crate::{
     nsm::Nsm1,
     recovery::{Recovery, StorageReport, state_dir::StateDir},
     v3::Nfs3,
-    v4::{Nfs4, service::Shared4, upkeep},
+    v4::{Nfs4, callback::CallbackFlavors, service::Shared4, upkeep},
 };
 
 /// An NFS server: a set of exports, and the RPC programs by which clients use them.
@@ -248,6 +248,12 @@ impl NfsServer {
     /// callbacks. Without this, they get no delegations.
     pub fn call_back_by(&self, tcp: Arc<dyn TransportKind>) {
         self.v4.set_callback_transport(&tcp);
+    }
+
+    /// Lets the server authenticate itself to NFSv4.0 clients that use a flavour with principals. Without this, these clients get
+    /// no delegations. It has an effect only with [`call_back_by`](Self::call_back_by). Call it before the first call of a client.
+    pub fn authenticate_callbacks_by(&self, flavors: Arc<dyn CallbackFlavors>) {
+        self.v4.set_callback_flavors(flavors);
     }
 
     /// Returns the services with which NFSv3 clients lock files. They are for TCP and UDP only, at ports that clients

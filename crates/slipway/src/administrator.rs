@@ -5,7 +5,7 @@ use std::{
     iter,
     net::Shutdown,
     os::unix::net::UnixStream,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::Arc,
 };
 
@@ -40,7 +40,18 @@ pub fn ask<T: DeserializeOwned, R: Serialize>(
         Some(path) => Config::load_with(path, &backends).map_err(Failure::usage)?.server.state_dir,
         None => server.state_dir.clone(),
     };
-    let path = configured.unwrap_or_else(default_state_dir).join(SOCKET);
+    ask_at(&configured.unwrap_or_else(default_state_dir), request)
+}
+
+/// Sends a request like [`ask`] to the server with this state directory.
+///
+/// # Errors
+/// No server listens there.
+pub fn ask_at<T: DeserializeOwned, R: Serialize>(
+    state_dir: &Path,
+    request: &R,
+) -> Result<impl Iterator<Item = Result<T, Failure>> + use<T, R>, Failure> {
+    let path = state_dir.join(SOCKET);
     let unreachable = |error: io::Error| {
         let advice = match error.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {

@@ -8,6 +8,7 @@ use std::{
     env,
     ffi::OsString,
     io::{BufRead, BufReader},
+    os::unix::process::ExitStatusExt,
     process::{Child, Command, Stdio},
     time::Duration,
 };
@@ -49,6 +50,15 @@ pub struct Listen {
     pub transport: String,
     /// The options of the transport.
     pub options: BTreeMap<String, String>,
+    /// The port; 0 for any free one.
+    pub port: u16,
+}
+
+impl Listen {
+    /// Listens with this transport on a free port.
+    pub fn on(transport: &str, options: BTreeMap<String, String>) -> Self {
+        Self { transport: transport.to_owned(), options, port: 0 }
+    }
 }
 
 /// A running server.
@@ -60,17 +70,29 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts a server that listens on free ports of 127.0.0.1, one for each of `listen`, with the exports of
-    /// `arguments`.
+    /// Starts a server that listens on 127.0.0.1, at one address for each of `listen`, with the exports of `arguments`.
     ///
     /// # Errors
     /// The server did not start; its message is on standard error.
     pub fn start(listen: &[Listen], arguments: &[OsString]) -> Result<Self, Failure> {
+        Self::start_with(listen, arguments, &[])
+    }
+
+    /// Starts a server like [`start`](Self::start), with these variables in its environment unless this process has them.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn start_with(
+        listen: &[Listen],
+        arguments: &[OsString],
+        environment: &[(&str, &str)],
+    ) -> Result<Self, Failure> {
         let failed = |what: &dyn std::fmt::Display| Failure::failed(format!("cannot start a server: {what}"));
         let mut command = Command::new(env::current_exe().map_err(|error| failed(&error))?);
         command.args(["serve", "--json", "--until-eof", "--rpcbind", "off"]).args(arguments);
-        for Listen { transport, options } in listen {
-            command.arg("--listen").arg(format!("{transport}://127.0.0.1:0{}", query(options)));
+        command.envs(environment.iter().filter(|(name, _)| env::var_os(name).is_none()).copied());
+        for Listen { transport, options, port } in listen {
+            command.arg("--listen").arg(format!("{transport}://127.0.0.1:{port}{}", query(options)));
         }
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(|error| failed(&error))?;
         let mut line = String::new();
@@ -91,7 +113,7 @@ impl Server {
     /// # Panics
     /// If there is no such listener.
     pub fn url(&self, listener: usize) -> NfsUrl {
-        let Listen { transport, options } = &self.listen[listener];
+        let Listen { transport, options, .. } = &self.listen[listener];
         let address = self.ready.listen[listener].address;
         // MOUNT is on the same port, which the client tries first.
         NfsUrl {
@@ -100,6 +122,25 @@ impl Server {
             path: self.ready.exports[0].clone().into(),
             options: MountOptions { proto: transport.clone(), transport: options.clone(), ..MountOptions::default() },
         }
+    }
+
+    /// Returns the port of the listener with this index in `listen`.
+    ///
+    /// # Panics
+    /// If there is no such listener.
+    pub fn port(&self, listener: usize) -> u16 {
+        self.ready.listen[listener].address.port()
+    }
+
+    /// Kills the server by SIGKILL, so that it ends without any further action, and waits for its end.
+    ///
+    /// # Errors
+    /// The server has ended before.
+    pub fn kill(mut self) -> Result<(), Failure> {
+        let killed = self.child.kill().and_then(|()| self.child.wait());
+        let status = killed.map_err(|error| Failure::failed(format!("cannot kill a server: {error}")))?;
+        let expected = status.signal() == Some(rustix::process::Signal::KILL.as_raw());
+        expected.then_some(()).ok_or_else(|| Failure::failed(format!("a server has ended before ({status})")))
     }
 
     /// Returns the process ID of the server.

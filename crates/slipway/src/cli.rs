@@ -112,8 +112,13 @@ impl Command {
     /// The command could not start, or had to stop. Failures of single files are in the [`Exit`](crate::exit::Exit).
     pub fn run(self, log: &LogArgs) -> Outcome {
         // `serve` starts the log itself, because its configuration file can set the filter.
-        if !matches!(self, Command::Serve(_)) {
-            logging::start(log)?;
+        match &self {
+            Command::Serve(_) => {}
+            // The failures of data servers are part of the demo, which prints them in its own words.
+            Command::Demo(args) if args.causes_failures() => {
+                logging::start(&LogArgs { filter: Some("error".to_owned()), ..log.clone() })?;
+            }
+            _ => logging::start(log)?,
         }
         match self {
             Command::Serve(args) => serve::run(&args, log),

@@ -3,10 +3,7 @@
 use std::sync::Arc;
 
 use entropy::HashMap;
-use gss::{
-    GssClient, Service,
-    kerberos::{KerberosInitiator, UserInitiator},
-};
+use gss::{GssClient, Service, mechanism::Tickets};
 use parking_lot::Mutex;
 use rpc::{AuthSys, ClientError, Credential};
 
@@ -15,10 +12,17 @@ use crate::model::{Caller, MountOptions, Security};
 /// The credentials of one connection to a host: that of the mount's user, and those of [callers](Caller).
 pub(crate) struct Credentials {
     own: Credential,
-    /// With Kerberos, the name of the service and the protection.
-    kerberos: Option<(String, Service)>,
+    kerberos: Option<Kerberos>,
     /// With Kerberos, the flavours of callers by user ID. Each has its own context with the server.
     users: Mutex<HashMap<u32, Credential>>,
+}
+
+/// The service of a mount with Kerberos.
+struct Kerberos {
+    /// The name of the service.
+    name: String,
+    protection: Service,
+    tickets: Arc<dyn Tickets>,
 }
 
 impl Credentials {
@@ -28,12 +32,12 @@ impl Credentials {
     /// The security flavour is not available.
     pub fn new(options: &MountOptions, host: &str) -> Result<Self, ClientError> {
         let users = Mutex::default();
-        if let Security::Kerberos(service) = options.security {
-            let name = format!("nfs@{host}");
-            let initiator = KerberosInitiator::new(&name, None);
+        if let Security::Kerberos(protection) = options.security {
+            let (name, tickets) = (format!("nfs@{host}"), options.tickets.tickets());
+            let initiator = tickets.of_process(&name);
             let initiator = initiator.map_err(|error| ClientError::Security(error.to_string()))?;
-            let own = Credential::Flavor(GssClient::new(Arc::new(initiator), service));
-            return Ok(Self { own, kerberos: Some((name, service)), users });
+            let own = Credential::Flavor(GssClient::new(initiator, protection));
+            return Ok(Self { own, kerberos: Some(Kerberos { name, protection, tickets }), users });
         }
         let own = AuthSys::of_process();
         // If the caller acts as another user, that user's groups are not known.
@@ -55,7 +59,9 @@ impl Credentials {
     /// Returns the credential of a caller, or of the mount's user.
     pub fn of(&self, caller: Option<&Caller>) -> Credential {
         let Some(caller) = caller else { return self.own.clone() };
-        let Some((name, service)) = &self.kerberos else { return Credential::Sys(caller.user().clone()) };
+        let Some(Kerberos { name, protection, tickets }) = &self.kerberos else {
+            return Credential::Sys(caller.user().clone());
+        };
         if caller.user().uid == rustix::process::geteuid().as_raw() {
             return self.own.clone();
         }
@@ -65,7 +71,7 @@ impl Credentials {
             users.clear();
         }
         let uid = caller.user().uid;
-        let flavor = || Credential::Flavor(GssClient::new(Arc::new(UserInitiator::new(name, uid)), *service));
+        let flavor = || Credential::Flavor(GssClient::new(tickets.of_user(name, uid), *protection));
         users.entry(uid).or_insert_with(flavor).clone()
     }
 }

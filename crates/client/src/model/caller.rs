@@ -9,6 +9,7 @@ use std::{
     },
 };
 
+use gss::{kerberos::KerberosTickets, mechanism::Tickets};
 use rpc::AuthSys;
 
 /// A user with groups, as whom operations are executed: see [`Mount::with_caller`](crate::Mount::with_caller). Clones
@@ -63,3 +64,31 @@ impl fmt::Debug for Caller {
         write!(f, "uid {}, gid {}", self.0.user.uid, self.0.user.gid)
     }
 }
+
+/// The source of the tickets of a mount with Kerberos. The default is the credential caches of this machine. A program can
+/// bring another one, for example if it keeps tickets itself.
+#[derive(Clone, Debug, Default)]
+pub struct TicketSource(Option<Arc<dyn Tickets>>);
+
+impl TicketSource {
+    /// Makes a source of a program's own tickets.
+    pub fn new(tickets: Arc<dyn Tickets>) -> Self {
+        Self(Some(tickets))
+    }
+
+    pub(crate) fn tickets(&self) -> Arc<dyn Tickets> {
+        self.0.clone().unwrap_or_else(|| Arc::new(KerberosTickets))
+    }
+}
+
+/// Sources are equal if they are the same one.
+impl PartialEq for TicketSource {
+    fn eq(&self, other: &Self) -> bool {
+        match (&self.0, &other.0) {
+            (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+            (one, other) => one.is_none() && other.is_none(),
+        }
+    }
+}
+
+impl Eq for TicketSource {}

@@ -10,7 +10,7 @@ mod types;
 mod url;
 
 pub use self::{
-    caller::Caller,
+    caller::{Caller, TicketSource},
     error::{Error, ErrorKind, Result},
     status::{PeerStatus, Status},
     types::*,

@@ -9,6 +9,8 @@ use bytes::Bytes;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, percent_encode};
 use rpc::{Alpn, RawOptions, Xprtsec};
 
+use super::caller::TicketSource;
+
 /// The location of a directory or file on an NFS server, and the options of the mount.
 ///
 /// ```
@@ -59,6 +61,8 @@ pub struct MountOptions {
     pub gids: Option<Vec<u32>>,
     /// `sec`: the security flavour of all calls.
     pub security: Security,
+    /// The tickets of the users, for a mount with Kerberos.
+    pub tickets: TicketSource,
     /// `rsize`: maximum bytes of a READ. The default is the server's maximum, up to 1 MiB.
     pub read_size: Option<u32>,
     /// `wsize`: maximum bytes of a WRITE. The default is the server's maximum, up to 1 MiB.
@@ -147,6 +151,7 @@ impl Default for MountOptions {
             gid: None,
             gids: None,
             security: Security::Sys,
+            tickets: TicketSource::default(),
             read_size: None,
             write_size: None,
             read_ahead: 8 << 20,

@@ -15,9 +15,7 @@ use std::{
 
 use bytes::Bytes;
 use entropy::Sequence;
-use nfs::{
-    MOUNT_PROGRAM, NFS_PORT, NFS_PROGRAM, NFS_RDMA_PORT, mount::MountOk, v3::DATA_BOUND, v4::EXCHGID4_FLAG_USE_PNFS_MDS,
-};
+use nfs::{MOUNT_PROGRAM, NFS_PORT, NFS_PROGRAM, NFS_RDMA_PORT, mount::MountOk, v3::DATA_BOUND};
 use rpc::{
     AcceptStat, AuthStat, BoxFuture, ClientError, RawOptions, RejectStat, Switch, TransportKind, Xprtsec,
     rpcbind::{self, Netid},
@@ -36,7 +34,11 @@ use crate::{
     v4::{
         V4,
         connect::{Callbacks, is_another_version},
-        layout::device::DataDialer,
+        layout::{
+            data_server::DataServer,
+            device::{DataDialer, DataVersion},
+            session::DataSession,
+        },
         location::Location,
         migration::{Dialed, Dialer, MigrationIdentity},
     },
@@ -125,7 +127,12 @@ impl DataDialer for DataSites {
         self.switch.find(transport).is_some()
     }
 
-    fn dial<'a>(&'a self, transport: &'a str, address: SocketAddr) -> BoxFuture<'a, Result<V3>> {
+    fn dial<'a>(
+        &'a self,
+        transport: &'a str,
+        address: SocketAddr,
+        version: DataVersion,
+    ) -> BoxFuture<'a, Result<Arc<dyn DataServer>>> {
         Box::pin(async move {
             let mut url = NfsUrl { host: address.ip().to_string(), port: Some(address.port()), ..self.url.clone() };
             // A data server that is silent for longer counts as failed. The data then go through the metadata server.
@@ -134,10 +141,23 @@ impl DataDialer for DataSites {
                 url.options.transport = RawOptions::new();
             }
             let site = Site::new(&url, &self.switch);
-            let kind = site.kind(transport, &url.options.transport, NFS3)?;
-            let link = Link::connect(kind, (address, &url.host), &url.options, None).await?;
-            let program = Program::new(link, NFS_PROGRAM, nfs::v3::VERSION, site.server, url.options.deadline);
-            Ok(V3::new(program.pinged().await?))
+            match version {
+                DataVersion::V3 => {
+                    let kind = site.kind(transport, &url.options.transport, NFS3)?;
+                    let link = Link::connect(kind, (address, &url.host), &url.options, None).await?;
+                    let program = Program::new(link, NFS_PROGRAM, nfs::v3::VERSION, site.server, url.options.deadline);
+                    let connected: Arc<dyn DataServer> = Arc::new(V3::new(program.pinged().await?));
+                    Ok(connected)
+                }
+                DataVersion::V4(minor) => {
+                    let kind = site.kind(transport, &url.options.transport, NFS4)?;
+                    let callbacks = Callbacks::new();
+                    let program = site.program4(&(kind, address), &callbacks).await?;
+                    let (v4, _) = V4::connect(program, &[minor], &callbacks, None).await?;
+                    let connected: Arc<dyn DataServer> = Arc::new(DataSession::new(v4));
+                    Ok(connected)
+                }
+            }
         })
     }
 }
@@ -238,10 +258,9 @@ impl Site {
         let moves = self.identity.as_ref().map_or(0, |identity| identity.moves);
         let dialer = SiteDialer { url: self.url.clone(), switch: self.switch.clone(), hops: self.hops };
         v4.set_dialer(Arc::new(dialer), moves);
-        let is_metadata_server = exchanged.is_some_and(|ok| ok.flags & EXCHGID4_FLAG_USE_PNFS_MDS != 0);
         // RFC 8435 §2.2: data servers know the client by AUTH_SYS, and their certificates cannot be checked by an address.
         let is_plain = options.security == Security::Sys && options.tls.xprtsec == Xprtsec::None;
-        if is_metadata_server && options.pnfs == Pnfs::Auto && is_plain {
+        if v4.is_metadata_server() && options.pnfs == Pnfs::Auto && is_plain {
             v4.use_layouts(Arc::new(DataSites { url: self.url.clone(), switch: self.switch.clone() }));
         }
         let path = clean(&self.url.path);

@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     call::{Backoff, Deadline},
-    model::{Handle, Result},
+    model::{Error, Handle, Result},
 };
 
 /// The client of one server.
@@ -208,7 +208,6 @@ impl Client4 {
         let program = self.link.trunk.first();
         let mut client = (dead.clientid, dead.next_sequence);
         let mut confirmed = true;
-        let mut backoff = Backoff::new();
         let session = loop {
             let error = match Session::create(program, self.minor(), client, &self.backchannel, deadline).await {
                 Ok(session) => break session,
@@ -221,7 +220,6 @@ impl Client4 {
                     client = (ok.clientid, ok.sequenceid);
                     confirmed &= ok.flags & EXCHGID4_FLAG_CONFIRMED_R != 0;
                 }
-                _ if backoff.pause_if_delayed(self.link.trunk.first(), &error, deadline).await => {}
                 _ => return Err(error),
             }
         };
@@ -258,10 +256,28 @@ impl Client4 {
     pub async fn destroy(&self, deadline: &Deadline) -> Result<()> {
         let Some(session) = self.session() else { return Ok(()) };
         session.close();
-        let program = self.link.trunk.first();
-        identity::destroy_session(program, self.minor(), session.id, deadline).await?;
-        identity::destroy_clientid(program, self.minor(), session.clientid, deadline).await
+        let (program, minor) = (self.link.trunk.first(), self.minor());
+        let mut backoff = Backoff::new();
+        let destroyed = loop {
+            let destroyed = identity::destroy_session(program, minor, session.id, deadline).await;
+            // The connection was lost and made again. RFC 8881 §18.37.3: the one that destroys a session must be bound to it.
+            let is_unbound = status_of(&destroyed) == Some(Nfsstat4::ConnNotBoundToSession);
+            if !is_unbound || !backoff.pause_before(deadline).await {
+                break destroyed;
+            }
+            session.bind_all(&self.link, deadline).await;
+        };
+        // Neither operation has a slot, so a call that is sent again can find that it was executed before.
+        if status_of(&destroyed) != Some(Nfsstat4::BadSession) {
+            destroyed?;
+        }
+        let destroyed = identity::destroy_clientid(program, minor, session.clientid, deadline).await;
+        if status_of(&destroyed) == Some(Nfsstat4::StaleClientid) { Ok(()) } else { destroyed }
     }
+}
+
+fn status_of(result: &Result<()>) -> Option<Nfsstat4> {
+    result.as_ref().err().and_then(Error::status4)
 }
 
 /// Maximum time for which DESTROY_SESSION is sent again because callbacks are outstanding. With the pauses between the

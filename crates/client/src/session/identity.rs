@@ -46,8 +46,8 @@ pub(crate) async fn exchange_id(
     };
     let args = ExchangeIdArgs {
         clientowner: owner.clone(),
-        // §13.1: the client can use a metadata server, or one without layouts. It decides later whether it asks for layouts.
-        flags: EXCHGID4_FLAG_USE_NON_PNFS | EXCHGID4_FLAG_USE_PNFS_MDS,
+        // §13.1: the client can use a server in each role. It decides later whether it asks for layouts.
+        flags: EXCHGID4_FLAG_MASK_PNFS,
         state_protect: StateProtect4A::None,
         client_impl_id: Some(implementation),
     };

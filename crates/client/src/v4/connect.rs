@@ -62,7 +62,8 @@ impl V4 {
             match Server::establish(trunk, minor, callbacks, known.clone(), &first.deadline()).await {
                 Ok((server, exchanged)) => {
                     server.start_housekeeping();
-                    return Ok((Self { server, timeout: first.timeout(), caller: None }, exchanged));
+                    let v4 = Self { server, timeout: first.timeout(), caller: None, opens_files: true };
+                    return Ok((v4, exchanged));
                 }
                 Err(error) if is_another_version(&error) => last = Some(error),
                 Err(error) => return Err(error),
@@ -126,13 +127,18 @@ impl V4 {
             self.server.client.link.set_lease(lease);
         }
         let (mut maxread, mut maxwrite) = (attrs.maxread.unwrap_or(u64::MAX), attrs.maxwrite.unwrap_or(u64::MAX));
-        if let Some(session) = self.server.client.session() {
-            // The limits of the channel are for whole messages, of which a small part is not data.
-            let of = |size: u32| u64::from(size.saturating_sub(OVERHEAD).max(LEAST));
-            maxread = maxread.min(of(session.fore.maxresponsesize));
-            maxwrite = maxwrite.min(of(session.fore.maxrequestsize));
-        }
+        let (read, write) = self.transfer_max();
+        maxread = maxread.min(read as u64);
+        maxwrite = maxwrite.min(write as u64);
         Ok(Root { handle, names: walked, maxread, maxwrite })
+    }
+
+    /// Returns the maximum bytes of the data of a READ and of a WRITE that the session permits.
+    pub(crate) fn transfer_max(&self) -> (usize, usize) {
+        let Some(session) = self.server.client.session() else { return (usize::MAX, usize::MAX) };
+        // The limits of the channel are for whole messages, of which a small part is not data.
+        let of = |size: u32| size.saturating_sub(OVERHEAD).max(LEAST) as usize;
+        (of(session.fore.maxresponsesize), of(session.fore.maxrequestsize))
     }
 
     /// Sets the dialer, and the number of moves that have led to this server.

@@ -181,8 +181,8 @@ impl Operations for V4 {
             let len = target.place.write_size(data.len());
             let data = if len < data.len() { data.slice(0, len) } else { data.clone() };
             end = offset.saturating_add(len as u64);
-            // The file is now open for writing, and may be delegated.
-            writing = Some(target.file().0.writing(target.opens(), end));
+            // The file is now open for writing, and may be delegated. At a data server it is not.
+            writing = target.opened().map(|file| file.0.writing(target.opens(), end));
             let args = WriteArgs { stateid: target.stateids[0], offset, stable, data: Payload(data) };
             Ok(Compound::on("WRITE", target.handle()).op(Argop4::Write(args), 16))
         };

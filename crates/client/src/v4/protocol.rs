@@ -2,6 +2,8 @@
 
 use std::{sync::Arc, time::Duration};
 
+use nfs::v4::{EXCHGID4_FLAG_USE_PNFS_DS, EXCHGID4_FLAG_USE_PNFS_MDS};
+
 use super::{
     layout::{device::DataDialer, table::DataWays},
     server::Server,
@@ -22,6 +24,8 @@ pub struct V4 {
     pub(super) timeout: Duration,
     /// The user as whom operations are executed; `None` for the user of the mount.
     pub(super) caller: Option<Caller>,
+    /// Whether READ and WRITE open files first. If not, they have the anonymous stateid.
+    pub(super) opens_files: bool,
 }
 
 impl V4 {
@@ -33,6 +37,11 @@ impl V4 {
     /// Returns the same protocol for a caller, or for the user of the mount. Each caller has its own opens.
     pub fn with_caller(&self, caller: Option<&Caller>) -> Self {
         Self { caller: caller.cloned(), ..self.clone() }
+    }
+
+    /// Returns the same protocol with the anonymous stateid in READ and WRITE. It opens no file.
+    pub(crate) fn without_opens(self) -> Self {
+        Self { opens_files: false, ..self }
     }
 
     /// Returns the minor version.
@@ -56,6 +65,16 @@ impl V4 {
         self.server.opens.layouts.ways()
     }
 
+    /// Reports whether the server tells its clients that it is a data server of pNFS (RFC 8881 §13.1).
+    pub fn is_data_server(&self) -> bool {
+        self.server.has_role(EXCHGID4_FLAG_USE_PNFS_DS)
+    }
+
+    /// Reports whether the server tells its clients that it is a metadata server of pNFS.
+    pub(crate) fn is_metadata_server(&self) -> bool {
+        self.server.has_role(EXCHGID4_FLAG_USE_PNFS_MDS)
+    }
+
     /// Uses layouts of flexible files from now on, if the server grants them.
     pub(crate) fn use_layouts(&self, dialer: Arc<dyn DataDialer>) {
         self.server.opens.layouts.activate(dialer);
@@ -66,7 +85,7 @@ impl V4 {
         self.server.client.link.trunk.first()
     }
 
-    /// Ends the client at the server, and at the servers to which file systems have moved.
+    /// Ends the client at the server, at its data servers, and at the servers to which file systems have moved.
     ///
     /// # Errors
     /// The server does not answer. It then removes the client when the lease expires.
@@ -76,7 +95,10 @@ impl V4 {
                 tracing::debug!(%error, "ending the client at a server to which a file system has moved failed");
             }
         }
-        self.server.disconnect(&Deadline::strict(self.timeout)).await
+        let disconnected = self.server.disconnect(&Deadline::strict(self.timeout)).await;
+        // No layout is left, so no data server is in use.
+        self.server.opens.layouts.disconnect().await;
+        disconnected
     }
 
     /// Tells the protocol that a user of a file has finished. The file is closed at once if it is idle.

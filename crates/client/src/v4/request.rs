@@ -82,7 +82,12 @@ impl Target {
 
     /// Returns the first file.
     pub fn file(&self) -> &InUse {
-        self.files[0].as_ref().expect("the request must have a file")
+        self.opened().expect("the request must have a file")
+    }
+
+    /// Returns the first file, if the request opens it.
+    pub fn opened(&self) -> Option<&InUse> {
+        self.files[0].as_ref()
     }
 }
 
@@ -111,9 +116,11 @@ impl<'a> Request<'a> {
         self
     }
 
-    /// Uses the stateid of the file's open for this access.
+    /// Uses the stateid of the file's open for this access, or the anonymous stateid if files are not opened.
     pub fn open_for(mut self, access: u32) -> Self {
-        self.stateids[0] = StateidUse::Open(access);
+        if self.v4.opens_files {
+            self.stateids[0] = StateidUse::Open(access);
+        }
         self
     }
 

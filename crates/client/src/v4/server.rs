@@ -28,6 +28,8 @@ pub(crate) struct Server {
     pub is_arriving: AtomicBool,
     /// Set while a task handles the status flags of the server.
     pub handling_flags: AtomicBool,
+    /// The roles of the server in pNFS: flags of EXCHANGE_ID. NFSv4.0 has none.
+    roles: u32,
 }
 
 impl Server {
@@ -54,6 +56,7 @@ impl Server {
             callbacks,
             is_arriving: AtomicBool::new(is_known),
             handling_flags: AtomicBool::new(false),
+            roles: exchanged.as_ref().map_or(0, |exchanged| exchanged.flags & EXCHGID4_FLAG_MASK_PNFS),
         });
         let holder: std::sync::Weak<Self> = Arc::downgrade(&server);
         server.client.link.set_holder(holder);
@@ -64,6 +67,12 @@ impl Server {
             server.client.reclaim_complete(None, deadline).await?;
         }
         Ok((server, exchanged))
+    }
+
+    /// Reports whether the server has a role in pNFS: `EXCHGID4_FLAG_USE_PNFS_MDS` or `EXCHGID4_FLAG_USE_PNFS_DS`
+    /// (RFC 8881 §13.1).
+    pub fn has_role(&self, role: u32) -> bool {
+        self.roles & role != 0
     }
 
     /// Completes the reclaim of a file system that has moved here, and of the whole server if the client `is_new`

@@ -79,10 +79,13 @@ async fn idle_files_are_closed_together(network: Network, vers: &str) {
     sleep(Duration::from_millis(900)).await;
     assert_eq!(closes(&record), (0, 0));
     sleep(Duration::from_secs(4)).await;
-    assert_eq!(closes(&record), (if vers == "4.0" { FILES } else { FILES.div_ceil(16) }, FILES));
+    let (requests, closed) = closes(&record);
+    assert_eq!(closed, FILES);
+    // The files were opened at different times, so not all requests are full.
+    assert!(if vers == "4.0" { requests == FILES } else { requests <= FILES / 8 }, "{requests} requests");
 }
 
-/// The CLOSE of the second of three files is refused once.
+/// The CLOSE of one of three files is refused once.
 #[test]
 fn files_after_a_failed_close_are_closed_again() {
     for status in [Nfsstat4::OldStateid, Nfsstat4::Delay, Nfsstat4::BadStateid] {
@@ -99,12 +102,20 @@ fn files_after_a_failed_close_are_closed_again() {
             let mut closed = scripted.script.lock().closed.clone();
             closed.sort_unstable();
             assert_eq!(closed, [1, 2, 3], "{status:?}");
-            let requests: Vec<_> = record.with(Opnum4::Close).iter().map(Recorded::opnums).collect();
-            assert_eq!(requests.len(), 3, "{requests:?}");
+            let recorded = record.with(Opnum4::Close);
+            let opens = recorded[0].args.argarray.iter().filter_map(|op| match op {
+                Argop4::Close(args) => Some(args.open_stateid.other[0]),
+                _ => None,
+            });
+            // The files are closed in any order.
+            let before = opens.take_while(|open| *open != 2).count();
+            let requests: Vec<_> = recorded.iter().map(Recorded::opnums).collect();
+            let again = 3 - before;
+            assert_eq!(requests.len(), 1 + again, "{requests:?}");
             let count = |of| requests.iter().flatten().filter(|opnum| **opnum == of).count();
-            // The first request has all three. The delegation of the second file is returned before the failure, and
-            // the third file was not reached.
-            assert_eq!((count(Opnum4::Close), count(Opnum4::DelegReturn)), (5, 4), "{requests:?}");
+            // The first request has all three. The delegation of the refused file is returned before the failure, and
+            // the files behind it were not reached.
+            assert_eq!((count(Opnum4::Close), count(Opnum4::DelegReturn)), (3 + again, 3 + again - 1), "{requests:?}");
         });
     }
 }

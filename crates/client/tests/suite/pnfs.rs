@@ -16,14 +16,21 @@ use vfs::{
     layout::{DataError, DataOperation, LayoutEvent, LayoutKind},
 };
 
-/// Runs a test with three data servers and a client.
-fn with(form: Form, test: impl AsyncFnOnce(Cluster, Mount)) {
+/// Runs a test with three data servers and a client, for each version of data servers.
+fn with(form: Form, test: impl AsyncFn(Cluster, Mount)) {
     with_query(form, "", test);
 }
 
-fn with_query(form: Form, query: &str, test: impl AsyncFnOnce(Cluster, Mount)) {
+fn with_query(form: Form, query: &str, test: impl AsyncFn(Cluster, Mount)) {
+    for version in [(3, 0), (4, 1), (4, 2)] {
+        with_version(version, form, query, &test);
+    }
+}
+
+fn with_version(version: (u32, u32), form: Form, query: &str, test: impl AsyncFnOnce(Cluster, Mount)) {
     simulate(|network: Network| async move {
         let cluster = Cluster::new(network, 3, form).await;
+        cluster.mds.state.lock().version = Some(version);
         let mount = cluster.mount(1, query).await;
         test(cluster, mount).await;
     });
@@ -162,7 +169,7 @@ fn metadata_server_knows_the_size_when_it_matters() {
 
 #[test]
 fn flags_of_a_layout_are_honoured() {
-    let flags = Flags { no_commit: true, no_read: true, return_on_close: true };
+    let flags = Flags { no_commit: true, no_read: true, return_on_close: true, stats_s: 0 };
     with(Form { flags, ..MIRRORED }, async |cluster, mount| {
         let file = written(&mount, "f", LARGE).await;
         assert!(cluster.mds.state.lock().commits.is_empty());
@@ -189,6 +196,12 @@ fn mirror_that_fails_is_replaced_for_reading_and_reported_for_writing() {
         assert!(file.read_bytes(0, LARGE).await.unwrap() == pattern(LARGE));
         assert!(began.elapsed() < Duration::from_secs(10), "one timeout, and not one for each READ");
         assert_eq!(ways(&reader).server, Default::default(), "the other mirror was read");
+        // The client has chosen the first mirror at random. If that one had failed, LAYOUTERROR has told it: the layout is kept.
+        let has_failed = began.elapsed() >= Duration::from_secs(1);
+        sleep(Duration::from_millis(100)).await;
+        let reports = cluster.mds.state.lock().reports.clone();
+        assert_eq!(reports.len(), usize::from(has_failed), "{reports:?}");
+        assert!(reports.iter().all(|report| report.operation == DataOperation::Read));
         let file = mount.open("f").await.unwrap();
         file.write_at(500_000, pattern(300_000)).await.unwrap();
         let reports = cluster.mds.state.lock().reports.clone();
@@ -198,6 +211,27 @@ fn mirror_that_fails_is_replaced_for_reading_and_reported_for_writing() {
         expected[500_000..800_000].copy_from_slice(&pattern(300_000));
         check_bytes(&cluster.mount(3, "").await, "f", &expected).await;
         assert_eq!(ways(&mount).server.writes, 0, "the client gets another layout");
+    });
+}
+
+/// The server has made the copy again. A client that still holds the data server for failed must not make it stale again without an
+/// attempt to write there.
+#[test]
+fn repaired_copy_is_not_reported_without_another_attempt() {
+    with(MIRRORED, async |mut cluster, mount| {
+        let file = written(&mount, "f", LARGE).await;
+        cluster.stop(cluster.mds.servers("f")[0]);
+        file.write_at(0, pattern(300_000)).await.unwrap();
+        let reports = cluster.mds.state.lock().reports.len();
+        assert_eq!((reports, ways(&mount).server.writes), (1, 0));
+        cluster.mds.heal("f");
+        cluster.mds.recall("f");
+        while !cluster.mds.state.lock().holders.is_empty() {
+            sleep(Duration::from_millis(1)).await;
+        }
+        file.write_at(0, pattern(300_000)).await.unwrap();
+        assert_eq!(cluster.mds.state.lock().reports.len(), reports, "the client has not tried");
+        assert_eq!(ways(&mount).server.write_bytes, 300_000);
     });
 }
 
@@ -300,7 +334,7 @@ fn restart_of_the_metadata_server_loses_no_data() {
 #[test]
 fn layout_with_unusable_data_servers_is_returned_without_a_report() {
     with(MIRRORED, async |cluster, mount| {
-        cluster.mds.state.lock().version = 4;
+        cluster.mds.state.lock().version = Some((4, 0));
         written(&mount, "f", LARGE).await;
         check(&mount, "f", LARGE).await;
         while !cluster.mds.state.lock().holders.is_empty() {
@@ -310,6 +344,39 @@ fn layout_with_unusable_data_servers_is_returned_without_a_report() {
         assert!(state.granted > 0 && state.reports.is_empty() && state.fences == 0);
         assert_eq!(ways(&mount).data_servers, Default::default());
     });
+}
+
+/// While a file is used, its statistics are sent at the interval of the layout, and they are cumulative. The last ones are sent with
+/// the layout.
+#[test]
+fn statistics_are_sent_at_intervals_and_with_the_layout() {
+    for (version, least) in [("4.2", 2), ("4.1", 0)] {
+        let flags = Flags { stats_s: 10, ..MIRRORED.flags };
+        with_query(Form { flags, ..MIRRORED }, &format!("&vers={version}"), async |cluster, mount| {
+            let usage = || cluster.mds.state.lock().usage.clone();
+            let file = written(&mount, "f", 100_000).await;
+            assert!(usage().is_empty());
+            let data = || Rope::from(pattern(10_000));
+            for _ in 0..25 {
+                mount.protocol().write(file.handle(), 0, data(), StableHow::Unstable).await.unwrap();
+                sleep(Duration::from_secs(1)).await;
+            }
+            let during = usage();
+            assert_eq!(during.len(), 2 * least, "{version}: two data servers, every ten seconds");
+            cluster.mds.recall("f");
+            while !cluster.mds.state.lock().holders.is_empty() {
+                sleep(Duration::from_millis(1)).await;
+            }
+            let last = &usage()[during.len()..];
+            assert_eq!(last.len(), 2, "{version}: {last:?}");
+            for usage in last {
+                assert_eq!((usage.write_bytes, usage.reads), (100_000 + 25 * 10_000, 0), "{version}");
+                let earlier = during.iter().filter(|earlier| earlier.device == usage.device);
+                let bytes: Vec<_> = earlier.chain([usage]).map(|usage| usage.write_bytes).collect();
+                assert!(bytes.windows(2).all(|two| two[0] < two[1]), "{version}: {bytes:?}");
+            }
+        });
+    }
 }
 
 /// A removed device is asked for again.
@@ -323,5 +390,56 @@ fn removed_device_is_forgotten() {
         sleep(Duration::from_secs(1)).await;
         check(&mount, "f", LARGE).await;
         assert_eq!(ways(&mount).server, Default::default());
+    });
+}
+
+/// At data servers of NFSv4, the client has a session and opens no file. It has them as long as the mount exists.
+#[test]
+fn data_servers_of_version_4_have_a_session_and_no_open_files() {
+    with_version((4, 2), MIRRORED, "", async |cluster, mount| {
+        let made_by = [0, 1, 2].map(|server| cluster.clients_of(server).0);
+        written(&mount, "f", LARGE).await;
+        check(&mount, "f", LARGE).await;
+        let used = cluster.mds.servers("f");
+        for (server, made) in made_by.iter().enumerate() {
+            let (clients, opens) = cluster.clients_of(server);
+            assert_eq!((clients - made, opens), (usize::from(used.contains(&server)), 0));
+        }
+        mount.unmount().await.unwrap();
+        assert_eq!([0, 1, 2].map(|server| cluster.clients_of(server).0), made_by, "the sessions must be ended");
+    });
+}
+
+/// A data server of NFSv4 that was restarted does not know the client. The client introduces itself again, and keeps its layout.
+#[test]
+fn data_servers_of_version_4_can_restart() {
+    with_version((4, 1), MIRRORED, "", async |mut cluster, mount| {
+        let file = written(&mount, "f", LARGE).await;
+        for server in cluster.mds.servers("f") {
+            cluster.restart_data_server(server);
+        }
+        file.write_at(0, pattern(10_000)).await.unwrap();
+        check(&mount, "f", LARGE).await;
+        assert_eq!((ways(&mount).server, cluster.mds.state.lock().reports.len()), (Default::default(), 0));
+        assert!(cluster.mds.copies("f", LARGE).iter().all(|copy| *copy == pattern(LARGE)));
+    });
+}
+
+/// A data server cannot send the client to another server.
+#[test]
+fn data_servers_are_not_followed_when_they_say_that_they_have_moved() {
+    with_version((4, 2), MIRRORED, "", async |mut cluster, mount| {
+        let file = written(&mount, "f", LARGE).await;
+        let [moved, other] = cluster.mds.servers("f")[..] else { panic!("there must be two copies") };
+        let third = 3 - moved - other;
+        let known = cluster.clients_of(third).0;
+        cluster.move_away(moved, third);
+        let reader = cluster.mount(2, "").await;
+        check(&reader, "f", LARGE).await;
+        file.write_at(0, pattern(10_000)).await.unwrap();
+        let reports = cluster.mds.state.lock().reports.clone();
+        assert!(reports.iter().any(|report| report.device == device(moved)), "{reports:?}");
+        assert_eq!(cluster.clients_of(third).0, known, "the client must not go there");
+        check(&cluster.mount(3, "").await, "f", LARGE).await;
     });
 }

@@ -288,6 +288,20 @@ fn session_with_outstanding_callbacks_is_destroyed_after_them() {
     });
 }
 
+#[test]
+fn refused_end_of_a_faulty_session_is_final() {
+    Rig::run(async |rig| {
+        {
+            let mut script = rig.scripted.script.lock();
+            script.refuse = Some((Opnum4::DestroySession, Nfsstat4::Inval, Instant::now() + HOUR));
+            script.flags = SEQ4_STATUS_BACKCHANNEL_FAULT;
+        }
+        rig.mount.stat("file").await.unwrap();
+        sim::until(|| rig.record.with(Opnum4::CreateSession).len() == 2).await;
+        assert_eq!(rig.record.with(Opnum4::DestroySession).len(), 1);
+    });
+}
+
 /// All requests wait while the session is destroyed, so they wait for less than a lease.
 #[test]
 fn session_is_replaced_if_the_server_does_not_destroy_it() {

@@ -4,11 +4,11 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::common::{
-    recorder::Record,
+    recorder::{Record, Recorded},
     scripted::{CONTENT, Script, Scripted},
     sim,
 };
-use client::{Mount, Result};
+use client::{LockRange, Mount, Result};
 use nfs::v4::{callback::*, *};
 use tokio::time::Instant;
 
@@ -326,13 +326,14 @@ fn unmount_destroys_the_session_and_the_client() {
     });
 }
 
-/// The client can use a metadata server (RFC 8881 §13.1).
+/// The client can use a server in each role of pNFS, or in none (RFC 8881 §13.1).
 #[test]
-fn client_introduces_itself_as_a_client_of_metadata_servers() {
+fn client_introduces_itself_for_each_role_in_pnfs() {
     simulated(async |_, record, _| {
         let request = record.with(Opnum4::ExchangeId).remove(0);
         let Argop4::ExchangeId(args) = &request.args.argarray[0] else { panic!("{request:?}") };
-        assert_eq!(args.flags, EXCHGID4_FLAG_USE_NON_PNFS | EXCHGID4_FLAG_USE_PNFS_MDS);
+        let roles = EXCHGID4_FLAG_USE_PNFS_MDS | EXCHGID4_FLAG_USE_PNFS_DS;
+        assert_eq!(args.flags, EXCHGID4_FLAG_USE_NON_PNFS | roles);
     });
 }
 
@@ -448,6 +449,45 @@ fn requests_are_spread_over_all_connections() {
         used().await;
         tokio::time::sleep(Duration::from_secs(10)).await;
         assert_eq!(used().await, 3, "the lost connection is made again");
+    });
+}
+
+/// The request got a slot, and no connection. So the server has not seen it, and the slot is not in doubt.
+#[test]
+fn request_that_was_not_sent_leaves_its_slot_free() {
+    sim::simulate(|network| async move {
+        let (services, (_, record)) = sim::recorded();
+        let _process = sim::start(&network, services);
+        let url = format!("nfs://{}/?proto=tcp&vers=4.1&uid=0&gid=0", sim::SERVER).parse().unwrap();
+        let mount = Mount::connect(&url, &sim::switch(&network, 1)).await.unwrap();
+        mount.stat("file").await.unwrap();
+        network.set_refusing(true);
+        network.cut_all();
+        // The first request may have been sent, as far as the client knows. The second was not.
+        for _ in 0..2 {
+            mount.with_deadline(Duration::from_secs(2)).stat("file").await.unwrap_err();
+        }
+        let before = record.len();
+        network.set_refusing(false);
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        let alone = |one: &Recorded| (one.opnums() == [Opnum4::Sequence]).then(|| one.sequence().unwrap().slotid.0);
+        let asked: Vec<_> = record.all()[before..].iter().filter_map(alone).collect();
+        assert_eq!(asked, [0], "only one slot is in doubt");
+    });
+}
+
+/// The server asks to send LOCK later. The caller can give up meanwhile.
+#[test]
+fn waiting_lock_is_given_up_while_the_server_is_busy() {
+    simulated(async |scripted, _, mount| {
+        let file = mount.open("file").await.unwrap();
+        file.read_bytes(0, 4).await.unwrap();
+        scripted.refuse(Opnum4::Lock, Nfsstat4::Delay, HOUR);
+        let range = LockRange { offset: 0, length: 1, exclusive: false };
+        let begun = Instant::now();
+        let given_up = tokio::time::sleep(Duration::from_secs(2));
+        mount.v4().unwrap().lock_until(file.handle(), b"me", range, given_up).await.unwrap_err();
+        assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
     });
 }
 

@@ -17,9 +17,10 @@ mod library;
 mod user;
 
 use std::{
-    ffi::{CString, c_int},
+    env,
+    ffi::{CString, OsString, c_int},
     fmt,
-    os::unix::ffi::OsStrExt,
+    os::unix::ffi::{OsStrExt, OsStringExt},
     path::{Path, PathBuf},
     ptr::{null, null_mut},
     time::Duration,
@@ -37,7 +38,7 @@ use self::{
 use crate::mechanism::{Acceptor, Established, GssError, Initiator, Negotiation, Step, StepFailed, major};
 
 pub use library::Unavailable;
-pub use user::UserInitiator;
+pub use user::{KerberosTickets, UserInitiator};
 
 /// Reports whether the library is installed.
 ///
@@ -102,11 +103,13 @@ impl Acceptor for KerberosAcceptor {
     }
 }
 
-/// The ticket of a user for one service.
+/// The ticket of a user, or of a service that calls another one, for one service.
 pub struct KerberosInitiator {
     library: Loaded,
     service: String,
     cache: Option<String>,
+    /// The name of the service that gets the ticket by its key, and the keytab.
+    key: Option<(String, Option<PathBuf>)>,
 }
 
 impl KerberosInitiator {
@@ -116,10 +119,28 @@ impl KerberosInitiator {
     /// # Errors
     /// The library is not installed.
     pub fn new(service: &str, cache: Option<String>) -> Result<Self, GssError> {
-        Ok(Self { library: Loaded(Library::load()?), service: service.to_owned(), cache })
+        Ok(Self { library: Loaded(Library::load()?), service: service.to_owned(), cache, key: None })
+    }
+
+    /// Creates an initiator for `service`, whose ticket the library gets with the key of the service `own`: `nfs@host.example.com`, or
+    /// `nfs` of this host. The keytab is that of `KRB5_KTNAME`, or `/etc/krb5.keytab`, if it is `None`. The ticket is only in memory.
+    ///
+    /// # Errors
+    /// The library is not installed.
+    pub fn of_key(service: &str, own: &str, keytab: Option<PathBuf>) -> Result<Self, GssError> {
+        let key = Some((own.to_owned(), keytab));
+        Ok(Self { key, ..Self::new(service, Some("MEMORY:slipway".to_owned()))? })
     }
 
     fn acquire(&self) -> Result<Credential, GssError> {
+        if let Some((own, keytab)) = &self.key {
+            let own = service_name(self.library, own)?;
+            let mut store: Vec<_> = self.cache.iter().map(|cache| ("ccache", cache.clone().into_bytes())).collect();
+            let default = || env::var_os("KRB5_KTNAME").map_or_else(|| DEFAULT_KEYTAB.to_vec(), OsString::into_vec);
+            store.push(("client_keytab", keytab.as_deref().map_or_else(default, keytab_name)));
+            return Credential::acquire(self.library, Some(&own), INITIATE, &store)
+                .map_err(|error| error.of(&format!("{self:?}: no ticket by the server's key")));
+        }
         let store: Vec<_> = self.cache.iter().map(|cache| ("ccache", cache.clone().into_bytes())).collect();
         Credential::acquire(self.library, None, INITIATE, &store)
             .map_err(|error| with_remedy(error.of(&format!("{self:?}: no ticket"))))
@@ -449,6 +470,8 @@ fn time(lifetime: Word) -> Option<Duration> {
     (lifetime != INDEFINITE).then(|| Duration::from_secs(lifetime.into()))
 }
 
+/// The keytab of a host's services, unless `krb5.conf` names another one.
+const DEFAULT_KEYTAB: &[u8] = b"FILE:/etc/krb5.keytab";
 /// `GSS_C_INDEFINITE`.
 const INDEFINITE: Word = u32::MAX;
 /// `GSS_C_INITIATE` and `GSS_C_ACCEPT`.

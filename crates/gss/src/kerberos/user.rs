@@ -1,11 +1,26 @@
-//! [`UserInitiator`]: the ticket of one of several users of this machine.
+//! [`KerberosTickets`]: the tickets of the users of this machine. [`UserInitiator`] is that of one of several users.
 
-use std::{fs::File, io, os::fd::AsRawFd, path::PathBuf};
+use std::{fs::File, io, os::fd::AsRawFd, path::PathBuf, sync::Arc};
 
 use rustix::fs::{CWD, FileType, Mode, OFlags, fstat, openat};
 
 use super::KerberosInitiator;
-use crate::mechanism::{GssError, Initiator, Negotiation, Step, StepFailed, major};
+use crate::mechanism::{GssError, Initiator, Negotiation, Step, StepFailed, Tickets, major};
+
+/// The tickets in the credential caches of this machine: that of the process as the library finds it, and those of other
+/// users as [`UserInitiator`] finds them.
+#[derive(Clone, Copy, Debug)]
+pub struct KerberosTickets;
+
+impl Tickets for KerberosTickets {
+    fn of_process(&self, service: &str) -> Result<Arc<dyn Initiator>, GssError> {
+        Ok(Arc::new(KerberosInitiator::new(service, None)?))
+    }
+
+    fn of_user(&self, service: &str, uid: u32) -> Arc<dyn Initiator> {
+        Arc::new(UserInitiator::new(service, uid))
+    }
+}
 
 /// The ticket of a user for one service, from the user's credential cache `/tmp/krb5cc_UID`. A process that acts for
 /// several users needs one for each of them.

@@ -6,6 +6,7 @@ mod contexts;
 mod process;
 mod rig;
 mod storm;
+#[path = "../../../testkit/src/toy.rs"]
 mod toy;
 mod transmissions;
 mod window;

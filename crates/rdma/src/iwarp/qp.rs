@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant as StdInstant},
 };
 
-use buf::{Buffer, Received, RecvStage, SOCKET_SPIN_MAX, SendQueue, Spin, read_vectored};
+use buf::{Buffer, Received, RecvStage, SPIN_MAX, SendQueue, Spin, read_vectored};
 use socket2::SockRef;
 use tokio::{
     io::Interest,
@@ -131,7 +131,7 @@ impl IwarpQp {
             phase: Phase::Open,
             linger: iwarp.linger,
             tap,
-            spin: Spin::new(SOCKET_SPIN_MAX),
+            spin: Spin::new(SPIN_MAX),
             spinning: false,
         }
     }

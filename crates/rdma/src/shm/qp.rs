@@ -375,7 +375,9 @@ impl QueuePair for ShmQp {
                 if !first && self.poll_ring() {
                     continue;
                 }
-                break;
+                // The thread can have other work than this ring: sockets, or requests of the kernel.
+                Spin::yield_to_sockets(cx);
+                return Poll::Pending;
             }
             if !self.sleep(cx, completions) {
                 self.empty_polls = 0;

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use buf::{Received, RecvStage, SOCKET_SPIN_MAX, SendQueue};
+use buf::{Received, RecvStage, SPIN_MAX, SendQueue};
 use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
 use tokio::{io::Interest, net::TcpStream};
 
@@ -105,7 +105,7 @@ fn apply(options: &TcpOptions, socket: &SockRef<'_>) -> io::Result<()> {
 }
 
 impl Stream for TcpStream {
-    const SPIN_MAX: Duration = SOCKET_SPIN_MAX;
+    const SPIN_MAX: Duration = SPIN_MAX;
 
     fn peer_addr(&self) -> io::Result<SocketAddr> {
         TcpStream::peer_addr(self)

@@ -111,7 +111,7 @@ impl<S: ServiceState> Context<'_, S> {
         if !dir.once("any delegations", || Ok::<_, Conflict>(self.core.conflicts.any()))? {
             return Ok(());
         }
-        match dir.vfs().lookup(&dir.caller(), &dir.handle, name) {
+        match dir.vfs().find(&dir.caller(), &dir.handle, name) {
             Ok((handle, _)) => match self.object_of(dir.export, handle) {
                 Ok(object) => self.before(&object, by, access),
                 Err(_) => Err(Conflict::WouldBlock),

@@ -39,7 +39,7 @@ mod tls;
 pub use audit::AuditConfig;
 pub use backend::{BackendConfig, BackendKind, BackendSettings, Backends, DirectoryKind, Opening, Tree};
 pub use identity::IdentityConfig;
-pub use pnfs::{DataAddressConfig, DataServerConfig, DataTransportConfig, LayoutsMode, PnfsConfig};
+pub use pnfs::{DataAddressConfig, DataServerConfig, DataTransportConfig, DataVersionConfig, LayoutsMode, PnfsConfig};
 pub use size::ByteSize;
 pub use tls::TlsConfig;
 
@@ -101,6 +101,8 @@ pub struct ServerConfig {
     /// `connections_per_host`: the maximum number of connections from one host, or from one user of this host. The
     /// default is three quarters of `connections`.
     pub connections_per_host: Option<NonZeroUsize>,
+    /// `limit`: the maximum bytes of calls and replies together in one second. The default is no limit.
+    pub limit: Option<ByteSize>,
     /// `rpcbind`: the way in which clients learn the ports.
     pub rpcbind: RpcbindMode,
     /// `nlm_port`: the port of NLM and NSM, by which NFSv3 clients lock files. The default is any free port.
@@ -121,6 +123,8 @@ pub struct ServerConfig {
     pub log_format: LogFormat,
     /// `seccomp`: the filter of system calls.
     pub seccomp: SeccompMode,
+    /// `data_server`: `true` if clients of NFSv4.1 and 4.2 may use this server as a data server of pNFS.
+    pub data_server: bool,
 }
 
 /// The `[kerberos]` table.
@@ -203,7 +207,8 @@ impl ServerConfig {
             return Err(format!("idmap_domain = '{domain}': not a domain, such as example.com"));
         }
         let (grace, lease) = (Duration::from_secs(grace), Duration::from_secs(lease));
-        Ok(Settings { grace, lease, idmap_domain, blocking: self.blocking()?, ..Settings::default() })
+        let (blocking, data_server) = (self.blocking()?, self.data_server);
+        Ok(Settings { grace, lease, idmap_domain, blocking, data_server, ..Settings::default() })
     }
 
     fn blocking(&self) -> Result<BlockingOptions, String> {
@@ -542,6 +547,7 @@ mod tests {
             idmap_domain = "example.com"
             log = "debug"
             log_format = "json"
+            data_server = true
             [[listen]]
             transport = "rdma"
             address = "127.0.0.1:20049"
@@ -579,6 +585,7 @@ mod tests {
         let settings = config.settings().unwrap();
         assert_eq!(settings.idmap_domain.as_deref(), Some("example.com"));
         assert_eq!(settings.blocking, BlockingOptions { threads: 5, queue: 6, ..Default::default() });
+        assert!(settings.data_server);
         assert_eq!(server.log.as_deref(), Some("debug"));
         let listen = &config.listen[0];
         assert_eq!((listen.transport.as_str(), listen.address.port()), ("rdma", 20049));
@@ -674,6 +681,7 @@ mod tests {
         assert_eq!((options.anon_uid, options.anon_gid, options.insecure), (65534, 65534, true));
         assert!(options.clients[0].is_any() && options.transports.is_none());
         assert!(config.listen.is_empty() && config.server.workers.is_none());
+        assert!(!config.settings().unwrap().data_server);
     }
 
     #[test]

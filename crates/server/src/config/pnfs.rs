@@ -61,6 +61,24 @@ pub struct DataServerConfig {
     /// `address`: the addresses by which clients use the data server. The default is the address and the port of the URL.
     #[serde(default)]
     pub address: Vec<DataAddressConfig>,
+    /// `version`: the version of NFS by which clients use the data server. The default is `3`.
+    #[serde(default)]
+    pub version: DataVersionConfig,
+}
+
+/// The version of NFS between clients and a data server. This server uses NFSv3 in any case.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+pub enum DataVersionConfig {
+    /// NFSv3.
+    #[default]
+    #[serde(rename = "3")]
+    V3,
+    /// NFSv4.1. The data server must tell its clients that it is one (RFC 8881 §13.1).
+    #[serde(rename = "4.1")]
+    V4_1,
+    /// NFSv4.2, as NFSv4.1.
+    #[serde(rename = "4.2")]
+    V4_2,
 }
 
 /// `address` of a `[[pnfs.server]]`.
@@ -152,6 +170,14 @@ mod tests {
             id = 1
             url = "nfs://ds1/data"
             address = [{ transport = "rdma", address = "192.0.2.1:20049" }]
+            [[pnfs.server]]
+            id = 2
+            url = "nfs://ds2/data"
+            version = "4.1"
+            [[pnfs.server]]
+            id = 3
+            url = "nfs://ds3/data"
+            version = "4.2"
             [[pnfs]]
             name = "plain"
         "#;
@@ -163,6 +189,8 @@ mod tests {
         assert_eq!((fast.server[0].id.get(), fast.server[0].url.as_str()), (1, "nfs://ds1/data"));
         let address = "192.0.2.1:20049".parse().unwrap();
         assert_eq!(fast.server[0].address, [DataAddressConfig { transport: DataTransportConfig::Rdma, address }]);
+        let versions: Vec<_> = fast.server.iter().map(|server| server.version).collect();
+        assert_eq!(versions, [DataVersionConfig::V3, DataVersionConfig::V4_1, DataVersionConfig::V4_2]);
         assert_eq!((plain.mirrors, plain.layouts), (2, LayoutsMode::Flexible));
         assert_eq!((plain.stripes, plain.stripe_unit), (1, 1 << 20));
         assert_eq!((plain.threshold, plain.timeout_s, plain.server.len()), (64 << 10, 10, 0));
@@ -181,6 +209,10 @@ mod tests {
             ("copies = 2", "unknown field `copies`"),
             ("[[pnfs.server]]\nid = 0\nurl = 'nfs://a/b'", "nonzero"),
             ("[[pnfs.server]]\nid = 1", "missing field `url`"),
+            (
+                "[[pnfs.server]]\nid = 1\nurl = 'nfs://a/b'\nversion = '4.0'",
+                "unknown variant `4.0`, expected one of `3`, `4.1`, `4.2`",
+            ),
         ];
         for (line, message) in cases {
             let error = Config::parse(&format!("[[pnfs]]\nname = 'a'\n{line}")).unwrap_err();

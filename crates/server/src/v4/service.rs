@@ -23,7 +23,7 @@ use tokio::{sync::mpsc, time::sleep};
 use xdr::Message;
 
 use super::{
-    callback::Callbacks,
+    callback::{CallbackFlavors, Callbacks},
     cb_getattr::CbGetattrs,
     layouts::LayoutService,
     offload::Offloads,
@@ -158,6 +158,11 @@ impl Shared4 {
     /// Sets the transport that connects to NFSv4.0 clients for callbacks.
     pub(crate) fn set_callback_transport(&self, kind: &Arc<dyn rpc::TransportKind>) {
         self.callbacks.outgoing.set_transport(kind);
+    }
+
+    /// Sets the credentials for callbacks to principals.
+    pub(crate) fn set_callback_flavors(&self, flavors: Arc<dyn CallbackFlavors>) {
+        self.callbacks.outgoing.set_flavors(flavors);
     }
 
     /// Queues a task that runs in the background.

@@ -1,6 +1,5 @@
 //! The audit log: which operations it records, with which path, user and result.
 
-use crate::common::disk::Disk;
 use crate::common::v4::*;
 use crate::common::*;
 use std::{
@@ -8,6 +7,7 @@ use std::{
     sync::Arc,
     time::Duration,
 };
+use testkit::disk::Disk;
 
 use nfs::mount::{Dirpath, MountProc3, MountRes, Mountstat3};
 use nfs::v3::*;

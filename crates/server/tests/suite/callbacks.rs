@@ -132,8 +132,8 @@ impl World {
         };
         let now = Instant::now().into_std();
         let peer = std::net::Ipv4Addr::LOCALHOST.into();
-        let origin =
-            Origin { principal: &Principal::None, has_integrity: true, peer, admitted: true, tls: Xprtsec::None };
+        let (principal, tls, callback_flavor) = (&Principal::None, Xprtsec::None, None);
+        let origin = Origin { principal, has_integrity: true, callback_flavor, peer, admitted: true, tls };
         let clientid = state.exchange_id(now, 2, &exchange, origin).unwrap().clientid;
         let parms =
             AuthsysParms { stamp: 5, machinename: "venus".into(), uid: 1001, gid: 1002, gids: Default::default() };

@@ -23,6 +23,7 @@ mod sec;
 mod v40;
 mod v40_callbacks;
 mod v4_compound;
+mod v4_data_server;
 mod v4_delegations;
 mod v4_files;
 mod v4_holder;

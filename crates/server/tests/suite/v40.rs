@@ -489,6 +489,35 @@ async fn caller_with_auth_sys_does_not_use_the_owners_of_kerberos() {
     assert_eq!(renew(&client.on, client.id), Nfsstat4::Expired);
 }
 
+/// RFC 7530 §16.28.4.
+#[simnet::test]
+async fn only_users_of_a_client_renew_its_lease() {
+    let server = shared();
+    for (file, host, alice, bob) in [
+        ("f", user(7, 7), user(0, 0), user(8, 8)),
+        ("g", principal("host/a@REALM"), principal("alice@REALM"), principal("bob@REALM")),
+    ] {
+        let mut on = Client4::stranger(&server, 0);
+        on.caller = host.clone();
+        let introduced = introduce(&on, "a", 1);
+        assert_eq!(confirm(&on, &introduced), Nfsstat4::Ok);
+        let mut client = Client40 { on, id: introduced.clientid, seqid: 0, dir: "m".to_owned() };
+        for (caller, expected) in [(&host, Nfsstat4::Ok), (&alice, Nfsstat4::Access), (&bob, Nfsstat4::Access)] {
+            client.on.caller = caller.clone();
+            assert_eq!(renew(&client.on, client.id), expected, "{caller:?}");
+        }
+        client.on.caller = alice.clone();
+        let (stateid, handle) = client.open_first(file);
+        assert_eq!(renew(&client.on, client.id), Nfsstat4::Ok, "alice has an open file");
+        client.on.caller = bob;
+        assert_eq!(renew(&client.on, client.id), Nfsstat4::Access);
+        client.on.caller = alice;
+        let seqid = client.next();
+        assert_eq!(client.status([putfh(&handle), close_op(seqid.0, stateid)]), Nfsstat4::Ok);
+        assert_eq!(renew(&client.on, client.id), Nfsstat4::Access, "the file is closed");
+    }
+}
+
 /// As Linux does with a keytab, for a mount with `sec=sys`.
 #[simnet::test]
 async fn client_of_kerberos_may_have_owners_of_auth_sys() {

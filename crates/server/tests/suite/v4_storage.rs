@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use crate::common::disk::Disk;
 use crate::common::machine::background_work;
 use crate::common::v4::*;
 use crate::common::*;
@@ -13,6 +12,7 @@ use server::{
     config::Settings,
     recovery::{Recovery, state_dir::OnLoss},
 };
+use testkit::disk::Disk;
 use tokio::time::{Instant, sleep};
 
 fn serve(disk: &Disk) -> NfsServer {

@@ -36,7 +36,7 @@ impl Counted {
     ) -> Result<Self, Failure> {
         let options = [("idle", "off")].iter().chain(more);
         let options = options.map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-        let listen = Listen { transport: transport.to_owned(), options };
+        let listen = Listen::on(transport, options);
         let (room, most) = (room.to_string(), (connections + SPARE_CONNECTIONS).to_string());
         let arguments =
             [&["--memory", &room, "--connections", &most, "--connections-per-host", &most], arguments].concat();

@@ -77,8 +77,7 @@ pub fn run(args: &Args) -> Outcome {
     let points = [Operation::Read, Operation::Write].map(|operation| Point::new(operation, BLOCK, args.in_flight));
     let site = Arc::new(Site::new("slipway-bench-failover".to_owned(), &points, FILE_BYTES));
     let options = args.congestion.iter().map(|name| ("congestion".to_owned(), name.clone())).collect();
-    let listen =
-        TRANSPORTS.map(|transport| Listen { transport: transport.to_owned(), options: Clone::clone(&options) });
+    let listen = TRANSPORTS.map(|transport| Listen::on(transport, Clone::clone(&options)));
     let server = Server::start(&listen, &["--memory".into(), (4 * FILE_BYTES).to_string().into()])?;
     let block_max = reach::run(site.prepare(&server.url(0)))?;
 

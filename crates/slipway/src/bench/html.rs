@@ -1,6 +1,6 @@
 //! The HTML page of a report: one self-contained file, which loads nothing from the network.
 
-use std::fmt::Write as _;
+use std::{fmt::Write as _, fs, path::Path};
 
 use super::{
     plan::{Chart, Measure, Plan, Shape},
@@ -9,7 +9,35 @@ use super::{
     svg::{Bars, Dot, Lines, Surface, escape, number},
     text::{self, sides},
 };
-use crate::output;
+use crate::{exit::Failure, output};
+
+/// The file of a page, if one is wanted.
+pub struct Page<'a>(Option<&'a Path>);
+
+impl<'a> Page<'a> {
+    /// Checks that the file can be written, before a measurement that takes minutes.
+    ///
+    /// # Errors
+    /// It cannot.
+    pub fn open(path: Option<&'a Path>) -> Result<Self, Failure> {
+        let page = Self(path);
+        page.store("")?;
+        Ok(page)
+    }
+
+    /// Writes the page of a report.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn write(&self, plan: &Plan, report: &Report) -> Result<(), Failure> {
+        if self.0.is_some() { self.store(&page(plan, report)) } else { Ok(()) }
+    }
+
+    fn store(&self, text: &str) -> Result<(), Failure> {
+        let Some(path) = self.0 else { return Ok(()) };
+        fs::write(path, text).map_err(|error| Failure::usage(format!("--html: {}: {error}", path.display())))
+    }
+}
 
 /// Returns the page of a report.
 pub fn page(plan: &Plan, report: &Report) -> String {

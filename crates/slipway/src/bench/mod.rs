@@ -10,7 +10,7 @@
 //!   them.
 //! - [`plan`]: the points of one subcommand, its charts, and the published results ([`claim`]).
 //! - [`connections`] and [`sessions`] do not use these parts: they measure the memory of a [`counted`] server.
-//!   [`failover`] measures a session whose connections are cut.
+//!   [`failover`] measures a session whose connections are cut, [`pnfs`] clusters with more and more data servers.
 //! - [`report`]: medians, spreads and costs, printed as [`text`], as JSON, or as a page ([`html`]).
 
 pub mod bare;
@@ -24,6 +24,7 @@ pub mod load;
 pub mod machine;
 pub mod meter;
 pub mod plan;
+pub mod pnfs;
 pub mod point;
 pub mod report;
 pub mod runner;

@@ -325,6 +325,33 @@ pub fn security() -> Plan {
     }
 }
 
+/// Returns the plan of `slipway bench pnfs`. Each series is a cluster.
+pub fn pnfs(block: usize, in_flight: u32) -> Plan {
+    let many: Filter = |point| point.operation == Operation::Create && point.in_flight > 1;
+    let one: Filter = |point| !point.operation.moves_blocks() && point.in_flight == 1;
+    Plan {
+        name: "pnfs",
+        title: format!(
+            "data servers that are limited in bytes per second; one client, {in_flight} operations outstanding"
+        ),
+        points: vec![
+            Point::new(Operation::Read, block, in_flight),
+            Point::new(Operation::Write, block, in_flight),
+            Point::new(Operation::Create, 1, 16),
+            Point::new(Operation::Create, 1, 1),
+            Point::new(Operation::Getattr, 1, 1),
+        ],
+        charts: vec![
+            Chart::new("READ", is_read, Shape::Bars(Measure::Throughput)),
+            Chart::new("WRITE", is_write, Shape::Bars(Measure::Throughput)),
+            Chart::new("CREATE and REMOVE, 16 outstanding", many, Shape::Bars(Measure::Rate)),
+            Chart::new("Operations at the metadata server, one outstanding", one, Shape::Bars(Measure::Median)),
+        ],
+        seconds: 2.0,
+        file_size: 64 << 20,
+    }
+}
+
 fn is_read(point: &Point) -> bool {
     point.operation.reads_blocks()
 }
@@ -339,7 +366,8 @@ mod tests {
 
     #[test]
     fn every_chart_has_points_and_every_point_has_a_chart() {
-        for plan in [demo(128 << 10, 8), sweep(), threads(), registration(), iops(), mixed(), baseline(), security()] {
+        let plans = [demo(128 << 10, 8), sweep(), threads(), registration(), iops(), mixed(), baseline(), security()];
+        for plan in plans.into_iter().chain([pnfs(1 << 20, 32)]) {
             for chart in &plan.charts {
                 assert!(plan.points.iter().any(chart.of), "{}: {}", plan.name, chart.title);
             }

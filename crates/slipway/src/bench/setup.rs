@@ -268,7 +268,7 @@ impl Place {
             for (series, site) in series.iter().zip(sites).filter(|(series, _)| series.backend == *backend) {
                 let mut options = series.options.clone();
                 options.extend(certificates.iter().flat_map(|certificates| certificates.of_listener(series)));
-                listen.push(Listen { transport: series.transport.clone(), options });
+                listen.push(Listen::on(&series.transport, options));
                 room += site.bytes().saturating_mul(2);
             }
             Self::start(common, backend, room, &listen)

@@ -1,8 +1,6 @@
 //! `slipway bench`: compares transports and servers in one run. [`crate::bench`] makes the measurements. This file has
 //! the subcommands, each of which is a list of points with a few options.
 
-use std::fs;
-
 use clap::Subcommand;
 use server::config::ByteSize;
 
@@ -11,13 +9,14 @@ use crate::{
         bare::{self, Bare, PeerArgs},
         connections, failover, html,
         plan::{self, Plan},
+        pnfs,
         point::{Operation, Point},
         series::Axis,
         sessions,
         setup::{self, Common},
         text,
     },
-    exit::{Exit, Failure, Outcome},
+    exit::{Exit, Outcome},
     output,
 };
 
@@ -40,6 +39,7 @@ Examples:
   slipway bench threads --transport rdma --axis crc=on,off
   slipway bench read --transport tcp --block 1M --axis xprtsec=none,tls --beside cipher
   slipway bench security --keytab nfs.keytab --axis sec=sys,krb5p
+  slipway bench pnfs --html pnfs.html
   slipway bench baseline --backend dir:/dev/shm --congestion cubic")]
 pub struct Args {
     #[command(subcommand)]
@@ -94,6 +94,8 @@ enum What {
     Sessions(sessions::Args),
     /// One session of NFSv4.1 over TCP and RDMA, while one or the other is cut repeatedly
     Failover(failover::Args),
+    /// One client of pNFS clusters with 1 to 16 data servers, each limited to a number of bytes per second
+    Pnfs(pnfs::Args),
     /// Answer send and sendfile
     #[command(hide = true)]
     Peer(PeerArgs),
@@ -172,6 +174,7 @@ pub fn run(args: &Args) -> Outcome {
         What::Connections(args) => connections::run(args),
         What::Sessions(args) => sessions::run(args),
         What::Failover(args) => failover::run(args),
+        What::Pnfs(args) => pnfs::run(args),
         What::Peer(args) => bare::peer(args).map(|()| Exit::Ok),
     }
 }
@@ -196,13 +199,9 @@ fn with_security(common: &Common) -> Common {
 
 /// Measures a plan and prints the report.
 fn measure(common: &Common, plan: &Plan) -> Outcome {
-    let page = common.html.as_ref();
-    let unwritable =
-        |error: std::io::Error, path: &std::path::Path| Failure::usage(format!("--html: {}: {error}", path.display()));
-    // Report an unwritable file before the measurement, which takes minutes.
-    page.map_or(Ok(()), |path| fs::write(path, "").map_err(|error| unwritable(error, path)))?;
+    let page = html::Page::open(common.html.as_deref())?;
     let report = setup::measure(common, plan)?;
-    page.map_or(Ok(()), |path| fs::write(path, html::page(plan, &report)).map_err(|error| unwritable(error, path)))?;
+    page.write(plan, &report)?;
     match common.json {
         true => output::json(&report),
         false => output::print(&text::report(plan, &report)),

@@ -44,7 +44,7 @@ pub fn run(args: &Args) -> Outcome {
         if args.json && repairs != former {
             repairs.iter().for_each(output::json);
         }
-        if !args.watch || repairs.iter().all(is_done) {
+        if !args.watch || repairs.iter().all(RepairRecord::is_done) {
             break repairs;
         }
         let first = *first.get_or_insert_with(|| copied(&repairs));
@@ -58,15 +58,10 @@ pub fn run(args: &Args) -> Outcome {
     }
     let lost: u64 = repairs.iter().map(|cluster| cluster.lost).sum();
     match lost {
-        0 if repairs.iter().all(is_done) => Ok(Exit::Ok),
+        0 if repairs.iter().all(RepairRecord::is_done) => Ok(Exit::Ok),
         0 => Ok(Exit::Failed),
         lost => Err(Failure::failed(format!("{lost} files have lost their last copy: see `slipway ds list --json`"))),
     }
-}
-
-fn is_done(cluster: &RepairRecord) -> bool {
-    let RepairRecord { files, moves, compared, unexamined, .. } = cluster;
-    [files, moves, compared, unexamined].into_iter().all(|left| *left == 0)
 }
 
 fn copied(repairs: &[RepairRecord]) -> u64 {
@@ -86,7 +81,7 @@ fn line(cluster: &RepairRecord) -> String {
     let name = output::name(cluster.cluster.as_bytes());
     let RepairRecord { files, copies, moves, compared, unexamined, bytes, copied, .. } = cluster;
     let copied = format!("{} copied since the start", output::size(*copied));
-    if is_done(cluster) {
+    if cluster.is_done() {
         return format!("{name}: nothing is left to do; {copied}\n");
     }
     let left = bytes.map_or("many bytes".to_owned(), output::size);
@@ -110,16 +105,16 @@ mod tests {
     #[test]
     fn every_kind_of_work_counts() {
         let done = RepairRecord { cluster: "a".to_owned(), bytes: Some(0), ..RepairRecord::default() };
-        assert!(is_done(&done) && line(&done).contains("nothing is left"));
+        assert!(done.is_done() && line(&done).contains("nothing is left"));
         let lost = RepairRecord { lost: 1, ..done.clone() };
-        assert!(is_done(&lost), "a file that has lost its last copy cannot be repaired");
+        assert!(lost.is_done(), "a file that has lost its last copy cannot be repaired");
         for left in [
             RepairRecord { files: 1, copies: 2, ..done.clone() },
             RepairRecord { moves: 1, ..done.clone() },
             RepairRecord { compared: 1, ..done.clone() },
             RepairRecord { unexamined: 1, ..done.clone() },
         ] {
-            assert!(!is_done(&left), "{left:?}");
+            assert!(!left.is_done(), "{left:?}");
             assert!(line(&left).contains(" 1 "), "{}", line(&left));
         }
     }

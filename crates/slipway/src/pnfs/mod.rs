@@ -5,6 +5,7 @@
 mod clusters;
 pub mod records;
 mod servers;
+pub mod versions;
 
 use std::{
     io,
@@ -72,12 +73,13 @@ impl BackendKind for PnfsKind {
             return Err(invalid(format!("the configuration has two [[pnfs]] with the name '{name}'")));
         }
         let located = |error: io::Error| io::Error::new(error.kind(), format!("pnfs '{name}': {error}"));
-        let lease = opening.lease();
+        let directory = directory_of(settings)?;
+        // Without files, there are no layouts that an earlier process has granted.
+        let lease = if is_empty(&directory).map_err(located)? { Duration::ZERO } else { opening.lease() };
         let (data_servers, options) =
             (data_servers(cluster).map_err(located)?, options(cluster, lease).map_err(located)?);
         let index = index(settings, opening).map_err(located)?;
         let urls = cluster.server.iter().map(|server| (ServerId(server.id.get()), server.url.clone())).collect();
-        let directory = directory_of(settings)?;
         DirectoryKind.open(&inner(settings), opening)?.layered(|inner| {
             let (runtime, upkeep) = start_thread()?;
             let servers = NfsServers::new(runtime, transports::for_client(), data_servers);
@@ -114,7 +116,8 @@ pub fn data_servers(cluster: &PnfsConfig) -> io::Result<Vec<(ServerId, Endpoint)
         let located = |message: String| invalid(format!("server {}: {message}", id.0));
         let mut url: NfsUrl = server.url.parse().map_err(|error| located(format!("url: {error}")))?;
         if !matches!(url.options.version, Version::Auto | Version::V3) {
-            return Err(located("data servers are used by NFSv3; remove `vers` from the URL".to_owned()));
+            let message = "data servers are used by NFSv3; remove `vers` from the URL (`version` is that of clients)";
+            return Err(located(message.to_owned()));
         }
         url.options.version = Version::V3;
         url.options.deadline = Duration::from_secs(cluster.timeout_s);
@@ -129,7 +132,7 @@ pub fn data_servers(cluster: &PnfsConfig) -> io::Result<Vec<(ServerId, Endpoint)
         if let Some((other, _)) = servers.iter().find(|(other, endpoint)| *other == id || endpoint.url == url) {
             return Err(located(format!("server {} has the same id or the same url", other.0)));
         }
-        servers.push((id, Endpoint { url, addresses }));
+        servers.push((id, Endpoint { url, addresses, version: server.version }));
     }
     Ok(servers)
 }
@@ -165,6 +168,10 @@ fn index(settings: &BackendSettings, opening: &Opening<'_>) -> io::Result<Index>
 /// Returns the directory of an export.
 fn directory_of(settings: &BackendSettings) -> io::Result<PathBuf> {
     settings.path.as_deref().unwrap_or(Path::new("/")).canonicalize()
+}
+
+fn is_empty(directory: &Path) -> io::Result<bool> {
+    Ok(directory.read_dir()?.next().transpose()?.is_none())
 }
 
 /// Returns the path of the database of an export. Its name has a hash, because the path of the export can be longer than a
@@ -208,7 +215,7 @@ const UPKEEP_PAUSE: Duration = Duration::from_millis(200);
 #[cfg(test)]
 mod tests {
     use pnfs::DataServers;
-    use server::Config;
+    use server::{Config, config::DataVersionConfig};
 
     use super::*;
 
@@ -217,12 +224,17 @@ mod tests {
         let text = include_str!("../../../../docs/pnfs.md");
         let examples: Vec<_> = text.split("```toml\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
         let parse = |text: &str| Config::parse_with(text, &backends(Arc::default())).unwrap();
-        let [data_server, metadata_server] = examples[..] else { panic!("there must be two examples") };
+        let [data_server, metadata_server, newer, by_version] = examples[..] else {
+            panic!("there must be four examples")
+        };
         assert_eq!(parse(data_server).export[0].options.clients.len(), 2);
         let config = parse(metadata_server);
         let servers = data_servers(&config.pnfs[0]).unwrap();
         let addresses: Vec<_> = servers.iter().map(|(_, endpoint)| endpoint.addresses[0].address.to_string()).collect();
         assert_eq!(addresses, ["10.0.0.2:2049", "10.0.0.3:2049"]);
+        assert!(parse(newer).settings().unwrap().data_server);
+        let config = parse(&format!("[[pnfs]]\nname = 'a'\n{by_version}"));
+        assert_eq!(data_servers(&config.pnfs[0]).unwrap()[0].1.version, DataVersionConfig::V4_2);
     }
 
     #[test]
@@ -247,5 +259,11 @@ mod tests {
         assert_ne!(Some(by_tcp), default.device_id(ServerId(2), tcp));
         assert_eq!((both.server_of(by_tcp), both.server_of(by_rdma)), (Some(id), Some(id)));
         assert_eq!(default.server_of(by_rdma), None);
+        let newer = table("version = '4.1'");
+        let by_newer = newer.device_id(id, tcp).unwrap();
+        assert_ne!(Some(by_newer), default.device_id(id, tcp), "clients cache the version with the device");
+        assert_eq!(newer.server_of(by_newer), Some(id));
+        let former = default.device_id(id, tcp).unwrap();
+        assert_eq!(newer.server_of(former), Some(id), "a client can report errors of a device that it got as NFSv3");
     }
 }

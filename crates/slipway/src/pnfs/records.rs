@@ -182,6 +182,14 @@ pub struct RepairRecord {
     pub copied: u64,
 }
 
+impl RepairRecord {
+    /// Reports whether nothing is left to do. Files that have lost their last copy cannot be repaired.
+    pub fn is_done(&self) -> bool {
+        let Self { files, moves, compared, unexamined, .. } = self;
+        [files, moves, compared, unexamined].into_iter().all(|left| *left == 0)
+    }
+}
+
 impl fmt::Display for DataServerState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

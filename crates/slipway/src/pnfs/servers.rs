@@ -1,4 +1,4 @@
-//! [`NfsServers`]: the data servers of an export, used by NFSv3.
+//! [`NfsServers`]: the data servers of an export, used by NFSv3. Clients can use another version ([`ClientVersion`]).
 //!
 //! An object is a file in the directory of the URL, with its identifier as its name. RFC 8435 §2.2: only the metadata server
 //! needs access to that directory.
@@ -18,12 +18,15 @@ use pnfs::{
     record::{Object, Owners},
 };
 use rpc::Switch;
+use server::config::DataVersionConfig;
 use sha2::{Digest, Sha256};
 use tokio::runtime;
 use vfs::{
     Stability,
     layout::{DataAddress, DataTransport, DataVersion, LayoutDevice, LayoutDeviceId},
 };
+
+use super::versions::{self, ClientVersion};
 
 /// The data servers.
 pub struct NfsServers {
@@ -37,11 +40,14 @@ pub struct Endpoint {
     pub url: NfsUrl,
     /// The addresses for clients, without shared memory. There is none if clients cannot use the data server.
     pub addresses: Vec<DataAddress>,
+    /// The version by which clients use it, if it offers that.
+    pub version: DataVersionConfig,
 }
 
 /// A data server.
 struct DataServer {
     endpoint: Endpoint,
+    version: ClientVersion,
     switch: Switch,
     /// The mount, made when it is first needed. The client makes lost connections again.
     mount: tokio::sync::Mutex<Option<Mount>>,
@@ -52,9 +58,10 @@ struct DataServer {
 impl NfsServers {
     /// Creates the interface to these data servers. All work runs on `runtime`.
     pub fn new(runtime: runtime::Handle, switch: Switch, servers: Vec<(ServerId, Endpoint)>) -> Self {
-        let server = |endpoint| {
+        let server = |endpoint: Endpoint| {
             let (mount, handles) = Default::default();
-            Arc::new(DataServer { endpoint, switch: switch.clone(), mount, handles })
+            let version = ClientVersion::new(endpoint.version);
+            Arc::new(DataServer { endpoint, version, switch: switch.clone(), mount, handles })
         };
         Self { runtime, servers: servers.into_iter().map(|(id, endpoint)| (id, server(endpoint))).collect() }
     }
@@ -62,9 +69,15 @@ impl NfsServers {
     /// Returns the data server of a device, and the transport that its clients prefer.
     fn find(&self, device: LayoutDeviceId) -> Option<(ServerId, &Arc<DataServer>, DataTransport)> {
         self.servers.iter().find_map(|(id, server)| {
-            let transport =
-                TRANSPORTS.into_iter().find(|transport| server.device_id(*id, *transport) == Some(device))?;
-            Some((*id, server, transport))
+            // A client can still use the device of the time before the version has changed.
+            let is = |transport| {
+                server
+                    .version
+                    .possible()
+                    .into_iter()
+                    .any(|as_of| server.device_id(*id, transport, as_of) == Some(device))
+            };
+            Some((*id, server, TRANSPORTS.into_iter().find(|transport| is(*transport))?))
         })
     }
 
@@ -94,8 +107,7 @@ impl NfsServers {
         operation: impl FnOnce(Mount, Handle) -> F + Send + 'static,
     ) -> ServerFuture<T> {
         self.run(object.server, move |server| async move {
-            let mount = server.mount().await?;
-            let handle = server.handle(&mount, object.id).await?;
+            let (mount, handle) = server.handle(object.id).await?;
             let result = operation(mount, handle).await;
             if let Err(Failed::Missing) = result {
                 server.handles.lock().remove(&object.id);
@@ -117,11 +129,11 @@ impl DataServer {
         addresses.first().is_some_and(|first| first.transport == preferred).then_some(addresses)
     }
 
-    /// Returns the device for clients that prefer this transport. It changes with the addresses, because clients cache devices,
-    /// and differs between data servers of all exports.
-    fn device_id(&self, id: ServerId, transport: DataTransport) -> Option<LayoutDeviceId> {
+    /// Returns the device for clients that prefer this transport. It changes with the addresses and the version, because clients
+    /// cache devices, and differs between data servers of all exports.
+    fn device_id(&self, id: ServerId, transport: DataTransport, version: DataVersionConfig) -> Option<LayoutDeviceId> {
         let addresses = self.addresses(transport)?;
-        let text = format!("{} {} {addresses:?}", id.0, self.endpoint.url);
+        let text = format!("{} {} {} {addresses:?}", id.0, self.endpoint.url, versions::name(version));
         let digest = Sha256::digest(text.as_bytes());
         Some(LayoutDeviceId(std::array::from_fn(|at| digest[at])))
     }
@@ -134,14 +146,42 @@ impl DataServer {
         }
     }
 
-    async fn handle(&self, mount: &Mount, id: u128) -> client::Result<Handle> {
+    /// Runs an operation on the directory of the objects. If the data server does not know its handle any more, because it came back
+    /// with another file system, the directory is mounted again, once.
+    async fn in_directory<T, F: Future<Output = client::Result<T>>>(
+        &self,
+        operation: impl Fn(Mount) -> F,
+    ) -> client::Result<(T, Mount)> {
+        let mount = self.mount().await?;
+        match operation(mount.clone()).await {
+            Err(error) if matches!(error.status(), Some(Status::StaleHandle | Status::BadHandle)) => {
+                self.forget(&mount).await;
+                let mount = self.mount().await?;
+                operation(mount.clone()).await.map(|done| (done, mount))
+            }
+            done => done.map(|done| (done, mount)),
+        }
+    }
+
+    /// Forgets a mount, unless another task has replaced it.
+    async fn forget(&self, former: &Mount) {
+        let mut mount = self.mount.lock().await;
+        if mount.as_ref().is_some_and(|mount| mount.number() == former.number()) {
+            tracing::warn!(server = %self.endpoint.url, "a data server has another file system than before");
+            *mount = None;
+            self.handles.lock().clear();
+        }
+    }
+
+    async fn handle(&self, id: u128) -> client::Result<(Mount, Handle)> {
         let known = self.handles.lock().get(&id).cloned();
         if let Some(handle) = known {
-            return Ok(handle);
+            return Ok((self.mount().await?, handle));
         }
-        let node = mount.lookup(mount.root(), name(id).as_bytes()).await?;
+        let lookup = |mount: Mount| async move { mount.lookup(mount.root(), name(id).as_bytes()).await };
+        let (node, mount) = self.in_directory(lookup).await?;
         self.remember(id, node.handle.clone());
-        Ok(node.handle)
+        Ok((mount, node.handle))
     }
 
     fn remember(&self, id: u128, handle: Handle) {
@@ -160,11 +200,13 @@ impl DataServers for NfsServers {
 
     fn create(&self, object: Object, owners: Option<Owners>) -> ServerFuture<()> {
         self.run(object.server, move |server| async move {
-            let mount = server.mount().await?;
             let (uid, gid) = (owners.map(|owners| owners.owner), owners.map(|owners| owners.group));
             let how = CreateHow::Unchecked(SetAttr { mode: Some(OBJECT_MODE), uid, gid, ..SetAttr::default() });
-            let created = mount.protocol().create(mount.root(), name(object.id).as_bytes(), how).await;
-            let node = created.inspect_err(|error| {
+            let create = |mount: Mount| {
+                let how = how.clone();
+                async move { mount.protocol().create(mount.root(), name(object.id).as_bytes(), how).await }
+            };
+            let (node, _) = server.in_directory(create).await.inspect_err(|error| {
                 if let Some(Status::NotPermitted | Status::AccessDenied) = error.status() {
                     let server = server.endpoint.url.to_string();
                     tracing::warn!(server, %error, "a data server must let root of this host create and own files (no_root_squash)");
@@ -177,9 +219,10 @@ impl DataServers for NfsServers {
 
     fn remove(&self, object: Object) -> ServerFuture<()> {
         self.run(object.server, move |server| async move {
-            let mount = server.mount().await?;
             server.handles.lock().remove(&object.id);
-            match mount.protocol().remove(mount.root(), name(object.id).as_bytes()).await {
+            let remove =
+                |mount: Mount| async move { mount.protocol().remove(mount.root(), name(object.id).as_bytes()).await };
+            match server.in_directory(remove).await {
                 Err(error) if !error.is_not_found() => Err(error.into()),
                 _ => Ok(()),
             }
@@ -258,7 +301,10 @@ impl DataServers for NfsServers {
     }
 
     fn device_id(&self, server: ServerId, transport: DataTransport) -> Option<LayoutDeviceId> {
-        let id = |transport| self.servers.get(&server)?.device_id(server, transport);
+        let id = |transport| {
+            let found = self.servers.get(&server)?;
+            found.device_id(server, transport, found.version.now())
+        };
         id(transport).or_else(|| TRANSPORTS.into_iter().find_map(id))
     }
 
@@ -273,14 +319,21 @@ impl DataServers for NfsServers {
         let addresses = server.addresses(transport).unwrap_or_default();
         self.run(id, move |server| async move {
             let mount = server.mount().await?;
+            server.version.ask_once(&server.endpoint.url, &server.switch).await?;
+            let (version, minor) = versions::numbers(server.version.now());
             let (read_max, write_max) = (mount.read_size() as u32, mount.write_size() as u32);
-            let versions = vec![DataVersion { version: 3, minor: 0, read_max, write_max, tightly_coupled: false }];
+            // One version, so that a layout has one handle of each object (RFC 8435 §5.1). Linux's client uses only the first.
+            let versions = vec![DataVersion { version, minor, read_max, write_max, tightly_coupled: false }];
             Ok(LayoutDevice::Flexible { addresses, versions })
         })
     }
 
     fn probe(&self, server: ServerId) -> ServerFuture<()> {
-        self.run(server, |server| async move { Ok(server.mount().await?.protocol().null().await?) })
+        self.run(server, |server| async move {
+            server.mount().await?.protocol().null().await?;
+            // It may have been started again with other options.
+            Ok(server.version.ask(&server.endpoint.url, &server.switch).await?)
+        })
     }
 }
 

@@ -77,6 +77,47 @@ fn axes_and_back_ends_multiply_and_limits_are_reported() {
 }
 
 #[test]
+fn clusters_are_measured_and_their_data_servers_are_limited() {
+    let room = tempfile::tempdir().unwrap();
+    let (dir, page) = (room.path().join("clusters"), room.path().join("page.html"));
+    fs::create_dir(&dir).unwrap();
+    let (dir, path) = (dir.to_str().unwrap(), page.to_str().unwrap());
+    let load = [
+        "--limit",
+        "5M",
+        "--block",
+        "64K",
+        "--in-flight",
+        "4",
+        "--seconds",
+        "0.5",
+        "--rounds",
+        "1",
+        "--file-size",
+        "1M",
+    ];
+    let wanted = ["bench", "pnfs", "--json", "--servers", "1,2", "--transport", "shm", "--dir", dir, "--html", path];
+    let report: Value = serde_json::from_str(&ok(&[&wanted[..], &load].concat())).unwrap();
+    assert_eq!(names(&report), ["1 data server", "2 data servers", "1 data server, metadata over shm"]);
+    assert_eq!(rows(&report).len(), 5 * 3);
+    for row in rows(&report) {
+        assert!(row["operations"].as_u64().unwrap() > 0, "{row}");
+    }
+    let rate = |operation: &str, series: &str| {
+        let row = rows(&report).iter().find(|row| row["operation"] == operation && row["series"] == series).unwrap();
+        row["gb_per_s"]["median"].as_f64().unwrap()
+    };
+    for operation in ["read", "write"] {
+        assert!(rate(operation, "1 data server") < 0.008, "{operation}: the data server must be limited");
+        assert!(rate(operation, "2 data servers") < 0.016);
+    }
+    let html = fs::read_to_string(page).unwrap();
+    assert!(html.contains("<svg") && html.contains("2 data servers over 1 data server, GB/s"), "{html}");
+    assert_eq!(fs::read_dir(dir).unwrap().count(), 0, "the command must remove its files");
+    assert!(fails(2, &["bench", "pnfs", "--file-size", "64K"]).contains("--file-size"));
+}
+
+#[test]
 fn designs_are_compared() {
     let axes = ["--axis", "allow_read_read=on", "--axis", "design=read-write,read-read"];
     let report = report("read", &[&["--transport", "tcp,rdma", "--block", "32K"], &axes[..]].concat());

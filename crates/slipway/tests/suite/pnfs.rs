@@ -3,12 +3,15 @@
 use std::{
     collections::HashSet,
     fs,
+    io::{BufRead, BufReader},
     path::{Path, PathBuf},
+    thread,
 };
 
 use client::blocking::Runtime;
+use rustix::process::Signal;
 
-use crate::common::{Server, fails, listen, ok, port::Port, until};
+use crate::common::{Server, fails, listen, ok, port::Port, run, stderr, until, wait};
 
 /// Three data servers and a metadata server whose files have two copies.
 pub struct Cluster {
@@ -201,33 +204,56 @@ fn striped_files_survive_a_data_server_and_heal() {
     server.stop();
 }
 
-/// The data of a large file pass directly between `slipway cp` and the data servers, and those of a small file do not. The data
-/// servers keep their objects in memory, so that no process needs root to give them to the users of layouts.
+/// Two data servers that keep their objects in memory, so that no process needs root to give them to the users of layouts.
+struct InMemory {
+    dir: tempfile::TempDir,
+    data: Vec<Server>,
+    _ports: Vec<Port>,
+}
+
+impl InMemory {
+    /// Starts the data servers with their options.
+    fn new(options: [&[&str]; 2]) -> Self {
+        let ports = [Port::take(), Port::take()];
+        let start = |(options, port): (&[&str], &Port)| {
+            let [flag, address] = listen("tcp", port);
+            Server::start(&[&["--memory", "256M", "--squash", "none", &flag, &address], options].concat())
+        };
+        let data = options.into_iter().zip(&ports).map(start).collect();
+        let memory = Self { dir: tempfile::tempdir().unwrap(), data, _ports: ports.into() };
+        fs::create_dir(memory.at("export")).unwrap();
+        memory
+    }
+
+    fn at(&self, name: &str) -> String {
+        self.dir.path().join(name).to_str().unwrap().to_owned()
+    }
+
+    /// Writes the configuration of a metadata server that tells clients these versions, and returns its path.
+    fn config(&self, versions: [&str; 2]) -> String {
+        let server = |(at, server): (usize, &Server)| {
+            let (id, url, version) = (at + 1, server.url("tcp", ""), versions[at]);
+            format!("[[pnfs.server]]\nid = {id}\nurl = '{url}'\nversion = '{version}'\n")
+        };
+        let servers: String = self.data.iter().enumerate().map(server).collect();
+        let text = format!(
+            "[server]\nstate_dir = '{0}/state'\n[[listen]]\ntransport = 'tcp'\naddress = '127.0.0.1:0'\n\
+             [[export]]\npath = '{0}/export'\nsquash = 'none'\nbackend = 'pnfs'\noptions = {{ cluster = 'two' }}\n\
+             [[pnfs]]\nname = 'two'\n{servers}",
+            self.dir.path().display()
+        );
+        fs::write(self.at("slipway.toml"), text).unwrap();
+        self.at("slipway.toml")
+    }
+}
+
+/// The data of a large file pass directly between `slipway cp` and the data servers, and those of a small file do not. Clients use
+/// one data server by NFSv3, and the other one by NFSv4.
 #[test]
 fn cp_moves_large_files_directly_between_itself_and_data_servers() {
-    let dir = tempfile::tempdir().unwrap();
-    let at = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
-    fs::create_dir(at("export")).unwrap();
-    let ports: Vec<_> = (0..2).map(|_| Port::take()).collect();
-    let data: Vec<_> = ports
-        .iter()
-        .map(|port| {
-            let [flag, address] = listen("tcp", port);
-            Server::start(&["--memory", "256M", "--squash", "none", &flag, &address])
-        })
-        .collect();
-    let servers: String = (1..)
-        .zip(&data)
-        .map(|(id, server)| format!("[[pnfs.server]]\nid = {id}\nurl = '{}'\n", server.url("tcp", "")))
-        .collect();
-    let text = format!(
-        "[server]\nstate_dir = '{0}/state'\n[[listen]]\ntransport = 'tcp'\naddress = '127.0.0.1:0'\n\
-         [[export]]\npath = '{0}/export'\nsquash = 'none'\nbackend = 'pnfs'\noptions = {{ cluster = 'two' }}\n\
-         [[pnfs]]\nname = 'two'\n{servers}",
-        dir.path().display()
-    );
-    fs::write(at("slipway.toml"), text).unwrap();
-    let server = Server::start(&["--config", &at("slipway.toml")]);
+    let memory = InMemory::new([&[], &["--data-server"]]);
+    let at = |name: &str| memory.at(name);
+    let server = Server::start(&["--config", &memory.config(["3", "4.2"])]);
     let direct = |from: &str, to: &str| {
         let done: serde_json::Value = serde_json::from_str(&ok(&["cp", "--json", "-q", from, to])).unwrap();
         done["direct_bytes"].as_u64().unwrap()
@@ -248,6 +274,90 @@ fn cp_moves_large_files_directly_between_itself_and_data_servers() {
         }
     }
     server.stop();
+    let [first, second] = memory.data.try_into().unwrap_or_else(|_| panic!("there must be two"));
+    let (first, second) = (Calls::of(first), Calls::of(second));
+    let written = first.count("3", "WRITE");
+    assert_eq!(first.count("4", "COMPOUND"), 0);
+    // The metadata server copies what it has to both of them by NFSv3, before clients get a layout.
+    assert!(second.count("3", "WRITE") < written / 2, "{}", second.0);
+    assert!(second.count("4", "COMPOUND") > written / 2, "{}", second.0);
+}
+
+/// The counters of a server.
+struct Calls(String);
+
+impl Calls {
+    fn of(mut server: Server) -> Self {
+        server.signal(Signal::USR1);
+        let lines = BufReader::new(server.child.stderr.take().unwrap()).lines().map(Result::unwrap);
+        let table = lines.take_while(|line| !line.starts_with("recovery database")).collect::<Vec<_>>().join("\n");
+        server.signal(Signal::TERM);
+        assert!(wait(&mut server.child).success());
+        Self(table)
+    }
+
+    /// Returns the number of calls of a procedure.
+    fn count(&self, version: &str, procedure: &str) -> u64 {
+        let rows = self.0.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+        let is_it = |row: &&[&str]| row.len() > 3 && row[0] == "100003" && (row[1], row[2]) == (version, procedure);
+        rows.filter(|row| is_it(&&row[..])).map(|row| row[3].parse::<u64>().unwrap()).sum()
+    }
+}
+
+/// A data server that does not say that it is one by NFSv4 is used by NFSv3, and `doctor` says why.
+#[test]
+fn clients_use_only_versions_that_a_data_server_offers() {
+    let memory = InMemory::new([&[], &["--data-server"]]);
+    let config = memory.config(["4.1", "4.1"]);
+    let (source, bytes) = (memory.at("source"), contents(5, 40_000_000));
+    fs::write(&source, &bytes).unwrap();
+    let server = Server::start(&["--config", &config]);
+    let url = format!("{}&vers=4.2", server.url("tcp", "/file"));
+    let done: serde_json::Value = serde_json::from_str(&ok(&["cp", "--json", "-q", &source, &url])).unwrap();
+    assert!(done["direct_bytes"].as_u64().unwrap() >= 40_000_000, "{done}");
+    let said = server.stop();
+    let warnings: Vec<_> = said.lines().filter(|line| line.contains("clients use NFSv3 at this data server")).collect();
+    assert_eq!(warnings.len(), 1, "{said}");
+    assert!(warnings[0].contains(&memory.data[0].port("tcp").to_string()), "{said}");
+
+    let found = run(&["doctor", "--config", &config]);
+    let text = String::from_utf8(found.stdout).unwrap();
+    let roles: Vec<_> = text.lines().filter(|line| line.contains("it does not say that it is a data server")).collect();
+    assert_eq!(roles.len(), 1, "{text}");
+    assert!(roles[0].contains("two/1") && roles[0].contains("by version 4.1"), "{text}");
+    // Both have all data, in WRITEs of at most 1 MiB. The metadata server and `doctor` asked for the role by a few requests.
+    let [first, second] = memory.data.try_into().unwrap_or_else(|_| panic!("there must be two"));
+    let (first, second) = (Calls::of(first), Calls::of(second));
+    assert!(first.count("3", "WRITE") >= 38 && first.count("4", "COMPOUND") < 30, "{}", first.0);
+    assert!(second.count("3", "WRITE") < 10 && second.count("4", "COMPOUND") >= 38, "{}", second.0);
+}
+
+/// A data server is killed under load, and comes back without its objects. Its copies are made again, and all bytes are right. If
+/// one is not, the demo fails.
+#[test]
+fn demo_kills_a_data_server_and_verifies_every_byte() {
+    let room = tempfile::tempdir().unwrap();
+    let demo = |more: &[&str]| {
+        let dir = room.path().to_str().unwrap();
+        let args = ["demo", "pnfs", "--size", "4M", "--files", "4", "--seconds", "1", "--dir", dir];
+        run(&[&args, more].concat())
+    };
+    let (right, wrong) = thread::scope(|scope| {
+        let wrong = scope.spawn(|| demo(&["--damage"]));
+        (demo(&[]), wrong.join().unwrap())
+    });
+    let text = str::from_utf8(&right.stdout).unwrap();
+    assert!(right.status.success(), "{text}{}", stderr(&right));
+    let at = |event: &str| text.find(event).unwrap_or_else(|| panic!("no {event:?} in\n{text}"));
+    let events =
+        ["was killed by SIGKILL", "goes on with the other copies", "is back", "healed", "the load ends", "Every byte"];
+    assert!(events.map(at).is_sorted(), "{text}");
+    // Each file has two copies, and each is read from its data server.
+    let copies = text.lines().filter_map(|line| line.strip_prefix("copies on data server ")?.split_whitespace().nth(1));
+    assert_eq!(copies.map(|count| count.parse::<u32>().unwrap()).sum::<u32>(), 8, "{text}");
+    assert_eq!(wrong.status.code(), Some(1), "{}", String::from_utf8_lossy(&wrong.stdout));
+    assert!(stderr(&wrong).contains("blocks are wrong"), "{}", stderr(&wrong));
+    assert_eq!(fs::read_dir(&room).unwrap().count(), 0, "the demo must remove its files");
 }
 
 #[test]

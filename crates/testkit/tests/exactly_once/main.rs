@@ -15,7 +15,6 @@
 //! - Only the last holder can reclaim a lock, and it can if its lease had not ended.
 
 mod client;
-mod disk;
 mod judge;
 mod work;
 mod world;

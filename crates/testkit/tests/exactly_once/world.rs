@@ -22,7 +22,10 @@ use server::{
     BlockingOptions, Export, ExportId, ExportOptions, HandleKey, Nfs4, NfsServer, Squash, config::Settings,
     recovery::Recovery,
 };
-use testkit::paper::{Paper, results};
+use testkit::{
+    disk::Disk,
+    paper::{Paper, results},
+};
 use tokio::{
     sync::mpsc::UnboundedSender,
     task::AbortHandle,
@@ -31,10 +34,7 @@ use tokio::{
 use vfs::Vfs;
 use xdr::Message;
 
-use super::{
-    disk::Disk,
-    judge::{Entry, Judge, Moment},
-};
+use super::judge::{Entry, Judge, Moment};
 
 /// The faults and their frequency.
 #[derive(Clone, Debug, Default)]

@@ -8,7 +8,7 @@ use std::{
 
 use bytes::Bytes;
 use rustix::{
-    fs::{AtFlags, FileType, Gid, Mode, StatxFlags, StatxTimestamp, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid},
+    fs::{AtFlags, FileType, Gid, Mode, StatxFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid},
     path::DecInt,
 };
 
@@ -25,9 +25,11 @@ use crate::{
 };
 
 /// Returns the attributes of a descriptor's object, as the kernel reports them.
+///
+/// Before Linux 6.11, `statx` of a descriptor resolves an empty path, which takes the kernel more than twice as long as `fstat`.
 fn stat(fd: BorrowedFd<'_>, fsid: u64) -> Result<Attr> {
-    let stat = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)?;
-    let kind = match FileType::from_raw_mode(u32::from(stat.stx_mode)) {
+    let stat = rustix::fs::fstat(fd)?;
+    let kind = match FileType::from_raw_mode(stat.st_mode) {
         FileType::RegularFile => Kind::File,
         FileType::Directory => Kind::Dir,
         FileType::Symlink => Kind::Symlink,
@@ -37,26 +39,23 @@ fn stat(fd: BorrowedFd<'_>, fsid: u64) -> Result<Attr> {
         FileType::Fifo => Kind::Fifo,
         FileType::Unknown => return Err(VfsError::Io),
     };
+    let time = |seconds, nanoseconds| Time { seconds, nanoseconds };
     Ok(Attr {
         kind,
-        mode: u32::from(stat.stx_mode) & 0o7777,
-        nlink: stat.stx_nlink,
-        uid: stat.stx_uid,
-        gid: stat.stx_gid,
-        size: stat.stx_size,
-        used: stat.stx_blocks.saturating_mul(512),
-        device: Device { major: stat.stx_rdev_major, minor: stat.stx_rdev_minor },
+        mode: stat.st_mode & 0o7777,
+        nlink: u32::try_from(stat.st_nlink).unwrap_or(u32::MAX),
+        uid: stat.st_uid,
+        gid: stat.st_gid,
+        size: stat.st_size as u64,
+        used: (stat.st_blocks as u64).saturating_mul(512),
+        device: Device { major: rustix::fs::major(stat.st_rdev), minor: rustix::fs::minor(stat.st_rdev) },
         fsid,
-        fileid: stat.stx_ino,
-        atime: time(stat.stx_atime),
-        mtime: time(stat.stx_mtime),
-        ctime: time(stat.stx_ctime),
+        fileid: stat.st_ino,
+        atime: time(stat.st_atime, stat.st_atime_nsec as u32),
+        mtime: time(stat.st_mtime, stat.st_mtime_nsec as u32),
+        ctime: time(stat.st_ctime, stat.st_ctime_nsec as u32),
         change: 0,
     })
-}
-
-fn time(time: StatxTimestamp) -> Time {
-    Time { seconds: time.tv_sec, nanoseconds: time.tv_nsec }
 }
 
 /// Returns an ID for the file system. If the file system has an ID of its own, that is used, because it survives a
@@ -138,7 +137,7 @@ impl Posix {
             history.names.begin(before.ctime);
             run(history)
         })?;
-        if self.fine_times {
+        if self.exact_times {
             history.names.end(change.after.ctime);
         }
         Ok((done, change))

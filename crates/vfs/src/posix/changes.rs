@@ -16,7 +16,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use entropy::HashMap;
+use entropy::{FastState, HashMap};
 use parking_lot::Mutex;
 use rustix::time::ClockId;
 
@@ -52,8 +52,8 @@ impl Tick {
 struct Shard {
     /// Objects that were last changed before this time, in nanoseconds, may have been removed from the table.
     forgotten: u64,
-    /// The minimum values of objects, by file number.
-    least: HashMap<u64, u64>,
+    /// The minimum values of objects, by file number. The file system chooses the numbers.
+    least: HashMap<u64, u64, FastState>,
 }
 
 impl Changes {

@@ -1,34 +1,72 @@
 //! [`Device`]: a data server, its addresses, and the connection to it.
 //!
-//! Read RFC 8435 §4.1 and RFC 5665 §5.2.3 first. The client uses NFSv3 at data servers. It tries the addresses in the order of the
-//! metadata server, which puts those first that fit the client's transport, and skips transports that it does not have.
+//! Read RFC 8435 §4.1 and RFC 5665 §5.2.3 first. The client uses the first version that it has in the list of the metadata server:
+//! NFSv3, 4.1 or 4.2. It tries the addresses in the order of the metadata server, which puts those first that fit the client's
+//! transport, and skips transports that it does not have.
 //! Errors: a device that cannot be used is not tried again for [`PAUSE`].
 
-use std::{fmt, net::SocketAddr, time::Duration};
+use std::{
+    fmt,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
-use nfs::v4::{GetDeviceInfoOk, Layouttype4, Netaddr4, layout::flex::FfDeviceAddr4};
+use nfs::v4::{
+    GetDeviceInfoOk, Layouttype4, Netaddr4,
+    layout::flex::{FfDeviceAddr4, FfDeviceVersions4},
+};
 use parking_lot::Mutex;
 use rpc::{BoxFuture, rpcbind};
 use tokio::time::Instant;
 
-use crate::{
-    model::{Error, ErrorKind, Result},
-    v3::V3,
-};
+use super::data_server::DataServer;
+use crate::model::{Error, ErrorKind, Result};
 
 /// Connects to data servers.
 pub(crate) trait DataDialer: Send + Sync {
     /// Reports whether this client has the transport.
     fn has(&self, transport: &str) -> bool;
 
-    /// Connects to NFSv3 at an address.
-    fn dial<'a>(&'a self, transport: &'a str, address: SocketAddr) -> BoxFuture<'a, Result<V3>>;
+    /// Connects to an address by a version of NFS.
+    fn dial<'a>(
+        &'a self,
+        transport: &'a str,
+        address: SocketAddr,
+        version: DataVersion,
+    ) -> BoxFuture<'a, Result<Arc<dyn DataServer>>>;
+}
+
+/// A version of NFS that this client has at data servers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DataVersion {
+    V3,
+    /// NFSv4 with this minor version: 1 or 2.
+    V4(u32),
+}
+
+impl DataVersion {
+    /// Returns a version of a device. `None` means that this client does not have it. It does not use the stateids and the users of
+    /// tight coupling.
+    fn new(version: &FfDeviceVersions4) -> Option<Self> {
+        match (version.version, version.minorversion) {
+            _ if version.tightly_coupled => None,
+            (3, _) => Some(Self::V3),
+            (4, minor @ 1..=2) => Some(Self::V4(minor)),
+            _ => None,
+        }
+    }
 }
 
 /// A data server.
 pub(crate) struct Device {
     info: DeviceInfo,
-    connection: tokio::sync::Mutex<Option<V3>>,
+    connection: tokio::sync::Mutex<Option<Arc<dyn DataServer>>>,
+    /// The index of the address of the last connection.
+    connected: AtomicUsize,
     /// The time until which the device is not used, because it has failed.
     failed: Mutex<Option<Instant>>,
 }
@@ -38,8 +76,8 @@ pub(crate) struct Device {
 pub(crate) struct DeviceInfo {
     /// The transports and addresses, the preferred one first.
     addresses: Vec<(String, SocketAddr)>,
-    /// The index of NFSv3 in the list of versions.
-    pub version: usize,
+    /// The version, and its index in the list of versions.
+    pub version: (DataVersion, usize),
     /// Maximum bytes of a READ.
     pub read_max: usize,
     /// Maximum bytes of a WRITE.
@@ -54,27 +92,34 @@ impl DeviceInfo {
     pub fn new(ok: &GetDeviceInfoOk, has: impl Fn(&str) -> bool) -> std::result::Result<Self, String> {
         let body: FfDeviceAddr4 =
             ok.device_addr.decode_as(Layouttype4::FLEX_FILES).map_err(|error| error.to_string())?;
-        let is_usable = |version: &&(usize, _)| {
-            let (_, version): &&(usize, nfs::v4::layout::flex::FfDeviceVersions4) = version;
-            version.version == 3 && !version.tightly_coupled
-        };
-        let versions: Vec<_> = body.versions.iter().copied().enumerate().collect();
-        let Some((at, version)) = versions.iter().find(is_usable) else {
-            return Err("the data server does not have NFSv3".to_owned());
+        let usable = |(at, version)| Some((DataVersion::new(version)?, at, version));
+        let Some((known, at, version)) = body.versions.iter().enumerate().find_map(usable) else {
+            return Err("the data server does not have NFSv3, 4.1 or 4.2 without tight coupling".to_owned());
         };
         let addresses: Vec<_> = body.netaddrs.iter().filter_map(address).filter(|(name, _)| has(name)).collect();
         if addresses.is_empty() {
             return Err("the data server has no address that this client can use".to_owned());
         }
         let size = |max: u32| if max == 0 { SIZE_DEFAULT } else { max as usize }.min(nfs::v3::DATA_BOUND);
-        Ok(Self { addresses, version: *at, read_max: size(version.rsize), write_max: size(version.wsize) })
+        Ok(Self { addresses, version: (known, at), read_max: size(version.rsize), write_max: size(version.wsize) })
     }
 }
 
 impl Device {
     /// Makes the data server, without a connection.
     pub fn new(info: DeviceInfo) -> Self {
-        Self { info, connection: Default::default(), failed: Mutex::default() }
+        Self { info, connection: Default::default(), connected: AtomicUsize::new(0), failed: Mutex::default() }
+    }
+
+    /// Returns the address of the last connection.
+    pub fn address(&self) -> Netaddr4 {
+        let (transport, address) = &self.info.addresses[self.connected.load(Relaxed)];
+        let netid = match transport.as_str() {
+            "shm" => transport.clone(),
+            _ => format!("{transport}{}", if address.is_ipv6() { "6" } else { "" }),
+        };
+        let bytes = |text: String| bytes::Bytes::from(text).into();
+        Netaddr4 { netid: bytes(netid), addr: bytes(rpcbind::to_universal(*address)) }
     }
 
     pub fn info(&self) -> &DeviceInfo {
@@ -90,19 +135,22 @@ impl Device {
     ///
     /// # Errors
     /// No address answers, or the device has failed and is not to be used now.
-    pub async fn connect(&self, dialer: &dyn DataDialer) -> Result<V3> {
+    pub async fn connect(&self, dialer: &dyn DataDialer) -> Result<Arc<dyn DataServer>> {
         let mut connection = self.connection.lock().await;
         if !self.is_available() {
             let problem = "the data server has failed and is not tried again yet".to_owned();
             return Err(Error::new(ErrorKind::Resolve(problem), "connect"));
         }
-        if let Some(v3) = &*connection {
-            return Ok(v3.clone());
+        if let Some(server) = &*connection {
+            return Ok(server.clone());
         }
         let mut last = None;
-        for (transport, address) in &self.info.addresses {
-            match dialer.dial(transport, *address).await {
-                Ok(v3) => return Ok(connection.insert(v3).clone()),
+        for (at, (transport, address)) in self.info.addresses.iter().enumerate() {
+            match dialer.dial(transport, *address, self.info.version.0).await {
+                Ok(server) => {
+                    self.connected.store(at, Relaxed);
+                    return Ok(connection.insert(server).clone());
+                }
                 Err(error) => {
                     tracing::debug!(%error, %transport, %address, "connecting to a data server failed");
                     last = Some(error);
@@ -111,6 +159,14 @@ impl Device {
         }
         self.fail();
         Err(last.expect("a device must have an address"))
+    }
+
+    /// Ends the connection, unless the device has failed.
+    pub async fn disconnect(&self) {
+        let connection = self.connection.lock().await.take();
+        if let Some(server) = connection.filter(|_| self.is_available()) {
+            server.disconnect().await;
+        }
     }
 
     /// Takes note that the device did not answer. The next connection can be to another address.
@@ -150,18 +206,18 @@ const SIZE_DEFAULT: usize = 64 << 10;
 
 #[cfg(test)]
 mod tests {
-    use nfs::v4::{Bitmap4, LayoutBody4, layout::flex::FfDeviceVersions4};
+    use nfs::v4::{Bitmap4, LayoutBody4};
 
     use super::*;
 
-    fn info(addresses: &[(&str, &str)], versions: &[u32]) -> std::result::Result<DeviceInfo, String> {
+    fn info(addresses: &[(&str, &str)], versions: &[(u32, u32, bool)]) -> std::result::Result<DeviceInfo, String> {
         let netaddr = |(netid, addr): &(&str, &str)| Netaddr4 { netid: (*netid).into(), addr: (*addr).into() };
-        let version = |version: &u32| FfDeviceVersions4 {
-            version: *version,
-            minorversion: 0,
+        let version = |&(version, minorversion, tightly_coupled): &_| FfDeviceVersions4 {
+            version,
+            minorversion,
             rsize: 1 << 20,
             wsize: 0,
-            tightly_coupled: false,
+            tightly_coupled,
         };
         let body = FfDeviceAddr4 {
             netaddrs: addresses.iter().map(netaddr).collect(),
@@ -180,15 +236,36 @@ mod tests {
             ("tcp", "no address"),
             ("tcp", "192.0.2.1.8.1"),
         ];
-        let info = info(&all, &[4, 3]).unwrap();
+        let info = info(&all, &[V4_0, V3]).unwrap();
         let expected = [("rdma", "[::1]:20049"), ("tcp", "192.0.2.1:2049")];
         assert_eq!(info.addresses, expected.map(|(name, at)| (name.to_owned(), at.parse().unwrap())));
-        assert_eq!((info.version, info.read_max, info.write_max), (1, 1 << 20, SIZE_DEFAULT));
+        assert_eq!((info.version, info.read_max, info.write_max), ((DataVersion::V3, 1), 1 << 20, SIZE_DEFAULT));
+    }
+
+    const V3: (u32, u32, bool) = (3, 0, false);
+    const V4_0: (u32, u32, bool) = (4, 0, false);
+
+    #[test]
+    fn first_version_that_the_client_has_is_used() {
+        let version = |versions: &[_]| info(&[("tcp", "192.0.2.1.8.1")], versions).map(|info| info.version);
+        assert_eq!(version(&[(4, 1, true), (4, 1, false), V3]), Ok((DataVersion::V4(1), 1)));
+        assert_eq!(version(&[V3, (4, 2, false)]), Ok((DataVersion::V3, 0)));
+        assert_eq!(version(&[(4, 3, false), (4, 2, false)]), Ok((DataVersion::V4(2), 1)));
+        assert!(version(&[(4, 2, true)]).unwrap_err().contains("tight coupling"));
+    }
+
+    #[test]
+    fn address_of_a_report_is_that_of_the_connection() {
+        let device = Device::new(info(&[("rdma6", "::1.78.81"), ("tcp", "192.0.2.1.8.1")], &[V3]).unwrap());
+        let address = |netid: &str, addr: &str| Netaddr4 { netid: netid.into(), addr: addr.into() };
+        assert_eq!(device.address(), address("rdma6", "::1.78.81"));
+        device.connected.store(1, Relaxed);
+        assert_eq!(device.address(), address("tcp", "192.0.2.1.8.1"));
     }
 
     #[test]
     fn unusable_devices_are_refused_with_the_reason() {
-        assert!(info(&[("tcp", "192.0.2.1.8.1")], &[4]).unwrap_err().contains("NFSv3"));
-        assert!(info(&[("shm", "127.0.0.1.8.1")], &[3]).unwrap_err().contains("no address"));
+        assert!(info(&[("tcp", "192.0.2.1.8.1")], &[V4_0]).unwrap_err().contains("NFSv3"));
+        assert!(info(&[("shm", "127.0.0.1.8.1")], &[V3]).unwrap_err().contains("no address"));
     }
 }

@@ -29,7 +29,7 @@ use super::{
     },
     device::{Device, DeviceInfo},
     held::{IoError, PAUSE_SHORT, Way},
-    segment::{Mirror, Segment},
+    segment::{DataFile, Mirror, Segment},
 };
 use crate::{
     call::Deadline,
@@ -201,6 +201,13 @@ impl Opens {
             if let Some(problem) = found.into_iter().next().filter(|_| !is_enough) {
                 return Err(problem);
             }
+            // The server may have repaired the copy meanwhile. To report it without another attempt would make it stale again.
+            let mut files = segment.mirrors.iter().flat_map(|mirror| &mirror.files);
+            let is_failed =
+                |file: &DataFile| self.layouts.device(&file.device).is_some_and(|device| !device.is_available());
+            if segment.mode == Layoutiomode4::Rw && files.any(is_failed) {
+                return Err("a data server has failed for this client a short time ago".to_owned());
+            }
         }
         Ok(segments)
     }
@@ -338,7 +345,7 @@ impl Opens {
     }
 
     /// Sends LAYOUTRETURN with the errors of data servers. RFC 8435 §8.2.3: a LAYOUTRETURN with errors asks the server for
-    /// repair; LAYOUTERROR would only be a hint.
+    /// repair; LAYOUTERROR is only a hint.
     async fn return_now(&self, file: &OpenFile, deadline: &Deadline) {
         let (stateid, errors) = {
             let mut held = file.layouts.held.lock();
@@ -355,8 +362,10 @@ impl Opens {
             stateid,
             errors: vec![error],
         };
-        let body =
-            FfLayoutReturn4 { ioerr_report: errors.into_iter().map(report).collect(), iostats_report: Vec::new() };
+        let body = FfLayoutReturn4 {
+            ioerr_report: errors.into_iter().map(report).collect(),
+            iostats_report: self.last_stats(file, stateid),
+        };
         let layoutreturn = Layoutreturn4::File { offset: 0, length: LENGTH_TO_EOF, stateid, body: encode_body(&body) };
         let compound = Compound::on("LAYOUTRETURN", &file.handle).op(layout_return(layoutreturn), 24).once();
         if let Err(error) = self.client.run(&compound, deadline).await {

@@ -14,7 +14,7 @@ use nfs::v4::{DeviceError4, Deviceid4, Layoutiomode4, Layouttype4, Stateid4, loc
 use parking_lot::Mutex;
 use tokio::{sync::Notify, time::Instant};
 
-use super::segment::Segment;
+use super::{segment::Segment, usage::Usage};
 use crate::model::{Handle, Verifier};
 
 /// The layouts of a file, with the locks of the tasks that use and change them.
@@ -49,6 +49,8 @@ pub(crate) struct Held {
     epoch: Option<Epoch>,
     uncommitted: Option<Uncommitted>,
     errors: Vec<IoError>,
+    /// The use of data files with these layouts.
+    pub usage: Usage,
 }
 
 /// The sizes from which on a layout is worth asking for, in bytes.
@@ -207,6 +209,7 @@ impl Held {
         self.epoch = None;
         self.uncommitted = None;
         self.errors.clear();
+        self.usage = Usage::default();
     }
 
     /// Takes note of a WRITE of bytes up to `end` that all data servers have acknowledged, with the verifiers of data files
@@ -275,6 +278,11 @@ impl Held {
     /// Takes note that a LAYOUTCOMMIT has told it. Later writes need another one.
     pub fn told(&mut self, told: Uncommitted) {
         self.uncommitted.take_if(|now| *now == told);
+    }
+
+    /// Returns the interval at which the server wants statistics, if it wants any.
+    pub fn stats_interval(&self) -> Option<Duration> {
+        self.segments.iter().filter_map(|segment| segment.stats_interval()).min()
     }
 
     /// Stores an error for the report to the server.

@@ -13,7 +13,7 @@ use super::{
         opens::{InUse, Opens},
         protocol::V4,
     },
-    device::Device,
+    data_server::DataServer,
     grant::LayoutUse,
     held::{DataFileId, IoError},
     segment::DataFile,
@@ -21,7 +21,6 @@ use super::{
 use crate::{
     call::Deadline,
     model::{Error, ErrorKind, Handle, Result, Status},
-    v3::V3,
 };
 
 /// A file that is open, with a layout that is in use.
@@ -32,8 +31,11 @@ pub(super) struct Direct {
 
 /// A data file, ready for I/O.
 pub(super) struct Target {
-    pub v3: V3,
-    pub device: Arc<Device>,
+    pub server: Arc<dyn DataServer>,
+    /// Maximum bytes of a READ.
+    pub read_max: usize,
+    /// Maximum bytes of a WRITE.
+    pub write_max: usize,
     pub handle: Handle,
     pub id: DataFileId,
 }
@@ -109,15 +111,18 @@ impl Direct {
 /// The data server cannot be found or reached.
 pub(super) async fn target(opens: &Opens, file: &DataFile, deadline: &Deadline) -> Result<Target> {
     let device = opens.device(&file.device, deadline).await?;
-    let handle = file.handle(device.info().version).ok_or_else(|| {
-        let problem = "the layout has no handle for NFSv3".to_owned();
+    let info = device.info();
+    let handle = file.handle(info.version.1).ok_or_else(|| {
+        let problem = "the layout has no handle for the version of the data server".to_owned();
         Error::new(ErrorKind::Protocol(problem), "LAYOUTGET")
     })?;
-    let v3 = device.connect(opens.layouts.dialer()).await?;
+    let server = device.connect(opens.layouts.dialer()).await?;
     // RFC 8435 §2.2: the user and the group of the layout, and not those of the caller.
-    let v3 = v3.with_caller(Some(&file.user));
+    let server = server.with_caller(&file.user);
+    let (read_max, write_max) = server.transfer_max();
+    let (read_max, write_max) = (read_max.min(info.read_max), write_max.min(info.write_max));
     let (handle, id) = (handle.clone(), (file.device, handle.clone()));
-    Ok(Target { v3, device, handle, id })
+    Ok(Target { server, read_max, write_max, handle, id })
 }
 
 /// Takes note of the failure of an operation on a data file, and returns the report.

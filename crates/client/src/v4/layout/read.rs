@@ -15,10 +15,15 @@ use futures_util::future::join_all;
 use nfs::v4::{Layoutiomode4, Opnum4};
 
 use super::{
-    super::{opens::Opens, protocol::V4},
+    super::{
+        opens::{OpenFile, Opens},
+        protocol::V4,
+    },
     held::IoError,
     io::{Direct, TRIES, Target, failure, target},
+    report::Counted,
     segment::{DataFile, Mirror},
+    usage::Direction,
 };
 use crate::{
     call::{Deadline, payload},
@@ -108,19 +113,23 @@ impl V4 {
                     continue;
                 }
             };
-            if piece.len > at.device.info().read_max as u64 {
+            if piece.len > at.read_max as u64 {
                 return (Ok(None), region);
             }
+            let counted = Counted::new((opens, &direct.file.0), &at.id, Direction::Read, range_len(range));
             let read;
-            (read, region) = Operations::read_into(&at.v3, &at.handle, piece.data_offset, region).await;
+            (read, region) = at.server.read_into(&at.handle, piece.data_offset, region).await;
+            if let Ok(info) = &read {
+                counted.done(info.len);
+            }
             match read {
                 Ok(info) if !info.eof => {
-                    note(direct, errors);
+                    opens.report_errors(&direct.file.0, errors);
                     return (Ok(Some(info)), region);
                 }
                 Ok(info) => match self.fill_to_end(file, range, info.len, &mut region).await {
                     Ok(info) => {
-                        note(direct, errors);
+                        opens.report_errors(&direct.file.0, errors);
                         return (Ok(Some(info)), region);
                     }
                     // The request through the server reports the error.
@@ -161,7 +170,8 @@ impl V4 {
         let mut errors = Vec::new();
         for mirror in segment.order(range.start, |mirror| is_available(opens, mirror)) {
             let pieces = segment.mirrors[mirror].pieces(range.clone());
-            let reads = pieces.map(|(piece, data_file)| read_piece(opens, data_file, piece, &deadline));
+            let reads =
+                pieces.map(|(piece, data_file)| read_piece((opens, &direct.file.0), data_file, piece, &deadline));
             let (mut parts, mut failed) = (Vec::new(), Vec::new());
             for part in join_all(reads).await {
                 match part {
@@ -170,7 +180,7 @@ impl V4 {
                 }
             }
             if failed.is_empty() {
-                note(direct, errors);
+                opens.report_errors(&direct.file.0, errors);
                 return self.joined(file, direct, range, parts).await;
             }
             errors.extend(failed);
@@ -215,19 +225,21 @@ impl V4 {
 
 /// Reads a piece from its data file. A data server may send less than requested, and is then asked for the rest.
 async fn read_piece(
-    opens: &Arc<Opens>,
+    (opens, file): (&Arc<Opens>, &Arc<OpenFile>),
     data_file: &DataFile,
     piece: nfs::v4::layout::stripe::Piece,
     deadline: &Deadline,
 ) -> std::result::Result<Part, IoError> {
     let range = piece.offset..piece.offset + piece.len;
     let read = async {
-        let Target { v3, device, handle, .. } = target(opens, data_file, deadline).await?;
+        let Target { server, read_max, handle, id, .. } = target(opens, data_file, deadline).await?;
         let (mut data, mut eof) = (Rope::new(), false);
         while (data.len() as u64) < piece.len && !eof {
-            let count = (piece.len - data.len() as u64).min(device.info().read_max as u64);
+            let count = (piece.len - data.len() as u64).min(read_max as u64);
             let at = piece.data_offset + data.len() as u64;
-            let read = Operations::read(&v3, &handle, at, count as u32).await?;
+            let counted = Counted::new((opens, file), &id, Direction::Read, count as usize);
+            let read = server.read(&handle, at, count as u32).await?;
+            counted.done(read.data.len());
             if read.data.is_empty() && !read.eof {
                 let problem = "no data, but not the end of the file".to_owned();
                 return Err(Error::new(ErrorKind::Protocol(problem), "READ"));
@@ -238,13 +250,6 @@ async fn read_piece(
         Ok(Part { range: range.clone(), data, eof })
     };
     read.await.map_err(|error| failure(opens, data_file, Opnum4::Read, range.clone(), &error))
-}
-
-/// Stores the errors of mirrors that were replaced by another one, for the next LAYOUTRETURN.
-fn note(direct: &Direct, errors: Vec<IoError>) {
-    if !errors.is_empty() {
-        direct.file.0.layouts.held.lock().failed(errors);
-    }
 }
 
 /// Reports whether no data server of a mirror is known to have failed.

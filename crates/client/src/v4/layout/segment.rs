@@ -3,7 +3,7 @@
 //! Read RFC 8435 §5.1 (the layout), §6 (stripes) and §8.1 (selecting a mirror) first. A layout that this client cannot use is
 //! an error with the reason; the caller returns it.
 
-use std::ops::Range;
+use std::{ops::Range, time::Duration};
 
 use nfs::v4::{
     Deviceid4, Layout4, Layoutiomode4, Layouttype4,
@@ -27,6 +27,7 @@ pub(crate) struct Segment {
     pub mode: Layoutiomode4,
     pub mirrors: Vec<Mirror>,
     flags: u32,
+    stats_s: u32,
     /// The offset in the turn of mirrors, so that clients begin with different ones.
     turn: u64,
 }
@@ -67,7 +68,14 @@ impl Segment {
         let mirrors = body.mirrors.iter().map(|mirror| Mirror::new(mirror, body.stripe_unit));
         let mirrors = mirrors.collect::<Result<_, _>>()?;
         let range = granted.offset..granted.offset.saturating_add(granted.length);
-        Ok(Self { range, mode: granted.iomode, mirrors, flags: body.flags, turn: entropy::random() })
+        Ok(Self {
+            range,
+            mode: granted.iomode,
+            mirrors,
+            flags: body.flags,
+            stats_s: body.stats_collect_hint,
+            turn: entropy::random(),
+        })
     }
 
     /// Reports whether the layout can be used to access a range in a mode.
@@ -105,6 +113,11 @@ impl Segment {
     /// Reports whether the client must send LAYOUTCOMMIT after it has written.
     pub fn needs_commit(&self) -> bool {
         self.flags & FF_FLAGS_NO_LAYOUTCOMMIT == 0
+    }
+
+    /// Returns the interval at which the server wants statistics, if it wants any.
+    pub fn stats_interval(&self) -> Option<Duration> {
+        (self.stats_s > 0).then(|| Duration::from_secs(self.stats_s.into()))
     }
 
     /// Reports whether the server prefers that the client does not send I/O to it.

@@ -10,8 +10,10 @@ use std::{
 };
 
 use entropy::HashMap;
+use futures_util::future::join_all;
 use nfs::v4::Deviceid4;
 use parking_lot::Mutex;
+use rpc::BoxFuture;
 
 use super::device::{DataDialer, Device};
 
@@ -114,6 +116,15 @@ impl Layouts {
     /// Removes a device. I/O in progress ends with the former connection.
     pub fn remove_device(&self, id: &Deviceid4) {
         self.devices.lock().remove(id);
+    }
+
+    /// Removes all devices, and ends the connections to them.
+    pub fn disconnect(&self) -> BoxFuture<'_, ()> {
+        let devices = std::mem::take(&mut *self.devices.lock());
+        // Boxed, because a data server is disconnected as other servers are.
+        Box::pin(async move {
+            join_all(devices.values().map(|device| device.disconnect())).await;
+        })
     }
 
     /// Returns whether a file system has layouts, if that is known.

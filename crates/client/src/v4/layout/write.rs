@@ -13,14 +13,19 @@ use futures_util::future::join_all;
 use nfs::v4::{Layoutiomode4, Opnum4, layout::stripe::Piece};
 
 use super::{
-    super::{opens::Opens, protocol::V4},
+    super::{
+        opens::{OpenFile, Opens},
+        protocol::V4,
+    },
     held::{DataFileId, IoError},
     io::{Direct, TRIES, Target, failure, target},
+    report::Counted,
     segment::DataFile,
+    usage::Direction,
 };
 use crate::{
     call::Deadline,
-    model::{Error, ErrorKind, Handle, Operations, Result, StableHow, Verifier, Written},
+    model::{Error, ErrorKind, Handle, Result, StableHow, Verifier, Written},
 };
 
 /// The data files that a WRITE has reached and that have not made it durable, with their verifiers.
@@ -114,7 +119,7 @@ async fn write_mirrors(
     let mirrors = segment.mirrors[segment.written(best)].iter();
     let writes = mirrors.flat_map(|mirror| mirror.pieces(range.clone())).map(|(piece, data_file)| {
         let data = data.slice((piece.offset - range.start) as usize, piece.len as usize);
-        write_piece(opens, data_file, piece, data, stable, deadline)
+        write_piece((opens, &direct.file.0), data_file, piece, data, stable, deadline)
     });
     let (mut unstable, mut errors) = (Vec::new(), Vec::new());
     for written in join_all(writes).await {
@@ -128,7 +133,7 @@ async fn write_mirrors(
 
 /// Writes a piece to its data file. Returns its verifier if the data are not durable.
 async fn write_piece(
-    opens: &Arc<Opens>,
+    (opens, file): (&Arc<Opens>, &Arc<OpenFile>),
     data_file: &DataFile,
     piece: Piece,
     data: Rope,
@@ -137,13 +142,15 @@ async fn write_piece(
 ) -> std::result::Result<Option<(DataFileId, Verifier)>, IoError> {
     let range = piece.offset..piece.offset + piece.len;
     let write = async {
-        let Target { v3, device, handle, id } = target(opens, data_file, deadline).await?;
+        let Target { server, write_max, handle, id, .. } = target(opens, data_file, deadline).await?;
         let (mut at, mut verifier) = (0, None);
         while at < data.len() {
-            let part = data.slice(at, (data.len() - at).min(device.info().write_max));
+            let part = data.slice(at, (data.len() - at).min(write_max));
             let len = part.len();
-            let written = Operations::write(&v3, &handle, piece.data_offset + at as u64, part, stable).await?;
+            let counted = Counted::new((opens, file), &id, Direction::Write, len);
+            let written = server.write(&handle, piece.data_offset + at as u64, part, stable).await?;
             let count = written.count as usize;
+            counted.done(count);
             if count == 0 || count > len || written.committed < stable {
                 let problem = format!("{count} of {len} bytes were written, or less durably than requested");
                 return Err(Error::new(ErrorKind::Protocol(problem), "WRITE"));
@@ -175,8 +182,11 @@ async fn commit_all(
         files.filter(|file| unstable.iter().any(|((device, handle), _)| *device == file.device && file.has(handle)));
     let commits = files.map(|data_file| async move {
         let commit = async {
-            let Target { v3, handle, id, .. } = target(opens, data_file, deadline).await?;
-            Ok((id, Operations::commit(&v3, &handle).await?))
+            let Target { server, handle, id, .. } = target(opens, data_file, deadline).await?;
+            let counted = Counted::new((opens, &direct.file.0), &id, Direction::Write, 0);
+            let verifier = server.commit(&handle).await?;
+            counted.done(0);
+            Ok((id, verifier))
         };
         let committed: Result<_> = commit.await;
         committed.map_err(|error| failure(opens, data_file, Opnum4::Commit, 0..u64::MAX, &error))

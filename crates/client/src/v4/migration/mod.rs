@@ -297,7 +297,10 @@ impl V4 {
 
     /// Mounts the location to which a file system has moved.
     async fn mount_there(&self, place: &Location) -> Result<(Arc<Peer>, Handle)> {
-        let (dialer, moves) = self.server.moves.dialer.get().expect("a mount must have a dialer");
+        let Some((dialer, moves)) = self.server.moves.dialer.get() else {
+            // A layout names the data server of an object, and the metadata server makes another layout when that has changed.
+            return Err(Error::new(ErrorKind::Moved("data servers are not followed".to_owned()), "fs_locations"));
+        };
         if *moves >= MOVES_MAX {
             return Err(Error::new(ErrorKind::Path("too many moves from server to server"), "fs_locations"));
         }
@@ -413,7 +416,8 @@ impl Server {
             if server.moves.looking.swap(true, Relaxed) {
                 return;
             }
-            let v4 = V4 { timeout: server.client.link.trunk.first().timeout(), server, caller: None };
+            let v4 =
+                V4 { timeout: server.client.link.trunk.first().timeout(), server, caller: None, opens_files: true };
             let file_systems = v4.server.opens.names.lock().file_systems();
             for (fsid, object) in file_systems {
                 if v4.server.moves.moved(fsid).is_some() {

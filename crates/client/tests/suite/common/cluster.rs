@@ -1,5 +1,5 @@
-//! A metadata server and data servers in a simulation. Files have copies, which can be striped; the data servers are real NFSv3
-//! servers whose trees the metadata server also accesses, for data that pass through it.
+//! A metadata server and data servers in a simulation. Files have copies, which can be striped; the data servers are real servers
+//! of NFS whose trees the metadata server also accesses, for data that pass through it.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -17,6 +17,7 @@ use bytes::Bytes;
 use client::{CreateHow, Mount, SetAttr as Set3};
 use nfs::v4::layout::stripe::{Packing, Striping};
 use parking_lot::Mutex;
+use rpc::{Service, rpcbind::to_universal};
 use server::{Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash, config::Settings};
 use simnet::Network;
 use tokio::task::JoinSet;
@@ -26,7 +27,11 @@ use vfs::{
     *,
 };
 
-use super::{faulty::Faulty, nfs_server, sim};
+use super::{
+    faulty::Faulty,
+    moving::{Gone, MoveState, Moving},
+    sim,
+};
 
 /// The servers. They run until it is dropped.
 pub struct Cluster {
@@ -35,7 +40,15 @@ pub struct Cluster {
     pub data: Vec<Arc<Faulty>>,
     key: HandleKey,
     process: JoinSet<()>,
-    data_processes: Vec<JoinSet<()>>,
+    data_servers: Vec<DataProcess>,
+}
+
+/// The process of a data server, and what survives its restart.
+struct DataProcess {
+    tasks: JoinSet<()>,
+    nfs: NfsServer,
+    key: HandleKey,
+    export: ExportId,
 }
 
 /// The form of files.
@@ -54,13 +67,15 @@ pub struct Flags {
     pub no_commit: bool,
     pub no_read: bool,
     pub return_on_close: bool,
+    /// The interval of statistics in seconds.
+    pub stats_s: u32,
 }
 
 pub const MIRRORED: Form = Form {
     mirrors: 2,
     stripes: 1,
     unit: 0,
-    flags: Flags { no_commit: false, no_read: false, return_on_close: false },
+    flags: Flags { no_commit: false, no_read: false, return_on_close: false, stats_s: 0 },
     restarts: &[],
 };
 
@@ -84,12 +99,14 @@ pub struct State {
     pub granted: u64,
     pub commits: Vec<LayoutCommit>,
     pub reports: Vec<DataFailure>,
+    /// The statistics of clients.
+    pub usage: Vec<DataUsage>,
     pub releases: u64,
     pub fences: u64,
     /// No layout is granted.
     pub refuse: Option<VfsError>,
-    /// The version of NFS that devices have; 3 if it is 0.
-    pub version: u32,
+    /// The version and minor version of NFS that devices have; version 3 if there is none.
+    pub version: Option<(u32, u32)>,
     events: Option<Arc<dyn LayoutEvents>>,
 }
 
@@ -118,7 +135,7 @@ impl Cluster {
             data,
             key: HandleKey::random(),
             process: JoinSet::new(),
-            data_processes: Vec::new(),
+            data_servers: Vec::new(),
         };
         for server in 0..servers {
             let objects = cluster.make_objects(server).await;
@@ -130,8 +147,8 @@ impl Cluster {
 
     /// Starts a data server and makes objects, which belong to the users of layouts.
     async fn make_objects(&mut self, server: usize) -> Vec<(Bytes, Handle)> {
-        let services = nfs_server(self.data[server].clone()).services();
-        self.data_processes.push(sim::start_at(&self.network, address(server), services));
+        let started = self.data_process(server, HandleKey::random(), ExportId::unique(), None);
+        self.data_servers.push(started);
         let url = format!("nfs://{}/m?proto=tcp&uid=0&gid=0", address(server)).parse().unwrap();
         let mount = Mount::connect(&url, &sim::switch(&self.network, 200)).await.unwrap();
         let (mut objects, cred) = (Vec::new(), Cred::root());
@@ -145,6 +162,28 @@ impl Cluster {
             objects.push((Bytes::copy_from_slice(&made.handle), there));
         }
         objects
+    }
+
+    /// Starts the process of a data server. By NFSv4, it says that its file system is `gone`.
+    fn data_process(&self, server: usize, key: HandleKey, export: ExportId, gone: Option<Gone>) -> DataProcess {
+        let options = ExportOptions { squash: Squash::None, ..Default::default() };
+        let tree = Export::new("/m", export, self.data[server].clone(), options).unwrap();
+        let settings = Settings {
+            blocking: server::BlockingOptions { threads: 0, ..Default::default() },
+            data_server: true,
+            ..Settings::default()
+        };
+        let recovery = server::recovery::Recovery::in_memory();
+        let nfs = NfsServer::recovering(tree, key.clone(), recovery, settings).unwrap();
+        let services = match gone {
+            None => nfs.services(),
+            Some(gone) => {
+                let move_state = MoveState { gone: Mutex::new(Some(gone)), ..MoveState::default() };
+                vec![Arc::new(Moving(Arc::new(nfs.nfs4()), Arc::new(move_state))) as Arc<dyn Service>]
+            }
+        };
+        let tasks = sim::start_at(&self.network, address(server), services);
+        DataProcess { tasks, nfs, key, export }
     }
 
     /// Starts the metadata server.
@@ -173,12 +212,41 @@ impl Cluster {
 
     /// Stops a data server.
     pub fn stop(&mut self, server: usize) {
-        self.data_processes[server] = JoinSet::new();
+        self.data_servers[server].tasks = JoinSet::new();
         self.network.crash(address(server));
     }
 
+    /// Kills a data server and starts it again. It does not know its clients any more.
+    pub fn restart_data_server(&mut self, server: usize) {
+        self.restart_as(server, None);
+    }
+
+    fn restart_as(&mut self, server: usize, gone: Option<Gone>) {
+        self.stop(server);
+        let DataProcess { key, export, .. } = &self.data_servers[server];
+        self.data_servers[server] = self.data_process(server, key.clone(), *export, gone);
+    }
+
+    /// Starts a data server again that says by NFSv4 that its file system has moved to another one.
+    pub fn move_away(&mut self, server: usize, to: usize) {
+        let places = vec![(to_universal(address(to)), "/m")];
+        let gone = Gone { fsid: 77, path: "/m", places, lease_moved: true };
+        self.restart_as(server, Some(gone));
+    }
+
+    /// Returns the number of clients of NFSv4 that a data server knows, and of the files that they have open.
+    pub fn clients_of(&self, server: usize) -> (usize, usize) {
+        let mut answer = Vec::new();
+        self.data_servers[server].nfs.admin().serve(&br#"{"list":{}}"#[..], &mut answer).unwrap();
+        let records = String::from_utf8(answer).unwrap();
+        let count = |kind: &str| records.matches(&format!("\"type\":\"{kind}\"")).count();
+        assert_eq!((count("error"), count("end")), (0, 1), "{records}");
+        (count("client"), count("open"))
+    }
+
     pub async fn mount(&self, number: u8, query: &str) -> Mount {
-        let url = format!("nfs://{}/m?proto=tcp&vers=4.2&uid=1000&gid=1000&timeo=2s{query}", sim::SERVER);
+        let version = if query.contains("&vers=") { "" } else { "&vers=4.2" };
+        let url = format!("nfs://{}/m?proto=tcp&uid=1000&gid=1000&timeo=2s{version}{query}", sim::SERVER);
         Mount::connect(&url.parse().unwrap(), &sim::switch(&self.network, number)).await.unwrap()
     }
 }
@@ -220,6 +288,12 @@ impl Mds {
     pub fn notify(&self, event: LayoutEvent) {
         let events = self.state.lock().events.clone().expect("the server must subscribe");
         events.notify(event);
+    }
+
+    /// Takes all copies of a file as repaired.
+    pub fn heal(&self, name: &str) {
+        let file = self.file(name);
+        self.state.lock().files.get_mut(&file).into_iter().flatten().for_each(|copy| copy.stale = false);
     }
 
     pub fn recall(&self, name: &str) {
@@ -329,32 +403,26 @@ impl Layouts for Mds {
             stateid: None,
         };
         let copies = state.files[file].iter().filter(|copy| !copy.stale);
-        let Flags { no_commit, no_read, return_on_close } = self.form.flags;
+        let Flags { no_commit, no_read, return_on_close, stats_s } = self.form.flags;
         Ok(Layout::Flexible(FlexibleLayout {
             mirrors: copies.map(|copy| Mirror { data_files: copy.objects.iter().map(data_file).collect() }).collect(),
             stripe_unit: self.form.unit,
             no_commit,
             no_io_through_server: false,
             no_read,
-            stats_interval_s: 0,
+            stats_interval_s: stats_s,
             return_on_close,
         }))
     }
 
     fn device(&self, _: &Caller<'_>, id: LayoutDeviceId, _: LayoutKind) -> Result<LayoutDevice> {
         let server = (0..self.data.len()).find(|server| device(*server) == id).ok_or(VfsError::NotFound)?;
-        let version = self.state.lock().version;
+        let (version, minor) = self.state.lock().version.unwrap_or((3, 0));
         // A client tries the addresses in order, and has no shared memory here.
         let at = |transport| DataAddress { transport, address: address(server) };
         Ok(LayoutDevice::Flexible {
             addresses: vec![at(DataTransport::Shm), at(DataTransport::Tcp)],
-            versions: vec![DataVersion {
-                version: if version == 0 { 3 } else { version },
-                minor: 0,
-                read_max: 65536,
-                write_max: 65536,
-                tightly_coupled: false,
-            }],
+            versions: vec![DataVersion { version, minor, read_max: 65536, write_max: 65536, tightly_coupled: false }],
         })
     }
 
@@ -386,7 +454,9 @@ impl Layouts for Mds {
         Ok(())
     }
 
-    fn count(&self, _: &Handle, _: LayoutHolder, _: &DataUsage) {}
+    fn count(&self, _: &Handle, _: LayoutHolder, usage: &DataUsage) {
+        self.state.lock().usage.push(*usage);
+    }
 
     fn release(&self, _: &Caller<'_>, _: &Handle, holder: LayoutHolder, modes: LayoutModes) -> Result<()> {
         self.remove(holder, modes);

@@ -24,6 +24,7 @@ use rpc::{AuthSys, ClientError, ConnectionId, Credential, ReplyPlan, Reverse, Re
 use tokio::time::sleep;
 use xdr::Array;
 
+pub use self::v40::CallbackFlavors;
 use self::v40::Outgoing;
 use super::state::{
     State,

@@ -5,6 +5,9 @@
 //! time to connect are bounded. At most [`CONNECTING_MAX`] connections are being made at a time, and
 //! [`HOST_CONNECTING_MAX`] of these to one host. They use an unprivileged source port. There are no slots: all
 //! callbacks are idempotent.
+//!
+//! A client that has introduced itself by RPCSEC_GSS is called with the same flavour (§3.3.3): the server initiates a context for
+//! the client's principal, which must have a key. [`CallbackFlavors`] has the server's credentials for that.
 
 use std::{
     net::IpAddr,
@@ -19,7 +22,10 @@ use nfs::v4::{
     compound::{CbCompoundArgs, CbCompoundRes},
 };
 use parking_lot::Mutex;
-use rpc::{AuthSys, CallOptions, Client, ClientOptions, Credential, ReplyPlan, TransportKind};
+use rpc::{
+    AuthSys, CallOptions, Client, ClientOptions, Credential, ReplyPlan, TransportKind,
+    security::{ClientFlavor, Principal},
+};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit},
     time::timeout,
@@ -31,10 +37,19 @@ use crate::{
     v4::state::transitions::{back::NoPath, back40::Listener40},
 };
 
+/// The credentials by which the server authenticates itself to clients of NFSv4.0 that use a flavour with principals.
+pub trait CallbackFlavors: Send + Sync + 'static {
+    /// Returns the flavour for calls to a principal over one connection, with the protection of its pseudo flavour. Returns `None`
+    /// if the principal cannot be called, for example because only services have keys.
+    fn flavor(&self, principal: &Principal) -> Option<Arc<dyn ClientFlavor>>;
+}
+
 /// The connections to clients of 4.0.
 pub(in crate::v4) struct Outgoing {
     /// The transport that makes the connections, once it is set.
     kind: OnceLock<Arc<dyn TransportKind>>,
+    /// The credentials for principals, once they are set.
+    flavors: OnceLock<Arc<dyn CallbackFlavors>>,
     clients: Mutex<HashMap<Clientid4, (Verifier4, Client)>>,
     /// Limits the connections that are being made.
     connecting: Semaphore,
@@ -45,7 +60,8 @@ pub(in crate::v4) struct Outgoing {
 impl Default for Outgoing {
     fn default() -> Self {
         let connecting = Semaphore::new(CONNECTING_MAX);
-        Self { kind: OnceLock::new(), clients: Mutex::default(), connecting, hosts: Mutex::default() }
+        let (kind, flavors) = (OnceLock::new(), OnceLock::new());
+        Self { kind, flavors, clients: Mutex::default(), connecting, hosts: Mutex::default() }
     }
 }
 
@@ -70,6 +86,20 @@ impl Outgoing {
         let _ = self.kind.set(unprivileged(kind));
     }
 
+    /// Sets the credentials for principals. Only the first ones are used.
+    pub(in crate::v4) fn set_flavors(&self, flavors: Arc<dyn CallbackFlavors>) {
+        let _ = self.flavors.set(flavors);
+    }
+
+    /// Returns `true` if there are credentials for calls to a principal.
+    pub(in crate::v4) fn can_call(&self, principal: &Principal) -> bool {
+        self.flavor(principal).is_some()
+    }
+
+    fn flavor(&self, principal: &Principal) -> Option<Arc<dyn ClientFlavor>> {
+        self.flavors.get()?.flavor(principal)
+    }
+
     /// Sends CB_NULL. Returns `true` if the client answers.
     pub(in crate::v4) async fn probe(&self, client: Clientid4, to: &Listener40) -> bool {
         let called = self.call_by::<()>(client, to, PROC_NULL, &()).await;
@@ -90,6 +120,7 @@ impl Outgoing {
         let args = CbCompoundArgs { tag: "".into(), minorversion: 0, callback_ident: to.ident, argarray };
         let results: CbCompoundRes = self.call_by(client, to, PROC_COMPOUND, &args).await?;
         let result = results.resarray.into_iter().next();
+        tracing::debug!(client = client.0, address = %to.address, ?result, "a client answered a callback");
         result.ok_or_else(|| {
             CallbackError::Failed(format!("the reply has no result, only the status {:?}", results.status))
         })
@@ -136,8 +167,14 @@ impl Outgoing {
         }
         let Some(kind) = self.kind.get() else { return Err(down) };
         let Some(_permit) = self.acquire_connect_permit(to.address.ip()).await else { return Err(down) };
-        // Linux clients reject callbacks without AUTH_SYS.
-        let credential = Credential::Sys(AuthSys::of_process());
+        let credential = match &to.principal {
+            Some(principal) => match self.flavor(principal) {
+                Some(flavor) => Credential::Flavor(flavor),
+                None => return Err(down),
+            },
+            // Linux clients reject callbacks without AUTH_SYS.
+            None => Credential::Sys(AuthSys::of_process()),
+        };
         let options =
             ClientOptions { credential, deadline: TIMEOUT, ..ClientOptions::new(to.program, CALLBACK_VERSION) };
         let connected = timeout(TIMEOUT, Client::connect(kind.clone(), to.address, options)).await;

@@ -18,7 +18,7 @@ use nfs::v4::{
     OpenWriteDelegation4, Openflag4, Stateid4,
     attr::{Attr4, Fattr4},
 };
-use rpc::Xprtsec;
+use rpc::{Identity, Xprtsec};
 use vfs::{Attr, CreateMode, Created, Handle, Kind, Name, Rights, SetAttr, VfsError};
 
 use super::{
@@ -36,10 +36,7 @@ use crate::{
         cursor::Cursor,
         place::{Filehandle, Known, Place, component},
         service::Context,
-        state::{
-            ids::Principal,
-            transitions::open::{Claim, OpenPlan, OpenRequest, OpenTarget, Opened},
-        },
+        state::transitions::open::{Claim, OpenPlan, OpenRequest, OpenTarget, Opened},
         status::Fault4,
     },
 };
@@ -103,10 +100,20 @@ fn completes_later(cx: &Context<'_>, export: ExportId) -> bool {
     cx.core.exports.find(export).is_some_and(|export| export.vfs().caps().completes_later)
 }
 
-/// Returns `true` if a recall of what this call gets is as protected as the call. Callbacks of 4.0 are in clear and have no
-/// GSS (RFC 7530 §3.3.3), also if the client has introduced itself so that it can be called.
-fn is_recall_protected(at: &Cursor) -> bool {
-    at.minor > 0 || at.connection.tls == Xprtsec::None && !matches!(at.principal, Principal::Gss(_))
+/// Returns `true` if a recall of what this call gets is as protected as the call. Callbacks of 4.0 have no TLS, and the flavour
+/// with which the client has introduced itself (RFC 7530 §3.3.3).
+fn is_recall_protected(cx: &Context<'_>, at: &Cursor) -> bool {
+    if at.minor > 0 || at.connection.tls != Xprtsec::None {
+        return at.minor > 0;
+    }
+    match cx.identity {
+        // The numbers of krb5, krb5i and krb5p ascend.
+        Identity::Principal(principal) => {
+            let flavor = cx.shared.with_state(|state| state.callback_flavor40(at.client()));
+            flavor.is_some_and(|flavor| flavor >= principal.pseudo_flavor)
+        }
+        _ => true,
+    }
 }
 
 /// Has the state accept an OPEN before the file is known. If the client must be stored first (§8.4.2.1), this stores
@@ -133,7 +140,7 @@ fn plan(cx: &Context<'_>, at: &Cursor, args: &OpenArgs) -> Result<OpenPlan, Faul
         deny: args.share_deny,
         want: args.share_access & want_bits,
         claim,
-        can_recall: cx.shared.runs_tasks() && is_recall_protected(at),
+        can_recall: cx.shared.runs_tasks() && is_recall_protected(cx, at),
         //= rfc8881-2.10.6.3-1
         call: at.session.as_ref().map(|session| session.call),
     };

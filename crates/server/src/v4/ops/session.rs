@@ -40,7 +40,15 @@ fn has_integrity(caller: &Identity) -> bool {
 pub(super) fn origin<'a>(cx: &Context<'_>, at: &'a Cursor) -> Origin<'a> {
     let peer = cx.peer.ip();
     let (admitted, tls) = (cx.core.exports.admit(peer), at.connection.tls);
-    Origin { principal: &at.principal, has_integrity: has_integrity(cx.identity), peer, admitted, tls }
+    let callback_flavor = match cx.identity {
+        // Only NFSv4.0 needs to know: later versions are called over the client's connections.
+        Identity::Principal(principal) if at.minor == 0 && cx.shared.callbacks.outgoing.can_call(principal) => {
+            Some(principal.pseudo_flavor)
+        }
+        _ => None,
+    };
+    let has_integrity = has_integrity(cx.identity);
+    Origin { principal: &at.principal, has_integrity, callback_flavor, peer, admitted, tls }
 }
 
 pub(super) fn create_session(

@@ -149,6 +149,8 @@ pub struct Origin<'a> {
     pub principal: &'a Principal,
     /// `true` if the call had integrity or privacy.
     pub has_integrity: bool,
+    /// The pseudo flavour with which the server can call a principal of RPCSEC_GSS, if it can.
+    pub callback_flavor: Option<u32>,
     /// The network address.
     pub peer: IpAddr,
     /// `true` if an export or a referral admits this host.

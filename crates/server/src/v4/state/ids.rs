@@ -24,6 +24,14 @@ impl Principal {
     pub fn is_proved(&self) -> bool {
         matches!(self, Self::Gss(_))
     }
+
+    /// Returns `true` if both are the same user. The group of AUTH_SYS can change.
+    pub fn is_same_user(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Sys { uid, .. }, Self::Sys { uid: other, .. }) => uid == other,
+            (one, other) => one == other,
+        }
+    }
 }
 
 /// A request that created state to which a callback refers (RFC 8881 §2.10.6.3). The three values identify a request of

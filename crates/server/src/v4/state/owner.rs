@@ -114,6 +114,8 @@ struct Owner<K> {
     busy: bool,
     kept: Option<K>,
     closed: Option<Other>,
+    /// The principal of its last OPEN that succeeded.
+    opener: Option<Principal>,
 }
 
 impl OwnerName {
@@ -188,7 +190,7 @@ impl<K: Clone> Owners<K> {
             }
             let confirmed = name.kind == OwnerKind::Lock;
             let seqid = seqid.wrapping_sub(1);
-            let owner = Owner { strength: by, seqid, confirmed, busy: true, kept: None, closed: None };
+            let owner = Owner { strength: by, seqid, confirmed, busy: true, kept: None, closed: None, opener: None };
             self.clients.entry(name.client).or_default().insert(name.key(), owner);
             self.count += 1;
             return Ok(SeqidCheck::Execute);
@@ -229,6 +231,18 @@ impl<K: Clone> Owners<K> {
             // This operation created the owner and failed.
             self.remove(name);
         }
+    }
+
+    /// Notes the principal of an OPEN of an owner that has succeeded.
+    pub fn note_opener(&mut self, name: &OwnerName, principal: &Principal) {
+        if let Some(owner) = self.find_mut(name) {
+            owner.opener = Some(principal.clone());
+        }
+    }
+
+    /// Returns `true` if the last OPEN of an owner was by this principal.
+    pub fn was_opened_by(&self, name: &OwnerName, principal: &Principal) -> bool {
+        self.find(name).and_then(|owner| owner.opener.as_ref()).is_some_and(|opener| opener.is_same_user(principal))
     }
 
     /// Notes that the last operation of an owner closed a stateid. A retry of CLOSE finds the owner by that stateid.

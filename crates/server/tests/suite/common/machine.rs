@@ -5,10 +5,11 @@ use std::{sync::Arc, time::Duration};
 
 use rand::{SeedableRng, rngs::StdRng};
 use server::{Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash, config::Settings, recovery::Recovery};
+use testkit::disk::Disk;
 use tokio::task::JoinSet;
 use vfs::Vfs;
 
-use super::{disk::Disk, memory, on_one_thread};
+use super::{memory, on_one_thread};
 
 /// A machine with a memory export `/m`, whose processes serve one after another.
 pub struct Machine {

@@ -6,8 +6,6 @@
 #![allow(dead_code)] // Each test file uses its part.
 
 pub mod back;
-#[path = "../../../../testkit/tests/exactly_once/disk.rs"]
-pub mod disk;
 pub mod machine;
 pub mod remote;
 pub mod toy;

@@ -1,8 +1,10 @@
 //! `slipway demo`: runs all transports on this machine, without root. It first measures READ and WRITE of data in
 //! memory, which shows the cost of each transport. It then copies trees in and out over each transport and compares
-//! every byte. These copies include the cost of the local file system.
+//! every byte. These copies include the cost of the local file system. `slipway demo pnfs` shows a pNFS cluster.
 
+mod load;
 mod material;
+mod pnfs;
 
 use std::{
     collections::BTreeMap,
@@ -28,7 +30,9 @@ use material::{Manifest, Material};
 
 /// Measure the transports from memory, then copy trees in and out over tcp, rdma and shm, and compare every byte.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "\
+#[command(
+    args_conflicts_with_subcommands = true,
+    after_help = "\
 The demo needs neither root nor a network. The server is a separate process on 127.0.0.1, RDMA runs in software (iWARP), and shm
 is memory that both processes share. The first table has READ and WRITE of data in memory, and compares the transports. The second
 table has copies of trees and large files to and from --dir, and includes the file system and the disk. The demo removes its
@@ -37,8 +41,12 @@ files. The exit code is 1 if a copy differs from its original.
 Examples:
   slipway demo
   slipway demo --size 1G --dir /dev/shm
-  slipway demo --transport rdma --congestion cubic")]
+  slipway demo --transport rdma --congestion cubic
+  slipway demo pnfs"
+)]
 pub struct Args {
+    #[command(subcommand)]
+    what: Option<What>,
     /// Transports to use
     #[arg(short, long, value_delimiter = ',', default_value = "tcp,rdma,shm", value_parser = ["tcp", "udp", "rdma", "shm"])]
     transport: Vec<String>,
@@ -56,6 +64,20 @@ pub struct Args {
     congestion: Option<String>,
 }
 
+/// Another demo.
+#[derive(Debug, clap::Subcommand)]
+enum What {
+    /// Kill a data server of a pNFS cluster under load, bring it back, heal, and verify every byte
+    Pnfs(pnfs::Args),
+}
+
+impl Args {
+    /// Reports whether the demo lets servers fail.
+    pub fn causes_failures(&self) -> bool {
+        self.what.is_some()
+    }
+}
+
 /// One copy and its cost.
 struct Leg {
     transport: String,
@@ -69,6 +91,9 @@ struct Leg {
 
 /// Runs the command.
 pub fn run(args: &Args) -> Outcome {
+    if let Some(What::Pnfs(args)) = &args.what {
+        return pnfs::run(args);
+    }
     let base = args.dir.clone().unwrap_or_else(std::env::temp_dir);
     output::print(&memory_table(args)?);
     let room = tempfile::Builder::new().prefix("slipway-demo-").tempdir_in(&base);
@@ -99,8 +124,7 @@ pub fn run(args: &Args) -> Outcome {
     ];
     // The options of the network do not apply to shared memory.
     let options_of = |name: &str| if name == "shm" { BTreeMap::new() } else { options.clone() };
-    let listen: Vec<_> =
-        args.transport.iter().map(|name| Listen { transport: name.clone(), options: options_of(name) }).collect();
+    let listen: Vec<_> = args.transport.iter().map(|name| Listen::on(name, options_of(name))).collect();
     let server = Server::start(&listen, &arguments)?;
     warm_up(room.path(), &material)?;
     settle(room.path())?;

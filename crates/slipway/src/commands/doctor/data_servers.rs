@@ -19,7 +19,7 @@ use vfs::layout::{DataAddress, DataTransport};
 use super::Finding;
 use crate::{
     output,
-    pnfs::{self, DataServerEndpoint},
+    pnfs::{self, DataServerEndpoint, versions},
 };
 
 /// Checks all data servers of a configuration.
@@ -84,6 +84,7 @@ impl Check<'_> {
         for address in &self.endpoint.addresses {
             findings.extend(self.address(address).await);
         }
+        findings.extend(self.version().await);
         findings.extend(self.object(&mount).await);
         let space = mount.statfs("").await.map(|space| (self.space(&space), output::size(space.abytes)));
         let free = match space {
@@ -104,7 +105,27 @@ impl Check<'_> {
         Finding::bad(self.name.clone(), found, fix)
     }
 
-    /// Checks that NFSv3 answers at an address for clients.
+    /// Checks that the data server says to clients that it is one, by their version.
+    async fn version(&self) -> Option<Finding> {
+        let version = self.endpoint.version;
+        if self.endpoint.addresses.is_empty() {
+            return None;
+        }
+        match versions::offers(&self.endpoint.url, version, self.switch).await {
+            Ok(true) => None,
+            Ok(false) => Some(self.bad(
+                format!("it does not say that it is a data server by version {}, so clients use NFSv3", versions::name(version)),
+                "start slipway serve with --data-server there (`data_server = true` in [server]), or remove `version` of the \
+                 [[pnfs.server]]; the kernel's server is a data server by NFSv3 only",
+            )),
+            Err(error) => Some(self.bad(
+                format!("{}: no answer by NFSv4: {error}", self.endpoint.url),
+                "make it listen at the port of `url` for NFSv4, too, or remove `version` of the [[pnfs.server]]",
+            )),
+        }
+    }
+
+    /// Checks that NFS answers at an address for clients.
     async fn address(&self, address: &DataAddress) -> Option<Finding> {
         let transport = match address.transport {
             DataTransport::Tcp => "tcp",
@@ -123,7 +144,8 @@ impl Check<'_> {
     async fn null(&self, transport: &str, address: SocketAddr) -> Result<(), String> {
         let kind = self.switch.find(transport).ok_or("this program lacks the transport")?;
         let deadline = self.endpoint.url.options.deadline;
-        let options = ClientOptions { deadline, ..ClientOptions::new(nfs::NFS_PROGRAM, 3) };
+        let (version, _) = versions::numbers(self.endpoint.version);
+        let options = ClientOptions { deadline, ..ClientOptions::new(nfs::NFS_PROGRAM, version) };
         let connected = tokio::time::timeout(deadline, Client::connect(kind, address, options)).await;
         let client =
             connected.map_err(|_| format!("no answer for {deadline:?}"))?.map_err(|error| error.to_string())?;

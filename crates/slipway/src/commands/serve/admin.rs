@@ -1,4 +1,5 @@
-//! The socket of `slipway clients`, `ds`, `layout` and `resilver` in the state directory. Only the server's user and root can use it.
+//! The socket of `slipway clients`, `ds`, `layout`, `resilver`, `demo` and `bench` in the state directory. Only the server's user and
+//! root can use it.
 //!
 //! A separate thread answers one connection after the other. If a client neither reads nor writes, the server
 //! disconnects it, so others wait for a limited time.
@@ -15,9 +16,17 @@ use std::{
 use server::admin::{Admin, SOCKET};
 
 use crate::{
+    counters::{self, CountersRequest},
     pnfs::{Clusters, records::REQUEST_MAX},
     socket::{self, PAUSE},
 };
+
+/// The parts of the server that answer requests.
+pub struct Answers {
+    pub admin: Admin,
+    pub clusters: Arc<Clusters>,
+    pub server: Arc<rpc::Server>,
+}
 
 /// The socket. Dropping this removes it.
 pub struct AdminSocket {
@@ -29,12 +38,12 @@ impl AdminSocket {
     ///
     /// # Errors
     /// There is another object of that name, or the directory cannot be used.
-    pub fn open(state_dir: &Path, admin: Admin, clusters: Arc<Clusters>) -> io::Result<Self> {
+    pub fn open(state_dir: &Path, answers: Answers) -> io::Result<Self> {
         let path = state_dir.join(SOCKET);
         let located = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
         // This server has locked the directory, so a socket there is that of a killed server.
         let listener = socket::listen_at(&path).map_err(located)?;
-        thread::Builder::new().name("admin".to_owned()).spawn(move || accept(&listener, &admin, &clusters))?;
+        thread::Builder::new().name("admin".to_owned()).spawn(move || accept(&listener, &answers))?;
         Ok(Self { path })
     }
 }
@@ -45,9 +54,9 @@ impl Drop for AdminSocket {
     }
 }
 
-fn accept(listener: &UnixListener, admin: &Admin, clusters: &Clusters) {
+fn accept(listener: &UnixListener, answers: &Answers) {
     loop {
-        let answered = listener.accept().and_then(|(stream, _)| answer(&stream, admin, clusters));
+        let answered = listener.accept().and_then(|(stream, _)| answer(&stream, answers));
         if let Err(error) = answered {
             tracing::debug!(%error, "cannot answer an administrator");
             thread::sleep(PAUSE);
@@ -55,15 +64,18 @@ fn accept(listener: &UnixListener, admin: &Admin, clusters: &Clusters) {
     }
 }
 
-fn answer(stream: &UnixStream, admin: &Admin, clusters: &Clusters) -> io::Result<()> {
+fn answer(stream: &UnixStream, answers: &Answers) -> io::Result<()> {
     let (admitted, mut output) = (socket::admit(stream)?, BufWriter::new(stream));
     if !admitted {
         return Admin::refuse("only the server's user and root can use it", &mut output);
     }
     let mut line = Vec::new();
     BufReader::new(stream.take(REQUEST_MAX as u64)).read_until(b'\n', &mut line)?;
+    if let Ok(CountersRequest::Counters {}) = serde_json::from_slice(&line) {
+        return counters::answer(&answers.server, &mut output);
+    }
     match serde_json::from_slice(&line) {
-        Ok(request) => clusters.answer(&request, &mut output),
-        Err(_) => admin.serve(&line[..], &mut output),
+        Ok(request) => answers.clusters.answer(&request, &mut output),
+        Err(_) => answers.admin.serve(&line[..], &mut output),
     }
 }

@@ -13,7 +13,7 @@ mod signals;
 use std::{
     io,
     net::SocketAddr,
-    num::NonZeroUsize,
+    num::{NonZeroU64, NonZeroUsize},
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -36,7 +36,7 @@ use crate::{
     logging,
     pnfs::{self, Clusters},
 };
-use admin::AdminSocket;
+use admin::{AdminSocket, Answers};
 use announce::Announcement;
 use checks::{check_flavors, check_protections};
 use listen::ListenUrl;
@@ -57,8 +57,8 @@ server. SIGUSR1 prints counters of all procedures, and
 the state of the recovery database.
 
 Configuration file, for several exports (unknown keys are rejected):
-  [server]                      # state_dir, workers, connections, connections_per_host, blocking_threads, blocking_queue,
-                                # rpcbind, nlm_port, grace_s, lease_s, idmap_domain, log, log_format, seccomp
+  [server]                      # state_dir, workers, connections, connections_per_host, limit, blocking_threads, blocking_queue,
+                                # rpcbind, nlm_port, grace_s, lease_s, idmap_domain, log, log_format, seccomp, data_server
   workers = 4
   [kerberos]                    # keytab, service
   keytab = \"/etc/krb5.keytab\"
@@ -127,6 +127,9 @@ pub struct Args {
     /// Maximum connections of one host, or of one user of this host; by default three quarters of --connections
     #[arg(long, value_name = "N")]
     connections_per_host: Option<NonZeroUsize>,
+    /// Maximum bytes of calls and replies together in one second, such as 100M; no limit by default
+    #[arg(long, value_name = "RATE")]
+    limit: Option<ByteSize>,
     /// The directory of the key of file handles and the recovery database, with which mounts and locks survive a
     /// restart; for one server at a time
     #[arg(long, value_name = "DIR")]
@@ -156,6 +159,9 @@ pub struct Args {
     /// Seconds for which an NFSv4 client can be silent without losing state, from 1 to 3600; 90 by default
     #[arg(long, value_name = "SECONDS")]
     lease: Option<u64>,
+    /// Be a data server of pNFS for clients of NFSv4.1 and 4.2, too. Clients of NFSv3 need no option
+    #[arg(long)]
+    data_server: bool,
     /// When ready, print exports and addresses as one line of JSON instead of text
     #[arg(long)]
     json: bool,
@@ -201,6 +207,7 @@ impl Args {
         }
         config.server.connections = self.connections.or(config.server.connections);
         config.server.connections_per_host = self.connections_per_host.or(config.server.connections_per_host);
+        config.server.limit = self.limit.or(config.server.limit);
         config.server.workers = self.workers.or(config.server.workers);
         match self.rpcbind.as_deref() {
             Some("auto") => config.server.rpcbind = RpcbindMode::Auto,
@@ -222,6 +229,7 @@ impl Args {
         config.server.nlm_port = self.nlm_port.or(config.server.nlm_port);
         config.server.grace_s = self.grace.or(config.server.grace_s);
         config.server.lease_s = self.lease.or(config.server.lease_s);
+        config.server.data_server |= self.data_server;
         config.server.state_dir = self.state_dir.clone().or(config.server.state_dir.take());
         Ok(config)
     }
@@ -275,7 +283,10 @@ async fn serve(args: &Args, mut config: Config, clusters: Arc<Clusters>) -> Outc
     if let Some(gss) = &gss {
         nfs.name_principals_by(Arc::new(kerberos::LocalNames(gss.clone())));
     }
-    let builder = kerberos::add(Server::builder().hosts(nfs.hosts()), gss.as_ref());
+    if let Some(key) = config.kerberos.clone() {
+        nfs.authenticate_callbacks_by(Arc::new(kerberos::CallbackKey(key)));
+    }
+    let builder = kerberos::add(Server::builder().hosts(nfs.hosts()).rate(rate(&config.server)?), gss.as_ref());
     let server = nfs.services().into_iter().fold(builder, rpc::ServerBuilder::shared).build();
 
     let has_tls = config.listen.iter().any(|listen| listen.options.contains_key("tls_cert"));
@@ -300,7 +311,7 @@ async fn serve(args: &Args, mut config: Config, clusters: Arc<Clusters>) -> Outc
     tokio::spawn(nfs.upkeep());
     tokio::spawn(trim(pool));
     clusters.name(&config.export);
-    let _admin = administered(&nfs, clusters);
+    let _admin = administered(&nfs, clusters, server.clone());
     let locking = locking::start(&config.server, &switch, &workers, (&nfs, gss.as_ref()), &places)?;
     let published = publish(&config, (&switch, &workers), (&server, &places), locking.as_ref()).await?;
     announcement.locks(published.known == [true, true, true]);
@@ -381,6 +392,12 @@ fn connection_limits(config: &ServerConfig, descriptors: usize) -> ConnectionLim
     limits
 }
 
+/// Returns the maximum bytes in one second.
+fn rate(config: &ServerConfig) -> Result<Option<NonZeroU64>, Failure> {
+    let none = || Failure::usage("limit: at least 1 byte per second; without a limit, leave it out");
+    config.limit.map(|ByteSize(rate)| NonZeroU64::new(rate).ok_or_else(none)).transpose()
+}
+
 /// Periodically returns unused pool memory to the system.
 async fn trim(pool: Pool) {
     let mut ticks = tokio::time::interval(TRIM_INTERVAL);
@@ -405,8 +422,9 @@ async fn trim(pool: Pool) {
 }
 
 /// Opens the socket of administrators, if there is a state directory.
-fn administered(nfs: &NfsServer, clusters: Arc<Clusters>) -> Option<AdminSocket> {
-    AdminSocket::open(nfs.state_dir()?, nfs.admin(), clusters)
+fn administered(nfs: &NfsServer, clusters: Arc<Clusters>, server: Arc<Server>) -> Option<AdminSocket> {
+    let answers = Answers { admin: nfs.admin(), clusters, server };
+    AdminSocket::open(nfs.state_dir()?, answers)
         .inspect_err(|error| tracing::warn!(%error, "administrators cannot connect to this server"))
         .ok()
 }

@@ -125,6 +125,8 @@ fn table(stats: &[ProcedureStats]) -> String {
         ("mean us", right),
         ("p50 us <", right),
         ("p99 us <", right),
+        ("call bytes", right),
+        ("reply bytes", right),
     ]);
     for stats in stats.iter().filter(|stats| stats.calls > 0) {
         let micros = |time: Duration| format!("{:.1}", time.as_secs_f64() * 1e6);
@@ -137,6 +139,8 @@ fn table(stats: &[ProcedureStats]) -> String {
             format!("{:.1}", stats.total.as_secs_f64() * 1e6 / stats.calls as f64),
             micros(stats.quantile(0.5)),
             micros(stats.quantile(0.99)),
+            stats.call_bytes.to_string(),
+            stats.reply_bytes.to_string(),
         ]);
     }
     table.text()

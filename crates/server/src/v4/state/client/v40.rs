@@ -23,6 +23,8 @@ pub struct Legacy {
     pub callback_ident: u32,
     /// The callback address, if the server may connect to it.
     pub address: Option<SocketAddr>,
+    /// The pseudo flavour of callbacks, if they have RPCSEC_GSS: that of SETCLIENTID.
+    pub flavor: Option<u32>,
     /// The result of the last probe of the callback address.
     pub(in crate::v4::state) reach: Reach,
 }
@@ -62,15 +64,16 @@ impl<R: Clone, F> Clients<R, F> {
         origin: Origin<'_>,
         context: &EvictionContext<'_>,
     ) -> Result<Plan<R, F>, Nfsstat4> {
-        // RFC 7530 §3.3.3: callbacks to a client of RPCSEC_GSS need it too, but this server has no ticket for the client.
+        // RFC 7530 §3.3.3: callbacks to a client of RPCSEC_GSS need it too.
         let address = match origin.principal {
-            Principal::Gss(_) => None,
+            Principal::Gss(_) if origin.callback_flavor.is_none() => None,
             _ => callback_address_of(&args.callback.cb_location, origin.peer),
         };
         let Netaddr4 { netid, addr } = &args.callback.cb_location;
         let cb_location = Netaddr4 { netid: netid.detached(), addr: addr.detached() };
         let (callback, callback_ident) = (CbClient4 { cb_location, ..args.callback }, args.callback_ident);
-        let legacy = Legacy { confirm, callback, callback_ident, address, reach: Reach::Unknown };
+        let (flavor, reach) = (origin.callback_flavor, Reach::Unknown);
+        let legacy = Legacy { confirm, callback, callback_ident, address, flavor, reach };
         let records = self.by_owner.get(&args.client.id.0).copied().unwrap_or_default();
         if let Some((id, client)) = records.confirmed.and_then(|id| Some((id, self.find(id)?))) {
             if client.principal != *origin.principal {

@@ -139,6 +139,7 @@ fn hosts_not_admitted_share_few_clients_and_small_sessions() {
         let origin = Origin {
             principal: &OWNER,
             has_integrity: true,
+            callback_flavor: None,
             peer: Ipv4Addr::new(198, 51, 100, host).into(),
             admitted: false,
             tls: Xprtsec::None,

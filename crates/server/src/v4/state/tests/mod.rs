@@ -62,6 +62,7 @@ fn local() -> Origin<'static> {
     Origin {
         principal: &OWNER,
         has_integrity: true,
+        callback_flavor: None,
         peer: Ipv4Addr::LOCALHOST.into(),
         admitted: true,
         tls: Xprtsec::None,
@@ -162,7 +163,14 @@ impl World {
     }
 
     fn exchange(&mut self, args: &ExchangeIdArgs, principal: &Principal) -> Result<ExchangeIdOk, Nfsstat4> {
-        let origin = Origin { principal, has_integrity: true, peer: self.peer, admitted: true, tls: self.tls };
+        let origin = Origin {
+            principal,
+            has_integrity: true,
+            callback_flavor: None,
+            peer: self.peer,
+            admitted: true,
+            tls: self.tls,
+        };
         self.state.exchange_id(self.now, 1, args, origin)
     }
 

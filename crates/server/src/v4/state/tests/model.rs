@@ -148,7 +148,7 @@ fn connection(number: u8) -> Connection {
 fn origin(principal: &Principal, host: u8) -> Origin<'_> {
     // Three hosts. No export admits the third.
     let peer = Ipv4Addr::new(192, 0, 2, host).into();
-    Origin { principal, has_integrity: true, peer, admitted: host < 2, tls: Xprtsec::None }
+    Origin { principal, has_integrity: true, callback_flavor: None, peer, admitted: host < 2, tls: Xprtsec::None }
 }
 
 fn caller() -> Caller {

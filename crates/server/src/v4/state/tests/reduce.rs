@@ -152,12 +152,16 @@ pub(super) fn reachable(world: &mut World) -> Clientid4 {
 }
 
 #[test]
-fn a_v40_client_of_rpcsec_gss_gets_no_callbacks() {
-    for (principal, expected) in [(&OWNER, true), (&Principal::Gss(Bytes::from_static(b"user@REALM")), false)] {
+fn a_v40_client_of_rpcsec_gss_gets_callbacks_if_the_server_has_a_flavour_for_it() {
+    let gss = Principal::Gss(Bytes::from_static(b"host/client@REALM"));
+    for (principal, callback_flavor, expected) in
+        [(&OWNER, None, true), (&gss, None, false), (&gss, Some(390_004), true)]
+    {
         let mut world = World::new();
         let from = Origin {
             principal,
             has_integrity: true,
+            callback_flavor,
             peer: "192.0.2.1".parse().unwrap(),
             admitted: true,
             tls: Xprtsec::None,
@@ -166,7 +170,10 @@ fn a_v40_client_of_rpcsec_gss_gets_no_callbacks() {
         let SetClientIdOk { clientid, setclientid_confirm } = made;
         let confirm = SetClientIdConfirmArgs { clientid, setclientid_confirm };
         world.state.set_clientid_confirm(world.now, &confirm, (principal, Xprtsec::None)).unwrap();
-        assert_eq!(world.state.listener40(clientid).is_some(), expected, "{principal:?}");
+        let listener = world.state.listener40(clientid);
+        assert_eq!(listener.is_some(), expected, "{principal:?}");
+        let called = listener.and_then(|listener| listener.principal).map(|principal| principal.pseudo_flavor);
+        assert_eq!(called, callback_flavor);
         assert_eq!(world.events().contains(&Event::NewListener(clientid)), expected);
     }
 }

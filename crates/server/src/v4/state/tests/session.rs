@@ -193,7 +193,14 @@ fn state_protection_requires_rpcsec_gss() {
     assert_eq!(world.state.check_integrity(made.clientid, false), Err(Nfsstat4::WrongCred));
     assert_eq!(world.state.check_integrity(made.clientid, true), Ok(()));
     // Kerberos without integrity: a retry, a restart, an update, and NFSv4.0.
-    let origin = Origin { principal: &gss, has_integrity: false, peer: world.peer, admitted: true, tls: Xprtsec::None };
+    let origin = Origin {
+        principal: &gss,
+        has_integrity: false,
+        callback_flavor: None,
+        peer: world.peer,
+        admitted: true,
+        tls: Xprtsec::None,
+    };
     let again = |flags, verifier| ExchangeIdArgs {
         state_protect: StateProtect4A::MachCred(ops.clone()),
         ..exchange("a", verifier, flags)

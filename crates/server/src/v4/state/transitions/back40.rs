@@ -6,11 +6,12 @@
 use std::{hash::Hash, net::SocketAddr};
 
 use nfs::v4::{Clientid4, Nfsstat4, Verifier4};
+use rpc::security::Principal;
 
-use crate::v4::state::{Event, State, client::Reach};
+use crate::v4::state::{Event, State, client::Reach, ids};
 
 /// The callback address of a client of 4.0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listener40 {
     /// The network address.
     pub address: SocketAddr,
@@ -20,18 +21,31 @@ pub struct Listener40 {
     pub ident: u32,
     /// The verifier that confirmed this address. Another verifier means another address.
     pub confirm: Verifier4,
+    /// The principal of the client and the protection of callbacks, if they have RPCSEC_GSS.
+    pub principal: Option<Principal>,
 }
 
 impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     /// Returns the callback address of a confirmed client of 4.0.
     pub fn listener40(&self, client: Clientid4) -> Option<Listener40> {
-        let legacy = self.clients.find(client).filter(|client| client.confirmed)?.legacy.as_ref()?;
+        let client = self.clients.find(client).filter(|client| client.confirmed)?;
+        let legacy = client.legacy.as_ref()?;
+        let principal = match (&client.principal, legacy.flavor) {
+            (ids::Principal::Gss(name), Some(pseudo_flavor)) => Some(Principal { name: name.clone(), pseudo_flavor }),
+            _ => None,
+        };
         Some(Listener40 {
+            principal,
             address: legacy.address?,
             program: legacy.callback.cb_program,
             ident: legacy.callback_ident,
             confirm: legacy.confirm,
         })
+    }
+
+    /// Returns the pseudo flavour of the callbacks to a client of 4.0, if they have RPCSEC_GSS.
+    pub fn callback_flavor40(&self, client: Clientid4) -> Option<u32> {
+        self.clients.find(client)?.legacy.as_ref()?.flavor
     }
 
     /// Queues a probe of a callback address that the client has confirmed.

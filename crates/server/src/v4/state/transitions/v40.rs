@@ -147,8 +147,8 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     /// Begins an operation: finds its client, checks the sequence ID, and renews the client's lease (§9.5).
     ///
     /// # Errors
-    /// STALE_CLIENTID, EXPIRED; those of `Stateids::resolve`; BAD_SEQID; DELAY, RESOURCE; ACCESS for a RENEW by a caller
-    /// that is not proved, if the client is.
+    /// STALE_CLIENTID, EXPIRED; those of `Stateids::resolve`; BAD_SEQID; DELAY, RESOURCE; ACCESS for a RENEW by a user who has
+    /// not introduced the client and has no open file, or who is not proved if the client is.
     pub fn enter(
         &mut self,
         locks: &mut LockTable<F>,
@@ -158,7 +158,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     ) -> Result<Entered<F>, Nfsstat4> {
         let (owner, seqid, opens) = match subject {
             Subject::Renewal(id) => {
-                if self.check_client(id, by)? {
+                if self.check_client(id, by)? || !self.may_renew(id, by) {
                     return Err(Nfsstat4::Access);
                 }
                 self.renew_by_use(now, id);
@@ -212,8 +212,13 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
                 self.owners.end(&name, kept.status, kept.clone());
             }
         }
-        let closed = kept.status == Nfsstat4::Ok;
+        let (closed, opener) = (kept.status == Nfsstat4::Ok, kept.caller.principal.clone());
         self.owners.end(owner, kept.status, kept);
+        if let Argop4::Open(_) = operation
+            && closed
+        {
+            self.owners.note_opener(owner, &opener);
+        }
         if let Argop4::Close(args) = operation
             && closed
         {
@@ -278,6 +283,17 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             self.renew_by_use(now, id);
         }
         Ok(id)
+    }
+
+    /// Reports whether the caller may renew the lease of a client by RENEW. §16.28.4: the principal must be that of
+    /// SETCLIENTID_CONFIRM, or of an OPEN whose file is still open.
+    fn may_renew(&self, id: Clientid4, by: &Caller) -> bool {
+        let introduced = self.clients.find(id).is_some_and(|client| client.principal.is_same_user(&by.principal));
+        let opened = |other: &Other| {
+            matches!(self.stateids.entry(other).kind, Kind::Open { .. })
+                && self.owner_name(other).is_some_and(|owner| self.owners.was_opened_by(&owner, &by.principal))
+        };
+        introduced || self.stateids.of_client(id).iter().any(opened)
     }
 
     fn renew_by_use(&mut self, now: Instant, id: Clientid4) {

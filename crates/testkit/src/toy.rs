@@ -1,4 +1,5 @@
-//! A mechanism for tests. It protects nothing: its checksum and cipher are those of a hash table.
+//! A GSS-API mechanism for tests, which needs no Kerberos. It protects nothing: its checksum and cipher are those of a hash
+//! table.
 
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
@@ -10,7 +11,9 @@ use std::{
 };
 
 use bytes::Bytes;
-use gss::mechanism::{Acceptor, Context, Established, GssError, Initiator, Negotiation, Step, StepFailed, major};
+use gss::mechanism::{
+    Acceptor, Context, Established, GssError, Initiator, Negotiation, Step, StepFailed, Tickets, major,
+};
 
 /// What a test can change in the mechanism of a server while it runs.
 #[derive(Debug, Default)]
@@ -28,26 +31,33 @@ pub struct Faults {
 /// The server's side: it knows one secret, and accepts every user who knows it.
 #[derive(Clone)]
 pub struct ToyAcceptor {
+    /// The secret.
     pub secret: u64,
+    /// The time until a context expires at the server.
     pub lifetime: Option<Duration>,
+    /// What a test changes.
     pub faults: Arc<Faults>,
 }
 
-/// The client's side.
+/// The client's side: the ticket of one user.
 #[derive(Clone, Debug)]
 pub struct ToyInitiator {
+    /// The name of the user, which ends with `@TOY`.
     pub user: &'static str,
+    /// The secret that the server knows.
     pub secret: u64,
     /// The number of round trips.
     pub rounds: u8,
     /// The length of each token.
     pub token_len: usize,
+    /// The time until a context expires at the client.
     pub lifetime: Option<Duration>,
     /// `false` if the user has no ticket.
     pub has_ticket: Arc<AtomicBool>,
 }
 
 impl ToyInitiator {
+    /// Creates a ticket, for contexts of one round trip that do not expire.
     pub fn new(user: &'static str, secret: u64) -> Self {
         Self { user, secret, rounds: 1, token_len: 0, lifetime: None, has_ticket: Arc::new(AtomicBool::new(true)) }
     }
@@ -119,6 +129,17 @@ impl Initiator for ToyInitiator {
     }
 }
 
+/// Every user of the client has this ticket, for every service.
+impl Tickets for ToyInitiator {
+    fn of_process(&self, _service: &str) -> Result<Arc<dyn Initiator>, GssError> {
+        Ok(Arc::new(self.clone()))
+    }
+
+    fn of_user(&self, _service: &str, _uid: u32) -> Arc<dyn Initiator> {
+        Arc::new(self.clone())
+    }
+}
+
 struct Initiating {
     own: ToyInitiator,
     left: u8,
@@ -145,6 +166,7 @@ impl Negotiation for Initiating {
     }
 }
 
+/// An established context.
 pub struct ToyContext {
     key: u64,
     faults: Option<Arc<Faults>>,

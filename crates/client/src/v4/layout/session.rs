@@ -1,0 +1,66 @@
+//! [`DataSession`]: the session with a data server of NFSv4.1 or 4.2.
+//!
+//! Read RFC 8435 §2.2 and §5.1 first: at a loosely coupled data server of NFSv4, the client uses the anonymous stateid. So it opens no
+//! file there, and a restart of the data server costs it only its session, which the session core makes again.
+
+use std::sync::Arc;
+
+use buf::{Region, Rope};
+use rpc::BoxFuture;
+
+use super::{super::protocol::V4, data_server::DataServer};
+use crate::model::{Caller, Handle, Operations, ReadData, ReadInfo, Result, StableHow, Verifier, Written};
+
+/// A session with a data server.
+pub(crate) struct DataSession(V4);
+
+impl DataSession {
+    pub fn new(v4: V4) -> Self {
+        Self(v4.without_opens())
+    }
+}
+
+impl DataServer for DataSession {
+    fn with_caller(&self, caller: &Caller) -> Arc<dyn DataServer> {
+        Arc::new(Self(self.0.with_caller(Some(caller))))
+    }
+
+    fn transfer_max(&self) -> (usize, usize) {
+        self.0.transfer_max()
+    }
+
+    fn read<'a>(&'a self, file: &'a Handle, offset: u64, count: u32) -> BoxFuture<'a, Result<ReadData>> {
+        Box::pin(Operations::read(&self.0, file, offset, count))
+    }
+
+    fn read_into<'a>(
+        &'a self,
+        file: &'a Handle,
+        offset: u64,
+        region: Region,
+    ) -> BoxFuture<'a, (Result<ReadInfo>, Region)> {
+        Box::pin(Operations::read_into(&self.0, file, offset, region))
+    }
+
+    fn write<'a>(
+        &'a self,
+        file: &'a Handle,
+        offset: u64,
+        data: Rope,
+        stable: StableHow,
+    ) -> BoxFuture<'a, Result<Written>> {
+        Box::pin(Operations::write(&self.0, file, offset, data, stable))
+    }
+
+    fn commit<'a>(&'a self, file: &'a Handle) -> BoxFuture<'a, Result<Verifier>> {
+        Box::pin(Operations::commit(&self.0, file))
+    }
+
+    fn disconnect(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async move {
+            if let Err(error) = self.0.disconnect().await {
+                tracing::debug!(%error, "ending the client at a data server failed");
+            }
+        })
+    }
+}

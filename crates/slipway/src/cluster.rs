@@ -1,0 +1,224 @@
+//! [`Cluster`]: a metadata server and data servers in processes of their own on 127.0.0.1, for `demo` and `bench`.
+//!
+//! It needs no root. A data server must let the metadata server give objects to other users, which the kernel permits only root to
+//! do with files. So the data servers keep their objects in their own memory. The metadata server has a temporary directory.
+
+use std::{
+    ffi::OsString,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use client::{NfsUrl, Version};
+use tempfile::TempDir;
+
+use crate::{
+    administrator,
+    child::{Listen, Server},
+    counters::Traffic,
+    exit::Failure,
+    pnfs::records::{DataServerRecord, LayoutRecord, RepairRecord, Request, Service},
+};
+
+/// The shape of a cluster.
+pub struct Shape {
+    /// The number of data servers.
+    pub servers: usize,
+    /// The number of copies of each file.
+    pub mirrors: usize,
+    /// The number of data servers over which each copy is distributed.
+    pub stripes: usize,
+    /// Maximum bytes of the objects of each data server.
+    pub memory: u64,
+    /// Maximum bytes per second of each data server.
+    pub limit: Option<u64>,
+    /// The transports of the metadata server.
+    pub transports: Vec<String>,
+    /// The directory for temporary directories.
+    pub dir: PathBuf,
+}
+
+/// A running cluster. Dropping it ends the servers and removes their directories.
+pub struct Cluster {
+    metadata: Server,
+    data: Vec<DataServer>,
+    memory: u64,
+    limit: Option<u64>,
+    dir: TempDir,
+}
+
+struct DataServer {
+    listen: Listen,
+    /// `None` while it is killed.
+    server: Option<Server>,
+}
+
+impl Cluster {
+    /// Starts the servers.
+    ///
+    /// # Errors
+    /// A directory cannot be made, or a server does not start.
+    pub fn start(shape: &Shape) -> Result<Self, Failure> {
+        let located = |error: std::io::Error| Failure::failed(format!("{}: {error}", shape.dir.display()));
+        let dir = tempfile::Builder::new().prefix("slipway-pnfs-").tempdir_in(&shape.dir).map_err(located)?;
+        fs::create_dir(dir.path().join(EXPORT)).map_err(located)?;
+        let mut data = Vec::new();
+        for number in 1..=shape.servers {
+            let mut listen = Listen::on("tcp", Default::default());
+            let server = start_data_server(dir.path(), number, &listen, (shape.memory, shape.limit))?;
+            listen.port = server.port(0);
+            data.push(DataServer { listen, server: Some(server) });
+        }
+        let config = dir.path().join("slipway.toml");
+        fs::write(&config, configuration(shape, dir.path(), &data)).map_err(located)?;
+        let listen: Vec<_> = shape.transports.iter().map(|name| Listen::on(name, Default::default())).collect();
+        let metadata = Server::start_with(&listen, &["--config".into(), config.into()], QUIET)?;
+        Ok(Self { metadata, data, memory: shape.memory, limit: shape.limit, dir })
+    }
+
+    /// Returns the URL of the export of the metadata server over the transport with this index, for a version of NFS.
+    pub fn url(&self, transport: usize, version: Version) -> NfsUrl {
+        let mut url = self.metadata.url(transport);
+        url.options.version = version;
+        url
+    }
+
+    /// Returns the URL of the objects of the data server with this number, from 1 on. It is killed if there is none.
+    pub fn objects(&self, number: u32) -> Option<NfsUrl> {
+        let mut url = self.data[number as usize - 1].server.as_ref()?.url(0);
+        url.options.version = Version::V3;
+        (url.options.uid, url.options.gid) = (Some(0), Some(0));
+        Some(url)
+    }
+
+    /// Kills the data server with this number by SIGKILL. Its objects are lost, because they were in its memory.
+    ///
+    /// # Errors
+    /// It has ended before.
+    pub fn kill(&mut self, number: u32) -> Result<(), Failure> {
+        self.data[number as usize - 1].server.take().map_or(Ok(()), Server::kill)
+    }
+
+    /// Starts the data server with this number again at its address, without objects.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub fn restart(&mut self, number: u32) -> Result<(), Failure> {
+        let at = number as usize - 1;
+        let listen = &self.data[at].listen;
+        let server = start_data_server(self.dir.path(), at + 1, listen, (self.memory, self.limit))?;
+        self.data[at].server = Some(server);
+        Ok(())
+    }
+
+    /// Sets the state of a data server at the metadata server, as `slipway ds` does.
+    ///
+    /// # Errors
+    /// The metadata server refuses that.
+    pub fn set(&self, server: u32, service: Service) -> Result<(), Failure> {
+        let request = Request::SetService { cluster: None, server, service };
+        self.ask::<DataServerRecord>(&request).map(drop)
+    }
+
+    /// Returns the states of the data servers.
+    ///
+    /// # Errors
+    /// The metadata server does not answer.
+    pub fn data_servers(&self) -> Result<Vec<DataServerRecord>, Failure> {
+        self.ask(&Request::DataServers {})
+    }
+
+    /// Returns what is left to repair.
+    ///
+    /// # Errors
+    /// The metadata server does not answer.
+    pub fn repairs(&self) -> Result<RepairRecord, Failure> {
+        let mut repairs = self.ask(&Request::Repairs {})?;
+        repairs.pop().ok_or_else(|| Failure::failed("the metadata server has no cluster"))
+    }
+
+    /// Returns where the data of a file are.
+    ///
+    /// # Errors
+    /// There is no such file.
+    pub fn layout(&self, name: &str) -> Result<LayoutRecord, Failure> {
+        let path = self.dir.path().join(EXPORT).join(name).display().to_string();
+        let mut layout = self.ask(&Request::Layout { path })?;
+        layout.pop().ok_or_else(|| Failure::failed(format!("{name}: the metadata server has no layout")))
+    }
+
+    /// Returns the traffic of the metadata server since its start.
+    ///
+    /// # Errors
+    /// It does not answer.
+    pub fn metadata_traffic(&self) -> Result<Traffic, Failure> {
+        Traffic::of(&state_dir(self.dir.path(), 0))
+    }
+
+    /// Returns the traffic of each data server since its start, and nothing for one that is killed.
+    ///
+    /// # Errors
+    /// One that runs does not answer.
+    pub fn data_traffic(&self) -> Result<Vec<Traffic>, Failure> {
+        let of = |(at, data): (usize, &DataServer)| match data.server {
+            Some(_) => Traffic::of(&state_dir(self.dir.path(), at + 1)),
+            None => Ok(Traffic::default()),
+        };
+        self.data.iter().enumerate().map(of).collect()
+    }
+
+    /// Returns the process ID of the metadata server.
+    pub fn metadata_pid(&self) -> u32 {
+        self.metadata.pid()
+    }
+
+    fn ask<T: serde::de::DeserializeOwned>(&self, request: &Request) -> Result<Vec<T>, Failure> {
+        administrator::ask_at(&state_dir(self.dir.path(), 0), request)?.collect()
+    }
+}
+
+/// Returns the state directory of a data server, or of the metadata server with number 0.
+fn state_dir(dir: &Path, number: usize) -> PathBuf {
+    dir.join(format!("state{number}"))
+}
+
+fn start_data_server(
+    dir: &Path,
+    number: usize,
+    listen: &Listen,
+    (memory, limit): (u64, Option<u64>),
+) -> Result<Server, Failure> {
+    let mut arguments: Vec<OsString> = vec!["--memory".into(), memory.to_string().into()];
+    arguments.extend(["--squash".into(), "none".into(), "--workers".into(), "1".into()]);
+    arguments.extend(["--state-dir".into(), state_dir(dir, number).into()]);
+    if let Some(limit) = limit {
+        arguments.extend(["--limit".into(), limit.to_string().into()]);
+    }
+    Server::start_with(std::slice::from_ref(listen), &arguments, QUIET)
+}
+
+/// Returns the configuration file of the metadata server.
+fn configuration(shape: &Shape, dir: &Path, data: &[DataServer]) -> String {
+    let Shape { mirrors, stripes, .. } = shape;
+    let server = |(at, data): (usize, &DataServer)| {
+        let server = data.server.as_ref().expect("every data server must run");
+        let url = server.url(0);
+        let url = format!("nfs://{}:{port}/memory?mountport={port}", url.host, port = server.port(0));
+        format!("[[pnfs.server]]\nid = {}\nurl = \"{url}\"\n", at + 1)
+    };
+    let servers: String = data.iter().enumerate().map(server).collect();
+    // TOML's basic strings have the escapes of JSON.
+    let path = |path: PathBuf| serde_json::json!(path.display().to_string());
+    format!(
+        "[server]\nstate_dir = {}\n[[export]]\npath = {}\nname = \"/pnfs\"\nsquash = \"none\"\nbackend = \"pnfs\"\n\
+         options = {{ cluster = \"demo\" }}\n[[pnfs]]\nname = \"demo\"\nmirrors = {mirrors}\nstripes = {stripes}\n\
+         timeout_s = 1\n{servers}",
+        path(state_dir(dir, 0)),
+        path(dir.join(EXPORT)),
+    )
+}
+
+/// Servers of a cluster log only errors: the failures of others are expected.
+const QUIET: &[(&str, &str)] = &[("RUST_LOG", "error")];
+/// The directory of the metadata server's export.
+const EXPORT: &str = "export";
