@@ -541,7 +541,7 @@ fn runs_replay() {
 }
 
 /// The number of seeds in ordinary test runs.
-const SEEDS: u64 = 1500;
+const SEEDS: u64 = 3000;
 /// The number of seeds within which each broken build is found.
 const FOUND_WITHIN: u64 = 400;
 /// Seeds, and the faults that they have found.
