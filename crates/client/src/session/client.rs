@@ -124,13 +124,25 @@ impl Client4 {
 
     /// Registers this client again after the registration `lost` was lost, unless another task has done so meanwhile.
     ///
+    /// This runs in a task of its own. If the operation is dropped meanwhile, the other operations need the state that this
+    /// reclaims all the same.
+    ///
     /// # Errors
     /// The server refuses this client.
-    pub async fn recover(&self, lost: &ClientState, deadline: &Deadline) -> Result<()> {
+    pub async fn recover(self: &Arc<Self>, lost: &ClientState, deadline: &Deadline) -> Result<()> {
         let began = Instant::now();
+        let (client, lost) = (self.clone(), lost.clone());
+        let own = Deadline::after(deadline.at().saturating_duration_since(began));
+        let task = self.link.runtime.spawn(async move { client.recover_alone(&lost, &own).await });
+        // The task fails only if its runtime shuts down.
+        let recovered = task.await.unwrap_or_else(|_| Err(self.link.trunk.first().timeout_error("CREATE_SESSION")));
+        deadline.extend(began.elapsed());
+        recovered
+    }
+
+    async fn recover_alone(&self, lost: &ClientState, deadline: &Deadline) -> Result<()> {
         let _one = self.recovering.lock().await;
         if !self.state.lock().is(lost) {
-            deadline.extend(began.elapsed());
             return Ok(());
         }
         tracing::info!(server = %self.link.trunk.first().server(), "the server has lost this client or its session");
@@ -143,7 +155,6 @@ impl Client4 {
             }
         };
         self.reclaim_if(forgotten).await;
-        deadline.extend(began.elapsed());
         Ok(())
     }
 

@@ -491,4 +491,26 @@ fn waiting_lock_is_given_up_while_the_server_is_busy() {
     });
 }
 
+/// The operation that has found the loss is given up. The others need the state all the same.
+#[test]
+fn recovery_continues_when_its_operation_is_dropped() {
+    simulated(async |scripted, record, mount| {
+        let file = mount.open("file").await.unwrap();
+        let range = LockRange { offset: 0, length: 1, exclusive: false };
+        assert_eq!(mount.v4().unwrap().lock(file.handle(), b"me", range).await.unwrap(), None);
+        scripted.restart();
+        scripted.script.lock().hold = Some(Opnum4::Open);
+        let finder = mount.clone();
+        let finder = tokio::spawn(async move { finder.stat("file").await });
+        sim::until(|| scripted.script.lock().held == 1).await;
+        finder.abort();
+        assert!(finder.await.unwrap_err().is_cancelled());
+        scripted.script.lock().hold = None;
+        scripted.go_on.notify_waiters();
+        let of_lock = |one: &Recorded| one.reclaims() && one.has(Opnum4::Lock);
+        sim::until(|| record.position(of_lock).is_some()).await;
+        sim::until(|| record.all().last().unwrap().has(Opnum4::ReclaimComplete)).await;
+    });
+}
+
 const HOUR: Duration = Duration::from_secs(3600);
