@@ -6,4 +6,5 @@ mod failures;
 mod layouts;
 mod servers;
 mod stripes;
+mod truncation;
 mod world;
