@@ -6,6 +6,7 @@ use std::{future::Future, ops::Range, sync::Arc, time::Duration};
 
 use buf::{Pool, Rope};
 use entropy::HashMap;
+use futures_util::future::join;
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep, timeout};
 use vfs::{CreateMode, Handle, Name, Report, SetAttr, Stability, Vfs, VfsError, layout::LayoutMode};
@@ -358,8 +359,22 @@ impl Client {
         self.repeat(file, repeated).await;
     }
 
+    /// Truncates a file. Like Linux, the client keeps its layout, and may commit earlier writes during the truncation or later.
     async fn truncate(&self, file: &Handle, size: usize) {
-        self.fsync(file).await;
+        let commits_before = chance(0.4);
+        if commits_before {
+            self.fsync(file).await;
+        }
+        let commits = async {
+            if !commits_before && chance(0.7) {
+                sleep(Duration::from_millis(entropy::random_range(0..10))).await;
+                self.fsync(file).await;
+            }
+        };
+        join(self.set_size(file, size), commits).await;
+    }
+
+    async fn set_size(&self, file: &Handle, size: usize) {
         let write = self.model(file, |model, now| model.begin_truncation(size, now));
         self.world.log(format!("client {} truncates {file:?} to {size}", self.number));
         let done = loop {
