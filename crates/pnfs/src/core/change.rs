@@ -91,6 +91,7 @@ impl Core {
                 core.size_of(&of.handle)
             });
             let size = size.await?;
+            tracing::debug!(file = ?file.handle, size, "objects get the size of their file");
             let work =
                 record.written().map(|copy| (copy, self.servers.set_size(record.copies[copy].object, size))).collect();
             let outcome = self.on_copies(&record, work, |_, ()| true).await;

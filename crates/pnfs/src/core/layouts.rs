@@ -201,6 +201,7 @@ impl Core {
         if reclaims || self.holders.is_cut(&handle) {
             size = self.written_size(&file, size).await?;
         }
+        tracing::debug!(file = ?handle, named = commit.size, size, "a client commits its writes");
         self.write_ends(&file, size, sized).await?;
         self.run(move |core| {
             let sizing = file.sizing.lock();
