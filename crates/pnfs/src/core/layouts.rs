@@ -212,8 +212,8 @@ impl Core {
         .await
     }
 
-    /// Returns `size`, or the size that a client can have written if that is smaller. RFC 8881 §18.42.3: the server "may use" the last
-    /// offset that a client names. A client that truncates the file itself does not return its layout, and can name an offset of
+    /// Returns `size`, or the size that a client can have written if that is smaller. RFC 8881 §18.42.3 does not demand that the server
+    /// uses the last offset that a client names. A client that truncates the file itself keeps its layout, and can name an offset of
     /// before: Linux does, if its LAYOUTCOMMIT of earlier writes comes during the truncation or after it.
     ///
     /// # Errors
