@@ -57,8 +57,9 @@ impl Core {
                     core.end_work_if(&of.handle, TRUNCATING, || of.ends.none_since(ends))?;
                 }
                 let change = changed?;
-                if resizes {
-                    // The objects must not be cut before the file is, or a crash would leave zeros in the file.
+                if spilled && set.size.is_some() {
+                    // The objects must not be cut before the file is, or a crash would leave zeros in the file. RFC 1813 §3.3.2: the size is
+                    // durable after SETATTR, also if an unstable write has set it before.
                     core.inner.commit(&root, &of.handle, 0, 0)?;
                 }
                 Ok(change)

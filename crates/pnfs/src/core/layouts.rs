@@ -231,14 +231,16 @@ impl Core {
         Ok(written.map_or(size, |written| size.min(*written)))
     }
 
-    /// Returns the sizes of the objects in sync whose data servers answer, by copy.
+    /// Returns the sizes of the file that the objects in sync show whose data servers answer, by copy.
     ///
     /// # Errors
     /// Returns `Io` if no data server with a copy of one stripe answers.
     async fn object_sizes(&self, record: &Record) -> Result<HashMap<usize, u64>> {
         let size = |copy: usize| {
             let size = self.servers.size(record.copies[copy].object);
-            async move { size.await.ok().map(|size| (copy, size)) }
+            // An object can end with a byte of another stripe: see `write_ends`.
+            let shown = move |size| record.stripes.end(record.stripe_of(copy), size);
+            async move { size.await.ok().map(|size| (copy, shown(size))) }
         };
         let sizes: HashMap<_, _> = join_all(record.in_sync().map(size)).await.into_iter().flatten().collect();
         match record.stripe_without(|copy| sizes.contains_key(&copy)) {

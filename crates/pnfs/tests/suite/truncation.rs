@@ -1,9 +1,10 @@
 //! Truncations by a client that keeps its layout to write, as Linux does.
 
-use std::task::Poll;
+use std::{sync::atomic::Ordering::Relaxed, task::Poll};
 
+use buf::Rope;
 use vfs::{
-    Caller, Handle, Layouts, SetAttr, Time, Vfs, VfsError,
+    Caller, Handle, Layouts, Report, SetAttr, Stability, Time, Vfs, VfsError,
     layout::{LayoutCommit, LayoutMode::Write, LayoutModes, LayoutRange},
 };
 
@@ -119,5 +120,20 @@ fn truncation_that_is_refused_cuts_no_object() {
         world.run(|caller| world.pnfs.setattr(caller, &file, &set, other)).unwrap_err();
         world.commit(&file, 1, 3000);
         assert!(world.read(&file).unwrap() == [1; 3000]);
+    }
+}
+
+#[test]
+fn size_that_a_caller_sets_is_durable_although_the_file_has_it_already() {
+    for world in World::each() {
+        let file = world.create("file");
+        world.write(&file, 0, &[1; 3000]).unwrap();
+        let data = Rope::from(bytes::Bytes::from(vec![1; 1000]));
+        let write =
+            |caller: &Caller<'_>| world.pnfs.write(caller, &file, 3000, &data, Stability::Unstable, Report::Nothing);
+        world.run(write).unwrap();
+        assert!(world.disk.unsynced.load(Relaxed));
+        world.truncate(&file, 4000).unwrap();
+        assert!(!world.disk.unsynced.load(Relaxed));
     }
 }

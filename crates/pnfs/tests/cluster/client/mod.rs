@@ -450,9 +450,9 @@ fn bytes(value: u32, cells: usize) -> Vec<u8> {
 /// Returns an error if a cell has more than one value.
 pub fn cells(data: &[u8]) -> Result<Vec<u32>, String> {
     let value = |cell: &[u8]| {
-        let value = u32::from_be_bytes([cell[0], cell[1], cell[2], cell[3]]);
-        let whole = cell.len() == CELL && cell.chunks(4).all(|part| part == value.to_be_bytes());
-        if whole { Ok(value) } else { Err(format!("a cell has parts of several writes: {cell:?}")) }
+        let value = cell.first_chunk().copied().map(u32::from_be_bytes);
+        let whole = |value: &u32| cell.len() == CELL && cell.chunks(4).all(|part| part == value.to_be_bytes());
+        value.filter(whole).ok_or_else(|| format!("a cell has parts of several writes: {cell:?}"))
     };
     data.chunks(CELL).map(value).collect()
 }
