@@ -451,6 +451,23 @@ mod tests {
     }
 
     #[test]
+    fn principal_with_the_longest_remaining_tokens_loses_a_context() {
+        let now = Instant::now();
+        let mut table = Table::new(GssLimits { tokens_max: 400, ..limits() });
+        let of = |principal, tokens| NewContext { tokens, ..new(principal, 1, None) };
+        let kept = proved(&mut table, of("alice", 40), now);
+        for _ in 0..4 {
+            let removed = proved(&mut table, of("alice", 50), now);
+            assert!(table.remove(&removed).is_some());
+        }
+        let bob: Vec<Handle> = (0..2).map(|_| proved(&mut table, of("bob", 100), now)).collect();
+        proved(&mut table, of("carol", 90), now);
+        assert!(table.find(&kept, now).is_some(), "alice has 40 bytes");
+        assert!(table.find(&bob[0], now).is_none() && table.find(&bob[1], now).is_some());
+        check(&table);
+    }
+
+    #[test]
     fn contexts_expire_and_some_are_removed_at_each_insertion() {
         let now = Instant::now();
         let at = |s| now + Duration::from_secs(s);

@@ -213,6 +213,26 @@ fn session_that_is_lost_twice_is_replaced_twice() {
     });
 }
 
+/// The session is lost again when the client has replaced it and reclaims its state.
+#[test]
+fn session_that_is_lost_before_the_reclaim_is_replaced_at_once() {
+    simulated(async |scripted, record, mount| {
+        let file = mount.open("file").await.unwrap();
+        file.read_bytes(0, 4).await.unwrap();
+        scripted.restart();
+        let begun = Instant::now();
+        let again = async {
+            sim::until(|| scripted.script.lock().sessions == 2).await;
+            scripted.forget_session();
+        };
+        let (read, ()) = tokio::join!(file.read_bytes(4, 4), again);
+        assert_eq!(read.unwrap(), &CONTENT[4..8]);
+        assert_eq!(scripted.script.lock().sessions, 3);
+        assert!(record.position(|request| request.reclaims()).is_some());
+        assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    });
+}
+
 /// A request that was given up when it had just been given the only slot.
 #[test]
 fn slot_of_a_cancelled_waiter_becomes_free() {
