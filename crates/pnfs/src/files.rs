@@ -42,7 +42,7 @@ pub struct File {
     pub active: Mutex<bool>,
 }
 
-/// What is known about changes of the size of a file by callers.
+/// The changes of the size of a file by callers.
 #[derive(Default)]
 pub struct Sizing {
     /// The number of times that a caller has set the size of the inner file.

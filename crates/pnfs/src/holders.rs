@@ -35,7 +35,7 @@ struct Held {
     holders: HashMap<LayoutHolder, LayoutModes>,
     /// The modes that are being recalled.
     recalled: LayoutModes,
-    /// Whether the file was truncated since a holder got a layout to write.
+    /// `true` if the file was truncated while a holder had a layout to write.
     cut: bool,
 }
 

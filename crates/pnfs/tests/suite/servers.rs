@@ -38,7 +38,7 @@ struct Server {
     full: bool,
     /// The number of writes that may still begin, if it is limited.
     permits: Option<u64>,
-    /// Whether changes of sizes wait.
+    /// `true` if changes of sizes wait.
     holds_sizes: bool,
     contacts: u64,
 }
