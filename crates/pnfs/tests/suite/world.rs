@@ -126,7 +126,7 @@ impl World {
     }
 
     fn open(disk: Arc<Disk>, servers: Servers, index: Storage, stripes: Stripes) -> Self {
-        let options = Options { mirrors: 2, stripes, threshold: 1000, layouts: true, former_layouts: Duration::ZERO };
+        let options = Options { mirrors: 2, stripes, threshold: 1000, layouts: Some(LayoutKind::Flexible), former_layouts: Duration::ZERO };
         let inner: Arc<dyn Vfs> = Arc::new(Interposed(Mounted(disk.clone())));
         let opened = Index::with_backend(index.clone()).unwrap();
         let pnfs = Pnfs::new(inner.clone(), Arc::new(servers.clone()), opened, options).unwrap();

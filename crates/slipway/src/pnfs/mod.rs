@@ -20,12 +20,12 @@ use std::{
 use client::{NfsUrl, Version};
 use pnfs::{Index, Options, Pnfs, ServerId, Stripes};
 use server::config::{
-    BackendKind, BackendSettings, Backends, DataAddressConfig, DataTransportConfig, DirectoryKind, LayoutsMode,
-    Opening, PnfsConfig, Tree,
+    BackendKind, BackendSettings, Backends, DataAddressConfig, DataTransportConfig, DataVersionConfig, DirectoryKind,
+    LayoutsMode, Opening, PnfsConfig, Tree,
 };
 use sha2::{Digest, Sha256};
 use tokio::{runtime, sync::oneshot};
-use vfs::layout::{DataAddress, DataTransport};
+use vfs::layout::{DataAddress, DataTransport, LayoutKind};
 
 use self::servers::{Endpoint, NfsServers};
 
@@ -101,19 +101,32 @@ fn options(cluster: &PnfsConfig, lease: Duration) -> io::Result<Options> {
     let PnfsConfig { mirrors, stripes, stripe_unit, threshold, layouts, .. } = *cluster;
     let wrong = || invalid(format!("stripes = {stripes} with stripe_unit = {stripe_unit} is impossible"));
     let stripes = Stripes::new(stripe_unit, stripes.into()).ok_or_else(wrong)?;
-    let layouts = layouts == LayoutsMode::Flexible;
+    let layouts = match layouts {
+        LayoutsMode::Flexible => Some(LayoutKind::Flexible),
+        LayoutsMode::Files => Some(LayoutKind::Files),
+        LayoutsMode::None => None,
+    };
     Ok(Options { mirrors: mirrors.into(), stripes, threshold, layouts, former_layouts: lease })
 }
 
 /// Returns the data servers of a table.
 ///
 /// # Errors
-/// Returns an error that names the wrong data server.
+/// Returns an error that names the wrong data server, or the setting that its layouts do not permit.
 pub fn data_servers(cluster: &PnfsConfig) -> io::Result<Vec<(ServerId, Endpoint)>> {
+    if cluster.layouts == LayoutsMode::Files && cluster.mirrors != 1 {
+        let mirrors = cluster.mirrors;
+        let message = "layouts = \"files\" needs mirrors = 1, because a files layout has no copies; stripes distribute a file";
+        return Err(invalid(format!("mirrors = {mirrors}: {message}")));
+    }
     let mut servers: Vec<(ServerId, Endpoint)> = Vec::new();
     for server in &cluster.server {
         let id = ServerId(server.id.get());
         let located = |message: String| invalid(format!("server {}: {message}", id.0));
+        if cluster.layouts == LayoutsMode::Files && server.version == DataVersionConfig::V3 {
+            let message = "layouts = \"files\" needs version = \"4.1\" or \"4.2\" (slipway serve with --data-server)";
+            return Err(located(message.to_owned()));
+        }
         let mut url: NfsUrl = server.url.parse().map_err(|error| located(format!("url: {error}")))?;
         if !matches!(url.options.version, Version::Auto | Version::V3) {
             let message = "data servers are used by NFSv3; remove `vers` from the URL (`version` is that of clients)";
@@ -215,7 +228,7 @@ const UPKEEP_PAUSE: Duration = Duration::from_millis(200);
 #[cfg(test)]
 mod tests {
     use pnfs::DataServers;
-    use server::{Config, config::DataVersionConfig};
+    use server::Config;
 
     use super::*;
 
