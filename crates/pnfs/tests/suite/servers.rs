@@ -279,8 +279,12 @@ impl DataServers for Servers {
         Some(ServerId(device.0[0].into()))
     }
 
-    fn device(&self, _: LayoutDeviceId) -> ServerFuture<LayoutDevice> {
-        Box::pin(async { Err(ServerError::Missing) })
+    /// Returns a device of a files layout.
+    fn device(&self, device: LayoutDeviceId) -> ServerFuture<LayoutDevice> {
+        let count = device.0.iter().take_while(|server| **server != 0).count();
+        Box::pin(async move {
+            Ok(LayoutDevice::Files { stripes: (0..count as u32).collect(), servers: vec![Vec::new(); count] })
+        })
     }
 
     fn remove(&self, object: Object) -> ServerFuture<()> {
