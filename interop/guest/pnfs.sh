@@ -271,7 +271,7 @@ direct_by_stripes() {
 sizes() {
   local at before
   exec 5<>/run/mnt/file
-  for at in 3000000 3200000 4096000; do
+  for at in 4000000 4200000 5096000; do
     before=$(stat -c %.9Y $EXPORT/file)
     head -c 5000 /run/small | dd of=/run/mnt/file bs=5000 seek=$at oflag=sync,seek_bytes conv=notrunc status=none
     equal $((at + 5000)) "$(stat -c %s $EXPORT/file)"
