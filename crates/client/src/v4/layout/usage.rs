@@ -131,12 +131,13 @@ pub(crate) fn time(duration: Duration) -> Nfstime4 {
 mod tests {
     use nfs::v4::Deviceid4;
 
-    use super::*;
+    use super::{super::device::DataServerId, *};
     use crate::model::Handle;
 
     #[test]
     fn operations_at_the_same_time_are_busy_once() {
-        let (file, start) = ((Deviceid4([1; 16]), Handle::from("object")), Instant::now());
+        let (file, start) =
+            ((DataServerId { device: Deviceid4([1; 16]), index: 0 }, Handle::from("object")), Instant::now());
         let at = |ms| start + Duration::from_millis(ms);
         let mut usage = Usage::default();
         let first = usage.begin(&file, Direction::Read, 10, at(0));
