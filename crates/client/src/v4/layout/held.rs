@@ -329,7 +329,7 @@ const ERRORS_MAX: usize = 16;
 
 #[cfg(test)]
 mod tests {
-    use nfs::v4::location::ThresholdItem4;
+    use nfs::v4::{Deviceid4, location::ThresholdItem4};
 
     use super::{super::segment::tests::granted, *};
 

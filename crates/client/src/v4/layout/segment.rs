@@ -235,9 +235,15 @@ const UNIT_MIN: u64 = 4096;
 
 #[cfg(test)]
 pub(super) mod tests {
-    use nfs::v4::{Deviceid4, LENGTH_TO_EOF, LayoutBody4, NfsFh4, Stateid4, layout::files::FileLayoutUtil4};
+    use nfs::v4::{
+        Deviceid4, GetDeviceInfoOk, LENGTH_TO_EOF, LayoutBody4, Netaddr4, NfsFh4, Stateid4,
+        layout::files::{FileLayoutDsAddr4, FileLayoutUtil4},
+    };
 
-    use super::*;
+    use super::{
+        super::{device::DevicesInfo, table::Layouts},
+        *,
+    };
 
     /// Returns a layout with these data files: the mirrors, the stripes of each, and each one's device and efficiency.
     pub fn granted(iomode: Layoutiomode4, flags: u32, unit: u64, mirrors: &[&[(u8, u32)]]) -> Layout4 {
@@ -326,5 +332,74 @@ pub(super) mod tests {
         file.handles.push(Handle::from("other"));
         assert_eq!(file.handle(1), Some(&Handle::from("other")));
         assert_eq!(file.handle(2), None);
+    }
+
+    /// Returns the segment of a files layout, whose device has these stripes on two data servers.
+    fn files(util: (u32, u32), first: u32, pattern: u64, stripes: &[u32], handles: &[&str]) -> Result<Segment, String> {
+        let body = FileLayout4 {
+            deviceid: Deviceid4([5; 16]),
+            util: FileLayoutUtil4(util.0 | util.1),
+            first_stripe_index: first,
+            pattern_offset: pattern,
+            fh_list: handles.iter().map(|handle| NfsFh4::from(*handle)).collect(),
+        };
+        let address = Netaddr4 { netid: "tcp".into(), addr: "192.0.2.1.8.1".into() };
+        let device = FileLayoutDsAddr4 { stripe_indices: stripes.to_vec(), multipath_ds_list: vec![vec![address]; 2] };
+        let device_addr = LayoutBody4::new(Layouttype4::NFSV4_1_FILES, &device);
+        let ok = GetDeviceInfoOk { device_addr, notification: Default::default() };
+        let info = DevicesInfo::new(&ok, Layouttype4::NFSV4_1_FILES, 1, |_| true).unwrap();
+        let devices = Layouts::default().add_devices(body.deviceid, info);
+        let content = LayoutBody4::new(Layouttype4::NFSV4_1_FILES, &body);
+        let granted = Layout4 { offset: 0, length: LENGTH_TO_EOF, iomode: Layoutiomode4::Rw, content };
+        Segment::files(&granted, &body, &devices, &Handle::from("mds"))
+    }
+
+    const DENSE: u32 = FileLayoutUtil4::DENSE;
+
+    fn places(segment: &Segment, range: Range<u64>) -> Vec<(u32, &str, u64, u64)> {
+        let place = |(piece, file): (Piece, &'_ DataFile)| {
+            let handle = ["mds", "a", "b", "c"].into_iter().find(|name| file.has(&Handle::from(*name)));
+            (file.server.index, handle.unwrap(), piece.data_offset, piece.len)
+        };
+        segment.mirrors[0].pieces(range).map(place).collect()
+    }
+
+    /// RFC 8881 §13.4.4.
+    #[test]
+    fn handles_of_a_files_layout_are_those_of_the_packing() {
+        let each = files((4096, 0), 0, 0, &[1, 0, 1], &["a", "b"]).unwrap();
+        let expected = [(1, "b", 0, 4096), (0, "a", 4096, 4096), (1, "b", 8192, 4096), (1, "b", 12_288, 1)];
+        assert_eq!(places(&each, 0..12_289), expected);
+        let one = files((4096, 0), 0, 0, &[0, 1], &["a"]).unwrap();
+        assert_eq!(places(&one, 4095..4097), [(0, "a", 4095, 1), (1, "a", 4096, 1)]);
+        let none = files((4096, 0), 1, 0, &[0, 1], &[]).unwrap();
+        assert_eq!(places(&none, 4095..4097), [(1, "mds", 4095, 1), (0, "mds", 4096, 1)]);
+        let dense = files((4096, DENSE), 0, 0, &[1, 0, 1], &["a", "b", "c"]).unwrap();
+        let expected = [(1, "a", 0, 4096), (0, "b", 0, 4096), (1, "c", 0, 4096), (1, "a", 4096, 1)];
+        assert_eq!(places(&dense, 0..12_289), expected);
+        assert!(dense.needs_commit() && dense.stats_interval().is_none() && !dense.avoids_server());
+        assert!(dense.mirrors[0].files.iter().all(|file| file.user.is_none()), "the caller's own user is used");
+    }
+
+    #[test]
+    fn files_layout_is_not_used_before_its_pattern() {
+        let segment = files((4096, 0), 0, 8192, &[0, 1], &["a"]).unwrap();
+        assert!(!segment.admits(Layoutiomode4::Read, &(8191..9000)));
+        assert!(segment.admits(Layoutiomode4::Read, &(8192..9000)));
+    }
+
+    #[test]
+    fn unusable_files_layouts_are_refused_with_the_reason() {
+        let refused =
+            |util, first, stripes: &[u32], handles: &[&str]| files(util, first, 0, stripes, handles).unwrap_err();
+        let through_mds = FileLayoutUtil4::COMMIT_THRU_MDS;
+        assert!(refused((4096, through_mds), 0, &[0], &["a"]).contains("COMMIT must be sent to the metadata server"));
+        assert!(refused((64, 0), 0, &[0, 1], &["a"]).contains("2 stripes of 64 bytes"));
+        assert!(refused((0, 0), 0, &[0, 1], &["a"]).contains("2 stripes of 0 bytes"));
+        assert!(refused((4096, 0), 2, &[0, 1], &["a"]).contains("beginning with stripe 2"));
+        assert!(refused((4096, 0), 0, &[0, 1, 0], &["a", "b", "c"]).contains("3 file handles for 3 stripes on 2"));
+        for handles in [&[][..], &["a"], &["a", "b"]] {
+            assert!(refused((4096, DENSE), 0, &[0, 1, 0], handles).contains("file handles for 3 stripes"));
+        }
     }
 }

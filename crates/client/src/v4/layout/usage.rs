@@ -158,7 +158,8 @@ mod tests {
 
     #[test]
     fn reports_are_due_at_intervals_after_the_first_operation() {
-        let (file, start) = ((Deviceid4([1; 16]), Handle::from("object")), Instant::now());
+        let (file, start) =
+            ((DataServerId { device: Deviceid4([1; 16]), index: 0 }, Handle::from("object")), Instant::now());
         let interval = Duration::from_secs(60);
         let mut usage = Usage::default();
         assert!(!usage.is_due(interval, start + interval), "nothing was done");
