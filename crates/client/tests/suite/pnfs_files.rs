@@ -162,7 +162,7 @@ fn recall_during_io_loses_nothing() {
         written(&mount, "f", 100_000).await;
         let mds = cluster.mds.clone();
         let recalls = tokio::spawn(async move {
-            for number in 0..20 {
+            for number in 0..8 {
                 match number % 5 {
                     4 => mds.notify(LayoutEvent::RecallAll { changed: false }),
                     _ => mds.recall("f"),

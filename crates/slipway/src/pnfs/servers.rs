@@ -36,7 +36,7 @@ pub struct NfsServers {
     striped: Mutex<HashMap<LayoutDeviceId, Vec<Vec<DataAddress>>>>,
 }
 
-/// Where a data server is.
+/// The addresses of a data server.
 pub struct Endpoint {
     /// The directory of the objects, for this server.
     pub url: NfsUrl,
