@@ -126,8 +126,8 @@ impl Layouts {
         }
         let mut servers: Vec<Arc<Device>> = Vec::new();
         for info in info.servers {
-            let known = devices.values().flat_map(|devices| devices.servers.iter()).chain(&servers);
-            let shared = known.filter(|device| *device.info() == info).next().cloned();
+            let mut known = devices.values().flat_map(|devices| devices.servers.iter()).chain(&servers);
+            let shared = known.find(|device| *device.info() == info).cloned();
             servers.push(shared.unwrap_or_else(|| Arc::new(Device::new(info))));
         }
         let added = Devices { stripes: info.stripes.into(), servers: servers.into() };
