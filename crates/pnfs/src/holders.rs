@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use tokio::{sync::Notify, time::Instant};
 use vfs::{
     Handle,
-    layout::{LayoutCaps, LayoutEvent, LayoutEvents, LayoutHolder, LayoutKind, LayoutModes, LayoutThreshold},
+    layout::{LayoutCaps, LayoutEvent, LayoutEvents, LayoutHolder, LayoutModes, LayoutThreshold},
 };
 
 use crate::core::Options;
@@ -53,13 +53,13 @@ impl Holders {
         let size = Some(options.threshold);
         let block = options.stripes.unit().try_into().ok().filter(|unit| *unit > 0).unwrap_or(BLOCK);
         let caps = LayoutCaps {
-            kinds: vec![LayoutKind::Flexible],
+            kinds: options.layouts.into_iter().collect(),
             block_size: block,
             alignment: block,
             threshold: Some(LayoutThreshold { read_size: size, write_size: size, ..LayoutThreshold::default() }),
             recalled_by_truncation: true,
         };
-        let lasts = options.layouts && !options.former_layouts.is_zero();
+        let lasts = options.layouts.is_some() && !options.former_layouts.is_zero();
         let until = lasts.then(|| Instant::now() + options.former_layouts);
         let former = Mutex::new(Former { until, files: HashSet::default() });
         Self { caps, files: Mutex::default(), events: Mutex::default(), removed: Notify::new(), former }

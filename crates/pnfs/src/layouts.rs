@@ -26,15 +26,13 @@ impl Layouts for Pnfs {
     }
 
     fn device(&self, caller: &Caller<'_>, id: LayoutDeviceId, kind: LayoutKind) -> Result<LayoutDevice> {
-        if kind != LayoutKind::Flexible {
-            return Err(VfsError::NotFound);
-        }
         let device = self.0.servers.device(id);
         caller.complete(|| async move {
-            device.await.map_err(|error| match error {
-                ServerError::Missing => VfsError::NotFound,
-                error => error.into(),
-            })
+            match device.await {
+                Ok(device) if device.kind() == kind => Ok(device),
+                Ok(_) | Err(ServerError::Missing) => Err(VfsError::NotFound),
+                Err(error) => Err(error.into()),
+            }
         })
     }
 

@@ -462,6 +462,16 @@ impl Layout {
     }
 }
 
+impl LayoutDevice {
+    /// Returns the kind of the layouts that name it.
+    pub fn kind(&self) -> LayoutKind {
+        match self {
+            Self::Flexible { .. } => LayoutKind::Flexible,
+            Self::Files { .. } => LayoutKind::Files,
+        }
+    }
+}
+
 impl LayoutModes {
     /// All modes.
     pub const ALL: Self = Self { read: true, write: true };

@@ -3,6 +3,7 @@
 mod backends;
 mod drain;
 mod failures;
+mod files;
 mod layouts;
 mod servers;
 mod stripes;

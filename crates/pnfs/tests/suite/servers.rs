@@ -270,6 +270,14 @@ impl DataServers for Servers {
         self.on(object, move |_, _| Ok(object.id.to_be_bytes().to_vec().into()))
     }
 
+    fn data_handle(&self, object: Object, uid: u32, _: u32) -> ServerFuture<Option<Bytes>> {
+        self.on(object, move |_, _| Ok(Some([&object.id.to_be_bytes()[..], &uid.to_be_bytes()].concat().into())))
+    }
+
+    fn striped_device_id(&self, servers: &[ServerId], _: DataTransport) -> Option<LayoutDeviceId> {
+        Some(LayoutDeviceId(std::array::from_fn(|at| servers.get(at).map_or(0, |server| server.0 as u8))))
+    }
+
     fn device_id(&self, server: ServerId, _: DataTransport) -> Option<LayoutDeviceId> {
         Some(LayoutDeviceId([server.0 as u8; 16]))
     }
@@ -278,8 +286,12 @@ impl DataServers for Servers {
         Some(ServerId(device.0[0].into()))
     }
 
-    fn device(&self, _: LayoutDeviceId) -> ServerFuture<LayoutDevice> {
-        Box::pin(async { Err(ServerError::Missing) })
+    /// Returns a device of a files layout.
+    fn device(&self, device: LayoutDeviceId) -> ServerFuture<LayoutDevice> {
+        let count = device.0.iter().take_while(|server| **server != 0).count();
+        Box::pin(async move {
+            Ok(LayoutDevice::Files { stripes: (0..count as u32).collect(), servers: vec![Vec::new(); count] })
+        })
     }
 
     fn remove(&self, object: Object) -> ServerFuture<()> {

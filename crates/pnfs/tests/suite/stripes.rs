@@ -297,8 +297,13 @@ fn tree_needs_enough_data_servers() {
         let inner = Arc::new(Memory::new(MemoryOptions::default()));
         let index = Index::with_backend(InMemoryBackend::new()).unwrap();
         let stripes = Stripes::new(UNIT, stripes).unwrap();
-        let options =
-            Options { mirrors, stripes, threshold: 0, layouts: true, former_layouts: std::time::Duration::ZERO };
+        let options = Options {
+            mirrors,
+            stripes,
+            threshold: 0,
+            layouts: Some(vfs::layout::LayoutKind::Flexible),
+            former_layouts: std::time::Duration::ZERO,
+        };
         let opened = Pnfs::new(inner, Arc::new(Servers::new(servers)), index, options);
         opened.map(drop).map_err(|error| error.to_string())
     };
