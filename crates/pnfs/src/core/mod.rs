@@ -31,7 +31,7 @@ use self::drain::Drains;
 use crate::{
     files::{File, Files, Place},
     holders::Holders,
-    index::{Index, LAYOUTS, UNHEALTHY, Work},
+    index::{Index, LAYOUTS, OWNERS, UNHEALTHY, Work},
     record::{COPIES_MAX, OBJECTS_MAX, Object, Record, RecordError, ServerId},
     servers::{DataServers, Failing},
     services::{Service, Services},
@@ -128,7 +128,7 @@ impl Pnfs {
             failing.insert(server);
         }
         let with = |bits: Work| work.iter().filter(move |(_, work)| **work & bits != 0).map(|(file, _)| file.clone());
-        let (unequal, unfenced) = (with(!UNHEALTHY).collect(), with(LAYOUTS).collect());
+        let (unequal, unfenced) = (with(!(UNHEALTHY | OWNERS)).collect(), with(LAYOUTS).collect());
         Ok(Self(Arc::new(Core {
             threads: Threads::new(caps.blocks),
             caps: FsCaps { completes_later: true, clone_block: 0, ..caps },

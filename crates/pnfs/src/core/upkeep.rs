@@ -8,7 +8,7 @@ use vfs::{Caller, Cred, Handle, Result, VfsError};
 use super::{Core, Pnfs};
 use crate::{
     files::{File, Place},
-    index::{DIRTY, TRUNCATING, UNHEALTHY},
+    index::{DIRTY, OWNERS, TRUNCATING, UNHEALTHY},
     record::{CopyState, Object, ServerId},
     servers::ServerError,
     services::Service,
@@ -161,6 +161,9 @@ impl Core {
         }
         if work & UNHEALTHY != 0 && self.may_resilver(&file).await? {
             self.resilver(&file).await?;
+        }
+        if work & OWNERS != 0 {
+            self.complete_owners(&file).await?;
         }
         if work & DIRTY != 0 { self.end_dirty(&file).await } else { Ok(()) }
     }

@@ -114,7 +114,7 @@ impl World {
         let memory = Memory::new(MemoryOptions { mode: 0o777, ..Default::default() });
         let (failing, refusing, unsynced) = Default::default();
         let disk = Arc::new(Disk { memory, failing, refusing, unsynced });
-        Self::open(disk, Servers::new(servers), Storage::default(), stripes)
+        Self::open(disk, Servers::new(servers), Storage::default(), (stripes, true))
     }
 
     /// Trees with and without stripes. In one, a data server has copies of two stripes of a file, and in another one not.
@@ -125,8 +125,8 @@ impl World {
             .map(|(stripes, servers)| Self::with(stripes, servers))
     }
 
-    fn open(disk: Arc<Disk>, servers: Servers, index: Storage, stripes: Stripes) -> Self {
-        let options = Options { mirrors: 2, stripes, threshold: 1000, layouts: true, former_layouts: Duration::ZERO };
+    fn open(disk: Arc<Disk>, servers: Servers, index: Storage, (stripes, layouts): (Stripes, bool)) -> Self {
+        let options = Options { mirrors: 2, stripes, threshold: 1000, layouts, former_layouts: Duration::ZERO };
         let inner: Arc<dyn Vfs> = Arc::new(Interposed(Mounted(disk.clone())));
         let opened = Index::with_backend(index.clone()).unwrap();
         let pnfs = Pnfs::new(inner.clone(), Arc::new(servers.clone()), opened, options).unwrap();
@@ -137,10 +137,15 @@ impl World {
 
     /// Ends the tree without warning, and opens it again.
     pub fn crash(self) -> Self {
+        self.crash_to(true)
+    }
+
+    /// The same. The new tree has layouts, or not.
+    pub fn crash_to(self, layouts: bool) -> Self {
         let Self { pnfs, servers, disk, index, stripes, .. } = self;
         drop(pnfs);
         index.crash();
-        Self::open(disk, servers, index, stripes)
+        Self::open(disk, servers, index, (stripes, layouts))
     }
 
     /// Runs an operation to its end.
