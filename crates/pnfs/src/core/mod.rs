@@ -5,13 +5,17 @@ mod data;
 mod drain;
 mod layouts;
 mod mirrors;
+mod rebalance;
 mod resilver;
 mod spill;
 mod status;
 mod upkeep;
 
 pub(crate) use self::data::Write;
-pub use self::status::{FileStatus, Repairs, ServerStatus, SetServiceError};
+pub use self::{
+    rebalance::{RebalancePlan, RebalanceStatus},
+    status::{FileStatus, Repairs, ServerStatus, SetServiceError},
+};
 
 use std::{
     io,
@@ -27,7 +31,7 @@ use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
 use vfs::{Caller, Cred, FsCaps, Handle, Name, Result, Vfs, VfsError, XattrMode};
 
-use self::drain::Drains;
+use self::{drain::Drains, rebalance::Rebalancing};
 use crate::{
     files::{File, Files, Place},
     holders::Holders,
@@ -85,6 +89,7 @@ pub(crate) struct Core {
     /// The same as `servers`, with the states that an administrator sets.
     pub services: Arc<Services>,
     pub drains: Drains,
+    pub rebalancing: Rebalancing,
     /// Held for reading from the time that objects are added to the queue of removals until their file is removed.
     pub removing: RwLock<()>,
     /// Notified when there is work for the upkeep.
@@ -148,6 +153,7 @@ impl Pnfs {
             servers: services.clone(),
             services,
             drains: Drains::default(),
+            rebalancing: Rebalancing::continued(index.rebalance().map_err(failed)?),
             index,
             options,
         })))

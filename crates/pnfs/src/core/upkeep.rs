@@ -147,6 +147,8 @@ impl Core {
 
     async fn repair(self: &Arc<Self>, handle: &Handle, work: u8) -> Result<()> {
         let file = self.files.get(handle);
+        // A copy is being moved.
+        let _one = file.repairing.try_lock().map_err(|_| VfsError::Delay)?;
         let of = handle.clone();
         let exists = self.run(move |core| core.size_of(&of)).await;
         if let Err(VfsError::Stale | VfsError::NotFound | VfsError::BadHandle) = exists {

@@ -4,6 +4,7 @@ mod backends;
 mod drain;
 mod failures;
 mod layouts;
+mod rebalance;
 mod servers;
 mod stripes;
 mod world;

@@ -103,6 +103,11 @@ impl Servers {
         Self(Arc::new(Mutex::new(State { servers })))
     }
 
+    /// Adds a data server.
+    pub fn add(&self, server: u32) {
+        self.0.lock().servers.insert(server, Server::default());
+    }
+
     /// Returns the numbers of all data servers.
     pub fn ids(&self) -> impl Iterator<Item = u32> + use<> {
         self.0.lock().servers.keys().copied().collect::<Vec<_>>().into_iter()
