@@ -52,7 +52,7 @@ pub struct RebalanceStatus {
     pub failed: Option<(u64, VfsError)>,
 }
 
-/// What a rebalancing would do.
+/// The moves that a rebalancing would make.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RebalancePlan {
     /// The data servers that take part, with their bytes before and after it.

@@ -114,7 +114,7 @@ pub struct LostFile {
     pub fileid: u64,
 }
 
-/// Where the data of a file are.
+/// The places of a file's data.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayoutRecord {
     /// The name of the export.
@@ -188,7 +188,7 @@ pub struct AddedRecord {
     pub url: String,
 }
 
-/// What a rebalancing would do.
+/// The moves that a rebalancing would make.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlanRecord {
     /// The name of the cluster.
@@ -235,7 +235,7 @@ pub struct RebalanceRecord {
     pub reason: Option<String>,
 }
 
-/// What is left to repair in a cluster.
+/// The repairs that a cluster still needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RepairRecord {
     /// The name of the cluster.

@@ -35,7 +35,7 @@ pub struct NfsServers {
     servers: RwLock<BTreeMap<ServerId, Arc<DataServer>>>,
 }
 
-/// Where a data server is.
+/// The addresses of a data server.
 pub struct Endpoint {
     /// The directory of the objects, for this server.
     pub url: NfsUrl,
