@@ -91,8 +91,7 @@ options = { cluster = "lab" }
 squash = "none"
 [[pnfs]]
 name = "lab"
-mirrors = ${MIRRORS:-3}
-stripes = ${STRIPES:-1}
+mirrors = 3
 timeout_s = 5
 [[pnfs.server]]
 id = 1
@@ -270,72 +269,6 @@ restart() {
   await no_objects
 }
 
-# reshape MIRRORS STRIPES: starts the metadata server again with these numbers for new files.
-reshape() {
-  stop 0
-  MIRRORS=$1 STRIPES=$2 configure 3 3 3
-  start 0
-}
-
-ask() { "$SLIPWAY" "$@" --state-dir /run/state0; }
-is_drained() { ask ds list --json | grep "\"id\":$1," | grep -q '"state":"drained"'; }
-is_empty() { [ -z "$(ls /run/ds$1)" ]; }
-
-# A data server is drained while the client writes to a file with a copy there. No write is lost, and the copy is elsewhere after that.
-drained() {
-  local server others=() round=0 to
-  cp /run/sample /run/local; cp /run/sample /run/mnt/moved; sync /run/mnt/moved
-  server=$(ask layout show --json $EXPORT/moved | grep -o '"server":[0-9]*' | head -1 | cut -d: -f2)
-  for to in 1 2 3; do [ $to = $server ] || others+=($to); done
-  ask ds drain $server
-  until is_drained $server; do
-    for to in /run/local /run/mnt/moved; do
-      dd if=/run/small of=$to bs=10000 seek=$((round * 37 % 350)) skip=$((round % 9)) count=1 conv=notrunc status=none
-    done
-    sync /run/mnt/moved
-    round=$((round + 1))
-    [ $round -lt 1000 ]
-  done
-  # The client has written during the move.
-  [ $round -gt 0 ]
-  cmp /run/local /run/mnt/moved
-  echo 3 >/proc/sys/vm/drop_caches
-  cmp /run/local /run/mnt/moved
-  await copies_equal /run/local "${others[@]}"
-  await is_empty $server
-  ask ds undrain $server
-  rm /run/mnt/moved
-  await no_objects
-}
-
-# Linux before 6.18 gets no layout for a file with stripes: its data pass through the metadata server. A file that it makes has none.
-striped() {
-  local former=$(($(at_server 1 WRITE) + $(at_server 2 WRITE) + $(at_server 1 READ) + $(at_server 2 READ))) through to
-  $IN_SERVER "$SLIPWAY" cp /run/sample "nfs://$SERVER/export/striped?mountport=2049"
-  ask layout show $EXPORT/striped | grep -q '2 stripes'
-  cp /run/sample /run/local
-  through=$(through_mds READ); cmp /run/sample /run/mnt/striped; [ "$(through_mds READ)" -gt "$through" ]
-  through=$(through_mds WRITE)
-  for to in /run/local /run/mnt/striped; do
-    dd if=/run/small of=$to bs=50000 seek=20 conv=notrunc status=none
-    truncate -s 1234567 $to; truncate -s 2500001 $to
-    cat /run/small >>$to
-  done
-  sync /run/mnt/striped
-  [ "$(through_mds WRITE)" -gt "$through" ]
-  echo 3 >/proc/sys/vm/drop_caches
-  cmp /run/local /run/mnt/striped
-  equal "$former" "$(($(at_server 1 WRITE) + $(at_server 2 WRITE) + $(at_server 1 READ) + $(at_server 2 READ)))"
-  rm -f /run/back
-  $IN_SERVER "$SLIPWAY" cp "nfs://$SERVER/export/striped?mountport=2049" /run/back; cmp /run/local /run/back
-  through=$(through_mds WRITE)
-  cp /run/sample /run/mnt/own; sync /run/mnt/own
-  equal 0 "$(ask layout show $EXPORT/own | grep -c stripes)"
-  equal "$through" "$(through_mds WRITE)"
-  rm /run/mnt/striped /run/mnt/own
-  await no_objects
-}
-
 check "network" network || exit 1
 check "knfsd: starts" knfsd_data_server || exit 1
 check "slipway serve: starts" servers || exit 1
@@ -356,14 +289,6 @@ check "4.2 over rdma: data pass the metadata server by" direct_over_rdma direct 
 check "4.2 over rdma: changes of content and size" changes
 check "4.2 over rdma: removes objects" unlinked
 check "4.2 over rdma: unmounts" umount /run/mnt
-check "two copies: the metadata server starts" reshape 2 1 || exit 1
-check "two copies: mounts with flexible files" mounted 4.2 || exit 1
-check "two copies: a data server is drained during writes" drained
-check "two copies: unmounts" umount /run/mnt
-check "stripes: the metadata server starts" reshape 2 2 || exit 1
-check "stripes: mounts with flexible files" mounted 4.2 || exit 1
-check "stripes: data pass through the metadata server" striped
-check "stripes: unmounts" umount /run/mnt
 check "data servers of 4.1 and 4.2: start" newer_data_servers || exit 1
 # The subshell of the check has not changed this one.
 OPTIONS=--data-server
