@@ -26,6 +26,8 @@ pub struct File {
     pub place: Mutex<Option<Place>>,
     /// Held while the record is changed.
     pub changing: tokio::sync::Mutex<()>,
+    /// Held while copies are made equal, made again, or moved.
+    pub repairing: tokio::sync::Mutex<()>,
     /// Held while the size of the inner file is compared and set.
     pub sizing: Mutex<Sizing>,
     /// The writes to the ends of objects, which hold no lock on a range.
@@ -122,6 +124,7 @@ impl Files {
             ranges: Arc::default(),
             place: Mutex::default(),
             changing: tokio::sync::Mutex::default(),
+            repairing: tokio::sync::Mutex::default(),
             sizing: Mutex::default(),
             ends: Arc::default(),
             unstable: Mutex::default(),

@@ -32,6 +32,8 @@ pub const TRUNCATING: Work = 2;
 pub const UNHEALTHY: Work = 4;
 /// Clients may have layouts to write, so copies may differ, and the file may be longer than its attributes say.
 pub const LAYOUTS: Work = 8;
+/// Objects may not have the users of the record: its epochs were raised, and the data servers are told after that.
+pub const OWNERS: Work = 16;
 
 impl Index {
     /// Opens the database in a file, and creates it if necessary. If the process ends while the file is created, the next one creates

@@ -30,6 +30,7 @@
 //! **Errors.** A data server that fails is an error of an operation only if no other copy of the same stripe is in
 //! sync.
 
+mod balance;
 mod core;
 mod files;
 mod holders;
@@ -44,7 +45,7 @@ mod threads;
 mod tree;
 
 pub use crate::{
-    core::{FileStatus, Options, Pnfs, Repairs, ServerStatus, SetServiceError},
+    core::{FileStatus, Options, Pnfs, RebalancePlan, RebalanceStatus, Repairs, ServerStatus, SetServiceError},
     index::Index,
     record::{Record, RecordError, ServerId},
     servers::{DataServers, ServerError, ServerFuture, WriteVerifier},

@@ -96,6 +96,9 @@ pub struct CallOptions {
     /// again over the next connection. This is for callers that have another connection, and a protocol that recognises
     /// the call there.
     pub once: bool,
+    /// The time for which the call waits for a connection while the server refuses connections; until the deadline if `None`. The call
+    /// then fails with [`ClientError::Transport`]. A server that does not answer an attempt at all does not refuse it.
+    pub refused: Option<Duration>,
 }
 
 /// The results of a call, with the caller's region.
@@ -219,9 +222,9 @@ struct Link {
     options: ClientOptions,
     next_xid: AtomicU32,
     current: RwLock<Current>,
-    /// Notified when `current` is replaced. It wakes calls in the order in which they began to wait, so simulations can be
-    /// repeated.
-    reconnected: Notify,
+    /// Notified when `current` is replaced, and when an attempt to connect has failed. It wakes calls in the order in which they
+    /// began to wait, so simulations can be repeated.
+    changed: Notify,
     /// The number of calls that wait for a connection.
     waiting: AtomicUsize,
     wanted: Notify,
@@ -278,7 +281,7 @@ impl Client {
             // Random, so that XIDs are unpredictable and differ from those of an earlier process of this client.
             next_xid: AtomicU32::new(entropy::random()),
             current: RwLock::new(current),
-            reconnected: Notify::new(),
+            changed: Notify::new(),
             waiting: AtomicUsize::new(0),
             wanted: Notify::new(),
             answered: Arc::default(),
@@ -321,6 +324,14 @@ impl Client {
     /// Waits until there is a connection. Has no deadline; the caller has to set one.
     pub async fn connected(&self) {
         self.link.connected(0).await;
+    }
+
+    /// Waits until there is a connection. `refused` is that of [`CallOptions`]; there is no other deadline.
+    ///
+    /// # Errors
+    /// Returns the error of the last attempt to connect.
+    pub async fn connected_unless_refused(&self, refused: Duration) -> Result<(), TransportError> {
+        self.link.connected_unless_refused(0, Some(refused)).await.map(drop)
     }
 
     /// Closes the connection at once, because the server does not answer over it. Its calls are sent again over the next connection,
@@ -396,7 +407,7 @@ impl Client {
         let (client, mut plan) = (self.clone(), plan);
         SentCall::exchange(async move {
             let request = client.auth.request(xid, (client.program, client.version, procedure), message);
-            let exchanged = client.link.exchange(request, &mut plan, &mut None, Lasting::Connection).await;
+            let exchanged = client.link.exchange(request, &mut plan, &mut None, (Lasting::Connection, None)).await;
             exchanged.map_err(|error| CallFailed { error, sink: plan.sink })
         })
     }
@@ -414,7 +425,7 @@ impl Client {
         let lasting = if options.once { Lasting::FirstConnection } else { Lasting::AllConnections };
         let outcome = {
             // The future is passed by reference, so that it is not moved.
-            let exchange = pin!(self.link.exchange(request, &mut plan, &mut last, lasting));
+            let exchange = pin!(self.link.exchange(request, &mut plan, &mut last, (lasting, options.refused)));
             let since = options.since.unwrap_or_else(Instant::now);
             self.link.deadlines.within(since + after, exchange).await
         };
@@ -440,7 +451,7 @@ impl Link {
         request: Request<'_>,
         plan: &mut ReplyPlan,
         last: &mut Option<TransportError>,
-        lasting: Lasting,
+        (lasting, refused): (Lasting, Option<Duration>),
     ) -> Result<VerifiedReply, ClientError> {
         let _permit = match &self.permits {
             Some(permits) => Some(permits.acquire().await.expect("semaphore must not be closed")),
@@ -451,7 +462,9 @@ impl Link {
             let (generation, transport) = match (self.ready(failed), lasting) {
                 (Some(ready), _) => ready,
                 (None, Lasting::Connection) => return Err(ClientError::Transport(self.not_connected())),
-                (None, Lasting::FirstConnection | Lasting::AllConnections) => self.connected(failed).await,
+                (None, Lasting::FirstConnection | Lasting::AllConnections) => {
+                    self.connected_unless_refused(failed, refused).await.map_err(ClientError::Transport)?
+                }
             };
             let outcome = match &request {
                 Request::Plain(message) => {
@@ -504,17 +517,40 @@ impl Link {
 
     /// Waits for a connection with a generation later than `failed`.
     async fn connected(&self, failed: u64) -> (u64, Arc<dyn Transport>) {
+        let connected = self.connected_unless_refused(failed, None).await;
+        connected.expect("only a limit can end the wait")
+    }
+
+    /// Waits for a connection with a generation later than `failed`. If attempts to connect fail for the time `refused`, returns the
+    /// error of the last one.
+    async fn connected_unless_refused(
+        &self,
+        failed: u64,
+        refused: Option<Duration>,
+    ) -> Result<(u64, Arc<dyn Transport>), TransportError> {
         if let Some(now) = self.ready(failed) {
-            return now;
+            return Ok(now);
         }
         let _waiting = Waiting::new(self);
+        let mut limit = pin!(refused.map(sleep));
+        let mut has_passed = false;
         loop {
-            let mut reconnected = std::pin::pin!(self.reconnected.notified());
-            reconnected.as_mut().enable();
+            let mut changed = pin!(self.changed.notified());
+            changed.as_mut().enable();
             if let Some(now) = self.ready(failed) {
-                return now;
+                return Ok(now);
             }
-            reconnected.await;
+            if has_passed && let Some(error @ TransportError::Connect(_)) = &*self.last_error.lock() {
+                return Err(error.clone());
+            }
+            match limit.as_mut().as_pin_mut() {
+                Some(limit) if !has_passed => tokio::select! {
+                    biased;
+                    () = changed => {}
+                    () = limit => has_passed = true,
+                },
+                _ => changed.await,
+            }
         }
     }
 
@@ -591,6 +627,7 @@ impl Link {
             tracing::debug!(server = %self.server, %error, "the connection failed");
             *self.last_error.lock() = Some(error);
             self.current.write().transport = None;
+            self.changed.notify_waiters();
             if self.answered.swap(false, Relaxed) {
                 backoff = self.options.backoff_min;
                 continue;
@@ -612,7 +649,7 @@ impl Link {
             current.generation += 1;
             current.transport = Some(transport);
         }
-        self.reconnected.notify_waiters();
+        self.changed.notify_waiters();
         Ok(())
     }
 }

@@ -3,6 +3,7 @@
 use std::{
     future::Future,
     net::SocketAddr,
+    num::NonZeroU32,
     pin::Pin,
     sync::{
         Arc,
@@ -75,12 +76,15 @@ pub(crate) struct Program {
     number: u32,
     server: Arc<str>,
     timeout: Duration,
+    /// The milliseconds for which a call waits while the server refuses connections; until its deadline if `None`. A number is
+    /// smaller than a `Duration`, and programs are in the values of files.
+    refused_ms: Option<NonZeroU32>,
 }
 
 impl Program {
     pub fn new(link: Link, number: u32, version: u32, server: Arc<str>, timeout: Duration) -> Self {
         let link = Link { client: link.client.with_program(number, version), ..link };
-        Self { link, number, server, timeout }
+        Self { link, number, server, timeout, refused_ms: None }
     }
 
     /// Returns another program on the same connection, for the same user.
@@ -91,6 +95,16 @@ impl Program {
 
     pub fn with_deadline(&self, timeout: Duration) -> Self {
         Self { timeout, ..self.clone() }
+    }
+
+    /// Returns the same program, whose calls wait for at most this time while the server refuses connections.
+    pub fn unless_refused(self, refused: Duration) -> Self {
+        let ms = u32::try_from(refused.as_millis()).unwrap_or(u32::MAX).max(1);
+        Self { refused_ms: NonZeroU32::new(ms), ..self }
+    }
+
+    fn refused(&self) -> Option<Duration> {
+        self.refused_ms.map(|ms| Duration::from_millis(ms.get().into()))
     }
 
     /// Returns the same program with the credential of a caller, or of the mount's user.
@@ -208,9 +222,15 @@ impl Program {
         self.link.client.is_connected()
     }
 
-    /// Waits until the connection is established.
-    pub async fn connected(&self) {
-        self.link.client.connected().await;
+    /// Waits until the connection is established. Returns `false` if the server refuses connections for longer than calls wait.
+    pub async fn connected(&self) -> bool {
+        match self.refused() {
+            Some(refused) => self.link.client.connected_unless_refused(refused).await.is_ok(),
+            None => {
+                self.link.client.connected().await;
+                true
+            }
+        }
     }
 
     /// Starts to make the connection in a background task, for later calls.
@@ -237,7 +257,7 @@ impl Program {
         plan: ReplyPlan,
         (since, left, once): (Option<Instant>, Duration, bool),
     ) -> (Result<R>, Option<SharedRegion>) {
-        let options = CallOptions { deadline: Some(left), since, once };
+        let options = CallOptions { deadline: Some(left), since, once, refused: self.refused() };
         self.returned(self.link.client.call(procedure, arguments, plan, options).await, name)
     }
 

@@ -74,6 +74,9 @@ pub struct MountOptions {
     /// `pnfs`: whether data move directly between this client and data servers if the server of NFSv4.1 or later offers that.
     /// Data servers are accessed with AUTH_SYS in clear, so a mount with Kerberos or TLS does not use them.
     pub pnfs: Pnfs,
+    /// `dstimeo`: the time for which a read or write waits for a data server that refuses connections, before the client uses another
+    /// mirror and reports the data server. A number in the URL is in tenths of a second, as that of `timeo`.
+    pub data_refused: Duration,
     /// `xprtsec`, `tls_alpn`, `tls_ca`, `tls_crl`, `tls_cert` and `tls_key`: TLS of all connections of the mount.
     pub tls: TlsOptions,
     /// Options of the transport.
@@ -157,6 +160,7 @@ impl Default for MountOptions {
             read_ahead: 8 << 20,
             write_behind: 16 << 20,
             pnfs: Pnfs::Auto,
+            data_refused: Duration::from_secs(1),
             tls: TlsOptions::default(),
             transport: RawOptions::new(),
         }
@@ -324,6 +328,7 @@ impl MountOptions {
         "readahead",
         "writebehind",
         "pnfs",
+        "dstimeo",
         "xprtsec",
         "tls_alpn",
         "tls_ca",
@@ -371,6 +376,7 @@ impl MountOptions {
                     _ => return Err("allowed: auto, off".to_owned()),
                 }
             }
+            "dstimeo" => self.data_refused = duration(value)?,
             "xprtsec" => self.tls.xprtsec = Xprtsec::parse(value)?,
             "tls_alpn" => self.tls.alpn = Some(Alpn::parse(value)?),
             "tls_ca" => self.tls.ca = Some(file(value)?),
@@ -484,7 +490,7 @@ mod tests {
     fn options_are_parsed_and_unknown_keys_are_passed_to_the_transport() {
         let url: NfsUrl =
             "nfs://10.0.0.1:20049/e?proto=rdma&vers=3&mountport=20048&mountproto=tcp&timeo=5s&uid=1&gid=2\
-                           &gids=3,4&sec=sys&rsize=64k&wsize=1M&readahead=4M&writebehind=0&inline=8192"
+                           &gids=3,4&sec=sys&rsize=64k&wsize=1M&readahead=4M&writebehind=0&inline=8192&dstimeo=200ms"
                 .parse()
                 .unwrap();
         let options = &url.options;
@@ -495,6 +501,7 @@ mod tests {
         assert_eq!(options.security, Security::Sys);
         assert_eq!((options.read_size, options.write_size), (Some(65536), Some(1 << 20)));
         assert_eq!((options.read_ahead, options.write_behind), (4 << 20, 0));
+        assert_eq!(options.data_refused, Duration::from_millis(200));
         let several: NfsUrl = "nfs://h/?proto=tcp+rdma".parse().unwrap();
         assert_eq!(several.options.proto, "tcp+rdma");
         assert_eq!(options.transport.iter().collect::<Vec<_>>(), [(&"inline".to_owned(), &"8192".to_owned())]);

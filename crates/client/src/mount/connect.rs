@@ -140,19 +140,20 @@ impl DataDialer for DataSites {
             if transport != url.options.proto {
                 url.options.transport = RawOptions::new();
             }
-            let site = Site::new(&url, &self.switch);
+            let (site, refused) = (Site::new(&url, &self.switch), url.options.data_refused);
             match version {
                 DataVersion::V3 => {
                     let kind = site.kind(transport, &url.options.transport, NFS3)?;
                     let link = Link::connect(kind, (address, &url.host), &url.options, None).await?;
                     let program = Program::new(link, NFS_PROGRAM, nfs::v3::VERSION, site.server, url.options.deadline);
-                    let connected: Arc<dyn DataServer> = Arc::new(V3::new(program.pinged().await?));
+                    let program = program.pinged().await?.unless_refused(refused);
+                    let connected: Arc<dyn DataServer> = Arc::new(V3::new(program));
                     Ok(connected)
                 }
                 DataVersion::V4(minor) => {
                     let kind = site.kind(transport, &url.options.transport, NFS4)?;
                     let callbacks = Callbacks::new();
-                    let program = site.program4(&(kind, address), &callbacks).await?;
+                    let program = site.program4(&(kind, address), &callbacks).await?.unless_refused(refused);
                     let (v4, _) = V4::connect(program, &[minor], &callbacks, None).await?;
                     let connected: Arc<dyn DataServer> = Arc::new(DataSession::new(v4));
                     Ok(connected)

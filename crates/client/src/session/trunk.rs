@@ -81,7 +81,8 @@ impl Trunk {
         }
     }
 
-    /// Returns a connection that is established now, or else the first that becomes established; `None` at the deadline.
+    /// Returns a connection that is established now, or else the first that becomes established; `None` at the deadline, or if the
+    /// server refuses all connections for longer than calls wait.
     pub async fn pick(&self, deadline: &Deadline) -> Option<Arc<Program>> {
         match self.ready(deadline) {
             Some(ready) => Some(ready),
@@ -90,13 +91,21 @@ impl Trunk {
         }
     }
 
-    /// Returns the first connection that becomes established; `None` at the deadline.
+    /// Returns the first connection that becomes established: see [`pick`](Self::pick).
     async fn first_connected(&self, deadline: &Deadline) -> Option<Arc<Program>> {
         let all = self.all();
         let mut coming: FuturesUnordered<_> = all.iter().map(|program| program.connected()).collect();
-        match timeout_at(deadline.at(), coming.next()).await {
-            Ok(Some(())) => all.iter().find(|program| program.is_connected()).or(all.first()).cloned(),
-            Ok(None) | Err(_) => None,
+        let first = async {
+            while let Some(is_connected) = coming.next().await {
+                if is_connected {
+                    return true;
+                }
+            }
+            false
+        };
+        match timeout_at(deadline.at(), first).await {
+            Ok(true) => all.iter().find(|program| program.is_connected()).or(all.first()).cloned(),
+            Ok(false) | Err(_) => None,
         }
     }
 

@@ -214,6 +214,54 @@ fn mirror_that_fails_is_replaced_for_reading_and_reported_for_writing() {
     });
 }
 
+/// A data server that refuses connections fails after `dstimeo`, and not after `timeo`. What was lost is repeated elsewhere.
+#[test]
+fn refused_data_server_fails_after_a_short_time() {
+    for (option, least_ms) in [("", 1000), ("&dstimeo=300ms", 300)] {
+        with_query(MIRRORED, &format!("&timeo=10s{option}"), async |mut cluster, mount| {
+            let file = written(&mount, "f", LARGE).await;
+            let reader = cluster.mount(2, &format!("&timeo=10s{option}")).await;
+            let read = reader.open("f").await.unwrap();
+            assert!(read.read_bytes(0, LARGE).await.unwrap() == pattern(LARGE));
+            let through = ways(&reader).server;
+            let failed = cluster.mds.servers("f")[0];
+            cluster.stop(failed);
+            let (least, most) = (Duration::from_millis(least_ms), Duration::from_millis(least_ms + 500));
+            let began = Instant::now();
+            file.write_at(0, pattern(300_000)).await.unwrap();
+            assert!((least..most).contains(&began.elapsed()), "{:?}", began.elapsed());
+            let reports = cluster.mds.state.lock().reports.clone();
+            assert!(reports.iter().all(|report| report.error == DataError::Unreachable), "{reports:?}");
+            assert!(reports.iter().any(|report| report.device == device(failed)));
+            assert_eq!(ways(&mount).server.writes, 0, "the client gets another layout");
+            let began = Instant::now();
+            assert!(read.read_bytes(0, LARGE).await.unwrap() == pattern(LARGE));
+            assert!(began.elapsed() < most, "{:?}", began.elapsed());
+            assert_eq!(ways(&reader).server, through, "the other mirror was read");
+        });
+    }
+}
+
+#[test]
+fn data_server_that_restarts_soon_is_not_reported() {
+    with_query(MIRRORED, "&timeo=10s", async |mut cluster, mount| {
+        let file = written(&mount, "f", LARGE).await;
+        let granted = cluster.mds.state.lock().granted;
+        let failed = cluster.mds.servers("f")[0];
+        cluster.stop(failed);
+        let began = Instant::now();
+        let write = tokio::spawn(async move { file.write_at(0, pattern(300_000)).await });
+        sleep(Duration::from_millis(400)).await;
+        assert!(!write.is_finished(), "the write must need the data server");
+        cluster.restart_data_server(failed);
+        write.await.unwrap().unwrap();
+        assert!(began.elapsed() < Duration::from_millis(1500), "{:?}", began.elapsed());
+        let state = cluster.mds.state.lock();
+        assert!(state.reports.is_empty() && state.granted == granted, "{:?}", state.reports);
+        assert_eq!(ways(&mount).server, Default::default());
+    });
+}
+
 /// The server has made the copy again. A client that still holds the data server for failed must not make it stale again without an
 /// attempt to write there.
 #[test]

@@ -81,7 +81,10 @@ impl Core {
     pub async fn undo_moves(self: &Arc<Self>) {
         let Ok(moves) = self.run(|core| core.index.moves()).await else { return };
         for Move { object, former, file } in moves {
-            if let Err(error) = self.undo_move(&self.files.get(&file), object, former).await {
+            let file = self.files.get(&file);
+            // Not a move in progress.
+            let Ok(_one) = file.repairing.try_lock() else { continue };
+            if let Err(error) = self.undo_move(&file, object, former).await {
                 tracing::debug!(?object, %error, "the move of a copy cannot be undone now");
             }
         }
@@ -145,7 +148,8 @@ impl Core {
             };
         };
         if service == Service::Draining {
-            return self.move_copy(&file, object).await;
+            let _one = file.repairing.try_lock().map_err(|_| VfsError::Delay)?;
+            return self.move_copy(&file, object, None).await.map(drop);
         }
         let is_other = |copy: usize| record.copies[copy].object != object;
         if record.stripe_without(is_other).is_some() {
@@ -166,19 +170,20 @@ impl Core {
         })
     }
 
-    /// Moves a copy to another data server. Stale copies are left to resilvering.
+    /// Moves a copy to another data server: to this one for a rebalancing, which limits the rate, and else to any. The caller holds the
+    /// lock on repairs. Returns `false` if the copy is stale, and left to resilvering.
     ///
     /// # Errors
     /// Returns `NoSpace` if every other data server has a copy, `Delay` if the copies may differ, and the errors of the data servers
     /// and of the inner file system.
-    async fn move_copy(self: &Arc<Self>, file: &Arc<File>, former: Object) -> Result<()> {
+    pub async fn move_copy(self: &Arc<Self>, file: &Arc<File>, former: Object, to: Option<ServerId>) -> Result<bool> {
         if self.is_unequal(&file.handle) || self.has_work(&file.handle, TRUNCATING) {
             return Err(VfsError::Delay);
         }
         // Clients may read the former object until they have returned their layouts.
         let _pinned = self.pin(vec![former]);
-        let Some((copy, object)) = self.begin_move(file, former).await? else { return Ok(()) };
-        let filled = self.fill_copy(file, copy, object).await;
+        let Some((copy, object)) = self.begin_move(file, former, to).await? else { return Ok(false) };
+        let filled = self.fill_copy(file, copy, object, to.is_some()).await;
         self.drains.moving.lock().remove(&object);
         self.holders.recalled(&file.handle).await;
         if let Err(error) = filled {
@@ -188,7 +193,7 @@ impl Core {
         file.unstable.lock().remove(&former);
         self.run(move |core| core.index.end_move(object)).await?;
         tracing::info!(file = ?file.handle, from = former.server.0, to = object.server.0, "a copy was moved");
-        Ok(())
+        Ok(true)
     }
 
     /// Returns an error if a move of a copy of this file could not be undone yet: its former object must stay in the record.
@@ -196,13 +201,19 @@ impl Core {
     /// # Errors
     /// Returns `Delay` then, and `Io`.
     pub async fn await_undo(self: &Arc<Self>, file: &Arc<File>) -> Result<()> {
-        let moves = self.run(|core| core.index.moves()).await?;
-        if moves.iter().any(|begun| begun.file == file.handle) { Err(VfsError::Delay) } else { Ok(()) }
+        let of = file.clone();
+        let is_moving = self.run(move |core| core.index.is_moving(&of.handle)).await?;
+        if is_moving { Err(VfsError::Delay) } else { Ok(()) }
     }
 
     /// Adds a copy to a record, which replaces another one when it is complete. Returns its index and its object, or `None` if
     /// resilvering replaces the other copy.
-    async fn begin_move(self: &Arc<Self>, file: &Arc<File>, former: Object) -> Result<Option<(usize, Object)>> {
+    async fn begin_move(
+        self: &Arc<Self>,
+        file: &Arc<File>,
+        former: Object,
+        to: Option<ServerId>,
+    ) -> Result<Option<(usize, Object)>> {
         self.await_undo(file).await?;
         let changing = file.changing.lock().await;
         let Place::Servers(record) = self.place(file).await? else { return Ok(None) };
@@ -210,12 +221,24 @@ impl Core {
         let Some(moved) = record.copies.iter().position(in_sync) else { return Ok(None) };
         let stripes = record.stripes.count();
         if record.copies.len() == COPIES_MAX * stripes || record.copies.len() + stripes > OBJECTS_MAX {
+            if to.is_some() {
+                return Err(VfsError::NotSupported);
+            }
             // There is no place for one more, and enough others are left meanwhile.
             drop(changing);
             self.mark_stale(file, vec![former]).await?;
             return Ok(None);
         }
-        let server = self.server_for(&record, moved)?;
+        let server = match to {
+            Some(to)
+                if record.copies_of(record.stripe_of(moved)).any(|copy| record.copies[copy].object.server == to) =>
+            {
+                return Err(VfsError::Delay);
+            }
+            Some(to) if self.services.of(to) != Service::Active => return Err(VfsError::Delay),
+            Some(to) => to,
+            None => self.server_for(&record, moved)?,
+        };
         let new = |state| Copy { object: Object { server, id: entropy::random() }, state };
         let mut next = Record::clone(&record);
         next.generation += 1;

@@ -21,7 +21,7 @@ use vfs::{
 use super::{Core, ignore_removed};
 use crate::{
     files::{File, Place},
-    index::{LAYOUTS, TRUNCATING},
+    index::{LAYOUTS, OWNERS, TRUNCATING},
     ranges::WHOLE,
     record::{CopyState, Epochs, Object, Record, ServerId},
     servers::{ServerError, ServerFuture},
@@ -84,11 +84,11 @@ impl Core {
             return Err(VfsError::NotSupported);
         }
         if record.epochs == Epochs::default() {
-            let (next, failed) = self.raise_epochs(file, &record, LayoutModes::ALL).await?;
-            if let Some(object) = failed.first() {
-                return Ok(Attempt::Unusable(*object));
-            }
-            record = next;
+            record = self.raise_epochs(file, &record, LayoutModes::ALL).await?;
+        }
+        // The users of the objects are new, or an operation that has raised the epochs was interrupted.
+        if let Some(object) = self.set_owners(file, &record).await?.first() {
+            return Ok(Attempt::Unusable(*object));
         }
         let mut stripes = vec![Vec::new(); record.stripes.count()];
         let data_files = record.in_sync().map(|copy| {
@@ -154,34 +154,67 @@ impl Core {
         Ok(DataFile { device, efficiency: 1, handle, uid, gid: owners.group, stateid: None })
     }
 
-    /// Replaces the users of the objects. Returns the new record, and the copies for which that failed. The caller holds the lock
-    /// on changes of the record.
+    /// Replaces the users of the objects in the record. The objects get them by [`set_owners`](Self::set_owners). The caller holds the
+    /// lock on changes of the record.
     ///
     /// # Errors
-    /// Returns an error if it failed for all copies, or if the record cannot be stored.
+    /// Returns an error if the record cannot be stored.
     async fn raise_epochs(
         self: &Arc<Self>,
         file: &Arc<File>,
         record: &Record,
         modes: LayoutModes,
-    ) -> Result<(Arc<Record>, Vec<Object>)> {
+    ) -> Result<Arc<Record>> {
         let mut next = record.clone();
         next.generation += 1;
         // The first users are those of epoch 1 for both.
         next.epochs.writers += u32::from(modes.write);
         next.epochs.readers += u32::from(modes.read);
         let of = file.clone();
-        let next = self.run(move |core| core.store(&of, next)).await?;
-        let owners = |object| next.epochs.owners(object).ok_or(VfsError::Io);
-        let mut work = Vec::new();
-        for copy in next.written() {
-            let object = next.copies[copy].object;
-            work.push((copy, self.servers.set_owners(object, owners(object)?)));
+        self.run(move |core| {
+            // If the process ends before the objects have their users, the next one knows that.
+            core.add_work(&of.handle, OWNERS)?;
+            core.store(&of, next)
+        })
+        .await
+    }
+
+    /// Gives the objects the users of the record, unless they have them. Returns the objects for which that failed. The caller
+    /// holds the lock on changes of the record.
+    ///
+    /// # Errors
+    /// Returns an error if it failed for all copies of a stripe, and the errors of the index.
+    async fn set_owners(self: &Arc<Self>, file: &Arc<File>, record: &Record) -> Result<Vec<Object>> {
+        if !self.has_work(&file.handle, OWNERS) {
+            return Ok(Vec::new());
         }
-        let outcome = self.on_copies(&next, work, |_, ()| true).await;
-        match outcome.lost {
-            Some(error) => Err(error),
-            None => Ok((next, outcome.failed)),
+        let mut work = Vec::new();
+        for copy in record.written() {
+            let object = record.copies[copy].object;
+            // The process has ended before the first epochs were stored.
+            let Some(owners) = record.epochs.owners(object) else { break };
+            work.push((copy, self.servers.set_owners(object, owners)));
+        }
+        let outcome = self.on_copies(record, work, |_, ()| true).await;
+        if let Some(error) = outcome.lost {
+            return Err(error);
+        }
+        if outcome.failed.is_empty() {
+            let of = file.clone();
+            self.run(move |core| core.end_work(&of.handle, OWNERS)).await?;
+        }
+        Ok(outcome.failed)
+    }
+
+    /// Gives the objects the users of the record, if an operation that has raised the epochs was interrupted.
+    ///
+    /// # Errors
+    /// Returns the errors of [`set_owners`](Self::set_owners), of the inner file system and of the index.
+    pub async fn complete_owners(self: &Arc<Self>, file: &Arc<File>) -> Result<()> {
+        let _changing = file.changing.lock().await;
+        match self.place(file).await? {
+            Place::Servers(record) => self.set_owners(file, &record).await.map(drop),
+            Place::Inner => Ok(()),
         }
     }
 
@@ -393,7 +426,8 @@ impl Core {
         let failed = {
             let _changing = file.changing.lock().await;
             let Place::Servers(record) = self.place(file).await? else { return Ok(()) };
-            self.raise_epochs(file, &record, modes).await?.1
+            let record = self.raise_epochs(file, &record, modes).await?;
+            self.set_owners(file, &record).await?
         };
         // No client gets a layout with a stale copy, and its object is replaced before it is used again.
         self.mark_stale(file, failed).await?;

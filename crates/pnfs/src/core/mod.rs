@@ -5,13 +5,17 @@ mod data;
 mod drain;
 mod layouts;
 mod mirrors;
+mod rebalance;
 mod resilver;
 mod spill;
 mod status;
 mod upkeep;
 
 pub(crate) use self::data::Write;
-pub use self::status::{FileStatus, Repairs, ServerStatus, SetServiceError};
+pub use self::{
+    rebalance::{RebalancePlan, RebalanceStatus},
+    status::{FileStatus, Repairs, ServerStatus, SetServiceError},
+};
 
 use std::{
     io,
@@ -27,11 +31,11 @@ use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
 use vfs::{Caller, Cred, FsCaps, Handle, Name, Result, Vfs, VfsError, XattrMode, layout::LayoutKind};
 
-use self::drain::Drains;
+use self::{drain::Drains, rebalance::Rebalancing};
 use crate::{
     files::{File, Files, Place},
     holders::Holders,
-    index::{Index, LAYOUTS, UNHEALTHY, Work},
+    index::{Index, LAYOUTS, OWNERS, UNHEALTHY, Work},
     record::{COPIES_MAX, OBJECTS_MAX, Object, Record, RecordError, ServerId},
     servers::{DataServers, Failing},
     services::{Service, Services},
@@ -86,6 +90,7 @@ pub(crate) struct Core {
     /// The same as `servers`, with the states that an administrator sets.
     pub services: Arc<Services>,
     pub drains: Drains,
+    pub rebalancing: Rebalancing,
     /// Held for reading from the time that objects are added to the queue of removals until their file is removed.
     pub removing: RwLock<()>,
     /// Notified when there is work for the upkeep.
@@ -133,7 +138,7 @@ impl Pnfs {
             failing.insert(server);
         }
         let with = |bits: Work| work.iter().filter(move |(_, work)| **work & bits != 0).map(|(file, _)| file.clone());
-        let (unequal, unfenced) = (with(!UNHEALTHY).collect(), with(LAYOUTS).collect());
+        let (unequal, unfenced) = (with(!(UNHEALTHY | OWNERS)).collect(), with(LAYOUTS).collect());
         Ok(Self(Arc::new(Core {
             threads: Threads::new(caps.blocks),
             caps: FsCaps { completes_later: true, clone_block: 0, ..caps },
@@ -153,6 +158,7 @@ impl Pnfs {
             servers: services.clone(),
             services,
             drains: Drains::default(),
+            rebalancing: Rebalancing::continued(index.rebalance().map_err(failed)?),
             index,
             options,
         })))

@@ -136,7 +136,7 @@ impl Core {
     /// Replaces a copy by a new object with the data of its stripe.
     async fn make_copy(self: &Arc<Self>, file: &Arc<File>, copy: usize) -> Result<()> {
         let object = self.begin_copy(file, copy).await?;
-        let Err(error) = self.fill_copy(file, copy, object).await else { return Ok(()) };
+        let Err(error) = self.fill_copy(file, copy, object, false).await else { return Ok(()) };
         // Clients can have layouts without this copy meanwhile. If copies differ, the next round makes them equal first.
         if error != VfsError::Delay {
             *file.resilver_after.lock() = Some(Instant::now() + RETRY_PAUSE);
@@ -145,8 +145,8 @@ impl Core {
         Err(error)
     }
 
-    /// Copies the data of a stripe to a new object.
-    pub async fn fill_copy(self: &Arc<Self>, file: &Arc<File>, copy: usize, object: Object) -> Result<()> {
+    /// Copies the data of a stripe to a new object, with the rate of a rebalancing if `paced`.
+    pub async fn fill_copy(self: &Arc<Self>, file: &Arc<File>, copy: usize, object: Object, paced: bool) -> Result<()> {
         // Clients with layouts do not write to the new copy. From now on, they get none to write.
         self.holders.recall(&file.handle, LayoutModes::WRITE, true);
         self.holders.recalled(&file.handle).await;
@@ -179,7 +179,11 @@ impl Core {
             }
             let copied = (behind.min(size)).saturating_sub(offset);
             offset = stripes.next(stripe, behind);
-            self.note_copied(file, offset, copied);
+            drop(range);
+            match paced {
+                true => self.pace(file, copied).await?,
+                false => self.note_copied(file, offset, copied),
+            }
         }
     }
 

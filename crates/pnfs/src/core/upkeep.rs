@@ -8,7 +8,7 @@ use vfs::{Caller, Cred, Handle, Result, VfsError};
 use super::{Core, Pnfs};
 use crate::{
     files::{File, Place},
-    index::{DIRTY, TRUNCATING, UNHEALTHY},
+    index::{DIRTY, OWNERS, TRUNCATING, UNHEALTHY},
     record::{CopyState, Object, ServerId},
     servers::ServerError,
     services::Service,
@@ -147,6 +147,8 @@ impl Core {
 
     async fn repair(self: &Arc<Self>, handle: &Handle, work: u8) -> Result<()> {
         let file = self.files.get(handle);
+        // A copy is being moved.
+        let _one = file.repairing.try_lock().map_err(|_| VfsError::Delay)?;
         let of = handle.clone();
         let exists = self.run(move |core| core.size_of(&of)).await;
         if let Err(VfsError::Stale | VfsError::NotFound | VfsError::BadHandle) = exists {
@@ -163,6 +165,9 @@ impl Core {
         }
         if work & UNHEALTHY != 0 && self.may_resilver(&file).await? {
             self.resilver(&file).await?;
+        }
+        if work & OWNERS != 0 {
+            self.complete_owners(&file).await?;
         }
         if work & DIRTY != 0 { self.end_dirty(&file).await } else { Ok(()) }
     }

@@ -1,7 +1,7 @@
 //! The part of the [`Index`] about data servers that are out of service: their state, their objects, and copies that are being
 //! moved away from them.
 
-use redb::{ReadableTable, TableDefinition};
+use redb::{MultimapTableDefinition, ReadableTable, TableDefinition};
 use vfs::{Handle, VfsError};
 
 use super::{ChangeError, Index, OBJECTS, REMOVALS, key, object};
@@ -101,6 +101,7 @@ impl Index {
         self.change(|tables| {
             tables.open_table(OBJECTS)?.insert(key(object), file.as_bytes())?;
             tables.open_table(MOVES)?.insert(key(object), (file.as_bytes(), former.server.0, former.id))?;
+            tables.open_multimap_table(MOVING)?.insert(file.as_bytes(), key(object))?;
             tables.open_table(REMOVALS)?.insert(key(former), ())?;
             Ok(())
         })
@@ -112,8 +113,45 @@ impl Index {
     /// Returns `Io`.
     pub fn end_move(&self, object: Object) -> Result<(), VfsError> {
         self.change(|tables| {
-            tables.open_table(MOVES)?.remove(key(object))?;
+            let mut moves = tables.open_table(MOVES)?;
+            if let Some(begun) = moves.remove(key(object))? {
+                tables.open_multimap_table(MOVING)?.remove(begun.value().0, key(object))?;
+            }
             tables.open_table(REMOVALS)?.insert(key(object), ())?;
+            Ok(())
+        })
+    }
+
+    /// Reports whether a move of a copy of this file has begun.
+    ///
+    /// # Errors
+    /// Returns `Io`.
+    pub fn is_moving(&self, file: &Handle) -> Result<bool, VfsError> {
+        self.read(|transaction| {
+            let table = transaction.open_multimap_table(MOVING)?;
+            Ok(!table.get(file.as_bytes())?.is_empty())
+        })
+    }
+
+    /// Returns the bytes in a second of the rebalancing that was ordered, or 0 without a maximum. `None` if none was.
+    ///
+    /// # Errors
+    /// Returns `Io`.
+    pub fn rebalance(&self) -> Result<Option<u64>, VfsError> {
+        self.read(|transaction| Ok(transaction.open_table(REBALANCE)?.get(())?.map(|rate| rate.value())))
+    }
+
+    /// Stores the order of a rebalancing durably, or its end.
+    ///
+    /// # Errors
+    /// Returns `Io`.
+    pub fn set_rebalance(&self, rate: Option<u64>) -> Result<(), VfsError> {
+        self.change(|tables| {
+            let mut table = tables.open_table(REBALANCE)?;
+            match rate {
+                None => drop(table.remove(())?),
+                Some(rate) => drop(table.insert((), rate)?),
+            }
             Ok(())
         })
     }
@@ -139,7 +177,13 @@ impl Index {
 /// Creates the tables of this part, if they do not exist.
 pub(super) fn create_tables(tables: &redb::WriteTransaction) -> Result<(), ChangeError> {
     tables.open_table(STATES)?;
-    tables.open_table(MOVES)?;
+    tables.open_table(REBALANCE)?;
+    // An earlier version had only the table of moves.
+    let mut moving = tables.open_multimap_table(MOVING)?;
+    for entry in tables.open_table(MOVES)?.iter()? {
+        let (to, from) = entry?;
+        moving.insert(from.value().0, to.value())?;
+    }
     Ok(())
 }
 
@@ -147,3 +191,7 @@ pub(super) fn create_tables(tables: &redb::WriteTransaction) -> Result<(), Chang
 const STATES: TableDefinition<'_, u32, u8> = TableDefinition::new("states");
 /// (data server, new object) → (file, data server, former object).
 const MOVES: TableDefinition<'_, (u32, u128), (&[u8], u32, u128)> = TableDefinition::new("moves of copies");
+/// File → (data server, new object) of its moves.
+const MOVING: MultimapTableDefinition<'_, &[u8], (u32, u128)> = MultimapTableDefinition::new("moves by file");
+/// The bytes in a second of the rebalancing that was ordered.
+const REBALANCE: TableDefinition<'_, (), u64> = TableDefinition::new("rebalance");

@@ -265,7 +265,7 @@ impl World {
                 return;
             }
             let (server, client) = (entropy::random_range(1..=STORES), entropy::random_range(0..CLIENTS));
-            let what = entropy::random_range(0..112);
+            let what = entropy::random_range(0..124);
             let time = Duration::from_millis(entropy::random_range(500..40_000));
             self.log(format!("trouble {what} of data server {server}, client {client} for {time:?}"));
             let world = self.clone();
@@ -311,7 +311,17 @@ impl World {
                     self.set_service(server, Service::Active);
                 }
             }
+            108..120 => self.order_rebalance(time),
             _ => (1..=STORES).for_each(|server| self.restart_store(server)),
+        }
+    }
+
+    /// Orders a rebalancing, as an administrator. Some of them copy a few bytes in a second.
+    fn order_rebalance(&self, time: Duration) {
+        if let Some(mds) = self.mds() {
+            let rate = [0, 10, 100][time.as_millis() as usize % 3];
+            let ordered = mds.pnfs.order_rebalance(Some(rate));
+            self.log(format!("rebalancing with the rate {rate}: {ordered:?}"));
         }
     }
 

@@ -159,6 +159,13 @@ impl Mds {
                 sleep(Duration::from_millis(200)).await;
             }
         });
+        let rebalance = mds.clone();
+        mds.spawn(async move {
+            loop {
+                rebalance.pnfs.rebalance().await;
+                rebalance.pnfs.rebalance_ordered().await;
+            }
+        });
         mds.spawn(async move { watch.watch().await });
         Some(mds)
     }

@@ -114,7 +114,7 @@ fn files_with_two_copies_have_files_layouts_to_read_only() {
     let world = World::of(LayoutKind::Flexible, Stripes::new(704, 2).unwrap(), 4);
     let file = world.create("file");
     world.write(&file, 0, &bytes(5000, 1)).unwrap();
-    let world = world.crash_to(LayoutKind::Files);
+    let world = world.crash_to(Some(LayoutKind::Files));
     world.upkeep();
     assert_eq!(world.grant_files(&file, 1, Write), Err(VfsError::NotSupported));
     assert_eq!(world.grant_files(&file, 2, Read).unwrap().handles.len(), 2);

@@ -3,9 +3,10 @@
 use std::task::Poll;
 
 use buf::Rope;
+use pnfs::record::Epochs;
 use vfs::{
     Caller, Layouts, Report, Stability, Vfs, VfsError,
-    layout::{DataError, LayoutCommit, LayoutHolder, LayoutMode, LayoutModes, LayoutRange},
+    layout::{DataError, LayoutCommit, LayoutHolder, LayoutKind, LayoutMode, LayoutModes, LayoutRange},
 };
 
 use crate::world::World;
@@ -246,6 +247,48 @@ fn clients_of_a_tree_that_ended_are_locked_out_and_their_writes_are_found() {
     assert_eq!(world.size(&file), 2000);
     assert_eq!(world.servers.content(first), world.servers.content(second));
     assert!(world.grant(&file, 1, Write).is_ok());
+}
+
+/// The epochs are durable before the objects have their users.
+#[test]
+fn clients_have_access_after_a_crash_before_the_objects_have_their_users() {
+    for (first, repairs) in [(true, false), (true, true), (false, false), (false, true)] {
+        let world = World::new().crash_to((!first).then_some(LayoutKind::Flexible));
+        let file = world.create("file");
+        world.write(&file, 0, &[1; 3000]).unwrap();
+        let world = world.crash_to(Some(LayoutKind::Flexible));
+        world.upkeep();
+        let epochs = world.record(&file).epochs;
+        assert_eq!(epochs == Epochs::default(), first, "the objects had no users");
+        world.servers.ids().for_each(|server| world.servers.set_permits(server, Some(0)));
+        let is_pending = if first {
+            let request = World::request(1, Read);
+            world.start(|caller| world.pnfs.grant(caller, &file, &request))().is_pending()
+        } else {
+            world.grant(&file, 1, Read).unwrap();
+            world.start(|caller| world.pnfs.fence(caller, &file, LayoutHolder(1), LayoutModes::READ))().is_pending()
+        };
+        assert!(is_pending, "the objects must not have their new users yet");
+        assert_ne!(world.record(&file).epochs, epochs);
+
+        let world = world.crash();
+        world.servers.ids().for_each(|server| world.servers.set_permits(server, None));
+        if repairs {
+            world.upkeep();
+            let record = world.record(&file);
+            for copy in &record.copies {
+                let group = record.epochs.owners(copy.object).unwrap().group;
+                assert!(world.servers.client_reads(copy.object, group), "the upkeep must complete the change");
+            }
+        }
+        for (object, user) in world.grant(&file, 2, Read).unwrap() {
+            assert!(world.servers.client_reads(object, user), "first: {first}, repairs: {repairs}");
+        }
+        for (object, user) in world.grant(&file, 3, Write).unwrap() {
+            world.servers.client_write(object, user, 0, &[2; 10]).unwrap();
+        }
+        assert!(world.record(&file).is_healthy());
+    }
 }
 
 #[test]

@@ -5,6 +5,7 @@ mod drain;
 mod failures;
 mod files;
 mod layouts;
+mod rebalance;
 mod servers;
 mod stripes;
 mod truncation;

@@ -36,7 +36,7 @@ struct Server {
     starts: u64,
     down: bool,
     full: bool,
-    /// The number of writes that may still begin, if it is limited.
+    /// The number of writes and changes of users that may still begin, if it is limited.
     permits: Option<u64>,
     /// `true` if changes of sizes wait.
     holds_sizes: bool,
@@ -105,6 +105,11 @@ impl Servers {
         Self(Arc::new(Mutex::new(State { servers })))
     }
 
+    /// Adds a data server.
+    pub fn add(&self, server: u32) {
+        self.0.lock().servers.insert(server, Server::default());
+    }
+
     /// Returns the numbers of all data servers.
     pub fn ids(&self) -> impl Iterator<Item = u32> + use<> {
         self.0.lock().servers.keys().copied().collect::<Vec<_>>().into_iter()
@@ -132,12 +137,12 @@ impl Servers {
         self.server(server, |server| server.objects.clear());
     }
 
-    /// Limits the number of writes: further ones wait. `None` removes the limit.
+    /// Limits the number of writes and changes of users: further ones wait. `None` removes the limit.
     pub fn set_permits(&self, server: u32, permits: Option<u64>) {
         self.server(server, |server| server.permits = permits);
     }
 
-    /// Lets one more write begin.
+    /// Lets one more of them begin.
     pub fn add_permit(&self, server: u32) {
         self.server(server, |server| server.permits = server.permits.map(|permits| permits + 1));
     }
@@ -157,7 +162,7 @@ impl Servers {
         self.server(server, |server| server.objects.len())
     }
 
-    /// Waits until a write may begin.
+    /// Waits until a write or a change of users may begin.
     fn permit(&self, server: ServerId) -> impl Future<Output = ()> + use<> {
         let servers = self.clone();
         poll_fn(move |_| {
@@ -195,6 +200,12 @@ impl Servers {
             data.durable.write(offset, bytes);
             Ok(())
         })
+    }
+
+    /// Reports whether a client with a layout to read, which acts as `user`, can read an object.
+    pub fn client_reads(&self, Object { server, id }: Object, user: u32) -> bool {
+        let owners = self.server(server.0, |server| server.objects.get(&id).and_then(|data| data.owners));
+        owners.is_some_and(|owners| owners.group == user)
     }
 
     /// Returns the bytes of one object.
@@ -256,9 +267,14 @@ impl DataServers for Servers {
     }
 
     fn set_owners(&self, object: Object, owners: Owners) -> ServerFuture<()> {
-        self.on(object, move |data, _| {
+        let permit = self.permit(object.server);
+        let set = self.on(object, move |data, _| {
             data.owners = Some(owners);
             Ok(())
+        });
+        Box::pin(async move {
+            permit.await;
+            set.await
         })
     }
 

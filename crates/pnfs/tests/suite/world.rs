@@ -33,7 +33,7 @@ pub struct World {
     inner: Arc<dyn Vfs>,
     index: Storage,
     stripes: Stripes,
-    layouts: LayoutKind,
+    layouts: Option<LayoutKind>,
 }
 
 /// The disk of the metadata server, which can fail.
@@ -120,7 +120,7 @@ impl World {
         let memory = Memory::new(MemoryOptions { mode: 0o777, ..Default::default() });
         let (failing, refusing, unsynced) = Default::default();
         let disk = Arc::new(Disk { memory, failing, refusing, unsynced });
-        Self::open(disk, Servers::new(servers), Storage::default(), (stripes, layouts))
+        Self::open(disk, Servers::new(servers), Storage::default(), (stripes, Some(layouts)))
     }
 
     /// Trees with and without stripes. In one, a data server has copies of two stripes of a file, and in another one not.
@@ -131,10 +131,11 @@ impl World {
             .map(|(stripes, servers)| Self::with(stripes, servers))
     }
 
-    fn open(disk: Arc<Disk>, servers: Servers, index: Storage, (stripes, layouts): (Stripes, LayoutKind)) -> Self {
-        let mirrors = if layouts == LayoutKind::Flexible { 2 } else { 1 };
+    fn open(disk: Arc<Disk>, servers: Servers, index: Storage, setup: (Stripes, Option<LayoutKind>)) -> Self {
+        let (stripes, layouts) = setup;
+        let mirrors = if layouts == Some(LayoutKind::Files) { 1 } else { 2 };
         let (threshold, former_layouts) = (1000, Duration::ZERO);
-        let options = Options { mirrors, stripes, threshold, layouts: Some(layouts), former_layouts };
+        let options = Options { mirrors, stripes, threshold, layouts, former_layouts };
         let inner: Arc<dyn Vfs> = Arc::new(Interposed(Mounted(disk.clone())));
         let opened = Index::with_backend(index.clone()).unwrap();
         let pnfs = Pnfs::new(inner.clone(), Arc::new(servers.clone()), opened, options).unwrap();
@@ -149,8 +150,8 @@ impl World {
         self.crash_to(layouts)
     }
 
-    /// Ends the tree without warning, and opens it again as one that grants layouts of this kind.
-    pub fn crash_to(self, layouts: LayoutKind) -> Self {
+    /// Ends the tree without warning, and opens it again as one that grants layouts of this kind, or none.
+    pub fn crash_to(self, layouts: Option<LayoutKind>) -> Self {
         let Self { pnfs, servers, disk, index, stripes, .. } = self;
         drop(pnfs);
         index.crash();

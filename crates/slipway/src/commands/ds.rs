@@ -1,24 +1,32 @@
-//! `slipway ds`: lists the data servers of a running pNFS server, and takes one out of service.
+//! `slipway ds`: lists the data servers of a running pNFS server, adds some, takes one out of service, and moves copies between them.
 
 use std::{num::NonZeroU32, thread::sleep, time::Duration};
+
+use server::config::ByteSize;
 
 use crate::{
     administrator::{self, ServerArgs},
     exit::{Exit, Failure, Outcome},
     output::{self, Align, Table},
-    pnfs::records::{DataServerRecord, DataServerState, Request, Service},
+    pnfs::records::{
+        AddedRecord, DataServerRecord, DataServerState, PlanRecord, PlannedServer, RebalanceRecord, Request, Service,
+    },
+    progress::Progress,
 };
 
-/// List the data servers of a pNFS server on this machine, and take one out of service.
+/// List the data servers of a pNFS server on this machine, add some, take one out of service, and move copies between them.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 The command asks the running metadata server with that state directory. Only the server's user and root can use it. ID is the
 number of a data server in the configuration. The states are durable, and the work continues after a restart of the server.
 
-A data server that is added to the configuration is used after a restart of the metadata server.
+To add a data server, add a [[pnfs.server]] to the configuration of the running server, and run `slipway ds add`. New files use it.
+`slipway ds rebalance` moves copies of existing files to it.
 
 Examples:
   slipway ds list
+  slipway ds add && slipway ds rebalance --dry-run
+  slipway ds rebalance --rate 50M --watch
   slipway ds drain 3 && slipway resilver --watch
   slipway ds lost 2 --cluster fast
   slipway ds list --json | jq 'select(.state == \"failing\")'")]
@@ -37,6 +45,14 @@ enum Action {
         #[arg(long)]
         json: bool,
     },
+    /// Use the data servers that were added to the configuration file of the running server
+    Add {
+        /// Print each new data server as a line of JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Move copies from data servers with many bytes to those with few. Files stay in use meanwhile
+    Rebalance(Rebalance),
     /// Move all copies to other data servers, and create no new ones there. Files stay in use meanwhile
     Drain(Target),
     /// Return a data server to service
@@ -44,6 +60,31 @@ enum Action {
     /// Make all copies again that were on this data server, which is gone with its objects and is never contacted again. The exit
     /// code is 1 if files have lost their last copy; standard error lists them
     Lost(Target),
+}
+
+#[derive(Debug, clap::Args)]
+struct Rebalance {
+    /// Maximum bytes to copy in a second; 0 for no maximum
+    #[arg(long, value_name = "SIZE", default_value = "100M", conflicts_with_all = ["dry_run", "status", "stop"])]
+    rate: ByteSize,
+    /// Show what would be moved, and move nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Show the rebalancing that was ordered before; with --watch, wait for its end
+    #[arg(long, conflicts_with_all = ["dry_run", "stop"])]
+    status: bool,
+    /// End the rebalancing. Copies that were moved stay where they are
+    #[arg(long, conflicts_with_all = ["dry_run", "watch"])]
+    stop: bool,
+    /// Wait for the end, and show a progress bar. The exit code is 1 if copies could not be moved
+    #[arg(long, conflicts_with = "dry_run")]
+    watch: bool,
+    /// Print lines of JSON; with --watch, each time that something has changed
+    #[arg(long)]
+    json: bool,
+    /// The name of the [[pnfs]] table, if exports use several
+    #[arg(long, value_name = "NAME")]
+    cluster: Option<String>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -60,6 +101,8 @@ struct Target {
 pub fn run(args: &Args) -> Outcome {
     match &args.action {
         Action::List { json } => list(args, *json),
+        Action::Add { json } => add(args, *json),
+        Action::Rebalance(options) => rebalance(args, options),
         Action::Drain(target) => {
             set(args, target, Service::Draining)?;
             let left = find(args, target)?;
@@ -86,6 +129,92 @@ fn set(args: &Args, target: &Target, service: Service) -> Outcome {
     let request = Request::SetService { cluster, server, service };
     administrator::ask::<DataServerRecord, _>(&args.server, &request)?.try_for_each(|record| record.map(drop))?;
     Ok(Exit::Ok)
+}
+
+fn add(args: &Args, json: bool) -> Outcome {
+    let added: Vec<AddedRecord> =
+        administrator::ask(&args.server, &Request::AddServers {})?.collect::<Result<_, _>>()?;
+    for AddedRecord { cluster, id, url } in &added {
+        let (cluster, url) = (output::name(cluster.as_bytes()), output::name(url.as_bytes()));
+        match json {
+            true => output::json(&AddedRecord { cluster, id: *id, url }),
+            false => output::print(&format!("data server {id} of cluster {cluster} is in service: {url}\n")),
+        }
+    }
+    if added.is_empty() && !json {
+        output::print("The configuration has no data server that is not in use.\n");
+    }
+    Ok(Exit::Ok)
+}
+
+fn rebalance(args: &Args, options: &Rebalance) -> Outcome {
+    let Rebalance { rate, dry_run, status, stop, watch, json, cluster } = options;
+    if *dry_run {
+        let request = Request::PlanRebalance { cluster: cluster.clone() };
+        let plans: Vec<PlanRecord> = administrator::ask(&args.server, &request)?.collect::<Result<_, _>>()?;
+        match json {
+            true => plans.iter().for_each(output::json),
+            false => output::print(&plans.iter().map(plan_text).collect::<String>()),
+        }
+        return Ok(Exit::Ok);
+    }
+    if !status {
+        let request = Request::Rebalance { cluster: cluster.clone(), rate: (!stop).then_some(rate.0) };
+        administrator::ask::<RebalanceRecord, _>(&args.server, &request)?.try_for_each(|record| record.map(drop))?;
+    }
+    let (progress, mut former) = (Progress::new(*watch && !json), Vec::new());
+    let records = loop {
+        let mut records: Vec<RebalanceRecord> =
+            administrator::ask(&args.server, &Request::Rebalances {})?.collect::<Result<_, _>>()?;
+        records.retain(|record| cluster.as_ref().is_none_or(|cluster| *cluster == record.cluster));
+        if *json && records != former {
+            records.iter().for_each(output::json);
+        }
+        if !watch || records.iter().all(|record| !record.running) {
+            break records;
+        }
+        let sum = |number: fn(&RebalanceRecord) -> u64| records.iter().map(number).sum::<u64>();
+        let moved = sum(|record| record.bytes);
+        progress.show(
+            moved,
+            moved + sum(|record| record.left),
+            format!("{} copies moved", sum(|record| record.copies)),
+        );
+        former = records;
+        sleep(PAUSE);
+    };
+    progress.finish();
+    if !json {
+        output::print(&records.iter().map(rebalance_line).collect::<String>());
+    }
+    let failed = records.iter().any(|record| record.failed > 0 && !record.running);
+    Ok(if *watch && failed { Exit::Failed } else { Exit::Ok })
+}
+
+fn plan_text(plan: &PlanRecord) -> String {
+    let right = Align::Right;
+    let mut table = Table::new(&[("ID", right), ("Now", right), ("After", right), ("URL", Align::Left)]);
+    for PlannedServer { id, url, before, after } in &plan.servers {
+        let url = output::name(url.as_deref().unwrap_or_default().as_bytes());
+        table.row(vec![id.to_string(), output::size(*before), output::size(*after), url]);
+    }
+    let (name, bytes) = (output::name(plan.cluster.as_bytes()), output::size(plan.bytes));
+    format!("{}{name}: {} copies with {bytes} would be moved\n", table.text(), plan.copies)
+}
+
+fn rebalance_line(record: &RebalanceRecord) -> String {
+    let RebalanceRecord { cluster, running, copies, bytes, left, failed, reason, .. } = record;
+    let (name, bytes, left) = (output::name(cluster.as_bytes()), output::size(*bytes), output::size(*left));
+    let moved = format!("{copies} copies with {bytes} were moved");
+    let state = match running {
+        true => format!("is in progress; {moved}, about {left} are left (`slipway ds rebalance --status --watch`)"),
+        false => format!("has ended; {moved}"),
+    };
+    let failed = match (failed, reason) {
+        (0, _) | (_, None) => String::new(),
+        (failed, Some(reason)) => format!("; {failed} copies cannot be moved now: {reason}"),
+    };
+    format!("{name}: the rebalancing {state}{failed}\n")
 }
 
 fn find(args: &Args, target: &Target) -> Result<DataServerRecord, Failure> {
@@ -176,6 +305,25 @@ const PAUSE: Duration = Duration::from_millis(200);
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn line_of_a_rebalancing_has_what_is_left_and_the_reason() {
+        let running = RebalanceRecord {
+            cluster: "a".to_owned(),
+            running: true,
+            copies: 3,
+            bytes: 2 << 20,
+            left: 1 << 20,
+            failed: 7,
+            reason: Some("they are full".to_owned()),
+            ..RebalanceRecord::default()
+        };
+        let line = rebalance_line(&running);
+        assert!(line.contains("3 copies with 2.00 MiB were moved, about 1.00 MiB are left"), "{line}");
+        assert!(line.contains("7 copies cannot be moved now: they are full"), "{line}");
+        let ended = RebalanceRecord { running: false, failed: 0, ..running };
+        assert!(rebalance_line(&ended).ends_with("has ended; 3 copies with 2.00 MiB were moved\n"));
+    }
 
     #[test]
     fn table_names_the_state_and_the_reason() {

@@ -3,55 +3,70 @@
 use std::{
     io::{self, Write},
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use parking_lot::Mutex;
-use pnfs::{FileStatus, Pnfs, ServerId, ServerStatus};
+use pnfs::{DataServers, FileStatus, Pnfs, ServerId, ServerStatus};
 use serde_json::json;
 use server::{admin, config::ExportConfig};
 use vfs::VfsError;
 
-use super::records::{
-    CopyRecord, CopyState, DataRecord, DataServerRecord, DataServerState, LayoutRecord, LostFile, RepairRecord,
-    Request, Service,
+use super::{
+    growth,
+    records::{
+        CopyRecord, CopyState, DataRecord, DataServerRecord, DataServerState, LayoutRecord, LostFile, RepairRecord,
+        Request, Service,
+    },
+    servers::NfsServers,
 };
 
 /// The trees with data servers.
 #[derive(Default)]
-pub struct Clusters(Mutex<Vec<Member>>);
+pub struct Clusters {
+    members: Mutex<Vec<Member>>,
+    /// The configuration file of the server.
+    config: Mutex<Option<PathBuf>>,
+}
 
 /// A tree.
 #[derive(Clone)]
-struct Member {
-    cluster: String,
+pub struct Member {
+    /// The name of the cluster.
+    pub cluster: String,
     /// The name of the export.
     export: String,
     /// The directory of the export, which is canonical.
     directory: PathBuf,
-    urls: Vec<(ServerId, String)>,
-    pnfs: Pnfs,
+    pub servers: Arc<NfsServers>,
+    pub pnfs: Pnfs,
 }
 
 impl Clusters {
     /// Adds a tree. The data servers of a cluster have the same states for all its trees.
-    pub fn add(&self, cluster: &str, directory: PathBuf, urls: Vec<(ServerId, String)>, pnfs: Pnfs) {
-        let mut members = self.0.lock();
+    pub fn add(&self, cluster: &str, directory: PathBuf, servers: Arc<NfsServers>, pnfs: Pnfs) {
+        let mut members = self.members.lock();
         for other in members.iter().filter(|member| member.cluster == cluster) {
-            for (id, _) in &urls {
-                let (one, two) = (pnfs.service(*id), other.pnfs.service(*id));
-                let set = [&pnfs, &other.pnfs].map(|pnfs| pnfs.set_service(*id, one.max(two)));
+            for id in servers.servers() {
+                let (one, two) = (pnfs.service(id), other.pnfs.service(id));
+                let set = [&pnfs, &other.pnfs].map(|pnfs| pnfs.set_service(id, one.max(two)));
                 if let Some(error) = set.into_iter().find_map(Result::err) {
                     tracing::error!(cluster, server = id.0, %error, "cannot set the state of a data server");
                 }
             }
         }
         let (cluster, export) = (cluster.to_owned(), directory.display().to_string());
-        members.push(Member { cluster, export, directory, urls, pnfs });
+        members.push(Member { cluster, export, directory, servers, pnfs });
+    }
+
+    /// Takes the path of the configuration file, from which data servers can be added.
+    pub fn configured_by(&self, path: PathBuf) {
+        *self.config.lock() = Some(path);
     }
 
     /// Takes the names of the exports.
     pub fn name(&self, exports: &[ExportConfig]) {
-        for member in self.0.lock().iter_mut() {
+        for member in self.members.lock().iter_mut() {
             let of = |export: &&ExportConfig| {
                 let path = export.backend.settings.path.as_ref();
                 path.and_then(|path| path.canonicalize().ok()).as_ref() == Some(&member.directory)
@@ -67,7 +82,7 @@ impl Clusters {
     /// # Errors
     /// Returns an error if `output` cannot be written.
     pub fn answer(&self, request: &Request, output: &mut impl Write) -> io::Result<()> {
-        let members = self.0.lock().clone();
+        let members = self.members.lock().clone();
         let answered = match request {
             Request::DataServers {} => data_servers(&members),
             Request::SetService { cluster, server, service } => {
@@ -75,6 +90,17 @@ impl Clusters {
             }
             Request::Layout { path } => layout(&members, path).map(|record| vec![json!(record)]),
             Request::Repairs {} => repairs(&members),
+            Request::AddServers {} => {
+                let config = self.config.lock().clone();
+                growth::add(&members, config.as_deref()).map(|added| added.iter().map(|record| json!(record)).collect())
+            }
+            Request::PlanRebalance { cluster } => {
+                growth::plan(&members, cluster.as_deref()).map(|record| vec![json!(record)])
+            }
+            Request::Rebalance { cluster, rate } => {
+                growth::rebalance(&members, cluster.as_deref(), *rate).map(|()| Vec::new())
+            }
+            Request::Rebalances {} => Ok(growth::progress(by_cluster(&members))),
         };
         let (records, end) = match answered {
             Ok(records) => (records, admin::Record::End),
@@ -88,7 +114,7 @@ impl Clusters {
 }
 
 /// An answer, or a message for the administrator.
-type Answer<T> = Result<T, String>;
+pub type Answer<T> = Result<T, String>;
 
 /// Returns the trees by cluster, in the order of the configuration.
 fn by_cluster(members: &[Member]) -> Vec<Vec<&Member>> {
@@ -161,22 +187,27 @@ fn add(record: &mut DataServerRecord, other: DataServerRecord) {
     record.lost_files.extend(other.lost_files);
 }
 
-fn set_service(members: &[Member], cluster: Option<&str>, server: u32, service: Service) -> Answer<()> {
-    let clusters = by_cluster(members);
-    let names = || clusters.iter().map(|cluster| cluster[0].cluster.as_str()).collect::<Vec<_>>().join(", ");
-    let chosen = match (cluster, &clusters[..]) {
-        (_, []) => return Err(NO_CLUSTER.to_owned()),
-        (None, [only]) => only,
-        (None, _) => return Err(format!("there are several clusters, so --cluster is needed: {}", names())),
-        (Some(name), all) => {
-            let found = all.iter().find(|cluster| cluster[0].cluster == name);
-            found.ok_or_else(|| format!("no export has the cluster '{name}'; there are {}", names()))?
+/// Returns the trees of the cluster with this name, or of the only one.
+pub fn choose<'a>(members: &'a [Member], cluster: Option<&str>) -> Answer<Vec<&'a Member>> {
+    let mut clusters = by_cluster(members);
+    let names = clusters.iter().map(|cluster| cluster[0].cluster.as_str()).collect::<Vec<_>>().join(", ");
+    match (cluster, clusters.len()) {
+        (_, 0) => Err(NO_CLUSTER.to_owned()),
+        (None, 1) => Ok(clusters.remove(0)),
+        (None, _) => Err(format!("there are several clusters, so --cluster is needed: {names}")),
+        (Some(name), _) => {
+            let found = clusters.into_iter().find(|cluster| cluster[0].cluster == name);
+            found.ok_or_else(|| format!("no export has the cluster '{name}'; there are {names}"))
         }
-    };
+    }
+}
+
+fn set_service(members: &[Member], cluster: Option<&str>, server: u32, service: Service) -> Answer<()> {
+    let chosen = choose(members, cluster)?;
     let (server, service) = (ServerId(server), state(service));
     let located = |error| format!("data server {} of cluster '{}': {error}", server.0, chosen[0].cluster);
     // Either all trees take the state, or none does, unless a database fails.
-    for member in chosen {
+    for member in &chosen {
         member.pnfs.check_service(server, service).map_err(located)?;
     }
     chosen.iter().try_for_each(|member| member.pnfs.set_service(server, service)).map_err(located)
@@ -224,8 +255,9 @@ fn layout(members: &[Member], path: &str) -> Answer<LayoutRecord> {
 }
 
 impl Member {
-    fn url(&self, server: ServerId) -> Option<String> {
-        self.urls.iter().find(|(id, _)| *id == server).map(|(_, url)| url.clone())
+    /// Returns the URL of a data server, if the configuration has it.
+    pub fn url(&self, server: ServerId) -> Option<String> {
+        self.servers.url(server)
     }
 
     fn copy(&self, record: &pnfs::Record, index: usize) -> CopyRecord {
@@ -261,14 +293,17 @@ fn repairs(members: &[Member]) -> Answer<Vec<serde_json::Value>> {
     Ok(records)
 }
 
-fn failed(member: &Member, error: VfsError) -> String {
+/// Returns the text of an error of a tree.
+pub fn failed(member: &Member, error: VfsError) -> String {
     format!("{}: {error}", member.directory.display())
 }
 
-fn reason(error: VfsError) -> String {
+/// Returns the reason why copies cannot be moved.
+pub fn reason(error: VfsError) -> String {
     match error {
         VfsError::NoSpace => "no other data server is left for them, or those are full".to_owned(),
-        VfsError::Delay => "their copies are being compared".to_owned(),
+        VfsError::Delay => "their copies are being compared or made again".to_owned(),
+        VfsError::NotSupported => "their files have as many objects as possible".to_owned(),
         VfsError::Io => "no copy in sync can be read, or the new data server fails".to_owned(),
         error => error.to_string(),
     }

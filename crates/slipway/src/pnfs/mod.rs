@@ -3,6 +3,7 @@
 //! Each export has a thread with the connections to its data servers, which also executes the upkeep of the layer.
 
 mod clusters;
+mod growth;
 pub mod records;
 mod servers;
 pub mod versions;
@@ -79,12 +80,11 @@ impl BackendKind for PnfsKind {
         let (data_servers, options) =
             (data_servers(cluster).map_err(located)?, options(cluster, lease).map_err(located)?);
         let index = index(settings, opening).map_err(located)?;
-        let urls = cluster.server.iter().map(|server| (ServerId(server.id.get()), server.url.clone())).collect();
         DirectoryKind.open(&inner(settings), opening)?.layered(|inner| {
             let (runtime, upkeep) = start_thread()?;
-            let servers = NfsServers::new(runtime, transports::for_client(), data_servers);
-            let pnfs = Pnfs::new(inner, Arc::new(servers), index, options).map_err(located)?;
-            self.0.add(name, directory, urls, pnfs.clone());
+            let servers = Arc::new(NfsServers::new(runtime, transports::for_client(), data_servers));
+            let pnfs = Pnfs::new(inner, servers.clone(), index, options).map_err(located)?;
+            self.0.add(name, directory, servers, pnfs.clone());
             // The thread waits for it.
             let _ = upkeep.send(pnfs.clone());
             Ok(Arc::new(pnfs))
@@ -204,12 +204,21 @@ fn start_thread() -> io::Result<(runtime::Handle, oneshot::Sender<Pnfs>)> {
     let (sender, layer) = oneshot::channel::<Pnfs>();
     let upkeep = async move {
         let Ok(pnfs) = layer.await else { return };
-        loop {
-            pnfs.upkeep().await;
-            let _ = tokio::time::timeout(UPKEEP_INTERVAL, pnfs.woken()).await;
-            // Many files can fail at the same time.
-            tokio::time::sleep(UPKEEP_PAUSE).await;
-        }
+        let repairs = async {
+            loop {
+                pnfs.upkeep().await;
+                let _ = tokio::time::timeout(UPKEEP_INTERVAL, pnfs.woken()).await;
+                // Many files can fail at the same time.
+                tokio::time::sleep(UPKEEP_PAUSE).await;
+            }
+        };
+        let rebalancing = async {
+            loop {
+                pnfs.rebalance_ordered().await;
+                pnfs.rebalance().await;
+            }
+        };
+        tokio::join!(repairs, rebalancing);
     };
     thread::Builder::new().name("data-servers".to_owned()).spawn(move || runtime.block_on(upkeep))?;
     Ok((handle, sender))

@@ -26,6 +26,24 @@ pub enum Request {
         /// The absolute path of the file in the file system of this host.
         path: String,
     },
+    /// Read the configuration file again, and use the data servers that were added to it. The answer is an [`AddedRecord`] for each.
+    AddServers {},
+    /// Show what a rebalancing would do. The answer is a [`PlanRecord`].
+    PlanRebalance {
+        /// The name of the cluster. It can be left out if there is only one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        cluster: Option<String>,
+    },
+    /// Order a rebalancing, or end it. The answer has no records.
+    Rebalance {
+        /// The name of the cluster. It can be left out if there is only one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        cluster: Option<String>,
+        /// Maximum bytes to copy in a second, or 0 without a maximum. `None` ends the rebalancing.
+        rate: Option<u64>,
+    },
+    /// Show the rebalancing of each cluster. The answer is a [`RebalanceRecord`] for each.
+    Rebalances {},
     /// Show what is left to repair. The answer is a [`RepairRecord`] for each cluster.
     Repairs {},
 }
@@ -157,6 +175,64 @@ pub enum CopyState {
     Stale,
     /// It is being made.
     Copying,
+}
+
+/// A data server that was added.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AddedRecord {
+    /// The name of the cluster.
+    pub cluster: String,
+    /// The number of the data server.
+    pub id: u32,
+    /// The URL in the configuration.
+    pub url: String,
+}
+
+/// The moves that a rebalancing would make.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlanRecord {
+    /// The name of the cluster.
+    pub cluster: String,
+    /// The number of copies to move.
+    pub copies: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// The data servers that take part.
+    pub servers: Vec<PlannedServer>,
+}
+
+/// A data server of a plan.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlannedServer {
+    /// The number of the data server.
+    pub id: u32,
+    /// The URL in the configuration.
+    pub url: Option<String>,
+    /// The bytes of its copies now, with 4 KiB for each copy.
+    pub before: u64,
+    /// Those after the rebalancing.
+    pub after: u64,
+}
+
+/// The rebalancing of a cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RebalanceRecord {
+    /// The name of the cluster.
+    pub cluster: String,
+    /// `true` until its end.
+    pub running: bool,
+    /// Maximum bytes that are copied in a second.
+    pub rate: Option<u64>,
+    /// The number of copies that were moved, since it was ordered or since the start of the server.
+    pub copies: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// The bytes that are still to be moved, about.
+    pub left: u64,
+    /// The number of copies that could not be moved in the last pass over the objects.
+    pub failed: u64,
+    /// The reason for the last of them.
+    pub reason: Option<String>,
 }
 
 /// The repairs that a cluster still needs.

@@ -4,7 +4,7 @@
 //! needs access to that directory.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, btree_map::Entry},
     future::Future,
     sync::Arc,
 };
@@ -12,7 +12,7 @@ use std::{
 use buf::Rope;
 use bytes::Bytes;
 use client::{CreateHow, Error, Handle, Mount, NfsUrl, SetAttr, StableHow, Status};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use pnfs::{
     DataServers, ServerError, ServerFuture, ServerId, WriteVerifier,
     record::{Object, Owners},
@@ -31,7 +31,8 @@ use super::versions::{self, ClientVersion};
 /// The data servers.
 pub struct NfsServers {
     runtime: runtime::Handle,
-    servers: BTreeMap<ServerId, Arc<DataServer>>,
+    switch: Switch,
+    servers: RwLock<BTreeMap<ServerId, Arc<DataServer>>>,
     /// The devices of files layouts: the addresses of the data server of each stripe.
     striped: Mutex<HashMap<LayoutDeviceId, Vec<Vec<DataAddress>>>>,
 }
@@ -60,18 +61,38 @@ struct DataServer {
 impl NfsServers {
     /// Creates the interface to these data servers. All work runs on `runtime`.
     pub fn new(runtime: runtime::Handle, switch: Switch, servers: Vec<(ServerId, Endpoint)>) -> Self {
-        let server = |endpoint: Endpoint| {
-            let (mount, handles) = Default::default();
-            let version = ClientVersion::new(endpoint.version);
-            Arc::new(DataServer { endpoint, version, switch: switch.clone(), mount, handles })
-        };
-        let servers = servers.into_iter().map(|(id, endpoint)| (id, server(endpoint))).collect();
-        Self { runtime, servers, striped: Mutex::default() }
+        let this = Self { runtime, switch, servers: RwLock::default(), striped: Mutex::default() };
+        for (id, endpoint) in servers {
+            this.add(id, endpoint);
+        }
+        this
+    }
+
+    /// Adds a data server. Returns `false` if there is one with this number, which stays as it is.
+    pub fn add(&self, id: ServerId, endpoint: Endpoint) -> bool {
+        let (mount, handles) = Default::default();
+        let version = ClientVersion::new(endpoint.version);
+        match self.servers.write().entry(id) {
+            Entry::Occupied(_) => false,
+            Entry::Vacant(free) => {
+                free.insert(Arc::new(DataServer { endpoint, version, switch: self.switch.clone(), mount, handles }));
+                true
+            }
+        }
+    }
+
+    /// Returns the URL of a data server.
+    pub fn url(&self, id: ServerId) -> Option<String> {
+        self.get(id).map(|server| server.endpoint.url.to_string())
+    }
+
+    fn get(&self, id: ServerId) -> Option<Arc<DataServer>> {
+        self.servers.read().get(&id).cloned()
     }
 
     /// Returns the data server of a device, and the transport that its clients prefer.
-    fn find(&self, device: LayoutDeviceId) -> Option<(ServerId, &Arc<DataServer>, DataTransport)> {
-        self.servers.iter().find_map(|(id, server)| {
+    fn find(&self, device: LayoutDeviceId) -> Option<(ServerId, Arc<DataServer>, DataTransport)> {
+        self.servers.read().iter().find_map(|(id, server)| {
             // A client can still use the device of the time before the version has changed.
             let is = |transport| {
                 server
@@ -80,7 +101,7 @@ impl NfsServers {
                     .into_iter()
                     .any(|as_of| server.device_id(*id, transport, as_of) == Some(device))
             };
-            Some((*id, server, TRANSPORTS.into_iter().find(|transport| is(*transport))?))
+            Some((*id, server.clone(), TRANSPORTS.into_iter().find(|transport| is(*transport))?))
         })
     }
 
@@ -91,7 +112,7 @@ impl NfsServers {
         operation: impl FnOnce(Arc<DataServer>) -> F,
     ) -> ServerFuture<T> {
         // A file can name a data server that was removed from the configuration.
-        let Some(server) = self.servers.get(&server) else { return Box::pin(async { Err(ServerError::Unreachable) }) };
+        let Some(server) = self.get(server) else { return Box::pin(async { Err(ServerError::Unreachable) }) };
         let running = self.runtime.spawn(operation(server.clone()));
         let name = server.endpoint.url.to_string();
         Box::pin(async move {
@@ -197,7 +218,7 @@ impl DataServer {
 
 impl DataServers for NfsServers {
     fn servers(&self) -> Vec<ServerId> {
-        self.servers.keys().copied().collect()
+        self.servers.read().keys().copied().collect()
     }
 
     fn create(&self, object: Object, owners: Option<Owners>) -> ServerFuture<()> {
@@ -316,7 +337,7 @@ impl DataServers for NfsServers {
 
     fn striped_device_id(&self, servers: &[ServerId], transport: DataTransport) -> Option<LayoutDeviceId> {
         let addresses = |server| {
-            let server = self.servers.get(server)?;
+            let server = self.get(*server)?;
             server.addresses(transport).or_else(|| TRANSPORTS.into_iter().find_map(|other| server.addresses(other)))
         };
         let addresses: Vec<_> = servers.iter().map(addresses).collect::<Option<_>>()?;
@@ -332,7 +353,7 @@ impl DataServers for NfsServers {
 
     fn device_id(&self, server: ServerId, transport: DataTransport) -> Option<LayoutDeviceId> {
         let id = |transport| {
-            let found = self.servers.get(&server)?;
+            let found = self.get(server)?;
             found.device_id(server, transport, found.version.now())
         };
         id(transport).or_else(|| TRANSPORTS.into_iter().find_map(id))

@@ -115,6 +115,62 @@ fn drain_continues_after_a_restart_and_keeps_all_writes() {
     server.stop();
 }
 
+/// A data server is added while the server runs. The metadata server is killed during the rebalancing, and files are written.
+#[test]
+fn added_data_server_gets_copies_by_a_rebalancing() {
+    let cluster = Cluster::new();
+    let path = cluster.config("");
+    let whole = fs::read_to_string(&path).unwrap();
+    let (two, third) = whole.split_at(whole.find("[[pnfs.server]]\nid = 3").unwrap());
+    fs::write(&path, two).unwrap();
+    let mut server = Server::start(&["--config", &path]);
+    let mut files: Vec<_> = (0..6).map(|number| contents(number, 400_000)).collect();
+    let name = |number: usize| format!("/file{number}");
+    for (number, bytes) in files.iter().enumerate() {
+        assert!(!cluster.put(&server, &name(number)[1..], bytes).contains(&2));
+    }
+    assert!(cluster.ask(&["ds", "add"]).contains("no data server that is not in use"));
+    fs::write(&path, format!("{two}{third}")).unwrap();
+    assert!(cluster.ask(&["ds", "add"]).starts_with("data server 3 of cluster three is in service: nfs://"));
+    assert_eq!(cluster.ask(&["ds", "add", "--json"]), "");
+    assert_eq!((&cluster.listed(2)["state"], &cluster.listed(2)["objects"]), (&"in_service".into(), &0.into()));
+
+    let plan = lines(&cluster.ask(&["ds", "rebalance", "--dry-run", "--json"])).remove(0);
+    assert_eq!((&plan["copies"], plan["servers"].as_array().unwrap().len()), (&4.into(), 3));
+    assert!(cluster.ask(&["ds", "rebalance", "--dry-run"]).contains("three: 4 copies with 1.5"));
+    assert!(cluster.objects(2).is_empty(), "a plan moves nothing");
+    assert!(cluster.ask(&["ds", "rebalance", "--rate", "100K"]).contains("is in progress"));
+    assert!(cluster.ask(&["ds", "rebalance", "--stop"]).contains("has ended"));
+    assert!(cluster.ask(&["ds", "rebalance", "--rate", "400K"]).contains("is in progress"));
+    until("a copy must be moved", || !cluster.objects(2).is_empty());
+    server.child.kill().unwrap();
+    server.child.wait().unwrap();
+    server = Server::start(&["--config", &path]);
+    let status = || lines(&cluster.ask(&["ds", "rebalance", "--status", "--json"])).remove(0);
+    assert_eq!(status()["running"], true, "the order must be durable");
+    for (number, bytes) in files.iter_mut().enumerate() {
+        let data = contents(number as u64 + 100, 50_000);
+        bytes[number * 50_000..][..data.len()].copy_from_slice(&data);
+        write_in_place(&server, &name(number), number as u64 * 50_000, &data);
+    }
+    assert!(cluster.ask(&["ds", "rebalance", "--status", "--watch"]).contains("has ended"));
+    assert_eq!((&status()["running"], &status()["failed"]), (&false.into(), &0.into()));
+    assert!(cluster.ask(&["resilver", "--watch"]).contains("nothing is left"));
+    for (number, bytes) in files.iter().enumerate() {
+        check(&server, &name(number), bytes, &cluster.at("back"));
+        let copies = cluster.servers_of(&name(number)[1..]);
+        assert!(copies.len() == 2 && copies[0] != copies[1], "{copies:?}");
+        assert!(copies.iter().all(|copy| cluster.objects(*copy).contains(bytes)), "both copies must have the bytes");
+    }
+    until("the former objects must be removed", || {
+        (0..SERVERS).all(|server| cluster.listed(server)["objects"] == 4 && cluster.objects(server).len() == 4)
+    });
+    // A file that cannot be read leaves everything as it is.
+    fs::write(&path, "[[pnfs").unwrap();
+    assert!(fails(1, &["ds", "add", "--state-dir", &cluster.state()]).contains("slipway.toml"));
+    server.stop();
+}
+
 #[test]
 fn lost_data_server_is_replaced_and_files_without_a_copy_are_named() {
     let mut cluster = Cluster::new();

@@ -251,7 +251,8 @@ impl Cluster {
 
     pub async fn mount(&self, number: u8, query: &str) -> Mount {
         let version = if query.contains("&vers=") { "" } else { "&vers=4.2" };
-        let url = format!("nfs://{}/m?proto=tcp&uid=1000&gid=1000&timeo=2s{version}{query}", sim::SERVER);
+        let timeo = if query.contains("&timeo=") { "" } else { "&timeo=2s" };
+        let url = format!("nfs://{}/m?proto=tcp&uid=1000&gid=1000{timeo}{version}{query}", sim::SERVER);
         Mount::connect(&url.parse().unwrap(), &sim::switch(&self.network, number)).await.unwrap()
     }
 }

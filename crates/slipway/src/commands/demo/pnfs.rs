@@ -171,8 +171,12 @@ impl Demo {
         self.cluster.kill(victim)?;
         self.timeline
             .event(&format!("data server {victim} was killed by SIGKILL; its memory with all its objects is gone"));
+        let killed = Instant::now();
         self.wait(gauges, load, "the first stale mark", |cluster| Ok(cluster.repairs()?.copies > 0))?;
-        self.timeline.event("the client gives up the data server and goes on with the other copies");
+        self.timeline.event(&format!(
+            "the client gives up the data server after {:.1} s of refused connections, and goes on with the other copies",
+            killed.elapsed().as_secs_f64()
+        ));
         self.watch(gauges, load, self.pause)?;
         let stale = self.cluster.repairs()?.copies;
         self.timeline.event(&format!("stale copies on data server {victim}, which have missed a write: {stale}"));

@@ -177,7 +177,10 @@ pub struct Args {
 pub fn run(args: &Args, log: &LogArgs) -> Outcome {
     let clusters: Arc<Clusters> = Arc::default();
     let config = match &args.config {
-        Some(path) => Config::load_with(path, &pnfs::backends(clusters.clone())).map_err(Failure::usage)?,
+        Some(path) => {
+            clusters.configured_by(std::path::absolute(path).unwrap_or_else(|_| path.clone()));
+            Config::load_with(path, &pnfs::backends(clusters.clone())).map_err(Failure::usage)?
+        }
         None => Config::default(),
     };
     logging::start(&LogArgs {
