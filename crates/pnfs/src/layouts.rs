@@ -40,10 +40,10 @@ impl Layouts for Pnfs {
         &self,
         caller: &Caller<'_>,
         file: &Handle,
-        _: Option<LayoutHolder>,
+        holder: Option<LayoutHolder>,
         commit: &LayoutCommit,
     ) -> Result<Change> {
-        caller.complete(|| self.0.clone().commit_layout(file.clone(), *commit))
+        caller.complete(|| self.0.clone().commit_layout(file.clone(), *commit, holder.is_none()))
     }
 
     fn report(

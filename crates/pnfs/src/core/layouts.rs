@@ -185,23 +185,75 @@ impl Core {
         }
     }
 
-    /// Makes writes of a client visible (LAYOUTCOMMIT).
+    /// Makes writes of a client visible (LAYOUTCOMMIT). `reclaims` if the layout is of an earlier process.
     ///
     /// # Errors
-    /// Returns the errors of the inner file system.
-    pub async fn commit_layout(self: Arc<Self>, handle: Handle, commit: LayoutCommit) -> Result<Change> {
+    /// Returns the errors of the inner file system, and `Io` if the size must be compared with those of the objects and no data server
+    /// with a copy of a stripe answers.
+    pub async fn commit_layout(
+        self: Arc<Self>,
+        handle: Handle,
+        commit: LayoutCommit,
+        reclaims: bool,
+    ) -> Result<Change> {
         let file = self.files.get(&handle);
         let mtime = commit.mtime.map_or(SetTime::Now, SetTime::To);
-        let size = commit.size.unwrap_or(0);
-        let sized = *file.sizing.lock();
+        let mut size = commit.size.unwrap_or(0);
+        let sized = {
+            let sizing = file.sizing.lock();
+            // A truncation that is in progress comes after the writes.
+            size = if sizing.cutting { 0 } else { size };
+            sizing.count
+        };
+        if reclaims || self.holders.is_cut(&handle) {
+            size = self.written_size(&file, size).await?;
+        }
+        tracing::debug!(file = ?handle, named = commit.size, size, "a client commits its writes");
         self.write_ends(&file, size, sized).await?;
         self.run(move |core| {
             let sizing = file.sizing.lock();
             // A truncation that the client has not awaited comes after its writes.
-            let size = if *sizing == sized { size } else { 0 };
+            let size = if sizing.count == sized { size } else { 0 };
             core.grow(&file, size, Some(mtime))
         })
         .await
+    }
+
+    /// Returns `size`, or the size that a client can have written if that is smaller. RFC 8881 §18.42.3 does not demand that the server
+    /// uses the last offset that a client names. A client that truncates the file itself keeps its layout, and can name an offset of
+    /// before: Linux does, if its LAYOUTCOMMIT of earlier writes comes during the truncation or after it.
+    ///
+    /// # Errors
+    /// Returns `Io` if no data server with a copy of one stripe answers, and the errors of the inner file system.
+    async fn written_size(self: &Arc<Self>, file: &Arc<File>, size: u64) -> Result<u64> {
+        let Place::Servers(record) = self.place(file).await? else { return Ok(size) };
+        let of = file.clone();
+        if size <= self.run(move |core| core.size_of(&of.handle)).await? {
+            return Ok(size);
+        }
+        let sizes = self.object_sizes(&record).await?;
+        // The client has written to all copies. One that is longer has missed the truncation, and is about to be stale.
+        let of_stripe = |stripe| record.in_sync_of(stripe).filter_map(|copy| sizes.get(&copy)).min();
+        let written = (0..record.stripes.count()).filter_map(of_stripe).max();
+        Ok(written.map_or(size, |written| size.min(*written)))
+    }
+
+    /// Returns the sizes of the file that the objects in sync show whose data servers answer, by copy.
+    ///
+    /// # Errors
+    /// Returns `Io` if no data server with a copy of one stripe answers.
+    async fn object_sizes(&self, record: &Record) -> Result<HashMap<usize, u64>> {
+        let size = |copy: usize| {
+            let size = self.servers.size(record.copies[copy].object);
+            // An object can end with a byte of another stripe: see `write_ends`.
+            let shown = move |size| record.stripes.end(record.stripe_of(copy), size);
+            async move { size.await.ok().map(|size| (copy, shown(size))) }
+        };
+        let sizes: HashMap<_, _> = join_all(record.in_sync().map(size)).await.into_iter().flatten().collect();
+        match record.stripe_without(|copy| sizes.contains_key(&copy)) {
+            Some(_) => Err(VfsError::Io),
+            None => Ok(sizes),
+        }
     }
 
     /// Writes a byte to each object that ends before the last byte that its stripe has in a file of `size` bytes: see
@@ -234,7 +286,7 @@ impl Core {
         let work = work.collect();
         let outcome = self.on_copies(&record, work, |_, ()| true).await;
         // Objects that are too short get the size of the file, too, before clients use them again.
-        if *file.sizing.lock() != sized || outcome.lost.is_some() {
+        if file.sizing.lock().count != sized || outcome.lost.is_some() {
             let of = file.clone();
             self.run(move |core| core.add_work(&of.handle, TRUNCATING)).await?;
             self.wake.notify_one();
@@ -267,26 +319,18 @@ impl Core {
     async fn take_size(self: &Arc<Self>, file: &Arc<File>) -> Result<()> {
         loop {
             let Place::Servers(record) = self.place(file).await? else { return Ok(()) };
-            let sized = *file.sizing.lock();
+            let sized = file.sizing.lock().count;
             // Objects that could not be cut have bytes that do not belong to the file any more.
             if self.has_work(&file.handle, TRUNCATING) {
                 return Ok(());
             }
-            let size = |copy: usize| {
-                let size = self.servers.size(record.copies[copy].object);
-                async move { size.await.ok().map(|size| (copy, size)) }
-            };
-            let sizes: HashMap<_, _> = join_all(record.in_sync().map(size)).await.into_iter().flatten().collect();
-            if record.stripe_without(|copy| sizes.contains_key(&copy)).is_some() {
-                return Err(VfsError::Io);
-            }
-            let size = sizes.into_values().max().unwrap_or(0);
+            let size = self.object_sizes(&record).await?.into_values().max().unwrap_or(0);
             self.write_ends(file, size, sized).await?;
             let of = file.clone();
             let taken = self.run(move |core| {
                 let sizing = of.sizing.lock();
                 // A truncation has begun: the objects may have had their former sizes.
-                if *sizing != sized {
+                if sizing.count != sized {
                     return Ok(false);
                 }
                 if size > core.size_of(&of.handle)? {

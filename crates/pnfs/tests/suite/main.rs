@@ -7,4 +7,5 @@ mod files;
 mod layouts;
 mod servers;
 mod stripes;
+mod truncation;
 mod world;

@@ -38,6 +38,8 @@ struct Server {
     full: bool,
     /// The number of writes that may still begin, if it is limited.
     permits: Option<u64>,
+    /// `true` if changes of sizes wait.
+    holds_sizes: bool,
     contacts: u64,
 }
 
@@ -138,6 +140,11 @@ impl Servers {
     /// Lets one more write begin.
     pub fn add_permit(&self, server: u32) {
         self.server(server, |server| server.permits = server.permits.map(|permits| permits + 1));
+    }
+
+    /// Sets whether changes of sizes wait.
+    pub fn hold_sizes(&self, server: u32, holds_sizes: bool) {
+        self.server(server, |server| server.holds_sizes = holds_sizes);
     }
 
     /// Returns the number of operations that were sent to a data server.
@@ -325,10 +332,19 @@ impl DataServers for Servers {
     }
 
     fn set_size(&self, object: Object, size: u64) -> ServerFuture<()> {
-        self.on(object, move |data, _| {
+        let servers = self.clone();
+        let held = poll_fn(move |_| match servers.server(object.server.0, |server| server.holds_sizes) {
+            true => Poll::Pending,
+            false => Poll::Ready(()),
+        });
+        let set = self.on(object, move |data, _| {
             data.now.resize(size);
             data.durable.resize(size);
             Ok(())
+        });
+        Box::pin(async move {
+            held.await;
+            set.await
         })
     }
 

@@ -337,3 +337,18 @@ fn new_files_avoid_data_servers_that_have_failed() {
 }
 
 const UNIT: u64 = 700;
+
+/// The server writes such a byte before a write that leaves a hole, and the write can fail.
+#[test]
+fn byte_at_the_end_of_an_object_that_belongs_to_another_stripe_is_no_byte_of_the_file() {
+    let world = few_servers();
+    let file = world.create("file");
+    let layout = world.grant_striped(&file, 1, Write).unwrap();
+    assert_eq!(world.client_write(&layout, 0, &content(UNIT as usize)), 0);
+    for mirror in &layout.mirrors {
+        let (object, user) = mirror[0];
+        world.servers.client_write(object, user, UNIT, &[0]).unwrap();
+    }
+    world.release(&file, 1, LayoutModes::WRITE);
+    assert_eq!(world.size(&file), UNIT);
+}
