@@ -112,6 +112,7 @@ async fn handles_of_files_layouts_name_the_user_until_it_is_fenced() {
         assert_eq!(client.status([putfh(&plain), read(Stateid4::ANONYMOUS, 0, 1)]), Nfsstat4::Access);
 
         // RFC 8881 §13.9.1: a data server refuses special stateids.
+        //= rfc8881-8.2.3-1 rfc8881-8.2.3-2
         for special in [Stateid4::ANONYMOUS, Stateid4::READ_BYPASS, Stateid4::CURRENT, Stateid4::INVALID] {
             assert_eq!(client.status([putfh(&writer), read(special, 0, 1)]), Nfsstat4::BadStateid, "{special:?}");
             assert_eq!(client.status([putfh(&writer), write(special, 0, b"x")]), Nfsstat4::BadStateid, "{special:?}");

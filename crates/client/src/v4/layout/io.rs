@@ -33,7 +33,7 @@ pub(super) struct Direct {
     pub access: Access,
 }
 
-/// What a data server of a files layout is shown: the caller, and the stateid of the open at the metadata server.
+/// The identity of I/O at a data server of a files layout: the caller, and the stateid of the open at the metadata server.
 pub(super) struct Access {
     caller: Option<Caller>,
     stateid: Stateid4,

@@ -1,7 +1,8 @@
 //! [`DataSession`]: the session with a data server of NFSv4.1 or 4.2.
 //!
 //! Read RFC 8435 §2.2 and §5.1, and RFC 8881 §13.9.1 first: at a loosely coupled data server of flexible files, the client uses the
-//! anonymous stateid, and with a files layout that of its open at the metadata server. So it opens no file there, and a restart of the data server costs it only its session, which the session core makes again.
+//! anonymous stateid, and with a files layout that of its open at the metadata server. So it opens no file there, and a restart of
+//! the data server costs it only its session, which the session core makes again.
 
 use std::sync::Arc;
 
