@@ -63,7 +63,7 @@ pub(crate) struct ServerContext {
     used: AtomicU64,
 }
 
-/// What is necessary to make a [`ServerContext`].
+/// The properties of a [`ServerContext`] that is added.
 pub(crate) struct NewContext {
     pub context: Box<dyn Context>,
     pub principal: Bytes,
@@ -105,7 +105,7 @@ struct HalfOpen {
     tokens: usize,
 }
 
-/// What a function has removed, for the caller to drop without a lock.
+/// Removed contexts and negotiations, for the caller to drop without a lock.
 #[derive(Default)]
 #[must_use = "it must be dropped without the lock of the table"]
 pub(crate) struct Removed {

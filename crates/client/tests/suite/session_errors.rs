@@ -346,6 +346,46 @@ fn unmount_destroys_the_session_and_the_client() {
     });
 }
 
+/// The operations that destroy have no slot, so the server may have executed them before (RFC 8881 §2.10.6.2).
+#[test]
+fn unmount_succeeds_if_the_session_and_the_client_were_destroyed_before() {
+    for (opnum, status, succeeds) in [
+        (Opnum4::DestroySession, Nfsstat4::BadSession, true),
+        (Opnum4::DestroySession, Nfsstat4::Inval, false),
+        (Opnum4::DestroyClientId, Nfsstat4::StaleClientid, true),
+        (Opnum4::DestroyClientId, Nfsstat4::ClientidBusy, false),
+    ] {
+        simulated(async |scripted, record, mount| {
+            mount.stat("file").await.unwrap();
+            scripted.refuse(opnum, status, HOUR);
+            assert_eq!(mount.unmount().await.is_ok(), succeeds, "{opnum:?} {status:?}");
+            let destroys_client = opnum == Opnum4::DestroyClientId || succeeds;
+            assert_eq!(
+                record.with(Opnum4::DestroyClientId).len(),
+                usize::from(destroys_client),
+                "{opnum:?} {status:?}"
+            );
+        });
+    }
+}
+
+/// RFC 8881 §18.37.3: the connection must be bound to the session.
+#[test]
+fn unmount_binds_its_connection_to_the_session() {
+    simulated(async |scripted, record, mount| {
+        mount.stat("file").await.unwrap();
+        let bound = record.with(Opnum4::BindConnToSession).len();
+        scripted.refuse(Opnum4::DestroySession, Nfsstat4::ConnNotBoundToSession, HOUR);
+        let accept = async {
+            sim::until(|| scripted.script.lock().refused == 1).await;
+            scripted.script.lock().refuse = None;
+        };
+        let (unmounted, ()) = tokio::join!(mount.unmount(), accept);
+        unmounted.unwrap();
+        assert_eq!(record.with(Opnum4::BindConnToSession).len(), bound + 1);
+    });
+}
+
 /// The client can use a server in each role of pNFS, or in none (RFC 8881 §13.1).
 #[test]
 fn client_introduces_itself_for_each_role_in_pnfs() {
