@@ -78,7 +78,7 @@ pub struct BareSubject<'a> {
 pub struct PeerArgs {
     /// The file that the client asks for
     file: PathBuf,
-    /// How to answer
+    /// The loop of the client that asks
     #[arg(long, value_enum, default_value = "send")]
     answer: Bare,
     /// Congestion control of the connections
@@ -370,7 +370,7 @@ const TOKEN_GROWTH: usize = 512;
 const RECORD: usize = 16 << 10;
 /// The length of the tag of a record.
 const TAG: usize = 16;
-/// What a record authenticates beside its data has the length of a header of TLS.
+/// The data that a record authenticates besides its own, as long as a header of TLS.
 const HEADER: [u8; 5] = [0; 5];
 
 #[cfg(test)]
