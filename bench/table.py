@@ -142,7 +142,8 @@ def security(path):
     report = json.load(open(path))
     rates = {(result["series"], result["operation"]): sample(result) for result in report["results"]}
     columns = {"read": "READ 128 KiB × 8", "write": "WRITE 128 KiB × 8", "getattr": "GETATTR × 16"}
-    heads = [head for name in columns.values() for head in [name, "of AUTH_SYS", "of the cipher"][: 3 if "KiB" in name else 2]]
+    ratios = ["of AUTH_SYS", "of the cipher", "of the cipher at both ends"]
+    heads = [head for name in columns.values() for head in [name, *ratios[: 3 if "KiB" in name else 1]]]
     print("| | " + " | ".join(heads) + " |")
     print("|---" * (len(heads) + 1) + "|")
     for series in report["series"]:
@@ -152,7 +153,7 @@ def security(path):
         cells = []
         for operation, name in columns.items():
             if (series["name"], operation) not in rates:
-                cells += ["-"] * (3 if "KiB" in name else 2)
+                cells += ["-"] * (4 if "KiB" in name else 2)
                 continue
             this = rates[series["name"], operation]
             plain = next(s["name"] for s in report["series"] if s["mount"].get("sec", "sys") == "sys" and s["mount"].get("xprtsec", "none") == "none")
@@ -161,7 +162,9 @@ def security(path):
             cells += [cell(name, this), "" if loop else f"{this[0] / rates[plain, operation][0]:.2f}"]
             if "KiB" in name:
                 cells.append(f"{this[0] / bound[0]:.2f}" if bound and not loop else "")
-        title = {"cipher": "AES-256-GCM alone", "kerberos": "GSS_Wrap alone"}.get(series["name"], flavour + (", TLS" if tls else ""))
+                both = rates.get(("send-cipher", "read")) if cipher.get((flavour, tls)) == "cipher" and not loop else None
+                cells.append(f"{this[0] / both[0]:.2f}" if both else "")
+        title = {"cipher": "AES-256-GCM alone", "send-cipher": "AES-256-GCM at both ends of a connection", "kerberos": "GSS_Wrap alone"}.get(series["name"], flavour + (", TLS" if tls else ""))
         print("| " + " | ".join([title, *cells]) + " |")
     print()
     print(f"{report['conditions']['rounds']} rounds of {report['conditions']['seconds']} s, one connection. CPU is client and server together.")

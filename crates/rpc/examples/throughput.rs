@@ -17,9 +17,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+use aws_lc_rs::aead;
 use buf::Buffer;
 use bytes::Bytes;
-use ring::aead;
 use rpc::{
     Answering, Call, CallOptions, Client, ClientOptions, Procedure, ReplyHeader, ReplyPlan, Server, Service, Switch,
     TcpKind, TransportKind, UdpKind, WorkerOptions, Workers,

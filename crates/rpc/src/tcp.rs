@@ -102,6 +102,8 @@ struct Driver<S> {
     queue: SendQueue,
     /// An upper bound of the bytes of replies in the queue.
     reply_bytes: usize,
+    /// The time from which messages in the outbox wait for more of them.
+    waiting: Option<tokio::time::Instant>,
     /// Calls that arrived while delivery was paused. There is one, or more if the driver reads on for replies that can
     /// follow them.
     stash: VecDeque<IncomingCall>,
@@ -154,6 +156,7 @@ impl<S: Stream> TcpTransport<S> {
                 reader: RecordReader::new(message_max.min(terms.record_max), pool),
                 queue: SendQueue::new(),
                 reply_bytes: 0,
+                waiting: None,
                 stash: VecDeque::new(),
                 stash_bytes: 0,
                 tally: Tally::new(terms.replies_max, terms.calls_max),
@@ -300,7 +303,7 @@ impl<S: Stream> Driver<S> {
                 continue;
             }
             let unwanted = self.take_up(shared, FLUSH_EARLY)?;
-            if self.queue.len() >= FLUSH_EARLY {
+            if !self.queue.is_empty() {
                 self.flush(cx)?;
             }
             let stop = unwanted || self.reply_bytes >= self.tally.replies_max;
@@ -347,8 +350,9 @@ impl<S: Stream> Driver<S> {
         }
     }
 
-    /// Moves queued messages to the send queue, if together they have at least `least` bytes: small replies become one
-    /// piece as long as they stay queued. Returns `true` if calls must not be delivered.
+    /// Moves queued messages to the send queue, if together they have at least `least` bytes or have waited for
+    /// [`WAITING_MAX`]: small replies become one piece as long as they stay queued. Returns `true` if calls must not be
+    /// delivered.
     fn take_up(&mut self, shared: &Mutex<Shared>, least: usize) -> Result<bool, TransportError> {
         let mut shared = shared.lock();
         shared.sleeping = None;
@@ -356,8 +360,13 @@ impl<S: Stream> Driver<S> {
             return Err(TransportError::Lost(CLOSED_HERE.to_owned()));
         }
         self.reply_bytes += std::mem::take(&mut shared.reply_bytes);
-        if !shared.outbox.is_empty() && self.queue.len() + shared.outbox.len() >= least {
-            shared.outbox.drain_to(&mut self.queue);
+        if !shared.outbox.is_empty() {
+            let now = tokio::time::Instant::now();
+            let waited = now - *self.waiting.get_or_insert(now);
+            if self.queue.len() + shared.outbox.len() >= least || waited >= WAITING_MAX {
+                shared.outbox.drain_to(&mut self.queue);
+                self.waiting = None;
+            }
         }
         self.tally.settle(&mut shared.ledger);
         Ok(shared.held || shared.closing || self.tally.is_full())
@@ -598,6 +607,9 @@ fn lost(error: io::Error) -> TransportError {
 const CLOSED_HERE: &str = "closed on this side";
 /// The number of queued bytes that is worth a system call while more calls are staged.
 const FLUSH_EARLY: usize = 256 << 10;
+/// The time after which replies are sent while more calls are staged. Without it, a client whose calls take long (krb5p)
+/// would wait for the replies to all of them, and the server then for its next calls.
+const WAITING_MAX: Duration = Duration::from_micros(200);
 const STASH_MAX: usize = 4 << 20;
 const LINGER: Duration = Duration::from_secs(1);
 

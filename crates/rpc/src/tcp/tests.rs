@@ -1,4 +1,8 @@
-use std::{future::poll_fn, sync::Arc};
+use std::{
+    future::poll_fn,
+    io::{Read, Write},
+    sync::Arc,
+};
 
 use buf::Buffer;
 use xdr::{Encoder, Located};
@@ -238,6 +242,25 @@ async fn all_memory_is_released_when_calls_are_answered() {
     futures_util::future::try_join_all(calls).await.unwrap();
     until(|| held(&far) == 0).await;
     assert_eq!(budget.used(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn replies_do_not_wait_for_calls_that_take_long() {
+    let (mut peer, transport) = charged(&Budget::new(8 << 20));
+    peer.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    let calls: Vec<_> = (1..=3).flat_map(|xid| crate::tls::wire::record(&message(xid, CALL, 0))).collect();
+    peer.write_all(&calls).unwrap();
+    for xid in 1..=3 {
+        let call = poll_fn(|cx| transport.poll_recv(cx)).await.unwrap();
+        assert_eq!(call.token.xid, Xid(xid));
+        if xid < 3 {
+            transport.reply(call.token, message(xid, REPLY, 0)).unwrap();
+            tokio::time::advance(WAITING_MAX).await;
+        }
+    }
+    let mut replies = [0; 24];
+    peer.read_exact(&mut replies).expect("the replies must be sent before the last call ends");
+    assert_eq!((replies[7], replies[19]), (1, 2));
 }
 
 #[tokio::test]

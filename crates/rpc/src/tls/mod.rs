@@ -69,7 +69,7 @@ const ALPN: &[u8] = b"sunrpc";
 
 /// Returns the ciphers and signatures of TLS.
 fn provider() -> Arc<CryptoProvider> {
-    Arc::new(rustls::crypto::ring::default_provider())
+    Arc::new(rustls::crypto::aws_lc_rs::default_provider())
 }
 
 /// The time by which certificates are judged.

@@ -66,13 +66,17 @@ impl Session {
         data: &[u8],
         outgoing: Vec<u8>,
     ) -> Result<Self, Error> {
+        // The cipher requires the sequence numbers from zero on (RFC 8446 §5.3). The handshake sends no data and no tickets.
+        if tx.0 != 0 {
+            return Err(Error::General("the handshake has sent records after its end".to_owned()));
+        }
         let suite = keys.suite();
         let limit = suite.tls13().map_or(0, |suite| suite.common.confidentiality_limit);
         let mut queue = SendQueue::new();
         queue.push(Piece::Memory(Bytes::from(outgoing)));
         Ok(Self {
             sealer: sealer(suite, tx.1)?,
-            sealed: tx.0,
+            sealed: 0,
             update_after: limit / 2,
             opener: opener(suite, rx.1)?,
             opened: rx.0,

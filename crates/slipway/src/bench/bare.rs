@@ -3,11 +3,12 @@
 //! `send` and `sendfile` ask a separate process for blocks of a file, over one TCP connection for each thread, with as
 //! many outstanding requests as the point says. Processes and congestion control are the same as with NFS, but there is
 //! no RPC, no XDR and no event loop. `pread` reads the same file in the client itself, `memcpy` copies memory,
-//! `cipher` encrypts memory as TLS does, and `kerberos` as krb5p does. Each loop has as many buffers as operations in
+//! `cipher` encrypts memory as TLS does, and `kerberos` as krb5p does. `send-cipher` is `send` with the cipher at both
+//! ends: the peer encrypts what it sends, and the client decrypts it. Each loop has as many buffers as operations in
 //! flight, and uses them in turn, so that the effect of the CPU caches is the same as with NFS.
 //!
-//! A request is 12 bytes, the offset and the length. The response is the bytes. `send` and `sendfile` have separate
-//! processes.
+//! A request is 12 bytes, the offset and the length. The response is the bytes. With `send-cipher`, it is encrypted
+//! records of 16 KiB, each followed by its tag.
 
 use std::{
     collections::VecDeque,
@@ -22,12 +23,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, Tag, UnboundKey};
 use clap::ValueEnum;
 use gss::{
     kerberos::{KerberosAcceptor, KerberosInitiator},
     mechanism::{Acceptor as _, Context, GssError, Initiator as _},
 };
-use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use serde::Serialize;
 
 use super::{
@@ -48,6 +49,8 @@ pub enum Bare {
     Send,
     /// A peer uses sendfile
     Sendfile,
+    /// A peer preads, encrypts as TLS does, and sends; the client decrypts
+    SendCipher,
     /// The client itself reads the file
     Pread,
     /// The client copies memory
@@ -75,9 +78,9 @@ pub struct BareSubject<'a> {
 pub struct PeerArgs {
     /// The file that the client asks for
     file: PathBuf,
-    /// Answer by sendfile
-    #[arg(long)]
-    sendfile: bool,
+    /// The loop of the client that asks
+    #[arg(long, value_enum, default_value = "send")]
+    answer: Bare,
     /// Congestion control of the connections
     #[arg(long)]
     congestion: Option<String>,
@@ -105,7 +108,7 @@ impl<'a> BareSubject<'a> {
         meter: &'a Meter,
     ) -> Result<Self, Failure> {
         let peer = match bare {
-            Bare::Send | Bare::Sendfile => Some(Peer::start(file, bare == Bare::Sendfile, congestion)?),
+            Bare::Send | Bare::Sendfile | Bare::SendCipher => Some(Peer::start(file, bare, congestion)?),
             Bare::Kerberos if keytab.is_none() => {
                 return Err(Failure::usage("--beside kerberos needs --keytab, a file with the key of nfs/localhost"));
             }
@@ -121,7 +124,7 @@ impl<'a> BareSubject<'a> {
                 let stream = TcpStream::connect(peer.address)?;
                 stream.set_nodelay(true)?;
                 congestion(&stream, self.congestion.as_deref())?;
-                Way::Stream(stream)
+                Way::Stream(stream, (self.bare == Bare::SendCipher).then(|| Box::new(key())))
             }
             (None, Bare::Pread) => Way::File(File::open(&self.file)?),
             (None, Bare::Cipher) => Way::Cipher(Box::new(key())),
@@ -147,13 +150,17 @@ impl<'a> BareSubject<'a> {
                     buffers[buffer].copy_from_slice(&memory[at..at + point.block]);
                     std::hint::black_box(&buffers);
                 }
-                Way::Cipher(key) => encrypt(key, turn, &mut buffers[buffer]),
+                Way::Cipher(key) => {
+                    for (record, data) in buffers[buffer].chunks_mut(RECORD).enumerate() {
+                        let _ = std::hint::black_box(encrypt(key, nonce(turn, record), data));
+                    }
+                }
                 Way::Kerberos(context) => {
                     let mut token = Vec::with_capacity(point.block + TOKEN_GROWTH);
                     context.wrap(&[&buffers[buffer]], &mut token).map_err(io::Error::other)?;
                     std::hint::black_box(token);
                 }
-                Way::Stream(stream) => {
+                Way::Stream(stream, key) => {
                     // As many requests are sent at once as there is room for. At the end, all are answered.
                     let mut requests = Vec::new();
                     while tally.goes_on() && asked.len() < buffers.len() {
@@ -165,7 +172,15 @@ impl<'a> BareSubject<'a> {
                     if asked.is_empty() {
                         break;
                     }
-                    stream.read_exact(&mut buffers[buffer])?;
+                    match key {
+                        None => stream.read_exact(&mut buffers[buffer])?,
+                        Some(key) => {
+                            let block = &mut buffers[buffer];
+                            block.resize(encrypted_len(point.block), 0);
+                            stream.read_exact(block)?;
+                            decrypt(key, offset(turn), block)?;
+                        }
+                    }
                 }
             }
             tally.count(point.block, asked.pop_front());
@@ -190,7 +205,8 @@ impl Subject for BareSubject<'_> {
 
 /// The source of a thread's blocks.
 enum Way {
-    Stream(TcpStream),
+    /// The connection, and the key if the peer encrypts.
+    Stream(TcpStream, Option<Box<LessSafeKey>>),
     File(File),
     Memory(bytes::Bytes),
     Cipher(Box<LessSafeKey>),
@@ -212,15 +228,32 @@ fn key() -> LessSafeKey {
     LessSafeKey::new(UnboundKey::new(&AES_256_GCM, &[7; 32]).expect("the key must have the length of the cipher"))
 }
 
-/// Encrypts a block in place, in records as long as those of TLS.
-fn encrypt(key: &LessSafeKey, turn: u64, block: &mut [u8]) {
-    for (record, data) in block.chunks_mut(RECORD).enumerate() {
-        let mut nonce = [0; 12];
-        nonce[..8].copy_from_slice(&turn.to_le_bytes());
-        nonce[8..].copy_from_slice(&(record as u32).to_le_bytes());
-        let tag = key.seal_in_place_separate_tag(Nonce::assume_unique_for_key(nonce), Aad::from([0; 5]), data);
-        let _ = std::hint::black_box(tag.expect("a record must not be too long"));
+/// Returns a nonce for a record of a block.
+fn nonce(block: u64, record: usize) -> Nonce {
+    let mut nonce = [0; 12];
+    nonce[..8].copy_from_slice(&block.to_le_bytes());
+    nonce[8..].copy_from_slice(&(record as u32).to_le_bytes());
+    Nonce::assume_unique_for_key(nonce)
+}
+
+/// Encrypts a record in place.
+fn encrypt(key: &LessSafeKey, nonce: Nonce, data: &mut [u8]) -> Tag {
+    let tag = key.seal_in_place_separate_tag(nonce, Aad::from(HEADER), data);
+    tag.expect("a record must not be too long")
+}
+
+/// Returns the length of an encrypted block with its tags.
+fn encrypted_len(block: usize) -> usize {
+    block + block.div_ceil(RECORD) * TAG
+}
+
+/// Decrypts the records of the block at `offset` in place.
+fn decrypt(key: &LessSafeKey, offset: u64, block: &mut [u8]) -> io::Result<()> {
+    for (record, data) in block.chunks_mut(RECORD + TAG).enumerate() {
+        let opened = key.open_in_place(nonce(offset, record), Aad::from(HEADER), data);
+        opened.map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "a record of the peer is invalid"))?;
     }
+    Ok(())
 }
 
 /// The process that answers. It ends when its standard input is closed.
@@ -230,11 +263,11 @@ struct Peer {
 }
 
 impl Peer {
-    fn start(file: &Path, sendfile: bool, congestion: Option<&str>) -> Result<Self, Failure> {
+    fn start(file: &Path, answer: Bare, congestion: Option<&str>) -> Result<Self, Failure> {
         let failed = |what: &dyn std::fmt::Display| Failure::failed(format!("cannot start the bare peer: {what}"));
         let mut command = Command::new(env::current_exe().map_err(|error| failed(&error))?);
         command.args(["bench", "peer"]).arg(file);
-        command.args(sendfile.then_some("--sendfile"));
+        command.arg(format!("--answer={}", answer.name()));
         command.args(congestion.map(|name| format!("--congestion={name}")));
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(|error| failed(&error))?;
         let mut line = String::new();
@@ -270,20 +303,20 @@ pub fn peer(args: &PeerArgs) -> Result<(), Failure> {
         Ok(listener)
     };
     let listener = start().map_err(|error: io::Error| Failure::failed(format!("{}: {error}", args.file.display())))?;
-    let (file, sendfile) = (args.file.clone(), args.sendfile);
+    let (file, how) = (args.file.clone(), args.answer);
     thread::spawn(move || {
         for stream in listener.incoming().flatten() {
             let file = File::open(&file);
             // Each connection has a thread, which ends when the connection fails.
-            thread::spawn(move || answer(stream, &file?, sendfile));
+            thread::spawn(move || answer(stream, &file?, how));
         }
     });
     io::copy(&mut io::stdin(), &mut io::sink()).map(drop).map_err(Failure::failed)
 }
 
-fn answer(mut stream: TcpStream, file: &File, sendfile: bool) -> io::Result<()> {
+fn answer(mut stream: TcpStream, file: &File, how: Bare) -> io::Result<()> {
     stream.set_nodelay(true)?;
-    let (mut buffer, mut asked) = (Vec::new(), [0; 12]);
+    let (mut buffer, mut asked, key) = (Vec::new(), [0; 12], key());
     loop {
         stream.read_exact(&mut asked)?;
         let (offset, len) = asked.split_at(8);
@@ -292,7 +325,7 @@ fn answer(mut stream: TcpStream, file: &File, sendfile: bool) -> io::Result<()> 
         if len > BLOCK_MAX {
             return Err(io::ErrorKind::InvalidData.into());
         }
-        if sendfile {
+        if how == Bare::Sendfile {
             let mut left = len;
             while left > 0 {
                 match rustix::fs::sendfile(&stream, file, Some(&mut offset), left)? {
@@ -300,6 +333,16 @@ fn answer(mut stream: TcpStream, file: &File, sendfile: bool) -> io::Result<()> 
                     sent => left -= sent,
                 }
             }
+        } else if how == Bare::SendCipher {
+            buffer.resize(encrypted_len(len), 0);
+            let block = offset;
+            for (record, place) in buffer.chunks_mut(RECORD + TAG).enumerate() {
+                let (data, tag) = place.split_at_mut(place.len() - TAG);
+                file.read_exact_at(data, offset)?;
+                offset += data.len() as u64;
+                tag.copy_from_slice(encrypt(&key, nonce(block, record), data).as_ref());
+            }
+            stream.write_all(&buffer)?;
         } else {
             buffer.resize(len, 0);
             file.read_exact_at(&mut buffer, offset)?;
@@ -325,6 +368,10 @@ const BLOCK_MAX: usize = 4 << 20;
 const TOKEN_GROWTH: usize = 512;
 /// Maximum data of a record of TLS.
 const RECORD: usize = 16 << 10;
+/// The length of the tag of a record.
+const TAG: usize = 16;
+/// The data that a record authenticates besides its own, as long as a header of TLS.
+const HEADER: [u8; 5] = [0; 5];
 
 #[cfg(test)]
 mod tests {
@@ -332,10 +379,10 @@ mod tests {
     use super::*;
 
     /// Answers on threads of this process as the peer does in a separate one.
-    fn answering(file: &Path, sendfile: bool) -> SocketAddr {
+    fn answering(file: &Path, how: Bare) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let (address, file) = (listener.local_addr().unwrap(), file.to_owned());
-        thread::spawn(move || answer(listener.accept().unwrap().0, &File::open(file).unwrap(), sendfile));
+        thread::spawn(move || answer(listener.accept().unwrap().0, &File::open(file).unwrap(), how));
         address
     }
 
@@ -345,8 +392,8 @@ mod tests {
         let path = dir.path().join("file");
         let content = site::pattern(1 << 20);
         std::fs::write(&path, &content).unwrap();
-        for sendfile in [false, true] {
-            let mut stream = TcpStream::connect(answering(&path, sendfile)).unwrap();
+        for how in [Bare::Send, Bare::Sendfile] {
+            let mut stream = TcpStream::connect(answering(&path, how)).unwrap();
             stream.write_all(&[request(4096, 300_000), request(7, 1)].concat()).unwrap();
             let mut got = vec![0; 300_001];
             stream.read_exact(&mut got).unwrap();
@@ -355,6 +402,25 @@ mod tests {
             stream.write_all(&request(0, BLOCK_MAX + 1)).unwrap();
             assert_eq!(stream.read(&mut got).unwrap(), 0, "an oversized request must close the connection");
         }
+    }
+
+    #[test]
+    fn send_cipher_returns_the_encrypted_bytes_of_the_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        let content = site::pattern(1 << 20);
+        std::fs::write(&path, &content).unwrap();
+        let mut stream = TcpStream::connect(answering(&path, Bare::SendCipher)).unwrap();
+        stream.write_all(&request(4096, 40_000)).unwrap();
+        let mut got = vec![0; encrypted_len(40_000)];
+        stream.read_exact(&mut got).unwrap();
+        assert_ne!(got[..64], content[4096..][..64], "the bytes must be encrypted");
+        let mut forged = got.clone();
+        forged[20_000] ^= 1;
+        assert!(decrypt(&key(), 4096, &mut forged).is_err(), "the client must check the tags");
+        decrypt(&key(), 4096, &mut got).unwrap();
+        let data: Vec<_> = got.chunks(RECORD + TAG).flat_map(|record| &record[..record.len() - TAG]).copied().collect();
+        assert_eq!(data, content[4096..][..40_000]);
     }
 
     #[test]

@@ -86,7 +86,7 @@ enum What {
     /// READ, WRITE and GETATTR with security flavours and TLS, next to the rate of their ciphers
     ///
     /// Without --axis, it compares TCP with xprtsec=none,tls, and with --keytab also sec=sys,krb5,krb5i,krb5p. Without
-    /// --beside, it measures the cipher of TLS, and with --keytab that of krb5p.
+    /// --beside, it measures the cipher of TLS alone and at both ends of a connection, and with --keytab that of krb5p.
     Security(Common),
     /// The cost of idle connections: the server's memory, and the goodput of active connections
     Connections(connections::Args),
@@ -192,7 +192,8 @@ fn with_security(common: &Common) -> Common {
         common.axis.extend(axes.map(|axis| axis.parse::<Axis>().expect("axis must be valid")));
     }
     if common.beside.is_empty() {
-        common.beside = [Bare::Cipher, Bare::Kerberos].into_iter().take(1 + usize::from(keytab)).collect();
+        common.beside =
+            [Bare::Cipher, Bare::SendCipher, Bare::Kerberos].into_iter().take(2 + usize::from(keytab)).collect();
     }
     common
 }
