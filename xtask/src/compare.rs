@@ -22,7 +22,7 @@ struct Plan<'a> {
     congestion: &'a str,
 }
 
-/// What is compared.
+/// The subjects of a comparison.
 #[derive(Clone, Copy, PartialEq)]
 enum With {
     /// libnfs's client on NFS-Ganesha.

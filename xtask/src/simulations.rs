@@ -24,8 +24,13 @@ pub fn replay(seed: &str, report: &mut Report) -> bool {
     if seed.parse::<u64>().is_err() {
         return false;
     }
-    let arguments = [&["test"], &PACKAGES[..], &["--", "--nocapture"]].concat();
-    report.step(&format!("seed {seed}"), || checks::counted(&arguments, Some(seed)));
+    report.step(&format!("seed {seed}"), || match packages() {
+        Ok(packages) => {
+            let packages: Vec<&str> = packages.iter().flat_map(|package| ["--package", package]).collect();
+            checks::counted(&[&["test"], &packages[..], &["--", "--nocapture"]].concat(), Some(seed))
+        }
+        Err(why) => Outcome::Failed(why),
+    });
     true
 }
 
@@ -192,11 +197,27 @@ fn difference(first: &Outcomes, now: &Outcomes) -> String {
     format!("{test}, seed {seed}: {}, but {} in the first run", only(&after, &before), only(&before, &after))
 }
 
+/// Returns the packages with simulations, among other tests: those that depend on simnet, and simnet itself.
+fn packages() -> Result<Vec<String>, String> {
+    let metadata = capture(&mut cargo(["metadata", "--no-deps", "--format-version", "1"]))?;
+    let metadata: Value = serde_json::from_str(&metadata).map_err(|error| format!("cargo metadata: {error}"))?;
+    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    let simulates = |package: &Value| {
+        let dependencies = list(&package["dependencies"]);
+        dependencies.iter().chain([package]).any(|one| one["name"] == "slipway-simnet")
+    };
+    let packages = list(&metadata["packages"]).into_iter().filter(simulates);
+    Ok(packages.filter_map(|package| Some(package["name"].as_str()?.to_owned())).collect())
+}
+
 /// Builds the test programs of the packages with simulations.
 fn build() -> Result<Vec<Program>, String> {
     let options = ["--profile", "sim", "--tests", "--no-run", "--message-format=json-render-diagnostics"];
-    let arguments = [&["test"], &PACKAGES[..], &options];
-    let built = capture(&mut cargo(arguments.concat()))?;
+    let mut command = cargo(["test"]);
+    for package in packages()? {
+        command.args(["--package", &package]);
+    }
+    let built = capture(command.args(options))?;
     let mut programs: Vec<Program> =
         built.lines().filter_map(|line| program(&serde_json::from_str(line).ok()?)).collect();
     programs.sort_by(|one, other| one.name.cmp(&other.name));
@@ -217,24 +238,6 @@ const REPORTED_RUNS: usize = 20;
 
 /// The number of seeds for tests that run several.
 const SEEDS: &str = "3";
-
-/// The packages that have simulations, among other tests.
-const PACKAGES: [&str; 14] = [
-    "--package",
-    "slipway-testkit",
-    "--package",
-    "slipway-client",
-    "--package",
-    "slipway-server",
-    "--package",
-    "slipway-rpc",
-    "--package",
-    "slipway-rdma",
-    "--package",
-    "slipway-rpcrdma",
-    "--package",
-    "slipway-simnet",
-];
 
 #[cfg(test)]
 mod tests {

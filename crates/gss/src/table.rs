@@ -63,7 +63,7 @@ pub(crate) struct ServerContext {
     used: AtomicU64,
 }
 
-/// What is necessary to make a [`ServerContext`].
+/// The properties of a [`ServerContext`] that is added.
 pub(crate) struct NewContext {
     pub context: Box<dyn Context>,
     pub principal: Bytes,
@@ -105,7 +105,7 @@ struct HalfOpen {
     tokens: usize,
 }
 
-/// What a function has removed, for the caller to drop without a lock.
+/// Removed contexts and negotiations, for the caller to drop without a lock.
 #[derive(Default)]
 #[must_use = "it must be dropped without the lock of the table"]
 pub(crate) struct Removed {
@@ -447,6 +447,23 @@ mod tests {
             assert!(table.remove(&short).is_some());
             assert_eq!(table.len(), 5);
         }
+        check(&table);
+    }
+
+    #[test]
+    fn principal_with_the_longest_remaining_tokens_loses_a_context() {
+        let now = Instant::now();
+        let mut table = Table::new(GssLimits { tokens_max: 400, ..limits() });
+        let of = |principal, tokens| NewContext { tokens, ..new(principal, 1, None) };
+        let kept = proved(&mut table, of("alice", 40), now);
+        for _ in 0..4 {
+            let removed = proved(&mut table, of("alice", 50), now);
+            assert!(table.remove(&removed).is_some());
+        }
+        let bob: Vec<Handle> = (0..2).map(|_| proved(&mut table, of("bob", 100), now)).collect();
+        proved(&mut table, of("carol", 90), now);
+        assert!(table.find(&kept, now).is_some(), "alice has 40 bytes");
+        assert!(table.find(&bob[0], now).is_none() && table.find(&bob[1], now).is_some());
         check(&table);
     }
 

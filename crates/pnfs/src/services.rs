@@ -16,7 +16,7 @@ use crate::{
     servers::{DataServers, ServerError, ServerFuture, WriteVerifier},
 };
 
-/// What an administrator has decided about a data server.
+/// The administrator's decision about a data server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Service {
     /// It has objects, and gets new ones.

@@ -89,7 +89,7 @@ mod outbox;
 mod peer_log;
 mod pending;
 mod programs;
-pub mod rate;
+mod rate;
 pub mod record;
 mod request;
 mod reverse;

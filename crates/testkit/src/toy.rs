@@ -15,7 +15,7 @@ use gss::mechanism::{
     Acceptor, Context, Established, GssError, Initiator, Negotiation, Step, StepFailed, Tickets, major,
 };
 
-/// What a test can change in the mechanism of a server while it runs.
+/// Faults that a test injects into the mechanism of a server while it runs.
 #[derive(Debug, Default)]
 pub struct Faults {
     /// Nothing can be encrypted.
@@ -35,7 +35,7 @@ pub struct ToyAcceptor {
     pub secret: u64,
     /// The time until a context expires at the server.
     pub lifetime: Option<Duration>,
-    /// What a test changes.
+    /// The faults that a test injects.
     pub faults: Arc<Faults>,
 }
 

@@ -51,7 +51,7 @@ pub struct World {
     pub vfs: Arc<dyn Vfs>,
     /// The contexts of RPCSEC_GSS that the server's process has.
     pub contexts: Arc<GssServer>,
-    /// What a test changes in the server's mechanism of RPCSEC_GSS.
+    /// The faults that a test injects into the server's mechanism of RPCSEC_GSS.
     pub faults: Arc<Faults>,
     drc: DrcOptions,
     settings: Settings,

@@ -372,5 +372,5 @@ fn outcome(result: Result<(), String>) -> Outcome {
     }
 }
 
-/// What a capture of unencrypted data must contain.
+/// The text that a capture of unencrypted data must contain.
 const SECRET: &[u8] = b"the quick brown fox and the lazy dog 0123456789";

@@ -24,7 +24,7 @@ pub struct File {
 /// Checks every rule and records one step for each.
 pub fn run(report: &mut Report) {
     let files = tracked();
-    let rules: [(&str, Vec<String>); 14] = [
+    let rules: [(&str, Vec<String>); 15] = [
         ("arrows between crates", arrows::broken()),
         ("arrows between folders", folders::broken(&files)),
         ("unsafe stays where it may be", text::unsafe_elsewhere(&files)),
@@ -34,6 +34,7 @@ pub fn run(report: &mut Report) {
         ("comments are narrow", lengths::comments(&files)),
         ("subjects of commits", subjects::malformed()),
         ("nothing is left to do", text::unfinished(&files)),
+        ("docs of items are no questions", text::questions(&files)),
         ("no machine is named", text::machine_names(&files)),
         ("no registry but the public one", text::registries(&files)),
         ("ARCHITECTURE.md knows every crate", arrows::unmentioned(&files)),

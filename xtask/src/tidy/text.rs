@@ -54,6 +54,24 @@ pub fn registries(files: &[File]) -> Vec<String> {
         .collect()
 }
 
+/// Returns the docs of items that begin with a question word instead of a noun or a verb.
+pub fn questions(files: &[File]) -> Vec<String> {
+    let words = ["What", "Whether", "Who", "Whose", "Which", "How", "Where", "Why"];
+    let mut complaints = Vec::new();
+    for file in rust(files) {
+        let mut in_doc = false;
+        for (number, line) in file.text.lines().enumerate() {
+            let doc = line.trim().strip_prefix("///");
+            let first = doc.filter(|_| !in_doc).and_then(|doc| doc.split_whitespace().next());
+            if first.is_some_and(|first| words.contains(&first)) {
+                complaints.push(format!("{}:{}: {}", file.path, number + 1, line.trim()));
+            }
+            in_doc = doc.is_some();
+        }
+    }
+    complaints
+}
+
 fn rust(files: &[File]) -> impl Iterator<Item = &File> {
     files.iter().filter(|file| file.path.ends_with(".rs"))
 }
@@ -91,6 +109,12 @@ mod tests {
     fn stubs_are_found() {
         assert_eq!(unfinished(&file("a.rs", concat!("fn f() { to", "do!() }"))).len(), 1);
         assert!(unfinished(&file("a.rs", "// a comment")).is_empty());
+    }
+
+    #[test]
+    fn questions_are_found_in_the_first_line_of_a_doc() {
+        let doc = "/// Whether it is open.\nopen: bool,\n/// The state.\n/// What else it has is below.\nstate: State,\n// Why not.\n";
+        assert_eq!(questions(&file("a.rs", doc)), ["a.rs:1: /// Whether it is open."]);
     }
 
     #[test]

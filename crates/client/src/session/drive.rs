@@ -262,9 +262,8 @@ impl Driver {
                     return Step::Continue(());
                 }
             }
-            _ if persistence != Persistence::Full => {}
             // RFC 7530 §13.1.5: the server returns this for any request until the client has accessed the file system
-            // that has moved.
+            // that has moved. Reclaims are among these requests.
             Nfsstat4::LeaseMoved => {
                 if let Some(holder) = client.link.holder() {
                     client.link.runtime.spawn(holder.find_moved());

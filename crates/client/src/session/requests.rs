@@ -517,3 +517,57 @@ pub(crate) const REVOKED_FLAGS: u32 = SEQ4_STATUS_EXPIRED_ALL_STATE_REVOKED
     | SEQ4_STATUS_RECALLABLE_STATE_REVOKED;
 /// Maximum bytes of the reply in a slot in doubt, which can be the cached reply to the request that was given up.
 const DOUBT_REPLY_MAX: usize = 8 << 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn session(slots: u32) -> Arc<Session> {
+        let queue =
+            SlotQueue { slots: Slots::new(slots), is_held: false, waiting: VecDeque::new(), referred: Vec::new() };
+        Arc::new(Session {
+            id: Sessionid4([1; 16]),
+            clientid: Clientid4(1),
+            next_sequence: Sequenceid4(1),
+            fore: ChannelAttrs4 {
+                headerpadsize: 0,
+                maxrequestsize: 4096,
+                maxresponsesize: 4096,
+                maxresponsesize_cached: 4096,
+                maxoperations: 8,
+                maxrequests: slots,
+                rdma_ird: None,
+            },
+            queue: Mutex::new(queue),
+            ended: AtomicBool::new(false),
+            end: Notify::new(),
+            released: Notify::new(),
+        })
+    }
+
+    #[tokio::test]
+    async fn each_callback_waits_for_its_own_reply() {
+        let session = session(2);
+        let places = [(); 2].map(|()| session.queue.lock().slots.take().unwrap());
+        let mut waiting = places.map(|place| {
+            let session = session.clone();
+            tokio::spawn(async move { session.wait_for_reply(place).await })
+        });
+        // The tasks run in the order in which they were spawned.
+        tokio::task::yield_now().await;
+        assert_eq!(session.queue.lock().referred.len(), 2);
+        session.release(places[1], true);
+        (&mut waiting[1]).await.unwrap();
+        assert!(!waiting[0].is_finished());
+        // The callback gives up. Its place in the list is freed when the next one waits.
+        waiting[0].abort();
+        assert!((&mut waiting[0]).await.unwrap_err().is_cancelled());
+        let place = session.queue.lock().slots.take().unwrap();
+        let last = session.clone();
+        let last = tokio::spawn(async move { last.wait_for_reply(place).await });
+        tokio::task::yield_now().await;
+        assert_eq!(session.queue.lock().referred.len(), 1);
+        session.close();
+        last.await.unwrap();
+    }
+}

@@ -371,9 +371,39 @@ const OPENERS_MIN: usize = 64;
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
     use rpc::AuthSys;
 
     use super::*;
+
+    #[test]
+    fn open_is_confirmed_at_the_file_that_was_opened() {
+        let handle = |name: &'static [u8]| Opaque(Bytes::from_static(name));
+        let open_stateid = Stateid4 { seqid: 1, other: [7; 12] };
+        let opened = |rflags| {
+            Resop4::Open(Res4::Ok(Box::new(OpenOk {
+                stateid: open_stateid,
+                cinfo: ChangeInfo4::default(),
+                rflags,
+                attrset: Default::default(),
+                delegation: OpenDelegation4::None,
+            })))
+        };
+        let ops = [Argop4::PutFh(PutFhArgs { object: handle(b"given") })];
+        let confirmed = |results: Vec<Resop4>| {
+            let res = CompoundRes { status: Nfsstat4::Ok, tag: Default::default(), resarray: results };
+            open_confirm(&ops, &res)
+        };
+        let expected = |object| {
+            let confirm = OpenConfirmArgs { open_stateid, seqid: Seqid4(0) };
+            Some(vec![Argop4::PutFh(PutFhArgs { object }), Argop4::OpenConfirm(confirm)])
+        };
+        // OPEN by a handle, as for a reclaim.
+        assert_eq!(confirmed(vec![opened(OPEN4_RESULT_CONFIRM)]), expected(handle(b"given")));
+        let found = vec![opened(OPEN4_RESULT_CONFIRM), Resop4::GetFh(Res4::Ok(handle(b"found")))];
+        assert_eq!(confirmed(found), expected(handle(b"found")));
+        assert_eq!(confirmed(vec![opened(0)]), None);
+    }
 
     #[test]
     fn openers_of_dropped_callers_are_removed() {

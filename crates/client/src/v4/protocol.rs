@@ -24,7 +24,7 @@ pub struct V4 {
     pub(super) timeout: Duration,
     /// The user as whom operations are executed; `None` for the user of the mount.
     pub(super) caller: Option<Caller>,
-    /// Whether READ and WRITE open files first. If not, they have the anonymous stateid.
+    /// `true` if READ and WRITE open files first. If not, they have the anonymous stateid.
     pub(super) opens_files: bool,
 }
 

@@ -311,6 +311,19 @@ fn client_that_is_locked_out_goes_through_the_server() {
     });
 }
 
+/// A layout is asked for once, and the data do not wait for it.
+#[test]
+fn delayed_layout_does_not_delay_the_data() {
+    with(MIRRORED, async |cluster, mount| {
+        cluster.mds.state.lock().refuse = Some(VfsError::Delay);
+        let begun = Instant::now();
+        written(&mount, "f", LARGE).await;
+        check(&mount, "f", LARGE).await;
+        assert_eq!(cluster.mds.state.lock().granted, 0);
+        assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    });
+}
+
 #[test]
 fn restart_of_the_metadata_server_loses_no_data() {
     with_query(MIRRORED, "&wsize=65536", async |mut cluster, mount| {

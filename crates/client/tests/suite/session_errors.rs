@@ -213,6 +213,26 @@ fn session_that_is_lost_twice_is_replaced_twice() {
     });
 }
 
+/// The session is lost again when the client has replaced it and reclaims its state.
+#[test]
+fn session_that_is_lost_before_the_reclaim_is_replaced_at_once() {
+    simulated(async |scripted, record, mount| {
+        let file = mount.open("file").await.unwrap();
+        file.read_bytes(0, 4).await.unwrap();
+        scripted.restart();
+        let begun = Instant::now();
+        let again = async {
+            sim::until(|| scripted.script.lock().sessions == 2).await;
+            scripted.forget_session();
+        };
+        let (read, ()) = tokio::join!(file.read_bytes(4, 4), again);
+        assert_eq!(read.unwrap(), &CONTENT[4..8]);
+        assert_eq!(scripted.script.lock().sessions, 3);
+        assert!(record.position(|request| request.reclaims()).is_some());
+        assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    });
+}
+
 /// A request that was given up when it had just been given the only slot.
 #[test]
 fn slot_of_a_cancelled_waiter_becomes_free() {
@@ -323,6 +343,46 @@ fn unmount_destroys_the_session_and_the_client() {
         mount.unmount().await.unwrap();
         let last: Vec<_> = record.all().iter().rev().take(2).map(|one| one.opnums()).collect();
         assert_eq!(last, [[Opnum4::DestroyClientId], [Opnum4::DestroySession]]);
+    });
+}
+
+/// The operations that destroy have no slot, so the server may have executed them before (RFC 8881 §2.10.6.2).
+#[test]
+fn unmount_succeeds_if_the_session_and_the_client_were_destroyed_before() {
+    for (opnum, status, succeeds) in [
+        (Opnum4::DestroySession, Nfsstat4::BadSession, true),
+        (Opnum4::DestroySession, Nfsstat4::Inval, false),
+        (Opnum4::DestroyClientId, Nfsstat4::StaleClientid, true),
+        (Opnum4::DestroyClientId, Nfsstat4::ClientidBusy, false),
+    ] {
+        simulated(async |scripted, record, mount| {
+            mount.stat("file").await.unwrap();
+            scripted.refuse(opnum, status, HOUR);
+            assert_eq!(mount.unmount().await.is_ok(), succeeds, "{opnum:?} {status:?}");
+            let destroys_client = opnum == Opnum4::DestroyClientId || succeeds;
+            assert_eq!(
+                record.with(Opnum4::DestroyClientId).len(),
+                usize::from(destroys_client),
+                "{opnum:?} {status:?}"
+            );
+        });
+    }
+}
+
+/// RFC 8881 §18.37.3: the connection must be bound to the session.
+#[test]
+fn unmount_binds_its_connection_to_the_session() {
+    simulated(async |scripted, record, mount| {
+        mount.stat("file").await.unwrap();
+        let bound = record.with(Opnum4::BindConnToSession).len();
+        scripted.refuse(Opnum4::DestroySession, Nfsstat4::ConnNotBoundToSession, HOUR);
+        let accept = async {
+            sim::until(|| scripted.script.lock().refused == 1).await;
+            scripted.script.lock().refuse = None;
+        };
+        let (unmounted, ()) = tokio::join!(mount.unmount(), accept);
+        unmounted.unwrap();
+        assert_eq!(record.with(Opnum4::BindConnToSession).len(), bound + 1);
     });
 }
 

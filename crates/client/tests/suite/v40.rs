@@ -243,6 +243,52 @@ fn request_is_sent_again_after_lease_moved() {
     );
 }
 
+/// The server has restarted, and a file system has moved.
+#[test]
+fn reclaim_is_sent_again_after_lease_moved() {
+    let refusal = Refusal::default();
+    simulated(
+        || refusal.services(),
+        async |_, server| {
+            let mount = server.mount("vers=4.0").await;
+            mount.write("f", &b"content"[..]).await.unwrap();
+            let file = mount.open("f").await.unwrap();
+            assert_eq!(mount.v4().unwrap().lock(file.handle(), b"me", ALL).await.unwrap(), None);
+            let before = refusal.count(Opnum4::Open);
+            refusal.refuse(Opnum4::LockT, Nfsstat4::StaleClientid);
+            let moved = async {
+                sim::until(|| refusal.next.lock().is_none()).await;
+                refusal.refuse(Opnum4::Open, Nfsstat4::LeaseMoved);
+            };
+            let (tested, ()) =
+                tokio::join!(async { mount.v4().unwrap().test_lock(file.handle(), b"me", ALL).await }, moved);
+            assert_eq!(tested.unwrap(), None);
+            assert_eq!(refusal.count(Opnum4::Open), before + 2);
+        },
+    );
+}
+
+/// A stateid that the server has forgotten is not sent to it twice.
+#[test]
+fn forgotten_stateid_is_sent_once() {
+    let refusal = Refusal::default();
+    simulated(
+        || refusal.services(),
+        async |_, server| {
+            let mount = server.mount("vers=4.0").await;
+            mount.write("f", &b"content"[..]).await.unwrap();
+            let file = mount.open("f").await.unwrap();
+            file.read_bytes(0, 7).await.unwrap();
+            let closes = refusal.count(Opnum4::Close);
+            refusal.refuse(Opnum4::Close, Nfsstat4::StaleStateid);
+            drop(file);
+            sim::until(|| refusal.next.lock().is_none()).await;
+            tokio::time::sleep(Duration::from_secs(10)).await;
+            assert_eq!(refusal.count(Opnum4::Close), closes + 1);
+        },
+    );
+}
+
 /// The server has restarted: the client registers again, and sends the request again.
 #[test]
 fn stale_client_registers_again() {

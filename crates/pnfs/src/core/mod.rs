@@ -48,7 +48,7 @@ pub struct Options {
     pub stripes: Stripes,
     /// The size in bytes up to which the data of a file stay in the inner file system.
     pub threshold: u64,
-    /// Whether clients get layouts. If not, all data pass through this server, and the users of objects are not changed.
+    /// `true` if clients get layouts. If not, all data pass through this server, and the users of objects are not changed.
     pub layouts: bool,
     /// The time for which clients may use layouts that an earlier process has granted: a lease. Until then, a write that a copy
     /// misses is not acknowledged.

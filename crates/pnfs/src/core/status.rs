@@ -23,7 +23,7 @@ use crate::{
 pub struct ServerStatus {
     /// Its number.
     pub id: ServerId,
-    /// What an administrator has decided about it.
+    /// The administrator's decision about it.
     pub service: Service,
     /// The seconds since its last operation failed, if the last one did.
     pub failing_s: Option<u64>,

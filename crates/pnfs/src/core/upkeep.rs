@@ -14,7 +14,7 @@ use crate::{
     services::Service,
 };
 
-/// Whether a file uses an object in the queue of removals.
+/// The use of an object in the queue of removals.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Usage {
     Used,

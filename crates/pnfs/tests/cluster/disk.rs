@@ -65,7 +65,7 @@ fn apply(bytes: &mut Vec<u8>, (at, data): &(u64, Option<Vec<u8>>)) {
 #[derive(Clone)]
 pub struct Mounted {
     disk: Arc<Disk>,
-    /// Whether the process has ended.
+    /// Set when the process has ended.
     pub dead: Arc<AtomicBool>,
     /// Notified when the process ends because of the disk.
     pub ended: Arc<Notify>,

@@ -56,7 +56,7 @@ enum Broken {
     RemovedEarly,
 }
 
-/// What differs between clusters.
+/// The properties in which clusters differ.
 #[derive(Clone, Copy)]
 struct Setup {
     broken: Broken,

@@ -11,7 +11,7 @@ use std::{fmt::Write as _, ops::Range};
 pub struct Model {
     writes: Vec<Write>,
     attributes: Option<Attributes>,
-    /// Whether the file may have been removed.
+    /// `true` if the file may have been removed.
     pub removed: bool,
 }
 
@@ -101,7 +101,7 @@ impl Model {
         self.writes[write].ended = None;
     }
 
-    /// What is not durable may be lost: data, and sizes if the metadata server has failed.
+    /// Permits the loss of data that are not durable, and of sizes if the metadata server has failed.
     pub fn lose(&mut self, sizes: bool) {
         for write in &mut self.writes {
             write.data.lossy = true;

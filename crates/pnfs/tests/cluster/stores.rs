@@ -296,7 +296,7 @@ fn slice(data: &[u8], offset: usize, len: usize) -> Vec<u8> {
 /// The data servers as one process of the metadata server uses them.
 pub struct Link {
     pub stores: Stores,
-    /// Whether the process has ended.
+    /// Set when the process has ended.
     pub dead: Arc<AtomicBool>,
 }
 

@@ -42,7 +42,7 @@ pub struct Disk {
     pub failing: AtomicU32,
     /// The number of the next changes of extended attributes that fail.
     pub refusing: AtomicU32,
-    /// Whether an attribute was set since the last COMMIT.
+    /// Set when an attribute was set since the last COMMIT.
     pub unsynced: AtomicBool,
 }
 

@@ -84,7 +84,7 @@ impl Xprtsec {
     }
 }
 
-/// Whether a server must select the application protocol "sunrpc" (ALPN). Another protocol is never accepted.
+/// The rule for the application protocol "sunrpc" (ALPN). A server that selects another protocol is never accepted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Alpn {
     /// It must, as RFC 9289 §5 demands.

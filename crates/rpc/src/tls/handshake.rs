@@ -28,14 +28,14 @@ pub(crate) struct Handshake {
     outgoing: Vec<u8>,
     /// Data that the peer sent right behind its last message of the handshake, decrypted.
     data: Vec<u8>,
-    /// What the client demands of the server besides its certificate.
+    /// The client's demands on the server besides its certificate.
     demands: Demands,
 }
 
-/// What a client demands of a server besides its certificate.
+/// The demands of a client on a server besides its certificate.
 #[derive(Debug, Default)]
 pub(crate) struct Demands {
-    /// Whether the server must select the application protocol.
+    /// The rule for the application protocol.
     pub alpn: Alpn,
     /// The server must have asked for the client's certificate, which sets this flag. `None` if it need not.
     pub asked: Option<Arc<AtomicBool>>,

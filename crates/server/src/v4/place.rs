@@ -35,7 +35,7 @@ pub(super) struct Filehandle {
     pub(super) known: Known,
 }
 
-/// What the operation that has set the current file handle has learned about the object. Only operations that change nothing
+/// Facts about the object that the operation which set the current file handle has found. Only operations that change nothing
 /// keep it.
 #[derive(Clone, Debug)]
 pub(super) enum Known {

@@ -33,7 +33,7 @@ pub struct Resume {
     written: u64,
 }
 
-/// What is known about an interrupted copy.
+/// The record of an interrupted copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Record {
     size: u64,

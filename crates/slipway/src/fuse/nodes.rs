@@ -48,7 +48,7 @@ pub struct Node {
     pub cached: tokio::sync::Mutex<Cached>,
     /// The mount of the user that removed it, and the directory and name to remove at the last close, if the object was removed while it was open.
     pub remove_on_close: Mutex<Option<(Mount, Handle, Vec<u8>)>>,
-    /// What callers may do with it.
+    /// The rights of callers.
     pub rights: Rights,
 }
 

@@ -14,7 +14,7 @@ use super::{
     view::{Target, View},
 };
 
-/// Which ACL of an object.
+/// One of the two ACLs of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PosixAcl {
     /// The one that decides about access.

@@ -29,7 +29,7 @@ use tokio::sync::Notify;
 
 use super::{nodes::Node, tree::Answer};
 
-/// What all files of a tree share.
+/// The number of staged bytes of all files of a tree, and a logical clock.
 #[derive(Debug, Default)]
 pub struct Room {
     /// The number of staged bytes.

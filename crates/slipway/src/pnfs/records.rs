@@ -96,7 +96,7 @@ pub struct LostFile {
     pub fileid: u64,
 }
 
-/// Where the data of a file are.
+/// The places of a file's data.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayoutRecord {
     /// The name of the export.
@@ -159,7 +159,7 @@ pub enum CopyState {
     Copying,
 }
 
-/// What is left to repair in a cluster.
+/// The repairs that a cluster still needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RepairRecord {
     /// The name of the cluster.

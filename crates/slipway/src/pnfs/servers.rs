@@ -34,7 +34,7 @@ pub struct NfsServers {
     servers: BTreeMap<ServerId, Arc<DataServer>>,
 }
 
-/// Where a data server is.
+/// The addresses of a data server.
 pub struct Endpoint {
     /// The directory of the objects, for this server.
     pub url: NfsUrl,

@@ -12,7 +12,7 @@ use server::config::DataVersionConfig;
 /// The version by which clients use a data server, and whether the data server offers it.
 pub struct ClientVersion {
     wanted: DataVersionConfig,
-    /// Whether the data server offers the version; `None` if that is not yet known.
+    /// `true` if the data server offers the version; `None` if that is not yet known.
     offered: Mutex<Option<bool>>,
 }
 

@@ -96,7 +96,7 @@ struct Suite<'a> {
     tools: tools::Tools,
 }
 
-/// Where the program of a cell runs.
+/// The place in which the program of a cell runs.
 struct Place<'a> {
     bench: &'a Bench,
     server: &'a mut Server,

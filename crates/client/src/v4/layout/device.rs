@@ -71,7 +71,7 @@ pub(crate) struct Device {
     failed: Mutex<Option<Instant>>,
 }
 
-/// What the metadata server tells about a data server.
+/// The addresses and properties of a data server, from GETDEVICEINFO.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DeviceInfo {
     /// The transports and addresses, the preferred one first.

@@ -32,7 +32,7 @@ struct State {
     lease: Instant,
     layouts: HashMap<Handle, Layout>,
     dirty: HashMap<Handle, Vec<Dirty>>,
-    /// Whether the client does not answer recalls, and uses its layouts for ever.
+    /// `true` if the client does not answer recalls, and uses its layouts for ever.
     rogue: bool,
     done: bool,
 }

@@ -115,9 +115,10 @@ impl Receiver {
     /// Returns `true` if a segment with this payload has begun whose place is `at` bytes into the forecast's.
     fn is_due(&self, sink: &Sink, at: usize, payload: usize) -> bool {
         let State::Payload(segment) = self.state else { return false };
-        if segment.payload != payload || segment.done > 0 {
+        if segment.payload != payload {
             return false;
         }
+        debug_assert_eq!(segment.done, 0, "only the header was received");
         match (sink, segment.opcode, segment.header) {
             // A response arrives in order and belongs to the oldest read; otherwise it would have been rejected.
             (Sink::Read, Opcode::ReadResponse, _) => true,
@@ -396,6 +397,19 @@ mod tests {
         assert!(region[..100].iter().all(|&byte| byte == 0) && region[100..1000].iter().all(|&byte| byte != 0));
         assert!(region[1000..].iter().all(|&byte| byte == 0));
         assert_eq!(received[0].1.len(), 400);
+    }
+
+    /// RFC 5041 §4.1: the segments of a tagged message need not be contiguous.
+    #[test]
+    fn segment_of_a_write_can_have_any_place_in_the_region() {
+        let mut peer = Peer { stream: Vec::new(), crc: true, sends: 0, responses: 0, next: 0 };
+        let write = Script::Write { offset: 0, len: REGION };
+        peer.segment(&write, 0, 600, false);
+        peer.segment(&write, 2000, 600, false);
+        peer.segment(&write, 1300, 600, true);
+        let (outcome, _, suspended) = by_forecast(&peer.stream, &[usize::MAX], true);
+        assert!(outcome == plainly(&peer.stream, true));
+        assert_ne!(suspended, 0, "the forecast must have been wrong");
     }
 
     #[test]

@@ -82,7 +82,7 @@ pub struct BulkRecall<F> {
     pub changed: bool,
 }
 
-/// What the state knows of layouts that have ended or must end.
+/// The layouts that have ended or must end.
 #[derive(Debug)]
 pub(super) struct LayoutQueue<F> {
     /// The layouts of which the back end must be told.

@@ -47,7 +47,7 @@ pub struct Kept<F> {
     pub caller: Caller,
 }
 
-/// Who has sent an operation, and by which protection.
+/// The sender of an operation, and the protection of its call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Caller {
     /// The principal.
@@ -65,7 +65,7 @@ impl Caller {
     }
 }
 
-/// How strongly a call is protected against callers that claim to be its client.
+/// The protection of a call against callers that claim to be its client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Strength {
     /// `true` if RPCSEC_GSS proves the principal.

@@ -47,7 +47,7 @@ pub struct State {
     /// The number of fences that fail.
     pub failing_fences: usize,
     pub return_on_close: bool,
-    /// Whether unstable writes were lost, so that the write verifier is another one.
+    /// Set when unstable writes were lost, so that the write verifier is another one.
     pub lost: bool,
     /// The number of times that attributes were read.
     pub getattrs: usize,

@@ -35,7 +35,7 @@ pub struct Files {
 /// The versions of all blocks, by file.
 pub type Versions = Vec<Vec<u64>>;
 
-/// What the load tells while it runs.
+/// Counters of the load while it runs.
 #[derive(Default)]
 pub struct Gauges {
     pub stop: AtomicBool,

@@ -105,7 +105,7 @@ pub struct Args {
     /// Serve read-only
     #[arg(long, conflicts_with = "config")]
     ro: bool,
-    /// Which callers are mapped to the anonymous user: root, all, or none
+    /// Map these callers to the anonymous user: root, all, or none
     #[arg(long, value_name = "WHO", value_parser = ["root", "all", "none"], conflicts_with = "config")]
     squash: Option<String>,
     /// Hosts that can use the export: an address, a network such as 10.0.0.0/8, or a name. All by default
@@ -134,11 +134,11 @@ pub struct Args {
     /// restart; for one server at a time
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
-    /// What to do if a file in the state directory is damaged or missing: keep refuses to start; reset renames it and
+    /// The action if a file in the state directory is damaged or missing: keep refuses to start; reset renames it and
     /// starts without it. Then no client can reclaim locks, and none gets new ones before the grace period ends
     #[arg(long, value_name = "HOW", value_parser = ["keep", "reset"], default_value = "keep")]
     recovery: String,
-    /// How clients learn the ports: auto registers with this host's rpcbind if one runs; builtin runs a built-in one on
+    /// The way in which clients learn the ports: auto registers with this host's rpcbind if one runs; builtin runs a built-in one on
     /// port 111, which needs root
     #[arg(long, value_name = "HOW", value_parser = ["auto", "off", "builtin"])]
     rpcbind: Option<String>,
