@@ -1,6 +1,7 @@
 # Runs in the guest: Linux's client uses a pNFS cluster. The metadata server and two data servers are `slipway` in a network
 # namespace; the third data server is the guest's own knfsd. Clients use all of them by NFSv3 first, and then the first by 4.1 and
-# the second by 4.2, each over tcp and over rdma. /run/out/env sets SLIPWAY.
+# the second by 4.2, each over tcp and over rdma. At last, files have one copy, which is striped over the first two, and Linux uses
+# files layouts. /run/out/env sets SLIPWAY.
 . /run/out/guest/lib.sh
 . /run/out/env
 near SLIPWAY
@@ -15,6 +16,8 @@ RDMA_PORT=(20049 20051 20052)
 RDMA=proto=rdma,port=${RDMA_PORT[0]}
 # The options of data servers.
 OPTIONS=
+# The layouts of the metadata server.
+LAYOUTS=flexible
 
 # Runs a command in the servers' network. `ip netns exec` would copy the mounts for it, too. A server that holds a mount of itself
 # does not end when it is killed.
@@ -29,10 +32,22 @@ network() {
   rdma link add siw1 type siw netdev client0
 }
 
-# knfsd_data_server: the third data server.
+# knfsd_data_server: the third data server. The kernel has no log of its calls, so they are traced.
 knfsd_data_server() {
   mkdir -p /run/ds3; mount -t tmpfs -o size=200m,mode=700 ds3 /run/ds3
   knfsd /run/ds3
+  mount -t tracefs tracefs /sys/kernel/tracing
+  echo 4096 >/sys/kernel/tracing/buffer_size_kb
+  local event
+  for event in sunrpc/svc_process nfsd/nfsd_{read,write}_start; do
+    echo 1 >/sys/kernel/tracing/events/$event/enable
+  done
+}
+# traced NAME COMMAND…: a check whose failure leaves the trace of knfsd's calls. Its times count from the boot.
+traced() {
+  check "$@" && return
+  echo "the time of day is $(date -u +%T.%N)" >/sys/kernel/tracing/trace_marker
+  cat /sys/kernel/tracing/trace >/run/out/knfsd.$SECONDS.trace
 }
 
 # start N: starts the metadata server (0) or a data server, or starts it again.
@@ -70,7 +85,44 @@ addresses() {
 
 # configure VERSION…: writes the configuration of the metadata server, with the versions by which clients use each data server.
 configure() {
-  cat >/run/slipway.toml <<T
+  common_configuration >/run/slipway.toml
+  cat >>/run/slipway.toml <<T
+mirrors = 3
+$(data_server 1 $1)
+$(data_server 2 $2)
+[[pnfs.server]]
+id = 3
+url = "nfs://$CLIENT/run/ds3?mountport=20048"
+version = "$3"
+T
+}
+
+# configure_files: writes the configuration of the metadata server for files layouts.
+configure_files() {
+  common_configuration >/run/slipway.toml
+  cat >>/run/slipway.toml <<T
+layouts = "files"
+mirrors = 1
+stripes = 2
+stripe_unit = "64 KiB"
+$(data_server 1 4.1)
+$(data_server 2 4.2)
+T
+}
+
+# data_server N VERSION
+data_server() {
+  cat <<T
+[[pnfs.server]]
+id = $1
+url = "nfs://$SERVER:${PORT[$1]}/run/ds$1?mountport=${PORT[$1]}"
+version = "$2"
+address = $(addresses $1)
+T
+}
+
+common_configuration() {
+  cat <<T
 [server]
 state_dir = "/run/state0"
 rpcbind = "off"
@@ -91,29 +143,16 @@ options = { cluster = "lab" }
 squash = "none"
 [[pnfs]]
 name = "lab"
-mirrors = 3
 timeout_s = 5
-[[pnfs.server]]
-id = 1
-url = "nfs://$SERVER:${PORT[1]}/run/ds1?mountport=${PORT[1]}"
-version = "$1"
-address = $(addresses 1)
-[[pnfs.server]]
-id = 2
-url = "nfs://$SERVER:${PORT[2]}/run/ds2?mountport=${PORT[2]}"
-version = "$2"
-address = $(addresses 2)
-[[pnfs.server]]
-id = 3
-url = "nfs://$CLIENT/run/ds3?mountport=20048"
-version = "$3"
 T
 }
 
 # mounted VERSION [OPTIONS]
 mounted() {
   mount -t nfs -o "vers=$1,${2:-proto=tcp}" $SERVER:/export /run/mnt
-  grep -A20 'mounted on /run/mnt ' /proc/self/mountstats | grep -q pnfs=LAYOUT_FLEX_FILES
+  local layout=LAYOUT_FLEX_FILES
+  [ $LAYOUTS = flexible ] || layout=LAYOUT_NFSV4_1_FILES
+  grep -A20 'mounted on /run/mnt ' /proc/self/mountstats | grep -q pnfs=$layout
 }
 
 # The data servers are started again as those of NFSv4. knfsd does not say that it is a data server, so clients use it by NFSv3.
@@ -122,6 +161,13 @@ newer_data_servers() {
   OPTIONS=--data-server
   configure 4.1 4.2 4.2
   start 1; start 2; start 0
+}
+
+# The metadata server is started again as one that grants files layouts. Files have one copy.
+files_layouts() {
+  stop 0
+  configure_files
+  start 0
 }
 
 # through_mds OPERATION: the number of operations of the client at the metadata server.
@@ -144,6 +190,29 @@ copies_equal() {
     cmp $file /run/ds$server/*
   done
 }
+
+# The objects of the only file have the contents of FILE, in turn 64 KiB on each data server.
+stripes_equal() {
+  local server
+  for server in 1 2; do equal 1 "$(ls /run/ds$server | wc -l)"; done
+  perl -e 'local $/; my ($file, @objects) = map { open my $f, "<", $_ or die "$_: $!"; binmode $f; scalar <$f> } @ARGV;
+    my $first = substr($file, 0, 65536) eq substr($objects[0], 0, 65536) ? 0 : 1;
+    for (my $at = 0; $at < length $file; $at += 65536) {
+      my $object = $objects[($first + $at / 65536) % 2];
+      my $unit = substr($file, $at, 65536);
+      my $found = length $object > $at ? substr($object, $at, length $unit) : "";
+      die "the unit at $at differs\n" if $found . "\0" x (length($unit) - length $found) ne $unit;
+    }' "$1" /run/ds1/* /run/ds2/*
+}
+
+# content_is FILE: the objects of the only file on data servers have the contents of FILE.
+content_is() {
+  case $LAYOUTS in
+    flexible) copies_equal "$1" 1 2 3 ;;
+    files) stripes_equal "$1" ;;
+  esac
+}
+
 no_objects() { [ -z "$(ls /run/ds1 /run/ds2 /run/ds3 | grep -v :)" ]; }
 
 # All data go to all data servers, and come from them. $1 and $2 are those of `mounted`.
@@ -190,6 +259,86 @@ direct_over_rdma() {
   for server in 1 2; do [ "$(over rdma $server)" -gt "${rdma[$((server - 1))]}" ]; done
 }
 
+# same FILE: FILE has the contents of /run/local. Otherwise, tells which copies have them.
+same() {
+  local object
+  cmp /run/local "$1" && return
+  echo "the size is $(stat -c %s $EXPORT/file) at the metadata server"
+  for object in /run/ds[123]/*; do
+    if cmp /run/local "$object"; then echo "$object is right"; fi
+  done
+  return 1
+} >&2
+
+# All data go to the data servers of their stripes, and come from them, by NFSv4. The clients need no OPEN there.
+direct_by_stripes() {
+  local server version3=($(by_version3 1) $(by_version3 2))
+  local writes=$(through_mds WRITE) reads=$(through_mds READ) former=($(at_server 1 WRITE) $(at_server 2 WRITE))
+  cp /run/sample /run/mnt/file; sync /run/mnt/file
+  stripes_equal /run/sample
+  equal "$writes" "$(through_mds WRITE)"
+  for server in 1 2; do [ "$(at_server $server WRITE)" -gt "${former[$((server - 1))]}" ]; done
+  # With a layout to read.
+  umount /run/mnt; mounted "$@"
+  former=($(at_server 1 READ) $(at_server 2 READ))
+  cmp /run/sample /run/mnt/file
+  equal "$reads" "$(through_mds READ)"
+  for server in 1 2; do
+    [ "$(at_server $server READ)" -gt "${former[$((server - 1))]}" ]
+    equal 0 "$(grep -c "operation=\"OPEN\" peer=$CLIENT:" /run/out/serve.$server.log)"
+  done
+  equal "${version3[*]}" "$(by_version3 1) $(by_version3 2)"
+}
+
+# The metadata server knows the size and the time of each synchronous write, while the client still has the file open.
+sizes() {
+  local at before
+  exec 5<>/run/mnt/file
+  for at in 4000000 4200000 5096000; do
+    before=$(stat -c %.9Y $EXPORT/file)
+    head -c 5000 /run/small | dd of=/run/mnt/file bs=5000 seek=$at oflag=sync,seek_bytes conv=notrunc status=none
+    equal $((at + 5000)) "$(stat -c %s $EXPORT/file)"
+    [ "$before" != "$(stat -c %.9Y $EXPORT/file)" ]
+  done
+  # The size stays, and the time changes.
+  before=$(stat -c %.9Y $EXPORT/file)
+  head -c 4096 /run/small | dd of=/run/mnt/file bs=4096 seek=1 oflag=sync conv=notrunc status=none
+  [ "$before" != "$(stat -c %.9Y $EXPORT/file)" ]
+  exec 5>&-
+}
+
+# Another client replaces the contents of a file whose layout this one has.
+recalled() {
+  exec 5<>/run/mnt/file
+  head -c 1000000 /run/sample >&5; sync /run/mnt/file
+  $IN_SERVER "$SLIPWAY" cp /run/small "nfs://$SERVER/export/file?mountport=2049&vers=4.2"
+  exec 5>&-
+  cmp /run/small /run/mnt/file
+  stripes_equal /run/small
+  cp /run/sample /run/mnt/file; sync /run/mnt/file
+  stripes_equal /run/sample
+}
+
+# A data server is killed while a file is written. There is no other copy: the program gets an error, and no data that were
+# synchronised before are lost.
+failure_of_stripe() {
+  exec 5<>/run/mnt/dies
+  head -c 1000000 /run/sample >&5; sync /run/mnt/dies
+  stop 1
+  tail -c +1000001 /run/sample >&5 || true
+  ! sync /run/mnt/dies || return 1
+  exec 5>&- || true
+  start 1
+  # The metadata server tries the data server every five seconds.
+  await cmp -n 1000000 /run/sample /run/mnt/dies
+  cp /run/sample /run/mnt/dies; sync /run/mnt/dies
+  stripes_equal /run/sample
+  echo 3 >/proc/sys/vm/drop_caches
+  cmp /run/sample /run/mnt/dies
+  rm /run/mnt/dies
+  await no_objects
+}
+
 # The same operations on the mount and on a local file, with the cache and without it.
 changes() {
   local to
@@ -203,11 +352,35 @@ changes() {
     sync $to
   done
   equal "$(stat -c %s /run/local)" "$(stat -c %s /run/mnt/file)"
-  cmp /run/local /run/mnt/file
+  same /run/mnt/file
   echo 3 >/proc/sys/vm/drop_caches
-  cmp /run/local /run/mnt/file
-  dd if=/run/mnt/file of=/run/direct bs=65536 iflag=direct status=none; cmp /run/local /run/direct
-  copies_equal /run/local 1 2 3
+  same /run/mnt/file
+  dd if=/run/mnt/file of=/run/direct bs=65536 iflag=direct status=none; same /run/direct
+  content_is /run/local
+}
+
+# A truncation is not undone by the LAYOUTCOMMIT of earlier writes: Linux sends it after the truncation, or at the same time.
+truncations() {
+  local round
+  cp /run/sample /run/local; truncate -s 1234567 /run/local; truncate -s 2000001 /run/local
+  for round in 1 2; do
+    exec 5<>/run/mnt/file
+    cat /run/sample >&5
+    if [ $round = 1 ]; then
+      truncate -s 1234567 /run/mnt/file; sync /run/mnt/file
+    else
+      truncate -s 1234567 /run/mnt/file & sync /run/mnt/file & wait
+    fi
+    # With a delegation, the client does not see the size at the metadata server.
+    equal 1234567 "$(stat -c %s $EXPORT/file)"
+    truncate -s 2000001 /run/mnt/file
+    exec 5>&-
+    sync /run/mnt/file
+    echo 3 >/proc/sys/vm/drop_caches
+    same /run/mnt/file
+    copies_equal /run/local 1 2 3
+    truncate -s 0 /run/mnt/file
+  done
 }
 
 # Clients without layouts see the same bytes, and can change them.
@@ -264,7 +437,7 @@ restart() {
   exec 5>&-
   echo 3 >/proc/sys/vm/drop_caches
   cmp /run/sample /run/mnt/restarted
-  copies_equal /run/sample 1 2 3
+  content_is /run/sample
   rm /run/mnt/restarted
   await no_objects
 }
@@ -276,8 +449,9 @@ for version in 4.1 4.2; do
   check "$version: mounts with flexible files" mounted $version || continue
   check "$version: small files stay with the metadata server" small
   check "$version: data pass the metadata server by" direct $version
-  check "$version: changes of content and size" changes
+  traced "$version: changes of content and size" changes
   check "$version: clients without layouts" other_clients
+  traced "$version: truncations of data that are not committed" truncations
   check "$version: removes objects" unlinked
   # Linux waits for a data server for half a minute.
   [ $version = 4.1 ] || check "$version: survives the end of a data server" failure
@@ -286,7 +460,8 @@ for version in 4.1 4.2; do
 done
 check "4.2 over rdma: mounts with flexible files" mounted 4.2 $RDMA || exit 1
 check "4.2 over rdma: data pass the metadata server by" direct_over_rdma direct 4.2 $RDMA
-check "4.2 over rdma: changes of content and size" changes
+traced "4.2 over rdma: changes of content and size" changes
+traced "4.2 over rdma: truncations of data that are not committed" truncations
 check "4.2 over rdma: removes objects" unlinked
 check "4.2 over rdma: unmounts" umount /run/mnt
 check "data servers of 4.1 and 4.2: start" newer_data_servers || exit 1
@@ -296,7 +471,8 @@ for version in 4.1 4.2; do
   on="$version, data servers of 4.1 and 4.2"
   check "$on: mounts with flexible files" mounted $version || continue
   check "$on: data pass the metadata server by" direct_by_versions $version
-  check "$on: changes of content and size" changes
+  traced "$on: changes of content and size" changes
+  traced "$on: truncations of data that are not committed" truncations
   check "$on: removes objects" unlinked
   [ $version = 4.1 ] || check "$on: survives the end of a data server" failure
   [ $version = 4.1 ] || check "$on: survives the end of the metadata server" restart
@@ -304,9 +480,33 @@ for version in 4.1 4.2; do
   on="$on, over rdma"
   check "$on: mounts with flexible files" mounted $version $RDMA || continue
   check "$on: data pass the metadata server by" direct_over_rdma direct_by_versions $version $RDMA
+  traced "$on: changes of content and size" changes
+  traced "$on: truncations of data that are not committed" truncations
+  check "$on: removes objects" unlinked
+  check "$on: unmounts" umount /run/mnt
+done
+check "files layouts: metadata server starts" files_layouts || exit 1
+LAYOUTS=files
+for version in 4.1 4.2; do
+  on="$version, files layout"
+  check "$on: mounts" mounted $version || continue
+  check "$on: small files stay with the metadata server" small
+  check "$on: data pass the metadata server by" direct_by_stripes $version
+  check "$on: changes of content and size" changes
+  check "$on: clients without layouts" other_clients
+  check "$on: sizes and times" sizes
+  check "$on: recall" recalled
+  check "$on: removes objects" unlinked
+  check "$on: survives the end of the metadata server" restart
+  [ $version = 4.1 ] || check "$on: reports the end of a data server" failure_of_stripe
+  check "$on: unmounts" umount /run/mnt
+  on="$on, over rdma"
+  check "$on: mounts" mounted $version $RDMA || continue
+  check "$on: data pass the metadata server by" direct_over_rdma direct_by_stripes $version $RDMA
   check "$on: changes of content and size" changes
   check "$on: removes objects" unlinked
   check "$on: unmounts" umount /run/mnt
 done
-check "kernel log is clean" kernel_log_is_clean
+# Linux says so of a write by a files layout whose data server has ended. It repeats the write at the metadata server.
+check "kernel log is clean" kernel_log_is_clean 'NFS: Server wrote zero bytes'
 ! grep -q ^fail "$RESULTS"

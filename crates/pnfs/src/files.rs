@@ -26,8 +26,8 @@ pub struct File {
     pub place: Mutex<Option<Place>>,
     /// Held while the record is changed.
     pub changing: tokio::sync::Mutex<()>,
-    /// Held while the size of the inner file is compared and set: the number of times that it was set by a caller.
-    pub sizing: Mutex<u64>,
+    /// Held while the size of the inner file is compared and set.
+    pub sizing: Mutex<Sizing>,
     /// The writes to the ends of objects, which hold no lock on a range.
     pub ends: Arc<Ends>,
     /// The objects with writes that are not durable.
@@ -40,6 +40,15 @@ pub struct File {
     pub layouts_after: Mutex<Option<Instant>>,
     /// `true` if the file was written since the last round of the upkeep.
     pub active: Mutex<bool>,
+}
+
+/// The changes of the size of a file by callers.
+#[derive(Default)]
+pub struct Sizing {
+    /// The number of times that a caller has set the size of the inner file.
+    pub count: u64,
+    /// `true` from the time that a caller has set the size of the inner file until the objects have it, or could not get it.
+    pub cutting: bool,
 }
 
 /// The place of a file's data.

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use tokio::{sync::Notify, time::Instant};
 use vfs::{
     Handle,
-    layout::{LayoutCaps, LayoutEvent, LayoutEvents, LayoutHolder, LayoutKind, LayoutModes, LayoutThreshold},
+    layout::{LayoutCaps, LayoutEvent, LayoutEvents, LayoutHolder, LayoutModes, LayoutThreshold},
 };
 
 use crate::core::Options;
@@ -35,6 +35,8 @@ struct Held {
     holders: HashMap<LayoutHolder, LayoutModes>,
     /// The modes that are being recalled.
     recalled: LayoutModes,
+    /// `true` if the file was truncated while a holder had a layout to write.
+    cut: bool,
 }
 
 impl Held {
@@ -51,13 +53,13 @@ impl Holders {
         let size = Some(options.threshold);
         let block = options.stripes.unit().try_into().ok().filter(|unit| *unit > 0).unwrap_or(BLOCK);
         let caps = LayoutCaps {
-            kinds: vec![LayoutKind::Flexible],
+            kinds: options.layouts.into_iter().collect(),
             block_size: block,
             alignment: block,
             threshold: Some(LayoutThreshold { read_size: size, write_size: size, ..LayoutThreshold::default() }),
             recalled_by_truncation: true,
         };
-        let lasts = options.layouts && !options.former_layouts.is_zero();
+        let lasts = options.layouts.is_some() && !options.former_layouts.is_zero();
         let until = lasts.then(|| Instant::now() + options.former_layouts);
         let former = Mutex::new(Former { until, files: HashSet::default() });
         Self { caps, files: Mutex::default(), events: Mutex::default(), removed: Notify::new(), former }
@@ -113,6 +115,7 @@ impl Holders {
         held.holders.retain(|_, modes| !modes.is_empty());
         let rest = held.modes();
         held.recalled = held.recalled.intersect(rest);
+        held.cut &= rest.write;
         if held.holders.is_empty() {
             files.remove(file);
         }
@@ -131,6 +134,18 @@ impl Holders {
     pub fn count(&self, file: &Handle) -> (usize, LayoutModes) {
         let files = self.files.lock();
         files.get(file).map_or((0, LayoutModes::NONE), |held| (held.holders.len(), held.modes()))
+    }
+
+    /// Notes that a file is truncated by the only client that has a layout to write.
+    pub fn note_cut(&self, file: &Handle) {
+        if let Some(held) = self.files.lock().get_mut(file) {
+            held.cut |= held.modes().write;
+        }
+    }
+
+    /// Reports whether a file was truncated by a client that has kept its layout to write. Such a client can commit a size of before.
+    pub fn is_cut(&self, file: &Handle) -> bool {
+        self.files.lock().get(file).is_some_and(|held| held.cut)
     }
 
     /// Recalls the layouts of a file that have one of these modes.

@@ -26,15 +26,13 @@ impl Layouts for Pnfs {
     }
 
     fn device(&self, caller: &Caller<'_>, id: LayoutDeviceId, kind: LayoutKind) -> Result<LayoutDevice> {
-        if kind != LayoutKind::Flexible {
-            return Err(VfsError::NotFound);
-        }
         let device = self.0.servers.device(id);
         caller.complete(|| async move {
-            device.await.map_err(|error| match error {
-                ServerError::Missing => VfsError::NotFound,
-                error => error.into(),
-            })
+            match device.await {
+                Ok(device) if device.kind() == kind => Ok(device),
+                Ok(_) | Err(ServerError::Missing) => Err(VfsError::NotFound),
+                Err(error) => Err(error.into()),
+            }
         })
     }
 
@@ -42,10 +40,10 @@ impl Layouts for Pnfs {
         &self,
         caller: &Caller<'_>,
         file: &Handle,
-        _: Option<LayoutHolder>,
+        holder: Option<LayoutHolder>,
         commit: &LayoutCommit,
     ) -> Result<Change> {
-        caller.complete(|| self.0.clone().commit_layout(file.clone(), *commit))
+        caller.complete(|| self.0.clone().commit_layout(file.clone(), *commit, holder.is_none()))
     }
 
     fn report(

@@ -52,11 +52,19 @@ pub trait DataServers: Send + Sync + 'static {
     /// Returns the file handle with which clients access an object.
     fn handle(&self, object: Object) -> ServerFuture<Bytes>;
 
+    /// Returns the file handle with which clients of a files layout access an object as this user and this group, or `None` if the
+    /// data server has no such handles.
+    fn data_handle(&self, object: Object, uid: u32, gid: u32) -> ServerFuture<Option<Bytes>>;
+
     /// Returns the device of a data server for clients that prefer this transport, or `None` if clients cannot use the data
     /// server.
     fn device_id(&self, server: ServerId, transport: DataTransport) -> Option<LayoutDeviceId>;
 
-    /// Returns the data server of a device.
+    /// Returns the device of a file whose stripes are on these data servers, in this order, for clients of a files layout that prefer
+    /// this transport. Returns `None` if clients cannot use one of them.
+    fn striped_device_id(&self, servers: &[ServerId], transport: DataTransport) -> Option<LayoutDeviceId>;
+
+    /// Returns the data server of a device. That of a files layout has several, and this returns `None`.
     fn server_of(&self, device: LayoutDeviceId) -> Option<ServerId>;
 
     /// Returns a device. [`ServerError::Missing`] means that there is no such device.

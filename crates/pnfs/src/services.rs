@@ -144,6 +144,14 @@ impl DataServers for Services {
         self.on(object.server, |inner| inner.handle(object))
     }
 
+    fn data_handle(&self, object: Object, uid: u32, gid: u32) -> ServerFuture<Option<Bytes>> {
+        self.on(object.server, |inner| inner.data_handle(object, uid, gid))
+    }
+
+    fn striped_device_id(&self, servers: &[ServerId], transport: DataTransport) -> Option<LayoutDeviceId> {
+        self.inner.striped_device_id(servers, transport)
+    }
+
     fn device_id(&self, server: ServerId, transport: DataTransport) -> Option<LayoutDeviceId> {
         self.inner.device_id(server, transport)
     }

@@ -308,7 +308,7 @@ impl Vfs for Pnfs {
     }
 
     fn layouts(&self) -> Option<&dyn Layouts> {
-        self.0.options.layouts.then_some(self)
+        self.0.options.layouts.is_some().then_some(self)
     }
 
     fn path(&self, object: &Handle) -> Option<Vec<u8>> {

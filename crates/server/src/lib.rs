@@ -20,6 +20,7 @@ mod call;
 mod callback_port;
 mod clock;
 pub mod config;
+mod data_handle;
 mod export;
 mod handle;
 mod hash;
@@ -37,6 +38,7 @@ pub mod v4;
 pub use audit::{AuditOptions, OnFull};
 pub use blocking::BlockingOptions;
 pub use config::Config;
+pub use data_handle::DataHandle;
 pub use export::{
     Access, Export, ExportError, ExportOptions, Exports,
     client::Client,

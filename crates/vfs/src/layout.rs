@@ -61,7 +61,8 @@ pub trait Layouts: Send + Sync {
     fn device(&self, caller: &Caller<'_>, id: LayoutDeviceId, kind: LayoutKind) -> Result<LayoutDevice>;
 
     /// Makes writes to data servers visible: a file that is shorter than the given size gets this size, and the times and
-    /// the change attribute show that the data has changed. The file never becomes shorter. The data are durable at the data
+    /// the change attribute show that the data has changed. The file never becomes shorter. If the file was truncated since the
+    /// writes, the size can be too large, and the back end finds the right one. The data are durable at the data
     /// servers, and the attributes are durable when this returns. The holder is `None` if it held the layout before the
     /// server was started. Returns the attributes before and after.
     ///
@@ -457,6 +458,16 @@ impl Layout {
         match self {
             Self::Flexible(layout) => layout.return_on_close,
             Self::Files(layout) => layout.return_on_close,
+        }
+    }
+}
+
+impl LayoutDevice {
+    /// Returns the kind of the layouts that name it.
+    pub fn kind(&self) -> LayoutKind {
+        match self {
+            Self::Flexible { .. } => LayoutKind::Flexible,
+            Self::Files { .. } => LayoutKind::Files,
         }
     }
 }

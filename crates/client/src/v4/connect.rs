@@ -62,7 +62,7 @@ impl V4 {
             match Server::establish(trunk, minor, callbacks, known.clone(), &first.deadline()).await {
                 Ok((server, exchanged)) => {
                     server.start_housekeeping();
-                    let v4 = Self { server, timeout: first.timeout(), caller: None, opens_files: true };
+                    let v4 = Self { server, timeout: first.timeout(), caller: None, stateid: None };
                     return Ok((v4, exchanged));
                 }
                 Err(error) if is_another_version(&error) => last = Some(error),

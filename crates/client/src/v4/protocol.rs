@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use nfs::v4::{EXCHGID4_FLAG_USE_PNFS_DS, EXCHGID4_FLAG_USE_PNFS_MDS};
+use nfs::v4::{EXCHGID4_FLAG_USE_PNFS_DS, EXCHGID4_FLAG_USE_PNFS_MDS, Stateid4};
 
 use super::{
     layout::{device::DataDialer, table::DataWays},
@@ -24,8 +24,8 @@ pub struct V4 {
     pub(super) timeout: Duration,
     /// The user as whom operations are executed; `None` for the user of the mount.
     pub(super) caller: Option<Caller>,
-    /// `true` if READ and WRITE open files first. If not, they have the anonymous stateid.
-    pub(super) opens_files: bool,
+    /// The stateid of READ and WRITE. If it is `None`, they open files first.
+    pub(super) stateid: Option<Stateid4>,
 }
 
 impl V4 {
@@ -39,9 +39,9 @@ impl V4 {
         Self { caller: caller.cloned(), ..self.clone() }
     }
 
-    /// Returns the same protocol with the anonymous stateid in READ and WRITE. It opens no file.
-    pub(crate) fn without_opens(self) -> Self {
-        Self { opens_files: false, ..self }
+    /// Returns the same protocol with this stateid in READ and WRITE. It opens no file.
+    pub(crate) fn with_stateid(self, stateid: Stateid4) -> Self {
+        Self { stateid: Some(stateid), ..self }
     }
 
     /// Returns the minor version.

@@ -44,6 +44,8 @@ enum StateidUse {
     No,
     /// The stateid of the open for this access. The file is opened first if it is not open for it.
     Open(u32),
+    /// This stateid, which belongs to another server, or is the anonymous one.
+    This(Stateid4),
     /// The stateid of the open if it includes this access, otherwise the anonymous stateid.
     IfOpen(u32),
 }
@@ -116,11 +118,9 @@ impl<'a> Request<'a> {
         self
     }
 
-    /// Uses the stateid of the file's open for this access, or the anonymous stateid if files are not opened.
+    /// Uses the stateid of the file's open for this access, or that of the protocol if files are not opened.
     pub fn open_for(mut self, access: u32) -> Self {
-        if self.v4.opens_files {
-            self.stateids[0] = StateidUse::Open(access);
-        }
+        self.stateids[0] = self.v4.stateid.map_or(StateidUse::Open(access), StateidUse::This);
         self
     }
 
@@ -245,6 +245,9 @@ impl<M> Routed<'_, M> {
     }
 
     async fn stateid(&self, target: &Target, at: usize, deadline: &Deadline) -> Result<Stateid4> {
+        if let StateidUse::This(stateid) = self.request.stateids[at] {
+            return Ok(stateid);
+        }
         let Some(file) = &target.files[at] else { return Ok(Stateid4::ANONYMOUS) };
         let caller = self.request.v4.caller.as_ref();
         match self.request.stateids[at] {
@@ -252,7 +255,7 @@ impl<M> Routed<'_, M> {
             StateidUse::IfOpen(access) => {
                 Ok(file.0.open_stateid(target.opens(), (caller, access)).unwrap_or(Stateid4::ANONYMOUS))
             }
-            StateidUse::No => Ok(Stateid4::ANONYMOUS),
+            StateidUse::No | StateidUse::This(_) => Ok(Stateid4::ANONYMOUS),
         }
     }
 }
@@ -262,7 +265,8 @@ impl<M: FnMut(&mut Target) -> Result<Compound> + Send + Sync> Operation for Rout
         // Release the locks of the last attempt.
         self.attempt = None;
         let (place, other) = self.router.route(self.request.name, deadline).await?;
-        let (opens, used) = (&place.v4.server.opens, self.request.stateids.map(|used| used != StateidUse::No));
+        let is_of_file = |used| matches!(used, StateidUse::Open(_) | StateidUse::IfOpen(_));
+        let (opens, used) = (&place.v4.server.opens, self.request.stateids.map(is_of_file));
         let one = (used[0] || self.request.exclusive).then(|| opens.file(&place.handle));
         let two = other.as_ref().filter(|_| used[1]).map(|other| opens.file(other));
         let stateids = [Stateid4::ANONYMOUS; 2];

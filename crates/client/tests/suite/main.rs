@@ -12,6 +12,7 @@ mod migration;
 mod mixed;
 mod opening;
 mod pnfs;
+mod pnfs_files;
 mod rdma;
 mod referrals;
 mod requester;

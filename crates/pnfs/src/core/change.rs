@@ -29,6 +29,7 @@ impl Core {
             self.trim(&file).await?;
         }
         let of = file.clone();
+        let ends = file.ends.now();
         let change = self
             .run(move |core| {
                 let root = Cred::root();
@@ -41,23 +42,39 @@ impl Core {
                 if resizes {
                     core.add_work(&of.handle, TRUNCATING)?;
                 }
-                let change = {
+                let changed = {
                     let mut sizing = of.sizing.lock();
-                    *sizing += 1;
-                    core.inner.setattr(&caller, &of.handle, &set, guard)?
+                    sizing.count += 1;
+                    let changed = core.inner.setattr(&caller, &of.handle, &set, guard);
+                    sizing.cutting = resizes && changed.is_ok();
+                    if sizing.cutting {
+                        core.holders.note_cut(&of.handle);
+                    }
+                    changed
                 };
-                if resizes {
-                    // The objects must not be cut before the file is, or a crash would leave zeros in the file.
+                // What the client has written and not committed must stay.
+                if resizes && changed.is_err() && core.size_of(&of.handle)? == former {
+                    core.end_work_if(&of.handle, TRUNCATING, || of.ends.none_since(ends))?;
+                }
+                let change = changed?;
+                if spilled && set.size.is_some() {
+                    // The objects must not be cut before the file is, or a crash would leave zeros in the file. RFC 1813 §3.3.2: the size is
+                    // durable after SETATTR, also if an unstable write has set it before.
                     core.inner.commit(&root, &of.handle, 0, 0)?;
                 }
                 Ok(change)
             })
             .await;
-        // If the data servers fail, the objects are cut before the next write. No read passes the end of the file.
-        if self.has_work(&file.handle, TRUNCATING) && self.trim(&file).await.is_err() {
-            self.wake.notify_one();
+        if !self.has_work(&file.handle, TRUNCATING) {
+            return change;
         }
-        change
+        let trimmed = self.trim(&file).await;
+        file.sizing.lock().cutting = false;
+        let Err(error) = trimmed else { return change };
+        self.wake.notify_one();
+        // The objects are cut before the next write, and no read passes the end of the file. But the client that truncates the file
+        // could write with its layout before they are cut, and then lose what it has written.
+        if self.holders.count(&file.handle).1.write { change.and(Err(error)) } else { change }
     }
 
     /// Gives all objects the size of the file. The caller holds a lock on the whole file, and no client has a layout to write,
@@ -75,9 +92,12 @@ impl Core {
                 core.size_of(&of.handle)
             });
             let size = size.await?;
+            tracing::debug!(file = ?file.handle, size, "objects get the size of their file");
             let work =
                 record.written().map(|copy| (copy, self.servers.set_size(record.copies[copy].object, size))).collect();
             let outcome = self.on_copies(&record, work, |_, ()| true).await;
+            // What a client has written from now on lies behind this change.
+            file.sizing.lock().cutting = false;
             self.settle(file, outcome).await?;
         }
         let of = file.clone();

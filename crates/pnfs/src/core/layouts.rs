@@ -13,8 +13,8 @@ use tokio::time::Instant;
 use vfs::{
     Attr, Caller, Change, Cred, Handle, Result, SetAttr, SetTime, Stability, VfsError,
     layout::{
-        DataError, DataFailure, DataFile, DataOperation, FlexibleLayout, Layout, LayoutCommit, LayoutHolder,
-        LayoutKind, LayoutMode, LayoutModes, LayoutRequest, Mirror,
+        DataError, DataFailure, DataFile, DataOperation, FilesLayout, FlexibleLayout, Layout, LayoutCommit,
+        LayoutDeviceId, LayoutHolder, LayoutKind, LayoutMode, LayoutModes, LayoutRequest, Mirror,
     },
 };
 
@@ -23,14 +23,14 @@ use crate::{
     files::{File, Place},
     index::{LAYOUTS, TRUNCATING},
     ranges::WHOLE,
-    record::{CopyState, Epochs, Object, Record},
+    record::{CopyState, Epochs, Object, Record, ServerId},
     servers::{ServerError, ServerFuture},
     stripes::Stripes,
 };
 
 /// The result of an attempt to grant a layout.
 enum Attempt {
-    Granted(FlexibleLayout),
+    Granted(Layout),
     /// A client could not write to this copy.
     Unusable(Object),
 }
@@ -41,7 +41,7 @@ impl Core {
     /// # Errors
     /// See [`vfs::Layouts::grant`].
     pub async fn grant(self: Arc<Self>, handle: Handle, request: LayoutRequest) -> Result<Layout> {
-        if request.kind != LayoutKind::Flexible {
+        if self.options.layouts != Some(request.kind) {
             return Err(VfsError::NotSupported);
         }
         let file = self.files.get(&handle);
@@ -51,13 +51,13 @@ impl Core {
                 return Err(VfsError::NotSupported);
             }
             // The client that writes first decides: it can use the file directly.
-            let stripes = if request.striped_copies { self.options.stripes } else { Stripes::ONE };
+            let stripes = if accepts_stripes(&request) { self.options.stripes } else { Stripes::ONE };
             let _whole = file.ranges.lock(WHOLE, true).await;
             self.spill(&file, stripes).await?;
         }
         loop {
             match self.try_grant(&file, &request).await? {
-                Attempt::Granted(layout) => return Ok(Layout::Flexible(layout)),
+                Attempt::Granted(layout) => return Ok(layout),
                 // If this is the last copy, clients get the error when they use this server.
                 Attempt::Unusable(object) => {
                     self.mark_stale(&file, vec![object]).await.map_err(|_| VfsError::NotSupported)?;
@@ -70,10 +70,14 @@ impl Core {
         // The record cannot change before the holder is known, so each change of it recalls the layout.
         let _changing = file.changing.lock().await;
         let Place::Servers(mut record) = self.place(file).await? else { return Err(VfsError::Delay) };
-        if record.stripes.count() > 1 && !request.striped_copies {
+        if record.stripes.count() > 1 && !accepts_stripes(request) {
             return Err(VfsError::NotSupported);
         }
         let writes = request.mode == LayoutMode::Write;
+        // A client of a files layout writes to one copy.
+        if request.kind == LayoutKind::Files && writes && record.written().count() > record.stripes.count() {
+            return Err(VfsError::NotSupported);
+        }
         let denied = file.layouts_after.lock().is_some_and(|time| Instant::now() < time);
         let copying = record.copies.iter().any(|copy| copy.state == CopyState::Copying);
         if self.is_unequal(&file.handle) || self.has_work(&file.handle, TRUNCATING) || writes && copying || denied {
@@ -94,7 +98,7 @@ impl Core {
         for (copy, data_file) in join_all(data_files).await {
             let object = record.copies[copy].object;
             match data_file {
-                Ok(data_file) => stripes[record.stripe_of(copy)].push(data_file),
+                Ok(data_file) => stripes[record.stripe_of(copy)].push((object.server, data_file)),
                 // This is a setting of the administrator, and no failure.
                 Err(None) => return Err(VfsError::NotSupported),
                 Err(Some(error)) => {
@@ -108,6 +112,14 @@ impl Core {
         if stripes.iter().any(Vec::is_empty) {
             return Err(VfsError::NotSupported);
         }
+        let layout = match request.kind {
+            LayoutKind::Flexible => Layout::Flexible(flexible(&stripes, record.stripes)),
+            LayoutKind::Files => {
+                let servers: Vec<_> = stripes.iter().map(|files| files[0].0).collect();
+                let device = self.servers.striped_device_id(&servers, request.transport);
+                Layout::Files(files(device.ok_or(VfsError::NotSupported)?, &stripes, record.stripes)?)
+            }
+        };
         if writes {
             let of = file.clone();
             self.run(move |core| core.add_work(&of.handle, LAYOUTS)).await?;
@@ -121,15 +133,7 @@ impl Core {
             self.holders.remove(&file.handle, request.holder, LayoutModes::from(request.mode).without(former));
             return Err(VfsError::Delay);
         }
-        Ok(Attempt::Granted(FlexibleLayout {
-            mirrors: mirrors(&stripes),
-            stripe_unit: record.stripes.unit(),
-            no_commit: false,
-            no_io_through_server: false,
-            no_read: false,
-            stats_interval_s: STATS_INTERVAL_S,
-            return_on_close: false,
-        }))
+        Ok(Attempt::Granted(layout))
     }
 
     /// Returns a copy for a client. The error is `None` if clients cannot use the data server.
@@ -140,10 +144,13 @@ impl Core {
         request: &LayoutRequest,
     ) -> std::result::Result<DataFile, Option<ServerError>> {
         let device = self.servers.device_id(object.server, request.transport).ok_or(None)?;
-        let handle = self.servers.handle(object).await?;
         let owners = record.epochs.owners(object).ok_or(None)?;
         // RFC 8435 §2.2.1: a client that only reads is not the owner. It uses the group's number as its user, too.
         let uid = if request.mode == LayoutMode::Write { owners.owner } else { owners.group };
+        let handle = match request.kind {
+            LayoutKind::Flexible => self.servers.handle(object).await?,
+            LayoutKind::Files => self.servers.data_handle(object, uid, owners.group).await?.ok_or(None)?,
+        };
         Ok(DataFile { device, efficiency: 1, handle, uid, gid: owners.group, stateid: None })
     }
 
@@ -178,23 +185,75 @@ impl Core {
         }
     }
 
-    /// Makes writes of a client visible (LAYOUTCOMMIT).
+    /// Makes writes of a client visible (LAYOUTCOMMIT). `reclaims` if the layout is of an earlier process.
     ///
     /// # Errors
-    /// Returns the errors of the inner file system.
-    pub async fn commit_layout(self: Arc<Self>, handle: Handle, commit: LayoutCommit) -> Result<Change> {
+    /// Returns the errors of the inner file system, and `Io` if the size must be compared with those of the objects and no data server
+    /// with a copy of a stripe answers.
+    pub async fn commit_layout(
+        self: Arc<Self>,
+        handle: Handle,
+        commit: LayoutCommit,
+        reclaims: bool,
+    ) -> Result<Change> {
         let file = self.files.get(&handle);
         let mtime = commit.mtime.map_or(SetTime::Now, SetTime::To);
-        let size = commit.size.unwrap_or(0);
-        let sized = *file.sizing.lock();
+        let mut size = commit.size.unwrap_or(0);
+        let sized = {
+            let sizing = file.sizing.lock();
+            // A truncation that is in progress comes after the writes.
+            size = if sizing.cutting { 0 } else { size };
+            sizing.count
+        };
+        if reclaims || self.holders.is_cut(&handle) {
+            size = self.written_size(&file, size).await?;
+        }
+        tracing::debug!(file = ?handle, named = commit.size, size, "a client commits its writes");
         self.write_ends(&file, size, sized).await?;
         self.run(move |core| {
             let sizing = file.sizing.lock();
             // A truncation that the client has not awaited comes after its writes.
-            let size = if *sizing == sized { size } else { 0 };
+            let size = if sizing.count == sized { size } else { 0 };
             core.grow(&file, size, Some(mtime))
         })
         .await
+    }
+
+    /// Returns `size`, or the size that a client can have written if that is smaller. RFC 8881 §18.42.3 does not demand that the server
+    /// uses the last offset that a client names. A client that truncates the file itself keeps its layout, and can name an offset of
+    /// before: Linux does, if its LAYOUTCOMMIT of earlier writes comes during the truncation or after it.
+    ///
+    /// # Errors
+    /// Returns `Io` if no data server with a copy of one stripe answers, and the errors of the inner file system.
+    async fn written_size(self: &Arc<Self>, file: &Arc<File>, size: u64) -> Result<u64> {
+        let Place::Servers(record) = self.place(file).await? else { return Ok(size) };
+        let of = file.clone();
+        if size <= self.run(move |core| core.size_of(&of.handle)).await? {
+            return Ok(size);
+        }
+        let sizes = self.object_sizes(&record).await?;
+        // The client has written to all copies. One that is longer has missed the truncation, and is about to be stale.
+        let of_stripe = |stripe| record.in_sync_of(stripe).filter_map(|copy| sizes.get(&copy)).min();
+        let written = (0..record.stripes.count()).filter_map(of_stripe).max();
+        Ok(written.map_or(size, |written| size.min(*written)))
+    }
+
+    /// Returns the sizes of the file that the objects in sync show whose data servers answer, by copy.
+    ///
+    /// # Errors
+    /// Returns `Io` if no data server with a copy of one stripe answers.
+    async fn object_sizes(&self, record: &Record) -> Result<HashMap<usize, u64>> {
+        let size = |copy: usize| {
+            let size = self.servers.size(record.copies[copy].object);
+            // An object can end with a byte of another stripe: see `write_ends`.
+            let shown = move |size| record.stripes.end(record.stripe_of(copy), size);
+            async move { size.await.ok().map(|size| (copy, shown(size))) }
+        };
+        let sizes: HashMap<_, _> = join_all(record.in_sync().map(size)).await.into_iter().flatten().collect();
+        match record.stripe_without(|copy| sizes.contains_key(&copy)) {
+            Some(_) => Err(VfsError::Io),
+            None => Ok(sizes),
+        }
     }
 
     /// Writes a byte to each object that ends before the last byte that its stripe has in a file of `size` bytes: see
@@ -227,7 +286,7 @@ impl Core {
         let work = work.collect();
         let outcome = self.on_copies(&record, work, |_, ()| true).await;
         // Objects that are too short get the size of the file, too, before clients use them again.
-        if *file.sizing.lock() != sized || outcome.lost.is_some() {
+        if file.sizing.lock().count != sized || outcome.lost.is_some() {
             let of = file.clone();
             self.run(move |core| core.add_work(&of.handle, TRUNCATING)).await?;
             self.wake.notify_one();
@@ -260,26 +319,18 @@ impl Core {
     async fn take_size(self: &Arc<Self>, file: &Arc<File>) -> Result<()> {
         loop {
             let Place::Servers(record) = self.place(file).await? else { return Ok(()) };
-            let sized = *file.sizing.lock();
+            let sized = file.sizing.lock().count;
             // Objects that could not be cut have bytes that do not belong to the file any more.
             if self.has_work(&file.handle, TRUNCATING) {
                 return Ok(());
             }
-            let size = |copy: usize| {
-                let size = self.servers.size(record.copies[copy].object);
-                async move { size.await.ok().map(|size| (copy, size)) }
-            };
-            let sizes: HashMap<_, _> = join_all(record.in_sync().map(size)).await.into_iter().flatten().collect();
-            if record.stripe_without(|copy| sizes.contains_key(&copy)).is_some() {
-                return Err(VfsError::Io);
-            }
-            let size = sizes.into_values().max().unwrap_or(0);
+            let size = self.object_sizes(&record).await?.into_values().max().unwrap_or(0);
             self.write_ends(file, size, sized).await?;
             let of = file.clone();
             let taken = self.run(move |core| {
                 let sizing = of.sizing.lock();
                 // A truncation has begun: the objects may have had their former sizes.
-                if *sizing != sized {
+                if sizing.count != sized {
                     return Ok(false);
                 }
                 if size > core.size_of(&of.handle)? {
@@ -407,17 +458,55 @@ impl Core {
     }
 }
 
+/// Reports whether a client can use a file that is striped.
+fn accepts_stripes(request: &LayoutRequest) -> bool {
+    request.kind == LayoutKind::Files || request.striped_copies
+}
+
+/// The copies of a stripe that clients can use, and their data servers.
+type Usable = Vec<(ServerId, DataFile)>;
+
 /// Joins the data files of each stripe to mirrors. A client reads from any mirror, and writes to all of them. So a stripe with
 /// fewer copies in sync than another one has the same data file in several mirrors.
-fn mirrors(stripes: &[Vec<DataFile>]) -> Vec<Mirror> {
-    let count = stripes.iter().map(Vec::len).max().unwrap_or(0);
-    let mirror = |at: usize| stripes.iter().map(|files| files[at % files.len()].clone()).collect();
-    (0..count).map(|at| Mirror { data_files: mirror(at) }).collect()
+fn flexible(copies: &[Usable], stripes: Stripes) -> FlexibleLayout {
+    let count = copies.iter().map(Vec::len).max().unwrap_or(0);
+    let mirror = |at: usize| copies.iter().map(|files| files[at % files.len()].1.clone()).collect();
+    FlexibleLayout {
+        mirrors: (0..count).map(|at| Mirror { data_files: mirror(at) }).collect(),
+        stripe_unit: stripes.unit(),
+        no_commit: false,
+        no_io_through_server: false,
+        no_read: false,
+        stats_interval_s: STATS_INTERVAL_S,
+        return_on_close: false,
+    }
+}
+
+/// Returns the layout of the first copy of each stripe.
+///
+/// # Errors
+/// Returns `NotSupported` if the stripe unit is too large for a files layout.
+fn files(device: LayoutDeviceId, copies: &[Usable], stripes: Stripes) -> Result<FilesLayout> {
+    let unit = if stripes.count() == 1 { Ok(UNIT_OF_ONE_STRIPE) } else { stripes.unit().try_into() };
+    Ok(FilesLayout {
+        device,
+        stripe_unit: unit.map_err(|_| VfsError::NotSupported)?,
+        // Objects have the same packing for all layouts (RFC 8881 §13.4.4).
+        dense: false,
+        first_stripe: 0,
+        pattern_offset: 0,
+        commit_through_server: false,
+        handles: copies.iter().map(|files| files[0].1.handle.clone()).collect(),
+        // Data servers do not know which files clients have open (RFC 8881 §13.9.2.2).
+        return_on_close: true,
+    })
 }
 
 /// The time after a client's report before the copy is made again. It bounds the load that a client can cause.
 const RESILVER_PAUSE: Duration = Duration::from_secs(20);
 /// The time for which clients get no layouts after a data server has denied access.
 const DENIED_PAUSE: Duration = Duration::from_secs(60);
+/// The stripe unit of a files layout with one stripe. It has no effect.
+const UNIT_OF_ONE_STRIPE: u32 = 1 << 30;
 /// The interval in which clients report their use of data servers.
 const STATS_INTERVAL_S: u32 = 60;

@@ -25,7 +25,7 @@ use std::{
 use entropy::{HashMap, HashSet};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
-use vfs::{Caller, Cred, FsCaps, Handle, Name, Result, Vfs, VfsError, XattrMode};
+use vfs::{Caller, Cred, FsCaps, Handle, Name, Result, Vfs, VfsError, XattrMode, layout::LayoutKind};
 
 use self::drain::Drains;
 use crate::{
@@ -48,8 +48,9 @@ pub struct Options {
     pub stripes: Stripes,
     /// The size in bytes up to which the data of a file stay in the inner file system.
     pub threshold: u64,
-    /// `true` if clients get layouts. If not, all data pass through this server, and the users of objects are not changed.
-    pub layouts: bool,
+    /// The layouts that clients get. If `None`, all data pass through this server, and the users of objects are not changed.
+    /// [`LayoutKind::Files`] is possible only with one copy of each file.
+    pub layouts: Option<LayoutKind>,
     /// The time for which clients may use layouts that an earlier process has granted: a lease. Until then, a write that a copy
     /// misses is not acknowledged.
     pub former_layouts: Duration,
@@ -108,6 +109,10 @@ impl Pnfs {
         let (count, mirrors, stripes) = (servers.servers().len(), options.mirrors, options.stripes.count());
         if !(1..=COPIES_MAX).contains(&mirrors) {
             return Err(invalid(format!("mirrors = {mirrors}: it must be from 1 to {COPIES_MAX}")));
+        }
+        if options.layouts == Some(LayoutKind::Files) && mirrors != 1 {
+            let message = "a files layout has no copies (RFC 8881 §13): set mirrors = 1, or use flexible files layouts";
+            return Err(invalid(format!("mirrors = {mirrors}: {message}")));
         }
         if count < mirrors {
             return Err(invalid(format!("mirrors = {mirrors} needs as many data servers, and there are {count}")));

@@ -52,7 +52,7 @@ impl Core {
         let object = |server| Object { server, id: entropy::random() };
         let copies = stripes.place(self.options.mirrors, &servers, answering).into_iter().map(object);
         let copies = copies.map(|object| Copy { object, state: CopyState::InSync }).collect();
-        let epoch = u32::from(self.options.layouts);
+        let epoch = u32::from(self.options.layouts.is_some());
         Record { generation: 1, epochs: Epochs { writers: epoch, readers: epoch }, stripes, copies }
     }
 

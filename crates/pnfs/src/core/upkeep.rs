@@ -156,7 +156,9 @@ impl Core {
             return self.run(move |core| core.end_work(&of, u8::MAX)).await;
         }
         self.lock_out_former(&file).await?;
-        if work & TRUNCATING != 0 || self.is_unequal(handle) {
+        // A truncation that is in progress needs no recall.
+        let truncating = work & TRUNCATING != 0 && !file.sizing.lock().cutting;
+        if truncating || self.is_unequal(handle) {
             self.equalize(&file).await?;
         }
         if work & UNHEALTHY != 0 && self.may_resilver(&file).await? {

@@ -141,7 +141,7 @@ impl Mds {
             mirrors: MIRRORS,
             stripes: setup.stripes,
             threshold: 4 * crate::CELL as u64,
-            layouts: true,
+            layouts: Some(LayoutKind::Flexible),
             former_layouts: LEASE,
         };
         let pnfs = Pnfs::new(Arc::new(mounted), Arc::new(link), index, options).ok()?;

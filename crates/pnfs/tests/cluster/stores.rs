@@ -407,6 +407,14 @@ impl DataServers for Link {
         self.on(object, move |_, _| Ok(object.id.to_be_bytes().to_vec().into()))
     }
 
+    fn data_handle(&self, object: Object, uid: u32, _: u32) -> ServerFuture<Option<Bytes>> {
+        self.on(object, move |_, _| Ok(Some([&object.id.to_be_bytes()[..], &uid.to_be_bytes()].concat().into())))
+    }
+
+    fn striped_device_id(&self, servers: &[ServerId], _: DataTransport) -> Option<LayoutDeviceId> {
+        Some(LayoutDeviceId(std::array::from_fn(|at| servers.get(at).map_or(0, |server| server.0 as u8))))
+    }
+
     fn device_id(&self, server: ServerId, _: DataTransport) -> Option<LayoutDeviceId> {
         Some(LayoutDeviceId([server.0 as u8; 16]))
     }

@@ -23,7 +23,13 @@ conformance::backend_suite! {
 fn world(inner: Arc<dyn Vfs>, threshold: u64, stripes: Stripes) -> World {
     let index = Index::with_backend(InMemoryBackend::new()).unwrap();
     let mirrors = 2;
-    let options = Options { threshold, mirrors, stripes, layouts: true, former_layouts: Duration::ZERO };
+    let options = Options {
+        threshold,
+        mirrors,
+        stripes,
+        layouts: Some(vfs::layout::LayoutKind::Flexible),
+        former_layouts: Duration::ZERO,
+    };
     World::new(Arc::new(Pnfs::new(inner, Arc::new(Servers::new(4)), index, options).unwrap()))
 }
 

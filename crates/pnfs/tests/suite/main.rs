@@ -3,7 +3,9 @@
 mod backends;
 mod drain;
 mod failures;
+mod files;
 mod layouts;
 mod servers;
 mod stripes;
+mod truncation;
 mod world;

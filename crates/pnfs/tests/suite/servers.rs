@@ -38,6 +38,8 @@ struct Server {
     full: bool,
     /// The number of writes that may still begin, if it is limited.
     permits: Option<u64>,
+    /// `true` if changes of sizes wait.
+    holds_sizes: bool,
     contacts: u64,
 }
 
@@ -138,6 +140,11 @@ impl Servers {
     /// Lets one more write begin.
     pub fn add_permit(&self, server: u32) {
         self.server(server, |server| server.permits = server.permits.map(|permits| permits + 1));
+    }
+
+    /// Sets whether changes of sizes wait.
+    pub fn hold_sizes(&self, server: u32, holds_sizes: bool) {
+        self.server(server, |server| server.holds_sizes = holds_sizes);
     }
 
     /// Returns the number of operations that were sent to a data server.
@@ -263,6 +270,14 @@ impl DataServers for Servers {
         self.on(object, move |_, _| Ok(object.id.to_be_bytes().to_vec().into()))
     }
 
+    fn data_handle(&self, object: Object, uid: u32, _: u32) -> ServerFuture<Option<Bytes>> {
+        self.on(object, move |_, _| Ok(Some([&object.id.to_be_bytes()[..], &uid.to_be_bytes()].concat().into())))
+    }
+
+    fn striped_device_id(&self, servers: &[ServerId], _: DataTransport) -> Option<LayoutDeviceId> {
+        Some(LayoutDeviceId(std::array::from_fn(|at| servers.get(at).map_or(0, |server| server.0 as u8))))
+    }
+
     fn device_id(&self, server: ServerId, _: DataTransport) -> Option<LayoutDeviceId> {
         Some(LayoutDeviceId([server.0 as u8; 16]))
     }
@@ -271,8 +286,12 @@ impl DataServers for Servers {
         Some(ServerId(device.0[0].into()))
     }
 
-    fn device(&self, _: LayoutDeviceId) -> ServerFuture<LayoutDevice> {
-        Box::pin(async { Err(ServerError::Missing) })
+    /// Returns a device of a files layout.
+    fn device(&self, device: LayoutDeviceId) -> ServerFuture<LayoutDevice> {
+        let count = device.0.iter().take_while(|server| **server != 0).count();
+        Box::pin(async move {
+            Ok(LayoutDevice::Files { stripes: (0..count as u32).collect(), servers: vec![Vec::new(); count] })
+        })
     }
 
     fn remove(&self, object: Object) -> ServerFuture<()> {
@@ -313,10 +332,19 @@ impl DataServers for Servers {
     }
 
     fn set_size(&self, object: Object, size: u64) -> ServerFuture<()> {
-        self.on(object, move |data, _| {
+        let servers = self.clone();
+        let held = poll_fn(move |_| match servers.server(object.server.0, |server| server.holds_sizes) {
+            true => Poll::Pending,
+            false => Poll::Ready(()),
+        });
+        let set = self.on(object, move |data, _| {
             data.now.resize(size);
             data.durable.resize(size);
             Ok(())
+        });
+        Box::pin(async move {
+            held.await;
+            set.await
         })
     }
 

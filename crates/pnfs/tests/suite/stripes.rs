@@ -297,8 +297,13 @@ fn tree_needs_enough_data_servers() {
         let inner = Arc::new(Memory::new(MemoryOptions::default()));
         let index = Index::with_backend(InMemoryBackend::new()).unwrap();
         let stripes = Stripes::new(UNIT, stripes).unwrap();
-        let options =
-            Options { mirrors, stripes, threshold: 0, layouts: true, former_layouts: std::time::Duration::ZERO };
+        let options = Options {
+            mirrors,
+            stripes,
+            threshold: 0,
+            layouts: Some(vfs::layout::LayoutKind::Flexible),
+            former_layouts: std::time::Duration::ZERO,
+        };
         let opened = Pnfs::new(inner, Arc::new(Servers::new(servers)), index, options);
         opened.map(drop).map_err(|error| error.to_string())
     };
@@ -332,3 +337,18 @@ fn new_files_avoid_data_servers_that_have_failed() {
 }
 
 const UNIT: u64 = 700;
+
+/// The server writes such a byte before a write that leaves a hole, and the write can fail.
+#[test]
+fn byte_at_the_end_of_an_object_that_belongs_to_another_stripe_is_no_byte_of_the_file() {
+    let world = few_servers();
+    let file = world.create("file");
+    let layout = world.grant_striped(&file, 1, Write).unwrap();
+    assert_eq!(world.client_write(&layout, 0, &content(UNIT as usize)), 0);
+    for mirror in &layout.mirrors {
+        let (object, user) = mirror[0];
+        world.servers.client_write(object, user, UNIT, &[0]).unwrap();
+    }
+    world.release(&file, 1, LayoutModes::WRITE);
+    assert_eq!(world.size(&file), UNIT);
+}

@@ -13,7 +13,7 @@ use std::{
 use buf::{Pool, Rope};
 use nfs::v4::layout::stripe::{Packing, Piece, Striping};
 use parking_lot::Mutex;
-use pnfs::{DataServers, Index, Options, Pnfs, Record, Stripes, record::Object};
+use pnfs::{DataServers, Index, Options, Pnfs, Record, ServerId, Stripes, record::Object};
 use vfs::{
     Caller, CompletionSlot, CreateMode, Cred, Handle, Layouts, Name, Report, Result, SetAttr, Stability, Vfs, VfsError,
     interpose::{Interpose, Interposed, Operation},
@@ -33,6 +33,7 @@ pub struct World {
     inner: Arc<dyn Vfs>,
     index: Storage,
     stripes: Stripes,
+    layouts: LayoutKind,
 }
 
 /// The disk of the metadata server, which can fail.
@@ -111,10 +112,15 @@ impl World {
 
     /// A tree whose files have two copies with these stripes.
     pub fn with(stripes: Stripes, servers: u32) -> Self {
+        Self::of(LayoutKind::Flexible, stripes, servers)
+    }
+
+    /// A tree that grants layouts of this kind. Its files have two copies if such layouts have copies.
+    pub fn of(layouts: LayoutKind, stripes: Stripes, servers: u32) -> Self {
         let memory = Memory::new(MemoryOptions { mode: 0o777, ..Default::default() });
         let (failing, refusing, unsynced) = Default::default();
         let disk = Arc::new(Disk { memory, failing, refusing, unsynced });
-        Self::open(disk, Servers::new(servers), Storage::default(), stripes)
+        Self::open(disk, Servers::new(servers), Storage::default(), (stripes, layouts))
     }
 
     /// Trees with and without stripes. In one, a data server has copies of two stripes of a file, and in another one not.
@@ -125,22 +131,30 @@ impl World {
             .map(|(stripes, servers)| Self::with(stripes, servers))
     }
 
-    fn open(disk: Arc<Disk>, servers: Servers, index: Storage, stripes: Stripes) -> Self {
-        let options = Options { mirrors: 2, stripes, threshold: 1000, layouts: true, former_layouts: Duration::ZERO };
+    fn open(disk: Arc<Disk>, servers: Servers, index: Storage, (stripes, layouts): (Stripes, LayoutKind)) -> Self {
+        let mirrors = if layouts == LayoutKind::Flexible { 2 } else { 1 };
+        let (threshold, former_layouts) = (1000, Duration::ZERO);
+        let options = Options { mirrors, stripes, threshold, layouts: Some(layouts), former_layouts };
         let inner: Arc<dyn Vfs> = Arc::new(Interposed(Mounted(disk.clone())));
         let opened = Index::with_backend(index.clone()).unwrap();
         let pnfs = Pnfs::new(inner.clone(), Arc::new(servers.clone()), opened, options).unwrap();
         let events = Arc::new(Events::default());
         pnfs.subscribe(events.clone());
-        Self { pnfs, servers, events, disk, inner, index, stripes }
+        Self { pnfs, servers, events, disk, inner, index, stripes, layouts }
     }
 
     /// Ends the tree without warning, and opens it again.
     pub fn crash(self) -> Self {
+        let layouts = self.layouts;
+        self.crash_to(layouts)
+    }
+
+    /// Ends the tree without warning, and opens it again as one that grants layouts of this kind.
+    pub fn crash_to(self, layouts: LayoutKind) -> Self {
         let Self { pnfs, servers, disk, index, stripes, .. } = self;
         drop(pnfs);
         index.crash();
-        Self::open(disk, servers, index, stripes)
+        Self::open(disk, servers, index, (stripes, layouts))
     }
 
     /// Runs an operation to its end.
@@ -228,6 +242,32 @@ impl World {
     /// Returns a new layout for a client that accepts stripes.
     pub fn grant_striped(&self, file: &Handle, holder: u64, mode: LayoutMode) -> Result<Striped> {
         self.grant_request(file, &LayoutRequest { striped_copies: true, ..Self::request(holder, mode) })
+    }
+
+    /// Returns a new files layout.
+    pub fn grant_files(&self, file: &Handle, holder: u64, mode: LayoutMode) -> Result<FilesLayout> {
+        let request = LayoutRequest { kind: LayoutKind::Files, ..Self::request(holder, mode) };
+        match self.run(|caller| self.pnfs.grant(caller, file, &request))? {
+            Layout::Files(layout) => Ok(layout),
+            layout => panic!("a files layout was asked for: {layout:?}"),
+        }
+    }
+
+    /// Writes as a client of NFS does that has a files layout. Returns the number of writes that failed.
+    pub fn client_write_files(&self, layout: &FilesLayout, offset: u64, data: &[u8]) -> usize {
+        let packing = if layout.dense { Packing::Dense } else { Packing::Sparse };
+        let places = Striping::new(layout.stripe_unit.into(), layout.handles.len() as u32, packing).unwrap();
+        let places = places.with_pattern(layout.first_stripe, layout.pattern_offset).unwrap();
+        let write = |piece: &Piece| {
+            let (object, user) = layout.handles[piece.stripe as usize].split_at(16);
+            // The device names the data server of each stripe.
+            let server = ServerId(layout.device.0[piece.stripe as usize].into());
+            let object = Object { server, id: u128::from_be_bytes(object.try_into().unwrap()) };
+            let from = (piece.offset - offset) as usize;
+            let data = &data[from..from + piece.len as usize];
+            self.servers.client_write(object, u32::from_be_bytes(user.try_into().unwrap()), piece.data_offset, data)
+        };
+        places.pieces(offset..offset + data.len() as u64).filter(|piece| write(piece).is_err()).count()
     }
 
     fn grant_request(&self, file: &Handle, request: &LayoutRequest) -> Result<Striped> {

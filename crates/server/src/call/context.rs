@@ -184,6 +184,11 @@ impl<'a, S: ServiceState> Context<'a, S> {
         self.object_as(export, handle, export.anonymous())
     }
 
+    /// Returns an object like [`object_of`](Self::object_of), with a user as the caller whom the file handle names.
+    pub(crate) fn object_as_user(&self, export: &'a Export, handle: Handle, user: Cred) -> Object<'a> {
+        self.object_as(export, handle, user)
+    }
+
     /// Returns an object like [`object_of`](Self::object_of), for a procedure that does not wait for it: an operation
     /// that would have to wait fails with `WouldBlock`, and an operation does not become pending.
     ///

@@ -46,6 +46,9 @@ pub enum LayoutsMode {
     /// Clients of NFSv4.1 and later use the data servers directly (flexible files, RFC 8435).
     #[default]
     Flexible,
+    /// Clients of NFSv4.1 and later use the data servers directly (files layout, RFC 8881 §13). Files have one copy, and all data
+    /// servers are `slipway serve` with `data_server = true`.
+    Files,
     /// All data pass through this server.
     None,
 }
@@ -180,9 +183,12 @@ mod tests {
             version = "4.2"
             [[pnfs]]
             name = "plain"
+            [[pnfs]]
+            name = "striped"
+            layouts = "files"
         "#;
         let config = Config::parse(text).unwrap();
-        let [fast, plain] = &config.pnfs[..] else { panic!("there must be two tables") };
+        let [fast, plain, striped] = &config.pnfs[..] else { panic!("there must be three tables") };
         assert_eq!((fast.name.as_str(), fast.mirrors, fast.layouts), ("fast", 3, LayoutsMode::None));
         assert_eq!((fast.threshold, fast.timeout_s), (0, 5));
         assert_eq!((fast.stripes, fast.stripe_unit), (4, 64 << 10));
@@ -192,6 +198,7 @@ mod tests {
         let versions: Vec<_> = fast.server.iter().map(|server| server.version).collect();
         assert_eq!(versions, [DataVersionConfig::V3, DataVersionConfig::V4_1, DataVersionConfig::V4_2]);
         assert_eq!((plain.mirrors, plain.layouts), (2, LayoutsMode::Flexible));
+        assert_eq!(striped.layouts, LayoutsMode::Files);
         assert_eq!((plain.stripes, plain.stripe_unit), (1, 1 << 20));
         assert_eq!((plain.threshold, plain.timeout_s, plain.server.len()), (64 << 10, 10, 0));
     }
@@ -199,7 +206,7 @@ mod tests {
     #[test]
     fn wrong_values_are_refused() {
         let cases = [
-            ("layouts = 'files'", "unknown variant `files`"),
+            ("layouts = 'blocks'", "unknown variant `blocks`, expected one of `flexible`, `files`, `none`"),
             ("stripes = 0", "stripes = 0: it must be from 1 to 16"),
             ("stripes = 17", "stripes = 17: it must be from 1 to 16"),
             ("stripe_unit = '60 KiB'", "stripe_unit: 61440 bytes are no multiple of 4 KiB from 64 KiB to 1 GiB"),

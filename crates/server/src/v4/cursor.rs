@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use nfs::v4::{Clientid4, Nfsstat4, Sessionid4, Stateid4};
+use vfs::Cred;
 
 use super::{
     cb_getattr::{CbGetattrResult, PendingCbGetattr},
@@ -62,6 +63,11 @@ impl Cursor {
     /// Returns the current file handle.
     pub(super) fn current(&self) -> Result<&Place, Nfsstat4> {
         self.current.as_ref().map(|current| &current.place).ok_or(Nfsstat4::NoFileHandle)
+    }
+
+    /// Returns the user of the current file handle, if that is a [`DataHandle`](crate::DataHandle).
+    pub(super) fn data_user(&self) -> Option<&Cred> {
+        self.current.as_ref().and_then(|current| current.user.as_ref())
     }
 
     /// Returns the saved file handle. A missing one has the same status as a missing current one (RFC 8881 §18.26.3).

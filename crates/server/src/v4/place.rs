@@ -2,17 +2,19 @@
 
 use nfs::v4::{FHSIZE4, Nfsstat4, Stateid4};
 use smallvec::SmallVec;
-use vfs::{Attr, Handle, Kind};
+use vfs::{Attr, Cred, Handle, Kind};
 
 use super::pseudo::NodeId;
 use crate::{
     call::object::Object,
+    data_handle::DataHandle,
     export::{
         policy::{Purpose, Refusal},
         sec::Sec,
     },
     handle::{ExportId, FileId},
     v4::{
+        cursor::Cursor,
         service::Context,
         status::{Fault4, nfsstat4, refusal},
     },
@@ -33,6 +35,8 @@ pub(super) struct Filehandle {
     pub(super) place: Place,
     pub(super) stateid: Stateid4,
     pub(super) known: Known,
+    /// The user of a [`DataHandle`]. Only operations on data are executed with it.
+    pub(super) user: Option<Cred>,
 }
 
 /// Facts about the object that the operation which set the current file handle has found. Only operations that change nothing
@@ -58,14 +62,25 @@ impl From<Place> for Filehandle {
 impl Filehandle {
     /// Makes a file handle of an object about which something is known.
     pub(super) fn new(place: Place, known: Known) -> Self {
-        Self { place, stateid: Stateid4::ANONYMOUS, known }
+        Self { place, stateid: Stateid4::ANONYMOUS, known, user: None }
     }
 }
 
 impl<'a> Context<'a> {
+    /// Returns the object of a file handle that a client may have from a files layout, as [`place`](Self::place) does.
+    pub(super) fn filehandle(&self, bytes: &[u8]) -> Result<(Filehandle, bool), Nfsstat4> {
+        let data = if self.shared.data_server { DataHandle::decode(bytes).map_err(nfsstat4)? } else { None };
+        let (user, bytes) = data.map_or((None, bytes), |(user, bytes)| (Some(user), bytes));
+        let (place, wrong_sec) = self.place(bytes)?;
+        match (&user, &place) {
+            (Some(_), Place::Pseudo(_)) => Err(Nfsstat4::BadHandle),
+            _ => Ok((Filehandle { user, ..Filehandle::from(place) }, wrong_sec)),
+        }
+    }
+
     /// Authenticates a file handle of a request and returns its object, if the export admits the caller. The second value
     /// is `true` if the export does not allow the caller's security flavour.
-    pub(super) fn place(&self, bytes: &[u8]) -> Result<(Place, bool), Nfsstat4> {
+    fn place(&self, bytes: &[u8]) -> Result<(Place, bool), Nfsstat4> {
         let (id, handle) = self.core.key.open(bytes).map_err(nfsstat4)?;
         if id == self.shared.pseudo.id() {
             let node = self.shared.pseudo.find(handle.as_bytes()).ok_or(Nfsstat4::Stale)?;
@@ -127,6 +142,23 @@ impl<'a> Context<'a> {
         match place {
             Place::Pseudo(_) => Err(Nfsstat4::RoFs.into()),
             Place::Object(id, handle) => Ok(self.object_of(self.export(*id, Purpose::Files)?, handle.clone())?),
+        }
+    }
+}
+
+impl<'a> Context<'a> {
+    /// Returns the current object for an operation on its data. With a [`DataHandle`], its user is the caller.
+    ///
+    /// # Errors
+    /// The errors of [`object4`](Self::object4).
+    #[inline]
+    pub(super) fn data_object(&self, at: &Cursor) -> Result<Object<'a>, Fault4> {
+        match (at.data_user(), at.current()?) {
+            (Some(user), Place::Object(id, handle)) => {
+                let export = self.export(*id, Purpose::Files)?;
+                Ok(self.object_as_user(export, handle.clone(), user.clone()))
+            }
+            (_, place) => self.object4(place),
         }
     }
 }

@@ -66,6 +66,8 @@ pub(crate) struct Shared4 {
     pub(super) shards: Shards<CachedReply, FileId>,
     pub(super) offloads: Offloads,
     pub(super) layouts: LayoutService,
+    /// `true` if clients of NFSv4.1 and later may use this server as a data server of pNFS.
+    pub(super) data_server: bool,
     /// Sends background tasks to `upkeep`.
     tasks: mpsc::UnboundedSender<BackgroundTask>,
     /// The receiver of `tasks`, until `upkeep` takes it.
@@ -132,6 +134,7 @@ impl Shared4 {
             cb_getattrs: CbGetattrs::default(),
             offloads: Offloads::default(),
             layouts: LayoutService::default(),
+            data_server: settings.data_server,
             tasks,
             new_tasks: Mutex::new(Some(new_tasks)),
             runs_tasks: AtomicBool::new(false),

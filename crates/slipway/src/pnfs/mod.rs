@@ -20,12 +20,12 @@ use std::{
 use client::{NfsUrl, Version};
 use pnfs::{Index, Options, Pnfs, ServerId, Stripes};
 use server::config::{
-    BackendKind, BackendSettings, Backends, DataAddressConfig, DataTransportConfig, DirectoryKind, LayoutsMode,
-    Opening, PnfsConfig, Tree,
+    BackendKind, BackendSettings, Backends, DataAddressConfig, DataTransportConfig, DataVersionConfig, DirectoryKind,
+    LayoutsMode, Opening, PnfsConfig, Tree,
 };
 use sha2::{Digest, Sha256};
 use tokio::{runtime, sync::oneshot};
-use vfs::layout::{DataAddress, DataTransport};
+use vfs::layout::{DataAddress, DataTransport, LayoutKind};
 
 use self::servers::{Endpoint, NfsServers};
 
@@ -101,19 +101,33 @@ fn options(cluster: &PnfsConfig, lease: Duration) -> io::Result<Options> {
     let PnfsConfig { mirrors, stripes, stripe_unit, threshold, layouts, .. } = *cluster;
     let wrong = || invalid(format!("stripes = {stripes} with stripe_unit = {stripe_unit} is impossible"));
     let stripes = Stripes::new(stripe_unit, stripes.into()).ok_or_else(wrong)?;
-    let layouts = layouts == LayoutsMode::Flexible;
+    let layouts = match layouts {
+        LayoutsMode::Flexible => Some(LayoutKind::Flexible),
+        LayoutsMode::Files => Some(LayoutKind::Files),
+        LayoutsMode::None => None,
+    };
     Ok(Options { mirrors: mirrors.into(), stripes, threshold, layouts, former_layouts: lease })
 }
 
 /// Returns the data servers of a table.
 ///
 /// # Errors
-/// Returns an error that names the wrong data server.
+/// Returns an error that names the wrong data server, or the setting that its layouts do not permit.
 pub fn data_servers(cluster: &PnfsConfig) -> io::Result<Vec<(ServerId, Endpoint)>> {
+    if cluster.layouts == LayoutsMode::Files && cluster.mirrors != 1 {
+        let mirrors = cluster.mirrors;
+        let message =
+            "layouts = \"files\" needs mirrors = 1, because a files layout has no copies; stripes distribute a file";
+        return Err(invalid(format!("mirrors = {mirrors}: {message}")));
+    }
     let mut servers: Vec<(ServerId, Endpoint)> = Vec::new();
     for server in &cluster.server {
         let id = ServerId(server.id.get());
         let located = |message: String| invalid(format!("server {}: {message}", id.0));
+        if cluster.layouts == LayoutsMode::Files && server.version == DataVersionConfig::V3 {
+            let message = "layouts = \"files\" needs version = \"4.1\" or \"4.2\" (slipway serve with --data-server)";
+            return Err(located(message.to_owned()));
+        }
         let mut url: NfsUrl = server.url.parse().map_err(|error| located(format!("url: {error}")))?;
         if !matches!(url.options.version, Version::Auto | Version::V3) {
             let message = "data servers are used by NFSv3; remove `vers` from the URL (`version` is that of clients)";
@@ -215,7 +229,8 @@ const UPKEEP_PAUSE: Duration = Duration::from_millis(200);
 #[cfg(test)]
 mod tests {
     use pnfs::DataServers;
-    use server::{Config, config::DataVersionConfig};
+    use server::Config;
+    use vfs::layout::LayoutDevice;
 
     use super::*;
 
@@ -224,8 +239,8 @@ mod tests {
         let text = include_str!("../../../../docs/pnfs.md");
         let examples: Vec<_> = text.split("```toml\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
         let parse = |text: &str| Config::parse_with(text, &backends(Arc::default())).unwrap();
-        let [data_server, metadata_server, newer, by_version] = examples[..] else {
-            panic!("there must be four examples")
+        let [data_server, metadata_server, newer, by_version, files] = examples[..] else {
+            panic!("there must be five examples")
         };
         assert_eq!(parse(data_server).export[0].options.clients.len(), 2);
         let config = parse(metadata_server);
@@ -235,6 +250,9 @@ mod tests {
         assert!(parse(newer).settings().unwrap().data_server);
         let config = parse(&format!("[[pnfs]]\nname = 'a'\n{by_version}"));
         assert_eq!(data_servers(&config.pnfs[0]).unwrap()[0].1.version, DataVersionConfig::V4_2);
+        let config = parse(files);
+        assert_eq!(data_servers(&config.pnfs[0]).unwrap().len(), 2);
+        assert_eq!(options(&config.pnfs[0], Duration::ZERO).unwrap().layouts, Some(LayoutKind::Files));
     }
 
     #[test]
@@ -265,5 +283,61 @@ mod tests {
         assert_eq!(newer.server_of(by_newer), Some(id));
         let former = default.device_id(id, tcp).unwrap();
         assert_eq!(newer.server_of(former), Some(id), "a client can report errors of a device that it got as NFSv3");
+    }
+
+    #[test]
+    fn files_layouts_need_one_copy_and_data_servers_of_nfsv4() {
+        let find = |mirrors: &str, version: &str| {
+            let text = format!(
+                "[[pnfs]]\nname = 'a'\nlayouts = 'files'\n{mirrors}\n[[pnfs.server]]\nid = 7\nurl = 'nfs://10.0.0.2/a'\n{version}"
+            );
+            data_servers(&Config::parse(&text).unwrap().pnfs[0]).map(drop).map_err(|error| error.to_string())
+        };
+        assert_eq!(find("mirrors = 1", "version = '4.1'"), Ok(()));
+        assert_eq!(find("mirrors = 1", "version = '4.2'"), Ok(()));
+        let error = find("", "version = '4.1'").unwrap_err();
+        assert!(error.starts_with("mirrors = 2: layouts = \"files\" needs mirrors = 1"), "{error}");
+        let error = find("mirrors = 1", "").unwrap_err();
+        assert!(error.starts_with("server 7: layouts = \"files\" needs version = \"4.1\" or \"4.2\""), "{error}");
+    }
+
+    #[test]
+    fn devices_of_files_layouts_have_the_data_servers_of_the_stripes() {
+        let runtime = runtime::Builder::new_current_thread().build().unwrap();
+        let table = |port: u16| {
+            let server = |id: u16, rdma: &str| {
+                let tcp = format!("{{ transport = 'tcp', address = '10.0.0.{id}:{port}' }}");
+                format!(
+                    "[[pnfs.server]]\nid = {id}\nurl = 'nfs://10.0.0.{id}/a'\nversion = '4.1'\naddress = [{rdma}{tcp}]\n"
+                )
+            };
+            let rdma = "{ transport = 'rdma', address = '10.1.0.1:20049' }, ";
+            let servers = server(1, rdma) + &server(2, "");
+            let text = format!("[[pnfs]]\nname = 'a'\nlayouts = 'files'\nmirrors = 1\n{servers}");
+            let config = Config::parse(&text).unwrap();
+            let switch = transports::for_client();
+            NfsServers::new(runtime.handle().clone(), switch, data_servers(&config.pnfs[0]).unwrap())
+        };
+        let (servers, moved) = (table(2049), table(2050));
+        let (tcp, rdma) = (DataTransport::Tcp, DataTransport::Rdma);
+        let [one, two] = [ServerId(1), ServerId(2)];
+        let device = servers.striped_device_id(&[two, one, two], rdma).unwrap();
+        let found = runtime.block_on(servers.device(device)).unwrap();
+        let LayoutDevice::Files { stripes, servers: lists } = found else { panic!("a device of a files layout") };
+        let text =
+            |list: &Vec<DataAddress>| list.iter().map(|one| one.address.to_string()).collect::<Vec<_>>().join(" ");
+        assert_eq!(stripes, [0, 1, 2]);
+        let addresses: Vec<_> = lists.iter().map(text).collect();
+        assert_eq!(addresses, ["10.0.0.2:2049", "10.1.0.1:20049 10.0.0.1:2049", "10.0.0.2:2049"]);
+        let others = [
+            servers.striped_device_id(&[two, one], rdma),
+            servers.striped_device_id(&[one, two, two], rdma),
+            servers.striped_device_id(&[two, one, two], tcp),
+            moved.striped_device_id(&[two, one, two], rdma),
+        ];
+        assert!(others.iter().all(|other| other.is_some_and(|other| other != device)), "{others:?}");
+        assert_eq!(servers.striped_device_id(&[one, ServerId(3)], tcp), None);
+        assert_eq!(servers.server_of(device), None);
+        assert_eq!(runtime.block_on(moved.device(device)), Err(::pnfs::ServerError::Missing));
     }
 }

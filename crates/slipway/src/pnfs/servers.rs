@@ -18,7 +18,7 @@ use pnfs::{
     record::{Object, Owners},
 };
 use rpc::Switch;
-use server::config::DataVersionConfig;
+use server::{DataHandle, config::DataVersionConfig};
 use sha2::{Digest, Sha256};
 use tokio::runtime;
 use vfs::{
@@ -32,6 +32,8 @@ use super::versions::{self, ClientVersion};
 pub struct NfsServers {
     runtime: runtime::Handle,
     servers: BTreeMap<ServerId, Arc<DataServer>>,
+    /// The devices of files layouts: the addresses of the data server of each stripe.
+    striped: Mutex<HashMap<LayoutDeviceId, Vec<Vec<DataAddress>>>>,
 }
 
 /// The addresses of a data server.
@@ -63,7 +65,8 @@ impl NfsServers {
             let version = ClientVersion::new(endpoint.version);
             Arc::new(DataServer { endpoint, version, switch: switch.clone(), mount, handles })
         };
-        Self { runtime, servers: servers.into_iter().map(|(id, endpoint)| (id, server(endpoint))).collect() }
+        let servers = servers.into_iter().map(|(id, endpoint)| (id, server(endpoint))).collect();
+        Self { runtime, servers, striped: Mutex::default() }
     }
 
     /// Returns the data server of a device, and the transport that its clients prefer.
@@ -134,8 +137,7 @@ impl DataServer {
     fn device_id(&self, id: ServerId, transport: DataTransport, version: DataVersionConfig) -> Option<LayoutDeviceId> {
         let addresses = self.addresses(transport)?;
         let text = format!("{} {} {} {addresses:?}", id.0, self.endpoint.url, versions::name(version));
-        let digest = Sha256::digest(text.as_bytes());
-        Some(LayoutDeviceId(std::array::from_fn(|at| digest[at])))
+        Some(hashed(&text))
     }
 
     async fn mount(&self) -> client::Result<Mount> {
@@ -300,6 +302,34 @@ impl DataServers for NfsServers {
         self.on(object, |_, handle| async move { Ok(Bytes::copy_from_slice(&handle)) })
     }
 
+    fn data_handle(&self, object: Object, uid: u32, gid: u32) -> ServerFuture<Option<Bytes>> {
+        self.run(object.server, move |server| async move {
+            // Only a data server of ours that says that it is one has these handles.
+            server.version.ask_once(&server.endpoint.url, &server.switch).await?;
+            if server.version.now() == DataVersionConfig::V3 {
+                return Ok(None);
+            }
+            let (_, handle) = server.handle(object.id).await?;
+            Ok(Some(DataHandle { uid, gid, object: Bytes::copy_from_slice(&handle) }.encode()))
+        })
+    }
+
+    fn striped_device_id(&self, servers: &[ServerId], transport: DataTransport) -> Option<LayoutDeviceId> {
+        let addresses = |server| {
+            let server = self.servers.get(server)?;
+            server.addresses(transport).or_else(|| TRANSPORTS.into_iter().find_map(|other| server.addresses(other)))
+        };
+        let addresses: Vec<_> = servers.iter().map(addresses).collect::<Option<_>>()?;
+        let id = hashed(&format!("files {addresses:?}"));
+        let mut striped = self.striped.lock();
+        if striped.len() >= DEVICES_MAX && !striped.contains_key(&id) {
+            // A client that has not asked yet for its device uses this server, until it gets another layout.
+            striped.clear();
+        }
+        striped.entry(id).or_insert(addresses);
+        Some(id)
+    }
+
     fn device_id(&self, server: ServerId, transport: DataTransport) -> Option<LayoutDeviceId> {
         let id = |transport| {
             let found = self.servers.get(&server)?;
@@ -313,6 +343,13 @@ impl DataServers for NfsServers {
     }
 
     fn device(&self, device: LayoutDeviceId) -> ServerFuture<LayoutDevice> {
+        let striped = self.striped.lock().get(&device).cloned();
+        if let Some(servers) = striped {
+            // A data server with several stripes is there several times: with sparse packing, there is one handle for each entry
+            // (RFC 8881 §13.4.4).
+            let stripes = (0..servers.len() as u32).collect();
+            return Box::pin(async { Ok(LayoutDevice::Files { stripes, servers }) });
+        }
         let Some((id, server, transport)) = self.find(device) else {
             return Box::pin(async { Err(ServerError::Missing) });
         };
@@ -335,6 +372,12 @@ impl DataServers for NfsServers {
             Ok(server.version.ask(&server.endpoint.url, &server.switch).await?)
         })
     }
+}
+
+/// Returns the device with these properties. A client caches it, so other properties have another device.
+fn hashed(properties: &str) -> LayoutDeviceId {
+    let digest = Sha256::digest(properties.as_bytes());
+    LayoutDeviceId(std::array::from_fn(|at| digest[at]))
 }
 
 /// Returns the name of an object.
@@ -382,5 +425,7 @@ impl From<Failed> for ServerError {
 const OBJECT_MODE: u32 = 0o640;
 /// The transports of clients.
 const TRANSPORTS: [DataTransport; 2] = [DataTransport::Tcp, DataTransport::Rdma];
+/// The number of devices of files layouts after which all are forgotten. Each is a list of the data servers of a file.
+const DEVICES_MAX: usize = 1 << 12;
 /// The number of handles after which all are forgotten.
 const HANDLES_MAX: usize = 1 << 16;

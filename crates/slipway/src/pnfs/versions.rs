@@ -52,7 +52,7 @@ impl ClientVersion {
             tracing::warn!(
                 server = %url,
                 version = name(self.wanted),
-                "clients use NFSv3 at this data server, because it does not say that it is a data server by the configured version: start \
+                "clients use NFSv3 at this data server (with layouts = \"files\": they get no layouts), because it does not say that it is a data server by the configured version: start \
                  slipway serve with --data-server there, or remove `version` of this [[pnfs.server]]"
             );
         }

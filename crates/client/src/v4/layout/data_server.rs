@@ -5,6 +5,7 @@
 use std::sync::Arc;
 
 use buf::{Region, Rope};
+use nfs::v4::Stateid4;
 use rpc::BoxFuture;
 
 use crate::{
@@ -14,8 +15,8 @@ use crate::{
 
 /// A connection to a data server.
 pub(crate) trait DataServer: Send + Sync {
-    /// Returns the same connection for a user.
-    fn with_caller(&self, caller: &Caller) -> Arc<dyn DataServer>;
+    /// Returns the same connection for a user, or for that of the mount. By NFSv4, READ and WRITE have this stateid.
+    fn with_access(&self, caller: Option<&Caller>, stateid: Stateid4) -> Arc<dyn DataServer>;
 
     /// Returns the maximum bytes of a READ and of a WRITE that the connection permits.
     fn transfer_max(&self) -> (usize, usize);
@@ -48,8 +49,8 @@ pub(crate) trait DataServer: Send + Sync {
 }
 
 impl DataServer for V3 {
-    fn with_caller(&self, caller: &Caller) -> Arc<dyn DataServer> {
-        Arc::new(V3::with_caller(self, Some(caller)))
+    fn with_access(&self, caller: Option<&Caller>, _: Stateid4) -> Arc<dyn DataServer> {
+        Arc::new(V3::with_caller(self, caller))
     }
 
     fn transfer_max(&self) -> (usize, usize) {

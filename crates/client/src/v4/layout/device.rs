@@ -16,14 +16,18 @@ use std::{
 };
 
 use nfs::v4::{
-    GetDeviceInfoOk, Layouttype4, Netaddr4,
-    layout::flex::{FfDeviceAddr4, FfDeviceVersions4},
+    Deviceid4, GetDeviceInfoOk, Layouttype4, Netaddr4,
+    layout::{
+        MultipathList4,
+        files::FileLayoutDsAddr4,
+        flex::{FfDeviceAddr4, FfDeviceVersions4},
+    },
 };
 use parking_lot::Mutex;
 use rpc::{BoxFuture, rpcbind};
 use tokio::time::Instant;
 
-use super::data_server::DataServer;
+use super::{data_server::DataServer, segment::STRIPES_MAX};
 use crate::model::{Error, ErrorKind, Result};
 
 /// Connects to data servers.
@@ -61,6 +65,22 @@ impl DataVersion {
     }
 }
 
+/// A data server of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct DataServerId {
+    pub device: Deviceid4,
+    /// The index in the list of the device; 0 for flexible files.
+    pub index: u32,
+}
+
+/// The data servers of a device, without connections.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct DevicesInfo {
+    /// For each stripe of a files layout, the index of its data server.
+    pub stripes: Vec<u32>,
+    pub servers: Vec<DeviceInfo>,
+}
+
 /// A data server.
 pub(crate) struct Device {
     info: DeviceInfo,
@@ -84,22 +104,52 @@ pub(crate) struct DeviceInfo {
     pub write_max: usize,
 }
 
+impl DevicesInfo {
+    /// Checks the result of GETDEVICEINFO. Data servers of a files layout are used by this minor version of NFSv4.
+    ///
+    /// # Errors
+    /// The reason why this client cannot use a data server.
+    pub fn new(
+        ok: &GetDeviceInfoOk,
+        layout_type: Layouttype4,
+        minor: u32,
+        has: impl Fn(&str) -> bool,
+    ) -> std::result::Result<Self, String> {
+        if layout_type == Layouttype4::FLEX_FILES {
+            return Ok(Self { stripes: vec![0], servers: vec![DeviceInfo::flexible(ok, has)?] });
+        }
+        let body: FileLayoutDsAddr4 = ok.device_addr.decode_as(layout_type).map_err(|error| error.to_string())?;
+        let (stripes, count) = (body.stripe_indices, body.multipath_ds_list.len());
+        if stripes.is_empty() || stripes.len() > STRIPES_MAX || count > STRIPES_MAX {
+            let stripes = stripes.len();
+            return Err(format!("{stripes} stripes on {count} data servers; from 1 to {STRIPES_MAX} can be used"));
+        }
+        if let Some(index) = stripes.iter().find(|index| **index as usize >= count) {
+            return Err(format!("a stripe is on data server {index} of {count}"));
+        }
+        let server = |addresses: &MultipathList4| {
+            let addresses = addresses_of(addresses, &has)?;
+            let max = nfs::v3::DATA_BOUND;
+            Ok(DeviceInfo { addresses, version: (DataVersion::V4(minor), 0), read_max: max, write_max: max })
+        };
+        let servers = body.multipath_ds_list.iter().map(server).collect::<std::result::Result<_, String>>()?;
+        Ok(Self { stripes, servers })
+    }
+}
+
 impl DeviceInfo {
-    /// Checks the result of GETDEVICEINFO.
+    /// Checks the result of GETDEVICEINFO for flexible files.
     ///
     /// # Errors
     /// The reason why this client cannot use the data server.
-    pub fn new(ok: &GetDeviceInfoOk, has: impl Fn(&str) -> bool) -> std::result::Result<Self, String> {
+    fn flexible(ok: &GetDeviceInfoOk, has: impl Fn(&str) -> bool) -> std::result::Result<Self, String> {
         let body: FfDeviceAddr4 =
             ok.device_addr.decode_as(Layouttype4::FLEX_FILES).map_err(|error| error.to_string())?;
         let usable = |(at, version)| Some((DataVersion::new(version)?, at, version));
         let Some((known, at, version)) = body.versions.iter().enumerate().find_map(usable) else {
             return Err("the data server does not have NFSv3, 4.1 or 4.2 without tight coupling".to_owned());
         };
-        let addresses: Vec<_> = body.netaddrs.iter().filter_map(address).filter(|(name, _)| has(name)).collect();
-        if addresses.is_empty() {
-            return Err("the data server has no address that this client can use".to_owned());
-        }
+        let addresses = addresses_of(&body.netaddrs, has)?;
         let size = |max: u32| if max == 0 { SIZE_DEFAULT } else { max as usize }.min(nfs::v3::DATA_BOUND);
         Ok(Self { addresses, version: (known, at), read_max: size(version.rsize), write_max: size(version.wsize) })
     }
@@ -184,6 +234,21 @@ impl fmt::Debug for Device {
     }
 }
 
+/// Returns the transports and addresses of a data server that this client can use.
+///
+/// # Errors
+/// There is none.
+fn addresses_of(
+    all: &MultipathList4,
+    has: impl Fn(&str) -> bool,
+) -> std::result::Result<Vec<(String, SocketAddr)>, String> {
+    let addresses: Vec<_> = all.iter().filter_map(address).filter(|(name, _)| has(name)).collect();
+    match addresses.is_empty() {
+        true => Err("the data server has no address that this client can use".to_owned()),
+        false => Ok(addresses),
+    }
+}
+
 /// Returns the transport and the address of a universal address, if this client knows its netid.
 fn address(from: &Netaddr4) -> Option<(String, SocketAddr)> {
     let text = |bytes: &[u8]| std::str::from_utf8(bytes).ok().map(str::to_owned);
@@ -224,7 +289,28 @@ mod tests {
             versions: versions.iter().map(version).collect(),
         };
         let device_addr = LayoutBody4::new(Layouttype4::FLEX_FILES, &body);
-        DeviceInfo::new(&GetDeviceInfoOk { device_addr, notification: Bitmap4::new() }, |name| name != "shm")
+        DeviceInfo::flexible(&GetDeviceInfoOk { device_addr, notification: Bitmap4::new() }, |name| name != "shm")
+    }
+
+    #[test]
+    fn devices_of_files_layouts_have_a_data_server_for_each_stripe() {
+        let info = |stripes: &[u32], servers: &[&[(&str, &str)]]| {
+            let netaddr = |(netid, addr): &(&str, &str)| Netaddr4 { netid: (*netid).into(), addr: (*addr).into() };
+            let multipath_ds_list = servers.iter().map(|list| list.iter().map(netaddr).collect()).collect();
+            let body = FileLayoutDsAddr4 { stripe_indices: stripes.to_vec(), multipath_ds_list };
+            let device_addr = LayoutBody4::new(Layouttype4::NFSV4_1_FILES, &body);
+            let ok = GetDeviceInfoOk { device_addr, notification: Bitmap4::new() };
+            DevicesInfo::new(&ok, Layouttype4::NFSV4_1_FILES, 2, |name| name != "shm")
+        };
+        let (tcp, rdma) = (("tcp", "192.0.2.1.8.1"), ("rdma", "192.0.2.2.8.1"));
+        let found = info(&[1, 0, 1], &[&[tcp], &[rdma, tcp]]).unwrap();
+        assert_eq!(found.stripes, [1, 0, 1]);
+        let counts: Vec<_> = found.servers.iter().map(|server| (server.addresses.len(), server.version)).collect();
+        assert_eq!(counts, [(1, (DataVersion::V4(2), 0)), (2, (DataVersion::V4(2), 0))]);
+        assert!(info(&[], &[&[tcp]]).unwrap_err().contains("0 stripes"));
+        assert!(info(&[0, 1], &[&[tcp]]).unwrap_err().contains("data server 1 of 1"));
+        assert!(info(&[0; STRIPES_MAX + 1], &[&[tcp]]).unwrap_err().contains("4097 stripes"));
+        assert!(info(&[0], &[&[tcp], &[("shm", "127.0.0.1.8.1")]]).unwrap_err().contains("no address"));
     }
 
     #[test]

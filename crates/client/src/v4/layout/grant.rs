@@ -15,6 +15,7 @@ use nfs::v4::{
     attr::Attr4,
     layout::{
         encode_body,
+        files::FileLayout4,
         flex::{FfIoerr4, FfLayoutReturn4},
     },
     *,
@@ -27,9 +28,10 @@ use super::{
         attr,
         opens::{OpenFile, Opens},
     },
-    device::{Device, DeviceInfo},
-    held::{IoError, PAUSE_SHORT, Way},
+    device::{DataServerId, Device, DevicesInfo},
+    held::{IoError, LAYOUT_TYPES, PAUSE_SHORT, Way},
     segment::{DataFile, Mirror, Segment},
+    table::Devices,
 };
 use crate::{
     call::Deadline,
@@ -117,14 +119,12 @@ impl Opens {
         (mode, range): (Layoutiomode4, &Range<u64>),
         deadline: &Deadline,
     ) -> Option<Duration> {
-        if !self.file_system_has_layouts(file, deadline).await {
-            return Some(PAUSE_LONG);
-        }
+        let Some(layout_type) = self.layout_type(file, deadline).await else { return Some(PAUSE_LONG) };
         let _outstanding = Outstanding::new(file);
         let known = file.layouts.held.lock().stateid;
         let args = LayoutGetArgs {
             signal_layout_avail: false,
-            layout_type: Layouttype4::FLEX_FILES,
+            layout_type,
             iomode: mode,
             offset: 0,
             length: LENGTH_TO_EOF,
@@ -162,8 +162,11 @@ impl Opens {
         let Some(Resop4::LayoutGet(LayoutGetRes::Ok(ok))) = res.resarray.into_iter().next_back() else {
             return Some(PAUSE_LONG);
         };
-        file.layouts.held.lock().stateid = Some(ok.stateid);
-        let usable = match self.usable(&ok, deadline).await {
+        {
+            let mut held = file.layouts.held.lock();
+            (held.stateid, held.layout_type) = (Some(ok.stateid), Some(layout_type));
+        }
+        let usable = match self.usable(file, &ok, deadline).await {
             Ok(segments) => {
                 let covers = segments.iter().any(|segment| segment.admits(mode, range));
                 file.layouts.held.lock().granted(ok.stateid, segments);
@@ -184,17 +187,27 @@ impl Opens {
     ///
     /// # Errors
     /// The reason why this client cannot use a layout. That is no failure of a data server, so it is not reported as one.
-    async fn usable(&self, ok: &LayoutGetOk, deadline: &Deadline) -> std::result::Result<Vec<Segment>, String> {
-        let segments = ok.layout.0.iter().map(Segment::new).collect::<std::result::Result<Vec<_>, _>>()?;
+    async fn usable(
+        &self,
+        file: &OpenFile,
+        ok: &LayoutGetOk,
+        deadline: &Deadline,
+    ) -> std::result::Result<Vec<Segment>, String> {
+        let mut segments = Vec::with_capacity(ok.layout.0.len());
+        for granted in &ok.layout.0 {
+            segments.push(self.segment(file, granted, deadline).await?);
+        }
         let mut problems: HashMap<Deviceid4, Option<String>> = HashMap::default();
-        for file in segments.iter().flat_map(|segment| &segment.mirrors).flat_map(|mirror| &mirror.files) {
-            if let Entry::Vacant(entry) = problems.entry(file.device) {
-                let found = self.device(&file.device, deadline).await;
-                entry.insert(found.err().map(|error| error.to_string()));
+        for segment in &segments {
+            for file in segment.mirrors.iter().flat_map(|mirror| &mirror.files) {
+                if let Entry::Vacant(entry) = problems.entry(file.server.device) {
+                    let found = self.devices(&file.server.device, segment.layout_type, deadline).await;
+                    entry.insert(found.err().map(|error| error.to_string()));
+                }
             }
         }
         for segment in &segments {
-            let problem = |mirror: &Mirror| mirror.files.iter().find_map(|file| problems[&file.device].clone());
+            let problem = |mirror: &Mirror| mirror.files.iter().find_map(|file| problems[&file.server.device].clone());
             let found: Vec<_> = segment.mirrors.iter().filter_map(problem).collect();
             // One mirror is enough for reading.
             let is_enough = segment.mode == Layoutiomode4::Read && found.len() < segment.mirrors.len();
@@ -204,7 +217,7 @@ impl Opens {
             // The server may have repaired the copy meanwhile. To report it without another attempt would make it stale again.
             let mut files = segment.mirrors.iter().flat_map(|mirror| &mirror.files);
             let is_failed =
-                |file: &DataFile| self.layouts.device(&file.device).is_some_and(|device| !device.is_available());
+                |file: &DataFile| self.layouts.device(&file.server).is_some_and(|device| !device.is_available());
             if segment.mode == Layoutiomode4::Rw && files.any(is_failed) {
                 return Err("a data server has failed for this client a short time ago".to_owned());
             }
@@ -212,10 +225,30 @@ impl Opens {
         Ok(segments)
     }
 
-    /// Returns whether the file system of a file has flexible files layouts (RFC 8881 §5.12.1). Asks once for each file system.
-    async fn file_system_has_layouts(&self, file: &OpenFile, deadline: &Deadline) -> bool {
+    /// Checks a layout. The stripes of a files layout are in its device.
+    ///
+    /// # Errors
+    /// The reason why this client cannot use it.
+    async fn segment(
+        &self,
+        file: &OpenFile,
+        granted: &Layout4,
+        deadline: &Deadline,
+    ) -> std::result::Result<Segment, String> {
+        let layout_type = granted.content.layout_type;
+        if layout_type != Layouttype4::NFSV4_1_FILES {
+            return Segment::flexible(granted);
+        }
+        let body: FileLayout4 = granted.content.decode_as(layout_type).map_err(|error| error.to_string())?;
+        let devices = self.devices(&body.deviceid, layout_type, deadline).await.map_err(|error| error.to_string())?;
+        Segment::files(granted, &body, &devices, &file.handle)
+    }
+
+    /// Returns the type of the layouts of the file system of a file, if this client can use them (RFC 8881 §5.12.1). Asks once for each
+    /// file system.
+    async fn layout_type(&self, file: &OpenFile, deadline: &Deadline) -> Option<Layouttype4> {
         let id = self.names.lock().id(&file.handle).map(|id| id.fsid);
-        if let Some(known) = id.and_then(|id| self.layouts.has_layouts(id)) {
+        if let Some(known) = id.and_then(|id| self.layouts.layout_type(id)) {
             return known;
         }
         let wanted = [Attr4::Fsid, Attr4::FsLayoutTypes].into_iter().collect();
@@ -225,29 +258,45 @@ impl Opens {
             results.skip(&[Opnum4::PutFh])?;
             attr::values(&value!(results, GetAttr)?)
         };
-        let Ok(attrs) = ask.await else { return false };
-        let has = attrs.fs_layout_types.is_some_and(|types| types.contains(&Layouttype4::FLEX_FILES));
+        let attrs = ask.await.ok()?;
+        let offered = attrs.fs_layout_types.unwrap_or_default();
+        let found = LAYOUT_TYPES.into_iter().find(|layout_type| offered.contains(layout_type));
         if let Some(fsid) = attrs.fsid {
-            self.layouts.file_system(attr::fsid(fsid), has);
+            self.layouts.file_system(attr::fsid(fsid), found);
         }
-        has
+        found
     }
 
-    /// Returns a data server.
+    /// Returns a data server of a layout.
     ///
     /// # Errors
-    /// GETDEVICEINFO failed, or this client cannot use the data server.
-    pub async fn device(&self, id: &Deviceid4, deadline: &Deadline) -> Result<Arc<Device>> {
-        if let Some(device) = self.layouts.device(id) {
-            return Ok(device);
+    /// GETDEVICEINFO failed, or this client cannot use a data server of the device.
+    pub async fn device(
+        &self,
+        id: &DataServerId,
+        layout_type: Layouttype4,
+        deadline: &Deadline,
+    ) -> Result<Arc<Device>> {
+        let devices = self.devices(&id.device, layout_type, deadline).await?;
+        let found = devices.servers.get(id.index as usize).cloned();
+        found.ok_or_else(|| Error::new(ErrorKind::Protocol("the device has changed".to_owned()), "GETDEVICEINFO"))
+    }
+
+    /// Returns the data servers of a device.
+    ///
+    /// # Errors
+    /// GETDEVICEINFO failed, or this client cannot use a data server.
+    async fn devices(&self, id: &Deviceid4, layout_type: Layouttype4, deadline: &Deadline) -> Result<Devices> {
+        if let Some(devices) = self.layouts.devices(id) {
+            return Ok(devices);
         }
         let _one = self.layouts.asking.lock().await;
-        if let Some(device) = self.layouts.device(id) {
-            return Ok(device);
+        if let Some(devices) = self.layouts.devices(id) {
+            return Ok(devices);
         }
         let args = GetDeviceInfoArgs {
             device_id: *id,
-            layout_type: Layouttype4::FLEX_FILES,
+            layout_type,
             maxcount: DEVICE_MAX as u32,
             notify_types: [NOTIFY_DEVICEID4_CHANGE, NOTIFY_DEVICEID4_DELETE].into_iter().collect(),
         };
@@ -256,11 +305,10 @@ impl Opens {
         let Resop4::GetDeviceInfo(GetDeviceInfoRes::Ok(ok)) = results.next()? else {
             return Err(results.protocol_error("GETDEVICEINFO succeeded without a device"));
         };
-        let info = DeviceInfo::new(&ok, |transport| self.layouts.dialer().has(transport));
+        let has = |transport: &str| self.layouts.dialer().has(transport);
+        let info = DevicesInfo::new(&ok, layout_type, self.client.minor(), has);
         let info = info.map_err(|problem| Error::new(ErrorKind::Resolve(problem), "GETDEVICEINFO"))?;
-        let device = Arc::new(Device::new(info));
-        self.layouts.add_device(*id, device.clone());
-        Ok(device)
+        Ok(self.layouts.add_devices(*id, info))
     }
 
     /// Tells the metadata server about writes to data servers, if there are any that it does not know.
@@ -276,10 +324,14 @@ impl Opens {
     }
 
     async fn commit_now(&self, file: &OpenFile, deadline: &Deadline) -> Result<()> {
-        let (stateid, uncommitted) = {
+        let (stateid, layout_type, uncommitted) = {
             let held = file.layouts.held.lock();
-            let (Some(stateid), Some(uncommitted)) = (held.stateid, held.uncommitted()) else { return Ok(()) };
-            (stateid, uncommitted)
+            let (Some(stateid), Some(layout_type), Some(uncommitted)) =
+                (held.stateid, held.layout_type, held.uncommitted())
+            else {
+                return Ok(());
+            };
+            (stateid, layout_type, uncommitted)
         };
         let args = LayoutCommitArgs {
             offset: 0,
@@ -289,8 +341,8 @@ impl Opens {
             //= rfc8881-18.42.3-7 rfc8881-18.42.3-8
             last_write_offset: Some(uncommitted.end - 1),
             time_modify: None,
-            // RFC 8435 §5.2: the body is empty.
-            layoutupdate: LayoutBody4 { layout_type: Layouttype4::FLEX_FILES, body: Opaque::default() },
+            // RFC 8435 §5.2, RFC 8881 §13.3: the body is empty.
+            layoutupdate: LayoutBody4 { layout_type, body: Opaque::default() },
         };
         let compound = Compound::on("LAYOUTCOMMIT", &file.handle).op(Argop4::LayoutCommit(Box::new(args)), 16).once();
         let done = self.client.run(&compound, deadline).await;
@@ -347,14 +399,14 @@ impl Opens {
     /// Sends LAYOUTRETURN with the errors of data servers. RFC 8435 §8.2.3: a LAYOUTRETURN with errors asks the server for
     /// repair; LAYOUTERROR is only a hint.
     async fn return_now(&self, file: &OpenFile, deadline: &Deadline) {
-        let (stateid, errors) = {
+        let (stateid, layout_type, errors) = {
             let mut held = file.layouts.held.lock();
-            let Some(stateid) = held.stateid else {
+            let (Some(stateid), Some(layout_type)) = (held.stateid, held.layout_type) else {
                 // LAYOUTCOMMIT has found that the layouts are lost.
                 held.end();
                 return;
             };
-            (stateid, held.take_errors())
+            (stateid, layout_type, held.take_errors())
         };
         let report = |IoError { range, error }| FfIoerr4 {
             offset: range.start,
@@ -362,12 +414,17 @@ impl Opens {
             stateid,
             errors: vec![error],
         };
-        let body = FfLayoutReturn4 {
-            ioerr_report: errors.into_iter().map(report).collect(),
-            iostats_report: self.last_stats(file, stateid),
+        let body = match layout_type {
+            // RFC 8881 §13.3: the body is empty, so the server finds out about failures by itself.
+            Layouttype4::NFSV4_1_FILES => Opaque::default(),
+            _ => encode_body(&FfLayoutReturn4 {
+                ioerr_report: errors.into_iter().map(report).collect(),
+                iostats_report: self.last_stats(file, stateid),
+            }),
         };
-        let layoutreturn = Layoutreturn4::File { offset: 0, length: LENGTH_TO_EOF, stateid, body: encode_body(&body) };
-        let compound = Compound::on("LAYOUTRETURN", &file.handle).op(layout_return(layoutreturn), 24).once();
+        let layoutreturn = Layoutreturn4::File { offset: 0, length: LENGTH_TO_EOF, stateid, body };
+        let layoutreturn = layout_return(layout_type, layoutreturn);
+        let compound = Compound::on("LAYOUTRETURN", &file.handle).op(layoutreturn, 24).once();
         if let Err(error) = self.client.run(&compound, deadline).await {
             tracing::debug!(%error, "LAYOUTRETURN failed");
         }
@@ -376,13 +433,8 @@ impl Opens {
 }
 
 /// Returns a LAYOUTRETURN of layouts of both modes.
-pub(super) fn layout_return(layoutreturn: Layoutreturn4) -> Argop4 {
-    Argop4::LayoutReturn(LayoutReturnArgs {
-        reclaim: false,
-        layout_type: Layouttype4::FLEX_FILES,
-        iomode: Layoutiomode4::Any,
-        layoutreturn,
-    })
+pub(super) fn layout_return(layout_type: Layouttype4, layoutreturn: Layoutreturn4) -> Argop4 {
+    Argop4::LayoutReturn(LayoutReturnArgs { reclaim: false, layout_type, iomode: Layoutiomode4::Any, layoutreturn })
 }
 
 /// The notification types of devices (RFC 8881 §20.12).

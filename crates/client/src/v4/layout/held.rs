@@ -10,11 +10,11 @@
 use std::{ops::Range, sync::Arc, time::Duration};
 
 use entropy::HashMap;
-use nfs::v4::{DeviceError4, Deviceid4, Layoutiomode4, Layouttype4, Stateid4, location::Mdsthreshold4};
+use nfs::v4::{DeviceError4, Layoutiomode4, Layouttype4, Stateid4, location::Mdsthreshold4};
 use parking_lot::Mutex;
 use tokio::{sync::Notify, time::Instant};
 
-use super::{segment::Segment, usage::Usage};
+use super::{device::DataServerId, segment::Segment, usage::Usage};
 use crate::model::{Handle, Verifier};
 
 /// The layouts of a file, with the locks of the tasks that use and change them.
@@ -32,6 +32,8 @@ pub(crate) struct FileLayouts {
 pub(crate) struct Held {
     /// The stateid of the layouts, if there are any.
     pub stateid: Option<Stateid4>,
+    /// The type of the last layouts, once there were some.
+    pub layout_type: Option<Layouttype4>,
     segments: Vec<Arc<Segment>>,
     /// The number of reads and writes in progress at data servers.
     pub uses: usize,
@@ -82,7 +84,7 @@ pub(crate) struct Uncommitted {
 }
 
 /// A data file: its data server and its handle.
-pub(crate) type DataFileId = (Deviceid4, Handle);
+pub(crate) type DataFileId = (DataServerId, Handle);
 
 /// Failed I/O at a data server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -109,13 +111,12 @@ impl Default for Threshold {
 }
 
 impl Threshold {
-    /// Returns the threshold that a server has sent for flexible files (RFC 8881 §5.12.4). Hints that are missing or malformed
+    /// Returns the threshold that a server has sent for the layouts that this client uses (RFC 8881 §5.12.4). Hints that are missing or malformed
     /// are those of the default.
     pub fn of(hints: &Mdsthreshold4) -> Self {
         let mut threshold = Self::default();
-        let Some(item) = hints.hints.iter().find(|item| item.layout_type == Layouttype4::FLEX_FILES) else {
-            return threshold;
-        };
+        let of = |layout_type: &Layouttype4| hints.hints.iter().find(|item| item.layout_type == *layout_type);
+        let Some(item) = LAYOUT_TYPES.iter().find_map(of) else { return threshold };
         // The hints are 64-bit numbers in the order of their bits.
         let mut numbers =
             item.hintlist.0.chunks_exact(8).map(|bytes| u64::from_be_bytes(bytes.try_into().expect("8 bytes")));
@@ -315,6 +316,8 @@ fn index(mode: Layoutiomode4) -> usize {
     usize::from(mode == Layoutiomode4::Rw)
 }
 
+/// The types of layouts that this client uses, the preferred one first.
+pub(super) const LAYOUT_TYPES: [Layouttype4; 2] = [Layouttype4::FLEX_FILES, Layouttype4::NFSV4_1_FILES];
 /// The time without a LAYOUTGET after a transient refusal.
 pub(super) const PAUSE_SHORT: Duration = Duration::from_millis(500);
 /// The size from which on a layout is worth asking for, if the server has not sent a threshold.
@@ -326,7 +329,7 @@ const ERRORS_MAX: usize = 16;
 
 #[cfg(test)]
 mod tests {
-    use nfs::v4::location::ThresholdItem4;
+    use nfs::v4::{Deviceid4, location::ThresholdItem4};
 
     use super::{super::segment::tests::granted, *};
 
@@ -335,7 +338,7 @@ mod tests {
     const RW: Layoutiomode4 = Layoutiomode4::Rw;
 
     fn segment(mode: Layoutiomode4) -> Segment {
-        Segment::new(&granted(mode, 0, 0, &[&[(1, 1)]])).unwrap()
+        Segment::flexible(&granted(mode, 0, 0, &[&[(1, 1)]])).unwrap()
     }
 
     fn large() -> Held {
@@ -345,7 +348,7 @@ mod tests {
     }
 
     fn file(number: u8) -> DataFileId {
-        (Deviceid4([number; 16]), Handle::from("object"))
+        (DataServerId { device: Deviceid4([number; 16]), index: 0 }, Handle::from("object"))
     }
 
     #[test]
@@ -445,7 +448,7 @@ mod tests {
     fn server_that_avoids_io_is_asked_again_after_a_transient_refusal() {
         let (mut held, now) = (large(), Instant::now());
         let avoiding = granted(RW, nfs::v4::layout::flex::FF_FLAGS_NO_IO_THRU_MDS, 0, &[&[(1, 1)]]);
-        held.granted(STATEID, [Segment::new(&avoiding).unwrap()]);
+        held.granted(STATEID, [Segment::flexible(&avoiding).unwrap()]);
         held.end();
         assert_eq!(held.wait(RW, now), None);
         held.deny(RW, now, PAUSE_SHORT);

@@ -5,7 +5,10 @@
 
 use std::{ops::Range, sync::Arc};
 
-use nfs::v4::{DeviceError4, Layoutiomode4, Nfsstat4, OPEN4_SHARE_ACCESS_READ, OPEN4_SHARE_ACCESS_WRITE, Opnum4};
+use nfs::v4::{
+    DeviceError4, Layoutiomode4, Layouttype4, Nfsstat4, OPEN4_SHARE_ACCESS_READ, OPEN4_SHARE_ACCESS_WRITE, Opnum4,
+    Stateid4,
+};
 use tokio::time::{Instant, sleep};
 
 use super::{
@@ -20,13 +23,20 @@ use super::{
 };
 use crate::{
     call::Deadline,
-    model::{Error, ErrorKind, Handle, Result, Status},
+    model::{Caller, Error, ErrorKind, Handle, Result, Status},
 };
 
 /// A file that is open, with a layout that is in use.
 pub(super) struct Direct {
     pub file: InUse,
     pub layout: LayoutUse,
+    pub access: Access,
+}
+
+/// What a data server of a files layout is shown: the caller, and the stateid of the open at the metadata server.
+pub(super) struct Access {
+    caller: Option<Caller>,
+    stateid: Stateid4,
 }
 
 /// A data file, ready for I/O.
@@ -58,7 +68,9 @@ impl V4 {
         let stateid = file.0.stateid(opens, (caller, access), &deadline).await.ok()?;
         for _ in 0..WAITS_MAX {
             if let Some(layout) = opens.layout(&file.0, (caller, stateid), (mode, range), &deadline).await {
-                return Some(Direct { file, layout });
+                // RFC 8881 §13.9.1: at a data server, the seqid is 0.
+                let access = Access { caller: self.caller.clone(), stateid: Stateid4 { seqid: 0, ..stateid } };
+                return Some(Direct { file, layout, access });
             }
             // RFC 8435 §5.1.2: the flag of the server is a hint, so the wait is bounded.
             let wait = file.0.layouts.held.lock().wait(mode, Instant::now());
@@ -89,7 +101,7 @@ impl V4 {
 impl Direct {
     /// Ends the use of the layout, and returns the layout to the server with a report of the errors.
     pub async fn fail(self, opens: &Arc<Opens>, errors: Vec<IoError>) {
-        let Direct { file, layout } = self;
+        let Direct { file, layout, .. } = self;
         let segment = layout.segment.clone();
         for error in &errors {
             tracing::warn!(error = ?error.error, range = ?error.range, "I/O at a data server failed; the layout is returned");
@@ -109,19 +121,23 @@ impl Direct {
 ///
 /// # Errors
 /// The data server cannot be found or reached.
-pub(super) async fn target(opens: &Opens, file: &DataFile, deadline: &Deadline) -> Result<Target> {
-    let device = opens.device(&file.device, deadline).await?;
+pub(super) async fn target(opens: &Opens, file: &DataFile, access: &Access, deadline: &Deadline) -> Result<Target> {
+    let layout_type = if file.user.is_some() { Layouttype4::FLEX_FILES } else { Layouttype4::NFSV4_1_FILES };
+    let device = opens.device(&file.server, layout_type, deadline).await?;
     let info = device.info();
     let handle = file.handle(info.version.1).ok_or_else(|| {
         let problem = "the layout has no handle for the version of the data server".to_owned();
         Error::new(ErrorKind::Protocol(problem), "LAYOUTGET")
     })?;
     let server = device.connect(opens.layouts.dialer()).await?;
-    // RFC 8435 §2.2: the user and the group of the layout, and not those of the caller.
-    let server = server.with_caller(&file.user);
+    let server = match &file.user {
+        // RFC 8435 §2.2, §5.1: the user and the group of the layout, and not those of the caller.
+        Some(user) => server.with_access(Some(user), Stateid4::ANONYMOUS),
+        None => server.with_access(access.caller.as_ref(), access.stateid),
+    };
     let (read_max, write_max) = server.transfer_max();
     let (read_max, write_max) = (read_max.min(info.read_max), write_max.min(info.write_max));
-    let (handle, id) = (handle.clone(), (file.device, handle.clone()));
+    let (handle, id) = (handle.clone(), (file.server, handle.clone()));
     Ok(Target { server, read_max, write_max, handle, id })
 }
 
@@ -138,11 +154,11 @@ pub(super) fn failure(opens: &Opens, file: &DataFile, opnum: Opnum4, range: Rang
         Some(_) => Nfsstat4::Io,
     };
     if status == Nfsstat4::NxIo
-        && let Some(device) = opens.layouts.device(&file.device)
+        && let Some(device) = opens.layouts.device(&file.server)
     {
         device.fail();
     }
-    IoError { range, error: DeviceError4 { deviceid: file.device, status, opnum } }
+    IoError { range, error: DeviceError4 { deviceid: file.server.device, status, opnum } }
 }
 
 /// The number of times that an I/O waits for a layout, if the server prefers that.

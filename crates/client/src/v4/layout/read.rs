@@ -15,10 +15,7 @@ use futures_util::future::join_all;
 use nfs::v4::{Layoutiomode4, Opnum4};
 
 use super::{
-    super::{
-        opens::{OpenFile, Opens},
-        protocol::V4,
-    },
+    super::{opens::Opens, protocol::V4},
     held::IoError,
     io::{Direct, TRIES, Target, failure, target},
     report::Counted,
@@ -106,7 +103,7 @@ impl V4 {
             let mut pieces = segment.mirrors[mirror].pieces(range.clone());
             let (Some((piece, data_file)), None) = (pieces.next(), pieces.next()) else { return (Ok(None), region) };
             let failed = |error: &Error| failure(opens, data_file, Opnum4::Read, range.clone(), error);
-            let at = match target(opens, data_file, &deadline).await {
+            let at = match target(opens, data_file, &direct.access, &deadline).await {
                 Ok(at) => at,
                 Err(error) => {
                     errors.push(failed(&error));
@@ -170,8 +167,7 @@ impl V4 {
         let mut errors = Vec::new();
         for mirror in segment.order(range.start, |mirror| is_available(opens, mirror)) {
             let pieces = segment.mirrors[mirror].pieces(range.clone());
-            let reads =
-                pieces.map(|(piece, data_file)| read_piece((opens, &direct.file.0), data_file, piece, &deadline));
+            let reads = pieces.map(|(piece, data_file)| read_piece((opens, direct), data_file, piece, &deadline));
             let (mut parts, mut failed) = (Vec::new(), Vec::new());
             for part in join_all(reads).await {
                 match part {
@@ -225,19 +221,19 @@ impl V4 {
 
 /// Reads a piece from its data file. A data server may send less than requested, and is then asked for the rest.
 async fn read_piece(
-    (opens, file): (&Arc<Opens>, &Arc<OpenFile>),
+    (opens, direct): (&Arc<Opens>, &Direct),
     data_file: &DataFile,
     piece: nfs::v4::layout::stripe::Piece,
     deadline: &Deadline,
 ) -> std::result::Result<Part, IoError> {
     let range = piece.offset..piece.offset + piece.len;
     let read = async {
-        let Target { server, read_max, handle, id, .. } = target(opens, data_file, deadline).await?;
+        let Target { server, read_max, handle, id, .. } = target(opens, data_file, &direct.access, deadline).await?;
         let (mut data, mut eof) = (Rope::new(), false);
         while (data.len() as u64) < piece.len && !eof {
             let count = (piece.len - data.len() as u64).min(read_max as u64);
             let at = piece.data_offset + data.len() as u64;
-            let counted = Counted::new((opens, file), &id, Direction::Read, count as usize);
+            let counted = Counted::new((opens, &direct.file.0), &id, Direction::Read, count as usize);
             let read = server.read(&handle, at, count as u32).await?;
             counted.done(read.data.len());
             if read.data.is_empty() && !read.eof {
@@ -254,7 +250,7 @@ async fn read_piece(
 
 /// Reports whether no data server of a mirror is known to have failed.
 fn is_available(opens: &Opens, mirror: &Mirror) -> bool {
-    let is_available = |file: &DataFile| opens.layouts.device(&file.device).is_none_or(|device| device.is_available());
+    let is_available = |file: &DataFile| opens.layouts.device(&file.server).is_none_or(|device| device.is_available());
     mirror.files.iter().all(is_available)
 }
 

@@ -14,13 +14,15 @@ use super::{
         opens::{OpenFile, Opens},
     },
     grant::{NOTIFY_DEVICEID4_CHANGE, NOTIFY_DEVICEID4_DELETE, layout_return},
+    held::LAYOUT_TYPES,
 };
 use crate::{call::Deadline, model::Handle, session::compound::Compound};
 
 impl Opens {
     /// Executes CB_LAYOUTRECALL.
     pub fn layouts_recalled(self: &Arc<Self>, args: &CbLayoutRecallArgs) -> Nfsstat4 {
-        if args.layout_type != Layouttype4::FLEX_FILES {
+        let layout_type = args.layout_type;
+        if !LAYOUT_TYPES.contains(&layout_type) {
             return Nfsstat4::NoMatchingLayout;
         }
         let fsid = match &args.recall {
@@ -36,7 +38,11 @@ impl Opens {
         if files.iter().any(|file| file.layouts.held.lock().is_asking) {
             return Nfsstat4::Delay;
         }
-        let held: Vec<_> = files.into_iter().filter(|file| file.layouts.held.lock().stateid.is_some()).collect();
+        let has_layouts = |file: &Arc<OpenFile>| {
+            let held = file.layouts.held.lock();
+            held.stateid.is_some() && held.layout_type == Some(layout_type)
+        };
+        let held: Vec<_> = files.into_iter().filter(has_layouts).collect();
         let Some(first) = held.first().map(|file| file.handle.clone()) else { return Nfsstat4::NoMatchingLayout };
         let opens = self.clone();
         self.client.link.runtime.spawn(async move {
@@ -45,8 +51,8 @@ impl Opens {
             }
             // RFC 8881 §12.5.5.1: this tells the server that the recall is complete.
             let compound = match fsid {
-                Some(_) => Compound::on("LAYOUTRETURN", &first).op(layout_return(Layoutreturn4::Fsid), 24),
-                None => Compound::new("LAYOUTRETURN").op(layout_return(Layoutreturn4::All), 24),
+                Some(_) => Compound::on("LAYOUTRETURN", &first).op(layout_return(layout_type, Layoutreturn4::Fsid), 24),
+                None => Compound::new("LAYOUTRETURN").op(layout_return(layout_type, Layoutreturn4::All), 24),
             };
             let deadline = &Deadline::strict(opens.client.link.lease());
             if let Err(error) = opens.client.run(&compound.once(), deadline).await {

@@ -70,7 +70,14 @@ impl Opens {
         if errors.is_empty() {
             return;
         }
-        file.layouts.held.lock().failed(errors);
+        {
+            let mut held = file.layouts.held.lock();
+            // A files layout has no body for reports.
+            if held.layout_type != Some(Layouttype4::FLEX_FILES) {
+                return;
+            }
+            held.failed(errors);
+        }
         // Before NFSv4.2, the next LAYOUTRETURN has them.
         if self.client.minor() >= 2 {
             let (opens, file) = (self.clone(), file.clone());
@@ -137,8 +144,8 @@ impl Opens {
             let (count, bytes) = flow.completed();
             IoInfo4 { count, bytes }
         };
-        let stats = |((device, handle), [read, write]): (DataFileId, [Flow; 2])| {
-            let addr = self.layouts.device(&device)?.address();
+        let stats = |((server, handle), [read, write]): (DataFileId, [Flow; 2])| {
+            let addr = self.layouts.device(&server)?.address();
             let update = FfLayoutUpdate4 {
                 addr,
                 fhandle: handle,
@@ -153,7 +160,7 @@ impl Opens {
                 stateid,
                 read: info(&read),
                 write: info(&write),
-                deviceid: device,
+                deviceid: server.device,
                 layoutupdate: update,
             })
         };

@@ -1,13 +1,14 @@
 //! [`Segment`]: a layout as it was granted, checked once. It maps byte ranges to data files and orders the mirrors. No I/O.
 //!
-//! Read RFC 8435 §5.1 (the layout), §6 (stripes) and §8.1 (selecting a mirror) first. A layout that this client cannot use is
-//! an error with the reason; the caller returns it.
+//! Read RFC 8435 §5.1 (the layout), §6 (stripes) and §8.1 (selecting a mirror) first, and RFC 8881 §13.3 and §13.4 (files layouts, which
+//! are here segments of one mirror). A layout that this client cannot use is an error with the reason; the caller returns it.
 
 use std::{ops::Range, time::Duration};
 
 use nfs::v4::{
-    Deviceid4, Layout4, Layoutiomode4, Layouttype4,
+    Layout4, Layoutiomode4, Layouttype4,
     layout::{
+        files::FileLayout4,
         flex::{
             FF_FLAGS_NO_IO_THRU_MDS, FF_FLAGS_NO_LAYOUTCOMMIT, FF_FLAGS_NO_READ_IO, FF_FLAGS_WRITE_ONE_MIRROR,
             FfDataServer4, FfLayout4, FfMirror4,
@@ -17,6 +18,7 @@ use nfs::v4::{
 };
 use rpc::AuthSys;
 
+use super::{device::DataServerId, table::Devices};
 use crate::model::{Caller, Handle};
 
 /// A layout for a range of a file.
@@ -25,6 +27,7 @@ pub(crate) struct Segment {
     /// The range in which the layout can be used.
     pub range: Range<u64>,
     pub mode: Layoutiomode4,
+    pub layout_type: Layouttype4,
     pub mirrors: Vec<Mirror>,
     flags: u32,
     stats_s: u32,
@@ -44,24 +47,21 @@ pub(crate) struct Mirror {
 /// A data file on a data server.
 #[derive(Debug)]
 pub(crate) struct DataFile {
-    pub device: Deviceid4,
+    pub server: DataServerId,
     /// The handles, one for each version of the device, or one for all of them.
     handles: Vec<Handle>,
-    /// The user as whom a loosely coupled data server admits I/O.
-    pub user: Caller,
+    /// The user as whom a loosely coupled data server admits I/O. `None` with a files layout: the caller.
+    pub user: Option<Caller>,
 }
 
 impl Segment {
-    /// Checks a layout.
+    /// Checks a flexible files layout.
     ///
     /// # Errors
     /// The reason why this client cannot use it.
-    pub fn new(granted: &Layout4) -> Result<Self, String> {
+    pub fn flexible(granted: &Layout4) -> Result<Self, String> {
         let body: FfLayout4 = granted.content.decode_as(Layouttype4::FLEX_FILES).map_err(|error| error.to_string())?;
-        //= rfc8881-18.43.3-18
-        if granted.iomode == Layoutiomode4::Any {
-            return Err("the layout has no I/O mode".to_owned());
-        }
+        check_mode(granted)?;
         if body.mirrors.is_empty() || body.mirrors.len() > MIRRORS_MAX {
             return Err(format!("{} mirrors; from 1 to {MIRRORS_MAX} can be used", body.mirrors.len()));
         }
@@ -71,11 +71,56 @@ impl Segment {
         Ok(Self {
             range,
             mode: granted.iomode,
+            layout_type: Layouttype4::FLEX_FILES,
             mirrors,
             flags: body.flags,
             stats_s: body.stats_collect_hint,
             turn: entropy::random(),
         })
+    }
+
+    /// Checks a files layout with its device. `file` is the handle at the metadata server.
+    ///
+    /// # Errors
+    /// The reason why this client cannot use it.
+    pub fn files(granted: &Layout4, body: &FileLayout4, devices: &Devices, file: &Handle) -> Result<Self, String> {
+        check_mode(granted)?;
+        if body.util.commits_through_mds() {
+            return Err("COMMIT must be sent to the metadata server, which this client does not do".to_owned());
+        }
+        let (count, servers) = (devices.stripes.len(), devices.servers.len());
+        let (unit, handles) = (body.util.stripe_unit(), &body.fh_list);
+        if count > 1 && u64::from(unit) < UNIT_MIN {
+            return Err(format!("{count} stripes of {unit} bytes; at least {UNIT_MIN} are needed"));
+        }
+        // RFC 8881 §13.4.4: dense data files differ for each stripe, and sparse ones for each data server.
+        let handle = |stripe: usize, server: u32| match (body.util.is_dense(), handles.len()) {
+            (true, len) if len == count => Some(&handles[stripe]),
+            (true, _) => None,
+            (false, 0) => Some(file),
+            (false, 1) => handles.first(),
+            (false, len) if len == servers => handles.get(server as usize),
+            (false, _) => None,
+        };
+        let data_file = |(stripe, &index): (usize, &u32)| {
+            let handle = handle(stripe, index).ok_or_else(|| {
+                format!("{} file handles for {count} stripes on {servers} data servers", handles.len())
+            })?;
+            let server = DataServerId { device: body.deviceid, index };
+            Ok(DataFile { server, handles: vec![handle.clone()], user: None })
+        };
+        let data_files = devices.stripes.iter().enumerate().map(data_file).collect::<Result<Vec<_>, String>>()?;
+        let packing = if body.util.is_dense() { Packing::Dense } else { Packing::Sparse };
+        let striping = Striping::new(unit.into(), count as u32, packing);
+        let striping = striping.and_then(|all| all.with_pattern(body.first_stripe_index, body.pattern_offset));
+        let striping = striping.ok_or_else(|| {
+            format!("{count} stripes of {unit} bytes, beginning with stripe {}", body.first_stripe_index)
+        })?;
+        // No data server has the bytes before the pattern.
+        let range = granted.offset.max(body.pattern_offset)..granted.offset.saturating_add(granted.length);
+        let mirrors = vec![Mirror { striping, files: data_files, efficiency: 0 }];
+        let (mode, layout_type) = (granted.iomode, Layouttype4::NFSV4_1_FILES);
+        Ok(Self { range, mode, layout_type, mirrors, flags: 0, stats_s: 0, turn: 0 })
     }
 
     /// Reports whether the layout can be used to access a range in a mode.
@@ -158,7 +203,8 @@ impl DataFile {
         if file.fh_vers.is_empty() {
             return Err("a data file without a handle".to_owned());
         }
-        Ok(Self { device: file.deviceid, handles: file.fh_vers.clone(), user: Caller::new(user) })
+        let server = DataServerId { device: file.deviceid, index: 0 };
+        Ok(Self { server, handles: file.fh_vers.clone(), user: Some(Caller::new(user)) })
     }
 
     /// Reports whether this is one of the handles.
@@ -173,20 +219,31 @@ impl DataFile {
     }
 }
 
+fn check_mode(granted: &Layout4) -> Result<(), String> {
+    //= rfc8881-18.43.3-18
+    if granted.iomode == Layoutiomode4::Any { Err("the layout has no I/O mode".to_owned()) } else { Ok(()) }
+}
+
 /// The bytes for which one of several equal mirrors is read.
 const TURN: u64 = 4 << 20;
 /// Maximum number of mirrors of a layout.
 const MIRRORS_MAX: usize = 16;
 /// Maximum number of stripes of a mirror.
-const STRIPES_MAX: usize = 4096;
+pub(super) const STRIPES_MAX: usize = 4096;
 /// Minimum bytes of a stripe unit. It bounds the number of calls for one READ or WRITE.
 const UNIT_MIN: u64 = 4096;
 
 #[cfg(test)]
 pub(super) mod tests {
-    use nfs::v4::{LENGTH_TO_EOF, LayoutBody4, NfsFh4, Stateid4};
+    use nfs::v4::{
+        Deviceid4, GetDeviceInfoOk, LENGTH_TO_EOF, LayoutBody4, Netaddr4, NfsFh4, Stateid4,
+        layout::files::{FileLayoutDsAddr4, FileLayoutUtil4},
+    };
 
-    use super::*;
+    use super::{
+        super::{device::DevicesInfo, table::Layouts},
+        *,
+    };
 
     /// Returns a layout with these data files: the mirrors, the stripes of each, and each one's device and efficiency.
     pub fn granted(iomode: Layoutiomode4, flags: u32, unit: u64, mirrors: &[&[(u8, u32)]]) -> Layout4 {
@@ -210,7 +267,7 @@ pub(super) mod tests {
     }
 
     fn segment(flags: u32, unit: u64, mirrors: &[&[(u8, u32)]]) -> Result<Segment, String> {
-        Segment::new(&granted(Layoutiomode4::Rw, flags, unit, mirrors))
+        Segment::flexible(&granted(Layoutiomode4::Rw, flags, unit, mirrors))
     }
 
     #[test]
@@ -218,7 +275,7 @@ pub(super) mod tests {
         let segment = segment(0, 0, &[&[(1, 5)], &[(2, 9)], &[(3, 9)]]).unwrap();
         let order = segment.order(0, |_| true);
         assert_eq!(order[2], 0, "the mirror of lower efficiency is the last");
-        let without_2 = segment.order(0, |mirror| mirror.files[0].device != Deviceid4([2; 16]));
+        let without_2 = segment.order(0, |mirror| mirror.files[0].server.device != Deviceid4([2; 16]));
         assert_eq!(without_2, [2, 0, 1]);
     }
 
@@ -235,7 +292,7 @@ pub(super) mod tests {
         let segment = segment(0, 4096, &[&[(1, 1), (2, 1)]]).unwrap();
         let pieces: Vec<_> = segment.mirrors[0]
             .pieces(4000..8200)
-            .map(|(piece, file)| (file.device.0[0], piece.data_offset, piece.len))
+            .map(|(piece, file)| (file.server.device.0[0], piece.data_offset, piece.len))
             .collect();
         assert_eq!(pieces, [(1, 4000, 96), (2, 4096, 4096), (1, 8192, 8)]);
     }
@@ -250,7 +307,7 @@ pub(super) mod tests {
         assert_eq!(segment(FF_FLAGS_WRITE_ONE_MIRROR, 0, all).unwrap().written(1), 1..2);
         assert!(plain.needs_commit() && !segment(FF_FLAGS_NO_LAYOUTCOMMIT, 0, all).unwrap().needs_commit());
         let part = Layout4 { offset: 10, length: 10, ..granted(Layoutiomode4::Read, 0, 0, all) };
-        let part = Segment::new(&part).unwrap();
+        let part = Segment::flexible(&part).unwrap();
         assert!(part.admits(Layoutiomode4::Read, &(10..20)) && !part.admits(Layoutiomode4::Read, &(10..21)));
         assert!(!part.admits(Layoutiomode4::Rw, &(10..20)));
     }
@@ -265,7 +322,7 @@ pub(super) mod tests {
         let mut body: FfLayout4 = named.content.decode_as(Layouttype4::FLEX_FILES).unwrap();
         body.mirrors[0].data_servers[0].user = "root".into();
         named.content = LayoutBody4::new(Layouttype4::FLEX_FILES, &body);
-        assert!(Segment::new(&named).unwrap_err().contains("'root' is not a number"));
+        assert!(Segment::flexible(&named).unwrap_err().contains("'root' is not a number"));
     }
 
     #[test]
@@ -275,5 +332,74 @@ pub(super) mod tests {
         file.handles.push(Handle::from("other"));
         assert_eq!(file.handle(1), Some(&Handle::from("other")));
         assert_eq!(file.handle(2), None);
+    }
+
+    /// Returns the segment of a files layout, whose device has these stripes on two data servers.
+    fn files(util: (u32, u32), first: u32, pattern: u64, stripes: &[u32], handles: &[&str]) -> Result<Segment, String> {
+        let body = FileLayout4 {
+            deviceid: Deviceid4([5; 16]),
+            util: FileLayoutUtil4(util.0 | util.1),
+            first_stripe_index: first,
+            pattern_offset: pattern,
+            fh_list: handles.iter().map(|handle| NfsFh4::from(*handle)).collect(),
+        };
+        let address = Netaddr4 { netid: "tcp".into(), addr: "192.0.2.1.8.1".into() };
+        let device = FileLayoutDsAddr4 { stripe_indices: stripes.to_vec(), multipath_ds_list: vec![vec![address]; 2] };
+        let device_addr = LayoutBody4::new(Layouttype4::NFSV4_1_FILES, &device);
+        let ok = GetDeviceInfoOk { device_addr, notification: Default::default() };
+        let info = DevicesInfo::new(&ok, Layouttype4::NFSV4_1_FILES, 1, |_| true).unwrap();
+        let devices = Layouts::default().add_devices(body.deviceid, info);
+        let content = LayoutBody4::new(Layouttype4::NFSV4_1_FILES, &body);
+        let granted = Layout4 { offset: 0, length: LENGTH_TO_EOF, iomode: Layoutiomode4::Rw, content };
+        Segment::files(&granted, &body, &devices, &Handle::from("mds"))
+    }
+
+    const DENSE: u32 = FileLayoutUtil4::DENSE;
+
+    fn places(segment: &Segment, range: Range<u64>) -> Vec<(u32, &str, u64, u64)> {
+        let place = |(piece, file): (Piece, &'_ DataFile)| {
+            let handle = ["mds", "a", "b", "c"].into_iter().find(|name| file.has(&Handle::from(*name)));
+            (file.server.index, handle.unwrap(), piece.data_offset, piece.len)
+        };
+        segment.mirrors[0].pieces(range).map(place).collect()
+    }
+
+    /// RFC 8881 §13.4.4.
+    #[test]
+    fn handles_of_a_files_layout_are_those_of_the_packing() {
+        let each = files((4096, 0), 0, 0, &[1, 0, 1], &["a", "b"]).unwrap();
+        let expected = [(1, "b", 0, 4096), (0, "a", 4096, 4096), (1, "b", 8192, 4096), (1, "b", 12_288, 1)];
+        assert_eq!(places(&each, 0..12_289), expected);
+        let one = files((4096, 0), 0, 0, &[0, 1], &["a"]).unwrap();
+        assert_eq!(places(&one, 4095..4097), [(0, "a", 4095, 1), (1, "a", 4096, 1)]);
+        let none = files((4096, 0), 1, 0, &[0, 1], &[]).unwrap();
+        assert_eq!(places(&none, 4095..4097), [(1, "mds", 4095, 1), (0, "mds", 4096, 1)]);
+        let dense = files((4096, DENSE), 0, 0, &[1, 0, 1], &["a", "b", "c"]).unwrap();
+        let expected = [(1, "a", 0, 4096), (0, "b", 0, 4096), (1, "c", 0, 4096), (1, "a", 4096, 1)];
+        assert_eq!(places(&dense, 0..12_289), expected);
+        assert!(dense.needs_commit() && dense.stats_interval().is_none() && !dense.avoids_server());
+        assert!(dense.mirrors[0].files.iter().all(|file| file.user.is_none()), "the caller's own user is used");
+    }
+
+    #[test]
+    fn files_layout_is_not_used_before_its_pattern() {
+        let segment = files((4096, 0), 0, 8192, &[0, 1], &["a"]).unwrap();
+        assert!(!segment.admits(Layoutiomode4::Read, &(8191..9000)));
+        assert!(segment.admits(Layoutiomode4::Read, &(8192..9000)));
+    }
+
+    #[test]
+    fn unusable_files_layouts_are_refused_with_the_reason() {
+        let refused =
+            |util, first, stripes: &[u32], handles: &[&str]| files(util, first, 0, stripes, handles).unwrap_err();
+        let through_mds = FileLayoutUtil4::COMMIT_THRU_MDS;
+        assert!(refused((4096, through_mds), 0, &[0], &["a"]).contains("COMMIT must be sent to the metadata server"));
+        assert!(refused((64, 0), 0, &[0, 1], &["a"]).contains("2 stripes of 64 bytes"));
+        assert!(refused((0, 0), 0, &[0, 1], &["a"]).contains("2 stripes of 0 bytes"));
+        assert!(refused((4096, 0), 2, &[0, 1], &["a"]).contains("beginning with stripe 2"));
+        assert!(refused((4096, 0), 0, &[0, 1, 0], &["a", "b", "c"]).contains("3 file handles for 3 stripes on 2"));
+        for handles in [&[][..], &["a"], &["a", "b"]] {
+            assert!(refused((4096, DENSE), 0, &[0, 1, 0], handles).contains("file handles for 3 stripes"));
+        }
     }
 }

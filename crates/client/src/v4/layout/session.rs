@@ -1,11 +1,12 @@
 //! [`DataSession`]: the session with a data server of NFSv4.1 or 4.2.
 //!
-//! Read RFC 8435 §2.2 and §5.1 first: at a loosely coupled data server of NFSv4, the client uses the anonymous stateid. So it opens no
-//! file there, and a restart of the data server costs it only its session, which the session core makes again.
+//! Read RFC 8435 §2.2 and §5.1, and RFC 8881 §13.9.1 first: at a loosely coupled data server of flexible files, the client uses the
+//! anonymous stateid, and with a files layout that of its open at the metadata server. So it opens no file there, and a restart of the data server costs it only its session, which the session core makes again.
 
 use std::sync::Arc;
 
 use buf::{Region, Rope};
+use nfs::v4::Stateid4;
 use rpc::BoxFuture;
 
 use super::{super::protocol::V4, data_server::DataServer};
@@ -16,13 +17,13 @@ pub(crate) struct DataSession(V4);
 
 impl DataSession {
     pub fn new(v4: V4) -> Self {
-        Self(v4.without_opens())
+        Self(v4.with_stateid(Stateid4::ANONYMOUS))
     }
 }
 
 impl DataServer for DataSession {
-    fn with_caller(&self, caller: &Caller) -> Arc<dyn DataServer> {
-        Arc::new(Self(self.0.with_caller(Some(caller))))
+    fn with_access(&self, caller: Option<&Caller>, stateid: Stateid4) -> Arc<dyn DataServer> {
+        Arc::new(Self(self.0.with_caller(caller).with_stateid(stateid)))
     }
 
     fn transfer_max(&self) -> (usize, usize) {

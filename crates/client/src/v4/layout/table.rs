@@ -11,23 +11,31 @@ use std::{
 
 use entropy::HashMap;
 use futures_util::future::join_all;
-use nfs::v4::Deviceid4;
+use nfs::v4::{Deviceid4, Layouttype4};
 use parking_lot::Mutex;
 use rpc::BoxFuture;
 
-use super::device::{DataDialer, Device};
+use super::device::{DataDialer, DataServerId, Device, DevicesInfo};
 
 /// The data servers of a metadata server. It is not active if the server has no layouts, or the user does not want them.
 #[derive(Default)]
 pub(crate) struct Layouts {
     dialer: OnceLock<Arc<dyn DataDialer>>,
-    devices: Mutex<HashMap<Deviceid4, Arc<Device>>>,
+    devices: Mutex<HashMap<Deviceid4, Devices>>,
     /// Serializes requests for devices, so that tasks that begin at the same time ask once.
     pub asking: tokio::sync::Mutex<()>,
-    /// The file systems by number: whether they have flexible files layouts.
-    file_systems: Mutex<HashMap<u64, bool>>,
+    /// The file systems by number: the type of their layouts, if they have layouts that this client can use.
+    file_systems: Mutex<HashMap<u64, Option<Layouttype4>>>,
     data_servers: Counter,
     server: Counter,
+}
+
+/// The data servers of a device.
+#[derive(Clone, Debug)]
+pub(crate) struct Devices {
+    /// For each stripe of a files layout, the index of its data server.
+    pub stripes: Arc<[u32]>,
+    pub servers: Arc<[Arc<Device>]>,
 }
 
 /// The reads and writes of a mount by the way of their data.
@@ -99,18 +107,32 @@ impl Layouts {
         &**self.dialer.get().expect("layouts must be active")
     }
 
-    /// Returns a device, if it is known.
-    pub fn device(&self, id: &Deviceid4) -> Option<Arc<Device>> {
+    /// Returns the data servers of a device, if it is known.
+    pub fn devices(&self, id: &Deviceid4) -> Option<Devices> {
         self.devices.lock().get(id).cloned()
     }
 
-    /// Adds a device. If there are too many, those that are not in use are removed.
-    pub fn add_device(&self, id: Deviceid4, device: Arc<Device>) {
+    /// Returns a data server, if its device is known.
+    pub fn device(&self, id: &DataServerId) -> Option<Arc<Device>> {
+        self.devices.lock().get(&id.device)?.servers.get(id.index as usize).cloned()
+    }
+
+    /// Adds a device. Data servers that another device has, too, are shared: there is one connection to each. If there are too many
+    /// devices, they are forgotten, and asked for again when they are used next.
+    pub fn add_devices(&self, id: Deviceid4, info: DevicesInfo) -> Devices {
         let mut devices = self.devices.lock();
         if devices.len() >= DEVICES_MAX {
-            devices.retain(|_, device| Arc::strong_count(device) > 1);
+            devices.clear();
         }
-        devices.insert(id, device);
+        let mut servers: Vec<Arc<Device>> = Vec::new();
+        for info in info.servers {
+            let mut known = devices.values().flat_map(|devices| devices.servers.iter()).chain(&servers);
+            let shared = known.find(|device| *device.info() == info).cloned();
+            servers.push(shared.unwrap_or_else(|| Arc::new(Device::new(info))));
+        }
+        let added = Devices { stripes: info.stripes.into(), servers: servers.into() };
+        devices.insert(id, added.clone());
+        added
     }
 
     /// Removes a device. I/O in progress ends with the former connection.
@@ -123,22 +145,23 @@ impl Layouts {
         let devices = std::mem::take(&mut *self.devices.lock());
         // Boxed, because a data server is disconnected as other servers are.
         Box::pin(async move {
-            join_all(devices.values().map(|device| device.disconnect())).await;
+            let servers = devices.values().flat_map(|devices| devices.servers.iter());
+            join_all(servers.map(|device| device.disconnect())).await;
         })
     }
 
-    /// Returns whether a file system has layouts, if that is known.
-    pub fn has_layouts(&self, file_system: u64) -> Option<bool> {
+    /// Returns the type of the layouts of a file system, if that is known; `Some(None)` if this client can use none.
+    pub fn layout_type(&self, file_system: u64) -> Option<Option<Layouttype4>> {
         self.file_systems.lock().get(&file_system).copied()
     }
 
-    /// Takes note of whether a file system has layouts.
-    pub fn file_system(&self, file_system: u64, has_layouts: bool) {
+    /// Takes note of the type of the layouts of a file system.
+    pub fn file_system(&self, file_system: u64, layout_type: Option<Layouttype4>) {
         let mut file_systems = self.file_systems.lock();
         if file_systems.len() >= FILE_SYSTEMS_MAX {
             file_systems.clear();
         }
-        file_systems.insert(file_system, has_layouts);
+        file_systems.insert(file_system, layout_type);
     }
 
     /// Counts a READ.
@@ -163,7 +186,7 @@ impl fmt::Debug for Layouts {
     }
 }
 
-/// Maximum number of devices that are kept while they are not in use.
+/// Maximum number of devices that are known.
 const DEVICES_MAX: usize = 1024;
 /// Maximum number of file systems that are remembered.
 const FILE_SYSTEMS_MAX: usize = 1024;

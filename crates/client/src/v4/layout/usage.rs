@@ -131,12 +131,13 @@ pub(crate) fn time(duration: Duration) -> Nfstime4 {
 mod tests {
     use nfs::v4::Deviceid4;
 
-    use super::*;
+    use super::{super::device::DataServerId, *};
     use crate::model::Handle;
 
     #[test]
     fn operations_at_the_same_time_are_busy_once() {
-        let (file, start) = ((Deviceid4([1; 16]), Handle::from("object")), Instant::now());
+        let (file, start) =
+            ((DataServerId { device: Deviceid4([1; 16]), index: 0 }, Handle::from("object")), Instant::now());
         let at = |ms| start + Duration::from_millis(ms);
         let mut usage = Usage::default();
         let first = usage.begin(&file, Direction::Read, 10, at(0));
@@ -157,7 +158,8 @@ mod tests {
 
     #[test]
     fn reports_are_due_at_intervals_after_the_first_operation() {
-        let (file, start) = ((Deviceid4([1; 16]), Handle::from("object")), Instant::now());
+        let (file, start) =
+            ((DataServerId { device: Deviceid4([1; 16]), index: 0 }, Handle::from("object")), Instant::now());
         let interval = Duration::from_secs(60);
         let mut usage = Usage::default();
         assert!(!usage.is_due(interval, start + interval), "nothing was done");

@@ -13,10 +13,7 @@ use futures_util::future::join_all;
 use nfs::v4::{Layoutiomode4, Opnum4, layout::stripe::Piece};
 
 use super::{
-    super::{
-        opens::{OpenFile, Opens},
-        protocol::V4,
-    },
+    super::{opens::Opens, protocol::V4},
     held::{DataFileId, IoError},
     io::{Direct, TRIES, Target, failure, target},
     report::Counted,
@@ -119,7 +116,7 @@ async fn write_mirrors(
     let mirrors = segment.mirrors[segment.written(best)].iter();
     let writes = mirrors.flat_map(|mirror| mirror.pieces(range.clone())).map(|(piece, data_file)| {
         let data = data.slice((piece.offset - range.start) as usize, piece.len as usize);
-        write_piece((opens, &direct.file.0), data_file, piece, data, stable, deadline)
+        write_piece((opens, direct), data_file, piece, data, stable, deadline)
     });
     let (mut unstable, mut errors) = (Vec::new(), Vec::new());
     for written in join_all(writes).await {
@@ -133,7 +130,7 @@ async fn write_mirrors(
 
 /// Writes a piece to its data file. Returns its verifier if the data are not durable.
 async fn write_piece(
-    (opens, file): (&Arc<Opens>, &Arc<OpenFile>),
+    (opens, direct): (&Arc<Opens>, &Direct),
     data_file: &DataFile,
     piece: Piece,
     data: Rope,
@@ -142,16 +139,18 @@ async fn write_piece(
 ) -> std::result::Result<Option<(DataFileId, Verifier)>, IoError> {
     let range = piece.offset..piece.offset + piece.len;
     let write = async {
-        let Target { server, write_max, handle, id, .. } = target(opens, data_file, deadline).await?;
+        let Target { server, write_max, handle, id, .. } = target(opens, data_file, &direct.access, deadline).await?;
+        // LAYOUTCOMMIT follows. A data server of a files layout can leave the metadata to it.
+        let needed = if data_file.user.is_none() { stable.min(StableHow::DataSync) } else { stable };
         let (mut at, mut verifier) = (0, None);
         while at < data.len() {
             let part = data.slice(at, (data.len() - at).min(write_max));
             let len = part.len();
-            let counted = Counted::new((opens, file), &id, Direction::Write, len);
+            let counted = Counted::new((opens, &direct.file.0), &id, Direction::Write, len);
             let written = server.write(&handle, piece.data_offset + at as u64, part, stable).await?;
             let count = written.count as usize;
             counted.done(count);
-            if count == 0 || count > len || written.committed < stable {
+            if count == 0 || count > len || written.committed < needed {
                 let problem = format!("{count} of {len} bytes were written, or less durably than requested");
                 return Err(Error::new(ErrorKind::Protocol(problem), "WRITE"));
             }
@@ -179,10 +178,10 @@ async fn commit_all(
 ) -> std::result::Result<Unstable, Vec<IoError>> {
     let files = direct.layout.segment.mirrors.iter().flat_map(|mirror| &mirror.files);
     let files =
-        files.filter(|file| unstable.iter().any(|((device, handle), _)| *device == file.device && file.has(handle)));
+        files.filter(|file| unstable.iter().any(|((server, handle), _)| *server == file.server && file.has(handle)));
     let commits = files.map(|data_file| async move {
         let commit = async {
-            let Target { server, handle, id, .. } = target(opens, data_file, deadline).await?;
+            let Target { server, handle, id, .. } = target(opens, data_file, &direct.access, deadline).await?;
             let counted = Counted::new((opens, &direct.file.0), &id, Direction::Write, 0);
             let verifier = server.commit(&handle).await?;
             counted.done(0);

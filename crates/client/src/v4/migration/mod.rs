@@ -416,8 +416,7 @@ impl Server {
             if server.moves.looking.swap(true, Relaxed) {
                 return;
             }
-            let v4 =
-                V4 { timeout: server.client.link.trunk.first().timeout(), server, caller: None, opens_files: true };
+            let v4 = V4 { timeout: server.client.link.trunk.first().timeout(), server, caller: None, stateid: None };
             let file_systems = v4.server.opens.names.lock().file_systems();
             for (fsid, object) in file_systems {
                 if v4.server.moves.moved(fsid).is_some() {

@@ -18,7 +18,7 @@ use client::{CreateHow, Mount, SetAttr as Set3};
 use nfs::v4::layout::stripe::{Packing, Striping};
 use parking_lot::Mutex;
 use rpc::{Service, rpcbind::to_universal};
-use server::{Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash, config::Settings};
+use server::{DataHandle, Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash, config::Settings};
 use simnet::Network;
 use tokio::task::JoinSet;
 use vfs::{
@@ -57,6 +57,8 @@ pub struct Form {
     pub mirrors: usize,
     pub stripes: usize,
     pub unit: u64,
+    /// The packing of files layouts. Without it, clients get flexible files layouts.
+    pub files: Option<Packing>,
     pub flags: Flags,
     /// The numbers of the writes before which each data server loses its unstable data.
     pub restarts: &'static [u64],
@@ -75,6 +77,7 @@ pub const MIRRORED: Form = Form {
     mirrors: 2,
     stripes: 1,
     unit: 0,
+    files: None,
     flags: Flags { no_commit: false, no_read: false, return_on_close: false, stats_s: 0 },
     restarts: &[],
 };
@@ -102,6 +105,8 @@ pub struct State {
     /// The statistics of clients.
     pub usage: Vec<DataUsage>,
     pub releases: u64,
+    /// The number of requests for devices of files layouts.
+    pub devices: u64,
     pub fences: u64,
     /// No layout is granted.
     pub refuse: Option<VfsError>,
@@ -121,7 +126,7 @@ impl Cluster {
         let data: Vec<_> = (0..servers).map(|_| Faulty::new(memory(), form.restarts.to_vec())).collect();
         let threshold = LayoutThreshold { read_size: Some(4096), write_size: Some(4096), ..Default::default() };
         let caps = LayoutCaps {
-            kinds: vec![LayoutKind::Flexible],
+            kinds: vec![if form.files.is_some() { LayoutKind::Files } else { LayoutKind::Flexible }],
             block_size: 4096,
             alignment: 4096,
             threshold: Some(threshold),
@@ -285,6 +290,11 @@ impl Mds {
         state.files[&file].iter().flat_map(|copy| copy.objects.iter().map(|(server, ..)| *server)).collect()
     }
 
+    /// Returns the device of the files layouts of a file.
+    pub fn device_of(&self, name: &str) -> LayoutDeviceId {
+        device_of_files(self.form.files.unwrap(), &self.servers(name))
+    }
+
     pub fn notify(&self, event: LayoutEvent) {
         let events = self.state.lock().events.clone().expect("the server must subscribe");
         events.notify(event);
@@ -312,7 +322,32 @@ impl Mds {
     }
 
     fn striping(&self) -> Striping {
-        Striping::new(self.form.unit, self.form.stripes as u32, Packing::Sparse).unwrap()
+        let packing = self.form.files.unwrap_or(Packing::Sparse);
+        let striping = Striping::new(self.form.unit, self.form.stripes as u32, packing).unwrap();
+        striping.with_pattern(self.first_stripe(), 0).unwrap()
+    }
+
+    /// Returns the stripe of the first unit. Only files layouts have another one than 0.
+    fn first_stripe(&self) -> u32 {
+        u32::from(self.form.files.is_some() && self.form.stripes > 1)
+    }
+
+    /// Returns a files layout of the first copy of a file.
+    fn files_layout(&self, copy: &Copy, packing: Packing, user: u32) -> FilesLayout {
+        let handle = |(_, shown, _): &(usize, Bytes, Handle)| {
+            DataHandle { uid: user, gid: READERS, object: shown.clone() }.encode()
+        };
+        let servers: Vec<_> = copy.objects.iter().map(|(server, ..)| *server).collect();
+        FilesLayout {
+            device: device_of_files(packing, &servers),
+            stripe_unit: self.form.unit as u32,
+            dense: packing == Packing::Dense,
+            first_stripe: self.first_stripe(),
+            pattern_offset: 0,
+            commit_through_server: false,
+            handles: copy.objects.iter().map(handle).collect(),
+            return_on_close: true,
+        }
     }
 
     /// Gives a file objects, with the data that it has.
@@ -402,6 +437,9 @@ impl Layouts for Mds {
             gid: READERS,
             stateid: None,
         };
+        if let Some(packing) = self.form.files {
+            return Ok(Layout::Files(self.files_layout(&state.files[file][0], packing, uid)));
+        }
         let copies = state.files[file].iter().filter(|copy| !copy.stale);
         let Flags { no_commit, no_read, return_on_close, stats_s } = self.form.flags;
         Ok(Layout::Flexible(FlexibleLayout {
@@ -416,12 +454,26 @@ impl Layouts for Mds {
     }
 
     fn device(&self, _: &Caller<'_>, id: LayoutDeviceId, _: LayoutKind) -> Result<LayoutDevice> {
+        // A client tries the addresses in order, and has no shared memory here.
+        let at = |server, transport| DataAddress { transport, address: address(server) };
+        let addresses = |server| vec![at(server, DataTransport::Shm), at(server, DataTransport::Tcp)];
+        if let Some(packing) = self.form.files {
+            self.state.lock().devices += 1;
+            let of: Vec<_> = id.0[1..].iter().take_while(|at| **at > 0).map(|at| usize::from(*at) - 1).collect();
+            if device_of_files(packing, &of) != id {
+                return Err(VfsError::NotFound);
+            }
+            // With dense packing, the device has each data server once.
+            let (stripes, servers) = match packing {
+                Packing::Sparse => ((0..of.len() as u32).collect(), of),
+                Packing::Dense => (of.iter().map(|server| *server as u32).collect(), (0..self.data.len()).collect()),
+            };
+            return Ok(LayoutDevice::Files { stripes, servers: servers.into_iter().map(addresses).collect() });
+        }
         let server = (0..self.data.len()).find(|server| device(*server) == id).ok_or(VfsError::NotFound)?;
         let (version, minor) = self.state.lock().version.unwrap_or((3, 0));
-        // A client tries the addresses in order, and has no shared memory here.
-        let at = |transport| DataAddress { transport, address: address(server) };
         Ok(LayoutDevice::Flexible {
-            addresses: vec![at(DataTransport::Shm), at(DataTransport::Tcp)],
+            addresses: addresses(server),
             versions: vec![DataVersion { version, minor, read_max: 65536, write_max: 65536, tightly_coupled: false }],
         })
     }
@@ -500,9 +552,12 @@ impl Vfs for Mds {
         if let Some(size) = set.size
             && let Some(copies) = self.state.lock().files.get(object)
         {
-            let (cred, set) = (Cred::root(), SetAttr { size: Some(size), ..SetAttr::default() });
-            for (server, _, object) in copies.iter().flat_map(|copy| &copy.objects) {
+            let (cred, striping) = (Cred::root(), self.striping());
+            let objects = copies.iter().flat_map(|copy| (0..).zip(&copy.objects));
+            for (stripe, (server, _, object)) in objects {
                 let (disk, caller) = (&self.data[*server].disk, Caller::blocking(&cred));
+                let size = striping.data_size(stripe, size);
+                let set = SetAttr { size: Some(size), ..SetAttr::default() };
                 // Objects are cut, and not extended: the clients must cope with holes at the end.
                 if disk.getattr(&caller, object)?.size > size {
                     disk.setattr(&caller, object, &set, None)?;
@@ -573,8 +628,15 @@ pub fn device(server: usize) -> LayoutDeviceId {
     LayoutDeviceId([server as u8 + 1; 16])
 }
 
+/// Returns the device of a file with stripes on these data servers.
+fn device_of_files(packing: Packing, servers: &[usize]) -> LayoutDeviceId {
+    let kind = if packing == Packing::Dense { 0xfd } else { 0xfe };
+    let server = |at: usize| servers.get(at).map_or(0, |server| *server as u8 + 1);
+    LayoutDeviceId(std::array::from_fn(|at| if at == 0 { kind } else { server(at - 1) }))
+}
+
 /// The users of layouts: the client itself is neither.
-const WRITER: u32 = 70_001;
-const READERS: u32 = 70_002;
+const WRITER: u32 = (1 << 30) + 1;
+const READERS: u32 = (1 << 30) + 2;
 /// The number of objects of each data server.
 const OBJECTS: usize = 8;

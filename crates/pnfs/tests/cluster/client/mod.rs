@@ -6,6 +6,7 @@ use std::{future::Future, ops::Range, sync::Arc, time::Duration};
 
 use buf::{Pool, Rope};
 use entropy::HashMap;
+use futures_util::future::join;
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep, timeout};
 use vfs::{CreateMode, Handle, Name, Report, SetAttr, Stability, Vfs, VfsError, layout::LayoutMode};
@@ -358,8 +359,22 @@ impl Client {
         self.repeat(file, repeated).await;
     }
 
+    /// Truncates a file. Like Linux, the client keeps its layout, and may commit earlier writes during the truncation or later.
     async fn truncate(&self, file: &Handle, size: usize) {
-        self.fsync(file).await;
+        let commits_before = chance(0.4);
+        if commits_before {
+            self.fsync(file).await;
+        }
+        let commits = async {
+            if !commits_before && chance(0.7) {
+                sleep(Duration::from_millis(entropy::random_range(0..10))).await;
+                self.fsync(file).await;
+            }
+        };
+        join(self.set_size(file, size), commits).await;
+    }
+
+    async fn set_size(&self, file: &Handle, size: usize) {
         let write = self.model(file, |model, now| model.begin_truncation(size, now));
         self.world.log(format!("client {} truncates {file:?} to {size}", self.number));
         let done = loop {
@@ -435,9 +450,9 @@ fn bytes(value: u32, cells: usize) -> Vec<u8> {
 /// Returns an error if a cell has more than one value.
 pub fn cells(data: &[u8]) -> Result<Vec<u32>, String> {
     let value = |cell: &[u8]| {
-        let value = u32::from_be_bytes([cell[0], cell[1], cell[2], cell[3]]);
-        let whole = cell.len() == CELL && cell.chunks(4).all(|part| part == value.to_be_bytes());
-        if whole { Ok(value) } else { Err(format!("a cell has parts of several writes: {cell:?}")) }
+        let value = cell.first_chunk().copied().map(u32::from_be_bytes);
+        let whole = |value: &u32| cell.len() == CELL && cell.chunks(4).all(|part| part == value.to_be_bytes());
+        value.filter(whole).ok_or_else(|| format!("a cell has parts of several writes: {cell:?}"))
     };
     data.chunks(CELL).map(value).collect()
 }

@@ -36,8 +36,8 @@ impl Encode for Sealed {
 }
 
 pub(super) fn putfh(cx: &Context<'_>, at: &mut Cursor, args: &PutFhArgs) -> Result<(), Fault4> {
-    let (place, wrong_sec) = cx.place(&args.object)?;
-    (at.current, at.wrong_sec) = (Some(place.into()), wrong_sec);
+    let (filehandle, wrong_sec) = cx.filehandle(&args.object)?;
+    (at.current, at.wrong_sec) = (Some(filehandle), wrong_sec);
     Ok(())
 }
 

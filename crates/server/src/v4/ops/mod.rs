@@ -129,6 +129,25 @@ fn is_allowed_on_absent(opnum: Opnum4) -> bool {
     asks || leaves || of_client
 }
 
+/// Returns `true` if an operation is executed while the current file handle is a [`DataHandle`](crate::DataHandle): it is one of
+/// those that a client sends to a data server (RFC 8881 §13.6).
+fn is_allowed_on_data(opnum: Opnum4) -> bool {
+    use Opnum4::*;
+    let uses_data = matches!(opnum, Commit | PutFh | Read | Write);
+    let of_client = matches!(
+        opnum,
+        BackchannelCtl
+            | BindConnToSession
+            | CreateSession
+            | DestroyClientId
+            | DestroySession
+            | ExchangeId
+            | Sequence
+            | SetSsv
+    );
+    uses_data || of_client
+}
+
 /// Executes an operation and appends its result.
 pub(super) fn execute(
     cx: &Context<'_>,
@@ -141,6 +160,9 @@ pub(super) fn execute(
     let mut out = Output { out, opnum: operation.opnum() };
     if at.current().is_ok_and(|place| cx.is_absent(place)) && !is_allowed_on_absent(operation.opnum()) {
         return out.fail(Nfsstat4::Moved);
+    }
+    if at.data_user().is_some() && !is_allowed_on_data(operation.opnum()) {
+        return out.fail(Nfsstat4::NotSupp);
     }
     if !matches!(operation, GetFh | GetAttr(_) | Verify(_) | NVerify(_)) {
         at.forget_known();

@@ -36,7 +36,7 @@ pub fn all(config: &Config) -> io::Result<Vec<Finding>> {
             Err(error) => findings.push(Finding::bad(
                 format!("cluster {}", cluster.name),
                 error.to_string(),
-                "correct the [[pnfs.server]] tables",
+                "correct the [[pnfs]] table and its [[pnfs.server]] tables",
             )),
         }
     }
@@ -114,7 +114,7 @@ impl Check<'_> {
         match versions::offers(&self.endpoint.url, version, self.switch).await {
             Ok(true) => None,
             Ok(false) => Some(self.bad(
-                format!("it does not say that it is a data server by version {}, so clients use NFSv3", versions::name(version)),
+                format!("it does not say that it is a data server by version {}, so clients use NFSv3 (with layouts = \"files\": they get no layouts)", versions::name(version)),
                 "start slipway serve with --data-server there (`data_server = true` in [server]), or remove `version` of the \
                  [[pnfs.server]]; the kernel's server is a data server by NFSv3 only",
             )),
