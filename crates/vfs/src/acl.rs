@@ -148,7 +148,7 @@ impl Acl {
 
     /// Encodes the ACL as Linux stores it in an extended attribute: version 2, then tag, permissions and ID of each
     /// entry.
-    pub(crate) fn to_xattr(&self) -> Vec<u8> {
+    pub fn to_xattr(&self) -> Vec<u8> {
         let mut bytes = XATTR_VERSION.to_le_bytes().to_vec();
         for AclEntry { who, perm } in &self.0 {
             let (tag, id) = match *who {
@@ -170,7 +170,7 @@ impl Acl {
     ///
     /// # Errors
     /// Returns `Io` if the bytes are not an ACL.
-    pub(crate) fn from_xattr(bytes: &[u8]) -> Result<Self, VfsError> {
+    pub fn from_xattr(bytes: &[u8]) -> Result<Self, VfsError> {
         let (version, entries) = bytes.split_first_chunk::<4>().ok_or(VfsError::Io)?;
         let (entries, rest) = entries.as_chunks::<8>();
         if u32::from_le_bytes(*version) != XATTR_VERSION || !rest.is_empty() {

@@ -60,10 +60,13 @@ impl Server {
         Ok(Self { daemon, command, log, tcp, rdma, no_rpcbind })
     }
 
-    /// Kills the server by SIGKILL, calls `meanwhile`, and starts the server again with its state.
-    pub fn outage(&mut self, meanwhile: impl FnOnce()) -> Result<(), String> {
-        self.daemon.kill()?;
-        meanwhile();
+    /// Kills the server by SIGKILL.
+    pub fn kill(&mut self) -> Result<(), String> {
+        self.daemon.kill()
+    }
+
+    /// Starts a killed server again with its state.
+    pub fn start_again(&mut self) -> Result<(), String> {
         self.daemon = launch(&mut self.command, &self.log.with_extension("again.log"), [self.tcp, self.rdma])?;
         Ok(())
     }

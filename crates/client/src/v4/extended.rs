@@ -238,7 +238,15 @@ impl V4 {
     /// # Errors
     /// `NotSupported` if the server has no access control lists, …
     pub async fn acl(&self, object: &Handle) -> Result<Vec<Nfsace4>> {
-        let attr_request: Bitmap4 = [Attr4::Acl as u32].into_iter().collect();
+        Ok(self.acl_and_mode(object).await?.0)
+    }
+
+    /// Returns the access control list of an object, and its mode.
+    ///
+    /// # Errors
+    /// Those of [`acl`](Self::acl).
+    pub async fn acl_and_mode(&self, object: &Handle) -> Result<(Vec<Nfsace4>, u32)> {
+        let attr_request: Bitmap4 = [Attr4::Acl as u32, Attr4::Mode as u32].into_iter().collect();
         let make = |target: &mut Target| {
             let args = GetAttrArgs { attr_request: attr_request.clone() };
             Ok(Compound::on("GETATTR", target.handle()).op(Argop4::GetAttr(args), ACL_MAX))
@@ -246,7 +254,8 @@ impl V4 {
         let (_, mut results) = self.request("GETATTR", object).run(make).await?;
         results.skip(&[Opnum4::PutFh])?;
         // RFC 8881 §18.7.3: the server omits attributes that it does not support.
-        attr::values(&value!(results, GetAttr)?)?.acl.ok_or_else(|| Error::refused(Status::NotSupported, "GETATTR"))
+        let values = attr::values(&value!(results, GetAttr)?)?;
+        values.acl.zip(values.mode).ok_or_else(|| Error::refused(Status::NotSupported, "GETATTR"))
     }
 
     /// Sets the access control list of an object. Servers may store another list: they refuse, or make stricter, what

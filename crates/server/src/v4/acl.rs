@@ -13,8 +13,8 @@ use super::{
 };
 use crate::identity::names::{Name, Names, Who, number};
 
-/// Converts the ACLs of an object to an NFSv4 ACL.
-pub(super) fn to_nfs4(access: &Acl, default: Option<&Acl>, dir: bool) -> Vec<Nfsace4> {
+/// Converts the ACLs of an object to an NFSv4 ACL with numbers for users and groups.
+pub fn to_nfs4(access: &Acl, default: Option<&Acl>, dir: bool) -> Vec<Nfsace4> {
     let mut aces = Vec::new();
     push_aces(&mut aces, access, dir, 0);
     if let Some(default) = default {
@@ -27,7 +27,7 @@ pub(super) fn to_nfs4(access: &Acl, default: Option<&Acl>, dir: bool) -> Vec<Nfs
 ///
 /// # Errors
 /// ATTRNOTSUPP for entries without an equivalent in POSIX; BADOWNER; INVAL.
-pub(super) fn to_posix(aces: &[Nfsace4], dir: bool) -> Result<(Acl, Option<Acl>), Nfsstat4> {
+pub fn to_posix(aces: &[Nfsace4], dir: bool) -> Result<(Acl, Option<Acl>), Nfsstat4> {
     let (mut access, mut default) = (Builder::default(), Builder::default());
     let mut has_default = false;
     for ace in aces {

@@ -15,7 +15,7 @@
 //! - `upkeep` runs the background tasks and the periodic work. All protocols call `guard` before they use a file that
 //!   can be delegated.
 
-mod acl;
+pub mod acl;
 mod attr;
 mod audit;
 mod call_queue;

@@ -1,5 +1,5 @@
 //! Operations that need version 4.2: extended attributes (RFC 8276), space reservation, holes, and copies within the
-//! server (RFC 7862). Also ACLs, which programs access as extended attributes: those of NFSv4, and those of POSIX over NFSv3. Over other
+//! server (RFC 7862). Also ACLs, which programs access as extended attributes: those of NFSv4, and those of POSIX. Over other
 //! versions, the kernel gets ENOSYS and does not ask again.
 
 use bytes::Bytes;
@@ -31,7 +31,7 @@ pub enum Xattr<'a> {
     User(&'a [u8]),
     /// The access control list of NFSv4.
     Acl,
-    /// An access control list of POSIX.
+    /// An access control list of POSIX; over NFSv4, the server's list is converted.
     Posix(PosixAcl),
 }
 
@@ -70,7 +70,7 @@ impl Tree {
         match name.strip_prefix(USER) {
             Some(name) if !name.is_empty() && minor >= 2 => Ok(Xattr::User(name)),
             None if name == ACL => Ok(Xattr::Acl),
-            _ => Err(Errno::OPNOTSUPP),
+            _ => PosixAcl::of_name(name).map(Xattr::Posix).ok_or(Errno::OPNOTSUPP),
         }
     }
 }
@@ -89,7 +89,7 @@ impl View {
         }
         let v4 = self.v4(node.mount(), 0)?;
         match name {
-            Xattr::Posix(_) => Err(Errno::OPNOTSUPP),
+            Xattr::Posix(which) => self.mapped_acl(v4, &node, which).await,
             Xattr::User(name) => v4.xattr(node.handle(), name).await.answer(),
             Xattr::Acl => Ok(Message::encode(&v4.acl(node.handle()).await.answer()?).stream),
         }
@@ -110,7 +110,7 @@ impl View {
         }
         let v4 = self.v4(node.mount(), 0)?;
         match name {
-            Xattr::Posix(_) => Err(Errno::OPNOTSUPP),
+            Xattr::Posix(which) => self.set_mapped_acl(v4, &node, which, Some(&value)).await,
             Xattr::User(name) => v4.set_xattr(node.handle(), name, value, how).await.answer(),
             Xattr::Acl => {
                 let acl = Message::from(value).decode().map_err(|_| Errno::INVAL)?;
@@ -128,7 +128,7 @@ impl View {
             Xattr::User(name) => self.v4(node.mount(), 0)?.remove_xattr(node.handle(), name).await.answer(),
             Xattr::Posix(which) => match node.mount().protocol() {
                 Protocol::V3(v3) => self.set_posix_acl(v3, &node, which, None).await,
-                _ => Err(Errno::OPNOTSUPP),
+                _ => self.set_mapped_acl(self.v4(node.mount(), 0)?, &node, which, None).await,
             },
             // Every file has an ACL.
             Xattr::Acl => Err(Errno::OPNOTSUPP),

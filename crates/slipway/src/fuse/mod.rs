@@ -4,7 +4,8 @@
 //! has the message formats. [`Fuse`] only decodes and replies. [`tree`] implements the requests, [`nodes`] maps numbers
 //! to objects, [`staged`] gathers written data, [`unstable`] keeps data that are not durable yet, [`listing`] reads directories. A name can lead to
 //! another server ([`referral`]); each object knows its mount, which its operations use. [`locks`] and [`extended`]
-//! need NFSv4, [`posix_acl`] needs NFSv3, and [`cache`] controls the kernel's cache.
+//! need NFSv4, [`posix_acl`] has the ACLs of NFSv3, which [`mapped_acl`] makes of those of NFSv4, and [`cache`] controls the
+//! kernel's cache.
 //!
 //! Consistency is NFS's close-to-open: written data are on stable storage when the file is closed, and an open
 //! revalidates the cache. Attributes and names are cached for [`Options::ttl`], or as long as the server delegates the
@@ -17,6 +18,7 @@ mod device;
 mod extended;
 mod listing;
 mod locks;
+mod mapped_acl;
 mod nodes;
 mod posix_acl;
 mod referral;

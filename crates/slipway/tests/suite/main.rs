@@ -11,6 +11,7 @@ mod cp_resume;
 mod mount;
 mod mount_acl;
 mod mount_cache;
+mod mount_outage;
 mod mount_referrals;
 mod mount_status;
 mod mount_users;

@@ -1,9 +1,10 @@
-//! Real programs over `slipway mount`: test programs of file systems, SQLite, git, and outages of the server under tar
-//! and a writer.
+//! Real programs over `slipway mount`: test programs of file systems, SQLite, git, PostgreSQL, and outages of the server
+//! under tar, PostgreSQL and a writer.
 //!
 //! Each cell is a program with a version and a transport, with its own mount and its own directory of one export.
 
 mod outage;
+mod postgres;
 mod programs;
 mod tools;
 
@@ -13,6 +14,7 @@ use std::process::Command;
 
 use super::Bench;
 use super::mounted::{self, Mounted};
+use super::rotation::Rotation;
 use super::server::{Server, Setup};
 use crate::report::{Outcome, Report};
 use crate::shell;
@@ -67,7 +69,7 @@ struct Program {
     run: fn(&mut Place) -> Result<(), String>,
 }
 
-const PROGRAMS: [Program; 9] = [
+const PROGRAMS: [Program; 10] = [
     Program { name: "pjdfstest", options: &["--allow-other"], run: programs::pjdfstest },
     Program { name: "fsx with memory maps", options: &[], run: programs::fsx },
     Program { name: "fsx with direct I/O and memory maps", options: &["--direct-io"], run: programs::fsx },
@@ -75,9 +77,11 @@ const PROGRAMS: [Program; 9] = [
     Program { name: "SQLite's write-ahead log with direct I/O", options: &["--direct-io"], run: programs::sqlite },
     Program { name: "git", options: &[], run: programs::git },
     Program { name: "setfacl and getfacl", options: &[], run: programs::acls },
-    Program { name: "a restart of the server under tar and a writer", options: &[], run: outage::restart },
+    Program { name: OUTAGE, options: &["--allow-other"], run: outage::restart },
+    Program { name: "PostgreSQL, killed with the server", options: &["--allow-other"], run: outage::postgres },
     Program { name: "signals while the server does not answer", options: &[], run: outage::signals },
 ];
+const OUTAGE: &str = "an outage of the server under tar, PostgreSQL and a writer";
 const VERSIONS: [&str; 4] = ["3", "4.0", "4.1", "4.2"];
 const TRANSPORTS: [&str; 3] = ["tcp", "rdma", "shm"];
 /// The number of cells of one run: each program once.
@@ -138,8 +142,10 @@ impl<'a> Suite<'a> {
         }
         let (tcp, rdma) = (self.server.tcp, self.server.rdma);
         let port = if transport == "rdma" { rdma } else { tcp };
-        let url =
-            format!("nfs://127.0.0.1:{port}/export?vers={version}&proto={transport}&mountproto=tcp&mountport={tcp}");
+        let timeo = if program.name == OUTAGE && self.bench.rotation != Rotation::All { outage::TIMEO } else { "" };
+        let url = format!(
+            "nfs://127.0.0.1:{port}/export?vers={version}&proto={transport}&mountproto=tcp&mountport={tcp}{timeo}"
+        );
         let at = self.scratch.0.join("mnt");
         let mount = Mounted::start(&self.bench.slipway, &url, &at, program.options, &logs.join("mount.log"))?;
         let mut place = Place {

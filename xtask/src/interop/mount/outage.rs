@@ -2,48 +2,82 @@
 
 use std::process::Command;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::Place;
+use super::postgres::Postgres;
 use crate::interop::lab::text;
+use crate::interop::rotation::Rotation;
 use crate::shell::{self, Daemon};
 
-/// The server is killed under tar and a program that writes and syncs lines, and is away for some seconds. Both must
-/// succeed, and all data must be at the server.
+/// The server is killed under tar, PostgreSQL and a program that writes and syncs lines. While it is away, signals end
+/// programs. All others must succeed afterwards, and all data must be at the server.
 pub fn restart(place: &mut Place) -> Result<(), String> {
     let tree = place.at.join("tree");
     std::fs::create_dir(&tree).map_err(|error| error.to_string())?;
+    prepare_signals(place)?;
+    let mut postgres = Postgres::start(place)?;
     let mut tar = Command::new("tar");
     tar.arg("-xf").arg(&place.bench.fixture.archive).arg("-C").arg(&tree);
     let mut writer = Command::new("bash");
     writer.args(["-c", WRITER, "writer"]).arg(place.at.join("lines")).arg(place.logs.join("stop"));
     let mut tar = Daemon::start(&mut tar, &place.logs.join("tar.log"))?;
     let mut writer = Daemon::start(&mut writer, &place.logs.join("writer.log"))?;
-    let lines = || std::fs::read_to_string(place.served.join("lines")).unwrap_or_default().lines().count();
-    if !shell::wait_until(PATIENCE, || lines() > 20) || !tar.is_running() {
-        return Err("tar or the writer has not begun, or tar has ended before the outage".into());
+    let served = place.served.join("lines");
+    let lines = || std::fs::read_to_string(&served).unwrap_or_default().lines().count();
+    if !shell::wait_until(PATIENCE, || lines() > 20 && postgres.committed() > 20) || !tar.is_running() {
+        return Err("tar, PostgreSQL or the writer has not begun, or tar has ended before the outage".into());
     }
-    let mut both_wait = true;
-    let (mut at_kill, mut late) = (0, 0);
-    place.server.outage(|| {
-        at_kill = lines();
-        thread::sleep(OUTAGE);
-        late = lines();
-        both_wait = tar.is_running() && writer.is_running();
-    })?;
-    if !both_wait || late > at_kill + 1 {
-        return Err("tar or the writer has not waited for the server".into());
+    place.server.kill()?;
+    let (since, at_kill) = (Instant::now(), (lines(), postgres.committed()));
+    let mut programs = Vec::new();
+    let signals = while_away(place, &mut programs);
+    thread::sleep(outage(place).saturating_sub(since.elapsed()));
+    let late = (lines(), postgres.committed());
+    let all_wait = tar.is_running() && writer.is_running() && postgres.is_running();
+    place.server.start_again()?;
+    // A program that could not be ended waits for the server, so it is dropped afterwards.
+    drop(programs);
+    signals?;
+    if !all_wait || late.0 > at_kill.0 + 1 || late.1 > at_kill.1 + 1 {
+        return Err("tar, PostgreSQL or the writer has not waited for the server".into());
     }
-    if !shell::wait_until(PATIENCE, || lines() > late + 20) {
-        return Err("the writer does not continue".into());
+    if !shell::wait_until(PATIENCE, || lines() > late.0 + 20 && postgres.committed() > late.1 + 20) {
+        return Err("the writer or PostgreSQL does not continue".into());
     }
     std::fs::write(place.logs.join("stop"), "").map_err(|error| error.to_string())?;
     writer.wait(PATIENCE).map_err(|why| format!("the writer {why}"))?;
-    tar.wait(PATIENCE).map_err(|why| format!("tar {why}"))?;
+    tar.wait(3 * PATIENCE).map_err(|why| format!("tar {why}"))?;
+    postgres.stop()?;
     place.bench.fixture.verify(&place.served.join("tree"))?;
-    let written = std::fs::read_to_string(place.served.join("lines")).map_err(|error| error.to_string())?;
+    let written = std::fs::read_to_string(&served).map_err(|error| error.to_string())?;
     let said = std::fs::read_to_string(place.logs.join("writer.log")).map_err(|error| error.to_string())?;
     if written == said { Ok(()) } else { Err("the lines at the server are not those that were written".into()) }
+}
+
+/// PostgreSQL is killed, then our server, and PostgreSQL while our server is away. It must recover, and have all rows that it had
+/// committed.
+pub fn postgres(place: &mut Place) -> Result<(), String> {
+    let mut postgres = Postgres::start(place)?;
+    for servers_too in [false, true] {
+        let before = postgres.committed();
+        if !shell::wait_until(PATIENCE, || postgres.committed() > before + 50) {
+            return Err("PostgreSQL does not commit".into());
+        }
+        if servers_too {
+            place.server.kill()?;
+        }
+        let killed = postgres.kill();
+        if servers_too {
+            place.server.start_again()?;
+        }
+        killed?;
+        postgres.recover()?;
+        if !servers_too {
+            postgres.continue_writing()?;
+        }
+    }
+    Ok(())
 }
 
 /// Appends and syncs a line until the second argument exists. Says each line that has been synced.
@@ -60,13 +94,10 @@ done
 /// While the server does not answer, SIGINT and SIGKILL end programs that read, write, create and list, and the status
 /// names the server. Afterwards the mount works.
 pub fn signals(place: &mut Place) -> Result<(), String> {
-    std::fs::write(place.served.join("file"), vec![7; 8 << 20]).map_err(|error| error.to_string())?;
-    place.script("mkdir read write create list && cp /bin/true write/file", &[])?;
-    // The client has no data of this file.
-    std::fs::hard_link(place.served.join("file"), place.served.join("read/file")).map_err(|error| error.to_string())?;
+    prepare_signals(place)?;
     place.server.signal("STOP")?;
     let mut programs = Vec::new();
-    let result = while_stopped(place, &mut programs);
+    let result = while_away(place, &mut programs);
     // A program that could not be ended waits for the server, so it is dropped afterwards.
     place.server.signal("CONT")?;
     drop(programs);
@@ -75,8 +106,16 @@ pub fn signals(place: &mut Place) -> Result<(), String> {
     place.script(after, &[&text(&place.served.join("file"))]).map(drop)
 }
 
-/// Starts programs, and ends them by signals.
-fn while_stopped(place: &Place, started: &mut Vec<Daemon>) -> Result<(), String> {
+/// Makes the directories of the programs that signals end.
+fn prepare_signals(place: &Place) -> Result<(), String> {
+    std::fs::write(place.served.join("file"), vec![7; 8 << 20]).map_err(|error| error.to_string())?;
+    place.script("mkdir read write create list && cp /bin/true write/file", &[])?;
+    // The client has no data of this file.
+    std::fs::hard_link(place.served.join("file"), place.served.join("read/file")).map_err(|error| error.to_string())
+}
+
+/// Starts programs that wait for the server, and ends them by signals.
+fn while_away(place: &Place, started: &mut Vec<Daemon>) -> Result<(), String> {
     let at = |path: &str| text(&place.at.join(path));
     // In one directory, the kernel makes all others wait for the program that creates a file.
     let programs: [&[&str]; 4] = [
@@ -126,7 +165,13 @@ fn names_the_server(place: &Place, operations: usize) -> Result<(), String> {
     if waits { Ok(()) } else { Err(format!("the status does not name {operations} operations that wait: {said}")) }
 }
 
-/// The length of the outage.
-const OUTAGE: Duration = Duration::from_secs(5);
+/// Returns the length of the outage, which is longer than every timeout of the client. A commit has a mount with shorter
+/// timeouts ([`TIMEO`]).
+fn outage(place: &Place) -> Duration {
+    Duration::from_secs(if place.bench.rotation == Rotation::All { 300 } else { 20 })
+}
+
+/// The option of the mount whose server is away, except with `--all`. The default is 60 seconds.
+pub const TIMEO: &str = "&timeo=5s";
 /// Longer than anything takes that does not hang.
-const PATIENCE: Duration = Duration::from_secs(120);
+pub const PATIENCE: Duration = Duration::from_secs(120);

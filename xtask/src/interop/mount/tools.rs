@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::shell;
 
 /// The Debian packages of the suite. `libacl1-dev` is needed to build pjdfstest.
-pub const PACKAGES: [&str; 5] = ["stress-ng", "sqlite3", "git", "libacl1-dev", "acl"];
+pub const PACKAGES: [&str; 6] = ["stress-ng", "sqlite3", "git", "libacl1-dev", "acl", "postgresql"];
 
 /// The installed programs.
 pub struct Tools {

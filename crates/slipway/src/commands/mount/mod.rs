@@ -165,7 +165,10 @@ async fn serve((url, directory): (&NfsUrl, &Path), options: Options) -> Outcome 
         _ = interrupt.recv() => None,
     };
     match ended {
-        Some(ended) => ended.map_err(|error| Failure::failed(format!("the kernel ended the mount: {error}")))?,
+        Some(ended) => {
+            ended.map_err(|error| Failure::failed(format!("the kernel ended the mount: {error}")))?;
+            detach_aborted(&place).await?;
+        }
         None => end(&place, &in_flight).await?,
     }
     // When the device is closed, the kernel aborts all operations in progress.
@@ -261,6 +264,21 @@ async fn end(place: &Place, in_flight: &Arc<InFlight>) -> Result<(), Failure> {
     match unmounted(place, true).await {
         Err(error) if place.is_there() => Err(failed(error)),
         // The program that unmounts it waits until the device is closed.
+        _ => Ok(()),
+    }
+}
+
+/// Removes a mount that the kernel has aborted while programs used it, as `umount -f` does. Without this, the mount point would fail
+/// with ENOTCONN until the next umount.
+async fn detach_aborted(place: &Place) -> Result<(), Failure> {
+    if !place.is_there() {
+        return Ok(());
+    }
+    tracing::warn!("the mount has been aborted while it was in use; it is detached, and programs get errors");
+    match unmounted(place, true).await {
+        Err(error) if place.is_there() => {
+            Err(Failure::failed(format!("cannot unmount {}: {error}", place.directory.display())))
+        }
         _ => Ok(()),
     }
 }
