@@ -139,12 +139,15 @@ impl Pnfs {
         }
         let with = |bits: Work| work.iter().filter(move |(_, work)| **work & bits != 0).map(|(file, _)| file.clone());
         let (unequal, unfenced) = (with(!(UNHEALTHY | OWNERS)).collect(), with(LAYOUTS).collect());
+        // An earlier process may have failed to store the record in which a move ends.
+        let moved = index.moves().map_err(failed)?.into_iter().map(|begun| begun.file);
+        let unsettled = work.keys().cloned().chain(moved).collect();
         Ok(Self(Arc::new(Core {
             threads: Threads::new(caps.blocks),
             caps: FsCaps { completes_later: true, clone_block: 0, ..caps },
             unequal: Mutex::new(unequal),
             unfenced: Mutex::new(unfenced),
-            unsettled: Mutex::new(work.keys().cloned().collect()),
+            unsettled: Mutex::new(unsettled),
             work: Mutex::new(work),
             verifier: AtomicU64::new(entropy::random()),
             files: Files::default(),

@@ -555,7 +555,7 @@ const SEEDS: u64 = 3000;
 /// The number of seeds within which each broken build is found.
 const FOUND_WITHIN: u64 = 400;
 /// Seeds, and the faults that they have found.
-const FOUND: [(u64, &str); 11] = [
+const FOUND: [(u64, &str); 12] = [
     (0, "a data server loses writes that nobody commits, and is not left out"),
     (8, "an object that was created before a crash is never removed"),
     (18, "the new copy of a removed file is never removed"),
@@ -564,6 +564,7 @@ const FOUND: [(u64, &str); 11] = [
     (162, "a copy that has lost writes is copied during a write"),
     (230, "a write that was lost while it was in progress has the new verifier"),
     (455, "a client reads a stale copy with a layout of the former process"),
+    (815, "a record that replaces a moved copy is used before it is durable"),
     (996, "the upkeep forgets a truncation that has failed"),
     (1142, "copies stay different after a client has ended"),
     (2543, "the upkeep cuts an object after it has granted a layout"),

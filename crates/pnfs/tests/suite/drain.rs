@@ -337,6 +337,32 @@ fn move_that_cannot_be_undone_at_once_leaves_no_copy() {
     assert_eq!(world.servers.objects(), 2);
 }
 
+/// Writes go to the new copy only. If a power failure took the record back, the former copy would be in sync without them.
+#[test]
+fn end_of_a_move_in_an_earlier_process_is_durable_before_the_file_is_used() {
+    let mut world = World::new();
+    let contents = [7; 5000];
+    let (file, object) = spilled(&world, "file", &contents);
+    set(&world, object.server.0, Service::Draining);
+    world.servers.ids().for_each(|server| world.servers.set_permits(server, Some(0)));
+    {
+        let mut upkeep = pin!(world.pnfs.upkeep());
+        assert!(!step(upkeep.as_mut()));
+        // From now on, the metadata server cannot make anything durable.
+        world.disk.failing.store(u32::MAX, Relaxed);
+        world.servers.ids().for_each(|server| world.servers.set_permits(server, None));
+        let _ = step(upkeep.as_mut());
+    }
+    world = world.crash();
+    world.disk.failing.store(0, Relaxed);
+    assert!(world.record(&file).copies.iter().all(|copy| copy.object != object), "the move must have ended");
+    assert!(world.disk.unsynced.load(Relaxed));
+    assert_eq!(world.read(&file).unwrap(), contents);
+    assert!(!world.disk.unsynced.load(Relaxed));
+    world.upkeep();
+    assert_eq!((servers_of(&world, &file, &contents).len(), world.servers.objects()), (2, 2));
+}
+
 #[test]
 fn lost_data_server_is_replaced_without_contact() {
     let world = World::new();

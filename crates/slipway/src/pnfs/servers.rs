@@ -336,7 +336,7 @@ impl DataServers for NfsServers {
     }
 
     fn striped_device_id(&self, servers: &[ServerId], transport: DataTransport) -> Option<LayoutDeviceId> {
-        let addresses = |server| {
+        let addresses = |server: &ServerId| {
             let server = self.get(*server)?;
             server.addresses(transport).or_else(|| TRANSPORTS.into_iter().find_map(|other| server.addresses(other)))
         };
