@@ -343,6 +343,9 @@ fn end_of_a_move_in_an_earlier_process_is_durable_before_the_file_is_used() {
     let mut world = World::new();
     let contents = [7; 5000];
     let (file, object) = spilled(&world, "file", &contents);
+    // No other work is left for the file.
+    world.upkeep();
+    world.upkeep();
     set(&world, object.server.0, Service::Draining);
     world.servers.ids().for_each(|server| world.servers.set_permits(server, Some(0)));
     {
