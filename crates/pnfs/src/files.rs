@@ -34,8 +34,8 @@ pub struct File {
     pub ends: Arc<Ends>,
     /// The objects with writes that are not durable.
     pub unstable: Mutex<HashMap<Object, Unstable>>,
-    /// The number of times that all copies have lost unstable writes.
-    pub losses: AtomicU64,
+    /// The number of times that its copies may have become different.
+    pub differences: AtomicU64,
     /// The time before which stale copies are not made again.
     pub resilver_after: Mutex<Option<Instant>>,
     /// The time before which clients get no layouts, because data servers denied them access.
@@ -128,7 +128,7 @@ impl Files {
             sizing: Mutex::default(),
             ends: Arc::default(),
             unstable: Mutex::default(),
-            losses: AtomicU64::new(0),
+            differences: AtomicU64::new(0),
             resilver_after: Mutex::default(),
             layouts_after: Mutex::default(),
             active: Mutex::default(),

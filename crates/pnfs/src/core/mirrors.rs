@@ -138,7 +138,6 @@ impl Core {
     /// Reacts to a failed operation on objects that may have lost unstable writes: the write verifier changes, and clients
     /// write their data again. Forgets the writes that `lost` names.
     pub fn lose_unstable(&self, file: &File, lost: impl Fn(&Object, &Unstable) -> bool) {
-        file.losses.fetch_add(1, Relaxed);
         let mut writes = file.unstable.lock();
         let any = !writes.is_empty();
         writes.retain(|object, last| !lost(object, last));

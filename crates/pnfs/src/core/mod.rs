@@ -301,9 +301,10 @@ impl Core {
         self.work.lock().get(file).is_some_and(|recorded| recorded & work != 0)
     }
 
-    /// Notes that the copies of a file may differ.
+    /// Notes that the copies of a file may differ. If they are being made equal, this begins again.
     pub fn note_unequal(&self, file: &Handle) {
         self.unequal.lock().insert(file.clone());
+        self.files.get(file).differences.fetch_add(1, Relaxed);
         self.wake.notify_one();
     }
 

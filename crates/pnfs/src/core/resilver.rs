@@ -39,7 +39,7 @@ impl Core {
                 break whole;
             }
         };
-        let losses = file.losses.load(Relaxed);
+        let differences = file.differences.load(Relaxed);
         {
             let _whole = whole;
             self.trim(file).await?;
@@ -66,8 +66,8 @@ impl Core {
         // is granted for a file whose copies may differ.
         let _whole = file.ranges.lock(WHOLE, true).await;
         self.commit_copies(file).await?;
-        // Another truncation may have failed at the data servers, or writes may have been lost. The next round begins again.
-        if file.losses.load(Relaxed) != losses || self.has_work(&file.handle, TRUNCATING) {
+        // Another truncation or write may have failed at the data servers, or writes may have been lost. The next round begins again.
+        if file.differences.load(Relaxed) != differences || self.has_work(&file.handle, TRUNCATING) {
             return Err(VfsError::Delay);
         }
         self.unequal.lock().remove(&file.handle);
