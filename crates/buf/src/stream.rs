@@ -24,6 +24,8 @@ use crate::{FileRange, Piece, Rope};
 pub struct SendQueue {
     pieces: VecDeque<Piece>,
     len: usize,
+    /// The bytes of the first piece that have left the queue. The rest of the piece keeps their memory.
+    sent: usize,
 }
 
 impl SendQueue {
@@ -40,6 +42,12 @@ impl SendQueue {
     /// Returns `true` if the queue is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// Returns the bytes of memory that the queue keeps, plus the queued bytes of files. A piece keeps all its memory
+    /// until its last byte has left the queue.
+    pub fn held(&self) -> usize {
+        self.len + self.sent
     }
 
     /// Appends one piece.
@@ -155,11 +163,13 @@ impl SendQueue {
         while len > 0 {
             let front = self.pieces.front_mut().expect("only queued bytes can be dropped");
             if len < front.len() {
-                front.split_to(len);
+                let gone = front.split_to(len);
+                self.sent += if matches!(gone, Piece::Memory(_)) { len } else { 0 };
                 return;
             }
             len -= front.len();
             self.pieces.pop_front();
+            self.sent = 0;
         }
     }
 
@@ -489,6 +499,20 @@ mod tests {
             }
         }
         assert_eq!(got, expected);
+    }
+
+    #[test]
+    fn piece_keeps_its_memory_until_its_last_byte_is_sent() {
+        let mut queue = SendQueue::new();
+        queue.push(Piece::Memory(Bytes::from_static(b"first")));
+        queue.push(Piece::Memory(Bytes::from_static(b"second")));
+        queue.consume(2);
+        queue.consume(2);
+        assert_eq!((queue.len(), queue.held()), (7, 11));
+        queue.consume(2);
+        assert_eq!((queue.len(), queue.held()), (5, 6));
+        queue.consume(5);
+        assert_eq!((queue.len(), queue.held()), (0, 0));
     }
 
     #[test]

@@ -517,7 +517,7 @@ impl<S: Stream> Driver<S> {
         self.reply_bytes = self.reply_bytes.min(left);
         // Encryption adds bytes. Encrypted bytes are charged like staged ones.
         self.tally.moved(before.saturating_sub(left));
-        self.tally.flushed(self.queue.len());
+        self.tally.flushed(self.queue.held());
         Ok(())
     }
 

@@ -6,7 +6,8 @@
 //!
 //! The following memory is charged: incomplete records (as their buffers are allocated), bytes that stay staged while
 //! the driver sleeps (with TLS also those of an incomplete handshake, and encrypted bytes that are not sent), calls from
-//! their last byte to their reply, and replies until the socket has accepted them. File ranges in replies use no memory.
+//! their last byte to their reply, and pieces of replies until the socket has accepted their last byte. File ranges in
+//! replies use no memory.
 //!
 //! A connection that this side opened has no account, and no limits except those that its peer sets.
 
@@ -186,7 +187,7 @@ impl Tally {
         self.staged = bytes;
     }
 
-    /// Releases replies that have left the send queue, in which `left` bytes remain.
+    /// Releases replies that have left the send queue, which keeps `left` bytes.
     pub fn flushed(&mut self, left: usize) {
         let replies = self.replies.min(left);
         self.release(self.replies - replies);

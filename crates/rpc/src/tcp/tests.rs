@@ -304,6 +304,35 @@ async fn memory_is_charged_until_it_is_released() {
     assert_eq!((held(&far), budget.used()), (0, 0), "the memory of an incomplete record must be released, too");
 }
 
+#[tokio::test]
+async fn reply_is_charged_until_its_last_byte_is_sent() {
+    let (mut peer, far) = charged(&Budget::new(64 << 20));
+    // The buffers of the sockets cannot hold all replies, so one of them is sent in part.
+    let (calls, words) = (16, 400_000);
+    let mut tokens = Vec::new();
+    for xid in 1..=calls {
+        peer.write_all(&crate::tls::wire::record(&message(xid, CALL, 0))).unwrap();
+        tokens.push(poll_fn(|cx| far.poll_recv(cx)).await.unwrap().token);
+    }
+    for token in tokens {
+        let xid = token.xid.0;
+        far.reply(token, message(xid, REPLY, words)).unwrap();
+    }
+    let len = message(1, REPLY, words).stream.len();
+    let driver = drive(far.clone(), |_| None);
+    until(|| far.shared.lock().sleeping.is_some()).await;
+    let charged = held(&far) as usize;
+    // The length of the queue includes the record marks.
+    assert!(charged >= len && charged % len <= 4 * calls as usize, "{charged} bytes charged, {len} for each reply");
+    let reader = std::thread::spawn(move || {
+        peer.read_exact(&mut vec![0; calls as usize * (4 + len)]).unwrap();
+        peer
+    });
+    until(|| held(&far) == 0).await;
+    drop(reader.join());
+    driver.await.unwrap();
+}
+
 #[tokio::test(start_paused = true)]
 async fn stalled_connection_is_closed_when_another_waits_for_memory() {
     let budget = Budget::new(1 << 20);

@@ -181,7 +181,8 @@ async fn unread_replies_stay_within_memory_limit() {
         let mut socket = connect_from(2 + connection % 20, server.address).await;
         floods.spawn(async move {
             let mut encoder = Encoder::default();
-            encoder.opaque(&vec![1; 100_000]);
+            // Each call fills a buffer of 128 KiB, so that the bytes charged are the bytes in use.
+            encoder.opaque(&vec![1; 130_000]);
             let arguments = encoder.finish().stream;
             for xid in 0..400 {
                 if socket.write_all(&call(xid, common::ECHO, &arguments)).await.is_err() {
