@@ -20,6 +20,7 @@ mod mount_write;
 mod outside;
 mod pnfs;
 mod pnfs_operations;
+mod pnfs_transports;
 mod privilege;
 mod serve;
 mod serve_hung;
