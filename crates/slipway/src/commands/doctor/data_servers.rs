@@ -267,7 +267,8 @@ fn skew(remote: i64, (before, after): (i64, i64)) -> Option<String> {
 }
 
 const SQUASH_FIX: &str = "do not squash root of this host there: no_root_squash in exports(5), { host = …, squash = \"none\" } \
-                          in `clients` of slipway serve, which must run as root";
+                          in `clients` of slipway serve, which must run as root, and CLIENT { Clients = …; Squash = None; } of \
+                          NFS-Ganesha";
 /// Less free space than this is reported.
 const SPACE_MIN: u64 = 1 << 30;
 /// A difference of clocks up to this is not reported.
