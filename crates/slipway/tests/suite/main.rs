@@ -19,6 +19,7 @@ mod mount_v4;
 mod mount_write;
 mod outside;
 mod pnfs;
+mod pnfs_doctor;
 mod pnfs_operations;
 mod pnfs_transports;
 mod privilege;
