@@ -29,6 +29,7 @@ pub fn all() -> Vec<Finding> {
     findings.push(tcp_port("port 20049/tcp", 20049, "nfs over rdma"));
     findings.push(rpcbind());
     findings.push(kernel_client());
+    findings.push(kernel_tls(buf::ktls::available()));
     findings.push(mount_command());
     findings.push(congestion(&read_line("/proc/sys/net/ipv4/tcp_congestion_control")));
     findings.push(owner_domain(&server::default_idmap_domain()));
@@ -133,6 +134,20 @@ fn kerberos() -> Finding {
             format!("{error}"),
             "to use Kerberos, install MIT's library, and write /etc/krb5.conf (docs/kerberos.md)",
         ),
+    }
+}
+
+/// Checks whether the kernel can encrypt what connections of TLS send.
+fn kernel_tls(available: io::Result<()>) -> Finding {
+    const CHECK: &str = "kernel TLS";
+    match available {
+        Ok(()) => Finding::ok(CHECK, "the kernel encrypts what connections of TLS send (kTLS)"),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Finding::note(
+            CHECK,
+            "not there: processes encrypt, and read file data into their memory for that",
+            "to use it, load the kernel's module before Slipway starts: modprobe tls",
+        ),
+        Err(error) => Finding::note(CHECK, format!("cannot be examined: {error}"), "allow TCP connections on loopback"),
     }
 }
 
@@ -406,6 +421,15 @@ mod tests {
         let finding = congestion("bbr");
         assert_eq!(finding.state, State::Note);
         assert!(finding.fix.unwrap().contains("congestion=cubic"));
+    }
+
+    #[test]
+    fn a_kernel_without_tls_is_reported_with_its_module() {
+        assert_eq!(kernel_tls(Ok(())).state, State::Ok);
+        let missing = kernel_tls(Err(io::ErrorKind::NotFound.into()));
+        assert_eq!(missing.state, State::Note);
+        assert!(missing.fix.unwrap().contains("modprobe tls"));
+        assert!(kernel_tls(Err(io::ErrorKind::AddrNotAvailable.into())).found.contains("cannot be examined"));
     }
 
     #[test]
