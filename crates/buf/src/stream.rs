@@ -511,6 +511,7 @@ mod tests {
             }
         }
         assert_eq!(got, expected);
+        assert!(queue.sends() > (expected.len() / PART) as u64, "each system call sends a part at most");
     }
 
     #[test]

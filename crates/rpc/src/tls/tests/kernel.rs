@@ -19,10 +19,10 @@ use rustls::{
 };
 
 use super::{
-    records::{charged, pass, receive, sessions},
+    records::{pass, receive, sessions},
     *,
 };
-use crate::{Stream, budget::Budget};
+use crate::{Host, Stream, TcpTransport, Transport, budget::Budget, tcp::Terms};
 
 /// A simulated stream that encrypts like Linux: it accepts a record for which the socket has little room, and keeps the rest.
 struct Kernel {
@@ -202,28 +202,51 @@ fn data_that_the_system_holds_are_sent_before_the_end() {
 fn connection_with_a_spent_key_ends_after_the_replies_to_its_calls() {
     run(|net| async move {
         let Ends { mut server, mut client, seen } = Ends::new(&net, Ktls::Auto, false).await;
-        server.session().update_after(8);
+        server.session().update_after(3);
         let budget = Budget::new(8 << 20);
+        let terms = Terms::admitted(budget.account(Host::of(server.peer_addr().unwrap().ip())));
+        let transport = Arc::new(TcpTransport::new(server, (2 << 20, None), terms, Pool::default()).unwrap());
+        let driving = transport.clone();
+        let (calls, mut called) = tokio::sync::mpsc::unbounded_channel();
+        let driver = tokio::spawn(async move {
+            loop {
+                match poll_fn(|cx| driving.poll_recv(cx)).await {
+                    Ok(call) => calls.send(call.token).unwrap(),
+                    Err(error) => return error.to_string(),
+                }
+            }
+        });
+        client.send_all(call(1, 0, b"").repeat(2).into()).await.unwrap();
+        let (first, second) = (called.recv().await.unwrap(), called.recv().await.unwrap());
         let len = 60 << 10;
-        // Each reply needs nearly four records. The key is spent after the third.
-        charged(&budget, server, None, len);
-        let calls = call(1, 0, b"").repeat(2);
-        client.send_all(calls.into()).await.unwrap();
+        let reply = |token| {
+            let mut encoder = xdr::Encoder::default();
+            encoder.payload(Bytes::from(vec![1; len]).into());
+            transport.reply(token, encoder.finish()).unwrap();
+        };
+        // The reply spends the key, which suffices for 48 KiB. The second call is in progress.
+        reply(first);
         let mut received = 0;
-        while received < 2 * len {
+        while received < len {
             received += receive(&mut client).await.unwrap();
         }
-        assert_eq!(counts(&seen).1, 0, "the connection must stay open until the key is spent");
+        // This call is not read: the client must send it again on another connection.
         client.send_all(call(1, 0, b"").into()).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(counts(&seen).1, 0, "the connection must stay open until the second call is answered");
+        reply(second);
         loop {
             match receive(&mut client).await.unwrap() {
                 0 => break,
                 more => received += more,
             }
         }
-        assert!(received >= 3 * len, "the last call must be answered: {received} bytes");
-        assert_eq!(counts(&seen).1, 1);
+        // Eight bytes precede the data of a reply: the mark of its record, and their length.
+        assert_eq!((received, counts(&seen).1), (2 * (8 + len), 1), "both calls must be answered before the alert");
         assert_eq!(budget.used(), 0, "a connection that waits for the peer's end must hold no memory");
+        client.shutdown(Shutdown::Write);
+        let error = driver.await.unwrap();
+        assert!(error.contains("cannot replace the key of TLS") && called.recv().await.is_none(), "{error}");
     });
 }
 

@@ -48,7 +48,7 @@ pub fn sessions(net: &Net) -> [Session; 2] {
 }
 
 /// Creates the server's transport of a connection, whose memory is charged to a budget. Answers each call with `len` bytes.
-pub fn charged<S: Stream>(budget: &Budget, wire: Wire<S>, tls: Option<Arc<ServerTls>>, len: usize) {
+fn charged(budget: &Budget, wire: Wire<simnet::Stream>, tls: Option<Arc<ServerTls>>, len: usize) {
     let host = Host::of(wire.peer_addr().unwrap().ip());
     let terms = Terms { tls, ..Terms::admitted(budget.account(host)) };
     let transport = TcpTransport::new(wire, (2 << 20, None), terms, Pool::default()).unwrap();
