@@ -114,7 +114,8 @@ pub(crate) enum Retry {
 pub(crate) enum Persistence {
     /// Only errors of slots and connections.
     Once,
-    /// Also DELAY and GRACE, but not the loss of the session: for an operation that is itself a part of recovery.
+    /// Also DELAY, GRACE and LEASE_MOVED, but not the loss of the session: for an operation that is itself a part of
+    /// recovery.
     Delays,
     /// All errors.
     Full,

@@ -6,9 +6,10 @@ use crate::common::{
     cluster::{Cluster, Flags, Form, MIRRORED, device},
     pattern,
     sim::simulate,
+    work::{check, ways, written},
 };
 use buf::{Buffer, Rope};
-use client::{File, Mount, StableHow};
+use client::{Mount, StableHow};
 use simnet::Network;
 use tokio::time::{Instant, sleep};
 use vfs::{
@@ -34,22 +35,6 @@ fn with_version(version: (u32, u32), form: Form, query: &str, test: impl AsyncFn
         let mount = cluster.mount(1, query).await;
         test(cluster, mount).await;
     });
-}
-
-async fn written(mount: &Mount, name: &str, len: usize) -> File {
-    let file = mount.create(name, 0o644).await.unwrap();
-    let mut writer = file.writer();
-    writer.write(pattern(len)).await.unwrap();
-    writer.close().await.unwrap();
-    file
-}
-
-async fn check(mount: &Mount, name: &str, len: usize) {
-    assert!(mount.read(name).await.unwrap() == pattern(len), "{name} must have what was written");
-}
-
-fn ways(mount: &Mount) -> client::DataWays {
-    mount.v4().unwrap().data_ways()
 }
 
 const STRIPED: Form = Form { mirrors: 1, stripes: 3, unit: 4096, ..MIRRORED };

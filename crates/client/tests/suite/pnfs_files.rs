@@ -6,9 +6,10 @@ use crate::common::{
     cluster::{Cluster, Form, MIRRORED},
     pattern,
     sim::simulate,
+    work::{check, ways, written},
 };
 use buf::{Buffer, Rope};
-use client::{File, Mount, StableHow};
+use client::{Mount, StableHow};
 use nfs::v4::layout::stripe::Packing;
 use simnet::Network;
 use tokio::time::sleep;
@@ -37,22 +38,6 @@ fn with_form(form: Form, query: &str, test: impl AsyncFn(Cluster, Mount)) {
             test(cluster, mount).await;
         });
     }
-}
-
-async fn written(mount: &Mount, name: &str, len: usize) -> File {
-    let file = mount.create(name, 0o644).await.unwrap();
-    let mut writer = file.writer();
-    writer.write(pattern(len)).await.unwrap();
-    writer.close().await.unwrap();
-    file
-}
-
-async fn check(mount: &Mount, name: &str, len: usize) {
-    assert!(mount.read(name).await.unwrap() == pattern(len), "{name} must have what was written");
-}
-
-fn ways(mount: &Mount) -> client::DataWays {
-    mount.v4().unwrap().data_ways()
 }
 
 async fn returned(cluster: &Cluster) {

@@ -1,11 +1,6 @@
 //! Data servers out of service: their copies are moved or made again, and nothing is lost.
 
-use std::{
-    future::Future,
-    pin::{Pin, pin},
-    sync::atomic::Ordering::Relaxed,
-    task::{Context, Waker},
-};
+use std::{pin::pin, sync::atomic::Ordering::Relaxed};
 
 use pnfs::{
     ServerId, Service, SetServiceError,
@@ -13,7 +8,7 @@ use pnfs::{
 };
 use vfs::{VfsError, layout::*};
 
-use crate::world::World;
+use crate::world::{World, Writes, step};
 
 /// Returns the data servers of a file's copies, all of which must be in sync and have these bytes.
 fn servers_of(world: &World, file: &vfs::Handle, contents: &[u8]) -> Vec<u32> {
@@ -31,11 +26,6 @@ fn status(world: &World, server: u32) -> pnfs::ServerStatus {
 
 fn set(world: &World, server: u32, service: Service) {
     world.pnfs.set_service(ServerId(server), service).unwrap();
-}
-
-/// Polls once. Returns `true` at the end of the future.
-fn step(future: Pin<&mut impl Future<Output = ()>>) -> bool {
-    future.poll(&mut Context::from_waker(Waker::noop())).is_ready()
 }
 
 fn spilled(world: &World, name: &str, contents: &[u8]) -> (vfs::Handle, Object) {
@@ -86,28 +76,16 @@ fn write_during_a_move_is_never_lost() {
     // The new copy waits before each of its writes, and writes of callers begin before and after each piece of it.
     world.servers.set_permits(target, Some(0));
     let mut upkeep = Box::pin(world.pnfs.upkeep());
-    let mut writes = Vec::new();
-    let mut round = 0;
+    let (mut writes, mut round) = (Writes::default(), 0);
     while !step(upkeep.as_mut()) {
         round += 1;
         assert!(round < 100, "the move must end");
-        let (offset, data) = (round * 777_777 % (4 * MIB - 100_000), vec![round as u8 + 1; 100_000]);
-        contents[offset..offset + data.len()].copy_from_slice(&data);
-        let rope = buf::Rope::from(bytes::Bytes::from(data));
-        let (of, tree) = (file.clone(), world.pnfs.clone());
-        let mut write = Box::new(world.start(move |caller| {
-            let (stability, report) = (vfs::Stability::Unstable, vfs::Report::Nothing);
-            vfs::Vfs::write(&tree, caller, &of, offset as u64, &rope, stability, report)
-        }));
-        if write().is_pending() {
-            writes.push(write);
-        }
+        writes.begin(&world, &file, &mut contents, round);
         world.servers.add_permit(target);
-        writes.retain_mut(|write| write().is_pending());
+        writes.advance();
     }
     world.servers.set_permits(target, None);
-    writes.retain_mut(|write| write().is_pending());
-    assert!(writes.is_empty(), "all writes must be answered");
+    assert_eq!(writes.advance(), 0, "all writes must be answered");
     assert!(round > 4, "writes must run during the move: {round}");
     drop(upkeep);
     world.upkeep();

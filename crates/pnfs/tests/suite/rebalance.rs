@@ -1,24 +1,14 @@
 //! Rebalancing: copies are moved to data servers with fewer bytes, and nothing is lost.
 
-use std::{
-    future::Future,
-    pin::pin,
-    task::{Context, Waker},
-    time::Duration,
-};
+use std::{pin::pin, time::Duration};
 
 use pnfs::{ServerId, Service, record::CopyState};
 use tokio::time::Instant;
 use vfs::{Handle, VfsError};
 
-use crate::world::World;
+use crate::world::{World, Writes, step};
 
 const MIB: usize = 1 << 20;
-
-/// Polls once. Returns `true` at the end of the future.
-fn step(future: std::pin::Pin<&mut impl Future<Output = ()>>) -> bool {
-    future.poll(&mut Context::from_waker(Waker::noop())).is_ready()
-}
 
 fn spilled(world: &World, name: &str, contents: &[u8]) -> Handle {
     let file = world.create(name);
@@ -90,31 +80,19 @@ fn write_during_a_rebalancing_is_never_lost() {
     world.servers.set_permits(4, Some(0));
     let tree = world.pnfs.clone();
     let mut rebalance = Box::pin(tree.rebalance());
-    let (mut writes, mut round) = (Vec::new(), 0);
+    let (mut writes, mut round) = (Writes::default(), 0);
     while !step(rebalance.as_mut()) {
         round += 1;
         assert!(round < 200, "the rebalancing must end");
         let of = round % files.len();
-        for (file, contents) in files.iter_mut().skip(of).take(1) {
-            let (offset, data) = (round * 777_777 % (2 * MIB - 100_000), vec![round as u8; 100_000]);
-            contents[offset..offset + data.len()].copy_from_slice(&data);
-            let rope = buf::Rope::from(bytes::Bytes::from(data));
-            let (of, tree) = (file.clone(), world.pnfs.clone());
-            let mut write = Box::new(world.start(move |caller| {
-                let (stability, report) = (vfs::Stability::Unstable, vfs::Report::Nothing);
-                vfs::Vfs::write(&tree, caller, &of, offset as u64, &rope, stability, report)
-            }));
-            if write().is_pending() {
-                writes.push(write);
-            }
-        }
+        let (file, contents) = &mut files[of];
+        writes.begin(&world, file, contents, round);
         assert!(step(Box::pin(world.pnfs.upkeep()).as_mut()), "the upkeep must not wait for a move");
-        (0..2).for_each(|_| world.servers.add_permit(4));
-        writes.retain_mut(|write| write().is_pending());
+        world.servers.add_permit(4);
+        writes.advance();
     }
     world.servers.set_permits(4, None);
-    writes.retain_mut(|write| write().is_pending());
-    assert!(writes.is_empty(), "all writes must be answered");
+    assert_eq!(writes.advance(), 0, "all writes must be answered");
     assert!(world.pnfs.rebalance_status().copies >= 2, "{:?}", world.pnfs.rebalance_status());
     assert!(round > 2, "writes must run during the moves: {round}");
     world.upkeep();

@@ -1,7 +1,7 @@
 //! A tree over memory, data servers in memory, and clients that use them directly.
 
 use std::{
-    pin::pin,
+    pin::{Pin, pin},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
@@ -328,13 +328,37 @@ impl World {
     /// Executes the upkeep until nothing is left, or nothing more can be done.
     pub fn upkeep(&self) {
         for _ in 0..3 {
-            let mut round = pin!(self.pnfs.upkeep());
-            assert!(
-                round.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready(),
-                "the upkeep must not wait"
-            );
+            assert!(step(pin!(self.pnfs.upkeep())), "the upkeep must not wait");
         }
     }
 }
 
-use std::future::Future;
+/// Polls once. Returns `true` at the end of the future.
+pub fn step(future: Pin<&mut impl Future<Output = ()>>) -> bool {
+    future.poll(&mut Context::from_waker(Waker::noop())).is_ready()
+}
+
+/// Unstable writes of callers, which run while copies are moved.
+#[derive(Default)]
+pub struct Writes<'a>(Vec<Box<dyn FnMut() -> bool + 'a>>);
+
+impl<'a> Writes<'a> {
+    /// Begins a write of 100,000 bytes at an offset that depends on `round`. Changes `contents` in the same way.
+    pub fn begin(&mut self, world: &'a World, file: &Handle, contents: &mut [u8], round: usize) {
+        let (offset, data) = (round * 777_777 % (contents.len() - 100_000), vec![round as u8 + 1; 100_000]);
+        contents[offset..offset + data.len()].copy_from_slice(&data);
+        let rope = Rope::from(bytes::Bytes::from(data));
+        let (file, tree) = (file.clone(), world.pnfs.clone());
+        let mut write = world
+            .start(move |caller| tree.write(caller, &file, offset as u64, &rope, Stability::Unstable, Report::Nothing));
+        if write().is_pending() {
+            self.0.push(Box::new(move || write().is_pending()));
+        }
+    }
+
+    /// Continues all writes. Returns the number of those that have no result yet.
+    pub fn advance(&mut self) -> usize {
+        self.0.retain_mut(|is_pending| is_pending());
+        self.0.len()
+    }
+}

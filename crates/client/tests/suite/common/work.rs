@@ -1,8 +1,27 @@
-//! Work whose results show if an operation was executed twice or not at all.
+//! Work of a client, and checks of its results.
 
-use client::{CreateHow, Mount, SetAttr};
+use client::{CreateHow, DataWays, File, Mount, SetAttr};
 
 use super::pattern;
+
+/// Writes a new file that has the [pattern].
+pub async fn written(mount: &Mount, name: &str, len: usize) -> File {
+    let file = mount.create(name, 0o644).await.unwrap();
+    let mut writer = file.writer();
+    writer.write(pattern(len)).await.unwrap();
+    writer.close().await.unwrap();
+    file
+}
+
+/// Checks that a file has the [pattern].
+pub async fn check(mount: &Mount, name: &str, len: usize) {
+    assert!(mount.read(name).await.unwrap() == pattern(len), "{name} must have what was written");
+}
+
+/// Returns how much data went through the metadata server, and how much directly to data servers.
+pub fn ways(mount: &Mount) -> DataWays {
+    mount.v4().unwrap().data_ways()
+}
 
 /// Writes a file in the root of `mount`, and meanwhile executes operations that would fail if they were executed twice.
 pub async fn all_is_done_once(mount: &Mount, about: &str) {

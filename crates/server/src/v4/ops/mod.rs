@@ -108,33 +108,24 @@ fn is_allowed_on_absent(opnum: Opnum4) -> bool {
     use Opnum4::*;
     let asks = matches!(opnum, GetAttr | Verify | NVerify);
     let leaves = matches!(opnum, PutFh | PutPubFh | PutRootFh | RestoreFh);
-    let of_client = matches!(
+    let of_state = matches!(
         opnum,
-        BackchannelCtl
-            | BindConnToSession
-            | CreateSession
-            | DestroyClientId
-            | DestroySession
-            | ExchangeId
-            | FreeStateid
-            | ReclaimComplete
-            | ReleaseLockOwner
-            | Renew
-            | Sequence
-            | SetClientId
-            | SetClientIdConfirm
-            | SetSsv
-            | TestStateid
+        FreeStateid | ReclaimComplete | ReleaseLockOwner | Renew | SetClientId | SetClientIdConfirm | TestStateid
     );
-    asks || leaves || of_client
+    asks || leaves || of_state || is_of_sessions(opnum)
 }
 
 /// Returns `true` if an operation is executed while the current file handle is a [`DataHandle`](crate::DataHandle): it is one of
 /// those that a client sends to a data server (RFC 8881 §13.6).
 fn is_allowed_on_data(opnum: Opnum4) -> bool {
     use Opnum4::*;
-    let uses_data = matches!(opnum, Commit | PutFh | Read | Write);
-    let of_client = matches!(
+    matches!(opnum, Commit | PutFh | Read | Write) || is_of_sessions(opnum)
+}
+
+/// Returns `true` for the operations of clients and sessions that every server of NFSv4.1 has.
+fn is_of_sessions(opnum: Opnum4) -> bool {
+    use Opnum4::*;
+    matches!(
         opnum,
         BackchannelCtl
             | BindConnToSession
@@ -144,8 +135,7 @@ fn is_allowed_on_data(opnum: Opnum4) -> bool {
             | ExchangeId
             | Sequence
             | SetSsv
-    );
-    uses_data || of_client
+    )
 }
 
 /// Executes an operation and appends its result.
