@@ -67,7 +67,7 @@ pub(crate) struct Session {
     failed: bool,
 }
 
-/// What encrypts the records of this side.
+/// The encryption of the records of this side.
 enum Sealer {
     /// This session.
     Session(Box<dyn MessageEncrypter>),

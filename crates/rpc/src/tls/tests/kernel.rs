@@ -36,11 +36,11 @@ struct Kernel {
 struct Sealing {
     sealer: Box<dyn MessageEncrypter>,
     sealed: u64,
-    /// What the socket has not accepted yet.
+    /// Bytes that the socket has not accepted yet.
     held: SendQueue,
 }
 
-/// What a kernel has done.
+/// The records that a kernel has made.
 #[derive(Default)]
 struct Seen {
     /// The number of records with data.
