@@ -48,8 +48,8 @@ pub enum RecordKey {
 /// Makes the kernel encrypt all further bytes that a connected TCP socket sends.
 ///
 /// # Errors
-/// The kernel has no TLS, or not this cipher, or the socket is not connected. `NotFound` if the kernel has no TLS; it is
-/// asked only once in a process, because a kernel that does not find TLS searches for its module each time.
+/// `NotFound` if the kernel has no TLS or not this cipher, or an error of the socket, for example because it is not connected. A
+/// kernel without TLS is asked only once in a process, because it searches for the module each time.
 pub fn encrypt_sent(socket: impl AsFd, key: &RecordKey) -> io::Result<()> {
     let socket = socket.as_fd();
     if MISSING.load(Relaxed) {
