@@ -567,7 +567,8 @@ impl<S: Stream> Driver<S> {
     /// unread bytes resets the connection, and the peer could lose replies that it has not read.
     fn start_linger(&mut self, why: TransportError) {
         self.socket.shutdown(Shutdown::Write);
-        self.linger = Some(Linger { until: Box::pin(tokio::time::sleep(LINGER)), why });
+        let time = if self.socket.is_ending() { LINGER_ENDING } else { LINGER };
+        self.linger = Some(Linger { until: Box::pin(tokio::time::sleep(time)), why });
     }
 
     fn poll_linger(&mut self, cx: &mut Context<'_>) -> Poll<Result<IncomingCall, TransportError>> {
@@ -631,6 +632,8 @@ const FLUSH_EARLY: usize = 256 << 10;
 const WAITING_MAX: Duration = Duration::from_micros(200);
 const STASH_MAX: usize = 4 << 20;
 const LINGER: Duration = Duration::from_secs(1);
+/// The same if the system holds a part of a record of TLS, which it would not send after the socket is closed.
+const LINGER_ENDING: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
 mod tests;

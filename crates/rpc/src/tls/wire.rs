@@ -156,6 +156,11 @@ impl<S: Stream> Wire<S> {
         self.socket.shutdown(how);
     }
 
+    /// Returns `true` if sending is not shut down yet, because the socket has no room for the last alert.
+    pub fn is_ending(&self) -> bool {
+        self.ending
+    }
+
     /// Sends what the session has queued, and shuts down sending.
     fn end(&mut self) {
         let Some(session) = &mut self.session else { return };
