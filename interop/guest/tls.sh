@@ -188,18 +188,25 @@ ktls() {
   stop; serve server
 }
 
-# ktls_cipher CIPHER: OpenSSL reads what the kernel has encrypted with this cipher. When the server ends, it says so by an alert.
+accepts_nobody() { ! $IN_SERVER bash -c '</dev/tcp/127.0.0.1/2049'; }
+
+# ktls_cipher CIPHER: OpenSSL reads what the kernel has encrypted with this cipher. When the server ends, more is queued than sockets
+# have room for. All of it arrives, and then the alert.
 ktls_cipher() {
   local reading before=$(by_kernel server)
   cp /run/sample $EXPORT/any/read
   printf 'openssl_conf = init\n[init]\nssl_conf = ssl\n[ssl]\nsystem_default = own\n[own]\nCiphersuites = %s\n' $1 >/run/openssl.cnf
-  OPENSSL_CONF=/run/openssl.cnf $IN_SERVER python3 "$READER" 2049 $KEYS/issuer.pem $SERVER $EXPORT/any read /run/sample >/run/read.log &
+  rm -f /run/go; mkfifo /run/go
+  exec 6<>/run/go
+  OPENSSL_CONF=/run/openssl.cnf $IN_SERVER python3 "$READER" 2049 $KEYS/issuer.pem $SERVER $EXPORT/any read /run/sample >/run/read.log <&6 &
   reading=$!
   await grep -q "^read $1" /run/read.log
   [ $(by_kernel server) -gt $before ]
   kill -TERM "$(cat /run/server.pid)"
+  await accepts_nobody
+  echo go >&6
   wait $reading
-  grep ended /run/read.log
+  grep -E 'ended after [1-9]' /run/read.log
   await has_ended "$(cat /run/server.pid)"
   serve server
 }

@@ -2,15 +2,18 @@
 """Reads a file over RPC with TLS with OpenSSL and NFSv3: reader.py PORT CA NAME EXPORT FILE COPY
 
 NAME is in the server's certificate. FILE is read by calls of 256 KiB, compared with COPY, and "read" is printed with the cipher. Then
-the server must end the connection with an alert: "ended" is printed. OPENSSL_CONF selects the cipher.
+there are more calls than sockets have room for replies, which are not read before there is a line on the standard input. Meanwhile the
+server must be told to end. It must end the connection with an alert, after whole replies: "ended" is printed with their number.
+OPENSSL_CONF selects the cipher.
 """
 import ssl
 import struct
 import sys
 
-from peer import MOUNT, NFS, call, context, opaque, probed, reply, success, sys_credential
+from peer import MOUNT, NFS, call, context, exactly, opaque, probed, reply, success, sys_credential
 
 BLOCK = 256 << 10
+CALLS = 64
 
 
 def results(stream, xid, program, procedure, arguments):
@@ -26,6 +29,24 @@ def counted(data):
     return data[4 : 4 + size]
 
 
+def data_of(read):
+    """Returns the data of the results of READ, behind the attributes of the file, the count, and the end of the file."""
+    assert read[:4] == struct.pack(">I", 1), "attributes"
+    return counted(read[4 + 84 + 8 :])
+
+
+def read_replies(stream, expected):
+    """Reads whole replies until the server ends the connection. Returns their number."""
+    replies = 0
+    while mark := stream.recv(1):
+        (mark,) = struct.unpack(">I", mark + exactly(stream, 3))
+        message = exactly(stream, mark & 0x7FFFFFFF)
+        at = (struct.unpack(">I", message[:4])[0] - CALLS) * BLOCK % len(expected)
+        assert data_of(success(message[8:])[4:]) == expected[at : at + BLOCK], f"other data at {at}"
+        replies += 1
+    return replies
+
+
 def main():
     port, ca, name, export, file = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4].encode(), sys.argv[5].encode()
     with open(sys.argv[6], "rb") as copy:
@@ -37,14 +58,15 @@ def main():
         at = 0
         while at < len(expected):
             read = results(stream, 4, NFS, 6, opaque(handle) + struct.pack(">QI", at, BLOCK))
-            # The attributes of the file, the count, the end of the file, and the data.
-            assert read[:4] == struct.pack(">I", 1), "attributes"
-            data = counted(read[4 + 84 + 8 :])
+            data = data_of(read)
             assert data and data == expected[at : at + len(data)], f"other data at {at}"
             at += len(data)
+        for number in range(CALLS):
+            arguments = opaque(handle) + struct.pack(">QI", number * BLOCK % len(expected), BLOCK)
+            stream.sendall(call(CALLS + number, NFS, 6, sys_credential(), arguments))
         print(f"read {stream.cipher()[0]}", flush=True)
-        assert stream.recv(1) == b"", "data after the last reply"
-        print("ended", flush=True)
+        sys.stdin.readline()
+        print(f"ended after {read_replies(stream, expected)} replies", flush=True)
 
 
 if __name__ == "__main__":
