@@ -1,5 +1,5 @@
 # Runs in the guest: RPC with TLS with Linux at either end. The kernel's client and server hand their handshakes to tlshd. `slipway`
-# runs in a network namespace. /run/out/env sets SLIPWAY, TLSHD, and the cells VERSION:PROTECTION.
+# runs in a network namespace. /run/out/env sets SLIPWAY, TLSHD, READER, and the cells VERSION:PROTECTION.
 . /run/out/guest/lib.sh
 . /run/out/env
 near SLIPWAY
@@ -42,7 +42,7 @@ keys() {
   chmod 600 $KEYS/*.key
 }
 
-# serve CERTIFICATE: starts the server, or starts it again.
+# serve CERTIFICATE [KTLS]: starts the server, or starts it again.
 serve() {
   mkdir -p $EXPORT/tls $EXPORT/mtls $EXPORT/any /run/state
   cat >/run/slipway.toml <<T
@@ -55,6 +55,7 @@ grace_s = 15
 certificate = "$KEYS/$1.pem"
 key = "$KEYS/$1.key"
 client_ca = "$KEYS/issuer.pem"
+ktls = "${2:-auto}"
 [[listen]]
 transport = "tcp"
 address = "0.0.0.0:2049"
@@ -152,6 +153,64 @@ wrong_certificate() {
   refused grep /run/mnt/wrong /proc/mounts
 }
 
+# by_kernel SIDE: the number of connections of server or client (this namespace) whose records the kernel has encrypted.
+by_kernel() {
+  local in=
+  [ $1 = client ] || in=$IN_SERVER
+  $in awk '$1 == "TlsTxSw" {print $2}' /proc/net/tls_stat
+}
+
+# copy_both_ways MORE: our client writes a file and reads it. Its length is no multiple of a page.
+copy_both_ways() {
+  local url="nfs://$SERVER$EXPORT/tls/copy?vers=4.2&xprtsec=tls&tls_ca=$KEYS/issuer.pem$1"
+  head -c 2999999 /run/sample >/run/odd
+  rm -f /tmp/back $EXPORT/tls/copy
+  timeout 300 "$SLIPWAY" cp /run/odd "$url"
+  cmp /run/odd $EXPORT/tls/copy
+  timeout 300 "$SLIPWAY" cp "$url" /tmp/back
+  cmp /run/odd /tmp/back
+}
+
+# The kernel encrypts what each side sends, unless that side forbids it.
+ktls() {
+  local of_server of_client
+  "$SLIPWAY" doctor | grep 'ok .*(kTLS)'
+  of_server=$(by_kernel server) of_client=$(by_kernel client)
+  copy_both_ways ""
+  [ $(by_kernel server) -gt $of_server ]
+  [ $(by_kernel client) -gt $of_client ]
+  grep 'the kernel encrypts what connections of TLS send' /run/out/serve.log
+  stop; serve server off
+  of_server=$(by_kernel server) of_client=$(by_kernel client)
+  copy_both_ways "&ktls=off"
+  equal $of_server $(by_kernel server)
+  equal $of_client $(by_kernel client)
+  stop; serve server
+}
+
+accepts_nobody() { ! $IN_SERVER bash -c '</dev/tcp/127.0.0.1/2049'; }
+
+# ktls_cipher CIPHER: OpenSSL reads what the kernel has encrypted with this cipher. When the server ends, more is queued than sockets
+# have room for. All of it arrives, and then the alert.
+ktls_cipher() {
+  local reading before=$(by_kernel server)
+  cp /run/sample $EXPORT/any/read
+  printf 'openssl_conf = init\n[init]\nssl_conf = ssl\n[ssl]\nsystem_default = own\n[own]\nCiphersuites = %s\n' $1 >/run/openssl.cnf
+  rm -f /run/go; mkfifo /run/go
+  exec 6<>/run/go
+  OPENSSL_CONF=/run/openssl.cnf $IN_SERVER python3 "$READER" 2049 $KEYS/issuer.pem $SERVER $EXPORT/any read /run/sample >/run/read.log <&6 &
+  reading=$!
+  await grep -q "^read $1" /run/read.log
+  [ $(by_kernel server) -gt $before ]
+  kill -TERM "$(cat /run/server.pid)"
+  await accepts_nobody
+  echo go >&6
+  wait $reading
+  grep -E 'ended after [1-9]' /run/read.log
+  await has_ended "$(cat /run/server.pid)"
+  serve server
+}
+
 check "network" network || exit 1
 check "keys" keys || exit 1
 check "slipway serve: starts" serve server || exit 1
@@ -163,6 +222,10 @@ for cell in $CELLS; do
   check "kernel client: version $version with $protection" kernel_client $version $protection
 done
 check "kernel client: wrong certificates" wrong_certificates
+check "kTLS: records of both sides" ktls
+for cipher in TLS_AES_256_GCM_SHA384 TLS_AES_128_GCM_SHA256 TLS_CHACHA20_POLY1305_SHA256; do
+  check "kTLS: $cipher" ktls_cipher $cipher
+done
 
 # Linux's server, with our client in the namespace.
 linux_server() {

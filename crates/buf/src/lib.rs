@@ -16,6 +16,7 @@
 //! - [`Rope`]: a gather list of [`Piece`]s: memory, a range of an open file that a socket can send without copying it
 //!   through user memory, memory of a peer on this host, or device memory.
 //! - [`SendQueue`] and [`RecvStage`]: send and receive ropes over a stream socket, with few system calls.
+//! - [`ktls`]: makes the kernel encrypt what a stream socket sends.
 //! - [`Spin`]: decides whether an idle driver polls again or sleeps.
 //!
 //! An operation that fails returns its buffer with the error.
@@ -24,6 +25,7 @@ mod arena;
 mod buffer;
 mod device;
 mod heap;
+pub mod ktls;
 mod overload;
 mod peer;
 mod pool;

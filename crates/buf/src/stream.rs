@@ -26,6 +26,8 @@ pub struct SendQueue {
     len: usize,
     /// The bytes of the first piece that have left the queue. The rest of the piece keeps their memory.
     sent: usize,
+    /// The system calls that have sent bytes.
+    sends: u64,
 }
 
 impl SendQueue {
@@ -48,6 +50,12 @@ impl SendQueue {
     /// until its last byte has left the queue.
     pub fn held(&self) -> usize {
         self.len + self.sent
+    }
+
+    /// Returns the number of system calls that have sent bytes of the queue. With [`ktls`](crate::ktls), each ends with
+    /// a record that may be short.
+    pub fn sends(&self) -> u64 {
+        self.sends
     }
 
     /// Appends one piece.
@@ -100,7 +108,10 @@ impl SendQueue {
                 },
             };
             match sent {
-                Ok(sent) => self.consume(sent),
+                Ok(sent) => {
+                    self.sends += 1;
+                    self.consume(sent);
+                }
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -120,6 +131,7 @@ impl SendQueue {
                 continue;
             }
             let sent = writev(&self.memory())?;
+            self.sends += 1;
             self.consume(sent);
         }
         Ok(())
@@ -499,6 +511,7 @@ mod tests {
             }
         }
         assert_eq!(got, expected);
+        assert!(queue.sends() > (expected.len() / PART) as u64, "each system call sends a part at most");
     }
 
     #[test]

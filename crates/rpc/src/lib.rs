@@ -126,7 +126,7 @@ pub use signal::Signal;
 #[cfg(feature = "sim")]
 pub use tcp::sim::SimStreams;
 pub use tcp::{Accept, Sockets, Stream, StreamNetwork, TcpKind, TcpOptions, TcpTransport};
-pub use tls::{Alpn, ClientTls, ConnectionTls, Required, ServerTls, TlsSurvey, Xprtsec};
+pub use tls::{Alpn, ClientTls, ConnectionTls, Ktls, Required, ServerTls, TlsSurvey, Xprtsec};
 pub use transport::*;
 pub use udp::{UdpKind, UdpOptions, UdpTransport};
 pub use workers::{WorkerOptions, Workers};

@@ -95,6 +95,8 @@ struct Driver<S> {
     handshaking: Option<Box<Handshaking>>,
     /// `true` if no more records are read, because the connection is closed after its last reply.
     ends: bool,
+    /// The reason why the connection is closed when all calls in progress are answered.
+    retires: Option<TransportError>,
     tls: Arc<OnceLock<ConnectionTls>>,
     peer: SocketAddr,
     stage: RecvStage,
@@ -150,6 +152,7 @@ impl<S: Stream> TcpTransport<S> {
                 upgrade: terms.tls.map(|tls| Upgrade::new(tls, peer, terms.admitted)),
                 handshaking: None,
                 ends: false,
+                retires: None,
                 tls,
                 peer,
                 stage: RecvStage::new(STAGE_BYTES),
@@ -324,6 +327,10 @@ impl<S: Stream> Driver<S> {
             }
             self.take_up(shared, 1)?;
             self.flush(cx)?;
+            if let Some(why) = self.retired(shared) {
+                self.reject(shared, why);
+                continue;
+            }
             let mut shared = shared.lock();
             if shared.closing && self.is_flushed() && shared.outbox.is_empty() {
                 self.start_linger(TransportError::Lost(CLOSED_HERE.to_owned()));
@@ -518,10 +525,21 @@ impl<S: Stream> Driver<S> {
         // Encryption adds bytes. Encrypted bytes are charged like staged ones.
         self.tally.moved(before.saturating_sub(left));
         self.tally.flushed(self.queue.held());
+        if self.retires.is_none() && self.socket.has_spent_key() {
+            self.ends = true;
+            self.retires = Some(TransportError::Lost(KEY_SPENT.to_owned()));
+        }
         Ok(())
     }
 
-    /// Ends a connection whose peer has violated TLS: sends the alert that is queued, and nothing else.
+    /// Returns the reason to close a connection that retires and has sent the replies to all calls.
+    fn retired(&self, shared: &Mutex<Shared>) -> Option<TransportError> {
+        let why = self.retires.as_ref().filter(|_| self.is_flushed() && self.stash.is_empty())?;
+        let shared = shared.lock();
+        (shared.outbox.is_empty() && shared.ledger.is_idle()).then(|| why.clone())
+    }
+
+    /// Ends a connection whose peer has violated TLS, or whose key cannot be replaced: sends the alert, and nothing else.
     fn reject(&mut self, shared: &Mutex<Shared>, error: TransportError) {
         let mut shared = shared.lock();
         shared.pending.fail_all(&error, self.reader.abandon());
@@ -549,7 +567,8 @@ impl<S: Stream> Driver<S> {
     /// unread bytes resets the connection, and the peer could lose replies that it has not read.
     fn start_linger(&mut self, why: TransportError) {
         self.socket.shutdown(Shutdown::Write);
-        self.linger = Some(Linger { until: Box::pin(tokio::time::sleep(LINGER)), why });
+        let time = if self.socket.is_ending() { LINGER_ENDING } else { LINGER };
+        self.linger = Some(Linger { until: Box::pin(tokio::time::sleep(time)), why });
     }
 
     fn poll_linger(&mut self, cx: &mut Context<'_>) -> Poll<Result<IncomingCall, TransportError>> {
@@ -605,6 +624,7 @@ fn lost(error: io::Error) -> TransportError {
 }
 
 const CLOSED_HERE: &str = "closed on this side";
+const KEY_SPENT: &str = "closed on this side, because the kernel cannot replace the key of TLS, whose limit is near";
 /// The number of queued bytes that is worth a system call while more calls are staged.
 const FLUSH_EARLY: usize = 256 << 10;
 /// The time after which replies are sent while more calls are staged. Without it, a client whose calls take long (krb5p)
@@ -612,6 +632,8 @@ const FLUSH_EARLY: usize = 256 << 10;
 const WAITING_MAX: Duration = Duration::from_micros(200);
 const STASH_MAX: usize = 4 << 20;
 const LINGER: Duration = Duration::from_secs(1);
+/// The same if the system holds a part of a record of TLS, which it would not send after the socket is closed.
+const LINGER_ENDING: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
 mod tests;

@@ -16,7 +16,10 @@ pub fn linux(bench: &Bench, report: &mut Report) -> Result<(), String> {
     let picked = bench.rotation.pick("tls", &CELLS, CELLS_OF_RUN);
     let cells =
         picked.iter().map(|(version, protection)| format!("{version}:{protection}")).collect::<Vec<_>>().join(" ");
-    guest.environment(&[("SLIPWAY", text(&bench.slipway)), ("TLSHD", text(&tlshd.join("tlshd"))), ("CELLS", cells)])?;
+    let reader = std::path::absolute("interop/tls/reader.py").map_err(|error| error.to_string())?;
+    let programs =
+        [("SLIPWAY", text(&bench.slipway)), ("TLSHD", text(&tlshd.join("tlshd"))), ("READER", text(&reader))];
+    guest.environment(&[&programs[..], &[("CELLS", cells)]].concat())?;
     let succeeded = guest.run("tls.sh");
     guest.results("tls", succeeded, report)
 }

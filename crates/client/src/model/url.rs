@@ -7,7 +7,7 @@ use std::{fmt, str::FromStr, time::Duration};
 
 use bytes::Bytes;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, percent_encode};
-use rpc::{Alpn, RawOptions, Xprtsec};
+use rpc::{Alpn, Ktls, RawOptions, Xprtsec};
 
 use super::caller::TicketSource;
 
@@ -77,7 +77,7 @@ pub struct MountOptions {
     /// `dstimeo`: the time for which a read or write waits for a data server that refuses connections, before the client uses another
     /// mirror and reports the data server. A number in the URL is in tenths of a second, as that of `timeo`.
     pub data_refused: Duration,
-    /// `xprtsec`, `tls_alpn`, `tls_ca`, `tls_crl`, `tls_cert` and `tls_key`: TLS of all connections of the mount.
+    /// `xprtsec`, `tls_alpn`, `ktls`, `tls_ca`, `tls_crl`, `tls_cert` and `tls_key`: TLS of all connections of the mount.
     pub tls: TlsOptions,
     /// Options of the transport.
     pub transport: RawOptions,
@@ -90,6 +90,8 @@ pub struct TlsOptions {
     pub xprtsec: Xprtsec,
     /// `tls_alpn`: whether a server must select the application protocol "sunrpc". The default is that it must.
     pub alpn: Option<Alpn>,
+    /// `ktls`: whether the kernel encrypts what is sent. The default is that it does if it can.
+    pub ktls: Option<Ktls>,
     /// `tls_ca`: the file of the issuers that may sign the server's certificate. The default is the file of the system.
     pub ca: Option<String>,
     /// `tls_crl`: the file of the lists of revoked certificates.
@@ -116,6 +118,9 @@ impl TlsOptions {
         if let Some(alpn) = self.alpn {
             add("tls_alpn", alpn.name());
         }
+        if let Some(ktls) = self.ktls {
+            add("ktls", ktls.name());
+        }
         self.files().into_iter().filter_map(|(key, file)| Some((key, file?))).for_each(|(key, file)| add(key, file));
     }
 
@@ -124,8 +129,8 @@ impl TlsOptions {
     /// # Errors
     /// A text that names the option.
     pub fn check(&self) -> Result<(), String> {
-        let alpn = ("tls_alpn", self.alpn.map(Alpn::name));
-        let given = self.files().into_iter().chain([alpn]).find(|(_, value)| value.is_some());
+        let words = [("tls_alpn", self.alpn.map(Alpn::name)), ("ktls", self.ktls.map(Ktls::name))];
+        let given = self.files().into_iter().chain(words).find(|(_, value)| value.is_some());
         match given {
             Some((option, _)) if self.xprtsec == Xprtsec::None => Err(format!(
                 "option '{option}' needs xprtsec=tls or xprtsec=mtls; without that, connections are in clear"
@@ -331,6 +336,7 @@ impl MountOptions {
         "dstimeo",
         "xprtsec",
         "tls_alpn",
+        "ktls",
         "tls_ca",
         "tls_crl",
         "tls_cert",
@@ -379,6 +385,7 @@ impl MountOptions {
             "dstimeo" => self.data_refused = duration(value)?,
             "xprtsec" => self.tls.xprtsec = Xprtsec::parse(value)?,
             "tls_alpn" => self.tls.alpn = Some(Alpn::parse(value)?),
+            "ktls" => self.tls.ktls = Some(Ktls::parse(value)?),
             "tls_ca" => self.tls.ca = Some(file(value)?),
             "tls_crl" => self.tls.crl = Some(file(value)?),
             "tls_cert" => self.tls.cert = Some(file(value)?),
@@ -522,11 +529,16 @@ mod tests {
         optional.options.tls.add_to(&mut raw, "h", (100_003, 4));
         assert_eq!(raw.get("tls_alpn").map(String::as_str), Some("optional"));
         assert!(problem("nfs://h/?xprtsec=tls&tls_alpn=h2").contains("'h2' is neither required nor optional"));
-        for option in ["tls_ca", "tls_crl", "tls_cert", "tls_key", "tls_alpn"] {
+        let without: NfsUrl = "nfs://h/e?xprtsec=tls&ktls=off".parse().unwrap();
+        without.options.tls.add_to(&mut raw, "h", (100_003, 4));
+        assert_eq!(raw.get("ktls").map(String::as_str), Some("off"));
+        assert!(problem("nfs://h/?xprtsec=tls&ktls=on").contains("'on' is neither auto nor off"));
+        for option in ["tls_ca=a", "tls_crl=a", "tls_cert=a", "tls_key=a", "tls_alpn=optional", "ktls=auto"] {
             let check = |more: &str| {
-                let url: NfsUrl = format!("nfs://h/e?{option}=optional{more}").parse().unwrap();
+                let url: NfsUrl = format!("nfs://h/e?{option}{more}").parse().unwrap();
                 url.options.tls.check()
             };
+            let option = option.split('=').next().unwrap();
             assert!(check("").unwrap_err().contains(&format!("option '{option}' needs xprtsec=tls")));
             assert!(check("&xprtsec=none").is_err() && check("&xprtsec=tls").is_ok());
         }

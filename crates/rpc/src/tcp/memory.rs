@@ -120,6 +120,11 @@ impl Ledger {
         self.adjust(-(token.call as isize));
     }
 
+    /// Returns `true` if all calls that were delivered have ended. The driver must have settled its counts.
+    pub fn is_idle(&self) -> bool {
+        self.calls <= 0
+    }
+
     /// Charges a reply.
     pub fn replied(&mut self, memory: usize) {
         self.replies += memory;

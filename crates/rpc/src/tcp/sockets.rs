@@ -7,7 +7,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use buf::{Received, RecvStage, SPIN_MAX, SendQueue};
+use buf::{
+    Received, RecvStage, SPIN_MAX, SendQueue,
+    ktls::{self, RecordKey},
+};
 use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
 use tokio::{io::Interest, net::TcpStream};
 
@@ -135,6 +138,14 @@ impl Stream for TcpStream {
 
     fn try_send(&self, queue: &mut SendQueue) -> io::Result<()> {
         self.try_io(Interest::WRITABLE, || queue.write_to(self))
+    }
+
+    fn encrypt_sent(&self, key: &RecordKey) -> io::Result<()> {
+        ktls::encrypt_sent(self, key)
+    }
+
+    fn send_record(&self, content_type: u8, payload: &[u8]) -> io::Result<()> {
+        self.try_io(Interest::WRITABLE, || ktls::send_record(self, content_type, payload))
     }
 
     fn shutdown(&self, how: Shutdown) {

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use buf::{Received, RecvStage, SendQueue};
+use buf::{Received, RecvStage, SendQueue, ktls::RecordKey};
 
 use super::TcpOptions;
 
@@ -42,6 +42,24 @@ pub trait Stream: Send + 'static {
     /// # Errors
     /// Returns `WouldBlock` if the socket accepts no more bytes now, or another error if the connection is lost.
     fn try_send(&self, queue: &mut SendQueue) -> io::Result<()>;
+
+    /// Makes the system encrypt all further data in records of TLS 1.3. Data that were sent before are not affected.
+    ///
+    /// # Errors
+    /// The system cannot do that, and the socket sends as before. The default implementation returns `Unsupported`.
+    fn encrypt_sent(&self, _: &RecordKey) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Sends one record of TLS that has no data, after [`encrypt_sent`](Self::encrypt_sent) has succeeded. Everything that was
+    /// sent before precedes it, and is not lost if sending is then shut down.
+    ///
+    /// # Errors
+    /// Returns `WouldBlock` if the socket has too little room now, or another error if the connection is lost. The default
+    /// implementation returns `Unsupported`.
+    fn send_record(&self, _content_type: u8, _payload: &[u8]) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
 
     /// Shuts down sending, receiving or both. Does nothing if the connection is lost.
     fn shutdown(&self, how: Shutdown);

@@ -160,7 +160,7 @@ impl Handshaking {
             Ok(Progress::Done) => {
                 let done = self.handshake.take().expect("it was checked above").finish();
                 let (session, tls) = done.map_err(|error| self.tls.lost(&error))?;
-                wire.secure(session);
+                wire.secure(session, self.tls.ktls());
                 Ok(Some(tls))
             }
             Ok(Progress::More) => {

@@ -18,7 +18,7 @@ use rustls::{
 };
 
 use super::{
-    ALPN, Clock, Demands,
+    ALPN, Clock, Demands, Ktls,
     error::describe_handshake,
     files::{self, BadFile, PemFile, Stamp},
     now, provider,
@@ -34,6 +34,7 @@ pub struct ClientTls {
     /// The program and version of the probe.
     program: (u32, u32),
     alpn: Alpn,
+    ktls: Ktls,
 }
 
 #[derive(Debug)]
@@ -114,8 +115,8 @@ impl Alpn {
 }
 
 impl ClientTls {
-    /// Parses the options `xprtsec`, `tls_name`, `tls_program`, `tls_alpn`, `tls_ca`, `tls_crl`, `tls_cert` and `tls_key`, and
-    /// reads the files. Returns `None` if `xprtsec` is absent or `none`.
+    /// Parses the options `xprtsec`, `tls_name`, `tls_program`, `tls_alpn`, `ktls`, `tls_ca`, `tls_crl`, `tls_cert` and
+    /// `tls_key`, and reads the files. Returns `None` if `xprtsec` is absent or `none`.
     ///
     /// # Errors
     /// An option is missing or invalid, is given without TLS, or a file cannot be used. The error names the option and the
@@ -129,7 +130,7 @@ impl ClientTls {
             // The other options are also those of a listener.
             let unused = [("tls_name", name), ("tls_program", program), ("tls_alpn", alpn)];
             let mut unused = unused.into_iter().filter_map(|(option, value)| value.map(|_| option));
-            let files = ["tls_ca", "tls_crl", "tls_cert", "tls_key"];
+            let files = ["tls_ca", "tls_crl", "tls_cert", "tls_key", "ktls"];
             let of_client = files.into_iter().filter(|option| given.is_some() && options.text(option).is_some());
             return match unused.by_ref().chain(of_client).next() {
                 Some(option) => Err(options.error(option, WITHOUT_TLS.to_owned())),
@@ -138,6 +139,8 @@ impl ClientTls {
         }
         let alpn = alpn.map_or(Ok(Alpn::default()), Alpn::parse);
         let alpn = alpn.map_err(|problem| options.error("tls_alpn", problem))?;
+        let ktls = options.text("ktls").map_or(Ok(Ktls::default()), Ktls::parse);
+        let ktls = ktls.map_err(|problem| options.error("ktls", problem))?;
         let mut file = |option| options.text(option).map(|path| PemFile { option, path: PathBuf::from(path) });
         let (ca, crl, cert, key) = (file("tls_ca"), file("tls_crl"), file("tls_cert"), file("tls_key"));
         let bad = |option: &str, problem: String| options.error(option, problem);
@@ -164,12 +167,16 @@ impl ClientTls {
         let stamps = files.stamps();
         let loaded = files.load().map_err(|file| bad(file.option, file.problem))?;
         let current = Mutex::new(Current { stamps, loaded });
-        Ok(Some(Self { files, current, name, program, alpn }))
+        Ok(Some(Self { files, current, name, program, alpn, ktls }))
     }
 
     /// Returns the program and version of the probe.
     pub(crate) fn program(&self) -> (u32, u32) {
         self.program
+    }
+
+    pub(crate) fn ktls(&self) -> Ktls {
+        self.ktls
     }
 
     pub(crate) fn name(&self) -> &ServerName<'static> {

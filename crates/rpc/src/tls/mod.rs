@@ -9,6 +9,9 @@
 //! encrypted in place, and from the record that was decrypted in place to the destination that the record reader chose.
 //! [`wire`] is the stream of the transport "tcp", which is in clear until it has a session.
 //!
+//! If the kernel can encrypt for the socket (kTLS, [`ktls`]), a session leaves that to it, so that file ranges are sent without
+//! reading them. The session then decrypts only.
+//!
 //! On error, the connection is closed. A client never continues in clear. A server in the handshake executes nothing.
 //!
 //! Only TLS 1.3 is used, without resumption and so without 0-RTT data. A server accepts clients that offer no application
@@ -19,6 +22,7 @@ mod client;
 mod error;
 mod files;
 mod handshake;
+mod ktls;
 mod probe;
 mod server;
 mod session;
@@ -30,6 +34,7 @@ use std::{sync::Arc, time::SystemTime};
 use rustls::{crypto::CryptoProvider, pki_types::UnixTime, time_provider::TimeProvider};
 
 pub use client::{Alpn, ClientTls, Xprtsec};
+pub use ktls::Ktls;
 pub use server::{Required, ServerTls};
 pub use survey::TlsSurvey;
 

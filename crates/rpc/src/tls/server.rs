@@ -16,7 +16,7 @@ use rustls::{
 };
 
 use super::{
-    ALPN, Clock,
+    ALPN, Clock, Ktls,
     error::describe_handshake,
     files::{BadFile, PemFile},
     now, provider,
@@ -28,6 +28,7 @@ use crate::{Host, OptionError, OptionReader, TransportError, peer_log::PeerLog};
 pub struct ServerTls {
     files: Files,
     required: Required,
+    ktls: Ktls,
     current: RwLock<Arc<ServerConfig>>,
     half_open: Arc<Mutex<Begun>>,
     log: Mutex<PeerLog<Host>>,
@@ -57,8 +58,8 @@ struct Files {
 }
 
 impl ServerTls {
-    /// Parses the options `tls_cert`, `tls_key`, `tls_ca`, `tls_crl`, `tls_names` and `tls_required`, and reads the files.
-    /// Returns `None` if none of them is given.
+    /// Parses the options `tls_cert`, `tls_key`, `tls_ca`, `tls_crl`, `tls_names`, `tls_required` and `ktls`, and reads
+    /// the files. Returns `None` if none of them is given.
     ///
     /// # Errors
     /// An option needs another one, or a file cannot be used. The error names the option and the file.
@@ -74,6 +75,8 @@ impl ServerTls {
                 return Err(options.error("tls_required", format!("'{other}' is none of none, tls and mtls")));
             }
         };
+        let ktls = options.text("ktls").map(Ktls::parse).transpose();
+        let ktls = ktls.map_err(|problem| options.error("ktls", problem))?;
         let needs = |option: &str, what: &str| Err(options.error(option, format!("needs {what}")));
         let (cert, key) = match (cert, key) {
             (Some(cert), Some(key)) => (cert, key),
@@ -86,6 +89,7 @@ impl ServerTls {
                     ("tls_ca", ca.is_some()),
                     ("tls_crl", crl.is_some()),
                     ("tls_names", names.is_some()),
+                    ("ktls", ktls.is_some()),
                 ];
                 return match given.into_iter().find(|(_, given)| *given) {
                     Some((option, _)) => needs(option, "tls_cert and tls_key on a listener, and xprtsec on a client"),
@@ -106,7 +110,7 @@ impl ServerTls {
         let files = Files { cert, key, ca, crl, names, required };
         let current = files.load().map_err(|bad| options.error(bad.option, bad.problem))?;
         let (current, half_open, log) = (RwLock::new(Arc::new(current)), Arc::default(), Mutex::default());
-        Ok(Some(Self { files, required, current, half_open, log }))
+        Ok(Some(Self { files, required, ktls: ktls.unwrap_or_default(), current, half_open, log }))
     }
 
     /// Reads the files again. New connections use them; present ones stay. After an error, the former content stays in use.
@@ -127,6 +131,10 @@ impl ServerTls {
     /// Returns the protection that every call needs.
     pub fn required(&self) -> Required {
         self.required
+    }
+
+    pub(crate) fn ktls(&self) -> Ktls {
+        self.ktls
     }
 
     /// Lets new connections select no application protocol, as Linux's tlshd does.

@@ -7,12 +7,16 @@
 //! Each direction has its own key, which either side can replace (KeyUpdate). This side does so long before the cipher's
 //! limit.
 //!
+//! If the system encrypts what is sent (kTLS), the pieces of the queue go to the socket as in clear. Linux before 6.14 cannot
+//! replace a key, so such a session has one key for sending. It ends when the limit is near, or when the peer asks for
+//! another key.
+//!
 //! After an error in what the peer sent, the session sends the fatal alert that names it and nothing else (RFC 8446 §6.2), and
 //! decrypts nothing more.
 
 use std::{cell::Cell, io, mem, ops::Range};
 
-use buf::{Piece, Received, RecvStage, SendQueue};
+use buf::{Piece, Received, RecvStage, SendQueue, ktls::RecordKey};
 use bytes::Bytes;
 use rustls::{
     AlertDescription, ConnectionTrafficSecrets, ContentType, Error, ExtractedSecrets, InvalidMessage, PeerMisbehaved,
@@ -23,16 +27,23 @@ use rustls::{
     },
 };
 
-use super::{error::describe, handshake::Keys};
+use super::{
+    Ktls,
+    error::describe,
+    handshake::Keys,
+    ktls::{self, record_key},
+};
 use crate::{record::STAGE_BYTES, tcp::Stream};
 
 /// An encrypted connection.
 pub(crate) struct Session {
     keys: Keys,
-    sealer: Box<dyn MessageEncrypter>,
-    /// The number of records that were encrypted with the present key.
+    sealer: Sealer,
+    /// The key of the sealer, until it is decided who encrypts.
+    first_key: Option<RecordKey>,
+    /// The number of records that were encrypted with the present key. If the system encrypts, an upper bound in practice.
     sealed: u64,
-    /// The number of records after which the key is replaced.
+    /// The number of records after which the key is replaced, or the session ends.
     update_after: u64,
     opener: Box<dyn MessageDecrypter>,
     /// The number of records that were decrypted with the present key.
@@ -52,8 +63,23 @@ pub(crate) struct Session {
     outgoing: SendQueue,
     /// `true` if the peer sends no more data.
     ended: bool,
-    /// `true` after the fatal alert of this side.
+    /// `true` after the last alert of this side, which tells why the session ends.
     failed: bool,
+}
+
+/// The encryption of the records of this side.
+enum Sealer {
+    /// This session.
+    Session(Box<dyn MessageEncrypter>),
+    /// The system, whenever data are sent.
+    System {
+        /// The alert that waits to be sent.
+        alert: Option<[u8; 2]>,
+        /// The bytes that were sent.
+        bytes: u64,
+        /// The system calls that have sent them.
+        sends: u64,
+    },
 }
 
 impl Session {
@@ -75,7 +101,8 @@ impl Session {
         let mut queue = SendQueue::new();
         queue.push(Piece::Memory(Bytes::from(outgoing)));
         Ok(Self {
-            sealer: sealer(suite, tx.1)?,
+            first_key: record_key(&tx.1),
+            sealer: Sealer::Session(sealer(suite, tx.1)?),
             sealed: 0,
             update_after: limit / 2,
             opener: opener(suite, rx.1)?,
@@ -91,6 +118,28 @@ impl Session {
             ended: false,
             failed: false,
         })
+    }
+
+    /// Decides who encrypts what is sent: the system if it can and `ktls` permits it, else this session.
+    pub fn begin<S: Stream>(&mut self, socket: &S, ktls: Ktls) {
+        let key = self.first_key.take();
+        // The system would encrypt once more what is queued already: an alert after a handshake.
+        let (Ktls::Auto, Some(key), true) = (ktls, key, self.outgoing.is_empty()) else { return };
+        let begun = socket.encrypt_sent(&key);
+        ktls::log(&begun);
+        if begun.is_ok() {
+            self.sealer = Sealer::System { alert: None, bytes: 0, sends: 0 };
+        }
+    }
+
+    /// Returns `true` if the system encrypts what is sent.
+    pub fn is_by_system(&self) -> bool {
+        matches!(self.sealer, Sealer::System { .. })
+    }
+
+    /// Returns `true` if the limit of the cipher is near, and the key cannot be replaced.
+    pub fn has_spent_key(&self) -> bool {
+        self.is_by_system() && self.sealed >= self.update_after
     }
 
     /// Returns `true` if [`receive`](Self::receive) can return something without bytes from the socket.
@@ -144,7 +193,7 @@ impl Session {
                 Ok(true) => continue,
                 Ok(false) => {}
                 Err(error) => {
-                    if let Some(alert) = alert_of(&error) {
+                    if let (false, Some(alert)) = (self.failed, alert_of(&error)) {
                         self.fail(alert);
                     }
                     return Err(failed(&error));
@@ -166,6 +215,9 @@ impl Session {
     /// # Errors
     /// `WouldBlock` if the socket accepts no more bytes now, an error of the socket, or a piece that cannot be read.
     pub fn send<S: Stream>(&mut self, socket: &S, queue: &mut SendQueue) -> io::Result<()> {
+        if self.is_by_system() {
+            return self.send_by_system(socket, queue);
+        }
         loop {
             if !self.outgoing.is_empty() {
                 socket.try_send(&mut self.outgoing)?;
@@ -184,21 +236,48 @@ impl Session {
         }
     }
 
+    /// Sends a queue that the system encrypts, and then the alert.
+    fn send_by_system<S: Stream>(&mut self, socket: &S, queue: &mut SendQueue) -> io::Result<()> {
+        let Sealer::System { alert, bytes, sends } = &mut self.sealer else { return Ok(()) };
+        if !queue.is_empty() {
+            let before = (queue.len(), queue.sends());
+            let sent = socket.try_send(queue);
+            *bytes += (before.0 - queue.len()) as u64;
+            *sends += queue.sends() - before.1;
+            // A record ends when it is full, and with each system call. (`sendfile` ends two at most: it reads the file by
+            // parts of 64 KiB from a boundary of a page. That is within the distance to the limit.)
+            self.sealed = *bytes / FRAGMENT_MAX as u64 + *sends;
+            sent?;
+        }
+        if let Some(content) = alert {
+            socket.send_record(u8::from(ContentType::Alert), content)?;
+            *alert = None;
+        }
+        Ok(())
+    }
+
     /// Queues the message that ends this side's data.
-    pub fn end(&mut self) {
+    pub fn queue_end(&mut self) {
         let close = [WARNING, u8::from(AlertDescription::CloseNotify)];
-        // Without it, the peer only sees the end of the stream.
-        let _ = self.seal(ContentType::Alert, &[&close]);
+        match &mut self.sealer {
+            Sealer::System { alert, .. } => *alert = Some(close),
+            // Without it, the peer only sees the end of the stream.
+            Sealer::Session(_) => drop(self.seal(ContentType::Alert, &[&close])),
+        }
     }
 
     /// Queues the fatal alert after which this side sends nothing. RFC 8446 §6.2.
     pub fn fail(&mut self, alert: AlertDescription) {
         self.failed = true;
-        // Without it, the peer only sees that the connection is closed.
-        let _ = self.seal_with_present_key(ContentType::Alert, &[&[FATAL, u8::from(alert)]]);
+        let fatal = [FATAL, u8::from(alert)];
+        match &mut self.sealer {
+            Sealer::System { alert, .. } => *alert = Some(fatal),
+            // Without it, the peer only sees that the connection is closed.
+            Sealer::Session(_) => drop(self.seal_with_present_key(ContentType::Alert, &[&fatal])),
+        }
     }
 
-    /// Returns `true` after the fatal alert of this side. The connection must be closed.
+    /// Returns `true` after the last alert of this side. The connection must be closed.
     pub fn has_failed(&self) -> bool {
         self.failed
     }
@@ -217,7 +296,10 @@ impl Session {
     fn seal_with_present_key(&mut self, typ: ContentType, payload: &[&[u8]]) -> Result<(), Error> {
         let payload = OutboundChunks::new(payload);
         let message = OutboundPlainMessage { typ, version: ProtocolVersion::TLSv1_2, payload };
-        let record = self.sealer.encrypt(message, self.sealed)?.encode();
+        let Sealer::Session(sealer) = &mut self.sealer else {
+            return Err(Error::General("the system encrypts this session".to_owned()));
+        };
+        let record = sealer.encrypt(message, self.sealed)?.encode();
         self.sealed += 1;
         self.outgoing.push(Piece::Memory(Bytes::from(record)));
         Ok(())
@@ -228,7 +310,7 @@ impl Session {
         let message = [KEY_UPDATE, 0, 0, 1, u8::from(request)];
         self.seal_with_present_key(ContentType::Handshake, &[&message])?;
         let secrets = self.keys.next_sending()?;
-        self.sealer = sealer(self.keys.suite(), secrets)?;
+        self.sealer = Sealer::Session(sealer(self.keys.suite(), secrets)?);
         self.sealed = 0;
         Ok(())
     }
@@ -319,6 +401,12 @@ impl Session {
         let secrets = self.keys.next_receiving()?;
         self.opener = opener(self.keys.suite(), secrets)?;
         self.opened = 0;
+        if requested && self.is_by_system() {
+            // RFC 8446 §4.6.3: no data may follow before this side's own KeyUpdate.
+            self.queue_end();
+            self.failed = true;
+            return Err(Error::General(NO_NEW_KEY.to_owned()));
+        }
         self.answer |= requested;
         Ok(())
     }
@@ -504,6 +592,7 @@ const UPDATES_MAX: u32 = 32;
 const UPDATES_SPAN: usize = 1 << 20;
 /// Maximum records and tickets of a peer without data between them.
 const WITHOUT_DATA_MAX: u32 = 32;
+const NO_NEW_KEY: &str = "the peer asks for a new key, which the kernel cannot use (ktls=off permits it)";
 const WARNING: u8 = 1;
 const FATAL: u8 = 2;
 const NEW_SESSION_TICKET: u8 = 4;

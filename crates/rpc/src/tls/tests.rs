@@ -4,6 +4,7 @@
 pub(super) mod pki;
 
 mod hostile;
+mod kernel;
 mod records;
 mod refusals;
 

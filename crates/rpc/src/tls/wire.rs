@@ -11,7 +11,7 @@ use buf::{Piece, Received, RecvStage, SendQueue};
 use bytes::Bytes;
 use xdr::{Decode, Decoder, Message};
 
-use super::{ClientTls, Handshake, Progress, Unmet, probe, session::Session};
+use super::{ClientTls, Handshake, Ktls, Progress, Unmet, probe, session::Session};
 use crate::{
     ReplyBody, ReplyHeader, Xid,
     record::{LAST_FRAGMENT, STAGE_BYTES},
@@ -22,12 +22,14 @@ use crate::{
 pub(crate) struct Wire<S> {
     socket: S,
     session: Option<Box<Session>>,
+    /// `true` while sending is shut down as soon as the socket has room for the last alert.
+    ending: bool,
 }
 
 impl<S: Stream> Wire<S> {
     /// Creates a stream in clear.
     pub fn clear(socket: S) -> Self {
-        Self { socket, session: None }
+        Self { socket, session: None, ending: false }
     }
 
     /// Creates a stream as a client: in clear without `tls`, else with a session that both sides have confirmed.
@@ -42,8 +44,9 @@ impl<S: Stream> Wire<S> {
         Ok(wire)
     }
 
-    /// Sends all further data over `session`.
-    pub fn secure(&mut self, session: Session) {
+    /// Sends all further data over `session`, which leaves the encryption to the system if it can and `ktls` permits it.
+    pub fn secure(&mut self, mut session: Session, ktls: Ktls) {
+        session.begin(&self.socket, ktls);
         self.session = Some(Box::new(session));
     }
 
@@ -113,13 +116,24 @@ impl<S: Stream> Wire<S> {
         }
     }
 
-    /// Returns `true` if the peer has violated TLS and the alert for it is queued. The connection must be closed.
+    /// Returns `true` if this side needs another key for sending, and the system cannot replace the one that it has. The
+    /// connection should be closed soon.
+    #[inline]
+    pub fn has_spent_key(&self) -> bool {
+        self.session.as_ref().is_some_and(|session| session.has_spent_key())
+    }
+
+    /// Returns `true` if the last alert of this side is queued, because the peer has violated TLS or has asked for another
+    /// key that the system cannot use. The connection must be closed.
     pub fn has_failed(&self) -> bool {
         self.session.as_ref().is_some_and(|session| session.has_failed())
     }
 
     /// Receives and discards, until the peer has shut down sending or the connection is lost. Nothing is decrypted.
     pub fn poll_discard(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        while self.ending && self.socket.poll_write_ready(cx).is_ready() {
+            self.end();
+        }
         let mut stage = RecvStage::new(STAGE_BYTES);
         while ready!(self.socket.poll_read_ready(cx)).is_ok() {
             match self.socket.try_receive(&mut stage, &mut [], STAGE_BYTES) {
@@ -135,11 +149,28 @@ impl<S: Stream> Wire<S> {
     pub fn shutdown(&mut self, how: Shutdown) {
         if let (Shutdown::Write, Some(session)) = (how, &mut self.session) {
             if !session.has_failed() {
-                session.end();
+                session.queue_end();
             }
-            let _ = session.send(&self.socket, &mut SendQueue::new());
+            return self.end();
         }
         self.socket.shutdown(how);
+    }
+
+    /// Returns `true` if sending is not shut down yet, because the socket has no room for the last alert.
+    pub fn is_ending(&self) -> bool {
+        self.ending
+    }
+
+    /// Sends what the session has queued, and shuts down sending.
+    fn end(&mut self) {
+        let Some(session) = &mut self.session else { return };
+        let sent = session.send(&self.socket, &mut SendQueue::new());
+        // The system can still hold a part of a record, which would be lost. Sending ends when there is room for the alert.
+        let blocked = sent.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);
+        self.ending = blocked && session.is_by_system();
+        if !self.ending {
+            self.socket.shutdown(Shutdown::Write);
+        }
     }
 
     /// Returns the session.
@@ -180,7 +211,7 @@ impl<S: Stream> Wire<S> {
         if let Some(Unmet { alert, .. }) = unmet {
             session.fail(alert);
         }
-        self.secure(session);
+        self.secure(session, tls.ktls());
         let confirmed = match unmet {
             Some(Unmet { error, .. }) => Err(failed(error)),
             None => self.confirm(tls).await,

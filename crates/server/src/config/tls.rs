@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use serde::Deserialize;
+use rpc::Ktls;
+use serde::{Deserialize, Deserializer, de::Error as _};
 
 use crate::export::xprtsec::Level;
 
@@ -24,6 +25,13 @@ pub struct TlsConfig {
     /// `required`: the protection that every call needs.
     #[serde(default)]
     pub required: Level,
+    /// `ktls`: whether the kernel encrypts what is sent.
+    #[serde(default, deserialize_with = "ktls")]
+    pub ktls: Ktls,
+}
+
+fn ktls<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Ktls, D::Error> {
+    Ktls::parse(&String::deserialize(deserializer)?).map_err(D::Error::custom)
 }
 
 impl TlsConfig {
@@ -51,6 +59,9 @@ impl TlsConfig {
             Level::Tls => options.push(("tls_required", "tls".to_owned())),
             Level::Mtls => options.push(("tls_required", "mtls".to_owned())),
         }
+        if self.ktls == Ktls::Off {
+            options.push(("ktls", Ktls::Off.name().to_owned()));
+        }
         Ok(options.into_iter().map(|(option, value)| (option.to_owned(), value)).collect())
     }
 }
@@ -69,6 +80,7 @@ mod tests {
             revoked = "/list.crl"
             client_names = ["a.example.com", "10.0.0.1"]
             required = "mtls"
+            ktls = "off"
             [[listen]]
             transport = "tcp"
             address = "[::]:2049"
@@ -86,9 +98,9 @@ mod tests {
         let options = |at: usize| -> Vec<(&str, &str)> {
             config.listen[at].options.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect()
         };
-        let names = ("tls_names", "a.example.com,10.0.0.1");
+        let (ktls, names) = (("ktls", "off"), ("tls_names", "a.example.com,10.0.0.1"));
         let files = [("tls_ca", "/ca.pem"), ("tls_cert", "/c.pem"), ("tls_crl", "/list.crl"), ("tls_key", "/c.key")];
-        assert_eq!(options(0), [&files[..], &[names, ("tls_required", "mtls")]].concat());
+        assert_eq!(options(0), [&[ktls], &files[..], &[names, ("tls_required", "mtls")]].concat());
         assert_eq!(options(1), [("tls_cert", "/d.pem"), ("tls_key", "/d.key")]);
         assert_eq!(options(2), []);
     }
@@ -101,6 +113,8 @@ mod tests {
         assert!(
             error("[tls]\ncert = '/c.pem'").message.contains("unknown field `cert`, expected one of `certificate`")
         );
+        let ktls = error("[tls]\ncertificate = '/c'\nkey = '/k'\nktls = 'on'");
+        assert_eq!((ktls.line, &ktls.message[..]), (4, "'on' is neither auto nor off"));
         let empty = error("[[export]]\npath = '/a'\nxprtsec = []").message;
         assert!(empty.contains("no client could use the export"), "{empty}");
         assert!(

@@ -50,11 +50,15 @@ impl Certificates {
         Ok(Self { dir })
     }
 
-    /// Returns the options of the listener of a series.
+    /// Returns the options of the listener of a series. `ktls` applies to both sides, because each sends.
     pub fn of_listener(&self, series: &Series) -> Vec<(String, String)> {
+        if !uses_tls(series) {
+            return Vec::new();
+        }
         let files = [("tls_cert", CERT), ("tls_key", KEY), ("tls_ca", CA)];
-        let files = files.into_iter().filter(|_| uses_tls(series));
-        files.map(|(option, name)| (option.to_owned(), self.path(name))).collect()
+        let files = files.into_iter().map(|(option, name)| (option.to_owned(), self.path(name)));
+        let ktls = series.mount.get("ktls").map(|value| ("ktls".to_owned(), value.clone()));
+        files.chain(ktls).collect()
     }
 
     /// Adds the files to a URL that uses TLS.
@@ -80,3 +84,29 @@ fn uses_tls(series: &Series) -> bool {
 const CA: &str = "ca.pem";
 const CERT: &str = "cert.pem";
 const KEY: &str = "key.pem";
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    #[test]
+    fn listeners_get_the_files_and_ktls_of_their_series() {
+        let certificates = Certificates::make().unwrap();
+        let options = |mount: &[(&str, &str)]| -> Vec<String> {
+            let series = Series {
+                name: "tcp".to_owned(),
+                transport: "tcp".to_owned(),
+                options: BTreeMap::new(),
+                mount: mount.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect(),
+                backend: "memory".to_owned(),
+            };
+            let options = certificates.of_listener(&series);
+            options.into_iter().map(|(key, value)| if key == "ktls" { format!("ktls={value}") } else { key }).collect()
+        };
+        assert_eq!(options(&[("xprtsec", "tls")]), ["tls_cert", "tls_key", "tls_ca"]);
+        assert_eq!(options(&[("xprtsec", "tls"), ("ktls", "off")]), ["tls_cert", "tls_key", "tls_ca", "ktls=off"]);
+        assert!(options(&[("xprtsec", "none")]).is_empty());
+    }
+}

@@ -5,7 +5,7 @@ use std::future::poll_fn;
 use buf::{Piece, RecvStage, SendQueue};
 
 use super::{super::session::Session, *};
-use crate::{Host, TcpTransport, Transport, budget::Budget, record::STAGE_BYTES, tcp::Terms};
+use crate::{Host, Stream, TcpTransport, Transport, budget::Budget, record::STAGE_BYTES, tcp::Terms};
 
 /// Two streams with a session between them.
 async fn pair(net: &Net) -> [Wire<simnet::Stream>; 2] {
@@ -19,13 +19,13 @@ async fn pair(net: &Net) -> [Wire<simnet::Stream>; 2] {
     let [client, server] = sessions(net);
     [(near, client), (accepting.await.unwrap(), server)].map(|(socket, session)| {
         let mut wire = Wire::clear(socket);
-        wire.secure(session);
+        wire.secure(session, Ktls::Auto);
         wire
     })
 }
 
 /// The two ends of a session, without a network.
-fn sessions(net: &Net) -> [Session; 2] {
+pub fn sessions(net: &Net) -> [Session; 2] {
     let ca = net.pki.ca("test");
     let raw = |options: &[(&str, &str)]| -> RawOptions {
         options.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
@@ -73,7 +73,7 @@ async fn until_used(budget: &Budget, min: usize) {
 }
 
 /// Sends bytes from one end and receives them at the other.
-async fn pass(from: &mut Wire<simnet::Stream>, to: &mut Wire<simnet::Stream>, len: usize) {
+pub async fn pass(from: &mut Wire<impl Stream>, to: &mut Wire<impl Stream>, len: usize) {
     let bytes: Vec<u8> = (0..len).map(|at| (at % 249) as u8).collect();
     let mut queue = SendQueue::new();
     queue.push(Piece::Memory(bytes.clone().into()));
@@ -170,11 +170,11 @@ pub async fn accept_session(wire: &mut Wire<simnet::Stream>, tls: &ServerTls) ->
         wire.send_all(handshake.take_outgoing().into()).await.unwrap();
         wire.receive(&mut stage).await.unwrap();
     }
-    wire.secure(handshake.finish()?.0);
+    wire.secure(handshake.finish()?.0, Ktls::Auto);
     Ok(())
 }
 
-pub async fn receive(wire: &mut Wire<simnet::Stream>) -> std::io::Result<usize> {
+pub async fn receive(wire: &mut Wire<impl Stream>) -> std::io::Result<usize> {
     let mut stage = RecvStage::new(STAGE_BYTES);
     loop {
         match wire.try_receive(&mut stage, &mut [], 1000) {
@@ -201,13 +201,13 @@ fn altered_and_invalid_records_end_the_connection_with_an_alert() {
             let address = listening.local_addr();
             let (raw, accepted) = tokio::join!(net.raw(address), listening.accept());
             let mut wire = Wire::clear(accepted.unwrap());
-            wire.secure(server);
+            wire.secure(server, Ktls::Auto);
             let budget = Budget::new(8 << 20);
             charged(&budget, wire, None, 1000);
             // The server must not reset the connection because of what follows, or the alert would be lost.
             raw.write(&[bytes, &[0; 40_000]].concat()).await;
             let mut wire = Wire::clear(raw.0);
-            wire.secure(client);
+            wire.secure(client, Ktls::Auto);
             let error = receive(&mut wire).await.unwrap_err();
             assert!(error.to_string().contains(&format!("the peer refused the session: alert {alert}")), "{error}");
             assert_eq!(budget.used(), 0, "a connection that waits for the peer's end must hold no memory");

@@ -73,9 +73,11 @@ fn invalid_options_and_files_are_named() {
     run(|mut net| async move {
         let (cert, key) = (net.server.cert().to_owned(), net.server.key().to_owned());
         let error = |options: &[(&str, &str)]| net.try_kind(1, options).map(drop).unwrap_err();
-        let cases: [(&[(&str, &str)], &str); 19] = [
+        let cases: [(&[(&str, &str)], &str); 23] = [
             (&[("tls_cert", &cert)], "option 'tls_cert': needs tls_key"),
             (&[("tls_required", "tls")], "option 'tls_required': needs tls_cert"),
+            (&[("ktls", "auto")], "option 'ktls': needs tls_cert"),
+            (&[("ktls", "on")], "option 'ktls': 'on' is neither auto nor off"),
             (&[("tls_cert", "/none"), ("tls_key", &key)], "option 'tls_cert': /none: No such file"),
             (&[("tls_cert", &key), ("tls_key", &key)], "server.key: has no certificate in PEM form"),
             (&[("tls_cert", &cert), ("tls_key", &key), ("tls_names", "a.b")], "option 'tls_names': needs tls_ca"),
@@ -93,6 +95,8 @@ fn invalid_options_and_files_are_named() {
             (&[("xprtsec", "none"), ("tls_ca", &cert)], "option 'tls_ca': has no effect without TLS"),
             (&[("xprtsec", "none"), ("tls_cert", &cert)], "option 'tls_cert': has no effect without TLS"),
             (&[("xprtsec", "tls"), ("tls_name", "a"), ("tls_alpn", "h2")], "'h2' is neither required nor optional"),
+            (&[("xprtsec", "none"), ("ktls", "off")], "option 'ktls': has no effect without TLS"),
+            (&[("xprtsec", "tls"), ("tls_name", "a"), ("ktls", "on")], "option 'ktls': 'on' is neither auto nor off"),
         ];
         for (options, expected) in cases {
             let error = error(options);

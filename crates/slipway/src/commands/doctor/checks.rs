@@ -30,6 +30,7 @@ pub fn all() -> Vec<Finding> {
     findings.push(rpcbind());
     findings.push(kernel_client());
     findings.extend(kernel_layouts(&rustix::system::uname().release().to_string_lossy()));
+    findings.push(kernel_tls(buf::ktls::available()));
     findings.push(mount_command());
     findings.push(congestion(&read_line("/proc/sys/net/ipv4/tcp_congestion_control")));
     findings.push(owner_domain(&server::default_idmap_domain()));
@@ -134,6 +135,20 @@ fn kerberos() -> Finding {
             format!("{error}"),
             "to use Kerberos, install MIT's library, and write /etc/krb5.conf (docs/kerberos.md)",
         ),
+    }
+}
+
+/// Checks whether the kernel can encrypt what connections of TLS send.
+fn kernel_tls(available: io::Result<()>) -> Finding {
+    const CHECK: &str = "kernel TLS";
+    match available {
+        Ok(()) => Finding::ok(CHECK, "the kernel encrypts what connections of TLS send (kTLS)"),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Finding::note(
+            CHECK,
+            "not there: processes encrypt, and read file data into their memory for that",
+            "to use it, load the kernel's module before Slipway starts: modprobe tls",
+        ),
+        Err(error) => Finding::note(CHECK, format!("cannot be examined: {error}"), "allow TCP connections on loopback"),
     }
 }
 
@@ -441,6 +456,15 @@ mod tests {
         let finding = congestion("bbr");
         assert_eq!(finding.state, State::Note);
         assert!(finding.fix.unwrap().contains("congestion=cubic"));
+    }
+
+    #[test]
+    fn a_kernel_without_tls_is_reported_with_its_module() {
+        assert_eq!(kernel_tls(Ok(())).state, State::Ok);
+        let missing = kernel_tls(Err(io::ErrorKind::NotFound.into()));
+        assert_eq!(missing.state, State::Note);
+        assert!(missing.fix.unwrap().contains("modprobe tls"));
+        assert!(kernel_tls(Err(io::ErrorKind::AddrNotAvailable.into())).found.contains("cannot be examined"));
     }
 
     #[test]
