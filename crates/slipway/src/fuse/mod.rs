@@ -373,8 +373,8 @@ impl Fuse {
                 self.fields(taken(slot)?, |tree| async move { tree.getattr(ino).await }, done);
             }
             op::SETATTR => {
-                let ((set, ctime, number), ttl) = (set_attr(arguments)?, self.options.ttl);
-                let done = move |attr: Attributes| Out::new().attr(&attr, ttl);
+                let (set, ctime, number) = set_attr(arguments)?;
+                let done = |(attr, ttl): (Attributes, Duration)| Out::new().attr(&attr, ttl);
                 let work = |tree: View| async move { tree.of_open(number).setattr(ino, set, ctime).await };
                 self.fields(taken(slot)?, work, done);
             }

@@ -103,7 +103,12 @@ impl Nodes {
 
     /// Returns the object with this number, if the kernel can know it and it has no other number.
     pub fn find(&self, ino: u64) -> Option<Arc<Node>> {
-        self.known.get(&ino).map(|(node, _)| node.clone()).filter(|node| !node.owned.is_replaced())
+        self.find_replaced(ino).filter(|node| !node.owned.is_replaced())
+    }
+
+    /// Returns the object that has or had this number, if the kernel can know it.
+    pub fn find_replaced(&self, ino: u64) -> Option<Arc<Node>> {
+        self.known.get(&ino).map(|(node, _)| node.clone())
     }
 
     /// Returns the object with this handle at this mount, if the kernel knows it.
@@ -125,7 +130,9 @@ impl Nodes {
                 let earlier = self.known.get(&before.unwrap_or(attr.fileid)).filter(same);
                 let shown = earlier.map_or(number, |(node, _)| node.shown_ino);
                 self.insert((number, shown), mount.clone(), handle.clone(), attr.kind == FileKind::Dir);
-                self.known[&number].0.owned.start(attr);
+                if self.writeback && attr.kind == FileKind::Reg {
+                    self.known[&number].0.owned.start(attr);
+                }
                 number
             }
         };

@@ -249,14 +249,18 @@ impl View {
         Ok(of_node(&node, node.mount(), &attr))
     }
 
-    /// SETATTR. If the kernel owns the times of the file, it also reports its ctime.
-    pub async fn setattr(&self, ino: u64, set: SetAttr, ctime: Option<Time>) -> Answer<Attributes> {
+    /// SETATTR. If the kernel owns the times of the file, it also reports its ctime. Returns the attributes, and the time for which the
+    /// kernel can cache them.
+    pub async fn setattr(&self, ino: u64, set: SetAttr, ctime: Option<Time>) -> Answer<(Attributes, Duration)> {
+        let before = self.nodes.lock().find_replaced(ino);
+        if let Some(before) = before
+            && let Some(attr) = self.sets_known_time(&before, &set, ctime)
+        {
+            return Ok((of_node(&before, before.mount(), &attr), Duration::ZERO));
+        }
         let node = self.target(ino)?;
         // The data of a new file are most likely complete.
         node.staged.settle(true).await;
-        if self.sets_known_time(&node, &set, ctime) {
-            return Ok(of_node(&node, node.mount(), &node.mount().protocol().getattr(node.handle()).await.answer()?));
-        }
         if set.size.is_some() {
             // Commit first, so that unstable data beyond the new size cannot be written again.
             node.unstable.commit(node.handle()).await?;
@@ -276,7 +280,7 @@ impl View {
         if is_last {
             self.has_set(&node, &set, &attr);
         }
-        Ok(of_node(&node, node.mount(), &attr))
+        Ok((of_node(&node, node.mount(), &attr), self.ttl))
     }
 
     /// READLINK.

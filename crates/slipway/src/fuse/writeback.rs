@@ -26,8 +26,8 @@ struct State {
     writers: u64,
     /// Size and mtime at the server when they were those of the kernel; `None` if they are unknown because this mount has written.
     at_server: Option<(u64, Time)>,
-    /// The mtime that the kernel has, if it is known.
-    mtime: Option<Time>,
+    /// The mtime that the kernel has, if it is known, with the last attributes that it received.
+    known: Option<(Time, Attr)>,
     /// Set when the file has got another number.
     is_replaced: bool,
 }
@@ -36,7 +36,7 @@ impl Owned {
     /// Records the attributes that the kernel starts with.
     pub fn start(&self, attr: &Attr) {
         let mut state = self.0.lock();
-        (state.at_server, state.mtime) = (Some((attr.size, attr.mtime)), Some(attr.mtime));
+        (state.at_server, state.known) = (Some((attr.size, attr.mtime)), Some((attr.mtime, attr.clone())));
     }
 
     /// Returns `true` if the file has another number.
@@ -97,7 +97,7 @@ impl Owned {
     fn set(&self, set: &SetAttr, attr: &Attr) {
         let mut state = self.0.lock();
         if let SetTime::ToClientTime(mtime) = set.mtime {
-            state.mtime = Some(mtime);
+            state.known = Some((mtime, attr.clone()));
         }
         state.at_server = match (set.size, state.at_server) {
             // The kernel takes the size from this reply, and has written all data before it sends its times.
@@ -129,12 +129,12 @@ impl Tree {
         }
     }
 
-    /// Returns `true` if SETATTR sets only an mtime that the kernel has from this mount: the kernel does that after a change of ctime,
-    /// such as a rename. Another client may have changed the mtime since.
-    pub(super) fn sets_known_time(&self, node: &Node, set: &SetAttr, ctime: Option<Time>) -> bool {
-        let only_times = SetAttr { mtime: SetTime::DontChange, ..set.clone() } == SetAttr::default();
-        let known = || node.owned.0.lock().mtime.is_some_and(|mtime| set.mtime == SetTime::ToClientTime(mtime));
-        self.writeback && ctime.is_some() && only_times && known()
+    /// Returns the last attributes if SETATTR sets only an mtime that the kernel has from this mount. The kernel sends it after a change of
+    /// ctime, such as a rename, and ignores the reply. Another client may have changed the mtime since.
+    pub(super) fn sets_known_time(&self, node: &Node, set: &SetAttr, ctime: Option<Time>) -> Option<Attr> {
+        let only_mtime = SetAttr { mtime: SetTime::DontChange, ..set.clone() } == SetAttr::default();
+        let (mtime, attr) = node.owned.0.lock().known.clone().filter(|_| only_mtime && ctime.is_some())?;
+        (set.mtime == SetTime::ToClientTime(mtime)).then_some(attr)
     }
 
     /// Returns the attributes to set after the server has refused `set`, if the kernel has replaced the server's time by its own: users

@@ -314,13 +314,17 @@ fn times_of_another_machine_are_kept() {
         let times = Timestamps { last_access: omitted, last_modification: mtime };
         utimensat(CWD, world.served.join("file"), &times, AtFlags::empty()).unwrap();
         rustix::fs::syncfs(File::open(&mounted.at).unwrap()).unwrap();
+        // Removed files have times that the kernel sends, too.
+        fs::write(mounted.at.join("removed"), "data").unwrap();
+        fs::remove_file(mounted.at.join("removed")).unwrap();
+        rustix::fs::syncfs(File::open(&mounted.at).unwrap()).unwrap();
         let seen = |path: &Path| (path.metadata().unwrap().mtime(), path.metadata().unwrap().mtime_nsec());
         assert_eq!(seen(&world.served.join("file")), (1_000_000, 5), "{query}");
         // A time that is set here is set at the server.
         let set = Timestamps { last_access: omitted, last_modification: Timespec { tv_sec: 77, tv_nsec: 0 } };
         utimensat(CWD, &path, &set, AtFlags::empty()).unwrap();
         assert_eq!((seen(&path), seen(&world.served.join("file"))), ((77, 0), (77, 0)), "{query}");
-        mounted.end();
+        mounted.terminate();
         world.end();
     }
 }
