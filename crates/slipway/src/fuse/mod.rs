@@ -1,7 +1,7 @@
 //! The FUSE mount: the client library answers FUSE requests of the kernel.
 //!
 //! [`session`] reads requests from the [`device`]. Each request is a task, so many are in progress at once. [`wire`]
-//! has the message formats. [`Fuse`] only decodes and replies. [`tree`] implements the requests, [`nodes`] maps numbers
+//! has the message formats. [`Fuse`] only decodes and replies. [`tree`] implements the requests, [`opens`] those of open files, [`nodes`] maps numbers
 //! to objects, [`staged`] gathers written data, [`unstable`] keeps data that are not durable yet, [`listing`] reads directories. A name can lead to
 //! another server ([`referral`]); each object knows its mount, which its operations use. [`locks`] and [`extended`]
 //! need NFSv4, [`posix_acl`] has the ACLs of NFSv3, which [`mapped_acl`] makes of those of NFSv4, and [`cache`] controls the
@@ -20,6 +20,7 @@ mod listing;
 mod locks;
 mod mapped_acl;
 mod nodes;
+mod opens;
 mod posix_acl;
 mod referral;
 mod session;
@@ -42,8 +43,9 @@ use callers::Callers;
 use convert::set_time;
 use extended::Allocate;
 use locks::Lock;
+use opens::Pages;
 use session::{Handler, Replier, Reply, Request, Undo};
-use tree::{Answer, Pages, Tree};
+use tree::{Answer, Tree};
 use view::View;
 use wire::{Arguments, Attributes, Header, Init, Listed, Out, Plus, init, op, open, set};
 

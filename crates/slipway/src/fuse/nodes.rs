@@ -126,7 +126,8 @@ impl Nodes {
             None => {
                 let free = attr.fileid > ROOT && attr.fileid < ODD && !self.known.contains_key(&attr.fileid);
                 let number = if free { attr.fileid } else { self.unused_number() };
-                let same = |(node, _): &&(Arc<Node>, u64)| node.mount().number() == mount.number() && node.handle() == handle;
+                let same =
+                    |(node, _): &&(Arc<Node>, u64)| node.mount().number() == mount.number() && node.handle() == handle;
                 let earlier = self.known.get(&before.unwrap_or(attr.fileid)).filter(same);
                 let shown = earlier.map_or(number, |(node, _)| node.shown_ino);
                 self.insert((number, shown), mount.clone(), handle.clone(), attr.kind == FileKind::Dir);

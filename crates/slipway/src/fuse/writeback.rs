@@ -142,7 +142,8 @@ impl Tree {
     pub(super) fn with_time_of_server(&self, set: &SetAttr, ctime: Option<Time>, error: Errno) -> Option<SetAttr> {
         let refused = matches!(error, Errno::PERM | Errno::ACCESS);
         let is_now = |mtime| matches!(mtime, SetTime::ToClientTime(time) if Some(time) == ctime);
-        (self.writeback && refused && is_now(set.mtime)).then(|| SetAttr { mtime: SetTime::ToServerTime, ..set.clone() })
+        (self.writeback && refused && is_now(set.mtime))
+            .then(|| SetAttr { mtime: SetTime::ToServerTime, ..set.clone() })
     }
 
     /// Records the attributes after a SETATTR that no other change of this mount has followed.

@@ -152,7 +152,9 @@ fn killed_programs_leave_no_thread_that_waits_for_the_server() {
             assert!(!wait(child).success());
         }
         // The orphans are reaped by another process, so they may remain as zombies.
-        common::until("no program may wait for the server", || states_of_group(group).iter().all(|(_, state)| *state == 'Z'));
+        common::until("no program may wait for the server", || {
+            states_of_group(group).iter().all(|(_, state)| *state == 'Z')
+        });
         world.server.signal(Signal::CONT);
         drop(mounted);
         world.end();

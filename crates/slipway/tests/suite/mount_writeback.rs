@@ -131,7 +131,11 @@ fn programs_of_this_machine_share_a_file() {
         let mut expected = Vec::new();
         for turn in 0..60usize {
             let piece = pattern(turn * 37);
-            if turn % 2 == 0 { one.write_all(&piece).unwrap() } else { two.write_all(&piece).unwrap() }
+            if turn % 2 == 0 {
+                one.write_all(&piece).unwrap()
+            } else {
+                two.write_all(&piece).unwrap()
+            }
             expected.extend(piece);
             assert_eq!(path.metadata().unwrap().len(), expected.len() as u64);
         }
