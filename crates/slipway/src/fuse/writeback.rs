@@ -133,8 +133,10 @@ impl Tree {
     /// ctime, such as a rename, and ignores the reply. Another client may have changed the mtime since.
     pub(super) fn sets_known_time(&self, node: &Node, set: &SetAttr, ctime: Option<Time>) -> Option<Attr> {
         let only_mtime = SetAttr { mtime: SetTime::DontChange, ..set.clone() } == SetAttr::default();
-        let (mtime, attr) = node.owned.0.lock().known.clone().filter(|_| only_mtime && ctime.is_some())?;
-        (set.mtime == SetTime::ToClientTime(mtime)).then_some(attr)
+        let state = node.owned.0.lock();
+        let (mtime, attr) = state.known.as_ref().filter(|_| only_mtime && ctime.is_some())?;
+        // The server sets its own mtime when it executes a WRITE.
+        (state.at_server.is_some() && set.mtime == SetTime::ToClientTime(*mtime)).then(|| attr.clone())
     }
 
     /// Returns the attributes to set after the server has refused `set`, if the kernel has replaced the server's time by its own: users

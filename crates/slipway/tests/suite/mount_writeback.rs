@@ -324,6 +324,16 @@ fn times_of_another_machine_are_kept() {
         rustix::fs::syncfs(File::open(&mounted.at).unwrap()).unwrap();
         let seen = |path: &Path| (path.metadata().unwrap().mtime(), path.metadata().unwrap().mtime_nsec());
         assert_eq!(seen(&world.served.join("file")), (1_000_000, 5), "{query}");
+        // The times of a file do not change after its close.
+        let kept = mounted.at.join("kept");
+        for _ in 0..20 {
+            let mut file = File::create_new(&kept).unwrap();
+            file.write_all(b"data").unwrap();
+            let before = file.metadata().unwrap();
+            drop(file);
+            assert_eq!(seen(&world.served.join("kept")), (before.mtime(), before.mtime_nsec()), "{query}");
+            fs::remove_file(&kept).unwrap();
+        }
         // A time that is set here is set at the server.
         let set = Timestamps { last_access: omitted, last_modification: Timespec { tv_sec: 77, tv_nsec: 0 } };
         utimensat(CWD, &path, &set, AtFlags::empty()).unwrap();
