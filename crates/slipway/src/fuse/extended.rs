@@ -153,7 +153,7 @@ impl View {
         let node = self.target(ino)?;
         let v4 = self.v4_2(&node)?;
         // Commit first, so that unstable data cannot be written into the hole again.
-        node.owned.wrote();
+        node.owned.wrote_directly();
         node.staged.settle(true).await;
         node.staged.changed();
         node.unstable.commit(node.handle()).await?;
@@ -191,7 +191,7 @@ impl View {
         // The kernel copies by itself if this fails.
         same_mount(&source, &target)?;
         // Commit first, so that unstable data cannot overwrite the copy later.
-        target.owned.wrote();
+        target.owned.wrote_directly();
         source.staged.settle(false).await;
         target.staged.settle(true).await;
         target.unstable.commit(target.handle()).await?;

@@ -469,7 +469,9 @@ impl Fuse {
                 // The kernel reports errors of its own cache only once, so it must get them. With write-back caching, it sends its
                 // data before each fsync and close, which report errors of staged data.
                 let direct = self.options.direct_io || flags.contains(rustix::fs::OFlags::DIRECT);
-                let stages = self.options.writeback || write_flags & wire::WRITE_CACHE == 0;
+                let is_cached = write_flags & wire::WRITE_CACHE != 0;
+                let stages = self.options.writeback || !is_cached;
+                self.tree.writes(ino, is_cached);
                 if !durable && !direct && stages {
                     let view = View::new(self.tree.clone(), &header).of_open(number);
                     if view.stage(ino, offset, &data)? {

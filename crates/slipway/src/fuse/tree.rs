@@ -385,14 +385,12 @@ impl View {
     /// Earlier data could not be written.
     pub fn stage(&self, ino: u64, offset: u64, data: &Bytes) -> Answer<bool> {
         let node = self.target(ino)?;
-        node.owned.wrote();
         Staged::put(node.node(), (node.mount(), node.caller()), offset, &self.owned(&node, data))
     }
 
     /// Writes data in memory of the mount's pool, after staged data of the file; to stable storage if `durable`.
     pub async fn write(&self, ino: u64, offset: u64, data: Bytes, durable: bool) -> Answer<()> {
         let node = self.target(ino)?;
-        node.owned.wrote();
         node.staged.settle(false).await;
         let (data, alone) = (self.owned(&node, &data), node.unstable.is_empty());
         let written = node.unstable.write(node.mount(), node.handle(), offset, data, durable && alone).await;
@@ -414,7 +412,9 @@ impl View {
     /// Handles a close by a lock owner: commits written data, and releases the owner's locks.
     pub async fn flush(&self, ino: u64, owner: u64) -> Answer<()> {
         let durable = self.durable(ino).await;
-        let failed = self.node(ino)?.staged.failure();
+        let node = self.target(ino)?;
+        self.send_known_time(&node).await;
+        let failed = node.staged.failure();
         durable.and(failed).and(self.release_owner(ino, owner).await)
     }
 

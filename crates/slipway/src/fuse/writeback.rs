@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use super::{
     nodes::Node,
     tree::{Answer, Tree},
+    view::Target,
 };
 
 /// The attributes that the kernel owns of a file, and the opens that it has received.
@@ -88,9 +89,21 @@ impl Owned {
         self.0.lock().writers > 0
     }
 
-    /// Records that the kernel has written.
+    /// Records that the kernel has written data of its cache.
     pub fn wrote(&self) {
         self.0.lock().at_server = None;
+    }
+
+    /// Records that the data have changed beside the kernel's cache, so that it may have an old mtime.
+    pub fn wrote_directly(&self) {
+        let mut state = self.0.lock();
+        (state.at_server, state.known) = (None, None);
+    }
+
+    /// Returns the kernel's mtime if the server has another one.
+    fn unsent_mtime(&self) -> Option<Time> {
+        let state = self.0.lock();
+        state.known.as_ref().filter(|_| state.at_server.is_none()).map(|(mtime, _)| *mtime)
     }
 
     /// Records the attributes after a SETATTR, which the kernel has or receives.
@@ -109,6 +122,16 @@ impl Owned {
 }
 
 impl Tree {
+    /// Records that data of a file are written: those of the kernel's cache, or beside it.
+    pub(super) fn writes(&self, ino: u64, is_cached: bool) {
+        match self.node(ino) {
+            Ok(node) if is_cached => node.owned.wrote(),
+            Ok(node) => node.owned.wrote_directly(),
+            // The WRITE reports the error.
+            Err(_) => {}
+        }
+    }
+
     /// Makes the kernel write the data of a file that it has not written, with write-back caching.
     pub(super) async fn write_back(&self, node: &Node) {
         if self.writeback && node.owned.may_be_dirty() {
@@ -137,6 +160,22 @@ impl Tree {
         let (mtime, attr) = state.known.as_ref().filter(|_| only_mtime && ctime.is_some())?;
         // The server sets its own mtime when it executes a WRITE.
         (state.at_server.is_some() && set.mtime == SetTime::ToClientTime(*mtime)).then(|| attr.clone())
+    }
+
+    /// Sets the mtime at the server to the kernel's if the kernel has written without a change of its mtime, whose clock ticks rarely: it
+    /// then sends no time.
+    pub(super) async fn send_known_time(&self, node: &Target) {
+        let Some(mtime) = node.owned.unsent_mtime().filter(|_| self.writeback) else { return };
+        let (set, since) = (SetAttr { mtime: SetTime::ToClientTime(mtime), ..SetAttr::default() }, self.room.now());
+        let after = node.mount().protocol().setattr(node.handle(), set.clone()).await;
+        let is_last = node.staged.is_settled(since);
+        node.staged.changed();
+        match after {
+            Ok(Some(attr)) if is_last => self.has_set(node, &set, &attr),
+            Ok(_) => {}
+            // The kernel gets the time of the server when it looks the file up again.
+            Err(error) => tracing::debug!(%error, "cannot set the mtime of a file that is closed"),
+        }
     }
 
     /// Returns the attributes to set after the server has refused `set`, if the kernel has replaced the server's time by its own: users
