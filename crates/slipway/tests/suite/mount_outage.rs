@@ -136,8 +136,8 @@ fn killed_programs_leave_no_thread_that_waits_for_the_server() {
         let mut program = opener(20, &mounted.at.join("open"));
         let group = program.id();
         // Programs of each kind in the same group: they read, write through the page cache and beside it, list, create, and lock.
-        let script = "echo ready; read; cat read & dd if=/dev/zero of=write bs=4k count=4096 & dd if=/dev/zero of=direct bs=4k oflag=direct count=9 & \
-            ls -lR list & touch create/new & mv open-1 moved & flock open-2 true & wait";
+        let script = "echo ready; read; cat read & dd if=/dev/zero of=write bs=4k count=4096 & \
+            dd if=/dev/zero of=direct bs=4k oflag=direct count=9 & ls -lR list & touch create/new & mv open-1 moved & flock open-2 true & wait";
         let mut others = Command::new("bash");
         others.args(["-c", script]).current_dir(&mounted.at).process_group(group as i32);
         let mut others = others.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
