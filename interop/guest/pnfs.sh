@@ -18,6 +18,8 @@ RDMA=proto=rdma,port=${RDMA_PORT[0]}
 OPTIONS=
 # The layouts of the metadata server.
 LAYOUTS=flexible
+# The copies of new files.
+MIRRORS=3
 
 # Runs a command in the servers' network. `ip netns exec` would copy the mounts for it, too. A server that holds a mount of itself
 # does not end when it is killed.
@@ -87,7 +89,7 @@ addresses() {
 configure() {
   common_configuration >/run/slipway.toml
   cat >>/run/slipway.toml <<T
-mirrors = 3
+mirrors = $MIRRORS
 $(data_server 1 $1)
 $(data_server 2 $2)
 [[pnfs.server]]
@@ -442,6 +444,42 @@ restart() {
   await no_objects
 }
 
+# The metadata server is started again as one whose new files have two copies.
+two_copies() {
+  stop 0
+  MIRRORS=2 configure 4.1 4.2 4.2
+  start 0
+}
+
+ask() { "$SLIPWAY" "$@" --state-dir /run/state0; }
+is_drained() { ask ds list --json | grep "\"id\":$1," | grep -q '"state":"drained"'; }
+is_empty() { [ -z "$(ls /run/ds$1)" ]; }
+
+# A data server is drained while the client writes to a file with a copy there. No write is lost, and the copy is elsewhere after that.
+drained() {
+  local server others=() round=0 to
+  cp /run/sample /run/local; cp /run/sample /run/mnt/moved; sync /run/mnt/moved
+  server=$(ask layout show --json $EXPORT/moved | grep -o '"server":[0-9]*' | head -1 | cut -d: -f2)
+  for to in 1 2 3; do [ $to = $server ] || others+=($to); done
+  ask ds drain $server
+  until [ $round -gt 0 ] && is_drained $server; do
+    for to in /run/local /run/mnt/moved; do
+      dd if=/run/small of=$to bs=10000 seek=$((round * 37 % 350)) skip=$((round % 9)) count=1 conv=notrunc status=none
+    done
+    sync /run/mnt/moved
+    round=$((round + 1))
+    [ $round -lt 1000 ]
+  done
+  same /run/mnt/moved
+  echo 3 >/proc/sys/vm/drop_caches
+  same /run/mnt/moved
+  await copies_equal /run/local "${others[@]}"
+  await is_empty $server
+  ask ds undrain $server
+  rm /run/mnt/moved
+  await no_objects
+}
+
 check "network" network || exit 1
 check "knfsd: starts" knfsd_data_server || exit 1
 check "slipway serve: starts" servers || exit 1
@@ -485,6 +523,10 @@ for version in 4.1 4.2; do
   check "$on: removes objects" unlinked
   check "$on: unmounts" umount /run/mnt
 done
+check "two copies: metadata server starts" two_copies || exit 1
+check "two copies: mounts with flexible files" mounted 4.2 || exit 1
+check "two copies: a data server is drained while a file is written" drained
+check "two copies: unmounts" umount /run/mnt
 check "files layouts: metadata server starts" files_layouts || exit 1
 LAYOUTS=files
 for version in 4.1 4.2; do

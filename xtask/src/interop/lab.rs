@@ -78,30 +78,35 @@ impl Guest {
 
     /// Adds the guest's result lines to the report. Returns an error if there are none.
     pub fn results(&self, suite: &str, succeeded: bool, report: &mut Report) -> Result<(), String> {
-        let suite = &self.kernel.label(suite);
-        let text = std::fs::read_to_string(self.out.join("results")).unwrap_or_default();
-        let (mut passed, mut failed) = (0, 0);
-        for line in text.lines() {
-            eprintln!("  {line}");
-            let (kind, rest) = line.split_once(' ').unwrap_or((line, ""));
-            let (name, why) = rest.split_once(": ").map_or((rest, ""), |_| split_reason(rest));
-            match kind {
-                "ok" => passed += 1,
-                "skip" => drop(report.record(format!("interop: {suite}: {name}"), Outcome::Skipped(why.to_owned()))),
-                _ => {
-                    failed += 1;
-                    report.record(format!("interop: {suite}: {name}"), Outcome::Failed(why.to_owned()));
-                }
+        results(&self.out, &self.kernel.label(suite), succeeded, report)
+    }
+}
+
+/// Adds the result lines of a script in its directory to the report. Returns an error if there are none, or if the script has not
+/// succeeded and names no failure.
+pub fn results(directory: &Path, suite: &str, succeeded: bool, report: &mut Report) -> Result<(), String> {
+    let text = std::fs::read_to_string(directory.join("results")).unwrap_or_default();
+    let (mut passed, mut failed) = (0, 0);
+    for line in text.lines() {
+        eprintln!("  {line}");
+        let (kind, rest) = line.split_once(' ').unwrap_or((line, ""));
+        let (name, why) = rest.split_once(": ").map_or((rest, ""), |_| split_reason(rest));
+        match kind {
+            "ok" => passed += 1,
+            "skip" => drop(report.record(format!("interop: {suite}: {name}"), Outcome::Skipped(why.to_owned()))),
+            _ => {
+                failed += 1;
+                report.record(format!("interop: {suite}: {name}"), Outcome::Failed(why.to_owned()));
             }
         }
-        if passed > 0 {
-            report.record(format!("interop: {suite}: checks in the guest"), Outcome::Passed { tests: passed });
-        }
-        match (succeeded, passed + failed) {
-            (true, 1..) => Ok(()),
-            (false, 1..) if failed > 0 => Ok(()),
-            _ => Err(format!("the guest did not come to its end: see {}", self.out.display())),
-        }
+    }
+    if passed > 0 {
+        report.record(format!("interop: {suite}: checks of the script"), Outcome::Passed { tests: passed });
+    }
+    match (succeeded, passed + failed) {
+        (true, 1..) => Ok(()),
+        (false, 1..) if failed > 0 => Ok(()),
+        _ => Err(format!("the script did not come to its end: see {}", directory.display())),
     }
 }
 

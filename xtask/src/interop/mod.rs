@@ -1,5 +1,5 @@
-//! Tests against independent implementations: a Linux kernel as client and as server, libnfs, fio and tshark; and other
-//! programs over `slipway mount`.
+//! Tests against independent implementations: a Linux kernel as client and as server, libnfs, NFS-Ganesha, fio and tshark; and
+//! other programs over `slipway mount`.
 //!
 //! The kernel runs in `interop/kernel-lab`. The scripts for the guest are `interop/guest/*.sh`. Each suite leaves its
 //! logs in `target/interop/NAME`.
@@ -7,6 +7,7 @@
 mod capture;
 mod client;
 mod fixture;
+mod ganesha;
 mod hostile;
 mod kerberos;
 mod knfsd;
@@ -106,6 +107,7 @@ const LANES: [&[Suite]; 3] = [
         suite("mount", mount::run),
         suite("capture", capture::run),
         suite("kerberos", kerberos::run),
+        suite("ganesha", ganesha::run),
     ],
     &[
         suite("verbs", verbs::run),
@@ -191,7 +193,7 @@ pub fn install() -> Result<(), String> {
             .into_iter()
             .collect::<Result<String, _>>()
     };
-    let own = || tools::PACKAGES.into_iter().chain(realm::PACKAGES).chain(mount::PACKAGES);
+    let own = || tools::PACKAGES.into_iter().chain(realm::PACKAGES).chain(mount::PACKAGES).chain(ganesha::PACKAGES);
     let all_there = |kernel: String| kernel.lines().chain(own()).all(debian::is_installed);
     if shell::is_root() && !kernel().is_ok_and(all_there) {
         // A new machine has no package lists, or old ones with a kernel that is no longer available.

@@ -39,8 +39,9 @@ impl V4 {
         Self { caller: caller.cloned(), ..self.clone() }
     }
 
-    /// Returns the same protocol with this stateid in READ and WRITE. It opens no file.
-    pub(crate) fn with_stateid(self, stateid: Stateid4) -> Self {
+    /// Returns the same protocol with this stateid in READ and WRITE. It opens no file. At a data server, that is the anonymous stateid
+    /// (RFC 8435 §2.2), or that of an open at the metadata server (RFC 8881 §13.9.1).
+    pub fn with_stateid(self, stateid: Stateid4) -> Self {
         Self { stateid: Some(stateid), ..self }
     }
 
@@ -68,6 +69,11 @@ impl V4 {
     /// Reports whether the server tells its clients that it is a data server of pNFS (RFC 8881 §13.1).
     pub fn is_data_server(&self) -> bool {
         self.server.has_role(EXCHGID4_FLAG_USE_PNFS_DS)
+    }
+
+    /// Returns the owner of the server, by which clients recognise it at other addresses (RFC 8881 §2.10.4). NFSv4.0 has none.
+    pub fn server_owner(&self) -> Option<&[u8]> {
+        self.server.owner.as_deref()
     }
 
     /// Reports whether the server tells its clients that it is a metadata server of pNFS.

@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use bytes::Bytes;
 use nfs::v4::*;
 
 use super::{callbacks::Callbacks, migration::Moves, opens::Opens};
@@ -30,6 +31,8 @@ pub(crate) struct Server {
     pub handling_flags: AtomicBool,
     /// The roles of the server in pNFS: flags of EXCHANGE_ID. NFSv4.0 has none.
     roles: u32,
+    /// The name by which clients know the server (`so_major_id`, RFC 8881 §2.10.4). NFSv4.0 has none.
+    pub owner: Option<Bytes>,
 }
 
 impl Server {
@@ -57,6 +60,7 @@ impl Server {
             is_arriving: AtomicBool::new(is_known),
             handling_flags: AtomicBool::new(false),
             roles: exchanged.as_ref().map_or(0, |exchanged| exchanged.flags & EXCHGID4_FLAG_MASK_PNFS),
+            owner: exchanged.as_ref().map(|exchanged| Bytes::copy_from_slice(&exchanged.server_owner.major_id)),
         });
         let holder: std::sync::Weak<Self> = Arc::downgrade(&server);
         server.client.link.set_holder(holder);

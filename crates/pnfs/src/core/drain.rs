@@ -8,7 +8,7 @@ use std::sync::{Arc, atomic::AtomicU64};
 
 use entropy::HashMap;
 use parking_lot::Mutex;
-use vfs::{Caller, Cred, Handle, Result, VfsError};
+use vfs::{Caller, Cred, Handle, Result, VfsError, layout::LayoutModes};
 
 use super::Core;
 use crate::{
@@ -157,6 +157,8 @@ impl Core {
             if pass.files.len() < FILES_MAX {
                 pass.files.push(handle.clone());
             }
+            // A client that still reaches the data server would write what nobody can read here.
+            self.holders.recall(handle, LayoutModes::ALL, true);
             return Ok(());
         }
         self.mark_stale(&file, vec![object]).await

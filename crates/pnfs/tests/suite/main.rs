@@ -4,6 +4,7 @@ mod backends;
 mod drain;
 mod failures;
 mod files;
+mod files_drain;
 mod layouts;
 mod rebalance;
 mod servers;

@@ -88,7 +88,7 @@ pub enum DataVersionConfig {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DataAddressConfig {
-    /// `transport`: `tcp` or `rdma`.
+    /// `transport`: `tcp`, `rdma` or `shm`.
     pub transport: DataTransportConfig,
     /// `address`: the IP address and port, such as `192.0.2.1:2049`.
     pub address: SocketAddr,
@@ -102,6 +102,8 @@ pub enum DataTransportConfig {
     Tcp,
     /// RDMA.
     Rdma,
+    /// Shared memory, for clients on the same host that have mounted over it.
+    Shm,
 }
 
 fn mirrors() -> u16 {

@@ -137,7 +137,7 @@ impl<'a> BareSubject<'a> {
         let mut buffers = vec![vec![0; point.block]; point.in_flight.max(1) as usize];
         let blocks = self.file_size / point.block as u64;
         let first = u64::from(thread) * self.file_size;
-        let offset = |turn| first + site::block_at(turn, point.random, blocks) * point.block as u64;
+        let offset = |turn| first + site::block_at(turn, point, blocks) * point.block as u64;
         let mut tally = Tally::until(end);
         let mut turn = 0;
         let mut asked = VecDeque::new();

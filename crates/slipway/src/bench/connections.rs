@@ -159,7 +159,7 @@ async fn goodput(args: &Args, url: &NfsUrl) -> Result<Goodput, Failure> {
                 let (mut bytes, mut turn) = (0, number as u64);
                 let mut buffer = mount.pool().take(block);
                 loop {
-                    let offset = site::block_at(turn, true, FILE_BYTES / block as u64) * block as u64;
+                    let offset = (site::scatter(turn) % (FILE_BYTES / block as u64)) * block as u64;
                     let (len, back) = file.read_at(offset, buffer).await;
                     (bytes, turn, buffer) = (bytes + len.map_err(failed)? as u64, turn + 1, back);
                     if Instant::now() >= end {

@@ -337,13 +337,16 @@ pub fn pnfs(block: usize, in_flight: u32) -> Plan {
         points: vec![
             Point::new(Operation::Read, block, in_flight),
             Point::new(Operation::Write, block, in_flight),
+            Point::new(Operation::Read, block, in_flight).zipf(),
+            Point::new(Operation::Write, block, in_flight).zipf(),
             Point::new(Operation::Create, 1, 16),
             Point::new(Operation::Create, 1, 1),
             Point::new(Operation::Getattr, 1, 1),
         ],
         charts: vec![
-            Chart::new("READ", is_read, Shape::Bars(Measure::Throughput)),
-            Chart::new("WRITE", is_write, Shape::Bars(Measure::Throughput)),
+            Chart::new("READ", |point| is_read(point) && !point.zipf, Shape::Bars(Measure::Throughput)),
+            Chart::new("WRITE", |point| is_write(point) && !point.zipf, Shape::Bars(Measure::Throughput)),
+            Chart::new("Some blocks more often than others", |point| point.zipf, Shape::Bars(Measure::Throughput)),
             Chart::new("CREATE and REMOVE, 16 outstanding", many, Shape::Bars(Measure::Rate)),
             Chart::new("Operations at the metadata server, one outstanding", one, Shape::Bars(Measure::Median)),
         ],

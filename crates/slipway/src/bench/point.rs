@@ -36,6 +36,8 @@ pub struct Point {
     pub operation: Operation,
     /// Random instead of sequential blocks.
     pub random: bool,
+    /// Some of the random blocks much more often than others, by Zipf's law.
+    pub zipf: bool,
     /// The bytes of each READ and WRITE.
     pub block: usize,
     /// The outstanding operations on each thread.
@@ -78,12 +80,17 @@ impl Operation {
 impl Point {
     /// Creates a point with this many operations in flight on one thread.
     pub fn new(operation: Operation, block: usize, in_flight: u32) -> Self {
-        Self { operation, random: false, block, in_flight, threads: 1 }
+        Self { operation, random: false, zipf: false, block, in_flight, threads: 1 }
     }
 
     /// Returns this point with random blocks.
     pub fn random(self) -> Self {
         Self { random: true, ..self }
+    }
+
+    /// Returns this point with random blocks by Zipf's law.
+    pub fn zipf(self) -> Self {
+        Self { zipf: true, ..self.random() }
     }
 
     /// Returns this point with this many threads.
@@ -98,7 +105,11 @@ impl Point {
 
     /// Returns the operation and block size: `random READ 4 KiB`.
     pub fn title(&self) -> String {
-        let order = if self.random { "random " } else { "" };
+        let order = match (self.zipf, self.random) {
+            (true, _) => "Zipf ",
+            (false, true) => "random ",
+            (false, false) => "",
+        };
         let block = if self.operation.moves_blocks() { format!(" {}", block(self.block)) } else { String::new() };
         format!("{order}{}{block}", self.operation.title())
     }
@@ -135,6 +146,7 @@ mod tests {
             Point::new(Operation::Read, 4096, 1).random().threads(16).label(),
             "random READ 4 KiB × 1, 16 threads"
         );
+        assert_eq!(Point::new(Operation::Read, 1 << 20, 32).zipf().label(), "Zipf READ 1 MiB × 32");
         assert_eq!(Point::new(Operation::Write, 512, 0).label(), "WRITE 512 B synchronous");
         assert_eq!(Point::new(Operation::Getattr, 512, 1).label(), "GETATTR");
     }

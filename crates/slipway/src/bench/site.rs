@@ -130,8 +130,22 @@ pub fn source(turn: u64) -> Source {
 }
 
 /// Returns the index of the block of a turn, of `blocks` blocks.
-pub fn block_at(turn: u64, random: bool, blocks: u64) -> u64 {
-    (if random { scatter(turn) } else { turn }) % blocks
+pub fn block_at(turn: u64, point: &Point, blocks: u64) -> u64 {
+    match (point.zipf, point.random) {
+        (true, _) => zipf(turn, blocks),
+        (false, random) => (if random { scatter(turn) } else { turn }) % blocks,
+    }
+}
+
+/// Returns the index of the block of a turn by Zipf's law: the block with rank k comes with a probability that is proportional to
+/// k to the power of −0.9, as by fio's `random_distribution=zipf:0.9`.
+fn zipf(turn: u64, blocks: u64) -> u64 {
+    // The inverse of the integral of the law from 1 to `blocks` + 1.
+    let (uniform, power) = (scatter(turn) as f64 / 2_f64.powi(64), 1.0 - 0.9);
+    let rank = (uniform * ((blocks as f64 + 1.0).powf(power) - 1.0) + 1.0).powf(1.0 / power);
+    let rank = (rank as u64).clamp(1, blocks) - 1;
+    // Blocks that come often are not neighbours. The factor is a prime, so each rank has its own block.
+    rank.wrapping_mul(7919) % blocks
 }
 
 /// Maps numbers to pseudo-random numbers (the finalizer of SplitMix64).
@@ -151,3 +165,28 @@ pub fn pattern(len: usize) -> Bytes {
 const SOURCES: u64 = 256;
 /// The storage of a small file beyond its bytes.
 const OVERHEAD: u64 = 8 << 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::point::Operation;
+
+    #[test]
+    fn blocks_come_as_often_as_the_order_says() {
+        let point = Point::new(Operation::Read, 4096, 1);
+        let counts = |point: Point, blocks: u64| {
+            let mut counts = vec![0_u32; blocks as usize];
+            (0..100_000).for_each(|turn| counts[block_at(turn, &point, blocks) as usize] += 1);
+            counts.sort_unstable();
+            counts
+        };
+        assert_eq!(counts(point, 500), [200; 500]);
+        let random = counts(point.random(), 500);
+        assert!(random[0] > 100 && random[499] < 300, "{random:?}");
+        // The integral of the law over the first rank is 0.083 of all, and that over the first fifty 0.56.
+        let zipf = counts(point.zipf(), 500);
+        assert!(zipf[0] > 0 && (8_000..8_600).contains(&zipf[499]), "{zipf:?}");
+        assert!((55_000..57_000).contains(&zipf[450..].iter().sum::<u32>()), "{zipf:?}");
+        assert_eq!(counts(point.zipf(), 1), [100_000]);
+    }
+}

@@ -226,7 +226,7 @@ impl Work {
     /// Returns the offset of the next block.
     fn offset(&self) -> u64 {
         let turn = self.next.fetch_add(1, Relaxed);
-        site::block_at(turn, self.point.random, self.blocks) * self.point.block as u64
+        site::block_at(turn, &self.point, self.blocks) * self.point.block as u64
     }
 }
 

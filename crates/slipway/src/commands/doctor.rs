@@ -1,6 +1,7 @@
 //! `slipway doctor`: shows what this machine supports, and how to add what is missing.
 
 mod checks;
+mod clashes;
 mod data_servers;
 mod tls;
 
@@ -21,7 +22,8 @@ use crate::{
 The command changes nothing. The exit code is 0 unless something that Slipway needs is missing.
 
 With --config, the command also checks the data servers of a pNFS metadata server, on its host and as its user: the addresses, the
-rights of the metadata server and of clients, the clock, and the free space. It creates an object on each data server, and removes it.
+rights of the metadata server and of clients, the clock, the free space, and that clients know each server from the others. It creates
+an object on each data server, and removes it.
 It also examines the files of TLS: whether a server can use them, which names the certificates have, and when they and the
 revocation lists expire.
 

@@ -155,6 +155,7 @@ fn data_address(config: &DataAddressConfig) -> DataAddress {
     let transport = match config.transport {
         DataTransportConfig::Tcp => DataTransport::Tcp,
         DataTransportConfig::Rdma => DataTransport::Rdma,
+        DataTransportConfig::Shm => DataTransport::Shm,
     };
     DataAddress { transport, address: config.address }
 }
@@ -164,7 +165,7 @@ fn address_of(url: &NfsUrl) -> Result<DataAddress, String> {
     let transport = match url.options.proto.as_str() {
         "tcp" => DataTransport::Tcp,
         "rdma" => DataTransport::Rdma,
-        proto => return Err(format!("`address` is missing: clients cannot use the transport {proto} of the URL")),
+        proto => return Err(format!("`address` is missing: few clients can use the transport {proto} of the URL")),
     };
     let port = url.port.unwrap_or(if transport == DataTransport::Rdma { nfs::NFS_RDMA_PORT } else { nfs::NFS_PORT });
     let resolved = (url.host.as_str(), port).to_socket_addrs();
@@ -286,6 +287,14 @@ mod tests {
         assert_ne!(Some(by_tcp), default.device_id(ServerId(2), tcp));
         assert_eq!((both.server_of(by_tcp), both.server_of(by_rdma)), (Some(id), Some(id)));
         assert_eq!(default.server_of(by_rdma), None);
+        let shm = DataTransport::Shm;
+        assert_eq!(both.device_id(id, shm), Some(by_tcp), "there is no address of shared memory");
+        let local = table("address = [{ transport = 'shm', address = '127.0.0.1:1' }]");
+        let by_shm = local.device_id(id, shm).unwrap();
+        assert_eq!(
+            (local.device_id(id, tcp), local.device_id(id, rdma), local.server_of(by_shm)),
+            (None, None, Some(id))
+        );
         let newer = table("version = '4.1'");
         let by_newer = newer.device_id(id, tcp).unwrap();
         assert_ne!(Some(by_newer), default.device_id(id, tcp), "clients cache the version with the device");

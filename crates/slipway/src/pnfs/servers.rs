@@ -41,7 +41,7 @@ pub struct NfsServers {
 pub struct Endpoint {
     /// The directory of the objects, for this server.
     pub url: NfsUrl,
-    /// The addresses for clients, without shared memory. There is none if clients cannot use the data server.
+    /// The addresses for clients. There is none if clients cannot use the data server.
     pub addresses: Vec<DataAddress>,
     /// The version by which clients use it, if it offers that.
     pub version: DataVersionConfig,
@@ -145,11 +145,14 @@ impl DataServer {
     /// Returns the addresses for a client that prefers this transport, if there is one of this transport.
     fn addresses(&self, preferred: DataTransport) -> Option<Vec<DataAddress>> {
         let mut addresses = self.endpoint.addresses.clone();
+        // A client of shared memory is on this host. So it can also use the other transports.
+        addresses.retain(|address| match preferred {
+            // Linux's client tries the addresses in their order. One without an RDMA device must not try RDMA.
+            DataTransport::Tcp => address.transport == DataTransport::Tcp,
+            DataTransport::Rdma => address.transport != DataTransport::Shm,
+            DataTransport::Shm => true,
+        });
         addresses.sort_by_key(|address| address.transport != preferred);
-        // Linux's client tries the addresses in their order. One without an RDMA device must not try RDMA.
-        if preferred == DataTransport::Tcp {
-            addresses.retain(|address| address.transport == DataTransport::Tcp);
-        }
         addresses.first().is_some_and(|first| first.transport == preferred).then_some(addresses)
     }
 
@@ -338,7 +341,7 @@ impl DataServers for NfsServers {
     fn striped_device_id(&self, servers: &[ServerId], transport: DataTransport) -> Option<LayoutDeviceId> {
         let addresses = |server: &ServerId| {
             let server = self.get(*server)?;
-            server.addresses(transport).or_else(|| TRANSPORTS.into_iter().find_map(|other| server.addresses(other)))
+            server.addresses(transport).or_else(|| FALLBACKS.into_iter().find_map(|other| server.addresses(other)))
         };
         let addresses: Vec<_> = servers.iter().map(addresses).collect::<Option<_>>()?;
         let id = hashed(&format!("files {addresses:?}"));
@@ -356,7 +359,7 @@ impl DataServers for NfsServers {
             let found = self.get(server)?;
             found.device_id(server, transport, found.version.now())
         };
-        id(transport).or_else(|| TRANSPORTS.into_iter().find_map(id))
+        id(transport).or_else(|| FALLBACKS.into_iter().find_map(id))
     }
 
     fn server_of(&self, device: LayoutDeviceId) -> Option<ServerId> {
@@ -445,7 +448,10 @@ impl From<Failed> for ServerError {
 /// The permission bits of objects: clients with a layout to write are the owner, and those with a layout to read in the group.
 const OBJECT_MODE: u32 = 0o640;
 /// The transports of clients.
-const TRANSPORTS: [DataTransport; 2] = [DataTransport::Tcp, DataTransport::Rdma];
+const TRANSPORTS: [DataTransport; 3] = [DataTransport::Tcp, DataTransport::Rdma, DataTransport::Shm];
+/// The transports for a client to whose transport a data server has no address, the preferred one first. Shared memory is only for
+/// clients that have it and are on this host, and those have mounted over it.
+const FALLBACKS: [DataTransport; 2] = [DataTransport::Tcp, DataTransport::Rdma];
 /// The number of devices of files layouts after which all are forgotten. Each is a list of the data servers of a file.
 const DEVICES_MAX: usize = 1 << 12;
 /// The number of handles after which all are forgotten.

@@ -65,23 +65,33 @@ impl ClientVersion {
 /// # Errors
 /// The server does not answer.
 pub async fn offers(url: &NfsUrl, version: DataVersionConfig, switch: &Switch) -> client::Result<bool> {
+    if version == DataVersionConfig::V3 {
+        return Ok(true);
+    }
+    let Some(v4) = connect(url, version, switch).await? else { return Ok(false) };
+    let offers = v4.v4().is_some_and(V4::is_data_server);
+    // The data server removes the client later if this fails.
+    let _ = v4.unmount().await;
+    Ok(offers)
+}
+
+/// Connects to a data server by the version of its clients. Returns `None` if it does not have the version.
+///
+/// # Errors
+/// The server does not answer.
+pub async fn connect(url: &NfsUrl, version: DataVersionConfig, switch: &Switch) -> client::Result<Option<Mount>> {
     let mut url = NfsUrl { path: "/".into(), ..url.clone() };
     url.options.pnfs = Pnfs::Off;
     url.options.version = match version {
-        DataVersionConfig::V3 => return Ok(true),
+        DataVersionConfig::V3 => Version::V3,
         DataVersionConfig::V4_1 => Version::V4_1,
         DataVersionConfig::V4_2 => Version::V4_2,
     };
     match Mount::connect(&url, switch).await {
-        Ok(mount) => {
-            let offers = mount.v4().is_some_and(V4::is_data_server);
-            // The data server removes the client later if this fails.
-            let _ = mount.unmount().await;
-            Ok(offers)
-        }
+        Ok(mount) => Ok(Some(mount)),
         // It answers, and does not have the version.
         Err(error) => match error.kind() {
-            ErrorKind::Status(_) | ErrorKind::Rpc(ClientError::NotExecuted(_)) => Ok(false),
+            ErrorKind::Status(_) | ErrorKind::Rpc(ClientError::NotExecuted(_)) => Ok(None),
             _ => Err(error),
         },
     }

@@ -99,7 +99,9 @@ fn clusters_are_measured_and_their_data_servers_are_limited() {
     let wanted = ["bench", "pnfs", "--json", "--servers", "1,2", "--transport", "shm", "--dir", dir, "--html", path];
     let report: Value = serde_json::from_str(&ok(&[&wanted[..], &load].concat())).unwrap();
     assert_eq!(names(&report), ["1 data server", "2 data servers", "1 data server, metadata over shm"]);
-    assert_eq!(rows(&report).len(), 5 * 3);
+    assert_eq!(rows(&report).len(), 7 * 3);
+    let zipf: Vec<_> = rows(&report).iter().filter(|row| row["zipf"] == true).collect();
+    assert!(zipf.len() == 2 * 3 && zipf.iter().all(|row| row["gb_per_s"]["median"].as_f64() < Some(0.016)), "{zipf:?}");
     for row in rows(&report) {
         assert!(row["operations"].as_u64().unwrap() > 0, "{row}");
     }

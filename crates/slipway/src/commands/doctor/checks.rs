@@ -29,6 +29,7 @@ pub fn all() -> Vec<Finding> {
     findings.push(tcp_port("port 20049/tcp", 20049, "nfs over rdma"));
     findings.push(rpcbind());
     findings.push(kernel_client());
+    findings.extend(kernel_layouts(&rustix::system::uname().release().to_string_lossy()));
     findings.push(mount_command());
     findings.push(congestion(&read_line("/proc/sys/net/ipv4/tcp_congestion_control")));
     findings.push(owner_domain(&server::default_idmap_domain()));
@@ -296,6 +297,29 @@ fn rpcbind() -> Finding {
     }
 }
 
+/// Checks which layouts of pNFS the client of this kernel cannot use. Returns `None` if the release is not that of a kernel.
+fn kernel_layouts(release: &str) -> Option<Finding> {
+    const CHECK: &str = "kernel pNFS";
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
+    let version = (numbers.next()?.ok()?, numbers.next()?.ok()?);
+    if version >= STRIPED_SINCE {
+        return Some(Finding::ok(
+            CHECK,
+            format!("Linux {release} uses striped flexible files directly, and files layouts"),
+        ));
+    }
+    let (major, minor) = STRIPED_SINCE;
+    Some(Finding::note(
+        CHECK,
+        format!(
+            "Linux {release}, if it mounts, uses data servers of striped flexible files through the metadata server"
+        ),
+        format!(
+            "none needed without stripes. For stripes: layouts = \"files\" of [[pnfs]], or Linux {major}.{minor} on clients"
+        ),
+    ))
+}
+
 /// Reports whether this machine's kernel can mount from a server of this program.
 fn kernel_client() -> Finding {
     const CHECK: &str = "kernel NFS client";
@@ -395,10 +419,21 @@ fn read_line(path: impl AsRef<Path>) -> String {
     fs::read_to_string(path).unwrap_or_default().trim().to_owned()
 }
 
+/// The first version of Linux whose client accepts striped mirrors of flexible files.
+const STRIPED_SINCE: (u32, u32) = (6, 18);
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::commands::doctor::State;
+
+    #[test]
+    fn kernels_before_stripes_are_named() {
+        let state = |release| kernel_layouts(release).map(|finding| finding.state);
+        assert_eq!([state("6.18.44-fc"), state("7.0.0"), state("6.18-rc1")], [Some(State::Ok); 3]);
+        assert_eq!([state("6.17.9"), state("6.1.0-41-amd64"), state("5.19")], [Some(State::Note); 3]);
+        assert_eq!(state("unknown"), None);
+    }
 
     #[test]
     fn bbr_is_reported_with_a_fix() {

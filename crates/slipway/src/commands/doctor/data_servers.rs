@@ -10,13 +10,20 @@ use std::{
 };
 
 use buf::Rope;
-use client::{Caller, CreateHow, FsStat, Handle, Mount, SetAttr, StableHow, Status};
+use client::{Caller, CreateHow, FsStat, Handle, Mount, Protocol, SetAttr, StableHow, Status, V4};
 use futures_util::future::join_all;
+use nfs::v4::Stateid4;
 use rpc::{AuthSys, CallOptions, Client, ClientOptions, ReplyPlan, Switch};
-use server::{Config, config::PnfsConfig};
+use server::{
+    Config, DataHandle,
+    config::{DataVersionConfig, LayoutsMode, ListenConfig, PnfsConfig},
+};
 use vfs::layout::{DataAddress, DataTransport};
 
-use super::Finding;
+use super::{
+    Finding,
+    clashes::{self, Present},
+};
 use crate::{
     output,
     pnfs::{self, DataServerEndpoint, versions},
@@ -32,7 +39,9 @@ pub fn all(config: &Config) -> io::Result<Vec<Finding>> {
     let mut findings = Vec::new();
     for cluster in &config.pnfs {
         match pnfs::data_servers(cluster) {
-            Ok(servers) => findings.extend(runtime.block_on(cluster_findings(cluster, servers, &switch))),
+            Ok(servers) => {
+                findings.extend(runtime.block_on(cluster_findings(cluster, servers, &config.listen, &switch)))
+            }
             Err(error) => findings.push(Finding::bad(
                 format!("cluster {}", cluster.name),
                 error.to_string(),
@@ -47,13 +56,26 @@ pub fn all(config: &Config) -> io::Result<Vec<Finding>> {
 async fn cluster_findings(
     cluster: &PnfsConfig,
     servers: Vec<(::pnfs::ServerId, DataServerEndpoint)>,
+    listen: &[ListenConfig],
     switch: &Switch,
 ) -> Vec<Finding> {
+    let by_handle = cluster.layouts == LayoutsMode::Files;
     let checked = join_all(servers.into_iter().map(|(id, endpoint)| async move {
-        let check = Check { name: format!("data server {}/{}", cluster.name, id.0), endpoint, switch };
+        let check = Check { name: format!("data server {}/{}", cluster.name, id.0), endpoint, switch, by_handle };
         check.run().await
     }));
-    checked.await.into_iter().flatten().collect()
+    let mut findings = Vec::new();
+    let mut present = Vec::new();
+    for (found, one) in checked.await {
+        findings.extend(found);
+        present.extend(one);
+    }
+    findings.extend(clashes::directories(&present).await);
+    findings.extend(clashes::owners(&present, &clashes::own_owners(listen, switch).await));
+    for one in present {
+        one.end().await;
+    }
+    findings
 }
 
 /// The check of one data server.
@@ -61,6 +83,8 @@ struct Check<'a> {
     name: String,
     endpoint: DataServerEndpoint,
     switch: &'a Switch,
+    /// `true` if the file handles of clients name their users, as those of files layouts do.
+    by_handle: bool,
 }
 
 /// The users of the test object. No person and no system has these numbers.
@@ -69,23 +93,31 @@ const GROUP: u32 = (1 << 31) - 2;
 const STRANGER: u32 = (1 << 31) - 3;
 
 impl Check<'_> {
-    async fn run(&self) -> Vec<Finding> {
+    /// Runs the check. Returns what it finds, and the data server if it answers.
+    async fn run(&self) -> (Vec<Finding>, Option<Present>) {
         let mount = match Mount::connect(&self.endpoint.url, self.switch).await {
             Ok(mount) => mount,
             Err(error) => {
-                return vec![self.bad(
+                let found = self.bad(
                     format!("{}: {error}", self.endpoint.url),
                     "start it; check the address and path of `url`, the firewall, and that it exports the directory to this host by NFSv3 \
                      (`mountport=2049` if it is slipway serve)",
-                )];
+                );
+                return (vec![found], None);
             }
         };
         let mut findings = Vec::new();
         for address in &self.endpoint.addresses {
             findings.extend(self.address(address).await);
         }
-        findings.extend(self.version().await);
-        findings.extend(self.object(&mount).await);
+        let newer = match self.newer().await {
+            Ok(newer) => newer,
+            Err(finding) => {
+                findings.push(finding);
+                None
+            }
+        };
+        findings.extend(self.object(&mount, newer.as_ref()).await);
         let space = mount.statfs("").await.map(|space| (self.space(&space), output::size(space.abytes)));
         let free = match space {
             Ok((finding, free)) => {
@@ -98,27 +130,30 @@ impl Check<'_> {
             let found = format!("{}: it answers, and the rights are as they must be; {free}", self.endpoint.url);
             findings.push(Finding::ok(self.name.clone(), found));
         }
-        findings
+        (findings, Some(Present { name: self.name.clone(), mount, newer }))
     }
 
     fn bad(&self, found: impl Into<String>, fix: impl Into<String>) -> Finding {
         Finding::bad(self.name.clone(), found, fix)
     }
 
-    /// Checks that the data server says to clients that it is one, by their version.
-    async fn version(&self) -> Option<Finding> {
+    /// Connects by the version of clients, if that is not NFSv3.
+    ///
+    /// # Errors
+    /// The data server does not answer, or does not say to clients that it is one, by their version.
+    async fn newer(&self) -> Result<Option<Mount>, Finding> {
         let version = self.endpoint.version;
-        if self.endpoint.addresses.is_empty() {
-            return None;
+        if self.endpoint.addresses.is_empty() || version == DataVersionConfig::V3 {
+            return Ok(None);
         }
-        match versions::offers(&self.endpoint.url, version, self.switch).await {
-            Ok(true) => None,
-            Ok(false) => Some(self.bad(
+        match versions::connect(&self.endpoint.url, version, self.switch).await {
+            Ok(Some(mount)) if mount.v4().is_some_and(V4::is_data_server) => Ok(Some(mount)),
+            Ok(_) => Err(self.bad(
                 format!("it does not say that it is a data server by version {}, so clients use NFSv3 (with layouts = \"files\": they get no layouts)", versions::name(version)),
                 "start slipway serve with --data-server there (`data_server = true` in [server]), or remove `version` of the \
                  [[pnfs.server]]; the kernel's server is a data server by NFSv3 only",
             )),
-            Err(error) => Some(self.bad(
+            Err(error) => Err(self.bad(
                 format!("{}: no answer by NFSv4: {error}", self.endpoint.url),
                 "make it listen at the port of `url` for NFSv4, too, or remove `version` of the [[pnfs.server]]",
             )),
@@ -154,8 +189,8 @@ impl Check<'_> {
     }
 
     /// Creates an object as the metadata server does, uses it as clients do, and removes it.
-    async fn object(&self, mount: &Mount) -> Vec<Finding> {
-        let name = format!(".slipway-doctor-{:016x}", entropy::random::<u64>());
+    async fn object(&self, mount: &Mount, newer: Option<&Mount>) -> Vec<Finding> {
+        let name = test_name();
         let shared = !self.endpoint.addresses.is_empty();
         let (uid, gid) = (shared.then_some(OWNER), shared.then_some(GROUP));
         let how = CreateHow::Unchecked(SetAttr { mode: Some(0o640), uid, gid, ..SetAttr::default() });
@@ -188,7 +223,12 @@ impl Check<'_> {
             Err(error) => findings.push(self.bad(format!("the attributes of an object: {error}"), SQUASH_FIX)),
         }
         if shared && findings.is_empty() {
-            findings.extend(self.clients(mount, &node.handle).await);
+            findings.extend(self.clients(mount.protocol(), &node.handle, false).await);
+            if let Some(v4) = newer.and_then(Mount::v4) {
+                let stateid = if self.by_handle { OPEN_ELSEWHERE } else { Stateid4::ANONYMOUS };
+                let protocol = Protocol::V4(v4.clone().with_stateid(stateid));
+                findings.extend(self.clients(&protocol, &node.handle, self.by_handle).await);
+            }
         }
         if let Err(error) = mount.protocol().remove(mount.root(), name.as_bytes()).await {
             findings.push(self.bad(format!("the test object {name} cannot be removed: {error}"), "remove it"));
@@ -212,22 +252,31 @@ impl Check<'_> {
         self.bad(found, fix)
     }
 
-    /// Checks that the owner of an object can write, its group can read, and others can do neither.
-    async fn clients(&self, mount: &Mount, object: &Handle) -> Vec<Finding> {
+    /// Checks that the owner of an object can write, its group can read, and others can do neither. `by_handle` if the file handles
+    /// of clients name their users.
+    async fn clients(&self, protocol: &Protocol, object: &Handle, by_handle: bool) -> Vec<Finding> {
         let user = |uid, gid| {
+            if by_handle {
+                let handle = DataHandle { uid, gid, object: bytes::Bytes::copy_from_slice(object) }.encode();
+                return (protocol.clone(), Handle::from(handle));
+            }
             let gids = std::iter::empty().collect();
-            mount.with_caller(Some(&Caller::new(AuthSys { uid, gid, gids, ..AuthSys::of_process() })))
+            let caller = Caller::new(AuthSys { uid, gid, gids, ..AuthSys::of_process() });
+            (protocol.with_caller(Some(&caller)), object.clone())
         };
         let write = async |uid, gid| {
             let data = Rope::from(bytes::Bytes::from_static(b"slipway doctor"));
-            user(uid, gid).protocol().write(object, 0, data, StableHow::FileSync).await
+            let (protocol, object) = user(uid, gid);
+            protocol.write(&object, 0, data, StableHow::FileSync).await
         };
         let mut findings = Vec::new();
         let written = write(OWNER, GROUP).await.map(drop);
-        let read = user(GROUP, GROUP).protocol().read(object, 0, 14).await.map(drop);
+        let (reader, handle) = user(GROUP, GROUP);
+        let read = reader.read(&handle, 0, 14).await.map(drop);
         if let Err(error) = written.and(read) {
+            let version = protocol.version();
             findings.push(self.bad(
-                format!("a user with a layout cannot use its object: {error}"),
+                format!("a user with a layout cannot use its object by version {version}: {error}"),
                 "do not map the users of clients to another one (all_squash, squash = \"all\"), and run slipway serve as root",
             ));
         }
@@ -250,6 +299,11 @@ impl Check<'_> {
     }
 }
 
+/// Returns a new name of an object that only a check has.
+pub fn test_name() -> String {
+    format!(".slipway-doctor-{:016x}", entropy::random::<u64>())
+}
+
 fn now() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64)
 }
@@ -266,8 +320,11 @@ fn skew(remote: i64, (before, after): (i64, i64)) -> Option<String> {
     }
 }
 
+/// A stateid as of an open at the metadata server, which a data server cannot know.
+const OPEN_ELSEWHERE: Stateid4 = Stateid4 { seqid: 1, other: *b"from doctor." };
 const SQUASH_FIX: &str = "do not squash root of this host there: no_root_squash in exports(5), { host = …, squash = \"none\" } \
-                          in `clients` of slipway serve, which must run as root";
+                          in `clients` of slipway serve, which must run as root, and CLIENT { Clients = …; Squash = None; } of \
+                          NFS-Ganesha";
 /// Less free space than this is reported.
 const SPACE_MIN: u64 = 1 << 30;
 /// A difference of clocks up to this is not reported.

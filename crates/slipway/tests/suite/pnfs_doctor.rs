@@ -1,0 +1,112 @@
+//! `slipway doctor` with the data servers of a pNFS metadata server that clients use by NFSv4.
+
+use std::{fs, path::Path};
+
+use serde_json::Value;
+
+use crate::common::{Server, listen, port::Port, run, stderr};
+
+/// Returns what `slipway doctor` finds wrong about data servers: the number of the data server, and the text.
+fn wrong(config: &Path) -> Vec<(String, String)> {
+    let output = run(&["doctor", "--json", "--config", config.to_str().unwrap()]);
+    let all: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", stderr(&output)));
+    let text = |finding: &Value, key: &str| finding[key].as_str().unwrap().to_owned();
+    let of_servers = all.iter().filter(|finding| finding["state"] == "bad");
+    let number = |finding: &Value| Some(text(finding, "check").strip_prefix("data server two/")?.to_owned());
+    of_servers.filter_map(|finding| Some((number(finding)?, text(finding, "found")))).collect()
+}
+
+/// Writes the configuration of a metadata server with these data servers, and returns its path.
+fn configure(dir: &Path, port: &Port, layouts: &str, urls: [String; 2]) -> std::path::PathBuf {
+    let server = |(at, url): (usize, String)| {
+        let id = at + 1;
+        format!("[[pnfs.server]]\nid = {id}\nurl = '{url}'\nversion = '4.1'\n")
+    };
+    let servers: String = urls.into_iter().enumerate().map(server).collect();
+    let text = format!(
+        "[server]\nstate_dir = '{0}/state'\n[[listen]]\ntransport = 'tcp'\naddress = '{1}'\n\
+         [[export]]\npath = '{0}/export'\nsquash = 'none'\nbackend = 'pnfs'\noptions = {{ cluster = 'two' }}\n\
+         [[pnfs]]\nname = 'two'\nlayouts = '{layouts}'\nmirrors = 1\n{servers}",
+        dir.display(),
+        port.address()
+    );
+    let path = dir.join("slipway.toml");
+    fs::write(&path, text).unwrap();
+    path
+}
+
+/// Starts a data server that keeps its objects in memory.
+fn data_server(state: &Path, port: &Port, options: &[&str]) -> Server {
+    let [flag, address] = listen("tcp", port);
+    let args = ["--data-server", "--memory", "64M", "--state-dir", state.to_str().unwrap(), &flag, &address];
+    Server::start(&[&args, options].concat())
+}
+
+/// Copies the files of a state directory.
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in from.read_dir().unwrap().map(Result::unwrap).filter(|entry| entry.file_type().unwrap().is_file()) {
+        fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+    }
+}
+
+#[test]
+fn objects_are_used_by_the_version_of_clients() {
+    let (dir, ports) = (tempfile::tempdir().unwrap(), [(); 3].map(|()| Port::take()));
+    fs::create_dir(dir.path().join("export")).unwrap();
+    let none = ["--squash", "none"];
+    let servers = [0, 1].map(|at| data_server(&dir.path().join(format!("state{at}")), &ports[at], &none));
+    for layouts in ["files", "flexible"] {
+        let config = configure(dir.path(), &ports[2], layouts, [0, 1].map(|at| servers[at].url("tcp", "")));
+        assert_eq!(wrong(&config), [], "{layouts}");
+    }
+    // The second one maps all users.
+    let [first, second] = servers;
+    let url = second.url("tcp", "");
+    second.stop();
+    let second = data_server(&dir.path().join("state1"), &ports[1], &["--squash", "all"]);
+    let found = wrong(&configure(dir.path(), &ports[2], "files", [first.url("tcp", ""), url]));
+    assert!(!found.is_empty() && found.iter().all(|(number, _)| number == "2"), "{found:?}");
+    second.stop();
+    first.stop();
+}
+
+#[test]
+fn servers_that_clients_take_for_one_are_named() {
+    let (dir, ports) = (tempfile::tempdir().unwrap(), [(); 3].map(|()| Port::take()));
+    let at = |name: &str| dir.path().join(name);
+    for name in ["export", "data1", "data2"] {
+        fs::create_dir(at(name)).unwrap();
+    }
+    let start = |number: usize| {
+        let [flag, address] = listen("tcp", &ports[number]);
+        let [state, data] = ["state", "data"].map(|name| at(&format!("{name}{number}")).to_str().unwrap().to_owned());
+        Server::start(&["--data-server", "--squash", "none", "--state-dir", &state, &flag, &address, &data])
+    };
+    start(1).stop();
+    copy(&at("state1"), &at("state2"));
+    copy(&at("state1"), &at("state"));
+    let servers = [1, 2].map(start);
+    // Without root, the objects must belong to the user of the data servers, and other findings are expected.
+    let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    let [one, two] = servers.each_ref().map(|server| format!("{}&uid={uid}&gid={gid}", server.url("tcp", "")));
+    let wrong = |config: &Path| -> Vec<_> {
+        let is_clash = |why: &str| why.contains("for one server") || why.contains("the same directory");
+        wrong(config).into_iter().filter(|(_, why)| is_clash(why)).collect()
+    };
+    let config = configure(dir.path(), &ports[0], "files", [one.clone(), two]);
+    let found = wrong(&config);
+    assert!(matches!(&found[..], [(two, why)] if two == "2" && why.contains("data server two/1")), "{found:?}");
+    // The metadata server runs now, with another copy of the state directory.
+    let metadata = Server::start(&["--config", config.to_str().unwrap()]);
+    let found = wrong(&config);
+    let [(first, why), (second, _)] = &found[..] else { panic!("{found:?}") };
+    assert_eq!((first.as_str(), second.as_str()), ("1", "2"));
+    assert!(why.contains("it and the metadata server for one server"), "{why}");
+    metadata.stop();
+    // Both are the same data server.
+    let found = wrong(&configure(dir.path(), &ports[0], "files", [one.clone(), one.replace("127.0.0.1", "localhost")]));
+    let text: Vec<_> =
+        found.iter().map(|(number, why)| (number.as_str(), why.contains("the same directory as"))).collect();
+    assert_eq!(text, [("2", true), ("2", false)], "{found:?}");
+}

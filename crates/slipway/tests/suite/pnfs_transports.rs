@@ -1,0 +1,221 @@
+//! Layouts of both types end to end: a metadata server and data servers in processes of their own, and a client that uses the data
+//! servers over TCP, RDMA and shared memory.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader},
+    thread,
+};
+
+use client::blocking::Runtime;
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::{
+    common::{
+        Server, listen,
+        mounted::{Mounted, can_mount, mount},
+        ok,
+        port::Port,
+        wait,
+    },
+    pnfs::contents,
+};
+
+/// A metadata server whose files have two stripes, and two data servers that keep their objects in memory. So no process needs root.
+struct Cluster {
+    dir: tempfile::TempDir,
+    metadata: Server,
+    data: [Server; 2],
+    _ports: [Port; 2],
+}
+
+/// The transports of the metadata server and of both data servers. Each data server also listens on TCP for the metadata server.
+struct Shape {
+    layouts: &'static str,
+    metadata: &'static str,
+    data: [&'static [&'static str]; 2],
+}
+
+impl Cluster {
+    fn start(shape: &Shape) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("export")).unwrap();
+        let data = [(); 2].map(|()| Server::everywhere(&["--data-server", "--memory", "256M", "--squash", "none"]));
+        let server = |(at, server): (usize, &Server)| {
+            let address = |transport: &&str| {
+                format!("{{ transport = '{transport}', address = '127.0.0.1:{}' }}", server.port(transport))
+            };
+            let addresses: Vec<_> = shape.data[at].iter().map(address).collect();
+            let (id, url, addresses) = (at + 1, server.url("tcp", ""), addresses.join(", "));
+            format!("[[pnfs.server]]\nid = {id}\nurl = '{url}'\nversion = '4.1'\naddress = [{addresses}]\n")
+        };
+        let servers: String = data.iter().enumerate().map(server).collect();
+        let ports = [Port::take(), Port::take()];
+        let text = format!(
+            "[server]\nstate_dir = '{0}/state'\n\
+             [[export]]\npath = '{0}/export'\nsquash = 'none'\nbackend = 'pnfs'\noptions = {{ cluster = 'two' }}\n\
+             [[pnfs]]\nname = 'two'\nlayouts = '{1}'\nmirrors = 1\nstripes = 2\nstripe_unit = '64 KiB'\n{servers}",
+            dir.path().display(),
+            shape.layouts
+        );
+        let config = dir.path().join("slipway.toml");
+        fs::write(&config, text).unwrap();
+        let mut args = vec!["--config".to_owned(), config.to_str().unwrap().to_owned()];
+        // A client without RDMA or shared memory needs the port of TCP.
+        args.extend(["tcp", shape.metadata].iter().zip(&ports).flat_map(|(name, port)| listen(name, port)));
+        if shape.metadata == "tcp" {
+            args.truncate(4);
+        }
+        Self { dir, metadata: Server::start(&args), data, _ports: ports }
+    }
+
+    fn at(&self, name: &str) -> String {
+        self.dir.path().join(name).to_str().unwrap().to_owned()
+    }
+
+    fn url(&self, shape: &Shape, name: &str) -> String {
+        format!("{}&vers=4.1", self.metadata.url(shape.metadata, name))
+    }
+
+    /// Ends all servers. Returns the bytes of all calls and replies of the metadata server, and those of each data server by NFSv4,
+    /// which only clients use.
+    fn traffic(self) -> (u64, [u64; 2]) {
+        let metadata = bytes(self.metadata, &["3", "4"]);
+        (metadata, self.data.map(|server| bytes(server, &["4"])))
+    }
+}
+
+/// Ends a server. Returns the bytes of all calls and replies of these versions of NFS.
+fn bytes(mut server: Server, versions: &[&str]) -> u64 {
+    server.signal(Signal::USR1);
+    let lines = BufReader::new(server.child.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let table: Vec<_> = lines.take_while(|line| !line.starts_with("recovery database")).collect();
+    server.signal(Signal::TERM);
+    assert!(wait(&mut server.child).success());
+    let rows = table.iter().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let of_nfs = rows.filter(|row| row.len() == 10 && row[0] == "100003" && versions.contains(&row[1]));
+    of_nfs.map(|row| row[8].parse::<u64>().unwrap() + row[9].parse::<u64>().unwrap()).sum()
+}
+
+/// Copies by `slipway cp`, and returns the bytes that passed directly between it and data servers.
+fn direct(from: &str, to: &str) -> usize {
+    let done: Value = serde_json::from_str(&ok(&["cp", "--json", "-q", from, to])).unwrap();
+    done["direct_bytes"].as_u64().unwrap() as usize
+}
+
+/// Writes and reads a file, and checks that no data passed through the metadata server.
+fn moves_data_directly(shape: &Shape) {
+    let cluster = Cluster::start(shape);
+    let what = format!("{} by {} with {:?}", shape.layouts, shape.metadata, shape.data);
+    let bytes = contents(7, LEN);
+    fs::write(cluster.at("source"), &bytes).unwrap();
+    let url = cluster.url(shape, "/file");
+    // A writer that is slow can have to write some data again.
+    let written = direct(&cluster.at("source"), &url);
+    assert!(written >= LEN, "{what}: {written} bytes written");
+    assert_eq!(direct(&url, &cluster.at("back")), LEN, "{what}");
+    assert!(fs::read(cluster.at("back")).unwrap() == bytes, "{what}: the content");
+    // Reads within one stripe, over the edge of two, and at the end of the file, into the buffers of a program.
+    let runtime = Runtime::start().unwrap();
+    let mount = runtime.connect(&cluster.url(shape, "").parse().unwrap(), &transports::for_client()).unwrap();
+    let file = mount.open("/file").unwrap();
+    for range in [UNIT..2 * UNIT, 3 * UNIT - 100..3 * UNIT + 4000, UNIT - 1..4 * UNIT + 1, LEN - 70_000..LEN] {
+        let mut buffer = vec![0; range.len()];
+        let read = file.read_at(&mut buffer, range.start as u64).unwrap();
+        assert!(read == range.len() && buffer == bytes[range.clone()], "{what}: {range:?}");
+    }
+    drop(file);
+    mount.unmount().unwrap();
+    check_traffic(cluster, &what);
+}
+
+/// Ends a cluster with a file that was written and read. Checks that its data passed the metadata server by.
+fn check_traffic(cluster: Cluster, what: &str) {
+    let (metadata, data) = cluster.traffic();
+    assert!(metadata < LEN as u64 / 8, "{what}: {metadata} bytes passed through the metadata server");
+    // Each data server has half of the data, give or take a unit.
+    assert!(data.iter().all(|bytes| *bytes >= (LEN - UNIT) as u64), "{what}: {data:?}");
+}
+
+/// Data servers that clients can reach over one transport only.
+#[test]
+fn data_pass_directly_by_each_layout_over_each_transport() {
+    let shape =
+        |layouts, metadata: &'static str, data: &'static [&'static str]| Shape { layouts, metadata, data: [data; 2] };
+    thread::scope(|scope| {
+        for layouts in ["files", "flexible"] {
+            for (metadata, data) in [("tcp", &["tcp"]), ("rdma", &["rdma"]), ("shm", &["shm"])] {
+                scope.spawn(move || moves_data_directly(&shape(layouts, metadata, data)));
+            }
+        }
+    });
+}
+
+/// The client chooses the transport of each data server: its own where there is one, and another one otherwise.
+#[test]
+fn transport_is_chosen_for_each_data_server() {
+    for layouts in ["files", "flexible"] {
+        moves_data_directly(&Shape { layouts, metadata: "shm", data: [&["tcp", "shm"], &["rdma"]] });
+        moves_data_directly(&Shape { layouts, metadata: "rdma", data: [&["shm", "tcp", "rdma"], &["shm", "tcp"]] });
+    }
+}
+
+/// A client over TCP may be on another host, and so gets no address of shared memory. Its data pass through the metadata server.
+#[test]
+fn shared_memory_is_only_for_clients_that_mount_over_it() {
+    let shape = Shape { layouts: "files", metadata: "shm", data: [&["shm"], &["shm"]] };
+    let cluster = Cluster::start(&shape);
+    let bytes = contents(8, LEN);
+    fs::write(cluster.at("source"), &bytes).unwrap();
+    let by_tcp = format!("{}&vers=4.1", cluster.metadata.url("tcp", "/file"));
+    assert_eq!(direct(&cluster.at("source"), &by_tcp), 0);
+    assert_eq!(direct(&by_tcp, &cluster.at("back")), 0);
+    assert!(fs::read(cluster.at("back")).unwrap() == bytes);
+    assert_eq!(direct(&cluster.url(&shape, "/file"), &cluster.at("back")), LEN);
+    assert!(fs::read(cluster.at("back")).unwrap() == bytes);
+}
+
+/// `slipway bench` measures data servers.
+#[test]
+fn bench_uses_layouts() {
+    for layouts in ["files", "flexible"] {
+        let shape = Shape { layouts, metadata: "shm", data: [&["shm"], &["shm"]] };
+        let cluster = Cluster::start(&shape);
+        let url = cluster.url(&shape, "");
+        for operation in ["read", "write"] {
+            let options = ["--seconds", "0.2", "--rounds", "1", "--file-size", "8M", "--block", "64K", "--json"];
+            ok(&[&["bench", operation, "--url", &url], &options[..]].concat());
+        }
+        let (metadata, data) = cluster.traffic();
+        assert!(data.iter().all(|bytes| *bytes > metadata), "{layouts}: {metadata} {data:?}");
+    }
+}
+
+/// `slipway mount` writes and reads at data servers.
+#[test]
+fn mount_uses_layouts() {
+    if !can_mount("mount_uses_layouts") {
+        return;
+    }
+    for layouts in ["files", "flexible"] {
+        let shape = Shape { layouts, metadata: "shm", data: [&["shm"], &["shm"]] };
+        let cluster = Cluster::start(&shape);
+        let (bytes, at) = (contents(9, LEN), cluster.dir.path().join("mnt"));
+        fs::create_dir(&at).unwrap();
+        let mounted = || Mounted::of(mount(&cluster.url(&shape, ""), &at), at.clone());
+        let first = mounted();
+        fs::write(at.join("file"), &bytes).unwrap();
+        first.end();
+        // Without the page cache of the first mount.
+        let second = mounted();
+        assert!(fs::read(at.join("file")).unwrap() == bytes, "{layouts}");
+        second.end();
+        check_traffic(cluster, layouts);
+    }
+}
+
+/// The bytes of a file, which do not end at the end of a unit.
+const LEN: usize = 8_000_001;
+/// The stripe unit in bytes.
+const UNIT: usize = 64 << 10;
