@@ -67,18 +67,16 @@ impl Kernel {
 }
 
 impl Tree {
-    /// Invalidates the kernel's cache of the file if its pages have another version than `version`, the current one.
-    pub async fn make_current(&self, node: &Node, version: DataVersion) {
+    /// Invalidates the kernel's cache of the file if its pages have another version than `version`, the current one. Returns `true` if
+    /// `version` is known to be the one that was last current.
+    pub async fn make_current(&self, node: &Node, version: DataVersion) -> bool {
         let mut cached = node.cached.lock().await;
-        let current = match &*cached {
-            Cached::Nothing => true,
-            Cached::Unknown => false,
-            Cached::Of(before) => before.is_same(&version),
-        };
-        if !current {
+        let is_same = matches!(&*cached, Cached::Of(before) if before.is_same(&version));
+        if !is_same && !matches!(*cached, Cached::Nothing) {
             self.kernel.forget(node.ino).await;
         }
         *cached = Cached::Of(version);
+        is_same
     }
 
     /// Over NFSv3, invalidates attributes from before the last change, so that a program that opens the file sees its
@@ -121,13 +119,13 @@ impl Watcher for DelegationWatcher {
         Box::pin(async move {
             let Some(tree) = tree else { return };
             let Some(node) = tree.known(mount, &file) else { return };
-            // RFC 8881 §10.4.4: changed data are written before a delegation is returned.
-            node.staged.settle(false).await;
             let mut cached = node.cached.lock().await;
             if !matches!(*cached, Cached::Nothing) {
                 *cached = Cached::Unknown;
             }
+            // RFC 8881 §10.4.4: changed data are written before a delegation is returned. The kernel writes those that it has.
             tree.kernel.forget(node.ino).await;
+            node.staged.settle(false).await;
         })
     }
 }

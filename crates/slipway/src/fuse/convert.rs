@@ -6,9 +6,10 @@ use rustix::io::Errno;
 
 use super::wire::Attributes;
 
-/// Returns the attributes of the object that has this number in the kernel.
+/// Returns the attributes of the object that has this number, in the kernel and for programs.
 pub fn attributes(ino: u64, attr: &Attr, block: u32) -> Attributes {
     Attributes {
+        node: ino,
         ino,
         size: attr.size,
         blocks: attr.used.div_ceil(512),

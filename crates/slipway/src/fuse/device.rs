@@ -145,8 +145,11 @@ fn receive(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
 /// # Errors
 /// `EBUSY` if the mount is in use, unless `detach`.
 pub fn unmount(directory: &Path, detach: bool) -> io::Result<()> {
-    if !detach && let Ok(root) = File::open(directory) {
-        rustix::fs::syncfs(&root)?;
+    if !detach
+        && let Ok(root) = File::open(directory)
+        && let Err(error) = rustix::fs::syncfs(&root)
+    {
+        tracing::warn!(%error, "data that programs have changed could not be written");
     }
     let flags = if detach { UnmountFlags::DETACH } else { UnmountFlags::empty() };
     match rustix::mount::unmount(directory, flags) {

@@ -153,6 +153,7 @@ impl View {
         let node = self.target(ino)?;
         let v4 = self.v4_2(&node)?;
         // Commit first, so that unstable data cannot be written into the hole again.
+        node.owned.wrote_directly();
         node.staged.settle(true).await;
         node.staged.changed();
         node.unstable.commit(node.handle()).await?;
@@ -166,6 +167,7 @@ impl View {
     pub async fn seek(&self, ino: u64, offset: i64, what: DataContent4) -> Answer<i64> {
         let node = self.target(ino)?;
         let v4 = self.v4_2(&node).map_err(|_| Errno::NOSYS)?;
+        self.write_back(&node).await;
         node.staged.settle(false).await;
         let offset = u64::try_from(offset).map_err(|_| Errno::NXIO)?;
         let found = v4.seek(node.handle(), offset, what).await.map_err(|error| match errno(&error) {
@@ -189,6 +191,7 @@ impl View {
         // The kernel copies by itself if this fails.
         same_mount(&source, &target)?;
         // Commit first, so that unstable data cannot overwrite the copy later.
+        target.owned.wrote_directly();
         source.staged.settle(false).await;
         target.staged.settle(true).await;
         target.unstable.commit(target.handle()).await?;

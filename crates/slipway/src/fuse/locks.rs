@@ -92,6 +92,7 @@ impl View {
         let v4 = self.locking(&node)?;
         let name = owner.to_be_bytes();
         // The next holder of the lock must see the data.
+        self.write_back(&node).await;
         node.staged.settle(false).await;
         v4.unlock(node.handle(), &name, range.offset, range.length).await.answer().map_err(no_lock)
     }

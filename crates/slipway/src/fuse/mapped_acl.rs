@@ -52,9 +52,7 @@ impl View {
         which: PosixAcl,
         value: Option<&[u8]>,
     ) -> Answer<()> {
-        if which == PosixAcl::Default && !node.is_dir {
-            return Err(Errno::ACCESS);
-        }
+        which.check_settable(node)?;
         let set = value.map(Acl::from_xattr).transpose().map_err(|_| Errno::INVAL)?;
         let mut acls = self.mapped_acls(v4, node).await?;
         match which {

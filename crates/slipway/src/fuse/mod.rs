@@ -1,11 +1,12 @@
 //! The FUSE mount: the client library answers FUSE requests of the kernel.
 //!
 //! [`session`] reads requests from the [`device`]. Each request is a task, so many are in progress at once. [`wire`]
-//! has the message formats. [`Fuse`] only decodes and replies. [`tree`] implements the requests, [`nodes`] maps numbers
-//! to objects, [`staged`] gathers written data, [`unstable`] keeps data that are not durable yet, [`listing`] reads directories. A name can lead to
-//! another server ([`referral`]); each object knows its mount, which its operations use. [`locks`] and [`extended`]
-//! need NFSv4, [`posix_acl`] has the ACLs of NFSv3, which [`mapped_acl`] makes of those of NFSv4, and [`cache`] controls the
-//! kernel's cache.
+//! has the message formats. [`Fuse`] only decodes and replies. [`tree`] implements the requests, [`opens`] those of
+//! open files, [`nodes`] maps numbers to objects, [`staged`] gathers written data, [`unstable`] keeps data that are not
+//! durable yet, [`listing`] reads directories. A name can lead to another server ([`referral`]); each object knows its
+//! mount, which its operations use. [`locks`] and [`extended`] need NFSv4, [`posix_acl`] has the ACLs of NFSv3, which
+//! [`mapped_acl`] makes of those of NFSv4, and [`cache`] controls the kernel's cache; [`writeback`] is for a kernel
+//! that keeps written data.
 //!
 //! Consistency is NFS's close-to-open: written data are on stable storage when the file is closed, and an open
 //! revalidates the cache. Attributes and names are cached for [`Options::ttl`], or as long as the server delegates the
@@ -20,6 +21,7 @@ mod listing;
 mod locks;
 mod mapped_acl;
 mod nodes;
+mod opens;
 mod posix_acl;
 mod referral;
 mod session;
@@ -29,11 +31,12 @@ mod tree;
 mod unstable;
 mod view;
 mod wire;
+mod writeback;
 
 use std::{future::Future, os::unix::ffi::OsStrExt, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use client::{Object, SetAttr};
+use client::{Object, SetAttr, Time};
 use nfs::v4::DataContent4;
 use rustix::io::Errno;
 
@@ -41,6 +44,7 @@ use callers::Callers;
 use convert::set_time;
 use extended::Allocate;
 use locks::Lock;
+use opens::Pages;
 use session::{Handler, Replier, Reply, Request, Undo};
 use tree::{Answer, Tree};
 use view::View;
@@ -57,6 +61,8 @@ pub struct Options {
     pub ttl: Duration,
     /// Reads and writes bypass the page cache.
     pub direct_io: bool,
+    /// The kernel keeps data that programs write, and owns sizes and times of files.
+    pub writeback: bool,
     /// Each operation acts as its caller; otherwise as the user of the mount.
     pub per_caller: bool,
     /// The behaviour of operations while the server does not answer.
@@ -102,13 +108,18 @@ impl Fuse {
     /// Creates a file system with the tree below `root`.
     pub fn new(root: Object, session: &Session, options: Options) -> Arc<Self> {
         let callers = options.per_caller.then(Callers::new);
-        let tree = Tree::new(root, (options.ttl, options.recovery.deadline()), callers, session.device());
+        let tree = Tree::new(root, &options, callers, session.device());
         Arc::new(Self { tree, options })
     }
 
     /// Sends all data that programs have written.
     pub async fn settle(&self) {
         self.tree.settle().await;
+    }
+
+    /// Makes the kernel write all data that it keeps, which [`settle`](Self::settle) then sends. The session must still run.
+    pub async fn write_back(&self) {
+        self.tree.write_back_all().await;
     }
 
     /// Returns the operations of a session of this file system that wait.
@@ -159,8 +170,8 @@ impl Fuse {
     {
         let tree = self.tree.clone();
         self.answer(replier, work, move |attr: Attributes| {
-            let out = Out::new().entry(attr.ino, &attr, tree.name_ttl(), tree.attribute_ttl(attr.ino));
-            (Reply::Out(out), Undo::Forget(vec![attr.ino]))
+            let out = Out::new().entry(attr.node, &attr, tree.name_ttl(), tree.attribute_ttl(attr.ino));
+            (Reply::Out(out), Undo::Forget(vec![attr.node]))
         });
     }
 
@@ -183,8 +194,8 @@ impl Fuse {
             move |found: Option<Attributes>| match found {
                 None => (Reply::Out(Out::new().no_entry(ttl)), Undo::Nothing),
                 Some(attr) => {
-                    let out = Out::new().entry(attr.ino, &attr, ttl, tree.attribute_ttl(attr.ino));
-                    (Reply::Out(out), Undo::Forget(vec![attr.ino]))
+                    let out = Out::new().entry(attr.node, &attr, ttl, tree.attribute_ttl(attr.ino));
+                    (Reply::Out(out), Undo::Forget(vec![attr.node]))
                 }
             },
         );
@@ -213,11 +224,12 @@ impl Fuse {
         View::of_mount(self.tree.clone()).of_open(number)
     }
 
-    fn open_flags(&self, current: bool) -> u32 {
-        match (self.options.direct_io, current) {
+    fn open_flags(&self, pages: Pages) -> u32 {
+        match (self.options.direct_io, pages) {
             (true, _) => open::DIRECT_IO | open::PARALLEL_DIRECT_WRITES,
-            (false, true) => open::KEEP_CACHE,
-            (false, false) => 0,
+            (false, Pages::Current) => open::KEEP_CACHE,
+            (false, Pages::Old) => 0,
+            (false, Pages::Bypassed) => open::DIRECT_IO,
         }
     }
 
@@ -226,7 +238,8 @@ impl Fuse {
         // Without NFSv4, the kernel keeps locks locally, on this machine only.
         let locks = if self.tree.mount.v4().is_some() { init::POSIX_LOCKS | init::FLOCK_LOCKS } else { 0 };
         // A kernel with a newer protocol gets ours, and asks again.
-        let agreed = Init::agree(arguments, WANTED | locks)?;
+        let writeback = if self.options.writeback { init::WRITEBACK_CACHE } else { 0 };
+        let agreed = Init::agree(arguments, WANTED | locks | writeback)?;
         let agreed = agreed.unwrap_or(Init { minor: 0, flags: 0, max_readahead: 0 });
         replier.reply(Reply::Out(Out::new().init(agreed)));
         Ok(())
@@ -363,9 +376,9 @@ impl Fuse {
                 self.fields(taken(slot)?, |tree| async move { tree.getattr(ino).await }, done);
             }
             op::SETATTR => {
-                let ((set, number), ttl) = (set_attr(arguments)?, self.options.ttl);
-                let done = move |attr: Attributes| Out::new().attr(&attr, ttl);
-                let work = |tree: View| async move { tree.of_open(number).setattr(ino, set).await };
+                let (set, ctime, number) = set_attr(arguments)?;
+                let done = |(attr, ttl): (Attributes, Duration)| Out::new().attr(&attr, ttl);
+                let work = |tree: View| async move { tree.of_open(number).setattr(ino, set, ctime).await };
                 self.fields(taken(slot)?, work, done);
             }
             op::STATFS => {
@@ -420,9 +433,9 @@ impl Fuse {
         match header.opcode {
             op::OPEN => {
                 let flags = open_flags(arguments.u32()?);
-                let opened = [false, true].map(|current| self.open_flags(current));
-                let done = move |(number, current)| {
-                    let out = Out::new().open(number, opened[usize::from(current)]);
+                let fuse = self.clone();
+                let done = move |(number, pages)| {
+                    let out = Out::new().open(number, fuse.open_flags(pages));
                     (Reply::Out(out), Undo::Release(ino, number))
                 };
                 self.answer(taken(slot)?, |tree| async move { tree.open(ino, flags).await }, done);
@@ -432,10 +445,10 @@ impl Fuse {
                 arguments.skip()?;
                 arguments.skip()?;
                 let name = arguments.name()?.to_owned();
-                let (ttl, name_ttl, open) = (self.options.ttl, self.tree.name_ttl(), self.open_flags(false));
-                let done = move |(attr, number): (Attributes, u64)| {
-                    let out = Out::new().entry(attr.ino, &attr, name_ttl, ttl).open(number, open);
-                    (Reply::Out(out), Undo::ForgetAndRelease(attr.ino, number))
+                let (ttl, name_ttl, fuse) = (self.options.ttl, self.tree.name_ttl(), self.clone());
+                let done = move |(attr, number, pages): (Attributes, u64, Pages)| {
+                    let out = Out::new().entry(attr.node, &attr, name_ttl, ttl).open(number, fuse.open_flags(pages));
+                    (Reply::Out(out), Undo::ForgetAndRelease(attr.node, number))
                 };
                 self.answer(taken(slot)?, |tree| async move { tree.create(ino, &name, mode, flags).await }, done);
             }
@@ -454,9 +467,13 @@ impl Fuse {
                 }
                 let durable = flags.intersects(rustix::fs::OFlags::SYNC | rustix::fs::OFlags::DSYNC);
                 let done = move |()| Out::new().u32(size).u32(0);
-                // The kernel reports errors of its own cache only once, so it must get them.
+                // The kernel reports errors of its own cache only once, so it must get them. With write-back caching, it sends its
+                // data before each fsync and close, which report errors of staged data.
                 let direct = self.options.direct_io || flags.contains(rustix::fs::OFlags::DIRECT);
-                if !durable && !direct && write_flags & wire::WRITE_CACHE == 0 {
+                let is_cached = write_flags & wire::WRITE_CACHE != 0;
+                let stages = self.options.writeback || !is_cached;
+                self.tree.writes(ino, is_cached);
+                if !durable && !direct && stages {
                     let view = View::new(self.tree.clone(), &header).of_open(number);
                     if view.stage(ino, offset, &data)? {
                         taken(slot)?.reply(Reply::Out(done(())));
@@ -507,7 +524,7 @@ impl Fuse {
                     |tree| async move {
                         let (mut listed, mut registered) = (Listed::new(room), Vec::new());
                         let add = |entry: tree::Listed<'_>| {
-                            let ino = if entry.is_lookup { entry.attr.ino } else { 0 };
+                            let ino = if entry.is_lookup { entry.attr.node } else { 0 };
                             let plus = plus.then_some(Plus {
                                 ino,
                                 attr: &entry.attr,
@@ -626,12 +643,13 @@ fn open_flags(flags: u32) -> rustix::fs::OFlags {
     rustix::fs::OFlags::from_bits_retain(flags)
 }
 
-/// Decodes `fuse_setattr_in`: the attributes, and the number of the open file through which they are set, or 0.
-fn set_attr(arguments: &mut Arguments<'_>) -> Result<(SetAttr, u64), Errno> {
+/// Decodes `fuse_setattr_in`: the attributes, the ctime that the kernel has if it owns the file's times, and the number of the open file
+/// through which they are set, or 0.
+fn set_attr(arguments: &mut Arguments<'_>) -> Result<(SetAttr, Option<Time>, u64), Errno> {
     let valid = arguments.u32()?;
     let (_padding, number, size, _owner) = (arguments.u32()?, arguments.u64()?, arguments.u64()?, arguments.u64()?);
-    let (atime, mtime, _ctime) = (arguments.i64()?, arguments.i64()?, arguments.i64()?);
-    let (atime_ns, mtime_ns, _ctime_ns) = (arguments.u32()?, arguments.u32()?, arguments.u32()?);
+    let (atime, mtime, ctime) = (arguments.i64()?, arguments.i64()?, arguments.i64()?);
+    let (atime_ns, mtime_ns, ctime_ns) = (arguments.u32()?, arguments.u32()?, arguments.u32()?);
     let (mode, _unused) = (arguments.u32()?, arguments.u32()?);
     let (uid, gid) = (arguments.u32()?, arguments.u32()?);
     let has = |flag| valid & flag != 0;
@@ -643,7 +661,8 @@ fn set_attr(arguments: &mut Arguments<'_>) -> Result<(SetAttr, u64), Errno> {
         atime: set_time(has(set::ATIME), has(set::ATIME_NOW), atime, atime_ns),
         mtime: set_time(has(set::MTIME), has(set::MTIME_NOW), mtime, mtime_ns),
     };
-    Ok((set, if has(set::OPEN_FILE) { number } else { 0 }))
+    let ctime = has(set::CTIME).then_some(Time { seconds: ctime, nseconds: ctime_ns });
+    Ok((set, ctime, if has(set::OPEN_FILE) { number } else { 0 }))
 }
 
 /// Several concurrent requests of one process, large requests, listings with attributes, and shared memory maps of

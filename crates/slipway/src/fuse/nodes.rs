@@ -13,7 +13,7 @@ use std::{
     },
 };
 
-use client::{File, FileKind, Handle, Mount, Object};
+use client::{Attr, File, FileKind, Handle, Mount, Object};
 use parking_lot::Mutex;
 
 use super::{
@@ -22,12 +22,15 @@ use super::{
     staged::{Room, Staged},
     unstable::Unstable,
     view::Rights,
+    writeback::Owned,
 };
 
 /// An object.
 pub struct Node {
     /// The kernel's number of the object.
     pub ino: u64,
+    /// The inode number that programs see.
+    pub shown_ino: u64,
     /// Its mount and its handle there, with the read and write operations.
     pub file: File,
     /// `true` for a directory.
@@ -50,6 +53,8 @@ pub struct Node {
     pub remove_on_close: Mutex<Option<(Mount, Handle, Vec<u8>)>>,
     /// The rights of callers.
     pub rights: Rights,
+    /// The attributes that the kernel owns, with write-back caching.
+    pub owned: Owned,
 }
 
 /// All objects that the kernel knows.
@@ -61,6 +66,8 @@ pub struct Nodes {
     odd: u64,
     /// The room for staged data.
     pub room: Arc<Room>,
+    /// The kernel owns sizes and times of files.
+    writeback: bool,
 }
 
 impl Node {
@@ -82,9 +89,10 @@ impl Node {
 
 impl Nodes {
     /// Creates a table with the root, which the kernel knows and never forgets.
-    pub fn new(mount: Mount, root: Handle) -> Self {
-        let mut nodes = Self { known: HashMap::new(), numbers: HashMap::new(), odd: 0, room: Arc::default() };
-        nodes.insert(ROOT, mount, root, true);
+    pub fn new(mount: Mount, root: Handle, writeback: bool) -> Self {
+        let (known, numbers) = (HashMap::new(), HashMap::new());
+        let mut nodes = Self { known, numbers, odd: 0, room: Arc::default(), writeback };
+        nodes.insert((ROOT, ROOT), mount, root, true);
         nodes
     }
 
@@ -93,8 +101,13 @@ impl Nodes {
         self.known.values().map(|(node, _)| node.clone()).collect()
     }
 
-    /// Returns the object with this number, if the kernel can know it.
+    /// Returns the object with this number, if the kernel can know it and it has no other number.
     pub fn find(&self, ino: u64) -> Option<Arc<Node>> {
+        self.find_replaced(ino).filter(|node| !node.owned.is_replaced())
+    }
+
+    /// Returns the object that has or had this number, if the kernel can know it.
+    pub fn find_replaced(&self, ino: u64) -> Option<Arc<Node>> {
         self.known.get(&ino).map(|(node, _)| node.clone())
     }
 
@@ -103,14 +116,25 @@ impl Nodes {
         self.find(*self.numbers.get(&(mount, handle.clone()))?)
     }
 
-    /// Counts that the kernel receives an object once more. `dir` is the directory where it was found.
-    pub fn register(&mut self, dir: Option<u64>, Object { mount, handle, attr }: &Object) -> Arc<Node> {
-        let number = match self.numbers.get(&(mount.number(), handle.clone())) {
-            Some(&number) => number,
+    /// Counts that the kernel receives an object once more, whose attributes were requested at `since`. `dir` is the directory where it
+    /// was found. With write-back caching, a file that another client has changed gets another number.
+    pub fn register(&mut self, dir: Option<u64>, object: &Object, since: u64) -> Arc<Node> {
+        let Object { mount, handle, attr } = object;
+        let before = self.numbers.get(&(mount.number(), handle.clone())).copied();
+        let number = match before.filter(|number| !self.replaces(*number, attr, since)) {
+            Some(number) => number,
             None => {
                 let free = attr.fileid > ROOT && attr.fileid < ODD && !self.known.contains_key(&attr.fileid);
                 let number = if free { attr.fileid } else { self.unused_number() };
-                self.insert(number, mount.clone(), handle.clone(), attr.kind == FileKind::Dir)
+                let same =
+                    |(node, _): &&(Arc<Node>, u64)| node.mount().number() == mount.number() && node.handle() == handle;
+                let earlier = self.known.get(&before.unwrap_or(attr.fileid)).filter(same);
+                let shown = earlier.map_or(number, |(node, _)| node.shown_ino);
+                self.insert((number, shown), mount.clone(), handle.clone(), attr.kind == FileKind::Dir);
+                if self.writeback && attr.kind == FileKind::Reg {
+                    self.known[&number].0.owned.start(attr);
+                }
+                number
             }
         };
         let (node, lookups) = self.known.get_mut(&number).expect("a used number must be known");
@@ -127,7 +151,10 @@ impl Nodes {
         let Some((node, lookups)) = self.known.get_mut(&ino) else { return };
         *lookups = lookups.saturating_sub(times);
         if *lookups == 0 && ino != ROOT {
-            self.numbers.remove(&(node.mount().number(), node.handle().clone()));
+            let key = (node.mount().number(), node.handle().clone());
+            if self.numbers.get(&key) == Some(&ino) {
+                self.numbers.remove(&key);
+            }
             self.known.remove(&ino);
         }
     }
@@ -138,10 +165,17 @@ impl Nodes {
         ODD + self.odd
     }
 
-    fn insert(&mut self, ino: u64, mount: Mount, handle: Handle, is_dir: bool) -> u64 {
+    /// Returns `true` if the file with this number now needs another one.
+    fn replaces(&self, number: u64, attr: &Attr, since: u64) -> bool {
+        let node = &self.known[&number].0;
+        self.writeback && node.staged.is_settled(since) && node.owned.replace_if_outdated(attr)
+    }
+
+    fn insert(&mut self, (ino, shown_ino): (u64, u64), mount: Mount, handle: Handle, is_dir: bool) {
         self.numbers.insert((mount.number(), handle.clone()), ino);
         let node = Node {
             ino,
+            shown_ino,
             file: File::new(mount, handle, format!("inode {ino}")),
             is_dir,
             staged: Staged::new(self.room.clone()),
@@ -153,9 +187,9 @@ impl Nodes {
             cached: tokio::sync::Mutex::default(),
             remove_on_close: Mutex::default(),
             rights: Rights::default(),
+            owned: Owned::default(),
         };
         self.known.insert(ino, (Arc::new(node), 0));
-        ino
     }
 }
 

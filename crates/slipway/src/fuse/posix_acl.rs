@@ -10,6 +10,7 @@ use nfs::nfsacl::{ACL_GROUP, ACL_GROUP_OBJ, ACL_MASK, ACL_OTHER, ACL_USER, ACL_U
 use rustix::io::Errno;
 
 use super::{
+    nodes::Node,
     tree::{Answer, Answered},
     view::{Target, View},
 };
@@ -31,6 +32,11 @@ impl PosixAcl {
             DEFAULT => Some(Self::Default),
             _ => None,
         }
+    }
+
+    /// Fails with EACCES if an object cannot have this ACL: only directories have default ACLs.
+    pub(super) fn check_settable(self, node: &Node) -> Answer<()> {
+        if self == Self::Default && !node.is_dir { Err(Errno::ACCESS) } else { Ok(()) }
     }
 
     fn of(self, acls: &mut PosixAcls) -> &mut Vec<AclEntry> {
@@ -66,9 +72,7 @@ impl View {
         which: PosixAcl,
         value: Option<&[u8]>,
     ) -> Answer<()> {
-        if which == PosixAcl::Default && !node.is_dir {
-            return Err(Errno::ACCESS);
-        }
+        which.check_settable(node)?;
         let attr = node.mount().protocol().getattr(node.handle()).await.answer()?;
         // SETACL sets both.
         let mut acls = v3.acls(node.handle()).await.answer()?;

@@ -77,7 +77,7 @@ impl Tree {
     pub(super) fn placeholder(&self, dir: &Node, entry: &Entry, is_lookup: bool) -> Attributes {
         let before = self.referrals.found.lock().get(&key(dir, &entry.name)).cloned();
         match before {
-            Some(object) if is_lookup => self.register(dir, &object),
+            Some(object) if is_lookup => self.register(dir, &object, 0),
             _ => attributes(self.nodes.lock().unused_number(), &UNKNOWN, 0),
         }
     }

@@ -7,7 +7,8 @@
 //! fatal signal ends a wait, because programs do not expect EINTR of files. Any signal ends a wait for a lock. The
 //! kernel reports a signal only once, so if it was not fatal, the thread is polled until the operation ends. A process
 //! that dies by a signal also waits for the flush of its files, and a thread can wait for an O_DIRECT read or write. The
-//! kernel reports no signals for these, so these threads are polled as well.
+//! kernel reports no signals for these, so these threads are polled as well. A thread that is known to die closes its files one after the
+//! other: each further flush is answered at once, and its data are sent later.
 //!
 //! **Operations in progress.** A call that has been sent cannot be cancelled. An operation that changes names or holds
 //! state continues after its program has got EINTR, and results that the kernel does not receive are undone ([`Undo`]).
@@ -17,7 +18,7 @@
 //! Dropping the session closes the device, and the kernel ends all operations in progress.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     fs,
     future::{Future, poll_fn},
     io,
@@ -112,6 +113,8 @@ pub struct Replier {
 #[derive(Debug, Default)]
 pub struct InFlight {
     operations: Mutex<HashMap<u64, Operation>>,
+    /// The threads that are dying.
+    dying: Mutex<HashSet<u32>>,
     /// The number of ended operations.
     ended: AtomicU64,
     /// Counts [`TICK`]s, so that operations need not read the clock.
@@ -181,8 +184,9 @@ impl Session {
                         }
                         let request = into_request(header, &head[..len.min(WRITE_HEAD)], len, &mut rest, &pool);
                         in_flight.add(header);
-                        let (device, in_flight) = (Arc::downgrade(&device), in_flight.clone());
-                        handler.begin(request, Replier { header, device, in_flight });
+                        let replier = (Arc::downgrade(&device), in_flight.clone());
+                        handler.begin(request, Replier { header, device: replier.0, in_flight: replier.1 });
+                        in_flight.end_of_dying(&device, header);
                     }
                     Err(Errno::AGAIN) => {
                         guard.clear_ready();
@@ -343,8 +347,9 @@ impl InFlight {
     fn add(&self, header: Header) {
         let since = self.tick.load(Relaxed);
         // The kernel reports no signals for the flush of a dying process. Nor does it report them for O_DIRECT reads and
-        // writes through the page cache: it sends them in the background, and the thread waits for them in D state.
-        let watched = matches!(header.opcode, op::FLUSH | op::READ | op::WRITE);
+        // writes through the page cache: it sends them in the background, and the thread waits for them in D state. With write-back
+        // caching, a flush is preceded by the SETATTR of the kernel's times.
+        let watched = matches!(header.opcode, op::FLUSH | op::SETATTR | op::READ | op::WRITE);
         let operation = Operation { header, since, watched, abort: None, interrupted: None };
         self.operations.lock().insert(header.unique, operation);
     }
@@ -387,7 +392,16 @@ impl InFlight {
             operation.header.pid
         };
         if is_dying(pid) {
+            self.dying.lock().insert(pid);
             self.end(device, unique);
+        }
+    }
+
+    /// Ends an operation of closing a file if the thread is known to die.
+    fn end_of_dying(&self, device: &Device, header: Header) {
+        let closes = matches!(header.opcode, op::FLUSH | op::SETATTR);
+        if closes && self.dying.lock().contains(&header.pid) && is_dying(header.pid) {
+            self.end(device, header.unique);
         }
     }
 
@@ -408,9 +422,12 @@ impl InFlight {
             let now = self.tick.fetch_add(1, Relaxed) + 1;
             for (unique, pid) in self.watched(now) {
                 if is_dying(pid) {
+                    self.dying.lock().insert(pid);
                     self.end(&device, unique);
                 }
             }
+            // The number of a thread that has ended can be used again.
+            self.dying.lock().retain(|&pid| is_dying(pid));
         }
     }
 

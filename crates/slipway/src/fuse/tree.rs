@@ -14,22 +14,21 @@ use std::{
 
 use buf::Buffer;
 use bytes::Bytes;
-use client::{Attr, Caller, CreateHow, ErrorKind, FsStat, Handle, Held, Mount, Node as Made, Object, SetAttr, Special};
-use nfs::{
-    v3::{ACCESS3_EXECUTE, ACCESS3_EXTEND, ACCESS3_LOOKUP, ACCESS3_MODIFY, ACCESS3_READ},
-    v4::{OPEN4_SHARE_ACCESS_READ, OPEN4_SHARE_ACCESS_WRITE},
-};
+use client::{Attr, Caller, CreateHow, ErrorKind, FsStat, Handle, Mount, Node as Made, Object, SetAttr, Special, Time};
+use nfs::v3::{ACCESS3_EXECUTE, ACCESS3_EXTEND, ACCESS3_LOOKUP, ACCESS3_MODIFY, ACCESS3_READ};
 use parking_lot::Mutex;
-use rustix::fs::{Access, OFlags};
+use rustix::fs::Access;
 use rustix::io::Errno;
 
 use super::{
-    cache::{Cached, Kernel},
+    Options,
+    cache::Kernel,
     callers::Callers,
     convert::{attributes, device, errno},
     device::Device,
     listing::Listing,
     nodes::{Node, Nodes},
+    opens::Opened,
     referral::{Referrals, UNKNOWN},
     staged::{Room, Staged},
     view::{Target, View},
@@ -42,21 +41,23 @@ pub struct Tree {
     pub(super) mount: Mount,
     pub(super) nodes: Mutex<Nodes>,
     /// The room for data that programs have written.
-    room: Arc<Room>,
+    pub(super) room: Arc<Room>,
     /// The referrals, with the mounts of other servers.
     pub(super) referrals: Referrals,
     listings: Mutex<HashMap<u64, Arc<tokio::sync::Mutex<Listing>>>>,
     /// The next number of an open file or directory.
-    next_open: AtomicU64,
+    pub(super) next_open: AtomicU64,
     /// The number of open files, and of removed names that were open.
-    open: AtomicU64,
+    pub(super) open: AtomicU64,
     removed: AtomicU64,
     /// The open files and directories by number.
-    opened: Mutex<HashMap<u64, Opened>>,
+    pub(super) opened: Mutex<HashMap<u64, Opened>>,
     /// The users of the mount, if there can be several.
     pub(super) callers: Option<Callers>,
     /// The time for which attributes are cached without a delegation.
     pub(super) ttl: Duration,
+    /// The kernel owns sizes and times of files.
+    pub(super) writeback: bool,
     /// The maximum time of an operation.
     deadline: Duration,
     /// The kernel's cache, for invalidations.
@@ -67,14 +68,6 @@ impl std::fmt::Debug for Tree {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Tree").field("mount", &self.mount).finish_non_exhaustive()
     }
-}
-
-/// An open file or directory.
-struct Opened {
-    /// The user that has opened it; `None` is the user of the mount.
-    caller: Option<Caller>,
-    /// Keeps a file open at the server.
-    _held: Option<Held>,
 }
 
 /// A directory entry for the kernel.
@@ -112,14 +105,10 @@ impl<T> Answered<T> for client::Result<T> {
 
 impl Tree {
     /// Creates the tree below `root`.
-    pub fn new(
-        root: Object,
-        (ttl, deadline): (Duration, Duration),
-        callers: Option<Callers>,
-        device: Weak<Device>,
-    ) -> Arc<Self> {
+    pub fn new(root: Object, options: &Options, callers: Option<Callers>, device: Weak<Device>) -> Arc<Self> {
+        let deadline = options.recovery.deadline();
         let mount = root.mount.with_deadline(deadline);
-        let nodes = Nodes::new(mount.clone(), root.handle);
+        let nodes = Nodes::new(mount.clone(), root.handle, options.writeback);
         let tree = Arc::new_cyclic(|tree| Self {
             room: nodes.room.clone(),
             nodes: Mutex::new(nodes),
@@ -131,7 +120,8 @@ impl Tree {
             removed: AtomicU64::new(0),
             opened: Mutex::default(),
             callers,
-            ttl,
+            ttl: options.ttl,
+            writeback: options.writeback,
             deadline,
             kernel: Kernel(device.clone()),
         });
@@ -160,10 +150,10 @@ impl Tree {
         if self.callers.is_some() { Duration::ZERO } else { self.ttl }
     }
 
-    /// Registers an object that the kernel receives.
-    pub(super) fn register(&self, dir: &Node, object: &Object) -> Attributes {
-        let ino = self.nodes.lock().register(Some(dir.ino), object).ino;
-        of_mount(&object.mount, ino, &object.attr)
+    /// Registers an object that the kernel receives, whose attributes were requested at `since`.
+    pub(super) fn register(&self, dir: &Node, object: &Object, since: u64) -> Attributes {
+        let node = self.nodes.lock().register(Some(dir.ino), object, since);
+        of_node(&node, &object.mount, &object.attr)
     }
 
     /// Handles that the kernel has forgotten an object.
@@ -196,33 +186,47 @@ impl View {
             false => found.mount.with_deadline(self.deadline),
         };
         self.referrals.found(&dir, name.as_bytes(), &found);
-        self.refresh(&mut found, since).await?;
-        Ok(self.register(&dir, &found))
+        let since = self.refresh(&mut found, since).await?;
+        Ok(self.register(&dir, &found, since))
     }
 
     /// Replaces attributes that were requested at `since` if they lack data that programs had written before. The
-    /// kernel would truncate its cache of the file to an old size.
-    async fn refresh(&self, object: &mut Object, since: u64) -> Answer<()> {
+    /// kernel would truncate its cache of the file to an old size. Returns the time at which the attributes were requested.
+    async fn refresh(&self, object: &mut Object, since: u64) -> Answer<u64> {
         if let Some(node) = self.known(object.mount.number(), &object.handle)
             && !node.staged.is_settled(since)
+            && !self.owns_open(&node)
         {
             node.staged.settle(false).await;
+            let since = self.room.now();
             object.attr = object.mount.protocol().getattr(&object.handle).await.answer()?;
+            return Ok(since);
         }
-        Ok(())
+        Ok(since)
     }
 
     /// GETATTR.
     pub async fn getattr(&self, ino: u64) -> Answer<Attributes> {
         let node = self.target(ino)?;
-        node.staged.settle(false).await;
+        if !self.owns_open(&node) {
+            node.staged.settle(false).await;
+        }
+        let since = self.room.now();
         let attr = node.mount().protocol().getattr(node.handle()).await.answer()?;
+        self.check_outdated(&node, &attr, since)?;
         *node.last_change.lock() = Some((&attr).into());
-        Ok(of_mount(node.mount(), ino, &attr))
+        Ok(of_node(&node, node.mount(), &attr))
     }
 
-    /// SETATTR.
-    pub async fn setattr(&self, ino: u64, set: SetAttr) -> Answer<Attributes> {
+    /// SETATTR. If the kernel owns the times of the file, it also reports its ctime. Returns the attributes, and the time for which the
+    /// kernel can cache them.
+    pub async fn setattr(&self, ino: u64, set: SetAttr, ctime: Option<Time>) -> Answer<(Attributes, Duration)> {
+        let before = self.nodes.lock().find_replaced(ino);
+        if let Some(before) = before
+            && let Some(attr) = self.sets_known_time(&before, &set, ctime)
+        {
+            return Ok((of_node(&before, before.mount(), &attr), Duration::ZERO));
+        }
         let node = self.target(ino)?;
         // The data of a new file are most likely complete.
         node.staged.settle(true).await;
@@ -231,11 +235,21 @@ impl View {
             node.unstable.commit(node.handle()).await?;
         }
         node.rights.invalidate();
-        let after = node.mount().protocol().setattr(node.handle(), set).await.answer();
+        let since = self.room.now();
+        let mut after = node.mount().protocol().setattr(node.handle(), set.clone()).await.answer();
+        if let Err(error) = after
+            && let Some(set) = self.with_time_of_server(&set, ctime, error)
+        {
+            after = node.mount().protocol().setattr(node.handle(), set).await.answer();
+        }
         node.rights.invalidate();
+        let is_last = node.staged.is_settled(since);
         node.staged.changed();
-        let after = after?;
-        Ok(of_mount(node.mount(), ino, &attr_of(node.mount(), node.handle(), after).await?))
+        let attr = attr_of(node.mount(), node.handle(), after?).await?;
+        if is_last {
+            self.has_set(&node, &set, &attr);
+        }
+        Ok((of_node(&node, node.mount(), &attr), self.ttl))
     }
 
     /// READLINK.
@@ -257,25 +271,9 @@ impl View {
         self.check(&node, wanted).await
     }
 
-    /// CREATE of a file, which is then open. With `EXCL`, an existing file is an error. With `TRUNC`, it is truncated.
-    pub async fn create(&self, parent: u64, name: &OsStr, mode: u32, flags: OFlags) -> Answer<(Attributes, u64)> {
-        let size = flags.contains(OFlags::TRUNC).then_some(0);
-        let set = SetAttr { mode: Some(mode & 0o7777), size, ..SetAttr::default() };
-        let exclusive = flags.contains(OFlags::EXCL);
-        let how = if exclusive { CreateHow::Guarded(set) } else { CreateHow::Unchecked(set) };
-        let dir = self.target(parent)?;
-        let made = dir.mount().protocol().create(dir.handle(), name.as_bytes(), how).await.answer()?;
-        let attr = self.made(&dir, made).await?;
-        let node = self.target(attr.ino)?;
-        let number = self.count_open(&node);
-        // An existing file may have been read before.
-        *node.cached.lock().await = Cached::Unknown;
-        Ok((attr, number))
-    }
-
     /// MKNOD, or CREATE if `mode` is that of a regular file.
     pub async fn mknod(&self, parent: u64, name: &OsStr, mode: u32, rdev: u32) -> Answer<Attributes> {
-        let dir = self.target(parent)?;
+        let (dir, since) = (self.target(parent)?, self.room.now());
         let protocol = dir.mount().protocol();
         let (set, name_bytes) = (SetAttr { mode: Some(mode & 0o7777), ..SetAttr::default() }, name.as_bytes());
         let special = match rustix::fs::FileType::from_raw_mode(mode) {
@@ -285,35 +283,35 @@ impl View {
             rustix::fs::FileType::Fifo => Special::Fifo,
             _ => {
                 let made = protocol.create(dir.handle(), name_bytes, CreateHow::Guarded(set)).await.answer()?;
-                return self.made(&dir, made).await;
+                return self.made(&dir, made, since).await;
             }
         };
         let made = protocol.mknod(dir.handle(), name_bytes, special, set).await.answer()?;
-        self.made(&dir, made).await
+        self.made(&dir, made, since).await
     }
 
     /// MKDIR.
     pub async fn mkdir(&self, parent: u64, name: &OsStr, mode: u32) -> Answer<Attributes> {
-        let dir = self.target(parent)?;
+        let (dir, since) = (self.target(parent)?, self.room.now());
         let set = SetAttr { mode: Some(mode & 0o7777), ..SetAttr::default() };
         let made = dir.mount().protocol().mkdir(dir.handle(), name.as_bytes(), set).await.answer()?;
-        self.made(&dir, made).await
+        self.made(&dir, made, since).await
     }
 
     /// SYMLINK.
     pub async fn symlink(&self, parent: u64, name: &OsStr, text: Bytes) -> Answer<Attributes> {
-        let dir = self.target(parent)?;
+        let (dir, since) = (self.target(parent)?, self.room.now());
         let made =
             dir.mount().protocol().symlink(dir.handle(), name.as_bytes(), text, SetAttr::default()).await.answer()?;
-        self.made(&dir, made).await
+        self.made(&dir, made, since).await
     }
 
-    async fn made(&self, dir: &Target, made: Made) -> Answer<Attributes> {
+    pub(super) async fn made(&self, dir: &Target, made: Made, since: u64) -> Answer<Attributes> {
         let attr = attr_of(dir.mount(), &made.handle, made.attr).await?;
         let mut object = Object { mount: dir.file.mount().clone(), handle: made.handle, attr };
         // CREATE can return an existing file.
-        self.refresh(&mut object, u64::MAX).await?;
-        Ok(self.register(dir, &object))
+        let since = self.refresh(&mut object, since).await?;
+        Ok(self.register(dir, &object, since))
     }
 
     /// LINK.
@@ -321,9 +319,11 @@ impl View {
         let (node, dir) = (self.target(ino)?, self.target(parent)?);
         same_mount(&node, &dir)?;
         node.staged.settle(false).await;
+        let since = self.room.now();
         let linked = dir.mount().protocol().link(node.handle(), dir.handle(), name.as_bytes()).await.answer()?;
         let attr = attr_of(node.mount(), node.handle(), linked).await?;
-        Ok(self.register(&dir, &Object { mount: node.file.mount().clone(), handle: node.handle().clone(), attr }))
+        let object = Object { mount: node.file.mount().clone(), handle: node.handle().clone(), attr };
+        Ok(self.register(&dir, &object, since))
     }
 
     /// REMOVE.
@@ -371,79 +371,6 @@ impl View {
         Ok(true)
     }
 
-    /// OPEN for the access in the flags; over NFSv3 GETATTR, which shows changes that were closed before
-    /// (close-to-open). Returns the number of the open file, and `true` if the kernel's cache is current. The error for
-    /// a removed file is ESTALE: the kernel then looks up the name again, and opens the object that it finds.
-    pub async fn open(&self, ino: u64, flags: OFlags) -> Answer<(u64, bool)> {
-        let node = self.target(ino)?;
-        node.staged.settle(false).await;
-        let number = self.count_open(&node);
-        match self.open_at_server(&node, flags).await {
-            Ok(current) => Ok((number, current)),
-            Err(error) => {
-                self.release(ino, number).await?;
-                Err(error)
-            }
-        }
-    }
-
-    async fn open_at_server(&self, node: &Target, flags: OFlags) -> Answer<bool> {
-        let rights = rights_for(flags);
-        let Some(v4) = node.mount().v4() else {
-            // NFSv3 has no OPEN that would check the caller.
-            let check = async { if self.caller().is_some() { self.check(node, rights).await } else { Ok(()) } };
-            let getattr = async { node.mount().protocol().getattr(node.handle()).await.answer() };
-            let (attr, ()) = tokio::try_join!(getattr, check)?;
-            self.revalidate_v3(node, &attr).await;
-            return Ok(false);
-        };
-        let access = match flags & OFlags::RWMODE {
-            OFlags::RDONLY => OPEN4_SHARE_ACCESS_READ,
-            OFlags::WRONLY => OPEN4_SHARE_ACCESS_WRITE,
-            _ => OPEN4_SHARE_ACCESS_READ | OPEN4_SHARE_ACCESS_WRITE,
-        };
-        // A file that is already open is not opened again. The server also accepts an OPEN for reading by a caller that
-        // may only execute the file.
-        let is_checked = !v4.is_open(node.handle(), access) && rights & ACCESS3_EXECUTE == 0;
-        if self.caller().is_some() && !is_checked {
-            self.check(node, rights).await?;
-        }
-        let version = v4.open(node.handle(), access).await.answer()?;
-        self.make_current(node, version).await;
-        Ok(true)
-    }
-
-    /// Counts one more open of a file.
-    fn count_open(&self, node: &Target) -> u64 {
-        node.opens.fetch_add(1, Relaxed);
-        self.open.fetch_add(1, Relaxed);
-        let number = self.next_open.fetch_add(1, Relaxed);
-        let held = node.mount().v4().map(|v4| v4.hold(node.handle()));
-        self.opened.lock().insert(number, Opened { caller: self.caller().cloned(), _held: held });
-        number
-    }
-
-    /// Counts one open less.
-    pub async fn release(&self, ino: u64, number: u64) -> Answer<()> {
-        let node = self.target(ino)?;
-        if let Err(error) = self.closed(ino, number).await {
-            tracing::warn!(?error, "locks may remain until the file is closed by all programs");
-        }
-        self.opened.lock().remove(&number);
-        self.open.fetch_sub(1, Relaxed);
-        let last = node.opens.fetch_sub(1, Relaxed) == 1;
-        if last {
-            // All programs that could see an earlier error have closed the file.
-            node.staged.settle(false).await;
-            let _reported = node.staged.take_failure();
-        }
-        let remove_on_close = if last { node.remove_on_close.lock().take() } else { None };
-        match remove_on_close {
-            Some((mount, dir, name)) => mount.protocol().remove(&dir, &name).await.answer().map(drop),
-            None => Ok(()),
-        }
-    }
-
     /// Reads up to the end of the file. Returns the buffer and the number of bytes read.
     pub async fn read(&self, ino: u64, offset: u64, size: usize) -> Answer<(Buffer, usize)> {
         let node = self.target(ino)?;
@@ -485,7 +412,9 @@ impl View {
     /// Handles a close by a lock owner: commits written data, and releases the owner's locks.
     pub async fn flush(&self, ino: u64, owner: u64) -> Answer<()> {
         let durable = self.durable(ino).await;
-        let failed = self.node(ino)?.staged.failure();
+        let node = self.target(ino)?;
+        self.send_known_time(&node).await;
+        let failed = node.staged.failure();
         durable.and(failed).and(self.release_owner(ino, owner).await)
     }
 
@@ -506,7 +435,7 @@ impl View {
         let number = self.next_open.fetch_add(1, Relaxed);
         if let Some(caller) = self.caller() {
             self.check(&self.target(ino)?, ACCESS3_READ).await?;
-            self.opened.lock().insert(number, Opened { caller: Some(caller.clone()), _held: None });
+            self.opened.lock().insert(number, Opened { caller: Some(caller.clone()), writes: false, _held: None });
         }
         self.listings.lock().insert(number, Arc::default());
         Ok(number)
@@ -532,12 +461,13 @@ impl View {
             let dots = matches!(&entry.name[..], b"." | b"..");
             let is_lookup = plus && !dots;
             let mut found = if dots { Ok(None) } else { self.listed(&node, &entry).await };
+            let mut since = listing.requested_at();
             if let Ok(Some(object)) = &mut found {
-                self.refresh(object, listing.requested_at()).await?;
+                since = self.refresh(object, since).await?;
             }
             let (attr, ttl) = match found {
                 Ok(None) if dots => (self.dot(&node, entry.name.len()), Duration::ZERO),
-                Ok(Some(object)) if is_lookup => (self.register(&node, &object), self.ttl),
+                Ok(Some(object)) if is_lookup => (self.register(&node, &object, since), self.ttl),
                 Ok(Some(Object { mount, attr, .. })) => (of_mount(&mount, attr.fileid.max(1), &attr), self.ttl),
                 Ok(None) => (self.placeholder(&node, &entry, is_lookup), Duration::ZERO),
                 // The entry was removed after it was listed.
@@ -549,7 +479,7 @@ impl View {
             };
             if !add(Listed { name: &entry.name, cookie: entry.cookie, attr, ttl, is_lookup }) {
                 if is_lookup {
-                    self.forget(attr.ino, 1);
+                    self.forget(attr.node, 1);
                 }
                 listing.put_back(entry, node.mount(), cookie);
                 return Ok(());
@@ -576,25 +506,17 @@ fn of_mount(mount: &Mount, ino: u64, attr: &Attr) -> Attributes {
     attributes(ino, attr, mount.read_size() as u32)
 }
 
+/// Returns the attributes of an object that the kernel knows.
+fn of_node(node: &Node, mount: &Mount, attr: &Attr) -> Attributes {
+    Attributes { node: node.ino, ..of_mount(mount, node.shown_ino, attr) }
+}
+
 pub(super) async fn attr_of(mount: &Mount, handle: &Handle, known: Option<Attr>) -> Answer<Attr> {
     match known {
         Some(attr) => Ok(attr),
         None => mount.protocol().getattr(handle).await.answer(),
     }
 }
-
-/// Returns the rights (`ACCESS3_…`) that an open with these flags needs.
-fn rights_for(flags: OFlags) -> u32 {
-    let read = if flags.bits() & FMODE_EXEC != 0 { ACCESS3_EXECUTE } else { ACCESS3_READ };
-    match flags & OFlags::RWMODE {
-        OFlags::RDONLY => read,
-        OFlags::WRONLY => ACCESS3_MODIFY | ACCESS3_EXTEND,
-        _ => read | ACCESS3_MODIFY | ACCESS3_EXTEND,
-    }
-}
-
-/// The kernel's flag of a file that it opens to execute it.
-const FMODE_EXEC: u32 = 0x20;
 
 /// # Errors
 /// EXDEV: the two objects are on different servers.

@@ -87,6 +87,11 @@ impl View {
 
     /// Fails with EACCES if the server does not grant the caller all of `wanted` (`ACCESS3_…`).
     pub async fn check(&self, target: &Target, wanted: u32) -> Answer<()> {
+        if self.is_allowed(target, wanted).await? { Ok(()) } else { Err(Errno::ACCESS) }
+    }
+
+    /// Returns `true` if the server grants the caller all of `wanted` (`ACCESS3_…`).
+    pub async fn is_allowed(&self, target: &Target, wanted: u32) -> Answer<bool> {
         let granted = match target.node.rights.of(target.caller) {
             Some(granted) => granted,
             None => {
@@ -97,7 +102,7 @@ impl View {
                 granted
             }
         };
-        if granted & wanted == wanted { Ok(()) } else { Err(Errno::ACCESS) }
+        Ok(granted & wanted == wanted)
     }
 }
 

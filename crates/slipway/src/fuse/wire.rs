@@ -33,6 +33,9 @@ pub struct Arguments<'a>(&'a [u8]);
 /// Attributes of an object, as programs see them (`fuse_attr`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attributes {
+    /// The kernel's number of the object.
+    pub node: u64,
+    /// The inode number that programs see.
     pub ino: u64,
     pub size: u64,
     /// In units of 512 bytes.
@@ -408,6 +411,7 @@ pub mod init {
     pub const DO_READDIRPLUS: u64 = 1 << 13;
     pub const READDIRPLUS_AUTO: u64 = 1 << 14;
     pub const ASYNC_DIO: u64 = 1 << 15;
+    pub const WRITEBACK_CACHE: u64 = 1 << 16;
     pub const PARALLEL_DIROPS: u64 = 1 << 18;
     pub const MAX_PAGES: u64 = 1 << 22;
     pub const HANDLE_KILLPRIV_V2: u64 = 1 << 28;
@@ -435,6 +439,7 @@ pub mod set {
     pub const OPEN_FILE: u32 = 1 << 6;
     pub const ATIME_NOW: u32 = 1 << 7;
     pub const MTIME_NOW: u32 = 1 << 8;
+    pub const CTIME: u32 = 1 << 10;
 }
 
 /// A flag of WRITE (`FUSE_WRITE_CACHE`): the kernel writes its cache, for an unknown program.
@@ -462,6 +467,7 @@ mod tests {
     use super::*;
 
     const ATTR: Attributes = Attributes {
+        node: 0,
         ino: 1,
         size: 2,
         blocks: 3,

@@ -17,6 +17,7 @@ mod mount_status;
 mod mount_users;
 mod mount_v4;
 mod mount_write;
+mod mount_writeback;
 mod outside;
 mod pnfs;
 mod pnfs_doctor;

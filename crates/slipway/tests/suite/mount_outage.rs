@@ -3,13 +3,15 @@
 use std::{
     fs::{self, File},
     io::{BufRead, BufReader, Write},
-    os::unix::fs::FileExt,
+    os::unix::{fs::FileExt, process::CommandExt},
+    path::Path,
     process::{Child, Command, Output, Stdio},
+    time::Instant,
 };
 
 use rustix::{
     io::Errno,
-    process::{Pid, Signal, kill_process},
+    process::{Pid, Signal, kill_process, kill_process_group},
 };
 
 use crate::common::{
@@ -59,9 +61,113 @@ fn execve_that_closes_a_file_does_not_block_the_mount() {
     }
 }
 
+/// Opens and writes as many files as the argument says, and waits.
+const OPENS: &str = "for i in $(seq $1); do exec {fd}>$2-$i; echo data >&$fd; done; echo open; exec sleep 3600";
+
+/// Starts a program that has so many files open, with data that the server may not have.
+fn opener(files: u32, prefix: &Path) -> Child {
+    let mut command = Command::new("bash");
+    command.args(["-c", OPENS, "opens", &files.to_string()]).arg(prefix).stdout(Stdio::piped());
+    let mut program = command.process_group(0).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(program.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "open\n");
+    program
+}
+
+/// A dying process closes one file after the other, and each close waits for the mount.
+#[test]
+fn killed_process_with_many_open_files_ends_as_fast_as_with_one() {
+    let test = "killed_process_with_many_open_files_ends_as_fast_as_with_one";
+    const FILES: u32 = 150;
+    for (query, args) in [("&vers=3", &[][..]), ("&vers=4.2", &[]), ("&vers=4.2", &["--writeback"])] {
+        let Some(world) = World::new(test, "tcp", "") else { return };
+        let mounted = world.with_arguments("mounted", &["&timeo=3600s", query].concat(), args);
+        let mut programs = [("one", 1), ("many", FILES)].map(|(name, files)| opener(files, &mounted.at.join(name)));
+        world.server.pause();
+        let [one, many] = programs.each_mut().map(|program| {
+            let killed = Instant::now();
+            program.kill().unwrap();
+            assert!(!wait(program).success());
+            killed.elapsed()
+        });
+        // If each file took as long as one, this would be a factor of 150.
+        assert!(many < one * 30, "{many:?} for {FILES} files, {one:?} for one, {query} {args:?}");
+        world.server.signal(Signal::CONT);
+        mounted.end();
+        for number in 1..=FILES {
+            let file = world.served.join(format!("many-{number}"));
+            common::until("the data must be sent", || fs::read(&file).unwrap() == b"data\n");
+        }
+        world.end();
+    }
+}
+
+/// Returns the states of all threads of a process group, as proc(5) names them.
+fn states_of_group(group: u32) -> Vec<(u32, char)> {
+    let numbers = |path: &str| {
+        let entries = fs::read_dir(path).into_iter().flatten().flatten();
+        entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok()).collect::<Vec<_>>()
+    };
+    let mut states = Vec::new();
+    for pid in numbers("/proc") {
+        for thread in numbers(&format!("/proc/{pid}/task")) {
+            let stat = fs::read_to_string(format!("/proc/{pid}/task/{thread}/stat")).unwrap_or_default();
+            let mut fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace();
+            let (state, _parent, its_group) = (fields.next(), fields.next(), fields.next());
+            if let (Some(state), Some(its_group)) = (state, its_group)
+                && its_group.parse() == Ok(group)
+            {
+                states.extend(state.chars().map(|state| (thread, state)));
+            }
+        }
+    }
+    states
+}
+
+#[test]
+fn killed_programs_leave_no_thread_that_waits_for_the_server() {
+    let test = "killed_programs_leave_no_thread_that_waits_for_the_server";
+    for (query, args) in [("&vers=3", &[][..]), ("&vers=4.2", &[]), ("&vers=4.2", &["--writeback"])] {
+        let Some(world) = World::new(test, "tcp", "") else { return };
+        fs::create_dir_all(world.served.join("list/deep")).unwrap();
+        fs::write(world.served.join("read"), pattern(3 << 20)).unwrap();
+        let mounted = world.with_arguments("mounted", &["&timeo=3600s", query].concat(), args);
+        let mut program = opener(20, &mounted.at.join("open"));
+        let group = program.id();
+        // Programs of each kind in the same group: they read, write through the page cache and beside it, list, create, and lock.
+        let script = "echo ready; read; cat read & dd if=/dev/zero of=write bs=4k count=4096 & \
+            dd if=/dev/zero of=direct bs=4k oflag=direct count=9 & ls -lR list & touch create/new & mv open-1 moved & flock open-2 true & wait";
+        let mut others = Command::new("bash");
+        others.args(["-c", script]).current_dir(&mounted.at).process_group(group as i32);
+        let mut others = others.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut said = BufReader::new(others.stdout.take().unwrap());
+        said.read_line(&mut String::new()).unwrap();
+        world.server.pause();
+        others.stdin.take().unwrap().write_all(b"\n").unwrap();
+        longest_wait_at(&mounted.at, 2);
+        assert!(states_of_group(group).len() > 5, "{:?}", states_of_group(group));
+        kill_process_group(Pid::from_raw(group as i32).unwrap(), Signal::KILL).unwrap();
+        for child in [&mut program, &mut others] {
+            assert!(!wait(child).success());
+        }
+        // The orphans are reaped by another process, so they may remain as zombies.
+        common::until("no program may wait for the server", || {
+            states_of_group(group).iter().all(|(_, state)| *state == 'Z')
+        });
+        world.server.signal(Signal::CONT);
+        drop(mounted);
+        world.end();
+    }
+}
+
 /// Waits until an operation has waited for so many seconds, and returns the process that waits for it.
 fn longest_wait(world: &World, seconds: u64) -> u32 {
-    let status = format!("--status={}", world.at.display());
+    longest_wait_at(&world.at, seconds)
+}
+
+fn longest_wait_at(mount: &Path, seconds: u64) -> u32 {
+    let status = format!("--status={}", mount.display());
     let mut pid = 0;
     common::until("an operation must wait", || {
         let found = lines(&ok(&["mount", &status, "--json"])).remove(0);

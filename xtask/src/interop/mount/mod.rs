@@ -69,10 +69,11 @@ struct Program {
     run: fn(&mut Place) -> Result<(), String>,
 }
 
-const PROGRAMS: [Program; 10] = [
+const PROGRAMS: [Program; 11] = [
     Program { name: "pjdfstest", options: &["--allow-other"], run: programs::pjdfstest },
     Program { name: "fsx with memory maps", options: &[], run: programs::fsx },
     Program { name: "fsx with direct I/O and memory maps", options: &["--direct-io"], run: programs::fsx },
+    Program { name: "fsx with data kept by the kernel", options: &["--writeback"], run: programs::fsx },
     Program { name: "stress-ng", options: &[], run: programs::stress },
     Program { name: "SQLite's write-ahead log with direct I/O", options: &["--direct-io"], run: programs::sqlite },
     Program { name: "git", options: &[], run: programs::git },

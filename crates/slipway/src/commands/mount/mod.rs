@@ -66,6 +66,10 @@ pub struct Args {
     /// Bypass the page cache: each read and write of a program goes to the server
     #[arg(long)]
     direct_io: bool,
+    /// Let the kernel keep written data until a close, an fsync, or for up to 30 seconds, and own the size and times of open files: for
+    /// files that no other machine changes while programs here have them open
+    #[arg(long, conflicts_with = "direct_io")]
+    writeback: bool,
     /// Seconds for which names and attributes are cached
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
     attributes: f64,
@@ -129,7 +133,7 @@ pub fn run(args: &Args) -> Outcome {
     };
     reach::run(serve(
         (&url, directory),
-        Options { ttl, direct_io: args.direct_io, per_caller: args.allow_other, recovery },
+        Options { ttl, direct_io: args.direct_io, writeback: args.writeback, per_caller: args.allow_other, recovery },
     ))
 }
 
@@ -169,7 +173,7 @@ async fn serve((url, directory): (&NfsUrl, &Path), options: Options) -> Outcome 
             ended.map_err(|error| Failure::failed(format!("the kernel ended the mount: {error}")))?;
             detach_aborted(&place).await?;
         }
-        None => end(&place, &in_flight).await?,
+        None => end(&place, &in_flight, &fuse).await?,
     }
     // When the device is closed, the kernel aborts all operations in progress.
     work.abort();
@@ -242,15 +246,19 @@ fn mounted_at(directory: &Path) -> Vec<String> {
 
 /// Unmounts. If the mount is in use, it is detached at once, and programs can no longer use their open files.
 /// Operations that wait for a server without an answer are aborted.
-async fn end(place: &Place, in_flight: &Arc<InFlight>) -> Result<(), Failure> {
+async fn end(place: &Place, in_flight: &Arc<InFlight>, fuse: &Fuse) -> Result<(), Failure> {
     if !place.is_there() {
         // It was unmounted by umount -l, or is below another mount.
         tracing::warn!("{} is no longer mounted there; open files are closed", place.directory.display());
         return Ok(());
     }
     let failed = |error: io::Error| Failure::failed(format!("cannot unmount {}: {error}", place.directory.display()));
+    let written_back_and_unmounted = async {
+        fuse.write_back().await;
+        unmounted(place, false).await
+    };
     tokio::select! {
-        unmounted = unmounted(place, false) => match unmounted {
+        unmounted = written_back_and_unmounted => match unmounted {
             Ok(()) => return Ok(()),
             Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
                 tracing::warn!("the mount is in use; it has been detached");
@@ -326,7 +334,7 @@ fn unescaped(text: &str) -> String {
 }
 
 /// The arguments of a mount, which `--status` excludes.
-const MOUNTING: [&str; 12] = [
+const MOUNTING: [&str; 13] = [
     "url",
     "directory",
     "options",
@@ -335,6 +343,7 @@ const MOUNTING: [&str; 12] = [
     "tls_key",
     "allow_other",
     "direct_io",
+    "writeback",
     "attributes",
     "soft",
     "softerr",

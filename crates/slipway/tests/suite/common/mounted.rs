@@ -59,6 +59,14 @@ impl World {
         (counted, mounted)
     }
 
+    /// Mounts the served directory over TCP at a further mount point, with these arguments.
+    pub fn with_arguments(&self, name: &str, query: &str, args: &[&str]) -> Mounted {
+        let at = self.directory.path().join(name);
+        fs::create_dir(&at).unwrap();
+        let url = [&self.server.url("tcp", ""), query].concat();
+        Mounted { child: mount_with(args, &url, &at), at }
+    }
+
     /// Mounts a URL at a further mount point.
     pub fn mounted(&self, name: &str, url: &str) -> Mounted {
         let at = self.directory.path().join(name);
@@ -112,6 +120,17 @@ impl Mounted {
     /// Takes a mount, which then also ends if the test fails.
     pub fn of(child: Child, at: PathBuf) -> Self {
         Self { at, child }
+    }
+
+    /// Returns the process of the mount.
+    pub fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    /// Ends the mount by SIGTERM, which must work.
+    pub fn terminate(mut self) {
+        kill_process(self.pid(), Signal::TERM).unwrap();
+        assert!(wait(&mut self.child).success());
     }
 
     /// Unmounts, which must end the process without an error.
