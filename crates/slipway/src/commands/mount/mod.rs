@@ -134,6 +134,7 @@ pub fn run(args: &Args) -> Outcome {
 }
 
 async fn serve((url, directory): (&NfsUrl, &Path), options: Options) -> Outcome {
+    buf::keep_heap();
     // The path in the form of the kernel. It can be resolved only before the mount.
     let directory = mount_point(directory)?;
     let mount = Reach::new().connect(url).await?;
