@@ -443,8 +443,11 @@ pub const WRITE_CACHE: u32 = 1 << 0;
 pub const HEADER: usize = 40;
 /// The bytes of a WRITE before its data: the header and `fuse_write_in`.
 pub const WRITE_HEAD: usize = HEADER + 40;
-/// The maximum bytes of a read and write, which is the maximum of an NFS server.
+/// The maximum bytes of a write, which is the maximum of an NFS server.
 pub const WRITE_MAX: usize = 1 << 20;
+/// The maximum bytes of a read, except with direct I/O. The kernel divides longer reads and sends the parts at once, so the server
+/// reads one part while another one is copied to the program. `docs/performance.md` compares sizes.
+pub const READ_MAX: usize = 256 << 10;
 const MAJOR: u32 = 7;
 const MINOR: u32 = 40;
 /// The minor version of Linux 5.4.

@@ -145,7 +145,7 @@ async fn serve((url, directory): (&NfsUrl, &Path), options: Options) -> Outcome 
     let mut terminate = signal(SignalKind::terminate()).map_err(Failure::failed)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(Failure::failed)?;
 
-    let device = Device::mount(&url.to_string(), &directory, options.per_caller)
+    let device = Device::mount(&url.to_string(), &directory, &options)
         .map_err(|error| Failure::failed(format!("cannot mount at {}: {error}", directory.display())))?;
     let place = Place::of(directory);
     let session = Session::new(device, mount.pool().clone());
