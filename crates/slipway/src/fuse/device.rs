@@ -7,7 +7,7 @@
 //! When the last descriptor of the device is closed, the kernel ends all requests with ECONNABORTED.
 
 use std::{
-    fs::{File, OpenOptions},
+    fs::{self, File, OpenOptions},
     io::{self, IoSlice, IoSliceMut, Read},
     mem::MaybeUninit,
     os::{
@@ -146,6 +146,15 @@ fn receive(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
         RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
         _ => None,
     }))
+}
+
+/// Sets the read-ahead of the mount with this device number (`MAJOR:MINOR`). The kernel's default is 128 KiB, so that it would have
+/// only one short read in progress.
+///
+/// # Errors
+/// Only root can do this, and only if `/sys` is writable.
+pub fn set_read_ahead(number: &str) -> io::Result<()> {
+    fs::write(format!("/sys/class/bdi/{number}/read_ahead_kb"), (2 * wire::READ_MAX >> 10).to_string())
 }
 
 /// Writes data that programs have changed through memory maps, and unmounts.

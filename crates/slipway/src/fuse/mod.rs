@@ -46,7 +46,7 @@ use tree::{Answer, Tree};
 use view::View;
 use wire::{Arguments, Attributes, Header, Init, Listed, Out, Plus, init, op, open, set};
 
-pub use device::{Device, unmount};
+pub use device::{Device, set_read_ahead, unmount};
 pub use session::{InFlight, Session};
 pub use status::{ServerWaits, Waits};
 
@@ -227,7 +227,7 @@ impl Fuse {
         let locks = if self.tree.mount.v4().is_some() { init::POSIX_LOCKS | init::FLOCK_LOCKS } else { 0 };
         // A kernel with a newer protocol gets ours, and asks again.
         let agreed = Init::agree(arguments, WANTED | locks)?;
-        let agreed = agreed.unwrap_or(Init { minor: 0, flags: 0, max_readahead: 0 });
+        let agreed = agreed.unwrap_or(Init { minor: 0, flags: 0 });
         replier.reply(Reply::Out(Out::new().init(agreed)));
         Ok(())
     }

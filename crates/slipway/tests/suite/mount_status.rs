@@ -1,20 +1,14 @@
 //! Tests of `slipway mount --status`.
 
 use std::{
-    fs::{self, OpenOptions},
-    io::Read,
-    os::unix::fs::OpenOptionsExt,
+    fs,
     path::Path,
     time::{Duration, Instant},
 };
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::common::{
-    self, fails, lines,
-    mounted::{Mounted, World, mount_with, pattern},
-    ok, pause, run, until, wait,
-};
+use crate::common::{self, fails, lines, mounted::World, ok, pause, run, wait};
 
 #[test]
 fn status_names_the_server_that_does_not_answer() {
@@ -54,35 +48,6 @@ fn status_names_the_server_that_does_not_answer() {
     let said = fails(1, &["mount", &format!("--status={}", world.at.display())]);
     assert!(said.contains("no slipway mount of this user is there"), "{said}");
     world.server.signal(Signal::TERM);
-}
-
-#[test]
-fn parts_of_a_long_read_are_sent_at_once() {
-    const LEN: usize = 1 << 20;
-    let Some(world) = World::new("parts_of_a_long_read_are_sent_at_once", "tcp", "") else { return };
-    let data = pattern(2 * LEN);
-    fs::write(world.served.join("file"), &data).unwrap();
-    // Without a page cache, the kernel would send one part after the other, so there is only one.
-    for (name, args, parts) in [("cached", &[][..], 4), ("direct", &["--direct-io"][..], 1)] {
-        let at = world.directory.path().join(name);
-        fs::create_dir(&at).unwrap();
-        let mounted = Mounted::of(mount_with(args, &world.server.url("tcp", ""), &at), at.clone());
-        let mut file = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(at.join("file")).unwrap();
-        world.server.pause();
-        let read = std::thread::spawn(move || {
-            let mut read = vec![0; LEN];
-            file.read_exact(&mut read).unwrap();
-            read
-        });
-        let status = format!("--status={}", at.display());
-        let operations = || lines(&ok(&["mount", &status, "--json"])).remove(0)["waits"][0]["operations"].as_u64();
-        until("the server has the read", || operations().is_some());
-        assert_eq!(operations(), Some(parts), "{name}");
-        world.server.signal(Signal::CONT);
-        assert!(read.join().unwrap() == data[..LEN], "{name}");
-        mounted.end();
-    }
-    world.end();
 }
 
 #[test]
