@@ -1,6 +1,6 @@
 """Turns compare.sh's results into tables: the median of the rounds, and our rates over theirs.
 
-table.py version3 FILE | version4 FILE | knfsd FILE | mount FILE | security FILE
+table.py version3 FILE | version4 FILE | knfsd FILE | mount FILE | security FILE | ganesha FILE
 """
 import json
 import statistics
@@ -79,6 +79,16 @@ def version4(path):
     table(["Ganesha, tcp, 4.1", *ours, "4.1 over Ganesha", "tcp, 4.1 over 3", "shm, 4.1 over 3"], rows, ratios)
     print("Slipway's client on both servers, which export the same tmpfs. CPU is client and server together, but the client's")
     print("alone on Ganesha.")
+
+
+def ganesha(path):
+    """Lines of a name and the reports of our client on NFS-Ganesha and on our server, from security.sh."""
+    rows = {}
+    for name, (theirs, ours) in rounds(path):
+        row = rows.setdefault(name, {})
+        row.setdefault("Ganesha", []).append(sample(theirs["results"][0]))
+        row.setdefault("Slipway", []).append(sample(ours["results"][0]))
+    table(["Ganesha", "Slipway", "over Ganesha"], rows, lambda of: [f"**{of['Slipway'][0] / of['Ganesha'][0]:.2f}**"])
 
 
 def knfsd(path):
@@ -170,4 +180,4 @@ def security(path):
     print(f"{report['conditions']['rounds']} rounds of {report['conditions']['seconds']} s, one connection. CPU is client and server together.")
 
 
-{"version3": version3, "version4": version4, "knfsd": knfsd, "mount": mount, "security": security}[sys.argv[1]](sys.argv[2])
+{"version3": version3, "version4": version4, "knfsd": knfsd, "mount": mount, "security": security, "ganesha": ganesha}[sys.argv[1]](sys.argv[2])

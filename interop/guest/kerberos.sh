@@ -1,13 +1,15 @@
 # Runs in the guest: Kerberos 5 with Linux at either end. The guest itself is the host `venus`: the kernel's client with rpc.gssd,
 # the key distribution centre, and later the kernel's server with rpc.svcgssd. `slipway serve`, and later our client, run in a
-# network namespace. rpc.gssd negotiates over TCP at port 2049 also for mounts over RDMA. /run/out/env sets SLIPWAY, and the cells
-# TRANSPORT:VERSION:FLAVOR of both matrices, KERNEL_CLIENT and OUR_CLIENT.
+# network namespace. As the host `neptune`, it also serves by an adapter, which is rxe (RoCE version 2). rpc.gssd negotiates over TCP at
+# port 2049 also for mounts over RDMA. /run/out/env sets SLIPWAY, the cells TRANSPORT:VERSION:FLAVOR of two matrices, KERNEL_CLIENT and
+# OUR_CLIENT, and the cells VERSION:FLAVOR of ADAPTER.
 . /run/out/guest/lib.sh
 . /run/out/env
 near SLIPWAY
 : >"$RESULTS"
 SERVER=server.slipway.test
 VENUS=venus.slipway.test
+NEPTUNE=neptune.slipway.test
 EXPORT=/run/export
 REALM=/run/realm
 head -c 3M /run/out/random >/run/sample; chmod 644 /run/sample
@@ -19,7 +21,8 @@ network() {
   ip addr add 10.9.1.2/24 dev venus0; ip link set venus0 up
   ip -n server addr add 10.9.1.1/24 dev venus1; ip -n server link set venus1 up; ip -n server link set lo up
   rdma link add siw1 type siw netdev venus0
-  printf '127.0.0.1 localhost\n10.9.1.1 %s\n10.9.1.2 %s\n' $SERVER $VENUS >/etc/hosts
+  rdma link add rxe0 type rxe netdev eth0
+  printf '127.0.0.1 localhost\n10.9.1.1 %s\n10.9.1.2 %s\n10.0.2.15 %s\n' $SERVER $VENUS $NEPTUNE >/etc/hosts
   printf 'alice:x:1000:1000::/:/bin/sh\nbob:x:1001:1001::/:/bin/sh\n' >>/etc/passwd
 }
 
@@ -60,7 +63,9 @@ K
   kadmin.local -q 'addprinc -pw bob bob'
   kadmin.local -q "addprinc -randkey nfs/$SERVER"
   kadmin.local -q "addprinc -randkey nfs/$VENUS"
-  kadmin.local -q "ktadd -k /run/server.keytab nfs/$SERVER"
+  kadmin.local -q "addprinc -randkey nfs/$NEPTUNE"
+  kadmin.local -q "ktadd -k /run/$SERVER.keytab nfs/$SERVER"
+  kadmin.local -q "ktadd -k /run/$NEPTUNE.keytab nfs/$NEPTUNE"
   kadmin.local -q "ktadd -k /etc/krb5.keytab nfs/$VENUS"
   krb5kdc -n >/run/out/logs/kdc.log 2>&1 &
   await ticket alice /tmp/krb5cc_1000
@@ -73,30 +78,32 @@ ticket() { local user=$1 cache=$2; shift 2; echo "$user" | KRB5CCNAME=FILE:$cach
 alice() { setpriv --reuid 1000 --regid 1000 --clear-groups "$@"; }
 bob() { setpriv --reuid 1001 --regid 1001 --clear-groups "$@"; }
 
+# serve HOST ADDRESS PROVIDER DIRECTORY COMMAND…: starts our server of a host by COMMAND, and exports a directory.
 serve() {
-  mkdir -p $EXPORT /run/state; mount -t tmpfs -o size=1g export $EXPORT; chmod 777 $EXPORT
-  cat >/run/slipway.toml <<T
+  local host=$1 address=$2 provider=$3 directory=$4; shift 4
+  mkdir -p $directory /run/state.$host; mount -t tmpfs -o size=1g export $directory; chmod 777 $directory
+  cat >/run/$host.toml <<T
 [server]
-state_dir = "/run/state"
+state_dir = "/run/state.$host"
 rpcbind = "builtin"
 lease_s = 15
 [kerberos]
-keytab = "/run/server.keytab"
-service = "nfs@$SERVER"
+keytab = "/run/$host.keytab"
+service = "nfs@$host"
 [[listen]]
 transport = "tcp"
-address = "0.0.0.0:2049"
+address = "$address:2049"
 [[listen]]
 transport = "rdma"
-address = "0.0.0.0:20049"
-options = { provider = "iwarp" }
+address = "$address:20049"
+options = { provider = "$provider" }
 [[export]]
-path = "$EXPORT"
+path = "$directory"
 sec = ["sys", "krb5", "krb5i", "krb5p"]
 T
-  ip netns exec server "$SLIPWAY" -vv serve --config /run/slipway.toml --ready-file /run/ready >/run/out/serve.log 2>&1 &
-  echo $! >/run/server.pid
-  await test -e /run/ready
+  "$@" "$SLIPWAY" -vv serve --config /run/$host.toml --ready-file /run/$host.ready >/run/out/serve.$host.log 2>&1 &
+  echo $! >/run/$host.pid
+  await test -e /run/$host.ready
 }
 
 gssd() {
@@ -163,7 +170,7 @@ sys_with_keytab() {
 
 # Version 4.0: the server calls the client back as nfs@SERVER, and rpc.svcgssd accepts that for the client's key. So the client gets
 # delegations, and our client over 4.1 makes the server recall one. The kernel introduces itself with krb5i, also for krb5p.
-recalls() { grep -c 'a client answered a callback.*Recall' /run/out/serve.log || true; }
+recalls() { grep -c 'a client answered a callback.*Recall' /run/out/serve.$SERVER.log || true; }
 
 # A delegation of an open file stays, however slow the machine is. The first open of an owner comes without one, and so do those before
 # the callback address is probed.
@@ -189,11 +196,41 @@ recall_of_4_0() {
   kill $daemon
 }
 
-no_context_was_refused() { refused grep -E 'a client got no context|panicked' /run/out/serve.log; }
+# by_adapter VERSION FLAVOR: the kernel's client, and our client.
+by_adapter() {
+  local url="nfs://$NEPTUNE:20049/run/adapter/ours.$1.$2?proto=rdma&provider=verbs&vers=$1&sec=$2&mountproto=tcp&mountport=2049"
+  SERVER=$NEPTUNE EXPORT=/run/adapter
+  kernel_client rdma $1 $2
+  there_and_back "$url" /run/adapter/ours.$1.$2
+}
+
+# there_and_back URL FILE COMMAND…: our client copies to a file of the server and back, by COMMAND, with the ticket of alice.
+there_and_back() {
+  local url=$1 file=$2; shift 2
+  export KRB5CCNAME=FILE:/tmp/krb5cc_1000
+  "$@" timeout 300 "$SLIPWAY" cp /run/sample "$url"
+  cmp /run/sample $file
+  equal 1000 "$(stat -c %u $file)"
+  rm -f /tmp/back
+  "$@" timeout 300 "$SLIPWAY" cp "$url" /tmp/back
+  cmp /run/sample /tmp/back
+}
+
+# Its threads end before those of Linux's server begin, because both use the same ports.
+end_adapter() {
+  local pid
+  pid=$(cat /run/$NEPTUNE.pid)
+  kill -TERM $pid
+  await has_ended $pid
+  rdma link delete rxe0
+}
+has_ended() { [ ! -e /proc/$1 ] || grep -q '^State:.Z' /proc/$1/status; }
+
+no_context_was_refused() { refused grep -E 'a client got no context|panicked' /run/out/serve.$SERVER.log /run/out/serve.$NEPTUNE.log; }
 
 check "network" network || exit 1
 check "realm: MIT's key distribution centre" realm || exit 1
-check "slipway serve: starts" serve || exit 1
+check "slipway serve: starts" serve $SERVER 0.0.0.0 iwarp $EXPORT ip netns exec server || exit 1
 check "rpc.gssd: starts" gssd || exit 1
 for cell in $KERNEL_CLIENT; do
   IFS=: read -r transport version flavor <<<"$cell"
@@ -202,11 +239,20 @@ done
 check "tcp: tickets decide" tickets_decide
 check "tcp: sec=sys with a keytab" sys_with_keytab
 check "tcp: delegations of 4.0 are recalled by Kerberos" recall_of_4_0
+# As for any adapter.
+ulimit -l unlimited
+if check "slipway serve: starts with an adapter" serve $NEPTUNE 10.0.2.15 verbs /run/adapter env; then
+  for cell in $ADAPTER; do
+    IFS=: read -r version flavor <<<"$cell"
+    check "rxe: kernel client and ours, version $version with $flavor" by_adapter $version $flavor
+  done
+  check "slipway serve: ends with an adapter" end_adapter
+fi
 check "serve: no context was refused" no_context_was_refused
 
 # Linux's server, with our client in the namespace.
 svcgssd() {
-  kill "$(cat /run/server.pid)"
+  kill "$(cat /run/$SERVER.pid)"
   umount $EXPORT; mkdir -p /run/knfsd; mount -t tmpfs -o size=1g export /run/knfsd; chmod 777 /run/knfsd
   mkdir -p /var/lib/nfs/v4recovery /var/lib/nfs/sm /var/lib/nfs/sm.bak; touch /var/lib/nfs/etab /var/lib/nfs/rmtab
   mount -t nfsd nfsd /proc/fs/nfsd
@@ -225,17 +271,11 @@ svcgssd() {
 
 # our_client TRANSPORT VERSION FLAVOR
 our_client() {
-  local port=2049 mount= path=/ file=$1.$2.$3 url
+  local port=2049 mount= path=/ file=$1.$2.$3
   [ "$1" = rdma ] && port=20049
   [ "$2" = 3 ] && mount='&mountproto=tcp&mountport=20048' path=/run/knfsd/
-  url="nfs://$VENUS:$port$path$file?proto=$1&vers=$2&sec=$3$mount"
-  export KRB5CCNAME=FILE:/tmp/krb5cc_1000
-  ip netns exec server setpriv --reuid 1000 --regid 1000 --clear-groups timeout 300 "$SLIPWAY" cp /run/sample "$url"
-  cmp /run/sample /run/knfsd/$file
-  equal 1000 "$(stat -c %u /run/knfsd/$file)"
-  rm -f /tmp/back
-  ip netns exec server setpriv --reuid 1000 --regid 1000 --clear-groups timeout 300 "$SLIPWAY" cp "$url" /tmp/back
-  cmp /run/sample /tmp/back
+  there_and_back "nfs://$VENUS:$port$path$file?proto=$1&vers=$2&sec=$3$mount" /run/knfsd/$file \
+    ip netns exec server setpriv --reuid 1000 --regid 1000 --clear-groups
 }
 
 # Linux 6.1.y answers every call with krb5p with GARBAGE_ARGS in some releases, also those of its own client.

@@ -1,7 +1,7 @@
 //! Compares the speed with other NFS servers, in one run on one machine: libnfs's client on NFS-Ganesha
 //! (`bench/compare.sh`), and the kernel's server (`interop/guest/compare.sh`). `--mount` compares `slipway mount` with the local
-//! file system that its server exports (`bench/mount.sh`), and `--security` our security flavours and TLS with AUTH_SYS and with
-//! their ciphers.
+//! file system that its server exports (`bench/mount.sh`), and `--security` our security flavours and TLS with AUTH_SYS, with
+//! their ciphers, and with Kerberos of NFS-Ganesha (`bench/security.sh`).
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,6 +14,9 @@ const PACKAGES: [&str; 6] = ["libnfs-dev", "nfs-ganesha", "nfs-ganesha-vfs", "rp
 
 /// The packages of `bench/mount.sh`.
 const MOUNT_PACKAGES: [&str; 4] = ["fio", "git", "python3", "iproute2"];
+
+/// The packages of `bench/security.sh`, in addition to those of the realm.
+const SECURITY_PACKAGES: [&str; 4] = ["nfs-ganesha", "nfs-ganesha-vfs", "rpcbind", "python3"];
 
 /// The comparison and its options.
 struct Plan<'a> {
@@ -43,7 +46,7 @@ pub fn run(arguments: &[&str], report: &mut Report) -> bool {
         With::Libnfs => debian::install(&PACKAGES),
         With::Knfsd => interop::install(),
         With::Mount => debian::install(&MOUNT_PACKAGES),
-        With::Security => debian::install(&[&realm::PACKAGES[..], &["python3"]].concat()),
+        With::Security => debian::install(&[&realm::PACKAGES[..], &SECURITY_PACKAGES].concat()),
     };
     report.step("compare", || {
         if let Err(why) = packages {
@@ -100,18 +103,21 @@ fn parse<'a>(arguments: &[&'a str]) -> Option<Plan<'a>> {
     Some(plan)
 }
 
-/// Runs `slipway bench security` in a realm of its own, and prints the table.
+/// Runs `slipway bench security` and `bench/security.sh` in a realm of its own. Both print a table.
 fn security(slipway: &Path, plan: &Plan<'_>) -> Result<(), String> {
     let out = empty("compare-security")?;
     let realm = realm::Realm::start(&Ports::default(), &out.join("realm"))?;
     let ticket = realm.ticket("alice", &[])?;
     let mut bench = realm::in_realm(&slipway.display().to_string(), &realm.directory);
-    bench.env("KRB5CCNAME", ticket).args(["bench", "security", "--json", "--seconds", plan.seconds]);
+    bench.env("KRB5CCNAME", &ticket).args(["bench", "security", "--json", "--seconds", plan.seconds]);
     bench.args(["--rounds", &ROUNDS.to_string(), "--congestion", plan.congestion]);
     let report = shell::capture(bench.arg("--keytab").arg(realm.directory.join("server.keytab")))?;
     let file = out.join("report.json");
     std::fs::write(&file, report).map_err(|error| error.to_string())?;
-    shell::run(Command::new("python3").args(["bench/table.py", "security"]).arg(file))
+    shell::run(Command::new("python3").args(["bench/table.py", "security"]).arg(file))?;
+    let mut script = Command::new("bench/security.sh");
+    script.arg(slipway).arg(&realm.directory).arg(plan.seconds).env("KRB5CCNAME", ticket);
+    shell::run(script.env("ROUNDS", ROUNDS.to_string()))
 }
 
 /// Makes an empty directory in `target/interop`.

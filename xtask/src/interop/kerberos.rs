@@ -48,10 +48,14 @@ pub fn linux(bench: &Bench, report: &mut Report) -> Result<(), String> {
         let names = picked.iter().map(|cell| format!("{}:{}:{}", cell.transport, cell.version, cell.flavor));
         names.collect::<Vec<_>>().join(" ")
     };
+    let adapter: Vec<_> = cells.iter().filter(|cell| cell.transport == "rdma").collect();
+    let adapter = bench.rotation.pick("kerberos-linux", &adapter, CELLS_OF_ADAPTER);
+    let adapter = adapter.iter().map(|cell| format!("{}:{}", cell.version, cell.flavor)).collect::<Vec<_>>();
     guest.environment(&[
         ("SLIPWAY", text(&bench.slipway)),
         ("KERNEL_CLIENT", picked("kerberos-linux")),
         ("OUR_CLIENT", picked("kerberos-linux")),
+        ("ADAPTER", adapter.join(" ")),
     ])?;
     let succeeded = guest.run("kerberos.sh");
     guest.results("kerberos-linux", succeeded, report)
@@ -81,6 +85,7 @@ const FLAVORS: [&str; 3] = ["krb5", "krb5i", "krb5p"];
 /// The number of cells of one run: of our own client and server, and of each direction in the guest, which is slow.
 const CELLS: usize = 12;
 const CELLS_OF_GUEST: usize = 5;
+const CELLS_OF_ADAPTER: usize = 2;
 
 type Check = fn(&Suite) -> Result<(), String>;
 

@@ -9,7 +9,7 @@ use crate::common::{
     work::{check, ways, written},
 };
 use buf::{Buffer, Rope};
-use client::{File, Mount, StableHow};
+use client::{Mount, StableHow};
 use simnet::Network;
 use tokio::time::{Instant, sleep};
 use vfs::{

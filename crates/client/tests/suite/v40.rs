@@ -3,7 +3,7 @@
 use std::{ops::RangeInclusive, sync::Arc, time::Duration};
 
 use crate::common::{Server, memory, nfs_server, recorder::Record, sim};
-use client::LockRange;
+use client::{LockRange, Mount};
 use nfs::v4::{Argop4, LockArgs, Locker4, Nfsstat4, Opnum4, Resop4, compound::*};
 use parking_lot::Mutex;
 use rpc::{AcceptError, Answering, Call, Procedure, Service};
@@ -122,6 +122,19 @@ fn simulated(services: impl FnOnce() -> Vec<Arc<dyn Service>>, test: impl AsyncF
     });
 }
 
+/// Runs a test with a mount of a server that refuses operations. The mount has written the file `f`.
+fn refusing(test: impl AsyncFnOnce(Refusal, Mount)) {
+    let refusal = Refusal::default();
+    simulated(
+        || refusal.services(),
+        async |_, server| {
+            let mount = server.mount("vers=4.0").await;
+            mount.write("f", &b"content"[..]).await.unwrap();
+            test(refusal.clone(), mount).await;
+        },
+    );
+}
+
 const ALL: LockRange = LockRange { offset: 0, length: u64::MAX, exclusive: true };
 
 #[test]
@@ -229,84 +242,60 @@ fn conflicting_lock_is_found() {
 /// RFC 7530 §13.1.5: the server returns this for any request, until the client has found the file system that has moved.
 #[test]
 fn request_is_sent_again_after_lease_moved() {
-    let refusal = Refusal::default();
-    simulated(
-        || refusal.services(),
-        async |_, server| {
-            let mount = server.mount("vers=4.0").await;
-            mount.write("f", &b"content"[..]).await.unwrap();
-            refusal.refuse(Opnum4::Lookup, Nfsstat4::LeaseMoved);
-            let before = refusal.count(Opnum4::Lookup);
-            assert_eq!(mount.stat("f").await.unwrap().size, 7);
-            assert_eq!(refusal.count(Opnum4::Lookup), before + 2);
-        },
-    );
+    refusing(async |refusal, mount| {
+        refusal.refuse(Opnum4::Lookup, Nfsstat4::LeaseMoved);
+        let before = refusal.count(Opnum4::Lookup);
+        assert_eq!(mount.stat("f").await.unwrap().size, 7);
+        assert_eq!(refusal.count(Opnum4::Lookup), before + 2);
+    });
 }
 
 /// The server has restarted, and a file system has moved.
 #[test]
 fn reclaim_is_sent_again_after_lease_moved() {
-    let refusal = Refusal::default();
-    simulated(
-        || refusal.services(),
-        async |_, server| {
-            let mount = server.mount("vers=4.0").await;
-            mount.write("f", &b"content"[..]).await.unwrap();
-            let file = mount.open("f").await.unwrap();
-            assert_eq!(mount.v4().unwrap().lock(file.handle(), b"me", ALL).await.unwrap(), None);
-            let before = refusal.count(Opnum4::Open);
-            refusal.refuse(Opnum4::LockT, Nfsstat4::StaleClientid);
-            let moved = async {
-                sim::until(|| refusal.next.lock().is_none()).await;
-                refusal.refuse(Opnum4::Open, Nfsstat4::LeaseMoved);
-            };
-            let (tested, ()) =
-                tokio::join!(async { mount.v4().unwrap().test_lock(file.handle(), b"me", ALL).await }, moved);
-            assert_eq!(tested.unwrap(), None);
-            assert_eq!(refusal.count(Opnum4::Open), before + 2);
-        },
-    );
+    refusing(async |refusal, mount| {
+        let file = mount.open("f").await.unwrap();
+        assert_eq!(mount.v4().unwrap().lock(file.handle(), b"me", ALL).await.unwrap(), None);
+        let before = refusal.count(Opnum4::Open);
+        refusal.refuse(Opnum4::LockT, Nfsstat4::StaleClientid);
+        let moved = async {
+            sim::until(|| refusal.next.lock().is_none()).await;
+            refusal.refuse(Opnum4::Open, Nfsstat4::LeaseMoved);
+        };
+        let (tested, ()) =
+            tokio::join!(async { mount.v4().unwrap().test_lock(file.handle(), b"me", ALL).await }, moved);
+        assert_eq!(tested.unwrap(), None);
+        assert_eq!(refusal.count(Opnum4::Open), before + 2);
+    });
 }
 
 /// A stateid that the server has forgotten is not sent to it twice.
 #[test]
 fn forgotten_stateid_is_sent_once() {
-    let refusal = Refusal::default();
-    simulated(
-        || refusal.services(),
-        async |_, server| {
-            let mount = server.mount("vers=4.0").await;
-            mount.write("f", &b"content"[..]).await.unwrap();
-            let file = mount.open("f").await.unwrap();
-            file.read_bytes(0, 7).await.unwrap();
-            let closes = refusal.count(Opnum4::Close);
-            refusal.refuse(Opnum4::Close, Nfsstat4::StaleStateid);
-            drop(file);
-            sim::until(|| refusal.next.lock().is_none()).await;
-            tokio::time::sleep(Duration::from_secs(10)).await;
-            assert_eq!(refusal.count(Opnum4::Close), closes + 1);
-        },
-    );
+    refusing(async |refusal, mount| {
+        let file = mount.open("f").await.unwrap();
+        file.read_bytes(0, 7).await.unwrap();
+        let closes = refusal.count(Opnum4::Close);
+        refusal.refuse(Opnum4::Close, Nfsstat4::StaleStateid);
+        drop(file);
+        sim::until(|| refusal.next.lock().is_none()).await;
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        assert_eq!(refusal.count(Opnum4::Close), closes + 1);
+    });
 }
 
 /// The server has restarted: the client registers again, and sends the request again.
 #[test]
 fn stale_client_registers_again() {
-    let refusal = Refusal::default();
-    simulated(
-        || refusal.services(),
-        async |_, server| {
-            let mount = server.mount("vers=4.0").await;
-            mount.write("f", &b"content"[..]).await.unwrap();
-            let file = mount.open("f").await.unwrap();
-            for status in [Nfsstat4::StaleClientid, Nfsstat4::Expired] {
-                let before = refusal.count(Opnum4::SetClientIdConfirm);
-                refusal.refuse(Opnum4::LockT, status);
-                assert_eq!(mount.v4().unwrap().test_lock(file.handle(), b"me", ALL).await.unwrap(), None);
-                assert_eq!(refusal.count(Opnum4::SetClientIdConfirm), before + 1, "{status:?}");
-            }
-        },
-    );
+    refusing(async |refusal, mount| {
+        let file = mount.open("f").await.unwrap();
+        for status in [Nfsstat4::StaleClientid, Nfsstat4::Expired] {
+            let before = refusal.count(Opnum4::SetClientIdConfirm);
+            refusal.refuse(Opnum4::LockT, status);
+            assert_eq!(mount.v4().unwrap().test_lock(file.handle(), b"me", ALL).await.unwrap(), None);
+            assert_eq!(refusal.count(Opnum4::SetClientIdConfirm), before + 1, "{status:?}");
+        }
+    });
 }
 
 /// Only a restart of the server between the two operations of the registration is a reason to repeat it.
@@ -329,88 +318,63 @@ fn refused_registration_is_final() {
 /// RFC 7530 §9.5: requests that name no state do not renew the lease.
 #[test]
 fn lease_is_renewed_beside_requests_without_state() {
-    let refusal = Refusal::default();
-    simulated(
-        || refusal.services(),
-        async |_, server| {
-            let mount = server.mount("vers=4.0").await;
-            mount.write("f", &b"content"[..]).await.unwrap();
-            let file = mount.open("f").await.unwrap();
-            assert_eq!(mount.v4().unwrap().lock(file.handle(), b"me", ALL).await.unwrap(), None);
-            let (registrations, renewals) = (refusal.count(Opnum4::SetClientId), refusal.count(Opnum4::Renew));
-            for _ in 0..300 {
-                mount.stat("f").await.unwrap();
-                tokio::time::sleep(Duration::from_secs(1)).await;
-            }
-            let renewed = refusal.count(Opnum4::Renew) - renewals;
-            assert!((2..20).contains(&renewed), "{renewed} times in 300 s");
-            assert_eq!(refusal.count(Opnum4::SetClientId), registrations, "the client must have kept its state");
-        },
-    );
+    refusing(async |refusal, mount| {
+        let file = mount.open("f").await.unwrap();
+        assert_eq!(mount.v4().unwrap().lock(file.handle(), b"me", ALL).await.unwrap(), None);
+        let (registrations, renewals) = (refusal.count(Opnum4::SetClientId), refusal.count(Opnum4::Renew));
+        for _ in 0..300 {
+            mount.stat("f").await.unwrap();
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        let renewed = refusal.count(Opnum4::Renew) - renewals;
+        assert!((2..20).contains(&renewed), "{renewed} times in 300 s");
+        assert_eq!(refusal.count(Opnum4::SetClientId), registrations, "the client must have kept its state");
+    });
 }
 
 /// An OPEN has a seqid, so it is sent until the server answers. Every answer counts, also one of RPC.
 #[test]
 fn error_of_rpc_ends_an_open() {
-    let refusal = Refusal::default();
-    simulated(
-        || refusal.services(),
-        async |_, server| {
-            let mount = server.mount("vers=4.0").await;
-            mount.write("f", &b"content"[..]).await.unwrap();
-            *refusal.of_rpc.lock() = Some((Opnum4::Open, AcceptError::SystemErr));
-            let before = refusal.count(Opnum4::Open);
-            mount.write("g", &b"content"[..]).await.unwrap_err();
-            assert_eq!(refusal.count(Opnum4::Open), before + 1);
-        },
-    );
+    refusing(async |refusal, mount| {
+        *refusal.of_rpc.lock() = Some((Opnum4::Open, AcceptError::SystemErr));
+        let before = refusal.count(Opnum4::Open);
+        mount.write("g", &b"content"[..]).await.unwrap_err();
+        assert_eq!(refusal.count(Opnum4::Open), before + 1);
+    });
 }
 
 /// The mount is not in use any more, so nobody needs the seqid of an OPEN that the server does not answer.
 #[test]
 fn open_of_a_dropped_mount_is_given_up() {
-    let refusal = Refusal::default();
-    simulated(
-        || refusal.services(),
-        async |_, server| {
-            let mount = server.mount("vers=4.0").await;
-            mount.write("f", &b"content"[..]).await.unwrap();
-            *refusal.of_rpc.lock() = Some((Opnum4::Open, AcceptError::Drop));
-            mount.with_deadline(Duration::from_secs(1)).write("g", &b"content"[..]).await.unwrap_err();
-            drop(mount);
-            tokio::time::sleep(Duration::from_secs(300)).await;
-            let sent = refusal.count(Opnum4::Open);
-            tokio::time::sleep(Duration::from_secs(3000)).await;
-            assert_eq!(refusal.count(Opnum4::Open), sent);
-        },
-    );
+    refusing(async |refusal, mount| {
+        *refusal.of_rpc.lock() = Some((Opnum4::Open, AcceptError::Drop));
+        mount.with_deadline(Duration::from_secs(1)).write("g", &b"content"[..]).await.unwrap_err();
+        drop(mount);
+        tokio::time::sleep(Duration::from_secs(300)).await;
+        let sent = refusal.count(Opnum4::Open);
+        tokio::time::sleep(Duration::from_secs(3000)).await;
+        assert_eq!(refusal.count(Opnum4::Open), sent);
+    });
 }
 
 #[test]
 fn closed_file_and_unused_lock_owner_are_removed_at_the_server() {
-    let refusal = Refusal::default();
-    simulated(
-        || refusal.services(),
-        async |_, server| {
-            let mount = server.mount("vers=4.0").await;
-            mount.write("f", &b"content"[..]).await.unwrap();
-            let file = mount.open("f").await.unwrap();
-            assert_eq!(mount.v4().unwrap().lock(file.handle(), b"me", ALL).await.unwrap(), None);
-            mount.v4().unwrap().release_locks(file.handle(), b"me").await.unwrap();
-            sim::until(|| refusal.count(Opnum4::ReleaseLockOwner) == 1).await;
-            let lock = refusal.record.with(Opnum4::Lock).remove(0);
-            let release = refusal.record.with(Opnum4::ReleaseLockOwner).remove(0);
-            let Some(Argop4::Lock(LockArgs { locker: Locker4::New { lock_owner, .. }, .. })) =
-                lock.args.argarray.last()
-            else {
-                panic!("{lock:?}")
-            };
-            let Argop4::ReleaseLockOwner(released) = &release.args.argarray[0] else { panic!("{release:?}") };
-            assert_eq!(released.lock_owner, *lock_owner);
-            let closed = refusal.count(Opnum4::Close);
-            drop(file);
-            sim::until(|| refusal.count(Opnum4::Close) == closed + 1).await;
-            mount.unmount().await.unwrap();
-        },
-    );
+    refusing(async |refusal, mount| {
+        let file = mount.open("f").await.unwrap();
+        assert_eq!(mount.v4().unwrap().lock(file.handle(), b"me", ALL).await.unwrap(), None);
+        mount.v4().unwrap().release_locks(file.handle(), b"me").await.unwrap();
+        sim::until(|| refusal.count(Opnum4::ReleaseLockOwner) == 1).await;
+        let lock = refusal.record.with(Opnum4::Lock).remove(0);
+        let release = refusal.record.with(Opnum4::ReleaseLockOwner).remove(0);
+        let Some(Argop4::Lock(LockArgs { locker: Locker4::New { lock_owner, .. }, .. })) = lock.args.argarray.last()
+        else {
+            panic!("{lock:?}")
+        };
+        let Argop4::ReleaseLockOwner(released) = &release.args.argarray[0] else { panic!("{release:?}") };
+        assert_eq!(released.lock_owner, *lock_owner);
+        let closed = refusal.count(Opnum4::Close);
+        drop(file);
+        sim::until(|| refusal.count(Opnum4::Close) == closed + 1).await;
+        mount.unmount().await.unwrap();
+    });
 }

@@ -37,7 +37,7 @@ pub(super) fn set_clientid_confirm(cx: &Context<'_>, at: &Cursor, args: &SetClie
 
 /// Executes RENEW (§16.28). The search for the client has already renewed the lease.
 pub(super) fn renew(cx: &Context<'_>, at: &Cursor) -> Result<(), Fault4> {
-    Ok(cx.shared.with_state(|state| state.check_path40(at.client()))?)
+    Ok(cx.shared.with_state(|state| state.renew40(at.client()))?)
 }
 
 pub(super) fn open_confirm(cx: &Context<'_>, at: &mut Cursor, args: &OpenConfirmArgs) -> Result<Stateid4, Fault4> {

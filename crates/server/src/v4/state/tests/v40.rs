@@ -5,6 +5,7 @@ use super::{
         owner::{Caller, Kept},
         transitions::v40::{Entered, Subject},
     },
+    reduce::reachable,
     *,
 };
 
@@ -190,4 +191,28 @@ fn changed_callback_address_is_probed_again() {
     let second = world.state.listener40(id).unwrap();
     assert!(!world.state.listener_probed(id, &second, true));
     assert_eq!(confirmed_with(&mut world, "127.0.0.1.3.234"), (id, 1));
+}
+
+#[test]
+fn renew_probes_a_callback_address_that_does_not_answer() {
+    let mut world = World::new();
+    let id = reachable(&mut world);
+    let listener = world.state.listener40(id).unwrap();
+    world.events();
+    let renew = |world: &mut World| {
+        let result = world.state.renew40(id);
+        (result, world.events().iter().filter(|event| **event == Event::NewListener(id)).count())
+    };
+    assert_eq!(renew(&mut world), (Ok(()), 0), "the client answers");
+    assert!(!world.state.listener_probed(id, &listener, false));
+    assert_eq!(world.hold(id, "a"), 0);
+    assert_eq!(renew(&mut world), (Ok(()), 1));
+    assert_eq!(renew(&mut world), (Ok(()), 0), "the probe is in progress");
+    assert!(!world.state.listener_probed(id, &listener, true));
+    assert_eq!(world.hold(id, "a"), 1);
+    // A recall fails. The client has a delegation now.
+    world.state.note_callback(id, true);
+    assert_eq!(renew(&mut world), (Err(Nfsstat4::CbPathDown), 1));
+    assert!(!world.state.listener_probed(id, &listener, true));
+    assert_eq!((renew(&mut world), world.hold(id, "b")), ((Ok(()), 0), 1));
 }

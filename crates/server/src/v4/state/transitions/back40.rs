@@ -1,7 +1,7 @@
 //! The callback addresses of NFSv4.0 clients, and their reachability: RFC 7530 §3.3.3, §10.2.1 and §16.33.
 //!
 //! A client tells its callback address, which is probed by CB_NULL once the client is confirmed. The client gets no
-//! delegations before it has answered, or after its last callback has failed.
+//! delegations before it has answered, or after its last callback has failed. Then each RENEW has the address probed again.
 
 use std::{hash::Hash, net::SocketAddr};
 
@@ -48,7 +48,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         self.clients.find(client)?.legacy.as_ref()?.flavor
     }
 
-    /// Queues a probe of a callback address that the client has confirmed.
+    /// Queues a probe of a callback address that the client has confirmed, unless its state is known or being probed.
     pub(in crate::v4::state) fn probe_listener(&mut self, client: Clientid4) {
         let legacy = self.clients.find_mut(client).and_then(|client| client.legacy.as_mut());
         if let Some(legacy) = legacy.filter(|legacy| legacy.address.is_some() && legacy.reach == Reach::Unknown) {
@@ -69,12 +69,19 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         false
     }
 
-    /// Checks the callback path for RENEW, which has already renewed the lease (§16.28).
+    /// Executes RENEW, which has already renewed the lease (§16.28). If the client cannot be called back, its address is
+    /// probed again.
     ///
     /// # Errors
     /// CB_PATH_DOWN if the client has delegations and its last callback failed.
-    pub fn check_path40(&self, id: Clientid4) -> Result<(), Nfsstat4> {
-        let fails = self.clients.find(id).is_some_and(|client| client.callbacks_fail);
+    pub fn renew40(&mut self, id: Clientid4) -> Result<(), Nfsstat4> {
+        let client = self.clients.find_mut(id);
+        let fails = client.as_ref().is_some_and(|client| client.callbacks_fail);
+        let legacy = client.and_then(|client| client.legacy.as_mut());
+        if let Some(legacy) = legacy.filter(|legacy| fails && legacy.reach == Reach::Reached) {
+            legacy.reach = Reach::Unknown;
+        }
+        self.probe_listener(id);
         let holds = || self.stateids.of_client(id).iter().any(|other| self.stateids.delegation(other).is_some());
         if fails && holds() { Err(Nfsstat4::CbPathDown) } else { Ok(()) }
     }
