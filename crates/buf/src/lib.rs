@@ -38,7 +38,7 @@ mod stream;
 pub use arena::Arena;
 pub use buffer::{Account, Buffer};
 pub use device::{DeviceMemory, DeviceRange};
-pub use heap::trim_heap;
+pub use heap::{keep_heap, trim_heap};
 pub use peer::PeerBytes;
 pub use pool::{Pool, PoolOptions, PoolStats};
 pub use region::{Region, SharedRegion};

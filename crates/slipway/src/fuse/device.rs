@@ -7,7 +7,7 @@
 //! When the last descriptor of the device is closed, the kernel ends all requests with ECONNABORTED.
 
 use std::{
-    fs::{File, OpenOptions},
+    fs::{self, File, OpenOptions},
     io::{self, IoSlice, IoSliceMut, Read},
     mem::MaybeUninit,
     os::{
@@ -26,7 +26,7 @@ use rustix::{
     net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags},
 };
 
-use super::wire;
+use super::{Options, wire};
 
 /// An open `/dev/fuse` with a mount.
 #[derive(Debug)]
@@ -45,14 +45,15 @@ impl AsFd for Device {
 }
 
 impl Device {
-    /// Mounts at `directory`. `source` appears in `/proc/mounts`, and `allow_other` allows other users.
+    /// Mounts at `directory`. `source` appears in `/proc/mounts`.
     ///
     /// # Errors
     /// This user or machine cannot mount there.
-    pub fn mount(source: &str, directory: &Path, allow_other: bool) -> io::Result<Self> {
-        let fd = match mount_directly(source, directory, allow_other) {
+    pub fn mount(source: &str, directory: &Path, options: &Options) -> io::Result<Self> {
+        let options = of_kernel(options);
+        let fd = match mount_directly(source, directory, &options) {
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                mount_by_helper(source, directory, allow_other)?
+                mount_by_helper(source, directory, &options)?
             }
             result => result?,
         };
@@ -85,30 +86,37 @@ impl Device {
     }
 }
 
+/// Returns the options of the kernel's file system. The server checks the permissions of other users.
+fn of_kernel(options: &Options) -> String {
+    let others = if options.per_caller { ",allow_other" } else { "" };
+    // Without a page cache, the kernel sends the reads of read(2) one after the other, so that short ones would be slower.
+    let max_read = if options.direct_io { wire::WRITE_MAX } else { wire::READ_MAX };
+    format!("max_read={max_read}{others}")
+}
+
 /// Mounts by mount(2).
-fn mount_directly(source: &str, directory: &Path, allow_other: bool) -> io::Result<OwnedFd> {
+fn mount_directly(source: &str, directory: &Path, options: &str) -> io::Result<OwnedFd> {
     let kind = directory.metadata()?.mode() & 0o170_000;
     let device = OpenOptions::new().read(true).write(true).open("/dev/fuse").map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => io::Error::new(error.kind(), "there is no /dev/fuse; load it with 'modprobe fuse'"),
         _ => error,
     })?;
     let (uid, gid) = (rustix::process::getuid(), rustix::process::getgid());
-    let others = if allow_other { OTHERS } else { "" };
     let (uid, gid) = (uid.as_raw(), gid.as_raw());
-    let options = format!("fd={},rootmode={kind:o},user_id={uid},group_id={gid}{others}", device.as_raw_fd());
+    let fd = device.as_raw_fd();
+    let options = format!("fd={fd},rootmode={kind:o},user_id={uid},group_id={gid},{options}");
     let options = std::ffi::CString::new(options).expect("numbers");
     rustix::mount::mount(source, directory, FSTYPE, MountFlags::NODEV | MountFlags::NOSUID, options.as_c_str())?;
     Ok(device.into())
 }
 
 /// Mounts by `fusermount3`.
-fn mount_by_helper(source: &str, directory: &Path, allow_other: bool) -> io::Result<OwnedFd> {
+fn mount_by_helper(source: &str, directory: &Path, options: &str) -> io::Result<OwnedFd> {
     let (ours, theirs) = UnixStream::pair()?;
     // A comma must be escaped, because it ends an option.
     let source = source.replace('\\', "\\\\").replace(',', "\\,");
-    let others = if allow_other { OTHERS } else { "" };
     let mut command = Command::new(HELPER);
-    command.arg("-o").arg(format!("fsname={source},subtype=slipway,nodev,nosuid{others}")).arg("--").arg(directory);
+    command.arg("-o").arg(format!("fsname={source},subtype=slipway,nodev,nosuid,{options}")).arg("--").arg(directory);
     command.env("_FUSE_COMMFD", theirs.as_raw_fd().to_string()).stdin(Stdio::null()).stderr(Stdio::piped());
     rustix::io::fcntl_setfd(&theirs, FdFlags::empty())?;
     let mut helper = command.spawn().map_err(|error| {
@@ -140,6 +148,15 @@ fn receive(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
     }))
 }
 
+/// Sets the read-ahead of the mount with this device number (`MAJOR:MINOR`). The kernel's default is 128 KiB, so that it would have
+/// only one short read in progress.
+///
+/// # Errors
+/// Only root can do this, and only if `/sys` is writable.
+pub fn set_read_ahead(number: &str) -> io::Result<()> {
+    fs::write(format!("/sys/class/bdi/{number}/read_ahead_kb"), (2 * wire::READ_MAX / 1024).to_string())
+}
+
 /// Writes data that programs have changed through memory maps, and unmounts.
 ///
 /// # Errors
@@ -162,7 +179,5 @@ pub fn unmount(directory: &Path, detach: bool) -> io::Result<()> {
     }
 }
 
-/// Allows other users. The server checks their permissions.
-const OTHERS: &str = ",allow_other";
 const FSTYPE: &str = "fuse.slipway";
 const HELPER: &str = "fusermount3";

@@ -50,7 +50,7 @@ use tree::{Answer, Tree};
 use view::View;
 use wire::{Arguments, Attributes, Header, Init, Listed, Out, Plus, init, op, open, set};
 
-pub use device::{Device, unmount};
+pub use device::{Device, set_read_ahead, unmount};
 pub use session::{InFlight, Session};
 pub use status::{ServerWaits, Waits};
 
@@ -240,7 +240,7 @@ impl Fuse {
         // A kernel with a newer protocol gets ours, and asks again.
         let writeback = if self.options.writeback { init::WRITEBACK_CACHE } else { 0 };
         let agreed = Init::agree(arguments, WANTED | locks | writeback)?;
-        let agreed = agreed.unwrap_or(Init { minor: 0, flags: 0, max_readahead: 0 });
+        let agreed = agreed.unwrap_or(Init { minor: 0, flags: 0 });
         replier.reply(Reply::Out(Out::new().init(agreed)));
         Ok(())
     }

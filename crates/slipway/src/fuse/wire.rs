@@ -61,7 +61,6 @@ pub struct Out(Vec<u8>);
 pub struct Init {
     pub minor: u32,
     pub flags: u64,
-    pub max_readahead: u32,
 }
 
 /// The entries of a directory that fit in the kernel's buffer.
@@ -212,8 +211,8 @@ impl Out {
 
     /// Appends `fuse_init_out`.
     pub fn init(self, init: Init) -> Self {
-        let Init { minor, flags, max_readahead } = init;
-        let out = [MAJOR, minor, max_readahead, flags as u32].into_iter().fold(self, Self::u32);
+        let Init { minor, flags } = init;
+        let out = [MAJOR, minor, WRITE_MAX as u32, flags as u32].into_iter().fold(self, Self::u32);
         let out = out.u16(BACKGROUND_MAX).u16(BACKGROUND_MAX / 4 * 3).u32(WRITE_MAX as u32).u32(1);
         out.u16((WRITE_MAX / PAGE) as u16).u16(0).u32((flags >> 32) as u32).zeros(28)
     }
@@ -269,7 +268,8 @@ impl Init {
     /// Negotiates features: those of `wanted` that the kernel offers. Returns `None` if the kernel has a newer
     /// protocol; the reply is then our version.
     pub fn agree(mut arguments: Arguments<'_>, wanted: u64) -> Result<Option<Self>, Errno> {
-        let [major, minor, max_readahead, flags] =
+        // The kernel takes the smaller one of its read-ahead and ours, which `set_read_ahead` can increase later.
+        let [major, minor, _max_readahead, flags] =
             [arguments.u32()?, arguments.u32()?, arguments.u32()?, arguments.u32()?];
         if major != MAJOR {
             return if major > MAJOR { Ok(None) } else { Err(Errno::PROTO) };
@@ -279,8 +279,7 @@ impl Init {
         }
         let more = if u64::from(flags) & init::EXT != 0 { arguments.u32()? } else { 0 };
         let offered = u64::from(flags) | u64::from(more) << 32;
-        let max_readahead = max_readahead.min(WRITE_MAX as u32);
-        Ok(Some(Self { minor: minor.min(MINOR), flags: offered & (wanted | init::EXT), max_readahead }))
+        Ok(Some(Self { minor: minor.min(MINOR), flags: offered & (wanted | init::EXT) }))
     }
 }
 
@@ -448,8 +447,11 @@ pub const WRITE_CACHE: u32 = 1 << 0;
 pub const HEADER: usize = 40;
 /// The bytes of a WRITE before its data: the header and `fuse_write_in`.
 pub const WRITE_HEAD: usize = HEADER + 40;
-/// The maximum bytes of a read and write, which is the maximum of an NFS server.
+/// The maximum bytes of a write, which is the maximum of an NFS server.
 pub const WRITE_MAX: usize = 1 << 20;
+/// The maximum bytes of a read, except with direct I/O. The kernel divides longer reads and sends the parts at once, so the server
+/// reads one part while another one is copied to the program. `docs/performance.md` compares sizes.
+pub const READ_MAX: usize = 256 << 10;
 const MAJOR: u32 = 7;
 const MINOR: u32 = 40;
 /// The minor version of Linux 5.4.
@@ -510,7 +512,7 @@ mod tests {
         assert_eq!(Out::new().open(5, 64).finish(1).len(), 16 + 16);
         assert_eq!(Out::new().statfs([1; 5], 4096, 255).finish(1).len(), 16 + 80);
         assert_eq!(Out::new().lock(1, 2, 1).finish(1).len(), 16 + 24);
-        let init = Out::new().init(Init { minor: 36, flags: 1 << 36 | 1, max_readahead: 9 }).finish(1);
+        let init = Out::new().init(Init { minor: 36, flags: 1 << 36 | 1 }).finish(1);
         assert_eq!((init.len(), u32_at(&init, 28), u32_at(&init, 48)), (16 + 64, 1, 1 << 4));
         assert_eq!(u32_at(&init, 36), WRITE_MAX as u32);
         let forget = forget_inode(3);
@@ -560,11 +562,8 @@ mod tests {
         let agree =
             |words: &[u32]| Init::agree(Arguments::new(&offer(words)), init::POSIX_LOCKS | init::DIRECT_IO_ALLOW_MMAP);
         let all = init::POSIX_LOCKS | init::EXT | init::DIRECT_IO_ALLOW_MMAP;
-        assert_eq!(
-            agree(&[7, 45, 131_072, u32::MAX, u32::MAX]),
-            Ok(Some(Init { minor: 40, flags: all, max_readahead: 131_072 }))
-        );
-        assert_eq!(agree(&[7, 31, 1, 2]), Ok(Some(Init { minor: 31, flags: 2, max_readahead: 1 })));
+        assert_eq!(agree(&[7, 45, 131_072, u32::MAX, u32::MAX]), Ok(Some(Init { minor: 40, flags: all })));
+        assert_eq!(agree(&[7, 31, 1, 2]), Ok(Some(Init { minor: 31, flags: 2 })));
         assert_eq!(
             (agree(&[8, 0, 0, 0]), agree(&[7, 30, 0, 0]), agree(&[7, 36])),
             (Ok(None), Err(Errno::PROTO), Err(Errno::INVAL))

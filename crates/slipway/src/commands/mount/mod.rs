@@ -16,7 +16,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use self::status::StatusSocket;
 use crate::{
     exit::{Exit, Failure, Outcome},
-    fuse::{Device, Fuse, InFlight, Options, Recovery, ServerWaits, Session, Waits, unmount},
+    fuse::{Device, Fuse, InFlight, Options, Recovery, ServerWaits, Session, Waits, set_read_ahead, unmount},
     output,
     reach::{self, Reach},
 };
@@ -138,6 +138,7 @@ pub fn run(args: &Args) -> Outcome {
 }
 
 async fn serve((url, directory): (&NfsUrl, &Path), options: Options) -> Outcome {
+    buf::keep_heap();
     // The path in the form of the kernel. It can be resolved only before the mount.
     let directory = mount_point(directory)?;
     let mount = Reach::new().connect(url).await?;
@@ -148,9 +149,12 @@ async fn serve((url, directory): (&NfsUrl, &Path), options: Options) -> Outcome 
     let mut terminate = signal(SignalKind::terminate()).map_err(Failure::failed)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(Failure::failed)?;
 
-    let device = Device::mount(&url.to_string(), &directory, options.per_caller)
+    let device = Device::mount(&url.to_string(), &directory, &options)
         .map_err(|error| Failure::failed(format!("cannot mount at {}: {error}", directory.display())))?;
     let place = Place::of(directory);
+    if let Some(Err(error)) = place.device.as_deref().map(set_read_ahead) {
+        tracing::debug!(%error, "cannot set the read-ahead of the mount");
+    }
     let session = Session::new(device, mount.pool().clone());
     let in_flight = session.in_flight().clone();
     let fuse = Fuse::new(root, &session, options);
