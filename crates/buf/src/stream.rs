@@ -20,9 +20,11 @@ use smallvec::SmallVec;
 use crate::{FileRange, Piece, Rope};
 
 /// A queue of pieces to send.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct SendQueue {
     pieces: VecDeque<Piece>,
+    /// Maximum bytes of one `sendfile` or `sendmsg`.
+    part_max: usize,
     len: usize,
     /// The bytes of the first piece that have left the queue. The rest of the piece keeps their memory.
     sent: usize,
@@ -30,10 +32,21 @@ pub struct SendQueue {
     sends: u64,
 }
 
+impl Default for SendQueue {
+    fn default() -> Self {
+        Self { pieces: VecDeque::new(), part_max: PACED_PART, len: 0, sent: 0, sends: 0 }
+    }
+}
+
 impl SendQueue {
-    /// Makes an empty queue.
+    /// Makes an empty queue for a socket of any congestion control.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Makes an empty queue that sends with as few system calls as possible, for a socket that does not pace what it sends.
+    pub fn unpaced() -> Self {
+        Self { part_max: usize::MAX, ..Self::default() }
     }
 
     /// Returns the number of queued bytes.
@@ -99,7 +112,7 @@ impl SendQueue {
                     self.copy_front()?;
                     continue;
                 }
-                Piece::File(range) => match send_file(socket, range) {
+                Piece::File(range) => match send_file(socket, range, self.part_max) {
                     Ok(0) => {
                         self.zero_front();
                         continue;
@@ -194,7 +207,7 @@ impl SendQueue {
 
     /// Returns the pieces of memory at the front, as many as one system call accepts.
     fn memory(&self) -> SmallVec<[IoSlice<'_>; GATHER_MAX]> {
-        let mut room = PART;
+        let mut room = self.part_max;
         self.pieces
             .iter()
             .map_while(|piece| match piece {
@@ -227,9 +240,9 @@ impl SendQueue {
     }
 }
 
-fn send_file(socket: BorrowedFd<'_>, range: &FileRange) -> rustix::io::Result<usize> {
+fn send_file(socket: BorrowedFd<'_>, range: &FileRange, part_max: usize) -> rustix::io::Result<usize> {
     let mut offset = range.offset;
-    rustix::fs::sendfile(socket, range.fd(), Some(&mut offset), range.len.min(PART))
+    rustix::fs::sendfile(socket, range.fd(), Some(&mut offset), range.len.min(part_max))
 }
 
 /// The result of one [`RecvStage::receive`]. If it has no bytes at all, the peer has closed its side.
@@ -442,10 +455,10 @@ fn direct_part(received: usize, wanted: usize, spread: Spread) -> usize {
     }
 }
 
-/// Maximum bytes of one `sendfile` or `sendmsg`. With 64 KiB and more, bbr is slower: READs from a file by two thirds,
-/// from memory by a third. The likely cause is that the kernel then makes segments which bbr must pace one by one.
-/// Measured in `docs/performance.md`.
-const PART: usize = 60 << 10;
+/// Maximum bytes of one `sendfile` or `sendmsg` if the socket may pace what it sends. With 64 KiB and more, bbr is slower:
+/// READs from a file by two thirds, from memory by a third. The likely cause is that the kernel then makes segments which bbr
+/// must pace one by one. Measured in `docs/performance.md`.
+const PACED_PART: usize = 60 << 10;
 const PIECES_INLINE: usize = 8;
 /// Capacity of the queue, in pieces, that is too small to be freed.
 const REST_PIECES: usize = 4;
@@ -468,14 +481,18 @@ mod tests {
         (a, b)
     }
 
+    fn unnamed_file(test: &str, content: &[u8]) -> Arc<File> {
+        let path = std::env::temp_dir().join(format!("slipway-stream-{test}-{}", std::process::id()));
+        std::fs::write(&path, content).unwrap();
+        let file = File::open(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        Arc::new(file)
+    }
+
     #[test]
     fn memory_and_files_arrive_in_order_through_a_full_socket() {
-        let path = std::env::temp_dir().join(format!("slipway-stream-{}", std::process::id()));
         let content: Vec<u8> = (0..300_000u32).map(|i| (i % 251) as u8).collect();
-        std::fs::write(&path, &content).unwrap();
-        let file = Arc::new(File::open(&path).unwrap());
-        std::fs::remove_file(&path).unwrap();
-
+        let file = unnamed_file("ordered", &content);
         let mut queue = SendQueue::new();
         let mut expected = Vec::new();
         for i in 0..200usize {
@@ -511,7 +528,19 @@ mod tests {
             }
         }
         assert_eq!(got, expected);
-        assert!(queue.sends() > (expected.len() / PART) as u64, "each system call sends a part at most");
+        assert!(queue.sends() > (expected.len() / PACED_PART) as u64, "each system call sends a part at most");
+    }
+
+    #[test]
+    fn unpaced_queue_sends_a_file_range_with_one_call() {
+        let len = PACED_PART + 4096;
+        let file = unnamed_file("unpaced", &vec![7; len]);
+        for (mut queue, sends) in [(SendQueue::unpaced(), 1), (SendQueue::new(), 2)] {
+            queue.push(Piece::File(FileRange { file: file.clone(), offset: 0, len }));
+            let (tx, _rx) = pair();
+            queue.write_to(&tx).unwrap();
+            assert_eq!(queue.sends(), sends);
+        }
     }
 
     #[test]

@@ -7,8 +7,8 @@
 //! The cache keeps results, not messages: each transmission of a reply has its own verifier, and can have its own
 //! wrapped body ([`security`](crate::security)).
 //!
-//! The key of a call is its XID, the caller's address (without the port, which changes when the caller reconnects),
-//! program, version and procedure, and a checksum of the caller, the arguments and their length. So the same XID with
+//! The key of a call is a checksum of its XID, the caller's address (without the port, which changes when the caller
+//! reconnects), program, version and procedure, the caller, the arguments and their length. So the same XID with
 //! other arguments, or from another user, is another call. A named principal is identified by its name and its protection,
 //! because its credential differs in each transmission. So a reply to an encrypted call is not repeated in clear.
 //!
@@ -17,17 +17,18 @@
 
 use std::{
     collections::{VecDeque, hash_map},
-    hash::{BuildHasher, Hash, Hasher},
+    hash::{Hash, Hasher},
     net::{IpAddr, SocketAddr},
     sync::Arc,
     time::Duration,
 };
 
-use entropy::{FastState, HashMap, RandomState};
+use entropy::{FastState, HashMap};
 use parking_lot::Mutex;
+use siphasher::sip128::{Hash128, Hasher128, SipHasher13};
 use tokio::{sync::oneshot, time::Instant};
 
-use crate::{CallHeader, Executed, Identity, Xid, Xprtsec};
+use crate::{CallHeader, Executed, Identity, Xprtsec};
 
 /// Limits of a [`Drc`].
 #[derive(Clone, Debug)]
@@ -52,26 +53,24 @@ impl Default for DrcOptions {
 #[derive(Debug)]
 pub struct Drc {
     options: DrcOptions,
-    hasher: RandomState,
+    /// The key of the checksums.
+    key: (u64, u64),
     shards: [Mutex<Shard>; SHARDS],
 }
 
-/// The key that distinguishes calls.
+/// The key that distinguishes calls: a checksum of everything in which they differ, with a key that no peer knows. It is so
+/// long that two calls do not have the same one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DrcKey {
-    xid: Xid,
-    client: IpAddr,
-    program: u32,
-    version: u32,
-    procedure: u32,
-    /// The checksum of the caller, the arguments and all other fields, with a key that no peer knows. It is computed once for
-    /// each call, and is also the hash of the key.
-    checksum: u64,
+    /// Selects the shard.
+    high: u64,
+    /// Is the hash within the shard.
+    low: u64,
 }
 
 impl Hash for DrcKey {
     fn hash<H: Hasher>(&self, hasher: &mut H) {
-        hasher.write_u64(self.checksum);
+        hasher.write_u64(self.low);
     }
 }
 
@@ -123,31 +122,39 @@ struct Use {
 impl Drc {
     /// Creates an empty cache.
     pub fn new(options: DrcOptions) -> Arc<Self> {
-        Arc::new(Self { options, hasher: RandomState::new(), shards: Default::default() })
+        Arc::new(Self { options, key: entropy::random(), shards: Default::default() })
     }
 
-    /// Returns the key of a call. `arguments` are the unwrapped arguments in the stream; `len` is their length with
-    /// payloads. A connection with another protection than `tls` does not get the reply.
+    /// Returns the key of a call. `call` is the stream of its message, and `arguments` are its unwrapped arguments in a
+    /// stream; `len` is their length with payloads. A connection with another protection than `tls` does not get the reply.
     pub fn key(
         &self,
         header: &CallHeader,
         (caller, peer, tls): (&Identity, SocketAddr, Xprtsec),
-        arguments: &[u8],
+        (call, arguments): (&[u8], &[u8]),
         len: usize,
     ) -> DrcKey {
-        let mut hasher = self.hasher.build_hasher();
-        header.credential.flavor.hash(&mut hasher);
-        match caller {
-            Identity::None | Identity::Sys(_) => header.credential.body.hash(&mut hasher),
-            Identity::Principal(principal) => principal.hash(&mut hasher),
-        }
-        arguments[..arguments.len().min(CHECKSUM_BYTES)].hash(&mut hasher);
-        len.hash(&mut hasher);
-        (tls as u8).hash(&mut hasher);
-        let CallHeader { xid, program, version, procedure, .. } = *header;
-        let client = peer.ip();
-        (xid.0, client, program, version, procedure).hash(&mut hasher);
-        DrcKey { xid, client, program, version, procedure, checksum: hasher.finish() }
+        let covered = arguments.len().min(CHECKSUM_BYTES);
+        let mut hasher = SipHasher13::new_with_keys(self.key.0, self.key.1);
+        let bytes = match caller {
+            // The arguments follow the header, which has the caller and the procedure: one piece is hashed faster than several.
+            Identity::None | Identity::Sys(_) => &call[..call.len() - arguments.len() + covered],
+            Identity::Principal(principal) => {
+                let CallHeader { xid, program, version, procedure, .. } = *header;
+                (principal, xid.0, program, version, procedure).hash(&mut hasher);
+                &arguments[..covered]
+            }
+        };
+        hasher.write(bytes);
+        // The port changes when the caller reconnects.
+        let address = match peer.ip().to_canonical() {
+            IpAddr::V4(address) => address.to_ipv6_mapped().to_bits(),
+            IpAddr::V6(address) => address.to_bits(),
+        };
+        let rest = [bytes.len() as u64, len as u64, tls as u64, (address >> 64) as u64, address as u64];
+        hasher.write(rest.map(u64::to_ne_bytes).as_flattened());
+        let Hash128 { h1: high, h2: low } = hasher.finish128();
+        DrcKey { high, low }
     }
 
     /// Decides about a call that arrives at `now`.
@@ -191,7 +198,7 @@ impl Drc {
     }
 
     fn shard(&self, key: &DrcKey) -> &Mutex<Shard> {
-        &self.shards[(key.checksum % SHARDS as u64) as usize]
+        &self.shards[(key.high % SHARDS as u64) as usize]
     }
 
     fn finish(&self, key: &DrcKey, executed: Option<(&Executed, Instant)>) {
@@ -287,14 +294,30 @@ const ENTRY_COST: usize = 256;
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
+    use xdr::Message;
 
     use super::*;
-    use crate::{OpaqueAuth, security::Principal};
+    use crate::{OpaqueAuth, Xid, security::Principal};
 
     fn key(drc: &Drc, xid: u32, port: u16, body: &[u8]) -> DrcKey {
-        let (credential, verifier) = (OpaqueAuth::NONE, OpaqueAuth::NONE);
+        key_of(drc, (xid, OpaqueAuth::NONE), (&Identity::None, port, Xprtsec::None), body)
+    }
+
+    fn key_of(
+        drc: &Drc,
+        (xid, credential): (u32, OpaqueAuth),
+        (caller, port, tls): (&Identity, u16, Xprtsec),
+        body: &[u8],
+    ) -> DrcKey {
+        let verifier = OpaqueAuth::NONE;
         let header = CallHeader { xid: Xid(xid), program: 1, version: 1, procedure: 1, credential, verifier };
-        drc.key(&header, (&Identity::None, ([127, 0, 0, 1], port).into(), Xprtsec::None), body, body.len())
+        let call = [&Message::encode(&header).stream[..], body].concat();
+        drc.key(
+            &header,
+            (caller, ([127, 0, 0, 1], port).into(), tls),
+            (&call, &call[call.len() - body.len()..]),
+            body.len(),
+        )
     }
 
     fn results(len: usize) -> Executed {
@@ -341,25 +364,30 @@ mod tests {
         let drc = Drc::new(DrcOptions::default());
         for user in [&b"one"[..], b"two"] {
             let credential = OpaqueAuth { flavor: 1, body: Bytes::from_static(user) };
-            let verifier = OpaqueAuth::NONE;
-            let header = CallHeader { xid: Xid(1), program: 1, version: 1, procedure: 1, credential, verifier };
-            execute(&drc, drc.key(&header, (&Identity::None, ([127, 0, 0, 1], 1).into(), Xprtsec::None), b"", 0), 4);
+            execute(&drc, key_of(&drc, (1, credential), (&Identity::None, 1, Xprtsec::None), b""), 4);
+        }
+    }
+
+    #[test]
+    fn calls_with_another_protection_of_the_connection_are_distinct() {
+        let drc = Drc::new(DrcOptions::default());
+        for tls in [Xprtsec::None, Xprtsec::Tls, Xprtsec::Mtls] {
+            execute(&drc, key_of(&drc, (1, OpaqueAuth::NONE), (&Identity::None, 1, tls), b""), 4);
         }
     }
 
     #[test]
     fn calls_of_a_principal_with_another_protection_are_distinct() {
         let drc = Drc::new(DrcOptions::default());
-        let key = |pseudo_flavor, credential: &'static [u8]| {
+        let key = |pseudo_flavor, credential: &'static [u8], body| {
             let caller = Identity::Principal(Principal { name: Bytes::from_static(b"alice@REALM"), pseudo_flavor });
             let credential = OpaqueAuth { flavor: 6, body: Bytes::from_static(credential) };
-            let verifier = OpaqueAuth::NONE;
-            let header = CallHeader { xid: Xid(1), program: 1, version: 1, procedure: 1, credential, verifier };
-            drc.key(&header, (&caller, ([127, 0, 0, 1], 1).into(), Xprtsec::None), b"", 0)
+            key_of(&drc, (1, credential), (&caller, 1, Xprtsec::None), body)
         };
-        execute(&drc, key(390_005, b"first"), 4);
-        execute(&drc, key(390_003, b"first"), 4);
-        let again = drc.admit(key(390_005, b"second"), Instant::now());
+        execute(&drc, key(390_005, b"first", b"body"), 4);
+        execute(&drc, key(390_003, b"first", b"body"), 4);
+        execute(&drc, key(390_003, b"first", b"other"), 4);
+        let again = drc.admit(key(390_005, b"second", b"body"), Instant::now());
         assert!(matches!(again, Admission::Replay(_)), "a retransmission has another credential");
     }
 

@@ -277,7 +277,7 @@ impl Server {
         if !service.is_idempotent(&target.procedure, &arguments) && self.caches_calls_of(connection, peer) {
             let len = arguments.message_len() - arguments.position();
             let tls = transport.tls().level();
-            let key = self.drc.key(&header, (&caller, peer, tls), &arguments.clone().take_rest(), len);
+            let key = self.drc.key(&header, (&caller, peer, tls), (&message.stream, arguments.rest()), len);
             match self.drc.admit(key, arrived) {
                 Admission::Execute(admitted) => execution = Some(admitted),
                 Admission::Replay(executed) => {

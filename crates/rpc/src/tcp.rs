@@ -125,6 +125,7 @@ impl<S: Stream> TcpTransport<S> {
         pool: Pool,
     ) -> io::Result<Self> {
         let peer = socket.peer_addr()?;
+        let queue = if socket.is_paced() { SendQueue::new() } else { SendQueue::unpaced() };
         let tls = Arc::<OnceLock<_>>::default();
         if !socket.is_clear() {
             // The client's calls are judged by the server. Those of the server need only an encrypted connection.
@@ -157,7 +158,7 @@ impl<S: Stream> TcpTransport<S> {
                 peer,
                 stage: RecvStage::new(STAGE_BYTES),
                 reader: RecordReader::new(message_max.min(terms.record_max), pool),
-                queue: SendQueue::new(),
+                queue,
                 reply_bytes: 0,
                 waiting: None,
                 stash: VecDeque::new(),

@@ -114,6 +114,11 @@ impl Stream for TcpStream {
         TcpStream::peer_addr(self)
     }
 
+    fn is_paced(&self) -> bool {
+        // All versions of bbr pace. If the name is not known, the socket may be paced.
+        SockRef::from(self).tcp_congestion().map_or(true, |name| name.starts_with(b"bbr"))
+    }
+
     fn poll_read_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         TcpStream::poll_read_ready(self, cx)
     }

@@ -25,6 +25,11 @@ pub trait Stream: Send + 'static {
     /// The connection is lost.
     fn peer_addr(&self) -> io::Result<SocketAddr>;
 
+    /// Returns `true` if the system may pace what the socket sends. The default implementation returns `false`.
+    fn is_paced(&self) -> bool {
+        false
+    }
+
     /// Waits until the socket is readable.
     fn poll_read_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
 

@@ -19,6 +19,20 @@ async fn pair(options: &[(&str, &str)]) -> (Arc<dyn Transport>, Arc<dyn Transpor
     (near, far)
 }
 
+#[tokio::test]
+async fn only_bbr_paces() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    for (name, is_paced) in [("reno", false), ("bbr", true)] {
+        let options = TcpOptions { congestion: Some(name.to_owned()), ..TcpOptions::default() };
+        match Sockets.connect(listener.local_addr().unwrap(), &options).await {
+            Ok(stream) => assert_eq!(Stream::is_paced(&stream), is_paced, "{name}"),
+            // Every kernel has reno. The others are modules.
+            Err(error) if name != "reno" => eprintln!("SKIPPED {name}: {error}"),
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
 /// Drives `transport` until it is closed, and replies to each call with the result of `answer`.
 fn drive(
     transport: Arc<dyn Transport>,

@@ -58,6 +58,11 @@ impl<S: Stream> Wire<S> {
         self.socket.peer_addr()
     }
 
+    /// Returns `true` if the system may pace what the socket sends.
+    pub fn is_paced(&self) -> bool {
+        self.socket.is_paced()
+    }
+
     /// Returns `true` if the stream is in clear.
     pub fn is_clear(&self) -> bool {
         self.session.is_none()

@@ -115,7 +115,9 @@ impl Posix {
     ) -> Result<(T, Change)> {
         let mut history = object.changing.lock();
         history.writers.forget();
-        self.change_locked(changes, object, &mut history, |_, before| run(before))
+        history.last.forget();
+        let before = self.attr(object)?;
+        self.change_locked(changes, (object, before), &mut history, |_, before| run(before))
     }
 
     /// Runs an operation that changes no attributes, so they are read only once.
@@ -127,30 +129,41 @@ impl Posix {
 
     /// Changes names in a directory, and records them in its history. If another program changes the same names at the
     /// same time, the history can be wrong: see [`unlink`](Self::unlink).
+    ///
+    /// If the previous such change has ended only just now, the attributes after it are those before this one, and are not
+    /// read again. Then a change by another program between the two is not noticed, as is one that comes between reading the
+    /// attributes and the change itself.
     pub(super) fn change_names_in<T>(
         &self,
         dir: &Object,
         run: impl FnOnce(&mut History) -> Result<T>,
     ) -> Result<(T, Change)> {
         let mut history = dir.changing.lock();
-        let (done, change) = self.change_locked(true, dir, &mut history, |history, before| {
+        let last = history.last.take(history::exact_now()).filter(|_| !self.remote);
+        let before = last.map_or_else(|| self.attr(dir), Ok)?;
+        let changed = self.change_locked(true, (dir, before), &mut history, |history, before| {
             history.names.begin(before.ctime);
             run(history)
+        });
+        let (done, change) = changed.map_err(|error| match error {
+            // A directory that has been removed meanwhile has no names, but the error must be `Stale`.
+            VfsError::NotFound => self.attr(dir).err().unwrap_or(error),
+            error => error,
         })?;
         if self.exact_times {
             history.names.end(change.after.ctime);
         }
+        history.last.set(&change.after, history::exact_now());
         Ok((done, change))
     }
 
     fn change_locked<T>(
         &self,
         changes: bool,
-        object: &Object,
+        (object, before): (&Object, Attr),
         history: &mut History,
         run: impl FnOnce(&mut History, &Attr) -> Result<T>,
     ) -> Result<(T, Change)> {
-        let before = self.attr(object)?;
         let done = run(history, &before);
         // An operation that fails may have changed something.
         let after = if changes { self.changed(object.fd(), before.change) } else { self.stat(object.fd()) };
@@ -177,7 +190,9 @@ impl Posix {
             run()?;
             (None, self.attr(object)?)
         } else {
-            let ((), Change { before, after }) = self.change_locked(true, object, &mut history, |_, _| run())?;
+            let before = self.attr(object)?;
+            let ((), Change { before, after }) =
+                self.change_locked(true, (object, before), &mut history, |_, _| run())?;
             (Some(before), after)
         };
         history.writers.end(before.as_ref().map(|before| before.ctime), after.ctime);
@@ -188,6 +203,7 @@ impl Posix {
     pub(super) fn change_unreported<T>(&self, object: &Object, run: impl FnOnce() -> Result<T>) -> Result<T> {
         let mut history = object.changing.lock();
         history.writers.forget();
+        history.last.forget();
         let Some(begun) = self.begin_unreported() else { return run() };
         let done = run();
         // An operation that fails may have changed something.

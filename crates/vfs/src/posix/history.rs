@@ -7,13 +7,15 @@ use std::{collections::VecDeque, time::Duration};
 
 use rustix::time::ClockId;
 
-use crate::{Handle, Name, Time, Writer};
+use crate::{Attr, Handle, Name, Time, Writer};
 
 /// Knowledge about an object from the server's own changes.
 #[derive(Debug, Default)]
 pub(super) struct History {
     /// The recent names, for a directory.
     pub(super) names: RecentNames,
+    /// The last change of names, for a directory.
+    pub(super) last: LastChange,
     /// The recent writers, for a file.
     pub(super) writers: Writers,
 }
@@ -51,6 +53,28 @@ impl RecentNames {
     pub(super) fn remove(&mut self, name: &Name) -> Option<Handle> {
         let at = self.names.iter().position(|(recent, _)| **recent == *name.as_bytes())?;
         Some(self.names.remove(at)?.1)
+    }
+}
+
+/// The attributes of a directory after the last change of its names, if this server has not changed it otherwise since.
+#[derive(Debug, Default)]
+pub(super) struct LastChange(Option<Box<(Attr, Duration)>>);
+
+impl LastChange {
+    /// Records that these attributes were read at `now`.
+    pub(super) fn set(&mut self, after: &Attr, now: Duration) {
+        self.0 = Some(Box::new((after.clone(), now)));
+    }
+
+    /// Records another change of the directory.
+    pub(super) fn forget(&mut self) {
+        self.0 = None;
+    }
+
+    /// Takes the attributes. Returns `None` if they were read too long before `now`.
+    pub(super) fn take(&mut self, now: Duration) -> Option<Attr> {
+        let (after, read) = *self.0.take()?;
+        (now.saturating_sub(read) < SHARED_MAX).then_some(after)
     }
 }
 
@@ -103,12 +127,23 @@ impl Writers {
 
 /// Returns the monotonic time, accurate to a few milliseconds, without a system call.
 pub(super) fn now() -> Duration {
-    let now = rustix::time::clock_gettime(ClockId::MonotonicCoarse);
+    time(ClockId::MonotonicCoarse)
+}
+
+/// Returns the monotonic time, accurate to less than a microsecond. It differs from [`now`] by up to a few milliseconds.
+pub(super) fn exact_now() -> Duration {
+    time(ClockId::Monotonic)
+}
+
+fn time(clock: ClockId) -> Duration {
+    let now = rustix::time::clock_gettime(clock);
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
 /// Maximum number of recorded names of each directory.
 const NAMES_MAX: usize = 32;
+/// Maximum time between two changes of names of a directory that share the attributes between them. A change takes about as long.
+const SHARED_MAX: Duration = Duration::from_micros(100);
 /// Maximum pause between two writes after which the attributes are not read before the second one.
 const PAUSE_MAX: Duration = Duration::from_millis(20);
 /// Time for which a writer must be the only one before it is assumed to know the attributes. It then has the replies to
@@ -118,9 +153,18 @@ const SOLE_WRITER_MIN: Duration = Duration::from_millis(100);
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Device, Kind};
 
     fn name(name: &str) -> &Name {
         Name::new(name.as_bytes()).unwrap()
+    }
+
+    fn attr(size: u64) -> Attr {
+        let (time, device) = (Time::default(), Device::default());
+        let (mode, nlink, uid, gid, used, fsid, fileid, change) = (0o755, 2, 0, 0, 0, 1, 2, 3);
+        let kind = Kind::Dir;
+        let (atime, mtime, ctime) = (time, time, time);
+        Attr { kind, mode, nlink, uid, gid, size, used, device, fsid, fileid, atime, mtime, ctime, change }
     }
 
     #[test]
@@ -148,6 +192,21 @@ mod tests {
         assert_eq!(names.names.len(), NAMES_MAX);
         assert_eq!(names.remove(name("0")), None);
         assert_eq!(names.remove(name("1")), Some(Handle::new(b"1")));
+    }
+
+    #[test]
+    fn attributes_after_a_change_are_taken_once_and_only_at_once() {
+        let attr = attr(7);
+        let (start, mut last) = (Duration::from_secs(9), LastChange::default());
+        assert_eq!(last.take(start), None);
+        last.set(&attr, start);
+        assert_eq!(last.take(start + SHARED_MAX - Duration::from_nanos(1)), Some(attr.clone()));
+        assert_eq!(last.take(start), None);
+        last.set(&attr, start);
+        assert_eq!(last.take(start + SHARED_MAX), None);
+        last.set(&attr, start);
+        last.forget();
+        assert_eq!(last.take(start), None);
     }
 
     /// A file and its writers. Each write is later than the one before, and gives the file another ctime.

@@ -289,8 +289,10 @@ impl Posix {
         } else {
             (to_dir, from_dir)
         };
-        let _first = first.changing.lock();
-        let _second = (first.handle != second.handle).then(|| second.changing.lock());
+        let mut first_history = first.changing.lock();
+        let mut second_history = (first.handle != second.handle).then(|| second.changing.lock());
+        first_history.last.forget();
+        second_history.iter_mut().for_each(|history| history.last.forget());
         let before = (self.attr(from_dir)?, self.attr(to_dir)?);
         let (source, target) = ((from_dir, from), (to_dir, to));
         let Some((moved, replaced)) = self.rename_names(caller, source, target)? else {
@@ -429,7 +431,7 @@ const RACES_MAX: usize = 16;
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
+    use std::{path::Path, time::Duration};
 
     use super::*;
     use crate::{
@@ -496,6 +498,49 @@ mod tests {
         let dir = create_and_remove(&cred(1001), &cred(1001), 0o1777, |_| {});
         assert!(!dir.path().join(NAME).exists());
     }
+
+    #[test]
+    fn attributes_between_two_changes_of_names_are_read_once() {
+        const SIZE: u64 = 12_345;
+        let dir = tempfile::tempdir().unwrap();
+        let fs = Posix::open(dir.path(), PosixOptions::default()).unwrap();
+        if fs.remote {
+            eprintln!("SKIPPED shared attributes: the file system is remote");
+            return;
+        }
+        let (cred, set, root) = (own(), SetAttr::default(), fs.root());
+        let by = Caller::blocking(&cred);
+        let name = |name: &'static str| Name::new(name.as_bytes()).unwrap();
+        let create =
+            |at: &str| fs.create(&by, &root, Name::new(at.as_bytes()).unwrap(), &CreateMode::Guarded(set.clone()));
+        // Makes it seem that these attributes have been read only just now, whatever the speed of this machine is.
+        let set_last = |dir: &Object, after: Attr| dir.changing.lock().last.set(&after, Duration::MAX);
+        let after = create("first").unwrap().dir.after;
+        let set_size = || set_last(&fs.root, Attr { size: SIZE, ..after.clone() });
+        set_size();
+        assert_eq!(create("second").unwrap().dir.before.size, SIZE);
+        set_size();
+        assert_eq!(fs.remove(&by, &root, name("second")).unwrap().before.size, SIZE);
+
+        let others: [&dyn Fn(); 3] = [
+            &|| drop(fs.setattr(&by, &root, &SetAttr { mode: Some(0o700), ..set.clone() }, None).unwrap()),
+            &|| drop(fs.rename(&by, &root, name("first"), &root, name("renamed")).unwrap()),
+            &|| drop(fs.link(&by, &fs.lookup(&by, &root, name("renamed")).unwrap().0, &root, name("link")).unwrap()),
+        ];
+        for (number, other) in others.into_iter().enumerate() {
+            set_size();
+            other();
+            let before = create(&format!("after-{number}")).unwrap().dir.before;
+            assert_ne!(before.size, SIZE, "other changes of the directory have other attributes: {number}");
+        }
+
+        let sub = fs.mkdir(&by, &root, name("sub"), &set).unwrap();
+        set_last(&fs.objects.find(&sub.handle).unwrap(), sub.attr);
+        std::fs::remove_dir(dir.path().join("sub")).unwrap();
+        let created = fs.create(&by, &sub.handle, name("file"), &CreateMode::Guarded(set.clone()));
+        assert_eq!(created.map(drop), Err(VfsError::Stale), "the directory has been removed since");
+    }
+
     /// Makes each system call of this thread with this number fail with EIO, until the thread ends.
     fn fail(system_call: libc::c_long) {
         use libc::{BPF_ABS, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_W, SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO};
