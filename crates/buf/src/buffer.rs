@@ -7,7 +7,7 @@ use std::{
 
 use bytes::Bytes;
 
-use crate::pool::Chunk;
+use crate::{division::Part, pool::Chunk};
 
 /// Contiguous memory with one owner. It is filled, and then frozen or returned to its pool.
 ///
@@ -38,6 +38,8 @@ impl Drop for Charge {
 enum Storage {
     Pooled(Chunk),
     Heap(Vec<u8>),
+    /// A part of another buffer.
+    Part(Part),
 }
 
 impl Buffer {
@@ -51,11 +53,24 @@ impl Buffer {
         Self { storage: Storage::Pooled(chunk), len, charge: None }
     }
 
+    pub(crate) fn from_part(part: Part) -> Self {
+        Self { len: part.len(), storage: Storage::Part(part), charge: None }
+    }
+
+    /// Returns the part, if this is one of another buffer.
+    pub(crate) fn part(&self) -> Option<&Part> {
+        match &self.storage {
+            Storage::Part(part) => Some(part),
+            Storage::Pooled(_) | Storage::Heap(_) => None,
+        }
+    }
+
     /// Returns the number of bytes that the buffer can hold.
     pub fn capacity(&self) -> usize {
         match &self.storage {
             Storage::Pooled(chunk) => chunk.capacity(),
             Storage::Heap(vec) => vec.len(),
+            Storage::Part(part) => part.len(),
         }
     }
 
@@ -94,6 +109,7 @@ impl Deref for Buffer {
         match &self.storage {
             Storage::Pooled(chunk) => &chunk.bytes()[..self.len],
             Storage::Heap(vec) => &vec[..self.len],
+            Storage::Part(part) => &part.bytes()[..self.len],
         }
     }
 }
@@ -103,6 +119,7 @@ impl DerefMut for Buffer {
         match &mut self.storage {
             Storage::Pooled(chunk) => &mut chunk.bytes_mut()[..self.len],
             Storage::Heap(vec) => &mut vec[..self.len],
+            Storage::Part(part) => &mut part.bytes_mut()[..self.len],
         }
     }
 }

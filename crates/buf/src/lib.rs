@@ -7,7 +7,7 @@
 //!   Read, a client's read) and returns with its completion.
 //! - [`Region`]: the memory that an operation fills: a [`Buffer`], or memory of a device ([`DeviceMemory`]), whose
 //!   bytes are copied in and out but cannot be referenced. [`SharedRegion`] is a region while a message refers to its
-//!   bytes.
+//!   bytes, and [`Division`] one whose parts several operations fill at the same time.
 //! - [`bytes::Bytes`]: memory that is shared and immutable. [`Buffer::freeze`] makes one without a copy. Its storage
 //!   returns to its pool when the last clone is dropped.
 //! - [`Pool`]: the source of buffers. Its memory is page-aligned and allocated in large slabs. A provider registers
@@ -24,6 +24,7 @@
 mod arena;
 mod buffer;
 mod device;
+mod division;
 mod heap;
 pub mod ktls;
 mod overload;
@@ -38,6 +39,7 @@ mod stream;
 pub use arena::Arena;
 pub use buffer::{Account, Buffer};
 pub use device::{DeviceMemory, DeviceRange};
+pub use division::Division;
 pub use heap::{keep_heap, trim_heap};
 pub use peer::PeerBytes;
 pub use pool::{Pool, PoolOptions, PoolStats};

@@ -24,7 +24,7 @@ use crate::{Buffer, DeviceRange, Piece, Rope};
 pub struct Region(Kind);
 
 #[derive(Debug)]
-enum Kind {
+pub(crate) enum Kind {
     Host(Buffer),
     /// The range, and the number of its bytes that are visible.
     Device(DeviceRange, usize),
@@ -72,6 +72,18 @@ impl Region {
             Kind::Host(buffer) => Some(buffer),
             Kind::Device(..) => None,
         }
+    }
+
+    /// Returns the range, if this is device memory.
+    pub(crate) fn as_device(&self) -> Option<&DeviceRange> {
+        match &self.0 {
+            Kind::Host(_) => None,
+            Kind::Device(range, _) => Some(range),
+        }
+    }
+
+    pub(crate) fn into_kind(self) -> Kind {
+        self.0
     }
 
     /// Copies `from` to the visible bytes from `at` on.

@@ -1,8 +1,13 @@
 //! [`File`]: reads and writes a regular file.
 
+use std::{
+    io,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+};
+
 use buf::{Region, Rope};
 use bytes::{Bytes, BytesMut};
-use futures_util::future::join_all;
+use futures_util::{StreamExt, future::join_all, stream};
 
 use super::{Mount, Reader, Writer};
 use crate::{
@@ -69,8 +74,8 @@ impl File {
     /// fewer bytes only at the end of the file. Returns memory of the same visible length in every case. It is the
     /// caller's memory, unless the transport still holds that at the deadline; then it is host memory.
     ///
-    /// The transport places up to [`Mount::read_size`] bytes directly into the memory if it can. For larger memory,
-    /// several READs run at the same time and their data are copied into it.
+    /// The transport places the data directly into the memory if it can. If the memory is larger than [`Mount::read_size`], several
+    /// READs run at the same time, each into its part of the memory.
     ///
     /// # Errors
     /// A READ failed. The content of the memory is then unspecified.
@@ -83,12 +88,43 @@ impl File {
     }
 
     async fn read_region(&self, offset: u64, region: Region) -> (Result<usize>, Region) {
+        let block = self.mount.read_size();
+        if region.len() <= block {
+            return self.read_block(offset, region).await;
+        }
+        let (whole, last) = (region.len() / block, region.len() % block);
+        let lens = std::iter::repeat_n(block, whole).chain((last > 0).then_some(last));
+        let (parts, division) = region.divide(lens);
+        let (read, parts) = self.read_blocks(offset, parts).await;
+        let (joined, region) = division.join(parts);
+        (read.and_then(|len| joined.map(|()| len).map_err(|error| self.device_error(&error))), region)
+    }
+
+    /// Reads consecutive bytes into blocks of at most one READ, as many at the same time as the read-ahead permits. After
+    /// the end of the file or an error, no other READ is sent.
+    async fn read_blocks(&self, offset: u64, blocks: Vec<Region>) -> (Result<usize>, Vec<Region>) {
+        let at_once = (self.mount.options().read_ahead / self.mount.read_size()).max(1);
+        let (ended, mut at) = (&AtomicBool::new(false), offset);
+        let reads = blocks.into_iter().map(|block| {
+            let start = at;
+            at = at.saturating_add(block.len() as u64);
+            async move {
+                if ended.load(Relaxed) {
+                    return (Ok(0), block);
+                }
+                let (read, block) = self.read_block(start, block).await;
+                ended.fetch_or(read.as_ref().map_or(true, |len| *len < block.len()), Relaxed);
+                (read, block)
+            }
+        });
+        total(stream::iter(reads).buffered(at_once).collect().await)
+    }
+
+    /// Reads into a region of at most one READ.
+    async fn read_block(&self, offset: u64, region: Region) -> (Result<usize>, Region) {
         let wanted = region.len();
         if wanted == 0 {
             return (Ok(0), region);
-        }
-        if wanted > self.mount.read_size() {
-            return self.read_rest(offset, region, 0).await;
         }
         match self.mount.protocol().read_into(&self.handle, offset, region).await {
             (Err(error), region) => (Err(self.annotate(error)), region),
@@ -107,7 +143,7 @@ impl File {
                 Ok(None) => return (Ok(done), region),
                 Ok(Some(bytes)) => {
                     if let Err(error) = region.copy_in(done, &bytes) {
-                        return (Err(self.annotate(payload::device_error(&error))), region);
+                        return (Err(self.device_error(&error)), region);
                     }
                     done += bytes.len();
                 }
@@ -115,8 +151,8 @@ impl File {
         }
     }
 
-    /// Reads consecutive bytes into several regions at the same time, without a copy if no region is larger than
-    /// [`Mount::read_size`]. Returns the number of bytes up to the end of the file, and the regions in their order.
+    /// Reads consecutive bytes into several regions at the same time, without a copy. Returns the number of bytes up to the end of the
+    /// file, and the regions in their order.
     ///
     /// # Errors
     /// A READ failed. The content of the regions is then unspecified.
@@ -125,28 +161,13 @@ impl File {
         R: Into<Region> + TryFrom<Region>,
     {
         let mut at = offset;
-        let regions: Vec<Region> = into.into_iter().map(Into::into).collect();
-        let wanted: usize = regions.iter().map(Region::len).sum();
-        let reads = join_all(regions.into_iter().map(|region| {
-            let start = at;
+        let reads = join_all(into.into_iter().map(|region| {
+            let (start, region) = (at, region.into());
             at = at.saturating_add(region.len() as u64);
             self.read_region(start, region)
         }));
-        let (mut total, mut ended) = (Ok(0), false);
-        let mut back = Vec::new();
-        for (result, region) in reads.await {
-            match result {
-                Ok(len) if !ended => {
-                    ended = len < region.len();
-                    total = total.map(|total| total + len);
-                }
-                Ok(_) => {}
-                Err(error) => total = total.and(Err(error)),
-            }
-            back.push(returned(region));
-        }
-        debug_assert!(total.as_ref().is_ok_and(|&total| total <= wanted) || total.is_err());
-        (total, back)
+        let (read, regions) = total(reads.await);
+        (read, regions.into_iter().map(returned).collect())
     }
 
     /// Reads up to `len` bytes; fewer only at the end of the file. Up to [`Mount::read_size`] bytes are not copied:
@@ -229,6 +250,28 @@ impl File {
     pub(crate) fn annotate(&self, error: Error) -> Error {
         error.at(&self.path)
     }
+
+    fn device_error(&self, error: &io::Error) -> Error {
+        self.annotate(payload::device_error(error))
+    }
+}
+
+/// Returns the number of bytes up to the end of the file that consecutive READs have returned, or the first error, and the regions.
+fn total(reads: Vec<(Result<usize>, Region)>) -> (Result<usize>, Vec<Region>) {
+    let (mut total, mut ended) = (Ok(0), false);
+    let mut regions = Vec::with_capacity(reads.len());
+    for (read, region) in reads {
+        match read {
+            Ok(len) if !ended => {
+                ended = len < region.len();
+                total = total.map(|total| total + len);
+            }
+            Ok(_) => {}
+            Err(error) => total = total.and(Err(error)),
+        }
+        regions.push(region);
+    }
+    (total, regions)
 }
 
 /// Converts a region back to the type that the caller passed. Host memory can replace a buffer only by host memory.

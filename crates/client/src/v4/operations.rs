@@ -126,9 +126,9 @@ impl Operations for V4 {
         let layouts = &self.server.opens.layouts;
         // Boxed, so that it does not enlarge the future of every READ.
         if layouts.is_active()
-            && let Some(data) = Box::pin(self.read_directly(file, offset, count)).await
+            && let Some(read) = Box::pin(self.read_directly(file, offset, count)).await
         {
-            return Ok(data);
+            return read;
         }
         let ok = self.send_read(file, offset, count, None).await.0?;
         layouts.count_read(false, ok.data.0.len());

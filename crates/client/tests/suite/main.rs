@@ -13,6 +13,7 @@ mod mixed;
 mod opening;
 mod pnfs;
 mod pnfs_files;
+mod pnfs_regions;
 mod rdma;
 mod referrals;
 mod requester;

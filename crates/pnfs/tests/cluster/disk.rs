@@ -33,6 +33,8 @@ pub struct Disk {
     unsynced: Mutex<HashMap<Handle, Durable>>,
     index: Mutex<Image>,
     pub faults: AtomicBool,
+    /// Set while a process has the lock of the state directory and the index.
+    locked: AtomicBool,
     broken: Broken,
 }
 
@@ -75,14 +77,24 @@ pub struct Mounted {
 impl Disk {
     pub fn new(broken: Broken) -> Arc<Self> {
         let memory = Memory::new(MemoryOptions { mode: 0o777, ..Default::default() });
-        let (unsynced, index, faults) = Default::default();
-        let disk = Arc::new(Self { memory, unsynced, index, faults, broken: Broken::Nothing });
+        let (unsynced, index, faults, locked) = Default::default();
+        let disk = Arc::new(Self { memory, unsynced, index, faults, locked, broken: Broken::Nothing });
         // The file of the index appears with its contents.
         drop(Index::with_backend(disk.mount()).expect("the index must be created"));
         let mut disk = Arc::into_inner(disk).expect("the disk must not be in use");
         disk.faults = AtomicBool::new(true);
         disk.broken = broken;
         Arc::new(disk)
+    }
+
+    /// Takes the lock. Returns `false` if a process has it.
+    pub fn lock(&self) -> bool {
+        !self.locked.swap(true, Relaxed)
+    }
+
+    /// Releases the lock of a process that has ended.
+    pub fn unlock(&self) {
+        self.locked.store(false, Relaxed);
     }
 
     pub fn mount(self: &Arc<Self>) -> Mounted {

@@ -15,7 +15,7 @@ use std::{
     future::Future,
     ops::Range,
     sync::{
-        Arc,
+        Arc, OnceLock, Weak,
         atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
@@ -54,6 +54,8 @@ enum Broken {
     RecallSkipped,
     /// The objects of a file are removed although its removal has failed.
     RemovedEarly,
+    /// A process of the metadata server starts although another one has the lock.
+    LockIgnored,
 }
 
 /// The properties in which clusters differ.
@@ -62,14 +64,21 @@ struct Setup {
     broken: Broken,
     /// The stripes of new files.
     stripes: Stripes,
+    /// The number of the world.
+    cluster: usize,
+    /// The hosts on which the metadata server can run. With two, the second one takes over at once.
+    hosts: u32,
 }
 
-/// Everything but the clients.
+/// Everything but the clients: a metadata server, with data servers that can also be those of another one.
 struct World {
+    /// 0, or 1 for the other metadata server.
+    number: usize,
     stores: Stores,
     disk: Arc<Disk>,
     setup: Setup,
-    mds: Mutex<Option<Arc<Mds>>>,
+    /// The processes of the metadata server that clients reach: at most one, if they obey the lock.
+    mds: Mutex<Vec<Arc<Mds>>>,
     models: Mutex<BTreeMap<Vec<u8>, Model>>,
     /// The clients that do not reach the metadata server.
     cut: Mutex<BTreeSet<usize>>,
@@ -79,11 +88,15 @@ struct World {
     written: Notify,
     /// The data servers that are drained at the end.
     draining: Mutex<BTreeSet<u32>>,
+    /// The worlds with the same data servers, this one included.
+    all: OnceLock<Vec<Weak<World>>>,
     faults: AtomicBool,
+    /// The number of processes of the metadata server that have started.
+    processes: AtomicU64,
     ticks: AtomicU64,
     values: AtomicU32,
-    log: Mutex<Vec<String>>,
-    violation: Mutex<Option<String>>,
+    log: Arc<Mutex<Vec<String>>>,
+    violation: Arc<Mutex<Option<String>>>,
     began: Instant,
 }
 
@@ -107,26 +120,52 @@ fn chance(share: f64) -> bool {
 }
 
 impl World {
-    fn new(broken: Broken) -> Arc<Self> {
+    /// Makes the metadata servers with the same data servers: one, or two that do not know each other.
+    fn all(broken: Broken) -> Vec<Arc<Self>> {
+        let (stores, log, violation) = (Stores::new(broken), Arc::default(), Arc::default());
+        let count = if chance(0.15) { 2 } else { 1 };
+        let new = |number| Self::new(number, broken, &stores, (&log, &violation));
+        let worlds: Vec<_> = (0..count).map(new).collect();
+        let all: Vec<_> = worlds.iter().map(Arc::downgrade).collect();
+        worlds.iter().for_each(|world| world.all.set(all.clone()).expect("the worlds must be set once"));
+        worlds
+    }
+
+    fn new(
+        number: usize,
+        broken: Broken,
+        stores: &Stores,
+        (log, violation): (&Arc<Mutex<Vec<String>>>, &Arc<Mutex<Option<String>>>),
+    ) -> Arc<Self> {
         let striped = Stripes::new(2 * CELL as u64, 2).expect("the stripes must be possible");
         let stripes = if chance(0.3) { striped } else { Stripes::ONE };
+        let hosts = if chance(0.3) { 2 } else { 1 };
         Arc::new(Self {
-            stores: Stores::new(broken),
+            number,
+            stores: stores.clone(),
             disk: Disk::new(broken),
-            setup: Setup { broken, stripes },
+            setup: Setup { broken, stripes, hosts, cluster: number },
             writing: Mutex::default(),
             written: Notify::new(),
             draining: Mutex::default(),
             mds: Mutex::default(),
             models: Mutex::default(),
             cut: Mutex::default(),
+            all: OnceLock::new(),
             faults: AtomicBool::new(true),
+            processes: AtomicU64::new(0),
             ticks: AtomicU64::new(1),
-            values: AtomicU32::new(1),
-            log: Mutex::default(),
-            violation: Mutex::default(),
+            // No value of one world is one of the other.
+            values: AtomicU32::new(1 + (number as u32) * 1_000_000),
+            log: log.clone(),
+            violation: violation.clone(),
             began: Instant::now(),
         })
+    }
+
+    /// Returns the worlds with the same data servers, this one included.
+    fn worlds(&self) -> impl Iterator<Item = Arc<Self>> {
+        self.all.get().into_iter().flatten().filter_map(Weak::upgrade)
     }
 
     fn tick(&self) -> u64 {
@@ -139,7 +178,7 @@ impl World {
 
     fn log(&self, event: String) {
         let (at, tick) = (self.began.elapsed().as_secs_f64(), self.tick());
-        self.log.lock().push(format!("{at:10.4} {tick:5} {event}"));
+        self.log.lock().push(format!("{at:10.4} {} {tick:5} {event}", self.number));
     }
 
     fn fail(&self, violation: String) {
@@ -163,7 +202,12 @@ impl World {
     }
 
     fn mds(&self) -> Option<Arc<Mds>> {
-        self.mds.lock().clone().filter(|mds| !mds.dead.load(Relaxed))
+        let living: Vec<_> = self.mds.lock().iter().filter(|mds| !mds.dead.load(Relaxed)).cloned().collect();
+        match &living[..] {
+            [] => None,
+            [only] => Some(only.clone()),
+            several => Some(several[entropy::random_range(0..several.len())].clone()),
+        }
     }
 
     /// Waits until no other client writes these cells, and keeps others from doing so until the result is dropped.
@@ -225,17 +269,19 @@ impl World {
         Ok((result, mds.number))
     }
 
-    /// Runs processes of the metadata server, one after the other.
+    /// Runs processes of the metadata server on one host, one after the other. If there is another host, this one waits for the lock.
     async fn serve(self: Arc<Self>) {
-        for number in 1.. {
+        loop {
+            let number = self.processes.fetch_add(1, Relaxed) + 1;
             let Some(mds) = Mds::start(number, &self.disk, &self.stores, self.setup) else {
-                sleep(Duration::from_secs(1)).await;
+                sleep(Duration::from_millis(if self.setup.hosts > 1 { entropy::random_range(10..300) } else { 1000 }))
+                    .await;
                 continue;
             };
             self.log(format!("metadata server {number} starts"));
-            *self.mds.lock() = Some(mds.clone());
+            self.mds.lock().push(mds.clone());
             mds.ended.notified().await;
-            *self.mds.lock() = None;
+            self.mds.lock().retain(|now| !Arc::ptr_eq(now, &mds));
             mds.end();
             let power = chance(0.5);
             if power {
@@ -245,6 +291,7 @@ impl World {
                 self.models.lock().values_mut().for_each(|model| model.lose(false));
             }
             self.log(format!("metadata server {number} has ended; power failure: {power}"));
+            self.disk.unlock();
             drop(mds);
             sleep(Duration::from_millis(entropy::random_range(1000..20_000))).await;
         }
@@ -253,7 +300,7 @@ impl World {
     /// Restarts a data server.
     fn restart_store(&self, server: u32) {
         self.stores.restart(server);
-        self.models.lock().values_mut().for_each(|model| model.lose(false));
+        self.worlds().for_each(|world| world.models.lock().values_mut().for_each(|model| model.lose(false)));
     }
 
     /// Lets parts of the cluster fail.
@@ -268,7 +315,8 @@ impl World {
             let what = entropy::random_range(0..124);
             let time = Duration::from_millis(entropy::random_range(500..40_000));
             self.log(format!("trouble {what} of data server {server}, client {client} for {time:?}"));
-            let world = self.clone();
+            let worlds: Vec<_> = self.worlds().collect();
+            let world = worlds[entropy::random_range(0..worlds.len())].clone();
             lasting.spawn(async move { world.fault(what, server, client, time).await });
         }
     }
@@ -346,11 +394,11 @@ impl World {
         *self.draining.lock() = draining;
     }
 
-    /// Checks the cluster when nothing fails any more and all work is done.
+    /// Checks the files when nothing fails any more and all work is done. Returns their objects.
     ///
     /// # Errors
     /// Returns what is wrong.
-    fn check_at_rest(&self) -> Result<(), String> {
+    fn check_files(&self) -> Result<BTreeSet<Object>, String> {
         let mut expected = BTreeSet::<Object>::new();
         for name in ["one", "two"] {
             let Some(file) = self.disk.find(name) else { continue };
@@ -372,6 +420,18 @@ impl World {
             }
             expected.extend(record.copies.iter().map(|copy| copy.object));
             self.check_copies(&record, self.disk.size(&file)).map_err(|problem| format!("{name}: {problem}"))?;
+        }
+        Ok(expected)
+    }
+
+    /// Checks the cluster when nothing fails any more and all work is done.
+    ///
+    /// # Errors
+    /// Returns what is wrong.
+    fn check_at_rest(&self) -> Result<(), String> {
+        let mut expected = BTreeSet::new();
+        for world in self.worlds() {
+            expected.append(&mut world.check_files()?);
         }
         let found = self.stores.objects();
         let more: Vec<_> = found.difference(&expected).collect();
@@ -414,42 +474,48 @@ impl World {
 /// Returns the violation of an invariant, and the events.
 fn run(seed: u64, broken: Broken) -> Result<(), String> {
     simnet::simulate(seed, || async {
-        let world = World::new(broken);
+        let worlds = World::all(broken);
         let mut tasks = JoinSet::new();
-        tasks.spawn(world.clone().serve());
-        tasks.spawn(world.clone().trouble());
+        for world in &worlds {
+            (0..world.setup.hosts).for_each(|_| _ = tasks.spawn(world.clone().serve()));
+        }
+        tasks.spawn(worlds[0].clone().trouble());
         let work = async {
             let mut clients = JoinSet::new();
-            for number in 0..CLIENTS {
-                clients.spawn(Client::new(number, &world).run());
+            for world in &worlds {
+                (0..CLIENTS).for_each(|number| _ = clients.spawn(Client::new(number, world).run()));
             }
             while clients.join_next().await.is_some() {}
-            end(&world).await;
+            end(&worlds).await;
         };
         if timeout(HANG, work).await.is_err() {
-            world.fail("the work does not end".to_owned());
+            worlds[0].fail("the work does not end".to_owned());
         }
         tasks.shutdown().await;
-        let log = world.log.lock().join("\n");
-        match world.has_failed() {
-            true => Err(format!("{log}\n{}", world.violation.lock().clone().unwrap_or_default())),
+        let log = worlds[0].log.lock().join("\n");
+        match worlds[0].has_failed() {
+            true => Err(format!("{log}\n{}", worlds[0].violation.lock().clone().unwrap_or_default())),
             false => Ok(()),
         }
     })
 }
 
 /// Ends all faults, waits until all work is done, and checks everything.
-async fn end(world: &Arc<World>) {
-    world.log("all faults end".to_owned());
-    world.faults.store(false, Relaxed);
-    world.disk.faults.store(false, Relaxed);
-    world.stores.heal();
-    world.cut.lock().clear();
-    world.end_drains().await;
-    if chance(0.3) {
-        world.mds().into_iter().for_each(|mds| mds.ended.notify_one());
+async fn end(worlds: &[Arc<World>]) {
+    worlds[0].stores.heal();
+    for world in worlds {
+        world.log("all faults end".to_owned());
+        world.faults.store(false, Relaxed);
+        world.disk.faults.store(false, Relaxed);
+        world.cut.lock().clear();
     }
-    let reader = Client::new(CLIENTS, world);
+    for world in worlds {
+        world.end_drains().await;
+        if chance(0.3) {
+            world.mds().into_iter().for_each(|mds| mds.ended.notify_one());
+        }
+    }
+    let world = &worlds[0];
     for _ in 0..60 {
         if world.has_failed() {
             return;
@@ -462,9 +528,12 @@ async fn end(world: &Arc<World>) {
     if let Err(problem) = world.check_at_rest() {
         return world.fail(format!("at rest: {problem}"));
     }
-    for name in ["one", "two"] {
-        if let Some(file) = world.disk.find(name) {
-            reader.check_whole(&file).await;
+    for world in worlds {
+        let reader = Client::new(CLIENTS, world);
+        for name in ["one", "two"] {
+            if let Some(file) = world.disk.find(name) {
+                reader.check_whole(&file).await;
+            }
         }
     }
 }
@@ -540,6 +609,11 @@ fn layouts_that_end_without_a_recall_are_found() {
 #[test]
 fn object_removed_early_is_found() {
     assert_found(Broken::RemovedEarly, "invariant 6: an object of");
+}
+
+#[test]
+fn two_processes_at_the_same_time_are_found() {
+    assert_found(Broken::LockIgnored, "invariant 7");
 }
 
 /// Two runs with one seed have the same events.

@@ -131,12 +131,24 @@ impl Drop for Counted<'_> {
 }
 
 impl Mds {
-    /// Starts a process. Returns `None` if it ends at once.
+    /// Starts a process. Returns `None` if another one has the lock, or if it ends at once.
     pub fn start(number: u64, disk: &Arc<Disk>, stores: &Stores, setup: Setup) -> Option<Arc<Self>> {
+        if !disk.lock() && setup.broken != Broken::LockIgnored {
+            return None;
+        }
+        let started = Self::locked(number, disk, stores, setup);
+        if started.is_none() {
+            disk.unlock();
+        }
+        started
+    }
+
+    fn locked(number: u64, disk: &Arc<Disk>, stores: &Stores, setup: Setup) -> Option<Arc<Self>> {
+        stores.starts(setup.cluster, number);
         let mounted = disk.mount();
         let (dead, ended) = (mounted.dead.clone(), mounted.ended.clone());
         let index = Index::with_backend(mounted.clone()).ok()?;
-        let link = Link { stores: stores.clone(), dead: dead.clone() };
+        let link = Link { stores: stores.clone(), process: (setup.cluster, number), dead: dead.clone() };
         let options = Options {
             mirrors: MIRRORS,
             stripes: setup.stripes,

@@ -44,6 +44,9 @@ struct Shared {
 struct State {
     stores: Vec<Store>,
     faults: bool,
+    /// The number of the newest process of each metadata server.
+    processes: [u64; 2],
+    violation: Option<String>,
 }
 
 /// A data server.
@@ -95,7 +98,7 @@ impl Data {
 impl Stores {
     pub fn new(broken: Broken) -> Self {
         let stores = (0..STORES).map(|_| Store::default()).collect();
-        let state = State { stores, faults: true };
+        let state = State { stores, faults: true, processes: [0; 2], violation: None };
         let queues = (0..STORES).map(|_| tokio::sync::Mutex::default()).collect();
         Self(Arc::new(Shared { broken, state: Mutex::new(state), queues, changed: Notify::new() }))
     }
@@ -130,8 +133,14 @@ impl Stores {
         self.change(object.server.0, |store| _ = store.fenced.insert((object.id, user)));
     }
 
+    /// Notes that a process of the metadata server starts. From now on, no other one sends messages; its earlier ones can still arrive.
+    pub fn starts(&self, cluster: usize, process: u64) {
+        self.0.state.lock().processes[cluster] = process;
+    }
+
     pub fn violation(&self) -> Option<String> {
-        self.0.state.lock().stores.iter().find_map(|store| store.violation.clone())
+        let state = self.0.state.lock();
+        state.violation.clone().or_else(|| state.stores.iter().find_map(|store| store.violation.clone()))
     }
 
     pub fn objects(&self) -> BTreeSet<Object> {
@@ -296,6 +305,8 @@ fn slice(data: &[u8], offset: usize, len: usize) -> Vec<u8> {
 /// The data servers as one process of the metadata server uses them.
 pub struct Link {
     pub stores: Stores,
+    /// The number of the metadata server, and that of its process.
+    pub process: (usize, u64),
     /// Set when the process has ended.
     pub dead: Arc<AtomicBool>,
 }
@@ -306,10 +317,18 @@ impl Link {
         server: ServerId,
         run: impl Fn(&mut Store) -> Result<T, ServerError> + Send + Sync + 'static,
     ) -> ServerFuture<T> {
-        let (stores, dead) = (self.stores.clone(), self.dead.clone());
+        let (stores, dead, (cluster, process)) = (self.stores.clone(), self.dead.clone(), self.process);
         Box::pin(async move {
             if dead.load(Relaxed) {
                 std::future::pending::<()>().await;
+            }
+            {
+                let mut state = stores.0.state.lock();
+                let newest = state.processes[cluster];
+                if newest > process {
+                    let problem = format!("invariant 7: process {process} changes objects beside process {newest}");
+                    state.violation.get_or_insert(problem);
+                }
             }
             stores.send(Party::Mds, server, run).await
         })

@@ -9,7 +9,7 @@ use nfs::v4::Stateid4;
 use rpc::BoxFuture;
 
 use crate::{
-    model::{Caller, Handle, Operations, ReadData, ReadInfo, Result, StableHow, Verifier, Written},
+    model::{Caller, Handle, Operations, ReadInfo, Result, StableHow, Verifier, Written},
     v3::V3,
 };
 
@@ -20,9 +20,6 @@ pub(crate) trait DataServer: Send + Sync {
 
     /// Returns the maximum bytes of a READ and of a WRITE that the connection permits.
     fn transfer_max(&self) -> (usize, usize);
-
-    /// Reads from a data file.
-    fn read<'a>(&'a self, file: &'a Handle, offset: u64, count: u32) -> BoxFuture<'a, Result<ReadData>>;
 
     /// Reads from a data file into a region.
     fn read_into<'a>(
@@ -55,10 +52,6 @@ impl DataServer for V3 {
 
     fn transfer_max(&self) -> (usize, usize) {
         (usize::MAX, usize::MAX)
-    }
-
-    fn read<'a>(&'a self, file: &'a Handle, offset: u64, count: u32) -> BoxFuture<'a, Result<ReadData>> {
-        Box::pin(Operations::read(self, file, offset, count))
     }
 
     fn read_into<'a>(

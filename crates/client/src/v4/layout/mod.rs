@@ -9,7 +9,7 @@
 //! A files layout is a layout of one mirror. It differs in what a data server is shown (the caller and the stateid of the open, instead
 //! of the user of the layout), in the packing, and in its reports, which have no errors and statistics.
 //!
-//! **Buffers.** The data of a READ are received into the caller's region if it is in one stripe, and copied into it otherwise.
+//! **Buffers.** The data of a READ are received into the caller's region, by each data server into its part.
 //! The data of a WRITE are sent to all mirrors from the caller's memory.
 //!
 //! **Errors.** Everything can also be done through the metadata server. So a failure of a data server or the loss of a layout is not an

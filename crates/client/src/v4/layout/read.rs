@@ -1,7 +1,10 @@
 //! READ from data servers.
 //!
-//! One mirror is read, and the next one if it fails. The pieces of several stripes are read at the same time. Data of one stripe
-//! are received directly into the caller's region.
+//! One mirror is read, and the next one if it fails. The pieces of several stripes are read at the same time.
+//!
+//! **Buffers.** The data are received into one region, that of the caller if there is one. If they are in several stripes, the region is
+//! divided, and each data server places its bytes in its part. The parts return with the READs, also with those that fail, and are joined before
+//! another mirror or the metadata server is read. If the caller gives up, the READs that are outstanding keep their parts allocated.
 //!
 //! **The end of the file** is known to the metadata server only: a data file can be shorter than the file, because bytes that
 //! were never written need not exist there (RFC 8435 §6, RFC 8881 §13.4.4). So the end of a data file is compared with the
@@ -9,10 +12,9 @@
 
 use std::{ops::Range, sync::Arc};
 
-use buf::{Piece as Memory, Region, Rope};
-use bytes::Bytes;
+use buf::Region;
 use futures_util::future::join_all;
-use nfs::v4::{Layoutiomode4, Opnum4};
+use nfs::v4::{Layoutiomode4, Opnum4, layout::stripe::Piece};
 
 use super::{
     super::{opens::Opens, protocol::V4},
@@ -27,29 +29,36 @@ use crate::{
     model::{Error, ErrorKind, Handle, Operations, ReadData, ReadInfo, Result},
 };
 
-/// The data of one piece.
-struct Part {
-    range: Range<u64>,
-    data: Rope,
-    /// Set if the data file ends behind the data.
-    eof: bool,
+/// The data of a READ: the first `len` bytes of a region.
+struct Placed {
+    info: ReadInfo,
+    /// The size of the file, if it is known.
+    size: Option<u64>,
+}
+
+/// The reason why a mirror, or a piece of it, was not read.
+enum Failed<T> {
+    /// Its data servers: the reports.
+    Servers(T),
+    /// The device memory of the caller.
+    Memory(Error),
 }
 
 impl V4 {
     /// Reads from data servers. Returns `None` if the data must be read through the metadata server.
-    pub(in crate::v4) async fn read_directly(&self, file: &Handle, offset: u64, count: u32) -> Option<ReadData> {
-        let range = offset..offset.checked_add(count.into()).filter(|_| count > 0)?;
-        for _ in 0..TRIES {
-            let direct = self.direct(file, Layoutiomode4::Read, &range).await?;
-            match self.read_mirrors(file, &direct, &range).await {
-                Ok(data) => {
-                    self.server.opens.layouts.count_read(true, data.data.len());
-                    return Some(data);
-                }
-                Err(errors) => direct.fail(&self.server.opens, errors).await,
-            }
-        }
-        None
+    pub(in crate::v4) async fn read_directly(
+        &self,
+        file: &Handle,
+        offset: u64,
+        count: u32,
+    ) -> Option<Result<ReadData>> {
+        let mut region = None;
+        let read = self.read_layouts(file, offset, count as usize, &mut region).await?;
+        Some(read.map(|Placed { info, size }| {
+            let mut region = region.expect("a READ must return its region");
+            region.set_len(info.len);
+            ReadData { data: region.into(), eof: info.eof, size }
+        }))
     }
 
     /// Reads from data servers into a region. Returns the region if the data must be read through the metadata server.
@@ -57,203 +66,198 @@ impl V4 {
         &self,
         file: &Handle,
         offset: u64,
-        mut region: Region,
+        region: Region,
     ) -> std::result::Result<(Result<ReadInfo>, Region), Region> {
-        let count = region.len() as u64;
-        let Some(range) = offset.checked_add(count).filter(|_| count > 0).map(|end| offset..end) else {
-            return Err(region);
-        };
+        let count = region.len();
+        let mut region = Some(region);
+        let read = self.read_layouts(file, offset, count, &mut region).await;
+        let region = region.expect("a READ must return its region");
+        match read {
+            Some(read) => Ok((read.map(|placed| placed.info), region)),
+            None => Err(region),
+        }
+    }
+
+    /// Reads by layouts into a region. If there is none, it takes one from the pool, but only if there is a layout. Returns `None` if
+    /// the data must be read through the metadata server.
+    async fn read_layouts(
+        &self,
+        file: &Handle,
+        offset: u64,
+        count: usize,
+        region: &mut Option<Region>,
+    ) -> Option<Result<Placed>> {
+        let range = offset..offset.checked_add(count as u64).filter(|_| count > 0)?;
         for _ in 0..TRIES {
-            let Some(direct) = self.direct(file, Layoutiomode4::Read, &range).await else { return Err(region) };
-            let placed;
-            (placed, region) = self.read_placed(file, &direct, &range, region).await;
-            match placed {
-                Ok(Some(info)) => {
-                    self.server.opens.layouts.count_read(true, info.len);
-                    return Ok((Ok(info), region));
-                }
-                // Several stripes, or the device memory has failed.
-                Ok(None) => match self.read_mirrors(file, &direct, &range).await {
-                    Ok(read) => {
-                        let info = ReadInfo { len: read.data.len(), eof: read.eof };
-                        self.server.opens.layouts.count_read(true, info.len);
-                        let (copied, region) = payload::place_in_sink(read.data, region.into(), range_len(&range));
-                        return Ok((copied.map(|()| info), region));
-                    }
-                    Err(errors) => direct.fail(&self.server.opens, errors).await,
-                },
-                Err(errors) => direct.fail(&self.server.opens, errors).await,
-            }
-        }
-        Err(region)
-    }
-
-    /// Reads a range of one data file into the region. Returns `None` if the range is in several data files, or more than one READ
-    /// is needed.
-    async fn read_placed(
-        &self,
-        file: &Handle,
-        direct: &Direct,
-        range: &Range<u64>,
-        mut region: Region,
-    ) -> (std::result::Result<Option<ReadInfo>, Vec<IoError>>, Region) {
-        let (opens, segment, deadline) = (&self.server.opens, &direct.layout.segment, self.deadline());
-        let mut errors = Vec::new();
-        for mirror in segment.order(range.start, |mirror| is_available(opens, mirror)) {
-            let mut pieces = segment.mirrors[mirror].pieces(range.clone());
-            let (Some((piece, data_file)), None) = (pieces.next(), pieces.next()) else { return (Ok(None), region) };
-            let failed = |error: &Error| failure(opens, data_file, Opnum4::Read, range.clone(), error);
-            let at = match target(opens, data_file, &direct.access, &deadline).await {
-                Ok(at) => at,
-                Err(error) => {
-                    errors.push(failed(&error));
-                    continue;
-                }
-            };
-            if piece.len > at.read_max as u64 {
-                return (Ok(None), region);
-            }
-            let counted = Counted::new((opens, &direct.file.0), &at.id, Direction::Read, range_len(range));
-            let read;
-            (read, region) = at.server.read_into(&at.handle, piece.data_offset, region).await;
-            if let Ok(info) = &read {
-                counted.done(info.len);
-            }
+            let direct = self.direct(file, Layoutiomode4::Read, &range).await?;
+            let memory = region.take().unwrap_or_else(|| self.program().pool().take(count).into());
+            let (read, memory) = self.read_mirrors(file, &direct, &range, memory).await;
+            *region = Some(memory);
             match read {
-                Ok(info) if !info.eof => {
-                    opens.report_errors(&direct.file.0, errors);
-                    return (Ok(Some(info)), region);
+                Ok(placed) => {
+                    self.server.opens.layouts.count_read(true, placed.info.len);
+                    return Some(Ok(placed));
                 }
-                Ok(info) => match self.fill_to_end(file, range, info.len, &mut region).await {
-                    Ok(info) => {
-                        opens.report_errors(&direct.file.0, errors);
-                        return (Ok(Some(info)), region);
-                    }
-                    // The request through the server reports the error.
-                    Err(_) => return (Ok(None), region),
-                },
-                Err(error) if matches!(error.kind(), ErrorKind::Device(_)) => return (Ok(None), region),
-                Err(error) => errors.push(failed(&error)),
+                Err(Failed::Memory(error)) => return Some(Err(error)),
+                Err(Failed::Servers(errors)) => direct.fail(&self.server.opens, errors).await,
             }
         }
-        (Err(errors), region)
+        None
     }
 
-    /// Fills the region with zeros from byte `len` up to the end of the file.
-    async fn fill_to_end(
-        &self,
-        file: &Handle,
-        range: &Range<u64>,
-        len: usize,
-        region: &mut Region,
-    ) -> Result<ReadInfo> {
-        let size = self.getattr(file).await?.size;
-        let wanted = (size.min(range.end).saturating_sub(range.start)) as usize;
-        if wanted > len {
-            let zeros = vec![0; wanted - len];
-            region.copy_in(len, &zeros).map_err(|error| payload::device_error(&error))?;
-        }
-        Ok(ReadInfo { len: wanted, eof: size <= range.end })
-    }
-
-    /// Reads a range from the first mirror that does not fail.
+    /// Reads a range into a region from the first mirror that does not fail.
     async fn read_mirrors(
         &self,
         file: &Handle,
         direct: &Direct,
         range: &Range<u64>,
-    ) -> std::result::Result<ReadData, Vec<IoError>> {
+        mut region: Region,
+    ) -> (std::result::Result<Placed, Failed<Vec<IoError>>>, Region) {
         let (opens, segment, deadline) = (&self.server.opens, &direct.layout.segment, self.deadline());
         let mut errors = Vec::new();
         for mirror in segment.order(range.start, |mirror| is_available(opens, mirror)) {
-            let pieces = segment.mirrors[mirror].pieces(range.clone());
-            let reads = pieces.map(|(piece, data_file)| read_piece((opens, direct), data_file, piece, &deadline));
-            let (mut parts, mut failed) = (Vec::new(), Vec::new());
-            for part in join_all(reads).await {
-                match part {
-                    Ok(part) => parts.push(part),
-                    Err(error) => failed.push(error),
+            let read;
+            (read, region) = read_mirror((opens, direct), &segment.mirrors[mirror], range, region, &deadline).await;
+            match read {
+                Ok(read) => {
+                    opens.report_errors(&direct.file.0, errors);
+                    let placed = self.find_end(file, direct, range, &read, &mut region).await;
+                    return (placed, region);
                 }
+                Err(Failed::Servers(failed)) => errors.extend(failed),
+                Err(Failed::Memory(error)) => return (Err(Failed::Memory(error)), region),
             }
-            if failed.is_empty() {
-                opens.report_errors(&direct.file.0, errors);
-                return self.joined(file, direct, range, parts).await;
-            }
-            errors.extend(failed);
         }
-        Err(errors)
+        (Err(Failed::Servers(errors)), region)
     }
 
-    /// Joins the parts of a READ, in order, and finds the end of the file.
-    async fn joined(
+    /// Finds the end of the file, and fills the region with zeros up to it where data files end before. `read` has the pieces of the
+    /// range in order, and what was read of each.
+    async fn find_end(
         &self,
         file: &Handle,
         direct: &Direct,
         range: &Range<u64>,
-        parts: Vec<Part>,
-    ) -> std::result::Result<ReadData, Vec<IoError>> {
-        let is_whole = |part: &Part| part.data.len() == range_len(&part.range);
-        let at_end = parts.last().is_some_and(|part| part.eof);
-        if parts.iter().all(is_whole) && !at_end {
-            let data = parts.into_iter().fold(Rope::new(), |mut data, part| {
-                data.append(part.data);
-                data
-            });
+        read: &[(Piece, ReadInfo)],
+        region: &mut Region,
+    ) -> std::result::Result<Placed, Failed<Vec<IoError>>> {
+        let is_whole = |(piece, info): &(Piece, ReadInfo)| info.len as u64 == piece.len;
+        let at_end = read.last().is_some_and(|(_, info)| info.eof);
+        if read.iter().all(is_whole) && !at_end {
             let known = direct.file.0.layouts.held.lock().size;
-            return Ok(ReadData { data, eof: false, size: (known >= range.end).then_some(known) });
+            let info = ReadInfo { len: region.len(), eof: false };
+            return Ok(Placed { info, size: (known >= range.end).then_some(known) });
         }
         // Without the size, the data are read through the server, which reports its error.
-        let size = self.getattr(file).await.map_err(|_| Vec::new())?.size;
+        let size = self.getattr(file).await.map_err(|_| Failed::Servers(Vec::new()))?.size;
         direct.file.0.layouts.held.lock().size = size;
-        let end = size.min(range.end);
-        let mut data = Rope::new();
-        for part in parts {
-            let wanted = end.saturating_sub(part.range.start).min(part.range.end - part.range.start) as usize;
-            let received = part.data.len().min(wanted);
-            data.append(part.data.slice(0, received));
-            if wanted > received {
-                data.push(Memory::Memory(Bytes::from(vec![0; wanted - received])));
+        let end = size.clamp(range.start, range.end);
+        for (piece, info) in read {
+            let (from, to) = (piece.offset + info.len as u64, end.min(piece.offset + piece.len));
+            if from < to {
+                let zeros = vec![0; (to - from) as usize];
+                let filled = region.copy_in((from - range.start) as usize, &zeros);
+                filled.map_err(|error| Failed::Memory(payload::device_error(&error)))?;
             }
         }
-        Ok(ReadData { data, eof: size <= range.end, size: Some(size) })
+        let info = ReadInfo { len: (end - range.start) as usize, eof: size <= range.end };
+        Ok(Placed { info, size: Some(size) })
     }
+}
+
+/// Reads the pieces of a range from a mirror at the same time, each into its part of the region. Returns the pieces and what was read of each.
+async fn read_mirror(
+    (opens, direct): (&Arc<Opens>, &Direct),
+    mirror: &Mirror,
+    range: &Range<u64>,
+    region: Region,
+    deadline: &Deadline,
+) -> (std::result::Result<Vec<(Piece, ReadInfo)>, Failed<Vec<IoError>>>, Region) {
+    let pieces: Vec<_> = mirror.pieces(range.clone()).collect();
+    let (parts, division) = region.divide(pieces.iter().map(|(piece, _)| piece.len as usize));
+    let reads = pieces.into_iter().zip(parts).map(|((piece, data_file), part)| async move {
+        let (read, part) = read_piece((opens, direct), data_file, &piece, part, deadline).await;
+        (read.map(|info| (piece, info)), part)
+    });
+    let (results, parts): (Vec<_>, Vec<_>) = join_all(reads).await.into_iter().unzip();
+    let (joined, region) = division.join(parts);
+    let (mut read, mut errors, mut memory) = (Vec::new(), Vec::new(), None);
+    for result in results {
+        match result {
+            Ok(piece) => read.push(piece),
+            Err(Failed::Servers(error)) => errors.push(error),
+            Err(Failed::Memory(error)) => memory = Some(error),
+        }
+    }
+    let memory = memory.or_else(|| joined.err().map(|error| payload::device_error(&error)));
+    let result = match memory {
+        // Without the piece that has failed, nothing was to be copied from the device.
+        _ if !errors.is_empty() => Err(Failed::Servers(errors)),
+        Some(error) => Err(Failed::Memory(error)),
+        None => Ok(read),
+    };
+    (result, region)
 }
 
 /// Reads a piece from its data file. A data server may send less than requested, and is then asked for the rest.
 async fn read_piece(
     (opens, direct): (&Arc<Opens>, &Direct),
     data_file: &DataFile,
-    piece: nfs::v4::layout::stripe::Piece,
+    piece: &Piece,
+    mut region: Region,
     deadline: &Deadline,
-) -> std::result::Result<Part, IoError> {
-    let range = piece.offset..piece.offset + piece.len;
-    let read = async {
-        let Target { server, read_max, handle, id, .. } = target(opens, data_file, &direct.access, deadline).await?;
-        let (mut data, mut eof) = (Rope::new(), false);
-        while (data.len() as u64) < piece.len && !eof {
-            let count = (piece.len - data.len() as u64).min(read_max as u64);
-            let at = piece.data_offset + data.len() as u64;
-            let counted = Counted::new((opens, &direct.file.0), &id, Direction::Read, count as usize);
-            let read = server.read(&handle, at, count as u32).await?;
-            counted.done(read.data.len());
-            if read.data.is_empty() && !read.eof {
-                let problem = "no data, but not the end of the file".to_owned();
-                return Err(Error::new(ErrorKind::Protocol(problem), "READ"));
-            }
-            eof = read.eof;
-            data.append(read.data);
-        }
-        Ok(Part { range: range.clone(), data, eof })
+) -> (std::result::Result<ReadInfo, Failed<IoError>>, Region) {
+    let failed = |error: Error| match error.kind() {
+        ErrorKind::Device(_) => Failed::Memory(error),
+        _ => Failed::Servers(failure(opens, data_file, Opnum4::Read, piece.offset..piece.offset + piece.len, &error)),
     };
-    read.await.map_err(|error| failure(opens, data_file, Opnum4::Read, range.clone(), &error))
+    let target = match target(opens, data_file, &direct.access, deadline).await {
+        Ok(target) => target,
+        Err(error) => return (Err(failed(error)), region),
+    };
+    let mut done = ReadInfo { len: 0, eof: false };
+    while done.len < region.len() && !done.eof {
+        let to = done.len.saturating_add(target.read_max).min(region.len());
+        let counted = Counted::new((opens, &direct.file.0), &target.id, Direction::Read, to - done.len);
+        let read;
+        (read, region) = read_range(&target, piece.data_offset, region, done.len..to).await;
+        match read {
+            Ok(info) if info.len > 0 || info.eof => {
+                counted.done(info.len);
+                done = ReadInfo { len: done.len + info.len, eof: info.eof };
+            }
+            Ok(_) => {
+                let problem = "no data, but not the end of the file".to_owned();
+                return (Err(failed(Error::new(ErrorKind::Protocol(problem), "READ"))), region);
+            }
+            Err(error) => return (Err(failed(error)), region),
+        }
+    }
+    (Ok(done), region)
+}
+
+/// Reads bytes of a data file into a range of a region. The first byte of the region is that at `data_offset`.
+async fn read_range(
+    target: &Target,
+    data_offset: u64,
+    region: Region,
+    range: Range<usize>,
+) -> (Result<ReadInfo>, Region) {
+    let at = data_offset + range.start as u64;
+    if range.len() == region.len() {
+        return target.server.read_into(&target.handle, at, region).await;
+    }
+    let behind = region.len() - range.end;
+    let (mut parts, division) = region.divide([range.start, range.len(), behind]);
+    let part = std::mem::replace(&mut parts[1], buf::Buffer::zeroed(0).into());
+    let read;
+    (read, parts[1]) = target.server.read_into(&target.handle, at, part).await;
+    let (joined, region) = division.join(parts);
+    (read.and_then(|info| joined.map(|()| info).map_err(|error| payload::device_error(&error))), region)
 }
 
 /// Reports whether no data server of a mirror is known to have failed.
 fn is_available(opens: &Opens, mirror: &Mirror) -> bool {
     let is_available = |file: &DataFile| opens.layouts.device(&file.server).is_none_or(|device| device.is_available());
     mirror.files.iter().all(is_available)
-}
-
-fn range_len(range: &Range<u64>) -> usize {
-    (range.end - range.start) as usize
 }

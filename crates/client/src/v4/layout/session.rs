@@ -11,7 +11,7 @@ use nfs::v4::Stateid4;
 use rpc::BoxFuture;
 
 use super::{super::protocol::V4, data_server::DataServer};
-use crate::model::{Caller, Handle, Operations, ReadData, ReadInfo, Result, StableHow, Verifier, Written};
+use crate::model::{Caller, Handle, Operations, ReadInfo, Result, StableHow, Verifier, Written};
 
 /// A session with a data server.
 pub(crate) struct DataSession(V4);
@@ -29,10 +29,6 @@ impl DataServer for DataSession {
 
     fn transfer_max(&self) -> (usize, usize) {
         self.0.transfer_max()
-    }
-
-    fn read<'a>(&'a self, file: &'a Handle, offset: u64, count: u32) -> BoxFuture<'a, Result<ReadData>> {
-        Box::pin(Operations::read(&self.0, file, offset, count))
     }
 
     fn read_into<'a>(

@@ -30,13 +30,19 @@ use vfs::{
 use super::{
     faulty::Faulty,
     moving::{Gone, MoveState, Moving},
+    net::Net,
+    recorder::Record,
     sim,
 };
 
 /// The servers. They run until it is dropped.
 pub struct Cluster {
-    pub network: Network,
+    net: Net,
+    /// The address of the metadata server.
+    address: SocketAddr,
     pub mds: Arc<Mds>,
+    /// The requests that the metadata server has got.
+    pub requests: Record,
     pub data: Vec<Arc<Faulty>>,
     key: HandleKey,
     process: JoinSet<()>,
@@ -45,6 +51,7 @@ pub struct Cluster {
 
 /// The process of a data server, and what survives its restart.
 struct DataProcess {
+    address: SocketAddr,
     tasks: JoinSet<()>,
     nfs: NfsServer,
     key: HandleKey,
@@ -86,6 +93,7 @@ pub const MIRRORED: Form = Form {
 pub struct Mds {
     inner: Memory,
     data: Vec<Arc<Faulty>>,
+    transport: DataTransport,
     form: Form,
     caps: LayoutCaps,
     pub state: Mutex<State>,
@@ -97,6 +105,8 @@ pub struct Mds {
 pub struct State {
     /// Objects that no file uses yet, by data server: the handle for clients, and that of the tree.
     unused: Vec<Vec<(Bytes, Handle)>>,
+    /// The addresses of data servers.
+    addresses: Vec<SocketAddr>,
     files: HashMap<Handle, Vec<Copy>>,
     pub holders: HashMap<LayoutHolder, LayoutModes>,
     pub granted: u64,
@@ -123,6 +133,10 @@ struct Copy {
 
 impl Cluster {
     pub async fn new(network: Network, servers: usize, form: Form) -> Self {
+        Self::on(Net::Sim(network), servers, form).await
+    }
+
+    pub async fn on(net: Net, servers: usize, form: Form) -> Self {
         let data: Vec<_> = (0..servers).map(|_| Faulty::new(memory(), form.restarts.to_vec())).collect();
         let threshold = LayoutThreshold { read_size: Some(4096), write_size: Some(4096), ..Default::default() };
         let caps = LayoutCaps {
@@ -133,10 +147,13 @@ impl Cluster {
             recalled_by_truncation: true,
         };
         let (state, proxied) = Default::default();
-        let mds = Mds { inner: memory(), data: data.clone(), form, caps, state, proxied };
+        let transport = net.data_transport();
+        let mds = Mds { inner: memory(), data: data.clone(), transport, form, caps, state, proxied };
         let mut cluster = Self {
-            network,
+            net,
+            address: sim::SERVER,
             mds: Arc::new(mds),
+            requests: Record::default(),
             data,
             key: HandleKey::random(),
             process: JoinSet::new(),
@@ -144,7 +161,9 @@ impl Cluster {
         };
         for server in 0..servers {
             let objects = cluster.make_objects(server).await;
-            cluster.mds.state.lock().unused.push(objects);
+            let mut state = cluster.mds.state.lock();
+            state.unused.push(objects);
+            state.addresses.push(cluster.data_servers[server].address);
         }
         cluster.start().await;
         cluster
@@ -153,9 +172,9 @@ impl Cluster {
     /// Starts a data server and makes objects, which belong to the users of layouts.
     async fn make_objects(&mut self, server: usize) -> Vec<(Bytes, Handle)> {
         let started = self.data_process(server, HandleKey::random(), ExportId::unique(), None);
+        let url = format!("nfs://{}/m?proto={}&uid=0&gid=0", started.address, self.net.proto()).parse().unwrap();
         self.data_servers.push(started);
-        let url = format!("nfs://{}/m?proto=tcp&uid=0&gid=0", address(server)).parse().unwrap();
-        let mount = Mount::connect(&url, &sim::switch(&self.network, 200)).await.unwrap();
+        let mount = Mount::connect(&url, &self.net.switch(200)).await.unwrap();
         let (mut objects, cred) = (Vec::new(), Cred::root());
         for number in 0..OBJECTS {
             let name = format!("object{number}");
@@ -187,8 +206,10 @@ impl Cluster {
                 vec![Arc::new(Moving(Arc::new(nfs.nfs4()), Arc::new(move_state))) as Arc<dyn Service>]
             }
         };
-        let tasks = sim::start_at(&self.network, address(server), services);
-        DataProcess { tasks, nfs, key, export }
+        let former = self.data_servers.get(server).map(|former| former.address);
+        let at = former.unwrap_or_else(|| address(server));
+        let (address, tasks) = self.net.start_at(at, former.is_some(), services);
+        DataProcess { address, tasks, nfs, key, export }
     }
 
     /// Starts the metadata server.
@@ -202,14 +223,14 @@ impl Cluster {
         };
         let recovery = server::recovery::Recovery::in_memory();
         let nfs = NfsServer::recovering(export, self.key.clone(), recovery, settings).unwrap();
-        self.process = sim::start(&self.network, nfs.services());
+        (self.address, self.process) = self.net.start_at(sim::SERVER, false, self.requests.wrap(nfs.services()));
         self.process.spawn(nfs.upkeep());
         tokio::task::yield_now().await;
     }
 
     /// Kills the metadata server and starts another one, which does not know the clients and their layouts.
     pub async fn restart(&mut self) {
-        self.network.crash(sim::SERVER);
+        self.net.crash(sim::SERVER);
         self.process = JoinSet::new();
         self.mds.state.lock().holders.clear();
         self.start().await;
@@ -218,7 +239,7 @@ impl Cluster {
     /// Stops a data server.
     pub fn stop(&mut self, server: usize) {
         self.data_servers[server].tasks = JoinSet::new();
-        self.network.crash(address(server));
+        self.net.crash(self.data_servers[server].address);
     }
 
     /// Kills a data server and starts it again. It does not know its clients any more.
@@ -234,7 +255,7 @@ impl Cluster {
 
     /// Starts a data server again that says by NFSv4 that its file system has moved to another one.
     pub fn move_away(&mut self, server: usize, to: usize) {
-        let places = vec![(to_universal(address(to)), "/m")];
+        let places = vec![(to_universal(self.data_servers[to].address), "/m")];
         let gone = Gone { fsid: 77, path: "/m", places, lease_moved: true };
         self.restart_as(server, Some(gone));
     }
@@ -252,8 +273,9 @@ impl Cluster {
     pub async fn mount(&self, number: u8, query: &str) -> Mount {
         let version = if query.contains("&vers=") { "" } else { "&vers=4.2" };
         let timeo = if query.contains("&timeo=") { "" } else { "&timeo=2s" };
-        let url = format!("nfs://{}/m?proto=tcp&uid=1000&gid=1000{timeo}{version}{query}", sim::SERVER);
-        Mount::connect(&url.parse().unwrap(), &sim::switch(&self.network, number)).await.unwrap()
+        let url =
+            format!("nfs://{}/m?proto={}&uid=1000&gid=1000{timeo}{version}{query}", self.address, self.net.proto());
+        Mount::connect(&url.parse().unwrap(), &self.net.switch(number)).await.unwrap()
     }
 }
 
@@ -455,9 +477,10 @@ impl Layouts for Mds {
     }
 
     fn device(&self, _: &Caller<'_>, id: LayoutDeviceId, _: LayoutKind) -> Result<LayoutDevice> {
-        // A client tries the addresses in order, and has no shared memory here.
-        let at = |server, transport| DataAddress { transport, address: address(server) };
-        let addresses = |server| vec![at(server, DataTransport::Shm), at(server, DataTransport::Tcp)];
+        // A client tries the addresses in order, and has no shared memory in a simulation.
+        let known = self.state.lock().addresses.clone();
+        let at = |server: usize, transport| DataAddress { transport, address: known[server] };
+        let addresses = |server| vec![at(server, DataTransport::Shm), at(server, self.transport)];
         if let Some(packing) = self.form.files {
             self.state.lock().devices += 1;
             let of: Vec<_> = id.0[1..].iter().take_while(|at| **at > 0).map(|at| usize::from(*at) - 1).collect();

@@ -1,4 +1,4 @@
-//! A file system that keeps unstable writes in memory, can lose them as in a restart, and can return "delay".
+//! A file system that keeps unstable writes in memory, can lose them as in a restart, and can return "delay". Its reads can be short, fail or wait.
 
 use std::{
     ops::ControlFlow,
@@ -11,7 +11,22 @@ use std::{
 use buf::Rope;
 use bytes::Bytes;
 use parking_lot::Mutex;
+use tokio::sync::Semaphore;
 use vfs::{memory::Memory, *};
+
+/// The behaviour of reads.
+#[derive(Clone, Default)]
+pub enum Reads {
+    /// They succeed.
+    #[default]
+    Whole,
+    /// They return at most this many bytes.
+    Short(usize),
+    /// They fail.
+    Fail,
+    /// Each waits for a permit.
+    Wait(Arc<Semaphore>),
+}
 
 pub struct Faulty {
     pub disk: Memory,
@@ -23,12 +38,18 @@ pub struct Faulty {
     pub commits: AtomicU64,
     /// The number of GETATTRs that will return "delay".
     pub delays: AtomicU64,
+    pub reads: Mutex<Reads>,
+    /// The number of reads that have begun.
+    pub begun: AtomicU64,
+    caps: FsCaps,
 }
 
 impl Faulty {
     pub fn new(disk: Memory, restart_at: Vec<u64>) -> Arc<Self> {
-        let (boots, writes, commits, delays) = Default::default();
-        Arc::new(Self { disk, cached: Mutex::default(), boots, writes, restart_at, commits, delays })
+        let (boots, writes, commits, delays, begun) = Default::default();
+        let caps = FsCaps { completes_later: true, ..disk.caps().clone() };
+        let (cached, reads) = Default::default();
+        Arc::new(Self { disk, cached, boots, writes, restart_at, commits, delays, reads, begun, caps })
     }
 
     pub fn restart(&self) {
@@ -93,7 +114,7 @@ impl Vfs for Faulty {
     }
 
     fn caps(&self) -> &FsCaps {
-        self.disk.caps()
+        &self.caps
     }
     fn root(&self) -> Handle {
         self.disk.root()
@@ -117,6 +138,25 @@ impl Vfs for Faulty {
         self.disk.readlink(caller, link)
     }
     fn read_into(&self, caller: &Caller<'_>, file: &Handle, offset: u64, into: &mut [u8]) -> Result<ReadInto> {
+        let reads = self.reads.lock().clone();
+        let into = match &reads {
+            Reads::Short(most) => {
+                let most = into.len().min(*most);
+                &mut into[..most]
+            }
+            _ => into,
+        };
+        match reads {
+            Reads::Fail => return Err(VfsError::Io),
+            Reads::Wait(permits) => caller.complete(|| {
+                self.begun.fetch_add(1, Ordering::SeqCst);
+                async move {
+                    permits.acquire().await.map_err(|_| VfsError::Io)?.forget();
+                    Ok(())
+                }
+            })?,
+            Reads::Whole | Reads::Short(_) => {}
+        }
         self.disk.read_into(caller, file, offset, into)
     }
     fn create(&self, caller: &Caller<'_>, dir: &Handle, name: &Name, mode: &CreateMode) -> Result<Created> {

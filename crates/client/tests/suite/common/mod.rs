@@ -2,9 +2,12 @@
 #![allow(dead_code, unused_imports, unused_macros)] // Each test file uses its part.
 
 pub mod cluster;
+#[path = "../../../../testkit/src/device.rs"]
+pub mod device;
 pub mod faulty;
 pub mod gated;
 pub mod moving;
+pub mod net;
 #[path = "../../../../testkit/src/port.rs"]
 pub mod port;
 #[path = "../../../../testkit/src/process.rs"]
