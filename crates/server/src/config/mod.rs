@@ -348,6 +348,8 @@ struct RawExport {
     transports: Option<Vec<String>>,
     xprtsec: Option<Protections>,
     insecure: Option<bool>,
+    #[serde(default)]
+    passthrough: bool,
 }
 
 impl TryFrom<RawExport> for ExportConfig {
@@ -368,6 +370,7 @@ impl TryFrom<RawExport> for ExportConfig {
             transports: raw.transports,
             xprtsec: raw.xprtsec.unwrap_or(default.xprtsec),
             insecure: raw.insecure.unwrap_or(default.insecure),
+            passthrough: raw.passthrough,
         };
         Ok(Self { name, backend, options })
     }
@@ -770,6 +773,7 @@ mod tests {
             "transports",
             "xprtsec",
             "insecure",
+            "passthrough",
         ] {
             assert!(page.contains(&format!("| `{key}` |")), "{key} is not documented");
         }
