@@ -19,8 +19,8 @@ use rustix::process::Signal;
 
 use crate::common::{
     Server, command, lines,
-    mounted::{Mounted, can_mount, mount_with, pattern},
-    wait,
+    mounted::{Mounted, can_mount, is_mounted, mount_with, pattern},
+    until, wait,
 };
 
 /// A directory that a server passes files of, and a mount of it with `--passthrough`.
@@ -36,11 +36,6 @@ struct World {
 impl World {
     /// Mounts with further parts of a query. Returns `None`, and prints the reason, if this machine cannot do this.
     fn new(test: &str, query: &str, args: &[&str]) -> Option<Self> {
-        Self::of(test, &["--passthrough"], query, args)
-    }
-
-    /// Starts the server with these arguments as well.
-    fn of(test: &str, serve: &[&str], query: &str, args: &[&str]) -> Option<Self> {
         if !can_mount(test) || !has_passthrough(test) {
             return None;
         }
@@ -50,7 +45,7 @@ impl World {
             (directory.path().join("served"), directory.path().join("state"), directory.path().join("mnt"));
         fs::create_dir(&served).unwrap();
         fs::create_dir(&at).unwrap();
-        let server = serving(serve, &state, &served);
+        let server = serving(&["--passthrough"], &state, &served);
         let query = format!("&{query}");
         let url = [&server.url("shm", ""), &query[..]].concat();
         let mounted = Mounted::of(mount_with(&[&["--passthrough"], args].concat(), &url, &at), at.clone());
@@ -70,6 +65,18 @@ impl World {
         let data = pattern(len);
         fs::write(self.served.join(name), &data).unwrap();
         data
+    }
+
+    /// Opens a file for reading, so that it is passed. That is not so at once after it was open for writing, because the kernel reports
+    /// a close later.
+    fn open_passed(&self, name: &str) -> File {
+        let (mut opened, before) = (None, self.counts().0);
+        until("the file must be passed", || {
+            opened = None;
+            opened = Some(File::open(self.at.join(name)).unwrap());
+            self.counts().0 > before
+        });
+        opened.unwrap()
     }
 
     /// Returns the numbers of calls of PASS, and of the server's READs. The operations of NFSv4 are not counted, so for these versions
@@ -140,7 +147,9 @@ fn a_large_file_is_read_without_the_server() {
         assert!(page[..] == data[4096..12_288], "{version}");
         drop(direct);
         let after = world.counts();
-        assert_eq!((after.0 - before.0, after.1 - before.1), (2, 0), "{version}: PASS for each open, and no data");
+        // The kernel may report the first close after the second open, which then uses the file that is passed already.
+        assert!((1..=2).contains(&(after.0 - before.0)), "{version}");
+        assert_eq!(after.1 - before.1, 0, "{version}: no data");
         world.end();
     }
 }
@@ -257,13 +266,14 @@ fn the_first_open_decides_the_way_of_all() {
     writer.write_all_at(b"x", 0).unwrap();
     drop(writer);
     // For reading first: it is passed, also to an open with other flags, and to one that creates.
+    let first = world.open_passed("file");
     let readers: Vec<_> = (0..3).map(|_| File::open(&path).unwrap()).collect();
     let append = OpenOptions::new().append(true).create(true).open(&path).unwrap();
     (&append).write_all(b"end").unwrap();
     let mut end = [0; 4];
     readers[1].read_exact_at(&mut end, (1 << 20) - 1).unwrap();
     assert_eq!(end[1..], *b"end");
-    drop((readers, append));
+    drop((first, readers, append));
     // An executed file is passed as well.
     let program = fs::read("/bin/true").unwrap();
     fs::write(world.served.join("true"), [&program[..], &vec![0; 512 << 10]].concat()).unwrap();
@@ -305,7 +315,7 @@ fn files_stay_readable_when_they_are_removed_replaced_or_truncated() {
         fs::remove_file(&path).unwrap();
         assert!(is_whole(&removed) && !path.exists(), "{version}");
         drop(removed);
-        assert_eq!(fs::read_dir(&world.served).unwrap().count(), 0, "{version}: the hidden name is removed");
+        until("the hidden name must be removed", || fs::read_dir(&world.served).unwrap().count() == 0);
         world.file("file", 1 << 20);
         let replaced = File::open(&path).unwrap();
         fs::write(world.served.join("new"), vec![b'n'; 1 << 20]).unwrap();
@@ -347,8 +357,9 @@ fn passed_files_outlive_a_restart_of_the_server() {
     world.server = Server::start(&[&args[..], &more[..]].concat());
     world.server.ports = ports;
     drop(reader);
+    drop(world.open_passed("file"));
     assert!(fs::read(world.at.join("file")).unwrap() == data);
-    assert_eq!(world.counts(), (1, 0), "the new server has passed it");
+    assert_eq!(world.counts().1, 0, "the new server has sent no data");
     world.end();
 }
 
@@ -397,7 +408,7 @@ fn a_server_that_passes_nothing_is_named_and_read_by_calls() {
         let mut mount = command(&["mount", "--passthrough", &url, at.to_str().unwrap()]);
         let mount = mount.stdout(Stdio::null()).stderr(said).spawn().unwrap();
         let mounted = Mounted::of(mount, at.clone());
-        crate::common::until("the mount must exist", || crate::common::mounted::is_mounted(&at));
+        until("the mount must exist", || is_mounted(&at));
         assert!(fs::read(at.join("file")).unwrap() == pattern(1 << 20));
         mounted.end();
         let said = fs::read_to_string(&log).unwrap();
