@@ -1,7 +1,6 @@
 //! PASSTHROUGH, version 1: the server passes descriptors of files to clients on its host, so that the kernel of that host reads the
-//! files itself. A protocol of this project, beside NFS on a connection whose transport carries descriptors
-//! ([ADR 13](https://github.com/slipway-nfs/slipway/blob/main/docs/adr/0013-fuse-passthrough.md)). A descriptor travels beside the reply,
-//! which has its number.
+//! files itself. A protocol of this project, beside NFS on a connection whose transport carries descriptors; see
+//! `docs/adr/0013-fuse-passthrough.md`. A descriptor travels beside the reply, which has its number.
 
 use std::fmt;
 

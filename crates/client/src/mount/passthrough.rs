@@ -23,7 +23,7 @@ pub enum NotPassed {
     /// The server refuses.
     Refused(PassStat),
     /// The file is at another server now.
-    Elsewhere,
+    Moved,
     /// The descriptor did not arrive, because the connection was lost.
     Lost,
     /// The call failed.
@@ -37,7 +37,7 @@ impl fmt::Display for NotPassed {
             NotPassed::ServerNotRoot => write!(f, "the server does not run as root"),
             NotPassed::NoProgram => write!(f, "no export of the server has passthrough = true"),
             NotPassed::Refused(status) => write!(f, "the server refuses: {status}"),
-            NotPassed::Elsewhere => write!(f, "the file is at another server"),
+            NotPassed::Moved => write!(f, "the file is at another server"),
             NotPassed::Lost => write!(f, "the connection was lost"),
             NotPassed::Failed(error) => error.fmt(f),
         }
@@ -54,7 +54,7 @@ impl Mount {
     /// # Errors
     /// The reason why there is no descriptor. Read the file by calls then.
     pub async fn pass_file(&self, file: &Handle) -> Result<OwnedFd, NotPassed> {
-        let program = self.protocol.program_at(file).ok_or(NotPassed::Elsewhere)?;
+        let program = self.protocol.program_at(file).ok_or(NotPassed::Moved)?;
         let program = program.sibling(PASSTHROUGH_PROGRAM, VERSION);
         match program.transport() {
             Some(transport) if !transport.carries_descriptors() => return Err(NotPassed::NoDescriptors),

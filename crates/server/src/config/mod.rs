@@ -780,6 +780,15 @@ mod tests {
     }
 
     #[test]
+    fn an_export_passes_files_only_if_it_says_so() {
+        let passes = |line: &str| {
+            let config = Config::parse(&format!("[[export]]\nname = \"/m\"\nbackend = \"memory\"\n{line}")).unwrap();
+            config.export[0].options.passthrough
+        };
+        assert!(!passes("") && passes("passthrough = true"));
+    }
+
+    #[test]
     fn read_errors_name_the_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("slipway.toml");

@@ -1,5 +1,5 @@
-//! PASSTHROUGH: passes files to clients that are root on this host, so that their kernel reads them without a call
-//! ([ADR 13](https://github.com/slipway-nfs/slipway/blob/main/docs/adr/0013-fuse-passthrough.md)).
+//! PASSTHROUGH: passes files to clients that are root on this host, so that their kernel reads them without a call. See
+//! `docs/adr/0013-fuse-passthrough.md`.
 //!
 //! A descriptor cannot be taken back, and its holder can open the file again through `/proc` with its own rights. So an export passes
 //! files only if its configuration says so, only to root of the server's user namespace, and only if neither the export nor the call
