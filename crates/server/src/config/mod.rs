@@ -782,7 +782,9 @@ mod tests {
     #[test]
     fn an_export_passes_files_only_if_it_says_so() {
         let passes = |line: &str| {
-            let config = Config::parse(&format!("[[export]]\nname = \"/m\"\nbackend = \"memory\"\n{line}")).unwrap();
+            let config =
+                Config::parse(&format!("[[export]]\nname = \"/m\"\nbackend = \"memory\"\nsize = \"1 MiB\"\n{line}"))
+                    .unwrap();
             config.export[0].options.passthrough
         };
         assert!(!passes("") && passes("passthrough = true"));
