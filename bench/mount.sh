@@ -2,7 +2,7 @@
 # mount.sh SLIPWAY [ROUNDS]: compares `slipway mount` with the tmpfs that its server exports, in one run.
 #
 # Each round runs the same programs on the tmpfs, and on mounts of it over the transports (TRANSPORTS, default "tcp shm")
-# with one version of NFS (VERSION, default 4.2). OPTIONS are options of `slipway mount`, FILES is the number of small
+# with one version of NFS (VERSION, default 4.2). "passed" is a transport as well: shm, with --passthrough. OPTIONS are options of `slipway mount`, FILES is the number of small
 # files of the archive, and SECONDS_EACH the time of each measurement by fio. Prints a table in Markdown with the median
 # of the rounds. Everything runs in a network namespace. Needs root, fio, git and python3. `cargo xtask compare --mount`
 # installs these, makes a release build, and runs this.
@@ -50,7 +50,7 @@ git -C "$work/source" -c user.name=a -c user.email=a@example add tree
 git -C "$work/source" -c user.name=a -c user.email=a@example commit -qm all
 rm -rf "$work/source/tree"
 
-"$slipway" serve "$work/export" --name /export --squash none --state-dir "$work/state" --rpcbind off \
+"$slipway" serve "$work/export" --name /export --squash none --passthrough --state-dir "$work/state" --rpcbind off \
   --listen tcp://127.0.0.1:20490 --listen shm://127.0.0.1:20490 >"$work/serve.log" 2>&1 & children+=($!)
 server=$!
 for _ in {1..200}; do if ss -ltn | grep -q :20490 || ! kill -0 "$server"; then break; fi; sleep 0.05; done
@@ -84,9 +84,14 @@ P
 }
 fresh() { if [ "$2" != tmpfs ]; then stop_mount; start_mount "$2"; fi; }
 start_mount() {
-  "$slipway" mount "nfs://127.0.0.1:20490/export?vers=${VERSION:-4.2}&proto=$1" "$work/mnt" ${OPTIONS:-} >"$work/mount.log" 2>&1 &
+  local transport=$1 passthrough=
+  if [ "$1" = passed ]; then transport=shm passthrough=--passthrough; fi
+  "$slipway" mount "nfs://127.0.0.1:20490/export?vers=${VERSION:-4.2}&proto=$transport" "$work/mnt" $passthrough ${OPTIONS:-} \
+    >"$work/mount.log" 2>&1 &
   mounted=$!
-  for _ in {1..200}; do if mountpoint -q "$work/mnt"; then return; fi; sleep 0.05; done
+  for _ in {1..200}; do if mountpoint -q "$work/mnt"; then break; fi; sleep 0.05; done
+  if grep -q 'passthrough has no effect' "$work/mount.log"; then cat "$work/mount.log" >&2; exit 1; fi
+  if mountpoint -q "$work/mnt"; then return; fi
   echo "mount.sh: $1 cannot be mounted: $(tail -1 "$work/mount.log")" >&2
   exit 1
 }

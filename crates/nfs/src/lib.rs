@@ -2,11 +2,13 @@
 //!
 //! The names are those of the RFCs in Rust's case. Read RFC 1813 for [`v3`] and [`mount`], and RFC 8881 and 7862 for
 //! [`v4`]. [`nlm`], [`nsm`] and [`nfsacl`] are the auxiliary protocols of NFSv3 for locks and access control lists.
+//! [`passthrough`] is a protocol of this project.
 
 pub mod mount;
 pub mod nfsacl;
 pub mod nlm;
 pub mod nsm;
+pub mod passthrough;
 pub mod v3;
 pub mod v4;
 

@@ -23,8 +23,9 @@ use parking_lot::Mutex;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use crate::{
-    BoxFuture, Completion, CompletionKind, ConnectRequest, Connected, Listener, Memory, PeerUser, PostError, Provider,
-    ProviderCaps, QpCaps, QpError, QpOptions, QueuePair, Registered, RemoteSegment, Stag, WorkId, WorkRequest,
+    BoxFuture, Completion, CompletionKind, ConnectRequest, Connected, Descriptors, Listener, Memory, PeerUser,
+    PostError, Provider, ProviderCaps, QpCaps, QpError, QpOptions, QueuePair, Registered, RemoteSegment, Stag, WorkId,
+    WorkRequest,
     registration::{Registration, RegistrationOptions},
 };
 
@@ -236,6 +237,10 @@ impl QueuePair for HookedQp {
 
     fn view(&mut self, from: RemoteSegment, len: usize) -> Option<PeerBytes> {
         self.inner.view(from, len)
+    }
+
+    fn descriptors(&self) -> Option<Arc<dyn Descriptors>> {
+        self.inner.descriptors()
     }
 
     fn reclaim(&mut self, stag: Stag) -> Option<Memory> {

@@ -43,8 +43,8 @@ mod work;
 
 pub use memory::{Access, Memory, Registered, RemoteSegment, Stag};
 pub use provider::{
-    BoxFuture, ConnectRequest, Connected, Listener, PeerUser, Provider, ProviderCaps, QpCaps, QpError, QpOptions,
-    QueuePair,
+    BoxFuture, ConnectRequest, Connected, Descriptors, Listener, PeerUser, Provider, ProviderCaps, QpCaps, QpError,
+    QpOptions, QueuePair,
 };
 pub use receives::{ReceiveAccount, ReceiveSource, ReceiveSourceOptions, ReceiveStats};
 pub use work::{Completion, CompletionKind, PostError, Status, WorkId, WorkRequest};

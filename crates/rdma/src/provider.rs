@@ -5,7 +5,9 @@ use std::{
     future::Future,
     io,
     net::SocketAddr,
+    os::fd::{BorrowedFd, OwnedFd},
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll},
 };
 
@@ -240,6 +242,11 @@ pub trait QueuePair: Send {
         None
     }
 
+    /// Returns the channel for descriptors, if both ends are on one host and this provider has one.
+    fn descriptors(&self) -> Option<Arc<dyn Descriptors>> {
+        None
+    }
+
     /// Takes the memory of a region back after the connection has ended and the peer can no longer access it.
     fn reclaim(&mut self, stag: Stag) -> Option<Memory>;
 
@@ -248,6 +255,19 @@ pub trait QueuePair: Send {
 
     /// Closes the connection at once. Data that have not been sent are lost, and the peer sees a connection reset.
     fn abort(&mut self);
+}
+
+/// Descriptors that travel beside a connection, from the accepting to the connecting side. It can be used from any thread.
+pub trait Descriptors: Send + Sync {
+    /// Sends a descriptor. It is there before each message that is posted later. Returns its number, by which the peer
+    /// [takes](Self::take) it. The number is random, so it never names a descriptor of another connection.
+    ///
+    /// # Errors
+    /// `WouldBlock` if the peer has not received earlier ones; `Unsupported` on the connecting side; the connection has ended.
+    fn send(&self, descriptor: BorrowedFd<'_>) -> io::Result<u64>;
+
+    /// Takes a descriptor that the peer has sent. Returns `None` if there is none with this number.
+    fn take(&self, number: u64) -> Option<OwnedFd>;
 }
 
 /// The reason why a connection has ended.

@@ -16,6 +16,7 @@ use std::{
     future::Future,
     io,
     net::{IpAddr, SocketAddr},
+    os::fd::{BorrowedFd, OwnedFd},
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -214,6 +215,28 @@ pub trait Transport: Send + Sync + 'static {
     /// Returns `true` if the connection was accepted by a listener that offers TLS.
     fn offers_tls(&self) -> bool {
         false
+    }
+
+    /// Returns `true` if the peer is on this host and descriptors can travel with replies.
+    fn carries_descriptors(&self) -> bool {
+        false
+    }
+
+    /// Sends a descriptor to the peer, which has it before it gets any reply that is queued later. Returns its number: the reply to a
+    /// call tells the peer which one to [take](Self::take_descriptor).
+    ///
+    /// # Errors
+    /// `Unsupported` if descriptors do not travel from this side; `WouldBlock` if too many are on their way; the connection is closed.
+    fn send_descriptor(&self, descriptor: BorrowedFd<'_>) -> io::Result<u64> {
+        let _ = descriptor;
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Takes a descriptor that the peer has sent over this connection. Returns `None` if there is none with this number, for example
+    /// because it was sent over an earlier connection.
+    fn take_descriptor(&self, number: u64) -> Option<OwnedFd> {
+        let _ = number;
+        None
     }
 
     /// Returns the pool for the buffers of payloads.

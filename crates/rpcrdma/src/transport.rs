@@ -10,7 +10,9 @@
 
 use std::{
     future::Future,
+    io,
     net::SocketAddr,
+    os::fd::{BorrowedFd, OwnedFd},
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, Waker},
@@ -18,7 +20,7 @@ use std::{
 
 use buf::{Piece, Pool};
 use parking_lot::Mutex;
-use rdma::{Completion, PostError, QueuePair};
+use rdma::{Completion, Descriptors, PostError, QueuePair};
 use rpc::{
     BoxFuture, CallError, CallsMade, IncomingCall, PeerUser, Reply, ReplyPlan, ReplyToken, Transport, TransportCaps,
     TransportError,
@@ -38,6 +40,7 @@ pub struct RdmaTransport {
     caps: TransportCaps,
     peer: SocketAddr,
     user: Option<PeerUser>,
+    descriptors: Option<Arc<dyn Descriptors>>,
     pool: Pool,
     shared: Mutex<Shared>,
     io: Mutex<Io>,
@@ -83,6 +86,7 @@ impl RdmaTransport {
             gid: *gid,
             groups: groups.clone(),
         });
+        let descriptors = qp.descriptors();
         let settings = connection.settings();
         let idle = settings.options.idle;
         let idle = if settings.role == Role::Accepting { rpc::accepting_idle(idle) } else { idle };
@@ -104,7 +108,7 @@ impl RdmaTransport {
             peer,
         };
         let io = Io { qp, completions: Vec::new(), full: false, timer: None };
-        Self { caps, peer, user, pool, shared: Mutex::new(shared), io: Mutex::new(io) }
+        Self { caps, peer, user, descriptors, pool, shared: Mutex::new(shared), io: Mutex::new(io) }
     }
 }
 
@@ -119,6 +123,18 @@ impl Transport for RdmaTransport {
 
     fn peer_user(&self) -> Option<&PeerUser> {
         self.user.as_ref()
+    }
+
+    fn carries_descriptors(&self) -> bool {
+        self.descriptors.is_some()
+    }
+
+    fn send_descriptor(&self, descriptor: BorrowedFd<'_>) -> io::Result<u64> {
+        self.descriptors.as_ref().ok_or(io::ErrorKind::Unsupported)?.send(descriptor)
+    }
+
+    fn take_descriptor(&self, number: u64) -> Option<OwnedFd> {
+        self.descriptors.as_ref()?.take(number)
     }
 
     fn pool(&self) -> &Pool {

@@ -21,6 +21,7 @@ use crate::{
         lockd::Lockd,
     },
     nsm::Nsm1,
+    passthrough::Passthrough,
     recovery::{Recovery, StorageReport, state_dir::StateDir},
     v3::Nfs3,
     v4::{Nfs4, callback::CallbackFlavors, service::Shared4, upkeep},
@@ -189,6 +190,11 @@ impl NfsServer {
         NfsAcl3::new(self.core.clone())
     }
 
+    /// Returns the service that passes files to clients on this host.
+    pub fn passthrough(&self) -> Passthrough {
+        Passthrough::new(self.core.clone())
+    }
+
     /// Returns the service of NLM version 4.
     pub fn nlm4(&self) -> Nlm4 {
         Nlm4::new(self.lockd.clone())
@@ -204,9 +210,15 @@ impl NfsServer {
         Admin::new(self.lockd.clone(), self.v4.clone())
     }
 
-    /// Returns the services that clients expect at the same address: NFS, MOUNT and NFS_ACL.
+    /// Returns the services that clients expect at the same address: NFS, MOUNT and NFS_ACL, and PASSTHROUGH if an export passes
+    /// files.
     pub fn services(&self) -> Vec<Arc<dyn Service>> {
-        vec![Arc::new(self.nfs3()), Arc::new(self.nfs4()), Arc::new(self.mount3()), Arc::new(self.nfsacl3())]
+        let mut services: Vec<Arc<dyn Service>> =
+            vec![Arc::new(self.nfs3()), Arc::new(self.nfs4()), Arc::new(self.mount3()), Arc::new(self.nfsacl3())];
+        if self.exports().iter().any(|export| export.options().passthrough) {
+            services.push(Arc::new(self.passthrough()));
+        }
+        services
     }
 
     /// Runs the periodic work of the server. It recalls delegations, which are granted only while this runs, revokes

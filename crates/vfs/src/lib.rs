@@ -21,6 +21,7 @@ mod error;
 pub mod interpose;
 pub mod layout;
 pub mod memory;
+pub mod passthrough;
 pub mod pending;
 mod permission;
 pub mod posix;
@@ -33,7 +34,7 @@ pub use layout::Layouts;
 pub use pending::{Completion, CompletionFuture, CompletionSlot};
 pub use types::*;
 
-use std::ops::ControlFlow;
+use std::{ops::ControlFlow, os::fd::OwnedFd};
 
 use buf::{Pool, Rope};
 
@@ -149,6 +150,17 @@ pub trait Vfs: Send + Sync + 'static {
         file_ranges: bool,
     ) -> Result<(Rope, bool)> {
         self.read(caller, file, offset, len, pool, file_ranges).map(|read| (read.data, read.eof))
+    }
+
+    /// Opens a regular file for reading, for a process on this host that gets the descriptor and then reads without this back end. The
+    /// caller needs the permission to read. Nobody else uses the open file description.
+    ///
+    /// # Errors
+    /// Returns `NotSupported` if the data are not a file of a local file system; otherwise the errors of
+    /// [`read_into`](Self::read_into).
+    fn pass_file(&self, caller: &Caller<'_>, file: &Handle) -> Result<OwnedFd> {
+        let _ = (caller, file);
+        Err(VfsError::NotSupported)
     }
 
     /// Writes all of `data` at `offset`. The owner of a file may write it whatever its mode is. The back end can keep

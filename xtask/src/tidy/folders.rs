@@ -30,6 +30,7 @@ const SERVER: Folders = &[
     ("mount", &["audit", "call", "export"]),
     ("nlm", &["call", "callback_port", "export", "handle", "recovery", "sharing"]),
     ("nsm", &["call", "export", "nlm"]),
+    ("passthrough", &["audit", "call", "sharing"]),
     (
         "v4",
         &[

@@ -183,6 +183,11 @@ impl Program {
         self.link.client.send_while_connected(call, plan)
     }
 
+    /// Returns the present connection, if there is one.
+    pub fn transport(&self) -> Option<Arc<dyn rpc::Transport>> {
+        self.link.client.transport()
+    }
+
     /// Closes the connection at once. Its calls are sent again over the next one, or fail.
     pub fn reset(&self) {
         self.link.client.reset();

@@ -13,6 +13,7 @@ mod connect;
 mod dir;
 mod file;
 mod mountd;
+mod passthrough;
 mod protocol;
 mod read_ahead;
 mod reader;
@@ -31,6 +32,7 @@ pub use self::{
     dir::{Dir, DirEntry},
     file::File,
     mountd::MountClient,
+    passthrough::NotPassed,
     protocol::Protocol,
     reader::Reader,
     writer::Writer,

@@ -127,6 +127,14 @@ impl Protocol {
         }
     }
 
+    /// Returns the program that sends calls about a file, as the caller. `None` if the file has moved to another server.
+    pub(crate) fn program_at(&self, file: &Handle) -> Option<Program> {
+        match self {
+            Protocol::V3(v3) => Some(v3.program().clone()),
+            Protocol::V4(v4) => v4.program_at(file),
+        }
+    }
+
     /// Returns the pool from which buffers should be taken.
     pub(crate) fn pool(&self) -> &Pool {
         self.program().pool()

@@ -169,7 +169,7 @@ impl V4 {
     }
 
     /// Drops the cached attributes of an object that this client has changed.
-    fn forget_attributes(&self, object: &Handle) {
+    pub fn forget_attributes(&self, object: &Handle) {
         let place = self.place_now(object);
         place.v4.server.opens.changed(&place.handle);
     }

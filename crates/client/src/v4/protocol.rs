@@ -91,6 +91,12 @@ impl V4 {
         self.server.client.link.trunk.first()
     }
 
+    /// Returns the program that sends calls about a file, as the caller. `None` if the file has moved to another server.
+    pub(crate) fn program_at(&self, file: &Handle) -> Option<Program> {
+        let is_here = !self.place_now(file).is_elsewhere();
+        is_here.then(|| self.program().with_caller(self.caller.as_ref()).with_deadline(self.timeout))
+    }
+
     /// Ends the client at the server, at its data servers, and at the servers to which file systems have moved.
     ///
     /// # Errors

@@ -18,6 +18,7 @@ use super::{
     ledger::Ledger,
     memory::Control,
     packet::{PRIVATE_DATA_MAX, Packet, Terms},
+    passage::End,
     passed::Passed,
     place::{self, Place},
     qp::{ShmQp, Start},
@@ -87,7 +88,7 @@ impl ShmRequest {
     /// Waits for the peer's first packet, if it has not been received.
     async fn receive_request(&mut self) -> io::Result<&Terms> {
         if let Some(fd) = self.stage.take_fresh() {
-            let socket = Socket::new(fd)?;
+            let socket = Socket::new(fd, End::Accepting)?;
             match within(self.options.handshake_timeout, packet(&socket)).await? {
                 (Packet::Hello(terms), None) => self.stage = Stage::Received((socket, terms)),
                 _ => return Err(unexpected_packet()),
@@ -167,7 +168,7 @@ pub(super) async fn connect(
     recvs: Vec<(WorkId, Buffer)>,
 ) -> io::Result<Connected> {
     check_private_data(private_data, PRIVATE_DATA_MAX)?;
-    let socket = Socket::new(within(shm.handshake_timeout, connected(shm, remote)).await?)?;
+    let socket = Socket::new(within(shm.handshake_timeout, connected(shm, remote)).await?, End::Connecting)?;
     let terms = Terms {
         outbound_reads: options.outbound_reads,
         inbound_reads: options.inbound_reads,

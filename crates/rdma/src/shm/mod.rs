@@ -30,6 +30,7 @@ pub mod harness;
 mod ledger;
 mod memory;
 mod packet;
+mod passage;
 mod passed;
 mod place;
 mod qp;

@@ -11,6 +11,7 @@
 //! | Slab | 4, its number (32 bits), its bytes (64 bits) | the slab |
 //! | Bell | 5 | |
 //! | Forget | 6, a slab's number (32 bits) | |
+//! | File | 7, its number (64 bits) | the file |
 
 use bytes::{BufMut, Bytes};
 
@@ -29,6 +30,8 @@ pub(crate) enum Packet {
     Bell,
     /// The connecting side takes a slab back.
     Forget { number: u32 },
+    /// A file that the accepting side passes to the connecting side.
+    File { number: u64 },
 }
 
 /// The first packet of each side.
@@ -60,6 +63,10 @@ impl Packet {
                 out.put_u8(FORGET);
                 out.put_u32_le(*number);
             }
+            Packet::File { number } => {
+                out.put_u8(FILE);
+                out.put_u64_le(*number);
+            }
         }
         out
     }
@@ -77,6 +84,7 @@ impl Packet {
         match *bytes {
             [BELL] => Some(Packet::Bell),
             [FORGET, a, b, c, d] => Some(Packet::Forget { number: u32::from_le_bytes([a, b, c, d]) }),
+            [FILE, ref number @ ..] => Some(Packet::File { number: u64::from_le_bytes(number.try_into().ok()?) }),
             [SLAB, ref rest @ ..] => {
                 let (&number, rest) = rest.split_first_chunk()?;
                 let bytes = u64::from_le_bytes(rest.try_into().ok()?);
@@ -118,6 +126,7 @@ const REJECT: u8 = 3;
 const SLAB: u8 = 4;
 const BELL: u8 = 5;
 const FORGET: u8 = 6;
+const FILE: u8 = 7;
 
 #[cfg(test)]
 mod tests {
@@ -137,6 +146,7 @@ mod tests {
             Packet::Slab { number: 9, bytes: 1 << 40 },
             Packet::Bell,
             Packet::Forget { number: 1 << 30 },
+            Packet::File { number: 1 << 60 },
         ];
         for packet in packets {
             let bytes = packet.encode();

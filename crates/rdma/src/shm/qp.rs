@@ -32,8 +32,8 @@ use super::{
     socket::{Received, Socket},
 };
 use crate::{
-    Completion, CompletionKind, Memory, PeerUser, PostError, QpCaps, QpError, QpOptions, QueuePair, Registered,
-    RemoteSegment, Stag, WorkId, WorkRequest, provider::polled, receives::ReceiveQueue,
+    Completion, CompletionKind, Descriptors, Memory, PeerUser, PostError, QpCaps, QpError, QpOptions, QueuePair,
+    Registered, RemoteSegment, Stag, WorkId, WorkRequest, provider::polled, receives::ReceiveQueue,
 };
 
 /// The result of the handshake.
@@ -408,6 +408,10 @@ impl QueuePair for ShmQp {
             Side::Accepting(mapped) if !matches!(self.phase, Phase::Ended(_)) => mapped.view(from, len, &self.socket),
             _ => None,
         }
+    }
+
+    fn descriptors(&self) -> Option<Arc<dyn Descriptors>> {
+        Some(self.socket.passage().clone())
     }
 
     fn reclaim(&mut self, stag: Stag) -> Option<Memory> {

@@ -22,12 +22,16 @@ use rustix::{
 };
 use tokio::io::{Interest, unix::AsyncFd};
 
-use super::packet::{PACKET_MAX, Packet};
+use super::{
+    packet::{PACKET_MAX, Packet},
+    passage::{End, Passage},
+};
 use crate::PeerUser;
 
 /// One end of a connected socket.
 pub(crate) struct Socket {
     fd: AsyncFd<Arc<OwnedFd>>,
+    passage: Arc<Passage>,
 }
 
 /// A handle that rings the peer's doorbell from any thread. While one exists, the peer does not see this end closed.
@@ -77,11 +81,18 @@ impl Bell {
 
 impl Socket {
     /// Takes a non-blocking socket over, on the current tokio runtime.
-    pub(crate) fn new(fd: OwnedFd) -> io::Result<Self> {
+    pub(crate) fn new(fd: OwnedFd, end: End) -> io::Result<Self> {
+        let fd = Arc::new(fd);
+        let passage = Arc::new(Passage::new(Arc::downgrade(&fd), end));
         // SAFETY: the descriptor is owned, so it stays the same and open while it is registered.
         #[expect(unsafe_code)]
-        let fd = unsafe { AsyncFd::register(Arc::new(fd))? };
-        Ok(Self { fd })
+        let fd = unsafe { AsyncFd::register(fd)? };
+        Ok(Self { fd, passage })
+    }
+
+    /// Returns the channel for files.
+    pub(crate) fn passage(&self) -> &Arc<Passage> {
+        &self.passage
     }
 
     pub(crate) fn bell(&self) -> Bell {
@@ -93,21 +104,7 @@ impl Socket {
     /// # Errors
     /// `WouldBlock` if there is no room, or an error of the socket.
     pub(crate) fn send(&self, packet: &Packet, fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
-        let bytes = packet.encode();
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        let fds: &[BorrowedFd<'_>] = fd.as_slice();
-        if !fds.is_empty() {
-            assert!(ancillary.push(SendAncillaryMessage::ScmRights(fds)), "there must be space for one descriptor");
-        }
-        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        loop {
-            match rustix::net::sendmsg(self.fd.get_ref(), &[IoSlice::new(&bytes)], &mut ancillary, flags) {
-                Ok(_) => return Ok(()), // A packet is sent as a whole.
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(errno.into()),
-            }
-        }
+        send_packet(self.fd.get_ref(), packet, fd)
     }
 
     /// Receives a packet, if there is one.
@@ -115,35 +112,14 @@ impl Socket {
     /// # Errors
     /// The socket failed.
     pub(crate) fn receive(&self) -> io::Result<Received> {
-        let mut bytes = [0; PACKET_MAX];
-        // There is room for more descriptors than a peer is permitted to send. The kernel closes those that do not fit;
-        // the others are closed when the buffer is dropped.
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
-        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-        let slices = &mut [IoSliceMut::new(&mut bytes)];
-        let received = match rustix::net::recvmsg(self.fd.get_ref(), slices, &mut ancillary, flags) {
-            Ok(received) => received,
-            Err(Errno::AGAIN | Errno::INTR) => return Ok(Received::Nothing),
-            Err(Errno::CONNRESET | Errno::PIPE) => return Ok(Received::End),
-            Err(errno) => return Err(errno.into()),
-        };
-        let mut fds = Vec::new();
-        for message in ancillary.drain() {
-            if let RecvAncillaryMessage::ScmRights(rights) = message {
-                fds.extend(rights);
-            }
-        }
-        if received.bytes == 0 {
-            return Ok(Received::End);
-        }
-        let cut = received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC);
-        let packet = Packet::parse(&bytes[..received.bytes]).filter(|_| !cut && fds.len() <= 1);
-        Ok(packet.map_or(Received::Garbage, |packet| Received::Packet(packet, fds.pop())))
+        self.passage.receive(self.fd.get_ref())
     }
 
     /// Receives a packet. Never returns [`Received::Nothing`].
     pub(crate) fn poll_receive(&self, cx: &mut Context<'_>) -> Poll<io::Result<Received>> {
+        if let Some(received) = self.passage.register(cx) {
+            return Poll::Ready(Ok(received));
+        }
         loop {
             let mut guard = ready!(self.fd.poll_read_ready(cx))?;
             match self.receive()? {
@@ -173,6 +149,60 @@ impl Socket {
         // This fails only if the peer is gone.
         let _ = rustix::net::shutdown(self.fd.get_ref(), Shutdown::Write);
     }
+}
+
+/// Sends a packet without waiting.
+///
+/// # Errors
+/// `WouldBlock` if there is no room, or an error of the socket.
+pub(super) fn send_packet(socket: &OwnedFd, packet: &Packet, fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
+    let bytes = packet.encode();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    let fds: &[BorrowedFd<'_>] = fd.as_slice();
+    if !fds.is_empty() {
+        assert!(ancillary.push(SendAncillaryMessage::ScmRights(fds)), "there must be space for one descriptor");
+    }
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    loop {
+        match rustix::net::sendmsg(socket, &[IoSlice::new(&bytes)], &mut ancillary, flags) {
+            Ok(_) => return Ok(()), // A packet is sent as a whole.
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}
+
+/// Receives a packet, if there is one.
+///
+/// # Errors
+/// The socket failed.
+pub(super) fn receive_packet(fd: &OwnedFd) -> io::Result<Received> {
+    let mut bytes = [0; PACKET_MAX];
+    // There is room for more descriptors than a peer is permitted to send. The kernel closes those that do not fit;
+    // the others are closed when the buffer is dropped.
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let slices = &mut [IoSliceMut::new(&mut bytes)];
+    let received = match rustix::net::recvmsg(fd, slices, &mut ancillary, flags) {
+        Ok(received) => received,
+        Err(Errno::AGAIN | Errno::INTR) => return Ok(Received::Nothing),
+        Err(Errno::CONNRESET | Errno::PIPE) => return Ok(Received::End),
+        Err(errno) => return Err(errno.into()),
+    };
+    let mut fds = Vec::new();
+    for message in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fds.extend(rights);
+        }
+    }
+    if received.bytes == 0 {
+        return Ok(Received::End);
+    }
+    let cut = received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC);
+    let packet = Packet::parse(&bytes[..received.bytes]).filter(|_| !cut && fds.len() <= 1);
+    Ok(packet.map_or(Received::Garbage, |packet| Received::Packet(packet, fds.pop())))
 }
 
 /// Returns the user at the other end at the time of the connection (`SO_PEERCRED`, `SO_PEERGROUPS`), with IDs as this

@@ -3,7 +3,7 @@
 use std::{
     cell::{Cell, OnceCell},
     net::SocketAddr,
-    sync::Arc,
+    sync::{Arc, Weak},
 };
 
 use buf::Pool;
@@ -53,7 +53,7 @@ pub(crate) struct Context<'a, S = Core> {
 #[derive(Clone, Copy)]
 enum Origin<'a> {
     Transport(&'a Arc<dyn Transport>),
-    Source(Source),
+    Source(Source, &'a Option<Weak<dyn Transport>>),
 }
 
 /// The properties of the transport that delivered a call.
@@ -78,6 +78,8 @@ pub(crate) struct Detached<S = Core> {
     peer: SocketAddr,
     transport: TransportLimits,
     source: Source,
+    /// The transport, if it carries descriptors. Weak, because a call outlives its connection.
+    descriptors: Option<Weak<dyn Transport>>,
     pool: Pool,
 }
 
@@ -102,7 +104,15 @@ impl<'a, S: ServiceState> Context<'a, S> {
     pub(crate) fn source(&self) -> Source {
         match self.origin {
             Origin::Transport(transport) => Source::of(self.peer, transport.peer_user()),
-            Origin::Source(source) => source,
+            Origin::Source(source, _) => source,
+        }
+    }
+
+    /// Returns the transport of the call, if descriptors can travel with the reply.
+    pub(crate) fn descriptors(&self) -> Option<Arc<dyn Transport>> {
+        match self.origin {
+            Origin::Transport(transport) => transport.carries_descriptors().then(|| transport.clone()),
+            Origin::Source(_, descriptors) => descriptors.as_ref()?.upgrade(),
         }
     }
 
@@ -114,6 +124,7 @@ impl<'a, S: ServiceState> Context<'a, S> {
             peer: self.peer,
             transport: self.transport,
             source: self.source(),
+            descriptors: self.descriptors().map(|transport| Arc::downgrade(&transport)),
             pool: self.pool.clone(),
         }
     }
@@ -257,7 +268,7 @@ impl<S: ServiceState> Detached<S> {
             identity: &self.identity,
             peer: self.peer,
             transport: self.transport,
-            origin: Origin::Source(self.source),
+            origin: Origin::Source(self.source, &self.descriptors),
             pool: &self.pool,
             may_block: thread.is_of_pool(),
             thread,

@@ -348,6 +348,8 @@ struct RawExport {
     transports: Option<Vec<String>>,
     xprtsec: Option<Protections>,
     insecure: Option<bool>,
+    #[serde(default)]
+    passthrough: bool,
 }
 
 impl TryFrom<RawExport> for ExportConfig {
@@ -368,6 +370,7 @@ impl TryFrom<RawExport> for ExportConfig {
             transports: raw.transports,
             xprtsec: raw.xprtsec.unwrap_or(default.xprtsec),
             insecure: raw.insecure.unwrap_or(default.insecure),
+            passthrough: raw.passthrough,
         };
         Ok(Self { name, backend, options })
     }
@@ -770,9 +773,21 @@ mod tests {
             "transports",
             "xprtsec",
             "insecure",
+            "passthrough",
         ] {
             assert!(page.contains(&format!("| `{key}` |")), "{key} is not documented");
         }
+    }
+
+    #[test]
+    fn an_export_passes_files_only_if_it_says_so() {
+        let passes = |line: &str| {
+            let config =
+                Config::parse(&format!("[[export]]\nname = \"/m\"\nbackend = \"memory\"\nsize = \"1 MiB\"\n{line}"))
+                    .unwrap();
+            config.export[0].options.passthrough
+        };
+        assert!(!passes("") && passes("passthrough = true"));
     }
 
     #[test]

@@ -63,6 +63,9 @@ pub struct ExportOptions {
     /// `true` if callers may use ports from 1024 on. This is the default: a privileged port proves little today, and
     /// clients in user space cannot use one.
     pub insecure: bool,
+    /// `true` if the server passes files that a caller may read to the process of that caller, if that is root on this host. What that
+    /// process can then do is in `docs/security.md`.
+    pub passthrough: bool,
 }
 
 impl Default for ExportOptions {
@@ -77,6 +80,7 @@ impl Default for ExportOptions {
             transports: None,
             xprtsec: Protections::default(),
             insecure: true,
+            passthrough: false,
         }
     }
 }

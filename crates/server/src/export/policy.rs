@@ -75,6 +75,14 @@ impl Export {
         if sec { Ok(()) } else { Err(Refusal::WrongSec) }
     }
 
+    /// Returns `true` if data for this caller must be protected on their way: the flavour of the call protects them, or the export
+    /// demands it of the connections of this host.
+    pub(crate) fn protects(&self, requester: &Requester) -> bool {
+        let by_connection = |client: &Client| !client.xprtsec().unwrap_or(&self.options().xprtsec).admit(Xprtsec::None);
+        let by_call = matches!(requester.sec, None | Some(Sec::Krb5i | Sec::Krb5p));
+        by_call || self.client(requester).is_none_or(by_connection)
+    }
+
     /// Returns the security flavours with which this host can use files of the export, in the order of the
     /// configuration. They are those with which [`decide`](Self::decide) admits the caller for `purpose`.
     pub(crate) fn flavors(&self, requester: &Requester, purpose: Purpose) -> Vec<Sec> {
@@ -170,6 +178,30 @@ mod tests {
         let stranger = requester("192.0.2.1:700", Some(Sec::Krb5p));
         assert_eq!(export.decide(&stranger, Purpose::Mount), Err(Refusal::Access));
         assert_eq!(export.flavors(&stranger, Purpose::Mount), []);
+    }
+
+    #[test]
+    fn data_are_protected_if_the_call_or_the_export_says_so() {
+        use Xprtsec::{Mtls, None as Clear, Tls};
+        let vfs = Arc::new(Memory::new(MemoryOptions::default()));
+        let protects = |xprtsec: &[Xprtsec], client: &str, sec| {
+            let options = ExportOptions {
+                clients: vec![client.parse().unwrap()],
+                xprtsec: Protections::new(xprtsec.to_vec()).unwrap(),
+                transports: Some(vec!["shm".to_owned()]),
+                ..ExportOptions::default()
+            };
+            let export = Export::new("/e", ExportId::of(&[b"e"]), vfs.clone(), options).unwrap();
+            export.protects(&Requester { transport: "shm", ..requester("10.0.0.1:1", sec) })
+        };
+        let all = [Clear, Tls, Mtls];
+        for (sec, expected) in
+            [(Sec::Sys, false), (Sec::None, false), (Sec::Krb5, false), (Sec::Krb5i, true), (Sec::Krb5p, true)]
+        {
+            assert_eq!(protects(&all, "10.0.0.0/8", Some(sec)), expected, "{sec:?}");
+        }
+        assert!(protects(&[Tls, Mtls], "10.0.0.0/8", Some(Sec::Sys)), "although the export names the transport");
+        assert!(protects(&all, "10.0.0.0/8", None) && protects(&all, "192.0.2.0/24", Some(Sec::Sys)));
     }
 
     #[test]

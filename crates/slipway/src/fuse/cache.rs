@@ -39,6 +39,13 @@ pub struct Change {
     ctime: Time,
 }
 
+impl Change {
+    /// Returns the size.
+    pub fn size(self) -> u64 {
+        self.size
+    }
+}
+
 impl From<&Attr> for Change {
     fn from(attr: &Attr) -> Self {
         Self { size: attr.size, mtime: attr.mtime, ctime: attr.ctime }
@@ -99,7 +106,7 @@ impl Tree {
     /// Returns the time for which the kernel can cache attributes.
     pub fn attribute_ttl(&self, ino: u64) -> Duration {
         let promised = || {
-            let node = self.node(ino).ok()?;
+            let node = self.node(ino).ok().filter(|node| !node.passed.may_change_unseen())?;
             node.mount().v4()?.attributes_valid_for(node.handle())
         };
         promised().map_or(self.ttl, |promised| promised.max(self.ttl))

@@ -6,7 +6,7 @@
 //! durable yet, [`listing`] reads directories. A name can lead to another server ([`referral`]); each object knows its
 //! mount, which its operations use. [`locks`] and [`extended`] need NFSv4, [`posix_acl`] has the ACLs of NFSv3, which
 //! [`mapped_acl`] makes of those of NFSv4, and [`cache`] controls the kernel's cache; [`writeback`] is for a kernel
-//! that keeps written data.
+//! that keeps written data, and [`passthrough`] lets the kernel read files of a server on this host itself.
 //!
 //! Consistency is NFS's close-to-open: written data are on stable storage when the file is closed, and an open
 //! revalidates the cache. Attributes and names are cached for [`Options::ttl`], or as long as the server delegates the
@@ -22,6 +22,7 @@ mod locks;
 mod mapped_acl;
 mod nodes;
 mod opens;
+mod passthrough;
 mod posix_acl;
 mod referral;
 mod session;
@@ -44,13 +45,14 @@ use callers::Callers;
 use convert::set_time;
 use extended::Allocate;
 use locks::Lock;
-use opens::Pages;
+use opens::{Open, Pages};
 use session::{Handler, Replier, Reply, Request, Undo};
 use tree::{Answer, Tree};
 use view::View;
 use wire::{Arguments, Attributes, Header, Init, Listed, Out, Plus, init, op, open, set};
 
 pub use device::{Device, set_read_ahead, unmount};
+pub use passthrough::refusal;
 pub use session::{InFlight, Session};
 pub use status::{ServerWaits, Waits};
 
@@ -63,6 +65,8 @@ pub struct Options {
     pub direct_io: bool,
     /// The kernel keeps data that programs write, and owns sizes and times of files.
     pub writeback: bool,
+    /// The kernel reads files itself that the server passes.
+    pub passthrough: bool,
     /// Each operation acts as its caller; otherwise as the user of the mount.
     pub per_caller: bool,
     /// The behaviour of operations while the server does not answer.
@@ -224,13 +228,16 @@ impl Fuse {
         View::of_mount(self.tree.clone()).of_open(number)
     }
 
-    fn open_flags(&self, pages: Pages) -> u32 {
-        match (self.options.direct_io, pages) {
+    /// Appends the result of an open.
+    fn opened(&self, out: Out, Open { number, pages, way }: Open) -> Out {
+        let flags = match (self.options.direct_io, pages) {
+            _ if way.is_passed() => way.flags(),
             (true, _) => open::DIRECT_IO | open::PARALLEL_DIRECT_WRITES,
             (false, Pages::Current) => open::KEEP_CACHE,
             (false, Pages::Old) => 0,
             (false, Pages::Bypassed) => open::DIRECT_IO,
-        }
+        };
+        out.open(number, flags, way.backing())
     }
 
     /// INIT: negotiates the features of both sides.
@@ -239,8 +246,14 @@ impl Fuse {
         let locks = if self.tree.mount.v4().is_some() { init::POSIX_LOCKS | init::FLOCK_LOCKS } else { 0 };
         // A kernel with a newer protocol gets ours, and asks again.
         let writeback = if self.options.writeback { init::WRITEBACK_CACHE } else { 0 };
-        let agreed = Init::agree(arguments, WANTED | locks | writeback)?;
+        let passthrough = if self.options.passthrough { init::PASSTHROUGH } else { 0 };
+        let agreed = Init::agree(arguments, WANTED | locks | writeback | passthrough)?;
         let agreed = agreed.unwrap_or(Init { minor: 0, flags: 0 });
+        if agreed.minor > 0 && agreed.flags & passthrough != passthrough {
+            self.tree
+                .passing
+                .disable(&"the kernel has no FUSE_PASSTHROUGH (Linux 6.9 and later, CONFIG_FUSE_PASSTHROUGH)");
+        }
         replier.reply(Reply::Out(Out::new().init(agreed)));
         Ok(())
     }
@@ -434,10 +447,8 @@ impl Fuse {
             op::OPEN => {
                 let flags = open_flags(arguments.u32()?);
                 let fuse = self.clone();
-                let done = move |(number, pages)| {
-                    let out = Out::new().open(number, fuse.open_flags(pages));
-                    (Reply::Out(out), Undo::Release(ino, number))
-                };
+                let done =
+                    move |open: Open| (Reply::Out(fuse.opened(Out::new(), open)), Undo::Release(ino, open.number));
                 self.answer(taken(slot)?, |tree| async move { tree.open(ino, flags).await }, done);
             }
             op::CREATE => {
@@ -446,9 +457,9 @@ impl Fuse {
                 arguments.skip()?;
                 let name = arguments.name()?.to_owned();
                 let (ttl, name_ttl, fuse) = (self.options.ttl, self.tree.name_ttl(), self.clone());
-                let done = move |(attr, number, pages): (Attributes, u64, Pages)| {
-                    let out = Out::new().entry(attr.node, &attr, name_ttl, ttl).open(number, fuse.open_flags(pages));
-                    (Reply::Out(out), Undo::ForgetAndRelease(attr.node, number))
+                let done = move |(attr, open): (Attributes, Open)| {
+                    let out = fuse.opened(Out::new().entry(attr.node, &attr, name_ttl, ttl), open);
+                    (Reply::Out(out), Undo::ForgetAndRelease(attr.node, open.number))
                 };
                 self.answer(taken(slot)?, |tree| async move { tree.create(ino, &name, mode, flags).await }, done);
             }
@@ -469,7 +480,8 @@ impl Fuse {
                 let done = move |()| Out::new().u32(size).u32(0);
                 // The kernel reports errors of its own cache only once, so it must get them. With write-back caching, it sends its
                 // data before each fsync and close, which report errors of staged data.
-                let direct = self.options.direct_io || flags.contains(rustix::fs::OFlags::DIRECT);
+                let direct =
+                    self.options.direct_io || flags.contains(rustix::fs::OFlags::DIRECT) || self.tree.is_passed(number);
                 let is_cached = write_flags & wire::WRITE_CACHE != 0;
                 let stages = self.options.writeback || !is_cached;
                 self.tree.writes(ino, is_cached);
@@ -505,7 +517,7 @@ impl Fuse {
         let ino = header.ino;
         match header.opcode {
             op::OPENDIR => {
-                let done = |number| (Reply::Out(Out::new().open(number, 0)), Undo::CloseDirectory(number));
+                let done = |number| (Reply::Out(Out::new().open(number, 0, 0)), Undo::CloseDirectory(number));
                 self.answer(taken(slot)?, |tree| async move { tree.open_dir(ino).await }, done);
             }
             op::RELEASEDIR => {

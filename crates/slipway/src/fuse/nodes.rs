@@ -19,6 +19,7 @@ use parking_lot::Mutex;
 use super::{
     cache::{Cached, Change},
     locks::Owners,
+    passthrough::Passed,
     staged::{Room, Staged},
     unstable::Unstable,
     view::Rights,
@@ -55,6 +56,8 @@ pub struct Node {
     pub rights: Rights,
     /// The attributes that the kernel owns, with write-back caching.
     pub owned: Owned,
+    /// The file that the server has passed.
+    pub passed: Passed,
 }
 
 /// All objects that the kernel knows.
@@ -188,6 +191,7 @@ impl Nodes {
             remove_on_close: Mutex::default(),
             rights: Rights::default(),
             owned: Owned::default(),
+            passed: Passed::default(),
         };
         self.known.insert(ino, (Arc::new(node), 0));
     }

@@ -11,6 +11,7 @@ use rustix::{fs::OFlags, io::Errno};
 
 use super::{
     cache::Cached,
+    passthrough::Way,
     tree::{Answer, Answered},
     view::{Target, View},
     wire::Attributes,
@@ -22,8 +23,19 @@ pub struct Opened {
     pub caller: Option<Caller>,
     /// It is open for writing.
     pub writes: bool,
+    /// The way in which the kernel reads and writes it.
+    pub way: Way,
     /// Keeps a file open at the server.
-    pub _held: Option<Held>,
+    pub held: Option<Held>,
+}
+
+/// The result of an open.
+#[derive(Clone, Copy, Debug)]
+pub struct Open {
+    /// The number of the open file.
+    pub number: u64,
+    pub pages: Pages,
+    pub way: Way,
 }
 
 /// The kernel's pages of a file that is opened.
@@ -40,13 +52,7 @@ pub enum Pages {
 
 impl View {
     /// CREATE of a file, which is then open. With `EXCL`, an existing file is an error. With `TRUNC`, it is truncated.
-    pub async fn create(
-        &self,
-        parent: u64,
-        name: &OsStr,
-        mode: u32,
-        flags: OFlags,
-    ) -> Answer<(Attributes, u64, Pages)> {
+    pub async fn create(&self, parent: u64, name: &OsStr, mode: u32, flags: OFlags) -> Answer<(Attributes, Open)> {
         let size = flags.contains(OFlags::TRUNC).then_some(0);
         let set = SetAttr { mode: Some(mode & 0o7777), size, ..SetAttr::default() };
         let exclusive = flags.contains(OFlags::EXCL);
@@ -60,14 +66,16 @@ impl View {
         // An existing file may have been read before.
         *node.cached.lock().await = Cached::Unknown;
         let bypassed = self.writeback && flags & OFlags::RWMODE == OFlags::WRONLY && attr.mode & 0o400 == 0;
-        Ok((attr, number, if bypassed { Pages::Bypassed } else { Pages::Old }))
+        let pages = if bypassed { Pages::Bypassed } else { Pages::Old };
+        let way = self.way(&node, None, number).await;
+        Ok((attr, Open { number, pages, way }))
     }
 
     /// OPEN for the access in the flags; over NFSv3 GETATTR, which shows changes that were closed before
-    /// (close-to-open). Returns the number of the open file, and the state of the kernel's pages. The error for
+    /// (close-to-open). The error for
     /// a removed file is ESTALE: the kernel then looks up the name again, and opens the object that it finds. With write-back caching, a
     /// file that another client has changed is such an object as well.
-    pub async fn open(&self, ino: u64, flags: OFlags) -> Answer<(u64, Pages)> {
+    pub async fn open(&self, ino: u64, flags: OFlags) -> Answer<Open> {
         let node = self.target(ino)?;
         node.staged.settle(false).await;
         let number = self.count_open(&node, flags);
@@ -76,7 +84,7 @@ impl View {
             Err(error) => Err(error),
         };
         match opened {
-            Ok(pages) => Ok((number, pages)),
+            Ok(pages) => Ok(Open { number, pages, way: self.way(&node, Some(flags), number).await }),
             Err(error) => {
                 self.end_open(&node, number).await?;
                 Err(error)
@@ -133,7 +141,8 @@ impl View {
         self.open.fetch_add(1, Relaxed);
         let number = self.next_open.fetch_add(1, Relaxed);
         let held = node.mount().v4().map(|v4| v4.hold(node.handle()));
-        let opened = Opened { caller: self.caller().cloned(), writes: writes(flags), _held: held };
+        let (caller, writes, way) = (self.caller().cloned(), writes(flags), Way::Cached);
+        let opened = Opened { caller, writes, way, held };
         self.opened.lock().insert(number, opened);
         number
     }
@@ -145,6 +154,7 @@ impl View {
             tracing::warn!(?error, "locks may remain until the file is closed by all programs");
         }
         let writes = self.opened.lock().get(&number).is_some_and(|opened| opened.writes);
+        self.end_way(&node, number).await;
         let ended = self.end_open(&node, number).await;
         node.owned.close(writes);
         ended
@@ -186,6 +196,6 @@ fn rights_for(flags: OFlags) -> u32 {
 const FMODE_EXEC: u32 = 0x20;
 
 /// Returns `true` if a file is opened for writing.
-fn writes(flags: OFlags) -> bool {
+pub(super) fn writes(flags: OFlags) -> bool {
     flags & OFlags::RWMODE != OFlags::RDONLY
 }

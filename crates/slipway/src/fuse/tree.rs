@@ -29,6 +29,7 @@ use super::{
     listing::Listing,
     nodes::{Node, Nodes},
     opens::Opened,
+    passthrough::{Passing, Way},
     referral::{Referrals, UNKNOWN},
     staged::{Room, Staged},
     view::{Target, View},
@@ -60,6 +61,8 @@ pub struct Tree {
     pub(super) writeback: bool,
     /// The maximum time of an operation.
     deadline: Duration,
+    /// The files that the server passes.
+    pub(super) passing: Passing,
     /// The kernel's cache, for invalidations.
     pub kernel: Kernel,
 }
@@ -123,6 +126,7 @@ impl Tree {
             ttl: options.ttl,
             writeback: options.writeback,
             deadline,
+            passing: Passing::new(options.passthrough, device.clone()),
             kernel: Kernel(device.clone()),
         });
         tree.referrals.watch(&tree.mount);
@@ -212,6 +216,11 @@ impl View {
             node.staged.settle(false).await;
         }
         let since = self.room.now();
+        if node.passed.may_change_unseen()
+            && let Some(v4) = node.mount().v4()
+        {
+            v4.forget_attributes(node.handle());
+        }
         let attr = node.mount().protocol().getattr(node.handle()).await.answer()?;
         self.check_outdated(&node, &attr, since)?;
         *node.last_change.lock() = Some((&attr).into());
@@ -435,7 +444,9 @@ impl View {
         let number = self.next_open.fetch_add(1, Relaxed);
         if let Some(caller) = self.caller() {
             self.check(&self.target(ino)?, ACCESS3_READ).await?;
-            self.opened.lock().insert(number, Opened { caller: Some(caller.clone()), writes: false, _held: None });
+            self.opened
+                .lock()
+                .insert(number, Opened { caller: Some(caller.clone()), writes: false, way: Way::Cached, held: None });
         }
         self.listings.lock().insert(number, Arc::default());
         Ok(number)

@@ -193,9 +193,9 @@ impl Out {
         self.u64(ttl.as_secs()).u32(ttl.subsec_nanos()).u32(0).attributes(attr)
     }
 
-    /// Appends `fuse_open_out`.
-    pub fn open(self, number: u64, flags: u32) -> Self {
-        self.u64(number).u32(flags).u32(0)
+    /// Appends `fuse_open_out`. `backing` is the number of a file that is registered with the kernel, or 0.
+    pub fn open(self, number: u64, flags: u32, backing: i32) -> Self {
+        self.u64(number).u32(flags).u32(backing as u32)
     }
 
     /// Appends `fuse_kstatfs`: blocks, free, available, files, free files.
@@ -214,7 +214,7 @@ impl Out {
         let Init { minor, flags } = init;
         let out = [MAJOR, minor, WRITE_MAX as u32, flags as u32].into_iter().fold(self, Self::u32);
         let out = out.u16(BACKGROUND_MAX).u16(BACKGROUND_MAX / 4 * 3).u32(WRITE_MAX as u32).u32(1);
-        out.u16((WRITE_MAX / PAGE) as u16).u16(0).u32((flags >> 32) as u32).zeros(28)
+        out.u16((WRITE_MAX / PAGE) as u16).u16(0).u32((flags >> 32) as u32).u32(STACK_DEPTH).zeros(24)
     }
 
     /// Returns the finished message.
@@ -417,6 +417,7 @@ pub mod init {
     /// The flags have a second half.
     pub const EXT: u64 = 1 << 30;
     pub const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
+    pub const PASSTHROUGH: u64 = 1 << 37;
 }
 
 /// The flags of an open file (`FOPEN_…`).
@@ -424,6 +425,7 @@ pub mod open {
     pub const DIRECT_IO: u32 = 1 << 0;
     pub const KEEP_CACHE: u32 = 1 << 1;
     pub const PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
+    pub const PASSTHROUGH: u32 = 1 << 7;
 }
 
 /// The attributes that SETATTR sets (`FATTR_…`).
@@ -463,6 +465,9 @@ const PAGE: usize = 4096;
 /// The maximum number of concurrent asynchronous requests.
 const BACKGROUND_MAX: u16 = 64;
 const NOTIFY_INVAL_INODE: i32 = 2;
+/// With FUSE_PASSTHROUGH, files of file systems that are not stacked themselves can be registered, and the mount can still be a layer of
+/// overlayfs.
+const STACK_DEPTH: u32 = 1;
 
 #[cfg(test)]
 mod tests {
@@ -509,12 +514,13 @@ mod tests {
         assert_eq!(entry.len(), 16 + 128);
         assert_eq!([16, 24, 32, 40].map(|at| u64_at(&entry, at)), [21, 0, 1, 3]);
         assert_eq!((u32_at(&entry, 48), u32_at(&entry, 52), u64_at(&entry, 56)), (2, 0, 1));
-        assert_eq!(Out::new().open(5, 64).finish(1).len(), 16 + 16);
+        let open = Out::new().open(5, 64, 9).finish(1);
+        assert_eq!((open.len(), u64_at(&open, 16), u32_at(&open, 24), u32_at(&open, 28)), (16 + 16, 5, 64, 9));
         assert_eq!(Out::new().statfs([1; 5], 4096, 255).finish(1).len(), 16 + 80);
         assert_eq!(Out::new().lock(1, 2, 1).finish(1).len(), 16 + 24);
         let init = Out::new().init(Init { minor: 36, flags: 1 << 36 | 1 }).finish(1);
         assert_eq!((init.len(), u32_at(&init, 28), u32_at(&init, 48)), (16 + 64, 1, 1 << 4));
-        assert_eq!(u32_at(&init, 36), WRITE_MAX as u32);
+        assert_eq!((u32_at(&init, 36), u32_at(&init, 52)), (WRITE_MAX as u32, STACK_DEPTH));
         let forget = forget_inode(3);
         assert_eq!((forget.len(), u32_at(&forget, 4), u64_at(&forget, 16)), (16 + 24, 2, 3));
     }

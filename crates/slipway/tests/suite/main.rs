@@ -12,6 +12,7 @@ mod mount;
 mod mount_acl;
 mod mount_cache;
 mod mount_outage;
+mod mount_passthrough;
 mod mount_read;
 mod mount_referrals;
 mod mount_status;

@@ -4,7 +4,7 @@ use std::{
     cmp::Ordering,
     fs::File,
     io::IoSliceMut,
-    os::fd::{AsFd, AsRawFd},
+    os::fd::{AsFd, AsRawFd, OwnedFd},
     sync::Arc,
 };
 
@@ -25,11 +25,7 @@ impl Posix {
         if let Some(file) = self.objects.opened(object, cred, write) {
             return Ok(file);
         }
-        match object.kind {
-            Kind::File => {}
-            Kind::Dir => return Err(VfsError::IsDir),
-            _ => return Err(VfsError::Invalid),
-        }
+        check_is_file(object)?;
         let file = Arc::new(self.open_data(caller, object, write)?);
         self.objects.keep_open(object, cred, write, file.clone());
         Ok(file)
@@ -40,6 +36,18 @@ impl Posix {
         let object = self.resolve(caller, file)?;
         let file = self.data(caller, &object, false)?;
         Ok((object, file))
+    }
+
+    /// Returns a new descriptor for reading, with a file description of its own.
+    pub(super) fn open_to_pass(&self, caller: &Caller<'_>, file: &Handle) -> Result<OwnedFd> {
+        let object = self.resolve(caller, file)?;
+        check_is_file(&object)?;
+        // The attributes of a remote file system can be old, so only its own caches know when data have changed.
+        if self.remote {
+            return Err(VfsError::NotSupported);
+        }
+        self.may_wait(caller)?;
+        self.open_data(caller, &object, false).map(OwnedFd::from)
     }
 
     fn open_data(&self, caller: &Caller<'_>, object: &Object, write: bool) -> Result<File> {
@@ -248,6 +256,16 @@ impl Posix {
         if error == VfsError::Io {
             *self.verifier.lock() = entropy::random();
         }
+    }
+}
+
+/// # Errors
+/// Returns `IsDir` for a directory, and `Invalid` for any other object that is not a regular file.
+fn check_is_file(object: &Object) -> Result<()> {
+    match object.kind {
+        Kind::File => Ok(()),
+        Kind::Dir => Err(VfsError::IsDir),
+        _ => Err(VfsError::Invalid),
     }
 }
 

@@ -395,6 +395,10 @@ impl Vfs for Posix {
         self.read_and_stat(caller, (&object, file), (offset, len), pool, file_ranges).map(|read| (read.data, read.eof))
     }
 
+    fn pass_file(&self, caller: &Caller<'_>, file: &Handle) -> Result<OwnedFd> {
+        self.open_to_pass(caller, file)
+    }
+
     fn write(
         &self,
         caller: &Caller<'_>,

@@ -55,7 +55,10 @@ fn cells() -> Vec<Cell> {
         Cell {
             program: PROGRAMS[program].name,
             version: VERSIONS[version],
-            transport: TRANSPORTS[(program + version) % TRANSPORTS.len()],
+            transport: match PROGRAMS[program].options.contains(&PASSTHROUGH) {
+                true => "shm",
+                false => TRANSPORTS[(program + version) % TRANSPORTS.len()],
+            },
         }
     };
     (0..PROGRAMS.len() * VERSIONS.len()).map(cell).collect()
@@ -69,19 +72,28 @@ struct Program {
     run: fn(&mut Place) -> Result<(), String>,
 }
 
-const PROGRAMS: [Program; 11] = [
+const PROGRAMS: [Program; 14] = [
     Program { name: "pjdfstest", options: &["--allow-other"], run: programs::pjdfstest },
     Program { name: "fsx with memory maps", options: &[], run: programs::fsx },
     Program { name: "fsx with direct I/O and memory maps", options: &["--direct-io"], run: programs::fsx },
     Program { name: "fsx with data kept by the kernel", options: &["--writeback"], run: programs::fsx },
+    Program { name: "fsx on a passed file", options: &[PASSTHROUGH], run: programs::fsx_passed },
     Program { name: "stress-ng", options: &[], run: programs::stress },
     Program { name: "SQLite's write-ahead log with direct I/O", options: &["--direct-io"], run: programs::sqlite },
+    Program {
+        name: "SQLite's write-ahead log of a passed database",
+        options: &[PASSTHROUGH],
+        run: programs::sqlite_passed,
+    },
     Program { name: "git", options: &[], run: programs::git },
+    Program { name: "git with passed files", options: &[PASSTHROUGH], run: programs::git },
     Program { name: "setfacl and getfacl", options: &[], run: programs::acls },
     Program { name: OUTAGE, options: &["--allow-other"], run: outage::restart },
     Program { name: "PostgreSQL, killed with the server", options: &["--allow-other"], run: outage::postgres },
     Program { name: "signals while the server does not answer", options: &[], run: outage::signals },
 ];
+/// The server passes files over shm only.
+const PASSTHROUGH: &str = "--passthrough";
 const OUTAGE: &str = "an outage of the server under tar, PostgreSQL and a writer";
 const VERSIONS: [&str; 4] = ["3", "4.0", "4.1", "4.2"];
 const TRANSPORTS: [&str; 3] = ["tcp", "rdma", "shm"];
@@ -119,7 +131,7 @@ impl<'a> Suite<'a> {
         let scratch = Scratch::create()?;
         let exports = format!(
             "[[listen]]\ntransport = \"shm\"\naddress = \"127.0.0.1:TCP\"\n\n\
-             [[export]]\nname = \"/export\"\npath = \"{}\"\nsquash = \"none\"\n",
+             [[export]]\nname = \"/export\"\npath = \"{}\"\nsquash = \"none\"\npassthrough = true\n",
             scratch.export().display()
         );
         // The clients of a cell that has ended count as gone after a lease.

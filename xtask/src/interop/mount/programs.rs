@@ -1,6 +1,8 @@
 //! Test programs of file systems, and ordinary programs.
 
 use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
 
 use super::Place;
@@ -61,6 +63,20 @@ pub fn fsx(place: &mut Place) -> Result<(), String> {
 
 const FSX_OPERATIONS: &str = "1000";
 
+/// Runs fsx on a file that is open for reading, so that the server has passed it, and all opens by fsx use it.
+pub fn fsx_passed(place: &mut Place) -> Result<(), String> {
+    let failed = |error: std::io::Error| error.to_string();
+    std::fs::write(place.served.join("file"), vec![7; LARGE]).map_err(failed)?;
+    let reader = File::open(place.at.join("file")).map_err(failed)?;
+    fsx(place)?;
+    let here: Vec<u8> = reader.bytes().collect::<Result<_, _>>().map_err(failed)?;
+    let there = std::fs::read(place.served.join("file")).map_err(failed)?;
+    if here == there { Ok(()) } else { Err("the reader sees other data than the server has".into()) }
+}
+
+/// More bytes than those of a file that is read by one call.
+const LARGE: usize = 1 << 20;
+
 /// Runs stressors of stress-ng that verify names and data, all at once.
 pub fn stress(place: &mut Place) -> Result<(), String> {
     let stressors = STRESSORS.iter().flat_map(|(name, operations)| {
@@ -95,6 +111,16 @@ const STRESSORS: [(&str, u32); 9] = [
 pub fn sqlite(place: &mut Place) -> Result<(), String> {
     place.script(SQLITE, &[&text(&place.logs)]).map(drop)
 }
+
+/// Does the same with a database that another program has open for reading, so that the server has passed it.
+pub fn sqlite_passed(place: &mut Place) -> Result<(), String> {
+    place.script(&format!("{PASSED_DATABASE}{SQLITE}"), &[&text(&place.logs)]).map(drop)
+}
+
+const PASSED_DATABASE: &str = "
+sqlite3 db 'CREATE TABLE large AS SELECT randomblob(1000000) AS value;'
+exec 3<db
+";
 
 const SQLITE: &str = r#"
 test "$(sqlite3 db 'PRAGMA journal_mode = WAL; CREATE TABLE t (writer, number);')" = wal

@@ -32,6 +32,7 @@ pub fn all() -> Vec<Finding> {
     findings.extend(kernel_layouts(&rustix::system::uname().release().to_string_lossy()));
     findings.push(kernel_tls(buf::ktls::available()));
     findings.push(mount_command());
+    findings.push(passthrough());
     findings.push(congestion(&read_line("/proc/sys/net/ipv4/tcp_congestion_control")));
     findings.push(owner_domain(&server::default_idmap_domain()));
     findings.push(open_files());
@@ -383,6 +384,28 @@ fn mount_command() -> Finding {
             "not needed to serve. To mount here: apt install nfs-common, or dnf install nfs-utils",
         ),
     }
+}
+
+/// Checks whether the kernel has FUSE_PASSTHROUGH, by the names of its functions.
+fn passthrough() -> Finding {
+    const CHECK: &str = "FUSE passthrough";
+    let symbols = fs::read_to_string("/proc/kallsyms").unwrap_or_default();
+    let has = |name: &str| symbols.lines().any(|line| line.split_whitespace().nth(2) == Some(name));
+    if has("fuse_passthrough_read_iter") {
+        return Finding::ok(CHECK, "the kernel can read files of a server on this host: `slipway mount --passthrough`");
+    }
+    let fix = "none needed; it makes large reads of a server on this host faster (docs/mount.md)";
+    if symbols.is_empty() {
+        return Finding::note(CHECK, "unknown: /proc/kallsyms cannot be read", fix);
+    }
+    if !Path::new("/sys/module/fuse").exists() {
+        return Finding::note(CHECK, "unknown: FUSE is not loaded", "modprobe fuse");
+    }
+    Finding::note(
+        CHECK,
+        "the kernel lacks it (Linux 6.9 and later, CONFIG_FUSE_PASSTHROUGH): --passthrough has no effect",
+        fix,
+    )
 }
 
 fn congestion(current: &str) -> Finding {

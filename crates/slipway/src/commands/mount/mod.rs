@@ -16,7 +16,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use self::status::StatusSocket;
 use crate::{
     exit::{Exit, Failure, Outcome},
-    fuse::{Device, Fuse, InFlight, Options, Recovery, ServerWaits, Session, Waits, set_read_ahead, unmount},
+    fuse::{Device, Fuse, InFlight, Options, Recovery, ServerWaits, Session, Waits, refusal, set_read_ahead, unmount},
     output,
     reach::{self, Reach},
 };
@@ -70,6 +70,9 @@ pub struct Args {
     /// files that no other machine changes while programs here have them open
     #[arg(long, conflicts_with = "direct_io")]
     writeback: bool,
+    /// Let the kernel read large files of a server on this host itself: over proto=shm, as root, from exports with passthrough = true
+    #[arg(long, conflicts_with_all = ["direct_io", "writeback"])]
+    passthrough: bool,
     /// Seconds for which names and attributes are cached
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
     attributes: f64,
@@ -131,13 +134,18 @@ pub fn run(args: &Args) -> Outcome {
         (_, true) => Recovery::SoftErr(deadline),
         _ => Recovery::Hard,
     };
-    reach::run(serve(
-        (&url, directory),
-        Options { ttl, direct_io: args.direct_io, writeback: args.writeback, per_caller: args.allow_other, recovery },
-    ))
+    let options = Options {
+        ttl,
+        direct_io: args.direct_io,
+        writeback: args.writeback,
+        passthrough: args.passthrough,
+        per_caller: args.allow_other,
+        recovery,
+    };
+    reach::run(serve((&url, directory), options))
 }
 
-async fn serve((url, directory): (&NfsUrl, &Path), options: Options) -> Outcome {
+async fn serve((url, directory): (&NfsUrl, &Path), mut options: Options) -> Outcome {
     buf::keep_heap();
     // The path in the form of the kernel. It can be resolved only before the mount.
     let directory = mount_point(directory)?;
@@ -145,6 +153,12 @@ async fn serve((url, directory): (&NfsUrl, &Path), options: Options) -> Outcome 
     let root = mount.resolve("").await.map_err(|error| reach::failure(url, &error))?;
     if root.attr.kind != client::FileKind::Dir {
         return Err(Failure::failed(format!("cannot mount {url}: it is not a directory on the server")));
+    }
+    if options.passthrough
+        && let Some(why) = why_no_passthrough(&root).await
+    {
+        tracing::warn!(%url, "--passthrough has no effect: {why}");
+        options.passthrough = false;
     }
     let mut terminate = signal(SignalKind::terminate()).map_err(Failure::failed)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(Failure::failed)?;
@@ -185,6 +199,14 @@ async fn serve((url, directory): (&NfsUrl, &Path), options: Options) -> Outcome 
     report.abort();
     unmount_server(mount, &fuse).await;
     Ok(Exit::Ok)
+}
+
+/// Returns the reason why the kernel cannot read files of this mount itself, if it is known before the mount.
+async fn why_no_passthrough(root: &client::Object) -> Option<String> {
+    if !rustix::process::geteuid().is_root() {
+        return Some("only root can register files with the kernel".to_owned());
+    }
+    refusal(root).await.map(|why| why.to_string())
 }
 
 /// Logs when operations wait for the server, and when it answers again.
@@ -338,7 +360,7 @@ fn unescaped(text: &str) -> String {
 }
 
 /// The arguments of a mount, which `--status` excludes.
-const MOUNTING: [&str; 13] = [
+const MOUNTING: [&str; 14] = [
     "url",
     "directory",
     "options",
@@ -348,6 +370,7 @@ const MOUNTING: [&str; 13] = [
     "allow_other",
     "direct_io",
     "writeback",
+    "passthrough",
     "attributes",
     "soft",
     "softerr",

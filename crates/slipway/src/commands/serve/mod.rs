@@ -72,7 +72,8 @@ Configuration file, for several exports (unknown keys are rejected):
   [tls]                         # certificate, key, client_ca, revoked, client_names, required
   certificate = \"/etc/slipway/server.pem\"
   key = \"/etc/slipway/server.key\"
-  [[export]]                    # path, name, clients, sec, access, squash, anonuid, anongid, transports, xprtsec, insecure
+  [[export]]                    # path, name, clients, sec, access, squash, anonuid, anongid, transports, xprtsec, insecure,
+                                # passthrough
   path = \"/srv/data\"
   clients = [\"10.0.0.0/8\"]
   access = \"ro\"
@@ -105,6 +106,10 @@ pub struct Args {
     /// Serve read-only
     #[arg(long, conflicts_with = "config")]
     ro: bool,
+    /// Pass files as descriptors to clients that are root on this host, for `slipway mount --passthrough`; docs/security.md says what
+    /// they can then do
+    #[arg(long, conflicts_with_all = ["config", "memory"])]
+    passthrough: bool,
     /// Map these callers to the anonymous user: root, all, or none
     #[arg(long, value_name = "WHO", value_parser = ["root", "all", "none"], conflicts_with = "config")]
     squash: Option<String>,
@@ -242,6 +247,7 @@ impl Args {
         let mut export = serde_json::json!({
             "access": if self.ro { "ro" } else { "rw" },
             "squash": self.squash.as_deref().unwrap_or("root"),
+            "passthrough": self.passthrough,
         });
         if !self.clients.is_empty() {
             export["clients"] = self.clients.iter().map(Client::as_str).collect();
