@@ -1,7 +1,7 @@
 # Runs in the guest: Linux's client uses a pNFS cluster. The metadata server and two data servers are `slipway` in a network
 # namespace; the third data server is the guest's own knfsd. Clients use all of them by NFSv3 first, and then the first by 4.1 and
 # the second by 4.2, each over tcp and over rdma. At last, files have one copy, which is striped over the first two, and Linux uses
-# files layouts. /run/out/env sets SLIPWAY.
+# files layouts. /run/out/env sets SLIPWAY, and KIND, the kind of the first two data servers: nfs3 or slipway.
 . /run/out/guest/lib.sh
 . /run/out/env
 near SLIPWAY
@@ -16,6 +16,10 @@ RDMA_PORT=(20049 20051 20052)
 RDMA=proto=rdma,port=${RDMA_PORT[0]}
 # The options of data servers.
 OPTIONS=
+# The data servers of kind slipway have the key of the cluster.
+KEY=/run/cluster.key
+OBJECTS=
+[ $KIND = nfs3 ] || OBJECTS="--cluster-key $KEY"
 # The layouts of the metadata server.
 LAYOUTS=flexible
 # The copies of new files.
@@ -57,7 +61,7 @@ start() {
   rm -f /run/ready.$1
   case $1 in
     0) set -- 0 --config /run/slipway.toml ;;
-    *) set -- $1 $OPTIONS --rpcbind off --squash none --state-dir /run/state$1 --listen tcp://$SERVER:${PORT[$1]} \
+    *) set -- $1 $OPTIONS $OBJECTS --rpcbind off --squash none --state-dir /run/state$1 --listen tcp://$SERVER:${PORT[$1]} \
       --listen "rdma://$SERVER:${RDMA_PORT[$1]}?provider=iwarp" /run/ds$1 ;;
   esac
   $IN_SERVER "$SLIPWAY" -vv serve --ready-file /run/ready.$1 "${@:2}" >>/run/out/serve.$1.log 2>&1 &
@@ -76,6 +80,7 @@ servers() {
   mkfs.ext4 -q -E lazy_itable_init=1,lazy_journal_init=1 /run/export.ext4
   mount -o loop /run/export.ext4 $EXPORT
   chmod 777 $EXPORT; chmod 700 /run/ds{1,2}
+  (umask 077; head -c 32 /run/out/random | od -An -v -tx1 | tr -d ' \n' >$KEY)
   configure 3 3 3
   start 1; start 2; start 0
 }
@@ -117,6 +122,7 @@ data_server() {
   cat <<T
 [[pnfs.server]]
 id = $1
+kind = "$KIND"
 url = "nfs://$SERVER:${PORT[$1]}/run/ds$1?mountport=${PORT[$1]}"
 version = "$2"
 address = $(addresses $1)
@@ -145,6 +151,7 @@ options = { cluster = "lab" }
 squash = "none"
 [[pnfs]]
 name = "lab"
+key_file = "$KEY"
 timeout_s = 5
 T
 }

@@ -10,13 +10,16 @@ mod servers;
 
 pub(crate) use self::servers::Move;
 
-use std::{fs, io, path::Path};
+use std::{io, path::Path};
 
 use entropy::HashMap;
-use redb::{Builder, Database, ReadableDatabase, ReadableTable, StorageBackend, TableDefinition};
+use redb::{ReadableTable, StorageBackend, TableDefinition};
 use vfs::{Handle, VfsError};
 
-use crate::record::{Object, ServerId};
+use crate::{
+    database::{ChangeError, Database},
+    record::{Object, ServerId},
+};
 
 /// The database.
 pub struct Index(Database);
@@ -42,20 +45,7 @@ impl Index {
     /// # Errors
     /// Returns an error if the file cannot be used.
     pub fn open(path: &Path) -> io::Result<Self> {
-        let failed = |error: redb::DatabaseError| io::Error::other(error.to_string());
-        if !path.try_exists()? {
-            let new = path.with_extension("new");
-            match fs::remove_file(&new) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => {}
-            }
-            drop(Self::with_tables(Builder::new().create(&new).map_err(failed)?)?);
-            fs::rename(&new, path)?;
-            if let Some(dir) = path.parent().filter(|dir| !dir.as_os_str().is_empty()) {
-                fs::File::open(dir)?.sync_all()?;
-            }
-        }
-        Builder::new().open(path).map_err(failed).and_then(Self::with_tables)
+        Database::open(path, create_tables).map(Self)
     }
 
     /// Opens the database on this storage.
@@ -63,21 +53,7 @@ impl Index {
     /// # Errors
     /// Returns an error if the storage fails or its contents are damaged.
     pub fn with_backend(backend: impl StorageBackend) -> io::Result<Self> {
-        let database = Builder::new().create_with_backend(backend);
-        database.map_err(|error| io::Error::other(error.to_string())).and_then(Self::with_tables)
-    }
-
-    fn with_tables(database: Database) -> io::Result<Self> {
-        let index = Self(database);
-        // Tables that do not exist are created, and those that exist must have the right types.
-        let opened = index.change(|tables| {
-            tables.open_table(OBJECTS)?;
-            tables.open_table(REMOVALS)?;
-            tables.open_table(WORK)?;
-            servers::create_tables(tables)
-        });
-        opened.map_err(|_| io::Error::other("the database cannot be read"))?;
-        Ok(index)
+        Database::with_backend(backend, create_tables).map(Self)
     }
 
     /// Records that the objects will belong to a file, and adds them to the queue of removals: they are removed unless the record of
@@ -86,7 +62,7 @@ impl Index {
     /// # Errors
     /// Returns `Io`.
     pub fn add(&self, objects: &[Object], file: &Handle) -> Result<(), VfsError> {
-        self.change(|tables| {
+        self.0.change(|tables| {
             let (mut files, mut removals) = (tables.open_table(OBJECTS)?, tables.open_table(REMOVALS)?);
             for object in objects {
                 files.insert(key(*object), file.as_bytes())?;
@@ -101,7 +77,7 @@ impl Index {
     /// # Errors
     /// Returns `Io`.
     pub fn enqueue_removals(&self, objects: &[Object]) -> Result<(), VfsError> {
-        self.change(|tables| {
+        self.0.change(|tables| {
             let mut table = tables.open_table(REMOVALS)?;
             for object in objects {
                 table.insert(key(*object), ())?;
@@ -115,7 +91,7 @@ impl Index {
     /// # Errors
     /// Returns `Io`.
     pub fn removals(&self, servers: &[ServerId]) -> Result<Vec<(Object, Option<Handle>)>, VfsError> {
-        self.read(|transaction| {
+        self.0.read(|transaction| {
             let (removals, objects) = (transaction.open_table(REMOVALS)?, transaction.open_table(OBJECTS)?);
             let mut all = Vec::new();
             for server in servers {
@@ -133,7 +109,7 @@ impl Index {
     /// # Errors
     /// Returns `Io`.
     pub fn end_removals(&self, used: &[Object], removed: &[Object]) -> Result<(), VfsError> {
-        self.change(|tables| {
+        self.0.change(|tables| {
             let (mut files, mut removals) = (tables.open_table(OBJECTS)?, tables.open_table(REMOVALS)?);
             for object in used.iter().chain(removed) {
                 removals.remove(key(*object))?;
@@ -150,7 +126,7 @@ impl Index {
     /// # Errors
     /// Returns `Io`.
     pub fn set_work(&self, file: &Handle, work: Work) -> Result<(), VfsError> {
-        self.change(|tables| {
+        self.0.change(|tables| {
             let mut table = tables.open_table(WORK)?;
             match work {
                 0 => drop(table.remove(file.as_bytes())?),
@@ -165,47 +141,20 @@ impl Index {
     /// # Errors
     /// Returns `Io`.
     pub fn work(&self) -> Result<HashMap<Handle, Work>, VfsError> {
-        self.read(|transaction| {
+        self.0.read(|transaction| {
             let table = transaction.open_table(WORK)?;
             let entries =
                 table.iter()?.map(|entry| entry.map(|(file, work)| (Handle::new(file.value()), work.value())));
             Ok(entries.collect::<Result<_, _>>()?)
         })
     }
-
-    fn change(&self, run: impl FnOnce(&redb::WriteTransaction) -> Result<(), ChangeError>) -> Result<(), VfsError> {
-        let changed = || {
-            let transaction = self.0.begin_write().map_err(redb::Error::from)?;
-            run(&transaction).map_err(|error| error.0)?;
-            transaction.commit().map_err(redb::Error::from)
-        };
-        changed().map_err(failed)
-    }
-
-    fn read<T>(&self, run: impl FnOnce(&redb::ReadTransaction) -> Result<T, ChangeError>) -> Result<T, VfsError> {
-        let transaction = self.0.begin_read().map_err(|error| failed(error.into()))?;
-        run(&transaction).map_err(|error| failed(error.0))
-    }
 }
 
-/// An error of a table or of the storage.
-struct ChangeError(redb::Error);
-
-impl From<redb::TableError> for ChangeError {
-    fn from(error: redb::TableError) -> Self {
-        Self(error.into())
-    }
-}
-
-impl From<redb::StorageError> for ChangeError {
-    fn from(error: redb::StorageError) -> Self {
-        Self(error.into())
-    }
-}
-
-fn failed(error: redb::Error) -> VfsError {
-    tracing::error!(%error, "the database of data servers failed");
-    VfsError::Io
+fn create_tables(tables: &redb::WriteTransaction) -> Result<(), ChangeError> {
+    tables.open_table(OBJECTS)?;
+    tables.open_table(REMOVALS)?;
+    tables.open_table(WORK)?;
+    servers::create_tables(tables)
 }
 
 fn key(object: Object) -> (u32, u128) {

@@ -17,8 +17,8 @@
 //!    granted. The last copy of a stripe that is in sync is never marked stale: the operation fails instead.
 //! 2. A file is marked in the [`index`] before its first write, and copies that may differ after a crash are compared
 //!    before a second copy is read.
-//! 3. Objects are in the index and in the queue of removals before they are created. They are removed only after it has been checked
-//!    that no record names them.
+//! 3. Objects are in the index and in the queue of removals before they are created, or before a client can create them. They are
+//!    removed only after it has been checked that no record names them.
 //! 4. A file is marked in the index before a layout to write is granted. If the process ends, the next one locks the clients
 //!    out, takes the size of the file from the objects, and compares the copies. Layouts to read are not recorded: a write that a
 //!    copy misses is acknowledged only when the leases of the former process have ended.
@@ -27,15 +27,21 @@
 //! 6. Unstable writes are made durable before a copy is compared with others or copied, and after that. If a copy has lost some in
 //!    between, the write verifier changes.
 //!
+//! **Two kinds of data servers.** With most, the metadata server creates each object. With others, the first write does
+//! ([`DataServers::creates_on_write`]), so that a new file needs no call: [`objects`] is such a data server. An object that does not
+//! exist there is new only if the file has no data in its stripe. Otherwise it has been lost, and is an error as with the former.
+//!
 //! **Errors.** A data server that fails is an error of an operation only if no other copy of the same stripe is in
 //! sync.
 
 mod balance;
 mod core;
+mod database;
 mod files;
 mod holders;
 pub mod index;
 mod layouts;
+pub mod objects;
 mod ranges;
 pub mod record;
 pub mod servers;
@@ -48,7 +54,7 @@ pub use crate::{
     core::{FileStatus, Options, Pnfs, RebalancePlan, RebalanceStatus, Repairs, ServerStatus, SetServiceError},
     index::Index,
     record::{Record, RecordError, ServerId},
-    servers::{DataServers, ServerError, ServerFuture, WriteVerifier},
+    servers::{ClientAccess, DataServers, Presence, ServerError, ServerFuture, WriteVerifier},
     services::Service,
     stripes::Stripes,
 };

@@ -8,10 +8,10 @@ use entropy::HashMap;
 use tokio::time::Instant;
 use vfs::{
     Stability, VfsError,
-    layout::{DataTransport, LayoutDevice, LayoutDeviceId},
+    layout::{DataTransport, LayoutDevice, LayoutDeviceId, LayoutMode},
 };
 
-use crate::record::{Object, Owners, ServerId};
+use crate::record::{Epochs, Object, Owners, ServerId};
 
 /// The future of an operation on a data server.
 pub type ServerFuture<T> = Pin<Box<dyn Future<Output = Result<T, ServerError>> + Send>>;
@@ -25,36 +25,48 @@ pub trait DataServers: Send + Sync + 'static {
     /// Returns the data servers on which new objects are created.
     fn servers(&self) -> Vec<ServerId>;
 
-    /// Creates an object of size 0, with these users if clients can access it. An object that exists is no error.
-    fn create(&self, object: Object, owners: Option<Owners>) -> ServerFuture<()>;
+    /// Reports whether a write or a change of the size creates an object of this data server, so that objects of new files need no
+    /// [`create`](Self::create).
+    fn creates_on_write(&self, server: ServerId) -> bool;
 
-    /// Sets the users of an object. After this, the data server rejects clients that act as the former ones.
-    fn set_owners(&self, object: Object, owners: Owners) -> ServerFuture<()>;
+    /// Creates an object of size 0 for clients of these epochs. An object that exists is no error.
+    fn create(&self, object: Object, epochs: Epochs) -> ServerFuture<()>;
 
-    /// Removes an object. An object that does not exist is no error.
+    /// Locks out the clients of an object that have handles or users of earlier epochs. An object that does not exist is an error only
+    /// if writes do not create it.
+    fn fence(&self, object: Object, epochs: Epochs) -> ServerFuture<()>;
+
+    /// Removes an object. An object that does not exist is no error. Clients cannot create it again.
     fn remove(&self, object: Object) -> ServerFuture<()>;
 
     /// Reads up to `len` bytes at `offset`. Returns fewer only at the end of the object.
     fn read(&self, object: Object, offset: u64, len: usize) -> ServerFuture<Bytes>;
 
     /// Writes all of `data` at `offset`, with at least this stability.
-    fn write(&self, object: Object, offset: u64, data: Rope, stability: Stability) -> ServerFuture<WriteVerifier>;
+    fn write(
+        &self,
+        object: Object,
+        offset: u64,
+        data: Rope,
+        stability: Stability,
+        presence: Presence,
+    ) -> ServerFuture<WriteVerifier>;
 
     /// Makes all writes to an object durable that returned the same verifier as this operation.
     fn commit(&self, object: Object) -> ServerFuture<WriteVerifier>;
 
     /// Sets the size of an object durably.
-    fn set_size(&self, object: Object, size: u64) -> ServerFuture<()>;
+    fn set_size(&self, object: Object, size: u64, presence: Presence) -> ServerFuture<()>;
 
     /// Returns the size of an object in bytes.
     fn size(&self, object: Object) -> ServerFuture<u64>;
 
     /// Returns the file handle with which clients access an object.
-    fn handle(&self, object: Object) -> ServerFuture<Bytes>;
+    fn handle(&self, object: Object, client: ClientAccess) -> ServerFuture<Bytes>;
 
     /// Returns the file handle with which clients of a files layout access an object as this user and this group, or `None` if the
     /// data server has no such handles.
-    fn data_handle(&self, object: Object, uid: u32, gid: u32) -> ServerFuture<Option<Bytes>>;
+    fn data_handle(&self, object: Object, client: ClientAccess, users: Owners) -> ServerFuture<Option<Bytes>>;
 
     /// Returns the device of a data server for clients that prefer this transport, or `None` if clients cannot use the data
     /// server.
@@ -72,6 +84,27 @@ pub trait DataServers: Send + Sync + 'static {
 
     /// Checks that a data server answers.
     fn probe(&self, server: ServerId) -> ServerFuture<()>;
+}
+
+/// Whether an object exists, as far as the metadata server knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Presence {
+    /// The object exists, because the file has data in its stripe. If it does not, it has been lost.
+    Exists,
+    /// The file has no data in the stripe of the object. If [writes create it](DataServers::creates_on_write), the operation does so
+    /// unless the object exists.
+    MayBeNew,
+}
+
+/// The access of clients with a layout to an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClientAccess {
+    /// The mode of the layout.
+    pub mode: LayoutMode,
+    /// The epochs of the file.
+    pub epochs: Epochs,
+    /// Whether the object exists.
+    pub presence: Presence,
 }
 
 /// The data servers whose last operation failed, each since when.

@@ -12,8 +12,8 @@ use vfs::{
 
 use crate::{
     index::Index,
-    record::{Object, Owners, ServerId},
-    servers::{DataServers, ServerError, ServerFuture, WriteVerifier},
+    record::{Epochs, Object, Owners, ServerId},
+    servers::{ClientAccess, DataServers, Presence, ServerError, ServerFuture, WriteVerifier},
 };
 
 /// The administrator's decision about a data server.
@@ -108,12 +108,16 @@ impl DataServers for Services {
         servers
     }
 
-    fn create(&self, object: Object, owners: Option<Owners>) -> ServerFuture<()> {
-        self.on(object.server, |inner| inner.create(object, owners))
+    fn creates_on_write(&self, server: ServerId) -> bool {
+        self.inner.creates_on_write(server)
     }
 
-    fn set_owners(&self, object: Object, owners: Owners) -> ServerFuture<()> {
-        self.on(object.server, |inner| inner.set_owners(object, owners))
+    fn create(&self, object: Object, epochs: Epochs) -> ServerFuture<()> {
+        self.on(object.server, |inner| inner.create(object, epochs))
+    }
+
+    fn fence(&self, object: Object, epochs: Epochs) -> ServerFuture<()> {
+        self.on(object.server, |inner| inner.fence(object, epochs))
     }
 
     fn remove(&self, object: Object) -> ServerFuture<()> {
@@ -124,28 +128,35 @@ impl DataServers for Services {
         self.on(object.server, |inner| inner.read(object, offset, len))
     }
 
-    fn write(&self, object: Object, offset: u64, data: Rope, stability: Stability) -> ServerFuture<WriteVerifier> {
-        self.on(object.server, |inner| inner.write(object, offset, data, stability))
+    fn write(
+        &self,
+        object: Object,
+        offset: u64,
+        data: Rope,
+        stability: Stability,
+        presence: Presence,
+    ) -> ServerFuture<WriteVerifier> {
+        self.on(object.server, |inner| inner.write(object, offset, data, stability, presence))
     }
 
     fn commit(&self, object: Object) -> ServerFuture<WriteVerifier> {
         self.on(object.server, |inner| inner.commit(object))
     }
 
-    fn set_size(&self, object: Object, size: u64) -> ServerFuture<()> {
-        self.on(object.server, |inner| inner.set_size(object, size))
+    fn set_size(&self, object: Object, size: u64, presence: Presence) -> ServerFuture<()> {
+        self.on(object.server, |inner| inner.set_size(object, size, presence))
     }
 
     fn size(&self, object: Object) -> ServerFuture<u64> {
         self.on(object.server, |inner| inner.size(object))
     }
 
-    fn handle(&self, object: Object) -> ServerFuture<Bytes> {
-        self.on(object.server, |inner| inner.handle(object))
+    fn handle(&self, object: Object, client: ClientAccess) -> ServerFuture<Bytes> {
+        self.on(object.server, |inner| inner.handle(object, client))
     }
 
-    fn data_handle(&self, object: Object, uid: u32, gid: u32) -> ServerFuture<Option<Bytes>> {
-        self.on(object.server, |inner| inner.data_handle(object, uid, gid))
+    fn data_handle(&self, object: Object, client: ClientAccess, users: Owners) -> ServerFuture<Option<Bytes>> {
+        self.on(object.server, |inner| inner.data_handle(object, client, users))
     }
 
     fn striped_device_id(&self, servers: &[ServerId], transport: DataTransport) -> Option<LayoutDeviceId> {

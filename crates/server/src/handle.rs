@@ -11,6 +11,8 @@
 //! | 8–23 | SipHash-2-4-128 of bytes 0–7 and 24–end, little-endian |
 //! | 24–end | the [`vfs::Handle`], 0 to 40 bytes |
 //!
+//! A handle with the version 3 was computed by another program ([`AdoptedHandle`]). It has no MAC of this layout: the export verifies it.
+//!
 //! On error: a handle that no server with this layout can have made is `BadHandle`. A handle that this server did not
 //! make, or made with a key that it no longer has, is `Stale`, so that the client looks up the path again.
 
@@ -57,6 +59,38 @@ impl ExportId {
 
 /// The ID of a file in all protocols.
 pub(crate) type FileId = (ExportId, vfs::Handle);
+
+/// A file handle that another program has computed for an object of an export, such as the metadata server of a pNFS cluster for an
+/// object of a data server. The back end of the export verifies it ([`vfs::Vfs::adopt`]).
+///
+/// | bytes | contents |
+/// |---|---|
+/// | 0 | version of this layout: 3 |
+/// | 1–7 | [`ExportId`], big-endian |
+/// | 8–end | the handle for the back end |
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AdoptedHandle<'a> {
+    /// The export.
+    pub export: ExportId,
+    /// The handle for the back end, which verifies it.
+    pub object: &'a [u8],
+}
+
+impl<'a> AdoptedHandle<'a> {
+    /// Returns the bytes of the handle.
+    pub fn encode(&self) -> bytes::Bytes {
+        let mut bytes = bytes::BytesMut::with_capacity(8 + self.object.len());
+        bytes.put_u64(u64::from(ADOPTED) << 56 | self.export.0);
+        bytes.put_slice(self.object);
+        bytes.freeze()
+    }
+
+    /// Returns the parts of a handle. Returns `None` if it has another version. The object is not verified.
+    pub(crate) fn decode(bytes: &'a [u8]) -> Option<Self> {
+        let (head, object) = bytes.split_first_chunk::<8>().filter(|(head, _)| head[0] == ADOPTED)?;
+        Some(Self { export: ExportId(u64::from_be_bytes(*head) & ID_MASK), object })
+    }
+}
 
 /// The secret that authenticates file handles.
 #[derive(Clone)]
@@ -132,6 +166,14 @@ impl HandleKey {
         Ok((ExportId(head & ID_MASK), vfs::Handle::new(object)))
     }
 
+    /// Returns the export and the object of a file handle without a check, for a program that has got it from the server itself. Returns
+    /// `None` if it has another layout.
+    pub fn parts(handle: &[u8]) -> Option<(ExportId, &[u8])> {
+        let (header, object) = handle.split_first_chunk::<HEADER_LEN>()?;
+        let head = header.first_chunk::<8>().filter(|head| head[0] == VERSION)?;
+        Some((ExportId(u64::from_be_bytes(*head) & ID_MASK), object))
+    }
+
     /// Returns a number that identifies the server with this key and reveals nothing about the key.
     pub(crate) fn server_id(&self) -> u128 {
         self.mac(SERVER_HEAD, b"server")
@@ -154,6 +196,8 @@ impl std::fmt::Debug for HandleKey {
 /// Maximum bytes of a file handle. Every version of NFS can carry that many.
 pub const SEALED_MAX: usize = 64;
 const VERSION: u8 = 1;
+/// The version of [`AdoptedHandle`]. Version 2 is that of [`DataHandle`](crate::DataHandle).
+const ADOPTED: u8 = 3;
 /// Takes the place of version and export in the input of [`HandleKey::server_id`]. No file handle has this version.
 const SERVER_HEAD: u64 = u64::MAX;
 const KEY_LEN: usize = 16;
@@ -201,6 +245,19 @@ mod tests {
             assert!(key.open(&longer).is_err(), "{extra} bytes more");
         }
         assert_eq!(HandleKey::random().open(&sealed), Err(VfsError::Stale), "another server's key");
+    }
+
+    #[test]
+    fn parts_of_a_handle_are_known_without_its_key() {
+        let id = ExportId::of(&[b"/a"]);
+        let sealed = HandleKey::random().seal(id, &vfs::Handle::new(b"root"));
+        assert_eq!(HandleKey::parts(&sealed), Some((id, &b"root"[..])));
+        assert_eq!(HandleKey::parts(&sealed[..HEADER_LEN - 1]), None);
+        let adopted = AdoptedHandle { export: id, object: b"an object" };
+        let bytes = adopted.encode();
+        assert_eq!((HandleKey::parts(&bytes.repeat(2)), AdoptedHandle::decode(&bytes)), (None, Some(adopted)));
+        assert_eq!((AdoptedHandle::decode(&bytes[..7]), AdoptedHandle::decode(&sealed)), (None, None));
+        assert_eq!(HandleKey::random().open(&bytes.repeat(2)), Err(VfsError::BadHandle), "this server did not make it");
     }
 
     #[test]

@@ -47,7 +47,7 @@ pub use export::{
     sec::{Sec, SecFlavors},
     xprtsec::{Level, Protections},
 };
-pub use handle::{ExportId, HandleKey};
+pub use handle::{AdoptedHandle, ExportId, HandleKey};
 pub use identity::{
     names::default_domain as default_idmap_domain,
     principals::{IdentityOptions, LocalUser, Machines, PrincipalNames, UnknownUid},

@@ -1,7 +1,8 @@
 //! [`Cluster`]: a metadata server and data servers in processes of their own on 127.0.0.1, for `demo` and `bench`.
 //!
-//! It needs no root. A data server must let the metadata server give objects to other users, which the kernel permits only root to
-//! do with files. So the data servers keep their objects in their own memory. The metadata server has a temporary directory.
+//! It needs no root. A data server of kind `nfs3` must let the metadata server give objects to other users, which the kernel permits
+//! only root to do with files. So these data servers keep their objects in their own memory. Those of kind `slipway` have temporary
+//! directories, as the metadata server has.
 
 use std::{
     ffi::OsString,
@@ -28,8 +29,8 @@ pub struct Shape {
     pub mirrors: usize,
     /// The number of data servers over which each copy is distributed.
     pub stripes: usize,
-    /// Maximum bytes of the objects of each data server.
-    pub memory: u64,
+    /// The kind of the data servers.
+    pub kind: Kind,
     /// Maximum bytes per second of each data server.
     pub limit: Option<u64>,
     /// The transports of the metadata server.
@@ -38,11 +39,20 @@ pub struct Shape {
     pub dir: PathBuf,
 }
 
+/// The kind of data servers.
+#[derive(Clone, Copy, Debug)]
+pub enum Kind {
+    /// They have objects of this many bytes at most in memory.
+    Nfs3(u64),
+    /// They have objects in directories, with handles that the metadata server computes.
+    Slipway,
+}
+
 /// A running cluster. Dropping it ends the servers and removes their directories.
 pub struct Cluster {
     metadata: Server,
     data: Vec<DataServer>,
-    memory: u64,
+    kind: Kind,
     limit: Option<u64>,
     dir: TempDir,
 }
@@ -62,10 +72,14 @@ impl Cluster {
         let located = |error: std::io::Error| Failure::failed(format!("{}: {error}", shape.dir.display()));
         let dir = tempfile::Builder::new().prefix("slipway-pnfs-").tempdir_in(&shape.dir).map_err(located)?;
         fs::create_dir(dir.path().join(EXPORT)).map_err(located)?;
+        if let Kind::Slipway = shape.kind {
+            let key: String = entropy::random::<[u8; 32]>().iter().map(|byte| format!("{byte:02x}")).collect();
+            vfs::private::replace(&dir.path().join(KEY), key.as_bytes()).map_err(located)?;
+        }
         let mut data = Vec::new();
         for number in 1..=shape.servers {
             let mut listen = Listen::on("tcp", Default::default());
-            let server = start_data_server(dir.path(), number, &listen, (shape.memory, shape.limit))?;
+            let server = start_data_server(dir.path(), number, &listen, (shape.kind, shape.limit))?;
             listen.port = server.port(0);
             data.push(DataServer { listen, server: Some(server) });
         }
@@ -73,7 +87,7 @@ impl Cluster {
         fs::write(&config, configuration(shape, dir.path(), &data)).map_err(located)?;
         let listen: Vec<_> = shape.transports.iter().map(|name| Listen::on(name, Default::default())).collect();
         let metadata = Server::start_with(&listen, &["--config".into(), config.into()], QUIET)?;
-        Ok(Self { metadata, data, memory: shape.memory, limit: shape.limit, dir })
+        Ok(Self { metadata, data, kind: shape.kind, limit: shape.limit, dir })
     }
 
     /// Returns the URL of the export of the metadata server over the transport with this index, for a version of NFS.
@@ -106,7 +120,7 @@ impl Cluster {
     pub fn restart(&mut self, number: u32) -> Result<(), Failure> {
         let at = number as usize - 1;
         let listen = &self.data[at].listen;
-        let server = start_data_server(self.dir.path(), at + 1, listen, (self.memory, self.limit))?;
+        let server = start_data_server(self.dir.path(), at + 1, listen, (self.kind, self.limit))?;
         self.data[at].server = Some(server);
         Ok(())
     }
@@ -186,9 +200,16 @@ fn start_data_server(
     dir: &Path,
     number: usize,
     listen: &Listen,
-    (memory, limit): (u64, Option<u64>),
+    (kind, limit): (Kind, Option<u64>),
 ) -> Result<Server, Failure> {
-    let mut arguments: Vec<OsString> = vec!["--memory".into(), memory.to_string().into()];
+    let mut arguments: Vec<OsString> = match kind {
+        Kind::Nfs3(memory) => vec!["--memory".into(), memory.to_string().into()],
+        Kind::Slipway => {
+            let objects = dir.join(format!("objects{number}"));
+            fs::create_dir_all(&objects).map_err(|error| Failure::failed(format!("{}: {error}", objects.display())))?;
+            vec!["--cluster-key".into(), dir.join(KEY).into(), objects.into()]
+        }
+    };
     arguments.extend(["--squash".into(), "none".into(), "--workers".into(), "1".into()]);
     arguments.extend(["--state-dir".into(), state_dir(dir, number).into()]);
     if let Some(limit) = limit {
@@ -200,19 +221,23 @@ fn start_data_server(
 /// Returns the configuration file of the metadata server.
 fn configuration(shape: &Shape, dir: &Path, data: &[DataServer]) -> String {
     let Shape { mirrors, stripes, .. } = shape;
+    // TOML's basic strings have the escapes of JSON.
+    let path = |path: PathBuf| serde_json::json!(path.display().to_string());
+    let (key, kind) = match shape.kind {
+        Kind::Nfs3(_) => (String::new(), ""),
+        Kind::Slipway => (format!("key_file = {}\n", path(dir.join(KEY))), "kind = \"slipway\"\n"),
+    };
     let server = |(at, data): (usize, &DataServer)| {
         let server = data.server.as_ref().expect("every data server must run");
         let url = server.url(0);
-        let url = format!("nfs://{}:{port}/memory?mountport={port}", url.host, port = server.port(0));
-        format!("[[pnfs.server]]\nid = {}\nurl = \"{url}\"\n", at + 1)
+        let url = serde_json::json!(format!("{url}?mountport={}", server.port(0)));
+        format!("[[pnfs.server]]\nid = {}\n{kind}url = {url}\n", at + 1)
     };
     let servers: String = data.iter().enumerate().map(server).collect();
-    // TOML's basic strings have the escapes of JSON.
-    let path = |path: PathBuf| serde_json::json!(path.display().to_string());
     format!(
         "[server]\nstate_dir = {}\n[[export]]\npath = {}\nname = \"/pnfs\"\nsquash = \"none\"\nbackend = \"pnfs\"\n\
          options = {{ cluster = \"demo\" }}\n[[pnfs]]\nname = \"demo\"\nmirrors = {mirrors}\nstripes = {stripes}\n\
-         timeout_s = 1\n{servers}",
+         timeout_s = 1\n{key}{servers}",
         path(state_dir(dir, 0)),
         path(dir.join(EXPORT)),
     )
@@ -220,5 +245,7 @@ fn configuration(shape: &Shape, dir: &Path, data: &[DataServer]) -> String {
 
 /// Servers of a cluster log only errors: the failures of others are expected.
 const QUIET: &[(&str, &str)] = &[("RUST_LOG", "error")];
+/// The file with the key of the cluster.
+const KEY: &str = "cluster.key";
 /// The directory of the metadata server's export.
 const EXPORT: &str = "export";

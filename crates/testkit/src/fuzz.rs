@@ -12,6 +12,7 @@ mod callback4;
 mod gss;
 mod nfs;
 mod nfs4;
+mod objects;
 mod rpc;
 mod rpcrdma;
 mod service4;
@@ -31,6 +32,7 @@ pub use self::{
     gss::gss,
     nfs::{handle, nfs3_call},
     nfs4::{nfs4_compound, nfs4_layout},
+    objects::object_handle,
     rpc::{record_marking, rpc_message},
     rpcrdma::{rpcrdma_connection, rpcrdma_header},
     service4::nfs4_service,
@@ -52,6 +54,7 @@ pub const TARGETS: &[Target] = &[
     ("rpcrdma_connection", rpcrdma_connection),
     ("nfs3_call", nfs3_call),
     ("handle", handle),
+    ("object_handle", object_handle),
     ("nfs4_compound", nfs4_compound),
     ("nfs4_layout", nfs4_layout),
     ("nfs4_service", nfs4_service),

@@ -97,6 +97,10 @@ impl<I: Interpose> Vfs for Interposed<I> {
         self.0.inner().write_verifier()
     }
 
+    fn adopt(&self, handle: &[u8]) -> Result<Handle> {
+        self.0.inner().adopt(handle)
+    }
+
     operations! {
         fn lookup(dir: &Handle, name: &Name) -> (Handle, Attr), by (dir, name);
         fn find(dir: &Handle, name: &Name) -> (Handle, Kind), by (dir, name);

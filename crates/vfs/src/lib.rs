@@ -60,6 +60,16 @@ pub trait Vfs: Send + Sync + 'static {
     /// writes changes it at every start of the server (RFC 1813 §3.3.7).
     fn write_verifier(&self) -> [u8; 8];
 
+    /// Returns the object of a handle that another program has computed. A tree that has such handles verifies that the program was
+    /// allowed to do so. The default is that there are none.
+    ///
+    /// # Errors
+    /// Returns `BadHandle` for bytes that are no such handle, and `Stale` for a handle that is forged or of another tree.
+    fn adopt(&self, handle: &[u8]) -> Result<Handle> {
+        let _ = handle;
+        Err(VfsError::Stale)
+    }
+
     /// Looks up `name` in `dir`. `.` is `dir`, and `..` is its parent. The parent of the root is the root.
     ///
     /// # Errors

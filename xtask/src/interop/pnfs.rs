@@ -4,11 +4,17 @@ use super::Bench;
 use super::lab::{Guest, text};
 use crate::report::Report;
 
-/// Runs `guest/pnfs.sh`.
+/// Runs `guest/pnfs.sh`, with the first two data servers of each kind in turn.
 pub fn linux(bench: &Bench, report: &mut Report) -> Result<(), String> {
-    let directory = bench.fresh("pnfs")?;
-    let guest = Guest::new(bench, directory.join("guest"))?;
-    guest.environment(&[("SLIPWAY", text(&bench.slipway))])?;
-    let succeeded = guest.run("pnfs.sh");
-    guest.results("pnfs", succeeded, report)
+    for kind in bench.rotation.pick("pnfs", &KINDS, 1) {
+        let name = format!("pnfs-{kind}");
+        let guest = Guest::new(bench, bench.fresh(&name)?.join("guest"))?;
+        guest.environment(&[("SLIPWAY", text(&bench.slipway)), ("KIND", kind)])?;
+        let succeeded = guest.run("pnfs.sh");
+        guest.results(&name, succeeded, report)?;
+    }
+    Ok(())
 }
+
+/// The kinds of data servers that are `slipway serve`.
+const KINDS: [&str; 2] = ["nfs3", "slipway"];

@@ -25,7 +25,7 @@ const ARROWS: [(&str, &[&str]); 21] = [
     ("pnfs", &["vfs"]),
     ("conformance", &["rdma", "vfs"]),
     ("transports", &["rpc", "rdma", "rpcrdma", "nfs"]),
-    ("testkit", &["simnet", "xdr", "rpc", "rdma", "rpcrdma", "nfs", "gss", "vfs", "server", "client"]),
+    ("testkit", &["simnet", "xdr", "rpc", "rdma", "rpcrdma", "nfs", "gss", "vfs", "server", "client", "pnfs"]),
     ("slipway", &["xdr", "rpc", "rdma", "nfs", "gss", "vfs", "server", "client", "transports", "pnfs"]),
     ("hostile", &[]),
     ("xtask", &[]),

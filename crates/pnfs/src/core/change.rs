@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use futures_util::future::join_all;
 use vfs::{Caller, Change, CreateMode, Created, Cred, Handle, Kind, Name, Result, SetAttr, Time, VfsError};
 
 use super::{Core, attribute};
@@ -10,6 +11,7 @@ use crate::{
     index::{LAYOUTS, TRUNCATING},
     ranges::WHOLE,
     record::{Object, Record},
+    servers::{Presence, ServerError},
 };
 
 impl Core {
@@ -26,11 +28,11 @@ impl Core {
         let spilled = matches!(place, Place::Servers(_));
         self.lock_out_former(&file).await?;
         if spilled && self.has_work(&file.handle, TRUNCATING) {
-            self.trim(&file).await?;
+            self.trim(&file, None).await?;
         }
         let of = file.clone();
         let ends = file.ends.now();
-        let change = self
+        let changed = self
             .run(move |core| {
                 let root = Cred::root();
                 let (caller, root) = (Caller::blocking(&cred), Caller::blocking(&root));
@@ -62,13 +64,15 @@ impl Core {
                     // durable after SETATTR, also if an unstable write has set it before.
                     core.inner.commit(&root, &of.handle, 0, 0)?;
                 }
-                Ok(change)
+                Ok((change, former))
             })
             .await;
+        let former = changed.as_ref().ok().map(|(_, former)| *former);
+        let change = changed.map(|(change, _)| change);
         if !self.has_work(&file.handle, TRUNCATING) {
             return change;
         }
-        let trimmed = self.trim(&file).await;
+        let trimmed = self.trim(&file, former).await;
         file.sizing.lock().cutting = false;
         let Err(error) = trimmed else { return change };
         self.wake.notify_one();
@@ -77,12 +81,12 @@ impl Core {
         if self.holders.count(&file.handle).1.write { change.and(Err(error)) } else { change }
     }
 
-    /// Gives all objects the size of the file. The caller holds a lock on the whole file, and no client has a layout to write,
+    /// Gives all objects the size of the file, which had `former` bytes before, if that is known. The caller holds a lock on the whole file, and no client has a layout to write,
     /// except for one that truncates the file. The work stays recorded if objects may have become longer meanwhile.
     ///
     /// # Errors
     /// Returns an error if no copy could be changed.
-    pub async fn trim(self: &Arc<Self>, file: &Arc<File>) -> Result<()> {
+    pub async fn trim(self: &Arc<Self>, file: &Arc<File>, former: Option<u64>) -> Result<()> {
         let ends = file.ends.now();
         if let Place::Servers(record) = self.place(file).await? {
             let of = file.clone();
@@ -93,8 +97,12 @@ impl Core {
             });
             let size = size.await?;
             tracing::debug!(file = ?file.handle, size, "objects get the size of their file");
-            let work =
-                record.written().map(|copy| (copy, self.servers.set_size(record.copies[copy].object, size))).collect();
+            let mut work = Vec::new();
+            for stripe in 0..record.stripes.count() {
+                let presence = self.presence_before(&record, stripe, size, former).await;
+                let set = |copy: usize| self.servers.set_size(record.copies[copy].object, size, presence);
+                work.extend(record.written_of(stripe).map(|copy| (copy, set(copy))));
+            }
             let outcome = self.on_copies(&record, work, |_, ()| true).await;
             // What a client has written from now on lies behind this change.
             file.sizing.lock().cutting = false;
@@ -102,6 +110,29 @@ impl Core {
         }
         let of = file.clone();
         self.run(move |core| core.end_work_if(&of.handle, TRUNCATING, || of.ends.none_since(ends))).await
+    }
+
+    /// Returns whether the objects of a stripe exist of a file that gets `size` bytes. If its former size is not known, they do not
+    /// exist if all data servers with copies in sync say so.
+    async fn presence_before(&self, record: &Record, stripe: usize, size: u64, former: Option<u64>) -> Presence {
+        let has_data = |size| record.stripes.end(stripe, size) > 0;
+        if !has_data(size) {
+            return Presence::MayBeNew;
+        }
+        let exists = match former {
+            Some(former) => has_data(former),
+            None if !self.has_new(record, stripe) => true,
+            None => {
+                let sizes = record.in_sync_of(stripe).map(|copy| self.servers.size(record.copies[copy].object));
+                join_all(sizes).await.into_iter().any(|size| size != Err(ServerError::Missing))
+            }
+        };
+        if exists { Presence::Exists } else { Presence::MayBeNew }
+    }
+
+    /// Reports whether writes create an object in sync of a stripe.
+    fn has_new(&self, record: &Record, stripe: usize) -> bool {
+        record.in_sync_of(stripe).any(|copy| self.servers.creates_on_write(record.copies[copy].object.server))
     }
 
     /// Returns the size of a file in bytes.

@@ -22,7 +22,7 @@ use crate::{
     index::{DIRTY, TRUNCATING},
     ranges::{RangeGuard, WHOLE},
     record::{Object, Record},
-    servers::ServerError,
+    servers::{DataServers, ServerError},
     stripes::{End, Piece},
 };
 
@@ -168,7 +168,7 @@ impl Core {
                 if !self.has_work(&file.handle, TRUNCATING) || self.holders.count(&file.handle).1.write {
                     continue;
                 }
-                self.trim(file).await?;
+                self.trim(file, None).await?;
             }
             let guard = file.ranges.lock(range.clone(), true).await;
             let place = self.place(file).await?;
@@ -309,11 +309,22 @@ impl Core {
         Ok(parts)
     }
 
-    async fn write_copies(&self, file: &Arc<File>, record: &Record, parts: &[Part], stability: Stability) -> Outcome {
+    async fn write_copies(
+        self: &Arc<Self>,
+        file: &Arc<File>,
+        record: &Record,
+        parts: &[Part],
+        stability: Stability,
+    ) -> Outcome {
         let mut work: Vec<CopyWork<_>> = Vec::new();
         for Part { stripe, offset, data } in parts {
-            let write = |object| self.servers.write(object, *offset, data.clone(), stability);
-            work.extend(record.written_of(*stripe).map(|copy| (copy, write(record.copies[copy].object))));
+            work.extend(record.written_of(*stripe).map(|copy| {
+                let (offset, data) = (*offset, data.clone());
+                let write = move |servers: &dyn DataServers, object, presence| {
+                    servers.write(object, offset, data.clone(), stability, presence)
+                };
+                (copy, self.on_object(file, record, copy, write))
+            }));
         }
         let unstable = stability == Stability::Unstable;
         self.on_copies(record, work, |object, verifier| self.note_write(file, object, verifier, unstable)).await

@@ -252,7 +252,7 @@ impl Core {
         self.servers.probe(server).await?;
         let of = file.clone();
         self.run(move |core| core.index.begin_move(object, former, &of.handle)).await?;
-        let created = self.servers.create(object, record.epochs.owners(object)).await;
+        let created = self.servers.create(object, record.epochs).await;
         let of = file.clone();
         let stored = self.run(move |core| {
             created?;

@@ -23,8 +23,8 @@ use crate::{
     files::{File, Place},
     index::{LAYOUTS, OWNERS, TRUNCATING},
     ranges::WHOLE,
-    record::{CopyState, Epochs, Object, Record, ServerId},
-    servers::{ServerError, ServerFuture},
+    record::{CopyState, Epochs, Object, Owners, Record, ServerId},
+    servers::{ClientAccess, DataServers, Presence, ServerError, ServerFuture},
     stripes::Stripes,
 };
 
@@ -91,8 +91,10 @@ impl Core {
             return Ok(Attempt::Unusable(*object));
         }
         let mut stripes = vec![Vec::new(); record.stripes.count()];
+        let of = file.clone();
+        let size = self.run(move |core| core.size_of(&of.handle)).await?;
         let data_files = record.in_sync().map(|copy| {
-            let data_file = self.data_file(&record, record.copies[copy].object, request);
+            let data_file = self.data_file(&record, (copy, size), request);
             async move { (copy, data_file.await) }
         });
         for (copy, data_file) in join_all(data_files).await {
@@ -136,20 +138,25 @@ impl Core {
         Ok(Attempt::Granted(layout))
     }
 
-    /// Returns a copy for a client. The error is `None` if clients cannot use the data server.
+    /// Returns a copy of a file of `size` bytes for a client. The error is `None` if clients cannot use the data server.
     async fn data_file(
         &self,
         record: &Record,
-        object: Object,
+        (copy, size): (usize, u64),
         request: &LayoutRequest,
     ) -> std::result::Result<DataFile, Option<ServerError>> {
+        let object = record.copies[copy].object;
         let device = self.servers.device_id(object.server, request.transport).ok_or(None)?;
         let owners = record.epochs.owners(object).ok_or(None)?;
         // RFC 8435 §2.2.1: a client that only reads is not the owner. It uses the group's number as its user, too.
         let uid = if request.mode == LayoutMode::Write { owners.owner } else { owners.group };
+        let is_new = record.stripes.end(record.stripe_of(copy), size) == 0;
+        let presence = if is_new { Presence::MayBeNew } else { Presence::Exists };
+        let client = ClientAccess { mode: request.mode, epochs: record.epochs, presence };
+        let users = Owners { owner: uid, ..owners };
         let handle = match request.kind {
-            LayoutKind::Flexible => self.servers.handle(object).await?,
-            LayoutKind::Files => self.servers.data_handle(object, uid, owners.group).await?.ok_or(None)?,
+            LayoutKind::Flexible => self.servers.handle(object, client).await?,
+            LayoutKind::Files => self.servers.data_handle(object, client, users).await?.ok_or(None)?,
         };
         Ok(DataFile { device, efficiency: 1, handle, uid, gid: owners.group, stateid: None })
     }
@@ -192,8 +199,10 @@ impl Core {
         for copy in record.written() {
             let object = record.copies[copy].object;
             // The process has ended before the first epochs were stored.
-            let Some(owners) = record.epochs.owners(object) else { break };
-            work.push((copy, self.servers.set_owners(object, owners)));
+            if record.epochs == Epochs::default() {
+                break;
+            }
+            work.push((copy, self.servers.fence(object, record.epochs)));
         }
         let outcome = self.on_copies(record, work, |_, ()| true).await;
         if let Some(error) = outcome.lost {
@@ -264,7 +273,7 @@ impl Core {
         if size <= self.run(move |core| core.size_of(&of.handle)).await? {
             return Ok(size);
         }
-        let sizes = self.object_sizes(&record).await?;
+        let sizes = self.object_sizes(file, &record).await?;
         // The client has written to all copies. One that is longer has missed the truncation, and is about to be stale.
         let of_stripe = |stripe| record.in_sync_of(stripe).filter_map(|copy| sizes.get(&copy)).min();
         let written = (0..record.stripes.count()).filter_map(of_stripe).max();
@@ -275,9 +284,9 @@ impl Core {
     ///
     /// # Errors
     /// Returns `Io` if no data server with a copy of one stripe answers.
-    async fn object_sizes(&self, record: &Record) -> Result<HashMap<usize, u64>> {
+    async fn object_sizes(self: &Arc<Self>, file: &Arc<File>, record: &Record) -> Result<HashMap<usize, u64>> {
         let size = |copy: usize| {
-            let size = self.servers.size(record.copies[copy].object);
+            let size = self.object_size(file, record, copy);
             // An object can end with a byte of another stripe: see `write_ends`.
             let shown = move |size| record.stripes.end(record.stripe_of(copy), size);
             async move { size.await.ok().map(|size| (copy, shown(size))) }
@@ -305,11 +314,14 @@ impl Core {
         }
         let work = record.written().filter_map(|copy| {
             let end = record.stripes.end(record.stripe_of(copy), size);
-            let (servers, object) = (self.servers.clone(), record.copies[copy].object);
+            let (core, of, record) = (self.clone(), file.clone(), record.clone());
             let write = async move {
-                if servers.size(object).await? < end {
-                    let zero = Rope::from(Bytes::from_static(&[0]));
-                    servers.write(object, end, zero, Stability::FileSync).await?;
+                if core.object_size(&of, &record, copy).await? < end {
+                    let write = move |servers: &dyn DataServers, object, presence| {
+                        let zero = Rope::from(Bytes::from_static(&[0]));
+                        servers.write(object, end, zero, Stability::FileSync, presence)
+                    };
+                    core.on_object(&of, &record, copy, write).await?;
                 }
                 Ok(())
             };
@@ -357,7 +369,7 @@ impl Core {
             if self.has_work(&file.handle, TRUNCATING) {
                 return Ok(());
             }
-            let size = self.object_sizes(&record).await?.into_values().max().unwrap_or(0);
+            let size = self.object_sizes(file, &record).await?.into_values().max().unwrap_or(0);
             self.write_ends(file, size, sized).await?;
             let of = file.clone();
             let taken = self.run(move |core| {

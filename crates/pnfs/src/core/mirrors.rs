@@ -11,7 +11,8 @@ use crate::{
     files::{File, Place, Unstable},
     index::UNHEALTHY,
     record::{CopyState, Epochs, Object, Record},
-    servers::{ServerError, ServerFuture, WriteVerifier},
+    servers::{DataServers, Presence, ServerError, ServerFuture, WriteVerifier},
+    stripes::Stripes,
 };
 
 /// The result of an operation on the copies of a file.
@@ -27,6 +28,46 @@ pub struct Outcome {
 pub type CopyWork<T> = (usize, ServerFuture<T>);
 
 impl Core {
+    /// Runs an operation on an object of a file. If the object does not exist, runs it again, and tells it then whether the object may be
+    /// new.
+    pub fn on_object<T: Send + 'static>(
+        self: &Arc<Self>,
+        file: &Arc<File>,
+        record: &Record,
+        copy: usize,
+        operation: impl Fn(&dyn DataServers, Object, Presence) -> ServerFuture<T> + Send + 'static,
+    ) -> ServerFuture<T> {
+        let (object, stripes, stripe) = (record.copies[copy].object, record.stripes, record.stripe_of(copy));
+        let first = operation(&*self.servers, object, Presence::Exists);
+        if !self.servers.creates_on_write(object.server) {
+            return first;
+        }
+        let (core, file) = (self.clone(), file.clone());
+        Box::pin(async move {
+            match first.await {
+                Err(ServerError::Missing) => {
+                    let presence = core.presence(&file, stripes, stripe).await;
+                    operation(&*core.servers, object, presence).await
+                }
+                done => done,
+            }
+        })
+    }
+
+    /// Returns whether the objects of a stripe of a file exist.
+    pub async fn presence(self: &Arc<Self>, file: &Arc<File>, stripes: Stripes, stripe: usize) -> Presence {
+        let of = file.clone();
+        match self.run(move |core| core.size_of(&of.handle)).await {
+            Ok(size) if stripes.end(stripe, size) == 0 => Presence::MayBeNew,
+            _ => Presence::Exists,
+        }
+    }
+
+    /// Returns the size of an object of a file. It is 0 for an object that does not exist and may be new.
+    pub fn object_size(self: &Arc<Self>, file: &Arc<File>, record: &Record, copy: usize) -> ServerFuture<u64> {
+        self.on_object(file, record, copy, |servers, object, presence| unless_new(presence, servers.size(object), 0))
+    }
+
     /// Executes operations on copies at the same time. `check` decides whether a result is a success.
     pub async fn on_copies<T>(
         &self,
@@ -147,4 +188,14 @@ impl Core {
         }
         self.note_unequal(&file.handle);
     }
+}
+
+/// Returns `new` if an object does not exist that may be new.
+pub fn unless_new<T: Send + 'static>(presence: Presence, operation: ServerFuture<T>, new: T) -> ServerFuture<T> {
+    Box::pin(async move {
+        match operation.await {
+            Err(ServerError::Missing) if presence == Presence::MayBeNew => Ok(new),
+            done => done,
+        }
+    })
 }

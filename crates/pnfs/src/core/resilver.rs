@@ -11,13 +11,13 @@ use buf::Rope;
 use tokio::time::Instant;
 use vfs::{Caller, Cred, Result, Stability, VfsError, layout::LayoutModes};
 
-use super::Core;
+use super::{Core, mirrors::unless_new};
 use crate::{
     files::{File, Place},
     index::{DIRTY, LAYOUTS, TRUNCATING, UNHEALTHY},
     ranges::WHOLE,
     record::{Copy, CopyState, Epochs, Object, Record},
-    servers::ServerError,
+    servers::{DataServers, Presence, ServerError},
     stripes::Piece,
 };
 
@@ -42,7 +42,7 @@ impl Core {
         let differences = file.differences.load(Relaxed);
         {
             let _whole = whole;
-            self.trim(file).await?;
+            self.trim(file, None).await?;
             // Clients get layouts again now. Copies must not be compared while clients write to them.
             if !self.is_unequal(&file.handle) {
                 return Ok(());
@@ -79,7 +79,11 @@ impl Core {
     /// data server lost them.
     async fn make_durable(self: &Arc<Self>, file: &Arc<File>) -> Result<()> {
         let Place::Servers(record) = self.place(file).await? else { return Ok(()) };
-        let work = record.written().map(|copy| (copy, self.servers.commit(record.copies[copy].object))).collect();
+        let commit = |servers: &dyn DataServers, object, presence| {
+            let committed = servers.commit(object);
+            unless_new(presence, Box::pin(async { committed.await.map(drop) }), ())
+        };
+        let work = record.written().map(|copy| (copy, self.on_object(file, &record, copy, commit))).collect();
         let outcome = self.on_copies(&record, work, |_, _| true).await;
         self.settle(file, outcome).await
     }
@@ -98,7 +102,8 @@ impl Core {
                 let repaired = async {
                     if self.servers.read(object, range.start, good.len()).await? != good {
                         let data = Rope::from(good.clone());
-                        self.servers.write(object, range.start, data, Stability::FileSync).await?;
+                        let (stability, presence) = (Stability::FileSync, Presence::Exists);
+                        self.servers.write(object, range.start, data, stability, presence).await?;
                     }
                     Ok::<_, ServerError>(())
                 };
@@ -165,7 +170,7 @@ impl Core {
                 let of = file.clone();
                 let size = self.run(move |core| core.size_of(&of.handle)).await?;
                 if offset >= size {
-                    self.servers.set_size(object, size).await?;
+                    self.servers.set_size(object, size, Presence::Exists).await?;
                     return self.end_copy(file, copy, object).await;
                 }
                 continue;
@@ -175,7 +180,7 @@ impl Core {
             let behind = piece.range.end;
             let data = self.read_piece(file, piece).await?;
             if !is_zero(&data) {
-                self.servers.write(object, offset, data, Stability::FileSync).await?;
+                self.servers.write(object, offset, data, Stability::FileSync, Presence::Exists).await?;
             }
             let copied = (behind.min(size)).saturating_sub(offset);
             offset = stripes.next(stripe, behind);
@@ -205,7 +210,7 @@ impl Core {
             core.index.enqueue_removals(&[former])
         })
         .await?;
-        self.servers.create(object, record.epochs.owners(object)).await?;
+        self.servers.create(object, record.epochs).await?;
         let of = file.clone();
         self.run(move |core| core.store(&of, next)).await?;
         Ok(object)

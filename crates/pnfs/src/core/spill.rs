@@ -13,6 +13,7 @@ use crate::{
     files::{File, Place},
     index::{DIRTY, UNHEALTHY},
     record::{Copy, CopyState, Epochs, Object, Record},
+    servers::Presence,
     stripes::{Piece, Stripes},
 };
 
@@ -57,9 +58,15 @@ impl Core {
     }
 
     async fn spill_to(self: &Arc<Self>, file: &Arc<File>, mut record: Record, attr: &Attr) -> Result<()> {
-        let all = 0..record.copies.len();
-        let create = |object| self.servers.create(object, record.epochs.owners(object));
-        let work = all.map(|copy| (copy, create(record.copies[copy].object))).collect();
+        let create = |copy: usize| {
+            let object = record.copies[copy].object;
+            if !self.servers.creates_on_write(object.server) {
+                return Some((copy, self.servers.create(object, record.epochs)));
+            }
+            // The first write creates the object. A data server that is away must not get a copy that is in sync.
+            self.failing.lock().contains(&object.server).then(|| (copy, self.servers.probe(object.server)))
+        };
+        let work = (0..record.copies.len()).filter_map(create).collect();
         let created = self.on_copies(&record, work, |_, ()| true).await;
         exclude(&mut record, &created.failed, created.lost)?;
         let pool = Pool::default();
@@ -79,14 +86,16 @@ impl Core {
             let mut work = Vec::new();
             for Piece { stripe, range } in record.stripes.pieces(data..offset) {
                 let (from, len) = ((range.start - data) as usize, (range.end - range.start) as usize);
-                let write =
-                    |object| self.servers.write(object, range.start, read.data.slice(from, len), Stability::FileSync);
+                let write = |object| {
+                    let (data, stability) = (read.data.slice(from, len), Stability::FileSync);
+                    self.servers.write(object, range.start, data, stability, Presence::MayBeNew)
+                };
                 work.extend(record.in_sync_of(stripe).map(|copy| (copy, write(record.copies[copy].object))));
             }
             self.on_all(&mut record, work).await?;
         }
         if attr.size > 0 {
-            let set = |object| self.servers.set_size(object, attr.size);
+            let set = |object| self.servers.set_size(object, attr.size, Presence::MayBeNew);
             let work = record.in_sync().map(|copy| (copy, set(record.copies[copy].object))).collect();
             self.on_all(&mut record, work).await?;
         }

@@ -13,7 +13,7 @@ use std::{
 
 use entropy::HashMap;
 use parking_lot::Mutex;
-use pnfs::{Index, Options, Pnfs, Record, Stripes, record::Object, stripes::Piece};
+use pnfs::{Index, Options, Pnfs, Record, Stripes, objects::handle::HANDLE_LEN, record::Object, stripes::Piece};
 use tokio::{
     sync::Notify,
     task::JoinSet,
@@ -24,7 +24,7 @@ use vfs::{Caller, CompletionSlot, Cred, Handle, Layouts, Result, SetAttr, Vfs, V
 use crate::{
     Broken, LEASE, MIRRORS, Setup, chance,
     disk::Disk,
-    stores::{Link, Stores},
+    stores::{Link, Pass, Stores, object_of},
 };
 
 /// A process of the metadata server.
@@ -46,8 +46,8 @@ pub struct Mds {
 /// An instance of a client: its number, and the number of its start.
 pub type ClientId = (usize, u64);
 
-/// A copy in a layout: the object, and the user as whom the client acts.
-pub type Copy = (Object, u32);
+/// A copy in a layout: the object, and that by which its data server knows the client.
+pub type Copy = (Object, Pass);
 
 /// A layout: the copies of each mirror, one for each stripe.
 #[derive(Clone, Debug)]
@@ -416,7 +416,7 @@ impl Mds {
         if let Some(record) = record.filter(|_| hold.modes.write) {
             let in_sync: Vec<_> = record.in_sync().map(|copy| record.copies[copy].object).collect();
             let copies = hold.copies.iter().filter(|(object, _)| in_sync.contains(object));
-            copies.for_each(|(object, user)| self.stores.fence(*object, *user));
+            copies.for_each(|(object, pass)| self.stores.fence(*object, *pass));
         }
         *self.desk.lock().fencing.get_mut(file).expect("the fence must be counted") -= 1;
         self.changed.notify_waiters();
@@ -439,8 +439,15 @@ fn union(one: LayoutModes, other: LayoutModes) -> LayoutModes {
 
 fn grant_of(holder: u64, layout: &FlexibleLayout) -> Grant {
     let copy = |file: &DataFile| {
-        let id = u128::from_be_bytes(file.handle[..].try_into().expect("a handle must have 16 bytes"));
-        (Object { server: pnfs::ServerId(file.device.0[0].into()), id }, file.uid)
+        let server = pnfs::ServerId(file.device.0[0].into());
+        let (id, pass) = match file.handle[..].try_into().map(u128::from_be_bytes) {
+            Ok(id) => (id, Pass::User(file.uid)),
+            Err(_) => {
+                let bytes: [u8; HANDLE_LEN] = file.handle[..].try_into().expect("the handle must be computed");
+                (object_of(&bytes), Pass::Handle(bytes))
+            }
+        };
+        (Object { server, id }, pass)
     };
     let mirrors: Vec<Vec<_>> =
         layout.mirrors.iter().map(|mirror| mirror.data_files.iter().map(copy).collect()).collect();

@@ -1,5 +1,8 @@
 //! Data servers over a network that loses, delays and repeats messages.
 //!
+//! Some are of kind `slipway`: their objects come into being with the first write, and clients use them by handles that the metadata
+//! server computes ([`ObjectHandle`]). The others create objects when they are told to, and know the users of each.
+//!
 //! A data server executes the messages that have arrived in their order, also if their senders do not wait any more. A sender
 //! waits for [`TIMEOUT`]. A message is at most [`DELAY_MAX`] on its way, which is less than the time in which a process restarts.
 
@@ -16,8 +19,12 @@ use buf::Rope;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use pnfs::{
-    DataServers, ServerError, ServerFuture, ServerId, WriteVerifier,
-    record::{Object, Owners},
+    ClientAccess, DataServers, Presence, ServerError, ServerFuture, ServerId, WriteVerifier,
+    objects::{
+        create_until,
+        handle::{ClusterKey, HANDLE_LEN, ObjectHandle, Right, StoreId},
+    },
+    record::{Epochs, Object, Owners},
 };
 use tokio::{
     sync::{Notify, oneshot},
@@ -25,10 +32,10 @@ use tokio::{
 };
 use vfs::{
     Stability,
-    layout::{DataTransport, LayoutDevice, LayoutDeviceId},
+    layout::{DataTransport, LayoutDevice, LayoutDeviceId, LayoutMode},
 };
 
-use crate::{Broken, chance};
+use crate::{Broken, chance, kinds::Kinds};
 
 /// The data servers. Clones are the same ones.
 #[derive(Clone)]
@@ -52,6 +59,11 @@ struct State {
 /// A data server.
 #[derive(Default)]
 pub struct Store {
+    /// `true` if it is of kind `slipway`.
+    computed: bool,
+    /// The epochs of objects of that kind, and those that were removed.
+    epochs: BTreeMap<u128, Epochs>,
+    removed: BTreeSet<u128>,
     objects: BTreeMap<u128, Data>,
     starts: u64,
     pub down: bool,
@@ -60,8 +72,8 @@ pub struct Store {
     pub full: bool,
     /// Those whose messages do not arrive.
     pub cut: BTreeSet<Party>,
-    /// Objects, and users that must not be able to change them any more.
-    fenced: BTreeSet<(u128, u32)>,
+    /// Objects, and those who must not be able to change them any more.
+    fenced: BTreeSet<(u128, Pass)>,
     violation: Option<String>,
 }
 
@@ -76,6 +88,13 @@ struct Data {
 struct Status {
     verifier: WriteVerifier,
     full: bool,
+}
+
+/// That by which a data server knows a client with a layout: the user as whom it acts, or the handle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Pass {
+    User(u32),
+    Handle([u8; HANDLE_LEN]),
 }
 
 /// A sender of messages.
@@ -95,9 +114,79 @@ impl Data {
     }
 }
 
+impl Store {
+    /// Reports whether a client may use an object.
+    fn permits(&self, object: Object, pass: Pass, writes: bool) -> Result<bool, ServerError> {
+        match pass {
+            Pass::User(user) => {
+                let owners = self.objects.get(&object.id).ok_or(ServerError::Missing)?.owners;
+                Ok(owners.is_some_and(|owners| owners.owner == user || !writes && owners.group == user))
+            }
+            Pass::Handle(bytes) => {
+                let handle = key().open(store_id(object.server), &bytes).map_err(|_| ServerError::Missing)?;
+                let least = self.epochs.get(&handle.object).copied().unwrap_or_default();
+                Ok(match handle.right {
+                    Right::Read => !writes && handle.epoch >= least.readers,
+                    Right::Write => handle.epoch >= least.writers,
+                    Right::Control | Right::Store => false,
+                })
+            }
+        }
+    }
+
+    /// Returns an object for a client, which a write can create.
+    fn data(&mut self, object: Object, pass: Pass, writes: bool) -> Result<Option<&mut Data>, ServerError> {
+        let may_be_new = match pass {
+            Pass::User(_) => None,
+            Pass::Handle(bytes) => {
+                key().open(store_id(object.server), &bytes).ok().and_then(|handle| handle.create_until)
+            }
+        };
+        match may_be_new {
+            Some(until) if !self.objects.contains_key(&object.id) => {
+                if writes {
+                    // The time of the end is that of the whole hour.
+                    let in_time = create_until().is_some_and(|now| until.get() + 2 * 3600 >= now.get());
+                    if !in_time {
+                        return Err(ServerError::Io);
+                    }
+                    return self.create(object.id).map(Some);
+                }
+                Ok(None)
+            }
+            _ => self.objects.get_mut(&object.id).map(Some).ok_or(ServerError::Missing),
+        }
+    }
+
+    fn create(&mut self, id: u128) -> Result<&mut Data, ServerError> {
+        if self.removed.contains(&id) {
+            return Err(ServerError::Missing);
+        }
+        if self.full && !self.objects.contains_key(&id) {
+            return Err(ServerError::NoSpace);
+        }
+        Ok(self.objects.entry(id).or_default())
+    }
+}
+
+/// The key of the cluster.
+fn key() -> ClusterKey {
+    ClusterKey::new(&[7; 32])
+}
+
+/// Returns the object of a computed handle.
+pub fn object_of(handle: &[u8; HANDLE_LEN]) -> u128 {
+    ObjectHandle::of_body(handle.first_chunk().expect("a handle must have a body")).expect("it must be valid").object
+}
+
+fn store_id(server: ServerId) -> StoreId {
+    StoreId([server.0 as u8; 16])
+}
+
 impl Stores {
-    pub fn new(broken: Broken) -> Self {
-        let stores = (0..STORES).map(|_| Store::default()).collect();
+    pub fn new(broken: Broken, kinds: Kinds) -> Self {
+        let store = |number| Store { computed: kinds.is_slipway(number), ..Store::default() };
+        let stores = (1..=STORES).map(store).collect();
         let state = State { stores, faults: true, processes: [0; 2], violation: None };
         let queues = (0..STORES).map(|_| tokio::sync::Mutex::default()).collect();
         Self(Arc::new(Shared { broken, state: Mutex::new(state), queues, changed: Notify::new() }))
@@ -128,9 +217,13 @@ impl Stores {
         }
     }
 
-    /// Notes that this user of an object is locked out.
-    pub fn fence(&self, object: Object, user: u32) {
-        self.change(object.server.0, |store| _ = store.fenced.insert((object.id, user)));
+    /// Notes that this client of an object is locked out.
+    pub fn fence(&self, object: Object, pass: Pass) {
+        self.change(object.server.0, |store| _ = store.fenced.insert((object.id, pass)));
+    }
+
+    fn is_computed(&self, server: ServerId) -> bool {
+        self.0.state.lock().stores[server.0 as usize - 1].computed
     }
 
     /// Notes that a process of the metadata server starts. From now on, no other one sends messages; its earlier ones can still arrive.
@@ -225,29 +318,29 @@ impl Stores {
         let _ = reply.send(result);
     }
 
-    /// Writes as a client that acts as `user`. Returns the verifier.
+    /// Writes as a client. Returns the verifier.
     pub async fn client_write(
         &self,
         from: usize,
-        (object, user): (Object, u32),
+        (object, pass): (Object, Pass),
         offset: usize,
         bytes: Vec<u8>,
         stable: bool,
     ) -> Result<u64, Denied> {
         let written = self.send(Party::Client(from), object.server, move |store| {
             let (starts, full) = (store.starts, store.full);
-            let data = store.objects.get_mut(&object.id).ok_or(ServerError::Missing)?;
-            if data.owners.is_none_or(|owners| owners.owner != user) {
+            if !store.permits(object, pass, true)? {
                 return Ok(None);
             }
             if full {
                 return Err(ServerError::NoSpace);
             }
+            let data = store.data(object, pass, true)?.expect("a write must create the object");
             Data::write(&mut data.now, offset, &bytes);
             if stable {
                 Data::write(&mut data.durable, offset, &bytes);
             }
-            if store.fenced.contains(&(object.id, user)) {
+            if store.fenced.contains(&(object.id, pass)) {
                 store.violation.get_or_insert(format!("invariant 3: a fenced client has changed {object:?}"));
             }
             Ok(Some(starts))
@@ -256,15 +349,16 @@ impl Stores {
     }
 
     /// Makes the writes of a client durable. Returns the verifier.
-    pub async fn client_commit(&self, from: usize, (object, user): (Object, u32)) -> Result<u64, Denied> {
+    pub async fn client_commit(&self, from: usize, (object, pass): (Object, Pass)) -> Result<u64, Denied> {
         let skip = self.0.broken == Broken::CommitSkipped;
         let committed = self.send(Party::Client(from), object.server, move |store| {
             let starts = store.starts;
-            let data = store.objects.get_mut(&object.id).ok_or(ServerError::Missing)?;
-            if data.owners.is_none_or(|owners| owners.owner != user) {
+            if !store.permits(object, pass, true)? {
                 return Ok(None);
             }
-            if !skip {
+            if let Some(data) = store.data(object, pass, false)?
+                && !skip
+            {
                 data.durable.clone_from(&data.now);
             }
             Ok(Some(starts))
@@ -272,20 +366,20 @@ impl Stores {
         committed.await.map_err(Denied::Failed)?.ok_or(Denied::Access)
     }
 
-    /// Reads as a client that acts as `user`.
+    /// Reads as a client.
     pub async fn client_read(
         &self,
         from: usize,
-        (object, user): (Object, u32),
+        (object, pass): (Object, Pass),
         offset: usize,
         len: usize,
     ) -> Result<Vec<u8>, Denied> {
         let read = self.send(Party::Client(from), object.server, move |store| {
-            let data = store.objects.get_mut(&object.id).ok_or(ServerError::Missing)?;
-            if data.owners.is_none_or(|owners| owners.owner != user && owners.group != user) {
+            if !store.permits(object, pass, false)? {
                 return Ok(None);
             }
-            Ok(Some(slice(&data.now, offset, len)))
+            let data = store.data(object, pass, false)?;
+            Ok(Some(data.map_or(Vec::new(), |data| slice(&data.now, offset, len))))
         });
         read.await.map_err(Denied::Failed)?.ok_or(Denied::Access)
     }
@@ -344,6 +438,23 @@ impl Link {
             run(store.objects.get_mut(&object.id).ok_or(ServerError::Missing)?, status)
         })
     }
+
+    /// Sends an operation that may create its object.
+    fn on_new<T: Send + 'static>(
+        &self,
+        object: Object,
+        presence: Presence,
+        run: impl Fn(&mut Data, Status) -> Result<T, ServerError> + Send + Sync + 'static,
+    ) -> ServerFuture<T> {
+        self.send(object.server, move |store| {
+            let status = Status { verifier: WriteVerifier(store.starts.to_be_bytes()), full: store.full };
+            let data = match presence {
+                Presence::MayBeNew if store.computed => store.create(object.id)?,
+                _ => store.objects.get_mut(&object.id).ok_or(ServerError::Missing)?,
+            };
+            run(data, status)
+        })
+    }
 }
 
 impl DataServers for Link {
@@ -351,28 +462,43 @@ impl DataServers for Link {
         (1..=STORES).map(ServerId).collect()
     }
 
-    fn create(&self, object: Object, owners: Option<Owners>) -> ServerFuture<()> {
+    fn creates_on_write(&self, server: ServerId) -> bool {
+        self.stores.is_computed(server)
+    }
+
+    fn create(&self, object: Object, epochs: Epochs) -> ServerFuture<()> {
         self.send(object.server, move |store| {
-            if store.full && !store.objects.contains_key(&object.id) {
-                return Err(ServerError::NoSpace);
-            }
-            store.objects.entry(object.id).or_default().owners = owners;
+            let owners = epochs.owners(object).filter(|_| !store.computed);
+            store.create(object.id)?.owners = owners;
             Ok(())
         })
     }
 
-    fn set_owners(&self, object: Object, owners: Owners) -> ServerFuture<()> {
+    fn fence(&self, object: Object, epochs: Epochs) -> ServerFuture<()> {
         let ignored = self.stores.0.broken == Broken::FenceIgnored;
-        self.on(object, move |data, _| {
+        self.send(object.server, move |store| {
+            if store.computed {
+                let least = store.epochs.entry(object.id).or_default();
+                if !ignored {
+                    least.writers = least.writers.max(epochs.writers);
+                    least.readers = least.readers.max(epochs.readers);
+                }
+                return Ok(());
+            }
+            let data = store.objects.get_mut(&object.id).ok_or(ServerError::Missing)?;
             if !ignored || data.owners.is_none() {
-                data.owners = Some(owners);
+                data.owners = epochs.owners(object);
             }
             Ok(())
         })
     }
 
     fn remove(&self, object: Object) -> ServerFuture<()> {
+        let forgotten = self.stores.0.broken == Broken::RemovalForgotten;
         self.send(object.server, move |store| {
+            if store.computed && !forgotten {
+                store.removed.insert(object.id);
+            }
             store.objects.remove(&object.id);
             Ok(())
         })
@@ -382,9 +508,16 @@ impl DataServers for Link {
         self.on(object, move |data, _| Ok(slice(&data.now, offset as usize, len).into()))
     }
 
-    fn write(&self, object: Object, offset: u64, data: Rope, stability: Stability) -> ServerFuture<WriteVerifier> {
+    fn write(
+        &self,
+        object: Object,
+        offset: u64,
+        data: Rope,
+        stability: Stability,
+        presence: Presence,
+    ) -> ServerFuture<WriteVerifier> {
         let bytes = data.to_bytes().expect("the data must be memory");
-        let written = self.on(object, move |data, status| {
+        let written = self.on_new(object, presence, move |data, status| {
             if status.full {
                 return Err(ServerError::NoSpace);
             }
@@ -410,8 +543,8 @@ impl DataServers for Link {
         })
     }
 
-    fn set_size(&self, object: Object, size: u64) -> ServerFuture<()> {
-        self.on(object, move |data, _| {
+    fn set_size(&self, object: Object, size: u64, presence: Presence) -> ServerFuture<()> {
+        self.on_new(object, presence, move |data, _| {
             data.now.resize(size as usize, 0);
             data.durable.resize(size as usize, 0);
             Ok(())
@@ -422,12 +555,22 @@ impl DataServers for Link {
         self.on(object, |data, _| Ok(data.now.len() as u64))
     }
 
-    fn handle(&self, object: Object) -> ServerFuture<Bytes> {
-        self.on(object, move |_, _| Ok(object.id.to_be_bytes().to_vec().into()))
+    fn handle(&self, object: Object, client: ClientAccess) -> ServerFuture<Bytes> {
+        if !self.stores.is_computed(object.server) {
+            return self.on(object, move |_, _| Ok(object.id.to_be_bytes().to_vec().into()));
+        }
+        let (right, epoch) = match client.mode {
+            LayoutMode::Read => (Right::Read, client.epochs.readers),
+            LayoutMode::Write => (Right::Write, client.epochs.writers),
+        };
+        let create_until = (client.presence == Presence::MayBeNew).then(create_until).flatten();
+        let handle = ObjectHandle { right, create_until, epoch, object: object.id };
+        let bytes = Bytes::copy_from_slice(&key().seal(store_id(object.server), &handle));
+        Box::pin(async { Ok(bytes) })
     }
 
-    fn data_handle(&self, object: Object, uid: u32, _: u32) -> ServerFuture<Option<Bytes>> {
-        self.on(object, move |_, _| Ok(Some([&object.id.to_be_bytes()[..], &uid.to_be_bytes()].concat().into())))
+    fn data_handle(&self, _: Object, _: ClientAccess, _: Owners) -> ServerFuture<Option<Bytes>> {
+        Box::pin(async { Ok(None) })
     }
 
     fn striped_device_id(&self, servers: &[ServerId], _: DataTransport) -> Option<LayoutDeviceId> {

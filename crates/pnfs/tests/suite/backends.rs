@@ -3,7 +3,7 @@
 use std::{os::unix::fs::PermissionsExt, sync::Arc, time::Duration};
 
 use conformance::backend::{Skipped, World, cred};
-use pnfs::{Index, Options, Pnfs, Stripes};
+use pnfs::{DataServers, Index, Options, Pnfs, Stripes};
 use redb::backends::InMemoryBackend;
 use vfs::{
     Vfs,
@@ -11,16 +11,21 @@ use vfs::{
     posix::{Posix, PosixOptions},
 };
 
-use crate::servers::Servers;
+use crate::{computed::Computed, servers::Servers};
 
 conformance::backend_suite! {
     small_files = small_files;
     spilled = spilled;
     striped = striped;
+    computed = computed;
     directory = directory;
 }
 
 fn world(inner: Arc<dyn Vfs>, threshold: u64, stripes: Stripes) -> World {
+    world_over(Arc::new(Servers::new(4)), inner, threshold, stripes)
+}
+
+fn world_over(servers: Arc<dyn DataServers>, inner: Arc<dyn Vfs>, threshold: u64, stripes: Stripes) -> World {
     let index = Index::with_backend(InMemoryBackend::new()).unwrap();
     let mirrors = 2;
     let options = Options {
@@ -30,7 +35,7 @@ fn world(inner: Arc<dyn Vfs>, threshold: u64, stripes: Stripes) -> World {
         layouts: Some(vfs::layout::LayoutKind::Flexible),
         former_layouts: Duration::ZERO,
     };
-    World::new(Arc::new(Pnfs::new(inner, Arc::new(Servers::new(4)), index, options).unwrap()))
+    World::new(Arc::new(Pnfs::new(inner, servers, index, options).unwrap()))
 }
 
 fn memory() -> Arc<dyn Vfs> {
@@ -49,6 +54,11 @@ fn spilled() -> Result<World, Skipped> {
 /// Every write goes to data servers, and most writes to several objects.
 fn striped() -> Result<World, Skipped> {
     Ok(world(memory(), 0, Stripes::new(1000, 3).unwrap()))
+}
+
+/// Every write goes to data servers of kind `slipway`, and most writes to several objects.
+fn computed() -> Result<World, Skipped> {
+    Ok(world_over(Arc::new(Computed::new(4)), memory(), 0, Stripes::new(1000, 3).unwrap()))
 }
 
 /// A directory, whose operations block. The files are small: the attribute of a spilled file takes a block, and the suite

@@ -1,11 +1,13 @@
 //! Tests of the layer over memory and directories, with data servers in memory.
 
 mod backends;
+mod computed;
 mod drain;
 mod failures;
 mod files;
 mod files_drain;
 mod layouts;
+mod objects;
 mod rebalance;
 mod servers;
 mod stripes;

@@ -13,8 +13,8 @@ use buf::Rope;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use pnfs::{
-    DataServers, ServerError, ServerFuture, ServerId, WriteVerifier,
-    record::{Object, Owners},
+    ClientAccess, DataServers, Presence, ServerError, ServerFuture, ServerId, WriteVerifier,
+    record::{Epochs, Object, Owners},
 };
 use redb::{StorageBackend, backends::InMemoryBackend};
 use vfs::{
@@ -259,17 +259,21 @@ impl DataServers for Servers {
         self.0.lock().servers.keys().map(|id| ServerId(*id)).collect()
     }
 
-    fn create(&self, object: Object, owners: Option<Owners>) -> ServerFuture<()> {
+    fn creates_on_write(&self, _: ServerId) -> bool {
+        false
+    }
+
+    fn create(&self, object: Object, epochs: Epochs) -> ServerFuture<()> {
         self.execute(object.server, move |server| {
-            server.objects.entry(object.id).or_default().owners = owners;
+            server.objects.entry(object.id).or_default().owners = epochs.owners(object);
             Ok(())
         })
     }
 
-    fn set_owners(&self, object: Object, owners: Owners) -> ServerFuture<()> {
+    fn fence(&self, object: Object, epochs: Epochs) -> ServerFuture<()> {
         let permit = self.permit(object.server);
         let set = self.on(object, move |data, _| {
-            data.owners = Some(owners);
+            data.owners = epochs.owners(object);
             Ok(())
         });
         Box::pin(async move {
@@ -282,12 +286,13 @@ impl DataServers for Servers {
         self.on(object, |data, _| Ok(data.now.len))
     }
 
-    fn handle(&self, object: Object) -> ServerFuture<Bytes> {
+    fn handle(&self, object: Object, _: ClientAccess) -> ServerFuture<Bytes> {
         self.on(object, move |_, _| Ok(object.id.to_be_bytes().to_vec().into()))
     }
 
-    fn data_handle(&self, object: Object, uid: u32, _: u32) -> ServerFuture<Option<Bytes>> {
-        self.on(object, move |_, _| Ok(Some([&object.id.to_be_bytes()[..], &uid.to_be_bytes()].concat().into())))
+    fn data_handle(&self, object: Object, _: ClientAccess, users: Owners) -> ServerFuture<Option<Bytes>> {
+        let handle = [&object.id.to_be_bytes()[..], &users.owner.to_be_bytes()].concat();
+        self.on(object, move |_, _| Ok(Some(handle.into())))
     }
 
     fn striped_device_id(&self, servers: &[ServerId], _: DataTransport) -> Option<LayoutDeviceId> {
@@ -321,7 +326,14 @@ impl DataServers for Servers {
         self.on(object, move |data, _| Ok(data.now.read(offset, len).into()))
     }
 
-    fn write(&self, object: Object, offset: u64, data: Rope, stability: Stability) -> ServerFuture<WriteVerifier> {
+    fn write(
+        &self,
+        object: Object,
+        offset: u64,
+        data: Rope,
+        stability: Stability,
+        _: Presence,
+    ) -> ServerFuture<WriteVerifier> {
         let bytes = data.to_bytes().expect("the data must be memory");
         let permit = self.permit(object.server);
         let write = self.on(object, move |data, flags| {
@@ -347,7 +359,7 @@ impl DataServers for Servers {
         })
     }
 
-    fn set_size(&self, object: Object, size: u64) -> ServerFuture<()> {
+    fn set_size(&self, object: Object, size: u64, _: Presence) -> ServerFuture<()> {
         let servers = self.clone();
         let held = poll_fn(move |_| match servers.server(object.server.0, |server| server.holds_sizes) {
             true => Poll::Pending,

@@ -104,7 +104,7 @@ impl<S: ServiceState> Context<'_, S> {
 
     /// Returns a name in the object of a file handle, or the object itself.
     pub(crate) fn subject(&self, handle: &[u8], name: Option<&[u8]>) -> Subject {
-        match self.core.key.open(handle) {
+        match self.core.open(handle) {
             Ok(file) => Subject::of(file, name),
             Err(_) => Subject::Unknown,
         }

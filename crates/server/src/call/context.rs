@@ -165,7 +165,9 @@ impl<'a, S: ServiceState> Context<'a, S> {
     /// Returns the errors of [`object`](Self::object).
     pub(crate) fn object_for(&self, handle: &[u8], purpose: Purpose) -> Result<Object<'a>, VfsError> {
         self.thread.admit()?;
-        let (id, handle) = self.core.key.open(handle)?;
+        // A handle that another program has computed is for data. A lock would conflict with other clients that have the same handle.
+        let opened = if purpose == Purpose::Locks { self.core.key.open(handle) } else { self.core.open(handle) };
+        let (id, handle) = opened?;
         self.object_of(self.export(id, purpose)?, handle)
     }
 

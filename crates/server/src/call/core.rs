@@ -2,11 +2,13 @@
 
 use std::{sync::Arc, time::Duration};
 
+use vfs::VfsError;
+
 use crate::{
     audit::Audit,
     blocking::{BlockingOptions, Pools},
     export::Exports,
-    handle::HandleKey,
+    handle::{AdoptedHandle, FileId, HandleKey},
     identity::{principals::IdentityOptions, users::Users},
     recovery::{Recovery, state_dir::StateDir},
     sharing::{conflict::Conflicts, service::LockService},
@@ -59,6 +61,18 @@ impl Core {
             recovery,
             state_dir,
         })
+    }
+
+    /// Returns the export and the object of a file handle that this server has made, or that an export adopts.
+    ///
+    /// # Errors
+    /// Returns `BadHandle` or `Stale`: see [`HandleKey::open`] and [`vfs::Vfs::adopt`].
+    pub(crate) fn open(&self, handle: &[u8]) -> Result<FileId, VfsError> {
+        let Some(AdoptedHandle { export, object }) = AdoptedHandle::decode(handle) else {
+            return self.key.open(handle);
+        };
+        let adopts = self.exports.find(export).ok_or(VfsError::Stale)?;
+        Ok((export, adopts.vfs().adopt(object)?))
     }
 }
 

@@ -39,7 +39,10 @@ mod tls;
 pub use audit::AuditConfig;
 pub use backend::{BackendConfig, BackendKind, BackendSettings, Backends, DirectoryKind, Opening, Tree};
 pub use identity::IdentityConfig;
-pub use pnfs::{DataAddressConfig, DataServerConfig, DataTransportConfig, DataVersionConfig, LayoutsMode, PnfsConfig};
+pub use pnfs::{
+    DataAddressConfig, DataKindConfig, DataServerConfig, DataTransportConfig, DataVersionConfig, LayoutsMode,
+    PnfsConfig,
+};
 pub use size::ByteSize;
 pub use tls::TlsConfig;
 

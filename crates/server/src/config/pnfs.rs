@@ -2,7 +2,7 @@
 //!
 //! This crate only reads these tables. The back end interprets them.
 
-use std::{net::SocketAddr, num::NonZeroU32};
+use std::{net::SocketAddr, num::NonZeroU32, path::PathBuf};
 
 use serde::{Deserialize, Deserializer, de};
 
@@ -37,6 +37,9 @@ pub struct PnfsConfig {
     /// `layouts`: the layouts that clients get. The default is `flexible`.
     #[serde(default)]
     pub layouts: LayoutsMode,
+    /// `key_file`: the file with the key of the cluster, which data servers of kind `slipway` have, too.
+    #[serde(default)]
+    pub key_file: Option<PathBuf>,
 }
 
 /// The layouts of a `[[pnfs]]` table.
@@ -64,9 +67,23 @@ pub struct DataServerConfig {
     /// `address`: the addresses by which clients use the data server. The default is the address and the port of the URL.
     #[serde(default)]
     pub address: Vec<DataAddressConfig>,
+    /// `kind`: how objects are created and fenced. The default is `nfs3`. It must not change while the data server has objects.
+    #[serde(default)]
+    pub kind: DataKindConfig,
     /// `version`: the version of NFS by which clients use the data server. The default is `3`.
     #[serde(default)]
     pub version: DataVersionConfig,
+}
+
+/// The kind of a data server.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DataKindConfig {
+    /// Any server of NFSv3. This server creates objects by CREATE, and fences clients by new owners.
+    #[default]
+    Nfs3,
+    /// `slipway serve` with `backend = "objects"`. This server computes the handles of objects, and fences clients by epochs.
+    Slipway,
 }
 
 /// The version of NFS between clients and a data server. This server uses NFSv3 in any case.
@@ -171,6 +188,7 @@ mod tests {
             layouts = "none"
             threshold = 0
             timeout_s = 5
+            key_file = "/etc/slipway/cluster.key"
             [[pnfs.server]]
             id = 1
             url = "nfs://ds1/data"
@@ -179,6 +197,7 @@ mod tests {
             id = 2
             url = "nfs://ds2/data"
             version = "4.1"
+            kind = "slipway"
             [[pnfs.server]]
             id = 3
             url = "nfs://ds3/data"
@@ -195,6 +214,9 @@ mod tests {
         assert_eq!((fast.threshold, fast.timeout_s), (0, 5));
         assert_eq!((fast.stripes, fast.stripe_unit), (4, 64 << 10));
         assert_eq!((fast.server[0].id.get(), fast.server[0].url.as_str()), (1, "nfs://ds1/data"));
+        assert_eq!(fast.key_file.as_deref(), Some("/etc/slipway/cluster.key".as_ref()));
+        let kinds: Vec<_> = fast.server.iter().map(|server| server.kind).collect();
+        assert_eq!(kinds, [DataKindConfig::Nfs3, DataKindConfig::Slipway, DataKindConfig::Nfs3]);
         let address = "192.0.2.1:20049".parse().unwrap();
         assert_eq!(fast.server[0].address, [DataAddressConfig { transport: DataTransportConfig::Rdma, address }]);
         let versions: Vec<_> = fast.server.iter().map(|server| server.version).collect();
@@ -215,6 +237,10 @@ mod tests {
             ("stripe_unit = 100000", "stripe_unit: 100000 bytes are no multiple of 4 KiB from 64 KiB to 1 GiB"),
             ("stripe_unit = '2 GiB'", "stripe_unit: 2147483648 bytes are no multiple of 4 KiB from 64 KiB to 1 GiB"),
             ("timeout_s = 0", "timeout_s = 0: it must be from 1 to 600"),
+            (
+                "[[pnfs.server]]\nid = 1\nurl = 'nfs://a/b'\nkind = 'nfs4'",
+                "unknown variant `nfs4`, expected `nfs3` or `slipway`",
+            ),
             ("copies = 2", "unknown field `copies`"),
             ("[[pnfs.server]]\nid = 0\nurl = 'nfs://a/b'", "nonzero"),
             ("[[pnfs.server]]\nid = 1", "missing field `url`"),

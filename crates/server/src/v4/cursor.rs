@@ -70,6 +70,12 @@ impl Cursor {
         self.current.as_ref().and_then(|current| current.user.as_ref())
     }
 
+    /// Reports whether only operations on data are executed with the current file handle: it is a [`DataHandle`](crate::DataHandle) or
+    /// an [`AdoptedHandle`](crate::AdoptedHandle).
+    pub(super) fn is_for_data(&self) -> bool {
+        self.current.as_ref().is_some_and(|current| current.user.is_some() || current.adopted)
+    }
+
     /// Returns the saved file handle. A missing one has the same status as a missing current one (RFC 8881 §18.26.3).
     pub(super) fn saved(&self) -> Result<&Place, Nfsstat4> {
         self.saved.as_ref().map(|saved| &saved.place).ok_or(Nfsstat4::NoFileHandle)

@@ -12,7 +12,7 @@ use crate::{
         policy::{Purpose, Refusal},
         sec::Sec,
     },
-    handle::{ExportId, FileId},
+    handle::{AdoptedHandle, ExportId, FileId},
     v4::{
         cursor::Cursor,
         service::Context,
@@ -37,6 +37,8 @@ pub(super) struct Filehandle {
     pub(super) known: Known,
     /// The user of a [`DataHandle`]. Only operations on data are executed with it.
     pub(super) user: Option<Cred>,
+    /// `true` for an [`AdoptedHandle`]. Only operations on data are executed with it.
+    pub(super) adopted: bool,
 }
 
 /// Facts about the object that the operation which set the current file handle has found. Only operations that change nothing
@@ -62,7 +64,7 @@ impl From<Place> for Filehandle {
 impl Filehandle {
     /// Makes a file handle of an object about which something is known.
     pub(super) fn new(place: Place, known: Known) -> Self {
-        Self { place, stateid: Stateid4::ANONYMOUS, known, user: None }
+        Self { place, stateid: Stateid4::ANONYMOUS, known, user: None, adopted: false }
     }
 }
 
@@ -71,17 +73,18 @@ impl<'a> Context<'a> {
     pub(super) fn filehandle(&self, bytes: &[u8]) -> Result<(Filehandle, bool), Nfsstat4> {
         let data = if self.shared.data_server { DataHandle::decode(bytes).map_err(nfsstat4)? } else { None };
         let (user, bytes) = data.map_or((None, bytes), |(user, bytes)| (Some(user), bytes));
+        let adopted = AdoptedHandle::decode(bytes).is_some();
         let (place, wrong_sec) = self.place(bytes)?;
         match (&user, &place) {
             (Some(_), Place::Pseudo(_)) => Err(Nfsstat4::BadHandle),
-            _ => Ok((Filehandle { user, ..Filehandle::from(place) }, wrong_sec)),
+            _ => Ok((Filehandle { user, adopted, ..Filehandle::from(place) }, wrong_sec)),
         }
     }
 
     /// Authenticates a file handle of a request and returns its object, if the export admits the caller. The second value
     /// is `true` if the export does not allow the caller's security flavour.
     fn place(&self, bytes: &[u8]) -> Result<(Place, bool), Nfsstat4> {
-        let (id, handle) = self.core.key.open(bytes).map_err(nfsstat4)?;
+        let (id, handle) = self.core.open(bytes).map_err(nfsstat4)?;
         if id == self.shared.pseudo.id() {
             let node = self.shared.pseudo.find(handle.as_bytes()).ok_or(Nfsstat4::Stale)?;
             return Ok((Place::Pseudo(node), false));

@@ -5,10 +5,12 @@
 use crate::common::v4::*;
 use crate::common::{Rig, memory, server_with, user};
 use nfs::{
-    v3::{NfsFh3, Sattr3, SetAttr, SetAttrArgs},
+    v3::{GetAttr, GetAttrArgs, GetAttrRes, NfsFh3, Nfsstat3, Sattr3, SetAttr, SetAttrArgs},
     v4::*,
 };
-use server::{DataHandle, Export, ExportId, ExportOptions, NfsServer, Squash, config::Settings};
+use server::{
+    AdoptedHandle, DataHandle, Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash, config::Settings,
+};
 
 /// A user that can write, and one that can read.
 const WRITER: u32 = 1 << 30;
@@ -78,6 +80,28 @@ async fn users_of_an_object_need_no_open_until_they_are_fenced() {
         assert_eq!(client.read(WRITER), Nfsstat4::Access);
         assert_eq!(client.read(READER), Nfsstat4::Access);
         assert_eq!(client.write(WRITER + 2), Nfsstat4::Ok);
+    }
+}
+
+/// Handles that another program has computed are only for exports that verify them.
+#[simnet::test]
+async fn handles_without_a_proof_are_refused_by_ordinary_exports() {
+    let server = data_server();
+    let mds = Rig::calling(&server);
+    let object = mds.file(&mds.root(), "object", b"old");
+    let (export, known) = HandleKey::parts(&object.0).unwrap();
+    for export in [export, ExportId::of(&[b"another"])] {
+        let forged = AdoptedHandle { export, object: known }.encode();
+        let args = GetAttrArgs { object: NfsFh3::from(forged.clone()) };
+        assert_eq!(mds.call::<GetAttr>(args), GetAttrRes::Fail(Nfsstat3::Stale, ()));
+        let wrapped = DataHandle { uid: WRITER, gid: READER, object: forged.clone() }.encode();
+        for minor in [1, 2] {
+            let mut client = Client4::new(&server, &format!("client{minor}"), minor);
+            for handle in [&forged, &wrapped] {
+                let handle = NfsFh4::from(handle.clone());
+                assert_eq!(client.status([putfh(&handle), read(FOREIGN, 0, 100)]), Nfsstat4::Stale);
+            }
+        }
     }
 }
 

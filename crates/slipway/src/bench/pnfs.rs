@@ -28,7 +28,7 @@ use super::{
     text,
 };
 use crate::{
-    cluster::{Cluster, Shape},
+    cluster::{Cluster, Kind, Shape},
     exit::{Exit, Failure, Outcome},
     output::{self, Align, Table},
     progress::Steps,
@@ -44,6 +44,9 @@ pub struct Args {
     /// Maximum bytes per second of each data server; the machine must be able to do more than all together
     #[arg(long, value_name = "RATE", default_value = "16M")]
     limit: ByteSize,
+    /// The kind of the data servers: nfs3 has its objects in memory, slipway in directories
+    #[arg(long, value_enum, default_value = "nfs3")]
+    kind: DataServerKind,
     /// Transports to a metadata server with one data server, besides tcp
     #[arg(short, long, value_delimiter = ',', default_value = "rdma,shm")]
     transport: Vec<String>,
@@ -71,6 +74,13 @@ pub struct Args {
     /// Also write a self-contained page with plots to this file
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
+}
+
+/// The kind of data servers.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum DataServerKind {
+    Nfs3,
+    Slipway,
 }
 
 /// Runs the command.
@@ -118,6 +128,10 @@ fn measure(args: &Args, plan: &Plan, limit: Duration, file_size: u64) -> Result<
     let cells = runner::run(&mut subjects, &plan.points, args.rounds, || steps.step())?;
     drop(steps);
     let servers = output::size(args.limit.0);
+    let place = match args.kind {
+        DataServerKind::Nfs3 => "in memory",
+        DataServerKind::Slipway => "of kind slipway",
+    };
     let mut report = Report {
         benchmark: plan.name,
         title: plan.title.clone(),
@@ -128,7 +142,7 @@ fn measure(args: &Args, plan: &Plan, limit: Duration, file_size: u64) -> Result<
             seconds: limit.as_secs_f64(),
             file_size,
             server: format!(
-                "own clusters; data servers in memory with {servers}/s each; the server's CPU is that of the metadata server"
+                "own clusters; data servers {place} with {servers}/s each; the server's CPU is that of the metadata server"
             ),
             congestion_control: None,
         },
@@ -145,7 +159,10 @@ fn start(args: &Args, servers: u32, transport: &str, file_size: u64) -> Result<C
         servers: servers as usize,
         mirrors: 1,
         stripes: servers as usize,
-        memory: file_size + (64 << 20),
+        kind: match args.kind {
+            DataServerKind::Nfs3 => Kind::Nfs3(file_size + (64 << 20)),
+            DataServerKind::Slipway => Kind::Slipway,
+        },
         limit: Some(args.limit.0),
         transports: vec![transport.to_owned()],
         dir: args.dir.clone().unwrap_or_else(std::env::temp_dir),

@@ -1,11 +1,12 @@
-//! The back end `pnfs` of `slipway serve`: a directory whose file data are on data servers.
+//! The back end `pnfs` of `slipway serve`: a directory whose file data are on data servers. [`objects`] is the back end of data servers.
 //!
 //! Each export has a thread with the connections to its data servers, which also executes the upkeep of the layer.
 
 mod clusters;
 mod growth;
+pub mod objects;
 pub mod records;
-mod servers;
+pub mod servers;
 pub mod versions;
 
 use std::{
@@ -19,16 +20,19 @@ use std::{
 };
 
 use client::{NfsUrl, Version};
-use pnfs::{Index, Options, Pnfs, ServerId, Stripes};
+use pnfs::{Index, Options, Pnfs, ServerId, Stripes, objects::handle::ClusterKey};
 use server::config::{
-    BackendKind, BackendSettings, Backends, DataAddressConfig, DataTransportConfig, DataVersionConfig, DirectoryKind,
-    LayoutsMode, Opening, PnfsConfig, Tree,
+    BackendKind, BackendSettings, Backends, DataAddressConfig, DataKindConfig, DataTransportConfig, DataVersionConfig,
+    DirectoryKind, LayoutsMode, Opening, PnfsConfig, Tree,
 };
 use sha2::{Digest, Sha256};
 use tokio::{runtime, sync::oneshot};
 use vfs::layout::{DataAddress, DataTransport, LayoutKind};
 
-use self::servers::{Endpoint, NfsServers};
+use self::{
+    objects::ObjectsKind,
+    servers::{Endpoint, NfsServers},
+};
 
 pub use self::{clusters::Clusters, servers::Endpoint as DataServerEndpoint};
 
@@ -39,6 +43,7 @@ struct PnfsKind(Arc<Clusters>);
 pub fn backends(clusters: Arc<Clusters>) -> Backends {
     let mut backends = Backends::standard();
     backends.register("pnfs", PnfsKind(clusters));
+    backends.register("objects", ObjectsKind);
     backends
 }
 
@@ -98,7 +103,7 @@ fn inner(settings: &BackendSettings) -> BackendSettings {
 }
 
 fn options(cluster: &PnfsConfig, lease: Duration) -> io::Result<Options> {
-    let PnfsConfig { mirrors, stripes, stripe_unit, threshold, layouts, .. } = *cluster;
+    let &PnfsConfig { mirrors, stripes, stripe_unit, threshold, layouts, .. } = cluster;
     let wrong = || invalid(format!("stripes = {stripes} with stripe_unit = {stripe_unit} is impossible"));
     let stripes = Stripes::new(stripe_unit, stripes.into()).ok_or_else(wrong)?;
     let layouts = match layouts {
@@ -120,6 +125,7 @@ pub fn data_servers(cluster: &PnfsConfig) -> io::Result<Vec<(ServerId, Endpoint)
             "layouts = \"files\" needs mirrors = 1, because a files layout has no copies; stripes distribute a file";
         return Err(invalid(format!("mirrors = {mirrors}: {message}")));
     }
+    let cluster_key = cluster_key(cluster)?;
     let mut servers: Vec<(ServerId, Endpoint)> = Vec::new();
     for server in &cluster.server {
         let id = ServerId(server.id.get());
@@ -146,9 +152,23 @@ pub fn data_servers(cluster: &PnfsConfig) -> io::Result<Vec<(ServerId, Endpoint)
         if let Some((other, _)) = servers.iter().find(|(other, endpoint)| *other == id || endpoint.url == url) {
             return Err(located(format!("server {} has the same id or the same url", other.0)));
         }
-        servers.push((id, Endpoint { url, addresses, version: server.version }));
+        let key = cluster_key.clone().filter(|_| server.kind == DataKindConfig::Slipway);
+        servers.push((id, Endpoint { url, addresses, version: server.version, key }));
     }
     Ok(servers)
+}
+
+/// Returns the key of a cluster that has data servers of kind `slipway`.
+fn cluster_key(cluster: &PnfsConfig) -> io::Result<Option<ClusterKey>> {
+    let mut servers = cluster.server.iter().filter(|server| server.kind == DataKindConfig::Slipway);
+    match (servers.next(), &cluster.key_file) {
+        (None, _) => Ok(None),
+        (Some(_), Some(path)) => ClusterKey::load(path).map(Some),
+        (Some(server), None) => Err(invalid(format!(
+            "server {}: kind = \"slipway\" needs `key_file` in [[pnfs]], the file with the key that this data server has, too",
+            server.id
+        ))),
+    }
 }
 
 fn data_address(config: &DataAddressConfig) -> DataAddress {
@@ -176,7 +196,7 @@ fn address_of(url: &NfsUrl) -> Result<DataAddress, String> {
 
 fn index(settings: &BackendSettings, opening: &Opening<'_>) -> io::Result<Index> {
     let dir = opening.state_dir().ok_or_else(|| invalid("it needs a state directory".to_owned()))?;
-    let path = index_path(dir, &directory_of(settings)?);
+    let path = state_file(dir, "pnfs", &directory_of(settings)?);
     Index::open(&path).map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))
 }
 
@@ -191,10 +211,10 @@ fn is_empty(directory: &Path) -> io::Result<bool> {
 
 /// Returns the path of the database of an export. Its name has a hash, because the path of the export can be longer than a
 /// name.
-fn index_path(state_dir: &Path, export: &Path) -> PathBuf {
+fn state_file(state_dir: &Path, kind: &str, export: &Path) -> PathBuf {
     let hash = Sha256::digest(export.as_os_str().as_bytes());
     let hash: String = hash[..8].iter().map(|byte| format!("{byte:02x}")).collect();
-    state_dir.join(format!("pnfs-{hash}.redb"))
+    state_dir.join(format!("{kind}-{hash}.redb"))
 }
 
 /// Starts the thread that has the connections to the data servers. It executes the upkeep of the layer that it is sent until
@@ -249,14 +269,28 @@ mod tests {
         let text = include_str!("../../../../docs/pnfs.md");
         let examples: Vec<_> = text.split("```toml\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
         let parse = |text: &str| Config::parse_with(text, &backends(Arc::default())).unwrap();
-        let [data_server, metadata_server, newer, by_version, files] = examples[..] else {
-            panic!("there must be five examples")
+        let [data_server, metadata_server, objects, computed, newer, by_version, files] = examples[..] else {
+            panic!("there must be seven examples")
         };
         assert_eq!(parse(data_server).export[0].options.clients.len(), 2);
         let config = parse(metadata_server);
         let servers = data_servers(&config.pnfs[0]).unwrap();
         let addresses: Vec<_> = servers.iter().map(|(_, endpoint)| endpoint.addresses[0].address.to_string()).collect();
         assert_eq!(addresses, ["10.0.0.2:2049", "10.0.0.3:2049"]);
+        assert_eq!(parse(objects).export[0].backend.name(), "objects");
+        let dir = tempfile::tempdir().unwrap();
+        let key = dir.path().join("cluster.key");
+        let computed = computed.replace("/etc/slipway/cluster.key", key.to_str().unwrap());
+        let kinds = || {
+            let servers = data_servers(&parse(&computed).pnfs[0]).map_err(|error| error.to_string())?;
+            Ok::<_, String>(servers.iter().map(|(_, endpoint)| endpoint.key.is_some()).collect::<Vec<_>>())
+        };
+        assert!(kinds().unwrap_err().contains("cluster.key: it does not exist: make it by"));
+        vfs::private::replace(&key, "01".repeat(32).as_bytes()).unwrap();
+        assert_eq!(kinds(), Ok(vec![true, true]));
+        let without = computed.replace("key_file", "# key_file");
+        let error = data_servers(&parse(&without).pnfs[0]).map(drop).unwrap_err().to_string();
+        assert!(error.contains("server 1: kind = \"slipway\" needs `key_file`"), "{error}");
         assert!(parse(newer).settings().unwrap().data_server);
         let config = parse(&format!("[[pnfs]]\nname = 'a'\n{by_version}"));
         assert_eq!(data_servers(&config.pnfs[0]).unwrap()[0].1.version, DataVersionConfig::V4_2);

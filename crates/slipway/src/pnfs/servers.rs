@@ -1,7 +1,8 @@
 //! [`NfsServers`]: the data servers of an export, used by NFSv3. Clients can use another version ([`ClientVersion`]).
 //!
 //! An object is a file in the directory of the URL, with its identifier as its name. RFC 8435 §2.2: only the metadata server
-//! needs access to that directory.
+//! needs access to that directory. A data server of kind `slipway` ([`pnfs::objects`]) has the same files, and accepts handles that are
+//! computed here.
 
 use std::{
     collections::{BTreeMap, HashMap, btree_map::Entry},
@@ -14,19 +15,25 @@ use bytes::Bytes;
 use client::{CreateHow, Error, Handle, Mount, NfsUrl, SetAttr, StableHow, Status};
 use parking_lot::{Mutex, RwLock};
 use pnfs::{
-    DataServers, ServerError, ServerFuture, ServerId, WriteVerifier,
-    record::{Object, Owners},
+    ClientAccess, DataServers, Presence, ServerError, ServerFuture, ServerId, WriteVerifier,
+    objects::{
+        self, Objects,
+        handle::{ClusterKey, ObjectHandle, Right},
+    },
+    record::{Epochs, Object, Owners},
 };
 use rpc::Switch;
-use server::{DataHandle, config::DataVersionConfig};
+use server::{AdoptedHandle, DataHandle, HandleKey, config::DataVersionConfig};
 use sha2::{Digest, Sha256};
 use tokio::runtime;
 use vfs::{
     Stability,
-    layout::{DataAddress, DataTransport, DataVersion, LayoutDevice, LayoutDeviceId},
+    layout::{DataAddress, DataTransport, DataVersion, LayoutDevice, LayoutDeviceId, LayoutMode},
 };
 
 use super::versions::{self, ClientVersion};
+
+pub use pnfs::objects::name;
 
 /// The data servers.
 pub struct NfsServers {
@@ -45,6 +52,8 @@ pub struct Endpoint {
     pub addresses: Vec<DataAddress>,
     /// The version by which clients use it, if it offers that.
     pub version: DataVersionConfig,
+    /// The key of the cluster, if the data server is of kind `slipway`.
+    pub key: Option<ClusterKey>,
 }
 
 /// A data server.
@@ -124,17 +133,24 @@ impl NfsServers {
         })
     }
 
-    /// Runs an operation on an object.
+    /// Runs an operation on an object, which may be created if it may be new.
     fn on<T: Send + 'static, F: Future<Output = Result<T, Failed>> + Send>(
         &self,
         object: Object,
+        presence: Presence,
         operation: impl FnOnce(Mount, Handle) -> F + Send + 'static,
     ) -> ServerFuture<T> {
         self.run(object.server, move |server| async move {
-            let (mount, handle) = server.handle(object.id).await?;
-            let result = operation(mount, handle).await;
+            let (mount, handle) = match &server.endpoint.key {
+                Some(key) => {
+                    server.computed(key, &ObjectHandle::control(object.id, presence == Presence::MayBeNew)).await?
+                }
+                None => server.handle(object.id).await?,
+            };
+            let result = operation(mount.clone(), handle).await;
             if let Err(Failed::Missing) = result {
                 server.handles.lock().remove(&object.id);
+                server.check_store(&mount).await;
             }
             result
         })
@@ -199,6 +215,28 @@ impl DataServer {
         }
     }
 
+    /// Forgets the mount of a data server of kind `slipway` if its store is another one than before: handles are computed for one store.
+    async fn check_store(&self, mount: &Mount) {
+        if self.endpoint.key.is_none() {
+            return;
+        }
+        if let Err(error) = mount.protocol().getattr(mount.root()).await
+            && matches!(error.status(), Some(Status::StaleHandle | Status::BadHandle))
+        {
+            self.forget(mount).await;
+        }
+    }
+
+    /// Returns a handle that is computed. This makes no call, except for the first one that mounts the data server.
+    async fn computed(&self, key: &ClusterKey, handle: &ObjectHandle) -> Result<(Mount, Handle), Failed> {
+        let mount = self.mount().await?;
+        let handle = seal(mount.root(), key, handle).inspect_err(|_| {
+            let server = self.endpoint.url.to_string();
+            tracing::warn!(server, "kind = \"slipway\" needs an export with backend = \"objects\" there");
+        })?;
+        Ok((mount, handle))
+    }
+
     async fn handle(&self, id: u128) -> client::Result<(Mount, Handle)> {
         let known = self.handles.lock().get(&id).cloned();
         if let Some(handle) = known {
@@ -208,6 +246,22 @@ impl DataServer {
         let (node, mount) = self.in_directory(lookup).await?;
         self.remember(id, node.handle.clone());
         Ok((mount, node.handle))
+    }
+
+    /// Returns the handle of an object for a client.
+    async fn client_handle(&self, object: Object, client: ClientAccess) -> Result<Bytes, Failed> {
+        let Some(key) = &self.endpoint.key else {
+            let (_, handle) = self.handle(object.id).await?;
+            return Ok(Bytes::copy_from_slice(&handle));
+        };
+        let ClientAccess { mode, epochs, presence } = client;
+        let (right, epoch) = match mode {
+            LayoutMode::Read => (Right::Read, epochs.readers),
+            LayoutMode::Write => (Right::Write, epochs.writers),
+        };
+        let create_until = (presence == Presence::MayBeNew).then(objects::create_until).flatten();
+        let handle = ObjectHandle { right, create_until, epoch, object: object.id };
+        self.computed(key, &handle).await.map(|(_, handle)| Bytes::copy_from_slice(&handle))
     }
 
     fn remember(&self, id: u128, handle: Handle) {
@@ -224,7 +278,19 @@ impl DataServers for NfsServers {
         self.servers.read().keys().copied().collect()
     }
 
-    fn create(&self, object: Object, owners: Option<Owners>) -> ServerFuture<()> {
+    fn creates_on_write(&self, server: ServerId) -> bool {
+        self.get(server).is_some_and(|server| server.endpoint.key.is_some())
+    }
+
+    fn create(&self, object: Object, epochs: Epochs) -> ServerFuture<()> {
+        if self.creates_on_write(object.server) {
+            return self.on(object, Presence::MayBeNew, |mount, handle| async move {
+                // Unlike a size of 0, this cannot remove data when it arrives late.
+                mount.protocol().write(&handle, 0, Rope::new(), StableHow::FileSync).await?;
+                Ok(())
+            });
+        }
+        let owners = epochs.owners(object);
         self.run(object.server, move |server| async move {
             let (uid, gid) = (owners.map(|owners| owners.owner), owners.map(|owners| owners.group));
             let how = CreateHow::Unchecked(SetAttr { mode: Some(OBJECT_MODE), uid, gid, ..SetAttr::default() });
@@ -246,8 +312,12 @@ impl DataServers for NfsServers {
     fn remove(&self, object: Object) -> ServerFuture<()> {
         self.run(object.server, move |server| async move {
             server.handles.lock().remove(&object.id);
-            let remove =
-                |mount: Mount| async move { mount.protocol().remove(mount.root(), name(object.id).as_bytes()).await };
+            let key = server.endpoint.key.as_ref();
+            let remove = |mount: Mount| async move {
+                let directory = key.and_then(|key| seal(mount.root(), key, &ObjectHandle::store()).ok());
+                let directory = directory.as_ref().unwrap_or(mount.root());
+                mount.protocol().remove(directory, name(object.id).as_bytes()).await
+            };
             match server.in_directory(remove).await {
                 Err(error) if !error.is_not_found() => Err(error.into()),
                 _ => Ok(()),
@@ -256,7 +326,7 @@ impl DataServers for NfsServers {
     }
 
     fn read(&self, object: Object, offset: u64, len: usize) -> ServerFuture<Bytes> {
-        self.on(object, move |mount, handle| async move {
+        self.on(object, Presence::Exists, move |mount, handle| async move {
             let mut data = Rope::new();
             while data.len() < len {
                 let count = (len - data.len()).min(mount.read_size()) as u32;
@@ -271,13 +341,20 @@ impl DataServers for NfsServers {
         })
     }
 
-    fn write(&self, object: Object, offset: u64, data: Rope, stability: Stability) -> ServerFuture<WriteVerifier> {
+    fn write(
+        &self,
+        object: Object,
+        offset: u64,
+        data: Rope,
+        stability: Stability,
+        presence: Presence,
+    ) -> ServerFuture<WriteVerifier> {
         let stable = match stability {
             Stability::Unstable => StableHow::Unstable,
             Stability::DataSync => StableHow::DataSync,
             Stability::FileSync => StableHow::FileSync,
         };
-        self.on(object, move |mount, handle| async move {
+        self.on(object, presence, move |mount, handle| async move {
             let (mut at, mut verifier) = (0, None);
             while at < data.len() {
                 let piece = data.slice(at, (data.len() - at).min(mount.write_size()));
@@ -298,11 +375,13 @@ impl DataServers for NfsServers {
     }
 
     fn commit(&self, object: Object) -> ServerFuture<WriteVerifier> {
-        self.on(object, |mount, handle| async move { Ok(WriteVerifier(mount.protocol().commit(&handle).await?)) })
+        self.on(object, Presence::Exists, |mount, handle| async move {
+            Ok(WriteVerifier(mount.protocol().commit(&handle).await?))
+        })
     }
 
-    fn set_size(&self, object: Object, size: u64) -> ServerFuture<()> {
-        self.on(object, move |mount, handle| async move {
+    fn set_size(&self, object: Object, size: u64, presence: Presence) -> ServerFuture<()> {
+        self.on(object, presence, move |mount, handle| async move {
             // RFC 1813 §3.3.2: the new size is on stable storage when the server answers.
             let set = SetAttr { size: Some(size), ..SetAttr::default() };
             mount.protocol().setattr(&handle, set).await?;
@@ -310,31 +389,40 @@ impl DataServers for NfsServers {
         })
     }
 
-    fn set_owners(&self, object: Object, owners: Owners) -> ServerFuture<()> {
-        self.on(object, move |mount, handle| async move {
-            let (uid, gid) = (Some(owners.owner), Some(owners.group));
+    fn fence(&self, object: Object, epochs: Epochs) -> ServerFuture<()> {
+        let users = match self.creates_on_write(object.server) {
+            // The owner and the group of an object of kind `slipway` are its epochs.
+            true => Some((epochs.writers, epochs.readers)),
+            false => epochs.owners(object).map(|owners| (owners.owner, owners.group)),
+        };
+        self.on(object, Presence::MayBeNew, move |mount, handle| async move {
+            let (uid, gid) = (users.map(|users| users.0), users.map(|users| users.1));
             mount.protocol().setattr(&handle, SetAttr { uid, gid, ..SetAttr::default() }).await?;
             Ok(())
         })
     }
 
     fn size(&self, object: Object) -> ServerFuture<u64> {
-        self.on(object, |mount, handle| async move { Ok(mount.protocol().getattr(&handle).await?.size) })
+        self.on(object, Presence::MayBeNew, |mount, handle| async move {
+            let attr = mount.protocol().getattr(&handle).await?;
+            // An object of kind `slipway` that does not exist has no name.
+            if attr.nlink > 0 { Ok(attr.size) } else { Err(Failed::Absent) }
+        })
     }
 
-    fn handle(&self, object: Object) -> ServerFuture<Bytes> {
-        self.on(object, |_, handle| async move { Ok(Bytes::copy_from_slice(&handle)) })
+    fn handle(&self, object: Object, client: ClientAccess) -> ServerFuture<Bytes> {
+        self.run(object.server, move |server| async move { server.client_handle(object, client).await })
     }
 
-    fn data_handle(&self, object: Object, uid: u32, gid: u32) -> ServerFuture<Option<Bytes>> {
+    fn data_handle(&self, object: Object, client: ClientAccess, users: Owners) -> ServerFuture<Option<Bytes>> {
         self.run(object.server, move |server| async move {
             // Only a data server of ours that says that it is one has these handles.
             server.version.ask_once(&server.endpoint.url, &server.switch).await?;
             if server.version.now() == DataVersionConfig::V3 {
                 return Ok(None);
             }
-            let (_, handle) = server.handle(object.id).await?;
-            Ok(Some(DataHandle { uid, gid, object: Bytes::copy_from_slice(&handle) }.encode()))
+            let object = server.client_handle(object, client).await?;
+            Ok(Some(DataHandle { uid: users.owner, gid: users.group, object }.encode()))
         })
     }
 
@@ -404,20 +492,24 @@ fn hashed(properties: &str) -> LayoutDeviceId {
     LayoutDeviceId(std::array::from_fn(|at| digest[at]))
 }
 
-/// Returns the name of an object.
-pub fn name(id: u128) -> String {
-    format!("{id:032x}")
+/// Returns the handle of an object of kind `slipway`, on the data server with this root directory.
+pub fn seal(root: &Handle, key: &ClusterKey, handle: &ObjectHandle) -> Result<Handle, Failed> {
+    let found = HandleKey::parts(root).and_then(|(export, root)| Some((export, Objects::store_of(root)?)));
+    let (export, store) = found.ok_or(Failed::Protocol("the export of the data server has no objects"))?;
+    Ok(AdoptedHandle { export, object: &key.seal(store, handle) }.encode().into())
 }
 
 /// The reason why an operation failed.
 #[derive(Debug)]
-enum Failed {
+pub enum Failed {
     /// The object does not exist, or its handle has changed.
     Missing,
+    /// The object does not exist.
+    Absent,
     /// Another error of the client.
     Client(Error),
     /// The data server has broken the protocol.
-    Protocol(#[expect(dead_code, reason = "for the log")] &'static str),
+    Protocol(&'static str),
 }
 
 impl From<Error> for Failed {
@@ -432,7 +524,7 @@ impl From<Error> for Failed {
 impl From<Failed> for ServerError {
     fn from(failed: Failed) -> Self {
         let error = match failed {
-            Failed::Missing => return ServerError::Missing,
+            Failed::Missing | Failed::Absent => return ServerError::Missing,
             Failed::Protocol(_) => return ServerError::Io,
             Failed::Client(error) => error,
         };

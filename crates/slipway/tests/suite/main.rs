@@ -23,6 +23,7 @@ mod mount_writeback;
 mod outside;
 mod pnfs;
 mod pnfs_doctor;
+mod pnfs_objects;
 mod pnfs_operations;
 mod pnfs_transports;
 mod privilege;

@@ -180,7 +180,7 @@ impl Backends {
     }
 
     /// Runs `read`, during which the names of back ends are looked up in this registry.
-    pub(in crate::config) fn in_use<T>(&self, read: impl FnOnce() -> T) -> T {
+    pub fn in_use<T>(&self, read: impl FnOnce() -> T) -> T {
         /// Restores the registry of an outer call, even after a panic.
         struct Restore(Option<Backends>);
         impl Drop for Restore {

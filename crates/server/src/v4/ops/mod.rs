@@ -115,8 +115,8 @@ fn is_allowed_on_absent(opnum: Opnum4) -> bool {
     asks || leaves || of_state || is_of_sessions(opnum)
 }
 
-/// Returns `true` if an operation is executed while the current file handle is a [`DataHandle`](crate::DataHandle): it is one of
-/// those that a client sends to a data server (RFC 8881 §13.6).
+/// Returns `true` if an operation is executed while the current file handle is for data ([`Cursor::is_for_data`]): it is one of those
+/// that a client sends to a data server (RFC 8881 §13.6).
 fn is_allowed_on_data(opnum: Opnum4) -> bool {
     use Opnum4::*;
     matches!(opnum, Commit | PutFh | Read | Write) || is_of_sessions(opnum)
@@ -151,7 +151,7 @@ pub(super) fn execute(
     if at.current().is_ok_and(|place| cx.is_absent(place)) && !is_allowed_on_absent(operation.opnum()) {
         return out.fail(Nfsstat4::Moved);
     }
-    if at.data_user().is_some() && !is_allowed_on_data(operation.opnum()) {
+    if at.is_for_data() && !is_allowed_on_data(operation.opnum()) {
         return out.fail(Nfsstat4::NotSupp);
     }
     if !matches!(operation, GetFh | GetAttr(_) | Verify(_) | NVerify(_)) {

@@ -12,7 +12,7 @@ use server::config::ByteSize;
 
 use super::load::{self, BLOCK, Files, Gauges, Versions};
 use crate::{
-    cluster::{Cluster, Shape},
+    cluster::{Cluster, Kind, Shape},
     counters::Traffic,
     exit::{Exit, Failure, Outcome},
     output::{self, Align, Table},
@@ -75,7 +75,7 @@ pub fn run(args: &Args) -> Outcome {
         mirrors: 2,
         stripes: 1,
         // Copies can be made again where another copy was before, and old objects are removed later.
-        memory: 3 * files.bytes() + (64 << 20),
+        kind: Kind::Nfs3(3 * files.bytes() + (64 << 20)),
         limit: None,
         transports: vec!["tcp".to_owned()],
         dir: args.dir.clone().unwrap_or_else(std::env::temp_dir),

@@ -23,6 +23,7 @@ use vfs::layout::{DataAddress, DataTransport};
 use super::{
     Finding,
     clashes::{self, Present},
+    computed,
 };
 use crate::{
     output,
@@ -79,17 +80,17 @@ async fn cluster_findings(
 }
 
 /// The check of one data server.
-struct Check<'a> {
-    name: String,
+pub struct Check<'a> {
+    pub name: String,
     endpoint: DataServerEndpoint,
     switch: &'a Switch,
     /// `true` if the file handles of clients name their users, as those of files layouts do.
-    by_handle: bool,
+    pub by_handle: bool,
 }
 
 /// The users of the test object. No person and no system has these numbers.
-const OWNER: u32 = (1 << 31) - 1;
-const GROUP: u32 = (1 << 31) - 2;
+pub const OWNER: u32 = (1 << 31) - 1;
+pub const GROUP: u32 = (1 << 31) - 2;
 const STRANGER: u32 = (1 << 31) - 3;
 
 impl Check<'_> {
@@ -117,7 +118,10 @@ impl Check<'_> {
                 None
             }
         };
-        findings.extend(self.object(&mount, newer.as_ref()).await);
+        findings.extend(match &self.endpoint.key {
+            Some(key) => computed::check(self, key, (&mount, newer.as_ref())).await,
+            None => self.object(&mount, newer.as_ref()).await,
+        });
         let space = mount.statfs("").await.map(|space| (self.space(&space), output::size(space.abytes)));
         let free = match space {
             Ok((finding, free)) => {
@@ -133,7 +137,7 @@ impl Check<'_> {
         (findings, Some(Present { name: self.name.clone(), mount, newer }))
     }
 
-    fn bad(&self, found: impl Into<String>, fix: impl Into<String>) -> Finding {
+    pub fn bad(&self, found: impl Into<String>, fix: impl Into<String>) -> Finding {
         Finding::bad(self.name.clone(), found, fix)
     }
 
@@ -304,12 +308,12 @@ pub fn test_name() -> String {
     format!(".slipway-doctor-{:016x}", entropy::random::<u64>())
 }
 
-fn now() -> i64 {
+pub fn now() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64)
 }
 
 /// Returns the difference of a clock that says `remote` seconds at a time between two times of this host.
-fn skew(remote: i64, (before, after): (i64, i64)) -> Option<String> {
+pub fn skew(remote: i64, (before, after): (i64, i64)) -> Option<String> {
     let tolerance = SKEW_MAX.as_secs() as i64;
     if remote < before - tolerance {
         Some(format!("at least {} s behind that of this host", before - remote))
@@ -321,7 +325,7 @@ fn skew(remote: i64, (before, after): (i64, i64)) -> Option<String> {
 }
 
 /// A stateid as of an open at the metadata server, which a data server cannot know.
-const OPEN_ELSEWHERE: Stateid4 = Stateid4 { seqid: 1, other: *b"from doctor." };
+pub const OPEN_ELSEWHERE: Stateid4 = Stateid4 { seqid: 1, other: *b"from doctor." };
 const SQUASH_FIX: &str = "do not squash root of this host there: no_root_squash in exports(5), { host = …, squash = \"none\" } \
                           in `clients` of slipway serve, which must run as root, and CLIENT { Clients = …; Squash = None; } of \
                           NFS-Ganesha";

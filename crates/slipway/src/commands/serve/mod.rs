@@ -167,6 +167,9 @@ pub struct Args {
     /// Be a data server of pNFS for clients of NFSv4.1 and 4.2, too. Clients of NFSv3 need no option
     #[arg(long)]
     data_server: bool,
+    /// Keep the objects of a pNFS data server of kind slipway in DIR, for the metadata server with the key in this file
+    #[arg(long, value_name = "FILE", requires = "dir", conflicts_with = "config")]
+    cluster_key: Option<PathBuf>,
     /// When ready, print exports and addresses as one line of JSON instead of text
     #[arg(long)]
     json: bool,
@@ -262,6 +265,10 @@ impl Args {
                     .to_str()
                     .ok_or_else(|| Failure::usage(format!("{}: is not UTF-8; use another path", path.display())))?;
                 export["path"] = text.into();
+                if let Some(key) = &self.cluster_key {
+                    export["backend"] = "objects".into();
+                    export["options"] = serde_json::json!({ pnfs::objects::KEY_FILE: key });
+                }
             }
             (None, Some(ByteSize(size))) => {
                 export["backend"] = "memory".into();
@@ -273,7 +280,7 @@ impl Args {
         if let Some(name) = &self.name {
             export["name"] = name.as_str().into();
         }
-        serde_json::from_value(export).map_err(Failure::usage)
+        pnfs::backends(Arc::default()).in_use(|| serde_json::from_value(export)).map_err(Failure::usage)
     }
 }
 
