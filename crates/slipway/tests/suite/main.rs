@@ -15,6 +15,7 @@ mod mount_outage;
 mod mount_read;
 mod mount_referrals;
 mod mount_status;
+mod mount_unpack;
 mod mount_users;
 mod mount_v4;
 mod mount_write;
