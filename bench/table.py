@@ -1,6 +1,6 @@
 """Turns compare.sh's results into tables: the median of the rounds, and our rates over theirs.
 
-table.py version3 FILE | version4 FILE | knfsd FILE | mount FILE | security FILE | ganesha FILE
+table.py version3 FILE | version4 FILE | knfsd FILE | mount FILE | kernel FILE | security FILE | ganesha FILE
 """
 import json
 import statistics
@@ -115,6 +115,20 @@ def knfsd(path):
 
 def mount(path):
     """Lines of a name, a column, an amount of work, seconds, and seconds of processor time, from mount.sh."""
+    programs(path, lambda column: "tmpfs" if column != "tmpfs" else None)
+    print("The processor time is that of the server and of slipway mount. Ratios are of speeds: below 1, the mount is slower.")
+
+
+def kernel(path):
+    """The same from interop/guest/mount.sh, beside the kernel's client."""
+    bases = {"tcp": "kernel tcp", "shm": "kernel tcp", "rdma": "kernel rdma"}
+    programs(path, bases.get)
+    print("All of it is emulated, so only the ratios are meaningful. They are of speeds: below 1, slipway mount is slower than the")
+    print("kernel's client. The processor time is that of the whole guest, with the programs.")
+
+
+def programs(path, base_of):
+    """`base_of` names the column to which another one is compared, if any."""
     rows, columns = {}, {}
     for line in open(path):
         name, column, work, seconds, cpu = line.rstrip("\n").split("\t")
@@ -132,19 +146,18 @@ def mount(path):
         return (f"{rate / 1e6:,.0f} MB/s" if work > 1e7 else f"{rate:,.0f}/s") + used
 
     def ratio(row, column):
-        """The speed of a column over that of the local file system; the median of the rounds."""
-        pairs = zip(row.get(column, []), row.get("tmpfs", []))
-        ratios = [local[1] / here[1] * (here[0] / local[0] if local[0] else 1) for here, local in pairs]
+        """The speed of a column over that of its base; the median of the rounds."""
+        pairs = zip(row.get(column, []), row.get(base_of(column), []))
+        ratios = [base[1] / here[1] * (here[0] / base[0] if base[0] else 1) for here, base in pairs]
         return f"{statistics.median(ratios):.2f}" if ratios else ""
 
-    mounts = [column for column in columns if column != "tmpfs"]
-    print("| | " + " | ".join([*columns, *(f"{column} over tmpfs" for column in mounts)]) + " |")
+    mounts = [column for column in columns if base_of(column)]
+    print("| | " + " | ".join([*columns, *(f"{column} over {base_of(column)}" for column in mounts)]) + " |")
     print("|---" * (len(columns) + len(mounts) + 1) + "|")
     for name, row in rows.items():
         cells = [shown(name, row[column]) if column in row else "" for column in columns]
         print("| " + " | ".join([name, *cells, *(ratio(row, column) for column in mounts)]) + " |")
     print()
-    print("The processor time is that of the server and of slipway mount. Ratios are of speeds: below 1, the mount is slower.")
 
 
 def security(path):
@@ -180,4 +193,4 @@ def security(path):
     print(f"{report['conditions']['rounds']} rounds of {report['conditions']['seconds']} s, one connection. CPU is client and server together.")
 
 
-{"version3": version3, "version4": version4, "knfsd": knfsd, "mount": mount, "security": security, "ganesha": ganesha}[sys.argv[1]](sys.argv[2])
+{"version3": version3, "version4": version4, "knfsd": knfsd, "mount": mount, "kernel": kernel, "security": security, "ganesha": ganesha}[sys.argv[1]](sys.argv[2])

@@ -1,6 +1,7 @@
 # Runs in the guest: knfsd with its ports forwarded to the host, while the host's client needs it. With LEASE_S and
 # GRACE_S in /run/out/env it serves version 4: the export is an ext4, which supports all of that version, and the server
-# restarts when /run/out/restart is created; it creates /run/out/restarted afterwards.
+# restarts when /run/out/restart is created; it creates /run/out/restarted afterwards. If /run/out/list-acls has the name of an
+# exported directory, it writes the ACLs there, as xtask/src/interop/acls.rs compares them, to /run/out/acls.
 . /run/out/guest/lib.sh
 . /run/out/env
 : >"$RESULTS"
@@ -52,6 +53,12 @@ while [ ! -e /run/out/done ]; do
     rm /run/out/restart
     check "knfsd: restarts" restart
     touch /run/out/restarted
+  fi
+  if [ -e /run/out/list-acls ]; then
+    read -r directory </run/out/list-acls
+    rm /run/out/list-acls
+    (cd "/run/export/$directory" && getfacl -Rcn .) | sed -E 's/:[rwx-]{3}[[:space:]]+#effective:/:/' >/run/out/acls.part
+    mv /run/out/acls.part /run/out/acls
   fi
   sleep 0.5
 done

@@ -1,7 +1,7 @@
 //! Compares the speed with other NFS servers, in one run on one machine: libnfs's client on NFS-Ganesha
 //! (`bench/compare.sh`), and the kernel's server (`interop/guest/compare.sh`). `--mount` compares `slipway mount` with the local
-//! file system that its server exports (`bench/mount.sh`), and `--security` our security flavours and TLS with AUTH_SYS, with
-//! their ciphers, and with Kerberos of NFS-Ganesha (`bench/security.sh`).
+//! file system that its server exports (`bench/mount.sh`), and with the kernel's NFS client (`interop/guest/mount.sh`), and `--security`
+//! our security flavours and TLS with AUTH_SYS, with their ciphers, and with Kerberos of NFS-Ganesha (`bench/security.sh`).
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -32,7 +32,7 @@ enum With {
     Libnfs,
     /// Linux's own server.
     Knfsd,
-    /// `slipway mount`, with the local file system.
+    /// `slipway mount`, with the local file system and with Linux's own client.
     Mount,
     /// Security flavours and TLS, with AUTH_SYS.
     Security,
@@ -45,7 +45,7 @@ pub fn run(arguments: &[&str], report: &mut Report) -> bool {
     let packages = match plan.with {
         With::Libnfs => debian::install(&PACKAGES),
         With::Knfsd => interop::install(),
-        With::Mount => debian::install(&MOUNT_PACKAGES),
+        With::Mount => debian::install(&MOUNT_PACKAGES).and_then(|()| interop::install()),
         With::Security => debian::install(&[&realm::PACKAGES[..], &SECURITY_PACKAGES].concat()),
     };
     report.step("compare", || {
@@ -53,8 +53,10 @@ pub fn run(arguments: &[&str], report: &mut Report) -> bool {
             return Outcome::Skipped(why);
         }
         let mut build = shell::cargo(["build", "--release", "--package", "slipway", "--bin", "slipway"]);
-        if plan.with == With::Knfsd {
-            build.args(["--example", "floor"]);
+        match plan.with {
+            With::Knfsd => drop(build.args(["--example", "floor"])),
+            With::Mount => drop(build.args(["--example", "floor_mount"])),
+            With::Libnfs | With::Security => {}
         }
         let built = shell::run(&mut build);
         let release = shell::target_dir().join("release");
@@ -64,7 +66,9 @@ pub fn run(arguments: &[&str], report: &mut Report) -> bool {
             With::Security => security(&slipway, &plan),
             With::Mount => {
                 let mut script = Command::new("bench/mount.sh");
-                shell::run(script.arg(slipway).arg(MOUNT_ROUNDS.to_string()).env("SECONDS_EACH", plan.seconds))
+                script.arg(&slipway).arg(ROUNDS.to_string()).env("SECONDS_EACH", plan.seconds);
+                script.env("FLOOR", release.join("examples/floor_mount"));
+                shell::run(&mut script).and_then(|()| mount_with_kernel(&slipway, plan.seconds))
             }
             With::Libnfs => {
                 let mut script = Command::new("bench/compare.sh");
@@ -130,29 +134,38 @@ fn empty(name: &str) -> Result<PathBuf, String> {
     Ok(out)
 }
 
-/// Boots a guest in which the kernel's server, the user-space floor and our server export one tmpfs, and prints the table.
-/// The guest is emulated, so only the ratios are meaningful.
+/// Compares the kernel's server, the user-space floor and our server, which export one tmpfs in a guest.
 fn with_knfsd(slipway: &Path, floor: &Path, seconds: &str) -> Result<(), String> {
-    let out = empty("compare-knfsd")?;
-    shell::run(Command::new("cp").args(["-r", "interop/guest"]).arg(&out))?;
+    let environment = format!("FLOOR=/run/out/floor\nSECONDS_EACH={seconds}\nROUNDS={ROUNDS}\n");
+    in_guest("knfsd", "compare.sh", &[("slipway", slipway), ("floor", floor)], &environment)
+}
+
+/// Compares the kernel's client and `slipway mount`, which use one server in a guest.
+fn mount_with_kernel(slipway: &Path, seconds: &str) -> Result<(), String> {
+    in_guest("kernel", "mount.sh", &[("slipway", slipway)], &format!("{OF_GUEST}SECONDS_EACH={seconds}\n"))
+}
+
+/// Boots a guest that measures with a script, and prints the table of this name. The guest is emulated, so only the ratios are
+/// meaningful.
+fn in_guest(table: &str, script: &str, programs: &[(&str, &Path)], environment: &str) -> Result<(), String> {
+    let out = empty(&format!("compare-{table}"))?;
+    shell::run(Command::new("cp").args(["-r", "interop/guest", "bench"]).arg(&out))?;
     // Reading a file of the host is slow in the guest, and debugging symbols are most of the program.
-    for (name, program) in [("slipway", slipway), ("floor", floor)] {
+    for (name, program) in programs {
         shell::run(Command::new("strip").arg("-o").arg(out.join(name)).arg(program))?;
     }
-    let environment =
-        format!("SLIPWAY=/run/out/slipway\nFLOOR=/run/out/floor\nSECONDS_EACH={seconds}\nROUNDS={ROUNDS}\n");
-    std::fs::write(out.join("env"), environment).map_err(|error| error.to_string())?;
+    std::fs::write(out.join("env"), format!("SLIPWAY=/run/out/slipway\n{environment}"))
+        .map_err(|error| error.to_string())?;
     // Two processors, so that the server and its client run in parallel.
     let mut guest = Command::new("interop/kernel-lab");
-    guest.env("SMP", "2");
-    shell::run(guest.args(["run", "interop/guest/compare.sh"]).arg(&out).env("TIMEOUT", TIMEOUT_S))
-        .map_err(|why| format!("{why}: see {}", out.display()))?;
-    shell::run(Command::new("python3").args(["bench/table.py", "knfsd"]).arg(out.join("samples")))
+    guest.env("SMP", "2").env("TIMEOUT", TIMEOUT_S).arg("run").arg(out.join("guest").join(script)).arg(&out);
+    shell::run(&mut guest).map_err(|why| format!("{why}: see {}", out.display()))?;
+    shell::run(Command::new("python3").args(["bench/table.py", table]).arg(out.join("samples")))
 }
 
 /// The number of runs; each cell of the table is their median.
 const ROUNDS: u32 = 3;
-/// The number of rounds of `bench/mount.sh`.
-const MOUNT_ROUNDS: u32 = 3;
+/// The work of `interop/guest/mount.sh`, which must not take more than a few minutes under emulation.
+const OF_GUEST: &str = "FILES=300\nMIB=32\nCREATES=500\nROUNDS=1\n";
 /// The maximum time of the guest, in seconds.
 const TIMEOUT_S: &str = "7200";

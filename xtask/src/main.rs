@@ -9,7 +9,7 @@
 //! cargo xtask compare [--seconds N] [--congestion cubic,bbr]   speed beside libnfs's client on NFS-Ganesha, in one run
 //! cargo xtask compare --security [--seconds N] [--congestion bbr]   Kerberos and TLS beside AUTH_SYS and beside their ciphers
 //! cargo xtask compare --knfsd [--seconds N]    speed beside Linux's own server, both in one emulated guest
-//! cargo xtask compare --mount [--seconds N]    speed of slipway mount beside the local file system that is exported
+//! cargo xtask compare --mount [--seconds N]    speed of slipway mount beside the exported file system, and beside Linux's client in a guest
 //! cargo xtask sim --seed N                     replay one seed of the simulated worlds
 //! cargo xtask sim --replay [TIMES [--jobs N]] run all simulations twice, or so many times, N programs at once, and compare them
 //! cargo xtask fuzz TARGET [--minutes M]        fuzz one target on this toolchain

@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::Bench;
 use super::capture::capture;
 use super::lab::{Guest, text};
-use super::realm::{REALM, Realm, in_realm};
+use super::realm::{Cache, REALM, Realm, in_realm};
 use super::server::{Server, Setup};
 use crate::report::{Outcome, Report};
 use crate::shell::{self, Daemon};
@@ -89,7 +89,7 @@ const CELLS_OF_ADAPTER: usize = 2;
 
 type Check = fn(&Suite) -> Result<(), String>;
 
-const CHECKS: [(&str, Check); 10] = [
+const CHECKS: [(&str, Check); 11] = [
     ("only krb5p hides the data", only_privacy_hides_data),
     ("a user without a ticket is told to get one", no_ticket),
     ("an expired ticket is refused", expired_ticket),
@@ -97,14 +97,17 @@ const CHECKS: [(&str, Check); 10] = [
     ("a ticket for another service of the keytab is refused", wrong_service),
     ("a keytab without a key of NFS is refused at the start", keytab_without_key),
     ("a server without Kerberos is named", no_kerberos),
-    ("several users of a mount have their own tickets and files", several_users),
-    ("an expired ticket harms no other user of the mount", expired_ticket_of_a_user),
+    ("users of a mount have their own tickets and files, and nothing without a ticket", several_users),
+    ("an expired ticket harms no other user of the mount, and a new one is used", expired_ticket_of_a_user),
+    ("a destroyed ticket ends with its context, and a new one is used", destroyed_ticket_of_a_user),
     ("a new key is used without a restart", new_key),
 ];
 
 /// The users whose principals are alice and bob: daemon and bin, because a principal whose user is unknown is anonymous.
 const ALICE: u32 = 1;
 const BOB: u32 = 2;
+/// A user of this machine without a principal: sys.
+const CAROL: u32 = 3;
 /// The lifetime of a ticket that expires during a test: long enough for the first calls.
 const LIFETIME: &str = "15s";
 
@@ -256,14 +259,24 @@ fn no_kerberos(suite: &Suite) -> Result<(), String> {
     server.stop()
 }
 
-/// Files of a mount for all users belong to the users that create them.
+/// Files of a mount for all users belong to the users that create them. A user without a ticket can do nothing.
 fn several_users(suite: &Suite) -> Result<(), String> {
     let _alice = suite.realm.ticket_of_user("alice", ALICE, &[])?;
     let _bob = suite.realm.ticket_of_user("bob", BOB, &[])?;
-    for (version, flavor) in [("3", "krb5"), ("4.0", "krb5i"), ("4.1", "krb5p"), ("4.2", "krb5")] {
-        let shared = Shared::new(suite, version, flavor)?;
+    let cells = [
+        ("tcp", "3", "krb5"),
+        ("shm", "3", "krb5p"),
+        ("rdma", "4.0", "krb5i"),
+        ("tcp", "4.1", "krb5p"),
+        ("tcp", "4.2", "krb5"),
+        ("shm", "4.2", "krb5"),
+        ("shm", "4.2", "krb5p"),
+    ];
+    for (transport, version, flavor) in cells {
+        let cell = Cell { transport, version, flavor };
+        let shared = Shared::new(suite, &cell)?;
         for (uid, user) in [(ALICE, "alice"), (BOB, "bob")] {
-            let name = format!("{user}-{version}");
+            let name = format!("{user}-{transport}-{version}-{flavor}");
             shared.writes(uid, &name)?;
             let served = suite.directory.join("export").join(&name);
             let owner = std::fs::metadata(&served).map_err(|error| error.to_string())?.uid();
@@ -271,8 +284,14 @@ fn several_users(suite: &Suite) -> Result<(), String> {
                 return Err(format!("{name} belongs to {owner}, not to {uid}"));
             }
         }
-        if shared.reads(BOB, &format!("alice-{version}")).is_ok() {
-            return Err(format!("version {version}: bob can read a private file of alice"));
+        let private = format!("alice-{transport}-{version}-{flavor}");
+        for (uid, user) in [(BOB, "bob"), (CAROL, "a user without a ticket")] {
+            shared.is_denied(uid, &private).map_err(|why| format!("{cell:?}: {user}: {why}"))?;
+        }
+        let unwritten = format!("carol-{transport}-{version}-{flavor}");
+        match shared.writes(CAROL, &unwritten) {
+            Err(why) if why.contains(DENIED) => {}
+            result => return Err(format!("{cell:?}: a user without a ticket creates a file: {result:?}")),
         }
         shared.end()?;
     }
@@ -281,23 +300,42 @@ fn several_users(suite: &Suite) -> Result<(), String> {
 
 /// The ticket of one user expires while both use a mount.
 fn expired_ticket_of_a_user(suite: &Suite) -> Result<(), String> {
+    ticket_ends(suite, &Cell { transport: "tcp", version: "4.2", flavor: "krb5p" }, |_| Ok(()))
+}
+
+/// One user destroys its ticket while both use a mount. The server and the client keep the security context until the ticket would have
+/// expired, as the kernel's client does.
+fn destroyed_ticket_of_a_user(suite: &Suite) -> Result<(), String> {
+    ticket_ends(suite, &Cell { transport: "shm", version: "4.2", flavor: "krb5" }, |bob| {
+        let mut command = in_realm("setpriv", &suite.realm.directory);
+        command.args(["--reuid", &BOB.to_string(), "--clear-groups", "kdestroy", "-c", &bob.name()]);
+        shell::capture(&mut command).map(drop)
+    })
+}
+
+/// Uses a mount as two users until the ticket of one of them has ended, and then with a new ticket.
+fn ticket_ends(suite: &Suite, cell: &Cell, end: impl Fn(&Cache) -> Result<(), String>) -> Result<(), String> {
     let _alice = suite.realm.ticket_of_user("alice", ALICE, &[])?;
     let bob = suite.realm.ticket_of_user("bob", BOB, &["-l", LIFETIME])?;
-    let shared = Shared::new(suite, "4.2", "krb5i")?;
-    shared.writes(BOB, "early")?;
-    shared.writes(ALICE, "before")?;
-    let mut number = 0;
-    let expires = shell::wait_until(Duration::from_secs(120), || {
+    let shared = Shared::new(suite, cell)?;
+    let named = |name: &str| format!("{name}-{}", cell.transport);
+    shared.writes(BOB, &named("early"))?;
+    shared.writes(ALICE, &named("before"))?;
+    end(&bob)?;
+    let (mut number, mut last) = (0, Ok(()));
+    let ends = shell::wait_until(Duration::from_secs(120), || {
         number += 1;
-        shared.writes(BOB, &format!("late-{number}")).is_err()
+        last = shared.writes(BOB, &named(&format!("late-{number}")));
+        last.is_err()
     });
-    if !expires {
-        return Err("a user without a valid ticket can create files".into());
+    match last {
+        Err(why) if ends && why.contains(DENIED) => {}
+        result => return Err(format!("a user without a valid ticket creates a file: {result:?}")),
     }
-    shared.writes(ALICE, "after")?;
+    shared.writes(ALICE, &named("after"))?;
     drop(bob);
     let _bob = suite.realm.ticket_of_user("bob", BOB, &[])?;
-    shared.writes(BOB, "again")?;
+    shared.writes(BOB, &named("again"))?;
     shared.end()
 }
 
@@ -308,13 +346,15 @@ struct Shared {
 }
 
 impl Shared {
-    fn new(suite: &Suite, version: &'static str, flavor: &'static str) -> Result<Self, String> {
+    fn new(suite: &Suite, cell: &Cell) -> Result<Self, String> {
+        let Cell { transport, version, flavor } = cell;
         let at = std::env::temp_dir().join(format!("slipway-users-{}-{version}", std::process::id()));
         std::fs::create_dir(&at).map_err(|error| format!("{}: {error}", at.display()))?;
-        let url = suite.url(&Cell { transport: "tcp", version, flavor }, "");
+        let url = suite.url(cell, "");
         let mut command = in_realm(&text(&suite.bench.slipway), &suite.realm.directory);
         command.env("KRB5CCNAME", &suite.alice).args(["mount", "--allow-other", &url]).arg(&at);
-        let mount = Daemon::start(&mut command, &suite.directory.join(format!("shared-{version}-{flavor}.log")))?;
+        let mount =
+            Daemon::start(&mut command, &suite.directory.join(format!("shared-{transport}-{version}-{flavor}.log")))?;
         let mut shared = Self { at, mount };
         shell::wait_until(Duration::from_secs(20), || shared.is_mounted() || !shared.mount.is_running());
         if shared.is_mounted() { Ok(shared) } else { Err(format!("{} is not mounted", shared.at.display())) }
@@ -331,8 +371,13 @@ impl Shared {
         if content.trim() == name { Ok(()) } else { Err(format!("{name} has the content {content}")) }
     }
 
-    fn reads(&self, uid: u32, name: &str) -> Result<String, String> {
-        self.runs(uid, name, "cat \"$0\"")
+    /// Reads a file as a user, which must fail with EACCES.
+    fn is_denied(&self, uid: u32, name: &str) -> Result<(), String> {
+        match self.runs(uid, name, "cat \"$0\"") {
+            Ok(_) => Err("can read a private file of another user".into()),
+            Err(why) if why.contains(DENIED) => Ok(()),
+            Err(why) => Err(why),
+        }
     }
 
     fn runs(&self, uid: u32, name: &str, script: &str) -> Result<String, String> {
@@ -377,5 +422,7 @@ fn outcome(result: Result<(), String>) -> Outcome {
     }
 }
 
+/// The message of EACCES.
+const DENIED: &str = "Permission denied";
 /// The text that a capture of unencrypted data must contain.
 const SECRET: &[u8] = b"the quick brown fox and the lazy dog 0123456789";

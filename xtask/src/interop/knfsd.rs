@@ -6,7 +6,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::Bench;
+use super::acls::ACLS;
 use super::lab::{Guest, text};
+use super::mounted::{self, Mounted};
 use crate::report::{Outcome, Report};
 use crate::shell::{self, Daemon};
 
@@ -54,6 +56,15 @@ pub fn version4(bench: &Bench, report: &mut Report) -> Result<(), String> {
                 outcome(checks, peer_checks(&knfsd, way))
             });
         }
+    }
+    for way in [("tcp", "3"), ("tcp", "4.2"), ("rdma", "4.1")] {
+        let (transport, version) = way;
+        report.step(&format!("interop: knfsd4: {transport}-{version}: setfacl and getfacl over a mount"), || {
+            match mounted::obstacle() {
+                Some(why) => Outcome::Skipped(why),
+                None => outcome(1, acls(bench, &knfsd, way)),
+            }
+        });
     }
     thread::sleep((4 * LEASE).saturating_sub(begun.elapsed()));
     report.step("interop: knfsd4: locks of idle clients are held for several leases", || {
@@ -279,6 +290,37 @@ fn peer_checks(knfsd: &Knfsd, (transport, version): (&str, &str)) -> Result<(), 
     let (url, also) = (knfsd.root((transport, version)), knfsd.also(transport));
     shell::capture(peer().args(["checks", &url, &also])).map(drop)
 }
+
+/// Sets ACLs over a mount of the server, which must then have them.
+fn acls(bench: &Bench, knfsd: &Knfsd, way: (&str, &str)) -> Result<(), String> {
+    let (name, out) = (format!("acls-{}", way.1), text(&knfsd.guest.out));
+    let (logs, at) = (knfsd.directory.join(&name), knfsd.directory.join(format!("mnt-{}", way.1)));
+    std::fs::create_dir(&logs).map_err(|error| format!("{}: {error}", logs.display()))?;
+    let mount = Mounted::start(&bench.slipway, &knfsd.root(way), &at, &[], &logs.join("mount.log"))?;
+    let script = format!("mkdir \"$1\"; cd \"$1\"\n{ACLS_AT_SERVER}{ACLS}");
+    let mut command = Command::new("timeout");
+    command.args(["600", "bash", "-xeuo", "pipefail", "-c", &script, "script", &name]);
+    command.current_dir(&mount.at).env("OUT", out);
+    let (succeeded, output) = shell::tee(&mut command, |_| false)?;
+    std::fs::write(logs.join("acls.log"), &output).map_err(|error| error.to_string())?;
+    mount.end()?;
+    let last = output.lines().last().unwrap_or_default();
+    if succeeded { Ok(()) } else { Err(format!("{last}: see {}", logs.display())) }
+}
+
+/// Asks the guest, `guest/knfsd.sh`, for the ACLs of an exported directory.
+const ACLS_AT_SERVER: &str = r#"
+server() {
+  rm -f "$OUT/acls"
+  echo "$1" >"$OUT/list-acls.part"
+  mv "$OUT/list-acls.part" "$OUT/list-acls"
+  for _ in {1..600}; do
+    if [ -e "$OUT/acls" ]; then cat "$OUT/acls"; return; fi
+    sleep 0.2
+  done
+  return 1
+}
+"#;
 
 /// Returns the example `peer` of our client.
 fn peer() -> Command {

@@ -4,6 +4,7 @@
 //! The kernel runs in `interop/kernel-lab`. The scripts for the guest are `interop/guest/*.sh`. Each suite leaves its
 //! logs in `target/interop/NAME`.
 
+mod acls;
 mod capture;
 mod client;
 mod fixture;

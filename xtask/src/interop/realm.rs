@@ -85,6 +85,13 @@ impl Realm {
 /// A credential cache, which is removed when this is dropped.
 pub struct Cache(PathBuf);
 
+impl Cache {
+    /// Returns the name of the cache, as the programs of Kerberos take it.
+    pub fn name(&self) -> String {
+        format!("FILE:{}", self.0.display())
+    }
+}
+
 impl Drop for Cache {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.0);

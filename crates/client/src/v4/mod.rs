@@ -16,7 +16,7 @@
 //!   an object now.
 //! - [`request`] is one request of an operation, and [`router`] directs it to the server that has the object. The loop
 //!   of [`crate::session::drive`] executes it.
-//! - [`operations`] are those of every version; [`delegated`], [`extended`] and [`lock`] are those that only NFSv4 has.
+//! - [`operations`] are those of every version; [`delegated`], [`extended`], [`joined`] and [`lock`] are those that only NFSv4 has.
 //!
 //! Errors: a status of the server is an [`ErrorKind::Status`](crate::ErrorKind::Status). This module recovers from
 //! errors of sessions and state, so callers do not see them.
@@ -29,6 +29,7 @@ mod delegated;
 mod delegation;
 mod extended;
 mod handover;
+mod joined;
 pub(crate) mod layout;
 mod links;
 pub(crate) mod location;

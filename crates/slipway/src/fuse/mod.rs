@@ -2,16 +2,18 @@
 //!
 //! [`session`] reads requests from the [`device`]. Each request is a task, so many are in progress at once. [`wire`]
 //! has the message formats. [`Fuse`] only decodes and replies. [`tree`] implements the requests, [`opens`] those of
-//! open files, [`nodes`] maps numbers to objects, [`staged`] gathers written data, [`unstable`] keeps data that are not
-//! durable yet, [`listing`] reads directories. A name can lead to another server ([`referral`]); each object knows its
-//! mount, which its operations use. [`locks`] and [`extended`] need NFSv4, [`posix_acl`] has the ACLs of NFSv3, which
-//! [`mapped_acl`] makes of those of NFSv4, and [`cache`] controls the kernel's cache; [`writeback`] is for a kernel
-//! that keeps written data, and [`passthrough`] lets the kernel read files of a server on this host itself.
+//! open files, [`nodes`] maps numbers to objects, [`absent`] knows names that do not exist, [`staged`] gathers written
+//! data, [`unstable`] keeps data that are not durable yet, [`listing`] reads directories. A name can lead to another
+//! server ([`referral`]); each object knows its mount, which its operations use. [`locks`] and [`extended`] need NFSv4,
+//! [`posix_acl`] has the ACLs of NFSv3, which [`mapped_acl`] makes of those of NFSv4, and [`cache`] controls the
+//! kernel's cache; [`writeback`] is for a kernel that keeps written data, and [`passthrough`] lets the kernel read files
+//! of a server on this host itself.
 //!
 //! Consistency is NFS's close-to-open: written data are on stable storage when the file is closed, and an open
 //! revalidates the cache. Attributes and names are cached for [`Options::ttl`], or as long as the server delegates the
 //! file.
 
+mod absent;
 mod cache;
 mod callers;
 mod convert;

@@ -17,6 +17,7 @@ use client::{Attr, File, FileKind, Handle, Mount, Object};
 use parking_lot::Mutex;
 
 use super::{
+    absent::Absent,
     cache::{Cached, Change},
     locks::Owners,
     passthrough::Passed,
@@ -40,6 +41,8 @@ pub struct Node {
     pub staged: Staged,
     /// Sent data that may not be on stable storage.
     pub unstable: Unstable,
+    /// For a directory, names that it lacks.
+    pub absent: Absent,
     /// The number of times that it is open.
     pub opens: AtomicU64,
     /// The owners that have locked it.
@@ -183,6 +186,7 @@ impl Nodes {
             is_dir,
             staged: Staged::new(self.room.clone()),
             unstable: Unstable::default(),
+            absent: Absent::default(),
             opens: AtomicU64::new(0),
             lockers: Owners::default(),
             parent: AtomicU64::new(ino),

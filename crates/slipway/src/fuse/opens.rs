@@ -58,6 +58,7 @@ impl View {
         let exclusive = flags.contains(OFlags::EXCL);
         let how = if exclusive { CreateHow::Guarded(set) } else { CreateHow::Unchecked(set) };
         let (dir, since) = (self.target(parent)?, self.room.now());
+        dir.absent.make(name.as_bytes());
         let made = dir.mount().protocol().create(dir.handle(), name.as_bytes(), how).await.answer()?;
         let attr = self.made(&dir, made, since).await?;
         let node = self.target(attr.node)?;

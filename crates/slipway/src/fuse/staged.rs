@@ -252,6 +252,18 @@ impl Staged {
         Some(Sending { block, durable })
     }
 
+    /// Takes the only block of a file if it is `caller`'s and fits in one WRITE, because the caller of this function sends it together with
+    /// another operation.
+    pub fn take_only(node: &Arc<Node>, caller: u64) -> Option<Taken> {
+        let mut state = node.staged.state.lock();
+        let is_only = state.queue.len() == 1 && state.sending.is_empty() && node.unstable.is_empty();
+        let can = |block: &mut Block| is_only && block.caller == caller && block.len() <= block.mount.write_size();
+        let block = state.queue.pop_front_if(can)?;
+        let range = block.range();
+        state.sending.push(range.clone());
+        Some(Taken { node: node.clone(), range, data: block.into_data(), result: Err(Errno::INTR) })
+    }
+
     /// Records that a block has been sent.
     fn sent(&self, range: &Range<u64>, result: Answer<()>) {
         let mut state = self.state.lock();
@@ -288,6 +300,27 @@ impl State {
     fn overlaps(&self, range: &Range<u64>) -> bool {
         let queued = self.queue.iter().map(Block::range);
         self.sending.iter().cloned().chain(queued).any(|other| range.start < other.end && other.start < range.end)
+    }
+}
+
+/// A block that was taken to be sent. When it is dropped, its result is recorded.
+pub struct Taken {
+    node: Arc<Node>,
+    range: Range<u64>,
+    pub data: Bytes,
+    /// The result of sending it.
+    pub result: Answer<()>,
+}
+
+impl Taken {
+    pub fn offset(&self) -> u64 {
+        self.range.start
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        self.node.staged.sent(&self.range, self.result);
     }
 }
 

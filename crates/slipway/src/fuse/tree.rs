@@ -19,6 +19,7 @@ use nfs::v3::{ACCESS3_EXECUTE, ACCESS3_EXTEND, ACCESS3_LOOKUP, ACCESS3_MODIFY, A
 use parking_lot::Mutex;
 use rustix::fs::Access;
 use rustix::io::Errno;
+use tokio::time::Instant;
 
 use super::{
     Options,
@@ -184,6 +185,9 @@ impl View {
     /// LOOKUP.
     pub async fn lookup(&self, parent: u64, name: &OsStr) -> Answer<Attributes> {
         let (dir, since) = (self.target(parent)?, self.room.now());
+        if dir.absent.has(name.as_bytes()) {
+            return Err(Errno::NOENT);
+        }
         let mut found = dir.mount().lookup(dir.handle(), name.as_bytes()).await.answer()?;
         found.mount = match found.mount.number() == dir.mount().number() {
             true => dir.file.mount().clone(),
@@ -237,13 +241,17 @@ impl View {
             return Ok((of_node(&before, before.mount(), &attr), Duration::ZERO));
         }
         let node = self.target(ino)?;
+        node.rights.invalidate();
+        if let Some(attr) = self.write_and_set(&node, &set).await {
+            node.rights.invalidate();
+            return Ok((of_node(&node, node.mount(), &attr?), self.ttl));
+        }
         // The data of a new file are most likely complete.
         node.staged.settle(true).await;
         if set.size.is_some() {
             // Commit first, so that unstable data beyond the new size cannot be written again.
             node.unstable.commit(node.handle()).await?;
         }
-        node.rights.invalidate();
         let since = self.room.now();
         let mut after = node.mount().protocol().setattr(node.handle(), set.clone()).await.answer();
         if let Err(error) = after
@@ -259,6 +267,32 @@ impl View {
             self.has_set(&node, &set, &attr);
         }
         Ok((of_node(&node, node.mount(), &attr), self.ttl))
+    }
+
+    /// Sets attributes in the same request as a small file is written. Returns `None` if there is not exactly one block of data, or if
+    /// one request cannot do it.
+    async fn write_and_set(&self, node: &Target, set: &SetAttr) -> Option<Answer<Attr>> {
+        if set.size.is_some() || self.writeback {
+            return None;
+        }
+        let mut taken = Staged::take_only(node.node(), node.caller())?;
+        let block = (taken.offset(), taken.data.clone());
+        let (offset, data) = block.clone();
+        match node.unstable.write_and_set(node.mount(), node.handle(), block, set).await {
+            Ok(Some(attr)) => {
+                taken.result = Ok(());
+                Some(Ok(attr))
+            }
+            // Each of the two operations reports its own error.
+            Err(error) if error.status().is_none() => {
+                taken.result = Err(errno(&error));
+                Some(Err(errno(&error)))
+            }
+            Ok(None) | Err(_) => {
+                taken.result = node.unstable.write(node.mount(), node.handle(), offset, data, true).await;
+                None
+            }
+        }
     }
 
     /// READLINK.
@@ -285,6 +319,7 @@ impl View {
         let (dir, since) = (self.target(parent)?, self.room.now());
         let protocol = dir.mount().protocol();
         let (set, name_bytes) = (SetAttr { mode: Some(mode & 0o7777), ..SetAttr::default() }, name.as_bytes());
+        dir.absent.make(name_bytes);
         let special = match rustix::fs::FileType::from_raw_mode(mode) {
             rustix::fs::FileType::CharacterDevice => Special::Chr(device(rdev)),
             rustix::fs::FileType::BlockDevice => Special::Blk(device(rdev)),
@@ -302,14 +337,26 @@ impl View {
     /// MKDIR.
     pub async fn mkdir(&self, parent: u64, name: &OsStr, mode: u32) -> Answer<Attributes> {
         let (dir, since) = (self.target(parent)?, self.room.now());
+        dir.absent.make(name.as_bytes());
         let set = SetAttr { mode: Some(mode & 0o7777), ..SetAttr::default() };
+        // Another client may make names in it as soon as the server has made it.
+        let empty_until = Instant::now() + self.name_ttl();
         let made = dir.mount().protocol().mkdir(dir.handle(), name.as_bytes(), set).await.answer()?;
-        self.made(&dir, made, since).await
+        let attr = attr_of(dir.mount(), &made.handle, made.attr).await?;
+        let object = Object { mount: dir.file.mount().clone(), handle: made.handle, attr };
+        // If the caller was interrupted, another program can have found the directory, and have made names in it.
+        let is_known = self.known(object.mount.number(), &object.handle).is_some();
+        let attr = self.register(&dir, &object, since);
+        if !is_known {
+            self.node(attr.node)?.absent.was_empty(empty_until);
+        }
+        Ok(attr)
     }
 
     /// SYMLINK.
     pub async fn symlink(&self, parent: u64, name: &OsStr, text: Bytes) -> Answer<Attributes> {
         let (dir, since) = (self.target(parent)?, self.room.now());
+        dir.absent.make(name.as_bytes());
         let made =
             dir.mount().protocol().symlink(dir.handle(), name.as_bytes(), text, SetAttr::default()).await.answer()?;
         self.made(&dir, made, since).await
@@ -327,6 +374,7 @@ impl View {
     pub async fn link(&self, ino: u64, parent: u64, name: &OsStr) -> Answer<Attributes> {
         let (node, dir) = (self.target(ino)?, self.target(parent)?);
         same_mount(&node, &dir)?;
+        dir.absent.make(name.as_bytes());
         node.staged.settle(false).await;
         let since = self.room.now();
         let linked = dir.mount().protocol().link(node.handle(), dir.handle(), name.as_bytes()).await.answer()?;
@@ -355,6 +403,7 @@ impl View {
         let (from_dir, to_dir) = (self.target(from.0)?, self.target(to.0)?);
         let (from, to) = (from.1.as_bytes(), to.1.as_bytes());
         same_mount(&from_dir, &to_dir)?;
+        to_dir.absent.make(to);
         self.keep_if_open(&to_dir, to).await?;
         to_dir.mount().protocol().rename(from_dir.handle(), from, to_dir.handle(), to).await.answer().map(drop)
     }
@@ -375,6 +424,7 @@ impl View {
         }
         let number = self.removed.fetch_add(1, Relaxed);
         let hidden = format!(".nfs{:016x}{:08x}{number:08x}", node.ino, std::process::id()).into_bytes();
+        dir.absent.make(&hidden);
         dir.mount().protocol().rename(dir.handle(), name, dir.handle(), &hidden).await.answer()?;
         *node.remove_on_close.lock() = Some((dir.mount().clone(), dir.handle().clone(), hidden));
         Ok(true)

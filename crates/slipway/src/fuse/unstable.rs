@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 
 use bytes::Bytes;
-use client::{Handle, Mount, StableHow, Verifier};
+use client::{Attr, Handle, Mount, SetAttr, StableHow, Verifier};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use tokio::sync::RwLock;
@@ -57,6 +57,22 @@ impl Unstable {
         }
         let full = self.kept.lock().bytes > mount.options().write_behind;
         if full { self.commit(file).await } else { Ok(()) }
+    }
+
+    /// Writes all of `data` to stable storage and sets attributes in one request. Returns `None` if that is not possible.
+    ///
+    /// # Errors
+    /// Those of both operations.
+    pub async fn write_and_set(
+        &self,
+        mount: &Mount,
+        file: &Handle,
+        (offset, data): (u64, Bytes),
+        set: &SetAttr,
+    ) -> client::Result<Option<Attr>> {
+        let Some(v4) = mount.v4() else { return Ok(None) };
+        let _shared = self.order.read().await;
+        if self.is_empty() { v4.write_and_set(file, offset, data.into(), set).await } else { Ok(None) }
     }
 
     /// Returns `true` if all written data are on stable storage.

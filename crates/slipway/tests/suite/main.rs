@@ -16,6 +16,7 @@ mod mount_passthrough;
 mod mount_read;
 mod mount_referrals;
 mod mount_status;
+mod mount_unpack;
 mod mount_users;
 mod mount_v4;
 mod mount_write;

@@ -6,7 +6,7 @@ use std::io::Read;
 use std::path::Path;
 
 use super::Place;
-use crate::interop::lab::text;
+use crate::interop::{acls::ACLS, lab::text};
 
 /// Runs pjdfstest, which checks names, attributes and permissions of POSIX as three users.
 pub fn pjdfstest(place: &mut Place) -> Result<(), String> {
@@ -186,33 +186,6 @@ diff -r "$2/expected" "$3/clone"
 
 /// Sets and reads POSIX ACLs, which are those of the server's file system.
 pub fn acls(place: &mut Place) -> Result<(), String> {
-    place.script(ACLS, &[&text(&place.served)]).map(drop)
+    let server = "server() { (cd \"$1\" && effective .); }\n";
+    place.script(&format!("{server}{ACLS}"), &[&text(&place.served)]).map(drop)
 }
-
-const ACLS: &str = r#"
-# NFSv4 shows the permissions that remain after the mask.
-effective() { getfacl -Rcn "$1" | sed -E 's/:[rwx-]{3}[[:space:]]+#effective:/:/'; }
-same() { diff <(effective .) <(cd "$1" && effective .); }
-mkdir dir
-echo data >file
-chmod 640 file
-same "$1"
-setfacl -m u:12:rw,g:34:r file
-test "$(getfacl -cn file | grep -c '^user:12:rw-')" = 1
-same "$1"
-setfacl -d -m u:12:rwx,g::rx dir
-echo new >dir/new
-mkdir dir/sub
-getfacl -cn dir/new | grep '^user:12:'
-same "$1"
-cp -p file copy
-test "$(getfacl -cn copy)" = "$(getfacl -cn file)"
-setfacl -x u:12 file
-setfacl -k dir
-setfacl -b copy
-same "$1"
-test "$(getfacl -cn copy | grep -c .)" = 3
-setfacl -n -m m::- file
-test "$(stat -c %a file)" = 600
-same "$1"
-"#;
