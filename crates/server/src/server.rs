@@ -204,9 +204,13 @@ impl NfsServer {
         Admin::new(self.lockd.clone(), self.v4.clone())
     }
 
-    /// Returns the services that clients expect at the same address: NFS, MOUNT and NFS_ACL.
+    /// Returns the services at the address of NFS: NFS, MOUNT and NFS_ACL, and NLM for clients that look for it there, as ours does. So
+    /// NLM has the transport and the TLS of NFS. A request that would have to wait for a lock is denied, unless
+    /// [`lock_callbacks`](Self::lock_callbacks) runs.
     pub fn services(&self) -> Vec<Arc<dyn Service>> {
-        vec![Arc::new(self.nfs3()), Arc::new(self.nfs4()), Arc::new(self.mount3()), Arc::new(self.nfsacl3())]
+        let nfs: [Arc<dyn Service>; 2] = [Arc::new(self.nfs3()), Arc::new(self.nfs4())];
+        let beside: [Arc<dyn Service>; 3] = [Arc::new(self.mount3()), Arc::new(self.nfsacl3()), Arc::new(self.nlm4())];
+        nfs.into_iter().chain(beside).collect()
     }
 
     /// Runs the periodic work of the server. It recalls delegations, which are granted only while this runs, revokes
@@ -256,7 +260,7 @@ impl NfsServer {
         self.v4.set_callback_flavors(flavors);
     }
 
-    /// Returns the services with which NFSv3 clients lock files. They are for TCP and UDP only, at ports that clients
+    /// Returns the services with which Linux's and other NFSv3 clients lock files. They are for TCP and UDP only, at ports that clients
     /// learn from rpcbind. Run [`lock_callbacks`](Self::lock_callbacks) with them.
     pub fn lock_services(&self) -> Vec<Arc<dyn Service>> {
         vec![Arc::new(self.nlm4()), Arc::new(self.nsm1())]
