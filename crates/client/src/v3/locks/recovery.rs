@@ -31,7 +31,7 @@ use crate::{
     model::{LockRange, Result},
 };
 
-/// What a server knows about a range that it had granted.
+/// The state at the server of a range that it had granted.
 enum Found {
     Held,
     Lost,
