@@ -2,8 +2,8 @@
 # mount.sh SLIPWAY [ROUNDS]: compares `slipway mount` with the tmpfs that its server exports, in one run.
 #
 # Each round runs the same programs (programs.sh) on the tmpfs, and on mounts of it over the transports (TRANSPORTS, default
-# "tcp rdma shm") with one version of NFS (VERSION, default 4.2). The transport "passed" is shm with --passthrough. OPTIONS are options of `slipway mount`, FILES is the number
-# of small files of the archive, MIB the size of the large file, CREATES the number of created files, and SECONDS_EACH the time
+# "tcp rdma shm") with one version of NFS (VERSION, default 4.2). The transport "passed" is shm with --passthrough. OPTIONS are
+# options of `slipway mount`, FILES is the number of small files of the archive, MIB the size of the large file, CREATES the number of created files, and SECONDS_EACH the time
 # of each measurement by fio. FLOOR is the program floor_mount, whose column shows what any FUSE file system can reach. Prints a
 # table in Markdown with the median of the rounds. Everything runs in a network namespace. Needs root, fio, git and python3.
 # `cargo xtask compare --mount` installs these, makes a release build, and runs this.

@@ -334,6 +334,28 @@ impl Client {
         self.link.connected_unless_refused(0, Some(refused)).await.map(drop)
     }
 
+    /// Returns the number of connections so far. Calls that are made from now on use this connection, if there is one now, or a later
+    /// one.
+    pub fn generation(&self) -> u64 {
+        self.link.current.read().generation
+    }
+
+    /// Waits until the connection with this number is lost. Returns at once if there is no connection.
+    pub async fn lost(&self, generation: u64) {
+        loop {
+            let mut changed = pin!(self.link.changed.notified());
+            changed.as_mut().enable();
+            let is_current = {
+                let current = self.link.current.read();
+                current.generation == generation && current.transport.is_some()
+            };
+            if !is_current {
+                return;
+            }
+            changed.await;
+        }
+    }
+
     /// Closes the connection at once, because the server does not answer over it. Its calls are sent again over the next connection,
     /// or fail if they end with their connection.
     pub fn reset(&self) {

@@ -210,11 +210,12 @@ impl NfsServer {
         Admin::new(self.lockd.clone(), self.v4.clone())
     }
 
-    /// Returns the services that clients expect at the same address: NFS, MOUNT and NFS_ACL, and PASSTHROUGH if an export passes
-    /// files.
+    /// Returns the services at the address of NFS: NFS, MOUNT and NFS_ACL, PASSTHROUGH if an export passes files, and NLM for clients
+    /// that look for it there, as ours does. So NLM has the transport and the TLS of NFS. A request that would have to wait for a lock is
+    /// denied, unless [`lock_callbacks`](Self::lock_callbacks) runs.
     pub fn services(&self) -> Vec<Arc<dyn Service>> {
-        let mut services: Vec<Arc<dyn Service>> =
-            vec![Arc::new(self.nfs3()), Arc::new(self.nfs4()), Arc::new(self.mount3()), Arc::new(self.nfsacl3())];
+        let mut services: Vec<Arc<dyn Service>> = vec![Arc::new(self.nfs3()), Arc::new(self.nfs4())];
+        services.extend([Arc::new(self.mount3()) as Arc<dyn Service>, Arc::new(self.nfsacl3()), Arc::new(self.nlm4())]);
         if self.exports().iter().any(|export| export.options().passthrough) {
             services.push(Arc::new(self.passthrough()));
         }
@@ -268,7 +269,7 @@ impl NfsServer {
         self.v4.set_callback_flavors(flavors);
     }
 
-    /// Returns the services with which NFSv3 clients lock files. They are for TCP and UDP only, at ports that clients
+    /// Returns the services with which Linux's and other NFSv3 clients lock files. They are for TCP and UDP only, at ports that clients
     /// learn from rpcbind. Run [`lock_callbacks`](Self::lock_callbacks) with them.
     pub fn lock_services(&self) -> Vec<Arc<dyn Service>> {
         vec![Arc::new(self.nlm4()), Arc::new(self.nsm1())]

@@ -151,7 +151,7 @@ impl World {
         nfs.look_up_users_in(Arc::new(Users));
         nfs.authenticate_callbacks_by(Arc::new(CallbackKey));
         let builder = Server::builder().drc(self.drc.clone()).flavor(self.contexts.clone());
-        let services = nfs.services().into_iter().chain(nfs.lock_services());
+        let services = nfs.services().into_iter().chain([Arc::new(nfs.nsm1()) as Arc<dyn rpc::Service>]);
         let server = services.fold(builder, |builder, service| builder.shared(service)).build();
         let mut tasks = JoinSet::new();
         tasks.spawn(nfs.upkeep());

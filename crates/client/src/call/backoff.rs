@@ -13,13 +13,20 @@ use crate::model::{Error, Status};
 /// The pauses between the attempts of one operation.
 pub(crate) struct Backoff {
     delay: Duration,
+    /// The maximum of a pause.
+    delay_max: Duration,
     /// The time when the server first asked to retry later.
     since: Option<Instant>,
 }
 
 impl Backoff {
     pub fn new() -> Self {
-        Self { delay: FIRST_DELAY, since: None }
+        Self::up_to(DELAY_MAX)
+    }
+
+    /// Creates pauses of at most this time.
+    pub fn up_to(delay_max: Duration) -> Self {
+        Self { delay: FIRST_DELAY, delay_max, since: None }
     }
 
     /// Pauses if the error asks to retry later. Returns `true` if the caller is to retry.
@@ -49,7 +56,7 @@ impl Backoff {
 
     /// Sets all further pauses to the maximum, because the server will notify the client.
     pub fn slow_down(&mut self) {
-        self.delay = DELAY_MAX;
+        self.delay = self.delay_max;
     }
 
     /// Pauses and returns `true`. Returns `false` without a pause if the pause would end after the deadline.
@@ -66,7 +73,7 @@ impl Backoff {
     /// all retry at the same time.
     pub async fn pause(&mut self) {
         tokio::time::sleep(self.delay.mul_f64(entropy::random_range(0.5..=1.0))).await;
-        self.delay = (self.delay * 2).min(DELAY_MAX);
+        self.delay = (self.delay * 2).min(self.delay_max);
     }
 }
 

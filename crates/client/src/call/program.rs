@@ -227,6 +227,16 @@ impl Program {
         self.link.client.is_connected()
     }
 
+    /// Returns the number of connections so far.
+    pub fn generation(&self) -> u64 {
+        self.link.client.generation()
+    }
+
+    /// Waits until the connection with this number is lost.
+    pub fn lost(&self, generation: u64) -> impl Future<Output = ()> + '_ {
+        self.link.client.lost(generation)
+    }
+
     /// Waits until the connection is established. Returns `false` if the server refuses connections for longer than calls wait.
     pub async fn connected(&self) -> bool {
         match self.refused() {

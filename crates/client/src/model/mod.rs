@@ -4,6 +4,7 @@
 
 mod caller;
 mod error;
+mod lock;
 mod operations;
 mod status;
 mod types;
@@ -12,8 +13,10 @@ mod url;
 pub use self::{
     caller::{Caller, TicketSource},
     error::{Error, ErrorKind, Result},
+    lock::LockRange,
     status::{PeerStatus, Status},
     types::*,
     url::{MountOptions, NfsUrl, Pnfs, Security, TlsOptions, UrlError, Version},
 };
+pub(crate) use lock::cut;
 pub(crate) use operations::{Operations, operations};

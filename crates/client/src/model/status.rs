@@ -1,8 +1,8 @@
-//! [`Status`]: one set of status codes for all versions of NFS and for MOUNT.
+//! [`Status`]: one set of status codes for all versions of NFS, for MOUNT and for NLM.
 
 use std::fmt;
 
-use nfs::{mount::Mountstat3, v3::Nfsstat3, v4::Nfsstat4};
+use nfs::{mount::Mountstat3, nlm::Nlm4Stats, v3::Nfsstat3, v4::Nfsstat4};
 
 /// The reason for which the server, or the client on its behalf, refused an operation.
 ///
@@ -85,8 +85,10 @@ pub enum Status {
     Deadlock,
     /// The server cannot lock this range.
     InvalidRange,
-    /// The server does not support this kind of lock.
+    /// The server does not support this kind of lock, or not for this file or caller.
     LocksNotSupported,
+    /// The server has too few resources for another lock.
+    NoLocks,
     /// The file is not open for this access.
     OpenMode,
     /// The server does not accept the security flavour.
@@ -108,6 +110,7 @@ enum Source {
     V3(Nfsstat3),
     V4(Nfsstat4),
     Mount(Mountstat3),
+    Nlm(Nlm4Stats),
 }
 
 impl PeerStatus {
@@ -117,6 +120,7 @@ impl PeerStatus {
             Source::V3(status) => status as u32,
             Source::V4(status) => status as u32,
             Source::Mount(status) => status as u32,
+            Source::Nlm(status) => status as u32,
         }
     }
 
@@ -126,6 +130,7 @@ impl PeerStatus {
             Source::V3(_) => "NFS version 3",
             Source::V4(_) => "NFS version 4",
             Source::Mount(_) => "MOUNT",
+            Source::Nlm(_) => "NLM version 4",
         }
     }
 
@@ -152,6 +157,17 @@ impl fmt::Display for PeerStatus {
                 Mountstat3::NotSupp => "not supported by the server",
                 Mountstat3::ServerFault => "server fault",
             }),
+            Source::Nlm(status) => f.write_str(match status {
+                Nlm4Stats::Granted => "granted",
+                Nlm4Stats::Denied | Nlm4Stats::Blocked => "another owner holds a conflicting lock",
+                Nlm4Stats::DeniedNoLocks => "the server has too few resources for another lock",
+                Nlm4Stats::DeniedGracePeriod => "the server is in its grace period",
+                Nlm4Stats::Deadlck => "deadlock",
+                Nlm4Stats::RoFs => "read-only file system",
+                Nlm4Stats::StaleFh => "stale file handle",
+                Nlm4Stats::FBig => "lock range not supported",
+                Nlm4Stats::Failed => "the server does not lock this file for this caller",
+            }),
         }
     }
 }
@@ -174,12 +190,19 @@ impl From<Mountstat3> for PeerStatus {
     }
 }
 
+impl From<Nlm4Stats> for PeerStatus {
+    fn from(status: Nlm4Stats) -> Self {
+        Self(Source::Nlm(status))
+    }
+}
+
 impl From<PeerStatus> for Status {
     fn from(status: PeerStatus) -> Self {
         match status.0 {
             Source::V3(status) => of_v3(status),
             Source::V4(status) => of_v4(status),
             Source::Mount(status) => of_mount(status),
+            Source::Nlm(status) => of_nlm(status),
         }
     }
 }
@@ -279,6 +302,20 @@ fn of_mount(status: Mountstat3) -> Status {
     }
 }
 
+fn of_nlm(status: Nlm4Stats) -> Status {
+    match status {
+        Nlm4Stats::Denied | Nlm4Stats::Blocked => Status::LockDenied,
+        Nlm4Stats::DeniedNoLocks => Status::NoLocks,
+        Nlm4Stats::DeniedGracePeriod => Status::Grace,
+        Nlm4Stats::Deadlck => Status::Deadlock,
+        Nlm4Stats::RoFs => Status::ReadOnly,
+        Nlm4Stats::StaleFh => Status::StaleHandle,
+        Nlm4Stats::FBig => Status::InvalidRange,
+        Nlm4Stats::Failed => Status::LocksNotSupported,
+        Nlm4Stats::Granted => Status::Other,
+    }
+}
+
 impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -320,6 +357,7 @@ impl fmt::Display for Status {
             Status::Deadlock => "deadlock",
             Status::InvalidRange => "lock range not supported",
             Status::LocksNotSupported => "lock not supported",
+            Status::NoLocks => "no locks available",
             Status::OpenMode => "file is not open for this access",
             Status::WrongSecurity => "wrong security flavour",
             Status::NoAttribute => "no such extended attribute",

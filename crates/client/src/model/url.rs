@@ -49,6 +49,11 @@ pub struct MountOptions {
     pub mount_port: Option<u16>,
     /// `mountproto`: the transport of MOUNT, if it is not the transport of NFS.
     pub mount_proto: Option<String>,
+    /// `lock` and `nolock`: whether locks over NFSv3 are held by the server, through its lock manager (NLM). Without that, a mount has no
+    /// locks of its own, and `slipway mount` leaves them to the kernel of this machine. NFSv4 always has locks at the server.
+    pub lock: bool,
+    /// `nlmport`: the TCP port of the lock manager. If it is `None`, the client finds the lock manager.
+    pub nlm_port: Option<u16>,
     /// `timeo`: the time that the server may be silent while an operation waits, including retransmissions. A server
     /// that asks to retry later is not silent. A number in the URL is in tenths of a second, as in nfs(5), unless `ms`
     /// or `s` follows it.
@@ -154,6 +159,8 @@ impl Default for MountOptions {
             proto: "tcp".to_owned(),
             mount_port: None,
             mount_proto: None,
+            lock: true,
+            nlm_port: None,
             deadline: Duration::from_secs(60),
             uid: None,
             gid: None,
@@ -306,6 +313,9 @@ fn parse(text: &str) -> Result<NfsUrl, String> {
         options.set(&key, &value).map_err(|problem| format!("option '{key}={value}': {problem}"))?;
         seen.push(key);
     }
+    if seen.iter().any(|key| key == "lock") && seen.iter().any(|key| key == "nolock") {
+        return Err("options 'lock' and 'nolock' exclude each other".to_owned());
+    }
     if let Security::Kerberos(_) = options.security
         && let Some(key) = ["uid", "gid", "gids"].into_iter().find(|key| seen.iter().any(|seen| seen == key))
     {
@@ -323,6 +333,9 @@ impl MountOptions {
         "addr",
         "mountport",
         "mountproto",
+        "lock",
+        "nolock",
+        "nlmport",
         "timeo",
         "uid",
         "gid",
@@ -366,6 +379,9 @@ impl MountOptions {
             "addr" => self.addresses = addresses(value)?,
             "mountport" => self.mount_port = Some(number(value)?),
             "mountproto" => self.mount_proto = Some(name(value)?),
+            "lock" => self.lock = flag(value, true)?,
+            "nolock" => self.lock = flag(value, false)?,
+            "nlmport" => self.nlm_port = Some(number(value)?),
             "timeo" => self.deadline = duration(value)?,
             "uid" => self.uid = Some(number(value)?),
             "gid" => self.gid = Some(number(value)?),
@@ -400,6 +416,11 @@ impl MountOptions {
 
 fn name(value: &str) -> Result<String, String> {
     if value.is_empty() { Err("the name of a transport is missing".to_owned()) } else { Ok(value.to_owned()) }
+}
+
+/// Returns what an option without a value means.
+fn flag(value: &str, meaning: bool) -> Result<bool, String> {
+    if value.is_empty() { Ok(meaning) } else { Err("the option has no value".to_owned()) }
 }
 
 fn file(value: &str) -> Result<String, String> {
@@ -509,6 +530,9 @@ mod tests {
         assert_eq!((options.read_size, options.write_size), (Some(65536), Some(1 << 20)));
         assert_eq!((options.read_ahead, options.write_behind), (4 << 20, 0));
         assert_eq!(options.data_refused, Duration::from_millis(200));
+        assert_eq!((options.lock, options.nlm_port), (true, None));
+        let local: NfsUrl = "nfs://h/?nolock&nlmport=4045".parse().unwrap();
+        assert_eq!((local.options.lock, local.options.nlm_port), (false, Some(4045)));
         let several: NfsUrl = "nfs://h/?proto=tcp+rdma".parse().unwrap();
         assert_eq!(several.options.proto, "tcp+rdma");
         assert_eq!(options.transport.iter().collect::<Vec<_>>(), [(&"inline".to_owned(), &"8192".to_owned())]);
@@ -579,6 +603,9 @@ mod tests {
         assert!(problem("nfs://h/?sec=krb5&uid=1").contains("'uid' has no effect with Kerberos"));
         assert!(problem("nfs://h/?uid=-1").contains("4294967295"));
         assert!(problem("nfs://h/?mountport=65536").contains("65535"));
+        assert!(problem("nfs://h/?nlmport=65536").contains("65535"));
+        assert!(problem("nfs://h/?nolock=yes").contains("has no value"));
+        assert!(problem("nfs://h/?lock&nolock").contains("exclude each other"));
         assert!(problem("nfs://h/?rsize=9G").contains("'rsize=9G'"));
         assert!(problem("nfs://h/?rsize=1x").contains("K, M or G"));
         assert!(problem("nfs://h/?timeo=0").contains("tenths"));

@@ -24,6 +24,7 @@ use tokio::time::timeout;
 
 use super::{
     Inner, Mount, MountClient, Protocol,
+    lock_manager::LockManager,
     mountd::{self, Mountd, MountdAddress},
     referral::{Referred, url_of},
 };
@@ -177,8 +178,22 @@ impl Site {
         Self { server: url.authority().into(), url: url.clone(), switch: switch.clone(), hops: 0, identity: None }
     }
 
-    fn options(&self) -> &MountOptions {
+    pub fn options(&self) -> &MountOptions {
         &self.url.options
+    }
+
+    /// Returns the server's name, for messages.
+    pub fn server(&self) -> &Arc<str> {
+        &self.server
+    }
+
+    pub fn host(&self) -> &str {
+        &self.url.host
+    }
+
+    /// Reports whether the transport of NFS can lose messages.
+    pub fn is_lossy(&self) -> bool {
+        self.switch.find(&self.options().proto).is_some_and(|kind| kind.is_lossy())
     }
 
     fn referred(&self) -> Referred {
@@ -218,8 +233,7 @@ impl Site {
     }
 
     async fn mount_at(&self, ip: IpAddr) -> Result<Mount> {
-        let (version, proto) = (self.options().version, &self.options().proto);
-        let is_lossy = self.switch.find(proto).is_some_and(|kind| kind.is_lossy());
+        let (version, proto, is_lossy) = (self.options().version, &self.options().proto, self.is_lossy());
         if version == Version::V3 || version == Version::Auto && is_lossy {
             return self.mount3_at(ip).await;
         }
@@ -331,7 +345,7 @@ impl Site {
         let export: Probe<_> = |site, client| Box::pin(site.longest_export(client));
         let (mountd, (mounted, ok)) = self.find_mountd(ip, &ports, Some(&link), export).await?;
         let path = clean(&self.url.path);
-        let v3 = V3::new(program);
+        let v3 = self.with_locks(ip, V3::new(program));
         let info = v3.fsinfo(&ok.fhandle).await.map_err(|error| error.at(&path))?;
         let message_max = v3.program().message_max();
         let start = path.slice(mounted.len()..);
@@ -349,6 +363,15 @@ impl Site {
             referred: self.referred(),
         };
         Ok(Mount::new(Protocol::V3(v3), inner))
+    }
+
+    /// Adds the locks of the mount, unless it has the option `nolock`.
+    fn with_locks(&self, ip: IpAddr, v3: V3) -> V3 {
+        if !self.options().lock {
+            return v3;
+        }
+        let nfs = v3.program().clone();
+        v3.with_locks(Box::new(LockManager { site: self.clone(), ip, nfs }))
     }
 
     async fn mountd_at(&self, ip: IpAddr) -> Result<MountClient> {
@@ -462,7 +485,8 @@ impl Site {
         }
     }
 
-    async fn ask_rpcbind(&self, ip: IpAddr, program: u32, version: u32, proto: &str) -> Option<u16> {
+    /// Returns the port that rpcbind has for a program.
+    pub async fn ask_rpcbind(&self, ip: IpAddr, program: u32, version: u32, proto: &str) -> Option<u16> {
         let kind = self.switch.find("tcp")?;
         let address = SocketAddr::new(ip, rpcbind::PORT);
         let netid = Netid::new(proto, address);
@@ -482,7 +506,7 @@ impl Site {
 
     /// Returns a transport with its options, for connections that are first used for this program and version. All of them
     /// have the URL's TLS.
-    fn kind(&self, proto: &str, transport: &RawOptions, program: (u32, u32)) -> Result<Arc<dyn TransportKind>> {
+    pub fn kind(&self, proto: &str, transport: &RawOptions, program: (u32, u32)) -> Result<Arc<dyn TransportKind>> {
         let wrong = |problem| UrlError { url: self.url.to_string(), problem };
         let tls = &self.options().tls;
         tls.check().map_err(wrong)?;

@@ -12,6 +12,7 @@
 mod connect;
 mod dir;
 mod file;
+mod lock_manager;
 mod mountd;
 mod passthrough;
 mod protocol;
@@ -126,8 +127,8 @@ impl Mount {
         Self { protocol: self.protocol.with_caller(caller), inner: self.inner.clone() }
     }
 
-    /// Ends the mount at the server: NFSv3 servers can list it, NFSv4 servers keep state for it. The connection closes
-    /// with the last clone. In NFSv4, clones cannot be used any more.
+    /// Ends the mount at the server: NFSv3 servers can list it and hold its locks, NFSv4 servers keep state for it. The connection
+    /// closes with the last clone. In NFSv4, clones cannot be used any more.
     ///
     /// # Errors
     /// The server does not answer. This is harmless: a server of NFSv3 keeps an entry in its list, a server of NFSv4
@@ -145,8 +146,13 @@ impl Mount {
     async fn unmount_one(&self) -> Result<()> {
         match (&self.protocol, &self.inner.mountd) {
             (Protocol::V4(v4), _) => v4.disconnect().await,
-            (_, Some(mountd)) => mountd.client().await?.umnt(&self.inner.mounted).await,
-            (_, None) => Ok(()),
+            (Protocol::V3(v3), mountd) => {
+                v3.release_all_locks().await;
+                match mountd {
+                    Some(mountd) => mountd.client().await?.umnt(&self.inner.mounted).await,
+                    None => Ok(()),
+                }
+            }
         }
     }
 

@@ -3,7 +3,7 @@
 //! Paths, files, read-ahead, write-behind and the recovery of uncommitted writes are above this interface, and the same
 //! for every version. Below it, each version implements the same table of operations by file handle.
 
-use std::time::Duration;
+use std::{future::Future, time::Duration};
 
 use buf::{Pool, Region, Rope};
 use bytes::Bytes;
@@ -11,8 +11,8 @@ use bytes::Bytes;
 use crate::{
     call::Program,
     model::{
-        Attr, Caller, CreateHow, FsStat, Handle, Node, Operations, Page, PathConf, ReadData, ReadInfo, Result, SetAttr,
-        Special, StableHow, Verifier, Written, operations,
+        Attr, Caller, CreateHow, FsStat, Handle, LockRange, Node, Operations, Page, PathConf, ReadData, ReadInfo,
+        Result, SetAttr, Special, StableHow, Verifier, Written, operations,
     },
     v3::V3,
     v4::V4,
@@ -44,6 +44,102 @@ macro_rules! define_dispatch {
 }
 
 operations!(define_dispatch);
+
+/// Byte-range locks, which an owner holds: a name that the caller chooses. With `nolock`, a mount of NFSv3 has none.
+impl Protocol {
+    /// Reports whether the server holds locks for this mount.
+    pub fn has_locks(&self) -> bool {
+        match self {
+            Protocol::V3(v3) => v3.has_locks(),
+            Protocol::V4(_) => true,
+        }
+    }
+
+    /// Checks that the server has a lock manager that the client can use. In NFSv4, locks are a part of the protocol.
+    ///
+    /// # Errors
+    /// `LockManager`, or the server does not answer.
+    pub async fn find_lock_manager(&self) -> Result<()> {
+        match self {
+            Protocol::V3(v3) => v3.find_lock_manager().await,
+            Protocol::V4(_) => Ok(()),
+        }
+    }
+
+    /// Locks bytes for `owner`. Returns `None` if the lock was granted, otherwise a conflicting lock of another owner.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, `InvalidRange`, …, or the locks of this owner have been lost.
+    pub async fn lock(&self, file: &Handle, owner: &[u8], range: LockRange) -> Result<Option<LockRange>> {
+        match self {
+            Protocol::V3(v3) => v3.lock(file, owner, range).await,
+            Protocol::V4(v4) => v4.lock(file, owner, range).await,
+        }
+    }
+
+    /// Locks bytes like [`lock`](Self::lock). If there is a conflicting lock, waits until the lock is granted, or until
+    /// the deadline has passed since the server last asked to retry later.
+    ///
+    /// # Errors
+    /// `LockDenied` at the deadline, and the errors of [`lock`](Self::lock).
+    pub async fn lock_wait(&self, file: &Handle, owner: &[u8], range: LockRange) -> Result<()> {
+        match self {
+            Protocol::V3(v3) => v3.lock_wait(file, owner, range).await,
+            Protocol::V4(v4) => v4.lock_wait(file, owner, range).await,
+        }
+    }
+
+    /// Locks bytes like [`lock_wait`](Self::lock_wait), but waits until `given_up` completes. An outstanding request is
+    /// first completed: if it is granted, the lock is held.
+    ///
+    /// # Errors
+    /// `LockDenied` if `given_up` has completed, and the errors of [`lock`](Self::lock).
+    pub async fn lock_until(
+        &self,
+        file: &Handle,
+        owner: &[u8],
+        range: LockRange,
+        given_up: impl Future<Output = ()> + Send,
+    ) -> Result<()> {
+        match self {
+            Protocol::V3(v3) => v3.lock_until(file, owner, range, given_up).await,
+            Protocol::V4(v4) => v4.lock_until(file, owner, range, given_up).await,
+        }
+    }
+
+    /// Unlocks those of the bytes that `owner` has locked.
+    ///
+    /// # Errors
+    /// The locks of this owner have been lost, and the errors of any call.
+    pub async fn unlock(&self, file: &Handle, owner: &[u8], offset: u64, length: u64) -> Result<()> {
+        match self {
+            Protocol::V3(v3) => v3.unlock(file, owner, offset, length).await,
+            Protocol::V4(v4) => v4.unlock(file, owner, offset, length).await,
+        }
+    }
+
+    /// Releases all locks of an owner in a file. If some have been lost, the owner can lock again after this.
+    ///
+    /// # Errors
+    /// The server does not answer, or refuses.
+    pub async fn release_locks(&self, file: &Handle, owner: &[u8]) -> Result<()> {
+        match self {
+            Protocol::V3(v3) => v3.release_locks(file, owner).await,
+            Protocol::V4(v4) => v4.release_locks(file, owner).await,
+        }
+    }
+
+    /// Returns a lock of another owner that conflicts with this one; `None` if there is none.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, …
+    pub async fn test_lock(&self, file: &Handle, owner: &[u8], range: LockRange) -> Result<Option<LockRange>> {
+        match self {
+            Protocol::V3(v3) => v3.test_lock(file, owner, range).await,
+            Protocol::V4(v4) => v4.test_lock(file, owner, range).await,
+        }
+    }
+}
 
 impl Protocol {
     /// Returns the same protocol with another deadline: the time that the server may be silent during a call.

@@ -4,6 +4,7 @@
 //! error, the attributes in the reply are dropped.
 
 mod acl;
+pub(crate) mod locks;
 mod operations;
 
 use std::{
@@ -18,6 +19,7 @@ use rpc::{ReplyHeader, ReplyPlan};
 use xdr::{Decode, Located, Message};
 
 pub use self::acl::PosixAcls;
+use self::locks::{LockDialer, Locking};
 pub(crate) use self::operations::handle;
 use crate::{
     call::{Backoff, Program, payload},
@@ -30,6 +32,10 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct V3 {
     program: Program,
+    /// The user as whom operations are executed; `None` for the user of the mount.
+    caller: Option<Caller>,
+    /// The locks of the mount; `None` if the server does not hold them.
+    locking: Option<Locking>,
     /// Set when the server has answered that it does not support READDIRPLUS.
     no_readdirplus: Arc<AtomicBool>,
     /// Set when the server has answered that it does not have the program NFS_ACL.
@@ -38,7 +44,13 @@ pub struct V3 {
 
 impl V3 {
     pub(crate) fn new(program: Program) -> Self {
-        Self { program, no_readdirplus: Arc::default(), no_acls: Arc::default() }
+        let (caller, locking, no_readdirplus, no_acls) = Default::default();
+        Self { program, caller, locking, no_readdirplus, no_acls }
+    }
+
+    /// Returns the same protocol with locks at the lock manager to which `dialer` connects.
+    pub(crate) fn with_locks(self, dialer: Box<dyn LockDialer>) -> Self {
+        Self { locking: Some(Locking::new(dialer)), ..self }
     }
 
     /// Returns the same protocol with another deadline: the time that the server may be silent during a call.
@@ -48,7 +60,7 @@ impl V3 {
 
     /// Returns the same protocol for a caller, or for the user of the mount.
     pub fn with_caller(&self, caller: Option<&Caller>) -> Self {
-        Self { program: self.program.with_caller(caller), ..self.clone() }
+        Self { program: self.program.with_caller(caller), caller: caller.cloned(), ..self.clone() }
     }
 
     /// Returns the RPC program that sends the calls.

@@ -8,7 +8,7 @@ use nfs::v4::*;
 use tokio::sync::Notify;
 
 use super::{
-    lock_state::{DENIED_MAX, LockKind, LockRange, forget, kind, lock_request, owner, range_of, stateid_of},
+    lock_state::{DENIED_MAX, LockKind, forget, kind, lock_request, owner, range_of, stateid_of},
     opens::{InUse, OwnerLocks},
     place::Place,
     protocol::V4,
@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     call::{Backoff, Deadline},
-    model::{Error, ErrorKind, Handle, Result, Status},
+    model::{Error, ErrorKind, Handle, LockRange, Result, Status},
     session::compound::{Compound, value},
 };
 

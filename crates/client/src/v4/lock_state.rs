@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     call::Deadline,
-    model::{Caller, Error, ErrorKind, Handle, Result},
+    model::{Caller, Error, ErrorKind, Handle, LockRange, Result, cut},
     session::compound::{Compound, Counter},
 };
 
@@ -26,17 +26,6 @@ pub(crate) enum LockKind {
     Waiting,
     /// The request reclaims a lock after a restart of the server.
     Reclaiming,
-}
-
-/// A range of bytes to lock, or a locked one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LockRange {
-    /// The first byte.
-    pub offset: u64,
-    /// The number of bytes; [`u64::MAX`] means up to the end of the file, wherever that is.
-    pub length: u64,
-    /// Set if the lock is exclusive; otherwise it is shared.
-    pub exclusive: bool,
 }
 
 /// Returns a request to lock bytes of a file.
@@ -183,24 +172,6 @@ impl OpenFile {
     }
 }
 
-/// Removes bytes from ranges.
-fn cut(ranges: &mut Vec<(u64, u64, bool)>, offset: u64, length: u64) {
-    let end = offset.saturating_add(length);
-    let mut left = Vec::new();
-    for (at, len, exclusive) in ranges.drain(..) {
-        let stop = at.saturating_add(len);
-        if at < offset.min(stop) {
-            left.push((at, offset.min(stop) - at, exclusive));
-        }
-        if stop > end.max(at) {
-            let from = end.max(at);
-            // A range up to the end of the file remains one.
-            left.push((from, if stop == u64::MAX { u64::MAX } else { stop - from }, exclusive));
-        }
-    }
-    *ranges = left;
-}
-
 pub(crate) fn stateid_of(locker: &Locker4) -> &Stateid4 {
     match locker {
         Locker4::Exist { lock_stateid, .. } => lock_stateid,
@@ -218,21 +189,3 @@ pub(crate) fn range_of(denied: &LockDenied4) -> LockRange {
 
 /// Maximum bytes of the description of a conflicting lock.
 pub(crate) const DENIED_MAX: usize = 32 + OPAQUE_LIMIT;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn cut_removes_unlocked_bytes_from_ranges() {
-        let after = |offset, length| {
-            let mut ranges = vec![(10, 10, true), (100, u64::MAX, false)];
-            cut(&mut ranges, offset, length);
-            ranges
-        };
-        assert_eq!(after(0, 10), [(10, 10, true), (100, u64::MAX, false)]);
-        assert_eq!(after(12, 3), [(10, 2, true), (15, 5, true), (100, u64::MAX, false)]);
-        assert_eq!(after(0, u64::MAX), []);
-        assert_eq!(after(15, 100), [(10, 5, true), (115, u64::MAX, false)]);
-    }
-}

@@ -56,6 +56,5 @@ pub use self::{
     delegation::Watcher,
     extended::SetXattr,
     layout::table::{DataCount, DataWays},
-    lock_state::LockRange,
     protocol::V4,
 };

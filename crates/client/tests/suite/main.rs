@@ -8,6 +8,7 @@ mod closing;
 mod data;
 mod faults;
 mod hostile;
+mod locks3;
 mod migration;
 mod mixed;
 mod opening;

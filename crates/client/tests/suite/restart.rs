@@ -20,6 +20,16 @@ for_each_simulated! {
     [
         locks_survive_a_restart
         lost_locks_are_reported
+    ]
+    v3_tcp = "vers=3"
+    v3_rdma = "vers=3&proto=rdma"
+    v4_0_locks = "vers=4.0"
+    v4_1_locks = "vers=4.1"
+    v4_2_locks = "vers=4.2"
+}
+
+for_each_simulated! {
+    [
         lost_locks_are_not_reclaimed_after_the_next_restart
         client_recovers_if_it_finds_the_restart_after_the_grace_period
     ]
@@ -30,6 +40,8 @@ for_each_simulated! {
 
 for_each_simulated! {
     [locks_survive_three_restarts]
+    three_times_v3_tcp = "vers=3"
+    three_times_v3_rdma = "vers=3&proto=rdma"
     three_times_v4_0_tcp = "vers=4.0"
     three_times_v4_0_rdma = "vers=4.0&proto=rdma"
     three_times_v4_1_tcp = "vers=4.1"
@@ -39,17 +51,17 @@ for_each_simulated! {
 }
 
 /// The parts of a server that survive a restart of its process.
-struct Machine {
-    network: Network,
+pub struct Machine {
+    pub network: Network,
     vfs: Arc<dyn Vfs>,
     key: HandleKey,
-    state: TempDir,
+    pub state: TempDir,
     process: JoinSet<()>,
     record: Record,
 }
 
 impl Machine {
-    fn start(network: Network) -> Self {
+    pub fn start(network: Network) -> Self {
         let state = tempfile::tempdir().unwrap();
         let (vfs, key) = (Arc::new(memory()), HandleKey::random());
         let record = Record::default();
@@ -58,7 +70,7 @@ impl Machine {
         machine
     }
 
-    async fn restart(&mut self) {
+    pub async fn restart(&mut self) {
         self.process.shutdown().await;
         self.boot();
     }
@@ -75,8 +87,13 @@ impl Machine {
         self.process.spawn(nfs.upkeep());
     }
 
-    async fn mount(&self, query: &str) -> Mount {
-        Server { address: sim::SERVER, switch: sim::switch(&self.network, 1) }.mount(query).await
+    pub async fn mount(&self, query: &str) -> Mount {
+        self.mount_of(1, query).await
+    }
+
+    /// Mounts for the host with this number.
+    pub async fn mount_of(&self, number: u8, query: &str) -> Mount {
+        Server { address: sim::SERVER, switch: sim::switch(&self.network, number) }.mount(query).await
     }
 }
 
@@ -88,7 +105,7 @@ async fn locks_survive_a_restart(network: Network, vers: &str) {
     one.write("f", &b"0123456789"[..]).await.unwrap();
     let (mine, theirs) = (one.open("f").await.unwrap(), other.open("f").await.unwrap());
     let (mine, theirs) = (mine.handle(), theirs.handle());
-    let (one, other) = (one.v4().unwrap(), other.v4().unwrap());
+    let (one, other) = (one.protocol(), other.protocol());
     let range = |offset| LockRange { offset, length: 5, exclusive: true };
     assert_eq!(one.lock(mine, b"a", range(0)).await.unwrap(), None);
     assert_eq!(other.lock(theirs, b"a", range(5)).await.unwrap(), None);
@@ -159,7 +176,7 @@ async fn locks_survive_three_restarts(network: Network, query: &str) {
     let (one, other) = (machine.mount(query).await, machine.mount(query).await);
     one.write("f", vec![b'-'; 40]).await.unwrap();
     let (mine, theirs) = (one.open("f").await.unwrap(), other.open("f").await.unwrap());
-    let (one, other) = (one.v4().unwrap(), other.v4().unwrap());
+    let (one, other) = (one.protocol(), other.protocol());
     let range = |offset| LockRange { offset, length: 20, exclusive: true };
     assert_eq!(one.lock(mine.handle(), b"a", range(0)).await.unwrap(), None);
     assert_eq!(other.lock(theirs.handle(), b"a", range(20)).await.unwrap(), None);
@@ -192,16 +209,16 @@ async fn lost_locks_are_reported(network: Network, vers: &str) {
     let mount = machine.mount(vers).await;
     mount.write("f", &b"0123456789"[..]).await.unwrap();
     let file = mount.open("f").await.unwrap();
-    let v4 = mount.v4().unwrap();
+    let locks = mount.protocol();
     let range = LockRange { offset: 0, length: 5, exclusive: true };
-    assert_eq!(v4.lock(file.handle(), b"a", range).await.unwrap(), None);
+    assert_eq!(locks.lock(file.handle(), b"a", range).await.unwrap(), None);
     machine.state = tempfile::tempdir().unwrap();
     machine.restart().await;
-    assert_eq!(file.read_bytes(0, 100).await.unwrap(), "0123456789", "the file must be opened again");
-    let error = v4.unlock(file.handle(), b"a", 0, 5).await.unwrap_err();
+    assert_eq!(file.read_bytes(0, 100).await.unwrap(), "0123456789", "the file must be usable again");
+    let error = locks.unlock(file.handle(), b"a", 0, 5).await.unwrap_err();
     assert!(error.to_string().contains("lost the locks"), "{error}");
-    assert_eq!(v4.lock(file.handle(), b"b", range).await.unwrap(), None, "another owner must be able to lock");
+    assert_eq!(locks.lock(file.handle(), b"b", range).await.unwrap(), None, "another owner must be able to lock");
 }
 
 /// Long enough for a client to detect the restart and reclaim. NFSv4.0 waits for its end.
-const GRACE: Duration = Duration::from_secs(30);
+pub const GRACE: Duration = Duration::from_secs(30);

@@ -53,6 +53,7 @@ pub(crate) struct Lockd {
     /// The name of this host.
     name: Bytes,
     outgoing: mpsc::UnboundedSender<Outgoing>,
+    /// The queue of outgoing calls, until the task that makes them takes it.
     queued: Mutex<Option<mpsc::UnboundedReceiver<Outgoing>>>,
     /// Results of `_MSG` procedures that are being sent.
     responses: Arc<Responses>,
@@ -263,7 +264,9 @@ impl Lockd {
             return Nlm4Stats::DeniedNoLocks;
         }
         let owner = lock_owner(host, ask.lock);
-        let LockRequest { range, kind, wait, reclaim, .. } = *ask;
+        let LockRequest { range, kind, reclaim, .. } = *ask;
+        // A host that waits must be called when it gets the lock.
+        let wait = ask.wait && self.queued.lock().is_none();
         match table.lock(&ask.file, &owner, &Request { range, kind, wait, reclaim }) {
             Ok(Locked::Granted) => {
                 // The host may have requested the lock again before GRANTED reached it.

@@ -95,10 +95,11 @@ impl Tree {
         }
     }
 
-    /// Does the same with the version that the server reports, if it has one.
+    /// Does the same with the version that the server reports. NFSv3 has no version, so the kernel's pages and attributes are dropped.
     pub async fn revalidate(&self, node: &Target) -> Answer<()> {
-        if let Some(v4) = node.mount().v4() {
-            self.make_current(node, v4.data_version(node.handle()).await.answer()?).await;
+        match node.mount().v4() {
+            Some(v4) => drop(self.make_current(node, v4.data_version(node.handle()).await.answer()?).await),
+            None => self.kernel.forget(node.ino).await,
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Byte-range locks of programs, as locks at the server (RFC 8881 §9, RFC 7530 §9). Locks by `fcntl` and `flock` on one
+//! Byte-range locks of programs, as locks at the server (RFC 8881 §9, RFC 7530 §9; NLM for NFSv3). Locks by `fcntl` and `flock` on one
 //! machine hold on all machines.
 //!
 //! Each owner of the kernel (a process for POSIX locks, an open file for `flock` and OFD locks) is an owner at the
@@ -8,7 +8,7 @@
 //!
 //! Any signal interrupts a wait for a lock.
 
-use client::{LockRange, V4};
+use client::{LockRange, Protocol};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 
@@ -72,32 +72,32 @@ impl Lock {
 }
 
 impl View {
-    fn locking<'a>(&self, node: &'a Target) -> Answer<&'a V4> {
-        // If the URL's server has no locks, the kernel keeps them locally. If another server has none, locking fails.
-        let none = if self.mount.v4().is_some() { Errno::NOLCK } else { Errno::NOSYS };
-        node.mount().v4().ok_or(none)
+    /// Returns the locks of the server that has an object. If the mount of the URL has the option `nolock`, the kernel keeps locks
+    /// locally, and does not ask. If only the server of a referral has no locks, locking fails.
+    fn locking<'a>(&self, node: &'a Target) -> Answer<&'a Protocol> {
+        Some(node.mount().protocol()).filter(|protocol| protocol.has_locks()).ok_or(Errno::NOLCK)
     }
 
-    /// LOCKT: returns a conflicting lock, or `F_UNLCK`.
+    /// LOCKT or TEST: returns a conflicting lock, or `F_UNLCK`.
     pub async fn test_lock(&self, ino: u64, owner: u64, lock: Lock) -> Answer<Lock> {
         let node = self.target(ino)?;
-        let v4 = self.locking(&node)?;
-        let found = v4.test_lock(node.handle(), &owner.to_be_bytes(), lock.range()?).await.answer()?;
+        let locks = self.locking(&node)?;
+        let found = locks.test_lock(node.handle(), &owner.to_be_bytes(), lock.range()?).await.answer()?;
         Ok(found.map_or(Lock { kind: F_UNLCK, ..lock }, Lock::of))
     }
 
-    /// LOCKU.
+    /// LOCKU or UNLOCK.
     pub async fn unlock(&self, ino: u64, owner: u64, lock: Lock) -> Answer<()> {
         let (node, range) = (self.target(ino)?, lock.range()?);
-        let v4 = self.locking(&node)?;
+        let locks = self.locking(&node)?;
         let name = owner.to_be_bytes();
         // The next holder of the lock must see the data.
         self.write_back(&node).await;
         node.staged.settle(false).await;
-        v4.unlock(node.handle(), &name, range.offset, range.length).await.answer().map_err(no_lock)
+        locks.unlock(node.handle(), &name, range.offset, range.length).await.answer().map_err(no_lock)
     }
 
-    /// LOCK or LOCKU through the open file with this number. A blocking request waits until `interrupted`.
+    /// LOCK, or LOCKU or UNLOCK, through the open file with this number. A blocking request waits until `interrupted`.
     pub async fn lock(
         &self,
         ino: u64,
@@ -110,17 +110,17 @@ impl View {
             return self.unlock(ino, owner, lock).await;
         }
         let (node, range) = (self.target(ino)?, lock.range()?);
-        let v4 = self.locking(&node)?;
+        let locks = self.locking(&node)?;
         let name = owner.to_be_bytes();
         let owner = Owner { name: owner, by };
         node.lockers.add(owner);
         match interrupted {
-            None => match v4.lock(node.handle(), &name, range).await.answer().map_err(no_lock)? {
+            None => match locks.lock(node.handle(), &name, range).await.answer().map_err(no_lock)? {
                 None => {}
                 Some(_) => return Err(Errno::AGAIN),
             },
             Some(interrupted) => {
-                let waited = v4.lock_until(node.handle(), &name, range, interrupted).await.answer();
+                let waited = locks.lock_until(node.handle(), &name, range, interrupted).await.answer();
                 // A denied lock was not granted before the signal arrived.
                 waited.map_err(|error| if error == Errno::AGAIN { Errno::INTR } else { no_lock(error) })?;
             }

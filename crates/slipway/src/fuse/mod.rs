@@ -244,8 +244,8 @@ impl Fuse {
 
     /// INIT: negotiates the features of both sides.
     fn init(&self, replier: &Replier, arguments: Arguments<'_>) -> Decoded {
-        // Without NFSv4, the kernel keeps locks locally, on this machine only.
-        let locks = if self.tree.mount.v4().is_some() { init::POSIX_LOCKS | init::FLOCK_LOCKS } else { 0 };
+        // Without locks at the server, the kernel keeps them locally, on this machine only.
+        let locks = if self.tree.mount.protocol().has_locks() { init::POSIX_LOCKS | init::FLOCK_LOCKS } else { 0 };
         // A kernel with a newer protocol gets ours, and asks again.
         let writeback = if self.options.writeback { init::WRITEBACK_CACHE } else { 0 };
         let passthrough = if self.options.passthrough { init::PASSTHROUGH } else { 0 };

@@ -1,4 +1,4 @@
-//! Tests of `slipway mount` over NFSv4: locks, attributes and copies of programs are made at the server.
+//! Tests of `slipway mount`: locks of programs are made at the server over every version, and attributes and copies over NFSv4.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -13,7 +13,8 @@ use std::{
 use crate::common::{
     PATIENCE,
     mounted::{World, pattern},
-    wait,
+    port::Port,
+    run, wait,
 };
 use nix::{
     fcntl::{FcntlArg, fcntl},
@@ -69,7 +70,7 @@ fn soon(what: &str, condition: impl Fn() -> bool) {
 
 #[test]
 fn locks_hold_against_another_machine() {
-    for query in ["&vers=4.0", "&vers=4.2"] {
+    for query in ["&vers=3", "&vers=4.0", "&vers=4.2"] {
         let Some(world) = World::new("locks_hold_against_another_machine", "tcp", query) else { return };
         let other = world.another("rdma", query);
         let (a, b) = (open(&world.at.join("file")), open(&other.at.join("file")));
@@ -103,34 +104,60 @@ fn locks_hold_against_another_machine() {
 
 #[test]
 fn locks_of_open_files_end_with_them() {
-    let Some(world) = World::new("locks_of_open_files_end_with_them", "tcp", "&vers=4.2") else { return };
-    let other = world.another("tcp", "&vers=4.1");
+    for (one, another) in [("&vers=4.2", "&vers=4.1"), ("&vers=3", "&vers=3"), ("&vers=3", "&vers=4.2")] {
+        let Some(world) = World::new("locks_of_open_files_end_with_them", "tcp", one) else { return };
+        let other = world.another("tcp", another);
+        let path = world.at.join("file");
+        let (a, b, c) = (open(&path), open(&path), open(&other.at.join("file")));
+        // Another open file of the same process is another owner.
+        flock(&a, FlockOperation::NonBlockingLockExclusive).unwrap();
+        for file in [&b, &c] {
+            assert_eq!(flock(file, FlockOperation::NonBlockingLockShared).unwrap_err(), Errno::WOULDBLOCK);
+        }
+        flock(&a, FlockOperation::Unlock).unwrap();
+        flock(&b, FlockOperation::NonBlockingLockExclusive).unwrap();
+        let second = b.try_clone().unwrap();
+        drop(b);
+        assert_eq!(
+            flock(&c, FlockOperation::NonBlockingLockExclusive).unwrap_err(),
+            Errno::WOULDBLOCK,
+            "the file is still open"
+        );
+        drop(second);
+        soon("unlocked with the last close", || flock(&c, FlockOperation::NonBlockingLockExclusive).is_ok());
+        flock(&c, FlockOperation::Unlock).unwrap();
+
+        let d = open(&path);
+        assert!(
+            of_open_file(&d, libc::F_WRLCK) && !of_open_file(&a, libc::F_RDLCK) && !of_open_file(&c, libc::F_RDLCK)
+        );
+        drop(d);
+        soon("unlocked with the open file", || of_open_file(&c, libc::F_WRLCK));
+        assert!(!of_open_file(&a, libc::F_RDLCK));
+        drop((a, c, other));
+        world.end();
+    }
+}
+
+/// A server without NLM is not mounted unless the user wants locks of this machine.
+#[test]
+fn a_mount_without_lock_manager_must_say_nolock() {
+    let test = "a_mount_without_lock_manager_must_say_nolock";
+    let Some(world) = World::new(test, "tcp", "&vers=3&nolock") else { return };
+    let other = world.another("tcp", "&vers=3");
     let path = world.at.join("file");
     let (a, b, c) = (open(&path), open(&path), open(&other.at.join("file")));
-    // Another open file of the same process is another owner.
     flock(&a, FlockOperation::NonBlockingLockExclusive).unwrap();
-    for file in [&b, &c] {
-        assert_eq!(flock(file, FlockOperation::NonBlockingLockShared).unwrap_err(), Errno::WOULDBLOCK);
-    }
-    flock(&a, FlockOperation::Unlock).unwrap();
-    flock(&b, FlockOperation::NonBlockingLockExclusive).unwrap();
-    let second = b.try_clone().unwrap();
-    drop(b);
-    assert_eq!(
-        flock(&c, FlockOperation::NonBlockingLockExclusive).unwrap_err(),
-        Errno::WOULDBLOCK,
-        "the file is still open"
-    );
-    drop(second);
-    soon("unlocked with the last close", || flock(&c, FlockOperation::NonBlockingLockExclusive).is_ok());
-    flock(&c, FlockOperation::Unlock).unwrap();
-
-    let d = open(&path);
-    assert!(of_open_file(&d, libc::F_WRLCK) && !of_open_file(&a, libc::F_RDLCK) && !of_open_file(&c, libc::F_RDLCK));
-    drop(d);
-    soon("unlocked with the open file", || of_open_file(&c, libc::F_WRLCK));
-    assert!(!of_open_file(&a, libc::F_RDLCK));
-    drop((a, c, other));
+    assert_eq!(flock(&b, FlockOperation::NonBlockingLockShared).unwrap_err(), Errno::WOULDBLOCK);
+    flock(&c, FlockOperation::NonBlockingLockExclusive).expect("a lock of this machine must not be at the server");
+    drop((a, b, c, other));
+    // Nothing listens there.
+    let nowhere = Port::take();
+    let url = format!("{}&vers=3&nlmport={}", world.server.url("tcp", ""), nowhere.number());
+    let refused = run(&["mount", &url, world.directory.path().to_str().unwrap()]);
+    assert_eq!(refused.status.code(), Some(3), "{refused:?}");
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(said.contains("-o nolock"), "{said}");
     world.end();
 }
 
@@ -144,40 +171,44 @@ fn waiting(path: &Path) -> Child {
 
 #[test]
 fn a_waiting_lock_is_granted_or_interrupted() {
-    let Some(world) = World::new("a_waiting_lock_is_granted_or_interrupted", "tcp", "&vers=4.2") else { return };
-    let other = world.another("tcp", "&vers=4.2");
-    let a = open(&world.at.join("file"));
-    flock(&a, FlockOperation::NonBlockingLockExclusive).unwrap();
-    for signal in [Signal::TERM, Signal::KILL] {
+    for query in ["&vers=3", "&vers=4.2"] {
+        let Some(world) = World::new("a_waiting_lock_is_granted_or_interrupted", "tcp", query) else { return };
+        let other = world.another("tcp", query);
+        let a = open(&world.at.join("file"));
+        flock(&a, FlockOperation::NonBlockingLockExclusive).unwrap();
+        for signal in [Signal::TERM, Signal::KILL] {
+            let mut waits = waiting(&other.at.join("file"));
+            kill_process(Pid::from_child(&waits), signal).unwrap();
+            assert!(!wait(&mut waits).success());
+        }
         let mut waits = waiting(&other.at.join("file"));
-        kill_process(Pid::from_child(&waits), signal).unwrap();
-        assert!(!wait(&mut waits).success());
+        assert!(waits.try_wait().unwrap().is_none());
+        flock(&a, FlockOperation::Unlock).unwrap();
+        assert!(wait(&mut waits).success(), "the process must get the lock");
+        soon("the lock is free", || flock(&a, FlockOperation::NonBlockingLockExclusive).is_ok());
+        drop((a, other));
+        world.end();
     }
-    let mut waits = waiting(&other.at.join("file"));
-    assert!(waits.try_wait().unwrap().is_none());
-    flock(&a, FlockOperation::Unlock).unwrap();
-    assert!(wait(&mut waits).success(), "the process must get the lock");
-    soon("the lock is free", || flock(&a, FlockOperation::NonBlockingLockExclusive).is_ok());
-    drop((a, other));
-    world.end();
 }
 
 #[test]
 fn locks_survive_a_restart_of_the_server() {
-    let test = "locks_survive_a_restart_of_the_server";
-    let Some(mut world) = World::new(test, "tcp", "&vers=4.2") else { return };
-    let a = open(&world.at.join("file"));
-    assert!(posix(&a, libc::F_WRLCK, 5, 5));
-    world.restart();
-    // This write detects the restart, and the client reclaims its state.
-    a.write_all_at(b"written", 0).unwrap();
-    a.sync_all().unwrap();
-    let other = world.another("tcp", "&vers=4.2");
-    let b = open(&other.at.join("file"));
-    assert!(!posix(&b, libc::F_WRLCK, 7, 1), "the lock must still be held");
-    assert!(posix(&a, libc::F_UNLCK, 5, 5) && posix(&b, libc::F_WRLCK, 5, 5));
-    drop((a, b, other));
-    world.end();
+    for query in ["&vers=3", "&vers=4.2"] {
+        let test = "locks_survive_a_restart_of_the_server";
+        let Some(mut world) = World::new(test, "tcp", query) else { return };
+        let a = open(&world.at.join("file"));
+        assert!(posix(&a, libc::F_WRLCK, 5, 5));
+        world.restart();
+        // This write detects the restart, and the client reclaims its state.
+        a.write_all_at(b"written", 0).unwrap();
+        a.sync_all().unwrap();
+        let other = world.another("tcp", query);
+        let b = open(&other.at.join("file"));
+        assert!(!posix(&b, libc::F_WRLCK, 7, 1), "the lock must still be held");
+        assert!(posix(&a, libc::F_UNLCK, 5, 5) && posix(&b, libc::F_WRLCK, 5, 5));
+        drop((a, b, other));
+        world.end();
+    }
 }
 
 #[test]

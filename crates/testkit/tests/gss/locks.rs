@@ -2,6 +2,7 @@
 
 use std::{net::SocketAddr, ops::RangeInclusive, sync::Arc};
 
+use client::LockRange;
 use gss::{GssClient, Service as Protection};
 use nfs::nlm::{Lock, LockArgs, NLM_PROGRAM, Nlm4Stats, NlmProc4, Res, TestArgs, UnlockArgs, VERSION};
 use parking_lot::Mutex;
@@ -110,11 +111,13 @@ fn sys() -> Credential {
     Credential::Sys(AuthSys { uid: 1000, gid: 1000, ..AuthSys::of_process() })
 }
 
+const FLAVORS: [(Sec, &str); 4] =
+    [(Sec::Sys, "sys"), (Sec::Krb5, "krb5"), (Sec::Krb5i, "krb5i"), (Sec::Krb5p, "krb5p")];
+
 /// Only the flavours of the export lock its files.
 #[test]
 fn files_are_locked_with_the_flavours_of_the_export() {
-    let flavors = [(Sec::Sys, "sys"), (Sec::Krb5, "krb5"), (Sec::Krb5i, "krb5i"), (Sec::Krb5p, "krb5p")];
-    for (allowed, name) in flavors {
+    for (allowed, name) in FLAVORS {
         setup(1, &[allowed]).run(|world| async move {
             let mount = world.client(1, &format!("&sec={name}&vers=3&proto=tcp")).await;
             mount.write("/f", &b"data"[..]).await.unwrap();
@@ -132,6 +135,31 @@ fn files_are_locked_with_the_flavours_of_the_export() {
                 assert_eq!(host.unlock(&file).await, expected, "UNLOCK by {own:?} with {allowed:?}");
             }
         });
+    }
+}
+
+/// Our client locks with the flavour and the protection of its mount: the export allows no other one.
+#[test]
+fn mounts_of_version_3_lock_with_their_flavour() {
+    let range = LockRange { offset: 7, length: 100, exclusive: true };
+    for (allowed, name) in FLAVORS {
+        for transport in ["tcp", "rdma"] {
+            setup(1, &[allowed]).run(|world| async move {
+                let query = format!("&sec={name}&vers=3&proto={transport}");
+                let (one, other) = (world.client(1, &query).await, world.client(2, &query).await);
+                one.write("/f", &b"data"[..]).await.unwrap();
+                let file = one.resolve("/f").await.unwrap().handle;
+                let (one, other) = (one.protocol(), other.protocol());
+                assert_eq!(one.lock(&file, b"owner", range).await.unwrap(), None, "{query}");
+                assert_eq!(other.lock(&file, b"owner", range).await.unwrap(), Some(range), "{query}");
+                // A host with another flavour can neither lock, nor take the lock away.
+                let stranger = if allowed == Sec::Sys { kerberos(Protection::Privacy) } else { sys() };
+                let host = Host::new(&world, 10, stranger).await;
+                assert_eq!(host.lock(&file, false).await, Nlm4Stats::Denied, "{query}");
+                one.unlock(&file, b"owner", 0, u64::MAX).await.unwrap();
+                assert_eq!(other.lock(&file, b"owner", range).await.unwrap(), None, "{query}");
+            });
+        }
     }
 }
 

@@ -160,6 +160,13 @@ async fn serve((url, directory): (&NfsUrl, &Path), mut options: Options) -> Outc
         tracing::warn!(%url, "--passthrough has no effect: {why}");
         options.passthrough = false;
     }
+    if mount.protocol().has_locks()
+        && let Err(error) = mount.protocol().find_lock_manager().await
+    {
+        let failure = reach::failure(url, &error);
+        let hint = "with '-o nolock', locks are kept on this machine and hold only between programs of this mount";
+        return Err(Failure { message: format!("{}; {hint}", failure.message), ..failure });
+    }
     let mut terminate = signal(SignalKind::terminate()).map_err(Failure::failed)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(Failure::failed)?;
 

@@ -1,5 +1,5 @@
 //! File locks for NFSv3: NLM and NSM on a separate port, which clients learn from rpcbind, and the calls of the server
-//! to clients.
+//! to clients. NLM is also on the connections of NFS.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -24,8 +24,8 @@ pub struct Locking {
     pub places: Vec<Place>,
 }
 
-/// Starts NLM and NSM over TCP and UDP, next to NFS, which listens on `nfs_at`. Does not start them if no client could
-/// find them.
+/// Starts the calls to clients, and NLM and NSM over TCP and UDP, next to NFS, which listens on `nfs_at`. Does not start NLM and NSM if
+/// no client could find them.
 ///
 /// # Errors
 /// The port cannot be used.
@@ -36,6 +36,8 @@ pub fn start(
     (nfs, gss): (&NfsServer, Option<&Arc<GssServer>>),
     nfs_at: &[Place],
 ) -> Result<Option<Locking>, Failure> {
+    let kind = |name| switch.find(name).expect("transport must be registered");
+    tokio::spawn(nfs.lock_callbacks(CallbackTransports { tcp: kind("tcp"), udp: kind("udp") }));
     if config.rpcbind == RpcbindMode::Off {
         return Ok(None);
     }
@@ -55,7 +57,5 @@ pub fn start(
         places.push((transport, listener.local_addr()));
         workers.listen(server.clone(), listener);
     }
-    let kind = |name| switch.find(name).expect("transport must be registered");
-    tokio::spawn(nfs.lock_callbacks(CallbackTransports { tcp: kind("tcp"), udp: kind("udp") }));
     Ok(Some(Locking { server, places }))
 }
