@@ -168,8 +168,10 @@ impl Division {
             }
             Whole::Host(_) | Whole::Device(_) => {
                 let mut buffer = Buffer::zeroed(len);
-                let copies = parts.iter().zip(places).map(|(part, place)| part.copy_out(0, &mut buffer[place]));
-                let copied = copies.fold(Ok(()), |all, copied| all.and(copied));
+                let mut copied = Ok(());
+                for (part, place) in parts.iter().zip(places) {
+                    copied = copied.and(part.copy_out(0, &mut buffer[place]));
+                }
                 (copied, buffer.into())
             }
         }

@@ -9,7 +9,7 @@ pub fn linux(bench: &Bench, report: &mut Report) -> Result<(), String> {
     for kind in bench.rotation.pick("pnfs", &KINDS, 1) {
         let name = format!("pnfs-{kind}");
         let guest = Guest::new(bench, bench.fresh(&name)?.join("guest"))?;
-        guest.environment(&[("SLIPWAY", text(&bench.slipway)), ("KIND", kind)])?;
+        guest.environment(&[("SLIPWAY", text(&bench.slipway)), ("KIND", kind.to_string())])?;
         let succeeded = guest.run("pnfs.sh");
         guest.results(&name, succeeded, report)?;
     }

@@ -16,7 +16,7 @@ use server::{AdoptedHandle, HandleKey};
 
 use crate::{
     common::{Server, fails, listen, ok, port::Port, run, until, wait},
-    pnfs::{Calls, check, contents, cp},
+    pnfs::{check, contents, cp},
 };
 
 /// Data servers with a key, and the configuration of a metadata server for them.
@@ -51,11 +51,6 @@ impl Cluster {
         let [data, state, key] = [&data, &state, &key].map(|path| path.to_str().unwrap());
         let options = ["--data-server", "--squash", "none", "--cluster-key", key, "--state-dir", state];
         Server::start(&[&options[..], &[data, &flag, &address]].concat())
-    }
-
-    fn restart(&mut self, server: usize) {
-        self.data[server].take().unwrap().stop();
-        self.data[server] = Some(self.start_data_server(server));
     }
 
     /// Writes the configuration of a metadata server that tells clients this version.
@@ -126,38 +121,6 @@ fn files_are_used_directly_and_heal_without_root() {
         server.stop();
     }
 }
-
-/// A new file on data servers needs no call to them, whatever their number.
-#[test]
-fn creation_needs_no_call_to_data_servers() {
-    let per_file = |servers: usize| {
-        let cluster = Cluster::new(servers);
-        let config = cluster.config(&format!("mirrors = {servers}\nthreshold = 0"), "3");
-        let server = Server::start(&["--config", &config]);
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(async {
-            let url = format!("{}&vers=4.2", server.url("tcp", "")).parse().unwrap();
-            let mount = Mount::connect(&url, &transports::for_client()).await.unwrap();
-            for number in 0..FILES {
-                let file = mount.create(&format!("f{number}"), 0o644).await.unwrap();
-                file.write_at(0, Bytes::from_static(&[7; 10_000])).await.unwrap();
-                file.commit().await.unwrap();
-            }
-            mount.unmount().await.unwrap();
-        });
-        server.stop();
-        let counts: Vec<_> = cluster.data.into_iter().flatten().map(Calls::of).collect();
-        let sum = |procedure: &str| counts.iter().map(|calls| calls.count("3", procedure)).sum::<u64>();
-        assert_eq!((sum("CREATE"), sum("LOOKUP")), (0, 0));
-        // The fences and sizes of the first use, and none for each file.
-        assert_eq!(sum("SETATTR"), 0);
-        sum("WRITE") / servers as u64
-    };
-    let (one, eight) = (per_file(1), per_file(8));
-    assert_eq!((one, eight), (FILES, FILES), "each copy gets one WRITE of the client");
-}
-
-const FILES: u64 = 20;
 
 /// Connects to a data server, and returns the mount and a function that computes handles with its own key.
 async fn attacker(
@@ -257,27 +220,6 @@ fn hostile_clients_are_refused_by_every_version() {
             assert_eq!(write(root.protocol(), &handle).await, Some(Status::AccessDenied));
         });
     }
-}
-
-/// A data server that has lost its directory refuses the handles of before, and the copies are made again.
-#[test]
-fn lost_directory_is_repaired() {
-    let mut cluster = Cluster::new(2);
-    let server = Server::start(&["--config", &cluster.config("layouts = 'none'", "3")]);
-    let (source, back) = (cluster.at("source"), cluster.at("back"));
-    let bytes = contents(9, 3_000_000);
-    fs::write(&source, &bytes).unwrap();
-    cp(source.to_str().unwrap(), &server.url("tcp", "/file"));
-    cluster.data[0].take().unwrap().stop();
-    fs::remove_dir_all(cluster.at("data0")).unwrap();
-    cluster.data[0] = Some(cluster.start_data_server(0));
-    until("the copy must be made again", || {
-        check(&server, "/file", &bytes, &back);
-        cluster.objects(0) == [&bytes[..]]
-    });
-    cluster.restart(0);
-    check(&server, "/file", &bytes, &back);
-    server.stop();
 }
 
 #[test]
