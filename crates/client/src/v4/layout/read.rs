@@ -39,14 +39,14 @@ impl V4 {
     /// Reads from data servers. Returns `None` if the data must be read through the metadata server.
     pub(in crate::v4) async fn read_directly(&self, file: &Handle, offset: u64, count: u32) -> Option<ReadData> {
         let range = offset..offset.checked_add(count.into()).filter(|_| count > 0)?;
-        for _ in 0..TRIES {
+        for attempt in 0..TRIES {
             let direct = self.direct(file, Layoutiomode4::Read, &range).await?;
             match self.read_mirrors(file, &direct, &range).await {
                 Ok(data) => {
                     self.server.opens.layouts.count_read(true, data.data.len());
                     return Some(data);
                 }
-                Err(errors) => direct.fail(&self.server.opens, errors).await,
+                Err(errors) => direct.fail(&self.server.opens, errors, attempt).await,
             }
         }
         None
@@ -63,7 +63,7 @@ impl V4 {
         let Some(range) = offset.checked_add(count).filter(|_| count > 0).map(|end| offset..end) else {
             return Err(region);
         };
-        for _ in 0..TRIES {
+        for attempt in 0..TRIES {
             let Some(direct) = self.direct(file, Layoutiomode4::Read, &range).await else { return Err(region) };
             let placed;
             (placed, region) = self.read_placed(file, &direct, &range, region).await;
@@ -80,9 +80,9 @@ impl V4 {
                         let (copied, region) = payload::place_in_sink(read.data, region.into(), range_len(&range));
                         return Ok((copied.map(|()| info), region));
                     }
-                    Err(errors) => direct.fail(&self.server.opens, errors).await,
+                    Err(errors) => direct.fail(&self.server.opens, errors, attempt).await,
                 },
-                Err(errors) => direct.fail(&self.server.opens, errors).await,
+                Err(errors) => direct.fail(&self.server.opens, errors, attempt).await,
             }
         }
         Err(region)
