@@ -43,7 +43,7 @@ equal() { [ "$1" = "$2" ] || { echo "want '$1', have '$2'" >&2; return 1; }; }
 # refused COMMAND…: succeeds if COMMAND fails.
 refused() { if "$@" 2>/dev/null; then echo "not refused: $*" >&2; return 1; fi; }
 
-# knfsd DIR: exports DIR with the kernel's own server, over tcp (2049) and rdma on siw (20049), with MOUNT on 20048.
+# knfsd DIR [OPTION]: exports DIR with the kernel's own server, over tcp (2049) and rdma on siw (20049), with MOUNT on 20048.
 knfsd() {
   mkdir -p /var/lib/nfs/v4recovery /var/lib/nfs/sm /var/lib/nfs/sm.bak
   touch /var/lib/nfs/etab /var/lib/nfs/rmtab
@@ -51,7 +51,7 @@ knfsd() {
   # Debian's settings replace a caller's groups by those in the server's own user database.
   rm -rf /etc/nfs.conf /etc/nfs.conf.d
   rpcbind -w
-  exportfs -i -o rw,no_root_squash,insecure,no_subtree_check,fsid=0,sec=sys "*:$1"
+  exportfs -i -o rw,no_root_squash,insecure,no_subtree_check,fsid=0,sec=sys${2:+,$2} "*:$1"
   rpc.mountd -p 20048
   echo 1048576 >/proc/fs/nfsd/max_block_size
   rpc.nfsd 4

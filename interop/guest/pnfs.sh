@@ -369,6 +369,49 @@ changes() {
   content_is /run/local
 }
 
+# Programs write around the edges of stripe units, with holes between them, and read across both: by O_DIRECT and by memory maps.
+edges() {
+  local mode
+  python3 /run/out/guest/edges.py >/run/local
+  for mode in direct map; do
+    rm -f /run/mnt/file; truncate -s $(stat -c %s /run/local) /run/mnt/file
+    python3 /run/out/guest/edges.py /run/mnt/file 0 1 $mode
+    echo 3 >/proc/sys/vm/drop_caches
+    same /run/mnt/file
+    await content_is /run/local
+  done
+}
+
+# Two clients write other ranges of one file at the same time, in the same stripe units. The second client has a host name and a network of
+# its own, in which there is only TCP.
+two_writers() {
+  local modes one
+  mkdir -p /run/other
+  $IN_SERVER unshare --uts bash -c "hostname other; mount -t nfs -o vers=$1,proto=tcp $SERVER:/export /run/other"
+  python3 /run/out/guest/edges.py >/run/local
+  for modes in "direct direct" "map cached"; do
+    rm -f /run/mnt/file; truncate -s $(stat -c %s /run/local) /run/mnt/file
+    python3 /run/out/guest/edges.py /run/mnt/file 0 2 ${modes% *} & one=$!
+    python3 /run/out/guest/edges.py /run/other/file 1 2 ${modes#* }
+    wait $one
+    echo 3 >/proc/sys/vm/drop_caches
+    same /run/mnt/file; same /run/other/file
+    await content_is /run/local
+  done
+  umount /run/other
+}
+
+# without_rdma_device CHECK…: the data servers have addresses of RDMA, too, and this client has no device for it.
+without_rdma_device() {
+  rdma link delete siw1
+  mounted 4.2
+  "$@" 4.2
+  rm /run/mnt/file
+  await no_objects
+  umount /run/mnt
+  rdma link add siw1 type siw netdev client0
+}
+
 # A truncation is not undone by the LAYOUTCOMMIT of earlier writes: Linux sends it after the truncation, or at the same time.
 truncations() {
   local round
@@ -497,6 +540,8 @@ for version in 4.1 4.2; do
   check "$version: data pass the metadata server by" direct $version
   traced "$version: changes of content and size" changes
   check "$version: clients without layouts" other_clients
+  [ $version = 4.1 ] || traced "$version: memory maps, O_DIRECT over holes and edges" edges
+  [ $version = 4.1 ] || traced "$version: two clients write to one file" two_writers $version
   traced "$version: truncations of data that are not committed" truncations
   check "$version: removes objects" unlinked
   # Linux waits for a data server for half a minute.
@@ -508,8 +553,11 @@ check "4.2 over rdma: mounts with flexible files" mounted 4.2 $RDMA || exit 1
 check "4.2 over rdma: data pass the metadata server by" direct_over_rdma direct 4.2 $RDMA
 traced "4.2 over rdma: changes of content and size" changes
 traced "4.2 over rdma: truncations of data that are not committed" truncations
+traced "4.2 over rdma: memory maps, O_DIRECT over holes and edges" edges
+traced "4.2 over rdma: two clients write to one file" two_writers 4.2
 check "4.2 over rdma: removes objects" unlinked
 check "4.2 over rdma: unmounts" umount /run/mnt
+check "4.2: a client without an RDMA device" without_rdma_device direct
 check "data servers of 4.1 and 4.2: start" newer_data_servers || exit 1
 # The subshell of the check has not changed this one.
 OPTIONS=--data-server
@@ -546,6 +594,8 @@ for version in 4.1 4.2; do
   check "$on: clients without layouts" other_clients
   check "$on: sizes and times" sizes
   check "$on: recall" recalled
+  [ $version = 4.2 ] || check "$on: memory maps, O_DIRECT over holes and edges" edges
+  [ $version = 4.2 ] || check "$on: two clients write to one file" two_writers $version
   check "$on: removes objects" unlinked
   check "$on: survives the end of the metadata server" restart
   [ $version = 4.1 ] || check "$on: reports the end of a data server" failure_of_stripe
@@ -554,9 +604,12 @@ for version in 4.1 4.2; do
   check "$on: mounts" mounted $version $RDMA || continue
   check "$on: data pass the metadata server by" direct_over_rdma direct_by_stripes $version $RDMA
   check "$on: changes of content and size" changes
+  [ $version = 4.2 ] || check "$on: memory maps, O_DIRECT over holes and edges" edges
+  [ $version = 4.2 ] || check "$on: two clients write to one file" two_writers $version
   check "$on: removes objects" unlinked
   check "$on: unmounts" umount /run/mnt
 done
+check "4.2, files layout: a client without an RDMA device" without_rdma_device direct_by_stripes
 # Linux says so of a write by a files layout whose data server has ended. It repeats the write at the metadata server.
 check "kernel log is clean" kernel_log_is_clean 'NFS: Server wrote zero bytes'
 ! grep -q ^fail "$RESULTS"

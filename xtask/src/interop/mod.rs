@@ -115,6 +115,8 @@ const LANES: [&[Suite]; 3] = [
         suite("restarts", restarts::run),
         suite("hostile", hostile::run),
         suite("kerberos-linux", kerberos::linux),
+        suite("pnfs-knfsd", pnfs::knfsd),
+        suite("pnfs-gluster", pnfs::gluster),
     ],
     &[
         suite("locks", locks::run),
@@ -194,7 +196,10 @@ pub fn install() -> Result<(), String> {
             .into_iter()
             .collect::<Result<String, _>>()
     };
-    let own = || tools::PACKAGES.into_iter().chain(realm::PACKAGES).chain(mount::PACKAGES).chain(ganesha::PACKAGES);
+    let own = || {
+        let suites = tools::PACKAGES.into_iter().chain(realm::PACKAGES).chain(mount::PACKAGES);
+        suites.chain(ganesha::PACKAGES).chain(pnfs::PACKAGES)
+    };
     let all_there = |kernel: String| kernel.lines().chain(own()).all(debian::is_installed);
     if shell::is_root() && !kernel().is_ok_and(all_there) {
         // A new machine has no package lists, or old ones with a kernel that is no longer available.

@@ -1,8 +1,9 @@
-//! This client against a server of another implementation: `cargo xtask interop --only knfsd4` runs it. It panics if a
-//! check fails.
+//! This client against a server of another implementation: `cargo xtask interop --only knfsd4` runs it, and
+//! `--only pnfs-knfsd`. It panics if a check fails.
 //!
 //! - `peer checks URL ADDR`: the operations that only NFSv4 has, by one URL of an export. ADDR is a further address of
 //!   its server.
+//! - `peer layouts URL`: layouts of pNFS.
 //! - `peer idle DIR URL…`: idle clients hold locks over several leases.
 //! - `peer restart DIR URL…`: the server restarts under load.
 //!
@@ -10,6 +11,7 @@
 
 mod checks;
 mod lasting;
+mod layouts;
 
 use std::sync::Arc;
 
@@ -25,9 +27,10 @@ async fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match &arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["checks", url, also] => checks::all(url, also).await,
+        ["layouts", url] => layouts::all(url).await,
         ["idle", dir, urls @ ..] => lasting::idle(dir.as_ref(), urls).await,
         ["restart", dir, urls @ ..] => lasting::restart(dir.as_ref(), urls).await,
-        _ => panic!("peer checks URL ADDR | idle DIR URL… | restart DIR URL…"),
+        _ => panic!("peer checks URL ADDR | layouts URL | idle DIR URL… | restart DIR URL…"),
     }
 }
 

@@ -371,6 +371,35 @@ fn client_that_is_locked_out_goes_through_the_server() {
     });
 }
 
+/// The data servers reject the client, and the server grants the same layout again and again. The client does not ask for one for each
+/// READ and WRITE.
+#[test]
+fn layouts_that_fail_repeatedly_are_not_asked_for_with_each_io() {
+    with_query(MIRRORED, "&wsize=32768&rsize=32768", async |cluster, mount| {
+        written(&mount, "f", LARGE).await;
+        cluster.mds.lock_out("f");
+        let reader = cluster.mount(2, "&rsize=32768").await;
+        let before = cluster.mds.state.lock().granted;
+        check(&reader, "f", LARGE).await;
+        let granted = cluster.mds.state.lock().granted - before;
+        assert!((2..=6).contains(&granted), "{granted} layouts");
+        // The server does not act on the report of a WRITE, either.
+        cluster.mds.state.lock().is_deaf = true;
+        let file = mount.open("f").await.unwrap();
+        for _ in 0..10 {
+            file.write_at(0, pattern(32_768)).await.unwrap();
+        }
+        let granted = cluster.mds.state.lock().granted - before - granted;
+        assert!((2..=6).contains(&granted), "{granted} layouts");
+        assert_eq!((ways(&mount).server.writes, ways(&reader).data_servers.reads), (10, 0));
+        // After some time, the client tries again.
+        sleep(Duration::from_secs(31)).await;
+        let before = cluster.mds.state.lock().granted;
+        assert!(reader.open("f").await.unwrap().read_bytes(0, 32_768).await.unwrap() == pattern(32_768));
+        assert_ne!(cluster.mds.state.lock().granted, before);
+    });
+}
+
 /// A layout is asked for once, and the data do not wait for it.
 #[test]
 fn delayed_layout_does_not_delay_the_data() {

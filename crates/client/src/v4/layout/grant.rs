@@ -29,7 +29,7 @@ use super::{
         opens::{OpenFile, Opens},
     },
     device::{DataServerId, Device, DevicesInfo},
-    held::{IoError, LAYOUT_TYPES, PAUSE_SHORT, Way},
+    held::{IoError, LAYOUT_TYPES, PAUSE_LONG, PAUSE_SHORT, Way},
     segment::{DataFile, Mirror, Segment},
     table::Devices,
 };
@@ -444,5 +444,3 @@ pub(super) const NOTIFY_DEVICEID4_DELETE: u32 = 2;
 const LAYOUT_MAX: usize = 64 << 10;
 /// Maximum bytes of a device.
 const DEVICE_MAX: usize = 8 << 10;
-/// The time without a LAYOUTGET after another refusal.
-const PAUSE_LONG: Duration = Duration::from_secs(30);

@@ -320,6 +320,8 @@ fn index(mode: Layoutiomode4) -> usize {
 pub(super) const LAYOUT_TYPES: [Layouttype4; 2] = [Layouttype4::FLEX_FILES, Layouttype4::NFSV4_1_FILES];
 /// The time without a LAYOUTGET after a transient refusal.
 pub(super) const PAUSE_SHORT: Duration = Duration::from_millis(500);
+/// The time without a LAYOUTGET after another refusal, or after layouts whose data servers have failed.
+pub(super) const PAUSE_LONG: Duration = Duration::from_secs(30);
 /// The size from which on a layout is worth asking for, if the server has not sent a threshold.
 const FILE_MIN: u64 = 64 << 10;
 /// Maximum number of layouts of a file that are used.

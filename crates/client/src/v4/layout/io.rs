@@ -1,7 +1,8 @@
 //! The way of a READ, WRITE or COMMIT to data servers: the layout, the connections, and what happens on errors.
 //!
 //! Read RFC 8435 §7 and §8.2.3 first. If a data server fails, the layout is returned with a report of the error. Then the client asks
-//! for another layout once. If there is none, or it fails too, the data pass through the metadata server.
+//! for another layout once. If there is none, or it fails too, the data pass through the metadata server, and no layout is asked for
+//! for some time: a server that does not act on the report would grant the same layout for each I/O.
 
 use std::{ops::Range, sync::Arc};
 
@@ -18,7 +19,7 @@ use super::{
     },
     data_server::DataServer,
     grant::LayoutUse,
-    held::{DataFileId, IoError},
+    held::{DataFileId, IoError, PAUSE_LONG},
     segment::DataFile,
 };
 use crate::{
@@ -31,6 +32,7 @@ pub(super) struct Direct {
     pub file: InUse,
     pub layout: LayoutUse,
     pub access: Access,
+    mode: Layoutiomode4,
 }
 
 /// The identity of I/O at a data server of a files layout: the caller, and the stateid of the open at the metadata server.
@@ -70,7 +72,7 @@ impl V4 {
             if let Some(layout) = opens.layout(&file.0, (caller, stateid), (mode, range), &deadline).await {
                 // RFC 8881 §13.9.1: at a data server, the seqid is 0.
                 let access = Access { caller: self.caller.clone(), stateid: Stateid4 { seqid: 0, ..stateid } };
-                return Some(Direct { file, layout, access });
+                return Some(Direct { file, layout, access, mode });
             }
             // RFC 8435 §5.1.2: the flag of the server is a hint, so the wait is bounded.
             let wait = file.0.layouts.held.lock().wait(mode, Instant::now());
@@ -99,9 +101,10 @@ impl V4 {
 }
 
 impl Direct {
-    /// Ends the use of the layout, and returns the layout to the server with a report of the errors.
-    pub async fn fail(self, opens: &Arc<Opens>, errors: Vec<IoError>) {
-        let Direct { file, layout, .. } = self;
+    /// Ends the use of the layout, and returns the layout to the server with a report of the errors. After the last of the
+    /// [`TRIES`], no other layout is asked for for some time.
+    pub async fn fail(self, opens: &Arc<Opens>, errors: Vec<IoError>, attempt: usize) {
+        let Direct { file, layout, mode, .. } = self;
         let segment = layout.segment.clone();
         for error in &errors {
             tracing::warn!(error = ?error.error, range = ?error.range, "I/O at a data server failed; the layout is returned");
@@ -114,6 +117,9 @@ impl Direct {
         }
         drop(layout);
         opens.end_layouts(&file.0, Some(segment)).await;
+        if attempt + 1 == TRIES {
+            file.0.layouts.held.lock().deny(mode, Instant::now(), PAUSE_LONG);
+        }
     }
 }
 

@@ -88,7 +88,7 @@ impl V4 {
         region: &mut Option<Region>,
     ) -> Option<Result<Placed>> {
         let range = offset..offset.checked_add(count as u64).filter(|_| count > 0)?;
-        for _ in 0..TRIES {
+        for attempt in 0..TRIES {
             let direct = self.direct(file, Layoutiomode4::Read, &range).await?;
             let memory = region.take().unwrap_or_else(|| self.program().pool().take(count).into());
             let (read, memory) = self.read_mirrors(file, &direct, &range, memory).await;
@@ -99,7 +99,7 @@ impl V4 {
                     return Some(Ok(placed));
                 }
                 Err(Failed::Memory(error)) => return Some(Err(error)),
-                Err(Failed::Servers(errors)) => direct.fail(&self.server.opens, errors).await,
+                Err(Failed::Servers(errors)) => direct.fail(&self.server.opens, errors, attempt).await,
             }
         }
         None

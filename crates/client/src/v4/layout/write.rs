@@ -39,13 +39,13 @@ impl V4 {
     ) -> Option<Written> {
         let end = offset.checked_add(data.len() as u64).filter(|_| !data.is_empty())?;
         let (range, opens) = (offset..end, &self.server.opens);
-        for _ in 0..TRIES {
+        for attempt in 0..TRIES {
             let direct = self.direct(handle, Layoutiomode4::Rw, &range).await?;
             let writing = direct.file.0.writing(opens, end);
             let unstable = match write_mirrors(opens, &direct, &range, data, stable, &self.deadline()).await {
                 Ok(unstable) => unstable,
                 Err(errors) => {
-                    direct.fail(opens, errors).await;
+                    direct.fail(opens, errors, attempt).await;
                     continue;
                 }
             };
@@ -92,7 +92,7 @@ impl V4 {
                 Some(verifier)
             }
             Err(errors) => {
-                direct.fail(opens, errors).await;
+                direct.fail(opens, errors, 0).await;
                 None
             }
         }
