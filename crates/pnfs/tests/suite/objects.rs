@@ -205,7 +205,7 @@ fn forged_handles_and_those_of_others_are_refused() {
 }
 
 fn open_directory(dir: &Path) -> Objects {
-    let posix = Posix::open(&dir.join("objects"), PosixOptions::default()).unwrap();
+    let posix = Posix::open(dir.join("objects"), PosixOptions::default()).unwrap();
     Objects::open(Arc::new(posix), Fences::open(&dir.join("objects.redb")).unwrap(), key()).unwrap()
 }
 

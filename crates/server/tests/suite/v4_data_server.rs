@@ -183,7 +183,7 @@ async fn handles_of_files_layouts_are_for_data_only() {
     let handle = data_handle(&object, WRITER);
     let mut client = Client4::new(&server, "client", 2);
     let others = [
-        Argop4::GetAttr(GetAttrArgs { attr_request: Default::default() }),
+        Argop4::GetAttr(nfs::v4::GetAttrArgs { attr_request: Default::default() }),
         Argop4::GetFh,
         Argop4::SaveFh,
         Argop4::PutRootFh,
