@@ -113,7 +113,7 @@ impl Tree {
                 let (_flags, mode, _umask, _unused) =
                     (arguments.u32()?, arguments.u32()?, arguments.u32()?, arguments.u32()?);
                 let attr = self.make(ino, arguments.name()?.as_bytes(), mode)?;
-                Ok(Some(Out::new().entry(attr.ino, &attr, TTL, TTL).open(attr.ino, 0)))
+                Ok(Some(Out::new().entry(attr.ino, &attr, TTL, TTL).open(attr.ino, 0, 0)))
             }
             op::MKDIR => {
                 let (mode, _umask) = (arguments.u32()?, arguments.u32()?);
@@ -121,7 +121,7 @@ impl Tree {
                 Ok(Some(Out::new().entry(attr.ino, &attr, TTL, TTL)))
             }
             op::UNLINK | op::RMDIR => self.remove(ino, arguments.name()?.as_bytes()),
-            op::OPEN | op::OPENDIR => Ok(Some(Out::new().open(ino, 0))),
+            op::OPEN | op::OPENDIR => Ok(Some(Out::new().open(ino, 0, 0))),
             op::WRITE => {
                 let (_number, offset, size) = (arguments.u64()?, arguments.u64()?, arguments.u32()?);
                 let attr = &mut self.node(ino)?.attr;

@@ -207,7 +207,7 @@ async fn find(reach: &Reach, source: &Location, follow: bool) -> Result<(Node, M
         Location::Remote(url) => {
             let (node, meta) = reach.object(url, follow).await?;
             let name = reach::split(&url.path).map(|(_, name)| name);
-            Ok((Node::Remote(node), meta, name))
+            Ok((Node::Remote(node.into()), meta, name))
         }
     }
 }
@@ -270,14 +270,14 @@ impl Target {
             Ok(object) => {
                 let node = Remote::new(object.mount, object.handle, url.path.clone());
                 if Meta::from(&object.attr).kind == Kind::Dir {
-                    return Ok(Target::Directory(Node::Remote(node)));
+                    return Ok(Target::Directory(Node::Remote(node.into())));
                 }
             }
             Err(error) if error.is_not_found() && !url.path.ends_with(b"/") => {}
             Err(error) => return Err(reach::failure(url, &error)),
         }
         let (dir, name) = reach.parent(url).await?;
-        Ok(Target::Name { dir: Node::Remote(dir), name })
+        Ok(Target::Name { dir: Node::Remote(dir.into()), name })
     }
 
     /// Returns the pool for buffers with local data: the pool of the target's transport.

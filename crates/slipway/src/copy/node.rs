@@ -17,7 +17,7 @@ pub enum Node {
     /// An object of this machine.
     Local(PathBuf),
     /// An object of a server.
-    Remote(Remote),
+    Remote(Box<Remote>),
 }
 
 /// An entry of a directory.
@@ -83,7 +83,7 @@ impl Node {
                 });
                 Ok(meta.await?.map(|meta| (Node::Local(path), meta)))
             }
-            Node::Remote(dir) => Ok(dir.child(name).await?.map(|(node, meta)| (Node::Remote(node), meta))),
+            Node::Remote(dir) => Ok(dir.child(name).await?.map(|(node, meta)| (Node::Remote(node.into()), meta))),
         }
     }
 
@@ -103,7 +103,7 @@ impl Node {
                 Ok(entries.into_iter().map(entry).collect())
             }
             Node::Remote(dir) => {
-                let entry = |(name, node, meta)| Entry { name, node: Node::Remote(node), meta: Ok(meta) };
+                let entry = |(name, node, meta)| Entry { name, node: Node::Remote(Box::new(node)), meta: Ok(meta) };
                 Ok(dir.list().await?.into_iter().map(entry).collect())
             }
         }
@@ -170,7 +170,7 @@ impl Node {
                 blocking(&path, move |path| local::make_dir(path, mode)).await?;
                 Ok(Node::Local(path))
             }
-            Node::Remote(dir) => Ok(Node::Remote(dir.make_dir(name, mode).await?)),
+            Node::Remote(dir) => Ok(Node::Remote(dir.make_dir(name, mode).await?.into())),
         }
     }
 
@@ -185,7 +185,7 @@ impl Node {
                 blocking(&path, move |path| local::symlink(path, &text)).await?;
                 Ok(Node::Local(path))
             }
-            Node::Remote(dir) => Ok(Node::Remote(dir.symlink(name, text).await?)),
+            Node::Remote(dir) => Ok(Node::Remote(dir.symlink(name, text).await?.into())),
         }
     }
 
@@ -200,7 +200,7 @@ impl Node {
                 blocking(&path, move |path| local::make_node(path, &meta)).await?;
                 Ok(Node::Local(path))
             }
-            Node::Remote(dir) => Ok(Node::Remote(dir.make_node(name, meta).await?)),
+            Node::Remote(dir) => Ok(Node::Remote(dir.make_node(name, meta).await?.into())),
         }
     }
 

@@ -67,9 +67,10 @@ const FSX_OPERATIONS: &str = "1000";
 pub fn fsx_passed(place: &mut Place) -> Result<(), String> {
     let failed = |error: std::io::Error| error.to_string();
     std::fs::write(place.served.join("file"), vec![7; LARGE]).map_err(failed)?;
-    let reader = File::open(place.at.join("file")).map_err(failed)?;
+    let mut reader = File::open(place.at.join("file")).map_err(failed)?;
     fsx(place)?;
-    let here: Vec<u8> = reader.bytes().collect::<Result<_, _>>().map_err(failed)?;
+    let mut here = Vec::new();
+    reader.read_to_end(&mut here).map_err(failed)?;
     let there = std::fs::read(place.served.join("file")).map_err(failed)?;
     if here == there { Ok(()) } else { Err("the reader sees other data than the server has".into()) }
 }

@@ -178,14 +178,14 @@ impl Tour<'_> {
             ("large", "large in", "large out", &self.material.large),
         ] {
             let source = Node::Local(self.material.dir.join(name));
-            legs.push(self.leg(inward, manifest, source, Node::Remote(there.clone()), name, &mount).await?);
+            legs.push(self.leg(inward, manifest, source, Node::Remote(there.clone().into()), name, &mount).await?);
             let (source, _) = there
                 .child(name.as_bytes())
                 .await
                 .map_err(Failure::failed)?
                 .ok_or_else(|| Failure::failed(format!("the copy over {} is missing", self.transport)))?;
             let target = Node::Local(self.back.clone());
-            legs.push(self.leg(outward, manifest, Node::Remote(source), target, name, &mount).await?);
+            legs.push(self.leg(outward, manifest, Node::Remote(source.into()), target, name, &mount).await?);
         }
         Ok(legs)
     }
