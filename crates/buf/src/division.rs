@@ -15,7 +15,7 @@ use std::{io, ptr::NonNull, sync::Arc};
 
 use crate::{Buffer, DeviceRange, Region, region::Kind};
 
-/// What is left of a [`Region`] that was [divided](Region::divide): its length and the claim to its memory, without access to the bytes.
+/// The rest of a [`Region`] that was [divided](Region::divide): its length and the claim to its memory, without access to the bytes.
 #[derive(Debug)]
 pub struct Division {
     whole: Whole,

@@ -86,7 +86,7 @@ pub trait DataServers: Send + Sync + 'static {
     fn probe(&self, server: ServerId) -> ServerFuture<()>;
 }
 
-/// Whether an object exists, as far as the metadata server knows.
+/// The existence of an object, as far as the metadata server knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Presence {
     /// The object exists, because the file has data in its stripe. If it does not, it has been lost.
@@ -103,7 +103,7 @@ pub struct ClientAccess {
     pub mode: LayoutMode,
     /// The epochs of the file.
     pub epochs: Epochs,
-    /// Whether the object exists.
+    /// The existence of the object.
     pub presence: Presence,
 }
 

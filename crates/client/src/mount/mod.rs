@@ -23,7 +23,7 @@ mod walk;
 mod write_behind;
 mod writer;
 
-use std::{sync::Arc, time::Duration};
+use std::{os::fd::OwnedFd, sync::Arc, time::Duration};
 
 use buf::Pool;
 use bytes::Bytes;
@@ -205,6 +205,17 @@ impl Mount {
     /// transport.
     pub fn pool(&self) -> &Pool {
         self.protocol.pool()
+    }
+
+    /// Asks the server for a descriptor of a regular file, open for reading. The server must be on this host, with transport shm, and
+    /// both it and this process must be root. Reading through the descriptor needs no call and sees every write at once; the server
+    /// cannot take the descriptor back.
+    ///
+    /// # Errors
+    /// The reason why there is no descriptor. Read the file by calls then.
+    pub async fn pass_file(&self, file: &Handle) -> std::result::Result<OwnedFd, NotPassed> {
+        let program = self.protocol.program_at(file).ok_or(NotPassed::Moved)?;
+        passthrough::pass_file(&program, file).await
     }
 
     pub(crate) fn page_size(&self) -> u32 {

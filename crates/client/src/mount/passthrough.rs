@@ -7,8 +7,10 @@ use nfs::passthrough::{PASSTHROUGH_PROGRAM, PassArgs, PassProc, PassRes, PassSta
 use rpc::{AcceptStat, ClientError, ReplyPlan};
 use xdr::Opaque;
 
-use super::Mount;
-use crate::model::{Error, ErrorKind, Handle};
+use crate::{
+    call::Program,
+    model::{Error, ErrorKind, Handle},
+};
 
 /// The reason why the server passes no descriptor of a file.
 #[derive(Debug)]
@@ -46,42 +48,33 @@ impl fmt::Display for NotPassed {
 
 impl std::error::Error for NotPassed {}
 
-impl Mount {
-    /// Asks the server for a descriptor of a regular file, open for reading. The server must be on this host, with transport shm, and
-    /// both it and this process must be root. Reading through the descriptor needs no call and sees every write at once; the server
-    /// cannot take the descriptor back.
-    ///
-    /// # Errors
-    /// The reason why there is no descriptor. Read the file by calls then.
-    pub async fn pass_file(&self, file: &Handle) -> Result<OwnedFd, NotPassed> {
-        let program = self.protocol.program_at(file).ok_or(NotPassed::Moved)?;
-        let program = program.sibling(PASSTHROUGH_PROGRAM, VERSION);
-        match program.transport() {
-            Some(transport) if !transport.carries_descriptors() => return Err(NotPassed::NoDescriptors),
-            Some(transport) if transport.peer_user().is_none_or(|user| user.uid != ROOT) => {
-                return Err(NotPassed::ServerNotRoot);
-            }
-            _ => {}
-        }
-        if file.len() > nfs::v3::FHSIZE3 {
-            return Err(NotPassed::NoProgram); // Our servers make shorter handles.
-        }
-        let args = PassArgs { file: Opaque(file.0.clone()) };
-        let plan = ReplyPlan { inline_max: RESULT_MAX, ..ReplyPlan::default() };
-        let name = PassProc::Pass.name();
-        let (result, _) =
-            program.call::<_, PassRes>(PassProc::Pass as u32, name, &args, plan, &program.deadline()).await;
-        let number = match result.map_err(not_passed)? {
-            PassRes::Ok(ok) => ok.number,
-            PassRes::Fail(status) => return Err(NotPassed::Refused(status)),
-        };
-        // A descriptor of an earlier connection does not have this number.
-        let transport = program.transport().ok_or(NotPassed::Lost)?;
-        if transport.peer_user().is_none_or(|user| user.uid != ROOT) {
+/// Asks the server of `program`, which is NFS, for a descriptor of a file: [`Mount::pass_file`](super::Mount::pass_file).
+pub(super) async fn pass_file(program: &Program, file: &Handle) -> Result<OwnedFd, NotPassed> {
+    let program = program.sibling(PASSTHROUGH_PROGRAM, VERSION);
+    match program.transport() {
+        Some(transport) if !transport.carries_descriptors() => return Err(NotPassed::NoDescriptors),
+        Some(transport) if transport.peer_user().is_none_or(|user| user.uid != ROOT) => {
             return Err(NotPassed::ServerNotRoot);
         }
-        transport.take_descriptor(number).ok_or(NotPassed::Lost)
+        _ => {}
     }
+    if file.len() > nfs::v3::FHSIZE3 {
+        return Err(NotPassed::NoProgram); // Our servers make shorter handles.
+    }
+    let args = PassArgs { file: Opaque(file.0.clone()) };
+    let plan = ReplyPlan { inline_max: RESULT_MAX, ..ReplyPlan::default() };
+    let name = PassProc::Pass.name();
+    let (result, _) = program.call::<_, PassRes>(PassProc::Pass as u32, name, &args, plan, &program.deadline()).await;
+    let number = match result.map_err(not_passed)? {
+        PassRes::Ok(ok) => ok.number,
+        PassRes::Fail(status) => return Err(NotPassed::Refused(status)),
+    };
+    // A descriptor of an earlier connection does not have this number.
+    let transport = program.transport().ok_or(NotPassed::Lost)?;
+    if transport.peer_user().is_none_or(|user| user.uid != ROOT) {
+        return Err(NotPassed::ServerNotRoot);
+    }
+    transport.take_descriptor(number).ok_or(NotPassed::Lost)
 }
 
 fn not_passed(error: Error) -> NotPassed {

@@ -81,8 +81,9 @@ impl Core {
         if self.holders.count(&file.handle).1.write { change.and(Err(error)) } else { change }
     }
 
-    /// Gives all objects the size of the file, which had `former` bytes before, if that is known. The caller holds a lock on the whole file, and no client has a layout to write,
-    /// except for one that truncates the file. The work stays recorded if objects may have become longer meanwhile.
+    /// Gives all objects the size of the file, which had `former` bytes before, if that is known. The caller holds a lock on the
+    /// whole file, and no client has a layout to write, except for one that truncates the file. The work stays recorded if
+    /// objects may have become longer meanwhile.
     ///
     /// # Errors
     /// Returns an error if no copy could be changed.

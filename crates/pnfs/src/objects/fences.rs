@@ -30,7 +30,7 @@ pub struct Fences {
     expired_at: AtomicU64,
 }
 
-/// What is known about an object.
+/// The state of an object.
 #[derive(Clone, Copy, Default)]
 struct Entry {
     /// The least epochs that clients need.

@@ -55,7 +55,7 @@ pub struct Objects {
     gates: [RwLock<()>; GATES],
 }
 
-/// What the inner file system is asked for: without the identity of the client, and without operations that complete later.
+/// The inner file system, whose operations have no identity of the client, and do not complete later.
 struct Inner<'a> {
     vfs: &'a dyn Vfs,
     root: Cred,

@@ -62,6 +62,11 @@ enum Broken {
     RemovalForgotten,
 }
 
+/// The events of a run.
+type Log = Arc<Mutex<Vec<String>>>;
+/// The first violation of an invariant in a run.
+type Violation = Arc<Mutex<Option<String>>>;
+
 /// The properties in which clusters differ.
 #[derive(Clone, Copy)]
 struct Setup {
@@ -100,8 +105,8 @@ struct World {
     processes: AtomicU64,
     ticks: AtomicU64,
     values: AtomicU32,
-    log: Arc<Mutex<Vec<String>>>,
-    violation: Arc<Mutex<Option<String>>>,
+    log: Log,
+    violation: Violation,
     began: Instant,
 }
 
@@ -141,7 +146,7 @@ impl World {
         broken: Broken,
         kinds: Kinds,
         stores: &Stores,
-        (log, violation): (&Arc<Mutex<Vec<String>>>, &Arc<Mutex<Option<String>>>),
+        (log, violation): (&Log, &Violation),
     ) -> Arc<Self> {
         let striped = Stripes::new(2 * CELL as u64, 2).expect("the stripes must be possible");
         let stripes = if chance(0.3) { striped } else { Stripes::ONE };
