@@ -68,17 +68,17 @@ impl Two {
     }
 }
 
-fn with_two<F: Future<Output = ()>>(test: impl FnOnce(Machine, Two) -> F) {
+fn with_two(test: impl AsyncFnOnce(&mut Machine, &Two)) {
     simulate(|network| async move {
-        let machine = Machine::start(network);
+        let mut machine = Machine::start(network);
         let two = Two::new(&machine, "vers=3", "vers=3").await;
-        test(machine, two).await;
+        test(&mut machine, &two).await;
     });
 }
 
 #[test]
 fn locks_exclude_other_owners_by_range() {
-    with_two(|_machine, two| async move {
+    with_two(async |_machine, two| {
         let (a, b, file) = two.parts();
         assert_eq!(a.lock(file, b"p", exclusive(10, 10)).await.unwrap(), None);
         assert_eq!(b.lock(file, b"p", shared(19, u64::MAX)).await.unwrap(), Some(exclusive(10, 10)));
@@ -120,7 +120,7 @@ fn versions_see_locks_of_each_other() {
 
 #[test]
 fn waiting_owner_gets_the_lock_soon_after_its_release() {
-    with_two(|_machine, two| async move {
+    with_two(async |_machine, two| {
         let (a, b, file) = two.parts();
         // An owner of another machine asks again within a second, one of the same mount at once.
         for (waiter, bound) in [(b, Duration::from_millis(1100)), (a, Duration::from_millis(50))] {
@@ -146,7 +146,7 @@ fn waiting_owner_gets_the_lock_soon_after_its_release() {
 
 #[test]
 fn owner_that_gives_up_gets_no_lock() {
-    with_two(|_machine, two| async move {
+    with_two(async |_machine, two| {
         let (a, b, file) = two.parts();
         assert_eq!(a.lock(file, b"p", ALL).await.unwrap(), None);
         let error = b.lock_until(file, b"p", ALL, sleep(Duration::from_secs(5))).await.unwrap_err();
@@ -164,7 +164,7 @@ fn owner_that_gives_up_gets_no_lock() {
 /// The answers of the server arrive after the callers have given up.
 #[test]
 fn late_lock_is_unlocked_again() {
-    with_two(|machine, two| async move {
+    with_two(async |machine, two| {
         let (a, b, file) = two.parts();
         let hurried = a.with_deadline(Duration::from_secs(1));
         assert_eq!(a.lock(file, b"p", exclusive(0, 5)).await.unwrap(), None);
@@ -213,7 +213,7 @@ fn locks_end_with_the_mount() {
 
 #[test]
 fn locks_survive_lost_connections() {
-    with_two(|machine, two| async move {
+    with_two(async |machine, two| {
         let (a, b, file) = two.parts();
         assert_eq!(a.lock(file, b"p", exclusive(0, 5)).await.unwrap(), None);
         // With shared locks of several owners, TEST may return another one.
@@ -233,7 +233,7 @@ fn locks_survive_lost_connections() {
 /// Owners of two hosts take the same lock in turns while connections are lost.
 #[test]
 fn exclusion_holds_while_connections_are_lost() {
-    with_two(|machine, two| async move {
+    with_two(async |machine, two| {
         machine.network.set_cut_probability(0.02);
         let (inside, rounds) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU32::new(0)));
         let mut work = JoinSet::new();
@@ -261,7 +261,7 @@ fn exclusion_holds_while_connections_are_lost() {
 /// The client finds the restart after the grace period. Nobody else has had the lock, but somebody could have.
 #[test]
 fn lock_is_lost_if_the_restart_is_found_too_late() {
-    with_two(|mut machine, two| async move {
+    with_two(async |machine, two| {
         let (a, b, file) = two.parts();
         let patient = a.with_deadline(Duration::from_secs(600));
         assert_eq!(patient.lock(file, b"p", exclusive(0, 5)).await.unwrap(), None);
@@ -288,7 +288,7 @@ fn lock_is_lost_if_the_restart_is_found_too_late() {
 /// A program that does nothing keeps its lock over a restart.
 #[test]
 fn idle_client_reclaims_its_locks() {
-    with_two(|mut machine, two| async move {
+    with_two(async |machine, two| {
         let (a, b, file) = two.parts();
         assert_eq!(a.lock(file, b"p", exclusive(0, 5)).await.unwrap(), None);
         sleep(Duration::from_secs(3600)).await;
@@ -355,7 +355,7 @@ fn lock_manager_is_found_by_rpcbind_also_after_a_restart() {
         assert_eq!(mount.protocol().lock(&file, b"p", exclusive(5, 5)).await.unwrap(), None);
         // A port in the URL is used without rpcbind.
         let fixed = server.mount("vers=3&nlmport=4046").await;
-        assert_eq!(fixed.protocol().lock(&file, b"q", ALL).await.unwrap(), Some(exclusive(0, 10)));
+        assert_eq!(fixed.protocol().lock(&file, b"q", ALL).await.unwrap(), Some(exclusive(0, 5)));
         let nothing = server.mount("vers=3&nlmport=4045&timeo=2s").await;
         nothing.protocol().find_lock_manager().await.unwrap_err();
     });
