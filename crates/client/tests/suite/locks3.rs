@@ -21,6 +21,10 @@ use rpc::{
     Answering, Call, Procedure, Service,
     rpcbind::{self, Binding, Netid, Registry, Rpcbind},
 };
+use server::{
+    BlockingOptions, Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash, config::Settings,
+    recovery::Recovery,
+};
 use simnet::Network;
 use tokio::{
     task::JoinSet,
@@ -31,7 +35,7 @@ use xdr::Decode;
 
 use crate::{
     common::{
-        Server, memory, nfs_server,
+        Server, memory,
         sim::{self, SERVER, simulate},
     },
     restart::{GRACE, Machine},
@@ -298,8 +302,17 @@ fn idle_client_reclaims_its_locks() {
     });
 }
 
+/// Returns the services of a server. In virtual time, no task may wait for another thread.
+fn services() -> Vec<Arc<dyn Service>> {
+    let options = ExportOptions { squash: Squash::None, ..ExportOptions::default() };
+    let export = Export::new("/m", ExportId::unique(), Arc::new(memory()), options).unwrap();
+    let blocking = BlockingOptions { threads: 0, ..BlockingOptions::default() };
+    let settings = Settings { blocking, ..Settings::default() };
+    NfsServer::recovering(export, HandleKey::random(), Recovery::in_memory(), settings).unwrap().services()
+}
+
 fn without_nlm(network: &Network) -> (JoinSet<()>, Vec<Arc<dyn Service>>) {
-    let all = nfs_server(Arc::new(memory())).services();
+    let all = services();
     let (nlm, others): (Vec<_>, Vec<_>) = all.into_iter().partition(|service| service.program() == NLM_PROGRAM);
     assert_eq!(nlm.len(), 1);
     (sim::start(network, others), nlm)
@@ -451,7 +464,7 @@ fn locks_are_checked_and_reclaimed_at_a_lock_manager_like_linux() {
     use NlmProc4::{Lock, Test, Unlock};
     simulate(|network| async move {
         let lockd = Arc::<Lockd>::default();
-        let all = nfs_server(Arc::new(memory())).services();
+        let all = services();
         let others = all.into_iter().filter(|service| service.program() != NLM_PROGRAM);
         let _server = sim::start(&network, others.chain([lockd.clone() as Arc<dyn Service>]).collect());
         let server = Server { address: SERVER, switch: sim::switch(&network, 1) };
