@@ -368,7 +368,7 @@ fn lock_manager_is_found_by_rpcbind_also_after_a_restart() {
         assert_eq!(mount.protocol().lock(&file, b"p", exclusive(5, 5)).await.unwrap(), None);
         // A port in the URL is used without rpcbind.
         let fixed = server.mount("vers=3&nlmport=4046").await;
-        assert_eq!(fixed.protocol().lock(&file, b"q", ALL).await.unwrap(), Some(exclusive(0, 5)));
+        assert_eq!(fixed.protocol().lock(&file, b"q", ALL).await.unwrap(), Some(exclusive(0, 10)));
         let nothing = server.mount("vers=3&nlmport=4045&timeo=2s").await;
         nothing.protocol().find_lock_manager().await.unwrap_err();
     });
