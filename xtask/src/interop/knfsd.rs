@@ -27,6 +27,9 @@ pub fn version3(bench: &Bench, report: &mut Report) -> Result<(), String> {
     let mut knfsd = Knfsd::boot(bench, "knfsd", &[])?;
     for transport in ["tcp", "rdma"] {
         knfsd.content(bench, report, (transport, "3"), &WHOLE)?;
+        report.step(&format!("interop: knfsd: {transport}-3: locks of two clients"), || {
+            outcome(1, shell::capture(peer().args(["locks", &knfsd.root((transport, "3"))])).map(drop))
+        });
     }
     knfsd.end(report)
 }
@@ -93,6 +96,7 @@ struct Knfsd {
     tcp: u16,
     rdma: u16,
     mount: u16,
+    nlm: u16,
 }
 
 impl Knfsd {
@@ -101,9 +105,9 @@ impl Knfsd {
         let directory = bench.fresh(suite)?;
         let guest = Guest::new(bench, directory.join("guest"))?;
         guest.environment(variables)?;
-        let (tcp, rdma, mount) = (bench.ports.take(), bench.ports.take(), bench.ports.take());
-        let lab = guest.start("knfsd.sh", &format!("{tcp}:2049,{rdma}:20049,{mount}:20048"))?;
-        let mut knfsd = Self { suite, directory, guest, lab, tcp, rdma, mount };
+        let [tcp, rdma, mount, nlm] = std::array::from_fn(|_| bench.ports.take());
+        let lab = guest.start("knfsd.sh", &format!("{tcp}:2049,{rdma}:20049,{mount}:20048,{nlm}:32803"))?;
+        let mut knfsd = Self { suite, directory, guest, lab, tcp, rdma, mount, nlm };
         let ready = knfsd.guest.out.join("ready");
         let up = shell::wait_until(BOOT_LIMIT, || ready.exists() || !knfsd.lab.is_running());
         if !up || !ready.exists() {
@@ -115,10 +119,11 @@ impl Knfsd {
     /// Returns the export over a transport and with a version.
     fn export(&self, (transport, version): (&str, &str)) -> Export {
         let port = if transport == "tcp" { self.tcp } else { self.rdma };
-        // The kernel serves MOUNT only over TCP. Version 4 has no MOUNT, and its root is the export.
+        // The kernel serves MOUNT and NLM only over TCP. Version 4 has neither, and its root is the export.
         let (path, query) = match version {
             "3" => {
-                ("/run/export", format!("vers=3&proto={transport}&mountport={}&mountproto=tcp&uid=0&gid=0", self.mount))
+                let ports = format!("mountport={}&mountproto=tcp&nlmport={}", self.mount, self.nlm);
+                ("/run/export", format!("vers=3&proto={transport}&{ports}&uid=0&gid=0"))
             }
             _ => ("", format!("proto={transport}&vers={version}&uid=0&gid=0")),
         };

@@ -1,4 +1,4 @@
-//! Checks of the operations that only NFSv4 has: locks, attributes, holes, copies, delegations, and sessions over
+//! Checks of locks, and of the operations that only NFSv4 has: attributes, holes, copies, delegations, and sessions over
 //! several connections. The export is an ext4 of Linux's server.
 
 use std::time::Duration;
@@ -36,25 +36,29 @@ pub async fn all(url: &str, also: &str) {
     }
 }
 
-async fn check_locks_conflict(url: &str) {
+/// Checks that locks of two clients conflict, and that an unlock removes the conflict.
+pub async fn check_locks_conflict(url: &str) {
     let (one, other) = (mount(url).await, mount(url).await);
     one.write("locked", &b"0123456789"[..]).await.unwrap();
     let file = one.open("locked").await.unwrap().handle().clone();
-    assert_eq!(v4(&one).lock(&file, b"a", exclusive(0, 10)).await.unwrap(), None);
+    assert_eq!(one.protocol().lock(&file, b"a", exclusive(0, 10)).await.unwrap(), None);
     // NFSv4.0 opens the file to lock by the name under which it was found.
     assert_eq!(*other.open("locked").await.unwrap().handle(), file);
-    let conflict = v4(&other).lock(&file, b"a", shared(5, 1)).await.unwrap().expect("the bytes must be locked");
+    let conflict = other.protocol().lock(&file, b"a", shared(5, 1)).await.unwrap().expect("the bytes must be locked");
     assert!(conflict.exclusive && conflict.offset == 0 && conflict.length == 10, "{conflict:?}");
-    assert_eq!(v4(&other).lock(&file, b"a", exclusive(10, u64::MAX)).await.unwrap(), None, "another range");
-    assert!(v4(&one).test_lock(&file, b"b", shared(0, 1)).await.unwrap().is_some(), "another owner of one client");
-    v4(&one).unlock(&file, b"a", 0, 5).await.unwrap();
-    assert_eq!(v4(&other).test_lock(&file, b"a", exclusive(0, 5)).await.unwrap(), None);
-    assert!(v4(&other).test_lock(&file, b"a", exclusive(5, 1)).await.unwrap().is_some());
+    assert_eq!(other.protocol().lock(&file, b"a", exclusive(10, u64::MAX)).await.unwrap(), None, "another range");
+    assert!(
+        one.protocol().test_lock(&file, b"b", shared(0, 1)).await.unwrap().is_some(),
+        "another owner of one client"
+    );
+    one.protocol().unlock(&file, b"a", 0, 5).await.unwrap();
+    assert_eq!(other.protocol().test_lock(&file, b"a", exclusive(0, 5)).await.unwrap(), None);
+    assert!(other.protocol().test_lock(&file, b"a", exclusive(5, 1)).await.unwrap().is_some());
     let waiting = {
         let (other, file) = (other.clone(), file.clone());
-        tokio::spawn(async move { v4(&other).lock_wait(&file, b"a", exclusive(5, 5)).await })
+        tokio::spawn(async move { other.protocol().lock_wait(&file, b"a", exclusive(5, 5)).await })
     };
-    v4(&one).unlock(&file, b"a", 5, 5).await.unwrap();
+    one.protocol().unlock(&file, b"a", 5, 5).await.unwrap();
     waiting.await.unwrap().unwrap();
     one.unmount().await.unwrap();
     other.unmount().await.unwrap();

@@ -13,7 +13,7 @@ use std::{
 use client::{File, Mount};
 use tokio::task::JoinHandle;
 
-use crate::{data, exclusive, mount, v4};
+use crate::{data, exclusive, mount};
 
 /// Takes a lock through each URL, creates DIR/holding, and is idle until DIR/enough exists. Then checks that the
 /// clients still hold their locks.
@@ -29,16 +29,13 @@ pub async fn idle(dir: &Path, urls: &[&str]) {
     }
 }
 
-/// Writes and reads through each URL, and holds a lock through those of NFSv4. Creates DIR/restart when all clients
-/// run, and waits for DIR/restarted, which means that the server was restarted. Then checks that all clients continue
-/// and no data are lost.
+/// Writes and reads through each URL, and holds a lock. Creates DIR/restart when all clients run, and waits for
+/// DIR/restarted, which means that the server was restarted. Then checks that all clients continue and no data are lost.
 pub async fn restart(dir: &Path, urls: &[&str]) {
     let (mut holders, mut loads) = (Vec::new(), Vec::new());
     for (at, url) in urls.iter().enumerate() {
         loads.push(Load::start(mount(url).await, format!("loaded-{at}")).await);
-        if !url.contains("vers=3") {
-            holders.push(Holder::new(url, &format!("kept-{at}")).await);
-        }
+        holders.push(Holder::new(url, &format!("kept-{at}")).await);
     }
     for load in &loads {
         load.wait_for_progress().await;
@@ -69,7 +66,7 @@ impl Holder {
         let mount = mount(url).await;
         mount.write(name, &b"0123456789"[..]).await.unwrap();
         let file = mount.open(name).await.unwrap();
-        assert_eq!(v4(&mount).lock(file.handle(), b"holder", exclusive(2, 6)).await.unwrap(), None);
+        assert_eq!(mount.protocol().lock(file.handle(), b"holder", exclusive(2, 6)).await.unwrap(), None);
         Self { url: url.to_owned(), name: name.to_owned(), mount, file }
     }
 
@@ -78,12 +75,12 @@ impl Holder {
         let Self { url, name, mount: own, file } = self;
         let other = mount(&url).await;
         let seen = other.open(&name).await.unwrap();
-        let conflict = v4(&other).lock(seen.handle(), b"other", exclusive(0, 10)).await.unwrap();
+        let conflict = other.protocol().lock(seen.handle(), b"other", exclusive(0, 10)).await.unwrap();
         let conflict = conflict.unwrap_or_else(|| panic!("{url}: the lock is lost"));
         assert_eq!((conflict.offset, conflict.length), (2, 6), "{url}");
         assert_eq!(file.read_bytes(0, 10).await.unwrap(), "0123456789");
-        v4(&own).unlock(file.handle(), b"holder", 2, 6).await.unwrap_or_else(|error| panic!("{url}: {error}"));
-        assert_eq!(v4(&other).lock(seen.handle(), b"other", exclusive(0, 10)).await.unwrap(), None);
+        own.protocol().unlock(file.handle(), b"holder", 2, 6).await.unwrap_or_else(|error| panic!("{url}: {error}"));
+        assert_eq!(other.protocol().lock(seen.handle(), b"other", exclusive(0, 10)).await.unwrap(), None);
         drop((file, seen));
         own.unmount().await.unwrap();
         other.unmount().await.unwrap();

@@ -1,6 +1,7 @@
 //! This client against a server of another implementation: `cargo xtask interop --only knfsd4` runs it, and
 //! `--only pnfs-knfsd`. It panics if a check fails.
 //!
+//! - `peer locks URL`: locks of two clients, with any version.
 //! - `peer checks URL ADDR`: the operations that only NFSv4 has, by one URL of an export. ADDR is a further address of
 //!   its server.
 //! - `peer layouts URL`: layouts of pNFS.
@@ -27,10 +28,11 @@ async fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match &arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["checks", url, also] => checks::all(url, also).await,
+        ["locks", url] => checks::check_locks_conflict(url).await,
         ["layouts", url] => layouts::all(url).await,
         ["idle", dir, urls @ ..] => lasting::idle(dir.as_ref(), urls).await,
         ["restart", dir, urls @ ..] => lasting::restart(dir.as_ref(), urls).await,
-        _ => panic!("peer checks URL ADDR | layouts URL | idle DIR URL… | restart DIR URL…"),
+        _ => panic!("peer locks URL | checks URL ADDR | layouts URL | idle DIR URL… | restart DIR URL…"),
     }
 }
 

@@ -1,4 +1,4 @@
-//! [`ServerLink`]: the connections to one server, the lease, and the status flags that the server sends.
+//! [`ServerLink`]: the connections to one server, and the lease.
 
 use std::{
     fmt,
@@ -22,8 +22,6 @@ pub(crate) struct ServerLink {
     pub minor: u32,
     pub runtime: tokio::runtime::Handle,
     holder: OnceLock<Weak<dyn StateHolder>>,
-    /// The status flags of the last SEQUENCE.
-    status_flags: AtomicU32,
     /// The lease time in seconds.
     lease: AtomicU32,
     /// A time after which the server renewed the lease: that at which the renewing operation began.
@@ -50,7 +48,6 @@ impl ServerLink {
             minor,
             runtime: tokio::runtime::Handle::current(),
             holder: OnceLock::new(),
-            status_flags: AtomicU32::new(0),
             lease: AtomicU32::new(LEASE_UNKNOWN),
             renewed: Mutex::new(Instant::now()),
         }
@@ -64,16 +61,6 @@ impl ServerLink {
     /// Returns the owner of the client's state; `None` before it is set, and after it was dropped.
     pub fn holder(&self) -> Option<Arc<dyn StateHolder>> {
         self.holder.get()?.upgrade()
-    }
-
-    /// Stores the status flags of a SEQUENCE.
-    pub fn set_status_flags(&self, flags: u32) {
-        self.status_flags.store(flags, Relaxed);
-    }
-
-    /// Returns the status flags of the last SEQUENCE.
-    pub fn status_flags(&self) -> u32 {
-        self.status_flags.load(Relaxed)
     }
 
     /// Returns the time for which the server keeps the state of a silent client.

@@ -445,7 +445,6 @@ impl Session {
             queue.slots.adjust(ok.highest_slotid, ok.target_highest_slotid);
             queue.serve_waiting();
         }
-        link.set_status_flags(ok.status_flags);
         if ok.status_flags & HANDLED_FLAGS != 0
             && let Some(holder) = link.holder()
         {

@@ -69,9 +69,8 @@ impl Server {
         }
         if flags & SEQ4_STATUS_RESTART_RECLAIM_NEEDED != 0 {
             let _one = self.client.recovering.lock().await;
-            // Check again, because another request may have recovered and reclaimed meanwhile.
-            let now = self.client.run_in_recovery(&Compound::new("SEQUENCE"), deadline).await;
-            if now.is_ok() && link.status_flags() & SEQ4_STATUS_RESTART_RECLAIM_NEEDED != 0 {
+            // Another request may have recovered and reclaimed meanwhile.
+            if self.is_reclaim_needed(deadline).await {
                 self.reclaim(deadline).await;
             }
         } else if flags & REVOKED_FLAGS != 0 {
@@ -79,6 +78,17 @@ impl Server {
         }
         if flags & SEQ4_STATUS_LEASE_MOVED != 0 {
             self.find_moved_file_systems().await;
+        }
+    }
+
+    /// Asks the server whether it waits for reclaims. A second reclaim after RECLAIM_COMPLETE would be refused, and the state would
+    /// count as lost. So only the flags of this reply count: it is never from before the request, even if the request was sent again.
+    async fn is_reclaim_needed(&self, deadline: &Deadline) -> bool {
+        let asked = self.client.run_once(&Compound::new("SEQUENCE"), deadline).await;
+        let first = asked.ok().and_then(|res| res.resarray.into_iter().next());
+        match first {
+            Some(Resop4::Sequence(Res4::Ok(ok))) => ok.status_flags & SEQ4_STATUS_RESTART_RECLAIM_NEEDED != 0,
+            _ => false,
         }
     }
 

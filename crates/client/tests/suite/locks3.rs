@@ -21,6 +21,10 @@ use rpc::{
     Answering, Call, Procedure, Service,
     rpcbind::{self, Binding, Netid, Registry, Rpcbind},
 };
+use server::{
+    BlockingOptions, Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash, config::Settings,
+    recovery::Recovery,
+};
 use simnet::Network;
 use tokio::{
     task::JoinSet,
@@ -31,7 +35,7 @@ use xdr::Decode;
 
 use crate::{
     common::{
-        Server, memory, nfs_server,
+        Server, memory,
         sim::{self, SERVER, simulate},
     },
     restart::{GRACE, Machine},
@@ -68,17 +72,17 @@ impl Two {
     }
 }
 
-fn with_two<F: Future<Output = ()>>(test: impl FnOnce(Machine, Two) -> F) {
+fn with_two(test: impl AsyncFnOnce(&mut Machine, &Two)) {
     simulate(|network| async move {
-        let machine = Machine::start(network);
+        let mut machine = Machine::start(network);
         let two = Two::new(&machine, "vers=3", "vers=3").await;
-        test(machine, two).await;
+        test(&mut machine, &two).await;
     });
 }
 
 #[test]
 fn locks_exclude_other_owners_by_range() {
-    with_two(|_machine, two| async move {
+    with_two(async |_machine, two| {
         let (a, b, file) = two.parts();
         assert_eq!(a.lock(file, b"p", exclusive(10, 10)).await.unwrap(), None);
         assert_eq!(b.lock(file, b"p", shared(19, u64::MAX)).await.unwrap(), Some(exclusive(10, 10)));
@@ -120,7 +124,7 @@ fn versions_see_locks_of_each_other() {
 
 #[test]
 fn waiting_owner_gets_the_lock_soon_after_its_release() {
-    with_two(|_machine, two| async move {
+    with_two(async |_machine, two| {
         let (a, b, file) = two.parts();
         // An owner of another machine asks again within a second, one of the same mount at once.
         for (waiter, bound) in [(b, Duration::from_millis(1100)), (a, Duration::from_millis(50))] {
@@ -146,7 +150,7 @@ fn waiting_owner_gets_the_lock_soon_after_its_release() {
 
 #[test]
 fn owner_that_gives_up_gets_no_lock() {
-    with_two(|_machine, two| async move {
+    with_two(async |_machine, two| {
         let (a, b, file) = two.parts();
         assert_eq!(a.lock(file, b"p", ALL).await.unwrap(), None);
         let error = b.lock_until(file, b"p", ALL, sleep(Duration::from_secs(5))).await.unwrap_err();
@@ -164,7 +168,7 @@ fn owner_that_gives_up_gets_no_lock() {
 /// The answers of the server arrive after the callers have given up.
 #[test]
 fn late_lock_is_unlocked_again() {
-    with_two(|machine, two| async move {
+    with_two(async |machine, two| {
         let (a, b, file) = two.parts();
         let hurried = a.with_deadline(Duration::from_secs(1));
         assert_eq!(a.lock(file, b"p", exclusive(0, 5)).await.unwrap(), None);
@@ -213,7 +217,7 @@ fn locks_end_with_the_mount() {
 
 #[test]
 fn locks_survive_lost_connections() {
-    with_two(|machine, two| async move {
+    with_two(async |machine, two| {
         let (a, b, file) = two.parts();
         assert_eq!(a.lock(file, b"p", exclusive(0, 5)).await.unwrap(), None);
         // With shared locks of several owners, TEST may return another one.
@@ -233,7 +237,7 @@ fn locks_survive_lost_connections() {
 /// Owners of two hosts take the same lock in turns while connections are lost.
 #[test]
 fn exclusion_holds_while_connections_are_lost() {
-    with_two(|machine, two| async move {
+    with_two(async |machine, two| {
         machine.network.set_cut_probability(0.02);
         let (inside, rounds) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU32::new(0)));
         let mut work = JoinSet::new();
@@ -261,7 +265,7 @@ fn exclusion_holds_while_connections_are_lost() {
 /// The client finds the restart after the grace period. Nobody else has had the lock, but somebody could have.
 #[test]
 fn lock_is_lost_if_the_restart_is_found_too_late() {
-    with_two(|mut machine, two| async move {
+    with_two(async |machine, two| {
         let (a, b, file) = two.parts();
         let patient = a.with_deadline(Duration::from_secs(600));
         assert_eq!(patient.lock(file, b"p", exclusive(0, 5)).await.unwrap(), None);
@@ -288,7 +292,7 @@ fn lock_is_lost_if_the_restart_is_found_too_late() {
 /// A program that does nothing keeps its lock over a restart.
 #[test]
 fn idle_client_reclaims_its_locks() {
-    with_two(|mut machine, two| async move {
+    with_two(async |machine, two| {
         let (a, b, file) = two.parts();
         assert_eq!(a.lock(file, b"p", exclusive(0, 5)).await.unwrap(), None);
         sleep(Duration::from_secs(3600)).await;
@@ -298,8 +302,17 @@ fn idle_client_reclaims_its_locks() {
     });
 }
 
+/// Returns the services of a server. In virtual time, no task may wait for another thread.
+fn services() -> Vec<Arc<dyn Service>> {
+    let options = ExportOptions { squash: Squash::None, ..ExportOptions::default() };
+    let export = Export::new("/m", ExportId::unique(), Arc::new(memory()), options).unwrap();
+    let blocking = BlockingOptions { threads: 0, ..BlockingOptions::default() };
+    let settings = Settings { blocking, ..Settings::default() };
+    NfsServer::recovering(export, HandleKey::random(), Recovery::in_memory(), settings).unwrap().services()
+}
+
 fn without_nlm(network: &Network) -> (JoinSet<()>, Vec<Arc<dyn Service>>) {
-    let all = nfs_server(Arc::new(memory())).services();
+    let all = services();
     let (nlm, others): (Vec<_>, Vec<_>) = all.into_iter().partition(|service| service.program() == NLM_PROGRAM);
     assert_eq!(nlm.len(), 1);
     (sim::start(network, others), nlm)
@@ -451,7 +464,7 @@ fn locks_are_checked_and_reclaimed_at_a_lock_manager_like_linux() {
     use NlmProc4::{Lock, Test, Unlock};
     simulate(|network| async move {
         let lockd = Arc::<Lockd>::default();
-        let all = nfs_server(Arc::new(memory())).services();
+        let all = services();
         let others = all.into_iter().filter(|service| service.program() != NLM_PROGRAM);
         let _server = sim::start(&network, others.chain([lockd.clone() as Arc<dyn Service>]).collect());
         let server = Server { address: SERVER, switch: sim::switch(&network, 1) };

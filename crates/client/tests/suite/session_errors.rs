@@ -10,17 +10,23 @@ use crate::common::{
 };
 use client::{LockRange, Mount, Result};
 use nfs::v4::{callback::*, *};
+use simnet::Network;
 use tokio::time::Instant;
 
 /// Connects to a server that `prepare` has changed.
 fn connected(prepare: impl FnOnce(&mut Script), test: impl AsyncFnOnce(Arc<Scripted>, Record, Result<Mount>)) {
+    over(prepare, async |_, scripted, record, mount| test(scripted, record, mount).await);
+}
+
+/// Connects to a server that `prepare` has changed, over a network that the test controls.
+fn over(prepare: impl FnOnce(&mut Script), test: impl AsyncFnOnce(Network, Arc<Scripted>, Record, Result<Mount>)) {
     sim::simulate(|network| async move {
         let (services, (scripted, record)) = sim::recorded();
         prepare(&mut scripted.script.lock());
         let _process = sim::start(&network, services);
         let url = format!("nfs://{}/?proto=tcp&vers=4.1&uid=0&gid=0", sim::SERVER).parse().unwrap();
         let mount = Mount::connect(&url, &sim::switch(&network, 1)).await;
-        test(scripted, record, mount).await;
+        test(network, scripted, record, mount).await;
     });
 }
 
@@ -196,6 +202,38 @@ fn nothing_is_reclaimed_if_the_server_does_not_ask_for_it_any_more() {
         file.read_bytes(4, 4).await.unwrap();
         sim::until(|| record.position(|request| request.reclaims()).is_some()).await;
     });
+}
+
+/// The connection is lost while the client asks again whether the server waits for reclaims. The reply to the retry counts.
+#[test]
+fn nothing_is_reclaimed_if_the_server_says_so_in_the_reply_to_a_retry() {
+    over(
+        |_| {},
+        async |network, scripted, record, mount| {
+            let mount = mount.unwrap();
+            let file = mount.open("file").await.unwrap();
+            file.read_bytes(0, 4).await.unwrap();
+            scripted.script.lock().flags = SEQ4_STATUS_RESTART_RECLAIM_NEEDED;
+            mount.stat("file").await.unwrap();
+            let before = record.len();
+            let asked = || {
+                let only = |one: &Recorded| (one.opnums() == [Opnum4::Sequence]).then(|| *one.sequence().unwrap());
+                record.all()[before..].iter().filter_map(only).collect::<Vec<_>>()
+            };
+            {
+                let mut script = scripted.script.lock();
+                (script.flags, script.drop) = (0, Some(Opnum4::Sequence));
+            }
+            sim::until(|| asked().len() == 1).await;
+            scripted.script.lock().drop = None;
+            network.cut_all();
+            sim::until(|| asked().len() == 2).await;
+            assert_eq!(asked()[0], asked()[1], "the second request must be a retry");
+            tokio::time::sleep(Duration::from_secs(10)).await;
+            assert!(record.position(|request| request.reclaims()).is_none());
+            file.read_bytes(4, 4).await.unwrap();
+        },
+    );
 }
 
 /// The session is lost again while the client recovers from the first loss.
