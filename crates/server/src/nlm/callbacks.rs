@@ -30,7 +30,7 @@ use rpc::{
     rpcbind::{self, LookupError, Netid},
 };
 use tokio::{
-    sync::Semaphore,
+    sync::{Semaphore, mpsc::UnboundedReceiver},
     task::JoinSet,
     time::{Instant, sleep},
 };
@@ -108,8 +108,17 @@ impl Transports {
 }
 
 /// Sends queued callbacks until the server ends.
-pub(crate) async fn run(lockd: Arc<Lockd>, transports: CallbackTransports) {
-    let Some(mut queue) = lockd.take_queue() else { return };
+pub(crate) fn run(lockd: Arc<Lockd>, transports: CallbackTransports) -> impl Future<Output = ()> + Send + 'static {
+    // Requests wait for locks from now on, and not only once the task runs.
+    let queue = lockd.take_queue();
+    async move {
+        if let Some(queue) = queue {
+            make_calls(lockd, transports, queue).await;
+        }
+    }
+}
+
+async fn make_calls(lockd: Arc<Lockd>, transports: CallbackTransports, mut queue: UnboundedReceiver<Outgoing>) {
     let (transports, notify) = (Transports::new(transports), Semaphore::new(NOTIFY_AT_ONCE));
     let callbacks = Arc::new(Callbacks { lockd: lockd.clone(), transports, clients: Mutex::default(), notify });
     let mut tasks = JoinSet::new();

@@ -53,6 +53,7 @@ fn lock_by_nlm(server: &NfsServer, peer: &str, handle: &NfsFh4) -> nlm::Nlm4Stat
 #[simnet::test]
 async fn clients_and_their_state_are_listed_line_by_line() {
     let server = server();
+    calls_back(&server);
     assert_eq!(list(&server), []);
     let mut a = Client4::new(&server, "venus\n", 2);
     let (stateid, handle) = a.open("/m", "f", Open { deny: OPEN4_SHARE_DENY_WRITE, ..Open::default() }).unwrap();

@@ -157,6 +157,7 @@ fn uncached() -> IdentityOptions {
 #[test]
 fn locks_of_version_3_are_released_while_the_name_service_fails() {
     let (server, users) = server(uncached());
+    calls_back(&server);
     let (rig, nlm) = (Rig::calling(&server), server.nlm4());
     let file = rig.file(&rig.root(), "f", b"data");
     let other = rig.from("192.0.2.2:700");

@@ -68,6 +68,7 @@ fn server() -> NfsServer {
 
 fn hosts() -> (Host, Host, NfsFh3) {
     let server = server();
+    common::calls_back(&server);
     let (a, b) = (Host::new(&server, "192.0.2.1:700", "venus"), Host::new(&server, "192.0.2.2:700", "mars"));
     let file = a.rig.file(&a.rig.root(), "f", b"data");
     (a, b, file)

@@ -90,13 +90,13 @@ async fn handles_without_a_proof_are_refused_by_ordinary_exports() {
     let mds = Rig::calling(&server);
     let object = mds.file(&mds.root(), "object", b"old");
     let (export, known) = HandleKey::parts(&object.0).unwrap();
-    for export in [export, ExportId::of(&[b"another"])] {
+    for (number, export) in [export, ExportId::of(&[b"another"])].into_iter().enumerate() {
         let forged = AdoptedHandle { export, object: known }.encode();
         let args = GetAttrArgs { object: NfsFh3::from(forged.clone()) };
         assert_eq!(mds.call::<GetAttr>(args), GetAttrRes::Fail(Nfsstat3::Stale, ()));
         let wrapped = DataHandle { uid: WRITER, gid: READER, object: forged.clone() }.encode();
         for minor in [1, 2] {
-            let mut client = Client4::new(&server, &format!("client{minor}"), minor);
+            let mut client = Client4::new(&server, &format!("client {number} {minor}"), minor);
             for handle in [&forged, &wrapped] {
                 let handle = NfsFh4::from(handle.clone());
                 assert_eq!(client.status([putfh(&handle), read(FOREIGN, 0, 100)]), Nfsstat4::Stale);

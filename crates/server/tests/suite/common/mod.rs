@@ -26,10 +26,10 @@ use nfs::{
     mount::{MountOk, MountRes},
     v3::*,
 };
-use rpc::{AcceptError, AuthSys, Identity, Service};
+use rpc::{AcceptError, AuthSys, Identity, Service, TcpKind};
 use server::{
-    BlockingOptions, Export, ExportId, ExportOptions, Exports, HandleKey, Mount3, Nfs3, NfsServer, config::Settings,
-    recovery::Recovery,
+    BlockingOptions, CallbackTransports, Export, ExportId, ExportOptions, Exports, HandleKey, Mount3, Nfs3, NfsServer,
+    config::Settings, recovery::Recovery,
 };
 pub use testkit::paper::results;
 use testkit::{
@@ -221,4 +221,10 @@ pub fn write_args(file: &NfsFh3, offset: u64, data: &[u8]) -> WriteArgs {
     let data = bytes::Bytes::copy_from_slice(data);
     let count = data.len() as u32;
     WriteArgs { file: file.clone(), offset, count, stable: StableHow::FileSync, data: data.into() }
+}
+
+/// Makes requests for locks wait. Hosts are not called when they get the lock.
+pub fn calls_back(server: &NfsServer) {
+    let tcp = Arc::new(TcpKind::default());
+    drop(server.lock_callbacks(CallbackTransports { tcp: tcp.clone(), udp: tcp }));
 }
