@@ -1,8 +1,6 @@
 //! Test programs of file systems, and ordinary programs.
 
 use std::collections::BTreeSet;
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 
 use super::Place;
@@ -62,21 +60,6 @@ pub fn fsx(place: &mut Place) -> Result<(), String> {
 }
 
 const FSX_OPERATIONS: &str = "1000";
-
-/// Runs fsx on a file that is open for reading, so that the server has passed it, and all opens by fsx use it.
-pub fn fsx_passed(place: &mut Place) -> Result<(), String> {
-    let failed = |error: std::io::Error| error.to_string();
-    std::fs::write(place.served.join("file"), vec![7; LARGE]).map_err(failed)?;
-    let mut reader = File::open(place.at.join("file")).map_err(failed)?;
-    fsx(place)?;
-    let mut here = Vec::new();
-    reader.read_to_end(&mut here).map_err(failed)?;
-    let there = std::fs::read(place.served.join("file")).map_err(failed)?;
-    if here == there { Ok(()) } else { Err("the reader sees other data than the server has".into()) }
-}
-
-/// More bytes than those of a file that is read by one call.
-const LARGE: usize = 1 << 20;
 
 /// Runs stressors of stress-ng that verify names and data, all at once.
 pub fn stress(place: &mut Place) -> Result<(), String> {
