@@ -69,5 +69,6 @@ while [ ! -e /run/out/done ]; do
   sleep 0.5
 done
 check "knfsd: holds what our client wrote" written_trees_are_whole
-check "knfsd: kernel log is clean" kernel_log_is_clean
+# lockd warns when it stops while a client holds a lock by NLM, as it does at the restart.
+check "knfsd: kernel log is clean" kernel_log_is_clean "lockd: couldn.t shutdown host module"
 ! grep -q ^fail "$RESULTS"
