@@ -109,9 +109,9 @@ pub fn signals(place: &mut Place) -> Result<(), String> {
 /// Makes the directories of the programs that signals end.
 fn prepare_signals(place: &Place) -> Result<(), String> {
     std::fs::write(place.served.join("file"), vec![7; 8 << 20]).map_err(|error| error.to_string())?;
-    place.script("mkdir read write create list && cp /bin/true write/file", &[])?;
-    // The client has no data of this file.
-    std::fs::hard_link(place.served.join("file"), place.served.join("read/file")).map_err(|error| error.to_string())
+    // The client has no data of the file to read. It can take a second until it sees a name that was made at the server.
+    let made = "mkdir read write create list && cp /bin/true write/file && until ln file read/file; do sleep 0.1; done";
+    place.script(made, &[]).map(drop)
 }
 
 /// Starts programs that wait for the server, and ends them by signals.
