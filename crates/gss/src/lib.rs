@@ -6,6 +6,7 @@
 //! - [`GssServer`] is the flavour of a server, with the table of contexts. [`GssClient`] is the flavour of one
 //!   connection of a client.
 //! - [`wire`] has the formats, and [`window`] the sequence window. Both are pure.
+//! - [`mic`] makes and verifies the checksums of Kerberos. It is pure, too.
 //! - [`mechanism`] is the interface to a GSS-API mechanism. [`kerberos`] implements it with MIT's library, which is
 //!   opened when it is first used. A build and a process without Kerberos need nothing of it. All unsafe code is there.
 //!
@@ -19,6 +20,7 @@
 mod client;
 pub mod kerberos;
 pub mod mechanism;
+pub mod mic;
 mod queue;
 mod server;
 mod shares;

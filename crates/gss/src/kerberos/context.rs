@@ -2,8 +2,14 @@
 //!
 //! A message is copied once, to its place in the token, where the library encrypts it; and a token is copied once, and the copy
 //! is decrypted in place. The library's functions without IOV allocate and copy several times.
+//!
+//! Checksums do not use the library if the context has [`MicKeys`]. Then they need no lock.
 
-use std::{ffi::c_int, ptr::null_mut};
+use std::{
+    ffi::c_int,
+    ptr::null_mut,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -12,19 +18,26 @@ use super::{
     Loaded, OwnedContext,
     library::{Buffer, BufferDesc, DATA, HEADER, IovDesc, PADDING, STREAM, TRAILER, input},
 };
-use crate::mechanism::{Context, GssError, major};
+use crate::{
+    mechanism::{Context, GssError, major},
+    mic::MicKeys,
+};
 
 /// An established context.
 pub(super) struct KerberosContext {
-    context: Mutex<OwnedContext>,
+    pub(super) context: Mutex<OwnedContext>,
     /// `false` if the client has negotiated no confidentiality. Then calls with privacy are refused.
     encrypts: bool,
+    /// The keys of MIC tokens. Without them, the library makes and verifies these.
+    pub(super) mic_keys: Option<MicKeys>,
+    /// `true` after the library has accepted a token that the keys do not verify.
+    is_foreign_noted: AtomicBool,
 }
 
 impl KerberosContext {
     /// Takes a context that was negotiated, with or without confidentiality.
-    pub fn new(context: OwnedContext, encrypts: bool) -> Self {
-        Self { context: Mutex::new(context), encrypts }
+    pub fn new(context: OwnedContext, encrypts: bool, mic_keys: Option<MicKeys>) -> Self {
+        Self { context: Mutex::new(context), encrypts, mic_keys, is_foreign_noted: AtomicBool::new(false) }
     }
 
     fn check_encrypts(&self, operation: &str) -> Result<(), GssError> {
@@ -37,31 +50,23 @@ impl KerberosContext {
 
 impl Context for KerberosContext {
     fn mic(&self, message: &[u8]) -> Result<Bytes, GssError> {
-        let context = self.context.lock();
-        let Loaded(library) = context.library;
-        let (mut minor, mut output) = (0, Buffer::empty(library));
-        // SAFETY: the context is valid and locked; the library fills the buffer, which `Buffer` releases.
-        let major = unsafe {
-            (library.functions.gss_get_mic)(&mut minor, context.handle, 0, &input(message), &mut output.desc)
-        };
-        context.library.check("checksum", major, minor)?;
-        Ok(Bytes::copy_from_slice(output.bytes()))
+        match &self.mic_keys {
+            Some(keys) => Ok(keys.mic(message)),
+            None => self.context.lock().mic(message),
+        }
     }
 
+    /// Verifies a checksum by the keys. The library decides about those that the keys do not verify, so exactly the tokens are accepted that
+    /// the library accepts: RFC 4121 also permits tokens with the subkey of the initiator if there is one of the acceptor.
     fn verify(&self, message: &[u8], mic: &[u8]) -> Result<(), GssError> {
-        let context = self.context.lock();
-        let mut minor = 0;
-        // SAFETY: the context is valid and locked; the library only reads the buffers. Null results are not wanted.
-        let major = unsafe {
-            (context.library.0.functions.gss_verify_mic)(
-                &mut minor,
-                context.handle,
-                &input(message),
-                &input(mic),
-                null_mut(),
-            )
-        };
-        context.library.check("verification of a checksum", major, minor)
+        if self.mic_keys.as_ref().is_some_and(|keys| keys.verifies(message, mic)) {
+            return Ok(());
+        }
+        self.context.lock().verify(message, mic)?;
+        if self.mic_keys.is_some() && !self.is_foreign_noted.swap(true, Relaxed) {
+            tracing::debug!("the Kerberos library verifies checksums of this context that have another form");
+        }
+        Ok(())
     }
 
     /// Copies the message once, to its place in the token, and encrypts it there.
@@ -145,6 +150,28 @@ impl Context for KerberosContext {
 }
 
 impl OwnedContext {
+    /// Computes the checksum of a message by the library.
+    pub(super) fn mic(&self, message: &[u8]) -> Result<Bytes, GssError> {
+        let Loaded(library) = self.library;
+        let (mut minor, mut output) = (0, Buffer::empty(library));
+        // SAFETY: the context is valid, and used by this thread only; the library fills the buffer, which `Buffer` releases.
+        let major =
+            unsafe { (library.functions.gss_get_mic)(&mut minor, self.handle, 0, &input(message), &mut output.desc) };
+        self.library.check("checksum", major, minor)?;
+        Ok(Bytes::copy_from_slice(output.bytes()))
+    }
+
+    /// Verifies a checksum by the library.
+    pub(super) fn verify(&self, message: &[u8], mic: &[u8]) -> Result<(), GssError> {
+        let mut minor = 0;
+        // SAFETY: the context is valid, and used by this thread only; the library only reads the buffers. Null results are not
+        // wanted.
+        let major = unsafe {
+            (self.library.0.functions.gss_verify_mic)(&mut minor, self.handle, &input(message), &input(mic), null_mut())
+        };
+        self.library.check("verification of a checksum", major, minor)
+    }
+
     /// Returns the lengths of the header, the padding and the trailer of the token of a message.
     fn token_lengths(&self, len: usize) -> Result<[usize; 3], GssError> {
         let mut parts = [HEADER, DATA, PADDING, TRAILER].map(|kind| IovDesc::without_memory(kind, 0));

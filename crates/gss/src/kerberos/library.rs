@@ -10,6 +10,7 @@ use std::{
 };
 
 use libloading::os::unix::{Library as Shared, RTLD_LOCAL, RTLD_NOW};
+use zeroize::Zeroize;
 
 use crate::mechanism::{GssError, major};
 
@@ -65,6 +66,13 @@ pub(super) struct OidSetDesc {
     pub elements: *const OidDesc,
 }
 
+/// `gss_buffer_set_desc`.
+#[repr(C)]
+pub(super) struct BufferSetDesc {
+    pub count: usize,
+    pub elements: *mut BufferDesc,
+}
+
 /// `gss_key_value_element_desc`.
 #[repr(C)]
 pub(super) struct KeyValue {
@@ -111,6 +119,8 @@ functions! {
     fn gss_accept_sec_context(*mut Word, *mut Handle, Handle, *const BufferDesc, *mut c_void, *mut Handle,
         *mut *const OidDesc, *mut BufferDesc, *mut Word, *mut Word, *mut Handle);
     fn gss_delete_sec_context(*mut Word, *mut Handle, *mut BufferDesc);
+    fn gss_inquire_sec_context_by_oid(*mut Word, Handle, *const OidDesc, *mut *mut BufferSetDesc);
+    fn gss_release_buffer_set(*mut Word, *mut *mut BufferSetDesc);
     fn gss_get_mic(*mut Word, Handle, Word, *const BufferDesc, *mut BufferDesc);
     fn gss_verify_mic(*mut Word, Handle, *const BufferDesc, *const BufferDesc, *mut Word);
     fn gss_wrap_iov(*mut Word, Handle, c_int, Word, *mut c_int, *mut IovDesc, c_int);
@@ -236,6 +246,60 @@ impl Drop for Buffer {
     }
 }
 
+/// A set of buffers with keys, which the library allocates.
+pub(super) struct SecretSet {
+    library: &'static Library,
+    pub(super) set: *mut BufferSetDesc,
+}
+
+impl SecretSet {
+    pub(super) fn empty(library: &'static Library) -> Self {
+        Self { library, set: null_mut() }
+    }
+
+    /// Returns the buffer at a position, if there is one.
+    pub(super) fn get(&self, at: usize) -> Option<&[u8]> {
+        if self.set.is_null() {
+            return None;
+        }
+        // SAFETY: the library has set `set` to a set with `count` elements, which stay until `Drop`.
+        let element = unsafe {
+            let BufferSetDesc { count, elements } = *self.set;
+            if at >= count {
+                return None;
+            }
+            &*elements.add(at)
+        };
+        match element.value.is_null() {
+            true => Some(&[]),
+            // SAFETY: the library has set `value` to `length` initialized bytes, which stay until `Drop`.
+            false => unsafe { Some(std::slice::from_raw_parts(element.value.cast::<u8>(), element.length)) },
+        }
+    }
+}
+
+impl Drop for SecretSet {
+    /// Overwrites the buffers, which the library does not, and releases them.
+    fn drop(&mut self) {
+        if self.set.is_null() {
+            return;
+        }
+        // SAFETY: as in `get`. Nobody else has a reference to the buffers, because they are borrowed from this value.
+        unsafe {
+            let BufferSetDesc { count, elements } = *self.set;
+            for at in 0..count {
+                let BufferDesc { length, value } = *elements.add(at);
+                if !value.is_null() {
+                    std::slice::from_raw_parts_mut(value.cast::<u8>(), length).zeroize();
+                }
+            }
+        }
+        let mut minor = 0;
+        // SAFETY: the set was filled by the library, and is released once.
+        unsafe { (self.library.functions.gss_release_buffer_set)(&mut minor, &mut self.set) };
+    }
+}
+
 /// Returns the description of bytes that the library only reads.
 pub(super) fn input(bytes: &[u8]) -> BufferDesc {
     BufferDesc { length: bytes.len(), value: bytes.as_ptr().cast_mut().cast() }
@@ -265,6 +329,10 @@ pub(super) static MECHANISMS: OidSet = OidSet(OidSetDesc { count: 1, elements: &
 pub(super) static HOSTBASED_SERVICE: Oid = oid(b"\x2a\x86\x48\x86\xf7\x12\x01\x02\x01\x04");
 /// `GSS_KRB5_NT_PRINCIPAL_NAME`, 1.2.840.113554.1.2.2.1 (RFC 1964 §2.1.1).
 pub(super) static PRINCIPAL_NAME: Oid = oid(b"\x2a\x86\x48\x86\xf7\x12\x01\x02\x02\x01");
+/// `GSS_C_INQ_SSPI_SESSION_KEY`, 1.2.840.113554.1.2.2.5.5: asks for the key of a context.
+pub(super) static SESSION_KEY: Oid = oid(b"\x2a\x86\x48\x86\xf7\x12\x01\x02\x02\x05\x05");
+/// The beginning of the identifier that the library returns with the key, 1.2.840.113554.1.2.2.4. The number of the encryption type follows.
+pub(super) const SESSION_KEY_ENCTYPE: &[u8] = b"\x2a\x86\x48\x86\xf7\x12\x01\x02\x02\x04";
 
 /// # Safety
 /// `T` is the type of the function.

@@ -8,12 +8,17 @@
 //! verifier of each call covers the handle, which is random and new. Such a context stays unproved (see
 //! [`crate::GssServer`]), and can evict only unproved contexts.
 //!
-//! **Threads.** A context is used by one thread at a time. The library allows no more.
+//! **Checksums** are computed without the library if it gives the key of the context (`key.rs`, [`crate::mic`]). The library makes everything else.
+//!
+//! **Threads.** The library uses a context for one thread at a time, and allows no more.
 
 #![expect(unsafe_code, reason = "calls of C")]
 
 mod context;
+mod key;
 mod library;
+#[cfg(test)]
+mod tests;
 mod user;
 
 use std::{
@@ -30,12 +35,16 @@ use bytes::Bytes;
 
 use self::{
     context::KerberosContext,
+    key::mic_keys,
     library::{
         Buffer, HOSTBASED_SERVICE, Handle, KERBEROS, KeyValue, KeyValueSet, Library, MECHANISMS, OidDesc,
         PRINCIPAL_NAME, Word, input,
     },
 };
-use crate::mechanism::{Acceptor, Established, GssError, Initiator, Negotiation, Step, StepFailed, major};
+use crate::{
+    mechanism::{Acceptor, Established, GssError, Initiator, Negotiation, Step, StepFailed, major},
+    mic::Side,
+};
 
 pub use library::Unavailable;
 pub use user::{KerberosTickets, UserInitiator};
@@ -81,12 +90,15 @@ impl KerberosAcceptor {
         store.extend(self.keytab.as_deref().map(|path| ("keytab", keytab_name(path))));
         Credential::acquire(self.library, Some(&name), ACCEPT, &store).map_err(|error| error.of(&what()))
     }
+
+    fn negotiation(&self) -> Result<Accepting, GssError> {
+        Ok(Accepting { credential: self.acquire()?, context: OwnedContext::none(self.library) })
+    }
 }
 
 impl Acceptor for KerberosAcceptor {
     fn begin(&self) -> Result<Box<dyn Negotiation>, GssError> {
-        let credential = self.acquire()?;
-        Ok(Box::new(Accepting { credential, context: OwnedContext::none(self.library) }))
+        Ok(Box::new(self.negotiation()?))
     }
 
     fn local_name(&self, principal: &[u8]) -> Option<String> {
@@ -154,14 +166,20 @@ impl fmt::Debug for KerberosInitiator {
     }
 }
 
-impl Initiator for KerberosInitiator {
-    fn begin(&self) -> Result<Box<dyn Negotiation>, GssError> {
+impl KerberosInitiator {
+    fn negotiation(&self) -> Result<Initiating, GssError> {
         let credential = self.acquire()?;
         // The library does not return the name of expired credentials.
         let user = credential.name().unwrap_or_else(|_| "the user of the credential cache".to_owned());
         let target = service_name(self.library, &self.service)?;
         let what = format!("{self:?}, as {user}");
-        Ok(Box::new(Initiating { credential, target, context: OwnedContext::none(self.library), what }))
+        Ok(Initiating { credential, target, context: OwnedContext::none(self.library), what })
+    }
+}
+
+impl Initiator for KerberosInitiator {
+    fn begin(&self) -> Result<Box<dyn Negotiation>, GssError> {
+        Ok(Box::new(self.negotiation()?))
     }
 }
 
@@ -362,6 +380,26 @@ impl Drop for OwnedContext {
     }
 }
 
+/// The result of a step of either side.
+struct Progress {
+    token: Bytes,
+    established: Option<(KerberosContext, Peer)>,
+}
+
+/// The peer of an established context, and the time until the context expires.
+struct Peer {
+    name: Bytes,
+    lifetime: Option<Duration>,
+}
+
+impl From<Progress> for Step {
+    fn from(Progress { token, established }: Progress) -> Self {
+        let boxed =
+            |(context, Peer { name, lifetime })| Established { context: Box::new(context), peer: name, lifetime };
+        Self { token, established: established.map(boxed) }
+    }
+}
+
 /// The server's side of a negotiation.
 struct Accepting {
     credential: Credential,
@@ -370,6 +408,12 @@ struct Accepting {
 
 impl Negotiation for Accepting {
     fn step(&mut self, token: &[u8]) -> Result<Step, StepFailed> {
+        self.progress(token).map(Step::from)
+    }
+}
+
+impl Accepting {
+    fn progress(&mut self, token: &[u8]) -> Result<Progress, StepFailed> {
         let Loaded(library) = self.context.library;
         let mut output = Buffer::empty(library);
         let mut peer = Name { library: self.context.library, handle: null_mut() };
@@ -399,12 +443,14 @@ impl Negotiation for Accepting {
             0 => {
                 require(flags, INTEGRITY)?;
                 let encrypts = flags & CONFIDENTIALITY != 0;
-                let context = Box::new(KerberosContext::new(self.context.take(), encrypts));
-                Some(Established { context, peer: peer.display()?, lifetime: time(lifetime) })
+                let context = self.context.take();
+                let mic_keys = mic_keys(&context, Side::Acceptor, flags);
+                let peer = Peer { name: peer.display()?, lifetime: time(lifetime) };
+                Some((KerberosContext::new(context, encrypts, mic_keys), peer))
             }
             _ => None,
         };
-        Ok(Step { token, established })
+        Ok(Progress { token, established })
     }
 }
 
@@ -419,6 +465,12 @@ struct Initiating {
 
 impl Negotiation for Initiating {
     fn step(&mut self, token: &[u8]) -> Result<Step, StepFailed> {
+        self.progress(token).map(Step::from)
+    }
+}
+
+impl Initiating {
+    fn progress(&mut self, token: &[u8]) -> Result<Progress, StepFailed> {
         let Loaded(library) = self.context.library;
         let mut output = Buffer::empty(library);
         let (mut minor, mut flags, mut lifetime) = (0, 0, 0);
@@ -448,13 +500,14 @@ impl Negotiation for Initiating {
             0 => {
                 // Without mutual authentication, any server could answer.
                 require(flags, MUTUAL | INTEGRITY | CONFIDENTIALITY)?;
-                let context = Box::new(KerberosContext::new(self.context.take(), true));
-                let peer = self.target.display()?;
-                Some(Established { context, peer, lifetime: time(lifetime) })
+                let context = self.context.take();
+                let mic_keys = mic_keys(&context, Side::Initiator, flags);
+                let peer = Peer { name: self.target.display()?, lifetime: time(lifetime) };
+                Some((KerberosContext::new(context, true, mic_keys), peer))
             }
             _ => None,
         };
-        Ok(Step { token, established })
+        Ok(Progress { token, established })
     }
 }
 
@@ -483,15 +536,3 @@ const CONFIDENTIALITY: Word = 16;
 const INTEGRITY: Word = 32;
 /// `KRB5KRB_AP_ERR_TKT_EXPIRED`.
 const TICKET_EXPIRED: Word = -1_765_328_352_i32 as Word;
-
-#[cfg(test)]
-mod tests {
-    use std::ffi::OsStr;
-
-    use super::*;
-
-    #[test]
-    fn the_path_of_a_keytab_is_not_changed() {
-        assert_eq!(keytab_name(Path::new(OsStr::from_bytes(b"/etc/k\xffy"))), b"FILE:/etc/k\xffy");
-    }
-}

@@ -10,6 +10,7 @@ use bytes::Bytes;
 use gss::{
     GssLimits, GssServer, Service,
     mechanism::{Acceptor, Context, Established, GssError, Negotiation, Step, StepFailed, major},
+    mic::{Enctype, MicKeys, MicToken, Side},
     wire::{self, Control, GssCredential, InitArgument, InitResult},
 };
 use parking_lot::Mutex;
@@ -21,7 +22,8 @@ use super::rpc::{Count, Script};
 /// The first byte of the input selects one of these.
 ///
 /// 0: a credential. 1: the results of a negotiation. These must encode to the same bytes. 2: a wrapped body, after a
-/// byte that selects its service. 3: a message to a server. Others: a call to that server in an established context:
+/// byte that selects its service. 3: a message to a server. 5: a MIC token, after bytes that select its encryption type and the length of its
+/// message, and the message. Others: a call to that server in an established context:
 /// the words of the credential in a byte each, then the verifier and the body. The calls arrive twice, and the
 /// second one must not be executed.
 pub fn gss(data: &[u8]) {
@@ -53,8 +55,26 @@ pub fn gss(data: &[u8]) {
             let (executed, _) = calls(&flavor, &Message::from(bytes));
             assert!(executed <= 1, "the second call must be a duplicate");
         }
+        5 => mic_token(rest),
         _ => in_context(rest),
     }
+}
+
+/// Verifies a token. It must be valid exactly if it is the one that the peer makes for this message and sequence number.
+fn mic_token(data: &[u8]) {
+    let [enctype, len, rest @ ..] = data else { return };
+    let enctype = Enctype::ALL[usize::from(*enctype) % Enctype::ALL.len()];
+    let (message, token) = rest.split_at(rest.len().min(usize::from(*len)));
+    let keys = |side, sequence| {
+        let key = vec![7; enctype.key_len()];
+        MicKeys::new(enctype, &key, side, true, sequence).expect("the length must be valid")
+    };
+    let expected = MicToken::parse(token).map(|parsed| {
+        assert_eq!([&parsed.header[..], parsed.checksum].concat(), token, "the fields must be all of the token");
+        keys(Side::Initiator, parsed.sequence).mic(message)
+    });
+    let is_valid = keys(Side::Acceptor, 0).verifies(message, token);
+    assert_eq!(is_valid, expected.is_some_and(|expected| expected == token));
 }
 
 fn service_of(byte: u8) -> Service {
