@@ -71,6 +71,11 @@ impl Server {
         Ok(())
     }
 
+    /// Returns what the server has logged since its start.
+    pub fn log(&self) -> Result<String, String> {
+        std::fs::read_to_string(&self.log).map_err(|error| format!("{}: {error}", self.log.display()))
+    }
+
     /// Sends a signal to the server.
     pub fn signal(&self, signal: &str) -> Result<(), String> {
         self.daemon.signal(signal)

@@ -3,6 +3,8 @@
 //!
 //! The realm is in the directory of the suite. No configuration of the machine is changed, and no daemon is used.
 
+mod checksums;
+
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -35,6 +37,9 @@ pub fn run(bench: &Bench, report: &mut Report) -> Result<(), String> {
     for (name, check) in CHECKS {
         report.step(&format!("interop: kerberos: {name}"), || outcome(check(&suite)));
     }
+    report.step("interop: kerberos: the server computes the checksums of all contexts", || {
+        outcome(computes_checksums(&suite))
+    });
     suite.server.stop()
 }
 
@@ -89,7 +94,8 @@ const CELLS_OF_ADAPTER: usize = 2;
 
 type Check = fn(&Suite) -> Result<(), String>;
 
-const CHECKS: [(&str, Check); 11] = [
+const CHECKS: [(&str, Check); 12] = [
+    ("checksums are those of the library, for each encryption type", checksums::equal_those_of_the_library),
     ("only krb5p hides the data", only_privacy_hides_data),
     ("a user without a ticket is told to get one", no_ticket),
     ("an expired ticket is refused", expired_ticket),
@@ -125,7 +131,7 @@ fn serve(bench: &Bench, directory: &Path, realm: &Realm, service: &str) -> Resul
         realm.directory.display(),
         export.display()
     );
-    let environment = [("KRB5_CONFIG", realm.directory.join("krb5.conf"))];
+    let environment = [("KRB5_CONFIG", realm.directory.join("krb5.conf")), ("RUST_LOG", "info,gss=debug".into())];
     Server::start_as(bench, directory, &Setup { exports: &exports, environment: &environment, ..Setup::default() })
 }
 
@@ -409,6 +415,19 @@ fn new_key(suite: &Suite) -> Result<(), String> {
     query(&format!("ktadd -k {}/server.keytab nfs/localhost", suite.realm.directory.display()))?;
     let cache = suite.realm.ticket("new-key", &[])?;
     suite.slipway(&cache, &["ls", &url]).map(drop)
+}
+
+/// Reads the log of the server after all clients of the suite: each context has had keys, and the library had to verify no checksum.
+fn computes_checksums(suite: &Suite) -> Result<(), String> {
+    let log = suite.server.log()?;
+    let count = |text: &str| log.lines().filter(|line| line.contains(text)).count();
+    let (contexts, own) = (count("a context is established"), count("checksums of a context need no Kerberos library"));
+    if contexts == 0 || own < contexts || log.contains("the Kerberos library ") {
+        return Err(format!(
+            "{own} of {contexts} contexts have keys, or the library verifies checksums: see the server's log"
+        ));
+    }
+    Ok(())
 }
 
 fn same(one: &Path, other: &Path) -> Result<(), String> {
