@@ -4,6 +4,7 @@
 //! The realm is in the directory of the suite. No configuration of the machine is changed, and no daemon is used.
 
 mod checksums;
+mod locks;
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -94,8 +95,9 @@ const CELLS_OF_ADAPTER: usize = 2;
 
 type Check = fn(&Suite) -> Result<(), String>;
 
-const CHECKS: [(&str, Check); 12] = [
+const CHECKS: [(&str, Check); 13] = [
     ("checksums are those of the library, for each encryption type", checksums::equal_those_of_the_library),
+    ("locks over NFSv3 conflict and are granted, with each flavour", locks::conflict_and_are_granted),
     ("only krb5p hides the data", only_privacy_hides_data),
     ("a user without a ticket is told to get one", no_ticket),
     ("an expired ticket is refused", expired_ticket),
@@ -117,13 +119,13 @@ const CAROL: u32 = 3;
 /// The lifetime of a ticket that expires during a test: long enough for the first calls.
 const LIFETIME: &str = "15s";
 
-/// Serves a directory that everybody can write in, with the key of a service.
+/// Serves a directory that everybody can write in, with the key of a service, and directories that accept one flavour each.
 fn serve(bench: &Bench, directory: &Path, realm: &Realm, service: &str) -> Result<Server, String> {
     let failed = |error: std::io::Error| error.to_string();
     let export = directory.join("export");
     std::fs::create_dir_all(&export).map_err(failed)?;
     std::fs::set_permissions(&export, std::fs::Permissions::from_mode(0o1777)).map_err(failed)?;
-    let exports = format!(
+    let mut exports = format!(
         "[kerberos]\nkeytab = \"{}/server.keytab\"\nservice = \"{service}\"\n\n\
          [identity]\nprincipals = {{ \"alice@{REALM}\" = {ALICE}, \"bob@{REALM}\" = {BOB} }}\n\n\
          [[listen]]\ntransport = \"shm\"\naddress = \"127.0.0.1:TCP\"\n\n\
@@ -131,6 +133,12 @@ fn serve(bench: &Bench, directory: &Path, realm: &Realm, service: &str) -> Resul
         realm.directory.display(),
         export.display()
     );
+    for flavor in FLAVORS {
+        let only = directory.join("only").join(flavor);
+        std::fs::create_dir_all(&only).map_err(failed)?;
+        let path = only.display();
+        exports += &format!("[[export]]\nname = \"/only-{flavor}\"\npath = \"{path}\"\nsec = [\"{flavor}\"]\n");
+    }
     let environment = [("KRB5_CONFIG", realm.directory.join("krb5.conf")), ("RUST_LOG", "info,gss=debug".into())];
     Server::start_as(bench, directory, &Setup { exports: &exports, environment: &environment, ..Setup::default() })
 }
@@ -345,7 +353,7 @@ fn ticket_ends(suite: &Suite, cell: &Cell, end: impl Fn(&Cache) -> Result<(), St
     shared.end()
 }
 
-/// A mount for all users, on a directory that they all can search.
+/// A mount on a directory that all users can search.
 struct Shared {
     at: PathBuf,
     mount: Daemon,
@@ -354,13 +362,17 @@ struct Shared {
 impl Shared {
     fn new(suite: &Suite, cell: &Cell) -> Result<Self, String> {
         let Cell { transport, version, flavor } = cell;
-        let at = std::env::temp_dir().join(format!("slipway-users-{}-{version}", std::process::id()));
+        let name = format!("shared-{transport}-{version}-{flavor}");
+        Self::at(suite, &suite.url(cell, ""), &name, &suite.alice, &["--allow-other"])
+    }
+
+    /// Mounts with the tickets of a cache. The log has the given name.
+    fn at(suite: &Suite, url: &str, name: &str, cache: &str, options: &[&str]) -> Result<Self, String> {
+        let at = std::env::temp_dir().join(format!("slipway-{}-{name}", std::process::id()));
         std::fs::create_dir(&at).map_err(|error| format!("{}: {error}", at.display()))?;
-        let url = suite.url(cell, "");
         let mut command = in_realm(&text(&suite.bench.slipway), &suite.realm.directory);
-        command.env("KRB5CCNAME", &suite.alice).args(["mount", "--allow-other", &url]).arg(&at);
-        let mount =
-            Daemon::start(&mut command, &suite.directory.join(format!("shared-{transport}-{version}-{flavor}.log")))?;
+        command.env("KRB5CCNAME", cache).arg("mount").args(options).arg(url).arg(&at);
+        let mount = Daemon::start(&mut command, &suite.directory.join(format!("{name}.log")))?;
         let mut shared = Self { at, mount };
         shell::wait_until(Duration::from_secs(20), || shared.is_mounted() || !shared.mount.is_running());
         if shared.is_mounted() { Ok(shared) } else { Err(format!("{} is not mounted", shared.at.display())) }
