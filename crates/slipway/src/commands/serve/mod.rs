@@ -355,7 +355,7 @@ async fn serve(args: &Args, mut config: Config, clusters: Arc<Clusters>) -> Outc
     if !drained {
         tracing::warn!("some calls were not answered before the server ended");
     }
-    let lost = nfs.close_audit();
+    let lost = nfs.close();
     if lost > 0 {
         tracing::warn!(records = lost, "the audit log is incomplete");
     }
