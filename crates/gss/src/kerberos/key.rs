@@ -1,9 +1,8 @@
 //! [`mic_keys`]: the key of an established context, with which MIC tokens are made without the library.
 //!
-//! The library returns the key of a context that remains usable, and its encryption type (`GSS_C_INQ_SSPI_SESSION_KEY`; MIT's library since version
-//! 1.7): the subkey of the acceptor if there is one, as RFC 4121 §4.2.2 demands. It does not say which of them it is. The first token that the library
-//! makes does, by its flags; and nothing depends on these sentences being true, because a context gets keys only if they make exactly the token that
-//! the library has made.
+//! The library returns the key of a context that remains usable, and its encryption type (`GSS_C_INQ_SSPI_SESSION_KEY`; MIT's library
+//! since version 1.7): the subkey of the acceptor if there is one, as RFC 4121 §4.2.2 demands. It does not say which of them it is. The
+//! first token that the library makes does, by its flags. A context gets keys only if they make exactly this token.
 
 use std::{fmt, sync::Once};
 

@@ -35,10 +35,16 @@ mod realm {
         [end, reply].map(|progress| progress.established.expect("one round must suffice").0)
     }
 
-    /// Returns the encryption type that the environment demands, if this crate knows it.
-    fn enctype() -> Option<Enctype> {
-        let number = env::var("SLIPWAY_ENCTYPE").expect("SLIPWAY_ENCTYPE must be a number");
-        Enctype::from_number(number.parse().expect("SLIPWAY_ENCTYPE must be a number"))
+    /// A realm whose keys have one encryption type: that type, if this crate knows it.
+    struct Realm(Option<Enctype>);
+
+    /// Returns the realm that the environment names. Without one, prints that the test is skipped.
+    fn realm() -> Option<Realm> {
+        let Ok(number) = env::var("SLIPWAY_ENCTYPE") else {
+            println!("SKIPPED checksums of Kerberos: there is no realm (cargo xtask interop --only kerberos)");
+            return None;
+        };
+        Some(Realm(Enctype::from_number(number.parse().expect("SLIPWAY_ENCTYPE must be a number"))))
     }
 
     fn by_library(context: &KerberosContext, message: &[u8]) -> Bytes {
@@ -54,12 +60,11 @@ mod realm {
     }
 
     #[test]
-    #[ignore = "needs a realm: cargo xtask interop --only kerberos"]
     fn keys_and_library_make_and_verify_the_same_tokens() {
+        let Some(Realm(enctype)) = realm() else { return };
         let [client, server] = pair();
-        let known = enctype();
         for context in [&client, &server] {
-            assert_eq!(context.mic_keys.as_ref().map(|keys| keys.enctype()), known);
+            assert_eq!(context.mic_keys.as_ref().map(|keys| keys.enctype()), enctype);
         }
         let lengths = [0, 1, 4, 39, 40, 47, 48, 55, 56, 63, 64, 65, 111, 112, 128, 1000, 131_072];
         for (sender, receiver) in [(&client, &server), (&server, &client)] {
@@ -68,7 +73,7 @@ mod realm {
                 let token = sender.mic(&message).expect("an established context makes tokens");
                 assert!(library_verifies(receiver, &message, &token), "the library must verify {len} bytes");
                 assert!(receiver.verify(&message, &token).is_ok(), "{len} bytes");
-                if known.is_some() {
+                if enctype.is_some() {
                     let theirs = by_library(sender, &message);
                     assert!(keys_verify(receiver, &message, &theirs), "the keys must verify {len} bytes");
                     let [ours, theirs] = [&token, &theirs].map(|token| MicToken::parse(token).expect("a token"));
@@ -79,8 +84,8 @@ mod realm {
     }
 
     #[test]
-    #[ignore = "needs a realm: cargo xtask interop --only kerberos"]
     fn tokens_of_a_hostile_peer_are_refused_as_the_library_refuses_them() {
+        let Some(_) = realm() else { return };
         let [client, server] = pair();
         let message = b"a header of a call";
         for (sender, receiver) in [(&client, &server), (&server, &client)] {
@@ -104,14 +109,14 @@ mod realm {
     }
 
     #[test]
-    #[ignore = "needs a realm: cargo xtask interop --only kerberos"]
     fn a_context_gets_keys_only_if_they_make_the_tokens_of_the_library() {
+        let Some(Realm(enctype)) = realm() else { return };
         let [client, server] = pair();
         let of = |context: &KerberosContext, side, flags| mic_keys(&context.context.lock(), side, flags).is_some();
         for (context, side, other) in
             [(&client, Side::Initiator, Side::Acceptor), (&server, Side::Acceptor, Side::Initiator)]
         {
-            assert_eq!(of(context, side, MUTUAL | INTEGRITY), enctype().is_some());
+            assert_eq!(of(context, side, MUTUAL | INTEGRITY), enctype.is_some());
             assert!(!of(context, other, MUTUAL | INTEGRITY), "the side is wrong");
             // GSS_C_REPLAY_FLAG and GSS_C_SEQUENCE_FLAG.
             for counts in [4, 8, 12] {
@@ -128,10 +133,10 @@ mod realm {
 
     /// Prints the processor time of each token by the library and by the keys.
     #[test]
-    #[ignore = "measures: docs/performance.md, What Kerberos and TLS cost"]
     fn cost_of_tokens() {
+        let Some(Realm(enctype)) = realm() else { return };
         let [client, server] = pair();
-        for (len, rounds) in [(40, 200_000u32), (131_072, 1_000)] {
+        for (len, rounds) in [(40, 20_000u32), (131_072, 200)] {
             let message = vec![7; len];
             let ours = client.mic(&message).expect("an established context makes tokens");
             assert!(MicToken::parse(&ours).is_some_and(|token| token.flags & SENT_BY_ACCEPTOR == 0));
@@ -139,7 +144,7 @@ mod realm {
                 let start = cpu_time();
                 assert!((0..rounds).all(|_| black_box(work())), "{what}");
                 let each = (cpu_time() - start) / rounds;
-                println!("{:?}, {len} bytes, {what}: {} ns", enctype(), each.as_nanos());
+                println!("{:?}, {len} bytes, {what}: {} ns", enctype, each.as_nanos());
             };
             measure("get_mic of the library", &|| by_library(&client, &message).len() >= HEADER_LEN);
             measure("mic", &|| client.mic(&message).is_ok_and(|token| token.len() == ours.len()));
