@@ -467,6 +467,7 @@ impl Fuse {
             }
             op::READ => {
                 let (number, offset, size) = (arguments.u64()?, arguments.u64()?, arguments.u32()?);
+                self.tree.check_read(number, arguments.u32()?)?;
                 let done = |(buffer, len)| (Reply::Data(buffer, len), Undo::Nothing);
                 let work = |tree: View| async move { tree.of_open(number).read(ino, offset, size as usize).await };
                 self.answer(taken(slot)?, work, done);
