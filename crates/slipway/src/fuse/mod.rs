@@ -6,8 +6,8 @@
 //! new files, [`staged`] gathers written data, [`unstable`] keeps data that are not durable yet, [`listing`] reads
 //! directories. A name can lead to another server ([`referral`]); each object knows its mount, which its operations use.
 //! [`locks`] and [`extended`] need NFSv4, [`posix_acl`] has the ACLs of NFSv3, which [`mapped_acl`] makes of those of
-//! NFSv4, and [`cache`] controls the kernel's cache; [`writeback`] is for a kernel that keeps written data, and [`passthrough`] lets the kernel read files
-//! of a server on this host itself.
+//! NFSv4, and [`cache`] controls the kernel's cache; [`writeback`] is for a kernel that keeps written data, and
+//! [`passthrough`] lets the kernel read files of a server on this host itself.
 //!
 //! Consistency is NFS's close-to-open: written data are on stable storage when the file is closed, and an open
 //! revalidates the cache. Attributes and names are cached for [`Options::ttl`], or as long as the server delegates the
