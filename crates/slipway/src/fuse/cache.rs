@@ -131,6 +131,7 @@ impl Watcher for DelegationWatcher {
             if !matches!(*cached, Cached::Nothing) {
                 *cached = Cached::Unknown;
             }
+            node.new.forget();
             // RFC 8881 §10.4.4: changed data are written before a delegation is returned. The kernel writes those that it has.
             tree.kernel.forget(node.ino).await;
             node.staged.settle(false).await;

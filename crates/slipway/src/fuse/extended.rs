@@ -83,6 +83,7 @@ impl View {
     /// GETXATTR, or reads the ACL.
     pub async fn xattr(&self, ino: u64, name: &[u8]) -> Answer<Bytes> {
         let node = self.target(ino)?;
+        node.staged.settle_attributes().await;
         let name = self.xattr_name(ino, name)?;
         if let (Xattr::Posix(which), Protocol::V3(v3)) = (name, node.mount().protocol()) {
             return self.posix_acl(v3, &node, which).await;
@@ -104,6 +105,8 @@ impl View {
             _ => return Err(Errno::INVAL),
         };
         let node = self.target(ino)?;
+        node.new.forget();
+        node.staged.settle_attributes().await;
         let name = self.xattr_name(ino, name)?;
         if let (Xattr::Posix(which), Protocol::V3(v3)) = (name, node.mount().protocol()) {
             return self.set_posix_acl(v3, &node, which, Some(&value)).await;
@@ -124,6 +127,8 @@ impl View {
     /// REMOVEXATTR.
     pub async fn remove_xattr(&self, ino: u64, name: &[u8]) -> Answer<()> {
         let node = self.target(ino)?;
+        node.new.forget();
+        node.staged.settle_attributes().await;
         match self.xattr_name(ino, name)? {
             Xattr::User(name) => self.v4(node.mount(), 0)?.remove_xattr(node.handle(), name).await.answer(),
             Xattr::Posix(which) => match node.mount().protocol() {
@@ -154,6 +159,7 @@ impl View {
         let v4 = self.v4_2(&node)?;
         // Commit first, so that unstable data cannot be written into the hole again.
         node.owned.wrote_directly();
+        node.new.forget();
         node.staged.settle(true).await;
         node.staged.changed();
         node.unstable.commit(node.handle()).await?;
@@ -192,6 +198,7 @@ impl View {
         same_mount(&source, &target)?;
         // Commit first, so that unstable data cannot overwrite the copy later.
         target.owned.wrote_directly();
+        target.new.forget();
         source.staged.settle(false).await;
         target.staged.settle(true).await;
         target.unstable.commit(target.handle()).await?;

@@ -2,12 +2,12 @@
 //!
 //! [`session`] reads requests from the [`device`]. Each request is a task, so many are in progress at once. [`wire`]
 //! has the message formats. [`Fuse`] only decodes and replies. [`tree`] implements the requests, [`opens`] those of
-//! open files, [`nodes`] maps numbers to objects, [`absent`] knows names that do not exist, [`staged`] gathers written
-//! data, [`unstable`] keeps data that are not durable yet, [`listing`] reads directories. A name can lead to another
-//! server ([`referral`]); each object knows its mount, which its operations use. [`locks`] and [`extended`] need NFSv4,
-//! [`posix_acl`] has the ACLs of NFSv3, which [`mapped_acl`] makes of those of NFSv4, and [`cache`] controls the
-//! kernel's cache; [`writeback`] is for a kernel that keeps written data, and [`passthrough`] lets the kernel read files
-//! of a server on this host itself.
+//! open files, [`nodes`] maps numbers to objects, [`absent`] knows names that do not exist, [`new_file`] the attributes of
+//! new files, [`staged`] gathers written data, [`unstable`] keeps data that are not durable yet, [`listing`] reads
+//! directories. A name can lead to another server ([`referral`]); each object knows its mount, which its operations use.
+//! [`locks`] and [`extended`] need NFSv4, [`posix_acl`] has the ACLs of NFSv3, which [`mapped_acl`] makes of those of
+//! NFSv4, and [`cache`] controls the kernel's cache; [`writeback`] is for a kernel that keeps written data, and
+//! [`passthrough`] lets the kernel read files of a server on this host itself.
 //!
 //! Consistency is NFS's close-to-open: written data are on stable storage when the file is closed, and an open
 //! revalidates the cache. Attributes and names are cached for [`Options::ttl`], or as long as the server delegates the
@@ -22,6 +22,7 @@ mod extended;
 mod listing;
 mod locks;
 mod mapped_acl;
+mod new_file;
 mod nodes;
 mod opens;
 mod passthrough;
@@ -392,6 +393,11 @@ impl Fuse {
             }
             op::SETATTR => {
                 let (set, ctime, number) = set_attr(arguments)?;
+                let view = View::new(self.tree.clone(), &header).of_open(number);
+                if let Some(attr) = view.set_later(ino, &set) {
+                    taken(slot)?.reply(Reply::Out(Out::new().attr(&attr, Duration::ZERO)));
+                    return Ok(());
+                }
                 let done = |(attr, ttl): (Attributes, Duration)| Out::new().attr(&attr, ttl);
                 let work = |tree: View| async move { tree.of_open(number).setattr(ino, set, ctime).await };
                 self.fields(taken(slot)?, work, done);
@@ -467,6 +473,7 @@ impl Fuse {
             }
             op::READ => {
                 let (number, offset, size) = (arguments.u64()?, arguments.u64()?, arguments.u32()?);
+                self.tree.check_read(number, arguments.u32()?)?;
                 let done = |(buffer, len)| (Reply::Data(buffer, len), Undo::Nothing);
                 let work = |tree: View| async move { tree.of_open(number).read(ino, offset, size as usize).await };
                 self.answer(taken(slot)?, work, done);

@@ -20,6 +20,7 @@ use super::{
     absent::Absent,
     cache::{Cached, Change},
     locks::Owners,
+    new_file::NewFile,
     passthrough::Passed,
     staged::{Room, Staged},
     unstable::Unstable,
@@ -37,10 +38,12 @@ pub struct Node {
     pub file: File,
     /// `true` for a directory.
     pub is_dir: bool,
-    /// Written data that are not sent yet.
+    /// Written data and set attributes that are not sent yet.
     pub staged: Staged,
     /// Sent data that may not be on stable storage.
     pub unstable: Unstable,
+    /// The attributes of a file that this mount has just made.
+    pub new: NewFile,
     /// For a directory, names that it lacks.
     pub absent: Absent,
     /// The number of times that it is open.
@@ -186,6 +189,7 @@ impl Nodes {
             is_dir,
             staged: Staged::new(self.room.clone()),
             unstable: Unstable::default(),
+            new: NewFile::default(),
             absent: Absent::default(),
             opens: AtomicU64::new(0),
             lockers: Owners::default(),

@@ -60,8 +60,13 @@ impl View {
         let (dir, since) = (self.target(parent)?, self.room.now());
         dir.absent.make(name.as_bytes());
         let made = dir.mount().protocol().create(dir.handle(), name.as_bytes(), how).await.answer()?;
+        let new = made.attr.clone().filter(|_| exclusive);
         let attr = self.made(&dir, made, since).await?;
         let node = self.target(attr.node)?;
+        match new {
+            Some(new) => node.new.made((node.caller(), self.uid(&node)), new, self.ttl),
+            None => node.new.forget(),
+        }
         let number = self.count_open(&node, flags);
         node.owned.open(writes(flags), None)?;
         // An existing file may have been read before.
@@ -70,6 +75,12 @@ impl View {
         let pages = if bypassed { Pages::Bypassed } else { Pages::Old };
         let way = self.way(&node, None, number).await;
         Ok((attr, Open { number, pages, way }))
+    }
+
+    /// Returns the user ID of the caller.
+    fn uid(&self, node: &Target) -> u32 {
+        let of_mount = || node.mount().options().uid.unwrap_or_else(|| rustix::process::geteuid().as_raw());
+        self.caller().map_or_else(of_mount, |caller| caller.user().uid)
     }
 
     /// OPEN for the access in the flags; over NFSv3 GETATTR, which shows changes that were closed before

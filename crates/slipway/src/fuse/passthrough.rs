@@ -16,6 +16,11 @@
 //! program can write to its map after it has closed the file, and the kernel tells nobody. So after an open for writing, the file stays
 //! open for writing at the server until the kernel forgets it, which it cannot do while there is a map: until then, the server
 //! delegates the file to nobody else.
+//!
+//! **The kernel's page cache of the mount stays empty** while a file is passed: nothing would drop a page there when a program writes to a
+//! map. The kernel fills it nevertheless: for sendfile(2) and splice(2) from an open with FOPEN_DIRECT_IO (`fuse_splice_read` of Linux
+//! 6.18), and for readahead(2). Such a READ fails with EINVAL, which sendfile(2) describes, so that programs use read(2). Later kernels
+//! answer these calls by READs for the program. For an open that reads the passed file, sendfile(2) uses that file.
 
 use std::{
     fmt,
@@ -38,9 +43,9 @@ use super::{
     cache::Cached,
     device::Device,
     opens::writes,
-    tree::Tree,
+    tree::{Answer, Tree},
     view::{Target, View},
-    wire::{READ_MAX, open},
+    wire::{READ_LOCKOWNER, READ_MAX, open},
 };
 
 /// The way in which the kernel reads and writes an open file.
@@ -147,6 +152,12 @@ impl Tree {
     /// Returns `true` if the file that is open with this number is passed.
     pub fn is_passed(&self, number: u64) -> bool {
         self.opened.lock().get(&number).is_some_and(|opened| opened.way.is_passed())
+    }
+
+    /// Fails with EINVAL if a READ with these flags is for the kernel's page cache of a passed file.
+    pub fn check_read(&self, number: u64, flags: u32) -> Answer<()> {
+        let is_for_cache = flags & READ_LOCKOWNER == 0;
+        if is_for_cache && self.is_passed(number) { Err(Errno::INVAL) } else { Ok(()) }
     }
 }
 

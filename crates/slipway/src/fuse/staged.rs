@@ -1,13 +1,18 @@
-//! [`Staged`]: data of a file that programs have written and that are not sent yet.
+//! [`Staged`]: data of a file that programs have written and that are not sent yet, and attributes that they have set afterwards.
 //!
 //! As with the kernel's own NFS client, write(2) only copies the data. Consecutive data are gathered into blocks of the
 //! mount's write size. A task of the file sends full blocks at once, and the last block after [`LINGER`], or when
-//! somebody calls [`settle`](Staged::settle): a close, an fsync, and each operation whose result depends on the data.
+//! somebody calls [`settle`](Staged::settle): a close, an fsync, and each operation whose result depends on the data or attributes.
 //! So a program that closes or unlocks a file, or asks for its size, knows that the server has the data.
 //!
+//! **Attributes** are sent after the data, those of several changes together. The last block of a small file and its attributes are one
+//! request ([`Unstable::write_and_set`](super::unstable::Unstable::write_and_set)). Some changes wait for their result; those of a
+//! [`NewFile`](super::new_file::NewFile) do not.
+//!
 //! **Order.** Blocks are sent concurrently, so they must not overlap: a write over staged data first waits until these
-//! are sent. **Errors** of sending belong to no request. They are kept for the next write, fsync and close of the file,
-//! and the data of that block are dropped. **Memory**: [`Room`] bounds the staged bytes of all files.
+//! are sent. So does a write after a change of attributes, because it changes the times. **Errors** of sending belong to no
+//! request. They are kept for the next write, fsync and close of the file, and the data of that block are dropped.
+//! **Memory**: [`Room`] bounds the staged bytes of all files.
 
 use std::{
     collections::VecDeque,
@@ -21,13 +26,17 @@ use std::{
 
 use buf::Buffer;
 use bytes::Bytes;
-use client::Mount;
+use client::{Attr, Mount, SetAttr, SetTime};
 use futures_util::{StreamExt, stream::FuturesUnordered};
 use parking_lot::Mutex;
 use rustix::io::Errno;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
 
-use super::{nodes::Node, tree::Answer};
+use super::{
+    convert::errno,
+    nodes::Node,
+    tree::{Answer, attr_of},
+};
 
 /// The number of staged bytes of all files of a tree, and a logical clock.
 #[derive(Debug, Default)]
@@ -45,12 +54,12 @@ impl Room {
     }
 }
 
-/// The staged data of one file.
+/// The staged data and attributes of one file.
 #[derive(Debug)]
 pub struct Staged {
     room: Arc<Room>,
     state: Mutex<State>,
-    /// Notified when a block has been sent, and when the task of the file has more to send.
+    /// Notified when something has been sent, and when the task of the file has more to send.
     changed: Notify,
 }
 
@@ -61,12 +70,16 @@ struct State {
     sending: Vec<Range<u64>>,
     /// The number of bytes of the blocks in `queue` and in `sending`.
     bytes: usize,
+    /// The changes of attributes after the data, all by one user.
+    settings: Vec<Setting>,
+    /// Set while changes of attributes are being sent.
+    is_setting: bool,
     /// Set while the task of the file runs.
     is_running: bool,
-    /// The number of tasks that wait until all data are sent, and those of them that want the data on stable storage.
+    /// The number of tasks that wait until everything is sent, and those of them that want the data on stable storage.
     waiting: usize,
     durable: usize,
-    /// Set when the last block has been staged for long enough.
+    /// Set when the last block, or a change of attributes, has been staged for long enough.
     is_due: bool,
     /// The first error of sending that was not reported by a write or fsync.
     failed: Option<Errno>,
@@ -92,11 +105,32 @@ enum Data {
     Growing(Buffer, usize),
 }
 
-/// A block to send.
-struct Sending {
-    block: Block,
-    /// It is to be written to stable storage, because no COMMIT would cover other data as well.
-    durable: bool,
+/// A change of attributes.
+#[derive(Debug)]
+struct Setting {
+    /// The mount of the user that makes it, and the user's number.
+    mount: Mount,
+    caller: u64,
+    set: SetAttr,
+    /// Gets the attributes after the change, if its caller waits for them.
+    done: Option<oneshot::Sender<Answer<Attr>>>,
+}
+
+/// Something to send.
+enum Sending {
+    /// A block; to stable storage with `durable`, because no COMMIT would cover other data as well.
+    Block { block: Block, durable: bool },
+    /// Changes of attributes, with the last block if one request can do both.
+    Settings { block: Option<Block>, settings: Vec<Setting> },
+}
+
+/// The result of sending something.
+struct Sent {
+    /// The range of the block.
+    range: Option<Range<u64>>,
+    /// Set for changes of attributes.
+    is_setting: bool,
+    result: Answer<()>,
 }
 
 impl Block {
@@ -139,14 +173,16 @@ impl Block {
         true
     }
 
-    fn into_data(self) -> Bytes {
-        match self.data {
+    /// Returns the offset and the data.
+    fn into_parts(self) -> (u64, Bytes) {
+        let data = match self.data {
             Data::Whole(data) => data,
             Data::Growing(mut buffer, len) => {
                 buffer.set_len(len);
                 buffer.freeze()
             }
-        }
+        };
+        (self.offset, data)
     }
 }
 
@@ -170,7 +206,7 @@ impl Staged {
         let has_room = state.bytes + data.len() <= mount.options().write_behind.max(data.len())
             && staged.room.bytes.load(Relaxed) + data.len() <= ROOM_MAX;
         let range = offset..offset.saturating_add(data.len() as u64);
-        if !has_room || state.overlaps(&range) {
+        if !has_room || state.sets() || state.overlaps(&range) {
             return Ok(false);
         }
         let appended = state.queue.back_mut().is_some_and(|last| last.append(caller, offset, data));
@@ -185,23 +221,62 @@ impl Staged {
         let must_start = !std::mem::replace(&mut state.is_running, true);
         let has_more = state.is_next_ready();
         drop(state);
-        if must_start {
-            tokio::spawn(send_all(node.clone()));
-        } else if has_more {
-            staged.changed.notify_waiters();
-        }
+        staged.run(node, must_start, has_more);
         Ok(true)
     }
 
-    /// Returns `true` if there are no staged data.
-    pub fn is_empty(&self) -> bool {
-        self.state.lock().bytes == 0
+    /// Stages a change of attributes other than the size, of which nobody needs the result. Returns `false` if it must be sent after the
+    /// staged data.
+    pub fn set(node: &Arc<Node>, (mount, caller): (&Mount, u64), set: &SetAttr) -> bool {
+        let mut state = node.staged.state.lock();
+        if state.is_setting || state.settings.iter().any(|other| other.caller != caller) {
+            return false;
+        }
+        state.settings.push(Setting { mount: mount.clone(), caller, set: set.clone(), done: None });
+        let must_start = !std::mem::replace(&mut state.is_running, true);
+        drop(state);
+        node.staged.run(node, must_start, false);
+        true
     }
 
-    /// Returns `true` if attributes that were requested at `since` include all data that were written before.
+    /// Sends a change of attributes other than the size together with all staged changes, and with the only block of data. Returns the
+    /// attributes after it, or `None` if nothing can be sent together with it.
+    pub async fn set_now(node: &Arc<Node>, (mount, caller): (&Mount, u64), set: &SetAttr) -> Option<Answer<Attr>> {
+        let (done, attr) = oneshot::channel();
+        {
+            let mut state = node.staged.state.lock();
+            let others = !state.settings.is_empty() && state.settings.iter().all(|other| other.caller == caller);
+            if state.is_setting || !(others || state.settings.is_empty() && state.can_join(node, caller)) {
+                return None;
+            }
+            state.settings.push(Setting { mount: mount.clone(), caller, set: set.clone(), done: Some(done) });
+            let must_start = !std::mem::replace(&mut state.is_running, true);
+            drop(state);
+            node.staged.run(node, must_start, false);
+        }
+        // The data of a new file are most likely complete.
+        node.staged.settle(true).await;
+        Some(attr.await.unwrap_or(Err(Errno::IO)))
+    }
+
+    /// Starts the task of the file, or tells it that there is more to send.
+    fn run(&self, node: &Arc<Node>, must_start: bool, has_more: bool) {
+        if must_start {
+            tokio::spawn(send_all(node.clone()));
+        } else if has_more {
+            self.changed.notify_waiters();
+        }
+    }
+
+    /// Returns `true` if everything is sent.
+    pub fn is_empty(&self) -> bool {
+        self.state.lock().is_empty()
+    }
+
+    /// Returns `true` if attributes that were requested at `since` include everything that was written and set before.
     pub fn is_settled(&self, since: u64) -> bool {
         let state = self.state.lock();
-        state.bytes == 0 && state.changed_at <= since
+        state.is_empty() && state.changed_at <= since
     }
 
     /// Records that this mount has changed the file at the server.
@@ -209,7 +284,7 @@ impl Staged {
         self.state.lock().changed_at = self.room.clock.fetch_add(1, Relaxed) + 1;
     }
 
-    /// Waits until all data are sent. With `durable`, a caller that sends a COMMIT afterwards says so: a single block
+    /// Waits until everything is sent. With `durable`, a caller that sends a COMMIT afterwards says so: a single block
     /// is then written to stable storage at once, and needs no COMMIT.
     pub async fn settle(&self, durable: bool) {
         if self.is_empty() {
@@ -227,6 +302,13 @@ impl Staged {
         }
     }
 
+    /// Waits until everything is sent, if attributes are staged.
+    pub async fn settle_attributes(&self) {
+        if self.state.lock().sets() {
+            self.settle(false).await;
+        }
+    }
+
     /// Returns the error of earlier data, which stays for others that close the file.
     pub fn failure(&self) -> Answer<()> {
         self.state.lock().failed.map_or(Ok(()), Err)
@@ -237,42 +319,43 @@ impl Staged {
         self.state.lock().failed.take().map_or(Ok(()), Err)
     }
 
-    /// Takes the next block to send.
+    /// Takes what to send next.
     fn next(&self, node: &Node) -> Option<Sending> {
         let mut state = self.state.lock();
-        if !state.is_next_ready() || state.sending.len() >= SENDING_MAX {
+        if !state.is_next_ready() || state.is_setting || state.sending.len() >= SENDING_MAX {
             return None;
         }
+        if let Some(setting) = state.settings.first()
+            && (state.queue.is_empty() || state.can_join(node, setting.caller))
+        {
+            if !state.sending.is_empty() {
+                return None;
+            }
+            let (block, settings) = (state.queue.pop_front(), std::mem::take(&mut state.settings));
+            state.sending.extend(block.as_ref().map(Block::range));
+            (state.is_setting, state.is_due) = (true, false);
+            return Some(Sending::Settings { block, settings });
+        }
         let block = state.queue.pop_front()?;
-        state.is_due &= !state.queue.is_empty();
+        state.is_due &= !(state.queue.is_empty() && state.settings.is_empty());
         let is_only = state.queue.is_empty() && state.sending.is_empty();
         let durable =
             is_only && state.durable > 0 && block.len() <= block.mount.write_size() && node.unstable.is_empty();
         state.sending.push(block.range());
-        Some(Sending { block, durable })
+        Some(Sending::Block { block, durable })
     }
 
-    /// Takes the only block of a file if it is `caller`'s and fits in one WRITE, because the caller of this function sends it together with
-    /// another operation.
-    pub fn take_only(node: &Arc<Node>, caller: u64) -> Option<Taken> {
-        let mut state = node.staged.state.lock();
-        let is_only = state.queue.len() == 1 && state.sending.is_empty() && node.unstable.is_empty();
-        let can = |block: &mut Block| is_only && block.caller == caller && block.len() <= block.mount.write_size();
-        let block = state.queue.pop_front_if(can)?;
-        let range = block.range();
-        state.sending.push(range.clone());
-        Some(Taken { node: node.clone(), range, data: block.into_data(), result: Err(Errno::INTR) })
-    }
-
-    /// Records that a block has been sent.
-    fn sent(&self, range: &Range<u64>, result: Answer<()>) {
+    /// Records that something has been sent.
+    fn sent(&self, Sent { range, is_setting, result }: Sent) {
         let mut state = self.state.lock();
-        let len = (range.end - range.start) as usize;
-        state.sending.retain(|sending| sending != range);
-        state.bytes -= len;
-        self.room.bytes.fetch_sub(len, Relaxed);
+        if let Some(range) = range {
+            let len = (range.end - range.start) as usize;
+            state.sending.retain(|sending| *sending != range);
+            state.bytes -= len;
+            self.room.bytes.fetch_sub(len, Relaxed);
+        }
+        state.is_setting &= !is_setting;
         if let Err(error) = result {
-            tracing::warn!(%error, len, "data that a program has written are lost");
             state.failed.get_or_insert(error);
         }
         state.changed_at = self.room.clock.fetch_add(1, Relaxed) + 1;
@@ -283,18 +366,34 @@ impl Staged {
     /// Returns `true`, once, if there is nothing to send and the task ends.
     fn ends(&self) -> bool {
         let mut state = self.state.lock();
-        state.is_running = !(state.queue.is_empty() && state.sending.is_empty());
+        state.is_running = !state.is_empty();
         !state.is_running
     }
 }
 
 impl State {
-    /// Returns `true` if the first block is not waiting for more data.
+    fn is_empty(&self) -> bool {
+        self.bytes == 0 && !self.sets()
+    }
+
+    /// Returns `true` if there are changes of attributes.
+    fn sets(&self) -> bool {
+        self.is_setting || !self.settings.is_empty()
+    }
+
+    /// Returns `true` if the next block, or the changes of attributes, are not waiting for more.
     fn is_next_ready(&self) -> bool {
+        let is_wanted = self.waiting > 0 || self.is_due;
         match self.queue.front() {
-            Some(first) => self.queue.len() > 1 || first.is_full() || self.waiting > 0 || self.is_due,
-            None => false,
+            Some(first) => self.queue.len() > 1 || first.is_full() || is_wanted,
+            None => !self.settings.is_empty() && is_wanted,
         }
+    }
+
+    /// Returns `true` if the only block of the file can be sent in one request with a change of attributes by `caller`.
+    fn can_join(&self, node: &Node, caller: u64) -> bool {
+        let can = |block: &Block| block.caller == caller && block.len() <= block.mount.write_size();
+        self.queue.len() == 1 && self.sending.is_empty() && node.unstable.is_empty() && self.queue.iter().all(can)
     }
 
     fn overlaps(&self, range: &Range<u64>) -> bool {
@@ -303,28 +402,7 @@ impl State {
     }
 }
 
-/// A block that was taken to be sent. When it is dropped, its result is recorded.
-pub struct Taken {
-    node: Arc<Node>,
-    range: Range<u64>,
-    pub data: Bytes,
-    /// The result of sending it.
-    pub result: Answer<()>,
-}
-
-impl Taken {
-    pub fn offset(&self) -> u64 {
-        self.range.start
-    }
-}
-
-impl Drop for Taken {
-    fn drop(&mut self) {
-        self.node.staged.sent(&self.range, self.result);
-    }
-}
-
-/// Counts a task that waits until all data are sent.
+/// Counts a task that waits until everything is sent.
 struct Waiting<'a>(&'a Staged, bool);
 
 impl<'a> Waiting<'a> {
@@ -357,20 +435,100 @@ fn block((mount, caller): (&Mount, u64), offset: u64, data: &Bytes, follows: boo
     Block { mount: mount.clone(), caller, offset, data }
 }
 
-/// Sends the staged data of a file until there are none.
+/// Sends a block, or changes of attributes.
+async fn send(node: &Node, next: Sending) -> Sent {
+    match next {
+        Sending::Block { block, durable } => {
+            let range = Some(block.range());
+            let mount = block.mount.clone();
+            Sent { range, is_setting: false, result: write(node, &mount, block.into_parts(), durable).await }
+        }
+        Sending::Settings { block, settings } => {
+            let range = block.as_ref().map(Block::range);
+            let block = block.map(Block::into_parts);
+            Sent { range, is_setting: true, result: write_and_set(node, block, settings).await }
+        }
+    }
+}
+
+async fn write(node: &Node, mount: &Mount, (offset, data): (u64, Bytes), durable: bool) -> Answer<()> {
+    let len = data.len();
+    node.unstable.write(mount, node.handle(), offset, data, durable).await.map_err(|error| lost(error, len))
+}
+
+fn lost(error: Errno, len: usize) -> Errno {
+    tracing::warn!(%error, len, "data that a program has written are lost");
+    error
+}
+
+/// Sends the last block, if there is one, and changes of attributes: in one request if possible. Each change that waits for its result gets
+/// it; returns the first error of the others.
+async fn write_and_set(node: &Node, block: Option<(u64, Bytes)>, settings: Vec<Setting>) -> Answer<()> {
+    let mount = settings[0].mount.clone();
+    let all = settings.iter().fold(SetAttr::default(), |all, setting| joined(all, &setting.set));
+    node.rights.invalidate();
+    let mut result = Ok(());
+    let mut attr = None;
+    if let Some((offset, data)) = block {
+        let done = node.unstable.write_and_set(&mount, node.handle(), (offset, data.clone()), &all).await;
+        match done {
+            Ok(Some(after)) => attr = Some(Ok(after)),
+            // Each of the two operations reports its own error.
+            Err(error) if error.status().is_none() => {
+                result = Err(lost(errno(&error), data.len()));
+                attr = Some(Err(errno(&error)));
+            }
+            Ok(None) | Err(_) => result = write(node, &mount, (offset, data), true).await,
+        }
+    }
+    if attr.is_none() && settings.len() > 1 {
+        attr = Some(set(node, &mount, &all).await).filter(Result::is_ok);
+    }
+    for setting in settings {
+        let after = match &attr {
+            Some(after) => after.clone(),
+            None => set(node, &mount, &setting.set).await,
+        };
+        let failed = after.as_ref().err().copied();
+        match (setting.done, failed) {
+            (Some(done), _) => drop(done.send(after)),
+            (None, Some(error)) => {
+                tracing::warn!(%error, set = ?setting.set, "attributes that a program has set are lost");
+                result = result.and(Err(error));
+            }
+            (None, None) => {}
+        }
+    }
+    node.rights.invalidate();
+    result
+}
+
+async fn set(node: &Node, mount: &Mount, set: &SetAttr) -> Answer<Attr> {
+    let after = mount.protocol().setattr(node.handle(), set.clone()).await.map_err(|error| errno(&error))?;
+    attr_of(mount, node.handle(), after).await
+}
+
+/// Returns the change that has the effect of two.
+fn joined(first: SetAttr, second: &SetAttr) -> SetAttr {
+    let time = |first, second| if second == SetTime::DontChange { first } else { second };
+    SetAttr {
+        mode: second.mode.or(first.mode),
+        uid: second.uid.or(first.uid),
+        gid: second.gid.or(first.gid),
+        size: None,
+        atime: time(first.atime, second.atime),
+        mtime: time(first.mtime, second.mtime),
+    }
+}
+
+/// Sends the staged data and attributes of a file until there are none.
 async fn send_all(node: Arc<Node>) {
     let (staged, mut running) = (&node.staged, FuturesUnordered::new());
     loop {
         let mut changed = std::pin::pin!(staged.changed.notified());
         changed.as_mut().enable();
-        while let Some(Sending { block, durable }) = staged.next(&node) {
-            let node = &node;
-            running.push(async move {
-                let (range, mount) = (block.range(), block.mount.clone());
-                let offset = block.offset;
-                let result = node.unstable.write(&mount, node.handle(), offset, block.into_data(), durable).await;
-                (range, result)
-            });
+        while let Some(next) = staged.next(&node) {
+            running.push(send(&node, next));
         }
         if running.is_empty() {
             if staged.ends() {
@@ -382,7 +540,7 @@ async fn send_all(node: Arc<Node>) {
             }
         } else {
             tokio::select! {
-                Some((range, result)) = running.next() => staged.sent(&range, result),
+                Some(sent) = running.next() => staged.sent(sent),
                 () = changed => {}
             }
         }

@@ -231,6 +231,14 @@ impl View {
         Ok(of_node(&node, node.mount(), &attr))
     }
 
+    /// SETATTR of a new file: stages a change that is certain to succeed. Returns the attributes after it, which the kernel must not cache.
+    pub fn set_later(&self, ino: u64, set: &SetAttr) -> Option<Attributes> {
+        let node = self.target(ino).ok().filter(|_| !self.writeback)?;
+        let attr = node.new.set(node.caller(), set)?;
+        let is_staged = Staged::set(node.node(), (node.mount(), node.caller()), set);
+        is_staged.then(|| of_node(&node, node.mount(), &attr))
+    }
+
     /// SETATTR. If the kernel owns the times of the file, it also reports its ctime. Returns the attributes, and the time for which the
     /// kernel can cache them.
     pub async fn setattr(&self, ino: u64, set: SetAttr, ctime: Option<Time>) -> Answer<(Attributes, Duration)> {
@@ -241,9 +249,12 @@ impl View {
             return Ok((of_node(&before, before.mount(), &attr), Duration::ZERO));
         }
         let node = self.target(ino)?;
+        node.new.forget();
         node.rights.invalidate();
-        if let Some(attr) = self.write_and_set(&node, &set).await {
-            node.rights.invalidate();
+        if set.size.is_none()
+            && !self.writeback
+            && let Some(attr) = Staged::set_now(node.node(), (node.mount(), node.caller()), &set).await
+        {
             return Ok((of_node(&node, node.mount(), &attr?), self.ttl));
         }
         // The data of a new file are most likely complete.
@@ -269,32 +280,6 @@ impl View {
         Ok((of_node(&node, node.mount(), &attr), self.ttl))
     }
 
-    /// Sets attributes in the same request as a small file is written. Returns `None` if there is not exactly one block of data, or if
-    /// one request cannot do it.
-    async fn write_and_set(&self, node: &Target, set: &SetAttr) -> Option<Answer<Attr>> {
-        if set.size.is_some() || self.writeback {
-            return None;
-        }
-        let mut taken = Staged::take_only(node.node(), node.caller())?;
-        let block = (taken.offset(), taken.data.clone());
-        let (offset, data) = block.clone();
-        match node.unstable.write_and_set(node.mount(), node.handle(), block, set).await {
-            Ok(Some(attr)) => {
-                taken.result = Ok(());
-                Some(Ok(attr))
-            }
-            // Each of the two operations reports its own error.
-            Err(error) if error.status().is_none() => {
-                taken.result = Err(errno(&error));
-                Some(Err(errno(&error)))
-            }
-            Ok(None) | Err(_) => {
-                taken.result = node.unstable.write(node.mount(), node.handle(), offset, data, true).await;
-                None
-            }
-        }
-    }
-
     /// READLINK.
     pub async fn readlink(&self, ino: u64) -> Answer<Bytes> {
         let node = self.target(ino)?;
@@ -304,6 +289,7 @@ impl View {
     /// ACCESS: checks the permissions of access(2)'s `mask` for the caller.
     pub async fn access(&self, ino: u64, mask: u32) -> Answer<()> {
         let node = self.target(ino)?;
+        node.staged.settle_attributes().await;
         let mask = Access::from_bits_truncate(mask);
         let wanted = [
             (Access::READ_OK, ACCESS3_READ),
@@ -375,6 +361,7 @@ impl View {
         let (node, dir) = (self.target(ino)?, self.target(parent)?);
         same_mount(&node, &dir)?;
         dir.absent.make(name.as_bytes());
+        node.new.forget();
         node.staged.settle(false).await;
         let since = self.room.now();
         let linked = dir.mount().protocol().link(node.handle(), dir.handle(), name.as_bytes()).await.answer()?;
@@ -444,12 +431,14 @@ impl View {
     /// Earlier data could not be written.
     pub fn stage(&self, ino: u64, offset: u64, data: &Bytes) -> Answer<bool> {
         let node = self.target(ino)?;
+        node.new.wrote(offset.saturating_add(data.len() as u64));
         Staged::put(node.node(), (node.mount(), node.caller()), offset, &self.owned(&node, data))
     }
 
     /// Writes data in memory of the mount's pool, after staged data of the file; to stable storage if `durable`.
     pub async fn write(&self, ino: u64, offset: u64, data: Bytes, durable: bool) -> Answer<()> {
         let node = self.target(ino)?;
+        node.new.wrote(offset.saturating_add(data.len() as u64));
         node.staged.settle(false).await;
         let (data, alone) = (self.owned(&node, &data), node.unstable.is_empty());
         let written = node.unstable.write(node.mount(), node.handle(), offset, data, durable && alone).await;
@@ -485,6 +474,7 @@ impl View {
 
     async fn durable(&self, ino: u64) -> Answer<()> {
         let node = self.target(ino)?;
+        node.new.forget();
         node.staged.settle(true).await;
         node.unstable.commit(node.handle()).await
     }

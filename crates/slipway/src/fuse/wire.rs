@@ -443,6 +443,8 @@ pub mod set {
     pub const CTIME: u32 = 1 << 10;
 }
 
+/// A flag of READ (`FUSE_READ_LOCKOWNER`): the data are for a program, and not for the kernel's page cache.
+pub const READ_LOCKOWNER: u32 = 1 << 1;
 /// A flag of WRITE (`FUSE_WRITE_CACHE`): the kernel writes its cache, for an unknown program.
 pub const WRITE_CACHE: u32 = 1 << 0;
 /// The bytes of `fuse_in_header`.

@@ -255,6 +255,58 @@ assert after.st_mtime_ns == os.stat(served).st_mtime_ns
 ";
 
 #[test]
+fn sendfile_from_a_passed_file_returns_no_old_data() {
+    for version in ["3", "4.2"] {
+        let test = "sendfile_from_a_passed_file_returns_no_old_data";
+        let Some(world) = World::new(test, &format!("vers={version}"), &[]) else { return };
+        world.file("file", 1 << 20);
+        let (at, copy) = (world.at.join("file"), world.directory.path().join("copy"));
+        let done =
+            Command::new("python3").args(["-c", SENDFILE]).args([&at, &world.served.join("file"), &copy]).output();
+        let Ok(done) = done else { return eprintln!("SKIPPED {test}: needs python3") };
+        assert!(done.status.success(), "{version}: {}", String::from_utf8_lossy(&done.stderr));
+        world.end();
+    }
+}
+
+/// Sends parts of a passed file from opens for reading and for writing, between changes through a memory map, which the kernel's page
+/// cache of the mount would not have.
+const SENDFILE: &str = "
+import errno, mmap, os, sys
+path, served, copy = sys.argv[1:]
+def sent(file):
+    out = os.open(copy, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+    try:
+        at = 0
+        while at < 8192:
+            at += os.sendfile(out, file, at, 8192 - at)
+        return os.pread(out, 1, 100)
+    finally:
+        os.close(out)
+reader, writer = os.open(path, os.O_RDONLY), os.open(path, os.O_RDWR)
+at_server = os.open(served, os.O_RDWR)
+changed = mmap.mmap(writer, 0)
+def by_map(byte):
+    changed[100:101] = byte
+def by_write(byte):
+    os.pwrite(writer, byte, 100)
+def at_the_server(byte):
+    os.pwrite(at_server, byte, 100)
+for number, change in enumerate([by_map, by_write, at_the_server, by_map]):
+    byte = bytes([number])
+    for file in [reader, writer]:
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_WILLNEED)
+    change(byte)
+    assert sent(reader) == byte, change
+    assert os.pread(writer, 1, 100) == byte, change
+    try:
+        assert sent(writer) == byte, change
+    except OSError as error:
+        # Without old data: Linux reads through its page cache of the mount.
+        assert error.errno == errno.EINVAL, error
+";
+
+#[test]
 fn the_first_open_decides_the_way_of_all() {
     let Some(world) = World::new("the_first_open_decides_the_way_of_all", "vers=4.2", &[]) else { return };
     let data = world.file("file", 1 << 20);

@@ -1,9 +1,9 @@
 //! Tests of `slipway mount`: programs that unpack archives make directories with new files, write each file, and set its attributes.
 
 use std::{
-    fs::{self, File, FileTimes, Permissions},
+    fs::{self, File, FileTimes, OpenOptions, Permissions},
     io::{ErrorKind, Write},
-    os::unix::fs::{MetadataExt, PermissionsExt, fchown, symlink},
+    os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, chown, fchown, symlink},
     path::Path,
     time::{Duration, SystemTime},
 };
@@ -14,25 +14,30 @@ use crate::common::{
     Server,
     counted::Counted,
     mounted::{Mounted, World, can_mount, mount_with, pattern},
+    until,
 };
 
 const LONG: [&str; 2] = ["--attributes", "3600"];
 
 /// Makes a file as tar does.
-fn unpack(path: &Path, data: &[u8], number: u64) {
-    let mut file = File::create_new(path).unwrap();
+fn unpack(path: &Path, data: &[u8], (uid, gid, mode): (u32, u32, u32), number: u64) {
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).unwrap();
     file.write_all(data).unwrap();
-    file.set_times(FileTimes::new().set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(1000 + number))).unwrap();
-    fchown(&file, Some(1), Some(2)).unwrap();
-    file.set_permissions(Permissions::from_mode(0o640)).unwrap();
+    set_time(&file, 1000 + number);
+    fchown(&file, Some(uid), Some(gid)).unwrap();
+    file.set_permissions(Permissions::from_mode(mode)).unwrap();
+}
+
+fn set_time(file: &File, seconds: u64) {
+    file.set_times(FileTimes::new().set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds))).unwrap();
 }
 
 /// Mounts through a relay that counts calls.
-fn counted(world: &World, version: &str) -> (Counted, Mounted) {
+fn counted(world: &World, version: &str, number: u32) -> (Counted, Mounted) {
     let port = world.server.port("tcp");
     let counted = Counted::before(port);
     let url = world.server.url("tcp", "").replacen(&format!(":{port}"), &format!(":{}", counted.port), 1);
-    let at = world.directory.path().join(version);
+    let at = world.directory.path().join(format!("{version}-{number}"));
     fs::create_dir(&at).unwrap();
     (counted, Mounted::of(mount_with(&LONG, &format!("{url}&vers={version}"), &at), at))
 }
@@ -42,24 +47,27 @@ fn files_of_a_new_directory_are_not_looked_up_and_are_written_with_their_attribu
     const FILES: u64 = 50;
     let name = "files_of_a_new_directory_are_not_looked_up_and_are_written_with_their_attributes";
     let Some(world) = World::new(name, "tcp", "") else { return };
-    // CREATE, WRITE and three SETATTRs over version 3. Over version 4 one SETATTR is in the request of the WRITE, and several files are
-    // closed by one request.
-    for (version, most) in [("3", 5.1), ("4.0", 5.1), ("4.2", 4.3)] {
-        let (counted, mounted) = counted(&world, version);
-        let directory = mounted.at.join(format!("new-{version}"));
-        fs::create_dir(&directory).unwrap();
+    // CREATE, WRITE and SETATTR over version 3. Over version 4, SETATTR is in the request of the WRITE, and several files are closed by one
+    // request of 4.2. Another owner is set at once, and the mode after that.
+    let (ours, another) = ((0, 0, 0o644), (1, 2, 0o640));
+    let cases = [("3", ours, 3.1), ("4.0", ours, 3.1), ("4.2", ours, 2.3), ("3", another, 4.1), ("4.2", another, 3.3)];
+    for (version, owner, most) in cases {
+        let (counted, mounted) = counted(&world, version, owner.0);
+        let directory = format!("new-{version}-{}", owner.0);
+        fs::create_dir(mounted.at.join(&directory)).unwrap();
         let before = counted.calls();
         for number in 0..FILES {
-            unpack(&directory.join(number.to_string()), &pattern(100 + number as usize), number);
+            let path = mounted.at.join(&directory).join(number.to_string());
+            unpack(&path, &pattern(100 + number as usize), owner, number);
         }
         let calls = (counted.calls() - before) as f64 / FILES as f64;
-        assert!(calls <= most, "{calls} calls for each file over {version}");
+        assert!(calls <= most, "{calls} calls for each file of {owner:?} over {version}");
         for number in 0..FILES {
-            let served = world.served.join(format!("new-{version}/{number}"));
+            let served = world.served.join(&directory).join(number.to_string());
             assert!(fs::read(&served).unwrap() == pattern(100 + number as usize));
             let stat = served.metadata().unwrap();
-            let found = (stat.mtime(), stat.uid(), stat.gid(), stat.mode() & 0o7777);
-            assert_eq!(found, (1000 + number as i64, 1, 2, 0o640), "{version}: {number}");
+            let found = (stat.mtime(), (stat.uid(), stat.gid(), stat.mode() & 0o7777));
+            assert_eq!(found, (1000 + number as i64, owner), "{version}: {number}");
         }
         mounted.end();
     }
@@ -67,10 +75,80 @@ fn files_of_a_new_directory_are_not_looked_up_and_are_written_with_their_attribu
 }
 
 #[test]
+fn attributes_of_a_new_file_are_seen_by_others_here_and_are_sent_without_a_close() {
+    for version in ["3", "4.2"] {
+        let name = "attributes_of_a_new_file_are_seen_by_others_here_and_are_sent_without_a_close";
+        let Some(world) = World::new(name, "tcp", &format!("&vers={version}")) else { return };
+        let create =
+            |name: &str| OpenOptions::new().write(true).create_new(true).mode(0o600).open(world.at.join(name)).unwrap();
+        let mode = |path: &Path| path.metadata().unwrap().mode() & 0o7777;
+        // Seen by the program itself, and by others that open the file.
+        let mut seen = create("seen");
+        seen.write_all(b"data").unwrap();
+        set_time(&seen, 5);
+        seen.set_permissions(Permissions::from_mode(0o644)).unwrap();
+        let stat = seen.metadata().unwrap();
+        assert_eq!((stat.len(), stat.mtime(), stat.mode() & 0o7777), (4, 5, 0o644), "{version}");
+        let opened = create("opened");
+        set_time(&opened, 5);
+        drop(File::open(world.at.join("opened")).unwrap());
+        assert_eq!(world.served.join("opened").metadata().unwrap().mtime(), 5, "{version}");
+        // Sent after a while.
+        let late = create("late");
+        late.set_permissions(Permissions::from_mode(0o644)).unwrap();
+        until("the mode must be sent", || mode(&world.served.join("late")) == 0o644);
+        // A right is taken away at once.
+        late.set_permissions(Permissions::from_mode(0o600)).unwrap();
+        assert_eq!(mode(&world.served.join("late")), 0o600, "{version}");
+        // A later write changes the time.
+        let mut written = create("written");
+        written.write_all(b"one").unwrap();
+        set_time(&written, 5);
+        written.write_all(b"two").unwrap();
+        drop(written);
+        let served = world.served.join("written");
+        assert_eq!(fs::read(&served).unwrap(), b"onetwo", "{version}");
+        assert_ne!(served.metadata().unwrap().mtime(), 5, "{version}");
+        drop((seen, opened, late));
+        world.end();
+    }
+}
+
+#[test]
+fn attributes_that_cannot_be_set_are_reported_by_fsync_and_close() {
+    if !can_mount("attributes_that_cannot_be_set_are_reported_by_fsync_and_close") {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let (served, at) = (directory.path().join("served"), directory.path().join("mnt"));
+    fs::create_dir(&served).unwrap();
+    fs::create_dir(&at).unwrap();
+    fs::set_permissions(&served, Permissions::from_mode(0o777)).unwrap();
+    let server = Server::dir(&served, &directory.path().join("state"));
+    for version in ["3", "4.2"] {
+        let url = format!("{}&vers={version}&uid=1&gid=1", server.url("tcp", ""));
+        let mounted = Mounted::of(mount_with(&LONG, &url, &at), at.clone());
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(at.join(version)).unwrap();
+        // Somebody gives the file to another user meanwhile, whose attributes this user cannot set.
+        chown(served.join(version), Some(2), None).unwrap();
+        fs::set_permissions(served.join(version), Permissions::from_mode(0o666)).unwrap();
+        file.write_all(b"data").unwrap();
+        file.set_permissions(Permissions::from_mode(0o644)).unwrap();
+        let closed = nix::unistd::close(file.try_clone().unwrap());
+        assert_eq!(closed, Err(nix::errno::Errno::EPERM), "{version}");
+        assert_eq!(file.sync_all().unwrap_err().kind(), ErrorKind::PermissionDenied, "{version}");
+        file.sync_all().unwrap();
+        drop(file);
+        mounted.end();
+    }
+    server.signal(Signal::TERM);
+}
+
+#[test]
 fn names_that_this_mount_makes_in_a_new_directory_are_found() {
     let Some(world) = World::new("names_that_this_mount_makes_in_a_new_directory_are_found", "tcp", "") else { return };
     for version in ["3", "4.2"] {
-        let (_counted, mounted) = counted(&world, version);
+        let (_counted, mounted) = counted(&world, version, 0);
         let new = mounted.at.join(format!("names-{version}"));
         fs::create_dir(&new).unwrap();
         let names = ["created", "made", "linked", "symbolic", "renamed"].map(|name| new.join(name));

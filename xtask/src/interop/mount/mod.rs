@@ -72,11 +72,12 @@ struct Program {
     run: fn(&mut Place) -> Result<(), String>,
 }
 
-const PROGRAMS: [Program; 13] = [
+const PROGRAMS: [Program; 14] = [
     Program { name: "pjdfstest", options: &["--allow-other"], run: programs::pjdfstest },
     Program { name: "fsx with memory maps", options: &[], run: programs::fsx },
     Program { name: "fsx with direct I/O and memory maps", options: &["--direct-io"], run: programs::fsx },
     Program { name: "fsx with data kept by the kernel", options: &["--writeback"], run: programs::fsx },
+    Program { name: "fsx on a passed file", options: &[PASSTHROUGH], run: programs::fsx_passed },
     Program { name: "stress-ng", options: &[], run: programs::stress },
     Program { name: "SQLite's write-ahead log with direct I/O", options: &["--direct-io"], run: programs::sqlite },
     Program {

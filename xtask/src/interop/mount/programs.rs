@@ -1,6 +1,8 @@
 //! Test programs of file systems, and ordinary programs.
 
 use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
 
 use super::Place;
@@ -45,11 +47,31 @@ const EXPECTED_FAILURES: [(&str, &str, &str); 2] = [
 
 /// Runs fsx, which reads and writes a file at random places by system calls and by memory maps, and checks all data.
 pub fn fsx(place: &mut Place) -> Result<(), String> {
+    fsx_with(place, "sendfile = 2\n")
+}
+
+/// Runs fsx on a file that is open for reading, so that the server has passed it, and all opens by fsx use it. Not all kernels have
+/// sendfile from an open for writing of a passed file.
+pub fn fsx_passed(place: &mut Place) -> Result<(), String> {
+    let failed = |error: std::io::Error| error.to_string();
+    std::fs::write(place.served.join("file"), vec![7; LARGE]).map_err(failed)?;
+    let mut reader = File::open(place.at.join("file")).map_err(failed)?;
+    fsx_with(place, "")?;
+    let mut here = Vec::new();
+    reader.read_to_end(&mut here).map_err(failed)?;
+    let there = std::fs::read(place.served.join("file")).map_err(failed)?;
+    if here == there { Ok(()) } else { Err("the reader sees other data than the server has".into()) }
+}
+
+/// More bytes than those of a file that is read by one call.
+const LARGE: usize = 1 << 20;
+
+fn fsx_with(place: &mut Place, weights: &str) -> Result<(), String> {
     // Only NFSv4.2 has operations that allocate space and punch holes.
     let space = if place.version == "4.2" { "posix_fallocate = 1\npunch_hole = 2\ncopy_file_range = 2\n" } else { "" };
     let settings = place.logs.join("fsx.toml");
-    let weights = "[weights]\nclose_open = 1\ninvalidate = 1\ntruncate = 3\nfsync = 1\nfdatasync = 1\nsendfile = 2\n";
-    std::fs::write(&settings, format!("{weights}posix_fadvise = 1\n{space}")).map_err(|error| error.to_string())?;
+    let all = "[weights]\nclose_open = 1\ninvalidate = 1\ntruncate = 3\nfsync = 1\nfdatasync = 1\nposix_fadvise = 1\n";
+    std::fs::write(&settings, [all, weights, space].concat()).map_err(|error| error.to_string())?;
     // The seed reproduces a failure.
     let (settings, artifacts) = (text(&settings), text(&place.logs));
     let arguments = ["-f", &settings, "-P", &artifacts, "-N", FSX_OPERATIONS, "-S", "7", "file"];
