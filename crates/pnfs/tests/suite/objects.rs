@@ -345,6 +345,29 @@ fn new_files_need_no_call_whatever_the_number_of_data_servers() {
     }
 }
 
+/// The metadata server knows that the file has no data, so it looks for no object.
+#[test]
+fn proxied_write_is_one_call_for_each_copy() {
+    for (mirrors, stripes) in [(1, Stripes::ONE), (3, Stripes::ONE), (2, stripes())] {
+        let cluster = Cluster::new(4, mirrors, stripes);
+        let calls_of = |file: &Handle, offset: u64, len: usize| {
+            let before = cluster.servers.calls();
+            cluster.write(file, offset, len).unwrap();
+            cluster.servers.calls() - before
+        };
+        let file = cluster.create("without a layout");
+        let objects = (mirrors * stripes.count()) as u64;
+        assert_eq!(calls_of(&file, 0, 1400), objects, "the first write goes to all stripes");
+        let file = cluster.create("with a layout");
+        cluster.grant(&file, 1, LayoutMode::Write).unwrap();
+        cluster.release(&file, 1);
+        for offset in [0, 100, 200] {
+            assert_eq!(calls_of(&file, offset, 100), mirrors as u64, "{stripes:?}, {offset}");
+        }
+        assert!(cluster.record(&file).is_healthy());
+    }
+}
+
 #[test]
 fn data_of_clients_are_read_and_a_fenced_client_is_refused() {
     let cluster = Cluster::new(3, 2, Stripes::ONE);
