@@ -288,6 +288,10 @@ impl DataServers for Servers {
         })
     }
 
+    fn objects(&self, server: ServerId) -> ServerFuture<Vec<u128>> {
+        self.execute(server, |server| Ok(server.objects.keys().copied().collect()))
+    }
+
     fn size(&self, object: Object) -> ServerFuture<u64> {
         let (size, servers) = (self.on(object, |data, _| Ok(data.now.len)), self.clone());
         Box::pin(async move {
