@@ -89,7 +89,7 @@ fn files_are_used_directly_and_heal_without_root() {
     for (options, version) in [("", "3"), ("", "4.2"), ("layouts = 'files'\nmirrors = 1\nstripes = 2", "4.1")] {
         let mut cluster = Cluster::new(2);
         let config = cluster.config(options, version);
-        let server = Server::start(&["--config", &config]);
+        let mut server = Server::start(&["--config", &config]);
         let (source, back) = (cluster.at("source"), cluster.at("back"));
         let bytes = contents(7, 5_000_001);
         fs::write(&source, &bytes).unwrap();
@@ -112,7 +112,22 @@ fn files_are_used_directly_and_heal_without_root() {
             until("the copy must be made again", || cluster.objects(1) == [&second[..]]);
             check(&server, "/file", &second, &back);
         }
-        ok(&["rm", &server.url("tcp", "/file")]);
+        // Objects of new files stay in the queue of removals until the next round. This one removes those of another file.
+        copy(source.to_str().unwrap(), &format!("{}&vers=4.2", server.url("tcp", "/other")));
+        ok(&["rm", &server.url("tcp", "/other")]);
+        until("the objects must be removed", || (0..2).all(|server| cluster.objects(server).len() == 1));
+        // A program removes the file, without the server, which has it open until its end.
+        let state = cluster.at("state");
+        let orphans = |more: &str| {
+            let more = (!more.is_empty()).then_some(more);
+            let args = ["ds", "orphans", "--json", "--state-dir", state.to_str().unwrap()].into_iter().chain(more);
+            lines(&ok(&args.collect::<Vec<_>>()))
+        };
+        assert_eq!(orphans("--remove"), Vec::<serde_json::Value>::new());
+        fs::remove_file(cluster.at("export/file")).unwrap();
+        server.stop();
+        server = Server::start(&["--config", &config]);
+        assert_eq!((orphans("").len(), orphans("--remove").len()), (2, 2), "{version}: {options}");
         until("the objects must be removed", || (0..2).all(|server| cluster.objects(server).is_empty()));
         let found = run(&["doctor", "--config", &config]);
         let text = String::from_utf8(found.stdout).unwrap();
