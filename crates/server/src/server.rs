@@ -249,9 +249,11 @@ impl NfsServer {
         }
     }
 
-    /// Writes the records of the audit log that wait, and closes it. Later records are dropped. Returns the number of records
-    /// that were dropped.
-    pub fn close_audit(&self) -> u64 {
+    /// Writes what waits to be written, when the server ends: changes of client records, for example that a client has ended
+    /// (without them, the next server waits in its grace period for clients that no longer exist), and the records of the audit log,
+    /// which is closed. Later records are dropped. Returns the number of records of the audit log that were dropped.
+    pub fn close(&self) -> u64 {
+        self.core.recovery.maintain();
         let Some(audit) = &self.core.audit else { return 0 };
         audit.close();
         audit.dropped()

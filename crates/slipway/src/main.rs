@@ -14,7 +14,6 @@ mod cluster;
 mod commands;
 mod copy;
 mod counters;
-mod descriptors;
 mod exit;
 mod fuse;
 mod logging;
@@ -23,6 +22,7 @@ mod pnfs;
 mod process;
 mod progress;
 mod reach;
+mod resources;
 mod show;
 mod socket;
 
@@ -33,6 +33,7 @@ use clap::Parser;
 fn main() -> ExitCode {
     let cli = cli::Cli::parse();
     let name = cli.command.name();
+    resources::raise_locked_memory();
     match cli.command.run(&cli.log) {
         Ok(exit) => exit.into(),
         Err(failure) => {

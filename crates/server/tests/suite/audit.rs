@@ -43,7 +43,7 @@ impl World {
 
     /// Closes the log and returns its records without the time.
     fn records(self) -> Vec<Value> {
-        assert_eq!(self.server.close_audit(), 0);
+        assert_eq!(self.server.close(), 0);
         records(&self.file)
     }
 }
@@ -185,7 +185,7 @@ fn a_full_queue_delays_changes_if_configured() {
     assert_eq!(create(&rig, &root, "f"), Err(Nfsstat3::Jukebox));
     let found = rig.call::<Lookup>(nfs::v3::LookupArgs { what: name_in(&root, "f") }).into_result();
     assert_eq!(found.unwrap_err().0, Nfsstat3::NoEnt, "a delayed operation must have no effect");
-    assert_eq!(server.close_audit(), 0);
+    assert_eq!(server.close(), 0);
     assert_eq!(records(&file), [json!(null); 0], "a delayed operation must not be recorded");
 }
 
@@ -203,7 +203,7 @@ fn delayed_changes_are_executed_and_recorded_when_there_is_room() {
             std::thread::yield_now();
         }
     }
-    assert_eq!(server.close_audit(), 0, "no record must be dropped");
+    assert_eq!(server.close(), 0, "no record must be dropped");
     let creates: Vec<_> = (0..20).map(|number| format!("/f{number}")).collect();
     let mut wanted = vec![("MNT", "/m", "OK")];
     wanted.extend(creates.iter().map(|path| ("CREATE", &path[..], "OK")));
@@ -233,7 +233,7 @@ fn records_of_hosts_that_no_export_admits_are_limited() {
     let refused: MountRes = stranger.mount(MountProc3::Mnt, Dirpath::from("/m"));
     assert_eq!(refused, MountRes::Fail(Mountstat3::Acces));
     rig.root();
-    assert_eq!(server.close_audit(), 1, "the record of the stranger must be dropped");
+    assert_eq!(server.close(), 1, "the record of the stranger must be dropped");
     let (dropped, records): (Vec<_>, Vec<_>) =
         records(&file).into_iter().partition(|record| record.get("dropped").is_some());
     assert_eq!(summary(&records), expected(&[("MNT", "/m", "OK")]));
@@ -295,7 +295,7 @@ async fn an_open_that_creates_a_file_and_is_then_delayed_is_recorded() {
     client.ok(at("m/new"));
     assert_eq!(client.open("m", "never", Open::default()).unwrap_err(), Nfsstat4::Delay);
     assert_eq!(client.status(at("m/never")), Nfsstat4::NoEnt);
-    server.close_audit();
+    server.close();
     // The layer does not know paths.
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let records: Vec<_> =

@@ -9,9 +9,8 @@ use serde::Serialize;
 
 use crate::{
     child::{Listen, Server},
-    descriptors,
     exit::{Exit, Failure, Outcome},
-    output,
+    output, resources,
 };
 
 /// A server with one transport that does not close idle connections.
@@ -80,7 +79,7 @@ pub fn each<T: Serialize>(
     measure: impl Fn(&str) -> Result<T, Failure>,
 ) -> Outcome {
     // The server uses three quarters of its descriptors for connections.
-    descriptors::raise((connections + SPARE_CONNECTIONS).div_ceil(3) as u64 * 4 + SPARE_DESCRIPTORS)
+    resources::raise_files((connections + SPARE_CONNECTIONS).div_ceil(3) as u64 * 4 + SPARE_DESCRIPTORS)
         .map_err(|problem| Failure::usage(format!("{connections} connections: {problem}")))?;
     let found = transports.iter().map(|transport| measure(transport)).collect::<Result<Vec<_>, _>>()?;
     match json {

@@ -171,6 +171,18 @@ fn a_lost_handle_database_is_rejected() {
 }
 
 #[test]
+fn a_restart_does_not_wait_for_clients_that_have_ended() {
+    let place = Place::new();
+    // A grace period would be longer than the test waits.
+    let options = ["--lease", "3600", "--squash", "none"];
+    for _ in 0..2 {
+        let server = place.start(&options);
+        ok(&["cp", place.at("served/file").to_str().unwrap(), &format!("{}&vers=4.1", server.url("tcp", "/copy"))]);
+        server.stop();
+    }
+}
+
+#[test]
 fn only_the_socket_of_a_killed_server_is_replaced() {
     let place = Place::new();
     let state = place.at("state");

@@ -57,7 +57,7 @@ fn cells() -> Vec<Cell> {
             version: VERSIONS[version],
             transport: match PROGRAMS[program].options.contains(&PASSTHROUGH) {
                 true => "shm",
-                false => TRANSPORTS[(program + version) % TRANSPORTS.len()],
+                false => TRANSPORTS[number % TRANSPORTS.len()],
             },
         }
     };

@@ -31,10 +31,10 @@ use server::{
 
 use crate::{
     cli::LogArgs,
-    descriptors,
     exit::{Exit, Failure, Outcome},
     logging,
     pnfs::{self, Clusters},
+    resources,
 };
 use admin::{AdminSocket, Answers};
 use announce::Announcement;
@@ -355,7 +355,7 @@ async fn serve(args: &Args, mut config: Config, clusters: Arc<Clusters>) -> Outc
     if !drained {
         tracing::warn!("some calls were not answered before the server ended");
     }
-    let lost = nfs.close_audit();
+    let lost = nfs.close();
     if lost > 0 {
         tracing::warn!(records = lost, "the audit log is incomplete");
     }
@@ -369,8 +369,8 @@ fn worker_options(server: &ServerConfig, listeners: &[Listening]) -> WorkerOptio
     // Only root changes to the identity of callers, and only some transports are affected.
     let affected = listeners.iter().any(|(_, listener, _)| listener.keeps_credentials());
     options.keep_credentials = affected.then_some(vfs::posix::keep_credentials);
-    descriptors::raise_to_most();
-    options.connections = connection_limits(server, descriptors::limit());
+    resources::raise_files_to_most();
+    options.connections = connection_limits(server, resources::files());
     options
 }
 

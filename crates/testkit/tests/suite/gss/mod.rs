@@ -1,7 +1,7 @@
 //! Whole mounts with RPCSEC_GSS over the simulated network, in virtual time. The mechanism is [`testkit::toy`], so no Kerberos is
 //! needed.
 
-#[path = "../../../server/tests/suite/common/back.rs"]
+#[path = "../../../../server/tests/suite/common/back.rs"]
 mod back;
 mod callbacks;
 mod locks;

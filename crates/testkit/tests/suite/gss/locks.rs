@@ -20,7 +20,7 @@ use testkit::{
 use tokio::{sync::Notify, task::JoinSet};
 use xdr::{Decode, Encode};
 
-use crate::setup;
+use super::setup;
 
 /// A host that locks by NLM, with the lock manager that the server calls.
 struct Host {

@@ -23,7 +23,7 @@ use testkit::{
 };
 use tokio::task::JoinSet;
 
-use crate::{
+use super::{
     KERBEROS,
     back::{Back, CB_PROGRAM},
     setup,

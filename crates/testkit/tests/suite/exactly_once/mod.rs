@@ -37,9 +37,9 @@ use vfs::{
     memory::{Memory, MemoryOptions},
 };
 
-use client::Client;
-use judge::{Counts, Judge};
-use world::{Broken, Faults, LEASE, Lost, World};
+use self::client::Client;
+use self::judge::{Counts, Judge};
+use self::world::{Broken, Faults, LEASE, Lost, World};
 
 /// The number of clients.
 const CLIENTS: usize = 2;

@@ -24,7 +24,7 @@ fn another_process_reserves_other_ports() {
         return;
     }
     let this = std::env::current_exe().unwrap();
-    let arguments = ["--exact", "another_process_reserves_other_ports", "--nocapture"];
+    let arguments = ["--exact", "port::another_process_reserves_other_ports", "--nocapture"];
     let output = Command::new(this).args(arguments).env(SAY, "").output().unwrap();
     let said = String::from_utf8(output.stdout).unwrap();
     let others: Vec<u16> = said.lines().filter_map(|line| line.strip_prefix("port ")?.parse().ok()).collect();

@@ -8,7 +8,7 @@ use simnet::{Trace, assert_replays, seeds};
 use testkit::world::Setup;
 use tokio::{task::JoinSet, time::Instant};
 
-use crate::{FLAVORS, KERBEROS, LEASE, setup};
+use super::{FLAVORS, KERBEROS, LEASE, setup};
 
 /// The ways of the clients: each version, flavour and transport is used.
 const WAYS: [&str; 8] = [
