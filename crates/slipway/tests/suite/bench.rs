@@ -120,21 +120,6 @@ fn clusters_are_measured_and_their_data_servers_are_limited() {
     assert!(fails(2, &["bench", "pnfs", "--pattern", "btio", "--seconds", "1"]).contains("--dumps"));
 }
 
-/// The way by layouts is measured beside one server over the same transport, and compared with it.
-#[test]
-fn layouts_are_compared_with_one_server() {
-    let dir = tempfile::tempdir().unwrap();
-    let dir = dir.path().to_str().unwrap();
-    let wanted = ["bench", "pnfs", "--pattern", "direct", "--dir", dir, "--file-size", "1M", "--seconds", "0.05"];
-    let text = ok(&[&wanted[..], &["--rounds", "1"]].concat());
-    for line in ["one server directly", "one server directly over shm", "2 data servers over shm"] {
-        assert!(text.contains(line), "{line}: {text}");
-    }
-    let compared = text.split_once("divided by that of one server").unwrap().1;
-    let shares: Vec<_> = compared.lines().filter(|line| line.contains("2 data servers")).collect();
-    assert!(shares.len() == 2 && shares.iter().all(|line| !line.contains('-')), "{compared}");
-}
-
 #[test]
 fn files_are_created_by_several_writers() {
     let dir = tempfile::tempdir().unwrap();
