@@ -2,7 +2,10 @@
 
 use std::sync::{
     Arc,
-    atomic::{AtomicU64, Ordering::SeqCst},
+    atomic::{
+        AtomicU32, AtomicU64,
+        Ordering::{Relaxed, SeqCst},
+    },
 };
 
 use entropy::HashMap;
@@ -14,6 +17,7 @@ use crate::{
     ranges::Ranges,
     record::{Object, Record},
     servers::WriteVerifier,
+    stripes::STRIPES_MAX,
 };
 
 /// A file in use.
@@ -42,6 +46,23 @@ pub struct File {
     pub layouts_after: Mutex<Option<Instant>>,
     /// `true` if the file was written since the last round of the upkeep.
     pub active: Mutex<bool>,
+    /// The stripes that had data once, as bits.
+    stripes_with_data: AtomicU32,
+}
+
+const _: () = assert!(STRIPES_MAX <= u32::BITS as usize);
+
+impl File {
+    /// Reports whether a stripe is known to have had data, so that its objects exist. This is a hint: it can be `false` for a stripe that
+    /// has data.
+    pub fn has_data(&self, stripe: usize) -> bool {
+        self.stripes_with_data.load(Relaxed) & 1 << stripe != 0
+    }
+
+    /// Notes that a stripe has data.
+    pub fn note_data(&self, stripe: usize) {
+        self.stripes_with_data.fetch_or(1 << stripe, Relaxed);
+    }
 }
 
 /// The changes of the size of a file by callers.
@@ -132,6 +153,7 @@ impl Files {
             resilver_after: Mutex::default(),
             layouts_after: Mutex::default(),
             active: Mutex::default(),
+            stripes_with_data: AtomicU32::new(0),
         });
         files.insert(handle.clone(), file.clone());
         file

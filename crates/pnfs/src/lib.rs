@@ -51,7 +51,9 @@ mod threads;
 mod tree;
 
 pub use crate::{
-    core::{FileStatus, Options, Pnfs, RebalancePlan, RebalanceStatus, Repairs, ServerStatus, SetServiceError},
+    core::{
+        FileStatus, Options, Orphans, Pnfs, RebalancePlan, RebalanceStatus, Repairs, ServerStatus, SetServiceError,
+    },
     index::Index,
     record::{Record, RecordError, ServerId},
     servers::{ClientAccess, DataServers, Presence, ServerError, ServerFuture, WriteVerifier},

@@ -58,6 +58,9 @@ pub trait DataServers: Send + Sync + 'static {
     /// Sets the size of an object durably.
     fn set_size(&self, object: Object, size: u64, presence: Presence) -> ServerFuture<()>;
 
+    /// Returns the identifiers of all objects of a data server. One that is created or removed meanwhile can be missing.
+    fn objects(&self, server: ServerId) -> ServerFuture<Vec<u128>>;
+
     /// Returns the size of an object in bytes.
     fn size(&self, object: Object) -> ServerFuture<u64>;
 

@@ -147,6 +147,10 @@ impl DataServers for Services {
         self.on(object.server, |inner| inner.set_size(object, size, presence))
     }
 
+    fn objects(&self, server: ServerId) -> ServerFuture<Vec<u128>> {
+        self.on(server, |inner| inner.objects(server))
+    }
+
     fn size(&self, object: Object) -> ServerFuture<u64> {
         self.on(object.server, |inner| inner.size(object))
     }

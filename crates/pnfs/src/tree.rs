@@ -127,7 +127,6 @@ impl Vfs for Pnfs {
         fn symlink(dir: &Handle, name: &Name, target: &[u8], set: &SetAttr) -> Created;
         fn mknod(dir: &Handle, name: &Name, node: NodeKind, set: &SetAttr) -> Created;
         fn rmdir(dir: &Handle, name: &Name) -> Change;
-        fn link(object: &Handle, dir: &Handle, name: &Name) -> (Change, Attr);
         fn readdir(
             dir: &Handle,
             cookie: u64,
@@ -245,8 +244,14 @@ impl Vfs for Pnfs {
         let (from, to): (Box<[u8]>, Box<[u8]>) = (from.as_bytes().into(), to.as_bytes().into());
         self.on_names(caller, move |core, caller| {
             let (from, to) = (Name::new(&from)?, Name::new(&to)?);
+            let _renaming = core.renames.begin();
             core.unlink(caller, (&to_dir, to), |caller| core.inner.rename(caller, &from_dir, from, &to_dir, to))
         })
+    }
+
+    fn link(&self, caller: &Caller<'_>, object: &Handle, dir: &Handle, name: &Name) -> Result<(Change, Attr)> {
+        let _renaming = self.0.renames.begin();
+        self.0.inner.link(caller, object, dir, name)
     }
 
     fn seek(&self, caller: &Caller<'_>, file: &Handle, offset: u64, what: SeekFor) -> Result<Option<u64>> {

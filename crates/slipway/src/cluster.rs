@@ -35,6 +35,8 @@ pub struct Shape {
     pub limit: Option<u64>,
     /// The transports of the metadata server.
     pub transports: Vec<String>,
+    /// The transport by which clients use data servers, if it is not tcp. The metadata server uses tcp.
+    pub data_transport: Option<String>,
     /// The directory for temporary directories.
     pub dir: PathBuf,
 }
@@ -58,7 +60,8 @@ pub struct Cluster {
 }
 
 struct DataServer {
-    listen: Listen,
+    /// The addresses: that of tcp is the first.
+    listen: Vec<Listen>,
     /// `None` while it is killed.
     server: Option<Server>,
 }
@@ -78,9 +81,11 @@ impl Cluster {
         }
         let mut data = Vec::new();
         for number in 1..=shape.servers {
-            let mut listen = Listen::on("tcp", Default::default());
+            let others = shape.data_transport.iter().filter(|name| *name != "tcp");
+            let names = std::iter::once("tcp").chain(others.map(String::as_str));
+            let mut listen: Vec<_> = names.map(|name| Listen::on(name, Default::default())).collect();
             let server = start_data_server(dir.path(), number, &listen, (shape.kind, shape.limit))?;
-            listen.port = server.port(0);
+            listen.iter_mut().enumerate().for_each(|(at, listen)| listen.port = server.port(at));
             data.push(DataServer { listen, server: Some(server) });
         }
         let config = dir.path().join("slipway.toml");
@@ -199,7 +204,7 @@ fn state_dir(dir: &Path, number: usize) -> PathBuf {
 fn start_data_server(
     dir: &Path,
     number: usize,
-    listen: &Listen,
+    listen: &[Listen],
     (kind, limit): (Kind, Option<u64>),
 ) -> Result<Server, Failure> {
     let mut arguments: Vec<OsString> = match kind {
@@ -215,7 +220,7 @@ fn start_data_server(
     if let Some(limit) = limit {
         arguments.extend(["--limit".into(), limit.to_string().into()]);
     }
-    Server::start_with(std::slice::from_ref(listen), &arguments, QUIET)
+    Server::start_with(listen, &arguments, QUIET)
 }
 
 /// Returns the configuration file of the metadata server.
@@ -231,7 +236,11 @@ fn configuration(shape: &Shape, dir: &Path, data: &[DataServer]) -> String {
         let server = data.server.as_ref().expect("every data server must run");
         let url = server.url(0);
         let url = serde_json::json!(format!("{url}?mountport={}", server.port(0)));
-        format!("[[pnfs.server]]\nid = {}\n{kind}url = {url}\n", at + 1)
+        let address = |listen: &Listen| {
+            format!("{{ transport = \"{}\", address = \"127.0.0.1:{}\" }}", listen.transport, listen.port)
+        };
+        let addresses: Vec<_> = data.listen.iter().map(address).collect();
+        format!("[[pnfs.server]]\nid = {}\n{kind}url = {url}\naddress = [{}]\n", at + 1, addresses.join(", "))
     };
     let servers: String = data.iter().enumerate().map(server).collect();
     format!(

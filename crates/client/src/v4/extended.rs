@@ -211,7 +211,8 @@ impl V4 {
         };
         self.forget_attributes(to.0);
         let (copied, written) = copied?;
-        Ok((copied, Written { verf: target.place.verifier(written.verf), ..written }))
+        let written = Written { verf: target.place.verifier(written.verf), ..written };
+        Ok((copied, self.wrote_through_server(to.0, written)))
     }
 
     /// CLONE: lets a range of one file share the data of another. A `count` of 0 means up to the end.

@@ -199,22 +199,16 @@ impl Operations for V4 {
             StableHow4::DataSync => StableHow::DataSync,
             StableHow4::FileSync => StableHow::FileSync,
         };
-        Ok(Written { count: ok.count, committed, verf: target.place.verifier(ok.writeverf) })
+        let written = Written { count: ok.count, committed, verf: target.place.verifier(ok.writeverf) };
+        Ok(self.wrote_through_server(handle, written))
     }
 
     async fn commit(&self, file: &Handle) -> Result<Verifier> {
-        if self.server.opens.layouts.is_active()
-            && let Some(verifier) = Box::pin(self.commit_directly(file)).await
-        {
-            return Ok(verifier);
+        // Boxed, so that it does not enlarge the future of every COMMIT.
+        match self.server.opens.layouts.is_active() && !self.server.moves.any() {
+            true => Box::pin(self.commit_both_ways(file)).await,
+            false => self.commit_at_server(file).await,
         }
-        let make = |target: &mut Target| {
-            let args = CommitArgs { offset: 0, count: 0 };
-            Ok(Compound::on("COMMIT", target.handle()).op(Argop4::Commit(args), 8))
-        };
-        let (target, mut results) = self.request("COMMIT", file).run(make).await?;
-        results.skip(&[Opnum4::PutFh])?;
-        Ok(target.place.verifier(value!(results, Commit)?))
     }
 
     async fn create(&self, dir: &Handle, name: &[u8], how_wanted: CreateHow) -> Result<Node> {
@@ -435,6 +429,17 @@ impl V4 {
         let made = node(&mut results)?;
         target.opens().found(target.handle(), name, &made.handle, made.attr.as_ref());
         Ok(target.place.node(name, made))
+    }
+
+    /// Sends COMMIT to the server that has the names.
+    pub(super) async fn commit_at_server(&self, file: &Handle) -> Result<Verifier> {
+        let make = |target: &mut Target| {
+            let args = CommitArgs { offset: 0, count: 0 };
+            Ok(Compound::on("COMMIT", target.handle()).op(Argop4::Commit(args), 8))
+        };
+        let (target, mut results) = self.request("COMMIT", file).run(make).await?;
+        results.skip(&[Opnum4::PutFh])?;
+        Ok(target.place.verifier(value!(results, Commit)?))
     }
 
     /// Sends REMOVE, which removes directories and other objects (RFC 8881 §18.25), after it has compared the type in

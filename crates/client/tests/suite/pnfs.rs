@@ -309,6 +309,72 @@ fn data_that_a_data_server_has_lost_are_written_again() {
     });
 }
 
+/// The first bytes of a file pass through the metadata server, because the file is small, and later ones to data servers. The writer
+/// sees one verifier, and one COMMIT makes all of them durable.
+#[test]
+fn data_of_both_ways_have_one_verifier() {
+    with(MIRRORED, async |cluster, mount| {
+        let file = mount.create("f", 0o644).await.unwrap();
+        let write = async |offset, len, stable| {
+            let written = mount.protocol().write(file.handle(), offset, Rope::from(pattern(len)), stable).await;
+            written.unwrap().verf
+        };
+        let commits = || cluster.requests.with(Opnum4::Commit).len();
+        let first = write(0, 10_000, StableHow::Unstable).await;
+        let second = write(10_000, 100_000, StableHow::Unstable).await;
+        assert_eq!((ways(&mount).server.writes, ways(&mount).data_servers.writes), (1, 1));
+        let verifier = file.commit().await.unwrap();
+        assert_eq!((first, second), (verifier, verifier), "nothing must be written again");
+        assert_eq!(commits(), 1, "the data that have passed through the metadata server must be committed there");
+        write(0, 10_000, StableHow::Unstable).await;
+        assert_eq!((file.commit().await.unwrap(), commits()), (verifier, 1), "all new data are at data servers");
+        assert_eq!((file.commit().await.unwrap(), commits()), (verifier, 2), "no new data");
+    });
+}
+
+/// The layout is lost after a write with it. The data may be lost, so the verifier of COMMIT is that of no earlier write, also when the
+/// client has forgotten the file.
+#[test]
+fn data_of_both_ways_are_written_again_if_the_layout_is_lost() {
+    for forgets in [false, true] {
+        with(MIRRORED, async |cluster, mount| {
+            let file = mount.create("f", 0o644).await.unwrap();
+            let mut verifiers = Vec::new();
+            for (offset, len) in [(0, 10_000), (10_000, 100_000)] {
+                let data = Rope::from(pattern(len));
+                let written = mount.protocol().write(file.handle(), offset, data, StableHow::Unstable).await.unwrap();
+                verifiers.push(written.verf);
+            }
+            if forgets {
+                sleep(Duration::from_secs(60)).await;
+                assert!(cluster.mds.state.lock().holders.is_empty(), "the file must be closed");
+            } else {
+                cluster.mds.recall("f");
+                while !cluster.mds.state.lock().holders.is_empty() {
+                    sleep(Duration::from_millis(1)).await;
+                }
+            }
+            let verifier = file.commit().await.unwrap();
+            assert!(!verifiers.contains(&verifier));
+        });
+    }
+}
+
+/// Data that have passed through the metadata server only need not be written again because the client has closed the file.
+#[test]
+fn small_unstable_data_survive_that_the_client_forgets_the_file() {
+    with(MIRRORED, async |cluster, mount| {
+        let file = mount.create("f", 0o644).await.unwrap();
+        let data = || Rope::from(pattern(4000));
+        let write = async || mount.protocol().write(file.handle(), 0, data(), StableHow::Unstable).await.unwrap().verf;
+        let before = write().await;
+        sleep(Duration::from_secs(60)).await;
+        assert_eq!(cluster.requests.with(Opnum4::Close).len(), 1);
+        assert_eq!(file.commit().await.unwrap(), before);
+        assert_eq!((write().await, cluster.mds.state.lock().granted), (before, 0));
+    });
+}
+
 /// The server recalls the layout again and again while the client writes and reads.
 #[test]
 fn recall_during_io_loses_nothing() {

@@ -299,8 +299,8 @@ impl Core {
     }
 
     /// Writes a byte to each object that ends before the last byte that its stripe has in a file of `size` bytes: see
-    /// [`Stripes::ends`]. Does nothing if the file has this size already. If the file was truncated since it had been sized `sized`
-    /// times, or no copy of a stripe could be written, the objects get the size of the file later.
+    /// [`Stripes::ends`]. Does nothing if the file has this size already, or was truncated since it had been sized `sized` times. If it is
+    /// truncated meanwhile, or no copy of a stripe could be written, the objects get the size of the file later.
     ///
     /// # Errors
     /// Returns the errors of the inner file system, and an error if a stale mark cannot be stored. A data server that fails is no
@@ -308,6 +308,11 @@ impl Core {
     async fn write_ends(self: &Arc<Self>, file: &Arc<File>, size: u64, sized: u64) -> Result<()> {
         let Place::Servers(record) = self.place(file).await? else { return Ok(()) };
         let _ending = file.ends.begin();
+        // A truncation that begins later sees that this is in progress, and leaves its work recorded. One that has ended meanwhile has not:
+        // after a crash, nobody would know of bytes that are written now.
+        if file.sizing.lock().count != sized {
+            return Ok(());
+        }
         let of = file.clone();
         if record.stripes.count() == 1 || size <= self.run(move |core| core.size_of(&of.handle)).await? {
             return Ok(());

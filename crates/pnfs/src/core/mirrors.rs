@@ -28,8 +28,8 @@ pub struct Outcome {
 pub type CopyWork<T> = (usize, ServerFuture<T>);
 
 impl Core {
-    /// Runs an operation on an object of a file. If the object does not exist, runs it again, and tells it then whether the object may be
-    /// new.
+    /// Runs an operation on an object of a file, which it tells whether the object may be new. If the object does not exist, runs it once
+    /// more: the data server may have another store than before, or the file may have lost its data meanwhile.
     pub fn on_object<T: Send + 'static>(
         self: &Arc<Self>,
         file: &Arc<File>,
@@ -38,13 +38,17 @@ impl Core {
         operation: impl Fn(&dyn DataServers, Object, Presence) -> ServerFuture<T> + Send + 'static,
     ) -> ServerFuture<T> {
         let (object, stripes, stripe) = (record.copies[copy].object, record.stripes, record.stripe_of(copy));
-        let first = operation(&*self.servers, object, Presence::Exists);
         if !self.servers.creates_on_write(object.server) {
-            return first;
+            return operation(&*self.servers, object, Presence::Exists);
         }
         let (core, file) = (self.clone(), file.clone());
         Box::pin(async move {
-            match first.await {
+            // A write to a new file must not look for its object first: that would be a call for each copy.
+            let presence = match file.has_data(stripe) {
+                true => Presence::Exists,
+                false => core.presence(&file, stripes, stripe).await,
+            };
+            match operation(&*core.servers, object, presence).await {
                 Err(ServerError::Missing) => {
                     let presence = core.presence(&file, stripes, stripe).await;
                     operation(&*core.servers, object, presence).await
@@ -54,12 +58,16 @@ impl Core {
         })
     }
 
-    /// Returns whether the objects of a stripe of a file exist.
-    pub async fn presence(self: &Arc<Self>, file: &Arc<File>, stripes: Stripes, stripe: usize) -> Presence {
+    /// Returns whether the objects of a stripe of a file exist, by the size of the file.
+    async fn presence(self: &Arc<Self>, file: &Arc<File>, stripes: Stripes, stripe: usize) -> Presence {
         let of = file.clone();
         match self.run(move |core| core.size_of(&of.handle)).await {
             Ok(size) if stripes.end(stripe, size) == 0 => Presence::MayBeNew,
-            _ => Presence::Exists,
+            Ok(_) => {
+                file.note_data(stripe);
+                Presence::Exists
+            }
+            Err(_) => Presence::Exists,
         }
     }
 

@@ -5,6 +5,7 @@ mod data;
 mod drain;
 mod layouts;
 mod mirrors;
+mod orphans;
 mod rebalance;
 mod resilver;
 mod spill;
@@ -13,6 +14,7 @@ mod upkeep;
 
 pub(crate) use self::data::Write;
 pub use self::{
+    orphans::Orphans,
     rebalance::{RebalancePlan, RebalanceStatus},
     status::{FileStatus, Repairs, ServerStatus, SetServiceError},
 };
@@ -33,7 +35,7 @@ use vfs::{Caller, Cred, FsCaps, Handle, Name, Result, Vfs, VfsError, XattrMode, 
 
 use self::{drain::Drains, rebalance::Rebalancing};
 use crate::{
-    files::{File, Files, Place},
+    files::{Ends, File, Files, Place},
     holders::Holders,
     index::{Index, LAYOUTS, OWNERS, UNHEALTHY, Work},
     record::{COPIES_MAX, OBJECTS_MAX, Object, Record, RecordError, ServerId},
@@ -93,6 +95,8 @@ pub(crate) struct Core {
     pub rebalancing: Rebalancing,
     /// Held for reading from the time that objects are added to the queue of removals until their file is removed.
     pub removing: RwLock<()>,
+    /// The operations that give another name to a file.
+    pub renames: Arc<Ends>,
     /// Notified when there is work for the upkeep.
     pub wake: Notify,
     /// The number of the last unstable write.
@@ -155,6 +159,7 @@ impl Pnfs {
             failing: Mutex::new(failing),
             pinned: Mutex::default(),
             removing: RwLock::default(),
+            renames: Arc::default(),
             wake: Notify::new(),
             writes: AtomicU64::new(0),
             inner,

@@ -16,7 +16,7 @@ use crate::{
 
 /// The use of an object in the queue of removals.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Usage {
+pub enum Usage {
     Used,
     Unused,
     /// That is not known, or can change.
@@ -128,7 +128,7 @@ impl Core {
     }
 
     /// Returns whether a file uses an object.
-    fn usage(&self, file: &Handle, object: Object) -> Usage {
+    pub fn usage(&self, file: &Handle, object: Object) -> Usage {
         let root = Cred::root();
         match self.inner.getattr(&Caller::blocking(&root), file) {
             // A removed file that is still open.

@@ -54,7 +54,7 @@ pub enum Right {
     Write = 2,
     /// Those, and SETATTR of the size and of the epochs, for the metadata server.
     Control = 3,
-    /// REMOVE of objects of the store, for the metadata server.
+    /// READDIR of the store, and REMOVE of its objects, for the metadata server.
     Store = 4,
 }
 

@@ -11,8 +11,8 @@
 //! - A handle that creates has an end, and a removed object is remembered for longer. So a client that was late cannot create an
 //!   object again of which the metadata server does not know any more.
 //! - With a handle of the metadata server, SETATTR of the owner and of the group raises the epochs (owner: those of writers, group:
-//!   those of readers), SETATTR of the size creates an object, and REMOVE removes it. Such a handle is accepted from a user with the
-//!   number 0 only: from a host whose root the export does not squash.
+//!   those of readers), SETATTR of the size creates an object, REMOVE removes it, and READDIR lists all objects. Such a handle is
+//!   accepted from a user with the number 0 only: from a host whose root the export does not squash.
 //!
 //! **Errors.** A handle of a former epoch, or without the right for the operation, is `Access`, as a fence of other data servers is. An
 //! object that must exist and does not, or a handle of another store, is `Stale`.
@@ -160,6 +160,14 @@ impl Objects {
     /// Returns `WouldBlock`.
     fn begin_alone(&self, caller: &Caller<'_>, object: u128) -> Result<RwLockWriteGuard<'_, ()>> {
         if caller.may_block { Ok(self.gate(object).write()) } else { Err(VfsError::WouldBlock) }
+    }
+
+    /// Checks that a call of the metadata server is about the store itself.
+    fn check_store(&self, caller: &Caller<'_>, dir: &Handle) -> Result<()> {
+        match self.parse(dir)? {
+            Some(ObjectHandle { right: Right::Store, .. }) if is_metadata_server(caller) => Ok(()),
+            _ => Err(VfsError::Access),
+        }
     }
 
     fn gate(&self, object: u128) -> &RwLock<()> {
@@ -410,10 +418,7 @@ impl Vfs for Objects {
     }
 
     fn remove(&self, caller: &Caller<'_>, dir: &Handle, name: &Name) -> Result<Change> {
-        let right = self.parse(dir)?.map(|handle| handle.right);
-        if right != Some(Right::Store) || !is_metadata_server(caller) {
-            return Err(VfsError::Access);
-        }
+        self.check_store(caller, dir)?;
         let object = object_of(name.as_bytes()).ok_or(VfsError::Invalid)?;
         let _alone = self.begin_alone(caller, object)?;
         let inner = self.inner(caller);
@@ -463,16 +468,23 @@ impl Vfs for Objects {
         Err(VfsError::Access)
     }
 
+    /// Lists the objects, for the metadata server.
     fn readdir(
         &self,
-        _: &Caller<'_>,
-        _: &Handle,
-        _: u64,
-        _: [u8; 8],
+        caller: &Caller<'_>,
+        dir: &Handle,
+        cookie: u64,
+        verifier: [u8; 8],
         _: bool,
-        _: &mut dyn FnMut(DirEntry<'_>) -> ControlFlow<()>,
+        each: &mut dyn FnMut(DirEntry<'_>) -> ControlFlow<()>,
     ) -> Result<ReadDir> {
-        Err(VfsError::Access)
+        self.check_store(caller, dir)?;
+        let inner = self.inner(caller);
+        let mut objects = |entry: DirEntry<'_>| match object_of(entry.name) {
+            Some(_) => each(DirEntry { object: None, ..entry }),
+            None => ControlFlow::Continue(()),
+        };
+        inner.vfs.readdir(&inner.caller(), &inner.vfs.root(), cookie, verifier, false, &mut objects)
     }
 }
 
@@ -486,7 +498,8 @@ pub fn name(object: u128) -> String {
     format!("{object:032x}")
 }
 
-fn object_of(name: &[u8]) -> Option<u128> {
+/// Returns the object whose file has this name, if it is the name of one.
+pub fn object_of(name: &[u8]) -> Option<u128> {
     let object = u128::from_str_radix(std::str::from_utf8(name).ok()?, 16).ok()?;
     (self::name(object).as_bytes() == name).then_some(object)
 }

@@ -504,6 +504,10 @@ impl DataServers for Link {
         })
     }
 
+    fn objects(&self, server: ServerId) -> ServerFuture<Vec<u128>> {
+        self.send(server, |store| Ok(store.objects.keys().copied().collect()))
+    }
+
     fn read(&self, object: Object, offset: u64, len: usize) -> ServerFuture<Bytes> {
         self.on(object, move |data, _| Ok(slice(&data.now, offset as usize, len).into()))
     }

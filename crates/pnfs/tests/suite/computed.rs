@@ -1,8 +1,11 @@
 //! Data servers of kind `slipway`: [`Objects`] over memory, which are called without a network.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering::Relaxed},
+use std::{
+    ops::ControlFlow,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
 };
 
 use buf::{Pool, Rope};
@@ -13,7 +16,7 @@ use pnfs::{
         Objects, create_until,
         fences::Fences,
         handle::{ClusterKey, ObjectHandle, Right, StoreId},
-        name,
+        name, object_of,
     },
     record::{Epochs, Object, Owners},
 };
@@ -154,6 +157,18 @@ impl DataServers for Computed {
     fn set_size(&self, object: Object, size: u64, presence: Presence) -> ServerFuture<()> {
         let set = SetAttr { size: Some(size), ..SetAttr::default() };
         self.on(object, presence, move |store, caller, file| store.setattr(caller, file, &set, None).map(drop))
+    }
+
+    fn objects(&self, server: ServerId) -> ServerFuture<Vec<u128>> {
+        self.call(server, ObjectHandle::store(), |store, caller, dir| {
+            let mut objects = Vec::new();
+            let read = store.readdir(caller, dir, 0, [0; 8], false, &mut |entry| {
+                objects.push(object_of(entry.name).expect("only objects are listed"));
+                ControlFlow::Continue(())
+            });
+            assert!(read?.eof);
+            Ok(objects)
+        })
     }
 
     fn size(&self, object: Object) -> ServerFuture<u64> {

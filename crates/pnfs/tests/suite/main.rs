@@ -8,6 +8,7 @@ mod files;
 mod files_drain;
 mod layouts;
 mod objects;
+mod orphans;
 mod rebalance;
 mod servers;
 mod stripes;

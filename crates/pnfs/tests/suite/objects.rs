@@ -126,8 +126,6 @@ fn root_directory_shows_and_changes_nothing() {
         assert_eq!(store.lookup(&caller, dir, object).unwrap_err(), VfsError::Access);
         let mode = CreateMode::Unchecked(SetAttr::default());
         assert_eq!(store.create(&caller, dir, object, &mode).unwrap_err(), VfsError::Access);
-        let listed = store.readdir(&caller, dir, 0, [0; 8], false, &mut |_| std::ops::ControlFlow::Continue(()));
-        assert_eq!(listed.unwrap_err(), VfsError::Access);
         assert_eq!(store.rename(&caller, dir, object, dir, object).unwrap_err(), VfsError::Access);
     }
     assert_eq!(store.remove(&caller, &root, object).unwrap_err(), VfsError::Access);
@@ -135,6 +133,28 @@ fn root_directory_shows_and_changes_nothing() {
     let hidden = Name::new(b".slipway-store").unwrap();
     assert_eq!(store.remove(&caller, &outside, hidden).unwrap_err(), VfsError::Invalid);
     assert!(store.statfs(&caller, &root).is_ok());
+}
+
+#[test]
+fn metadata_server_lists_the_objects_and_nothing_else() {
+    let (store, root) = (empty_store(), Cred::root());
+    write_as(&store, &client(), &of_client(Right::Write, 1, true)).unwrap();
+    let list = |cred: &Cred, dir: &Handle| {
+        let mut names = Vec::new();
+        let mut each = |entry: vfs::DirEntry<'_>| {
+            assert!(entry.object.is_none(), "a handle of the directory below");
+            names.push(String::from_utf8(entry.name.to_vec()).unwrap());
+            std::ops::ControlFlow::Continue(())
+        };
+        store.readdir(&Caller::blocking(cred), dir, 0, [0; 8], true, &mut each).map(|read| (names, read.eof))
+    };
+    let dir = adopted(&store, &ObjectHandle::store());
+    assert_eq!(list(&root, &dir), Ok((vec![name(5)], true)), "not `.slipway-store`");
+    assert_eq!(list(&client(), &dir), Err(VfsError::Access), "a host whose root is squashed");
+    for handle in [of_client(Right::Write, 1, true), ObjectHandle::control(5, true)] {
+        assert_eq!(list(&root, &adopted(&store, &handle)), Err(VfsError::Access), "{handle:?}");
+    }
+    assert_eq!(list(&root, &store.root()), Err(VfsError::Access), "without the key");
 }
 
 #[test]
@@ -342,6 +362,29 @@ fn new_files_need_no_call_whatever_the_number_of_data_servers() {
             assert_eq!((layout.mirrors.len(), layout.mirrors[0].data_files.len()), (mirrors, stripes.count()));
         }
         assert_eq!(cluster.servers.calls(), 0, "{servers} data servers");
+    }
+}
+
+/// The metadata server knows that the file has no data, so it looks for no object.
+#[test]
+fn proxied_write_is_one_call_for_each_copy() {
+    for (mirrors, stripes) in [(1, Stripes::ONE), (3, Stripes::ONE), (2, stripes())] {
+        let cluster = Cluster::new(4, mirrors, stripes);
+        let calls_of = |file: &Handle, offset: u64, len: usize| {
+            let before = cluster.servers.calls();
+            cluster.write(file, offset, len).unwrap();
+            cluster.servers.calls() - before
+        };
+        let file = cluster.create("without a layout");
+        let objects = (mirrors * stripes.count()) as u64;
+        assert_eq!(calls_of(&file, 0, 1400), objects, "the first write goes to all stripes");
+        let file = cluster.create("with a layout");
+        cluster.grant(&file, 1, LayoutMode::Write).unwrap();
+        cluster.release(&file, 1);
+        for offset in [0, 100, 200] {
+            assert_eq!(calls_of(&file, offset, 100), mirrors as u64, "{stripes:?}, {offset}");
+        }
+        assert!(cluster.record(&file).is_healthy());
     }
 }
 

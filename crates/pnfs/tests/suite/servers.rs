@@ -39,6 +39,7 @@ struct Server {
     /// The number of writes and changes of users that may still begin, if it is limited.
     permits: Option<u64>,
     /// `true` if changes of sizes wait.
+    holds_answers: bool,
     holds_sizes: bool,
     contacts: u64,
 }
@@ -150,6 +151,11 @@ impl Servers {
     /// Sets whether changes of sizes wait.
     pub fn hold_sizes(&self, server: u32, holds_sizes: bool) {
         self.server(server, |server| server.holds_sizes = holds_sizes);
+    }
+
+    /// Sets whether answers about sizes wait.
+    pub fn hold_answers(&self, server: u32, holds_answers: bool) {
+        self.server(server, |server| server.holds_answers = holds_answers);
     }
 
     /// Returns the number of operations that were sent to a data server.
@@ -282,8 +288,18 @@ impl DataServers for Servers {
         })
     }
 
+    fn objects(&self, server: ServerId) -> ServerFuture<Vec<u128>> {
+        self.execute(server, |server| Ok(server.objects.keys().copied().collect()))
+    }
+
     fn size(&self, object: Object) -> ServerFuture<u64> {
-        self.on(object, |data, _| Ok(data.now.len))
+        let (size, servers) = (self.on(object, |data, _| Ok(data.now.len)), self.clone());
+        Box::pin(async move {
+            let size = size.await;
+            let is_held = || servers.server(object.server.0, |server| server.holds_answers);
+            poll_fn(|_| if is_held() { Poll::Pending } else { Poll::Ready(()) }).await;
+            size
+        })
     }
 
     fn handle(&self, object: Object, _: ClientAccess) -> ServerFuture<Bytes> {

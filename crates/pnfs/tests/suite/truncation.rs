@@ -5,7 +5,7 @@ use std::{sync::atomic::Ordering::Relaxed, task::Poll};
 use buf::Rope;
 use vfs::{
     Caller, Handle, Layouts, Report, SetAttr, Stability, Time, Vfs, VfsError,
-    layout::{LayoutCommit, LayoutMode::Write, LayoutModes, LayoutRange},
+    layout::{LayoutCommit, LayoutHolder, LayoutMode::Write, LayoutModes, LayoutRange},
 };
 
 use crate::world::{Striped, World};
@@ -91,6 +91,29 @@ fn layout_commit_of_a_layout_of_before_a_restart_gives_the_file_its_size() {
         let commit = LayoutCommit { range: LayoutRange::ALL, size: Some(3000), mtime: None };
         world.run(|caller| Layouts::commit(&world.pnfs, caller, &file, None, &commit)).unwrap();
         assert_eq!(world.size(&file), 3000);
+    }
+}
+
+/// The sizes of the objects were asked for before the truncation, and are answered after it. The process ends while it writes to the ends
+/// of objects.
+#[test]
+fn return_of_a_layout_during_a_truncation_and_a_crash_does_not_undo_it() {
+    for world in World::each() {
+        let (file, _) = written(&world);
+        world.servers.ids().for_each(|server| world.servers.hold_answers(server, true));
+        let (tree, of) = (world.pnfs.clone(), file.clone());
+        let mut release = world.start(move |caller| tree.release(caller, &of, LayoutHolder(1), LayoutModes::ALL));
+        assert!(release().is_pending());
+        world.truncate(&file, 10).unwrap();
+        world.servers.set_permits(1, Some(0));
+        world.servers.ids().for_each(|server| world.servers.hold_answers(server, false));
+        let _ = release();
+        drop(release);
+        world.servers.set_permits(1, None);
+        let world = world.crash();
+        world.upkeep();
+        assert_eq!(world.size(&file), 10);
+        check_cut(&world, &file, 10);
     }
 }
 

@@ -45,6 +45,37 @@ pub struct Disk {
     pub refusing: AtomicU32,
     /// Set when an attribute was set since the last COMMIT.
     pub unsynced: AtomicBool,
+    before: Mutex<Option<Before>>,
+}
+
+/// Something that runs once: before an operation with this name, after so many others with this name.
+type Before = (&'static str, u32, Box<dyn FnOnce() + Send>);
+
+impl Disk {
+    /// Runs something once, before the operation with this name that comes after `others` with this name.
+    pub fn before(&self, operation: &'static str, others: u32, run: impl FnOnce() + Send + 'static) {
+        *self.before.lock() = Some((operation, others, Box::new(run)));
+    }
+
+    /// Reports whether that has run.
+    pub fn has_run(&self) -> bool {
+        self.before.lock().is_none()
+    }
+
+    fn begin(&self, operation: &str) {
+        let due = {
+            let mut before = self.before.lock();
+            match &mut *before {
+                Some((name, 0, _)) if *name == operation => before.take(),
+                Some((name, others, _)) if *name == operation => {
+                    *others -= 1;
+                    None
+                }
+                _ => None,
+            }
+        };
+        due.into_iter().for_each(|(_, _, run)| run());
+    }
 }
 
 struct Mounted(Arc<Disk>);
@@ -60,6 +91,7 @@ impl Interpose for Mounted {
         operation: Operation,
         run: &mut dyn FnMut(&Caller<'_>) -> Result<T>,
     ) -> Result<T> {
+        self.0.begin(operation.name);
         let fails = |count: &AtomicU32| count.fetch_update(Relaxed, Relaxed, |count| count.checked_sub(1)).is_ok();
         match operation.name {
             "commit" if fails(&self.0.failing) => return Err(VfsError::Io),
@@ -118,8 +150,8 @@ impl World {
     /// A tree that grants layouts of this kind. Its files have two copies if such layouts have copies.
     pub fn of(layouts: LayoutKind, stripes: Stripes, servers: u32) -> Self {
         let memory = Memory::new(MemoryOptions { mode: 0o777, ..Default::default() });
-        let (failing, refusing, unsynced) = Default::default();
-        let disk = Arc::new(Disk { memory, failing, refusing, unsynced });
+        let (failing, refusing, unsynced, before) = Default::default();
+        let disk = Arc::new(Disk { memory, failing, refusing, unsynced, before });
         Self::open(disk, Servers::new(servers), Storage::default(), (stripes, Some(layouts)))
     }
 
@@ -156,6 +188,25 @@ impl World {
         drop(pnfs);
         index.crash();
         Self::open(disk, servers, index, (stripes, layouts))
+    }
+
+    /// Ends the tree without warning, and opens it again with an empty index.
+    pub fn crash_without_index(self) -> Self {
+        let Self { pnfs, servers, disk, stripes, layouts, .. } = self;
+        drop(pnfs);
+        Self::open(disk, servers, Storage::default(), (stripes, layouts))
+    }
+
+    /// Removes a name in the directory of the tree, as a program on the metadata server does.
+    pub fn remove_below(&self, dir: &Handle, name: &str) {
+        let name = Name::new(name.as_bytes()).unwrap();
+        self.run(|caller| self.inner.remove(caller, dir, name)).unwrap();
+    }
+
+    /// Damages the record of a file.
+    pub fn damage(&self, file: &Handle) {
+        let name = Name::new(b"slipway.layout").unwrap();
+        self.run(|caller| self.inner.set_xattr(caller, file, name, b"damaged", vfs::XattrMode::Either)).unwrap();
     }
 
     /// Runs an operation to its end.

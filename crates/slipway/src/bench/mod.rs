@@ -10,10 +10,11 @@
 //!   them.
 //! - [`plan`]: the points of one subcommand, its charts, and the published results ([`claim`]).
 //! - [`connections`] and [`sessions`] do not use these parts: they measure the memory of a [`counted`] server.
-//!   [`failover`] measures a session whose connections are cut, [`pnfs`] clusters with more and more data servers.
+//!   [`failover`] measures a session whose connections are cut, [`pnfs`] clusters with more and more data servers, also with the I/O of [`btio`].
 //! - [`report`]: medians, spreads and costs, printed as [`text`], as JSON, or as a page ([`html`]).
 
 pub mod bare;
+pub mod btio;
 mod certificates;
 pub mod claim;
 pub mod connections;

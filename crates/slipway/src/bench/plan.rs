@@ -1,6 +1,7 @@
 //! [`Plan`]: the points and charts of a subcommand.
 
 use super::{
+    btio::Btio,
     claim::{self, Claim},
     point::{Operation, Point},
     report::{Cost, Row, Spread},
@@ -325,8 +326,8 @@ pub fn security() -> Plan {
     }
 }
 
-/// Returns the plan of `slipway bench pnfs`. Each series is a cluster.
-pub fn pnfs(block: usize, in_flight: u32) -> Plan {
+/// Returns the plan of `slipway bench pnfs --pattern limited`. Each series is a cluster.
+pub fn pnfs_limited(block: usize, in_flight: u32) -> Plan {
     let many: Filter = |point| point.operation == Operation::Create && point.in_flight > 1;
     let one: Filter = |point| !point.operation.moves_blocks() && point.in_flight == 1;
     Plan {
@@ -355,6 +356,72 @@ pub fn pnfs(block: usize, in_flight: u32) -> Plan {
     }
 }
 
+/// Returns the plan of `slipway bench pnfs --pattern direct`. Each series is a cluster, or one server without layouts.
+pub fn pnfs_direct(block: usize, in_flight: u32) -> Plan {
+    Plan {
+        name: "pnfs",
+        title: format!("one client, {in_flight} operations outstanding: by layouts, and from one server directly"),
+        points: vec![
+            Point::new(Operation::Read, block, in_flight),
+            Point::new(Operation::Write, block, in_flight),
+            Point::new(Operation::Read, block, in_flight).random(),
+        ],
+        charts: vec![
+            Chart::new("READ", is_read, Shape::Bars(Measure::Throughput)),
+            Chart::new("WRITE", is_write, Shape::Bars(Measure::Throughput)),
+            Chart::new("CPU time of the client", |_| true, Shape::Bars(Measure::ClientPerGb)),
+        ],
+        seconds: 2.0,
+        file_size: 64 << 20,
+    }
+}
+
+/// Returns the plan of `slipway bench pnfs --pattern create`. Each series is a cluster.
+pub fn pnfs_create() -> Plan {
+    let of = |block| WRITERS.map(|writers| Point::new(Operation::NewFile, block, 1).threads(writers));
+    Plan {
+        name: "pnfs",
+        title: "1, 4 and 16 writers that make files".to_owned(),
+        points: [NEW_SMALL, NEW_LARGE].into_iter().flat_map(of).collect(),
+        charts: vec![
+            Chart::new("Small files", |point| point.block == NEW_SMALL, Shape::Bars(Measure::Rate)),
+            Chart::new("Files with data servers", |point| point.block == NEW_LARGE, Shape::Bars(Measure::Rate)),
+        ],
+        seconds: 2.0,
+        file_size: 1 << 20,
+    }
+}
+
+/// Returns the plan of `slipway bench pnfs --pattern btio`. Each series is a cluster. A point that reads follows the one that has written.
+pub fn pnfs_btio(dumps: u64, in_flight: u32) -> Plan {
+    let of = |write, read, in_flight| {
+        let both = move |writers| [write, read].map(|operation| Point::new(operation, 1, in_flight).threads(writers));
+        WRITERS.into_iter().flat_map(both)
+    };
+    let full = of(Operation::BtioFullWrite, Operation::BtioFullRead, 1);
+    let simple = of(Operation::BtioSimpleWrite, Operation::BtioSimpleRead, in_flight);
+    let is_full: Filter = |point| matches!(point.operation, Operation::BtioFullWrite | Operation::BtioFullRead);
+    let is_simple: Filter = |point| matches!(point.operation, Operation::BtioSimpleWrite | Operation::BtioSimpleRead);
+    Plan {
+        name: "pnfs",
+        title: format!("BTIO class A, {dumps} dumps; 1, 4 and 16 writers of one file, which is then read and compared"),
+        points: full.chain(simple).collect(),
+        charts: vec![
+            Chart::new("FULL: large contiguous records", is_full, Shape::Bars(Measure::Throughput)),
+            Chart::new("SIMPLE: small records", is_simple, Shape::Bars(Measure::Throughput)),
+        ],
+        // The work is fixed, and not the time.
+        seconds: 0.0,
+        file_size: Btio::file_size(dumps),
+    }
+}
+
+/// The numbers of processes that write to a cluster.
+const WRITERS: [u32; 3] = [1, 4, 16];
+/// The bytes of new files that stay at the metadata server, and of those that are longer than its threshold.
+const NEW_SMALL: usize = 4 << 10;
+const NEW_LARGE: usize = 128 << 10;
+
 fn is_read(point: &Point) -> bool {
     point.operation.reads_blocks()
 }
@@ -370,7 +437,8 @@ mod tests {
     #[test]
     fn every_chart_has_points_and_every_point_has_a_chart() {
         let plans = [demo(128 << 10, 8), sweep(), threads(), registration(), iops(), mixed(), baseline(), security()];
-        for plan in plans.into_iter().chain([pnfs(1 << 20, 32)]) {
+        let pnfs = [pnfs_limited(1 << 20, 32), pnfs_direct(128 << 10, 8), pnfs_create(), pnfs_btio(40, 8)];
+        for plan in plans.into_iter().chain(pnfs) {
             for chart in &plan.charts {
                 assert!(plan.points.iter().any(chart.of), "{}: {}", plan.name, chart.title);
             }

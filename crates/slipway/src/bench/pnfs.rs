@@ -1,10 +1,11 @@
-//! `slipway bench pnfs`: one client of pNFS clusters with different numbers of data servers.
+//! `slipway bench pnfs`: clients of pNFS clusters.
 //!
-//! All servers run on one machine, so more data servers do not make it faster. Each is limited to a number of bytes per second, as
-//! by its network, and the sum of all limits must be below what the machine can do. Then the figures show whether the client uses all data
-//! servers at the same time, and whether the metadata server stays out of the way.
+//! All servers run on one machine, so more data servers do not make it faster. With the pattern `limited`, each is limited to a number of bytes
+//! per second, as by its network, and the sum of all limits must be below what the machine can do. Then the figures show whether the client
+//! uses all data servers at the same time, and whether the metadata server stays out of the way. `direct` has no limits, and shows what the way by
+//! layouts costs.
 //!
-//! Each series is a cluster. Its files have one copy that is distributed over all its data servers.
+//! Each series is a cluster. Its files have one copy that is distributed over all its data servers. With `direct`, a series can also be one server.
 
 use std::{
     path::{Path, PathBuf},
@@ -12,22 +13,24 @@ use std::{
     time::Duration,
 };
 
-use client::Version;
+use client::{NfsUrl, Version};
 use server::config::ByteSize;
 
 use super::{
+    btio::{self, Btio},
     html::Page,
     machine::Machine,
     meter::Meter,
     plan::{self, Plan},
     point::{Operation, Point},
     report::{Conditions, Report, Row},
-    runner,
+    runner::{self, Subject},
     series::{NfsSubject, Series},
     site::Site,
     text,
 };
 use crate::{
+    child::{Listen, Server},
     cluster::{Cluster, Kind, Shape},
     exit::{Exit, Failure, Outcome},
     output::{self, Align, Table},
@@ -38,31 +41,37 @@ use crate::{
 /// The options of the measurement.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Numbers of data servers, each of a cluster; the first one is compared with
-    #[arg(long, value_delimiter = ',', default_value = "1,2,4,8,16", value_parser = clap::value_parser!(u32).range(1..=16))]
+    /// The load
+    #[arg(short, long, value_enum, default_value_t = Pattern::Limited)]
+    pattern: Pattern,
+    /// Numbers of data servers, each of a cluster; the first one is compared with [default: 1,2,4,8,16; direct: 2; btio: 4]
+    #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=16))]
     servers: Vec<u32>,
-    /// Maximum bytes per second of each data server; the machine must be able to do more than all together
-    #[arg(long, value_name = "RATE", default_value = "16M")]
-    limit: ByteSize,
+    /// Maximum bytes per second of each data server; the machine must be able to do more than all together [limited: 16M]
+    #[arg(long, value_name = "RATE")]
+    limit: Option<ByteSize>,
     /// The kind of the data servers: nfs3 has its objects in memory, slipway in directories
     #[arg(long, value_enum, default_value = "nfs3")]
     kind: DataServerKind,
-    /// Transports to a metadata server with one data server, besides tcp
-    #[arg(short, long, value_delimiter = ',', default_value = "rdma,shm")]
+    /// Transports [limited: to a metadata server with one data server, besides tcp: rdma,shm; direct: to all servers: tcp,shm]
+    #[arg(short, long, value_delimiter = ',')]
     transport: Vec<String>,
-    /// Bytes of a READ or WRITE
-    #[arg(short, long, default_value = "1M")]
-    block: ByteSize,
-    /// Outstanding READs and WRITEs; several for each data server
-    #[arg(short = 'n', long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=4096))]
-    in_flight: u32,
-    /// Runs of each cluster at each point, in turns
-    #[arg(short, long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    rounds: u32,
-    /// Seconds of each run
+    /// Bytes of a READ or WRITE [limited: 1M; direct: 128K]
+    #[arg(short, long)]
+    block: Option<ByteSize>,
+    /// Outstanding READs and WRITEs; with limited, several for each data server [limited: 32; direct, btio: 8]
+    #[arg(short = 'n', long, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    in_flight: Option<u32>,
+    /// Dumps of BTIO
+    #[arg(long, default_value_t = btio::DUMPS, value_parser = clap::value_parser!(u64).range(1..=1000))]
+    dumps: u64,
+    /// Runs of each cluster at each point, in turns [default: 3; btio: 1]
+    #[arg(short, long, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    rounds: Option<u32>,
+    /// Seconds of each run; BTIO is a fixed work
     #[arg(short, long)]
     seconds: Option<f64>,
-    /// Bytes of the file of each cluster
+    /// Bytes of the file of each cluster; those of BTIO follow from its dumps
     #[arg(long)]
     file_size: Option<ByteSize>,
     /// Directory in which temporary directories are made, on a file system with extended attributes
@@ -76,6 +85,66 @@ pub struct Args {
     html: Option<PathBuf>,
 }
 
+/// The load on clusters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Pattern {
+    /// READ and WRITE, CREATE and GETATTR, with limited data servers
+    Limited,
+    /// READ and WRITE by layouts from data servers without limits, beside one server directly
+    Direct,
+    /// CREATE, WRITE, GETATTR and SETATTR of files, by 1, 4 and 16 writers
+    Create,
+    /// The records of BTIO (class A), FULL and SIMPLE, by 1, 4 and 16 writers of one file, which is read back and compared
+    Btio,
+}
+
+/// The values of the options.
+struct Chosen {
+    pattern: Pattern,
+    servers: Vec<u32>,
+    kind: DataServerKind,
+    limit: Option<u64>,
+    transports: Vec<String>,
+    block: usize,
+    in_flight: u32,
+    rounds: u32,
+    file_size: u64,
+    dir: PathBuf,
+}
+
+impl Chosen {
+    fn new(args: &Args) -> Self {
+        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        let (servers, limit, transports, block, in_flight, rounds): (&[u32], _, _, _, _, _) = match args.pattern {
+            Pattern::Limited => (&ALL, Some(16 << 20), names(&["rdma", "shm"]), 1 << 20, 32, 3),
+            Pattern::Direct => (&[2], None, names(&["tcp", "shm"]), 128 << 10, 8, 3),
+            Pattern::Create => (&ALL, None, Vec::new(), 1 << 20, 1, 3),
+            Pattern::Btio => (&[4], None, Vec::new(), 1 << 20, 8, 1),
+        };
+        Self {
+            pattern: args.pattern,
+            servers: if args.servers.is_empty() { servers.to_vec() } else { args.servers.clone() },
+            kind: args.kind,
+            limit: args.limit.map(|limit| limit.0).or(limit),
+            transports: if args.transport.is_empty() { transports } else { args.transport.clone() },
+            block: args.block.map_or(block, |block| block.0 as usize),
+            in_flight: args.in_flight.unwrap_or(in_flight),
+            rounds: args.rounds.unwrap_or(rounds),
+            file_size: 0,
+            dir: args.dir.clone().unwrap_or_else(std::env::temp_dir),
+        }
+    }
+
+    fn plan(&self, dumps: u64) -> Plan {
+        match self.pattern {
+            Pattern::Limited => plan::pnfs_limited(self.block, self.in_flight),
+            Pattern::Direct => plan::pnfs_direct(self.block, self.in_flight),
+            Pattern::Create => plan::pnfs_create(),
+            Pattern::Btio => plan::pnfs_btio(dumps, self.in_flight),
+        }
+    }
+}
+
 /// The kind of data servers.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum DataServerKind {
@@ -86,49 +155,61 @@ enum DataServerKind {
 /// Runs the command.
 pub fn run(args: &Args) -> Outcome {
     let page = Page::open(args.html.as_deref())?;
-    let plan = plan::pnfs(args.block.0 as usize, args.in_flight);
+    let mut chosen = Chosen::new(args);
+    let plan = chosen.plan(args.dumps);
+    let is_btio = args.pattern == Pattern::Btio;
     let seconds = args.seconds.unwrap_or(plan.seconds);
-    if !(seconds > 0.0 && seconds <= 3600.0) {
+    if is_btio && (args.seconds.is_some() || args.file_size.is_some()) {
+        return Err(Failure::usage("--seconds and --file-size: BTIO is a fixed work; use --dumps"));
+    }
+    if !(is_btio || seconds > 0.0 && seconds <= 3600.0) {
         return Err(Failure::usage("--seconds: more than 0, and at most an hour"));
     }
-    let file_size = args.file_size.map_or(plan.file_size, |size| size.0);
-    if args.block.0 == 0 || args.block.0 > 1 << 20 || file_size < args.block.0.max(FILE_MIN) {
+    chosen.file_size = args.file_size.map_or(plan.file_size, |size| size.0);
+    if chosen.block == 0 || chosen.block > 1 << 20 || chosen.file_size < (chosen.block as u64).max(FILE_MIN) {
         return Err(Failure::usage("--block is from 1 byte to 1 MiB, and --file-size at least one block and 128 KiB"));
     }
-    let report = measure(args, &plan, Duration::from_secs_f64(seconds), file_size)?;
+    let report = measure(&chosen, args, &plan, Duration::from_secs_f64(seconds))?;
     page.write(&plan, &report)?;
+    let compared = match args.pattern {
+        Pattern::Limited => gains(&chosen, &plan, &report),
+        Pattern::Direct => shares(&chosen, &plan, &report),
+        Pattern::Create | Pattern::Btio => String::new(),
+    };
     match args.json {
         true => output::json(&report),
-        false => output::print(&format!("{}\n{}", text::report(&plan, &report), gains(args, &plan, &report))),
+        false => output::print(&format!("{}\n{compared}", text::report(&plan, &report))),
     }
     Ok(Exit::Ok)
 }
 
-fn measure(args: &Args, plan: &Plan, limit: Duration, file_size: u64) -> Result<Report, Failure> {
+fn measure(chosen: &Chosen, args: &Args, plan: &Plan, limit: Duration) -> Result<Report, Failure> {
     let meter = Meter::find(Path::new("/"));
-    // A series: its name, its cluster, and its transport.
-    let mut series = Vec::new();
-    let mut clusters = Vec::new();
-    for servers in &args.servers {
-        clusters.push(start(args, *servers, "tcp", file_size)?);
-        series.push(one_series(name(*servers), "tcp"));
+    let (mut series, mut places) = (Vec::new(), Vec::new());
+    for (name, transport, servers, layouts) in clusters(chosen) {
+        series.push(one_series(name, &transport));
+        places.push(if layouts {
+            Place::cluster(chosen, servers, &transport)?
+        } else {
+            Place::server(chosen, &transport)?
+        });
     }
-    for transport in &args.transport {
-        clusters.push(start(args, 1, transport, file_size)?);
-        series.push(one_series(format!("1 data server, metadata over {transport}"), transport));
-    }
-    let mut subjects = Vec::new();
-    for (at, cluster) in clusters.iter().enumerate() {
-        let url = cluster.url(0, Version::V4_2);
-        let site = Arc::new(Site::new(format!("slipway-bench-{at}"), &plan.points, file_size));
+    let mut subjects: Vec<Box<dyn Subject>> = Vec::new();
+    for (at, place) in places.iter().enumerate() {
+        let (url, pid) = (place.url(), place.pid());
+        if chosen.pattern == Pattern::Btio {
+            subjects.push(Box::new(Btio::new(url, pid, args.dumps, &meter)));
+            continue;
+        }
+        let site = Arc::new(Site::new(format!("slipway-bench-{at}"), &plan.points, chosen.file_size));
         let block_max = reach::run(site.prepare(&url))?;
-        subjects.push(NfsSubject::new(url, site, block_max, Some(cluster.metadata_pid()), limit, &meter));
+        subjects.push(Box::new(NfsSubject::new(url, site, block_max, Some(pid), limit, &meter)));
     }
-    let steps = Steps::new(!args.json, plan.points.len() * series.len() * args.rounds as usize);
-    let cells = runner::run(&mut subjects, &plan.points, args.rounds, || steps.step())?;
+    let steps = Steps::new(!args.json, plan.points.len() * series.len() * chosen.rounds as usize);
+    let cells = runner::run(&mut subjects, &plan.points, chosen.rounds, || steps.step())?;
     drop(steps);
-    let servers = output::size(args.limit.0);
-    let place = match args.kind {
+    let limited = chosen.limit.map_or(String::new(), |limit| format!(" with {}/s each", output::size(limit)));
+    let place = match chosen.kind {
         DataServerKind::Nfs3 => "in memory",
         DataServerKind::Slipway => "of kind slipway",
     };
@@ -138,11 +219,11 @@ fn measure(args: &Args, plan: &Plan, limit: Duration, file_size: u64) -> Result<
         machine: Machine::this(),
         memory_bandwidth: meter.describe(),
         conditions: Conditions {
-            rounds: args.rounds,
+            rounds: chosen.rounds,
             seconds: limit.as_secs_f64(),
-            file_size,
+            file_size: chosen.file_size,
             server: format!(
-                "own clusters; data servers {place} with {servers}/s each; the server's CPU is that of the metadata server"
+                "own clusters; data servers {place}{limited}; the server's CPU is that of the metadata server"
             ),
             congestion_control: None,
         },
@@ -154,19 +235,99 @@ fn measure(args: &Args, plan: &Plan, limit: Duration, file_size: u64) -> Result<
     Ok(report)
 }
 
-fn start(args: &Args, servers: u32, transport: &str, file_size: u64) -> Result<Cluster, Failure> {
-    Cluster::start(&Shape {
-        servers: servers as usize,
-        mirrors: 1,
-        stripes: servers as usize,
-        kind: match args.kind {
-            DataServerKind::Nfs3 => Kind::Nfs3(file_size + (64 << 20)),
-            DataServerKind::Slipway => Kind::Slipway,
-        },
-        limit: Some(args.limit.0),
-        transports: vec![transport.to_owned()],
-        dir: args.dir.clone().unwrap_or_else(std::env::temp_dir),
-    })
+/// Returns the series: the name, the transport, the number of data servers, and whether there are layouts.
+fn clusters(chosen: &Chosen) -> Vec<(String, String, u32, bool)> {
+    let over =
+        |name: String, transport: &str| if transport == "tcp" { name } else { format!("{name} over {transport}") };
+    let all = chosen.servers.iter();
+    if chosen.pattern == Pattern::Direct {
+        let of = |transport: &String| {
+            let by_layouts = |servers: &u32| (over(name(*servers), transport), transport.clone(), *servers, true);
+            let direct = (over(DIRECT.to_owned(), transport), transport.clone(), 0, false);
+            std::iter::once(direct).chain(all.clone().map(by_layouts)).collect::<Vec<_>>()
+        };
+        return chosen.transports.iter().flat_map(of).collect();
+    }
+    let over_tcp = all.map(|servers| (name(*servers), "tcp".to_owned(), *servers, true));
+    let others = chosen.transports.iter();
+    let others =
+        others.map(|transport| (format!("1 data server, metadata over {transport}"), transport.clone(), 1, true));
+    over_tcp.chain(others).collect()
+}
+
+/// The servers of one series.
+enum Place {
+    Cluster(Cluster),
+    Server(Server),
+}
+
+impl Place {
+    fn cluster(chosen: &Chosen, servers: u32, transport: &str) -> Result<Self, Failure> {
+        let started = Cluster::start(&Shape {
+            servers: servers as usize,
+            mirrors: 1,
+            stripes: servers as usize,
+            kind: match chosen.kind {
+                DataServerKind::Nfs3 => Kind::Nfs3(room(chosen)),
+                DataServerKind::Slipway => Kind::Slipway,
+            },
+            limit: chosen.limit,
+            transports: vec![transport.to_owned()],
+            // With the other patterns, data servers are used over tcp, so that their rates can be compared.
+            data_transport: (chosen.pattern == Pattern::Direct).then(|| transport.to_owned()),
+            dir: chosen.dir.clone(),
+        });
+        started.map(Self::Cluster)
+    }
+
+    /// Starts one server that has the data itself. It has the options of a data server.
+    fn server(chosen: &Chosen, transport: &str) -> Result<Self, Failure> {
+        let arguments = ["--memory", &room(chosen).to_string(), "--squash", "none", "--workers", "1"].map(Into::into);
+        Server::start(&[Listen::on(transport, Default::default())], &arguments).map(Self::Server)
+    }
+
+    fn url(&self) -> NfsUrl {
+        match self {
+            Self::Cluster(cluster) => cluster.url(0, Version::V4_2),
+            Self::Server(server) => {
+                let mut url = server.url(0);
+                url.options.version = Version::V4_2;
+                url
+            }
+        }
+    }
+
+    fn pid(&self) -> u32 {
+        match self {
+            Self::Cluster(cluster) => cluster.metadata_pid(),
+            Self::Server(server) => server.pid(),
+        }
+    }
+}
+
+/// Returns the bytes of memory of each server.
+fn room(chosen: &Chosen) -> u64 {
+    chosen.file_size * 2 + (64 << 20)
+}
+
+/// Returns a table with the share of the throughput of one server that the way by layouts reaches.
+fn shares(chosen: &Chosen, plan: &Plan, report: &Report) -> String {
+    let right = Align::Right;
+    let points: Vec<String> = plan.points.iter().map(Point::label).collect();
+    let columns = points.iter().map(|label| (label.as_str(), right));
+    let mut table = Table::new(&[("series", Align::Left)].into_iter().chain(columns).collect::<Vec<_>>());
+    let all = clusters(chosen);
+    for (name, transport, _, _) in all.iter().filter(|(.., layouts)| *layouts) {
+        let Some((direct, ..)) = all.iter().find(|(_, of, _, layouts)| of == transport && !layouts) else { continue };
+        let share = |point: &Point| {
+            let of = |name: &str| Some(report.row(name, point)?.gb_per_s?.median);
+            of(name)
+                .zip(of(direct))
+                .map_or("-".to_owned(), |(by_layouts, direct)| format!("{:.2}", by_layouts / direct))
+        };
+        table.row(std::iter::once(name.clone()).chain(plan.points.iter().map(share)).collect());
+    }
+    format!("Throughput by layouts, divided by that of one server directly:\n\n{}", table.text())
 }
 
 fn name(servers: u32) -> String {
@@ -179,7 +340,7 @@ fn one_series(name: String, transport: &str) -> Series {
 }
 
 /// Returns a table of the clusters over TCP, compared with the first one: the rates for each data server, and the rate of CREATE.
-fn gains(args: &Args, plan: &Plan, report: &Report) -> String {
+fn gains(chosen: &Chosen, plan: &Plan, report: &Report) -> String {
     let right = Align::Right;
     let mut table = Table::new(&[
         ("data servers", right),
@@ -189,8 +350,8 @@ fn gains(args: &Args, plan: &Plan, report: &Report) -> String {
         ("of N times", right),
         ("CREATE", right),
     ]);
-    let first = args.servers[0];
-    for servers in &args.servers {
+    let first = chosen.servers[0];
+    for servers in &chosen.servers {
         let times = f64::from(*servers) / f64::from(first);
         let mut cells = vec![servers.to_string()];
         for operation in [Operation::Read, Operation::Write] {
@@ -218,5 +379,9 @@ fn ratio(
     Some(of(servers)? / of(first)?)
 }
 
+/// The numbers of data servers of the published comparison.
+const ALL: [u32; 5] = [1, 2, 4, 8, 16];
+/// The name of a series without layouts.
+const DIRECT: &str = "one server directly";
 /// The smallest file whose data are on data servers.
 const FILE_MIN: u64 = 128 << 10;

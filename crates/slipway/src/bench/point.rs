@@ -27,6 +27,16 @@ pub enum Operation {
     /// One procedure of a build: look up, open and read a source; create, write and commit an object, get its
     /// attributes, remove it.
     Build,
+    /// One file that is created, gets the point's block of data, is asked for its attributes, gets another mode, and is removed.
+    NewFile,
+    /// One large record of a dump, by each of the writers of BTIO (FULL).
+    BtioFullWrite,
+    /// The same, read and compared.
+    BtioFullRead,
+    /// One small record of a dump, by each of the writers of BTIO (SIMPLE).
+    BtioSimpleWrite,
+    /// The same, read and compared.
+    BtioSimpleRead,
 }
 
 /// A load of the measurement.
@@ -73,6 +83,11 @@ impl Operation {
             Operation::Small => "small file",
             Operation::Oltp => "OLTP",
             Operation::Build => "build",
+            Operation::NewFile => "CREATE, WRITE, GETATTR, SETATTR, REMOVE",
+            Operation::BtioFullWrite => "BTIO FULL, WRITE",
+            Operation::BtioFullRead => "BTIO FULL, READ",
+            Operation::BtioSimpleWrite => "BTIO SIMPLE, WRITE",
+            Operation::BtioSimpleRead => "BTIO SIMPLE, READ",
         }
     }
 }
@@ -110,7 +125,11 @@ impl Point {
             (false, true) => "random ",
             (false, false) => "",
         };
-        let block = if self.operation.moves_blocks() { format!(" {}", block(self.block)) } else { String::new() };
+        let block = if self.operation.moves_blocks() || self.operation == Operation::NewFile {
+            format!(" {}", block(self.block))
+        } else {
+            String::new()
+        };
         format!("{order}{}{block}", self.operation.title())
     }
 

@@ -138,6 +138,16 @@ impl Work {
                 }
                 Ok(())
             }
+            Operation::NewFile => {
+                while tally.goes_on() {
+                    tally.count(self.make_file(&name).await?, None);
+                }
+                Ok(())
+            }
+            Operation::BtioFullWrite
+            | Operation::BtioFullRead
+            | Operation::BtioSimpleWrite
+            | Operation::BtioSimpleRead => unreachable!("`Btio` executes these"),
         }?;
         Ok(tally)
     }
@@ -198,6 +208,19 @@ impl Work {
             }
         }
         Ok(())
+    }
+
+    /// Makes a file with a block of data on stable storage, looks at it, changes its mode, and removes it. Returns the bytes of the block.
+    async fn make_file(&self, name: &str) -> Result<usize> {
+        let protocol = self.mount.protocol();
+        let how = CreateHow::Guarded(SetAttr { mode: Some(0o600), ..SetAttr::default() });
+        let made = protocol.create(&self.dir, name.as_bytes(), how).await?.handle;
+        let file = File::new(self.mount.clone(), made, name.to_owned());
+        file.write_at(0, self.data.clone()).await?;
+        file.stat().await?;
+        file.set_attr(SetAttr { mode: Some(0o644), ..SetAttr::default() }).await?;
+        protocol.remove(&self.dir, name.as_bytes()).await?;
+        Ok(self.data.len())
     }
 
     /// Makes one object file from one source file, and removes it. Each procedure is an operation.

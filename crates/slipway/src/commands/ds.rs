@@ -1,4 +1,5 @@
-//! `slipway ds`: lists the data servers of a running pNFS server, adds some, takes one out of service, and moves copies between them.
+//! `slipway ds`: lists the data servers of a running pNFS server, adds some, takes one out of service, moves copies between them, and
+//! finds objects that no file has.
 
 use std::{num::NonZeroU32, thread::sleep, time::Duration};
 
@@ -9,12 +10,14 @@ use crate::{
     exit::{Exit, Failure, Outcome},
     output::{self, Align, Table},
     pnfs::records::{
-        AddedRecord, DataServerRecord, DataServerState, PlanRecord, PlannedServer, RebalanceRecord, Request, Service,
+        AddedRecord, DataServerRecord, DataServerState, OrphanRecord, PlanRecord, PlannedServer, RebalanceRecord,
+        Request, Service,
     },
     progress::Progress,
 };
 
-/// List the data servers of a pNFS server on this machine, add some, take one out of service, and move copies between them.
+/// List the data servers of a pNFS server on this machine, add some, take one out of service, move copies between them, and find
+/// objects that no file has.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 The command asks the running metadata server with that state directory. Only the server's user and root can use it. ID is the
@@ -29,6 +32,7 @@ Examples:
   slipway ds rebalance --rate 50M --watch
   slipway ds drain 3 && slipway resilver --watch
   slipway ds lost 2 --cluster fast
+  slipway ds orphans && slipway ds orphans --remove
   slipway ds list --json | jq 'select(.state == \"failing\")'")]
 pub struct Args {
     #[command(subcommand)]
@@ -60,6 +64,21 @@ enum Action {
     /// Make all copies again that were on this data server, which is gone with its objects and is never contacted again. The exit
     /// code is 1 if files have lost their last copy; standard error lists them
     Lost(Target),
+    /// Search the data servers for objects that no file has, for example because a program on the metadata server has removed files
+    Orphans(OrphanArgs),
+}
+
+#[derive(Debug, clap::Args)]
+struct OrphanArgs {
+    /// Remove these objects. All exports with files on these data servers must be exports of the running server
+    #[arg(long)]
+    remove: bool,
+    /// Print each object as a line of JSON
+    #[arg(long)]
+    json: bool,
+    /// Search only the data servers of the [[pnfs]] table with this name
+    #[arg(long, value_name = "NAME")]
+    cluster: Option<String>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -117,6 +136,7 @@ pub fn run(args: &Args) -> Outcome {
             set(args, target, Service::Lost)?;
             report_lost(args, target)
         }
+        Action::Orphans(options) => orphans(args, options),
     }
 }
 
@@ -251,6 +271,40 @@ fn report_lost(args: &Args, target: &Target) -> Outcome {
         "{} files have lost their last copy. If the data server is found again, `slipway ds undrain {}` recovers them",
         server.lost, target.id
     )))
+}
+
+fn orphans(args: &Args, OrphanArgs { remove, json, cluster }: &OrphanArgs) -> Outcome {
+    let request = Request::Orphans { cluster: cluster.clone(), remove: *remove };
+    let (mut found, mut outcome) = (Vec::new(), Ok(Exit::Ok));
+    for record in administrator::ask::<OrphanRecord, _>(&args.server, &request)? {
+        match record {
+            Ok(record) if *json => output::json(&record),
+            Ok(record) => found.push(record),
+            // What was found before is shown in any case.
+            Err(failure) => outcome = Err(failure),
+        }
+    }
+    if !json && (outcome.is_ok() || !found.is_empty()) {
+        output::print(&orphans_text(&found, *remove));
+    }
+    outcome
+}
+
+fn orphans_text(found: &[OrphanRecord], remove: bool) -> String {
+    let (left, right) = (Align::Left, Align::Right);
+    let mut table = Table::new(&[("Cluster", left), ("ID", right), ("Object", left), ("Size", right)]);
+    for OrphanRecord { cluster, server, object, bytes, .. } in found {
+        let size = bytes.map_or("unknown".to_owned(), output::size);
+        table.row(vec![output::name(cluster.as_bytes()), server.to_string(), object.clone(), size]);
+    }
+    let bytes = output::size(found.iter().filter_map(|orphan| orphan.bytes).sum());
+    match (found.len(), remove) {
+        (0, _) => "No object was found that no file has.\n".to_owned(),
+        (count, true) => format!("{}{count} objects with {bytes} are being removed\n", table.text()),
+        (count, false) => {
+            format!("{}{count} objects with {bytes}; `slipway ds orphans --remove` removes them\n", table.text())
+        }
+    }
 }
 
 fn list(args: &Args, json: bool) -> Outcome {

@@ -13,10 +13,10 @@ use server::{admin, config::ExportConfig};
 use vfs::VfsError;
 
 use super::{
-    growth,
+    growth, orphans,
     records::{
-        CopyRecord, CopyState, DataRecord, DataServerRecord, DataServerState, LayoutRecord, LostFile, RepairRecord,
-        Request, Service,
+        CopyRecord, CopyState, DataRecord, DataServerRecord, DataServerState, LayoutRecord, LostFile, OrphanRecord,
+        RepairRecord, Request, Service,
     },
     servers::NfsServers,
 };
@@ -27,6 +27,8 @@ pub struct Clusters {
     members: Mutex<Vec<Member>>,
     /// The configuration file of the server.
     config: Mutex<Option<PathBuf>>,
+    /// Held during a search for orphans.
+    searching: Mutex<()>,
 }
 
 /// A tree.
@@ -38,13 +40,15 @@ pub struct Member {
     export: String,
     /// The directory of the export, which is canonical.
     directory: PathBuf,
+    /// The database of the layer.
+    pub database: PathBuf,
     pub servers: Arc<NfsServers>,
     pub pnfs: Pnfs,
 }
 
 impl Clusters {
     /// Adds a tree. The data servers of a cluster have the same states for all its trees.
-    pub fn add(&self, cluster: &str, directory: PathBuf, servers: Arc<NfsServers>, pnfs: Pnfs) {
+    pub fn add(&self, cluster: &str, (directory, database): (PathBuf, PathBuf), servers: Arc<NfsServers>, pnfs: Pnfs) {
         let mut members = self.members.lock();
         for other in members.iter().filter(|member| member.cluster == cluster) {
             for id in servers.servers() {
@@ -56,7 +60,7 @@ impl Clusters {
             }
         }
         let (cluster, export) = (cluster.to_owned(), directory.display().to_string());
-        members.push(Member { cluster, export, directory, servers, pnfs });
+        members.push(Member { cluster, export, directory, database, servers, pnfs });
     }
 
     /// Takes the path of the configuration file, from which data servers can be added.
@@ -101,23 +105,35 @@ impl Clusters {
                 growth::rebalance(&members, cluster.as_deref(), *rate).map(|()| Vec::new())
             }
             Request::Rebalances {} => Ok(growth::progress(by_cluster(&members))),
+            Request::Orphans { cluster, remove } => {
+                let Some(_one) = self.searching.try_lock() else { return end(Err(SEARCHING.to_owned()), output) };
+                let mut each = |record: OrphanRecord| writeln!(output, "{}", json!(record));
+                let searched = orphans::search(&members, (cluster.as_deref(), *remove), &mut each);
+                return end(searched, output);
+            }
         };
-        let (records, end) = match answered {
-            Ok(records) => (records, admin::Record::End),
-            Err(message) => (Vec::new(), admin::Record::Error { message }),
-        };
-        for record in records.into_iter().chain([json!(end)]) {
+        for record in answered.iter().flatten() {
             writeln!(output, "{record}")?;
         }
-        output.flush()
+        end(answered.map(drop), output)
     }
+}
+
+/// Ends an answer.
+fn end(answered: Answer<()>, output: &mut impl Write) -> io::Result<()> {
+    let end = match answered {
+        Ok(()) => admin::Record::End,
+        Err(message) => admin::Record::Error { message },
+    };
+    writeln!(output, "{}", json!(end))?;
+    output.flush()
 }
 
 /// An answer, or a message for the administrator.
 pub type Answer<T> = Result<T, String>;
 
 /// Returns the trees by cluster, in the order of the configuration.
-fn by_cluster(members: &[Member]) -> Vec<Vec<&Member>> {
+pub fn by_cluster(members: &[Member]) -> Vec<Vec<&Member>> {
     let mut clusters: Vec<Vec<&Member>> = Vec::new();
     for member in members {
         match clusters.iter_mut().find(|cluster| cluster[0].cluster == member.cluster) {
@@ -255,6 +271,11 @@ fn layout(members: &[Member], path: &str) -> Answer<LayoutRecord> {
 }
 
 impl Member {
+    /// Returns the directory of the export.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
     /// Returns the URL of a data server, if the configuration has it.
     pub fn url(&self, server: ServerId) -> Option<String> {
         self.servers.url(server)
@@ -309,4 +330,5 @@ pub fn reason(error: VfsError) -> String {
     }
 }
 
-const NO_CLUSTER: &str = "no export of this server has data servers (backend = \"pnfs\")";
+const SEARCHING: &str = "another search for orphans is in progress";
+pub const NO_CLUSTER: &str = "no export of this server has data servers (backend = \"pnfs\")";

@@ -5,6 +5,7 @@
 mod clusters;
 mod growth;
 pub mod objects;
+mod orphans;
 pub mod records;
 pub mod servers;
 pub mod versions;
@@ -84,12 +85,14 @@ impl BackendKind for PnfsKind {
         let lease = if is_empty(&directory).map_err(located)? { Duration::ZERO } else { opening.lease() };
         let (data_servers, options) =
             (data_servers(cluster).map_err(located)?, options(cluster, lease).map_err(located)?);
-        let index = index(settings, opening).map_err(located)?;
+        let database = database(settings, opening).map_err(located)?;
+        let index = Index::open(&database);
+        let index = index.map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", database.display())))?;
         DirectoryKind.open(&inner(settings), opening)?.layered(|inner| {
             let (runtime, upkeep) = start_thread()?;
             let servers = Arc::new(NfsServers::new(runtime, transports::for_client(), data_servers));
             let pnfs = Pnfs::new(inner, servers.clone(), index, options).map_err(located)?;
-            self.0.add(name, directory, servers, pnfs.clone());
+            self.0.add(name, (directory, database), servers, pnfs.clone());
             // The thread waits for it.
             let _ = upkeep.send(pnfs.clone());
             Ok(Arc::new(pnfs))
@@ -194,10 +197,10 @@ fn address_of(url: &NfsUrl) -> Result<DataAddress, String> {
     Ok(DataAddress { transport, address })
 }
 
-fn index(settings: &BackendSettings, opening: &Opening<'_>) -> io::Result<Index> {
+/// Returns the path of the database of an export.
+fn database(settings: &BackendSettings, opening: &Opening<'_>) -> io::Result<PathBuf> {
     let dir = opening.state_dir().ok_or_else(|| invalid("it needs a state directory".to_owned()))?;
-    let path = state_file(dir, "pnfs", &directory_of(settings)?);
-    Index::open(&path).map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))
+    Ok(state_file(dir, "pnfs", &directory_of(settings)?))
 }
 
 /// Returns the directory of an export.

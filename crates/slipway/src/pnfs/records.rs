@@ -46,6 +46,14 @@ pub enum Request {
     Rebalances {},
     /// Show what is left to repair. The answer is a [`RepairRecord`] for each cluster.
     Repairs {},
+    /// Search for objects that no file has. The answer is an [`OrphanRecord`] for each, and can take long.
+    Orphans {
+        /// The name of the cluster. If it is left out, the data servers of all clusters are searched.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        cluster: Option<String>,
+        /// Remove these objects.
+        remove: bool,
+    },
 }
 
 /// A state that an administrator can set.
@@ -233,6 +241,23 @@ pub struct RebalanceRecord {
     pub failed: u64,
     /// The reason for the last of them.
     pub reason: Option<String>,
+}
+
+/// An object that no file has.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OrphanRecord {
+    /// The name of the cluster.
+    pub cluster: String,
+    /// The number of the data server.
+    pub server: u32,
+    /// The URL of the data server, if the configuration has it.
+    pub url: Option<String>,
+    /// The name of the object.
+    pub object: String,
+    /// Its bytes. `None` if the data server did not tell.
+    pub bytes: Option<u64>,
+    /// `true` if it is about to be removed.
+    pub removed: bool,
 }
 
 /// The repairs that a cluster still needs.

@@ -248,6 +248,34 @@ impl DataServer {
         Ok((mount, node.handle))
     }
 
+    /// Returns the directory for operations on names.
+    fn directory(&self, mount: &Mount) -> Handle {
+        let key = self.endpoint.key.as_ref();
+        let store = key.and_then(|key| seal(mount.root(), key, &ObjectHandle::store()).ok());
+        store.unwrap_or_else(|| mount.root().clone())
+    }
+
+    /// Returns all objects. Other files in the directory are left out.
+    async fn objects(&self) -> Result<Vec<u128>, Failed> {
+        let list = |mount: Mount| async move {
+            let directory = self.directory(&mount);
+            let (mut cookie, mut verifier, mut objects) = (0, [0; 8], Vec::new());
+            loop {
+                let page = mount.protocol().readdir(&directory, cookie, verifier, LIST_BYTES, false).await?;
+                objects.extend(page.entries.iter().filter_map(|entry| objects::object_of(&entry.name)));
+                let last = page.entries.last().map(|entry| entry.cookie);
+                if page.eof {
+                    return Ok(Some(objects));
+                }
+                // Another page would be the same one.
+                let Some(last) = last.filter(|last| *last != cookie) else { return Ok(None) };
+                (cookie, verifier) = (last, page.verifier);
+            }
+        };
+        let (objects, _) = self.in_directory(list).await?;
+        objects.ok_or(Failed::Protocol("a page of the directory has no new entries"))
+    }
+
     /// Returns the handle of an object for a client.
     async fn client_handle(&self, object: Object, client: ClientAccess) -> Result<Bytes, Failed> {
         let Some(key) = &self.endpoint.key else {
@@ -312,11 +340,10 @@ impl DataServers for NfsServers {
     fn remove(&self, object: Object) -> ServerFuture<()> {
         self.run(object.server, move |server| async move {
             server.handles.lock().remove(&object.id);
-            let key = server.endpoint.key.as_ref();
-            let remove = |mount: Mount| async move {
-                let directory = key.and_then(|key| seal(mount.root(), key, &ObjectHandle::store()).ok());
-                let directory = directory.as_ref().unwrap_or(mount.root());
-                mount.protocol().remove(directory, name(object.id).as_bytes()).await
+            let of = server.clone();
+            let remove = |mount: Mount| {
+                let directory = of.directory(&mount);
+                async move { mount.protocol().remove(&directory, name(object.id).as_bytes()).await }
             };
             match server.in_directory(remove).await {
                 Err(error) if !error.is_not_found() => Err(error.into()),
@@ -400,6 +427,10 @@ impl DataServers for NfsServers {
             mount.protocol().setattr(&handle, SetAttr { uid, gid, ..SetAttr::default() }).await?;
             Ok(())
         })
+    }
+
+    fn objects(&self, server: ServerId) -> ServerFuture<Vec<u128>> {
+        self.run(server, |server| async move { server.objects().await })
     }
 
     fn size(&self, object: Object) -> ServerFuture<u64> {
@@ -546,5 +577,7 @@ const TRANSPORTS: [DataTransport; 3] = [DataTransport::Tcp, DataTransport::Rdma,
 const FALLBACKS: [DataTransport; 2] = [DataTransport::Tcp, DataTransport::Rdma];
 /// The number of devices of files layouts after which all are forgotten. Each is a list of the data servers of a file.
 const DEVICES_MAX: usize = 1 << 12;
+/// The bytes of a page of a list of objects.
+const LIST_BYTES: u32 = 64 << 10;
 /// The number of handles after which all are forgotten.
 const HANDLES_MAX: usize = 1 << 16;

@@ -117,6 +117,37 @@ fn clusters_are_measured_and_their_data_servers_are_limited() {
     assert!(html.contains("<svg") && html.contains("2 data servers over 1 data server, GB/s"), "{html}");
     assert_eq!(fs::read_dir(dir).unwrap().count(), 0, "the command must remove its files");
     assert!(fails(2, &["bench", "pnfs", "--file-size", "64K"]).contains("--file-size"));
+    assert!(fails(2, &["bench", "pnfs", "--pattern", "btio", "--seconds", "1"]).contains("--dumps"));
+}
+
+#[test]
+fn files_are_created_by_several_writers() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path().to_str().unwrap();
+    let wanted = ["bench", "pnfs", "--pattern", "create", "--json", "--servers", "2", "--rounds", "1"];
+    let found = ok(&[&wanted[..], &["--seconds", "0.05", "--dir", dir]].concat());
+    let found: Value = serde_json::from_str(&found).unwrap();
+    let rows = found["results"].as_array().unwrap();
+    let loads: Vec<_> =
+        rows.iter().map(|row| (row["block"].as_u64().unwrap(), row["threads"].as_u64().unwrap())).collect();
+    assert_eq!(loads, [(4096, 1), (4096, 4), (4096, 16), (131_072, 1), (131_072, 4), (131_072, 16)]);
+    assert!(rows.iter().all(|row| row["operations"].as_u64().unwrap() >= row["threads"].as_u64().unwrap()));
+}
+
+#[test]
+fn dumps_of_btio_are_written_by_all_writers_and_read_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let page = dir.path().join("btio.html");
+    let (dir, path) = (dir.path().to_str().unwrap(), page.to_str().unwrap());
+    let wanted = ["bench", "pnfs", "--pattern", "btio", "--json", "--servers", "2", "--dumps", "1"];
+    let found = ok(&[&wanted[..], &["--dir", dir, "--html", path]].concat());
+    let found: Value = serde_json::from_str(&found).unwrap();
+    let rows = found["results"].as_array().unwrap();
+    // Each point moves the whole dump: in one record for each writer, or in a record for each row of each cell.
+    let moved: Vec<_> = rows.iter().map(|row| row["operations"].as_u64().unwrap()).collect();
+    assert_eq!(moved, [1, 1, 4, 4, 16, 16, 4096, 4096, 8192, 8192, 16_384, 16_384]);
+    let page = std::fs::read_to_string(page).unwrap();
+    assert!(page.contains("FULL: large contiguous records") && page.contains("BTIO SIMPLE, READ"));
 }
 
 #[test]

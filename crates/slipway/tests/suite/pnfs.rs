@@ -284,10 +284,10 @@ fn cp_moves_large_files_directly_between_itself_and_data_servers() {
 }
 
 /// The counters of a server.
-struct Calls(String);
+pub struct Calls(String);
 
 impl Calls {
-    fn of(mut server: Server) -> Self {
+    pub fn of(mut server: Server) -> Self {
         server.signal(Signal::USR1);
         let lines = BufReader::new(server.child.stderr.take().unwrap()).lines().map(Result::unwrap);
         let table = lines.take_while(|line| !line.starts_with("recovery database")).collect::<Vec<_>>().join("\n");
@@ -297,7 +297,7 @@ impl Calls {
     }
 
     /// Returns the number of calls of a procedure.
-    fn count(&self, version: &str, procedure: &str) -> u64 {
+    pub fn count(&self, version: &str, procedure: &str) -> u64 {
         let rows = self.0.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
         let is_it = |row: &&[&str]| row.len() > 3 && row[0] == "100003" && (row[1], row[2]) == (version, procedure);
         rows.filter(|row| is_it(&&row[..])).map(|row| row[3].parse::<u64>().unwrap()).sum()

@@ -15,8 +15,8 @@ use rustix::process::Signal;
 use server::{AdoptedHandle, HandleKey};
 
 use crate::{
-    common::{Server, fails, listen, ok, port::Port, run, until, wait},
-    pnfs::{check, contents, cp},
+    common::{Server, fails, lines, listen, ok, port::Port, run, until, wait},
+    pnfs::{Calls, check, contents, cp},
 };
 
 /// Data servers with a key, and the configuration of a metadata server for them.
@@ -89,7 +89,7 @@ fn files_are_used_directly_and_heal_without_root() {
     for (options, version) in [("", "3"), ("", "4.2"), ("layouts = 'files'\nmirrors = 1\nstripes = 2", "4.1")] {
         let mut cluster = Cluster::new(2);
         let config = cluster.config(options, version);
-        let server = Server::start(&["--config", &config]);
+        let mut server = Server::start(&["--config", &config]);
         let (source, back) = (cluster.at("source"), cluster.at("back"));
         let bytes = contents(7, 5_000_001);
         fs::write(&source, &bytes).unwrap();
@@ -112,7 +112,22 @@ fn files_are_used_directly_and_heal_without_root() {
             until("the copy must be made again", || cluster.objects(1) == [&second[..]]);
             check(&server, "/file", &second, &back);
         }
-        ok(&["rm", &server.url("tcp", "/file")]);
+        // Objects of new files stay in the queue of removals until the next round. This one removes those of another file.
+        copy(source.to_str().unwrap(), &format!("{}&vers=4.2", server.url("tcp", "/other")));
+        ok(&["rm", &server.url("tcp", "/other")]);
+        until("the objects must be removed", || (0..2).all(|server| cluster.objects(server).len() == 1));
+        // A program removes the file, without the server, which has it open until its end.
+        let state = cluster.at("state");
+        let orphans = |more: &str| {
+            let more = (!more.is_empty()).then_some(more);
+            let args = ["ds", "orphans", "--json", "--state-dir", state.to_str().unwrap()].into_iter().chain(more);
+            lines(&ok(&args.collect::<Vec<_>>()))
+        };
+        assert_eq!(orphans("--remove"), Vec::<serde_json::Value>::new());
+        fs::remove_file(cluster.at("export/file")).unwrap();
+        server.stop();
+        server = Server::start(&["--config", &config]);
+        assert_eq!((orphans("").len(), orphans("--remove").len()), (2, 2), "{version}: {options}");
         until("the objects must be removed", || (0..2).all(|server| cluster.objects(server).is_empty()));
         let found = run(&["doctor", "--config", &config]);
         let text = String::from_utf8(found.stdout).unwrap();
@@ -121,6 +136,50 @@ fn files_are_used_directly_and_heal_without_root() {
         server.stop();
     }
 }
+
+/// Makes files and writes this many bytes to each. Returns the calls that the data servers have got.
+fn calls_of_new_files(servers: usize, options: &str, len: usize) -> Vec<Calls> {
+    let cluster = Cluster::new(servers);
+    let config = cluster.config(&format!("mirrors = {servers}\n{options}"), "3");
+    let server = Server::start(&["--config", &config]);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let url = format!("{}&vers=4.2", server.url("tcp", "")).parse().unwrap();
+        let mount = Mount::connect(&url, &transports::for_client()).await.unwrap();
+        for number in 0..FILES {
+            let file = mount.create(&format!("f{number}"), 0o644).await.unwrap();
+            if len > 0 {
+                file.write_at(0, Bytes::from(vec![7; len])).await.unwrap();
+            }
+        }
+        mount.unmount().await.unwrap();
+    });
+    server.stop();
+    let calls = cluster.data.into_iter().flatten().map(Calls::of).collect::<Vec<_>>();
+    for procedure in ["CREATE", "LOOKUP", "SETATTR", "COMMIT"] {
+        assert!(calls.iter().all(|calls| calls.count("3", procedure) == 0), "{procedure}");
+    }
+    calls
+}
+
+/// A new file on data servers needs no call to them, whatever their number, and its first WRITE is one call for each copy: by the
+/// client with a layout, and by the metadata server without.
+#[test]
+fn creation_needs_no_call_to_data_servers() {
+    let proxied = "threshold = 0\nlayouts = 'none'";
+    for servers in [1, 4] {
+        for (options, len, written) in [("threshold = 0", 0, 0), ("", 100_000, FILES), (proxied, 10_000, FILES)] {
+            for calls in calls_of_new_files(servers, options, len) {
+                assert_eq!(calls.count("3", "WRITE"), written, "{servers} data servers, {options}");
+                // The metadata server looks at the size when a client returns its layout, and else at the root directory only.
+                let looks = if options.is_empty() { FILES } else { 0 };
+                assert!(calls.count("3", "GETATTR") < looks + FILES, "{servers} data servers, {options}");
+            }
+        }
+    }
+}
+
+const FILES: u64 = 20;
 
 /// Connects to a data server, and returns the mount and a function that computes handles with its own key.
 async fn attacker(
@@ -220,6 +279,33 @@ fn hostile_clients_are_refused_by_every_version() {
             assert_eq!(write(root.protocol(), &handle).await, Some(Status::AccessDenied));
         });
     }
+}
+
+/// A data server that has lost its directory refuses the handles of before, and the copies are made again.
+#[test]
+fn lost_directory_is_repaired() {
+    let mut cluster = Cluster::new(2);
+    let server = Server::start(&["--config", &cluster.config("layouts = 'none'", "3")]);
+    let (source, back) = (cluster.at("source"), cluster.at("back"));
+    let bytes = contents(9, 3_000_000);
+    fs::write(&source, &bytes).unwrap();
+    cp(source.to_str().unwrap(), &server.url("tcp", "/file"));
+    // Only the first copy is read, so only its loss is noticed.
+    let (file, state) = (cluster.at("export/file"), cluster.at("state"));
+    let [file, state] = [&file, &state].map(|path| path.to_str().unwrap());
+    let layout = lines(&ok(&["layout", "show", "--json", file, "--state-dir", state])).remove(0);
+    let lost = layout["data"]["copies"][0]["server"].as_u64().unwrap() as usize - 1;
+    cluster.data[lost].take().unwrap().stop();
+    fs::remove_dir_all(cluster.at(&format!("data{lost}"))).unwrap();
+    cluster.data[lost] = Some(cluster.start_data_server(lost));
+    until("the copy must be made again", || {
+        check(&server, "/file", &bytes, &back);
+        cluster.objects(lost) == [&bytes[..]]
+    });
+    cluster.data[lost].take().unwrap().stop();
+    cluster.data[lost] = Some(cluster.start_data_server(lost));
+    check(&server, "/file", &bytes, &back);
+    server.stop();
 }
 
 #[test]

@@ -212,6 +212,65 @@ fn lost_data_server_is_replaced_and_files_without_a_copy_are_named() {
     server.stop();
 }
 
+/// A program removes a file in the directory of the export, without the server. Its objects are found, and removed when an administrator
+/// wants that.
+#[test]
+fn orphans_are_found_and_removed() {
+    let mut cluster = Cluster::new();
+    let server = cluster.start();
+    let (kept, gone) = (contents(1, 200_000), contents(2, 300_000));
+    cluster.put(&server, "kept", &kept);
+    let mut copies = cluster.put(&server, "gone", &gone);
+    copies.sort_unstable();
+    // Objects of new files stay in the queue of removals until the next round. This one removes those of another file.
+    cluster.put(&server, "other", &contents(3, 100_000));
+    ok(&["rm", &server.url("tcp", "/other")]);
+    until("the objects must be removed", || (0..SERVERS).map(|at| cluster.objects(at).len()).sum::<usize>() == 4);
+    let search = |args: &[&str]| lines(&cluster.ask(&[&["ds", "orphans", "--json"], args].concat()));
+    assert_eq!(search(&[]), Vec::<Value>::new());
+    assert!(cluster.ask(&["ds", "orphans", "--remove"]).contains("No object was found"));
+    fs::remove_file(cluster.at("export/gone")).unwrap();
+    // The server can have the file open for a while, so that its objects are still used.
+    server.stop();
+    let server = cluster.start();
+    let found = search(&["--cluster", "three"]);
+    let mut servers: Vec<_> = found.iter().map(|one| one["server"].as_u64().unwrap() as usize - 1).collect();
+    servers.sort_unstable();
+    assert_eq!(servers, copies);
+    for one in &found {
+        assert_eq!((&one["bytes"], &one["removed"]), (&300_000.into(), &false.into()));
+        let directory = cluster.at(&format!("data{}", one["server"].as_u64().unwrap() - 1));
+        assert!(fs::read(directory.join(one["object"].as_str().unwrap())).unwrap() == gone);
+    }
+    let text = cluster.ask(&["ds", "orphans"]);
+    assert!(text.contains("2 objects with 586 KiB; `slipway ds orphans --remove` removes them"), "{text}");
+
+    // The objects of another export would be taken for orphans.
+    let other = cluster.at("state/pnfs-0123456789abcdef.redb");
+    fs::write(&other, "").unwrap();
+    assert!(
+        cluster.refused(&["ds", "orphans", "--remove"]).contains("pnfs-0123456789abcdef.redb: this is the database")
+    );
+    fs::remove_file(&other).unwrap();
+    assert!(cluster.refused(&["ds", "orphans", "--cluster", "four"]).contains("no export has the cluster 'four'"));
+
+    // A data server that is away is named, and the others are searched.
+    cluster.stop_data_server(copies[0]);
+    let said = run(&["ds", "orphans", "--remove", "--json", "--state-dir", &cluster.state()]);
+    assert!(stderr(&said).contains(&format!("data server {} of cluster 'three' was not examined", copies[0] + 1)));
+    let removed = lines(&String::from_utf8(said.stdout).unwrap());
+    assert_eq!((said.status.code(), removed.len(), &removed[0]["removed"]), (Some(1), 1, &true.into()));
+    until("the object must be removed", || !cluster.objects(copies[1]).contains(&gone));
+    cluster.restart_data_server(copies[0]);
+    until("the data server must be used again", || cluster.listed(copies[0])["state"] == "in_service");
+    assert!(cluster.ask(&["ds", "orphans", "--remove"]).contains("1 objects with 293 KiB are being removed"));
+    until("the object must be removed", || !cluster.objects(copies[0]).contains(&gone));
+    assert!(cluster.ask(&["ds", "orphans"]).contains("No object was found"));
+    check(&server, "/kept", &kept, &cluster.at("back"));
+    assert_eq!(cluster.servers_of("kept").len(), 2);
+    server.stop();
+}
+
 #[test]
 fn layout_shows_the_stripes() {
     let cluster = Cluster::new();

@@ -2,10 +2,14 @@
 //!
 //! Read RFC 8881 §12.5 (layouts), §12.5.4 (LAYOUTCOMMIT) and RFC 8435 §8.2.4 (COMMIT of mirrors) first.
 //!
-//! **Verifiers.** A WRITE to several data servers has several write verifiers, and its caller knows one. So the client
-//! makes up a verifier, which stands for the data servers' verifiers since the layout was granted. It changes when one of these
-//! changes, and when the layout ends. A caller that compares the verifiers of WRITE and COMMIT then writes again everything
-//! that can be lost.
+//! **Verifiers.** Data can pass to several data servers, and through the metadata server while there is no layout. Each of these servers
+//! has a write verifier, and the caller knows one. So there is one verifier for all writes to a file, which stands for those of the
+//! servers ([`Epoch`]). It changes when one of these changes, and when the layout ends after a write with it. A caller that
+//! compares the verifiers of WRITE and COMMIT then writes again everything that can be lost.
+//!
+//! If all writes have passed through the metadata server, the verifier follows from that of the metadata server ([`OfServer`]), so
+//! the client can forget about the file. The first write to data servers changes what follows from it: a client that has forgotten
+//! that write must not return the same verifier for a COMMIT.
 
 use std::{ops::Range, sync::Arc, time::Duration};
 
@@ -64,14 +68,37 @@ pub(crate) struct Threshold {
     io: [u64; 2],
 }
 
-/// The write verifiers of data servers, and the verifier that stands for them.
+/// The write verifiers of the servers, and the verifier that stands for them.
 #[derive(Debug)]
 struct Epoch {
     verifier: Verifier,
+    /// `true` until data have passed to data servers.
+    is_of_server: bool,
     /// The data files with unstable data: their verifiers, and the number of the last write.
     unstable: HashMap<DataFileId, (Verifier, u64)>,
+    /// The same for unstable data that have passed through the metadata server, if there are some.
+    server: Option<(Verifier, u64)>,
     /// The number of writes.
     writes: u64,
+}
+
+/// A write verifier of the metadata server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct OfServer {
+    pub verifier: Verifier,
+    /// The verifier for callers if no data have passed to data servers.
+    pub shown: Verifier,
+}
+
+/// The data that were not on stable storage at one time.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Unstable {
+    /// The data files, and the number of the last write of each.
+    pub files: Vec<(DataFileId, u64)>,
+    /// The number of the last write through the metadata server.
+    pub server: Option<u64>,
+    /// Set if the metadata server does not know all writes to data servers.
+    is_untold: bool,
 }
 
 /// Writes that the metadata server does not know.
@@ -202,12 +229,13 @@ impl Held {
         }
     }
 
-    /// Removes the layouts, because they were returned or lost. Data that are not yet on stable storage get another verifier.
+    /// Removes the layouts, because they were returned or lost. If data have passed to data servers, all data that are not yet on stable
+    /// storage get another verifier.
     pub fn end(&mut self) {
         self.stateid = None;
         self.segments.clear();
         self.is_ending = false;
-        self.epoch = None;
+        self.epoch.take_if(|epoch| !epoch.is_of_server);
         self.uncommitted = None;
         self.errors.clear();
         self.usage = Usage::default();
@@ -215,16 +243,25 @@ impl Held {
 
     /// Takes note of a WRITE of bytes up to `end` that all data servers have acknowledged, with the verifiers of data files
     /// whose data are not on stable storage. Returns the verifier for the caller. `needs_commit` tells whether the metadata
-    /// server must be told.
-    pub fn wrote(&mut self, end: u64, unstable: Vec<(DataFileId, Verifier)>, needs_commit: bool) -> Verifier {
+    /// server must be told. Calls `change_shown` if another verifier must follow from that of the metadata server from now on.
+    pub fn wrote(
+        &mut self,
+        end: u64,
+        unstable: Vec<(DataFileId, Verifier)>,
+        needs_commit: bool,
+        change_shown: impl FnOnce(),
+    ) -> Verifier {
         self.size = self.size.max(end);
         if needs_commit {
             let before = self.uncommitted.unwrap_or(Uncommitted { end: 0, writes: 0 });
             self.uncommitted = Some(Uncommitted { end: before.end.max(end), writes: before.writes + 1 });
         }
-        let epoch = self.epoch.get_or_insert_with(Epoch::new);
-        if epoch.differs(&unstable) {
-            *epoch = Epoch::new();
+        let epoch = self.epoch.get_or_insert_with(Epoch::of_data_servers);
+        if epoch.differs(&unstable, None) {
+            *epoch = Epoch::of_data_servers();
+        }
+        if std::mem::take(&mut epoch.is_of_server) {
+            change_shown();
         }
         epoch.writes += 1;
         let writes = epoch.writes;
@@ -232,33 +269,56 @@ impl Held {
         epoch.verifier
     }
 
-    /// Returns the data files with data that are not on stable storage, and the number of the last write of each.
-    pub fn unstable(&self) -> Vec<(DataFileId, u64)> {
-        let epochs = self.epoch.iter();
-        epochs.flat_map(|epoch| &epoch.unstable).map(|(file, (_, writes))| (file.clone(), *writes)).collect()
+    /// Takes note of a WRITE through the metadata server. Returns the verifier for the caller.
+    pub fn wrote_through_server(&mut self, server: OfServer, is_unstable: bool) -> Verifier {
+        self.epoch.take_if(|epoch| epoch.differs(&[], Some(server)));
+        if !is_unstable {
+            return self.epoch.as_ref().map_or(server.shown, |epoch| epoch.verifier);
+        }
+        let epoch = self.epoch.get_or_insert_with(|| Epoch::of_server(server));
+        epoch.writes += 1;
+        epoch.server = Some((server.verifier, epoch.writes));
+        epoch.verifier
     }
 
-    /// Reports whether a writer can still hold data that have the verifier of these layouts.
+    /// Returns the data that are not on stable storage.
+    pub fn unstable(&self) -> Unstable {
+        let is_untold = self.uncommitted.is_some();
+        let Some(epoch) = &self.epoch else { return Unstable { is_untold, ..Unstable::default() } };
+        let files = epoch.unstable.iter().map(|(file, (_, writes))| (file.clone(), *writes)).collect();
+        Unstable { files, server: epoch.server.map(|(_, writes)| writes), is_untold }
+    }
+
+    /// Reports whether a writer can still hold data that have a verifier that the client would forget with this.
     pub fn has_unstable(&self) -> bool {
-        self.epoch.as_ref().is_some_and(|epoch| !epoch.unstable.is_empty())
+        let epoch = self.epoch.as_ref().filter(|epoch| !epoch.is_of_server);
+        epoch.is_some_and(|epoch| !epoch.unstable.is_empty() || epoch.server.is_some())
     }
 
-    /// Takes note of the verifiers that COMMIT has returned. `before` are the data files that were [`unstable`](Self::unstable)
-    /// before. Returns the verifier for the caller, or `None` if the layouts have ended meanwhile.
+    /// Takes note of the verifiers that COMMIT has returned: those of data files, and that of the metadata server if there was a COMMIT
+    /// to it, too. `before` is what was [`unstable`](Self::unstable) before. Returns the verifier for the caller, or `None` if the
+    /// layouts have ended meanwhile.
     pub fn committed(
         &mut self,
         verifiers: &[(DataFileId, Verifier)],
-        before: &[(DataFileId, u64)],
+        server: Option<OfServer>,
+        before: &Unstable,
     ) -> Option<Verifier> {
         let epoch = self.epoch.as_mut()?;
-        if epoch.differs(verifiers) {
-            *epoch = Epoch::new();
+        if epoch.differs(verifiers, server) {
+            *epoch = match server {
+                Some(server) if epoch.is_of_server => Epoch::of_server(server),
+                _ => Epoch::of_data_servers(),
+            };
         }
-        for (file, writes) in before {
-            // A write since then can be later than the COMMIT.
+        // A write since then can be later than the COMMIT.
+        for (file, writes) in &before.files {
             if epoch.unstable.get(file).is_some_and(|(_, last)| last == writes) {
                 epoch.unstable.remove(file);
             }
+        }
+        if server.is_some() {
+            epoch.server.take_if(|(_, last)| before.server == Some(*last));
         }
         Some(epoch.verifier)
     }
@@ -298,17 +358,32 @@ impl Held {
     }
 }
 
+impl Unstable {
+    /// Reports whether COMMIT at data servers, or LAYOUTCOMMIT, is needed.
+    pub fn is_at_data_servers(&self) -> bool {
+        !self.files.is_empty() || self.is_untold
+    }
+}
+
 impl Epoch {
-    fn new() -> Self {
-        Self { verifier: entropy::random(), unstable: HashMap::default(), writes: 0 }
+    /// Begins with a write to data servers.
+    fn of_data_servers() -> Self {
+        let (unstable, server) = Default::default();
+        Self { verifier: entropy::random(), is_of_server: false, unstable, server, writes: 0 }
     }
 
-    /// Reports whether one of these verifiers is not that of an earlier write to the same data file.
-    fn differs(&self, verifiers: &[(DataFileId, Verifier)]) -> bool {
+    /// Begins with a write through the metadata server.
+    fn of_server(server: OfServer) -> Self {
+        Self { verifier: server.shown, is_of_server: true, ..Self::of_data_servers() }
+    }
+
+    /// Reports whether one of these verifiers is not that of an earlier write to the same data file, or through the metadata server.
+    fn differs(&self, verifiers: &[(DataFileId, Verifier)], server: Option<OfServer>) -> bool {
         let differs = |(file, verifier): &(DataFileId, Verifier)| {
             self.unstable.get(file).is_some_and(|(known, _)| known != verifier)
         };
-        verifiers.iter().any(differs)
+        let server_differs = server.zip(self.server).is_some_and(|(now, (known, _))| now.verifier != known);
+        server_differs || verifiers.iter().any(differs)
     }
 }
 
@@ -399,37 +474,89 @@ mod tests {
         assert!(matches!(held.way(RW, &(0..1), now + Duration::from_secs(1)), Way::Ask));
     }
 
+    fn wrote(held: &mut Held, end: u64, unstable: Vec<(DataFileId, Verifier)>) -> Verifier {
+        held.wrote(end, unstable, true, || panic!("no data have passed through the metadata server"))
+    }
+
+    fn of_server(byte: u8) -> OfServer {
+        OfServer { verifier: [byte; 8], shown: [byte ^ 0xf0; 8] }
+    }
+
     #[test]
     fn verifier_changes_with_that_of_a_data_server_and_with_the_layout() {
         let mut held = large();
         held.granted(STATEID, [segment(RW)]);
-        let first = held.wrote(10, vec![(file(1), [1; 8]), (file(2), [2; 8])], true);
-        assert_eq!(held.wrote(20, vec![(file(1), [1; 8])], true), first);
+        let first = wrote(&mut held, 10, vec![(file(1), [1; 8]), (file(2), [2; 8])]);
+        assert_eq!(wrote(&mut held, 20, vec![(file(1), [1; 8])]), first);
         let before = held.unstable();
-        held.wrote(30, vec![(file(2), [2; 8])], true);
-        assert_eq!(held.committed(&[(file(1), [1; 8]), (file(2), [2; 8])], &before), Some(first));
-        let left: Vec<_> = held.unstable().into_iter().map(|(file, _)| file).collect();
+        wrote(&mut held, 30, vec![(file(2), [2; 8])]);
+        assert_eq!(held.committed(&[(file(1), [1; 8]), (file(2), [2; 8])], None, &before), Some(first));
+        let left: Vec<_> = held.unstable().files.into_iter().map(|(file, _)| file).collect();
         assert_eq!(left, [file(2)], "the last write may be later than the COMMIT");
-        let restarted = held.committed(&[(file(2), [3; 8])], &held.unstable()).unwrap();
+        let before = held.unstable();
+        let restarted = held.committed(&[(file(2), [3; 8])], None, &before).unwrap();
         assert_ne!(restarted, first);
-        assert!(held.unstable().is_empty(), "everything is written again");
-        assert_eq!(held.wrote(20, vec![(file(2), [3; 8])], true), restarted);
-        assert_ne!(held.wrote(30, vec![(file(2), [4; 8])], true), restarted);
+        assert!(held.unstable().files.is_empty(), "everything is written again");
+        assert_eq!(wrote(&mut held, 20, vec![(file(2), [3; 8])]), restarted);
+        assert_ne!(wrote(&mut held, 30, vec![(file(2), [4; 8])]), restarted);
         held.end();
-        assert_eq!(held.committed(&[], &[]), None);
+        assert_eq!(held.committed(&[], None, &Unstable::default()), None);
+    }
+
+    #[test]
+    fn data_of_both_ways_have_one_verifier() {
+        let mut held = large();
+        let first = held.wrote_through_server(of_server(1), true);
+        assert_eq!(first, of_server(1).shown);
+        held.granted(STATEID, [segment(RW)]);
+        let mut changes = 0;
+        assert_eq!(held.wrote(10, vec![(file(1), [1; 8])], true, || changes += 1), first);
+        assert_eq!(held.wrote(20, vec![(file(1), [1; 8])], true, || changes += 1), first);
+        assert_eq!(changes, 1, "what follows from the verifier of the server changes with the first write");
+        let now = OfServer { shown: [9; 8], ..of_server(1) };
+        assert_eq!(held.wrote_through_server(now, false), first, "the layout is recalled, for example");
+        let before = held.unstable();
+        assert!(before.is_at_data_servers() && before.server.is_some());
+        held.wrote_through_server(now, true);
+        assert_eq!(held.committed(&[(file(1), [1; 8])], Some(now), &before), Some(first));
+        let left = held.unstable();
+        assert!(left.files.is_empty() && left.server.is_some(), "the last write may be later than the COMMIT");
+        assert!(held.has_unstable());
+        held.end();
+        assert_eq!(held.wrote_through_server(now, true), [9; 8], "the data at the data servers may be lost");
+    }
+
+    #[test]
+    fn verifier_changes_with_that_of_the_metadata_server() {
+        let mut held = large();
+        let first = held.wrote_through_server(of_server(1), true);
+        let before = held.unstable();
+        assert!(!before.is_at_data_servers() && !held.has_unstable(), "the client can forget it");
+        held.end();
+        assert_eq!(held.committed(&[], Some(of_server(1)), &before), Some(first), "there was no layout");
+        held.wrote_through_server(of_server(1), true);
+        let before = held.unstable();
+        assert_eq!(held.committed(&[], Some(of_server(2)), &before), Some(of_server(2).shown));
+        assert_eq!(held.wrote_through_server(of_server(2), true), of_server(2).shown);
+        assert_eq!(held.wrote_through_server(of_server(3), true), of_server(3).shown);
+        held.granted(STATEID, [segment(RW)]);
+        assert_eq!(held.wrote(10, vec![(file(1), [1; 8])], true, || ()), of_server(3).shown);
+        let before = held.unstable();
+        let lost = held.committed(&[(file(1), [1; 8])], Some(of_server(4)), &before).unwrap();
+        assert!(lost != of_server(3).shown && lost != of_server(4).shown, "all data are written again");
     }
 
     #[test]
     fn writes_after_a_layoutcommit_need_another_one() {
         let mut held = large();
         held.granted(STATEID, [segment(RW)]);
-        held.wrote(5, Vec::new(), false);
+        held.wrote(5, Vec::new(), false, || ());
         assert_eq!(held.uncommitted(), None);
-        held.wrote(9, Vec::new(), true);
-        held.wrote(7, Vec::new(), true);
+        wrote(&mut held, 9, Vec::new());
+        wrote(&mut held, 7, Vec::new());
         let told = held.uncommitted().unwrap();
         assert_eq!(told.end, 9);
-        held.wrote(3, Vec::new(), true);
+        wrote(&mut held, 3, Vec::new());
         held.told(told);
         let told = held.uncommitted().expect("the last write was not told");
         held.told(told);

@@ -15,7 +15,11 @@ use nfs::v4::{Deviceid4, Layouttype4};
 use parking_lot::Mutex;
 use rpc::BoxFuture;
 
-use super::device::{DataDialer, DataServerId, Device, DevicesInfo};
+use super::{
+    device::{DataDialer, DataServerId, Device, DevicesInfo},
+    held::OfServer,
+};
+use crate::model::{Handle, Verifier};
 
 /// The data servers of a metadata server. It is not active if the server has no layouts, or the user does not want them.
 #[derive(Default)]
@@ -26,6 +30,8 @@ pub(crate) struct Layouts {
     pub asking: tokio::sync::Mutex<()>,
     /// The file systems by number: the type of their layouts, if they have layouts that this client can use.
     file_systems: Mutex<HashMap<u64, Option<Layouttype4>>>,
+    /// Numbers that are combined with write verifiers of the metadata server, by the hash of a file: see [`Layouts::of_server`].
+    masks: Mutex<HashMap<u8, u64>>,
     data_servers: Counter,
     server: Counter,
 }
@@ -164,6 +170,17 @@ impl Layouts {
         file_systems.insert(file_system, layout_type);
     }
 
+    /// Returns a write verifier of the metadata server, with the one for callers that follows from it.
+    pub fn of_server(&self, file: &Handle, verifier: Verifier) -> OfServer {
+        let mask = self.masks.lock().get(&hash(file)).copied().unwrap_or(0);
+        OfServer { verifier, shown: (u64::from_be_bytes(verifier) ^ mask).to_be_bytes() }
+    }
+
+    /// Changes the verifiers for callers that follow from those of the metadata server, for one file and some others.
+    pub fn change_shown(&self, file: &Handle) {
+        self.masks.lock().insert(hash(file), entropy::random());
+    }
+
     /// Counts a READ.
     pub fn count_read(&self, directly: bool, bytes: usize) {
         if directly { &self.data_servers } else { &self.server }.read(bytes);
@@ -184,6 +201,10 @@ impl fmt::Debug for Layouts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Layouts").field("active", &self.is_active()).field("ways", &self.ways()).finish_non_exhaustive()
     }
+}
+
+fn hash(file: &Handle) -> u8 {
+    file.0.iter().fold(0, |hash: u8, byte| hash.wrapping_mul(31).wrapping_add(*byte))
 }
 
 /// Maximum number of devices that are known.

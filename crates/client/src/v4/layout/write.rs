@@ -13,8 +13,11 @@ use futures_util::future::join_all;
 use nfs::v4::{Layoutiomode4, Opnum4, layout::stripe::Piece};
 
 use super::{
-    super::{opens::Opens, protocol::V4},
-    held::{DataFileId, IoError},
+    super::{
+        opens::{OpenFile, Opens},
+        protocol::V4,
+    },
+    held::{DataFileId, IoError, Unstable},
     io::{Direct, TRIES, Target, failure, target},
     report::Counted,
     segment::DataFile,
@@ -25,8 +28,8 @@ use crate::{
     model::{Error, ErrorKind, Handle, Result, StableHow, Verifier, Written},
 };
 
-/// The data files that a WRITE has reached and that have not made it durable, with their verifiers.
-type Unstable = Vec<(DataFileId, Verifier)>;
+/// Data files with the verifiers that WRITE or COMMIT has returned.
+type Verifiers = Vec<(DataFileId, Verifier)>;
 
 impl V4 {
     /// Writes to data servers. Returns `None` if the data must be written through the metadata server.
@@ -56,7 +59,7 @@ impl V4 {
                     // The layout was lost meanwhile, and other clients may write now.
                     continue;
                 }
-                held.wrote(end, unstable, segment.needs_commit())
+                held.wrote(end, unstable, segment.needs_commit(), || opens.layouts.change_shown(handle))
             };
             if stable != StableHow::Unstable && opens.commit_layout(&direct.file.0, &self.deadline()).await.is_err() {
                 continue;
@@ -68,25 +71,61 @@ impl V4 {
         None
     }
 
-    /// Makes all data durable that were written to data servers. Returns `None` if there are none.
-    pub(in crate::v4) async fn commit_directly(&self, handle: &Handle) -> Option<Verifier> {
+    /// Takes note of data that have passed through the metadata server. Other data of the file can be at data servers, and all have one
+    /// verifier, which the result has.
+    pub(in crate::v4) fn wrote_through_server(&self, handle: &Handle, written: Written) -> Written {
         let opens = &self.server.opens;
         if !opens.layouts.is_active() || self.server.moves.any() {
-            return None;
+            return written;
         }
-        let known = opens.known(handle)?;
-        let unstable = {
-            let held = known.layouts.held.lock();
-            let unstable = held.unstable();
-            if unstable.is_empty() && held.uncommitted().is_none() {
-                return None;
-            }
-            unstable
+        let (is_unstable, of_server) =
+            (written.committed == StableHow::Unstable, || opens.layouts.of_server(handle, written.verf));
+        let wrote = |file: Arc<OpenFile>| {
+            // Locked first: a write to data servers changes what follows from the verifier.
+            let mut held = file.layouts.held.lock();
+            held.wrote_through_server(of_server(), is_unstable)
         };
+        let verf = opens.known(handle).map_or_else(|| of_server().shown, wrote);
+        Written { verf, ..written }
+    }
+
+    /// Makes all written data durable, at the data servers and at the metadata server.
+    ///
+    /// # Errors
+    /// COMMIT at the metadata server failed.
+    pub(in crate::v4) async fn commit_both_ways(&self, handle: &Handle) -> Result<Verifier> {
+        let opens = &self.server.opens;
+        let known = opens.known(handle);
+        let before = known.as_ref().map(|file| file.layouts.held.lock().unstable()).unwrap_or_default();
+        if before.is_at_data_servers()
+            && let Some(verifier) = self.commit_directly(handle, &before).await
+        {
+            return Ok(verifier);
+        }
+        let verifier = self.commit_at_server(handle).await?;
+        let of_server = || opens.layouts.of_server(handle, verifier);
+        // If data at data servers may be lost, this verifier makes the caller write again.
+        let Some(file) = known.filter(|_| !before.is_at_data_servers()) else { return Ok(of_server().shown) };
+        let mut held = file.layouts.held.lock();
+        let server = of_server();
+        Ok(held.committed(&[], Some(server), &before).unwrap_or(server.shown))
+    }
+
+    /// Makes data durable of which a part is at data servers. Returns `None` if that part may be lost.
+    async fn commit_directly(&self, handle: &Handle, before: &Unstable) -> Option<Verifier> {
+        let opens = &self.server.opens;
         let direct = self.direct(handle, Layoutiomode4::Rw, &(0..1)).await?;
-        match commit_all(opens, &direct, &unstable, &self.deadline()).await {
+        match commit_all(opens, &direct, &before.files, &self.deadline()).await {
             Ok(verifiers) => {
-                let verifier = direct.file.0.layouts.held.lock().committed(&verifiers, &unstable)?;
+                let server = match before.server {
+                    Some(_) => Some(self.commit_at_server(handle).await.ok()?),
+                    None => None,
+                };
+                let verifier = {
+                    let mut held = direct.file.0.layouts.held.lock();
+                    let server = server.map(|verifier| opens.layouts.of_server(handle, verifier));
+                    held.committed(&verifiers, server, before)?
+                };
                 // If this fails, the layout is lost, and the verifier of the server makes the caller write again.
                 opens.commit_layout(&direct.file.0, &self.deadline()).await.ok()?;
                 Some(verifier)
@@ -110,7 +149,7 @@ async fn write_mirrors(
     data: &Rope,
     stable: StableHow,
     deadline: &Deadline,
-) -> std::result::Result<Unstable, Vec<IoError>> {
+) -> std::result::Result<Verifiers, Vec<IoError>> {
     let segment = &direct.layout.segment;
     let best = segment.order(range.start, |_| true)[0];
     let mirrors = segment.mirrors[segment.written(best)].iter();
@@ -175,7 +214,7 @@ async fn commit_all(
     direct: &Direct,
     unstable: &[(DataFileId, u64)],
     deadline: &Deadline,
-) -> std::result::Result<Unstable, Vec<IoError>> {
+) -> std::result::Result<Verifiers, Vec<IoError>> {
     let files = direct.layout.segment.mirrors.iter().flat_map(|mirror| &mirror.files);
     let files =
         files.filter(|file| unstable.iter().any(|((server, handle), _)| *server == file.server && file.has(handle)));

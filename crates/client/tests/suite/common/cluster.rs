@@ -623,7 +623,8 @@ impl Vfs for Mds {
         if self.has_objects(file) {
             self.write_copies(file, offset, data)?;
         }
-        self.inner.write(caller, file, offset, data, how, report)
+        // As a server with a disk: the client must commit what it need not commit in memory.
+        self.inner.write(caller, file, offset, data, how, report).map(|written| Written { stability: how, ..written })
     }
 
     delegate! {

@@ -78,6 +78,7 @@ pub fn run(args: &Args) -> Outcome {
         kind: Kind::Nfs3(3 * files.bytes() + (64 << 20)),
         limit: None,
         transports: vec!["tcp".to_owned()],
+        data_transport: None,
         dir: args.dir.clone().unwrap_or_else(std::env::temp_dir),
     };
     let cluster = Cluster::start(&shape)?;

@@ -1,8 +1,8 @@
 //! The socket of `slipway clients`, `ds`, `layout`, `resilver`, `demo` and `bench` in the state directory. Only the server's user and
 //! root can use it.
 //!
-//! A separate thread answers one connection after the other. If a client neither reads nor writes, the server
-//! disconnects it, so others wait for a limited time.
+//! A separate thread answers one connection after the other, except for a search for orphans, which has a thread of its own. If a
+//! client neither reads nor writes, the server disconnects it, so others wait for a limited time.
 
 use std::{
     fs,
@@ -17,7 +17,10 @@ use server::admin::{Admin, SOCKET};
 
 use crate::{
     counters::{self, CountersRequest},
-    pnfs::{Clusters, records::REQUEST_MAX},
+    pnfs::{
+        Clusters,
+        records::{REQUEST_MAX, Request},
+    },
     socket::{self, PAUSE},
 };
 
@@ -75,6 +78,16 @@ fn answer(stream: &UnixStream, answers: &Answers) -> io::Result<()> {
         return counters::answer(&answers.server, &mut output);
     }
     match serde_json::from_slice(&line) {
+        // Others must not wait for it.
+        Ok(request @ Request::Orphans { .. }) => {
+            let (clusters, stream) = (answers.clusters.clone(), stream.try_clone()?);
+            let search = move || {
+                if let Err(error) = clusters.answer(&request, &mut BufWriter::new(stream)) {
+                    tracing::debug!(%error, "cannot answer an administrator");
+                }
+            };
+            thread::Builder::new().name("orphans".to_owned()).spawn(search).map(drop)
+        }
         Ok(request) => answers.clusters.answer(&request, &mut output),
         Err(_) => answers.admin.serve(&line[..], &mut output),
     }
