@@ -26,7 +26,8 @@ fn small_writes_are_gathered() {
         }
         drop(file);
         let calls = counted.calls() - before;
-        assert!(calls < 40, "{calls} calls for {} writes over {version}", LEN / 1000);
+        // A block waits for more data for a limited time, so a slow machine sends more of them.
+        assert!(calls < LEN as u64 / 20_000, "{calls} calls for {} writes over {version}", LEN / 1000);
         assert!(fs::read(world.served.join(&name)).unwrap() == data);
         let at = mounted.at.clone();
         mounted.end();
