@@ -93,7 +93,8 @@ impl Side {
     }
 }
 
-/// The keys of a context for MIC tokens in both directions. The memory of the keys is overwritten when they are dropped.
+/// The keys of a context for MIC tokens in both directions. AWS-LC overwrites them when they are dropped; copies that its
+/// functions made on the stack are not overwritten here.
 pub struct MicKeys {
     enctype: Enctype,
     own: Direction,
