@@ -186,7 +186,7 @@ fn opens_of_several_users_survive_a_restart_of_the_server() {
             child
         };
         let mut holders: Vec<_> = [ALICE, BOB].map(hold).into();
-        world.restart();
+        world.restart(&[]);
         for holder in &mut holders {
             std::io::Write::write_all(holder.stdin.as_mut().unwrap(), b"go\n").unwrap();
             assert!(holder.wait().unwrap().success(), "over {version}");

@@ -85,15 +85,16 @@ impl World {
         Mounted { child: mount_with(&[&["--allow-other"], args].concat(), &url, &at), at }
     }
 
-    /// Kills the server, and starts another with the data on stable storage. Over TCP.
-    pub fn restart(&mut self) {
+    /// Kills the server, and starts another with the data on stable storage and with these arguments. Over TCP.
+    pub fn restart(&mut self, args: &[&str]) {
         let (state, port) = (self.directory.path().join("state"), self.server.port("tcp"));
         self.server.signal(Signal::KILL);
         self.server.child.wait().unwrap();
         let listen = format!("tcp://127.0.0.1:{port}");
         let (state, served) = (state.to_str().unwrap(), self.served.to_str().unwrap());
         let ports = std::mem::take(&mut self.server.ports);
-        self.server = Server::start(&["--squash", "none", "--state-dir", state, "--listen", &listen, served]);
+        let own = ["--squash", "none", "--state-dir", state, "--listen", &listen, served];
+        self.server = Server::start(&[args, &own].concat());
         self.server.ports = ports;
     }
 
