@@ -18,7 +18,7 @@ pub fn run(bench: &Bench, report: &mut Report) -> Result<(), String> {
         return Ok(());
     }
     let directory = bench.fresh("ganesha")?;
-    for version in bench.rotation.pick("ganesha", &VERSIONS, 1) {
+    for version in bench.rotation.pick("ganesha", &VERSIONS, 1, report) {
         let out = directory.join(version);
         std::fs::create_dir(&out).map_err(|error| format!("{}: {error}", out.display()))?;
         let mut script = Command::new("interop/ganesha.sh");

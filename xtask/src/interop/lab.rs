@@ -11,8 +11,14 @@ use crate::shell::{self, Daemon};
 const TIMEOUT_S: u32 = 1800;
 
 /// A Linux kernel of Debian's packages.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Kernel(Option<&'static str>);
+
+impl std::fmt::Debug for Kernel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Linux {}", self.0.unwrap_or("6.1"))
+    }
+}
 
 impl Kernel {
     /// The release's own kernel: Linux 6.1.

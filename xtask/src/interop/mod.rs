@@ -169,7 +169,7 @@ fn in_turn(lane: &[Suite], only: Option<&str>, bench: &Bench) -> Report {
         if !only.map_or(!ON_REQUEST.contains(name), |only| only == *name) {
             continue;
         }
-        for kernel in bench.rotation.pick(name, kernels, 1) {
+        for kernel in bench.rotation.pick(name, kernels, 1, &mut report) {
             eprintln!("== interop: {name}");
             let started = Instant::now();
             if let Err(why) = run(&Bench { kernel: *kernel, ..bench.clone() }, &mut report) {

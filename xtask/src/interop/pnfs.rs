@@ -15,7 +15,7 @@ pub const PACKAGES: [&str; 3] = ["nfs-ganesha", "nfs-ganesha-gluster", "glusterf
 pub fn linux(bench: &Bench, report: &mut Report) -> Result<(), String> {
     // Kind `slipway` has not passed with Linux yet, so no commit runs it by itself.
     let kinds = if bench.rotation == Rotation::All { &KINDS[..] } else { &KINDS[..1] };
-    for kind in bench.rotation.pick("pnfs", kinds, kinds.len()) {
+    for kind in bench.rotation.pick("pnfs", kinds, kinds.len(), report) {
         let name = format!("pnfs-{kind}");
         let guest = Guest::new(bench, bench.fresh(&name)?.join("guest"))?;
         guest.environment(&[("SLIPWAY", text(&bench.slipway)), ("KIND", kind.to_string())])?;
@@ -31,7 +31,7 @@ pub fn knfsd(bench: &Bench, report: &mut Report) -> Result<(), String> {
     let module = shell::capture(bench.kernel.lab().arg("nfsd"))?;
     let copied = std::fs::copy(module.trim(), guest.out.join("nfsd.ko"));
     copied.map_err(|error| format!("{}: {error}", module.trim()))?;
-    let versions: Vec<&str> = bench.rotation.pick("pnfs-knfsd", &VERSIONS, 1).into_iter().copied().collect();
+    let versions: Vec<&str> = bench.rotation.pick("pnfs-knfsd", &VERSIONS, 1, report).into_iter().copied().collect();
     guest.environment(&[
         ("SLIPWAY", text(&bench.slipway)),
         ("PEER", text(&shell::target_dir().join("debug/examples/peer"))),
@@ -49,7 +49,7 @@ pub fn gluster(bench: &Bench, report: &mut Report) -> Result<(), String> {
         return Ok(());
     }
     let directory = bench.fresh("pnfs-gluster")?;
-    for version in bench.rotation.pick("pnfs-gluster", &VERSIONS, 1) {
+    for version in bench.rotation.pick("pnfs-gluster", &VERSIONS, 1, report) {
         let out = directory.join(version);
         std::fs::create_dir(&out).map_err(|error| format!("{}: {error}", out.display()))?;
         let mut script = Command::new("interop/pnfs_gluster.sh");

@@ -8,7 +8,7 @@ use crate::report::Report;
 /// Runs `guest/restarts.sh`.
 pub fn run(bench: &Bench, report: &mut Report) -> Result<(), String> {
     // A restart serves the clients of all versions over both transports at once, so only the signals alternate.
-    let signals = bench.rotation.pick("restarts", &SIGNALS, 1);
+    let signals = bench.rotation.pick("restarts", &SIGNALS, 1, report);
     let signals: Vec<&str> = signals.into_iter().copied().collect();
     let guest = Guest::new(bench, bench.fresh("restarts")?.join("guest"))?;
     guest.environment(&[("SLIPWAY", text(&bench.slipway)), ("SIGNALS", signals.join(" "))])?;

@@ -1,6 +1,7 @@
 //! Test matrices that take too long for every run: each commit runs some of the cells, so that all of them run over
 //! time.
 
+use crate::report::{Outcome, Report};
 use crate::shell;
 
 /// Selects the cells of a matrix to run.
@@ -21,31 +22,42 @@ impl Rotation {
         if all { Self::All } else { Self::Commit(hash.unwrap_or(0)) }
     }
 
-    /// Returns `count` consecutive cells. Prints them, and the command that runs all.
-    pub fn pick<'a, T: std::fmt::Debug>(self, suite: &str, cells: &'a [T], count: usize) -> Vec<&'a T> {
-        let picked: Vec<&T> = match self {
-            Self::All => cells.iter().collect(),
-            Self::Commit(hash) => {
-                let first = (hash % cells.len() as u64) as usize;
-                cells.iter().cycle().skip(first).take(count.min(cells.len())).collect()
-            }
+    /// Returns `count` consecutive cells, and prints them. Reports the others as skipped, with the command that runs all.
+    pub fn pick<'a, T: std::fmt::Debug>(
+        self,
+        suite: &str,
+        cells: &'a [T],
+        count: usize,
+        report: &mut Report,
+    ) -> Vec<&'a T> {
+        let (first, count) = match self {
+            Self::All => (0, cells.len()),
+            Self::Commit(hash) => ((hash % cells.len() as u64) as usize, count.min(cells.len())),
         };
+        let mut picked: Vec<&T> = cells.iter().cycle().skip(first).take(cells.len()).collect();
+        let left = picked.split_off(count);
         eprintln!("== interop: {suite}: runs {picked:?} of {} cells", cells.len());
-        if picked.len() < cells.len() {
-            eprintln!("== interop: {suite}: all by `cargo xtask interop --only {suite} --all`");
+        if !left.is_empty() {
+            let what = if left.len() > NAMED_MAX { String::new() } else { format!("{left:?} ") };
+            let why = format!("{what}run for other commits, and by `cargo xtask interop --only {suite} --all`");
+            report.record(format!("interop: {suite}: {} of {} cells", left.len(), cells.len()), Outcome::Skipped(why));
         }
         picked
     }
 }
 
+/// The number of skipped cells that a report names.
+const NAMED_MAX: usize = 3;
+
 #[cfg(test)]
 mod tests {
-    use super::Rotation;
+    use super::{Report, Rotation};
 
     #[test]
     fn commits_alternate_and_all_selects_all() {
         let cells = ["a", "b", "c"];
-        let of = |rotation: Rotation, count| rotation.pick("test", &cells, count);
+        let mut report = Report::default();
+        let mut of = |rotation: Rotation, count| rotation.pick("test", &cells, count, &mut report);
         assert_eq!(of(Rotation::Commit(2), 2), [&"c", &"a"]);
         assert_eq!(of(Rotation::Commit(3), 1), [&"a"]);
         assert_eq!(of(Rotation::Commit(1), 9).len(), 3, "no cell may run twice");

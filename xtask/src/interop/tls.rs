@@ -13,7 +13,7 @@ pub fn linux(bench: &Bench, report: &mut Report) -> Result<(), String> {
     let tlshd = bench.directory.join("tlshd");
     shell::capture(Command::new("interop/tls/fetch-tlshd").arg(&tlshd))?;
     let guest = Guest::new(bench, directory.join("guest"))?;
-    let picked = bench.rotation.pick("tls", &CELLS, CELLS_OF_RUN);
+    let picked = bench.rotation.pick("tls", &CELLS, CELLS_OF_RUN, report);
     let cells =
         picked.iter().map(|(version, protection)| format!("{version}:{protection}")).collect::<Vec<_>>().join(" ");
     let reader = std::path::absolute("interop/tls/reader.py").map_err(|error| error.to_string())?;

@@ -29,7 +29,7 @@ pub fn run(bench: &Bench, report: &mut Report) -> Result<(), String> {
     let realm = Realm::start(&bench.ports, &directory.join("realm"))?;
     let suite = Suite::start(bench, &directory, &realm)?;
     let cells = cells(&["tcp", "rdma", "shm"]);
-    for cell in bench.rotation.pick("kerberos", &cells, CELLS) {
+    for cell in bench.rotation.pick("kerberos", &cells, CELLS, report) {
         let Cell { transport, version, flavor } = cell;
         report.step(&format!("interop: kerberos: {transport}: version {version} with {flavor}"), || {
             outcome(suite.copies(cell))
@@ -49,18 +49,16 @@ pub fn linux(bench: &Bench, report: &mut Report) -> Result<(), String> {
     let guest = Guest::new(bench, bench.fresh("kerberos-linux")?.join("guest"))?;
     // The kernel has no shared memory.
     let cells = cells(&["tcp", "rdma"]);
-    let picked = |what| {
-        let picked = bench.rotation.pick(what, &cells, CELLS_OF_GUEST);
-        let names = picked.iter().map(|cell| format!("{}:{}:{}", cell.transport, cell.version, cell.flavor));
-        names.collect::<Vec<_>>().join(" ")
-    };
+    let picked = bench.rotation.pick("kerberos-linux", &cells, CELLS_OF_GUEST, report);
+    let picked = picked.iter().map(|cell| format!("{}:{}:{}", cell.transport, cell.version, cell.flavor));
+    let picked = picked.collect::<Vec<_>>().join(" ");
     let adapter: Vec<_> = cells.iter().filter(|cell| cell.transport == "rdma").collect();
-    let adapter = bench.rotation.pick("kerberos-linux", &adapter, CELLS_OF_ADAPTER);
+    let adapter = bench.rotation.pick("kerberos-linux", &adapter, CELLS_OF_ADAPTER, report);
     let adapter = adapter.iter().map(|cell| format!("{}:{}", cell.version, cell.flavor)).collect::<Vec<_>>();
     guest.environment(&[
         ("SLIPWAY", text(&bench.slipway)),
-        ("KERNEL_CLIENT", picked("kerberos-linux")),
-        ("OUR_CLIENT", picked("kerberos-linux")),
+        ("KERNEL_CLIENT", picked.clone()),
+        ("OUR_CLIENT", picked),
         ("ADAPTER", adapter.join(" ")),
     ])?;
     let succeeded = guest.run("kerberos.sh");

@@ -28,7 +28,7 @@ pub fn run(bench: &Bench, report: &mut Report) -> Result<(), String> {
         return Ok(());
     }
     let mut suite = Suite::start(bench)?;
-    for cell in bench.rotation.pick("mount", &cells(), CELLS) {
+    for cell in bench.rotation.pick("mount", &cells(), CELLS, report) {
         let Cell { program, version, transport } = cell;
         report.step(&format!("interop: mount: {program} with version {version} over {transport}"), || {
             match suite.run(cell) {
@@ -57,7 +57,7 @@ fn cells() -> Vec<Cell> {
             version: VERSIONS[version],
             transport: match PROGRAMS[program].options.contains(&PASSTHROUGH) {
                 true => "shm",
-                false => TRANSPORTS[number % TRANSPORTS.len()],
+                false => TRANSPORTS[(program + round) % TRANSPORTS.len()],
             },
         }
     };
@@ -72,13 +72,14 @@ struct Program {
     run: fn(&mut Place) -> Result<(), String>,
 }
 
-const PROGRAMS: [Program; 14] = [
+const PROGRAMS: [Program; 15] = [
     Program { name: "pjdfstest", options: &["--allow-other"], run: programs::pjdfstest },
     Program { name: "fsx with memory maps", options: &[], run: programs::fsx },
     Program { name: "fsx with direct I/O and memory maps", options: &["--direct-io"], run: programs::fsx },
     Program { name: "fsx with data kept by the kernel", options: &["--writeback"], run: programs::fsx },
     Program { name: "fsx on a passed file", options: &[PASSTHROUGH], run: programs::fsx_passed },
     Program { name: "stress-ng", options: &[], run: programs::stress },
+    Program { name: "SQLite's write-ahead log", options: &[], run: programs::sqlite },
     Program { name: "SQLite's write-ahead log with direct I/O", options: &["--direct-io"], run: programs::sqlite },
     Program {
         name: "SQLite's write-ahead log of a passed database",
