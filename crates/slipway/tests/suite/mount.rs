@@ -493,13 +493,15 @@ struct Soft(Vec<(rustix::io::Errno, tempfile::TempDir, std::process::Child)>);
 impl Soft {
     fn new(world: &World, query: &str) -> Self {
         world.server.signal(Signal::CONT);
-        let mount = |(flag, errno)| {
+        let mount = |(options, errno): (&[&str], _)| {
             let at = tempfile::tempdir().unwrap();
             let url = [&world.server.url("tcp", ""), query, "&timeo=200ms"].concat();
-            let child = mount_with(&[flag, "--retrans", "1", "--attributes", "0"], &url, at.path());
+            let child = mount_with(&[options, &["--attributes", "0"]].concat(), &url, at.path());
             (errno, at, child)
         };
-        let soft = [("--soft", rustix::io::Errno::IO), ("--softerr", rustix::io::Errno::TIMEDOUT)].map(mount);
+        let soft: (&[&str], _) = (&["--soft", "--retrans", "1"], rustix::io::Errno::IO);
+        let softerr: (&[&str], _) = (&["-o", "softerr,retrans=1"], rustix::io::Errno::TIMEDOUT);
+        let soft = [soft, softerr].map(mount);
         world.server.pause();
         Self(soft.into())
     }

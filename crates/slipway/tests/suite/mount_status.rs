@@ -82,6 +82,8 @@ fn status_excludes_a_mount() {
     }
     assert!(fails(2, &["mount", "--json", "nfs://host/export", "/mnt"]).contains("cannot be used with"));
     assert!(fails(2, &["mount", "--json"]).contains("--status"));
+    let said = fails(2, &["mount", "-o", "soft,retrans=1001", "nfs://host/export", "/mnt"]);
+    assert!(said.contains("-o retrans=1001: a number from 0 to 1000"), "{said}");
     let said = fails(1, &["mount", "--status=/nowhere/mnt"]);
     assert!(said.contains("/nowhere/mnt: No such file"), "{said}");
 }

@@ -48,7 +48,7 @@ pub struct Args {
     /// With --status, print each mount as a line of JSON
     #[arg(long, requires = "status", conflicts_with_all = MOUNTING)]
     json: bool,
-    /// Options of the URL, separated by commas: vers=4.2,xprtsec=tls
+    /// Options of the URL, separated by commas: vers=4.2,xprtsec=tls. Also hard, soft, softerr and retrans=N, as in nfs(5)
     #[arg(short, value_name = "OPTIONS", value_delimiter = ',')]
     options: Vec<String>,
     /// The file of the issuers that may sign the server's certificate; by default that of the system
@@ -84,22 +84,38 @@ pub struct Args {
     #[arg(long, conflicts_with = "soft")]
     softerr: bool,
     /// Additional periods of the URL's timeo before an operation of a soft mount fails
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(0..=1000))]
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(0..=i64::from(RETRANS_MAX)))]
     retrans: u32,
 }
 
 impl Args {
-    /// Returns the URL with the options of the command line, and the mount point.
-    fn applied(&self) -> Result<(NfsUrl, &Path), Failure> {
+    /// Returns the URL with the options of the command line, the mount point, and what to do when the server does not answer.
+    fn applied(&self) -> Result<(NfsUrl, &Path, Recovery), Failure> {
         let (Some(mut url), Some(directory)) = (self.url.clone(), &self.directory) else {
             return Err(Failure::usage("a URL and a directory are needed"));
         };
         let options = &mut url.options;
+        let (mut soft, mut softerr, mut retrans) = (self.soft, self.softerr, self.retrans);
         for option in &self.options {
             let (key, value) = option.split_once('=').unwrap_or((option, ""));
-            let failed = |problem| Failure::usage(format!("-o {option}: {problem}"));
-            options.set(key, value).map_err(failed)?;
+            let failed = |problem: String| Failure::usage(format!("-o {option}: {problem}"));
+            match (key, value) {
+                ("hard", "") => (soft, softerr) = (false, false),
+                ("soft", "") => (soft, softerr) = (true, false),
+                ("softerr", "") => (soft, softerr) = (false, true),
+                ("retrans", _) => match value.parse() {
+                    Ok(number @ 0..=RETRANS_MAX) => retrans = number,
+                    _ => return Err(failed(format!("a number from 0 to {RETRANS_MAX} is needed"))),
+                },
+                _ => options.set(key, value).map_err(failed)?,
+            }
         }
+        let deadline = options.deadline.saturating_mul(retrans + 1);
+        let recovery = match (soft, softerr) {
+            (true, _) => Recovery::Soft(deadline),
+            (_, true) => Recovery::SoftErr(deadline),
+            _ => Recovery::Hard,
+        };
         if self.allow_other && (options.uid.is_some() || options.gid.is_some() || options.gids.is_some()) {
             let problem =
                 "with --allow-other each operation acts as its caller, so the URL cannot have uid, gid or gids";
@@ -116,7 +132,7 @@ impl Args {
             }
         }
         options.tls.check().map_err(Failure::usage)?;
-        Ok((url, directory))
+        Ok((url, directory, recovery))
     }
 }
 
@@ -125,15 +141,9 @@ pub fn run(args: &Args) -> Outcome {
     if let Some(directory) = &args.status {
         return status::print(directory.as_deref(), args.json);
     }
-    let (url, directory) = args.applied()?;
+    let (url, directory, recovery) = args.applied()?;
     let ttl = Duration::try_from_secs_f64(args.attributes).ok().filter(|ttl| *ttl <= TTL_MAX);
     let ttl = ttl.ok_or_else(|| Failure::usage("--attributes: from 0 to 3600 seconds"))?;
-    let deadline = url.options.deadline.saturating_mul(args.retrans + 1);
-    let recovery = match (args.soft, args.softerr) {
-        (true, _) => Recovery::Soft(deadline),
-        (_, true) => Recovery::SoftErr(deadline),
-        _ => Recovery::Hard,
-    };
     let options = Options {
         ttl,
         direct_io: args.direct_io,
@@ -389,6 +399,7 @@ const ANSWER_MAX: Duration = Duration::from_millis(200);
 const REPORT: Duration = Duration::from_secs(1);
 const LATE_S: u64 = 10;
 const FAREWELL_MAX: Duration = Duration::from_secs(2);
+const RETRANS_MAX: u32 = 1000;
 const TTL_MAX: Duration = Duration::from_secs(3600);
 /// The interval and the number of checks without an ended operation after which the server counts as not answering.
 const LOOK: Duration = Duration::from_millis(100);
