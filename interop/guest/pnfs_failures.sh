@@ -1,0 +1,217 @@
+# Runs in the guest: data servers, the metadata server and clients of a pNFS cluster fail while Linux's client uses files with three
+# copies by NFSv4.2. All three data servers are `slipway`. Each file is compared with its copies at the end. /run/out/env is as for pnfs.sh.
+. /run/out/guest/pnfs_lib.sh
+PORT+=(2053)
+RDMA_PORT+=(20053)
+# The second data server has an address of its own, which can be removed.
+APART=10.9.1.3
+HOST=($SERVER $SERVER $APART $SERVER)
+# The second client has a network of its own.
+OTHER=10.9.2.2
+IN_OTHER="nsenter --net=/run/netns/other"
+
+networks() {
+  network
+  ip -n server addr add $APART/24 dev client1
+  ip netns add other
+  ip link add other0 netns other type veth peer name other1 netns server
+  ip -n other addr add $OTHER/24 dev other0; ip -n other link set other0 up; ip -n other link set lo up
+  ip -n server addr add 10.9.2.1/24 dev other1; ip -n server link set other1 up
+  ip -n other route add default via 10.9.2.1
+}
+
+# Linux waits for a data server for (retrans + 1) times timeo, in tenths of a second: by default for minutes.
+client_waits_briefly() {
+  local parameters=/sys/module/nfs_layout_flexfiles/parameters
+  echo 100 >$parameters/dataserver_timeo
+  echo 1 >$parameters/dataserver_retrans
+}
+
+# The second data server's file system can be full.
+full_servers() {
+  mkdir -p /run/ds{2,3} /run/state3 /run/other
+  mount -t tmpfs -o size=64m,mode=700 ds2 /run/ds2
+  chmod 700 /run/ds3
+  # Instead of knfsd.
+  configure() { common_configuration >/run/slipway.toml; { echo "mirrors = 3"; for server in 1 2 3; do data_server $server 3; done; } >>/run/slipway.toml; }
+  servers
+  start 3
+}
+
+mount_other() {
+  $IN_OTHER unshare --uts bash -c "hostname other; mount -t nfs -o vers=4.2,proto=tcp $SERVER:/export /run/other"
+}
+
+# fresh FILE: reads FILE from the servers, and compares it with /run/local.
+fresh() {
+  echo 3 >/proc/sys/vm/drop_caches
+  same "$1"
+}
+
+# All copies and the mount have the contents of /run/local. A repair may have to end first.
+healed() {
+  await copies_equal /run/local 1 2 3
+  fresh /run/mnt/file
+}
+
+removed() {
+  rm /run/mnt/file
+  await no_objects
+}
+
+# survives FAIL REPAIR: a data server fails while a file is written. The program gets no error, and reads what it wrote. When the data
+# server is back, the copy there is made again.
+survives() {
+  cp /run/sample /run/local
+  exec 5<>/run/mnt/file
+  head -c 1000000 /run/sample >&5; sync /run/mnt/file
+  $1
+  tail -c +1000001 /run/sample >&5; sync /run/mnt/file
+  exec 5>&-
+  fresh /run/mnt/file
+  $2
+  healed
+  removed
+}
+hang() { kill -STOP "$(cat /run/pid.1)"; }
+continue_() { kill -CONT "$(cat /run/pid.1)"; }
+part() { ip -n server addr del $APART/24 dev client1; }
+join() { ip -n server addr add $APART/24 dev client1; }
+fill() { mount -o remount,size=1200k /run/ds2; }
+empty() { mount -o remount,size=64m /run/ds2; }
+
+# A data server with little throughput delays a client, and no data are lost.
+slow() {
+  local OPTIONS="--limit 1M"
+  stop 3; start 3
+  cp /run/sample /run/local; cp /run/sample /run/mnt/file; sync /run/mnt/file
+  healed
+  removed
+}
+
+# A program writes blocks, and each is on stable storage before it writes the next.
+cat >/run/writer.py <<'P'
+import os, sys, time
+def block(number): return b"%08d" % number * 1024
+path, log = sys.argv[1:3]
+if len(sys.argv) > 3:  # Compares the blocks that were written.
+    numbers = [int(line) for line in open(log)]
+    with open(path, "rb") as file:
+        for number in numbers:
+            file.seek(number * 8192)
+            assert file.read(8192) == block(number), f"block {number} is lost"
+    print(len(numbers), "blocks")
+else:
+    file = os.open(path, os.O_RDWR | os.O_CREAT)
+    with open(log, "w") as done:
+        number = 0
+        while not os.path.exists("/run/enough"):
+            os.pwrite(file, block(number), number * 8192)
+            os.fsync(file)
+            print(number, file=done, flush=True)
+            number += 1
+P
+progress() { [ "$(wc -l </run/written)" -gt "$1" ]; }
+writes_go_on() { await progress $(($(wc -l </run/written) + 10)); }
+
+# Servers are killed in turn and started again while the program writes. No block is lost, and the program gets no error.
+under_load() {
+  local writer victim
+  rm -f /run/enough; : >/run/written
+  python3 /run/writer.py /run/mnt/file /run/written & writer=$!
+  for victim in 0 1 0 3 2; do
+    writes_go_on
+    stop $victim
+    # The other servers go on without a data server.
+    [ $victim = 0 ] || writes_go_on
+    start $victim
+  done
+  writes_go_on
+  touch /run/enough
+  wait $writer
+  echo 3 >/proc/sys/vm/drop_caches
+  python3 /run/writer.py /run/mnt/file /run/written compare
+  cp $EXPORT/file /dev/null
+  cat /run/mnt/file >/run/local
+  healed
+  removed
+}
+
+# Another client that has a layout to write does not answer. Its layout is revoked after a lease, and a drain, which recalls it, goes on.
+silent_client() {
+  local server
+  cp /run/sample /run/local
+  mount_other
+  exec 6<>/run/other/file
+  cat /run/sample >&6; sync /run/other/file
+  copies_equal /run/local 1 2 3
+  ip -n other link set other0 down
+  # A truncation needs no layout of others, and a repair does: the copy at the stopped server becomes stale and is made again.
+  stop 1
+  dd if=/run/small of=/run/mnt/file bs=50000 seek=7 conv=notrunc,fsync status=none
+  dd if=/run/small of=/run/local bs=50000 seek=7 conv=notrunc status=none
+  start 1
+  healed
+  grep -q 'revoked' /run/out/serve.0.log
+  # The client is back. What it writes by its former layout is refused, so its copies stay equal.
+  ip -n other link set other0 up
+  head -c 4096 /run/small >&6 || true
+  sync /run/other/file || true
+  exec 6>&- || true
+  umount -f /run/other || umount -l /run/other
+  cat /run/mnt/file >/run/local
+  healed
+  removed
+}
+
+# Another client truncates a file while this one writes it. Both see the same bytes in the end, and so do all copies.
+truncated_by_another() {
+  local round writer
+  mount_other
+  rm -f /run/enough; : >/run/written
+  python3 /run/writer.py /run/mnt/file /run/written & writer=$!
+  for round in 1 2 3 4 5; do
+    writes_go_on
+    truncate -s $((round * 10000)) /run/other/file
+  done
+  touch /run/enough
+  wait $writer
+  echo 3 >/proc/sys/vm/drop_caches
+  cat /run/mnt/file >/run/local
+  same /run/other/file
+  healed
+  umount /run/other
+  removed
+}
+
+# Another client removes a file while this one has it open for writing. Its data stay until it closes the file.
+removed_by_another() {
+  cp /run/sample /run/local
+  mount_other
+  exec 5<>/run/mnt/file
+  head -c 1000000 /run/sample >&5; sync /run/mnt/file
+  rm /run/other/file
+  tail -c +1000001 /run/sample >&5; sync /proc/self/fd/5
+  echo 3 >/proc/sys/vm/drop_caches
+  cmp /run/sample /proc/self/fd/5
+  copies_equal /run/local 1 2 3
+  exec 5>&-
+  await no_objects
+  umount /run/other
+}
+
+check "network" networks || exit 1
+check "client: waits briefly for data servers" client_waits_briefly
+check "slipway serve: starts" full_servers || exit 1
+check "mounts with flexible files" mounted 4.2 || exit 1
+check "a data server hangs" survives hang continue_
+check "a data server is partitioned" survives part join
+check "a data server is full" survives fill empty
+check "a data server is slow" slow
+check "servers are killed while a program writes" under_load
+check "a client with a layout does not answer" silent_client
+check "another client truncates a file that is written" truncated_by_another
+check "another client removes an open file" removed_by_another
+check "unmounts" umount /run/mnt
+check "kernel log is clean" kernel_log_is_clean 'nfs: server .* not responding|NFS: state manager'
+! grep -q ^fail "$RESULTS"

@@ -1,0 +1,190 @@
+# Shared by the scripts that run in the guest with a pNFS cluster: the metadata server and two data servers are `slipway` in a network
+# namespace; the third data server is the guest's own knfsd. /run/out/env sets SLIPWAY, and KIND, the kind of the first two data
+# servers: nfs3 or slipway.
+. /run/out/guest/lib.sh
+. /run/out/env
+near SLIPWAY
+: >"$RESULTS"
+SERVER=10.9.1.1
+CLIENT=10.9.1.2
+EXPORT=/run/export
+head -c 3000000 /run/out/random >/run/sample
+head -c 100000 /run/out/random >/run/small
+PORT=(2049 2051 2052)
+RDMA_PORT=(20049 20051 20052)
+RDMA=proto=rdma,port=${RDMA_PORT[0]}
+# The addresses of the servers.
+HOST=($SERVER $SERVER $SERVER)
+# The options of data servers.
+OPTIONS=
+# The data servers of kind slipway have the key of the cluster.
+KEY=/run/cluster.key
+OBJECTS=
+[ $KIND = nfs3 ] || OBJECTS="--cluster-key $KEY"
+# The layouts of the metadata server.
+LAYOUTS=flexible
+# The copies of new files.
+MIRRORS=3
+
+# Runs a command in the servers' network. `ip netns exec` would copy the mounts for it, too. A server that holds a mount of itself
+# does not end when it is killed.
+IN_SERVER="nsenter --net=/run/netns/server"
+
+network() {
+  ip netns add server
+  ip link add client0 type veth peer name client1 netns server
+  ip addr add $CLIENT/24 dev client0; ip link set client0 up
+  ip -n server addr add $SERVER/24 dev client1; ip -n server link set client1 up; ip -n server link set lo up
+  # The servers use software iWARP in user space.
+  rdma link add siw1 type siw netdev client0
+}
+
+# knfsd_data_server: the third data server. The kernel has no log of its calls, so they are traced.
+knfsd_data_server() {
+  mkdir -p /run/ds3; mount -t tmpfs -o size=200m,mode=700 ds3 /run/ds3
+  knfsd /run/ds3
+  mount -t tracefs tracefs /sys/kernel/tracing
+  echo 4096 >/sys/kernel/tracing/buffer_size_kb
+  local event
+  for event in sunrpc/svc_process nfsd/nfsd_{read,write}_start; do
+    echo 1 >/sys/kernel/tracing/events/$event/enable
+  done
+}
+# traced NAME COMMAND…: a check whose failure leaves the trace of knfsd's calls. Its times count from the boot.
+traced() {
+  check "$@" && return
+  echo "the time of day is $(date -u +%T.%N)" >/sys/kernel/tracing/trace_marker
+  cat /sys/kernel/tracing/trace >/run/out/knfsd.$SECONDS.trace
+}
+
+# start N: starts the metadata server (0) or a data server, or starts it again.
+start() {
+  rm -f /run/ready.$1
+  case $1 in
+    0) set -- 0 --config /run/slipway.toml ;;
+    *) set -- $1 $OPTIONS $OBJECTS --rpcbind off --squash none --state-dir /run/state$1 --listen tcp://${HOST[$1]}:${PORT[$1]} \
+      --listen "rdma://${HOST[$1]}:${RDMA_PORT[$1]}?provider=iwarp" /run/ds$1 ;;
+  esac
+  $IN_SERVER "$SLIPWAY" -vv serve --ready-file /run/ready.$1 "${@:2}" >>/run/out/serve.$1.log 2>&1 &
+  echo $! >/run/pid.$1
+  await ready_or_dead $1
+  test -e /run/ready.$1
+}
+ready_or_dead() { [ -e /run/ready.$1 ] || ! kill -0 "$(cat /run/pid.$1)"; }
+stop() { kill -9 "$(cat /run/pid.$1)"; await has_ended "$(cat /run/pid.$1)"; }
+has_ended() { ! kill -0 "$1"; }
+
+servers() {
+  mkdir -p $EXPORT /run/{ds,state}{1,2} /run/state0 /run/mnt
+  # tmpfs has no extended attributes of users before Linux 6.6.
+  truncate -s 64m /run/export.ext4
+  mkfs.ext4 -q -E lazy_itable_init=1,lazy_journal_init=1 /run/export.ext4
+  mount -o loop /run/export.ext4 $EXPORT
+  chmod 777 $EXPORT; chmod 700 /run/ds{1,2}
+  (umask 077; head -c 32 /run/out/random | od -An -v -tx1 | tr -d ' \n' >$KEY)
+  configure 3 3 3
+  start 1; start 2; start 0
+}
+
+# addresses N: the addresses of a data server for clients.
+addresses() {
+  echo "[{ transport = \"rdma\", address = \"${HOST[$1]}:${RDMA_PORT[$1]}\" }, { transport = \"tcp\", address = \"${HOST[$1]}:${PORT[$1]}\" }]"
+}
+
+# configure VERSION…: writes the configuration of the metadata server, with the versions by which clients use each data server.
+configure() {
+  common_configuration >/run/slipway.toml
+  cat >>/run/slipway.toml <<T
+mirrors = $MIRRORS
+$(data_server 1 $1)
+$(data_server 2 $2)
+[[pnfs.server]]
+id = 3
+url = "nfs://$CLIENT/run/ds3?mountport=20048"
+version = "$3"
+T
+}
+
+# data_server N VERSION
+data_server() {
+  cat <<T
+[[pnfs.server]]
+id = $1
+kind = "$KIND"
+url = "nfs://${HOST[$1]}:${PORT[$1]}/run/ds$1?mountport=${PORT[$1]}"
+version = "$2"
+address = $(addresses $1)
+T
+}
+
+common_configuration() {
+  cat <<T
+[server]
+state_dir = "/run/state0"
+rpcbind = "off"
+lease_s = 15
+grace_s = 15
+[[listen]]
+transport = "tcp"
+address = "$SERVER:${PORT[0]}"
+[[listen]]
+transport = "rdma"
+address = "$SERVER:${RDMA_PORT[0]}"
+options = { provider = "iwarp" }
+[[export]]
+path = "$EXPORT"
+name = "/export"
+backend = "pnfs"
+options = { cluster = "lab" }
+squash = "none"
+[[pnfs]]
+name = "lab"
+key_file = "$KEY"
+timeout_s = 5
+T
+}
+
+# mounted VERSION [OPTIONS]
+mounted() {
+  mount -t nfs -o "vers=$1,${2:-proto=tcp}" $SERVER:/export /run/mnt
+  local layout=LAYOUT_FLEX_FILES
+  [ $LAYOUTS = flexible ] || layout=LAYOUT_NFSV4_1_FILES
+  grep -A20 'mounted on /run/mnt ' /proc/self/mountstats | grep -q pnfs=$layout
+}
+
+# through_mds OPERATION: the number of operations of the client at the metadata server.
+through_mds() { grep -c "operation=\"$1\" peer=$CLIENT:" /run/out/serve.0.log || true; }
+# at_server N OPERATION: the number of calls of the client to a data server.
+at_server() {
+  case $1 in
+    3) awk -v at=$([ $2 = READ ] && echo 9 || echo 10) '$1 == "proc3" { print $at }' /proc/net/rpc/nfsd ;;
+    *) grep -cE "(procedure|operation)=\"$2\" peer=$CLIENT:" /run/out/serve.$1.log || true ;;
+  esac
+}
+at_servers() { echo $(($(at_server 1 $1) + $(at_server 2 $1) + $(at_server 3 $1))); }
+
+# Objects have the contents of FILE: on data servers N…
+copies_equal() {
+  local file=$1 server
+  shift
+  for server; do
+    # `await` calls it, too, and then an error does not end it.
+    equal 1 "$(ls /run/ds$server | wc -l)" && cmp $file /run/ds$server/* || return 1
+  done
+}
+
+no_objects() { [ -z "$(ls /run/ds1 /run/ds2 /run/ds3 | grep -v :)" ]; }
+
+# same FILE: FILE has the contents of /run/local. Otherwise, tells which copies have them.
+same() {
+  local object
+  cmp /run/local "$1" && return
+  echo "the size is $(stat -c %s $EXPORT/file) at the metadata server"
+  for object in /run/ds[123]/*; do
+    if cmp /run/local "$object"; then echo "$object is right"; fi
+  done
+  return 1
+} >&2
+
+ask() { "$SLIPWAY" "$@" --state-dir /run/state0; }
+is_drained() { ask ds list --json | grep "\"id\":$1," | grep -q '"state":"drained"'; }
