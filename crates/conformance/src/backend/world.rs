@@ -64,11 +64,14 @@ pub fn size(size: u64) -> SetAttr {
     SetAttr { size: Some(size), ..SetAttr::default() }
 }
 
-/// Waits until the kernel's clock for files ticks, so that changes before and after this call have different times.
+/// Waits until the kernel's clock for files has passed the current time, so that changes before and after this call have different
+/// times. A tick of that clock is not enough: the kernel (since 6.13) takes the time of a change that somebody could miss from the
+/// precise clock, which can be ahead of the next tick.
 pub fn clock_moves() {
-    let now = || rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
-    let before = now();
-    while now() == before {
+    use rustix::time::{ClockId, clock_gettime};
+    let before = clock_gettime(ClockId::Realtime);
+    let is_later = |now: rustix::time::Timespec| (now.tv_sec, now.tv_nsec) > (before.tv_sec, before.tv_nsec);
+    while !is_later(clock_gettime(ClockId::RealtimeCoarse)) {
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
 }
