@@ -230,6 +230,16 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         }
     }
 
+    /// Returns the operations that the machine credential of a client may execute in place of the credential of a user
+    /// (`spo_must_allow`, §2.10.8.3). There are none unless `principal` is that of the client.
+    pub fn allowed_by_machine(&self, id: Clientid4, principal: &Principal) -> Option<&Bitmap4> {
+        let client = self.clients.find(id).filter(|client| client.principal == *principal)?;
+        match &client.protect {
+            StateProtect4R::MachCred(granted) => Some(&granted.must_allow),
+            _ => None,
+        }
+    }
+
     /// Executes BIND_CONN_TO_SESSION (§18.34). Connections do not change to RDMA mode.
     ///
     /// # Errors
