@@ -8,7 +8,7 @@ use vfs::{
     layout::{LayoutMode, LayoutModes},
 };
 
-use crate::world::World;
+use crate::world::{World, step};
 
 fn write_unstable(world: &World, file: &Handle, value: u8) {
     let data = buf::Rope::from(bytes::Bytes::from(vec![value; 5000]));
@@ -165,6 +165,39 @@ fn lost_objects(world: World) {
     world.upkeep();
     assert!(world.record(&file).is_healthy());
     assert_eq!(world.servers.objects(), record.copies.len());
+}
+
+#[test]
+fn objects_of_a_held_file_stay_until_its_hold_ends() {
+    World::each().for_each(held_files);
+}
+
+fn held_files(world: World) {
+    let root = world.pnfs.root();
+    let (large, small) = (world.create("large"), world.create("small"));
+    world.write(&large, 0, &[1; 5000]).unwrap();
+    world.write(&small, 0, &[2; 10]).unwrap();
+    let held = [&large, &small].map(|file| world.run(|caller| world.pnfs.hold(caller, file)).unwrap());
+    for name in ["large", "small"] {
+        let name = Name::new(name.as_bytes()).unwrap();
+        world.run(|caller| world.pnfs.remove(caller, &root, name)).unwrap();
+    }
+    let objects = world.servers.objects();
+    world.upkeep();
+    assert_eq!(world.servers.objects(), objects);
+    assert_eq!(world.read(&large).unwrap(), [1; 5000]);
+    // The objects that a file gets after its removal.
+    world.write(&small, 0, &[3; 5000]).unwrap();
+    world.upkeep();
+    assert_eq!(world.read(&small).unwrap(), [3; 5000]);
+    assert!(world.servers.objects() > objects);
+
+    while step(pin!(world.pnfs.woken())) {}
+    drop(held);
+    assert!(step(pin!(world.pnfs.woken())), "there is work for the upkeep");
+    world.upkeep();
+    assert_eq!(world.servers.objects(), 0);
+    assert_eq!(world.read(&large), Err(VfsError::Stale));
 }
 
 #[test]

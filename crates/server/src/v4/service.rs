@@ -203,17 +203,24 @@ impl Shared4 {
         let mut state = self.state.lock();
         let result = f(&mut state);
         self.settle(&mut state, None);
+        let ended = state.ended_holds();
+        drop(state);
+        drop(ended);
         result
     }
 
     /// Reads or changes the state and the locks of all protocols.
     pub(super) fn with_locks<T>(&self, f: impl FnOnce(&mut ServerState, &mut LockTable<FileId>) -> T) -> T {
         let mut state = self.state.lock();
-        self.core.locks.with_table(|table| {
+        let result = self.core.locks.with_table(|table| {
             let result = f(&mut state, table);
             self.settle(&mut state, Some(table));
             result
-        })
+        });
+        let ended = state.ended_holds();
+        drop(state);
+        drop(ended);
+        result
     }
 
     /// Returns DELAY as long as the storage of recovery records is behind. During that time no state may be granted:

@@ -205,6 +205,7 @@ impl Shared4 {
         self.with_locks(|state, locks| {
             state.set_storage_works(works);
             state.expire(now);
+            state.expire_removed(locks, now);
             state.drop_unused_records(now);
             state.reduce_load(now);
             now.checked_sub(self.lease).into_iter().for_each(|then| locks.forget_watches(then));
