@@ -46,6 +46,7 @@ mod ranges;
 pub mod record;
 pub mod servers;
 mod services;
+mod space;
 pub mod stripes;
 mod threads;
 mod tree;

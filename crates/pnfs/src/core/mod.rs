@@ -41,6 +41,7 @@ use crate::{
     record::{COPIES_MAX, OBJECTS_MAX, Object, Record, RecordError, ServerId},
     servers::{DataServers, Failing},
     services::{Service, Services},
+    space::Space,
     stripes::Stripes,
     threads::Threads,
 };
@@ -162,7 +163,7 @@ impl Pnfs {
             renames: Arc::default(),
             wake: Notify::new(),
             writes: AtomicU64::new(0),
-            inner,
+            inner: Arc::new(Space::new(inner)),
             servers: services.clone(),
             services,
             drains: Drains::default(),

@@ -11,6 +11,7 @@ mod objects;
 mod orphans;
 mod rebalance;
 mod servers;
+mod space;
 mod stripes;
 mod truncation;
 mod world;

@@ -15,7 +15,8 @@ use nfs::v4::layout::stripe::{Packing, Piece, Striping};
 use parking_lot::Mutex;
 use pnfs::{DataServers, Index, Options, Pnfs, Record, ServerId, Stripes, record::Object};
 use vfs::{
-    Caller, CompletionSlot, CreateMode, Cred, Handle, Layouts, Name, Report, Result, SetAttr, Stability, Vfs, VfsError,
+    Attr, Caller, CompletionSlot, CreateMode, Cred, Handle, Layouts, Name, Report, Result, SetAttr, Stability, Vfs,
+    VfsError,
     interpose::{Interpose, Interposed, Operation},
     layout::*,
     memory::{Memory, MemoryOptions},
@@ -207,6 +208,11 @@ impl World {
     pub fn damage(&self, file: &Handle) {
         let name = Name::new(b"slipway.layout").unwrap();
         self.run(|caller| self.inner.set_xattr(caller, file, name, b"damaged", vfs::XattrMode::Either)).unwrap();
+    }
+
+    /// Returns the attributes of an object in the inner file system.
+    pub fn inner_attr(&self, object: &Handle) -> Attr {
+        self.run(|caller| self.inner.getattr(caller, object)).unwrap()
     }
 
     /// Runs an operation to its end.

@@ -4,6 +4,7 @@ use std::{
     collections::HashSet,
     fs,
     io::{BufRead, BufReader},
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     thread,
 };
@@ -11,7 +12,7 @@ use std::{
 use client::blocking::Runtime;
 use rustix::process::Signal;
 
-use crate::common::{Server, fails, listen, ok, port::Port, run, stderr, until, wait};
+use crate::common::{Server, fails, lines, listen, ok, port::Port, run, stderr, until, wait};
 
 /// Three data servers and a metadata server whose files have two copies.
 pub struct Cluster {
@@ -150,6 +151,24 @@ fn mirrors_heal_after_a_data_server_was_away() {
     until("the object must be removed", || cluster.objects(copies[0]).is_empty());
     cluster.data[copies[1]] = Some(cluster.start_data_server(copies[1]));
     until("the object must be removed later", || cluster.objects(copies[1]).is_empty());
+    server.stop();
+}
+
+/// GNU tar archives a file that takes no storage as one hole.
+#[test]
+fn file_on_data_servers_takes_space_by_each_version() {
+    let cluster = Cluster::new();
+    let server = cluster.start();
+    let (source, len) = (cluster.at("source"), 3_000_001);
+    fs::write(&source, contents(1, len)).unwrap();
+    cp(source.to_str().unwrap(), &server.url("tcp", "/file"));
+    let inner = fs::metadata(cluster.at("export/file")).unwrap();
+    assert!(inner.blocks() * 512 < inner.len(), "the data must be on data servers");
+    for version in ["3", "4.0", "4.2"] {
+        let url = format!("{}&vers={version}", server.url("tcp", "/file"));
+        let stat = &lines(&ok(&["stat", "--json", &url]))[0];
+        assert_eq!((&stat["size"], &stat["used"]), (&len.into(), &len.into()), "version {version}");
+    }
     server.stop();
 }
 
