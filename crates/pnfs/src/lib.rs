@@ -53,7 +53,8 @@ mod tree;
 
 pub use crate::{
     core::{
-        FileStatus, Options, Orphans, Pnfs, RebalancePlan, RebalanceStatus, Repairs, ServerStatus, SetServiceError,
+        FileStatus, Options, Orphans, Pnfs, RebalancePlan, RebalanceStatus, Repairs, ScanStatus, ServerStatus,
+        SetServiceError,
     },
     index::Index,
     record::{Record, RecordError, ServerId},

@@ -96,6 +96,10 @@ impl Core {
             let Passes { now: mut pass, .. } = self.drains.of(server);
             let after = pass.after;
             let Ok(batch) = self.run(move |core| core.index.objects_on(server, after, BATCH)).await else { continue };
+        // The index does not have all objects yet.
+        if self.scan.is_running() {
+            return;
+        }
             for (object, handle) in &batch {
                 pass.after = Some(object.id);
                 if self.services.of(server) != service {

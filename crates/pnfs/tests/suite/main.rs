@@ -10,6 +10,7 @@ mod layouts;
 mod objects;
 mod orphans;
 mod rebalance;
+mod scan;
 mod servers;
 mod space;
 mod stripes;
