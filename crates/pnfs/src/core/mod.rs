@@ -34,7 +34,7 @@ use std::{
 
 use entropy::{HashMap, HashSet};
 use parking_lot::{Mutex, RwLock};
-use tokio::sync::Notify;
+use tokio::{sync::Notify, time::Instant};
 use vfs::{Caller, Cred, FsCaps, Handle, Name, Result, Vfs, VfsError, XattrMode, layout::LayoutKind};
 
 use self::{drain::Drains, rebalance::Rebalancing, scan::Scan};
@@ -92,6 +92,8 @@ pub(crate) struct Core {
     pub unfenced: Mutex<HashSet<Handle>>,
     /// Data servers whose last operation failed.
     pub failing: Mutex<Failing>,
+    /// Data servers that had no space, each since when.
+    pub full: Mutex<HashMap<ServerId, Instant>>,
     /// Objects that a change of a record in progress adds or removes.
     pub pinned: Mutex<HashSet<Object>>,
     /// The same as `servers`, with the states that an administrator sets.
@@ -171,6 +173,7 @@ impl Pnfs {
             files: Files::default(),
             holders: Holders::new(&options),
             failing: Mutex::new(failing),
+            full: Mutex::default(),
             pinned: Mutex::default(),
             removing: RwLock::default(),
             renames: Arc::default(),

@@ -77,6 +77,52 @@ fn full_data_server(world: World) {
 }
 
 #[test]
+fn copy_on_a_full_data_server_is_made_again_on_another() {
+    for is_away in [false, true] {
+        let world = World::new();
+        let file = world.create("file");
+        world.write(&file, 0, &[1; 5000]).unwrap();
+        let [bad, good] = [0, 1].map(|at| world.record(&file).copies[at].object.server.0);
+        // If it was away, only the repair learns that it is full.
+        world.servers.set_down(bad, is_away);
+        world.servers.set_full(bad, true);
+        world.write(&file, 0, &[2; 5000]).unwrap();
+        assert!(!world.record(&file).is_healthy());
+        world.servers.set_down(bad, false);
+        world.upkeep();
+        let record = world.record(&file);
+        let servers: Vec<_> = record.copies.iter().map(|copy| copy.object.server.0).collect();
+        assert!(record.is_healthy() && !servers.contains(&bad) && servers.contains(&good), "{is_away}: {record:?}");
+        for copy in &record.copies {
+            assert_eq!(world.servers.content(copy.object).unwrap(), [2; 5000]);
+        }
+        assert_eq!(world.servers.objects(), 2, "{is_away}: the former objects must be removed");
+        // New files use the others, too.
+        for number in 0..20 {
+            let other = world.create(&format!("other{number}"));
+            world.write(&other, 0, &[3; 5000]).unwrap();
+            assert!(world.record(&other).is_healthy());
+        }
+    }
+}
+
+/// Each attempt to make a copy recalls the layouts to write.
+#[test]
+fn layouts_are_not_recalled_again_and_again_while_the_only_other_data_server_is_full() {
+    let world = World::with(pnfs::Stripes::ONE, 2);
+    let file = world.create("file");
+    world.write(&file, 0, &[1; 5000]).unwrap();
+    let bad = world.record(&file).copies[0].object.server.0;
+    world.servers.set_full(bad, true);
+    world.write(&file, 0, &[2; 5000]).unwrap();
+    assert_eq!(world.grant(&file, 1, LayoutMode::Write).unwrap().len(), 1);
+    world.upkeep();
+    assert_eq!(world.events.recalls(), []);
+    assert!(!world.record(&file).is_healthy());
+    assert_eq!(world.read(&file).unwrap(), [2; 5000]);
+}
+
+#[test]
 fn copy_that_lost_unstable_writes_is_stale_after_commit() {
     World::each().for_each(lost_unstable_writes);
 }
