@@ -114,12 +114,16 @@ impl Core {
         if stripes.iter().any(Vec::is_empty) {
             return Err(VfsError::NotSupported);
         }
-        let layout = match request.kind {
-            LayoutKind::Flexible => Layout::Flexible(flexible(&stripes, record.stripes)),
+        let (layout, devices) = match request.kind {
+            LayoutKind::Flexible => {
+                let devices = stripes.iter().flatten().map(|(server, file)| (file.device, vec![*server])).collect();
+                (Layout::Flexible(flexible(&stripes, record.stripes)), devices)
+            }
             LayoutKind::Files => {
                 let servers: Vec<_> = stripes.iter().map(|files| files[0].0).collect();
                 let device = self.servers.striped_device_id(&servers, request.transport);
-                Layout::Files(files(device.ok_or(VfsError::NotSupported)?, &stripes, record.stripes)?)
+                let device = device.ok_or(VfsError::NotSupported)?;
+                (Layout::Files(files(device, &stripes, record.stripes)?), vec![(device, servers)])
             }
         };
         if writes {
@@ -127,7 +131,8 @@ impl Core {
             self.run(move |core| core.add_work(&of.handle, LAYOUTS)).await?;
         }
         let former = self.holders.of(&file.handle, request.holder);
-        if !self.holders.add(&file.handle, request.holder, request.mode.into()) {
+        let devices = self.note_devices((request.kind, request.transport), devices);
+        if !self.holders.add(&file.handle, request.holder, request.mode.into(), &devices) {
             return Err(VfsError::Delay);
         }
         // Work that has begun meanwhile must not find a layout later.

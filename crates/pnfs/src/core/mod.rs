@@ -2,6 +2,7 @@
 
 mod change;
 mod data;
+mod devices;
 mod drain;
 mod layouts;
 mod mirrors;
@@ -37,7 +38,7 @@ use parking_lot::{Mutex, RwLock};
 use tokio::{sync::Notify, time::Instant};
 use vfs::{Caller, Cred, FsCaps, Handle, Name, Result, Vfs, VfsError, XattrMode, layout::LayoutKind};
 
-use self::{drain::Drains, rebalance::Rebalancing, scan::Scan};
+use self::{devices::Devices, drain::Drains, rebalance::Rebalancing, scan::Scan};
 use crate::{
     files::{Ends, File, Files, Place},
     holders::Holders,
@@ -94,6 +95,8 @@ pub(crate) struct Core {
     pub failing: Mutex<Failing>,
     /// Data servers that had no space, each since when.
     pub full: Mutex<HashMap<ServerId, Instant>>,
+    /// The devices that clients know.
+    pub devices: Mutex<Devices>,
     /// Objects that a change of a record in progress adds or removes.
     pub pinned: Mutex<HashSet<Object>>,
     /// The same as `servers`, with the states that an administrator sets.
@@ -174,6 +177,7 @@ impl Pnfs {
             holders: Holders::new(&options),
             failing: Mutex::new(failing),
             full: Mutex::default(),
+            devices: Mutex::default(),
             pinned: Mutex::default(),
             removing: RwLock::default(),
             renames: Arc::default(),

@@ -70,6 +70,7 @@ impl Core {
             }
         }
         core.empty_servers().await;
+        core.remove_devices().await;
         // Resilvering and moves have left the former objects.
         core.remove_objects().await;
     }

@@ -2,6 +2,7 @@
 
 mod backends;
 mod computed;
+mod devices;
 mod drain;
 mod failures;
 mod files;

@@ -118,11 +118,25 @@ impl LayoutEvents for Events {
 impl Events {
     /// Returns the modes of the recalls since the last call.
     pub fn recalls(&self) -> Vec<LayoutModes> {
-        let modes = |event| match event {
-            LayoutEvent::Recall { modes, .. } => modes,
-            event => panic!("unexpected {event:?}"),
-        };
-        self.0.lock().drain(..).map(modes).collect()
+        self.take(|event| match event {
+            LayoutEvent::Recall { modes, .. } => Some(*modes),
+            _ => None,
+        })
+    }
+
+    /// Returns the devices that were removed since the last call.
+    pub fn removed_devices(&self) -> Vec<LayoutDeviceId> {
+        self.take(|event| match event {
+            LayoutEvent::DeviceRemoved { device, .. } => Some(*device),
+            _ => None,
+        })
+    }
+
+    fn take<T>(&self, of: impl Fn(&LayoutEvent) -> Option<T>) -> Vec<T> {
+        let mut events = self.0.lock();
+        let taken = events.iter().filter_map(&of).collect();
+        events.retain(|event| of(event).is_none());
+        taken
     }
 }
 
