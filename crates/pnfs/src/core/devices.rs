@@ -13,7 +13,7 @@ use vfs::{
 };
 
 use super::Core;
-use crate::{record::ServerId, servers::DataServers, services::Service};
+use crate::{record::ServerId, services::Service};
 
 /// The devices of the layouts that were granted.
 pub type Devices = HashMap<LayoutDeviceId, Device>;

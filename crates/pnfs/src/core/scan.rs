@@ -76,8 +76,8 @@ impl Scan {
     /// Begins a scan.
     pub fn begin() -> Self {
         tracing::warn!(
-            "the database of pNFS is new, and the export has files: the layouts of all files are read, and their copies are compared. Until all \
-             were read, data servers cannot be drained, lost or rebalanced"
+            "the database of pNFS is new, and the export has files: the layouts of all files are read, and their copies are compared. Drains, \
+             losses and rebalancings wait for the end"
         );
         Self(Mutex::new(Some(State::default())))
     }
