@@ -241,6 +241,32 @@ fn removed_files(world: World) {
     assert_eq!(world.servers.objects(), 0);
 }
 
+/// A file with objects is replaced by another one, with the data servers away, and the process ends.
+#[test]
+fn objects_of_files_that_were_renamed_over_are_removed_after_a_crash_too() {
+    World::each().for_each(renamed_over);
+}
+
+fn renamed_over(world: World) {
+    for name in ["replaced", "new"] {
+        world.write(&world.create(name), 0, &[name.len() as u8; 5000]).unwrap();
+    }
+    let (all, root) = (world.servers.objects(), world.pnfs.root());
+    world.upkeep();
+    world.servers.ids().for_each(|server| world.servers.set_down(server, true));
+    let [from, to] = [&b"new"[..], b"replaced"].map(|name| Name::new(name).unwrap());
+    world.run(|caller| world.pnfs.rename(caller, &root, from, &root, to)).unwrap();
+    world.upkeep();
+    assert_eq!(world.servers.objects(), all);
+    let world = world.crash();
+    world.servers.ids().for_each(|server| world.servers.set_down(server, false));
+    world.upkeep();
+    assert_eq!(world.servers.objects(), all / 2, "the objects of the replaced file must be removed");
+    let file = world.run(|caller| world.pnfs.lookup(caller, &root, to)).unwrap().0;
+    assert_eq!(world.read(&file).unwrap(), [3; 5000]);
+    assert!(world.record(&file).is_healthy());
+}
+
 #[test]
 fn holes_are_not_copied_to_data_servers() {
     World::each().for_each(holes);

@@ -302,6 +302,46 @@ fn cp_moves_large_files_directly_between_itself_and_data_servers() {
     assert!(second.count("4", "COMPOUND") > written / 2, "{}", second.0);
 }
 
+/// A metadata server whose data servers are other exports of the same process. Clients use them by NFSv3.
+#[test]
+fn metadata_server_is_its_own_data_server() {
+    let (dir, port) = (tempfile::tempdir().unwrap(), Port::take());
+    let at = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    fs::create_dir(at("export")).unwrap();
+    let address = port.address();
+    let data = |id: usize| {
+        let export = format!("[[export]]\nname = '/data{id}'\nbackend = 'memory'\nsize = '64 MiB'\nsquash = 'none'\n");
+        let url = format!("nfs://{address}/data{id}?mountport={}", address.port());
+        (export, format!("[[pnfs.server]]\nid = {id}\nurl = '{url}'\n"))
+    };
+    let ((one, first), (two, second)) = (data(1), data(2));
+    let text = format!(
+        "[server]\nstate_dir = '{0}/state'\n[[listen]]\ntransport = 'tcp'\naddress = '{address}'\n\
+         [[export]]\npath = '{0}/export'\nsquash = 'none'\nbackend = 'pnfs'\noptions = {{ cluster = 'own' }}\n{one}{two}\
+         [[pnfs]]\nname = 'own'\n{first}{second}",
+        dir.path().display()
+    );
+    fs::write(at("slipway.toml"), text).unwrap();
+    let server = Server::start(&["--config", &at("slipway.toml")]);
+    let (len, path) = (5_000_001, format!("{}/file", at("export")));
+    let bytes = contents(9, len);
+    fs::write(at("source"), &bytes).unwrap();
+    let url = |version: &str| format!("nfs://{address}{path}?mountport={}&vers={version}", address.port());
+    let direct = |from: &str, to: &str| {
+        let done: serde_json::Value = serde_json::from_str(&ok(&["cp", "--json", "-q", from, to])).unwrap();
+        done["direct_bytes"].as_u64().unwrap() as usize
+    };
+    assert!(direct(&at("source"), &url("4.2")) >= len);
+    // Those of NFSv3 are clients of the metadata server, which calls itself.
+    for (version, expected) in [("4.1", len), ("4.2", len), ("3", 0), ("4.0", 0)] {
+        assert_eq!(direct(&url(version), &at("back")), expected, "version {version}");
+        assert!(fs::read(at("back")).unwrap() == bytes, "version {version}");
+    }
+    let listed = lines(&ok(&["ds", "list", "--json", "--state-dir", &at("state")]));
+    assert!(listed.iter().all(|server| server["state"] == "in_service" && server["objects"] == 1), "{listed:?}");
+    server.stop();
+}
+
 /// The counters of a server.
 pub struct Calls(String);
 
