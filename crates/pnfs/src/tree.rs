@@ -274,13 +274,18 @@ impl Vfs for Pnfs {
         self.on_names(caller, move |core, caller| {
             let (from, to) = (Name::new(&from)?, Name::new(&to)?);
             let _renaming = core.renames.begin();
-            core.unlink(caller, (&to_dir, to), |caller| core.inner.rename(caller, &from_dir, from, &to_dir, to))
+            let rename = |caller: &Caller<'_>| core.inner.rename(caller, &from_dir, from, &to_dir, to);
+            let renamed = core.unlink(caller, (&to_dir, to), rename)?;
+            core.note_moved(&to_dir, to);
+            Ok(renamed)
         })
     }
 
     fn link(&self, caller: &Caller<'_>, object: &Handle, dir: &Handle, name: &Name) -> Result<(Change, Attr)> {
         let _renaming = self.0.renames.begin();
-        self.0.inner.link(caller, object, dir, name)
+        let linked = self.0.inner.link(caller, object, dir, name)?;
+        self.0.scan.note_moved(object, Kind::File);
+        Ok(linked)
     }
 
     fn seek(&self, caller: &Caller<'_>, file: &Handle, offset: u64, what: SeekFor) -> Result<Option<u64>> {

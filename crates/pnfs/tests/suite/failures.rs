@@ -77,6 +77,52 @@ fn full_data_server(world: World) {
 }
 
 #[test]
+fn copy_on_a_full_data_server_is_made_again_on_another() {
+    for is_away in [false, true] {
+        let world = World::new();
+        let file = world.create("file");
+        world.write(&file, 0, &[1; 5000]).unwrap();
+        let [bad, good] = [0, 1].map(|at| world.record(&file).copies[at].object.server.0);
+        // If it was away, only the repair learns that it is full.
+        world.servers.set_down(bad, is_away);
+        world.servers.set_full(bad, true);
+        world.write(&file, 0, &[2; 5000]).unwrap();
+        assert!(!world.record(&file).is_healthy());
+        world.servers.set_down(bad, false);
+        world.upkeep();
+        let record = world.record(&file);
+        let servers: Vec<_> = record.copies.iter().map(|copy| copy.object.server.0).collect();
+        assert!(record.is_healthy() && !servers.contains(&bad) && servers.contains(&good), "{is_away}: {record:?}");
+        for copy in &record.copies {
+            assert_eq!(world.servers.content(copy.object).unwrap(), [2; 5000]);
+        }
+        assert_eq!(world.servers.objects(), 2, "{is_away}: the former objects must be removed");
+        // New files use the others, too.
+        for number in 0..20 {
+            let other = world.create(&format!("other{number}"));
+            world.write(&other, 0, &[3; 5000]).unwrap();
+            assert!(world.record(&other).is_healthy());
+        }
+    }
+}
+
+/// Each attempt to make a copy recalls the layouts to write.
+#[test]
+fn layouts_are_not_recalled_again_and_again_while_the_only_other_data_server_is_full() {
+    let world = World::with(pnfs::Stripes::ONE, 2);
+    let file = world.create("file");
+    world.write(&file, 0, &[1; 5000]).unwrap();
+    let bad = world.record(&file).copies[0].object.server.0;
+    world.servers.set_full(bad, true);
+    world.write(&file, 0, &[2; 5000]).unwrap();
+    assert_eq!(world.grant(&file, 1, LayoutMode::Write).unwrap().len(), 1);
+    world.upkeep();
+    assert_eq!(world.events.recalls(), []);
+    assert!(!world.record(&file).is_healthy());
+    assert_eq!(world.read(&file).unwrap(), [2; 5000]);
+}
+
+#[test]
 fn copy_that_lost_unstable_writes_is_stale_after_commit() {
     World::each().for_each(lost_unstable_writes);
 }
@@ -226,6 +272,32 @@ fn removed_files(world: World) {
     remove(&world, "two");
     world.upkeep();
     assert_eq!(world.servers.objects(), 0);
+}
+
+/// A file with objects is replaced by another one, with the data servers away, and the process ends.
+#[test]
+fn objects_of_files_that_were_renamed_over_are_removed_after_a_crash_too() {
+    World::each().for_each(renamed_over);
+}
+
+fn renamed_over(world: World) {
+    for name in ["replaced", "new"] {
+        world.write(&world.create(name), 0, &[name.len() as u8; 5000]).unwrap();
+    }
+    let (all, root) = (world.servers.objects(), world.pnfs.root());
+    world.upkeep();
+    world.servers.ids().for_each(|server| world.servers.set_down(server, true));
+    let [from, to] = [&b"new"[..], b"replaced"].map(|name| Name::new(name).unwrap());
+    world.run(|caller| world.pnfs.rename(caller, &root, from, &root, to)).unwrap();
+    world.upkeep();
+    assert_eq!(world.servers.objects(), all);
+    let world = world.crash();
+    world.servers.ids().for_each(|server| world.servers.set_down(server, false));
+    world.upkeep();
+    assert_eq!(world.servers.objects(), all / 2, "the objects of the replaced file must be removed");
+    let file = world.run(|caller| world.pnfs.lookup(caller, &root, to)).unwrap().0;
+    assert_eq!(world.read(&file).unwrap(), [3; 5000]);
+    assert!(world.record(&file).is_healthy());
 }
 
 #[test]

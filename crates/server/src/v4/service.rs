@@ -110,7 +110,7 @@ impl Shared4 {
             stateids_max: STATEIDS_MAX,
             owners_max: OWNERS_MAX,
             delegations_max: DELEGATIONS_MAX,
-            layouts_max: LAYOUTS_MAX,
+            layouts_max: settings.layouts_max,
             slots_max: SLOTS_MAX,
         };
         let mut state = State::new(options, instance, entropy::random());
@@ -359,8 +359,6 @@ const STATEIDS_MAX: usize = 1 << 22;
 /// The maximum number of owners of 4.0. 32 are guaranteed for each client.
 const OWNERS_MAX: usize = 1 << 20;
 const DELEGATIONS_MAX: usize = 1 << 18;
-/// The maximum number of files with layouts, counted for each client and each kind of layout.
-const LAYOUTS_MAX: usize = 1 << 18;
 /// The limit of slots in use. Each slot can cache a reply of up to 4 KiB, as `CHANNEL` says.
 const SLOTS_MAX: usize = 1 << 16;
 const PAUSE_MIN: Duration = Duration::from_millis(100);
