@@ -28,6 +28,7 @@ mod pnfs_objects;
 mod pnfs_operations;
 mod pnfs_transports;
 mod privilege;
+mod secrets;
 mod serve;
 mod serve_hung;
 mod state;
