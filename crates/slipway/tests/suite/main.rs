@@ -8,6 +8,7 @@ mod clients;
 mod commands;
 mod cp;
 mod cp_resume;
+mod documented;
 mod mount;
 mod mount_acl;
 mod mount_cache;
