@@ -114,7 +114,7 @@ const LANES: [&[Suite]; 3] = [
         suite("verbs", verbs::run),
         suite("restarts", restarts::run),
         suite("hostile", hostile::run),
-        suite("kerberos-linux", kerberos::linux),
+        on(&Kernel::ALL, suite("kerberos-linux", kerberos::linux)),
         suite("pnfs-knfsd", pnfs::knfsd),
         suite("pnfs-gluster", pnfs::gluster),
     ],
