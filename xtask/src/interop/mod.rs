@@ -115,6 +115,7 @@ const LANES: [&[Suite]; 3] = [
         suite("restarts", restarts::run),
         suite("hostile", hostile::run),
         on(&Kernel::ALL, suite("kerberos-linux", kerberos::linux)),
+        on(&Kernel::ALL, suite("kerberos-state", kerberos::state)),
         suite("pnfs-knfsd", pnfs::knfsd),
         suite("pnfs-gluster", pnfs::gluster),
     ],

@@ -1,5 +1,5 @@
 //! Kerberos 5 with MIT's key distribution centre: our client against our server with each flavour, version and
-//! transport, their errors, and a Linux kernel as client and as server ([`linux`]).
+//! transport, their errors, and a Linux kernel as client and as server ([`linux`], [`state`]).
 //!
 //! The realm is in the directory of the suite. No configuration of the machine is changed, and no daemon is used.
 
@@ -69,6 +69,22 @@ pub fn linux(bench: &Bench, report: &mut Report) -> Result<(), String> {
     guest.results("kerberos-linux", succeeded, report)
 }
 
+/// Runs two Linux clients that hold state at our server, in one guest.
+pub fn state(bench: &Bench, report: &mut Report) -> Result<(), String> {
+    let guest = Guest::new(bench, bench.fresh("kerberos-state")?.join("guest"))?;
+    let cells = cells(&["tcp", "rdma"]);
+    // NFSv3 locks by NLM, whose calls Linux makes with AUTH_SYS.
+    let mut locks = Vec::new();
+    for of_nlm in [true, false] {
+        let cells: Vec<_> = cells.iter().filter(|cell| (cell.version == "3") == of_nlm).collect();
+        let count = if of_nlm { 1 } else { CELLS_OF_LOCKS };
+        locks.extend(bench.rotation.pick("kerberos-state", &cells, count, report).into_iter().copied());
+    }
+    guest.environment(&[("SLIPWAY", text(&bench.slipway)), ("LOCKS", words(&locks))])?;
+    let succeeded = guest.run("kerberos_state.sh");
+    guest.results("kerberos-state", succeeded, report)
+}
+
 /// Returns cells as the scripts of guests read them.
 fn words(cells: &[&Cell]) -> String {
     let word = |cell: &&Cell| format!("{}:{}:{}", cell.transport, cell.version, cell.flavor);
@@ -100,6 +116,8 @@ const FLAVORS: [&str; 3] = ["krb5", "krb5i", "krb5p"];
 const CELLS: usize = 12;
 const CELLS_OF_GUEST: usize = 3;
 const CELLS_OF_ADAPTER: usize = 2;
+/// The number of cells of one run in which two clients lock by NFSv4.
+const CELLS_OF_LOCKS: usize = 3;
 
 type Check = fn(&Suite) -> Result<(), String>;
 
