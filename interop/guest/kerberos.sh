@@ -2,16 +2,17 @@
 # the key distribution centre, and later the kernel's server with rpc.svcgssd. `slipway serve`, and later our client, run in a
 # network namespace. As the host `neptune`, it also serves by an adapter, which is rxe (RoCE version 2). rpc.gssd negotiates over TCP at
 # port 2049 also for mounts over RDMA. /run/out/env sets SLIPWAY, the cells TRANSPORT:VERSION:FLAVOR of two matrices, KERNEL_CLIENT and
-# OUR_CLIENT, and the cells VERSION:FLAVOR of ADAPTER.
+# OUR_CLIENT, the cells of CONTENT, with which all of content.sh runs, and the cells VERSION:FLAVOR of ADAPTER.
 . /run/out/guest/lib.sh
+. /run/out/guest/kerberos_lib.sh
+. /run/out/guest/content.sh
 . /run/out/env
 near SLIPWAY
 : >"$RESULTS"
-SERVER=server.slipway.test
-VENUS=venus.slipway.test
-NEPTUNE=neptune.slipway.test
 EXPORT=/run/export
-REALM=/run/realm
+USERS="u1234 u4321"
+FILES=/run/out/manifest
+IOSIZE=1048576
 head -c 3M /run/out/random >/run/sample; chmod 644 /run/sample
 
 network() {
@@ -23,65 +24,13 @@ network() {
   rdma link add siw1 type siw netdev venus0
   rdma link add rxe0 type rxe netdev eth0
   printf '127.0.0.1 localhost\n10.9.1.1 %s\n10.9.1.2 %s\n10.0.2.15 %s\n' $SERVER $VENUS $NEPTUNE >/etc/hosts
-  printf 'alice:x:1000:1000::/:/bin/sh\nbob:x:1001:1001::/:/bin/sh\n' >>/etc/passwd
 }
-
-# The encryption type is the one that this kernel and every release of MIT's library have.
-realm() {
-  mkdir -p $REALM
-  cat >/etc/krb5.conf <<K
-[libdefaults]
-default_realm = SLIPWAY.TEST
-rdns = false
-dns_lookup_kdc = false
-dns_lookup_realm = false
-dns_canonicalize_hostname = false
-permitted_enctypes = aes256-cts-hmac-sha1-96
-[realms]
-SLIPWAY.TEST = {
-  kdc = 10.9.1.2:88
-}
-[domain_realm]
-.slipway.test = SLIPWAY.TEST
-K
-  cat >$REALM/kdc.conf <<K
-[kdcdefaults]
-kdc_listen = 10.9.1.2:88
-kdc_tcp_listen = 10.9.1.2:88
-[realms]
-SLIPWAY.TEST = {
-  database_name = $REALM/principal
-  key_stash_file = $REALM/stash
-  acl_file = $REALM/acl
-  supported_enctypes = aes256-cts-hmac-sha1-96:normal
-}
-K
-  export KRB5_KDC_PROFILE=$REALM/kdc.conf
-  # The emulated machine has collected little randomness yet.
-  kdb5_util create -s -P master -r SLIPWAY.TEST
-  kadmin.local -q 'addprinc -pw alice alice'
-  kadmin.local -q 'addprinc -pw bob bob'
-  kadmin.local -q "addprinc -randkey nfs/$SERVER"
-  kadmin.local -q "addprinc -randkey nfs/$VENUS"
-  kadmin.local -q "addprinc -randkey nfs/$NEPTUNE"
-  kadmin.local -q "ktadd -k /run/$SERVER.keytab nfs/$SERVER"
-  kadmin.local -q "ktadd -k /run/$NEPTUNE.keytab nfs/$NEPTUNE"
-  kadmin.local -q "ktadd -k /etc/krb5.keytab nfs/$VENUS"
-  krb5kdc -n >/run/out/logs/kdc.log 2>&1 &
-  await ticket alice /tmp/krb5cc_1000
-  chown 1000:1000 /tmp/krb5cc_1000
-}
-
-# ticket USER CACHE [OPTION…]
-ticket() { local user=$1 cache=$2; shift 2; echo "$user" | KRB5CCNAME=FILE:$cache kinit "$@" "$user"; }
-
-alice() { setpriv --reuid 1000 --regid 1000 --clear-groups "$@"; }
-bob() { setpriv --reuid 1001 --regid 1001 --clear-groups "$@"; }
 
 # serve HOST ADDRESS PROVIDER DIRECTORY COMMAND…: starts our server of a host by COMMAND, and exports a directory.
 serve() {
   local host=$1 address=$2 provider=$3 directory=$4; shift 4
-  mkdir -p $directory /run/state.$host; mount -t tmpfs -o size=1g export $directory; chmod 777 $directory
+  mkdir -p $directory /run/content /run/state.$host; mount -t tmpfs -o size=1g export $directory; chmod 777 $directory
+  mountpoint -q /run/content || mount -t tmpfs -o size=1g content /run/content
   cat >/run/$host.toml <<T
 [server]
 state_dir = "/run/state.$host"
@@ -90,6 +39,8 @@ lease_s = 15
 [kerberos]
 keytab = "/run/$host.keytab"
 service = "nfs@$host"
+[identity]
+machines = "root"
 [[listen]]
 transport = "tcp"
 address = "$address:2049"
@@ -100,24 +51,15 @@ options = { provider = "$provider" }
 [[export]]
 path = "$directory"
 sec = ["sys", "krb5", "krb5i", "krb5p"]
+[[export]]
+name = "/content"
+path = "/run/content"
+sec = ["krb5", "krb5i", "krb5p"]
+squash = "none"
 T
   "$@" "$SLIPWAY" -vv serve --config /run/$host.toml --ready-file /run/$host.ready >/run/out/serve.$host.log 2>&1 &
   echo $! >/run/$host.pid
   await test -e /run/$host.ready
-}
-
-gssd() {
-  mountpoint -q /run/rpc_pipefs || mount -t rpc_pipefs rpc_pipefs /run/rpc_pipefs
-  rpc.gssd -f -vvv -p /run/rpc_pipefs >/run/out/logs/gssd.log 2>&1 &
-  await test -e /run/rpc_pipefs/gssd/clntXX
-}
-
-# options TRANSPORT VERSION FLAVOR
-options() {
-  local by=proto=$1
-  [ "$1" = rdma ] && by+=,port=20049
-  [ "$2" = 3 ] && by+=,nolock,mountproto=tcp
-  echo "vers=$2,sec=$3,$by"
 }
 
 # kernel_client TRANSPORT VERSION FLAVOR: alice writes and reads; nothing comes from a cache.
@@ -141,6 +83,49 @@ kernel_client() {
   refused test -e $EXPORT/d.$file
   umount $at
 }
+
+# Root of the client is its machine, which is root of the server. The other users of content.sh have tickets. IDs have names, which the
+# kernel asks of rpc.idmapd.
+users() {
+  local uid
+  printf 'u%s:x:%s:%s::/:/bin/sh\n' 1234 1234 1234 4321 4321 4321 >>/etc/passwd
+  printf 'g%s:x:%s:%s\n' 1234 1234 '' 4321 4321 '' 5678 5678 '' 777 777 u1234 >>/etc/group
+  for uid in 1234 4321; do ticket u$uid /tmp/krb5cc_$uid; chown $uid:$uid /tmp/krb5cc_$uid; done
+  printf '[General]\nDomain = slipway.test\nLocal-Realms = SLIPWAY.TEST\nPipefs-Directory = /run/rpc_pipefs\n[Mapping]\nNobody-User = nobody\nNobody-Group = nogroup\n' >/etc/idmapd.conf
+  getent group nogroup || echo 'nogroup:x:65534:' >>/etc/group
+  rpc.idmapd -C -p /run/rpc_pipefs
+  mkdir -p /run/content/given/tree; tar xf /run/few.tar -C /run/content/given/tree
+}
+
+# As in content.sh, but the groups of a user are those that the server knows.
+callers_identity() {
+  cd "$M/$HERE"; mkdir -m 1777 users; cd users
+  echo private >root; chmod 600 root
+  as 1234 sh -c 'echo mine >u1234 && chmod 640 u1234'
+  equal 1234:1234 "$(stat -c %u:%g u1234)"
+  refused as 1234 cat root
+  refused as 1234 rm -f root
+  refused as 4321 cat u1234
+  mkdir -m 750 group; echo g >group/f; chmod 640 group/f; chgrp 777 group group/f
+  refused as 4321 cat group/f
+  equal g "$(as 1234 cat group/f)"
+}
+
+# The mount's WRITEs so far, and the bytes of their calls.
+writes() { awk -v m="$M" '$1 == "device" { mine = $5 == m } mine && $1 == "WRITE:" { print $2, $5 }' /proc/self/mountstats; }
+
+large_writes() {
+  local before
+  before=$(writes)
+  dd if=/run/out/random of="$M/$HERE/writes" bs=1M oflag=direct status=none
+  echo "$before $(writes)"
+  echo "$before $(writes)" | awk '{ exit !($3 > $1 && ($4 - $2) / ($3 - $1) > 131072) }'
+  cmp /run/out/random "$M2/$HERE/writes"
+}
+also_large_writes() { check "$1: WRITEs exceed 128 KiB" large_writes; }
+
+# content_by TRANSPORT VERSION FLAVOR
+content_by() (EXPORT=/content; brief $1-$2-$3 "$(options $1 $2 $3)" also_large_writes)
 
 # bob has no ticket yet. Then he has one that soon expires.
 tickets_decide() {
@@ -236,6 +221,11 @@ for cell in $KERNEL_CLIENT; do
   IFS=: read -r transport version flavor <<<"$cell"
   check "$transport: kernel client, version $version with $flavor" kernel_client $transport $version $flavor
 done
+check "users of the content" users
+for cell in $CONTENT; do
+  IFS=: read -r transport version flavor <<<"$cell"
+  content_by $transport $version $flavor
+done
 check "tcp: tickets decide" tickets_decide
 check "tcp: sec=sys with a keytab" sys_with_keytab
 check "tcp: delegations of 4.0 are recalled by Kerberos" recall_of_4_0
@@ -257,10 +247,8 @@ svcgssd() {
   mkdir -p /var/lib/nfs/v4recovery /var/lib/nfs/sm /var/lib/nfs/sm.bak; touch /var/lib/nfs/etab /var/lib/nfs/rmtab
   mount -t nfsd nfsd /proc/fs/nfsd
   rm -rf /etc/nfs.conf /etc/nfs.conf.d
-  printf '[General]\nDomain = slipway.test\nLocal-Realms = SLIPWAY.TEST\nPipefs-Directory = /run/rpc_pipefs\n[Mapping]\nNobody-User = nobody\nNobody-Group = nogroup\n' >/etc/idmapd.conf
   rpcbind -w
-  getent group nogroup || echo 'nogroup:x:65534:' >>/etc/group
-  rpc.idmapd -p /run/rpc_pipefs
+  rpc.idmapd -S -p /run/rpc_pipefs
   rpc.svcgssd -f -vvv >/run/out/logs/svcgssd.log 2>&1 &
   exportfs -i -o rw,insecure,no_subtree_check,fsid=0,sec=sys:krb5:krb5i:krb5p "*:/run/knfsd"
   rpc.mountd -p 20048
@@ -296,4 +284,5 @@ if check "knfsd: starts" svcgssd; then
   done
 fi
 check "kernel log is clean" kernel_log_is_clean
+cat /run/out/results.* >>"$RESULTS"
 ! grep -q ^fail "$RESULTS"

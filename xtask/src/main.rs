@@ -82,7 +82,7 @@ const USAGE: &str = "\
 usage: cargo xtask test [--all]
        cargo xtask tidy
        cargo xtask trace
-       cargo xtask interop [--only client|locks|restarts|knfsd|knfsd4|verbs|hostile|libnfs|fio|mount|capture|kerberos|kerberos-linux|tls|
+       cargo xtask interop [--only client|locks|restarts|knfsd|knfsd4|verbs|hostile|libnfs|fio|mount|capture|kerberos|kerberos-linux|kerberos-state|tls|
                             ganesha|pnfs|pnfs-knfsd|pnfs-gluster|reference] [--all]
        cargo xtask compare [--seconds N] [--congestion NAME,... | --knfsd | --mount | --security]
        cargo xtask sim --seed N | --replay [TIMES [--jobs N]]

@@ -113,13 +113,21 @@ impl World {
     /// # Panics
     /// Panics if the mount fails.
     pub async fn client(&self, number: u8, query: &str) -> Mount {
+        self.client_with(number, query, ToyInitiator::new(PRINCIPAL, SECRET)).await
+    }
+
+    /// Mounts the export as [`client`](Self::client) does, with this ticket if `query` asks for RPCSEC_GSS.
+    ///
+    /// # Panics
+    /// Panics if the mount fails.
+    pub async fn client_with(&self, number: u8, query: &str, ticket: ToyInitiator) -> Mount {
         let mut switch = Switch::new();
         kinds(&self.host(number)).into_iter().for_each(|kind| switch.register(kind));
         let proto = if query.contains("proto=") { "" } else { "&proto=rdma" };
         let user = if query.contains("sec=krb5") { "" } else { "&uid=1000&gid=1000" };
         let mut url: NfsUrl =
             format!("nfs://127.0.0.1:{}/world?{user}{proto}{query}", SERVER.port()).parse().expect("URL must be valid");
-        url.options.tickets = TicketSource::new(Arc::new(ToyInitiator::new(PRINCIPAL, SECRET)));
+        url.options.tickets = TicketSource::new(Arc::new(ticket));
         Mount::connect(&url, &switch).await.expect("mount must succeed")
     }
 

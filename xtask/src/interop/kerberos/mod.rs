@@ -1,5 +1,5 @@
 //! Kerberos 5 with MIT's key distribution centre: our client against our server with each flavour, version and
-//! transport, their errors, and a Linux kernel as client and as server ([`linux`]).
+//! transport, their errors, and a Linux kernel as client and as server ([`linux`], [`state`]).
 //!
 //! The realm is in the directory of the suite. No configuration of the machine is changed, and no daemon is used.
 
@@ -49,9 +49,12 @@ pub fn linux(bench: &Bench, report: &mut Report) -> Result<(), String> {
     let guest = Guest::new(bench, bench.fresh("kerberos-linux")?.join("guest"))?;
     // The kernel has no shared memory.
     let cells = cells(&["tcp", "rdma"]);
-    let picked = bench.rotation.pick("kerberos-linux", &cells, CELLS_OF_GUEST, report);
-    let picked = picked.iter().map(|cell| format!("{}:{}:{}", cell.transport, cell.version, cell.flavor));
-    let picked = picked.collect::<Vec<_>>().join(" ");
+    let picked = words(&bench.rotation.pick("kerberos-linux", &cells, CELLS_OF_GUEST, report));
+    let mut content = Vec::new();
+    for flavor in FLAVORS {
+        let of_flavor: Vec<_> = cells.iter().filter(|cell| cell.flavor == flavor).collect();
+        content.extend(bench.rotation.pick("kerberos-linux", &of_flavor, 1, report).into_iter().copied());
+    }
     let adapter: Vec<_> = cells.iter().filter(|cell| cell.transport == "rdma").collect();
     let adapter = bench.rotation.pick("kerberos-linux", &adapter, CELLS_OF_ADAPTER, report);
     let adapter = adapter.iter().map(|cell| format!("{}:{}", cell.version, cell.flavor)).collect::<Vec<_>>();
@@ -59,10 +62,33 @@ pub fn linux(bench: &Bench, report: &mut Report) -> Result<(), String> {
         ("SLIPWAY", text(&bench.slipway)),
         ("KERNEL_CLIENT", picked.clone()),
         ("OUR_CLIENT", picked),
+        ("CONTENT", words(&content)),
         ("ADAPTER", adapter.join(" ")),
     ])?;
     let succeeded = guest.run("kerberos.sh");
     guest.results("kerberos-linux", succeeded, report)
+}
+
+/// Runs two Linux clients that hold state at our server, in one guest.
+pub fn state(bench: &Bench, report: &mut Report) -> Result<(), String> {
+    let guest = Guest::new(bench, bench.fresh("kerberos-state")?.join("guest"))?;
+    let cells = cells(&["tcp", "rdma"]);
+    // NFSv3 locks by NLM, whose calls Linux makes with AUTH_SYS.
+    let mut locks = Vec::new();
+    for of_nlm in [true, false] {
+        let cells: Vec<_> = cells.iter().filter(|cell| (cell.version == "3") == of_nlm).collect();
+        let count = if of_nlm { 1 } else { CELLS_OF_LOCKS };
+        locks.extend(bench.rotation.pick("kerberos-state", &cells, count, report).into_iter().copied());
+    }
+    guest.environment(&[("SLIPWAY", text(&bench.slipway)), ("LOCKS", words(&locks))])?;
+    let succeeded = guest.run("kerberos_state.sh");
+    guest.results("kerberos-state", succeeded, report)
+}
+
+/// Returns cells as the scripts of guests read them.
+fn words(cells: &[&Cell]) -> String {
+    let word = |cell: &&Cell| format!("{}:{}:{}", cell.transport, cell.version, cell.flavor);
+    cells.iter().map(word).collect::<Vec<_>>().join(" ")
 }
 
 #[derive(Debug)]
@@ -88,8 +114,10 @@ const VERSIONS: [&str; 4] = ["3", "4.0", "4.1", "4.2"];
 const FLAVORS: [&str; 3] = ["krb5", "krb5i", "krb5p"];
 /// The number of cells of one run: of our own client and server, and of each direction in the guest, which is slow.
 const CELLS: usize = 12;
-const CELLS_OF_GUEST: usize = 5;
+const CELLS_OF_GUEST: usize = 3;
 const CELLS_OF_ADAPTER: usize = 2;
+/// The number of cells of one run in which two clients lock by NFSv4.
+const CELLS_OF_LOCKS: usize = 3;
 
 type Check = fn(&Suite) -> Result<(), String>;
 

@@ -162,7 +162,7 @@ async fn reboots(world: Arc<World>, clients: Vec<Arc<Client>>) {
     }
 }
 
-/// Returns the faults of a seed. One of four runs has one fault after the other.
+/// Returns the faults of a seed. One of four runs has one fault after the other. Every second run has Kerberos.
 fn faults(seed: u64) -> Faults {
     let mut rng = StdRng::seed_from_u64(!seed);
     let times = if seed % 4 == 3 { 4 } else { 1 };
@@ -174,6 +174,7 @@ fn faults(seed: u64) -> Faults {
         partitions: rng.random_range(0..=2 * times),
         reboots: rng.random_range(0..=times),
         full: rng.random_range(0..=2 * times),
+        kerberos: seed / 4 % 2 == 1,
         ..Faults::default()
     }
 }

@@ -14,13 +14,15 @@ use std::{
     time::Duration,
 };
 
+use bytes::Bytes;
+use gss::{Service as Protection, pseudo_flavor};
 use nfs::v4::{Argop4, PROC_COMPOUND, Res4, Resop4, Sequenceid4, Sessionid4, Slotid4, compound::*};
 use parking_lot::Mutex;
 use rand::{Rng, SeedableRng, rngs::StdRng};
-use rpc::{AuthSys, ConnectionId, Identity, Service};
+use rpc::{AuthSys, ConnectionId, Identity, Service, security::Principal};
 use server::{
-    BlockingOptions, Export, ExportId, ExportOptions, HandleKey, Nfs4, NfsServer, Squash, config::Settings,
-    recovery::Recovery,
+    BlockingOptions, Export, ExportId, ExportOptions, HandleKey, Machines, Nfs4, NfsServer, Sec, SecFlavors, Squash,
+    config::Settings, recovery::Recovery,
 };
 use testkit::{
     disk::Disk,
@@ -57,6 +59,8 @@ pub struct Faults {
     pub partitions: u32,
     /// The number of times that a client forgets everything and restarts.
     pub reboots: u32,
+    /// `true` if the clients call with krb5i, which the export demands, instead of AUTH_SYS.
+    pub kerberos: bool,
     /// The defect of the server.
     pub broken: Option<Broken>,
 }
@@ -290,8 +294,13 @@ impl World {
     }
 
     fn call(&self, nfs: &Nfs4, connection: ConnectionId, args: &CompoundArgs) -> CompoundRes {
-        let sys = AuthSys { stamp: 0, machine: "m".into(), uid: 0, gid: 0, gids: Default::default() };
-        let (caller, message) = (Identity::Sys(sys), Message::encode(args));
+        let caller = if self.faults.kerberos {
+            let name = Bytes::from_static(PRINCIPAL.as_bytes());
+            Identity::Principal(Principal { name, pseudo_flavor: pseudo_flavor(Protection::Integrity) })
+        } else {
+            Identity::Sys(AuthSys { stamp: 0, machine: "m".into(), uid: 0, gid: 0, gids: Default::default() })
+        };
+        let message = Message::encode(args);
         let paper = self.paper.connection(connection);
         let reply = finish(paper.call(nfs, PROC_COMPOUND, (PEER, &caller), &message));
         let reply = reply.expect("valid call must be accepted");
@@ -344,12 +353,15 @@ impl World {
 
     /// Returns `false` if the machine crashes meanwhile.
     fn begin_life(&self) -> bool {
-        let options = ExportOptions { squash: Squash::None, ..ExportOptions::default() };
+        let sec = if self.faults.kerberos { Sec::Krb5i } else { Sec::Sys };
+        let sec = SecFlavors::new(vec![sec]).expect("there must be a flavour");
+        let options = ExportOptions { squash: Squash::None, sec, ..ExportOptions::default() };
         let export = Export::new("/m", ExportId::of(&[b"m"]), self.vfs.clone(), options).expect("export must be valid");
         let recovery = Recovery::on(self.disk.open());
         // In virtual time, no task may wait for another thread.
         let blocking = BlockingOptions { threads: 0, ..BlockingOptions::default() };
-        let settings = Settings { grace: LEASE, lease: LEASE, blocking, ..Settings::default() };
+        let mut settings = Settings { grace: LEASE, lease: LEASE, blocking, ..Settings::default() };
+        settings.identity.machines = Machines::Root;
         let opened = recovery.and_then(|recovery| NfsServer::recovering(export, self.key.clone(), recovery, settings));
         let server = match opened {
             Ok(server) if !self.disk.has_crashed() => server,
@@ -386,5 +398,7 @@ fn finish<T>(future: impl Future<Output = T>) -> T {
 
 /// The lease of the server; its grace period has the same length.
 pub const LEASE: Duration = Duration::from_secs(5);
+/// The principal of clients with Kerberos, a machine, which is root.
+const PRINCIPAL: &str = "host/client@REALM";
 const SERVER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 2049);
 const PEER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 700);
