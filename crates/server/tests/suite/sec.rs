@@ -373,16 +373,16 @@ async fn machine_credential_releases_state_of_an_export_with_another_flavour() {
     for sec in [Sec::Krb5, Sec::Krb5p] {
         let (_server, mut client) = protected_client(sec);
         let (stateid, file) = client.open("", "f", Open::default()).unwrap();
-        let locker = Locker4::NewLock {
+        let locker = Locker4::New {
             open_seqid: Seqid4(0),
             open_stateid: stateid,
             lock_seqid: Seqid4(0),
             lock_owner: StateOwner4 { clientid: Clientid4(0), owner: "lock".into() },
         };
-        let lock = LockArgs { locktype: LockType4::Write, reclaim: false, offset: 0, length: 1, locker };
-        let locked = client.ok([putfh(&file), Argop4::Lock(Box::new(lock))]).pop();
+        let lock = LockArgs { locktype: NfsLockType4::Write, reclaim: false, offset: 0, length: 1, locker };
+        let locked = client.ok([putfh(&file), Argop4::Lock(lock)]).pop();
         let Some(Resop4::Lock(LockRes::Ok(lock_stateid))) = locked else { panic!("{locked:?}") };
-        let unlock = LockUArgs { locktype: LockType4::Write, seqid: Seqid4(0), lock_stateid, offset: 0, length: 1 };
+        let unlock = LockUArgs { locktype: NfsLockType4::Write, seqid: Seqid4(0), lock_stateid, offset: 0, length: 1 };
         let downgrade = OpenDowngradeArgs {
             open_stateid: stateid,
             seqid: Seqid4(0),

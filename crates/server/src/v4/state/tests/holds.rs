@@ -23,7 +23,7 @@ impl Drop for TestHold {
 
 impl World {
     /// Keeps the file, as the service does after an OPEN.
-    fn hold(&mut self) -> Arc<(AtomicBool, AtomicBool)> {
+    fn hold_file(&mut self) -> Arc<(AtomicBool, AtomicBool)> {
         let ended = Arc::default();
         drop(self.state.hold(&'f', Held::new(TestHold(Arc::clone(&ended)))));
         ended
@@ -44,12 +44,12 @@ impl World {
 fn file_is_kept_until_the_last_open_is_closed() {
     let mut world = World::new();
     let ((a, _), (b, _)) = (world.ready("a"), world.ready("b"));
-    let unused = world.hold();
+    let unused = world.hold_file();
     assert!(world.has_ended(&unused), "nobody has the file open");
     let first = world.open_read(a, "o");
-    let hold = world.hold();
+    let hold = world.hold_file();
     let (second, third) = (world.open_read(a, "p"), world.open_read(b, "o"));
-    let unneeded = world.hold();
+    let unneeded = world.hold_file();
     assert!(world.has_ended(&unneeded), "one hold is enough");
     for (client, stateid) in [(a, first), (b, third)] {
         world.state.close(&mut world.locks, client, &'f', &stateid).unwrap();
@@ -66,7 +66,7 @@ fn file_is_kept_until_its_delegation_is_returned() {
     let request = OpenRequest { can_recall: true, ..opening(a, Bytes::from_static(b"o")) };
     let opened = world.open_by(request).unwrap();
     let OpenDelegation4::Read(delegation) = opened.delegation else { panic!("{:?}", opened.delegation) };
-    let hold = world.hold();
+    let hold = world.hold_file();
     world.state.close(&mut world.locks, a, &'f', &opened.stateid).unwrap();
     assert!(!world.has_ended(&hold));
     world.state.delegreturn(a, &'f', &delegation.stateid).unwrap();
@@ -78,7 +78,7 @@ fn file_is_kept_until_its_state_is_revoked() {
     let mut world = World::new();
     let (a, _) = world.ready("a");
     let stateid = world.open_read(a, "o");
-    let hold = world.hold();
+    let hold = world.hold_file();
     world.state.revoke_all(&mut world.locks, a, Nfsstat4::AdminRevoked);
     assert!(world.has_ended(&hold));
     assert_eq!(world.io_of(a, 'f', &stateid, false), Err(Nfsstat4::AdminRevoked));
@@ -89,7 +89,7 @@ fn only_expired_clients_with_removed_files_lose_their_state() {
     let mut world = World::new();
     let (a, _) = world.ready("a");
     let stateid = world.open_read(a, "o");
-    let hold = world.hold();
+    let hold = world.hold_file();
     let ends_at = |world: &mut World, lease: u32| {
         let then = world.now + LEASE * lease;
         world.state.expire(then);
@@ -109,7 +109,7 @@ fn client_with_a_valid_lease_keeps_a_removed_file() {
     let mut world = World::new();
     let (a, _) = world.ready("a");
     world.open_read(a, "o");
-    let hold = world.hold();
+    let hold = world.hold_file();
     hold.0.store(true, SeqCst);
     world.state.expire_removed(&mut world.locks, world.now + LEASE / 2);
     assert!(!world.has_ended(&hold));
