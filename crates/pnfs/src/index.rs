@@ -176,7 +176,10 @@ impl Index {
     /// # Errors
     /// Returns `Io`.
     pub fn set_complete(&self) -> Result<(), VfsError> {
-        self.0.change(|tables| Ok(drop(tables.open_table(COMPLETE)?.insert((), ())?)))
+        self.0.change(|tables| {
+            tables.open_table(COMPLETE)?.insert((), ())?;
+            Ok(())
+        })
     }
 
     /// Returns the work to do for all files.
