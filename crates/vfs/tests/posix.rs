@@ -581,7 +581,7 @@ fn last_names_of_too_many_held_files_are_not_removed() {
     fs.link(&by, &file, &root, at("link")).unwrap();
     fs.remove(&by, &root, at("link")).unwrap();
     fs.remove(&by, &root, at("other")).unwrap();
-    held.remove(0);
+    drop(held.remove(0));
     fs.remove(&by, &root, at(&last)).unwrap();
     assert_eq!(place.read(&fs, &file).unwrap(), b"data");
 }
