@@ -153,45 +153,6 @@ fn mirrors_heal_after_a_data_server_was_away() {
     server.stop();
 }
 
-#[test]
-fn objects_of_a_removed_file_stay_until_it_is_closed() {
-    let cluster = Cluster::new();
-    let server = cluster.start();
-    let source = cluster.at("source");
-    let copy = |contents: &[u8], name: &str| {
-        fs::write(&source, contents).unwrap();
-        cp(source.to_str().unwrap(), &server.url("tcp", name));
-    };
-    let (first, second) = (contents(5, 1_000_001), contents(6, 1_000_001));
-    copy(&first, "/file");
-    let runtime = Runtime::start().unwrap();
-    let url = format!("{}&vers=4.2", server.url("tcp", ""));
-    let mount = runtime.connect(&url.parse().unwrap(), &transports::for_client()).unwrap();
-    let file = mount.open("file").unwrap();
-    ok(&["rm", &server.url("tcp", "/file")]);
-
-    // When the objects of another file are removed, those of this one were in the queue before.
-    copy(&second, "/other");
-    ok(&["rm", &server.url("tcp", "/other")]);
-    let has_second = |server: usize| cluster.objects(server).contains(&second);
-    until("the objects of the other file must be removed", || (0..SERVERS).all(|server| !has_second(server)));
-    assert_eq!(cluster.with_copy(&first).len(), 2);
-    let (mut read, mut at) = (vec![0; first.len()], 0);
-    while at < read.len() {
-        let len = file.read_at(&mut read[at..], at as u64).unwrap();
-        assert_ne!(len, 0, "the file must not end");
-        at += len;
-    }
-    assert!(read == first);
-
-    drop(file);
-    until("the objects must be removed after the last close", || {
-        (0..SERVERS).all(|server| cluster.objects(server).is_empty())
-    });
-    mount.unmount().unwrap();
-    server.stop();
-}
-
 /// Checks that each unit of a file is on two data servers, and that each data server has two objects with units of one stripe.
 fn is_striped(cluster: &Cluster, contents: &[u8]) -> bool {
     let mut copies = vec![0; contents.len().div_ceil(STRIPE_UNIT)];
