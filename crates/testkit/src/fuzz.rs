@@ -16,6 +16,7 @@ mod objects;
 mod rpc;
 mod rpcrdma;
 mod service4;
+mod tls;
 mod xdr;
 
 use buf::Buffer;
@@ -36,6 +37,7 @@ pub use self::{
     rpc::{record_marking, rpc_message},
     rpcrdma::{rpcrdma_connection, rpcrdma_header},
     service4::nfs4_service,
+    tls::tls_handshake,
     xdr::xdr,
 };
 
@@ -61,6 +63,7 @@ pub const TARGETS: &[Target] = &[
     ("admin_request", admin_request),
     ("nfs4_callback", nfs4_callback),
     ("gss", gss),
+    ("tls_handshake", tls_handshake),
 ];
 
 /// The first frame of a connection, from either side. An accepted frame must encode to the same bytes.

@@ -80,3 +80,27 @@ async fn peer_is_known_before_connection_setup() {
         assert_eq!((peer.user, peer.address.is_loopback()), (user, true));
     }
 }
+
+#[test]
+fn every_option_is_documented() {
+    let pages = ["configuration.md", "security.md"].map(|page| {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs").join(page);
+        std::fs::read_to_string(path).unwrap()
+    });
+    let switch = for_client();
+    for (transport, count) in [("tcp", 20), ("udp", 4), ("rdma", 25), ("shm", 20)] {
+        // The error of an unknown option names all that are known.
+        let raw = RawOptions::from([("zz".to_owned(), String::new())]);
+        let problem = switch.find(transport).unwrap().with_options(&raw).err().unwrap().problem;
+        let names =
+            problem.strip_prefix("no such option; the options are ").unwrap().replace(" (and of the provider: ", ", ");
+        let names: Vec<_> = names.trim_end_matches(')').split(", ").collect();
+        assert!(names.len() >= count, "{transport}: {names:?}");
+        for name in names {
+            assert!(
+                pages.iter().any(|page| page.contains(&format!("`{name}`"))),
+                "{transport}: {name} is not documented"
+            );
+        }
+    }
+}
