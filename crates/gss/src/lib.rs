@@ -11,7 +11,7 @@
 //!   opened when it is first used. A build and a process without Kerberos need nothing of it. All unsafe code is there.
 //!
 //! Buffers: a body that is only authenticated is not copied by this crate. A body with integrity is copied once, into
-//! the message. A body with privacy is copied to the library and back.
+//! the message. A body with privacy is copied once, and the library encrypts or decrypts the copy in place.
 //!
 //! On error: a call that cannot be authenticated is denied with `RPCSEC_GSS_CREDPROBLEM`, and one that is replayed
 //! gets no reply. Results that cannot be wrapped are not sent. A client that gets no context fails with an error that

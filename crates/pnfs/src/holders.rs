@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use tokio::{sync::Notify, time::Instant};
 use vfs::{
     Handle,
-    layout::{LayoutCaps, LayoutEvent, LayoutEvents, LayoutHolder, LayoutModes, LayoutThreshold},
+    layout::{LayoutCaps, LayoutDeviceId, LayoutEvent, LayoutEvents, LayoutHolder, LayoutModes, LayoutThreshold},
 };
 
 use crate::core::Options;
@@ -32,16 +32,24 @@ struct Former {
 /// The layouts of a file that are granted.
 #[derive(Default)]
 struct Held {
-    holders: HashMap<LayoutHolder, LayoutModes>,
+    holders: HashMap<LayoutHolder, Holding>,
     /// The modes that are being recalled.
     recalled: LayoutModes,
     /// `true` if the file was truncated while a holder had a layout to write.
     cut: bool,
 }
 
+/// The layout of one holder.
+#[derive(Default)]
+struct Holding {
+    modes: LayoutModes,
+    /// The devices of all its layouts of the file, also of those that others have replaced.
+    devices: Vec<LayoutDeviceId>,
+}
+
 impl Held {
     fn modes(&self) -> LayoutModes {
-        self.holders.values().fold(LayoutModes::NONE, |all, modes| LayoutModes {
+        self.holders.values().fold(LayoutModes::NONE, |all, Holding { modes, .. }| LayoutModes {
             read: all.read || modes.read,
             write: all.write || modes.write,
         })
@@ -90,7 +98,7 @@ impl Holders {
 
     /// Adds a mode to a holder. Returns `false` without an effect while layouts of this mode are being recalled, or any layouts if the
     /// new one is for writing: its holder would write while others still read a stale copy.
-    pub fn add(&self, file: &Handle, holder: LayoutHolder, modes: LayoutModes) -> bool {
+    pub fn add(&self, file: &Handle, holder: LayoutHolder, modes: LayoutModes, devices: &[LayoutDeviceId]) -> bool {
         let former = self.former.lock().files.contains(file);
         let mut files = self.files.lock();
         let held = files.entry(file.clone()).or_default();
@@ -100,7 +108,12 @@ impl Holders {
         };
         if free {
             let of = held.holders.entry(holder).or_default();
-            *of = LayoutModes { read: of.read || modes.read, write: of.write || modes.write };
+            of.modes = LayoutModes { read: of.modes.read || modes.read, write: of.modes.write || modes.write };
+            for device in devices {
+                if !of.devices.contains(device) {
+                    of.devices.push(*device);
+                }
+            }
         }
         free
     }
@@ -110,9 +123,9 @@ impl Holders {
         let mut files = self.files.lock();
         let Some(held) = files.get_mut(file) else { return LayoutModes::NONE };
         if let Some(of) = held.holders.get_mut(&holder) {
-            *of = of.without(modes);
+            of.modes = of.modes.without(modes);
         }
-        held.holders.retain(|_, modes| !modes.is_empty());
+        held.holders.retain(|_, of| !of.modes.is_empty());
         let rest = held.modes();
         held.recalled = held.recalled.intersect(rest);
         held.cut &= rest.write;
@@ -127,7 +140,20 @@ impl Holders {
     /// Returns the modes that a holder has.
     pub fn of(&self, file: &Handle, holder: LayoutHolder) -> LayoutModes {
         let files = self.files.lock();
-        files.get(file).and_then(|held| held.holders.get(&holder)).copied().unwrap_or_default()
+        files.get(file).and_then(|held| held.holders.get(&holder)).map(|of| of.modes).unwrap_or_default()
+    }
+
+    /// Reports whether a layout has a device.
+    pub fn has_device(&self, device: &LayoutDeviceId) -> bool {
+        let files = self.files.lock();
+        files.values().flat_map(|held| held.holders.values()).any(|of| of.devices.contains(device))
+    }
+
+    /// Passes an event on.
+    pub fn notify(&self, event: LayoutEvent) {
+        if let Some(events) = &*self.events.lock() {
+            events.notify(event);
+        }
     }
 
     /// Returns the number of holders of a file, and the modes that they have.
@@ -159,9 +185,7 @@ impl Holders {
         held.recalled =
             LayoutModes { read: held.recalled.read || modes.read, write: held.recalled.write || modes.write };
         drop(files);
-        if let Some(events) = &*self.events.lock() {
-            events.notify(LayoutEvent::Recall { file: file.clone(), modes, changed });
-        }
+        self.notify(LayoutEvent::Recall { file: file.clone(), modes, changed });
     }
 
     /// Waits until no layout of a file is being recalled, also of an earlier process.

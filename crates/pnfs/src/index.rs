@@ -13,7 +13,7 @@ pub(crate) use self::servers::Move;
 use std::{io, path::Path};
 
 use entropy::HashMap;
-use redb::{ReadableTable, StorageBackend, TableDefinition};
+use redb::{ReadableTable, StorageBackend, TableDefinition, TableHandle};
 use vfs::{Handle, VfsError};
 
 use crate::{
@@ -126,12 +126,58 @@ impl Index {
     /// # Errors
     /// Returns `Io`.
     pub fn set_work(&self, file: &Handle, work: Work) -> Result<(), VfsError> {
+        self.set_works([(file, work)])
+    }
+
+    /// Sets the work to do for several files, like [`set_work`](Self::set_work).
+    ///
+    /// # Errors
+    /// Returns `Io`.
+    pub fn set_works<'a>(&self, files: impl IntoIterator<Item = (&'a Handle, Work)>) -> Result<(), VfsError> {
         self.0.change(|tables| {
             let mut table = tables.open_table(WORK)?;
-            match work {
-                0 => drop(table.remove(file.as_bytes())?),
-                _ => drop(table.insert(file.as_bytes(), work)?),
+            for (file, work) in files {
+                match work {
+                    0 => drop(table.remove(file.as_bytes())?),
+                    _ => drop(table.insert(file.as_bytes(), work)?),
+                }
             }
+            Ok(())
+        })
+    }
+
+    /// Records that files have these objects, as far as the index does not know it.
+    ///
+    /// # Errors
+    /// Returns `Io`.
+    pub fn note(&self, objects: &[(Object, Handle)]) -> Result<(), VfsError> {
+        self.0.change(|tables| {
+            let mut table = tables.open_table(OBJECTS)?;
+            for (object, file) in objects {
+                if table.get(key(*object))?.is_none() {
+                    table.insert(key(*object), file.as_bytes())?;
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Reports whether the index has the objects of all files. One that was made for a tree that had files already has not, until all
+    /// records were read.
+    ///
+    /// # Errors
+    /// Returns `Io`.
+    pub fn is_complete(&self) -> Result<bool, VfsError> {
+        self.0.read(|transaction| Ok(transaction.open_table(COMPLETE)?.get(())?.is_some()))
+    }
+
+    /// Stores durably that the index has the objects of all files.
+    ///
+    /// # Errors
+    /// Returns `Io`.
+    pub fn set_complete(&self) -> Result<(), VfsError> {
+        self.0.change(|tables| {
+            tables.open_table(COMPLETE)?.insert((), ())?;
             Ok(())
         })
     }
@@ -151,6 +197,13 @@ impl Index {
 }
 
 fn create_tables(tables: &redb::WriteTransaction) -> Result<(), ChangeError> {
+    let existing: Vec<String> = tables.list_tables()?.map(|table| table.name().to_owned()).collect();
+    let exists = |name: &str| existing.iter().any(|existing| existing == name);
+    // An earlier version did not say so.
+    if exists(OBJECTS.name()) && !exists(COMPLETE.name()) {
+        tables.open_table(COMPLETE)?.insert((), ())?;
+    }
+    tables.open_table(COMPLETE)?;
     tables.open_table(OBJECTS)?;
     tables.open_table(REMOVALS)?;
     tables.open_table(WORK)?;
@@ -169,5 +222,7 @@ fn object((server, id): (u32, u128)) -> Object {
 const OBJECTS: TableDefinition<'_, (u32, u128), &[u8]> = TableDefinition::new("objects");
 /// (data server, object).
 const REMOVALS: TableDefinition<'_, (u32, u128), ()> = TableDefinition::new("removals");
+/// Has an entry if the index has the objects of all files.
+const COMPLETE: TableDefinition<'_, (), ()> = TableDefinition::new("complete");
 /// File → work.
 const WORK: TableDefinition<'_, &[u8], u8> = TableDefinition::new("work");

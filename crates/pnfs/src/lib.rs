@@ -46,13 +46,15 @@ mod ranges;
 pub mod record;
 pub mod servers;
 mod services;
+mod space;
 pub mod stripes;
 mod threads;
 mod tree;
 
 pub use crate::{
     core::{
-        FileStatus, Options, Orphans, Pnfs, RebalancePlan, RebalanceStatus, Repairs, ServerStatus, SetServiceError,
+        FileStatus, Options, Orphans, Pnfs, RebalancePlan, RebalanceStatus, Repairs, ScanStatus, ServerStatus,
+        SetServiceError,
     },
     index::Index,
     record::{Record, RecordError, ServerId},

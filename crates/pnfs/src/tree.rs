@@ -9,8 +9,8 @@ use std::{
 use buf::{Pool, Rope};
 use bytes::Bytes;
 use vfs::{
-    Acl, AclKind, Attr, Caller, Change, CreateMode, Created, Cred, DirEntry, FsCaps, Handle, Kind, Layouts, Name,
-    NodeKind, Read, ReadDir, ReadInto, Report, Result, Rights, SeekFor, SetAttr, Stability, StatFs, Time, Vfs,
+    Acl, AclKind, Attr, Caller, Change, CreateMode, Created, Cred, DirEntry, FsCaps, Handle, Held, Hold, Kind, Layouts,
+    Name, NodeKind, Read, ReadDir, ReadInto, Report, Result, Rights, SeekFor, SetAttr, Stability, StatFs, Time, Vfs,
     VfsError, Written, XattrMode,
 };
 
@@ -94,6 +94,29 @@ impl Pnfs {
     }
 }
 
+/// A hold of a file.
+struct TreeHold {
+    held: Held,
+    core: Arc<Core>,
+}
+
+impl Hold for TreeHold {
+    fn is_removed(&self) -> bool {
+        self.held.is_removed()
+    }
+}
+
+impl Drop for TreeHold {
+    fn drop(&mut self) {
+        let was_removed = self.is_removed();
+        drop(std::mem::take(&mut self.held));
+        if was_removed {
+            // If this was the last hold, the objects can be removed.
+            self.core.wake.notify_one();
+        }
+    }
+}
+
 macro_rules! inner {
     ($(fn $name:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {$(
         fn $name(&self, caller: &Caller<'_>, $($arg: $type),*) -> Result<$result> {
@@ -137,6 +160,12 @@ impl Vfs for Pnfs {
         fn acl(object: &Handle, kind: AclKind) -> (Option<Acl>, Attr);
         fn set_acl(object: &Handle, kind: AclKind, acl: Option<&Acl>) -> Change;
         fn statfs(object: &Handle) -> StatFs;
+    }
+
+    /// Holds the inner file. While it is held without a name, its objects stay in the queue of removals.
+    fn hold(&self, caller: &Caller<'_>, file: &Handle) -> Result<Held> {
+        let held = self.0.inner.hold(&Caller { completion: None, ..*caller }, file)?;
+        Ok(Held::new(TreeHold { held, core: self.0.clone() }))
     }
 
     fn setattr(&self, caller: &Caller<'_>, object: &Handle, set: &SetAttr, guard: Option<Time>) -> Result<Change> {
@@ -245,13 +274,18 @@ impl Vfs for Pnfs {
         self.on_names(caller, move |core, caller| {
             let (from, to) = (Name::new(&from)?, Name::new(&to)?);
             let _renaming = core.renames.begin();
-            core.unlink(caller, (&to_dir, to), |caller| core.inner.rename(caller, &from_dir, from, &to_dir, to))
+            let rename = |caller: &Caller<'_>| core.inner.rename(caller, &from_dir, from, &to_dir, to);
+            let renamed = core.unlink(caller, (&to_dir, to), rename)?;
+            core.note_moved(&to_dir, to);
+            Ok(renamed)
         })
     }
 
     fn link(&self, caller: &Caller<'_>, object: &Handle, dir: &Handle, name: &Name) -> Result<(Change, Attr)> {
         let _renaming = self.0.renames.begin();
-        self.0.inner.link(caller, object, dir, name)
+        let linked = self.0.inner.link(caller, object, dir, name)?;
+        self.0.scan.note_moved(object, Kind::File);
+        Ok(linked)
     }
 
     fn seek(&self, caller: &Caller<'_>, file: &Handle, offset: u64, what: SeekFor) -> Result<Option<u64>> {

@@ -10,8 +10,8 @@ use bytes::Bytes;
 use foldhash::quality::FixedState;
 
 use crate::{
-    Acl, AclKind, Attr, Caller, Change, CreateMode, Created, DirEntry, FsCaps, Handle, Kind, Layouts, Name, NodeKind,
-    Read, ReadDir, ReadInto, Report, Result, Rights, SeekFor, SetAttr, Stability, StatFs, Time, Vfs, Written,
+    Acl, AclKind, Attr, Caller, Change, CreateMode, Created, DirEntry, FsCaps, Handle, Held, Kind, Layouts, Name,
+    NodeKind, Read, ReadDir, ReadInto, Report, Result, Rights, SeekFor, SetAttr, Stability, StatFs, Time, Vfs, Written,
     XattrMode,
     layout::{
         DataFailure, DataUsage, Layout, LayoutCaps, LayoutCommit, LayoutDevice, LayoutDeviceId, LayoutEvents,
@@ -99,6 +99,11 @@ impl<I: Interpose> Vfs for Interposed<I> {
 
     fn adopt(&self, handle: &[u8]) -> Result<Handle> {
         self.0.inner().adopt(handle)
+    }
+
+    /// Holds a file without the layer, because this has no effect that a caller could see.
+    fn hold(&self, caller: &Caller<'_>, file: &Handle) -> Result<Held> {
+        self.0.inner().hold(caller, file)
     }
 
     operations! {

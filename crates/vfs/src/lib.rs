@@ -12,12 +12,15 @@
 //!
 //! **Data can be on other servers.** [`Vfs::layouts`] then tells clients where. The [`layout`] module defines it.
 //!
+//! **A removed file can be kept.** [`Vfs::hold`] keeps it for those that have it open.
+//!
 //! **Identity.** Every operation runs with the rights of its [`Caller::cred`].
 //!
 //! An operation that fails changes nothing, unless the documentation of its errors says otherwise.
 
 mod acl;
 mod error;
+mod hold;
 pub mod interpose;
 pub mod layout;
 pub mod memory;
@@ -30,6 +33,7 @@ mod types;
 
 pub use acl::{ACL_ENTRIES_MAX, Acl, AclEntry, AclKind, AclWho};
 pub use error::VfsError;
+pub use hold::{Held, Hold};
 pub use layout::Layouts;
 pub use pending::{Completion, CompletionFuture, CompletionSlot};
 pub use types::*;
@@ -83,6 +87,20 @@ pub trait Vfs: Send + Sync + 'static {
     /// Returns the errors of [`lookup`](Self::lookup).
     fn find(&self, caller: &Caller<'_>, dir: &Handle, name: &Name) -> Result<(Handle, Kind)> {
         self.lookup(caller, dir, name).map(|(handle, attr)| (handle, attr.kind))
+    }
+
+    /// Holds a regular file: it keeps its data, and all operations on its handle still succeed, after its last name was
+    /// removed or replaced by an operation of this tree, until the last hold ends. Its link count is then 0, and it gets no new
+    /// name: [`link`](Self::link) returns `NotFound`. A file need not be kept if another program removes it. Holds do not
+    /// survive a restart.
+    ///
+    /// A file can be held any number of times. The default holds nothing: it is for trees whose removed files are lost.
+    ///
+    /// # Errors
+    /// Returns `IsDir` or `Invalid` for other objects, `Stale`, `Delay`, and `WouldBlock`.
+    fn hold(&self, caller: &Caller<'_>, file: &Handle) -> Result<Held> {
+        let _ = (caller, file);
+        Ok(Held::default())
     }
 
     /// Returns the attributes of an object. No permission is required.
@@ -222,7 +240,8 @@ pub trait Vfs: Send + Sync + 'static {
     /// Removes a name of an object that is not a directory.
     ///
     /// # Errors
-    /// Returns `IsDir`, `NotFound` and others.
+    /// Returns `IsDir`, `NotFound` and others; `Delay` if it is the last name of a [held](Self::hold) file and too many such files are
+    /// kept already.
     fn remove(&self, caller: &Caller<'_>, dir: &Handle, name: &Name) -> Result<Change>;
 
     /// Removes an empty directory.
@@ -235,7 +254,8 @@ pub trait Vfs: Send + Sync + 'static {
     /// directories.
     ///
     /// # Errors
-    /// Returns `NotEmpty`, `IsDir`, `NotDir`, `Invalid` (a directory into itself), `CrossDevice` and others.
+    /// Returns `NotEmpty`, `IsDir`, `NotDir`, `Invalid` (a directory into itself), `CrossDevice` and others; `Delay` like
+    /// [`remove`](Self::remove).
     fn rename(
         &self,
         caller: &Caller<'_>,

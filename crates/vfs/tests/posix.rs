@@ -514,3 +514,89 @@ fn committed_file_is_not_open_for_writing() {
     write(&created.handle).unwrap();
     assert_eq!(place.read(&fs, &created.handle).unwrap(), b"#!/bin/true");
 }
+
+/// Returns the number of descriptors that this process has of removed files below a directory.
+fn removed_files(below: &Path) -> usize {
+    let descriptors = fs::read_dir("/proc/self/fd").unwrap();
+    let targets = descriptors.filter_map(|descriptor| fs::read_link(descriptor.unwrap().path()).ok());
+    targets.filter(|target| target.starts_with(below) && target.to_string_lossy().ends_with(" (deleted)")).count()
+}
+
+#[test]
+fn held_file_is_kept_whatever_is_evicted() {
+    for handles in sources() {
+        let place = Place::new();
+        let options =
+            PosixOptions { state_dir: Some(place.state.clone()), handles, descriptors: Some(8), ..Default::default() };
+        let fs = Posix::open(&place.export, options).unwrap();
+        let (by, root) = (place.caller(), fs.root());
+        // Evicts all other objects from the cache.
+        let fill = |prefix: &str| {
+            for number in 0..500 {
+                fs::write(place.export.join(format!("{prefix}{number}")), "").unwrap();
+                place.walk(&fs, &format!("{prefix}{number}")).unwrap();
+            }
+        };
+        fs::write(place.export.join("f"), "data").unwrap();
+        let file = place.walk(&fs, "f").unwrap();
+        let held = fs.hold(&by, &file).unwrap();
+        fill("a");
+        fs.remove(&by, &root, at("f")).unwrap();
+        fill("b");
+        assert_eq!(place.read(&fs, &file).unwrap(), b"data");
+        assert_eq!(fs.getattr(&by, &file).unwrap().nlink, 0);
+
+        assert!(removed_files(&place.export) > 0);
+        drop(held);
+        assert_eq!(fs.getattr(&by, &file).unwrap_err(), VfsError::Stale);
+        let deadline = Instant::now() + Duration::from_secs(600);
+        while removed_files(&place.export) > 0 {
+            assert!(Instant::now() < deadline, "the file must be closed when its hold ends");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+#[test]
+fn last_names_of_too_many_held_files_are_not_removed() {
+    const MAX: usize = 16;
+    let place = Place::new();
+    let fs = Posix::open(&place.export, PosixOptions { descriptors: Some(8), ..PosixOptions::default() }).unwrap();
+    let (by, root) = (place.caller(), fs.root());
+    let mut held = Vec::new();
+    for number in 0..=MAX {
+        fs::write(place.export.join(format!("f{number}")), "data").unwrap();
+        let file = place.walk(&fs, &format!("f{number}")).unwrap();
+        held.push(fs.hold(&by, &file).unwrap());
+        let removed = fs.remove(&by, &root, at(&format!("f{number}")));
+        assert_eq!(removed.map(drop), if number < MAX { Ok(()) } else { Err(VfsError::Delay) });
+    }
+    let last = format!("f{MAX}");
+    fs::write(place.export.join("other"), "other").unwrap();
+    let renamed = fs.rename(&by, &root, at("other"), &root, at(&last));
+    assert_eq!(renamed.map(drop), Err(VfsError::Delay));
+    let file = place.walk(&fs, &last).unwrap();
+    assert_eq!(place.read(&fs, &file).unwrap(), b"data");
+    // Names that need no descriptor.
+    fs.link(&by, &file, &root, at("link")).unwrap();
+    fs.remove(&by, &root, at("link")).unwrap();
+    fs.remove(&by, &root, at("other")).unwrap();
+    held.remove(0);
+    fs.remove(&by, &root, at(&last)).unwrap();
+    assert_eq!(place.read(&fs, &file).unwrap(), b"data");
+}
+
+#[test]
+fn held_file_is_kept_if_its_removal_by_another_program_is_noticed() {
+    let place = Place::new();
+    let fs = place.open(Handles::Auto);
+    fs::write(place.export.join("f"), "data").unwrap();
+    let file = place.walk(&fs, "f").unwrap();
+    let held = fs.hold(&place.caller(), &file).unwrap();
+    fs::remove_file(place.export.join("f")).unwrap();
+    assert_eq!(fs.getattr(&place.caller(), &file).unwrap().nlink, 0);
+    assert!(held.is_removed());
+    assert_eq!(place.read(&fs, &file).unwrap(), b"data");
+    drop(held);
+    assert_eq!(place.read(&fs, &file).unwrap_err(), VfsError::Stale);
+}

@@ -22,7 +22,7 @@ use server::{
     config::{BackendSettings, Backends, Opening, Settings, Tree},
 };
 use vfs::{
-    Attr, Caller, Change, CreateMode, Created, DirEntry, FsCaps, Handle, Name, NodeKind, Read, ReadDir, ReadInto,
+    Attr, Caller, Change, CreateMode, Created, DirEntry, FsCaps, Handle, Held, Name, NodeKind, Read, ReadDir, ReadInto,
     Report, Result, Rights, SetAttr, Stability, StatFs, Time, Vfs, Written,
     memory::{Memory, MemoryOptions},
 };
@@ -70,6 +70,7 @@ impl Vfs for Audited {
         fn root() -> Handle;
         fn write_verifier() -> [u8; 8];
         fn lookup(caller: &Caller<'_>, dir: &Handle, name: &Name) -> Result<(Handle, Attr)>;
+        fn hold(caller: &Caller<'_>, file: &Handle) -> Result<Held>;
         fn getattr(caller: &Caller<'_>, object: &Handle) -> Result<Attr>;
         fn setattr(caller: &Caller<'_>, object: &Handle, set: &SetAttr, guard: Option<Time>) -> Result<Change>;
         fn access(caller: &Caller<'_>, object: &Handle, wanted: Rights) -> Result<(Rights, Attr)>;

@@ -10,9 +10,10 @@ use super::server::Server;
 use crate::report::{Outcome, Report};
 use crate::shell;
 
-/// The Debian packages of this file and of `capture.rs`, and the headers with which a test of `rdma` compares its
-/// structures.
-pub const PACKAGES: [&str; 6] = ["libnfs-utils", "fio", "tshark", "tcpdump", "libibverbs-dev", "librdmacm-dev"];
+/// The Debian packages of this file and of `capture.rs`, the headers with which a test of `rdma` compares its
+/// structures, and the client of TLS of a test of `slipway`.
+pub const PACKAGES: [&str; 7] =
+    ["libnfs-utils", "fio", "tshark", "tcpdump", "libibverbs-dev", "librdmacm-dev", "openssl"];
 
 /// Runs `nfs-ls`, `nfs-cp` and `nfs-cat`.
 pub fn libnfs(bench: &Bench, report: &mut Report) -> Result<(), String> {

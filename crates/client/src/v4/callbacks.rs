@@ -88,7 +88,8 @@ impl Callbacks {
     fn recall_any(&self, args: &CbRecallAnyArgs) -> Nfsstat4 {
         let mask = &args.type_mask;
         let server = self.server();
-        if (mask.contains(PNFS_FF_RCA4_TYPE_MASK_READ) || mask.contains(PNFS_FF_RCA4_TYPE_MASK_RW))
+        let layouts = [RCA4_TYPE_MASK_FILE_LAYOUT, PNFS_FF_RCA4_TYPE_MASK_READ, PNFS_FF_RCA4_TYPE_MASK_RW];
+        if layouts.iter().any(|bit| mask.contains(*bit))
             && let Some(server) = &server
         {
             server.opens.keep_layouts(args.objects_to_keep as usize);

@@ -139,6 +139,15 @@ macro_rules! __backend_cases {
                 removed_directory_accepts_no_entries
                 handle_never_refers_to_another_object
             }
+            holding {
+                a_held_file_outlives_its_name
+                a_held_file_outlives_a_rename_over_it
+                a_file_is_kept_until_its_last_hold_ends
+                a_hold_does_not_remove_a_file_with_names
+                a_held_file_is_kept_after_its_last_of_many_names
+                many_held_files_are_kept_at_a_time
+                only_existing_files_are_held
+            }
             renaming {
                 handles_survive_rename
                 names_are_found_without_attributes

@@ -26,6 +26,8 @@ pub struct World {
     pub identities: bool,
     /// `true` if the kernel's clock determines times, so that two changes can have the same time.
     pub coarse_times: bool,
+    /// `true` if each file takes at least as much space as it is long, because it is not known where its holes are.
+    pub full_space: bool,
     /// A value that is dropped after the file system.
     _keep: Option<Box<dyn Any + Send + Sync>>,
 }
@@ -64,11 +66,14 @@ pub fn size(size: u64) -> SetAttr {
     SetAttr { size: Some(size), ..SetAttr::default() }
 }
 
-/// Waits until the kernel's clock for files ticks, so that changes before and after this call have different times.
+/// Waits until the kernel's clock for files has passed the current time, so that changes before and after this call have different
+/// times. A tick of that clock is not enough: the kernel (since 6.13) takes the time of a change that somebody could miss from the
+/// precise clock, which can be ahead of the next tick.
 pub fn clock_moves() {
-    let now = || rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
-    let before = now();
-    while now() == before {
+    use rustix::time::{ClockId, clock_gettime};
+    let before = clock_gettime(ClockId::Realtime);
+    let is_later = |now: rustix::time::Timespec| (now.tv_sec, now.tv_nsec) > (before.tv_sec, before.tv_nsec);
+    while !is_later(clock_gettime(ClockId::RealtimeCoarse)) {
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
 }
@@ -85,7 +90,7 @@ impl World {
         let (pool, cred) = (Pool::default(), Cred::root());
         let later = back_end.caps().completes_later;
         let fs = if later { Arc::new(Driven::new(back_end.clone())) } else { back_end.clone() };
-        Self { fs, back_end, pool, cred, identities: true, coarse_times: false, _keep: None }
+        Self { fs, back_end, pool, cred, identities: true, coarse_times: false, full_space: false, _keep: None }
     }
 
     /// Sets the identity with which the cases act. `identities` is `true` if the back end runs each operation with the
@@ -97,6 +102,11 @@ impl World {
     /// Declares that the kernel's clock determines times.
     pub fn with_coarse_times(self) -> Self {
         Self { coarse_times: true, ..self }
+    }
+
+    /// Declares that each file takes at least as much space as it is long.
+    pub fn with_full_space(self) -> Self {
+        Self { full_space: true, ..self }
     }
 
     /// Keeps a value, such as a temporary directory, that is dropped after the case.

@@ -93,8 +93,8 @@ impl Side {
     }
 }
 
-/// The keys of a context for MIC tokens in both directions. AWS-LC overwrites them when they are dropped; copies that its
-/// functions made on the stack are not overwritten here.
+/// The keys of a context for MIC tokens in both directions. AWS-LC overwrites a key when it is dropped;
+/// copies that were made on the stack when it was moved or used may remain.
 pub struct MicKeys {
     enctype: Enctype,
     own: Direction,

@@ -4,10 +4,14 @@
 //! is complete, it takes the place of the former one in a single change of the record. A move that is interrupted is undone,
 //! and begins again with a new object.
 
-use std::sync::{Arc, atomic::AtomicU64};
+use std::{
+    sync::{Arc, atomic::AtomicU64},
+    time::Duration,
+};
 
 use entropy::HashMap;
 use parking_lot::Mutex;
+use tokio::time::Instant;
 use vfs::{Caller, Cred, Handle, Result, VfsError, layout::LayoutModes};
 
 use super::Core;
@@ -92,6 +96,10 @@ impl Core {
 
     /// Executes a part of the work on data servers out of service.
     pub async fn empty_servers(self: &Arc<Self>) {
+        // The index does not have all objects yet.
+        if self.scan.is_running() {
+            return;
+        }
         for (server, service) in self.services.out_of_service() {
             let Passes { now: mut pass, .. } = self.drains.of(server);
             let after = pass.after;
@@ -189,6 +197,9 @@ impl Core {
         self.drains.moving.lock().remove(&object);
         self.holders.recalled(&file.handle).await;
         if let Err(error) = filled {
+            if error == VfsError::NoSpace {
+                self.note_full(object.server);
+            }
             self.undo_move(file, object, former).await?;
             return Err(error);
         }
@@ -293,7 +304,7 @@ impl Core {
         .await
     }
 
-    /// Returns the data server for an object that replaces this copy: the same one, or if that is out of service another one
+    /// Returns the data server for an object that replaces this copy: the same one, or if that is out of service or full another one
     /// without a copy of the same stripe.
     ///
     /// # Errors
@@ -301,11 +312,14 @@ impl Core {
     pub fn server_for(&self, record: &Record, copy: usize) -> Result<ServerId> {
         let mut servers = self.services.active();
         let former = record.copies[copy].object.server;
-        if servers.contains(&former) {
+        let in_service = servers.contains(&former);
+        if in_service && !self.is_full(former) {
             return Ok(former);
         }
         let server_of = |copy: usize| record.copies[copy].object.server;
         servers.retain(|server| record.copies_of(record.stripe_of(copy)).all(|other| server_of(other) != *server));
+        // Layouts are recalled for each attempt to make a copy. There is nothing better for a copy that must be moved.
+        servers.retain(|server| !in_service || !self.is_full(*server));
         if servers.is_empty() {
             return Err(VfsError::NoSpace);
         }
@@ -313,8 +327,22 @@ impl Core {
         servers.rotate_left(first);
         let failing = self.failing.lock();
         let objects = |server: ServerId| record.copies.iter().filter(|copy| copy.object.server == server).count();
-        servers.sort_by_key(|server| (failing.contains(server), objects(*server)));
+        servers.sort_by_key(|server| (failing.contains(server), self.is_full(*server), objects(*server)));
         Ok(servers[0])
+    }
+
+    /// Takes note that a data server has no space: new copies are made elsewhere for a while, if that is possible.
+    pub fn note_full(&self, server: ServerId) {
+        if self.full.lock().insert(server, Instant::now()).is_none() {
+            tracing::warn!(server = server.0, "a data server has no space left");
+        }
+    }
+
+    /// Reports whether a data server had no space the last time, a short while ago.
+    pub fn is_full(&self, server: ServerId) -> bool {
+        let mut full = self.full.lock();
+        full.retain(|_, since| since.elapsed() < FULL_PAUSE);
+        full.contains_key(&server)
     }
 
     /// Reports whether all copies in sync of a stripe are on lost data servers.
@@ -362,6 +390,8 @@ fn log_pass(server: ServerId, service: Service, pass: &Pass, last: Option<&Pass>
     }
 }
 
+/// The time after which a data server that had no space is tried again.
+const FULL_PAUSE: Duration = Duration::from_secs(60);
 /// The number of objects between two looks at other work.
 const BATCH: usize = 64;
 /// The number of files that are named of those that have lost their last copy.

@@ -114,20 +114,13 @@ impl Core {
         if stripes.iter().any(Vec::is_empty) {
             return Err(VfsError::NotSupported);
         }
-        let layout = match request.kind {
-            LayoutKind::Flexible => Layout::Flexible(flexible(&stripes, record.stripes)),
-            LayoutKind::Files => {
-                let servers: Vec<_> = stripes.iter().map(|files| files[0].0).collect();
-                let device = self.servers.striped_device_id(&servers, request.transport);
-                Layout::Files(files(device.ok_or(VfsError::NotSupported)?, &stripes, record.stripes)?)
-            }
-        };
+        let (layout, devices) = self.layout_of(&stripes, record.stripes, request)?;
         if writes {
             let of = file.clone();
             self.run(move |core| core.add_work(&of.handle, LAYOUTS)).await?;
         }
         let former = self.holders.of(&file.handle, request.holder);
-        if !self.holders.add(&file.handle, request.holder, request.mode.into()) {
+        if !self.holders.add(&file.handle, request.holder, request.mode.into(), &devices) {
             return Err(VfsError::Delay);
         }
         // Work that has begun meanwhile must not find a layout later.
@@ -136,6 +129,31 @@ impl Core {
             return Err(VfsError::Delay);
         }
         Ok(Attempt::Granted(layout))
+    }
+
+    /// Returns the layout of copies that a client can use, and takes note of its devices, which it returns, too.
+    ///
+    /// # Errors
+    /// Returns `NotSupported` if the client cannot use a files layout of them.
+    fn layout_of(
+        &self,
+        copies: &[Usable],
+        stripes: Stripes,
+        request: &LayoutRequest,
+    ) -> Result<(Layout, Vec<LayoutDeviceId>)> {
+        let (layout, devices) = match request.kind {
+            LayoutKind::Flexible => {
+                let devices = copies.iter().flatten().map(|(server, file)| (file.device, vec![*server])).collect();
+                (Layout::Flexible(flexible(copies, stripes)), devices)
+            }
+            LayoutKind::Files => {
+                let servers: Vec<_> = copies.iter().map(|files| files[0].0).collect();
+                let device = self.servers.striped_device_id(&servers, request.transport);
+                let device = device.ok_or(VfsError::NotSupported)?;
+                (Layout::Files(files(device, copies, stripes)?), vec![(device, servers)])
+            }
+        };
+        Ok((layout, self.note_devices((request.kind, request.transport), devices)))
     }
 
     /// Returns a copy of a file of `size` bytes for a client. The error is `None` if clients cannot use the data server.

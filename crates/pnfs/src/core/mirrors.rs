@@ -92,6 +92,9 @@ impl Core {
                 Ok(value) => (!check(object, value)).then_some(ServerError::Io),
                 Err(error) => Some(error),
             };
+            if error == Some(ServerError::NoSpace) {
+                self.note_full(object.server);
+            }
             errors.extend(error.map(|error| (copy, error)));
         }
         let mut outcome = Outcome::default();

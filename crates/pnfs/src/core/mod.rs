@@ -2,25 +2,30 @@
 
 mod change;
 mod data;
+mod devices;
 mod drain;
 mod layouts;
 mod mirrors;
 mod orphans;
 mod rebalance;
 mod resilver;
+mod scan;
 mod spill;
 mod status;
 mod upkeep;
+mod walk;
 
 pub(crate) use self::data::Write;
 pub use self::{
     orphans::Orphans,
     rebalance::{RebalancePlan, RebalanceStatus},
+    scan::ScanStatus,
     status::{FileStatus, Repairs, ServerStatus, SetServiceError},
 };
 
 use std::{
     io,
+    ops::ControlFlow,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -30,10 +35,10 @@ use std::{
 
 use entropy::{HashMap, HashSet};
 use parking_lot::{Mutex, RwLock};
-use tokio::sync::Notify;
+use tokio::{sync::Notify, time::Instant};
 use vfs::{Caller, Cred, FsCaps, Handle, Name, Result, Vfs, VfsError, XattrMode, layout::LayoutKind};
 
-use self::{drain::Drains, rebalance::Rebalancing};
+use self::{devices::Devices, drain::Drains, rebalance::Rebalancing, scan::Scan};
 use crate::{
     files::{Ends, File, Files, Place},
     holders::Holders,
@@ -41,6 +46,7 @@ use crate::{
     record::{COPIES_MAX, OBJECTS_MAX, Object, Record, RecordError, ServerId},
     servers::{DataServers, Failing},
     services::{Service, Services},
+    space::Space,
     stripes::Stripes,
     threads::Threads,
 };
@@ -87,12 +93,17 @@ pub(crate) struct Core {
     pub unfenced: Mutex<HashSet<Handle>>,
     /// Data servers whose last operation failed.
     pub failing: Mutex<Failing>,
+    /// Data servers that had no space, each since when.
+    pub full: Mutex<HashMap<ServerId, Instant>>,
+    /// The devices that clients know.
+    pub devices: Mutex<Devices>,
     /// Objects that a change of a record in progress adds or removes.
     pub pinned: Mutex<HashSet<Object>>,
     /// The same as `servers`, with the states that an administrator sets.
     pub services: Arc<Services>,
     pub drains: Drains,
     pub rebalancing: Rebalancing,
+    pub scan: Scan,
     /// Held for reading from the time that objects are added to the queue of removals until their file is removed.
     pub removing: RwLock<()>,
     /// The operations that give another name to a file.
@@ -145,6 +156,14 @@ impl Pnfs {
         let (unequal, unfenced) = (with(!(UNHEALTHY | OWNERS)).collect(), with(LAYOUTS).collect());
         // An earlier process may have failed to store the record in which a move ends.
         let moved = index.moves().map_err(failed)?.into_iter().map(|begun| begun.file);
+        let scan = match index.is_complete().map_err(failed)? {
+            true => Scan::default(),
+            false if !is_empty(&*inner).map_err(failed)? => Scan::begin(),
+            false => {
+                index.set_complete().map_err(failed)?;
+                Scan::default()
+            }
+        };
         let unsettled = work.keys().cloned().chain(moved).collect();
         Ok(Self(Arc::new(Core {
             threads: Threads::new(caps.blocks),
@@ -157,16 +176,19 @@ impl Pnfs {
             files: Files::default(),
             holders: Holders::new(&options),
             failing: Mutex::new(failing),
+            full: Mutex::default(),
+            devices: Mutex::default(),
             pinned: Mutex::default(),
             removing: RwLock::default(),
             renames: Arc::default(),
             wake: Notify::new(),
             writes: AtomicU64::new(0),
-            inner,
+            inner: Arc::new(Space::new(inner)),
             servers: services.clone(),
             services,
             drains: Drains::default(),
             rebalancing: Rebalancing::continued(index.rebalance().map_err(failed)?),
+            scan,
             index,
             options,
         })))
@@ -229,6 +251,9 @@ impl Core {
             Err(VfsError::NoXattr | VfsError::NotSupported | VfsError::Perm | VfsError::Invalid) => Place::Inner,
             Err(error) => return Err(error),
         };
+        if let Place::Servers(record) = &place {
+            self.adopt(&file.handle, record)?;
+        }
         Ok(file.place.lock().get_or_insert(place).clone())
     }
 
@@ -253,6 +278,7 @@ impl Core {
         let root = Cred::root();
         let caller = Caller::blocking(&root);
         self.unsettled.lock().insert(file.handle.clone());
+        self.scan.note_stored(&file.handle);
         *file.place.lock() = None;
         self.inner.set_xattr(&caller, &file.handle, attribute(), &record.encode(), XattrMode::Either)?;
         self.inner.commit(&caller, &file.handle, 0, 0)?;
@@ -273,6 +299,18 @@ impl Core {
             self.index.set_work(file, former | work)?;
             all.insert(file.clone(), former | work);
         }
+        Ok(())
+    }
+
+    /// Records work to do for several files, durably.
+    ///
+    /// # Errors
+    /// Returns `Io`.
+    pub fn add_works(&self, mut files: Vec<(Handle, Work)>) -> Result<()> {
+        let mut all = self.work.lock();
+        files.iter_mut().for_each(|(file, work)| *work |= all.get(file).copied().unwrap_or(0));
+        self.index.set_works(files.iter().map(|(file, work)| (file, *work)))?;
+        all.extend(files);
         Ok(())
     }
 
@@ -347,6 +385,17 @@ pub(crate) fn ignore_removed(result: Result<()>) -> Result<()> {
         Err(VfsError::Stale | VfsError::NotFound | VfsError::BadHandle) => Ok(()),
         result => result,
     }
+}
+
+/// Reports whether a tree has no objects but its root.
+fn is_empty(inner: &dyn Vfs) -> Result<bool> {
+    let root = Cred::root();
+    let mut empty = true;
+    inner.readdir(&Caller::blocking(&root), &inner.root(), 0, [0; 8], false, &mut |entry| {
+        empty &= matches!(entry.name, b"." | b"..");
+        if empty { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    })?;
+    Ok(empty)
 }
 
 fn damaged(file: &Handle, error: RecordError) -> VfsError {

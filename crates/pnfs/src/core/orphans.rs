@@ -11,25 +11,17 @@
 //!
 //! Orphans are added to the queue of removals, so they are checked again before they are removed, and a data server can be away.
 
-use std::{collections::BTreeSet, ops::ControlFlow};
+use std::collections::BTreeSet;
 
 use entropy::HashSet;
-use vfs::{Caller, Cred, DirEntry, Handle, Kind, Name, Result, VfsError};
+use vfs::{Handle, Result, VfsError};
 
-use super::{Core, Pnfs, ignore_removed, upkeep::Usage};
+use super::{Core, Pnfs, upkeep::Usage, walk::Walk};
 use crate::{
     files::Place,
     record::{Object, ServerId},
     servers::ServerFuture,
 };
-
-/// The place in a directory up to which it was listed.
-#[derive(Default)]
-struct Position {
-    cookie: u64,
-    verifier: [u8; 8],
-    eof: bool,
-}
 
 /// The objects of data servers of which it is not known whether a file has them.
 #[derive(Debug, Default)]
@@ -150,49 +142,9 @@ impl Core {
 
     /// Excludes the objects in the records of all files of the tree, and adds them to the index.
     fn exclude_recorded(&self, orphans: &mut Orphans) -> Result<()> {
-        let mut directories = vec![self.inner.root()];
-        while let Some(directory) = directories.pop() {
-            let (mut from, mut ended) = (Position::default(), false);
-            while !ended {
-                let mut page = Vec::new();
-                // If the directory has been removed, the page is empty.
-                ignore_removed(self.list(&directory, &mut from, &mut page))?;
-                ended = from.eof || page.is_empty();
-                for (object, kind) in page {
-                    match kind {
-                        Kind::Dir => directories.push(object),
-                        Kind::File => self.exclude_record(&object, orphans)?,
-                        _ => {}
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Adds the next objects of a directory to a page.
-    fn list(&self, directory: &Handle, from: &mut Position, page: &mut Vec<(Handle, Kind)>) -> Result<()> {
-        let root = Cred::root();
-        let caller = Caller::blocking(&root);
-        let (start, verifier) = (from.cookie, from.verifier);
-        let (mut names, mut entries) = (Vec::new(), 0);
-        let mut each = |entry: DirEntry<'_>| {
-            from.cookie = entry.cookie;
-            entries += 1;
-            match entry.object {
-                _ if matches!(entry.name, b"." | b"..") => {}
-                Some((object, attr)) => page.push((object, attr.kind)),
-                None => names.push(Box::<[u8]>::from(entry.name)),
-            }
-            if entries < BATCH { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
-        };
-        let read = self.inner.readdir(&caller, directory, start, verifier, true, &mut each)?;
-        (from.verifier, from.eof) = (read.verifier, read.eof);
-        for name in names {
-            match self.inner.find(&caller, directory, Name::new(&name)?) {
-                Err(VfsError::NotFound) => {}
-                found => page.push(found?),
-            }
+        let mut walk = Walk::new(self.inner.root());
+        while let Some(files) = walk.next(self)? {
+            files.iter().try_for_each(|file| self.exclude_record(file, orphans))?;
         }
         Ok(())
     }

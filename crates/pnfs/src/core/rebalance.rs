@@ -105,9 +105,12 @@ impl Pnfs {
     /// Returns what a rebalancing would do now. This waits for the inner file system and the database.
     ///
     /// # Errors
-    /// Returns the errors of the inner file system and of the index.
+    /// Returns `Delay` while the index is not complete, and the errors of the inner file system and of the index.
     pub fn plan_rebalance(&self) -> Result<RebalancePlan> {
         let core = &self.0;
+        if core.scan.is_running() {
+            return Err(VfsError::Delay);
+        }
         let mut balance = core.participants(&HashSet::default());
         for server in balance.servers() {
             let mut after = None;
@@ -159,6 +162,10 @@ impl Pnfs {
         let mut full = HashSet::default();
         let mut idle = 0;
         while self.rebalance_status().ordered.is_some() {
+            if core.scan.is_running() {
+                sleep(RETRY).await;
+                continue;
+            }
             let order = core.rebalancing.orders.load(Relaxed);
             let pass = match core.pass(&mut full).await {
                 Ok(pass) => pass,

@@ -115,7 +115,7 @@ impl Core {
         Ok(())
     }
 
-    /// Makes the stale copies of a file again, on their data servers.
+    /// Makes the stale copies of a file again: on their data servers, or on others if those are out of service or full.
     ///
     /// # Errors
     /// Returns an error if a data server or the inner file system fails. The work stays recorded.
@@ -142,9 +142,12 @@ impl Core {
     async fn make_copy(self: &Arc<Self>, file: &Arc<File>, copy: usize) -> Result<()> {
         let object = self.begin_copy(file, copy).await?;
         let Err(error) = self.fill_copy(file, copy, object, false).await else { return Ok(()) };
-        // Clients can have layouts without this copy meanwhile. If copies differ, the next round makes them equal first.
-        if error != VfsError::Delay {
-            *file.resilver_after.lock() = Some(Instant::now() + RETRY_PAUSE);
+        match error {
+            // Clients can have layouts without this copy meanwhile. If copies differ, the next round makes them equal first.
+            VfsError::Delay => {}
+            // The next attempt is at another data server, if there is one.
+            VfsError::NoSpace => self.note_full(object.server),
+            _ => *file.resilver_after.lock() = Some(Instant::now() + RETRY_PAUSE),
         }
         self.mark_stale(file, vec![object]).await?;
         Err(error)
@@ -210,7 +213,11 @@ impl Core {
             core.index.enqueue_removals(&[former])
         })
         .await?;
-        self.servers.create(object, record.epochs).await?;
+        let created = self.servers.create(object, record.epochs).await;
+        if created == Err(ServerError::NoSpace) {
+            self.note_full(object.server);
+        }
+        created?;
         let of = file.clone();
         self.run(move |core| core.store(&of, next)).await?;
         Ok(object)

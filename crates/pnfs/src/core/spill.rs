@@ -12,7 +12,7 @@ use super::{Core, mirrors::CopyWork};
 use crate::{
     files::{File, Place},
     index::{DIRTY, UNHEALTHY},
-    record::{Copy, CopyState, Epochs, Object, Record},
+    record::{Copy, CopyState, Epochs, Object, Record, ServerId},
     servers::Presence,
     stripes::{Piece, Stripes},
 };
@@ -41,17 +41,18 @@ impl Core {
         self.spill_to(file, record, &attr).await
     }
 
-    /// Returns a record with new objects. Data servers that have failed last are used last.
+    /// Returns a record with new objects. Data servers that have failed last, or are full, are used last.
     fn new_record(&self, stripes: Stripes) -> Record {
         let mut servers = self.servers.servers();
         let first = entropy::random_range(0..servers.len());
         servers.rotate_left(first);
         let failing = self.failing.lock();
-        servers.sort_by_key(|server| failing.contains(server));
-        let answering = servers.iter().filter(|server| !failing.contains(server)).count();
+        let is_unfit = |server: &ServerId| failing.contains(server) || self.is_full(*server);
+        servers.sort_by_cached_key(is_unfit);
+        let fit = servers.iter().filter(|server| !is_unfit(server)).count();
         drop(failing);
         let object = |server| Object { server, id: entropy::random() };
-        let copies = stripes.place(self.options.mirrors, &servers, answering).into_iter().map(object);
+        let copies = stripes.place(self.options.mirrors, &servers, fit).into_iter().map(object);
         let copies = copies.map(|object| Copy { object, state: CopyState::InSync }).collect();
         let epoch = u32::from(self.options.layouts.is_some());
         Record { generation: 1, epochs: Epochs { writers: epoch, readers: epoch }, stripes, copies }

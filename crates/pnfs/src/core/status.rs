@@ -54,6 +54,8 @@ pub struct Repairs {
     pub compared: u64,
     /// Objects on lost data servers that were not examined yet.
     pub unexamined: u64,
+    /// `true` until the records of all files were read, if the index was lost. The other numbers are too small then.
+    pub scanning: bool,
     /// Files whose last copy in sync was on a data server that is lost.
     pub lost: u64,
     /// The bytes to copy. `None` if the copies are too many to add them up.
@@ -65,7 +67,7 @@ pub struct Repairs {
 impl Repairs {
     /// Reports whether nothing is left to do. Files that have lost their last copy cannot be repaired.
     pub fn is_done(&self) -> bool {
-        self.files == 0 && self.moves == 0 && self.compared == 0 && self.unexamined == 0
+        self.files == 0 && self.moves == 0 && self.compared == 0 && self.unexamined == 0 && !self.scanning
     }
 }
 
@@ -193,7 +195,8 @@ impl Pnfs {
     /// Returns the errors of the inner file system and of the index.
     pub fn repairs(&self) -> Result<Repairs> {
         let core = &self.0;
-        let mut repairs = Repairs { copied: core.drains.copied.load(Relaxed), ..Repairs::default() };
+        let (copied, scanning) = (core.drains.copied.load(Relaxed), core.scan.is_running());
+        let mut repairs = Repairs { copied, scanning, ..Repairs::default() };
         let (mut bytes, mut counted) = (0, 0);
         let mut add = |file: &Handle, copies: u64| {
             counted += 1;

@@ -51,7 +51,13 @@ impl Core {
         let core = self;
         core.probe().await;
         core.undo_moves().await;
+        core.scan_part().await;
         core.remove_objects().await;
+        if core.scan.is_due() {
+            // What is not known is not repaired, and files may be used meanwhile.
+            core.wake.notify_one();
+            return;
+        }
         let mut work: Vec<_> = core.work.lock().iter().map(|(file, work)| (file.clone(), *work)).collect();
         // Another operation may have done the work of a file whose copies may differ.
         let unequal: Vec<_> = core.unequal.lock().iter().cloned().collect();
@@ -64,6 +70,7 @@ impl Core {
             }
         }
         core.empty_servers().await;
+        core.remove_devices().await;
         // Resilvering and moves have left the former objects.
         core.remove_objects().await;
     }
@@ -82,7 +89,10 @@ impl Core {
         // Those of lost data servers stay in the queue, because the state can be changed again.
         let mut servers = self.services.configured();
         servers.retain(|server| self.services.of(*server) != Service::Lost);
-        let Ok(queue) = self.run(move |core| core.index.removals(&servers)).await else { return };
+        // Until the index is complete, a file may have an object that is not there.
+        let complete = !self.scan.is_running();
+        let Ok(mut queue) = self.run(move |core| core.index.removals(&servers)).await else { return };
+        queue.retain(|(_, file)| complete || file.is_some());
         let mut removed = Vec::new();
         for part in queue.chunks(REMOVALS) {
             let part = part.to_vec();

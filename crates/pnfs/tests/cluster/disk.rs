@@ -19,8 +19,9 @@ use pnfs::Index;
 use redb::StorageBackend;
 use tokio::sync::Notify;
 use vfs::{
-    Attr, Caller, Change, CreateMode, Created, Cred, DirEntry, FsCaps, Handle, Name, NodeKind, Read, ReadDir, ReadInto,
-    Report, Result, Rights, SeekFor, SetAttr, SetTime, Stability, StatFs, Time, Vfs, VfsError, Written, XattrMode,
+    Attr, Caller, Change, CreateMode, Created, Cred, DirEntry, FsCaps, Handle, Held, Name, NodeKind, Read, ReadDir,
+    ReadInto, Report, Result, Rights, SeekFor, SetAttr, SetTime, Stability, StatFs, Time, Vfs, VfsError, Written,
+    XattrMode,
     memory::{Memory, MemoryOptions},
 };
 
@@ -259,6 +260,7 @@ impl Vfs for Mounted {
 
     reads! {
         fn lookup(dir: &Handle, name: &Name) -> (Handle, Attr);
+        fn hold(file: &Handle) -> Held;
         fn access(object: &Handle, wanted: Rights) -> (Rights, Attr);
         fn readlink(link: &Handle) -> (Bytes, Attr);
         fn read_into(file: &Handle, offset: u64, into: &mut [u8]) -> ReadInto;

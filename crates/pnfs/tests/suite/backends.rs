@@ -48,17 +48,17 @@ fn small_files() -> Result<World, Skipped> {
 
 /// Every write goes to data servers.
 fn spilled() -> Result<World, Skipped> {
-    Ok(world(memory(), 0, Stripes::ONE))
+    Ok(world(memory(), 0, Stripes::ONE).with_full_space())
 }
 
 /// Every write goes to data servers, and most writes to several objects.
 fn striped() -> Result<World, Skipped> {
-    Ok(world(memory(), 0, Stripes::new(1000, 3).unwrap()))
+    Ok(world(memory(), 0, Stripes::new(1000, 3).unwrap()).with_full_space())
 }
 
 /// Every write goes to data servers of kind `slipway`, and most writes to several objects.
 fn computed() -> Result<World, Skipped> {
-    Ok(world_over(Arc::new(Computed::new(4)), memory(), 0, Stripes::new(1000, 3).unwrap()))
+    Ok(world_over(Arc::new(Computed::new(4)), memory(), 0, Stripes::new(1000, 3).unwrap()).with_full_space())
 }
 
 /// A directory, whose operations block. The files are small: the attribute of a spilled file takes a block, and the suite

@@ -8,7 +8,7 @@ use vfs::{
     layout::{LayoutMode, LayoutModes},
 };
 
-use crate::world::World;
+use crate::world::{World, step};
 
 fn write_unstable(world: &World, file: &Handle, value: u8) {
     let data = buf::Rope::from(bytes::Bytes::from(vec![value; 5000]));
@@ -74,6 +74,52 @@ fn full_data_server(world: World) {
     assert!(!world.record(&file).is_healthy());
     world.servers.set_full(second, true);
     assert_eq!(world.write(&file, 0, &[3; 5000]).unwrap_err(), VfsError::NoSpace);
+}
+
+#[test]
+fn copy_on_a_full_data_server_is_made_again_on_another() {
+    for is_away in [false, true] {
+        let world = World::new();
+        let file = world.create("file");
+        world.write(&file, 0, &[1; 5000]).unwrap();
+        let [bad, good] = [0, 1].map(|at| world.record(&file).copies[at].object.server.0);
+        // If it was away, only the repair learns that it is full.
+        world.servers.set_down(bad, is_away);
+        world.servers.set_full(bad, true);
+        world.write(&file, 0, &[2; 5000]).unwrap();
+        assert!(!world.record(&file).is_healthy());
+        world.servers.set_down(bad, false);
+        world.upkeep();
+        let record = world.record(&file);
+        let servers: Vec<_> = record.copies.iter().map(|copy| copy.object.server.0).collect();
+        assert!(record.is_healthy() && !servers.contains(&bad) && servers.contains(&good), "{is_away}: {record:?}");
+        for copy in &record.copies {
+            assert_eq!(world.servers.content(copy.object).unwrap(), [2; 5000]);
+        }
+        assert_eq!(world.servers.objects(), 2, "{is_away}: the former objects must be removed");
+        // New files use the others, too.
+        for number in 0..20 {
+            let other = world.create(&format!("other{number}"));
+            world.write(&other, 0, &[3; 5000]).unwrap();
+            assert!(world.record(&other).is_healthy());
+        }
+    }
+}
+
+/// Each attempt to make a copy recalls the layouts to write.
+#[test]
+fn layouts_are_not_recalled_again_and_again_while_the_only_other_data_server_is_full() {
+    let world = World::with(pnfs::Stripes::ONE, 2);
+    let file = world.create("file");
+    world.write(&file, 0, &[1; 5000]).unwrap();
+    let bad = world.record(&file).copies[0].object.server.0;
+    world.servers.set_full(bad, true);
+    world.write(&file, 0, &[2; 5000]).unwrap();
+    assert_eq!(world.grant(&file, 1, LayoutMode::Write).unwrap().len(), 1);
+    world.upkeep();
+    assert_eq!(world.events.recalls(), []);
+    assert!(!world.record(&file).is_healthy());
+    assert_eq!(world.read(&file).unwrap(), [2; 5000]);
 }
 
 #[test]
@@ -168,6 +214,39 @@ fn lost_objects(world: World) {
 }
 
 #[test]
+fn objects_of_a_held_file_stay_until_its_hold_ends() {
+    World::each().for_each(held_files);
+}
+
+fn held_files(world: World) {
+    let root = world.pnfs.root();
+    let (large, small) = (world.create("large"), world.create("small"));
+    world.write(&large, 0, &[1; 5000]).unwrap();
+    world.write(&small, 0, &[2; 10]).unwrap();
+    let held = [&large, &small].map(|file| world.run(|caller| world.pnfs.hold(caller, file)).unwrap());
+    for name in ["large", "small"] {
+        let name = Name::new(name.as_bytes()).unwrap();
+        world.run(|caller| world.pnfs.remove(caller, &root, name)).unwrap();
+    }
+    let objects = world.servers.objects();
+    world.upkeep();
+    assert_eq!(world.servers.objects(), objects);
+    assert_eq!(world.read(&large).unwrap(), [1; 5000]);
+    // The objects that a file gets after its removal.
+    world.write(&small, 0, &[3; 5000]).unwrap();
+    world.upkeep();
+    assert_eq!(world.read(&small).unwrap(), [3; 5000]);
+    assert!(world.servers.objects() > objects);
+
+    while step(pin!(world.pnfs.woken())) {}
+    drop(held);
+    assert!(step(pin!(world.pnfs.woken())), "there is work for the upkeep");
+    world.upkeep();
+    assert_eq!(world.servers.objects(), 0);
+    assert_eq!(world.read(&large), Err(VfsError::Stale));
+}
+
+#[test]
 fn objects_of_removed_files_are_removed_after_a_crash_too() {
     World::each().for_each(removed_files);
 }
@@ -193,6 +272,32 @@ fn removed_files(world: World) {
     remove(&world, "two");
     world.upkeep();
     assert_eq!(world.servers.objects(), 0);
+}
+
+/// A file with objects is replaced by another one, with the data servers away, and the process ends.
+#[test]
+fn objects_of_files_that_were_renamed_over_are_removed_after_a_crash_too() {
+    World::each().for_each(renamed_over);
+}
+
+fn renamed_over(world: World) {
+    for name in ["replaced", "new"] {
+        world.write(&world.create(name), 0, &[name.len() as u8; 5000]).unwrap();
+    }
+    let (all, root) = (world.servers.objects(), world.pnfs.root());
+    world.upkeep();
+    world.servers.ids().for_each(|server| world.servers.set_down(server, true));
+    let [from, to] = [&b"new"[..], b"replaced"].map(|name| Name::new(name).unwrap());
+    world.run(|caller| world.pnfs.rename(caller, &root, from, &root, to)).unwrap();
+    world.upkeep();
+    assert_eq!(world.servers.objects(), all);
+    let world = world.crash();
+    world.servers.ids().for_each(|server| world.servers.set_down(server, false));
+    world.upkeep();
+    assert_eq!(world.servers.objects(), all / 2, "the objects of the replaced file must be removed");
+    let file = world.run(|caller| world.pnfs.lookup(caller, &root, to)).unwrap().0;
+    assert_eq!(world.read(&file).unwrap(), [3; 5000]);
+    assert!(world.record(&file).is_healthy());
 }
 
 #[test]

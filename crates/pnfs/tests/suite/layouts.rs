@@ -155,7 +155,7 @@ fn client_that_is_denied_access_writes_by_this_server_for_a_while() {
 
 #[test]
 fn layouts_leave_out_a_copy_that_cannot_be_made_again() {
-    let world = World::new();
+    let world = World::with(pnfs::Stripes::ONE, 2);
     let file = world.create("file");
     world.write(&file, 0, &[1; 3000]).unwrap();
     let full = world.record(&file).copies[0].object.server;

@@ -2,6 +2,7 @@
 
 mod backends;
 mod computed;
+mod devices;
 mod drain;
 mod failures;
 mod files;
@@ -10,7 +11,9 @@ mod layouts;
 mod objects;
 mod orphans;
 mod rebalance;
+mod scan;
 mod servers;
+mod space;
 mod stripes;
 mod truncation;
 mod world;

@@ -42,6 +42,8 @@ struct Server {
     holds_answers: bool,
     holds_sizes: bool,
     contacts: u64,
+    /// The version by which clients use it.
+    version: u8,
 }
 
 #[derive(Clone, Default)]
@@ -123,6 +125,11 @@ impl Servers {
 
     pub fn set_full(&self, server: u32, full: bool) {
         self.server(server, |server| server.full = full);
+    }
+
+    /// Sets the version by which clients use a data server. Another version has another device.
+    pub fn set_version(&self, server: u32, version: u8) {
+        self.server(server, |server| server.version = version);
     }
 
     /// Restarts a data server: it loses what is not durable.
@@ -316,7 +323,8 @@ impl DataServers for Servers {
     }
 
     fn device_id(&self, server: ServerId, _: DataTransport) -> Option<LayoutDeviceId> {
-        Some(LayoutDeviceId([server.0 as u8; 16]))
+        let version = self.server(server.0, |found| found.version);
+        Some(LayoutDeviceId(std::array::from_fn(|at| if at == 15 { version } else { server.0 as u8 })))
     }
 
     fn server_of(&self, device: LayoutDeviceId) -> Option<ServerId> {

@@ -15,7 +15,8 @@ use nfs::v4::layout::stripe::{Packing, Piece, Striping};
 use parking_lot::Mutex;
 use pnfs::{DataServers, Index, Options, Pnfs, Record, ServerId, Stripes, record::Object};
 use vfs::{
-    Caller, CompletionSlot, CreateMode, Cred, Handle, Layouts, Name, Report, Result, SetAttr, Stability, Vfs, VfsError,
+    Attr, Caller, CompletionSlot, CreateMode, Cred, Handle, Layouts, Name, Report, Result, SetAttr, Stability, Vfs,
+    VfsError,
     interpose::{Interpose, Interposed, Operation},
     layout::*,
     memory::{Memory, MemoryOptions},
@@ -117,11 +118,25 @@ impl LayoutEvents for Events {
 impl Events {
     /// Returns the modes of the recalls since the last call.
     pub fn recalls(&self) -> Vec<LayoutModes> {
-        let modes = |event| match event {
-            LayoutEvent::Recall { modes, .. } => modes,
-            event => panic!("unexpected {event:?}"),
-        };
-        self.0.lock().drain(..).map(modes).collect()
+        self.take(|event| match event {
+            LayoutEvent::Recall { modes, .. } => Some(*modes),
+            _ => None,
+        })
+    }
+
+    /// Returns the devices that were removed since the last call.
+    pub fn removed_devices(&self) -> Vec<LayoutDeviceId> {
+        self.take(|event| match event {
+            LayoutEvent::DeviceRemoved { device, .. } => Some(*device),
+            _ => None,
+        })
+    }
+
+    fn take<T>(&self, of: impl Fn(&LayoutEvent) -> Option<T>) -> Vec<T> {
+        let mut events = self.0.lock();
+        let taken = events.iter().filter_map(&of).collect();
+        events.retain(|event| of(event).is_none());
+        taken
     }
 }
 
@@ -207,6 +222,11 @@ impl World {
     pub fn damage(&self, file: &Handle) {
         let name = Name::new(b"slipway.layout").unwrap();
         self.run(|caller| self.inner.set_xattr(caller, file, name, b"damaged", vfs::XattrMode::Either)).unwrap();
+    }
+
+    /// Returns the attributes of an object in the inner file system.
+    pub fn inner_attr(&self, object: &Handle) -> Attr {
+        self.run(|caller| self.inner.getattr(caller, object)).unwrap()
     }
 
     /// Runs an operation to its end.

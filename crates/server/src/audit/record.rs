@@ -2,7 +2,7 @@
 
 use std::{fmt::Write, net::SocketAddr};
 
-use rpc::Identity;
+use rpc::{ConnectionTls, Identity};
 use serde::Serialize;
 
 /// One line of the audit log.
@@ -11,6 +11,10 @@ pub(crate) struct Record<'a> {
     time: String,
     client: String,
     transport: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tls: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    certificate: Option<Vec<String>>,
     #[serde(flatten)]
     caller: Caller,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -54,6 +58,7 @@ pub(crate) struct Object {
 pub(crate) struct Event<'a> {
     pub(crate) peer: SocketAddr,
     pub(crate) transport: &'a str,
+    pub(crate) tls: &'a ConnectionTls,
     pub(crate) caller: &'a Identity,
     pub(crate) sec: &'static str,
     pub(crate) protocol: &'a str,
@@ -71,10 +76,19 @@ impl Record<'_> {
             Identity::Sys(sys) => (Some(sys.uid), Some(sys.gid), None),
             Identity::Principal(principal) => (None, None, Some(text(&principal.name))),
         };
+        let (tls, certificate) = match event.tls {
+            ConnectionTls::None => (None, None),
+            ConnectionTls::Tls => (Some("tls"), None),
+            ConnectionTls::Mtls { names } => {
+                (Some("mtls"), Some(names.iter().map(|name| text(name.as_bytes())).collect()))
+            }
+        };
         let record = Record {
             time: now(),
             client: event.peer.to_string(),
             transport: event.transport,
+            tls,
+            certificate,
             caller: Caller { sec: event.sec, uid, gid, principal },
             export: export.map(text),
             protocol: event.protocol,
@@ -262,6 +276,7 @@ mod tests {
                 let event = Event {
                     peer: "192.0.2.1:700".parse().unwrap(),
                     transport: "tcp",
+                    tls: &ConnectionTls::None,
                     caller: &Identity::None,
                     sec: "none",
                     protocol: "nfs3",

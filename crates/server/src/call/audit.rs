@@ -70,6 +70,7 @@ impl<S: ServiceState> Context<'_, S> {
         let event = Event {
             peer: self.peer,
             transport: self.transport.name,
+            tls: self.tls(),
             caller: self.identity,
             sec: Sec::of(self.identity).map_or("other", Sec::name),
             protocol: action.protocol,

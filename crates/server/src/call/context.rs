@@ -7,7 +7,7 @@ use std::{
 };
 
 use buf::Pool;
-use rpc::{Call, Identity, Transport, Xprtsec};
+use rpc::{Call, ConnectionTls, Identity, Transport, Xprtsec};
 use vfs::{Cred, Handle, VfsError, interpose::Interposed};
 
 use super::{
@@ -47,13 +47,15 @@ pub(crate) struct Context<'a, S = Core> {
     /// The export that has admitted the caller for its files last. The decision depends only on the export and on values of
     /// the call that do not change.
     admitted: Cell<Option<ExportId>>,
+    /// The purpose for which the call uses files: [`Purpose::Files`] or [`Purpose::Release`].
+    purpose: Cell<Purpose>,
 }
 
 /// The source of a call.
 #[derive(Clone, Copy)]
 enum Origin<'a> {
     Transport(&'a Arc<dyn Transport>),
-    Source(Source, &'a Option<Weak<dyn Transport>>),
+    Detached { source: Source, descriptors: &'a Option<Weak<dyn Transport>>, tls: &'a ConnectionTls },
 }
 
 /// The properties of the transport that delivered a call.
@@ -80,7 +82,9 @@ pub(crate) struct Detached<S = Core> {
     source: Source,
     /// The transport, if it carries descriptors. Weak, because a call outlives its connection.
     descriptors: Option<Weak<dyn Transport>>,
+    tls: ConnectionTls,
     pool: Pool,
+    purpose: Purpose,
 }
 
 impl<'a, S: ServiceState> Context<'a, S> {
@@ -96,15 +100,33 @@ impl<'a, S: ServiceState> Context<'a, S> {
         };
         let (identity, peer, pool) = (call.caller, call.peer, call.transport.pool());
         let (core, origin) = (shared.core(), Origin::Transport(call.transport));
-        let (resolved, admitted) = (OnceCell::new(), Cell::new(None));
-        Self { core, shared, identity, peer, transport, origin, pool, may_block: false, thread, resolved, admitted }
+        Self {
+            core,
+            shared,
+            identity,
+            peer,
+            transport,
+            origin,
+            pool,
+            may_block: false,
+            thread,
+            resolved: OnceCell::new(),
+            admitted: Cell::new(None),
+            purpose: Cell::new(Purpose::Files),
+        }
+    }
+
+    /// Makes [`Purpose::Release`] the purpose for which the call uses files. Its caller has checked that the remaining
+    /// operations of the call release state, and that the call has the machine credential.
+    pub(crate) fn only_releases(&self) {
+        self.purpose.set(Purpose::Release);
     }
 
     /// Returns the source of the call, by which the blocking pools share out their threads.
     pub(crate) fn source(&self) -> Source {
         match self.origin {
             Origin::Transport(transport) => Source::of(self.peer, transport.peer_user()),
-            Origin::Source(source, _) => source,
+            Origin::Detached { source, .. } => source,
         }
     }
 
@@ -112,7 +134,15 @@ impl<'a, S: ServiceState> Context<'a, S> {
     pub(crate) fn descriptors(&self) -> Option<Arc<dyn Transport>> {
         match self.origin {
             Origin::Transport(transport) => transport.carries_descriptors().then(|| transport.clone()),
-            Origin::Source(_, descriptors) => descriptors.as_ref()?.upgrade(),
+            Origin::Detached { descriptors, .. } => descriptors.as_ref()?.upgrade(),
+        }
+    }
+
+    /// Returns the protection of the connection, with the names of the client's certificate.
+    pub(crate) fn tls(&self) -> &'a ConnectionTls {
+        match self.origin {
+            Origin::Transport(transport) => transport.tls(),
+            Origin::Detached { tls, .. } => tls,
         }
     }
 
@@ -125,7 +155,9 @@ impl<'a, S: ServiceState> Context<'a, S> {
             transport: self.transport,
             source: self.source(),
             descriptors: self.descriptors().map(|transport| Arc::downgrade(&transport)),
+            tls: self.tls().clone(),
             pool: self.pool.clone(),
+            purpose: self.purpose.get(),
         }
     }
 
@@ -138,7 +170,7 @@ impl<'a, S: ServiceState> Context<'a, S> {
         if purpose != Purpose::Files {
             export.decide(&self.requester(), purpose)?;
         } else if self.admitted.get() != Some(id) {
-            export.decide(&self.requester(), purpose)?;
+            export.decide(&self.requester(), self.purpose.get())?;
             self.admitted.set(Some(id));
         }
         Ok(export)
@@ -270,12 +302,13 @@ impl<S: ServiceState> Detached<S> {
             identity: &self.identity,
             peer: self.peer,
             transport: self.transport,
-            origin: Origin::Source(self.source, &self.descriptors),
+            origin: Origin::Detached { source: self.source, descriptors: &self.descriptors, tls: &self.tls },
             pool: &self.pool,
             may_block: thread.is_of_pool(),
             thread,
             resolved: OnceCell::new(),
             admitted: Cell::new(None),
+            purpose: Cell::new(self.purpose),
         }
     }
 }

@@ -166,6 +166,9 @@ pub struct Settings {
     pub audit: Option<AuditOptions>,
     /// `true` if this server is a data server of pNFS for NFSv4.1 clients: it tells them so by EXCHANGE_ID.
     pub data_server: bool,
+    /// The maximum number of files with layouts, counted for each client and each kind of layout. Clients are asked to return some before it is
+    /// reached.
+    pub layouts_max: usize,
 }
 
 impl Default for Settings {
@@ -183,6 +186,7 @@ impl Default for Settings {
             identity: IdentityOptions::default(),
             audit: None,
             data_server: false,
+            layouts_max: LAYOUTS_MAX,
         }
     }
 }
@@ -488,6 +492,8 @@ fn options<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String
 /// Maximum bytes of a configuration file.
 const CONFIG_MAX: u64 = 16 << 20;
 const TIME_DEFAULT_S: u64 = 90;
+/// The default of [`Settings::layouts_max`].
+const LAYOUTS_MAX: usize = 1 << 18;
 /// Valid leases. Clients learn the lease in seconds, and the maximum is that of Linux's server.
 const LEASE_S: RangeInclusive<u64> = 1..=3600;
 const BLOCKING_THREADS: RangeInclusive<usize> = 1..=1024;

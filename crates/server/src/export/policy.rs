@@ -28,6 +28,9 @@ pub(crate) struct Requester {
 pub(crate) enum Purpose {
     /// Operations on files.
     Files,
+    /// Operations of NFSv4 that release state, which the server allows with the machine credential of a client (RFC 8881
+    /// §2.10.8.3): the export's `sec` does not apply, because the credential of the user may have expired.
+    Release,
     /// NLM. It uses TCP or UDP even if NFS uses another transport, so the export's `transports` do not apply.
     Locks,
     /// MNT. As for NLM, `transports` do not apply. The export's `sec` and `xprtsec` do not apply either: a client learns
@@ -64,15 +67,15 @@ impl Export {
         let protected = purpose == Purpose::Mount || xprtsec.admit(tls) || (transport != TCP && named == Some(true));
         let transport = match purpose {
             Purpose::Locks | Purpose::Mount => true,
-            Purpose::Files => named.unwrap_or(true),
+            Purpose::Files | Purpose::Release => named.unwrap_or(true),
         };
         // RFC 9289 defines no flavour that SECINFO could return for TLS, so WrongSec would send clients into a loop.
         if !port || !transport || !protected {
             return Err(Refusal::Access);
         }
         let flavors = client.sec().unwrap_or(&options.sec);
-        let sec = purpose == Purpose::Mount || sec.is_some_and(|sec| flavors.contains(sec));
-        if sec { Ok(()) } else { Err(Refusal::WrongSec) }
+        let any = matches!(purpose, Purpose::Mount | Purpose::Release);
+        if any || sec.is_some_and(|sec| flavors.contains(sec)) { Ok(()) } else { Err(Refusal::WrongSec) }
     }
 
     /// Returns `true` if data for this caller must be protected on their way: the flavour of the call protects them, or the export
@@ -81,6 +84,16 @@ impl Export {
         let by_connection = |client: &Client| !client.xprtsec().unwrap_or(&self.options().xprtsec).admit(Xprtsec::None);
         let by_call = matches!(requester.sec, None | Some(Sec::Krb5i | Sec::Krb5p));
         by_call || self.client(requester).is_none_or(by_connection)
+    }
+
+    /// Returns `true` if data servers of pNFS may have the data of files for this caller. They know clients by AUTH_SYS and in clear
+    /// (RFC 8435 §2.2), so the export must admit that for this host, and the caller must not have asked for more.
+    pub(crate) fn permits_layouts(&self, requester: &Requester) -> bool {
+        let admits_sys = |client: &Client| {
+            let flavors = client.sec().unwrap_or(&self.options().sec);
+            flavors.contains(Sec::Sys) || flavors.contains(Sec::None)
+        };
+        self.client(requester).is_some_and(admits_sys) && !self.protects(requester)
     }
 
     /// Returns the security flavours with which this host can use files of the export, in the order of the
@@ -178,6 +191,40 @@ mod tests {
         let stranger = requester("192.0.2.1:700", Some(Sec::Krb5p));
         assert_eq!(export.decide(&stranger, Purpose::Mount), Err(Refusal::Access));
         assert_eq!(export.flavors(&stranger, Purpose::Mount), []);
+    }
+
+    #[test]
+    fn the_first_entry_of_a_host_has_its_protection_by_tls() {
+        let tls: Client = "10.1.0.0/16".parse().unwrap();
+        let tls = tls.with_xprtsec(Protections::new(vec![Xprtsec::Tls, Xprtsec::Mtls]).unwrap());
+        let export = export(&[Sec::Sys], vec![tls, "10.0.0.0/8".parse().unwrap()]);
+        for (peer, level, admitted) in [
+            ("10.1.2.3:700", Xprtsec::None, false),
+            ("10.1.2.3:700", Xprtsec::Tls, true),
+            ("10.1.2.3:700", Xprtsec::Mtls, true),
+            ("10.2.2.3:700", Xprtsec::None, true),
+        ] {
+            let requester = Requester { tls: level, ..requester(peer, Some(Sec::Sys)) };
+            let expected = if admitted { Ok(()) } else { Err(Refusal::Access) };
+            for purpose in [Purpose::Files, Purpose::Release, Purpose::Locks] {
+                assert_eq!(export.decide(&requester, purpose), expected, "{peer} {level:?} {purpose:?}");
+            }
+            assert_eq!(export.decide(&requester, Purpose::Mount), Ok(()));
+        }
+    }
+
+    #[test]
+    fn layouts_are_permitted_where_auth_sys_in_clear_is_admitted() {
+        let permits = |flavors: &[Sec], sec| {
+            let export = export(flavors, vec![Client::any()]);
+            export.permits_layouts(&requester("10.0.0.1:700", Some(sec)))
+        };
+        assert!(permits(&[Sec::Sys, Sec::Krb5], Sec::Sys) && permits(&[Sec::Sys, Sec::Krb5], Sec::Krb5));
+        assert!(!permits(&[Sec::Sys, Sec::Krb5i], Sec::Krb5i), "the caller wants integrity");
+        assert!(!permits(&[Sec::Krb5], Sec::Krb5), "AUTH_SYS is not admitted");
+        let tls = Client::any().with_xprtsec(Protections::new(vec![Xprtsec::Tls]).unwrap());
+        let over_tls = Requester { tls: Xprtsec::Tls, ..requester("10.0.0.1:700", Some(Sec::Sys)) };
+        assert!(!export(&[Sec::Sys], vec![tls]).permits_layouts(&over_tls));
     }
 
     #[test]

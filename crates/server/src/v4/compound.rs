@@ -79,8 +79,7 @@ pub(super) fn run<'a>(shared: &'a Arc<Shared4>, mut call: Call<'a>) -> Answering
     while let Some(operation) = operations.next() {
         compound.cursor.operations_left = operations.left;
         thread.reset();
-        let next = || operations.clone().find(ops::decides_flavor);
-        let Err(WouldBlock) = compound.step(&context, &operation, next) else {
+        let Err(WouldBlock) = compound.step(&context, &operation, || operations.clone()) else {
             if compound.status == Nfsstat4::Ok { continue } else { break }
         };
         if let Some(slot) = &mut compound.slot {
@@ -218,7 +217,7 @@ impl Compound {
             //= rfc8881-18.37.3-5
             Ok(_) if count > 1 => self.fail(&first, Nfsstat4::NotOnlyOp),
             _ => {
-                let stepped = self.step(cx, &first, || None);
+                let stepped = self.step(cx, &first, std::iter::empty);
                 assert!(stepped.is_ok(), "an operation without a session must not wait");
             }
         }
@@ -286,16 +285,15 @@ impl Compound {
         Start::Continue
     }
 
-    /// Executes an operation and appends its result. `next` returns the first operation after it that decides about the security
-    /// flavour ([`decides_flavor`](ops::decides_flavor)).
+    /// Executes an operation and appends its result. `rest` returns the operations after it.
     ///
     /// # Errors
     /// `WouldBlock` if the operation must wait: nothing is appended then.
-    fn step(
+    fn step<I: Iterator<Item = Operation>>(
         &mut self,
         cx: &Context<'_>,
         operation: &Operation,
-        next: impl FnOnce() -> Option<Operation>,
+        rest: impl Fn() -> I,
     ) -> Result<(), WouldBlock> {
         let arguments = match operation {
             Ok(arguments) => arguments,
@@ -350,7 +348,10 @@ impl Compound {
         if self.out.position() - position > self.cursor.room && self.status == Nfsstat4::Ok {
             self.out.truncate(start);
             self.fail(operation, self.cursor.too_big);
-        } else if std::mem::take(&mut self.cursor.wrong_sec) && !ops::may_follow_wrong_sec(next().as_ref()) {
+        } else if std::mem::take(&mut self.cursor.wrong_sec)
+            && !ops::may_follow_wrong_sec(rest().find(ops::decides_flavor).as_ref())
+            && !self.only_releases(cx, rest())
+        {
             //= rfc8881-18.19.3-1 rfc8881-18.29.4-4 rfc8881-2.6.3.1.1.7-1
             self.out.truncate(start);
             self.fail(operation, Nfsstat4::WrongSec);
@@ -361,6 +362,23 @@ impl Compound {
             self.end_v40(start, arguments.opnum());
         }
         Ok(())
+    }
+
+    /// Returns `true` if a compound whose security flavour the export does not allow may be executed nevertheless: the client has
+    /// state protection, the call has its machine credential, and the remaining operations only release state (RFC 8881
+    /// §2.10.8.3). Otherwise state would stay whose user's credential has expired, and a client could not return delegations.
+    fn only_releases(&self, cx: &Context<'_>, rest: impl Iterator<Item = Operation>) -> bool {
+        let (client, principal) = (self.cursor.client(), &self.cursor.principal);
+        //= rfc8881-2.10.8.3-1
+        let granted = self.cursor.session.is_some()
+            && ops::session::has_integrity(cx.identity)
+            && cx.shared.with_state(|state| {
+                state.allowed_by_machine(client, principal).is_some_and(|allowed| ops::only_release(rest, allowed))
+            });
+        if granted {
+            cx.only_releases();
+        }
+        granted
     }
 
     /// Finishes an operation of 4.0, whose result begins at `start`.

@@ -2,7 +2,7 @@
 
 use nfs::v4::{FHSIZE4, Nfsstat4, Stateid4};
 use smallvec::SmallVec;
-use vfs::{Attr, Cred, Handle, Kind};
+use vfs::{Attr, Cred, Handle, Kind, layout::LayoutCaps};
 
 use super::pseudo::NodeId;
 use crate::{
@@ -180,6 +180,14 @@ impl Context<'_> {
                 Ok((*id, handle.clone()))
             }
         }
+    }
+}
+
+impl Context<'_> {
+    /// Returns the layouts of the file system of an object, if it has any and the caller may have them.
+    pub(super) fn layout_caps<'o>(&self, object: &'o Object<'_>) -> Option<&'o LayoutCaps> {
+        let layouts = object.vfs().layouts()?;
+        object.export.permits_layouts(&self.requester()).then(|| layouts.caps())
     }
 }
 

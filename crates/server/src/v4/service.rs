@@ -110,7 +110,7 @@ impl Shared4 {
             stateids_max: STATEIDS_MAX,
             owners_max: OWNERS_MAX,
             delegations_max: DELEGATIONS_MAX,
-            layouts_max: LAYOUTS_MAX,
+            layouts_max: settings.layouts_max,
             slots_max: SLOTS_MAX,
         };
         let mut state = State::new(options, instance, entropy::random());
@@ -203,17 +203,24 @@ impl Shared4 {
         let mut state = self.state.lock();
         let result = f(&mut state);
         self.settle(&mut state, None);
+        let ended = state.ended_holds();
+        drop(state);
+        drop(ended);
         result
     }
 
     /// Reads or changes the state and the locks of all protocols.
     pub(super) fn with_locks<T>(&self, f: impl FnOnce(&mut ServerState, &mut LockTable<FileId>) -> T) -> T {
         let mut state = self.state.lock();
-        self.core.locks.with_table(|table| {
+        let result = self.core.locks.with_table(|table| {
             let result = f(&mut state, table);
             self.settle(&mut state, Some(table));
             result
-        })
+        });
+        let ended = state.ended_holds();
+        drop(state);
+        drop(ended);
+        result
     }
 
     /// Returns DELAY as long as the storage of recovery records is behind. During that time no state may be granted:
@@ -352,8 +359,6 @@ const STATEIDS_MAX: usize = 1 << 22;
 /// The maximum number of owners of 4.0. 32 are guaranteed for each client.
 const OWNERS_MAX: usize = 1 << 20;
 const DELEGATIONS_MAX: usize = 1 << 18;
-/// The maximum number of files with layouts, counted for each client and each kind of layout.
-const LAYOUTS_MAX: usize = 1 << 18;
 /// The limit of slots in use. Each slot can cache a reply of up to 4 KiB, as `CHANNEL` says.
 const SLOTS_MAX: usize = 1 << 16;
 const PAUSE_MIN: Duration = Duration::from_millis(100);

@@ -1,7 +1,7 @@
 //! The background work of NFSv4, and the end of the grace period of all protocols.
 //!
-//! It recalls delegations, notifies clients that a lock has become available, runs asynchronous copies, revokes
-//! delegations that were not returned in time, and removes expired clients.
+//! It recalls delegations, asks clients to return slots, delegations and layouts, notifies clients that a lock has become available,
+//! runs asynchronous copies, revokes delegations that were not returned in time, and removes expired clients.
 //!
 //! The grace period ends when its time is over, or when all clients that held state have reclaimed it. Clients of
 //! version 4 say so by RECLAIM_COMPLETE. Hosts that lock by NLM cannot say so: if there are any, the whole time must
@@ -12,15 +12,16 @@ use std::{sync::Arc, time::Duration};
 use nfs::v4::{
     Clientid4, StateOwner4,
     callback::{
-        CbArgop4, CbNotifyLockArgs, CbRecallAnyArgs, CbRecallArgs, CbRecallSlotArgs, RCA4_TYPE_MASK_RDATA_DLG,
-        RCA4_TYPE_MASK_WDATA_DLG,
+        CbArgop4, CbNotifyLockArgs, CbRecallAnyArgs, CbRecallArgs, CbRecallSlotArgs, RCA4_TYPE_MASK_FILE_LAYOUT,
+        RCA4_TYPE_MASK_RDATA_DLG, RCA4_TYPE_MASK_WDATA_DLG,
     },
+    layout::flex::{PNFS_FF_RCA4_TYPE_MASK_READ, PNFS_FF_RCA4_TYPE_MASK_RW},
 };
 use tokio::{
     task::JoinSet,
     time::{MissedTickBehavior, interval},
 };
-use vfs::layout::LayoutEvent;
+use vfs::layout::{LayoutEvent, LayoutKind};
 
 use super::{
     call_queue::CallQueue,
@@ -29,7 +30,7 @@ use super::{
     service::Shared4,
     state::{
         load::Reduction,
-        recallable::Held,
+        recallable::{Held, RecallableKind},
         transitions::{back::CallbackSubject, lock::name_of_lock_owner},
     },
     task::BackgroundTask,
@@ -99,20 +100,29 @@ async fn recall(shared: Arc<Shared4>, recall: Held<FileId>) {
     shared.call_until_acknowledged(recall.client, (about, &operation), is_recalling).await;
 }
 
-/// Asks a client once to reduce its slots or delegations. The request is repeated later if the client does not reduce.
+/// Asks a client once to reduce its slots, delegations or layouts. The request is repeated later if the client does not reduce.
 async fn reduce(shared: Arc<Shared4>, client: Clientid4, reduction: Reduction) {
     let (session, operation) = match reduction {
         Reduction::Slots(session, target_highest_slotid) => {
             (Some(session), CbArgop4::RecallSlot(CbRecallSlotArgs { target_highest_slotid }))
         }
-        Reduction::Delegations(objects_to_keep) => {
-            let type_mask = [RCA4_TYPE_MASK_RDATA_DLG, RCA4_TYPE_MASK_WDATA_DLG].into_iter().collect();
+        Reduction::Recallables(kind, objects_to_keep) => {
+            let type_mask = type_mask(kind).iter().copied().collect();
             (None, CbArgop4::RecallAny(CbRecallAnyArgs { objects_to_keep, type_mask }))
         }
     };
     let about = CallbackSubject { session, ..CallbackSubject::default() };
     let result = shared.callbacks.call_about(&shared.state, client, about, &operation).await;
-    tracing::debug!(client = client.0, ?reduction, ?result, "asked a client to return slots or delegations");
+    tracing::debug!(client = client.0, ?reduction, ?result, "asked a client to return slots, delegations or layouts");
+}
+
+/// Returns the bits of CB_RECALL_ANY for recallable state of a kind (RFC 8881 §20.6.3; RFC 8435 §13).
+fn type_mask(kind: RecallableKind) -> &'static [u32] {
+    match kind {
+        RecallableKind::Delegation => &[RCA4_TYPE_MASK_RDATA_DLG, RCA4_TYPE_MASK_WDATA_DLG],
+        RecallableKind::Layout(LayoutKind::Flexible) => &[PNFS_FF_RCA4_TYPE_MASK_READ, PNFS_FF_RCA4_TYPE_MASK_RW],
+        RecallableKind::Layout(LayoutKind::Files) => &[RCA4_TYPE_MASK_FILE_LAYOUT],
+    }
 }
 
 /// Checks by CB_NULL whether a client of 4.0 answers at its callback address.
@@ -205,6 +215,7 @@ impl Shared4 {
         self.with_locks(|state, locks| {
             state.set_storage_works(works);
             state.expire(now);
+            state.expire_removed(locks, now);
             state.drop_unused_records(now);
             state.reduce_load(now);
             now.checked_sub(self.lease).into_iter().for_each(|then| locks.forget_watches(then));

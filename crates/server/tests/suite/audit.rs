@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
     time::Duration,
 };
-use testkit::disk::Disk;
+use testkit::{disk::Disk, paper::Paper};
 
 use nfs::mount::{Dirpath, MountProc3, MountRes, Mountstat3};
 use nfs::v3::*;
@@ -16,7 +16,7 @@ use nfs::v4::{
     RenameArgs as Rename4, Stateid4,
 };
 use parking_lot::Mutex;
-use rpc::{Identity, security::Principal};
+use rpc::{ConnectionTls, Identity, security::Principal};
 use serde_json::{Value, json};
 use server::{
     AuditOptions, Export, ExportId, ExportOptions, HandleKey, NfsServer, OnFull, Sec, SecFlavors, Squash,
@@ -155,6 +155,24 @@ fn opens_of_version_4_are_recorded_once() {
         assert_eq!(records[1]["protocol"], "nfs4.2");
         assert_eq!(records[records.len() - 2]["to"], json!({ "path": "/g" }));
     }
+}
+
+#[test]
+fn records_have_the_protection_of_the_connection_and_the_names_of_the_certificate() {
+    let world = World::new(false);
+    let mut client = Client4::new(&world.server, "c", 1);
+    let names = ["a.example.com".to_owned(), "evil\u{202e}.example.com".to_owned()].into();
+    for (name, tls) in
+        [("clear", ConnectionTls::None), ("tls", ConnectionTls::Tls), ("mtls", ConnectionTls::Mtls { names })]
+    {
+        client.paper = Paper::with_tls("tcp", 4 << 20, tls);
+        client.ok([at("m"), vec![mkdir(name)]].concat());
+    }
+    let records = world.records();
+    let of = |record: &Value| (record["tls"].clone(), record["certificate"].clone());
+    let mtls = (json!("mtls"), json!(["a.example.com", "evil\\u{202e}.example.com"]));
+    let expected = [(Value::Null, Value::Null), (json!("tls"), Value::Null), mtls];
+    assert_eq!(records.iter().map(of).collect::<Vec<_>>(), expected);
 }
 
 #[test]

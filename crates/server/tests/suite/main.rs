@@ -34,6 +34,7 @@ mod v4_minor2;
 mod v4_names;
 mod v4_offload;
 mod v4_referrals;
+mod v4_removed;
 mod v4_rules;
 mod v4_storage;
 mod v4_waiting;

@@ -346,3 +346,109 @@ async fn cached_reply_is_not_replayed_with_another_flavour() {
         assert_eq!(client.compound(all).status, Nfsstat4::SeqFalseRetry, "{sec:?}");
     }
 }
+
+/// A principal with this flavour.
+fn principal(name: &'static str, sec: Sec) -> Identity {
+    Identity::Principal(Principal { name: name.into(), pseudo_flavor: sec.number() })
+}
+
+/// A server of one export with this flavour, and a client with state protection: Linux's client with a keytab. Calls are those of
+/// alice, with the export's flavour.
+fn protected_client(sec: Sec) -> (NfsServer, Client4) {
+    let mut exports = Exports::new();
+    exports.add(export("/", &[sec])).unwrap();
+    let server = server_of(exports);
+    let mut client = Client4::stranger(&server, 2);
+    client.caller = principal("host/client.example.com@EXAMPLE.COM", Sec::Krb5i);
+    let must_allow = [Opnum4::Close, Opnum4::OpenDowngrade, Opnum4::LockU, Opnum4::DelegReturn];
+    let must_allow = must_allow.into_iter().map(|opnum| opnum as u32).collect();
+    let ops = StateProtectOps4 { must_enforce: Bitmap4::new(), must_allow };
+    client.introduce_with("client", channel(), StateProtect4A::MachCred(ops));
+    client.caller = principal("alice@EXAMPLE.COM", sec);
+    (server, client)
+}
+
+#[simnet::test]
+async fn machine_credential_releases_state_of_an_export_with_another_flavour() {
+    for sec in [Sec::Krb5, Sec::Krb5p] {
+        let (_server, mut client) = protected_client(sec);
+        let (stateid, file) = client.open("", "f", Open::default()).unwrap();
+        let locker = Locker4::NewLock {
+            open_seqid: Seqid4(0),
+            open_stateid: stateid,
+            lock_seqid: Seqid4(0),
+            lock_owner: StateOwner4 { clientid: Clientid4(0), owner: "lock".into() },
+        };
+        let lock = LockArgs { locktype: LockType4::Write, reclaim: false, offset: 0, length: 1, locker };
+        let locked = client.ok([putfh(&file), Argop4::Lock(Box::new(lock))]).pop();
+        let Some(Resop4::Lock(LockRes::Ok(lock_stateid))) = locked else { panic!("{locked:?}") };
+        let unlock = LockUArgs { locktype: LockType4::Write, seqid: Seqid4(0), lock_stateid, offset: 0, length: 1 };
+        let downgrade = OpenDowngradeArgs {
+            open_stateid: stateid,
+            seqid: Seqid4(0),
+            share_access: OPEN4_SHARE_ACCESS_READ,
+            share_deny: OPEN4_SHARE_DENY_NONE,
+        };
+
+        // The ticket of alice has ended.
+        let machine = principal("host/client.example.com@EXAMPLE.COM", Sec::Krb5i);
+        // Only the machine may replace her, with integrity.
+        //= rfc8881-2.10.8.3-1
+        for other in [
+            principal("bob@EXAMPLE.COM", Sec::Krb5i),
+            principal("host/client.example.com@EXAMPLE.COM", if sec == Sec::Krb5 { Sec::Krb5p } else { Sec::Krb5 }),
+            user(0, 0),
+        ] {
+            let by_machine = other == principal("host/client.example.com@EXAMPLE.COM", Sec::Krb5p);
+            client.caller = other;
+            let expected = if by_machine { Nfsstat4::Ok } else { Nfsstat4::WrongSec };
+            let status = client.status([putfh(&file), Argop4::LockU(unlock.clone())]);
+            assert_eq!(status, expected, "{:?}", client.caller);
+        }
+        client.caller = machine;
+        // It may do nothing else, not even beside an operation that releases state.
+        let all = [
+            vec![getattr(&[Attr4::Size])],
+            vec![read(stateid, 0, 1)],
+            vec![read(stateid, 0, 1), close(stateid)],
+            vec![close(stateid), read(Stateid4::ANONYMOUS, 0, 1)],
+            vec![write(stateid, 0, b"x")],
+            vec![Argop4::Secinfo(SecinfoArgs { name: "x".into() }), putfh(&file), remove("f")],
+        ];
+        for operations in all {
+            let status = client.status([vec![putfh(&file)], operations.clone()].concat());
+            assert_eq!(status, Nfsstat4::WrongSec, "{operations:?}");
+        }
+        if sec == Sec::Krb5p {
+            client.ok([putfh(&file), Argop4::LockU(unlock)]);
+        }
+        let downgraded = client.ok([putfh(&file), Argop4::OpenDowngrade(downgrade)]).pop();
+        let Some(Resop4::OpenDowngrade(Res4::Ok(stateid))) = downgraded else { panic!("{downgraded:?}") };
+        // As Linux sends it.
+        client.ok([putfh(&file), getattr(&[Attr4::Size]), close(stateid)]);
+        client.caller = principal("alice@EXAMPLE.COM", sec);
+        assert_eq!(client.status([putfh(&file), read(stateid, 0, 1)]), Nfsstat4::BadStateid, "the open has ended");
+    }
+}
+
+#[simnet::test]
+async fn machine_credential_needs_state_protection_and_an_admitted_host() {
+    let mut exports = Exports::new();
+    exports.add(export("/", &[Sec::Krb5p])).unwrap();
+    let server = server_of(exports);
+    let machine = principal("host/client.example.com@EXAMPLE.COM", Sec::Krb5i);
+    let mut client = Client4::stranger(&server, 2);
+    client.caller = machine.clone();
+    client.introduce("client without protection", channel());
+    client.caller = principal("alice@EXAMPLE.COM", Sec::Krb5p);
+    let (stateid, file) = client.open("", "f", Open::default()).unwrap();
+    client.caller = machine.clone();
+    assert_eq!(client.status([putfh(&file), close(stateid)]), Nfsstat4::WrongSec);
+
+    let (_server, mut client) = protected_client(Sec::Krb5p);
+    let (stateid, file) = client.open("", "f", Open::default()).unwrap();
+    client.caller = machine;
+    // The export requires a privileged port of everybody.
+    client.peer = "192.0.2.1:7000".parse().unwrap();
+    assert_eq!(client.status([putfh(&file), close(stateid)]), Nfsstat4::Access);
+}

@@ -199,6 +199,34 @@ async fn reclaimed_open_needs_no_confirmation() {
 }
 
 #[simnet::test]
+async fn open_file_keeps_its_data_when_another_client_removes_its_name() {
+    let server = serving();
+    let (mut holder, mut other) = (Client40::new(&server, "a"), Client40::new(&server, "b"));
+    let (stateid, handle) = holder.open_first("f");
+    assert_eq!(holder.status([putfh(&handle), write(stateid, 0, b"data")]), Nfsstat4::Ok);
+    other.open_first("g");
+    let rename = |from: &str, to: &str| {
+        let rename = RenameArgs { oldname: from.into(), newname: to.into() };
+        [Argop4::PutRootFh, Argop4::SaveFh, Argop4::Rename(rename)]
+    };
+    assert_eq!(other.status(rename("g", "f")), Nfsstat4::Ok, "g replaces f");
+    let check_and_close = |holder: &mut Client40, handle: &NfsFh4, stateid| {
+        let (_, results) = holder.call([putfh(handle), read(stateid, 0, 10)]);
+        let [_, Resop4::Read(Res4::Ok(read))] = &results[..] else { panic!("{results:?}") };
+        assert_eq!(read.data.0.to_bytes().unwrap(), &b"data"[..]);
+        let seqid = holder.next();
+        assert_eq!(holder.status([putfh(handle), close_op(seqid.0, stateid)]), Nfsstat4::Ok);
+        assert_eq!(holder.status([putfh(handle), v4::getattr(&[Attr4::Size])]), Nfsstat4::Stale);
+    };
+    check_and_close(&mut holder, &handle, stateid);
+
+    let (OpenOk { stateid, .. }, handle) = holder.open("h");
+    assert_eq!(holder.status([putfh(&handle), write(stateid, 0, b"data")]), Nfsstat4::Ok);
+    assert_eq!(other.status([Argop4::PutRootFh, v4::remove("h")]), Nfsstat4::Ok);
+    check_and_close(&mut holder, &handle, stateid);
+}
+
+#[simnet::test]
 async fn retry_of_an_owner_gets_the_cached_result() {
     let server = serving();
     let mut client = Client40::new(&server, "a");

@@ -23,6 +23,8 @@ use nfs::{
         *,
     },
 };
+use rpc::{Identity, security::Principal};
+use server::{Export, ExportId, ExportOptions, Sec, SecFlavors, Squash};
 use testkit::deferred::{Deferred, Pace};
 use tokio::time::sleep;
 use vfs::{VfsError, layout::*};
@@ -196,6 +198,34 @@ async fn layout_is_granted_with_the_open() {
     let how = Open { access: OPEN4_SHARE_ACCESS_BOTH | OPEN4_SHARE_ACCESS_WANT_NO_DELEG, ..Open::default() };
     let operations = at("/m").into_iter().chain([open("g", how), Argop4::LayoutGet(get(Stateid4::CURRENT))]);
     assert_eq!(granted(rig.a.ok(operations).await).stateid.seqid, 1);
+}
+
+#[simnet::test]
+async fn callers_whose_data_must_be_protected_get_no_layouts() {
+    let caller = |sec: Sec| match sec {
+        Sec::Sys => user(0, 0),
+        sec => Identity::Principal(Principal { name: "alice@EXAMPLE.COM".into(), pseudo_flavor: sec.number() }),
+    };
+    for (flavors, own, permitted) in [
+        (&[Sec::Sys, Sec::Krb5p][..], Sec::Sys, true),
+        (&[Sec::Sys, Sec::Krb5p], Sec::Krb5p, false),
+        (&[Sec::Krb5], Sec::Krb5, false),
+    ] {
+        let sec = SecFlavors::new(flavors.to_vec()).unwrap();
+        let options = ExportOptions { squash: Squash::None, sec, ..Default::default() };
+        let export = Export::new("/m", ExportId::unique(), Toy::new(plain_memory()), options).unwrap();
+        let server = server_of(export);
+        let mut client = Client4::stranger(&server, 2);
+        client.caller = caller(own);
+        client.introduce("client", channel());
+        let (stateid, file) = client.open("m", "f", Open::default()).unwrap();
+        let got = client.status([putfh(&file), Argop4::LayoutGet(get(stateid))]);
+        // This server runs no background work, without which it grants no layout.
+        let expected = if permitted { Nfsstat4::LayoutTryLater } else { Nfsstat4::LayoutUnavailable };
+        assert_eq!(got, expected, "{flavors:?} by {own:?}");
+        let types = client.attrs("m", &[Attr4::FsLayoutTypes]).fs_layout_types;
+        assert_eq!(types.is_some_and(|types| !types.is_empty()), permitted, "{flavors:?} by {own:?}");
+    }
 }
 
 #[simnet::test]

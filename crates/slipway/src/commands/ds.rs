@@ -11,7 +11,7 @@ use crate::{
     output::{self, Align, Table},
     pnfs::records::{
         AddedRecord, DataServerRecord, DataServerState, OrphanRecord, PlanRecord, PlannedServer, RebalanceRecord,
-        Request, Service,
+        Request, ScanRecord, Service,
     },
     progress::Progress,
 };
@@ -125,10 +125,13 @@ pub fn run(args: &Args) -> Outcome {
         Action::Drain(target) => {
             set(args, target, Service::Draining)?;
             let left = find(args, target)?;
-            output::print(&format!(
-                "{} copies are being moved. `slipway resilver --watch` waits for the end.\n",
-                left.objects
-            ));
+            let moved = match left.scan {
+                None => format!("{} copies are being moved.", left.objects),
+                Some(_) => {
+                    "Copies are moved when the layouts of all files were read: see `slipway ds list`.".to_owned()
+                }
+            };
+            output::print(&format!("{moved} `slipway resilver --watch` waits for the end.\n"));
             Ok(Exit::Ok)
         }
         Action::Undrain(target) => set(args, target, Service::Active),
@@ -350,6 +353,21 @@ fn text(servers: &[DataServerRecord]) -> String {
             notes.push_str(&format!("{} copies cannot be moved from {} now: {reason}\n", server.unmovable, server.id));
         }
     }
+    let mut clusters: Vec<_> = servers.iter().filter_map(|server| Some((&server.cluster, server.scan?))).collect();
+    clusters.dedup_by(|one, other| one.0 == other.0);
+    for (cluster, ScanRecord { files, unreadable }) in clusters {
+        let cluster = output::name(cluster.as_bytes());
+        notes.push_str(&format!(
+            "{cluster}: the database was lost, and the layouts of all files are being read, {files} so far. Until the end, the numbers are too \
+             small, and drains, losses and rebalancings wait\n"
+        ));
+        if unreadable > 0 {
+            notes.push_str(&format!(
+                "{cluster}: {unreadable} files or directories could not be read, and the log names those with a damaged layout. They are tried \
+                 again every minute\n"
+            ));
+        }
+    }
     format!("{}{notes}", table.text())
 }
 
@@ -394,12 +412,17 @@ mod tests {
             reason: Some("all are full".to_owned()),
             lost: 0,
             lost_files: Vec::new(),
+            scan: None,
         };
-        let failing = DataServerRecord { state: DataServerState::Failing, reason: None, ..server.clone() };
-        let text = text(&[server, failing]);
+        let scan = Some(ScanRecord { files: 77, unreadable: 2 });
+        let failing = DataServerRecord { state: DataServerState::Failing, reason: None, scan, ..server.clone() };
+        let text = text(&[server, failing.clone(), failing]);
         let lines: Vec<_> = text.lines().collect();
         assert!(lines[1].contains("draining, failing") && lines[1].ends_with("not in the configuration"), "{text}");
         assert!(lines[2].contains("failing for 7 s"), "{text}");
-        assert_eq!(lines[3], "2 copies cannot be moved from 3 now: all are full");
+        assert_eq!(lines[4], "2 copies cannot be moved from 3 now: all are full");
+        assert!(lines[5].starts_with("fast: the database was lost") && lines[5].contains(" 77 so far"), "{text}");
+        assert!(lines[6].starts_with("fast: 2 files or directories could not be read"), "{text}");
+        assert_eq!(lines.len(), 7, "a cluster is named once: {text}");
     }
 }

@@ -79,7 +79,7 @@ fn show(progress: &Progress, repairs: &[RepairRecord], first: u64) {
 
 fn line(cluster: &RepairRecord) -> String {
     let name = output::name(cluster.cluster.as_bytes());
-    let RepairRecord { files, copies, moves, compared, unexamined, bytes, copied, .. } = cluster;
+    let RepairRecord { files, copies, moves, compared, unexamined, scanning, bytes, copied, .. } = cluster;
     let copied = format!("{} copied since the start", output::size(*copied));
     if cluster.is_done() {
         return format!("{name}: nothing is left to do; {copied}\n");
@@ -89,9 +89,10 @@ fn line(cluster: &RepairRecord) -> String {
         0 => String::new(),
         objects => format!(", {objects} objects on lost data servers to examine"),
     };
+    let scanning = if *scanning { "; the layouts of all files are being read: see `slipway ds list`" } else { "" };
     format!(
         "{name}: {copies} stale copies of {files} files, {moves} copies to move, {compared} files to compare{unexamined}; {left} to \
-         copy, {copied}\n"
+         copy, {copied}{scanning}\n"
     )
 }
 
@@ -101,6 +102,13 @@ const INTERVAL: Duration = Duration::from_millis(500);
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn unknown_work_counts() {
+        let scanning = RepairRecord { scanning: true, bytes: Some(0), ..RepairRecord::default() };
+        assert!(!scanning.is_done());
+        assert!(line(&scanning).contains("the layouts of all files are being read"), "{}", line(&scanning));
+    }
 
     #[test]
     fn every_kind_of_work_counts() {

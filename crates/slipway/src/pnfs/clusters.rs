@@ -16,7 +16,7 @@ use super::{
     growth, orphans,
     records::{
         CopyRecord, CopyState, DataRecord, DataServerRecord, DataServerState, LayoutRecord, LostFile, OrphanRecord,
-        RepairRecord, Request, Service,
+        RepairRecord, Request, ScanRecord, Service,
     },
     servers::NfsServers,
 };
@@ -163,10 +163,11 @@ fn data_servers(members: &[Member]) -> Answer<Vec<serde_json::Value>> {
 
 fn data_server(member: &Member, status: &ServerStatus) -> DataServerRecord {
     let directory = member.directory.display().to_string();
+    let scan = member.pnfs.scan_status();
     let state = match status.service {
         pnfs::Service::Active if status.failing_s.is_some() => DataServerState::Failing,
         pnfs::Service::Active => DataServerState::InService,
-        pnfs::Service::Draining if status.objects > 0 => DataServerState::Draining,
+        pnfs::Service::Draining if status.objects > 0 || scan.is_some() => DataServerState::Draining,
         pnfs::Service::Draining => DataServerState::Drained,
         pnfs::Service::Lost => DataServerState::Lost,
     };
@@ -184,6 +185,7 @@ fn data_server(member: &Member, status: &ServerStatus) -> DataServerRecord {
         reason: status.unmovable.map(|(_, error)| reason(error)),
         lost: status.lost,
         lost_files: status.lost_files.iter().map(lost_file).collect(),
+        scan: scan.map(|scan| ScanRecord { files: scan.files, unreadable: scan.failed.map_or(0, |(count, _)| count) }),
     }
 }
 
@@ -201,6 +203,10 @@ fn add(record: &mut DataServerRecord, other: DataServerRecord) {
     record.reason = record.reason.take().or(other.reason);
     record.lost += other.lost;
     record.lost_files.extend(other.lost_files);
+    if let Some(ScanRecord { files, unreadable }) = other.scan {
+        let scan = record.scan.get_or_insert_default();
+        (scan.files, scan.unreadable) = (scan.files + files, scan.unreadable + unreadable);
+    }
 }
 
 /// Returns the trees of the cluster with this name, or of the only one.
@@ -305,6 +311,7 @@ fn repairs(members: &[Member]) -> Answer<Vec<serde_json::Value>> {
             sum.moves += repairs.moves;
             sum.compared += repairs.compared;
             sum.unexamined += repairs.unexamined;
+            sum.scanning |= repairs.scanning;
             sum.lost += repairs.lost;
             sum.bytes = sum.bytes.zip(repairs.bytes).map(|(one, other)| one + other);
             sum.copied += repairs.copied;

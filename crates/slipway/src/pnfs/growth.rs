@@ -5,6 +5,7 @@ use std::path::Path;
 use pnfs::ServerId;
 use serde_json::{Value, json};
 use server::Config;
+use vfs::VfsError;
 
 use super::{
     clusters::{Answer, Member, choose, failed, reason},
@@ -41,7 +42,10 @@ pub fn plan(members: &[Member], cluster: Option<&str>) -> Answer<PlanRecord> {
     let chosen = choose(members, cluster)?;
     let mut record = PlanRecord { cluster: chosen[0].cluster.clone(), ..PlanRecord::default() };
     for member in chosen {
-        let plan = member.pnfs.plan_rebalance().map_err(|error| failed(member, error))?;
+        let plan = member.pnfs.plan_rebalance().map_err(|error| match error {
+            VfsError::Delay => SCANNING.to_owned(),
+            error => failed(member, error),
+        })?;
         record.copies += plan.copies;
         record.bytes += plan.bytes;
         for (ServerId(id), before, after) in plan.servers {
@@ -78,3 +82,6 @@ pub fn progress(clusters: Vec<Vec<&Member>>) -> Vec<Value> {
     };
     clusters.into_iter().map(progress).collect()
 }
+
+const SCANNING: &str =
+    "the database of the export was lost, and the layouts of all files are being read: see `slipway ds list`";

@@ -95,6 +95,18 @@ pub struct DataServerRecord {
     pub lost: u64,
     /// Some of these files.
     pub lost_files: Vec<LostFile>,
+    /// The scan of the layouts of all files, until its end. The numbers above are too small then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scan: Option<ScanRecord>,
+}
+
+/// A scan of the layouts of all files, because the database in the state directory was lost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ScanRecord {
+    /// The number of files with data on data servers that were found so far.
+    pub files: u64,
+    /// The number of files and directories that could not be read in the last attempt.
+    pub unreadable: u64,
 }
 
 /// The state of a data server.
@@ -275,6 +287,9 @@ pub struct RepairRecord {
     pub compared: u64,
     /// Objects on lost data servers that were not examined yet.
     pub unexamined: u64,
+    /// `true` until the layouts of all files were read, if the database was lost. The other numbers are too small then.
+    #[serde(default)]
+    pub scanning: bool,
     /// Files that have lost their last copy in sync with a data server.
     pub lost: u64,
     /// The bytes to copy. `None` if the copies are too many to add them up.
@@ -286,8 +301,8 @@ pub struct RepairRecord {
 impl RepairRecord {
     /// Reports whether nothing is left to do. Files that have lost their last copy cannot be repaired.
     pub fn is_done(&self) -> bool {
-        let Self { files, moves, compared, unexamined, .. } = self;
-        [files, moves, compared, unexamined].into_iter().all(|left| *left == 0)
+        let Self { files, moves, compared, unexamined, scanning, .. } = self;
+        !scanning && [files, moves, compared, unexamined].into_iter().all(|left| *left == 0)
     }
 }
 

@@ -13,8 +13,9 @@ use std::{
 use crate::common::{
     PATIENCE,
     mounted::{World, pattern},
+    ok,
     port::Port,
-    run, wait,
+    run, until, wait,
 };
 use nix::{
     fcntl::{FcntlArg, fcntl},
@@ -98,6 +99,50 @@ fn locks_hold_against_another_machine() {
         assert!(posix(&b, libc::F_UNLCK, 0, 0));
         assert!(posix(&a, libc::F_RDLCK, 100, 1) && posix(&b, libc::F_RDLCK, 100, 1), "shared");
         drop((a, b, other));
+        world.end();
+    }
+}
+
+/// Returns the number of descriptors of removed files below a directory that a process has.
+fn removed_files(process: &Child, below: &Path) -> usize {
+    let descriptors = fs::read_dir(format!("/proc/{}/fd", process.id())).unwrap();
+    let targets = descriptors.filter_map(|descriptor| fs::read_link(descriptor.unwrap().path()).ok());
+    targets.filter(|target| target.starts_with(below) && target.to_string_lossy().ends_with(" (deleted)")).count()
+}
+
+#[test]
+fn open_file_keeps_its_data_when_another_machine_removes_it() {
+    for version in ["4.0", "4.2"] {
+        let query = format!("&vers={version}");
+        let test = "open_file_keeps_its_data_when_another_machine_removes_it";
+        let Some(world) = World::new(test, "tcp", &query) else { return };
+        for (name, data) in [("removed", b"data"), ("replaced", b"also"), ("other", b"next")] {
+            fs::write(world.served.join(name), data).unwrap();
+        }
+        let open = |name: &str| OpenOptions::new().read(true).write(true).open(world.at.join(name)).unwrap();
+        let (removed, replaced) = (open("removed"), open("replaced"));
+        ok(&["rm", &world.server.url("tcp", "/removed")]);
+        let other = world.another("tcp", "&vers=3");
+        fs::rename(other.at.join("other"), other.at.join("replaced")).unwrap();
+        assert_eq!(fs::read(world.served.join("replaced")).unwrap(), b"next");
+        assert!(!world.served.join("removed").exists());
+
+        // This machine has not read the files before.
+        let read = |file: &File| {
+            let mut data = [0; 4];
+            file.read_exact_at(&mut data, 0).unwrap();
+            data
+        };
+        assert_eq!((&read(&removed), &read(&replaced)), (b"data", b"also"));
+        removed.write_all_at(b"new ", 0).unwrap();
+        removed.sync_all().unwrap();
+        assert_eq!(removed.metadata().unwrap().nlink(), 0);
+        assert!(removed_files(&world.server.child, &world.served) >= 2);
+        drop((removed, replaced));
+        until("the server must let removed files go when they are closed", || {
+            removed_files(&world.server.child, &world.served) == 0
+        });
+        drop(other);
         world.end();
     }
 }

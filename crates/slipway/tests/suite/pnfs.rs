@@ -4,6 +4,7 @@ use std::{
     collections::HashSet,
     fs,
     io::{BufRead, BufReader},
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     thread,
 };
@@ -11,7 +12,7 @@ use std::{
 use client::blocking::Runtime;
 use rustix::process::Signal;
 
-use crate::common::{Server, fails, listen, ok, port::Port, run, stderr, until, wait};
+use crate::common::{Server, fails, lines, listen, ok, port::Port, run, stderr, until, wait};
 
 /// Three data servers and a metadata server whose files have two copies.
 pub struct Cluster {
@@ -153,6 +154,63 @@ fn mirrors_heal_after_a_data_server_was_away() {
     server.stop();
 }
 
+#[test]
+fn objects_of_a_removed_file_stay_until_it_is_closed() {
+    let cluster = Cluster::new();
+    let server = cluster.start();
+    let source = cluster.at("source");
+    let copy = |contents: &[u8], name: &str| {
+        fs::write(&source, contents).unwrap();
+        cp(source.to_str().unwrap(), &server.url("tcp", name));
+    };
+    let (first, second) = (contents(5, 1_000_001), contents(6, 1_000_001));
+    copy(&first, "/file");
+    let runtime = Runtime::start().unwrap();
+    let url = format!("{}&vers=4.2", server.url("tcp", ""));
+    let mount = runtime.connect(&url.parse().unwrap(), &transports::for_client()).unwrap();
+    let file = mount.open("file").unwrap();
+    ok(&["rm", &server.url("tcp", "/file")]);
+
+    // When the objects of another file are removed, those of this one were in the queue before.
+    copy(&second, "/other");
+    ok(&["rm", &server.url("tcp", "/other")]);
+    let has_second = |server: usize| cluster.objects(server).contains(&second);
+    until("the objects of the other file must be removed", || (0..SERVERS).all(|server| !has_second(server)));
+    assert_eq!(cluster.with_copy(&first).len(), 2);
+    let (mut read, mut at) = (vec![0; first.len()], 0);
+    while at < read.len() {
+        let len = file.read_at(&mut read[at..], at as u64).unwrap();
+        assert_ne!(len, 0, "the file must not end");
+        at += len;
+    }
+    assert!(read == first);
+
+    drop(file);
+    until("the objects must be removed after the last close", || {
+        (0..SERVERS).all(|server| cluster.objects(server).is_empty())
+    });
+    mount.unmount().unwrap();
+    server.stop();
+}
+
+/// GNU tar archives a file that takes no storage as one hole.
+#[test]
+fn file_on_data_servers_takes_space_by_each_version() {
+    let cluster = Cluster::new();
+    let server = cluster.start();
+    let (source, len) = (cluster.at("source"), 3_000_001);
+    fs::write(&source, contents(1, len)).unwrap();
+    cp(source.to_str().unwrap(), &server.url("tcp", "/file"));
+    let inner = fs::metadata(cluster.at("export/file")).unwrap();
+    assert!(inner.blocks() * 512 < inner.len(), "the data must be on data servers");
+    for version in ["3", "4.0", "4.2"] {
+        let url = format!("{}&vers={version}", server.url("tcp", "/file"));
+        let stat = &lines(&ok(&["stat", "--json", &url]))[0];
+        assert_eq!((&stat["size"], &stat["used"]), (&len.into(), &len.into()), "version {version}");
+    }
+    server.stop();
+}
+
 /// Checks that each unit of a file is on two data servers, and that each data server has two objects with units of one stripe.
 fn is_striped(cluster: &Cluster, contents: &[u8]) -> bool {
     let mut copies = vec![0; contents.len().div_ceil(STRIPE_UNIT)];
@@ -281,6 +339,46 @@ fn cp_moves_large_files_directly_between_itself_and_data_servers() {
     // The metadata server copies what it has to both of them by NFSv3, before clients get a layout.
     assert!(second.count("3", "WRITE") < written / 2, "{}", second.0);
     assert!(second.count("4", "COMPOUND") > written / 2, "{}", second.0);
+}
+
+/// A metadata server whose data servers are other exports of the same process. Clients use them by NFSv3.
+#[test]
+fn metadata_server_is_its_own_data_server() {
+    let (dir, port) = (tempfile::tempdir().unwrap(), Port::take());
+    let at = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    fs::create_dir(at("export")).unwrap();
+    let address = port.address();
+    let data = |id: usize| {
+        let export = format!("[[export]]\nname = '/data{id}'\nbackend = 'memory'\nsize = '64 MiB'\nsquash = 'none'\n");
+        let url = format!("nfs://{address}/data{id}?mountport={}", address.port());
+        (export, format!("[[pnfs.server]]\nid = {id}\nurl = '{url}'\n"))
+    };
+    let ((one, first), (two, second)) = (data(1), data(2));
+    let text = format!(
+        "[server]\nstate_dir = '{0}/state'\n[[listen]]\ntransport = 'tcp'\naddress = '{address}'\n\
+         [[export]]\npath = '{0}/export'\nsquash = 'none'\nbackend = 'pnfs'\noptions = {{ cluster = 'own' }}\n{one}{two}\
+         [[pnfs]]\nname = 'own'\n{first}{second}",
+        dir.path().display()
+    );
+    fs::write(at("slipway.toml"), text).unwrap();
+    let server = Server::start(&["--config", &at("slipway.toml")]);
+    let (len, path) = (5_000_001, format!("{}/file", at("export")));
+    let bytes = contents(9, len);
+    fs::write(at("source"), &bytes).unwrap();
+    let url = |version: &str| format!("nfs://{address}{path}?mountport={}&vers={version}", address.port());
+    let direct = |from: &str, to: &str| {
+        let done: serde_json::Value = serde_json::from_str(&ok(&["cp", "--json", "-q", from, to])).unwrap();
+        done["direct_bytes"].as_u64().unwrap() as usize
+    };
+    assert!(direct(&at("source"), &url("4.2")) >= len);
+    // Those of NFSv3 are clients of the metadata server, which calls itself.
+    for (version, expected) in [("4.1", len), ("4.2", len), ("3", 0), ("4.0", 0)] {
+        assert_eq!(direct(&url(version), &at("back")), expected, "version {version}");
+        assert!(fs::read(at("back")).unwrap() == bytes, "version {version}");
+    }
+    let listed = lines(&ok(&["ds", "list", "--json", "--state-dir", &at("state")]));
+    assert!(listed.iter().all(|server| server["state"] == "in_service" && server["objects"] == 1), "{listed:?}");
+    server.stop();
 }
 
 /// The counters of a server.

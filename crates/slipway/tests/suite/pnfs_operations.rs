@@ -115,6 +115,35 @@ fn drain_continues_after_a_restart_and_keeps_all_writes() {
     server.stop();
 }
 
+/// The database in the state directory is lost while one copy is stale. The data server with the other one is drained.
+#[test]
+fn drain_after_the_loss_of_the_database_moves_the_only_copy() {
+    let mut cluster = Cluster::new();
+    let mut server = cluster.start();
+    let mut bytes = contents(1, 1_000_001);
+    let copies = cluster.put(&server, "file", &bytes);
+    cluster.stop_data_server(copies[0]);
+    let data = contents(2, 50_000);
+    bytes[70_000..][..data.len()].copy_from_slice(&data);
+    write_in_place(&server, "/file", 70_000, &data);
+    server.child.kill().unwrap();
+    server.child.wait().unwrap();
+    let is_database = |path: &std::path::Path| path.file_name().unwrap().to_str().unwrap().starts_with("pnfs-");
+    let state = fs::read_dir(cluster.at("state")).unwrap().map(|entry| entry.unwrap().path());
+    state.filter(|path| is_database(path)).for_each(|path| fs::remove_file(path).unwrap());
+
+    server = cluster.start();
+    cluster.restart_data_server(copies[0]);
+    cluster.ask(&["ds", "drain", &id(copies[1])]);
+    assert!(cluster.ask(&["resilver", "--watch"]).contains("nothing is left"));
+    let drained = cluster.listed(copies[1]);
+    assert_eq!((&drained["state"], &drained["objects"], drained.get("scan")), (&"drained".into(), &0.into(), None));
+    cluster.stop_data_server(copies[1]);
+    assert!(!cluster.servers_of("file").contains(&copies[1]));
+    check(&server, "/file", &bytes, &cluster.at("back"));
+    server.stop();
+}
+
 /// A data server is added while the server runs. The metadata server is killed during the rebalancing, and files are written.
 #[test]
 fn added_data_server_gets_copies_by_a_rebalancing() {

@@ -2,14 +2,21 @@
 
 #[path = "../../../testkit/src/pki.rs"]
 #[allow(dead_code)] // Each test program uses a part.
-mod pki;
+pub mod pki;
 
-use std::{fs, path::PathBuf, process::Command};
+use std::{
+    fs,
+    io::{self, BufRead, BufReader, Read, Write},
+    net::{Shutdown, TcpListener, TcpStream},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    thread,
+};
 
 use pki::Pki;
 use tempfile::TempDir;
 
-use crate::common::{Server, fails, ok, run, stderr};
+use crate::common::{Server, fails, ok, run, stderr, wait};
 
 /// A server of `/open`, `/tls` and `/mtls` with a certificate for `localhost`.
 struct Place {
@@ -21,6 +28,11 @@ struct Place {
 
 impl Place {
     fn new() -> Self {
+        Self::with("")
+    }
+
+    /// Starts the server with further keys of `[tls]`.
+    fn with(keys: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let mut pki = Pki::new(dir.path(), "test");
         let (ca, own) = (pki.ca("test"), pki.issue("server", &["localhost"]));
@@ -30,7 +42,7 @@ impl Place {
             )
         };
         let config = format!(
-            "[tls]\ncertificate = '{}'\nkey = '{}'\nclient_ca = '{ca}'\n\
+            "[tls]\ncertificate = '{}'\nkey = '{}'\nclient_ca = '{ca}'\n{keys}\n\
              [[listen]]\ntransport = 'tcp'\naddress = '127.0.0.1:0'\n{}{}{}",
             own.cert(),
             own.key(),
@@ -226,4 +238,132 @@ fn client_on_openssl_uses_the_server() {
     assert!(output.status.success(), "{text}{}", stderr(&output));
     assert_eq!(text.lines().filter(|line| line.starts_with("ok: ")).count(), 4, "{text}");
     place.server.stop();
+}
+
+/// `openssl s_client` in a session with a server, behind a relay that has made the probe.
+struct Openssl {
+    child: Child,
+    /// What the program says about the connection.
+    said: BufReader<std::process::ChildStderr>,
+    messages: PathBuf,
+}
+
+impl Openssl {
+    fn connect(place: &Place, messages: &str) -> Self {
+        let messages = place.dir.path().join(messages);
+        let relay = relay_behind_the_probe(place.server.port("tcp"));
+        let mut child = Command::new("openssl")
+            .args([
+                "s_client",
+                "-brief",
+                "-tls1_3",
+                "-alpn",
+                "sunrpc",
+                "-servername",
+                "localhost",
+                "-verify_return_error",
+            ])
+            .args(["-connect", &format!("127.0.0.1:{relay}"), "-CAfile", &place.ca, "-msg", "-msgfile"])
+            .arg(&messages)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let said = BufReader::new(child.stderr.take().unwrap());
+        let mut client = Self { child, said, messages };
+        client.await_line("CONNECTION ESTABLISHED");
+        client
+    }
+
+    /// Waits until the program says this.
+    fn await_line(&mut self, wanted: &str) {
+        let mut line = String::new();
+        while !line.contains(wanted) {
+            line.clear();
+            assert!(self.said.read_line(&mut line).unwrap() > 0, "openssl has ended without '{wanted}'");
+        }
+    }
+
+    /// Sends a KeyUpdate: `k`, or `K` to ask the server for one, too.
+    fn update_key(&mut self, letter: &[u8]) {
+        self.child.stdin.as_mut().unwrap().write_all(&[letter, b"\n"].concat()).unwrap();
+        self.await_line("KEYUPDATE");
+    }
+
+    /// Calls NULL. Returns `false` if the connection ends without a reply.
+    fn null(&mut self, xid: u32) -> bool {
+        self.child.stdin.as_mut().unwrap().write_all(&null_call(xid, 0)).unwrap();
+        let mut reply = [0; 28];
+        match self.child.stdout.as_mut().unwrap().read_exact(&mut reply) {
+            Ok(()) => assert_eq!(reply[4..12], [xid.to_be_bytes(), 1u32.to_be_bytes()].concat()),
+            Err(error) => assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof, "{error}"),
+        }
+        reply[3] != 0
+    }
+
+    /// Ends the connection. Returns the messages of TLS, one line for each.
+    fn end(mut self) -> String {
+        drop(self.child.stdin.take());
+        wait(&mut self.child);
+        fs::read_to_string(&self.messages).unwrap()
+    }
+}
+
+/// Returns the record of a call of NULL with this flavour and an empty body.
+fn null_call(xid: u32, flavor: u32) -> Vec<u8> {
+    let words = [1 << 31 | 40, xid, 0, 2, 100_003, 3, 0, flavor, 0, 0, 0];
+    words.into_iter().flat_map(u32::to_be_bytes).collect()
+}
+
+/// Accepts one connection, makes the probe of RFC 9289 at the server, and then passes bytes in both directions. Returns the port.
+fn relay_behind_the_probe(server: u16) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    thread::spawn(move || {
+        let (client, _) = listener.accept().unwrap();
+        let mut server = TcpStream::connect(("127.0.0.1", server)).unwrap();
+        server.write_all(&null_call(1, 7)).unwrap();
+        let mut answer = [0; 36];
+        server.read_exact(&mut answer).unwrap();
+        assert_eq!(&answer[24..32], b"STARTTLS");
+        let pass = |mut from: TcpStream, mut to: TcpStream| {
+            let _ = io::copy(&mut from, &mut to);
+            let _ = to.shutdown(Shutdown::Write);
+        };
+        let (back, forth) = (server.try_clone().unwrap(), client.try_clone().unwrap());
+        thread::spawn(move || pass(back, forth));
+        pass(client, server);
+    });
+    port
+}
+
+#[test]
+fn keys_are_replaced_with_a_client_on_openssl() {
+    if Command::new("openssl").arg("version").output().is_err() {
+        return eprintln!("SKIPPED keys_are_replaced_with_a_client_on_openssl: needs openssl");
+    }
+    for ktls in ["off", "auto"] {
+        let place = Place::with(&format!("ktls = '{ktls}'"));
+        let mut client = Openssl::connect(&place, "messages");
+        assert!(client.null(1));
+        client.update_key(b"k");
+        assert!(client.null(2), "{ktls}: the server must use the client's new key");
+        client.update_key(b"K");
+        // The kernel cannot replace the key by which it encrypts.
+        let by_kernel = ktls == "auto" && Path::new("/proc/net/tls_stat").exists();
+        assert_eq!(client.null(3), !by_kernel, "{ktls}: the server must answer by a key of its own");
+        if !by_kernel {
+            assert!((4..9).all(|xid| client.null(xid)), "{ktls}: both must use the new keys");
+        }
+        let messages = client.end();
+        let updates = |direction: &str| {
+            let is_update = |line: &&str| line.starts_with(direction) && line.ends_with(", KeyUpdate");
+            messages.lines().filter(is_update).count()
+        };
+        assert_eq!((updates(">>>"), updates("<<<")), (2, usize::from(!by_kernel)), "{ktls}: {messages}");
+        // The server still has other connections.
+        ok(&["ls", &place.tls("/tls", "")]);
+        place.server.stop();
+    }
 }

@@ -32,8 +32,11 @@ pub(super) struct Inode {
 pub(super) struct State {
     pub(super) kind: Kind,
     pub(super) mode: u32,
-    /// The number of names. It is 0 when the object has been removed, but another thread may still be about to lock it.
+    /// The number of names. It is 0 when the object has been removed, but another thread may still be about to lock it, or
+    /// it is held.
     pub(super) nlink: u32,
+    /// The number of holds.
+    pub(super) holds: usize,
     pub(super) uid: u32,
     pub(super) gid: u32,
     pub(super) atime: Time,
@@ -96,6 +99,7 @@ impl Inode {
             kind,
             mode,
             nlink,
+            holds: 0,
             uid,
             gid,
             atime: time,
@@ -116,7 +120,7 @@ impl Inode {
     /// Returns `Stale` if the object has been removed.
     pub(super) fn read(&self) -> Result<RwLockReadGuard<'_, State>> {
         let state = self.state.read();
-        if state.nlink == 0 { Err(VfsError::Stale) } else { Ok(state) }
+        if state.is_gone() { Err(VfsError::Stale) } else { Ok(state) }
     }
 
     /// Locks the state for writing.
@@ -125,7 +129,7 @@ impl Inode {
     /// Returns `Stale` if the object has been removed.
     pub(super) fn write(&self) -> Result<RwLockWriteGuard<'_, State>> {
         let state = self.state.write();
-        if state.nlink == 0 { Err(VfsError::Stale) } else { Ok(state) }
+        if state.is_gone() { Err(VfsError::Stale) } else { Ok(state) }
     }
 
     pub(super) fn attr(&self, state: &State) -> Attr {
@@ -230,11 +234,16 @@ impl State {
         self.atime <= self.mtime || self.atime <= self.ctime
     }
 
-    /// Removes one name. Returns `true` if it was the last one.
+    /// Reports whether the object has no name and is not held.
+    pub(super) fn is_gone(&self) -> bool {
+        self.nlink == 0 && self.holds == 0
+    }
+
+    /// Removes one name. Returns `true` if the object is then gone.
     pub(super) fn unlink(&mut self) -> bool {
         self.nlink = if self.kind == Kind::Dir { 0 } else { self.nlink - 1 };
         self.changed();
-        self.nlink == 0
+        self.is_gone()
     }
 
     /// Clears set-user-id and set-group-id if the writer is not privileged.

@@ -32,9 +32,9 @@ use self::{
     table::Table,
 };
 use crate::{
-    Acl, AclKind, Attr, Caller, Change, CreateMode, Created, Device, DirEntry, FsCaps, Handle, Kind, NAME_MAX, Name,
-    NodeKind, PreAttr, Read, ReadDir, ReadInto, Report, Result, Rights, SeekFor, SetAttr, Stability, StatFs, Time, Vfs,
-    VfsError, Written, XattrMode,
+    Acl, AclKind, Attr, Caller, Change, CreateMode, Created, Device, DirEntry, FsCaps, Handle, Held, Hold, Kind,
+    NAME_MAX, Name, NodeKind, PreAttr, Read, ReadDir, ReadInto, Report, Result, Rights, SeekFor, SetAttr, Stability,
+    StatFs, Time, Vfs, VfsError, Written, XattrMode,
     permission::{EXECUTE, READ},
 };
 
@@ -83,7 +83,7 @@ pub struct Memory {
     fsid: u64,
     space: Arc<Space>,
     source: PageSource,
-    table: Table,
+    table: Arc<Table>,
     names: RwLock<()>,
 }
 
@@ -98,7 +98,7 @@ impl Memory {
             instance: entropy::random(),
             fsid: entropy::random(),
             source: PageSource::new(pool),
-            table: Table::default(),
+            table: Arc::default(),
             names: RwLock::new(()),
             space,
         };
@@ -176,6 +176,29 @@ impl Memory {
     }
 }
 
+/// A hold of a file.
+struct MemoryHold {
+    inode: Arc<Inode>,
+    table: Arc<Table>,
+}
+
+impl Hold for MemoryHold {
+    fn is_removed(&self) -> bool {
+        self.inode.read().is_ok_and(|state| state.nlink == 0)
+    }
+}
+
+impl Drop for MemoryHold {
+    fn drop(&mut self) {
+        let Ok(mut state) = self.inode.write() else { return };
+        state.holds -= 1;
+        if state.is_gone() {
+            drop(state);
+            self.table.remove(self.inode.id);
+        }
+    }
+}
+
 /// An entry to list: cookie, name, object.
 type Listed = (u64, Arc<[u8]>, u64);
 
@@ -208,6 +231,15 @@ impl Vfs for Memory {
         let inode = self.table.find(id).ok_or(VfsError::NotFound)?;
         let attr = inode.attr(&*inode.read().map_err(|_| VfsError::NotFound)?);
         Ok((self.handle(id), attr))
+    }
+
+    fn hold(&self, _: &Caller<'_>, file: &Handle) -> Result<Held> {
+        let inode = self.find(file)?;
+        let mut state = inode.write()?;
+        state.pages()?;
+        state.holds += 1;
+        drop(state);
+        Ok(Held::new(MemoryHold { inode, table: self.table.clone() }))
     }
 
     /// Returns the path of a directory. Files do not know their directories.

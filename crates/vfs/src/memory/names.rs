@@ -213,7 +213,7 @@ impl Memory {
         Ok(Change { before, after: parent.attr(&state) })
     }
 
-    /// Removes one name of an object, and the object with its last name.
+    /// Removes one name of an object, and the object with its last name unless it is held.
     fn unlink(&self, inode: &Inode, mut state: RwLockWriteGuard<'_, State>) {
         if state.unlink() {
             drop(state);
@@ -265,6 +265,9 @@ impl Memory {
         }
         state.guarded().check(caller.cred, WRITE)?;
         let mut linked = inode.write()?;
+        if linked.nlink == 0 {
+            return Err(VfsError::NotFound);
+        }
         if linked.nlink >= self.caps.link_max {
             return Err(VfsError::TooManyLinks);
         }

@@ -85,7 +85,7 @@ impl Posix {
     /// Returns the attributes of an object.
     ///
     /// # Errors
-    /// Returns `Stale` if the object has been removed.
+    /// Returns `Stale` if the object has been removed and is not held.
     pub(super) fn attr(&self, object: &Object) -> Result<Attr> {
         self.attr_by(object, object.fd())
     }
@@ -93,8 +93,8 @@ impl Posix {
     /// Returns the attributes of an object by any descriptor of it.
     pub(super) fn attr_by(&self, object: &Object, fd: BorrowedFd<'_>) -> Result<Attr> {
         let attr = self.stat(fd)?;
-        if attr.nlink == 0 {
-            self.objects.forget(&object.handle);
+        // A held file has attributes after its last name was removed, also if another program has removed it.
+        if attr.nlink == 0 && !self.objects.pin(&object.handle, None) {
             return Err(VfsError::Stale);
         }
         Ok(attr)

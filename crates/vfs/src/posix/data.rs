@@ -261,7 +261,7 @@ impl Posix {
 
 /// # Errors
 /// Returns `IsDir` for a directory, and `Invalid` for any other object that is not a regular file.
-fn check_is_file(object: &Object) -> Result<()> {
+pub(super) fn check_is_file(object: &Object) -> Result<()> {
     match object.kind {
         Kind::File => Ok(()),
         Kind::Dir => Err(VfsError::IsDir),

@@ -55,9 +55,9 @@ use self::{
     resolve::Naming,
 };
 use crate::{
-    Acl, AclKind, Attr, Caller, Change, CreateMode, Created, DirEntry, FsCaps, Handle, Kind, NAME_MAX, Name, NodeKind,
-    Read, ReadDir, ReadInto, Report, Result, Rights, SeekFor, SetAttr, Stability, StatFs, Time, Vfs, VfsError, Written,
-    XattrMode, types::check_overlap,
+    Acl, AclKind, Attr, Caller, Change, CreateMode, Created, DirEntry, FsCaps, Handle, Held, Kind, NAME_MAX, Name,
+    NodeKind, Read, ReadDir, ReadInto, Report, Result, Rights, SeekFor, SetAttr, Stability, StatFs, Time, Vfs,
+    VfsError, Written, XattrMode, types::check_overlap,
 };
 
 /// The options of a [`Posix`].
@@ -332,6 +332,10 @@ impl Vfs for Posix {
             None if below.is_empty() => Some(Vec::new()),
             _ => None,
         }
+    }
+
+    fn hold(&self, caller: &Caller<'_>, file: &Handle) -> Result<Held> {
+        self.hold_file(caller, file)
     }
 
     fn getattr(&self, caller: &Caller<'_>, object: &Handle) -> Result<Attr> {

@@ -142,7 +142,7 @@ impl Posix {
             Ok(())
         });
         match removed {
-            Ok(()) => self.name_removed(&object.handle, dir, name),
+            Ok(()) => self.name_removed(&object.handle, None, dir, name),
             Err(error) => tracing::debug!(?error, "cannot remove a new object whose attributes could not be set"),
         }
     }
@@ -263,12 +263,13 @@ impl Posix {
         let ((), change) = self.change_names_in(dir, |history| {
             let recent = history.names.remove(name);
             let victim = recent.or_else(|| self.peek(dir, name));
+            let kept = self.keep(caller, victim.as_ref())?;
             self.change_names([victim.as_ref(), None], || {
                 let _acting = self.identity.assume(caller)?;
                 rustix::fs::unlinkat(dir.fd(), name.as_bytes(), flags).map_err(not_empty)?;
                 Ok(true)
             })?;
-            victim.inspect(|victim| self.name_removed(victim, dir, name));
+            victim.inspect(|victim| self.name_removed(victim, kept, dir, name));
             Ok(())
         })?;
         Ok(change)
@@ -295,11 +296,11 @@ impl Posix {
         second_history.iter_mut().for_each(|history| history.last.forget());
         let before = (self.attr(from_dir)?, self.attr(to_dir)?);
         let (source, target) = ((from_dir, from), (to_dir, to));
-        let Some((moved, replaced)) = self.rename_names(caller, source, target)? else {
+        let Some(Renamed { moved, replaced, kept }) = self.rename_names(caller, source, target)? else {
             let unchanged = |dir: &Object| self.unchanged(dir, || Ok(()));
             return Ok((unchanged(from_dir)?, unchanged(to_dir)?));
         };
-        replaced.inspect(|replaced| self.name_removed(replaced, to_dir, to));
+        replaced.inspect(|replaced| self.name_removed(replaced, kept, to_dir, to));
         if let (Some(moved), Some(database)) = (moved, &self.database) {
             database.add(&moved, &to_dir.handle, to.as_bytes());
             database.remove(&moved, &from_dir.handle, from.as_bytes());
@@ -311,7 +312,7 @@ impl Posix {
         Ok((change(before.0, from_dir)?, change(before.1, to_dir)?))
     }
 
-    /// Renames, and returns the object that was moved and the one that was replaced. Returns `None` if both names
+    /// Renames, and returns the objects that were moved and replaced. Returns `None` if both names
     /// belong to one object: rename(2) does nothing then, and no directory has changed (RFC 8881 §18.26.3, RFC 1813
     /// §3.3.14).
     ///
@@ -322,7 +323,7 @@ impl Posix {
         caller: &Caller<'_>,
         (from_dir, from): (&Arc<Object>, &Name),
         (to_dir, to): (&Arc<Object>, &Name),
-    ) -> Result<Option<(Option<Handle>, Option<Handle>)>> {
+    ) -> Result<Option<Renamed>> {
         let rename = |flags| -> Result<bool> {
             let _acting = self.identity.assume(caller)?;
             match rustix::fs::renameat_with(from_dir.fd(), from.as_bytes(), to_dir.fd(), to.as_bytes(), flags) {
@@ -337,17 +338,19 @@ impl Posix {
             let (moved, replaced) = names;
             let one_object = moved.is_some() && moved == replaced;
             let flags = if one_object { RenameFlags::NOREPLACE } else { RenameFlags::empty() };
+            let kept = self.keep(caller, replaced.as_ref().filter(|_| !one_object))?;
             match self.change_names([moved.as_ref(), replaced.as_ref()], || rename(flags)) {
                 Ok(true) => {
                     // With NOREPLACE, success means that the target did not exist any more.
-                    return Ok(Some((moved, replaced.filter(|_| !one_object))));
+                    return Ok(Some(Renamed { moved, replaced: replaced.filter(|_| !one_object), kept }));
                 }
                 Ok(false) => {}
                 // The file system does not support the flag. Without it, rename(2) changes nothing if both names belong
                 // to one object.
                 Err(VfsError::Invalid) if one_object => {
                     rename(RenameFlags::empty())?;
-                    return Ok((self.peek(from_dir, from) != moved).then_some((moved, replaced)));
+                    let renamed = self.peek(from_dir, from) != moved;
+                    return Ok(renamed.then_some(Renamed { moved, replaced, kept }));
                 }
                 Err(error) => return Err(error),
             }
@@ -401,13 +404,42 @@ impl Posix {
         Ok(changed)
     }
 
-    /// Records that a name of an object has been removed, and perhaps the object with it.
-    fn name_removed(&self, object: &Handle, dir: &Object, name: &Name) {
-        self.objects.forget(object);
+    /// Opens an object before a name of it is removed, if it is held: the kernel then keeps it without a name.
+    ///
+    /// # Errors
+    /// Returns `Delay` if there are too few descriptors to keep the object.
+    fn keep(&self, caller: &Caller<'_>, victim: Option<&Handle>) -> Result<Option<Arc<Object>>> {
+        let Some(victim) = victim.filter(|victim| self.objects.is_held(victim)) else { return Ok(None) };
+        let object = match self.resolve(caller, victim) {
+            Err(VfsError::Stale) => return Ok(None),
+            object => object?,
+        };
+        if self.objects.has_no_pin_left() && self.stat(object.fd())?.nlink <= 1 {
+            return Err(VfsError::Delay);
+        }
+        Ok(Some(object))
+    }
+
+    /// Records that a name of an object has been removed, and perhaps the object with it. `kept` is the object if it was held
+    /// before.
+    fn name_removed(&self, object: &Handle, kept: Option<Arc<Object>>, dir: &Object, name: &Name) {
+        // The object may be held only since then.
+        if let Some(held) = kept.or_else(|| self.objects.forget(object))
+            && self.stat(held.fd()).is_ok_and(|attr| attr.nlink == 0)
+        {
+            self.objects.pin(object, Some(&held));
+        }
         if let Some(database) = &self.database {
             database.remove(object, &dir.handle, name.as_bytes());
         }
     }
+}
+
+/// The outcome of a rename: the object that was moved and the one that was replaced, and the latter opened if it was held.
+struct Renamed {
+    moved: Option<Handle>,
+    replaced: Option<Handle>,
+    kept: Option<Arc<Object>>,
 }
 
 /// Some file systems report EEXIST for a directory that is not empty.

@@ -10,6 +10,11 @@
 //! That descriptor is open for data, so the object is evicted when its descriptors for data are closed, as soon as
 //! nothing uses it. A client that has written a file commits it at the latest when a program closes it, so a commit closes
 //! the descriptors for writing: the program that was written can be executed on this machine at once.
+//!
+//! A held file keeps no descriptor while it has a name, because it can be opened again. [`holds`] keeps the descriptor of a
+//! held file that has lost its last name.
+
+mod holds;
 
 use std::{
     fs::File,
@@ -114,9 +119,17 @@ struct Shared {
     /// Approximate maximum number of descriptors for data.
     opens_max: usize,
     opens: AtomicUsize,
+    /// The number of cached and pinned objects.
     count: AtomicUsize,
+    /// The number of pinned objects.
+    pins: AtomicUsize,
+    /// Approximate maximum number of pinned objects.
+    pins_max: usize,
+    /// Objects that are no longer pinned, for the thread that closes them.
+    unpinned: Mutex<Vec<Arc<Object>>>,
     /// A counter of seconds. It advances while there are objects.
     tick: AtomicU64,
+    /// `true` if the thread that closes objects does not run.
     stopped: Mutex<bool>,
     wake: Condvar,
 }
@@ -127,6 +140,10 @@ struct Shard {
     slots: Vec<Arc<Object>>,
     /// The position of the clock hand, at which the search for an object to evict continues.
     hand: usize,
+    /// The number of holds of each held file.
+    held: HashMap<Handle, u32, FastState>,
+    /// The held files without a name. They are not in `slots`.
+    pinned: HashMap<Handle, Arc<Object>, FastState>,
 }
 
 impl Objects {
@@ -139,6 +156,9 @@ impl Objects {
             opens_max: (max / 2).max(16),
             opens: AtomicUsize::new(0),
             count: AtomicUsize::new(0),
+            pins: AtomicUsize::new(0),
+            pins_max: (max / 2).max(16),
+            unpinned: Mutex::default(),
             tick: AtomicU64::new(1),
             stopped: Mutex::new(false),
             wake: Condvar::new(),
@@ -147,6 +167,7 @@ impl Objects {
         let spawned = std::thread::Builder::new().name("slipway-fds".into()).spawn(move || thread.run());
         if let Err(error) = spawned {
             tracing::warn!(%error, "cannot start the thread that closes unused files: they stay open longer");
+            *shared.stopped.lock() = true;
         }
         Self(shared)
     }
@@ -154,7 +175,7 @@ impl Objects {
     /// Returns an object if it is cached.
     pub(super) fn find(&self, handle: &Handle) -> Option<Arc<Object>> {
         let shard = self.0.shard(handle).lock();
-        let object = shard.slots[*shard.index.get(handle)?].clone();
+        let object = shard.find(handle)?.clone();
         object.used.store(self.0.tick.load(Ordering::Relaxed), Ordering::Relaxed);
         Some(object)
     }
@@ -163,8 +184,8 @@ impl Objects {
     pub(super) fn insert(&self, handle: Handle, (kind, fileid): (Kind, u64), fd: Descriptor) -> Arc<Object> {
         let tick = self.0.tick.load(Ordering::Relaxed);
         let mut shard = self.0.shard(&handle).lock();
-        if let Some(&index) = shard.index.get(&handle) {
-            return shard.slots[index].clone();
+        if let Some(object) = shard.find(&handle) {
+            return object.clone();
         }
         let object = Arc::new(Object {
             handle: handle.clone(),
@@ -183,23 +204,24 @@ impl Objects {
         drop(shard);
         // Drop `evicted` at the end, outside the lock, because that closes its descriptor.
         if evicted.is_none() && self.0.count.fetch_add(1, Ordering::Relaxed) == 0 {
-            // Notify under the lock, so that the thread either has not yet read the count or already waits.
-            let _stopped = self.0.stopped.lock();
-            self.0.wake.notify_one();
+            self.0.notify();
         }
         object
     }
 
-    /// Evicts an object, for example after it was removed.
-    pub(super) fn forget(&self, handle: &Handle) {
+    /// Evicts an object of which a name was removed, unless the object is held. Returns it if it is held.
+    pub(super) fn forget(&self, handle: &Handle) -> Option<Arc<Object>> {
         let mut shard = self.0.shard(handle).lock();
-        let index = shard.index.get(handle).copied();
-        let removed = index.map(|index| shard.remove(index));
+        if shard.held.contains_key(handle) {
+            return shard.find(handle).cloned();
+        }
+        let removed = shard.take(handle);
         drop(shard);
         if let Some(object) = removed {
             self.0.count.fetch_sub(1, Ordering::Relaxed);
             object.close();
         }
+        None
     }
 
     /// Closes an object's descriptors for data, because the permissions to open them may have changed.
@@ -272,11 +294,23 @@ impl Shared {
         &self.shards[self.hasher.hash_one(handle) as usize % SHARDS]
     }
 
-    /// Evicts old objects and closes old descriptors once a second, until it is stopped. Waits while the cache is
-    /// empty.
+    /// Notifies the thread of a change for which it waits.
+    fn notify(&self) {
+        // Notify under the lock, so that the thread either has not yet read what has changed or already waits.
+        let _stopped = self.stopped.lock();
+        self.wake.notify_one();
+    }
+
+    /// Evicts old objects and closes old descriptors once a second, until it is stopped. Waits while there are no
+    /// objects. Closes objects that are no longer pinned at once.
     fn run(&self) {
         let mut stopped = self.stopped.lock();
         while !*stopped {
+            let unpinned = std::mem::take(&mut *self.unpinned.lock());
+            if !unpinned.is_empty() {
+                MutexGuard::unlocked(&mut stopped, || drop(unpinned));
+                continue;
+            }
             if self.count.load(Ordering::Relaxed) == 0 {
                 self.wake.wait(&mut stopped);
             } else {
@@ -295,8 +329,11 @@ impl Shared {
     fn close_old(&self, tick: u64, idle: u64) {
         let mut left = 0;
         for shard in &self.shards {
-            let objects: Vec<_> =
-                shard.lock().slots.iter().filter(|at| at.has_data.load(Ordering::Relaxed)).cloned().collect();
+            let objects: Vec<_> = {
+                let shard = shard.lock();
+                let all = shard.slots.iter().chain(shard.pinned.values());
+                all.filter(|at| at.has_data.load(Ordering::Relaxed)).cloned().collect()
+            };
             for object in objects {
                 let is_old = |open: &Open| open.used + idle <= tick || open.born + OPEN_LIFE <= tick;
                 let mut opens = object.opens.lock();
@@ -347,6 +384,16 @@ impl Shared {
 }
 
 impl Shard {
+    /// Returns an object that is cached or pinned.
+    fn find(&self, handle: &Handle) -> Option<&Arc<Object>> {
+        self.index.get(handle).map(|index| &self.slots[*index]).or_else(|| self.pinned.get(handle))
+    }
+
+    /// Removes an object that is cached.
+    fn take(&mut self, handle: &Handle) -> Option<Arc<Object>> {
+        self.index.get(handle).copied().map(|index| self.remove(index))
+    }
+
     fn remove(&mut self, index: usize) -> Arc<Object> {
         let object = self.slots.swap_remove(index);
         self.index.remove(&object.handle);

@@ -14,11 +14,12 @@ use rustix::{
 
 use super::{
     Posix,
+    data::check_is_file,
     database::Database,
     kernel::FileHandle,
     objects::{Descriptor, Object},
 };
-use crate::{Attr, Caller, HANDLE_MAX, Handle, Name, Result, VfsError};
+use crate::{Attr, Caller, HANDLE_MAX, Handle, Held, Name, Result, VfsError};
 
 /// The contents of handles on a file system.
 ///
@@ -123,6 +124,19 @@ impl Posix {
                 Err(_) => Err(VfsError::Stale),
             },
         }
+    }
+
+    /// Holds a file. Needs no system call if the file is cached.
+    pub(super) fn hold_file(&self, caller: &Caller<'_>, file: &Handle) -> Result<Held> {
+        for _ in 0..REUSE_TRIES {
+            let object = self.resolve(caller, file)?;
+            check_is_file(&object)?;
+            // Another thread may have evicted the object.
+            if let Some(hold) = self.objects.hold(&object) {
+                return Ok(Held::new(hold));
+            }
+        }
+        Err(VfsError::Delay)
     }
 
     /// Opens an object by a handle of the kernel.
@@ -373,7 +387,7 @@ fn up(dir: BorrowedFd<'_>) -> rustix::io::Result<OwnedFd> {
 
 const BY_KERNEL: u8 = 1;
 const BY_BIRTH: u8 = 2;
-/// Maximum number of attempts while an inode number is being reused.
+/// Maximum number of attempts while an inode number is being reused, or while objects are evicted at once.
 const REUSE_TRIES: usize = 64;
 /// Maximum number of directories on the path from a directory up to the root.
 const DEPTH_MAX: usize = 4096;

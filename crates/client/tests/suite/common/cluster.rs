@@ -59,7 +59,7 @@ struct DataProcess {
 }
 
 /// The form of files.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct Form {
     pub mirrors: usize,
     pub stripes: usize,
@@ -71,7 +71,7 @@ pub struct Form {
     pub restarts: &'static [u64],
 }
 
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Flags {
     pub no_commit: bool,
     pub no_read: bool,
@@ -221,6 +221,7 @@ impl Cluster {
         let settings = Settings {
             blocking: server::BlockingOptions { threads: 0, ..Default::default() },
             lease: Duration::from_secs(30),
+            layouts_max: LAYOUTS_MAX,
             ..Settings::default()
         };
         let recovery = server::recovery::Recovery::in_memory();
@@ -670,3 +671,5 @@ const WRITER: u32 = (1 << 30) + 1;
 const READERS: u32 = (1 << 30) + 2;
 /// The number of objects of each data server.
 const OBJECTS: usize = 8;
+/// The maximum number of files with layouts.
+pub const LAYOUTS_MAX: usize = 8;

@@ -54,7 +54,7 @@ pub fn writes_beyond_the_end_leave_a_hole(w: &World) -> Outcome {
     w.write(&file, 300_000, b"end").unwrap();
     let attr = w.attr(&file);
     assert_eq!(attr.size, 300_003);
-    assert!(attr.used < 300_000, "holes must take no space");
+    assert!(w.full_space || attr.used < 300_000, "holes must take no space");
     let mut expected = vec![0; 300_000];
     expected.extend(b"end");
     assert_eq!(w.read(&file, 0, 1 << 20).unwrap(), expected);

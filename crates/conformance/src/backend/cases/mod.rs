@@ -3,6 +3,7 @@
 pub mod acls;
 pub mod attributes;
 pub mod data;
+pub mod holding;
 pub mod listing;
 pub mod making;
 pub mod pending;

@@ -6,7 +6,7 @@ use nfs::v4::Nfsstat4;
 use rpc::AcceptError;
 use xdr::Message;
 
-use super::{Compound, Operation, ops};
+use super::{Compound, Operation};
 use crate::{
     blocking::Outcome,
     call::{
@@ -96,8 +96,7 @@ impl Waiting {
         while let Some(operation) = self.rest.pop_front() {
             compound.cursor.operations_left = self.rest.len() as u32;
             thread.reset();
-            let next = || self.rest.iter().find(|operation| ops::decides_flavor(operation)).cloned();
-            if compound.step(&cx, &operation, next).is_err() {
+            if compound.step(&cx, &operation, || self.rest.iter().cloned()).is_err() {
                 self.journal = thread.journal().cloned();
                 if compound.cursor.cb_getattr.is_some() || thread.is_pending() {
                     return self.rest.push_front(operation);

@@ -8,7 +8,7 @@ use nfs::v4::{
     attr::{Attr4, Purpose},
     location::FsLocations4,
 };
-use vfs::{Acl, AclKind, Attr, Handle, Kind, Layouts, Rights, SetAttr, StatFs, VfsError};
+use vfs::{Acl, AclKind, Attr, Handle, Kind, Rights, SetAttr, StatFs, VfsError};
 use xdr::Encoder;
 
 use super::data::check_stateid;
@@ -85,8 +85,8 @@ pub(super) fn verify(cx: &Context<'_>, at: &Cursor, args: &VerifyArgs, same: boo
     let features = match current {
         Place::Pseudo(_) => Features { acls: cx.shared.pseudo.caps().acls, layouts: false },
         place => {
-            let vfs = cx.object4(place)?.export.vfs();
-            Features { acls: vfs.caps().acls, layouts: vfs.layouts().is_some() }
+            let object = cx.object4(place)?;
+            Features { acls: object.export.vfs().caps().acls, layouts: cx.layout_caps(&object).is_some() }
         }
     };
     attr::decode(fattr, at.minor, features, Purpose::Verify)?;
@@ -218,7 +218,7 @@ fn with_subject<T>(
             attr.size = size.unwrap_or(attr.size);
             let aces = aces(cx, &object, &object.handle, &attr, mask)?;
             Ok(f(&Subject {
-                layouts: object.vfs().layouts().map(Layouts::caps),
+                layouts: cx.layout_caps(&object),
                 fsid: fsid(&object, &attr),
                 mounted_on_fileid: mounted_on(cx, &object, &attr),
                 filehandle: &filehandle,

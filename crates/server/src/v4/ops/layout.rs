@@ -52,6 +52,9 @@ fn try_layoutget(cx: &Context<'_>, at: &mut Cursor, args: &LayoutGetArgs) -> Res
     check_supported(cx)?;
     let object = object(cx, at)?;
     let layouts = object.vfs().layouts().ok_or(Nfsstat4::LayoutUnavailable)?;
+    if !object.export.permits_layouts(&cx.requester()) {
+        return Err(Nfsstat4::LayoutUnavailable.into());
+    }
     let kind = supported_kind(layouts, args.layout_type)?;
     let mode = body::mode(args.iomode)?;
     check_lengths(args)?;

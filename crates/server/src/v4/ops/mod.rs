@@ -15,11 +15,11 @@ mod namespace;
 mod open;
 mod ranges;
 mod readdir;
-mod session;
+pub(super) mod session;
 mod xattr;
 
 use nfs::v4::{
-    Argop4, BadOperation, GetDirDelegationNonFatal, Nfsstat4, OpResult, OpenClaim4, Openflag4, Opnum4, Resop4,
+    Argop4, BadOperation, Bitmap4, GetDirDelegationNonFatal, Nfsstat4, OpResult, OpenClaim4, Openflag4, Opnum4, Resop4,
 };
 use xdr::{Encode, Encoder};
 
@@ -100,6 +100,24 @@ pub(super) fn may_follow_wrong_sec(next: Option<&Result<Argop4, BadOperation<Opn
             PutFh(_) | PutRootFh | PutPubFh | RestoreFh | Lookup(_) | LookupP | Secinfo(_) | SecinfoNoName(_)
         ),
     }
+}
+
+/// Returns `true` if `operations` do nothing but release state, by operations of `allowed`. LAYOUTRETURN and GETATTR may be among
+/// them: clients send them in the same compound as the operation that releases state.
+pub(super) fn only_release(
+    operations: impl Iterator<Item = Result<Argop4, BadOperation<Opnum4>>>,
+    allowed: &Bitmap4,
+) -> bool {
+    let mut releases = false;
+    for operation in operations {
+        let Ok(opnum) = operation.map(|operation| operation.opnum()) else { return false };
+        let is_allowed = allowed.contains(opnum as u32);
+        if !is_allowed && !matches!(opnum, Opnum4::PutFh | Opnum4::GetAttr | Opnum4::LayoutReturn) {
+            return false;
+        }
+        releases |= is_allowed;
+    }
+    releases
 }
 
 /// Returns `true` if an operation is executed although the current file handle belongs to a file system on another

@@ -209,8 +209,15 @@ fn commit(cx: &Context<'_>, plan: &OpenPlan, file: &Object<'_>, target: &Target)
     let to = OpenTarget { file: &name, change: target.change, truncates: target.truncate };
     let commit = || {
         cx.shared.may_grant()?;
+        // The file must still exist. From now on it keeps its data.
+        let mut held = Some(file.vfs().hold(&file.caller(), &file.handle)?);
         //= rfc8881-9.9-2
-        cx.shared.with_locks(|state, locks| state.commit_open(locks, plan, to, clock::now()))
+        let opened = cx.shared.with_locks(|state, locks| {
+            let opened = state.commit_open(locks, plan, to, clock::now())?;
+            held = held.take().and_then(|held| state.hold(&name, held));
+            Ok::<_, Nfsstat4>(opened)
+        });
+        Ok::<_, Fault4>(opened?)
     };
     let mut opened = file.once("commit", commit)?;
     if let Err(status) = cx.shared.may_grant() {

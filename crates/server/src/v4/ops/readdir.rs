@@ -7,7 +7,7 @@
 use std::ops::ControlFlow;
 
 use nfs::v4::{Bitmap4, Nfsstat4, ReadDirArgs, attr::Attr4};
-use vfs::{Attr, DirEntry, Layouts, StatFs, VfsError};
+use vfs::{Attr, DirEntry, StatFs, VfsError};
 use xdr::{Encode, Encoder};
 
 use super::{
@@ -104,7 +104,7 @@ fn entry_of(
     let (fsid, acl) = (fsid(dir, attr), Some(&aces[..]));
     let locations = locations(cx, dir, mask);
     let (locations, owners) = (locations.as_ref(), owners(cx, attr, mask).expect("this thread may block"));
-    let layouts = dir.vfs().layouts().map(Layouts::caps);
+    let layouts = cx.layout_caps(dir);
     let general = general(cx, at, attr, caps, stat);
     let subject = Subject { layouts, fsid, filehandle: &filehandle, acl, locations, owners, ..general };
     Ok(list.entry(entry.name, entry.cookie, |out| subject.encode(mask, out)))
@@ -200,7 +200,7 @@ fn node_entry(
     let locations = locations(cx, root, mask);
     let subject = Subject {
         acl: Some(&aces),
-        layouts: root.vfs().layouts().map(Layouts::caps),
+        layouts: cx.layout_caps(root),
         fsid: fsid(root, attr),
         mounted_on_fileid: pseudo.fileid(node),
         filehandle: &filehandle,

@@ -32,7 +32,7 @@ pub(super) fn exchange_id(cx: &Context<'_>, at: &Cursor, args: &ExchangeIdArgs) 
 
 /// Reports whether a call was authenticated with integrity or privacy. RFC 8881 §18.35.3 requires this of a client that
 /// wants state protection, and §2.10.8.3 of each call that changes such a client. Kerberos without integrity (`krb5`) authenticates only the header.
-fn has_integrity(caller: &Identity) -> bool {
+pub(in crate::v4) fn has_integrity(caller: &Identity) -> bool {
     matches!(caller, Identity::Principal(principal) if principal.pseudo_flavor != KRB5)
 }
 

@@ -22,6 +22,7 @@
 
 pub mod back_slots;
 pub mod client;
+mod holds;
 mod hosts;
 pub mod ids;
 pub mod layout;
@@ -50,7 +51,7 @@ use rand::{Rng, SeedableRng, rngs::StdRng};
 use crate::{
     hash::Map,
     recovery::{RecordChange, V4Clients},
-    sharing::marks::Marks,
+    sharing::{locks::LockTable, marks::Marks},
 };
 use client::{Client, Clients};
 use ids::{Principal, client_of};
@@ -63,7 +64,7 @@ use session::{BoundChange, ChannelLimits, Connection, ConnectionId, Session};
 use shard::{Request, Sequenced, SessionSnapshot, Shards};
 use slot::Ticket;
 use stateid::Stateids;
-use vfs::layout::LayoutModes;
+use vfs::{Held, layout::LayoutModes};
 
 /// The identity of a server, and its limits.
 #[derive(Clone, Debug)]
@@ -144,6 +145,8 @@ pub struct State<R, F> {
     storage_works: bool,
     /// The time of the next check for expired clients.
     next_expiry_check: Option<Instant>,
+    /// The time of the next check for expired clients that keep removed files.
+    next_removed_check: Option<Instant>,
     /// The time of the next check for recovery records that are no longer needed.
     next_record_check: Option<Instant>,
     rng: StdRng,
@@ -176,6 +179,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             storage_works: true,
             records: VecDeque::new(),
             next_expiry_check: None,
+            next_removed_check: None,
             next_record_check: None,
             rng,
         }
@@ -213,6 +217,16 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         self.events.is_empty() && self.records.is_empty() && pushes
     }
 
+    /// Keeps a file until its last open or delegation ends. Returns the hold if it is not needed.
+    pub fn hold(&mut self, file: &F, held: Held) -> Option<Held> {
+        self.stateids.holds_mut().keep(file, held)
+    }
+
+    /// Returns the holds that have ended. Dropping them can take long: the caller does so without a lock on this state.
+    pub fn ended_holds(&mut self) -> Vec<Held> {
+        self.stateids.holds_mut().take_ended()
+    }
+
     /// Returns the next event.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
@@ -227,6 +241,16 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         match self.clients.find(id) {
             Some(client) if client.refuses(has_integrity) => Err(Nfsstat4::WrongCred),
             _ => Ok(()),
+        }
+    }
+
+    /// Returns the operations that the machine credential of a client may execute in place of the credential of a user
+    /// (`spo_must_allow`, §2.10.8.3). There are none unless `principal` is that of the client.
+    pub fn allowed_by_machine(&self, id: Clientid4, principal: &Principal) -> Option<&Bitmap4> {
+        let client = self.clients.find(id).filter(|client| client.principal == *principal)?;
+        match &client.protect {
+            StateProtect4R::MachCred(granted) => Some(&granted.must_allow),
+            _ => None,
         }
     }
 
@@ -449,7 +473,8 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     }
 
     /// Removes expired clients: those that were never confirmed (§18.35.4), and those that hold no state. A client that
-    /// holds state keeps it after expiry until another client wants it (§8.4.3). A client does not expire while one of
+    /// holds state keeps it after expiry until another client wants it (§8.4.3), or
+    /// [`expire_removed`](Self::expire_removed) revokes it. A client does not expire while one of
     /// its requests is being executed (§8.3). Revokes delegations that were recalled and not returned in time. Must be
     /// called at least once in a lease time. More frequent calls are cheap: the clients are checked `EXPIRY_CHECKS`
     /// times in a lease time.
@@ -463,6 +488,19 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         let lapsed = expired.filter(|(id, _)| self.stateids.count(*id) == 0 && !self.is_busy(*id));
         let lapsed: Vec<_> = lapsed.map(|(id, _)| id).collect();
         lapsed.into_iter().for_each(|id| self.end_client(id));
+    }
+
+    /// Revokes all state of expired clients that keep files without a name. Nobody else can ever want such a file, so the client
+    /// would keep its space for ever. Must be called periodically. More frequent calls are cheap: the clients are checked
+    /// `REMOVED_CHECKS` times in a lease time.
+    pub fn expire_removed(&mut self, locks: &mut LockTable<F>, now: Instant) {
+        if self.next_removed_check.is_some_and(|next| now < next) {
+            return;
+        }
+        self.next_removed_check = Some(now + self.options.lease / REMOVED_CHECKS);
+        let keeping = self.clients.expired(now).map(|(id, _)| id).filter(|id| self.stateids.keeps_removed(*id));
+        let keeping: Vec<_> = keeping.filter(|id| !self.is_busy(*id)).collect();
+        keeping.into_iter().for_each(|id| self.revoke_all(locks, id, Nfsstat4::Expired));
     }
 
     /// Removes a client with all its state. This is the only way to remove a client. Whoever gets the event must
@@ -525,3 +563,5 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
 
 /// The number of checks for expired clients in a lease time.
 const EXPIRY_CHECKS: u32 = 64;
+/// The number of checks for expired clients that keep removed files, in a lease time.
+const REMOVED_CHECKS: u32 = 4;

@@ -57,6 +57,11 @@ pub enum RecallableKind {
     Layout(LayoutKind),
 }
 
+impl RecallableKind {
+    /// All kinds.
+    pub const ALL: [Self; 3] = [Self::Delegation, Self::Layout(LayoutKind::Flexible), Self::Layout(LayoutKind::Files)];
+}
+
 /// Recallable state, and its holder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Held<F> {

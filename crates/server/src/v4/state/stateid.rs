@@ -17,6 +17,7 @@ use rand::{RngCore, SeedableRng, rngs::StdRng};
 use smallvec::SmallVec;
 
 use super::{
+    holds::Holds,
     hosts::Group,
     ids::Other,
     layout::LayoutGrant,
@@ -42,6 +43,7 @@ pub struct Stateids<F> {
     recallables: Map<F, SmallVec<[Other; 1]>>,
     recallable_counts: Map<RecallableKind, usize>,
     marks: Marks,
+    holds: Holds<F>,
     /// The number of revoked stateids that each client has not freed, by their status.
     revoked: Map<(Clientid4, Nfsstat4), usize>,
     /// The number of this server start, so that stateids of earlier starts are not valid.
@@ -138,6 +140,7 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
             recallables: Map::default(),
             recallable_counts: Map::default(),
             marks: Marks::new(),
+            holds: Holds::default(),
             revoked: Map::default(),
             instance,
             rng: StdRng::from_seed(seed),
@@ -176,6 +179,9 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
     /// Panics if `kind` is a lock under a stateid that is not an open.
     pub(super) fn insert(&mut self, (client, group): (Clientid4, Group), file: F, kind: Kind) -> Stateid4 {
         let other = self.new_other();
+        if holds(&kind) {
+            self.holds.add(&file);
+        }
         match &kind {
             Kind::Open(_) => {}
             Kind::Lock { owner, open } => {
@@ -291,6 +297,19 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
     /// Returns the files that may be delegated. They can be read without a lock on this table.
     pub fn marks(&self) -> &Marks {
         &self.marks
+    }
+
+    /// Returns the holds of the files for changes.
+    pub(super) fn holds_mut(&mut self) -> &mut Holds<F> {
+        &mut self.holds
+    }
+
+    /// Returns `true` if a client has an open or a delegation of a file that has lost its last name.
+    pub fn keeps_removed(&self, client: Clientid4) -> bool {
+        let Some(of_client) = self.by_client.get(&client) else { return false };
+        let entries = of_client.others.iter().map(|other| &self.entries[other]);
+        let mut holding = entries.filter(|entry| entry.revoked.is_none() && holds(&entry.kind));
+        holding.any(|entry| self.holds.is_removed(&entry.file))
     }
 
     /// Returns the grant of a kind that a client holds on a file.
@@ -459,6 +478,7 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
         }
         assert_eq!(self.by_group, by_group);
         let (mut revoked, mut lock_owners, mut recallables, mut owned) = (HashMap::default(), HashMap::default(), 0, 0);
+        let mut held = HashMap::default();
         for (other, entry) in &self.entries {
             assert!(is_client(entry.client), "the client of a stateid must exist");
             assert!(self.by_client[&entry.client].others.contains(other));
@@ -467,6 +487,9 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
                 continue;
             }
             owned += 1;
+            if holds(&entry.kind) {
+                *held.entry(&entry.file).or_insert(0) += 1;
+            }
             assert_eq!(self.by_owner.get(&key(entry.client, &entry.file, &entry.kind)), Some(other));
             match &entry.kind {
                 Kind::Open(open) => assert!(open.locks.iter().all(|lock| self.entries.contains_key(lock))),
@@ -484,12 +507,16 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
         assert_eq!(self.recallables.values().map(SmallVec::len).sum::<usize>(), recallables);
         assert_eq!(self.marks.any(), recallables > 0);
         assert!(self.lock_owners == lock_owners, "lock owners must be counted");
+        assert!(self.holds.counts().collect::<HashMap<_, _>>() == held, "opens and delegations must be counted");
         assert_eq!(self.revoked.iter().map(|(of, count)| (*of, *count)).collect::<HashMap<_, _>>(), revoked);
     }
 
     /// Removes a stateid from the indexes, so that its owner can get another one.
     fn unlink(&mut self, other: &Other) {
         let Entry { client, file, kind, .. } = &self.entries[other];
+        if holds(kind) {
+            self.holds.remove(file);
+        }
         self.by_owner.remove(&key(*client, file, kind));
         let (owner, open) = match kind {
             Kind::Open(_) => return,
@@ -567,6 +594,15 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
 /// The number of `seqid`s of layouts before the current one that are valid. It is at least the number of operations that the
 /// largest possible number of sessions can have in one request each (§12.5.5.2.1.4).
 const LAYOUT_SEQIDS_VALID: u32 = 64 * 64;
+
+/// Returns `true` for state that keeps the file.
+fn holds(kind: &Kind) -> bool {
+    match kind {
+        Kind::Open(_) => true,
+        Kind::Lock { .. } => false,
+        Kind::Recallable(held) => matches!(held.grant, Grant::Delegation(_)),
+    }
+}
 
 fn key<F: Clone>(client: Clientid4, file: &F, kind: &Kind) -> Key<F> {
     match kind {

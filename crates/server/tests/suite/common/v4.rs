@@ -41,10 +41,14 @@ pub fn channel() -> ChannelAttrs4 {
 }
 
 pub fn exchange_id(name: &str) -> Argop4 {
+    exchange_id_with(name, StateProtect4A::None)
+}
+
+fn exchange_id_with(name: &str, state_protect: StateProtect4A) -> Argop4 {
     Argop4::ExchangeId(Box::new(ExchangeIdArgs {
         clientowner: ClientOwner4 { verifier: [1; 8], ownerid: name.into() },
         flags: 0,
-        state_protect: StateProtect4A::None,
+        state_protect,
         client_impl_id: None,
     }))
 }
@@ -75,7 +79,13 @@ impl Client4 {
 
     /// Introduces the client and completes its reclaims.
     pub fn introduce(&mut self, name: &str, fore: ChannelAttrs4) {
-        let Resop4::ExchangeId(Res4::Ok(exchanged)) = self.alone(exchange_id(name)) else { panic!("EXCHANGE_ID") };
+        self.introduce_with(name, fore, StateProtect4A::None);
+    }
+
+    /// Introduces the client with this state protection, and completes its reclaims.
+    pub fn introduce_with(&mut self, name: &str, fore: ChannelAttrs4, protect: StateProtect4A) {
+        let exchanged = self.alone(exchange_id_with(name, protect));
+        let Resop4::ExchangeId(Res4::Ok(exchanged)) = exchanged else { panic!("{exchanged:?}") };
         self.client = exchanged.clientid;
         let create = create_session(exchanged.clientid, exchanged.sequenceid, fore);
         let Resop4::CreateSession(Res4::Ok(created)) = self.alone(create) else { panic!("CREATE_SESSION") };

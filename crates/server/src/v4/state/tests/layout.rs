@@ -39,6 +39,16 @@ impl World {
         self.state.commit_layout(&plan, false)
     }
 
+    /// Opens a file and gets a layout of it.
+    pub(super) fn hold_layout(&mut self, client: Clientid4, file: char, kind: LayoutKind) -> Result<(), Nfsstat4> {
+        let plan = self.state.plan_open(&self.locks, opening(client, Bytes::from_static(b"o")), self.now)?;
+        let target = OpenTarget { file: &file, change: Some(7), truncates: false };
+        let open = self.state.commit_open(&mut self.locks, &plan, target, self.now)?.stateid;
+        let wanted = LayoutWanted { file: &file, ..wanted(client, &open, (kind, LayoutMode::Read)) };
+        let plan = self.state.plan_layout(&wanted, self.now)?;
+        self.state.commit_layout(&plan, false).map(drop)
+    }
+
     fn returning(
         &mut self,
         client: Clientid4,

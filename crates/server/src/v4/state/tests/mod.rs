@@ -2,6 +2,7 @@
 
 mod bounds;
 mod delegation;
+mod holds;
 mod layout;
 mod lock;
 mod model;

@@ -1,7 +1,9 @@
 //! Requests to return slots and delegations. The limits are 16 slots and 8 delegations.
 
+use vfs::layout::LayoutKind;
+
 use super::*;
-use crate::v4::state::{load::Reduction, transitions::delegation::DelegationRequest};
+use crate::v4::state::{load::Reduction, recallable::RecallableKind, transitions::delegation::DelegationRequest};
 
 impl World {
     /// Sends a request in a slot. Returns the target slot of its reply.
@@ -73,10 +75,34 @@ fn client_above_its_share_of_delegations_is_asked_to_reduce() {
     assert_eq!((world.hold(a, "abcde"), world.hold(b, "f")), (5, 1));
     assert_eq!(world.reductions(), [], "6 of 8 delegations are granted");
     assert_eq!(world.hold(a, "ghi"), 2, "the ninth exceeds the limit");
-    assert_eq!(world.reductions(), [(a, Reduction::Delegations(2))]);
+    assert_eq!(world.reductions(), [(a, Reduction::Recallables(RecallableKind::Delegation, 2))]);
     assert_eq!(world.reductions(), [], "the client has time to return delegations");
     world.now += Duration::from_secs(5);
-    assert_eq!(world.reductions(), [(a, Reduction::Delegations(2))]);
+    assert_eq!(world.reductions(), [(a, Reduction::Recallables(RecallableKind::Delegation, 2))]);
+}
+
+/// Without this, the clients would get LAYOUTTRYLATER for ever.
+#[test]
+fn client_above_its_share_of_layouts_is_asked_to_reduce_before_the_limit_is_reached() {
+    for kind in [LayoutKind::Flexible, LayoutKind::Files] {
+        let mut world = World::new();
+        let ((a, _), (b, _)) = (world.ready("a"), world.ready("b"));
+        let hold = |world: &mut World, client, files: &str| {
+            files.chars().for_each(|file| world.hold_layout(client, file, kind).unwrap());
+        };
+        hold(&mut world, a, "abcde");
+        hold(&mut world, b, "f");
+        assert_eq!(world.reductions(), [], "6 of 8 layouts are granted");
+        hold(&mut world, a, "g");
+        let asked = [(a, Reduction::Recallables(RecallableKind::Layout(kind), 2))];
+        assert_eq!(world.reductions(), asked, "half of the limit is two for each of two clients");
+        assert_eq!(world.reductions(), [], "the client has time to return layouts");
+        world.now += Duration::from_secs(5);
+        assert_eq!(world.reductions(), asked);
+        // The other kinds have limits of their own.
+        assert_eq!(world.hold(a, "hijklm"), 6);
+        assert_eq!(world.reductions(), []);
+    }
 }
 
 #[test]
@@ -124,7 +150,7 @@ fn client_with_its_share_of_delegations_is_not_asked_to_reduce() {
     assert_eq!((world.hold(a, "abcde"), world.hold(b, "fg")), (5, 2));
     assert_eq!(
         world.reductions(),
-        [(a, Reduction::Delegations(2))],
+        [(a, Reduction::Recallables(RecallableKind::Delegation, 2))],
         "half of the limit is two for each of two clients"
     );
 }

@@ -1,7 +1,10 @@
 //! What the state reports about its work, its leases and its sessions.
 
 use super::{
-    super::{load::Reduction, recallable::Held},
+    super::{
+        load::Reduction,
+        recallable::{Held, RecallableKind},
+    },
     *,
 };
 
@@ -13,7 +16,7 @@ fn state_is_settled_only_if_every_queue_is_empty() {
         &|state| state.events.push_back(Event::Removed(Clientid4(1))),
         &|state| state.records.push_back(RecordChange::Remove(Bytes::from_static(b"a"))),
         &|state| state.recalls.queue.push_back(held.clone()),
-        &|state| state.load.reductions.push_back((Clientid4(1), Reduction::Delegations(1))),
+        &|state| state.load.reductions.push_back((Clientid4(1), Reduction::Recallables(RecallableKind::Delegation, 1))),
     ];
     assert!(World::new().state.is_settled());
     for change in changes {

@@ -87,11 +87,15 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
 
     /// Returns `true` if the limit of a kind is reached.
     pub(in crate::v4::state) fn is_full_of(&self, kind: RecallableKind) -> bool {
-        let max = match kind {
+        self.stateids.recallable_count(kind) >= self.recallables_max(kind)
+    }
+
+    /// Returns the maximum number of grants of a kind.
+    pub(in crate::v4::state) fn recallables_max(&self, kind: RecallableKind) -> usize {
+        match kind {
             RecallableKind::Delegation => self.options.delegations_max,
             RecallableKind::Layout(_) => self.options.layouts_max,
-        };
-        self.stateids.recallable_count(kind) >= max
+        }
     }
 
     /// Returns the next holder to call.

@@ -1,10 +1,10 @@
-//! Requests to clients to return resources: slots (RFC 8881 §2.10.6.1, §20.8) and delegations (§20.6).
+//! Requests to clients to return resources: slots (RFC 8881 §2.10.6.1, §20.8), delegations and layouts (§20.6).
 //!
-//! Each slot in use caches a reply, and each delegation has a record. If three quarters of either limit are in use,
+//! Each slot in use caches a reply, and each delegation and layout has a record. If three quarters of one limit are in use,
 //! each client that has more than its equal share of half of the limit is asked to reduce to that share. For slots,
-//! each SEQUENCE asks for it, and CB_RECALL_SLOT, because the client may be silent. For delegations, CB_RECALL_ANY asks
-//! for it and leaves the choice of the delegations to the client. When less than half of all slots is in use, all
-//! sessions may use their original number again.
+//! each SEQUENCE asks for it, and CB_RECALL_SLOT, because the client may be silent. For delegations and layouts, CB_RECALL_ANY
+//! asks for it and leaves the choice to the client. When less than half of all slots is in use, all sessions may use their original
+//! number again.
 //!
 //! A client need not comply. Therefore the bytes of the reply cache are bounded by what sessions are granted at their
 //! creation: the number of slots times the largest cached reply (RFC 8881 §18.36.3 permits the server to lower both). A
@@ -29,11 +29,13 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     /// Asks clients to return resources, if too many are in use. Must be called periodically.
     pub fn reduce_load(&mut self, now: Instant) {
         self.reduce_slots();
-        let full = self.stateids.recallable_count(RecallableKind::Delegation) > self.options.delegations_max / 4 * 3;
-        let asked = self.load.delegations_asked.is_some_and(|asked| now < asked + ASK_EVERY);
-        if full && !asked {
-            self.load.delegations_asked = Some(now);
-            self.reduce_delegations(now);
+        for kind in RecallableKind::ALL {
+            let full = self.stateids.recallable_count(kind) > self.recallables_max(kind) / 4 * 3;
+            let asked = self.load.asked.get(&kind).is_some_and(|asked| now < *asked + ASK_EVERY);
+            if full && !asked {
+                self.load.asked.insert(kind, now);
+                self.reduce_recallables(kind, now);
+            }
         }
     }
 
@@ -108,17 +110,17 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         }
     }
 
-    fn reduce_delegations(&mut self, now: Instant) {
+    fn reduce_recallables(&mut self, kind: RecallableKind, now: Instant) {
         let mut holders = BTreeMap::<Clientid4, Vec<_>>::new();
-        let all = self.stateids.all_recallables(RecallableKind::Delegation);
+        let all = self.stateids.all_recallables(kind);
         all.for_each(|(client, other)| holders.entry(client).or_default().push(other));
-        let share = (self.options.delegations_max / 2 / holders.len().max(1)).max(1);
+        let share = (self.recallables_max(kind) / 2 / holders.len().max(1)).max(1);
         for (client, held) in holders.into_iter().filter(|(_, held)| held.len() > share) {
             if self.is_legacy(client) {
-                // 4.0 has no CB_RECALL_ANY.
+                // 4.0 has no CB_RECALL_ANY, and no layouts.
                 held[share..].iter().for_each(|other| self.begin_recall(other, now));
             } else {
-                self.load.reductions.push_back((client, Reduction::Delegations(share as u32)));
+                self.load.reductions.push_back((client, Reduction::Recallables(kind, share as u32)));
             }
         }
     }
@@ -136,5 +138,5 @@ const SLOTS_SMALL: usize = 4;
 pub(in crate::v4::state) const HOST_PART: usize = 4;
 /// The reciprocal of a session's part of what its host can still get.
 const SESSION_PART: usize = 16;
-/// The time between two requests for delegations.
+/// The time between two requests for delegations, or for layouts of one kind.
 const ASK_EVERY: Duration = Duration::from_secs(5);
