@@ -243,7 +243,7 @@ fn client_on_openssl_uses_the_server() {
 /// `openssl s_client` in a session with a server, behind a relay that has made the probe.
 struct Openssl {
     child: Child,
-    /// What the program says about the connection.
+    /// The lines of the program about the connection.
     said: BufReader<std::process::ChildStderr>,
     messages: PathBuf,
 }

@@ -186,6 +186,38 @@ fn client_never_continues_in_clear() {
 }
 
 #[test]
+fn client_refuses_bytes_behind_the_answer_to_its_probe() {
+    run(|net| async move {
+        // Each is sent together with the answer: the begin of a reply in clear, a byte, and the record of an alert.
+        let injected: [&[u8]; 3] = [&[0x80, 0, 0, 0], &[22], &[21, 3, 3, 0, 2, 1, 0]];
+        for bytes in injected {
+            let mut refused = 0;
+            for _ in 0..10 {
+                let listening = simnet::StreamListener::bind(&net.network, "127.0.0.1:0".parse().unwrap()).unwrap();
+                let address = listening.local_addr();
+                let attacker = tokio::spawn(async move {
+                    let mut listening = listening;
+                    let raw = Raw(listening.accept().await.unwrap());
+                    // The whole probe.
+                    let probe = raw.read(|bytes| bytes.get(..44).map(<[u8]>::to_vec)).await.unwrap();
+                    let xid = Xid(u32::from_be_bytes(*probe[4..].first_chunk().unwrap()));
+                    raw.write(&[&wire::record(&starttls(xid))[..], bytes].concat()).await;
+                    raw.read(|bytes| (!bytes.is_empty()).then_some(())).await
+                });
+                let error = problem(net.client(address, &[])).await;
+                let sent = attacker.await.unwrap();
+                // The network can also deliver them later. Then they belong to the handshake, which fails.
+                if error.contains("bytes follow the reply to the TLS probe") {
+                    refused += 1;
+                    assert_eq!(sent, None, "the client must not even begin the handshake");
+                }
+            }
+            assert!(refused > 0, "the client must notice {bytes:?}");
+        }
+    });
+}
+
+#[test]
 fn failed_handshakes_of_a_host_are_logged_once_a_minute() {
     run(|mut net| async move {
         let log = simnet::Log::collect(tracing::Level::INFO, "tls::server");
