@@ -114,7 +114,7 @@ impl Drop for World {
 /// A further mount, which ends when it is dropped.
 pub struct Mounted {
     pub at: PathBuf,
-    child: Child,
+    pub child: Child,
 }
 
 impl Mounted {
