@@ -355,9 +355,10 @@ fn principal(name: &'static str, sec: Sec) -> Identity {
 /// A server of one export with this flavour, and a client with state protection: Linux's client with a keytab. Calls are those of
 /// alice, with the export's flavour.
 fn protected_client(sec: Sec) -> (NfsServer, Client4) {
-    let mut exports = Exports::new();
-    exports.add(export("/", &[sec])).unwrap();
-    let server = server_of(exports);
+    let vfs = Memory::new(MemoryOptions { mode: 0o777, ..Default::default() });
+    let clients = vec!["192.0.2.0/24".parse().unwrap()];
+    let options = ExportOptions { squash: Squash::None, sec: sec.into(), clients, ..Default::default() };
+    let server = server_of(Export::new("/", ExportId::unique(), Arc::new(vfs), options).unwrap());
     let mut client = Client4::stranger(&server, 2);
     client.caller = principal("host/client.example.com@EXAMPLE.COM", Sec::Krb5i);
     let must_allow = [Opnum4::Close, Opnum4::OpenDowngrade, Opnum4::LockU, Opnum4::DelegReturn];
@@ -372,6 +373,8 @@ fn protected_client(sec: Sec) -> (NfsServer, Client4) {
 async fn machine_credential_releases_state_of_an_export_with_another_flavour() {
     for sec in [Sec::Krb5, Sec::Krb5p] {
         let (_server, mut client) = protected_client(sec);
+        // An open can only be reduced to an access with which the file was opened before.
+        client.open("", "f", Open { access: OPEN4_SHARE_ACCESS_READ, ..Open::default() }).unwrap();
         let (stateid, file) = client.open("", "f", Open::default()).unwrap();
         let locker = Locker4::New {
             open_seqid: Seqid4(0),
@@ -448,7 +451,6 @@ async fn machine_credential_needs_state_protection_and_an_admitted_host() {
     let (_server, mut client) = protected_client(Sec::Krb5p);
     let (stateid, file) = client.open("", "f", Open::default()).unwrap();
     client.caller = machine;
-    // The export requires a privileged port of everybody.
-    client.peer = "192.0.2.1:7000".parse().unwrap();
+    client.peer = "198.51.100.1:700".parse().unwrap();
     assert_eq!(client.status([putfh(&file), close(stateid)]), Nfsstat4::Access);
 }

@@ -27,7 +27,11 @@ use rpc::{Identity, security::Principal};
 use server::{Export, ExportId, ExportOptions, Sec, SecFlavors, Squash};
 use testkit::deferred::{Deferred, Pace};
 use tokio::time::sleep;
-use vfs::{VfsError, layout::*};
+use vfs::{
+    VfsError,
+    layout::*,
+    memory::{Memory, MemoryOptions},
+};
 use xdr::{Decode, Message, Opaque};
 
 const FLEX: Layouttype4 = Layouttype4::FLEX_FILES;
@@ -213,7 +217,8 @@ async fn callers_whose_data_must_be_protected_get_no_layouts() {
     ] {
         let sec = SecFlavors::new(flavors.to_vec()).unwrap();
         let options = ExportOptions { squash: Squash::None, sec, ..Default::default() };
-        let export = Export::new("/m", ExportId::unique(), Toy::new(plain_memory()), options).unwrap();
+        let vfs = Memory::new(MemoryOptions { mode: 0o777, ..Default::default() });
+        let export = Export::new("/m", ExportId::unique(), Toy::new(Arc::new(vfs)), options).unwrap();
         let server = server_of(export);
         let mut client = Client4::stranger(&server, 2);
         client.caller = caller(own);

@@ -176,7 +176,7 @@ fn objects_of_a_removed_file_stay_until_it_is_closed() {
     copy(&first, "/file");
     let at = cluster.at("mnt");
     fs::create_dir(&at).unwrap();
-    let mounted = Mounted { child: mount(&format!("{}&vers=4.2", server.url("tcp", "")), &at), at };
+    let mounted = Mounted::of(mount(&format!("{}&vers=4.2", server.url("tcp", "")), &at), at);
     let mut file = fs::File::open(mounted.at.join("file")).unwrap();
     ok(&["rm", &server.url("tcp", "/file")]);
 

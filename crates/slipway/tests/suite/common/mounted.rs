@@ -114,7 +114,7 @@ impl Drop for World {
 /// A further mount, which ends when it is dropped.
 pub struct Mounted {
     pub at: PathBuf,
-    pub child: Child,
+    child: Child,
 }
 
 impl Mounted {
