@@ -14,7 +14,7 @@ use super::{
     request::Target,
 };
 use crate::{
-    model::{Handle, Result},
+    model::{Error, Handle, Result, Status},
     session::compound::{Compound, value},
 };
 
@@ -50,8 +50,11 @@ impl V4 {
     /// Opens a file for the access in the `OPEN4_SHARE_ACCESS_` bits. Returns the version of its data at this moment or
     /// later. Sends no request if the file is delegated and already open for this access.
     ///
+    /// A file without a name cannot be opened: the server keeps it only for those that have it open, and the name that led to it
+    /// is now that of another file, or of none.
+    ///
     /// # Errors
-    /// `AccessDenied`, `ReadOnly`, `StaleHandle`, …
+    /// `AccessDenied`, `ReadOnly`, `StaleHandle` (also if the file has no name), …
     pub async fn open(&self, handle: &Handle, access: u32) -> Result<DataVersion> {
         let place = self.place(handle).await?;
         place.v4.server.opens.file(&place.handle).0.take_opened();
@@ -61,7 +64,10 @@ impl V4 {
             (None, Some(change)) => {
                 Ok(DataVersion { change: Some(change), ..DataVersion::default() }.of(&target.place))
             }
-            (None, None) => self.ask_version(handle).await,
+            (None, None) => match self.ask_version(handle).await? {
+                (_, 0) => Err(Error::refused(Status::StaleHandle, "OPEN")),
+                (version, _) => Ok(version),
+            },
         }
     }
 
@@ -86,11 +92,12 @@ impl V4 {
     pub async fn data_version(&self, handle: &Handle) -> Result<DataVersion> {
         match delegated_version(&self.place(handle).await?) {
             Some(version) => Ok(version),
-            None => self.ask_version(handle).await,
+            None => Ok(self.ask_version(handle).await?.0),
         }
     }
 
-    async fn ask_version(&self, handle: &Handle) -> Result<DataVersion> {
+    /// Returns the version of a file's data and the number of its names.
+    async fn ask_version(&self, handle: &Handle) -> Result<(DataVersion, u32)> {
         self.publish(handle).await;
         let mut requested_at = 0;
         let make = |target: &mut Target| {
@@ -103,7 +110,7 @@ impl V4 {
         let attr =
             attr::from_values(&attrs).ok_or_else(|| results.protocol_error("the attributes lack type or size"))?;
         target.opens().store_attributes(target.handle(), &attr, requested_at);
-        Ok(DataVersion { change: attrs.change, ..DataVersion::default() }.of(&target.place))
+        Ok((DataVersion { change: attrs.change, ..DataVersion::default() }.of(&target.place), attr.nlink))
     }
 
     /// Registers a watcher that is notified when delegations end. There can be one.

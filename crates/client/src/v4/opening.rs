@@ -113,9 +113,11 @@ impl OpenFile {
         state.opens.retain(|open| open.caller.as_ref() != caller);
         state.opens.push(CallerOpen { caller: caller.cloned(), stateid: ok.stateid, access });
         state.may_notify = ok.rflags & OPEN4_RESULT_MAY_NOTIFY_LOCK != 0;
+        let has_name = seen.attr.as_ref().is_none_or(|attr| attr.nlink > 0);
         // The attributes may or may not contain changes that this client made at the same time.
         let attr = seen.attr.filter(|_| state.is_settled(seen.requested_at) && self.is_published());
-        state.opened = seen.change;
+        // `V4::open` asks again about a file without a name.
+        state.opened = seen.change.filter(|_| has_name);
         let (stateid, write, recall) = match ok.delegation {
             OpenDelegation4::Read(read) => (read.stateid, false, read.recall),
             OpenDelegation4::Write(write) => (write.stateid, true, write.recall),
