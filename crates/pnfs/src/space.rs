@@ -19,9 +19,9 @@ use bytes::Bytes;
 use entropy::HashSet;
 use parking_lot::Mutex;
 use vfs::{
-    Acl, AclKind, Attr, Caller, Change, CreateMode, Created, Cred, DirEntry, FsCaps, Handle, Kind, Name, NodeKind,
-    Read, ReadDir, ReadInto, Report, Result, Rights, SeekFor, SetAttr, Stability, StatFs, Time, Vfs, VfsError, Written,
-    XattrMode,
+    Acl, AclKind, Attr, Caller, Change, CreateMode, Created, Cred, DirEntry, FsCaps, Handle, Held, Kind, Name,
+    NodeKind, Read, ReadDir, ReadInto, Report, Result, Rights, SeekFor, SetAttr, Stability, StatFs, Time, Vfs,
+    VfsError, Written, XattrMode,
 };
 
 use crate::core::attribute;
@@ -160,6 +160,10 @@ impl Vfs for Space {
         fn allocate(file: &Handle, offset: u64, len: u64) -> Change;
         fn deallocate(file: &Handle, offset: u64, len: u64) -> Change;
         fn remove_xattr(object: &Handle, name: &Name) -> Change;
+    }
+
+    fn hold(&self, caller: &Caller<'_>, file: &Handle) -> Result<Held> {
+        self.inner.hold(caller, file)
     }
 
     fn lookup(&self, caller: &Caller<'_>, dir: &Handle, name: &Name) -> Result<(Handle, Attr)> {
