@@ -23,7 +23,7 @@ networks() {
 # Linux waits for a data server for (retrans + 1) times timeo, in tenths of a second: by default for minutes.
 client_waits_briefly() {
   local parameters=/sys/module/nfs_layout_flexfiles/parameters
-  echo 100 >$parameters/dataserver_timeo
+  echo 30 >$parameters/dataserver_timeo
   echo 1 >$parameters/dataserver_retrans
 }
 
