@@ -112,7 +112,11 @@ else:
             number += 1
 P
 progress() { [ "$(wc -l </run/written)" -gt "$1" ]; }
-writes_go_on() { await progress $(($(wc -l </run/written) + 10)); }
+writes_go_on() {
+  await progress_or_end $(($(wc -l </run/written) + 10))
+  kill -0 $writer
+}
+progress_or_end() { progress $1 || ! kill -0 $writer; }
 
 # Servers are killed in turn and started again while the program writes. No block is lost, and the program gets no error.
 under_load() {

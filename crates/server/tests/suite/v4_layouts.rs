@@ -401,6 +401,12 @@ async fn layoutcommit_extends_the_file_and_never_shrinks_it() {
     //= rfc8881-18.42.3-8
     let outside = LayoutCommitArgs { length: 10, ..commit(layout, 10) };
     assert_eq!(commit_to(&mut rig, outside).await, Err(Nfsstat4::Inval));
+    // A layout of another start of the server is not held any more. The number of the start comes first.
+    for (byte, status) in [(0, Nfsstat4::BadLayout), (11, Nfsstat4::BadStateid)] {
+        let mut other = layout;
+        other.other[byte] ^= 1;
+        assert_eq!(commit_to(&mut rig, commit(other, 10)).await, Err(status));
+    }
     //= rfc8881-18.42.3-5
     let reclaim = LayoutCommitArgs { reclaim: true, ..commit(layout, 10) };
     assert_eq!(commit_to(&mut rig, reclaim).await, Err(Nfsstat4::NoGrace));

@@ -322,7 +322,8 @@ pub(super) fn layoutcommit(cx: &Context<'_>, at: &Cursor, args: &LayoutCommitArg
 /// Checks that a client has a layout to write, and returns its holder.
 ///
 /// # Errors
-/// BAD_STATEID, OLD_STATEID; BADIOMODE if the layout is only for reading; BADLAYOUT if the range is not in it.
+/// BAD_STATEID, OLD_STATEID; BADIOMODE if the layout is only for reading; BADLAYOUT if the range is not in it, or if the layout is one
+/// of before a restart.
 fn writer(
     cx: &Context<'_>,
     at: &Cursor,
@@ -332,7 +333,12 @@ fn writer(
 ) -> Result<LayoutHolder, Nfsstat4> {
     let stateid = at.stateid(args.stateid)?;
     cx.shared.with_state(|state| {
-        let layout = state.find_layout(at.client(), file, &stateid)?;
+        let layout = state.find_layout(at.client(), file, &stateid).map_err(|status| match status {
+            // §15.1.10.1: the client does not hold the layout. The back end finds out by itself what the client has written. Linux's
+            // client fails the fsync with EIO after BAD_STATEID, and never sends `loca_reclaim`.
+            Nfsstat4::BadStateid if state.is_of_earlier_start(&stateid) => Nfsstat4::BadLayout,
+            status => status,
+        })?;
         if layout.kind != kind {
             return Err(Nfsstat4::BadLayout);
         }

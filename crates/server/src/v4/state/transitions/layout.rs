@@ -276,6 +276,11 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         self.stateids.layout(&other).ok_or(Nfsstat4::BadStateid)
     }
 
+    /// Reports whether a stateid was made by an earlier start of the server, as far as its bytes tell.
+    pub fn is_of_earlier_start(&self, stateid: &Stateid4) -> bool {
+        self.stateids.status_of_unknown(&stateid.other) == Nfsstat4::StaleStateid
+    }
+
     /// Recalls layouts of a file because the back end asks for it.
     pub fn recall_layouts(&mut self, file: &F, modes: LayoutModes, changed: bool, now: Instant) {
         for other in self.stateids.recallables(file) {
