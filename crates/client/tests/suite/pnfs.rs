@@ -424,11 +424,13 @@ fn all_layouts_are_returned_when_all_are_recalled() {
 fn layouts_above_the_share_of_the_client_are_returned() {
     for form in [MIRRORED, Form { mirrors: 1, files: Some(Packing::Sparse), ..MIRRORED }] {
         with_version((4, 1), form, "", async |cluster, mount| {
+            // The layouts are kept for files that are open, and have data that are not durable.
+            let mut files = Vec::new();
             for number in 0..LAYOUTS_MAX - 1 {
                 let file = written(&mount, &format!("f{number}"), LARGE).await;
-                // The layout is kept for data that are not durable.
                 let data = Rope::from(pattern(10));
                 mount.protocol().write(file.handle(), 0, data, StableHow::Unstable).await.unwrap();
+                files.push(file);
             }
             assert_eq!(cluster.mds.state.lock().holders.len(), LAYOUTS_MAX - 1);
             let begun = Instant::now();
