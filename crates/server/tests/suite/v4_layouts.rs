@@ -358,8 +358,10 @@ async fn stateids_of_others_are_refused() {
         let commit = layout_commit(commit(stateid, 9));
         [Argop4::LayoutGet(get(stateid)), return_whole(stateid), commit, error(stateid), stats(stateid)]
     };
-    let forged =
-        [Stateid4 { other: [5; 12], ..layout }, Stateid4 { seqid: 99, ..layout }, Stateid4 { seqid: 0, ..layout }];
+    // It begins with the number of this start of the server.
+    let mut unknown = layout;
+    unknown.other[4..].fill(5);
+    let forged = [unknown, Stateid4 { seqid: 99, ..layout }, Stateid4 { seqid: 0, ..layout }];
     for operation in forged.into_iter().flat_map(all) {
         assert_eq!(rig.status(operation.clone()).await, Nfsstat4::BadStateid, "{operation:?}");
     }
