@@ -3,7 +3,7 @@
 use std::{sync::atomic::Ordering::SeqCst, time::Duration};
 
 use crate::common::{
-    cluster::{Cluster, Flags, Form, LAYOUTS_MAX, MIRRORED, device},
+    cluster::{Cluster, Flags, Form, MIRRORED, device},
     pattern,
     recorder::Recorded,
     sim::simulate,
@@ -11,7 +11,7 @@ use crate::common::{
 };
 use buf::{Buffer, Rope};
 use client::{Mount, StableHow};
-use nfs::v4::{Opnum4, layout::stripe::Packing};
+use nfs::v4::Opnum4;
 use simnet::Network;
 use tokio::time::{Instant, sleep};
 use vfs::{
@@ -417,34 +417,6 @@ fn all_layouts_are_returned_when_all_are_recalled() {
         assert_eq!(cluster.mds.state.lock().fences, 0);
         check(&mount, "a", LARGE).await;
     });
-}
-
-/// The server asks for it when three quarters of the layouts that it can grant are in use. Otherwise it could grant no more of them.
-#[test]
-fn layouts_above_the_share_of_the_client_are_returned() {
-    for form in [MIRRORED, Form { mirrors: 1, files: Some(Packing::Sparse), ..MIRRORED }] {
-        with_version((4, 1), form, "", async |cluster, mount| {
-            // The layouts are kept for files that are open, and have data that are not durable.
-            let mut files = Vec::new();
-            for number in 0..LAYOUTS_MAX - 1 {
-                let file = written(&mount, &format!("f{number}"), LARGE).await;
-                let data = Rope::from(pattern(10));
-                mount.protocol().write(file.handle(), 0, data, StableHow::Unstable).await.unwrap();
-                files.push(file);
-            }
-            assert_eq!(cluster.mds.state.lock().holders.len(), LAYOUTS_MAX - 1);
-            let begun = Instant::now();
-            while cluster.mds.state.lock().holders.len() > LAYOUTS_MAX / 2 {
-                sleep(Duration::from_millis(1)).await;
-            }
-            assert!(begun.elapsed() < Duration::from_secs(10), "{form:?}: {:?}", begun.elapsed());
-            assert_eq!(cluster.mds.state.lock().holders.len(), LAYOUTS_MAX / 2);
-            for number in 0..LAYOUTS_MAX - 1 {
-                check(&mount, &format!("f{number}"), LARGE).await;
-            }
-            assert_eq!(cluster.mds.state.lock().fences, 0);
-        });
-    }
 }
 
 /// The data servers reject the client, because the server has taken the layout away.

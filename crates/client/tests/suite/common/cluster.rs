@@ -221,7 +221,6 @@ impl Cluster {
         let settings = Settings {
             blocking: server::BlockingOptions { threads: 0, ..Default::default() },
             lease: Duration::from_secs(30),
-            layouts_max: LAYOUTS_MAX,
             ..Settings::default()
         };
         let recovery = server::recovery::Recovery::in_memory();
@@ -671,5 +670,3 @@ const WRITER: u32 = (1 << 30) + 1;
 const READERS: u32 = (1 << 30) + 2;
 /// The number of objects of each data server.
 const OBJECTS: usize = 8;
-/// The maximum number of files with layouts.
-pub const LAYOUTS_MAX: usize = 8;
