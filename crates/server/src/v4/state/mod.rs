@@ -6,7 +6,7 @@
 //! recovery) and §18.33–18.37, §18.46, §18.50, §18.51 (the operations).
 //!
 //! `R` is the form in which a reply is cached: the body of a COMPOUND result, so that a retry gets the same bytes
-//! again. `F` names a file. [`LockTable`](crate::sharing::locks::LockTable) decides which locks conflict.
+//! again. `F` names a file. [`LockTable`] decides which locks conflict.
 //!
 //! There are three layers, from the bottom up. A file uses only those listed before it:
 //!
