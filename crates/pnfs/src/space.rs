@@ -142,7 +142,6 @@ impl Vfs for Space {
         fn copy(from: (&Handle, u64), to: (&Handle, u64), len: u64) -> u64;
         fn xattr(object: &Handle, name: &Name) -> Bytes;
         fn xattrs(object: &Handle) -> Vec<Bytes>;
-        fn statfs(object: &Handle) -> StatFs;
     }
 
     readers! {
@@ -151,6 +150,7 @@ impl Vfs for Space {
         fn read_into(file: &Handle, offset: u64, into: &mut [u8]) -> ReadInto, read => &mut read.attr;
         fn read(file: &Handle, offset: u64, len: usize, pool: &Pool, file_ranges: bool) -> Read, read => &mut read.attr;
         fn acl(object: &Handle, kind: AclKind) -> (Option<Acl>, Attr), read => &mut read.1;
+        fn statfs(object: &Handle) -> StatFs, read => &mut read.attr;
     }
 
     changes! {

@@ -20,6 +20,7 @@ fn reported(world: &World, file: &Handle, name: &str) -> Vec<(&'static str, Attr
         ("getattr", world.run(|caller| tree.getattr(caller, file)).unwrap()),
         ("lookup", world.run(|caller| tree.lookup(caller, &root, name)).unwrap().1),
         ("access", world.run(|caller| tree.access(caller, file, Rights::ALL)).unwrap().1),
+        ("statfs", world.run(|caller| tree.statfs(caller, file)).unwrap().attr),
         ("setattr", world.run(|caller| tree.setattr(caller, file, &mode, None)).unwrap().after),
         ("read", world.run(|caller| tree.read(caller, file, 0, 10, &pool, false)).unwrap().attr),
         ("read_into", world.run(|caller| tree.read_into(caller, file, 0, &mut [0; 10])).unwrap().attr),
