@@ -67,8 +67,8 @@ impl Holders {
             threshold: Some(LayoutThreshold { read_size: size, write_size: size, ..LayoutThreshold::default() }),
             recalled_by_truncation: true,
         };
-        let lasts = options.layouts.is_some() && !options.former_layouts.is_zero();
-        let until = lasts.then(|| Instant::now() + options.former_layouts);
+        let lasts = options.layouts.is_some() && !options.earlier.layouts.is_zero();
+        let until = lasts.then(|| Instant::now() + options.earlier.layouts);
         let former = Mutex::new(Former { until, files: HashSet::default() });
         Self { caps, files: Mutex::default(), events: Mutex::default(), removed: Notify::new(), former }
     }

@@ -13,7 +13,7 @@ pub(crate) use self::servers::Move;
 use std::{io, path::Path};
 
 use entropy::HashMap;
-use redb::{ReadableTable, StorageBackend, TableDefinition, TableHandle};
+use redb::{ReadableTable, ReadableTableMetadata, StorageBackend, TableDefinition, TableHandle};
 use vfs::{Handle, VfsError};
 
 use crate::{
@@ -179,6 +179,18 @@ impl Index {
         self.0.change(|tables| {
             tables.open_table(COMPLETE)?.insert((), ())?;
             Ok(())
+        })
+    }
+
+    /// Reports whether an earlier process has left no work: no files to repair, and no objects to remove or to move. An index that is not
+    /// [complete](Self::is_complete) does not know that.
+    ///
+    /// # Errors
+    /// Returns `Io`.
+    pub fn is_idle(&self) -> Result<bool, VfsError> {
+        self.0.read(|transaction| {
+            let idle = transaction.open_table(WORK)?.is_empty()? && transaction.open_table(REMOVALS)?.is_empty()?;
+            Ok(idle && !servers::has_moves(transaction)?)
         })
     }
 

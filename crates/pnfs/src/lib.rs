@@ -26,6 +26,7 @@
 //!    the record is made durable before it is used.
 //! 6. Unstable writes are made durable before a copy is compared with others or copied, and after that. If a copy has lost some in
 //!    between, the write verifier changes.
+//! 7. If an earlier process has left work, the first changes wait until its requests cannot reach data servers any more.
 //!
 //! **Two kinds of data servers.** With most, the metadata server creates each object. With others, the first write does
 //! ([`DataServers::creates_on_write`]), so that a new file needs no call: [`objects`] is such a data server. An object that does not
@@ -53,7 +54,7 @@ mod tree;
 
 pub use crate::{
     core::{
-        FileStatus, Options, Orphans, Pnfs, RebalancePlan, RebalanceStatus, Repairs, ScanStatus, ServerStatus,
+        Earlier, FileStatus, Options, Orphans, Pnfs, RebalancePlan, RebalanceStatus, Repairs, ScanStatus, ServerStatus,
         SetServiceError,
     },
     index::Index,

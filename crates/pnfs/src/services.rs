@@ -1,10 +1,28 @@
 //! [`Services`]: the data servers with the decisions of an administrator about them: which are drained, and which are lost.
+//!
+//! Requests of an earlier process of the metadata server can still be on their way when this one starts, for example in the queue of a
+//! slow data server, and nothing there tells them from new ones. If that process has left work, changes wait: a late
+//! CREATE would leave an object of no file, and a late WRITE to one copy would make the copies differ.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{
+            AtomicBool,
+            Ordering::{Acquire, Release},
+        },
+    },
+    time::Duration,
+};
 
 use buf::Rope;
 use bytes::Bytes;
 use parking_lot::Mutex;
+use tokio::{
+    sync::Notify,
+    time::{Instant, sleep_until},
+};
 use vfs::{
     Result, Stability,
     layout::{DataTransport, LayoutDevice, LayoutDeviceId},
@@ -29,21 +47,67 @@ pub enum Service {
 
 /// The data servers of a tree. Those that are lost are unreachable, and those that are drained get no new objects.
 pub struct Services {
-    inner: std::sync::Arc<dyn DataServers>,
+    inner: Arc<dyn DataServers>,
     /// The data servers that are not active.
     out: Mutex<BTreeMap<ServerId, Service>>,
     /// The number of data servers that a new file needs.
     needed: usize,
+    /// The time from which no request of an earlier process can reach a data server.
+    alone_from: Instant,
+    alone: Arc<Alone>,
+}
+
+/// The end of the time in which requests of an earlier process can reach data servers.
+#[derive(Default)]
+struct Alone {
+    /// Set when it has ended.
+    ended: AtomicBool,
+    notify: Notify,
+}
+
+impl Alone {
+    fn has_ended(&self) -> bool {
+        self.ended.load(Acquire)
+    }
+
+    fn end(&self) {
+        self.ended.store(true, Release);
+        self.notify.notify_waiters();
+    }
+
+    async fn wait(&self) {
+        loop {
+            let mut notified = std::pin::pin!(self.notify.notified());
+            notified.as_mut().enable();
+            if self.has_ended() {
+                return;
+            }
+            notified.await;
+        }
+    }
 }
 
 impl Services {
-    /// Creates the data servers with the states in the index.
+    /// Creates the data servers with the states in the index. Requests of an earlier process may be on their way for this time.
     ///
     /// # Errors
     /// Returns `Io`.
-    pub fn open(inner: std::sync::Arc<dyn DataServers>, index: &Index, needed: usize) -> Result<Self> {
+    pub fn open(inner: Arc<dyn DataServers>, index: &Index, needed: usize, earlier: Duration) -> Result<Self> {
         let out = index.states()?.into_iter().map(|(server, state)| (server, decode(state))).collect();
-        Ok(Self { inner, out: Mutex::new(out), needed })
+        let (out, alone) = (Mutex::new(out), Arc::<Alone>::default());
+        if earlier.is_zero() {
+            alone.end();
+        }
+        Ok(Self { inner, out, needed, alone_from: Instant::now() + earlier, alone })
+    }
+
+    /// Waits until no request of an earlier process can reach a data server any more, and then lets changes go on. This needs a runtime
+    /// of tokio.
+    pub async fn await_earlier(&self) {
+        if !self.alone.has_ended() {
+            sleep_until(self.alone_from).await;
+            self.alone.end();
+        }
     }
 
     /// Returns the state of a data server.
@@ -92,6 +156,23 @@ impl Services {
             _ => run(&*self.inner),
         }
     }
+
+    /// Executes an operation that changes an object, or whose result must not be changed by a request of an earlier process.
+    fn change<T: Send + 'static>(
+        &self,
+        server: ServerId,
+        run: impl FnOnce(&dyn DataServers) -> ServerFuture<T>,
+    ) -> ServerFuture<T> {
+        let operation = self.on(server, run);
+        if self.alone.has_ended() {
+            return operation;
+        }
+        let alone = self.alone.clone();
+        Box::pin(async move {
+            alone.wait().await;
+            operation.await
+        })
+    }
 }
 
 impl DataServers for Services {
@@ -113,15 +194,15 @@ impl DataServers for Services {
     }
 
     fn create(&self, object: Object, epochs: Epochs) -> ServerFuture<()> {
-        self.on(object.server, |inner| inner.create(object, epochs))
+        self.change(object.server, |inner| inner.create(object, epochs))
     }
 
     fn fence(&self, object: Object, epochs: Epochs) -> ServerFuture<()> {
-        self.on(object.server, |inner| inner.fence(object, epochs))
+        self.change(object.server, |inner| inner.fence(object, epochs))
     }
 
     fn remove(&self, object: Object) -> ServerFuture<()> {
-        self.on(object.server, |inner| inner.remove(object))
+        self.change(object.server, |inner| inner.remove(object))
     }
 
     fn read(&self, object: Object, offset: u64, len: usize) -> ServerFuture<Bytes> {
@@ -136,23 +217,23 @@ impl DataServers for Services {
         stability: Stability,
         presence: Presence,
     ) -> ServerFuture<WriteVerifier> {
-        self.on(object.server, |inner| inner.write(object, offset, data, stability, presence))
+        self.change(object.server, |inner| inner.write(object, offset, data, stability, presence))
     }
 
     fn commit(&self, object: Object) -> ServerFuture<WriteVerifier> {
-        self.on(object.server, |inner| inner.commit(object))
+        self.change(object.server, |inner| inner.commit(object))
     }
 
     fn set_size(&self, object: Object, size: u64, presence: Presence) -> ServerFuture<()> {
-        self.on(object.server, |inner| inner.set_size(object, size, presence))
+        self.change(object.server, |inner| inner.set_size(object, size, presence))
     }
 
     fn objects(&self, server: ServerId) -> ServerFuture<Vec<u128>> {
-        self.on(server, |inner| inner.objects(server))
+        self.change(server, |inner| inner.objects(server))
     }
 
     fn size(&self, object: Object) -> ServerFuture<u64> {
-        self.on(object.server, |inner| inner.size(object))
+        self.change(object.server, |inner| inner.size(object))
     }
 
     fn handle(&self, object: Object, client: ClientAccess) -> ServerFuture<Bytes> {

@@ -63,9 +63,22 @@ pub struct Options {
     /// The layouts that clients get. If `None`, all data pass through this server, and the users of objects are not changed.
     /// [`LayoutKind::Files`] is possible only with one copy of each file.
     pub layouts: Option<LayoutKind>,
-    /// The time for which clients may use layouts that an earlier process has granted: a lease. Until then, a write that a copy
-    /// misses is not acknowledged.
-    pub former_layouts: Duration,
+    /// The traces of an earlier process that may be left.
+    pub earlier: Earlier,
+}
+
+/// The times for which something of an earlier process may be left when a process starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Earlier {
+    /// Layouts that clients use: a lease. Until then, a write that a copy misses is not acknowledged.
+    pub layouts: Duration,
+    /// Requests on their way to data servers. If the earlier process has left work, changes wait for them.
+    pub requests: Duration,
+}
+
+impl Earlier {
+    /// There was no earlier process, or nothing is left of it.
+    pub const NOTHING: Self = Self { layouts: Duration::ZERO, requests: Duration::ZERO };
 }
 
 /// A file system whose file data are on data servers. Clones are the same file system.
@@ -146,7 +159,11 @@ impl Pnfs {
             return Err(invalid(format!("{message}, and can have {OBJECTS_MAX}")));
         }
         let failed = |error: VfsError| io::Error::other(error.to_string());
-        let services = Arc::new(Services::open(servers, &index, mirrors.max(stripes)).map_err(failed)?);
+        let scan = scan_of(&*inner, &index).map_err(failed)?;
+        let has_left_nothing = !scan.is_running() && index.is_idle().map_err(failed)?;
+        let earlier_requests = if has_left_nothing { Duration::ZERO } else { options.earlier.requests };
+        let services = Services::open(servers, &index, mirrors.max(stripes), earlier_requests).map_err(failed)?;
+        let services = Arc::new(services);
         let work = index.work().map_err(failed)?;
         let mut failing = Failing::default();
         for (server, _) in services.out_of_service().into_iter().filter(|(_, service)| *service == Service::Lost) {
@@ -156,14 +173,6 @@ impl Pnfs {
         let (unequal, unfenced) = (with(!(UNHEALTHY | OWNERS)).collect(), with(LAYOUTS).collect());
         // An earlier process may have failed to store the record in which a move ends.
         let moved = index.moves().map_err(failed)?.into_iter().map(|begun| begun.file);
-        let scan = match index.is_complete().map_err(failed)? {
-            true => Scan::default(),
-            false if !is_empty(&*inner).map_err(failed)? => Scan::begin(),
-            false => {
-                index.set_complete().map_err(failed)?;
-                Scan::default()
-            }
-        };
         let unsettled = work.keys().cloned().chain(moved).collect();
         Ok(Self(Arc::new(Core {
             threads: Threads::new(caps.blocks),
@@ -385,6 +394,18 @@ pub(crate) fn ignore_removed(result: Result<()>) -> Result<()> {
         Err(VfsError::Stale | VfsError::NotFound | VfsError::BadHandle) => Ok(()),
         result => result,
     }
+}
+
+/// Returns the scan of a tree: one that begins if the index is new and the tree has files, and else one that has ended.
+fn scan_of(inner: &dyn Vfs, index: &Index) -> Result<Scan> {
+    if index.is_complete()? {
+        return Ok(Scan::default());
+    }
+    if !is_empty(inner)? {
+        return Ok(Scan::begin());
+    }
+    index.set_complete()?;
+    Ok(Scan::default())
 }
 
 /// Reports whether a tree has no objects but its root.

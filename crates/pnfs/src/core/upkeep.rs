@@ -49,6 +49,7 @@ impl Core {
     /// Executes one round of the upkeep.
     async fn round(self: &Arc<Self>) {
         let core = self;
+        core.services.await_earlier().await;
         core.probe().await;
         core.undo_moves().await;
         core.scan_part().await;

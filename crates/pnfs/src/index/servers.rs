@@ -1,7 +1,7 @@
 //! The part of the [`Index`] about data servers that are out of service: their state, their objects, and copies that are being
 //! moved away from them.
 
-use redb::{MultimapTableDefinition, ReadableTable, TableDefinition};
+use redb::{MultimapTableDefinition, ReadableTable, ReadableTableMetadata, TableDefinition};
 use vfs::{Handle, VfsError};
 
 use super::{Index, OBJECTS, REMOVALS, key, object};
@@ -175,6 +175,11 @@ impl Index {
             Ok(moves)
         })
     }
+}
+
+/// Reports whether moves have begun.
+pub(super) fn has_moves(transaction: &redb::ReadTransaction) -> Result<bool, ChangeError> {
+    Ok(!transaction.open_table(MOVES)?.is_empty()?)
 }
 
 /// Creates the tables of this part, if they do not exist.

@@ -13,7 +13,9 @@ use std::{
 
 use entropy::HashMap;
 use parking_lot::Mutex;
-use pnfs::{Index, Options, Pnfs, Record, Stripes, objects::handle::HANDLE_LEN, record::Object, stripes::Piece};
+use pnfs::{
+    Earlier, Index, Options, Pnfs, Record, Stripes, objects::handle::HANDLE_LEN, record::Object, stripes::Piece,
+};
 use tokio::{
     sync::Notify,
     task::JoinSet,
@@ -154,7 +156,7 @@ impl Mds {
             stripes: setup.stripes,
             threshold: 4 * crate::CELL as u64,
             layouts: Some(LayoutKind::Flexible),
-            former_layouts: LEASE,
+            earlier: Earlier { layouts: LEASE, requests: Duration::from_secs(1) },
         };
         let pnfs = Pnfs::new(Arc::new(mounted), Arc::new(link), index, options).ok()?;
         let events = Arc::new(Events::default());

@@ -1,9 +1,9 @@
 //! The conformance suite of back ends.
 
-use std::{os::unix::fs::PermissionsExt, sync::Arc, time::Duration};
+use std::{os::unix::fs::PermissionsExt, sync::Arc};
 
 use conformance::backend::{Skipped, World, cred};
-use pnfs::{DataServers, Index, Options, Pnfs, Stripes};
+use pnfs::{DataServers, Earlier, Index, Options, Pnfs, Stripes};
 use redb::backends::InMemoryBackend;
 use vfs::{
     Vfs,
@@ -33,7 +33,7 @@ fn world_over(servers: Arc<dyn DataServers>, inner: Arc<dyn Vfs>, threshold: u64
         mirrors,
         stripes,
         layouts: Some(vfs::layout::LayoutKind::Flexible),
-        former_layouts: Duration::ZERO,
+        earlier: Earlier::NOTHING,
     };
     World::new(Arc::new(Pnfs::new(inner, servers, index, options).unwrap()))
 }

@@ -1,8 +1,8 @@
 //! Data servers that fail while this server writes, and crashes of this server.
 
-use std::{collections::HashSet, pin::pin, sync::atomic::Ordering::Relaxed, task::Poll};
+use std::{collections::HashSet, pin::pin, sync::atomic::Ordering::Relaxed, task::Poll, time::Duration};
 
-use pnfs::Index;
+use pnfs::{Earlier, Index};
 use vfs::{
     Handle, Name, Stability, Vfs, VfsError,
     layout::{LayoutMode, LayoutModes},
@@ -436,4 +436,34 @@ fn file_whose_work_was_done_by_another_operation_gets_layouts_again() {
     world.truncate(&file, 2000).unwrap();
     world.upkeep();
     assert_eq!(world.grant(&file, 1, LayoutMode::Write).unwrap().len(), 2);
+}
+
+#[simnet::test]
+async fn changes_wait_until_requests_of_an_earlier_process_have_arrived() {
+    let earlier = Earlier { requests: Duration::from_secs(1), ..Earlier::NOTHING };
+    let world = World::new();
+    let file = world.create("file");
+    world.write(&file, 0, &[1; 5000]).unwrap();
+    // The earlier process may have been writing.
+    let world = world.crash_before(earlier);
+    assert_eq!(world.read(&file).unwrap(), [1; 5000], "reads must not wait");
+    {
+        let data = buf::Rope::from(bytes::Bytes::from(vec![2; 5000]));
+        let stability = Stability::FileSync;
+        let mut write =
+            world.start(|caller| world.pnfs.write(caller, &file, 0, &data, stability, vfs::Report::Nothing));
+        let mut upkeep = pin!(world.pnfs.upkeep());
+        assert!(!step(upkeep.as_mut()) && write().is_pending());
+        tokio::time::advance(Duration::from_millis(999)).await;
+        assert!(!step(upkeep.as_mut()) && write().is_pending());
+        tokio::time::advance(Duration::from_millis(1)).await;
+        let _ = step(upkeep.as_mut());
+        assert!(matches!(write(), Poll::Ready(Ok(_))));
+        upkeep.await;
+    }
+    assert_eq!(world.read(&file).unwrap(), [2; 5000]);
+    world.upkeep();
+    // Nothing is left to do, so no request can be on its way.
+    let world = world.crash_before(earlier);
+    world.write(&file, 0, &[3; 5000]).unwrap();
 }

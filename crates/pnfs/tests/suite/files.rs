@@ -1,8 +1,8 @@
 //! Files layouts: files of one copy that clients write to the data servers of their stripes.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
-use pnfs::{DataServers, Index, Options, Pnfs, Stripes};
+use pnfs::{DataServers, Earlier, Index, Options, Pnfs, Stripes};
 use redb::backends::InMemoryBackend;
 use vfs::{
     Layouts, VfsError,
@@ -151,8 +151,8 @@ fn devices_are_found_by_their_kind() {
 fn files_layouts_need_one_copy() {
     let memory = Memory::new(MemoryOptions { mode: 0o777, ..Default::default() });
     let index = Index::with_backend(InMemoryBackend::new()).unwrap();
-    let (layouts, former_layouts) = (Some(LayoutKind::Files), Duration::ZERO);
-    let options = Options { mirrors: 2, stripes: Stripes::ONE, threshold: 0, layouts, former_layouts };
+    let (layouts, earlier) = (Some(LayoutKind::Files), Earlier::NOTHING);
+    let options = Options { mirrors: 2, stripes: Stripes::ONE, threshold: 0, layouts, earlier };
     let error = Pnfs::new(Arc::new(memory), Arc::new(Servers::new(4)), index, options).map(drop).unwrap_err();
     assert!(error.to_string().starts_with("mirrors = 2: a files layout has no copies"), "{error}");
 }

@@ -1,11 +1,11 @@
 //! Data servers of kind `slipway`: what file handles permit, fences, and files whose objects come into being with the first write.
 
-use std::{num::NonZeroU32, path::Path, pin::pin, sync::Arc, time::Duration};
+use std::{num::NonZeroU32, path::Path, pin::pin, sync::Arc};
 
 use buf::{Pool, Rope};
 use bytes::Bytes;
 use pnfs::{
-    DataServers, Index, Options, Pnfs, Record, Stripes,
+    DataServers, Earlier, Index, Options, Pnfs, Record, Stripes,
     objects::{
         Objects, create_until,
         fences::Fences,
@@ -263,8 +263,8 @@ impl Cluster {
     fn new(servers: u32, mirrors: usize, stripes: Stripes) -> Self {
         let (servers, inner) =
             (Computed::new(servers), Arc::new(Memory::new(MemoryOptions { mode: 0o777, ..Default::default() })));
-        let (threshold, layouts, former_layouts) = (1000, Some(LayoutKind::Flexible), Duration::ZERO);
-        let options = Options { mirrors, stripes, threshold, layouts, former_layouts };
+        let (threshold, layouts, earlier) = (1000, Some(LayoutKind::Flexible), Earlier::NOTHING);
+        let options = Options { mirrors, stripes, threshold, layouts, earlier };
         let index = Index::with_backend(InMemoryBackend::new()).unwrap();
         let pnfs = Pnfs::new(inner.clone(), Arc::new(servers.clone()), index, options).unwrap();
         Self { pnfs, servers, inner }

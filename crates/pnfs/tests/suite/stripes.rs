@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, sync::Arc};
 
-use pnfs::{Index, Options, Pnfs, Record, Stripes, record::CopyState};
+use pnfs::{Earlier, Index, Options, Pnfs, Record, Stripes, record::CopyState};
 use redb::backends::InMemoryBackend;
 use vfs::{
     Caller, Layouts, VfsError,
@@ -302,7 +302,7 @@ fn tree_needs_enough_data_servers() {
             stripes,
             threshold: 0,
             layouts: Some(vfs::layout::LayoutKind::Flexible),
-            former_layouts: std::time::Duration::ZERO,
+            earlier: Earlier::NOTHING,
         };
         let opened = Pnfs::new(inner, Arc::new(Servers::new(servers)), index, options);
         opened.map(drop).map_err(|error| error.to_string())

@@ -7,13 +7,12 @@ use std::{
         atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
     },
     task::{Context, Poll, Waker},
-    time::Duration,
 };
 
 use buf::{Pool, Rope};
 use nfs::v4::layout::stripe::{Packing, Piece, Striping};
 use parking_lot::Mutex;
-use pnfs::{DataServers, Index, Options, Pnfs, Record, ServerId, Stripes, record::Object};
+use pnfs::{DataServers, Earlier, Index, Options, Pnfs, Record, ServerId, Stripes, record::Object};
 use vfs::{
     Attr, Caller, CompletionSlot, CreateMode, Cred, Handle, Layouts, Name, Report, Result, SetAttr, Stability, Vfs,
     VfsError,
@@ -167,7 +166,7 @@ impl World {
         let memory = Memory::new(MemoryOptions { mode: 0o777, ..Default::default() });
         let (failing, refusing, unsynced, before) = Default::default();
         let disk = Arc::new(Disk { memory, failing, refusing, unsynced, before });
-        Self::open(disk, Servers::new(servers), Storage::default(), (stripes, Some(layouts)))
+        Self::open(disk, Servers::new(servers), Storage::default(), (stripes, Some(layouts)), Earlier::NOTHING)
     }
 
     /// Trees with and without stripes. In one, a data server has copies of two stripes of a file, and in another one not.
@@ -178,11 +177,16 @@ impl World {
             .map(|(stripes, servers)| Self::with(stripes, servers))
     }
 
-    fn open(disk: Arc<Disk>, servers: Servers, index: Storage, setup: (Stripes, Option<LayoutKind>)) -> Self {
-        let (stripes, layouts) = setup;
+    fn open(
+        disk: Arc<Disk>,
+        servers: Servers,
+        index: Storage,
+        (stripes, layouts): (Stripes, Option<LayoutKind>),
+        earlier: Earlier,
+    ) -> Self {
         let mirrors = if layouts == Some(LayoutKind::Files) { 1 } else { 2 };
-        let (threshold, former_layouts) = (1000, Duration::ZERO);
-        let options = Options { mirrors, stripes, threshold, layouts, former_layouts };
+        let threshold = 1000;
+        let options = Options { mirrors, stripes, threshold, layouts, earlier };
         let inner: Arc<dyn Vfs> = Arc::new(Interposed(Mounted(disk.clone())));
         let opened = Index::with_backend(index.clone()).unwrap();
         let pnfs = Pnfs::new(inner.clone(), Arc::new(servers.clone()), opened, options).unwrap();
@@ -193,23 +197,32 @@ impl World {
 
     /// Ends the tree without warning, and opens it again.
     pub fn crash(self) -> Self {
+        self.crash_before(Earlier::NOTHING)
+    }
+
+    /// Ends the tree without warning, and opens it again while this may be left of the process.
+    pub fn crash_before(self, earlier: Earlier) -> Self {
         let layouts = self.layouts;
-        self.crash_to(layouts)
+        self.crash_with(layouts, earlier)
     }
 
     /// Ends the tree without warning, and opens it again as one that grants layouts of this kind, or none.
     pub fn crash_to(self, layouts: Option<LayoutKind>) -> Self {
+        self.crash_with(layouts, Earlier::NOTHING)
+    }
+
+    fn crash_with(self, layouts: Option<LayoutKind>, earlier: Earlier) -> Self {
         let Self { pnfs, servers, disk, index, stripes, .. } = self;
         drop(pnfs);
         index.crash();
-        Self::open(disk, servers, index, (stripes, layouts))
+        Self::open(disk, servers, index, (stripes, layouts), earlier)
     }
 
     /// Ends the tree without warning, and opens it again with an empty index.
     pub fn crash_without_index(self) -> Self {
         let Self { pnfs, servers, disk, stripes, layouts, .. } = self;
         drop(pnfs);
-        Self::open(disk, servers, Storage::default(), (stripes, layouts))
+        Self::open(disk, servers, Storage::default(), (stripes, layouts), Earlier::NOTHING)
     }
 
     /// Removes a name in the directory of the tree, as a program on the metadata server does.

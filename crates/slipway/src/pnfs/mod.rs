@@ -21,7 +21,7 @@ use std::{
 };
 
 use client::{NfsUrl, Version};
-use pnfs::{Index, Options, Pnfs, ServerId, Stripes, objects::handle::ClusterKey};
+use pnfs::{Earlier, Index, Options, Pnfs, ServerId, Stripes, objects::handle::ClusterKey};
 use server::config::{
     BackendKind, BackendSettings, Backends, DataAddressConfig, DataKindConfig, DataTransportConfig, DataVersionConfig,
     DirectoryKind, LayoutsMode, Opening, PnfsConfig, Tree,
@@ -114,7 +114,8 @@ fn options(cluster: &PnfsConfig, lease: Duration) -> io::Result<Options> {
         LayoutsMode::Files => Some(LayoutKind::Files),
         LayoutsMode::None => None,
     };
-    Ok(Options { mirrors: mirrors.into(), stripes, threshold, layouts, former_layouts: lease })
+    let earlier = Earlier { layouts: lease, requests: EARLIER_REQUESTS };
+    Ok(Options { mirrors: mirrors.into(), stripes, threshold, layouts, earlier })
 }
 
 /// Returns the data servers of a table.
@@ -258,6 +259,9 @@ const CLUSTER: &str = "cluster";
 const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
 /// The minimum time between two rounds.
 const UPKEEP_PAUSE: Duration = Duration::from_millis(200);
+/// The time for which requests of an earlier process may be on their way to data servers. A network or a data server that holds them
+/// back for longer cannot be told from one that is away.
+const EARLIER_REQUESTS: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {

@@ -87,8 +87,9 @@ impl Client {
             sleep(Duration::from_millis(entropy::random_range(0..3000))).await;
             self.step().await;
         }
-        // Many programs close their files before they end.
-        if chance(0.5) {
+        // Many programs close their files before they end. A client that does not answer recalls does not return its layouts either: it would
+        // have to report the writes that it has sent to some copies only.
+        if chance(0.5) && !self.state.lock().rogue {
             let files: Vec<_> = self.state.lock().dirty.keys().cloned().collect();
             for file in files {
                 self.fsync(&file).await;
