@@ -3,13 +3,15 @@
 use std::sync::Arc;
 
 use futures_util::future::join_all;
-use vfs::{Caller, Change, CreateMode, Created, Cred, Handle, Kind, Name, Result, SetAttr, Time, VfsError};
+use vfs::{
+    Caller, Change, CreateMode, Created, Cred, Handle, Kind, Name, Result, SetAttr, Time, VfsError, layout::LayoutModes,
+};
 
 use super::{Core, attribute};
 use crate::{
     files::{File, Place},
     index::{LAYOUTS, TRUNCATING},
-    ranges::WHOLE,
+    ranges::{RangeGuard, WHOLE},
     record::{Object, Record},
     servers::{Presence, ServerError},
 };
@@ -23,13 +25,9 @@ impl Core {
         set: SetAttr,
         guard: Option<Time>,
     ) -> Result<Change> {
-        let _whole = file.ranges.lock(WHOLE, true).await;
-        let place = self.place(&file).await?;
-        let spilled = matches!(place, Place::Servers(_));
         self.lock_out_former(&file).await?;
-        if spilled && self.has_work(&file.handle, TRUNCATING) {
-            self.trim(&file, None).await?;
-        }
+        let _whole = self.lock_trimmed(&file).await?;
+        let spilled = matches!(self.place(&file).await?, Place::Servers(_));
         let of = file.clone();
         let ends = file.ends.now();
         let changed = self
@@ -79,6 +77,30 @@ impl Core {
         // The objects are cut before the next write, and no read passes the end of the file. But the client that truncates the file
         // could write with its layout before they are cut, and then lose what it has written.
         if self.holders.count(&file.handle).1.write { change.and(Err(error)) } else { change }
+    }
+
+    /// Locks a whole file whose objects are not longer than the file. An earlier truncation may have left some that are: they are cut now, and
+    /// clients return their layouts to write before that, because the objects have the data that they have written since.
+    ///
+    /// # Errors
+    /// Returns the errors of [`trim`](Self::trim).
+    pub async fn lock_trimmed(self: &Arc<Self>, file: &Arc<File>) -> Result<RangeGuard> {
+        loop {
+            let truncating = self.has_work(&file.handle, TRUNCATING);
+            if truncating {
+                self.holders.recall(&file.handle, LayoutModes::WRITE, false);
+                self.holders.recalled(&file.handle).await;
+            }
+            let whole = file.ranges.lock(WHOLE, true).await;
+            // Another operation may have done it or left it, and a client may have got a layout since.
+            if !self.has_work(&file.handle, TRUNCATING) {
+                return Ok(whole);
+            }
+            if truncating && !self.holders.count(&file.handle).1.write {
+                self.trim(file, None).await?;
+                return Ok(whole);
+            }
+        }
     }
 
     /// Gives all objects the size of the file, which had `former` bytes before, if that is known. The caller holds a lock on the

@@ -8,10 +8,7 @@ use buf::{Pool, Rope};
 use bytes::{Bytes, BytesMut};
 use entropy::HashSet;
 use futures_util::future::join_all;
-use vfs::{
-    Caller, Change, Cred, PreAttr, Read, Report, Result, SeekFor, SetAttr, Stability, VfsError, Written,
-    layout::LayoutModes,
-};
+use vfs::{Caller, Change, Cred, PreAttr, Read, Report, Result, SeekFor, SetAttr, Stability, VfsError, Written};
 
 use super::{
     Core,
@@ -161,14 +158,7 @@ impl Core {
     ) -> Result<(RangeGuard, Place)> {
         loop {
             if self.has_work(&file.handle, TRUNCATING) {
-                self.holders.recall(&file.handle, LayoutModes::WRITE, false);
-                self.holders.recalled(&file.handle).await;
-                let _whole = file.ranges.lock(WHOLE, true).await;
-                // Another operation may have done it, and a client may have got a layout since.
-                if !self.has_work(&file.handle, TRUNCATING) || self.holders.count(&file.handle).1.write {
-                    continue;
-                }
-                self.trim(file, None).await?;
+                drop(self.lock_trimmed(file).await?);
             }
             let guard = file.ranges.lock(range.clone(), true).await;
             let place = self.place(file).await?;
@@ -262,7 +252,10 @@ impl Core {
             return self.run(move |core| allowed(core, &data, stability)).await;
         };
         self.write_range(&file, &record, offset, data, stability).await?;
-        self.run(move |core| core.extend(&file, &cred, end, stability, report)).await
+        let handle = file.handle.clone();
+        let extended = self.run(move |core| core.extend(&file, &cred, end, stability, report)).await;
+        // The objects may be longer than the file now.
+        extended.inspect_err(|_| self.note_unequal(&handle))
     }
 
     /// Writes a range to all copies. The caller holds a lock on it.

@@ -316,6 +316,27 @@ impl Core {
         }
     }
 
+    /// Creates the objects that clients have not created yet, and that a file of `size` bytes has. A client that has written to one copy only
+    /// has left the others without an object. Nothing could be read or written if that copy failed next.
+    ///
+    /// # Errors
+    /// Returns the errors of the inner file system, and an error if no object of a stripe could be created or a stale mark cannot be stored.
+    async fn create_new(self: &Arc<Self>, file: &Arc<File>, record: &Record, size: u64) -> Result<()> {
+        let of = file.clone();
+        let former = self.run(move |core| core.size_of(&of.handle)).await?;
+        let is_new = |stripe| record.stripes.end(stripe, former) == 0 && record.stripes.end(stripe, size) > 0;
+        let create = |copy: usize| {
+            let object = record.copies[copy].object;
+            let creates = self.servers.creates_on_write(object.server) && is_new(record.stripe_of(copy));
+            creates.then(|| (copy, self.servers.create(object, record.epochs)))
+        };
+        let outcome = self.on_copies(record, record.written().filter_map(create).collect(), |_, ()| true).await;
+        match outcome.lost {
+            Some(error) => Err(error),
+            None => self.mark_stale(file, outcome.failed).await,
+        }
+    }
+
     /// Writes a byte to each object that ends before the last byte that its stripe has in a file of `size` bytes: see
     /// [`Stripes::ends`]. Does nothing if the file has this size already, or was truncated since it had been sized `sized` times. If it is
     /// truncated meanwhile, or no copy of a stripe could be written, the objects get the size of the file later.
@@ -393,6 +414,7 @@ impl Core {
                 return Ok(());
             }
             let size = self.object_sizes(file, &record).await?.into_values().max().unwrap_or(0);
+            self.create_new(file, &record, size).await?;
             self.write_ends(file, size, sized).await?;
             let of = file.clone();
             let taken = self.run(move |core| {

@@ -17,6 +17,22 @@ fn write_unstable(world: &World, file: &Handle, value: u8) {
 }
 
 #[test]
+fn objects_are_not_longer_than_a_file_that_could_not_grow() {
+    for world in World::each() {
+        let file = world.create("file");
+        world.write(&file, 0, &[1; 5000]).unwrap();
+        world.disk.refusing_attributes.store(1, Relaxed);
+        assert_eq!(world.write(&file, 4000, &[2; 3000]).unwrap_err(), VfsError::Io);
+        assert_eq!(world.size(&file), 5000);
+        world.upkeep();
+        let record = world.record(&file);
+        for copy in &record.copies {
+            assert!(world.servers.content(copy.object).unwrap().len() <= 5000);
+        }
+    }
+}
+
+#[test]
 fn stale_copy_is_never_read_and_is_made_again() {
     World::each().for_each(|world| stale_copies(&world));
 }

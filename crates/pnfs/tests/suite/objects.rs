@@ -407,6 +407,23 @@ fn data_of_clients_are_read_and_a_fenced_client_is_refused() {
 }
 
 #[test]
+fn every_copy_exists_of_a_file_whose_client_has_written_one_copy_only() {
+    let cluster = Cluster::new(3, 2, Stripes::ONE);
+    let file = cluster.create("f");
+    let mut layout = cluster.grant(&file, 1, LayoutMode::Write).unwrap();
+    // The client ends before it writes to the other copy.
+    layout.mirrors.truncate(1);
+    cluster.client_write(&layout, b"hello").unwrap();
+    cluster.run(|caller| cluster.pnfs.fence(caller, &file, LayoutHolder(1), LayoutModes::ALL)).unwrap();
+    let server = cluster.servers.server_of(layout.mirrors[0].data_files[0].device).unwrap();
+    let written = cluster.record(&file).copies.iter().find(|copy| copy.object.server == server).unwrap().object;
+    cluster.lose(written);
+    assert_eq!(cluster.read(&file).unwrap().len(), 5);
+    cluster.upkeep();
+    assert!(cluster.record(&file).is_healthy());
+}
+
+#[test]
 fn client_that_is_fenced_before_its_first_write_creates_nothing() {
     let cluster = Cluster::new(3, 2, Stripes::ONE);
     let file = cluster.create("f");

@@ -20,7 +20,7 @@ fn written(world: &World) -> (Handle, Striped) {
 
 /// Checks that the file and all copies have `kept` bytes of the client and zeros behind them, when the file has grown again.
 fn check_cut(world: &World, file: &Handle, kept: usize) {
-    world.truncate(file, 4000).unwrap();
+    truncate_again(world, file, 4000);
     let expected = [vec![1; kept], vec![0; 4000 - kept]].concat();
     assert!(world.read(file).unwrap() == expected);
     let record = world.record(file);
@@ -30,6 +30,40 @@ fn check_cut(world: &World, file: &Handle, kept: usize) {
             let content = world.servers.content(record.copies[copy].object).unwrap();
             assert!(content[range.clone()] == expected[range.clone()], "copy {copy}");
         }
+    }
+}
+
+/// Sets the size. If an earlier truncation may not have reached the objects, client 1 returns its layout to write first.
+fn truncate_again(world: &World, file: &Handle, size: u64) {
+    let set = SetAttr { size: Some(size), ..SetAttr::default() };
+    let mut truncation = world.start(|caller: &Caller<'_>| world.pnfs.setattr(caller, file, &set, None));
+    world.events.recalls();
+    if truncation().is_pending() {
+        assert!(world.events.recalls().iter().any(|modes| modes.write));
+        world.release(file, 1, LayoutModes::WRITE);
+        assert!(matches!(truncation(), Poll::Ready(Ok(_))));
+    }
+}
+
+#[test]
+fn writes_after_a_truncation_that_has_failed_survive_the_next_one() {
+    for world in World::each() {
+        let (file, layout) = written(&world);
+        world.servers.ids().for_each(|server| world.servers.set_down(server, true));
+        assert_eq!(world.truncate(&file, 0).unwrap_err(), VfsError::Io);
+        world.servers.ids().for_each(|server| world.servers.set_down(server, false));
+        // The client still has its layout.
+        assert_eq!(world.client_write(&layout, 1000, &[2; 1000]), 0);
+        let set = SetAttr { size: Some(2500), ..SetAttr::default() };
+        let mut truncation = world.start(|caller: &Caller<'_>| world.pnfs.setattr(caller, &file, &set, None));
+        world.events.recalls();
+        assert!(truncation().is_pending(), "the objects must not be cut before the client has committed its writes");
+        assert!(world.events.recalls().iter().any(|modes| modes.write));
+        world.commit(&file, 1, 2000);
+        world.release(&file, 1, LayoutModes::WRITE);
+        assert!(matches!(truncation(), Poll::Ready(Ok(_))));
+        let read = world.read(&file).unwrap();
+        assert_eq!((read.len(), &read[1000..2000], &read[2000..]), (2500, &[2; 1000][..], &[0; 500][..]));
     }
 }
 

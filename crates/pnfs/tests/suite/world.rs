@@ -43,6 +43,8 @@ pub struct Disk {
     pub failing: AtomicU32,
     /// The number of the next changes of extended attributes that fail.
     pub refusing: AtomicU32,
+    /// The number of the next changes of attributes that fail.
+    pub refusing_attributes: AtomicU32,
     /// Set when an attribute was set since the last COMMIT.
     pub unsynced: AtomicBool,
     before: Mutex<Option<Before>>,
@@ -96,6 +98,7 @@ impl Interpose for Mounted {
         match operation.name {
             "commit" if fails(&self.0.failing) => return Err(VfsError::Io),
             "set_xattr" if fails(&self.0.refusing) => return Err(VfsError::Io),
+            "setattr" if fails(&self.0.refusing_attributes) => return Err(VfsError::Io),
             "commit" => self.0.unsynced.store(false, Relaxed),
             "setattr" | "set_xattr" => self.0.unsynced.store(true, Relaxed),
             _ => {}
@@ -164,8 +167,8 @@ impl World {
     /// A tree that grants layouts of this kind. Its files have two copies if such layouts have copies.
     pub fn of(layouts: LayoutKind, stripes: Stripes, servers: u32) -> Self {
         let memory = Memory::new(MemoryOptions { mode: 0o777, ..Default::default() });
-        let (failing, refusing, unsynced, before) = Default::default();
-        let disk = Arc::new(Disk { memory, failing, refusing, unsynced, before });
+        let (failing, refusing, refusing_attributes, unsynced, before) = Default::default();
+        let disk = Arc::new(Disk { memory, failing, refusing, refusing_attributes, unsynced, before });
         Self::open(disk, Servers::new(servers), Storage::default(), (stripes, Some(layouts)), Earlier::NOTHING)
     }
 
