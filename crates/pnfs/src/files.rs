@@ -3,7 +3,7 @@
 use std::sync::{
     Arc,
     atomic::{
-        AtomicU32, AtomicU64,
+        AtomicBool, AtomicU32, AtomicU64,
         Ordering::{Relaxed, SeqCst},
     },
 };
@@ -28,6 +28,8 @@ pub struct File {
     pub ranges: Arc<Ranges>,
     /// The place of the data, if it is known.
     pub place: Mutex<Option<Place>>,
+    /// `true` if the data are known to be on data servers, whatever the record is.
+    pub spilled: AtomicBool,
     /// Held while the record is changed.
     pub changing: tokio::sync::Mutex<()>,
     /// Held while copies are made equal, made again, or moved.
@@ -144,6 +146,7 @@ impl Files {
             handle: handle.clone(),
             ranges: Arc::default(),
             place: Mutex::default(),
+            spilled: AtomicBool::default(),
             changing: tokio::sync::Mutex::default(),
             repairing: tokio::sync::Mutex::default(),
             sizing: Mutex::default(),

@@ -43,7 +43,11 @@ impl Layouts for Pnfs {
         holder: Option<LayoutHolder>,
         commit: &LayoutCommit,
     ) -> Result<Change> {
-        caller.complete(|| self.0.clone().commit_layout(file.clone(), *commit, holder.is_none()))
+        caller.complete(|| {
+            let (core, file) = (self.0.clone(), file.clone());
+            let committed = core.clone().commit_layout(file.clone(), *commit, holder.is_none());
+            async move { committed.await.map(|change| core.with_space_after(false, &file, change)) }
+        })
     }
 
     fn report(

@@ -1,4 +1,4 @@
-//! [`Space`]: the bytes of storage that files take, as clients see them.
+//! The bytes of storage that files take, as clients see them.
 //!
 //! The inner file of a file with data on data servers is sparse. If clients saw that it takes no storage, programs would believe that the
 //! file has no data: GNU tar archives a file with `st_blocks == 0` as one hole, without reading it. So such a file is reported to take
@@ -9,232 +9,124 @@
 //! expensive, so it is read only if the inner file is sparse, and the result is remembered: a file never returns from the data servers.
 //! Most files that have their data in the inner file are not sparse, so their attribute is never read.
 //!
-//! An operation that must not wait for the attribute returns `WouldBlock` if it changes nothing. Otherwise the file is taken for one on
-//! data servers: a number that is too large is harmless.
+//! Each operation of [`Vfs`](vfs::Vfs) with attributes passes its result through one of the two functions here. The other parts of this
+//! crate see the inner file system as it is.
 
-use std::{ops::ControlFlow, sync::Arc};
+use std::sync::atomic::Ordering::Relaxed;
 
-use buf::{Pool, Rope};
-use bytes::Bytes;
-use entropy::HashSet;
-use parking_lot::Mutex;
-use vfs::{
-    Acl, AclKind, Attr, Caller, Change, CreateMode, Created, Cred, DirEntry, FsCaps, Handle, Held, Kind, Name,
-    NodeKind, Read, ReadDir, ReadInto, Report, Result, Rights, SeekFor, SetAttr, Stability, StatFs, Time, Vfs,
-    VfsError, Written, XattrMode,
+use vfs::{Acl, Attr, Caller, Change, Created, Cred, Handle, Kind, Read, Result, Rights, StatFs, VfsError, Written};
+
+use crate::{
+    core::{Core, attribute, has_no_record},
+    files::Place,
 };
 
-use crate::core::attribute;
+/// A result of an operation on an object, with attributes of the object.
+pub trait Attributed {
+    /// Returns the attributes, if the result has them.
+    fn attr(&mut self) -> Option<&mut Attr>;
 
-/// The inner file system, with the bytes of storage that clients see.
-pub struct Space {
-    inner: Arc<dyn Vfs>,
-    /// Files with data on data servers.
-    spilled: Mutex<HashSet<Handle>>,
+    /// Returns the object that the attributes describe. `argument` is that on which the operation was executed.
+    fn object<'a>(&'a self, argument: &'a Handle) -> &'a Handle {
+        argument
+    }
 }
 
-impl Space {
-    pub fn new(inner: Arc<dyn Vfs>) -> Self {
-        Self { inner, spilled: Mutex::default() }
+macro_rules! attributed {
+    ($($type:ty, $result:ident => $attr:expr;)*) => {$(
+        impl Attributed for $type {
+            fn attr(&mut self) -> Option<&mut Attr> {
+                let $result = self;
+                $attr
+            }
+        }
+    )*};
+}
+
+attributed! {
+    Attr, attr => Some(attr);
+    (Rights, Attr), result => Some(&mut result.1);
+    (Option<Acl>, Attr), result => Some(&mut result.1);
+    (Change, Attr), result => Some(&mut result.1);
+    Change, change => Some(&mut change.after);
+    Read, read => Some(&mut read.attr);
+    Written, written => written.after.as_mut();
+    StatFs, statfs => Some(&mut statfs.attr);
+    // SEEK has no attributes.
+    Option<u64>, _offset => None;
+}
+
+impl Attributed for (Handle, Attr) {
+    fn attr(&mut self) -> Option<&mut Attr> {
+        Some(&mut self.1)
     }
 
-    /// Corrects the attributes of an object.
+    fn object<'a>(&'a self, _: &'a Handle) -> &'a Handle {
+        &self.0
+    }
+}
+
+impl Attributed for Created {
+    fn attr(&mut self) -> Option<&mut Attr> {
+        Some(&mut self.attr)
+    }
+
+    fn object<'a>(&'a self, _: &'a Handle) -> &'a Handle {
+        &self.handle
+    }
+}
+
+impl Core {
+    /// Returns a result of an operation that has changed nothing, with the bytes of storage that clients see.
     ///
     /// # Errors
     /// Returns `WouldBlock`.
-    fn correct(&self, caller: &Caller<'_>, object: &Handle, attr: &mut Attr) -> Result<()> {
-        if attr.kind == Kind::File && attr.used < attr.size && self.is_spilled(caller, object)? {
+    pub fn with_space<T: Attributed>(&self, may_block: bool, argument: &Handle, mut result: T) -> Result<T> {
+        let object = result.object(argument).clone();
+        if let Some(attr) = result.attr()
+            && attr.kind == Kind::File
+            && attr.used < attr.size
+            && self.is_spilled(may_block, &object)?
+        {
             attr.used = attr.size;
         }
-        Ok(())
+        Ok(result)
     }
 
-    /// Corrects the attributes of an object after a change of it.
-    fn correct_changed(&self, caller: &Caller<'_>, object: &Handle, attr: &mut Attr) {
-        if self.correct(caller, object, attr).is_err() {
-            attr.used = attr.used.max(attr.size);
+    /// Returns a result of an operation that may have changed something, with the bytes of storage that clients see. If it is not known
+    /// where the data are, they may be on data servers: a number that is too large is harmless.
+    pub fn with_space_after<T: Attributed>(&self, may_block: bool, argument: &Handle, mut result: T) -> T {
+        let object = result.object(argument).clone();
+        if let Some(attr) = result.attr()
+            && attr.kind == Kind::File
+            && attr.used < attr.size
+            && self.is_spilled(may_block, &object).unwrap_or(true)
+        {
+            attr.used = attr.size;
         }
+        result
     }
 
     /// Reports whether a file has its data on data servers. If that cannot be found out, it may have.
     ///
     /// # Errors
     /// Returns `WouldBlock`.
-    fn is_spilled(&self, caller: &Caller<'_>, file: &Handle) -> Result<bool> {
-        if self.spilled.lock().contains(file) {
+    fn is_spilled(&self, may_block: bool, file: &Handle) -> Result<bool> {
+        let file = self.files.get(file);
+        if file.spilled.load(Relaxed) {
             return Ok(true);
         }
+        if let Some(Place::Inner) = *file.place.lock() {
+            return Ok(false);
+        }
         let root = Cred::root();
-        let caller = Caller { cred: &root, may_block: caller.may_block, completion: None };
-        match self.inner.xattr(&caller, file, attribute()) {
-            Ok(_) => self.note_spilled(file),
+        let caller = Caller { cred: &root, may_block, completion: None };
+        match self.inner.xattr(&caller, &file.handle, attribute()) {
+            Ok(_) => file.spilled.store(true, Relaxed),
             Err(VfsError::WouldBlock) => return Err(VfsError::WouldBlock),
-            Err(VfsError::NoXattr) => return Ok(false),
+            Err(error) if has_no_record(error) => return Ok(false),
             Err(_) => {}
         }
         Ok(true)
     }
-
-    fn note_spilled(&self, file: &Handle) {
-        let mut spilled = self.spilled.lock();
-        if spilled.len() >= SPILLED_MAX {
-            spilled.clear();
-        }
-        spilled.insert(file.clone());
-    }
 }
-
-/// Operations without attributes, or only with those of directories and symbolic links.
-macro_rules! unchanged {
-    ($(fn $name:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {$(
-        fn $name(&self, caller: &Caller<'_>, $($arg: $type),*) -> Result<$result> {
-            self.inner.$name(caller, $($arg),*)
-        }
-    )*};
-}
-
-/// Operations that change nothing, with attributes of their first argument.
-macro_rules! readers {
-    ($(fn $name:ident($object:ident: $handle:ty $(, $arg:ident: $type:ty)*) -> $result:ty, $read:ident => $attr:expr;)*) => {$(
-        fn $name(&self, caller: &Caller<'_>, $object: $handle $(, $arg: $type)*) -> Result<$result> {
-            let mut $read = self.inner.$name(caller, $object $(, $arg)*)?;
-            self.correct(caller, $object, $attr)?;
-            Ok($read)
-        }
-    )*};
-}
-
-/// Operations that change their first argument.
-macro_rules! changes {
-    ($(fn $name:ident($object:ident: $handle:ty $(, $arg:ident: $type:ty)*) -> Change;)*) => {$(
-        fn $name(&self, caller: &Caller<'_>, $object: $handle $(, $arg: $type)*) -> Result<Change> {
-            let mut change = self.inner.$name(caller, $object $(, $arg)*)?;
-            self.correct_changed(caller, $object, &mut change.after);
-            Ok(change)
-        }
-    )*};
-}
-
-impl Vfs for Space {
-    fn caps(&self) -> &FsCaps {
-        self.inner.caps()
-    }
-
-    fn root(&self) -> Handle {
-        self.inner.root()
-    }
-
-    fn write_verifier(&self) -> [u8; 8] {
-        self.inner.write_verifier()
-    }
-
-    unchanged! {
-        fn find(dir: &Handle, name: &Name) -> (Handle, Kind);
-        fn permits(object: &Handle, wanted: Rights) -> Rights;
-        fn readlink(link: &Handle) -> (Bytes, Attr);
-        fn mkdir(dir: &Handle, name: &Name, set: &SetAttr) -> Created;
-        fn symlink(dir: &Handle, name: &Name, target: &[u8], set: &SetAttr) -> Created;
-        fn mknod(dir: &Handle, name: &Name, node: NodeKind, set: &SetAttr) -> Created;
-        fn remove(dir: &Handle, name: &Name) -> Change;
-        fn rmdir(dir: &Handle, name: &Name) -> Change;
-        fn rename(from_dir: &Handle, from: &Name, to_dir: &Handle, to: &Name) -> (Change, Change);
-        fn seek(file: &Handle, offset: u64, what: SeekFor) -> Option<u64>;
-        fn copy(from: (&Handle, u64), to: (&Handle, u64), len: u64) -> u64;
-        fn xattr(object: &Handle, name: &Name) -> Bytes;
-        fn xattrs(object: &Handle) -> Vec<Bytes>;
-    }
-
-    readers! {
-        fn getattr(object: &Handle) -> Attr, attr => &mut attr;
-        fn access(object: &Handle, wanted: Rights) -> (Rights, Attr), read => &mut read.1;
-        fn read_into(file: &Handle, offset: u64, into: &mut [u8]) -> ReadInto, read => &mut read.attr;
-        fn read(file: &Handle, offset: u64, len: usize, pool: &Pool, file_ranges: bool) -> Read, read => &mut read.attr;
-        fn acl(object: &Handle, kind: AclKind) -> (Option<Acl>, Attr), read => &mut read.1;
-        fn statfs(object: &Handle) -> StatFs, read => &mut read.attr;
-    }
-
-    changes! {
-        fn setattr(object: &Handle, set: &SetAttr, guard: Option<Time>) -> Change;
-        fn commit(file: &Handle, offset: u64, len: u64) -> Change;
-        fn set_acl(object: &Handle, kind: AclKind, acl: Option<&Acl>) -> Change;
-        fn allocate(file: &Handle, offset: u64, len: u64) -> Change;
-        fn deallocate(file: &Handle, offset: u64, len: u64) -> Change;
-        fn remove_xattr(object: &Handle, name: &Name) -> Change;
-    }
-
-    fn hold(&self, caller: &Caller<'_>, file: &Handle) -> Result<Held> {
-        self.inner.hold(caller, file)
-    }
-
-    fn lookup(&self, caller: &Caller<'_>, dir: &Handle, name: &Name) -> Result<(Handle, Attr)> {
-        let (object, mut attr) = self.inner.lookup(caller, dir, name)?;
-        self.correct(caller, &object, &mut attr)?;
-        Ok((object, attr))
-    }
-
-    fn write(
-        &self,
-        caller: &Caller<'_>,
-        file: &Handle,
-        offset: u64,
-        data: &Rope,
-        stability: Stability,
-        report: Report,
-    ) -> Result<Written> {
-        let mut written = self.inner.write(caller, file, offset, data, stability, report)?;
-        written.after.iter_mut().for_each(|attr| self.correct_changed(caller, file, attr));
-        Ok(written)
-    }
-
-    fn create(&self, caller: &Caller<'_>, dir: &Handle, name: &Name, mode: &CreateMode) -> Result<Created> {
-        // This may be a file that existed.
-        let mut created = self.inner.create(caller, dir, name, mode)?;
-        self.correct_changed(caller, &created.handle, &mut created.attr);
-        Ok(created)
-    }
-
-    fn link(&self, caller: &Caller<'_>, object: &Handle, dir: &Handle, name: &Name) -> Result<(Change, Attr)> {
-        let (change, mut attr) = self.inner.link(caller, object, dir, name)?;
-        self.correct_changed(caller, object, &mut attr);
-        Ok((change, attr))
-    }
-
-    fn readdir(
-        &self,
-        caller: &Caller<'_>,
-        dir: &Handle,
-        cookie: u64,
-        verifier: [u8; 8],
-        attrs: bool,
-        each: &mut dyn FnMut(DirEntry<'_>) -> ControlFlow<()>,
-    ) -> Result<ReadDir> {
-        self.inner.readdir(caller, dir, cookie, verifier, attrs, &mut |mut entry| {
-            // The entries before this one cannot be taken back.
-            entry.object.iter_mut().for_each(|(object, attr)| self.correct_changed(caller, object, attr));
-            each(entry)
-        })
-    }
-
-    fn set_xattr(
-        &self,
-        caller: &Caller<'_>,
-        object: &Handle,
-        name: &Name,
-        value: &[u8],
-        how: XattrMode,
-    ) -> Result<Change> {
-        let mut change = self.inner.set_xattr(caller, object, name, value, how)?;
-        if name == attribute() {
-            self.note_spilled(object);
-        }
-        self.correct_changed(caller, object, &mut change.after);
-        Ok(change)
-    }
-
-    fn path(&self, object: &Handle) -> Option<Vec<u8>> {
-        self.inner.path(object)
-    }
-}
-
-/// The number of files with data on data servers that are remembered.
-const SPILLED_MAX: usize = 1 << 16;

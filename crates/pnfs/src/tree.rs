@@ -18,6 +18,7 @@ use crate::{
     core::{ATTRIBUTE, Core, Pnfs, Write, attribute},
     files::{File, Place},
     ranges::WHOLE,
+    space::Attributed,
 };
 
 /// The lock that an operation needs.
@@ -35,7 +36,7 @@ impl Pnfs {
         later: impl FnOnce(Arc<Core>, Arc<File>, Cred) -> F,
     ) -> Result<T>
     where
-        T: Send + 'static,
+        T: Attributed + Send + 'static,
         F: Future<Output = Result<T>> + Send + 'static,
     {
         if let Some(done) = caller.completion.and_then(|slot| slot.take::<Result<T>>()) {
@@ -52,7 +53,11 @@ impl Pnfs {
             return inner(&*core.inner);
         }
         match place {
-            Ok(_) | Err(VfsError::WouldBlock) => caller.complete(|| later(core.clone(), file, caller.cred.clone())),
+            Ok(_) | Err(VfsError::WouldBlock) => caller.complete(|| {
+                let later = later(core.clone(), file.clone(), caller.cred.clone());
+                let core = core.clone();
+                async move { later.await.map(|done| core.with_space_after(false, &file.handle, done)) }
+            }),
             Err(error) => Err(error),
         }
     }
@@ -74,7 +79,7 @@ impl Pnfs {
     }
 
     /// Executes an operation on the inner file. Data servers do not have it, so it is not supported if the data are there.
-    fn only_inner<T: Send + 'static>(
+    fn only_inner<T: Attributed + Send + 'static>(
         &self,
         caller: &Caller<'_>,
         file: &Handle,
@@ -117,10 +122,21 @@ impl Drop for TreeHold {
     }
 }
 
+/// Operations without attributes, or only with those of directories and special files.
 macro_rules! inner {
     ($(fn $name:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {$(
         fn $name(&self, caller: &Caller<'_>, $($arg: $type),*) -> Result<$result> {
             self.0.inner.$name(caller, $($arg),*)
+        }
+    )*};
+}
+
+/// Operations that change nothing.
+macro_rules! readers {
+    ($(fn $name:ident($object:ident: &Handle $(, $arg:ident: $type:ty)*) -> $result:ty;)*) => {$(
+        fn $name(&self, caller: &Caller<'_>, $object: &Handle $(, $arg: $type)*) -> Result<$result> {
+            let read = self.0.inner.$name(caller, $object $(, $arg)*)?;
+            self.0.with_space(caller.may_block, $object, read)
         }
     )*};
 }
@@ -140,26 +156,42 @@ impl Vfs for Pnfs {
     }
 
     inner! {
-        fn lookup(dir: &Handle, name: &Name) -> (Handle, Attr);
         fn find(dir: &Handle, name: &Name) -> (Handle, Kind);
-        fn getattr(object: &Handle) -> Attr;
-        fn access(object: &Handle, wanted: Rights) -> (Rights, Attr);
         fn permits(object: &Handle, wanted: Rights) -> Rights;
         fn readlink(link: &Handle) -> (Bytes, Attr);
         fn mkdir(dir: &Handle, name: &Name, set: &SetAttr) -> Created;
         fn symlink(dir: &Handle, name: &Name, target: &[u8], set: &SetAttr) -> Created;
         fn mknod(dir: &Handle, name: &Name, node: NodeKind, set: &SetAttr) -> Created;
         fn rmdir(dir: &Handle, name: &Name) -> Change;
-        fn readdir(
-            dir: &Handle,
-            cookie: u64,
-            verifier: [u8; 8],
-            attrs: bool,
-            each: &mut dyn FnMut(DirEntry<'_>) -> ControlFlow<()>
-        ) -> ReadDir;
+    }
+
+    readers! {
+        fn lookup(dir: &Handle, name: &Name) -> (Handle, Attr);
+        fn getattr(object: &Handle) -> Attr;
+        fn access(object: &Handle, wanted: Rights) -> (Rights, Attr);
         fn acl(object: &Handle, kind: AclKind) -> (Option<Acl>, Attr);
-        fn set_acl(object: &Handle, kind: AclKind, acl: Option<&Acl>) -> Change;
         fn statfs(object: &Handle) -> StatFs;
+    }
+
+    fn readdir(
+        &self,
+        caller: &Caller<'_>,
+        dir: &Handle,
+        cookie: u64,
+        verifier: [u8; 8],
+        attrs: bool,
+        each: &mut dyn FnMut(DirEntry<'_>) -> ControlFlow<()>,
+    ) -> Result<ReadDir> {
+        self.0.inner.readdir(caller, dir, cookie, verifier, attrs, &mut |entry| {
+            // The entries before this one cannot be taken back.
+            let object = entry.object.map(|object| self.0.with_space_after(caller.may_block, dir, object));
+            each(DirEntry { object, ..entry })
+        })
+    }
+
+    fn set_acl(&self, caller: &Caller<'_>, object: &Handle, kind: AclKind, acl: Option<&Acl>) -> Result<Change> {
+        let changed = self.0.inner.set_acl(caller, object, kind, acl)?;
+        Ok(self.0.with_space_after(caller.may_block, object, changed))
     }
 
     /// Holds the inner file. While it is held without a name, its objects stay in the queue of removals.
@@ -170,7 +202,8 @@ impl Vfs for Pnfs {
 
     fn setattr(&self, caller: &Caller<'_>, object: &Handle, set: &SetAttr, guard: Option<Time>) -> Result<Change> {
         if set.size.is_none() {
-            return self.0.inner.setattr(caller, object, set, guard);
+            let changed = self.0.inner.setattr(caller, object, set, guard)?;
+            return Ok(self.0.with_space_after(caller.may_block, object, changed));
         }
         let inner = |vfs: &dyn Vfs| vfs.setattr(&Caller { completion: None, ..*caller }, object, set, guard);
         self.on_data(caller, object, (WHOLE, true), Some(inner), |core, file, cred| {
@@ -245,11 +278,15 @@ impl Vfs for Pnfs {
 
     fn create(&self, caller: &Caller<'_>, dir: &Handle, name: &Name, mode: &CreateMode) -> Result<Created> {
         let CreateMode::Unchecked(set @ SetAttr { size: Some(size), .. }) = mode else {
-            return self.0.inner.create(caller, dir, name, mode);
+            // This may be a file that existed.
+            let created = self.0.inner.create(caller, dir, name, mode)?;
+            return Ok(self.0.with_space_after(caller.may_block, dir, created));
         };
         caller.complete(|| {
+            let (core, dir) = (self.0.clone(), dir.clone());
             let name = name.as_bytes().into();
-            self.0.clone().create_sized(caller.cred.clone(), dir.clone(), name, (set.clone(), *size))
+            let created = core.clone().create_sized(caller.cred.clone(), dir.clone(), name, (set.clone(), *size));
+            async move { created.await.map(|created| core.with_space_after(false, &dir, created)) }
         })
     }
 
@@ -285,7 +322,7 @@ impl Vfs for Pnfs {
         let _renaming = self.0.renames.begin();
         let linked = self.0.inner.link(caller, object, dir, name)?;
         self.0.scan.note_moved(object, Kind::File);
-        Ok(linked)
+        Ok(self.0.with_space_after(caller.may_block, object, linked))
     }
 
     fn seek(&self, caller: &Caller<'_>, file: &Handle, offset: u64, what: SeekFor) -> Result<Option<u64>> {
@@ -333,11 +370,16 @@ impl Vfs for Pnfs {
         if name == attribute() {
             return Err(VfsError::Perm);
         }
-        self.0.inner.set_xattr(caller, object, name, value, how)
+        let changed = self.0.inner.set_xattr(caller, object, name, value, how)?;
+        Ok(self.0.with_space_after(caller.may_block, object, changed))
     }
 
     fn remove_xattr(&self, caller: &Caller<'_>, object: &Handle, name: &Name) -> Result<Change> {
-        if name == attribute() { Err(VfsError::NoXattr) } else { self.0.inner.remove_xattr(caller, object, name) }
+        if name == attribute() {
+            return Err(VfsError::NoXattr);
+        }
+        let changed = self.0.inner.remove_xattr(caller, object, name)?;
+        Ok(self.0.with_space_after(caller.may_block, object, changed))
     }
 
     fn xattrs(&self, caller: &Caller<'_>, object: &Handle) -> Result<Vec<Bytes>> {

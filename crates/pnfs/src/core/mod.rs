@@ -46,7 +46,6 @@ use crate::{
     record::{COPIES_MAX, OBJECTS_MAX, Object, Record, RecordError, ServerId},
     servers::{DataServers, Failing},
     services::{Service, Services},
-    space::Space,
     stripes::Stripes,
     threads::Threads,
 };
@@ -192,7 +191,7 @@ impl Pnfs {
             renames: Arc::default(),
             wake: Notify::new(),
             writes: AtomicU64::new(0),
-            inner: Arc::new(Space::new(inner)),
+            inner,
             servers: services.clone(),
             services,
             drains: Drains::default(),
@@ -256,12 +255,12 @@ impl Core {
                 let record = Record::decode(&bytes).map_err(|error| damaged(&file.handle, error))?;
                 Place::Servers(Arc::new(record))
             }
-            // Objects that cannot have the attribute are not regular files.
-            Err(VfsError::NoXattr | VfsError::NotSupported | VfsError::Perm | VfsError::Invalid) => Place::Inner,
+            Err(error) if has_no_record(error) => Place::Inner,
             Err(error) => return Err(error),
         };
         if let Place::Servers(record) = &place {
             self.adopt(&file.handle, record)?;
+            file.spilled.store(true, Relaxed);
         }
         Ok(file.place.lock().get_or_insert(place).clone())
     }
@@ -294,6 +293,7 @@ impl Core {
         self.unsettled.lock().remove(&file.handle);
         let record = Arc::new(record);
         *file.place.lock() = Some(Place::Servers(record.clone()));
+        file.spilled.store(true, Relaxed);
         Ok(record)
     }
 
@@ -386,6 +386,12 @@ impl Core {
 /// Returns the name of the extended attribute with the record.
 pub(crate) fn attribute() -> &'static Name {
     Name::new(ATTRIBUTE.as_bytes()).expect("name must be valid")
+}
+
+/// Reports whether an error of the inner file system says that a file has no record. Objects that cannot have the attribute are not regular
+/// files.
+pub(crate) fn has_no_record(error: VfsError) -> bool {
+    matches!(error, VfsError::NoXattr | VfsError::NotSupported | VfsError::Perm | VfsError::Invalid)
 }
 
 /// Returns success if the file does not exist any more.

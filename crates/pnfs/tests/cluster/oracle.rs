@@ -96,6 +96,13 @@ impl Model {
         size.durable = if durable { Some(now) } else { size.durable };
     }
 
+    /// The client has ended without committing what it has written with a layout. A truncation that had not reached all objects may remove
+    /// it: nobody knows that the file has these bytes (RFC 8881 §12.5.4).
+    pub fn abandon(&mut self, write: WriteId) {
+        let Write { data, size, .. } = &mut self.writes[write];
+        (data.lossy, size.lossy) = (true, true);
+    }
+
     /// The write is executed again.
     pub fn repeat(&mut self, write: WriteId) {
         self.writes[write].ended = None;

@@ -42,7 +42,9 @@ fn grown(files: u8, len: usize) -> (World, Vec<(Handle, Vec<u8>)>) {
 fn copies_are_moved_to_a_new_data_server_until_all_have_the_same_bytes() {
     let (world, files) = grown(20, 5000);
     let plan = world.pnfs.plan_rebalance().unwrap();
-    assert!((9..=11).contains(&plan.copies), "{plan:?}");
+    // The new data server gets a quarter of the copies, and another one some if it had less by chance.
+    let given: u64 = plan.servers.iter().map(|(_, before, after)| before.saturating_sub(*after)).sum();
+    assert!(plan.copies >= 9 && given == plan.bytes, "no copy is moved twice: {plan:?}");
     assert_eq!(plan.servers.iter().map(|(_, before, _)| before).sum::<u64>(), 40 * (5000 + 4096));
     assert_eq!(world.servers.objects_on(4), 0, "a plan changes nothing");
     assert!(step(pin!(world.pnfs.rebalance())), "nothing was ordered");

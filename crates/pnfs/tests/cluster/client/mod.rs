@@ -95,7 +95,17 @@ impl Client {
                 self.fsync(&file).await;
             }
         }
+        self.abandon();
         self.state.lock().done = true;
+    }
+
+    /// Notes that the client may end without committing its writes.
+    fn abandon(&self) {
+        let dirty = self.state.lock().dirty.clone();
+        for (file, writes) in dirty {
+            let direct = writes.iter().filter(|dirty| matches!(dirty.how, How::Direct(..)));
+            direct.for_each(|dirty| self.model(&file, |model, _| model.abandon(dirty.write)));
+        }
     }
 
     /// Executes one operation.
@@ -131,6 +141,7 @@ impl Client {
 
     /// The client ends, and another one starts.
     fn restart(&self) {
+        self.abandon();
         let mut state = self.state.lock();
         state.instance += 1;
         state.layouts.clear();
