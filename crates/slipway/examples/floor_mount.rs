@@ -37,6 +37,7 @@ use wire::{Arguments, Attributes, HEADER, Header, Init, Listed, Out, WRITE_HEAD,
 struct Options {
     direct_io: bool,
     per_caller: bool,
+    read_only: bool,
 }
 
 /// An object: its attributes, and its names if it is a directory.
@@ -211,7 +212,7 @@ fn serve(device: &Device) -> rustix::io::Result<()> {
 
 fn main() -> io::Result<()> {
     let directory = env::args_os().nth(1).ok_or_else(|| io::Error::other("usage: floor_mount DIR"))?;
-    let options = Options { direct_io: false, per_caller: false };
+    let options = Options { direct_io: false, per_caller: false, read_only: false };
     Ok(serve(&Device::mount("floor", Path::new(&directory), &options)?)?)
 }
 

@@ -50,10 +50,10 @@ impl Device {
     /// # Errors
     /// This user or machine cannot mount there.
     pub fn mount(source: &str, directory: &Path, options: &Options) -> io::Result<Self> {
-        let options = of_kernel(options);
-        let fd = match mount_directly(source, directory, &options) {
+        let (read_only, options) = (options.read_only, of_kernel(options));
+        let fd = match mount_directly(source, directory, read_only, &options) {
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                mount_by_helper(source, directory, &options)?
+                mount_by_helper(source, directory, read_only, &options)?
             }
             result => result?,
         };
@@ -95,7 +95,7 @@ fn of_kernel(options: &Options) -> String {
 }
 
 /// Mounts by mount(2).
-fn mount_directly(source: &str, directory: &Path, options: &str) -> io::Result<OwnedFd> {
+fn mount_directly(source: &str, directory: &Path, read_only: bool, options: &str) -> io::Result<OwnedFd> {
     let kind = directory.metadata()?.mode() & 0o170_000;
     let device = OpenOptions::new().read(true).write(true).open("/dev/fuse").map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => io::Error::new(error.kind(), "there is no /dev/fuse; load it with 'modprobe fuse'"),
@@ -106,17 +106,21 @@ fn mount_directly(source: &str, directory: &Path, options: &str) -> io::Result<O
     let fd = device.as_raw_fd();
     let options = format!("fd={fd},rootmode={kind:o},user_id={uid},group_id={gid},{options}");
     let options = std::ffi::CString::new(options).expect("numbers");
-    rustix::mount::mount(source, directory, FSTYPE, MountFlags::NODEV | MountFlags::NOSUID, options.as_c_str())?;
+    let mut flags = MountFlags::NODEV | MountFlags::NOSUID;
+    flags.set(MountFlags::RDONLY, read_only);
+    rustix::mount::mount(source, directory, FSTYPE, flags, options.as_c_str())?;
     Ok(device.into())
 }
 
 /// Mounts by `fusermount3`.
-fn mount_by_helper(source: &str, directory: &Path, options: &str) -> io::Result<OwnedFd> {
+fn mount_by_helper(source: &str, directory: &Path, read_only: bool, options: &str) -> io::Result<OwnedFd> {
     let (ours, theirs) = UnixStream::pair()?;
     // A comma must be escaped, because it ends an option.
     let source = source.replace('\\', "\\\\").replace(',', "\\,");
     let mut command = Command::new(HELPER);
-    command.arg("-o").arg(format!("fsname={source},subtype=slipway,nodev,nosuid,{options}")).arg("--").arg(directory);
+    let access = if read_only { "ro" } else { "rw" };
+    let options = format!("{access},fsname={source},subtype=slipway,nodev,nosuid,{options}");
+    command.arg("-o").arg(options).arg("--").arg(directory);
     command.env("_FUSE_COMMFD", theirs.as_raw_fd().to_string()).stdin(Stdio::null()).stderr(Stdio::piped());
     rustix::io::fcntl_setfd(&theirs, FdFlags::empty())?;
     let mut helper = command.spawn().map_err(|error| {

@@ -70,6 +70,10 @@ pub struct Options {
     pub writeback: bool,
     /// The kernel reads files itself that the server passes.
     pub passthrough: bool,
+    /// Each write waits until its data are on stable storage.
+    pub synchronous: bool,
+    /// The kernel refuses changes.
+    pub read_only: bool,
     /// Each operation acts as its caller; otherwise as the user of the mount.
     pub per_caller: bool,
     /// The behaviour of operations while the server does not answer.
@@ -485,7 +489,8 @@ impl Fuse {
                 if data.len() != size as usize {
                     return Err(Errno::INVAL);
                 }
-                let durable = flags.intersects(rustix::fs::OFlags::SYNC | rustix::fs::OFlags::DSYNC);
+                let durable =
+                    self.options.synchronous || flags.intersects(rustix::fs::OFlags::SYNC | rustix::fs::OFlags::DSYNC);
                 let done = move |()| Out::new().u32(size).u32(0);
                 // The kernel reports errors of its own cache only once, so it must get them. With write-back caching, it sends its
                 // data before each fsync and close, which report errors of staged data.

@@ -216,6 +216,29 @@ fn invalid_mounts_are_rejected() {
     }
     assert!(fails(2, &["mount", "server:/export", there]).contains("nfs://"));
     assert!(fails(2, &["mount", "--attributes=-1", &url, there]).contains("--attributes"));
+    assert!(fails(2, &["mount", "--writeback", "-o", "sync", &url, there]).contains("--writeback"));
+}
+
+#[test]
+fn options_have_the_meanings_of_the_kernels_mounts() {
+    let Some(world) = World::new("options_have_the_meanings_of_the_kernels_mounts", "tcp", "") else { return };
+    let sync = world.with_arguments("sync", "", &["-o", "sync"]);
+    let file = File::create(sync.at.join("file")).unwrap();
+    for data in [b"first", b"other"] {
+        file.write_all_at(data, 0).unwrap();
+        assert_eq!(fs::read(world.served.join("file")).unwrap(), data, "a write must wait for the server");
+    }
+    drop(file);
+    sync.terminate();
+    let read_only = world.with_arguments("read-only", "", &["-o", "ro"]);
+    assert_eq!(fs::read(read_only.at.join("file")).unwrap(), b"other");
+    assert_eq!(fs::write(read_only.at.join("new"), "").unwrap_err().kind(), ErrorKind::ReadOnlyFilesystem);
+    assert_eq!(fs::remove_file(read_only.at.join("file")).unwrap_err().kind(), ErrorKind::ReadOnlyFilesystem);
+    read_only.terminate();
+    let last_counts = world.with_arguments("last", "", &["-o", "ro,sync,rw,async"]);
+    fs::write(last_counts.at.join("new"), "").unwrap();
+    last_counts.terminate();
+    world.end();
 }
 
 #[test]

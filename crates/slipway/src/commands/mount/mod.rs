@@ -48,7 +48,8 @@ pub struct Args {
     /// With --status, print each mount as a line of JSON
     #[arg(long, requires = "status", conflicts_with_all = MOUNTING)]
     json: bool,
-    /// Options of the URL, separated by commas: vers=4.2,xprtsec=tls. Also hard, soft, softerr and retrans=N, as in nfs(5)
+    /// Options of the URL, separated by commas: vers=4.2,xprtsec=tls. Also ro, rw, sync, async, hard, soft, softerr and retrans=N, as in
+    /// mount(8) and nfs(5)
     #[arg(short, value_name = "OPTIONS", value_delimiter = ',')]
     options: Vec<String>,
     /// The file of the issuers that may sign the server's certificate; by default that of the system
@@ -89,17 +90,27 @@ pub struct Args {
 }
 
 impl Args {
-    /// Returns the URL with the options of the command line, the mount point, and what to do when the server does not answer.
-    fn applied(&self) -> Result<(NfsUrl, &Path, Recovery), Failure> {
+    /// Returns the URL with the options of the command line, the mount point, and the options of the mount.
+    fn applied(&self) -> Result<(NfsUrl, &Path, Options), Failure> {
+        let ttl = Duration::try_from_secs_f64(self.attributes).ok().filter(|ttl| *ttl <= TTL_MAX);
+        let ttl = ttl.ok_or_else(|| Failure::usage("--attributes: from 0 to 3600 seconds"))?;
         let (Some(mut url), Some(directory)) = (self.url.clone(), &self.directory) else {
             return Err(Failure::usage("a URL and a directory are needed"));
         };
         let options = &mut url.options;
         let (mut soft, mut softerr, mut retrans) = (self.soft, self.softerr, self.retrans);
+        let (mut read_only, mut synchronous) = (false, false);
         for option in &self.options {
             let (key, value) = option.split_once('=').unwrap_or((option, ""));
             let failed = |problem: String| Failure::usage(format!("-o {option}: {problem}"));
             match (key, value) {
+                ("ro", "") => read_only = true,
+                ("rw", "") => read_only = false,
+                ("sync", "") if self.writeback => {
+                    return Err(failed("--writeback leaves data in the kernel, and excludes sync".to_owned()));
+                }
+                ("sync", "") => synchronous = true,
+                ("async", "") => synchronous = false,
                 ("hard", "") => (soft, softerr) = (false, false),
                 ("soft", "") => (soft, softerr) = (true, false),
                 ("softerr", "") => (soft, softerr) = (false, true),
@@ -132,7 +143,17 @@ impl Args {
             }
         }
         options.tls.check().map_err(Failure::usage)?;
-        Ok((url, directory, recovery))
+        let options = Options {
+            ttl,
+            direct_io: self.direct_io,
+            writeback: self.writeback,
+            passthrough: self.passthrough,
+            synchronous,
+            read_only,
+            per_caller: self.allow_other,
+            recovery,
+        };
+        Ok((url, directory, options))
     }
 }
 
@@ -141,17 +162,7 @@ pub fn run(args: &Args) -> Outcome {
     if let Some(directory) = &args.status {
         return status::print(directory.as_deref(), args.json);
     }
-    let (url, directory, recovery) = args.applied()?;
-    let ttl = Duration::try_from_secs_f64(args.attributes).ok().filter(|ttl| *ttl <= TTL_MAX);
-    let ttl = ttl.ok_or_else(|| Failure::usage("--attributes: from 0 to 3600 seconds"))?;
-    let options = Options {
-        ttl,
-        direct_io: args.direct_io,
-        writeback: args.writeback,
-        passthrough: args.passthrough,
-        per_caller: args.allow_other,
-        recovery,
-    };
+    let (url, directory, options) = args.applied()?;
     reach::run(serve((&url, directory), options))
 }
 
