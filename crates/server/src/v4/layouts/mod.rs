@@ -205,6 +205,7 @@ pub(super) async fn end(shared: Arc<Shared4>, end: LayoutEnd<FileId>) {
         }
     }
     if end.fence {
+        tracing::warn!(file = ?end.file.1, holder = end.holder.0, "a layout was revoked, and its client is fenced from the file");
         shared.with_state(|state| state.fenced(&end.file));
     }
 }
