@@ -36,8 +36,8 @@ impl Core {
                 let (caller, root) = (Caller::blocking(&cred), Caller::blocking(&root));
                 let former = core.inner.getattr(&root, &of.handle)?.size;
                 // If the file grows, too: a client that reads beyond the end of an object believes that the file ends there.
-                // Objects can be longer than the file if a client has not committed its writes.
-                let committed = !core.has_work(&of.handle, LAYOUTS);
+                // Objects can be longer than the file if a client has not committed its writes, or if the size went back in a crash.
+                let committed = !core.has_work(&of.handle, LAYOUTS) && !core.is_unequal(&of.handle);
                 let resizes = spilled && set.size.is_some_and(|size| size != former || !committed);
                 if resizes {
                     core.add_work(&of.handle, TRUNCATING)?;

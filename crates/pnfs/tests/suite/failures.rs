@@ -33,6 +33,19 @@ fn objects_are_not_longer_than_a_file_that_could_not_grow() {
 }
 
 #[test]
+fn truncation_to_the_size_of_the_file_cuts_objects_that_are_longer() {
+    for world in World::each() {
+        let file = world.create("file");
+        world.write(&file, 0, &[1; 5000]).unwrap();
+        world.disk.refusing_attributes.store(1, Relaxed);
+        assert_eq!(world.write(&file, 4000, &[2; 3000]).unwrap_err(), VfsError::Io);
+        world.truncate(&file, 5000).unwrap();
+        world.write(&file, 9000, &[3; 10]).unwrap();
+        assert!(world.read(&file).unwrap()[5000..9000].iter().all(|byte| *byte == 0));
+    }
+}
+
+#[test]
 fn stale_copy_is_never_read_and_is_made_again() {
     World::each().for_each(|world| stale_copies(&world));
 }
