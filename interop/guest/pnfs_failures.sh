@@ -159,6 +159,7 @@ silent_client() {
   grep -q 'revoked' /run/out/serve.0.log
   # The client is back. What it writes by its former layout is refused, so its copies stay equal.
   ip -n other link set other0 up
+  ip -n other route add default via 10.9.2.1
   head -c 4096 /run/small >&6 || true
   sync /run/other/file || true
   exec 6>&- || true
