@@ -82,13 +82,8 @@ impl Core {
     /// # Errors
     /// Returns `WouldBlock`.
     pub fn with_space<T: Attributed>(&self, may_block: bool, argument: &Handle, mut result: T) -> Result<T> {
-        let object = result.object(argument).clone();
-        if let Some(attr) = result.attr()
-            && attr.kind == Kind::File
-            && attr.used < attr.size
-            && self.is_spilled(may_block, &object)?
-        {
-            attr.used = attr.size;
+        if is_sparse(&mut result) && self.is_spilled(may_block, result.object(argument))? {
+            fill(&mut result);
         }
         Ok(result)
     }
@@ -96,13 +91,8 @@ impl Core {
     /// Returns a result of an operation that may have changed something, with the bytes of storage that clients see. If it is not known
     /// where the data are, they may be on data servers: a number that is too large is harmless.
     pub fn with_space_after<T: Attributed>(&self, may_block: bool, argument: &Handle, mut result: T) -> T {
-        let object = result.object(argument).clone();
-        if let Some(attr) = result.attr()
-            && attr.kind == Kind::File
-            && attr.used < attr.size
-            && self.is_spilled(may_block, &object).unwrap_or(true)
-        {
-            attr.used = attr.size;
+        if is_sparse(&mut result) && self.is_spilled(may_block, result.object(argument)).unwrap_or(true) {
+            fill(&mut result);
         }
         result
     }
@@ -128,5 +118,17 @@ impl Core {
             Err(_) => {}
         }
         Ok(true)
+    }
+}
+
+/// Reports whether a result has the attributes of a file that takes fewer bytes than it is long.
+fn is_sparse(result: &mut impl Attributed) -> bool {
+    result.attr().is_some_and(|attr| attr.kind == Kind::File && attr.used < attr.size)
+}
+
+/// Makes a file take as many bytes as it is long.
+fn fill(result: &mut impl Attributed) {
+    if let Some(attr) = result.attr() {
+        attr.used = attr.size;
     }
 }
