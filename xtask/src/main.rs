@@ -4,7 +4,7 @@
 //! cargo xtask test [--all]                     all of it: format, lints, tests, tidy, interop
 //! cargo xtask tidy                             the rules of STYLE.md and ARCHITECTURE.md that a program can check, and the citations
 //! cargo xtask trace                            write docs/traceability.md, the report of the citations of RFCs
-//! cargo xtask interop [--only NAME] [--all]    a real Linux kernel, libnfs, fio, tshark and attackers against Slipway; --all runs every
+//! cargo xtask interop [--only NAME,...] [--all] a real Linux kernel, libnfs, fio, tshark and attackers against Slipway; --all runs every
 //!                                              cell of the matrices of which a commit runs some
 //! cargo xtask compare [--seconds N] [--congestion cubic,bbr]   speed beside libnfs's client on NFS-Ganesha, in one run
 //! cargo xtask compare --security [--seconds N] [--congestion bbr]   Kerberos and TLS beside AUTH_SYS and beside their ciphers
@@ -59,8 +59,8 @@ fn main() -> ExitCode {
         }
         ["interop"] => interop::run(None, false, &mut report),
         ["interop", "--all"] => interop::run(None, true, &mut report),
-        ["interop", "--only", suite] => interop::run(Some(suite), false, &mut report),
-        ["interop", "--only", suite, "--all"] => interop::run(Some(suite), true, &mut report),
+        ["interop", "--only", suites] => interop::run(Some(suites), false, &mut report),
+        ["interop", "--only", suites, "--all"] => interop::run(Some(suites), true, &mut report),
         ["compare", arguments @ ..] => compare::run(arguments, &mut report),
         ["sim", "--seed", seed] => simulations::replay(seed, &mut report),
         ["sim", "--replay"] => simulations::replays("2", "1", &mut report),
@@ -83,7 +83,7 @@ usage: cargo xtask test [--all]
        cargo xtask tidy
        cargo xtask trace
        cargo xtask interop [--only client|locks|restarts|knfsd|knfsd4|verbs|hostile|libnfs|fio|mount|capture|kerberos|kerberos-linux|kerberos-state|tls|
-                            ganesha|pnfs|pnfs-knfsd|pnfs-gluster|reference] [--all]
+                            ganesha|pnfs|pnfs-knfsd|pnfs-gluster|reference,...] [--all]
        cargo xtask compare [--seconds N] [--congestion NAME,... | --knfsd | --mount | --security]
        cargo xtask sim --seed N | --replay [TIMES [--jobs N]]
        cargo xtask fuzz TARGET [--minutes M]

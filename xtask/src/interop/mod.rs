@@ -26,10 +26,11 @@ mod tls;
 mod tools;
 mod verbs;
 
+use std::collections::VecDeque;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::thread;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
+use std::{iter, thread};
 
 use crate::report::{Outcome, Report};
 use crate::{debian, shell};
@@ -98,44 +99,46 @@ const fn on(kernels: &'static [Kernel], suite: Suite) -> Suite {
     Suite { kernels, ..suite }
 }
 
-/// The suites, in lanes that run in parallel. In the first lane our server runs on the host, where only one server can
-/// be the rpcbind. A guest uses at most one processor, and all lanes take about the same time.
-const LANES: [&[Suite]; 3] = [
-    &[
-        on(&Kernel::ALL, suite("client", client::run)),
-        suite("libnfs", tools::libnfs),
-        suite("fio", tools::fio),
-        suite("mount", mount::run),
-        suite("capture", capture::run),
-        suite("kerberos", kerberos::run),
-        suite("ganesha", ganesha::run),
-    ],
-    &[
-        suite("verbs", verbs::run),
-        suite("restarts", restarts::run),
-        suite("hostile", hostile::run),
-        on(&Kernel::ALL, suite("kerberos-linux", kerberos::linux)),
-        suite("pnfs-knfsd", pnfs::knfsd),
-        suite("pnfs-gluster", pnfs::gluster),
-    ],
-    &[
-        suite("locks", locks::run),
-        suite("knfsd", knfsd::version3),
-        suite("knfsd4", knfsd::version4),
-        on(&[Kernel::NEWER], suite("tls", tls::linux)),
-        on(&Kernel::ALL, suite("kerberos-state", kerberos::state)),
-        on(&Kernel::ALL, suite("pnfs", pnfs::linux)),
-        suite("reference", client::reference),
-    ],
+/// The suites whose server runs on the host, where only one server can be the rpcbind. They run one after the other.
+const ON_HOST: [Suite; 7] = [
+    on(&Kernel::ALL, suite("client", client::run)),
+    suite("libnfs", tools::libnfs),
+    suite("fio", tools::fio),
+    suite("mount", mount::run),
+    suite("capture", capture::run),
+    suite("kerberos", kerberos::run),
+    suite("ganesha", ganesha::run),
 ];
+
+/// The suites that run beside any other, those first that are the longest with all cells.
+const BESIDE_OTHERS: [Suite; 13] = [
+    on(&Kernel::ALL, suite("kerberos-linux", kerberos::linux)),
+    on(&Kernel::ALL, suite("pnfs", pnfs::linux)),
+    suite("verbs", verbs::run),
+    suite("restarts", restarts::run),
+    on(&[Kernel::NEWER], suite("tls", tls::linux)),
+    on(&Kernel::ALL, suite("kerberos-state", kerberos::state)),
+    suite("locks", locks::run),
+    suite("knfsd4", knfsd::version4),
+    suite("hostile", hostile::run),
+    suite("knfsd", knfsd::version3),
+    suite("reference", client::reference),
+    suite("pnfs-knfsd", pnfs::knfsd),
+    suite("pnfs-gluster", pnfs::gluster),
+];
+
+/// The number of suites that run at the same time. A guest uses at most one processor, and waits for much of its time.
+const WORKERS: usize = 3;
 
 /// Suites that run only on request: one only checks the harness, and some checks of the others fail if the machine is busy.
 const ON_REQUEST: [&str; 3] = ["reference", "pnfs-knfsd", "pnfs-gluster"];
 
-/// Runs one suite, or all that CI runs, with all cells of their matrices if `all`. Returns `false` if there is no suite
-/// `only`.
+/// Runs these suites (names with commas between them), or all that CI runs, with all cells of their matrices if `all`. Returns `false` if
+/// there is no suite of one of the names.
 pub fn run(only: Option<&str>, all: bool, report: &mut Report) -> bool {
-    if only.is_some_and(|only| LANES.iter().copied().flatten().all(|suite| suite.name != only)) {
+    let only: Option<Vec<&str>> = only.map(|names| names.split(',').collect());
+    let exists = |name: &&str| ON_HOST.iter().chain(&BESIDE_OTHERS).any(|suite| suite.name == *name);
+    if !only.iter().flatten().all(exists) {
         return false;
     }
     let bench = match prepare(Rotation::new(all)) {
@@ -155,30 +158,47 @@ pub fn run(only: Option<&str>, all: bool, report: &mut Report) -> bool {
             report.record(format!("interop: {suite}"), Outcome::Skipped(how));
         }
     }
+    let wanted = |suite: &&Suite| {
+        only.as_ref().map_or_else(|| !ON_REQUEST.contains(&suite.name), |only| only.contains(&suite.name))
+    };
+    let mut jobs = |suites: &'static [Suite]| {
+        let of_suite = |suite: &'static Suite| {
+            let kernels = bench.rotation.pick(suite.name, suite.kernels, 1, report);
+            kernels.into_iter().map(move |kernel| Job { suite, kernel: *kernel }).collect::<Vec<_>>()
+        };
+        suites.iter().filter(wanted).flat_map(of_suite).collect::<VecDeque<_>>()
+    };
+    let on_host = jobs(&ON_HOST);
+    let beside_others = Mutex::new(jobs(&BESIDE_OTHERS));
+    let next = || beside_others.lock().expect("no holder panics").pop_front();
     let reports = thread::scope(|scope| {
-        let lanes = LANES.map(|lane| scope.spawn(|| in_turn(lane, only, &bench)));
-        lanes.map(|lane| lane.join().expect("a suite fails without panicking"))
+        // The first worker helps the others when it has run what can run only alone.
+        let mut workers = vec![scope.spawn(|| in_turn(on_host.into_iter().chain(iter::from_fn(next)), &bench))];
+        workers.extend((1..WORKERS).map(|_| scope.spawn(|| in_turn(iter::from_fn(next), &bench))));
+        workers.into_iter().map(|worker| worker.join().expect("a suite fails without panicking")).collect::<Vec<_>>()
     });
-    reports.into_iter().for_each(|lane| report.append(lane));
+    reports.into_iter().for_each(|of_worker| report.append(of_worker));
     true
 }
 
-/// Runs the selected suites of a lane.
-fn in_turn(lane: &[Suite], only: Option<&str>, bench: &Bench) -> Report {
+/// One run of a suite.
+struct Job {
+    suite: &'static Suite,
+    kernel: Kernel,
+}
+
+/// Runs jobs one after the other.
+fn in_turn(jobs: impl Iterator<Item = Job>, bench: &Bench) -> Report {
     let mut report = Report::default();
-    for Suite { name, run, kernels } in lane {
-        if !only.map_or(!ON_REQUEST.contains(name), |only| only == *name) {
-            continue;
+    for Job { suite: Suite { name, run, .. }, kernel } in jobs {
+        let label = kernel.label(name);
+        eprintln!("== interop: {label}");
+        let started = Instant::now();
+        if let Err(why) = run(&Bench { kernel, ..bench.clone() }, &mut report) {
+            eprintln!("== interop: {label}: FAILED: {why}");
+            report.record(format!("interop: {label}"), Outcome::Failed(why));
         }
-        for kernel in bench.rotation.pick(name, kernels, 1, &mut report) {
-            eprintln!("== interop: {name}");
-            let started = Instant::now();
-            if let Err(why) = run(&Bench { kernel: *kernel, ..bench.clone() }, &mut report) {
-                eprintln!("== interop: {name}: FAILED: {why}");
-                report.record(format!("interop: {}", kernel.label(name)), Outcome::Failed(why));
-            }
-            eprintln!("== interop: {name}: {} s", started.elapsed().as_secs());
-        }
+        eprintln!("== interop: {label}: {} s", started.elapsed().as_secs());
     }
     report
 }
