@@ -65,7 +65,8 @@ start() {
     *) set -- $1 $OPTIONS $OBJECTS --rpcbind off --squash none --state-dir /run/state$1 --listen tcp://${HOST[$1]}:${PORT[$1]} \
       --listen "rdma://${HOST[$1]}:${RDMA_PORT[$1]}?provider=iwarp" /run/ds$1 ;;
   esac
-  $IN_SERVER "$SLIPWAY" -vv serve --ready-file /run/ready.$1 "${@:2}" >>/run/out/serve.$1.log 2>&1 &
+  # Checks have files open as 5 and 6, which a server must not inherit.
+  $IN_SERVER "$SLIPWAY" -vv serve --ready-file /run/ready.$1 "${@:2}" >>/run/out/serve.$1.log 2>&1 5>&- 6>&- &
   echo $! >/run/pid.$1
   await ready_or_dead $1
   test -e /run/ready.$1
