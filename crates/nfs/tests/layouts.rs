@@ -1,27 +1,35 @@
-//! Bodies of layouts that another codec has encoded, which was generated from the XDR of the RFCs.
+//! Bodies of layouts that another codec has encoded, which was generated from the XDR of the RFCs, and those that Linux has sent.
 
 use std::collections::HashMap;
 
 use bytes::Bytes;
 use nfs::v4::{
+    compound::*,
     layout::{BadBody, decode_body, encode_body, files::*, flex::*},
     *,
 };
-use xdr::{Decode, Encode, Opaque};
+use xdr::{Decode, Encode, Message, Opaque};
 
 /// Returns the bytes of the vector `name`.
 fn vector(name: &str) -> Bytes {
     let lines = include_str!("layout_vectors.txt").lines().filter_map(|line| line.split_once(' '));
     let vectors: HashMap<&str, &str> = lines.collect();
-    let hex = vectors[name];
+    bytes(vectors[name])
+}
+
+fn bytes(hex: &str) -> Bytes {
     (0..hex.len()).step_by(2).map(|i| u8::from_str_radix(&hex[i..i + 2], 16).unwrap()).collect()
 }
 
 /// Decodes the vector `name`, and encodes it to the same bytes.
 fn again<T: Decode + Encode>(name: &str) -> T {
-    let body = Opaque(vector(name));
-    let value: T = decode_body(&body).unwrap();
-    assert_eq!(encode_body(&value), body);
+    body_again(&Opaque(vector(name)))
+}
+
+/// Decodes a body, and encodes it to the same bytes.
+fn body_again<T: Decode + Encode>(body: &Opaque<BODY_BOUND>) -> T {
+    let value: T = decode_body(body).unwrap();
+    assert_eq!(encode_body(&value), *body);
     value
 }
 
@@ -104,4 +112,63 @@ fn stripe_unit_is_a_multiple_of_64_bytes() {
     assert_eq!(FileLayoutUtil4::new(100, 0), None);
     let util = FileLayoutUtil4::new(128, FileLayoutUtil4::DENSE).unwrap();
     assert_eq!((util.0, util.stripe_unit(), util.is_dense()), (129, 128, true));
+}
+
+#[test]
+fn compounds_with_layouts_match_linux() {
+    let lines = include_str!("layout_linux.txt").lines().filter(|line| !line.starts_with('#'));
+    let mut reports = Vec::new();
+    // LAYOUTSTATS, LAYOUTERROR, LAYOUTGET, GETDEVICEINFO.
+    let mut seen = [0; 4];
+    for line in lines {
+        let (name, hex) = line.split_once(' ').expect("a line must have a name and bytes");
+        let bytes = bytes(hex);
+        match name {
+            "CompoundArgs" => {
+                whole_again::<CompoundArgs>(&bytes).argarray.into_iter().for_each(|operation| match operation {
+                    Argop4::LayoutReturn(LayoutReturnArgs {
+                        layoutreturn: Layoutreturn4::File { body, .. }, ..
+                    }) => {
+                        reports.push(body_again::<FfLayoutReturn4>(&body));
+                    }
+                    Argop4::LayoutStats(statistics) => {
+                        body_again::<FfLayoutUpdate4>(&statistics.layoutupdate.body);
+                        seen[0] += 1;
+                    }
+                    Argop4::LayoutError(error) => {
+                        let [error] = &error.errors[..] else { panic!("{error:?}") };
+                        assert_eq!((error.status, error.opnum), (Nfsstat4::NxIo, Opnum4::Write));
+                        seen[1] += 1;
+                    }
+                    _ => {}
+                })
+            }
+            "CompoundRes" => whole_again::<CompoundRes>(&bytes).resarray.into_iter().for_each(|result| match result {
+                Resop4::LayoutGet(LayoutGetRes::Ok(granted)) => {
+                    assert_eq!(body_again::<FfLayout4>(&granted.layout[0].content.body).mirrors.len(), 1);
+                    seen[2] += 1;
+                }
+                Resop4::GetDeviceInfo(GetDeviceInfoRes::Ok(device)) => {
+                    assert_eq!(body_again::<FfDeviceAddr4>(&device.device_addr.body).versions[0].version, 3);
+                    seen[3] += 1;
+                }
+                _ => {}
+            }),
+            other => panic!("{other}"),
+        }
+    }
+    assert_eq!(seen, [1; 4]);
+    // Of one copy, of three, and of the two that are left after one has failed.
+    assert_eq!(reports.iter().map(|report| report.iostats_report.len()).collect::<Vec<_>>(), [1, 3, 2]);
+    for statistics in reports.iter().flat_map(|report| &report.iostats_report) {
+        assert_eq!(statistics.write.bytes, statistics.layoutupdate.write.bytes_completed);
+        assert_eq!(statistics.layoutupdate.addr.netid, "tcp".into());
+    }
+}
+
+/// Decodes a message, and encodes it to the same bytes.
+fn whole_again<T: Decode + Encode>(bytes: &Bytes) -> T {
+    let value: T = Message::from(bytes.clone()).decode().unwrap();
+    assert_eq!(Message::encode(&value).to_rope().to_bytes().unwrap(), bytes);
+    value
 }
