@@ -17,18 +17,22 @@ pub fn restart(place: &mut Place) -> Result<(), String> {
     std::fs::create_dir(&tree).map_err(|error| error.to_string())?;
     prepare_signals(place)?;
     let mut postgres = Postgres::start(place)?;
-    let mut tar = Command::new("tar");
-    tar.arg("-xf").arg(&place.bench.fixture.archive).arg("-C").arg(&tree);
+    let go_on = place.logs.join("continue");
+    let mut tar = Command::new("bash");
+    tar.args(["-c", UNPACK, "unpack"]).arg(&place.bench.fixture.archive).arg(&tree).arg(&go_on);
     let mut writer = Command::new("bash");
     writer.args(["-c", WRITER, "writer"]).arg(place.at.join("lines")).arg(place.logs.join("stop"));
     let mut tar = Daemon::start(&mut tar, &place.logs.join("tar.log"))?;
     let mut writer = Daemon::start(&mut writer, &place.logs.join("writer.log"))?;
     let served = place.served.join("lines");
     let lines = || std::fs::read_to_string(&served).unwrap_or_default().lines().count();
-    if !shell::wait_until(PATIENCE, || lines() > 20 && postgres.committed() > 20) || !tar.is_running() {
-        return Err("tar, PostgreSQL or the writer has not begun, or tar has ended before the outage".into());
+    let unpacked = place.served.join("tree");
+    let has_begun = || unpacked.read_dir().is_ok_and(|mut entries| entries.next().is_some());
+    if !shell::wait_until(PATIENCE, || lines() > 20 && postgres.committed() > 20 && has_begun()) {
+        return Err("tar, PostgreSQL or the writer has not begun".into());
     }
     place.server.kill()?;
+    std::fs::write(&go_on, "").map_err(|error| error.to_string())?;
     let (since, at_kill) = (Instant::now(), (lines(), postgres.committed()));
     let mut programs = Vec::new();
     let signals = while_away(place, &mut programs);
@@ -79,6 +83,17 @@ pub fn postgres(place: &mut Place) -> Result<(), String> {
     }
     Ok(())
 }
+
+/// Unpacks an archive. Its end comes when the third argument exists, so that tar has not ended before.
+const UNPACK: &str = r#"
+set -euo pipefail
+exec 3> >(tar -xf - -C "$2"); tar=$!
+head -c 4M "$1" >&3
+until test -e "$3"; do sleep 0.1; done
+tail -c +$((4 * 1024 * 1024 + 1)) "$1" >&3
+exec 3>&-
+wait $tar
+"#;
 
 /// Appends and syncs a line until the second argument exists. Says each line that has been synced.
 const WRITER: &str = r#"
