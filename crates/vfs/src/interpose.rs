@@ -29,6 +29,11 @@ pub trait Interpose: Send + Sync + 'static {
         self.inner().caps()
     }
 
+    /// Returns the layouts of the tree: those of the back end, or those of this layer.
+    fn layouts(&self) -> Option<&dyn Layouts> {
+        self.inner().layouts()
+    }
+
     /// Executes an operation. `run` calls it on the back end, and may be called any number of times, including zero.
     ///
     /// # Errors
@@ -188,7 +193,7 @@ impl<I: Interpose> Vfs for Interposed<I> {
     }
 
     fn layouts(&self) -> Option<&dyn Layouts> {
-        self.0.inner().layouts().map(|_| self as &dyn Layouts)
+        self.0.layouts().map(|_| self as &dyn Layouts)
     }
 }
 
@@ -196,18 +201,18 @@ macro_rules! layout_operations {
     ($(fn $name:ident($($arg:ident: $type:ty),*) -> $result:ty, by $key:expr;)*) => {$(
         fn $name(&self, caller: &Caller<'_>, $($arg: $type),*) -> Result<$result> {
             let operation = Operation::new(concat!("layout_", stringify!($name)), $key);
-            self.0.operation(caller, operation, &mut |caller| inner_layouts(&self.0).$name(caller, $($arg),*))
+            self.0.operation(caller, operation, &mut |caller| layouts_of(&self.0).$name(caller, $($arg),*))
         }
     )*};
 }
 
 impl<I: Interpose> Layouts for Interposed<I> {
     fn caps(&self) -> &LayoutCaps {
-        inner_layouts(&self.0).caps()
+        layouts_of(&self.0).caps()
     }
 
     fn subscribe(&self, events: Arc<dyn LayoutEvents>) {
-        inner_layouts(&self.0).subscribe(events);
+        layouts_of(&self.0).subscribe(events);
     }
 
     layout_operations! {
@@ -222,13 +227,13 @@ impl<I: Interpose> Layouts for Interposed<I> {
     }
 
     fn count(&self, file: &Handle, holder: LayoutHolder, usage: &DataUsage) {
-        inner_layouts(&self.0).count(file, holder, usage);
+        layouts_of(&self.0).count(file, holder, usage);
     }
 }
 
-/// Returns the layouts of the back end of a layer. [`Vfs::layouts`] has returned the layer because the back end has some.
-fn inner_layouts(layer: &impl Interpose) -> &dyn Layouts {
-    layer.inner().layouts().expect("a tree has layouts always or never")
+/// Returns the layouts of a layer. [`Vfs::layouts`] has returned the layer because it has some.
+fn layouts_of(layer: &impl Interpose) -> &dyn Layouts {
+    layer.layouts().expect("a tree has layouts always or never")
 }
 
 /// Maximum number of entries that one call of `readdir` lists.
