@@ -9,6 +9,7 @@
 
 mod admin;
 mod callback4;
+mod granting;
 mod gss;
 mod nfs;
 mod nfs4;
