@@ -1,6 +1,7 @@
 # Runs in the guest: the provider `verbs` on both of Linux's software devices at once, rxe (RoCE version 2) on eth0 and
 # siw (iWARP) on a veth, with a Linux kernel and with our own client and server. All ends are in the guest, because no
-# such device reaches the host. The server runs as root with the identity of its callers, and also serves TCP.
+# such device reaches the host. The server runs as root with the identity of its callers, and also serves TCP. /run/out/env sets SLIPWAY
+# and the test programs, VERSION4 (DEVICE:VERSION of mounts by version 4) and WAYS (of registering memory).
 . /run/out/guest/lib.sh
 . /run/out/guest/content.sh
 . /run/out/guest/version4.sh
@@ -318,13 +319,14 @@ wait "${CLIENTS[@]}"
 # operations. (With 4.1 and 4.2, the mount that writes has it. With 4.0 there is no write delegation, and the mount that
 # reads would have one. Without a callback address there is none.)
 for device in rxe siw; do
-  VERSION4=()
-  for v in 4.0 4.1 4.2; do
-    also=version4 options=
+  CLIENTS=()
+  for mount in $VERSION4; do
+    [ ${mount%:*} = $device ] || continue
+    v=${mount#*:} also=version4 options=
     case $v in 4.0) options=,clientaddr=0.0.0.0 ;; 4.2) also=version42 ;; esac
-    (SERVER=${AT[$device]} brief "$device-$v" "vers=$v,proto=rdma,port=$OURS_RDMA$options" $also) & VERSION4+=($!)
+    (SERVER=${AT[$device]} brief "$device-$v" "vers=$v,proto=rdma,port=$OURS_RDMA$options" $also) & CLIENTS+=($!)
   done
-  wait "${VERSION4[@]}"
+  [ -z "${CLIENTS[*]}" ] || wait "${CLIENTS[@]}"
 done
 touch /run/enough; wait "$OTHERS"
 for device in rxe siw; do
@@ -334,7 +336,7 @@ done
 check "siw: too little locked memory is explained" too_little_locked_memory_is_explained
 check "siw: root exceeds the limit of locked memory" root_exceeds_the_limit_of_locked_memory
 check "our server ends well, with all that the kernel's clients wrote" serves_to_the_end
-for way in per-io fast cache pool; do registering "$way"; done
+for way in $WAYS; do registering "$way"; done
 if check "knfsd starts" knfsd_with_export; then
   (ours knfsd siw of_knfsd /run/export 1234)
   # If every device has memory windows, as rxe has, peers are told that they can invalidate regions.

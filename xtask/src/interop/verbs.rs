@@ -8,9 +8,16 @@ use crate::report::Report;
 /// Runs `guest/verbs.sh`.
 pub fn run(bench: &Bench, report: &mut Report) -> Result<(), String> {
     let program = |name| bench.test_program("rdma", name).map(|path| text(&path));
+    let mut pick = |cells: &[&'static str], count| {
+        let cells = bench.rotation.pick("verbs", cells, count, report);
+        cells.into_iter().copied().collect::<Vec<_>>().join(" ")
+    };
+    let (version4, ways) = (pick(&VERSION4, 2), pick(&WAYS, 1));
     let guest = Guest::new(bench, bench.fresh("verbs")?.join("guest"))?;
     guest.environment(&[
         ("SLIPWAY", text(&bench.slipway)),
+        ("VERSION4", version4),
+        ("WAYS", ways),
         ("CONFORMANCE", program("conformance")?),
         ("CHAOS", program("chaos")?),
         ("SHARED", program("shared_receives")?),
@@ -19,3 +26,8 @@ pub fn run(bench: &Bench, report: &mut Report) -> Result<(), String> {
     let succeeded = guest.run("verbs.sh");
     guest.results("verbs", succeeded, report)
 }
+
+/// Mounts by version 4: the device and the version. A commit runs one for each device.
+const VERSION4: [&str; 6] = ["rxe:4.0", "siw:4.1", "rxe:4.2", "siw:4.0", "rxe:4.1", "siw:4.2"];
+/// The ways of registering memory. A commit runs one.
+const WAYS: [&str; 4] = ["per-io", "fast", "cache", "pool"];
