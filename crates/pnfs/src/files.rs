@@ -46,6 +46,8 @@ pub struct File {
     pub resilver_after: Mutex<Option<Instant>>,
     /// The time before which clients get no layouts, because data servers denied them access.
     pub layouts_after: Mutex<Option<Instant>>,
+    /// The operations that read data and write the same data again. No client may have a layout to write meanwhile.
+    rewriting: AtomicU32,
     /// `true` if the file was written since the last round of the upkeep.
     pub active: Mutex<bool>,
     /// The stripes that had data once, as bits.
@@ -61,9 +63,29 @@ impl File {
         self.stripes_with_data.load(Relaxed) & 1 << stripe != 0
     }
 
+    /// Begins to read data and write the same data again.
+    pub fn begin_rewriting(self: &Arc<Self>) -> Rewriting {
+        self.rewriting.fetch_add(1, SeqCst);
+        Rewriting(self.clone())
+    }
+
+    /// Reports whether data are read and written again, so that no layout to write can be granted.
+    pub fn is_rewriting(&self) -> bool {
+        self.rewriting.load(SeqCst) > 0
+    }
+
     /// Notes that a stripe has data.
     pub fn note_data(&self, stripe: usize) {
         self.stripes_with_data.fetch_or(1 << stripe, Relaxed);
+    }
+}
+
+/// An operation that reads data and writes the same data again, until this is dropped.
+pub struct Rewriting(Arc<File>);
+
+impl Drop for Rewriting {
+    fn drop(&mut self) {
+        self.0.rewriting.fetch_sub(1, SeqCst);
     }
 }
 
@@ -156,6 +178,7 @@ impl Files {
             resilver_after: Mutex::default(),
             layouts_after: Mutex::default(),
             active: Mutex::default(),
+            rewriting: AtomicU32::new(0),
             stripes_with_data: AtomicU32::new(0),
         });
         files.insert(handle.clone(), file.clone());

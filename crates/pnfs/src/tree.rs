@@ -77,26 +77,6 @@ impl Pnfs {
         let (core, cred) = (self.0.clone(), caller.cred.clone());
         caller.complete(|| async move { core.run(move |core| operation(core, &Caller::blocking(&cred))).await })
     }
-
-    /// Executes an operation on the inner file. Data servers do not have it, so it is not supported if the data are there.
-    fn only_inner<T: Attributed + Send + 'static>(
-        &self,
-        caller: &Caller<'_>,
-        file: &Handle,
-        inner: impl Fn(&dyn Vfs, &Caller<'_>) -> Result<T> + Clone + Send + 'static,
-    ) -> Result<T> {
-        let now = |vfs: &dyn Vfs| inner(vfs, &Caller { completion: None, ..*caller });
-        self.on_data(caller, file, (WHOLE, true), Some(now), |core, file, cred| {
-            let inner = inner.clone();
-            async move {
-                let _whole = file.ranges.lock(WHOLE, true).await;
-                match core.place(&file).await? {
-                    Place::Inner => core.run(move |core| inner(&*core.inner, &Caller::blocking(&cred))).await,
-                    Place::Servers(_) => Err(VfsError::NotSupported),
-                }
-            }
-        })
-    }
 }
 
 /// A hold of a file.
@@ -331,10 +311,12 @@ impl Vfs for Pnfs {
         self.on_data(caller, file, lock, Some(inner), |core, file, cred| core.seek(file, cred, offset, what))
     }
 
-    // RFC 7862 §15.1.3: later writes to the range must not fail with NOSPC. NFSv3 cannot reserve space at data servers.
     fn allocate(&self, caller: &Caller<'_>, file: &Handle, offset: u64, len: u64) -> Result<Change> {
-        let of = file.clone();
-        self.only_inner(caller, file, move |vfs, caller| vfs.allocate(caller, &of, offset, len))
+        let inner = |vfs: &dyn Vfs| vfs.allocate(&Caller { completion: None, ..*caller }, file, offset, len);
+        let fits = offset.checked_add(len).is_some_and(|end| end <= self.0.options.threshold);
+        self.on_data(caller, file, (WHOLE, true), fits.then_some(inner), |core, file, cred| {
+            core.allocate(file, cred, offset, len)
+        })
     }
 
     fn deallocate(&self, caller: &Caller<'_>, file: &Handle, offset: u64, len: u64) -> Result<Change> {

@@ -8,7 +8,10 @@ use buf::{Pool, Rope};
 use bytes::{Bytes, BytesMut};
 use entropy::HashSet;
 use futures_util::future::join_all;
-use vfs::{Caller, Change, Cred, PreAttr, Read, Report, Result, SeekFor, SetAttr, Stability, VfsError, Written};
+use vfs::{
+    Caller, Change, Cred, PreAttr, Read, Report, Result, SeekFor, SetAttr, Stability, VfsError, Written,
+    layout::LayoutModes,
+};
 
 use super::{
     Core,
@@ -178,7 +181,7 @@ impl Core {
     /// are: RFC 7862 §15.4.3 demands zeros of what cannot be deallocated. If this fails, a part of the range can have its former bytes.
     ///
     /// # Errors
-    /// Returns `NotSupported` if more than [`ZEROED_MAX`] bytes would be read and written, and the errors of writes.
+    /// Returns `NotSupported` if more than [`REWRITTEN_MAX`] bytes would be read and written, and the errors of writes.
     pub async fn deallocate(self: Arc<Self>, file: Arc<File>, cred: Cred, offset: u64, len: u64) -> Result<Change> {
         {
             let _whole = file.ranges.lock(WHOLE, true).await;
@@ -188,15 +191,9 @@ impl Core {
                 return self.run(inner).await;
             }
         }
-        let (of, by) = (file.clone(), cred.clone());
-        let size = self.run(move |core| {
-            let (caller, nothing) = (Caller::blocking(&by), Rope::new());
-            // The inner file system checks the permission.
-            core.inner.write(&caller, &of.handle, offset, &nothing, Stability::Unstable, Report::Nothing)?;
-            core.size_of(&of.handle)
-        });
-        let end = offset.saturating_add(len).min(size.await?);
-        if end.saturating_sub(offset) > ZEROED_MAX {
+        let size = self.size_for_writer(&file, &cred).await?;
+        let end = offset.saturating_add(len).min(size);
+        if end.saturating_sub(offset) > REWRITTEN_MAX {
             return Err(VfsError::NotSupported);
         }
         let mut start = offset;
@@ -205,12 +202,19 @@ impl Core {
             self.zero(&file, start..stop).await?;
             start = stop;
         }
+        self.run(move |core| core.note_change(&file, &cred, 0, Stability::Unstable)).await
+    }
+
+    /// Returns the size of a file, if the caller may write to it.
+    ///
+    /// # Errors
+    /// Returns the errors of the inner file system, which checks the permission.
+    async fn size_for_writer(self: &Arc<Self>, file: &Arc<File>, cred: &Cred) -> Result<u64> {
+        let (of, by) = (file.clone(), cred.clone());
         self.run(move |core| {
-            let _sizing = file.sizing.lock();
-            let caller = Caller::blocking(&cred);
-            // The times change as with a write.
-            let set = SetAttr { size: Some(core.inner.getattr(&caller, &file.handle)?.size), ..SetAttr::default() };
-            core.inner.setattr(&caller, &file.handle, &set, None)
+            let (caller, nothing) = (Caller::blocking(&by), Rope::new());
+            core.inner.write(&caller, &of.handle, 0, &nothing, Stability::Unstable, Report::Nothing)?;
+            core.size_of(&of.handle)
         })
         .await
     }
@@ -229,6 +233,62 @@ impl Core {
         }
         let zeros = Bytes::from(vec![0; len]).into();
         self.write_range(file, &record, range.start, zeros, Stability::FileSync).await
+    }
+
+    /// Reserves the space of a range, so that later writes to it do not fail with NOSPC (RFC 7862 §15.1.3). NFSv3 has no operation for it, so
+    /// the bytes of the range are written again, and zeros behind the end of the file. The file gets longer if the range ends behind it.
+    ///
+    /// # Errors
+    /// Returns `NotSupported` if more than [`REWRITTEN_MAX`] bytes would be written, and the errors of reads and writes.
+    pub async fn allocate(self: Arc<Self>, file: Arc<File>, cred: Cred, offset: u64, len: u64) -> Result<Change> {
+        let end = offset.checked_add(len).filter(|end| *end <= self.caps.file_size_max);
+        let end = end.ok_or(VfsError::FileTooBig)?;
+        self.size_for_writer(&file, &cred).await?;
+        let is_long = len > REWRITTEN_MAX;
+        if is_long && end > self.options.threshold {
+            return Err(VfsError::NotSupported);
+        }
+        {
+            let (_range, place) = self.lock_for_write(&file, offset..end).await?;
+            if let Place::Inner = place {
+                let inner = move |core: &Core| core.inner.allocate(&Caller::blocking(&cred), &file.handle, offset, len);
+                return self.run(inner).await;
+            }
+        }
+        if is_long {
+            return Err(VfsError::NotSupported);
+        }
+        // A client that writes to the data servers meanwhile would lose its data.
+        let _rewriting = file.begin_rewriting();
+        // Grants that have not seen this end before.
+        drop(file.changing.lock().await);
+        self.holders.recall(&file.handle, LayoutModes::WRITE, false);
+        self.holders.recalled(&file.handle).await;
+        let rewritten = async {
+            let mut start = offset;
+            while start < end {
+                let stop = end.min(start + COPY_PIECE);
+                self.rewrite(&file, start..stop).await?;
+                start = stop;
+            }
+            let of = file.clone();
+            self.run(move |core| core.note_change(&of, &cred, end, Stability::FileSync)).await
+        };
+        // The objects may be longer than the file now.
+        rewritten.await.inspect_err(|_| self.note_unequal(&file.handle))
+    }
+
+    /// Writes the bytes of a range again, and zeros behind the end of the file.
+    async fn rewrite(self: &Arc<Self>, file: &Arc<File>, range: std::ops::Range<u64>) -> Result<()> {
+        let (_range, place) = self.lock_for_write(file, range.clone()).await?;
+        let Place::Servers(record) = place else { return Err(VfsError::Io) };
+        let of = file.clone();
+        let size = self.run(move |core| core.size_of(&of.handle)).await?;
+        let known = range.end.min(size).saturating_sub(range.start);
+        let mut data = self.read_range(file, range.start, known as usize).await?;
+        let zeros = (range.end - range.start - known) as usize;
+        data.append(Bytes::from(vec![0; zeros]).into());
+        self.write_range(file, &record, range.start, data, Stability::FileSync).await
     }
 
     pub async fn write(self: Arc<Self>, file: Arc<File>, cred: Cred, write: Write) -> Result<Written> {
@@ -328,17 +388,23 @@ impl Core {
     /// # Errors
     /// Returns the errors of the inner file system.
     pub fn extend(&self, file: &File, cred: &Cred, end: u64, stability: Stability, report: Report) -> Result<Written> {
+        let Change { before, after } = self.note_change(file, cred, end, stability)?;
+        let wanted = report != Report::Nothing;
+        let (before, after): (Option<PreAttr>, _) = (wanted.then_some(before), wanted.then_some(after));
+        Ok(Written { stability, before, after })
+    }
+
+    /// Sets the times of the inner file as after a write up to `end`, and its size, if it was shorter.
+    fn note_change(&self, file: &File, cred: &Cred, end: u64, stability: Stability) -> Result<Change> {
         let _sizing = file.sizing.lock();
         let (caller, root) = (Caller::blocking(cred), Cred::root());
         let former = self.inner.getattr(&caller, &file.handle)?.size;
         let set = SetAttr { size: Some(former.max(end)), ..SetAttr::default() };
-        let Change { before, after } = self.inner.setattr(&caller, &file.handle, &set, None)?;
+        let change = self.inner.setattr(&caller, &file.handle, &set, None)?;
         if stability == Stability::FileSync || stability == Stability::DataSync && end > former {
             self.inner.commit(&Caller::blocking(&root), &file.handle, 0, 0)?;
         }
-        let wanted = report != Report::Nothing;
-        let (before, after): (Option<PreAttr>, _) = (wanted.then_some(before), wanted.then_some(after));
-        Ok(Written { stability, before, after })
+        Ok(change)
     }
 
     pub async fn commit(self: Arc<Self>, file: Arc<File>, cred: Cred, offset: u64, len: u64) -> Result<Change> {
@@ -411,7 +477,7 @@ impl Core {
 }
 
 const COPY_PIECE: u64 = 1 << 20;
-/// Maximum bytes of one DEALLOCATE: it has no partial result, so a client waits for all of them.
-const ZEROED_MAX: u64 = 256 << 20;
+/// Maximum bytes of one ALLOCATE or DEALLOCATE: they have no partial result, so a client waits for all of them.
+const REWRITTEN_MAX: u64 = 256 << 20;
 /// Maximum bytes that are copied at a time, so that a call is answered soon.
 const COPY_MAX: u64 = 16 << 20;

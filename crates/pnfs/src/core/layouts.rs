@@ -83,6 +83,9 @@ impl Core {
         if self.is_unequal(&file.handle) || self.has_work(&file.handle, TRUNCATING) || writes && copying || denied {
             return Err(VfsError::NotSupported);
         }
+        if writes && file.is_rewriting() {
+            return Err(VfsError::Delay);
+        }
         if record.epochs == Epochs::default() {
             record = self.raise_epochs(file, &record, LayoutModes::ALL).await?;
         }

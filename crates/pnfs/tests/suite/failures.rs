@@ -418,7 +418,7 @@ fn nobody_gets_a_layout_to_write_while_another_client_can_read_a_stale_copy() {
 }
 
 #[test]
-fn deallocated_bytes_are_zeros_in_all_copies_and_allocate_is_not_supported() {
+fn deallocated_bytes_are_zeros_in_all_copies() {
     World::each().for_each(deallocated);
 }
 
@@ -444,12 +444,63 @@ fn deallocated(world: World) {
     contents[..100].fill(0);
     assert_eq!(world.read(&file).unwrap(), contents);
     assert!(!world.record(&file).is_healthy());
-    let allocated = world.run(|caller| world.pnfs.allocate(caller, &file, 0, 10_000));
-    assert_eq!((allocated.unwrap_err(), world.size(&file)), (VfsError::NotSupported, 5000));
     // A range that takes too long is refused, and has its former bytes.
     world.truncate(&file, 300 << 20).unwrap();
     assert_eq!(deallocate(0, u64::MAX).unwrap_err(), VfsError::NotSupported);
     assert_eq!(world.read(&file).unwrap()[..5000], contents);
+}
+
+#[test]
+fn allocated_bytes_are_written_to_all_copies() {
+    World::each().for_each(allocated);
+}
+
+fn allocated(world: World) {
+    let file = world.create("file");
+    let allocate = |offset, len| world.run(|caller| world.pnfs.allocate(caller, &file, offset, len));
+    // A file that stays with the metadata server.
+    assert_eq!(allocate(0, 10).unwrap().after.size, 10);
+    world.write(&file, 0, &[1; 5000]).unwrap();
+    world.truncate(&file, 8000).unwrap();
+    let changed = allocate(4000, 6000).unwrap();
+    assert!(changed.after.change > changed.before.change);
+    assert_eq!(changed.after.size, 10_000);
+    let mut contents = vec![1; 10_000];
+    contents[5000..].fill(0);
+    assert_eq!(world.read(&file).unwrap(), contents);
+    // A range within the file does not change the size.
+    assert_eq!(allocate(100, 200).unwrap().after.size, 10_000);
+    let record = world.record(&file);
+    assert!(record.is_healthy());
+    let copies = record.copies.len() / record.stripes.count();
+    assert!(world.servers.memory() >= 6000 * copies as u64, "there are no holes in the range");
+    assert_eq!(allocate(0, 300 << 20).unwrap_err(), VfsError::NotSupported);
+    assert_eq!(allocate(u64::MAX, 2).unwrap_err(), VfsError::FileTooBig);
+    assert_eq!(world.size(&file), 10_000);
+}
+
+#[test]
+fn nobody_has_a_layout_to_write_while_space_is_allocated() {
+    let world = World::new();
+    let file = world.create("file");
+    world.write(&file, 0, &[1; 5000]).unwrap();
+    let copies = world.grant(&file, 1, LayoutMode::Write).unwrap();
+    world.grant(&file, 2, LayoutMode::Read).unwrap();
+    let mut allocate = world.start(|caller| world.pnfs.allocate(caller, &file, 0, 8000));
+    assert!(allocate().is_pending());
+    assert_eq!(world.events.recalls(), [LayoutModes::WRITE]);
+    assert_eq!(world.grant(&file, 3, LayoutMode::Write), Err(VfsError::Delay));
+    // The client still writes before it returns its layout.
+    for (object, user) in copies {
+        world.servers.client_write(object, user, 1000, &[7; 1000]).unwrap();
+    }
+    world.release(&file, 1, LayoutModes::WRITE);
+    assert!(matches!(allocate(), Poll::Ready(Ok(_))));
+    let mut contents = vec![1; 8000];
+    contents[1000..2000].fill(7);
+    contents[5000..].fill(0);
+    assert_eq!(world.read(&file).unwrap(), contents);
+    world.grant(&file, 3, LayoutMode::Write).unwrap();
 }
 
 #[test]
