@@ -165,7 +165,11 @@ pub fn failure(url: &NfsUrl, error: &client::Error) -> Failure {
     let exit = match error.kind() {
         // A server that rejects a mount has been reached. Version 4 cannot distinguish an export from a path below one,
         // so a missing path has the same code in all versions.
-        ErrorKind::Status(_) | ErrorKind::Path(_) | ErrorKind::Protocol(_) | ErrorKind::LockManager(_) => Exit::Failed,
+        ErrorKind::Status(_)
+        | ErrorKind::Flavor(_)
+        | ErrorKind::Path(_)
+        | ErrorKind::Protocol(_)
+        | ErrorKind::LockManager(_) => Exit::Failed,
         ErrorKind::Url(_) | ErrorKind::Invalid(_) => Exit::Usage,
         _ => Exit::Unreachable,
     };

@@ -49,6 +49,8 @@ pub enum ErrorKind {
     Referral(String),
     /// The file system has moved to another server, and the object is not found there. The text has the reason.
     Moved(String),
+    /// The export does not accept the security flavour of the mount. The text names those that it accepts.
+    Flavor(String),
     /// The client cannot use a lock manager of the server (NLM). The text has the reason.
     LockManager(String),
     /// The path cannot be followed, because it has too many symbolic links or does not end in a name.
@@ -183,7 +185,7 @@ impl fmt::Display for ErrorKind {
                 write!(f, "the file system is on other servers, which cannot be reached: {why}")
             }
             ErrorKind::Moved(why) => write!(f, "the file system has moved to another server: {why}"),
-            ErrorKind::LockManager(problem) => f.write_str(problem),
+            ErrorKind::Flavor(problem) | ErrorKind::LockManager(problem) => f.write_str(problem),
             ErrorKind::Path(problem) | ErrorKind::Invalid(problem) => f.write_str(problem),
             ErrorKind::Device(problem) => write!(f, "copying to device memory failed: {problem}"),
         }
@@ -222,6 +224,7 @@ impl From<Error> for io::Error {
                 _ => Io::Other,
             },
             ErrorKind::Moved(_) => Io::StaleNetworkFileHandle,
+            ErrorKind::Flavor(_) => Io::PermissionDenied,
             ErrorKind::LockManager(_) => Io::Unsupported,
             ErrorKind::Timeout { .. } => Io::TimedOut,
             ErrorKind::Protocol(_) => Io::InvalidData,

@@ -189,6 +189,20 @@ pub enum Security {
 }
 
 impl Security {
+    /// All flavours with their names.
+    const ALL: [(&str, Self); 4] = [
+        ("sys", Self::Sys),
+        ("krb5", Self::Kerberos(gss::Service::None)),
+        ("krb5i", Self::Kerberos(gss::Service::Integrity)),
+        ("krb5p", Self::Kerberos(gss::Service::Privacy)),
+    ];
+
+    /// Returns the name of a flavour in a list of flavours; its number, if it is another one.
+    pub(crate) fn name_of(number: u32) -> String {
+        let known = Self::ALL.into_iter().find(|(_, security)| security.number() == number);
+        known.map_or_else(|| number.to_string(), |(name, _)| name.to_owned())
+    }
+
     /// Returns the number of the flavour in lists of flavours.
     pub(crate) fn number(self) -> u32 {
         match self {
@@ -444,12 +458,10 @@ fn groups(value: &str) -> Result<Vec<u32>, String> {
 }
 
 fn security(value: &str) -> Result<Security, String> {
-    Ok(match value {
-        "sys" => Security::Sys,
-        "krb5" => Security::Kerberos(gss::Service::None),
-        "krb5i" => Security::Kerberos(gss::Service::Integrity),
-        "krb5p" => Security::Kerberos(gss::Service::Privacy),
-        _ => return Err("allowed: sys, krb5, krb5i, krb5p".to_owned()),
+    let known = Security::ALL.into_iter().find(|(name, _)| *name == value);
+    known.map(|(_, security)| security).ok_or_else(|| {
+        let names = Security::ALL.map(|(name, _)| name).join(", ");
+        format!("allowed: {names}")
     })
 }
 

@@ -17,7 +17,7 @@ use bytes::Bytes;
 use entropy::Sequence;
 use nfs::{MOUNT_PROGRAM, NFS_PORT, NFS_PROGRAM, NFS_RDMA_PORT, mount::MountOk, v3::DATA_BOUND};
 use rpc::{
-    AcceptStat, AuthStat, BoxFuture, ClientError, RawOptions, RejectStat, Switch, TransportKind, Xprtsec,
+    AcceptStat, BoxFuture, ClientError, RawOptions, Switch, TransportKind, Xprtsec,
     rpcbind::{self, Netid},
 };
 use tokio::time::timeout;
@@ -393,8 +393,10 @@ impl Site {
             let part = path.slice(..len.max(1));
             match client.mnt(&part).await {
                 Ok(ok) if !accepts(&ok.auth_flavors, self.options().security) => {
-                    let denied = RejectStat::AuthError(AuthStat::TooWeak);
-                    return Err(Error::new(ErrorKind::Rpc(ClientError::Denied(denied)), "MNT").at(&part));
+                    let names: Vec<_> = ok.auth_flavors.iter().map(|&number| Security::name_of(number)).collect();
+                    let own = Security::name_of(self.options().security.number());
+                    let problem = format!("the export accepts sec={}, and this mount has sec={own}", names.join(", "));
+                    return Err(Error::new(ErrorKind::Flavor(problem), "MNT").at(&part));
                 }
                 Ok(ok) => return Ok((part, ok)),
                 Err(error) if len > 1 && is_below_an_export(&error) => {

@@ -97,7 +97,8 @@ pub fn errno(error: &Error) -> Errno {
         ErrorKind::Timeout { .. } => Errno::TIMEDOUT,
         ErrorKind::Invalid(_) => Errno::INVAL,
         // The user has no ticket, or the server does not accept the user.
-        ErrorKind::Rpc(ClientError::Security(_) | ClientError::Denied(RejectStat::AuthError(_))) => Errno::ACCESS,
+        ErrorKind::Flavor(_)
+        | ErrorKind::Rpc(ClientError::Security(_) | ClientError::Denied(RejectStat::AuthError(_))) => Errno::ACCESS,
         _ => Errno::IO,
     }
 }
