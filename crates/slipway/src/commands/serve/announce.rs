@@ -18,7 +18,8 @@ use std::{
     path::Path,
 };
 
-use server::{Access, Client, Config, Squash, config::ExportConfig};
+use rpc::Xprtsec;
+use server::{Access, Client, Config, ExportOptions, Sec, Squash, config::ExportConfig};
 
 use crate::{
     child::{Ready, ReadyListen},
@@ -94,19 +95,45 @@ impl<'a> Announcement<'a> {
                  or serve as root with --rpcbind builtin.\n",
             );
         }
-        if let Some(first) = self.ready.listen.first() {
-            let (place, transport, port) = (host(first.address.ip()), &first.transport, first.address.port());
-            let query = if transport == "tcp" { String::new() } else { format!("?proto={transport}") };
-            let url = format!("nfs://{place}:{port}{}{query}", self.ready.exports[0]);
+        if let Some(url) = self.url() {
             text.push_str(&format!("Or access it without mounting:\n  slipway ls '{url}'\n"));
         }
         text
+    }
+
+    /// Returns the URL of the first export.
+    fn url(&self) -> Option<String> {
+        let demands = self.demands();
+        let listen = self.ready.listen.iter().find(|listen| demands.admit(&listen.transport))?;
+        let transport = (listen.transport != "tcp").then(|| format!("proto={}", listen.transport));
+        let query: Vec<_> = transport.into_iter().chain(demands.options(&listen.transport)).collect();
+        let query = if query.is_empty() { String::new() } else { format!("?{}", query.join("&")) };
+        let (place, port) = (host(listen.address.ip()), listen.address.port());
+        Some(format!("nfs://{place}:{port}{}{query}", self.ready.exports[0]))
+    }
+
+    /// Returns what the first export demands of clients.
+    fn demands(&self) -> Demands {
+        self.config.export.first().map_or_else(Demands::default, |export| Demands::of(&export.options))
     }
 
     /// Returns the command with which Linux mounts the first export. Its client supports MOUNT only over tcp and udp,
     /// so without one of them it cannot mount.
     fn mount_command(&self, listen: &ReadyListen) -> Option<String> {
         let ReadyListen { transport, address } = listen;
+        let demands = self.demands();
+        if !demands.admit(transport) {
+            return None;
+        }
+        let options = demands.options(transport);
+        if !options.is_empty() {
+            let (port, place, export) = (address.port(), host(address.ip()), &self.ready.exports[0]);
+            let options = options.join(",");
+            let command =
+                || format!("mount -t nfs -o vers=4.2,proto={transport},port={port},{options} {place}:{export} /mnt");
+            // Linux has version 4 over these transports only.
+            return ["tcp", "rdma"].contains(&transport.as_str()).then(command);
+        }
         let mount = match transport.as_str() {
             // Linux does not support this transport.
             "shm" => return None,
@@ -122,6 +149,41 @@ impl<'a> Announcement<'a> {
             host(address.ip()),
             self.ready.exports[0],
         ))
+    }
+}
+
+/// The options that clients need to use an export.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Demands {
+    /// A security flavour, unless AUTH_SYS is enough.
+    sec: Option<Sec>,
+    /// A protection by TLS, over tcp.
+    xprtsec: Option<&'static str>,
+    /// The transports; `None` for all, or only tcp if it must be protected.
+    transports: Option<Vec<String>>,
+}
+
+impl Demands {
+    fn of(options: &ExportOptions) -> Self {
+        let sec = if options.sec.contains(Sec::Sys) { None } else { options.sec.iter().next() };
+        let levels = [(Xprtsec::None, None), (Xprtsec::Tls, Some("tls")), (Xprtsec::Mtls, Some("mtls"))];
+        let xprtsec = levels.into_iter().find(|(level, _)| options.xprtsec.admit(*level)).and_then(|(_, name)| name);
+        Self { sec, xprtsec, transports: options.transports.clone() }
+    }
+
+    /// Reports whether clients can use the export over this transport.
+    fn admit(&self, transport: &str) -> bool {
+        match &self.transports {
+            Some(names) => names.iter().any(|name| name == transport),
+            None => self.xprtsec.is_none() || transport == "tcp",
+        }
+    }
+
+    /// Returns the options of a mount over this transport.
+    fn options(&self, transport: &str) -> Vec<String> {
+        let sec = self.sec.map(|sec| format!("sec={}", sec.name()));
+        let xprtsec = self.xprtsec.filter(|_| transport == "tcp").map(|level| format!("xprtsec={level}"));
+        sec.into_iter().chain(xprtsec).collect()
     }
 }
 
@@ -190,3 +252,31 @@ pub fn notify(state: &str) {
 
 /// The variable in which systemd gives the address for notifications.
 const NOTIFY_SOCKET: &str = "NOTIFY_SOCKET";
+
+#[cfg(test)]
+mod tests {
+    use server::Protections;
+
+    use super::*;
+
+    #[test]
+    fn demands_name_the_flavour_and_the_protection_that_clients_need() {
+        let plain = Demands::of(&ExportOptions::default());
+        assert_eq!(plain, Demands::default());
+        assert!(plain.admit("tcp") && plain.admit("rdma"));
+
+        let sec = Sec::Krb5p.into();
+        let demands = Demands::of(&ExportOptions { sec, ..ExportOptions::default() });
+        assert_eq!(demands.options("rdma"), ["sec=krb5p"]);
+
+        let xprtsec = Protections::new(vec![Xprtsec::Mtls]).unwrap();
+        let protected = ExportOptions { xprtsec, ..ExportOptions::default() };
+        let demands = Demands::of(&protected);
+        assert_eq!(demands.options("tcp"), ["xprtsec=mtls"]);
+        assert!(demands.admit("tcp") && !demands.admit("rdma"));
+
+        let transports = Some(vec!["rdma".to_owned()]);
+        let demands = Demands::of(&ExportOptions { transports, ..protected });
+        assert!(demands.admit("rdma") && !demands.admit("tcp") && demands.options("rdma").is_empty());
+    }
+}
