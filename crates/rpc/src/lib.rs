@@ -104,6 +104,7 @@ mod tls;
 mod transport;
 mod turns;
 mod udp;
+pub mod users;
 mod workers;
 
 pub use auth::{AuthStat, AuthSys, OpaqueAuth};

@@ -49,7 +49,6 @@ pub use export::{
 };
 pub use handle::{AdoptedHandle, ExportId, HandleKey};
 pub use identity::{
-    names::default_domain as default_idmap_domain,
     principals::{IdentityOptions, LocalUser, Machines, PrincipalNames, UnknownUid},
     squash::Squash,
     users::{User, UserDatabase},

@@ -63,7 +63,7 @@ use crate::{
     audit::AuditOptions,
     blocking::BlockingOptions,
     export::{Access, ExportOptions, client::Client, referral::Referral, sec::SecFlavors, xprtsec::Protections},
-    identity::{names::is_domain, principals::IdentityOptions, squash::Squash},
+    identity::{principals::IdentityOptions, squash::Squash},
     recovery::state_dir::OnLoss,
 };
 
@@ -210,7 +210,7 @@ impl ServerConfig {
             ));
         }
         let idmap_domain = self.idmap_domain.clone();
-        if let Some(domain) = idmap_domain.as_deref().filter(|domain| !is_domain(domain)) {
+        if let Some(domain) = idmap_domain.as_deref().filter(|domain| !rpc::users::is_domain(domain)) {
             return Err(format!("idmap_domain = '{domain}': not a domain, such as example.com"));
         }
         let (grace, lease) = (Duration::from_secs(grace), Duration::from_secs(lease));

@@ -16,7 +16,10 @@ use std::{
 use bytes::Bytes;
 use entropy::HashMap;
 use parking_lot::Mutex;
-use rpc::Identity;
+use rpc::{
+    Identity,
+    users::{Host, System, Who, default_domain, is_name, number},
+};
 use xdr::{Encode, Encoder};
 
 /// The reason why a user or group has no name or number.
@@ -28,13 +31,6 @@ pub(crate) enum NameError {
     Invalid,
     /// No user or group has this name.
     Unknown,
-}
-
-/// A user or a group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Who {
-    User,
-    Group,
 }
 
 /// A name as NFSv4 sends it.
@@ -53,12 +49,6 @@ pub(crate) struct Names {
     host: Box<dyn Host>,
     names: Mutex<Cache<(Who, u32), Option<Bytes>>>,
     ids: Mutex<Cache<(Who, String), Option<u32>>>,
-}
-
-/// A source of names and IDs. Its methods can block for a long time.
-trait Host: Send + Sync {
-    fn name(&self, who: Who, id: u32) -> Option<String>;
-    fn id(&self, who: Who, name: &str) -> Option<u32>;
 }
 
 /// Cached results with the time at which they were looked up.
@@ -136,20 +126,6 @@ impl Encode for Name {
     }
 }
 
-/// Parses a decimal number in exactly the form in which numbers are sent.
-pub(crate) fn number(text: &str) -> Option<u32> {
-    let plain = text.bytes().all(|byte| byte.is_ascii_digit()) && (text == "0" || !text.starts_with('0'));
-    // System calls take the largest number to mean "do not change".
-    text.parse().ok().filter(|&id| plain && id != u32::MAX)
-}
-
-/// Returns `true` if `text` can be the name of a user or group. Names with characters that have a meaning in NFSv4 or
-/// in the host's databases are rejected.
-fn is_name(text: &str) -> bool {
-    let strange = |c: char| c.is_control() || matches!(c, '@' | ':' | '/');
-    !text.is_empty() && text.len() <= NAME_MAX && !text.contains(strange) && !text.bytes().all(|b| b.is_ascii_digit())
-}
-
 /// Returns the cached value for `key`, or calls `ask` and caches its result if the thread may block. No lock is held
 /// during `ask`.
 fn cached<K: Eq + Hash, V: Clone>(
@@ -179,51 +155,6 @@ fn cached<K: Eq + Hash, V: Clone>(
     Ok(value)
 }
 
-/// Returns the DNS domain of this host, as idmapd.conf(5) does by default: that of the host's name, or else the first one
-/// that resolv.conf(5) names, or else `localdomain`.
-pub fn default_domain() -> String {
-    let host = rustix::system::uname();
-    let resolver = std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
-    domain_of(&host.nodename().to_string_lossy(), &resolver)
-}
-
-fn domain_of(host: &str, resolver: &str) -> String {
-    let named = resolver.lines().find_map(|line| {
-        let mut words = line.split_whitespace();
-        words.next().filter(|key| matches!(*key, "domain" | "search")).and(words.next())
-    });
-    let own = host.split_once('.').map(|(_, domain)| domain);
-    let found =
-        [own, named].into_iter().flatten().map(|domain| domain.trim_matches('.')).find(|domain| is_domain(domain));
-    found.unwrap_or("localdomain").to_ascii_lowercase()
-}
-
-/// Returns `true` if `text` has the form of a DNS domain.
-pub(crate) fn is_domain(text: &str) -> bool {
-    let part = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
-    text.len() <= 255 && text.split('.').all(part)
-}
-
-/// The names of this host, from the name service switch.
-struct System;
-
-impl Host for System {
-    fn name(&self, who: Who, id: u32) -> Option<String> {
-        match who {
-            Who::User => uzers::get_user_by_uid(id)?.name().to_str().map(str::to_owned),
-            Who::Group => uzers::get_group_by_gid(id)?.name().to_str().map(str::to_owned),
-        }
-    }
-
-    fn id(&self, who: Who, name: &str) -> Option<u32> {
-        match who {
-            Who::User => uzers::get_user_by_name(name).map(|user| user.uid()),
-            Who::Group => uzers::get_group_by_name(name).map(|group| group.gid()),
-        }
-    }
-}
-
-const NAME_MAX: usize = 256;
 /// Time for which a result is cached.
 const CACHE_TIME: Duration = Duration::from_secs(60);
 const CACHE_MAX: usize = 4096;
@@ -292,12 +223,6 @@ mod tests {
         let Ok(Name::Text(text)) = plain.name(Who::User, 7, &Identity::Principal(principal), true) else { panic!() };
         assert_eq!(text, format!("venus@{}", default_domain()));
         assert_eq!(plain.id(Who::User, &text, true), Ok(7), "a client must be able to set what it got");
-        let domain = |host, resolver| domain_of(host, resolver);
-        assert_eq!(domain("nas.Example.com", "search other.org"), "example.com");
-        assert_eq!(domain("nas", "nameserver 10.0.0.1\n# search no\nsearch a.org b.org\n"), "a.org");
-        assert_eq!(domain("nas", "domain b.org."), "b.org");
-        assert_eq!(domain("nas", "search"), "localdomain");
-        assert_eq!(domain("nas.bad domain", "search ."), "localdomain");
     }
 
     #[test]
@@ -337,6 +262,6 @@ mod tests {
         assert_eq!(named.id(Who::Group, b"staff@EXAMPLE.COM", true), Ok(7));
         assert_eq!(plain.id(Who::Group, b"staff@example.com", true), Err(NameError::Unknown));
         let before = asked.0.load(Relaxed);
-        assert!(named.id(Who::User, &[b'x'; NAME_MAX + 1], true).is_err() && asked.0.load(Relaxed) == before);
+        assert!(named.id(Who::User, &[b'x'; 257], true).is_err() && asked.0.load(Relaxed) == before);
     }
 }

@@ -11,7 +11,9 @@ use super::{
     service::Context,
     status::{Fault4, nfsstat4},
 };
-use crate::identity::names::{Name, Names, Who, number};
+use rpc::users::{Who, number};
+
+use crate::identity::names::{Name, Names};
 
 /// Converts the ACLs of an object to an NFSv4 ACL with numbers for users and groups.
 pub fn to_nfs4(access: &Acl, default: Option<&Acl>, dir: bool) -> Vec<Nfsace4> {

@@ -17,6 +17,7 @@ use nfs::v4::{
     },
     location::{FsLocations4, Mdsthreshold4, ThresholdItem4},
 };
+use rpc::users::Who;
 use vfs::{
     Attr, FsCaps, Kind, SetAttr, SetTime, StatFs, Time,
     layout::{LayoutCaps, LayoutKind},
@@ -25,7 +26,7 @@ use xdr::{Encode, Encoder};
 
 use crate::{
     call::transfer::OFFSET_MAX,
-    identity::names::{Name, Who},
+    identity::names::Name,
     v4::{acl, layouts::body::layout_type, service::Context, status::Fault4},
 };
 

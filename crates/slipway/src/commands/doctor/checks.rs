@@ -34,7 +34,7 @@ pub fn all() -> Vec<Finding> {
     findings.push(mount_command());
     findings.push(passthrough());
     findings.push(congestion(&read_line("/proc/sys/net/ipv4/tcp_congestion_control")));
-    findings.push(owner_domain(&server::default_idmap_domain()));
+    findings.push(owner_domain(&rpc::users::default_domain()));
     findings.push(open_files());
     findings.push(locked_memory());
     findings
