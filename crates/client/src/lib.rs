@@ -49,4 +49,4 @@ mod v4;
 pub use model::*;
 pub use mount::{Dir, DirEntry, File, Mount, MountClient, NotPassed, Object, OpenOptions, Protocol, Reader, Writer};
 pub use v3::{PosixAcls, V3};
-pub use v4::{DataCount, DataVersion, DataWays, Held, SetXattr, V4, Watcher};
+pub use v4::{DataCount, DataVersion, DataWays, Held, SetXattr, V4, Watcher, map_owner_names};

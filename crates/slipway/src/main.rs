@@ -34,6 +34,7 @@ fn main() -> ExitCode {
     let cli = cli::Cli::parse();
     let name = cli.command.name();
     resources::raise_locked_memory();
+    client::map_owner_names();
     match cli.command.run(&cli.log) {
         Ok(exit) => exit.into(),
         Err(failure) => {

@@ -7,8 +7,10 @@ use nfs::v4::{
     Bitmap4, Fsid4, Ftype4, Nfstime4, OPAQUE_LIMIT, Settime4, Specdata4,
     attr::{Attr4, AttrError, Attrs, Fattr4, Purpose},
 };
+use rpc::users::Who;
 use xdr::{Decode, DecodeError, Decoder, Opaque};
 
+use super::owners::{self, NOBODY};
 use crate::model::{Attr, Device, Error, ErrorKind, FileKind, Result, SetAttr, SetTime, Time};
 
 /// The attributes that are requested for every object.
@@ -95,7 +97,7 @@ impl Decode for Wanted {
         let time = |[high, low, nseconds]: [u32; 3]| Nfstime4 { seconds: wide(high, low) as i64, nseconds };
         let object_type = Ftype4::decode(decoder)?;
         let [s1, s0, j1, j0, n1, n0, f1, f0, mode, numlinks] = decoder.words()?;
-        let (owner, owner_group) = (Id::decode(decoder)?, Id::decode(decoder)?);
+        let (owner, owner_group) = (Id::decode(Who::User, decoder)?, Id::decode(Who::Group, decoder)?);
         let [specdata1, specdata2, u1, u0, a2, a1, a0, c2, c1, c0, m2, m1, m0] = decoder.words()?;
         Ok(Self {
             object_type,
@@ -115,7 +117,7 @@ impl Decode for Wanted {
     }
 }
 
-/// A user or group ID, decoded from its name on the wire (see [`Id::of`]).
+/// A user or group ID, decoded from its name on the wire (see [`owners::id`]).
 #[derive(Clone, Copy)]
 struct Id(u32);
 
@@ -150,8 +152,8 @@ impl Fields {
             Attr4::MountedOnFileid => self.mounted_on_fileid = Some(decoder.u64()?),
             Attr4::Mode => self.mode = Some(decoder.u32()?),
             Attr4::Numlinks => self.numlinks = Some(decoder.u32()?),
-            Attr4::Owner => self.owner = Some(Decode::decode(decoder)?),
-            Attr4::OwnerGroup => self.owner_group = Some(Decode::decode(decoder)?),
+            Attr4::Owner => self.owner = Some(Id::decode(Who::User, decoder)?),
+            Attr4::OwnerGroup => self.owner_group = Some(Id::decode(Who::Group, decoder)?),
             Attr4::Rawdev => self.rawdev = Some(Decode::decode(decoder)?),
             Attr4::SpaceUsed => self.space_used = Some(decoder.u64()?),
             Attr4::TimeAccess => self.time_access = Some(Decode::decode(decoder)?),
@@ -192,8 +194,8 @@ impl From<&Attrs> for Fields {
             mounted_on_fileid: attrs.mounted_on_fileid,
             mode: attrs.mode,
             numlinks: attrs.numlinks,
-            owner: attrs.owner.as_ref().map(|name| Id::of(name)),
-            owner_group: attrs.owner_group.as_ref().map(|name| Id::of(name)),
+            owner: attrs.owner.as_ref().map(|text| Id(owners::id(Who::User, text))),
+            owner_group: attrs.owner_group.as_ref().map(|text| Id(owners::id(Who::Group, text))),
             rawdev: attrs.rawdev,
             space_used: attrs.space_used,
             time_access: attrs.time_access,
@@ -243,19 +245,9 @@ fn kind(object_type: Ftype4) -> FileKind {
 }
 
 impl Id {
-    /// Returns the user or group ID that a name contains in decimal; otherwise that of nobody, because the client does not
-    /// know the server's users.
-    fn of(name: &[u8]) -> Self {
-        let digit = |&byte: &u8| char::from(byte).to_digit(10);
-        let number = name.iter().try_fold(0u32, |number, byte| number.checked_mul(10)?.checked_add(digit(byte)?));
-        Self(number.filter(|_| !name.is_empty()).unwrap_or(NOBODY))
-    }
-}
-
-impl Decode for Id {
     #[inline]
-    fn decode(decoder: &mut Decoder<'_>) -> std::result::Result<Self, DecodeError> {
-        decoder.opaque_in_place(OPAQUE_LIMIT).map(Self::of)
+    fn decode(who: Who, decoder: &mut Decoder<'_>) -> std::result::Result<Self, DecodeError> {
+        decoder.opaque_in_place(OPAQUE_LIMIT).map(|text| Self(owners::id(who, text)))
     }
 }
 
@@ -287,8 +279,6 @@ pub(super) fn fsid(fsid: Fsid4) -> u64 {
 fn time(time: Nfstime4) -> Time {
     Time { seconds: time.seconds, nseconds: time.nseconds }
 }
-
-const NOBODY: u32 = 65534;
 
 #[cfg(test)]
 mod tests {

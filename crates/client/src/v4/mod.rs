@@ -43,6 +43,7 @@ mod offloads;
 mod opening;
 mod opens;
 mod operations;
+mod owners;
 mod place;
 mod protocol;
 mod request;
@@ -56,5 +57,6 @@ pub use self::{
     delegation::Watcher,
     extended::SetXattr,
     layout::table::{DataCount, DataWays},
+    owners::map_owner_names,
     protocol::V4,
 };

@@ -416,9 +416,10 @@ impl Shared {
         std::fs::read_to_string("/proc/self/mounts").is_ok_and(|all| all.contains(&text(&self.at)))
     }
 
-    /// Creates a private file as a user, and reads it.
+    /// Creates a private file as a user, reads it, and waits until the mount knows the number of its owner, whom the server names.
     fn writes(&self, uid: u32, name: &str) -> Result<(), String> {
-        let script = "umask 077 && echo \"$1\" > \"$0\" && cat \"$0\"";
+        let script = "umask 077 && echo \"$1\" > \"$0\" && cat \"$0\" && \
+                      until test \"$(stat -c %u \"$0\")\" = \"$(id -u)\"; do sleep 0.1; done";
         let content = self.runs(uid, name, script)?;
         if content.trim() == name { Ok(()) } else { Err(format!("{name} has the content {content}")) }
     }
