@@ -403,6 +403,12 @@ async fn layoutcommit_extends_the_file_and_never_shrinks_it() {
     //= rfc8881-18.42.3-8
     let outside = LayoutCommitArgs { length: 10, ..commit(layout, 10) };
     assert_eq!(commit_to(&mut rig, outside).await, Err(Nfsstat4::Inval));
+    let nothing = LayoutCommitArgs { length: 0, ..commit(layout, 0) };
+    assert_eq!(commit_to(&mut rig, nothing.clone()).await, Err(Nfsstat4::Inval));
+    // Linux sends this after a COMMIT, if the size is known already.
+    let no_offset = LayoutCommitArgs { last_write_offset: None, ..nothing };
+    assert_eq!(commit_to(&mut rig, no_offset.clone()).await, Ok(None));
+    assert_eq!(rig.size().await, 100);
     // A layout of another start of the server is not held any more. The number of the start comes first.
     for (byte, status) in [(0, Nfsstat4::BadLayout), (11, Nfsstat4::BadStateid)] {
         let mut other = layout;
@@ -432,6 +438,7 @@ async fn layoutcommit_extends_the_file_and_never_shrinks_it() {
     assert_eq!(commit_to(&mut rig, commit(layout, 60)).await, Err(Nfsstat4::BadLayout));
     assert_eq!(commit_to(&mut rig, commit(layout, 40)).await, Ok(None));
     assert_eq!(rig.status(return_whole(layout)).await, Nfsstat4::Ok);
+    assert_eq!(commit_to(&mut rig, no_offset).await, Err(Nfsstat4::BadStateid));
     let layout = rig.layout(Layoutiomode4::Read).await.stateid;
     assert_eq!(commit_to(&mut rig, commit(layout, 40)).await, Err(Nfsstat4::BadIomode));
 }

@@ -280,10 +280,16 @@ pub(super) fn layoutcommit(cx: &Context<'_>, at: &Cursor, args: &LayoutCommitArg
     let object = object(cx, at)?;
     let layouts = object.vfs().layouts().ok_or(Nfsstat4::UnknownLayoutType)?;
     let kind = supported_kind(layouts, args.layoutupdate.layout_type)?;
-    if args.length == 0 || overflows(args.offset, args.length) {
+    let range = match (args.length, args.last_write_offset) {
+        // Linux's client names no offset if a COMMIT at a data server is all that it tells, and then the length is 0. The range has no effect
+        // (errata 3068 to RFC 5661), but it must be in the layout.
+        (0, None) => LayoutRange { offset: args.offset, len: LENGTH_TO_EOF },
+        (len, _) => LayoutRange { offset: args.offset, len },
+    };
+    if range.len == 0 || overflows(range.offset, range.len) {
         return Err(Nfsstat4::Inval.into());
     }
-    let within = |last: u64| last >= args.offset && last - args.offset < args.length;
+    let within = |last: u64| last >= range.offset && last - range.offset < range.len;
     //= rfc8881-18.42.3-7 rfc8881-18.42.3-8
     if args.last_write_offset.is_some_and(|last| last > OFFSET_MAX || !within(last)) {
         return Err(Nfsstat4::Inval.into());
@@ -300,12 +306,12 @@ pub(super) fn layoutcommit(cx: &Context<'_>, at: &Cursor, args: &LayoutCommitArg
     }
     let check = || match args.reclaim {
         true => check_reclaim(cx).map(|()| None),
-        false => writer(cx, at, &file, kind, args).map(Some),
+        false => writer(cx, at, &file, kind, (args, range)).map(Some),
     };
     let holder = object.once("layoutcommit", check)?;
     let before = object.getattr()?;
     let commit = LayoutCommit {
-        range: LayoutRange { offset: args.offset, len: args.length },
+        range,
         size,
         mtime: args.time_modify.and_then(|time| {
             let time = Time { seconds: time.seconds, nanoseconds: time.nseconds };
@@ -329,7 +335,7 @@ fn writer(
     at: &Cursor,
     file: &FileId,
     kind: LayoutKind,
-    args: &LayoutCommitArgs,
+    (args, range): (&LayoutCommitArgs, LayoutRange),
 ) -> Result<LayoutHolder, Nfsstat4> {
     let stateid = at.stateid(args.stateid)?;
     cx.shared.with_state(|state| {
@@ -344,7 +350,7 @@ fn writer(
         }
         let hold = layout.write.as_ref().ok_or(Nfsstat4::BadIomode)?;
         //= rfc8881-18.42.3-1
-        let in_layout = hold.ranges.overlaps(args.offset, args.length)
+        let in_layout = hold.ranges.overlaps(range.offset, range.len)
             && args.last_write_offset.is_none_or(|last| hold.ranges.contains(last));
         if in_layout { Ok(hold.holder) } else { Err(Nfsstat4::BadLayout) }
     })
