@@ -149,6 +149,13 @@ impl Holders {
         files.values().flat_map(|held| held.holders.values()).any(|of| of.devices.contains(device))
     }
 
+    /// Returns the files with a layout that has one of these devices.
+    pub fn with_devices(&self, devices: &[LayoutDeviceId]) -> Vec<Handle> {
+        let files = self.files.lock();
+        let has_one = |held: &Held| held.holders.values().flat_map(|of| &of.devices).any(|id| devices.contains(id));
+        files.iter().filter(|(_, held)| has_one(held)).map(|(file, _)| file.clone()).collect()
+    }
+
     /// Passes an event on.
     pub fn notify(&self, event: LayoutEvent) {
         if let Some(events) = &*self.events.lock() {

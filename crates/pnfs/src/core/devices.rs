@@ -46,6 +46,12 @@ impl Core {
         used.into_iter().map(note).collect()
     }
 
+    /// Returns the devices with a data server that clients know.
+    pub fn devices_of(&self, server: ServerId) -> Vec<LayoutDeviceId> {
+        let devices = self.devices.lock();
+        devices.iter().filter(|(_, device)| device.servers.contains(&server)).map(|(id, _)| *id).collect()
+    }
+
     /// Tells clients to forget the devices that no layout has or will have.
     pub async fn remove_devices(self: &Arc<Self>) {
         let known: Vec<_> = self.devices.lock().iter().map(|(id, device)| (*id, device.clone())).collect();

@@ -96,9 +96,18 @@ impl Core {
         let mut stripes = vec![Vec::new(); record.stripes.count()];
         let of = file.clone();
         let size = self.run(move |core| core.size_of(&of.handle)).await?;
+        let avoidable = self.avoidable(&record);
         let data_files = record.in_sync().map(|copy| {
             let data_file = self.data_file(&record, (copy, size), request);
-            async move { (copy, data_file.await) }
+            let probe = avoidable.contains(&copy).then(|| self.servers.probe(record.copies[copy].object.server));
+            async move {
+                // The handle can be known or computed, which does not show whether the data server answers.
+                let hangs = match probe {
+                    Some(probe) => probe.await == Err(ServerError::Unreachable),
+                    None => false,
+                };
+                (copy, if hangs { Err(Some(ServerError::Unreachable)) } else { data_file.await })
+            }
         });
         for (copy, data_file) in join_all(data_files).await {
             let object = record.copies[copy].object;

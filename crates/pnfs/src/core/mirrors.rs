@@ -172,6 +172,15 @@ impl Core {
         stored.map(drop)
     }
 
+    /// Returns the copies in sync that clients need not use although they could: their data server has failed, and another one that has not
+    /// has a copy of the same stripe.
+    pub fn avoidable(&self, record: &Record) -> Vec<usize> {
+        let failing = self.failing.lock();
+        let has_failed = |copy: usize| failing.contains(&record.copies[copy].object.server);
+        let has_other = |copy| record.in_sync_of(record.stripe_of(copy)).any(|other| !has_failed(other));
+        record.in_sync().filter(|copy| has_failed(*copy) && has_other(*copy)).collect()
+    }
+
     /// Takes note of the verifier of a write. Returns `false` if the object has lost earlier unstable writes.
     pub fn note_write(&self, file: &File, object: Object, verifier: WriteVerifier, unstable: bool) -> bool {
         let mut writes = file.unstable.lock();

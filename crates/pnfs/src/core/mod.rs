@@ -105,6 +105,8 @@ pub(crate) struct Core {
     pub unfenced: Mutex<HashSet<Handle>>,
     /// Data servers whose last operation failed.
     pub failing: Mutex<Failing>,
+    /// The time of the last probe of all data servers.
+    pub probed: Mutex<Option<Instant>>,
     /// Data servers that had no space, each since when.
     pub full: Mutex<HashMap<ServerId, Instant>>,
     /// The devices that clients know.
@@ -184,6 +186,7 @@ impl Pnfs {
             files: Files::default(),
             holders: Holders::new(&options),
             failing: Mutex::new(failing),
+            probed: Mutex::default(),
             full: Mutex::default(),
             devices: Mutex::default(),
             pinned: Mutex::default(),

@@ -1,9 +1,10 @@
 //! Work in the background: removal of objects, and repair of copies.
 
-use std::{future::Future, sync::Arc};
+use std::{future::Future, sync::Arc, time::Duration};
 
+use futures_util::future::join_all;
 use tokio::time::{Instant, sleep_until};
-use vfs::{Caller, Cred, Handle, Result, VfsError};
+use vfs::{Caller, Cred, Handle, Result, VfsError, layout::LayoutModes};
 
 use super::{Core, Pnfs};
 use crate::{
@@ -76,12 +77,43 @@ impl Core {
         core.remove_objects().await;
     }
 
-    /// Probes the data servers that have failed.
+    /// Probes the data servers that have failed, and from time to time the others, too: one that hangs causes no error here while only clients
+    /// use it. If it does not answer twice, clients get another layout.
     async fn probe(self: &Arc<Self>) {
         let failing: Vec<ServerId> = self.failing.lock().all();
-        for server in failing {
-            let answered = self.servers.probe(server).await != Err(ServerError::Unreachable);
+        let mut servers = failing.clone();
+        if self.is_probe_due() {
+            servers.extend(self.services.configured().into_iter().filter(|server| !failing.contains(server)));
+        }
+        servers.retain(|server| self.services.of(*server) != Service::Lost);
+        let probe = |server| async move { (server, self.servers.probe(server).await != Err(ServerError::Unreachable)) };
+        for (server, answered) in join_all(servers.into_iter().map(probe)).await {
             self.note_server(server, answered);
+            if !answered && failing.contains(&server) {
+                self.recall_from(server).await;
+            }
+        }
+    }
+
+    /// Reports whether it is time to probe all data servers.
+    fn is_probe_due(&self) -> bool {
+        let (now, mut probed) = (Instant::now(), self.probed.lock());
+        let due = probed.is_none_or(|last| now - last >= PROBE_INTERVAL);
+        if due {
+            *probed = Some(now);
+        }
+        due
+    }
+
+    /// Recalls the layouts with a copy on a data server that does not answer, if their clients can use other copies. Linux's client waits
+    /// without a limit for a data server whose connection is open, and does not report that. A recall ends its requests.
+    async fn recall_from(self: &Arc<Self>, server: ServerId) {
+        for handle in self.holders.with_devices(&self.devices_of(server)) {
+            let Ok(Place::Servers(record)) = self.place(&self.files.get(&handle)).await else { continue };
+            if self.avoidable(&record).iter().any(|copy| record.copies[*copy].object.server == server) {
+                tracing::warn!(file = ?handle, server = server.0, "a layout is recalled: a data server does not answer");
+                self.holders.recall(&handle, LayoutModes::ALL, false);
+            }
         }
     }
 
@@ -98,8 +130,8 @@ impl Core {
         for part in queue.chunks(REMOVALS) {
             let part = part.to_vec();
             let Ok(unused) = self.run(move |core| core.unused_in_queue(part)).await else { return };
-            for object in unused {
-                let result = self.servers.remove(object).await;
+            let remove = |object| async move { (object, self.servers.remove(object).await) };
+            for (object, result) in join_all(unused.into_iter().map(remove)).await {
                 self.note_server(object.server, result != Err(ServerError::Unreachable));
                 match result {
                     Ok(()) => removed.push(object),
@@ -204,5 +236,8 @@ impl Core {
     }
 }
 
-/// The number of objects in the queue of removals that are examined at a time. Files cannot be removed meanwhile.
+/// The minimum time between two probes of a data server that has not failed.
+const PROBE_INTERVAL: Duration = Duration::from_secs(5);
+/// The number of objects in the queue of removals that are examined, and removed, at a time. Files cannot be removed while they are
+/// examined.
 const REMOVALS: usize = 64;

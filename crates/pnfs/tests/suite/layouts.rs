@@ -3,7 +3,7 @@
 use std::task::Poll;
 
 use buf::Rope;
-use pnfs::record::Epochs;
+use pnfs::{Stripes, record::Epochs};
 use vfs::{
     Caller, Layouts, Report, Stability, Vfs, VfsError,
     layout::{DataError, LayoutCommit, LayoutHolder, LayoutKind, LayoutMode, LayoutModes, LayoutRange},
@@ -140,6 +140,38 @@ fn reported_copy_is_durably_stale_before_the_next_layout_and_is_made_again() {
     for copy in record.copies {
         assert_eq!(world.servers.content(copy.object).unwrap(), [1; 3000]);
     }
+}
+
+/// A client can wait for a data server that hangs, and never report it.
+#[test]
+fn layouts_with_a_data_server_that_does_not_answer_are_recalled_if_there_is_another_copy() {
+    let world = World::with(Stripes::ONE, 2);
+    let (file, last) = (world.create("file"), world.create("last"));
+    let copies = world.grant(&last, 1, Write).unwrap();
+    let (stale, hung) = (copies[0].0, copies[1].0.server);
+    world.report(&last, 1, stale, DataError::Unreachable);
+    world.release(&last, 1, LayoutModes::WRITE);
+    assert_eq!(world.grant(&last, 1, Write).unwrap().len(), 1);
+    world.grant(&file, 1, Write).unwrap();
+    world.events.recalls();
+
+    world.servers.set_down(hung.0, true);
+    world.upkeep_once();
+    assert_eq!(world.events.recalls(), [], "the data server may answer soon");
+    world.upkeep_once();
+    assert_eq!(world.events.recalls(), [LayoutModes::WRITE], "without its last copy, a client could not go on");
+    assert!(world.record(&file).is_healthy(), "the client may not have written");
+    world.upkeep_once();
+    assert_eq!(world.events.recalls(), [], "the layout was recalled before");
+    world.release(&file, 1, LayoutModes::WRITE);
+    let read = world.grant(&file, 2, Read).unwrap();
+    assert!(read.len() == 1 && read[0].0.server != hung, "{read:?}");
+    world.upkeep_once();
+    assert_eq!(world.events.recalls(), [], "the reader does not use the data server");
+    world.release(&file, 2, LayoutModes::READ);
+    let written = world.grant(&file, 1, Write).unwrap();
+    assert!(written.len() == 1 && written[0].0.server != hung, "{written:?}");
+    assert!(!world.record(&file).is_healthy(), "the copy is stale before a client writes without it");
 }
 
 #[test]

@@ -414,9 +414,12 @@ impl World {
 
     /// Executes the upkeep until nothing is left, or nothing more can be done.
     pub fn upkeep(&self) {
-        for _ in 0..3 {
-            assert!(step(pin!(self.pnfs.upkeep())), "the upkeep must not wait");
-        }
+        (0..3).for_each(|_| self.upkeep_once());
+    }
+
+    /// Executes one round of the upkeep.
+    pub fn upkeep_once(&self) {
+        assert!(step(pin!(self.pnfs.upkeep())), "the upkeep must not wait");
     }
 }
 
