@@ -104,6 +104,14 @@ impl Index {
         })
     }
 
+    /// Returns the number of objects in the queue of removals.
+    ///
+    /// # Errors
+    /// Returns `Io`.
+    pub fn count_removals(&self) -> Result<u64, VfsError> {
+        self.0.read(|transaction| Ok(transaction.open_table(REMOVALS)?.len()?))
+    }
+
     /// Removes objects from the queue of removals: `used` because files have them, and `removed` from the reverse index, too.
     ///
     /// # Errors

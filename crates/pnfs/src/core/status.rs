@@ -58,6 +58,8 @@ pub struct Repairs {
     pub scanning: bool,
     /// Files whose last copy in sync was on a data server that is lost.
     pub lost: u64,
+    /// Objects in the queue of removals: those of removed files, and those of new files, which stay there for a moment.
+    pub removals: u64,
     /// The bytes to copy. `None` if the copies are too many to add them up.
     pub bytes: Option<u64>,
     /// The bytes that were copied since the start.
@@ -196,7 +198,7 @@ impl Pnfs {
     pub fn repairs(&self) -> Result<Repairs> {
         let core = &self.0;
         let (copied, scanning) = (core.drains.copied.load(Relaxed), core.scan.is_running());
-        let mut repairs = Repairs { copied, scanning, ..Repairs::default() };
+        let mut repairs = Repairs { copied, scanning, removals: core.index.count_removals()?, ..Repairs::default() };
         let (mut bytes, mut counted) = (0, 0);
         let mut add = |file: &Handle, copies: u64| {
             counted += 1;

@@ -79,8 +79,12 @@ fn show(progress: &Progress, repairs: &[RepairRecord], first: u64) {
 
 fn line(cluster: &RepairRecord) -> String {
     let name = output::name(cluster.cluster.as_bytes());
-    let RepairRecord { files, copies, moves, compared, unexamined, scanning, bytes, copied, .. } = cluster;
-    let copied = format!("{} copied since the start", output::size(*copied));
+    let RepairRecord { files, copies, moves, compared, unexamined, scanning, removals, bytes, copied, .. } = cluster;
+    let removals = match removals {
+        0 => String::new(),
+        objects => format!("; {objects} objects to remove"),
+    };
+    let copied = format!("{} copied since the start{removals}", output::size(*copied));
     if cluster.is_done() {
         return format!("{name}: nothing is left to do; {copied}\n");
     }
@@ -114,6 +118,9 @@ mod tests {
     fn every_kind_of_work_counts() {
         let done = RepairRecord { cluster: "a".to_owned(), bytes: Some(0), ..RepairRecord::default() };
         assert!(done.is_done() && line(&done).contains("nothing is left"));
+        let removals = RepairRecord { removals: 3, ..done.clone() };
+        assert!(removals.is_done(), "an object that no file has is no copy to repair");
+        assert!(line(&removals).contains("; 3 objects to remove"), "{}", line(&removals));
         let lost = RepairRecord { lost: 1, ..done.clone() };
         assert!(lost.is_done(), "a file that has lost its last copy cannot be repaired");
         for left in [

@@ -313,6 +313,7 @@ fn repairs(members: &[Member]) -> Answer<Vec<serde_json::Value>> {
             sum.unexamined += repairs.unexamined;
             sum.scanning |= repairs.scanning;
             sum.lost += repairs.lost;
+            sum.removals += repairs.removals;
             sum.bytes = sum.bytes.zip(repairs.bytes).map(|(one, other)| one + other);
             sum.copied += repairs.copied;
         }

@@ -292,6 +292,9 @@ pub struct RepairRecord {
     pub scanning: bool,
     /// Files that have lost their last copy in sync with a data server.
     pub lost: u64,
+    /// Objects of removed files that were not removed yet, and those of new files, for a moment.
+    #[serde(default)]
+    pub removals: u64,
     /// The bytes to copy. `None` if the copies are too many to add them up.
     pub bytes: Option<u64>,
     /// The bytes that were copied since the start of the server.
