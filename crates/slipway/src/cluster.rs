@@ -8,6 +8,8 @@ use std::{
     ffi::OsString,
     fs,
     path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
 };
 
 use client::{NfsUrl, Version};
@@ -156,6 +158,24 @@ impl Cluster {
         repairs.pop().ok_or_else(|| Failure::failed("the metadata server has no cluster"))
     }
 
+    /// Waits until the objects of removed files are removed.
+    ///
+    /// # Errors
+    /// The metadata server does not answer, or the objects are not removed within [`REMOVALS_WAIT`].
+    pub fn await_removals(&self) -> Result<(), Failure> {
+        let until = Instant::now() + REMOVALS_WAIT;
+        loop {
+            match self.repairs()?.removals {
+                0 => return Ok(()),
+                left if Instant::now() > until => {
+                    let message = format!("{left} objects of removed files were not removed in {REMOVALS_WAIT:?}");
+                    return Err(Failure::failed(message));
+                }
+                _ => thread::sleep(REMOVALS_PAUSE),
+            }
+        }
+    }
+
     /// Returns where the data of a file are.
     ///
     /// # Errors
@@ -254,6 +274,9 @@ fn configuration(shape: &Shape, dir: &Path, data: &[DataServer]) -> String {
 
 /// Servers of a cluster log only errors: the failures of others are expected.
 const QUIET: &[(&str, &str)] = &[("RUST_LOG", "error")];
+/// The longest wait for the removal of objects, and the time between two looks.
+const REMOVALS_WAIT: Duration = Duration::from_secs(300);
+const REMOVALS_PAUSE: Duration = Duration::from_millis(20);
 /// The file with the key of the cluster.
 const KEY: &str = "cluster.key";
 /// The directory of the metadata server's export.

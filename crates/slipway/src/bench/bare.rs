@@ -199,7 +199,7 @@ impl Subject for BareSubject<'_> {
         let costs = Costs { server: self.peer.as_ref().map(|peer| peer.child.id()), meter: self.meter };
         let connect = |thread| self.connect().map(|way| (way, thread)).map_err(failure);
         let drive = |(way, thread): &(Way, u32), end| self.drive(way, *thread, point, end).map_err(failure);
-        load::measure(point.threads, self.limit, &costs, connect, drive).map(Measured::Sample)
+        load::measure(point.threads, self.limit, &costs, connect, drive, |_| Ok(())).map(Measured::Sample)
     }
 }
 

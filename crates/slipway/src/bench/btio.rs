@@ -91,19 +91,18 @@ impl Subject for Btio<'_> {
             Ok((Share { mount, file, point: *point, of, dumps: self.dumps, run: self.run }, runtime))
         };
         let drive = |(share, runtime): &(Share, tokio::runtime::Runtime), _| {
-            let driven = runtime.block_on(async {
-                let driven = share.execute().await;
-                reach::unmount_all().await;
-                driven
-            });
-            driven.map_err(|problem| match problem {
+            runtime.block_on(share.execute()).map_err(|problem| match problem {
                 Problem::Client(error) => reach::failure(&self.url, &error),
                 Problem::Data(problem) => Failure::failed(format!("{NAME}: {problem}")),
             })
         };
+        let finish = |(_, runtime): (Share, tokio::runtime::Runtime)| {
+            runtime.block_on(reach::unmount_all());
+            Ok(())
+        };
         let costs = Costs { server: Some(self.server), meter: self.meter };
         // The work is fixed, and not the time.
-        load::measure(point.threads, Default::default(), &costs, connect, drive).map(Measured::Sample)
+        load::measure(point.threads, Default::default(), &costs, connect, drive, finish).map(Measured::Sample)
     }
 }
 

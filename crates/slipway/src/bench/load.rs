@@ -20,9 +20,9 @@ pub struct Costs<'a> {
     pub meter: &'a Meter,
 }
 
-/// Runs `threads` threads. Each prepares by `connect` and then runs `drive` until the given instant.
+/// Runs `threads` threads. Each prepares by `connect`, runs `drive` until the given instant, and then `finish`.
 ///
-/// All threads are connected before the clock starts, and the clock is read before any thread closes its connection.
+/// All threads are connected before the clock starts, and the clock is read before any thread runs `finish`.
 ///
 /// # Errors
 /// The error of one of the threads.
@@ -32,20 +32,24 @@ pub fn measure<W>(
     costs: &Costs,
     connect: impl Fn(u32) -> Result<W, Failure> + Sync,
     drive: impl Fn(&W, Instant) -> Result<Tally, Failure> + Sync,
+    finish: impl Fn(W) -> Result<(), Failure> + Sync,
 ) -> Result<Sample, Failure> {
-    let (start, stop) = (Barrier::new(threads as usize + 1), Barrier::new(threads as usize + 1));
+    let [start, stop, read] = [(); 3].map(|()| Barrier::new(threads as usize + 1));
     let server_cpu = || costs.server.and_then(process::cpu_time_of);
     thread::scope(|scope| {
-        let (start, stop, connect, drive) = (&start, &stop, &connect, &drive);
-        // A thread passes both barriers, also after an error.
+        let (start, stop, read) = (&start, &stop, &read);
+        let (connect, drive, finish) = (&connect, &drive, &finish);
+        // A thread passes all barriers, also after an error.
         let threads: Vec<_> = (0..threads)
             .map(|thread| {
                 scope.spawn(move || {
                     let ready = connect(thread);
                     start.wait();
-                    let done = ready.as_ref().ok().map(|work| drive(work, Instant::now() + limit));
+                    let end = Instant::now() + limit;
+                    let driven = ready.and_then(|work| drive(&work, end).map(|tally| (work, tally)));
                     stop.wait();
-                    ready.and_then(|_| done.expect("a prepared thread must have run"))
+                    read.wait();
+                    driven.and_then(|(work, tally)| finish(work).map(|()| tally))
                 })
             })
             .collect();
@@ -63,6 +67,7 @@ pub fn measure<W>(
             memory_bytes: since(memory, costs.meter.bytes()),
             latency: histogram(),
         };
+        read.wait();
         for thread in threads {
             let tally = thread.join().expect("a load thread must not panic")?;
             sample.operations += tally.operations;
@@ -92,7 +97,7 @@ mod tests {
             (0..=*work).for_each(|_| tally.count(100, None));
             Ok(tally)
         };
-        let sample = measure(4, NOTHING, &costs(&meter), connect, drive).unwrap();
+        let sample = measure(4, NOTHING, &costs(&meter), connect, drive, |_| Ok(())).unwrap();
         assert_eq!((sample.operations, sample.bytes, sample.latency.len()), (10, 1000, 10));
         assert!(sample.server_cpu.is_some() && sample.memory_bytes.is_none());
     }
@@ -102,9 +107,16 @@ mod tests {
         let meter = Meter::find("/nowhere".as_ref());
         let connect = |thread| if thread == 1 { Err(Failure::failed("refused")) } else { Ok(()) };
         let drive = |(): &(), end| Ok(Tally::until(end));
-        let failure = measure(3, NOTHING, &costs(&meter), connect, drive).err().unwrap();
+        let failure = measure(3, NOTHING, &costs(&meter), connect, drive, |()| Ok(())).err().unwrap();
         assert_eq!(failure.message, "refused");
         let drive = |(): &(), _| Err(Failure::failed("broken"));
-        assert_eq!(measure(2, NOTHING, &costs(&meter), |_| Ok(()), drive).err().unwrap().message, "broken");
+        let failure = measure(2, NOTHING, &costs(&meter), |_| Ok(()), drive, |()| Ok(())).err().unwrap();
+        assert_eq!(failure.message, "broken");
+        let drive = |(): &(), end| Ok(Tally::until(end));
+        let finish = |()| Err(Failure::failed("not finished"));
+        assert_eq!(
+            measure(2, NOTHING, &costs(&meter), |_| Ok(()), drive, finish).err().unwrap().message,
+            "not finished"
+        );
     }
 }

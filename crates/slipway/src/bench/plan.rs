@@ -420,7 +420,7 @@ pub fn pnfs_btio(dumps: u64, in_flight: u32) -> Plan {
 const WRITERS: [u32; 3] = [1, 4, 16];
 /// The bytes of new files that stay at the metadata server, and of those that are longer than its threshold.
 const NEW_SMALL: usize = 4 << 10;
-const NEW_LARGE: usize = 128 << 10;
+pub const NEW_LARGE: usize = 128 << 10;
 
 fn is_read(point: &Point) -> bool {
     point.operation.reads_blocks()

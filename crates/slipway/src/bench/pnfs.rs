@@ -24,10 +24,11 @@ use super::{
     plan::{self, Plan},
     point::{Operation, Point},
     report::{Conditions, Report, Row},
-    runner::{self, Subject},
+    runner::{self, Measured, Subject},
     series::{NfsSubject, Series},
     site::Site,
     text,
+    workload::NEW_FILES,
 };
 use crate::{
     child::{Listen, Server},
@@ -92,7 +93,7 @@ enum Pattern {
     Limited,
     /// READ and WRITE by layouts from data servers without limits, beside one server directly
     Direct,
-    /// CREATE, WRITE, GETATTR and SETATTR of files, by 1, 4 and 16 writers
+    /// CREATE, WRITE, GETATTR and SETATTR of new files, by 1, 4 and 16 writers
     Create,
     /// The records of BTIO (class A), FULL and SIMPLE, by 1, 4 and 16 writers of one file, which is read back and compared
     Btio,
@@ -203,7 +204,8 @@ fn measure(chosen: &Chosen, args: &Args, plan: &Plan, limit: Duration) -> Result
         }
         let site = Arc::new(Site::new(format!("slipway-bench-{at}"), &plan.points, chosen.file_size));
         let block_max = reach::run(site.prepare(&url))?;
-        subjects.push(Box::new(NfsSubject::new(url, site, block_max, Some(pid), limit, &meter)));
+        let load = NfsSubject::new(url, site, block_max, Some(pid), limit, &meter);
+        subjects.push(Box::new(Settled { load, place }));
     }
     let steps = Steps::new(!args.json, plan.points.len() * series.len() * chosen.rounds as usize);
     let cells = runner::run(&mut subjects, &plan.points, chosen.rounds, || steps.step())?;
@@ -305,9 +307,26 @@ impl Place {
     }
 }
 
+/// A load on the servers of a series. When it has ended, they have no work left that would take processors from the next series.
+struct Settled<'a> {
+    load: NfsSubject<'a>,
+    place: &'a Place,
+}
+
+impl Subject for Settled<'_> {
+    fn measure(&mut self, point: &Point) -> Result<Measured, Failure> {
+        let measured = self.load.measure(point)?;
+        if let Place::Cluster(cluster) = self.place {
+            cluster.await_removals()?;
+        }
+        Ok(measured)
+    }
+}
+
 /// Returns the bytes of memory of each server.
 fn room(chosen: &Chosen) -> u64 {
-    chosen.file_size * 2 + (64 << 20)
+    let new = if chosen.pattern == Pattern::Create { NEW_FILES * plan::NEW_LARGE as u64 } else { 0 };
+    chosen.file_size * 2 + new + (64 << 20)
 }
 
 /// Returns a table with the share of the throughput of one server that the way by layouts reaches.

@@ -196,18 +196,21 @@ impl Subject for NfsSubject<'_> {
             Ok((work, runtime))
         };
         let drive = |(work, runtime): &(Arc<Work>, tokio::runtime::Runtime), end| {
-            let driven = runtime.block_on(async {
-                *self.driven.lock() = true;
-                let driven = work.drive(end).await;
-                *self.driven.lock() = false;
-                // Unmount now, because no task drives this mount later, and a version 4 server would wait for it.
-                reach::unmount_all().await;
-                driven
-            });
+            *self.driven.lock() = true;
+            let driven = runtime.block_on(work.drive(end));
+            *self.driven.lock() = false;
             driven.map_err(|error| reach::failure(&url, &error))
         };
+        let finish = |(work, runtime): (Arc<Work>, tokio::runtime::Runtime)| {
+            runtime.block_on(async {
+                let removed = work.remove_files().await;
+                // No task drives this mount later, and a version 4 server would wait for it.
+                reach::unmount_all().await;
+                removed.map_err(|error| reach::failure(&url, &error))
+            })
+        };
         let costs = Costs { server: self.server, meter: self.meter };
-        load::measure(point.threads, self.limit, &costs, connect, drive).map(Measured::Sample)
+        load::measure(point.threads, self.limit, &costs, connect, drive, finish).map(Measured::Sample)
     }
 }
 

@@ -11,6 +11,7 @@ use std::{
 use bytes::Bytes;
 use client::{CreateHow, File, Handle, Mount, NfsUrl, Result, SetAttr, StableHow};
 use nfs::v3::ACCESS3_READ;
+use parking_lot::Mutex;
 use tokio::task::JoinSet;
 
 use super::{
@@ -36,6 +37,8 @@ pub struct Work {
     data: Bytes,
     /// The prefix of names that this thread creates.
     name: String,
+    /// The names of the files to remove at the end.
+    made: Mutex<Vec<String>>,
     /// The directory of the sources and its handle, if they are used.
     tree: Option<(String, Handle)>,
 }
@@ -73,6 +76,7 @@ impl Work {
             // In memory of the pool, as in an application that takes its buffers from the mount.
             data: in_pool(&mount, &site::pattern(point.block)),
             name: format!("{}-new", site.file(thread)),
+            made: Mutex::default(),
             tree,
             mount,
         }))
@@ -139,7 +143,10 @@ impl Work {
                 Ok(())
             }
             Operation::NewFile => {
-                while tally.goes_on() {
+                let most = NEW_FILES / u64::from(self.point.threads * self.point.tasks());
+                while tally.goes_on() && tally.operations < most {
+                    let name = format!("{name}-{}", tally.operations);
+                    self.made.lock().push(name.clone());
                     tally.count(self.make_file(&name).await?, None);
                 }
                 Ok(())
@@ -210,7 +217,19 @@ impl Work {
         Ok(())
     }
 
-    /// Makes a file with a block of data on stable storage, looks at it, changes its mode, and removes it. Returns the bytes of the block.
+    /// Removes the files that the operations have left.
+    ///
+    /// # Errors
+    /// The error of a removal.
+    pub async fn remove_files(&self) -> Result<()> {
+        let made = std::mem::take(&mut *self.made.lock());
+        for name in made {
+            self.mount.protocol().remove(&self.dir, name.as_bytes()).await?;
+        }
+        Ok(())
+    }
+
+    /// Makes a file with a block of data on stable storage, looks at it, and changes its mode. Returns the bytes of the block.
     async fn make_file(&self, name: &str) -> Result<usize> {
         let protocol = self.mount.protocol();
         let how = CreateHow::Guarded(SetAttr { mode: Some(0o600), ..SetAttr::default() });
@@ -219,7 +238,6 @@ impl Work {
         file.write_at(0, self.data.clone()).await?;
         file.stat().await?;
         file.set_attr(SetAttr { mode: Some(0o644), ..SetAttr::default() }).await?;
-        protocol.remove(&self.dir, name.as_bytes()).await?;
         Ok(self.data.len())
     }
 
@@ -252,6 +270,9 @@ impl Work {
         site::block_at(turn, &self.point, self.blocks) * self.point.block as u64
     }
 }
+
+/// The maximum number of new files of a measurement, which ends when they are made. It bounds the space that the servers need.
+pub const NEW_FILES: u64 = 8192;
 
 fn in_pool(mount: &Mount, data: &[u8]) -> Bytes {
     let mut buffer = mount.pool().take(data.len());
