@@ -1,6 +1,6 @@
 # The checks that every mount must pass: $M is the mount, $M2 a second mount of the same export that shares no cache
 # with it and revalidates every attribute, $HERE a new directory name in both, $FILES the manifest (sha256sum's format)
-# of $TREE, an archive.
+# of $TREE, an archive. HOLES_ARE_DATA is set if the server reports holes as data and as used space.
 TREE=/run/out/tree.tar
 
 # The tree that the server had before the mount must read back unchanged.
@@ -108,7 +108,7 @@ sparse_files() {
   cd "$M/$HERE"; mkdir sparse; cd sparse
   truncate -s 8M hole; printf data | dd of=hole bs=1 seek=4194304 conv=notrunc status=none
   equal 8388608 "$(stat -c %s hole)"
-  [ "$(du -k hole | cut -f1)" -lt 1024 ]
+  [ -n "${HOLES_ARE_DATA:-}" ] || [ "$(du -k hole | cut -f1)" -lt 1024 ]
   { head -c 4194304 /dev/zero; printf data; head -c 4194300 /dev/zero; } | cmp - "$M2/$HERE/sparse/hole"
 }
 

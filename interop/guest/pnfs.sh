@@ -4,19 +4,6 @@
 # files layouts. /run/out/env sets SLIPWAY, and KIND, the kind of the first two data servers: nfs3 or slipway.
 . /run/out/guest/pnfs_lib.sh
 
-# configure_files: writes the configuration of the metadata server for files layouts.
-configure_files() {
-  common_configuration >/run/slipway.toml
-  cat >>/run/slipway.toml <<T
-layouts = "files"
-mirrors = 1
-stripes = 2
-stripe_unit = "64 KiB"
-$(data_server 1 4.1)
-$(data_server 2 4.2)
-T
-}
-
 # The data servers are started again as those of NFSv4. knfsd does not say that it is a data server, so clients use it by NFSv3.
 newer_data_servers() {
   stop 0; stop 1; stop 2

@@ -79,7 +79,7 @@ servers() {
   mkdir -p $EXPORT /run/{ds,state}{1,2} /run/state0 /run/mnt
   # tmpfs has no extended attributes of users before Linux 6.6.
   truncate -s 64m /run/export.ext4
-  mkfs.ext4 -q -E lazy_itable_init=1,lazy_journal_init=1 /run/export.ext4
+  mkfs.ext4 -q -b 4096 -E lazy_itable_init=1,lazy_journal_init=1 /run/export.ext4
   mount -o loop /run/export.ext4 $EXPORT
   chmod 777 $EXPORT; chmod 700 /run/ds{1,2}
   (umask 077; head -c 32 /run/out/random | od -An -v -tx1 | tr -d ' \n' >$KEY)
@@ -103,6 +103,19 @@ $(data_server 2 $2)
 id = 3
 url = "nfs://$CLIENT/run/ds3?mountport=20048"
 version = "$3"
+T
+}
+
+# configure_files: writes the configuration of the metadata server for files layouts.
+configure_files() {
+  common_configuration >/run/slipway.toml
+  cat >>/run/slipway.toml <<T
+layouts = "files"
+mirrors = 1
+stripes = 2
+stripe_unit = "64 KiB"
+$(data_server 1 4.1)
+$(data_server 2 4.2)
 T
 }
 

@@ -66,6 +66,7 @@ allocation_and_holes() {
   fallocate -p -o 262144 -l 524288 f
   equal 2097152 "$(stat -c %s f)"
   { head -c 262144 /run/out/random; head -c 524288 /dev/zero; head -c 2097152 /run/out/random | tail -c +786433; } | cmp - "$M2/$HERE/holes/f"
+  [ -z "${HOLES_ARE_DATA:-}" ] || return 0
   python3 - f <<'P'
 import os, sys
 fd = os.open(sys.argv[1], os.O_RDONLY)

@@ -4,21 +4,15 @@ use std::process::Command;
 
 use super::Bench;
 use super::lab::{self, Guest, text};
-use super::rotation::Rotation;
 use crate::report::{Outcome, Report};
 use crate::shell;
 
 /// The Debian packages of [`gluster`].
 pub const PACKAGES: [&str; 3] = ["nfs-ganesha", "nfs-ganesha-gluster", "glusterfs-server"];
 
-/// Runs `guest/pnfs.sh`, in which knfsd is one of the data servers, and `guest/pnfs_failures.sh`.
+/// Runs `guest/pnfs.sh` and `guest/pnfs_content.sh`, in which knfsd is one of the data servers, and `guest/pnfs_failures.sh`.
 pub fn linux(bench: &Bench, report: &mut Report) -> Result<(), String> {
-    let (runs, left) = RUNS.split_at(if bench.rotation == Rotation::All { RUNS.len() } else { OF_COMMITS });
-    for Run { script, kind } in left {
-        let how = "runs only with `cargo xtask interop --only pnfs --all`".to_owned();
-        report.record(format!("interop: {script}-{kind}"), Outcome::Skipped(how));
-    }
-    for run in bench.rotation.pick("pnfs", runs, 1, report) {
+    for run in bench.rotation.pick("pnfs", &RUNS, 1, report) {
         let Run { script, kind } = run;
         let name = format!("{script}-{kind}");
         let guest = Guest::new(bench, bench.fresh(&name)?.join("guest"))?;
@@ -36,15 +30,14 @@ struct Run {
     kind: &'static str,
 }
 
-/// A commit runs one of the first [`OF_COMMITS`]. The others are not known to pass.
-const RUNS: [Run; 4] = [
+const RUNS: [Run; 6] = [
     Run { script: "pnfs", kind: "nfs3" },
-    Run { script: "pnfs_failures", kind: "nfs3" },
-    Run { script: "pnfs", kind: "slipway" },
     Run { script: "pnfs_failures", kind: "slipway" },
+    Run { script: "pnfs_content", kind: "nfs3" },
+    Run { script: "pnfs", kind: "slipway" },
+    Run { script: "pnfs_failures", kind: "nfs3" },
+    Run { script: "pnfs_content", kind: "slipway" },
 ];
-
-const OF_COMMITS: usize = 1;
 
 /// Runs `guest/pnfs_knfsd.sh`: the metadata server is knfsd, built with flexible files layouts.
 pub fn knfsd(bench: &Bench, report: &mut Report) -> Result<(), String> {
