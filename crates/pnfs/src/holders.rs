@@ -181,18 +181,19 @@ impl Holders {
         self.files.lock().get(file).is_some_and(|held| held.cut)
     }
 
-    /// Recalls the layouts of a file that have one of these modes.
-    pub fn recall(&self, file: &Handle, modes: LayoutModes, changed: bool) {
+    /// Recalls the layouts of a file that have one of these modes. Returns `false` if there are none, or all were recalled before.
+    pub fn recall(&self, file: &Handle, modes: LayoutModes, changed: bool) -> bool {
         let mut files = self.files.lock();
-        let Some(held) = files.get_mut(file) else { return };
+        let Some(held) = files.get_mut(file) else { return false };
         let modes = held.modes().intersect(modes).without(held.recalled);
         if modes.is_empty() {
-            return;
+            return false;
         }
         held.recalled =
             LayoutModes { read: held.recalled.read || modes.read, write: held.recalled.write || modes.write };
         drop(files);
         self.notify(LayoutEvent::Recall { file: file.clone(), modes, changed });
+        true
     }
 
     /// Waits until no layout of a file is being recalled, also of an earlier process.

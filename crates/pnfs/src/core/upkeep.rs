@@ -110,9 +110,9 @@ impl Core {
     async fn recall_from(self: &Arc<Self>, server: ServerId) {
         for handle in self.holders.with_devices(&self.devices_of(server)) {
             let Ok(Place::Servers(record)) = self.place(&self.files.get(&handle)).await else { continue };
-            if self.avoidable(&record).iter().any(|copy| record.copies[*copy].object.server == server) {
-                tracing::warn!(file = ?handle, server = server.0, "a layout is recalled: a data server does not answer");
-                self.holders.recall(&handle, LayoutModes::ALL, false);
+            let is_avoidable = self.avoidable(&record).iter().any(|copy| record.copies[*copy].object.server == server);
+            if is_avoidable && self.holders.recall(&handle, LayoutModes::ALL, false) {
+                tracing::warn!(file = ?handle, server = server.0, "layouts are recalled: a data server does not answer");
             }
         }
     }
