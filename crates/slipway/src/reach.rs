@@ -173,7 +173,12 @@ pub fn failure(url: &NfsUrl, error: &client::Error) -> Failure {
         ErrorKind::Url(_) | ErrorKind::Invalid(_) => Exit::Usage,
         _ => Exit::Unreachable,
     };
-    Failure { exit, message: format!("{url}: {error}") }
+    let message = match error.kind() {
+        // It names the URL itself.
+        ErrorKind::Url(problem) => problem.to_string(),
+        _ => format!("{url}: {error}"),
+    };
+    Failure { exit, message }
 }
 
 /// Collects the results of the parts of a command, and prints each failure when it happens.
@@ -232,6 +237,15 @@ mod tests {
         assert!(matches!("nfs://h/e".parse(), Ok(Location::Remote(_))));
         assert!(matches!("dir/file".parse(), Ok(Location::Local(_))));
         assert!("http://h/e".parse::<Location>().unwrap_err().contains("nfs://host"));
+    }
+
+    #[test]
+    fn an_unknown_option_is_a_mistake_in_the_url_which_is_named_once() {
+        let url: NfsUrl = "nfs://127.0.0.1/e?pigeon=1".parse().unwrap();
+        let failure = run(async { Reach::new().mount(&url).await }).err().unwrap();
+        assert_eq!(failure.exit, Exit::Usage);
+        assert_eq!(failure.message.matches("nfs://").count(), 1, "{}", failure.message);
+        assert!(failure.message.contains("option 'pigeon': no such option"), "{}", failure.message);
     }
 
     #[test]
