@@ -18,7 +18,7 @@ use vfs::{
     },
 };
 
-use super::{Core, ignore_removed};
+use super::{Core, ignore_removed, mirrors::unless_new};
 use crate::{
     files::{File, Place},
     index::{LAYOUTS, OWNERS, TRUNCATING},
@@ -313,13 +313,23 @@ impl Core {
     /// Returns the sizes of the file that the objects in sync show whose data servers answer, by copy.
     ///
     /// # Errors
-    /// Returns `Io` if no data server with a copy of one stripe answers.
+    /// Returns `Io` if no data server with a copy of one stripe answers, and the errors of the inner file system.
     async fn object_sizes(self: &Arc<Self>, file: &Arc<File>, record: &Record) -> Result<HashMap<usize, u64>> {
+        let of = file.clone();
+        let known = self.run(move |core| core.size_of(&of.handle)).await?;
         let size = |copy: usize| {
-            let size = self.object_size(file, record, copy);
-            // An object can end with a byte of another stripe: see `write_ends`.
-            let shown = move |size| record.stripes.end(record.stripe_of(copy), size);
-            async move { size.await.ok().map(|size| (copy, shown(size))) }
+            let stripe = record.stripe_of(copy);
+            let is_new = !file.has_data(stripe) && record.stripes.end(stripe, known) == 0;
+            let presence = if is_new { Presence::MayBeNew } else { Presence::Exists };
+            let size = unless_new(presence, self.servers.size(record.copies[copy].object), 0);
+            async move {
+                let size = match size.await {
+                    Err(ServerError::Missing) => self.object_size(file, record, copy).await,
+                    size => size,
+                };
+                // An object can end with a byte of another stripe: see `write_ends`.
+                size.ok().map(|size| (copy, record.stripes.end(stripe, size)))
+            }
         };
         let sizes: HashMap<_, _> = join_all(record.in_sync().map(size)).await.into_iter().flatten().collect();
         match record.stripe_without(|copy| sizes.contains_key(&copy)) {
@@ -381,8 +391,8 @@ impl Core {
                 }
                 Ok(())
             };
-            // The last byte of the file is in this stripe, and the client has written it.
-            (end < size).then_some((copy, Box::pin(write) as ServerFuture<()>))
+            // In the stripe with the last byte of the file, the client has written that. A stripe can be empty.
+            (end > 0 && end < size).then_some((copy, Box::pin(write) as ServerFuture<()>))
         });
         let work = work.collect();
         let outcome = self.on_copies(&record, work, |_, ()| true).await;
