@@ -199,7 +199,7 @@ impl Objects {
     /// Runs an operation on an object that exists, or returns `None` if it does not, and need not.
     ///
     /// # Errors
-    /// Returns `Stale` if the object must exist and does not, and the errors of the operation.
+    /// Returns `Stale` if the object must exist and does not, or was removed, and the errors of the operation.
     fn on<T>(
         &self,
         inner: &Inner<'_>,
@@ -207,7 +207,9 @@ impl Objects {
         operation: impl FnOnce(&Handle) -> Result<T>,
     ) -> Result<Option<T>> {
         let Some(object) = self.find(inner, handle.object)? else {
-            return if handle.create_until.is_some() { Ok(None) } else { Err(VfsError::Stale) };
+            // A client that still reads a removed file must not take it for an empty one.
+            let may_be_new = handle.create_until.is_some() && !self.fences.is_removed(handle.object);
+            return if may_be_new { Ok(None) } else { Err(VfsError::Stale) };
         };
         self.at(handle.object, operation(&object)).map(Some)
     }

@@ -152,7 +152,7 @@ impl Store {
                     }
                     return self.create(object.id).map(Some);
                 }
-                Ok(None)
+                if self.removed.contains(&object.id) { Err(ServerError::Missing) } else { Ok(None) }
             }
             _ => self.objects.get_mut(&object.id).map(Some).ok_or(ServerError::Missing),
         }

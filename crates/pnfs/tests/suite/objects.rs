@@ -185,6 +185,8 @@ fn removed_object_is_not_created_again() {
     write_as(&store, &client(), &writer).unwrap();
     remove(&store, &root, &ObjectHandle::store()).unwrap();
     assert_eq!(write_as(&store, &client(), &writer), Err(VfsError::Stale));
+    let reader = of_client(Right::Read, 1, true);
+    assert_eq!(read_as(&store, &client(), &reader), Err(VfsError::Stale), "a removed file is not an empty one");
     assert_eq!(write_as(&store, &root, &ObjectHandle::control(5, true)), Err(VfsError::Stale));
     remove(&store, &root, &ObjectHandle::store()).unwrap();
     let store = empty_store();
