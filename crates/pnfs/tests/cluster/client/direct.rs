@@ -22,6 +22,8 @@ impl Client {
         if what < 5 {
             return self.restart();
         }
+        // A return that has begun ends first: no client writes by a layout that it has returned.
+        let _io = self.io.lock().await;
         let layouts: Vec<_> = self.state.lock().layouts.clone().into_iter().collect();
         for (file, layout) in layouts {
             // This write never ends for the oracle.

@@ -356,6 +356,10 @@ impl Client {
     /// Returns the layouts of a file.
     async fn return_layouts(&self, file: &Handle) {
         let io = self.io.lock().await;
+        // Since this recall, the client has decided to ignore recalls.
+        if self.state.lock().rogue {
+            return;
+        }
         let repeated = self.flush(file).await;
         let held = self.state.lock().layouts.remove(file);
         if held.is_some() {
