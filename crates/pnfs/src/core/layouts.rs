@@ -96,18 +96,9 @@ impl Core {
         let mut stripes = vec![Vec::new(); record.stripes.count()];
         let of = file.clone();
         let size = self.run(move |core| core.size_of(&of.handle)).await?;
-        let avoidable = self.avoidable(&record);
         let data_files = record.in_sync().map(|copy| {
             let data_file = self.data_file(&record, (copy, size), request);
-            let probe = avoidable.contains(&copy).then(|| self.servers.probe(record.copies[copy].object.server));
-            async move {
-                // The handle can be known or computed, which does not show whether the data server answers.
-                let hangs = match probe {
-                    Some(probe) => probe.await == Err(ServerError::Unreachable),
-                    None => false,
-                };
-                (copy, if hangs { Err(Some(ServerError::Unreachable)) } else { data_file.await })
-            }
+            async move { (copy, data_file.await) }
         });
         for (copy, data_file) in join_all(data_files).await {
             let object = record.copies[copy].object;
@@ -176,6 +167,12 @@ impl Core {
         request: &LayoutRequest,
     ) -> std::result::Result<DataFile, Option<ServerError>> {
         let object = record.copies[copy].object;
+        // The handle can be known or computed, which does not show whether the data server answers.
+        if self.avoidable(record).contains(&copy)
+            && self.servers.probe(object.server).await == Err(ServerError::Unreachable)
+        {
+            return Err(Some(ServerError::Unreachable));
+        }
         let device = self.servers.device_id(object.server, request.transport).ok_or(None)?;
         let owners = record.epochs.owners(object).ok_or(None)?;
         // RFC 8435 §2.2.1: a client that only reads is not the owner. It uses the group's number as its user, too.

@@ -27,7 +27,8 @@ pub enum Operation {
     /// One procedure of a build: look up, open and read a source; create, write and commit an object, get its
     /// attributes, remove it.
     Build,
-    /// One file that is created, gets the point's block of data, is asked for its attributes, and gets another mode. It is removed when the time has ended.
+    /// One file that is created, gets the point's block of data, is asked for its attributes, and gets another mode. It is removed when
+    /// the time has ended.
     NewFile,
     /// One large record of a dump, by each of the writers of BTIO (FULL).
     BtioFullWrite,
