@@ -168,9 +168,7 @@ impl Core {
     ) -> std::result::Result<DataFile, Option<ServerError>> {
         let object = record.copies[copy].object;
         // The handle can be known or computed, which does not show whether the data server answers.
-        if self.avoidable(record).contains(&copy)
-            && self.servers.probe(object.server).await == Err(ServerError::Unreachable)
-        {
+        if self.is_avoidable(record, copy) && self.servers.probe(object.server).await == Err(ServerError::Unreachable) {
             return Err(Some(ServerError::Unreachable));
         }
         let device = self.servers.device_id(object.server, request.transport).ok_or(None)?;
@@ -315,9 +313,7 @@ impl Core {
         let of = file.clone();
         let known = self.run(move |core| core.size_of(&of.handle)).await?;
         let size = |copy: usize| {
-            let stripe = record.stripe_of(copy);
-            let is_new = !file.has_data(stripe) && record.stripes.end(stripe, known) == 0;
-            let presence = if is_new { Presence::MayBeNew } else { Presence::Exists };
+            let presence = self.presence_at(file, record, copy, known);
             let size = unless_new(presence, self.servers.size(record.copies[copy].object), 0);
             async move {
                 let size = match size.await {
@@ -325,7 +321,7 @@ impl Core {
                     size => size,
                 };
                 // An object can end with a byte of another stripe: see `write_ends`.
-                size.ok().map(|size| (copy, record.stripes.end(stripe, size)))
+                size.ok().map(|size| (copy, record.stripes.end(record.stripe_of(copy), size)))
             }
         };
         let sizes: HashMap<_, _> = join_all(record.in_sync().map(size)).await.into_iter().flatten().collect();

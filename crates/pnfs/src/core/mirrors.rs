@@ -71,6 +71,13 @@ impl Core {
         }
     }
 
+    /// Returns whether an object of a file exists that had `size` bytes.
+    pub fn presence_at(&self, file: &File, record: &Record, copy: usize, size: u64) -> Presence {
+        let (server, stripe) = (record.copies[copy].object.server, record.stripe_of(copy));
+        let has_data = file.has_data(stripe) || record.stripes.end(stripe, size) > 0;
+        if has_data || !self.servers.creates_on_write(server) { Presence::Exists } else { Presence::MayBeNew }
+    }
+
     /// Returns the size of an object of a file. It is 0 for an object that does not exist and may be new.
     pub fn object_size(self: &Arc<Self>, file: &Arc<File>, record: &Record, copy: usize) -> ServerFuture<u64> {
         self.on_object(file, record, copy, |servers, object, presence| unless_new(presence, servers.size(object), 0))
@@ -172,13 +179,12 @@ impl Core {
         stored.map(drop)
     }
 
-    /// Returns the copies in sync that clients need not use although they could: their data server has failed, and another one that has not
-    /// has a copy of the same stripe.
-    pub fn avoidable(&self, record: &Record) -> Vec<usize> {
+    /// Reports whether clients need not use a copy in sync although they could: its data server has failed, and another one that has not has
+    /// a copy of the same stripe.
+    pub fn is_avoidable(&self, record: &Record, copy: usize) -> bool {
         let failing = self.failing.lock();
         let has_failed = |copy: usize| failing.contains(&record.copies[copy].object.server);
-        let has_other = |copy| record.in_sync_of(record.stripe_of(copy)).any(|other| !has_failed(other));
-        record.in_sync().filter(|copy| has_failed(*copy) && has_other(*copy)).collect()
+        has_failed(copy) && record.in_sync_of(record.stripe_of(copy)).any(|other| !has_failed(other))
     }
 
     /// Takes note of the verifier of a write. Returns `false` if the object has lost earlier unstable writes.

@@ -110,7 +110,8 @@ impl Core {
     async fn recall_from(self: &Arc<Self>, server: ServerId) {
         for handle in self.holders.with_devices(&self.devices_of(server)) {
             let Ok(Place::Servers(record)) = self.place(&self.files.get(&handle)).await else { continue };
-            let is_avoidable = self.avoidable(&record).iter().any(|copy| record.copies[*copy].object.server == server);
+            let is_there = |copy: usize| record.copies[copy].object.server == server;
+            let is_avoidable = record.in_sync().any(|copy| is_there(copy) && self.is_avoidable(&record, copy));
             if is_avoidable && self.holders.recall(&handle, LayoutModes::ALL, false) {
                 tracing::warn!(file = ?handle, server = server.0, "layouts are recalled: a data server does not answer");
             }

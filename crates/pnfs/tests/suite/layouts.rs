@@ -142,6 +142,23 @@ fn reported_copy_is_durably_stale_before_the_next_layout_and_is_made_again() {
     }
 }
 
+/// The object of a data server that does not create objects by itself is never new: if it does not exist, it tells nothing about the size.
+#[test]
+fn commit_after_a_truncation_has_the_size_of_the_copy_that_is_left() {
+    let world = World::with(Stripes::ONE, 2);
+    let file = world.create("file");
+    let copies = world.grant(&file, 1, Write).unwrap();
+    let write =
+        || copies.iter().for_each(|(object, user)| world.servers.client_write(*object, *user, 0, &[1; 3000]).unwrap());
+    write();
+    world.commit(&file, 1, 3000);
+    world.truncate(&file, 0).unwrap();
+    write();
+    world.servers.wipe(copies[1].0.server.0);
+    world.commit(&file, 1, 3000);
+    assert_eq!(world.size(&file), 3000);
+}
+
 /// A client can wait for a data server that hangs, and never report it.
 #[test]
 fn layouts_with_a_data_server_that_does_not_answer_are_recalled_if_there_is_another_copy() {
