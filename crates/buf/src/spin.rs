@@ -5,7 +5,8 @@
 //! whole wait. If a wait was short although a thread had to be woken ([`SHORT`]), it would have been much shorter
 //! without that, so the next wait starts with spinning, for twice as long. A long wait halves the time. If spins fail
 //! repeatedly, because the peer takes a little longer than the maximum each time, spinning stops for a number of waits.
-//! An idle connection sleeps. No connection spins while more threads want to run than there are processors.
+//! An idle connection sleeps. No connection spins while more threads want to run than there are processors, and a thread that spins for more than
+//! a few microseconds calls sched_yield(2) before it polls again.
 
 use std::{
     future::Future,
@@ -81,7 +82,12 @@ impl Spin {
         }
         let now = now();
         let since = *self.idle.get_or_insert(now);
-        now - since < self.budget && !is_overloaded(now)
+        let spun = now - since;
+        let again = spun < self.budget && !is_overloaded(now);
+        if again && spun > YIELD_AFTER {
+            thread::yield_now();
+        }
+        again
     }
 }
 
@@ -108,6 +114,9 @@ impl Spin {
 pub const SPIN_MAX: Duration = Duration::from_micros(200);
 /// The number of processors that this process may use.
 static PROCESSORS: LazyLock<usize> = LazyLock::new(|| thread::available_parallelism().map_or(1, NonZero::get));
+/// The time after which a spinning thread lets others run first. The peer may need this processor although the machine is not overloaded
+/// by [`is_overloaded`].
+const YIELD_AFTER: Duration = Duration::from_micros(5);
 const SPIN_MIN: Duration = Duration::from_micros(10);
 /// The maximum duration of a short wait, which can include waking two threads.
 const SHORT: Duration = Duration::from_micros(250);
