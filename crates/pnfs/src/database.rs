@@ -1,12 +1,20 @@
-//! [`Database`]: a small database in a file. Every change is durable when it returns.
+//! [`Database`]: a small database in a file. A change is durable when it returns, unless it is one that may get lost in a crash.
 
-use std::{fs, io, path::Path};
+use std::{
+    fs, io,
+    path::Path,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+};
 
-use redb::{Builder, ReadableDatabase, StorageBackend};
+use redb::{Builder, Durability, ReadableDatabase, StorageBackend};
 use vfs::VfsError;
 
 /// A database.
-pub struct Database(redb::Database);
+pub struct Database {
+    inner: redb::Database,
+    /// `true` if the last change may not be durable.
+    is_behind: AtomicBool,
+}
 
 /// An error of a table or of the storage.
 pub struct ChangeError(redb::Error);
@@ -48,22 +56,55 @@ impl Database {
     }
 
     fn with_tables(database: redb::Database, tables: CreateTables) -> io::Result<Self> {
-        let database = Self(database);
+        let database = Self { inner: database, is_behind: AtomicBool::new(false) };
         database.change(tables).map_err(|_| io::Error::other("the database cannot be read"))?;
         Ok(database)
     }
 
-    /// Changes tables, durably.
+    /// Changes tables, durably. Earlier changes that were not durable are so now, too.
     ///
     /// # Errors
     /// Returns `Io`.
     pub fn change(&self, run: impl FnOnce(&redb::WriteTransaction) -> Result<(), ChangeError>) -> Result<(), VfsError> {
+        self.change_with(Durability::Immediate, run)
+    }
+
+    /// Changes tables. If the process ends before the next durable change, this one is lost, with those that followed it.
+    ///
+    /// # Errors
+    /// Returns `Io`.
+    pub fn change_later(
+        &self,
+        run: impl FnOnce(&redb::WriteTransaction) -> Result<(), ChangeError>,
+    ) -> Result<(), VfsError> {
+        self.change_with(Durability::None, run)
+    }
+
+    /// Makes all changes durable.
+    ///
+    /// # Errors
+    /// Returns `Io`.
+    pub fn sync(&self) -> Result<(), VfsError> {
+        if self.is_behind.load(Relaxed) { self.change(|_| Ok(())) } else { Ok(()) }
+    }
+
+    fn change_with(
+        &self,
+        durability: Durability,
+        run: impl FnOnce(&redb::WriteTransaction) -> Result<(), ChangeError>,
+    ) -> Result<(), VfsError> {
         let changed = || {
-            let transaction = self.0.begin_write().map_err(redb::Error::from)?;
+            let mut transaction = self.inner.begin_write().map_err(redb::Error::from)?;
+            transaction.set_durability(durability).map_err(redb::Error::from)?;
             run(&transaction).map_err(|error| error.0)?;
+            // There is one transaction at a time, and this one has not ended.
+            self.is_behind.store(matches!(durability, Durability::None), Relaxed);
             transaction.commit().map_err(redb::Error::from)
         };
-        changed().map_err(failed)
+        changed().map_err(|error| {
+            self.is_behind.store(true, Relaxed);
+            failed(error)
+        })
     }
 
     /// Reads tables.
@@ -71,7 +112,7 @@ impl Database {
     /// # Errors
     /// Returns `Io`.
     pub fn read<T>(&self, run: impl FnOnce(&redb::ReadTransaction) -> Result<T, ChangeError>) -> Result<T, VfsError> {
-        let transaction = self.0.begin_read().map_err(|error| failed(error.into()))?;
+        let transaction = self.inner.begin_read().map_err(|error| failed(error.into()))?;
         run(&transaction).map_err(|error| failed(error.0))
     }
 }

@@ -45,6 +45,19 @@ struct Holding {
     modes: LayoutModes,
     /// The devices of all its layouts of the file, also of those that others have replaced.
     devices: Vec<LayoutDeviceId>,
+    commits: Commits,
+}
+
+/// The results of the LAYOUTCOMMITs of a holder.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Commits {
+    /// It has sent none.
+    #[default]
+    None,
+    /// All were executed.
+    Executed,
+    /// One failed, or the holder had an error at a data server. It may have written more than it has committed.
+    Failed,
 }
 
 impl Held {
@@ -141,6 +154,24 @@ impl Holders {
     pub fn of(&self, file: &Handle, holder: LayoutHolder) -> LayoutModes {
         let files = self.files.lock();
         files.get(file).and_then(|held| held.holders.get(&holder)).map(|of| of.modes).unwrap_or_default()
+    }
+
+    /// Notes a LAYOUTCOMMIT of a holder. `executed` is `false` if it failed, or if the holder had an error at a data server.
+    pub fn note_commit(&self, file: &Handle, holder: LayoutHolder, executed: bool) {
+        if let Some(of) = self.files.lock().get_mut(file).and_then(|held| held.holders.get_mut(&holder)) {
+            of.commits = match (executed, of.commits) {
+                (false, _) | (true, Commits::Failed) => Commits::Failed,
+                (true, Commits::None | Commits::Executed) => Commits::Executed,
+            };
+        }
+    }
+
+    /// Reports whether a holder that returns a layout to write has committed writes, and so should have committed all of them (RFC 8881
+    /// §12.5.4). One whose layout is recalled may not have had time for that.
+    pub fn has_committed(&self, file: &Handle, holder: LayoutHolder) -> bool {
+        let files = self.files.lock();
+        let Some(held) = files.get(file).filter(|held| !held.recalled.write) else { return false };
+        held.holders.get(&holder).is_some_and(|of| of.commits == Commits::Executed)
     }
 
     /// Reports whether a layout has a device.

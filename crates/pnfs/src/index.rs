@@ -1,8 +1,8 @@
 //! [`Index`]: the database of the layer. It has the reverse index from data servers to files, the queue of objects to
 //! remove, and the files with work to do after a crash.
 //!
-//! All of it is hints about the records in the files' attributes, which decide. An entry is written before the record that
-//! it describes, so after a crash there can be entries too many, and never too few.
+//! All of it is hints about the records in the files' attributes, which decide. An entry is written durably before the record that
+//! it describes, and the end of work may get lost, so after a crash there can be entries too many, and never too few.
 //!
 //! The states of data servers are no hints: an administrator has set them, and they are only here.
 
@@ -56,17 +56,49 @@ impl Index {
         Database::with_backend(backend, create_tables).map(Self)
     }
 
-    /// Records that the objects will belong to a file, and adds them to the queue of removals: they are removed unless the record of
-    /// the file names them then.
+    /// Records that the object will belong to a file, and adds it to the queue of removals: it is removed unless the record of the file
+    /// names it then.
     ///
     /// # Errors
     /// Returns `Io`.
-    pub fn add(&self, objects: &[Object], file: &Handle) -> Result<(), VfsError> {
+    pub fn add(&self, object: Object, file: &Handle) -> Result<(), VfsError> {
         self.0.change(|tables| {
-            let (mut files, mut removals) = (tables.open_table(OBJECTS)?, tables.open_table(REMOVALS)?);
+            tables.open_table(OBJECTS)?.insert(key(object), file.as_bytes())?;
+            tables.open_table(REMOVALS)?.insert(key(object), ())?;
+            Ok(())
+        })
+    }
+
+    /// Records that a file gets these objects, its first ones, and sets the work to do for it. If the process ends before
+    /// [`end_new`](Self::end_new), the next one adds the objects to the queue of removals.
+    ///
+    /// # Errors
+    /// Returns `Io`.
+    pub fn begin_new(&self, objects: &[Object], file: &Handle, work: Work) -> Result<(), VfsError> {
+        self.0.change(|tables| {
+            let mut files = tables.open_table(OBJECTS)?;
             for object in objects {
                 files.insert(key(*object), file.as_bytes())?;
-                removals.insert(key(*object), ())?;
+            }
+            let objects: Vec<_> = objects.iter().map(|object| key(*object)).collect();
+            tables.open_table(NEW)?.insert(file.as_bytes(), objects)?;
+            set_work(&mut tables.open_table(WORK)?, file, work)
+        })
+    }
+
+    /// Ends what [`begin_new`](Self::begin_new) has begun. The objects are added to the queue of removals unless the record of the file is
+    /// known to name them (`used`).
+    ///
+    /// # Errors
+    /// Returns `Io`.
+    pub fn end_new(&self, file: &Handle, used: bool) -> Result<(), VfsError> {
+        self.0.change_later(|tables| {
+            let mut new = tables.open_table(NEW)?;
+            let objects = new.remove(file.as_bytes())?;
+            let unused = objects.filter(|_| !used);
+            let mut removals = tables.open_table(REMOVALS)?;
+            for key in unused.iter().flat_map(|objects| objects.value()) {
+                removals.insert(key, ())?;
             }
             Ok(())
         })
@@ -112,12 +144,13 @@ impl Index {
         self.0.read(|transaction| Ok(transaction.open_table(REMOVALS)?.len()?))
     }
 
-    /// Removes objects from the queue of removals: `used` because files have them, and `removed` from the reverse index, too.
+    /// Removes objects from the queue of removals: `used` because files have them, and `removed` from the reverse index, too. This is durable
+    /// after the next durable change, or [`sync`](Self::sync).
     ///
     /// # Errors
     /// Returns `Io`.
     pub fn end_removals(&self, used: &[Object], removed: &[Object]) -> Result<(), VfsError> {
-        self.0.change(|tables| {
+        self.0.change_later(|tables| {
             let (mut files, mut removals) = (tables.open_table(OBJECTS)?, tables.open_table(REMOVALS)?);
             for object in used.iter().chain(removed) {
                 removals.remove(key(*object))?;
@@ -129,29 +162,32 @@ impl Index {
         })
     }
 
-    /// Sets the work to do for a file. 0 removes the file.
+    /// Sets the work to do for files, durably. 0 removes a file.
     ///
     /// # Errors
     /// Returns `Io`.
-    pub fn set_work(&self, file: &Handle, work: Work) -> Result<(), VfsError> {
-        self.set_works([(file, work)])
-    }
-
-    /// Sets the work to do for several files, like [`set_work`](Self::set_work).
-    ///
-    /// # Errors
-    /// Returns `Io`.
-    pub fn set_works<'a>(&self, files: impl IntoIterator<Item = (&'a Handle, Work)>) -> Result<(), VfsError> {
+    pub fn set_work<'a>(&self, files: impl IntoIterator<Item = (&'a Handle, Work)>) -> Result<(), VfsError> {
         self.0.change(|tables| {
             let mut table = tables.open_table(WORK)?;
-            for (file, work) in files {
-                match work {
-                    0 => drop(table.remove(file.as_bytes())?),
-                    _ => drop(table.insert(file.as_bytes(), work)?),
-                }
-            }
-            Ok(())
+            files.into_iter().try_for_each(|(file, work)| set_work(&mut table, file, work))
         })
+    }
+
+    /// Sets the work that is left for a file after some was done. 0 removes the file. This is durable after the next durable change, or
+    /// [`sync`](Self::sync).
+    ///
+    /// # Errors
+    /// Returns `Io`.
+    pub fn end_work(&self, file: &Handle, left: Work) -> Result<(), VfsError> {
+        self.0.change_later(|tables| set_work(&mut tables.open_table(WORK)?, file, left))
+    }
+
+    /// Makes all changes durable.
+    ///
+    /// # Errors
+    /// Returns `Io`.
+    pub fn sync(&self) -> Result<(), VfsError> {
+        self.0.sync()
     }
 
     /// Records that files have these objects, as far as the index does not know it.
@@ -225,10 +261,28 @@ fn create_tables(tables: &redb::WriteTransaction) -> Result<(), ChangeError> {
     }
     tables.open_table(COMPLETE)?;
     tables.open_table(OBJECTS)?;
-    tables.open_table(REMOVALS)?;
     tables.open_table(WORK)?;
+    // An earlier process has ended while files got their first objects.
+    let mut removals = tables.open_table(REMOVALS)?;
+    for file in tables.open_table(NEW)?.extract_if(|_, _| true)? {
+        for key in file?.1.value() {
+            removals.insert(key, ())?;
+        }
+    }
+    drop(removals);
     servers::create_tables(tables)
 }
+
+fn set_work(table: &mut WorkTable<'_>, file: &Handle, work: Work) -> Result<(), ChangeError> {
+    match work {
+        0 => drop(table.remove(file.as_bytes())?),
+        _ => drop(table.insert(file.as_bytes(), work)?),
+    }
+    Ok(())
+}
+
+/// The table of the work, opened for changes.
+type WorkTable<'a> = redb::Table<'a, &'static [u8], u8>;
 
 fn key(object: Object) -> (u32, u128) {
     (object.server.0, object.id)
@@ -242,6 +296,8 @@ fn object((server, id): (u32, u128)) -> Object {
 const OBJECTS: TableDefinition<'_, (u32, u128), &[u8]> = TableDefinition::new("objects");
 /// (data server, object).
 const REMOVALS: TableDefinition<'_, (u32, u128), ()> = TableDefinition::new("removals");
+/// File → (data server, object) of the objects that it gets.
+const NEW: TableDefinition<'_, &[u8], Vec<(u32, u128)>> = TableDefinition::new("new objects");
 /// Has an entry if the index has the objects of all files.
 const COMPLETE: TableDefinition<'_, (), ()> = TableDefinition::new("complete");
 /// File → work.

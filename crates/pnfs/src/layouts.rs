@@ -45,7 +45,7 @@ impl Layouts for Pnfs {
     ) -> Result<Change> {
         caller.complete(|| {
             let (core, file) = (self.0.clone(), file.clone());
-            let committed = core.clone().commit_layout(file.clone(), *commit, holder.is_none());
+            let committed = core.clone().commit_layout(file.clone(), holder, *commit);
             async move { committed.await.map(|change| core.with_space_after(false, &file, change)) }
         })
     }

@@ -169,7 +169,7 @@ impl Core {
                 Place::Inner if range.end > self.options.threshold => {
                     drop(guard);
                     let _whole = file.ranges.lock(WHOLE, true).await;
-                    self.spill(file, self.options.stripes).await?;
+                    self.spill(file, self.options.stripes, DIRTY).await?;
                 }
                 Place::Servers(_) if self.has_work(&file.handle, TRUNCATING) => {}
                 place => return Ok((guard, place)),

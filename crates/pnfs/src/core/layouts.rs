@@ -3,7 +3,7 @@
 //! Read RFC 8435 §2.2 (fencing by the users of data files) and §8.2 (errors of mirrors) first. Nothing here takes a lock on a
 //! range of a file that exists on data servers: an operation that holds one may wait for the end of a layout.
 
-use std::{sync::Arc, time::Duration};
+use std::{ops::Range, sync::Arc, time::Duration};
 
 use buf::Rope;
 use bytes::Bytes;
@@ -53,17 +53,36 @@ impl Core {
             // The client that writes first decides: it can use the file directly.
             let stripes = if accepts_stripes(&request) { self.options.stripes } else { Stripes::ONE };
             let _whole = file.ranges.lock(WHOLE, true).await;
-            self.spill(&file, stripes).await?;
+            self.spill(&file, stripes, LAYOUTS).await?;
         }
+        let granted = self.grant_usable(&file, &request).await;
+        if granted.is_err() && self.has_work(&handle, LAYOUTS) {
+            let _changing = file.changing.lock().await;
+            self.end_layouts(&file).await?;
+        }
+        granted
+    }
+
+    /// Grants a layout of the copies that clients can use. Marks the others as stale if the layout is to write.
+    async fn grant_usable(self: &Arc<Self>, file: &Arc<File>, request: &LayoutRequest) -> Result<Layout> {
         loop {
-            match self.try_grant(&file, &request).await? {
+            match self.try_grant(file, request).await? {
                 Attempt::Granted(layout) => return Ok(layout),
                 // If this is the last copy, clients get the error when they use this server.
                 Attempt::Unusable(object) => {
-                    self.mark_stale(&file, vec![object]).await.map_err(|_| VfsError::NotSupported)?;
+                    self.mark_stale(file, vec![object]).await.map_err(|_| VfsError::NotSupported)?;
                 }
             }
         }
+    }
+
+    /// Records that no client has a layout to write any more, if that is true. The caller holds the lock on changes of the record.
+    async fn end_layouts(self: &Arc<Self>, file: &Arc<File>) -> Result<()> {
+        if self.holders.count(&file.handle).1.write || self.is_unequal(&file.handle) {
+            return Ok(());
+        }
+        let of = file.clone();
+        self.run(move |core| core.end_work(&of.handle, LAYOUTS)).await
     }
 
     async fn try_grant(self: &Arc<Self>, file: &Arc<File>, request: &LayoutRequest) -> Result<Attempt> {
@@ -252,7 +271,7 @@ impl Core {
         }
     }
 
-    /// Makes writes of a client visible (LAYOUTCOMMIT). `reclaims` if the layout is of an earlier process.
+    /// Makes writes of a client visible (LAYOUTCOMMIT). There is no holder if the layout is of an earlier process.
     ///
     /// # Errors
     /// Returns the errors of the inner file system, and `Io` if the size must be compared with those of the objects and no data server
@@ -260,10 +279,19 @@ impl Core {
     pub async fn commit_layout(
         self: Arc<Self>,
         handle: Handle,
+        holder: Option<LayoutHolder>,
         commit: LayoutCommit,
-        reclaims: bool,
     ) -> Result<Change> {
         let file = self.files.get(&handle);
+        let done = self.commit_writes(&file, commit, holder.is_none()).await;
+        if let Some(holder) = holder {
+            self.holders.note_commit(&handle, holder, done.is_ok());
+        }
+        done
+    }
+
+    async fn commit_writes(self: &Arc<Self>, file: &Arc<File>, commit: LayoutCommit, reclaims: bool) -> Result<Change> {
+        let handle = &file.handle;
         let mtime = commit.mtime.map_or(SetTime::Now, SetTime::To);
         let mut size = commit.size.unwrap_or(0);
         let sized = {
@@ -272,16 +300,17 @@ impl Core {
             size = if sizing.cutting { 0 } else { size };
             sizing.count
         };
-        if reclaims || self.holders.is_cut(&handle) {
-            size = self.written_size(&file, size).await?;
+        if reclaims || self.holders.is_cut(handle) {
+            size = self.written_size(file, size).await?;
         }
         tracing::debug!(file = ?handle, named = commit.size, size, "a client commits its writes");
-        self.write_ends(&file, size, sized).await?;
+        self.write_ends(file, size, sized).await?;
+        let of = file.clone();
         self.run(move |core| {
-            let sizing = file.sizing.lock();
+            let sizing = of.sizing.lock();
             // A truncation that the client has not awaited comes after its writes.
             let size = if sizing.count == sized { size } else { 0 };
-            core.grow(&file, size, Some(mtime))
+            core.grow(&of, size, Some(mtime))
         })
         .await
     }
@@ -298,18 +327,23 @@ impl Core {
         if size <= self.run(move |core| core.size_of(&of.handle)).await? {
             return Ok(size);
         }
-        let sizes = self.object_sizes(file, &record).await?;
+        let sizes = self.object_sizes(file, &record, 0..record.stripes.count()).await?;
         // The client has written to all copies. One that is longer has missed the truncation, and is about to be stale.
         let of_stripe = |stripe| record.in_sync_of(stripe).filter_map(|copy| sizes.get(&copy)).min();
         let written = (0..record.stripes.count()).filter_map(of_stripe).max();
         Ok(written.map_or(size, |written| size.min(*written)))
     }
 
-    /// Returns the sizes of the file that the objects in sync show whose data servers answer, by copy.
+    /// Returns the sizes of the file that the objects in sync of these stripes show whose data servers answer, by copy.
     ///
     /// # Errors
-    /// Returns `Io` if no data server with a copy of one stripe answers, and the errors of the inner file system.
-    async fn object_sizes(self: &Arc<Self>, file: &Arc<File>, record: &Record) -> Result<HashMap<usize, u64>> {
+    /// Returns `Io` if no data server with a copy of one of the stripes answers, and the errors of the inner file system.
+    async fn object_sizes(
+        self: &Arc<Self>,
+        file: &Arc<File>,
+        record: &Record,
+        stripes: Range<usize>,
+    ) -> Result<HashMap<usize, u64>> {
         let of = file.clone();
         let known = self.run(move |core| core.size_of(&of.handle)).await?;
         let size = |copy: usize| {
@@ -324,11 +358,10 @@ impl Core {
                 size.ok().map(|size| (copy, record.stripes.end(record.stripe_of(copy), size)))
             }
         };
-        let sizes: HashMap<_, _> = join_all(record.in_sync().map(size)).await.into_iter().flatten().collect();
-        match record.stripe_without(|copy| sizes.contains_key(&copy)) {
-            Some(_) => Err(VfsError::Io),
-            None => Ok(sizes),
-        }
+        let copies = stripes.clone().flat_map(|stripe| record.in_sync_of(stripe));
+        let sizes: HashMap<_, _> = join_all(copies.map(size)).await.into_iter().flatten().collect();
+        let has_size = |stripe| record.in_sync_of(stripe).any(|copy| sizes.contains_key(&copy));
+        if stripes.into_iter().all(has_size) { Ok(sizes) } else { Err(VfsError::Io) }
     }
 
     /// Creates the objects that clients have not created yet, and that a file of `size` bytes has. A client that has written to one copy only
@@ -428,7 +461,8 @@ impl Core {
             if self.has_work(&file.handle, TRUNCATING) {
                 return Ok(());
             }
-            let size = self.object_sizes(file, &record).await?.into_values().max().unwrap_or(0);
+            let largest = |sizes: HashMap<_, _>| sizes.into_values().max().unwrap_or(0);
+            let size = largest(self.object_sizes(file, &record, 0..record.stripes.count()).await?);
             self.create_new(file, &record, size).await?;
             self.write_ends(file, size, sized).await?;
             let of = file.clone();
@@ -449,6 +483,20 @@ impl Core {
         }
     }
 
+    /// Reports whether a file has no byte behind its size in the object that would have the next one. A client that has committed its writes,
+    /// and writes on, has written that. So one object tells as much as those of all stripes.
+    ///
+    /// # Errors
+    /// Returns `Io` if no data server with a copy of the stripe answers, and the errors of the inner file system.
+    async fn has_whole_size(self: &Arc<Self>, file: &Arc<File>) -> Result<bool> {
+        let Place::Servers(record) = self.place(file).await? else { return Ok(true) };
+        let of = file.clone();
+        let size = self.run(move |core| core.size_of(&of.handle)).await?;
+        let Some(next) = record.stripes.pieces(size..size.saturating_add(1)).next() else { return Ok(true) };
+        let sizes = self.object_sizes(file, &record, next.stripe..next.stripe + 1).await?;
+        Ok(sizes.into_values().all(|end| end <= size))
+    }
+
     /// Ends layouts that a client has returned.
     ///
     /// # Errors
@@ -456,15 +504,20 @@ impl Core {
     pub async fn release(self: Arc<Self>, handle: Handle, holder: LayoutHolder, modes: LayoutModes) -> Result<()> {
         let file = self.files.get(&handle);
         let held = self.holders.of(&handle, holder).intersect(modes);
-        let sized = if held.write { ignore_removed(self.take_size(&file).await) } else { Ok(()) };
+        let sized = async {
+            let is_known =
+                !held.write || self.holders.has_committed(&handle, holder) && self.has_whole_size(&file).await?;
+            if is_known { Ok(()) } else { self.take_size(&file).await }
+        };
+        let sized = ignore_removed(sized.await);
         if sized.is_err() {
             self.unfenced.lock().insert(handle.clone());
             self.note_unequal(&handle);
         }
         let _changing = file.changing.lock().await;
-        let rest = self.holders.remove(&handle, holder, modes);
-        if held.write && !rest.write && !self.is_unequal(&handle) {
-            self.run(move |core| core.end_work(&handle, LAYOUTS)).await?;
+        self.holders.remove(&handle, holder, modes);
+        if held.write {
+            self.end_layouts(&file).await?;
         }
         sized
     }
@@ -530,9 +583,8 @@ impl Core {
         holder: Option<LayoutHolder>,
         failures: Vec<DataFailure>,
     ) -> Result<()> {
-        if !holder.is_some_and(|holder| self.holders.of(&handle, holder).write) {
-            return Ok(());
-        }
+        let Some(holder) = holder.filter(|holder| self.holders.of(&handle, *holder).write) else { return Ok(()) };
+        self.holders.note_commit(&handle, holder, false);
         let file = self.files.get(&handle);
         let Place::Servers(record) = self.place(&file).await? else { return Ok(()) };
         for failure in failures {

@@ -42,7 +42,7 @@ use self::{devices::Devices, drain::Drains, rebalance::Rebalancing, scan::Scan};
 use crate::{
     files::{Ends, File, Files, Place},
     holders::Holders,
-    index::{Index, LAYOUTS, OWNERS, UNHEALTHY, Work},
+    index::{Index, LAYOUTS, OWNERS, TRUNCATING, UNHEALTHY, Work},
     record::{COPIES_MAX, OBJECTS_MAX, Object, Record, RecordError, ServerId},
     servers::{DataServers, Failing},
     services::{Service, Services},
@@ -215,7 +215,6 @@ pub(crate) struct Pinned {
 impl Drop for Pinned {
     fn drop(&mut self) {
         self.core.pinned.lock().retain(|object| !self.objects.contains(object));
-        self.core.wake.notify_one();
     }
 }
 
@@ -308,7 +307,7 @@ impl Core {
         let mut all = self.work.lock();
         let former = all.get(file).copied().unwrap_or(0);
         if former | work != former {
-            self.index.set_work(file, former | work)?;
+            self.index.set_work([(file, former | work)])?;
             all.insert(file.clone(), former | work);
         }
         Ok(())
@@ -321,12 +320,24 @@ impl Core {
     pub fn add_works(&self, mut files: Vec<(Handle, Work)>) -> Result<()> {
         let mut all = self.work.lock();
         files.iter_mut().for_each(|(file, work)| *work |= all.get(file).copied().unwrap_or(0));
-        self.index.set_works(files.iter().map(|(file, work)| (file, *work)))?;
+        self.index.set_work(files.iter().map(|(file, work)| (file, *work)))?;
         all.extend(files);
         Ok(())
     }
 
-    /// Removes work that has been done.
+    /// Records the first objects of a file, and work to do for it, durably.
+    ///
+    /// # Errors
+    /// Returns `Io`.
+    pub fn begin_new(&self, file: &Handle, objects: &[Object], work: Work) -> Result<()> {
+        let mut all = self.work.lock();
+        let work = all.get(file).copied().unwrap_or(0) | work;
+        self.index.begin_new(objects, file, work)?;
+        all.insert(file.clone(), work);
+        Ok(())
+    }
+
+    /// Removes work that has been done. Except for truncations, it may come back after a crash.
     ///
     /// # Errors
     /// Returns `Io`.
@@ -342,8 +353,13 @@ impl Core {
         let mut all = self.work.lock();
         let former = all.get(file).copied().unwrap_or(0);
         if former & work != 0 && done() {
-            self.index.set_work(file, former & !work)?;
-            match former & !work {
+            let left = former & !work;
+            // A client that truncates a file can keep its layout. Another truncation would remove what it has written since.
+            match former & work & TRUNCATING {
+                0 => self.index.end_work(file, left)?,
+                _ => self.index.set_work([(file, left)])?,
+            }
+            match left {
                 0 => all.remove(file),
                 rest => all.insert(file.clone(), rest),
             };

@@ -157,7 +157,7 @@ impl Core {
         };
         for copy in &record.copies {
             if orphans.is_unknown(copy.object) {
-                self.index.add(&[copy.object], file)?;
+                self.index.add(copy.object, file)?;
                 orphans.found(copy.object);
             }
         }

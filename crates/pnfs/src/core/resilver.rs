@@ -209,7 +209,7 @@ impl Core {
         let _pinned = self.pin(vec![object, former]);
         let of = file.clone();
         self.run(move |core| {
-            core.index.add(&[object], &of.handle)?;
+            core.index.add(object, &of.handle)?;
             core.index.enqueue_removals(&[former])
         })
         .await?;

@@ -11,19 +11,20 @@ use vfs::{Attr, Caller, Cred, Result, SeekFor, SetAttr, SetTime, Stability, VfsE
 use super::{Core, mirrors::CopyWork};
 use crate::{
     files::{File, Place},
-    index::{DIRTY, UNHEALTHY},
+    index::{UNHEALTHY, Work},
     record::{Copy, CopyState, Epochs, Object, Record, ServerId},
     servers::Presence,
     stripes::{Piece, Stripes},
 };
 
 impl Core {
-    /// Moves the data of a file to data servers, with these stripes, if they are in the inner file. The caller holds a lock on the
-    /// whole file.
+    /// Moves the data of a file to data servers, with these stripes, if they are in the inner file. The file gets this work to do. It must
+    /// not be 0: after a crash, the next process makes sure that the record of a file with work is durable before it uses it. The caller
+    /// holds a lock on the whole file.
     ///
     /// # Errors
     /// Returns an error if no data server has all data of a stripe, or the inner file system fails. The data stay where they were.
-    pub async fn spill(self: &Arc<Self>, file: &Arc<File>, stripes: Stripes) -> Result<()> {
+    pub async fn spill(self: &Arc<Self>, file: &Arc<File>, stripes: Stripes, work: Work) -> Result<()> {
         if let Place::Servers(_) = self.place(file).await? {
             return Ok(());
         }
@@ -34,11 +35,32 @@ impl Core {
         let attr = self
             .run(move |core| {
                 let attr = core.inner.getattr(&Caller::blocking(&Cred::root()), &of.handle)?;
-                core.index.add(&objects, &of.handle)?;
+                core.begin_new(&of.handle, &objects, work)?;
                 Ok(attr)
             })
             .await?;
-        self.spill_to(file, record, &attr).await
+        let spilled = self.spill_to(file, record, &attr, work).await;
+        let (of, stored) = (file.clone(), spilled.is_ok());
+        // If this fails, the next process adds the objects to the queue of removals.
+        let _ = self.run(move |core| core.end_new(&of, stored)).await;
+        spilled
+    }
+
+    /// Ends the creation of the first objects of a file. They are added to the queue of removals if the record with them was not `stored`, or
+    /// the file has no name any more.
+    fn end_new(&self, file: &File, stored: bool) -> Result<()> {
+        let is_linked =
+            || self.inner.getattr(&Caller::blocking(&Cred::root()), &file.handle).is_ok_and(|attr| attr.nlink > 0);
+        let used = {
+            // A removal of the last name that has not seen the record has ended now.
+            let _removing = self.removing.write();
+            stored && is_linked()
+        };
+        self.index.end_new(&file.handle, used)?;
+        if !used {
+            self.wake.notify_one();
+        }
+        Ok(())
     }
 
     /// Returns a record with new objects. Data servers that have failed last, or are full, are used last.
@@ -58,7 +80,7 @@ impl Core {
         Record { generation: 1, epochs: Epochs { writers: epoch, readers: epoch }, stripes, copies }
     }
 
-    async fn spill_to(self: &Arc<Self>, file: &Arc<File>, mut record: Record, attr: &Attr) -> Result<()> {
+    async fn spill_to(self: &Arc<Self>, file: &Arc<File>, mut record: Record, attr: &Attr, work: Work) -> Result<()> {
         let create = |copy: usize| {
             let object = record.copies[copy].object;
             if !self.servers.creates_on_write(object.server) {
@@ -67,8 +89,8 @@ impl Core {
             // The first write creates the object. A data server that is away must not get a copy that is in sync.
             self.failing.lock().contains(&object.server).then(|| (copy, self.servers.probe(object.server)))
         };
-        let work = (0..record.copies.len()).filter_map(create).collect();
-        let created = self.on_copies(&record, work, |_, ()| true).await;
+        let created = (0..record.copies.len()).filter_map(create).collect();
+        let created = self.on_copies(&record, created, |_, ()| true).await;
         exclude(&mut record, &created.failed, created.lost)?;
         let pool = Pool::default();
         let mut offset = 0;
@@ -84,33 +106,34 @@ impl Core {
                 break;
             }
             offset = data + read.data.len() as u64;
-            let mut work = Vec::new();
+            let mut writes = Vec::new();
             for Piece { stripe, range } in record.stripes.pieces(data..offset) {
                 let (from, len) = ((range.start - data) as usize, (range.end - range.start) as usize);
                 let write = |object| {
                     let (data, stability) = (read.data.slice(from, len), Stability::FileSync);
                     self.servers.write(object, range.start, data, stability, Presence::MayBeNew)
                 };
-                work.extend(record.in_sync_of(stripe).map(|copy| (copy, write(record.copies[copy].object))));
+                writes.extend(record.in_sync_of(stripe).map(|copy| (copy, write(record.copies[copy].object))));
             }
-            self.on_all(&mut record, work).await?;
+            self.on_all(&mut record, writes).await?;
         }
         if attr.size > 0 {
             let set = |object| self.servers.set_size(object, attr.size, Presence::MayBeNew);
-            let work = record.in_sync().map(|copy| (copy, set(record.copies[copy].object))).collect();
-            self.on_all(&mut record, work).await?;
+            let cuts = record.in_sync().map(|copy| (copy, set(record.copies[copy].object))).collect();
+            self.on_all(&mut record, cuts).await?;
         }
         let (of, attr) = (file.clone(), attr.clone());
         self.run(move |core| {
-            // After a crash, the next process makes sure that the record of a file with work is durable before it uses it.
-            core.add_work(&of.handle, if record.is_healthy() { DIRTY } else { DIRTY | UNHEALTHY })?;
+            // The upkeep may have ended the work of the file meanwhile.
+            core.add_work(&of.handle, if record.is_healthy() { work } else { work | UNHEALTHY })?;
+            if !record.is_healthy() {
+                core.wake.notify_one();
+            }
             core.store(&of, record)?;
             core.punch(&of, &attr);
             Ok(())
         })
-        .await?;
-        self.wake.notify_one();
-        Ok(())
+        .await
     }
 
     /// Executes operations on the copies of a record that is not stored yet.

@@ -75,6 +75,9 @@ impl Core {
         core.remove_devices().await;
         // Resilvering and moves have left the former objects.
         core.remove_objects().await;
+        if let Err(error) = core.run(|core| core.index.sync()).await {
+            tracing::debug!(%error, "the end of work is not durable yet");
+        }
     }
 
     /// Probes the data servers that have failed, and from time to time the others, too: one that hangs causes no error here while only clients

@@ -8,7 +8,10 @@ use vfs::{
     layout::{LayoutMode, LayoutModes},
 };
 
-use crate::world::{World, step};
+use crate::{
+    servers::Storage,
+    world::{World, step},
+};
 
 fn write_unstable(world: &World, file: &Handle, value: u8) {
     let data = buf::Rope::from(bytes::Bytes::from(vec![value; 5000]));
@@ -219,10 +222,29 @@ fn index_is_created_again_after_a_crash_and_used_by_one_process_at_a_time() {
     std::fs::write(path.with_extension("new"), [0; 4096]).unwrap();
     let index = Index::open(&path).unwrap();
     let file = Handle::new(b"file");
-    index.set_work(&file, pnfs::index::DIRTY).unwrap();
+    index.set_work([(&file, pnfs::index::DIRTY)]).unwrap();
     assert!(Index::open(&path).is_err(), "two processes must not use one index");
     drop(index);
     assert_eq!(Index::open(&path).unwrap().work().unwrap()[&file], pnfs::index::DIRTY);
+}
+
+#[test]
+fn end_of_work_may_come_back_after_a_crash_until_it_is_durable() {
+    let mut storage = Storage::default();
+    let file = Handle::new(b"file");
+    let index = Index::with_backend(storage.clone()).unwrap();
+    index.set_work([(&file, pnfs::index::DIRTY)]).unwrap();
+    index.end_work(&file, 0).unwrap();
+    assert!(index.work().unwrap().is_empty());
+    storage.crash();
+    drop(index);
+    let index = Index::with_backend(storage.clone()).unwrap();
+    assert_eq!(index.work().unwrap()[&file], pnfs::index::DIRTY);
+    index.end_work(&file, 0).unwrap();
+    index.sync().unwrap();
+    storage.crash();
+    drop(index);
+    assert!(Index::with_backend(storage).unwrap().work().unwrap().is_empty());
 }
 
 #[test]

@@ -407,40 +407,39 @@ impl DataServers for Servers {
 
 /// The storage of an index, which survives a crash.
 #[derive(Clone, Debug, Default)]
-pub struct Storage(Arc<Mutex<Arc<InMemoryBackend>>>);
+pub struct Storage(Arc<InMemoryBackend>);
 
 impl Storage {
-    /// Copies the storage, so that a former user has no effect on it any more.
-    pub fn crash(&self) {
-        let mut current = self.0.lock();
+    /// Copies the storage, so that the index that was opened on it has no effect on it any more.
+    pub fn crash(&mut self) {
         let copy = InMemoryBackend::new();
-        let len = current.len().unwrap();
+        let len = self.0.len().unwrap();
         let mut bytes = vec![0; len as usize];
-        current.read(0, &mut bytes).unwrap();
+        self.0.read(0, &mut bytes).unwrap();
         copy.set_len(len).unwrap();
         copy.write(0, &bytes).unwrap();
-        *current = Arc::new(copy);
+        self.0 = Arc::new(copy);
     }
 }
 
 impl StorageBackend for Storage {
     fn len(&self) -> io::Result<u64> {
-        self.0.lock().len()
+        self.0.len()
     }
 
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
-        self.0.lock().read(offset, out)
+        self.0.read(offset, out)
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
-        self.0.lock().set_len(len)
+        self.0.set_len(len)
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        self.0.lock().sync_data()
+        self.0.sync_data()
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        self.0.lock().write(offset, data)
+        self.0.write(offset, data)
     }
 }

@@ -1,20 +1,26 @@
 //! Striped files: where their bytes are, layouts for clients that accept stripes and for others, and repair of single objects.
 
-use std::{collections::HashSet, sync::Arc};
+use std::{
+    collections::HashSet,
+    sync::{Arc, atomic::Ordering::Relaxed},
+};
 
 use pnfs::{Earlier, Index, Options, Pnfs, Record, Stripes, record::CopyState};
 use redb::backends::InMemoryBackend;
 use vfs::{
-    Caller, Layouts, VfsError,
+    Caller, Handle, Layouts, VfsError,
     layout::{
-        DataError, LayoutHolder,
+        DataError, LayoutCommit, LayoutHolder,
         LayoutMode::{Read, Write},
-        LayoutModes,
+        LayoutModes, LayoutRange,
     },
     memory::{Memory, MemoryOptions},
 };
 
-use crate::{servers::Servers, world::World};
+use crate::{
+    servers::Servers,
+    world::{Striped, World},
+};
 
 /// Two copies of each of three stripes. Each of three data servers has copies of two stripes.
 fn few_servers() -> World {
@@ -273,6 +279,60 @@ fn one_copy_of_each_stripe_tells_the_size() {
     world.servers.set_down(layout.mirrors[0][2].0.server.0, true);
     world.fence(&file, 1, LayoutModes::WRITE).unwrap();
     assert_eq!(world.size(&file), 2 * UNIT + 10);
+}
+
+#[test]
+fn returned_layout_costs_one_stripe_a_question_if_the_client_has_committed() {
+    let world = many_servers();
+    let file = world.create("file");
+    let (all, committed) = (content(5 * UNIT as usize), 4 * UNIT as usize);
+    let layout = world.grant_striped(&file, 1, Write).unwrap();
+    assert_eq!(world.client_write(&layout, 0, &all[..committed]), 0);
+    world.commit(&file, 1, committed as u64);
+    let contacts = || world.servers.ids().map(|server| world.servers.contacts(server)).collect::<Vec<_>>();
+    let before = contacts();
+    world.release(&file, 1, LayoutModes::WRITE);
+    let asked = before.iter().zip(contacts()).filter(|(before, after)| *before != after).count();
+    assert_eq!(asked, 2, "the copies of one of three stripes");
+
+    // The client has written on.
+    let layout = world.grant_striped(&file, 2, Write).unwrap();
+    world.commit(&file, 2, committed as u64);
+    assert_eq!(world.client_write(&layout, committed as u64, &all[committed..]), 0);
+    world.release(&file, 2, LayoutModes::WRITE);
+    assert_eq!(world.read(&file).unwrap(), all);
+}
+
+#[test]
+fn all_stripes_tell_the_size_if_the_client_may_not_have_committed_all_its_writes() {
+    type Doubt = fn(&World, &Handle, &Striped);
+    let failed: Doubt = |world, file, _| {
+        world.disk.refusing_attributes.store(1, Relaxed);
+        let commit = LayoutCommit { range: LayoutRange::ALL, size: Some(2 * UNIT), mtime: None };
+        let holder = Some(LayoutHolder(1));
+        let refused = world.run(|caller| Layouts::commit(&world.pnfs, caller, file, holder, &commit));
+        assert_eq!(refused.map(drop), Err(VfsError::Io));
+        world.commit(file, 1, UNIT);
+    };
+    let denied: Doubt = |world, file, layout| world.report(file, 1, layout.mirrors[0][0].0, DataError::Denied);
+    let recalled: Doubt = |world, file, layout| {
+        world.grant_striped(file, 2, Write).unwrap();
+        world.report(file, 2, layout.mirrors[0][0].0, DataError::Unreachable);
+        assert_eq!(world.events.recalls(), [LayoutModes::WRITE]);
+    };
+    for doubt in [failed, denied, recalled] {
+        let world = many_servers();
+        let file = world.create("file");
+        let layout = world.grant_striped(&file, 1, Write).unwrap();
+        let size = 3 * UNIT;
+        assert_eq!(world.client_write(&layout, 0, &content(UNIT as usize)), 0);
+        world.commit(&file, 1, UNIT);
+        // The stripe with the next byte is left out.
+        assert_eq!(world.client_write(&layout, 2 * UNIT, &content(UNIT as usize)), 0);
+        doubt(&world, &file, &layout);
+        world.release(&file, 1, LayoutModes::WRITE);
+        assert_eq!(world.size(&file), size);
+    }
 }
 
 #[test]

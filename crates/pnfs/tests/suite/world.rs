@@ -215,9 +215,9 @@ impl World {
     }
 
     fn crash_with(self, layouts: Option<LayoutKind>, earlier: Earlier) -> Self {
-        let Self { pnfs, servers, disk, index, stripes, .. } = self;
-        drop(pnfs);
+        let Self { pnfs, servers, disk, mut index, stripes, .. } = self;
         index.crash();
+        drop(pnfs);
         Self::open(disk, servers, index, (stripes, layouts), earlier)
     }
 
