@@ -211,6 +211,11 @@ impl Cluster {
         self.metadata.pid()
     }
 
+    /// Returns the process IDs of all data servers that run.
+    pub fn data_server_pids(&self) -> impl Iterator<Item = u32> {
+        self.data.iter().filter_map(|data| data.server.as_ref()).map(Server::pid)
+    }
+
     fn ask<T: serde::de::DeserializeOwned>(&self, request: &Request) -> Result<Vec<T>, Failure> {
         administrator::ask_at(&state_dir(self.dir.path(), 0), request)?.collect()
     }

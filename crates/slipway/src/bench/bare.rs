@@ -196,7 +196,8 @@ impl Subject for BareSubject<'_> {
             return Ok(Measured::Unable("this loop only reads blocks of a file".to_owned()));
         }
         let failure = |error: io::Error| Failure::failed(format!("{} without NFS: {error}", self.bare.name()));
-        let costs = Costs { server: self.peer.as_ref().map(|peer| peer.child.id()), meter: self.meter };
+        let servers: Vec<u32> = self.peer.iter().map(|peer| peer.child.id()).collect();
+        let costs = Costs { servers: &servers, meter: self.meter };
         let connect = |thread| self.connect().map(|way| (way, thread)).map_err(failure);
         let drive = |(way, thread): &(Way, u32), end| self.drive(way, *thread, point, end).map_err(failure);
         load::measure(point.threads, self.limit, &costs, connect, drive, |_| Ok(())).map(Measured::Sample)

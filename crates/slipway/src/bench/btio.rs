@@ -100,7 +100,7 @@ impl Subject for Btio<'_> {
             runtime.block_on(reach::unmount_all());
             Ok(())
         };
-        let costs = Costs { server: Some(self.server), meter: self.meter };
+        let costs = Costs { servers: &[self.server], meter: self.meter };
         // The work is fixed, and not the time.
         load::measure(point.threads, Default::default(), &costs, connect, drive, finish).map(Measured::Sample)
     }

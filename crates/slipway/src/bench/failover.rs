@@ -85,7 +85,7 @@ pub fn run(args: &Args) -> Outcome {
     let subject = |session: &Session| -> Result<Cutting<NfsSubject<'_>>, Failure> {
         let limit = Duration::from_secs_f64(args.seconds);
         let url = url(&server, session.connections)?;
-        let inner = NfsSubject::new(url, site.clone(), block_max, Some(server.pid()), limit, &meter);
+        let inner = NfsSubject::new(vec![url], site.clone(), block_max, vec![server.pid()], limit, &meter);
         let driven = inner.driven();
         let connections = session.connections.iter().map(|&at| address(&server.url(at))).collect();
         let cut = session.cut.iter().map(|&at| address(&server.url(at))).collect();

@@ -14,8 +14,8 @@ use crate::{exit::Failure, process};
 
 /// The sources of the costs of a run.
 pub struct Costs<'a> {
-    /// The server's process ID, if this command started it.
-    pub server: Option<u32>,
+    /// The process IDs of the servers that this command started and whose CPU time counts.
+    pub servers: &'a [u32],
     /// The meter of the machine's memory.
     pub meter: &'a Meter,
 }
@@ -35,7 +35,10 @@ pub fn measure<W>(
     finish: impl Fn(W) -> Result<(), Failure> + Sync,
 ) -> Result<Sample, Failure> {
     let [start, stop, read] = [(); 3].map(|()| Barrier::new(threads as usize + 1));
-    let server_cpu = || costs.server.and_then(process::cpu_time_of);
+    let server_cpu = || {
+        let times: Option<Vec<Duration>> = costs.servers.iter().map(|pid| process::cpu_time_of(*pid)).collect();
+        times.filter(|times| !times.is_empty()).map(|times| times.iter().sum::<Duration>())
+    };
     thread::scope(|scope| {
         let (start, stop, read) = (&start, &stop, &read);
         let (connect, drive, finish) = (&connect, &drive, &finish);
@@ -84,8 +87,8 @@ mod tests {
 
     const NOTHING: Duration = Duration::from_millis(1);
 
-    fn costs(meter: &Meter) -> Costs<'_> {
-        Costs { server: Some(std::process::id()), meter }
+    fn costs<'a>(servers: &'a [u32], meter: &'a Meter) -> Costs<'a> {
+        Costs { servers, meter }
     }
 
     #[test]
@@ -97,7 +100,8 @@ mod tests {
             (0..=*work).for_each(|_| tally.count(100, None));
             Ok(tally)
         };
-        let sample = measure(4, NOTHING, &costs(&meter), connect, drive, |_| Ok(())).unwrap();
+        let servers = [std::process::id()];
+        let sample = measure(4, NOTHING, &costs(&servers, &meter), connect, drive, |_| Ok(())).unwrap();
         assert_eq!((sample.operations, sample.bytes, sample.latency.len()), (10, 1000, 10));
         assert!(sample.server_cpu.is_some() && sample.memory_bytes.is_none());
     }
@@ -107,15 +111,15 @@ mod tests {
         let meter = Meter::find("/nowhere".as_ref());
         let connect = |thread| if thread == 1 { Err(Failure::failed("refused")) } else { Ok(()) };
         let drive = |(): &(), end| Ok(Tally::until(end));
-        let failure = measure(3, NOTHING, &costs(&meter), connect, drive, |()| Ok(())).err().unwrap();
+        let failure = measure(3, NOTHING, &costs(&[], &meter), connect, drive, |()| Ok(())).err().unwrap();
         assert_eq!(failure.message, "refused");
         let drive = |(): &(), _| Err(Failure::failed("broken"));
-        let failure = measure(2, NOTHING, &costs(&meter), |_| Ok(()), drive, |()| Ok(())).err().unwrap();
+        let failure = measure(2, NOTHING, &costs(&[], &meter), |_| Ok(()), drive, |()| Ok(())).err().unwrap();
         assert_eq!(failure.message, "broken");
         let drive = |(): &(), end| Ok(Tally::until(end));
         let finish = |()| Err(Failure::failed("not finished"));
         assert_eq!(
-            measure(2, NOTHING, &costs(&meter), |_| Ok(()), drive, finish).err().unwrap().message,
+            measure(2, NOTHING, &costs(&[], &meter), |_| Ok(()), drive, finish).err().unwrap().message,
             "not finished"
         );
     }

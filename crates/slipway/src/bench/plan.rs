@@ -392,6 +392,26 @@ pub fn pnfs_create() -> Plan {
     }
 }
 
+/// Returns the plan of `slipway bench pnfs --pattern latency`. Each series is a cluster with one data server, which has no part in the
+/// operations: the file is not longer than the threshold.
+pub fn pnfs_latency() -> Plan {
+    let payloads = [1, 64, 1 << 10, 4 << 10, 16 << 10, 32 << 10];
+    let of = |operation| payloads.map(|block| Point::new(operation, block, 1).random());
+    let points = [Operation::Read, Operation::Write].into_iter().flat_map(of);
+    Plan {
+        name: "pnfs",
+        title: "operations at the metadata server with payloads of 1 byte to 32 KiB, one outstanding".to_owned(),
+        points: std::iter::once(Point::new(Operation::Getattr, 1, 1)).chain(points).collect(),
+        charts: vec![
+            Chart::new("GETATTR", |point| point.operation == Operation::Getattr, Shape::Bars(Measure::Median)),
+            Chart::new("READ: replies with payloads", is_read, Shape::Bars(Measure::Median)),
+            Chart::new("WRITE: calls with payloads", is_write, Shape::Bars(Measure::Median)),
+        ],
+        seconds: 1.0,
+        file_size: 64 << 10,
+    }
+}
+
 /// Returns the plan of `slipway bench pnfs --pattern btio`. Each series is a cluster. A point that reads follows the one that has written.
 pub fn pnfs_btio(dumps: u64, in_flight: u32) -> Plan {
     let of = |write, read, in_flight| {
@@ -437,7 +457,8 @@ mod tests {
     #[test]
     fn every_chart_has_points_and_every_point_has_a_chart() {
         let plans = [demo(128 << 10, 8), sweep(), threads(), registration(), iops(), mixed(), baseline(), security()];
-        let pnfs = [pnfs_limited(1 << 20, 32), pnfs_direct(128 << 10, 8), pnfs_create(), pnfs_btio(40, 8)];
+        let pnfs =
+            [pnfs_limited(1 << 20, 32), pnfs_direct(128 << 10, 8), pnfs_create(), pnfs_latency(), pnfs_btio(40, 8)];
         for plan in plans.into_iter().chain(pnfs) {
             for chart in &plan.charts {
                 assert!(plan.points.iter().any(chart.of), "{}: {}", plan.name, chart.title);

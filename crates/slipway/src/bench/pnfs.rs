@@ -5,7 +5,8 @@
 //! uses all data servers at the same time, and whether the metadata server stays out of the way. `direct` has no limits, and shows what the way by
 //! layouts costs.
 //!
-//! Each series is a cluster. Its files have one copy that is distributed over all its data servers. With `direct`, a series can also be one server.
+//! Each series is a cluster. Its files have one copy that is distributed over all its data servers. With `direct`, a series can also be one server,
+//! or as many as a cluster has data servers, each with a file of its own: these show what the machine can do with so many processes.
 
 use std::{
     path::{Path, PathBuf},
@@ -45,7 +46,7 @@ pub struct Args {
     /// The load
     #[arg(short, long, value_enum, default_value_t = Pattern::Limited)]
     pattern: Pattern,
-    /// Numbers of data servers, each of a cluster; the first one is compared with [default: 1,2,4,8,16; direct: 2; btio: 4]
+    /// Numbers of data servers, each of a cluster; the first one is compared with [default: 1,2,4,8,16; direct: 2; latency: 1; btio: 4]
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=16))]
     servers: Vec<u32>,
     /// Maximum bytes per second of each data server; the machine must be able to do more than all together [limited: 16M]
@@ -54,7 +55,7 @@ pub struct Args {
     /// The kind of the data servers: nfs3 has its objects in memory, slipway in directories
     #[arg(long, value_enum, default_value = "nfs3")]
     kind: DataServerKind,
-    /// Transports [limited: to a metadata server with one data server, besides tcp: rdma,shm; direct: to all servers: tcp,shm]
+    /// Transports [limited, latency: to a metadata server with one data server, besides tcp: rdma,shm; direct: to all servers: tcp,shm]
     #[arg(short, long, value_delimiter = ',')]
     transport: Vec<String>,
     /// Bytes of a READ or WRITE [limited: 1M; direct: 128K]
@@ -95,6 +96,8 @@ enum Pattern {
     Direct,
     /// CREATE, WRITE, GETATTR and SETATTR of new files, by 1, 4 and 16 writers
     Create,
+    /// Operations at the metadata server with payloads of 1 byte to 32 KiB, one outstanding
+    Latency,
     /// The records of BTIO (class A), FULL and SIMPLE, by 1, 4 and 16 writers of one file, which is read back and compared
     Btio,
 }
@@ -120,6 +123,7 @@ impl Chosen {
             Pattern::Limited => (&ALL, Some(16 << 20), names(&["rdma", "shm"]), 1 << 20, 32, 3),
             Pattern::Direct => (&[2], None, names(&["tcp", "shm"]), 128 << 10, 8, 3),
             Pattern::Create => (&ALL, None, Vec::new(), 1 << 20, 1, 3),
+            Pattern::Latency => (&[1], None, names(&["rdma", "shm"]), 1, 1, 3),
             Pattern::Btio => (&[4], None, Vec::new(), 1 << 20, 8, 1),
         };
         Self {
@@ -141,6 +145,7 @@ impl Chosen {
             Pattern::Limited => plan::pnfs_limited(self.block, self.in_flight),
             Pattern::Direct => plan::pnfs_direct(self.block, self.in_flight),
             Pattern::Create => plan::pnfs_create(),
+            Pattern::Latency => plan::pnfs_latency(),
             Pattern::Btio => plan::pnfs_btio(dumps, self.in_flight),
         }
     }
@@ -166,8 +171,14 @@ pub fn run(args: &Args) -> Outcome {
     if !(is_btio || seconds > 0.0 && seconds <= 3600.0) {
         return Err(Failure::usage("--seconds: more than 0, and at most an hour"));
     }
+    let is_latency = args.pattern == Pattern::Latency;
+    if is_latency && (args.block.is_some() || args.in_flight.is_some() || args.file_size.is_some()) {
+        let message = "--block, --in-flight and --file-size: latency has fixed payloads in a file that stays at the metadata server";
+        return Err(Failure::usage(message));
+    }
     chosen.file_size = args.file_size.map_or(plan.file_size, |size| size.0);
-    if chosen.block == 0 || chosen.block > 1 << 20 || chosen.file_size < (chosen.block as u64).max(FILE_MIN) {
+    let is_possible = (1..=1 << 20).contains(&chosen.block) && chosen.file_size >= (chosen.block as u64).max(FILE_MIN);
+    if !(is_latency || is_possible) {
         return Err(Failure::usage("--block is from 1 byte to 1 MiB, and --file-size at least one block and 128 KiB"));
     }
     let report = measure(&chosen, args, &plan, Duration::from_secs_f64(seconds))?;
@@ -175,7 +186,7 @@ pub fn run(args: &Args) -> Outcome {
     let compared = match args.pattern {
         Pattern::Limited => gains(&chosen, &plan, &report),
         Pattern::Direct => shares(&chosen, &plan, &report),
-        Pattern::Create | Pattern::Btio => String::new(),
+        Pattern::Create | Pattern::Latency | Pattern::Btio => String::new(),
     };
     match args.json {
         true => output::json(&report),
@@ -187,24 +198,26 @@ pub fn run(args: &Args) -> Outcome {
 fn measure(chosen: &Chosen, args: &Args, plan: &Plan, limit: Duration) -> Result<Report, Failure> {
     let meter = Meter::find(Path::new("/"));
     let (mut series, mut places) = (Vec::new(), Vec::new());
-    for (name, transport, servers, layouts) in clusters(chosen) {
-        series.push(one_series(name, &transport));
-        places.push(if layouts {
-            Place::cluster(chosen, servers, &transport)?
-        } else {
-            Place::server(chosen, &transport)?
+    for shape in series_of(chosen) {
+        series.push(one_series(shape.name, &shape.transport));
+        places.push(match shape.servers {
+            Servers::Cluster(count) => Place::cluster(chosen, count, &shape.transport)?,
+            Servers::Direct(count) => Place::servers(chosen, count, &shape.transport)?,
         });
     }
     let mut subjects: Vec<Box<dyn Subject>> = Vec::new();
     for (at, place) in places.iter().enumerate() {
-        let (url, pid) = (place.url(), place.pid());
-        if chosen.pattern == Pattern::Btio {
-            subjects.push(Box::new(Btio::new(url, pid, args.dumps, &meter)));
+        if let (Pattern::Btio, Place::Cluster(cluster)) = (chosen.pattern, place) {
+            let url = cluster.url(0, Version::V4_2);
+            subjects.push(Box::new(Btio::new(url, cluster.metadata_pid(), args.dumps, &meter)));
             continue;
         }
         let site = Arc::new(Site::new(format!("slipway-bench-{at}"), &plan.points, chosen.file_size));
-        let block_max = reach::run(site.prepare(&url))?;
-        let load = NfsSubject::new(url, site, block_max, Some(pid), limit, &meter);
+        let (urls, mut block_max) = (place.urls(), usize::MAX);
+        for url in &urls {
+            block_max = block_max.min(reach::run(site.prepare(url))?);
+        }
+        let load = NfsSubject::new(urls, site, block_max, place.pids(chosen.pattern), limit, &meter);
         subjects.push(Box::new(Settled { load, place }));
     }
     let steps = Steps::new(!args.json, plan.points.len() * series.len() * chosen.rounds as usize);
@@ -215,6 +228,7 @@ fn measure(chosen: &Chosen, args: &Args, plan: &Plan, limit: Duration) -> Result
         DataServerKind::Nfs3 => "in memory",
         DataServerKind::Slipway => "of kind slipway",
     };
+    let counted = if chosen.pattern == Pattern::Direct { "all servers" } else { "the metadata server" };
     let mut report = Report {
         benchmark: plan.name,
         title: plan.title.clone(),
@@ -224,9 +238,7 @@ fn measure(chosen: &Chosen, args: &Args, plan: &Plan, limit: Duration) -> Result
             rounds: chosen.rounds,
             seconds: limit.as_secs_f64(),
             file_size: chosen.file_size,
-            server: format!(
-                "own clusters; data servers {place}{limited}; the server's CPU is that of the metadata server"
-            ),
+            server: format!("own clusters; data servers {place}{limited}; the server's CPU is that of {counted}"),
             congestion_control: None,
         },
         series,
@@ -237,30 +249,57 @@ fn measure(chosen: &Chosen, args: &Args, plan: &Plan, limit: Duration) -> Result
     Ok(report)
 }
 
-/// Returns the series: the name, the transport, the number of data servers, and whether there are layouts.
-fn clusters(chosen: &Chosen) -> Vec<(String, String, u32, bool)> {
-    let over =
-        |name: String, transport: &str| if transport == "tcp" { name } else { format!("{name} over {transport}") };
+/// A series: what is measured over which transport.
+struct OneSeries {
+    name: String,
+    transport: String,
+    servers: Servers,
+}
+
+/// The servers of a series.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Servers {
+    /// A cluster with this number of data servers.
+    Cluster(u32),
+    /// This number of servers without layouts, whose files are used at the same time.
+    Direct(u32),
+}
+
+/// Returns the series of a measurement.
+fn series_of(chosen: &Chosen) -> Vec<OneSeries> {
     let all = chosen.servers.iter();
     if chosen.pattern == Pattern::Direct {
         let of = |transport: &String| {
-            let by_layouts = |servers: &u32| (over(name(*servers), transport), transport.clone(), *servers, true);
-            let direct = (over(DIRECT.to_owned(), transport), transport.clone(), 0, false);
-            std::iter::once(direct).chain(all.clone().map(by_layouts)).collect::<Vec<_>>()
+            let one = |servers: Servers| {
+                let name = match servers {
+                    Servers::Cluster(count) => name(count),
+                    Servers::Direct(1) => DIRECT.to_owned(),
+                    Servers::Direct(count) => format!("{count} servers directly"),
+                };
+                let name = if transport == "tcp" { name } else { format!("{name} over {transport}") };
+                OneSeries { name, transport: transport.clone(), servers }
+            };
+            let several = all.clone().filter(|count| **count > 1).map(|count| one(Servers::Direct(*count)));
+            let clusters = all.clone().map(|count| one(Servers::Cluster(*count)));
+            std::iter::once(one(Servers::Direct(1))).chain(several).chain(clusters).collect::<Vec<_>>()
         };
         return chosen.transports.iter().flat_map(of).collect();
     }
-    let over_tcp = all.map(|servers| (name(*servers), "tcp".to_owned(), *servers, true));
+    let cluster = |name, transport: &str, count| OneSeries {
+        name,
+        transport: transport.to_owned(),
+        servers: Servers::Cluster(count),
+    };
+    let over_tcp = all.map(|count| cluster(name(*count), "tcp", *count));
     let others = chosen.transports.iter();
-    let others =
-        others.map(|transport| (format!("1 data server, metadata over {transport}"), transport.clone(), 1, true));
+    let others = others.map(|transport| cluster(format!("1 data server, metadata over {transport}"), transport, 1));
     over_tcp.chain(others).collect()
 }
 
 /// The servers of one series.
 enum Place {
     Cluster(Cluster),
-    Server(Server),
+    Servers(Vec<Server>),
 }
 
 impl Place {
@@ -282,27 +321,33 @@ impl Place {
         started.map(Self::Cluster)
     }
 
-    /// Starts one server that has the data itself. It has the options of a data server.
-    fn server(chosen: &Chosen, transport: &str) -> Result<Self, Failure> {
+    /// Starts servers that have the data themselves. They have the options of data servers.
+    fn servers(chosen: &Chosen, count: u32, transport: &str) -> Result<Self, Failure> {
         let arguments = ["--memory", &room(chosen).to_string(), "--squash", "none", "--workers", "1"].map(Into::into);
-        Server::start(&[Listen::on(transport, Default::default())], &arguments).map(Self::Server)
+        let start = |_| Server::start(&[Listen::on(transport, Default::default())], &arguments);
+        (0..count).map(start).collect::<Result<_, _>>().map(Self::Servers)
     }
 
-    fn url(&self) -> NfsUrl {
+    fn urls(&self) -> Vec<NfsUrl> {
+        let by_server = |server: &Server| {
+            let mut url = server.url(0);
+            url.options.version = Version::V4_2;
+            url
+        };
         match self {
-            Self::Cluster(cluster) => cluster.url(0, Version::V4_2),
-            Self::Server(server) => {
-                let mut url = server.url(0);
-                url.options.version = Version::V4_2;
-                url
-            }
+            Self::Cluster(cluster) => vec![cluster.url(0, Version::V4_2)],
+            Self::Servers(servers) => servers.iter().map(by_server).collect(),
         }
     }
 
-    fn pid(&self) -> u32 {
+    /// Returns the process IDs of the servers whose CPU time counts.
+    fn pids(&self, pattern: Pattern) -> Vec<u32> {
         match self {
-            Self::Cluster(cluster) => cluster.metadata_pid(),
-            Self::Server(server) => server.pid(),
+            Self::Cluster(cluster) => {
+                let data = cluster.data_server_pids().filter(|_| pattern == Pattern::Direct);
+                std::iter::once(cluster.metadata_pid()).chain(data).collect()
+            }
+            Self::Servers(servers) => servers.iter().map(Server::pid).collect(),
         }
     }
 }
@@ -329,24 +374,23 @@ fn room(chosen: &Chosen) -> u64 {
     chosen.file_size * 2 + new + (64 << 20)
 }
 
-/// Returns a table with the share of the throughput of one server that the way by layouts reaches.
+/// Returns a table with the share of the throughput of one server that the way by layouts reaches, and that of several servers without layouts.
 fn shares(chosen: &Chosen, plan: &Plan, report: &Report) -> String {
     let right = Align::Right;
     let points: Vec<String> = plan.points.iter().map(Point::label).collect();
     let columns = points.iter().map(|label| (label.as_str(), right));
     let mut table = Table::new(&[("series", Align::Left)].into_iter().chain(columns).collect::<Vec<_>>());
-    let all = clusters(chosen);
-    for (name, transport, _, _) in all.iter().filter(|(.., layouts)| *layouts) {
-        let Some((direct, ..)) = all.iter().find(|(_, of, _, layouts)| of == transport && !layouts) else { continue };
+    let all = series_of(chosen);
+    for OneSeries { name, transport, .. } in all.iter().filter(|one| one.servers != Servers::Direct(1)) {
+        let is_direct = |one: &&OneSeries| one.transport == *transport && one.servers == Servers::Direct(1);
+        let Some(direct) = all.iter().find(is_direct) else { continue };
         let share = |point: &Point| {
             let of = |name: &str| Some(report.row(name, point)?.gb_per_s?.median);
-            of(name)
-                .zip(of(direct))
-                .map_or("-".to_owned(), |(by_layouts, direct)| format!("{:.2}", by_layouts / direct))
+            of(name).zip(of(&direct.name)).map_or("-".to_owned(), |(these, direct)| format!("{:.2}", these / direct))
         };
         table.row(std::iter::once(name.clone()).chain(plan.points.iter().map(share)).collect());
     }
-    format!("Throughput by layouts, divided by that of one server directly:\n\n{}", table.text())
+    format!("Throughput, divided by that of one server directly:\n\n{}", table.text())
 }
 
 fn name(servers: u32) -> String {

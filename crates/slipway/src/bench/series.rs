@@ -6,6 +6,7 @@
 use std::{collections::BTreeMap, str::FromStr, sync::Arc, time::Duration};
 
 use client::{MountOptions, NfsUrl};
+use futures_util::future::try_join_all;
 use parking_lot::Mutex;
 use rpc::{RawOptions, Switch, TransportKind};
 use serde::Serialize;
@@ -15,6 +16,7 @@ use super::{
     meter::Meter,
     point::{self, Operation, Point},
     runner::{Measured, Subject},
+    sample::Tally,
     site::Site,
     workload::Work,
 };
@@ -147,30 +149,31 @@ fn raw(options: &BTreeMap<String, String>) -> RawOptions {
     options.clone()
 }
 
-/// A series on a running server.
+/// A series on running servers.
 pub struct NfsSubject<'a> {
-    url: NfsUrl,
+    /// The servers, between which each thread divides its outstanding operations.
+    urls: Vec<NfsUrl>,
     site: Arc<Site>,
     /// The largest block of its transport.
     block_max: usize,
-    /// The server's process ID, if this command started it.
-    server: Option<u32>,
+    /// The process IDs of the servers that this command started and whose CPU time counts.
+    servers: Vec<u32>,
     limit: Duration,
     meter: &'a Meter,
     driven: Arc<Mutex<bool>>,
 }
 
 impl<'a> NfsSubject<'a> {
-    /// Creates a subject that uses the files of `site` at `url`, which must exist.
+    /// Creates a subject that uses the files of `site` at all of `urls`, which must exist.
     pub fn new(
-        url: NfsUrl,
+        urls: Vec<NfsUrl>,
         site: Arc<Site>,
         block_max: usize,
-        server: Option<u32>,
+        servers: Vec<u32>,
         limit: Duration,
         meter: &'a Meter,
     ) -> Self {
-        Self { url, site, block_max, server, limit, meter, driven: Arc::default() }
+        Self { urls, site, block_max, servers, limit, meter, driven: Arc::default() }
     }
 
     /// Returns the lock that is held while the load runs, and not while mounts are made and closed.
@@ -184,32 +187,39 @@ impl Subject for NfsSubject<'_> {
         if point.operation.moves_blocks() && point.block > self.block_max {
             return Ok(Measured::Unable(format!("takes at most {} at once", point::block(self.block_max))));
         }
-        let mut url = self.url.clone();
+        let mut urls = self.urls.clone();
         if point.operation == Operation::ReadAhead {
-            url.options.read_size = Some(point.block as u32);
-            url.options.read_ahead = point.block * point.in_flight as usize;
+            for url in &mut urls {
+                url.options.read_size = Some(point.block as u32);
+                url.options.read_ahead = point.block * point.in_flight as usize;
+            }
         }
+        let share = Point { in_flight: point.in_flight.div_ceil(urls.len() as u32), ..*point };
         let connect = |thread| {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let runtime = runtime.map_err(|error| Failure::failed(format!("cannot start: {error}")))?;
-            let work: Arc<Work> = runtime.block_on(Work::connect(&url, &self.site, thread, point))?;
-            Ok((work, runtime))
+            let works = urls.iter().map(|url| runtime.block_on(Work::connect(url, &self.site, thread, &share)));
+            let works: Vec<Arc<Work>> = works.collect::<Result<_, _>>()?;
+            Ok((works, runtime))
         };
-        let drive = |(work, runtime): &(Arc<Work>, tokio::runtime::Runtime), end| {
+        let failed = |error: &client::Error| reach::failure(&urls[0], error);
+        let drive = |(works, runtime): &(Vec<Arc<Work>>, tokio::runtime::Runtime), end| {
             *self.driven.lock() = true;
-            let driven = runtime.block_on(work.drive(end));
+            let driven = runtime.block_on(try_join_all(works.iter().map(|work| work.drive(end))));
             *self.driven.lock() = false;
-            driven.map_err(|error| reach::failure(&url, &error))
+            let mut total = Tally::until(end);
+            driven.map_err(|error| failed(&error))?.iter().for_each(|tally| total.add(tally));
+            Ok(total)
         };
-        let finish = |(work, runtime): (Arc<Work>, tokio::runtime::Runtime)| {
+        let finish = |(works, runtime): (Vec<Arc<Work>>, tokio::runtime::Runtime)| {
             runtime.block_on(async {
-                let removed = work.remove_files().await;
-                // No task drives this mount later, and a version 4 server would wait for it.
+                let removed = try_join_all(works.iter().map(|work| work.remove_files())).await;
+                // No task drives these mounts later, and a version 4 server would wait for them.
                 reach::unmount_all().await;
-                removed.map_err(|error| reach::failure(&url, &error))
+                removed.map(drop).map_err(|error| failed(&error))
             })
         };
-        let costs = Costs { server: self.server, meter: self.meter };
+        let costs = Costs { servers: &self.servers, meter: self.meter };
         load::measure(point.threads, self.limit, &costs, connect, drive, finish).map(Measured::Sample)
     }
 }

@@ -104,7 +104,14 @@ pub fn measure(common: &Common, plan: &Plan) -> Result<Report, Failure> {
         let mut subjects: Vec<Box<dyn Subject + '_>> = Vec::new();
         for ((url, server), site) in urls.iter().zip(&sites) {
             let block_max = reach::run(site.prepare(url))?;
-            let subject = NfsSubject::new(url.clone(), site.clone(), block_max, *server, limits.run, &meter);
+            let subject = NfsSubject::new(
+                vec![url.clone()],
+                site.clone(),
+                block_max,
+                Vec::from_iter(*server),
+                limits.run,
+                &meter,
+            );
             subjects.push(Box::new(subject));
         }
         let file = limits.bare_file(common, &plan.points)?;
