@@ -2,13 +2,17 @@
 //! servers over TCP, RDMA and shared memory.
 
 use std::{
-    fs,
+    fs::{self, File, OpenOptions},
     io::{BufRead, BufReader},
+    os::unix::fs::FileExt,
     thread,
 };
 
 use client::blocking::Runtime;
-use rustix::process::Signal;
+use rustix::{
+    fs::{FallocateFlags, fallocate},
+    process::Signal,
+};
 use serde_json::Value;
 
 use crate::{
@@ -212,6 +216,56 @@ fn mount_uses_layouts() {
         assert!(fs::read(at.join("file")).unwrap() == bytes, "{layouts}");
         second.end();
         check_traffic(cluster, layouts);
+    }
+}
+
+/// The server recalls layouts before it reserves space, and the client waits for that with its own layout among them.
+#[test]
+fn client_returns_its_layout_while_it_waits_for_allocate_and_truncate() {
+    let test = "client_returns_its_layout_while_it_waits_for_allocate_and_truncate";
+    if !can_mount(test) {
+        return;
+    }
+    for (layouts, transport) in [("files", "shm"), ("flexible", "shm"), ("flexible", "tcp")] {
+        let shape = Shape { layouts, metadata: transport, data: [&["shm", "tcp"], &["shm", "tcp"]] };
+        let cluster = Cluster::start(&shape);
+        let url = format!("{}&vers=4.2", cluster.metadata.url(transport, ""));
+        let mounts = ["one", "other"].map(|name| {
+            let at = cluster.dir.path().join(name);
+            fs::create_dir(&at).unwrap();
+            Mounted::of(mount(&url, &at), at)
+        });
+        let paths = ["one/file", "other/file"].map(|name| cluster.dir.path().join(name));
+        let mut expected = contents(10, LEN);
+        let file = File::create_new(&paths[0]).unwrap();
+        let write = |file: &File, bytes: &[u8], offset: usize| {
+            file.write_all_at(bytes, offset as u64).unwrap();
+            file.sync_all().unwrap();
+        };
+        write(&file, &expected, 0);
+        // Another client has a layout to write, too.
+        let other = OpenOptions::new().write(true).open(&paths[1]).unwrap();
+        write(&other, &expected[..1 << 20], 0);
+
+        fallocate(&file, FallocateFlags::empty(), 0, LEN as u64 + 5000).unwrap();
+        expected.resize(LEN + 5000, 0);
+        write(&file, b"reserved", LEN);
+        expected[LEN..LEN + 8].copy_from_slice(b"reserved");
+        assert!(fs::read(&paths[0]).unwrap() == expected, "{layouts}");
+
+        write(&other, b"before", 3_000_000);
+        file.set_len(3_000_003).unwrap();
+        file.set_len(LEN as u64).unwrap();
+        expected[3_000_000..3_000_003].copy_from_slice(b"bef");
+        expected.truncate(3_000_003);
+        expected.resize(LEN, 0);
+        write(&file, b"after", LEN - 5);
+        expected[LEN - 5..].copy_from_slice(b"after");
+        drop((file, other));
+        mounts.into_iter().for_each(Mounted::end);
+        let by_server = format!("{}&vers=3", cluster.metadata.url(transport, "/file"));
+        ok(&["cp", &by_server, &cluster.at("back")]);
+        assert!(fs::read(cluster.at("back")).unwrap() == expected, "{layouts}");
     }
 }
 
