@@ -484,7 +484,7 @@ impl Core {
     }
 
     /// Reports whether a file has no byte behind its size in the object that would have the next one. A client that has committed its writes,
-    /// and writes on, has written that. So one object tells as much as those of all stripes.
+    /// and then violates the protocol by writing on without LAYOUTCOMMIT, has normally written that one.
     ///
     /// # Errors
     /// Returns `Io` if no data server with a copy of the stripe answers, and the errors of the inner file system.
