@@ -31,6 +31,8 @@ pub struct Shape {
     pub mirrors: usize,
     /// The number of data servers over which each copy is distributed.
     pub stripes: usize,
+    /// The stripe unit in bytes, if it is not the default.
+    pub stripe_unit: Option<u64>,
     /// The kind of the data servers.
     pub kind: Kind,
     /// Maximum bytes per second of each data server.
@@ -268,10 +270,11 @@ fn configuration(shape: &Shape, dir: &Path, data: &[DataServer]) -> String {
         format!("[[pnfs.server]]\nid = {}\n{kind}url = {url}\naddress = [{}]\n", at + 1, addresses.join(", "))
     };
     let servers: String = data.iter().enumerate().map(server).collect();
+    let unit = shape.stripe_unit.map_or(String::new(), |unit| format!("stripe_unit = {unit}\n"));
     format!(
         "[server]\nstate_dir = {}\n[[export]]\npath = {}\nname = \"/pnfs\"\nsquash = \"none\"\nbackend = \"pnfs\"\n\
          options = {{ cluster = \"demo\" }}\n[[pnfs]]\nname = \"demo\"\nmirrors = {mirrors}\nstripes = {stripes}\n\
-         timeout_s = 1\n{key}{servers}",
+         timeout_s = 1\n{unit}{key}{servers}",
         path(state_dir(dir, 0)),
         path(dir.join(EXPORT)),
     )

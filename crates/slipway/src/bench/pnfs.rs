@@ -308,6 +308,8 @@ impl Place {
             servers: servers as usize,
             mirrors: 1,
             stripes: servers as usize,
+            // Otherwise eight successive blocks of 128 KiB are one stripe unit, and one data server has all outstanding operations.
+            stripe_unit: (chosen.pattern == Pattern::Direct).then(|| stripe_unit(chosen.block)),
             kind: match chosen.kind {
                 DataServerKind::Nfs3 => Kind::Nfs3(room(chosen)),
                 DataServerKind::Slipway => Kind::Slipway,
@@ -366,6 +368,11 @@ impl Subject for Settled<'_> {
         }
         Ok(measured)
     }
+}
+
+/// Returns the smallest stripe unit with a whole block: a multiple of 4 KiB from 64 KiB on.
+fn stripe_unit(block: usize) -> u64 {
+    (block as u64).next_multiple_of(4 << 10).max(64 << 10)
 }
 
 /// Returns the bytes of memory of each server.
