@@ -67,7 +67,8 @@ impl Spin {
         }
     }
 
-    /// Starts or continues a wait because there is no work. Returns `true` if the driver should poll again at once.
+    /// Starts or continues a wait because there is no work. Returns `true` if the driver should poll again at once:
+    /// other threads have run first if the wait is longer than a few microseconds.
     pub fn should_poll(&mut self, now: impl FnOnce() -> Instant) -> bool {
         self.should_poll_unless(now, is_overloaded)
     }

@@ -166,8 +166,8 @@ impl Holders {
         }
     }
 
-    /// Reports whether a holder that returns a layout to write has committed writes, and so should have committed all of them (RFC 8881
-    /// §12.5.4). One whose layout is recalled may not have had time for that.
+    /// Reports whether a holder that returns a layout to write has committed writes, and so normally all of them: Linux's client and ours
+    /// execute LAYOUTCOMMIT before they return a layout by themselves. One whose layout is recalled may not have had time for that.
     pub fn has_committed(&self, file: &Handle, holder: LayoutHolder) -> bool {
         let files = self.files.lock();
         let Some(held) = files.get(file).filter(|held| !held.recalled.write) else { return false };

@@ -324,28 +324,29 @@ impl Core {
     async fn written_size(self: &Arc<Self>, file: &Arc<File>, size: u64) -> Result<u64> {
         let Place::Servers(record) = self.place(file).await? else { return Ok(size) };
         let of = file.clone();
-        if size <= self.run(move |core| core.size_of(&of.handle)).await? {
+        let known = self.run(move |core| core.size_of(&of.handle)).await?;
+        if size <= known {
             return Ok(size);
         }
-        let sizes = self.object_sizes(file, &record, 0..record.stripes.count()).await?;
+        let sizes = self.object_sizes(file, &record, known, 0..record.stripes.count()).await?;
         // The client has written to all copies. One that is longer has missed the truncation, and is about to be stale.
         let of_stripe = |stripe| record.in_sync_of(stripe).filter_map(|copy| sizes.get(&copy)).min();
         let written = (0..record.stripes.count()).filter_map(of_stripe).max();
         Ok(written.map_or(size, |written| size.min(*written)))
     }
 
-    /// Returns the sizes of the file that the objects in sync of these stripes show whose data servers answer, by copy.
+    /// Returns the sizes of the file that the objects in sync of these stripes show whose data servers answer, by copy. The file has `known`
+    /// bytes.
     ///
     /// # Errors
-    /// Returns `Io` if no data server with a copy of one of the stripes answers, and the errors of the inner file system.
+    /// Returns `Io` if no data server with a copy of one of the stripes answers.
     async fn object_sizes(
         self: &Arc<Self>,
         file: &Arc<File>,
         record: &Record,
+        known: u64,
         stripes: Range<usize>,
     ) -> Result<HashMap<usize, u64>> {
-        let of = file.clone();
-        let known = self.run(move |core| core.size_of(&of.handle)).await?;
         let size = |copy: usize| {
             let presence = self.presence_at(file, record, copy, known);
             let size = unless_new(presence, self.servers.size(record.copies[copy].object), 0);
@@ -461,8 +462,10 @@ impl Core {
             if self.has_work(&file.handle, TRUNCATING) {
                 return Ok(());
             }
-            let largest = |sizes: HashMap<_, _>| sizes.into_values().max().unwrap_or(0);
-            let size = largest(self.object_sizes(file, &record, 0..record.stripes.count()).await?);
+            let of = file.clone();
+            let known = self.run(move |core| core.size_of(&of.handle)).await?;
+            let sizes = self.object_sizes(file, &record, known, 0..record.stripes.count()).await?;
+            let size = sizes.into_values().max().unwrap_or(0);
             self.create_new(file, &record, size).await?;
             self.write_ends(file, size, sized).await?;
             let of = file.clone();
@@ -493,7 +496,7 @@ impl Core {
         let of = file.clone();
         let size = self.run(move |core| core.size_of(&of.handle)).await?;
         let Some(next) = record.stripes.pieces(size..size.saturating_add(1)).next() else { return Ok(true) };
-        let sizes = self.object_sizes(file, &record, next.stripe..next.stripe + 1).await?;
+        let sizes = self.object_sizes(file, &record, size, next.stripe..next.stripe + 1).await?;
         Ok(sizes.into_values().all(|end| end <= size))
     }
 

@@ -40,9 +40,11 @@ impl Core {
             })
             .await?;
         let spilled = self.spill_to(file, record, &attr, work).await;
-        let (of, stored) = (file.clone(), spilled.is_ok());
-        // If this fails, the next process adds the objects to the queue of removals.
-        let _ = self.run(move |core| core.end_new(&of, stored)).await;
+        if spilled.is_err() {
+            let of = file.clone();
+            // If this fails, the next process adds the objects to the queue of removals.
+            let _ = self.run(move |core| core.end_new(&of, false)).await;
+        }
         spilled
     }
 
@@ -131,6 +133,8 @@ impl Core {
             }
             core.store(&of, record)?;
             core.punch(&of, &attr);
+            // If this fails, the next process examines the objects.
+            let _ = core.end_new(&of, true);
             Ok(())
         })
         .await
