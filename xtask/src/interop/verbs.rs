@@ -12,12 +12,13 @@ pub fn run(bench: &Bench, report: &mut Report) -> Result<(), String> {
         let cells = bench.rotation.pick("verbs", cells, count, report);
         cells.into_iter().copied().collect::<Vec<_>>().join(" ")
     };
-    let (version4, ways) = (pick(&VERSION4, 2), pick(&WAYS, 1));
+    let (version4, ways, knfsd) = (pick(&VERSION4, 2), pick(&WAYS, 1), pick(&KNFSD, 1));
     let guest = Guest::new(bench, bench.fresh("verbs")?.join("guest"))?;
     guest.environment(&[
         ("SLIPWAY", text(&bench.slipway)),
         ("VERSION4", version4),
         ("WAYS", ways),
+        ("KNFSD", knfsd),
         ("CONFORMANCE", program("conformance")?),
         ("CHAOS", program("chaos")?),
         ("SHARED", program("shared_receives")?),
@@ -29,5 +30,7 @@ pub fn run(bench: &Bench, report: &mut Report) -> Result<(), String> {
 
 /// Mounts by version 4: the device and the version. A commit runs one for each device.
 const VERSION4: [&str; 6] = ["rxe:4.0", "siw:4.1", "rxe:4.2", "siw:4.0", "rxe:4.1", "siw:4.2"];
+/// The devices over which our client uses the kernel's server. A commit runs one.
+const KNFSD: [&str; 2] = ["siw", "rxe"];
 /// The ways of registering memory. A commit runs one.
 const WAYS: [&str; 4] = ["per-io", "fast", "cache", "pool"];

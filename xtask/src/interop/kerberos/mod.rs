@@ -86,7 +86,8 @@ pub fn state(bench: &Bench, report: &mut Report) -> Result<(), String> {
         let count = if of_nlm { 1 } else { CELLS_OF_LOCKS };
         locks.extend(bench.rotation.pick("kerberos-state", &cells, count, report).into_iter().copied());
     }
-    guest.environment(&[("SLIPWAY", text(&bench.slipway)), ("LOCKS", words(&locks))])?;
+    let ends = bench.rotation.pick("kerberos-state", &ENDS, 1, report).into_iter().copied().collect::<Vec<_>>();
+    guest.environment(&[("SLIPWAY", text(&bench.slipway)), ("LOCKS", words(&locks)), ("ENDS", ends.join(" "))])?;
     let succeeded = guest.run("kerberos_state.sh");
     guest.results("kerberos-state", succeeded, report)
 }
@@ -124,6 +125,9 @@ const CELLS_OF_GUEST: usize = 3;
 const CELLS_OF_ADAPTER: usize = 2;
 /// The number of cells with the content suite that a guest has time for.
 const CONTENT_OF_GUEST: usize = 4;
+/// The exports of `kerberos_state.sh` on which the ticket of a user with state ends: one with all flavours, and one with krb5p only. A
+/// commit runs one.
+const ENDS: [&str; 2] = ["EXPORT", "PRIVATE"];
 /// The number of cells of one run in which two clients lock by NFSv4.
 const CELLS_OF_LOCKS: usize = 3;
 
