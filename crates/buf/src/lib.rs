@@ -35,6 +35,7 @@ mod rope;
 mod slab;
 mod spin;
 mod stream;
+mod yielding;
 
 pub use arena::Arena;
 pub use buffer::{Account, Buffer};

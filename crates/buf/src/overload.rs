@@ -1,6 +1,6 @@
 //! [`is_overloaded`]: detects that more threads want to run than there are processors.
 //!
-//! Spinning then takes a processor from other threads, possibly from the peer. Linux returns the number of threads that
+//! Spinning without yields then takes a processor from other threads, possibly from the peer. Linux returns the number of threads that
 //! run or wait for a processor in the fourth field of `/proc/loadavg` (proc_loadavg(5)). This number is for the whole
 //! machine, so it is compared with all online processors, not with those that this process may use. Otherwise a
 //! container that is confined to two of sixty-four processors would never spin while ten threads of other containers

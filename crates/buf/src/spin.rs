@@ -5,8 +5,8 @@
 //! whole wait. If a wait was short although a thread had to be woken ([`SHORT`]), it would have been much shorter
 //! without that, so the next wait starts with spinning, for twice as long. A long wait halves the time. If spins fail
 //! repeatedly, because the peer takes a little longer than the maximum each time, spinning stops for a number of waits.
-//! An idle connection sleeps. No connection spins while more threads want to run than there are processors, and a thread that spins for more than
-//! a few microseconds calls sched_yield(2) before it polls again.
+//! An idle connection sleeps. A thread that spins for more than a microsecond calls sched_yield(2) before it polls again. If that took too
+//! long recently, it does not, and then no connection spins while more threads want to run than there are processors.
 
 use std::{
     future::Future,
@@ -18,7 +18,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::overload::is_overloaded;
+use crate::{overload::is_overloaded, yielding};
 
 /// Decides how long the driver of a connection spins.
 #[derive(Debug)]
@@ -68,28 +68,38 @@ impl Spin {
     }
 
     /// Starts or continues a wait because there is no work. Returns `true` if the driver should poll again at once:
-    /// other threads have run first if the wait is longer than a few microseconds.
+    /// other threads have run first if the wait is longer than a microsecond.
     pub fn should_poll(&mut self, now: impl FnOnce() -> Instant) -> bool {
-        self.should_poll_unless(now, is_overloaded)
-    }
-
-    fn should_poll_unless(
-        &mut self,
-        now: impl FnOnce() -> Instant,
-        is_overloaded: impl FnOnce(Instant) -> bool,
-    ) -> bool {
         if self.budget.is_zero() && self.idle.is_some() {
             return false;
         }
         let now = now();
-        let since = *self.idle.get_or_insert(now);
-        let spun = now - since;
-        let again = spun < self.budget && !is_overloaded(now);
-        if again && spun > YIELD_AFTER {
-            thread::yield_now();
+        match self.decide(now, yielding::is_short(now), is_overloaded) {
+            Next::Sleep => return false,
+            Next::Poll => {}
+            Next::YieldAndPoll => yielding::yield_now(now),
         }
-        again
+        true
     }
+
+    fn decide(&mut self, now: Instant, yields_are_short: bool, is_overloaded: impl FnOnce(Instant) -> bool) -> Next {
+        let spun = now - *self.idle.get_or_insert(now);
+        if spun >= self.budget || !yields_are_short && is_overloaded(now) {
+            Next::Sleep
+        } else if yields_are_short && spun >= YIELD_AFTER {
+            Next::YieldAndPoll
+        } else {
+            Next::Poll
+        }
+    }
+}
+
+/// The next step of a driver that has no work.
+#[derive(Debug, PartialEq, Eq)]
+enum Next {
+    Sleep,
+    Poll,
+    YieldAndPoll,
 }
 
 impl Spin {
@@ -115,9 +125,8 @@ impl Spin {
 pub const SPIN_MAX: Duration = Duration::from_micros(200);
 /// The number of processors that this process may use.
 static PROCESSORS: LazyLock<usize> = LazyLock::new(|| thread::available_parallelism().map_or(1, NonZero::get));
-/// The time after which a spinning thread lets others run first. The peer may need this processor although the machine is not overloaded
-/// by [`is_overloaded`].
-const YIELD_AFTER: Duration = Duration::from_micros(5);
+/// The time after which a spinning thread lets others run first.
+const YIELD_AFTER: Duration = Duration::from_micros(1);
 const SPIN_MIN: Duration = Duration::from_micros(10);
 /// The maximum duration of a short wait, which can include waking two threads.
 const SHORT: Duration = Duration::from_micros(250);
@@ -135,7 +144,7 @@ mod tests {
         let mut spun = 0;
         for at in 0..us {
             let now = *clock + Duration::from_micros(at);
-            if !spin.should_poll_unless(|| now, |_| false) {
+            if spin.decide(now, true, |_| false) == Next::Sleep {
                 break;
             }
             spun += 1;
@@ -166,11 +175,26 @@ mod tests {
     }
 
     #[test]
-    fn no_spinning_while_overloaded() {
+    fn a_spinning_thread_yields_while_yields_are_short() {
         let (mut spin, now) = (Spin::among(SPIN_MAX, 2), Instant::now());
         spin.budget = SPIN_MAX;
-        assert!(!spin.should_poll_unless(|| now, |_| true));
-        assert!(spin.should_poll_unless(|| now, |_| false), "spinning must resume when the overload ends");
+        let unused = |_| panic!("the number of threads must not be read");
+        assert_eq!(spin.decide(now, true, unused), Next::Poll);
+        assert_eq!(spin.decide(now + YIELD_AFTER, true, unused), Next::YieldAndPoll);
+        assert_eq!(spin.decide(now + SPIN_MAX, true, unused), Next::Sleep);
+    }
+
+    #[test]
+    fn no_spinning_while_overloaded_unless_yields_are_short() {
+        let (mut spin, now) = (Spin::among(SPIN_MAX, 2), Instant::now());
+        spin.budget = SPIN_MAX;
+        assert_eq!(spin.decide(now, false, |_| true), Next::Sleep);
+        assert_eq!(
+            spin.decide(now + YIELD_AFTER, false, |_| false),
+            Next::Poll,
+            "spinning must resume when the overload ends"
+        );
+        assert_eq!(spin.decide(now + YIELD_AFTER, true, |_| true), Next::YieldAndPoll);
     }
 
     #[test]
