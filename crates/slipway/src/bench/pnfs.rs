@@ -24,7 +24,7 @@ use super::{
     meter::Meter,
     plan::{self, Plan},
     point::{Operation, Point},
-    report::{Conditions, Report, Row},
+    report::{Conditions, Report, Row, Spread},
     runner::{self, Measured, Subject},
     series::{NfsSubject, Series},
     site::Site,
@@ -392,12 +392,18 @@ fn shares(chosen: &Chosen, plan: &Plan, report: &Report) -> String {
         let is_direct = |one: &&OneSeries| one.transport == *transport && one.servers == Servers::Direct(1);
         let Some(direct) = all.iter().find(is_direct) else { continue };
         let share = |point: &Point| {
-            let of = |name: &str| Some(report.row(name, point)?.gb_per_s?.median);
-            of(name).zip(of(&direct.name)).map_or("-".to_owned(), |(these, direct)| format!("{:.2}", these / direct))
+            let rows = report.row(name, point).zip(report.row(&direct.name, point));
+            rows.map_or("-".to_owned(), |(row, direct)| {
+                let Spread { median, low, high } = row.ratio(direct);
+                format!("{median:.2} ({low:.2} to {high:.2})")
+            })
         };
         table.row(std::iter::once(name.clone()).chain(plan.points.iter().map(share)).collect());
     }
-    format!("Throughput, divided by that of one server directly:\n\n{}", table.text())
+    format!(
+        "Throughput, divided by that of one server directly in the same round (median, and range):\n\n{}",
+        table.text()
+    )
 }
 
 fn name(servers: u32) -> String {

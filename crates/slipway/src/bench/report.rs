@@ -62,6 +62,8 @@ pub struct Row {
     pub operations: u64,
     /// Operations a second.
     pub iops: Spread,
+    /// Operations a second of each run, in the order of the rounds.
+    pub iops_of_rounds: Vec<f64>,
     /// 10^9 bytes of file data a second; absent if no data move.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gb_per_s: Option<Spread>,
@@ -178,6 +180,8 @@ impl Row {
             seconds_per_gb: moved.then(|| each(&|sample| cpu(sample) / (sample.bytes.max(1) as f64 / 1e9))),
             us_per_operation: each(&|sample| cpu(sample) * 1e6 / sample.operations.max(1) as f64),
         };
+        let iops_of_rounds: Vec<f64> =
+            samples.iter().map(|sample| sample.operations as f64 / seconds(sample)).collect();
         let micros = |nanos: u64| nanos as f64 / 1e3;
         let quantile = |quantile| micros(latency.value_at_quantile(quantile));
         let known = |cpu: Option<Duration>| cpu.expect("value must be known for all samples").as_secs_f64();
@@ -186,7 +190,8 @@ impl Row {
             point: *point,
             rounds: samples.len(),
             operations: samples.iter().map(|sample| sample.operations).sum(),
-            iops: each(&|sample| sample.operations as f64 / seconds(sample)),
+            iops: Spread::new(iops_of_rounds.clone()),
+            iops_of_rounds,
             gb_per_s: moved.then(|| each(&|sample| sample.bytes as f64 / 1e9 / seconds(sample))),
             latency_us: Latency {
                 mean: latency.mean() / 1e3,
@@ -202,6 +207,15 @@ impl Row {
             memory_gb_per_s: (samples.iter().all(|sample| sample.memory_bytes.is_some()))
                 .then(|| each(&|sample| sample.memory_bytes.unwrap_or(0) as f64 / 1e9 / seconds(sample))),
         }
+    }
+
+    /// Returns the rate divided by that of another row. Each round is compared by itself, because the speed of a shared machine changes
+    /// from round to round.
+    ///
+    /// # Panics
+    /// A row has no rounds.
+    pub fn ratio(&self, to: &Row) -> Spread {
+        Spread::new(self.iops_of_rounds.iter().zip(&to.iops_of_rounds).map(|(rate, other)| rate / other).collect())
     }
 }
 
@@ -254,6 +268,14 @@ mod tests {
         assert_eq!((server.seconds, server.cores.high), (4.5, 1.5));
         assert!((server.us_per_operation.median - 7500.0).abs() < 1e-6);
         assert!((report.latency_us.p50 - 50.0).abs() < 0.1);
+    }
+
+    #[test]
+    fn rates_are_compared_within_a_round() {
+        // The machine is fast, slow, and fast again.
+        let (one, other) =
+            (row(&[200, 100, 160].map(|n| sample(n, 0, 1))), row(&[100, 50, 200].map(|n| sample(n, 0, 1))));
+        assert_eq!(one.ratio(&other), Spread { median: 2.0, low: 0.8, high: 2.0 });
     }
 
     #[test]
