@@ -157,6 +157,7 @@ Servers are named by URLs: nfs://host[:port]/export/path?option=value&…  Optio
   uid=N, gid=N, gids=… the identity of the caller   rsize=SIZE, wsize=SIZE     maximum READ and WRITE
   timeo=5s             longest time without an answer   readahead=SIZE, writebehind=SIZE
   nolock, nlmport=N    locks of version 3 on this machine; the port of the server's lock manager
+  noacl                no POSIX ACLs: listings of slipway mount are faster
   dstimeo=1s           longest time for which a data server refuses connections (pNFS)
   and those of the transport: congestion=cubic, crc=on (rdma), …
 

@@ -52,6 +52,9 @@ pub struct MountOptions {
     /// `lock` and `nolock`: whether locks over NFSv3 are held by the server, through its lock manager (NLM). Without that, a mount has no
     /// locks of its own, and `slipway mount` leaves them to the kernel of this machine. NFSv4 always has locks at the server.
     pub lock: bool,
+    /// `acl` and `noacl`: whether a mount has POSIX ACLs, by NFS_ACL over NFSv3, and converted to those of the protocol by `slipway mount`
+    /// over NFSv4.
+    pub acl: bool,
     /// `nlmport`: the TCP port of the lock manager. If it is `None`, the client finds the lock manager.
     pub nlm_port: Option<u16>,
     /// `timeo`: the time that the server may be silent while an operation waits, including retransmissions. A server
@@ -160,6 +163,7 @@ impl Default for MountOptions {
             mount_port: None,
             mount_proto: None,
             lock: true,
+            acl: true,
             nlm_port: None,
             deadline: Duration::from_secs(60),
             uid: None,
@@ -327,8 +331,10 @@ fn parse(text: &str) -> Result<NfsUrl, String> {
         options.set(&key, &value).map_err(|problem| format!("option '{key}={value}': {problem}"))?;
         seen.push(key);
     }
-    if seen.iter().any(|key| key == "lock") && seen.iter().any(|key| key == "nolock") {
-        return Err("options 'lock' and 'nolock' exclude each other".to_owned());
+    for (one, other) in [("lock", "nolock"), ("acl", "noacl")] {
+        if [one, other].iter().all(|key| seen.iter().any(|seen| seen == key)) {
+            return Err(format!("options '{one}' and '{other}' exclude each other"));
+        }
     }
     if let Security::Kerberos(_) = options.security
         && let Some(key) = ["uid", "gid", "gids"].into_iter().find(|key| seen.iter().any(|seen| seen == key))
@@ -349,6 +355,8 @@ impl MountOptions {
         "mountproto",
         "lock",
         "nolock",
+        "acl",
+        "noacl",
         "nlmport",
         "timeo",
         "uid",
@@ -395,6 +403,8 @@ impl MountOptions {
             "mountproto" => self.mount_proto = Some(name(value)?),
             "lock" => self.lock = flag(value, true)?,
             "nolock" => self.lock = flag(value, false)?,
+            "acl" => self.acl = flag(value, true)?,
+            "noacl" => self.acl = flag(value, false)?,
             "nlmport" => self.nlm_port = Some(number(value)?),
             "timeo" => self.deadline = duration(value)?,
             "uid" => self.uid = Some(number(value)?),
@@ -545,6 +555,7 @@ mod tests {
         assert_eq!((options.lock, options.nlm_port), (true, None));
         let local: NfsUrl = "nfs://h/?nolock&nlmport=4045".parse().unwrap();
         assert_eq!((local.options.lock, local.options.nlm_port), (false, Some(4045)));
+        assert!(options.acl && !"nfs://h/?noacl".parse::<NfsUrl>().unwrap().options.acl);
         let several: NfsUrl = "nfs://h/?proto=tcp+rdma".parse().unwrap();
         assert_eq!(several.options.proto, "tcp+rdma");
         assert_eq!(options.transport.iter().collect::<Vec<_>>(), [(&"inline".to_owned(), &"8192".to_owned())]);
@@ -618,6 +629,7 @@ mod tests {
         assert!(problem("nfs://h/?nlmport=65536").contains("65535"));
         assert!(problem("nfs://h/?nolock=yes").contains("has no value"));
         assert!(problem("nfs://h/?lock&nolock").contains("exclude each other"));
+        assert!(problem("nfs://h/?acl&noacl").contains("'acl' and 'noacl' exclude each other"));
         assert!(problem("nfs://h/?rsize=9G").contains("'rsize=9G'"));
         assert!(problem("nfs://h/?rsize=1x").contains("K, M or G"));
         assert!(problem("nfs://h/?timeo=0").contains("tenths"));

@@ -346,6 +346,7 @@ impl Site {
         let (mountd, (mounted, ok)) = self.find_mountd(ip, &ports, Some(&link), export).await?;
         let path = clean(&self.url.path);
         let v3 = self.with_locks(ip, V3::new(program));
+        let v3 = if self.options().acl { v3 } else { v3.without_acls() };
         let info = v3.fsinfo(&ok.fhandle).await.map_err(|error| error.at(&path))?;
         let message_max = v3.program().message_max();
         let start = path.slice(mounted.len()..);

@@ -22,7 +22,7 @@ pub struct PosixAcls {
 }
 
 impl V3 {
-    /// Returns `false` if the server has answered that it has no ACLs.
+    /// Returns `false` if the mount has the option `noacl`, or the server has answered that it has no ACLs.
     pub fn has_acls(&self) -> bool {
         !self.no_acls.load(Relaxed)
     }
@@ -30,7 +30,7 @@ impl V3 {
     /// GETACL: returns the ACLs of an object. An object without an access ACL has the one that its mode means.
     ///
     /// # Errors
-    /// `NotSupported` if the server does not have the program, …
+    /// `NotSupported` if the server does not have the program, or with the option `noacl`, …
     pub async fn acls(&self, object: &Handle) -> Result<PosixAcls> {
         let args = GetAclArgs { fh: fh(object)?, mask: NFS_ACL | NFS_DFACL };
         let inline_max = REPLY_MAX;

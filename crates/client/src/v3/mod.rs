@@ -38,7 +38,7 @@ pub struct V3 {
     locking: Option<Locking>,
     /// Set when the server has answered that it does not support READDIRPLUS.
     no_readdirplus: Arc<AtomicBool>,
-    /// Set when the server has answered that it does not have the program NFS_ACL.
+    /// Set with the option `noacl`, and when the server has answered that it does not have the program NFS_ACL.
     no_acls: Arc<AtomicBool>,
 }
 
@@ -51,6 +51,11 @@ impl V3 {
     /// Returns the same protocol with locks at the lock manager to which `dialer` connects.
     pub(crate) fn with_locks(self, dialer: Box<dyn LockDialer>) -> Self {
         Self { locking: Some(Locking::new(dialer)), ..self }
+    }
+
+    /// Returns the same protocol without ACLs.
+    pub(crate) fn without_acls(self) -> Self {
+        Self { no_acls: Arc::new(AtomicBool::new(true)), ..self }
     }
 
     /// Returns the same protocol with another deadline: the time that the server may be silent during a call.

@@ -70,6 +70,8 @@ impl Tree {
         match name.strip_prefix(USER) {
             Some(name) if !name.is_empty() && minor >= 2 => Ok(Xattr::User(name)),
             None if name == ACL => Ok(Xattr::Acl),
+            // If the first file of a file system does not support them, ls(1) does not ask for those of the others.
+            _ if !node.mount().options().acl => Err(Errno::OPNOTSUPP),
             _ => PosixAcl::of_name(name).map(Xattr::Posix).ok_or(Errno::OPNOTSUPP),
         }
     }

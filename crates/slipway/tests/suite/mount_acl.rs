@@ -110,6 +110,33 @@ fn read_and_set(version: &str) {
 }
 
 #[test]
+fn noacl_turns_posix_acls_off() {
+    for version in ["3", "4.0", "4.2"] {
+        let Some(world) = World::new("noacl_turns_posix_acls_off", "tcp", &format!("&vers={version}&noacl")) else {
+            return;
+        };
+        let file = world.at.join("file");
+        fs::write(&file, "x").unwrap();
+        // Over NFSv3 there are no extended attributes at all then. Linux takes this for a file without an ACL.
+        let none = if version == "3" { Errno::NODATA } else { Errno::OPNOTSUPP };
+        for name in [ACCESS, DEFAULT] {
+            assert_eq!(get(&file, name), Err(none), "{name} over {version}");
+        }
+        let set = setxattr(&file, ACCESS, &value(&[(1, 6, NONE), (4, 4, NONE), (0x20, 0, NONE)]), XattrFlags::empty());
+        assert_eq!(set, Err(Errno::OPNOTSUPP));
+        // Other attributes are not affected.
+        if version != "3" {
+            assert!(!get(&file, "system.nfs4_acl").unwrap().is_empty());
+        }
+        if version == "4.2" {
+            setxattr(&file, "user.colour", b"red", XattrFlags::empty()).unwrap();
+            assert_eq!(get(&file, "user.colour").unwrap(), b"red");
+        }
+        world.end();
+    }
+}
+
+#[test]
 fn only_acls_that_both_kinds_represent_are_read_and_set_over_version_4() {
     let test = "only_acls_that_both_kinds_represent_are_read_and_set_over_version_4";
     let Some(world) = World::new(test, "tcp", "&vers=4.2") else { return };
