@@ -74,8 +74,8 @@ pub struct Args {
     /// Let the kernel read large files of a server on this host itself: over proto=shm, as root, from exports with passthrough = true
     #[arg(long, conflicts_with_all = ["direct_io", "writeback"])]
     passthrough: bool,
-    /// Seconds for which names and attributes are cached
-    #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
+    /// Seconds for which names and attributes are cached, like acregmin of nfs(5)
+    #[arg(long, value_name = "SECONDS", default_value_t = 3.0)]
     attributes: f64,
     /// Fail with EIO when the server has not answered for timeo × (retrans + 1); without this or --softerr, operations
     /// wait until it answers
