@@ -75,9 +75,10 @@ impl Core {
     /// Returns `Io` if no copy in sync can be read.
     pub async fn read_range(self: &Arc<Self>, file: &Arc<File>, offset: u64, len: usize) -> Result<Rope> {
         let Place::Servers(record) = self.place(file).await? else { return Err(VfsError::Io) };
-        let pieces = record.stripes.pieces(offset..offset + len as u64);
+        // Collected first: without the number of futures, `join_all` gives each a task of its own.
+        let pieces: Vec<_> = record.stripes.pieces(offset..offset + len as u64).collect();
         // All are executed to their end: a stale mark must not be interrupted.
-        let reads = join_all(pieces.map(|piece| self.read_piece(file, piece))).await;
+        let reads = join_all(pieces.into_iter().map(|piece| self.read_piece(file, piece))).await;
         let mut data = Rope::new();
         for read in reads {
             data.append(read?);

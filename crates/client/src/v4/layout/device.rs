@@ -15,8 +15,9 @@ use std::{
     time::Duration,
 };
 
+use entropy::HashMap;
 use nfs::v4::{
-    Deviceid4, GetDeviceInfoOk, Layouttype4, Netaddr4,
+    Deviceid4, GetDeviceInfoOk, Layouttype4, Netaddr4, Stateid4,
     layout::{
         MultipathList4,
         files::FileLayoutDsAddr4,
@@ -28,7 +29,7 @@ use rpc::{BoxFuture, rpcbind};
 use tokio::time::Instant;
 
 use super::{data_server::DataServer, segment::STRIPES_MAX};
-use crate::model::{Error, ErrorKind, Result};
+use crate::model::{Caller, Error, ErrorKind, Result};
 
 /// Connects to data servers.
 pub(crate) trait DataDialer: Send + Sync {
@@ -84,11 +85,18 @@ pub(crate) struct DevicesInfo {
 /// A data server.
 pub(crate) struct Device {
     info: DeviceInfo,
-    connection: tokio::sync::Mutex<Option<Arc<dyn DataServer>>>,
+    connection: tokio::sync::Mutex<Option<Connection>>,
     /// The index of the address of the last connection.
     connected: AtomicUsize,
     /// The time until which the device is not used, because it has failed.
     failed: Mutex<Option<Instant>>,
+}
+
+/// A connection to a data server.
+struct Connection {
+    server: Arc<dyn DataServer>,
+    /// The same connection for the users and stateids of recent I/O, at most [`USERS_MAX`].
+    users: HashMap<(Option<Caller>, Stateid4), Arc<dyn DataServer>>,
 }
 
 /// The addresses and properties of a data server, from GETDEVICEINFO.
@@ -181,25 +189,36 @@ impl Device {
         self.failed.lock().is_none_or(|until| Instant::now() >= until)
     }
 
-    /// Returns the connection. Connects if there is none.
+    /// Returns the connection for a user, or for that of the mount. Connects if there is none. By NFSv4, READ and WRITE have this stateid.
     ///
     /// # Errors
     /// No address answers, or the device has failed and is not to be used now.
-    pub async fn connect(&self, dialer: &dyn DataDialer) -> Result<Arc<dyn DataServer>> {
+    pub async fn connect(
+        &self,
+        dialer: &dyn DataDialer,
+        caller: Option<&Caller>,
+        stateid: Stateid4,
+    ) -> Result<Arc<dyn DataServer>> {
         let mut connection = self.connection.lock().await;
         if !self.is_available() {
             let problem = "the data server has failed and is not tried again yet".to_owned();
             return Err(Error::new(ErrorKind::Resolve(problem), "connect"));
         }
-        if let Some(server) = &*connection {
-            return Ok(server.clone());
-        }
+        let connection = match &mut *connection {
+            Some(connection) => connection,
+            none => none.insert(Connection { server: self.dial(dialer).await?, users: HashMap::default() }),
+        };
+        Ok(connection.with_access(caller, stateid))
+    }
+
+    /// Connects to the first address that answers.
+    async fn dial(&self, dialer: &dyn DataDialer) -> Result<Arc<dyn DataServer>> {
         let mut last = None;
         for (at, (transport, address)) in self.info.addresses.iter().enumerate() {
             match dialer.dial(transport, *address, self.info.version.0).await {
                 Ok(server) => {
                     self.connected.store(at, Relaxed);
-                    return Ok(connection.insert(server).clone());
+                    return Ok(server);
                 }
                 Err(error) => {
                     tracing::debug!(%error, %transport, %address, "connecting to a data server failed");
@@ -214,7 +233,7 @@ impl Device {
     /// Ends the connection, unless the device has failed.
     pub async fn disconnect(&self) {
         let connection = self.connection.lock().await.take();
-        if let Some(server) = connection.filter(|_| self.is_available()) {
+        if let Some(Connection { server, .. }) = connection.filter(|_| self.is_available()) {
             server.disconnect().await;
         }
     }
@@ -225,6 +244,21 @@ impl Device {
         if let Ok(mut connection) = self.connection.try_lock() {
             *connection = None;
         }
+    }
+}
+
+impl Connection {
+    fn with_access(&mut self, caller: Option<&Caller>, stateid: Stateid4) -> Arc<dyn DataServer> {
+        let user = (caller.cloned(), stateid);
+        if let Some(server) = self.users.get(&user) {
+            return server.clone();
+        }
+        if self.users.len() >= USERS_MAX {
+            self.users.clear();
+        }
+        let server = self.server.with_access(caller, stateid);
+        self.users.insert(user, server.clone());
+        server
     }
 }
 
@@ -266,14 +300,19 @@ fn address(from: &Netaddr4) -> Option<(String, SocketAddr)> {
 
 /// The time for which a device that has failed is not used.
 const PAUSE: Duration = Duration::from_secs(15);
+/// The maximum number of users and stateids for which a connection is kept.
+const USERS_MAX: usize = 64;
 /// The bytes of a READ or WRITE if the server sends no maximum.
 const SIZE_DEFAULT: usize = 64 << 10;
 
 #[cfg(test)]
 mod tests {
+    use buf::{Region, Rope};
     use nfs::v4::{Bitmap4, LayoutBody4};
+    use rpc::AuthSys;
 
     use super::*;
+    use crate::model::{Handle, ReadInfo, StableHow, Verifier, Written};
 
     fn info(addresses: &[(&str, &str)], versions: &[(u32, u32, bool)]) -> std::result::Result<DeviceInfo, String> {
         let netaddr = |(netid, addr): &(&str, &str)| Netaddr4 { netid: (*netid).into(), addr: (*addr).into() };
@@ -353,5 +392,73 @@ mod tests {
     fn unusable_devices_are_refused_with_the_reason() {
         assert!(info(&[("tcp", "192.0.2.1.8.1")], &[V4_0]).unwrap_err().contains("NFSv3"));
         assert!(info(&[("shm", "127.0.0.1.8.1")], &[V3]).unwrap_err().contains("no address"));
+    }
+
+    /// A data server that counts the users of its connections.
+    #[derive(Default)]
+    struct Counting(AtomicUsize);
+
+    impl DataDialer for Arc<Counting> {
+        fn has(&self, _: &str) -> bool {
+            true
+        }
+
+        fn dial<'a>(&'a self, _: &'a str, _: SocketAddr, _: DataVersion) -> BoxFuture<'a, Result<Arc<dyn DataServer>>> {
+            Box::pin(async { Ok(self.clone() as Arc<dyn DataServer>) })
+        }
+    }
+
+    impl DataServer for Counting {
+        fn with_access(&self, _: Option<&Caller>, _: Stateid4) -> Arc<dyn DataServer> {
+            self.0.fetch_add(1, Relaxed);
+            Arc::new(Self::default())
+        }
+
+        fn transfer_max(&self) -> (usize, usize) {
+            unreachable!()
+        }
+
+        fn read_into<'a>(&'a self, _: &'a Handle, _: u64, _: Region) -> BoxFuture<'a, (Result<ReadInfo>, Region)> {
+            unreachable!()
+        }
+
+        fn write<'a>(&'a self, _: &'a Handle, _: u64, _: Rope, _: StableHow) -> BoxFuture<'a, Result<Written>> {
+            unreachable!()
+        }
+
+        fn commit<'a>(&'a self, _: &'a Handle) -> BoxFuture<'a, Result<Verifier>> {
+            unreachable!()
+        }
+
+        fn disconnect(&self) -> BoxFuture<'_, ()> {
+            Box::pin(async {})
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn connection_for_a_user_is_kept_as_long_as_the_connection() {
+        let device = Device::new(info(&[("tcp", "192.0.2.1.8.1")], &[V3]).unwrap());
+        let server = Arc::new(Counting::default());
+        let users: Vec<_> = (0..=USERS_MAX).map(|_| Caller::new(AuthSys::of_process())).collect();
+        let open = Stateid4 { seqid: 0, other: [1; 12] };
+        let connect =
+            async |user: Option<&Caller>, stateid| device.connect(&server, user, stateid).await.map(drop).unwrap();
+        let count = || server.0.load(Relaxed);
+        for _ in 0..2 {
+            connect(Some(&users[0]), Stateid4::ANONYMOUS).await;
+            connect(Some(&users[0]), open).await;
+            connect(None, open).await;
+        }
+        assert_eq!(count(), 3);
+        for user in &users[1..] {
+            connect(Some(user), open).await;
+        }
+        assert_eq!(count(), 3 + USERS_MAX);
+        connect(Some(&users[0]), open).await;
+        assert_eq!(count(), 4 + USERS_MAX, "the connections of earlier users must be dropped");
+        device.fail();
+        tokio::time::advance(PAUSE).await;
+        connect(Some(&users[0]), open).await;
+        assert_eq!(count(), 5 + USERS_MAX, "another connection has no users yet");
     }
 }

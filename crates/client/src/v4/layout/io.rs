@@ -135,12 +135,12 @@ pub(super) async fn target(opens: &Opens, file: &DataFile, access: &Access, dead
         let problem = "the layout has no handle for the version of the data server".to_owned();
         Error::new(ErrorKind::Protocol(problem), "LAYOUTGET")
     })?;
-    let server = device.connect(opens.layouts.dialer()).await?;
-    let server = match &file.user {
+    let (caller, stateid) = match &file.user {
         // RFC 8435 §2.2, §5.1: the user and the group of the layout, and not those of the caller.
-        Some(user) => server.with_access(Some(user), Stateid4::ANONYMOUS),
-        None => server.with_access(access.caller.as_ref(), access.stateid),
+        Some(user) => (Some(user), Stateid4::ANONYMOUS),
+        None => (access.caller.as_ref(), access.stateid),
     };
+    let server = device.connect(opens.layouts.dialer(), caller, stateid).await?;
     let (read_max, write_max) = server.transfer_max();
     let (read_max, write_max) = (read_max.min(info.read_max), write_max.min(info.write_max));
     let (handle, id) = (handle.clone(), (file.server, handle.clone()));

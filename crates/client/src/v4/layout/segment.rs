@@ -149,10 +149,14 @@ impl Segment {
         order
     }
 
-    /// Returns the indices of the mirrors that a WRITE must reach. `best` is the first of [`order`](Self::order).
-    pub fn written(&self, best: usize) -> Range<usize> {
+    /// Returns the indices of the mirrors that a WRITE at `offset` must reach.
+    pub fn written(&self, offset: u64) -> Range<usize> {
+        if self.flags & FF_FLAGS_WRITE_ONE_MIRROR == 0 {
+            return 0..self.mirrors.len();
+        }
         // RFC 8435 §8.2.1: the data server updates the other mirrors.
-        if self.flags & FF_FLAGS_WRITE_ONE_MIRROR != 0 { best..best + 1 } else { 0..self.mirrors.len() }
+        let best = self.order(offset, |_| true)[0];
+        best..best + 1
     }
 
     /// Reports whether the client must send LAYOUTCOMMIT after it has written.
@@ -304,7 +308,9 @@ pub(super) mod tests {
         assert!(plain.admits(Layoutiomode4::Read, &(0..9)) && plain.admits(Layoutiomode4::Rw, &(0..9)));
         assert!(!noread.admits(Layoutiomode4::Read, &(0..9)) && noread.admits(Layoutiomode4::Rw, &(0..9)));
         assert_eq!(plain.written(1), 0..2);
-        assert_eq!(segment(FF_FLAGS_WRITE_ONE_MIRROR, 0, all).unwrap().written(1), 1..2);
+        let one_mirror = segment(FF_FLAGS_WRITE_ONE_MIRROR, 0, all).unwrap();
+        let best = one_mirror.order(1, |_| true)[0];
+        assert_eq!(one_mirror.written(1), best..best + 1);
         assert!(plain.needs_commit() && !segment(FF_FLAGS_NO_LAYOUTCOMMIT, 0, all).unwrap().needs_commit());
         let part = Layout4 { offset: 10, length: 10, ..granted(Layoutiomode4::Read, 0, 0, all) };
         let part = Segment::flexible(&part).unwrap();

@@ -151,9 +151,10 @@ async fn write_mirrors(
     deadline: &Deadline,
 ) -> std::result::Result<Verifiers, Vec<IoError>> {
     let segment = &direct.layout.segment;
-    let best = segment.order(range.start, |_| true)[0];
-    let mirrors = segment.mirrors[segment.written(best)].iter();
-    let writes = mirrors.flat_map(|mirror| mirror.pieces(range.clone())).map(|(piece, data_file)| {
+    let mirrors = segment.mirrors[segment.written(range.start)].iter();
+    // Collected first: without the number of futures, `join_all` gives each a task of its own.
+    let pieces: Vec<_> = mirrors.flat_map(|mirror| mirror.pieces(range.clone())).collect();
+    let writes = pieces.into_iter().map(|(piece, data_file)| {
         let data = data.slice((piece.offset - range.start) as usize, piece.len as usize);
         write_piece((opens, direct), data_file, piece, data, stable, deadline)
     });
