@@ -6,7 +6,9 @@
 //! without that, so the next wait starts with spinning, for twice as long. A long wait halves the time. If spins fail
 //! repeatedly, because the peer takes a little longer than the maximum each time, spinning stops for a number of waits.
 //! An idle connection sleeps. A thread that spins for more than a microsecond calls sched_yield(2) before it polls again. If that took too
-//! long recently, it does not, and then no connection spins while more threads want to run than there are processors.
+//! long recently, it does not, and then no connection spins while more threads want to run than there are processors. sched_yield(2) lets
+//! only threads run that wait for the same processor. If there is none for some time, but threads wait for other processors, the thread
+//! sleeps: Linux then gives its processor to one of them.
 
 use std::{
     future::Future,
@@ -28,6 +30,8 @@ pub struct Spin {
     budget: Duration,
     /// The start of the current wait.
     idle: Option<Instant>,
+    /// The end of the last yield of the current wait in which another thread has worked.
+    shared: Option<Instant>,
     /// The number of consecutive short waits that were longer than the longest spin.
     misses: u32,
     /// The number of short waits to sleep through after too many misses.
@@ -43,12 +47,13 @@ impl Spin {
     /// Makes one for a number of processors. With one processor, spinning would keep the peer from running.
     fn among(max: Duration, processors: usize) -> Self {
         let max = if processors > 1 { max } else { Duration::ZERO };
-        Self { max, budget: Duration::ZERO, idle: None, misses: 0, rest: 0 }
+        Self { max, budget: Duration::ZERO, idle: None, shared: None, misses: 0, rest: 0 }
     }
 
     /// Ends a wait because there was work.
     pub fn worked(&mut self, now: impl FnOnce() -> Instant) {
         let Some(since) = self.idle.take() else { return };
+        self.shared = None;
         let waited = now() - since;
         if waited < self.budget {
             (self.budget, self.misses) = (self.max, 0);
@@ -77,14 +82,20 @@ impl Spin {
         match self.decide(now, yielding::is_short(now), is_overloaded) {
             Next::Sleep => return false,
             Next::Poll => {}
-            Next::YieldAndPoll => yielding::yield_now(now),
+            Next::YieldAndPoll => {
+                let (returned, worked) = yielding::yield_now(now);
+                if worked {
+                    self.shared = Some(returned);
+                }
+            }
         }
         true
     }
 
     fn decide(&mut self, now: Instant, yields_are_short: bool, is_overloaded: impl FnOnce(Instant) -> bool) -> Next {
-        let spun = now - *self.idle.get_or_insert(now);
-        if spun >= self.budget || !yields_are_short && is_overloaded(now) {
+        let since = *self.idle.get_or_insert(now);
+        let (spun, alone) = (now - since, now - self.shared.unwrap_or(since));
+        if spun >= self.budget || (!yields_are_short || alone >= ALONE_MAX) && is_overloaded(now) {
             Next::Sleep
         } else if yields_are_short && spun >= YIELD_AFTER {
             Next::YieldAndPoll
@@ -127,6 +138,8 @@ pub const SPIN_MAX: Duration = Duration::from_micros(200);
 static PROCESSORS: LazyLock<usize> = LazyLock::new(|| thread::available_parallelism().map_or(1, NonZero::get));
 /// The time after which a spinning thread lets others run first.
 const YIELD_AFTER: Duration = Duration::from_micros(1);
+/// The time after which a thread that yields to no other thread sleeps, if threads wait for other processors.
+const ALONE_MAX: Duration = Duration::from_micros(60);
 const SPIN_MIN: Duration = Duration::from_micros(10);
 /// The maximum duration of a short wait, which can include waking two threads.
 const SHORT: Duration = Duration::from_micros(250);
@@ -182,6 +195,22 @@ mod tests {
         assert_eq!(spin.decide(now, true, unused), Next::Poll);
         assert_eq!(spin.decide(now + YIELD_AFTER, true, unused), Next::YieldAndPoll);
         assert_eq!(spin.decide(now + SPIN_MAX, true, unused), Next::Sleep);
+    }
+
+    #[test]
+    fn a_thread_sleeps_if_its_yields_do_not_let_waiting_threads_run() {
+        let (mut spin, now) = (Spin::among(SPIN_MAX, 2), Instant::now());
+        let at = |us| now + Duration::from_micros(us);
+        spin.budget = SPIN_MAX;
+        assert_eq!(spin.decide(at(0), true, |_| true), Next::Poll);
+        assert_eq!(spin.decide(at(59), true, |_| true), Next::YieldAndPoll);
+        assert_eq!(spin.decide(at(60), true, |_| false), Next::YieldAndPoll, "no thread waits for a processor");
+        spin.shared = Some(at(15));
+        assert_eq!(spin.decide(at(74), true, |_| true), Next::YieldAndPoll);
+        assert_eq!(spin.decide(at(75), true, |_| true), Next::Sleep);
+        spin.worked(|| at(76));
+        assert_eq!(spin.decide(at(80), true, |_| true), Next::Poll, "the next wait must begin with spinning");
+        assert_eq!(spin.decide(at(139), true, |_| true), Next::YieldAndPoll);
     }
 
     #[test]
