@@ -2,7 +2,8 @@
 //! remove, and the files with work to do after a crash.
 //!
 //! All of it is hints about the records in the files' attributes, which decide. An entry is written durably before the record that
-//! it describes, and the end of work may get lost, so after a crash there can be entries too many, and never too few.
+//! it describes, and the end of work may get lost, so after a crash there can be entries too many, and never too few. The first objects of a
+//! file are one entry at first, because those of one file are in as many parts of the reverse index.
 //!
 //! The states of data servers are no hints: an administrator has set them, and they are only here.
 
@@ -13,6 +14,7 @@ pub(crate) use self::servers::Move;
 use std::{io, path::Path};
 
 use entropy::HashMap;
+use parking_lot::Mutex;
 use redb::{ReadableTable, ReadableTableMetadata, StorageBackend, TableDefinition, TableHandle};
 use vfs::{Handle, VfsError};
 
@@ -22,7 +24,12 @@ use crate::{
 };
 
 /// The database.
-pub struct Index(Database);
+pub struct Index {
+    database: Database,
+    /// New files whose records name the objects in [`NEW`], which are not in [`OBJECTS`] yet. [`settle`](Index::settle) moves the objects of
+    /// many files at once: those of one file are in as many parts of the table.
+    stored: Mutex<Vec<Handle>>,
+}
 
 /// Work to do for a file, as a set of bits.
 pub type Work = u8;
@@ -45,7 +52,7 @@ impl Index {
     /// # Errors
     /// Returns an error if the file cannot be used.
     pub fn open(path: &Path) -> io::Result<Self> {
-        Database::open(path, create_tables).map(Self)
+        Database::open(path, create_tables).map(Self::of)
     }
 
     /// Opens the database on this storage.
@@ -53,7 +60,11 @@ impl Index {
     /// # Errors
     /// Returns an error if the storage fails or its contents are damaged.
     pub fn with_backend(backend: impl StorageBackend) -> io::Result<Self> {
-        Database::with_backend(backend, create_tables).map(Self)
+        Database::with_backend(backend, create_tables).map(Self::of)
+    }
+
+    fn of(database: Database) -> Self {
+        Self { database, stored: Mutex::default() }
     }
 
     /// Records that the object will belong to a file, and adds it to the queue of removals: it is removed unless the record of the file
@@ -62,7 +73,7 @@ impl Index {
     /// # Errors
     /// Returns `Io`.
     pub fn add(&self, object: Object, file: &Handle) -> Result<(), VfsError> {
-        self.0.change(|tables| {
+        self.database.change(|tables| {
             tables.open_table(OBJECTS)?.insert(key(object), file.as_bytes())?;
             tables.open_table(REMOVALS)?.insert(key(object), ())?;
             Ok(())
@@ -75,11 +86,7 @@ impl Index {
     /// # Errors
     /// Returns `Io`.
     pub fn begin_new(&self, objects: &[Object], file: &Handle, work: Work) -> Result<(), VfsError> {
-        self.0.change(|tables| {
-            let mut files = tables.open_table(OBJECTS)?;
-            for object in objects {
-                files.insert(key(*object), file.as_bytes())?;
-            }
+        self.database.change(|tables| {
             let objects: Vec<_> = objects.iter().map(|object| key(*object)).collect();
             tables.open_table(NEW)?.insert(file.as_bytes(), objects)?;
             set_work(&mut tables.open_table(WORK)?, file, work)
@@ -92,16 +99,29 @@ impl Index {
     /// # Errors
     /// Returns `Io`.
     pub fn end_new(&self, file: &Handle, used: bool) -> Result<(), VfsError> {
-        self.0.change_later(|tables| {
-            let mut new = tables.open_table(NEW)?;
-            let objects = new.remove(file.as_bytes())?;
-            let unused = objects.filter(|_| !used);
-            let mut removals = tables.open_table(REMOVALS)?;
-            for key in unused.iter().flat_map(|objects| objects.value()) {
-                removals.insert(key, ())?;
-            }
-            Ok(())
-        })
+        if !used {
+            return self.database.change_later(|tables| move_new(tables, [file], true));
+        }
+        let mut stored = self.stored.lock();
+        stored.push(file.clone());
+        if stored.len() < STORED_MAX { Ok(()) } else { self.settle_these(&mut stored) }
+    }
+
+    /// Moves the objects of all new files to the reverse index. Everything that reads that table, or removes from it, does this first.
+    ///
+    /// # Errors
+    /// Returns `Io`.
+    fn settle(&self) -> Result<(), VfsError> {
+        self.settle_these(&mut self.stored.lock())
+    }
+
+    /// The list is locked until its objects are in the index, so that no reader misses them.
+    fn settle_these(&self, stored: &mut Vec<Handle>) -> Result<(), VfsError> {
+        if !stored.is_empty() {
+            self.database.change_later(|tables| move_new(tables, &*stored, false))?;
+            stored.clear();
+        }
+        Ok(())
     }
 
     /// Adds objects to the queue of removals. An object is removed only if no file has it.
@@ -109,7 +129,7 @@ impl Index {
     /// # Errors
     /// Returns `Io`.
     pub fn enqueue_removals(&self, objects: &[Object]) -> Result<(), VfsError> {
-        self.0.change(|tables| {
+        self.database.change(|tables| {
             let mut table = tables.open_table(REMOVALS)?;
             for object in objects {
                 table.insert(key(*object), ())?;
@@ -123,7 +143,8 @@ impl Index {
     /// # Errors
     /// Returns `Io`.
     pub fn removals(&self, servers: &[ServerId]) -> Result<Vec<(Object, Option<Handle>)>, VfsError> {
-        self.0.read(|transaction| {
+        self.settle()?;
+        self.database.read(|transaction| {
             let (removals, objects) = (transaction.open_table(REMOVALS)?, transaction.open_table(OBJECTS)?);
             let mut all = Vec::new();
             for server in servers {
@@ -141,7 +162,7 @@ impl Index {
     /// # Errors
     /// Returns `Io`.
     pub fn count_removals(&self) -> Result<u64, VfsError> {
-        self.0.read(|transaction| Ok(transaction.open_table(REMOVALS)?.len()?))
+        self.database.read(|transaction| Ok(transaction.open_table(REMOVALS)?.len()?))
     }
 
     /// Removes objects from the queue of removals: `used` because files have them, and `removed` from the reverse index, too. This is durable
@@ -150,7 +171,8 @@ impl Index {
     /// # Errors
     /// Returns `Io`.
     pub fn end_removals(&self, used: &[Object], removed: &[Object]) -> Result<(), VfsError> {
-        self.0.change_later(|tables| {
+        self.settle()?;
+        self.database.change_later(|tables| {
             let (mut files, mut removals) = (tables.open_table(OBJECTS)?, tables.open_table(REMOVALS)?);
             for object in used.iter().chain(removed) {
                 removals.remove(key(*object))?;
@@ -167,7 +189,7 @@ impl Index {
     /// # Errors
     /// Returns `Io`.
     pub fn set_work<'a>(&self, files: impl IntoIterator<Item = (&'a Handle, Work)>) -> Result<(), VfsError> {
-        self.0.change(|tables| {
+        self.database.change(|tables| {
             let mut table = tables.open_table(WORK)?;
             files.into_iter().try_for_each(|(file, work)| set_work(&mut table, file, work))
         })
@@ -179,7 +201,7 @@ impl Index {
     /// # Errors
     /// Returns `Io`.
     pub fn end_work(&self, file: &Handle, left: Work) -> Result<(), VfsError> {
-        self.0.change_later(|tables| set_work(&mut tables.open_table(WORK)?, file, left))
+        self.database.change_later(|tables| set_work(&mut tables.open_table(WORK)?, file, left))
     }
 
     /// Makes all changes durable.
@@ -187,7 +209,8 @@ impl Index {
     /// # Errors
     /// Returns `Io`.
     pub fn sync(&self) -> Result<(), VfsError> {
-        self.0.sync()
+        self.settle()?;
+        self.database.sync()
     }
 
     /// Records that files have these objects, as far as the index does not know it.
@@ -195,7 +218,7 @@ impl Index {
     /// # Errors
     /// Returns `Io`.
     pub fn note(&self, objects: &[(Object, Handle)]) -> Result<(), VfsError> {
-        self.0.change(|tables| {
+        self.database.change(|tables| {
             let mut table = tables.open_table(OBJECTS)?;
             for (object, file) in objects {
                 if table.get(key(*object))?.is_none() {
@@ -212,7 +235,7 @@ impl Index {
     /// # Errors
     /// Returns `Io`.
     pub fn is_complete(&self) -> Result<bool, VfsError> {
-        self.0.read(|transaction| Ok(transaction.open_table(COMPLETE)?.get(())?.is_some()))
+        self.database.read(|transaction| Ok(transaction.open_table(COMPLETE)?.get(())?.is_some()))
     }
 
     /// Stores durably that the index has the objects of all files.
@@ -220,7 +243,7 @@ impl Index {
     /// # Errors
     /// Returns `Io`.
     pub fn set_complete(&self) -> Result<(), VfsError> {
-        self.0.change(|tables| {
+        self.database.change(|tables| {
             tables.open_table(COMPLETE)?.insert((), ())?;
             Ok(())
         })
@@ -232,7 +255,7 @@ impl Index {
     /// # Errors
     /// Returns `Io`.
     pub fn is_idle(&self) -> Result<bool, VfsError> {
-        self.0.read(|transaction| {
+        self.database.read(|transaction| {
             let idle = transaction.open_table(WORK)?.is_empty()? && transaction.open_table(REMOVALS)?.is_empty()?;
             Ok(idle && !servers::has_moves(transaction)?)
         })
@@ -243,12 +266,19 @@ impl Index {
     /// # Errors
     /// Returns `Io`.
     pub fn work(&self) -> Result<HashMap<Handle, Work>, VfsError> {
-        self.0.read(|transaction| {
+        self.database.read(|transaction| {
             let table = transaction.open_table(WORK)?;
             let entries =
                 table.iter()?.map(|entry| entry.map(|(file, work)| (Handle::new(file.value()), work.value())));
             Ok(entries.collect::<Result<_, _>>()?)
         })
+    }
+}
+
+impl Drop for Index {
+    fn drop(&mut self) {
+        // If this fails, the next process moves them.
+        let _ = self.settle();
     }
 }
 
@@ -262,15 +292,38 @@ fn create_tables(tables: &redb::WriteTransaction) -> Result<(), ChangeError> {
     tables.open_table(COMPLETE)?;
     tables.open_table(OBJECTS)?;
     tables.open_table(WORK)?;
+    tables.open_table(REMOVALS)?;
     // An earlier process has ended while files got their first objects.
-    let mut removals = tables.open_table(REMOVALS)?;
-    for file in tables.open_table(NEW)?.extract_if(|_, _| true)? {
-        for key in file?.1.value() {
+    let new = tables.open_table(NEW)?;
+    let files =
+        new.iter()?.map(|file| file.map(|(file, _)| Handle::new(file.value()))).collect::<Result<Vec<_>, _>>()?;
+    drop(new);
+    move_new(tables, &files, true)?;
+    servers::create_tables(tables)
+}
+
+/// Moves the objects of new files to the reverse index, and adds them to the queue of removals, too, if `remove`.
+fn move_new<'a>(
+    tables: &redb::WriteTransaction,
+    files: impl IntoIterator<Item = &'a Handle>,
+    remove: bool,
+) -> Result<(), ChangeError> {
+    let mut new = tables.open_table(NEW)?;
+    let mut entries = Vec::new();
+    for file in files {
+        let objects = new.remove(file.as_bytes())?;
+        entries.extend(objects.iter().flat_map(|objects| objects.value()).map(|key| (key, file)));
+    }
+    // Neighbours in the table are inserted together.
+    entries.sort_unstable_by_key(|(key, _)| *key);
+    let (mut objects, mut removals) = (tables.open_table(OBJECTS)?, tables.open_table(REMOVALS)?);
+    for (key, file) in entries {
+        objects.insert(key, file.as_bytes())?;
+        if remove {
             removals.insert(key, ())?;
         }
     }
-    drop(removals);
-    servers::create_tables(tables)
+    Ok(())
 }
 
 fn set_work(table: &mut WorkTable<'_>, file: &Handle, work: Work) -> Result<(), ChangeError> {
@@ -296,9 +349,11 @@ fn object((server, id): (u32, u128)) -> Object {
 const OBJECTS: TableDefinition<'_, (u32, u128), &[u8]> = TableDefinition::new("objects");
 /// (data server, object).
 const REMOVALS: TableDefinition<'_, (u32, u128), ()> = TableDefinition::new("removals");
-/// File → (data server, object) of the objects that it gets.
+/// File → (data server, object) of its first objects, as long as they are not in [`OBJECTS`].
 const NEW: TableDefinition<'_, &[u8], Vec<(u32, u128)>> = TableDefinition::new("new objects");
 /// Has an entry if the index has the objects of all files.
 const COMPLETE: TableDefinition<'_, (), ()> = TableDefinition::new("complete");
+/// The number of new files whose objects are moved to [`OBJECTS`] at the latest.
+const STORED_MAX: usize = 1024;
 /// File → work.
 const WORK: TableDefinition<'_, &[u8], u8> = TableDefinition::new("work");

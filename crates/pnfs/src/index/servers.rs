@@ -26,7 +26,7 @@ impl Index {
     /// # Errors
     /// Returns `Io`.
     pub fn states(&self) -> Result<Vec<(ServerId, u8)>, VfsError> {
-        self.0.read(|transaction| {
+        self.database.read(|transaction| {
             let table = transaction.open_table(STATES)?;
             let entries = table.iter()?.map(|entry| entry.map(|(id, state)| (ServerId(id.value()), state.value())));
             Ok(entries.collect::<Result<_, _>>()?)
@@ -38,7 +38,7 @@ impl Index {
     /// # Errors
     /// Returns `Io`.
     pub fn set_state(&self, server: ServerId, state: Option<u8>) -> Result<(), VfsError> {
-        self.0.change(|tables| {
+        self.database.change(|tables| {
             let mut table = tables.open_table(STATES)?;
             match state {
                 None => drop(table.remove(server.0)?),
@@ -59,7 +59,8 @@ impl Index {
         max: usize,
     ) -> Result<Vec<(Object, Handle)>, VfsError> {
         let Some(first) = after.map_or(Some(0), |after| after.checked_add(1)) else { return Ok(Vec::new()) };
-        self.0.read(|transaction| {
+        self.settle()?;
+        self.database.read(|transaction| {
             let table = transaction.open_table(OBJECTS)?;
             let range = table.range((server.0, first)..=(server.0, u128::MAX))?.take(max);
             let entries = range.map(|entry| entry.map(|(key, file)| (object(key.value()), Handle::new(file.value()))));
@@ -72,7 +73,8 @@ impl Index {
     /// # Errors
     /// Returns `Io`.
     pub fn count_on(&self, server: ServerId) -> Result<u64, VfsError> {
-        self.0.read(|transaction| {
+        self.settle()?;
+        self.database.read(|transaction| {
             let table = transaction.open_table(OBJECTS)?;
             let mut count = 0;
             for entry in table.range((server.0, 0)..=(server.0, u128::MAX))? {
@@ -88,7 +90,8 @@ impl Index {
     /// # Errors
     /// Returns `Io`.
     pub fn disuse(&self, object: Object) -> Result<(), VfsError> {
-        self.0.change(|tables| {
+        self.settle()?;
+        self.database.change(|tables| {
             tables.open_table(OBJECTS)?.remove(key(object))?;
             tables.open_table(REMOVALS)?.insert(key(object), ())?;
             Ok(())
@@ -101,7 +104,7 @@ impl Index {
     /// # Errors
     /// Returns `Io`.
     pub fn begin_move(&self, object: Object, former: Object, file: &Handle) -> Result<(), VfsError> {
-        self.0.change(|tables| {
+        self.database.change(|tables| {
             tables.open_table(OBJECTS)?.insert(key(object), file.as_bytes())?;
             tables.open_table(MOVES)?.insert(key(object), (file.as_bytes(), former.server.0, former.id))?;
             tables.open_multimap_table(MOVING)?.insert(file.as_bytes(), key(object))?;
@@ -115,7 +118,7 @@ impl Index {
     /// # Errors
     /// Returns `Io`.
     pub fn end_move(&self, object: Object) -> Result<(), VfsError> {
-        self.0.change(|tables| {
+        self.database.change(|tables| {
             let mut moves = tables.open_table(MOVES)?;
             if let Some(begun) = moves.remove(key(object))? {
                 tables.open_multimap_table(MOVING)?.remove(begun.value().0, key(object))?;
@@ -130,7 +133,7 @@ impl Index {
     /// # Errors
     /// Returns `Io`.
     pub fn is_moving(&self, file: &Handle) -> Result<bool, VfsError> {
-        self.0.read(|transaction| {
+        self.database.read(|transaction| {
             let table = transaction.open_multimap_table(MOVING)?;
             Ok(!table.get(file.as_bytes())?.is_empty())
         })
@@ -141,7 +144,7 @@ impl Index {
     /// # Errors
     /// Returns `Io`.
     pub fn rebalance(&self) -> Result<Option<u64>, VfsError> {
-        self.0.read(|transaction| Ok(transaction.open_table(REBALANCE)?.get(())?.map(|rate| rate.value())))
+        self.database.read(|transaction| Ok(transaction.open_table(REBALANCE)?.get(())?.map(|rate| rate.value())))
     }
 
     /// Stores the order of a rebalancing durably, or its end.
@@ -149,7 +152,7 @@ impl Index {
     /// # Errors
     /// Returns `Io`.
     pub fn set_rebalance(&self, rate: Option<u64>) -> Result<(), VfsError> {
-        self.0.change(|tables| {
+        self.database.change(|tables| {
             let mut table = tables.open_table(REBALANCE)?;
             match rate {
                 None => drop(table.remove(())?),
@@ -164,7 +167,7 @@ impl Index {
     /// # Errors
     /// Returns `Io`.
     pub fn moves(&self) -> Result<Vec<Move>, VfsError> {
-        self.0.read(|transaction| {
+        self.database.read(|transaction| {
             let table = transaction.open_table(MOVES)?;
             let mut moves = Vec::new();
             for entry in table.iter()? {

@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, pin::pin, sync::atomic::Ordering::Relaxed, task::Poll, time::Duration};
 
-use pnfs::{Earlier, Index};
+use pnfs::{Earlier, Index, ServerId, record::Object};
 use vfs::{
     Handle, Name, Stability, Vfs, VfsError,
     layout::{LayoutMode, LayoutModes},
@@ -245,6 +245,56 @@ fn end_of_work_may_come_back_after_a_crash_until_it_is_durable() {
     storage.crash();
     drop(index);
     assert!(Index::with_backend(storage).unwrap().work().unwrap().is_empty());
+}
+
+#[test]
+fn first_objects_of_files_are_in_the_index_and_survive_a_crash() {
+    let mut storage = Storage::default();
+    let index = Index::with_backend(storage.clone()).unwrap();
+    let file = |number: u128| Handle::new(&number.to_be_bytes());
+    let object = |server, number| Object { server: ServerId(server), id: number };
+    let create = |index: &Index, number, used| {
+        index.begin_new(&[object(1, number), object(2, number)], &file(number), pnfs::index::LAYOUTS).unwrap();
+        index.end_new(&file(number), used).unwrap();
+    };
+    let on = |index: &Index, server| -> Vec<_> {
+        let found = index.objects_on(ServerId(server), None, 100).unwrap();
+        assert_eq!(index.count_on(ServerId(server)).unwrap(), found.len() as u64);
+        found.into_iter().map(|(object, of)| (object.id, of == file(object.id))).collect()
+    };
+    let queued = |index: &Index| {
+        let queue = index.removals(&[ServerId(1), ServerId(2)]).unwrap();
+        assert!(queue.iter().all(|(object, of)| *of == Some(file(object.id))), "an object without a file is removed");
+        queue.into_iter().map(|(object, _)| (object.server.0, object.id)).collect::<Vec<_>>()
+    };
+    create(&index, 1, true);
+    assert_eq!((on(&index, 1), on(&index, 2), queued(&index)), (vec![(1, true)], vec![(1, true)], vec![]));
+    // A file without the objects.
+    create(&index, 2, false);
+    assert_eq!(queued(&index), [(1, 2), (2, 2)]);
+    index.end_removals(&[], &[object(1, 2), object(2, 2)]).unwrap();
+    // Objects that are removed at once, by a removal of the file and by another copy.
+    create(&index, 3, true);
+    index.end_removals(&[], &[object(1, 3)]).unwrap();
+    create(&index, 4, true);
+    index.disuse(object(2, 4)).unwrap();
+    assert_eq!((on(&index, 1), on(&index, 2)), (vec![(1, true), (4, true)], vec![(1, true), (3, true)]));
+    index.end_removals(&[], &[object(2, 4)]).unwrap();
+    index.sync().unwrap();
+    // The next process does not know whether the records name objects that were new at the crash.
+    create(&index, 5, true);
+    index.begin_new(&[object(1, 6)], &file(6), 0).unwrap();
+    storage.crash();
+    drop(index);
+    let index = Index::with_backend(storage.clone()).unwrap();
+    assert_eq!(on(&index, 1), [(1, true), (4, true), (5, true), (6, true)]);
+    assert_eq!(queued(&index), [(1, 5), (1, 6), (2, 5)]);
+    // Without a crash it does.
+    index.end_removals(&[object(1, 5), object(2, 5)], &[object(1, 6)]).unwrap();
+    (7..2007).for_each(|number| create(&index, number, true));
+    drop(index);
+    let index = Index::with_backend(storage).unwrap();
+    assert_eq!((queued(&index), index.count_on(ServerId(2)).unwrap()), (vec![], 2003));
 }
 
 #[test]
