@@ -52,8 +52,18 @@ fn simulated(test: impl AsyncFnOnce(&mut World)) {
 async fn mount(world: &mut World, answer: fn(u32, &mut Encoder)) -> Mount {
     let mount = |procedure, encoder: &mut Encoder| {
         assert_eq!(procedure, MountProc3::Mnt as u32);
-        MountRes::Ok(MountOk { fhandle: "root".into(), auth_flavors: vec![1] }).encode(encoder);
+        mounted(&[1], encoder);
     };
+    start(world, mount, answer).mount("timeo=20s").await
+}
+
+/// Encodes the reply to MNT of an export that accepts these security flavors.
+fn mounted(flavors: &[u32], encoder: &mut Encoder) {
+    MountRes::Ok(MountOk { fhandle: "root".into(), auth_flavors: flavors.to_vec() }).encode(encoder);
+}
+
+/// Starts a server that answers calls of MOUNT and NFS with the outputs of functions.
+fn start(world: &mut World, mount: fn(u32, &mut Encoder), answer: fn(u32, &mut Encoder)) -> Server {
     let services: Vec<Arc<dyn Service>> = vec![
         Arc::new(Script { program: MOUNT_PROGRAM, answer: mount }),
         Arc::new(Script { program: NFS_PROGRAM, answer }),
@@ -61,7 +71,7 @@ async fn mount(world: &mut World, answer: fn(u32, &mut Encoder)) -> Mount {
     let address = world.network.take_address();
     let mut server = sim::start_at(&world.network, address, services);
     world.servers.spawn(async move { while server.join_next().await.is_some() {} });
-    Server { address, switch: sim::switch(&world.network, 1) }.mount("timeo=20s").await
+    Server { address, switch: sim::switch(&world.network, 1) }
 }
 
 fn fsinfo(encoder: &mut Encoder) {
@@ -117,6 +127,19 @@ fn invalid_limits_become_usable_sizes() {
     simulated(async |world| {
         let mount = server!(world, |_| {});
         assert_eq!((mount.read_size(), mount.write_size()), (1 << 20, 8 << 10));
+    });
+}
+
+#[test]
+fn export_without_the_flavor_of_the_mount_is_refused_with_those_that_it_accepts() {
+    simulated(async |world| {
+        // Kerberos 5 with authentication only, and with privacy (RFC 7530 §3.2.1.1).
+        let server = start(world, |_, encoder| mounted(&[390_003, 390_005], encoder), |_, _| panic!("no call of NFS"));
+        let error = server.mount_path("/dir", "vers=3").await.map(drop).unwrap_err();
+        assert!(matches!(error.kind(), ErrorKind::Flavor(_)), "{error:?}");
+        let text = error.to_string();
+        assert!(text.contains("the export accepts sec=krb5, krb5p, and this mount has sec=sys"), "{text}");
+        assert!(text.contains("MNT") && text.contains("/m/dir"), "{text}");
     });
 }
 
