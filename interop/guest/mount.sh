@@ -1,7 +1,7 @@
 # Runs in the guest: the kernel's NFS client and `slipway mount` of one server, with the same programs in turn. The server is
 # `slipway serve` with a tmpfs; the kernel's client uses it over tcp and over rdma (siw), and ours over tcp, rdma (iWARP in
-# software) and shm, all with version 4.2. SLIPWAY, FILES, MIB, CREATES, SECONDS_EACH and ROUNDS are in /run/out/env. Writes
-# /run/out/samples, in the format of bench/programs.sh.
+# software) and shm, all with version 4.2. SLIPWAY, FILES, MIB, CREATES, SECONDS_EACH, ROUNDS and OPTIONS (of `slipway mount`) are in
+# /run/out/env. Writes /run/out/samples, in the format of bench/programs.sh.
 . /run/out/guest/lib.sh
 . /run/out/env
 : >"$RESULTS"
@@ -30,7 +30,8 @@ start_mount() {
     *)
       local port=$TCP_PORT
       if [ "$1" = rdma ]; then port=$RDMA_PORT; fi
-      slipway mount "nfs://$SERVER:$port/export?vers=4.2&proto=$1" "$work/mnt" >>"/run/out/logs/mount-$1.log" 2>&1 &
+      # shellcheck disable=SC2086 # words
+      slipway mount ${OPTIONS:-} "nfs://$SERVER:$port/export?vers=4.2&proto=$1" "$work/mnt" >>"/run/out/logs/mount-$1.log" 2>&1 &
       mounted=$!
       await mountpoint -q "$work/mnt" || { tail -n 1 "/run/out/logs/mount-$1.log" >&2; return 1; } ;;
   esac
