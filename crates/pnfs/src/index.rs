@@ -100,7 +100,7 @@ impl Index {
     /// Returns `Io`.
     pub fn end_new(&self, file: &Handle, used: bool) -> Result<(), VfsError> {
         if !used {
-            return self.database.change_later(|tables| move_new(tables, [file], true));
+            return self.database.change_later(|tables| move_new(tables, NEW, [file], true));
         }
         let mut stored = self.stored.lock();
         stored.push(file.clone());
@@ -118,7 +118,7 @@ impl Index {
     /// The list is locked until its objects are in the index, so that no reader misses them.
     fn settle_these(&self, stored: &mut Vec<Handle>) -> Result<(), VfsError> {
         if !stored.is_empty() {
-            self.database.change_later(|tables| move_new(tables, &*stored, false))?;
+            self.database.change_later(|tables| move_new(tables, NEW, &*stored, false))?;
             stored.clear();
         }
         Ok(())
@@ -285,8 +285,10 @@ impl Drop for Index {
 fn create_tables(tables: &redb::WriteTransaction) -> Result<(), ChangeError> {
     let existing: Vec<String> = tables.list_tables()?.map(|table| table.name().to_owned()).collect();
     let exists = |name: &str| existing.iter().any(|existing| existing == name);
-    // An earlier version did not say so.
-    if exists(OBJECTS.name()) && !exists(COMPLETE.name()) {
+    // The index of an earlier version is complete if it says so, or if it is from before that was said.
+    if tables.open_table(FORMER_COMPLETE)?.remove(())?.is_some()
+        || exists(OBJECTS.name()) && !exists(FORMER_COMPLETE.name())
+    {
         tables.open_table(COMPLETE)?.insert((), ())?;
     }
     tables.open_table(COMPLETE)?;
@@ -294,21 +296,24 @@ fn create_tables(tables: &redb::WriteTransaction) -> Result<(), ChangeError> {
     tables.open_table(WORK)?;
     tables.open_table(REMOVALS)?;
     // An earlier process has ended while files got their first objects.
-    let new = tables.open_table(NEW)?;
-    let files =
-        new.iter()?.map(|file| file.map(|(file, _)| Handle::new(file.value()))).collect::<Result<Vec<_>, _>>()?;
-    drop(new);
-    move_new(tables, &files, true)?;
+    for table in [NEW, FORMER_NEW] {
+        let new = tables.open_table(table)?;
+        let files =
+            new.iter()?.map(|file| file.map(|(file, _)| Handle::new(file.value()))).collect::<Result<Vec<_>, _>>()?;
+        drop(new);
+        move_new(tables, table, &files, true)?;
+    }
     servers::create_tables(tables)
 }
 
-/// Moves the objects of new files to the reverse index, and adds them to the queue of removals, too, if `remove`.
+/// Moves the objects of new files from this table to the reverse index, and adds them to the queue of removals, too, if `remove`.
 fn move_new<'a>(
     tables: &redb::WriteTransaction,
+    table: NewTable,
     files: impl IntoIterator<Item = &'a Handle>,
     remove: bool,
 ) -> Result<(), ChangeError> {
-    let mut new = tables.open_table(NEW)?;
+    let mut new = tables.open_table(table)?;
     let mut entries = Vec::new();
     for file in files {
         let objects = new.remove(file.as_bytes())?;
@@ -337,6 +342,9 @@ fn set_work(table: &mut WorkTable<'_>, file: &Handle, work: Work) -> Result<(), 
 /// The table of the work, opened for changes.
 type WorkTable<'a> = redb::Table<'a, &'static [u8], u8>;
 
+/// File → (data server, object) of its first objects.
+type NewTable = TableDefinition<'static, &'static [u8], Vec<(u32, u128)>>;
+
 fn key(object: Object) -> (u32, u128) {
     (object.server.0, object.id)
 }
@@ -350,9 +358,13 @@ const OBJECTS: TableDefinition<'_, (u32, u128), &[u8]> = TableDefinition::new("o
 /// (data server, object).
 const REMOVALS: TableDefinition<'_, (u32, u128), ()> = TableDefinition::new("removals");
 /// File → (data server, object) of its first objects, as long as they are not in [`OBJECTS`].
-const NEW: TableDefinition<'_, &[u8], Vec<(u32, u128)>> = TableDefinition::new("new objects");
-/// Has an entry if the index has the objects of all files.
-const COMPLETE: TableDefinition<'_, (), ()> = TableDefinition::new("complete");
+const NEW: NewTable = TableDefinition::new("first objects");
+/// [`NEW`] of earlier versions. They take the objects in it to be in [`OBJECTS`], too, and would remove those that are not.
+const FORMER_NEW: NewTable = TableDefinition::new("new objects");
+/// Has an entry if [`OBJECTS`] and [`NEW`] have the objects of all files.
+const COMPLETE: TableDefinition<'_, (), ()> = TableDefinition::new("all objects");
+/// [`COMPLETE`] of earlier versions, which do not know [`NEW`]. It is empty, so that they read all records if they open this database.
+const FORMER_COMPLETE: TableDefinition<'_, (), ()> = TableDefinition::new("complete");
 /// The number of new files whose objects are moved to [`OBJECTS`] at the latest.
 const STORED_MAX: usize = 1024;
 /// File → work.

@@ -2,8 +2,8 @@
 
 use std::pin::pin;
 
-use pnfs::{Index, Service, record::Object};
-use redb::{Builder, TableDefinition};
+use pnfs::{Index, ServerId, Service, record::Object};
+use redb::{Builder, ReadableDatabase, ReadableTableMetadata, TableDefinition};
 use vfs::{Handle, Name, SetAttr, Vfs, VfsError, layout::LayoutMode};
 
 use crate::{
@@ -232,4 +232,46 @@ fn index_of_an_earlier_version_is_complete() {
     assert!(Index::with_backend(storage.clone()).unwrap().is_complete().unwrap());
     assert!(Index::with_backend(storage).unwrap().is_complete().unwrap());
     assert!(!Index::with_backend(Storage::default()).unwrap().is_complete().unwrap());
+}
+
+/// Earlier versions use these tables, and do not know the table of first objects.
+const FORMER_NEW: TableDefinition<'_, &[u8], Vec<(u32, u128)>> = TableDefinition::new("new objects");
+const FORMER_COMPLETE: TableDefinition<'_, (), ()> = TableDefinition::new("complete");
+
+#[test]
+fn new_objects_of_an_earlier_version_are_examined() {
+    let storage = Storage::default();
+    let (file, object) = (Handle::new(b"file"), Object { server: ServerId(1), id: 7 });
+    let database = Builder::new().create_with_backend(storage.clone()).unwrap();
+    let transaction = database.begin_write().unwrap();
+    transaction.open_table(FORMER_COMPLETE).unwrap().insert((), ()).unwrap();
+    transaction.open_table(FORMER_NEW).unwrap().insert(file.as_bytes(), vec![(1, 7)]).unwrap();
+    transaction.commit().unwrap();
+    drop(database);
+    for _ in 0..2 {
+        let index = Index::with_backend(storage.clone()).unwrap();
+        assert!(index.is_complete().unwrap());
+        assert_eq!(index.removals(&[object.server]).unwrap(), [(object, Some(file.clone()))]);
+        assert_eq!(index.objects_on(object.server, None, 2).unwrap(), [(object, file.clone())]);
+    }
+}
+
+/// An earlier version that opens the database finds no new objects without a file, and reads all records.
+#[test]
+fn earlier_version_reads_all_records() {
+    let mut storage = Storage::default();
+    let index = Index::with_backend(storage.clone()).unwrap();
+    index.set_complete().unwrap();
+    let (file, object) = (Handle::new(b"file"), Object { server: ServerId(1), id: 7 });
+    index.begin_new(&[object], &file, 0).unwrap();
+    storage.crash();
+    drop(index);
+    let database = Builder::new().create_with_backend(storage.clone()).unwrap();
+    let transaction = database.begin_read().unwrap();
+    assert!(transaction.open_table(FORMER_NEW).unwrap().is_empty().unwrap());
+    assert!(transaction.open_table(FORMER_COMPLETE).unwrap().is_empty().unwrap());
+    drop((transaction, database));
+    let index = Index::with_backend(storage).unwrap();
+    assert!(index.is_complete().unwrap());
+    assert_eq!(index.objects_on(object.server, None, 2).unwrap(), [(object, file)]);
 }
