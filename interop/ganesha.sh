@@ -163,9 +163,9 @@ removed() {
   await no_objects
 }
 
-check "servers start" servers || exit 1
-check "doctor knows what NFS-Ganesha needs" doctor || exit 1
-check "metadata server starts" metadata_server || exit 1
+check "servers start" servers; passed || exit 1
+check "doctor knows what NFS-Ganesha needs" doctor; passed || exit 1
+check "metadata server starts" metadata_server; passed || exit 1
 check "version $VERSION: files have copies on NFS-Ganesha and Slipway" mirrored
 check "version $VERSION: NFS-Ganesha is killed under load and heals" killed
 check "version $VERSION: objects of removed files are removed" removed

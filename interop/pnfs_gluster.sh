@@ -171,13 +171,13 @@ metadata_server_ends() {
   cmp /run/sample /run/mnt/kept
 }
 
-check "network" network || exit 1
-check "GlusterFS: starts" volume || exit 1
-check "NFS-Ganesha: starts" servers || exit 1
+check "network" network; passed || exit 1
+check "GlusterFS: starts" volume; passed || exit 1
+check "NFS-Ganesha: starts" servers; passed || exit 1
 check "version $VERSION: reads by layouts" reads
 check "version $VERSION: writes by layouts" writes
 check "data servers: start again" revived
-check "version $VERSION: mounts" mounted || exit 1
+check "version $VERSION: mounts" mounted; passed || exit 1
 check "version $VERSION: programs on the mount change content and size" changes
 check "version $VERSION: survives the end of the data servers" data_servers_end
 check "version $VERSION: survives the end of the metadata server" metadata_server_ends

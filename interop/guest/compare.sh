@@ -80,7 +80,7 @@ P
   done
 }
 
-check "the servers start" serve || exit 1
-check "the kernel's client mounts them" mounts || exit 1
+check "the servers start" serve; passed || exit 1
+check "the kernel's client mounts them" mounts; passed || exit 1
 check "the servers are measured" measure
 ! grep -q ^fail "$RESULTS"

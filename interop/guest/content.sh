@@ -219,7 +219,7 @@ over() {
   local t=$1 options=$2
   RESULTS=/run/out/results.$t
   M=/run/mnt/$t M2=/run/mnt/$t-again HERE=by-$t
-  check "$t: mounts" mount_twice "$t" "$options" || return
+  check "$t: mounts" mount_twice "$t" "$options"; passed || return
   content "$t"
   ${3:-:} "$t"
   check "$t: unmounts" umount "$M" "$M2"

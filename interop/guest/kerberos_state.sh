@@ -235,13 +235,13 @@ ticket_ends() {
 }
 none_has() { equal 0 "$(state_of $1 'open|lock')"; }
 
-check "network namespaces" hosts || exit 1
-check "realm: MIT's key distribution centre" realm || exit 1
-check "venus: rpcbind and statd" monitor /run/venus || exit 1
-check "slipway serves" exports || exit 1
-check "venus: rpc.gssd" gssd || exit 1
-check "mars: rpcbind and statd" mars_comes_up mars || exit 1
-check "mars: rpc.gssd" mars_has_a_key || exit 1
+check "network namespaces" hosts; passed || exit 1
+check "realm: MIT's key distribution centre" realm; passed || exit 1
+check "venus: rpcbind and statd" monitor /run/venus; passed || exit 1
+check "slipway serves" exports; passed || exit 1
+check "venus: rpc.gssd" gssd; passed || exit 1
+check "mars: rpcbind and statd" mars_comes_up mars; passed || exit 1
+check "mars: rpc.gssd" mars_has_a_key; passed || exit 1
 for cell in $LOCKS; do
   IFS=: read -r transport version flavor <<<"$cell"
   check "$transport: locks of two clients, version $version with $flavor" contend $transport $version $flavor

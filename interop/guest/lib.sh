@@ -24,7 +24,13 @@ check() {
   shift
   log=/run/out/logs/${name//[^A-Za-z0-9.]/-}.log
   mkdir -p /run/out/logs
-  # Not `if (…)`: bash ignores `set -e` in a condition.
+  # In a condition, such as that of `if` or before `||`, bash ignores `set -e` in all functions and subshells, and nothing would fail.
+  (set -e; false; true)
+  if [ $? = 0 ]; then
+    echo "fail $name: check is in a condition" >>"$RESULTS"
+    CHECKED=1
+    return 1
+  fi
   (set -euo pipefail; trap 'echo "line $LINENO: $BASH_COMMAND: status $?" >&2' ERR; set -E; "$@") >"$log" 2>&1
   rc=$?
   if [ $rc = 0 ]; then
@@ -32,8 +38,10 @@ check() {
   else
     echo "fail $name: $(tail -n 3 "$log" | tr '\n' ' ')" >>"$RESULTS"
   fi
-  return $rc
+  CHECKED=$rc
 }
+# passed: whether the last check succeeded.
+passed() { [ "$CHECKED" = 0 ]; }
 
 skip() { echo "skip $1: $2" >>"$RESULTS"; }
 

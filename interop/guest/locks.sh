@@ -244,11 +244,11 @@ acls_are_on_the_servers_disk() { getfacl -nc $EXPORT/acl/d/file | grep '^user:12
 
 unmount_all() { local v; umount $A/memory; for v in $VERSIONS; do umount $A/$v; done; mars umount $B/4.0 $B/4.1 $B/4.2; }
 
-check "network namespaces" network || exit 1
-check "venus: rpcbind and statd" monitor /run/venus || exit 1
-check "slipway serves" eval "configure; serve" || exit 1
-check "mars: rpcbind and statd" mars_comes_up mars || exit 1
-check "mounts" mount_all || exit 1
+check "network namespaces" network; passed || exit 1
+check "venus: rpcbind and statd" monitor /run/venus; passed || exit 1
+check "slipway serves" eval "configure; serve"; passed || exit 1
+check "mars: rpcbind and statd" mars_comes_up mars; passed || exit 1
+check "mounts" mount_all; passed || exit 1
 check "rdma: acls of version 3" acls $A/3
 check "acls are on the server's disk" acls_are_on_the_servers_disk
 check "memory: acls of version 3" acls $A/memory

@@ -51,7 +51,7 @@ round() {
 }
 
 check "the files are made" prepare
-check "the server starts" serve || exit 1
+check "the server starts" serve; passed || exit 1
 check "the kernel has RDMA" siw
 for number in $(seq "$ROUNDS"); do check "round $number" round; done
 cp "$work/samples" /run/out/

@@ -335,11 +335,11 @@ drained() {
   await no_objects
 }
 
-check "network" network || exit 1
-check "knfsd: starts" knfsd_data_server || exit 1
-check "slipway serve: starts" servers || exit 1
+check "network" network; passed || exit 1
+check "knfsd: starts" knfsd_data_server; passed || exit 1
+check "slipway serve: starts" servers; passed || exit 1
 for version in 4.1 4.2; do
-  check "$version: mounts with flexible files" mounted $version || continue
+  check "$version: mounts with flexible files" mounted $version; passed || continue
   check "$version: small files stay with the metadata server" small
   check "$version: data pass the metadata server by" direct $version
   traced "$version: changes of content and size" changes
@@ -353,7 +353,7 @@ for version in 4.1 4.2; do
   check "$version: survives the end of the metadata server" restart
   check "$version: unmounts" umount /run/mnt
 done
-check "4.2 over rdma: mounts with flexible files" mounted 4.2 $RDMA || exit 1
+check "4.2 over rdma: mounts with flexible files" mounted 4.2 $RDMA; passed || exit 1
 check "4.2 over rdma: data pass the metadata server by" direct_over_rdma direct 4.2 $RDMA
 traced "4.2 over rdma: changes of content and size" changes
 traced "4.2 over rdma: truncations of data that are not committed" truncations
@@ -362,12 +362,12 @@ traced "4.2 over rdma: two clients write to one file" two_writers 4.2
 check "4.2 over rdma: removes objects" unlinked
 check "4.2 over rdma: unmounts" umount /run/mnt
 check "4.2: a client without an RDMA device" without_rdma_device direct
-check "data servers of 4.1 and 4.2: start" newer_data_servers || exit 1
+check "data servers of 4.1 and 4.2: start" newer_data_servers; passed || exit 1
 # The subshell of the check has not changed this one.
 OPTIONS=--data-server
 for version in 4.1 4.2; do
   on="$version, data servers of 4.1 and 4.2"
-  check "$on: mounts with flexible files" mounted $version || continue
+  check "$on: mounts with flexible files" mounted $version; passed || continue
   check "$on: data pass the metadata server by" direct_by_versions $version
   traced "$on: changes of content and size" changes
   traced "$on: truncations of data that are not committed" truncations
@@ -376,22 +376,22 @@ for version in 4.1 4.2; do
   [ $version = 4.1 ] || check "$on: survives the end of the metadata server" restart
   check "$on: unmounts" umount /run/mnt
   on="$on, over rdma"
-  check "$on: mounts with flexible files" mounted $version $RDMA || continue
+  check "$on: mounts with flexible files" mounted $version $RDMA; passed || continue
   check "$on: data pass the metadata server by" direct_over_rdma direct_by_versions $version $RDMA
   traced "$on: changes of content and size" changes
   traced "$on: truncations of data that are not committed" truncations
   check "$on: removes objects" unlinked
   check "$on: unmounts" umount /run/mnt
 done
-check "two copies: metadata server starts" two_copies || exit 1
-check "two copies: mounts with flexible files" mounted 4.2 || exit 1
+check "two copies: metadata server starts" two_copies; passed || exit 1
+check "two copies: mounts with flexible files" mounted 4.2; passed || exit 1
 check "two copies: a data server is drained while a file is written" drained
 check "two copies: unmounts" umount /run/mnt
-check "files layouts: metadata server starts" files_layouts || exit 1
+check "files layouts: metadata server starts" files_layouts; passed || exit 1
 LAYOUTS=files
 for version in 4.1 4.2; do
   on="$version, files layout"
-  check "$on: mounts" mounted $version || continue
+  check "$on: mounts" mounted $version; passed || continue
   check "$on: small files stay with the metadata server" small
   check "$on: data pass the metadata server by" direct_by_stripes $version
   check "$on: changes of content and size" changes
@@ -405,7 +405,7 @@ for version in 4.1 4.2; do
   [ $version = 4.1 ] || check "$on: reports the end of a data server" failure_of_stripe
   check "$on: unmounts" umount /run/mnt
   on="$on, over rdma"
-  check "$on: mounts" mounted $version $RDMA || continue
+  check "$on: mounts" mounted $version $RDMA; passed || continue
   check "$on: data pass the metadata server by" direct_over_rdma direct_by_stripes $version $RDMA
   check "$on: changes of content and size" changes
   [ $version = 4.2 ] || check "$on: memory maps, O_DIRECT over holes and edges" edges

@@ -47,7 +47,7 @@ only_given() {
 all_checks() {
   local on=$1 former
   M=/run/mnt M2=/run/other HERE=$((++ROUNDS))
-  check "$on: two clients mount" two_mounts "$2" || return
+  check "$on: two clients mount" two_mounts "$2"; passed || return
   former=$(written_at_data_servers)
   # The checks name the export as clients do.
   (EXPORT=/export; content "$on"; ${3:-:} "$on")
@@ -66,18 +66,18 @@ configured() {
   start 0
 }
 
-check "network" network || exit 1
-check "knfsd: starts" knfsd_data_server || exit 1
+check "network" network; passed || exit 1
+check "knfsd: starts" knfsd_data_server; passed || exit 1
 OPTIONS=--data-server
-check "slipway serve: starts" servers || exit 1
+check "slipway serve: starts" servers; passed || exit 1
 MIRRORS=3
-check "three copies: metadata server starts" configured flexible || exit 1
-check "three copies: mounts with flexible files" mounted 4.2 || exit 1
-check "three copies: a tree is written" given || exit 1
+check "three copies: metadata server starts" configured flexible; passed || exit 1
+check "three copies: mounts with flexible files" mounted 4.2; passed || exit 1
+check "three copies: a tree is written" given; passed || exit 1
 all_checks "4.2, three copies" vers=4.2,proto=tcp version42
 all_checks "4.1, three copies, over rdma" vers=4.1,$RDMA version4
 all_checks "3, without layouts" vers=3,nolock,proto=tcp,port=${PORT[0]},mountport=${PORT[0]},mountproto=tcp
-check "stripes: metadata server starts" configured files || exit 1
+check "stripes: metadata server starts" configured files; passed || exit 1
 all_checks "4.1, stripes" vers=4.1,proto=tcp version4
 all_checks "4.2, stripes, over rdma" vers=4.2,$RDMA version42
 check "kernel log is clean" kernel_log_is_clean

@@ -207,10 +207,10 @@ removed_by_another() {
   umount /run/other
 }
 
-check "network" networks || exit 1
+check "network" networks; passed || exit 1
 check "client: waits briefly for data servers" client_waits_briefly
-check "slipway serve: starts" full_servers || exit 1
-check "mounts with flexible files" mounted 4.2 || exit 1
+check "slipway serve: starts" full_servers; passed || exit 1
+check "mounts with flexible files" mounted 4.2; passed || exit 1
 check "a data server hangs" survives hang continue_
 check "a data server is partitioned" survives part join
 check "a data server is full" survives fill empty

@@ -152,11 +152,11 @@ restarts() {
 
 begun_or_dead() { [ -e /run/out/restart ] || has_ended $1; }
 
-check "Linux's server: starts with flexible files" serve || exit 1
+check "Linux's server: starts with flexible files" serve; passed || exit 1
 for VERSION in $VERSIONS; do
   check "$VERSION: copies pass the metadata server by" by_layouts copies
   check "$VERSION: sizes, and layouts of two clients" library
-  check "$VERSION: mounts" mounted || continue
+  check "$VERSION: mounts" mounted; passed || continue
   check "$VERSION: programs on the mount change content and size" by_layouts changes
   check "$VERSION: clients without layouts" others
   check "$VERSION: layouts of idle files are returned" returned

@@ -77,20 +77,18 @@ lost_nothing() { refused grep -E 'lost [0-9]+ locks|lock reclaim failed' <(dmesg
 
 unmount_all() { local v; umount $A/memory; for v in $VERSIONS; do umount $A/$v; mars umount $B/$v; done; }
 
-check "network namespaces" network || exit 1
-check "venus: rpcbind and statd" monitor /run/venus || exit 1
-check "slipway serves" eval "configure; serve" || exit 1
-check "mars: rpcbind and statd" mars_comes_up mars || exit 1
-check "mounts" mount_all || exit 1
+check "network namespaces" network; passed || exit 1
+check "venus: rpcbind and statd" monitor /run/venus; passed || exit 1
+check "slipway serves" eval "configure; serve"; passed || exit 1
+check "mars: rpcbind and statd" mars_comes_up mars; passed || exit 1
+check "mounts" mount_all; passed || exit 1
 # On this machine, a restart takes as long as the first start.
 GRACE=$((2 * (LEASE + $(cat /run/mounting))))
 configure
 for signal in $SIGNALS; do
   check "$signal: locks are held" each_cell hold_in $signal
   for n in $RESTARTS; do
-    # Not `check … || break`: bash ignores `set -e` in a condition.
-    check "$signal: restart $n" restart $n $signal
-    [ $? = 0 ] || break
+    check "$signal: restart $n" restart $n $signal; passed || break
     each_cell check_held $n $signal
     check "$signal: restart $n: no kernel lost a lock" lost_nothing
   done

@@ -247,7 +247,7 @@ there_and_back() {
 registering() {
   local way="registration=$1"
   PROVIDER="provider=verbs&$way"
-  check "rxe and siw, $way: our server starts" another_server "options = { provider = \"verbs\", registration = \"$1\" }" || return
+  check "rxe and siw, $way: our server starts" another_server "options = { provider = \"verbs\", registration = \"$1\" }"; passed || return
   check "rxe and siw, $way: files go there and back" on_both there_and_back
   check "rxe and siw, $way: clients go on through cuts and the server's death" goes_on_through cuts_and_death
   check "rxe and siw, $way: clients die" on_both a_client_dies
@@ -295,7 +295,7 @@ to_its_end() { timeout 900 "$@" >>"$log" 2>&1 || [ $? -lt 124 ]; }
 
 # conforms DEVICE: records a result for each of its tests.
 conforms() {
-  check "$1: conformance suite of providers runs" conformance "$1" || return
+  check "$1: conformance suite of providers runs" conformance "$1"; passed || return
   sed -n "s/^test \([a-z_:]*\) \.\.\. ok$/ok $1: conformance \1/p;
     s/^test \([a-z_:]*\) \.\.\. FAILED$/fail $1: conformance \1: see conformance.$1.log/p" \
     "/run/out/conformance.$1.log" >>"$RESULTS"
@@ -304,8 +304,8 @@ conforms() {
 end() { cat /run/out/results.* >>"$RESULTS"; ! grep -q ^fail "$RESULTS"; exit; }
 
 mkdir -p /run/out/logs
-check "doctor sees both devices" devices || end
-check "our server starts" eval "configure; serve" || end
+check "doctor sees both devices" devices; passed || end
+check "our server starts" eval "configure; serve"; passed || end
 by_tcp_as_others >/run/out/logs/by-tcp.log 2>&1 & OTHERS=$!
 CLIENTS=()
 for device in rxe siw; do
@@ -338,7 +338,8 @@ check "siw: too little locked memory is explained" too_little_locked_memory_is_e
 check "siw: root exceeds the limit of locked memory" root_exceeds_the_limit_of_locked_memory
 check "our server ends well, with all that the kernel's clients wrote" serves_to_the_end
 for way in $WAYS; do registering "$way"; done
-if check "knfsd starts" knfsd_with_export; then
+check "knfsd starts" knfsd_with_export
+if passed; then
   [[ $KNFSD != *siw* ]] || (ours knfsd siw of_knfsd /run/export 1234)
   # If every device has memory windows, as rxe has, peers are told that they can invalidate regions.
   check "siw: is removed beneath Linux's server" timeout 300 rdma link delete siw0
