@@ -1,6 +1,8 @@
 //! Test matrices that take too long for every run: each commit runs some of the cells, so that all of them run over
 //! time.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
+
 use crate::report::{Outcome, Report};
 use crate::shell;
 
@@ -32,7 +34,13 @@ impl Rotation {
     ) -> Vec<&'a T> {
         let (first, count) = match self {
             Self::All => (0, cells.len()),
-            Self::Commit(hash) => ((hash % cells.len() as u64) as usize, count.min(cells.len())),
+            Self::Commit(commit) => {
+                // A suite can have several matrices, such as its kernels and its versions. Each commit runs independent parts of them, so
+                // that all combinations run over time.
+                let mut hasher = DefaultHasher::new();
+                (commit, suite, format!("{cells:?}")).hash(&mut hasher);
+                ((hasher.finish() % cells.len() as u64) as usize, count.min(cells.len()))
+            }
         };
         let mut picked: Vec<&T> = cells.iter().cycle().skip(first).take(cells.len()).collect();
         let left = picked.split_off(count);
@@ -51,16 +59,33 @@ const NAMED_MAX: usize = 3;
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::{Report, Rotation};
 
     #[test]
-    fn commits_alternate_and_all_selects_all() {
+    fn commits_run_different_cells_and_all_selects_all() {
         let cells = ["a", "b", "c"];
         let mut report = Report::default();
         let mut of = |rotation: Rotation, count| rotation.pick("test", &cells, count, &mut report);
-        assert_eq!(of(Rotation::Commit(2), 2), [&"c", &"a"]);
-        assert_eq!(of(Rotation::Commit(3), 1), [&"a"]);
+        let firsts: HashSet<_> = (0..50).map(|commit| of(Rotation::Commit(commit), 1)).collect();
+        assert_eq!(firsts, [vec![&"a"], vec![&"b"], vec![&"c"]].into());
+        assert!(
+            [[&"a", &"b"], [&"b", &"c"], [&"c", &"a"]].contains(&of(Rotation::Commit(2), 2)[..].try_into().unwrap())
+        );
         assert_eq!(of(Rotation::Commit(1), 9).len(), 3, "no cell may run twice");
         assert_eq!(of(Rotation::All, 1).len(), 3);
+    }
+
+    #[test]
+    fn all_combinations_of_two_matrices_run_over_time() {
+        let (kernels, cells) = (["6.1", "6.12"], [1, 2, 3, 4, 5, 6]);
+        let mut report = Report::default();
+        let mut pair = |commit| {
+            let rotation = Rotation::Commit(commit);
+            (rotation.pick("test", &kernels, 1, &mut report)[0], rotation.pick("test", &cells, 1, &mut report)[0])
+        };
+        let pairs: HashSet<_> = (0..200).map(&mut pair).collect();
+        assert_eq!(pairs.len(), kernels.len() * cells.len());
     }
 }
