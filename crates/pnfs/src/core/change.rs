@@ -25,7 +25,7 @@ impl Core {
         set: SetAttr,
         guard: Option<Time>,
     ) -> Result<Change> {
-        self.lock_out_former(&file).await?;
+        self.end_former_layouts(&file).await?;
         let _whole = self.lock_trimmed(&file).await?;
         let spilled = matches!(self.place(&file).await?, Place::Servers(_));
         let of = file.clone();

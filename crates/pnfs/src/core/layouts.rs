@@ -514,7 +514,7 @@ impl Core {
         };
         let sized = ignore_removed(sized.await);
         if sized.is_err() {
-            self.unfenced.lock().insert(handle.clone());
+            self.unmeasured.lock().insert(handle.clone());
             self.note_unequal(&handle);
         }
         let _changing = file.changing.lock().await;
@@ -562,16 +562,25 @@ impl Core {
         if modes.write { self.take_size(file).await } else { Ok(()) }
     }
 
-    /// Locks out the clients of an earlier process, if the file has some.
+    /// Locks out the clients of an earlier process, if the file has some, and takes the size of the file if that failed when a client
+    /// returned a layout.
     ///
     /// # Errors
-    /// Returns an error if they are not locked out yet.
-    pub async fn lock_out_former(self: &Arc<Self>, file: &Arc<File>) -> Result<()> {
+    /// Returns an error if the clients are not locked out yet, or if the size is not known.
+    pub async fn end_former_layouts(self: &Arc<Self>, file: &Arc<File>) -> Result<()> {
         if self.unfenced.lock().contains(&file.handle) {
             self.lock_out(file, LayoutModes::ALL).await?;
             self.unfenced.lock().remove(&file.handle);
         }
-        Ok(())
+        let is_measured = !self.unmeasured.lock().remove(&file.handle);
+        if is_measured {
+            return Ok(());
+        }
+        let taken = self.take_size(file).await;
+        if taken.is_err() {
+            self.unmeasured.lock().insert(file.handle.clone());
+        }
+        taken
     }
 
     /// Takes note of errors that a client had at data servers. Copies that may have missed a write are stale when this returns.

@@ -103,6 +103,8 @@ pub(crate) struct Core {
     pub unsettled: Mutex<HashSet<Handle>>,
     /// Files for which an earlier process has granted layouts, until their clients are locked out.
     pub unfenced: Mutex<HashSet<Handle>>,
+    /// Files whose clients have returned layouts, until the sizes are taken from the objects. The data servers did not answer before.
+    pub unmeasured: Mutex<HashSet<Handle>>,
     /// Data servers whose last operation failed.
     pub failing: Mutex<Failing>,
     /// The time of the last probe of all data servers.
@@ -180,6 +182,7 @@ impl Pnfs {
             caps: FsCaps { completes_later: true, clone_block: 0, ..caps },
             unequal: Mutex::new(unequal),
             unfenced: Mutex::new(unfenced),
+            unmeasured: Mutex::default(),
             unsettled: Mutex::new(unsettled),
             work: Mutex::new(work),
             verifier: AtomicU64::new(entropy::random()),

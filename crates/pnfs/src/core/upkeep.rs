@@ -201,10 +201,11 @@ impl Core {
         if let Err(VfsError::Stale | VfsError::NotFound | VfsError::BadHandle) = exists {
             self.unequal.lock().remove(handle);
             self.unfenced.lock().remove(handle);
+            self.unmeasured.lock().remove(handle);
             let of = handle.clone();
             return self.run(move |core| core.end_work(&of, u8::MAX)).await;
         }
-        self.lock_out_former(&file).await?;
+        self.end_former_layouts(&file).await?;
         // A truncation that is in progress needs no recall.
         let truncating = work & TRUNCATING != 0 && !file.sizing.lock().cutting;
         if truncating || self.is_unequal(handle) {

@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashSet,
+    pin::pin,
     sync::{Arc, atomic::Ordering::Relaxed},
 };
 
@@ -19,7 +20,7 @@ use vfs::{
 
 use crate::{
     servers::Servers,
-    world::{Striped, World},
+    world::{Striped, World, step},
 };
 
 /// Two copies of each of three stripes. Each of three data servers has copies of two stripes.
@@ -268,6 +269,27 @@ fn size_is_not_known_without_one_copy_of_each_stripe() {
     last.iter().for_each(|server| world.servers.set_down(*server, false));
     world.upkeep();
     assert_eq!(world.size(&file), 2 * UNIT + 10);
+}
+
+#[test]
+fn return_of_a_layout_locks_out_nobody_if_the_size_is_not_known() {
+    let world = few_servers();
+    let file = world.create("file");
+    let [returned, held] = [1, 2].map(|holder| world.grant_striped(&file, holder, Write).unwrap());
+    assert_eq!(world.client_write(&returned, 2 * UNIT, &[3; 10]), 0);
+    let last: Vec<_> = returned.mirrors.iter().map(|mirror| mirror[2].0.server.0).collect();
+    last.iter().for_each(|server| world.servers.set_down(*server, true));
+    let release = |caller: &Caller<'_>| world.pnfs.release(caller, &file, LayoutHolder(1), LayoutModes::WRITE);
+    assert_eq!(world.run(release).unwrap_err(), VfsError::Io);
+    assert_eq!(world.size(&file), 0);
+    last.iter().for_each(|server| world.servers.set_down(*server, false));
+    // The copies may differ, so the upkeep waits for the other layout.
+    let mut upkeep = pin!(world.pnfs.upkeep());
+    assert!(!step(upkeep.as_mut()));
+    assert_eq!(world.size(&file), 2 * UNIT + 10);
+    assert_eq!(world.client_write(&held, 0, &[4; 10]), 0, "the other client must not be locked out");
+    world.release(&file, 2, LayoutModes::WRITE);
+    assert!(step(upkeep.as_mut()));
 }
 
 #[test]
