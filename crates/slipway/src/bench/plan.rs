@@ -345,9 +345,12 @@ pub fn pnfs_limited(block: usize, in_flight: u32) -> Plan {
             Point::new(Operation::Getattr, 1, 1),
         ],
         charts: vec![
-            Chart::new("READ", |point| is_read(point) && !point.zipf, Shape::Bars(Measure::Throughput)),
-            Chart::new("WRITE", |point| is_write(point) && !point.zipf, Shape::Bars(Measure::Throughput)),
-            Chart::new("Some blocks more often than others", |point| point.zipf, Shape::Bars(Measure::Throughput)),
+            Chart::new("READ", |point| is_read(point) && !point.zipf, Shape::Bars(Measure::Throughput))
+                .with_claim(&claim::OSU_THROUGHPUT),
+            Chart::new("WRITE", |point| is_write(point) && !point.zipf, Shape::Bars(Measure::Throughput))
+                .with_claim(&claim::OSU_THROUGHPUT),
+            Chart::new("Some blocks more often than others", |point| point.zipf, Shape::Bars(Measure::Throughput))
+                .with_claim(&claim::OSU_ZIPF),
             Chart::new("CREATE and REMOVE, 16 outstanding", many, Shape::Bars(Measure::Rate)),
             Chart::new("Operations at the metadata server, one outstanding", one, Shape::Bars(Measure::Median)),
         ],
@@ -385,7 +388,8 @@ pub fn pnfs_create() -> Plan {
         points: [NEW_SMALL, NEW_LARGE].into_iter().flat_map(of).collect(),
         charts: vec![
             Chart::new("Small files", |point| point.block == NEW_SMALL, Shape::Bars(Measure::Rate)),
-            Chart::new("Files with data servers", |point| point.block == NEW_LARGE, Shape::Bars(Measure::Rate)),
+            Chart::new("Files with data servers", |point| point.block == NEW_LARGE, Shape::Bars(Measure::Rate))
+                .with_claim(&claim::OSU_CREATE),
         ],
         seconds: 2.0,
         file_size: 1 << 20,
@@ -404,8 +408,10 @@ pub fn pnfs_latency() -> Plan {
         points: std::iter::once(Point::new(Operation::Getattr, 1, 1)).chain(points).collect(),
         charts: vec![
             Chart::new("GETATTR", |point| point.operation == Operation::Getattr, Shape::Bars(Measure::Median)),
-            Chart::new("READ: replies with payloads", is_read, Shape::Bars(Measure::Median)),
-            Chart::new("WRITE: calls with payloads", is_write, Shape::Bars(Measure::Median)),
+            Chart::new("READ: replies with payloads", is_read, Shape::Bars(Measure::Median))
+                .with_claim(&claim::OSU_LATENCY),
+            Chart::new("WRITE: calls with payloads", is_write, Shape::Bars(Measure::Median))
+                .with_claim(&claim::OSU_LATENCY),
         ],
         seconds: 1.0,
         file_size: 64 << 10,
@@ -427,8 +433,10 @@ pub fn pnfs_btio(dumps: u64, in_flight: u32) -> Plan {
         title: format!("BTIO class A, {dumps} dumps; 1, 4 and 16 writers of one file, which is then read and compared"),
         points: full.chain(simple).collect(),
         charts: vec![
-            Chart::new("FULL: large contiguous records", is_full, Shape::Bars(Measure::Throughput)),
-            Chart::new("SIMPLE: small records", is_simple, Shape::Bars(Measure::Throughput)),
+            Chart::new("FULL: large contiguous records", is_full, Shape::Bars(Measure::Throughput))
+                .with_claim(&claim::OSU_BTIO),
+            Chart::new("SIMPLE: small records", is_simple, Shape::Bars(Measure::Throughput))
+                .with_claim(&claim::OSU_BTIO),
         ],
         // The work is fixed, and not the time.
         seconds: 0.0,
