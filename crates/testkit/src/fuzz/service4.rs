@@ -8,7 +8,9 @@ use nfs::v4::{
     *,
 };
 use rpc::{AcceptError, AuthSys, Identity};
-use server::{Export, ExportId, ExportOptions, Exports, HandleKey, Nfs4, NfsServer, Squash};
+use server::{
+    Export, ExportId, ExportOptions, Exports, HandleKey, Nfs4, NfsServer, Squash, config::Settings, recovery::Recovery,
+};
 use tokio::{
     runtime::{Builder, Runtime},
     task::yield_now,
@@ -88,7 +90,10 @@ impl World {
             let export = Export::new(name, ExportId::of(&[name.as_bytes()]), vfs, options.clone());
             exports.add(export.expect("name must be valid")).expect("names must differ");
         }
-        let server = NfsServer::new(exports, HandleKey::random());
+        // It is a data server, too, and takes some handles for those of files layouts.
+        let settings = Settings { data_server: true, ..Settings::default() };
+        let server = NfsServer::recovering(exports, HandleKey::random(), Recovery::in_memory(), settings);
+        let server = server.expect("state in memory cannot fail");
         let runtime = Builder::new_current_thread().enable_time().start_paused(true).build();
         let line = Line { runtime: runtime.expect("a runtime needs no resources"), paper: Paper::new("tcp", 2 << 20) };
         line.runtime.spawn(server.upkeep());
@@ -134,6 +139,8 @@ impl World {
         let of_other = self.layouts[1 - number];
         if let Ok(sent) = message.decode::<CompoundArgs>() {
             for (operation, result) in sent.argarray.iter().zip(&done.resarray) {
+                let is_of_data = matches!(operation, Argop4::PutFh(args) if args.object.0.first() == Some(&2));
+                assert!(!is_of_data || result.status() != Nfsstat4::Ok, "a handle of a data server was forged");
                 let layout = layout_of(operation).map(|stateid| stateid.other);
                 let forged = layout.is_some() && layout == of_other;
                 assert!(
