@@ -16,7 +16,7 @@ use super::{
     request::{Request, Target},
 };
 use crate::{
-    model::{Attr, Error, Handle, Operations, ReadData, Result, Status, Written},
+    model::{Attr, Error, Handle, Operations, Page, ReadData, Result, Status, Verifier, Written},
     session::compound::{Compound, Results, component, value},
 };
 
@@ -257,6 +257,24 @@ impl V4 {
         // RFC 8881 §18.7.3: the server omits attributes that it does not support.
         let values = attr::values(&value!(results, GetAttr)?)?;
         values.acl.zip(values.mode).ok_or_else(|| Error::refused(Status::NotSupported, "GETATTR"))
+    }
+
+    /// READDIR: returns a part of the entries of a directory with attributes and handles, and the access control list of each entry: `None`
+    /// if the server has not sent it. `count` is the number of bytes of the reply.
+    ///
+    /// # Errors
+    /// Those of [`readdir`](Operations::readdir).
+    pub async fn readdir_acls(
+        &self,
+        dir: &Handle,
+        cookie: u64,
+        verifier: Verifier,
+        count: u32,
+    ) -> Result<(Page, Vec<Option<Vec<Nfsace4>>>)> {
+        let mut acls = Vec::new();
+        let wanted = attr::WANTED.union(&[Attr4::Acl].into_iter().collect());
+        let page = self.list(dir, (cookie, verifier), count, Some(wanted), |attrs| acls.push(attrs.acl)).await?;
+        Ok((page, acls))
     }
 
     /// Sets the access control list of an object. Servers may store another list: they refuse, or make stricter, what

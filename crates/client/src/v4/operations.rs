@@ -2,7 +2,10 @@
 
 use buf::{Region, Rope, SharedRegion};
 use bytes::Bytes;
-use nfs::v4::{attr::Attr4, *};
+use nfs::v4::{
+    attr::{Attr4, Attrs},
+    *,
+};
 use xdr::{Opaque, Payload};
 
 use super::{
@@ -304,38 +307,8 @@ impl Operations for V4 {
     }
 
     async fn readdir(&self, dir: &Handle, cookie: u64, verifier: Verifier, count: u32, plus: bool) -> Result<Page> {
-        let always = [Attr4::Fileid, Attr4::RdattrError, Attr4::MountedOnFileid].into_iter().collect::<Bitmap4>();
-        let attr_request = match plus {
-            true => always.union(&attr::WANTED).union(&[Attr4::Filehandle].into_iter().collect()),
-            false => always,
-        };
-        let make = |target: &mut Target| {
-            let attr_request = attr_request.clone();
-            let args = ReadDirArgs { cookie, cookieverf: verifier, dircount: count, maxcount: count, attr_request };
-            Ok(Compound::on("READDIR", target.handle()).op(Argop4::ReadDir(args), count as usize))
-        };
-        let (target, mut results) = self.request("READDIR", dir).run(make).await?;
-        results.skip(&[Opnum4::PutFh])?;
-        let ok = value!(results, ReadDir)?;
-        let mut entries = Vec::with_capacity(ok.reply.entries.len());
-        for entry in ok.reply.entries {
-            let attrs = attr::values(&entry.attrs)?;
-            let readable = plus && attrs.rdattr_error.is_none_or(|status| status == Nfsstat4::Ok);
-            let attr = readable.then(|| attr::from_values(&attrs)).flatten();
-            let handle = attrs.filehandle.filter(|_| readable);
-            let handle = handle.map(|handle| {
-                target.opens().found(target.handle(), &entry.name.0, &handle, attr.as_ref());
-                target.place.name(handle, Some((&entry.name.0, attr.as_ref())))
-            });
-            entries.push(Entry {
-                fileid: attrs.fileid.or(attrs.mounted_on_fileid).unwrap_or(0),
-                name: entry.name.0,
-                cookie: entry.cookie,
-                attr,
-                handle,
-            });
-        }
-        Ok(Page { verifier: ok.cookieverf, entries, eof: ok.reply.eof })
+        let wanted = plus.then(|| attr::WANTED.clone());
+        self.list(dir, (cookie, verifier), count, wanted, |_| ()).await
     }
 
     async fn fsstat(&self, object: &Handle) -> Result<FsStat> {
@@ -414,6 +387,45 @@ impl V4 {
             }
         });
         (ok, sink)
+    }
+
+    /// READDIR. With `wanted`, requests these attributes and the handles. Passes the attributes of each entry to `each`.
+    pub(super) async fn list(
+        &self,
+        dir: &Handle,
+        (cookie, verifier): (u64, Verifier),
+        count: u32,
+        wanted: Option<Bitmap4>,
+        mut each: impl FnMut(Attrs) + Send,
+    ) -> Result<Page> {
+        let always = [Attr4::Fileid, Attr4::RdattrError, Attr4::MountedOnFileid].into_iter().collect::<Bitmap4>();
+        let attr_request = match &wanted {
+            Some(wanted) => always.union(wanted).union(&[Attr4::Filehandle].into_iter().collect()),
+            None => always,
+        };
+        let make = |target: &mut Target| {
+            let attr_request = attr_request.clone();
+            let args = ReadDirArgs { cookie, cookieverf: verifier, dircount: count, maxcount: count, attr_request };
+            Ok(Compound::on("READDIR", target.handle()).op(Argop4::ReadDir(args), count as usize))
+        };
+        let (target, mut results) = self.request("READDIR", dir).run(make).await?;
+        results.skip(&[Opnum4::PutFh])?;
+        let ok = value!(results, ReadDir)?;
+        let mut entries = Vec::with_capacity(ok.reply.entries.len());
+        for entry in ok.reply.entries {
+            let mut attrs = attr::values(&entry.attrs)?;
+            let readable = wanted.is_some() && attrs.rdattr_error.is_none_or(|status| status == Nfsstat4::Ok);
+            let attr = readable.then(|| attr::from_values(&attrs)).flatten();
+            let handle = attrs.filehandle.take().filter(|_| readable);
+            let handle = handle.map(|handle| {
+                target.opens().found(target.handle(), &entry.name.0, &handle, attr.as_ref());
+                target.place.name(handle, Some((&entry.name.0, attr.as_ref())))
+            });
+            let fileid = attrs.fileid.or(attrs.mounted_on_fileid).unwrap_or(0);
+            entries.push(Entry { fileid, name: entry.name.0, cookie: entry.cookie, attr, handle });
+            each(attrs);
+        }
+        Ok(Page { verifier: ok.cookieverf, entries, eof: ok.reply.eof })
     }
 
     async fn create_object(&self, dir: &Handle, name: &[u8], what: Createtype4, set: &SetAttr) -> Result<Node> {

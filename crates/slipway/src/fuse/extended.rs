@@ -87,6 +87,12 @@ impl View {
         let node = self.target(ino)?;
         node.staged.settle_attributes().await;
         let name = self.xattr_name(ino, name)?;
+        if let Xattr::Posix(_) = name {
+            self.acl_demand.record();
+            if node.rights.has_only_mode() {
+                return Err(Errno::NODATA);
+            }
+        }
         if let (Xattr::Posix(which), Protocol::V3(v3)) = (name, node.mount().protocol()) {
             return self.posix_acl(v3, &node, which).await;
         }
@@ -120,10 +126,17 @@ impl View {
             Xattr::Acl => {
                 let acl = Message::from(value).decode().map_err(|_| Errno::INVAL)?;
                 let done = v4.set_acl(node.handle(), acl).await.answer();
-                node.rights.invalidate();
+                self.acl_changed(&node).await;
                 done
             }
         }
+    }
+
+    /// Drops what is cached of an object whose ACL may have changed, and with it the mode.
+    pub(super) async fn acl_changed(&self, node: &Target) {
+        node.staged.changed();
+        node.rights.invalidate();
+        self.kernel.forget(node.ino).await;
     }
 
     /// REMOVEXATTR.

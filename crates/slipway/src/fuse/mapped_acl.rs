@@ -28,8 +28,13 @@ struct Acls {
 
 impl View {
     async fn mapped_acls(&self, v4: &V4, node: &Target) -> Answer<Acls> {
+        let since = node.rights.version();
         let (aces, mode) = v4.acl_and_mode(node.handle()).await.answer()?;
-        posix_of(&aces, node.is_dir, mode).ok_or(Errno::OPNOTSUPP)
+        let acls = posix_of(&aces, node.is_dir, mode).ok_or(Errno::OPNOTSUPP)?;
+        if acls.are_mode() {
+            node.rights.store_only_mode(self.ttl, since);
+        }
+        Ok(acls)
     }
 
     /// Returns an ACL. The error is ENODATA if the object has only a mode, and EOPNOTSUPP if POSIX cannot represent the
@@ -64,12 +69,21 @@ impl View {
             Errno::OPNOTSUPP
         })?;
         let done = v4.set_acl(node.handle(), aces).await.answer();
-        node.rights.invalidate();
-        node.staged.changed();
-        // The mode can have changed, too.
-        self.kernel.forget(node.ino).await;
+        self.acl_changed(node).await;
         done
     }
+}
+
+impl Acls {
+    /// Returns `true` if they are what the mode says.
+    fn are_mode(&self) -> bool {
+        self.access.is_minimal() && self.default.is_none()
+    }
+}
+
+/// Returns `true` if the ACL of a server is what the mode says.
+pub fn has_only_mode(aces: &[Nfsace4], dir: bool, mode: u32) -> bool {
+    posix_of(aces, dir, mode).is_some_and(|acls| acls.are_mode())
 }
 
 /// Converts the ACL of a server exactly; `None` if a server with POSIX ACLs does not send it.

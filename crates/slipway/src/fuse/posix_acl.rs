@@ -50,7 +50,11 @@ impl PosixAcl {
 impl View {
     /// Returns an ACL. The error is ENODATA if the object has only a mode.
     pub(super) async fn posix_acl(&self, v3: &V3, node: &Target, which: PosixAcl) -> Answer<Bytes> {
+        let since = node.rights.version();
         let mut acls = v3.acls(node.handle()).await.answer()?;
+        if is_minimal(&acls.access) && acls.default.is_empty() {
+            node.rights.store_only_mode(self.ttl, since);
+        }
         let entries = which.of(&mut acls);
         let is_there = !entries.is_empty() && (which == PosixAcl::Default || !is_minimal(entries));
         if is_there { Ok(encode(entries)) } else { Err(Errno::NODATA) }
@@ -82,10 +86,7 @@ impl View {
             None => Vec::new(),
         };
         let done = v3.set_acls(node.handle(), &acls, &attr).await.answer();
-        node.rights.invalidate();
-        node.staged.changed();
-        // The mode can have changed, too.
-        self.kernel.forget(node.ino).await;
+        self.acl_changed(node).await;
         done
     }
 }

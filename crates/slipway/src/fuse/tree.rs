@@ -27,7 +27,7 @@ use super::{
     callers::Callers,
     convert::{attributes, device, errno},
     device::Device,
-    listing::Listing,
+    listing::{AclDemand, Listing},
     nodes::{Node, Nodes},
     opens::Opened,
     passthrough::{Passing, Way},
@@ -47,6 +47,8 @@ pub struct Tree {
     /// The referrals, with the mounts of other servers.
     pub(super) referrals: Referrals,
     listings: Mutex<HashMap<u64, Arc<tokio::sync::Mutex<Listing>>>>,
+    /// The demand for ACLs in listings.
+    pub(super) acl_demand: AclDemand,
     /// The next number of an open file or directory.
     pub(super) next_open: AtomicU64,
     /// The number of open files, and of removed names that were open.
@@ -119,6 +121,7 @@ impl Tree {
             referrals: Referrals::new(tree.clone()),
             mount,
             listings: Mutex::default(),
+            acl_demand: AclDemand::default(),
             next_open: AtomicU64::new(1),
             open: AtomicU64::new(0),
             removed: AtomicU64::new(0),
@@ -159,6 +162,15 @@ impl Tree {
     pub(super) fn register(&self, dir: &Node, object: &Object, since: u64) -> Attributes {
         let node = self.nodes.lock().register(Some(dir.ino), object, since);
         of_node(&node, &object.mount, &object.attr)
+    }
+
+    /// Caches that an object has no ACL, by a reply to a request of `since`.
+    fn store_only_mode(&self, ino: u64, since: u64) {
+        if let Ok(node) = self.node(ino)
+            && node.staged.is_settled(since)
+        {
+            node.rights.store_only_mode(self.ttl, node.rights.version());
+        }
     }
 
     /// Handles that the kernel has forgotten an object.
@@ -505,7 +517,9 @@ impl View {
         let node = self.target(ino)?;
         let listing = self.listings.lock().get(&number).cloned().ok_or(Errno::BADF)?;
         let mut listing = listing.lock().await;
-        while let Some(entry) = listing.next(node.mount(), node.handle(), cookie, &self.room).await.answer()? {
+        // The ACLs of objects that the kernel does not get are not kept.
+        let acls = plus.then_some(&self.acl_demand);
+        while let Some(entry) = listing.next(node.mount(), node.handle(), cookie, &self.room, acls).await.answer()? {
             if listing.has_moved(node.mount(), node.handle(), cookie) {
                 return Err(Errno::STALE);
             }
@@ -518,7 +532,13 @@ impl View {
             }
             let (attr, ttl) = match found {
                 Ok(None) if dots => (self.dot(&node, entry.name.len()), Duration::ZERO),
-                Ok(Some(object)) if is_lookup => (self.register(&node, &object, since), self.ttl),
+                Ok(Some(object)) if is_lookup => {
+                    let attr = self.register(&node, &object, since);
+                    if listing.has_only_mode() {
+                        self.store_only_mode(attr.node, listing.requested_at());
+                    }
+                    (attr, self.ttl)
+                }
                 Ok(Some(Object { mount, attr, .. })) => (of_mount(&mount, attr.fileid.max(1), &attr), self.ttl),
                 Ok(None) => (self.placeholder(&node, &entry, is_lookup), Duration::ZERO),
                 // The entry was removed after it was listed.

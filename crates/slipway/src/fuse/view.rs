@@ -133,7 +133,7 @@ impl Target {
     }
 }
 
-/// The results of ACCESS of an object, by caller.
+/// The results of ACCESS of an object, by caller, and whether its mode says everything.
 #[derive(Debug, Default)]
 pub struct Rights(Mutex<Cache>);
 
@@ -141,6 +141,8 @@ pub struct Rights(Mutex<Cache>);
 struct Cache {
     /// The number of the caller, its rights, and the time until which they are cached.
     entries: Vec<(u64, u32, Instant)>,
+    /// The time until which the object is known to have no ACL besides its mode.
+    only_mode_until: Option<Instant>,
     /// The number of invalidations.
     version: u64,
 }
@@ -153,8 +155,21 @@ impl Rights {
         (Instant::now() < *until).then_some(*granted)
     }
 
-    /// Returns the present version, for [`store`](Self::store).
-    fn version(&self) -> u64 {
+    /// Returns `true` if the object is known to have no ACL besides its mode.
+    pub fn has_only_mode(&self) -> bool {
+        self.0.lock().only_mode_until.is_some_and(|until| Instant::now() < until)
+    }
+
+    /// Caches that the object has no ACL besides its mode, unless it was invalidated after `version`.
+    pub fn store_only_mode(&self, ttl: Duration, version: u64) {
+        let mut cache = self.0.lock();
+        if cache.version == version && !ttl.is_zero() {
+            cache.only_mode_until = Some(Instant::now() + ttl);
+        }
+    }
+
+    /// Returns the present version, for [`store`](Self::store) and [`store_only_mode`](Self::store_only_mode).
+    pub fn version(&self) -> u64 {
         self.0.lock().version
     }
 
@@ -177,6 +192,7 @@ impl Rights {
     pub fn invalidate(&self) {
         let mut cache = self.0.lock();
         cache.entries.clear();
+        cache.only_mode_until = None;
         cache.version += 1;
     }
 }
@@ -205,7 +221,15 @@ mod tests {
             rights.store(caller, 1, ttl, rights.version());
         }
         assert_eq!((rights.of(99), rights.0.lock().entries.len()), (Some(1), CALLERS_MAX));
+        let before = rights.version();
+        rights.store_only_mode(ttl, before);
+        assert!(rights.has_only_mode());
+        rights.invalidate();
+        rights.store_only_mode(ttl, before);
+        assert!(!rights.has_only_mode(), "the reply is older than the change");
+        rights.store(99, 1, ttl, rights.version());
+        rights.store_only_mode(ttl, rights.version());
         tokio::time::advance(ttl).await;
-        assert_eq!(rights.of(99), None);
+        assert_eq!((rights.of(99), rights.has_only_mode()), (None, false));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{
     ffi::CString,
-    fs,
+    fs::{self, DirEntry},
     os::unix::fs::{MetadataExt, PermissionsExt},
     path::Path,
 };
@@ -12,7 +12,7 @@ use rustix::{
     io::Errno,
 };
 
-use crate::common::mounted::World;
+use crate::common::mounted::{CACHED, World};
 
 /// Encodes a value of `posix_acl_xattr.h`: tags, permissions and IDs.
 fn value(entries: &[(u16, u16, u32)]) -> Vec<u8> {
@@ -106,6 +106,81 @@ fn read_and_set(version: &str) {
     assert_eq!(set(&file, ACCESS, &value(&[(1, 6, NONE)])), Err(Errno::INVAL));
     let user = if version == "4.2" { Errno::NODATA } else { Errno::OPNOTSUPP };
     assert_eq!(get(&file, "user.name"), Err(user));
+    world.end();
+}
+
+/// Lists a directory, and asks for the ACL of each entry, as `ls -l` does. Returns the names of the files that have one.
+fn list(dir: &Path) -> Vec<String> {
+    let has_acl = |entry: &DirEntry| match get(&entry.path(), ACCESS) {
+        Ok(acl) => !acl.is_empty(),
+        Err(error) => {
+            assert_eq!(error, Errno::NODATA);
+            false
+        }
+    };
+    let entries = fs::read_dir(dir).unwrap().map(Result::unwrap).filter(|entry| entry.metadata().is_ok());
+    let mut found: Vec<_> = entries.filter(has_acl).map(|entry| entry.file_name().into_string().unwrap()).collect();
+    found.sort();
+    found
+}
+
+#[test]
+fn files_of_a_listing_are_not_asked_for_their_acls_one_by_one_over_version_4() {
+    const FILES: u64 = 100;
+    let test = "files_of_a_listing_are_not_asked_for_their_acls_one_by_one_over_version_4";
+    let Some(world) = World::new(test, "tcp", "") else { return };
+    let acl = value(&[(1, 6, NONE), (2, 7, 12), (4, 4, NONE), (0x10, 7, NONE), (0x20, 0, NONE)]);
+    let set = |path: &Path| setxattr(path, ACCESS, &acl, XattrFlags::empty());
+    for dir in ["first", "second"] {
+        let dir = world.served.join(dir);
+        fs::create_dir(&dir).unwrap();
+        (0..FILES).for_each(|number| fs::write(dir.join(format!("file{number}")), "x").unwrap());
+        fs::create_dir(dir.join("dir")).unwrap();
+        if set(&dir.join("file7")) == Err(Errno::OPNOTSUPP) {
+            eprintln!("SKIPPED {test}: the file system has no ACLs");
+            return world.end();
+        }
+    }
+    // One call for each file of the second directory over version 3, as in the first one.
+    for (version, most) in [("3", FILES + 20), ("4.0", 20), ("4.2", 20)] {
+        let (counted, mounted) = world.counted_with(version, &format!("&vers={version}"), &CACHED);
+        assert_eq!(list(&mounted.at.join("first")), ["file7"], "{version}");
+        let before = counted.calls();
+        assert_eq!(list(&mounted.at.join("second")), ["file7"], "{version}");
+        let calls = counted.calls() - before;
+        assert!(calls <= most, "{calls} calls over {version}");
+        // Listed again, and changed by the mount itself.
+        let before = counted.calls();
+        let file = mounted.at.join("second/file8");
+        assert_eq!(get(&file, ACCESS), Err(Errno::NODATA), "{version}");
+        assert_eq!(counted.calls(), before, "{version}");
+        set(&file).unwrap();
+        assert_eq!(get(&file, ACCESS).unwrap(), acl, "{version}");
+        assert_eq!(list(&mounted.at.join("second")), ["file7", "file8"], "{version}");
+        removexattr(&file, ACCESS).unwrap();
+        assert_eq!(list(&mounted.at.join("second")), ["file7"], "{version}");
+        mounted.end();
+    }
+    world.end();
+}
+
+#[test]
+fn mode_is_current_after_the_acl_of_version_4_is_set() {
+    let name = "mode_is_current_after_the_acl_of_version_4_is_set";
+    let Some(world) = World::new(name, "tcp", "") else { return };
+    for version in ["4.0", "4.2"] {
+        let mounted = world.with_arguments(version, &format!("&vers={version}"), &CACHED);
+        let [open, closed] = ["open", "closed"].map(|name| mounted.at.join(name));
+        for (file, mode) in [(&open, 0o644), (&closed, 0o600)] {
+            fs::write(file, "x").unwrap();
+            fs::set_permissions(file, fs::Permissions::from_mode(mode)).unwrap();
+        }
+        let acl = get(&closed, "system.nfs4_acl").unwrap();
+        assert_eq!(open.metadata().unwrap().mode() & 0o777, 0o644, "{version}");
+        setxattr(&open, "system.nfs4_acl", &acl, XattrFlags::empty()).unwrap();
+        assert_eq!(open.metadata().unwrap().mode() & 0o777, 0o600, "{version}");
+        mounted.end();
+    }
     world.end();
 }
 

@@ -10,7 +10,7 @@ use std::{
 };
 
 use crate::common::{
-    mounted::{World, mount_with, pattern},
+    mounted::{CACHED, World, mount_with, pattern},
     wait,
 };
 
@@ -201,7 +201,7 @@ fn an_open_sees_a_file_that_another_machine_has_replaced_or_changed() {
         let at = world.directory.path().join("caching");
         fs::create_dir(&at).unwrap();
         let url = [&world.server.url("tcp", ""), query].concat();
-        let mut mount = mount_with(&["--attributes", "3600"], &url, &at);
+        let mut mount = mount_with(&CACHED, &url, &at);
         let other = world.another("tcp", query);
         let (here, there) = (at.join("file"), other.at.join("file"));
         fs::write(&there, "0").unwrap();

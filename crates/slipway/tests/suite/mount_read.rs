@@ -10,9 +10,8 @@ use std::{
 use rustix::process::Signal;
 
 use crate::common::{
-    counted::Counted,
     lines,
-    mounted::{Mounted, World, mount_with, pattern},
+    mounted::{World, pattern},
     ok, until,
 };
 
@@ -58,12 +57,8 @@ fn a_long_read_without_a_page_cache_is_not_divided() {
     let Some(world) = World::new(test, "tcp", "") else { return };
     let data = pattern(1 << 20);
     fs::write(world.served.join("file"), &data).unwrap();
-    let (port, at) = (world.server.port("tcp"), world.directory.path().join("direct"));
-    fs::create_dir(&at).unwrap();
-    let counted = Counted::before(port);
-    let url = world.server.url("tcp", "").replacen(&format!(":{port}"), &format!(":{}", counted.port), 1);
-    let mounted = Mounted::of(mount_with(&["--direct-io"], &url, &at), at.clone());
-    let (mut file, mut read) = (File::open(at.join("file")).unwrap(), vec![0; 1 << 20]);
+    let (counted, mounted) = world.counted_with("direct", "", &["--direct-io"]);
+    let (mut file, mut read) = (File::open(mounted.at.join("file")).unwrap(), vec![0; 1 << 20]);
     let before = counted.calls();
     file.read_exact(&mut read).unwrap();
     // A request has at most 256 pages, and memory that does not start at the start of a page has one more.

@@ -12,12 +12,9 @@ use rustix::process::Signal;
 
 use crate::common::{
     Server,
-    counted::Counted,
-    mounted::{Mounted, World, can_mount, mount_with, pattern},
+    mounted::{CACHED, Mounted, World, can_mount, mount_with, pattern},
     until,
 };
-
-const LONG: [&str; 2] = ["--attributes", "3600"];
 
 /// Makes a file as tar does.
 fn unpack(path: &Path, data: &[u8], (uid, gid, mode): (u32, u32, u32), number: u64) {
@@ -32,16 +29,6 @@ fn set_time(file: &File, seconds: u64) {
     file.set_times(FileTimes::new().set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds))).unwrap();
 }
 
-/// Mounts through a relay that counts calls.
-fn counted(world: &World, version: &str, number: u32) -> (Counted, Mounted) {
-    let port = world.server.port("tcp");
-    let counted = Counted::before(port);
-    let url = world.server.url("tcp", "").replacen(&format!(":{port}"), &format!(":{}", counted.port), 1);
-    let at = world.directory.path().join(format!("{version}-{number}"));
-    fs::create_dir(&at).unwrap();
-    (counted, Mounted::of(mount_with(&LONG, &format!("{url}&vers={version}"), &at), at))
-}
-
 #[test]
 fn files_of_a_new_directory_are_not_looked_up_and_are_written_with_their_attributes() {
     const FILES: u64 = 50;
@@ -52,7 +39,8 @@ fn files_of_a_new_directory_are_not_looked_up_and_are_written_with_their_attribu
     let (ours, another) = ((0, 0, 0o644), (1, 2, 0o640));
     let cases = [("3", ours, 3.1), ("4.0", ours, 3.1), ("4.2", ours, 2.3), ("3", another, 4.1), ("4.2", another, 3.3)];
     for (version, owner, most) in cases {
-        let (counted, mounted) = counted(&world, version, owner.0);
+        let (counted, mounted) =
+            world.counted_with(&format!("{version}-{}", owner.0), &format!("&vers={version}"), &CACHED);
         let directory = format!("new-{version}-{}", owner.0);
         fs::create_dir(mounted.at.join(&directory)).unwrap();
         let before = counted.calls();
@@ -127,7 +115,7 @@ fn attributes_that_cannot_be_set_are_reported_by_fsync_and_close() {
     let server = Server::dir(&served, &directory.path().join("state"));
     for version in ["3", "4.2"] {
         let url = format!("{}&vers={version}&uid=1&gid=1", server.url("tcp", ""));
-        let mounted = Mounted::of(mount_with(&LONG, &url, &at), at.clone());
+        let mounted = Mounted::of(mount_with(&CACHED, &url, &at), at.clone());
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(at.join(version)).unwrap();
         // Somebody gives the file to another user meanwhile, whose attributes this user cannot set.
         chown(served.join(version), Some(2), None).unwrap();
@@ -148,7 +136,7 @@ fn attributes_that_cannot_be_set_are_reported_by_fsync_and_close() {
 fn names_that_this_mount_makes_in_a_new_directory_are_found() {
     let Some(world) = World::new("names_that_this_mount_makes_in_a_new_directory_are_found", "tcp", "") else { return };
     for version in ["3", "4.2"] {
-        let (_counted, mounted) = counted(&world, version, 0);
+        let (_counted, mounted) = world.counted_with(version, &format!("&vers={version}"), &CACHED);
         let new = mounted.at.join(format!("names-{version}"));
         fs::create_dir(&new).unwrap();
         let names = ["created", "made", "linked", "symbolic", "renamed"].map(|name| new.join(name));
@@ -197,7 +185,7 @@ fn errors_of_data_and_of_attributes_are_those_of_their_calls() {
     let at = directory.path().join("mnt");
     fs::create_dir(&at).unwrap();
     let server = Server::everywhere(&["--memory", "1M", "--squash", "none"]);
-    let full = Mounted::of(mount_with(&LONG, &format!("{}&vers=4.2", server.url("tcp", "")), &at), at.clone());
+    let full = Mounted::of(mount_with(&CACHED, &format!("{}&vers=4.2", server.url("tcp", "")), &at), at.clone());
     let set_mode = |file: &File| file.set_permissions(Permissions::from_mode(0o600));
     // The first file leaves no room for the second.
     fs::write(at.join("first"), pattern(900_000)).unwrap();
@@ -213,7 +201,7 @@ fn errors_of_data_and_of_attributes_are_those_of_their_calls() {
     fs::set_permissions(served.path(), Permissions::from_mode(0o777)).unwrap();
     let server = Server::dir(served.path(), &directory.path().join("state"));
     let url = format!("{}&vers=4.2&uid=1&gid=1", server.url("tcp", ""));
-    let mounted = Mounted::of(mount_with(&LONG, &url, &at), at.clone());
+    let mounted = Mounted::of(mount_with(&CACHED, &url, &at), at.clone());
     let mut file = File::create_new(at.join("ours")).unwrap();
     file.write_all(b"data").unwrap();
     // User 1 cannot give a file away.

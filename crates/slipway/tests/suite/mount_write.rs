@@ -8,7 +8,7 @@ use std::{
 
 use crate::common::{
     Server,
-    mounted::{Mounted, World, can_mount, mount, mount_with, pattern},
+    mounted::{CACHED, Mounted, World, can_mount, mount, mount_with, pattern},
     until,
 };
 
@@ -159,7 +159,7 @@ fn names_that_do_not_exist_are_cached_as_long_as_attributes() {
         &format!(":{}", counted.port),
         1,
     );
-    let mounted = Mounted::of(mount_with(&["--attributes", "3600"], &url, &at), at.clone());
+    let mounted = Mounted::of(mount_with(&CACHED, &url, &at), at.clone());
     let none = at.join("none");
     assert!(!none.exists());
     let before = counted.calls();

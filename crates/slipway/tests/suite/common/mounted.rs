@@ -52,11 +52,17 @@ impl World {
 
     /// Does the same over TCP through a relay that counts calls.
     pub fn counted(&self, query: &str) -> (Counted, Mounted) {
+        self.counted_with("counted", query, &UNCACHED)
+    }
+
+    /// Does the same at this mount point with these arguments.
+    pub fn counted_with(&self, name: &str, query: &str, args: &[&str]) -> (Counted, Mounted) {
         let port = self.server.port("tcp");
         let counted = Counted::before(port);
         let url = self.server.url("tcp", "").replacen(&format!(":{port}"), &format!(":{}", counted.port), 1);
-        let mounted = self.mounted("counted", &[&url, query].concat());
-        (counted, mounted)
+        let at = self.directory.path().join(name);
+        fs::create_dir(&at).unwrap();
+        (counted, Mounted { child: mount_with(args, &[&url, query].concat(), &at), at })
     }
 
     /// Mounts the served directory over TCP at a further mount point, with these arguments.
@@ -175,7 +181,7 @@ pub fn mount_with(args: &[&str], url: &str, at: &Path) -> Child {
 
 /// Mounts with standard error redirected to `said`.
 pub fn mount_saying(url: &str, at: &Path, said: Stdio) -> Child {
-    start(command(&["mount", "--attributes", "0", url, at.to_str().unwrap()]), said)
+    start(command(&[&["mount", url, at.to_str().unwrap()], &UNCACHED[..]].concat()), said)
 }
 
 fn start(mut mount: Command, said: Stdio) -> Child {
@@ -185,6 +191,11 @@ fn start(mut mount: Command, said: Stdio) -> Child {
     assert!(line.contains("is mounted at"), "{line}");
     mount
 }
+
+/// Attributes are not cached.
+const UNCACHED: [&str; 2] = ["--attributes", "0"];
+/// Attributes are cached for longer than a test takes.
+pub const CACHED: [&str; 2] = ["--attributes", "3600"];
 
 pub fn is_mounted(at: &Path) -> bool {
     fs::read_to_string("/proc/self/mounts").unwrap().contains(&format!(" {} ", at.display()))
