@@ -22,7 +22,6 @@ serve() {
   siw
   # NLM has a port that the host forwards. It accepts locks only while rpc.statd runs. After a restart, reclaims over NLM and
   # those of version 4 have the same time.
-  modprobe lockd
   echo 32803 >/proc/sys/fs/nfs/nlm_tcpport
   echo "${GRACE_S:-20}" >/proc/sys/fs/nfs/nlm_grace_period
   knfsd /run/export

@@ -55,7 +55,7 @@ refused() { if "$@" 2>/dev/null; then echo "not refused: $*" >&2; return 1; fi; 
 knfsd() {
   mkdir -p /var/lib/nfs/v4recovery /var/lib/nfs/sm /var/lib/nfs/sm.bak
   touch /var/lib/nfs/etab /var/lib/nfs/rmtab
-  mount -t nfsd nfsd /proc/fs/nfsd
+  mountpoint -q /proc/fs/nfsd || mount -t nfsd nfsd /proc/fs/nfsd
   # Debian's settings replace a caller's groups by those in the server's own user database.
   rm -rf /etc/nfs.conf /etc/nfs.conf.d
   rpcbind -w
