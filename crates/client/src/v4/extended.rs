@@ -263,7 +263,7 @@ impl V4 {
     /// if the server has not sent it. `count` is the number of bytes of the reply.
     ///
     /// # Errors
-    /// Those of [`readdir`](Operations::readdir).
+    /// `NotADirectory`, `AccessDenied`, `Stale`, …
     pub async fn readdir_acls(
         &self,
         dir: &Handle,
