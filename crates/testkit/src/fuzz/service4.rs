@@ -139,6 +139,7 @@ impl World {
         let of_other = self.layouts[1 - number];
         if let Ok(sent) = message.decode::<CompoundArgs>() {
             for (operation, result) in sent.argarray.iter().zip(&done.resarray) {
+                // The first byte of such a handle is its version.
                 let is_of_data = matches!(operation, Argop4::PutFh(args) if args.object.0.first() == Some(&2));
                 assert!(!is_of_data || result.status() != Nfsstat4::Ok, "a handle of a data server was forged");
                 let layout = layout_of(operation).map(|stateid| stateid.other);
