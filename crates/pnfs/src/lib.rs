@@ -59,7 +59,7 @@ pub use crate::{
     },
     index::Index,
     record::{Record, RecordError, ServerId},
-    servers::{ClientAccess, DataServers, Presence, ServerError, ServerFuture, WriteVerifier},
+    servers::{ClientAccess, DataServers, ObjectAttr, Presence, ServerError, ServerFuture, WriteVerifier},
     services::Service,
     stripes::Stripes,
 };

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use entropy::HashMap;
 use tokio::time::Instant;
 use vfs::{
-    Stability, VfsError,
+    Stability, Time, VfsError,
     layout::{DataTransport, LayoutDevice, LayoutDeviceId, LayoutMode},
 };
 
@@ -61,8 +61,8 @@ pub trait DataServers: Send + Sync + 'static {
     /// Returns the identifiers of all objects of a data server. One that is created or removed meanwhile can be missing.
     fn objects(&self, server: ServerId) -> ServerFuture<Vec<u128>>;
 
-    /// Returns the size of an object in bytes.
-    fn size(&self, object: Object) -> ServerFuture<u64>;
+    /// Returns the attributes of an object.
+    fn getattr(&self, object: Object) -> ServerFuture<ObjectAttr>;
 
     /// Returns the file handle with which clients access an object.
     fn handle(&self, object: Object, client: ClientAccess) -> ServerFuture<Bytes>;
@@ -87,6 +87,15 @@ pub trait DataServers: Send + Sync + 'static {
 
     /// Checks that a data server answers.
     fn probe(&self, server: ServerId) -> ServerFuture<()>;
+}
+
+/// The attributes of an object.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ObjectAttr {
+    /// The size in bytes.
+    pub size: u64,
+    /// The time of the last write or change of the size, by the clock of the data server.
+    pub mtime: Time,
 }
 
 /// The existence of an object, as far as the metadata server knows.

@@ -31,7 +31,7 @@ use vfs::{
 use crate::{
     index::Index,
     record::{Epochs, Object, Owners, ServerId},
-    servers::{ClientAccess, DataServers, Presence, ServerError, ServerFuture, WriteVerifier},
+    servers::{ClientAccess, DataServers, ObjectAttr, Presence, ServerError, ServerFuture, WriteVerifier},
 };
 
 /// The administrator's decision about a data server.
@@ -232,8 +232,8 @@ impl DataServers for Services {
         self.change(server, |inner| inner.objects(server))
     }
 
-    fn size(&self, object: Object) -> ServerFuture<u64> {
-        self.change(object.server, |inner| inner.size(object))
+    fn getattr(&self, object: Object) -> ServerFuture<ObjectAttr> {
+        self.change(object.server, |inner| inner.getattr(object))
     }
 
     fn handle(&self, object: Object, client: ClientAccess) -> ServerFuture<Bytes> {

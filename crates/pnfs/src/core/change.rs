@@ -146,8 +146,8 @@ impl Core {
             Some(former) => has_data(former),
             None if !self.has_new(record, stripe) => true,
             None => {
-                let sizes = record.in_sync_of(stripe).map(|copy| self.servers.size(record.copies[copy].object));
-                join_all(sizes).await.into_iter().any(|size| size != Err(ServerError::Missing))
+                let attrs = record.in_sync_of(stripe).map(|copy| self.servers.getattr(record.copies[copy].object));
+                join_all(attrs).await.into_iter().any(|attr| attr != Err(ServerError::Missing))
             }
         };
         if exists { Presence::Exists } else { Presence::MayBeNew }

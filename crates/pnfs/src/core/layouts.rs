@@ -3,7 +3,11 @@
 //! Read RFC 8435 §2.2 (fencing by the users of data files) and §8.2 (errors of mirrors) first. Nothing here takes a lock on a
 //! range of a file that exists on data servers: an operation that holds one may wait for the end of a layout.
 
-use std::{ops::Range, sync::Arc, time::Duration};
+use std::{
+    ops::Range,
+    sync::Arc,
+    time::{Duration, UNIX_EPOCH},
+};
 
 use buf::Rope;
 use bytes::Bytes;
@@ -11,7 +15,7 @@ use entropy::HashMap;
 use futures_util::future::join_all;
 use tokio::time::Instant;
 use vfs::{
-    Attr, Caller, Change, Cred, Handle, Result, SetAttr, SetTime, Stability, VfsError,
+    Attr, Caller, Change, Cred, Handle, Result, SetAttr, SetTime, Stability, Time, VfsError,
     layout::{
         DataError, DataFailure, DataFile, DataOperation, FilesLayout, FlexibleLayout, Layout, LayoutCommit,
         LayoutDeviceId, LayoutHolder, LayoutKind, LayoutMode, LayoutModes, LayoutRequest, Mirror,
@@ -24,7 +28,7 @@ use crate::{
     index::{LAYOUTS, OWNERS, TRUNCATING},
     ranges::WHOLE,
     record::{CopyState, Epochs, Object, Owners, Record, ServerId},
-    servers::{ClientAccess, DataServers, Presence, ServerError, ServerFuture},
+    servers::{ClientAccess, DataServers, ObjectAttr, Presence, ServerError, ServerFuture},
     stripes::Stripes,
 };
 
@@ -328,41 +332,42 @@ impl Core {
         if size <= known {
             return Ok(size);
         }
-        let sizes = self.object_sizes(file, &record, known, 0..record.stripes.count()).await?;
+        let attrs = self.object_attrs(file, &record, known, 0..record.stripes.count()).await?;
         // The client has written to all copies. One that is longer has missed the truncation, and is about to be stale.
-        let of_stripe = |stripe| record.in_sync_of(stripe).filter_map(|copy| sizes.get(&copy)).min();
-        let written = (0..record.stripes.count()).filter_map(of_stripe).max();
-        Ok(written.map_or(size, |written| size.min(*written)))
+        let written = in_all_copies(&record, |copy| attrs.get(&copy).map(|attr| attr.size));
+        Ok(written.map_or(size, |written| size.min(written)))
     }
 
-    /// Returns the sizes of the file that the objects in sync of these stripes show whose data servers answer, by copy. The file has `known`
-    /// bytes.
+    /// Returns the attributes of the objects in sync of these stripes whose data servers answer, by copy. Each size is that of the file that
+    /// the object shows. The file has `known` bytes.
     ///
     /// # Errors
     /// Returns `Io` if no data server with a copy of one of the stripes answers.
-    async fn object_sizes(
+    async fn object_attrs(
         self: &Arc<Self>,
         file: &Arc<File>,
         record: &Record,
         known: u64,
         stripes: Range<usize>,
-    ) -> Result<HashMap<usize, u64>> {
-        let size = |copy: usize| {
+    ) -> Result<HashMap<usize, ObjectAttr>> {
+        let attr = |copy: usize| {
             let presence = self.presence_at(file, record, copy, known);
-            let size = unless_new(presence, self.servers.size(record.copies[copy].object), 0);
+            let attr = self.servers.getattr(record.copies[copy].object);
+            let attr = unless_new(presence, attr, ObjectAttr::default());
             async move {
-                let size = match size.await {
-                    Err(ServerError::Missing) => self.object_size(file, record, copy).await,
-                    size => size,
+                let attr = match attr.await {
+                    Err(ServerError::Missing) => self.object_attr(file, record, copy).await,
+                    attr => attr,
                 };
                 // An object can end with a byte of another stripe: see `write_ends`.
-                size.ok().map(|size| (copy, record.stripes.end(record.stripe_of(copy), size)))
+                let shown = |attr: ObjectAttr| record.stripes.end(record.stripe_of(copy), attr.size);
+                attr.ok().map(|attr| (copy, ObjectAttr { size: shown(attr), ..attr }))
             }
         };
         let copies = stripes.clone().flat_map(|stripe| record.in_sync_of(stripe));
-        let sizes: HashMap<_, _> = join_all(copies.map(size)).await.into_iter().flatten().collect();
-        let has_size = |stripe| record.in_sync_of(stripe).any(|copy| sizes.contains_key(&copy));
-        if stripes.into_iter().all(has_size) { Ok(sizes) } else { Err(VfsError::Io) }
+        let attrs: HashMap<_, _> = join_all(copies.map(attr)).await.into_iter().flatten().collect();
+        let answered = |stripe| record.in_sync_of(stripe).any(|copy| attrs.contains_key(&copy));
+        if stripes.into_iter().all(answered) { Ok(attrs) } else { Err(VfsError::Io) }
     }
 
     /// Creates the objects that clients have not created yet, and that a file of `size` bytes has. A client that has written to one copy only
@@ -409,7 +414,7 @@ impl Core {
             let end = record.stripes.end(record.stripe_of(copy), size);
             let (core, of, record) = (self.clone(), file.clone(), record.clone());
             let write = async move {
-                if core.object_size(&of, &record, copy).await? < end {
+                if core.object_attr(&of, &record, copy).await?.size < end {
                     let write = move |servers: &dyn DataServers, object, presence| {
                         let zero = Rope::from(Bytes::from_static(&[0]));
                         servers.write(object, end, zero, Stability::FileSync, presence)
@@ -450,7 +455,8 @@ impl Core {
         Ok(change)
     }
 
-    /// Gives the file the size of its objects, if that is larger: a client may have written without LAYOUTCOMMIT.
+    /// Gives the file the size of its objects, if that is larger, and the time of their last write, if it is later than the last change of the
+    /// file: a client may have written without LAYOUTCOMMIT.
     ///
     /// # Errors
     /// Returns an error if no data server with a copy of one stripe answers, and the errors of the inner file system.
@@ -464,8 +470,10 @@ impl Core {
             }
             let of = file.clone();
             let known = self.run(move |core| core.size_of(&of.handle)).await?;
-            let sizes = self.object_sizes(file, &record, known, 0..record.stripes.count()).await?;
-            let size = sizes.into_values().max().unwrap_or(0);
+            let attrs = self.object_attrs(file, &record, known, 0..record.stripes.count()).await?;
+            let size = attrs.values().map(|attr| attr.size).max().unwrap_or(0);
+            // A client writes to all copies. A copy with a later time than another one was made again.
+            let written = in_all_copies(&record, |copy| attrs.get(&copy).map(|attr| attr.mtime));
             self.create_new(file, &record, size).await?;
             self.write_ends(file, size, sized).await?;
             let of = file.clone();
@@ -475,8 +483,12 @@ impl Core {
                 if sizing.count != sized {
                     return Ok(false);
                 }
-                if size > core.size_of(&of.handle)? {
-                    core.grow(&of, size, None)?;
+                let attr = core.inner.getattr(&Caller::blocking(&Cred::root()), &of.handle)?;
+                let changed = of.changed_at(attr.ctime).as_nanoseconds();
+                let is_later = |written: &Time| written.as_nanoseconds() > changed.saturating_add(CLOCK_DIFFERENCE);
+                let mtime = written.filter(is_later).map(|written| SetTime::To(written.min(now())));
+                if size > attr.size || mtime.is_some() {
+                    core.grow(&of, size, mtime)?;
                 }
                 Ok(true)
             });
@@ -496,8 +508,8 @@ impl Core {
         let of = file.clone();
         let size = self.run(move |core| core.size_of(&of.handle)).await?;
         let Some(next) = record.stripes.pieces(size..size.saturating_add(1)).next() else { return Ok(true) };
-        let sizes = self.object_sizes(file, &record, size, next.stripe..next.stripe + 1).await?;
-        Ok(sizes.into_values().all(|end| end <= size))
+        let attrs = self.object_attrs(file, &record, size, next.stripe..next.stripe + 1).await?;
+        Ok(attrs.into_values().all(|attr| attr.size <= size))
     }
 
     /// Ends layouts that a client has returned.
@@ -546,7 +558,7 @@ impl Core {
         Ok(())
     }
 
-    /// Makes the data servers reject all clients with layouts of these modes, and takes the size of the file from the objects.
+    /// Makes the data servers reject all clients with layouts of these modes, and takes size and time of the file from the objects.
     ///
     /// # Errors
     /// Returns an error if no copy is left that rejects them, or if the size is not known.
@@ -576,11 +588,10 @@ impl Core {
         if is_measured {
             return Ok(());
         }
-        let taken = self.take_size(file).await;
-        if taken.is_err() {
-            self.unmeasured.lock().insert(file.handle.clone());
-        }
-        taken
+        let mut measuring = Measuring { core: self, file, is_measured };
+        self.take_size(file).await?;
+        measuring.is_measured = true;
+        Ok(())
     }
 
     /// Takes note of errors that a client had at data servers. Copies that may have missed a write are stale when this returns.
@@ -626,6 +637,32 @@ impl Core {
         }
         Ok(())
     }
+}
+
+/// An attempt to take the size of a file. Unless it succeeds, dropping it leaves that to the next one.
+struct Measuring<'a> {
+    core: &'a Core,
+    file: &'a File,
+    is_measured: bool,
+}
+
+impl Drop for Measuring<'_> {
+    fn drop(&mut self) {
+        if !self.is_measured {
+            self.core.unmeasured.lock().insert(self.file.handle.clone());
+        }
+    }
+}
+
+/// Returns the maximum of all stripes of the minimum of the copies in sync of a stripe that have a value.
+fn in_all_copies<T: Ord>(record: &Record, value: impl Fn(usize) -> Option<T>) -> Option<T> {
+    (0..record.stripes.count()).filter_map(|stripe| record.in_sync_of(stripe).filter_map(&value).min()).max()
+}
+
+/// Returns the time of day.
+fn now() -> Time {
+    let since = entropy::system_time().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Time { seconds: since.as_secs() as i64, nanoseconds: since.subsec_nanos() }
 }
 
 /// Reports whether a client can use a file that is striped.
@@ -674,6 +711,9 @@ fn files(device: LayoutDeviceId, copies: &[Usable], stripes: Stripes) -> Result<
 
 /// The time after a client's report before the copy is made again. It bounds the load that a client can cause.
 const RESILVER_PAUSE: Duration = Duration::from_secs(20);
+/// The nanoseconds by which a write to an object must be later than the last change of its file to count as one of a client: the clocks of the
+/// servers differ, and objects are cut after their file.
+const CLOCK_DIFFERENCE: u64 = 100_000_000;
 /// The time for which clients get no layouts after a data server has denied access.
 const DENIED_PAUSE: Duration = Duration::from_secs(60);
 /// The stripe unit of a files layout with one stripe. It has no effect.

@@ -11,7 +11,7 @@ use crate::{
     files::{File, Place, Unstable},
     index::UNHEALTHY,
     record::{CopyState, Epochs, Object, Record},
-    servers::{DataServers, Presence, ServerError, ServerFuture, WriteVerifier},
+    servers::{DataServers, ObjectAttr, Presence, ServerError, ServerFuture, WriteVerifier},
     stripes::Stripes,
 };
 
@@ -78,9 +78,11 @@ impl Core {
         if has_data || !self.servers.creates_on_write(server) { Presence::Exists } else { Presence::MayBeNew }
     }
 
-    /// Returns the size of an object of a file. It is 0 for an object that does not exist and may be new.
-    pub fn object_size(self: &Arc<Self>, file: &Arc<File>, record: &Record, copy: usize) -> ServerFuture<u64> {
-        self.on_object(file, record, copy, |servers, object, presence| unless_new(presence, servers.size(object), 0))
+    /// Returns the attributes of an object of a file. The size is 0 for an object that does not exist and may be new.
+    pub fn object_attr(self: &Arc<Self>, file: &Arc<File>, record: &Record, copy: usize) -> ServerFuture<ObjectAttr> {
+        self.on_object(file, record, copy, |servers, object, presence| {
+            unless_new(presence, servers.getattr(object), ObjectAttr::default())
+        })
     }
 
     /// Executes operations on copies at the same time. `check` decides whether a result is a success.

@@ -40,7 +40,7 @@ use vfs::{Caller, Cred, FsCaps, Handle, Name, Result, Vfs, VfsError, XattrMode, 
 
 use self::{devices::Devices, drain::Drains, rebalance::Rebalancing, scan::Scan};
 use crate::{
-    files::{Ends, File, Files, Place},
+    files::{Ends, File, Files, Place, Stored},
     holders::Holders,
     index::{Index, LAYOUTS, OWNERS, TRUNCATING, UNHEALTHY, Work},
     record::{COPIES_MAX, OBJECTS_MAX, Object, Record, RecordError, ServerId},
@@ -290,10 +290,15 @@ impl Core {
     pub fn store(&self, file: &File, record: Record) -> Result<Arc<Record>> {
         let root = Cred::root();
         let caller = Caller::blocking(&root);
+        let ctime = || self.inner.getattr(&caller, &file.handle).map(|attr| attr.ctime);
+        let before = file.changed_at(ctime()?);
         self.unsettled.lock().insert(file.handle.clone());
         self.scan.note_stored(&file.handle);
-        *file.place.lock() = None;
+        let former = file.place.lock().take();
         self.inner.set_xattr(&caller, &file.handle, attribute(), &record.encode(), XattrMode::Either)?;
+        // The times of new objects are those of copying.
+        let has_new = former.is_none_or(|former| former.is_missing_in_sync(&record));
+        *file.stored.lock() = ctime().ok().filter(|_| !has_new).map(|after| Stored { before, after });
         self.inner.commit(&caller, &file.handle, 0, 0)?;
         self.unsettled.lock().remove(&file.handle);
         let record = Arc::new(record);

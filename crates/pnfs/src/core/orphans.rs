@@ -20,7 +20,7 @@ use super::{Core, Pnfs, upkeep::Usage, walk::Walk};
 use crate::{
     files::Place,
     record::{Object, ServerId},
-    servers::ServerFuture,
+    servers::{ObjectAttr, ServerFuture},
 };
 
 /// The objects of data servers of which it is not known whether a file has them.
@@ -59,9 +59,9 @@ impl Pnfs {
         self.0.servers.objects(server)
     }
 
-    /// Returns the bytes of an object.
-    pub fn object_size(&self, object: Object) -> ServerFuture<u64> {
-        self.0.servers.size(object)
+    /// Returns the attributes of an object.
+    pub fn object_attr(&self, object: Object) -> ServerFuture<ObjectAttr> {
+        self.0.servers.getattr(object)
     }
 
     /// Excludes the objects that a file of this tree has, that a change in progress gives to a file, or that are about to be removed.

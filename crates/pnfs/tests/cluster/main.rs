@@ -19,7 +19,7 @@ use std::{
         Arc, OnceLock, Weak,
         atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed},
     },
-    time::Duration,
+    time::{Duration, UNIX_EPOCH},
 };
 
 use parking_lot::Mutex;
@@ -29,7 +29,7 @@ use tokio::{
     task::JoinSet,
     time::{Instant, sleep, timeout},
 };
-use vfs::Handle;
+use vfs::{Handle, Time};
 
 use client::{Client, cells};
 use disk::Disk;
@@ -127,6 +127,12 @@ struct Lost;
 /// Returns `true` with this probability.
 fn chance(share: f64) -> bool {
     entropy::random_range(0.0..1.0) < share
+}
+
+/// Returns the time of day.
+fn now() -> Time {
+    let since = entropy::system_time().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Time { seconds: since.as_secs() as i64, nanoseconds: since.subsec_nanos() }
 }
 
 impl World {

@@ -26,6 +26,7 @@ use vfs::{Caller, CompletionSlot, Cred, Handle, Layouts, Result, SetAttr, Vfs, V
 use crate::{
     Broken, LEASE, MIRRORS, Setup, chance,
     disk::Disk,
+    now,
     stores::{Link, Pass, Stores, object_of},
 };
 
@@ -309,6 +310,13 @@ impl Mds {
         found.map(|(holder, hold)| (*holder, hold.modes))
     }
 
+    /// Reports whether a client has a layout to write.
+    pub fn is_written(&self, file: &Handle) -> bool {
+        let desk = self.desk.lock();
+        desk.holds.values().any(|hold| hold.file == *file && hold.modes.write)
+            || desk.fencing.get(file).is_some_and(|count| *count > 0)
+    }
+
     /// Ends the layouts of a client on a file, which it does not use any more.
     pub async fn return_layouts(&self, client: ClientId, file: &Handle) -> Result<()> {
         let Some((holder, modes)) = self.holder(client, file) else { return Ok(()) };
@@ -325,8 +333,7 @@ impl Mds {
         if !modes.write {
             return Err(VfsError::Stale);
         }
-        let now = entropy::system_time().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-        let now = vfs::Time { seconds: now.as_secs() as i64, nanoseconds: now.subsec_nanos() };
+        let now = now();
         // The server ignores a time that is not later than that of the file.
         let before = self.run(|pnfs, caller| pnfs.getattr(caller, file)).await?;
         let mtime = Some(now).filter(|now| own_time && *now > before.mtime);

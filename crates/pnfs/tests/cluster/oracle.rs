@@ -6,13 +6,19 @@
 
 use std::{fmt::Write as _, ops::Range};
 
+use vfs::Time;
+
 /// The oracle for one file.
 #[derive(Default)]
 pub struct Model {
     writes: Vec<Write>,
     attributes: Option<Attributes>,
+    /// The time of the last write to data servers that succeeded.
+    written: Time,
     /// `true` if the file may have been removed.
     pub removed: bool,
+    /// `true` if no client has a layout to write, and nothing fails any more.
+    pub is_at_rest: bool,
 }
 
 struct Write {
@@ -48,7 +54,7 @@ impl Effect {
 struct Attributes {
     at: u64,
     change: u64,
-    mtime: (i64, u32),
+    mtime: Time,
 }
 
 /// A write, for [`Model`].
@@ -74,6 +80,11 @@ impl Model {
     /// The write has ended, and its outcome is not known.
     pub fn fail(&mut self, write: WriteId, now: u64) {
         self.writes[write].ended = Some(now);
+    }
+
+    /// A client has written to data servers at this time or later.
+    pub fn note_written(&mut self, time: Time) {
+        self.written = self.written.max(time);
     }
 
     /// The data can be read.
@@ -114,6 +125,8 @@ impl Model {
             write.data.lossy = true;
             write.size.lossy |= sizes;
         }
+        // The process may have changed the ctime after the write.
+        self.written = Time::default();
         if sizes {
             self.attributes = None;
         }
@@ -180,7 +193,7 @@ impl Model {
     ///
     /// # Errors
     /// Returns the violation.
-    pub fn check_times(&mut self, change: u64, mtime: (i64, u32), (from, to): (u64, u64)) -> Result<(), String> {
+    pub fn check_times(&mut self, change: u64, mtime: Time, (from, to): (u64, u64)) -> Result<(), String> {
         if let Some(former) = self.attributes
             && former.at <= from
             && (former.change > change || former.mtime > mtime)
@@ -190,9 +203,15 @@ impl Model {
                 "invariant 5: change {then}, mtime {before:?} at {at}, and {change}, {mtime:?} during {from}..{to}"
             ));
         }
+        if self.is_at_rest && mtime.as_nanoseconds() + CLOCK_DIFFERENCE < self.written.as_nanoseconds() {
+            return Err(format!("invariant 5: the mtime is {mtime:?}, but a client has written at {:?}", self.written));
+        }
         if self.attributes.is_none_or(|former| former.at <= from) {
             self.attributes = Some(Attributes { at: to, change, mtime });
         }
         Ok(())
     }
 }
+
+/// The nanoseconds by which the metadata server permits a write to an object to be later than a change of its file without being one itself.
+const CLOCK_DIFFERENCE: u64 = 100_000_000;

@@ -19,7 +19,7 @@ use buf::Rope;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use pnfs::{
-    ClientAccess, DataServers, Presence, ServerError, ServerFuture, ServerId, WriteVerifier,
+    ClientAccess, DataServers, ObjectAttr, Presence, ServerError, ServerFuture, ServerId, WriteVerifier,
     objects::{
         create_until,
         handle::{ClusterKey, HANDLE_LEN, ObjectHandle, Right, StoreId},
@@ -31,11 +31,11 @@ use tokio::{
     time::{Instant, sleep, sleep_until},
 };
 use vfs::{
-    Stability,
+    Stability, Time,
     layout::{DataTransport, LayoutDevice, LayoutDeviceId, LayoutMode},
 };
 
-use crate::{Broken, chance, kinds::Kinds};
+use crate::{Broken, chance, kinds::Kinds, now};
 
 /// The data servers. Clones are the same ones.
 #[derive(Clone)]
@@ -82,6 +82,7 @@ struct Data {
     now: Vec<u8>,
     durable: Vec<u8>,
     owners: Option<Owners>,
+    mtime: Time,
 }
 
 /// The status of a data server.
@@ -337,6 +338,7 @@ impl Stores {
             }
             let data = store.data(object, pass, true)?.expect("a write must create the object");
             Data::write(&mut data.now, offset, &bytes);
+            data.mtime = now();
             if stable {
                 Data::write(&mut data.durable, offset, &bytes);
             }
@@ -526,6 +528,7 @@ impl DataServers for Link {
                 return Err(ServerError::NoSpace);
             }
             Data::write(&mut data.now, offset as usize, &bytes);
+            data.mtime = now();
             if stability > Stability::Unstable {
                 Data::write(&mut data.durable, offset as usize, &bytes);
             }
@@ -551,12 +554,13 @@ impl DataServers for Link {
         self.on_new(object, presence, move |data, _| {
             data.now.resize(size as usize, 0);
             data.durable.resize(size as usize, 0);
+            data.mtime = now();
             Ok(())
         })
     }
 
-    fn size(&self, object: Object) -> ServerFuture<u64> {
-        self.on(object, |data, _| Ok(data.now.len() as u64))
+    fn getattr(&self, object: Object) -> ServerFuture<ObjectAttr> {
+        self.on(object, |data, _| Ok(ObjectAttr { size: data.now.len() as u64, mtime: data.mtime }))
     }
 
     fn handle(&self, object: Object, client: ClientAccess) -> ServerFuture<Bytes> {

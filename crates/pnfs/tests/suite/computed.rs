@@ -11,7 +11,7 @@ use std::{
 use buf::{Pool, Rope};
 use bytes::Bytes;
 use pnfs::{
-    ClientAccess, DataServers, Presence, ServerError, ServerFuture, ServerId, WriteVerifier,
+    ClientAccess, DataServers, ObjectAttr, Presence, ServerError, ServerFuture, ServerId, WriteVerifier,
     objects::{
         Objects, create_until,
         fences::Fences,
@@ -22,7 +22,7 @@ use pnfs::{
 };
 use redb::backends::InMemoryBackend;
 use vfs::{
-    Caller, Cred, Handle, Name, Report, Result, SetAttr, Stability, Vfs, VfsError,
+    Attr, Caller, Cred, Handle, Name, Report, Result, SetAttr, Stability, Vfs, VfsError,
     layout::{DataTransport, LayoutDevice, LayoutDeviceId, LayoutMode},
     memory::{Memory, MemoryOptions},
 };
@@ -171,8 +171,11 @@ impl DataServers for Computed {
         })
     }
 
-    fn size(&self, object: Object) -> ServerFuture<u64> {
-        self.on(object, Presence::Exists, |store, caller, file| Ok(store.getattr(caller, file)?.size))
+    fn getattr(&self, object: Object) -> ServerFuture<ObjectAttr> {
+        self.on(object, Presence::Exists, |store, caller, file| {
+            let Attr { size, mtime, .. } = store.getattr(caller, file)?;
+            Ok(ObjectAttr { size, mtime })
+        })
     }
 
     fn handle(&self, object: Object, client: ClientAccess) -> ServerFuture<Bytes> {

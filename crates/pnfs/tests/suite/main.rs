@@ -15,5 +15,6 @@ mod scan;
 mod servers;
 mod space;
 mod stripes;
+mod times;
 mod truncation;
 mod world;

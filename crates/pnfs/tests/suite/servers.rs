@@ -7,18 +7,19 @@ use std::{
     ops::Range,
     sync::Arc,
     task::Poll,
+    time::UNIX_EPOCH,
 };
 
 use buf::Rope;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use pnfs::{
-    ClientAccess, DataServers, Presence, ServerError, ServerFuture, ServerId, WriteVerifier,
+    ClientAccess, DataServers, ObjectAttr, Presence, ServerError, ServerFuture, ServerId, WriteVerifier,
     record::{Epochs, Object, Owners},
 };
 use redb::{StorageBackend, backends::InMemoryBackend};
 use vfs::{
-    Stability,
+    Stability, Time,
     layout::{DataTransport, LayoutDevice, LayoutDeviceId},
 };
 
@@ -51,6 +52,7 @@ struct Data {
     now: Content,
     durable: Content,
     owners: Option<Owners>,
+    mtime: Time,
 }
 
 /// Bytes, most of which can be holes.
@@ -211,8 +213,16 @@ impl Servers {
             }
             data.now.write(offset, bytes);
             data.durable.write(offset, bytes);
+            data.mtime = now();
             Ok(())
         })
+    }
+
+    /// Sets the time of the last write to an object.
+    pub fn set_mtime(&self, object: Object, mtime: Time) {
+        self.server(object.server.0, |server| {
+            server.objects.get_mut(&object.id).expect("the object must exist").mtime = mtime;
+        });
     }
 
     /// Reports whether a client with a layout to read, which acts as `user`, can read an object.
@@ -262,6 +272,12 @@ impl Servers {
     }
 }
 
+/// Returns the time of day.
+pub fn now() -> Time {
+    let since = entropy::system_time().duration_since(UNIX_EPOCH).expect("the clock must be right");
+    Time { seconds: since.as_secs() as i64, nanoseconds: since.subsec_nanos() }
+}
+
 struct Flags {
     full: bool,
     verifier: WriteVerifier,
@@ -299,13 +315,14 @@ impl DataServers for Servers {
         self.execute(server, |server| Ok(server.objects.keys().copied().collect()))
     }
 
-    fn size(&self, object: Object) -> ServerFuture<u64> {
-        let (size, servers) = (self.on(object, |data, _| Ok(data.now.len)), self.clone());
+    fn getattr(&self, object: Object) -> ServerFuture<ObjectAttr> {
+        let attr = |data: &mut Data, _: &Flags| Ok(ObjectAttr { size: data.now.len, mtime: data.mtime });
+        let (attr, servers) = (self.on(object, attr), self.clone());
         Box::pin(async move {
-            let size = size.await;
+            let attr = attr.await;
             let is_held = || servers.server(object.server.0, |server| server.holds_answers);
             poll_fn(|_| if is_held() { Poll::Pending } else { Poll::Ready(()) }).await;
-            size
+            attr
         })
     }
 
@@ -365,6 +382,7 @@ impl DataServers for Servers {
                 return Err(ServerError::NoSpace);
             }
             data.now.write(offset, &bytes);
+            data.mtime = now();
             if stability > Stability::Unstable {
                 data.durable.write(offset, &bytes);
             }
@@ -391,6 +409,7 @@ impl DataServers for Servers {
         });
         let set = self.on(object, move |data, _| {
             data.now.resize(size);
+            data.mtime = now();
             data.durable.resize(size);
             Ok(())
         });

@@ -9,7 +9,7 @@ use std::{
 use pnfs::{Earlier, Index, Options, Pnfs, Record, Stripes, record::CopyState};
 use redb::backends::InMemoryBackend;
 use vfs::{
-    Caller, Handle, Layouts, VfsError,
+    Caller, Handle, Layouts, SetAttr, Vfs, VfsError,
     layout::{
         DataError, LayoutCommit, LayoutHolder,
         LayoutMode::{Read, Write},
@@ -283,6 +283,13 @@ fn return_of_a_layout_locks_out_nobody_if_the_size_is_not_known() {
     assert_eq!(world.run(release).unwrap_err(), VfsError::Io);
     assert_eq!(world.size(&file), 0);
     last.iter().for_each(|server| world.servers.set_down(*server, false));
+    // A caller that goes away while it takes the size leaves that to the next one.
+    world.servers.hold_answers(last[0], true);
+    let set = SetAttr { size: Some(5), ..SetAttr::default() };
+    let mut change = world.start(|caller| world.pnfs.setattr(caller, &file, &set, None));
+    assert!(change().is_pending());
+    drop(change);
+    world.servers.hold_answers(last[0], false);
     // The copies may differ, so the upkeep waits for the other layout.
     let mut upkeep = pin!(world.pnfs.upkeep());
     assert!(!step(upkeep.as_mut()));

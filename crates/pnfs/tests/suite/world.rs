@@ -293,8 +293,12 @@ impl World {
         Ok(read.data.to_bytes().unwrap().to_vec())
     }
 
+    pub fn attr(&self, file: &Handle) -> Attr {
+        self.run(|caller| self.pnfs.getattr(caller, file)).unwrap()
+    }
+
     pub fn size(&self, file: &Handle) -> u64 {
-        self.run(|caller| self.pnfs.getattr(caller, file)).unwrap().size
+        self.attr(file).size
     }
 
     pub fn truncate(&self, file: &Handle, size: u64) -> Result<()> {

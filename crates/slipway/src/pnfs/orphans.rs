@@ -70,20 +70,20 @@ async fn search_cluster(
     }
     let orphans = orphans.objects();
     // The records follow in any case, so that an administrator learns what is removed.
-    let mut sizes = Vec::with_capacity(orphans.len());
+    let mut attrs = Vec::with_capacity(orphans.len());
     for part in orphans.chunks(SIZES) {
-        sizes.extend(futures_util::future::join_all(part.iter().map(|object| member.pnfs.object_size(*object))).await);
+        attrs.extend(futures_util::future::join_all(part.iter().map(|object| member.pnfs.object_attr(*object))).await);
     }
     if remove {
         member.pnfs.remove_orphans(&orphans).map_err(|error| failed(member, error))?;
     }
-    for (Object { server, id }, bytes) in orphans.into_iter().zip(sizes) {
+    for (Object { server, id }, attr) in orphans.into_iter().zip(attrs) {
         let record = OrphanRecord {
             cluster: member.cluster.clone(),
             server: server.0,
             url: member.url(server),
             object: name(id),
-            bytes: bytes.ok(),
+            bytes: attr.ok().map(|attr| attr.size),
             removed: remove,
         };
         each(record).map_err(|error| error.to_string())?;

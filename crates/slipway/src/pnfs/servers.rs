@@ -15,7 +15,7 @@ use bytes::Bytes;
 use client::{CreateHow, Error, Handle, Mount, NfsUrl, SetAttr, StableHow, Status};
 use parking_lot::{Mutex, RwLock};
 use pnfs::{
-    ClientAccess, DataServers, Presence, ServerError, ServerFuture, ServerId, WriteVerifier,
+    ClientAccess, DataServers, ObjectAttr, Presence, ServerError, ServerFuture, ServerId, WriteVerifier,
     objects::{
         self, Objects,
         handle::{ClusterKey, ObjectHandle, Right},
@@ -27,7 +27,7 @@ use server::{AdoptedHandle, DataHandle, HandleKey, config::DataVersionConfig};
 use sha2::{Digest, Sha256};
 use tokio::runtime;
 use vfs::{
-    Stability,
+    Stability, Time,
     layout::{DataAddress, DataTransport, DataVersion, LayoutDevice, LayoutDeviceId, LayoutMode},
 };
 
@@ -433,11 +433,15 @@ impl DataServers for NfsServers {
         self.run(server, |server| async move { server.objects().await })
     }
 
-    fn size(&self, object: Object) -> ServerFuture<u64> {
+    fn getattr(&self, object: Object) -> ServerFuture<ObjectAttr> {
         self.on(object, Presence::MayBeNew, |mount, handle| async move {
             let attr = mount.protocol().getattr(&handle).await?;
             // An object of kind `slipway` that does not exist has no name.
-            if attr.nlink > 0 { Ok(attr.size) } else { Err(Failed::Absent) }
+            if attr.nlink == 0 {
+                return Err(Failed::Absent);
+            }
+            let mtime = Time { seconds: attr.mtime.seconds, nanoseconds: attr.mtime.nseconds };
+            Ok(ObjectAttr { size: attr.size, mtime })
         })
     }
 

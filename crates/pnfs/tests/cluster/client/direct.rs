@@ -14,6 +14,7 @@ use super::{Client, Dirty, How, Layout, State, bytes, cells};
 use crate::{
     CELL, chance,
     mds::{Copy, Place},
+    now,
     stores::Denied,
 };
 
@@ -53,7 +54,7 @@ impl Client {
         let mut state = self.state.lock();
         state.layouts.retain(|_, layout| layout.mds == mds);
         let serial = state.layouts.get(file).map_or_else(|| self.world.tick(), |layout| layout.serial);
-        let layout = Layout { mode, grant, mds, serial };
+        let layout = Layout { mode, grant, mds, serial, granted: now() };
         state.layouts.insert(file.clone(), layout.clone());
         Some(layout)
     }
@@ -76,7 +77,7 @@ impl Client {
         if dies {
             places.truncate(1);
         }
-        let stores = &self.world.stores;
+        let (stores, begun) = (&self.world.stores, now());
         let sent = places.iter().map(|Place { copy, range }| {
             stores.client_write(self.number, *copy, range.start, bytes(value, range.len() / CELL), stable)
         });
@@ -92,6 +93,10 @@ impl Client {
         if failures.is_empty() {
             self.model(file, |model, now| {
                 model.acknowledge(write, now);
+                // The grant may have moved the data to data servers, which is a change of the file for the metadata server.
+                if begun > layout.granted {
+                    model.note_written(begun);
+                }
                 if stable {
                     model.make_durable(write, now);
                 }

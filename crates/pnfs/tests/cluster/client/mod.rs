@@ -9,7 +9,7 @@ use entropy::HashMap;
 use futures_util::future::join;
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep, timeout};
-use vfs::{CreateMode, Handle, Name, Report, SetAttr, Stability, Vfs, VfsError, layout::LayoutMode};
+use vfs::{CreateMode, Handle, Name, Report, SetAttr, Stability, Time, Vfs, VfsError, layout::LayoutMode};
 
 use crate::{
     CELL, CELLS, LEASE, Lost, World, chance,
@@ -46,6 +46,7 @@ struct Layout {
     mds: u64,
     /// The number of the layout. Writes belong to one.
     serial: u64,
+    granted: Time,
 }
 
 /// A write that is not durable, or whose size is not.
@@ -421,16 +422,18 @@ impl Client {
             async move { mds.run(|pnfs, caller| pnfs.getattr(caller, &of)).await }
         });
         let attr = attr.await.ok()?.0.ok()?;
-        let (size, mtime) = (attr.size as usize, (attr.mtime.seconds, attr.mtime.nanoseconds));
+        let size = attr.size as usize;
         self.check(file, "attributes", |model, to| {
             model.check_size(size / CELL, (from, to))?;
-            model.check_times(attr.change, mtime, (from, to))
+            model.check_times(attr.change, attr.mtime, (from, to))
         });
         Some(size)
     }
 
     /// Checks a file when nothing fails: it can be read, and has the right size and contents.
     pub async fn check_whole(&self, file: &Handle) {
+        let is_written = self.world.mds().iter().any(|mds| mds.is_written(file));
+        self.model(file, |model, _| model.is_at_rest = !is_written);
         if self.look(file).await.is_none() || !self.read_by_mds(file).await {
             self.world.fail(format!("invariant 1: {file:?} cannot be read at the end"));
         }

@@ -1,0 +1,181 @@
+//! The modification time of files that clients write directly and do not commit.
+
+use std::time::Duration;
+
+use pnfs::record::Object;
+use tokio::time::advance;
+use vfs::{
+    Handle, SetAttr, SetTime, Time, Vfs,
+    layout::{DataError, LayoutMode::Write, LayoutModes},
+};
+
+use crate::{
+    servers::now,
+    world::{Striped, World},
+};
+
+/// The way in which a layout ends without LAYOUTCOMMIT.
+#[derive(Clone, Copy, Debug)]
+enum End {
+    Return,
+    Revocation,
+    Restart,
+}
+
+impl End {
+    const ALL: [Self; 3] = [Self::Return, Self::Revocation, Self::Restart];
+
+    fn run(self, world: World, file: &Handle) -> World {
+        match self {
+            Self::Return => world.release(file, 1, LayoutModes::WRITE),
+            Self::Revocation => world.fence(file, 1, LayoutModes::WRITE).unwrap(),
+            Self::Restart => {
+                let world = world.crash();
+                world.upkeep();
+                return world;
+            }
+        }
+        world
+    }
+}
+
+/// A file of 3,000 bytes with an mtime that a program has set, and with a layout to write.
+struct Copied {
+    file: Handle,
+    objects: Vec<Object>,
+    layout: Striped,
+}
+
+impl Copied {
+    const MTIME: Time = Time { seconds: 1_000_000, nanoseconds: 5 };
+
+    async fn new(world: &World) -> Self {
+        let file = world.create("file");
+        world.write(&file, 0, &[1; 3000]).unwrap();
+        let objects = world.record(&file).copies.iter().map(|copy| copy.object).collect();
+        advance(Duration::from_secs(1)).await;
+        let set = SetAttr { mtime: Some(SetTime::To(Self::MTIME)), ..SetAttr::default() };
+        world.run(|caller| world.pnfs.setattr(caller, &file, &set, None)).unwrap();
+        let layout = world.grant_striped(&file, 1, Write).unwrap();
+        Self { file, objects, layout }
+    }
+
+    /// The client overwrites bytes. Returns the time.
+    async fn overwrite(&self, world: &World) -> Time {
+        advance(Duration::from_secs(20)).await;
+        assert_eq!(world.client_write(&self.layout, 100, &[2; 10]), 0);
+        let written = now();
+        advance(Duration::from_secs(30)).await;
+        written
+    }
+}
+
+/// Runs a test for each tree and each end of a layout. The clock stands still unless the test moves it.
+fn each(test: impl AsyncFn(World, End)) {
+    for end in End::ALL {
+        for world in 0..World::each().count() {
+            simnet::simulate(1, async || test(World::each().nth(world).expect("the tree must exist"), end).await);
+        }
+    }
+}
+
+#[test]
+fn uncommitted_writes_set_the_time() {
+    each(async |world, end| {
+        let copied = Copied::new(&world).await;
+        let written = copied.overwrite(&world).await;
+        let world = end.run(world, &copied.file);
+        assert_eq!(world.attr(&copied.file).mtime, written, "{end:?}");
+    });
+}
+
+#[test]
+fn time_that_a_program_has_set_stays_if_no_client_has_written_since() {
+    each(async |world, end| {
+        let copied = Copied::new(&world).await;
+        advance(Duration::from_secs(30)).await;
+        let world = end.run(world, &copied.file);
+        assert_eq!(world.attr(&copied.file).mtime, Copied::MTIME, "{end:?}");
+    });
+}
+
+#[test]
+fn copy_that_was_made_again_does_not_set_the_time() {
+    each(async |world, end| {
+        let copied = Copied::new(&world).await;
+        advance(Duration::from_secs(20)).await;
+        // The first copy of each stripe.
+        let record = world.record(&copied.file);
+        for stripe in 0..record.stripes.count() {
+            let copy = record.in_sync_of(stripe).next().unwrap();
+            world.servers.set_mtime(record.copies[copy].object, now());
+        }
+        let world = end.run(world, &copied.file);
+        assert_eq!(world.attr(&copied.file).mtime, Copied::MTIME, "{end:?}");
+    });
+}
+
+#[test]
+fn time_of_a_data_server_in_the_future_is_now() {
+    each(async |world, end| {
+        let copied = Copied::new(&world).await;
+        advance(Duration::from_secs(20)).await;
+        let future = Time { seconds: now().seconds + 3600, nanoseconds: 0 };
+        copied.objects.iter().for_each(|object| world.servers.set_mtime(*object, future));
+        let world = end.run(world, &copied.file);
+        assert_eq!(world.attr(&copied.file).mtime, now(), "{end:?}");
+    });
+}
+
+/// A stale mark changes the ctime of the inner file, but is no change of the file.
+#[test]
+fn stale_mark_after_a_write_does_not_hide_its_time() {
+    each(async |world, end| {
+        if let End::Restart = end {
+            return;
+        }
+        let copied = Copied::new(&world).await;
+        let written = copied.overwrite(&world).await;
+        let record = world.record(&copied.file);
+        for stripe in 0..record.stripes.count() {
+            let copy = record.in_sync_of(stripe).next().unwrap();
+            world.report(&copied.file, 1, record.copies[copy].object, DataError::Unreachable);
+            advance(Duration::from_secs(1)).await;
+        }
+        assert!(!world.record(&copied.file).is_healthy());
+        let world = end.run(world, &copied.file);
+        assert_eq!(world.attr(&copied.file).mtime, written, "{end:?}");
+    });
+}
+
+/// Objects are new when the data of a file, or a copy of it, move to data servers. No client has written them.
+#[test]
+fn new_objects_do_not_set_the_time() {
+    each(async |world, end| {
+        let (file, set) =
+            (world.create("file"), SetAttr { mtime: Some(SetTime::To(Copied::MTIME)), ..SetAttr::default() });
+        world.write(&file, 0, &[1; 900]).unwrap();
+        world.run(|caller| world.pnfs.setattr(caller, &file, &set, None)).unwrap();
+        advance(Duration::from_secs(10)).await;
+        world.grant_striped(&file, 1, Write).unwrap();
+        let world = end.run(world, &file);
+        assert_eq!(world.attr(&file).mtime, Copied::MTIME, "{end:?}");
+
+        for copy in 0..world.record(&file).copies.len() {
+            world.upkeep();
+            advance(Duration::from_secs(60)).await;
+            world.grant_striped(&file, 1, Write).unwrap();
+            let object = world.record(&file).copies[copy].object;
+            world.report(&file, 1, object, DataError::Unreachable);
+            world.release(&file, 1, LayoutModes::WRITE);
+            advance(Duration::from_secs(60)).await;
+            world.upkeep();
+            assert!(
+                world.record(&file).is_healthy() && world.record(&file).copies.iter().all(|copy| copy.object != object)
+            );
+        }
+        world.grant_striped(&file, 1, Write).unwrap();
+        let world = end.run(world, &file);
+        assert_eq!(world.attr(&file).mtime, Copied::MTIME, "{end:?}");
+    });
+}
