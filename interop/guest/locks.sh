@@ -266,6 +266,7 @@ for v in 4.1 4.2; do check "$v: four connections" four_connections $v; done
 check "locks survive the server's death under load" locks_survive_the_servers_death_under_load
 check "leases: idle clients, and one that is cut off" leases
 check "a client that restarts loses its locks" a_client_that_restarts_loses_its_locks
+[ $BACKEND = posix ] || check "clients have used the data servers" used_data_servers
 check "unmounts" unmount_all
 check "kernel log is clean" kernel_log_is_clean "lock reclaim failed|not responding|lost [0-9]+ locks"
 ! grep -q ^fail "$RESULTS"

@@ -252,11 +252,29 @@ other_clients() {
   rm /run/mnt/proxied
 }
 
-# The data of small files stay with the metadata server.
+# lone_layoutgets: the number of LAYOUTGETs that cost the client a round trip, because they are not in the COMPOUND of an OPEN.
+lone_layoutgets() {
+  awk -v peer="peer=$CLIENT:" 'index($0, peer) && match($0, /operation="[A-Z_]*"/) {
+      operation = substr($0, RSTART + 11, RLENGTH - 12)
+      if (operation == "SEQUENCE") opens = 0
+      if (operation == "OPEN") opens = 1
+      if (operation == "LAYOUTGET" && !opens) lone++
+    } END { print lone + 0 }' /run/out/serve.0.log
+}
+
+# small OPTIONS…: the data of small files stay with the metadata server, and cost no additional round trip. The arguments are those of `mounted`.
 small() {
+  local lone gets
+  lone=$(lone_layoutgets)
   head -c 5000 /run/small >/run/mnt/little; sync /run/mnt/little
   no_objects
   cmp <(head -c 5000 /run/small) $EXPORT/little
+  umount /run/mnt; mounted "$@"
+  gets=$(through_mds LAYOUTGET)
+  cmp <(head -c 5000 /run/small) /run/mnt/little
+  # Linux asks with OPEN.
+  [ "$(through_mds LAYOUTGET)" -gt "$gets" ]
+  equal "$lone" "$(lone_layoutgets)"
   rm /run/mnt/little
 }
 
@@ -340,7 +358,7 @@ check "knfsd: starts" knfsd_data_server; passed || exit 1
 check "slipway serve: starts" servers; passed || exit 1
 for version in 4.1 4.2; do
   check "$version: mounts with flexible files" mounted $version; passed || continue
-  check "$version: small files stay with the metadata server" small
+  check "$version: small files stay with the metadata server" small $version
   check "$version: data pass the metadata server by" direct $version
   traced "$version: changes of content and size" changes
   check "$version: clients without layouts" other_clients
@@ -392,7 +410,7 @@ LAYOUTS=files
 for version in 4.1 4.2; do
   on="$version, files layout"
   check "$on: mounts" mounted $version; passed || continue
-  check "$on: small files stay with the metadata server" small
+  check "$on: small files stay with the metadata server" small $version
   check "$on: data pass the metadata server by" direct_by_stripes $version
   check "$on: changes of content and size" changes
   check "$on: clients without layouts" other_clients

@@ -94,6 +94,7 @@ for signal in $SIGNALS; do
   done
   check "$signal: released locks can be taken" each_cell let_go $signal
 done
+[ $BACKEND = posix ] || check "clients have used the data servers" used_data_servers
 check "unmounts" unmount_all
 check "kernel log is clean" kernel_log_is_clean "not responding"
 ! grep -q ^fail "$RESULTS"

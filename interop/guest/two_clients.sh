@@ -1,11 +1,13 @@
 # Shared by the scripts in which two Linux clients use one `slipway serve`, all in one kernel. The server has its own
 # network namespace, and so has the second client, `mars`, which mounts every version over tcp. The first client,
 # `venus`, is the guest itself, because siw is there: it mounts over rdma. Each client has its own rpcbind and
-# rpc.statd. /run/out/env sets SLIPWAY.
+# rpc.statd. /run/out/env sets SLIPWAY, and BACKEND, the back end of the export: posix, or pnfs, whose two data servers
+# are in the server's namespace.
 . /run/out/guest/lib.sh
 . /run/out/env
 near SLIPWAY
 : >"$RESULTS"
+BACKEND=${BACKEND:-posix}
 SERVER=10.9.1.1
 EXPORT=/run/export
 LEASE=15
@@ -51,6 +53,7 @@ mars_comes_up() {
   ip netns add "$1"
   ip link add mars0 netns "$1" type veth peer name mars1 netns server
   ip -n "$1" addr add 10.9.2.2/24 dev mars0; ip -n "$1" link set mars0 up; ip -n "$1" link set lo up
+  ip -n "$1" route add default via 10.9.2.1
   ip -n server addr add 10.9.2.1/24 dev mars1; ip -n server link set mars1 up
   mkdir -p /run/mars /run/out/logs; rm -f /run/out/mars.ready
   export -f mars_lives monitor
@@ -63,8 +66,32 @@ mars() { nsenter -t "$(cat /run/mars.pid)" -m -n -u -r -w -- "$@"; }
 
 says() { grep -q "$1" /run/out/serve.log; }
 
+# On tmpfs, there are no extended attributes of users before Linux 6.6.
+make_export() {
+  mkdir -p "$EXPORT" /run/state
+  case $BACKEND in
+    posix) mount -t tmpfs -o size=64m export "$EXPORT" ;;
+    pnfs)
+      truncate -s 64m /run/export.ext4
+      mkfs.ext4 -q -b 4096 -E lazy_itable_init=1,lazy_journal_init=1 /run/export.ext4
+      mount -o loop /run/export.ext4 "$EXPORT"
+      (umask 077; head -c 32 /run/out/random | od -An -v -tx1 | tr -d ' \n' >/run/cluster.key)
+      data_server_starts 1; data_server_starts 2
+      ;;
+  esac
+}
+
+# data_server_starts N
+data_server_starts() {
+  mkdir -p -m 700 /run/ds$1
+  ip netns exec server "$SLIPWAY" -vv serve --data-server --cluster-key /run/cluster.key --rpcbind off --squash none \
+    --state-dir /run/state$1 --listen "tcp://$SERVER:205$1" --listen "rdma://$SERVER:2005$1?provider=iwarp" \
+    --ready-file /run/ready.$1 /run/ds$1 >>/run/out/serve.$1.log 2>&1 &
+  await test -e /run/ready.$1
+}
+
 serve() {
-  mkdir -p "$EXPORT" /run/state; mountpoint -q "$EXPORT" || mount -t tmpfs -o size=64m export "$EXPORT"
+  mountpoint -q "$EXPORT" || make_export
   rm -f /run/ready
   ip netns exec server "$SLIPWAY" -vv serve --config /run/slipway.toml --ready-file /run/ready >>/run/out/serve.log 2>&1 &
   echo $! >/run/server.pid
@@ -88,11 +115,43 @@ options = { provider = "iwarp" }
 [[export]]
 path = "$EXPORT"
 squash = "none"
+$([ $BACKEND = posix ] || pnfs)
 [[export]]
 name = "/memory"
 backend = "memory"
 squash = "none"
 T
+}
+
+# The lines of the configuration that make the export one of pNFS. Clients use the data servers by NFSv3 and 4.2.
+pnfs() {
+  local server
+  cat <<T
+backend = "pnfs"
+options = { cluster = "lab" }
+[[pnfs]]
+name = "lab"
+key_file = "/run/cluster.key"
+threshold = "1 KiB"
+T
+  for server in 1 2; do
+    cat <<T
+[[pnfs.server]]
+id = $server
+kind = "slipway"
+version = "$([ $server = 1 ] && echo 3 || echo 4.2)"
+url = "nfs://$SERVER:205$server/run/ds$server?mountport=205$server"
+address = [{ transport = "rdma", address = "$SERVER:2005$server" }, { transport = "tcp", address = "$SERVER:205$server" }]
+T
+  done
+}
+
+# Both clients have written at both data servers.
+used_data_servers() {
+  local peer
+  for peer in 10.9.1.2 10.9.2.2; do
+    for server in 1 2; do grep -qE "(procedure|operation)=\"WRITE\" peer=$peer:" /run/out/serve.$server.log || return 1; done
+  done
 }
 
 # mars_mounts VERSION…: with four connections for versions with sessions.

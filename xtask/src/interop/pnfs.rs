@@ -13,30 +13,38 @@ pub const PACKAGES: [&str; 3] = ["nfs-ganesha", "nfs-ganesha-gluster", "glusterf
 /// Runs `guest/pnfs.sh` and `guest/pnfs_content.sh`, in which knfsd is one of the data servers, and `guest/pnfs_failures.sh`.
 pub fn linux(bench: &Bench, report: &mut Report) -> Result<(), String> {
     for run in bench.rotation.pick("pnfs", &RUNS, 1, report) {
-        let Run { script, kind } = run;
-        let name = format!("{script}-{kind}");
+        let Run { script, kind, mount } = run;
+        let mut name = format!("{script}-{kind}");
+        let mut environment = vec![("SLIPWAY", text(&bench.slipway)), ("KIND", (*kind).to_string())];
+        if let Some((version, transport)) = mount {
+            name += &format!("-{version}-{transport}");
+            environment.extend([("VERSION", (*version).to_string()), ("TRANSPORT", (*transport).to_string())]);
+        }
         let guest = Guest::new(bench, bench.fresh(&name)?.join("guest"))?;
-        guest.environment(&[("SLIPWAY", text(&bench.slipway)), ("KIND", (*kind).to_string())])?;
+        guest.environment(&environment)?;
         let succeeded = guest.run(&format!("{script}.sh"));
         guest.results(&name, succeeded, report)?;
     }
     Ok(())
 }
 
-/// A script, with the kind of its first two data servers.
+/// A script, with the kind of its first two data servers, and the version and the transport of mounts if the script does not have several.
 #[derive(Debug)]
 struct Run {
     script: &'static str,
     kind: &'static str,
+    mount: Option<(&'static str, &'static str)>,
 }
 
-const RUNS: [Run; 6] = [
-    Run { script: "pnfs", kind: "nfs3" },
-    Run { script: "pnfs_failures", kind: "slipway" },
-    Run { script: "pnfs_content", kind: "nfs3" },
-    Run { script: "pnfs", kind: "slipway" },
-    Run { script: "pnfs_failures", kind: "nfs3" },
-    Run { script: "pnfs_content", kind: "slipway" },
+const RUNS: [Run; 8] = [
+    Run { script: "pnfs", kind: "nfs3", mount: None },
+    Run { script: "pnfs_failures", kind: "slipway", mount: Some(("4.2", "tcp")) },
+    Run { script: "pnfs_content", kind: "nfs3", mount: None },
+    Run { script: "pnfs_failures", kind: "nfs3", mount: Some(("4.1", "rdma")) },
+    Run { script: "pnfs", kind: "slipway", mount: None },
+    Run { script: "pnfs_failures", kind: "nfs3", mount: Some(("4.2", "tcp")) },
+    Run { script: "pnfs_content", kind: "slipway", mount: None },
+    Run { script: "pnfs_failures", kind: "slipway", mount: Some(("4.2", "rdma")) },
 ];
 
 /// Runs `guest/pnfs_knfsd.sh`: the metadata server is knfsd, built with flexible files layouts.
