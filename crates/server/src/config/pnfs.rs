@@ -4,7 +4,10 @@
 
 use std::{net::SocketAddr, num::NonZeroU32, path::PathBuf};
 
-use serde::{Deserialize, Deserializer, de};
+use serde::{
+    Deserialize, Deserializer,
+    de::{self, IntoDeserializer},
+};
 
 use super::size::ByteSize;
 
@@ -40,6 +43,45 @@ pub struct PnfsConfig {
     /// `key_file`: the file with the key of the cluster, which data servers of kind `slipway` have, too.
     #[serde(default)]
     pub key_file: Option<PathBuf>,
+}
+
+impl Default for PnfsConfig {
+    /// Returns a table without a name and without data servers.
+    fn default() -> Self {
+        Self {
+            name: String::new(),
+            server: Vec::new(),
+            mirrors: mirrors(),
+            stripes: stripes(),
+            stripe_unit: stripe_unit(),
+            threshold: threshold(),
+            timeout_s: timeout_s(),
+            layouts: LayoutsMode::default(),
+            key_file: None,
+        }
+    }
+}
+
+impl PnfsConfig {
+    /// Replaces an option by that of an export with this table: `mirrors`, `stripes`, `stripe_unit`, `threshold` or `layouts`.
+    ///
+    /// # Errors
+    /// Returns a message for the user if exports have no such option, or if the value is wrong.
+    pub fn replace(&mut self, option: &str, value: &str) -> Result<(), String> {
+        let size = || value.parse().map(|ByteSize(bytes)| bytes).map_err(|error| format!("{option}: {error}"));
+        match option {
+            "mirrors" => self.mirrors = count(option, value)?,
+            "stripes" => self.stripes = count(option, value)?,
+            "stripe_unit" => self.stripe_unit = size().and_then(unit)?,
+            "threshold" => self.threshold = size()?,
+            "layouts" => {
+                let mode = LayoutsMode::deserialize(value.into_deserializer());
+                self.layouts = mode.map_err(|error: de::value::Error| format!("{option}: {error}"))?;
+            }
+            _ => return Err(format!("option '{option}': {EXPORT_OPTIONS}")),
+        }
+        Ok(())
+    }
 }
 
 /// The layouts of a `[[pnfs]]` table.
@@ -148,20 +190,26 @@ fn bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
 }
 
 fn checked_stripes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u16, D::Error> {
-    let stripes = i64::deserialize(deserializer)?;
-    match u16::try_from(stripes).ok().filter(|stripes| (1..=16).contains(stripes)) {
-        Some(stripes) => Ok(stripes),
-        None => Err(de::Error::custom(format!("stripes = {stripes}: it must be from 1 to 16"))),
-    }
+    count("stripes", &i64::deserialize(deserializer)?.to_string()).map_err(de::Error::custom)
 }
 
 fn checked_stripe_unit<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
-    let ByteSize(unit) = ByteSize::deserialize(deserializer)?;
-    if (64 << 10..=1 << 30).contains(&unit) && unit.is_multiple_of(4 << 10) {
-        return Ok(unit);
+    let ByteSize(bytes) = ByteSize::deserialize(deserializer)?;
+    unit(bytes).map_err(de::Error::custom)
+}
+
+/// Returns a number of copies or stripes.
+fn count(option: &str, value: &str) -> Result<u16, String> {
+    let count = value.parse().ok().filter(|count| (1..=16).contains(count));
+    count.ok_or_else(|| format!("{option} = {value}: it must be from 1 to 16"))
+}
+
+/// Returns the bytes of a stripe unit.
+fn unit(bytes: u64) -> Result<u64, String> {
+    if (64 << 10..=1 << 30).contains(&bytes) && bytes.is_multiple_of(4 << 10) {
+        return Ok(bytes);
     }
-    let message = format!("stripe_unit: {unit} bytes are no multiple of 4 KiB from 64 KiB to 1 GiB");
-    Err(de::Error::custom(message))
+    Err(format!("stripe_unit: {bytes} bytes are no multiple of 4 KiB from 64 KiB to 1 GiB"))
 }
 
 fn timeout<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
@@ -172,6 +220,8 @@ fn timeout<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> 
     }
 }
 
+const EXPORT_OPTIONS: &str = "`backend = \"pnfs\"` has `cluster`, the name of a [[pnfs]] table, and `mirrors`, `stripes`, `stripe_unit`, `threshold` \
+                              and `layouts`, which replace those of the table";
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -225,6 +275,37 @@ mod tests {
         assert_eq!(striped.layouts, LayoutsMode::Files);
         assert_eq!((plain.stripes, plain.stripe_unit), (1, 1 << 20));
         assert_eq!((plain.threshold, plain.timeout_s, plain.server.len()), (64 << 10, 10, 0));
+        assert_eq!(*plain, PnfsConfig { name: "plain".to_owned(), ..PnfsConfig::default() });
+    }
+
+    #[test]
+    fn options_of_an_export_replace_those_of_its_table() {
+        let mut table = PnfsConfig::default();
+        let options = [
+            ("mirrors", "3"),
+            ("stripes", "4"),
+            ("stripe_unit", "128 KiB"),
+            ("threshold", "1 MiB"),
+            ("layouts", "none"),
+        ];
+        options.iter().for_each(|(option, value)| table.replace(option, value).unwrap());
+        assert_eq!((table.mirrors, table.stripes, table.stripe_unit), (3, 4, 128 << 10));
+        assert_eq!((table.threshold, table.layouts), (1 << 20, LayoutsMode::None));
+        let former = table.clone();
+        for (option, value, message) in [
+            ("mirrors", "0", "mirrors = 0: it must be from 1 to 16"),
+            ("mirrors", "two", "mirrors = two: it must be from 1 to 16"),
+            ("stripes", "17", "stripes = 17: it must be from 1 to 16"),
+            ("stripe_unit", "60 KiB", "stripe_unit: 61440 bytes are no multiple of 4 KiB from 64 KiB to 1 GiB"),
+            ("stripe_unit", "wide", "stripe_unit: 'wide': a size is a number and a unit"),
+            ("threshold", "-1", "threshold: '-1': a size is a number and a unit"),
+            ("layouts", "blocks", "layouts: unknown variant `blocks`, expected one of `flexible`, `files`, `none`"),
+            ("timeout_s", "5", "option 'timeout_s': `backend = \"pnfs\"` has `cluster`"),
+        ] {
+            let error = table.replace(option, value).unwrap_err();
+            assert!(error.starts_with(message), "{option} = {value}: {error}");
+        }
+        assert_eq!(table, former);
     }
 
     #[test]

@@ -9,11 +9,14 @@ use std::{
 use parking_lot::Mutex;
 use pnfs::{DataServers, FileStatus, Pnfs, ServerId, ServerStatus};
 use serde_json::json;
-use server::{admin, config::ExportConfig};
+use server::{
+    admin,
+    config::{BackendSettings, ExportConfig},
+};
 use vfs::VfsError;
 
 use super::{
-    growth, orphans,
+    cluster_of, growth, orphans,
     records::{
         CopyRecord, CopyState, DataRecord, DataServerRecord, DataServerState, LayoutRecord, LostFile, OrphanRecord,
         RepairRecord, Request, ScanRecord, Service,
@@ -36,6 +39,8 @@ pub struct Clusters {
 pub struct Member {
     /// The name of the cluster.
     pub cluster: String,
+    /// The settings of the export.
+    pub settings: BackendSettings,
     /// The name of the export.
     export: String,
     /// The directory of the export, which is canonical.
@@ -48,7 +53,14 @@ pub struct Member {
 
 impl Clusters {
     /// Adds a tree. The data servers of a cluster have the same states for all its trees.
-    pub fn add(&self, cluster: &str, (directory, database): (PathBuf, PathBuf), servers: Arc<NfsServers>, pnfs: Pnfs) {
+    pub fn add(
+        &self,
+        settings: &BackendSettings,
+        (directory, database): (PathBuf, PathBuf),
+        servers: Arc<NfsServers>,
+        pnfs: Pnfs,
+    ) {
+        let (cluster, settings) = (cluster_of(settings), settings.clone());
         let mut members = self.members.lock();
         for other in members.iter().filter(|member| member.cluster == cluster) {
             for id in servers.servers() {
@@ -60,7 +72,7 @@ impl Clusters {
             }
         }
         let (cluster, export) = (cluster.to_owned(), directory.display().to_string());
-        members.push(Member { cluster, export, directory, database, servers, pnfs });
+        members.push(Member { cluster, settings, export, directory, database, servers, pnfs });
     }
 
     /// Takes the path of the configuration file, from which data servers can be added.

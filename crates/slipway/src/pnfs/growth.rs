@@ -1,6 +1,6 @@
 //! Growth of a cluster: data servers are added while the server runs, and copies are moved to those with fewer bytes.
 
-use std::path::Path;
+use std::{fmt::Display, path::Path};
 
 use pnfs::ServerId;
 use serde_json::{Value, json};
@@ -11,6 +11,7 @@ use super::{
     clusters::{Answer, Member, choose, failed, reason},
     data_servers,
     records::{AddedRecord, PlanRecord, PlannedServer, RebalanceRecord},
+    table_of,
 };
 
 /// Adds the data servers of the configuration file that the running server does not have yet.
@@ -21,11 +22,9 @@ pub fn add(members: &[Member], config: Option<&Path>) -> Answer<Vec<AddedRecord>
     let config = Config::load_with(path, &super::backends(Default::default())).map_err(|error| error.to_string())?;
     let mut added: Vec<AddedRecord> = Vec::new();
     for member in members {
-        let Some(table) = config.pnfs.iter().find(|table| table.name == member.cluster) else {
-            return Err(format!("{}: it has no [[pnfs]] with the name '{}' any more", path.display(), member.cluster));
-        };
-        let located = |error| format!("{}: pnfs '{}': {error}", path.display(), member.cluster);
-        let servers = data_servers(table).map_err(located)?;
+        let located = |error: &dyn Display| format!("{}: pnfs '{}': {error}", path.display(), member.cluster);
+        let table = table_of(&member.settings, &config.pnfs).map_err(|error| located(&error))?;
+        let servers = data_servers(&table).map_err(|error| located(&error))?;
         for (id, endpoint) in servers {
             let url = table.server.iter().find(|server| server.id.get() == id.0).map(|server| server.url.clone());
             let known = added.iter().any(|record| record.cluster == member.cluster && record.id == id.0);

@@ -51,15 +51,13 @@ pub fn backends(clusters: Arc<Clusters>) -> Backends {
 impl BackendKind for PnfsKind {
     fn check(&self, settings: &mut BackendSettings) -> Result<(), String> {
         DirectoryKind.check(&mut inner(settings))?;
-        match settings.options.keys().find(|key| *key != CLUSTER) {
-            Some(option) => Err(format!(
-                "option '{option}': `backend = \"pnfs\"` has only `{CLUSTER}`, the name of a [[pnfs]] table"
-            )),
-            None if settings.options.contains_key(CLUSTER) => Ok(()),
-            None => Err(format!(
+        if !settings.options.contains_key(CLUSTER) {
+            return Err(format!(
                 "`backend = \"pnfs\"` needs `options = {{ {CLUSTER} = NAME }}`, the name of a [[pnfs]] table"
-            )),
+            ));
         }
+        let name = self.default_name(settings).unwrap_or_default();
+        replace_options(&mut PnfsConfig::default(), settings).map_err(|error| format!("export '{name}': {error}"))
     }
 
     fn default_name(&self, settings: &BackendSettings) -> Option<String> {
@@ -71,14 +69,8 @@ impl BackendKind for PnfsKind {
     }
 
     fn open(&self, settings: &BackendSettings, opening: &Opening<'_>) -> io::Result<Tree> {
-        let name = settings.options.get(CLUSTER).map(String::as_str).unwrap_or_default();
-        let mut clusters = opening.pnfs().iter().filter(|cluster| cluster.name == name);
-        let cluster = clusters.next();
-        let cluster =
-            cluster.ok_or_else(|| invalid(format!("the configuration has no [[pnfs]] with the name '{name}'")))?;
-        if clusters.next().is_some() {
-            return Err(invalid(format!("the configuration has two [[pnfs]] with the name '{name}'")));
-        }
+        let name = cluster_of(settings);
+        let cluster = &table_of(settings, opening.pnfs()).map_err(invalid)?;
         let located = |error: io::Error| io::Error::new(error.kind(), format!("pnfs '{name}': {error}"));
         let directory = directory_of(settings)?;
         // Without files, there are no layouts that an earlier process has granted.
@@ -92,7 +84,7 @@ impl BackendKind for PnfsKind {
             let (runtime, upkeep) = start_thread()?;
             let servers = Arc::new(NfsServers::new(runtime, transports::for_client(), data_servers));
             let pnfs = Pnfs::new(inner, servers.clone(), index, options).map_err(located)?;
-            self.0.add(name, (directory, database), servers, pnfs.clone());
+            self.0.add(settings, (directory, database), servers, pnfs.clone());
             // The thread waits for it.
             let _ = upkeep.send(pnfs.clone());
             Ok(Arc::new(pnfs))
@@ -103,6 +95,32 @@ impl BackendKind for PnfsKind {
 /// Returns the settings of the directory below the layer.
 fn inner(settings: &BackendSettings) -> BackendSettings {
     BackendSettings { options: Default::default(), ..settings.clone() }
+}
+
+/// Returns the name of the table of an export.
+fn cluster_of(settings: &BackendSettings) -> &str {
+    settings.options.get(CLUSTER).map(String::as_str).unwrap_or_default()
+}
+
+/// Returns the table of an export, with the options that the export replaces.
+///
+/// # Errors
+/// Returns a message for the user if there is not one table with the name that the export gives.
+pub fn table_of(settings: &BackendSettings, tables: &[PnfsConfig]) -> Result<PnfsConfig, String> {
+    let name = cluster_of(settings);
+    let mut named = tables.iter().filter(|table| table.name == name);
+    let table = named.next().ok_or_else(|| format!("the configuration has no [[pnfs]] with the name '{name}'"))?;
+    if named.next().is_some() {
+        return Err(format!("the configuration has two [[pnfs]] with the name '{name}'"));
+    }
+    let mut table = table.clone();
+    replace_options(&mut table, settings)?;
+    Ok(table)
+}
+
+fn replace_options(table: &mut PnfsConfig, settings: &BackendSettings) -> Result<(), String> {
+    let mut options = settings.options.iter().filter(|(option, _)| *option != CLUSTER);
+    options.try_for_each(|(option, value)| table.replace(option, value))
 }
 
 fn options(cluster: &PnfsConfig, lease: Duration) -> io::Result<Options> {
@@ -276,14 +294,17 @@ mod tests {
         let text = include_str!("../../../../docs/pnfs.md");
         let examples: Vec<_> = text.split("```toml\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
         let parse = |text: &str| Config::parse_with(text, &backends(Arc::default())).unwrap();
-        let [data_server, metadata_server, objects, computed, newer, by_version, files] = examples[..] else {
-            panic!("there must be seven examples")
+        let [data_server, metadata_server, objects, computed, export, newer, by_version, files] = examples[..] else {
+            panic!("there must be eight examples")
         };
         assert_eq!(parse(data_server).export[0].options.clients.len(), 2);
         let config = parse(metadata_server);
         let servers = data_servers(&config.pnfs[0]).unwrap();
         let addresses: Vec<_> = servers.iter().map(|(_, endpoint)| endpoint.addresses[0].address.to_string()).collect();
         assert_eq!(addresses, ["10.0.0.2:2049", "10.0.0.3:2049"]);
+        let archive = &parse(export).export[0].backend.settings;
+        let table = table_of(archive, &config.pnfs).unwrap();
+        assert_eq!((table.mirrors, table.threshold, table.stripes), (3, 1 << 20, 1));
         assert_eq!(parse(objects).export[0].backend.name(), "objects");
         let dir = tempfile::tempdir().unwrap();
         let key = dir.path().join("cluster.key");
@@ -342,6 +363,19 @@ mod tests {
         assert_eq!(newer.server_of(by_newer), Some(id));
         let former = default.device_id(id, tcp).unwrap();
         assert_eq!(newer.server_of(former), Some(id), "a client can report errors of a device that it got as NFSv3");
+    }
+
+    #[test]
+    fn layouts_of_an_export_replace_those_of_its_table() {
+        let text = "[[export]]\npath = '/a'\nbackend = 'pnfs'\noptions = { cluster = 'a', layouts = 'none', mirrors = 1 }\n\
+                    [[pnfs]]\nname = 'a'\n[[pnfs.server]]\nid = 1\nurl = 'nfs://10.0.0.2/a'";
+        let config = Config::parse_with(text, &backends(Arc::default())).unwrap();
+        let table = table_of(&config.export[0].backend.settings, &config.pnfs).unwrap();
+        let has_addresses = |table: &PnfsConfig| !data_servers(table).unwrap()[0].1.addresses.is_empty();
+        assert_eq!([has_addresses(&table), has_addresses(&config.pnfs[0])], [false, true]);
+        let [own, common] = [&table, &config.pnfs[0]].map(|table| options(table, Duration::ZERO).unwrap());
+        assert_eq!((own.layouts, own.mirrors), (None, 1));
+        assert_eq!((common.layouts, common.mirrors), (Some(LayoutKind::Flexible), 2));
     }
 
     #[test]

@@ -316,6 +316,62 @@ fn layout_shows_the_stripes() {
     server.stop();
 }
 
+/// Two exports use the data servers of one table, and replace its options.
+#[test]
+fn exports_replace_options_of_their_table() {
+    let cluster = Cluster::new();
+    let path = cluster.config("");
+    let export = |name: &str, options: &str| {
+        fs::create_dir_all(cluster.at(name)).unwrap();
+        let at = cluster.at(name).display().to_string();
+        format!(
+            "[[export]]\npath = '{at}'\nsquash = 'none'\nbackend = 'pnfs'\noptions = {{ cluster = 'three', {options} }}\n"
+        )
+    };
+    let table = fs::read_to_string(&path).unwrap();
+    let with = |exports: &[String]| {
+        let (before, after) = table.split_at(table.find("[[pnfs]]").unwrap());
+        fs::write(&path, format!("{before}{}{after}", exports.concat())).unwrap();
+    };
+    with(&[
+        export("safe", "mirrors = 3, threshold = '1 MiB'"),
+        export("wide", "mirrors = 1, stripes = 3, stripe_unit = '128 KiB', threshold = 0"),
+    ]);
+    let server = Server::start(&["--config", &path]);
+    let put = |name: &str, len: usize| {
+        let bytes = contents(len as u64, len);
+        fs::write(cluster.at("source"), &bytes).unwrap();
+        let port = server.port("tcp");
+        let target = cluster.at(name).join(len.to_string());
+        let url = format!("nfs://127.0.0.1:{port}{}?mountport={port}&mountproto=tcp", target.display());
+        cp(cluster.at("source").to_str().unwrap(), &url);
+        let shown = lines(&cluster.ask(&["layout", "show", "--json", target.to_str().unwrap()])).remove(0);
+        let data = &shown["data"];
+        let copies = data["copies"].as_array().map(Vec::len);
+        copies.map(|copies| (copies, data["stripes"].as_u64().unwrap(), data["stripe_unit"].as_u64().unwrap()))
+    };
+    assert_eq!(put("export", 200_000), Some((2, 1, 0)), "the options of the table");
+    assert_eq!(put("safe", 200_000), None, "the data must stay on the metadata server");
+    assert_eq!(put("safe", 1_100_000), Some((3, 1, 0)));
+    assert_eq!(put("wide", 10_000), Some((3, 3, 128 << 10)));
+    // The one with three copies needs all data servers.
+    let refused = cluster.refused(&["ds", "drain", "1"]);
+    assert!(refused.contains("new files need 3"), "{refused}");
+    assert!(cluster.ask(&["ds", "add"]).contains("no data server that is not in use"));
+    server.stop();
+
+    for (options, message) in [
+        ("mirrors = 0", "mirrors = 0: it must be from 1 to 16"),
+        ("copies = 2", "option 'copies': `backend = \"pnfs\"` has `cluster`"),
+        ("mirrors = 4", "pnfs 'three': mirrors = 4 needs as many data servers, and there are 3"),
+        ("layouts = 'files'", "pnfs 'three': mirrors = 2: layouts = \"files\" needs mirrors = 1"),
+    ] {
+        with(&[export("safe", options)]);
+        let said = fails(2, &["serve", "--rpcbind", "off", "--config", &path]);
+        assert!(said.contains(&format!("export '{}': {message}", cluster.at("safe").display())), "{said}");
+    }
+}
+
 #[test]
 fn layout_shows_where_the_data_are() {
     let cluster = Cluster::new();

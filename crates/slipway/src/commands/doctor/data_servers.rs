@@ -4,6 +4,7 @@
 //! RFC 8435 §2.2: only the metadata server's root is not squashed, and clients act as users that only own their objects.
 
 use std::{
+    collections::HashSet,
     io,
     net::SocketAddr,
     time::{Duration, SystemTime, UNIX_EPOCH},
@@ -37,21 +38,52 @@ use crate::{
 pub fn all(config: &Config) -> io::Result<Vec<Finding>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let switch = transports::for_client();
-    let mut findings = Vec::new();
-    for cluster in &config.pnfs {
-        match pnfs::data_servers(cluster) {
-            Ok(servers) => {
-                findings.extend(runtime.block_on(cluster_findings(cluster, servers, &config.listen, &switch)))
+    let mut findings: Vec<Finding> = Vec::new();
+    let mut checked = Vec::new();
+    for (name, table) in tables(config) {
+        let servers = table.and_then(|table| {
+            let servers = pnfs::data_servers(&table).map_err(|error| error.to_string())?;
+            Ok((table, servers))
+        });
+        match servers {
+            Ok((table, servers)) => {
+                let kind = (table.name.clone(), table.layouts);
+                if !checked.contains(&kind) {
+                    checked.push(kind);
+                    findings.extend(runtime.block_on(cluster_findings(&table, servers, &config.listen, &switch)));
+                }
             }
             Err(error) => findings.push(Finding::bad(
-                format!("cluster {}", cluster.name),
-                error.to_string(),
-                "correct the [[pnfs]] table and its [[pnfs.server]] tables",
+                name,
+                error,
+                "correct the [[pnfs]] table, its [[pnfs.server]] tables, and the `options` of the export",
             )),
         }
     }
     runtime.shutdown_background();
+    // Exports with other layouts can have the same data servers, and the same findings.
+    let mut known = HashSet::new();
+    findings.retain(|finding| known.insert((finding.check.clone(), finding.found.clone())));
     Ok(findings)
+}
+
+/// Returns the tables with the options that exports replace, and those that no export uses. Each has the name of its findings.
+fn tables(config: &Config) -> Vec<(String, Result<PnfsConfig, String>)> {
+    let of_cluster = |table: &PnfsConfig| format!("cluster {}", table.name);
+    let exports = config.export.iter().filter(|export| export.backend.name() == "pnfs");
+    let mut tables: Vec<_> = exports
+        .map(|export| match pnfs::table_of(&export.backend.settings, &config.pnfs) {
+            Ok(table) if config.pnfs.contains(&table) => (of_cluster(&table), Ok(table)),
+            table => (format!("export {}", export.name), table),
+        })
+        .collect();
+    for table in &config.pnfs {
+        let is_used = tables.iter().any(|(_, used)| used.as_ref().is_ok_and(|used| used.name == table.name));
+        if !is_used {
+            tables.push((of_cluster(table), Ok(table.clone())));
+        }
+    }
+    tables
 }
 
 async fn cluster_findings(
@@ -337,6 +369,38 @@ const SKEW_MAX: Duration = Duration::from_secs(2);
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tables_are_those_that_exports_use() {
+        let export = |path: &str, options: &str| {
+            format!("[[export]]\npath = '{path}'\nbackend = 'pnfs'\noptions = {{ cluster = {options} }}\n")
+        };
+        let text = [
+            "[[export]]\npath = '/plain'\n".to_owned(),
+            export("/a", "'fast'"),
+            export("/b", "'fast', stripes = 2, layouts = 'none'"),
+            export("/c", "'fast', stripes = 4"),
+            export("/d", "'gone'"),
+            "[[pnfs]]\nname = 'fast'\n[[pnfs]]\nname = 'spare'\nstripes = 2\n".to_owned(),
+        ];
+        let config = Config::parse_with(&text.concat(), &pnfs::backends(Default::default())).unwrap();
+        let tables = tables(&config);
+        let found: Vec<_> = tables
+            .iter()
+            .map(|(name, table)| (name.as_str(), table.as_ref().map(|table| (table.stripes, table.layouts))))
+            .collect();
+        let gone = "the configuration has no [[pnfs]] with the name 'gone'".to_owned();
+        assert_eq!(
+            found,
+            [
+                ("cluster fast", Ok((1, LayoutsMode::Flexible))),
+                ("export /b", Ok((2, LayoutsMode::None))),
+                ("export /c", Ok((4, LayoutsMode::Flexible))),
+                ("export /d", Err(&gone)),
+                ("cluster spare", Ok((2, LayoutsMode::Flexible))),
+            ]
+        );
+    }
 
     #[test]
     fn skew_is_measured_from_the_nearer_end() {
