@@ -7,6 +7,7 @@
 use std::{
     ffi::OsString,
     fs,
+    num::NonZeroU32,
     path::{Path, PathBuf},
     thread,
     time::{Duration, Instant},
@@ -20,7 +21,7 @@ use crate::{
     child::{Listen, Server},
     counters::Traffic,
     exit::Failure,
-    pnfs::records::{DataServerRecord, LayoutRecord, RepairRecord, Request, Service},
+    pnfs::records::{DataServerRecord, LayoutRecord, RepairRecord, Request, ServerRef, Service},
 };
 
 /// The shape of a cluster.
@@ -139,6 +140,7 @@ impl Cluster {
     /// # Errors
     /// The metadata server refuses that.
     pub fn set(&self, server: u32, service: Service) -> Result<(), Failure> {
+        let server = ServerRef::Id(NonZeroU32::new(server).expect("data servers are counted from 1"));
         let request = Request::SetService { cluster: None, server, service };
         self.ask::<DataServerRecord>(&request).map(drop)
     }

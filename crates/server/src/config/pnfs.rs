@@ -104,6 +104,9 @@ pub enum LayoutsMode {
 pub struct DataServerConfig {
     /// `id`: the number by which files refer to the data server. It must never change, and never be used again.
     pub id: NonZeroU32,
+    /// `name`: the name by which administrators refer to the data server, beside its number. It can change. The default is none.
+    #[serde(default, deserialize_with = "checked_name")]
+    pub name: Option<String>,
     /// `url`: the directory of the data, such as `nfs://ds1/data`. This server uses it by NFSv3.
     pub url: String,
     /// `address`: the addresses by which clients use the data server. The default is the address and the port of the URL.
@@ -198,6 +201,19 @@ fn checked_stripe_unit<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64
     unit(bytes).map_err(de::Error::custom)
 }
 
+fn checked_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
+    let name = String::deserialize(deserializer)?;
+    let valid = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    let is_word = name.starts_with(|c: char| c.is_ascii_alphanumeric()) && name.chars().all(valid);
+    // A name of digits could be taken for a number.
+    if is_word && name.len() <= NAME_MAX && !name.chars().all(|c| c.is_ascii_digit()) {
+        return Ok(Some(name));
+    }
+    Err(de::Error::custom(format!(
+        "name = '{name}': it must begin with a letter or a digit, have only letters, digits, '.', '_' and '-', at most {NAME_MAX}, and not only digits"
+    )))
+}
+
 /// Returns a number of copies or stripes.
 fn count(option: &str, value: &str) -> Result<u16, String> {
     let count = value.parse().ok().filter(|count| (1..=16).contains(count));
@@ -222,6 +238,9 @@ fn timeout<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> 
 
 const EXPORT_OPTIONS: &str = "`backend = \"pnfs\"` has `cluster`, the name of a [[pnfs]] table, and `mirrors`, `stripes`, `stripe_unit`, `threshold` \
                               and `layouts`, which replace those of the table";
+/// Maximum characters of the name of a data server.
+const NAME_MAX: usize = 64;
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -245,6 +264,7 @@ mod tests {
             address = [{ transport = "rdma", address = "192.0.2.1:20049" }]
             [[pnfs.server]]
             id = 2
+            name = "rack-2.example_b"
             url = "nfs://ds2/data"
             version = "4.1"
             kind = "slipway"
@@ -267,6 +287,8 @@ mod tests {
         assert_eq!(fast.key_file.as_deref(), Some("/etc/slipway/cluster.key".as_ref()));
         let kinds: Vec<_> = fast.server.iter().map(|server| server.kind).collect();
         assert_eq!(kinds, [DataKindConfig::Nfs3, DataKindConfig::Slipway, DataKindConfig::Nfs3]);
+        let names: Vec<_> = fast.server.iter().map(|server| server.name.as_deref()).collect();
+        assert_eq!(names, [None, Some("rack-2.example_b"), None]);
         let address = "192.0.2.1:20049".parse().unwrap();
         assert_eq!(fast.server[0].address, [DataAddressConfig { transport: DataTransportConfig::Rdma, address }]);
         let versions: Vec<_> = fast.server.iter().map(|server| server.version).collect();
@@ -306,6 +328,23 @@ mod tests {
             assert!(error.starts_with(message), "{option} = {value}: {error}");
         }
         assert_eq!(table, former);
+    }
+
+    #[test]
+    fn names_of_data_servers_are_words_and_no_numbers() {
+        let parse = |name: &str| {
+            let text = format!("[[pnfs]]\nname = 'a'\n[[pnfs.server]]\nid = 1\nurl = 'nfs://a/b'\nname = '{name}'");
+            Config::parse(&text).map(|config| config.pnfs[0].server[0].name.clone())
+        };
+        let longest = "a".repeat(64);
+        for name in ["ds1", "7of9", "a", "10.0.0.2", &longest] {
+            assert_eq!(parse(name).unwrap().as_deref(), Some(name));
+        }
+        for name in ["", "12", "-a", ".a", "a b", "a/b", "ä", &"a".repeat(65)] {
+            let error = parse(name).unwrap_err();
+            assert!(error.message.starts_with(&format!("name = '{name}': it must begin with")), "{}", error.message);
+            assert_eq!(error.line, 6, "{name}");
+        }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! `slipway ds`: lists the data servers of a running pNFS server, adds some, takes one out of service, moves copies between them, and
 //! finds objects that no file has.
 
-use std::{num::NonZeroU32, thread::sleep, time::Duration};
+use std::{thread::sleep, time::Duration};
 
 use server::config::ByteSize;
 
@@ -11,7 +11,7 @@ use crate::{
     output::{self, Align, Table},
     pnfs::records::{
         AddedRecord, DataServerRecord, DataServerState, OrphanRecord, PlanRecord, PlannedServer, RebalanceRecord,
-        Request, ScanRecord, Service,
+        Request, ScanRecord, ServerRef, Service, label,
     },
     progress::Progress,
 };
@@ -21,7 +21,7 @@ use crate::{
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 The command asks the running metadata server with that state directory. Only the server's user and root can use it. ID is the
-number of a data server in the configuration. The states are durable, and the work continues after a restart of the server.
+number of a data server in the configuration, or its name. The states are durable, and the work continues after a restart of the server.
 
 To add a data server, add a [[pnfs.server]] to the configuration of the running server, and run `slipway ds add`. New files use it.
 `slipway ds rebalance` moves copies of existing files to it.
@@ -108,9 +108,9 @@ struct Rebalance {
 
 #[derive(Debug, clap::Args)]
 struct Target {
-    /// The number of the data server in the configuration
+    /// The number or the name of the data server in the configuration
     #[arg(value_name = "ID")]
-    id: NonZeroU32,
+    server: ServerRef,
     /// The name of the [[pnfs]] table, if exports use several
     #[arg(long, value_name = "NAME")]
     cluster: Option<String>,
@@ -148,7 +148,7 @@ fn data_servers(args: &Args) -> Result<Vec<DataServerRecord>, Failure> {
 }
 
 fn set(args: &Args, target: &Target, service: Service) -> Outcome {
-    let (cluster, server) = (target.cluster.clone(), target.id.get());
+    let (cluster, server) = (target.cluster.clone(), target.server.clone());
     let request = Request::SetService { cluster, server, service };
     administrator::ask::<DataServerRecord, _>(&args.server, &request)?.try_for_each(|record| record.map(drop))?;
     Ok(Exit::Ok)
@@ -157,11 +157,12 @@ fn set(args: &Args, target: &Target, service: Service) -> Outcome {
 fn add(args: &Args, json: bool) -> Outcome {
     let added: Vec<AddedRecord> =
         administrator::ask(&args.server, &Request::AddServers {})?.collect::<Result<_, _>>()?;
-    for AddedRecord { cluster, id, url } in &added {
-        let (cluster, url) = (output::name(cluster.as_bytes()), output::name(url.as_bytes()));
+    for record in &added {
+        let (cluster, url) = (output::name(record.cluster.as_bytes()), output::name(record.url.as_bytes()));
+        let server = label(record.id, record.name.as_deref());
         match json {
-            true => output::json(&AddedRecord { cluster, id: *id, url }),
-            false => output::print(&format!("data server {id} of cluster {cluster} is in service: {url}\n")),
+            true => output::json(record),
+            false => output::print(&format!("data server {server} of cluster {cluster} is in service: {url}\n")),
         }
     }
     if added.is_empty() && !json {
@@ -216,10 +217,10 @@ fn rebalance(args: &Args, options: &Rebalance) -> Outcome {
 
 fn plan_text(plan: &PlanRecord) -> String {
     let right = Align::Right;
-    let mut table = Table::new(&[("ID", right), ("Now", right), ("After", right), ("URL", Align::Left)]);
-    for PlannedServer { id, url, before, after } in &plan.servers {
+    let mut table = Table::new(&[("ID", Align::Left), ("Now", right), ("After", right), ("URL", Align::Left)]);
+    for PlannedServer { id, name, url, before, after } in &plan.servers {
         let url = output::name(url.as_deref().unwrap_or_default().as_bytes());
-        table.row(vec![id.to_string(), output::size(*before), output::size(*after), url]);
+        table.row(vec![label(*id, name.as_deref()), output::size(*before), output::size(*after), url]);
     }
     let (name, bytes) = (output::name(plan.cluster.as_bytes()), output::size(plan.bytes));
     format!("{}{name}: {} copies with {bytes} would be moved\n", table.text(), plan.copies)
@@ -242,10 +243,11 @@ fn rebalance_line(record: &RebalanceRecord) -> String {
 
 fn find(args: &Args, target: &Target) -> Result<DataServerRecord, Failure> {
     let wanted = |server: &DataServerRecord| {
-        server.id == target.id.get() && target.cluster.as_ref().is_none_or(|cluster| *cluster == server.cluster)
+        target.server.is(server.id, server.name.as_deref())
+            && target.cluster.as_ref().is_none_or(|cluster| *cluster == server.cluster)
     };
     let found = data_servers(args)?.into_iter().find(wanted);
-    found.ok_or_else(|| Failure::failed(format!("there is no data server {}", target.id)))
+    found.ok_or_else(|| Failure::failed(format!("there is no data server {}", target.server)))
 }
 
 /// Waits until the server has examined all objects of a lost data server, and reports the files without a copy.
@@ -272,7 +274,7 @@ fn report_lost(args: &Args, target: &Target) -> Outcome {
     }
     Err(Failure::failed(format!(
         "{} files have lost their last copy. If the data server is found again, `slipway ds undrain {}` recovers them",
-        server.lost, target.id
+        server.lost, server.id
     )))
 }
 
@@ -295,10 +297,10 @@ fn orphans(args: &Args, OrphanArgs { remove, json, cluster }: &OrphanArgs) -> Ou
 
 fn orphans_text(found: &[OrphanRecord], remove: bool) -> String {
     let (left, right) = (Align::Left, Align::Right);
-    let mut table = Table::new(&[("Cluster", left), ("ID", right), ("Object", left), ("Size", right)]);
-    for OrphanRecord { cluster, server, object, bytes, .. } in found {
+    let mut table = Table::new(&[("Cluster", left), ("ID", left), ("Object", left), ("Size", right)]);
+    for OrphanRecord { cluster, server, server_name, object, bytes, .. } in found {
         let size = bytes.map_or("unknown".to_owned(), output::size);
-        table.row(vec![output::name(cluster.as_bytes()), server.to_string(), object.clone(), size]);
+        table.row(vec![output::name(cluster.as_bytes()), label(*server, server_name.as_deref()), object.clone(), size]);
     }
     let bytes = output::size(found.iter().filter_map(|orphan| orphan.bytes).sum());
     match (found.len(), remove) {
@@ -324,7 +326,7 @@ fn text(servers: &[DataServerRecord]) -> String {
     let (left, right) = (Align::Left, Align::Right);
     let mut table = Table::new(&[
         ("Cluster", left),
-        ("ID", right),
+        ("ID", left),
         ("State", left),
         ("Objects", right),
         ("Stale", right),
@@ -338,11 +340,12 @@ fn text(servers: &[DataServerRecord]) -> String {
             Some(_) if server.state != DataServerState::Lost => format!("{}, failing", server.state),
             _ => server.state.to_string(),
         };
+        let label = label(server.id, server.name.as_deref());
         let url =
             server.url.as_deref().map_or("not in the configuration".to_owned(), |url| output::name(url.as_bytes()));
         table.row(vec![
             output::name(server.cluster.as_bytes()),
-            server.id.to_string(),
+            label.clone(),
             state,
             server.objects.to_string(),
             server.stale.to_string(),
@@ -350,7 +353,7 @@ fn text(servers: &[DataServerRecord]) -> String {
             url,
         ]);
         if let Some(reason) = &server.reason {
-            notes.push_str(&format!("{} copies cannot be moved from {} now: {reason}\n", server.unmovable, server.id));
+            notes.push_str(&format!("{} copies cannot be moved from {label} now: {reason}\n", server.unmovable));
         }
     }
     let mut clusters: Vec<_> = servers.iter().filter_map(|server| Some((&server.cluster, server.scan?))).collect();
@@ -402,6 +405,7 @@ mod tests {
         let server = DataServerRecord {
             cluster: "fast".to_owned(),
             id: 3,
+            name: Some("rack2".to_owned()),
             url: None,
             state: DataServerState::Draining,
             failing_s: Some(7),
@@ -420,7 +424,7 @@ mod tests {
         let lines: Vec<_> = text.lines().collect();
         assert!(lines[1].contains("draining, failing") && lines[1].ends_with("not in the configuration"), "{text}");
         assert!(lines[2].contains("failing for 7 s"), "{text}");
-        assert_eq!(lines[4], "2 copies cannot be moved from 3 now: all are full");
+        assert_eq!(lines[4], "2 copies cannot be moved from 3 (rack2) now: all are full");
         assert!(lines[5].starts_with("fast: the database was lost") && lines[5].contains(" 77 so far"), "{text}");
         assert!(lines[6].starts_with("fast: 2 files or directories could not be read"), "{text}");
         assert_eq!(lines.len(), 7, "a cluster is named once: {text}");

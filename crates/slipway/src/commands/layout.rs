@@ -9,7 +9,7 @@ use crate::{
     administrator::{self, ServerArgs},
     exit::{Exit, Failure, Outcome},
     output::{self, Align, Table},
-    pnfs::records::{DataRecord, LayoutRecord, Request},
+    pnfs::records::{DataRecord, LayoutRecord, Request, label},
 };
 
 /// Show on which data servers the data of a file are.
@@ -122,13 +122,13 @@ fn copies(data: &DataRecord) -> String {
         text.push_str(&format!("{stripes} stripes, in units of {}\n", output::size(*stripe_unit)));
     }
     let (left, right) = (Align::Left, Align::Right);
-    let columns = [("Stripe", right), ("Server", right), ("State", left), ("Object", left), ("URL", left)];
+    let columns = [("Stripe", right), ("Server", left), ("State", left), ("Object", left), ("URL", left)];
     let mut table = Table::new(&columns);
     for copy in copies {
         let url = copy.url.as_deref().map_or("not in the configuration".to_owned(), |url| output::name(url.as_bytes()));
         table.row(vec![
             copy.stripe.to_string(),
-            copy.server.to_string(),
+            label(copy.server, copy.server_name.as_deref()),
             copy.state.to_string(),
             copy.object.clone(),
             url,

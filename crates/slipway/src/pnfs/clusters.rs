@@ -19,7 +19,7 @@ use super::{
     cluster_of, growth, orphans,
     records::{
         CopyRecord, CopyState, DataRecord, DataServerRecord, DataServerState, LayoutRecord, LostFile, OrphanRecord,
-        RepairRecord, Request, ScanRecord, Service,
+        RepairRecord, Request, ScanRecord, ServerRef, Service, label,
     },
     servers::NfsServers,
 };
@@ -67,7 +67,8 @@ impl Clusters {
                 let (one, two) = (pnfs.service(id), other.pnfs.service(id));
                 let set = [&pnfs, &other.pnfs].map(|pnfs| pnfs.set_service(id, one.max(two)));
                 if let Some(error) = set.into_iter().find_map(Result::err) {
-                    tracing::error!(cluster, server = id.0, %error, "cannot set the state of a data server");
+                    let server = label(id.0, servers.name(id).as_deref());
+                    tracing::error!(cluster, server, %error, "cannot set the state of a data server");
                 }
             }
         }
@@ -102,7 +103,7 @@ impl Clusters {
         let answered = match request {
             Request::DataServers {} => data_servers(&members),
             Request::SetService { cluster, server, service } => {
-                set_service(&members, cluster.as_deref(), *server, *service).map(|()| Vec::new())
+                set_service(&members, cluster.as_deref(), server, *service).map(|()| Vec::new())
             }
             Request::Layout { path } => layout(&members, path).map(|record| vec![json!(record)]),
             Request::Repairs {} => repairs(&members),
@@ -187,6 +188,7 @@ fn data_server(member: &Member, status: &ServerStatus) -> DataServerRecord {
     DataServerRecord {
         cluster: member.cluster.clone(),
         id: status.id.0,
+        name: member.servers.name(status.id),
         url: member.url(status.id),
         state,
         failing_s: status.failing_s,
@@ -236,15 +238,29 @@ pub fn choose<'a>(members: &'a [Member], cluster: Option<&str>) -> Answer<Vec<&'
     }
 }
 
-fn set_service(members: &[Member], cluster: Option<&str>, server: u32, service: Service) -> Answer<()> {
+fn set_service(members: &[Member], cluster: Option<&str>, server: &ServerRef, service: Service) -> Answer<()> {
     let chosen = choose(members, cluster)?;
-    let (server, service) = (ServerId(server), state(service));
-    let located = |error| format!("data server {} of cluster '{}': {error}", server.0, chosen[0].cluster);
+    let (server, service) = (resolve(chosen[0], server)?, state(service));
+    let label = label(server.0, chosen[0].servers.name(server).as_deref());
+    let located = |error| format!("data server {label} of cluster '{}': {error}", chosen[0].cluster);
     // Either all trees take the state, or none does, unless a database fails.
     for member in &chosen {
         member.pnfs.check_service(server, service).map_err(located)?;
     }
     chosen.iter().try_for_each(|member| member.pnfs.set_service(server, service)).map_err(located)
+}
+
+/// Returns the number of the data server that an administrator means.
+fn resolve(member: &Member, wanted: &ServerRef) -> Answer<ServerId> {
+    if let ServerRef::Id(id) = wanted {
+        return Ok(ServerId(id.get()));
+    }
+    let servers = member.servers.servers();
+    let found = servers.iter().find(|id| wanted.is(id.0, member.servers.name(**id).as_deref()));
+    found.copied().ok_or_else(|| {
+        let labels: Vec<_> = servers.iter().map(|id| label(id.0, member.servers.name(*id).as_deref())).collect();
+        format!("cluster '{}' has no data server {wanted}; there are {}", member.cluster, labels.join(", "))
+    })
 }
 
 fn state(service: Service) -> pnfs::Service {
@@ -306,8 +322,15 @@ impl Member {
             pnfs::record::CopyState::Stale => CopyState::Stale,
             pnfs::record::CopyState::Copying => CopyState::Copying,
         };
-        let object = super::servers::name(copy.object.id);
-        CopyRecord { stripe, server: copy.object.server.0, url: self.url(copy.object.server), object, state }
+        let (server, object) = (copy.object.server, super::servers::name(copy.object.id));
+        CopyRecord {
+            stripe,
+            server: server.0,
+            server_name: self.servers.name(server),
+            url: self.url(server),
+            object,
+            state,
+        }
     }
 }
 

@@ -26,10 +26,12 @@ pub fn add(members: &[Member], config: Option<&Path>) -> Answer<Vec<AddedRecord>
         let table = table_of(&member.settings, &config.pnfs).map_err(|error| located(&error))?;
         let servers = data_servers(&table).map_err(|error| located(&error))?;
         for (id, endpoint) in servers {
-            let url = table.server.iter().find(|server| server.id.get() == id.0).map(|server| server.url.clone());
-            let known = added.iter().any(|record| record.cluster == member.cluster && record.id == id.0);
+            let configured = table.server.iter().find(|server| server.id.get() == id.0);
+            let url = configured.map(|server| server.url.clone()).unwrap_or_default();
+            let (cluster, name) = (member.cluster.clone(), endpoint.name.clone());
+            let known = added.iter().any(|record| record.cluster == cluster && record.id == id.0);
             if member.servers.add(id, endpoint) && !known {
-                added.push(AddedRecord { cluster: member.cluster.clone(), id: id.0, url: url.unwrap_or_default() });
+                added.push(AddedRecord { cluster, id: id.0, name, url });
             }
         }
     }
@@ -50,7 +52,10 @@ pub fn plan(members: &[Member], cluster: Option<&str>) -> Answer<PlanRecord> {
         for (ServerId(id), before, after) in plan.servers {
             match record.servers.iter_mut().find(|server| server.id == id) {
                 Some(server) => (server.before, server.after) = (server.before + before, server.after + after),
-                None => record.servers.push(PlannedServer { id, url: member.url(ServerId(id)), before, after }),
+                None => {
+                    let (name, url) = (member.servers.name(ServerId(id)), member.url(ServerId(id)));
+                    record.servers.push(PlannedServer { id, name, url, before, after });
+                }
             }
         }
     }

@@ -174,8 +174,13 @@ pub fn data_servers(cluster: &PnfsConfig) -> io::Result<Vec<(ServerId, Endpoint)
         if let Some((other, _)) = servers.iter().find(|(other, endpoint)| *other == id || endpoint.url == url) {
             return Err(located(format!("server {} has the same id or the same url", other.0)));
         }
+        let same_name = |(_, other): &&(ServerId, Endpoint)| server.name.is_some() && other.name == server.name;
+        if let Some((other, _)) = servers.iter().find(same_name) {
+            return Err(located(format!("server {} has the same name", other.0)));
+        }
         let key = cluster_key.clone().filter(|_| server.kind == DataKindConfig::Slipway);
-        servers.push((id, Endpoint { url, addresses, version: server.version, key }));
+        let name = server.name.clone();
+        servers.push((id, Endpoint { name, url, addresses, version: server.version, key }));
     }
     Ok(servers)
 }

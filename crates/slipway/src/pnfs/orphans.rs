@@ -8,7 +8,7 @@ use vfs::VfsError;
 
 use super::{
     clusters::{Answer, Member, NO_CLUSTER, by_cluster, choose, failed},
-    records::OrphanRecord,
+    records::{OrphanRecord, label},
     servers::name,
 };
 
@@ -57,10 +57,9 @@ async fn search_cluster(
         match member.pnfs.objects_on(server).await {
             Ok(objects) => listed.extend(objects.into_iter().map(|id| Object { server, id })),
             Err(error) => {
-                unexamined.push(format!(
-                    "data server {} of cluster '{}' was not examined: {error}",
-                    server.0, member.cluster
-                ));
+                let label = label(server.0, member.servers.name(server).as_deref());
+                let cluster = &member.cluster;
+                unexamined.push(format!("data server {label} of cluster '{cluster}' was not examined: {error}"));
             }
         }
     }
@@ -81,6 +80,7 @@ async fn search_cluster(
         let record = OrphanRecord {
             cluster: member.cluster.clone(),
             server: server.0,
+            server_name: member.servers.name(server),
             url: member.url(server),
             object: name(id),
             bytes: attr.ok().map(|attr| attr.size),

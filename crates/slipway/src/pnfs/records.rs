@@ -1,7 +1,7 @@
 //! The requests of `slipway ds`, `layout` and `resilver` to a running server, and the records of its answers. Each is one line of
 //! JSON. The last record of an answer is one of [`server::admin::Record`]: its end, or an error.
 
-use std::fmt;
+use std::{fmt, num::NonZeroU32, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
@@ -16,8 +16,8 @@ pub enum Request {
         /// The name of the cluster. It can be left out if there is only one.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         cluster: Option<String>,
-        /// The number of the data server.
-        server: u32,
+        /// The data server.
+        server: ServerRef,
         /// The state.
         service: Service,
     },
@@ -56,6 +56,51 @@ pub enum Request {
     },
 }
 
+/// The number or the name of a data server, as an administrator gives it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum ServerRef {
+    /// The number.
+    Id(NonZeroU32),
+    /// The name.
+    Name(String),
+}
+
+impl ServerRef {
+    /// Reports whether a data server with this number and this name is meant.
+    pub fn is(&self, id: u32, name: Option<&str>) -> bool {
+        match self {
+            Self::Id(wanted) => wanted.get() == id,
+            Self::Name(wanted) => Some(wanted.as_str()) == name,
+        }
+    }
+}
+
+impl FromStr for ServerRef {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.chars().all(|c| c.is_ascii_digit()) {
+            true => text.parse().map(Self::Id).map_err(|error| error.to_string()),
+            false => Ok(Self::Name(text.to_owned())),
+        }
+    }
+}
+
+impl fmt::Display for ServerRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Id(id) => id.fmt(f),
+            Self::Name(name) => write!(f, "'{name}'"),
+        }
+    }
+}
+
+/// Returns the text that stands for a data server: its number, and its name if it has one.
+pub fn label(id: u32, name: Option<&str>) -> String {
+    name.map_or_else(|| id.to_string(), |name| format!("{id} ({name})"))
+}
+
 /// A state that an administrator can set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -75,6 +120,8 @@ pub struct DataServerRecord {
     pub cluster: String,
     /// The number of the data server.
     pub id: u32,
+    /// The name of the data server, if it has one.
+    pub name: Option<String>,
     /// The URL in the configuration. `None` if the configuration does not have the data server.
     pub url: Option<String>,
     /// The state.
@@ -177,6 +224,8 @@ pub struct CopyRecord {
     pub stripe: usize,
     /// The number of the data server.
     pub server: u32,
+    /// The name of the data server, if it has one.
+    pub server_name: Option<String>,
     /// The URL of the data server, if the configuration has it.
     pub url: Option<String>,
     /// The name of the object.
@@ -204,6 +253,8 @@ pub struct AddedRecord {
     pub cluster: String,
     /// The number of the data server.
     pub id: u32,
+    /// The name of the data server, if it has one.
+    pub name: Option<String>,
     /// The URL in the configuration.
     pub url: String,
 }
@@ -226,6 +277,8 @@ pub struct PlanRecord {
 pub struct PlannedServer {
     /// The number of the data server.
     pub id: u32,
+    /// The name of the data server, if it has one.
+    pub name: Option<String>,
     /// The URL in the configuration.
     pub url: Option<String>,
     /// The bytes of its copies now, with 4 KiB for each copy.
@@ -262,6 +315,8 @@ pub struct OrphanRecord {
     pub cluster: String,
     /// The number of the data server.
     pub server: u32,
+    /// The name of the data server, if it has one.
+    pub server_name: Option<String>,
     /// The URL of the data server, if the configuration has it.
     pub url: Option<String>,
     /// The name of the object.

@@ -46,6 +46,8 @@ pub struct NfsServers {
 
 /// The addresses of a data server.
 pub struct Endpoint {
+    /// The name for administrators.
+    pub name: Option<String>,
     /// The directory of the objects, for this server.
     pub url: NfsUrl,
     /// The addresses for clients. There is none if clients cannot use the data server.
@@ -93,6 +95,11 @@ impl NfsServers {
     /// Returns the URL of a data server.
     pub fn url(&self, id: ServerId) -> Option<String> {
         self.get(id).map(|server| server.endpoint.url.to_string())
+    }
+
+    /// Returns the name of a data server.
+    pub fn name(&self, id: ServerId) -> Option<String> {
+        self.get(id).and_then(|server| server.endpoint.name.clone())
     }
 
     fn get(&self, id: ServerId) -> Option<Arc<DataServer>> {

@@ -373,6 +373,52 @@ fn exports_replace_options_of_their_table() {
 }
 
 #[test]
+fn data_servers_have_names_beside_their_numbers() {
+    let cluster = Cluster::new();
+    let path = cluster.config("");
+    let named = fs::read_to_string(&path).unwrap();
+    let named = named.replace("id = 1\n", "id = 1\nname = 'rack1'\n").replace("id = 2\n", "id = 2\nname = 'rack2'\n");
+    let (two, last) = named.split_at(named.find("[[pnfs.server]]\nid = 3").unwrap());
+    fs::write(&path, two).unwrap();
+    let server = Server::start(&["--config", &path]);
+    fs::write(&path, format!("{two}{}", last.replace("id = 3\n", "id = 3\nname = 'rack3'\n"))).unwrap();
+    assert!(cluster.ask(&["ds", "add"]).starts_with("data server 3 (rack3) of cluster three is in service: nfs://"));
+    let names: Vec<_> = (0..SERVERS).map(|at| cluster.listed(at)["name"].clone()).collect();
+    assert_eq!(names, ["rack1", "rack2", "rack3"]);
+    assert!(cluster.ask(&["ds", "list"]).lines().nth(2).unwrap().contains("2 (rack2)"));
+
+    let copies = cluster.put(&server, "file", &contents(1, 100_000));
+    let layout = cluster.layout("file");
+    assert_eq!(layout["data"]["copies"][0]["server_name"], format!("rack{}", copies[0] + 1));
+    let file = cluster.at("export/file");
+    let shown = cluster.ask(&["layout", "show", file.to_str().unwrap()]);
+    assert!(shown.contains(&format!("{0} (rack{0})", copies[0] + 1)), "{shown}");
+    assert!(cluster.ask(&["ds", "rebalance", "--dry-run"]).contains("3 (rack3)"));
+    // Each command takes the name or the number.
+    for (command, state) in [("drain", "drained"), ("undrain", "in_service"), ("lost", "lost")] {
+        let spare = third(&copies);
+        cluster.ask(&["ds", command, &format!("rack{}", spare + 1)]);
+        assert_eq!(cluster.listed(spare)["state"], state);
+        cluster.ask(&["ds", "undrain", &id(spare)]);
+        // One that was lost fails until it is probed.
+        until("it must be in service", || cluster.listed(spare)["state"] == "in_service");
+    }
+    let said = cluster.refused(&["ds", "drain", "rack9"]);
+    assert!(
+        said.contains("cluster 'three' has no data server 'rack9'; there are 1 (rack1), 2 (rack2), 3 (rack3)"),
+        "{said}"
+    );
+    cluster.ask(&["ds", "drain", "rack1"]);
+    let refused = cluster.refused(&["ds", "drain", "2"]);
+    assert!(refused.contains("data server 2 (rack2) of cluster 'three': "), "{refused}");
+    server.stop();
+
+    fs::write(&path, named.replace("rack2", "rack1")).unwrap();
+    let said = fails(2, &["serve", "--rpcbind", "off", "--config", &path]);
+    assert!(said.contains("pnfs 'three': server 2: server 1 has the same name"), "{said}");
+}
+
+#[test]
 fn layout_shows_where_the_data_are() {
     let cluster = Cluster::new();
     let server = cluster.start();

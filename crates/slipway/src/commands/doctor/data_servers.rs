@@ -28,7 +28,7 @@ use super::{
 };
 use crate::{
     output,
-    pnfs::{self, DataServerEndpoint, versions},
+    pnfs::{self, DataServerEndpoint, records::label, versions},
 };
 
 /// Checks all data servers of a configuration.
@@ -94,7 +94,12 @@ async fn cluster_findings(
 ) -> Vec<Finding> {
     let by_handle = cluster.layouts == LayoutsMode::Files;
     let checked = join_all(servers.into_iter().map(|(id, endpoint)| async move {
-        let check = Check { name: format!("data server {}/{}", cluster.name, id.0), endpoint, switch, by_handle };
+        let check = Check {
+            name: format!("data server {}/{}", cluster.name, label(id.0, endpoint.name.as_deref())),
+            endpoint,
+            switch,
+            by_handle,
+        };
         check.run().await
     }));
     let mut findings = Vec::new();
