@@ -121,6 +121,15 @@ impl HandleKey {
         Ok(key)
     }
 
+    /// Returns the key in the state directory at this path, which a running server can have locked. Returns `None` if there is none.
+    ///
+    /// # Errors
+    /// Returns an error if the key cannot be read, is damaged, is not a regular file, belongs to another user, or is accessible to
+    /// others.
+    pub fn find(state_dir: &Path) -> io::Result<Option<Self>> {
+        Ok(Self::load(&state_dir.join(KEY_FILE))?)
+    }
+
     /// Returns `true` if a state directory has a file, of any type, in the place of the key.
     pub(crate) fn exists_in(state_dir: &StateDir) -> bool {
         std::fs::symlink_metadata(state_dir.file(KEY_FILE)).is_ok()
@@ -175,8 +184,14 @@ impl HandleKey {
     }
 
     /// Returns a number that identifies the server with this key and reveals nothing about the key.
-    pub(crate) fn server_id(&self) -> u128 {
+    fn server_id(&self) -> u128 {
         self.mac(SERVER_HEAD, b"server")
+    }
+
+    /// Returns the owner and the scope that the server with this key tells clients of NFSv4 (RFC 8881 §2.10.4). Servers with the same key
+    /// issue the same file handles, so they have the same owner.
+    pub fn server_owner(&self) -> bytes::Bytes {
+        format!("slipway {:032x}", self.server_id()).into()
     }
 
     fn mac(&self, head: u64, object: &[u8]) -> u128 {
@@ -225,6 +240,19 @@ mod tests {
             assert_eq!(sealed.len(), 24 + len);
             assert_eq!(key.open(&sealed), Ok((id, object)));
         }
+    }
+
+    #[test]
+    fn owner_of_a_server_is_known_from_its_state_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(HandleKey::find(dir.path()).unwrap().is_none());
+        let state = StateDir::open(dir.path()).unwrap();
+        let key = HandleKey::load_or_create(&state, false, OnLoss::Refuse).unwrap();
+        let found = HandleKey::find(dir.path()).unwrap().unwrap();
+        assert_eq!(found.server_owner(), key.server_owner());
+        assert_ne!(found.server_owner(), HandleKey::random().server_owner());
+        fs::set_permissions(dir.path().join(KEY_FILE), Permissions::from_mode(0o644)).unwrap();
+        assert!(HandleKey::find(dir.path()).unwrap_err().to_string().contains("chmod 600"));
     }
 
     #[test]

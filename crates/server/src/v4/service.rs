@@ -13,7 +13,6 @@ use std::{
     time::{Duration, UNIX_EPOCH},
 };
 
-use bytes::Bytes;
 use nfs::v4::{
     Clientid4, EXCHGID4_FLAG_SUPP_MOVED_REFER, EXCHGID4_FLAG_USE_NON_PNFS, EXCHGID4_FLAG_USE_PNFS_DS,
     EXCHGID4_FLAG_USE_PNFS_MDS, NfsFh4, NfsImplId4, Nfsstat4, Nfstime4, ServerOwner4, callback::CbArgop4,
@@ -88,8 +87,7 @@ impl Shared4 {
     pub(crate) fn new(core: Arc<Core>, settings: Settings, instance: u32) -> Arc<Self> {
         let started = entropy::system_time().duration_since(UNIX_EPOCH).unwrap_or_default();
         let time = vfs::Time { seconds: started.as_secs() as i64, nanoseconds: started.subsec_nanos() };
-        // Starts with the same handle key issue the same file handles, so they have the same server owner.
-        let name = Bytes::from(format!("slipway {:032x}", core.key.server_id()));
+        let name = core.key.server_owner();
         let options = StateOptions {
             server_owner: ServerOwner4 { minor_id: 0, major_id: name.clone().into() },
             server_scope: name,

@@ -26,7 +26,7 @@ fn configure(dir: &Path, port: &Port, layouts: &str, urls: [String; 2]) -> std::
     let text = format!(
         "[server]\nstate_dir = '{0}/state'\n[[listen]]\ntransport = 'tcp'\naddress = '{1}'\n\
          [[export]]\npath = '{0}/export'\nsquash = 'none'\nbackend = 'pnfs'\noptions = {{ cluster = 'two' }}\n\
-         [[pnfs]]\nname = 'two'\nlayouts = '{layouts}'\nmirrors = 1\n{servers}",
+         [[pnfs]]\nname = 'two'\nlayouts = '{layouts}'\nmirrors = 1\ntimeout_s = 2\n{servers}",
         dir.display(),
         port.address()
     );
@@ -85,7 +85,6 @@ fn servers_that_clients_take_for_one_are_named() {
     };
     start(1).stop();
     copy(&at("state1"), &at("state2"));
-    copy(&at("state1"), &at("state"));
     let servers = [1, 2].map(start);
     // Without root, the objects must belong to the user of the data servers, and other findings are expected.
     let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
@@ -97,16 +96,56 @@ fn servers_that_clients_take_for_one_are_named() {
     let config = configure(dir.path(), &ports[0], "files", [one.clone(), two]);
     let found = wrong(&config);
     assert!(matches!(&found[..], [(two, why)] if two == "2" && why.contains("data server two/1")), "{found:?}");
-    // The metadata server runs now, with another copy of the state directory.
-    let metadata = Server::start(&["--config", config.to_str().unwrap()]);
-    let found = wrong(&config);
-    let [(first, why), (second, _)] = &found[..] else { panic!("{found:?}") };
-    assert_eq!((first.as_str(), second.as_str()), ("1", "2"));
-    assert!(why.contains("it and the metadata server for one server"), "{why}");
-    metadata.stop();
+    // The metadata server has another copy of the state directory.
+    let both = |found: Vec<(String, String)>| {
+        let [(first, why), (second, _)] = &found[..] else { panic!("{found:?}") };
+        assert_eq!((first.as_str(), second.as_str()), ("1", "2"));
+        assert!(why.contains("it and the metadata server for one server"), "{why}");
+    };
+    copy(&at("state1"), &at("state"));
+    both(wrong(&config));
+    // It runs, with a state directory that the configuration does not name, and listens by one transport.
+    fs::rename(at("state"), at("other")).unwrap();
+    let text = fs::read_to_string(&config).unwrap();
+    for transport in ["tcp", "rdma"] {
+        let options = if transport == "rdma" { "options = { provider = 'iwarp' }\n" } else { "" };
+        let listen = format!("transport = '{transport}'\n{options}");
+        fs::write(&config, text.replace("transport = 'tcp'\n", &listen)).unwrap();
+        let [path, state] = [&config, &at("other")].map(|path| path.to_str().unwrap().to_owned());
+        assert_eq!(wrong(&config).len(), 1, "it does not run");
+        let metadata = Server::start(&["--config", &path, "--state-dir", &state]);
+        both(wrong(&config));
+        metadata.stop();
+    }
     // Both are the same data server.
     let found = wrong(&configure(dir.path(), &ports[0], "files", [one.clone(), one.replace("127.0.0.1", "localhost")]));
     let text: Vec<_> =
         found.iter().map(|(number, why)| (number.as_str(), why.contains("the same directory as"))).collect();
     assert_eq!(text, [("2", true), ("2", false)], "{found:?}");
+}
+
+#[test]
+fn addresses_of_the_metadata_server_are_no_addresses_of_data_servers_of_nfsv4() {
+    let (dir, ports) = (tempfile::tempdir().unwrap(), [(); 2].map(|()| Port::take()));
+    fs::create_dir(dir.path().join("export")).unwrap();
+    let [own, other] = ports.each_ref().map(|port| port.address());
+    // Nothing runs there.
+    let urls = [own, other].map(|address| format!("nfs://{address}/a?mountport={}", address.port()));
+    let config = configure(dir.path(), &ports[0], "flexible", urls);
+    let text = fs::read_to_string(&config).unwrap();
+    let clashes = |text: &str| {
+        fs::write(&config, text).unwrap();
+        let found = wrong(&config).into_iter().filter(|(_, why)| why.contains("the metadata server listens at"));
+        found.collect::<Vec<_>>()
+    };
+    let listen = format!("address = '{own}'");
+    for everywhere in ["0.0.0.0", "[::]", "127.0.0.1"] {
+        let found = clashes(&text.replace(&listen, &format!("address = '{everywhere}:{}'", own.port())));
+        let [(number, why)] = &found[..] else { panic!("{everywhere}: {found:?}") };
+        assert_eq!(number, "1");
+        assert!(why.contains(&format!("they get the address tcp://{own}")), "{why}");
+    }
+    // A client finds the metadata server there by another address only, or by NFSv3.
+    assert_eq!(clashes(&text.replace(&listen, &format!("address = '127.0.0.2:{}'", own.port()))), []);
+    assert_eq!(clashes(&text.replace("version = '4.1'", "version = '3'")), []);
 }

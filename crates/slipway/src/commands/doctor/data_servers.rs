@@ -17,7 +17,7 @@ use nfs::v4::Stateid4;
 use rpc::{AuthSys, CallOptions, Client, ClientOptions, ReplyPlan, Switch};
 use server::{
     Config, DataHandle,
-    config::{DataVersionConfig, LayoutsMode, ListenConfig, PnfsConfig},
+    config::{DataVersionConfig, LayoutsMode, PnfsConfig},
 };
 use vfs::layout::{DataAddress, DataTransport};
 
@@ -27,6 +27,7 @@ use super::{
     computed,
 };
 use crate::{
+    commands::serve::listen,
     output,
     pnfs::{self, DataServerEndpoint, records::label, versions},
 };
@@ -50,7 +51,7 @@ pub fn all(config: &Config) -> io::Result<Vec<Finding>> {
                 let kind = (table.name.clone(), table.layouts);
                 if !checked.contains(&kind) {
                     checked.push(kind);
-                    findings.extend(runtime.block_on(cluster_findings(&table, servers, &config.listen, &switch)));
+                    findings.extend(runtime.block_on(cluster_findings(config, &table, servers, &switch)));
                 }
             }
             Err(error) => findings.push(Finding::bad(
@@ -87,29 +88,31 @@ fn tables(config: &Config) -> Vec<(String, Result<PnfsConfig, String>)> {
 }
 
 async fn cluster_findings(
+    config: &Config,
     cluster: &PnfsConfig,
     servers: Vec<(::pnfs::ServerId, DataServerEndpoint)>,
-    listen: &[ListenConfig],
     switch: &Switch,
 ) -> Vec<Finding> {
     let by_handle = cluster.layouts == LayoutsMode::Files;
-    let checked = join_all(servers.into_iter().map(|(id, endpoint)| async move {
-        let check = Check {
-            name: format!("data server {}/{}", cluster.name, label(id.0, endpoint.name.as_deref())),
-            endpoint,
-            switch,
-            by_handle,
-        };
-        check.run().await
-    }));
-    let mut findings = Vec::new();
+    let listen = if config.listen.is_empty() { listen::defaults().to_vec() } else { config.listen.clone() };
+    let checks = servers.into_iter().map(|(id, endpoint)| {
+        let name = format!("data server {}/{}", cluster.name, label(id.0, endpoint.name.as_deref()));
+        Check { name, endpoint, switch, by_handle }
+    });
+    let checks: Vec<_> = checks.collect();
+    let mut findings: Vec<_> =
+        checks.iter().flat_map(|check| clashes::addresses(&check.name, &check.endpoint, &listen)).collect();
     let mut present = Vec::new();
-    for (found, one) in checked.await {
+    for (found, one) in join_all(checks.iter().map(Check::run)).await {
         findings.extend(found);
         present.extend(one);
     }
     findings.extend(clashes::directories(&present).await);
-    findings.extend(clashes::owners(&present, &clashes::own_owners(listen, switch).await));
+    if present.iter().any(|one| one.owner().is_some()) {
+        let (own, unknown) = clashes::own_owners(config, &listen, switch).await;
+        findings.extend(clashes::owners(&present, &own));
+        findings.extend(unknown);
+    }
     for one in present {
         one.end().await;
     }
@@ -203,11 +206,7 @@ impl Check<'_> {
 
     /// Checks that NFS answers at an address for clients.
     async fn address(&self, address: &DataAddress) -> Option<Finding> {
-        let transport = match address.transport {
-            DataTransport::Tcp => "tcp",
-            DataTransport::Rdma => "rdma",
-            DataTransport::Shm => "shm",
-        };
+        let transport = transport_name(address.transport);
         let null = self.null(transport, address.address).await;
         null.err().map(|error| {
             self.bad(
@@ -337,6 +336,15 @@ impl Check<'_> {
             let found = format!("only {free} of {total} are free");
             Finding::note(self.name.clone(), found, "add a data server, and drain this one (`slipway ds drain`)")
         })
+    }
+}
+
+/// Returns the name of a transport for clients.
+pub fn transport_name(transport: DataTransport) -> &'static str {
+    match transport {
+        DataTransport::Tcp => "tcp",
+        DataTransport::Rdma => "rdma",
+        DataTransport::Shm => "shm",
     }
 }
 

@@ -4,7 +4,7 @@ mod admin;
 mod announce;
 mod checks;
 mod kerberos;
-mod listen;
+pub mod listen;
 mod locking;
 mod rpcbind;
 mod seccomp;
