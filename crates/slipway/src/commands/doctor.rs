@@ -4,6 +4,8 @@ mod checks;
 mod clashes;
 mod computed;
 mod data_servers;
+mod kernel;
+mod modules;
 mod tls;
 
 use std::{borrow::Cow, path::PathBuf, sync::Arc, time::SystemTime};
@@ -24,7 +26,7 @@ The command changes nothing. The exit code is 0 unless something that Slipway ne
 
 With --config, the command also checks the data servers of a pNFS metadata server, on its host and as its user: the addresses, the
 rights of the metadata server and of clients, the clock, the free space, and that clients know each server from the others. It creates
-an object on each data server, and removes it.
+an object on each data server, and removes it. On a client of pNFS, with or without --config, it examines the kernel: modules, timeouts, and mounts.
 It also examines the files of TLS: whether a server can use them, which names the certificates have, and when they and the
 revocation lists expire.
 

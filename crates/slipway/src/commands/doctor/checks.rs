@@ -14,7 +14,7 @@ use rustix::{
     thread::CapabilitySet,
 };
 
-use super::Finding;
+use super::{Finding, kernel::Kernel};
 use crate::output;
 
 /// Runs all checks, in the order of the output: identity, transports, ports, the kernel, limits.
@@ -28,8 +28,7 @@ pub fn all() -> Vec<Finding> {
     findings.push(udp_port("port 2049/udp", 2049));
     findings.push(tcp_port("port 20049/tcp", 20049, "nfs over rdma"));
     findings.push(rpcbind());
-    findings.push(kernel_client());
-    findings.extend(kernel_layouts(&rustix::system::uname().release().to_string_lossy()));
+    findings.extend(Kernel::running().findings());
     findings.push(kernel_tls(buf::ktls::available()));
     findings.push(mount_command());
     findings.push(passthrough());
@@ -313,67 +312,6 @@ fn rpcbind() -> Finding {
     }
 }
 
-/// Checks which layouts of pNFS the client of this kernel cannot use. Returns `None` if the release is not that of a kernel.
-fn kernel_layouts(release: &str) -> Option<Finding> {
-    const CHECK: &str = "kernel pNFS";
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
-    let version = (numbers.next()?.ok()?, numbers.next()?.ok()?);
-    if version >= STRIPED_SINCE {
-        return Some(Finding::ok(
-            CHECK,
-            format!("Linux {release} uses striped flexible files directly, and files layouts"),
-        ));
-    }
-    let (major, minor) = STRIPED_SINCE;
-    Some(Finding::note(
-        CHECK,
-        format!(
-            "Linux {release}, if it mounts, uses data servers of striped flexible files through the metadata server"
-        ),
-        format!(
-            "none needed without stripes. For stripes: layouts = \"files\" of [[pnfs]], or Linux {major}.{minor} on clients"
-        ),
-    ))
-}
-
-/// Reports whether this machine's kernel can mount from a server of this program.
-fn kernel_client() -> Finding {
-    const CHECK: &str = "kernel NFS client";
-    let release = rustix::system::uname().release().to_string_lossy().into_owned();
-    let modules = format!("/lib/modules/{release}");
-    let known: String = ["modules.dep", "modules.builtin"]
-        .iter()
-        .filter_map(|file| fs::read_to_string(Path::new(&modules).join(file)).ok())
-        .collect();
-    let filesystems = fs::read_to_string("/proc/filesystems").unwrap_or_default();
-    let nfs = filesystems.lines().any(|line| line.ends_with("\tnfs")) || has_module(&known, "nfsv3");
-    let rdma = Path::new("/sys/module/rpcrdma").exists() || has_module(&known, "rpcrdma");
-    let siw = Path::new("/sys/module/siw").exists() || has_module(&known, "siw");
-    match (nfs, rdma && siw) {
-        (true, true) => Finding::ok(CHECK, format!("Linux {release} mounts NFS over tcp, and over rdma with siw")),
-        (true, false) => Finding::note(
-            CHECK,
-            format!("Linux {release} mounts NFS over tcp; modules for rdma (rpcrdma, siw) are not installed"),
-            "install the distribution's full kernel package (linux-modules-extra-…) and modprobe siw rpcrdma",
-        ),
-        (false, _) => Finding::note(
-            CHECK,
-            format!("Linux {release} has no NFS modules: this machine can serve, but not mount"),
-            "not needed to serve, nor for `slipway ls`, `cp` and `cat`. To mount here, install the distribution's full kernel \
-             package",
-        ),
-    }
-}
-
-/// Returns `true` if a list of modules, one path on each line, contains this one, compressed or not.
-fn has_module(list: &str, module: &str) -> bool {
-    list.lines().any(|line| {
-        let path = line.split(':').next().unwrap_or(line);
-        let file = path.rsplit('/').next().unwrap_or(path);
-        file.split('.').next() == Some(module)
-    })
-}
-
 fn mount_command() -> Finding {
     let found = ["/sbin/mount.nfs", "/usr/sbin/mount.nfs"].into_iter().find(|path| Path::new(path).exists());
     match found {
@@ -453,25 +391,15 @@ fn locked_memory() -> Finding {
     }
 }
 
-fn read_line(path: impl AsRef<Path>) -> String {
+/// Returns the contents of a file of one line, or nothing if it cannot be read.
+pub fn read_line(path: impl AsRef<Path>) -> String {
     fs::read_to_string(path).unwrap_or_default().trim().to_owned()
 }
-
-/// The first version of Linux whose client accepts striped mirrors of flexible files.
-const STRIPED_SINCE: (u32, u32) = (6, 18);
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::commands::doctor::State;
-
-    #[test]
-    fn kernels_before_stripes_are_named() {
-        let state = |release| kernel_layouts(release).map(|finding| finding.state);
-        assert_eq!([state("6.18.44-fc"), state("7.0.0"), state("6.18-rc1")], [Some(State::Ok); 3]);
-        assert_eq!([state("6.17.9"), state("6.1.0-41-amd64"), state("5.19")], [Some(State::Note); 3]);
-        assert_eq!(state("unknown"), None);
-    }
 
     #[test]
     fn bbr_is_reported_with_a_fix() {
@@ -496,14 +424,6 @@ mod tests {
         let port = listener.local_addr().unwrap().port();
         assert_eq!(tcp_port("port", port, "test").found, "taken");
         assert_eq!(port_finding("port", Ok(()), "test").state, State::Ok);
-    }
-
-    #[test]
-    fn modules_match_by_their_whole_name() {
-        let list =
-            "kernel/fs/nfs/nfsv3.ko.xz: kernel/fs/nfs/nfs.ko.xz\nkernel/drivers/infiniband/sw/siw/siw.ko: a/b.ko\n";
-        assert!(has_module(list, "nfsv3") && has_module(list, "siw"));
-        assert!(!has_module(list, "nfsv4") && !has_module(list, "nfs"));
     }
 
     #[test]

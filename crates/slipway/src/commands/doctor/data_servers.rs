@@ -25,6 +25,7 @@ use super::{
     Finding,
     clashes::{self, Present},
     computed,
+    kernel::STRIPED_SINCE,
 };
 use crate::{
     commands::serve::listen,
@@ -48,6 +49,7 @@ pub fn all(config: &Config) -> io::Result<Vec<Finding>> {
         });
         match servers {
             Ok((table, servers)) => {
+                findings.extend(stripes(&name, &table));
                 let kind = (table.name.clone(), table.layouts);
                 if !checked.contains(&kind) {
                     checked.push(kind);
@@ -85,6 +87,18 @@ fn tables(config: &Config) -> Vec<(String, Result<PnfsConfig, String>)> {
         }
     }
     tables
+}
+
+/// Reports which clients do not use the data servers of striped files.
+fn stripes(name: &str, table: &PnfsConfig) -> Option<Finding> {
+    let (major, minor) = STRIPED_SINCE;
+    (table.layouts == LayoutsMode::Flexible && table.stripes > 1).then(|| {
+        Finding::note(
+            name.to_owned(),
+            format!("stripes = {}: Linux before {major}.{minor} sends the data of striped files through the metadata server", table.stripes),
+            format!("layouts = \"files\" with mirrors = 1, Linux {major}.{minor} on clients, or stripes = 1"),
+        )
+    })
 }
 
 async fn cluster_findings(
@@ -382,6 +396,7 @@ const SKEW_MAX: Duration = Duration::from_secs(2);
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::commands::doctor::State;
 
     #[test]
     fn tables_are_those_that_exports_use() {
@@ -413,6 +428,9 @@ mod tests {
                 ("cluster spare", Ok((2, LayoutsMode::Flexible))),
             ]
         );
+        let striped = tables.iter().filter_map(|(name, table)| stripes(name, table.as_ref().ok()?));
+        let striped: Vec<_> = striped.map(|finding| (finding.check, finding.state)).collect();
+        assert_eq!(striped, [("export /c".into(), State::Note), ("cluster spare".into(), State::Note)]);
     }
 
     #[test]
