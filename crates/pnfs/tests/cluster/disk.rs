@@ -25,7 +25,7 @@ use vfs::{
     memory::{Memory, MemoryOptions},
 };
 
-use crate::{Broken, chance};
+use crate::{Broken, chance, faults::Faults};
 
 /// The disk, which processes of the metadata server use one after the other.
 pub struct Disk {
@@ -33,7 +33,7 @@ pub struct Disk {
     /// The durable state of the files with changes that are not durable.
     unsynced: Mutex<HashMap<Handle, Durable>>,
     index: Mutex<Image>,
-    pub faults: AtomicBool,
+    faults: Faults,
     /// Set while a process has the lock of the state directory and the index.
     locked: AtomicBool,
     broken: Broken,
@@ -60,7 +60,10 @@ fn apply(bytes: &mut Vec<u8>, (at, data): &(u64, Option<Vec<u8>>)) {
     let at = *at as usize;
     match data {
         None => bytes.resize(at, 0),
-        Some(data) => bytes[at..at + data.len()].copy_from_slice(data),
+        Some(data) => {
+            bytes.resize(bytes.len().max(at + data.len()), 0);
+            bytes[at..at + data.len()].copy_from_slice(data);
+        }
     }
 }
 
@@ -76,14 +79,15 @@ pub struct Mounted {
 }
 
 impl Disk {
-    pub fn new(broken: Broken) -> Arc<Self> {
+    /// Makes a disk with an index. The faults must not have begun.
+    pub fn new(broken: Broken, faults: &Faults) -> Arc<Self> {
         let memory = Memory::new(MemoryOptions { mode: 0o777, ..Default::default() });
-        let (unsynced, index, faults, locked) = Default::default();
+        let (unsynced, index, locked) = Default::default();
+        let faults = faults.clone();
         let disk = Arc::new(Self { memory, unsynced, index, faults, locked, broken: Broken::Nothing });
         // The file of the index appears with its contents.
         drop(Index::with_backend(disk.mount()).expect("the index must be created"));
         let mut disk = Arc::into_inner(disk).expect("the disk must not be in use");
-        disk.faults = AtomicBool::new(true);
         disk.broken = broken;
         Arc::new(disk)
     }
@@ -183,13 +187,12 @@ impl Mounted {
     /// Executes a change, which can fail.
     fn change<T>(&self, run: impl FnOnce(&Memory) -> Result<T>) -> Result<T> {
         self.check()?;
-        let faults = self.disk.faults.load(Relaxed);
-        let ends = faults && chance(0.002);
+        let ends = self.disk.faults.chance(0.002);
         if ends {
             self.dead.store(true, Relaxed);
             self.ended.notify_one();
         }
-        if ends || faults && chance(0.002) {
+        if ends || self.disk.faults.chance(0.002) {
             if chance(0.5) {
                 let _ = run(&self.disk.memory);
             }
@@ -292,7 +295,7 @@ impl Vfs for Mounted {
 
     fn getattr(&self, caller: &Caller<'_>, object: &Handle) -> Result<Attr> {
         self.check()?;
-        if self.disk.broken == Broken::RemovedEarly && self.disk.faults.load(Relaxed) && chance(0.01) {
+        if self.disk.broken == Broken::RemovedEarly && self.disk.faults.chance(0.01) {
             return Err(VfsError::Stale);
         }
         self.disk.memory.getattr(caller, object)
@@ -368,7 +371,11 @@ impl StorageBackend for Mounted {
     }
 
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
-        self.image(|image| out.copy_from_slice(&image.now[offset as usize..][..out.len()]))
+        self.image(|image| {
+            // Another process has made the storage shorter if there is no lock.
+            let found = image.now.get(offset as usize..).and_then(|rest| rest.get(..out.len()));
+            Ok(out.copy_from_slice(found.ok_or(io::ErrorKind::UnexpectedEof)?))
+        })?
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
@@ -379,8 +386,7 @@ impl StorageBackend for Mounted {
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        let faults = self.disk.faults.load(Relaxed);
-        if faults && chance(0.004) {
+        if self.disk.faults.chance(0.004) {
             // The database cannot be used any more.
             self.dead.store(true, Relaxed);
             self.ended.notify_one();

@@ -24,8 +24,9 @@ use tokio::{
 use vfs::{Caller, CompletionSlot, Cred, Handle, Layouts, Result, SetAttr, Vfs, VfsError, layout::*};
 
 use crate::{
-    Broken, LEASE, MIRRORS, Setup, chance,
+    Broken, LEASE, MIRRORS, Setup,
     disk::Disk,
+    faults::{Fault, Faults},
     now,
     stores::{Link, Pass, Stores, object_of},
 };
@@ -44,6 +45,7 @@ pub struct Mds {
     changed: Notify,
     events: Arc<Events>,
     setup: Setup,
+    faults: Faults,
 }
 
 /// An instance of a client: its number, and the number of its start.
@@ -135,18 +137,18 @@ impl Drop for Counted<'_> {
 
 impl Mds {
     /// Starts a process. Returns `None` if another one has the lock, or if it ends at once.
-    pub fn start(number: u64, disk: &Arc<Disk>, stores: &Stores, setup: Setup) -> Option<Arc<Self>> {
+    pub fn start(number: u64, disk: &Arc<Disk>, stores: &Stores, setup: Setup, faults: &Faults) -> Option<Arc<Self>> {
         if !disk.lock() && setup.broken != Broken::LockIgnored {
             return None;
         }
-        let started = Self::locked(number, disk, stores, setup);
+        let started = Self::locked(number, disk, stores, setup, faults);
         if started.is_none() {
             disk.unlock();
         }
         started
     }
 
-    fn locked(number: u64, disk: &Arc<Disk>, stores: &Stores, setup: Setup) -> Option<Arc<Self>> {
+    fn locked(number: u64, disk: &Arc<Disk>, stores: &Stores, setup: Setup, faults: &Faults) -> Option<Arc<Self>> {
         stores.starts(setup.cluster, number);
         let mounted = disk.mount();
         let (dead, ended) = (mounted.dead.clone(), mounted.ended.clone());
@@ -165,7 +167,9 @@ impl Mds {
         let (disk, stores) = (disk.clone(), stores.clone());
         let (desk, changed) = (Mutex::default(), Notify::new());
         let tasks = Mutex::new(Some(JoinSet::new()));
-        let mds = Arc::new(Self { number, pnfs, dead, ended, stores, disk, tasks, desk, changed, events, setup });
+        let faults = faults.clone();
+        let mds =
+            Arc::new(Self { number, pnfs, dead, ended, stores, disk, tasks, desk, changed, events, setup, faults });
         let (upkeep, watch) = (mds.clone(), mds.clone());
         mds.spawn(async move {
             loop {
@@ -388,7 +392,7 @@ impl Mds {
     }
 
     fn call_back(self: &Arc<Self>) {
-        let (now, mut revoked) = (Instant::now(), Vec::new());
+        let (now, mut revoked, mut late) = (Instant::now(), Vec::new(), Vec::new());
         let mut desk = self.desk.lock();
         let Desk { holds, renewed, callbacks, .. } = &mut *desk;
         for (holder, hold) in holds.iter() {
@@ -396,8 +400,13 @@ impl Mds {
             let expired = renewed.get(&hold.client).is_none_or(|renewed| now > *renewed + LEASE);
             if ignored || expired || self.setup.broken == Broken::RecallSkipped && hold.since.is_some() {
                 revoked.push(*holder);
-            } else if hold.since.is_some() && !chance(0.2) {
-                callbacks.insert((hold.client, hold.file.as_bytes().to_vec()));
+            } else if hold.since.is_some() && !self.faults.occurs(Fault::RecallLost, 0.2) {
+                let callback = (hold.client, hold.file.as_bytes().to_vec());
+                if self.faults.occurs(Fault::RecallLate, 0.1) {
+                    late.push(callback);
+                } else {
+                    callbacks.insert(callback);
+                }
             }
         }
         let revoked: Vec<_> = revoked.into_iter().filter_map(|holder| Some((holder, holds.remove(&holder)?))).collect();
@@ -406,6 +415,13 @@ impl Mds {
             *desk.fencing.entry(hold.file.clone()).or_default() += 1;
         }
         drop(desk);
+        for callback in late {
+            let (mds, time) = (self.clone(), Duration::from_millis(entropy::random_range(0..20_000)));
+            self.spawn(async move {
+                sleep(time).await;
+                mds.desk.lock().callbacks.insert(callback);
+            });
+        }
         for (holder, hold) in revoked {
             let mds = self.clone();
             self.spawn(async move { mds.fence(holder, hold).await });

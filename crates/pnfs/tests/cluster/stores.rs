@@ -35,7 +35,7 @@ use vfs::{
     layout::{DataTransport, LayoutDevice, LayoutDeviceId, LayoutMode},
 };
 
-use crate::{Broken, chance, kinds::Kinds, now};
+use crate::{Broken, faults::Faults, kinds::Kinds, now};
 
 /// The data servers. Clones are the same ones.
 #[derive(Clone)]
@@ -43,6 +43,7 @@ pub struct Stores(Arc<Shared>);
 
 struct Shared {
     broken: Broken,
+    faults: Faults,
     state: Mutex<State>,
     queues: Vec<tokio::sync::Mutex<()>>,
     changed: Notify,
@@ -50,7 +51,6 @@ struct Shared {
 
 struct State {
     stores: Vec<Store>,
-    faults: bool,
     /// The number of the newest process of each metadata server.
     processes: [u64; 2],
     violation: Option<String>,
@@ -185,12 +185,13 @@ fn store_id(server: ServerId) -> StoreId {
 }
 
 impl Stores {
-    pub fn new(broken: Broken, kinds: Kinds) -> Self {
+    pub fn new(broken: Broken, kinds: Kinds, faults: &Faults) -> Self {
         let store = |number| Store { computed: kinds.is_slipway(number), ..Store::default() };
         let stores = (1..=STORES).map(store).collect();
-        let state = State { stores, faults: true, processes: [0; 2], violation: None };
+        let state = State { stores, processes: [0; 2], violation: None };
         let queues = (0..STORES).map(|_| tokio::sync::Mutex::default()).collect();
-        Self(Arc::new(Shared { broken, state: Mutex::new(state), queues, changed: Notify::new() }))
+        let faults = faults.clone();
+        Self(Arc::new(Shared { broken, faults, state: Mutex::new(state), queues, changed: Notify::new() }))
     }
 
     /// Changes a data server.
@@ -207,9 +208,8 @@ impl Stores {
         });
     }
 
-    /// Ends all faults.
+    /// Ends the faults that last.
     pub fn heal(&self) {
-        self.0.state.lock().faults = false;
         for server in 1..=STORES {
             self.change(server, |store| {
                 (store.down, store.hung, store.slow, store.full) = (false, false, false, false);
@@ -278,8 +278,7 @@ impl Stores {
         reply: oneshot::Sender<Result<T, ServerError>>,
     ) {
         let at = server.0 as usize - 1;
-        let faults = self.0.state.lock().faults;
-        let lost = |share| faults && chance(share);
+        let lost = |share| self.0.faults.chance(share);
         let delay = || Duration::from_micros(if lost(0.1) { entropy::random_range(0..DELAY_MAX) } else { 300 });
         let is_cut = || self.0.state.lock().stores[at].cut.contains(&from);
         if is_cut() || lost(0.005) {

@@ -13,8 +13,10 @@ use vfs::{CreateMode, Handle, Name, Report, SetAttr, Stability, Time, Vfs, VfsEr
 
 use crate::{
     CELL, CELLS, LEASE, Lost, World, chance,
+    faults::Fault,
     mds::{ClientId, Copy, Grant, Mds},
     oracle::{Model, WriteId},
+    session::Repetition,
 };
 
 /// A client.
@@ -177,18 +179,43 @@ impl Client {
                 continue;
             }
             for file in files {
+                // The metadata server sends the recall again.
+                if self.world.faults.occurs(Fault::RecallDelayed, 0.1) {
+                    continue;
+                }
                 self.return_layouts(&file).await;
             }
         }
     }
 
     /// Sends an operation to the metadata server. A client that sees another process has lost its layouts.
-    async fn call<T, F>(&self, operation: impl FnOnce(Arc<Mds>) -> F) -> Result<(T, u64), Lost>
+    async fn call<T, F>(&self, operation: impl Fn(Arc<Mds>) -> F + Send + Sync + 'static) -> Result<(T, u64), Lost>
     where
         T: Send + 'static,
         F: Future<Output = T> + Send + 'static,
     {
-        let (result, number) = self.world.rpc(self.number, operation).await?;
+        self.call_as(Repetition::Harmless, operation).await
+    }
+
+    /// Like [`call`](Self::call), for an operation that must be executed once.
+    async fn call_once<T, F>(&self, operation: impl Fn(Arc<Mds>) -> F + Send + Sync + 'static) -> Result<(T, u64), Lost>
+    where
+        T: Send + 'static,
+        F: Future<Output = T> + Send + 'static,
+    {
+        self.call_as(Repetition::Harmful, operation).await
+    }
+
+    async fn call_as<T, F>(
+        &self,
+        repetition: Repetition,
+        operation: impl Fn(Arc<Mds>) -> F + Send + Sync + 'static,
+    ) -> Result<(T, u64), Lost>
+    where
+        T: Send + 'static,
+        F: Future<Output = T> + Send + 'static,
+    {
+        let (result, number) = self.world.rpc(self.number, repetition, operation).await?;
         self.state.lock().layouts.retain(|_, layout| layout.mds == number);
         Ok((result, number))
     }
@@ -211,7 +238,7 @@ impl Client {
     }
 
     async fn open(&self, name: &'static str) -> Option<Handle> {
-        let created = self.call(move |mds| async move {
+        let created = self.call_once(move |mds| async move {
             let (root, mode) = (mds.pnfs.root(), CreateMode::Unchecked(SetAttr::default()));
             let name = Name::new(name.as_bytes())?;
             mds.run(|pnfs, caller| pnfs.create(caller, &root, name, &mode)).await
@@ -221,7 +248,7 @@ impl Client {
 
     async fn remove(&self, name: &'static str) {
         self.world.may_remove(name);
-        let removed = self.call(move |mds| async move {
+        let removed = self.call_once(move |mds| async move {
             let (root, name) = (mds.pnfs.root(), Name::new(name.as_bytes())?);
             mds.run(|pnfs, caller| pnfs.remove(caller, &root, name)).await
         });
@@ -232,7 +259,7 @@ impl Client {
     async fn rename(&self, name: &'static str) {
         let to = if name == "one" { "two" } else { "one" };
         self.world.may_remove(to);
-        let renamed = self.call(move |mds| async move {
+        let renamed = self.call_once(move |mds| async move {
             let root = mds.pnfs.root();
             let (from, to) = (Name::new(name.as_bytes())?, Name::new(to.as_bytes())?);
             mds.run(|pnfs, caller| pnfs.rename(caller, &root, from, &root, to)).await
@@ -396,7 +423,7 @@ impl Client {
         self.world.log(format!("client {} truncates {file:?} to {size}", self.number));
         let done = loop {
             let (of, id) = (file.clone(), self.id());
-            let done = self.call(move |mds| {
+            let done = self.call_once(move |mds| {
                 let of = of.clone();
                 async move { mds.truncate(id, &of, (size * CELL) as u64).await }
             });

@@ -1,0 +1,87 @@
+//! The faults of a run, which follow from its seed, and how often each kind has occurred.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use parking_lot::Mutex;
+
+use crate::chance;
+
+/// A kind of fault. Each must occur in the runs of a test.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Fault {
+    /// A request to the metadata server does not arrive. The client sends it again.
+    RequestLost,
+    /// A request arrives after the client has sent it again.
+    RequestLate,
+    /// A request is executed, and the reply does not arrive. The client sends the request again.
+    ReplyLost,
+    /// The reply to a request that is sent again was not cached, so the client makes a new request of it.
+    ReplyNotCached,
+    /// A recall does not arrive. The metadata server sends it again.
+    RecallLost,
+    /// A recall arrives late. The layout can have been returned, and granted again, since.
+    RecallLate,
+    /// A client answers a recall with DELAY, and the metadata server sends it again.
+    RecallDelayed,
+}
+
+/// All kinds.
+pub const FAULTS: [Fault; 7] = [
+    Fault::RequestLost,
+    Fault::RequestLate,
+    Fault::ReplyLost,
+    Fault::ReplyNotCached,
+    Fault::RecallLost,
+    Fault::RecallLate,
+    Fault::RecallDelayed,
+];
+
+/// The number of faults of each kind.
+pub type Counts = BTreeMap<Fault, u64>;
+
+/// The faults of a run. Clones are the same ones. There are none before [`begin`](Self::begin).
+#[derive(Clone, Default)]
+pub struct Faults(Arc<Mutex<State>>);
+
+#[derive(Default)]
+struct State {
+    active: bool,
+    counts: Counts,
+}
+
+impl Faults {
+    pub fn begin(&self) {
+        self.0.lock().active = true;
+    }
+
+    pub fn end(&self) {
+        self.0.lock().active = false;
+    }
+
+    pub fn are_active(&self) -> bool {
+        self.0.lock().active
+    }
+
+    /// Returns `true` with this probability while there are faults.
+    pub fn chance(&self, share: f64) -> bool {
+        self.are_active() && chance(share)
+    }
+
+    /// Lets a fault of this kind occur with this probability.
+    pub fn occurs(&self, fault: Fault, share: f64) -> bool {
+        let occurs = self.chance(share);
+        if occurs {
+            self.count(fault);
+        }
+        occurs
+    }
+
+    /// Counts a fault.
+    pub fn count(&self, fault: Fault) {
+        *self.0.lock().counts.entry(fault).or_default() += 1;
+    }
+
+    pub fn counts(&self) -> Counts {
+        self.0.lock().counts.clone()
+    }
+}
