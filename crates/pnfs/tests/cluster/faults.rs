@@ -23,10 +23,28 @@ pub enum Fault {
     RecallLate,
     /// A client answers a recall with DELAY, and the metadata server sends it again.
     RecallDelayed,
+    /// The storage of a data server fails in an operation, which has its effect or not.
+    Server(Operation),
+    /// A COMMIT that fails loses what it should have made durable.
+    CommitLost,
+}
+
+/// The kinds of operations on data servers that use their storage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Operation {
+    Read,
+    Write,
+    Commit,
+    Getattr,
+    SetSize,
+    /// Changes of users, and of epochs.
+    Fence,
+    Create,
+    Remove,
 }
 
 /// All kinds.
-pub const FAULTS: [Fault; 7] = [
+pub const FAULTS: [Fault; 16] = [
     Fault::RequestLost,
     Fault::RequestLate,
     Fault::ReplyLost,
@@ -34,6 +52,15 @@ pub const FAULTS: [Fault; 7] = [
     Fault::RecallLost,
     Fault::RecallLate,
     Fault::RecallDelayed,
+    Fault::Server(Operation::Read),
+    Fault::Server(Operation::Write),
+    Fault::Server(Operation::Commit),
+    Fault::Server(Operation::Getattr),
+    Fault::Server(Operation::SetSize),
+    Fault::Server(Operation::Fence),
+    Fault::Server(Operation::Create),
+    Fault::Server(Operation::Remove),
+    Fault::CommitLost,
 ];
 
 /// The number of faults of each kind.

@@ -54,6 +54,8 @@ enum Broken {
     IndexLost,
     /// COMMIT makes nothing durable.
     CommitSkipped,
+    /// A COMMIT at a data server that fails counts as a success.
+    CommitErrorHidden,
     /// A failed write to a copy counts as a success.
     FailureHidden,
     /// Layouts end without asking their clients.
@@ -152,6 +154,7 @@ impl World {
         faults.begin();
         let all: Vec<_> = worlds.iter().map(Arc::downgrade).collect();
         worlds.iter().for_each(|world| world.all.set(all.clone()).expect("the worlds must be set once"));
+        stores.on_loss(move || all.iter().filter_map(Weak::upgrade).for_each(|world| world.lose_unstable()));
         worlds
     }
 
@@ -333,7 +336,7 @@ impl World {
                 self.disk.fail_power();
                 self.models.lock().values_mut().for_each(|model| model.lose(true));
             } else {
-                self.models.lock().values_mut().for_each(|model| model.lose(false));
+                self.lose_unstable();
             }
             self.log(format!("metadata server {number} has ended; power failure: {power}"));
             self.disk.unlock();
@@ -345,7 +348,12 @@ impl World {
     /// Restarts a data server.
     fn restart_store(&self, server: u32) {
         self.stores.restart(server);
-        self.worlds().for_each(|world| world.models.lock().values_mut().for_each(|model| model.lose(false)));
+        self.worlds().for_each(|world| world.lose_unstable());
+    }
+
+    /// Notes that data may be lost that are not durable.
+    fn lose_unstable(&self) {
+        self.models.lock().values_mut().for_each(|model| model.lose(false));
     }
 
     /// Lets parts of the cluster fail.
@@ -357,7 +365,7 @@ impl World {
                 return;
             }
             let (server, client) = (entropy::random_range(1..=STORES), entropy::random_range(0..CLIENTS));
-            let what = entropy::random_range(0..124);
+            let what = entropy::random_range(0..134);
             let time = Duration::from_millis(entropy::random_range(500..40_000));
             self.log(format!("trouble {what} of data server {server}, client {client} for {time:?}"));
             let worlds: Vec<_> = self.worlds().collect();
@@ -405,6 +413,7 @@ impl World {
                 }
             }
             108..120 => self.order_rebalance(time),
+            120..130 => change(|store, sick| store.sick = sick).await,
             _ => (1..=STORES).for_each(|server| self.restart_store(server)),
         }
     }
@@ -655,6 +664,11 @@ fn index_that_loses_its_last_writes_is_found() {
 #[test]
 fn commit_without_effect_is_found() {
     assert_found(Broken::CommitSkipped, Kinds::Nfs3, " has the value ");
+}
+
+#[test]
+fn commit_that_fails_without_a_mark_is_found() {
+    assert_found(Broken::CommitErrorHidden, Kinds::Nfs3, " has the value ");
 }
 
 #[test]

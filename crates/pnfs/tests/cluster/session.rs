@@ -103,7 +103,7 @@ impl<T: Send + 'static> Slot<T> {
         }
     }
 
-    /// Decides that the server has not cached the reply to a request that was executed (RFC 8881 §18.46.3, RETRY_UNCACHED_REP): the client
+    /// Decides that the server has not cached the reply to a request that was executed (RFC 8881 §2.10.6.1.3): the client
     /// makes a new request of it.
     pub fn forget(&self, faults: &Faults) -> bool {
         let Ok(mut cached) = self.cached.try_lock() else { return false };

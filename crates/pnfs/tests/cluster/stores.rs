@@ -9,7 +9,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     time::Duration,
@@ -35,7 +35,12 @@ use vfs::{
     layout::{DataTransport, LayoutDevice, LayoutDeviceId, LayoutMode},
 };
 
-use crate::{Broken, faults::Faults, kinds::Kinds, now};
+use crate::{
+    Broken, chance,
+    faults::{Fault, Faults, Operation},
+    kinds::Kinds,
+    now,
+};
 
 /// The data servers. Clones are the same ones.
 #[derive(Clone)]
@@ -47,6 +52,8 @@ struct Shared {
     state: Mutex<State>,
     queues: Vec<tokio::sync::Mutex<()>>,
     changed: Notify,
+    /// Called when data are lost that were not durable.
+    lost: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 struct State {
@@ -66,10 +73,14 @@ pub struct Store {
     removed: BTreeSet<u128>,
     objects: BTreeMap<u128, Data>,
     starts: u64,
+    /// The number of times that a COMMIT has lost data.
+    losses: u64,
     pub down: bool,
     pub hung: bool,
     pub slow: bool,
     pub full: bool,
+    /// `true` if its storage fails often.
+    pub sick: bool,
     /// Those whose messages do not arrive.
     pub cut: BTreeSet<Party>,
     /// Objects, and those who must not be able to change them any more.
@@ -116,6 +127,11 @@ impl Data {
 }
 
 impl Store {
+    /// Returns the verifier of writes. It changes when data that were not durable may have been lost (RFC 1813 §3.3.7).
+    fn verifier(&self) -> u64 {
+        self.starts << 32 | self.losses
+    }
+
     /// Reports whether a client may use an object.
     fn permits(&self, object: Object, pass: Pass, writes: bool) -> Result<bool, ServerError> {
         match pass {
@@ -191,7 +207,19 @@ impl Stores {
         let state = State { stores, processes: [0; 2], violation: None };
         let queues = (0..STORES).map(|_| tokio::sync::Mutex::default()).collect();
         let faults = faults.clone();
-        Self(Arc::new(Shared { broken, faults, state: Mutex::new(state), queues, changed: Notify::new() }))
+        Self(Arc::new(Shared {
+            broken,
+            faults,
+            state: Mutex::new(state),
+            queues,
+            changed: Notify::new(),
+            lost: OnceLock::new(),
+        }))
+    }
+
+    /// Sets the function that is called when a COMMIT loses data.
+    pub fn on_loss(&self, lost: impl Fn() + Send + Sync + 'static) {
+        assert!(self.0.lost.set(Box::new(lost)).is_ok(), "the function must be set once");
     }
 
     /// Changes a data server.
@@ -212,7 +240,8 @@ impl Stores {
     pub fn heal(&self) {
         for server in 1..=STORES {
             self.change(server, |store| {
-                (store.down, store.hung, store.slow, store.full) = (false, false, false, false);
+                (store.down, store.hung, store.slow) = (false, false, false);
+                (store.full, store.sick) = (false, false);
                 store.cut.clear();
             });
         }
@@ -257,12 +286,12 @@ impl Stores {
     async fn send<T: Send + 'static>(
         &self,
         from: Party,
-        server: ServerId,
+        (server, target): (ServerId, Target),
         run: impl Fn(&mut Store) -> Result<T, ServerError> + Send + Sync + 'static,
     ) -> Result<T, ServerError> {
         let began = Instant::now();
         let (sender, reply) = oneshot::channel();
-        tokio::spawn(self.clone().deliver(from, server, run, sender));
+        tokio::spawn(self.clone().deliver(from, (server, target), run, sender));
         tokio::select! {
             biased;
             Ok(result) = reply => result,
@@ -273,7 +302,7 @@ impl Stores {
     async fn deliver<T>(
         self,
         from: Party,
-        server: ServerId,
+        (server, target): (ServerId, Target),
         run: impl Fn(&mut Store) -> Result<T, ServerError>,
         reply: oneshot::Sender<Result<T, ServerError>>,
     ) {
@@ -301,7 +330,7 @@ impl Stores {
         let execute = || {
             let mut state = self.0.state.lock();
             let store = &mut state.stores[at];
-            (!store.down && store.starts == starts).then(|| run(store))
+            (!store.down && store.starts == starts).then(|| self.execute(store, target, &run))
         };
         let Some(mut result) = execute() else { return };
         if lost(0.02) {
@@ -318,6 +347,30 @@ impl Stores {
         let _ = reply.send(result);
     }
 
+    /// Executes an operation. The storage can fail.
+    fn execute<T>(
+        &self,
+        store: &mut Store,
+        target: Target,
+        run: impl Fn(&mut Store) -> Result<T, ServerError>,
+    ) -> Result<T, ServerError> {
+        let share = if store.sick { 0.3 } else { 0.001 };
+        let Some((operation, object)) = target else { return run(store) };
+        if !self.0.faults.occurs(Fault::Server(operation), share) {
+            return run(store);
+        }
+        if operation == Operation::Commit && self.0.faults.occurs(Fault::CommitLost, 0.5) {
+            if let Some(data) = store.objects.get_mut(&object) {
+                data.now.clone_from(&data.durable);
+            }
+            store.losses += 1;
+            self.0.lost.get().into_iter().for_each(|lost| lost());
+        } else if chance(0.5) {
+            let _ = run(store);
+        }
+        Err(ServerError::Io)
+    }
+
     /// Writes as a client. Returns the verifier.
     pub async fn client_write(
         &self,
@@ -327,8 +380,8 @@ impl Stores {
         bytes: Vec<u8>,
         stable: bool,
     ) -> Result<u64, Denied> {
-        let written = self.send(Party::Client(from), object.server, move |store| {
-            let (starts, full) = (store.starts, store.full);
+        let written = self.send(Party::Client(from), on(Operation::Write, object), move |store| {
+            let (verifier, full) = (store.verifier(), store.full);
             if !store.permits(object, pass, true)? {
                 return Ok(None);
             }
@@ -344,7 +397,7 @@ impl Stores {
             if store.fenced.contains(&(object.id, pass)) {
                 store.violation.get_or_insert(format!("invariant 3: a fenced client has changed {object:?}"));
             }
-            Ok(Some(starts))
+            Ok(Some(verifier))
         });
         written.await.map_err(Denied::Failed)?.ok_or(Denied::Access)
     }
@@ -352,8 +405,9 @@ impl Stores {
     /// Makes the writes of a client durable. Returns the verifier.
     pub async fn client_commit(&self, from: usize, (object, pass): (Object, Pass)) -> Result<u64, Denied> {
         let skip = self.0.broken == Broken::CommitSkipped;
-        let committed = self.send(Party::Client(from), object.server, move |store| {
-            let starts = store.starts;
+        let before = self.verifier(object.server);
+        let committed = self.send(Party::Client(from), on(Operation::Commit, object), move |store| {
+            let verifier = store.verifier();
             if !store.permits(object, pass, true)? {
                 return Ok(None);
             }
@@ -362,9 +416,21 @@ impl Stores {
             {
                 data.durable.clone_from(&data.now);
             }
-            Ok(Some(starts))
+            Ok(Some(verifier))
         });
-        committed.await.map_err(Denied::Failed)?.ok_or(Denied::Access)
+        self.hide(committed.await, Some(before)).map_err(Denied::Failed)?.ok_or(Denied::Access)
+    }
+
+    fn verifier(&self, server: ServerId) -> u64 {
+        self.0.state.lock().stores[server.0 as usize - 1].verifier()
+    }
+
+    /// Returns the result of a COMMIT, or success if its failures are hidden.
+    fn hide<T>(&self, committed: Result<T, ServerError>, success: T) -> Result<T, ServerError> {
+        match committed {
+            Err(ServerError::Io) if self.0.broken == Broken::CommitErrorHidden => Ok(success),
+            done => done,
+        }
     }
 
     /// Reads as a client.
@@ -375,7 +441,7 @@ impl Stores {
         offset: usize,
         len: usize,
     ) -> Result<Vec<u8>, Denied> {
-        let read = self.send(Party::Client(from), object.server, move |store| {
+        let read = self.send(Party::Client(from), on(Operation::Read, object), move |store| {
             if !store.permits(object, pass, false)? {
                 return Ok(None);
             }
@@ -391,6 +457,14 @@ impl Stores {
 pub enum Denied {
     Access,
     Failed(ServerError),
+}
+
+/// The operation of a message, and its object, unless its storage does not fail.
+type Target = Option<(Operation, u128)>;
+
+/// Returns an operation on an object, with its data server.
+fn on(operation: Operation, object: Object) -> (ServerId, Target) {
+    (object.server, Some((operation, object.id)))
 }
 
 fn slice(data: &[u8], offset: usize, len: usize) -> Vec<u8> {
@@ -409,7 +483,7 @@ pub struct Link {
 impl Link {
     fn send<T: Send + 'static>(
         &self,
-        server: ServerId,
+        to: (ServerId, Target),
         run: impl Fn(&mut Store) -> Result<T, ServerError> + Send + Sync + 'static,
     ) -> ServerFuture<T> {
         let (stores, dead, (cluster, process)) = (self.stores.clone(), self.dead.clone(), self.process);
@@ -425,17 +499,18 @@ impl Link {
                     state.violation.get_or_insert(problem);
                 }
             }
-            stores.send(Party::Mds, server, run).await
+            stores.send(Party::Mds, to, run).await
         })
     }
 
     fn on<T: Send + 'static>(
         &self,
+        operation: Operation,
         object: Object,
         run: impl Fn(&mut Data, Status) -> Result<T, ServerError> + Send + Sync + 'static,
     ) -> ServerFuture<T> {
-        self.send(object.server, move |store| {
-            let status = Status { verifier: WriteVerifier(store.starts.to_be_bytes()), full: store.full };
+        self.send(on(operation, object), move |store| {
+            let status = Status { verifier: WriteVerifier(store.verifier().to_be_bytes()), full: store.full };
             run(store.objects.get_mut(&object.id).ok_or(ServerError::Missing)?, status)
         })
     }
@@ -443,12 +518,12 @@ impl Link {
     /// Sends an operation that may create its object.
     fn on_new<T: Send + 'static>(
         &self,
-        object: Object,
-        presence: Presence,
+        operation: Operation,
+        (object, presence): (Object, Presence),
         run: impl Fn(&mut Data, Status) -> Result<T, ServerError> + Send + Sync + 'static,
     ) -> ServerFuture<T> {
-        self.send(object.server, move |store| {
-            let status = Status { verifier: WriteVerifier(store.starts.to_be_bytes()), full: store.full };
+        self.send(on(operation, object), move |store| {
+            let status = Status { verifier: WriteVerifier(store.verifier().to_be_bytes()), full: store.full };
             let data = match presence {
                 Presence::MayBeNew if store.computed => store.create(object.id)?,
                 _ => store.objects.get_mut(&object.id).ok_or(ServerError::Missing)?,
@@ -468,7 +543,7 @@ impl DataServers for Link {
     }
 
     fn create(&self, object: Object, epochs: Epochs) -> ServerFuture<()> {
-        self.send(object.server, move |store| {
+        self.send(on(Operation::Create, object), move |store| {
             let owners = epochs.owners(object).filter(|_| !store.computed);
             store.create(object.id)?.owners = owners;
             Ok(())
@@ -477,7 +552,7 @@ impl DataServers for Link {
 
     fn fence(&self, object: Object, epochs: Epochs) -> ServerFuture<()> {
         let ignored = self.stores.0.broken == Broken::FenceIgnored;
-        self.send(object.server, move |store| {
+        self.send(on(Operation::Fence, object), move |store| {
             if store.computed {
                 let least = store.epochs.entry(object.id).or_default();
                 if !ignored {
@@ -496,7 +571,7 @@ impl DataServers for Link {
 
     fn remove(&self, object: Object) -> ServerFuture<()> {
         let forgotten = self.stores.0.broken == Broken::RemovalForgotten;
-        self.send(object.server, move |store| {
+        self.send(on(Operation::Remove, object), move |store| {
             if store.computed && !forgotten {
                 store.removed.insert(object.id);
             }
@@ -506,11 +581,11 @@ impl DataServers for Link {
     }
 
     fn objects(&self, server: ServerId) -> ServerFuture<Vec<u128>> {
-        self.send(server, |store| Ok(store.objects.keys().copied().collect()))
+        self.send((server, None), |store| Ok(store.objects.keys().copied().collect()))
     }
 
     fn read(&self, object: Object, offset: u64, len: usize) -> ServerFuture<Bytes> {
-        self.on(object, move |data, _| Ok(slice(&data.now, offset as usize, len).into()))
+        self.on(Operation::Read, object, move |data, _| Ok(slice(&data.now, offset as usize, len).into()))
     }
 
     fn write(
@@ -522,7 +597,7 @@ impl DataServers for Link {
         presence: Presence,
     ) -> ServerFuture<WriteVerifier> {
         let bytes = data.to_bytes().expect("the data must be memory");
-        let written = self.on_new(object, presence, move |data, status| {
+        let written = self.on_new(Operation::Write, (object, presence), move |data, status| {
             if status.full {
                 return Err(ServerError::NoSpace);
             }
@@ -541,16 +616,18 @@ impl DataServers for Link {
 
     fn commit(&self, object: Object) -> ServerFuture<WriteVerifier> {
         let skip = self.stores.0.broken == Broken::CommitSkipped;
-        self.on(object, move |data, status| {
+        let (stores, before) = (self.stores.clone(), self.stores.verifier(object.server));
+        let committed = self.on(Operation::Commit, object, move |data, status| {
             if !skip {
                 data.durable.clone_from(&data.now);
             }
             Ok(status.verifier)
-        })
+        });
+        Box::pin(async move { stores.hide(committed.await, WriteVerifier(before.to_be_bytes())) })
     }
 
     fn set_size(&self, object: Object, size: u64, presence: Presence) -> ServerFuture<()> {
-        self.on_new(object, presence, move |data, _| {
+        self.on_new(Operation::SetSize, (object, presence), move |data, _| {
             data.now.resize(size as usize, 0);
             data.durable.resize(size as usize, 0);
             data.mtime = now();
@@ -559,12 +636,12 @@ impl DataServers for Link {
     }
 
     fn getattr(&self, object: Object) -> ServerFuture<ObjectAttr> {
-        self.on(object, |data, _| Ok(ObjectAttr { size: data.now.len() as u64, mtime: data.mtime }))
+        self.on(Operation::Getattr, object, |data, _| Ok(ObjectAttr { size: data.now.len() as u64, mtime: data.mtime }))
     }
 
     fn handle(&self, object: Object, client: ClientAccess) -> ServerFuture<Bytes> {
         if !self.stores.is_computed(object.server) {
-            return self.on(object, move |_, _| Ok(object.id.to_be_bytes().to_vec().into()));
+            return self.on(Operation::Read, object, move |_, _| Ok(object.id.to_be_bytes().to_vec().into()));
         }
         let (right, epoch) = match client.mode {
             LayoutMode::Read => (Right::Read, client.epochs.readers),
@@ -597,7 +674,7 @@ impl DataServers for Link {
     }
 
     fn probe(&self, server: ServerId) -> ServerFuture<()> {
-        self.send(server, |_| Ok(()))
+        self.send((server, None), |_| Ok(()))
     }
 }
 

@@ -210,6 +210,7 @@ fn failures<T>(operation: DataOperation, copies: &[Copy], results: &[Result<T, D
             Err(Denied::Access) => DataError::Denied,
             Err(Denied::Failed(ServerError::NoSpace)) => DataError::NoSpace,
             Err(Denied::Failed(ServerError::Missing)) => DataError::Stale,
+            Err(Denied::Failed(ServerError::Io)) => DataError::Io,
             Err(Denied::Failed(_)) => DataError::Unreachable,
         };
         let device = LayoutDeviceId([server.0 as u8; 16]);
