@@ -334,7 +334,7 @@ impl Core {
         let of = file.clone();
         let parts = self.parts(file, record, offset, &data).await?;
         *file.active.lock() = true;
-        if !self.has_work(&file.handle, DIRTY) {
+        if !self.has_durable_work(&file.handle, DIRTY) {
             self.run(move |core| core.add_work(&of.handle, DIRTY)).await?;
         }
         let mut outcome = self.write_copies(file, record, &parts, stability).await;

@@ -97,6 +97,8 @@ pub(crate) struct Core {
     pub verifier: AtomicU64,
     /// The work of the index.
     pub work: Mutex<HashMap<Handle, Work>>,
+    /// Files whose work in the index may be another one, because a change of it has failed. Locked after `work`.
+    pub unsure: Mutex<HashSet<Handle>>,
     /// Files whose copies may differ. Only the first copy that is in sync is read.
     pub unequal: Mutex<HashSet<Handle>>,
     /// Files whose records may not be durable: a change of them has failed, or an earlier process may have ended meanwhile.
@@ -183,6 +185,7 @@ impl Pnfs {
             unequal: Mutex::new(unequal),
             unfenced: Mutex::new(unfenced),
             unmeasured: Mutex::default(),
+            unsure: Mutex::default(),
             unsettled: Mutex::new(unsettled),
             work: Mutex::new(work),
             verifier: AtomicU64::new(entropy::random()),
@@ -314,9 +317,30 @@ impl Core {
     pub fn add_work(&self, file: &Handle, work: Work) -> Result<()> {
         let mut all = self.work.lock();
         let former = all.get(file).copied().unwrap_or(0);
-        if former | work != former {
-            self.index.set_work([(file, former | work)])?;
+        if former | work != former || self.unsure.lock().contains(file) {
+            self.note_work(file, self.index.set_work([(file, former | work)]))?;
             all.insert(file.clone(), former | work);
+        }
+        Ok(())
+    }
+
+    /// Takes note of the result of a change of the work of a file in the index. The caller has locked the work.
+    fn note_work(&self, file: &Handle, changed: Result<()>) -> Result<()> {
+        let mut unsure = self.unsure.lock();
+        let _ = if changed.is_ok() { unsure.remove(file) } else { unsure.insert(file.clone()) };
+        changed
+    }
+
+    /// Stores the work of the files again for which a change of it has failed.
+    ///
+    /// # Errors
+    /// Returns `Io`.
+    pub fn store_unsure(&self) -> Result<()> {
+        let all = self.work.lock();
+        let mut unsure = self.unsure.lock();
+        if !unsure.is_empty() {
+            self.index.set_work(unsure.iter().map(|file| (file, all.get(file).copied().unwrap_or(0))))?;
+            unsure.clear();
         }
         Ok(())
     }
@@ -328,7 +352,11 @@ impl Core {
     pub fn add_works(&self, mut files: Vec<(Handle, Work)>) -> Result<()> {
         let mut all = self.work.lock();
         files.iter_mut().for_each(|(file, work)| *work |= all.get(file).copied().unwrap_or(0));
-        self.index.set_work(files.iter().map(|(file, work)| (file, *work)))?;
+        let changed = self.index.set_work(files.iter().map(|(file, work)| (file, *work)));
+        for (file, _) in &files {
+            let _ = self.note_work(file, changed);
+        }
+        changed?;
         all.extend(files);
         Ok(())
     }
@@ -340,7 +368,7 @@ impl Core {
     pub fn begin_new(&self, file: &Handle, objects: &[Object], work: Work) -> Result<()> {
         let mut all = self.work.lock();
         let work = all.get(file).copied().unwrap_or(0) | work;
-        self.index.begin_new(objects, file, work)?;
+        self.note_work(file, self.index.begin_new(objects, file, work))?;
         all.insert(file.clone(), work);
         Ok(())
     }
@@ -363,16 +391,22 @@ impl Core {
         if former & work != 0 && done() {
             let left = former & !work;
             // A client that truncates a file can keep its layout. Another truncation would remove what it has written since.
-            match former & work & TRUNCATING {
-                0 => self.index.end_work(file, left)?,
-                _ => self.index.set_work([(file, left)])?,
-            }
+            let must_be_durable = former & work & TRUNCATING != 0 || self.unsure.lock().contains(file);
+            let changed =
+                if must_be_durable { self.index.set_work([(file, left)]) } else { self.index.end_work(file, left) };
+            self.note_work(file, changed)?;
             match left {
                 0 => all.remove(file),
                 rest => all.insert(file.clone(), rest),
             };
         }
         Ok(())
+    }
+
+    /// Reports whether work of a file is durably recorded.
+    pub fn has_durable_work(&self, file: &Handle, work: Work) -> bool {
+        let all = self.work.lock();
+        all.get(file).is_some_and(|recorded| recorded & work != 0) && !self.unsure.lock().contains(file)
     }
 
     /// Reports whether work is recorded for a file.

@@ -75,7 +75,7 @@ impl Core {
         core.remove_devices().await;
         // Resilvering and moves have left the former objects.
         core.remove_objects().await;
-        if let Err(error) = core.run(|core| core.index.sync()).await {
+        if let Err(error) = core.run(|core| core.store_unsure().and_then(|()| core.index.sync())).await {
             tracing::debug!(%error, "the end of work is not durable yet");
         }
     }

@@ -228,6 +228,53 @@ fn index_is_created_again_after_a_crash_and_used_by_one_process_at_a_time() {
     assert_eq!(Index::open(&path).unwrap().work().unwrap()[&file], pnfs::index::DIRTY);
 }
 
+/// redb refuses all operations after an error.
+#[test]
+fn index_is_opened_again_after_an_error_of_its_storage() {
+    for world in World::each() {
+        let file = world.create("file");
+        world.write(&file, 0, &[1; 5000]).unwrap();
+        world.index.failing.store(1, Relaxed);
+        let remove =
+            || world.run(|caller| world.pnfs.remove(caller, &world.pnfs.root(), Name::new(b"file").unwrap())).map(drop);
+        assert_eq!(remove(), Err(VfsError::Io));
+        assert_eq!(world.read(&file).unwrap(), [1; 5000], "an operation that has failed must have no effect");
+        assert_eq!(remove(), Ok(()));
+        world.upkeep();
+        assert_eq!(world.servers.objects(), 0);
+    }
+}
+
+#[simnet::test]
+async fn index_that_cannot_be_opened_again_is_tried_later() {
+    let storage = Storage::default();
+    let index = Index::with_backend(storage.clone()).unwrap();
+    let file = Handle::new(b"file");
+    let add = || index.set_work([(&file, pnfs::index::DIRTY)]);
+    storage.failing.store(2, Relaxed);
+    assert_eq!((add(), add(), storage.failing.load(Relaxed)), (Err(VfsError::Io), Err(VfsError::Io), 0));
+    assert_eq!(add(), Err(VfsError::Io), "each attempt may read all of the file");
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(add(), Ok(()));
+    assert_eq!(index.work().unwrap()[&file], pnfs::index::DIRTY);
+}
+
+#[test]
+fn work_that_was_stored_although_that_failed_is_removed() {
+    for world in World::each() {
+        let file = world.create("file");
+        world.write(&file, 0, &[1; 5000]).unwrap();
+        world.upkeep();
+        world.index.failing.store(1, Relaxed);
+        assert_eq!(world.truncate(&file, 100), Err(VfsError::Io));
+        world.upkeep();
+        let mut storage = world.index.clone();
+        storage.crash();
+        assert!(Index::with_backend(storage).unwrap().work().unwrap().is_empty());
+        assert_eq!(world.read(&file).unwrap(), [1; 5000]);
+    }
+}
+
 #[test]
 fn end_of_work_may_come_back_after_a_crash_until_it_is_durable() {
     let mut storage = Storage::default();

@@ -5,7 +5,10 @@ use std::{
     future::{Future, poll_fn},
     io,
     ops::Range,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    },
     task::Poll,
     time::UNIX_EPOCH,
 };
@@ -426,39 +429,45 @@ impl DataServers for Servers {
 
 /// The storage of an index, which survives a crash.
 #[derive(Clone, Debug, Default)]
-pub struct Storage(Arc<InMemoryBackend>);
+pub struct Storage {
+    memory: Arc<InMemoryBackend>,
+    /// The number of synchronizations that fail, after they have had their effect.
+    pub failing: Arc<AtomicU32>,
+}
 
 impl Storage {
     /// Copies the storage, so that the index that was opened on it has no effect on it any more.
     pub fn crash(&mut self) {
         let copy = InMemoryBackend::new();
-        let len = self.0.len().unwrap();
+        let len = self.memory.len().unwrap();
         let mut bytes = vec![0; len as usize];
-        self.0.read(0, &mut bytes).unwrap();
+        self.memory.read(0, &mut bytes).unwrap();
         copy.set_len(len).unwrap();
         copy.write(0, &bytes).unwrap();
-        self.0 = Arc::new(copy);
+        self.memory = Arc::new(copy);
     }
 }
 
 impl StorageBackend for Storage {
     fn len(&self) -> io::Result<u64> {
-        self.0.len()
+        self.memory.len()
     }
 
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
-        self.0.read(offset, out)
+        self.memory.read(offset, out)
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
-        self.0.set_len(len)
+        self.memory.set_len(len)
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        self.0.sync_data()
+        self.memory.sync_data()?;
+        let failing = self.failing.fetch_update(Relaxed, Relaxed, |failing| failing.checked_sub(1));
+        if failing.is_ok() { Err(io::ErrorKind::StorageFull.into()) } else { Ok(()) }
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        self.0.write(offset, data)
+        self.memory.write(offset, data)
     }
 }

@@ -31,7 +31,7 @@ pub struct World {
     pub events: Arc<Events>,
     pub disk: Arc<Disk>,
     inner: Arc<dyn Vfs>,
-    index: Storage,
+    pub index: Storage,
     stripes: Stripes,
     layouts: Option<LayoutKind>,
 }
