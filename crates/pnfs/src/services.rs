@@ -5,7 +5,7 @@
 //! CREATE would leave an object of no file, and a late WRITE to one copy would make the copies differ.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{
         Arc,
         atomic::{
@@ -50,6 +50,8 @@ pub struct Services {
     inner: Arc<dyn DataServers>,
     /// The data servers that are not active.
     out: Mutex<BTreeMap<ServerId, Service>>,
+    /// The data servers whose state in the index may be another one, because a change of it has failed. Locked after `out`.
+    unsure: Mutex<BTreeSet<ServerId>>,
     /// The number of data servers that a new file needs.
     needed: usize,
     /// The time from which no request of an earlier process can reach a data server.
@@ -98,7 +100,7 @@ impl Services {
         if earlier.is_zero() {
             alone.end();
         }
-        Ok(Self { inner, out, needed, alone_from: Instant::now() + earlier, alone })
+        Ok(Self { inner, out, unsure: Mutex::default(), needed, alone_from: Instant::now() + earlier, alone })
     }
 
     /// Waits until no request of an earlier process can reach a data server any more, and then lets changes go on. This needs a runtime
@@ -115,14 +117,22 @@ impl Services {
         self.out.lock().get(&server).copied().unwrap_or(Service::Active)
     }
 
-    /// Sets the state of a data server, durably.
+    /// Reports whether a data server has this state, and has it after a restart, too.
+    pub fn is_set(&self, server: ServerId, service: Service) -> bool {
+        self.of(server) == service && !self.unsure.lock().contains(&server)
+    }
+
+    /// Sets the state of a data server, durably. If this fails, the next process can find either state.
     ///
     /// # Errors
     /// Returns `Io`.
     pub fn set(&self, index: &Index, server: ServerId, service: Service) -> Result<()> {
         // Held meanwhile, so that the index and the memory agree.
         let mut out = self.out.lock();
+        let mut unsure = self.unsure.lock();
+        unsure.insert(server);
         index.set_state(server, encode(service))?;
+        unsure.remove(&server);
         match service {
             Service::Active => out.remove(&server),
             service => out.insert(server, service),

@@ -178,7 +178,7 @@ impl Pnfs {
     pub fn set_service(&self, server: ServerId, service: Service) -> std::result::Result<(), SetServiceError> {
         self.check_service(server, service)?;
         let core = &self.0;
-        if core.services.of(server) != service {
+        if !core.services.is_set(server, service) {
             core.services.set(&core.index, server, service).map_err(|_| SetServiceError::Database)?;
             core.drains.restart(server);
             if service == Service::Lost {

@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, pin::pin, sync::atomic::Ordering::Relaxed, task::Poll, time::Duration};
 
-use pnfs::{Earlier, Index, ServerId, record::Object};
+use pnfs::{Earlier, Index, ServerId, Service, record::Object};
 use vfs::{
     Handle, Name, Stability, Vfs, VfsError,
     layout::{LayoutMode, LayoutModes},
@@ -257,6 +257,16 @@ async fn index_that_cannot_be_opened_again_is_tried_later() {
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(add(), Ok(()));
     assert_eq!(index.work().unwrap()[&file], pnfs::index::DIRTY);
+}
+
+#[test]
+fn state_of_a_data_server_that_was_stored_although_that_failed_is_set_again() {
+    let world = World::with(pnfs::Stripes::ONE, 4);
+    world.index.failing.store(1, Relaxed);
+    assert!(world.pnfs.set_service(ServerId(3), Service::Draining).is_err());
+    world.pnfs.set_service(ServerId(3), Service::Active).unwrap();
+    let world = world.crash();
+    assert_eq!(world.pnfs.service(ServerId(3)), Service::Active);
 }
 
 #[test]
