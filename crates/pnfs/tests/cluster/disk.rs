@@ -25,7 +25,10 @@ use vfs::{
     memory::{Memory, MemoryOptions},
 };
 
-use crate::{Broken, chance, faults::Faults};
+use crate::{
+    Broken, chance,
+    faults::{Access, Fault, Faults},
+};
 
 /// The disk, which processes of the metadata server use one after the other.
 pub struct Disk {
@@ -34,6 +37,8 @@ pub struct Disk {
     unsynced: Mutex<HashMap<Handle, Durable>>,
     index: Mutex<Image>,
     faults: Faults,
+    /// Set while it fails often.
+    pub sick: AtomicBool,
     /// Set while a process has the lock of the state directory and the index.
     locked: AtomicBool,
     broken: Broken,
@@ -82,14 +87,20 @@ impl Disk {
     /// Makes a disk with an index. The faults must not have begun.
     pub fn new(broken: Broken, faults: &Faults) -> Arc<Self> {
         let memory = Memory::new(MemoryOptions { mode: 0o777, ..Default::default() });
-        let (unsynced, index, locked) = Default::default();
+        let (unsynced, index, locked, sick) = Default::default();
         let faults = faults.clone();
-        let disk = Arc::new(Self { memory, unsynced, index, faults, locked, broken: Broken::Nothing });
+        let disk = Arc::new(Self { memory, unsynced, index, faults, sick, locked, broken: Broken::Nothing });
         // The file of the index appears with its contents.
         drop(Index::with_backend(disk.mount()).expect("the index must be created"));
         let mut disk = Arc::into_inner(disk).expect("the disk must not be in use");
         disk.broken = broken;
         Arc::new(disk)
+    }
+
+    /// Lets an access fail. Those to a disk that fails often have the second probability.
+    fn fails(&self, access: Access, share: f64, sick: f64) -> bool {
+        let share = if self.sick.load(Relaxed) || self.broken == Broken::SyncErrorHidden { sick } else { share };
+        self.faults.occurs(Fault::Disk(access), share)
     }
 
     /// Takes the lock. Returns `false` if a process has it.
@@ -185,26 +196,26 @@ impl Mounted {
     }
 
     /// Executes a change, which can fail.
-    fn change<T>(&self, run: impl FnOnce(&Memory) -> Result<T>) -> Result<T> {
+    fn change<T>(&self, access: Access, run: impl FnOnce(&Memory) -> Result<T>) -> Result<T> {
         self.check()?;
         let ends = self.disk.faults.chance(0.002);
         if ends {
             self.dead.store(true, Relaxed);
             self.ended.notify_one();
         }
-        if ends || self.disk.faults.chance(0.002) {
+        if ends || self.disk.fails(access, 0.002, 0.1) {
             if chance(0.5) {
                 let _ = run(&self.disk.memory);
             }
-            return Err(VfsError::Io);
+            return Err(if chance(0.5) { VfsError::Io } else { VfsError::NoSpace });
         }
         run(&self.disk.memory)
     }
 
     /// Executes a change of a file that is not durable at once.
-    fn change_file<T>(&self, file: &Handle, run: impl FnOnce(&Memory) -> Result<T>) -> Result<T> {
+    fn change_file<T>(&self, access: Access, file: &Handle, run: impl FnOnce(&Memory) -> Result<T>) -> Result<T> {
         let before = self.disk.state(file);
-        let done = self.change(run);
+        let done = self.change(access, run);
         if let Some(before) = before
             && self.disk.state(file).is_some_and(|now| now != before)
         {
@@ -243,7 +254,7 @@ macro_rules! reads {
 macro_rules! changes {
     ($(fn $name:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {$(
         fn $name(&self, caller: &Caller<'_>, $($arg: $type),*) -> Result<$result> {
-            self.change(|memory| memory.$name(caller, $($arg),*))
+            self.change(Access::Names, |memory| memory.$name(caller, $($arg),*))
         }
     )*};
 }
@@ -302,7 +313,7 @@ impl Vfs for Mounted {
     }
 
     fn setattr(&self, caller: &Caller<'_>, file: &Handle, set: &SetAttr, guard: Option<Time>) -> Result<Change> {
-        let done = self.change_file(file, |memory| memory.setattr(caller, file, set, guard))?;
+        let done = self.change_file(Access::File, file, |memory| memory.setattr(caller, file, set, guard))?;
         // A file without a record is truncated by its caller, who needs it durably (RFC 1813 §3.3.2).
         if set.size.is_some() && self.disk.record(file).is_none() {
             self.synchronize(file);
@@ -319,7 +330,8 @@ impl Vfs for Mounted {
         stability: Stability,
         report: Report,
     ) -> Result<Written> {
-        let done = self.change_file(file, |memory| memory.write(caller, file, offset, data, stability, report))?;
+        let done =
+            self.change_file(Access::File, file, |memory| memory.write(caller, file, offset, data, stability, report))?;
         if stability != Stability::Unstable && !data.is_empty() {
             self.synchronize(file);
         }
@@ -328,14 +340,18 @@ impl Vfs for Mounted {
     }
 
     fn commit(&self, caller: &Caller<'_>, file: &Handle, offset: u64, len: u64) -> Result<Change> {
-        self.change(|memory| {
+        let done = self.change(Access::Sync, |memory| {
             self.synchronize(file);
             memory.commit(caller, file, offset, len)
-        })
+        });
+        match done {
+            Err(_) if self.disk.broken == Broken::SyncErrorHidden => self.disk.memory.commit(caller, file, offset, len),
+            done => done,
+        }
     }
 
     fn deallocate(&self, caller: &Caller<'_>, file: &Handle, offset: u64, len: u64) -> Result<Change> {
-        self.change_file(file, |memory| memory.deallocate(caller, file, offset, len))
+        self.change_file(Access::File, file, |memory| memory.deallocate(caller, file, offset, len))
     }
 
     fn set_xattr(
@@ -346,7 +362,7 @@ impl Vfs for Mounted {
         value: &[u8],
         how: XattrMode,
     ) -> Result<Change> {
-        self.change_file(object, |memory| memory.set_xattr(caller, object, name, value, how))
+        self.change_file(Access::Record, object, |memory| memory.set_xattr(caller, object, name, value, how))
     }
 }
 
@@ -363,6 +379,17 @@ impl Mounted {
         }
         Ok(run(&mut self.disk.index.lock()))
     }
+
+    /// Changes the storage of the index. A change that fails can have its effect.
+    fn change_image(&self, access: Access, shares: (f64, f64), run: impl FnOnce(&mut Image)) -> io::Result<()> {
+        if self.disk.fails(access, shares.0, shares.1) {
+            if chance(0.5) {
+                self.image(run)?;
+            }
+            return Err(if chance(0.5) { io::ErrorKind::StorageFull } else { io::ErrorKind::Other }.into());
+        }
+        self.image(run)
+    }
 }
 
 impl StorageBackend for Mounted {
@@ -371,37 +398,41 @@ impl StorageBackend for Mounted {
     }
 
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        if self.disk.fails(Access::IndexRead, 0.0001, 0.002) {
+            return Err(io::ErrorKind::Other.into());
+        }
         self.image(|image| {
             // Another process has made the storage shorter if there is no lock.
             let found = image.now.get(offset as usize..).and_then(|rest| rest.get(..out.len()));
-            Ok(out.copy_from_slice(found.ok_or(io::ErrorKind::UnexpectedEof)?))
+            out.copy_from_slice(found.ok_or(io::ErrorKind::UnexpectedEof)?);
+            Ok(())
         })?
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
-        self.image(|image| {
+        self.change_image(Access::IndexLength, (0.01, 0.3), |image| {
             apply(&mut image.now, &(len, None));
             image.changes.push((len, None));
         })
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        if self.disk.faults.chance(0.004) {
-            // The database cannot be used any more.
+        if self.disk.faults.chance(0.002) {
             self.dead.store(true, Relaxed);
             self.ended.notify_one();
         }
         let lost = self.disk.broken == Broken::IndexLost && chance(0.7);
-        self.image(|image| {
+        let done = self.change_image(Access::IndexSync, (0.003, 0.1), |image| {
             if !lost {
                 let changes = std::mem::take(&mut image.changes);
                 changes.iter().for_each(|change| apply(&mut image.durable, change));
             }
-        })
+        });
+        if self.disk.broken == Broken::SyncErrorHidden { Ok(()) } else { done }
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        self.image(|image| {
+        self.change_image(Access::IndexWrite, (0.0003, 0.02), |image| {
             let change = (offset, Some(data.to_vec()));
             apply(&mut image.now, &change);
             image.changes.push(change);

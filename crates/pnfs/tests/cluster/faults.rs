@@ -27,6 +27,25 @@ pub enum Fault {
     Server(Operation),
     /// A COMMIT that fails loses what it should have made durable.
     CommitLost,
+    /// An access to the disk of the metadata server fails, with its effect or without.
+    Disk(Access),
+}
+
+/// The kinds of accesses to the disk of the metadata server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Access {
+    /// Changes of names.
+    Names,
+    /// Changes of a size, of times and of data.
+    File,
+    /// Changes of a record.
+    Record,
+    /// Synchronization of a file.
+    Sync,
+    IndexRead,
+    IndexWrite,
+    IndexLength,
+    IndexSync,
 }
 
 /// The kinds of operations on data servers that use their storage.
@@ -44,7 +63,7 @@ pub enum Operation {
 }
 
 /// All kinds.
-pub const FAULTS: [Fault; 16] = [
+pub const FAULTS: [Fault; 24] = [
     Fault::RequestLost,
     Fault::RequestLate,
     Fault::ReplyLost,
@@ -61,6 +80,14 @@ pub const FAULTS: [Fault; 16] = [
     Fault::Server(Operation::Create),
     Fault::Server(Operation::Remove),
     Fault::CommitLost,
+    Fault::Disk(Access::Names),
+    Fault::Disk(Access::File),
+    Fault::Disk(Access::Record),
+    Fault::Disk(Access::Sync),
+    Fault::Disk(Access::IndexRead),
+    Fault::Disk(Access::IndexWrite),
+    Fault::Disk(Access::IndexLength),
+    Fault::Disk(Access::IndexSync),
 ];
 
 /// The number of faults of each kind.

@@ -48,6 +48,8 @@ enum Broken {
     Nothing,
     /// A record becomes durable with the next change of the file only: a copy is marked stale after the grant.
     RecordLate,
+    /// A synchronization of the disk of the metadata server that fails counts as a success.
+    SyncErrorHidden,
     /// Data servers do not lock out clients.
     FenceIgnored,
     /// The index loses its last changes.
@@ -365,7 +367,7 @@ impl World {
                 return;
             }
             let (server, client) = (entropy::random_range(1..=STORES), entropy::random_range(0..CLIENTS));
-            let what = entropy::random_range(0..134);
+            let what = entropy::random_range(0..142);
             let time = Duration::from_millis(entropy::random_range(500..40_000));
             self.log(format!("trouble {what} of data server {server}, client {client} for {time:?}"));
             let worlds: Vec<_> = self.worlds().collect();
@@ -414,6 +416,11 @@ impl World {
             }
             108..120 => self.order_rebalance(time),
             120..130 => change(|store, sick| store.sick = sick).await,
+            130..138 => {
+                self.disk.sick.store(true, Relaxed);
+                sleep(time).await;
+                self.disk.sick.store(false, Relaxed);
+            }
             _ => (1..=STORES).for_each(|server| self.restart_store(server)),
         }
     }
@@ -648,6 +655,11 @@ fn assert_found(broken: Broken, kinds: Kinds, violated: &str) {
 #[test]
 fn stale_mark_after_the_grant_is_found() {
     assert_found(Broken::RecordLate, Kinds::Nfs3, " has the value ");
+}
+
+#[test]
+fn change_that_is_acknowledged_without_being_durable_is_found() {
+    assert_found(Broken::SyncErrorHidden, Kinds::Nfs3, "invariant 6: objects of no file");
 }
 
 #[test]
