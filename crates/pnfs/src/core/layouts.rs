@@ -609,10 +609,16 @@ impl Core {
         let Some(holder) = holder.filter(|holder| self.holders.of(&handle, *holder).write) else { return Ok(()) };
         self.holders.note_commit(&handle, holder, false);
         let file = self.files.get(&handle);
-        let Place::Servers(record) = self.place(&file).await? else { return Ok(()) };
+        let noted = self.note_failures(&file, failures).await;
+        // Nobody else knows that the copies may differ, and clients need not report the errors again.
+        noted.inspect_err(|_| self.note_unequal(&handle))
+    }
+
+    async fn note_failures(self: &Arc<Self>, file: &Arc<File>, failures: Vec<DataFailure>) -> Result<()> {
+        let Place::Servers(record) = self.place(file).await? else { return Ok(()) };
         for failure in failures {
             let server = self.servers.server_of(failure.device);
-            tracing::warn!(file = ?handle, ?server, operation = ?failure.operation, error = ?failure.error,
+            tracing::warn!(file = ?file.handle, ?server, operation = ?failure.operation, error = ?failure.error,
                 "a client had an error at a data server");
             // A failed read leaves no copy behind.
             if failure.operation == DataOperation::Read {
@@ -633,7 +639,7 @@ impl Core {
                 continue;
             }
             *file.resilver_after.lock() = Some(Instant::now() + RESILVER_PAUSE);
-            self.mark_stale(&file, objects).await?;
+            self.mark_stale(file, objects).await?;
         }
         Ok(())
     }

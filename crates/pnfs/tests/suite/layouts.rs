@@ -1,6 +1,6 @@
 //! Layouts: clients that write to the data servers directly, fail there, and do not return.
 
-use std::task::Poll;
+use std::{sync::atomic::Ordering::Relaxed, task::Poll};
 
 use buf::Rope;
 use pnfs::{Stripes, record::Epochs};
@@ -337,6 +337,27 @@ fn clients_have_access_after_a_crash_before_the_objects_have_their_users() {
             world.servers.client_write(object, user, 0, &[2; 10]).unwrap();
         }
         assert!(world.record(&file).is_healthy());
+    }
+}
+
+#[test]
+fn copies_are_compared_if_an_error_of_a_client_cannot_be_stored() {
+    for world in World::each() {
+        let file = world.create("file");
+        world.write(&file, 0, &[1; 5000]).unwrap();
+        let layout = world.grant_striped(&file, 1, LayoutMode::Write).unwrap();
+        assert_eq!(world.client_write_mirror(layout.unit, &layout.mirrors[0], 0, &[2; 5000]), 0);
+        world.index.failing.store(1, Relaxed);
+        let missed = layout.mirrors[1][0].0;
+        assert_eq!(world.try_report(&file, 1, missed, DataError::Io), Err(VfsError::Io));
+        world.release(&file, 1, LayoutModes::WRITE);
+        world.upkeep();
+        let record = world.record(&file);
+        for stripe in 0..record.stripes.count() {
+            let contents = record.copies_of(stripe).map(|copy| world.servers.content(record.copies[copy].object));
+            let contents: Vec<_> = contents.collect();
+            assert_eq!((contents.len(), &contents[0]), (2, &contents[1]));
+        }
     }
 }
 

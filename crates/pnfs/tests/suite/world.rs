@@ -401,13 +401,17 @@ impl World {
     }
 
     pub fn report(&self, file: &Handle, holder: u64, object: Object, error: DataError) {
+        self.try_report(file, holder, object, error).unwrap();
+    }
+
+    pub fn try_report(&self, file: &Handle, holder: u64, object: Object, error: DataError) -> Result<()> {
         let failure = DataFailure {
             range: LayoutRange::ALL,
             device: self.servers.device_id(object.server, DataTransport::Tcp).unwrap(),
             operation: DataOperation::Write,
             error,
         };
-        self.run(|caller| self.pnfs.report(caller, file, Some(LayoutHolder(holder)), &[failure])).unwrap();
+        self.run(|caller| self.pnfs.report(caller, file, Some(LayoutHolder(holder)), &[failure]))
     }
 
     pub fn commit(&self, file: &Handle, holder: u64, size: u64) {
