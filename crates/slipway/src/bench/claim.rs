@@ -100,6 +100,12 @@ pub const OSU_ZIPF: Claim = Claim {
     text: "Blocks by Zipf's law with exponent 0.9. Loads other than successive blocks gain up to 27 % over TCP.",
 };
 
+/// The memory of idle clients.
+pub const OSU_MEMORY: Claim = Claim {
+    source: osu!("the design of sessions over RDMA"),
+    text: "Each client has 32 slots with a receive buffer of 1 KiB each at each server, 32 KiB altogether, and receive buffers are not shared.",
+};
+
 /// BTIO.
 pub const OSU_BTIO: Claim =
     Claim { source: osu!("figure 10"), text: "BTIO is faster than with the Lustre file system." };

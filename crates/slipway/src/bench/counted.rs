@@ -66,6 +66,14 @@ impl Counted {
     }
 }
 
+/// Returns the resident bytes of this process.
+///
+/// # Errors
+/// The system does not report its memory.
+pub fn resident_here() -> Result<u64, Failure> {
+    read_bytes("smaps_rollup", "Rss:", std::process::id())
+}
+
 /// Measures each transport by `measure`, with up to `connections` connections at a time, and prints the results as
 /// JSON, or by `text`.
 ///

@@ -1,8 +1,11 @@
 //! `slipway bench sessions`: measures the server's memory for sessions, slots, opens and locks of NFSv4.1.
 //!
-//! Each transport has its own [`Counted`] server. Each session belongs to a separate client. First all slots of all
-//! sessions have an outstanding request at once, whose reply the server caches. Then one client opens many files, with
+//! Each transport has its own [`Counted`] server, which is also a data server of pNFS. Each session belongs to a separate client. First all
+//! slots of all sessions have an outstanding request at once, whose reply the server caches. Then one client opens many files, with
 //! a lock in each, and then with a second lock in half of them.
+//!
+//! All clients are in this process. Their memory is measured with the first transport only: later, memory is used again that the former clients
+//! have freed.
 
 use std::{future::ready, time::Instant};
 
@@ -10,7 +13,10 @@ use client::{Handle, LockRange, Mount, SetAttr, Version};
 use futures_util::{StreamExt, TryStreamExt, future::try_join_all, stream};
 use serde::Serialize;
 
-use super::counted::{self, AT_ONCE, Counted};
+use super::{
+    claim,
+    counted::{self, AT_ONCE, Counted},
+};
 use crate::{
     exit::{Failure, Outcome},
     output::{self, Align, Table},
@@ -46,6 +52,8 @@ struct Found {
     slots: u32,
     start: u64,
     idle: u64,
+    /// The bytes of this process for each client while the sessions are idle, if known.
+    client_each: Option<u64>,
     /// The maximum while all slots were in use.
     peak: u64,
     /// The memory after that, with the cached replies of the slots.
@@ -77,15 +85,16 @@ pub fn run(args: &Args) -> Outcome {
 
 fn of_transport(args: &Args, transport: &str) -> Result<Found, Failure> {
     let room = (64 << 20) + ((args.states + args.sessions) * FILE_ROOM) as u64;
-    let mut server = Counted::start(transport, &[], args.sessions, room, &[])?;
+    let mut server = Counted::start(transport, &[], args.sessions, room, &["--data-server"])?;
     server.url.options.version = Version::V4_1;
-    reach::run(measure(args, &server))
+    reach::run(measure(args, &server, args.transport[0] == transport))
 }
 
-async fn measure(args: &Args, server: &Counted) -> Result<Found, Failure> {
-    let start = server.resident().await?;
+async fn measure(args: &Args, server: &Counted, is_first: bool) -> Result<Found, Failure> {
+    let (start, start_here) = (server.resident().await?, counted::resident_here()?);
     let files = sessions(args, server).await?;
-    let idle = server.resident().await?;
+    let (idle, idle_here) = (server.resident().await?, counted::resident_here()?);
+    let client_each = is_first.then(|| idle_here.saturating_sub(start_here) / args.sessions as u64);
     let slots = files.iter().filter_map(|(mount, _)| Some(mount.v4()?.slots())).min().unwrap_or(0);
     let begin = Instant::now();
     load(args, server, &files, slots).await?;
@@ -95,7 +104,8 @@ async fn measure(args: &Args, server: &Counted) -> Result<Found, Failure> {
     let (peak, used) = (server.peak()?.max(idle), server.resident().await?);
     let states = if args.states > 0 { Some(states(args, server, &files[0].0).await?) } else { None };
     let transport = server.url.options.proto.clone();
-    Ok(Found { transport, sessions: args.sessions, slots, start, idle, peak, used, requests, requests_per_s, states })
+    let sessions = args.sessions;
+    Ok(Found { transport, sessions, slots, start, idle, client_each, peak, used, requests, requests_per_s, states })
 }
 
 /// Creates the sessions, and a file in each.
@@ -162,6 +172,7 @@ fn text(found: &[Found]) -> String {
         ("start", right),
         ("idle", right),
         ("each", right),
+        ("each client", right),
         ("maximum under load", right),
         ("after load", right),
         ("each slot", right),
@@ -182,6 +193,7 @@ fn text(found: &[Found]) -> String {
             output::size(found.start),
             output::size(found.idle),
             each(found.idle, found.start, found.sessions),
+            found.client_each.map_or("-".to_owned(), output::size),
             output::size(found.peak),
             output::size(found.used),
             each(found.used, found.idle, found.sessions * found.slots as usize),
@@ -199,7 +211,8 @@ fn text(found: &[Found]) -> String {
     }
     let with_states = found.iter().any(|found| found.states.is_some());
     let states = if with_states { format!("\n{}", states.text()) } else { String::new() };
-    format!("{}{states}", sessions.text())
+    let published = format!("Published: {} ({})", claim::OSU_MEMORY.text, claim::OSU_MEMORY.source);
+    format!("{}\n{published}\n{states}", sessions.text())
 }
 
 /// The bytes of the server's file system for each file.

@@ -234,6 +234,7 @@ fn sessions_slots_and_states_are_counted() {
     for (found, transport) in found.as_array().unwrap().iter().zip(["tcp", "rdma"]) {
         assert_eq!((&found["transport"], &found["sessions"]), (&transport.into(), &3.into()));
         assert_eq!(found["requests"], 3 * found["slots"].as_u64().unwrap());
+        assert_eq!(found["client_each"].is_u64(), transport == "tcp", "later clients use freed memory: {found}");
         assert!(found["states"]["files"] == 20 && found["peak"].as_u64() >= found["idle"].as_u64());
     }
 }
