@@ -34,6 +34,8 @@ pub struct Shape {
     pub stripes: usize,
     /// The stripe unit in bytes, if it is not the default.
     pub stripe_unit: Option<u64>,
+    /// The bytes of a file up to which its data stay at the metadata server, if that is not the default.
+    pub threshold: Option<u64>,
     /// The kind of the data servers.
     pub kind: Kind,
     /// Maximum bytes per second of each data server.
@@ -272,11 +274,12 @@ fn configuration(shape: &Shape, dir: &Path, data: &[DataServer]) -> String {
         format!("[[pnfs.server]]\nid = {}\n{kind}url = {url}\naddress = [{}]\n", at + 1, addresses.join(", "))
     };
     let servers: String = data.iter().enumerate().map(server).collect();
-    let unit = shape.stripe_unit.map_or(String::new(), |unit| format!("stripe_unit = {unit}\n"));
+    let bytes = |name: &str, value: Option<u64>| value.map_or(String::new(), |bytes| format!("{name} = {bytes}\n"));
+    let sizes = bytes("stripe_unit", shape.stripe_unit) + &bytes("threshold", shape.threshold);
     format!(
         "[server]\nstate_dir = {}\n[[export]]\npath = {}\nname = \"/pnfs\"\nsquash = \"none\"\nbackend = \"pnfs\"\n\
          options = {{ cluster = \"demo\" }}\n[[pnfs]]\nname = \"demo\"\nmirrors = {mirrors}\nstripes = {stripes}\n\
-         timeout_s = 1\n{unit}{key}{servers}",
+         timeout_s = 1\n{sizes}{key}{servers}",
         path(state_dir(dir, 0)),
         path(dir.join(EXPORT)),
     )

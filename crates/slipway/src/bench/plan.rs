@@ -3,6 +3,7 @@
 use super::{
     btio::Btio,
     claim::{self, Claim},
+    layouts::{ALL_STRIPES, ONE_STRIPE},
     point::{Operation, Point},
     report::{Cost, Row, Spread},
 };
@@ -326,36 +327,41 @@ pub fn security() -> Plan {
     }
 }
 
-/// Returns the plan of `slipway bench pnfs --pattern limited`. Each series is a cluster.
-pub fn pnfs_limited(block: usize, in_flight: u32) -> Plan {
-    let many: Filter = |point| point.operation == Operation::Create && point.in_flight > 1;
-    let one: Filter = |point| !point.operation.moves_blocks() && point.in_flight == 1;
+/// Returns the plan of `slipway bench pnfs --pattern limited`. Each series is a cluster. All clients together have `in_flight` operations
+/// outstanding, because a data server that is limited needs a long time for many.
+pub fn pnfs_limited(blocks: &[usize], clients: &[u32], in_flight: u32) -> Plan {
+    let both = |block| [Operation::Read, Operation::Write].map(|operation| Point::new(operation, block, in_flight));
+    let by_clients = |point: Point| {
+        let share = |&clients: &u32| Point { in_flight: in_flight.div_ceil(clients), ..point.threads(clients) };
+        clients.iter().map(share).collect::<Vec<_>>()
+    };
+    let successive = blocks.iter().flat_map(|block| both(*block)).flat_map(by_clients);
+    let zipf = blocks.iter().flat_map(|block| both(*block)).map(Point::zipf);
     Plan {
         name: "pnfs",
         title: format!(
-            "data servers that are limited in bytes per second; one client, {in_flight} operations outstanding"
+            "data servers that are limited in bytes per second; several clients of one file, with {in_flight} operations outstanding \
+             in all"
         ),
-        points: vec![
-            Point::new(Operation::Read, block, in_flight),
-            Point::new(Operation::Write, block, in_flight),
-            Point::new(Operation::Read, block, in_flight).zipf(),
-            Point::new(Operation::Write, block, in_flight).zipf(),
-            Point::new(Operation::Create, 1, 16),
-            Point::new(Operation::Create, 1, 1),
-            Point::new(Operation::Getattr, 1, 1),
-        ],
+        points: successive.chain(zipf).collect(),
         charts: vec![
-            Chart::new("READ", |point| is_read(point) && !point.zipf, Shape::Bars(Measure::Throughput))
-                .with_claim(&claim::OSU_THROUGHPUT),
-            Chart::new("WRITE", |point| is_write(point) && !point.zipf, Shape::Bars(Measure::Throughput))
-                .with_claim(&claim::OSU_THROUGHPUT),
+            Chart::new(
+                "READ by several clients",
+                |point| is_read(point) && !point.zipf,
+                Shape::Bars(Measure::Throughput),
+            )
+            .with_claim(&claim::OSU_THROUGHPUT),
+            Chart::new(
+                "WRITE by several clients",
+                |point| is_write(point) && !point.zipf,
+                Shape::Bars(Measure::Throughput),
+            )
+            .with_claim(&claim::OSU_THROUGHPUT),
             Chart::new("Some blocks more often than others", |point| point.zipf, Shape::Bars(Measure::Throughput))
                 .with_claim(&claim::OSU_ZIPF),
-            Chart::new("CREATE and REMOVE, 16 outstanding", many, Shape::Bars(Measure::Rate)),
-            Chart::new("Operations at the metadata server, one outstanding", one, Shape::Bars(Measure::Median)),
         ],
-        seconds: 2.0,
-        file_size: 64 << 20,
+        seconds: 1.0,
+        file_size: 512 << 20,
     }
 }
 
@@ -380,28 +386,32 @@ pub fn pnfs_direct(block: usize, in_flight: u32) -> Plan {
 }
 
 /// Returns the plan of `slipway bench pnfs --pattern create`. Each series is a cluster.
-pub fn pnfs_create() -> Plan {
-    let of = |block| WRITERS.map(|writers| Point::new(Operation::NewFile, block, 1).threads(writers));
+pub fn pnfs_create(clients: &[u32]) -> Plan {
+    let of = |block| clients.iter().map(move |writers| Point::new(Operation::NewFile, block, 1).threads(*writers));
     Plan {
         name: "pnfs",
-        title: "1, 4 and 16 writers that make files".to_owned(),
+        title: "clients that make files, whose objects the data servers have from the first byte on".to_owned(),
         points: [NEW_SMALL, NEW_LARGE].into_iter().flat_map(of).collect(),
         charts: vec![
-            Chart::new("Small files", |point| point.block == NEW_SMALL, Shape::Bars(Measure::Rate)),
-            Chart::new("Files with data servers", |point| point.block == NEW_LARGE, Shape::Bars(Measure::Rate))
+            Chart::new("Small files", |point| point.block == NEW_SMALL, Shape::Bars(Measure::Rate))
+                .with_claim(&claim::OSU_CREATE),
+            Chart::new("Larger files", |point| point.block == NEW_LARGE, Shape::Bars(Measure::Rate))
                 .with_claim(&claim::OSU_CREATE),
         ],
-        seconds: 2.0,
+        seconds: 1.0,
         file_size: 1 << 20,
     }
 }
 
 /// Returns the plan of `slipway bench pnfs --pattern latency`. Each series is a cluster with one data server, which has no part in the
-/// operations: the file is not longer than the threshold.
+/// operations: the file is not longer than the threshold. Larger layouts are those of a second cluster.
 pub fn pnfs_latency() -> Plan {
     let payloads = [1, 64, 1 << 10, 4 << 10, 16 << 10, 32 << 10];
     let of = |operation| payloads.map(|block| Point::new(operation, block, 1).random());
-    let points = [Operation::Read, Operation::Write].into_iter().flat_map(of);
+    let layouts = [1, ONE_STRIPE, ALL_STRIPES].map(|objects| Point::layout(Operation::LayoutGet, objects));
+    let others = [Operation::GetDeviceInfo, Operation::LayoutCommit, Operation::LayoutReturn];
+    let others = others.map(|operation| Point::layout(operation, 1));
+    let points = [Operation::Read, Operation::Write].into_iter().flat_map(of).chain(layouts).chain(others);
     Plan {
         name: "pnfs",
         title: "operations at the metadata server with payloads of 1 byte to 32 KiB, one outstanding".to_owned(),
@@ -411,6 +421,8 @@ pub fn pnfs_latency() -> Plan {
             Chart::new("READ: replies with payloads", is_read, Shape::Bars(Measure::Median))
                 .with_claim(&claim::OSU_LATENCY),
             Chart::new("WRITE: calls with payloads", is_write, Shape::Bars(Measure::Median))
+                .with_claim(&claim::OSU_LATENCY),
+            Chart::new("Layouts", |point| point.objects > 0, Shape::Bars(Measure::Median))
                 .with_claim(&claim::OSU_LATENCY),
         ],
         seconds: 1.0,
@@ -422,7 +434,7 @@ pub fn pnfs_latency() -> Plan {
 pub fn pnfs_btio(dumps: u64, in_flight: u32) -> Plan {
     let of = |write, read, in_flight| {
         let both = move |writers| [write, read].map(|operation| Point::new(operation, 1, in_flight).threads(writers));
-        WRITERS.into_iter().flat_map(both)
+        WRITERS.iter().copied().flat_map(both)
     };
     let full = of(Operation::BtioFullWrite, Operation::BtioFullRead, 1);
     let simple = of(Operation::BtioSimpleWrite, Operation::BtioSimpleRead, in_flight);
@@ -444,9 +456,9 @@ pub fn pnfs_btio(dumps: u64, in_flight: u32) -> Plan {
     }
 }
 
-/// The numbers of processes that write to a cluster.
-const WRITERS: [u32; 3] = [1, 4, 16];
-/// The bytes of new files that stay at the metadata server, and of those that are longer than its threshold.
+/// The numbers of clients that write to a cluster: squares, as BTIO needs them.
+pub const WRITERS: [u32; 3] = [1, 4, 16];
+/// The bytes of new files.
 const NEW_SMALL: usize = 4 << 10;
 pub const NEW_LARGE: usize = 128 << 10;
 
@@ -465,8 +477,13 @@ mod tests {
     #[test]
     fn every_chart_has_points_and_every_point_has_a_chart() {
         let plans = [demo(128 << 10, 8), sweep(), threads(), registration(), iops(), mixed(), baseline(), security()];
-        let pnfs =
-            [pnfs_limited(1 << 20, 32), pnfs_direct(128 << 10, 8), pnfs_create(), pnfs_latency(), pnfs_btio(40, 8)];
+        let pnfs = [
+            pnfs_limited(&[32 << 10, 1 << 20], &[1, 8], 32),
+            pnfs_direct(128 << 10, 8),
+            pnfs_create(&WRITERS),
+            pnfs_latency(),
+            pnfs_btio(40, 8),
+        ];
         for plan in plans.into_iter().chain(pnfs) {
             for chart in &plan.charts {
                 assert!(plan.points.iter().any(chart.of), "{}: {}", plan.name, chart.title);

@@ -6,7 +6,9 @@
 //! layouts costs.
 //!
 //! Each series is a cluster. Its files have one copy that is distributed over all its data servers. With `direct`, a series can also be one server,
-//! or as many as a cluster has data servers, each with a file of its own: these show what the machine can do with so many processes.
+//! or as many as a cluster has data servers, each with a file of its own: these show what the machine can do with so many processes. With
+//! `create`, there are clusters that make each object at a data server before they grant a layout (nfs3), and clusters that compute its
+//! handle (slipway). With `latency`, a second cluster of each series has files with many objects.
 
 use std::{
     path::{Path, PathBuf},
@@ -19,12 +21,14 @@ use server::config::ByteSize;
 
 use super::{
     btio::{self, Btio},
+    compared::{self, Pair},
     html::Page,
+    layouts::{Layouts, Sizes, WIDE},
     machine::Machine,
     meter::Meter,
-    plan::{self, Plan},
-    point::{Operation, Point},
-    report::{Conditions, Report, Row, Spread},
+    plan::{self, Measure, Plan},
+    point::Point,
+    report::{Conditions, Report},
     runner::{self, Measured, Subject},
     series::{NfsSubject, Series},
     site::Site,
@@ -35,7 +39,7 @@ use crate::{
     child::{Listen, Server},
     cluster::{Cluster, Kind, Shape},
     exit::{Exit, Failure, Outcome},
-    output::{self, Align, Table},
+    output,
     progress::Steps,
     reach,
 };
@@ -52,22 +56,26 @@ pub struct Args {
     /// Maximum bytes per second of each data server; the machine must be able to do more than all together [limited: 16M]
     #[arg(long, value_name = "RATE")]
     limit: Option<ByteSize>,
-    /// The kind of the data servers: nfs3 has its objects in memory, slipway in directories
-    #[arg(long, value_enum, default_value = "nfs3")]
-    kind: DataServerKind,
-    /// Transports [limited, latency: to a metadata server with one data server, besides tcp: rdma,shm; direct: to all servers: tcp,shm]
+    /// The kinds of the data servers: nfs3 has its objects in memory, and makes them before a layout is granted; slipway has them in
+    /// directories, and the metadata server computes their handles [default: nfs3; create: nfs3,slipway]
+    #[arg(long, value_enum, value_delimiter = ',')]
+    kind: Vec<DataServerKind>,
+    /// Transports [latency: to the metadata server: tcp,rdma,shm; direct: to all servers: tcp,shm]
     #[arg(short, long, value_delimiter = ',')]
     transport: Vec<String>,
-    /// Bytes of a READ or WRITE [limited: 1M; direct: 128K]
-    #[arg(short, long)]
-    block: Option<ByteSize>,
-    /// Outstanding READs and WRITEs; with limited, several for each data server [limited: 32; direct, btio: 8]
+    /// Numbers of clients, each with its own mount [limited: 1,2,4,8; create: 1,4,16]
+    #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=64))]
+    clients: Vec<u32>,
+    /// Bytes of a READ or WRITE [limited: 32K,1M; direct: 128K]
+    #[arg(short, long, value_delimiter = ',')]
+    block: Vec<ByteSize>,
+    /// Outstanding READs and WRITEs; with limited, several for each data server, of all clients together [limited: 32; direct, btio: 8]
     #[arg(short = 'n', long, value_parser = clap::value_parser!(u32).range(1..=4096))]
     in_flight: Option<u32>,
     /// Dumps of BTIO
     #[arg(long, default_value_t = btio::DUMPS, value_parser = clap::value_parser!(u64).range(1..=1000))]
     dumps: u64,
-    /// Runs of each cluster at each point, in turns [default: 3; btio: 1]
+    /// Runs of each cluster at each point, in turns [default: 3; limited: 2; btio: 1]
     #[arg(short, long, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: Option<u32>,
     /// Seconds of each run; BTIO is a fixed work
@@ -90,13 +98,13 @@ pub struct Args {
 /// The load on clusters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Pattern {
-    /// READ and WRITE, CREATE and GETATTR, with limited data servers
+    /// READ and WRITE by several clients, with limited data servers
     Limited,
     /// READ and WRITE by layouts from data servers without limits, beside one server directly
     Direct,
-    /// CREATE, WRITE, GETATTR and SETATTR of new files, by 1, 4 and 16 writers
+    /// CREATE, WRITE, GETATTR and SETATTR of new files, by several clients
     Create,
-    /// Operations at the metadata server with payloads of 1 byte to 32 KiB, one outstanding
+    /// Operations at the metadata server with payloads of 1 byte to 32 KiB, also on layouts, one outstanding
     Latency,
     /// The records of BTIO (class A), FULL and SIMPLE, by 1, 4 and 16 writers of one file, which is read back and compared
     Btio,
@@ -106,10 +114,11 @@ enum Pattern {
 struct Chosen {
     pattern: Pattern,
     servers: Vec<u32>,
-    kind: DataServerKind,
+    kinds: Vec<DataServerKind>,
     limit: Option<u64>,
     transports: Vec<String>,
-    block: usize,
+    clients: Vec<u32>,
+    blocks: Vec<usize>,
     in_flight: u32,
     rounds: u32,
     file_size: u64,
@@ -118,21 +127,35 @@ struct Chosen {
 
 impl Chosen {
     fn new(args: &Args) -> Self {
-        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
-        let (servers, limit, transports, block, in_flight, rounds): (&[u32], _, _, _, _, _) = match args.pattern {
-            Pattern::Limited => (&ALL, Some(16 << 20), names(&["rdma", "shm"]), 1 << 20, 32, 3),
-            Pattern::Direct => (&[2], None, names(&["tcp", "shm"]), 128 << 10, 8, 3),
-            Pattern::Create => (&ALL, None, Vec::new(), 1 << 20, 1, 3),
-            Pattern::Latency => (&[1], None, names(&["rdma", "shm"]), 1, 1, 3),
-            Pattern::Btio => (&[4], None, Vec::new(), 1 << 20, 8, 1),
+        let or = |given: &[u32], default: &[u32]| if given.is_empty() { default.to_vec() } else { given.to_vec() };
+        let (servers, clients): (&[u32], &[u32]) = match args.pattern {
+            Pattern::Limited => (&ALL, &[1, 2, 4, 8]),
+            Pattern::Direct => (&[2], &[1]),
+            Pattern::Create => (&ALL, &plan::WRITERS),
+            Pattern::Latency => (&[1], &[1]),
+            Pattern::Btio => (&[4], &plan::WRITERS),
         };
+        let (transports, blocks, in_flight, rounds): (&[&str], &[usize], _, _) = match args.pattern {
+            Pattern::Limited => (&["tcp"], &[32 << 10, 1 << 20], 32, 2),
+            Pattern::Direct => (&["tcp", "shm"], &[128 << 10], 8, 3),
+            Pattern::Create => (&["tcp"], &[1], 1, 3),
+            Pattern::Latency => (&["tcp", "rdma", "shm"], &[1], 1, 3),
+            Pattern::Btio => (&["tcp"], &[1], 8, 1),
+        };
+        let kinds: &[_] = match args.pattern {
+            Pattern::Create => &[DataServerKind::Nfs3, DataServerKind::Slipway],
+            _ => &[DataServerKind::Nfs3],
+        };
+        let own = || transports.iter().map(|name| (*name).to_owned()).collect();
+        let given: Vec<_> = args.block.iter().map(|block| block.0 as usize).collect();
         Self {
             pattern: args.pattern,
-            servers: if args.servers.is_empty() { servers.to_vec() } else { args.servers.clone() },
-            kind: args.kind,
-            limit: args.limit.map(|limit| limit.0).or(limit),
-            transports: if args.transport.is_empty() { transports } else { args.transport.clone() },
-            block: args.block.map_or(block, |block| block.0 as usize),
+            servers: or(&args.servers, servers),
+            kinds: if args.kind.is_empty() { kinds.to_vec() } else { args.kind.clone() },
+            limit: args.limit.map(|limit| limit.0).or((args.pattern == Pattern::Limited).then_some(16 << 20)),
+            transports: if args.transport.is_empty() { own() } else { args.transport.clone() },
+            clients: or(&args.clients, clients),
+            blocks: if given.is_empty() { blocks.to_vec() } else { given },
             in_flight: args.in_flight.unwrap_or(in_flight),
             rounds: args.rounds.unwrap_or(rounds),
             file_size: 0,
@@ -142,20 +165,65 @@ impl Chosen {
 
     fn plan(&self, dumps: u64) -> Plan {
         match self.pattern {
-            Pattern::Limited => plan::pnfs_limited(self.block, self.in_flight),
-            Pattern::Direct => plan::pnfs_direct(self.block, self.in_flight),
-            Pattern::Create => plan::pnfs_create(),
+            Pattern::Limited => plan::pnfs_limited(&self.blocks, &self.clients, self.in_flight),
+            Pattern::Direct => plan::pnfs_direct(self.blocks[0], self.in_flight),
+            Pattern::Create => plan::pnfs_create(&self.clients),
             Pattern::Latency => plan::pnfs_latency(),
             Pattern::Btio => plan::pnfs_btio(dumps, self.in_flight),
         }
     }
+
+    /// Checks the options that only some patterns have.
+    ///
+    /// # Errors
+    /// One of them does not fit the pattern.
+    fn check(&self, args: &Args, seconds: f64) -> Result<(), Failure> {
+        let refused = |message: &str| Err(Failure::usage(message));
+        let is_btio = self.pattern == Pattern::Btio;
+        if is_btio && (args.seconds.is_some() || args.file_size.is_some()) {
+            return refused("--seconds and --file-size: BTIO is a fixed work; use --dumps");
+        }
+        if !(is_btio || seconds > 0.0 && seconds <= 3600.0) {
+            return refused("--seconds: more than 0, and at most an hour");
+        }
+        let has_clients = matches!(self.pattern, Pattern::Limited | Pattern::Create);
+        if !args.clients.is_empty() && !has_clients {
+            return refused("--clients: only limited and create have several clients of your choice");
+        }
+        if self.blocks.len() > 1 && self.pattern != Pattern::Limited {
+            return refused("--block: only limited has several sizes of blocks");
+        }
+        let has_transports = matches!(self.pattern, Pattern::Direct | Pattern::Latency);
+        if !args.transport.is_empty() && !has_transports {
+            return refused("--transport: only direct and latency have transports of your choice");
+        }
+        if self.pattern == Pattern::Latency {
+            let is_fixed = args.block.is_empty() && args.in_flight.is_none() && args.file_size.is_none();
+            let message = "--block, --in-flight and --file-size: latency has fixed payloads in a file that stays at the metadata server";
+            return if is_fixed { Ok(()) } else { refused(message) };
+        }
+        let fits = |block: &usize| (1..=1 << 20).contains(block) && self.file_size >= *block as u64;
+        if !self.blocks.iter().all(fits) || self.file_size < FILE_MIN {
+            return refused("--block is from 1 byte to 1 MiB, and --file-size at least one block and 128 KiB");
+        }
+        Ok(())
+    }
 }
 
 /// The kind of data servers.
-#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum DataServerKind {
     Nfs3,
     Slipway,
+}
+
+impl DataServerKind {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Nfs3 => "nfs3",
+            Self::Slipway => "slipway",
+        }
+    }
 }
 
 /// Runs the command.
@@ -163,48 +231,24 @@ pub fn run(args: &Args) -> Outcome {
     let page = Page::open(args.html.as_deref())?;
     let mut chosen = Chosen::new(args);
     let plan = chosen.plan(args.dumps);
-    let is_btio = args.pattern == Pattern::Btio;
-    let seconds = args.seconds.unwrap_or(plan.seconds);
-    if is_btio && (args.seconds.is_some() || args.file_size.is_some()) {
-        return Err(Failure::usage("--seconds and --file-size: BTIO is a fixed work; use --dumps"));
-    }
-    if !(is_btio || seconds > 0.0 && seconds <= 3600.0) {
-        return Err(Failure::usage("--seconds: more than 0, and at most an hour"));
-    }
-    let is_latency = args.pattern == Pattern::Latency;
-    if is_latency && (args.block.is_some() || args.in_flight.is_some() || args.file_size.is_some()) {
-        let message = "--block, --in-flight and --file-size: latency has fixed payloads in a file that stays at the metadata server";
-        return Err(Failure::usage(message));
-    }
     chosen.file_size = args.file_size.map_or(plan.file_size, |size| size.0);
-    let is_possible = (1..=1 << 20).contains(&chosen.block) && chosen.file_size >= (chosen.block as u64).max(FILE_MIN);
-    if !(is_latency || is_possible) {
-        return Err(Failure::usage("--block is from 1 byte to 1 MiB, and --file-size at least one block and 128 KiB"));
-    }
+    let seconds = args.seconds.unwrap_or(plan.seconds);
+    chosen.check(args, seconds)?;
     let report = measure(&chosen, args, &plan, Duration::from_secs_f64(seconds))?;
     page.write(&plan, &report)?;
-    let compared = match args.pattern {
-        Pattern::Limited => gains(&chosen, &plan, &report),
-        Pattern::Direct => shares(&chosen, &plan, &report),
-        Pattern::Create | Pattern::Latency | Pattern::Btio => String::new(),
-    };
     match args.json {
         true => output::json(&report),
-        false => output::print(&format!("{}\n{compared}", text::report(&plan, &report))),
+        false => output::print(&format!("{}\n{}", text::report(&plan, &report), comparison(&chosen, &plan, &report))),
     }
     Ok(Exit::Ok)
 }
 
 fn measure(chosen: &Chosen, args: &Args, plan: &Plan, limit: Duration) -> Result<Report, Failure> {
-    let meter = Meter::find(Path::new("/"));
-    let (mut series, mut places) = (Vec::new(), Vec::new());
-    for shape in series_of(chosen) {
-        series.push(one_series(shape.name, &shape.transport));
-        places.push(match shape.servers {
-            Servers::Cluster(count) => Place::cluster(chosen, count, &shape.transport)?,
-            Servers::Direct(count) => Place::servers(chosen, count, &shape.transport)?,
-        });
-    }
+    let (meter, sizes) = (Meter::find(Path::new("/")), Sizes::default());
+    let all = series_of(chosen);
+    let places = all.iter().map(|one| Place::start(chosen, one)).collect::<Result<Vec<_>, _>>()?;
+    let wide = |one: &OneSeries| Cluster::start(&wide(chosen, &one.transport));
+    let wide: Vec<_> = all.iter().filter(|_| chosen.pattern == Pattern::Latency).map(wide).collect::<Result<_, _>>()?;
     let mut subjects: Vec<Box<dyn Subject>> = Vec::new();
     for (at, place) in places.iter().enumerate() {
         if let (Pattern::Btio, Place::Cluster(cluster)) = (chosen.pattern, place) {
@@ -212,36 +256,39 @@ fn measure(chosen: &Chosen, args: &Args, plan: &Plan, limit: Duration) -> Result
             subjects.push(Box::new(Btio::new(url, cluster.metadata_pid(), args.dumps, &meter)));
             continue;
         }
-        let site = Arc::new(Site::new(format!("slipway-bench-{at}"), &plan.points, chosen.file_size));
+        let site = Site::new(format!("slipway-bench-{at}"), &plan.points, chosen.file_size);
+        let site = Arc::new(if chosen.pattern == Pattern::Limited { site.shared() } else { site });
         let (urls, mut block_max) = (place.urls(), usize::MAX);
         for url in &urls {
             block_max = block_max.min(reach::run(site.prepare(url))?);
         }
         let load = NfsSubject::new(urls, site, block_max, place.pids(chosen.pattern), limit, &meter);
-        subjects.push(Box::new(Settled { load, place }));
+        let settled = Settled { load, place };
+        match (place, wide.get(at)) {
+            (Place::Cluster(narrow), Some(wide)) => {
+                let of = |cluster: &Cluster| (cluster.url(0, Version::V4_2), cluster.metadata_pid());
+                let layouts = Layouts { narrow: of(narrow), wide: of(wide), limit, meter: &meter, sizes: &sizes };
+                subjects.push(Box::new(WithLayouts { settled, layouts }));
+            }
+            _ => subjects.push(Box::new(settled)),
+        }
     }
-    let steps = Steps::new(!args.json, plan.points.len() * series.len() * chosen.rounds as usize);
+    let steps = Steps::new(!args.json, plan.points.len() * all.len() * chosen.rounds as usize);
     let cells = runner::run(&mut subjects, &plan.points, chosen.rounds, || steps.step())?;
     drop(steps);
-    let limited = chosen.limit.map_or(String::new(), |limit| format!(" with {}/s each", output::size(limit)));
-    let place = match chosen.kind {
-        DataServerKind::Nfs3 => "in memory",
-        DataServerKind::Slipway => "of kind slipway",
-    };
-    let counted = if chosen.pattern == Pattern::Direct { "all servers" } else { "the metadata server" };
     let mut report = Report {
         benchmark: plan.name,
-        title: plan.title.clone(),
+        title: format!("{}{}", plan.title, sizes.text()),
         machine: Machine::this(),
         memory_bandwidth: meter.describe(),
         conditions: Conditions {
             rounds: chosen.rounds,
             seconds: limit.as_secs_f64(),
             file_size: chosen.file_size,
-            server: format!("own clusters; data servers {place}{limited}; the server's CPU is that of {counted}"),
+            server: conditions(chosen),
             congestion_control: None,
         },
-        series,
+        series: all.iter().map(one_series).collect(),
         results: Vec::new(),
         unable: Vec::new(),
     };
@@ -249,11 +296,28 @@ fn measure(chosen: &Chosen, args: &Args, plan: &Plan, limit: Duration) -> Result
     Ok(report)
 }
 
+/// Describes the clusters.
+fn conditions(chosen: &Chosen) -> String {
+    let place = |kind: &DataServerKind| match kind {
+        DataServerKind::Nfs3 => "in memory",
+        DataServerKind::Slipway => "of kind slipway",
+    };
+    let places: Vec<_> = chosen.kinds.iter().map(place).collect();
+    let unit = unit_of(chosen).map_or(String::new(), |unit| format!(" in units of {}", output::size(unit)));
+    let limited = chosen.limit.map_or(String::new(), |limit| format!(" with {}/s each", output::size(limit)));
+    let counted = if chosen.pattern == Pattern::Direct { "all servers" } else { "the metadata server" };
+    format!(
+        "own clusters; data servers {}{limited}, files striped{unit}; the server's CPU is that of {counted}",
+        places.join(" and ")
+    )
+}
+
 /// A series: what is measured over which transport.
 struct OneSeries {
     name: String,
     transport: String,
     servers: Servers,
+    kind: DataServerKind,
 }
 
 /// The servers of a series.
@@ -267,33 +331,81 @@ enum Servers {
 
 /// Returns the series of a measurement.
 fn series_of(chosen: &Chosen) -> Vec<OneSeries> {
-    let all = chosen.servers.iter();
-    if chosen.pattern == Pattern::Direct {
-        let of = |transport: &String| {
-            let one = |servers: Servers| {
-                let name = match servers {
-                    Servers::Cluster(count) => name(count),
-                    Servers::Direct(1) => DIRECT.to_owned(),
-                    Servers::Direct(count) => format!("{count} servers directly"),
-                };
-                let name = if transport == "tcp" { name } else { format!("{name} over {transport}") };
-                OneSeries { name, transport: transport.clone(), servers }
-            };
-            let several = all.clone().filter(|count| **count > 1).map(|count| one(Servers::Direct(*count)));
-            let clusters = all.clone().map(|count| one(Servers::Cluster(*count)));
-            std::iter::once(one(Servers::Direct(1))).chain(several).chain(clusters).collect::<Vec<_>>()
+    let one = |transport: &str, kind: DataServerKind, servers: Servers| {
+        let name = match servers {
+            Servers::Cluster(1) => "1 data server".to_owned(),
+            Servers::Cluster(count) => format!("{count} data servers"),
+            Servers::Direct(1) => "one server directly".to_owned(),
+            Servers::Direct(count) => format!("{count} servers directly"),
         };
-        return chosen.transports.iter().flat_map(of).collect();
-    }
-    let cluster = |name, transport: &str, count| OneSeries {
-        name,
-        transport: transport.to_owned(),
-        servers: Servers::Cluster(count),
+        let of = if chosen.kinds.len() > 1 { format!(", {}", kind.name()) } else { String::new() };
+        let over = match (chosen.pattern, transport) {
+            (_, "tcp") => String::new(),
+            (Pattern::Latency, _) => format!(", metadata over {transport}"),
+            _ => format!(" over {transport}"),
+        };
+        OneSeries { name: format!("{name}{of}{over}"), transport: transport.to_owned(), servers, kind }
     };
-    let over_tcp = all.map(|count| cluster(name(*count), "tcp", *count));
-    let others = chosen.transports.iter();
-    let others = others.map(|transport| cluster(format!("1 data server, metadata over {transport}"), transport, 1));
-    over_tcp.chain(others).collect()
+    let of = |transport: &String| {
+        let mut all = Vec::new();
+        if chosen.pattern == Pattern::Direct {
+            let several = chosen.servers.iter().copied().filter(|count| *count > 1);
+            let direct = std::iter::once(1).chain(several).map(Servers::Direct);
+            all.extend(direct.map(|servers| one(transport, DataServerKind::Nfs3, servers)));
+        }
+        for kind in &chosen.kinds {
+            all.extend(chosen.servers.iter().map(|count| one(transport, *kind, Servers::Cluster(*count))));
+        }
+        all
+    };
+    chosen.transports.iter().flat_map(of).collect()
+}
+
+/// Returns the table that compares the series, with its title.
+fn comparison(chosen: &Chosen, plan: &Plan, report: &Report) -> String {
+    let all = series_of(chosen);
+    let is_direct = |one: &OneSeries| one.servers == Servers::Direct(1);
+    // The first series with the same kind, transport, or both.
+    let first = |one: &OneSeries| {
+        let is_first = |other: &&OneSeries| match chosen.pattern {
+            Pattern::Direct => is_direct(other) && other.transport == one.transport,
+            Pattern::Latency => other.servers == one.servers && other.kind == one.kind,
+            _ => other.kind == one.kind,
+        };
+        all.iter().find(is_first).expect("a series must be comparable with itself")
+    };
+    let count = |one: &OneSeries| match one.servers {
+        Servers::Cluster(count) | Servers::Direct(count) => f64::from(count),
+    };
+    let pair = |one: &OneSeries| {
+        let first = first(one);
+        let times = if chosen.pattern == Pattern::Limited { count(one) / count(first) } else { 1.0 };
+        let is_latency = chosen.pattern == Pattern::Latency && chosen.servers.len() == 1;
+        let title = if is_latency { one.transport.clone() } else { one.name.clone() };
+        Pair { title, name: one.name.clone(), first: first.name.clone(), times }
+    };
+    let pairs: Vec<_> =
+        all.iter().filter(|one| !(chosen.pattern == Pattern::Direct && is_direct(one))).map(pair).collect();
+    let (title, table) = match chosen.pattern {
+        Pattern::Limited => (
+            "10^9 bytes a second (and that divided by N times the rate of the first cluster)",
+            compared::rates(&pairs, plan, report, Measure::Throughput),
+        ),
+        Pattern::Direct => (
+            "Throughput, divided by that of one server directly in the same round (median, and range)",
+            compared::shares(&pairs, plan, report),
+        ),
+        Pattern::Create => (
+            "Files a second (and that divided by the rate of the first cluster of the same kind)",
+            compared::rates(&pairs, plan, report, Measure::Rate),
+        ),
+        Pattern::Latency => (
+            "Median latency in microseconds (and that divided by that over the first transport)",
+            compared::latencies(&pairs, plan, report),
+        ),
+        Pattern::Btio => ("10^9 bytes a second", compared::dumps(plan, report)),
+    };
+    format!("{title}:\n\n{table}")
 }
 
 /// The servers of one series.
@@ -303,24 +415,11 @@ enum Place {
 }
 
 impl Place {
-    fn cluster(chosen: &Chosen, servers: u32, transport: &str) -> Result<Self, Failure> {
-        let started = Cluster::start(&Shape {
-            servers: servers as usize,
-            mirrors: 1,
-            stripes: servers as usize,
-            // Otherwise eight successive blocks of 128 KiB are one stripe unit, and one data server has all outstanding operations.
-            stripe_unit: (chosen.pattern == Pattern::Direct).then(|| stripe_unit(chosen.block)),
-            kind: match chosen.kind {
-                DataServerKind::Nfs3 => Kind::Nfs3(room(chosen)),
-                DataServerKind::Slipway => Kind::Slipway,
-            },
-            limit: chosen.limit,
-            transports: vec![transport.to_owned()],
-            // With the other patterns, data servers are used over tcp, so that their rates can be compared.
-            data_transport: (chosen.pattern == Pattern::Direct).then(|| transport.to_owned()),
-            dir: chosen.dir.clone(),
-        });
-        started.map(Self::Cluster)
+    fn start(chosen: &Chosen, one: &OneSeries) -> Result<Self, Failure> {
+        match one.servers {
+            Servers::Cluster(count) => Cluster::start(&shape(chosen, one, count as usize)).map(Self::Cluster),
+            Servers::Direct(count) => Self::servers(chosen, count, &one.transport),
+        }
     }
 
     /// Starts servers that have the data themselves. They have the options of data servers.
@@ -370,9 +469,65 @@ impl Subject for Settled<'_> {
     }
 }
 
-/// Returns the smallest stripe unit with a whole block: a multiple of 4 KiB from 64 KiB on.
-fn stripe_unit(block: usize) -> u64 {
-    (block as u64).next_multiple_of(4 << 10).max(64 << 10)
+/// A load on a cluster with small layouts, and operations on layouts.
+struct WithLayouts<'a> {
+    settled: Settled<'a>,
+    layouts: Layouts<'a>,
+}
+
+impl Subject for WithLayouts<'_> {
+    fn measure(&mut self, point: &Point) -> Result<Measured, Failure> {
+        if point.objects > 0 { self.layouts.measure(point) } else { self.settled.measure(point) }
+    }
+}
+
+/// Returns the shape of a cluster whose files have one copy on all data servers.
+fn shape(chosen: &Chosen, one: &OneSeries, servers: usize) -> Shape {
+    let is_direct = chosen.pattern == Pattern::Direct;
+    Shape {
+        servers,
+        mirrors: 1,
+        stripes: servers,
+        stripe_unit: unit_of(chosen),
+        // Each new file has objects.
+        threshold: (chosen.pattern == Pattern::Create).then_some(0),
+        kind: match one.kind {
+            DataServerKind::Nfs3 => Kind::Nfs3(room(chosen)),
+            DataServerKind::Slipway => Kind::Slipway,
+        },
+        limit: chosen.limit,
+        transports: vec![one.transport.clone()],
+        // With the other patterns, data servers are used over tcp, so that their rates can be compared.
+        data_transport: is_direct.then(|| one.transport.clone()),
+        dir: chosen.dir.clone(),
+    }
+}
+
+/// Returns the shape of a cluster whose layouts are as large as possible.
+fn wide(chosen: &Chosen, transport: &str) -> Shape {
+    Shape {
+        servers: WIDE,
+        mirrors: WIDE,
+        stripes: WIDE,
+        stripe_unit: None,
+        threshold: None,
+        kind: Kind::Nfs3(room(chosen)),
+        limit: None,
+        transports: vec![transport.to_owned()],
+        data_transport: None,
+        dir: chosen.dir.clone(),
+    }
+}
+
+/// Returns the stripe unit, if it is not the default.
+fn unit_of(chosen: &Chosen) -> Option<u64> {
+    match chosen.pattern {
+        // Otherwise eight successive blocks of 128 KiB are one stripe unit, and one data server has all outstanding operations.
+        Pattern::Direct => Some((chosen.blocks[0] as u64).next_multiple_of(4 << 10).max(UNIT_MIN)),
+        // The outstanding operations of a client reach all data servers, with blocks of 32 KiB and with larger ones.
+        Pattern::Limited => Some(UNIT_MIN),
+        _ => None,
+    }
 }
 
 /// Returns the bytes of memory of each server.
@@ -381,83 +536,14 @@ fn room(chosen: &Chosen) -> u64 {
     chosen.file_size * 2 + new + (64 << 20)
 }
 
-/// Returns a table with the share of the throughput of one server that the way by layouts reaches, and that of several servers without layouts.
-fn shares(chosen: &Chosen, plan: &Plan, report: &Report) -> String {
-    let right = Align::Right;
-    let points: Vec<String> = plan.points.iter().map(Point::label).collect();
-    let columns = points.iter().map(|label| (label.as_str(), right));
-    let mut table = Table::new(&[("series", Align::Left)].into_iter().chain(columns).collect::<Vec<_>>());
-    let all = series_of(chosen);
-    for OneSeries { name, transport, .. } in all.iter().filter(|one| one.servers != Servers::Direct(1)) {
-        let is_direct = |one: &&OneSeries| one.transport == *transport && one.servers == Servers::Direct(1);
-        let Some(direct) = all.iter().find(is_direct) else { continue };
-        let share = |point: &Point| {
-            let rows = report.row(name, point).zip(report.row(&direct.name, point));
-            rows.map_or("-".to_owned(), |(row, direct)| {
-                let Spread { median, low, high } = row.ratio(direct);
-                format!("{median:.2} ({low:.2} to {high:.2})")
-            })
-        };
-        table.row(std::iter::once(name.clone()).chain(plan.points.iter().map(share)).collect());
-    }
-    format!(
-        "Throughput, divided by that of one server directly in the same round (median, and range):\n\n{}",
-        table.text()
-    )
-}
-
-fn name(servers: u32) -> String {
-    if servers == 1 { "1 data server".to_owned() } else { format!("{servers} data servers") }
-}
-
-fn one_series(name: String, transport: &str) -> Series {
+fn one_series(one: &OneSeries) -> Series {
     let (options, mount) = Default::default();
-    Series { name, transport: transport.to_owned(), options, mount, backend: "pnfs".to_owned() }
-}
-
-/// Returns a table of the clusters over TCP, compared with the first one: the rates for each data server, and the rate of CREATE.
-fn gains(chosen: &Chosen, plan: &Plan, report: &Report) -> String {
-    let right = Align::Right;
-    let mut table = Table::new(&[
-        ("data servers", right),
-        ("READ", right),
-        ("of N times", right),
-        ("WRITE", right),
-        ("of N times", right),
-        ("CREATE", right),
-    ]);
-    let first = chosen.servers[0];
-    for servers in &chosen.servers {
-        let times = f64::from(*servers) / f64::from(first);
-        let mut cells = vec![servers.to_string()];
-        for operation in [Operation::Read, Operation::Write] {
-            let gain = ratio(plan, report, operation, |row| row.gb_per_s.map(|rate| rate.median), (*servers, first));
-            cells.push(gain.map_or("-".to_owned(), |gain| format!("{gain:.2}")));
-            cells.push(gain.map_or("-".to_owned(), |gain| format!("{:.2}", gain / times)));
-        }
-        let gain = ratio(plan, report, Operation::Create, |row| Some(row.iops.median), (*servers, first));
-        cells.push(gain.map_or("-".to_owned(), |gain| format!("{gain:.2}")));
-        table.row(cells);
-    }
-    format!("Compared with {}:\n\n{}", name(first), table.text())
-}
-
-/// Returns the value of one cluster divided by that of another one, at the first point with an operation.
-fn ratio(
-    plan: &Plan,
-    report: &Report,
-    operation: Operation,
-    value: impl Fn(&Row) -> Option<f64>,
-    (servers, first): (u32, u32),
-) -> Option<f64> {
-    let point: &Point = plan.points.iter().find(|point| point.operation == operation)?;
-    let of = |servers| value(report.row(&name(servers), point)?);
-    Some(of(servers)? / of(first)?)
+    Series { name: one.name.clone(), transport: one.transport.clone(), options, mount, backend: "pnfs".to_owned() }
 }
 
 /// The numbers of data servers of the published comparison.
 const ALL: [u32; 5] = [1, 2, 4, 8, 16];
-/// The name of a series without layouts.
-const DIRECT: &str = "one server directly";
+/// The smallest stripe unit that clusters can have here.
+const UNIT_MIN: u64 = 64 << 10;
 /// The smallest file whose data are on data servers.
 const FILE_MIN: u64 = 128 << 10;

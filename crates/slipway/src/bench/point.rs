@@ -30,6 +30,14 @@ pub enum Operation {
     /// One file that is created, gets the point's block of data, is asked for its attributes, and gets another mode. It is removed when
     /// the time has ended.
     NewFile,
+    /// One LAYOUTGET, followed by a LAYOUTRETURN that does not count.
+    LayoutGet,
+    /// One LAYOUTRETURN of a new layout. The LAYOUTGET does not count.
+    LayoutReturn,
+    /// One GETDEVICEINFO.
+    GetDeviceInfo,
+    /// One LAYOUTCOMMIT of a byte that was written.
+    LayoutCommit,
     /// One large record of a dump, by each of the writers of BTIO (FULL).
     BtioFullWrite,
     /// The same, read and compared.
@@ -55,6 +63,13 @@ pub struct Point {
     pub in_flight: u32,
     /// The number of client threads, each with its own connection and file.
     pub threads: u32,
+    /// The number of objects of the layout, with operations on layouts.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub objects: u32,
+}
+
+fn is_zero(value: &u32) -> bool {
+    *value == 0
 }
 
 impl Operation {
@@ -85,6 +100,10 @@ impl Operation {
             Operation::Oltp => "OLTP",
             Operation::Build => "build",
             Operation::NewFile => "CREATE, WRITE, GETATTR, SETATTR",
+            Operation::LayoutGet => "LAYOUTGET",
+            Operation::LayoutReturn => "LAYOUTRETURN",
+            Operation::GetDeviceInfo => "GETDEVICEINFO",
+            Operation::LayoutCommit => "LAYOUTCOMMIT",
             Operation::BtioFullWrite => "BTIO FULL, WRITE",
             Operation::BtioFullRead => "BTIO FULL, READ",
             Operation::BtioSimpleWrite => "BTIO SIMPLE, WRITE",
@@ -96,7 +115,12 @@ impl Operation {
 impl Point {
     /// Creates a point with this many operations in flight on one thread.
     pub fn new(operation: Operation, block: usize, in_flight: u32) -> Self {
-        Self { operation, random: false, zipf: false, block, in_flight, threads: 1 }
+        Self { operation, random: false, zipf: false, block, in_flight, threads: 1, objects: 0 }
+    }
+
+    /// Returns the point of an operation on layouts with this number of objects.
+    pub fn layout(operation: Operation, objects: u32) -> Self {
+        Self { objects, ..Self::new(operation, 1, 1) }
     }
 
     /// Returns this point with random blocks.
@@ -119,19 +143,22 @@ impl Point {
         if self.operation == Operation::ReadAhead { 1 } else { self.in_flight.max(1) }
     }
 
-    /// Returns the operation and block size: `random READ 4 KiB`.
+    /// Returns the operation and its size: `random READ 4 KiB`, `LAYOUTGET, 16 objects`.
     pub fn title(&self) -> String {
         let order = match (self.zipf, self.random) {
             (true, _) => "Zipf ",
             (false, true) => "random ",
             (false, false) => "",
         };
-        let block = if self.operation.moves_blocks() || self.operation == Operation::NewFile {
-            format!(" {}", block(self.block))
-        } else {
-            String::new()
+        let size = match self.objects {
+            0 if self.operation.moves_blocks() || self.operation == Operation::NewFile => {
+                format!(" {}", block(self.block))
+            }
+            0 => String::new(),
+            1 => ", 1 object".to_owned(),
+            objects => format!(", {objects} objects"),
         };
-        format!("{order}{}{block}", self.operation.title())
+        format!("{order}{}{size}", self.operation.title())
     }
 
     /// Returns all of it: `READ 128 KiB × 8, 2 threads`.
@@ -169,5 +196,6 @@ mod tests {
         assert_eq!(Point::new(Operation::Read, 1 << 20, 32).zipf().label(), "Zipf READ 1 MiB × 32");
         assert_eq!(Point::new(Operation::Write, 512, 0).label(), "WRITE 512 B synchronous");
         assert_eq!(Point::new(Operation::Getattr, 512, 1).label(), "GETATTR");
+        assert_eq!(Point::layout(Operation::LayoutGet, 1).label(), "LAYOUTGET, 1 object");
     }
 }

@@ -16,6 +16,8 @@ pub struct Site {
     file_size: u64,
     /// The number of threads that have a file.
     files: u32,
+    /// `true` if all threads have the same file.
+    shared: bool,
     /// `true` if blocks of the files are read or written. Only then are the files filled.
     filled: bool,
     /// The number of threads that have sources.
@@ -40,9 +42,20 @@ impl Site {
             prefix,
             file_size,
             files: most(|point| !point.operation.takes_a_tree()),
+            shared: false,
             filled: points.iter().any(|point| point.operation.moves_blocks()),
             trees: most(|point| point.operation.takes_a_tree()),
         }
+    }
+
+    /// Returns this site with one file for all threads. Each begins in another part of it.
+    pub fn shared(self) -> Self {
+        Self { files: self.files.min(1), shared: true, ..self }
+    }
+
+    /// Returns the block with which a thread begins.
+    pub fn first_block(&self, thread: u32, threads: u32, blocks: u64) -> u64 {
+        if self.shared { blocks * u64::from(thread) / u64::from(threads) } else { 0 }
     }
 
     /// Returns the bytes of each file.
@@ -59,7 +72,7 @@ impl Site {
 
     /// Returns the file name of a thread.
     pub fn file(&self, thread: u32) -> String {
-        format!("{}-{thread}", self.prefix)
+        format!("{}-{}", self.prefix, if self.shared { 0 } else { thread })
     }
 
     /// Returns the directory with the sources of a thread.
@@ -170,6 +183,16 @@ const OVERHEAD: u64 = 8 << 10;
 mod tests {
     use super::*;
     use crate::bench::point::Operation;
+
+    #[test]
+    fn threads_of_a_shared_file_begin_in_other_parts() {
+        let points = [Point::new(Operation::Read, 4096, 1).threads(4)];
+        let own = Site::new("x".to_owned(), &points, 1 << 20);
+        assert_eq!((own.file(3), own.first_block(3, 4, 256), own.files), ("x-3".to_owned(), 0, 4));
+        let shared = Site::new("x".to_owned(), &points, 1 << 20).shared();
+        assert_eq!((shared.file(3), shared.files), ("x-0".to_owned(), 1));
+        assert_eq!([0, 1, 3].map(|thread| shared.first_block(thread, 4, 256)), [0, 64, 192]);
+    }
 
     #[test]
     fn blocks_come_as_often_as_the_order_says() {

@@ -67,12 +67,13 @@ impl Work {
             Ok((dir, file, tree))
         };
         let (dir, file, tree) = open.await.map_err(|error| reach::failure(url, &error))?;
+        let blocks = (site.file_size() / point.block as u64).max(1);
         Ok(Arc::new(Self {
             point: *point,
             dir,
             file,
-            blocks: (site.file_size() / point.block as u64).max(1),
-            next: AtomicU64::new(0),
+            blocks,
+            next: AtomicU64::new(site.first_block(thread, point.threads, blocks)),
             // In memory of the pool, as in an application that takes its buffers from the mount.
             data: in_pool(&mount, &site::pattern(point.block)),
             name: format!("{}-new", site.file(thread)),
@@ -155,6 +156,9 @@ impl Work {
             | Operation::BtioFullRead
             | Operation::BtioSimpleWrite
             | Operation::BtioSimpleRead => unreachable!("`Btio` executes these"),
+            Operation::LayoutGet | Operation::LayoutReturn | Operation::GetDeviceInfo | Operation::LayoutCommit => {
+                unreachable!("`Layouts` executes these")
+            }
         }?;
         Ok(tally)
     }

@@ -90,11 +90,11 @@ enum What {
     Security(Common),
     /// The cost of idle connections: the server's memory, and the goodput of active connections
     Connections(connections::Args),
-    /// The cost of sessions, slots, opens and locks of NFSv4.1: the server's memory
+    /// The cost of sessions, slots, opens and locks of NFSv4.1: memory
     Sessions(sessions::Args),
     /// One session of NFSv4.1 over TCP and RDMA, while one or the other is cut repeatedly
     Failover(failover::Args),
-    /// One client of pNFS clusters with 1 to 16 data servers, each limited to a number of bytes per second
+    /// Clients of pNFS clusters with 1 to 16 data servers: throughput, creation, latency, BTIO
     Pnfs(pnfs::Args),
     /// Answer send and sendfile
     #[command(hide = true)]

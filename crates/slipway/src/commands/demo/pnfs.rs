@@ -75,6 +75,7 @@ pub fn run(args: &Args) -> Outcome {
         mirrors: 2,
         stripes: 1,
         stripe_unit: None,
+        threshold: None,
         // Copies can be made again where another copy was before, and old objects are removed later.
         kind: Kind::Nfs3(3 * files.bytes() + (64 << 20)),
         limit: None,
