@@ -158,8 +158,14 @@ fn compounds_with_layouts_match_linux() {
         }
     }
     assert_eq!(seen, [1; 4]);
-    // Of one copy, of three, and of the two that are left after one has failed.
-    assert_eq!(reports.iter().map(|report| report.iostats_report.len()).collect::<Vec<_>>(), [1, 3, 2]);
+    // Of one copy, of three, of the two that are left after one has failed, and of three, one of which has just failed.
+    assert_eq!(reports.iter().map(|report| report.iostats_report.len()).collect::<Vec<_>>(), [1, 3, 2, 3]);
+    let errors: Vec<_> = reports.iter().map(|report| &report.ioerr_report[..]).collect();
+    let failed =
+        DeviceError4 { deviceid: reports[3].iostats_report[0].deviceid, status: Nfsstat4::NxIo, opnum: Opnum4::Write };
+    // The pages that were not written. Linux names no layout.
+    let failed = FfIoerr4 { offset: 0xf4000, length: 1 << 20, stateid: Stateid4::ANONYMOUS, errors: vec![failed] };
+    assert_eq!(errors, [&[][..], &[], &[], &[failed]]);
     for statistics in reports.iter().flat_map(|report| &report.iostats_report) {
         assert_eq!(statistics.write.bytes, statistics.layoutupdate.write.bytes_completed);
         assert_eq!(statistics.layoutupdate.addr.netid, "tcp".into());
