@@ -29,6 +29,7 @@ mod v4_files;
 mod v4_holder;
 mod v4_hostile;
 mod v4_hostile_callbacks;
+mod v4_layout_reclaims;
 mod v4_layouts;
 mod v4_minor2;
 mod v4_names;

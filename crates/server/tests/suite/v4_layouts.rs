@@ -34,7 +34,7 @@ use vfs::{
 };
 use xdr::{Decode, Message, Opaque};
 
-const FLEX: Layouttype4 = Layouttype4::FLEX_FILES;
+pub const FLEX: Layouttype4 = Layouttype4::FLEX_FILES;
 
 /// A server with an export of a toy back end, and a client that has a file open.
 struct Rig {
@@ -86,7 +86,7 @@ async fn opened(client: &mut Remote, name: &str) -> (Stateid4, NfsFh4) {
     (opened.stateid, handle)
 }
 
-fn get(stateid: Stateid4) -> LayoutGetArgs {
+pub fn get(stateid: Stateid4) -> LayoutGetArgs {
     LayoutGetArgs {
         signal_layout_avail: false,
         layout_type: FLEX,
@@ -99,12 +99,12 @@ fn get(stateid: Stateid4) -> LayoutGetArgs {
     }
 }
 
-fn granted(result: Resop4) -> LayoutGetOk {
+pub fn granted(result: Resop4) -> LayoutGetOk {
     let Resop4::LayoutGet(LayoutGetRes::Ok(granted)) = result else { panic!("{result:?}") };
     granted
 }
 
-fn returned(stateid: Stateid4, (offset, length): (u64, u64), reports: &FfLayoutReturn4) -> LayoutReturnArgs {
+pub fn returned(stateid: Stateid4, (offset, length): (u64, u64), reports: &FfLayoutReturn4) -> LayoutReturnArgs {
     let body = encode_body(reports);
     let layoutreturn = Layoutreturn4::File { offset, length, stateid, body };
     LayoutReturnArgs { reclaim: false, layout_type: FLEX, iomode: Layoutiomode4::Any, layoutreturn }
@@ -114,7 +114,7 @@ fn return_whole(stateid: Stateid4) -> Argop4 {
     Argop4::LayoutReturn(returned(stateid, (0, LENGTH_TO_EOF), &FfLayoutReturn4::default()))
 }
 
-fn commit(stateid: Stateid4, last: u64) -> LayoutCommitArgs {
+pub fn commit(stateid: Stateid4, last: u64) -> LayoutCommitArgs {
     LayoutCommitArgs {
         offset: 0,
         length: LENGTH_TO_EOF,
@@ -131,7 +131,7 @@ fn device(maxcount: u32) -> GetDeviceInfoArgs {
     GetDeviceInfoArgs { device_id: Deviceid4(FLEXIBLE.0), layout_type: FLEX, maxcount, notify_types }
 }
 
-fn layout_commit(args: LayoutCommitArgs) -> Argop4 {
+pub fn layout_commit(args: LayoutCommitArgs) -> Argop4 {
     Argop4::LayoutCommit(Box::new(args))
 }
 

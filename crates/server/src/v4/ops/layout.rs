@@ -18,6 +18,7 @@ use vfs::{
 };
 use xdr::{Array, Encode, Message};
 
+use super::open::check_rights;
 use crate::{
     call::{error::Fault, object::Object, transfer::OFFSET_MAX},
     clock,
@@ -309,6 +310,10 @@ pub(super) fn layoutcommit(cx: &Context<'_>, at: &Cursor, args: &LayoutCommitArg
         false => writer(cx, at, &file, kind, (args, range)).map(Some),
     };
     let holder = object.once("layoutcommit", check)?;
+    if args.reclaim {
+        // The caller cannot show that it had a layout to write.
+        check_rights(&object, (false, true), true)?;
+    }
     let before = object.getattr()?;
     let commit = LayoutCommit {
         range,

@@ -376,7 +376,16 @@ fn create_file(dir: &Object<'_>, name: &Name, mode: &CreateMode, attrset: Bitmap
 /// Checks that the caller may open an existing file.
 fn check_permission(file: &Object<'_>, request: &OpenRequest) -> Result<(), Fault4> {
     let access = request.access;
-    let (read, write) = (access & OPEN4_SHARE_ACCESS_READ != 0, access & OPEN4_SHARE_ACCESS_WRITE != 0);
+    let uses = (access & OPEN4_SHARE_ACCESS_READ != 0, access & OPEN4_SHARE_ACCESS_WRITE != 0);
+    // The file's owner had the right when the client opened the file or got the delegation.
+    check_rights(file, uses, request.claim != Claim::New)
+}
+
+/// Checks that the caller may read or write a file. If it had the right before, the file's owner still has it.
+///
+/// # Errors
+/// ACCESS; ROFS if the export is read-only.
+pub(super) fn check_rights(file: &Object<'_>, (read, write): (bool, bool), had_right: bool) -> Result<(), Fault4> {
     if write {
         file.writable()?;
     }
@@ -386,8 +395,6 @@ fn check_permission(file: &Object<'_>, request: &OpenRequest) -> Result<(), Faul
     let may_read = !read
         || has(Rights { read: true, ..Rights::default() })?
         || has(Rights { execute: true, ..Rights::default() })?;
-    // The file's owner had the right when the client opened the file or got the delegation.
-    let had_right = request.claim != Claim::New;
     let may = may_read && may_write || had_right && file.getattr()?.uid == file.caller().cred.uid;
     //= rfc8881-18.16.4-9 rfc8881-8.4.2.1.1-1
     if may { Ok(()) } else { Err(Nfsstat4::Access.into()) }

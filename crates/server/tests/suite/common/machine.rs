@@ -20,7 +20,12 @@ pub struct Machine {
 
 impl Machine {
     pub fn new() -> Self {
-        Self { tree: memory(), key: HandleKey::random(), disk: Disk::default() }
+        Self::of(memory())
+    }
+
+    /// Creates a machine that serves this tree.
+    pub fn of(tree: Arc<dyn Vfs>) -> Self {
+        Self { tree, key: HandleKey::random(), disk: Disk::default() }
     }
 
     /// Kills the former process and starts another one.

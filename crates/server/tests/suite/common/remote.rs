@@ -59,7 +59,11 @@ impl Served {
     fn of(fs: Arc<dyn Vfs>, settings: Settings) -> Self {
         let options = ExportOptions { squash: Squash::None, ..Default::default() };
         let export = Export::new("/m", ExportId::unique(), fs, options).unwrap();
-        let nfs = server_with(export, settings);
+        Self::around(server_with(export, settings))
+    }
+
+    /// Creates the network of a server.
+    pub fn around(nfs: NfsServer) -> Self {
         let network = network();
         let kind = TcpKind::simulated(network.clone(), TcpOptions::default(), buf::Pool::default());
         let (address, tasks) = process::process(&kind, "127.0.0.1:0".parse().unwrap(), nfs.services());
