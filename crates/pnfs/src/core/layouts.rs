@@ -321,12 +321,13 @@ impl Core {
 
     /// Returns `size`, or the size that a client can have written if that is smaller. RFC 8881 §18.42.3 does not demand that the server
     /// uses the last offset that a client names. A client that truncates the file itself keeps its layout, and can name an offset of
-    /// before: Linux does, if its LAYOUTCOMMIT of earlier writes comes during the truncation or after it.
+    /// before: Linux does, if its LAYOUTCOMMIT of earlier writes comes during the truncation or after it. If the data are in the inner file,
+    /// no client has had a layout to write.
     ///
     /// # Errors
     /// Returns `Io` if no data server with a copy of one stripe answers, and the errors of the inner file system.
     async fn written_size(self: &Arc<Self>, file: &Arc<File>, size: u64) -> Result<u64> {
-        let Place::Servers(record) = self.place(file).await? else { return Ok(size) };
+        let Place::Servers(record) = self.place(file).await? else { return Ok(0) };
         let of = file.clone();
         let known = self.run(move |core| core.size_of(&of.handle)).await?;
         if size <= known {

@@ -82,6 +82,17 @@ fn time_of_a_layout_commit_does_not_replace_a_later_one() {
 }
 
 #[test]
+fn reclaimed_commit_does_not_extend_a_file_without_objects() {
+    let world = World::new();
+    let file = world.create("file");
+    world.write(&file, 0, b"small").unwrap();
+    let world = world.crash();
+    let commit = LayoutCommit { range: LayoutRange::ALL, size: Some(3000), mtime: None };
+    world.run(|caller| Layouts::commit(&world.pnfs, caller, &file, None, &commit)).unwrap();
+    assert_eq!(world.size(&file), 5, "no client has had a layout to write");
+}
+
+#[test]
 fn truncation_removes_direct_writes_that_were_not_committed() {
     let world = World::new();
     let file = world.create("file");
