@@ -350,7 +350,7 @@ impl Vfs for Pnfs {
         how: XattrMode,
     ) -> Result<Change> {
         if name == attribute() {
-            return Err(VfsError::Perm);
+            return Err(VfsError::Access);
         }
         let changed = self.0.inner.set_xattr(caller, object, name, value, how)?;
         Ok(self.0.with_space_after(caller.may_block, object, changed))
