@@ -24,6 +24,7 @@ mod mount_write;
 mod mount_writeback;
 mod outside;
 mod pnfs;
+mod pnfs_attributes;
 mod pnfs_doctor;
 mod pnfs_objects;
 mod pnfs_operations;
