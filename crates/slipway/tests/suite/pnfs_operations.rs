@@ -1,11 +1,17 @@
 //! `slipway ds`, `layout` and `resilver` with a metadata server and data servers in processes of their own.
 
-use std::{fs, os::unix::fs::MetadataExt};
+use std::{
+    collections::BTreeSet,
+    fs,
+    io::{BufRead, BufReader, Read},
+    os::unix::fs::MetadataExt,
+    process::Stdio,
+};
 
 use serde_json::Value;
 
 use crate::{
-    common::{Server, fails, lines, ok, port::Port, run, stderr, until},
+    common::{Server, command, fails, lines, ok, port::Port, run, stderr, until, wait},
     pnfs::{Cluster, SERVERS, check, contents, cp, write_in_place},
 };
 
@@ -112,6 +118,49 @@ fn drain_continues_after_a_restart_and_keeps_all_writes() {
     assert!(cluster.ask(&["ds", "list"]).lines().nth(from + 1).unwrap().contains("drained"));
     cluster.ask(&["ds", "undrain", &id(from)]);
     assert_eq!(cluster.listed(from)["state"], "in_service");
+    server.stop();
+}
+
+/// A data server is away when the command begins, and its copy is made again when it is back.
+#[test]
+fn watched_repair_is_printed_as_lines_of_json() {
+    let mut cluster = Cluster::new();
+    let server = cluster.start();
+    let mut bytes = contents(1, 3_000_001);
+    let copies = cluster.put(&server, "file", &bytes);
+    cluster.stop_data_server(copies[0]);
+    let data = contents(2, 50_000);
+    bytes[70_000..][..data.len()].copy_from_slice(&data);
+    write_in_place(&server, "/file", 70_000, &data);
+
+    let mut watch = command(&["resilver", "--watch", "--json", "--state-dir", &cluster.state()]);
+    let mut watch = watch.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut output = BufReader::new(watch.stdout.take().unwrap()).lines();
+    let mut records: Vec<Value> = vec![serde_json::from_str(&output.next().unwrap().unwrap()).unwrap()];
+    cluster.restart_data_server(copies[0]);
+    records.extend(output.map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap()));
+    assert!(wait(&mut watch).success());
+    let mut said = String::new();
+    watch.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert_eq!(said, "", "a repair is no error");
+
+    let of = |record: &Value, fields: &[&str]| fields.iter().map(|field| record[field].clone()).collect::<Vec<_>>();
+    let left = ["files", "copies", "moves", "compared", "unexamined", "lost", "bytes"];
+    let (first, last) = (&records[0], records.last().unwrap());
+    assert_eq!(of(first, &left), [1, 1, 0, 0, 0, 0, bytes.len()], "{first}");
+    assert_eq!(of(last, &left), [0; 7], "{last}");
+    assert_eq!(of(first, &["cluster", "copied", "scanning"]), [Value::from("three"), 0.into(), false.into()]);
+    assert!(last["copied"].as_u64().unwrap() >= bytes.len() as u64, "{last}");
+    assert!(records.windows(2).all(|two| two[0] != two[1]), "a line means that something has changed: {records:?}");
+    let table = include_str!("../../../../docs/pnfs.md").split("| field of `resilver --json` |").nth(1).unwrap();
+    let rows = table.lines().skip(2).take_while(|line| line.starts_with('|'));
+    let documented: BTreeSet<_> =
+        rows.flat_map(|row| row.split('|').nth(1).unwrap().split('`').skip(1).step_by(2)).collect();
+    for record in &records {
+        let fields: BTreeSet<_> = record.as_object().unwrap().keys().map(String::as_str).collect();
+        assert_eq!(fields, documented);
+    }
+    assert_eq!(cluster.with_copy(&bytes).len(), 2);
     server.stop();
 }
 
