@@ -16,18 +16,18 @@ use server::{AdoptedHandle, HandleKey};
 
 use crate::{
     common::{Server, fails, lines, listen, ok, port::Port, run, until, wait},
-    pnfs::{Calls, check, contents, cp},
+    pnfs::{Calls, check, contents, cp, write_in_place},
 };
 
 /// Data servers with a key, and the configuration of a metadata server for them.
-struct Cluster {
+pub struct Cluster {
     dir: tempfile::TempDir,
     ports: Vec<Port>,
     data: Vec<Option<Server>>,
 }
 
 impl Cluster {
-    fn new(servers: usize) -> Self {
+    pub fn new(servers: usize) -> Self {
         let ports = (0..servers).map(|_| Port::take()).collect();
         let mut cluster = Self { dir: tempfile::tempdir().unwrap(), ports, data: Vec::new() };
         write_key(&cluster.at("cluster.key"), "0a");
@@ -36,7 +36,7 @@ impl Cluster {
         cluster
     }
 
-    fn at(&self, name: &str) -> PathBuf {
+    pub fn at(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
@@ -54,7 +54,7 @@ impl Cluster {
     }
 
     /// Writes the configuration of a metadata server that tells clients this version.
-    fn config(&self, options: &str, version: &str) -> String {
+    pub fn config(&self, options: &str, version: &str) -> String {
         let dir = self.dir.path().display();
         let server = |at: usize| {
             let (id, address) = (at + 1, self.ports[at].address());
@@ -72,11 +72,16 @@ impl Cluster {
         path.to_str().unwrap().to_owned()
     }
 
-    fn objects(&self, server: usize) -> Vec<Vec<u8>> {
-        let entries = fs::read_dir(self.at(&format!("data{server}"))).unwrap().map(Result::unwrap);
-        let objects = entries.filter(|entry| !entry.file_name().to_str().unwrap().starts_with('.'));
-        objects.filter_map(|entry| fs::read(entry.path()).ok()).collect()
+    pub fn objects(&self, server: usize) -> Vec<Vec<u8>> {
+        objects_in(&self.at(&format!("data{server}")))
     }
+}
+
+/// Returns the contents of all objects in the directory of a data server. One can be removed meanwhile.
+fn objects_in(directory: &std::path::Path) -> Vec<Vec<u8>> {
+    let entries = fs::read_dir(directory).unwrap().map(Result::unwrap);
+    let objects = entries.filter(|entry| !entry.file_name().to_str().unwrap().starts_with('.'));
+    objects.filter_map(|entry| fs::read(entry.path()).ok()).collect()
 }
 
 fn write_key(path: &std::path::Path, byte: &str) {
@@ -306,6 +311,103 @@ fn lost_directory_is_repaired() {
     cluster.data[lost] = Some(cluster.start_data_server(lost));
     check(&server, "/file", &bytes, &back);
     server.stop();
+}
+
+/// A metadata server whose only data server is another directory that it exports itself.
+struct Alone {
+    dir: tempfile::TempDir,
+    port: Port,
+}
+
+impl Alone {
+    fn new() -> Self {
+        let alone = Self { dir: tempfile::tempdir().unwrap(), port: Port::take() };
+        ["export", "data"].into_iter().for_each(|name| fs::create_dir(alone.at(name)).unwrap());
+        write_key(&alone.at("cluster.key"), "0c");
+        alone
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Starts the server with this kind of data server, with further settings of the data server and of the cluster.
+    fn start(&self, kind: &str, server: &str, cluster: &str) -> Server {
+        let (dir, address) = (self.dir.path().display(), self.port.address());
+        let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        let objects = match kind {
+            "slipway" => format!("backend = 'objects'\noptions = {{ key_file = '{dir}/cluster.key' }}\n"),
+            _ => String::new(),
+        };
+        let text = format!(
+            "[server]\nstate_dir = '{dir}/state'\nlease_s = 5\ngrace_s = 5\ndata_server = true\n\
+             [[listen]]\ntransport = 'tcp'\naddress = '{address}'\n\
+             [[export]]\npath = '{dir}/export'\nsquash = 'none'\nbackend = 'pnfs'\noptions = {{ cluster = 'own' }}\n\
+             [[export]]\npath = '{dir}/data'\nsquash = 'none'\n{objects}\
+             [[pnfs]]\nname = 'own'\nmirrors = 1\nkey_file = '{dir}/cluster.key'\n{cluster}\n\
+             [[pnfs.server]]\nid = 1\nkind = '{kind}'\n{server}\n\
+             url = 'nfs://{address}{dir}/data?mountport={}&uid={uid}&gid={gid}'\n",
+            address.port()
+        );
+        fs::write(self.at("slipway.toml"), text).unwrap();
+        Server::start(&["--config", self.at("slipway.toml").to_str().unwrap()])
+    }
+
+    fn objects(&self) -> Vec<Vec<u8>> {
+        objects_in(&self.at("data"))
+    }
+}
+
+/// One process is the metadata server and its only data server. Clients use it in both roles at the same address.
+#[test]
+fn metadata_server_is_its_own_only_data_server_over_restarts() {
+    for (kind, settings, cluster) in [
+        ("nfs3", "", "layouts = 'none'"),
+        ("slipway", "", ""),
+        ("slipway", "version = '4.1'", ""),
+        ("slipway", "version = '4.2'", ""),
+        ("slipway", "version = '4.1'", "layouts = 'files'"),
+    ] {
+        let what = format!("{kind} {settings} {cluster}");
+        let alone = Alone::new();
+        let mut server = alone.start(kind, settings, cluster);
+        let (source, back) = (alone.at("source"), alone.at("back"));
+        let mut bytes = contents(11, 5_000_001);
+        fs::write(&source, &bytes).unwrap();
+        let direct = |server: &Server, to_server: bool| {
+            let url = format!("{}&vers=4.2", server.url("tcp", "/file"));
+            let (from, to) =
+                if to_server { (source.to_str().unwrap(), &*url) } else { (&*url, back.to_str().unwrap()) };
+            let done: serde_json::Value = serde_json::from_str(&ok(&["cp", "--json", "-q", from, to])).unwrap();
+            done["direct_bytes"].as_u64().unwrap()
+        };
+        let expected = if cluster == "layouts = 'none'" { 0 } else { bytes.len() as u64 };
+        let written = direct(&server, true);
+        assert!(written == expected || written > expected && expected > 0, "{what}: {written} bytes written");
+        for restart in 0..3 {
+            // The clients of before the restart are fenced first.
+            until("layouts must be granted again", || {
+                let read = direct(&server, false);
+                assert!(fs::read(&back).unwrap() == bytes, "{what}: after {restart} restarts");
+                read == expected
+            });
+            cp(&format!("{}&vers=3", server.url("tcp", "/file")), back.to_str().unwrap());
+            assert!(fs::read(&back).unwrap() == bytes, "{what}: by NFSv3 after {restart} restarts");
+            assert!(alone.objects() == [&bytes[..]], "{what}");
+            match restart {
+                0 => drop(server.stop()),
+                _ => drop(server),
+            }
+            server = alone.start(kind, settings, cluster);
+            let data = contents(restart + 12, 100_000);
+            bytes[300_000..400_000].copy_from_slice(&data);
+            write_in_place(&server, "/file", 300_000, &data);
+        }
+        ok(&["rm", &server.url("tcp", "/file")]);
+        until("the object must be removed", || alone.objects().is_empty());
+        let said = server.stop();
+        assert!(!said.contains("clients use NFSv3 at this data server"), "{what}: {said}");
+    }
 }
 
 #[test]
