@@ -28,6 +28,7 @@ mod pnfs_attributes;
 mod pnfs_doctor;
 mod pnfs_objects;
 mod pnfs_operations;
+mod pnfs_others;
 mod pnfs_transports;
 mod privilege;
 mod secrets;
