@@ -11,7 +11,7 @@ use std::sync::{
 use entropy::HashMap;
 use parking_lot::Mutex;
 use tokio::time::Instant;
-use vfs::{Handle, Time};
+use vfs::Handle;
 
 use crate::{
     ranges::Ranges,
@@ -36,8 +36,6 @@ pub struct File {
     pub repairing: tokio::sync::Mutex<()>,
     /// Held while the size of the inner file is compared and set.
     pub sizing: Mutex<Sizing>,
-    /// The ctime of the inner file around the last time that a record was stored.
-    pub stored: Mutex<Option<Stored>>,
     /// The writes to the ends of objects, which hold no lock on a range.
     pub ends: Arc<Ends>,
     /// The objects with writes that are not durable.
@@ -76,11 +74,6 @@ impl File {
         self.rewriting.load(SeqCst) > 0
     }
 
-    /// Returns the time of the last change of the file, which has this ctime, except for changes of its record.
-    pub fn changed_at(&self, ctime: Time) -> Time {
-        self.stored.lock().filter(|stored| stored.after == ctime).map_or(ctime, |stored| stored.before)
-    }
-
     /// Notes that a stripe has data.
     pub fn note_data(&self, stripe: usize) {
         self.stripes_with_data.fetch_or(1 << stripe, Relaxed);
@@ -105,14 +98,6 @@ pub struct Sizing {
     pub cutting: bool,
 }
 
-/// The ctime of a file before and after a record was stored that names no new objects, which changes nothing that callers see. If another
-/// such record had been stored immediately before, the ctime before both.
-#[derive(Clone, Copy)]
-pub struct Stored {
-    pub before: Time,
-    pub after: Time,
-}
-
 /// The place of a file's data.
 #[derive(Clone)]
 pub enum Place {
@@ -120,15 +105,6 @@ pub enum Place {
     Inner,
     /// The data servers.
     Servers(Arc<Record>),
-}
-
-impl Place {
-    /// Reports whether a record has a copy in sync that is none here.
-    pub fn is_missing_in_sync(&self, record: &Record) -> bool {
-        let Self::Servers(former) = self else { return true };
-        let is_former = |copy: usize| former.in_sync().any(|at| former.copies[at].object == record.copies[copy].object);
-        !record.in_sync().all(is_former)
-    }
 }
 
 /// Writes to an object that are not durable.
@@ -196,7 +172,6 @@ impl Files {
             changing: tokio::sync::Mutex::default(),
             repairing: tokio::sync::Mutex::default(),
             sizing: Mutex::default(),
-            stored: Mutex::default(),
             ends: Arc::default(),
             unstable: Mutex::default(),
             differences: AtomicU64::new(0),

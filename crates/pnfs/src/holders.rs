@@ -1,12 +1,12 @@
 //! [`Holders`]: who holds which layout, and which layouts are being recalled.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::UNIX_EPOCH};
 
 use entropy::{HashMap, HashSet};
 use parking_lot::Mutex;
 use tokio::{sync::Notify, time::Instant};
 use vfs::{
-    Handle,
+    Handle, Time,
     layout::{LayoutCaps, LayoutDeviceId, LayoutEvent, LayoutEvents, LayoutHolder, LayoutModes, LayoutThreshold},
 };
 
@@ -37,6 +37,8 @@ struct Held {
     recalled: LayoutModes,
     /// `true` if the file was truncated while a holder had a layout to write.
     cut: bool,
+    /// The time of the first of the layouts to write, or of a later change of the modification time by a caller.
+    written_since: Option<Time>,
 }
 
 /// The layout of one holder.
@@ -120,6 +122,9 @@ impl Holders {
             false => held.recalled.intersect(modes).is_empty(),
         };
         if free {
+            if modes.write {
+                held.written_since.get_or_insert_with(now);
+            }
             let of = held.holders.entry(holder).or_default();
             of.modes = LayoutModes { read: of.modes.read || modes.read, write: of.modes.write || modes.write };
             for device in devices {
@@ -142,6 +147,7 @@ impl Holders {
         let rest = held.modes();
         held.recalled = held.recalled.intersect(rest);
         held.cut &= rest.write;
+        held.written_since = held.written_since.filter(|_| rest.write);
         if held.holders.is_empty() {
             files.remove(file);
         }
@@ -212,6 +218,18 @@ impl Holders {
         self.files.lock().get(file).is_some_and(|held| held.cut)
     }
 
+    /// Notes that a caller sets the modification time of a file.
+    pub fn note_time(&self, file: &Handle) {
+        if let Some(since) = self.files.lock().get_mut(file).and_then(|held| held.written_since.as_mut()) {
+            *since = now();
+        }
+    }
+
+    /// Returns the time from which on clients that write directly set the modification time of a file, if one has a layout to write.
+    pub fn written_since(&self, file: &Handle) -> Option<Time> {
+        self.files.lock().get(file).and_then(|held| held.written_since)
+    }
+
     /// Recalls the layouts of a file that have one of these modes. Returns `false` if there are none, or all were recalled before.
     pub fn recall(&self, file: &Handle, modes: LayoutModes, changed: bool) -> bool {
         let mut files = self.files.lock();
@@ -239,6 +257,12 @@ impl Holders {
             removed.await;
         }
     }
+}
+
+/// Returns the time of day.
+pub fn now() -> Time {
+    let since = entropy::system_time().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Time { seconds: since.as_secs() as i64, nanoseconds: since.subsec_nanos() }
 }
 
 /// The preferred bytes and alignment of an access to a file that is not striped.

@@ -183,6 +183,9 @@ impl Vfs for Pnfs {
     fn setattr(&self, caller: &Caller<'_>, object: &Handle, set: &SetAttr, guard: Option<Time>) -> Result<Change> {
         if set.size.is_none() {
             let changed = self.0.inner.setattr(caller, object, set, guard)?;
+            if set.mtime.is_some() {
+                self.0.holders.note_time(object);
+            }
             return Ok(self.0.with_space_after(caller.may_block, object, changed));
         }
         let inner = |vfs: &dyn Vfs| vfs.setattr(&Caller { completion: None, ..*caller }, object, set, guard);

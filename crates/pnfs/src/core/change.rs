@@ -50,6 +50,9 @@ impl Core {
                     if sizing.cutting {
                         core.holders.note_cut(&of.handle);
                     }
+                    if changed.is_ok() && set.mtime.is_some() {
+                        core.holders.note_time(&of.handle);
+                    }
                     changed
                 };
                 // What the client has written and not committed must stay.

@@ -3,11 +3,7 @@
 //! Read RFC 8435 §2.2 (fencing by the users of data files) and §8.2 (errors of mirrors) first. Nothing here takes a lock on a
 //! range of a file that exists on data servers: an operation that holds one may wait for the end of a layout.
 
-use std::{
-    ops::Range,
-    sync::Arc,
-    time::{Duration, UNIX_EPOCH},
-};
+use std::{ops::Range, sync::Arc, time::Duration};
 
 use buf::Rope;
 use bytes::Bytes;
@@ -25,6 +21,7 @@ use vfs::{
 use super::{Core, ignore_removed, mirrors::unless_new};
 use crate::{
     files::{File, Place},
+    holders::now,
     index::{LAYOUTS, OWNERS, TRUNCATING},
     ranges::WHOLE,
     record::{CopyState, Epochs, Object, Owners, Record, ServerId},
@@ -456,12 +453,12 @@ impl Core {
         Ok(change)
     }
 
-    /// Gives the file the size of its objects, if that is larger, and the time of their last write, if it is later than the last change of the
-    /// file: a client may have written without LAYOUTCOMMIT.
+    /// Gives the file the size of its objects, if that is larger, and the time of their last write, if it is later than `since`: a client may
+    /// have written without LAYOUTCOMMIT.
     ///
     /// # Errors
     /// Returns an error if no data server with a copy of one stripe answers, and the errors of the inner file system.
-    async fn take_size(self: &Arc<Self>, file: &Arc<File>) -> Result<()> {
+    async fn take_size(self: &Arc<Self>, file: &Arc<File>, since: Time) -> Result<()> {
         loop {
             let Place::Servers(record) = self.place(file).await? else { return Ok(()) };
             let sized = file.sizing.lock().count;
@@ -485,8 +482,9 @@ impl Core {
                     return Ok(false);
                 }
                 let attr = core.inner.getattr(&Caller::blocking(&Cred::root()), &of.handle)?;
-                let changed = of.changed_at(attr.ctime).as_nanoseconds();
-                let is_later = |written: &Time| written.as_nanoseconds() > changed.saturating_add(CLOCK_DIFFERENCE);
+                let is_later = |written: &Time| {
+                    written.as_nanoseconds() > since.as_nanoseconds() + CLOCK_DIFFERENCE && *written > attr.mtime
+                };
                 let mtime = written.filter(is_later).map(|written| SetTime::To(written.min(now())));
                 if size > attr.size || mtime.is_some() {
                     core.grow(&of, size, mtime)?;
@@ -520,14 +518,15 @@ impl Core {
     pub async fn release(self: Arc<Self>, handle: Handle, holder: LayoutHolder, modes: LayoutModes) -> Result<()> {
         let file = self.files.get(&handle);
         let held = self.holders.of(&handle, holder).intersect(modes);
+        let since = self.holders.written_since(&handle);
         let sized = async {
             let is_known =
                 !held.write || self.holders.has_committed(&handle, holder) && self.has_whole_size(&file).await?;
-            if is_known { Ok(()) } else { self.take_size(&file).await }
+            if is_known { Ok(()) } else { self.take_size(&file, since.unwrap_or_default()).await }
         };
         let sized = ignore_removed(sized.await);
         if sized.is_err() {
-            self.unmeasured.lock().insert(handle.clone());
+            self.unmeasured.lock().insert(handle.clone(), since.unwrap_or_default());
             self.note_unequal(&handle);
         }
         let _changing = file.changing.lock().await;
@@ -548,7 +547,9 @@ impl Core {
         if held.is_empty() {
             return Ok(());
         }
-        ignore_removed(self.lock_out(&file, held).await)?;
+        // The time matters only for layouts to write.
+        let since = self.holders.written_since(&handle).unwrap_or_default();
+        ignore_removed(self.lock_out(&file, held, since).await)?;
         if held.write {
             // The client may have written to some copies only.
             self.note_unequal(&handle);
@@ -559,11 +560,12 @@ impl Core {
         Ok(())
     }
 
-    /// Makes the data servers reject all clients with layouts of these modes, and takes size and time of the file from the objects.
+    /// Makes the data servers reject all clients with layouts of these modes. If they can write, takes size and time of the file from the objects:
+    /// see [`take_size`](Self::take_size).
     ///
     /// # Errors
     /// Returns an error if no copy is left that rejects them, or if the size is not known.
-    async fn lock_out(self: &Arc<Self>, file: &Arc<File>, modes: LayoutModes) -> Result<()> {
+    async fn lock_out(self: &Arc<Self>, file: &Arc<File>, modes: LayoutModes, since: Time) -> Result<()> {
         let failed = {
             let _changing = file.changing.lock().await;
             let Place::Servers(record) = self.place(file).await? else { return Ok(()) };
@@ -572,7 +574,7 @@ impl Core {
         };
         // No client gets a layout with a stale copy, and its object is replaced before it is used again.
         self.mark_stale(file, failed).await?;
-        if modes.write { self.take_size(file).await } else { Ok(()) }
+        if modes.write { self.take_size(file, since).await } else { Ok(()) }
     }
 
     /// Locks out the clients of an earlier process, if the file has some, and takes the size of the file if that failed when a client
@@ -581,17 +583,25 @@ impl Core {
     /// # Errors
     /// Returns an error if the clients are not locked out yet, or if the size is not known.
     pub async fn end_former_layouts(self: &Arc<Self>, file: &Arc<File>) -> Result<()> {
-        if self.unfenced.lock().contains(&file.handle) {
-            self.lock_out(file, LayoutModes::ALL).await?;
+        let unfenced = self.unfenced.lock().get(&file.handle).copied();
+        if let Some(known) = unfenced {
+            let since = match known {
+                Some(since) => since,
+                None => {
+                    // When the layouts were granted is not known, and a new epoch changes the ctime.
+                    let of = file.handle.clone();
+                    let attr = self.run(move |core| core.inner.getattr(&Caller::blocking(&Cred::root()), &of)).await?;
+                    self.unfenced.lock().insert(file.handle.clone(), Some(attr.ctime));
+                    attr.ctime
+                }
+            };
+            self.lock_out(file, LayoutModes::ALL, since).await?;
             self.unfenced.lock().remove(&file.handle);
         }
-        let is_measured = !self.unmeasured.lock().remove(&file.handle);
-        if is_measured {
-            return Ok(());
-        }
-        let mut measuring = Measuring { core: self, file, is_measured };
-        self.take_size(file).await?;
-        measuring.is_measured = true;
+        let Some(since) = self.unmeasured.lock().remove(&file.handle) else { return Ok(()) };
+        let mut measuring = Measuring { core: self, file, since: Some(since) };
+        self.take_size(file, since).await?;
+        measuring.since = None;
         Ok(())
     }
 
@@ -650,13 +660,14 @@ impl Core {
 struct Measuring<'a> {
     core: &'a Core,
     file: &'a File,
-    is_measured: bool,
+    /// See [`Core::take_size`]; `None` after a success.
+    since: Option<Time>,
 }
 
 impl Drop for Measuring<'_> {
     fn drop(&mut self) {
-        if !self.is_measured {
-            self.core.unmeasured.lock().insert(self.file.handle.clone());
+        if let Some(since) = self.since {
+            self.core.unmeasured.lock().insert(self.file.handle.clone(), since);
         }
     }
 }
@@ -664,12 +675,6 @@ impl Drop for Measuring<'_> {
 /// Returns the maximum of all stripes of the minimum of the copies in sync of a stripe that have a value.
 fn in_all_copies<T: Ord>(record: &Record, value: impl Fn(usize) -> Option<T>) -> Option<T> {
     (0..record.stripes.count()).filter_map(|stripe| record.in_sync_of(stripe).filter_map(&value).min()).max()
-}
-
-/// Returns the time of day.
-fn now() -> Time {
-    let since = entropy::system_time().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Time { seconds: since.as_secs() as i64, nanoseconds: since.subsec_nanos() }
 }
 
 /// Reports whether a client can use a file that is striped.
@@ -718,8 +723,7 @@ fn files(device: LayoutDeviceId, copies: &[Usable], stripes: Stripes) -> Result<
 
 /// The time after a client's report before the copy is made again. It bounds the load that a client can cause.
 const RESILVER_PAUSE: Duration = Duration::from_secs(20);
-/// The nanoseconds by which a write to an object must be later than the last change of its file to count as one of a client: the clocks of the
-/// servers differ, and objects are cut after their file.
+/// The nanoseconds by which a write to an object must be later than the layout to count as one of a client: the clocks of the servers differ.
 const CLOCK_DIFFERENCE: u64 = 100_000_000;
 /// The time for which clients get no layouts after a data server has denied access.
 const DENIED_PAUSE: Duration = Duration::from_secs(60);

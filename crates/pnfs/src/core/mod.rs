@@ -36,11 +36,11 @@ use std::{
 use entropy::{HashMap, HashSet};
 use parking_lot::{Mutex, RwLock};
 use tokio::{sync::Notify, time::Instant};
-use vfs::{Caller, Cred, FsCaps, Handle, Name, Result, Vfs, VfsError, XattrMode, layout::LayoutKind};
+use vfs::{Caller, Cred, FsCaps, Handle, Name, Result, Time, Vfs, VfsError, XattrMode, layout::LayoutKind};
 
 use self::{devices::Devices, drain::Drains, rebalance::Rebalancing, scan::Scan};
 use crate::{
-    files::{Ends, File, Files, Place, Stored},
+    files::{Ends, File, Files, Place},
     holders::Holders,
     index::{Index, LAYOUTS, OWNERS, TRUNCATING, UNHEALTHY, Work},
     record::{COPIES_MAX, OBJECTS_MAX, Object, Record, RecordError, ServerId},
@@ -103,10 +103,11 @@ pub(crate) struct Core {
     pub unequal: Mutex<HashSet<Handle>>,
     /// Files whose records may not be durable: a change of them has failed, or an earlier process may have ended meanwhile.
     pub unsettled: Mutex<HashSet<Handle>>,
-    /// Files for which an earlier process has granted layouts, until their clients are locked out.
-    pub unfenced: Mutex<HashSet<Handle>>,
-    /// Files whose clients have returned layouts, until the sizes are taken from the objects. The data servers did not answer before.
-    pub unmeasured: Mutex<HashSet<Handle>>,
+    /// Files for which an earlier process has granted layouts, until their clients are locked out. Each has its ctime before the first attempt.
+    pub unfenced: Mutex<HashMap<Handle, Option<Time>>>,
+    /// Files whose clients have returned layouts, until the sizes are taken from the objects. The data servers did not answer before. Each
+    /// has the time of the first layout.
+    pub unmeasured: Mutex<HashMap<Handle, Time>>,
     /// Data servers whose last operation failed.
     pub failing: Mutex<Failing>,
     /// The time of the last probe of all data servers.
@@ -175,7 +176,8 @@ impl Pnfs {
             failing.insert(server);
         }
         let with = |bits: Work| work.iter().filter(move |(_, work)| **work & bits != 0).map(|(file, _)| file.clone());
-        let (unequal, unfenced) = (with(!(UNHEALTHY | OWNERS)).collect(), with(LAYOUTS).collect());
+        let (unequal, unfenced) =
+            (with(!(UNHEALTHY | OWNERS)).collect(), with(LAYOUTS).map(|file| (file, None)).collect());
         // An earlier process may have failed to store the record in which a move ends.
         let moved = index.moves().map_err(failed)?.into_iter().map(|begun| begun.file);
         let unsettled = work.keys().cloned().chain(moved).collect();
@@ -293,15 +295,10 @@ impl Core {
     pub fn store(&self, file: &File, record: Record) -> Result<Arc<Record>> {
         let root = Cred::root();
         let caller = Caller::blocking(&root);
-        let ctime = || self.inner.getattr(&caller, &file.handle).map(|attr| attr.ctime);
-        let before = file.changed_at(ctime()?);
         self.unsettled.lock().insert(file.handle.clone());
         self.scan.note_stored(&file.handle);
-        let former = file.place.lock().take();
+        *file.place.lock() = None;
         self.inner.set_xattr(&caller, &file.handle, attribute(), &record.encode(), XattrMode::Either)?;
-        // The times of new objects are those of copying.
-        let has_new = former.is_none_or(|former| former.is_missing_in_sync(&record));
-        *file.stored.lock() = ctime().ok().filter(|_| !has_new).map(|after| Stored { before, after });
         self.inner.commit(&caller, &file.handle, 0, 0)?;
         self.unsettled.lock().remove(&file.handle);
         let record = Arc::new(record);

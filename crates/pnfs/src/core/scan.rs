@@ -151,7 +151,7 @@ impl Core {
             self.unequal.lock().insert(file.clone());
             // Without epochs, no client has ever had a layout.
             if record.epochs != Epochs::default() {
-                self.unfenced.lock().insert(file.clone());
+                self.unfenced.lock().insert(file.clone(), None);
             }
         }
         Ok(())

@@ -125,7 +125,7 @@ impl Model {
             write.data.lossy = true;
             write.size.lossy |= sizes;
         }
-        // The process may have changed the ctime after the write.
+        // After a restart, a change of other attributes hides the write.
         self.written = Time::default();
         if sizes {
             self.attributes = None;
@@ -213,5 +213,5 @@ impl Model {
     }
 }
 
-/// The nanoseconds by which the metadata server permits a write to an object to be later than a change of its file without being one itself.
-const CLOCK_DIFFERENCE: u64 = 100_000_000;
+/// The nanoseconds by which a write to an object must be later than the layout for the metadata server.
+pub const CLOCK_DIFFERENCE: u64 = 100_000_000;
