@@ -68,18 +68,22 @@ impl Core {
                 Ok((change, former))
             })
             .await;
-        let former = changed.as_ref().ok().map(|(_, former)| *former);
-        let change = changed.map(|(change, _)| change);
+        let Ok((change, former)) = changed else {
+            // It is not known which size the file has. What a client has written and not committed must stay until its layout has ended.
+            file.sizing.lock().cutting = false;
+            self.wake.notify_one();
+            return changed.map(|(change, _)| change);
+        };
         if !self.has_work(&file.handle, TRUNCATING) {
-            return change;
+            return Ok(change);
         }
-        let trimmed = self.trim(&file, former).await;
+        let trimmed = self.trim(&file, Some(former)).await;
         file.sizing.lock().cutting = false;
-        let Err(error) = trimmed else { return change };
+        let Err(error) = trimmed else { return Ok(change) };
         self.wake.notify_one();
         // The objects are cut before the next write, and no read passes the end of the file. But the client that truncates the file
         // could write with its layout before they are cut, and then lose what it has written.
-        if self.holders.count(&file.handle).1.write { change.and(Err(error)) } else { change }
+        if self.holders.count(&file.handle).1.write { Err(error) } else { Ok(change) }
     }
 
     /// Locks a whole file whose objects are not longer than the file. An earlier truncation may have left some that are: they are cut now, and

@@ -180,6 +180,24 @@ fn truncation_that_is_refused_cuts_no_object() {
     }
 }
 
+/// The disk fails, and then the database: the truncation may have to be completed.
+#[test]
+fn truncation_whose_outcome_is_not_known_removes_nothing_that_a_client_has_written() {
+    for world in World::each() {
+        let (file, _) = written(&world);
+        world.disk.refusing_attributes.store(1, Relaxed);
+        let failing = world.index.failing.clone();
+        world.disk.before("setattr", 0, move || failing.store(1, Relaxed));
+        assert_eq!(world.truncate(&file, 4000), Err(VfsError::Io));
+        assert!(world.disk.has_run() && world.index.failing.load(Relaxed) == 0);
+        world.commit(&file, 1, 3000);
+        assert!(world.read(&file).unwrap() == [1; 3000]);
+        world.release(&file, 1, LayoutModes::WRITE);
+        world.upkeep();
+        assert!(world.read(&file).unwrap() == [1; 3000]);
+    }
+}
+
 #[test]
 fn size_that_a_caller_sets_is_durable_although_the_file_has_it_already() {
     for world in World::each() {
