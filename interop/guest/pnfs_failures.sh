@@ -1,6 +1,7 @@
 # Runs in the guest: data servers, the metadata server and clients of a pNFS cluster fail while Linux's client uses files with three
 # copies. All three data servers are `slipway`. Each file is compared with its copies at the end. /run/out/env sets SLIPWAY, KIND, and the
-# VERSION and TRANSPORT of the mount.
+# VERSION of the mount. Over software iWARP, Linux 6.1 and 6.12 can wait forever for the invalidation of memory (frwr_unmap_sync) when they end a
+# connection to a data server, so this mount is over tcp.
 . /run/out/guest/pnfs_lib.sh
 PORT+=(2053)
 RDMA_PORT+=(20053)
@@ -239,7 +240,7 @@ removed_by_another() {
 check "network" networks; passed || exit 1
 check "client: waits briefly for data servers" client_waits_briefly
 check "slipway serve: starts" full_servers; passed || exit 1
-check "mounts with flexible files" mounted $VERSION proto=$TRANSPORT$([ $TRANSPORT = tcp ] || echo ,port=${RDMA_PORT[0]}); passed || exit 1
+check "mounts with flexible files" mounted $VERSION; passed || exit 1
 check "a data server hangs" survives hang continue_
 check "a data server is partitioned" survives part join
 check "a data server is full" survives fill empty

@@ -13,38 +13,35 @@ pub const PACKAGES: [&str; 3] = ["nfs-ganesha", "nfs-ganesha-gluster", "glusterf
 /// Runs `guest/pnfs.sh` and `guest/pnfs_content.sh`, in which knfsd is one of the data servers, and `guest/pnfs_failures.sh`.
 pub fn linux(bench: &Bench, report: &mut Report) -> Result<(), String> {
     for run in bench.rotation.pick("pnfs", &RUNS, 1, report) {
-        let Run { script, kind, mount } = run;
-        let mut name = format!("{script}-{kind}");
-        let mut environment = vec![("SLIPWAY", text(&bench.slipway)), ("KIND", (*kind).to_string())];
-        if let Some((version, transport)) = mount {
-            name += &format!("-{version}-{transport}");
-            environment.extend([("VERSION", (*version).to_string()), ("TRANSPORT", (*transport).to_string())]);
-        }
+        let Run { script, kind, version } = run;
+        let name = format!("{script}-{kind}");
         let guest = Guest::new(bench, bench.fresh(&name)?.join("guest"))?;
-        guest.environment(&environment)?;
+        guest.environment(&[
+            ("SLIPWAY", text(&bench.slipway)),
+            ("KIND", (*kind).to_string()),
+            ("VERSION", (*version).to_string()),
+        ])?;
         let succeeded = guest.run(&format!("{script}.sh"));
         guest.results(&name, succeeded, report)?;
     }
     Ok(())
 }
 
-/// A script, with the kind of its first two data servers, and the version and the transport of mounts if the script does not have several.
+/// A script, with the kind of its first two data servers, and the version of its mounts, unless it has several.
 #[derive(Debug)]
 struct Run {
     script: &'static str,
     kind: &'static str,
-    mount: Option<(&'static str, &'static str)>,
+    version: &'static str,
 }
 
-const RUNS: [Run; 8] = [
-    Run { script: "pnfs", kind: "nfs3", mount: None },
-    Run { script: "pnfs_failures", kind: "slipway", mount: Some(("4.2", "tcp")) },
-    Run { script: "pnfs_content", kind: "nfs3", mount: None },
-    Run { script: "pnfs_failures", kind: "nfs3", mount: Some(("4.1", "rdma")) },
-    Run { script: "pnfs", kind: "slipway", mount: None },
-    Run { script: "pnfs_failures", kind: "nfs3", mount: Some(("4.2", "tcp")) },
-    Run { script: "pnfs_content", kind: "slipway", mount: None },
-    Run { script: "pnfs_failures", kind: "slipway", mount: Some(("4.2", "rdma")) },
+const RUNS: [Run; 6] = [
+    Run { script: "pnfs", kind: "nfs3", version: "" },
+    Run { script: "pnfs_failures", kind: "slipway", version: "4.2" },
+    Run { script: "pnfs_content", kind: "nfs3", version: "" },
+    Run { script: "pnfs", kind: "slipway", version: "" },
+    Run { script: "pnfs_failures", kind: "nfs3", version: "4.1" },
+    Run { script: "pnfs_content", kind: "slipway", version: "" },
 ];
 
 /// Runs `guest/pnfs_knfsd.sh`: the metadata server is knfsd, built with flexible files layouts.
