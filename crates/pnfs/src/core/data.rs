@@ -81,16 +81,20 @@ impl Core {
         let reads = join_all(pieces.into_iter().map(|piece| self.read_piece(file, piece))).await;
         let mut data = Rope::new();
         for read in reads {
-            data.append(read?);
+            data.append(read?.0);
         }
         Ok(data)
     }
 
-    /// Reads a piece from a copy of its stripe: see [`read_range`](Self::read_range).
+    /// Reads a piece from a copy of its stripe: see [`read_range`](Self::read_range). Returns the object from which it was read, too.
     ///
     /// # Errors
     /// Returns `Io` if no copy in sync can be read.
-    pub async fn read_piece(self: &Arc<Self>, file: &Arc<File>, Piece { stripe, range }: Piece) -> Result<Rope> {
+    pub async fn read_piece(
+        self: &Arc<Self>,
+        file: &Arc<File>,
+        Piece { stripe, range }: Piece,
+    ) -> Result<(Rope, Object)> {
         let (offset, len) = (range.start, (range.end - range.start) as usize);
         let mut tried: HashSet<Object> = HashSet::default();
         loop {
@@ -110,11 +114,11 @@ impl Core {
             let read = self.servers.read(object, offset, len).await;
             self.note_server(object.server, read.as_ref().err() != Some(&ServerError::Unreachable));
             match read {
-                Ok(data) if data.len() == len => return Ok(data.into()),
+                Ok(data) if data.len() == len => return Ok((data.into(), object)),
                 Ok(data) if data.len() < len => {
                     let mut padded = BytesMut::from(&data[..]);
                     padded.resize(len, 0);
-                    return Ok(padded.freeze().into());
+                    return Ok((padded.freeze().into(), object));
                 }
                 Ok(_) => tried.insert(object),
                 Err(error) => {

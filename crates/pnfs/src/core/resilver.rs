@@ -8,6 +8,7 @@ use std::{
 };
 
 use buf::Rope;
+use entropy::HashSet;
 use tokio::time::Instant;
 use vfs::{Caller, Cred, Result, Stability, VfsError, layout::LayoutModes};
 
@@ -161,6 +162,7 @@ impl Core {
         self.commit_copies(file).await?;
         let Place::Servers(record) = self.place(file).await? else { return Err(VfsError::Io) };
         let (stripes, stripe) = (record.stripes, record.stripe_of(copy));
+        let mut sources = HashSet::default();
         let mut offset = stripes.next(stripe, 0);
         loop {
             let end = offset.saturating_add(PIECE);
@@ -174,14 +176,15 @@ impl Core {
                 let size = self.run(move |core| core.size_of(&of.handle)).await?;
                 if offset >= size {
                     self.servers.set_size(object, size, Presence::Exists).await?;
-                    return self.end_copy(file, copy, object).await;
+                    return self.end_copy(file, copy, object, &sources).await;
                 }
                 continue;
             }
             self.copying(file, copy, object).await?;
             let Some(piece) = stripes.pieces(offset..end).next() else { return Err(VfsError::FileTooBig) };
             let behind = piece.range.end;
-            let data = self.read_piece(file, piece).await?;
+            let (data, source) = self.read_piece(file, piece).await?;
+            sources.insert(source);
             if !is_zero(&data) {
                 self.servers.write(object, offset, data, Stability::FileSync, Presence::Exists).await?;
             }
@@ -234,18 +237,25 @@ impl Core {
         if copying { Ok(()) } else { Err(VfsError::Io) }
     }
 
-    /// Marks a copy as in sync. The caller holds a lock on the whole file.
-    async fn end_copy(self: &Arc<Self>, file: &Arc<File>, copy: usize, object: Object) -> Result<()> {
+    /// Marks a copy as in sync whose data were read from these objects. The caller holds a lock on the whole file.
+    async fn end_copy(
+        self: &Arc<Self>,
+        file: &Arc<File>,
+        copy: usize,
+        object: Object,
+        sources: &HashSet<Object>,
+    ) -> Result<()> {
         self.copying(file, copy, object).await?;
-        // A copy from which data were read may have lost unstable writes before, and this one those that it received.
+        // An object from which data were read may have lost unstable writes before, and this one those that it received.
         self.commit_copies(file).await?;
         let _changing = file.changing.lock().await;
         self.copying(file, copy, object).await?;
-        if self.is_unequal(&file.handle) {
-            // Readers see one copy only, and this one may have data of another.
+        let Place::Servers(record) = self.place(file).await? else { return Err(VfsError::Io) };
+        let is_in_sync = |source: &Object| record.in_sync().any(|at| record.copies[at].object == *source);
+        // If copies are unequal, readers see one only, and this one may have data of another.
+        if self.is_unequal(&file.handle) || !sources.iter().all(is_in_sync) {
             return Err(VfsError::Delay);
         }
-        let Place::Servers(record) = self.place(file).await? else { return Err(VfsError::Io) };
         let mut next = Record::clone(&record);
         next.generation += 1;
         next.copies[copy].state = CopyState::InSync;

@@ -6,7 +6,7 @@ use pnfs::{
     ServerId, Service, SetServiceError,
     record::{CopyState, Object},
 };
-use vfs::{VfsError, layout::*};
+use vfs::{Vfs, VfsError, layout::*};
 
 use crate::world::{World, Writes, step};
 
@@ -92,6 +92,36 @@ fn write_during_a_move_is_never_lost() {
     let servers = servers_of(&world, &file, &contents);
     assert!(servers.contains(&target) && !servers.contains(&from), "{servers:?}");
     assert_eq!((world.servers.objects(), status(&world, from).objects), (2, 0));
+}
+
+/// The data server from which a copy is read is restarted during the move, and loses a write that is not durable.
+#[test]
+fn copy_of_data_that_have_lost_a_write_is_not_used() {
+    let world = World::new();
+    let mut contents = vec![1; 2 * MIB];
+    let (file, source) = spilled(&world, "file", &contents);
+    world.upkeep();
+    let record = world.record(&file);
+    let from = record.copies[1].object.server.0;
+    let target = (1..=3).find(|server| record.copies.iter().all(|copy| copy.object.server.0 != *server)).unwrap();
+    set(&world, from, Service::Draining);
+    world.servers.set_permits(target, Some(0));
+    let mut upkeep = Box::pin(world.pnfs.upkeep());
+    assert!(!step(upkeep.as_mut()), "the first piece must wait");
+    // The write is to the second piece.
+    let mut writes = Writes::default();
+    writes.begin_at(&world, &file, &mut contents, (MIB + 5000, 7));
+    world.servers.set_permits(target, None);
+    assert_eq!(writes.advance(), 0);
+    world.servers.restart(source.server.0);
+    assert_ne!(world.servers.content(source).unwrap(), contents);
+    step(upkeep.as_mut());
+    drop(upkeep);
+    world.run(|caller| Vfs::commit(&world.pnfs, caller, &file, 0, 0)).unwrap();
+    world.upkeep();
+    assert!(world.read(&file).unwrap() == contents[..MIB], "the first read is of one MiB");
+    let servers = servers_of(&world, &file, &contents);
+    assert!(!servers.contains(&from), "{servers:?}");
 }
 
 /// Checks that a striped file has two copies in sync on other data servers than `from`, with these bytes.

@@ -443,7 +443,12 @@ pub struct Writes<'a>(Vec<Box<dyn FnMut() -> bool + 'a>>);
 impl<'a> Writes<'a> {
     /// Begins a write of 100,000 bytes at an offset that depends on `round`. Changes `contents` in the same way.
     pub fn begin(&mut self, world: &'a World, file: &Handle, contents: &mut [u8], round: usize) {
-        let (offset, data) = (round * 777_777 % (contents.len() - 100_000), vec![round as u8 + 1; 100_000]);
+        self.begin_at(world, file, contents, (round * 777_777 % (contents.len() - 100_000), round as u8 + 1));
+    }
+
+    /// Begins a write of 100,000 bytes with this value at an offset. Changes `contents` in the same way.
+    pub fn begin_at(&mut self, world: &'a World, file: &Handle, contents: &mut [u8], (offset, value): (usize, u8)) {
+        let data = vec![value; 100_000];
         contents[offset..offset + data.len()].copy_from_slice(&data);
         let rope = Rope::from(bytes::Bytes::from(data));
         let (file, tree) = (file.clone(), world.pnfs.clone());
