@@ -1,6 +1,6 @@
 //! [`Holders`]: who holds which layout, and which layouts are being recalled.
 
-use std::{sync::Arc, time::UNIX_EPOCH};
+use std::sync::Arc;
 
 use entropy::{HashMap, HashSet};
 use parking_lot::Mutex;
@@ -123,7 +123,7 @@ impl Holders {
         };
         if free {
             if modes.write {
-                held.written_since.get_or_insert_with(now);
+                held.written_since.get_or_insert_with(Time::now);
             }
             let of = held.holders.entry(holder).or_default();
             of.modes = LayoutModes { read: of.modes.read || modes.read, write: of.modes.write || modes.write };
@@ -221,7 +221,7 @@ impl Holders {
     /// Notes that a caller sets the modification time of a file.
     pub fn note_time(&self, file: &Handle) {
         if let Some(since) = self.files.lock().get_mut(file).and_then(|held| held.written_since.as_mut()) {
-            *since = now();
+            *since = Time::now();
         }
     }
 
@@ -257,12 +257,6 @@ impl Holders {
             removed.await;
         }
     }
-}
-
-/// Returns the time of day.
-pub fn now() -> Time {
-    let since = entropy::system_time().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Time { seconds: since.as_secs() as i64, nanoseconds: since.subsec_nanos() }
 }
 
 /// The preferred bytes and alignment of an access to a file that is not striped.

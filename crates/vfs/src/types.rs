@@ -1,5 +1,7 @@
 //! Handles, names, identities and attributes.
 
+use std::time::UNIX_EPOCH;
+
 use buf::Rope;
 use smallvec::SmallVec;
 
@@ -170,6 +172,12 @@ pub struct Time {
 }
 
 impl Time {
+    /// Returns the time of day.
+    pub fn now() -> Self {
+        let since = entropy::system_time().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self { seconds: since.as_secs() as i64, nanoseconds: since.subsec_nanos() }
+    }
+
     /// Returns the time in nanoseconds; zero before 1970.
     pub fn as_nanoseconds(self) -> u64 {
         u64::try_from(self.seconds).unwrap_or(0).saturating_mul(1_000_000_000) + u64::from(self.nanoseconds)

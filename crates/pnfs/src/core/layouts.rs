@@ -21,7 +21,6 @@ use vfs::{
 use super::{Core, ignore_removed, mirrors::unless_new};
 use crate::{
     files::{File, Place},
-    holders::now,
     index::{LAYOUTS, OWNERS, TRUNCATING},
     ranges::WHOLE,
     record::{CopyState, Epochs, Object, Owners, Record, ServerId},
@@ -485,7 +484,7 @@ impl Core {
                 let is_later = |written: &Time| {
                     written.as_nanoseconds() > since.as_nanoseconds() + CLOCK_DIFFERENCE && *written > attr.mtime
                 };
-                let mtime = written.filter(is_later).map(|written| SetTime::To(written.min(now())));
+                let mtime = written.filter(is_later).map(|written| SetTime::To(written.min(Time::now())));
                 if size > attr.size || mtime.is_some() {
                     core.grow(&of, size, mtime)?;
                 }

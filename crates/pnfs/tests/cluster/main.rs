@@ -21,7 +21,7 @@ use std::{
         Arc, OnceLock, Weak,
         atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
     },
-    time::{Duration, UNIX_EPOCH},
+    time::Duration,
 };
 
 use parking_lot::Mutex;
@@ -31,7 +31,7 @@ use tokio::{
     task::JoinSet,
     time::{Instant, sleep, timeout},
 };
-use vfs::{Handle, Time};
+use vfs::Handle;
 
 use client::{Client, cells};
 use disk::Disk;
@@ -137,12 +137,6 @@ struct Lost;
 /// Returns `true` with this probability.
 fn chance(share: f64) -> bool {
     entropy::random_range(0.0..1.0) < share
-}
-
-/// Returns the time of day.
-fn now() -> Time {
-    let since = entropy::system_time().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Time { seconds: since.as_secs() as i64, nanoseconds: since.subsec_nanos() }
 }
 
 impl World {

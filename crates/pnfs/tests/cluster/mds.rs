@@ -21,13 +21,12 @@ use tokio::{
     task::JoinSet,
     time::{Instant, sleep, timeout},
 };
-use vfs::{Caller, CompletionSlot, Cred, Handle, Layouts, Result, SetAttr, Vfs, VfsError, layout::*};
+use vfs::{Caller, CompletionSlot, Cred, Handle, Layouts, Result, SetAttr, Time, Vfs, VfsError, layout::*};
 
 use crate::{
     Broken, LEASE, MIRRORS, Setup,
     disk::Disk,
     faults::{Fault, Faults},
-    now,
     stores::{Link, Pass, Stores, object_of},
 };
 
@@ -337,7 +336,7 @@ impl Mds {
         if !modes.write {
             return Err(VfsError::Stale);
         }
-        let now = now();
+        let now = Time::now();
         // The server ignores a time that is not later than that of the file.
         let before = self.run(|pnfs, caller| pnfs.getattr(caller, file)).await?;
         let mtime = Some(now).filter(|now| own_time && *now > before.mtime);

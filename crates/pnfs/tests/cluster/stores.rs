@@ -39,7 +39,6 @@ use crate::{
     Broken, chance,
     faults::{Fault, Faults, Operation},
     kinds::Kinds,
-    now,
 };
 
 /// The data servers. Clones are the same ones.
@@ -390,7 +389,7 @@ impl Stores {
             }
             let data = store.data(object, pass, true)?.expect("a write must create the object");
             Data::write(&mut data.now, offset, &bytes);
-            data.mtime = now();
+            data.mtime = Time::now();
             if stable {
                 Data::write(&mut data.durable, offset, &bytes);
             }
@@ -602,7 +601,7 @@ impl DataServers for Link {
                 return Err(ServerError::NoSpace);
             }
             Data::write(&mut data.now, offset as usize, &bytes);
-            data.mtime = now();
+            data.mtime = Time::now();
             if stability > Stability::Unstable {
                 Data::write(&mut data.durable, offset as usize, &bytes);
             }
@@ -630,7 +629,7 @@ impl DataServers for Link {
         self.on_new(Operation::SetSize, (object, presence), move |data, _| {
             data.now.resize(size as usize, 0);
             data.durable.resize(size as usize, 0);
-            data.mtime = now();
+            data.mtime = Time::now();
             Ok(())
         })
     }

@@ -10,7 +10,6 @@ use std::{
         atomic::{AtomicU32, Ordering::Relaxed},
     },
     task::Poll,
-    time::UNIX_EPOCH,
 };
 
 use buf::Rope;
@@ -216,7 +215,7 @@ impl Servers {
             }
             data.now.write(offset, bytes);
             data.durable.write(offset, bytes);
-            data.mtime = now();
+            data.mtime = Time::now();
             Ok(())
         })
     }
@@ -273,12 +272,6 @@ impl Servers {
             run(server.objects.get_mut(&object.id).ok_or(ServerError::Missing)?, &flags)
         })
     }
-}
-
-/// Returns the time of day.
-pub fn now() -> Time {
-    let since = entropy::system_time().duration_since(UNIX_EPOCH).expect("the clock must be right");
-    Time { seconds: since.as_secs() as i64, nanoseconds: since.subsec_nanos() }
 }
 
 struct Flags {
@@ -385,7 +378,7 @@ impl DataServers for Servers {
                 return Err(ServerError::NoSpace);
             }
             data.now.write(offset, &bytes);
-            data.mtime = now();
+            data.mtime = Time::now();
             if stability > Stability::Unstable {
                 data.durable.write(offset, &bytes);
             }
@@ -412,7 +405,7 @@ impl DataServers for Servers {
         });
         let set = self.on(object, move |data, _| {
             data.now.resize(size);
-            data.mtime = now();
+            data.mtime = Time::now();
             data.durable.resize(size);
             Ok(())
         });

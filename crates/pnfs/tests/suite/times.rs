@@ -9,10 +9,7 @@ use vfs::{
     layout::{DataError, LayoutMode::Write, LayoutModes},
 };
 
-use crate::{
-    servers::now,
-    world::{Striped, World},
-};
+use crate::world::{Striped, World};
 
 /// The way in which a layout ends without LAYOUTCOMMIT.
 #[derive(Clone, Copy, Debug)]
@@ -64,7 +61,7 @@ impl Copied {
     async fn overwrite(&self, world: &World) -> Time {
         advance(Duration::from_secs(20)).await;
         assert_eq!(world.client_write(&self.layout, 100, &[2; 10]), 0);
-        let written = now();
+        let written = Time::now();
         advance(Duration::from_secs(30)).await;
         written
     }
@@ -123,7 +120,7 @@ fn copy_that_was_made_again_does_not_set_the_time() {
         let record = world.record(&copied.file);
         for stripe in 0..record.stripes.count() {
             let copy = record.in_sync_of(stripe).next().unwrap();
-            world.servers.set_mtime(record.copies[copy].object, now());
+            world.servers.set_mtime(record.copies[copy].object, Time::now());
         }
         let world = end.run(world, &copied.file);
         assert_eq!(world.attr(&copied.file).mtime, Copied::MTIME, "{end:?}");
@@ -135,10 +132,10 @@ fn time_of_a_data_server_in_the_future_is_now() {
     each(async |world, end| {
         let copied = Copied::new(&world).await;
         advance(Duration::from_secs(20)).await;
-        let future = Time { seconds: now().seconds + 3600, nanoseconds: 0 };
+        let future = Time { seconds: Time::now().seconds + 3600, nanoseconds: 0 };
         copied.objects.iter().for_each(|object| world.servers.set_mtime(*object, future));
         let world = end.run(world, &copied.file);
-        assert_eq!(world.attr(&copied.file).mtime, now(), "{end:?}");
+        assert_eq!(world.attr(&copied.file).mtime, Time::now(), "{end:?}");
     });
 }
 

@@ -10,7 +10,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
-    time::{Duration, UNIX_EPOCH},
+    time::Duration,
 };
 
 use nfs::v4::{
@@ -85,8 +85,7 @@ impl Shared4 {
     /// which they can reclaim that state and no other state is granted. `instance` must differ from the number of each
     /// earlier start whose clients may still be active.
     pub(crate) fn new(core: Arc<Core>, settings: Settings, instance: u32) -> Arc<Self> {
-        let started = entropy::system_time().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let time = vfs::Time { seconds: started.as_secs() as i64, nanoseconds: started.subsec_nanos() };
+        let time = vfs::Time::now();
         let name = core.key.server_owner();
         let options = StateOptions {
             server_owner: ServerOwner4 { minor_id: 0, major_id: name.clone().into() },

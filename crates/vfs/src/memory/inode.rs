@@ -1,6 +1,6 @@
 //! [`Inode`]: an object of any kind.
 
-use std::{sync::Arc, time::UNIX_EPOCH};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -93,7 +93,7 @@ pub(super) struct Origin {
 impl Inode {
     pub(super) fn new(id: u64, fsid: u64, origin: Origin, charge: Charge) -> Arc<Self> {
         let Origin { kind, device, mode, uid, gid, verifier, content } = origin;
-        let time = now();
+        let time = Time::now();
         let nlink = if kind == Kind::Dir { 2 } else { 1 };
         let state = State {
             kind,
@@ -214,7 +214,7 @@ impl State {
     /// Returns the time for a change now. It is later than that of the previous change, so that clients notice every
     /// change.
     fn next(&self) -> Time {
-        now().max(successor(self.ctime))
+        Time::now().max(successor(self.ctime))
     }
 
     /// Sets the ctime after a change of attributes.
@@ -345,12 +345,6 @@ impl State {
         }
         Ok(())
     }
-}
-
-/// Returns the time of day.
-pub(super) fn now() -> Time {
-    let since = entropy::system_time().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Time { seconds: since.as_secs() as i64, nanoseconds: since.subsec_nanos() }
 }
 
 pub(super) fn successor(time: Time) -> Time {

@@ -149,7 +149,7 @@ impl Memory {
     /// Updates the atime if this is the first read since a change (like `relatime` of Linux mounts).
     fn accessed(&self, inode: &Inode) {
         if let Ok(mut state) = inode.write() {
-            state.atime = inode::now().max(state.ctime).max(state.mtime);
+            state.atime = Time::now().max(state.ctime).max(state.mtime);
             // The atime must differ from the time of the change, or every read would update it again.
             state.atime = inode::successor(state.atime);
         }

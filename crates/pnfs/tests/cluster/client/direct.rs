@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 use pnfs::{ServerError, record::Object};
 use tokio::time::Instant;
 use vfs::{
-    Handle, Stability,
+    Handle, Stability, Time,
     layout::{DataError, DataFailure, DataOperation, LayoutDeviceId, LayoutMode, LayoutRange},
 };
 
@@ -14,7 +14,6 @@ use super::{Client, Dirty, How, Layout, State, bytes, cells};
 use crate::{
     CELL, chance,
     mds::{Copy, Place},
-    now,
     oracle::CLOCK_DIFFERENCE,
     stores::Denied,
 };
@@ -55,7 +54,7 @@ impl Client {
         let mut state = self.state.lock();
         state.layouts.retain(|_, layout| layout.mds == mds);
         let serial = state.layouts.get(file).map_or_else(|| self.world.tick(), |layout| layout.serial);
-        let layout = Layout { mode, grant, mds, serial, granted: now() };
+        let layout = Layout { mode, grant, mds, serial, granted: Time::now() };
         state.layouts.insert(file.clone(), layout.clone());
         Some(layout)
     }
@@ -78,7 +77,7 @@ impl Client {
         if dies {
             places.truncate(1);
         }
-        let (stores, begun) = (&self.world.stores, now());
+        let (stores, begun) = (&self.world.stores, Time::now());
         let sent = places.iter().map(|Place { copy, range }| {
             stores.client_write(self.number, *copy, range.start, bytes(value, range.len() / CELL), stable)
         });

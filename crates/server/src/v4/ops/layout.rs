@@ -321,7 +321,7 @@ pub(super) fn layoutcommit(cx: &Context<'_>, at: &Cursor, args: &LayoutCommitArg
         mtime: args.time_modify.and_then(|time| {
             let time = Time { seconds: time.seconds, nanoseconds: time.nseconds };
             // §18.42.3: the times of the file never go back, and a client's clock can be wrong.
-            let valid = time.nanoseconds < NANOSECONDS && time > before.mtime && time <= now();
+            let valid = time.nanoseconds < NANOSECONDS && time > before.mtime && time <= Time::now();
             valid.then_some(time)
         }),
     };
@@ -493,11 +493,6 @@ fn overflows(offset: u64, length: u64) -> bool {
 
 fn encoded_len(value: &impl Encode) -> usize {
     Message::encode(value).stream.len()
-}
-
-fn now() -> Time {
-    let now = entropy::system_time().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    Time { seconds: now.as_secs() as i64, nanoseconds: now.subsec_nanos() }
 }
 
 const NANOSECONDS: u32 = 1_000_000_000;
