@@ -61,8 +61,8 @@ pub fn run(bench: &Bench, report: &mut Report) -> Result<(), String> {
         Some(why) => variables.push(("NO_RPCBIND", why.clone())),
     }
     guest.environment(&variables)?;
-    let succeeded = guest.run("client.sh");
-    guest.results("client", succeeded, report)?;
+    let ended = guest.run("client.sh");
+    guest.results("client", ended, report)?;
     let mounts = groups.iter().flat_map(|group| group.split(','));
     for mount in mounts.filter(|mount| WITH_WHOLE_TREE.contains(mount)) {
         report.step(&format!("interop: client: {mount}: what our disk holds"), || {
@@ -97,8 +97,8 @@ pub fn reference(bench: &Bench, report: &mut Report) -> Result<(), String> {
     let guest = Guest::new(bench, bench.fresh("reference")?)?;
     let mounts = "tcp,rdma,udp tcp-4.2,rdma-4.1,tcp-4.0 rdma-4.2,rdma-4.0,tcp-4.1".to_owned();
     guest.environment(&[("SERVER", "knfsd".into()), ("MOUNTS", mounts), ("NO_RPCBIND", "knfsd has its own".into())])?;
-    let succeeded = guest.run("client.sh");
-    guest.results("reference", succeeded, report)
+    let ended = guest.run("client.sh");
+    guest.results("reference", ended, report)
 }
 
 /// Checks the files directly, not through NFS. Returns the number of checks.

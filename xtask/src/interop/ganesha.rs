@@ -22,8 +22,8 @@ pub fn run(bench: &Bench, report: &mut Report) -> Result<(), String> {
         let out = directory.join(version);
         std::fs::create_dir(&out).map_err(|error| format!("{}: {error}", out.display()))?;
         let mut script = Command::new("interop/ganesha.sh");
-        let succeeded = shell::run(script.arg(&bench.slipway).arg(&out).arg(version)).is_ok();
-        lab::results(&out, "ganesha", succeeded, report)?;
+        let ended = shell::run(script.arg(&bench.slipway).arg(&out).arg(version));
+        lab::results(&out, "ganesha", ended, report)?;
     }
     Ok(())
 }

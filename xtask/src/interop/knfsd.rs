@@ -174,7 +174,12 @@ impl Knfsd {
     /// Makes the guest check the written data, and end.
     fn end(&mut self, report: &mut Report) -> Result<(), String> {
         std::fs::write(self.guest.out.join("done"), "").map_err(|error| error.to_string())?;
-        let ended = shell::wait_until(END_LIMIT, || !self.lab.is_running());
+        let has_ended = shell::wait_until(END_LIMIT, || !self.lab.is_running());
+        let ended = if has_ended {
+            Ok(())
+        } else {
+            Err(format!("the guest ran for {} s after its end was requested", END_LIMIT.as_secs()))
+        };
         self.guest.results(self.suite, ended, report)
     }
 }

@@ -72,9 +72,12 @@ impl Guest {
         command
     }
 
-    /// Boots the guest, and runs `script` to its end. Returns `true` if the guest reports success.
-    pub fn run(&self, script: &str) -> bool {
-        shell::run(&mut self.command(script, "")).is_ok()
+    /// Boots the guest, and runs `script` to its end.
+    ///
+    /// # Errors
+    /// Returns an error with the exit status of `kernel-lab` if the script fails, or the guest times out.
+    pub fn run(&self, script: &str) -> Result<(), String> {
+        shell::run(&mut self.command(script, ""))
     }
 
     /// Boots the guest, and runs `script` in the background; `forward` is kernel-lab's FWD.
@@ -82,15 +85,15 @@ impl Guest {
         Daemon::start(&mut self.command(script, forward), &self.out.join("kernel-lab.log"))
     }
 
-    /// Adds the guest's result lines to the report. Returns an error if there are none.
-    pub fn results(&self, suite: &str, succeeded: bool, report: &mut Report) -> Result<(), String> {
-        results(&self.out, &self.kernel.label(suite), succeeded, report)
+    /// Adds the guest's result lines to the report: see [`results`].
+    pub fn results(&self, suite: &str, ended: Result<(), String>, report: &mut Report) -> Result<(), String> {
+        results(&self.out, &self.kernel.label(suite), ended, report)
     }
 }
 
 /// Adds the result lines of a script in its directory to the report. Returns an error if there are none, or if the script has not
-/// succeeded and names no failure.
-pub fn results(directory: &Path, suite: &str, succeeded: bool, report: &mut Report) -> Result<(), String> {
+/// succeeded, as `ended` says, and names no failure.
+pub fn results(directory: &Path, suite: &str, ended: Result<(), String>, report: &mut Report) -> Result<(), String> {
     let text = std::fs::read_to_string(directory.join("results")).unwrap_or_default();
     let (mut passed, mut failed) = (0, 0);
     for line in text.lines() {
@@ -109,10 +112,11 @@ pub fn results(directory: &Path, suite: &str, succeeded: bool, report: &mut Repo
     if passed > 0 {
         report.record(format!("interop: {suite}: checks of the script"), Outcome::Passed { tests: passed });
     }
-    match (succeeded, passed + failed) {
-        (true, 1..) => Ok(()),
-        (false, 1..) if failed > 0 => Ok(()),
-        _ => Err(format!("the script did not come to its end: see {}", directory.display())),
+    match ended {
+        Ok(()) if passed + failed > 0 => Ok(()),
+        Err(_) if failed > 0 => Ok(()),
+        Ok(()) => Err(format!("no result of a check: see {}", directory.display())),
+        Err(why) => Err(format!("{why} after {passed} checks that passed: see {}", directory.display())),
     }
 }
 

@@ -11,8 +11,8 @@ pub fn run(bench: &Bench, report: &mut Report) -> Result<(), String> {
         let name = format!("locks-{backend}");
         let guest = Guest::new(bench, bench.fresh(&name)?.join("guest"))?;
         guest.environment(&[("SLIPWAY", text(&bench.slipway)), ("BACKEND", (*backend).to_string())])?;
-        let succeeded = guest.run("locks.sh");
-        guest.results(&name, succeeded, report)?;
+        let ended = guest.run("locks.sh");
+        guest.results(&name, ended, report)?;
     }
     Ok(())
 }

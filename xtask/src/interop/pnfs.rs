@@ -21,8 +21,8 @@ pub fn linux(bench: &Bench, report: &mut Report) -> Result<(), String> {
             ("KIND", (*kind).to_string()),
             ("VERSION", (*version).to_string()),
         ])?;
-        let succeeded = guest.run(&format!("{script}.sh"));
-        guest.results(&name, succeeded, report)?;
+        let ended = guest.run(&format!("{script}.sh"));
+        guest.results(&name, ended, report)?;
     }
     Ok(())
 }
@@ -56,8 +56,8 @@ pub fn knfsd(bench: &Bench, report: &mut Report) -> Result<(), String> {
         ("PEER", text(&shell::target_dir().join("debug/examples/peer"))),
         ("VERSIONS", versions.join(" ")),
     ])?;
-    let succeeded = guest.run("pnfs_knfsd.sh");
-    guest.results("pnfs-knfsd", succeeded, report)
+    let ended = guest.run("pnfs_knfsd.sh");
+    guest.results("pnfs-knfsd", ended, report)
 }
 
 /// Runs `pnfs_gluster.sh`: the metadata server is NFS-Ganesha with files layouts, and the data servers, too.
@@ -72,8 +72,8 @@ pub fn gluster(bench: &Bench, report: &mut Report) -> Result<(), String> {
         let out = directory.join(version);
         std::fs::create_dir(&out).map_err(|error| format!("{}: {error}", out.display()))?;
         let mut script = Command::new("interop/pnfs_gluster.sh");
-        let succeeded = shell::run(script.arg(&bench.slipway).arg(&out).arg(version)).is_ok();
-        lab::results(&out, "pnfs-gluster", succeeded, report)?;
+        let ended = shell::run(script.arg(&bench.slipway).arg(&out).arg(version));
+        lab::results(&out, "pnfs-gluster", ended, report)?;
     }
     Ok(())
 }

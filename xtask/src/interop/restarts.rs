@@ -16,8 +16,8 @@ pub fn run(bench: &Bench, report: &mut Report) -> Result<(), String> {
         let guest = Guest::new(bench, bench.fresh(&name)?.join("guest"))?;
         let backend = ("BACKEND", (*backend).to_string());
         guest.environment(&[("SLIPWAY", text(&bench.slipway)), ("SIGNALS", signals.join(" ")), backend])?;
-        let succeeded = guest.run("restarts.sh");
-        guest.results(&name, succeeded, report)?;
+        let ended = guest.run("restarts.sh");
+        guest.results(&name, ended, report)?;
     }
     Ok(())
 }

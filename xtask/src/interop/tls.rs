@@ -20,8 +20,8 @@ pub fn linux(bench: &Bench, report: &mut Report) -> Result<(), String> {
     let programs =
         [("SLIPWAY", text(&bench.slipway)), ("TLSHD", text(&tlshd.join("tlshd"))), ("READER", text(&reader))];
     guest.environment(&[&programs[..], &[("CELLS", cells)]].concat())?;
-    let succeeded = guest.run("tls.sh");
-    guest.results("tls", succeeded, report)
+    let ended = guest.run("tls.sh");
+    guest.results("tls", ended, report)
 }
 
 const CELLS: [(&str, &str); 8] = [

@@ -24,8 +24,8 @@ pub fn run(bench: &Bench, report: &mut Report) -> Result<(), String> {
         ("SHARED", program("shared_receives")?),
         ("ALONE", program("verbs")?),
     ])?;
-    let succeeded = guest.run("verbs.sh");
-    guest.results("verbs", succeeded, report)
+    let ended = guest.run("verbs.sh");
+    guest.results("verbs", ended, report)
 }
 
 /// Mounts by version 4: the device and the version. A commit runs one for each device.

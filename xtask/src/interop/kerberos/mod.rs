@@ -69,8 +69,8 @@ pub fn linux(bench: &Bench, report: &mut Report) -> Result<(), String> {
             ("CONTENT", words(content)),
             ("ADAPTER", of_first(&adapter.join(" "))),
         ])?;
-        let succeeded = guest.run("kerberos.sh");
-        guest.results(&name, succeeded, report)?;
+        let ended = guest.run("kerberos.sh");
+        guest.results(&name, ended, report)?;
     }
     Ok(())
 }
@@ -88,8 +88,8 @@ pub fn state(bench: &Bench, report: &mut Report) -> Result<(), String> {
     }
     let ends = bench.rotation.pick("kerberos-state", &ENDS, 1, report).into_iter().copied().collect::<Vec<_>>();
     guest.environment(&[("SLIPWAY", text(&bench.slipway)), ("LOCKS", words(&locks)), ("ENDS", ends.join(" "))])?;
-    let succeeded = guest.run("kerberos_state.sh");
-    guest.results("kerberos-state", succeeded, report)
+    let ended = guest.run("kerberos_state.sh");
+    guest.results("kerberos-state", ended, report)
 }
 
 /// Returns cells as the scripts of guests read them.
