@@ -28,11 +28,13 @@ pub struct Bounds {
     pub stall: Duration,
     /// A latency that is always accepted, so that scheduling on a busy machine does not decide.
     pub latency_floor: Duration,
+    /// The number of runs of an attack before too long latencies alone make it fail.
+    pub runs: usize,
 }
 
 impl Default for Bounds {
     fn default() -> Self {
-        Self { memory_mib: 512, stall: Duration::from_secs(3), latency_floor: Duration::from_millis(100) }
+        Self { memory_mib: 512, stall: Duration::from_secs(3), latency_floor: Duration::from_millis(100), runs: 3 }
     }
 }
 
@@ -46,18 +48,34 @@ pub struct Verdict {
     clients: Vec<(&'static str, u64, u64, usize)>,
     most: Usage,
     after: Usage,
-    /// The faults that were found.
+    /// Latencies of the clients that are too long.
+    slow: Vec<String>,
+    /// The other faults that were found.
     faults: Vec<String>,
 }
 
-/// Starts a server and its clients, attacks the server, and returns the verdict.
+/// Attacks a server that has clients, and returns the verdict. Other load on this machine can also delay the clients. So the
+/// attack is repeated with a new server if too long latencies are the only fault: harm by the attack is there in each run.
 pub fn run(attack: &Attack, options: &Options, processors: &Processors) -> Verdict {
+    let mut verdict = run_once(attack, options, processors);
+    for run in 1..options.bounds.runs {
+        if !verdict.faults.is_empty() || verdict.slow.is_empty() {
+            break;
+        }
+        eprintln!("== {}: repeated after run {run}: {}", attack.name, verdict.slow.join("; "));
+        verdict = run_once(attack, options, processors);
+    }
+    verdict
+}
+
+fn run_once(attack: &Attack, options: &Options, processors: &Processors) -> Verdict {
     let mut verdict = Verdict {
         name: attack.name,
         did: String::new(),
         clients: Vec::new(),
         most: Usage::default(),
         after: Usage::default(),
+        slow: Vec::new(),
         faults: Vec::new(),
     };
     if let Err(error) = phases(attack, options, processors, &mut verdict) {
@@ -142,13 +160,17 @@ impl Usage {
 impl Verdict {
     /// Returns `true` if a fault was found.
     pub fn failed(&self) -> bool {
-        !self.faults.is_empty()
+        self.all_faults().next().is_some()
+    }
+
+    fn all_faults(&self) -> impl Iterator<Item = &str> {
+        self.faults.iter().chain(&self.slow).map(String::as_str)
     }
 
     /// Returns `ok NAME` or `fail NAME: REASON`.
     pub fn line(&self) -> String {
         if self.failed() {
-            format!("fail {}: {}", self.name, self.faults.join("; "))
+            format!("fail {}: {}", self.name, self.all_faults().collect::<Vec<_>>().join("; "))
         } else {
             format!("ok {}", self.name)
         }
@@ -160,11 +182,11 @@ impl Verdict {
         // A client that connects needs several round trips, and creates a file.
         let most = if who == "new" { 4 * most } else { most };
         if meanwhile > most {
-            self.faults.push(format!("{who}: p99 of {} ms, idle {} ms", ms(meanwhile), ms(before)));
+            self.slow.push(format!("{who}: p99 of {} ms, idle {} ms", ms(meanwhile), ms(before)));
         }
         let longest = attacked.took.iter().max().copied().unwrap_or(0);
         if longest > bounds.stall.as_micros() as u64 {
-            self.faults.push(format!("{who}: an operation took {} ms", ms(longest)));
+            self.slow.push(format!("{who}: an operation took {} ms", ms(longest)));
         }
         if let Some(first) = attacked.failures.first() {
             self.faults.push(format!("{who}: {} failed, the first: {first}", attacked.failures.len()));
@@ -209,7 +231,7 @@ pub fn table(verdicts: &[Verdict]) -> String {
         let figures =
             format!("{:>10}{:>8}{threads:>8}{descriptors:>7}{maps:>7}", peak >> 10, verdict.after.resident >> 10);
         let _ = writeln!(text, "{figures}  {}  {}", if verdict.failed() { "FAILED" } else { "ok" }, verdict.did);
-        for fault in &verdict.faults {
+        for fault in verdict.all_faults() {
             let _ = writeln!(text, "{:18}- {fault}", "");
         }
     }

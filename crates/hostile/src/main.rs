@@ -4,7 +4,7 @@
 //! another host to the server. [`wire`] encodes what is sent; it shares no code with the server. The server passes if:
 //!
 //! - no operation of a good client fails, and the 99th percentile of their latency stays within ten times that before the attack, or
-//!   below a floor if that is more;
+//!   below a floor if that is more, in one of three runs;
 //! - the server's memory, threads, descriptors and mappings stay within the bounds of [`judge`];
 //! - the server does not panic, and answers after the attack;
 //! - the attack itself reports no fault.
@@ -79,7 +79,10 @@ impl Options {
             let mut number =
                 || rest.next().and_then(|value| value.parse().ok()).ok_or(format!("{name} needs a number"));
             match name.as_str() {
-                "--strict" => options.bounds.latency_floor = Duration::from_millis(5),
+                "--strict" => {
+                    options.bounds.latency_floor = Duration::from_millis(5);
+                    options.bounds.runs = 1;
+                }
                 "--seconds" => options.duration = Duration::from_secs(number()?),
                 "--seed" => options.seed = number()?,
                 "--memory" => options.bounds.memory_mib = number()?,
@@ -108,5 +111,5 @@ usage: slipway-hostile SLIPWAY LOAD DIRECTORY [options]
   --only NAME,…  these attacks alone
   --seconds N  how long each attack lasts (4)
   --memory N   most MiB of the server's resident memory (512)
-  --strict     a latency floor of 5 ms: for a machine that does nothing else
+  --strict     a latency floor of 5 ms, and one run: for a machine without other load
   --seed N     of what is random (1)";
