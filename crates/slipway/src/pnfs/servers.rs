@@ -6,7 +6,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap, btree_map::Entry},
-    future::Future,
+    future::{Future, ready},
     sync::Arc,
 };
 
@@ -62,6 +62,8 @@ pub struct Endpoint {
 struct DataServer {
     endpoint: Endpoint,
     version: ClientVersion,
+    /// The device for clients that prefer a transport and use a version, unless they cannot use the data server.
+    devices: Vec<(DataTransport, DataVersionConfig, LayoutDeviceId)>,
     switch: Switch,
     /// The mount, made when it is first needed. The client makes lost connections again.
     mount: tokio::sync::Mutex<Option<Mount>>,
@@ -81,12 +83,10 @@ impl NfsServers {
 
     /// Adds a data server. Returns `false` if there is one with this number, which stays as it is.
     pub fn add(&self, id: ServerId, endpoint: Endpoint) -> bool {
-        let (mount, handles) = Default::default();
-        let version = ClientVersion::new(endpoint.version);
         match self.servers.write().entry(id) {
             Entry::Occupied(_) => false,
             Entry::Vacant(free) => {
-                free.insert(Arc::new(DataServer { endpoint, version, switch: self.switch.clone(), mount, handles }));
+                free.insert(Arc::new(DataServer::new(id, endpoint, self.switch.clone())));
                 true
             }
         }
@@ -110,14 +110,8 @@ impl NfsServers {
     fn find(&self, device: LayoutDeviceId) -> Option<(ServerId, Arc<DataServer>, DataTransport)> {
         self.servers.read().iter().find_map(|(id, server)| {
             // A client can still use the device of the time before the version has changed.
-            let is = |transport| {
-                server
-                    .version
-                    .possible()
-                    .into_iter()
-                    .any(|as_of| server.device_id(*id, transport, as_of) == Some(device))
-            };
-            Some((*id, server.clone(), TRANSPORTS.into_iter().find(|transport| is(*transport))?))
+            let (transport, ..) = server.devices.iter().find(|(.., of)| *of == device)?;
+            Some((*id, server.clone(), *transport))
         })
     }
 
@@ -130,11 +124,10 @@ impl NfsServers {
         // A file can name a data server that was removed from the configuration.
         let Some(server) = self.get(server) else { return Box::pin(async { Err(ServerError::Unreachable) }) };
         let running = self.runtime.spawn(operation(server.clone()));
-        let name = server.endpoint.url.to_string();
         Box::pin(async move {
             let result = running.await.map_err(|_| ServerError::Io)?;
             result.map_err(|error| {
-                tracing::debug!(server = name, ?error, "an operation on a data server failed");
+                tracing::debug!(server = %server.endpoint.url, ?error, "an operation on a data server failed");
                 error.into()
             })
         })
@@ -164,10 +157,10 @@ impl NfsServers {
     }
 }
 
-impl DataServer {
+impl Endpoint {
     /// Returns the addresses for a client that prefers this transport, if there is one of this transport.
     fn addresses(&self, preferred: DataTransport) -> Option<Vec<DataAddress>> {
-        let mut addresses = self.endpoint.addresses.clone();
+        let mut addresses = self.addresses.clone();
         // A client of shared memory is on this host. So it can also use the other transports.
         addresses.retain(|address| match preferred {
             // Linux's client tries the addresses in their order. One without an RDMA device must not try RDMA.
@@ -183,8 +176,27 @@ impl DataServer {
     /// cache devices, and differs between data servers of all exports.
     fn device_id(&self, id: ServerId, transport: DataTransport, version: DataVersionConfig) -> Option<LayoutDeviceId> {
         let addresses = self.addresses(transport)?;
-        let text = format!("{} {} {} {addresses:?}", id.0, self.endpoint.url, versions::name(version));
+        let text = format!("{} {} {} {addresses:?}", id.0, self.url, versions::name(version));
         Some(hashed(&text))
+    }
+}
+
+impl DataServer {
+    fn new(id: ServerId, endpoint: Endpoint, switch: Switch) -> Self {
+        let version = ClientVersion::new(endpoint.version);
+        let of = |transport| {
+            let device = |version| Some((transport, version, endpoint.device_id(id, transport, version)?));
+            version.possible().into_iter().filter_map(device).collect::<Vec<_>>()
+        };
+        let devices = TRANSPORTS.into_iter().flat_map(of).collect();
+        Self { endpoint, version, devices, switch, mount: Default::default(), handles: Default::default() }
+    }
+
+    /// Returns the device for clients that prefer this transport, if they can use the data server.
+    fn device_id(&self, transport: DataTransport) -> Option<LayoutDeviceId> {
+        let version = self.version.now();
+        let found = self.devices.iter().find(|(by, as_of, _)| (*by, *as_of) == (transport, version));
+        found.map(|(.., device)| *device)
     }
 
     async fn mount(&self) -> client::Result<Mount> {
@@ -289,14 +301,15 @@ impl DataServer {
             let (_, handle) = self.handle(object.id).await?;
             return Ok(Bytes::copy_from_slice(&handle));
         };
-        let ClientAccess { mode, epochs, presence } = client;
-        let (right, epoch) = match mode {
-            LayoutMode::Read => (Right::Read, epochs.readers),
-            LayoutMode::Write => (Right::Write, epochs.writers),
-        };
-        let create_until = (presence == Presence::MayBeNew).then(objects::create_until).flatten();
-        let handle = ObjectHandle { right, create_until, epoch, object: object.id };
-        self.computed(key, &handle).await.map(|(_, handle)| Bytes::copy_from_slice(&handle))
+        let (_, handle) = self.computed(key, &of_client(object, client)).await?;
+        Ok(Bytes::copy_from_slice(&handle))
+    }
+
+    /// Returns the handle of an object for a client, if it is computed and the data server is mounted.
+    fn client_handle_now(&self, object: Object, client: ClientAccess) -> Option<Bytes> {
+        let (key, mount) = (self.endpoint.key.as_ref()?, self.mount.try_lock().ok()?);
+        let handle = seal(mount.as_ref()?.root(), key, &of_client(object, client)).ok()?;
+        Some(Bytes::copy_from_slice(&handle))
     }
 
     fn remember(&self, id: u128, handle: Handle) {
@@ -453,25 +466,39 @@ impl DataServers for NfsServers {
     }
 
     fn handle(&self, object: Object, client: ClientAccess) -> ServerFuture<Bytes> {
+        // A layout has one for each object. A task and its wakeup cost more than the handle.
+        let now = self.get(object.server).and_then(|server| server.client_handle_now(object, client));
+        if let Some(handle) = now {
+            return Box::pin(ready(Ok(handle)));
+        }
         self.run(object.server, move |server| async move { server.client_handle(object, client).await })
     }
 
     fn data_handle(&self, object: Object, client: ClientAccess, users: Owners) -> ServerFuture<Option<Bytes>> {
+        // Only a data server of ours that says that it is one has these handles.
+        let has_handles = |version| version != DataVersionConfig::V3;
+        let of = move |object| DataHandle { uid: users.owner, gid: users.group, object }.encode();
+        let now = self.get(object.server).and_then(|server| match has_handles(server.version.known()?) {
+            true => server.client_handle_now(object, client).map(|object| Some(of(object))),
+            false => Some(None),
+        });
+        if let Some(handle) = now {
+            return Box::pin(ready(Ok(handle)));
+        }
         self.run(object.server, move |server| async move {
-            // Only a data server of ours that says that it is one has these handles.
             server.version.ask_once(&server.endpoint.url, &server.switch).await?;
-            if server.version.now() == DataVersionConfig::V3 {
+            if !has_handles(server.version.now()) {
                 return Ok(None);
             }
-            let object = server.client_handle(object, client).await?;
-            Ok(Some(DataHandle { uid: users.owner, gid: users.group, object }.encode()))
+            server.client_handle(object, client).await.map(|object| Some(of(object)))
         })
     }
 
     fn striped_device_id(&self, servers: &[ServerId], transport: DataTransport) -> Option<LayoutDeviceId> {
         let addresses = |server: &ServerId| {
             let server = self.get(*server)?;
-            server.addresses(transport).or_else(|| FALLBACKS.into_iter().find_map(|other| server.addresses(other)))
+            let by = |transport| server.endpoint.addresses(transport);
+            by(transport).or_else(|| FALLBACKS.into_iter().find_map(by))
         };
         let addresses: Vec<_> = servers.iter().map(addresses).collect::<Option<_>>()?;
         let id = hashed(&format!("files {addresses:?}"));
@@ -485,10 +512,8 @@ impl DataServers for NfsServers {
     }
 
     fn device_id(&self, server: ServerId, transport: DataTransport) -> Option<LayoutDeviceId> {
-        let id = |transport| {
-            let found = self.get(server)?;
-            found.device_id(server, transport, found.version.now())
-        };
+        let server = self.get(server)?;
+        let id = |transport| server.device_id(transport);
         id(transport).or_else(|| FALLBACKS.into_iter().find_map(id))
     }
 
@@ -507,7 +532,7 @@ impl DataServers for NfsServers {
         let Some((id, server, transport)) = self.find(device) else {
             return Box::pin(async { Err(ServerError::Missing) });
         };
-        let addresses = server.addresses(transport).unwrap_or_default();
+        let addresses = server.endpoint.addresses(transport).unwrap_or_default();
         self.run(id, move |server| async move {
             let mount = server.mount().await?;
             server.version.ask_once(&server.endpoint.url, &server.switch).await?;
@@ -532,6 +557,17 @@ impl DataServers for NfsServers {
 fn hashed(properties: &str) -> LayoutDeviceId {
     let digest = Sha256::digest(properties.as_bytes());
     LayoutDeviceId(std::array::from_fn(|at| digest[at]))
+}
+
+/// Returns the contents of the handle of an object of kind `slipway` for a client.
+fn of_client(object: Object, client: ClientAccess) -> ObjectHandle {
+    let ClientAccess { mode, epochs, presence } = client;
+    let (right, epoch) = match mode {
+        LayoutMode::Read => (Right::Read, epochs.readers),
+        LayoutMode::Write => (Right::Write, epochs.writers),
+    };
+    let create_until = (presence == Presence::MayBeNew).then(objects::create_until).flatten();
+    ObjectHandle { right, create_until, epoch, object: object.id }
 }
 
 /// Returns the handle of an object of kind `slipway`, on the data server with this root directory.

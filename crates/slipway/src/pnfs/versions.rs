@@ -29,7 +29,13 @@ impl ClientVersion {
 
     /// Returns the version for clients: that of the configuration, or NFSv3 if the data server does not offer it.
     pub fn now(&self) -> DataVersionConfig {
-        if *self.offered.lock() == Some(false) { DataVersionConfig::V3 } else { self.wanted }
+        self.known().unwrap_or(self.wanted)
+    }
+
+    /// Returns the version for clients, if it is known whether the data server offers that of the configuration.
+    pub fn known(&self) -> Option<DataVersionConfig> {
+        let offered = *self.offered.lock();
+        offered.map(|offered| if offered { self.wanted } else { DataVersionConfig::V3 })
     }
 
     /// Asks the data server whether it offers the version, unless that is known.
