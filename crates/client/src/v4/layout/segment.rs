@@ -65,7 +65,8 @@ impl Segment {
         if body.mirrors.is_empty() || body.mirrors.len() > MIRRORS_MAX {
             return Err(format!("{} mirrors; from 1 to {MIRRORS_MAX} can be used", body.mirrors.len()));
         }
-        let mirrors = body.mirrors.iter().map(|mirror| Mirror::new(mirror, body.stripe_unit));
+        let own = AuthSys::of_process();
+        let mirrors = body.mirrors.iter().map(|mirror| Mirror::new(mirror, body.stripe_unit, &own));
         let mirrors = mirrors.collect::<Result<_, _>>()?;
         let range = granted.offset..granted.offset.saturating_add(granted.length);
         Ok(Self {
@@ -176,7 +177,7 @@ impl Segment {
 }
 
 impl Mirror {
-    fn new(mirror: &FfMirror4, unit: u64) -> Result<Self, String> {
+    fn new(mirror: &FfMirror4, unit: u64, own: &AuthSys) -> Result<Self, String> {
         let count = mirror.data_servers.len();
         // RFC 8435 §6: the mapping is sparse. The unit means nothing without several stripes.
         let unit = if count == 1 { 0 } else { unit };
@@ -184,7 +185,7 @@ impl Mirror {
             return Err(format!("{count} stripes of {unit} bytes; at most {STRIPES_MAX} of {UNIT_MIN} bytes or more"));
         }
         let striping = Striping::new(unit, count as u32, Packing::Sparse).ok_or("a mirror without data files")?;
-        let files = mirror.data_servers.iter().map(DataFile::new).collect::<Result<_, _>>()?;
+        let files = mirror.data_servers.iter().map(|file| DataFile::new(file, own)).collect::<Result<_, _>>()?;
         let efficiency = mirror.data_servers.iter().map(|file| file.efficiency).min().unwrap_or(0);
         Ok(Self { striping, files, efficiency })
     }
@@ -196,14 +197,14 @@ impl Mirror {
 }
 
 impl DataFile {
-    fn new(file: &FfDataServer4) -> Result<Self, String> {
+    fn new(file: &FfDataServer4, own: &AuthSys) -> Result<Self, String> {
         let number = |name: &[u8]| {
             let digits = std::str::from_utf8(name).ok().and_then(|digits| digits.parse::<u32>().ok());
             // RFC 8435 §5.1: NFSv3 needs numbers.
             digits.ok_or_else(|| format!("the user or group '{}' is not a number", name.escape_ascii()))
         };
-        let own = AuthSys::of_process();
-        let user = AuthSys { uid: number(&file.user.0)?, gid: number(&file.group.0)?, gids: Default::default(), ..own };
+        let (uid, gid) = (number(&file.user.0)?, number(&file.group.0)?);
+        let user = AuthSys { uid, gid, gids: Default::default(), machine: own.machine.clone(), stamp: own.stamp };
         if file.fh_vers.is_empty() {
             return Err("a data file without a handle".to_owned());
         }
