@@ -162,15 +162,14 @@ impl Core {
 
     /// Frees the space of the data in the inner file. If this fails, they are only a waste of space.
     fn punch(&self, file: &File, attr: &Attr) {
+        if attr.size == 0 {
+            return;
+        }
         let root = Cred::root();
         let caller = Caller::blocking(&root);
-        let punched = match attr.size {
-            0 => Ok(()),
-            size => self.inner.deallocate(&caller, &file.handle, 0, size).map(drop),
-        };
+        let punched = self.inner.deallocate(&caller, &file.handle, 0, attr.size);
         let set = SetAttr { mtime: Some(SetTime::To(attr.mtime)), ..SetAttr::default() };
-        let set = punched.and_then(|()| self.inner.setattr(&caller, &file.handle, &set, None));
-        match set {
+        match punched.and_then(|_| self.inner.setattr(&caller, &file.handle, &set, None)) {
             Ok(_) | Err(VfsError::NotSupported) => {}
             Err(error) => tracing::warn!(file = ?file.handle, %error, "cannot free the space of a file that was moved"),
         }
