@@ -8,9 +8,11 @@
 //! Each series is a cluster. Its files have one copy that is distributed over all its data servers. With `direct`, a series can also be one server,
 //! or as many as a cluster has data servers, each with a file of its own: these show what the machine can do with so many processes. With
 //! `create`, there are clusters that make each object at a data server before they grant a layout (nfs3), and clusters that compute its
-//! handle (slipway). With `latency`, a second cluster of each series has files with many objects.
+//! handle (slipway); files have an object at each data server, and with slipway also one object. With `latency`, a second cluster of each
+//! series has files with many objects.
 
 use std::{
+    collections::BTreeSet,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -33,7 +35,7 @@ use super::{
     series::{NfsSubject, Series},
     site::Site,
     text,
-    workload::NEW_FILES,
+    workload::{FIRST_FILES, NEW_FILES},
 };
 use crate::{
     child::{Listen, Server},
@@ -60,6 +62,9 @@ pub struct Args {
     /// directories, and the metadata server computes their handles [default: nfs3; create: nfs3,slipway]
     #[arg(long, value_enum, value_delimiter = ',')]
     kind: Vec<DataServerKind>,
+    /// Objects of a file, at most one for each data server [create: with nfs3 16, with slipway 1,16]
+    #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=16))]
+    stripes: Vec<u32>,
     /// Transports [latency: to the metadata server: tcp,rdma,shm; direct: to all servers: tcp,shm]
     #[arg(short, long, value_delimiter = ',')]
     transport: Vec<String>,
@@ -115,6 +120,7 @@ struct Chosen {
     pattern: Pattern,
     servers: Vec<u32>,
     kinds: Vec<DataServerKind>,
+    stripes: Vec<u32>,
     limit: Option<u64>,
     transports: Vec<String>,
     clients: Vec<u32>,
@@ -152,6 +158,7 @@ impl Chosen {
             pattern: args.pattern,
             servers: or(&args.servers, servers),
             kinds: if args.kind.is_empty() { kinds.to_vec() } else { args.kind.clone() },
+            stripes: args.stripes.clone(),
             limit: args.limit.map(|limit| limit.0).or((args.pattern == Pattern::Limited).then_some(16 << 20)),
             transports: if args.transport.is_empty() { own() } else { args.transport.clone() },
             clients: or(&args.clients, clients),
@@ -192,6 +199,9 @@ impl Chosen {
         }
         if self.blocks.len() > 1 && self.pattern != Pattern::Limited {
             return refused("--block: only limited has several sizes of blocks");
+        }
+        if !args.stripes.is_empty() && self.pattern != Pattern::Create {
+            return refused("--stripes: only create has a number of objects of your choice");
         }
         let has_transports = matches!(self.pattern, Pattern::Direct | Pattern::Latency);
         if !args.transport.is_empty() && !has_transports {
@@ -318,6 +328,8 @@ struct OneSeries {
     transport: String,
     servers: Servers,
     kind: DataServerKind,
+    /// The number of objects of a file.
+    stripes: u32,
 }
 
 /// The servers of a series.
@@ -331,7 +343,7 @@ enum Servers {
 
 /// Returns the series of a measurement.
 fn series_of(chosen: &Chosen) -> Vec<OneSeries> {
-    let one = |transport: &str, kind: DataServerKind, servers: Servers| {
+    let one = |transport: &str, kind: DataServerKind, servers: Servers, stripes: u32| {
         let name = match servers {
             Servers::Cluster(1) => "1 data server".to_owned(),
             Servers::Cluster(count) => format!("{count} data servers"),
@@ -339,26 +351,44 @@ fn series_of(chosen: &Chosen) -> Vec<OneSeries> {
             Servers::Direct(count) => format!("{count} servers directly"),
         };
         let of = if chosen.kinds.len() > 1 { format!(", {}", kind.name()) } else { String::new() };
+        let objects = match servers {
+            Servers::Cluster(count) if stripes < count => format!(", {stripes} for a file"),
+            _ => String::new(),
+        };
         let over = match (chosen.pattern, transport) {
             (_, "tcp") => String::new(),
             (Pattern::Latency, _) => format!(", metadata over {transport}"),
             _ => format!(" over {transport}"),
         };
-        OneSeries { name: format!("{name}{of}{over}"), transport: transport.to_owned(), servers, kind }
+        let name = format!("{name}{objects}{of}{over}");
+        OneSeries { name, transport: transport.to_owned(), servers, kind, stripes }
     };
     let of = |transport: &String| {
         let mut all = Vec::new();
         if chosen.pattern == Pattern::Direct {
             let several = chosen.servers.iter().copied().filter(|count| *count > 1);
             let direct = std::iter::once(1).chain(several).map(Servers::Direct);
-            all.extend(direct.map(|servers| one(transport, DataServerKind::Nfs3, servers)));
+            all.extend(direct.map(|servers| one(transport, DataServerKind::Nfs3, servers, 1)));
         }
         for kind in &chosen.kinds {
-            all.extend(chosen.servers.iter().map(|count| one(transport, *kind, Servers::Cluster(*count))));
+            for count in &chosen.servers {
+                let stripes = stripes_of(chosen, *kind, *count).into_iter();
+                all.extend(stripes.map(|stripes| one(transport, *kind, Servers::Cluster(*count), stripes)));
+            }
         }
         all
     };
     chosen.transports.iter().flat_map(of).collect()
+}
+
+/// Returns the numbers of objects that files have in clusters with this number of data servers, each of its own.
+fn stripes_of(chosen: &Chosen, kind: DataServerKind, servers: u32) -> BTreeSet<u32> {
+    let default: &[u32] = match (chosen.pattern, kind) {
+        (Pattern::Create, DataServerKind::Slipway) => &[1, STRIPES_MAX],
+        _ => &[STRIPES_MAX],
+    };
+    let wanted = if chosen.stripes.is_empty() { default } else { &chosen.stripes };
+    wanted.iter().map(|stripes| (*stripes).min(servers)).collect()
 }
 
 /// Returns the table that compares the series, with its title.
@@ -481,13 +511,13 @@ impl Subject for WithLayouts<'_> {
     }
 }
 
-/// Returns the shape of a cluster whose files have one copy on all data servers.
+/// Returns the shape of a cluster whose files have one copy.
 fn shape(chosen: &Chosen, one: &OneSeries, servers: usize) -> Shape {
     let is_direct = chosen.pattern == Pattern::Direct;
     Shape {
         servers,
         mirrors: 1,
-        stripes: servers,
+        stripes: one.stripes as usize,
         stripe_unit: unit_of(chosen),
         // Each new file has objects.
         threshold: (chosen.pattern == Pattern::Create).then_some(0),
@@ -532,8 +562,9 @@ fn unit_of(chosen: &Chosen) -> Option<u64> {
 
 /// Returns the bytes of memory of each server.
 fn room(chosen: &Chosen) -> u64 {
-    let new = if chosen.pattern == Pattern::Create { NEW_FILES * plan::NEW_LARGE as u64 } else { 0 };
-    chosen.file_size * 2 + new + (64 << 20)
+    let threads = chosen.clients.iter().copied().max().unwrap_or(1);
+    let new = if chosen.pattern == Pattern::Create { NEW_FILES + FIRST_FILES * u64::from(threads) } else { 0 };
+    chosen.file_size * 2 + new * plan::NEW_LARGE as u64 + (64 << 20)
 }
 
 fn one_series(one: &OneSeries) -> Series {
@@ -541,6 +572,8 @@ fn one_series(one: &OneSeries) -> Series {
     Series { name: one.name.clone(), transport: one.transport.clone(), options, mount, backend: "pnfs".to_owned() }
 }
 
+/// The maximum number of objects of a file with one copy.
+const STRIPES_MAX: u32 = 16;
 /// The numbers of data servers of the published comparison.
 const ALL: [u32; 5] = [1, 2, 4, 8, 16];
 /// The smallest stripe unit that clusters can have here.

@@ -68,7 +68,7 @@ impl Work {
         };
         let (dir, file, tree) = open.await.map_err(|error| reach::failure(url, &error))?;
         let blocks = (site.file_size() / point.block as u64).max(1);
-        Ok(Arc::new(Self {
+        let work = Arc::new(Self {
             point: *point,
             dir,
             file,
@@ -80,7 +80,21 @@ impl Work {
             made: Mutex::default(),
             tree,
             mount,
-        }))
+        });
+        if point.operation == Operation::NewFile {
+            work.make_first_files().await.map_err(|error| reach::failure(url, &error))?;
+        }
+        Ok(work)
+    }
+
+    /// Makes files before the measurement, so that the mount has connections to nearly all data servers, as one that has been in use.
+    async fn make_first_files(&self) -> Result<()> {
+        for file in 0..FIRST_FILES {
+            let name = format!("{}-first-{file}", self.name);
+            self.made.lock().push(name.clone());
+            self.make_file(&name).await?;
+        }
+        Ok(())
     }
 
     /// Executes operations until `end`, with as many in flight as the point says.
@@ -277,6 +291,8 @@ impl Work {
 
 /// The maximum number of new files of a measurement, which ends when they are made. It bounds the space that the servers need.
 pub const NEW_FILES: u64 = 8192;
+/// The number of files that each thread makes before.
+pub const FIRST_FILES: u64 = 64;
 
 fn in_pool(mount: &Mount, data: &[u8]) -> Bytes {
     let mut buffer = mount.pool().take(data.len());
