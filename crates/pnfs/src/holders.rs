@@ -47,14 +47,34 @@ struct Holding {
     modes: LayoutModes,
     /// The devices of all its layouts of the file, also of those that others have replaced.
     devices: Vec<LayoutDeviceId>,
+    /// Its writes, if it has a layout to write.
+    writing: Option<Writing>,
+}
+
+/// The writes of a holder of a layout to write.
+#[derive(Clone, Copy)]
+pub struct Writing {
+    /// The time of the grant.
+    pub granted: Instant,
+    /// The time of day in nanoseconds of the last LAYOUTCOMMIT that was executed, or of the grant if there is none. The holder may not have
+    /// committed what was written to the objects since.
+    pub uncommitted_from: u64,
     commits: Commits,
 }
 
+impl Writing {
+    /// The writes with a layout that is granted now.
+    fn begin() -> Self {
+        // The clock of a data server may be slow, and a client writes soon after the grant.
+        let uncommitted_from = Time::now().as_nanoseconds().saturating_sub(CLOCK_DIFFERENCE);
+        Self { granted: Instant::now(), uncommitted_from, commits: Commits::None }
+    }
+}
+
 /// The results of the LAYOUTCOMMITs of a holder.
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Commits {
     /// It has sent none.
-    #[default]
     None,
     /// All were executed.
     Executed,
@@ -126,6 +146,9 @@ impl Holders {
                 held.written_since.get_or_insert_with(Time::now);
             }
             let of = held.holders.entry(holder).or_default();
+            if modes.write {
+                of.writing.get_or_insert_with(Writing::begin);
+            }
             of.modes = LayoutModes { read: of.modes.read || modes.read, write: of.modes.write || modes.write };
             for device in devices {
                 if !of.devices.contains(device) {
@@ -142,6 +165,7 @@ impl Holders {
         let Some(held) = files.get_mut(file) else { return LayoutModes::NONE };
         if let Some(of) = held.holders.get_mut(&holder) {
             of.modes = of.modes.without(modes);
+            of.writing = of.writing.filter(|_| of.modes.write);
         }
         held.holders.retain(|_, of| !of.modes.is_empty());
         let rest = held.modes();
@@ -162,14 +186,24 @@ impl Holders {
         files.get(file).and_then(|held| held.holders.get(&holder)).map(|of| of.modes).unwrap_or_default()
     }
 
-    /// Notes a LAYOUTCOMMIT of a holder. `executed` is `false` if it failed, or if the holder had an error at a data server.
-    pub fn note_commit(&self, file: &Handle, holder: LayoutHolder, executed: bool) {
-        if let Some(of) = self.files.lock().get_mut(file).and_then(|held| held.holders.get_mut(&holder)) {
-            of.commits = match (executed, of.commits) {
-                (false, _) | (true, Commits::Failed) => Commits::Failed,
-                (true, Commits::None | Commits::Executed) => Commits::Executed,
-            };
+    /// Notes a LAYOUTCOMMIT of a holder, which has arrived at the time `executed`. That is `None` if it failed, or if the holder had an error at
+    /// a data server.
+    pub fn note_commit(&self, file: &Handle, holder: LayoutHolder, executed: Option<Time>) {
+        let mut files = self.files.lock();
+        let of = files.get_mut(file).and_then(|held| held.holders.get_mut(&holder));
+        let Some(writing) = of.and_then(|of| of.writing.as_mut()) else { return };
+        writing.commits = match (executed, writing.commits) {
+            (None, _) | (Some(_), Commits::Failed) => Commits::Failed,
+            (Some(_), Commits::None | Commits::Executed) => Commits::Executed,
+        };
+        if let Some(time) = executed {
+            writing.uncommitted_from = time.as_nanoseconds();
         }
+    }
+
+    /// Returns the writes of a holder, if it has a layout to write.
+    pub fn writing(&self, file: &Handle, holder: LayoutHolder) -> Option<Writing> {
+        self.files.lock().get(file).and_then(|held| held.holders.get(&holder)).and_then(|of| of.writing)
     }
 
     /// Reports whether a holder that returns a layout to write has committed writes, and so normally all of them: Linux's client and ours
@@ -177,7 +211,9 @@ impl Holders {
     pub fn has_committed(&self, file: &Handle, holder: LayoutHolder) -> bool {
         let files = self.files.lock();
         let Some(held) = files.get(file).filter(|held| !held.recalled.write) else { return false };
-        held.holders.get(&holder).is_some_and(|of| of.commits == Commits::Executed)
+        held.holders
+            .get(&holder)
+            .is_some_and(|of| of.writing.is_some_and(|writing| writing.commits == Commits::Executed))
     }
 
     /// Reports whether a layout has a device.
@@ -259,5 +295,7 @@ impl Holders {
     }
 }
 
+/// The nanoseconds by which the clocks of a data server and of this server may differ.
+pub const CLOCK_DIFFERENCE: u64 = 100_000_000;
 /// The preferred bytes and alignment of an access to a file that is not striped.
 const BLOCK: u32 = 1 << 20;

@@ -26,7 +26,9 @@
 //!    the record is made durable before it is used.
 //! 6. Unstable writes are made durable before a copy is compared with others or copied, and after that. If a copy has lost some in
 //!    between, the write verifier changes.
-//! 7. If an earlier process has left work, the first changes wait until its requests cannot reach data servers any more.
+//! 7. Writes that a client may not have committed when it returns a layout are made durable. If a data server may have lost some
+//!    before, the copies are compared.
+//! 8. If an earlier process has left work, the first changes wait until its requests cannot reach data servers any more.
 //!
 //! **Two kinds of data servers.** With most, the metadata server creates each object. With others, the first write does
 //! ([`DataServers::creates_on_write`]), so that a new file needs no call: [`objects`] is such a data server. An object that does not

@@ -18,6 +18,7 @@ use std::{
 
 use buf::Rope;
 use bytes::Bytes;
+use entropy::HashMap;
 use parking_lot::Mutex;
 use tokio::{
     sync::Notify,
@@ -52,12 +53,17 @@ pub struct Services {
     out: Mutex<BTreeMap<ServerId, Service>>,
     /// The data servers whose state in the index may be another one, because a change of it has failed. Locked after `out`.
     unsure: Mutex<BTreeSet<ServerId>>,
+    verifiers: Arc<Verifiers>,
     /// The number of data servers that a new file needs.
     needed: usize,
     /// The time from which no request of an earlier process can reach a data server.
     alone_from: Instant,
     alone: Arc<Alone>,
 }
+
+/// The last write verifier of each data server, and the time from which on it was known. Another one shows that the data server may have lost
+/// writes that were not durable (RFC 1813 §3.3.7).
+type Verifiers = Mutex<HashMap<ServerId, (WriteVerifier, Instant)>>;
 
 /// The end of the time in which requests of an earlier process can reach data servers.
 #[derive(Default)]
@@ -100,7 +106,8 @@ impl Services {
         if earlier.is_zero() {
             alone.end();
         }
-        Ok(Self { inner, out, unsure: Mutex::default(), needed, alone_from: Instant::now() + earlier, alone })
+        let (unsure, verifiers) = Default::default();
+        Ok(Self { inner, out, unsure, verifiers, needed, alone_from: Instant::now() + earlier, alone })
     }
 
     /// Waits until no request of an earlier process can reach a data server any more, and then lets changes go on. This needs a runtime
@@ -138,6 +145,12 @@ impl Services {
             service => out.insert(server, service),
         };
         Ok(())
+    }
+
+    /// Reports whether a data server that has just executed a COMMIT has lost no writes since this time. That is known only if its write
+    /// verifier was known before.
+    pub fn has_kept_writes(&self, server: ServerId, since: Instant) -> bool {
+        self.verifiers.lock().get(&server).is_some_and(|(_, known_from)| *known_from < since)
     }
 
     /// Returns the data servers that are not active.
@@ -181,6 +194,19 @@ impl Services {
         Box::pin(async move {
             alone.wait().await;
             operation.await
+        })
+    }
+
+    /// Takes note of the write verifier that an operation returns.
+    fn verified(&self, server: ServerId, operation: ServerFuture<WriteVerifier>) -> ServerFuture<WriteVerifier> {
+        let verifiers = self.verifiers.clone();
+        Box::pin(async move {
+            let verifier = operation.await?;
+            let mut verifiers = verifiers.lock();
+            if verifiers.get(&server).is_none_or(|(known, _)| *known != verifier) {
+                verifiers.insert(server, (verifier, Instant::now()));
+            }
+            Ok(verifier)
         })
     }
 }
@@ -227,11 +253,12 @@ impl DataServers for Services {
         stability: Stability,
         presence: Presence,
     ) -> ServerFuture<WriteVerifier> {
-        self.change(object.server, |inner| inner.write(object, offset, data, stability, presence))
+        let written = self.change(object.server, |inner| inner.write(object, offset, data, stability, presence));
+        self.verified(object.server, written)
     }
 
     fn commit(&self, object: Object) -> ServerFuture<WriteVerifier> {
-        self.change(object.server, |inner| inner.commit(object))
+        self.verified(object.server, self.change(object.server, |inner| inner.commit(object)))
     }
 
     fn set_size(&self, object: Object, size: u64, presence: Presence) -> ServerFuture<()> {

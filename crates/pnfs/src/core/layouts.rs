@@ -21,6 +21,7 @@ use vfs::{
 use super::{Core, ignore_removed, mirrors::unless_new};
 use crate::{
     files::{File, Place},
+    holders::{CLOCK_DIFFERENCE, Writing},
     index::{LAYOUTS, OWNERS, TRUNCATING},
     ranges::WHOLE,
     record::{CopyState, Epochs, Object, Owners, Record, ServerId},
@@ -282,10 +283,10 @@ impl Core {
         holder: Option<LayoutHolder>,
         commit: LayoutCommit,
     ) -> Result<Change> {
-        let file = self.files.get(&handle);
+        let (file, arrived) = (self.files.get(&handle), Time::now());
         let done = self.commit_writes(&file, commit, holder.is_none()).await;
         if let Some(holder) = holder {
-            self.holders.note_commit(&handle, holder, done.is_ok());
+            self.holders.note_commit(&handle, holder, done.is_ok().then_some(arrived));
         }
         done
     }
@@ -453,17 +454,18 @@ impl Core {
     }
 
     /// Gives the file the size of its objects, if that is larger, and the time of their last write, if it is later than `since`: a client may
-    /// have written without LAYOUTCOMMIT.
+    /// have written without LAYOUTCOMMIT. Returns the time of the last write to any object.
     ///
     /// # Errors
     /// Returns an error if no data server with a copy of one stripe answers, and the errors of the inner file system.
-    async fn take_size(self: &Arc<Self>, file: &Arc<File>, since: Time) -> Result<()> {
+    async fn take_size(self: &Arc<Self>, file: &Arc<File>, since: Time) -> Result<Time> {
         loop {
-            let Place::Servers(record) = self.place(file).await? else { return Ok(()) };
+            let Place::Servers(record) = self.place(file).await? else { return Ok(Time::default()) };
             let sized = file.sizing.lock().count;
             // Objects that could not be cut have bytes that do not belong to the file any more.
             if self.has_work(&file.handle, TRUNCATING) {
-                return Ok(());
+                // Clients may have written, too.
+                return Ok(Time::now());
             }
             let of = file.clone();
             let known = self.run(move |core| core.size_of(&of.handle)).await?;
@@ -491,23 +493,66 @@ impl Core {
                 Ok(true)
             });
             if taken.await? {
-                return Ok(());
+                return Ok(last_write(&attrs));
             }
         }
     }
 
-    /// Reports whether a file has no byte behind its size in the object that would have the next one. A client that has committed its writes,
-    /// and then violates the protocol by writing on without LAYOUTCOMMIT, has normally written that one.
+    /// Returns the time of the last write to an object, or `None` if the file has a byte behind its size in the object that would have the next
+    /// one. A client that has committed its writes, and then violates the protocol by writing on without LAYOUTCOMMIT, has normally
+    /// written that one. If the file has one copy, this asks only for that object, and else also for all of stripes with data.
     ///
     /// # Errors
-    /// Returns `Io` if no data server with a copy of the stripe answers, and the errors of the inner file system.
-    async fn has_whole_size(self: &Arc<Self>, file: &Arc<File>) -> Result<bool> {
-        let Place::Servers(record) = self.place(file).await? else { return Ok(true) };
+    /// Returns `Io` if no data server with a copy of a stripe answers, and the errors of the inner file system.
+    async fn last_write_within_size(self: &Arc<Self>, file: &Arc<File>) -> Result<Option<Time>> {
+        let Place::Servers(record) = self.place(file).await? else { return Ok(Some(Time::default())) };
         let of = file.clone();
         let size = self.run(move |core| core.size_of(&of.handle)).await?;
-        let Some(next) = record.stripes.pieces(size..size.saturating_add(1)).next() else { return Ok(true) };
-        let attrs = self.object_attrs(file, &record, size, next.stripe..next.stripe + 1).await?;
-        Ok(attrs.into_values().all(|attr| attr.size <= size))
+        let next = record.stripes.pieces(size..size.saturating_add(1)).next().map_or(0, |next| next.stripe);
+        let with_data = (0..record.stripes.count()).take_while(|stripe| record.stripes.end(*stripe, size) > 0).count();
+        let stripes = match has_copies(&record) {
+            true => 0..with_data.max(next + 1),
+            false => next..next + 1,
+        };
+        let attrs = self.object_attrs(file, &record, size, stripes).await?;
+        Ok(attrs.values().all(|attr| attr.size <= size).then(|| last_write(&attrs)))
+    }
+
+    /// Takes what a holder of a layout to write has written: see [`take_size`](Self::take_size). If it has written since its last LAYOUTCOMMIT,
+    /// these writes are made durable, and the copies are compared if a data server may have lost some of them.
+    ///
+    /// # Errors
+    /// Returns the errors of [`take_size`](Self::take_size).
+    async fn take_writes(self: &Arc<Self>, file: &Arc<File>, holder: LayoutHolder, writing: Writing) -> Result<()> {
+        let since = self.holders.written_since(&file.handle).unwrap_or_default();
+        let within_size = match self.holders.has_committed(&file.handle, holder) {
+            true => self.last_write_within_size(file).await?,
+            false => None,
+        };
+        let last = match within_size {
+            Some(last) => last,
+            None => self.take_size(file, since).await?,
+        };
+        if last.as_nanoseconds() <= writing.uncommitted_from {
+            return Ok(());
+        }
+        let Place::Servers(record) = self.place(file).await? else { return Ok(()) };
+        if !has_copies(&record) {
+            return Ok(());
+        }
+        // A data server that hangs would keep the client waiting.
+        let (left_out, asked): (Vec<_>, Vec<_>) = record.in_sync().partition(|copy| self.is_avoidable(&record, *copy));
+        let work = asked.into_iter().map(|copy| (copy, self.commit_copy(file, &record, copy))).collect();
+        let kept = |object: Object, ()| self.services.has_kept_writes(object.server, writing.granted);
+        let failed = self.on_copies(&record, work, kept).await.failed;
+        // Nothing can differ from the only copy in sync of a stripe.
+        let may_differ = |copy: usize| record.in_sync_of(record.stripe_of(copy)).nth(1).is_some();
+        let has_failed = |copy: usize| left_out.contains(&copy) || failed.contains(&record.copies[copy].object);
+        if record.in_sync().any(|copy| has_failed(copy) && may_differ(copy)) {
+            tracing::info!(file = ?file.handle, "a client may have left different copies");
+            self.note_unequal(&file.handle);
+        }
+        Ok(())
     }
 
     /// Ends layouts that a client has returned.
@@ -516,21 +561,19 @@ impl Core {
     /// Returns an error if the size of the file is not known. Then the upkeep finds it.
     pub async fn release(self: Arc<Self>, handle: Handle, holder: LayoutHolder, modes: LayoutModes) -> Result<()> {
         let file = self.files.get(&handle);
-        let held = self.holders.of(&handle, holder).intersect(modes);
+        let writing = self.holders.writing(&handle, holder).filter(|_| modes.write);
         let since = self.holders.written_since(&handle);
-        let sized = async {
-            let is_known =
-                !held.write || self.holders.has_committed(&handle, holder) && self.has_whole_size(&file).await?;
-            if is_known { Ok(()) } else { self.take_size(&file, since.unwrap_or_default()).await }
+        let sized = match writing {
+            Some(writing) => ignore_removed(self.take_writes(&file, holder, writing).await),
+            None => Ok(()),
         };
-        let sized = ignore_removed(sized.await);
         if sized.is_err() {
             self.unmeasured.lock().insert(handle.clone(), since.unwrap_or_default());
             self.note_unequal(&handle);
         }
         let _changing = file.changing.lock().await;
         self.holders.remove(&handle, holder, modes);
-        if held.write {
+        if writing.is_some() {
             self.end_layouts(&file).await?;
         }
         sized
@@ -573,7 +616,7 @@ impl Core {
         };
         // No client gets a layout with a stale copy, and its object is replaced before it is used again.
         self.mark_stale(file, failed).await?;
-        if modes.write { self.take_size(file, since).await } else { Ok(()) }
+        if modes.write { self.take_size(file, since).await.map(drop) } else { Ok(()) }
     }
 
     /// Locks out the clients of an earlier process, if the file has some, and takes the size of the file if that failed when a client
@@ -617,7 +660,7 @@ impl Core {
         failures: Vec<DataFailure>,
     ) -> Result<()> {
         let Some(holder) = holder.filter(|holder| self.holders.of(&handle, *holder).write) else { return Ok(()) };
-        self.holders.note_commit(&handle, holder, false);
+        self.holders.note_commit(&handle, holder, None);
         let file = self.files.get(&handle);
         let noted = self.note_failures(&file, failures).await;
         // Nobody else knows that the copies may differ, and clients need not report the errors again.
@@ -671,6 +714,16 @@ impl Drop for Measuring<'_> {
     }
 }
 
+/// Returns the time of the last write to an object.
+fn last_write(attrs: &HashMap<usize, ObjectAttr>) -> Time {
+    attrs.values().map(|attr| attr.mtime).max().unwrap_or_default()
+}
+
+/// Reports whether a file has several copies of each stripe, in sync or not.
+fn has_copies(record: &Record) -> bool {
+    record.copies.len() > record.stripes.count()
+}
+
 /// Returns the maximum of all stripes of the minimum of the copies in sync of a stripe that have a value.
 fn in_all_copies<T: Ord>(record: &Record, value: impl Fn(usize) -> Option<T>) -> Option<T> {
     (0..record.stripes.count()).filter_map(|stripe| record.in_sync_of(stripe).filter_map(&value).min()).max()
@@ -722,8 +775,6 @@ fn files(device: LayoutDeviceId, copies: &[Usable], stripes: Stripes) -> Result<
 
 /// The time after a client's report before the copy is made again. It bounds the load that a client can cause.
 const RESILVER_PAUSE: Duration = Duration::from_secs(20);
-/// The nanoseconds by which a write to an object must be later than the layout to count as one of a client: the clocks of the servers differ.
-const CLOCK_DIFFERENCE: u64 = 100_000_000;
 /// The time for which clients get no layouts after a data server has denied access.
 const DENIED_PAUSE: Duration = Duration::from_secs(60);
 /// The stripe unit of a files layout with one stripe. It has no effect.

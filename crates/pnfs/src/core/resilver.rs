@@ -18,7 +18,7 @@ use crate::{
     index::{DIRTY, LAYOUTS, TRUNCATING, UNHEALTHY},
     ranges::WHOLE,
     record::{Copy, CopyState, Epochs, Object, Record},
-    servers::{DataServers, Presence, ServerError},
+    servers::{Presence, ServerError, ServerFuture},
     stripes::Piece,
 };
 
@@ -80,13 +80,17 @@ impl Core {
     /// data server lost them.
     async fn make_durable(self: &Arc<Self>, file: &Arc<File>) -> Result<()> {
         let Place::Servers(record) = self.place(file).await? else { return Ok(()) };
-        let commit = |servers: &dyn DataServers, object, presence| {
-            let committed = servers.commit(object);
-            unless_new(presence, Box::pin(async { committed.await.map(drop) }), ())
-        };
-        let work = record.written().map(|copy| (copy, self.on_object(file, &record, copy, commit))).collect();
+        let work = record.written().map(|copy| (copy, self.commit_copy(file, &record, copy))).collect();
         let outcome = self.on_copies(&record, work, |_, _| true).await;
         self.settle(file, outcome).await
+    }
+
+    /// Makes all writes to a copy durable.
+    pub fn commit_copy(self: &Arc<Self>, file: &Arc<File>, record: &Record, copy: usize) -> ServerFuture<()> {
+        self.on_object(file, record, copy, |servers, object, presence| {
+            let committed = servers.commit(object);
+            unless_new(presence, Box::pin(async { committed.await.map(drop) }), ())
+        })
     }
 
     async fn equalize_piece(self: &Arc<Self>, file: &Arc<File>, offset: u64) -> Result<()> {

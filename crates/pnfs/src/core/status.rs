@@ -50,7 +50,7 @@ pub struct Repairs {
     pub copies: u64,
     /// Copies to move from draining data servers.
     pub moves: u64,
-    /// Files whose copies may differ after a crash, and are compared.
+    /// Files whose copies may differ after a failure, and are compared.
     pub compared: u64,
     /// Objects on lost data servers that were not examined yet.
     pub unexamined: u64,

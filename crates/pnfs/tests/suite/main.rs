@@ -17,4 +17,5 @@ mod space;
 mod stripes;
 mod times;
 mod truncation;
+mod uncommitted;
 mod world;

@@ -208,13 +208,26 @@ impl Servers {
 
     /// Writes durably, as a client with a layout that acts as `user`.
     pub fn client_write(&self, object: Object, user: u32, offset: u64, bytes: &[u8]) -> Result<(), ServerError> {
+        self.client_write_with((object, user), offset, bytes, Stability::FileSync)
+    }
+
+    /// Writes as a client with a layout to this object that acts as this user.
+    pub fn client_write_with(
+        &self,
+        (object, user): (Object, u32),
+        offset: u64,
+        bytes: &[u8],
+        stability: Stability,
+    ) -> Result<(), ServerError> {
         self.server(object.server.0, |server| {
             let data = server.objects.get_mut(&object.id).ok_or(ServerError::Missing)?;
             if server.down || data.owners.is_none_or(|owners| owners.owner != user) {
                 return Err(ServerError::Io);
             }
             data.now.write(offset, bytes);
-            data.durable.write(offset, bytes);
+            if stability > Stability::Unstable {
+                data.durable.write(offset, bytes);
+            }
             data.mtime = Time::now();
             Ok(())
         })

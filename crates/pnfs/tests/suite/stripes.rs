@@ -311,18 +311,19 @@ fn one_copy_of_each_stripe_tells_the_size() {
 }
 
 #[test]
-fn returned_layout_costs_one_stripe_a_question_if_the_client_has_committed() {
+fn returned_layout_costs_each_copy_with_data_a_question_if_the_client_has_committed() {
     let world = many_servers();
     let file = world.create("file");
     let (all, committed) = (content(5 * UNIT as usize), 4 * UNIT as usize);
-    let layout = world.grant_striped(&file, 1, Write).unwrap();
-    assert_eq!(world.client_write(&layout, 0, &all[..committed]), 0);
-    world.commit(&file, 1, committed as u64);
-    let contacts = || world.servers.ids().map(|server| world.servers.contacts(server)).collect::<Vec<_>>();
-    let before = contacts();
-    world.release(&file, 1, LayoutModes::WRITE);
-    let asked = before.iter().zip(contacts()).filter(|(before, after)| *before != after).count();
-    assert_eq!(asked, 2, "the copies of one of three stripes");
+    let contacts = || world.servers.ids().map(|server| world.servers.contacts(server)).sum::<u64>();
+    for (size, copies) in [(committed / 8, 2), (committed, 6)] {
+        let layout = world.grant_striped(&file, 1, Write).unwrap();
+        assert_eq!(world.client_write(&layout, 0, &all[..size]), 0);
+        world.commit(&file, 1, size as u64);
+        let before = contacts();
+        world.release(&file, 1, LayoutModes::WRITE);
+        assert_eq!(contacts() - before, copies, "of a file of {size} bytes");
+    }
 
     // The client has written on.
     let layout = world.grant_striped(&file, 2, Write).unwrap();

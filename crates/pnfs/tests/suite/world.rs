@@ -380,14 +380,24 @@ impl World {
         writes.sum()
     }
 
+    /// Writes to all mirrors, but not durably.
+    pub fn client_write_unstable(&self, layout: &Striped, offset: u64, data: &[u8]) {
+        for mirror in &layout.mirrors {
+            assert_eq!(self.write_mirror((layout.unit, mirror), offset, data, Stability::Unstable), 0);
+        }
+    }
+
     pub fn client_write_mirror(&self, unit: u64, mirror: &[Copy], offset: u64, data: &[u8]) -> usize {
+        self.write_mirror((unit, mirror), offset, data, Stability::FileSync)
+    }
+
+    fn write_mirror(&self, (unit, mirror): (u64, &[Copy]), offset: u64, data: &[u8], stability: Stability) -> usize {
         let places = Striping::new(unit, mirror.len() as u32, Packing::Sparse).unwrap();
         let pieces = places.pieces(offset..offset + data.len() as u64);
         let write = |piece: &Piece| {
-            let (object, user) = mirror[piece.stripe as usize];
             let from = (piece.offset - offset) as usize;
             let data = &data[from..from + piece.len as usize];
-            self.servers.client_write(object, user, piece.data_offset, data)
+            self.servers.client_write_with(mirror[piece.stripe as usize], piece.data_offset, data, stability)
         };
         pieces.filter(|piece| write(piece).is_err()).count()
     }
