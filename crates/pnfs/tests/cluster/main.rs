@@ -481,6 +481,13 @@ impl World {
             }
             expected.extend(record.copies.iter().map(|copy| copy.object));
             self.check_copies(&record, size).map_err(|problem| format!("{name}: {problem}"))?;
+            let is_volatile = |copy: &pnfs::record::Copy| {
+                self.stores.content(copy.object).is_some_and(|(now, durable)| now != durable)
+            };
+            let is_written = self.mds().is_some_and(|mds| mds.is_written(&file));
+            if !is_written && record.copies.iter().any(is_volatile) {
+                return Err(format!("invariant 4: a copy of {name} is not durable: {record:?}"));
+            }
         }
         Ok(expected)
     }
