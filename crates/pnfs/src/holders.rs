@@ -56,28 +56,31 @@ struct Holding {
 pub struct Writing {
     /// The time of the grant.
     pub granted: Instant,
-    /// The time of day in nanoseconds of the last LAYOUTCOMMIT that was executed, or of the grant if there is none. The holder may not have
-    /// committed what was written to the objects since.
-    pub uncommitted_from: u64,
+    /// The time of day of the grant, in nanoseconds. The clocks of data servers may be slow by [`CLOCK_DIFFERENCE`].
+    begun: u64,
     commits: Commits,
 }
 
 impl Writing {
     /// The writes with a layout that is granted now.
     fn begin() -> Self {
-        // The clock of a data server may be slow, and a client writes soon after the grant.
-        let uncommitted_from = Time::now().as_nanoseconds().saturating_sub(CLOCK_DIFFERENCE);
-        Self { granted: Instant::now(), uncommitted_from, commits: Commits::None }
+        let begun = Time::now().as_nanoseconds().saturating_sub(CLOCK_DIFFERENCE);
+        Self { granted: Instant::now(), begun, commits: Commits::None }
+    }
+
+    /// Reports whether a write to an object at this time may be one that the holder has not committed.
+    pub fn may_lack(&self, written: Time) -> bool {
+        written.as_nanoseconds() > if let Commits::Executed(last) = self.commits { last } else { self.begun }
     }
 }
 
 /// The results of the LAYOUTCOMMITs of a holder.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 enum Commits {
     /// It has sent none.
     None,
-    /// All were executed.
-    Executed,
+    /// All were executed. The last one has arrived at this time of day, in nanoseconds.
+    Executed(u64),
     /// One failed, or the holder had an error at a data server. It may have written more than it has committed.
     Failed,
 }
@@ -194,11 +197,8 @@ impl Holders {
         let Some(writing) = of.and_then(|of| of.writing.as_mut()) else { return };
         writing.commits = match (executed, writing.commits) {
             (None, _) | (Some(_), Commits::Failed) => Commits::Failed,
-            (Some(_), Commits::None | Commits::Executed) => Commits::Executed,
+            (Some(time), Commits::None | Commits::Executed(_)) => Commits::Executed(time.as_nanoseconds()),
         };
-        if let Some(time) = executed {
-            writing.uncommitted_from = time.as_nanoseconds();
-        }
     }
 
     /// Returns the writes of a holder, if it has a layout to write.
@@ -213,7 +213,7 @@ impl Holders {
         let Some(held) = files.get(file).filter(|held| !held.recalled.write) else { return false };
         held.holders
             .get(&holder)
-            .is_some_and(|of| of.writing.is_some_and(|writing| writing.commits == Commits::Executed))
+            .is_some_and(|of| of.writing.is_some_and(|writing| matches!(writing.commits, Commits::Executed(_))))
     }
 
     /// Reports whether a layout has a device.

@@ -533,7 +533,7 @@ impl Core {
             Some(last) => last,
             None => self.take_size(file, since).await?,
         };
-        if last.as_nanoseconds() <= writing.uncommitted_from {
+        if !writing.may_lack(last) {
             return Ok(());
         }
         let Place::Servers(record) = self.place(file).await? else { return Ok(()) };

@@ -120,6 +120,23 @@ fn copies_are_compared_if_a_data_server_has_lost_uncommitted_writes() {
     });
 }
 
+/// The LAYOUTCOMMIT of an earlier write arrives after the write.
+#[test]
+fn copies_are_compared_if_a_client_with_an_error_has_committed_only_a_part() {
+    each(async |written| {
+        let Written { world, file, layout, .. } = &written;
+        pause().await;
+        written.write();
+        pause().await;
+        world.commit(file, 1, 5000);
+        written.lose();
+        world.report(file, 1, layout.mirrors[0][0].0, vfs::layout::DataError::Denied);
+        assert!(written.returned());
+        world.upkeep();
+        assert!(!world.pnfs.file_status(b"file").unwrap().unequal);
+    });
+}
+
 #[test]
 fn writes_of_a_data_server_with_a_slow_clock_are_seen() {
     each(async |written| {
