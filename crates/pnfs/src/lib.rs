@@ -15,7 +15,7 @@
 //!
 //! 1. A record is durable before a write is acknowledged that a copy has missed, and before a layout without this copy is
 //!    granted. The last copy of a stripe that is in sync is never marked stale: the operation fails instead.
-//! 2. A file is marked in the [`index`] before its first write, and copies that may differ after a crash are compared
+//! 2. A file is marked in the [`index`] before its first write, and copies that may differ after a failure are compared
 //!    before a second copy is read.
 //! 3. Objects are in the index and in the queue of removals before they are created, or before a client can create them. They are
 //!    removed only after it has been checked that no record names them.

@@ -1,4 +1,4 @@
-//! The repair of copies: those that may differ after a crash are made equal, and stale ones are made again.
+//! The repair of copies: those that may differ after a failure are made equal, and stale ones are made again.
 //!
 //! Both copy one piece at a time, under a lock on its range. Other operations continue in between.
 

@@ -116,7 +116,7 @@ fn copies(data: &DataRecord) -> String {
         output::name(cluster.as_bytes())
     );
     if *compared {
-        text.push_str("The copies may differ after a crash, and are being compared. Only the first one is read.\n");
+        text.push_str("The copies may differ after a failure, and are being compared. Only the first one is read.\n");
     }
     if *stripes > 1 {
         text.push_str(&format!("{stripes} stripes, in units of {}\n", output::size(*stripe_unit)));

@@ -13,7 +13,7 @@ use crate::{
 /// Show how many copies of files a pNFS server on this machine still has to make.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The server makes stale copies again, moves copies from data servers that are drained, and compares copies after a crash. It does this
+The server makes stale copies again, moves copies from data servers that are drained, and compares copies after a failure. It does this
 by itself. The command asks the running metadata server with that state directory. Only the server's user and root can use it.
 
 The exit code is 0 if nothing is left to do, and 1 otherwise, also if files have lost their last copy. With --watch, the command

@@ -207,7 +207,7 @@ pub struct DataRecord {
     pub write_epoch: u32,
     /// The number of times that clients with layouts to read were fenced, and 1.
     pub read_epoch: u32,
-    /// `true` if the copies may differ after a crash, and will be compared.
+    /// `true` if the copies may differ after a failure, and will be compared.
     pub compared: bool,
     /// The number of stripes of each copy.
     pub stripes: usize,
@@ -338,7 +338,7 @@ pub struct RepairRecord {
     pub copies: u64,
     /// Copies to move from draining data servers.
     pub moves: u64,
-    /// Files whose copies may differ after a crash, and are compared.
+    /// Files whose copies may differ after a failure, and are compared.
     pub compared: u64,
     /// Objects on lost data servers that were not examined yet.
     pub unexamined: u64,
