@@ -78,6 +78,27 @@ await() {
   echo "in vain: $*" >&2; return 1
 }
 
+# pnfs_export: makes the empty file system of a metadata server at $EXPORT, and the key of its cluster. On tmpfs, there are no extended
+# attributes of users before Linux 6.6.
+KEY=/run/cluster.key
+pnfs_export() {
+  truncate -s 64m /run/export.ext4
+  mkfs.ext4 -q -b 4096 -E lazy_itable_init=1,lazy_journal_init=1 /run/export.ext4
+  mount -o loop /run/export.ext4 "$EXPORT"
+  (umask 077; head -c 32 /run/out/random | od -An -v -tx1 | tr -d ' \n' >$KEY)
+}
+
+# data_server_table N KIND VERSION AUTHORITY MOUNTPORT: prints the configuration of a data server with its objects in /run/dsN.
+data_server_table() {
+  cat <<T
+[[pnfs.server]]
+id = $1
+kind = "$2"
+version = "$3"
+url = "nfs://$4/run/ds$1?mountport=$5"
+T
+}
+
 siw() { rdma link | grep -q siw0 || rdma link add siw0 type siw netdev eth0; }
 
 # Ignore the kernel's messages from booting under emulation.

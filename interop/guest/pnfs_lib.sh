@@ -18,7 +18,6 @@ HOST=($SERVER $SERVER $SERVER)
 # The options of data servers.
 OPTIONS=
 # The data servers of kind slipway have the key of the cluster.
-KEY=/run/cluster.key
 OBJECTS=
 [ $KIND = nfs3 ] || OBJECTS="--cluster-key $KEY"
 # The layouts of the metadata server.
@@ -78,12 +77,8 @@ has_ended() { ! kill -0 "$1"; }
 
 servers() {
   mkdir -p $EXPORT /run/{ds,state}{1,2} /run/state0 /run/mnt
-  # tmpfs has no extended attributes of users before Linux 6.6.
-  truncate -s 64m /run/export.ext4
-  mkfs.ext4 -q -b 4096 -E lazy_itable_init=1,lazy_journal_init=1 /run/export.ext4
-  mount -o loop /run/export.ext4 $EXPORT
+  pnfs_export
   chmod 777 $EXPORT; chmod 700 /run/ds{1,2}
-  (umask 077; head -c 32 /run/out/random | od -An -v -tx1 | tr -d ' \n' >$KEY)
   configure 3 3 3
   start 1; start 2; start 0
 }
@@ -100,10 +95,7 @@ configure() {
 mirrors = $MIRRORS
 $(data_server 1 $1)
 $(data_server 2 $2)
-[[pnfs.server]]
-id = 3
-url = "nfs://$CLIENT/run/ds3?mountport=20048"
-version = "$3"
+$(data_server_table 3 nfs3 $3 $CLIENT 20048)
 T
 }
 
@@ -122,14 +114,8 @@ T
 
 # data_server N VERSION
 data_server() {
-  cat <<T
-[[pnfs.server]]
-id = $1
-kind = "$KIND"
-url = "nfs://${HOST[$1]}:${PORT[$1]}/run/ds$1?mountport=${PORT[$1]}"
-version = "$2"
-address = $(addresses $1)
-T
+  data_server_table $1 $KIND $2 ${HOST[$1]}:${PORT[$1]} ${PORT[$1]}
+  echo "address = $(addresses $1)"
 }
 
 common_configuration() {

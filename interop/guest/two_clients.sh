@@ -66,16 +66,12 @@ mars() { nsenter -t "$(cat /run/mars.pid)" -m -n -u -r -w -- "$@"; }
 
 says() { grep -q "$1" /run/out/serve.log; }
 
-# On tmpfs, there are no extended attributes of users before Linux 6.6.
 make_export() {
   mkdir -p "$EXPORT" /run/state
   case $BACKEND in
     posix) mount -t tmpfs -o size=64m export "$EXPORT" ;;
     pnfs)
-      truncate -s 64m /run/export.ext4
-      mkfs.ext4 -q -b 4096 -E lazy_itable_init=1,lazy_journal_init=1 /run/export.ext4
-      mount -o loop /run/export.ext4 "$EXPORT"
-      (umask 077; head -c 32 /run/out/random | od -An -v -tx1 | tr -d ' \n' >/run/cluster.key)
+      pnfs_export
       data_server_starts 1; data_server_starts 2
       ;;
   esac
@@ -84,7 +80,7 @@ make_export() {
 # data_server_starts N
 data_server_starts() {
   mkdir -p -m 700 /run/ds$1
-  ip netns exec server "$SLIPWAY" -vv serve --data-server --cluster-key /run/cluster.key --rpcbind off --squash none \
+  ip netns exec server "$SLIPWAY" -vv serve --data-server --cluster-key $KEY --rpcbind off --squash none \
     --state-dir /run/state$1 --listen "tcp://$SERVER:205$1" --ready-file /run/ready.$1 /run/ds$1 >>/run/out/serve.$1.log 2>&1 &
   await test -e /run/ready.$1
 }
@@ -125,24 +121,16 @@ T
 # The lines of the configuration that make the export one of pNFS. Clients use the data servers by NFSv3 and 4.2, over tcp: over software
 # iWARP, Linux 6.1 and 6.12 can wait forever for the invalidation of memory (frwr_unmap_sync) when they end a connection to a data server.
 pnfs() {
-  local server
   cat <<T
 backend = "pnfs"
 options = { cluster = "lab" }
 [[pnfs]]
 name = "lab"
-key_file = "/run/cluster.key"
+key_file = "$KEY"
 threshold = "1 KiB"
 T
-  for server in 1 2; do
-    cat <<T
-[[pnfs.server]]
-id = $server
-kind = "slipway"
-version = "$([ $server = 1 ] && echo 3 || echo 4.2)"
-url = "nfs://$SERVER:205$server/run/ds$server?mountport=205$server"
-T
-  done
+  data_server_table 1 slipway 3 $SERVER:2051 2051
+  data_server_table 2 slipway 4.2 $SERVER:2052 2052
 }
 
 # Both clients have written at both data servers.
