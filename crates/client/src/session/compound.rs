@@ -183,6 +183,11 @@ impl Results {
         Ok(())
     }
 
+    /// Returns the results that are left.
+    pub fn rest(self) -> Vec<Resop4> {
+        self.results.collect()
+    }
+
     pub fn protocol_error(&self, problem: &str) -> Error {
         Error::new(ErrorKind::Protocol(problem.to_owned()), self.name)
     }

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use nfs::v4::{EXCHGID4_FLAG_USE_PNFS_DS, EXCHGID4_FLAG_USE_PNFS_MDS, Stateid4};
+use nfs::v4::{Argop4, EXCHGID4_FLAG_USE_PNFS_DS, EXCHGID4_FLAG_USE_PNFS_MDS, Resop4, Stateid4};
 
 use super::{
     layout::{device::DataDialer, table::DataWays},
@@ -74,6 +74,18 @@ impl V4 {
     /// Returns the owner of the server, by which clients recognise it at other addresses (RFC 8881 §2.10.4). NFSv4.0 has none.
     pub fn server_owner(&self) -> Option<&[u8]> {
         self.server.owner.as_deref()
+    }
+
+    /// Executes any operations in one request of this session, and returns their results, which have at most `results_max` bytes. They are executed
+    /// again if the reply is lost. This library does not know the state that they make: it neither ends nor reclaims it.
+    ///
+    /// # Errors
+    /// The status of the first operation that fails, and the errors of any call.
+    pub async fn compound(&self, operations: Vec<Argop4>, results_max: usize) -> Result<Vec<Resop4>> {
+        let mut compound = Compound::new("COMPOUND").by(self.caller.as_ref());
+        compound.ops = operations;
+        compound.reply_max += results_max;
+        self.run(&compound).await.map(Results::rest)
     }
 
     /// Reports whether the server tells its clients that it is a metadata server of pNFS.

@@ -6,10 +6,10 @@ use crate::common::{
     scripted::{CONTENT, Executed, SLOTS, Scripted},
     sim,
 };
-use client::{LockRange, Mount};
+use client::{LockRange, Mount, Status};
 use nfs::v4::{
-    Nfsstat4, OPEN4_SHARE_ACCESS_READ, Opnum4, SEQ4_STATUS_CB_PATH_DOWN, SEQ4_STATUS_CB_PATH_DOWN_SESSION, Sessionid4,
-    Slotid4, callback::*,
+    Argop4, LookupArgs, Nfsstat4, OPEN4_SHARE_ACCESS_READ, Opnum4, Res4, Resop4, SEQ4_STATUS_CB_PATH_DOWN,
+    SEQ4_STATUS_CB_PATH_DOWN_SESSION, Sessionid4, Slotid4, callback::*,
 };
 use tokio::time::Instant;
 
@@ -51,6 +51,24 @@ fn connection_after_a_loss_is_bound_for_callbacks() {
         let callback = CbArgop4::RecallAny(CbRecallAnyArgs { objects_to_keep: 0, type_mask });
         //= rfc8881-2.10.13.1.2-3
         assert_eq!(scripted.call_back(callback).await, Nfsstat4::Ok, "the new connection carries callbacks");
+    });
+}
+
+#[test]
+fn any_operations_can_be_sent_in_the_session() {
+    simulated("", async |scripted, mount| {
+        let lookup = |name: &str| Argop4::Lookup(LookupArgs { objname: name.into() });
+        let (v4, walk) = (mount.v4().unwrap(), |name| vec![Argop4::PutRootFh, lookup(name), Argop4::GetFh]);
+        let results = v4.compound(walk("file"), 200).await.unwrap();
+        assert!(
+            matches!(&results[..], [Resop4::PutRootFh(_), Resop4::Lookup(_), Resop4::GetFh(Res4::Ok(_))]),
+            "{results:?}"
+        );
+        let error = v4.compound(walk("other"), 200).await.unwrap_err();
+        assert_eq!((error.operation(), error.status()), ("LOOKUP", Some(Status::NotFound)));
+        let sent = scripted.with(Opnum4::Lookup);
+        let last = sent.last().unwrap();
+        assert_eq!(last.ops, [Opnum4::PutRootFh, Opnum4::Lookup, Opnum4::GetFh], "the session adds only SEQUENCE");
     });
 }
 
