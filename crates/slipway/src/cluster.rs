@@ -32,6 +32,8 @@ pub struct Shape {
     pub mirrors: usize,
     /// The number of data servers over which each copy is distributed.
     pub stripes: usize,
+    /// `true` if the metadata server has a second export, [`ONE_STRIPE`], whose files have one stripe.
+    pub one_stripe: bool,
     /// The stripe unit in bytes, if it is not the default.
     pub stripe_unit: Option<u64>,
     /// The bytes of a file up to which its data stay at the metadata server, if that is not the default.
@@ -81,7 +83,9 @@ impl Cluster {
     pub fn start(shape: &Shape) -> Result<Self, Failure> {
         let located = |error: std::io::Error| Failure::failed(format!("{}: {error}", shape.dir.display()));
         let dir = tempfile::Builder::new().prefix("slipway-pnfs-").tempdir_in(&shape.dir).map_err(located)?;
-        fs::create_dir(dir.path().join(EXPORT)).map_err(located)?;
+        for (export, ..) in exports(shape) {
+            fs::create_dir(dir.path().join(export)).map_err(located)?;
+        }
         if let Kind::Slipway = shape.kind {
             let key: String = entropy::random::<[u8; 32]>().iter().map(|byte| format!("{byte:02x}")).collect();
             vfs::private::replace(&dir.path().join(KEY), key.as_bytes()).map_err(located)?;
@@ -254,6 +258,12 @@ fn start_data_server(
     Server::start_with(listen, &arguments, QUIET)
 }
 
+/// Returns the exports of the metadata server: the directory, the name, and the options that replace those of the cluster.
+fn exports(shape: &Shape) -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
+    let second = shape.one_stripe.then_some(("one-stripe", ONE_STRIPE, ", stripes = 1"));
+    std::iter::once((EXPORT, "/pnfs", "")).chain(second)
+}
+
 /// Returns the configuration file of the metadata server.
 fn configuration(shape: &Shape, dir: &Path, data: &[DataServer]) -> String {
     let Shape { mirrors, stripes, .. } = shape;
@@ -274,14 +284,20 @@ fn configuration(shape: &Shape, dir: &Path, data: &[DataServer]) -> String {
         format!("[[pnfs.server]]\nid = {}\n{kind}url = {url}\naddress = [{}]\n", at + 1, addresses.join(", "))
     };
     let servers: String = data.iter().enumerate().map(server).collect();
+    let export = |(directory, name, options)| {
+        let path = path(dir.join(directory));
+        format!(
+            "[[export]]\npath = {path}\nname = \"{name}\"\nsquash = \"none\"\nbackend = \"pnfs\"\n\
+             options = {{ cluster = \"demo\"{options} }}\n"
+        )
+    };
+    let exports: String = exports(shape).map(export).collect();
     let bytes = |name: &str, value: Option<u64>| value.map_or(String::new(), |bytes| format!("{name} = {bytes}\n"));
     let sizes = bytes("stripe_unit", shape.stripe_unit) + &bytes("threshold", shape.threshold);
     format!(
-        "[server]\nstate_dir = {}\n[[export]]\npath = {}\nname = \"/pnfs\"\nsquash = \"none\"\nbackend = \"pnfs\"\n\
-         options = {{ cluster = \"demo\" }}\n[[pnfs]]\nname = \"demo\"\nmirrors = {mirrors}\nstripes = {stripes}\n\
+        "[server]\nstate_dir = {}\n{exports}[[pnfs]]\nname = \"demo\"\nmirrors = {mirrors}\nstripes = {stripes}\n\
          timeout_s = 1\n{sizes}{key}{servers}",
         path(state_dir(dir, 0)),
-        path(dir.join(EXPORT)),
     )
 }
 
@@ -294,3 +310,5 @@ const REMOVALS_PAUSE: Duration = Duration::from_millis(20);
 const KEY: &str = "cluster.key";
 /// The directory of the metadata server's export.
 const EXPORT: &str = "export";
+/// The name of the second export.
+pub const ONE_STRIPE: &str = "/one-stripe";

@@ -518,6 +518,7 @@ fn shape(chosen: &Chosen, one: &OneSeries, servers: usize) -> Shape {
         servers,
         mirrors: 1,
         stripes: one.stripes as usize,
+        one_stripe: false,
         stripe_unit: unit_of(chosen),
         // Each new file has objects.
         threshold: (chosen.pattern == Pattern::Create).then_some(0),
@@ -533,12 +534,13 @@ fn shape(chosen: &Chosen, one: &OneSeries, servers: usize) -> Shape {
     }
 }
 
-/// Returns the shape of a cluster whose layouts are as large as possible.
+/// Returns the shape of a cluster whose layouts are as large as possible, also with one stripe.
 fn wide(chosen: &Chosen, transport: &str) -> Shape {
     Shape {
         servers: WIDE,
         mirrors: WIDE,
         stripes: WIDE,
+        one_stripe: true,
         stripe_unit: None,
         threshold: None,
         kind: Kind::Nfs3(room(chosen)),

@@ -74,6 +74,7 @@ pub fn run(args: &Args) -> Outcome {
         servers: SERVERS,
         mirrors: 2,
         stripes: 1,
+        one_stripe: false,
         stripe_unit: None,
         threshold: None,
         // Copies can be made again where another copy was before, and old objects are removed later.
