@@ -1,15 +1,13 @@
 //! What clients see of the layouts of files: the attributes that describe layouts, and no extended attribute.
 
-use std::{fs, sync::Arc};
+use std::fs;
 
 use bytes::Bytes;
 use client::{Mount, SetXattr, Status};
 use nfs::v4::{
     attr::{Attr4, Attrs, Purpose},
-    compound::{CompoundArgs, CompoundRes},
     *,
 };
-use rpc::{AuthSys, Client, ClientOptions, Credential, ReplyPlan, TcpKind};
 
 use crate::{
     common::{Server, lines, ok},
@@ -18,58 +16,13 @@ use crate::{
 
 /// Returns the attributes of the first export of a server by NFSv4.2.
 async fn attributes(server: &Server, wanted: &[Attr4]) -> Attrs {
-    let credential = Credential::Sys(AuthSys::of_process());
-    let options = ClientOptions { credential, ..ClientOptions::new(nfs::NFS_PROGRAM, 4) };
-    let address = ([127, 0, 0, 1], server.port("tcp")).into();
-    let rpc = Client::connect(Arc::new(TcpKind::default()), address, options).await.unwrap();
-    let call = async |argarray: Vec<Argop4>| {
-        let args = CompoundArgs { tag: "".into(), minorversion: 2, argarray };
-        let plan = ReplyPlan { inline_max: 64 << 10, ..ReplyPlan::default() };
-        let answer = rpc.call::<CompoundRes>(PROC_COMPOUND, &args, plan, Default::default()).await.unwrap();
-        assert_eq!(answer.results.status, Nfsstat4::Ok, "{:?}", answer.results);
-        answer.results.resarray.into_iter().next_back().expect("there must be a result")
-    };
-    let introduce = ExchangeIdArgs {
-        clientowner: ClientOwner4 { verifier: [1; 8], ownerid: "reader".into() },
-        flags: 0,
-        state_protect: StateProtect4A::None,
-        client_impl_id: None,
-    };
-    let known = call(vec![Argop4::ExchangeId(Box::new(introduce))]).await;
-    let Resop4::ExchangeId(Res4::Ok(known)) = known else { panic!("{known:?}") };
-    let channel = ChannelAttrs4 {
-        headerpadsize: 0,
-        maxrequestsize: 64 << 10,
-        maxresponsesize: 64 << 10,
-        maxresponsesize_cached: 4 << 10,
-        maxoperations: 16,
-        maxrequests: 1,
-        rdma_ird: None,
-    };
-    let create = CreateSessionArgs {
-        clientid: known.clientid,
-        sequence: known.sequenceid,
-        flags: 0,
-        fore_chan_attrs: channel,
-        back_chan_attrs: channel,
-        cb_program: 0x4000_0000,
-        sec_parms: Default::default(),
-    };
-    let created = call(vec![Argop4::CreateSession(Box::new(create))]).await;
-    let Resop4::CreateSession(Res4::Ok(created)) = created else { panic!("{created:?}") };
-    let sequence = SequenceArgs {
-        sessionid: created.sessionid,
-        sequenceid: Sequenceid4(1),
-        slotid: Slotid4(0),
-        highest_slotid: Slotid4(0),
-        cachethis: false,
-    };
-    let names = server.ready["exports"][0].as_str().unwrap().split('/').filter(|name| !name.is_empty());
-    let walk = names.map(|name| Argop4::Lookup(LookupArgs { objname: name.into() }));
+    let url = format!("{}&vers=4.2", server.url("tcp", ""));
+    let mount = Mount::connect(&url.parse().unwrap(), &transports::for_client()).await.unwrap();
+    let put = Argop4::PutFh(PutFhArgs { object: mount.root().clone() });
     let get = Argop4::GetAttr(GetAttrArgs { attr_request: wanted.iter().copied().collect() });
-    let operations = [Argop4::Sequence(sequence), Argop4::PutRootFh].into_iter().chain(walk).chain([get]);
-    let got = call(operations.collect()).await;
-    let Resop4::GetAttr(Res4::Ok(fattr)) = got else { panic!("{got:?}") };
+    let mut results = mount.v4().unwrap().compound(vec![put, get], 4096).await.unwrap();
+    mount.unmount().await.unwrap();
+    let Some(Resop4::GetAttr(Res4::Ok(fattr))) = results.pop() else { panic!("{results:?}") };
     fattr.to_attrs(2, Purpose::Get).unwrap()
 }
 
