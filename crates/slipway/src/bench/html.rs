@@ -267,6 +267,7 @@ mod tests {
             elapsed: Duration::from_secs(1),
             client_cpu: Duration::from_millis(1),
             server_cpu: Some(Duration::from_millis(2)),
+            data_server_calls: None,
             memory_bytes: None,
             latency: histogram(),
         };

@@ -67,6 +67,7 @@ pub fn measure<W>(
             elapsed,
             client_cpu: process::cpu_time().saturating_sub(client),
             server_cpu: served.zip(server_cpu()).map(|(before, after)| after.saturating_sub(before)),
+            data_server_calls: None,
             memory_bytes: since(memory, costs.meter.bytes()),
             latency: histogram(),
         };

@@ -491,10 +491,14 @@ struct Settled<'a> {
 
 impl Subject for Settled<'_> {
     fn measure(&mut self, point: &Point) -> Result<Measured, Failure> {
-        let measured = self.load.measure(point)?;
-        if let Place::Cluster(cluster) = self.place {
-            cluster.await_removals()?;
+        let Place::Cluster(cluster) = self.place else { return self.load.measure(point) };
+        let calls = || Ok(cluster.data_traffic()?.iter().map(|traffic| traffic.data_calls).sum::<u64>());
+        let before = calls()?;
+        let mut measured = self.load.measure(point)?;
+        if let Measured::Sample(sample) = &mut measured {
+            sample.data_server_calls = Some(calls()? - before);
         }
+        cluster.await_removals()?;
         Ok(measured)
     }
 }

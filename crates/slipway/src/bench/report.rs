@@ -67,6 +67,9 @@ pub struct Row {
     /// 10^9 bytes of file data a second; absent if no data move.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gb_per_s: Option<Spread>,
+    /// The number of READs and WRITEs at the data servers in all runs; absent if there is no cluster.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub data_server_calls: Option<u64>,
     /// Latencies in microseconds, over all runs.
     pub latency_us: Latency,
     /// The CPU time of the client.
@@ -192,6 +195,7 @@ impl Row {
             operations: samples.iter().map(|sample| sample.operations).sum(),
             iops: Spread::new(iops_of_rounds.clone()),
             iops_of_rounds,
+            data_server_calls: samples.iter().map(|sample| sample.data_server_calls).sum(),
             gb_per_s: moved.then(|| each(&|sample| sample.bytes as f64 / 1e9 / seconds(sample))),
             latency_us: Latency {
                 mean: latency.mean() / 1e3,
@@ -246,6 +250,7 @@ mod tests {
             elapsed: Duration::from_secs(seconds),
             client_cpu: Duration::from_millis(500),
             server_cpu: Some(Duration::from_millis(1500)),
+            data_server_calls: Some(operations * 2),
             memory_bytes: Some(4_000_000_000),
             latency,
         }
@@ -260,6 +265,7 @@ mod tests {
         let report =
             row(&[sample(100, 1_000_000_000, 1), sample(300, 3_000_000_000, 1), sample(200, 2_000_000_000, 2)]);
         assert_eq!((report.operations, report.rounds), (600, 3));
+        assert_eq!(report.data_server_calls, Some(1200));
         assert_eq!(report.iops, Spread { median: 100.0, low: 100.0, high: 300.0 });
         assert_eq!(report.gb_per_s.unwrap().median, 1.0);
         assert_eq!(report.memory_gb_per_s.unwrap(), Spread { median: 4.0, low: 2.0, high: 4.0 });
@@ -281,9 +287,9 @@ mod tests {
     #[test]
     fn unknown_values_are_absent() {
         let mut unknown = sample(1000, 0, 1);
-        (unknown.server_cpu, unknown.memory_bytes) = (None, None);
+        (unknown.server_cpu, unknown.data_server_calls, unknown.memory_bytes) = (None, None, None);
         let json = serde_json::to_value(row(&[sample(1000, 0, 2), unknown])).unwrap();
-        for absent in ["gb_per_s", "server_cpu", "memory_gb_per_s"] {
+        for absent in ["gb_per_s", "server_cpu", "data_server_calls", "memory_gb_per_s"] {
             assert!(json.get(absent).is_none(), "{absent}");
         }
         assert_eq!((&json["iops"]["median"], &json["operation"]), (&750.0.into(), &"read".into()));
