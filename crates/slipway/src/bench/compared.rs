@@ -88,19 +88,19 @@ mod tests {
     };
     use super::*;
 
-    /// Returns a report of two series. The first one has this number of operations in each round, and the second one twice as many with half
-    /// the latency.
-    fn report(plan: &Plan, rounds: &[u64]) -> Report {
+    /// Returns a report of two series with these numbers of operations in each round, times the number of the point. The second one has half the
+    /// latency.
+    fn report(plan: &Plan, rounds: &[[u64; 2]]) -> Report {
         let series = |name: &str| {
             let (options, mount) = Default::default();
             Series { name: name.to_owned(), transport: "tcp".to_owned(), options, mount, backend: "pnfs".to_owned() }
         };
-        let sample = |operations: u64, factor: u64| {
+        let sample = |operations: u64, nanos: u64| {
             let mut latency = histogram();
-            latency.record_n(100_000 / factor, operations).unwrap();
+            latency.record_n(nanos, operations).unwrap();
             Sample {
-                operations: operations * factor,
-                bytes: operations * factor * 1_000_000,
+                operations,
+                bytes: operations * 1_000_000,
                 elapsed: Duration::from_secs(1),
                 client_cpu: Duration::ZERO,
                 server_cpu: None,
@@ -125,8 +125,14 @@ mod tests {
             results: Vec::new(),
             unable: Vec::new(),
         };
-        let cell = |factor| Cell::Samples(rounds.iter().map(|operations| sample(*operations, factor)).collect());
-        let cells: Vec<_> = plan.points.iter().map(|_| vec![cell(1), cell(2)]).collect();
+        let cells: Vec<_> = (1..=plan.points.len() as u64)
+            .map(|point| {
+                let cell = |(at, nanos): (usize, u64)| {
+                    Cell::Samples(rounds.iter().map(|round| sample(round[at] * point, nanos)).collect())
+                };
+                [(0, 100_000), (1, 50_000)].map(cell).into()
+            })
+            .collect();
         report.fill(&plan.points, &cells);
         report
     }
@@ -138,24 +144,29 @@ mod tests {
     #[test]
     fn values_are_divided_by_the_wanted_multiple_of_the_first_series() {
         let plan = plan::pnfs_create(&[1]);
-        let report = report(&plan, &[100, 300, 200]);
+        let report = report(&plan, &[[100, 100], [300, 900], [200, 400]]);
         let table = rates(&[pair("a", 1.0), pair("b", 4.0)], &plan, &report, Measure::Rate);
         let row = table.lines().nth(1).unwrap();
         assert!(row.ends_with("200 (1.00)  400 (0.50)"), "{table}");
         let table = latencies(&[pair("a", 1.0), pair("b", 1.0)], &plan, &report);
         assert!(table.lines().nth(1).unwrap().ends_with("100 (1.00)  50 (0.50)"), "{table}");
         let table = shares(&[pair("b", 1.0)], &plan, &report);
-        assert!(table.lines().nth(1).unwrap().ends_with("2.00 (2.00 to 2.00)"), "{table}");
+        assert!(table.lines().nth(1).unwrap().ends_with("2.00 (1.00 to 3.00)"), "{table}");
     }
 
     #[test]
     fn dumps_have_a_row_for_each_way_and_number_of_writers() {
         let plan = plan::pnfs_btio(1, 8);
-        let table = dumps(&plan, &report(&plan, &[100]));
+        let table = dumps(&plan, &report(&plan, &[[100, 200]]));
         let lines: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
         let wanted = [("FULL", "1"), ("FULL", "4"), ("FULL", "16"), ("SIMPLE", "1"), ("SIMPLE", "4"), ("SIMPLE", "16")];
-        for (line, (way, writers)) in lines[1..].iter().zip(wanted) {
-            assert_eq!(line[..], [way, writers, "0.1", "0.1", "0.2", "0.2"], "{table}");
+        // Each point has another rate: that of the writes comes before that of the reads.
+        for (at, (line, (way, writers))) in lines[1..].iter().zip(wanted).enumerate() {
+            let rate = |tenths: usize| number(tenths as f64 / 10.0);
+            let [write, read] = [2 * at + 1, 2 * at + 2];
+            let values = [write, read, 2 * write, 2 * read].map(rate);
+            assert_eq!(line[..2], [way, writers], "{table}");
+            assert_eq!(line[2..], values, "{table}");
         }
         assert_eq!(lines.len(), 7);
     }

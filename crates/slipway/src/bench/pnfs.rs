@@ -180,6 +180,12 @@ impl Chosen {
         }
     }
 
+    /// Returns the files of the cluster at this place in the order of the series. With `limited`, all clients use one.
+    fn site(&self, at: usize, points: &[Point]) -> Site {
+        let site = Site::new(format!("slipway-bench-{at}"), points, self.file_size);
+        if self.pattern == Pattern::Limited { site.shared() } else { site }
+    }
+
     /// Checks the options that only some patterns have.
     ///
     /// # Errors
@@ -266,8 +272,7 @@ fn measure(chosen: &Chosen, args: &Args, plan: &Plan, limit: Duration) -> Result
             subjects.push(Box::new(Btio::new(url, cluster.metadata_pid(), args.dumps, &meter)));
             continue;
         }
-        let site = Site::new(format!("slipway-bench-{at}"), &plan.points, chosen.file_size);
-        let site = Arc::new(if chosen.pattern == Pattern::Limited { site.shared() } else { site });
+        let site = Arc::new(chosen.site(at, &plan.points));
         let (urls, mut block_max) = (place.urls(), usize::MAX);
         for url in &urls {
             block_max = block_max.min(reach::run(site.prepare(url))?);
@@ -586,3 +591,25 @@ const ALL: [u32; 5] = [1, 2, 4, 8, 16];
 const UNIT_MIN: u64 = 64 << 10;
 /// The smallest file whose data are on data servers.
 const FILE_MIN: u64 = 128 << 10;
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    #[test]
+    fn clients_of_limited_data_servers_use_one_file() {
+        for (pattern, is_shared) in [("limited", true), ("create", false)] {
+            let chosen = Chosen::new(&Line::parse_from(["bench", "--pattern", pattern]).args);
+            let site = chosen.site(0, &chosen.plan(1).points);
+            assert_eq!(site.file(0) == site.file(1), is_shared, "{pattern}");
+        }
+    }
+}
