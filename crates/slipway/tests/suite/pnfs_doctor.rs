@@ -107,9 +107,9 @@ fn servers_that_clients_take_for_one_are_named() {
     // It runs, with a state directory that the configuration does not name, and listens by one transport.
     fs::rename(at("state"), at("other")).unwrap();
     let text = fs::read_to_string(&config).unwrap();
-    for transport in ["tcp", "rdma"] {
-        let options = if transport == "rdma" { "options = { provider = 'iwarp' }\n" } else { "" };
-        let listen = format!("transport = '{transport}'\n{options}");
+    let socket = format!("socket = '{}'", at("socket").display());
+    for (transport, option) in [("tcp", ""), ("rdma", "provider = 'iwarp'"), ("shm", &socket)] {
+        let listen = format!("transport = '{transport}'\noptions = {{ {option} }}\n");
         fs::write(&config, text.replace("transport = 'tcp'\n", &listen)).unwrap();
         let [path, state] = [&config, &at("other")].map(|path| path.to_str().unwrap().to_owned());
         assert_eq!(wrong(&config).len(), 1, "it does not run");

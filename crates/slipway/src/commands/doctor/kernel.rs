@@ -305,6 +305,8 @@ mod tests {
             long.found.contains("360 s") && long.found.contains("of files layouts (dataserver_timeo = 600"),
             "{long:?}"
         );
+        set("nfs_layout_nfsv41_files", "6000\n", "5\n");
+        assert!(root.find("6.1", "data server timeout")[1].found.contains(" 600 s "), "the bound of the kernel");
         set("nfs_layout_flexfiles", "0\n", "0\n");
         let [default, _] = &root.find("6.1", "data server timeout")[..] else { panic!("two drivers are loaded") };
         assert!(default.state == State::Note && default.found.contains(" 60 s "), "{default:?}");
@@ -334,6 +336,8 @@ mod tests {
         fs::create_dir_all(root.0.path().join("sys/module/rpcrdma")).unwrap();
         let connections = |release| found(release, "/mnt/a b").iter().any(|(_, found)| found.starts_with("nconnect"));
         assert_eq!([connections("6.1.0"), connections("6.12.1")], [true, false]);
+        root.write("proc/self/mountstats", &STATS.replace("nconnect=4", "nconnect=1"));
+        assert!(!connections("6.1.0"), "it has one connection anyway");
         assert!(!found("6.1.0", "/wide").iter().any(|(_, found)| found.starts_with("nconnect")));
     }
 }
