@@ -252,7 +252,7 @@ impl Core {
             Some(to) => to,
             None => self.server_for(&record, moved)?,
         };
-        let new = |state| Copy { object: Object { server, id: entropy::random() }, state };
+        let new = |state| Copy { object: Object::new(server), state };
         let mut next = Record::clone(&record);
         next.generation += 1;
         // A record has objects for all stripes of a copy. The others are never made.

@@ -207,7 +207,7 @@ impl Core {
         let _changing = file.changing.lock().await;
         let Place::Servers(record) = self.place(file).await? else { return Err(VfsError::Io) };
         let former = record.copies[copy].object;
-        let object = Object { server: self.server_for(&record, copy)?, id: entropy::random() };
+        let object = Object::new(self.server_for(&record, copy)?);
         let mut next = Record::clone(&record);
         next.generation += 1;
         next.copies[copy] = Copy { object, state: CopyState::Copying };

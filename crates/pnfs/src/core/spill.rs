@@ -75,9 +75,8 @@ impl Core {
         servers.sort_by_cached_key(is_unfit);
         let fit = servers.iter().filter(|server| !is_unfit(server)).count();
         drop(failing);
-        let object = |server| Object { server, id: entropy::random() };
-        let copies = stripes.place(self.options.mirrors, &servers, fit).into_iter().map(object);
-        let copies = copies.map(|object| Copy { object, state: CopyState::InSync }).collect();
+        let copies = stripes.place(self.options.mirrors, &servers, fit).into_iter();
+        let copies = copies.map(|server| Copy { object: Object::new(server), state: CopyState::InSync }).collect();
         let epoch = u32::from(self.options.layouts.is_some());
         Record { generation: 1, epochs: Epochs { writers: epoch, readers: epoch }, stripes, copies }
     }
