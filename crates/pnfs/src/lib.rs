@@ -19,9 +19,10 @@
 //!    before a second copy is read.
 //! 3. Objects are in the index and in the queue of removals before they are created, or before a client can create them. They are
 //!    removed only after it has been checked that no record names them.
-//! 4. A file is marked in the index before a layout to write is granted. If the process ends, the next one locks the clients
-//!    out, takes the size of the file from the objects, and compares the copies. Layouts to read are not recorded: a write that a
-//!    copy misses is acknowledged only when the leases of the former process have ended.
+//! 4. A file is marked in the index before a layout to write is granted. The mark stays until the last one has ended and the size of the
+//!    file is durable. If the process ends, the next one locks the clients out, takes the size of the file from the objects, and compares
+//!    the copies. Layouts to read are not recorded: a write that a copy misses is acknowledged only when the leases of the former process
+//!    have ended.
 //! 5. Nothing that is decided from a record outlives it: after a failed change, or one that an earlier process may not have completed,
 //!    the record is made durable before it is used.
 //! 6. Unstable writes are made durable before a copy is compared with others or copied, and after that. If a copy has lost some in

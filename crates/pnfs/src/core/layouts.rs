@@ -436,7 +436,7 @@ impl Core {
     }
 
     /// Gives the inner file at least this size, durably. The times change if `mtime` is given or the file grows. The caller has
-    /// locked the size.
+    /// locked the size. If this fails, the file stays marked until its size is durable.
     fn grow(&self, file: &File, size: u64, mtime: Option<SetTime>) -> Result<Change> {
         let root = Cred::root();
         let caller = Caller::blocking(&root);
@@ -448,9 +448,11 @@ impl Core {
             _ => SetTime::Now,
         });
         let mtime = mtime.or(size.map(|_| SetTime::Now));
-        let change = self.inner.setattr(&caller, &file.handle, &SetAttr { size, mtime, ..SetAttr::default() }, None)?;
-        self.inner.commit(&caller, &file.handle, 0, 0)?;
-        Ok(change)
+        let set = SetAttr { size, mtime, ..SetAttr::default() };
+        let grown = self.inner.setattr(&caller, &file.handle, &set, None);
+        let grown = grown.and_then(|change| self.inner.commit(&caller, &file.handle, 0, 0).map(|_| change));
+        // The file may have the size already, and a crash can undo that. The next call would have nothing to do.
+        grown.inspect_err(|_| self.note_unequal(&file.handle))
     }
 
     /// Gives the file the size of its objects, if that is larger, and the time of their last write, if it is later than `since`: a client may

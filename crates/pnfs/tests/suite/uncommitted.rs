@@ -1,10 +1,10 @@
 //! Layouts that are returned after direct writes that were not committed, and data servers that have lost such writes.
 
-use std::time::Duration;
+use std::{sync::atomic::Ordering::Relaxed, time::Duration};
 
 use tokio::time::advance;
 use vfs::{
-    Handle, Time, Vfs,
+    Handle, Time, Vfs, VfsError,
     layout::{LayoutKind, LayoutMode::Write, LayoutModes},
 };
 
@@ -118,6 +118,38 @@ fn copies_are_compared_if_a_data_server_has_lost_uncommitted_writes() {
         assert!(written.returned());
         written.check_copies("recalled");
     });
+}
+
+/// The LAYOUTCOMMIT fails after it has set the size, which is not durable then. The return of the layout finds that the file has the size of
+/// its objects.
+#[test]
+fn size_of_a_layout_commit_that_has_failed_survives_a_power_failure() {
+    for has_upkeep in [false, true] {
+        for world in World::each() {
+            let file = world.create("file");
+            world.write(&file, 0, &[1; 2000]).unwrap();
+            world.upkeep();
+            let layout = world.grant_striped(&file, 1, Write).unwrap();
+            assert_eq!(world.client_write(&layout, 2000, &[2; 3000]), 0);
+            world.disk.failing.store(1, Relaxed);
+            assert_eq!(world.try_commit(&file, 1, 5000), Err(VfsError::Io));
+            assert_eq!(world.size(&file), 5000);
+            world.release(&file, 1, LayoutModes::WRITE);
+            if has_upkeep {
+                world.upkeep();
+            }
+            // A durable change of the index makes the earlier ones durable, too.
+            let is_durable = !world.disk.unsynced.load(Relaxed);
+            world.write(&world.create("other"), 0, &[1; 2000]).unwrap();
+            if !is_durable {
+                world.set_inner_size(&file, 2000);
+            }
+            let world = world.crash();
+            world.upkeep();
+            assert!(world.read(&file).unwrap() == [vec![1; 2000], vec![2; 3000]].concat(), "upkeep: {has_upkeep}");
+            assert_eq!(is_durable, has_upkeep);
+        }
+    }
 }
 
 /// The LAYOUTCOMMIT of an earlier write arrives after the write.

@@ -245,6 +245,12 @@ impl World {
         self.run(|caller| self.inner.getattr(caller, object)).unwrap()
     }
 
+    /// Gives a file in the inner file system a size, as a power failure does that undoes a change of it.
+    pub fn set_inner_size(&self, file: &Handle, size: u64) {
+        let set = SetAttr { size: Some(size), ..SetAttr::default() };
+        self.run(|caller| self.inner.setattr(caller, file, &set, None)).unwrap();
+    }
+
     /// Runs an operation to its end.
     pub fn run<T>(&self, operation: impl FnMut(&Caller<'_>) -> Result<T>) -> Result<T> {
         let root = Cred::root();
@@ -425,9 +431,13 @@ impl World {
     }
 
     pub fn commit(&self, file: &Handle, holder: u64, size: u64) {
+        self.try_commit(file, holder, size).unwrap();
+    }
+
+    pub fn try_commit(&self, file: &Handle, holder: u64, size: u64) -> Result<()> {
         let commit = LayoutCommit { range: LayoutRange::ALL, size: Some(size), mtime: None };
         let holder = Some(LayoutHolder(holder));
-        self.run(|caller| Layouts::commit(&self.pnfs, caller, file, holder, &commit)).unwrap();
+        self.run(|caller| Layouts::commit(&self.pnfs, caller, file, holder, &commit)).map(drop)
     }
 
     /// Executes the upkeep until nothing is left, or nothing more can be done.
