@@ -406,7 +406,8 @@ impl Core {
         let former = self.inner.getattr(&caller, &file.handle)?.size;
         let set = SetAttr { size: Some(former.max(end)), ..SetAttr::default() };
         let change = self.inner.setattr(&caller, &file.handle, &set, None)?;
-        if stability == Stability::FileSync || stability == Stability::DataSync && end > former {
+        // The size may be that of an earlier unstable write, so it matters also if the file does not grow.
+        if stability != Stability::Unstable {
             self.inner.commit(&Caller::blocking(&root), &file.handle, 0, 0)?;
         }
         Ok(change)

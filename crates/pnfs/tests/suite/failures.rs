@@ -676,3 +676,18 @@ async fn changes_wait_until_requests_of_an_earlier_process_have_arrived() {
     let world = world.crash_before(earlier);
     world.write(&file, 0, &[3; 5000]).unwrap();
 }
+
+/// An unstable write has made the file longer. A power failure can bring the former size back, and bytes behind it would be cut.
+#[test]
+fn stable_write_makes_the_size_durable_that_an_earlier_write_has_set() {
+    for stability in [Stability::DataSync, Stability::FileSync] {
+        for world in World::each() {
+            let file = world.create("file");
+            world.write(&file, 0, &[1; 2000]).unwrap();
+            world.write_with(&file, 2000, &[2; 3000], Stability::Unstable).unwrap();
+            assert!(world.disk.unsynced.load(Relaxed));
+            world.write_with(&file, 2000, &[3; 1000], stability).unwrap();
+            assert!(!world.disk.unsynced.load(Relaxed), "{stability:?}");
+        }
+    }
+}

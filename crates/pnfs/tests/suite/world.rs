@@ -287,10 +287,12 @@ impl World {
     }
 
     pub fn write(&self, file: &Handle, offset: u64, data: &[u8]) -> Result<()> {
+        self.write_with(file, offset, data, Stability::FileSync)
+    }
+
+    pub fn write_with(&self, file: &Handle, offset: u64, data: &[u8], stability: Stability) -> Result<()> {
         let data = Rope::from(bytes::Bytes::copy_from_slice(data));
-        let write =
-            |caller: &Caller<'_>| self.pnfs.write(caller, file, offset, &data, Stability::FileSync, Report::Nothing);
-        self.run(write).map(drop)
+        self.run(|caller| self.pnfs.write(caller, file, offset, &data, stability, Report::Nothing)).map(drop)
     }
 
     pub fn read(&self, file: &Handle) -> Result<Vec<u8>> {
