@@ -716,8 +716,11 @@ impl Drop for Measuring<'_> {
     }
 }
 
-/// Returns the time of the last write to an object.
+/// Returns the time of the last write to an object. If all are empty, there was none: the objects were created, or the file was truncated.
 fn last_write(attrs: &HashMap<usize, ObjectAttr>) -> Time {
+    if attrs.values().all(|attr| attr.size == 0) {
+        return Time::default();
+    }
     attrs.values().map(|attr| attr.mtime).max().unwrap_or_default()
 }
 

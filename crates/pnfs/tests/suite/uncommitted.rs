@@ -120,6 +120,21 @@ fn copies_are_compared_if_a_data_server_has_lost_uncommitted_writes() {
     });
 }
 
+/// The objects are as new as the layout, and the write verifiers of the data servers are not known yet.
+#[test]
+fn copies_of_a_new_file_are_not_compared_if_nothing_was_written() {
+    for world in World::each() {
+        let file = world.create("file");
+        world.grant_striped(&file, 1, Write).unwrap();
+        for copy in &world.record(&file).copies {
+            world.servers.set_mtime(copy.object, Time::now());
+        }
+        world.release(&file, 1, LayoutModes::WRITE);
+        assert!(!world.pnfs.file_status(b"file").unwrap().unequal);
+        assert!(world.grant_striped(&file, 2, Write).is_ok());
+    }
+}
+
 /// The LAYOUTCOMMIT fails after it has set the size, which is not durable then. The return of the layout finds that the file has the size of
 /// its objects.
 #[test]

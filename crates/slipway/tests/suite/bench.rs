@@ -130,7 +130,13 @@ fn files_are_created_by_several_clients_with_both_kinds_of_data_servers() {
     let wanted = ["bench", "pnfs", "--pattern", "create", "--servers", "1,2", "--clients", "1,4", "--rounds", "1"];
     let found = ok(&[&wanted[..], &["--seconds", "0.05", "--dir", dir, "--json"]].concat());
     let found: Value = serde_json::from_str(&found).unwrap();
-    let kinds = ["1 data server, nfs3", "2 data servers, nfs3", "1 data server, slipway", "2 data servers, slipway"];
+    let kinds = [
+        "1 data server, nfs3",
+        "2 data servers, nfs3",
+        "1 data server, slipway",
+        "2 data servers, 1 for a file, slipway",
+        "2 data servers, slipway",
+    ];
     assert_eq!(names(&found), kinds);
     let loads = |series: &str| {
         let of = rows(&found).iter().filter(|row| row["series"] == series);

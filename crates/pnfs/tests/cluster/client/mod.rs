@@ -270,7 +270,8 @@ impl Client {
 
     async fn write_by_mds(&self, file: &Handle, cells: Range<usize>) {
         let (write, value) = self.begin(file, cells.clone());
-        let stability = if chance(0.5) { Stability::Unstable } else { Stability::FileSync };
+        let stable = if value.is_multiple_of(2) { Stability::DataSync } else { Stability::FileSync };
+        let stability = if chance(0.5) { Stability::Unstable } else { stable };
         self.send_write(file, (write, cells, value), stability).await;
     }
 
@@ -306,7 +307,7 @@ impl Client {
             sleep(Duration::from_secs(1)).await;
         };
         self.world.log(format!("client {} has written {value} {stability:?}", self.number));
-        let durable = stability == Stability::FileSync;
+        let durable = stability != Stability::Unstable;
         self.model(file, |model, now| {
             model.acknowledge(write, now);
             if durable {
