@@ -65,7 +65,7 @@ pub struct Object {
 
 impl Object {
     /// Returns a new object. Its identifier begins with the time in milliseconds, so that objects of the same time are neighbours in the
-    /// index, which makes their insertion cheap. The other 80 bits are random.
+    /// index. The other 80 bits are random.
     pub fn new(server: ServerId) -> Self {
         let millis = u128::from(Time::now().as_nanoseconds() / 1_000_000);
         Self { server, id: millis << 80 | entropy::random::<u128>() >> 48 }
