@@ -383,6 +383,10 @@ struct Script {
     /// The `svid` of the owner of the lock.
     holder: Option<u32>,
     in_grace: bool,
+    /// The grace period begins after so many more answers to TEST. Linux's server listens shortly before it begins.
+    tests_before_grace: u32,
+    /// The holder releases the lock after the next answer to TEST.
+    releases_after_test: bool,
     /// The calls, with `reclaim` of LOCK and the answers.
     calls: Vec<(NlmProc4, bool, Nlm4Stats)>,
 }
@@ -398,14 +402,20 @@ impl Script {
         }
     }
 
-    fn test(&self, args: &TestArgs) -> TestReply {
-        match self.holder {
+    fn test(&mut self, args: &TestArgs) -> TestReply {
+        let reply = match self.holder {
             _ if self.in_grace => TestReply::DeniedGracePeriod,
             Some(holder) if holder != args.lock.svid => {
                 TestReply::Denied(Holder { exclusive: true, svid: 0, oh: "".into(), offset: 0, len: 0 })
             }
             _ => TestReply::Granted,
+        };
+        self.in_grace |= self.tests_before_grace == 1;
+        self.tests_before_grace = self.tests_before_grace.saturating_sub(1);
+        if std::mem::take(&mut self.releases_after_test) {
+            self.holder = None;
         }
+        reply
     }
 
     fn unlock(&mut self, args: &UnlockArgs) -> Nlm4Stats {
@@ -458,10 +468,8 @@ impl Service for Lockd {
     }
 }
 
-#[test]
-fn locks_are_checked_and_reclaimed_at_a_lock_manager_like_linux() {
-    use Nlm4Stats::{Denied, DeniedGracePeriod as Grace, Granted};
-    use NlmProc4::{Lock, Test, Unlock};
+/// Simulates a server with this lock manager, a mount of it, and a file.
+fn with_lockd(test: impl AsyncFnOnce(&Network, &Lockd, (&Protocol, &Handle))) {
     simulate(|network| async move {
         let lockd = Arc::<Lockd>::default();
         let all = services();
@@ -470,39 +478,93 @@ fn locks_are_checked_and_reclaimed_at_a_lock_manager_like_linux() {
         let server = Server { address: SERVER, switch: sim::switch(&network, 1) };
         let mount = server.mount("vers=3").await;
         mount.write("f", &b"data"[..]).await.unwrap();
-        let (locks, file) = (mount.protocol(), mount.resolve("f").await.unwrap().handle);
-        let calls = || std::mem::take(&mut lockd.0.lock().calls);
-        let reconnected = || async {
-            network.cut_all();
-            sleep(Duration::from_secs(10)).await;
-        };
-        assert_eq!(locks.lock(&file, b"p", ALL).await.unwrap(), None);
-        assert_eq!(calls(), [(Lock, false, Granted)]);
-        reconnected().await;
-        assert_eq!(calls(), [(Test, false, Denied), (Lock, false, Granted)], "the server still has the lock");
+        let file = mount.resolve("f").await.unwrap().handle;
+        test(&network, &lockd, (mount.protocol(), &file)).await;
+    });
+}
+
+impl Lockd {
+    fn calls(&self) -> Vec<(NlmProc4, bool, Nlm4Stats)> {
+        std::mem::take(&mut self.0.lock().calls)
+    }
+
+    /// Restarts the lock manager, which then is as `script` says, and waits until clients have checked their locks.
+    async fn restart(&self, network: &Network, script: Script) {
+        *self.0.lock() = script;
+        network.cut_all();
+        sleep(Duration::from_secs(10)).await;
+    }
+}
+
+#[test]
+fn locks_are_checked_and_reclaimed_at_a_lock_manager_like_linux() {
+    use Nlm4Stats::{Denied, DeniedGracePeriod as Grace, Granted};
+    use NlmProc4::{Lock, Test, Unlock};
+    with_lockd(async |network, lockd, (locks, file)| {
+        assert_eq!(locks.lock(file, b"p", ALL).await.unwrap(), None);
+        assert_eq!(lockd.calls(), [(Lock, false, Granted)]);
+        network.cut_all();
+        sleep(Duration::from_secs(10)).await;
+        assert_eq!(lockd.calls(), [(Test, false, Denied), (Lock, false, Granted)], "the server still has the lock");
 
         // The server has restarted.
-        *lockd.0.lock() = Script { in_grace: true, ..Script::default() };
-        reconnected().await;
-        assert_eq!(calls(), [(Test, false, Grace), (Lock, true, Granted)]);
+        lockd.restart(network, Script { in_grace: true, ..Script::default() }).await;
+        assert_eq!(lockd.calls(), [(Test, false, Grace), (Lock, true, Granted)]);
         let ends = async {
             sleep(Duration::from_secs(30)).await;
             lockd.0.lock().in_grace = false;
         };
-        let (unlocked, ()) = tokio::join!(locks.unlock(&file, b"p", 0, u64::MAX), ends);
+        let (unlocked, ()) = tokio::join!(locks.unlock(file, b"p", 0, u64::MAX), ends);
         unlocked.unwrap();
-        let unlocks = calls();
+        let unlocks = lockd.calls();
         assert!(unlocks.len() > 2 && unlocks.starts_with(&[(Unlock, false, Grace)]), "{unlocks:?}");
         assert_eq!(unlocks.last(), Some(&(Unlock, false, Granted)));
         assert_eq!(lockd.0.lock().holder, None);
 
         // It has restarted, and another client has the lock when the grace period is over.
-        assert_eq!(locks.lock(&file, b"p", ALL).await.unwrap(), None);
-        *lockd.0.lock() = Script { holder: Some(7), ..Script::default() };
-        reconnected().await;
-        assert_eq!(calls(), [(Test, false, Denied), (Lock, false, Denied), (Unlock, false, Granted)]);
-        let error = locks.unlock(&file, b"p", 0, u64::MAX).await.unwrap_err();
+        assert_eq!(locks.lock(file, b"p", ALL).await.unwrap(), None);
+        lockd.restart(network, Script { holder: Some(7), ..Script::default() }).await;
+        assert_eq!(lockd.calls(), [(Test, false, Denied), (Lock, false, Denied), (Unlock, false, Granted)]);
+        let error = locks.unlock(file, b"p", 0, u64::MAX).await.unwrap_err();
         assert!(error.to_string().contains("lost the locks"), "{error}");
         assert_eq!(lockd.0.lock().holder, Some(7));
+    });
+}
+
+/// The server answers before its grace period begins, so nobody has the lock for a moment.
+#[test]
+fn lock_is_reclaimed_if_the_grace_period_begins_after_some_answers() {
+    for answers in 1..=6 {
+        with_lockd(async |network, lockd, (locks, file)| {
+            assert_eq!(locks.lock(file, b"p", ALL).await.unwrap(), None);
+            lockd.restart(network, Script { tests_before_grace: answers, ..Script::default() }).await;
+            let calls = lockd.calls();
+            let is_reclaimed = calls.last() == Some(&(NlmProc4::Lock, true, Nlm4Stats::Granted));
+            assert_eq!(is_reclaimed, answers <= 4, "{answers}: {calls:?}");
+            lockd.0.lock().in_grace = false;
+            assert_eq!(locks.unlock(file, b"p", 0, u64::MAX).await.is_ok(), is_reclaimed, "{answers}");
+        });
+    }
+}
+
+/// Another client gets the lock while nobody has it, and releases it again.
+#[test]
+fn lock_that_another_client_had_meanwhile_is_lost() {
+    with_lockd(async |network, lockd, (locks, file)| {
+        assert_eq!(locks.lock(file, b"p", ALL).await.unwrap(), None);
+        *lockd.0.lock() = Script::default();
+        network.cut_all();
+        while lockd.0.lock().calls.is_empty() {
+            sleep(Duration::from_millis(1)).await;
+        }
+        assert_eq!(lockd.calls(), [(NlmProc4::Test, false, Nlm4Stats::Granted)]);
+        // LOCK of the owner would be granted after the next answer to TEST.
+        *lockd.0.lock() = Script { holder: Some(7), releases_after_test: true, ..Script::default() };
+        sleep(Duration::from_secs(10)).await;
+        let denied_and_given_up =
+            [(NlmProc4::Test, false, Nlm4Stats::Denied), (NlmProc4::Unlock, false, Nlm4Stats::Granted)];
+        assert_eq!(lockd.calls(), denied_and_given_up);
+        let error = locks.unlock(file, b"p", 0, u64::MAX).await.unwrap_err();
+        assert!(error.to_string().contains("lost the locks"), "{error}");
     });
 }

@@ -6,7 +6,9 @@
 //!
 //! - DENIED_GRACE_PERIOD: the server has restarted. LOCK with `reclaim` gets the lock back, which other clients cannot have.
 //! - DENIED with this owner as the holder: the server has not restarted, and has the lock.
-//! - GRANTED: nobody has the lock, so the server has lost it. The lock is not taken again, because another client may have had it.
+//! - GRANTED: nobody has the lock, so the server has lost it. The lock is not taken again, because another client may have had it. But
+//!   Linux's server answers calls shortly before its grace period begins: it registers its sockets at rpcbind in between. So the task
+//!   asks again for about a second, and reclaims the lock if the answer becomes DENIED_GRACE_PERIOD.
 //! - DENIED by a server that does not tell the holder (Linux's), or with another holder of a shared lock: LOCK without `reclaim` is granted
 //!   if this owner has the lock, and denied if another client has a conflicting one.
 //!
@@ -35,6 +37,8 @@ use crate::{
 enum Found {
     Held,
     Lost,
+    /// Nobody has a lock in the range. The grace period may be about to begin.
+    Free,
     /// The grace period has begun or ended during the check, or the server is busy.
     Unsettled,
 }
@@ -117,18 +121,21 @@ impl Locks {
     async fn settle(&self, holder: InUse, connection: Connection) {
         let owner = &*holder.owner;
         let is_current = || owner.state.lock().seen.is_some_and(|seen| seen >= connection);
-        let mut backoff = Backoff::new();
+        let (mut backoff, mut free) = (Backoff::new(), 0);
         for _ in 0..ATTEMPTS_MAX {
             let call = owner.call.lock().await;
             if is_current() {
                 return;
             }
-            match self.check_ranges(owner).await {
+            match self.check_ranges(owner, free > 0).await {
                 Ok((Found::Held, seen)) => {
                     owner.state.lock().seen = seen;
                     return;
                 }
-                Ok((Found::Lost, _)) => return self.lose(owner, "the server has restarted without it").await,
+                Ok((Found::Free, _)) if free < FREE_ANSWERS_MAX => free += 1,
+                Ok((Found::Free | Found::Lost, _)) => {
+                    return self.lose(owner, "the server has restarted without it").await;
+                }
                 Err(error) => return self.lose(owner, &error.to_string()).await,
                 Ok((Found::Unsettled, _)) => {}
             }
@@ -142,12 +149,13 @@ impl Locks {
         }
     }
 
-    /// Checks the ranges of an owner. Returns the first connection over which one was found.
-    async fn check_ranges(&self, owner: &Owner) -> Result<(Found, Option<Connection>)> {
+    /// Checks the ranges of an owner. Returns the first connection over which one was found. `was_free` is as in
+    /// [`find`](Self::find).
+    async fn check_ranges(&self, owner: &Owner, was_free: bool) -> Result<(Found, Option<Connection>)> {
         let ranges = owner.state.lock().ranges.clone();
         let mut seen: Option<Connection> = None;
         for (offset, length, exclusive) in ranges {
-            let (found, at) = self.find(owner, LockRange { offset, length, exclusive }).await?;
+            let (found, at) = self.find(owner, LockRange { offset, length, exclusive }, was_free).await?;
             if !matches!(found, Found::Held) {
                 return Ok((found, None));
             }
@@ -156,21 +164,24 @@ impl Locks {
         Ok((Found::Held, seen))
     }
 
-    /// Finds out whether the server has a range of an owner, and reclaims it in the grace period.
-    async fn find(&self, owner: &Owner, range: LockRange) -> Result<(Found, Connection)> {
+    /// Finds out whether the server has a range of an owner, and reclaims it in the grace period. If `was_free`, nobody had a range of
+    /// the owner at the check before, so the owner can have it only by a reclaim.
+    async fn find(&self, owner: &Owner, range: LockRange, was_free: bool) -> Result<(Found, Connection)> {
         let caller = owner.state.lock().caller.clone();
         let stranger = self.owners.stranger(&owner.file);
         // An exclusive lock conflicts with every lock of another owner.
         let probe = LockRange { exclusive: true, ..range };
         let (reply, at) = self.test(&stranger, probe, caller.as_ref()).await?;
         let reclaim = match reply {
-            TestReply::Granted => return Ok((Found::Lost, at)),
+            TestReply::Granted => return Ok((Found::Free, at)),
             TestReply::Denied(holder) if owner.is(holder.svid, &holder.oh) => {
                 return Ok((if covers(&holder, range) { Found::Held } else { Found::Lost }, at));
             }
             // Linux's server does not tell the owner.
             TestReply::Denied(holder) if holder.exclusive && !holder.oh.is_empty() => return Ok((Found::Lost, at)),
             TestReply::DeniedGracePeriod => true,
+            TestReply::DeniedNoLocks if was_free => return Ok((Found::Unsettled, at)),
+            _ if was_free => return Ok((Found::Lost, at)),
             _ => false,
         };
         let (status, at) = self.ask(owner, range, reclaim, caller.as_ref()).await?;
@@ -240,6 +251,8 @@ const PING: Duration = Duration::from_secs(15);
 const FAREWELL_MAX: Duration = Duration::from_secs(10);
 /// The maximum number of attempts to check an owner, with pauses of up to five seconds: longer than a grace period.
 const ATTEMPTS_MAX: u32 = 100;
+/// The maximum number of answers that nobody has a lock before it is lost. The pauses between them last at least 0.75 seconds.
+const FREE_ANSWERS_MAX: u32 = 4;
 /// The maximum number of owners that are checked at the same time.
 const CHECKS_MAX: usize = 8;
 
