@@ -55,9 +55,13 @@ pub fn capture(command: &mut Command) -> Result<String, String> {
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    let tail: Vec<&str> = stderr.lines().rev().take(4).collect();
-    Err(format!("{}: {}: {}", line(command), output.status, tail.into_iter().rev().collect::<Vec<_>>().join(" | ")))
+    Err(format!("{}: {}: {}", line(command), output.status, end(&String::from_utf8_lossy(&output.stderr))))
+}
+
+/// Returns the last lines of an output as one line.
+pub fn end(output: &str) -> String {
+    let last: Vec<&str> = output.lines().rev().take(4).collect();
+    last.into_iter().rev().collect::<Vec<_>>().join(" | ")
 }
 
 /// Runs a command to its end. Prints the lines of its stdout and stderr for which `show` returns `true`. Returns all

@@ -72,15 +72,14 @@ pub fn version4(bench: &Bench, report: &mut Report) -> Result<(), String> {
     thread::sleep((4 * LEASE).saturating_sub(begun.elapsed()));
     report.step("interop: knfsd4: locks of idle clients are held for several leases", || {
         let told = std::fs::write(out.join("enough"), "").map_err(|error| error.to_string());
-        let held = told.and_then(|()| idle.wait(PEER_LIMIT));
-        outcome(3, held.map_err(|why| format!("{why}: see {}", out.join("idle.log").display())))
+        outcome(3, told.and_then(|()| ended(&mut idle, &out.join("idle.log"))))
     });
     report.step("interop: knfsd4: it restarts under load, and opens and locks are reclaimed", || {
         let ways = [("tcp", "3"), ("tcp", "4.0"), ("rdma", "4.0"), ("rdma", "4.1"), ("tcp", "4.2"), ("rdma", "4.2")];
         let mixed = format!("{}&addr={}", knfsd.root(("tcp", "4.1")), knfsd.also("tcp"));
         let urls: Vec<_> = ways.iter().map(|&way| knfsd.root(way)).chain([mixed]).collect();
-        let gone_on = knfsd.peer("restart", &urls).and_then(|mut peer| peer.wait(PEER_LIMIT));
-        outcome(urls.len() as u64, gone_on.map_err(|why| format!("{why}: see {}", out.join("restart.log").display())))
+        let peer = knfsd.peer("restart", &urls);
+        outcome(urls.len() as u64, peer.and_then(|mut peer| ended(&mut peer, &out.join("restart.log"))))
     });
     knfsd.end(report)
 }
@@ -339,6 +338,14 @@ fn peer() -> Command {
     // The last lines of the output are shown, and must be the reason of a failure.
     program.env("RUST_BACKTRACE", "0");
     program
+}
+
+/// Waits until a program with this log ends. The error contains the end of the log.
+fn ended(peer: &mut Daemon, log: &Path) -> Result<(), String> {
+    peer.wait(PEER_LIMIT).map_err(|why| {
+        let output = std::fs::read_to_string(log).unwrap_or_default();
+        format!("{why}: {}: see {}", shell::end(&output), log.display())
+    })
 }
 
 fn outcome(tests: u64, result: Result<(), String>) -> Outcome {
