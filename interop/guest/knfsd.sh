@@ -1,7 +1,8 @@
 # Runs in the guest: knfsd with its ports forwarded to the host, while the host's client needs it. With LEASE_S and
 # GRACE_S in /run/out/env it serves version 4: the export is an ext4, which supports all of that version, and the server
-# restarts when /run/out/restart is created; it creates /run/out/restarted afterwards. If /run/out/list-acls has the name of an
-# exported directory, it writes the ACLs there, as xtask/src/interop/acls.rs compares them, to /run/out/acls.
+# restarts when /run/out/restart is created, with a grace period of GRACE_S; it creates /run/out/restarted afterwards. If
+# /run/out/list-acls has the name of an exported directory, it writes the ACLs there, as xtask/src/interop/acls.rs
+# compares them, to /run/out/acls.
 . /run/out/guest/lib.sh
 . /run/out/env
 : >"$RESULTS"
@@ -12,7 +13,7 @@ serve() {
   if [ -n "${LEASE_S:-}" ]; then
     truncate -s 1G /run/disk; mkfs.ext4 -q -O ^has_journal /run/disk; mount -o loop /run/disk /run/export
     mount -t nfsd nfsd /proc/fs/nfsd
-    echo "$LEASE_S" >/proc/fs/nfsd/nfsv4leasetime; echo "$GRACE_S" >/proc/fs/nfsd/nfsv4gracetime
+    echo "$LEASE_S" >/proc/fs/nfsd/nfsv4leasetime
   else
     mount -t tmpfs -o size=2g export /run/export
   fi
@@ -20,18 +21,25 @@ serve() {
   tar xf /run/out/tree.tar -C /run/export/given/tree
   chmod 1777 /run/export
   siw
-  # NLM has a port that the host forwards. It accepts locks only while rpc.statd runs. After a restart, reclaims over NLM and
-  # those of version 4 have the same time.
+  # NLM has a port that the host forwards. It accepts locks only while rpc.statd runs.
   echo 32803 >/proc/sys/fs/nfs/nlm_tcpport
-  echo "${GRACE_S:-20}" >/proc/sys/fs/nfs/nlm_grace_period
+  # No client has state to reclaim.
+  grace 10
   knfsd /run/export
   rpc.statd --no-notify
+}
+
+# Sets the grace period of NLM and of version 4 in seconds, while the server does not run.
+grace() {
+  echo "$1" >/proc/sys/fs/nfs/nlm_grace_period
+  if [ -n "${LEASE_S:-}" ]; then echo "$1" >/proc/fs/nfsd/nfsv4gracetime; fi
 }
 
 # Connections are cut, and the server forgets all state of clients except for their names.
 restart() {
   rpc.nfsd 0
   equal 0 "$(cat /proc/fs/nfsd/threads)"
+  grace "$GRACE_S"
   rpc.nfsd 4
   echo rdma 20049 >/proc/fs/nfsd/portlist
 }
