@@ -26,7 +26,7 @@ use nfs::{
 use rpc::{Identity, security::Principal};
 use server::{Export, ExportId, ExportOptions, Sec, SecFlavors, Squash};
 use testkit::deferred::{Deferred, Pace};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use vfs::{
     VfsError,
     layout::*,
@@ -543,6 +543,17 @@ async fn silent_client_is_fenced_before_others_truncate() {
     assert_eq!(rig.status(return_whole(layout)).await, Nfsstat4::BadStateid);
     let again = rig.layout(Layoutiomode4::Rw).await;
     assert_ne!(again.stateid.other, layout.other);
+}
+
+#[simnet::test]
+async fn writer_whose_lease_expires_is_fenced_although_nobody_wants_the_file() {
+    let mut rig = Rig::new().await;
+    let layout = rig.layout(Layoutiomode4::Rw).await.stateid;
+    let fence = called(&rig.toy, |call| matches!(call, BackEndCall::Fence(..)));
+    timeout(Duration::from_secs(100), fence).await.expect("the lease has 90 s");
+    // The client returns. It has lost the layout, and keeps its open.
+    assert_eq!(rig.status(layout_commit(commit(layout, 99))).await, Nfsstat4::BadStateid);
+    rig.layout(Layoutiomode4::Rw).await;
 }
 
 #[simnet::test]

@@ -475,9 +475,9 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     /// Removes expired clients: those that were never confirmed (§18.35.4), and those that hold no state. A client that
     /// holds state keeps it after expiry until another client wants it (§8.4.3), or
     /// [`expire_removed`](Self::expire_removed) revokes it. A client does not expire while one of
-    /// its requests is being executed (§8.3). Revokes delegations that were recalled and not returned in time. Must be
-    /// called at least once in a lease time. More frequent calls are cheap: the clients are checked `EXPIRY_CHECKS`
-    /// times in a lease time.
+    /// its requests is being executed (§8.3). Ends layouts to write of expired clients, and revokes state that was recalled and not
+    /// returned in time. Must be called at least once in a lease time. More frequent calls are cheap: the clients are checked
+    /// `EXPIRY_CHECKS` times in a lease time.
     pub fn expire(&mut self, now: Instant) {
         self.revoke_overdue(now);
         if self.next_expiry_check.is_some_and(|next| now < next) {
@@ -488,6 +488,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         let lapsed = expired.filter(|(id, _)| self.stateids.count(*id) == 0 && !self.is_busy(*id));
         let lapsed: Vec<_> = lapsed.map(|(id, _)| id).collect();
         lapsed.into_iter().for_each(|id| self.end_client(id));
+        self.expire_layouts(now);
     }
 
     /// Revokes all state of expired clients that keep files without a name. Nobody else can ever want such a file, so the client

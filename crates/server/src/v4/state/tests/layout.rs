@@ -292,6 +292,35 @@ fn client_that_ends_or_expires_is_fenced() {
 }
 
 #[test]
+fn layout_to_write_ends_with_the_lease() {
+    let mut world = World::new();
+    let ((a, session), (b, theirs)) = (world.ready("a"), world.user("b"));
+    let open = world.open(a, "o", BOTH, 0).unwrap();
+    let stateid = world.layout(a, &open, LayoutMode::Write).unwrap();
+    let reading = world.layout(b, &theirs, LayoutMode::Read).unwrap();
+    world.pass(LEASE, session, 1);
+    world.state.expire(world.now);
+    assert_eq!(world.ends(), [], "the lease of a writer is valid, and a reader changes nothing");
+    world.now += LEASE;
+    world.state.expire(world.now);
+    assert_eq!(world.ends(), [], "the lease ends now");
+    world.now += LEASE / EXPIRY_CHECKS;
+    world.state.expire(world.now);
+    let ends = world.ends();
+    assert!(matches!(ends[..], [LayoutEnd { file: 'f', mode: LayoutMode::Write, fence: true, .. }]), "{ends:?}");
+    assert_eq!(world.state.find_layout(a, &'f', &stateid).err(), Some(Nfsstat4::BadStateid));
+    assert!(world.state.find_layout(b, &'f', &reading).is_ok());
+    // The client is fenced once, and keeps its other state.
+    world.now += LEASE;
+    world.state.expire(world.now);
+    assert_eq!(world.ends(), []);
+    world.pass(Duration::ZERO, session, 2);
+    assert_eq!(world.layout(a, &open, LayoutMode::Write), Err(Nfsstat4::LayoutTryLater), "the fence is not complete");
+    world.state.fenced(&'f');
+    assert!(world.layout(a, &open, LayoutMode::Write).is_ok());
+}
+
+#[test]
 fn recall_during_layoutget_makes_it_fail() {
     let mut world = World::new();
     let (a, open) = world.user("a");

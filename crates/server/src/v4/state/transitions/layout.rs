@@ -347,6 +347,20 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         self.recalls.queue.push_back(Held { client, file, stateid });
     }
 
+    /// Fences expired clients from files that they may have written by layouts. Nobody wants such a layout, so it would never be
+    /// recalled, but until it ends, the size and times of the file lack the writes that the client has not committed. The
+    /// client must not use its layouts any more (§12.7.2).
+    pub(in crate::v4::state) fn expire_layouts(&mut self, now: Instant) {
+        let expired: Vec<_> = self.clients.expired(now).map(|(client, _)| client).collect();
+        for client in expired {
+            for other in self.stateids.of_client(client) {
+                if self.stateids.layout(&other).is_some_and(|layout| layout.write.is_some()) {
+                    self.fence_if_expired(client, &other, now);
+                }
+            }
+        }
+    }
+
     /// Fences a client whose lease has expired, instead of a recall.
     fn fence_if_expired(&mut self, client: Clientid4, other: &Other, now: Instant) -> bool {
         let expired = self.clients.is_expired(client, now) && !self.is_busy(client);
