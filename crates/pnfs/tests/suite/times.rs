@@ -87,6 +87,31 @@ fn uncommitted_writes_set_the_time() {
 }
 
 #[test]
+fn uncommitted_write_at_the_time_of_the_layout_advances_the_change_attribute() {
+    each(async |world, end| {
+        let copied = Copied::new(&world).await;
+        let change = world.attr(&copied.file).change;
+        assert_eq!(world.client_write(&copied.layout, 100, &[2; 10]), 0);
+        let world = end.run(world, &copied.file);
+        let attr = world.attr(&copied.file);
+        assert_eq!(attr.mtime, Copied::MTIME, "{end:?}: the write may be earlier than the layout");
+        assert_ne!(attr.change, change, "{end:?}");
+    });
+}
+
+#[test]
+fn return_of_a_layout_without_a_write_changes_nothing() {
+    simnet::simulate(1, async || {
+        for world in World::each() {
+            let copied = Copied::new(&world).await;
+            let before = world.attr(&copied.file);
+            world.release(&copied.file, 1, LayoutModes::WRITE);
+            assert_eq!(world.attr(&copied.file), before);
+        }
+    });
+}
+
+#[test]
 fn time_that_a_program_has_set_stays_if_no_client_has_written_since() {
     each(async |world, end| {
         let copied = Copied::new(&world).await;
