@@ -7,13 +7,18 @@ use std::{
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
     sync::Arc,
+    thread::sleep,
+    time::Duration,
 };
 
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 use server::{Config, admin::SOCKET, config::default_state_dir};
 
-use crate::exit::{Exit, Failure};
+use crate::{
+    exit::{Exit, Failure},
+    progress::Progress,
+};
 
 /// The server to ask.
 #[derive(Debug, clap::Args)]
@@ -81,13 +86,57 @@ pub fn ask_at<T: DeserializeOwned, R: Serialize>(
     }))
 }
 
+/// Requests that wait for the end of work which continues after a restart of the server.
+pub struct Polling<'a> {
+    server: &'a ServerArgs,
+    /// Messages are printed above its bar.
+    progress: &'a Progress,
+    /// `true` once the server has answered.
+    answered: bool,
+}
+
+impl<'a> Polling<'a> {
+    /// Prepares requests to a server.
+    pub fn new(server: &'a ServerArgs, progress: &'a Progress) -> Self {
+        Self { server, progress, answered: false }
+    }
+
+    /// Sends a request like [`ask`], and returns all records. If the server answers no longer, the request is repeated until it does.
+    ///
+    /// # Errors
+    /// The configuration cannot be read, the server answers with an error, or it does not answer the first request.
+    pub fn ask<T: DeserializeOwned, R: Serialize>(&mut self, request: &R) -> Result<Vec<T>, Failure> {
+        let mut told = false;
+        loop {
+            let records: Result<Vec<T>, _> = ask(self.server, request).and_then(Iterator::collect);
+            match records {
+                Err(failure) if self.answered && failure.exit == Exit::Unreachable => {
+                    if !told {
+                        self.progress.say(&format!("slipway: {}; waiting for the server", failure.message));
+                    }
+                    told = true;
+                    sleep(PAUSE);
+                }
+                records => {
+                    self.answered |= records.is_ok();
+                    return records;
+                }
+            }
+        }
+    }
+}
+
+/// The time between two requests that wait for the end of some work.
+pub const PAUSE: Duration = Duration::from_millis(200);
+
 /// Returns the record of a line, or `None` at the end of a complete answer.
 fn record<T: DeserializeOwned>(line: Option<io::Result<String>>) -> Result<Option<T>, Failure> {
+    let ended = |reason: String| Failure { exit: Exit::Unreachable, message: reason };
     let Some(line) = line else {
-        return Err(Failure::failed("the server closed the connection before the end of its answer"));
+        return Err(ended("the server closed the connection before the end of its answer".to_owned()));
     };
     let other = |error: serde_json::Error| Failure::failed(format!("the server has another version: {error}"));
-    let value: Value = serde_json::from_str(&line.map_err(Failure::failed)?).map_err(other)?;
+    let value: Value = serde_json::from_str(&line.map_err(|error| ended(error.to_string()))?).map_err(other)?;
     match value["type"].as_str() {
         Some("end") => Ok(None),
         Some("error") => Err(Failure::failed(value["message"].as_str().unwrap_or("the request failed"))),

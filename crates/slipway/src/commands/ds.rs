@@ -1,12 +1,12 @@
 //! `slipway ds`: lists the data servers of a running pNFS server, adds some, takes one out of service, moves copies between them, and
 //! finds objects that no file has.
 
-use std::{thread::sleep, time::Duration};
+use std::thread::sleep;
 
 use server::config::ByteSize;
 
 use crate::{
-    administrator::{self, ServerArgs},
+    administrator::{self, PAUSE, Polling, ServerArgs},
     exit::{Exit, Failure, Outcome},
     output::{self, Align, Table},
     pnfs::records::{
@@ -124,7 +124,7 @@ pub fn run(args: &Args) -> Outcome {
         Action::Rebalance(options) => rebalance(args, options),
         Action::Drain(target) => {
             set(args, target, Service::Draining)?;
-            let left = find(args, target)?;
+            let left = find(data_servers(args)?, target)?;
             let moved = match left.scan {
                 None => format!("{} copies are being moved.", left.objects),
                 Some(_) => {
@@ -187,9 +187,9 @@ fn rebalance(args: &Args, options: &Rebalance) -> Outcome {
         administrator::ask::<RebalanceRecord, _>(&args.server, &request)?.try_for_each(|record| record.map(drop))?;
     }
     let (progress, mut former) = (Progress::new(*watch && !json), Vec::new());
+    let mut polling = Polling::new(&args.server, &progress);
     let records = loop {
-        let mut records: Vec<RebalanceRecord> =
-            administrator::ask(&args.server, &Request::Rebalances {})?.collect::<Result<_, _>>()?;
+        let mut records: Vec<RebalanceRecord> = polling.ask(&Request::Rebalances {})?;
         records.retain(|record| cluster.as_ref().is_none_or(|cluster| *cluster == record.cluster));
         if *json && records != former {
             records.iter().for_each(output::json);
@@ -241,19 +241,21 @@ fn rebalance_line(record: &RebalanceRecord) -> String {
     format!("{name}: the rebalancing {state}{failed}\n")
 }
 
-fn find(args: &Args, target: &Target) -> Result<DataServerRecord, Failure> {
+fn find(servers: Vec<DataServerRecord>, target: &Target) -> Result<DataServerRecord, Failure> {
     let wanted = |server: &DataServerRecord| {
         target.server.is(server.id, server.name.as_deref())
             && target.cluster.as_ref().is_none_or(|cluster| *cluster == server.cluster)
     };
-    let found = data_servers(args)?.into_iter().find(wanted);
+    let found = servers.into_iter().find(wanted);
     found.ok_or_else(|| Failure::failed(format!("there is no data server {}", target.server)))
 }
 
 /// Waits until the server has examined all objects of a lost data server, and reports the files without a copy.
 fn report_lost(args: &Args, target: &Target) -> Outcome {
+    let progress = Progress::new(false);
+    let mut polling = Polling::new(&args.server, &progress);
     let server = loop {
-        let server = find(args, target)?;
+        let server = find(polling.ask(&Request::DataServers {})?, target)?;
         if server.state != DataServerState::Lost || server.examined {
             break server;
         }
@@ -373,9 +375,6 @@ fn text(servers: &[DataServerRecord]) -> String {
     }
     format!("{}{notes}", table.text())
 }
-
-/// The time between two looks at the progress.
-const PAUSE: Duration = Duration::from_millis(200);
 
 #[cfg(test)]
 mod tests {

@@ -1,9 +1,9 @@
 //! `slipway resilver`: shows how many copies of files a running pNFS server still has to make.
 
-use std::{thread::sleep, time::Duration};
+use std::thread::sleep;
 
 use crate::{
-    administrator::{self, ServerArgs},
+    administrator::{PAUSE, Polling, ServerArgs},
     exit::{Exit, Failure, Outcome},
     output,
     pnfs::records::{RepairRecord, Request},
@@ -17,7 +17,7 @@ The server makes stale copies again, moves copies from data servers that are dra
 by itself. The command asks the running metadata server with that state directory. Only the server's user and root can use it.
 
 The exit code is 0 if nothing is left to do, and 1 otherwise, also if files have lost their last copy. With --watch, the command
-waits until nothing is left.
+waits until nothing is left, also while the server is restarted.
 
 Examples:
   slipway resilver
@@ -37,10 +37,10 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: &Args) -> Outcome {
     let progress = Progress::new(args.watch && !args.json);
+    let mut polling = Polling::new(&args.server, &progress);
     let (mut former, mut first) = (Vec::new(), None);
     let repairs = loop {
-        let repairs: Vec<RepairRecord> =
-            administrator::ask(&args.server, &Request::Repairs {})?.collect::<Result<_, _>>()?;
+        let repairs: Vec<RepairRecord> = polling.ask(&Request::Repairs {})?;
         if args.json && repairs != former {
             repairs.iter().for_each(output::json);
         }
@@ -50,7 +50,7 @@ pub fn run(args: &Args) -> Outcome {
         let first = *first.get_or_insert_with(|| copied(&repairs));
         show(&progress, &repairs, first);
         former = repairs;
-        sleep(INTERVAL);
+        sleep(PAUSE);
     };
     progress.finish();
     if !args.json {
@@ -99,9 +99,6 @@ fn line(cluster: &RepairRecord) -> String {
          copy, {copied}{scanning}\n"
     )
 }
-
-/// The time between two looks at the progress.
-const INTERVAL: Duration = Duration::from_millis(500);
 
 #[cfg(test)]
 mod tests {

@@ -121,6 +121,32 @@ fn drain_continues_after_a_restart_and_keeps_all_writes() {
     server.stop();
 }
 
+/// The metadata server is killed while a command waits for a repair.
+#[test]
+fn watch_continues_after_a_restart() {
+    let mut cluster = Cluster::new();
+    let mut server = cluster.start();
+    let copies = cluster.put(&server, "file", &contents(1, 3_000_001));
+    cluster.stop_data_server(copies[0]);
+    write_in_place(&server, "/file", 0, &contents(2, 50_000));
+
+    let mut watch = command(&["resilver", "--watch", "--json", "--state-dir", &cluster.state()]);
+    let mut watch = watch.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut output = BufReader::new(watch.stdout.take().unwrap()).lines();
+    let mut errors = BufReader::new(watch.stderr.take().unwrap()).lines();
+    output.next().unwrap().unwrap();
+    server.child.kill().unwrap();
+    server.child.wait().unwrap();
+    let waiting = errors.next().unwrap().unwrap();
+    assert!(waiting.ends_with("; waiting for the server"), "{waiting}");
+    server = cluster.start();
+    cluster.restart_data_server(copies[0]);
+    assert!(wait(&mut watch).success());
+    let last: Value = serde_json::from_str(&output.last().unwrap().unwrap()).unwrap();
+    assert_eq!((&last["copies"], &last["files"]), (&0.into(), &0.into()), "{last}");
+    server.stop();
+}
+
 /// A data server is away when the command begins, and its copy is made again when it is back.
 #[test]
 fn watched_repair_is_printed_as_lines_of_json() {
