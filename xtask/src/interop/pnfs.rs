@@ -14,7 +14,7 @@ pub const PACKAGES: [&str; 3] = ["nfs-ganesha", "nfs-ganesha-gluster", "glusterf
 pub fn linux(bench: &Bench, report: &mut Report) -> Result<(), String> {
     for run in bench.rotation.pick("pnfs", &RUNS, 1, report) {
         let Run { script, kind, version } = run;
-        let name = format!("{script}-{kind}");
+        let name = format!("{run:?}");
         let guest = Guest::new(bench, bench.fresh(&name)?.join("guest"))?;
         guest.environment(&[
             ("SLIPWAY", text(&bench.slipway)),
@@ -28,11 +28,16 @@ pub fn linux(bench: &Bench, report: &mut Report) -> Result<(), String> {
 }
 
 /// A script, with the kind of its first two data servers, and the version of its mounts, unless it has several.
-#[derive(Debug)]
 struct Run {
     script: &'static str,
     kind: &'static str,
     version: &'static str,
+}
+
+impl std::fmt::Debug for Run {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}-{}", self.script, self.kind)
+    }
 }
 
 const RUNS: [Run; 6] = [
@@ -80,3 +85,18 @@ pub fn gluster(bench: &Bench, report: &mut Report) -> Result<(), String> {
 
 /// The versions of our client.
 const VERSIONS: [&str; 2] = ["4.1", "4.2"];
+
+#[cfg(test)]
+mod tests {
+    use super::{RUNS, Report};
+    use crate::interop::rotation::Rotation;
+
+    #[test]
+    fn report_names_the_skipped_scripts() {
+        let mut report = Report::default();
+        let picked = Rotation::Commit(0).pick("pnfs", &RUNS, 1, &mut report);
+        let report = format!("{report:?}");
+        let named: Vec<_> = RUNS.iter().filter(|run| report.contains(&format!("{run:?}"))).collect();
+        assert_eq!(named.len(), RUNS.len() - picked.len(), "{report}");
+    }
+}

@@ -55,7 +55,7 @@ impl Rotation {
 }
 
 /// The number of skipped cells that a report names.
-const NAMED_MAX: usize = 3;
+const NAMED_MAX: usize = 5;
 
 #[cfg(test)]
 mod tests {
