@@ -38,7 +38,8 @@ network() {
   rdma link add siw1 type siw netdev client0
 }
 
-# knfsd_data_server: the third data server. The kernel has no log of its calls, so they are traced.
+# knfsd_data_server: the third data server. The kernel has no log of its calls, so they are traced, and those of the client are counted.
+KNFSD_CALLS=/sys/kernel/tracing/events/sunrpc/svc_process
 knfsd_data_server() {
   mkdir -p /run/ds3; mount -t tmpfs -o size=200m,mode=700 ds3 /run/ds3
   knfsd /run/ds3
@@ -48,6 +49,8 @@ knfsd_data_server() {
   for event in sunrpc/svc_process nfsd/nfsd_{read,write}_start; do
     echo 1 >/sys/kernel/tracing/events/$event/enable
   done
+  # A pattern that begins with a digit matches nothing.
+  echo "hist:keys=procedure if addr ~ \"*$CLIENT:*\"" >$KNFSD_CALLS/trigger
 }
 # traced NAME COMMAND…: a check whose failure leaves the trace of knfsd's calls. Its times count from the boot.
 traced() {
@@ -153,14 +156,18 @@ mounted() {
   grep -A20 'mounted on /run/mnt ' /proc/self/mountstats | grep -q pnfs=$layout
 }
 
+# calls SERVER OPERATION [TRANSPORT]: the number of calls of the client in the log of a server. Linux 6.12 reads by READ_PLUS, too.
+calls() {
+  local operation=$2
+  [ $2 != READ ] || operation='READ(_PLUS)?'
+  grep -cE "(procedure|operation)=\"$operation\" peer=$CLIENT:.*${3:+ transport=\"$3\"}" /run/out/serve.$1.log || true
+}
 # through_mds OPERATION: the number of operations of the client at the metadata server.
-through_mds() { grep -c "operation=\"$1\" peer=$CLIENT:" /run/out/serve.0.log || true; }
+through_mds() { calls 0 $1; }
 # at_server N OPERATION: the number of calls of the client to a data server.
 at_server() {
-  case $1 in
-    3) awk -v at=$([ $2 = READ ] && echo 9 || echo 10) '$1 == "proc3" { print $at }' /proc/net/rpc/nfsd ;;
-    *) grep -cE "(procedure|operation)=\"$2\" peer=$CLIENT:" /run/out/serve.$1.log || true ;;
-  esac
+  [ $1 = 3 ] || { calls $1 $2; return; }
+  awk -v call=$2 '$2 == "procedure:" && $3 == call { print $NF; found = 1 } END { if (!found) print 0 }' $KNFSD_CALLS/hist
 }
 at_servers() { echo $(($(at_server 1 $1) + $(at_server 2 $1) + $(at_server 3 $1))); }
 
