@@ -72,18 +72,38 @@ direct_by_versions() {
   grep -q 'clients use NFSv3 at this data server.*/run/ds3' /run/out/serve.0.log
 }
 
-# over TRANSPORT N: the number of calls by which the client writes at a server over a transport.
-over() { grep -cE "(procedure|operation)=\"WRITE\" peer=$CLIENT:.* transport=\"$1\"" /run/out/serve.$2.log || true; }
+# over TRANSPORT: the numbers of calls by which the client writes to and reads from the first two data servers over a transport.
+over() { echo $(calls 1 WRITE $1) $(calls 2 WRITE $1) $(calls 1 READ $1) $(calls 2 READ $1); }
 
 # direct_over_rdma CHECK…: a client that has mounted over RDMA uses data servers over RDMA, and one without an RDMA address over TCP.
 direct_over_rdma() {
-  local tcp=($(over tcp 1) $(over tcp 2)) rdma=($(over rdma 1) $(over rdma 2))
+  local at after tcp=$(over tcp) before=($(over rdma))
   "$@"
-  equal "${tcp[*]}" "$(over tcp 1) $(over tcp 2)"
-  for server in 1 2; do [ "$(over rdma $server)" -gt "${rdma[$((server - 1))]}" ]; done
+  [ $LAYOUTS = files ] || read_first_copies "${@:2}"
+  equal "$tcp" "$(over tcp)"
+  after=($(over rdma))
+  for at in ${!after[*]}; do [ "${after[at]}" -gt "${before[at]}" ]; done
 }
 
-# All data go to the data servers of their stripes, and come from them, by NFSv4. The clients need no OPEN there.
+# read_first_copies VERSION [OPTIONS]: the client reads a file whose first copy is on the first data server, and one for the second. The place
+# of a new file is random.
+read_first_copies() {
+  local server reads round=0
+  for server in 1 2; do
+    until cp /run/small /run/mnt/first$server; sync /run/mnt/first$server; [ "$(first_copy $EXPORT/first$server)" = $server ]; do
+      rm /run/mnt/first$server
+      round=$((round + 1))
+      [ $round -lt 200 ]
+    done
+  done
+  umount /run/mnt; mounted "$@"
+  reads=$(through_mds READ)
+  for server in 1 2; do cmp /run/small /run/mnt/first$server; done
+  equal "$reads" "$(through_mds READ)"
+  rm /run/mnt/first[12]
+}
+
+# All data go to the data servers of their stripes, and come from them, by the version of the mount. The clients need no OPEN there.
 direct_by_stripes() {
   local server version3=($(by_version3 1) $(by_version3 2))
   local writes=$(through_mds WRITE) reads=$(through_mds READ) former=($(at_server 1 WRITE) $(at_server 2 WRITE))
@@ -330,7 +350,7 @@ is_empty() { [ -z "$(ls /run/ds$1)" ]; }
 drained() {
   local server others=() round=0 to
   cp /run/sample /run/local; cp /run/sample /run/mnt/moved; sync /run/mnt/moved
-  server=$(ask layout show --json $EXPORT/moved | grep -o '"server":[0-9]*' | head -1 | cut -d: -f2)
+  server=$(first_copy $EXPORT/moved)
   for to in 1 2 3; do [ $to = $server ] || others+=($to); done
   ask ds drain $server
   until [ $round -gt 0 ] && is_drained $server; do

@@ -196,3 +196,5 @@ same() {
 
 ask() { "$SLIPWAY" "$@" --state-dir /run/state0; }
 is_drained() { ask ds list --json | grep "\"id\":$1," | grep -q '"state":"drained"'; }
+# first_copy FILE: the data server of the first copy, which Linux reads.
+first_copy() { ask layout show --json "$1" | grep -o '"server":[0-9]*' | head -1 | cut -d: -f2; }
