@@ -262,12 +262,23 @@ truncations() {
 
 # Clients without layouts see the same bytes, and can change them.
 other_clients() {
-  local url="nfs://$SERVER/export/file?mountport=2049"
-  rm -f /run/back
-  $IN_SERVER "$SLIPWAY" cp "$url" /run/back; cmp /run/local /run/back
-  $IN_SERVER "$SLIPWAY" cp /run/sample "nfs://$SERVER/export/proxied?mountport=2049&vers=4.2"
-  cmp /run/sample /run/mnt/proxied
-  rm /run/mnt/proxied
+  local options created at=0 url="nfs://$SERVER/export"
+  for options in "mountport=2049&vers=3" "vers=4.2&pnfs=off"; do
+    rm -f /run/back
+    not_direct "$url/file?$options" /run/back; cmp /run/local /run/back
+    # The client remembers for a while that a name does not exist.
+    created=proxied$((++at))
+    not_direct /run/sample "$url/$created?$options"
+    cmp /run/sample /run/mnt/$created
+    rm /run/mnt/$created
+  done
+}
+
+# not_direct SOURCE TARGET: copies a file with our client. No byte passes directly between it and data servers.
+not_direct() {
+  local result
+  result=$($IN_SERVER "$SLIPWAY" cp --quiet --json "$@")
+  equal '"direct_bytes":0' "$(grep -o '"direct_bytes":[0-9]*' <<<"$result")"
 }
 
 # lone_layoutgets: the number of LAYOUTGETs that cost the client a round trip, because they are not in the COMPOUND of an OPEN.
