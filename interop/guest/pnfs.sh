@@ -63,13 +63,16 @@ by_version3() { grep -cE "procedure=\"(READ|WRITE|COMMIT)\" peer=$CLIENT:" /run/
 
 # All data go to all data servers, and come from them, by the configured versions. The clients of NFSv4 need no OPEN.
 direct_by_versions() {
-  local former=($(by_version3 1) $(by_version3 2))
+  local server former=($(by_version3 1) $(by_version3 2))
   direct "$@"
   equal "${former[*]}" "$(by_version3 1) $(by_version3 2)"
   for server in 1 2; do
     equal 0 "$(grep -c "operation=\"OPEN\" peer=$CLIENT:" /run/out/serve.$server.log)"
   done
   grep -q 'clients use NFSv3 at this data server.*/run/ds3' /run/out/serve.0.log
+  # The client is connected to all data servers.
+  cp /run/sample /run/mnt/file; sync /run/mnt/file
+  equal "4.1 4.2" "$(echo $(versions_at 1) $(versions_at 2))"
 }
 
 # over TRANSPORT: the numbers of calls by which the client writes to and reads from the first two data servers over a transport.
@@ -118,6 +121,7 @@ direct_by_stripes() {
   equal "$reads" "$(through_mds READ)"
   for server in 1 2; do
     [ "$(at_server $server READ)" -gt "${former[$((server - 1))]}" ]
+    equal $1 "$(versions_at $server)"
     equal 0 "$(grep -c "operation=\"OPEN\" peer=$CLIENT:" /run/out/serve.$server.log)"
   done
   equal "${version3[*]}" "$(by_version3 1) $(by_version3 2)"

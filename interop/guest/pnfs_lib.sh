@@ -171,6 +171,9 @@ at_server() {
 }
 at_servers() { echo $(($(at_server 1 $1) + $(at_server 2 $1) + $(at_server 3 $1))); }
 
+# versions_at N: the versions by which the client is connected to a data server of NFSv4.
+versions_at() { "$SLIPWAY" clients --state-dir /run/state$1 | awk -v peer="//$CLIENT:" 'index($0, peer) { print $2 }' | sort -u; }
+
 # Objects have the contents of FILE: on data servers N…
 copies_equal() {
   local file=$1 server
