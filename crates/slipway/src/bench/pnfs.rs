@@ -5,7 +5,7 @@
 //! uses all data servers at the same time, and whether the metadata server stays out of the way. `direct` has no limits, and shows what the way by
 //! layouts costs.
 //!
-//! Each series is a cluster. Its files have one copy that is distributed over all its data servers. With `direct`, a series can also be one server,
+//! Each series is a cluster, whose metadata server and data servers are reached over one transport. Its files have one copy that is distributed over all its data servers. With `direct`, a series can also be one server,
 //! or as many as a cluster has data servers, each with a file of its own: these show what the machine can do with so many processes. With
 //! `create`, there are clusters that make each object at a data server before they grant a layout (nfs3), and clusters that compute its
 //! handle (slipway); files have an object at each data server, and with slipway also one object. With `latency`, a second cluster of each
@@ -65,7 +65,8 @@ pub struct Args {
     /// Objects of a file, at most one for each data server [create: with nfs3 16, with slipway 1,16]
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=16))]
     stripes: Vec<u32>,
-    /// Transports [latency: to the metadata server: tcp,rdma,shm; direct: to all servers: tcp,shm]
+    /// Transports, each with series of its own: to the metadata server with latency [tcp,rdma,shm], and to all servers with direct [tcp,shm],
+    /// limited and btio [tcp]
     #[arg(short, long, value_delimiter = ',')]
     transport: Vec<String>,
     /// Numbers of clients, each with its own mount [limited: 1,2,4,8; create: 1,4,16]
@@ -209,9 +210,8 @@ impl Chosen {
         if !args.stripes.is_empty() && self.pattern != Pattern::Create {
             return refused("--stripes: only create has a number of objects of your choice");
         }
-        let has_transports = matches!(self.pattern, Pattern::Direct | Pattern::Latency);
-        if !args.transport.is_empty() && !has_transports {
-            return refused("--transport: only direct and latency have transports of your choice");
+        if !args.transport.is_empty() && self.pattern == Pattern::Create {
+            return refused("--transport: create uses tcp");
         }
         if self.pattern == Pattern::Latency {
             let is_fixed = args.block.is_empty() && args.in_flight.is_none() && args.file_size.is_none();
@@ -405,7 +405,7 @@ fn comparison(chosen: &Chosen, plan: &Plan, report: &Report) -> String {
         let is_first = |other: &&OneSeries| match chosen.pattern {
             Pattern::Direct => is_direct(other) && other.transport == one.transport,
             Pattern::Latency => other.servers == one.servers && other.kind == one.kind,
-            _ => other.kind == one.kind,
+            _ => other.kind == one.kind && other.transport == one.transport,
         };
         all.iter().find(is_first).expect("a series must be comparable with itself")
     };
@@ -423,7 +423,7 @@ fn comparison(chosen: &Chosen, plan: &Plan, report: &Report) -> String {
         all.iter().filter(|one| !(chosen.pattern == Pattern::Direct && is_direct(one))).map(pair).collect();
     let (title, table) = match chosen.pattern {
         Pattern::Limited => (
-            "10^9 bytes a second (and that divided by N times the rate of the first cluster)",
+            "10^9 bytes a second (and that divided by N times the rate of the first cluster over the same transport)",
             compared::rates(&pairs, plan, report, Measure::Throughput),
         ),
         Pattern::Direct => (
@@ -522,7 +522,7 @@ impl Subject for WithLayouts<'_> {
 
 /// Returns the shape of a cluster whose files have one copy.
 fn shape(chosen: &Chosen, one: &OneSeries, servers: usize) -> Shape {
-    let is_direct = chosen.pattern == Pattern::Direct;
+    let moves_data = matches!(chosen.pattern, Pattern::Limited | Pattern::Direct | Pattern::Btio);
     Shape {
         servers,
         mirrors: 1,
@@ -537,8 +537,7 @@ fn shape(chosen: &Chosen, one: &OneSeries, servers: usize) -> Shape {
         },
         limit: chosen.limit,
         transports: vec![one.transport.clone()],
-        // With the other patterns, data servers are used over tcp, so that their rates can be compared.
-        data_transport: is_direct.then(|| one.transport.clone()),
+        data_transport: moves_data.then(|| one.transport.clone()),
         dir: chosen.dir.clone(),
     }
 }
@@ -602,6 +601,19 @@ mod tests {
     struct Line {
         #[command(flatten)]
         args: Args,
+    }
+
+    #[test]
+    fn data_servers_are_used_over_the_transport_of_their_series() {
+        for pattern in ["limited", "direct", "btio"] {
+            let args = ["bench", "--pattern", pattern, "--transport", "rdma,shm", "--servers", "2"];
+            let chosen = Chosen::new(&Line::parse_from(args).args);
+            let shapes: Vec<_> = series_of(&chosen).iter().map(|one| shape(&chosen, one, 2)).collect();
+            for transport in ["rdma", "shm"] {
+                let of: Vec<_> = shapes.iter().filter(|shape| shape.transports == [transport]).collect();
+                assert!(!of.is_empty() && of.iter().all(|shape| shape.data_transport.as_deref() == Some(transport)));
+            }
+        }
     }
 
     #[test]

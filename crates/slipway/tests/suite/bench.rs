@@ -116,11 +116,32 @@ fn clusters_are_measured_and_their_data_servers_are_limited() {
     assert!(html.contains("<svg") && html.contains("2 data servers over 1 data server, GB/s"), "{html}");
     assert_eq!(fs::read_dir(dir).unwrap().count(), 0, "the command must remove its files");
     assert!(fails(2, &["bench", "pnfs", "--file-size", "64K"]).contains("--file-size"));
-    for (pattern, option) in [("btio", "--clients=2"), ("limited", "--transport=shm"), ("direct", "--block=32K,64K")] {
+    for (pattern, option) in [("btio", "--clients=2"), ("create", "--transport=shm"), ("direct", "--block=32K,64K")] {
         let problem = fails(2, &["bench", "pnfs", "--pattern", pattern, option]);
         assert!(problem.contains(&option[..option.find('=').unwrap()]), "{problem}");
     }
     assert!(fails(2, &["bench", "pnfs", "--pattern", "btio", "--seconds", "1"]).contains("--dumps"));
+}
+
+#[test]
+fn limited_data_servers_are_reached_over_several_transports() {
+    let room = tempfile::tempdir().unwrap();
+    let (dir, page) = (room.path().join("clusters"), room.path().join("page.html"));
+    fs::create_dir(&dir).unwrap();
+    let wanted = ["bench", "pnfs", "--json", "--servers", "1,2", "--clients", "1", "--transport", "rdma,shm"];
+    let load = ["--limit", "20M", "--block", "64K", "--in-flight", "4", "--seconds", "0.05", "--rounds", "1"];
+    let files = ["--file-size", "1M", "--dir", dir.to_str().unwrap(), "--html", page.to_str().unwrap()];
+    let found: Value = serde_json::from_str(&ok(&[&wanted[..], &load, &files].concat())).unwrap();
+    let series =
+        ["1 data server over rdma", "2 data servers over rdma", "1 data server over shm", "2 data servers over shm"];
+    assert_eq!(names(&found), series);
+    assert_eq!(rows(&found).len(), 4 * series.len(), "READ and WRITE, also by Zipf's law");
+    for row in rows(&found) {
+        let calls = row["data_server_calls"].as_u64().unwrap();
+        assert!(calls >= row["operations"].as_u64().unwrap(), "the data must be at the data servers: {row}");
+    }
+    let html = fs::read_to_string(page).unwrap();
+    assert!(html.contains("2 data servers over shm"), "{html}");
 }
 
 #[test]
@@ -191,7 +212,8 @@ fn dumps_of_btio_are_written_by_all_writers_and_read_back() {
     let dir = tempfile::tempdir().unwrap();
     let page = dir.path().join("btio.html");
     let (dir, path) = (dir.path().to_str().unwrap(), page.to_str().unwrap());
-    let wanted = ["bench", "pnfs", "--pattern", "btio", "--json", "--servers", "2", "--dumps", "1"];
+    let wanted =
+        ["bench", "pnfs", "--pattern", "btio", "--json", "--servers", "2", "--dumps", "1", "--transport", "rdma"];
     let found = ok(&[&wanted[..], &["--dir", dir, "--html", path]].concat());
     let found: Value = serde_json::from_str(&found).unwrap();
     let rows = found["results"].as_array().unwrap();
