@@ -1,82 +1,213 @@
-//! Tables that compare the series of `slipway bench pnfs`, in the form in which documents have them.
+//! [`Comparison`]: a table that compares the series of `slipway bench pnfs`, with its aims. Text, JSON and page have the same.
+
+use serde::Serialize;
 
 use super::{
-    plan::{Measure, Plan},
-    point::{Operation, Point},
-    report::{Report, Row, Spread},
+    plan::{Filter, Measure, Plan},
+    point::Point,
+    report::{Report, Spread},
     svg::number,
 };
 use crate::output::{Align, Table};
 
-/// A series and the one with which it is compared, which can be the same.
+/// A table that compares series at all points.
+#[derive(Debug, Serialize)]
+pub struct Comparison {
+    /// The meaning of the values and the ratios.
+    pub title: String,
+    /// The results: by point, and for each point by series.
+    pub results: Vec<Compared>,
+    #[serde(skip)]
+    pairs: Vec<Pair>,
+    #[serde(skip)]
+    form: Form,
+}
+
+/// The result of one series at one point.
+#[derive(Debug, Serialize)]
+pub struct Compared {
+    /// The name of the series.
+    pub series: String,
+    /// What it is compared with.
+    #[serde(flatten)]
+    pub to: To,
+    /// The point.
+    #[serde(flatten)]
+    pub point: Point,
+    /// The value of the series.
+    pub value: f64,
+    /// The value divided by the wanted multiple of that of the other series, or the limit divided by the value.
+    pub ratio: Spread,
+    /// The aim of the ratio, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub aim: Option<Aim>,
+    /// `true` if the median of the ratio reaches the aim.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub met: Option<bool>,
+}
+
+/// A series, what it is compared with, and the aim.
+#[derive(Clone, Debug)]
 pub struct Pair {
     /// The title of the column.
     pub title: String,
     /// The name of the series.
-    pub name: String,
-    /// The name of the other series.
-    pub first: String,
-    /// The ratio that is wanted.
-    pub times: f64,
+    pub series: String,
+    /// What it is compared with.
+    pub to: To,
+    /// The aim of the ratio, and the points that have it.
+    pub aim: Option<(Aim, Filter)>,
 }
 
-/// Returns a table with a row for each point and a column for each pair: the value of the series, and its rate divided by the wanted
-/// multiple of that of the other one (the median of all rounds).
-pub fn rates(pairs: &[Pair], plan: &Plan, report: &Report, measure: Measure) -> String {
-    by_point(pairs, plan, report, |row, first, times| {
-        let value = measure.of(row).map_or("-".to_owned(), |value| number(value.median));
-        format!("{value} ({:.2})", row.ratio(first).median / times)
-    })
+/// What a series is compared with.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum To {
+    /// A series, which can be the same.
+    Series {
+        /// Its name.
+        to: String,
+        /// The multiple of its value that is wanted.
+        times: f64,
+    },
+    /// A limit in the unit of the values.
+    Limit {
+        /// The limit.
+        limit: f64,
+    },
 }
 
-/// Returns a table like [`rates`] with latencies (medians in microseconds).
-pub fn latencies(pairs: &[Pair], plan: &Plan, report: &Report) -> String {
-    by_point(pairs, plan, report, |row, first, _| {
-        let (value, first) = (row.latency_us.p50, first.latency_us.p50);
-        format!("{} ({:.2})", number(value), value / first)
-    })
+/// The aim of a ratio.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Aim {
+    /// This ratio or a larger one.
+    AtLeast(f64),
+    /// This ratio or a smaller one.
+    AtMost(f64),
 }
 
-/// Returns a table like [`rates`] with the range of the ratios of all rounds instead of the values.
-pub fn shares(pairs: &[Pair], plan: &Plan, report: &Report) -> String {
-    by_point(pairs, plan, report, |row, first, _| {
-        let Spread { median, low, high } = row.ratio(first);
-        format!("{median:.2} ({low:.2} to {high:.2})")
-    })
-}
-
-/// Returns a table of BTIO: 10^9 bytes a second that were written, and read back.
-pub fn dumps(plan: &Plan, report: &Report) -> String {
-    let reads = |point: &&Point| matches!(point.operation, Operation::BtioFullRead | Operation::BtioSimpleRead);
-    let (reads, writes): (Vec<&Point>, Vec<&Point>) = plan.points.iter().partition(reads);
-    let titles: Vec<_> =
-        report.series.iter().flat_map(|series| ["WRITE", "READ"].map(|of| format!("{}: {of}", series.name))).collect();
-    let columns = [("records", Align::Left), ("writers", Align::Right)].into_iter();
-    let mut table =
-        Table::new(&columns.chain(titles.iter().map(|title| (title.as_str(), Align::Right))).collect::<Vec<_>>());
-    for (write, read) in writes.into_iter().zip(reads) {
-        let way = if write.operation == Operation::BtioFullWrite { "FULL" } else { "SIMPLE" };
-        let value = |name: &str, point: &Point| {
-            let rate = report.row(name, point).and_then(|row| row.gb_per_s);
-            rate.map_or("-".to_owned(), |rate| number(rate.median))
-        };
-        let values = report.series.iter().flat_map(|series| [write, read].map(|point| value(&series.name, point)));
-        table.row([way.to_owned(), write.threads.to_string()].into_iter().chain(values).collect());
+impl Aim {
+    fn is_met(self, ratio: f64) -> bool {
+        match self {
+            Self::AtLeast(least) => ratio >= least,
+            Self::AtMost(most) => ratio <= most,
+        }
     }
-    table.text()
 }
 
-fn by_point(pairs: &[Pair], plan: &Plan, report: &Report, cell: impl Fn(&Row, &Row, f64) -> String) -> String {
-    let columns = pairs.iter().map(|pair| (pair.title.as_str(), Align::Right));
-    let mut table = Table::new(&[("what", Align::Left)].into_iter().chain(columns).collect::<Vec<_>>());
-    for point in &plan.points {
-        let cell = |pair: &Pair| {
-            let rows = report.row(&pair.name, point).zip(report.row(&pair.first, point));
-            rows.map_or("-".to_owned(), |(row, first)| cell(row, first, pair.times))
-        };
-        table.row(std::iter::once(point.label()).chain(pairs.iter().map(cell)).collect());
+impl std::fmt::Display for Aim {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::AtLeast(least) => write!(f, "at least {least}"),
+            Self::AtMost(most) => write!(f, "at most {most}"),
+        }
     }
-    table.text()
+}
+
+/// The form of the cells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// The value, and the ratio to another series.
+    Values,
+    /// The ratio, and its range in all rounds.
+    Ratios,
+}
+
+impl Pair {
+    /// Returns `true` if the series is compared with itself.
+    fn is_same(&self) -> bool {
+        matches!(&self.to, To::Series { to, .. } if *to == self.series)
+    }
+}
+
+impl Comparison {
+    /// Compares the values of all pairs.
+    pub fn new(title: String, form: Form, measure: Measure, pairs: Vec<Pair>, plan: &Plan, report: &Report) -> Self {
+        let compared = |pair: &Pair, point: &Point| {
+            let row = report.row(&pair.series, point)?;
+            let value = measure.of(row)?.median;
+            let ratio = match &pair.to {
+                To::Series { to, times } => measure.ratio(row, report.row(to, point)?, *times)?,
+                To::Limit { limit } => Spread::exactly(limit / value),
+            };
+            let aim = pair.aim.filter(|(_, of)| of(point)).map(|(aim, _)| aim);
+            let met = aim.map(|aim| aim.is_met(ratio.median));
+            let (series, to) = (pair.series.clone(), pair.to.clone());
+            Some(Compared { series, to, point: *point, value, ratio, aim, met })
+        };
+        let by_point = |point| pairs.iter().filter_map(move |pair| compared(pair, point));
+        let results = plan.points.iter().flat_map(by_point).collect();
+        Self { title, results, pairs, form }
+    }
+
+    /// Returns the pairs of different series: both names, and the wanted multiple.
+    pub fn series(&self) -> impl Iterator<Item = (&str, &str, f64)> {
+        self.pairs.iter().filter(|pair| !pair.is_same()).filter_map(|pair| match &pair.to {
+            To::Series { to, times } => Some((&pair.series[..], &to[..], *times)),
+            To::Limit { .. } => None,
+        })
+    }
+
+    /// Returns the titles of the columns.
+    pub fn titles(&self) -> impl Iterator<Item = &str> {
+        std::iter::once("what").chain(self.pairs.iter().map(|pair| &pair.title[..]))
+    }
+
+    /// Returns the rows. Each has the label of a point, and the text of a cell for each pair, with `false` if it misses its aim.
+    pub fn rows(&self) -> Vec<(String, Vec<(String, bool)>)> {
+        let mut rows: Vec<(Point, Vec<(String, bool)>)> = Vec::new();
+        let cell = |pair: &Pair, point: &Point| {
+            let found = self.results.iter().find(|one| one.series == pair.series && one.point == *point);
+            found.map_or(("-".to_owned(), true), |one| (self.cell(pair, one), one.met != Some(false)))
+        };
+        for Compared { point, .. } in &self.results {
+            if rows.last().is_none_or(|(last, _)| last != point) {
+                rows.push((*point, self.pairs.iter().map(|pair| cell(pair, point)).collect()));
+            }
+        }
+        rows.into_iter().map(|(point, cells)| (point.label(), cells)).collect()
+    }
+
+    fn cell(&self, pair: &Pair, one: &Compared) -> String {
+        let Spread { median, low, high } = one.ratio;
+        match self.form {
+            Form::Ratios => format!("{median:.2} ({low:.2} to {high:.2})"),
+            Form::Values if pair.is_same() => number(one.value),
+            Form::Values => format!("{} ({median:.2})", number(one.value)),
+        }
+    }
+
+    /// Returns a line for each aim, and one for each ratio that misses its aim.
+    pub fn aims(&self) -> Vec<String> {
+        let mut aims: Vec<Aim> = Vec::new();
+        for aim in self.results.iter().filter_map(|one| one.aim) {
+            if !aims.contains(&aim) {
+                aims.push(aim);
+            }
+        }
+        let line = |aim: Aim| {
+            let of: Vec<_> = self.results.iter().filter(|one| one.aim == Some(aim)).collect();
+            let met = of.iter().filter(|one| one.met == Some(true)).count();
+            format!("Aim: {aim}. {met} of {} ratios reach it.", of.len())
+        };
+        let warning = |one: &Compared| {
+            let aim = one.aim.filter(|_| one.met == Some(false))?;
+            Some(format!("Warning: {}, {}: {:.3} instead of {aim}.", one.series, one.point.label(), one.ratio.median))
+        };
+        aims.into_iter().map(line).chain(self.results.iter().filter_map(warning)).collect()
+    }
+
+    /// Returns the table, with its title and its aims.
+    pub fn text(&self) -> String {
+        let align = |(at, title)| (title, if at == 0 { Align::Left } else { Align::Right });
+        let mut table = Table::new(&self.titles().enumerate().map(align).collect::<Vec<_>>());
+        for (label, cells) in self.rows() {
+            table.row(std::iter::once(label).chain(cells.into_iter().map(|(text, _)| text)).collect());
+        }
+        let aims: String = self.aims().iter().map(|line| format!("{line}\n")).collect();
+        format!("{}:\n\n{}{aims}", self.title, table.text())
+    }
 }
 
 #[cfg(test)]
@@ -124,6 +255,7 @@ mod tests {
             series: ["a", "b"].map(series).into(),
             results: Vec::new(),
             unable: Vec::new(),
+            comparisons: Vec::new(),
         };
         let cells: Vec<_> = (1..=plan.points.len() as u64)
             .map(|point| {
@@ -137,37 +269,64 @@ mod tests {
         report
     }
 
-    fn pair(name: &str, times: f64) -> Pair {
-        Pair { title: name.to_owned(), name: name.to_owned(), first: "a".to_owned(), times }
+    fn pair(series: &str, times: f64) -> Pair {
+        let (title, to) = (series.to_owned(), To::Series { to: "a".to_owned(), times });
+        Pair { title: title.clone(), series: title, to, aim: None }
+    }
+
+    fn table(form: Form, measure: Measure, pairs: Vec<Pair>, plan: &Plan, report: &Report) -> Comparison {
+        Comparison::new("values".to_owned(), form, measure, pairs, plan, report)
+    }
+
+    /// Returns the first row of the text.
+    fn first_row(comparison: &Comparison) -> String {
+        comparison.text().lines().nth(3).unwrap().to_owned()
     }
 
     #[test]
     fn values_are_divided_by_the_wanted_multiple_of_the_first_series() {
         let plan = plan::pnfs_create(&[1]);
         let report = report(&plan, &[[100, 100], [300, 900], [200, 400]]);
-        let table = rates(&[pair("a", 1.0), pair("b", 4.0)], &plan, &report, Measure::Rate);
-        let row = table.lines().nth(1).unwrap();
-        assert!(row.ends_with("200 (1.00)  400 (0.50)"), "{table}");
-        let table = latencies(&[pair("a", 1.0), pair("b", 1.0)], &plan, &report);
-        assert!(table.lines().nth(1).unwrap().ends_with("100 (1.00)  50 (0.50)"), "{table}");
-        let table = shares(&[pair("b", 1.0)], &plan, &report);
-        assert!(table.lines().nth(1).unwrap().ends_with("2.00 (1.00 to 3.00)"), "{table}");
+        let rates = table(Form::Values, Measure::Rate, vec![pair("a", 1.0), pair("b", 4.0)], &plan, &report);
+        assert!(first_row(&rates).ends_with("200  400 (0.50)"), "{}", rates.text());
+        assert_eq!(rates.series().collect::<Vec<_>>(), [("b", "a", 4.0)]);
+        let latencies = table(Form::Values, Measure::Median, vec![pair("a", 1.0), pair("b", 1.0)], &plan, &report);
+        assert!(first_row(&latencies).ends_with("100  50 (0.50)"), "{}", latencies.text());
+        let shares = table(Form::Ratios, Measure::Throughput, vec![pair("b", 1.0)], &plan, &report);
+        assert!(first_row(&shares).ends_with("2.00 (1.00 to 3.00)"), "{}", shares.text());
     }
 
     #[test]
-    fn dumps_have_a_row_for_each_way_and_number_of_writers() {
-        let plan = plan::pnfs_btio(1, 8);
-        let table = dumps(&plan, &report(&plan, &[[100, 200]]));
-        let lines: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
-        let wanted = [("FULL", "1"), ("FULL", "4"), ("FULL", "16"), ("SIMPLE", "1"), ("SIMPLE", "4"), ("SIMPLE", "16")];
-        // Each point has another rate: that of the writes comes before that of the reads.
-        for (at, (line, (way, writers))) in lines[1..].iter().zip(wanted).enumerate() {
-            let rate = |tenths: usize| number(tenths as f64 / 10.0);
-            let [write, read] = [2 * at + 1, 2 * at + 2];
-            let values = [write, read, 2 * write, 2 * read].map(rate);
-            assert_eq!(line[..2], [way, writers], "{table}");
-            assert_eq!(line[2..], values, "{table}");
-        }
-        assert_eq!(lines.len(), 7);
+    fn ratios_that_miss_their_aim_are_named() {
+        let plan = plan::pnfs_create(&[1]);
+        let report = report(&plan, &[[100, 360]]);
+        let is_small: Filter = |point| point.block < 128 << 10;
+        let of = |aim: Aim, of: Filter| Pair { aim: Some((aim, of)), ..pair("b", 4.0) };
+        let missed = table(Form::Values, Measure::Rate, vec![of(Aim::AtLeast(0.95), is_small)], &plan, &report);
+        let lines = missed.aims();
+        assert_eq!(lines[0], "Aim: at least 0.95. 0 of 1 ratios reach it.");
+        assert!(lines[1].starts_with("Warning: b, CREATE") && lines[1].ends_with(": 0.900 instead of at least 0.95."));
+        assert_eq!((lines.len(), &missed.rows()[0].1[..]), (2, &[("360 (0.90)".to_owned(), false)][..]));
+        assert!(missed.text().ends_with(&format!("{}\n", lines.join("\n"))), "{}", missed.text());
+        let json = serde_json::to_value(&missed).unwrap();
+        let result = &json["results"][0];
+        assert_eq!((&result["series"], &result["to"], &result["times"]), (&"b".into(), &"a".into(), &4.0.into()));
+        assert_eq!((&result["aim"]["at_least"], &result["met"]), (&0.95.into(), &false.into()));
+        assert!(json["results"][1].get("met").is_none(), "larger files have no aim");
+        let met = table(Form::Values, Measure::Rate, vec![of(Aim::AtLeast(0.9), |_| true)], &plan, &report);
+        assert_eq!(met.aims(), ["Aim: at least 0.9. 2 of 2 ratios reach it."]);
+    }
+
+    #[test]
+    fn a_limit_is_divided_by_the_value_without_limits() {
+        let plan = plan::pnfs_limited(&[1 << 20], &[1], 1);
+        // The first point has 1 GB a second, the second one 2, and so on.
+        let report = report(&plan, &[[1000, 1]]);
+        let aim = Some((Aim::AtMost(0.6), (|_| true) as Filter));
+        let pair = Pair { to: To::Limit { limit: 1.5 }, aim, ..pair("a", 1.0) };
+        let ceiling = table(Form::Values, Measure::Throughput, vec![pair], &plan, &report);
+        let met: Vec<_> = ceiling.results.iter().map(|one| (one.ratio.median, one.met)).collect();
+        assert_eq!(met, [(1.5, Some(false)), (0.75, Some(false)), (0.5, Some(true)), (0.375, Some(true))]);
+        assert_eq!(ceiling.series().count(), 0, "a limit is no series");
     }
 }

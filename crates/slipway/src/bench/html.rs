@@ -3,6 +3,7 @@
 use std::{fmt::Write as _, fs, path::Path};
 
 use super::{
+    compared::Comparison,
     plan::{Chart, Measure, Plan, Shape},
     point::{self, Point},
     report::{Cost, Report, Row, Spread},
@@ -45,6 +46,7 @@ pub fn page(plan: &Plan, report: &Report) -> String {
     for chart in &plan.charts {
         body.push_str(&figure(plan, chart, report));
     }
+    body.extend(report.comparisons.iter().map(comparison));
     for line in text::unable(report) {
         write!(body, "<p class=\"unable\">{}</p>", escape(&line)).expect("writing to a string must succeed");
     }
@@ -131,7 +133,34 @@ fn bars(points: &[&Point], measure: Measure, report: &Report) -> String {
     Bars { y: measure.title(), series, groups: points.iter().map(group).collect() }.svg()
 }
 
-/// Returns the ratios of the other series to the first one.
+/// Returns a table that compares series, beside its aims.
+fn comparison(comparison: &Comparison) -> String {
+    let titles: String = comparison.titles().map(|title| format!("<th>{}</th>", escape(title))).collect();
+    let cell = |(text, is_met): &(String, bool)| {
+        let class = if *is_met { "" } else { " class=\"missed\"" };
+        format!("<td{class}>{}</td>", escape(text))
+    };
+    let row = |(label, cells): &(String, Vec<(String, bool)>)| {
+        format!("<tr><td>{}</td>{}</tr>", escape(label), cells.iter().map(cell).collect::<String>())
+    };
+    let rows: String = comparison.rows().iter().map(row).collect();
+    let aims: String = comparison.aims().iter().map(|line| format!("<li>{}</li>", escape(line))).collect();
+    let title = escape(&comparison.title);
+    format!(
+        "<section><h2>{title}</h2><div><table><tr>{titles}</tr>{rows}</table></div><aside><ul>{aims}</ul></aside></section>\n"
+    )
+}
+
+/// Returns the pairs of series that are compared, and the wanted multiple: those of the comparisons, or else each with the first one.
+fn pairs(report: &Report) -> Vec<(&str, &str, f64)> {
+    let mut pairs: Vec<_> = report.comparisons.iter().flat_map(Comparison::series).collect();
+    if let (true, Some((first, others))) = (report.comparisons.is_empty(), report.series.split_first()) {
+        pairs.extend(others.iter().map(|other| (&other.name[..], &first.name[..], 1.0)));
+    }
+    pairs
+}
+
+/// Returns the ratios of the series to those with which they are compared.
 fn ratios(points: &[&Point], shape: Shape, report: &Report) -> String {
     let measure = match shape {
         Shape::Surface => Measure::Throughput,
@@ -139,21 +168,21 @@ fn ratios(points: &[&Point], shape: Shape, report: &Report) -> String {
         Shape::OverThroughput(_) => Measure::ClientPerGb,
         Shape::OverThreads(measure) | Shape::Bars(measure) => measure,
     };
-    let Some((first, others)) = report.series.split_first() else { return String::new() };
     let mut items = String::new();
-    for other in others {
-        let ratio = |point: &&&Point| {
-            let value = |name: &str| Some(measure.of(report.row(name, point)?)?.median);
-            Some(value(&other.name)? / value(&first.name)?).filter(|ratio| ratio.is_finite())
+    for (name, to, times) in pairs(report) {
+        let ratio = |point: &&Point| {
+            let (row, other) = report.row(name, point).zip(report.row(to, point))?;
+            Some(measure.ratio(row, other, times)?.median).filter(|ratio| ratio.is_finite())
         };
-        let ratios: Vec<f64> = points.iter().filter_map(|point| ratio(&point)).collect();
+        let ratios: Vec<f64> = points.iter().filter_map(ratio).collect();
         if ratios.is_empty() {
             continue;
         }
         let Spread { median, low, high } = Spread::new(ratios);
         let range = if low == high { String::new() } else { format!(" ({} to {})", number(low), number(high)) };
-        let (other, first) = (escape(&other.name), escape(&first.name));
-        write!(items, "<li>{other} over {first}, {}: <b>{}</b>{range}</li>", measure.title(), number(median))
+        let multiple = if times == 1.0 { String::new() } else { format!("{} × ", number(times)) };
+        let (name, to) = (escape(name), escape(to));
+        write!(items, "<li>{name} over {multiple}{to}, {}: <b>{}</b>{range}</li>", measure.title(), number(median))
             .expect("writing to a string must succeed");
     }
     items
@@ -224,7 +253,7 @@ section h2 { grid-column: 1 / 3 }
 svg { width: 100%; height: auto } svg text { font: 12px system-ui, sans-serif; fill: #333 }
 aside { font-size: .93em } aside ul { padding-left: 1.2em; margin: 0 } .source { color: #666; font-size: .9em }
 table { border-collapse: collapse; font-size: .93em } th, td { text-align: left; padding: .15em .9em .15em 0; vertical-align: top }
-th { font-weight: 600 } .unable { color: #666 } details { margin: 1.5em 0 } summary { cursor: pointer }
+th { font-weight: 600 } .missed { font-weight: 600; color: #b00 } .unable { color: #666 } details { margin: 1.5em 0 } summary { cursor: pointer }
 @media (max-width: 900px) { section { grid-template-columns: minmax(0, 1fr) } section h2 { grid-column: 1 } }
 ";
 
@@ -233,7 +262,15 @@ mod tests {
     use std::time::Duration;
 
     use super::super::{
-        machine::Machine, plan, report::Conditions, runner::Cell, sample::Sample, sample::histogram, series::Series,
+        compared::{Aim, Form, Pair, To},
+        machine::Machine,
+        plan,
+        plan::Filter,
+        report::Conditions,
+        runner::Cell,
+        sample::Sample,
+        sample::histogram,
+        series::Series,
     };
     use super::*;
 
@@ -260,6 +297,7 @@ mod tests {
             series: ["tcp", "r<d>ma"].iter().map(series).collect(),
             results: Vec::new(),
             unable: Vec::new(),
+            comparisons: Vec::new(),
         };
         let sample = || Sample {
             operations: 10,
@@ -283,7 +321,10 @@ mod tests {
     /// No page may contain an external address, or an element that loads one.
     #[test]
     fn pages_load_nothing_external() {
-        for plan in [plan::sweep(), plan::threads(), plan::iops(), plan::mixed(), plan::baseline()] {
+        let pnfs = [plan::pnfs_limited(&[1 << 20], &[1, 8], 32), plan::pnfs_latency()];
+        for plan in
+            [plan::sweep(), plan::threads(), plan::iops(), plan::mixed(), plan::baseline()].into_iter().chain(pnfs)
+        {
             let page = page(&plan, &report(&plan));
             for fetches in ["src=", "href", "url(", "@import", "<link", "<img", "<iframe", "<object", "fetch("] {
                 let found = page.replace("\\u003cscript src=http://x/", "").replace("&lt;script src=http://x/", "");
@@ -296,6 +337,25 @@ mod tests {
                 assert!(page.contains(&escape(chart.text)) && page.contains(&escape(chart.source)));
             }
         }
+    }
+
+    #[test]
+    fn comparisons_are_tables_with_marks_where_aims_are_missed() {
+        let plan = plan::pnfs_limited(&[1 << 20], &[1], 1);
+        let mut report = report(&plan);
+        let (to, aim) = (To::Limit { limit: 1.0 }, Some((Aim::AtMost(0.6), is_every as Filter)));
+        let pairs = vec![Pair { title: "t<c>p".to_owned(), series: "tcp".to_owned(), to, aim }];
+        let title = "sum of < limits".to_owned();
+        report.comparisons = vec![Comparison::new(title, Form::Values, Measure::Throughput, pairs, &plan, &report)];
+        let page = page(&plan, &report);
+        assert_eq!(page.matches("<section>").count(), plan.charts.len() + 1);
+        assert!(page.contains("<h2>sum of &lt; limits</h2>") && page.contains("<th>t&lt;c&gt;p</th>"), "{page}");
+        assert_eq!(page.matches("<td class=\"missed\">").count(), plan.points.len());
+        assert!(page.contains("<li>Warning: tcp, READ 1 MiB: 953.674 instead of at most 0.6.</li>"), "{page}");
+    }
+
+    fn is_every(_: &Point) -> bool {
+        true
     }
 
     #[test]

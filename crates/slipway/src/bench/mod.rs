@@ -11,8 +11,9 @@
 //! - [`plan`]: the points of one subcommand, its charts, and the published results ([`claim`]).
 //! - [`connections`] and [`sessions`] do not use these parts: they measure the memory of a [`counted`] server.
 //!   [`failover`] measures a session whose connections are cut, [`pnfs`] clusters with more and more data servers, also with the I/O of [`btio`]
-//!   and the operations on [`layouts`]. [`compared`] has its tables.
-//! - [`report`]: medians, spreads and costs, printed as [`text`], as JSON, or as a page ([`html`]).
+//!   and the operations on [`layouts`].
+//! - [`report`]: medians, spreads and costs, and the series that are [`compared`] by [`pnfs`], with their aims. It is printed as [`text`], as
+//!   JSON, or as a page ([`html`]).
 
 pub mod bare;
 pub mod btio;

@@ -97,7 +97,7 @@ impl Measure {
             let server = row.server_cpu.as_ref().and_then(of);
             of(&row.client_cpu).map(|client| server.map_or(client, |server| sum(client, server)))
         };
-        let exactly = |value| Some(Spread { median: value, low: value, high: value });
+        let exactly = |value| Some(Spread::exactly(value));
         match self {
             Measure::Throughput => row.gb_per_s,
             Measure::Rate => Some(row.iops),
@@ -109,6 +109,17 @@ impl Measure {
             Measure::Median => exactly(row.latency_us.p50),
             Measure::Slowest => exactly(row.latency_us.p99),
         }
+    }
+}
+
+impl Measure {
+    /// Returns the value of a row, divided by this multiple of the value of another row. Rates are compared round by round.
+    pub fn ratio(self, row: &Row, other: &Row, times: f64) -> Option<Spread> {
+        let Spread { median, low, high } = match self {
+            Measure::Throughput | Measure::Rate => row.ratio(other),
+            _ => Spread::exactly(self.of(row)?.median / self.of(other)?.median),
+        };
+        Some(Spread { median: median / times, low: low / times, high: high / times })
     }
 }
 

@@ -2,14 +2,17 @@
 //!
 //! All servers run on one machine, so more data servers do not make it faster. With the pattern `limited`, each is limited to a number of bytes
 //! per second, as by its network, and the sum of all limits must be below what the machine can do. Then the figures show whether the client
-//! uses all data servers at the same time, and whether the metadata server stays out of the way. `direct` has no limits, and shows what the way by
-//! layouts costs.
+//! uses all data servers at the same time, and whether the metadata server stays out of the way. The same clusters without limits show what the
+//! machine can do. `direct` has no limits, and shows what the way by layouts costs.
 //!
-//! Each series is a cluster, whose metadata server and data servers are reached over one transport. Its files have one copy that is distributed over all its data servers. With `direct`, a series can also be one server,
-//! or as many as a cluster has data servers, each with a file of its own: these show what the machine can do with so many processes. With
-//! `create`, there are clusters that make each object at a data server before they grant a layout (nfs3), and clusters that compute its
-//! handle (slipway); files have an object at each data server, and with slipway also one object. With `latency`, a second cluster of each
+//! Each series is a cluster, whose metadata server and data servers are reached over one transport. Its files have one copy that is distributed
+//! over all its data servers. With `direct`, a series can also be one server, or as many as a cluster has data servers, each with a file of its
+//! own: these show what the machine can do with so many processes. With `create`, there are clusters that make each object at a data server
+//! before they grant a layout (nfs3), and clusters that compute its handle (slipway); files have an object at each data server, and with
+//! slipway also one object. All connections are tcp there. With `latency`, only the metadata server is used, and a second cluster of each
 //! series has files with many objects.
+
+mod aims;
 
 use std::{
     collections::BTreeSet,
@@ -23,12 +26,11 @@ use server::config::ByteSize;
 
 use super::{
     btio::{self, Btio},
-    compared::{self, Pair},
     html::Page,
     layouts::{Layouts, Sizes, WIDE},
     machine::Machine,
     meter::Meter,
-    plan::{self, Measure, Plan},
+    plan::{self, Plan},
     point::Point,
     report::{Conditions, Report},
     runner::{self, Measured, Subject},
@@ -254,7 +256,7 @@ pub fn run(args: &Args) -> Outcome {
     page.write(&plan, &report)?;
     match args.json {
         true => output::json(&report),
-        false => output::print(&format!("{}\n{}", text::report(&plan, &report), comparison(&chosen, &plan, &report))),
+        false => output::print(&text::report(&plan, &report)),
     }
     Ok(Exit::Ok)
 }
@@ -306,8 +308,10 @@ fn measure(chosen: &Chosen, args: &Args, plan: &Plan, limit: Duration) -> Result
         series: all.iter().map(one_series).collect(),
         results: Vec::new(),
         unable: Vec::new(),
+        comparisons: Vec::new(),
     };
     report.fill(&plan.points, &cells);
+    report.comparisons = aims::comparisons(chosen, plan, &report);
     Ok(report)
 }
 
@@ -319,7 +323,8 @@ fn conditions(chosen: &Chosen) -> String {
     };
     let places: Vec<_> = chosen.kinds.iter().map(place).collect();
     let unit = unit_of(chosen).map_or(String::new(), |unit| format!(" in units of {}", output::size(unit)));
-    let limited = chosen.limit.map_or(String::new(), |limit| format!(" with {}/s each", output::size(limit)));
+    let unless = if chosen.pattern == Pattern::Limited { ", unless they are unlimited," } else { "" };
+    let limited = chosen.limit.map_or(String::new(), |limit| format!(" with {}/s each{unless}", output::size(limit)));
     let counted = if chosen.pattern == Pattern::Direct { "all servers" } else { "the metadata server" };
     format!(
         "own clusters; data servers {}{limited}, files striped{unit}; the server's CPU is that of {counted}",
@@ -335,6 +340,8 @@ struct OneSeries {
     kind: DataServerKind,
     /// The number of objects of a file.
     stripes: u32,
+    /// Maximum bytes per second of each data server.
+    limit: Option<u64>,
 }
 
 /// The servers of a series.
@@ -348,7 +355,7 @@ enum Servers {
 
 /// Returns the series of a measurement.
 fn series_of(chosen: &Chosen) -> Vec<OneSeries> {
-    let one = |transport: &str, kind: DataServerKind, servers: Servers, stripes: u32| {
+    let one = |transport: &str, kind: DataServerKind, servers: Servers, stripes: u32, limit: Option<u64>| {
         let name = match servers {
             Servers::Cluster(1) => "1 data server".to_owned(),
             Servers::Cluster(count) => format!("{count} data servers"),
@@ -365,20 +372,24 @@ fn series_of(chosen: &Chosen) -> Vec<OneSeries> {
             (Pattern::Latency, _) => format!(", metadata over {transport}"),
             _ => format!(" over {transport}"),
         };
-        let name = format!("{name}{objects}{of}{over}");
-        OneSeries { name, transport: transport.to_owned(), servers, kind, stripes }
+        let unlimited = if chosen.limit.is_some() && limit.is_none() { ", unlimited" } else { "" };
+        let name = format!("{name}{objects}{of}{unlimited}{over}");
+        OneSeries { name, transport: transport.to_owned(), servers, kind, stripes, limit }
     };
     let of = |transport: &String| {
         let mut all = Vec::new();
         if chosen.pattern == Pattern::Direct {
             let several = chosen.servers.iter().copied().filter(|count| *count > 1);
             let direct = std::iter::once(1).chain(several).map(Servers::Direct);
-            all.extend(direct.map(|servers| one(transport, DataServerKind::Nfs3, servers, 1)));
+            all.extend(direct.map(|servers| one(transport, DataServerKind::Nfs3, servers, 1, None)));
         }
-        for kind in &chosen.kinds {
-            for count in &chosen.servers {
-                let stripes = stripes_of(chosen, *kind, *count).into_iter();
-                all.extend(stripes.map(|stripes| one(transport, *kind, Servers::Cluster(*count), stripes)));
+        let unlimited = (chosen.pattern == Pattern::Limited).then_some(None);
+        for limit in std::iter::once(chosen.limit).chain(unlimited) {
+            for kind in &chosen.kinds {
+                for count in &chosen.servers {
+                    let stripes = stripes_of(chosen, *kind, *count).into_iter();
+                    all.extend(stripes.map(|stripes| one(transport, *kind, Servers::Cluster(*count), stripes, limit)));
+                }
             }
         }
         all
@@ -394,53 +405,6 @@ fn stripes_of(chosen: &Chosen, kind: DataServerKind, servers: u32) -> BTreeSet<u
     };
     let wanted = if chosen.stripes.is_empty() { default } else { &chosen.stripes };
     wanted.iter().map(|stripes| (*stripes).min(servers)).collect()
-}
-
-/// Returns the table that compares the series, with its title.
-fn comparison(chosen: &Chosen, plan: &Plan, report: &Report) -> String {
-    let all = series_of(chosen);
-    let is_direct = |one: &OneSeries| one.servers == Servers::Direct(1);
-    // The first series with the same kind, transport, or both.
-    let first = |one: &OneSeries| {
-        let is_first = |other: &&OneSeries| match chosen.pattern {
-            Pattern::Direct => is_direct(other) && other.transport == one.transport,
-            Pattern::Latency => other.servers == one.servers && other.kind == one.kind,
-            _ => other.kind == one.kind && other.transport == one.transport,
-        };
-        all.iter().find(is_first).expect("a series must be comparable with itself")
-    };
-    let count = |one: &OneSeries| match one.servers {
-        Servers::Cluster(count) | Servers::Direct(count) => f64::from(count),
-    };
-    let pair = |one: &OneSeries| {
-        let first = first(one);
-        let times = if chosen.pattern == Pattern::Limited { count(one) / count(first) } else { 1.0 };
-        let is_latency = chosen.pattern == Pattern::Latency && chosen.servers.len() == 1;
-        let title = if is_latency { one.transport.clone() } else { one.name.clone() };
-        Pair { title, name: one.name.clone(), first: first.name.clone(), times }
-    };
-    let pairs: Vec<_> =
-        all.iter().filter(|one| !(chosen.pattern == Pattern::Direct && is_direct(one))).map(pair).collect();
-    let (title, table) = match chosen.pattern {
-        Pattern::Limited => (
-            "10^9 bytes a second (and that divided by N times the rate of the first cluster over the same transport)",
-            compared::rates(&pairs, plan, report, Measure::Throughput),
-        ),
-        Pattern::Direct => (
-            "Throughput, divided by that of one server directly in the same round (median, and range)",
-            compared::shares(&pairs, plan, report),
-        ),
-        Pattern::Create => (
-            "Files a second (and that divided by the rate of the first cluster of the same kind)",
-            compared::rates(&pairs, plan, report, Measure::Rate),
-        ),
-        Pattern::Latency => (
-            "Median latency in microseconds (and that divided by that over the first transport)",
-            compared::latencies(&pairs, plan, report),
-        ),
-        Pattern::Btio => ("10^9 bytes a second", compared::dumps(plan, report)),
-    };
-    format!("{title}:\n\n{table}")
 }
 
 /// The servers of one series.
@@ -535,7 +499,7 @@ fn shape(chosen: &Chosen, one: &OneSeries, servers: usize) -> Shape {
             DataServerKind::Nfs3 => Kind::Nfs3(room(chosen)),
             DataServerKind::Slipway => Kind::Slipway,
         },
-        limit: chosen.limit,
+        limit: one.limit,
         transports: vec![one.transport.clone()],
         data_transport: moves_data.then(|| one.transport.clone()),
         dir: chosen.dir.clone(),
@@ -598,9 +562,9 @@ mod tests {
     use super::*;
 
     #[derive(Parser)]
-    struct Line {
+    pub(super) struct Line {
         #[command(flatten)]
-        args: Args,
+        pub args: Args,
     }
 
     #[test]
@@ -614,6 +578,15 @@ mod tests {
                 assert!(!of.is_empty() && of.iter().all(|shape| shape.data_transport.as_deref() == Some(transport)));
             }
         }
+    }
+
+    #[test]
+    fn each_limited_cluster_has_one_without_limits() {
+        let args = ["bench", "--transport", "tcp,rdma", "--servers", "1,8", "--limit", "1M"];
+        let chosen = Chosen::new(&Line::parse_from(args).args);
+        let limits: Vec<_> = series_of(&chosen).iter().map(|one| shape(&chosen, one, 8).limit).collect();
+        let limited = Some(1 << 20);
+        assert_eq!(limits, [limited, limited, None, None, limited, limited, None, None]);
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::{
+    compared::Comparison,
     machine::Machine,
     point::Point,
     runner::Cell,
@@ -31,6 +32,9 @@ pub struct Report {
     pub results: Vec<Row>,
     /// The combinations that could not be measured.
     pub unable: Vec<Unable>,
+    /// The comparisons of the series with their aims, if the subcommand has them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub comparisons: Vec<Comparison>,
 }
 
 /// The conditions that apply to all series.
@@ -224,6 +228,11 @@ impl Row {
 }
 
 impl Spread {
+    /// Returns the summary of one value.
+    pub fn exactly(value: f64) -> Self {
+        Self { median: value, low: value, high: value }
+    }
+
     /// Summarizes at least one value.
     ///
     /// # Panics

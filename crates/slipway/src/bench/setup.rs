@@ -147,6 +147,7 @@ pub fn measure(common: &Common, plan: &Plan) -> Result<Report, Failure> {
         series: nfs.into_iter().chain(common.beside.iter().map(|&bare| bare_series(bare))).collect(),
         results: Vec::new(),
         unable: Vec::new(),
+        comparisons: Vec::new(),
     };
     report.fill(&plan.points, &cells);
     if report.results.is_empty() {

@@ -26,6 +26,9 @@ pub fn report(plan: &Plan, report: &Report) -> String {
     for line in unable(report) {
         text.push_str(&format!("\n{line}\n"));
     }
+    for comparison in &report.comparisons {
+        text.push_str(&format!("\n{}", comparison.text()));
+    }
     text
 }
 

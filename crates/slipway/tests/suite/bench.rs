@@ -1,6 +1,6 @@
 //! Tests of `slipway bench`: its measurements and reports, not the speed.
 
-use std::fs;
+use std::{fs, path::Path};
 
 use crate::common::{Server, TRANSPORTS, fails, ok};
 use serde_json::Value;
@@ -98,7 +98,8 @@ fn clusters_are_measured_and_their_data_servers_are_limited() {
     ];
     let wanted = ["bench", "pnfs", "--json", "--servers", "1,2", "--clients", "1,2", "--dir", dir, "--html", path];
     let report: Value = serde_json::from_str(&ok(&[&wanted[..], &load].concat())).unwrap();
-    assert_eq!(names(&report), ["1 data server", "2 data servers"]);
+    let series = ["1 data server", "2 data servers", "1 data server, unlimited", "2 data servers, unlimited"];
+    assert_eq!(names(&report), series);
     let loads: Vec<_> = rows(&report)
         .iter()
         .filter(|row| row["series"] == "1 data server")
@@ -106,14 +107,34 @@ fn clusters_are_measured_and_their_data_servers_are_limited() {
         .collect();
     assert_eq!(loads, [[1, 4], [2, 2], [1, 4], [2, 2], [1, 4], [1, 4]], "the clients must share the operations");
     let zipf: Vec<_> = rows(&report).iter().filter(|row| row["zipf"] == true).collect();
-    assert_eq!(zipf.len(), 2 * 2);
+    assert_eq!(zipf.len(), 2 * series.len());
     for row in rows(&report) {
         assert!(row["operations"].as_u64().unwrap() > 0, "{row}");
-        let most = if row["series"] == "1 data server" { 0.008 } else { 0.016 };
+        let most = match row["series"].as_str().unwrap() {
+            "1 data server" => 0.008,
+            "2 data servers" => 0.016,
+            _ => f64::INFINITY,
+        };
         assert!(row["gb_per_s"]["median"].as_f64() < Some(most), "the data servers must be limited: {row}");
     }
+    let [scaling, ceiling] = &report["comparisons"].as_array().unwrap()[..] else { panic!("{report}") };
+    let wanted = [("1 data server", "1 data server", 1.0), ("2 data servers", "1 data server", 2.0)];
+    for (one, (series, to, times)) in scaling["results"].as_array().unwrap().iter().zip(wanted.iter().cycle()) {
+        assert_eq!((&one["series"], &one["to"], &one["times"]), (&(*series).into(), &(*to).into(), &(*times).into()));
+    }
+    for one in ceiling["results"].as_array().unwrap() {
+        let servers = if one["series"] == "1 data server, unlimited" { 1.0 } else { 2.0 };
+        let share = servers * f64::from(5 << 20) / 1e9 / one["value"].as_f64().unwrap();
+        assert_eq!(one["ratio"]["median"].as_f64(), Some(share), "{one}");
+        assert_eq!((&one["aim"]["at_most"], &one["met"]), (&0.6.into(), &(share <= 0.6).into()));
+    }
+    assert_eq!([scaling, ceiling].map(|table| table["results"].as_array().unwrap().len()), [12; 2]);
     let html = fs::read_to_string(page).unwrap();
-    assert!(html.contains("<svg") && html.contains("2 data servers over 1 data server, GB/s"), "{html}");
+    assert!(html.contains("<svg") && html.contains("2 data servers over 2 × 1 data server, GB/s"), "{html}");
+    assert!(
+        html.contains(&format!("<h2>{}</h2>", ceiling["title"].as_str().unwrap()))
+            && html.contains("<li>Aim: at most 0.6.")
+    );
     assert_eq!(fs::read_dir(dir).unwrap().count(), 0, "the command must remove its files");
     assert!(fails(2, &["bench", "pnfs", "--file-size", "64K"]).contains("--file-size"));
     for (pattern, option) in [("btio", "--clients=2"), ("create", "--transport=shm"), ("direct", "--block=32K,64K")] {
@@ -132,8 +153,9 @@ fn limited_data_servers_are_reached_over_several_transports() {
     let load = ["--limit", "20M", "--block", "64K", "--in-flight", "4", "--seconds", "0.05", "--rounds", "1"];
     let files = ["--file-size", "1M", "--dir", dir.to_str().unwrap(), "--html", page.to_str().unwrap()];
     let found: Value = serde_json::from_str(&ok(&[&wanted[..], &load, &files].concat())).unwrap();
-    let series =
-        ["1 data server over rdma", "2 data servers over rdma", "1 data server over shm", "2 data servers over shm"];
+    let of = ["1 data server", "2 data servers", "1 data server, unlimited", "2 data servers, unlimited"];
+    let series: Vec<_> =
+        ["rdma", "shm"].into_iter().flat_map(|over| of.map(|of| format!("{of} over {over}"))).collect();
     assert_eq!(names(&found), series);
     assert_eq!(rows(&found).len(), 4 * series.len(), "READ and WRITE, also by Zipf's law");
     for row in rows(&found) {
@@ -141,15 +163,20 @@ fn limited_data_servers_are_reached_over_several_transports() {
         assert!(calls >= row["operations"].as_u64().unwrap(), "the data must be at the data servers: {row}");
     }
     let html = fs::read_to_string(page).unwrap();
-    assert!(html.contains("2 data servers over shm"), "{html}");
+    assert!(
+        html.contains("2 data servers, unlimited over shm over 2 data servers, unlimited over rdma, GB/s"),
+        "{html}"
+    );
 }
 
 #[test]
 fn files_are_created_by_several_clients_with_both_kinds_of_data_servers() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path().to_str().unwrap();
+    let page = Path::new(dir).join("create.html");
     let wanted = ["bench", "pnfs", "--pattern", "create", "--servers", "1,2", "--clients", "1,4", "--rounds", "1"];
-    let found = ok(&[&wanted[..], &["--seconds", "0.05", "--dir", dir, "--json"]].concat());
+    let others = ["--seconds", "0.05", "--dir", dir, "--json", "--html", page.to_str().unwrap()];
+    let found = ok(&[&wanted[..], &others].concat());
     let found: Value = serde_json::from_str(&found).unwrap();
     let kinds = [
         "1 data server, nfs3",
@@ -165,6 +192,50 @@ fn files_are_created_by_several_clients_with_both_kinds_of_data_servers() {
     };
     assert!(kinds.iter().all(|kind| loads(kind) == [(4096, 1), (4096, 4), (131_072, 1), (131_072, 4)]), "{found}");
     assert!(rows(&found).iter().all(|row| row["operations"].as_u64().unwrap() >= row["threads"].as_u64().unwrap()));
+    let html = fs::read_to_string(page).unwrap();
+    assert!(html.contains("2 data servers, slipway over 1 data server, slipway, operations/s"), "{html}");
+    assert!(!html.contains("slipway over 1 data server, nfs3"), "only clusters of one kind are compared");
+    assert!(html.contains("<li>Aim: at least 0.9."), "{html}");
+}
+
+#[test]
+fn layouts_are_measured_beside_servers_without_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let page = dir.path().join("direct.html");
+    let wanted =
+        ["bench", "pnfs", "--pattern", "direct", "--json", "--seconds", "0.05", "--rounds", "2", "--file-size", "1M"];
+    let files = ["--dir", dir.path().to_str().unwrap(), "--html", page.to_str().unwrap()];
+    let found: Value = serde_json::from_str(&ok(&[&wanted[..], &files].concat())).unwrap();
+    let of = ["one server directly", "2 servers directly", "2 data servers"];
+    let series: Vec<_> = ["", " over shm"].into_iter().flat_map(|over| of.map(|of| format!("{of}{over}"))).collect();
+    assert_eq!(names(&found), series);
+    assert_eq!(rows(&found).len(), 3 * series.len());
+    for row in rows(&found) {
+        assert_eq!(
+            row.get("data_server_calls").is_some(),
+            row["series"].as_str().unwrap().contains("data servers"),
+            "{row}"
+        );
+        assert!(
+            row["data_server_calls"].as_u64().is_none_or(|calls| calls >= row["operations"].as_u64().unwrap()),
+            "{row}"
+        );
+    }
+    let results = found["comparisons"][0]["results"].as_array().unwrap();
+    assert_eq!(results.len(), 3 * 4);
+    for one in results {
+        let over = if one["series"].as_str().unwrap().ends_with(" over shm") { " over shm" } else { "" };
+        assert_eq!(one["to"], format!("one server directly{over}"));
+        let has_aim = one["series"].as_str().unwrap().contains("data servers") && one["random"] == false;
+        assert_eq!(
+            (one["aim"]["at_least"].as_f64(), one["met"].is_boolean()),
+            (has_aim.then_some(0.9), has_aim),
+            "{one}"
+        );
+    }
+    let html = fs::read_to_string(page).unwrap();
+    assert!(html.contains("2 data servers over shm over one server directly over shm, GB/s"), "{html}");
+    assert!(html.contains("<li>Aim: at least 0.9."), "{html}");
 }
 
 /// The data of small files are on data servers, too.
@@ -188,11 +259,14 @@ fn new_files_have_objects_from_the_first_byte_on() {
 #[test]
 fn operations_on_layouts_of_several_sizes_are_measured() {
     let dir = tempfile::tempdir().unwrap();
-    let wanted = ["bench", "pnfs", "--pattern", "latency", "--transport", "rdma", "--seconds", "0.01"];
-    let found = ok(&[&wanted[..], &["--rounds", "1", "--json", "--dir", dir.path().to_str().unwrap()]].concat());
+    let page = dir.path().join("latency.html");
+    let wanted = ["bench", "pnfs", "--pattern", "latency", "--transport", "rdma,shm", "--seconds", "0.01"];
+    let others = ["--rounds", "1", "--json", "--dir", dir.path().to_str().unwrap(), "--html", page.to_str().unwrap()];
+    let found = ok(&[&wanted[..], &others].concat());
     let found: Value = serde_json::from_str(&found).unwrap();
-    assert_eq!(rows(&found).len(), 13 + 6);
-    let of_layouts = rows(&found).iter().filter(|row| row.get("objects").is_some());
+    assert_eq!(rows(&found).len(), 2 * (13 + 6));
+    let is_rdma = |row: &Value| row["series"] == "1 data server, metadata over rdma";
+    let of_layouts = rows(&found).iter().filter(|row| row.get("objects").is_some() && is_rdma(row));
     let of_layouts: Vec<_> =
         of_layouts.map(|row| (row["operation"].as_str().unwrap(), row["objects"].as_u64().unwrap())).collect();
     let others = [("get-device-info", 1), ("layout-commit", 1), ("layout-return", 1)];
@@ -205,6 +279,9 @@ fn operations_on_layouts_of_several_sizes_are_measured() {
     for name in ["a layout of one object has", "a layout of 64 objects has", "a device over rdma has"] {
         assert!(title.contains(name), "{title}");
     }
+    let html = fs::read_to_string(page).unwrap();
+    let compared = "1 data server, metadata over shm over 1 data server, metadata over rdma, latency p50, µs";
+    assert!(html.contains(compared) && html.contains("<h2>Layouts</h2>"), "{html}");
 }
 
 #[test]
