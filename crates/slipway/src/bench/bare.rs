@@ -197,7 +197,7 @@ impl Subject for BareSubject<'_> {
         }
         let failure = |error: io::Error| Failure::failed(format!("{} without NFS: {error}", self.bare.name()));
         let servers: Vec<u32> = self.peer.iter().map(|peer| peer.child.id()).collect();
-        let costs = Costs { servers: &servers, meter: self.meter };
+        let costs = Costs { servers: &servers, data_servers: &[], meter: self.meter };
         let connect = |thread| self.connect().map(|way| (way, thread)).map_err(failure);
         let drive = |(way, thread): &(Way, u32), end| self.drive(way, *thread, point, end).map_err(failure);
         load::measure(point.threads, self.limit, &costs, connect, drive, |_| Ok(())).map(Measured::Sample)

@@ -34,8 +34,8 @@ use crate::{
 /// The file of one cluster.
 pub struct Btio<'a> {
     url: NfsUrl,
-    /// The process ID of the server.
-    server: u32,
+    /// The process IDs of the metadata server and of the data servers.
+    pids: (u32, Vec<u32>),
     dumps: u64,
     meter: &'a Meter,
     /// The number of the run that has written the file.
@@ -51,8 +51,8 @@ struct Record {
 
 impl<'a> Btio<'a> {
     /// Returns the subject for a cluster, whose file has this many dumps.
-    pub fn new(url: NfsUrl, server: u32, dumps: u64, meter: &'a Meter) -> Self {
-        Self { url, server, dumps, meter, run: 0 }
+    pub fn new(url: NfsUrl, pids: (u32, Vec<u32>), dumps: u64, meter: &'a Meter) -> Self {
+        Self { url, pids, dumps, meter, run: 0 }
     }
 
     /// Returns the bytes of a file.
@@ -100,7 +100,7 @@ impl Subject for Btio<'_> {
             runtime.block_on(reach::unmount_all());
             Ok(())
         };
-        let costs = Costs { servers: &[self.server], meter: self.meter };
+        let costs = Costs { servers: &[self.pids.0], data_servers: &self.pids.1, meter: self.meter };
         // The work is fixed, and not the time.
         load::measure(point.threads, Default::default(), &costs, connect, drive, finish).map(Measured::Sample)
     }

@@ -28,7 +28,7 @@ pub struct Comparison {
 pub struct Compared {
     /// The name of the series.
     pub series: String,
-    /// What it is compared with.
+    /// The series or the limit with which it is compared.
     #[serde(flatten)]
     pub to: To,
     /// The point.
@@ -46,20 +46,20 @@ pub struct Compared {
     pub met: Option<bool>,
 }
 
-/// A series, what it is compared with, and the aim.
+/// A series, the other side of its comparison, and the aim.
 #[derive(Clone, Debug)]
 pub struct Pair {
     /// The title of the column.
     pub title: String,
     /// The name of the series.
     pub series: String,
-    /// What it is compared with.
+    /// The series or the limit with which it is compared.
     pub to: To,
     /// The aim of the ratio, and the points that have it.
     pub aim: Option<(Aim, Filter)>,
 }
 
-/// What a series is compared with.
+/// The other side of a comparison.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum To {
@@ -235,6 +235,7 @@ mod tests {
                 elapsed: Duration::from_secs(1),
                 client_cpu: Duration::ZERO,
                 server_cpu: None,
+                data_server_cpu: None,
                 data_server_calls: None,
                 memory_bytes: None,
                 latency,

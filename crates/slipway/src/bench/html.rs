@@ -224,6 +224,7 @@ fn table(report: &Report) -> String {
             [latency.p50, latency.p90, latency.p99, latency.p999].map(number).join(" / "),
             cost(&row.client_cpu),
             row.server_cpu.as_ref().map_or("–".to_owned(), cost),
+            row.data_server_cpu.as_ref().map_or("–".to_owned(), cost),
             row.memory_gb_per_s.as_ref().map_or("–".to_owned(), spread),
         ];
         let cells: String = cells.iter().map(|cell| format!("<td>{}</td>", escape(cell))).collect();
@@ -237,6 +238,7 @@ fn table(report: &Report) -> String {
         "latency, µs: p50 / p90 / p99 / p99.9",
         "client CPU",
         "server CPU",
+        "data servers' CPU",
         "memory GB/s",
     ];
     let titles: String = titles.iter().map(|title| format!("<th>{title}</th>")).collect();
@@ -305,6 +307,7 @@ mod tests {
             elapsed: Duration::from_secs(1),
             client_cpu: Duration::from_millis(1),
             server_cpu: Some(Duration::from_millis(2)),
+            data_server_cpu: None,
             data_server_calls: None,
             memory_bytes: None,
             latency: histogram(),

@@ -83,7 +83,7 @@ impl Subject for Layouts<'_> {
             runtime.block_on(opened.repeat(point.operation, end))
         };
         let finish = |(opened, runtime): (Opened, tokio::runtime::Runtime)| runtime.block_on(opened.close());
-        let costs = Costs { servers: &[*pid], meter: self.meter };
+        let costs = Costs { servers: &[*pid], data_servers: &[], meter: self.meter };
         load::measure(1, self.limit, &costs, connect, drive, finish).map(Measured::Sample)
     }
 }

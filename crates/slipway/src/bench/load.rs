@@ -16,6 +16,8 @@ use crate::{exit::Failure, process};
 pub struct Costs<'a> {
     /// The process IDs of the servers that this command started and whose CPU time counts.
     pub servers: &'a [u32],
+    /// The process IDs of the data servers of a cluster, whose CPU time counts by itself.
+    pub data_servers: &'a [u32],
     /// The meter of the machine's memory.
     pub meter: &'a Meter,
 }
@@ -35,8 +37,8 @@ pub fn measure<W>(
     finish: impl Fn(W) -> Result<(), Failure> + Sync,
 ) -> Result<Sample, Failure> {
     let [start, stop, read] = [(); 3].map(|()| Barrier::new(threads as usize + 1));
-    let server_cpu = || {
-        let times: Option<Vec<Duration>> = costs.servers.iter().map(|pid| process::cpu_time_of(*pid)).collect();
+    let cpu_of = |pids: &[u32]| {
+        let times: Option<Vec<Duration>> = pids.iter().map(|pid| process::cpu_time_of(*pid)).collect();
         times.filter(|times| !times.is_empty()).map(|times| times.iter().sum::<Duration>())
     };
     thread::scope(|scope| {
@@ -57,16 +59,21 @@ pub fn measure<W>(
             })
             .collect();
         start.wait();
-        let (began, client, served, memory) = (Instant::now(), process::cpu_time(), server_cpu(), costs.meter.bytes());
+        let (began, client, memory) = (Instant::now(), process::cpu_time(), costs.meter.bytes());
+        let [served, stored] = [costs.servers, costs.data_servers].map(cpu_of);
         stop.wait();
         let elapsed = began.elapsed();
+        let spent = |before: Option<Duration>, pids| {
+            before.zip(cpu_of(pids)).map(|(before, after)| after.saturating_sub(before))
+        };
         let since = |before: Option<u64>, after: Option<u64>| before.zip(after).map(|(b, a)| a.saturating_sub(b));
         let mut sample = Sample {
             operations: 0,
             bytes: 0,
             elapsed,
             client_cpu: process::cpu_time().saturating_sub(client),
-            server_cpu: served.zip(server_cpu()).map(|(before, after)| after.saturating_sub(before)),
+            server_cpu: spent(served, costs.servers),
+            data_server_cpu: spent(stored, costs.data_servers),
             data_server_calls: None,
             memory_bytes: since(memory, costs.meter.bytes()),
             latency: histogram(),
@@ -89,7 +96,7 @@ mod tests {
     const NOTHING: Duration = Duration::from_millis(1);
 
     fn costs<'a>(servers: &'a [u32], meter: &'a Meter) -> Costs<'a> {
-        Costs { servers, meter }
+        Costs { servers, data_servers: &[], meter }
     }
 
     #[test]
@@ -104,7 +111,10 @@ mod tests {
         let servers = [std::process::id()];
         let sample = measure(4, NOTHING, &costs(&servers, &meter), connect, drive, |_| Ok(())).unwrap();
         assert_eq!((sample.operations, sample.bytes, sample.latency.len()), (10, 1000, 10));
-        assert!(sample.server_cpu.is_some() && sample.memory_bytes.is_none());
+        assert!(sample.server_cpu.is_some() && sample.data_server_cpu.is_none() && sample.memory_bytes.is_none());
+        let costs = Costs { servers: &[], data_servers: &servers, meter: &meter };
+        let sample = measure(1, NOTHING, &costs, connect, drive, |_| Ok(())).unwrap();
+        assert!(sample.server_cpu.is_none() && sample.data_server_cpu.is_some());
     }
 
     #[test]

@@ -271,7 +271,8 @@ fn measure(chosen: &Chosen, args: &Args, plan: &Plan, limit: Duration) -> Result
     for (at, place) in places.iter().enumerate() {
         if let (Pattern::Btio, Place::Cluster(cluster)) = (chosen.pattern, place) {
             let url = cluster.url(0, Version::V4_2);
-            subjects.push(Box::new(Btio::new(url, cluster.metadata_pid(), args.dumps, &meter)));
+            let pids = (cluster.metadata_pid(), place.data_pids(chosen.pattern));
+            subjects.push(Box::new(Btio::new(url, pids, args.dumps, &meter)));
             continue;
         }
         let site = Arc::new(chosen.site(at, &plan.points));
@@ -279,7 +280,8 @@ fn measure(chosen: &Chosen, args: &Args, plan: &Plan, limit: Duration) -> Result
         for url in &urls {
             block_max = block_max.min(reach::run(site.prepare(url))?);
         }
-        let load = NfsSubject::new(urls, site, block_max, place.pids(chosen.pattern), limit, &meter);
+        let load = NfsSubject::new(urls, site, block_max, place.pids(chosen.pattern), limit, &meter)
+            .with_data_servers(place.data_pids(chosen.pattern));
         let settled = Settled { load, place };
         match (place, wide.get(at)) {
             (Place::Cluster(narrow), Some(wide)) => {
@@ -323,7 +325,7 @@ fn conditions(chosen: &Chosen) -> String {
     };
     let places: Vec<_> = chosen.kinds.iter().map(place).collect();
     let unit = unit_of(chosen).map_or(String::new(), |unit| format!(" in units of {}", output::size(unit)));
-    let unless = if chosen.pattern == Pattern::Limited { ", unless they are unlimited," } else { "" };
+    let unless = if chosen.pattern == Pattern::Limited { ", unless they are unlimited" } else { "" };
     let limited = chosen.limit.map_or(String::new(), |limit| format!(" with {}/s each{unless}", output::size(limit)));
     let counted = if chosen.pattern == Pattern::Direct { "all servers" } else { "the metadata server" };
     format!(
@@ -448,6 +450,14 @@ impl Place {
                 std::iter::once(cluster.metadata_pid()).chain(data).collect()
             }
             Self::Servers(servers) => servers.iter().map(Server::pid).collect(),
+        }
+    }
+
+    /// Returns the process IDs of the data servers, if their CPU time counts by itself. With `direct`, it is part of that of the servers.
+    fn data_pids(&self, pattern: Pattern) -> Vec<u32> {
+        match self {
+            Self::Cluster(cluster) if pattern != Pattern::Direct => cluster.data_server_pids().collect(),
+            _ => Vec::new(),
         }
     }
 }

@@ -81,6 +81,9 @@ pub struct Row {
     /// The CPU time of the server; absent if it is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub server_cpu: Option<Cost>,
+    /// The CPU time of all data servers; absent if there is no cluster, or if it is part of that of the server.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub data_server_cpu: Option<Cost>,
     /// 10^9 bytes a second that the machine's memory moved; absent if unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_gb_per_s: Option<Spread>,
@@ -191,7 +194,11 @@ impl Row {
             samples.iter().map(|sample| sample.operations as f64 / seconds(sample)).collect();
         let micros = |nanos: u64| nanos as f64 / 1e3;
         let quantile = |quantile| micros(latency.value_at_quantile(quantile));
-        let known = |cpu: Option<Duration>| cpu.expect("value must be known for all samples").as_secs_f64();
+        let known = |cpu: fn(&Sample) -> Option<Duration>| {
+            let seconds =
+                move |sample: &Sample| cpu(sample).expect("value must be known for all samples").as_secs_f64();
+            samples.iter().all(|sample| cpu(sample).is_some()).then(|| cost(&seconds))
+        };
         Self {
             series: series.to_owned(),
             point: *point,
@@ -210,8 +217,8 @@ impl Row {
                 max: micros(latency.max()),
             },
             client_cpu: cost(&|sample| sample.client_cpu.as_secs_f64()),
-            server_cpu: (samples.iter().all(|sample| sample.server_cpu.is_some()))
-                .then(|| cost(&|sample| known(sample.server_cpu))),
+            server_cpu: known(|sample| sample.server_cpu),
+            data_server_cpu: known(|sample| sample.data_server_cpu),
             memory_gb_per_s: (samples.iter().all(|sample| sample.memory_bytes.is_some()))
                 .then(|| each(&|sample| sample.memory_bytes.unwrap_or(0) as f64 / 1e9 / seconds(sample))),
         }
@@ -259,6 +266,7 @@ mod tests {
             elapsed: Duration::from_secs(seconds),
             client_cpu: Duration::from_millis(500),
             server_cpu: Some(Duration::from_millis(1500)),
+            data_server_cpu: Some(Duration::from_millis(2500)),
             data_server_calls: Some(operations * 2),
             memory_bytes: Some(4_000_000_000),
             latency,
@@ -281,6 +289,7 @@ mod tests {
         assert_eq!(report.client_cpu.seconds_per_gb.unwrap(), Spread { median: 0.25, low: 0.5 / 3.0, high: 0.5 });
         let server = report.server_cpu.unwrap();
         assert_eq!((server.seconds, server.cores.high), (4.5, 1.5));
+        assert_eq!(report.data_server_cpu.unwrap().seconds, 7.5);
         assert!((server.us_per_operation.median - 7500.0).abs() < 1e-6);
         assert!((report.latency_us.p50 - 50.0).abs() < 0.1);
     }
@@ -296,9 +305,10 @@ mod tests {
     #[test]
     fn unknown_values_are_absent() {
         let mut unknown = sample(1000, 0, 1);
-        (unknown.server_cpu, unknown.data_server_calls, unknown.memory_bytes) = (None, None, None);
+        (unknown.server_cpu, unknown.data_server_cpu) = (None, None);
+        (unknown.data_server_calls, unknown.memory_bytes) = (None, None);
         let json = serde_json::to_value(row(&[sample(1000, 0, 2), unknown])).unwrap();
-        for absent in ["gb_per_s", "server_cpu", "data_server_calls", "memory_gb_per_s"] {
+        for absent in ["gb_per_s", "server_cpu", "data_server_cpu", "data_server_calls", "memory_gb_per_s"] {
             assert!(json.get(absent).is_none(), "{absent}");
         }
         assert_eq!((&json["iops"]["median"], &json["operation"]), (&750.0.into(), &"read".into()));

@@ -92,6 +92,7 @@ mod tests {
                     elapsed: Duration::from_nanos(1),
                     client_cpu: Duration::ZERO,
                     server_cpu: None,
+                    data_server_cpu: None,
                     data_server_calls: None,
                     memory_bytes: None,
                     latency: histogram(),

@@ -29,6 +29,8 @@ pub struct Sample {
     pub client_cpu: Duration,
     /// The CPU time of the server, if this command started it.
     pub server_cpu: Option<Duration>,
+    /// The CPU time of all data servers, if there is a cluster.
+    pub data_server_cpu: Option<Duration>,
     /// The number of READs and WRITEs at the data servers, if there is a cluster.
     pub data_server_calls: Option<u64>,
     /// The bytes that the machine's memory moved, if known.

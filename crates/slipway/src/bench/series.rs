@@ -158,6 +158,8 @@ pub struct NfsSubject<'a> {
     block_max: usize,
     /// The process IDs of the servers that this command started and whose CPU time counts.
     servers: Vec<u32>,
+    /// The process IDs of data servers.
+    data_servers: Vec<u32>,
     limit: Duration,
     meter: &'a Meter,
     driven: Arc<Mutex<bool>>,
@@ -173,7 +175,12 @@ impl<'a> NfsSubject<'a> {
         limit: Duration,
         meter: &'a Meter,
     ) -> Self {
-        Self { urls, site, block_max, servers, limit, meter, driven: Arc::default() }
+        Self { urls, site, block_max, servers, data_servers: Vec::new(), limit, meter, driven: Arc::default() }
+    }
+
+    /// Also counts the CPU time of data servers with these process IDs, by itself.
+    pub fn with_data_servers(self, data_servers: Vec<u32>) -> Self {
+        Self { data_servers, ..self }
     }
 
     /// Returns the lock that is held while the load runs, and not while mounts are made and closed.
@@ -219,7 +226,7 @@ impl Subject for NfsSubject<'_> {
                 removed.map(drop).map_err(|error| failed(&error))
             })
         };
-        let costs = Costs { servers: &self.servers, meter: self.meter };
+        let costs = Costs { servers: &self.servers, data_servers: &self.data_servers, meter: self.meter };
         load::measure(point.threads, self.limit, &costs, connect, drive, finish).map(Measured::Sample)
     }
 }

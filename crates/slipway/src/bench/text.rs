@@ -55,6 +55,10 @@ fn table(report: &Report) -> String {
     if several {
         columns.insert(0, ("what", Align::Left));
     }
+    let data_servers = report.results.iter().any(|row| row.data_server_cpu.is_some());
+    if data_servers {
+        columns.push(("data servers' CPU", Align::Right));
+    }
     if memory {
         columns.push(("memory GB/s", Align::Right));
     }
@@ -71,6 +75,9 @@ fn table(report: &Report) -> String {
         cells.extend([cost(&row.client_cpu), row.server_cpu.as_ref().map_or("-".to_owned(), cost)]);
         if several {
             cells.insert(0, row.point.label());
+        }
+        if data_servers {
+            cells.push(row.data_server_cpu.as_ref().map_or("-".to_owned(), cost));
         }
         if memory {
             cells.push(row.memory_gb_per_s.map_or("-".to_owned(), |rate| format!("{:.2}", rate.median)));
