@@ -208,7 +208,10 @@ fn data_address(config: &DataAddressConfig) -> DataAddress {
 }
 
 /// Returns the address for clients that follows from the URL.
-fn address_of(url: &NfsUrl) -> Result<DataAddress, String> {
+///
+/// # Errors
+/// Returns the reason why clients cannot use the transport of the URL, or why its host has no address.
+pub fn address_of(url: &NfsUrl) -> Result<DataAddress, String> {
     let transport = match url.options.proto.as_str() {
         "tcp" => DataTransport::Tcp,
         "rdma" => DataTransport::Rdma,

@@ -129,20 +129,21 @@ fn addresses_of_the_metadata_server_are_no_addresses_of_data_servers_of_nfsv4() 
     let (dir, ports) = (tempfile::tempdir().unwrap(), [(); 2].map(|()| Port::take()));
     fs::create_dir(dir.path().join("export")).unwrap();
     let [own, other] = ports.each_ref().map(|port| port.address());
-    // Nothing runs there.
+    // Nothing runs there. Clients of the second data server get an address of the metadata server. The first one is the metadata server.
     let urls = [own, other].map(|address| format!("nfs://{address}/a?mountport={}", address.port()));
     let config = configure(dir.path(), &ports[0], "flexible", urls);
     let text = fs::read_to_string(&config).unwrap();
+    let text = format!("{text}address = [{{ transport = 'tcp', address = '{own}' }}]\n");
     let clashes = |text: &str| {
         fs::write(&config, text).unwrap();
         let found = wrong(&config).into_iter().filter(|(_, why)| why.contains("the metadata server listens at"));
         found.collect::<Vec<_>>()
     };
-    let listen = format!("address = '{own}'");
+    let listen = format!("\naddress = '{own}'");
     for everywhere in ["0.0.0.0", "[::]", "127.0.0.1"] {
-        let found = clashes(&text.replace(&listen, &format!("address = '{everywhere}:{}'", own.port())));
+        let found = clashes(&text.replace(&listen, &format!("\naddress = '{everywhere}:{}'", own.port())));
         let [(number, why)] = &found[..] else { panic!("{everywhere}: {found:?}") };
-        assert_eq!(number, "1");
+        assert_eq!(number, "2");
         assert!(why.contains(&format!("they get the address tcp://{own}")), "{why}");
     }
     // A client finds the metadata server there by another address only, or by NFSv3.

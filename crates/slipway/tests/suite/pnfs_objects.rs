@@ -371,6 +371,9 @@ fn metadata_server_is_its_own_only_data_server_over_restarts() {
         let what = format!("{kind} {settings} {cluster}");
         let alone = Alone::new();
         let mut server = alone.start(kind, settings, cluster);
+        let found = run(&["doctor", "--config", alone.at("slipway.toml").to_str().unwrap()]);
+        let text = String::from_utf8(found.stdout).unwrap();
+        assert!(text.contains("the rights are as they must be") && !text.contains("for one server"), "{what}: {text}");
         let (source, back) = (alone.at("source"), alone.at("back"));
         let mut bytes = contents(11, 5_000_001);
         fs::write(&source, &bytes).unwrap();

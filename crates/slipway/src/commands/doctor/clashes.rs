@@ -1,7 +1,7 @@
 //! Data servers that are not different ones: two with the same directory, and servers that clients take for one.
 //!
 //! RFC 8881 §2.10.4: a client takes two servers with the same owner for one, and uses any of their addresses for both. So the metadata
-//! server and its data servers must have different ones.
+//! server and its data servers must have different ones, unless one process has both roles (§13.1).
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
@@ -20,7 +20,7 @@ use super::{
     Finding,
     data_servers::{test_name, transport_name},
 };
-use crate::pnfs::{DataServerEndpoint, versions};
+use crate::pnfs::{self, DataServerEndpoint, versions};
 
 /// A data server that answers.
 pub struct Present {
@@ -30,6 +30,8 @@ pub struct Present {
     pub mount: Mount,
     /// The connection by the version of clients, if they use NFSv4.
     pub newer: Option<Mount>,
+    /// `true` if it is the process of the metadata server.
+    pub is_own: bool,
 }
 
 impl Present {
@@ -79,7 +81,7 @@ pub async fn directories(present: &[Present]) -> Vec<Finding> {
 /// Finds servers that clients of NFSv4 take for one. `own` has the owners of the metadata server.
 pub fn owners(present: &[Present], own: &[Vec<u8>]) -> Vec<Finding> {
     let clash = |(at, one): (usize, &Present)| {
-        let owner = one.owner()?;
+        let owner = one.owner().filter(|_| !one.is_own)?;
         let other = match present[..at].iter().find(|other| other.owner() == Some(owner)) {
             Some(other) => other.name.as_str(),
             None => own.iter().any(|own| own == owner).then_some("the metadata server")?,
@@ -93,16 +95,17 @@ pub fn owners(present: &[Present], own: &[Vec<u8>]) -> Vec<Finding> {
     present.iter().enumerate().filter_map(clash).collect()
 }
 
-/// Finds addresses for clients of a data server at which the metadata server listens. A client of NFSv4 that has mounted from such an
-/// address sends the calls for the data server to the metadata server.
+/// Reports whether the URL of a data server leads to the metadata server that listens at these addresses of this host.
+pub fn is_own(endpoint: &DataServerEndpoint, listen: &[ListenConfig]) -> bool {
+    pnfs::address_of(&endpoint.url).is_ok_and(|address| listener_at(&address, listen).is_some())
+}
+
+/// Finds addresses for clients of a data server in another process at which the metadata server listens. A client of NFSv4 that has mounted
+/// from such an address sends the calls for the data server to the metadata server.
 pub fn addresses(name: &str, endpoint: &DataServerEndpoint, listen: &[ListenConfig]) -> Vec<Finding> {
     let by_v4 = endpoint.version != DataVersionConfig::V3;
     let clash = |address: &DataAddress| {
-        let transport = transport_name(address.transport);
-        let own = listen.iter().find(|own| {
-            // A socket at another path is not found by the port.
-            own.transport == transport && !own.options.contains_key(SOCKET) && is_at(own.address, address.address)
-        })?;
+        let (transport, own) = (transport_name(address.transport), listener_at(address, listen)?);
         Some(Finding::bad(
             name.to_owned(),
             format!(
@@ -110,10 +113,20 @@ pub fn addresses(name: &str, endpoint: &DataServerEndpoint, listen: &[ListenConf
                  {transport}://{}",
                 address.address, own.address
             ),
-            "let the data server listen at another port or host, or remove `version` of the [[pnfs.server]]: by NFSv3, both can be one server",
+            "correct `address` of the [[pnfs.server]], or, if the metadata server is to be this data server, too, `url`",
         ))
     };
     endpoint.addresses.iter().filter(|_| by_v4).filter_map(clash).collect()
+}
+
+/// Returns the listener of this host that is reached at an address for clients.
+fn listener_at<'a>(address: &DataAddress, listen: &'a [ListenConfig]) -> Option<&'a ListenConfig> {
+    let is_reached = |own: &&ListenConfig| {
+        // A socket at another path is not found by the port.
+        let by_port = own.transport == transport_name(address.transport) && !own.options.contains_key(SOCKET);
+        by_port && is_at(own.address, address.address)
+    };
+    listen.iter().find(is_reached)
 }
 
 /// Reports whether a listener of this host is reached at an address.

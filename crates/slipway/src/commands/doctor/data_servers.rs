@@ -111,11 +111,13 @@ async fn cluster_findings(
     let listen = if config.listen.is_empty() { listen::defaults().to_vec() } else { config.listen.clone() };
     let checks = servers.into_iter().map(|(id, endpoint)| {
         let name = format!("data server {}/{}", cluster.name, label(id.0, endpoint.name.as_deref()));
-        Check { name, endpoint, switch, by_handle }
+        let is_own = clashes::is_own(&endpoint, &listen);
+        Check { name, endpoint, switch, by_handle, is_own }
     });
     let checks: Vec<_> = checks.collect();
+    let others = checks.iter().filter(|check| !check.is_own);
     let mut findings: Vec<_> =
-        checks.iter().flat_map(|check| clashes::addresses(&check.name, &check.endpoint, &listen)).collect();
+        others.flat_map(|check| clashes::addresses(&check.name, &check.endpoint, &listen)).collect();
     let mut present = Vec::new();
     for (found, one) in join_all(checks.iter().map(Check::run)).await {
         findings.extend(found);
@@ -140,6 +142,8 @@ pub struct Check<'a> {
     switch: &'a Switch,
     /// `true` if the file handles of clients name their users, as those of files layouts do.
     pub by_handle: bool,
+    /// `true` if the data server is the process of the metadata server.
+    is_own: bool,
 }
 
 /// The users of the test object. No person and no system has these numbers.
@@ -188,7 +192,7 @@ impl Check<'_> {
             let found = format!("{}: it answers, and the rights are as they must be; {free}", self.endpoint.url);
             findings.push(Finding::ok(self.name.clone(), found));
         }
-        (findings, Some(Present { name: self.name.clone(), mount, newer }))
+        (findings, Some(Present { name: self.name.clone(), mount, newer, is_own: self.is_own }))
     }
 
     pub fn bad(&self, found: impl Into<String>, fix: impl Into<String>) -> Finding {
