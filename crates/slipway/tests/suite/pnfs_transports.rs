@@ -6,9 +6,11 @@ use std::{
     io::{BufRead, BufReader},
     os::unix::fs::FileExt,
     thread,
+    time::{Duration, Instant},
 };
 
-use client::blocking::Runtime;
+use bytes::Bytes;
+use client::{Mount, blocking::Runtime};
 use rustix::{
     fs::{FallocateFlags, fallocate},
     process::Signal,
@@ -88,6 +90,32 @@ impl Cluster {
         let metadata = bytes(self.metadata, &["3", "4"]);
         (metadata, self.data.map(|server| bytes(server, &["4"])))
     }
+}
+
+/// `--limit` holds over each transport: data take at least the time of a link of that rate.
+#[test]
+fn limit_of_a_data_server_is_in_force_over_each_transport() {
+    const RATE: u32 = 2_000_000;
+    let limit = RATE.to_string();
+    let server = Server::everywhere(&["--data-server", "--memory", "64M", "--squash", "none", "--limit", &limit]);
+    let data = Bytes::from(vec![7; 1 << 20]);
+    let least = Duration::from_secs(data.len() as u64) / RATE;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    for transport in ["tcp", "rdma", "shm"] {
+        let took = runtime.block_on(async {
+            let url = server.url(transport, "").parse().unwrap();
+            let mount = Mount::connect(&url, &transports::for_client()).await.unwrap();
+            let file = mount.create(transport, 0o644).await.unwrap();
+            let begun = Instant::now();
+            file.write_at(0, data.clone()).await.unwrap();
+            let written = begun.elapsed();
+            assert_eq!(mount.read(transport).await.unwrap(), data, "{transport}");
+            [written, begun.elapsed() - written]
+        });
+        // A short time before counts, too.
+        assert!(took.into_iter().all(|took| took > least * 3 / 4), "{transport}: {took:?}, and not {least:?}");
+    }
+    server.stop();
 }
 
 /// Ends a server. Returns the bytes of all calls and replies of these versions of NFS.
