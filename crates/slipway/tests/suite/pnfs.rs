@@ -4,7 +4,7 @@ use std::{
     collections::HashSet,
     fs,
     io::{BufRead, BufReader, Read},
-    os::unix::fs::MetadataExt,
+    os::unix::fs::{MetadataExt, chown},
     path::{Path, PathBuf},
     thread,
 };
@@ -13,11 +13,11 @@ use client::blocking::Runtime;
 use rustix::process::Signal;
 
 use crate::common::{
-    Server, fails, lines, listen,
+    Server, command, fails, lines, listen,
     mounted::{Mounted, can_mount, mount},
-    ok,
+    ok, output,
     port::Port,
-    run, stderr, until, wait,
+    run, stderr, unprivileged, until, wait,
 };
 
 /// Three data servers and a metadata server whose files have two copies.
@@ -436,14 +436,19 @@ fn clients_use_only_versions_that_a_data_server_offers() {
 }
 
 /// A data server is killed under load, and comes back without its objects. Its copies are made again, and all bytes are right. If
-/// one is not, the demo fails.
+/// one is not, the demo fails. It needs no root.
 #[test]
 fn demo_kills_a_data_server_and_verifies_every_byte() {
     let room = tempfile::tempdir().unwrap();
+    let is_root = rustix::process::geteuid().is_root();
+    if is_root {
+        chown(&room, Some(USER), Some(USER)).unwrap();
+    }
     let demo = |more: &[&str]| {
         let dir = room.path().to_str().unwrap();
         let args = ["demo", "pnfs", "--size", "4M", "--files", "4", "--seconds", "1", "--dir", dir];
-        run(&[&args, more].concat())
+        let args = [&args, more].concat();
+        output(if is_root { unprivileged(USER, &args) } else { command(&args) })
     };
     let (right, wrong) = thread::scope(|scope| {
         let wrong = scope.spawn(|| demo(&["--damage"]));
@@ -485,5 +490,7 @@ fn wrong_clusters_are_refused_with_the_reason() {
 }
 
 pub const SERVERS: usize = 3;
+/// An ordinary user, who may have no entry in the user database.
+const USER: u32 = 41_003;
 /// The stripe unit in bytes.
 const STRIPE_UNIT: usize = 64 << 10;

@@ -16,7 +16,7 @@ use rustix::process::Signal;
 use tempfile::TempDir;
 
 use crate::{
-    common::{Server, TRANSPORTS, command, fails, ok, run, stderr, until},
+    common::{Server, TRANSPORTS, command, fails, ok, run, stderr, unprivileged, until},
     outside::mounted,
 };
 
@@ -244,12 +244,9 @@ fn unprivileged_mode_needs_no_capability() {
     let place = Place::new();
     chown(place.at("served"), Some(ALICE), Some(ALICE)).unwrap();
     place.directory("state", ALICE, 0o700);
-    let user = ALICE.to_string();
-    let mut command = Command::new("setpriv");
-    command.args(["--no-new-privs", "--reuid", &user, "--regid", &user, "--clear-groups", "--bounding-set", "-all"]);
-    command.args([env!("CARGO_BIN_EXE_slipway"), "serve", "--json", "--rpcbind", "off", "--seccomp", "on"]);
+    let mut command = unprivileged(ALICE, &["serve", "--json", "--rpcbind", "off", "--seccomp", "on"]);
     command.args(["--listen", "tcp://127.0.0.1:0", "--listen", "rdma://127.0.0.1:0", "--state-dir"]);
-    command.arg(place.at("state")).arg(place.at("served")).env_remove("RUST_LOG").env_remove("NOTIFY_SOCKET");
+    command.arg(place.at("state")).arg(place.at("served"));
     let server = Server::spawn(command);
     let source = place.at("outside");
     for (transport, version) in [("tcp", "3"), ("tcp", "4.2"), ("rdma", "4.1")] {

@@ -32,9 +32,24 @@ pub fn command(args: &[impl AsRef<OsStr>]) -> Command {
     command
 }
 
+/// Returns the command as an ordinary user and group without any capability. Only root can start it.
+pub fn unprivileged(user: u32, args: &[impl AsRef<OsStr>]) -> Command {
+    let mut command = Command::new("setpriv");
+    let user = user.to_string();
+    command.args(["--no-new-privs", "--reuid", &user, "--regid", &user, "--clear-groups", "--bounding-set", "-all"]);
+    command.arg(env!("CARGO_BIN_EXE_slipway")).args(args);
+    command.env_remove("RUST_LOG").env_remove("NOTIFY_SOCKET").stdin(Stdio::null());
+    command
+}
+
 /// Runs the command to its end.
 pub fn run(args: &[impl AsRef<OsStr>]) -> Output {
-    finish(command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
+    output(command(args))
+}
+
+/// Runs a command to its end.
+pub fn output(mut command: Command) -> Output {
+    finish(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
 }
 
 /// Waits for the end of a process with piped output.
