@@ -17,7 +17,7 @@ fn wrong(config: &Path) -> Vec<(String, String)> {
 }
 
 /// Writes the configuration of a metadata server with these data servers, and returns its path.
-fn configure(dir: &Path, port: &Port, layouts: &str, urls: [String; 2]) -> std::path::PathBuf {
+fn configure<const N: usize>(dir: &Path, port: &Port, layouts: &str, urls: [String; N]) -> std::path::PathBuf {
     let server = |(at, url): (usize, String)| {
         let id = at + 1;
         format!("[[pnfs.server]]\nid = {id}\nurl = '{url}'\nversion = '4.1'\n")
@@ -147,6 +147,44 @@ fn addresses_of_the_metadata_server_are_no_addresses_of_data_servers_of_nfsv4() 
         assert!(why.contains(&format!("they get the address tcp://{own}")), "{why}");
     }
     // A client finds the metadata server there by another address only, or by NFSv3.
-    assert_eq!(clashes(&text.replace(&listen, &format!("address = '127.0.0.2:{}'", own.port()))), []);
+    assert_eq!(clashes(&text.replace(&listen, &format!("\naddress = '127.0.0.2:{}'", own.port()))), []);
     assert_eq!(clashes(&text.replace("version = '4.1'", "version = '3'")), []);
+}
+
+/// Each address for clients is tried over its transport, also while the data server does not answer the metadata server.
+#[test]
+fn addresses_for_clients_are_tried_over_each_transport() {
+    let (dir, ports) = (tempfile::tempdir().unwrap(), [(); 3].map(|()| Port::take()));
+    fs::create_dir(dir.path().join("export")).unwrap();
+    let server = Server::everywhere(&["--data-server", "--memory", "64M", "--squash", "none"]);
+    // Nothing runs there.
+    let [silent, nobody] = [1, 2].map(|at| ports[at].address());
+    let right = ["tcp", "rdma", "shm"].map(|transport| (transport, server.port(transport)));
+    for (url, answers) in
+        [(server.url("tcp", ""), true), (format!("nfs://{silent}/a?mountport={}", silent.port()), false)]
+    {
+        let config = configure(dir.path(), &ports[0], "flexible", [url]);
+        let text = fs::read_to_string(&config).unwrap();
+        let found = |addresses: &[(&str, u16)]| {
+            let address = |(transport, port): &(&str, u16)| {
+                format!("{{ transport = '{transport}', address = '127.0.0.1:{port}' }}")
+            };
+            let addresses: Vec<_> = addresses.iter().map(address).collect();
+            fs::write(&config, format!("{text}address = [{}]\n", addresses.join(", "))).unwrap();
+            let (of_addresses, others): (Vec<_>, Vec<_>) =
+                wrong(&config).into_iter().map(|(_, why)| why).partition(|why| why.contains("clients get the address"));
+            assert_eq!(others.is_empty(), answers, "{others:?}");
+            of_addresses
+        };
+        assert_eq!(found(&right), [""; 0], "{answers}");
+        for at in 0..right.len() {
+            let mut addresses = right;
+            addresses[at].1 = nobody.port();
+            let (transport, port) = addresses[at];
+            let reported = found(&addresses);
+            let [why] = &reported[..] else { panic!("{transport}: {reported:?}") };
+            assert!(why.contains(&format!("address {transport}://127.0.0.1:{port}, which does not answer")), "{why}");
+        }
+    }
+    server.stop();
 }

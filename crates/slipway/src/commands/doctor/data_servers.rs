@@ -154,21 +154,24 @@ const STRANGER: u32 = (1 << 31) - 3;
 impl Check<'_> {
     /// Runs the check. Returns what it finds, and the data server if it answers.
     async fn run(&self) -> (Vec<Finding>, Option<Present>) {
-        let mount = match Mount::connect(&self.endpoint.url, self.switch).await {
+        let mount = Mount::connect(&self.endpoint.url, self.switch).await;
+        // An address that follows from a URL without an answer would be the same finding.
+        let known = mount.is_err().then(|| pnfs::address_of(&self.endpoint.url).ok()).flatten();
+        let mut findings = Vec::new();
+        for address in self.endpoint.addresses.iter().filter(|address| Some(**address) != known) {
+            findings.extend(self.address(address).await);
+        }
+        let mount = match mount {
             Ok(mount) => mount,
             Err(error) => {
-                let found = self.bad(
+                findings.push(self.bad(
                     format!("{}: {error}", self.endpoint.url),
                     "start it; check the address and path of `url`, the firewall, and that it exports the directory to this host by NFSv3 \
                      (`mountport=2049` if it is slipway serve)",
-                );
-                return (vec![found], None);
+                ));
+                return (findings, None);
             }
         };
-        let mut findings = Vec::new();
-        for address in &self.endpoint.addresses {
-            findings.extend(self.address(address).await);
-        }
         let newer = match self.newer().await {
             Ok(newer) => newer,
             Err(finding) => {
