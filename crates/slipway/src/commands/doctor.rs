@@ -2,6 +2,7 @@
 
 mod checks;
 mod clashes;
+mod clocks;
 mod computed;
 mod data_servers;
 mod kernel;

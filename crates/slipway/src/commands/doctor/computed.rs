@@ -10,10 +10,11 @@ use pnfs::objects::{
 };
 use rpc::AuthSys;
 use server::DataHandle;
+use vfs::Time;
 
 use super::{
-    Finding,
-    data_servers::{Check, GROUP, OPEN_ELSEWHERE, OWNER, now, skew},
+    Finding, clocks,
+    data_servers::{Check, GROUP, OPEN_ELSEWHERE, OWNER},
 };
 use crate::pnfs::servers;
 
@@ -32,17 +33,14 @@ pub async fn check(check: &Check<'_>, key: &ClusterKey, (mount, newer): (&Mount,
         let handle = ObjectHandle { right, create_until: objects::create_until(), epoch, object };
         seal(&handle).expect("the export has objects")
     };
-    let before = now();
+    let before = Time::now();
     if let Err(error) = write(mount.protocol(), &control).await {
         return vec![refused(check, &error)];
     }
-    let after = now();
+    let after = Time::now();
     let mut findings = Vec::new();
     if let Ok(attr) = mount.protocol().getattr(&control).await {
-        findings.extend(skew(attr.mtime.seconds, (before, after)).map(|skew| {
-            let fix = "run NTP on this host and on the data server: objects are created only if clocks differ by less than an hour";
-            Finding::note(check.name.clone(), format!("its clock is {skew}"), fix)
-        }));
+        findings.extend(clocks::finding(&check.name, attr.mtime, (before, after)));
     }
     let (v3, gids) = (mount.protocol(), std::iter::empty().collect());
     let caller = Caller::new(AuthSys { uid: OWNER, gid: GROUP, gids, ..AuthSys::of_process() });

@@ -3,12 +3,7 @@
 //!
 //! RFC 8435 §2.2: only the metadata server's root is not squashed, and clients act as users that only own their objects.
 
-use std::{
-    collections::HashSet,
-    io,
-    net::SocketAddr,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+use std::{collections::HashSet, io, net::SocketAddr};
 
 use buf::Rope;
 use client::{Caller, CreateHow, FsStat, Handle, Mount, Protocol, SetAttr, StableHow, Status, V4};
@@ -19,12 +14,15 @@ use server::{
     Config, DataHandle,
     config::{DataVersionConfig, LayoutsMode, PnfsConfig},
 };
-use vfs::layout::{DataAddress, DataTransport};
+use vfs::{
+    Time,
+    layout::{DataAddress, DataTransport},
+};
 
 use super::{
     Finding,
     clashes::{self, Present},
-    computed,
+    clocks, computed,
     kernel::STRIPED_SINCE,
 };
 use crate::{
@@ -255,13 +253,13 @@ impl Check<'_> {
         let shared = !self.endpoint.addresses.is_empty();
         let (uid, gid) = (shared.then_some(OWNER), shared.then_some(GROUP));
         let how = CreateHow::Unchecked(SetAttr { mode: Some(0o640), uid, gid, ..SetAttr::default() });
-        let before = now();
+        let before = Time::now();
         let node = match mount.protocol().create(mount.root(), name.as_bytes(), how).await {
             Ok(node) => node,
             Err(error) => return vec![self.refused(&error, shared)],
         };
-        let after = now();
-        let mut findings = Vec::new();
+        let after = Time::now();
+        let (mut findings, mut clock) = (Vec::new(), None);
         match mount.protocol().getattr(&node.handle).await {
             Ok(attr) => {
                 if shared && (attr.uid, attr.gid) != (OWNER, GROUP) {
@@ -273,13 +271,7 @@ impl Check<'_> {
                         SQUASH_FIX,
                     ));
                 }
-                findings.extend(skew(attr.mtime.seconds, (before, after)).map(|skew| {
-                    Finding::note(
-                        self.name.clone(),
-                        format!("its clock is {skew}"),
-                        "run NTP on this host and on the data server",
-                    )
-                }));
+                clock = clocks::finding(&self.name, attr.mtime, (before, after));
             }
             Err(error) => findings.push(self.bad(format!("the attributes of an object: {error}"), SQUASH_FIX)),
         }
@@ -294,6 +286,7 @@ impl Check<'_> {
         if let Err(error) = mount.protocol().remove(mount.root(), name.as_bytes()).await {
             findings.push(self.bad(format!("the test object {name} cannot be removed: {error}"), "remove it"));
         }
+        findings.extend(clock);
         findings
     }
 
@@ -374,22 +367,6 @@ pub fn test_name() -> String {
     format!(".slipway-doctor-{:016x}", entropy::random::<u64>())
 }
 
-pub fn now() -> i64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64)
-}
-
-/// Returns the difference of a clock that says `remote` seconds at a time between two times of this host.
-pub fn skew(remote: i64, (before, after): (i64, i64)) -> Option<String> {
-    let tolerance = SKEW_MAX.as_secs() as i64;
-    if remote < before - tolerance {
-        Some(format!("at least {} s behind that of this host", before - remote))
-    } else if remote > after + tolerance {
-        Some(format!("at least {} s ahead of that of this host", remote - after))
-    } else {
-        None
-    }
-}
-
 /// A stateid as of an open at the metadata server, which a data server cannot know.
 pub const OPEN_ELSEWHERE: Stateid4 = Stateid4 { seqid: 1, other: *b"from doctor." };
 const SQUASH_FIX: &str = "do not squash root of this host there: no_root_squash in exports(5), { host = …, squash = \"none\" } \
@@ -397,8 +374,6 @@ const SQUASH_FIX: &str = "do not squash root of this host there: no_root_squash 
                           NFS-Ganesha";
 /// Less free space than this is reported.
 const SPACE_MIN: u64 = 1 << 30;
-/// A difference of clocks up to this is not reported.
-const SKEW_MAX: Duration = Duration::from_secs(2);
 
 #[cfg(test)]
 mod tests {
@@ -438,14 +413,5 @@ mod tests {
         let striped = tables.iter().filter_map(|(name, table)| stripes(name, table.as_ref().ok()?));
         let striped: Vec<_> = striped.map(|finding| (finding.check, finding.state)).collect();
         assert_eq!(striped, [("export /c".into(), State::Note), ("cluster spare".into(), State::Note)]);
-    }
-
-    #[test]
-    fn skew_is_measured_from_the_nearer_end() {
-        assert_eq!(skew(100, (100, 101)), None);
-        assert_eq!(skew(103, (100, 101)), None);
-        assert_eq!(skew(98, (100, 101)), None);
-        assert_eq!(skew(90, (100, 101)).unwrap(), "at least 10 s behind that of this host");
-        assert_eq!(skew(111, (100, 101)).unwrap(), "at least 10 s ahead of that of this host");
     }
 }
