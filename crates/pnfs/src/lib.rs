@@ -60,6 +60,7 @@ pub use crate::{
         Earlier, FileStatus, Options, Orphans, Pnfs, RebalancePlan, RebalanceStatus, Repairs, ScanStatus, ServerStatus,
         SetServiceError,
     },
+    holders::CLOCK_DIFFERENCE,
     index::Index,
     record::{Record, RecordError, ServerId},
     servers::{ClientAccess, DataServers, ObjectAttr, Presence, ServerError, ServerFuture, WriteVerifier},

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use pnfs::CLOCK_DIFFERENCE;
 use vfs::Time;
 
 use super::Finding;
@@ -49,9 +50,6 @@ fn difference(remote: Time, (before, after): (Time, Time)) -> Option<Difference>
         _ => None,
     }
 }
-
-/// The nanoseconds by which the metadata server lets clocks differ, as `CLOCK_DIFFERENCE` in `pnfs/src/holders.rs`.
-const CLOCK_DIFFERENCE: u64 = 100_000_000;
 
 #[cfg(test)]
 mod tests {
