@@ -1,4 +1,4 @@
-//! The modification time of files that clients write directly and do not commit.
+//! The modification time and the change attribute of files that clients write directly.
 
 use std::time::Duration;
 
@@ -59,8 +59,13 @@ impl Copied {
 
     /// The client overwrites bytes. Returns the time.
     async fn overwrite(&self, world: &World) -> Time {
+        self.write_at(world, 100).await
+    }
+
+    /// The client writes 10 bytes. Returns the time.
+    async fn write_at(&self, world: &World, offset: u64) -> Time {
         advance(Duration::from_secs(20)).await;
-        assert_eq!(world.client_write(&self.layout, 100, &[2; 10]), 0);
+        assert_eq!(world.client_write(&self.layout, offset, &[2; 10]), 0);
         let written = Time::now();
         advance(Duration::from_secs(30)).await;
         written
@@ -83,6 +88,37 @@ fn uncommitted_writes_set_the_time() {
         let written = copied.overwrite(&world).await;
         let world = end.run(world, &copied.file);
         assert_eq!(world.attr(&copied.file).mtime, written, "{end:?}");
+    });
+}
+
+/// Other clients may have read the data before the writes, and keep them until the change attribute differs.
+#[test]
+fn writes_behind_and_before_the_end_advance_the_change_attribute() {
+    for offset in [100, 2995] {
+        each(async |world, end| {
+            let copied = Copied::new(&world).await;
+            copied.write_at(&world, offset).await;
+            let before = world.attr(&copied.file).change;
+            let world = end.run(world, &copied.file);
+            let after = world.attr(&copied.file);
+            assert!(after.change > before, "{end:?} after a write at {offset}");
+            assert_eq!(after.size, 3000.max(offset + 10), "{end:?} after a write at {offset}");
+        });
+    }
+}
+
+#[test]
+fn each_layout_commit_advances_the_change_attribute() {
+    each(async |world, end| {
+        // The end of the layout has no effect here.
+        let End::Return = end else { return };
+        let copied = Copied::new(&world).await;
+        for offset in [100, 2995, 100] {
+            copied.write_at(&world, offset).await;
+            let before = world.attr(&copied.file).change;
+            world.commit(&copied.file, 1, offset + 10);
+            assert!(world.attr(&copied.file).change > before, "the write at {offset}");
+        }
     });
 }
 
