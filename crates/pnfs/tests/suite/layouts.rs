@@ -373,7 +373,7 @@ fn copies_are_compared_if_an_error_of_a_client_cannot_be_stored() {
 }
 
 #[test]
-fn layouts_to_write_end_before_a_copy_is_made_again() {
+fn layouts_to_write_end_before_a_copy_is_made_again_and_those_to_read_last() {
     let world = World::new();
     let file = world.create("file");
     world.write(&file, 0, &[1; 3000]).unwrap();
@@ -382,18 +382,23 @@ fn layouts_to_write_end_before_a_copy_is_made_again() {
     world.write(&file, 0, &[2; 3000]).unwrap();
     let layout = world.grant(&file, 1, Write).unwrap();
     assert_eq!(layout.len(), 1);
+    let read = world.grant(&file, 2, Read).unwrap();
     world.servers.set_down(bad.server.0, false);
     let mut upkeep = Box::pin(world.pnfs.upkeep());
     let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
-    assert!(upkeep.as_mut().poll(&mut cx).is_pending(), "the copy must wait for the layout");
+    assert!(upkeep.as_mut().poll(&mut cx).is_pending(), "the copy must wait for the layout to write");
     assert_eq!(world.events.recalls(), [LayoutModes::WRITE]);
     let (object, user) = layout[0];
     world.servers.client_write(object, user, 1000, &[3; 1000]).unwrap();
-    assert_eq!(world.grant(&file, 2, Write).unwrap_err(), VfsError::NotSupported);
+    assert_eq!(world.grant(&file, 3, Write).unwrap_err(), VfsError::NotSupported);
+    assert_eq!(world.grant(&file, 2, Read).unwrap(), read, "the reader is not disturbed");
     world.run(|caller| world.pnfs.release(caller, &file, LayoutHolder(1), LayoutModes::WRITE)).unwrap();
-    assert!(upkeep.as_mut().poll(&mut cx).is_ready());
+    assert!(upkeep.as_mut().poll(&mut cx).is_ready(), "the copy must not wait for the layout to read");
     let record = world.record(&file);
     assert!(record.is_healthy());
+    assert_eq!(world.events.recalls(), [], "the reader keeps its layout");
+    let (object, reader) = read[0];
+    assert!(read.len() == 1 && world.servers.client_reads(object, reader), "the reader is not locked out");
     let expected = [[2; 1000], [3; 1000], [2; 1000]].concat();
     for copy in record.copies {
         assert_eq!(world.servers.content(copy.object).unwrap(), expected);
