@@ -22,13 +22,13 @@ fn layouts(cluster: &Cluster, name: &str) -> Vec<Value> {
     lines(&ok(&show)).remove(0)["holders"].as_array().unwrap().clone()
 }
 
-/// `slipway mount` by NFSv3, by 4.0, and by 4.2 without layouts writes to all copies. A client with a layout reads what was written.
+/// `slipway mount` by NFSv3, by 4.0, and by 4.1 and 4.2 without layouts writes to all copies. A client with a layout reads what was written.
 #[test]
 fn mounts_without_layouts_write_to_all_copies() {
     if !can_mount("mounts_without_layouts_write_to_all_copies") {
         return;
     }
-    for query in ["&vers=3", "&vers=4.0", "&vers=4.2&pnfs=off"] {
+    for query in ["&vers=3", "&vers=4.0", "&vers=4.1&pnfs=off", "&vers=4.2&pnfs=off"] {
         let cluster = Cluster::new(2);
         let server = Server::start(&["--config", &cluster.config("", "3")]);
         let at = cluster.at("mnt");
