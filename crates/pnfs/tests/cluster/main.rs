@@ -261,13 +261,6 @@ impl World {
         run(self.models.lock().entry(file.as_bytes().to_vec()).or_default(), now)
     }
 
-    /// Notes that the file of a name may be removed.
-    fn may_remove(&self, name: &str) {
-        if let Some(file) = self.disk.find(name) {
-            self.model(&file, |model, _| model.removed = true);
-        }
-    }
-
     /// Sends an operation to the metadata server in a slot of the client's session, and returns the result and the number of the process.
     async fn rpc<T, F>(
         &self,

@@ -15,8 +15,6 @@ pub struct Model {
     attributes: Option<Attributes>,
     /// The time of the last write to data servers that succeeded.
     written: Time,
-    /// `true` if the file may have been removed.
-    pub removed: bool,
     /// `true` if no client has a layout to write, and nothing fails any more.
     pub is_at_rest: bool,
 }

@@ -247,7 +247,6 @@ impl Client {
     }
 
     async fn remove(&self, name: &'static str) {
-        self.world.may_remove(name);
         let removed = self.call_once(move |mds| async move {
             let (root, name) = (mds.pnfs.root(), Name::new(name.as_bytes())?);
             mds.run(|pnfs, caller| pnfs.remove(caller, &root, name)).await
@@ -258,7 +257,6 @@ impl Client {
 
     async fn rename(&self, name: &'static str) {
         let to = if name == "one" { "two" } else { "one" };
-        self.world.may_remove(to);
         let renamed = self.call_once(move |mds| async move {
             let root = mds.pnfs.root();
             let (from, to) = (Name::new(name.as_bytes())?, Name::new(to.as_bytes())?);
