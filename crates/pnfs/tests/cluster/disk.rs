@@ -1,6 +1,6 @@
 //! The disk of the metadata server: the inner file system, and the storage of the index. A change is durable only when the file or
 //! the storage has been synchronized: a power failure can undo the others. Operations can fail, with their effect or without, and
-//! the process can end at each of them.
+//! the process can end at a change of the file system and at a synchronization of either.
 
 use std::{
     io,
@@ -27,7 +27,7 @@ use vfs::{
 
 use crate::{
     Broken, chance,
-    faults::{Access, Fault, Faults},
+    faults::{Access, Fault, Faults, Part},
 };
 
 /// The disk, which processes of the metadata server use one after the other.
@@ -195,14 +195,20 @@ impl Mounted {
         if self.dead.load(Relaxed) { Err(VfsError::Io) } else { Ok(()) }
     }
 
-    /// Executes a change, which can fail.
-    fn change<T>(&self, access: Access, run: impl FnOnce(&Memory) -> Result<T>) -> Result<T> {
-        self.check()?;
-        let ends = self.disk.faults.chance(0.002);
+    /// Lets the process end with some probability. Returns `true` if it does.
+    fn ends(&self) -> bool {
+        let ends = self.disk.faults.occurs(Fault::Part(Part::MdsEndedByDisk), 0.002);
         if ends {
             self.dead.store(true, Relaxed);
             self.ended.notify_one();
         }
+        ends
+    }
+
+    /// Executes a change, which can fail.
+    fn change<T>(&self, access: Access, run: impl FnOnce(&Memory) -> Result<T>) -> Result<T> {
+        self.check()?;
+        let ends = self.ends();
         if ends || self.disk.fails(access, 0.002, 0.1) {
             if chance(0.5) {
                 let _ = run(&self.disk.memory);
@@ -417,10 +423,7 @@ impl StorageBackend for Mounted {
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        if self.disk.faults.chance(0.002) {
-            self.dead.store(true, Relaxed);
-            self.ended.notify_one();
-        }
+        self.ends();
         let lost = self.disk.broken == Broken::IndexLost && chance(0.7);
         let done = self.change_image(Access::IndexSync, (0.003, 0.1), |image| {
             if !lost {

@@ -29,6 +29,57 @@ pub enum Fault {
     CommitLost,
     /// An access to the disk of the metadata server fails, with its effect or without.
     Disk(Access),
+    /// A message to a data server is not delivered as it was sent.
+    Message(Delivery),
+    /// A part of the cluster fails for a while, or ends.
+    Part(Part),
+    /// A data server is drained.
+    Drained,
+    /// The files are rebalanced.
+    Rebalanced,
+}
+
+/// The faults of messages to data servers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Delivery {
+    Lost,
+    Delayed,
+    /// It is sent twice.
+    Repeated,
+    /// It is executed, and the reply does not arrive.
+    WithoutReply,
+}
+
+/// The faults of parts of the cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Part {
+    ServerDown,
+    ServerHung,
+    ServerSlow,
+    ServerFull,
+    /// The storage of a data server fails often.
+    ServerSick,
+    /// The metadata server does not reach a data server.
+    ServerCutFromMds,
+    /// A client does not reach a data server.
+    ServerCutFromClient,
+    ServerRestarted,
+    AllServersRestarted,
+    /// The disk of the metadata server fails often.
+    DiskSick,
+    /// The metadata server ends at an operation on its disk.
+    MdsEndedByDisk,
+    /// The metadata server ends at another time.
+    MdsEnded,
+    /// The host of the metadata server loses its power.
+    PowerLost,
+    /// A client does not reach the metadata server.
+    ClientCut,
+    /// A client does not answer recalls, and goes on writing.
+    ClientSilent,
+    ClientEnded,
+    /// A client ends in the middle of a write to several copies.
+    ClientEndedInWrite,
 }
 
 /// The kinds of accesses to the disk of the metadata server.
@@ -63,7 +114,7 @@ pub enum Operation {
 }
 
 /// All kinds.
-pub const FAULTS: [Fault; 24] = [
+pub const FAULTS: [Fault; 47] = [
     Fault::RequestLost,
     Fault::RequestLate,
     Fault::ReplyLost,
@@ -88,6 +139,29 @@ pub const FAULTS: [Fault; 24] = [
     Fault::Disk(Access::IndexWrite),
     Fault::Disk(Access::IndexLength),
     Fault::Disk(Access::IndexSync),
+    Fault::Message(Delivery::Lost),
+    Fault::Message(Delivery::Delayed),
+    Fault::Message(Delivery::Repeated),
+    Fault::Message(Delivery::WithoutReply),
+    Fault::Part(Part::ServerDown),
+    Fault::Part(Part::ServerHung),
+    Fault::Part(Part::ServerSlow),
+    Fault::Part(Part::ServerFull),
+    Fault::Part(Part::ServerSick),
+    Fault::Part(Part::ServerCutFromMds),
+    Fault::Part(Part::ServerCutFromClient),
+    Fault::Part(Part::ServerRestarted),
+    Fault::Part(Part::AllServersRestarted),
+    Fault::Part(Part::DiskSick),
+    Fault::Part(Part::MdsEndedByDisk),
+    Fault::Part(Part::MdsEnded),
+    Fault::Part(Part::PowerLost),
+    Fault::Part(Part::ClientCut),
+    Fault::Part(Part::ClientSilent),
+    Fault::Part(Part::ClientEnded),
+    Fault::Part(Part::ClientEndedInWrite),
+    Fault::Drained,
+    Fault::Rebalanced,
 ];
 
 /// The number of faults of each kind.

@@ -35,7 +35,7 @@ use vfs::Handle;
 
 use client::{Client, cells};
 use disk::Disk;
-use faults::{Counts, FAULTS, Faults};
+use faults::{Counts, FAULTS, Fault, Faults, Part};
 use kinds::Kinds;
 use mds::Mds;
 use oracle::Model;
@@ -322,6 +322,7 @@ impl World {
             mds.end();
             let power = chance(0.5);
             if power {
+                self.count(Part::PowerLost);
                 self.disk.fail_power();
                 self.models.lock().values_mut().for_each(|model| model.lose(true));
             } else {
@@ -363,8 +364,13 @@ impl World {
         }
     }
 
+    fn count(&self, part: Part) {
+        self.faults.count(Fault::Part(part));
+    }
+
     async fn fault(&self, what: u32, server: u32, client: usize, time: Duration) {
-        let change = |change: fn(&mut stores::Store, bool)| {
+        let change = |part, change: fn(&mut stores::Store, bool)| {
+            self.count(part);
             let stores = self.stores.clone();
             async move {
                 stores.change(server, |store| change(store, true));
@@ -375,26 +381,38 @@ impl World {
         match what {
             0..15 => {
                 self.restart_store(server);
-                change(|store, down| store.down = down).await;
+                change(Part::ServerDown, |store, down| store.down = down).await;
                 self.restart_store(server);
             }
-            15..28 => change(|store, hung| store.hung = hung).await,
-            28..36 => change(|store, slow| store.slow = slow).await,
-            36..42 => change(|store, full| store.full = full).await,
+            15..28 => change(Part::ServerHung, |store, hung| store.hung = hung).await,
+            28..36 => change(Part::ServerSlow, |store, slow| store.slow = slow).await,
+            36..42 => change(Part::ServerFull, |store, full| store.full = full).await,
             42..60 => {
-                let party = if what < 51 { Party::Mds } else { Party::Client(client) };
+                let (party, part) = match what < 51 {
+                    true => (Party::Mds, Part::ServerCutFromMds),
+                    false => (Party::Client(client), Part::ServerCutFromClient),
+                };
+                self.count(part);
                 self.stores.change(server, |store| _ = store.cut.insert(party));
                 sleep(time).await;
                 self.stores.change(server, |store| _ = store.cut.remove(&party));
             }
             60..75 => {
+                self.count(Part::ClientCut);
                 self.cut.lock().insert(client);
                 sleep(time * 2).await;
                 self.cut.lock().remove(&client);
             }
-            75..90 => self.mds().into_iter().for_each(|mds| mds.ended.notify_one()),
-            90..96 => self.restart_store(server),
+            75..90 => {
+                self.count(Part::MdsEnded);
+                self.mds().into_iter().for_each(|mds| mds.ended.notify_one());
+            }
+            90..96 => {
+                self.count(Part::ServerRestarted);
+                self.restart_store(server);
+            }
             96..108 => {
+                self.faults.count(Fault::Drained);
                 self.set_service(server, Service::Draining);
                 sleep(time * 3).await;
                 if self.has_faults() {
@@ -402,19 +420,24 @@ impl World {
                 }
             }
             108..120 => self.order_rebalance(time),
-            120..130 => change(|store, sick| store.sick = sick).await,
+            120..130 => change(Part::ServerSick, |store, sick| store.sick = sick).await,
             130..138 => {
+                self.count(Part::DiskSick);
                 self.disk.sick.store(true, Relaxed);
                 sleep(time).await;
                 self.disk.sick.store(false, Relaxed);
             }
-            _ => (1..=STORES).for_each(|server| self.restart_store(server)),
+            _ => {
+                self.count(Part::AllServersRestarted);
+                (1..=STORES).for_each(|server| self.restart_store(server));
+            }
         }
     }
 
     /// Orders a rebalancing, as an administrator. Some of them copy a few bytes in a second.
     fn order_rebalance(&self, time: Duration) {
         if let Some(mds) = self.mds() {
+            self.faults.count(Fault::Rebalanced);
             let rate = [0, 10, 100][time.as_millis() as usize % 3];
             let ordered = mds.pnfs.order_rebalance(Some(rate));
             self.log(format!("rebalancing with the rate {rate}: {ordered:?}"));

@@ -37,7 +37,7 @@ use vfs::{
 
 use crate::{
     Broken, chance,
-    faults::{Fault, Faults, Operation},
+    faults::{Delivery, Fault, Faults, Operation},
     kinds::Kinds,
 };
 
@@ -306,10 +306,11 @@ impl Stores {
         reply: oneshot::Sender<Result<T, ServerError>>,
     ) {
         let at = server.0 as usize - 1;
-        let lost = |share| self.0.faults.chance(share);
-        let delay = || Duration::from_micros(if lost(0.1) { entropy::random_range(0..DELAY_MAX) } else { 300 });
+        let occurs = |fault, share| self.0.faults.occurs(Fault::Message(fault), share);
+        let is_late = || occurs(Delivery::Delayed, 0.1);
+        let delay = || Duration::from_micros(if is_late() { entropy::random_range(0..DELAY_MAX) } else { 300 });
         let is_cut = || self.0.state.lock().stores[at].cut.contains(&from);
-        if is_cut() || lost(0.005) {
+        if is_cut() || occurs(Delivery::Lost, 0.005) {
             return;
         }
         sleep(delay()).await;
@@ -332,14 +333,13 @@ impl Stores {
             (!store.down && store.starts == starts).then(|| self.execute(store, target, &run))
         };
         let Some(mut result) = execute() else { return };
-        if lost(0.02) {
-            // The message was sent twice.
+        if occurs(Delivery::Repeated, 0.02) {
             sleep(delay()).await;
             let Some(again) = execute() else { return };
             result = again;
         }
         drop(_turn);
-        if is_cut() || lost(0.005) {
+        if is_cut() || occurs(Delivery::WithoutReply, 0.005) {
             return;
         }
         sleep(delay()).await;

@@ -13,6 +13,7 @@ use vfs::{
 use super::{Client, Dirty, How, Layout, State, bytes, cells};
 use crate::{
     CELL, chance,
+    faults::Part,
     mds::{Copy, Place},
     oracle::CLOCK_DIFFERENCE,
     stores::Denied,
@@ -75,6 +76,7 @@ impl Client {
         let (stable, dies) = (chance(0.3), self.world.has_faults() && chance(0.04));
         let mut places: Vec<Place> = layout.grant.places(cells.start * CELL..cells.end * CELL);
         if dies {
+            self.world.count(Part::ClientEndedInWrite);
             places.truncate(1);
         }
         let (stores, begun) = (&self.world.stores, Time::now());

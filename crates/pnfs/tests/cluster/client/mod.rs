@@ -13,7 +13,7 @@ use vfs::{CreateMode, Handle, Name, Report, SetAttr, Stability, Time, Vfs, VfsEr
 
 use crate::{
     CELL, CELLS, LEASE, Lost, World, chance,
-    faults::Fault,
+    faults::{Fault, Part},
     mds::{ClientId, Copy, Grant, Mds},
     oracle::{Model, WriteId},
     session::Repetition,
@@ -136,8 +136,14 @@ impl Client {
             80..88 => self.truncate(&file, entropy::random_range(0..CELLS)).await,
             88..92 => self.return_layouts(&file).await,
             92..97 => drop(self.look(&file).await),
-            97..98 if self.world.has_faults() => self.state.lock().rogue = true,
-            98 if self.world.has_faults() => self.restart(),
+            97..98 if self.world.has_faults() => {
+                self.world.count(Part::ClientSilent);
+                self.state.lock().rogue = true;
+            }
+            98 if self.world.has_faults() => {
+                self.world.count(Part::ClientEnded);
+                self.restart();
+            }
             _ => {}
         }
     }
