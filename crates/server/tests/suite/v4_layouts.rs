@@ -6,6 +6,7 @@ use crate::common::remote::{Remote, Served};
 use crate::common::toy::*;
 use crate::common::v4::*;
 use crate::common::*;
+use bytes::Bytes;
 use nfs::{
     v3::{Nfsstat3, SetAttr, SetAttrArgs as SetAttrArgs3},
     v4::{
@@ -18,7 +19,7 @@ use nfs::{
         layout::{
             encode_body,
             files::{FileLayout4, FileLayoutDsAddr4},
-            flex::{FfDeviceAddr4, FfIoerr4, FfLayout4, FfLayoutReturn4},
+            flex::{FfDeviceAddr4, FfIoLatency4, FfIoerr4, FfLayout4, FfLayoutReturn4, FfLayoutUpdate4},
         },
         *,
     },
@@ -72,10 +73,14 @@ impl Rig {
         by.call([putfh(&self.handle), set(Attrs { size: Some(size), ..Attrs::default() })]).await.0
     }
 
-    async fn size(&mut self) -> u64 {
-        let got = self.a.ok([putfh(&self.handle), getattr(&[Attr4::Size])]).await;
+    async fn attrs(&mut self, wanted: &[Attr4]) -> Attrs {
+        let got = self.a.ok([putfh(&self.handle), getattr(wanted)]).await;
         let Resop4::GetAttr(Res4::Ok(fattr)) = got else { panic!("{got:?}") };
-        fattr.to_attrs(2, nfs::v4::attr::Purpose::Get).unwrap().size.unwrap()
+        fattr.to_attrs(2, nfs::v4::attr::Purpose::Get).unwrap()
+    }
+
+    async fn size(&mut self) -> u64 {
+        self.attrs(&[Attr4::Size]).await.size.unwrap()
     }
 }
 
@@ -129,6 +134,32 @@ pub fn commit(stateid: Stateid4, last: u64) -> LayoutCommitArgs {
 fn device(maxcount: u32) -> GetDeviceInfoArgs {
     let notify_types = [1, 2, 5].into_iter().collect();
     GetDeviceInfoArgs { device_id: Deviceid4(FLEXIBLE.0), layout_type: FLEX, maxcount, notify_types }
+}
+
+/// The arguments of a LAYOUTSTATS.
+fn stats(stateid: Stateid4) -> LayoutStatsArgs {
+    let latency = FfIoLatency4 { ops_requested: 1, ..FfIoLatency4::default() };
+    let update = FfLayoutUpdate4 {
+        addr: Netaddr4 { netid: "tcp".into(), addr: "192.0.2.9.8.1".into() },
+        fhandle: "object".into(),
+        read: latency,
+        write: latency,
+        duration: Nfstime4 { seconds: 60, nseconds: 0 },
+        local: false,
+    };
+    LayoutStatsArgs {
+        offset: 0,
+        length: 9,
+        stateid,
+        read: IoInfo4 { count: 1, bytes: 2 },
+        write: IoInfo4 { count: 3, bytes: 4 },
+        deviceid: Deviceid4(FLEXIBLE.0),
+        layoutupdate: LayoutBody4::new(FLEX, &update),
+    }
+}
+
+fn layout_stats(args: LayoutStatsArgs) -> Argop4 {
+    Argop4::LayoutStats(Box::new(args))
 }
 
 pub fn layout_commit(args: LayoutCommitArgs) -> Argop4 {
@@ -342,21 +373,10 @@ async fn stateids_of_others_are_refused() {
     let mut b = Remote::new(&rig.served, "b", 2).await;
     let (_, other) = opened(&mut b, "g").await;
     rig.toy.calls();
-    let stats = |stateid| {
-        Argop4::LayoutStats(Box::new(LayoutStatsArgs {
-            offset: 0,
-            length: 1,
-            stateid,
-            read: IoInfo4::default(),
-            write: IoInfo4::default(),
-            deviceid: Deviceid4(FLEXIBLE.0),
-            layoutupdate: LayoutBody4 { layout_type: FLEX, body: Opaque::default() },
-        }))
-    };
     let error = |stateid| Argop4::LayoutError(LayoutErrorArgs { offset: 0, length: 1, stateid, errors: Vec::new() });
     let all = |stateid| {
         let commit = layout_commit(commit(stateid, 9));
-        [Argop4::LayoutGet(get(stateid)), return_whole(stateid), commit, error(stateid), stats(stateid)]
+        [Argop4::LayoutGet(get(stateid)), return_whole(stateid), commit, error(stateid), layout_stats(stats(stateid))]
     };
     // It begins with the number of this start of the server.
     let mut unknown = layout;
@@ -631,16 +651,7 @@ async fn errors_and_statistics_reach_the_back_end() {
     let failures =
         vec![failure(DataOperation::Write, DataError::Unreachable), failure(DataOperation::Commit, DataError::NoSpace)];
     assert_eq!(rig.toy.calls(), [BackEndCall::Report(Some(holder), failures)]);
-    let stats = LayoutStatsArgs {
-        offset: 0,
-        length: 9,
-        stateid: layout,
-        read: IoInfo4 { count: 1, bytes: 2 },
-        write: IoInfo4 { count: 3, bytes: 4 },
-        deviceid: Deviceid4(FLEXIBLE.0),
-        layoutupdate: LayoutBody4 { layout_type: FLEX, body: Opaque::default() },
-    };
-    assert_eq!(rig.status(Argop4::LayoutStats(Box::new(stats))).await, Nfsstat4::Ok);
+    assert_eq!(rig.status(layout_stats(stats(layout))).await, Nfsstat4::Ok);
     let usage = DataUsage { device: FLEXIBLE, reads: 1, read_bytes: 2, writes: 3, write_bytes: 4 };
     assert_eq!(rig.toy.calls(), [BackEndCall::Count(holder, usage)]);
     // The report of a return precedes the release.
@@ -655,6 +666,26 @@ async fn errors_and_statistics_reach_the_back_end() {
     assert_eq!(rig.status(Argop4::LayoutReturn(reclaim)).await, Nfsstat4::NoGrace);
     let other = LayoutReturnArgs { layout_type: Layouttype4::SCSI, ..returning };
     assert_eq!(rig.status(Argop4::LayoutReturn(other)).await, Nfsstat4::UnknownLayoutType);
+}
+
+#[simnet::test]
+async fn malformed_statistics_are_refused() {
+    let mut rig = Rig::new().await;
+    let good = stats(rig.layout(Layoutiomode4::Rw).await.stateid);
+    rig.toy.calls();
+    let bytes = good.layoutupdate.body.0.clone();
+    let longer = [&bytes[..], &[0; 4]].concat();
+    // The last four bytes are a boolean.
+    let no_boolean = [&bytes[..bytes.len() - 4], &[0, 0, 0, 2]].concat();
+    for body in [&[], &bytes[..bytes.len() - 4], &longer, &no_boolean] {
+        let body = Opaque(Bytes::copy_from_slice(body));
+        let bad = LayoutStatsArgs { layoutupdate: LayoutBody4 { layout_type: FLEX, body }, ..good.clone() };
+        assert_eq!(rig.status(layout_stats(bad.clone())).await, Nfsstat4::BadXdr, "{bad:?}");
+    }
+    assert_eq!(rig.toy.calls(), []);
+    // A files layout has no statistics of its own in this operation (RFC 8881 §13).
+    let files = LayoutBody4 { layout_type: Layouttype4::NFSV4_1_FILES, body: Opaque::default() };
+    assert_eq!(rig.status(layout_stats(LayoutStatsArgs { layoutupdate: files, ..good })).await, Nfsstat4::Ok);
 }
 
 #[simnet::test]

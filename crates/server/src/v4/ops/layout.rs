@@ -10,7 +10,10 @@ use nfs::v4::{
     GetDeviceInfoArgs, GetDeviceInfoOk, GetDeviceInfoRes, LENGTH_TO_EOF, Layout4, LayoutCommitArgs, LayoutErrorArgs,
     LayoutGetArgs, LayoutGetOk, LayoutGetRes, LayoutReturnArgs, LayoutStatsArgs, Layoutreturn4, Layouttype4, Nfsstat4,
     Stateid4,
-    layout::{decode_body, flex::FfLayoutReturn4},
+    layout::{
+        decode_body,
+        flex::{FfLayoutReturn4, FfLayoutUpdate4},
+    },
 };
 use vfs::{
     Cred, Kind, Layouts, Time, VfsError,
@@ -382,7 +385,10 @@ pub(super) fn layoutstats(cx: &Context<'_>, at: &Cursor, args: &LayoutStatsArgs)
     check_supported(cx)?;
     let object = object(cx, at)?;
     let layouts = object.vfs().layouts().ok_or(Nfsstat4::UnknownLayoutType)?;
-    supported_kind(layouts, args.layoutupdate.layout_type)?;
+    if supported_kind(layouts, args.layoutupdate.layout_type)? == LayoutKind::Flexible {
+        // The device and the counts of the operation are all that the back end learns.
+        decode_body::<FfLayoutUpdate4>(&args.layoutupdate.body).map_err(|_| Nfsstat4::BadXdr)?;
+    }
     if let Some(holder) = reporter(cx, at, &object, args.stateid)? {
         let usage = DataUsage {
             device: LayoutDeviceId(args.deviceid.0),
