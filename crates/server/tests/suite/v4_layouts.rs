@@ -25,11 +25,11 @@ use nfs::{
     },
 };
 use rpc::{Identity, security::Principal};
-use server::{Export, ExportId, ExportOptions, Sec, SecFlavors, Squash};
+use server::{Export, ExportId, ExportOptions, Exports, Sec, SecFlavors, Squash};
 use testkit::deferred::{Deferred, Pace};
 use tokio::time::{sleep, timeout};
 use vfs::{
-    VfsError,
+    Time, VfsError,
     layout::*,
     memory::{Memory, MemoryOptions},
 };
@@ -441,17 +441,6 @@ async fn layoutcommit_extends_the_file_and_never_shrinks_it() {
     let other = LayoutBody4 { layout_type: Layouttype4::NFSV4_1_FILES, body: Opaque::default() };
     let other = LayoutCommitArgs { layoutupdate: other, ..commit(layout, 10) };
     assert_eq!(commit_to(&mut rig, other).await, Err(Nfsstat4::BadLayout));
-    // A time in the past or in the future is not set.
-    rig.toy.calls();
-    for seconds in [1, i64::MAX] {
-        let args = LayoutCommitArgs { time_modify: Some(Nfstime4 { seconds, nseconds: 0 }), ..commit(layout, 10) };
-        assert_eq!(commit_to(&mut rig, args).await, Ok(None));
-        let calls = rig.toy.calls();
-        assert!(
-            matches!(calls[..], [BackEndCall::Commit(Some(_), LayoutCommit { mtime: None, size: Some(11), .. })]),
-            "{calls:?}"
-        );
-    }
     //= rfc8881-18.42.3-1
     let part = Argop4::LayoutReturn(returned(layout, (50, LENGTH_TO_EOF), &FfLayoutReturn4::default()));
     assert_eq!(rig.status(part).await, Nfsstat4::Ok);
@@ -461,6 +450,29 @@ async fn layoutcommit_extends_the_file_and_never_shrinks_it() {
     assert_eq!(commit_to(&mut rig, no_offset).await, Err(Nfsstat4::BadStateid));
     let layout = rig.layout(Layoutiomode4::Read).await.stateid;
     assert_eq!(commit_to(&mut rig, commit(layout, 40)).await, Err(Nfsstat4::BadIomode));
+}
+
+#[simnet::test]
+async fn layoutcommit_sets_the_time_that_the_client_proposes_if_it_is_valid() {
+    let mut rig = Rig::new().await;
+    let layout = rig.layout(Layoutiomode4::Rw).await.stateid;
+    let at = |seconds| Nfstime4 { seconds, nseconds: 123_456_789 };
+    sleep(Duration::from_secs(60)).await;
+    let valid = at(Time::now().seconds - 50);
+    rig.toy.calls();
+    // A time in the past or in the future is not set.
+    for proposed in [valid, at(valid.seconds - 1), at(1), at(i64::MAX)] {
+        let args = LayoutCommitArgs { time_modify: Some(proposed), ..commit(layout, 10) };
+        assert_eq!(rig.status(layout_commit(args)).await, Nfsstat4::Ok);
+        let expected = (proposed == valid).then_some(Time { seconds: valid.seconds, nanoseconds: valid.nseconds });
+        let calls = rig.toy.calls();
+        let [BackEndCall::Commit(Some(_), LayoutCommit { mtime, size: Some(11), .. })] = calls[..] else {
+            panic!("{calls:?}")
+        };
+        assert_eq!(mtime, expected, "{proposed:?}");
+        let now = rig.attrs(&[Attr4::TimeModify]).await.time_modify.unwrap();
+        assert_eq!(now == proposed, proposed == valid, "{now:?} after {proposed:?}");
+    }
 }
 
 #[simnet::test]
@@ -634,6 +646,44 @@ async fn back_end_recalls_a_whole_tree() {
     //= rfc8881-18.44.3-4
     let reclaim = LayoutReturnArgs { reclaim: true, ..all };
     assert_eq!(rig.status(Argop4::LayoutReturn(reclaim)).await, Nfsstat4::Inval);
+}
+
+/// A client has layouts of two exports of one file system: their fsids differ in the number of the export only.
+#[simnet::test]
+async fn return_of_a_tree_leaves_the_layouts_of_others() {
+    let inner = plain_memory();
+    let toys = [(); 2].map(|()| Toy::new(inner.clone()));
+    let export = |path, toy: &Arc<Toy>| {
+        let options = ExportOptions { squash: Squash::None, ..Default::default() };
+        Export::new(path, ExportId::unique(), toy.clone(), options).unwrap()
+    };
+    let mut exports = Exports::new();
+    ["/m", "/n"].into_iter().zip(&toys).for_each(|(path, toy)| exports.add(export(path, toy)).unwrap());
+    let served = Served::around(server_of(exports)).run_background_work().await;
+    let mut client = Remote::new(&served, "a", 2).await;
+    let mut files = Vec::new();
+    for path in ["/m", "/n"] {
+        let how = Open { access: OPEN4_SHARE_ACCESS_BOTH | OPEN4_SHARE_ACCESS_WANT_NO_DELEG, ..Open::default() };
+        let opening = [open("f", how), Argop4::LayoutGet(get(Stateid4::CURRENT)), Argop4::GetFh];
+        let got = client.ok(at(path).into_iter().chain(opening)).await;
+        let Resop4::GetFh(Res4::Ok(handle)) = got else { panic!("{got:?}") };
+        files.push(handle);
+    }
+    let held = || toys.each_ref().map(|toy| toy.state().holders.len());
+    assert_eq!(held(), [1, 1]);
+    let return_all = |layoutreturn| {
+        let iomode = Layoutiomode4::Any;
+        Argop4::LayoutReturn(LayoutReturnArgs { reclaim: false, layout_type: FLEX, iomode, layoutreturn })
+    };
+    let fsid = [putfh(&files[1]), return_all(Layoutreturn4::Fsid)];
+    assert_eq!(client.call(fsid).await.0, Nfsstat4::Ok);
+    called(&toys[1], |call| matches!(call, BackEndCall::Release(..))).await;
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!(held(), [1, 0], "FSID returns the layouts of its tree only");
+    let again = [putfh(&files[1]), return_all(Layoutreturn4::All)];
+    assert_eq!(client.call(again).await.0, Nfsstat4::Ok);
+    called(&toys[0], |call| matches!(call, BackEndCall::Release(..))).await;
+    assert_eq!(held(), [0, 0]);
 }
 
 #[simnet::test]
