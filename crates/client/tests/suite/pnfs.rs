@@ -6,12 +6,12 @@ use crate::common::{
     cluster::{Cluster, Flags, Form, MIRRORED, device},
     pattern,
     recorder::Recorded,
-    sim::simulate,
+    sim::{simulate, until},
     work::{check, ways, written},
 };
 use buf::{Buffer, Rope};
 use client::{Mount, StableHow};
-use nfs::v4::Opnum4;
+use nfs::v4::{Argop4, DeviceError4, Deviceid4, LayoutErrorArgs, Nfsstat4, Opnum4};
 use simnet::Network;
 use tokio::time::{Instant, sleep};
 use vfs::{
@@ -207,13 +207,6 @@ fn mirror_that_fails_is_replaced_for_reading_and_reported_for_writing() {
         assert!(file.read_bytes(0, LARGE).await.unwrap() == pattern(LARGE));
         assert!(began.elapsed() < Duration::from_secs(10), "one timeout, and not one for each READ");
         assert_eq!(ways(&reader).server, Default::default(), "the other mirror was read");
-        // The client has chosen the first mirror at random. If that one had failed, LAYOUTERROR has told it: the layout is kept. By NFSv3, the
-        // first connection is refused at once, and otherwise after a second.
-        let has_waited = began.elapsed() >= Duration::from_secs(1);
-        sleep(Duration::from_millis(100)).await;
-        let reports = cluster.mds.state.lock().reports.clone();
-        assert!(reports.len() == 1 || reports.is_empty() && !has_waited, "{reports:?}");
-        assert!(reports.iter().all(|report| report.operation == DataOperation::Read));
         let file = mount.open("f").await.unwrap();
         file.write_at(500_000, pattern(300_000)).await.unwrap();
         let reports = cluster.mds.state.lock().reports.clone();
@@ -224,6 +217,55 @@ fn mirror_that_fails_is_replaced_for_reading_and_reported_for_writing() {
         check_bytes(&cluster.mount(3, "").await, "f", &expected).await;
         assert_eq!(ways(&mount).server.writes, 0, "the client gets another layout");
     });
+}
+
+/// A READ that another mirror has answered is reported once: by LAYOUTERROR, or before NFSv4.2 by LAYOUTRETURN. The layout is kept.
+#[test]
+fn mirror_that_fails_for_reading_is_reported_once() {
+    for (version, at_once) in [("4.2", 1), ("4.1", 0)] {
+        with(MIRRORED, async |mut cluster, mount| {
+            let file = written(&mount, "f", LARGE).await;
+            file.write_at(TURN, pattern(LARGE)).await.unwrap();
+            let failed = cluster.mds.servers("f")[0];
+            cluster.stop(failed);
+            let reader = cluster.mount(2, &format!("&vers={version}")).await;
+            let file = reader.open("f").await.unwrap();
+            let granted = cluster.mds.state.lock().granted;
+            for offset in [0, TURN, 0, TURN] {
+                assert!(file.read_bytes(offset, LEN).await.unwrap() == pattern(LARGE)[..LEN], "{version}: {offset}");
+            }
+            sleep(Duration::from_millis(100)).await;
+            assert_eq!(ways(&reader).server, Default::default(), "{version}: the other mirror was read");
+            assert_eq!(cluster.mds.state.lock().granted - granted, 1, "{version}: the layout must be kept");
+            let error =
+                DeviceError4 { deviceid: Deviceid4(device(failed).0), status: Nfsstat4::NxIo, opnum: Opnum4::Read };
+            let sent = layout_errors(&cluster);
+            assert_eq!(sent.len(), at_once, "{version}: {sent:?}");
+            assert!(sent.iter().all(|args| args.length == LEN as u64 && args.errors == [error]), "{sent:?}");
+            assert_eq!(cluster.mds.state.lock().reports.len(), at_once, "{version}");
+            cluster.mds.recall("f");
+            until(|| cluster.mds.state.lock().holders.is_empty()).await;
+            let reports = cluster.mds.state.lock().reports.clone();
+            let [report] = reports[..] else { panic!("{version}: {reports:?}") };
+            assert_eq!((report.operation, report.device), (DataOperation::Read, device(failed)), "{version}");
+            assert_eq!((report.error, layout_errors(&cluster).len()), (DataError::Unreachable, at_once), "{version}");
+        });
+    }
+}
+
+/// The bytes after which the other mirror is the first one to be read.
+const TURN: u64 = 4 << 20;
+/// The bytes of one READ.
+const LEN: usize = 50_000;
+
+/// Returns the arguments of all LAYOUTERROR operations that the metadata server has got.
+fn layout_errors(cluster: &Cluster) -> Vec<LayoutErrorArgs> {
+    let ops = cluster.requests.all().into_iter().flat_map(|request| request.args.argarray);
+    let errors = ops.filter_map(|op| match op {
+        Argop4::LayoutError(args) => Some(args),
+        _ => None,
+    });
+    errors.collect()
 }
 
 /// A data server that refuses connections fails after `dstimeo`, and not after `timeo`. What was lost is repeated elsewhere.
