@@ -14,6 +14,7 @@ mod mixed;
 mod opening;
 mod pnfs;
 mod pnfs_files;
+mod pnfs_parallel;
 mod pnfs_regions;
 mod rdma;
 mod referrals;

@@ -29,6 +29,7 @@ use vfs::{
 
 use super::{
     faulty::Faulty,
+    meeting::Meeting,
     moving::{Gone, MoveState, Moving},
     net::Net,
     recorder::Record,
@@ -43,6 +44,8 @@ pub struct Cluster {
     pub mds: Arc<Mds>,
     /// The requests that the metadata server has got.
     pub requests: Record,
+    /// Holds back the replies of data servers until several have a request.
+    pub meeting: Meeting,
     pub data: Vec<Arc<Faulty>>,
     key: HandleKey,
     process: JoinSet<()>,
@@ -156,6 +159,7 @@ impl Cluster {
             address: sim::SERVER,
             mds: Arc::new(mds),
             requests: Record::default(),
+            meeting: Meeting::default(),
             data,
             key: HandleKey::random(),
             process: JoinSet::new(),
@@ -210,7 +214,7 @@ impl Cluster {
         };
         let former = self.data_servers.get(server).map(|former| former.address);
         let at = former.unwrap_or_else(|| address(server));
-        let (address, tasks) = self.net.start_at(at, former.is_some(), services);
+        let (address, tasks) = self.net.start_at(at, former.is_some(), self.meeting.wrap(server, services));
         DataProcess { address, tasks, nfs, key, export }
     }
 

@@ -6,6 +6,7 @@ pub mod cluster;
 pub mod device;
 pub mod faulty;
 pub mod gated;
+pub mod meeting;
 pub mod moving;
 pub mod net;
 #[path = "../../../../testkit/src/port.rs"]
