@@ -5,6 +5,7 @@ use std::{
     fs::{self, File, OpenOptions},
     io::{BufRead, BufReader},
     os::unix::fs::FileExt,
+    sync::mpsc,
     thread,
     time::{Duration, Instant},
 };
@@ -32,8 +33,20 @@ use crate::{
 struct Cluster {
     dir: tempfile::TempDir,
     metadata: Server,
-    data: [Server; 2],
+    data: [DataServer; 2],
     _ports: [Port; 2],
+}
+
+/// A data server that logs all operations, and the lines that it has said. A thread reads them, so that the server does not wait.
+struct DataServer(Server, mpsc::Receiver<String>);
+
+/// The traffic of a data server by NFSv4, which only clients use.
+#[derive(Debug)]
+struct Traffic {
+    /// The bytes of all calls and replies.
+    bytes: u64,
+    /// The transport of each READ and WRITE.
+    transports: Vec<String>,
 }
 
 /// The transports of the metadata server and of both data servers. Each data server also listens on TCP for the metadata server.
@@ -47,8 +60,8 @@ impl Cluster {
     fn start(shape: &Shape) -> Self {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir(dir.path().join("export")).unwrap();
-        let data = [(); 2].map(|()| Server::everywhere(&["--data-server", "--memory", "256M", "--squash", "none"]));
-        let server = |(at, server): (usize, &Server)| {
+        let data = [(); 2].map(|()| DataServer::start());
+        let server = |(at, DataServer(server, _)): (usize, &DataServer)| {
             let address = |transport: &&str| {
                 format!("{{ transport = '{transport}', address = '127.0.0.1:{}' }}", server.port(transport))
             };
@@ -84,48 +97,53 @@ impl Cluster {
         format!("{}&vers=4.1", self.metadata.url(shape.metadata, name))
     }
 
-    /// Ends all servers. Returns the bytes of all calls and replies of the metadata server, and those of each data server by NFSv4,
-    /// which only clients use.
-    fn traffic(self) -> (u64, [u64; 2]) {
-        let metadata = bytes(self.metadata, &["3", "4"]);
-        (metadata, self.data.map(|server| bytes(server, &["4"])))
+    /// Ends all servers. Returns the bytes of all calls and replies of the metadata server, and the traffic of each data server.
+    fn traffic(self) -> (u64, [Traffic; 2]) {
+        let Self { mut metadata, data, .. } = self;
+        let said = log_of(&mut metadata);
+        (bytes(&end(metadata, said), &["3", "4"]), data.map(DataServer::traffic))
     }
 }
 
-/// `--limit` holds over each transport: data take at least the time of a link of that rate.
-#[test]
-fn limit_of_a_data_server_is_in_force_over_each_transport() {
-    const RATE: u32 = 2_000_000;
-    let limit = RATE.to_string();
-    let server = Server::everywhere(&["--data-server", "--memory", "64M", "--squash", "none", "--limit", &limit]);
-    let data = Bytes::from(vec![7; 1 << 20]);
-    let least = Duration::from_secs(data.len() as u64) / RATE;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    for transport in ["tcp", "rdma", "shm"] {
-        let took = runtime.block_on(async {
-            let url = server.url(transport, "").parse().unwrap();
-            let mount = Mount::connect(&url, &transports::for_client()).await.unwrap();
-            let file = mount.create(transport, 0o644).await.unwrap();
-            let begun = Instant::now();
-            file.write_at(0, data.clone()).await.unwrap();
-            let written = begun.elapsed();
-            assert_eq!(mount.read(transport).await.unwrap(), data, "{transport}");
-            [written, begun.elapsed() - written]
-        });
-        // A short time before counts, too.
-        assert!(took.into_iter().all(|took| took > least * 3 / 4), "{transport}: {took:?}, and not {least:?}");
+impl DataServer {
+    fn start() -> Self {
+        let mut server = Server::everywhere(&["-vv", "--data-server", "--memory", "256M", "--squash", "none"]);
+        let said = log_of(&mut server);
+        Self(server, said)
     }
-    server.stop();
+
+    fn traffic(self) -> Traffic {
+        let Self(server, said) = self;
+        let lines = end(server, said);
+        let moves_data =
+            |line: &&String| ["READ", "WRITE"].iter().any(|name| line.contains(&format!("operation=\"{name}\"")));
+        let transport = |line: &String| line.split("transport=\"").nth(1)?.split('"').next().map(str::to_owned);
+        let transports = lines.iter().filter(moves_data).map(|line| transport(line).expect("a transport")).collect();
+        Traffic { bytes: bytes(&lines, &["4"]), transports }
+    }
 }
 
-/// Ends a server. Returns the bytes of all calls and replies of these versions of NFS.
-fn bytes(mut server: Server, versions: &[&str]) -> u64 {
+/// Returns the lines that a server says from now on.
+fn log_of(server: &mut Server) -> mpsc::Receiver<String> {
+    let log = BufReader::new(server.child.stderr.take().unwrap());
+    let (lines, said) = mpsc::channel();
+    thread::spawn(move || log.lines().map_while(Result::ok).try_for_each(|line| lines.send(line)));
+    said
+}
+
+/// Ends a server after it has said its counters. Returns all that it has said.
+fn end(mut server: Server, said: mpsc::Receiver<String>) -> Vec<String> {
     server.signal(Signal::USR1);
-    let lines = BufReader::new(server.child.stderr.take().unwrap()).lines().map(Result::unwrap);
-    let table: Vec<_> = lines.take_while(|line| !line.starts_with("recovery database")).collect();
+    let mut lines: Vec<_> = said.iter().take_while(|line| !line.starts_with("recovery database")).collect();
     server.signal(Signal::TERM);
     assert!(wait(&mut server.child).success());
-    let rows = table.iter().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    lines.extend(said);
+    lines
+}
+
+/// Returns the bytes of all calls and replies of these versions of NFS, from the counters that a server has said.
+fn bytes(lines: &[String], versions: &[&str]) -> u64 {
+    let rows = lines.iter().map(|line| line.split_whitespace().collect::<Vec<_>>());
     let of_nfs = rows.filter(|row| row.len() == 10 && row[0] == "100003" && versions.contains(&row[1]));
     of_nfs.map(|row| row[8].parse::<u64>().unwrap() + row[9].parse::<u64>().unwrap()).sum()
 }
@@ -136,8 +154,8 @@ fn direct(from: &str, to: &str) -> usize {
     done["direct_bytes"].as_u64().unwrap() as usize
 }
 
-/// Writes and reads a file, and checks that no data passed through the metadata server.
-fn moves_data_directly(shape: &Shape) {
+/// Writes and reads a file. Checks that all data passed directly, over these transports of the data servers.
+fn moves_data_directly(shape: &Shape, transports: [&str; 2]) {
     let cluster = Cluster::start(shape);
     let what = format!("{} by {} with {:?}", shape.layouts, shape.metadata, shape.data);
     let bytes = contents(7, LEN);
@@ -159,15 +177,23 @@ fn moves_data_directly(shape: &Shape) {
     }
     drop(file);
     mount.unmount().unwrap();
-    check_traffic(cluster, &what);
+    for (traffic, transport) in check_traffic(cluster, &what).iter().zip(transports) {
+        let used = &traffic.transports;
+        // Half of the units are here, and were written and read.
+        assert!(used.len() >= LEN / UNIT, "{what}: {} operations", used.len());
+        assert!(used.iter().all(|used| used == transport), "{what}: {transport} must be used: {used:?}");
+    }
 }
 
-/// Ends a cluster with a file that was written and read. Checks that its data passed the metadata server by.
-fn check_traffic(cluster: Cluster, what: &str) {
+/// Ends a cluster with a file that was written and read. Checks that its data passed the metadata server by. Returns the traffic of the data
+/// servers.
+fn check_traffic(cluster: Cluster, what: &str) -> [Traffic; 2] {
     let (metadata, data) = cluster.traffic();
     assert!(metadata < LEN as u64 / 8, "{what}: {metadata} bytes passed through the metadata server");
     // Each data server has half of the data, give or take a unit.
-    assert!(data.iter().all(|bytes| *bytes >= (LEN - UNIT) as u64), "{what}: {data:?}");
+    let halves = data.iter().all(|traffic| traffic.bytes >= (LEN - UNIT) as u64);
+    assert!(halves, "{what}: {:?}", data.each_ref().map(|traffic| traffic.bytes));
+    data
 }
 
 /// Data servers that clients can reach over one transport only.
@@ -178,7 +204,7 @@ fn data_pass_directly_by_each_layout_over_each_transport() {
     thread::scope(|scope| {
         for layouts in ["files", "flexible"] {
             for (metadata, data) in [("tcp", &["tcp"]), ("rdma", &["rdma"]), ("shm", &["shm"])] {
-                scope.spawn(move || moves_data_directly(&shape(layouts, metadata, data)));
+                scope.spawn(move || moves_data_directly(&shape(layouts, metadata, data), [data[0]; 2]));
             }
         }
     });
@@ -188,8 +214,10 @@ fn data_pass_directly_by_each_layout_over_each_transport() {
 #[test]
 fn transport_is_chosen_for_each_data_server() {
     for layouts in ["files", "flexible"] {
-        moves_data_directly(&Shape { layouts, metadata: "shm", data: [&["tcp", "shm"], &["rdma"]] });
-        moves_data_directly(&Shape { layouts, metadata: "rdma", data: [&["shm", "tcp", "rdma"], &["shm", "tcp"]] });
+        let own = Shape { layouts, metadata: "shm", data: [&["tcp", "shm"], &["rdma"]] };
+        moves_data_directly(&own, ["shm", "rdma"]);
+        let remote = Shape { layouts, metadata: "rdma", data: [&["shm", "tcp", "rdma"], &["shm", "tcp"]] };
+        moves_data_directly(&remote, ["rdma", "tcp"]);
     }
 }
 
@@ -220,7 +248,7 @@ fn bench_uses_layouts() {
             ok(&[&["bench", operation, "--url", &url], &options[..]].concat());
         }
         let (metadata, data) = cluster.traffic();
-        assert!(data.iter().all(|bytes| *bytes > metadata), "{layouts}: {metadata} {data:?}");
+        assert!(data.iter().all(|traffic| traffic.bytes > metadata), "{layouts}: {metadata}");
     }
 }
 
@@ -295,6 +323,32 @@ fn client_returns_its_layout_while_it_waits_for_allocate_and_truncate() {
         ok(&["cp", &by_server, &cluster.at("back")]);
         assert!(fs::read(cluster.at("back")).unwrap() == expected, "{layouts}");
     }
+}
+
+/// `--limit` holds over each transport: data take at least the time of a link of that rate.
+#[test]
+fn limit_of_a_data_server_is_in_force_over_each_transport() {
+    const RATE: u32 = 2_000_000;
+    let limit = RATE.to_string();
+    let server = Server::everywhere(&["--data-server", "--memory", "64M", "--squash", "none", "--limit", &limit]);
+    let data = Bytes::from(vec![7; 1 << 20]);
+    let least = Duration::from_secs(data.len() as u64) / RATE;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    for transport in ["tcp", "rdma", "shm"] {
+        let took = runtime.block_on(async {
+            let url = server.url(transport, "").parse().unwrap();
+            let mount = Mount::connect(&url, &transports::for_client()).await.unwrap();
+            let file = mount.create(transport, 0o644).await.unwrap();
+            let begun = Instant::now();
+            file.write_at(0, data.clone()).await.unwrap();
+            let written = begun.elapsed();
+            assert_eq!(mount.read(transport).await.unwrap(), data, "{transport}");
+            [written, begun.elapsed() - written]
+        });
+        // A short time before counts, too.
+        assert!(took.into_iter().all(|took| took > least * 3 / 4), "{transport}: {took:?}, and not {least:?}");
+    }
+    server.stop();
 }
 
 /// The bytes of a file, which do not end at the end of a unit.
