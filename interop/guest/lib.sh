@@ -2,6 +2,8 @@
 # A result line is "ok NAME", "fail NAME: WHY" or "skip NAME: WHY", appended to $RESULTS.
 
 RESULTS=${RESULTS:-/run/out/results}
+# The console gets all messages of the kernel, such as the stack of a task that hangs. It is all that is left of a guest that is ended.
+echo 7 >/proc/sys/kernel/printk
 
 # near VARIABLE…: copies the suite's data and the programs in VARIABLEs into the guest's memory, because each access to
 # a file of the host is expensive under emulation.
