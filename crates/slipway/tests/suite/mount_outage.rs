@@ -80,23 +80,32 @@ fn opener(files: u32, prefix: &Path) -> Child {
 fn killed_process_with_many_open_files_ends_as_fast_as_with_one() {
     let test = "killed_process_with_many_open_files_ends_as_fast_as_with_one";
     const FILES: u32 = 150;
+    const ATTEMPTS: u32 = 3;
     for (query, args) in [("&vers=3", &[][..]), ("&vers=4.2", &[]), ("&vers=4.2", &["--writeback"])] {
         let Some(world) = World::new(test, "tcp", "") else { return };
         let mounted = world.with_arguments("mounted", &["&timeo=3600s", query].concat(), args);
-        let mut programs = [("one", 1), ("many", FILES)].map(|(name, files)| opener(files, &mounted.at.join(name)));
-        world.server.pause();
-        let [one, many] = programs.each_mut().map(|program| {
-            let killed = Instant::now();
-            program.kill().unwrap();
-            assert!(!wait(program).success());
-            killed.elapsed()
-        });
-        // If each file took as long as one, this would be a factor of 150.
-        assert!(many < one * 30, "{many:?} for {FILES} files, {one:?} for one, {query} {args:?}");
-        world.server.signal(Signal::CONT);
+        let times = |attempt: u32| {
+            let named = |(name, files)| opener(files, &mounted.at.join(format!("{name}{attempt}")));
+            let mut programs = [("one", 1), ("many", FILES)].map(named);
+            world.server.pause();
+            let times = programs.each_mut().map(|program| {
+                let killed = Instant::now();
+                program.kill().unwrap();
+                assert!(!wait(program).success());
+                killed.elapsed()
+            });
+            world.server.signal(Signal::CONT);
+            times
+        };
+        // If each file took as long as one, this would be a factor of 150 in each attempt. Other tests can delay a process.
+        let attempts: Vec<_> = (0..ATTEMPTS).map(times).collect();
+        assert!(
+            attempts.iter().any(|[one, many]| *many < *one * 30),
+            "{attempts:?} for 1 and {FILES} files, {query} {args:?}"
+        );
         mounted.end();
         for number in 1..=FILES {
-            let file = world.served.join(format!("many-{number}"));
+            let file = world.served.join(format!("many0-{number}"));
             common::until("the data must be sent", || fs::read(&file).unwrap() == b"data\n");
         }
         world.end();
