@@ -1,4 +1,4 @@
-//! [`Layouts`]: LAYOUTGET, LAYOUTRETURN, LAYOUTCOMMIT and GETDEVICEINFO, one after the other.
+//! [`Layouts`]: LAYOUTGET, LAYOUTRETURN, LAYOUTCOMMIT and GETDEVICEINFO, one after the other. [`Caller`] sends them.
 //!
 //! The client library decides by itself when it sends these operations. So they are sent by [`V4::compound`], in the session of a mount.
 //! Read RFC 8881 §18.40 to §18.44 first.
@@ -13,10 +13,10 @@ use std::{collections::BTreeMap, time::Duration, time::Instant};
 
 use client::{Handle, NfsUrl, V4};
 use nfs::v4::{
-    attr::Attrs,
+    attr::{Attrs, Fattr4},
     layout::{
         encode_body,
-        flex::{FfLayout4, FfLayoutReturn4},
+        flex::{FfDataServer4, FfLayout4, FfLayoutReturn4},
     },
     *,
 };
@@ -88,10 +88,55 @@ impl Subject for Layouts<'_> {
     }
 }
 
-/// An open file whose objects exist.
-struct Opened {
+/// A mount whose session sends compounds of this module's choice.
+pub(super) struct Caller {
     url: NfsUrl,
     v4: V4,
+    /// The root of the mount.
+    pub(super) root: Handle,
+}
+
+impl Caller {
+    pub(super) async fn connect(url: &NfsUrl) -> Result<Self, Failure> {
+        let mount = Reach::new().mount(url).await?;
+        let v4 = mount.v4().expect("mount must have version 4").clone();
+        Ok(Self { url: url.clone(), v4, root: mount.root().clone() })
+    }
+
+    /// Sends operations. Returns the results.
+    ///
+    /// # Errors
+    /// One of the operations fails.
+    pub(super) async fn call(&self, operations: Vec<Argop4>) -> Result<Vec<Resop4>, Failure> {
+        let has_layout = |operation: &Argop4| matches!(operation, Argop4::LayoutGet(_) | Argop4::GetDeviceInfo(_));
+        let max = if operations.iter().any(has_layout) { LAYOUT_MAX } else { OTHER_MAX };
+        self.v4.compound(operations, max).await.map_err(|error| reach::failure(&self.url, &error))
+    }
+
+    /// Returns the objects of the only layout of a reply to LAYOUTGET.
+    ///
+    /// # Errors
+    /// There is another number of layouts or objects, or the layout is malformed.
+    pub(super) fn objects(&self, granted: &LayoutGetOk, number: u32) -> Result<Vec<FfDataServer4>, Failure> {
+        let [layout] = &granted.layout.0[..] else { return Err(self.unexpected("LAYOUTGET")) };
+        let body: Result<FfLayout4, _> = layout.content.decode_as(Layouttype4::FLEX_FILES);
+        let body = body.map_err(|_| self.unexpected("LAYOUTGET"))?;
+        let objects: Vec<_> = body.mirrors.into_iter().flat_map(|mirror| mirror.data_servers).collect();
+        if objects.len() != number as usize {
+            let message = format!("{}: a layout has {} objects instead of {number}", self.url, objects.len());
+            return Err(Failure::failed(message));
+        }
+        Ok(objects)
+    }
+
+    pub(super) fn unexpected(&self, operation: &str) -> Failure {
+        Failure::failed(format!("{}: {operation} has an unexpected result", self.url))
+    }
+}
+
+/// An open file whose objects exist.
+struct Opened {
+    caller: Caller,
     handle: Handle,
     open: Stateid4,
     device: Deviceid4,
@@ -100,31 +145,24 @@ struct Opened {
 impl Opened {
     /// Opens the file of a point. If this is the first use, its objects are made.
     async fn new(url: &NfsUrl, point: &Point, sizes: &Sizes) -> Result<Self, Failure> {
-        let mount = Reach::new().mount(url).await?;
-        let v4 = mount.v4().expect("mount must have version 4").clone();
         let (handle, open, device) = Default::default();
-        let mut file = Self { url: url.clone(), v4, handle, open, device };
+        let mut file = Self { caller: Caller::connect(url).await?, handle, open, device };
         let name = format!("layout-{}", point.objects);
-        let mut results = file.call(vec![put(mount.root()), open_args(&name), Argop4::GetFh]).await?;
+        let opening = vec![put(&file.caller.root), create(&name, Createhow4::Unchecked), Argop4::GetFh];
+        let mut results = file.caller.call(opening).await?;
         let (Some(Resop4::GetFh(Res4::Ok(handle))), Some(Resop4::Open(Res4::Ok(opened)))) =
             (results.pop(), results.pop())
         else {
-            return Err(file.unexpected("OPEN"));
+            return Err(file.caller.unexpected("OPEN"));
         };
         (file.handle, file.open) = (handle, opened.stateid);
         // A layout to read does not make objects.
         let granted = file.get(Layoutiomode4::Rw).await?;
-        let [layout] = &granted.layout.0[..] else { return Err(file.unexpected("LAYOUTGET")) };
-        let body: Result<FfLayout4, _> = layout.content.decode_as(Layouttype4::FLEX_FILES);
-        let body = body.map_err(|_| file.unexpected("LAYOUTGET"))?;
-        let objects: Vec<_> = body.mirrors.iter().flat_map(|mirror| &mirror.data_servers).collect();
-        if objects.len() != point.objects as usize {
-            let message = format!("{name}: the layout has {} objects instead of {}", objects.len(), point.objects);
-            return Err(Failure::failed(message));
-        }
+        let objects = file.caller.objects(&granted, point.objects)?;
         file.device = objects[0].deviceid;
         let of = if point.objects == 1 { "one object".to_owned() } else { format!("{} objects", point.objects) };
-        sizes.note(format!("a layout of {of}"), layout.content.body.0.len());
+        let bytes = granted.layout.0.iter().map(|layout| layout.content.body.0.len()).sum();
+        sizes.note(format!("a layout of {of}"), bytes);
         file.return_layout(granted.stateid).await?;
         let device = file.get_device().await?;
         sizes.note(format!("a device over {}", url.options.proto), device.device_addr.body.0.len());
@@ -170,31 +208,14 @@ impl Opened {
     }
 
     async fn get(&self, iomode: Layoutiomode4) -> Result<LayoutGetOk, Failure> {
-        let args = LayoutGetArgs {
-            signal_layout_avail: false,
-            layout_type: Layouttype4::FLEX_FILES,
-            iomode,
-            offset: 0,
-            length: LENGTH_TO_EOF,
-            minlength: 4096,
-            stateid: self.open,
-            maxcount: LAYOUT_MAX as u32,
-        };
-        match self.on_file(Argop4::LayoutGet(args)).await? {
+        match self.on_file(get_layout(iomode, self.open)).await? {
             Resop4::LayoutGet(LayoutGetRes::Ok(granted)) => Ok(granted),
-            _ => Err(self.unexpected("LAYOUTGET")),
+            _ => Err(self.caller.unexpected("LAYOUTGET")),
         }
     }
 
     async fn return_layout(&self, stateid: Stateid4) -> Result<(), Failure> {
-        let body = encode_body(&FfLayoutReturn4::default());
-        let args = LayoutReturnArgs {
-            reclaim: false,
-            layout_type: Layouttype4::FLEX_FILES,
-            iomode: Layoutiomode4::Any,
-            layoutreturn: Layoutreturn4::File { offset: 0, length: LENGTH_TO_EOF, stateid, body },
-        };
-        self.on_file(Argop4::LayoutReturn(args)).await.map(drop)
+        self.on_file(return_layout(stateid)).await.map(drop)
     }
 
     /// Commits a write of the first byte.
@@ -218,42 +239,32 @@ impl Opened {
             maxcount: LAYOUT_MAX as u32,
             notify_types: Default::default(),
         };
-        match self.call(vec![Argop4::GetDeviceInfo(args)]).await?.pop() {
+        match self.caller.call(vec![Argop4::GetDeviceInfo(args)]).await?.pop() {
             Some(Resop4::GetDeviceInfo(GetDeviceInfoRes::Ok(device))) => Ok(device),
-            _ => Err(self.unexpected("GETDEVICEINFO")),
+            _ => Err(self.caller.unexpected("GETDEVICEINFO")),
         }
     }
 
     /// Returns the result of an operation on the file.
     async fn on_file(&self, operation: Argop4) -> Result<Resop4, Failure> {
-        let result = self.call(vec![put(&self.handle), operation]).await?.pop();
-        result.ok_or_else(|| self.unexpected("PUTFH"))
-    }
-
-    async fn call(&self, operations: Vec<Argop4>) -> Result<Vec<Resop4>, Failure> {
-        let has_layout = |operation: &Argop4| matches!(operation, Argop4::LayoutGet(_) | Argop4::GetDeviceInfo(_));
-        let max = if operations.iter().any(has_layout) { LAYOUT_MAX } else { OTHER_MAX };
-        self.v4.compound(operations, max).await.map_err(|error| reach::failure(&self.url, &error))
+        let result = self.caller.call(vec![put(&self.handle), operation]).await?.pop();
+        result.ok_or_else(|| self.caller.unexpected("PUTFH"))
     }
 
     /// Closes the file, and ends the mount.
     async fn close(self) -> Result<(), Failure> {
-        self.on_file(Argop4::Close(CloseArgs { seqid: Seqid4(0), open_stateid: self.open })).await?;
+        self.on_file(close(self.open)).await?;
         reach::unmount_all().await;
         Ok(())
     }
-
-    fn unexpected(&self, operation: &str) -> Failure {
-        Failure::failed(format!("{}: {operation} has an unexpected result", self.url))
-    }
 }
 
-fn put(object: &Handle) -> Argop4 {
+pub(super) fn put(object: &Handle) -> Argop4 {
     Argop4::PutFh(PutFhArgs { object: object.clone() })
 }
 
-/// Returns the OPEN of a file in the current directory, which is created if it does not exist.
-fn open_args(name: &str) -> Argop4 {
+/// Returns the OPEN of a file in the current directory, which creates it with these attributes.
+pub(super) fn create(name: &str, how: fn(Fattr4) -> Createhow4) -> Argop4 {
     let attrs = Attrs { mode: Some(0o600), ..Attrs::default() };
     Argop4::Open(Box::new(OpenArgs {
         seqid: Seqid4(0),
@@ -261,9 +272,38 @@ fn open_args(name: &str) -> Argop4 {
         share_deny: OPEN4_SHARE_DENY_NONE,
         // RFC 8881 §18.16.3: the client is that of the session.
         owner: StateOwner4 { clientid: Clientid4(0), owner: "bench".into() },
-        openhow: Openflag4::Create(Createhow4::Unchecked(attrs.into())),
+        openhow: Openflag4::Create(how(attrs.into())),
         claim: OpenClaim4::Null(name.into()),
     }))
+}
+
+/// Returns the LAYOUTGET of the whole current file.
+pub(super) fn get_layout(iomode: Layoutiomode4, open: Stateid4) -> Argop4 {
+    Argop4::LayoutGet(LayoutGetArgs {
+        signal_layout_avail: false,
+        layout_type: Layouttype4::FLEX_FILES,
+        iomode,
+        offset: 0,
+        length: LENGTH_TO_EOF,
+        minlength: 4096,
+        stateid: open,
+        maxcount: LAYOUT_MAX as u32,
+    })
+}
+
+/// Returns the LAYOUTRETURN of all layouts of the current file.
+pub(super) fn return_layout(stateid: Stateid4) -> Argop4 {
+    let body = encode_body(&FfLayoutReturn4::default());
+    Argop4::LayoutReturn(LayoutReturnArgs {
+        reclaim: false,
+        layout_type: Layouttype4::FLEX_FILES,
+        iomode: Layoutiomode4::Any,
+        layoutreturn: Layoutreturn4::File { offset: 0, length: LENGTH_TO_EOF, stateid, body },
+    })
+}
+
+pub(super) fn close(open: Stateid4) -> Argop4 {
+    Argop4::Close(CloseArgs { seqid: Seqid4(0), open_stateid: open })
 }
 
 /// The numbers of copies, and of stripes of each copy, of the cluster with large layouts. It has as many data servers.

@@ -10,8 +10,8 @@
 //!   them.
 //! - [`plan`]: the points of one subcommand, its charts, and the published results ([`claim`]).
 //! - [`connections`] and [`sessions`] do not use these parts: they measure the memory of a [`counted`] server.
-//!   [`failover`] measures a session whose connections are cut, [`pnfs`] clusters with more and more data servers, also with the I/O of [`btio`]
-//!   and the operations on [`layouts`].
+//!   [`failover`] measures a session whose connections are cut, [`pnfs`] clusters with more and more data servers, also with the I/O of [`btio`],
+//!   the operations on [`layouts`] and the [`creation`] of files with them.
 //! - [`report`]: medians, spreads and costs, and the series that are [`compared`] by [`pnfs`], with their aims. It is printed as [`text`], as
 //!   JSON, or as a page ([`html`]).
 
@@ -22,6 +22,7 @@ pub mod claim;
 mod compared;
 pub mod connections;
 pub mod counted;
+mod creation;
 pub mod failover;
 pub mod html;
 mod layouts;

@@ -398,20 +398,25 @@ pub fn pnfs_direct(block: usize, in_flight: u32) -> Plan {
 
 /// Returns the plan of `slipway bench pnfs --pattern create`. Each series is a cluster.
 pub fn pnfs_create(clients: &[u32]) -> Plan {
-    let of = |block| clients.iter().map(move |writers| Point::new(Operation::NewFile, block, 1).threads(*writers));
+    let of = |operation, block| clients.iter().map(move |count| Point::new(operation, block, 1).threads(*count));
+    let with_data = [NEW_SMALL, NEW_LARGE].into_iter().flat_map(|block| of(Operation::NewFile, block));
     Plan {
         name: "pnfs",
         title: "clients that make files, whose objects the data servers have from the first byte on".to_owned(),
-        points: [NEW_SMALL, NEW_LARGE].into_iter().flat_map(of).collect(),
+        points: of(Operation::NewLayout, 1).chain(with_data).collect(),
         charts: vec![
-            Chart::new("Small files", |point| point.block == NEW_SMALL, Shape::Bars(Measure::Rate))
-                .with_claim(&claim::OSU_CREATE),
-            Chart::new("Larger files", |point| point.block == NEW_LARGE, Shape::Bars(Measure::Rate))
-                .with_claim(&claim::OSU_CREATE),
+            Chart::new("Files with layouts", is_creation, Shape::Bars(Measure::Rate)).with_claim(&claim::OSU_CREATE),
+            Chart::new("Small files with data", |point| point.block == NEW_SMALL, Shape::Bars(Measure::Rate)),
+            Chart::new("Larger files with data", |point| point.block == NEW_LARGE, Shape::Bars(Measure::Rate)),
         ],
         seconds: 1.0,
         file_size: 1 << 20,
     }
+}
+
+/// Selects the points at which files are created without data.
+pub fn is_creation(point: &Point) -> bool {
+    point.operation == Operation::NewLayout
 }
 
 /// Returns the plan of `slipway bench pnfs --pattern latency`. Each series is a cluster with one data server, which has no part in the

@@ -26,6 +26,7 @@ use server::config::ByteSize;
 
 use super::{
     btio::{self, Btio},
+    creation::Creation,
     html::Page,
     layouts::{Layouts, Sizes, WIDE},
     machine::Machine,
@@ -110,7 +111,7 @@ enum Pattern {
     Limited,
     /// READ and WRITE by layouts from data servers without limits, beside one server directly
     Direct,
-    /// CREATE, WRITE, GETATTR and SETATTR of new files, by several clients
+    /// New files with layouts, GETATTR and SETATTR, by several clients, without data and with a WRITE
     Create,
     /// Operations at the metadata server with payloads of 1 byte to 32 KiB, also on layouts, one outstanding
     Latency,
@@ -282,15 +283,19 @@ fn measure(chosen: &Chosen, args: &Args, plan: &Plan, limit: Duration) -> Result
         }
         let load = NfsSubject::new(urls, site, block_max, place.pids(chosen.pattern), limit, &meter)
             .with_data_servers(place.data_pids(chosen.pattern));
-        let settled = Settled { load, place };
-        match (place, wide.get(at)) {
+        let of = |cluster: &Cluster| (cluster.url(0, Version::V4_2), cluster.metadata_pid());
+        let layouts: Option<Box<dyn Subject>> = match (place, wide.get(at)) {
             (Place::Cluster(narrow), Some(wide)) => {
-                let of = |cluster: &Cluster| (cluster.url(0, Version::V4_2), cluster.metadata_pid());
-                let layouts = Layouts { narrow: of(narrow), wide: of(wide), limit, meter: &meter, sizes: &sizes };
-                subjects.push(Box::new(WithLayouts { settled, layouts }));
+                Some(Box::new(Layouts { narrow: of(narrow), wide: of(wide), limit, meter: &meter, sizes: &sizes }))
             }
-            _ => subjects.push(Box::new(settled)),
-        }
+            (Place::Cluster(cluster), None) if chosen.pattern == Pattern::Create => {
+                let (url, pid) = of(cluster);
+                let pids = (pid, place.data_pids(chosen.pattern));
+                Some(Box::new(Creation { url, objects: all[at].stripes, pids, limit, meter: &meter }))
+            }
+            _ => None,
+        };
+        subjects.push(Box::new(Settled { load, layouts, place }));
     }
     let steps = Steps::new(!args.json, plan.points.len() * all.len() * chosen.rounds as usize);
     let cells = runner::run(&mut subjects, &plan.points, chosen.rounds, || steps.step())?;
@@ -465,32 +470,26 @@ impl Place {
 /// A load on the servers of a series. When it has ended, they have no work left that would take processors from the next series.
 struct Settled<'a> {
     load: NfsSubject<'a>,
+    /// The operations on layouts.
+    layouts: Option<Box<dyn Subject + 'a>>,
     place: &'a Place,
 }
 
 impl Subject for Settled<'_> {
     fn measure(&mut self, point: &Point) -> Result<Measured, Failure> {
-        let Place::Cluster(cluster) = self.place else { return self.load.measure(point) };
+        let load: &mut dyn Subject = match &mut self.layouts {
+            Some(layouts) if point.operation.is_of_layouts() => layouts,
+            _ => &mut self.load,
+        };
+        let Place::Cluster(cluster) = self.place else { return load.measure(point) };
         let calls = || Ok(cluster.data_traffic()?.iter().map(|traffic| traffic.data_calls).sum::<u64>());
         let before = calls()?;
-        let mut measured = self.load.measure(point)?;
+        let mut measured = load.measure(point)?;
         if let Measured::Sample(sample) = &mut measured {
             sample.data_server_calls = Some(calls()? - before);
         }
         cluster.await_removals()?;
         Ok(measured)
-    }
-}
-
-/// A load on a cluster with small layouts, and operations on layouts.
-struct WithLayouts<'a> {
-    settled: Settled<'a>,
-    layouts: Layouts<'a>,
-}
-
-impl Subject for WithLayouts<'_> {
-    fn measure(&mut self, point: &Point) -> Result<Measured, Failure> {
-        if point.objects > 0 { self.layouts.measure(point) } else { self.settled.measure(point) }
     }
 }
 

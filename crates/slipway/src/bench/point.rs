@@ -30,6 +30,9 @@ pub enum Operation {
     /// One file that is created, gets the point's block of data, is asked for its attributes, and gets another mode. It is removed when
     /// the time has ended.
     NewFile,
+    /// One file that is created with a layout to write, is asked for its attributes, gets another mode, and is closed. It is removed when the
+    /// time has ended.
+    NewLayout,
     /// One LAYOUTGET, followed by a LAYOUTRETURN that does not count.
     LayoutGet,
     /// One LAYOUTRETURN of a new layout. The LAYOUTGET does not count.
@@ -88,6 +91,12 @@ impl Operation {
         matches!(self, Operation::Small | Operation::Build)
     }
 
+    /// Returns `true` if the operation is about layouts, and is sent by the benchmark itself.
+    pub fn is_of_layouts(self) -> bool {
+        use Operation::{GetDeviceInfo, LayoutCommit, LayoutGet, LayoutReturn, NewLayout};
+        matches!(self, NewLayout | LayoutGet | LayoutReturn | GetDeviceInfo | LayoutCommit)
+    }
+
     /// Returns the name of the operation for people.
     pub fn title(self) -> &'static str {
         match self {
@@ -100,6 +109,7 @@ impl Operation {
             Operation::Oltp => "OLTP",
             Operation::Build => "build",
             Operation::NewFile => "CREATE, WRITE, GETATTR, SETATTR",
+            Operation::NewLayout => "CREATE, LAYOUTGET, GETATTR, SETATTR",
             Operation::LayoutGet => "LAYOUTGET",
             Operation::LayoutReturn => "LAYOUTRETURN",
             Operation::GetDeviceInfo => "GETDEVICEINFO",

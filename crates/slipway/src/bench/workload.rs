@@ -170,9 +170,11 @@ impl Work {
             | Operation::BtioFullRead
             | Operation::BtioSimpleWrite
             | Operation::BtioSimpleRead => unreachable!("`Btio` executes these"),
-            Operation::LayoutGet | Operation::LayoutReturn | Operation::GetDeviceInfo | Operation::LayoutCommit => {
-                unreachable!("`Layouts` executes these")
-            }
+            Operation::NewLayout
+            | Operation::LayoutGet
+            | Operation::LayoutReturn
+            | Operation::GetDeviceInfo
+            | Operation::LayoutCommit => unreachable!("`Creation` and `Layouts` execute these"),
         }?;
         Ok(tally)
     }

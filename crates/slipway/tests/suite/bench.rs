@@ -191,10 +191,18 @@ fn files_are_created_by_several_clients_with_both_kinds_of_data_servers() {
     assert_eq!(names(&found), kinds);
     let loads = |series: &str| {
         let of = rows(&found).iter().filter(|row| row["series"] == series);
-        of.map(|row| (row["block"].as_u64().unwrap(), row["threads"].as_u64().unwrap())).collect::<Vec<_>>()
+        let load = |row: &Value| (row["operation"].clone(), row["block"].clone(), row["threads"].clone());
+        of.map(load).collect::<Vec<_>>()
     };
-    assert!(kinds.iter().all(|kind| loads(kind) == [(4096, 1), (4096, 4), (131_072, 1), (131_072, 4)]), "{found}");
-    assert!(rows(&found).iter().all(|row| row["operations"].as_u64().unwrap() >= row["threads"].as_u64().unwrap()));
+    let wanted = [("new-layout", 1), ("new-file", 4096), ("new-file", 131_072)];
+    let wanted = wanted.map(|(what, block)| [1, 4].map(|threads| (what.into(), block.into(), threads.into())));
+    assert!(kinds.iter().all(|kind| loads(kind) == wanted.concat()), "{found}");
+    for row in rows(&found) {
+        let of = |name: &str| row[name].as_u64().unwrap();
+        assert!(of("operations") >= of("threads"), "{row}");
+        let has_data = row["operation"] == "new-file";
+        assert_eq!(of("data_server_calls") > 0, has_data, "only files with data must use the data servers: {row}");
+    }
     let html = fs::read_to_string(page).unwrap();
     assert!(html.contains("2 data servers, slipway over 1 data server, slipway, operations/s"), "{html}");
     assert!(!html.contains("slipway over 1 data server, nfs3"), "only clusters of one kind are compared");
@@ -252,8 +260,9 @@ fn new_files_have_objects_from_the_first_byte_on() {
     series.dedup();
     let wanted = ["2 data servers, nfs3", "2 data servers, 1 for a file, slipway", "2 data servers, slipway"];
     assert_eq!(series[..3], wanted);
-    assert_eq!(rows(&found).len(), 2 * wanted.len());
-    for row in rows(&found) {
+    let with_data: Vec<_> = rows(&found).iter().filter(|row| row["operation"] == "new-file").collect();
+    assert_eq!(with_data.len(), 2 * wanted.len());
+    for row in with_data {
         let count = |of: &str| row[of].as_u64().unwrap();
         assert!(count("data_server_calls") >= count("operations"), "each file has a WRITE at a data server: {row}");
     }
