@@ -19,6 +19,7 @@ use crate::common::{
     recorder::{Record, Recorded},
     recovery,
     sim::{self, for_each_simulated},
+    wrapped::wrapped,
 };
 use bytes::Bytes;
 use client::{ErrorKind, File, Handle, LockRange, Mount, Status, Watcher};
@@ -101,7 +102,7 @@ impl Hosts {
         let recovery = recovery(state.path());
         let nfs = NfsServer::recovering(export, HandleKey::random(), recovery, settings).unwrap();
         let move_state = Arc::<MoveState>::default();
-        let moving = |service| wrap(Arc::new(Moving(service, move_state.clone())));
+        let moving = |service| wrap(wrapped(service, Moving(move_state.clone())));
         let record = Record::default();
         let services = record.wrap(vec![moving(Arc::new(nfs.nfs4()))]);
         let number = self.servers.fetch_add(1, SeqCst);
@@ -400,7 +401,7 @@ async fn requests_wait_for_one_attempt_and_share_its_failure(network: Network, v
     let introduced = Arc::new(AtomicUsize::new(0));
     let (gate, open) = watch::channel(false);
     let there = hosts.start_behind("/n", vfs, None, |inner| {
-        Arc::new(Gated { inner, introduced: introduced.clone(), open: open.clone() })
+        wrapped(inner, Gated { introduced: introduced.clone(), open: open.clone() })
     });
     here.moves(&mount, "/m", vec![there.place("/other")], false).await;
     let mut tasks = JoinSet::new();

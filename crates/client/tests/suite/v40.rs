@@ -2,7 +2,12 @@
 
 use std::{ops::RangeInclusive, sync::Arc, time::Duration};
 
-use crate::common::{Server, memory, nfs_server, recorder::Record, sim};
+use crate::common::{
+    Server, memory, nfs_server,
+    recorder::Record,
+    sim,
+    wrapped::{Wrap, wrapped},
+};
 use client::{LockRange, Mount};
 use nfs::v4::{Argop4, LockArgs, Locker4, Nfsstat4, Opnum4, Resop4, compound::*};
 use parking_lot::Mutex;
@@ -72,37 +77,22 @@ impl Refusal {
 
     /// Returns the programs of a server with a memory file system, which refuses operations.
     fn services(&self) -> Vec<Arc<dyn Service>> {
-        let refusing = |service| -> Arc<dyn Service> { Arc::new(Refusing(service, self.clone())) };
+        let refusing = |service| wrapped(service, self.clone());
         self.record.wrap(all_versions().into_iter().map(refusing).collect())
     }
 }
 
-/// A service that refuses operations.
-struct Refusing(Arc<dyn Service>, Refusal);
-
-impl Service for Refusing {
-    fn program(&self) -> u32 {
-        self.0.program()
-    }
-
-    fn versions(&self) -> RangeInclusive<u32> {
-        self.0.versions()
-    }
-
-    fn procedure(&self, version: u32, procedure: u32) -> Option<Procedure> {
-        self.0.procedure(version, procedure)
-    }
-
-    fn call<'a>(&'a self, call: Call<'a>) -> Answering<'a> {
-        let Ok(args) = CompoundArgs::decode(&mut call.arguments.clone()) else { return self.0.call(call) };
+impl Wrap for Refusal {
+    fn call<'a>(&'a self, inner: &'a dyn Service, call: Call<'a>) -> Answering<'a> {
+        let Ok(args) = CompoundArgs::decode(&mut call.arguments.clone()) else { return inner.call(call) };
         let is_in = |opnum| args.argarray.iter().any(|op| op.opnum() == opnum);
-        if let Some((opnum, error)) = *self.1.of_rpc.lock()
+        if let Some((opnum, error)) = *self.of_rpc.lock()
             && is_in(opnum)
         {
             return Answering::Pending(Box::pin(async move { Err(error) }));
         }
-        let refused = self.1.next.lock().take_if(|(opnum, _)| is_in(*opnum));
-        let Some((opnum, status)) = refused else { return self.0.call(call) };
+        let refused = self.next.lock().take_if(|(opnum, _)| is_in(*opnum));
+        let Some((opnum, status)) = refused else { return inner.call(call) };
         let resarray = vec![Resop4::failure(opnum, status)];
         Answering::Pending(Box::pin(async move { Ok(call.reply(&CompoundRes { status, tag: args.tag, resarray })) }))
     }

@@ -2,6 +2,8 @@
 mod moving;
 #[path = "../../../../testkit/src/process.rs"]
 mod process;
+#[path = "../../../tests/suite/common/wrapped.rs"]
+mod wrapped;
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -43,7 +45,7 @@ fn site(network: &Network, vfs: Arc<dyn Vfs>) -> Site {
     let export = Export::new("/m", ExportId::unique(), vfs, options).unwrap();
     let nfs = NfsServer::new(export, HandleKey::random());
     let state = Arc::<MoveState>::default();
-    let services: Vec<Arc<dyn Service>> = vec![Arc::new(Moving(Arc::new(nfs.nfs4()), state.clone()))];
+    let services: Vec<Arc<dyn Service>> = vec![wrapped::wrapped(Arc::new(nfs.nfs4()), Moving(state.clone()))];
     let (address, _process) = process(&*tcp(network), network.take_address(), services);
     Site { address, state, _process }
 }

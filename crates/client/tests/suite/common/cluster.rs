@@ -34,6 +34,7 @@ use super::{
     net::Net,
     recorder::Record,
     sim,
+    wrapped::wrapped,
 };
 
 /// The servers. They run until it is dropped.
@@ -209,7 +210,7 @@ impl Cluster {
             None => nfs.services(),
             Some(gone) => {
                 let move_state = MoveState { gone: Mutex::new(Some(gone)), ..MoveState::default() };
-                vec![Arc::new(Moving(Arc::new(nfs.nfs4()), Arc::new(move_state))) as Arc<dyn Service>]
+                vec![wrapped(Arc::new(nfs.nfs4()), Moving(Arc::new(move_state)))]
             }
         };
         let former = self.data_servers.get(server).map(|former| former.address);

@@ -1,11 +1,13 @@
 //! Servers that hold their replies back until several of them have a request.
 
-use std::{collections::BTreeSet, ops::RangeInclusive, sync::Arc};
+use std::{collections::BTreeSet, sync::Arc};
 
 use nfs::v4::{Opnum4, compound::*};
-use rpc::{Answering, Call, ConnectionId, Procedure, Reverse, Service};
+use rpc::{Answering, Call, Service};
 use tokio::sync::watch;
-use xdr::{Decode, Decoder};
+use xdr::Decode;
+
+use super::wrapped::{Wrap, wrapped};
 
 /// The servers that have a request, and those that are waited for. At first, none is waited for.
 #[derive(Clone, Default)]
@@ -32,57 +34,32 @@ impl Meeting {
 
     /// Makes services of the server with this number that wait here.
     pub fn wrap(&self, server: usize, services: Vec<Arc<dyn Service>>) -> Vec<Arc<dyn Service>> {
-        let wrap = |inner| -> Arc<dyn Service> { Arc::new(Guest { inner, server, meeting: self.clone() }) };
+        let wrap = |inner| wrapped(inner, Guest { server, meeting: self.clone() });
         services.into_iter().map(wrap).collect()
     }
 }
 
 struct Guest {
-    inner: Arc<dyn Service>,
     server: usize,
     meeting: Meeting,
 }
 
 impl Guest {
     /// Reports whether a call has the operation, by NFSv3 or NFSv4.
-    fn is_expected(&self, call: &Call<'_>) -> bool {
+    fn is_expected(&self, inner: &dyn Service, call: &Call<'_>) -> bool {
         let Some(operation) = self.meeting.0.borrow().operation else { return false };
         if call.version == 4 {
             let args = CompoundArgs::decode(&mut call.arguments.clone());
             return args.is_ok_and(|args| args.argarray.iter().any(|op| op.opnum() == operation));
         }
-        self.procedure(call.version, call.procedure).is_some_and(|procedure| procedure.name == operation.name())
+        inner.procedure(call.version, call.procedure).is_some_and(|procedure| procedure.name == operation.name())
     }
 }
 
-impl Service for Guest {
-    fn program(&self) -> u32 {
-        self.inner.program()
-    }
-
-    fn versions(&self) -> RangeInclusive<u32> {
-        self.inner.versions()
-    }
-
-    fn procedure(&self, version: u32, procedure: u32) -> Option<Procedure> {
-        self.inner.procedure(version, procedure)
-    }
-
-    fn is_idempotent(&self, procedure: &Procedure, arguments: &Decoder<'_>) -> bool {
-        self.inner.is_idempotent(procedure, arguments)
-    }
-
-    fn connected(&self, peer: &Reverse) {
-        self.inner.connected(peer);
-    }
-
-    fn disconnected(&self, connection: ConnectionId) {
-        self.inner.disconnected(connection);
-    }
-
-    fn call<'a>(&'a self, call: Call<'a>) -> Answering<'a> {
-        if !self.is_expected(&call) {
-            return self.inner.call(call);
+impl Wrap for Guest {
+    fn call<'a>(&'a self, inner: &'a dyn Service, call: Call<'a>) -> Answering<'a> {
+        if !self.is_expected(inner, &call) {
+            return inner.call(call);
         }
         Answering::Pending(Box::pin(async move {
             let mut changes = self.meeting.0.subscribe();
@@ -90,7 +67,7 @@ impl Service for Guest {
                 state.arrived.insert(self.server);
             });
             let _ = changes.wait_for(|state| state.arrived.len() >= state.expected).await;
-            self.inner.call(call).await
+            inner.call(call).await
         }))
     }
 }

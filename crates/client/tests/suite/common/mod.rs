@@ -18,6 +18,7 @@ pub mod recorder;
 pub mod scripted;
 pub mod sim;
 pub mod work;
+pub mod wrapped;
 
 use std::{net::SocketAddr, path::Path, sync::Arc};
 

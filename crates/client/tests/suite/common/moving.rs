@@ -1,11 +1,8 @@
 //! A server of NFSv4 whose file system can move away. It then answers as RFC 8881 §11 and RFC 7530 §8 require.
 
-use std::{
-    ops::RangeInclusive,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering::SeqCst},
-    },
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering::SeqCst},
 };
 
 use nfs::v4::{
@@ -15,8 +12,10 @@ use nfs::v4::{
     *,
 };
 use parking_lot::Mutex;
-use rpc::{AcceptError, Answering, Call, ConnectionId, Procedure, ReplyHeader, Reverse, Service};
+use rpc::{AcceptError, Answering, Call, ReplyHeader, Service};
 use xdr::{Decode, Decoder, Message};
+
+use super::wrapped::Wrap;
 
 /// The state of the file system.
 #[derive(Default)]
@@ -40,7 +39,7 @@ pub struct Gone {
 }
 
 /// A service whose file system can move away.
-pub struct Moving(pub Arc<dyn Service>, pub Arc<MoveState>);
+pub struct Moving(pub Arc<MoveState>);
 
 fn names(path: &str) -> Pathname4 {
     path.split('/').filter(|name| !name.is_empty()).map(Into::into).collect()
@@ -68,33 +67,40 @@ impl Gone {
     }
 }
 
-impl Moving {
-    async fn pass_on(&self, call: &Call<'_>, args: &CompoundArgs) -> Result<CompoundRes, AcceptError> {
-        let message = Message::encode(args);
-        let call = Call {
-            xid: call.xid,
-            version: call.version,
-            procedure: call.procedure,
-            caller: call.caller,
-            is_wrapped: call.is_wrapped,
-            peer: call.peer,
-            arrived: call.arrived,
-            connection: call.connection,
-            transport: call.transport,
-            arguments: Decoder::new(&message),
-        };
-        let reply = self.0.call(call).await?;
-        let mut decoder = Decoder::new(&reply);
-        ReplyHeader::decode(&mut decoder).unwrap();
-        Ok(CompoundRes::decode(&mut decoder).unwrap())
-    }
+/// Returns the results that the service itself has for a request with these operations.
+async fn pass_on(inner: &dyn Service, call: &Call<'_>, args: &CompoundArgs) -> Result<CompoundRes, AcceptError> {
+    let message = Message::encode(args);
+    let call = Call {
+        xid: call.xid,
+        version: call.version,
+        procedure: call.procedure,
+        caller: call.caller,
+        is_wrapped: call.is_wrapped,
+        peer: call.peer,
+        arrived: call.arrived,
+        connection: call.connection,
+        transport: call.transport,
+        arguments: Decoder::new(&message),
+    };
+    let reply = inner.call(call).await?;
+    let mut decoder = Decoder::new(&reply);
+    ReplyHeader::decode(&mut decoder).unwrap();
+    Ok(CompoundRes::decode(&mut decoder).unwrap())
+}
 
-    async fn answer(&self, call: &Call<'_>, gone: &Gone, mut args: CompoundArgs) -> Result<CompoundRes, AcceptError> {
+impl Moving {
+    async fn answer(
+        &self,
+        inner: &dyn Service,
+        call: &Call<'_>,
+        gone: &Gone,
+        mut args: CompoundArgs,
+    ) -> Result<CompoundRes, AcceptError> {
         let in_it = args.argarray.iter().any(|op| matches!(op, Argop4::PutFh(_)));
         let alone = matches!(args.argarray[..], [Argop4::Renew(_)]);
-        let lease_moved = || self.1.gone.lock().as_ref().is_some_and(|gone| gone.lease_moved);
+        let lease_moved = || self.0.gone.lock().as_ref().is_some_and(|gone| gone.lease_moved);
         if !(in_it || alone && lease_moved()) {
-            let mut res = self.pass_on(call, &args).await?;
+            let mut res = pass_on(inner, call, &args).await?;
             if let Some(Resop4::Sequence(Res4::Ok(ok))) = res.resarray.first_mut()
                 && lease_moved()
             {
@@ -105,7 +111,7 @@ impl Moving {
         let mut res = CompoundRes { status: Nfsstat4::Ok, tag: args.tag.clone(), resarray: Vec::new() };
         if let Some(Argop4::Sequence(_)) = args.argarray.first() {
             let ops = args.argarray.split_off(1);
-            res = self.pass_on(call, &args).await?;
+            res = pass_on(inner, call, &args).await?;
             if res.status != Nfsstat4::Ok {
                 return Ok(res);
             }
@@ -116,8 +122,8 @@ impl Moving {
                 Argop4::PutFh(_) => Resop4::PutFh(Res4::Ok(())),
                 Argop4::SaveFh => Resop4::SaveFh(Res4::Ok(())),
                 Argop4::GetAttr(args) if args.attr_request.contains(Attr4::FsLocations as u32) => {
-                    self.1.asked.fetch_add(1, SeqCst);
-                    self.1.gone.lock().as_mut().unwrap().lease_moved = false;
+                    self.0.asked.fetch_add(1, SeqCst);
+                    self.0.gone.lock().as_mut().unwrap().lease_moved = false;
                     Resop4::GetAttr(Res4::Ok(gone.attrs(&args.attr_request)))
                 }
                 Argop4::Renew(_) if !lease_moved() => Resop4::Renew(Res4::Ok(())),
@@ -135,48 +141,24 @@ impl Moving {
     }
 }
 
-impl Service for Moving {
-    fn program(&self) -> u32 {
-        self.0.program()
-    }
-
-    fn versions(&self) -> RangeInclusive<u32> {
-        self.0.versions()
-    }
-
-    fn procedure(&self, version: u32, procedure: u32) -> Option<Procedure> {
-        self.0.procedure(version, procedure)
-    }
-
-    fn is_idempotent(&self, procedure: &Procedure, arguments: &Decoder<'_>) -> bool {
-        self.0.is_idempotent(procedure, arguments)
-    }
-
-    fn connected(&self, peer: &Reverse) {
-        self.0.connected(peer);
-    }
-
-    fn disconnected(&self, connection: ConnectionId) {
-        self.0.disconnected(connection);
-    }
-
-    fn call<'a>(&'a self, call: Call<'a>) -> Answering<'a> {
-        let gone = self.1.gone.lock().clone();
+impl Wrap for Moving {
+    fn call<'a>(&'a self, inner: &'a dyn Service, call: Call<'a>) -> Answering<'a> {
+        let gone = self.0.gone.lock().clone();
         let args = CompoundArgs::decode(&mut call.arguments.clone());
         match (gone, args) {
             (Some(gone), Ok(args)) if call.procedure == PROC_COMPOUND => Answering::Pending(Box::pin(async move {
-                let res = self.answer(&call, &gone, args).await?;
+                let res = self.answer(inner, &call, &gone, args).await?;
                 Ok(call.reply(&res))
             })),
             (None, Ok(args)) if args.argarray.iter().any(may_be_lost) => {
                 Answering::Pending(Box::pin(async move {
-                    let mut res = self.pass_on(&call, &args).await?;
+                    let mut res = pass_on(inner, &call, &args).await?;
                     // The data are not durable, and the verifiers of two servers can be equal.
                     for result in &mut res.resarray {
                         match result {
                             Resop4::Write(Res4::Ok(written)) => {
                                 (written.committed, written.writeverf) = (StableHow4::Unstable, VERIFIER);
-                                self.1.written.fetch_add(1, SeqCst);
+                                self.0.written.fetch_add(1, SeqCst);
                             }
                             Resop4::Commit(Res4::Ok(verifier)) => *verifier = VERIFIER,
                             _ => {}
@@ -185,7 +167,7 @@ impl Service for Moving {
                     Ok(call.reply(&res))
                 }))
             }
-            _ => self.0.call(call),
+            _ => inner.call(call),
         }
     }
 }

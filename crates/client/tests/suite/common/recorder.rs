@@ -1,12 +1,14 @@
 //! A service that records the requests of NFSv4 before it passes them on.
 
-use std::{ops::RangeInclusive, sync::Arc};
+use std::sync::Arc;
 
 use nfs::v4::{compound::*, *};
 use parking_lot::Mutex;
-use rpc::{Answering, Call, ConnectionId, Procedure, Reverse, Service};
+use rpc::{Answering, Call, ConnectionId, Service};
 use tokio::time::Instant;
-use xdr::{Decode, Decoder};
+use xdr::Decode;
+
+use super::wrapped::{Wrap, wrapped};
 
 /// A request that has arrived at a server.
 #[derive(Clone, Debug)]
@@ -68,48 +70,18 @@ impl Record {
 
     /// Makes services that record their requests here.
     pub fn wrap(&self, services: Vec<Arc<dyn Service>>) -> Vec<Arc<dyn Service>> {
-        let wrap = |inner| -> Arc<dyn Service> { Arc::new(Recorder { inner, record: self.clone() }) };
-        services.into_iter().map(wrap).collect()
+        services.into_iter().map(|inner| wrapped(inner, self.clone())).collect()
     }
 }
 
-struct Recorder {
-    inner: Arc<dyn Service>,
-    record: Record,
-}
-
-impl Service for Recorder {
-    fn program(&self) -> u32 {
-        self.inner.program()
-    }
-
-    fn versions(&self) -> RangeInclusive<u32> {
-        self.inner.versions()
-    }
-
-    fn procedure(&self, version: u32, procedure: u32) -> Option<Procedure> {
-        self.inner.procedure(version, procedure)
-    }
-
-    fn is_idempotent(&self, procedure: &Procedure, arguments: &Decoder<'_>) -> bool {
-        self.inner.is_idempotent(procedure, arguments)
-    }
-
-    fn connected(&self, peer: &Reverse) {
-        self.inner.connected(peer);
-    }
-
-    fn disconnected(&self, connection: ConnectionId) {
-        self.inner.disconnected(connection);
-    }
-
-    fn call<'a>(&'a self, call: Call<'a>) -> Answering<'a> {
+impl Wrap for Record {
+    fn call<'a>(&'a self, inner: &'a dyn Service, call: Call<'a>) -> Answering<'a> {
         if call.version == 4
             && call.procedure == PROC_COMPOUND
             && let Ok(args) = CompoundArgs::decode(&mut call.arguments.clone())
         {
-            self.record.0.lock().push(Recorded { at: Instant::now(), connection: call.connection, args });
+            self.0.lock().push(Recorded { at: Instant::now(), connection: call.connection, args });
         }
-        self.inner.call(call)
+        inner.call(call)
     }
 }
