@@ -1,9 +1,11 @@
 //! Translates layouts, devices and reports between [`vfs::layout`] and the layout types of NFS (RFC 8881 §13, RFC 8435).
 
-use std::net::SocketAddr;
+use std::{fmt::Write as _, net::SocketAddr};
 
+use bytes::BytesMut;
 use nfs::v4::{
     DeviceError4, Deviceid4, LayoutBody4, Layoutiomode4, Layouttype4, Netaddr4, NfsFh4, Nfsstat4, Opnum4, Stateid4,
+    Utf8str,
     layout::{
         files::{FileLayout4, FileLayoutDsAddr4, FileLayoutUtil4},
         flex::{
@@ -16,7 +18,7 @@ use vfs::{
     VfsError,
     layout::{
         DataAddress, DataError, DataFailure, DataFile, DataOperation, DataTransport, DataUsage, FilesLayout,
-        FlexibleLayout, Layout, LayoutDevice, LayoutDeviceId, LayoutKind, LayoutMode, LayoutModes, LayoutRange,
+        FlexibleLayout, Layout, LayoutDevice, LayoutDeviceId, LayoutKind, LayoutMode, LayoutModes, LayoutRange, Mirror,
     },
 };
 
@@ -59,7 +61,7 @@ pub(in crate::v4) fn modes(iomode: Layoutiomode4) -> LayoutModes {
 ///
 /// # Errors
 /// `Io` if the back end has made a layout that the layout type cannot express.
-pub(in crate::v4) fn layout(layout: &Layout) -> Result<LayoutBody4, VfsError> {
+pub(in crate::v4) fn layout(layout: Layout) -> Result<LayoutBody4, VfsError> {
     let kind = layout_type(layout.kind());
     match layout {
         Layout::Flexible(layout) => Ok(LayoutBody4::new(kind, &flexible(layout))),
@@ -67,23 +69,22 @@ pub(in crate::v4) fn layout(layout: &Layout) -> Result<LayoutBody4, VfsError> {
     }
 }
 
-fn flexible(layout: &FlexibleLayout) -> FfLayout4 {
+fn flexible(layout: FlexibleLayout) -> FfLayout4 {
     let flag = |set: bool, flag: u32| if set { flag } else { 0 };
-    let data_file = |file: &DataFile| FfDataServer4 {
+    let mut digits = Digits::new(layout.mirrors.iter().map(|mirror| mirror.data_files.len()).sum());
+    let mut data_file = |file: DataFile| FfDataServer4 {
         deviceid: Deviceid4(file.device.0),
         efficiency: file.efficiency,
         stateid: file.stateid.map_or(Stateid4::ANONYMOUS, stateid),
-        fh_vers: vec![NfsFh4::from(file.handle.clone())],
-        // RFC 8435 §5.1: Linux accepts digits only.
-        user: file.uid.to_string().as_str().into(),
-        group: file.gid.to_string().as_str().into(),
+        fh_vers: vec![NfsFh4::from(file.handle)],
+        user: digits.of(file.uid),
+        group: digits.of(file.gid),
     };
-    let mirrors = layout.mirrors.iter();
+    let mirror =
+        |mirror: Mirror| FfMirror4 { data_servers: mirror.data_files.into_iter().map(&mut data_file).collect() };
     FfLayout4 {
         stripe_unit: layout.stripe_unit,
-        mirrors: mirrors
-            .map(|mirror| FfMirror4 { data_servers: mirror.data_files.iter().map(data_file).collect() })
-            .collect(),
+        mirrors: layout.mirrors.into_iter().map(mirror).collect(),
         flags: flag(layout.no_commit, FF_FLAGS_NO_LAYOUTCOMMIT)
             | flag(layout.no_io_through_server, FF_FLAGS_NO_IO_THRU_MDS)
             | flag(layout.no_read, FF_FLAGS_NO_READ_IO),
@@ -91,7 +92,22 @@ fn flexible(layout: &FlexibleLayout) -> FfLayout4 {
     }
 }
 
-fn files(layout: &FilesLayout) -> Option<FileLayout4> {
+/// Writes users and groups as digits, the only form that Linux accepts (RFC 8435 §5.1). Those of a layout share one allocation.
+struct Digits(BytesMut);
+
+impl Digits {
+    /// Makes one for this many objects, each with a user and a group.
+    fn new(objects: usize) -> Self {
+        Self(BytesMut::with_capacity(objects * 2 * DIGITS_MAX))
+    }
+
+    fn of(&mut self, number: u32) -> Utf8str {
+        write!(self.0, "{number}").expect("memory must take digits");
+        self.0.split().freeze().into()
+    }
+}
+
+fn files(layout: FilesLayout) -> Option<FileLayout4> {
     let flag = |set: bool, flag: u32| if set { flag } else { 0 };
     let flags = flag(layout.dense, FileLayoutUtil4::DENSE)
         | flag(layout.commit_through_server, FileLayoutUtil4::COMMIT_THRU_MDS);
@@ -100,7 +116,7 @@ fn files(layout: &FilesLayout) -> Option<FileLayout4> {
         util: FileLayoutUtil4::new(layout.stripe_unit, flags)?,
         first_stripe_index: layout.first_stripe,
         pattern_offset: layout.pattern_offset,
-        fh_list: layout.handles.iter().cloned().map(NfsFh4::from).collect(),
+        fh_list: layout.handles.into_iter().map(NfsFh4::from).collect(),
     })
 }
 
@@ -191,6 +207,8 @@ pub(in crate::v4) fn usage(stats: &FfIostats4) -> DataUsage {
     }
 }
 
+/// The number of digits of the largest user.
+const DIGITS_MAX: usize = 10;
 /// The notification types of devices (RFC 8881 §20.12).
 pub(in crate::v4) const NOTIFY_DEVICEID4_CHANGE: u32 = 1;
 pub(in crate::v4) const NOTIFY_DEVICEID4_DELETE: u32 = 2;
@@ -215,7 +233,7 @@ mod tests {
     #[test]
     fn stripe_unit_that_cannot_be_expressed_is_an_error() {
         let layout = |stripe_unit| {
-            super::layout(&Layout::Files(FilesLayout {
+            super::layout(Layout::Files(FilesLayout {
                 device: LayoutDeviceId([1; 16]),
                 stripe_unit,
                 dense: false,

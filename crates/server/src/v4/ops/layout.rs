@@ -99,7 +99,7 @@ fn try_layoutget(cx: &Context<'_>, at: &mut Cursor, args: &LayoutGetArgs) -> Res
     if granted == Err(VfsError::WouldBlock) && object.is_pending() {
         return Err(Fault::WouldBlock);
     }
-    let granted = granted.map_err(no_layout).and_then(|layout| encode(&layout, args));
+    let granted = granted.map_err(no_layout).and_then(|layout| encode(layout, args));
     granting.settle();
     let committed = cx.shared.with_state(|state| match &granted {
         Ok((_, return_on_close)) => state.commit_layout(&granting.plan, *return_on_close).map(Some),
@@ -128,15 +128,16 @@ fn plan(cx: &Context<'_>, wanted: &LayoutWanted<'_, FileId>) -> Result<Arc<Grant
 
 /// Returns the layouts of the reply, and whether the client must return them when it closes the file. The one layout is for
 /// the whole file, so it fulfils all rules about ranges.
-fn encode(layout: &Layout, args: &LayoutGetArgs) -> Result<(Array<Layout4, 1024>, bool), Fault4> {
+fn encode(layout: Layout, args: &LayoutGetArgs) -> Result<(Array<Layout4, 1024>, bool), Fault4> {
     //= rfc8881-18.43.3-7 rfc8881-18.43.3-14 rfc8881-18.43.3-15 rfc8881-18.43.3-16 rfc8881-18.43.3-18
     //= rfc8881-18.43.3-20 rfc8881-18.43.3-23
+    let return_on_close = layout.return_on_close();
     let content = body::layout(layout)?;
     let granted = Layout4 { offset: 0, length: LENGTH_TO_EOF, iomode: args.iomode, content };
     let granted = Array(vec![granted]);
     match encoded_len(&granted) > args.maxcount as usize {
         true => Err(Nfsstat4::TooSmall.into()),
-        false => Ok((granted, layout.return_on_close())),
+        false => Ok((granted, return_on_close)),
     }
 }
 
