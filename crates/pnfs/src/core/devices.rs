@@ -29,18 +29,18 @@ pub struct Device {
 
 impl Core {
     /// Takes note of the devices of a new layout, each with its data servers, for clients that prefer this transport. Returns the devices.
-    pub fn note_devices(
+    pub fn note_devices<'a>(
         &self,
         (kind, transport): (LayoutKind, DataTransport),
-        used: Vec<(LayoutDeviceId, Vec<ServerId>)>,
+        used: impl IntoIterator<Item = (LayoutDeviceId, &'a [ServerId])>,
     ) -> Vec<LayoutDeviceId> {
         let mut devices = self.devices.lock();
         if devices.len() >= DEVICES_MAX {
             // Clients ask for devices by themselves if they fail.
             devices.clear();
         }
-        let note = |(id, servers)| {
-            devices.entry(id).or_insert(Device { kind, transport, servers });
+        let note = |(id, servers): (_, &[ServerId])| {
+            devices.entry(id).or_insert_with(|| Device { kind, transport, servers: servers.to_vec() });
             id
         };
         used.into_iter().map(note).collect()

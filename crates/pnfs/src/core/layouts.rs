@@ -3,7 +3,7 @@
 //! Read RFC 8435 §2.2 (fencing by the users of data files) and §8.2 (errors of mirrors) first. Nothing here takes a lock on a
 //! range of a file that exists on data servers: an operation that holds one may wait for the end of a layout.
 
-use std::{ops::Range, sync::Arc, time::Duration};
+use std::{ops::Range, slice, sync::Arc, time::Duration};
 
 use buf::Rope;
 use bytes::Bytes;
@@ -137,7 +137,7 @@ impl Core {
         if stripes.iter().any(Vec::is_empty) {
             return Err(VfsError::NotSupported);
         }
-        let (layout, devices) = self.layout_of(&stripes, record.stripes, request)?;
+        let (layout, devices) = self.layout_of(stripes, record.stripes, request)?;
         if writes {
             let of = file.clone();
             self.run(move |core| core.add_work(&of.handle, LAYOUTS)).await?;
@@ -160,23 +160,25 @@ impl Core {
     /// Returns `NotSupported` if the client cannot use a files layout of them.
     fn layout_of(
         &self,
-        copies: &[Usable],
+        copies: Vec<Usable>,
         stripes: Stripes,
         request: &LayoutRequest,
     ) -> Result<(Layout, Vec<LayoutDeviceId>)> {
-        let (layout, devices) = match request.kind {
+        let of = (request.kind, request.transport);
+        match request.kind {
             LayoutKind::Flexible => {
-                let devices = copies.iter().flatten().map(|(server, file)| (file.device, vec![*server])).collect();
-                (Layout::Flexible(flexible(copies, stripes)), devices)
+                let used = copies.iter().flatten().map(|(server, file)| (file.device, slice::from_ref(server)));
+                let devices = self.note_devices(of, used);
+                Ok((Layout::Flexible(flexible(copies, stripes)), devices))
             }
             LayoutKind::Files => {
                 let servers: Vec<_> = copies.iter().map(|files| files[0].0).collect();
                 let device = self.servers.striped_device_id(&servers, request.transport);
                 let device = device.ok_or(VfsError::NotSupported)?;
-                (Layout::Files(files(device, copies, stripes)?), vec![(device, servers)])
+                let layout = files(device, &copies, stripes)?;
+                Ok((Layout::Files(layout), self.note_devices(of, [(device, &servers[..])])))
             }
-        };
-        Ok((layout, self.note_devices((request.kind, request.transport), devices)))
+        }
     }
 
     /// Returns a copy of a file of `size` bytes for a client. The error is `None` if clients cannot use the data server.
@@ -762,11 +764,19 @@ type Usable = Vec<(ServerId, DataFile)>;
 
 /// Joins the data files of each stripe to mirrors. A client reads from any mirror, and writes to all of them. So a stripe with
 /// fewer copies in sync than another one has the same data file in several mirrors.
-fn flexible(copies: &[Usable], stripes: Stripes) -> FlexibleLayout {
+fn flexible(copies: Vec<Usable>, stripes: Stripes) -> FlexibleLayout {
     let count = copies.iter().map(Vec::len).max().unwrap_or(0);
-    let mirror = |at: usize| copies.iter().map(|files| files[at % files.len()].1.clone()).collect();
+    let mut mirrors: Vec<_> = (0..count).map(|_| Mirror { data_files: Vec::with_capacity(copies.len()) }).collect();
+    for files in copies {
+        for at in files.len()..count {
+            mirrors[at].data_files.push(files[at % files.len()].1.clone());
+        }
+        for (mirror, (_, file)) in mirrors.iter_mut().zip(files) {
+            mirror.data_files.push(file);
+        }
+    }
     FlexibleLayout {
-        mirrors: (0..count).map(|at| Mirror { data_files: mirror(at) }).collect(),
+        mirrors,
         stripe_unit: stripes.unit(),
         no_commit: false,
         no_io_through_server: false,
