@@ -7,6 +7,7 @@ use std::{
 use bytes::Bytes;
 use client::{ErrorKind, Mount, NfsUrl};
 use rpc::Switch;
+use tokio::runtime::Runtime;
 
 use crate::{
     copy::{Meta, Remote},
@@ -36,10 +37,18 @@ impl FromStr for Location {
     }
 }
 
+/// Makes the runtime of this thread.
+///
+/// # Errors
+/// The system permits no more descriptors.
+pub fn runtime() -> Result<Runtime, Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.map_err(|error| Failure::failed(format!("cannot start: {error}")))
+}
+
 /// Runs an asynchronous command on this thread. Additional threads access local files.
 pub fn run<T>(command: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| Failure::failed(format!("cannot start: {error}")))?;
+    let runtime = runtime()?;
     let result = runtime.block_on(async {
         let result = command.await;
         unmount_all().await;

@@ -81,8 +81,7 @@ impl Subject for Btio<'_> {
             reach::run(self.prepare())?;
         }
         let connect = |thread| {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            let runtime = runtime.map_err(|error| Failure::failed(format!("cannot start: {error}")))?;
+            let runtime = reach::runtime()?;
             let mount = runtime.block_on(Reach::new().mount(&self.url))?;
             let opened = runtime.block_on(mount.open(NAME));
             let file = opened.map_err(|error| reach::failure(&self.url, &error))?;

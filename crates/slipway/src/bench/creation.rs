@@ -42,8 +42,7 @@ pub struct Creation<'a> {
 impl Subject for Creation<'_> {
     fn measure(&mut self, point: &Point) -> Result<Measured, Failure> {
         let connect = |thread| {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            let runtime = runtime.map_err(|error| Failure::failed(format!("cannot start: {error}")))?;
+            let runtime = reach::runtime()?;
             let caller = runtime.block_on(Caller::connect(&self.url))?;
             let most = NEW_FILES / u64::from(point.threads);
             let (objects, made) = (self.objects, RefCell::default());

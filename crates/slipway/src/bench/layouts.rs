@@ -74,8 +74,7 @@ impl Subject for Layouts<'_> {
         let path = if point.objects == ONE_STRIPE { cluster::ONE_STRIPE.into() } else { url.path.clone() };
         let url = url.with_path(path);
         let connect = |_| {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            let runtime = runtime.map_err(|error| Failure::failed(format!("cannot start: {error}")))?;
+            let runtime = reach::runtime()?;
             let opened = runtime.block_on(Opened::new(&url, point, self.sizes))?;
             Ok((opened, runtime))
         };
@@ -263,7 +262,7 @@ pub(super) fn put(object: &Handle) -> Argop4 {
     Argop4::PutFh(PutFhArgs { object: object.clone() })
 }
 
-/// Returns the OPEN of a file in the current directory, which creates it with these attributes.
+/// Returns the OPEN that creates a file in the current directory in this way.
 pub(super) fn create(name: &str, how: fn(Fattr4) -> Createhow4) -> Argop4 {
     let attrs = Attrs { mode: Some(0o600), ..Attrs::default() };
     Argop4::Open(Box::new(OpenArgs {

@@ -203,8 +203,7 @@ impl Subject for NfsSubject<'_> {
         }
         let share = Point { in_flight: point.in_flight.div_ceil(urls.len() as u32), ..*point };
         let connect = |thread| {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            let runtime = runtime.map_err(|error| Failure::failed(format!("cannot start: {error}")))?;
+            let runtime = reach::runtime()?;
             let works = urls.iter().map(|url| runtime.block_on(Work::connect(url, &self.site, thread, &share)));
             let works: Vec<Arc<Work>> = works.collect::<Result<_, _>>()?;
             Ok((works, runtime))
