@@ -457,7 +457,7 @@ fn direct_part(received: usize, wanted: usize, spread: Spread) -> usize {
 
 /// Maximum bytes of one `sendfile` or `sendmsg` if the socket may pace what it sends. With 64 KiB and more, bbr is slower:
 /// READs from a file by two thirds, from memory by a third. The likely cause is that the kernel then makes segments which bbr
-/// must pace one by one. Measured in `docs/performance.md`.
+/// must pace one by one. Measured in `docs/performance/transports.md`.
 const PACED_PART: usize = 60 << 10;
 const PIECES_INLINE: usize = 8;
 /// Capacity of the queue, in pieces, that is too small to be freed.

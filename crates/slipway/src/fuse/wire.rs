@@ -454,7 +454,7 @@ pub const WRITE_HEAD: usize = HEADER + 40;
 /// The maximum bytes of a write, which is the maximum of an NFS server.
 pub const WRITE_MAX: usize = 1 << 20;
 /// The maximum bytes of a read, except with direct I/O. The kernel divides longer reads and sends the parts at once, so the server
-/// reads one part while another one is copied to the program. `docs/performance.md` compares sizes.
+/// reads one part while another one is copied to the program. `docs/performance/mount.md` compares sizes.
 pub const READ_MAX: usize = 256 << 10;
 const MAJOR: u32 = 7;
 const MINOR: u32 = 40;
