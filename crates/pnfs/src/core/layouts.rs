@@ -546,17 +546,14 @@ impl Core {
         };
         let last = match within_size {
             Some(last) => last,
-            None => {
-                let last = self.take_size(file, since).await?;
-                if writing.may_lack(last) {
-                    let of = file.clone();
-                    self.run(move |core| core.touch(&of.handle)).await?;
-                }
-                last
-            }
+            None => self.take_size(file, since).await?,
         };
         if !writing.may_lack(last) {
             return Ok(());
+        }
+        if within_size.is_none() {
+            let of = file.clone();
+            self.run(move |core| core.touch(&of.handle)).await?;
         }
         let Place::Servers(record) = self.place(file).await? else { return Ok(()) };
         if !has_copies(&record) {
