@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use xdr::{Decode, Encode, Opaque};
+use xdr::{Decode, DecodeError, Decoder, Encode, Encoder, Opaque};
 
 /// A file handle (§2.3.3): 0 to 64 bytes, opaque to clients.
 pub type NfsFh3 = Opaque<FHSIZE3>;
@@ -134,7 +134,7 @@ pub struct Nfstime3 {
 }
 
 /// File attributes.
-#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fattr3 {
     /// The type of the object.
     pub ftype: Ftype3,
@@ -162,6 +162,47 @@ pub struct Fattr3 {
     pub mtime: Nfstime3,
     /// The time of the last change of data or attributes.
     pub ctime: Nfstime3,
+}
+
+impl Encode for Fattr3 {
+    // The values are appended together, so that room is reserved only once.
+    fn encode(&self, encoder: &mut Encoder) {
+        let Self { ftype, mode, nlink, uid, gid, size, used, rdev, fsid, fileid, atime, mtime, ctime } = self.clone();
+        let [[s1, s0], [u1, u0], [f1, f0], [i1, i0]] =
+            [size, used, fsid, fileid].map(|wide| [(wide >> 32) as u32, wide as u32]);
+        let [[a1, a0], [m1, m0], [c1, c0]] = [atime, mtime, ctime].map(|time| [time.seconds, time.nseconds]);
+        let Specdata3 { specdata1, specdata2 } = rdev;
+        let ftype = ftype as u32;
+        encoder.words([
+            ftype, mode, nlink, uid, gid, s1, s0, u1, u0, specdata1, specdata2, f1, f0, i1, i0, a1, a0, m1, m0, c1, c0,
+        ]);
+    }
+}
+
+impl Decode for Fattr3 {
+    // The values are read together, so that the length of the stream is checked only twice.
+    fn decode(decoder: &mut Decoder<'_>) -> Result<Self, DecodeError> {
+        let wide = |high: u32, low: u32| u64::from(high) << 32 | u64::from(low);
+        let time = |seconds, nseconds| Nfstime3 { seconds, nseconds };
+        let ftype = Ftype3::decode(decoder)?;
+        let [mode, nlink, uid, gid, s1, s0, u1, u0, specdata1, specdata2, f1, f0, i1, i0, a1, a0, m1, m0, c1, c0] =
+            decoder.words()?;
+        Ok(Self {
+            ftype,
+            mode,
+            nlink,
+            uid,
+            gid,
+            size: wide(s1, s0),
+            used: wide(u1, u0),
+            rdev: Specdata3 { specdata1, specdata2 },
+            fsid: wide(f1, f0),
+            fileid: wide(i1, i0),
+            atime: time(a1, a0),
+            mtime: time(m1, m0),
+            ctime: time(c1, c0),
+        })
+    }
 }
 
 /// Attributes, if the server could read them.
