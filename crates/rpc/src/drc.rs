@@ -7,28 +7,27 @@
 //! The cache keeps results, not messages: each transmission of a reply has its own verifier, and can have its own
 //! wrapped body ([`security`](crate::security)).
 //!
-//! The key of a call is a checksum of its XID, the caller's address (without the port, which changes when the caller
-//! reconnects), program, version and procedure, the caller, the arguments and their length. So the same XID with
-//! other arguments, or from another user, is another call. A named principal is identified by its name and its protection,
-//! because its credential differs in each transmission. So a reply to an encrypted call is not repeated in clear.
+//! The key of a call has the caller, the caller's address (without the port, which changes when the caller reconnects), the XID, and a
+//! checksum of program, version, procedure, the arguments and their length. So the same XID with other arguments is another call, and
+//! nobody gets the reply to another caller's call. A named principal is identified by its name and its protection, because its credential
+//! differs in each transmission. So a reply to an encrypted call is not repeated in clear.
 //!
 //! The cache belongs to the server, so it survives connections. It is bounded in entries, bytes and age; the least
 //! recently used entry is evicted first. Calls in progress are never evicted.
 
 use std::{
     collections::{VecDeque, hash_map},
-    hash::{Hash, Hasher},
+    hash::{BuildHasher, Hash, Hasher},
     net::{IpAddr, SocketAddr},
     sync::Arc,
     time::Duration,
 };
 
-use entropy::{FastState, HashMap};
+use entropy::{FastState, HashMap, RandomState};
 use parking_lot::Mutex;
-use siphasher::sip128::{Hash128, Hasher128, SipHasher13};
 use tokio::{sync::oneshot, time::Instant};
 
-use crate::{CallHeader, Executed, Identity, Xprtsec};
+use crate::{CallHeader, Executed, Identity, Xid, Xprtsec};
 
 /// Limits of a [`Drc`].
 #[derive(Clone, Debug)]
@@ -53,24 +52,29 @@ impl Default for DrcOptions {
 #[derive(Debug)]
 pub struct Drc {
     options: DrcOptions,
-    /// The key of the checksums.
-    key: (u64, u64),
+    /// The hash function of the names of principals.
+    names: RandomState,
+    /// The hash function of the checksums.
+    checksums: FastState,
     shards: [Mutex<Shard>; SHARDS],
 }
 
-/// The key that distinguishes calls: a checksum of everything in which they differ, with a key that no peer knows. It is so
-/// long that two calls do not have the same one.
+/// The key that distinguishes calls. The checksum is fast and not cryptographic, so it does not separate users: a call whose checksum
+/// was made equal to another one's can only get a reply to the same user of the same host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DrcKey {
-    /// Selects the shard.
-    high: u64,
-    /// Is the hash within the shard.
-    low: u64,
+    address: u128,
+    /// The user ID of AUTH_SYS, [`NOBODY`], or a hash of the principal with a secret key.
+    caller: u64,
+    /// Selects the shard, and is the hash within it.
+    checksum: u64,
+    xid: Xid,
+    tls: Xprtsec,
 }
 
 impl Hash for DrcKey {
     fn hash<H: Hasher>(&self, hasher: &mut H) {
-        hasher.write_u64(self.low);
+        hasher.write_u64(self.checksum);
     }
 }
 
@@ -122,7 +126,8 @@ struct Use {
 impl Drc {
     /// Creates an empty cache.
     pub fn new(options: DrcOptions) -> Arc<Self> {
-        Arc::new(Self { options, key: entropy::random(), shards: Default::default() })
+        let (names, checksums) = Default::default();
+        Arc::new(Self { options, names, checksums, shards: Default::default() })
     }
 
     /// Returns the key of a call. `call` is the stream of its message, and `arguments` are its unwrapped arguments in a
@@ -135,26 +140,25 @@ impl Drc {
         len: usize,
     ) -> DrcKey {
         let covered = arguments.len().min(CHECKSUM_BYTES);
-        let mut hasher = SipHasher13::new_with_keys(self.key.0, self.key.1);
-        let bytes = match caller {
-            // The arguments follow the header, which has the caller and the procedure: one piece is hashed faster than several.
-            Identity::None | Identity::Sys(_) => &call[..call.len() - arguments.len() + covered],
+        let mut checksum = self.checksums.build_hasher();
+        // The arguments follow the header, which has the procedure: one piece is hashed faster than several.
+        let with_header = || &call[..call.len() - arguments.len() + covered];
+        let (caller, bytes) = match caller {
+            Identity::None => (NOBODY, with_header()),
+            Identity::Sys(user) => (user.uid.into(), with_header()),
             Identity::Principal(principal) => {
-                let CallHeader { xid, program, version, procedure, .. } = *header;
-                (principal, xid.0, program, version, procedure).hash(&mut hasher);
-                &arguments[..covered]
+                (header.program, header.version, header.procedure).hash(&mut checksum);
+                (self.names.hash_one(principal) | PRINCIPAL, &arguments[..covered])
             }
         };
-        hasher.write(bytes);
+        checksum.write(bytes);
+        checksum.write_usize(len);
         // The port changes when the caller reconnects.
         let address = match peer.ip().to_canonical() {
             IpAddr::V4(address) => address.to_ipv6_mapped().to_bits(),
             IpAddr::V6(address) => address.to_bits(),
         };
-        let rest = [bytes.len() as u64, len as u64, tls as u64, (address >> 64) as u64, address as u64];
-        hasher.write(rest.map(u64::to_ne_bytes).as_flattened());
-        let Hash128 { h1: high, h2: low } = hasher.finish128();
-        DrcKey { high, low }
+        DrcKey { address, caller, checksum: checksum.finish(), xid: header.xid, tls }
     }
 
     /// Decides about a call that arrives at `now`.
@@ -198,7 +202,7 @@ impl Drc {
     }
 
     fn shard(&self, key: &DrcKey) -> &Mutex<Shard> {
-        &self.shards[(key.high % SHARDS as u64) as usize]
+        &self.shards[(key.checksum % SHARDS as u64) as usize]
     }
 
     fn finish(&self, key: &DrcKey, executed: Option<(&Executed, Instant)>) {
@@ -286,10 +290,15 @@ impl Shard {
 }
 
 const SHARDS: usize = 16;
+/// The caller of a call with AUTH_NONE. No user of AUTH_SYS has this number.
+const NOBODY: u64 = 1 << 32;
+/// Distinguishes the hash of a principal from the numbers of users.
+const PRINCIPAL: u64 = 1 << 63;
 const WAITERS_MAX: usize = 8;
 const CHECKSUM_BYTES: usize = 256;
 /// Bytes of an entry without its reply.
 const ENTRY_COST: usize = 256;
+const _: () = assert!(size_of::<(DrcKey, Entry)>() + size_of::<Use>() <= ENTRY_COST);
 
 #[cfg(test)]
 mod tests {
@@ -297,7 +306,7 @@ mod tests {
     use xdr::Message;
 
     use super::*;
-    use crate::{OpaqueAuth, Xid, security::Principal};
+    use crate::{AuthSys, OpaqueAuth, security::Principal};
 
     fn key(drc: &Drc, xid: u32, port: u16, body: &[u8]) -> DrcKey {
         key_of(drc, (xid, OpaqueAuth::NONE), (&Identity::None, port, Xprtsec::None), body)
@@ -366,6 +375,30 @@ mod tests {
             let credential = OpaqueAuth { flavor: 1, body: Bytes::from_static(user) };
             execute(&drc, key_of(&drc, (1, credential), (&Identity::None, 1, Xprtsec::None), b""), 4);
         }
+        // Even if the checksum is the same.
+        let user = |uid| Identity::Sys(AuthSys { uid, ..AuthSys::of_process() });
+        let name = |name| Identity::Principal(Principal { name: Bytes::from_static(name), pseudo_flavor: 390_003 });
+        for callers in [[user(1), user(2)], [name(b"alice"), name(b"bob")]] {
+            let [one, other] =
+                callers.map(|caller| key_of(&drc, (1, OpaqueAuth::NONE), (&caller, 1, Xprtsec::None), b""));
+            assert_eq!(one.checksum, other.checksum);
+            assert_ne!(one, other);
+        }
+    }
+
+    #[test]
+    fn calls_of_different_hosts_are_distinct() {
+        let drc = Drc::new(DrcOptions::default());
+        let (credential, verifier) = (OpaqueAuth::NONE, OpaqueAuth::NONE);
+        let header = CallHeader { xid: Xid(1), program: 1, version: 1, procedure: 1, credential, verifier };
+        let call = Message::encode(&header).stream;
+        let key = |host: &str| {
+            let peer = SocketAddr::new(host.parse().unwrap(), 700);
+            drc.key(&header, (&Identity::None, peer, Xprtsec::None), (&call, b""), 0)
+        };
+        assert_ne!(key("192.0.2.1"), key("192.0.2.2"));
+        assert_ne!(key("2001:db8::1"), key("2001:db8::2"));
+        assert_eq!(key("192.0.2.1"), key("::ffff:192.0.2.1"), "one host, seen by a socket of IPv6");
     }
 
     #[test]
@@ -379,12 +412,14 @@ mod tests {
     #[test]
     fn calls_of_a_principal_with_another_protection_are_distinct() {
         let drc = Drc::new(DrcOptions::default());
-        let key = |pseudo_flavor, credential: &'static [u8], body| {
+        let key_with = |xid, pseudo_flavor, credential: &'static [u8], body| {
             let caller = Identity::Principal(Principal { name: Bytes::from_static(b"alice@REALM"), pseudo_flavor });
             let credential = OpaqueAuth { flavor: 6, body: Bytes::from_static(credential) };
-            key_of(&drc, (1, credential), (&caller, 1, Xprtsec::None), body)
+            key_of(&drc, (xid, credential), (&caller, 1, Xprtsec::None), body)
         };
+        let key = |pseudo_flavor, credential, body| key_with(1, pseudo_flavor, credential, body);
         execute(&drc, key(390_005, b"first", b"body"), 4);
+        execute(&drc, key_with(2, 390_005, b"first", b"body"), 4);
         execute(&drc, key(390_003, b"first", b"body"), 4);
         execute(&drc, key(390_003, b"first", b"other"), 4);
         let again = drc.admit(key(390_005, b"second", b"body"), Instant::now());
