@@ -12,6 +12,7 @@
 //! operation is the difference between this run and a run with one operation, divided by the number.
 //!
 //! With a directory, valgrind 3.19 can count `create` only, because it does not support `openat2` and `pwritev2`.
+//! Build with `RUSTFLAGS=--cfg=rustix_use_libc` for that: rustix otherwise looks for the vDSO, which valgrind hides, and crashes.
 //!
 
 use std::{error::Error, sync::Arc, time::Instant};
